@@ -1,0 +1,1 @@
+//! The adaptors of millpond: logging, statistics, thread safety.

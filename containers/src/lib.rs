@@ -1,0 +1,1 @@
+//! Containers over millpond's memory resources.

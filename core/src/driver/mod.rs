@@ -1,0 +1,225 @@
+//! The seam behind which CUDA, or the simulated device, sits.
+//!
+//! A [`Driver`] is one device. Everything that millpond asks of CUDA goes through this trait, under the
+//! driver API's own names, so that all code above it runs unchanged on the simulated device. Both
+//! implementations are in the crate `millpond-driver`.
+
+mod error;
+mod types;
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+pub use error::{DriverError, DriverResult};
+pub use types::{
+    AccessFlags, DeviceAttribute, Event, EventFlags, HostFlags, HostPtr, IpcMemHandle, MemAdvice, MemPool,
+    MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind, PhysicalHandle, StreamFlags,
+};
+
+use crate::{DeviceId, DevicePtr, StreamRef};
+
+/// A shared driver.
+pub type DriverHandle = Arc<dyn Driver>;
+
+/// One device: its memory, streams and events.
+///
+/// Methods are named for the driver API's functions without the prefix `cu`, and do what those do.
+/// Whatever context is current on the calling thread before a call is current after it.
+///
+/// # Errors
+/// Every method returns the driver's error as it is. A function that the installed driver lacks is
+/// [`DriverError::is_unsupported`], never a panic.
+///
+/// # Safety of the unsafe methods
+/// They take back or touch memory. The caller vouches that pointers and handles came from this driver, are
+/// not used after they were given back, and that ranges are in bounds and ordered against other work as
+/// CUDA asks for.
+#[allow(clippy::missing_safety_doc)] // said once, above
+pub trait Driver: Debug + Send + Sync + 'static {
+    // --- The device ---
+
+    /// Which device this is.
+    fn device(&self) -> DeviceId;
+    /// The device's name, for people.
+    fn name(&self) -> String;
+    /// The version of the driver API, as CUDA counts (13000 is 13.0); 0 on a simulated device.
+    fn version(&self) -> DriverResult<i32>;
+    /// One attribute of the device.
+    fn attribute(&self, attribute: DeviceAttribute) -> DriverResult<i64>;
+    /// Free and total bytes of the device (`cuMemGetInfo`; about 3 µs on an H200).
+    fn mem_get_info(&self) -> DriverResult<MemoryInfo>;
+    /// Waits for all work on the device (`cuCtxSynchronize`), that of destroyed streams included.
+    fn synchronize(&self) -> DriverResult<()>;
+    /// The simulated time in nanoseconds that driver calls have taken so far; `None` on a real device.
+    fn virtual_time_ns(&self) -> Option<u64> {
+        None
+    }
+
+    // --- Memory ---
+
+    /// Device memory, 256-byte aligned at least (`cuMemAlloc`).
+    fn mem_alloc(&self, bytes: u64) -> DriverResult<DevicePtr>;
+    /// Managed memory, attached globally (`cuMemAllocManaged`).
+    fn mem_alloc_managed(&self, bytes: u64) -> DriverResult<DevicePtr>;
+    /// Ends plain or managed memory (`cuMemFree`); synchronises with the device.
+    unsafe fn mem_free(&self, ptr: DevicePtr) -> DriverResult<()>;
+    /// The allocation that holds `ptr`: its base and its size in bytes (`cuMemGetAddressRange`).
+    fn mem_get_address_range(&self, ptr: DevicePtr) -> DriverResult<(DevicePtr, u64)>;
+    /// What kind of memory `ptr` points into, if the driver knows it (`cuPointerGetAttribute`).
+    fn pointer_kind(&self, ptr: DevicePtr) -> DriverResult<MemoryKind>;
+    /// Moves managed memory to the device, or to the host (`cuMemPrefetchAsync`).
+    unsafe fn mem_prefetch_async(
+        &self,
+        ptr: DevicePtr,
+        bytes: u64,
+        to_host: bool,
+        stream: StreamRef,
+    ) -> DriverResult<()>;
+    /// Advises on managed memory (`cuMemAdvise`).
+    unsafe fn mem_advise(&self, ptr: DevicePtr, bytes: u64, advice: MemAdvice) -> DriverResult<()>;
+
+    // --- Host memory ---
+
+    /// Pinned host memory (`cuMemHostAlloc`).
+    fn mem_host_alloc(&self, bytes: u64, flags: HostFlags) -> DriverResult<HostPtr>;
+    /// Ends pinned host memory (`cuMemFreeHost`).
+    unsafe fn mem_free_host(&self, ptr: HostPtr) -> DriverResult<()>;
+    /// Pins memory that somebody else allocated (`cuMemHostRegister`).
+    unsafe fn mem_host_register(&self, ptr: HostPtr, bytes: u64, flags: HostFlags) -> DriverResult<()>;
+    /// Ends the pinning (`cuMemHostUnregister`).
+    unsafe fn mem_host_unregister(&self, ptr: HostPtr) -> DriverResult<()>;
+    /// The device's address of mapped host memory (`cuMemHostGetDevicePointer`).
+    fn mem_host_get_device_pointer(&self, ptr: HostPtr) -> DriverResult<DevicePtr>;
+
+    // --- Stream-ordered memory and its pools ---
+
+    /// Memory in stream order, from the device's current pool (`cuMemAllocAsync`).
+    fn mem_alloc_async(&self, bytes: u64, stream: StreamRef) -> DriverResult<DevicePtr>;
+    /// Memory in stream order, from this pool (`cuMemAllocFromPoolAsync`).
+    fn mem_alloc_from_pool_async(
+        &self,
+        bytes: u64,
+        pool: MemPool,
+        stream: StreamRef,
+    ) -> DriverResult<DevicePtr>;
+    /// Ends memory in stream order (`cuMemFreeAsync`).
+    unsafe fn mem_free_async(&self, ptr: DevicePtr, stream: StreamRef) -> DriverResult<()>;
+    /// A new pool on this device (`cuMemPoolCreate`).
+    fn mem_pool_create(&self, props: MemPoolProps) -> DriverResult<MemPool>;
+    /// Ends a pool (`cuMemPoolDestroy`).
+    unsafe fn mem_pool_destroy(&self, pool: MemPool) -> DriverResult<()>;
+    /// The device's default pool (`cuDeviceGetDefaultMemPool`).
+    fn device_get_default_mem_pool(&self) -> DriverResult<MemPool>;
+    /// Gives memory back until `keep_bytes` are left (`cuMemPoolTrimTo`).
+    fn mem_pool_trim_to(&self, pool: MemPool, keep_bytes: u64) -> DriverResult<()>;
+    /// Reads an attribute of a pool (`cuMemPoolGetAttribute`).
+    fn mem_pool_get_attribute(&self, pool: MemPool, attribute: MemPoolAttribute) -> DriverResult<u64>;
+    /// Sets an attribute of a pool (`cuMemPoolSetAttribute`).
+    fn mem_pool_set_attribute(
+        &self,
+        pool: MemPool,
+        attribute: MemPoolAttribute,
+        value: u64,
+    ) -> DriverResult<()>;
+
+    // --- Virtual memory management ---
+
+    /// The size in bytes of which every mapping is a multiple (`cuMemGetAllocationGranularity`).
+    fn mem_get_allocation_granularity(&self) -> DriverResult<u64>;
+    /// Reserves addresses (`cuMemAddressReserve`).
+    fn mem_address_reserve(&self, bytes: u64, alignment: u64) -> DriverResult<DevicePtr>;
+    /// Ends a reservation (`cuMemAddressFree`).
+    unsafe fn mem_address_free(&self, ptr: DevicePtr, bytes: u64) -> DriverResult<()>;
+    /// Physical memory without an address (`cuMemCreate`).
+    fn mem_create(&self, bytes: u64) -> DriverResult<PhysicalHandle>;
+    /// Ends physical memory; it goes back when it is mapped nowhere (`cuMemRelease`).
+    unsafe fn mem_release(&self, handle: PhysicalHandle) -> DriverResult<()>;
+    /// Maps a whole handle at reserved addresses (`cuMemMap`).
+    unsafe fn mem_map(&self, ptr: DevicePtr, bytes: u64, handle: PhysicalHandle) -> DriverResult<()>;
+    /// Unmaps whole mappings (`cuMemUnmap`).
+    unsafe fn mem_unmap(&self, ptr: DevicePtr, bytes: u64) -> DriverResult<()>;
+    /// Makes mapped memory accessible to this device (`cuMemSetAccess`).
+    unsafe fn mem_set_access(&self, ptr: DevicePtr, bytes: u64, access: AccessFlags) -> DriverResult<()>;
+
+    // --- Streams ---
+
+    /// A new stream (`cuStreamCreateWithPriority`).
+    fn stream_create(&self, flags: StreamFlags) -> DriverResult<StreamRef>;
+    /// Ends a stream; its work goes on to its end (`cuStreamDestroy`).
+    unsafe fn stream_destroy(&self, stream: StreamRef) -> DriverResult<()>;
+    /// The stream behind a raw handle, with its unique id (`cuStreamGetId`, about 33 ns).
+    fn stream_ref(&self, handle: u64) -> DriverResult<StreamRef>;
+    /// Waits for a stream's work (`cuStreamSynchronize`).
+    fn stream_synchronize(&self, stream: StreamRef) -> DriverResult<()>;
+    /// Whether a stream's work is done (`cuStreamQuery`).
+    fn stream_query(&self, stream: StreamRef) -> DriverResult<bool>;
+    /// Makes a stream's later work wait for the event (`cuStreamWaitEvent`).
+    fn stream_wait_event(&self, stream: StreamRef, event: Event) -> DriverResult<()>;
+    /// Whether the stream is capturing a graph (`cuStreamIsCapturing`).
+    fn stream_is_capturing(&self, stream: StreamRef) -> DriverResult<bool>;
+
+    // --- Events ---
+
+    /// A new event (`cuEventCreate`).
+    fn event_create(&self, flags: EventFlags) -> DriverResult<Event>;
+    /// Ends an event (`cuEventDestroy`).
+    unsafe fn event_destroy(&self, event: Event) -> DriverResult<()>;
+    /// Records the event at the stream's present end (`cuEventRecord`).
+    fn event_record(&self, event: Event, stream: StreamRef) -> DriverResult<()>;
+    /// Records the event if the stream is surely alive, and says whether it did.
+    ///
+    /// For callers that hold a stream from an earlier call and cannot know whether it was destroyed
+    /// since. Surely alive are the legacy default stream and streams from
+    /// [`stream_create`](Self::stream_create) that were not destroyed through
+    /// [`stream_destroy`](Self::stream_destroy); no destruction passes between check and record. Of a
+    /// stream from elsewhere, and of another thread's per-thread stream, nothing is known: `Ok(false)`.
+    fn event_record_if_alive(&self, event: Event, stream: StreamRef) -> DriverResult<bool>;
+    /// Whether all work before the event's last record is done (`cuEventQuery`).
+    fn event_query(&self, event: Event) -> DriverResult<bool>;
+    /// Waits for it (`cuEventSynchronize`).
+    fn event_synchronize(&self, event: Event) -> DriverResult<()>;
+
+    // --- Copies and fills ---
+
+    /// Host to device (`cuMemcpyHtoDAsync`).
+    unsafe fn memcpy_htod_async(
+        &self,
+        dst: DevicePtr,
+        src: *const u8,
+        bytes: u64,
+        stream: StreamRef,
+    ) -> DriverResult<()>;
+    /// Device to host (`cuMemcpyDtoHAsync`).
+    unsafe fn memcpy_dtoh_async(
+        &self,
+        dst: *mut u8,
+        src: DevicePtr,
+        bytes: u64,
+        stream: StreamRef,
+    ) -> DriverResult<()>;
+    /// Device to device (`cuMemcpyDtoDAsync`).
+    unsafe fn memcpy_dtod_async(
+        &self,
+        dst: DevicePtr,
+        src: DevicePtr,
+        bytes: u64,
+        stream: StreamRef,
+    ) -> DriverResult<()>;
+    /// Fills bytes (`cuMemsetD8Async`).
+    unsafe fn memset_d8_async(
+        &self,
+        dst: DevicePtr,
+        value: u8,
+        bytes: u64,
+        stream: StreamRef,
+    ) -> DriverResult<()>;
+
+    // --- Between processes ---
+
+    /// A handle by which another process opens the allocation at `ptr`, its base (`cuIpcGetMemHandle`).
+    fn ipc_get_mem_handle(&self, ptr: DevicePtr) -> DriverResult<IpcMemHandle>;
+    /// Opens another process's allocation (`cuIpcOpenMemHandle`).
+    fn ipc_open_mem_handle(&self, handle: &IpcMemHandle) -> DriverResult<DevicePtr>;
+    /// Closes it (`cuIpcCloseMemHandle`).
+    unsafe fn ipc_close_mem_handle(&self, ptr: DevicePtr) -> DriverResult<()>;
+}

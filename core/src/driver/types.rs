@@ -1,0 +1,164 @@
+use serde::{Deserialize, Serialize};
+
+/// Free and total memory in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct MemoryInfo {
+    /// Bytes that can be had.
+    pub free: u64,
+    /// Bytes that there are.
+    pub total: u64,
+}
+
+/// An attribute of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum DeviceAttribute {
+    /// The number of multiprocessors.
+    MultiprocessorCount,
+    /// The major number of the compute capability.
+    ComputeCapabilityMajor,
+    /// The minor number of the compute capability.
+    ComputeCapabilityMinor,
+    /// Whether stream-ordered allocation and its pools are there (0 or 1).
+    MemoryPoolsSupported,
+    /// Whether virtual memory management is there (0 or 1).
+    VirtualMemoryManagementSupported,
+    /// Whether host and device may use managed memory at the same time (0 or 1).
+    ConcurrentManagedAccess,
+    /// Whether the device reads pageable host memory (0 or 1).
+    PageableMemoryAccess,
+    /// Whether the device shares its memory with the host (0 or 1).
+    Integrated,
+    /// Whether legacy IPC of memory and events is there (0 or 1).
+    IpcEventSupported,
+}
+
+/// What kind of memory a pointer points into.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum MemoryKind {
+    /// Device memory.
+    Device,
+    /// Managed memory.
+    Managed,
+    /// Pinned or registered host memory.
+    Host,
+    /// Nothing that the driver knows.
+    Unknown,
+}
+
+/// How a stream behaves.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct StreamFlags {
+    /// Not synchronised with the legacy default stream.
+    pub non_blocking: bool,
+    /// Lower numbers run first; 0 is the default.
+    pub priority: i32,
+}
+
+impl StreamFlags {
+    /// Not synchronised with the legacy default stream.
+    pub const NON_BLOCKING: Self = Self { non_blocking: true, priority: 0 };
+    /// Synchronised with the legacy default stream, as CUDA's default is.
+    pub const BLOCKING: Self = Self { non_blocking: false, priority: 0 };
+}
+
+/// An event, by its raw handle.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Event(pub u64);
+
+/// What an event can do.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct EventFlags {
+    /// Takes a time when recorded; dearer.
+    pub timing: bool,
+    /// A waiting host thread sleeps instead of spinning.
+    pub blocking_sync: bool,
+}
+
+/// A pool of the driver, by its raw handle.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct MemPool(pub u64);
+
+/// How a pool of the driver is made.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct MemPoolProps {
+    /// The most bytes it may hold; 0 for no limit.
+    pub max_bytes: u64,
+    /// Handles for other processes, through POSIX file descriptors.
+    pub export_posix_fd: bool,
+}
+
+/// An attribute of a driver's pool.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum MemPoolAttribute {
+    /// Reuse where an event says so (0 or 1).
+    ReuseFollowEventDependencies,
+    /// Reuse of completed frees (0 or 1).
+    ReuseAllowOpportunistic,
+    /// Reuse by inserting dependencies (0 or 1).
+    ReuseAllowInternalDependencies,
+    /// Bytes held before memory is given back at the next synchronisation.
+    ReleaseThreshold,
+    /// Bytes held now.
+    ReservedMemCurrent,
+    /// The most bytes held; may be set to 0.
+    ReservedMemHigh,
+    /// Bytes handed out now.
+    UsedMemCurrent,
+    /// The most bytes handed out; may be set to 0.
+    UsedMemHigh,
+}
+
+/// Physical memory without an address, by its raw handle.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct PhysicalHandle(pub u64);
+
+/// What a mapping may be used for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum AccessFlags {
+    /// Nothing.
+    None,
+    /// Reading.
+    Read,
+    /// Reading and writing.
+    ReadWrite,
+}
+
+/// Advice on managed memory.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum MemAdvice {
+    /// It is best kept on the device.
+    PreferDevice,
+    /// It is best kept on the host.
+    PreferHost,
+    /// It is mostly read.
+    ReadMostly,
+    /// The device will use it: keep it mapped there.
+    AccessedByDevice,
+}
+
+/// How host memory is pinned.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct HostFlags {
+    /// Pinned for every context.
+    pub portable: bool,
+    /// Mapped into the device's address space.
+    pub mapped: bool,
+    /// Write-combined: slow for the host to read.
+    pub write_combined: bool,
+}
+
+/// An address in host memory; a number, so that it may cross threads.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct HostPtr(pub usize);
+
+impl HostPtr {
+    /// As a pointer.
+    pub fn as_mut_ptr(self) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.0)
+    }
+}
+
+/// CUDA's handle of an allocation for another process: 64 opaque bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct IpcMemHandle(pub [u8; 64]);

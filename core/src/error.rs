@@ -1,0 +1,262 @@
+use std::fmt;
+
+use crate::driver::DriverError;
+use crate::{DeviceId, Layout, StreamRef, format_bytes};
+
+/// The result of everything in millpond that can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong, coarsely: enough to decide what to do next.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// No block of that size can be had now, even after synchronising. Freeing memory may help.
+    OutOfMemory,
+    /// An argument cannot be right, whatever the state of memory.
+    InvalidArgument,
+    /// A stack's text cannot be read, or names something that does not exist.
+    InvalidStack,
+    /// There is no CUDA driver, no device, or not the one asked for.
+    NoDevice,
+    /// The driver or device cannot do what was asked for.
+    Unsupported,
+    /// The driver reported an error.
+    Driver,
+    /// An earlier driver error cannot be recovered from in this process; nothing works any more.
+    Poisoned,
+    /// Reading or writing a file failed.
+    Io,
+}
+
+/// The one error of millpond: a [`kind`](Self::kind) to decide on, and a text that says what to do.
+///
+/// One word in size. Creating one takes no backtrace, so that an expected failure stays cheap.
+///
+/// ```
+/// use millpond_core::{Error, Layout, StreamRef};
+/// let error = Error::out_of_memory(Layout::new(1 << 40), StreamRef::LEGACY).in_stack("cuda+pool");
+/// assert!(error.is_out_of_memory());
+/// assert_eq!(error.requested_bytes(), Some(1 << 40));
+/// assert!(error.to_string().contains("cuda+pool"));
+/// ```
+pub struct Error(Box<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    kind: ErrorKind,
+    message: String,
+    layout: Option<Layout>,
+    stream: Option<StreamRef>,
+    device: Option<DeviceId>,
+    stack: Option<String>,
+    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+impl Error {
+    /// An error of this kind. `message` says what is wrong and what to do about it.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self(Box::new(Inner {
+            kind,
+            message: message.into(),
+            layout: None,
+            stream: None,
+            device: None,
+            stack: None,
+            source: None,
+        }))
+    }
+
+    /// An [`ErrorKind::OutOfMemory`] for this request. Only for use when it is certain.
+    pub fn out_of_memory(layout: Layout, stream: StreamRef) -> Self {
+        Self::new(ErrorKind::OutOfMemory, "").for_request(layout, stream)
+    }
+
+    /// An [`ErrorKind::InvalidArgument`].
+    pub fn invalid_argument(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::InvalidArgument, message)
+    }
+
+    /// An [`ErrorKind::InvalidStack`].
+    pub fn invalid_stack(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::InvalidStack, message)
+    }
+
+    /// The error of a request larger than any address space.
+    pub fn request_too_large(layout: Layout, stream: StreamRef) -> Self {
+        Self::new(ErrorKind::InvalidArgument, "no device can hold that; check the size for an overflow")
+            .for_request(layout, stream)
+    }
+
+    /// Adds the request that failed.
+    #[must_use]
+    pub fn for_request(mut self, layout: Layout, stream: StreamRef) -> Self {
+        self.0.layout = Some(layout);
+        self.0.stream = Some(stream);
+        self
+    }
+
+    /// Adds the device.
+    #[must_use]
+    pub fn on_device(mut self, device: DeviceId) -> Self {
+        self.0.device = Some(device);
+        self
+    }
+
+    /// Adds the stack, as text; the innermost stack to say so stays.
+    #[must_use]
+    pub fn in_stack(mut self, stack: impl fmt::Display) -> Self {
+        self.0.stack.get_or_insert_with(|| stack.to_string());
+        self
+    }
+
+    /// Adds the cause.
+    #[must_use]
+    pub fn caused_by(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        self.0.source = Some(source.into());
+        self
+    }
+
+    /// Puts `text` in front of the message.
+    #[must_use]
+    pub fn context(mut self, text: impl fmt::Display) -> Self {
+        self.0.message =
+            if self.0.message.is_empty() { text.to_string() } else { format!("{text}: {}", self.0.message) };
+        self
+    }
+
+    /// What went wrong, coarsely.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// Whether memory is short; see [`ErrorKind::OutOfMemory`].
+    pub fn is_out_of_memory(&self) -> bool {
+        self.0.kind == ErrorKind::OutOfMemory
+    }
+
+    /// Whether nothing will work any more in this process.
+    pub fn is_sticky(&self) -> bool {
+        self.0.kind == ErrorKind::Poisoned || self.driver_error().is_some_and(DriverError::is_sticky)
+    }
+
+    /// Whether there is no driver or no such device.
+    pub fn is_no_device(&self) -> bool {
+        self.0.kind == ErrorKind::NoDevice
+    }
+
+    /// How many bytes were asked for, if this is about a request.
+    pub fn requested_bytes(&self) -> Option<u64> {
+        self.0.layout.map(Layout::bytes)
+    }
+
+    /// The alignment that was asked for, if this is about a request.
+    pub fn requested_alignment(&self) -> Option<u64> {
+        self.0.layout.map(Layout::alignment)
+    }
+
+    /// The stream of the request.
+    pub fn stream(&self) -> Option<StreamRef> {
+        self.0.stream
+    }
+
+    /// The device, if known.
+    pub fn device(&self) -> Option<DeviceId> {
+        self.0.device
+    }
+
+    /// The stack that failed, as text.
+    pub fn stack(&self) -> Option<&str> {
+        self.0.stack.as_deref()
+    }
+
+    /// The message alone, without request and stack.
+    pub fn message(&self) -> &str {
+        &self.0.message
+    }
+
+    /// The driver's error at the bottom of this one, if there is one.
+    pub fn driver_error(&self) -> Option<&DriverError> {
+        let mut source: Option<&(dyn std::error::Error + 'static)> = self.0.source.as_deref().map(|e| e as _);
+        while let Some(error) = source {
+            if let Some(found) = error.downcast_ref::<DriverError>() {
+                return Some(found);
+            }
+            source = error.source();
+        }
+        None
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&*self.0, f)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { kind, message, layout, stream, device, stack, source } = &*self.0;
+        let what = match kind {
+            ErrorKind::OutOfMemory => "out of memory",
+            ErrorKind::InvalidArgument => "invalid argument",
+            ErrorKind::InvalidStack => "invalid stack",
+            ErrorKind::NoDevice => "no device",
+            ErrorKind::Unsupported => "not supported",
+            ErrorKind::Driver => "driver error",
+            ErrorKind::Poisoned => "poisoned",
+            ErrorKind::Io => "input/output error",
+        };
+        f.write_str(what)?;
+        if let Some(layout) = layout {
+            write!(f, " for {}", format_bytes(layout.bytes()))?;
+            if layout.alignment() > crate::ALLOCATION_ALIGNMENT {
+                write!(f, " aligned to {}", layout.alignment())?;
+            }
+        }
+        if let Some(stream) = stream {
+            write!(f, " on stream {stream}")?;
+        }
+        if let Some(device) = device {
+            write!(f, " of {device}")?;
+        }
+        if let Some(stack) = stack {
+            write!(f, " in `{stack}`")?;
+        }
+        if !message.is_empty() {
+            write!(f, ": {message}")?;
+        }
+        if let Some(source) = source {
+            write!(f, ": {source}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source.as_deref().map(|e| e as _)
+    }
+}
+
+impl From<DriverError> for Error {
+    fn from(error: DriverError) -> Self {
+        let kind = if error.is_sticky() {
+            ErrorKind::Poisoned
+        } else if error.is_out_of_memory() {
+            ErrorKind::OutOfMemory
+        } else if error.is_unavailable() {
+            ErrorKind::NoDevice
+        } else if error.is_unsupported() {
+            ErrorKind::Unsupported
+        } else {
+            ErrorKind::Driver
+        };
+        Self::new(kind, "").caused_by(error)
+    }
+}
+
+impl From<std::io::Error> for Error {
+    fn from(error: std::io::Error) -> Self {
+        Self::new(ErrorKind::Io, "").caused_by(error)
+    }
+}

@@ -1,0 +1,73 @@
+use crate::Result;
+
+/// Puts a resource on top of another.
+///
+/// A layer is a value that holds the configuration; [`layer`](Self::layer) builds. State that several
+/// stacks share lives in the layer, and its type says so.
+///
+/// Order matters, and the last layer added is the outermost: statistics above a pool count the
+/// requests, below it they count the regions that the pool takes. `examples/stack.rs` shows both.
+pub trait Layer<R> {
+    /// What comes out.
+    type Resource;
+
+    /// Builds the resource on top of `upstream`.
+    ///
+    /// # Errors
+    /// What building reports; a pool can fail to reserve.
+    fn layer(self, upstream: R) -> Result<Self::Resource>;
+}
+
+/// The layer that adds nothing.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Identity;
+
+impl<R> Layer<R> for Identity {
+    type Resource = R;
+
+    fn layer(self, upstream: R) -> Result<R> {
+        Ok(upstream)
+    }
+}
+
+/// A layer from a closure; see [`layer_fn`].
+#[derive(Clone, Copy, Debug)]
+pub struct LayerFn<F>(F);
+
+/// Makes a layer of a closure that builds a resource.
+pub fn layer_fn<F>(build: F) -> LayerFn<F> {
+    LayerFn(build)
+}
+
+impl<R, S, F: FnOnce(R) -> Result<S>> Layer<R> for LayerFn<F> {
+    type Resource = S;
+
+    fn layer(self, upstream: R) -> Result<S> {
+        (self.0)(upstream)
+    }
+}
+
+/// A layer that is there or not; see [`option_layer`].
+#[derive(Clone, Copy, Debug)]
+pub struct OptionLayer<L>(Option<L>);
+
+/// Adds a layer where there is one. Both ways the result is an [`AnyResource`](crate::AnyResource).
+pub fn option_layer<L>(layer: Option<L>) -> OptionLayer<L> {
+    OptionLayer(layer)
+}
+
+impl<R, L> Layer<R> for OptionLayer<L>
+where
+    R: crate::DeviceMemoryResource + Send + Sync,
+    L: Layer<R>,
+    L::Resource: crate::DeviceMemoryResource + Send + Sync,
+{
+    type Resource = crate::AnyResource;
+
+    fn layer(self, upstream: R) -> Result<Self::Resource> {
+        Ok(match self.0 {
+            Some(layer) => std::sync::Arc::new(layer.layer(upstream)?),
+            None => std::sync::Arc::new(upstream),
+        })
+    }
+}

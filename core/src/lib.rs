@@ -1,0 +1,40 @@
+//! The memory-resource trait of millpond and the vocabulary around it.
+//!
+//! This crate names no CUDA function and allocates nothing on its own. It holds what every other
+//! part agrees on:
+//!
+//! | here | what it is |
+//! |---|---|
+//! | [`DeviceMemoryResource`] | the trait: its documentation is the contract between resource and caller |
+//! | [`DeviceMemoryResourceExt`] | everything convenient, implemented for every resource |
+//! | [`AnyResource`] | the owned, erased, shareable handle |
+//! | [`Layer`] | how a resource or an adaptor is put on top of another |
+//! | [`stack`] | a stack as text (`cuda+pool:initial=1GiB+statistics`) and back |
+//! | [`DevicePtr`], [`Layout`], [`StreamRef`], [`DeviceId`] | the small values that calls carry |
+//! | [`driver::Driver`] | the seam behind which CUDA or the simulated device sits |
+//! | [`Error`] | one error for everything |
+//! | [`misuse`] | where a refused `deallocate` is reported |
+
+mod device;
+pub mod driver;
+mod error;
+mod layer;
+mod layout;
+pub mod misuse;
+mod ptr;
+mod resource;
+mod size;
+pub mod stack;
+mod statistics;
+mod stream;
+
+pub use device::DeviceId;
+pub use driver::{Driver, DriverError, DriverHandle, MemoryInfo};
+pub use error::{Error, ErrorKind, Result};
+pub use layer::{Identity, Layer, LayerFn, OptionLayer, layer_fn, option_layer};
+pub use layout::{ALLOCATION_ALIGNMENT, Layout, align_up};
+pub use ptr::DevicePtr;
+pub use resource::{AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, Display, Stack, find};
+pub use size::{ByteSize, format_bytes, parse_bytes};
+pub use statistics::{LadderCounts, ResourceStatistics};
+pub use stream::{StreamId, StreamRef};

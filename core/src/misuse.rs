@@ -1,0 +1,92 @@
+//! Where a refused [`deallocate`](crate::DeviceMemoryResource::deallocate) is reported.
+//!
+//! `deallocate` cannot return an error, and a resource must not hand a wrong pointer on. So misuse is
+//! refused, counted in the resource's statistics, and reported here, once, through one hook of the
+//! process. The default hook writes an event to `tracing` and, in builds with debug assertions, panics.
+
+use std::fmt;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+
+use crate::{DevicePtr, StreamRef};
+
+/// What was wrong with a `deallocate`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum MisuseKind {
+    /// The pointer was never handed out by this resource, or not as the start of a block.
+    ForeignPointer,
+    /// The block is free already.
+    DoubleFree,
+    /// The layout has another size than the one that was allocated.
+    WrongSize {
+        /// The size in bytes that was allocated.
+        allocated_bytes: u64,
+    },
+    /// The block belongs to another device.
+    WrongDevice,
+    /// A container or a memory pointer outlived what it points into and tried to free it.
+    StaleHandle,
+}
+
+/// One refused call.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Misuse {
+    /// What was wrong.
+    pub kind: MisuseKind,
+    /// The pointer as passed in.
+    pub ptr: DevicePtr,
+    /// The size in bytes as passed in.
+    pub bytes: u64,
+    /// The stream as passed in.
+    pub stream: StreamRef,
+    /// The stack that refused, as text.
+    pub resource: String,
+}
+
+impl fmt::Display for Misuse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, ptr, bytes, stream, resource } = self;
+        write!(f, "refused to deallocate {ptr} ({bytes} bytes, stream {stream}) in `{resource}`: ")?;
+        match kind {
+            MisuseKind::ForeignPointer => {
+                f.write_str("no block that this resource handed out starts there; pass a pointer back to the resource that allocated it")
+            }
+            MisuseKind::DoubleFree => f.write_str("the block is free already; deallocate each block once"),
+            MisuseKind::WrongSize { allocated_bytes } => write!(
+                f,
+                "the block was allocated with {allocated_bytes} bytes; pass the same layout to both calls"
+            ),
+            MisuseKind::WrongDevice => f.write_str("the block belongs to another device"),
+            MisuseKind::StaleHandle => f.write_str("the memory behind it is gone (the context was reset)"),
+        }
+    }
+}
+
+/// The process-wide hook's type.
+pub type Hook = Arc<dyn Fn(&Misuse) + Send + Sync>;
+
+static HOOK: RwLock<Option<Hook>> = RwLock::new(None);
+
+/// Installs `hook` in place of the default one and returns the one installed before, if any.
+/// `None` restores the default.
+pub fn set_hook(hook: Option<Hook>) -> Option<Hook> {
+    std::mem::replace(&mut *HOOK.write(), hook)
+}
+
+/// Called by resources that refuse a `deallocate`.
+///
+/// # Panics
+/// In builds with debug assertions, if no hook is installed: misuse is a bug of the caller.
+pub fn report(misuse: &Misuse) {
+    let hook = HOOK.read().clone();
+    if let Some(hook) = hook {
+        hook(misuse);
+        return;
+    }
+    tracing::error!(target: "millpond::misuse", ptr = %misuse.ptr, bytes = misuse.bytes, "{misuse}");
+    if cfg!(debug_assertions) && !std::thread::panicking() {
+        panic!("{misuse}");
+    }
+}

@@ -1,0 +1,258 @@
+use std::any::Any;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use crate::driver::{DriverHandle, MemoryInfo};
+use crate::{DeviceId, DevicePtr, Layer, Layout, ResourceStatistics, Result, StreamRef};
+
+pub use std::fmt::Display;
+
+/// The owned, erased handle to a resource that threads share. One call through it costs about 1 ns.
+pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
+
+/// A source of device memory, in stream order.
+///
+/// This documentation is the contract. "The resource" is whoever implements the trait, "the caller"
+/// whoever calls it; an adaptor is both.
+///
+/// # What a stream argument promises
+/// [`allocate`](Self::allocate) returns memory that may be used by work submitted to `stream` after the
+/// call: everything that earlier owners of the memory submitted before they gave it back happens before
+/// that work. Nothing is promised to other streams; a caller that uses the block on another stream orders
+/// that stream itself, after `stream` at the time of the call. [`deallocate`](Self::deallocate) gives the
+/// block back in the order of its `stream`: the caller vouches that all work that uses the block, on
+/// whatever stream, happens before work submitted to `stream` after the call. Neither call waits for the
+/// device, unless memory cannot be had otherwise.
+///
+/// # Duties of the resource
+/// - Blocks that are handed out and not given back never overlap, lie in memory of the resource's
+///   device, hold at least `layout.bytes()` bytes, and start at a multiple of `layout.alignment()`
+///   (at least 256).
+/// - A request for zero bytes returns [`DevicePtr::NULL`] and takes nothing; `deallocate` of
+///   `NULL` does nothing.
+/// - [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) is returned only if no block can be had,
+///   even after synchronising. A failed call changes nothing that a caller can see.
+/// - Memory goes back to where it came from only after all work ordered before its `deallocate` is done
+///   or ordered before whatever upstream does with it.
+/// - `deallocate` never panics and never fails. A pointer that is foreign, free already, or of another
+///   size is refused, counted, and reported through [`misuse`](crate::misuse), as far as the resource
+///   can tell; it is never passed on. (The reporting hook, not the resource, panics in debug builds.)
+/// - After a [sticky](crate::Error::is_sticky) driver error every call fails with
+///   [`ErrorKind::Poisoned`](crate::ErrorKind::Poisoned), and dropping the resource makes no driver call.
+/// - Dropping a resource gives everything back that it holds, blocks handed out included.
+/// - The caller's current CUDA context is the same after a call as before.
+/// - An error names the stack ([`Error::in_stack`](crate::Error::in_stack)).
+/// - `Display` prints the stack, base first, in the text that [`StackSpec`](crate::stack::StackSpec)
+///   reads: an adaptor prints its upstream, `+`, and itself.
+///
+/// # Duties of the caller
+/// - `deallocate` gets the pointer and layout of one `allocate` of the same resource (or of one that
+///   [is equal](Self::is_equal)), once.
+/// - A stream that is passed in is alive, belongs to the device, and is what its
+///   [`StreamRef`] says. A stream on which blocks were given back may be destroyed at any time.
+/// - Calls on a resource whose drop has begun are impossible in safe code; blocks still handed out by
+///   then must not be used any more.
+///
+/// # Threads
+/// `Send` and `Sync` are not part of the trait. A resource for one thread is not `Sync`, and the
+/// thread-safe adaptor makes it so. [`AnyResource`] asks for both.
+///
+/// # Wrappers
+/// A wrapper implements *every* method, also those with a default, or it silently loses what the
+/// wrapped resource does better. Put `#[deny(clippy::missing_trait_methods)]` on the impl.
+///
+/// # Safety
+/// Callers use the memory. An implementation that breaks one of the first, second or fourth duties
+/// makes safe code above it corrupt memory.
+pub unsafe trait DeviceMemoryResource: Any + Debug + Display {
+    /// Hands out a block for use on `stream`.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if no block can be had,
+    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) for a request that no state of memory can
+    /// serve, or what the driver reports.
+    fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr>;
+
+    /// Takes a block back, in the order of `stream`.
+    ///
+    /// # Safety
+    /// The duties of the caller above: `ptr` and `layout` come from one `allocate` of this resource, the
+    /// block has not been given back, and all its uses happen before `stream`'s next work.
+    unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef);
+
+    /// The driver of the device whose memory this is.
+    fn driver(&self) -> &DriverHandle;
+
+    /// What this resource takes its memory from, if that is a resource. A resource with several
+    /// upstreams names the one that serves what nothing else does.
+    fn upstream(&self) -> Option<&dyn DeviceMemoryResource>;
+
+    /// How much memory there is: `free` counts what the device has free and what this resource and those
+    /// below could hand out again.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    fn memory_info(&self) -> Result<MemoryInfo>;
+
+    /// Whether a block of one may be given back to the other.
+    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool;
+
+    /// What the nearest resource of the stack that keeps statistics knows of its memory.
+    fn statistics(&self) -> Option<ResourceStatistics> {
+        self.upstream().and_then(DeviceMemoryResource::statistics)
+    }
+
+    /// Gives free memory back to the device until at most `keep_bytes` are held, as far as whole regions
+    /// are free; returns the number of bytes given back. May synchronise with the device.
+    ///
+    /// # Errors
+    /// What the driver reports. What was given back before the error stays given back.
+    fn trim(&self, keep_bytes: u64) -> Result<u64> {
+        self.upstream().map_or(Ok(0), |upstream| upstream.trim(keep_bytes))
+    }
+}
+
+macro_rules! forward {
+    ($($pointer:tt)*) => {
+        // SAFETY: every call goes to the same resource with the same arguments, so its contract holds.
+        #[deny(clippy::missing_trait_methods)]
+        unsafe impl<R: DeviceMemoryResource + ?Sized> DeviceMemoryResource for $($pointer)*<R>
+        where
+            Self: Any,
+        {
+            #[inline]
+            fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+                (**self).allocate(layout, stream)
+            }
+
+            #[inline]
+            unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+                // SAFETY: the caller's promises are about the same resource.
+                unsafe { (**self).deallocate(ptr, layout, stream) }
+            }
+
+            fn driver(&self) -> &DriverHandle {
+                (**self).driver()
+            }
+
+            fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
+                (**self).upstream()
+            }
+
+            fn memory_info(&self) -> Result<MemoryInfo> {
+                (**self).memory_info()
+            }
+
+            fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+                (**self).is_equal(other)
+            }
+
+            fn statistics(&self) -> Option<ResourceStatistics> {
+                (**self).statistics()
+            }
+
+            fn trim(&self, keep_bytes: u64) -> Result<u64> {
+                (**self).trim(keep_bytes)
+            }
+        }
+    };
+}
+
+forward!(Arc);
+forward!(Box);
+
+/// What follows from [`DeviceMemoryResource`] for every resource. Not to be implemented by hand.
+pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
+    /// [`allocate`](DeviceMemoryResource::allocate) with the usual alignment.
+    ///
+    /// # Errors
+    /// As for `allocate`.
+    fn allocate_bytes(&self, bytes: u64, stream: StreamRef) -> Result<DevicePtr> {
+        self.allocate(Layout::new(bytes), stream)
+    }
+
+    /// [`deallocate`](DeviceMemoryResource::deallocate) of a block from
+    /// [`allocate_bytes`](Self::allocate_bytes).
+    ///
+    /// # Safety
+    /// As for `deallocate`.
+    unsafe fn deallocate_bytes(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
+        // SAFETY: the caller's promises, with the layout that `allocate_bytes` used.
+        unsafe { self.deallocate(ptr, Layout::new(bytes), stream) }
+    }
+
+    /// The device whose memory this is.
+    fn device(&self) -> DeviceId {
+        self.driver().device()
+    }
+
+    /// Puts a layer on top; the last layer added is the outermost.
+    ///
+    /// # Errors
+    /// What the layer reports, for instance because a pool cannot reserve its first region.
+    fn layer<L: Layer<Self>>(self, layer: L) -> Result<L::Resource>
+    where
+        Self: Sized,
+    {
+        layer.layer(self)
+    }
+
+    /// The owned, erased handle.
+    fn into_any(self) -> AnyResource
+    where
+        Self: Sized + Send + Sync,
+    {
+        Arc::new(self)
+    }
+
+    /// The resource and everything below it, outermost first.
+    fn stack(&self) -> Stack<'_>
+    where
+        Self: Sized,
+    {
+        Stack { next: Some(peel(self)) }
+    }
+}
+
+impl<R: DeviceMemoryResource + ?Sized> DeviceMemoryResourceExt for R {}
+
+/// The resources of a stack, outermost first; see [`DeviceMemoryResourceExt::stack`].
+#[derive(Debug)]
+pub struct Stack<'a> {
+    next: Option<&'a dyn DeviceMemoryResource>,
+}
+
+impl<'a> Iterator for Stack<'a> {
+    type Item = &'a dyn DeviceMemoryResource;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let current = self.next?;
+        self.next = current.upstream().map(peel);
+        Some(current)
+    }
+}
+
+/// Looks through the erased handles.
+fn peel(mut resource: &dyn DeviceMemoryResource) -> &dyn DeviceMemoryResource {
+    loop {
+        let any: &dyn Any = resource;
+        if let Some(inner) = any.downcast_ref::<AnyResource>() {
+            resource = &**inner;
+        } else if let Some(inner) = any.downcast_ref::<Arc<dyn DeviceMemoryResource>>() {
+            resource = &**inner;
+        } else if let Some(inner) = any.downcast_ref::<Box<dyn DeviceMemoryResource>>() {
+            resource = &**inner;
+        } else {
+            return resource;
+        }
+    }
+}
+
+/// The outermost resource of exactly this type in a stack, looking through erased handles.
+///
+/// For stacks that are built from text, every layer's upstream is an [`AnyResource`]: look for
+/// `LoggingResourceAdaptor<AnyResource>`.
+pub fn find<T: DeviceMemoryResource>(resource: &dyn DeviceMemoryResource) -> Option<&T> {
+    let mut stack = Stack { next: Some(peel(resource)) };
+    stack.find_map(|layer| (layer as &dyn Any).downcast_ref())
+}

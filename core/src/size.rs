@@ -1,0 +1,150 @@
+use std::fmt;
+use std::str::FromStr;
+
+use crate::driver::Driver;
+use crate::{Error, Result};
+
+const UNITS: [(&str, u64); 5] =
+    [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
+
+/// Bytes for people: the largest binary unit, exact when it divides evenly.
+///
+/// ```
+/// use millpond_core::format_bytes;
+/// assert_eq!(format_bytes(1 << 30), "1GiB");
+/// assert_eq!(format_bytes(1536), "1.50KiB");
+/// assert_eq!(format_bytes(1000), "1000B");
+/// ```
+pub fn format_bytes(bytes: u64) -> String {
+    for (unit, size) in UNITS {
+        if bytes >= size && bytes.is_multiple_of(size) {
+            return format!("{}{unit}", bytes / size);
+        }
+        if bytes >= size {
+            return format!("{:.2}{unit}", bytes as f64 / size as f64);
+        }
+    }
+    "0B".to_owned()
+}
+
+/// Bytes as a stack's text has them: the largest unit that divides evenly, so nothing is lost.
+fn exact_bytes(bytes: u64) -> String {
+    let (unit, size) =
+        UNITS.into_iter().find(|(_, size)| bytes >= *size && bytes.is_multiple_of(size)).unwrap_or(("B", 1));
+    if unit == "B" { bytes.to_string() } else { format!("{}{unit}", bytes / size) }
+}
+
+/// Reads a number of bytes: `4096`, `1GiB`, `1.5 MiB`, `0.5GB`, `2k`. Units ending in `iB` are
+/// powers of 1024; `kB`, `MB`, `GB`, `TB` powers of 1000; case does not matter.
+///
+/// ```
+/// use millpond_core::parse_bytes;
+/// assert_eq!(parse_bytes("1GiB").unwrap(), 1 << 30);
+/// assert_eq!(parse_bytes("0.5GB").unwrap(), 500_000_000);
+/// assert!(parse_bytes("-1").is_err());
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument), with an example of what would be right.
+pub fn parse_bytes(text: &str) -> Result<u64> {
+    let fail = |why: &str| {
+        Error::invalid_argument(format!(
+            "`{text}` is not a size: {why}; write for example 4096, 1GiB or 0.5GB"
+        ))
+    };
+    let trimmed = text.trim();
+    if trimmed.starts_with('-') {
+        return Err(fail("a size cannot be negative"));
+    }
+    let digits = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
+    let (number, unit) = trimmed.split_at(digits);
+    let scale: u64 = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kb" => 1_000,
+        "m" | "mb" => 1_000_000,
+        "g" | "gb" => 1_000_000_000,
+        "t" | "tb" => 1_000_000_000_000,
+        "p" | "pb" => 1_000_000_000_000_000,
+        "ki" | "kib" => 1 << 10,
+        "mi" | "mib" => 1 << 20,
+        "gi" | "gib" => 1 << 30,
+        "ti" | "tib" => 1 << 40,
+        "pi" | "pib" => 1 << 50,
+        _ => return Err(fail("the unit is unknown")),
+    };
+    if let Ok(whole) = number.parse::<u64>() {
+        return whole.checked_mul(scale).ok_or_else(|| fail("it is larger than 16 EiB"));
+    }
+    if !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(fail("it is larger than 16 EiB"));
+    }
+    let value: f64 = number.parse().map_err(|_| fail("it does not start with a number"))?;
+    let bytes = (value * scale as f64).round();
+    if bytes >= u64::MAX as f64 {
+        return Err(fail("it is larger than 16 EiB"));
+    }
+    Ok(bytes as u64)
+}
+
+/// A size in a stack's text: a number of bytes, or a percentage of the device's free memory.
+///
+/// ```
+/// use millpond_core::ByteSize;
+/// let half: ByteSize = "50%".parse().unwrap();
+/// assert_eq!(half, ByteSize::PercentOfFree(50.0));
+/// assert_eq!("1024MiB".parse::<ByteSize>().unwrap().to_string(), "1GiB");
+/// ```
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum ByteSize {
+    /// So many bytes.
+    Bytes(u64),
+    /// So many hundredths of what the device has free when the stack is built.
+    PercentOfFree(f64),
+}
+
+impl ByteSize {
+    /// The size in bytes on this device. Percentages are rounded down to 256 bytes.
+    ///
+    /// # Errors
+    /// The driver's, where it is asked for its free memory.
+    pub fn resolve(self, driver: &dyn Driver) -> Result<u64> {
+        match self {
+            Self::Bytes(bytes) => Ok(bytes),
+            Self::PercentOfFree(percent) => {
+                let free = driver.mem_get_info()?.free;
+                Ok((free as f64 * percent / 100.0) as u64 & !(crate::ALLOCATION_ALIGNMENT - 1))
+            }
+        }
+    }
+}
+
+impl FromStr for ByteSize {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let Some(percent) = text.trim().strip_suffix('%') else {
+            return parse_bytes(text).map(Self::Bytes);
+        };
+        match percent.trim().parse::<f64>() {
+            Ok(value) if (0.0..=100.0).contains(&value) => Ok(Self::PercentOfFree(value)),
+            _ => Err(Error::invalid_argument(format!(
+                "`{text}` is not a percentage of free memory; write one from 0% to 100%"
+            ))),
+        }
+    }
+}
+
+impl fmt::Display for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bytes(bytes) => f.write_str(&exact_bytes(*bytes)),
+            Self::PercentOfFree(percent) => write!(f, "{percent}%"),
+        }
+    }
+}
+
+impl From<u64> for ByteSize {
+    fn from(bytes: u64) -> Self {
+        Self::Bytes(bytes)
+    }
+}

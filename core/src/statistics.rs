@@ -1,0 +1,76 @@
+use serde::{Deserialize, Serialize};
+
+/// Which step of the reuse ladder served a request, or how often each did.
+///
+/// The steps are tried in this order. A resource without streams of its own counts everything it
+/// takes from upstream in `grow`.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LadderCounts {
+    /// A block that was freed on the same stream.
+    pub own_stream: u64,
+    /// A block of another stream that the requesting stream is already ordered after.
+    pub ordered: u64,
+    /// A block of another stream whose recorded point had completed (a query, or known from before).
+    pub completed: u64,
+    /// A block of another stream, after a wait was inserted on the GPU.
+    pub waited: u64,
+    /// Fresh memory from upstream.
+    pub grow: u64,
+    /// A block that was had only after synchronising with the device.
+    pub reclaim: u64,
+    /// Requests that failed after all of these.
+    pub out_of_memory: u64,
+}
+
+impl LadderCounts {
+    /// How many requests were served.
+    pub fn served(&self) -> u64 {
+        self.own_stream + self.ordered + self.completed + self.waited + self.grow + self.reclaim
+    }
+}
+
+/// What a resource knows of its own memory. All sizes in bytes.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ResourceStatistics {
+    /// Bytes in blocks handed out, after rounding.
+    pub bytes_in_use: u64,
+    /// Bytes in blocks handed out, as asked for.
+    pub bytes_requested: u64,
+    /// The highest [`bytes_in_use`](Self::bytes_in_use) so far.
+    pub peak_bytes_in_use: u64,
+    /// Bytes held from upstream: in use and free.
+    pub bytes_reserved: u64,
+    /// The highest [`bytes_reserved`](Self::bytes_reserved) so far.
+    pub peak_bytes_reserved: u64,
+    /// The largest free block: the largest request that a caller on the luckiest stream gets without growth.
+    pub largest_free_block: u64,
+    /// Blocks handed out now.
+    pub blocks_in_use: u64,
+    /// Free blocks held.
+    pub blocks_free: u64,
+    /// Regions held from upstream.
+    pub regions: u64,
+    /// Successful allocations so far.
+    pub allocations: u64,
+    /// Accepted deallocations so far.
+    pub deallocations: u64,
+    /// Deallocations refused; see [`misuse`](crate::misuse).
+    pub misuses: u64,
+    /// Which step of the reuse ladder served how many requests.
+    pub ladder: LadderCounts,
+}
+
+impl ResourceStatistics {
+    /// Bytes held from upstream and not handed out.
+    pub fn bytes_free(&self) -> u64 {
+        self.bytes_reserved.saturating_sub(self.bytes_in_use)
+    }
+
+    /// External fragmentation: the share of the free bytes outside the largest free block, from 0 to 1.
+    pub fn fragmentation(&self) -> f64 {
+        match self.bytes_free() {
+            0 => 0.0,
+            free => 1.0 - self.largest_free_block.min(free) as f64 / free as f64,
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! The drivers of millpond: CUDA, loaded at run time, and the simulated device.
+//!
+//! | here | what it is |
+//! |---|---|
+//! | [`cuda`] | the real driver, through cudarc's loader; a missing driver is an error, never a panic |
+//! | [`sim`] | a deterministic simulated device that checks stream order by itself |
+//! | [`CountingDriver`] | wraps either and counts calls and time by kind |
+//! | [`open`], [`current`], [`DeviceSpec`] | how to get one |
+
+mod counting;
+pub mod cuda;
+mod device_spec;
+mod registry;
+pub mod sim;
+
+pub use counting::{CallCounts, CallKind, CountingDriver};
+pub use device_spec::DeviceSpec;
+pub use registry::{current, current_device, open};

@@ -1,0 +1,1 @@
+//! Reads allocation logs and replays them through stacks of memory resources.

@@ -1,0 +1,1 @@
+//! The memory resources of millpond and the per-device registry.

@@ -1,0 +1,1 @@
+//! Conformance suite, shadow allocator, scripted mock and operation programs for memory resources.
