@@ -30,7 +30,7 @@ pub fn format_bytes(bytes: u64) -> String {
 /// Bytes as a stack's text has them: the largest unit that divides evenly, so nothing is lost.
 fn exact_bytes(bytes: u64) -> String {
     let (unit, size) =
-        UNITS.into_iter().find(|(_, size)| bytes >= *size && bytes.is_multiple_of(size)).unwrap_or(("B", 1));
+        UNITS.into_iter().find(|(_, size)| bytes >= *size && bytes.is_multiple_of(*size)).unwrap_or(("B", 1));
     if unit == "B" { bytes.to_string() } else { format!("{}{unit}", bytes / size) }
 }
 
