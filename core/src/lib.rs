@@ -34,7 +34,9 @@ pub use error::{Error, ErrorKind, Result};
 pub use layer::{Identity, Layer, LayerFn, OptionLayer, layer_fn, option_layer};
 pub use layout::{ALLOCATION_ALIGNMENT, Layout, align_up};
 pub use ptr::DevicePtr;
-pub use resource::{AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, Display, Stack, find};
+pub use resource::{
+    AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, Stack, downcast, find, is_same,
+};
 pub use size::{ByteSize, format_bytes, parse_bytes};
 pub use statistics::{LadderCounts, ResourceStatistics};
 pub use stream::{StreamId, StreamRef};

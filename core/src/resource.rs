@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::driver::{DriverHandle, MemoryInfo};
 use crate::{DeviceId, DevicePtr, Layer, Layout, ResourceStatistics, Result, StreamRef};
 
-pub use std::fmt::Display;
+use std::fmt::Display;
 
 /// The owned, erased handle to a resource that threads share. One call through it costs about 1 ns.
 pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
@@ -97,6 +97,12 @@ pub unsafe trait DeviceMemoryResource: Any + Debug + Display {
     /// Whether a block of one may be given back to the other.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool;
 
+    /// Whether what [`allocate`](Self::allocate) returns is ordered for its stream alone. `false`: any stream may
+    /// use the memory at once, because allocation and deallocation synchronise with the device (plain CUDA).
+    fn is_stream_ordered(&self) -> bool {
+        self.upstream().is_none_or(DeviceMemoryResource::is_stream_ordered)
+    }
+
     /// What the nearest resource of the stack that keeps statistics knows of its memory.
     fn statistics(&self) -> Option<ResourceStatistics> {
         self.upstream().and_then(DeviceMemoryResource::statistics)
@@ -145,6 +151,10 @@ macro_rules! forward {
 
             fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
                 (**self).is_equal(other)
+            }
+
+            fn is_stream_ordered(&self) -> bool {
+                (**self).is_stream_ordered()
             }
 
             fn statistics(&self) -> Option<ResourceStatistics> {
@@ -255,4 +265,17 @@ fn peel(mut resource: &dyn DeviceMemoryResource) -> &dyn DeviceMemoryResource {
 pub fn find<T: DeviceMemoryResource>(resource: &dyn DeviceMemoryResource) -> Option<&T> {
     let mut stack = Stack { next: Some(peel(resource)) };
     stack.find_map(|layer| (layer as &dyn Any).downcast_ref())
+}
+
+/// The resource as exactly this type, looking through erased handles but not at what is below.
+pub fn downcast<T: DeviceMemoryResource>(resource: &dyn DeviceMemoryResource) -> Option<&T> {
+    (peel(resource) as &dyn Any).downcast_ref()
+}
+
+/// Whether both are the same object, looking through erased handles: what
+/// [`is_equal`](DeviceMemoryResource::is_equal) means for a resource that keeps blocks.
+pub fn is_same(one: &dyn DeviceMemoryResource, other: &dyn DeviceMemoryResource) -> bool {
+    let (one, other) = (peel(one), peel(other));
+    (one as &dyn Any).type_id() == (other as &dyn Any).type_id()
+        && std::ptr::addr_eq(std::ptr::from_ref(one), std::ptr::from_ref(other))
 }
