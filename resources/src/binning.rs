@@ -1,0 +1,270 @@
+//! A resource per range of sizes.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use millpond_core::stack::{LayerEntry, LayerKind};
+use millpond_core::{
+    ALLOCATION_ALIGNMENT, AnyResource, ByteSize, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr,
+    DriverHandle, Error, Layer, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, align_up, is_same,
+    parse_bytes,
+};
+
+use crate::{FixedSizeMemoryResource, FixedSizeOptions};
+
+/// How `binning` is built from text.
+pub(crate) const ENTRY: LayerEntry = LayerEntry {
+    name: "binning",
+    about: "fixed-size blocks for some sizes, upstream for the rest",
+    params: &[
+        ("min", "the smallest bin is of 2^min bytes (default 18)"),
+        ("max", "the largest bin is of 2^max bytes (default 22)"),
+        ("bins", "the bins' sizes instead, as in 4KiB/64KiB/1MiB"),
+    ],
+    kind: LayerKind::Layer(|params, upstream| {
+        let layer = match params.get::<BinSizes>("bins")? {
+            Some(_) if params.text("min").or(params.text("max")).is_some() => {
+                return Err(Error::invalid_stack(
+                    "`binning` takes either bins, or min and max; leave one out",
+                ));
+            }
+            Some(BinSizes(sizes)) => sizes.into_iter().fold(BinningLayer::new(), BinningLayer::add_bin),
+            None => {
+                let exponents = (params.get("min")?.unwrap_or(18), params.get("max")?.unwrap_or(22));
+                BinningLayer::new().exponents(exponents.0, exponents.1)
+            }
+        };
+        Ok(Arc::new(layer.layer(upstream)?))
+    }),
+};
+
+/// The value of `bins=`.
+struct BinSizes(Vec<u64>);
+
+impl FromStr for BinSizes {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        text.split('/').map(parse_bytes).collect::<Result<_>>().map(Self)
+    }
+}
+
+/// Puts a [`BinningMemoryResource`] on top of a resource.
+#[derive(Clone, Debug, Default)]
+#[must_use]
+pub struct BinningLayer {
+    bins: Vec<(u64, Option<AnyResource>)>,
+    exponents: Option<(u32, u32)>,
+}
+
+impl BinningLayer {
+    /// No bins yet: everything goes upstream.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a bin that serves requests up to `bytes`, beyond the next smaller bin, with fixed-size blocks from upstream.
+    pub fn add_bin(mut self, bytes: u64) -> Self {
+        self.bins.push((bytes, None));
+        self
+    }
+
+    /// Adds a bin that serves requests up to `bytes`, beyond the next smaller bin, from this resource.
+    pub fn add_bin_with(mut self, bytes: u64, resource: AnyResource) -> Self {
+        self.bins.push((bytes, Some(resource)));
+        self
+    }
+
+    /// Adds a bin of 2^i bytes for each i from `min` to `max`.
+    pub fn exponents(mut self, min: u32, max: u32) -> Self {
+        self.exponents = Some((min, max));
+        self
+    }
+
+    /// All bins, smallest first, each size once.
+    fn into_bins(mut self) -> Result<Vec<(u64, Option<AnyResource>)>> {
+        if let Some((min, max)) = self.exponents {
+            if min > max || max > 40 {
+                return Err(Error::invalid_argument(format!(
+                    "there are no bins from 2^{min} to 2^{max} bytes; write for example min=18,max=22"
+                )));
+            }
+            self.bins.extend((min..=max).map(|exponent| (1 << exponent, None)));
+        }
+        for (bytes, _) in &mut self.bins {
+            let rounded = align_up(*bytes, ALLOCATION_ALIGNMENT).filter(|rounded| *rounded > 0);
+            *bytes = rounded.ok_or_else(|| {
+                Error::invalid_argument(format!(
+                    "a bin of {bytes} bytes is not possible; write for example 64KiB"
+                ))
+            })?;
+        }
+        self.bins.sort_by_key(|(bytes, _)| *bytes);
+        match self.bins.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+            Some(pair) => Err(Error::invalid_argument(format!("there are two bins of {} bytes", pair[0].0))),
+            None => Ok(self.bins),
+        }
+    }
+}
+
+impl<R: DeviceMemoryResource> Layer<R> for BinningLayer {
+    type Resource = BinningMemoryResource<R>;
+
+    fn layer(self, upstream: R) -> Result<Self::Resource> {
+        let upstream = Arc::new(upstream);
+        let bins = self.into_bins()?.into_iter().map(|(bytes, resource)| {
+            let source = match resource {
+                Some(other) if other.device() != upstream.device() => {
+                    return Err(Error::invalid_argument(format!(
+                        "the bin of {bytes} bytes allocates on {}, the rest on {}",
+                        other.device(),
+                        upstream.device()
+                    )));
+                }
+                Some(other) => Source::Given(other),
+                None => {
+                    let options = FixedSizeOptions { block_bytes: bytes, ..Default::default() };
+                    Source::Blocks(FixedSizeMemoryResource::new(Arc::clone(&upstream), options)?)
+                }
+            };
+            Ok(Bin { bytes, source })
+        });
+        let bins = bins.collect::<Result<_>>()?;
+        Ok(BinningMemoryResource { upstream, bins })
+    }
+}
+
+#[derive(Debug)]
+struct Bin<R: DeviceMemoryResource> {
+    bytes: u64,
+    source: Source<R>,
+}
+
+#[derive(Debug)]
+enum Source<R: DeviceMemoryResource> {
+    Blocks(FixedSizeMemoryResource<Arc<R>>),
+    Given(AnyResource),
+}
+
+impl<R: DeviceMemoryResource> Bin<R> {
+    fn resource(&self) -> &dyn DeviceMemoryResource {
+        match &self.source {
+            Source::Blocks(blocks) => blocks,
+            Source::Given(other) => &**other,
+        }
+    }
+}
+
+/// Sends each request to the resource for its size: the smallest bin that is large enough, or upstream.
+///
+/// Bins are given when it is built ([`BinningLayer`]) and do not change, so a block always goes back to where it
+/// came from. A bin takes its blocks from upstream when they are asked for, a few at first. Requests aligned to more
+/// than 256 bytes go upstream.
+///
+/// ```
+/// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_resources::{BinningLayer, CudaMemoryResource, PoolLayer};
+///
+/// let device = SimDevice::new(SimConfig::h200());
+/// let stack = CudaMemoryResource::new(device)
+///     .layer(PoolLayer::new())?
+///     .layer(BinningLayer::new().add_bin(64 << 10).add_bin(1 << 20))?;
+/// assert_eq!(stack.to_string(), "cuda+pool+binning:bins=64KiB/1MiB");
+/// assert!(stack.allocate_bytes(100 << 20, StreamRef::LEGACY).is_ok()); // from the pool
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct BinningMemoryResource<R: DeviceMemoryResource> {
+    // Before the upstream that they take their blocks from.
+    bins: Vec<Bin<R>>,
+    upstream: Arc<R>,
+}
+
+impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
+    /// The bins' sizes in bytes and their resources, smallest first.
+    pub fn bins(&self) -> impl Iterator<Item = (u64, &dyn DeviceMemoryResource)> {
+        self.bins.iter().map(|bin| (bin.bytes, bin.resource()))
+    }
+
+    fn serving(&self, layout: Layout) -> &dyn DeviceMemoryResource {
+        if layout.alignment() > ALLOCATION_ALIGNMENT {
+            return &*self.upstream;
+        }
+        let index = self.bins.partition_point(|bin| bin.bytes < layout.bytes());
+        self.bins.get(index).map_or(&*self.upstream as &dyn DeviceMemoryResource, Bin::resource)
+    }
+}
+
+impl<R: DeviceMemoryResource> fmt::Display for BinningMemoryResource<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}+binning", self.upstream)?;
+        for (index, bin) in self.bins.iter().enumerate() {
+            write!(f, "{}{}", if index == 0 { ":bins=" } else { "/" }, ByteSize::Bytes(bin.bytes))?;
+        }
+        Ok(())
+    }
+}
+
+// SAFETY: each request goes to one resource, and back to the same one, since the bins do not change; those keep the
+// contract, over memory that is disjoint: the bins' blocks are blocks of upstream.
+#[deny(clippy::missing_trait_methods)]
+unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResource<R> {
+    fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        if layout.bytes() == 0 {
+            return Ok(DevicePtr::NULL);
+        }
+        self.serving(layout).allocate(layout, stream).map_err(|error| error.in_stack(self))
+    }
+
+    unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+        if !ptr.is_null() {
+            // SAFETY: the caller's promises; the same layout leads to the same resource.
+            unsafe { self.serving(layout).deallocate(ptr, layout, stream) }
+        }
+    }
+
+    fn driver(&self) -> &DriverHandle {
+        self.upstream.driver()
+    }
+
+    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
+        Some(&*self.upstream)
+    }
+
+    /// Free bytes in bins count as free: trimming gives them back.
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        let MemoryInfo { free, total } = self.upstream.memory_info()?;
+        let binned = self.bins.iter().filter_map(|bin| bin.resource().statistics());
+        let binned: u64 = binned.map(|statistics| statistics.bytes_free()).sum();
+        Ok(MemoryInfo { free: (free + binned).min(total), total })
+    }
+
+    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+        is_same(self, other)
+    }
+
+    fn is_stream_ordered(&self) -> bool {
+        true
+    }
+
+    /// Upstream's, with the refusals of the bins added; see [`bins`](BinningMemoryResource::bins) for theirs.
+    fn statistics(&self) -> Option<ResourceStatistics> {
+        let refused = self.bins.iter().filter_map(|bin| bin.resource().statistics());
+        let refused: u64 = refused.map(|statistics| statistics.misuses).sum();
+        let upstream = self.upstream.statistics();
+        let known = upstream.or((refused > 0).then(ResourceStatistics::default))?;
+        Some(ResourceStatistics { misuses: known.misuses + refused, ..known })
+    }
+
+    fn trim(&self, keep_bytes: u64) -> Result<u64> {
+        let mut given_upstream = 0;
+        for bin in &self.bins {
+            given_upstream += bin.resource().trim(0)?;
+        }
+        let given = self.upstream.trim(keep_bytes)?;
+        // What went to a base resource went to the device.
+        Ok(if self.upstream.upstream().is_none() { given_upstream + given } else { given })
+    }
+}

@@ -1,0 +1,218 @@
+//! The two resources that hand the driver's own memory on: plain and managed.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use dashmap::DashMap;
+use millpond_core::driver::DriverResult;
+use millpond_core::misuse::{self, Misuse, MisuseKind};
+use millpond_core::stack::{LayerEntry, LayerKind};
+use millpond_core::{
+    ALLOCATION_ALIGNMENT, DeviceMemoryResource, DevicePtr, DriverError, DriverHandle, Error, ErrorKind,
+    Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, downcast,
+};
+
+/// How `cuda` is built from text.
+pub(crate) const CUDA: LayerEntry = LayerEntry {
+    name: "cuda",
+    about: "plain device memory from the driver (cuMemAlloc, cuMemFree)",
+    params: &[],
+    kind: LayerKind::Base(|_, driver| Ok(Arc::new(CudaMemoryResource::new(Arc::clone(driver))))),
+};
+
+/// How `managed` is built from text.
+pub(crate) const MANAGED: LayerEntry = LayerEntry {
+    name: "managed",
+    about: "memory that host and device share (cuMemAllocManaged)",
+    params: &[],
+    kind: LayerKind::Base(|_, driver| Ok(Arc::new(ManagedMemoryResource::new(Arc::clone(driver))))),
+};
+
+/// What the two have in common: everything but the call that allocates.
+#[derive(Debug)]
+struct DriverMemory {
+    driver: DriverHandle,
+    /// Start of the driver's block, for blocks whose alignment the driver does not give.
+    over_aligned: DashMap<DevicePtr, DevicePtr>,
+    poisoned: AtomicBool,
+    misuses: AtomicU64,
+}
+
+impl DriverMemory {
+    fn new(driver: DriverHandle) -> Self {
+        Self {
+            driver,
+            over_aligned: DashMap::new(),
+            poisoned: AtomicBool::new(false),
+            misuses: AtomicU64::new(0),
+        }
+    }
+
+    fn allocate(
+        &self,
+        layout: Layout,
+        stream: StreamRef,
+        name: &str,
+        allocate: impl Fn(u64) -> DriverResult<DevicePtr>,
+    ) -> Result<DevicePtr> {
+        if layout.bytes() == 0 {
+            return Ok(DevicePtr::NULL);
+        }
+        let fail =
+            |error: Error| error.for_request(layout, stream).on_device(self.driver.device()).in_stack(name);
+        if self.poisoned.load(Ordering::Relaxed) {
+            return Err(fail(poisoned()));
+        }
+        let over = if layout.alignment() > ALLOCATION_ALIGNMENT { layout.alignment() } else { 0 };
+        let bytes = layout
+            .rounded_bytes()
+            .and_then(|bytes| bytes.checked_add(over))
+            .ok_or_else(|| Error::request_too_large(layout, stream).in_stack(name))?;
+        let base = allocate(bytes).map_err(|error| {
+            self.note(&error);
+            fail(error.into())
+        })?;
+        if over == 0 {
+            return Ok(base);
+        }
+        let ptr = DevicePtr::new((base.address() + over - 1) & !(over - 1));
+        self.over_aligned.insert(ptr, base);
+        Ok(ptr)
+    }
+
+    fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef, name: &str) {
+        if ptr.is_null() || self.poisoned.load(Ordering::Relaxed) {
+            return;
+        }
+        let base = self.over_aligned.remove(&ptr).map_or(ptr, |(_, base)| base);
+        // SAFETY: by the contract of `deallocate`, `ptr` came from `allocate` and is no longer used; a
+        // pointer of which that is not true the driver refuses itself.
+        let Err(error) = (unsafe { self.driver.mem_free(base) }) else { return };
+        self.note(&error);
+        if error.code() == DriverError::INVALID_VALUE || error.code() == DriverError::NOT_FOUND {
+            self.misuses.fetch_add(1, Ordering::Relaxed);
+            misuse::report(&Misuse {
+                kind: MisuseKind::ForeignPointer,
+                ptr,
+                bytes: layout.bytes(),
+                stream,
+                resource: name.to_owned(),
+            });
+        } else {
+            tracing::error!(target: "millpond::driver", %ptr, %error, "freeing device memory failed");
+        }
+    }
+
+    fn note(&self, error: &DriverError) {
+        if error.is_sticky() && !self.poisoned.swap(true, Ordering::Relaxed) {
+            tracing::error!(target: "millpond::driver", %error, "the device is lost for this process");
+        }
+    }
+
+    fn statistics(&self) -> Option<ResourceStatistics> {
+        let misuses = self.misuses.load(Ordering::Relaxed);
+        (misuses > 0).then(|| ResourceStatistics { misuses, ..Default::default() })
+    }
+}
+
+/// The error of every call after a driver error that cannot be recovered from.
+pub(crate) fn poisoned() -> Error {
+    Error::new(
+        ErrorKind::Poisoned,
+        "an earlier driver error lost the device for this process; restart the process",
+    )
+}
+
+macro_rules! driver_memory_resource {
+    ($(#[$doc:meta])* $name:ident, $text:literal, $allocate:ident) => {
+        $(#[$doc])*
+        #[derive(Debug)]
+        pub struct $name(DriverMemory);
+
+        impl $name {
+            /// The resource of this driver's device.
+            pub fn new(driver: DriverHandle) -> Self {
+                Self(DriverMemory::new(driver))
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str($text)
+            }
+        }
+
+        // SAFETY: the driver hands out disjoint, aligned ranges and synchronises with the device when they
+        // are freed, so any stream may use them at once; over-alignment stays inside the driver's block.
+        #[deny(clippy::missing_trait_methods)]
+        unsafe impl DeviceMemoryResource for $name {
+            fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+                self.0.allocate(layout, stream, $text, |bytes| self.0.driver.$allocate(bytes))
+            }
+
+            unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+                self.0.deallocate(ptr, layout, stream, $text);
+            }
+
+            fn driver(&self) -> &DriverHandle {
+                &self.0.driver
+            }
+
+            fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
+                None
+            }
+
+            fn memory_info(&self) -> Result<MemoryInfo> {
+                Ok(self.0.driver.mem_get_info()?)
+            }
+
+            fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+                downcast::<Self>(other).is_some_and(|other| {
+                    self.0.driver.device() == other.0.driver.device()
+                        && self.0.over_aligned.is_empty()
+                        && other.0.over_aligned.is_empty()
+                }) || millpond_core::is_same(self, other)
+            }
+
+            fn is_stream_ordered(&self) -> bool {
+                false
+            }
+
+            fn statistics(&self) -> Option<ResourceStatistics> {
+                self.0.statistics()
+            }
+
+            fn trim(&self, _keep_bytes: u64) -> Result<u64> {
+                Ok(0)
+            }
+        }
+    };
+}
+
+driver_memory_resource! {
+    /// Plain device memory: `cuMemAlloc` and `cuMemFree`. The stream is not looked at: both calls synchronise
+    /// with the device. Two of the same device are equal.
+    ///
+    /// ```
+    /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
+    /// use millpond_driver::sim::{SimConfig, SimDevice};
+    /// use millpond_resources::CudaMemoryResource;
+    ///
+    /// let resource = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+    /// let ptr = resource.allocate_bytes(1000, StreamRef::LEGACY)?;
+    /// assert!(ptr.is_aligned_to(256));
+    /// // SAFETY: the block came from this resource with this size, and nothing uses it.
+    /// unsafe { resource.deallocate_bytes(ptr, 1000, StreamRef::LEGACY) };
+    /// # Ok::<(), millpond_core::Error>(())
+    /// ```
+    CudaMemoryResource, "cuda", mem_alloc
+}
+
+driver_memory_resource! {
+    /// Managed memory, which the host reads and writes at the same address: `cuMemAllocManaged` and
+    /// `cuMemFree`. The stream is not looked at. Two of the same device are equal.
+    ///
+    /// The sum of managed memory may pass what the device has; it then moves back and forth.
+    ManagedMemoryResource, "managed", mem_alloc_managed
+}

@@ -1,0 +1,244 @@
+//! Blocks of one size.
+
+mod blocks;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::Arc;
+
+use millpond_core::stack::{LayerEntry, LayerKind};
+use millpond_core::{
+    ALLOCATION_ALIGNMENT, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error, Layer, Layout,
+    MemoryInfo, ResourceStatistics, Result, StreamRef, align_up, format_bytes, is_same,
+};
+
+use crate::ordered::{Ordered, Reuse, Store};
+use blocks::Blocks;
+
+/// How `fixed_size` is built from text.
+pub(crate) const ENTRY: LayerEntry = LayerEntry {
+    name: "fixed_size",
+    about: "blocks of one size, in stream order; larger requests fail",
+    params: &[
+        ("block_size", "bytes of a block (default 1MiB)"),
+        ("blocks", "blocks to take from upstream at once, at most (default 128)"),
+        ("preallocate", "blocks to take when built (default 0)"),
+    ],
+    kind: LayerKind::Layer(|params, upstream| {
+        let driver = upstream.driver().clone();
+        let defaults = FixedSizeOptions::default();
+        let options = FixedSizeOptions {
+            block_bytes: params.bytes("block_size", &*driver)?.unwrap_or(defaults.block_bytes),
+            blocks_per_region: params.get("blocks")?.unwrap_or(defaults.blocks_per_region),
+            preallocated_blocks: params.get("preallocate")?.unwrap_or(defaults.preallocated_blocks),
+        };
+        Ok(Arc::new(FixedSizeMemoryResource::new(upstream, options)?))
+    }),
+};
+
+/// How a [`FixedSizeMemoryResource`] is made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FixedSizeOptions {
+    /// Bytes of a block, rounded up to 256; 1 MiB unless said otherwise.
+    pub block_bytes: u64,
+    /// Blocks taken from upstream at once, at most; 128 unless said otherwise. Fewer are taken while few are in use.
+    pub blocks_per_region: u64,
+    /// Blocks taken when the resource is built; 0 unless said otherwise.
+    pub preallocated_blocks: u64,
+}
+
+impl Default for FixedSizeOptions {
+    fn default() -> Self {
+        Self { block_bytes: 1 << 20, blocks_per_region: 128, preallocated_blocks: 0 }
+    }
+}
+
+impl FixedSizeOptions {
+    fn checked(self) -> Result<Self> {
+        let whole = align_up(self.block_bytes, ALLOCATION_ALIGNMENT).filter(|bytes| *bytes > 0);
+        let blocks = self.blocks_per_region.max(self.preallocated_blocks);
+        let block_bytes = whole.filter(|bytes| bytes.checked_mul(blocks).is_some_and(|sum| sum <= 1 << 56));
+        match block_bytes {
+            Some(block_bytes) if self.blocks_per_region > 0 => Ok(Self { block_bytes, ..self }),
+            _ => Err(Error::invalid_argument(format!(
+                "{} blocks of {} bytes are not possible; write for example block_size=1MiB,blocks=128",
+                blocks, self.block_bytes
+            ))),
+        }
+    }
+}
+
+/// As parameters of a stack's text; empty for the defaults.
+impl fmt::Display for FixedSizeOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let defaults = Self::default();
+        let mut separator = ':';
+        if self.block_bytes != defaults.block_bytes {
+            write!(f, "{separator}block_size={}", ByteSize::Bytes(self.block_bytes))?;
+            separator = ',';
+        }
+        if self.blocks_per_region != defaults.blocks_per_region {
+            write!(f, "{separator}blocks={}", self.blocks_per_region)?;
+            separator = ',';
+        }
+        if self.preallocated_blocks != defaults.preallocated_blocks {
+            write!(f, "{separator}preallocate={}", self.preallocated_blocks)?;
+        }
+        Ok(())
+    }
+}
+
+/// Puts a [`FixedSizeMemoryResource`] on top of a resource.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[must_use]
+pub struct FixedSizeLayer(FixedSizeOptions);
+
+impl FixedSizeLayer {
+    /// Blocks of 1 MiB.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Blocks of so many bytes.
+    pub fn block_bytes(mut self, bytes: u64) -> Self {
+        self.0.block_bytes = bytes;
+        self
+    }
+
+    /// Takes so many blocks from upstream at once, at most.
+    pub fn blocks_per_region(mut self, blocks: u64) -> Self {
+        self.0.blocks_per_region = blocks;
+        self
+    }
+
+    /// Takes so many blocks when built.
+    pub fn preallocated_blocks(mut self, blocks: u64) -> Self {
+        self.0.preallocated_blocks = blocks;
+        self
+    }
+}
+
+impl<R: DeviceMemoryResource> Layer<R> for FixedSizeLayer {
+    type Resource = FixedSizeMemoryResource<R>;
+
+    fn layer(self, upstream: R) -> Result<Self::Resource> {
+        FixedSizeMemoryResource::new(upstream, self.0)
+    }
+}
+
+/// Hands out blocks of one size, in stream order, each in constant time.
+///
+/// A request of up to [`block_bytes`](FixedSizeOptions::block_bytes) gets a whole block; a larger one, or one aligned
+/// to more than 256 bytes, fails. Put a [`BinningMemoryResource`](crate::BinningMemoryResource) around several.
+///
+/// ```
+/// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_resources::{CudaMemoryResource, FixedSizeLayer};
+///
+/// let device = SimDevice::new(SimConfig::h200());
+/// let blocks = CudaMemoryResource::new(device).layer(FixedSizeLayer::new().block_bytes(4096))?;
+/// assert!(blocks.allocate_bytes(4096, StreamRef::LEGACY).is_ok());
+/// assert!(blocks.allocate_bytes(4097, StreamRef::LEGACY).is_err());
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct FixedSizeMemoryResource<R: DeviceMemoryResource> {
+    ordered: Ordered<R, Blocks>,
+    options: FixedSizeOptions,
+}
+
+impl<R: DeviceMemoryResource> FixedSizeMemoryResource<R> {
+    /// Blocks over `upstream`.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for a block size or count of 0 or beyond any
+    /// device; [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if the first blocks cannot be had.
+    pub fn new(upstream: R, options: FixedSizeOptions) -> Result<Self> {
+        let options = options.checked()?;
+        let blocks = Blocks::new(options.block_bytes, options.blocks_per_region);
+        let resource = Self { ordered: Ordered::new(upstream, blocks, Reuse::ALL), options };
+        if options.preallocated_blocks > 0 {
+            let bytes = options.block_bytes * options.preallocated_blocks;
+            resource.ordered.reserve(bytes).map_err(|error| error.context("taking the first blocks"))?;
+        }
+        Ok(resource)
+    }
+
+    /// Bytes of a block.
+    pub fn block_bytes(&self) -> u64 {
+        self.options.block_bytes
+    }
+
+    /// Walks the whole structure, in time proportional to its size.
+    ///
+    /// # Panics
+    /// Where an invariant does not hold: that is a bug of the resource.
+    pub fn validate(&self) {
+        self.ordered.inspect(Store::validate);
+    }
+
+    fn check(&self, layout: Layout, stream: StreamRef) -> Result<()> {
+        let why = if layout.bytes() > self.options.block_bytes {
+            format!(
+                "blocks have {}; raise block_size, or use binning for several sizes",
+                format_bytes(self.options.block_bytes)
+            )
+        } else if layout.bytes() > 0 && layout.alignment() > ALLOCATION_ALIGNMENT {
+            format!("blocks are aligned to {ALLOCATION_ALIGNMENT} bytes; use a pool for more")
+        } else {
+            return Ok(());
+        };
+        Err(Error::invalid_argument(why).for_request(layout, stream).in_stack(self))
+    }
+}
+
+impl<R: DeviceMemoryResource> fmt::Display for FixedSizeMemoryResource<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}+fixed_size{}", self.ordered.upstream(), self.options)
+    }
+}
+
+// SAFETY: blocks are disjoint pieces of upstream's regions at multiples of 256; a block is handed to a stream only if
+// it belongs to it, or its owner's work is done or waited for (`Ordered`); regions go back to upstream only when all
+// work on them is done.
+#[deny(clippy::missing_trait_methods)]
+unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for FixedSizeMemoryResource<R> {
+    fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        self.check(layout, stream)?;
+        self.ordered.allocate(layout, stream).map_err(|error| error.in_stack(self))
+    }
+
+    unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+        self.ordered.deallocate(ptr, layout, stream, self);
+    }
+
+    fn driver(&self) -> &DriverHandle {
+        self.ordered.driver()
+    }
+
+    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
+        Some(self.ordered.upstream())
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        self.ordered.memory_info()
+    }
+
+    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+        is_same(self, other)
+    }
+
+    fn is_stream_ordered(&self) -> bool {
+        true
+    }
+
+    fn statistics(&self) -> Option<ResourceStatistics> {
+        Some(self.ordered.statistics())
+    }
+
+    fn trim(&self, keep_bytes: u64) -> Result<u64> {
+        self.ordered.trim(keep_bytes).map_err(|error| error.in_stack(self))
+    }
+}

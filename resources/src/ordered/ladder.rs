@@ -1,0 +1,394 @@
+//! The steps of the ladder that call the driver or upstream.
+
+use millpond_core::driver::Event;
+use millpond_core::{
+    ALLOCATION_ALIGNMENT, DeviceMemoryResource, DevicePtr, DriverError, Error, Layout, Result, StreamId,
+    StreamRef,
+};
+
+use super::store::{ANYONE, Epoch, Growth, Owner, Request, Store};
+use super::{Ordered, State};
+
+/// Another stream whose blocks are looked at.
+#[derive(Clone, Copy, Debug)]
+struct Donor {
+    id: StreamId,
+    /// Blocks of this epoch and before are meant.
+    epoch: Epoch,
+}
+
+/// A donor's point, recorded.
+#[derive(Clone, Copy, Debug)]
+struct Point {
+    donor: Donor,
+    event: Event,
+}
+
+impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
+    /// Goes down the ladder beyond the steps that need no driver.
+    #[cold]
+    pub(super) fn climb(&self, request: &Request, stream: StreamRef) -> Result<DevicePtr> {
+        let _slow = self.slow.lock();
+        // Another thread may have brought memory while this one waited for the lock.
+        if let Some(ptr) = self.try_hit(request, stream) {
+            return Ok(ptr);
+        }
+        if let Some(ptr) = self.take_from_best_donor(request, stream)? {
+            return Ok(ptr);
+        }
+        if self.reuse.completed && self.others_could_serve(request, stream) {
+            self.collect_completed()?;
+            if let Some(ptr) = self.try_hit(request, stream) {
+                return Ok(ptr);
+            }
+        }
+        if self.lost_bytes() > self.bytes_reserved() / 8
+            && let Some(ptr) = self.reclaim(request, stream)?
+        {
+            return Ok(ptr);
+        }
+        let refused = match self.grow(request, stream)? {
+            Ok(ptr) => {
+                self.state.lock().ladder.grow += 1;
+                return Ok(ptr);
+            }
+            Err(refused) => refused,
+        };
+        if let Some(ptr) = self.reclaim(request, stream)? {
+            return Ok(ptr);
+        }
+        if self.release_free_regions(0, stream) > 0
+            && let Ok(ptr) = self.grow(request, stream)?
+        {
+            self.state.lock().ladder.reclaim += 1;
+            return Ok(ptr);
+        }
+        let mut state = self.state.lock();
+        state.ladder.out_of_memory += 1;
+        let report = state.store.describe(request);
+        drop(state);
+        let error = Error::out_of_memory(Layout::new(request.requested), stream)
+            .on_device(self.driver.device())
+            .context(report);
+        Err(match refused {
+            Some(cause) => error.caused_by(cause),
+            None => error,
+        })
+    }
+
+    fn try_hit(&self, request: &Request, stream: StreamRef) -> Option<DevicePtr> {
+        let mut state = self.state.lock();
+        let owner = state.owner_of(stream);
+        state.hit(owner, request, self.reuse)
+    }
+
+    /// Steps three and four: one other stream has a block that fits.
+    fn take_from_best_donor(&self, request: &Request, stream: StreamRef) -> Result<Option<DevicePtr>> {
+        if !self.reuse.completed && !self.reuse.waited {
+            return Ok(None);
+        }
+        for donor in self.donors_with_fit(request, stream) {
+            let Some(point) = self.point_of(donor)? else { continue };
+            if self.reuse.completed && self.is_done(point)? {
+                if let Some(ptr) = self.try_hit(request, stream) {
+                    return Ok(Some(ptr));
+                }
+            } else if self.reuse.waited
+                && let Some(ptr) = self.wait_and_take(point, request, stream)?
+            {
+                return Ok(Some(ptr));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The other streams that have a block that fits, the best fit first.
+    fn donors_with_fit(&self, request: &Request, stream: StreamRef) -> Vec<Donor> {
+        let mut state = self.state.lock();
+        let me = state.owner_of(stream);
+        let State { store, streams, .. } = &*state;
+        let mut found: Vec<(u64, Donor)> = streams
+            .iter()
+            .filter(|(owner, _)| *owner != me)
+            .filter_map(|(owner, slot)| {
+                let fit = store.find(owner, Epoch::MAX, request)?;
+                Some((fit.bytes, Donor { id: slot.id, epoch: fit.epoch }))
+            })
+            .collect();
+        found.sort_by_key(|(bytes, _)| *bytes);
+        found.into_iter().map(|(_, donor)| donor).collect()
+    }
+
+    /// Makes `stream` wait for the point and hands a block out that the point covers.
+    fn wait_and_take(&self, point: Point, request: &Request, stream: StreamRef) -> Result<Option<DevicePtr>> {
+        self.driver.stream_wait_event(stream, point.event).map_err(|error| self.driver_error(error))?;
+        let mut state = self.state.lock();
+        let me = state.owner_of(stream);
+        let Some((donor, _)) = state.streams.find_mut(point.donor.id) else { return Ok(None) };
+        state.streams.waited(me, donor, point.donor.epoch);
+        let Some(fit) = state.store.find(donor, point.donor.epoch, request) else { return Ok(None) };
+        state.ladder.waited += 1;
+        Ok(Some(state.store.take(fit.token, request)))
+    }
+
+    /// Whether the blocks of all others together are worth asking for.
+    fn others_could_serve(&self, request: &Request, stream: StreamRef) -> bool {
+        let mut state = self.state.lock();
+        let me = state.owner_of(stream);
+        let State { store, streams, .. } = &*state;
+        let others: u64 =
+            streams.iter().filter(|(owner, _)| *owner != me).map(|(owner, _)| store.free_bytes(owner)).sum();
+        others > 0 && others + store.free_bytes(ANYONE) + store.free_bytes(me) >= request.bytes
+    }
+
+    /// Makes the blocks of all streams whose work is done anyone's, the requesting stream's too, so that
+    /// neighbours join whoever gave them back.
+    fn collect_completed(&self) -> Result<()> {
+        let donors: Vec<Donor> = {
+            let state = self.state.lock();
+            state
+                .streams
+                .iter()
+                .filter(|(owner, _)| state.store.free_bytes(*owner) > 0)
+                .map(|(_, slot)| Donor { id: slot.id, epoch: slot.epoch })
+                .collect()
+        };
+        for donor in donors {
+            if let Some(point) = self.point_of(donor)? {
+                self.is_done(point)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A recorded point of the donor that covers the epoch; records one if need be. `None` where the stream may be
+    /// gone: then its own next call is asked to record.
+    fn point_of(&self, donor: Donor) -> Result<Option<Point>> {
+        let (ticket, stream) = {
+            let mut state = self.state.lock();
+            let Some((_, slot)) = state.streams.find_mut(donor.id) else { return Ok(None) };
+            if let (Some(event), Some(epoch)) = (slot.event, slot.point)
+                && epoch >= donor.epoch
+            {
+                return Ok(Some(Point { donor: Donor { epoch, ..donor }, event }));
+            }
+            if slot.id.is_per_thread() && slot.id != StreamRef::PER_THREAD.id() {
+                slot.wanted = true;
+                return Ok(None);
+            }
+            (slot.end_epoch(), slot.stream)
+        };
+        let recorded = self.event_of(donor.id).and_then(|event| match event {
+            Some(event) => Ok(self.driver.event_record_if_alive(event, stream)?.then_some(event)),
+            None => Ok(None),
+        });
+        let mut state = self.state.lock();
+        match recorded {
+            Ok(Some(event)) => {
+                let epoch = ticket.epoch;
+                state.streams.point_recorded(ticket);
+                Ok(Some(Point { donor: Donor { epoch, ..donor }, event }))
+            }
+            Ok(None) => {
+                if let Some((_, slot)) = state.streams.find_mut(donor.id) {
+                    slot.wanted = true;
+                }
+                Ok(None)
+            }
+            Err(error) => {
+                drop(state);
+                Err(self.driver_error(error))
+            }
+        }
+    }
+
+    /// The event of a stream, made at first need.
+    pub(super) fn event_of(&self, id: StreamId) -> Result<Option<Event>, DriverError> {
+        let spare = {
+            let mut state = self.state.lock();
+            match state.streams.find_mut(id) {
+                None => return Ok(None),
+                Some((_, slot)) if slot.event.is_some() => return Ok(slot.event),
+                Some(_) => state.streams.take_spare_event(),
+            }
+        };
+        let fresh = match spare {
+            Some(event) => event,
+            None => self.driver.event_create(Default::default())?,
+        };
+        let mut state = self.state.lock();
+        let State { streams, .. } = &mut *state;
+        if let Some((_, slot)) = streams.find_mut(id)
+            && slot.event.is_none()
+        {
+            slot.event = Some(fresh);
+            return Ok(Some(fresh));
+        }
+        streams.keep_event(fresh);
+        Ok(streams.find_mut(id).and_then(|(_, slot)| slot.event))
+    }
+
+    /// Whether all work before the point is done; if so, the blocks that it covers become anyone's.
+    fn is_done(&self, point: Point) -> Result<bool> {
+        let done = self.driver.event_query(point.event).map_err(|error| self.driver_error(error))?;
+        if done {
+            let mut state = self.state.lock();
+            let State { store, streams, .. } = &mut *state;
+            if let Some((owner, slot)) = streams.find_mut(point.donor.id) {
+                if slot.point == Some(point.donor.epoch) {
+                    slot.point = None;
+                }
+                store.migrate(owner, point.donor.epoch, ANYONE, 0);
+            }
+        }
+        Ok(done)
+    }
+
+    /// Bytes that no point can be had for: their streams could not be recorded on and have not called since.
+    fn lost_bytes(&self) -> u64 {
+        let state = self.state.lock();
+        let lost = state.streams.iter().filter(|(_, slot)| slot.wanted);
+        lost.map(|(owner, _)| state.store.free_bytes(owner)).sum()
+    }
+
+    fn bytes_reserved(&self) -> u64 {
+        self.state.lock().store.totals().bytes_reserved
+    }
+
+    /// Takes memory from upstream and serves the request from it. The inner error is upstream's refusal, or `None`
+    /// where the resource's own limit refused.
+    fn grow(&self, request: &Request, stream: StreamRef) -> Result<Result<DevicePtr, Option<Error>>> {
+        let Some(growth) = self.state.lock().store.growth(request) else { return Ok(Err(None)) };
+        let (base, bytes) = match self.take_region(growth, stream)? {
+            Ok(region) => region,
+            Err(refused) => return Ok(Err(Some(refused))),
+        };
+        let mut state = self.state.lock();
+        let owner = self.add_region(&mut state, base, bytes, stream);
+        let fit = state.store.find(owner, Epoch::MAX, request).expect("growth covers the request");
+        Ok(Ok(state.store.take(fit.token, request)))
+    }
+
+    /// Adds a region for whom upstream's memory is ordered; says who that is.
+    fn add_region(&self, state: &mut State<S>, base: DevicePtr, bytes: u64, stream: StreamRef) -> Owner {
+        let (owner, epoch) = if self.upstream_is_ordered {
+            let owner = state.owner_of(stream);
+            (owner, state.streams.slot(owner).epoch)
+        } else {
+            (ANYONE, 0)
+        };
+        state.store.add_region(base, bytes, owner, epoch);
+        owner
+    }
+
+    /// Asks upstream for the preferred size, and for less where it refuses.
+    fn take_region(&self, growth: Growth, stream: StreamRef) -> Result<Result<(DevicePtr, u64), Error>> {
+        let mut bytes = growth.preferred;
+        loop {
+            match self.upstream.allocate(Layout::new(bytes), stream) {
+                Ok(base) => {
+                    debug_assert!(base.is_aligned_to(ALLOCATION_ALIGNMENT));
+                    tracing::debug!(target: "millpond::pool", bytes, "took a region from upstream");
+                    return Ok(Ok((base, bytes)));
+                }
+                Err(error) if !error.is_out_of_memory() => {
+                    if let Some(cause) = error.driver_error() {
+                        self.note(cause);
+                    }
+                    return Err(error);
+                }
+                Err(error) => match growth.after_refusal(bytes) {
+                    Some(less) => bytes = less,
+                    None => return Ok(Err(error)),
+                },
+            }
+        }
+    }
+
+    /// Takes the first region, before anybody asks.
+    pub(crate) fn reserve(&self, bytes: u64) -> Result<()> {
+        let growth = Growth { preferred: bytes, least: bytes, unit: ALLOCATION_ALIGNMENT };
+        let (base, bytes) = self.take_region(growth, StreamRef::LEGACY)??;
+        let mut state = self.state.lock();
+        self.add_region(&mut state, base, bytes, StreamRef::LEGACY);
+        Ok(())
+    }
+
+    /// Waits for the device; after that, all free blocks are anyone's.
+    fn synchronize(&self) -> Result<()> {
+        let covered: Vec<Donor> = {
+            let mut state = self.state.lock();
+            let donors = state.streams.iter_mut();
+            donors.map(|(_, slot)| Donor { id: slot.id, epoch: slot.end_epoch().epoch }).collect()
+        };
+        self.driver.synchronize().map_err(|error| self.driver_error(error))?;
+        let mut state = self.state.lock();
+        let State { store, streams, .. } = &mut *state;
+        for donor in covered {
+            if let Some((owner, slot)) = streams.find_mut(donor.id) {
+                slot.wanted = false;
+                if slot.point.is_some_and(|epoch| epoch <= donor.epoch) {
+                    slot.point = None;
+                }
+                store.migrate(owner, donor.epoch, ANYONE, 0);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the device and tries again, if any stream has blocks that waiting would free.
+    fn reclaim(&self, request: &Request, stream: StreamRef) -> Result<Option<DevicePtr>> {
+        if self.owned_free_bytes() == 0 {
+            return Ok(None);
+        }
+        self.synchronize()?;
+        let mut state = self.state.lock();
+        let Some(fit) = state.store.find(ANYONE, Epoch::MAX, request) else {
+            drop(state);
+            // Another thread may have given a block back on this stream meanwhile.
+            return Ok(self.try_hit(request, stream));
+        };
+        state.ladder.reclaim += 1;
+        Ok(Some(state.store.take(fit.token, request)))
+    }
+
+    /// Free bytes that belong to streams.
+    fn owned_free_bytes(&self) -> u64 {
+        let state = self.state.lock();
+        state.streams.iter().map(|(owner, _)| state.store.free_bytes(owner)).sum()
+    }
+
+    /// Gives regions that are free for anyone back until at most `keep_bytes` are held.
+    fn release_free_regions(&self, keep_bytes: u64, stream: StreamRef) -> u64 {
+        let mut released = 0;
+        loop {
+            let region = {
+                let mut state = self.state.lock();
+                if state.store.totals().bytes_reserved <= keep_bytes {
+                    return released;
+                }
+                state.store.remove_free_region()
+            };
+            let Some((base, bytes)) = region else { return released };
+            // SAFETY: the region came from upstream with this layout; no block of it is in use, and all
+            // work on its blocks is done.
+            unsafe { self.upstream.deallocate(base, Layout::new(bytes), stream) };
+            tracing::debug!(target: "millpond::pool", bytes, "gave a region back to upstream");
+            released += bytes;
+        }
+    }
+
+    pub(crate) fn trim(&self, keep_bytes: u64) -> Result<u64> {
+        let _slow = self.slow.lock();
+        if self.is_poisoned() {
+            return Err(super::poisoned());
+        }
+        if self.bytes_reserved() <= keep_bytes {
+            return Ok(0);
+        }
+        if self.owned_free_bytes() > 0 {
+            self.synchronize()?;
+        }
+        Ok(self.release_free_regions(keep_bytes, StreamRef::LEGACY))
+    }
+}

@@ -1,0 +1,295 @@
+//! Stream order for resources that keep free blocks: which block may be handed to which stream, at what price.
+//!
+//! Every free block has an *owner*, the stream on which it was given back, or nobody in particular once all work on
+//! it is known to be done. The owner's stream takes it back at once, without any driver call. Another stream
+//! goes down the **reuse ladder**, and each step is counted ([`LadderCounts`]):
+//!
+//! | step | a block that | driver calls |
+//! |---|---|---|
+//! | own stream | was given back on this stream, or whose work is known to be done (counted as completed) | 0 |
+//! | ordered | belongs to a stream that this one was made to wait for after the block was given back | 0 |
+//! | completed | belongs to a stream whose recorded point is done | a query; a record where none is there |
+//! | waited | the same, but not done: this stream is made to wait for the point | one wait more |
+//! | grow | is new, from upstream | upstream's |
+//! | reclaim | is had by synchronising with the device, and by giving whole free regions back to grow anew | a synchronisation |
+//!
+//! **Time is counted in points, not in frees.** Each stream has an epoch. A free notes the epoch and makes no driver
+//! call. Recording a point (one event per stream) ends the epoch and covers all blocks of it and before, so one
+//! record and one wait serve a batch. What a stream was made to wait for is remembered, and what *that* stream had
+//! been made to wait for before is inherited: a block moved from stream to stream never loses what it depends on.
+//!
+//! **Streams die.** A point can be recorded on a stream from elsewhere only while that stream is surely alive
+//! ([`Driver::event_record_if_alive`](millpond_core::Driver::event_record_if_alive)). Where it is not, the stream's own
+//! next call records it; blocks of streams that never call again are had back by synchronising, before the
+//! resource grows by more than an eighth because of them.
+//!
+//! **Locks.** One short lock around the blocks and what is known of the streams; no driver call and no upstream call is
+//! made under it. A second lock lets one thread at a time go beyond the first two steps.
+
+mod ladder;
+mod reuse;
+mod store;
+mod streams;
+
+use std::fmt::Debug;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use millpond_core::misuse::{self, Misuse, MisuseKind};
+use millpond_core::{
+    DeviceMemoryResource, DevicePtr, DriverError, DriverHandle, Error, LadderCounts, Layout, MemoryInfo,
+    ResourceStatistics, Result, StreamRef,
+};
+use parking_lot::Mutex;
+
+pub use reuse::Reuse;
+pub(crate) use store::{ANYONE, Epoch, Fit, Growth, Owner, Request, Store, StoreTotals};
+use streams::{Streams, Ticket};
+
+use crate::driver_memory::poisoned;
+
+/// A store of blocks over an upstream resource, in stream order.
+#[derive(Debug)]
+pub(crate) struct Ordered<R: DeviceMemoryResource, S: Store> {
+    upstream: R,
+    driver: DriverHandle,
+    reuse: Reuse,
+    /// Whether fresh memory is ordered for the stream that took it, or for all.
+    upstream_is_ordered: bool,
+    state: Mutex<State<S>>,
+    /// Held beyond the first two steps of the ladder.
+    slow: Mutex<()>,
+    poisoned: AtomicBool,
+    misuses: AtomicU64,
+}
+
+#[derive(Debug)]
+struct State<S> {
+    store: S,
+    streams: Streams,
+    ladder: LadderCounts,
+    deallocations: u64,
+}
+
+impl<S: Store> State<S> {
+    fn owner_of(&mut self, stream: StreamRef) -> Owner {
+        self.streams.owner_of(stream, &mut self.store)
+    }
+
+    /// The steps without a driver call.
+    fn hit(&mut self, owner: Owner, request: &Request, reuse: Reuse) -> Option<DevicePtr> {
+        let own = self.store.find(owner, Epoch::MAX, request);
+        let anyones = self.store.find(ANYONE, Epoch::MAX, request);
+        let (fit, counter) = match (own, anyones) {
+            (Some(own), Some(free)) if free.bytes < own.bytes => (free, &mut self.ladder.completed),
+            (Some(own), _) => (own, &mut self.ladder.own_stream),
+            (None, Some(free)) => (free, &mut self.ladder.completed),
+            (None, None) => (self.find_ordered(owner, request, reuse)?, &mut self.ladder.ordered),
+        };
+        *counter += 1;
+        Some(self.store.take(fit.token, request))
+    }
+
+    /// The best block of a stream that this one is ordered after.
+    fn find_ordered(&self, owner: Owner, request: &Request, reuse: Reuse) -> Option<Fit<S::Token>> {
+        if !reuse.ordered || self.streams.len() < 2 {
+            return None;
+        }
+        let me = self.streams.slot(owner);
+        self.streams
+            .iter()
+            .filter(|(other, _)| *other != owner)
+            .filter_map(|(other, _)| match me.seen(other) {
+                0 => None,
+                upto => self.store.find(other, upto, request),
+            })
+            .min_by_key(|fit| fit.bytes)
+    }
+}
+
+impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
+    pub(crate) fn new(upstream: R, mut store: S, reuse: Reuse) -> Self {
+        store.add_owner(ANYONE);
+        Self {
+            driver: upstream.driver().clone(),
+            upstream_is_ordered: upstream.is_stream_ordered(),
+            upstream,
+            reuse,
+            state: Mutex::new(State {
+                store,
+                streams: Streams::new(),
+                ladder: LadderCounts::default(),
+                deallocations: 0,
+            }),
+            slow: Mutex::new(()),
+            poisoned: AtomicBool::new(false),
+            misuses: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn upstream(&self) -> &R {
+        &self.upstream
+    }
+
+    pub(crate) fn driver(&self) -> &DriverHandle {
+        &self.driver
+    }
+
+    pub(crate) fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        if layout.bytes() == 0 {
+            return Ok(DevicePtr::NULL);
+        }
+        if self.is_poisoned() {
+            return Err(poisoned().for_request(layout, stream));
+        }
+        let request = Request::new(layout).ok_or_else(|| Error::request_too_large(layout, stream))?;
+        {
+            let mut state = self.state.lock();
+            let owner = state.owner_of(stream);
+            if let Some(ptr) = state.hit(owner, &request, self.reuse) {
+                return Ok(ptr);
+            }
+        }
+        self.climb(&request, stream).map_err(|error| match error.requested_bytes() {
+            // What upstream says is about the region it was asked for; the caller asked for this.
+            Some(bytes) if bytes == layout.bytes() => error,
+            _ => error.for_request(layout, stream),
+        })
+    }
+
+    /// Takes a block back; `name` is the resource as text, for the report of a misuse.
+    pub(crate) fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef, name: &dyn ToString) {
+        if ptr.is_null() {
+            return;
+        }
+        let wanted = {
+            let mut state = self.state.lock();
+            let owner = state.owner_of(stream);
+            let State { store, streams, deallocations, .. } = &mut *state;
+            let slot = streams.slot_mut(owner);
+            if let Err(kind) = store.give(ptr, layout, owner, slot.epoch) {
+                drop(state);
+                return self.refuse(kind, ptr, layout, stream, name);
+            }
+            *deallocations += 1;
+            std::mem::take(&mut slot.wanted).then(|| slot.end_epoch())
+        };
+        if let Some(ticket) = wanted {
+            self.record_for_others(ticket, stream);
+        }
+    }
+
+    /// Records a point on the calling stream, because another stream wanted its blocks and could not.
+    #[cold]
+    fn record_for_others(&self, ticket: Ticket, stream: StreamRef) {
+        if self.is_poisoned() {
+            return;
+        }
+        let outcome = self.event_of(ticket.id).and_then(|event| match event {
+            Some(event) => self.driver.event_record(event, stream).map(|()| true),
+            None => Ok(false),
+        });
+        match outcome {
+            Ok(true) => self.state.lock().streams.point_recorded(ticket),
+            Ok(false) => {}
+            // Nothing depends on the point: without it the blocks stay with their stream.
+            Err(error) => self.note(&error),
+        }
+    }
+
+    #[cold]
+    fn refuse(
+        &self,
+        kind: MisuseKind,
+        ptr: DevicePtr,
+        layout: Layout,
+        stream: StreamRef,
+        name: &dyn ToString,
+    ) {
+        self.misuses.fetch_add(1, Ordering::Relaxed);
+        misuse::report(&Misuse { kind, ptr, bytes: layout.bytes(), stream, resource: name.to_string() });
+    }
+
+    fn is_poisoned(&self) -> bool {
+        self.poisoned.load(Ordering::Relaxed)
+    }
+
+    fn note(&self, error: &DriverError) {
+        if error.is_sticky() && !self.poisoned.swap(true, Ordering::Relaxed) {
+            tracing::error!(target: "millpond::driver", %error, "the device is lost for this process");
+        }
+    }
+
+    /// Notes a sticky error and turns it into millpond's.
+    fn driver_error(&self, error: DriverError) -> Error {
+        self.note(&error);
+        Error::from(error)
+    }
+
+    pub(crate) fn statistics(&self) -> ResourceStatistics {
+        let state = self.state.lock();
+        let totals = state.store.totals();
+        ResourceStatistics {
+            bytes_in_use: totals.bytes_in_use,
+            bytes_requested: totals.bytes_requested,
+            peak_bytes_in_use: totals.peak_bytes_in_use,
+            bytes_reserved: totals.bytes_reserved,
+            peak_bytes_reserved: totals.peak_bytes_reserved,
+            largest_free_block: state.store.largest_free_block(),
+            blocks_in_use: totals.blocks_in_use,
+            blocks_free: totals.blocks_free,
+            regions: totals.regions,
+            allocations: state.ladder.served(),
+            deallocations: state.deallocations,
+            misuses: self.misuses.load(Ordering::Relaxed),
+            ladder: state.ladder,
+        }
+    }
+
+    /// What upstream has, and what is free here.
+    pub(crate) fn memory_info(&self) -> Result<MemoryInfo> {
+        let upstream = self.upstream.memory_info()?;
+        let state = self.state.lock();
+        let totals = state.store.totals();
+        let here = totals.bytes_reserved - totals.bytes_in_use;
+        Ok(MemoryInfo { free: (upstream.free + here).min(upstream.total), total: upstream.total })
+    }
+
+    /// Looks at the blocks under the lock.
+    pub(crate) fn inspect<T>(&self, look: impl FnOnce(&S) -> T) -> T {
+        look(&self.state.lock().store)
+    }
+
+    /// How many streams the resource knows.
+    pub(crate) fn streams(&self) -> usize {
+        self.state.lock().streams.len()
+    }
+}
+
+impl<R: DeviceMemoryResource, S: Store> Drop for Ordered<R, S> {
+    fn drop(&mut self) {
+        if *self.poisoned.get_mut() {
+            return;
+        }
+        let state = self.state.get_mut();
+        let regions = state.store.remove_all_regions();
+        let events = state.streams.drain_events();
+        if regions.is_empty() && events.is_empty() {
+            return;
+        }
+        // All recorded use must be over before memory goes back.
+        if let Err(error) = self.driver.synchronize() {
+            tracing::warn!(target: "millpond::driver", %error, "memory is left to the driver");
+            return;
+        }
+        for event in events {
+            // SAFETY: the event is this resource's own, and nothing waits for it any more.
+            if let Err(error) = unsafe { self.driver.event_destroy(event) } {
+                tracing::warn!(target: "millpond::driver", %error, "an event could not be destroyed");
+            }
+        }
+        for (base, bytes) in regions {
+            // SAFETY: the region came from upstream with this layout, and all work on the device is done.
+            unsafe { self.upstream.deallocate(base, Layout::new(bytes), StreamRef::LEGACY) };
+        }
+    }
+}

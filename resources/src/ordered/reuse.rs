@@ -1,0 +1,61 @@
+use std::fmt;
+use std::str::FromStr;
+
+use millpond_core::{Error, Result};
+
+/// Which steps of the reuse ladder between streams a resource may take. The steps on the own stream, growth
+/// and reclaim are always there.
+///
+/// In text: `reuse=ordered/completed/waited` (the default), any of the three, or `reuse=own` for none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Reuse {
+    /// Take blocks of streams that the requesting stream is already ordered after.
+    pub ordered: bool,
+    /// Take blocks of streams whose recorded point is done.
+    pub completed: bool,
+    /// Make the requesting stream wait for another stream's point.
+    pub waited: bool,
+}
+
+impl Reuse {
+    /// All steps.
+    pub const ALL: Self = Self { ordered: true, completed: true, waited: true };
+    /// No block passes from stream to stream, unless memory is short.
+    pub const OWN_STREAM: Self = Self { ordered: false, completed: false, waited: false };
+}
+
+impl Default for Reuse {
+    fn default() -> Self {
+        Self::ALL
+    }
+}
+
+impl FromStr for Reuse {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let mut reuse = Self::OWN_STREAM;
+        for step in text.split('/') {
+            match step.trim() {
+                "ordered" => reuse.ordered = true,
+                "completed" => reuse.completed = true,
+                "waited" => reuse.waited = true,
+                "own" => {}
+                other => {
+                    return Err(Error::invalid_argument(format!(
+                        "there is no step `{other}`; write own, or some of ordered/completed/waited"
+                    )));
+                }
+            }
+        }
+        Ok(reuse)
+    }
+}
+
+impl fmt::Display for Reuse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let steps = [(self.ordered, "ordered"), (self.completed, "completed"), (self.waited, "waited")];
+        let named: Vec<&str> = steps.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
+        f.write_str(if named.is_empty() { "own".to_owned() } else { named.join("/") }.as_str())
+    }
+}

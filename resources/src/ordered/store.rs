@@ -1,0 +1,122 @@
+use std::fmt::Debug;
+
+use millpond_core::misuse::MisuseKind;
+use millpond_core::{ALLOCATION_ALIGNMENT, DevicePtr, Layout};
+
+/// Whose free blocks: an index that [`Streams`](super::streams::Streams) gives to each stream.
+pub(crate) type Owner = u32;
+
+/// Free blocks that every stream may use at once: all work on them is known to be done.
+pub(crate) const ANYONE: Owner = 0;
+
+/// A stream's time, counted in recorded points. A block that was given back in an epoch is covered by the
+/// stream's recorded point of that epoch or any later one.
+pub(crate) type Epoch = u64;
+
+/// A request, rounded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Request {
+    /// As asked for.
+    pub(crate) requested: u64,
+    /// Rounded up to 256.
+    pub(crate) bytes: u64,
+    /// A power of two, at least 256.
+    pub(crate) alignment: u64,
+}
+
+impl Request {
+    /// `None` when no address space holds that much.
+    pub(crate) fn new(layout: Layout) -> Option<Self> {
+        let bytes = layout.rounded_bytes()?;
+        bytes.checked_add(layout.alignment()).filter(|sum| *sum <= 1 << 56)?;
+        Some(Self { requested: layout.bytes(), bytes, alignment: layout.alignment() })
+    }
+
+    /// Bytes that are enough wherever a block of base alignment starts.
+    pub(crate) fn padded_bytes(&self) -> u64 {
+        self.bytes + (self.alignment - ALLOCATION_ALIGNMENT)
+    }
+}
+
+/// A free block that serves a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fit<T> {
+    /// Names the block to [`Store::take`]; good until the store changes.
+    pub(crate) token: T,
+    /// The block's size in bytes.
+    pub(crate) bytes: u64,
+    /// When it was given back.
+    pub(crate) epoch: Epoch,
+}
+
+/// How much to take from upstream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Growth {
+    /// Bytes to try first.
+    pub(crate) preferred: u64,
+    /// Bytes without which it is no use.
+    pub(crate) least: u64,
+    /// Sizes in between are multiples of this.
+    pub(crate) unit: u64,
+}
+
+impl Growth {
+    /// The next size to try after `bytes` were refused.
+    pub(crate) fn after_refusal(&self, bytes: u64) -> Option<u64> {
+        (bytes > self.least).then(|| {
+            let half = (bytes / 2).next_multiple_of(self.unit);
+            if half < bytes { half.max(self.least) } else { self.least }
+        })
+    }
+}
+
+/// Sizes and counts of a store, without the streams.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct StoreTotals {
+    pub(crate) bytes_in_use: u64,
+    pub(crate) bytes_requested: u64,
+    pub(crate) peak_bytes_in_use: u64,
+    pub(crate) bytes_reserved: u64,
+    pub(crate) peak_bytes_reserved: u64,
+    pub(crate) blocks_in_use: u64,
+    pub(crate) blocks_free: u64,
+    pub(crate) regions: u64,
+}
+
+/// The blocks of a stream-ordered resource: which there are, and which are free for whom. Knows no driver and
+/// no stream; makes no decision about order.
+pub(crate) trait Store: Debug + Send {
+    /// Names a free block.
+    type Token: Copy;
+
+    /// Makes room for the free blocks of this owner.
+    fn add_owner(&mut self, owner: Owner);
+    /// Ends an owner that has no free blocks.
+    fn remove_owner(&mut self, owner: Owner);
+    /// The best free block of `owner` for `request`, among those given back in epoch `upto` or before.
+    fn find(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<Fit<Self::Token>>;
+    /// Hands the block out; what is left over stays with its owner.
+    fn take(&mut self, token: Self::Token, request: &Request) -> DevicePtr;
+    /// Takes a block back for `owner`, or says why not.
+    fn give(&mut self, ptr: DevicePtr, layout: Layout, owner: Owner, epoch: Epoch) -> Result<(), MisuseKind>;
+    /// Moves free blocks given back in epoch `upto` or before to another owner, as given back in `epoch`.
+    fn migrate(&mut self, from: Owner, upto: Epoch, to: Owner, epoch: Epoch);
+    /// Bytes in the free blocks of an owner.
+    fn free_bytes(&self, owner: Owner) -> u64;
+    /// The size of the largest free block, of whatever owner.
+    fn largest_free_block(&self) -> u64;
+    /// What to take from upstream to serve `request`, or `None` if nothing would.
+    fn growth(&self, request: &Request) -> Option<Growth>;
+    /// Adds memory from upstream as one free block (or several) of `owner`.
+    fn add_region(&mut self, base: DevicePtr, bytes: u64, owner: Owner, epoch: Epoch);
+    /// Removes a region that is free for [`ANYONE`] from end to end.
+    fn remove_free_region(&mut self) -> Option<(DevicePtr, u64)>;
+    /// Removes all regions, whatever is in use.
+    fn remove_all_regions(&mut self) -> Vec<(DevicePtr, u64)>;
+    /// Sizes and counts.
+    fn totals(&self) -> &StoreTotals;
+    /// What an out-of-memory error says about the blocks.
+    fn describe(&self, request: &Request) -> String;
+    /// Walks the whole structure and panics where an invariant does not hold.
+    fn validate(&self);
+}

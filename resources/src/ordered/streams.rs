@@ -1,0 +1,211 @@
+use millpond_core::driver::Event;
+use millpond_core::{StreamId, StreamRef};
+use rustc_hash::FxHashMap;
+
+use super::store::{ANYONE, Epoch, Owner, Store};
+
+/// What is known of one stream.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) id: StreamId,
+    pub(crate) stream: StreamRef,
+    /// Blocks given back now are of this epoch.
+    pub(crate) epoch: Epoch,
+    /// The stream's event, once one was needed. Recording it again only moves it to a later point, which
+    /// covers everything that the earlier one did.
+    pub(crate) event: Option<Event>,
+    /// The latest epoch that the event is known to cover, unless that is known to be done.
+    pub(crate) point: Option<Epoch>,
+    /// What the stream was ordered after when the point was recorded.
+    point_seen: Vec<(Owner, Epoch)>,
+    /// Up to which epoch of which other stream this stream's next work is ordered after.
+    seen: Vec<(Owner, Epoch)>,
+    /// Somebody else wants its blocks and could not record a point: the stream's own next call does.
+    pub(crate) wanted: bool,
+}
+
+impl Slot {
+    fn new(stream: StreamRef) -> Self {
+        Self {
+            id: stream.id(),
+            stream,
+            epoch: 1,
+            event: None,
+            point: None,
+            point_seen: Vec::new(),
+            seen: Vec::new(),
+            wanted: false,
+        }
+    }
+
+    /// The epoch of `other` up to which this stream is ordered after it.
+    pub(crate) fn seen(&self, other: Owner) -> Epoch {
+        self.seen.iter().find(|(owner, _)| *owner == other).map_or(0, |(_, epoch)| *epoch)
+    }
+
+    /// Ends the present epoch: blocks given back from now on are not covered by the point that the caller is about
+    /// to record. What the stream is ordered after is noted now, since a wait inserted meanwhile may miss the point.
+    pub(crate) fn end_epoch(&mut self) -> Ticket {
+        let ticket = Ticket { id: self.id, epoch: self.epoch, seen: self.seen.clone() };
+        self.epoch += 1;
+        ticket
+    }
+}
+
+/// The right to say that a point was recorded; see [`Slot::end_epoch`].
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    pub(crate) id: StreamId,
+    pub(crate) epoch: Epoch,
+    seen: Vec<(Owner, Epoch)>,
+}
+
+fn raise(known: &mut Vec<(Owner, Epoch)>, owner: Owner, epoch: Epoch) {
+    match known.iter_mut().find(|(other, _)| *other == owner) {
+        Some((_, old)) => *old = epoch.max(*old),
+        None => known.push((owner, epoch)),
+    }
+}
+
+/// The streams that a resource knows, each with an [`Owner`]; those that own nothing are forgotten as others
+/// come, so that a million streams leave no trace.
+#[derive(Debug, Default)]
+pub(crate) struct Streams {
+    /// By owner; `None` at [`ANYONE`] and where a stream was forgotten.
+    slots: Vec<Option<Slot>>,
+    by_id: FxHashMap<StreamId, Owner>,
+    vacant: Vec<Owner>,
+    /// The stream of the last call, which is mostly that of this one.
+    last: Option<(StreamId, Owner)>,
+    /// Forget idle streams when there are this many.
+    sweep_at: usize,
+    /// Events of forgotten streams.
+    spare_events: Vec<Event>,
+}
+
+const FIRST_SWEEP: usize = 32;
+
+impl Streams {
+    pub(crate) fn new() -> Self {
+        Self { slots: vec![None], sweep_at: FIRST_SWEEP, ..Self::default() }
+    }
+
+    /// The owner that stands for this stream.
+    pub(crate) fn owner_of(&mut self, stream: StreamRef, store: &mut impl Store) -> Owner {
+        let id = stream.id();
+        if let Some((last, owner)) = self.last
+            && last == id
+        {
+            return owner;
+        }
+        let owner = match self.by_id.get(&id) {
+            Some(owner) => *owner,
+            None => self.add(stream, store),
+        };
+        self.last = Some((id, owner));
+        owner
+    }
+
+    fn add(&mut self, stream: StreamRef, store: &mut impl Store) -> Owner {
+        if self.by_id.len() >= self.sweep_at {
+            self.sweep(store);
+        }
+        let owner = self.vacant.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            (self.slots.len() - 1) as Owner
+        });
+        let slot = Slot::new(stream);
+        self.by_id.insert(slot.id, owner);
+        self.slots[owner as usize] = Some(slot);
+        store.add_owner(owner);
+        owner
+    }
+
+    /// Forgets the streams that own no free block. They cost only what knowing their order was worth.
+    fn sweep(&mut self, store: &mut impl Store) {
+        self.last = None;
+        let mut gone = Vec::new();
+        for owner in 1..self.slots.len() as Owner {
+            if self.slots[owner as usize].is_some() && store.free_bytes(owner) == 0 {
+                let slot = self.slots[owner as usize].take().expect("checked above");
+                self.by_id.remove(&slot.id);
+                self.spare_events.extend(slot.event);
+                store.remove_owner(owner);
+                self.vacant.push(owner);
+                gone.push(owner);
+            }
+        }
+        for slot in self.slots.iter_mut().flatten() {
+            slot.seen.retain(|(owner, _)| !gone.contains(owner));
+            slot.point_seen.retain(|(owner, _)| !gone.contains(owner));
+        }
+        self.sweep_at = FIRST_SWEEP.max(self.by_id.len() * 2);
+    }
+
+    pub(crate) fn slot(&self, owner: Owner) -> &Slot {
+        self.slots[owner as usize].as_ref().expect("the owner of a known stream")
+    }
+
+    pub(crate) fn slot_mut(&mut self, owner: Owner) -> &mut Slot {
+        self.slots[owner as usize].as_mut().expect("the owner of a known stream")
+    }
+
+    /// The slot of a stream that may have been forgotten since the lock was last held.
+    pub(crate) fn find_mut(&mut self, id: StreamId) -> Option<(Owner, &mut Slot)> {
+        let owner = *self.by_id.get(&id)?;
+        self.slots[owner as usize].as_mut().map(|slot| (owner, slot))
+    }
+
+    /// All known streams.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Owner, &Slot)> {
+        (0..).zip(&self.slots).filter_map(|(owner, slot)| Some((owner, slot.as_ref()?)))
+    }
+
+    /// All known streams.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (Owner, &mut Slot)> {
+        (0..).zip(&mut self.slots).filter_map(|(owner, slot)| Some((owner, slot.as_mut()?)))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// The event of the ticket's stream has been recorded. Nothing happens if the stream was forgotten since.
+    pub(crate) fn point_recorded(&mut self, ticket: Ticket) {
+        if let Some((_, slot)) = self.find_mut(ticket.id)
+            && slot.point.is_none_or(|old| old < ticket.epoch)
+        {
+            slot.point = Some(ticket.epoch);
+            slot.point_seen = ticket.seen;
+        }
+    }
+
+    /// `waiter` was made to wait for the point of `donor`, which covers `epoch`: it is now ordered after all that
+    /// the donor was ordered after, too.
+    pub(crate) fn waited(&mut self, waiter: Owner, donor: Owner, epoch: Epoch) {
+        let inherited = self.slot(donor).point_seen.clone();
+        let seen = &mut self.slot_mut(waiter).seen;
+        raise(seen, donor, epoch);
+        for (owner, epoch) in inherited {
+            if owner != waiter && owner != ANYONE {
+                raise(seen, owner, epoch);
+            }
+        }
+    }
+
+    pub(crate) fn take_spare_event(&mut self) -> Option<Event> {
+        self.spare_events.pop()
+    }
+
+    /// Keeps an event that turned out not to be needed.
+    pub(crate) fn keep_event(&mut self, event: Event) {
+        self.spare_events.push(event);
+    }
+
+    /// All events, to be destroyed.
+    pub(crate) fn drain_events(&mut self) -> Vec<Event> {
+        let mut events = std::mem::take(&mut self.spare_events);
+        events.extend(self.iter_mut().filter_map(|(_, slot)| slot.event.take()));
+        events
+    }
+}

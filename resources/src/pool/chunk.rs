@@ -1,0 +1,120 @@
+use std::ops::{Index, IndexMut};
+
+use crate::ordered::{Epoch, Owner};
+
+/// No chunk.
+pub(crate) const NIL: u32 = u32::MAX;
+
+/// The owner of a chunk that is handed out.
+const IN_USE: Owner = Owner::MAX;
+/// The owner of a place in the table that holds no chunk.
+const VACANT: Owner = Owner::MAX - 1;
+
+/// A piece of a region, handed out or free. 48 bytes of host memory; device memory is never touched.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Chunk {
+    pub(crate) addr: u64,
+    pub(crate) bytes: u64,
+    /// The chunk that ends where this one starts, in the same region.
+    pub(crate) prev: u32,
+    /// The chunk that starts where this one ends, in the same region.
+    pub(crate) next: u32,
+    /// Neighbours in the bin of a free chunk; the next vacant place where there is no chunk.
+    pub(crate) bin_prev: u32,
+    pub(crate) bin_next: u32,
+    /// Whose free chunk, or `IN_USE`, or `VACANT`.
+    owner: Owner,
+    /// In use: the bytes asked for. Free: the epoch in which it was given back.
+    note: u64,
+}
+
+impl Chunk {
+    pub(crate) fn free(addr: u64, bytes: u64, prev: u32, next: u32, owner: Owner, epoch: Epoch) -> Self {
+        Self { addr, bytes, prev, next, bin_prev: NIL, bin_next: NIL, owner, note: epoch }
+    }
+
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.owner == IN_USE
+    }
+
+    pub(crate) fn is_free(&self) -> bool {
+        self.owner < VACANT
+    }
+
+    /// Whose free chunk this is; compare only with owners.
+    pub(crate) fn owner(&self) -> Owner {
+        self.owner
+    }
+
+    /// When a free chunk was given back.
+    pub(crate) fn epoch(&self) -> Epoch {
+        debug_assert!(self.is_free());
+        self.note
+    }
+
+    /// What was asked for, of a chunk in use.
+    pub(crate) fn requested(&self) -> u64 {
+        debug_assert!(self.is_in_use());
+        self.note
+    }
+
+    pub(crate) fn set_in_use(&mut self, requested: u64) {
+        self.owner = IN_USE;
+        self.note = requested;
+    }
+
+    pub(crate) fn set_free(&mut self, owner: Owner, epoch: Epoch) {
+        debug_assert!(owner < VACANT);
+        self.owner = owner;
+        self.note = epoch;
+    }
+}
+
+/// All chunks of a heap, by number; vacant places are reused.
+#[derive(Debug, Default)]
+pub(crate) struct Chunks {
+    table: Vec<Chunk>,
+    vacant: Option<u32>,
+}
+
+impl Chunks {
+    pub(crate) fn add(&mut self, chunk: Chunk) -> u32 {
+        match self.vacant {
+            Some(id) => {
+                self.vacant = Some(self.table[id as usize].bin_next).filter(|id| *id != NIL);
+                self.table[id as usize] = chunk;
+                id
+            }
+            None => {
+                self.table.push(chunk);
+                (self.table.len() - 1) as u32
+            }
+        }
+    }
+
+    pub(crate) fn remove(&mut self, id: u32) {
+        let chunk = &mut self.table[id as usize];
+        chunk.owner = VACANT;
+        chunk.bin_next = self.vacant.unwrap_or(NIL);
+        self.vacant = Some(id);
+    }
+
+    /// The chunk, if this number is one.
+    pub(crate) fn get(&self, id: u32) -> Option<&Chunk> {
+        self.table.get(id as usize).filter(|chunk| chunk.owner != VACANT)
+    }
+}
+
+impl Index<u32> for Chunks {
+    type Output = Chunk;
+
+    fn index(&self, id: u32) -> &Chunk {
+        &self.table[id as usize]
+    }
+}
+
+impl IndexMut<u32> for Chunks {
+    fn index_mut(&mut self, id: u32) -> &mut Chunk {
+        &mut self.table[id as usize]
+    }
+}

@@ -1,0 +1,133 @@
+use std::fmt;
+use std::sync::Arc;
+
+use millpond_core::stack::{LayerEntry, LayerKind};
+use millpond_core::{
+    ALLOCATION_ALIGNMENT, ByteSize, DeviceMemoryResource, Driver, Error, Layer, Result, format_bytes,
+};
+
+use super::PoolMemoryResource;
+use crate::ordered::Reuse;
+
+/// How `pool` is built from text.
+pub(crate) const ENTRY: LayerEntry = LayerEntry {
+    name: "pool",
+    about: "best fit with coalescing, growing, in stream order",
+    params: &[
+        ("initial", "bytes to take at once (default 0); a size, or a percentage of free memory"),
+        (
+            "max",
+            "bytes to hold at most (default: what upstream gives); a size, or a percentage of free memory",
+        ),
+        ("reuse", "steps between streams: ordered/completed/waited (default), some of them, or own"),
+    ],
+    kind: LayerKind::Layer(|params, upstream| {
+        let driver = upstream.driver().clone();
+        let options = PoolOptions {
+            initial_bytes: params.bytes("initial", &*driver)?.unwrap_or(0),
+            maximum_bytes: params.bytes("max", &*driver)?,
+            reuse: params.get("reuse")?.unwrap_or_default(),
+        };
+        Ok(Arc::new(PoolMemoryResource::new(upstream, options)?))
+    }),
+};
+
+/// How a [`PoolMemoryResource`] is made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PoolOptions {
+    /// Bytes taken from upstream at once; rounded up to 256.
+    pub initial_bytes: u64,
+    /// Bytes held at most; rounded down to 256. `None` for what upstream gives.
+    pub maximum_bytes: Option<u64>,
+    /// Which steps of the reuse ladder between streams may be taken.
+    pub reuse: Reuse,
+}
+
+impl PoolOptions {
+    /// Rounds and checks against the device.
+    pub(super) fn checked(self, driver: &dyn Driver) -> Result<Self> {
+        let initial_bytes =
+            self.initial_bytes.checked_next_multiple_of(ALLOCATION_ALIGNMENT).ok_or_else(|| {
+                Error::invalid_argument(
+                    "the pool's initial size is larger than any device; write for example initial=1GiB",
+                )
+            })?;
+        let maximum_bytes = self.maximum_bytes.map(|bytes| bytes & !(ALLOCATION_ALIGNMENT - 1));
+        if let Some(maximum) = maximum_bytes {
+            if initial_bytes > maximum {
+                return Err(Error::invalid_argument(format!(
+                    "the pool's initial size of {} exceeds its maximum of {}; lower `initial` or raise `max`",
+                    format_bytes(initial_bytes),
+                    format_bytes(maximum)
+                )));
+            }
+            let total = driver.mem_get_info()?.total;
+            if maximum > total {
+                return Err(Error::invalid_argument(format!(
+                    "the pool's maximum of {} exceeds the {} that {} has; lower `max`, or leave it out",
+                    format_bytes(maximum),
+                    format_bytes(total),
+                    driver.device()
+                )));
+            }
+        }
+        Ok(Self { initial_bytes, maximum_bytes, ..self })
+    }
+}
+
+/// As parameters of a stack's text; empty for the defaults.
+impl fmt::Display for PoolOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut separator = ':';
+        if self.initial_bytes > 0 {
+            write!(f, "{separator}initial={}", ByteSize::Bytes(self.initial_bytes))?;
+            separator = ',';
+        }
+        if let Some(maximum) = self.maximum_bytes {
+            write!(f, "{separator}max={}", ByteSize::Bytes(maximum))?;
+            separator = ',';
+        }
+        if self.reuse != Reuse::ALL {
+            write!(f, "{separator}reuse={}", self.reuse)?;
+        }
+        Ok(())
+    }
+}
+
+/// Puts a [`PoolMemoryResource`] on top of a resource.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[must_use]
+pub struct PoolLayer(PoolOptions);
+
+impl PoolLayer {
+    /// A pool that starts empty and grows as far as upstream lets it.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes so many bytes at once.
+    pub fn initial_bytes(mut self, bytes: u64) -> Self {
+        self.0.initial_bytes = bytes;
+        self
+    }
+
+    /// Holds so many bytes at most.
+    pub fn maximum_bytes(mut self, bytes: u64) -> Self {
+        self.0.maximum_bytes = Some(bytes);
+        self
+    }
+
+    /// Allows these steps of the reuse ladder.
+    pub fn reuse(mut self, reuse: Reuse) -> Self {
+        self.0.reuse = reuse;
+        self
+    }
+}
+
+impl<R: DeviceMemoryResource> Layer<R> for PoolLayer {
+    type Resource = PoolMemoryResource<R>;
+
+    fn layer(self, upstream: R) -> Result<Self::Resource> {
+        PoolMemoryResource::new(upstream, self.0)
+    }
+}

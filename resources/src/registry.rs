@@ -1,0 +1,99 @@
+//! The default resource of each device.
+//!
+//! Until one is set, a device's default is its plain [`CudaMemoryResource`]. What is returned is an owned
+//! handle: a resource that was replaced lives on for as long as somebody holds it, and blocks go back to the
+//! resource they came from. All functions may be called from any thread at any time.
+
+use std::sync::{Arc, LazyLock};
+
+use dashmap::DashMap;
+use millpond_core::{AnyResource, DeviceId, DeviceMemoryResourceExt, Error, Result};
+
+use crate::CudaMemoryResource;
+
+static DEFAULTS: LazyLock<DashMap<DeviceId, AnyResource>> = LazyLock::new(DashMap::new);
+
+fn initial(device: DeviceId) -> Result<AnyResource> {
+    Ok(Arc::new(CudaMemoryResource::new(millpond_driver::open(device)?)))
+}
+
+/// The default resource of `device`.
+///
+/// # Errors
+/// [`NoDevice`](millpond_core::ErrorKind::NoDevice) if the device is not there and nothing was set.
+pub fn get_per_device_resource(device: DeviceId) -> Result<AnyResource> {
+    if let Some(resource) = DEFAULTS.get(&device) {
+        return Ok(Arc::clone(&resource));
+    }
+    // Opening a device takes long; no lock is held meanwhile, and the first to come back wins.
+    let fresh = initial(device)?;
+    Ok(Arc::clone(&DEFAULTS.entry(device).or_insert(fresh)))
+}
+
+/// Makes `resource` the default of `device` and returns the one before.
+///
+/// ```
+/// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt};
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_resources::{CudaMemoryResource, PoolLayer, registry};
+///
+/// let device = SimDevice::new(SimConfig::h200());
+/// let pool = CudaMemoryResource::new(device.clone()).layer(PoolLayer::new())?.into_any();
+/// let id = pool.device();
+/// let before = registry::set_per_device_resource(id, pool)?;
+/// assert_eq!(before.to_string(), "cuda");
+/// assert_eq!(registry::get_per_device_resource(id)?.to_string(), "cuda+pool");
+/// assert_eq!(registry::reset_per_device_resource(id)?.to_string(), "cuda+pool");
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+///
+/// # Errors
+/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the resource is of another device;
+/// [`NoDevice`](millpond_core::ErrorKind::NoDevice) if there is no such device.
+pub fn set_per_device_resource(device: DeviceId, resource: AnyResource) -> Result<AnyResource> {
+    if resource.device() != device {
+        return Err(Error::invalid_argument(format!(
+            "`{resource}` allocates on {} and cannot be the default of {device}",
+            resource.device()
+        )));
+    }
+    if let Some(mut slot) = DEFAULTS.get_mut(&device) {
+        return Ok(std::mem::replace(&mut *slot, resource));
+    }
+    let fresh = initial(device)?;
+    let mut slot = DEFAULTS.entry(device).or_insert(fresh);
+    Ok(std::mem::replace(&mut *slot, resource))
+}
+
+/// Makes the plain resource the default of `device` again and returns the one before.
+///
+/// # Errors
+/// [`NoDevice`](millpond_core::ErrorKind::NoDevice) if there is no such device.
+pub fn reset_per_device_resource(device: DeviceId) -> Result<AnyResource> {
+    set_per_device_resource(device, initial(device)?)
+}
+
+/// The default resource of the calling thread's current device.
+///
+/// # Errors
+/// As [`get_per_device_resource`].
+pub fn get_current_device_resource() -> Result<AnyResource> {
+    get_per_device_resource(millpond_driver::current_device()?)
+}
+
+/// Makes `resource` the default of the calling thread's current device and returns the one before.
+///
+/// # Errors
+/// As [`set_per_device_resource`].
+pub fn set_current_device_resource(resource: AnyResource) -> Result<AnyResource> {
+    set_per_device_resource(millpond_driver::current_device()?, resource)
+}
+
+/// Makes the plain resource the default of the calling thread's current device again and returns the one
+/// before.
+///
+/// # Errors
+/// As [`reset_per_device_resource`].
+pub fn reset_current_device_resource() -> Result<AnyResource> {
+    reset_per_device_resource(millpond_driver::current_device()?)
+}
