@@ -1,1 +1,27 @@
-//! The adaptors of millpond: logging, statistics, thread safety.
+//! The adaptors of millpond. Each wraps a resource and is one itself.
+//!
+//! | adaptor | layer | in text | what it adds |
+//! |---|---|---|---|
+//! | [`LoggingResourceAdaptor`] | [`LoggingLayer`] | `logging` | a CSV row for every call, as RMM writes it |
+//! | [`StatisticsResourceAdaptor`] | [`StatisticsLayer`] | `statistics` | current, peak and total of bytes and allocations |
+//! | [`ThreadSafeResourceAdaptor`] | [`ThreadSafeLayer`] | `thread_safe` | a lock, so that threads may share the resource |
+//!
+//! Every adaptor has a folder with the same files: `mod.rs` holds the adaptor, `layer.rs` its layer and what
+//! text can say about it, `tests.rs` its tests. [`LAYERS`] lists them for
+//! [`StackSpec`](millpond_core::stack::StackSpec).
+
+pub mod logging;
+#[cfg(test)]
+mod probe;
+pub mod statistics;
+pub mod thread_safe;
+
+use millpond_core::stack::LayerEntry;
+
+pub use logging::{LoggingLayer, LoggingResourceAdaptor};
+pub use statistics::{StatisticsLayer, StatisticsResourceAdaptor};
+pub use thread_safe::{ThreadSafeLayer, ThreadSafeResourceAdaptor};
+
+/// The adaptors that a stack's text can name.
+pub const LAYERS: &[LayerEntry] =
+    &[logging::layer::ENTRY, statistics::layer::ENTRY, thread_safe::layer::ENTRY];

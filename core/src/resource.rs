@@ -150,7 +150,7 @@ macro_rules! forward {
             }
 
             fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
-                (**self).is_equal(other)
+                (**self).is_equal(peel(other))
             }
 
             fn is_stream_ordered(&self) -> bool {

@@ -13,6 +13,6 @@ mod device_spec;
 mod registry;
 pub mod sim;
 
-pub use counting::{CallCounts, CallKind, CountingDriver};
+pub use counting::{CallCounts, CallKind, CountingDriver, KindCounts};
 pub use device_spec::DeviceSpec;
 pub use registry::{current, current_device, open};

@@ -1,1 +1,64 @@
 //! The memory-manager plug-in interface (NBEP 7) over millpond's stacks.
+//!
+//! [NBEP 7](https://numba.readthedocs.io/en/stable/proposals/external-memory-management.html) describes how
+//! a framework, Numba first of all, leaves its memory to somebody else. This is that interface in Rust: a
+//! framework asks [`get_memory_manager`] for the manager of its device; a program chooses which one that is.
+//!
+//! | here | what it is |
+//! |---|---|
+//! | [`MemoryManager`] | the interface |
+//! | [`MillpondMemoryManager`] | over any stack: `MILLPOND_MEMORY_MANAGER=cuda+pool:initial=1GiB` |
+//! | [`CudaMemoryManager`] | the default: plain CUDA, frees deferred as Numba does |
+//! | [`HostOnlyMemoryManager`] | the host half, to build a manager of one's own on |
+//! | [`MemoryPointer`], [`MappedMemory`], [`PinnedMemory`] | what managers hand out: counted references |
+//! | [`Finalizer`], [`Token`] | how the last reference ends an allocation: by identity, not by address |
+//! | [`IpcHandle`] | memory for another process |
+//! | [`DeferredQueue`], [`DeferCleanup`] | deallocation that waits |
+//! | [`with_stream`] | memory in stream order, which the interface has no argument for |
+//! | [`set_memory_manager`], [`ManagerRegistry`] | which manager a process uses |
+//!
+//! # Rules
+//! - One manager per device, made at its first use. The choice is made once per process, before that.
+//! - Pointers may be dropped on any thread, after a reset, and while the process exits: that never panics
+//!   and prints nothing. A pointer that outlives a reset frees nothing, whoever has its address by then.
+//! - Managers call foreign code (builders, resources, finalizers) with no lock held that dropping a
+//!   pointer needs exclusively. A binding for a language with a global lock releases it around every call.
+//!
+//! ```no_run
+//! use millpond_core::{DeviceId, stack::LayerTable};
+//! use millpond_plugin::{MillpondMemoryManager, get_memory_manager, set_memory_manager};
+//!
+//! let layers = LayerTable::new(millpond_resources::LAYERS.iter().copied());
+//! set_memory_manager(MillpondMemoryManager::factory("cuda+pool:initial=1GiB".parse()?, layers))?;
+//!
+//! let manager = get_memory_manager(DeviceId::cuda(0))?;
+//! let memory = manager.memalloc(1 << 20)?;
+//! let second_half = memory.view(1 << 19..1 << 20)?;
+//! drop(memory); // the view keeps the allocation
+//! drop(second_half); // back to the pool
+//! # Ok::<(), millpond_core::Error>(())
+//! ```
+
+mod cuda_manager;
+mod deferred;
+mod host_only;
+mod ipc;
+mod manager;
+mod memory_pointer;
+mod millpond_manager;
+mod registry;
+mod release_order;
+mod stream_scope;
+
+pub use cuda_manager::CudaMemoryManager;
+pub use deferred::{DeferredOptions, DeferredQueue};
+pub use host_only::HostOnlyMemoryManager;
+pub use ipc::{IpcHandle, SourceInfo, get_ipc_handle};
+pub use manager::{DeferCleanup, HostAllocFlags, INTERFACE_VERSION, MemoryManager};
+pub use memory_pointer::{Finalizer, HostMemory, MappedMemory, MemoryPointer, Owner, PinnedMemory, Token};
+pub use millpond_manager::{MillpondMemoryManager, StackBuilder};
+pub use registry::{
+    Environment, MEMORY_MANAGER_VARIABLE, ManagerFactory, ManagerRegistry, OpenDevice, get_memory_manager,
+    set_memory_manager,
+};
+pub use stream_scope::{StreamScope, current_stream, with_stream};

@@ -1,1 +1,45 @@
 //! Reads allocation logs and replays them through stacks of memory resources.
+//!
+//! The binary `millpond-replay` is this library with a command line. A log goes through it like this:
+//!
+//! | module | does |
+//! |---|---|
+//! | [`log`] | reads rows: RMM's CSV, plain, gzip or zstd |
+//! | [`program`] | turns rows into a compact program of operations, in bounded memory |
+//! | [`engine`] | replays the program through a stack, on one thread or on many |
+//! | [`compare`] | does that for several stacks and collects the figures |
+//! | [`lineup`] | the stacks that are compared unless others are named |
+//! | [`report`] | prints the figures as a table, JSON or CSV |
+//!
+//! ```
+//! use millpond_replay::compare::{self, Settings, StackResult};
+//! use millpond_replay::engine::Options;
+//! use millpond_replay::log::LogReader;
+//! use millpond_replay::program::{Limits, Program};
+//! use millpond_replay::progress::Progress;
+//!
+//! let log = "Thread,Time,Action,Pointer,Size,Stream\n\
+//!            7,05:01:18.946606,allocate,0x7f00,1000,0\n\
+//!            7,05:01:18.946609,free,0x7f00,1000,0\n";
+//! let program = Program::read(LogReader::from_reader("example", log.as_bytes())?, Limits::default())?;
+//! let settings = Settings {
+//!     device: "sim:h200".parse()?,
+//!     stacks: vec!["cuda+pool".parse()?],
+//!     options: Options::default(),
+//! };
+//! let comparison = compare::compare(&program, &settings, &compare::layers(), &Progress::default())?;
+//! let StackResult::Ran(figures) = &comparison.stacks[0].result else { panic!() };
+//! assert_eq!((figures.operations, figures.failures), (2, 0));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+pub mod compare;
+pub mod engine;
+mod error;
+pub mod lineup;
+pub mod log;
+pub mod program;
+pub mod progress;
+pub mod report;
+
+pub use error::{Error, Result};

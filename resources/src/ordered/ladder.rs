@@ -1,6 +1,6 @@
 //! The steps of the ladder that call the driver or upstream.
 
-use millpond_core::driver::Event;
+use millpond_core::driver::{Event, EventFlags};
 use millpond_core::{
     ALLOCATION_ALIGNMENT, DeviceMemoryResource, DevicePtr, DriverError, Error, Layout, Result, StreamId,
     StreamRef,
@@ -29,6 +29,12 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     #[cold]
     pub(super) fn climb(&self, request: &Request, stream: StreamRef) -> Result<DevicePtr> {
         let _slow = self.slow.lock();
+        {
+            // Here nobody uses a stream's event: all who do hold the lock, or a ticket.
+            let mut state = self.state.lock();
+            let State { store, streams, .. } = &mut *state;
+            streams.sweep(store);
+        }
         // Another thread may have brought memory while this one waited for the lock.
         if let Some(ptr) = self.try_hit(request, stream) {
             return Ok(ptr);
@@ -176,56 +182,44 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
                 slot.wanted = true;
                 return Ok(None);
             }
-            (slot.end_epoch(), slot.stream)
+            (slot.ticket(), slot.stream)
         };
-        let recorded = self.event_of(donor.id).and_then(|event| match event {
-            Some(event) => Ok(self.driver.event_record_if_alive(event, stream)?.then_some(event)),
-            None => Ok(None),
-        });
-        let mut state = self.state.lock();
-        match recorded {
-            Ok(Some(event)) => {
-                let epoch = ticket.epoch;
-                state.streams.point_recorded(ticket);
-                Ok(Some(Point { donor: Donor { epoch, ..donor }, event }))
-            }
-            Ok(None) => {
-                if let Some((_, slot)) = state.streams.find_mut(donor.id) {
-                    slot.wanted = true;
-                }
-                Ok(None)
-            }
-            Err(error) => {
-                drop(state);
-                Err(self.driver_error(error))
+        let epoch = ticket.epoch;
+        let recorded = self
+            .event_of(donor.id)
+            .and_then(|event| Ok(self.driver.event_record_if_alive(event, stream)?.then_some(event)));
+        {
+            let mut state = self.state.lock();
+            state.streams.settle(ticket, matches!(recorded, Ok(Some(_))));
+            if let (Ok(None), Some((_, slot))) = (&recorded, state.streams.find_mut(donor.id)) {
+                slot.wanted = true;
             }
         }
+        let event = recorded.map_err(|error| self.driver_error(error))?;
+        Ok(event.map(|event| Point { donor: Donor { epoch, ..donor }, event }))
     }
 
-    /// The event of a stream, made at first need.
-    pub(super) fn event_of(&self, id: StreamId) -> Result<Option<Event>, DriverError> {
+    /// The event of a stream that has a ticket out, made at first need.
+    pub(super) fn event_of(&self, id: StreamId) -> Result<Event, DriverError> {
         let spare = {
             let mut state = self.state.lock();
-            match state.streams.find_mut(id) {
-                None => return Ok(None),
-                Some((_, slot)) if slot.event.is_some() => return Ok(slot.event),
-                Some(_) => state.streams.take_spare_event(),
+            let (_, slot) = state.streams.find_mut(id).expect("a stream with a ticket is not forgotten");
+            match slot.event {
+                Some(event) => return Ok(event),
+                None => state.streams.take_spare_event(),
             }
         };
         let fresh = match spare {
             Some(event) => event,
-            None => self.driver.event_create(Default::default())?,
+            None => self.driver.event_create(EventFlags::default())?,
         };
         let mut state = self.state.lock();
-        let State { streams, .. } = &mut *state;
-        if let Some((_, slot)) = streams.find_mut(id)
-            && slot.event.is_none()
-        {
-            slot.event = Some(fresh);
-            return Ok(Some(fresh));
+        let (_, slot) = state.streams.find_mut(id).expect("a stream with a ticket is not forgotten");
+        let event = *slot.event.get_or_insert(fresh);
+        if event != fresh {
+            state.streams.keep_event(fresh);
         }
-        streams.keep_event(fresh);
-        Ok(streams.find_mut(id).and_then(|(_, slot)| slot.event))
+        Ok(event)
     }
 
     /// Whether all work before the point is done; if so, the blocks that it covers become anyone's.
@@ -319,7 +313,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         let covered: Vec<Donor> = {
             let mut state = self.state.lock();
             let donors = state.streams.iter_mut();
-            donors.map(|(_, slot)| Donor { id: slot.id, epoch: slot.end_epoch().epoch }).collect()
+            donors.map(|(_, slot)| Donor { id: slot.id, epoch: slot.end_epoch() }).collect()
         };
         self.driver.synchronize().map_err(|error| self.driver_error(error))?;
         let mut state = self.state.lock();

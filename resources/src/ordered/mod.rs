@@ -171,7 +171,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
                 return self.refuse(kind, ptr, layout, stream, name);
             }
             *deallocations += 1;
-            std::mem::take(&mut slot.wanted).then(|| slot.end_epoch())
+            std::mem::take(&mut slot.wanted).then(|| slot.ticket())
         };
         if let Some(ticket) = wanted {
             self.record_for_others(ticket, stream);
@@ -181,18 +181,15 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     /// Records a point on the calling stream, because another stream wanted its blocks and could not.
     #[cold]
     fn record_for_others(&self, ticket: Ticket, stream: StreamRef) {
-        if self.is_poisoned() {
-            return;
-        }
-        let outcome = self.event_of(ticket.id).and_then(|event| match event {
-            Some(event) => self.driver.event_record(event, stream).map(|()| true),
-            None => Ok(false),
-        });
-        match outcome {
-            Ok(true) => self.state.lock().streams.point_recorded(ticket),
-            Ok(false) => {}
-            // Nothing depends on the point: without it the blocks stay with their stream.
-            Err(error) => self.note(&error),
+        let recorded = if self.is_poisoned() {
+            Ok(())
+        } else {
+            self.event_of(ticket.id).and_then(|event| self.driver.event_record(event, stream))
+        };
+        self.state.lock().streams.settle(ticket, recorded.is_ok() && !self.is_poisoned());
+        // Nothing depends on the point: without it the blocks stay with their stream.
+        if let Err(error) = recorded {
+            self.note(&error);
         }
     }
 

@@ -22,6 +22,8 @@ pub(crate) struct Slot {
     seen: Vec<(Owner, Epoch)>,
     /// Somebody else wants its blocks and could not record a point: the stream's own next call does.
     pub(crate) wanted: bool,
+    /// Tickets that are out: somebody is about to record the event.
+    tickets: u32,
 }
 
 impl Slot {
@@ -35,6 +37,7 @@ impl Slot {
             point_seen: Vec::new(),
             seen: Vec::new(),
             wanted: false,
+            tickets: 0,
         }
     }
 
@@ -43,17 +46,23 @@ impl Slot {
         self.seen.iter().find(|(owner, _)| *owner == other).map_or(0, |(_, epoch)| *epoch)
     }
 
-    /// Ends the present epoch: blocks given back from now on are not covered by the point that the caller is about
-    /// to record. What the stream is ordered after is noted now, since a wait inserted meanwhile may miss the point.
-    pub(crate) fn end_epoch(&mut self) -> Ticket {
-        let ticket = Ticket { id: self.id, epoch: self.epoch, seen: self.seen.clone() };
+    /// Ends the present epoch: blocks given back from now on are of the next.
+    pub(crate) fn end_epoch(&mut self) -> Epoch {
         self.epoch += 1;
-        ticket
+        self.epoch - 1
+    }
+
+    /// Ends the present epoch for a caller who is about to record the point that covers it, and then settles the
+    /// ticket. What the stream is ordered after is noted now, since a wait inserted meanwhile may miss the point.
+    pub(crate) fn ticket(&mut self) -> Ticket {
+        self.tickets += 1;
+        Ticket { id: self.id, epoch: self.end_epoch(), seen: self.seen.clone() }
     }
 }
 
-/// The right to say that a point was recorded; see [`Slot::end_epoch`].
+/// The right to say that a point was recorded; see [`Slot::ticket`]. Its stream is not forgotten meanwhile.
 #[derive(Debug)]
+#[must_use]
 pub(crate) struct Ticket {
     pub(crate) id: StreamId,
     pub(crate) epoch: Epoch,
@@ -107,9 +116,6 @@ impl Streams {
     }
 
     fn add(&mut self, stream: StreamRef, store: &mut impl Store) -> Owner {
-        if self.by_id.len() >= self.sweep_at {
-            self.sweep(store);
-        }
         let owner = self.vacant.pop().unwrap_or_else(|| {
             self.slots.push(None);
             (self.slots.len() - 1) as Owner
@@ -121,13 +127,17 @@ impl Streams {
         owner
     }
 
-    /// Forgets the streams that own no free block. They cost only what knowing their order was worth.
-    fn sweep(&mut self, store: &mut impl Store) {
+    /// Forgets the streams that own no free block, once there are many. They cost only what knowing their order was
+    /// worth. The caller uses no stream's event meanwhile: a forgotten stream's goes to another.
+    pub(crate) fn sweep(&mut self, store: &mut impl Store) {
+        if self.by_id.len() < self.sweep_at {
+            return;
+        }
         self.last = None;
         let mut gone = Vec::new();
         for owner in 1..self.slots.len() as Owner {
-            if self.slots[owner as usize].is_some() && store.free_bytes(owner) == 0 {
-                let slot = self.slots[owner as usize].take().expect("checked above");
+            let idle = |slot: &mut Slot| slot.tickets == 0 && store.free_bytes(owner) == 0;
+            if let Some(slot) = self.slots[owner as usize].take_if(idle) {
                 self.by_id.remove(&slot.id);
                 self.spare_events.extend(slot.event);
                 store.remove_owner(owner);
@@ -170,11 +180,11 @@ impl Streams {
         self.by_id.len()
     }
 
-    /// The event of the ticket's stream has been recorded. Nothing happens if the stream was forgotten since.
-    pub(crate) fn point_recorded(&mut self, ticket: Ticket) {
-        if let Some((_, slot)) = self.find_mut(ticket.id)
-            && slot.point.is_none_or(|old| old < ticket.epoch)
-        {
+    /// The event of the ticket's stream was recorded after the ticket was made, or was not.
+    pub(crate) fn settle(&mut self, ticket: Ticket, recorded: bool) {
+        let (_, slot) = self.find_mut(ticket.id).expect("a stream with a ticket is not forgotten");
+        slot.tickets -= 1;
+        if recorded && slot.point.is_none_or(|old| old < ticket.epoch) {
             slot.point = Some(ticket.epoch);
             slot.point_seen = ticket.seen;
         }

@@ -1,1 +1,167 @@
+use std::collections::BTreeMap;
 
+use millpond_core::misuse::MisuseKind;
+use millpond_core::{DevicePtr, Layout};
+use proptest::prelude::*;
+
+use super::heap::Heap;
+use crate::ordered::{ANYONE, Epoch, Owner, Request, Store};
+
+const OWNERS: Owner = 4;
+
+/// Adds a region well apart from the others, as `add_region` of the ladder does.
+fn grow(heap: &mut Heap, request: &Request, owner: Owner, epoch: Epoch, at: &mut u64) {
+    let growth = heap.growth(request).expect("there is no maximum");
+    assert!(growth.preferred >= growth.least && growth.least >= request.bytes);
+    heap.add_region(DevicePtr::new(*at), growth.preferred, owner, epoch);
+    *at += growth.preferred + (64 << 20);
+}
+
+fn heap() -> Heap {
+    let mut heap = Heap::new(None);
+    (0..OWNERS).for_each(|owner| heap.add_owner(owner));
+    heap
+}
+
+fn request(bytes: u64) -> Request {
+    Request::new(Layout::new(bytes)).expect("not too large")
+}
+
+/// One step of a random test.
+#[derive(Clone, Debug)]
+enum Step {
+    Take { owner: Owner, bytes: u64, alignment_log2: u32 },
+    Give { index: usize, owner: Owner },
+    Migrate { from: Owner, to: Owner, back: Epoch },
+    Release,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let bytes = prop_oneof![
+        4 => 1..5000u64,
+        2 => (0..14u32).prop_map(|shift| 256 << shift),
+        2 => (0..14u32).prop_map(|shift| (256 << shift) + 1),
+        1 => 1..(64u64 << 20),
+    ];
+    let step = prop_oneof![
+        6 => (0..OWNERS, bytes, 8..22u32)
+            .prop_map(|(owner, bytes, log2)| Step::Take { owner, bytes, alignment_log2: if log2 > 12 { 8 } else { log2 } }),
+        5 => (any::<usize>(), 0..OWNERS).prop_map(|(index, owner)| Step::Give { index, owner }),
+        1 => (0..OWNERS, 0..OWNERS, 0..20u64).prop_map(|(from, to, back)| Step::Migrate { from, to, back }),
+        1 => Just(Step::Release),
+    ];
+    prop::collection::vec(step, 1..400)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// The heap against a map of what is handed out: nothing overlaps, every epoch is kept, all invariants hold.
+    #[test]
+    fn heap_agrees_with_a_map(steps in steps()) {
+        let mut heap = heap();
+        let mut live: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+        let (mut at, mut epoch) = (1u64 << 40, 0);
+        for step in steps {
+            epoch += 1;
+            match step {
+                Step::Take { owner, bytes, alignment_log2 } => {
+                    let layout = Layout::with_alignment(bytes, 1 << alignment_log2).expect("a power of two");
+                    let request = Request::new(layout).expect("not too large");
+                    if heap.find(owner, Epoch::MAX, &request).is_none() {
+                        grow(&mut heap, &request, owner, epoch, &mut at);
+                    }
+                    let fit = heap.find(owner, Epoch::MAX, &request).expect("the heap grew");
+                    prop_assert!(fit.bytes >= request.bytes && fit.epoch <= epoch);
+                    if fit.epoch > 0 {
+                        prop_assert_ne!(heap.find(owner, fit.epoch - 1, &request).map(|f| f.token), Some(fit.token));
+                    }
+                    let start = heap.take(fit.token, &request).address();
+                    prop_assert_eq!(start % layout.alignment(), 0);
+                    if let Some((before, (size, _))) = live.range(..=start).next_back() {
+                        prop_assert!(before + size <= start);
+                    }
+                    if let Some((after, _)) = live.range(start..).next() {
+                        prop_assert!(start + request.bytes <= *after);
+                    }
+                    live.insert(start, (request.bytes, bytes));
+                }
+                Step::Give { index, owner } if !live.is_empty() => {
+                    let (start, (_, bytes)) = live.iter().nth(index % live.len()).map(|(a, b)| (*a, *b)).expect("not empty");
+                    let wrong = heap.give(DevicePtr::new(start), Layout::new(bytes + 1), owner, epoch);
+                    prop_assert_eq!(wrong, Err(MisuseKind::WrongSize { allocated_bytes: bytes }));
+                    prop_assert_eq!(heap.give(DevicePtr::new(start), Layout::new(bytes), owner, epoch), Ok(()));
+                    prop_assert_eq!(
+                        heap.give(DevicePtr::new(start), Layout::new(bytes), owner, epoch),
+                        Err(MisuseKind::DoubleFree)
+                    );
+                    live.remove(&start);
+                }
+                Step::Give { .. } => {}
+                Step::Migrate { from, to, back } if from != to => {
+                    heap.migrate(from, epoch.saturating_sub(back), to, if to == ANYONE { 0 } else { epoch });
+                }
+                Step::Migrate { .. } => {}
+                Step::Release => {
+                    while let Some((base, bytes)) = heap.remove_free_region() {
+                        prop_assert!(live.range(base.address()..base.address() + bytes).next().is_none());
+                    }
+                }
+            }
+            heap.validate();
+        }
+        let totals = heap.totals();
+        prop_assert_eq!(totals.blocks_in_use as usize, live.len());
+        prop_assert_eq!(totals.bytes_in_use, live.values().map(|(rounded, _)| rounded).sum::<u64>());
+    }
+
+    /// Whatever is free for an owner and large enough is found, however many blocks share its bin.
+    #[test]
+    fn a_fitting_block_is_always_found(sizes in prop::collection::vec(32..64u64, 1..300), wanted in 32..64u64) {
+        let mut heap = heap();
+        let mut at = 1u64 << 40;
+        for granules in &sizes {
+            heap.add_region(DevicePtr::new(at), granules * 256 * 32, 1, 0);
+            at += 1 << 30;
+        }
+        let best = sizes.iter().filter(|granules| **granules >= wanted).min();
+        let found = heap.find(1, Epoch::MAX, &request(wanted * 256 * 32));
+        prop_assert_eq!(found.is_some(), best.is_some());
+    }
+}
+
+#[test]
+fn pointers_that_are_no_blocks_are_refused() {
+    let mut heap = heap();
+    let mut at = 1 << 40;
+    grow(&mut heap, &request(1000), ANYONE, 0, &mut at);
+    let fit = heap.find(ANYONE, 0, &request(1000)).expect("the heap grew");
+    let ptr = heap.take(fit.token, &request(1000));
+    let refused = |heap: &mut Heap, ptr| heap.give(ptr, Layout::new(1000), 1, 1);
+    assert_eq!(refused(&mut heap, DevicePtr::new(64)), Err(MisuseKind::ForeignPointer));
+    assert_eq!(refused(&mut heap, ptr.offset(256)), Err(MisuseKind::ForeignPointer), "inside a block in use");
+    assert_eq!(refused(&mut heap, ptr.offset(1024)), Err(MisuseKind::DoubleFree), "in free memory");
+    assert_eq!(refused(&mut heap, ptr), Ok(()));
+    heap.validate();
+}
+
+#[test]
+fn neighbours_of_different_streams_join_once_both_are_anyones() {
+    let mut heap = heap();
+    heap.add_region(DevicePtr::new(1 << 40), 2048, ANYONE, 0);
+    let blocks: Vec<DevicePtr> = (0..2)
+        .map(|_| {
+            let fit = heap.find(ANYONE, 0, &request(1024)).expect("there is room");
+            heap.take(fit.token, &request(1024))
+        })
+        .collect();
+    heap.give(blocks[0], Layout::new(1024), 1, 5).expect("a block");
+    heap.give(blocks[1], Layout::new(1024), 2, 7).expect("a block");
+    assert_eq!(heap.largest_free_block(), 1024);
+    heap.migrate(1, 4, ANYONE, 0);
+    assert_eq!(heap.free_bytes(ANYONE), 0, "epoch 5 is not covered by a point of epoch 4");
+    heap.migrate(1, 5, ANYONE, 0);
+    heap.migrate(2, 7, ANYONE, 0);
+    assert_eq!(heap.largest_free_block(), 2048);
+    assert_eq!(heap.remove_free_region(), Some((DevicePtr::new(1 << 40), 2048)));
+}

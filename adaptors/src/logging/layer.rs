@@ -1,0 +1,235 @@
+use std::ffi::OsString;
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use millpond_core::stack::{LayerEntry, LayerKind, Params};
+use millpond_core::{AnyResource, DeviceMemoryResource, Error, ErrorKind, Layer, Result};
+
+use super::LoggingResourceAdaptor;
+use super::sink::Sink;
+
+/// The variables that name the log, in the order in which they are asked.
+pub const FILE_VARIABLES: [&str; 2] = ["MILLPOND_LOG_FILE", "RMM_LOG_FILE"];
+
+/// Adds a [`LoggingResourceAdaptor`]; says where the log goes and what it looks like.
+///
+/// ```no_run
+/// use millpond_adaptors::logging::{Columns, LoggingLayer};
+/// let layer = LoggingLayer::new().file("allocations.csv").columns(Columns::Extended);
+/// ```
+#[derive(Default)]
+pub struct LoggingLayer {
+    destination: Destination,
+    columns: Columns,
+    flush: Flush,
+}
+
+#[derive(Default)]
+enum Destination {
+    #[default]
+    Environment,
+    File(PathBuf),
+    Writer(Box<dyn Write + Send>),
+}
+
+/// Which columns a log has.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Columns {
+    /// RMM's six: [`HEADER`](super::HEADER).
+    #[default]
+    Rmm,
+    /// RMM's six and five further ones: [`EXTENDED_HEADER`](super::EXTENDED_HEADER).
+    Extended,
+}
+
+/// When rows leave the process.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Flush {
+    /// Each row is written and flushed before the call that it is about returns: one system call a row, and
+    /// a log that is complete whatever becomes of the process.
+    #[default]
+    EveryRow,
+    /// Rows are written in blocks of 64 KiB, by [`flush`](LoggingResourceAdaptor::flush) and on drop. What is
+    /// in the buffer when a process aborts, is killed, or exits without dropping the adaptor, is lost.
+    Buffered,
+}
+
+impl LoggingLayer {
+    /// RMM's columns, each row flushed, to the file that `MILLPOND_LOG_FILE` or `RMM_LOG_FILE` names.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Writes to this file. What it held is lost.
+    #[must_use]
+    pub fn file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.destination = Destination::File(path.into());
+        self
+    }
+
+    /// Writes to this writer. It gets whole rows; one that fails loses them.
+    #[must_use]
+    pub fn writer(mut self, writer: impl Write + Send + 'static) -> Self {
+        self.destination = Destination::Writer(Box::new(writer));
+        self
+    }
+
+    /// Which columns are written.
+    #[must_use]
+    pub fn columns(mut self, columns: Columns) -> Self {
+        self.columns = columns;
+        self
+    }
+
+    /// When rows leave the process.
+    #[must_use]
+    pub fn flush(mut self, flush: Flush) -> Self {
+        self.flush = flush;
+        self
+    }
+
+    /// Opens the destination.
+    pub(super) fn open(self) -> Result<(Sink, Settings)> {
+        let Self { destination, columns, flush } = self;
+        let path = match destination {
+            Destination::Writer(writer) => {
+                let sink = Sink::new(writer, "writer".to_owned(), flush);
+                return Ok((sink, Settings { path: None, columns, flush }));
+            }
+            Destination::File(path) => path,
+            Destination::Environment => default_file_name()?,
+        };
+        let name = path.display().to_string();
+        let settings = Settings { path: Some(path.clone()), columns, flush };
+        let file = open_file(&path).map_err(|error| settings.unwritable(error))?;
+        Ok((Sink::new(Box::new(file), name, flush), settings))
+    }
+}
+
+/// What an adaptor keeps of its layer; prints itself as text names the layer.
+#[derive(Debug)]
+pub(super) struct Settings {
+    /// The file, if it is one.
+    path: Option<PathBuf>,
+    pub(super) columns: Columns,
+    flush: Flush,
+}
+
+impl Settings {
+    pub(super) fn unwritable(&self, error: io::Error) -> Error {
+        let log = self.path.as_ref().map_or("its writer".to_owned(), |path| format!("`{}`", path.display()));
+        let message = format!("the allocation log cannot be written to {log}; choose another file");
+        Error::new(ErrorKind::Io, message).caused_by(error)
+    }
+}
+
+impl fmt::Display for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let file = self.path.as_ref().map(|path| format!("file={}", path.display()));
+        let columns = (self.columns == Columns::Extended).then(|| "columns=extended".to_owned());
+        let flush = (self.flush == Flush::Buffered).then(|| "flush=buffered".to_owned());
+        let params: Vec<String> = [file, columns, flush].into_iter().flatten().collect();
+        write!(f, "logging{}{}", if params.is_empty() { "" } else { ":" }, params.join(","))
+    }
+}
+
+/// Appends, so that two logs of one file at least never overwrite each other's rows.
+fn open_file(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new().create(true).append(true).open(path)?;
+    if file.metadata()?.is_file() {
+        file.set_len(0)?;
+    }
+    Ok(file)
+}
+
+/// The file that the environment names: `MILLPOND_LOG_FILE`, else `RMM_LOG_FILE`.
+///
+/// # Errors
+/// [`InvalidArgument`](ErrorKind::InvalidArgument) if neither is set, or both are empty.
+pub fn default_file_name() -> Result<PathBuf> {
+    file_name_from(|name| std::env::var_os(name))
+}
+
+pub(super) fn file_name_from(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf> {
+    let set = FILE_VARIABLES.into_iter().filter_map(variable).find(|value| !value.is_empty());
+    set.map(PathBuf::from).ok_or_else(|| {
+        Error::invalid_argument(
+            "the allocation log has no file; name one (`logging:file=log.csv`), or set MILLPOND_LOG_FILE",
+        )
+    })
+}
+
+impl<R: DeviceMemoryResource> Layer<R> for LoggingLayer {
+    type Resource = LoggingResourceAdaptor<R>;
+
+    fn layer(self, upstream: R) -> Result<Self::Resource> {
+        LoggingResourceAdaptor::new(upstream, self)
+    }
+}
+
+impl fmt::Debug for LoggingLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let destination: &dyn fmt::Debug = match &self.destination {
+            Destination::Environment => &"environment",
+            Destination::File(path) => path,
+            Destination::Writer(_) => &"writer",
+        };
+        f.debug_struct("LoggingLayer")
+            .field("destination", destination)
+            .field("columns", &self.columns)
+            .field("flush", &self.flush)
+            .finish()
+    }
+}
+
+impl FromStr for Columns {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "rmm" => Ok(Self::Rmm),
+            "extended" => Ok(Self::Extended),
+            _ => Err(Error::invalid_argument("write rmm or extended")),
+        }
+    }
+}
+
+impl FromStr for Flush {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "row" => Ok(Self::EveryRow),
+            "buffered" => Ok(Self::Buffered),
+            _ => Err(Error::invalid_argument("write row or buffered")),
+        }
+    }
+}
+
+pub(crate) const ENTRY: LayerEntry = LayerEntry {
+    name: "logging",
+    about: "writes a CSV row for every call, as RMM does",
+    params: &[
+        ("file", "where to; without it MILLPOND_LOG_FILE or RMM_LOG_FILE says"),
+        (
+            "columns",
+            "rmm (as RMM's logs, the default) or extended (device, alignment, clock and duration too)",
+        ),
+        ("flush", "row (nothing is lost in an abort, the default) or buffered (faster)"),
+    ],
+    kind: LayerKind::Layer(build),
+};
+
+fn build(params: &Params<'_>, upstream: AnyResource) -> Result<AnyResource> {
+    let mut layer = LoggingLayer::new()
+        .columns(params.get("columns")?.unwrap_or_default())
+        .flush(params.get("flush")?.unwrap_or_default());
+    if let Some(file) = params.text("file") {
+        layer = layer.file(file);
+    }
+    Ok(Arc::new(layer.layer(upstream)?))
+}

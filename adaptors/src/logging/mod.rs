@@ -1,0 +1,187 @@
+//! Logging: a row of CSV for every call, as RMM writes it.
+//!
+//! ```text
+//! Thread,Time,Action,Pointer,Size,Stream
+//! 140213,14:03:07.123456,allocate,0x7f3c20000000,1000,0
+//! 140213,14:03:07.123533,free,0x7f3c20000000,1000,0
+//! 140213,14:03:07.123610,allocate failure,(nil),1099511627776,0x55e8c0a1b2d0
+//! ```
+//!
+//! [`Row`] says what each column holds, and reads and writes it.
+
+mod clock;
+pub(crate) mod layer;
+mod log;
+mod row;
+mod sink;
+#[cfg(test)]
+mod tests;
+mod thread;
+
+use std::fmt;
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use millpond_core::{
+    DeviceMemoryResource, DevicePtr, DriverHandle, Layer, Layout, MemoryInfo, ResourceStatistics, Result,
+    StreamRef, is_same,
+};
+use parking_lot::Mutex;
+
+pub use layer::{Columns, FILE_VARIABLES, Flush, LoggingLayer, default_file_name};
+pub use row::{Action, EXTENDED_HEADER, HEADER, Row, TimeOfDay};
+
+use layer::Settings;
+use log::{Entry, Log, nanoseconds_since};
+
+/// Writes a row of CSV for every allocation, failure and deallocation.
+///
+/// A deallocation is logged before the upstream is called, an allocation after it returned, so that the
+/// rows of an address that several threads reuse never overlap. Rows are whole and in order of time,
+/// whatever the threads. By default each row is with the operating system before the call that it is about
+/// returns, so that the log of a process that aborts is complete; [`Flush::Buffered`] trades that for speed.
+///
+/// A log that cannot be opened is an error when the adaptor is built. A write that fails later never fails
+/// an allocation: it is counted in [`write_errors`](Self::write_errors) and reported through `tracing`
+/// once.
+///
+/// `millpond-replay` reads these logs, and RMM's.
+///
+/// ```
+/// use millpond_adaptors::LoggingResourceAdaptor;
+/// use millpond_core::{DeviceMemoryResourceExt, StreamRef};
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_resources::CudaMemoryResource;
+///
+/// let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+/// let resource = LoggingResourceAdaptor::to_writer(cuda, std::io::stdout())?;
+/// let block = resource.allocate_bytes(1000, StreamRef::LEGACY)?;
+/// // SAFETY: the block is live, unused, and given back with its layout.
+/// unsafe { resource.deallocate_bytes(block, 1000, StreamRef::LEGACY) };
+/// assert_eq!(resource.rows_written(), 2);
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct LoggingResourceAdaptor<R> {
+    upstream: R,
+    settings: Settings,
+    log: Mutex<Log>,
+}
+
+impl<R: DeviceMemoryResource> LoggingResourceAdaptor<R> {
+    /// Opens the log that `layer` describes.
+    ///
+    /// # Errors
+    /// [`Io`](millpond_core::ErrorKind::Io) if it cannot be written, naming the file;
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if no file is named.
+    pub fn new(upstream: R, layer: LoggingLayer) -> Result<Self> {
+        let (sink, settings) = layer.open()?;
+        let log = Log::open(sink, settings.columns, upstream.driver().device())
+            .map_err(|error| settings.unwritable(error))?;
+        tracing::debug!(target: "millpond::logging", ?settings, "logging allocations");
+        Ok(Self { upstream, settings, log: Mutex::new(log) })
+    }
+
+    /// Logs to a file, as the [default layer](LoggingLayer::new) does. What the file held is lost.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn to_file(upstream: R, path: impl Into<PathBuf>) -> Result<Self> {
+        LoggingLayer::new().file(path).layer(upstream)
+    }
+
+    /// Logs to the file that `MILLPOND_LOG_FILE` names, else to that of `RMM_LOG_FILE`.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn from_env(upstream: R) -> Result<Self> {
+        LoggingLayer::new().layer(upstream)
+    }
+
+    /// Logs to a writer.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn to_writer(upstream: R, writer: impl Write + Send + 'static) -> Result<Self> {
+        LoggingLayer::new().writer(writer).layer(upstream)
+    }
+}
+
+impl<R> LoggingResourceAdaptor<R> {
+    /// Hands everything logged so far to the destination, and flushes that.
+    ///
+    /// # Errors
+    /// [`Io`](millpond_core::ErrorKind::Io); the rows that could not be written are lost.
+    pub fn flush(&self) -> Result<()> {
+        self.log.lock().flush().map_err(|error| self.settings.unwritable(error))
+    }
+
+    /// How many rows the destination has taken, the header not counted.
+    pub fn rows_written(&self) -> u64 {
+        self.log.lock().rows_written()
+    }
+
+    /// How many writes failed. The rows of a failed write are lost.
+    pub fn write_errors(&self) -> u64 {
+        self.log.lock().write_errors()
+    }
+}
+
+// SAFETY: every call goes to the upstream with the same arguments, so its contract holds.
+#[deny(clippy::missing_trait_methods)]
+unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResourceAdaptor<R> {
+    fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        let started = (self.settings.columns == Columns::Extended).then(Instant::now);
+        let result = self.upstream.allocate(layout, stream);
+        let duration_ns = started.map(nanoseconds_since);
+        let (action, ptr) = match &result {
+            Ok(ptr) => (Action::Allocate, *ptr),
+            Err(_) => (Action::AllocateFailure, DevicePtr::NULL),
+        };
+        self.log.lock().write(Entry { action, ptr, layout, stream, duration_ns });
+        result.map_err(|error| error.in_stack(self))
+    }
+
+    unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+        let entry = Entry { action: Action::Free, ptr, layout, stream, duration_ns: None };
+        self.log.lock().write(entry);
+        // SAFETY: the caller's promises hold for the upstream, where the block came from.
+        unsafe { self.upstream.deallocate(ptr, layout, stream) }
+    }
+
+    fn driver(&self) -> &DriverHandle {
+        self.upstream.driver()
+    }
+
+    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
+        Some(&self.upstream)
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        self.upstream.memory_info().map_err(|error| error.in_stack(self))
+    }
+
+    /// As in RMM, logs are told apart: a block that another log saw would be missing in this one.
+    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+        is_same(self, other)
+    }
+
+    fn is_stream_ordered(&self) -> bool {
+        self.upstream.is_stream_ordered()
+    }
+
+    fn statistics(&self) -> Option<ResourceStatistics> {
+        self.upstream.statistics()
+    }
+
+    fn trim(&self, keep_bytes: u64) -> Result<u64> {
+        self.upstream.trim(keep_bytes).map_err(|error| error.in_stack(self))
+    }
+}
+
+impl<R: fmt::Display> fmt::Display for LoggingResourceAdaptor<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}+{}", self.upstream, self.settings)
+    }
+}

@@ -1,0 +1,308 @@
+use std::fmt::{self, Write as _};
+use std::marker::PhantomData;
+use std::str::FromStr;
+
+use millpond_core::{DeviceId, DevicePtr, Error, Result};
+use serde::de::{self, Deserializer, Visitor};
+use serde::ser::{self, SerializeStruct, Serializer};
+use serde::{Deserialize, Serialize};
+
+/// The header of RMM's logs.
+pub const HEADER: [&str; 6] = ["Thread", "Time", "Action", "Pointer", "Size", "Stream"];
+
+/// The header of a log with [`Columns::Extended`](super::Columns::Extended): RMM's, and further columns.
+pub const EXTENDED_HEADER: [&str; 11] = [
+    "Thread",
+    "Time",
+    "Action",
+    "Pointer",
+    "Size",
+    "Stream",
+    "Device",
+    "Alignment",
+    "Sequence",
+    "MonotonicNs",
+    "DurationNs",
+];
+
+/// One row of a log, as it is written and read.
+///
+/// With the crate csv, `Reader::deserialize` and `Writer::serialize` (without headers) do the rest. The
+/// further columns are `None` in RMM's logs.
+///
+/// ```
+/// use millpond_adaptors::logging::{Action, HEADER, Row};
+///
+/// let log = format!("{}\n140213,14:03:07.123456,free,0x7f3c20000000,1000,0x2\n", HEADER.join(","));
+/// let mut reader = csv::Reader::from_reader(log.as_bytes());
+/// let row: Row = reader.deserialize().next().unwrap()?;
+/// assert_eq!((row.action, row.size, row.stream), (Action::Free, 1000, 2));
+/// # Ok::<(), csv::Error>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct Row {
+    /// The operating system's id of the calling thread.
+    pub thread: u64,
+    /// The local time of day at which the row was written.
+    #[serde(deserialize_with = "from_text")]
+    pub time: TimeOfDay,
+    /// What happened.
+    #[serde(deserialize_with = "from_text")]
+    pub action: Action,
+    /// The block, `(nil)` for none.
+    #[serde(deserialize_with = "pointer_from_text")]
+    pub pointer: DevicePtr,
+    /// The size in bytes, as asked for.
+    pub size: u64,
+    /// The raw handle of the stream.
+    #[serde(deserialize_with = "stream_from_text")]
+    pub stream: u64,
+    /// The device. Further columns are written if this is there.
+    #[serde(default, deserialize_with = "device_from_text")]
+    pub device: Option<DeviceId>,
+    /// The alignment in bytes.
+    #[serde(default)]
+    pub alignment: Option<u64>,
+    /// The number of the row, from 0.
+    #[serde(default)]
+    pub sequence: Option<u64>,
+    /// Nanoseconds, on a clock that never goes back, since the log was opened.
+    #[serde(default)]
+    pub monotonic_ns: Option<u64>,
+    /// How long the upstream took for an allocation, in nanoseconds. A `free` is logged before the upstream
+    /// is called, so it has none.
+    #[serde(default)]
+    pub duration_ns: Option<u64>,
+}
+
+impl Serialize for Row {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let columns = if self.device.is_some() { EXTENDED_HEADER.len() } else { HEADER.len() };
+        let mut row = serializer.serialize_struct("Row", columns)?;
+        row.serialize_field("Thread", &self.thread)?;
+        row.serialize_field("Time", &Text(self.time))?;
+        row.serialize_field("Action", self.action.as_str())?;
+        row.serialize_field("Pointer", &Text(Pointer(self.pointer)))?;
+        row.serialize_field("Size", &self.size)?;
+        row.serialize_field("Stream", &Text(Stream(self.stream)))?;
+        if let Some(device) = self.device {
+            row.serialize_field("Device", &Text(device))?;
+            row.serialize_field("Alignment", &self.alignment)?;
+            row.serialize_field("Sequence", &self.sequence)?;
+            row.serialize_field("MonotonicNs", &self.monotonic_ns)?;
+            row.serialize_field("DurationNs", &self.duration_ns)?;
+        }
+        row.end()
+    }
+}
+
+/// What a row is about.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Action {
+    /// A block was handed out: `allocate`.
+    Allocate,
+    /// A request was refused: `allocate failure`.
+    AllocateFailure,
+    /// A block is given back: `free`.
+    Free,
+}
+
+impl Action {
+    /// As logs write it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Allocate => "allocate",
+            Self::AllocateFailure => "allocate failure",
+            Self::Free => "free",
+        }
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Action {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        [Self::Allocate, Self::AllocateFailure, Self::Free]
+            .into_iter()
+            .find(|action| action.as_str() == text)
+            .ok_or_else(|| {
+                Error::invalid_argument(format!(
+                    "`{text}` is not an action; there are allocate, allocate failure and free"
+                ))
+            })
+    }
+}
+
+/// A time of day in microseconds after midnight, written as `14:03:07.123456`.
+///
+/// A colon before the microseconds, which some logs have, is read as well.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub struct TimeOfDay {
+    /// Microseconds after midnight.
+    pub micros: u64,
+}
+
+impl fmt::Display for TimeOfDay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (seconds, micros) = (self.micros / 1_000_000, self.micros % 1_000_000);
+        let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+        write!(f, "{hours:02}:{minutes:02}:{seconds:02}.{micros:06}")
+    }
+}
+
+impl FromStr for TimeOfDay {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let numbers = text.split([':', '.']).map(|part| match part.len() {
+            2 | 6 if part.bytes().all(|byte| byte.is_ascii_digit()) => part.parse().ok(),
+            _ => None,
+        });
+        match numbers.collect::<Option<Vec<u64>>>().as_deref() {
+            Some([hours @ 0..24, minutes @ 0..60, seconds @ 0..61, micros]) => {
+                Ok(Self { micros: ((hours * 60 + minutes) * 60 + seconds) * 1_000_000 + micros })
+            }
+            _ => {
+                Err(Error::invalid_argument(format!("`{text}` is not a time of day such as 14:03:07.123456")))
+            }
+        }
+    }
+}
+
+/// As glibc's `%p` prints a pointer, which is what RMM uses.
+struct Pointer(DevicePtr);
+
+impl fmt::Display for Pointer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_null() { f.write_str("(nil)") } else { self.0.fmt(f) }
+    }
+}
+
+impl FromStr for Pointer {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let address = if text == "(nil)" { Some(0) } else { hexadecimal(text) };
+        address.map(|address| Self(DevicePtr::new(address))).ok_or_else(|| {
+            Error::invalid_argument(format!("`{text}` is not a pointer such as 0x7f3c20000000 or (nil)"))
+        })
+    }
+}
+
+/// As [`StreamRef`](millpond_core::StreamRef) prints itself.
+struct Stream(u64);
+
+impl fmt::Display for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == 0 { f.write_str("0") } else { write!(f, "{:#x}", self.0) }
+    }
+}
+
+impl FromStr for Stream {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let decimal = || text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
+        hexadecimal(text).or_else(decimal).map(Self).ok_or_else(|| {
+            Error::invalid_argument(format!("`{text}` is not a stream such as 0, 0x2 or 0x55e8c0a1b2d0"))
+        })
+    }
+}
+
+struct Device(DeviceId);
+
+impl FromStr for Device {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let parse = || match text.split_once(':')? {
+            ("cuda", ordinal) => ordinal.parse().ok().map(DeviceId::cuda),
+            ("sim", number) => number.parse().ok().map(DeviceId::sim),
+            _ => None,
+        };
+        parse().map(Self).ok_or_else(|| {
+            Error::invalid_argument(format!("`{text}` is not a device such as cuda:0 or sim:0"))
+        })
+    }
+}
+
+fn hexadecimal(text: &str) -> Option<u64> {
+    let digits = text.strip_prefix("0x")?;
+    u64::from_str_radix(digits, 16).ok().filter(|_| !digits.starts_with('+'))
+}
+
+/// Serialises what is displayed without allocating a string for it.
+struct Text<T>(T);
+
+impl<T: fmt::Display> Serialize for Text<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut buffer = Inline { bytes: [0; 32], length: 0 };
+        write!(buffer, "{}", self.0).map_err(ser::Error::custom)?;
+        let text = std::str::from_utf8(&buffer.bytes[..buffer.length]).map_err(ser::Error::custom)?;
+        serializer.serialize_str(text)
+    }
+}
+
+/// Long enough for every cell.
+struct Inline {
+    bytes: [u8; 32],
+    length: usize,
+}
+
+impl fmt::Write for Inline {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let end = self.length + text.len();
+        self.bytes.get_mut(self.length..end).ok_or(fmt::Error)?.copy_from_slice(text.as_bytes());
+        self.length = end;
+        Ok(())
+    }
+}
+
+fn from_text<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+where
+    T: FromStr<Err = Error>,
+    D: Deserializer<'de>,
+{
+    struct Parse<T>(PhantomData<T>);
+
+    impl<T: FromStr<Err = Error>> Visitor<'_> for Parse<T> {
+        type Value = T;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a cell of a log")
+        }
+
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+            text.parse().map_err(|error: Error| E::custom(error.message()))
+        }
+    }
+
+    deserializer.deserialize_str(Parse(PhantomData))
+}
+
+fn pointer_from_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<DevicePtr, D::Error> {
+    from_text(deserializer).map(|Pointer(pointer)| pointer)
+}
+
+fn stream_from_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    from_text(deserializer).map(|Stream(handle)| handle)
+}
+
+fn device_from_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<DeviceId>, D::Error> {
+    struct Cell(Device);
+
+    impl<'de> Deserialize<'de> for Cell {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            from_text(deserializer).map(Cell)
+        }
+    }
+
+    Ok(Option::<Cell>::deserialize(deserializer)?.map(|Cell(Device(device))| device))
+}

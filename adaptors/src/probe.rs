@@ -1,0 +1,67 @@
+//! An adaptor for tests that tells a closure of each call before it forwards it.
+
+use std::fmt;
+
+use millpond_core::{
+    DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef,
+};
+
+pub(crate) struct Probe<R, F> {
+    pub(crate) upstream: R,
+    pub(crate) before: F,
+}
+
+// SAFETY: every call goes to the upstream with the same arguments, so its contract holds.
+#[deny(clippy::missing_trait_methods)]
+unsafe impl<R: DeviceMemoryResource, F: Fn(&str) + 'static> DeviceMemoryResource for Probe<R, F> {
+    fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        (self.before)("allocate");
+        self.upstream.allocate(layout, stream)
+    }
+
+    unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+        (self.before)("deallocate");
+        // SAFETY: the caller's promises hold for the upstream, where the block came from.
+        unsafe { self.upstream.deallocate(ptr, layout, stream) }
+    }
+
+    fn driver(&self) -> &DriverHandle {
+        self.upstream.driver()
+    }
+
+    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
+        Some(&self.upstream)
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        self.upstream.memory_info()
+    }
+
+    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+        millpond_core::is_same(self, other)
+    }
+
+    fn is_stream_ordered(&self) -> bool {
+        self.upstream.is_stream_ordered()
+    }
+
+    fn statistics(&self) -> Option<ResourceStatistics> {
+        self.upstream.statistics()
+    }
+
+    fn trim(&self, keep_bytes: u64) -> Result<u64> {
+        self.upstream.trim(keep_bytes)
+    }
+}
+
+impl<R: fmt::Display, F> fmt::Display for Probe<R, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}+probe", self.upstream)
+    }
+}
+
+impl<R: fmt::Debug, F> fmt::Debug for Probe<R, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Probe").field("upstream", &self.upstream).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,25 @@
+use std::sync::Arc;
+
+use millpond_core::stack::{LayerEntry, LayerKind};
+use millpond_core::{Layer, Result};
+
+use super::StatisticsResourceAdaptor;
+
+/// Adds a [`StatisticsResourceAdaptor`].
+#[derive(Clone, Copy, Default, Debug)]
+pub struct StatisticsLayer;
+
+impl<R> Layer<R> for StatisticsLayer {
+    type Resource = StatisticsResourceAdaptor<R>;
+
+    fn layer(self, upstream: R) -> Result<Self::Resource> {
+        Ok(StatisticsResourceAdaptor::new(upstream))
+    }
+}
+
+pub(crate) const ENTRY: LayerEntry = LayerEntry {
+    name: "statistics",
+    about: "counts current, peak and total of bytes and allocations",
+    params: &[],
+    kind: LayerKind::Layer(|_, upstream| Ok(Arc::new(StatisticsLayer.layer(upstream)?))),
+};

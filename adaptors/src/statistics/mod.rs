@@ -1,0 +1,148 @@
+//! Counting: how many bytes and allocations are live, were live at most, and were made.
+
+mod counters;
+pub(crate) mod layer;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+use millpond_core::{
+    DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef,
+    downcast,
+};
+use spin::{Yield, mutex::SpinMutex};
+
+use counters::Levels;
+pub use counters::{Counter, Counters};
+pub use layer::StatisticsLayer;
+
+/// Counts what passes through: current, peak and total of bytes and of allocations.
+///
+/// Bytes are counted as asked for, not as the upstream rounds them. A request for zero bytes counts as one
+/// allocation of zero bytes, as in RMM. An allocation counts once the upstream has returned it, a
+/// deallocation before the upstream sees it, so the counters never show more than what is really live. A
+/// deallocation that the upstream refuses has been counted by then.
+///
+/// The counters are exact under any number of threads, peaks included: an operation takes one short lock,
+/// never held while the upstream is called. [`statistics`](DeviceMemoryResource::statistics) forwards to
+/// the upstream; what is counted here is in [`counters`](Self::counters).
+///
+/// # Levels
+/// [`push_counters`](Self::push_counters) starts fresh counters for a part of the program and
+/// [`pop_counters`](Self::pop_counters) ends them and folds them into those below, which then are what they
+/// would be without the push.
+///
+/// ```
+/// use millpond_adaptors::StatisticsResourceAdaptor;
+/// use millpond_core::{DeviceMemoryResourceExt, StreamRef};
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_resources::CudaMemoryResource;
+///
+/// let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+/// let resource = StatisticsResourceAdaptor::new(cuda);
+/// let kept = resource.allocate_bytes(1000, StreamRef::LEGACY)?;
+///
+/// resource.push_counters();
+/// let block = resource.allocate_bytes(500, StreamRef::LEGACY)?;
+/// // SAFETY: the block is live, unused, and given back with its layout.
+/// unsafe { resource.deallocate_bytes(block, 500, StreamRef::LEGACY) };
+/// let part = resource.pop_counters()?;
+///
+/// assert_eq!((part.bytes.current, part.bytes.peak), (0, 500));
+/// let all = resource.counters();
+/// assert_eq!((all.bytes.current, all.bytes.peak, all.bytes.total), (1000, 1500, 1500));
+/// assert_eq!(resource.to_string(), "cuda+statistics");
+/// # // SAFETY: as above.
+/// # unsafe { resource.deallocate_bytes(kept, 1000, StreamRef::LEGACY) };
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct StatisticsResourceAdaptor<R> {
+    upstream: R,
+    /// Held for a handful of additions: giving it back costs a plain store, half of what another lock costs.
+    levels: SpinMutex<Levels, Yield>,
+}
+
+impl<R> StatisticsResourceAdaptor<R> {
+    /// Counts what `upstream` hands out from now on.
+    pub fn new(upstream: R) -> Self {
+        Self { upstream, levels: SpinMutex::default() }
+    }
+
+    /// The counters of the present level.
+    pub fn counters(&self) -> Counters {
+        self.levels.lock().current()
+    }
+
+    /// Starts a level with all counters at zero; returns those of the level below, as they are now.
+    pub fn push_counters(&self) -> Counters {
+        self.levels.lock().push()
+    }
+
+    /// Ends the present level, folds its counters into the level below, and returns them.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if there is no level below.
+    pub fn pop_counters(&self) -> Result<Counters> {
+        self.levels.lock().pop()
+    }
+}
+
+// SAFETY: every call goes to the upstream with the same arguments, so its contract holds.
+#[deny(clippy::missing_trait_methods)]
+unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResourceAdaptor<R> {
+    fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        match self.upstream.allocate(layout, stream) {
+            Ok(ptr) => {
+                self.levels.lock().allocated(layout.bytes());
+                Ok(ptr)
+            }
+            Err(error) => {
+                self.levels.lock().failed();
+                Err(error.in_stack(self))
+            }
+        }
+    }
+
+    unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+        self.levels.lock().deallocated(layout.bytes());
+        // SAFETY: the caller's promises hold for the upstream, where the block came from.
+        unsafe { self.upstream.deallocate(ptr, layout, stream) }
+    }
+
+    fn driver(&self) -> &DriverHandle {
+        self.upstream.driver()
+    }
+
+    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
+        Some(&self.upstream)
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        self.upstream.memory_info().map_err(|error| error.in_stack(self))
+    }
+
+    /// As in RMM: whether `other` also counts, on top of an equal upstream. The one that is called counts.
+    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+        downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
+    }
+
+    fn is_stream_ordered(&self) -> bool {
+        self.upstream.is_stream_ordered()
+    }
+
+    fn statistics(&self) -> Option<ResourceStatistics> {
+        self.upstream.statistics()
+    }
+
+    fn trim(&self, keep_bytes: u64) -> Result<u64> {
+        self.upstream.trim(keep_bytes).map_err(|error| error.in_stack(self))
+    }
+}
+
+impl<R: fmt::Display> fmt::Display for StatisticsResourceAdaptor<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}+statistics", self.upstream)
+    }
+}

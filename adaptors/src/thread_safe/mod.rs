@@ -1,0 +1,127 @@
+//! Locking: a resource for one thread becomes one for all.
+
+pub(crate) mod layer;
+#[cfg(test)]
+mod tests;
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+use millpond_core::{
+    AnyResource, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo, ResourceStatistics,
+    Result, StreamRef, downcast, is_same,
+};
+use parking_lot::ReentrantMutex;
+
+pub use layer::ThreadSafeLayer;
+
+/// Lets one thread at a time into a resource, so that `R: Send` is enough to share it.
+///
+/// It does for resources what [`Mutex`](std::sync::Mutex) does for values. The resources of millpond that
+/// threads may share by themselves are faster without it; it is for your own, and for those that give up
+/// sharing for speed.
+///
+/// The lock may be taken again by the thread that holds it: a resource below may call back into the whole
+/// stack, for instance to free memory when an allocation fails, without waiting for itself for ever.
+///
+/// [`upstream`](DeviceMemoryResource::upstream) cannot lend what only the holder of the lock may use, so
+/// [`find`](millpond_core::find) does not look below this adaptor, unless the upstream is an
+/// [`AnyResource`], which threads may share.
+///
+/// ```
+/// use millpond_adaptors::ThreadSafeResourceAdaptor;
+/// use millpond_core::{DeviceMemoryResourceExt, StreamRef};
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_resources::CudaMemoryResource;
+///
+/// let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+/// let resource = ThreadSafeResourceAdaptor::new(cuda);
+/// std::thread::scope(|scope| {
+///     for _ in 0..4 {
+///         scope.spawn(|| {
+///             let block = resource.allocate_bytes(1000, StreamRef::LEGACY).unwrap();
+///             // SAFETY: the block is live, unused, and given back with its layout.
+///             unsafe { resource.deallocate_bytes(block, 1000, StreamRef::LEGACY) };
+///         });
+///     }
+/// });
+/// assert_eq!(resource.to_string(), "cuda+thread_safe");
+/// ```
+pub struct ThreadSafeResourceAdaptor<R> {
+    /// Asked for once: a reference into the upstream could not leave the lock.
+    driver: DriverHandle,
+    upstream: ReentrantMutex<R>,
+}
+
+impl<R: DeviceMemoryResource> ThreadSafeResourceAdaptor<R> {
+    /// Puts `upstream` behind a lock.
+    pub fn new(upstream: R) -> Self {
+        Self { driver: Arc::clone(upstream.driver()), upstream: ReentrantMutex::new(upstream) }
+    }
+
+    /// The upstream, if it is a handle that may be used without the lock.
+    fn shareable(&self) -> Option<&AnyResource> {
+        // SAFETY: `data_ptr` points at the upstream, which lives as long as `self`, and the lock only ever
+        // gives out shared references, so this one conflicts with none. It is used without the lock only
+        // as an `AnyResource`, which is `Sync`; for any other type the downcast just compares type ids.
+        let upstream: &R = unsafe { &*self.upstream.data_ptr() };
+        (upstream as &dyn Any).downcast_ref()
+    }
+}
+
+// SAFETY: every call goes to the upstream with the same arguments, so its contract holds.
+#[deny(clippy::missing_trait_methods)]
+unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for ThreadSafeResourceAdaptor<R> {
+    fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        self.upstream.lock().allocate(layout, stream).map_err(|error| error.in_stack(self))
+    }
+
+    unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+        // SAFETY: the caller's promises hold for the upstream, where the block came from.
+        unsafe { self.upstream.lock().deallocate(ptr, layout, stream) }
+    }
+
+    fn driver(&self) -> &DriverHandle {
+        &self.driver
+    }
+
+    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
+        self.shareable().map(|upstream| upstream as _)
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        self.upstream.lock().memory_info().map_err(|error| error.in_stack(self))
+    }
+
+    /// Two adaptors are equal over equal upstreams that may be shared; else each only to itself.
+    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+        // Never both locks: another thread may take them in the other order.
+        let shared = downcast::<Self>(other).and_then(|other| self.shareable().zip(other.shareable()));
+        is_same(self, other) || shared.is_some_and(|(mine, theirs)| mine.is_equal(theirs))
+    }
+
+    fn is_stream_ordered(&self) -> bool {
+        self.upstream.lock().is_stream_ordered()
+    }
+
+    fn statistics(&self) -> Option<ResourceStatistics> {
+        self.upstream.lock().statistics()
+    }
+
+    fn trim(&self, keep_bytes: u64) -> Result<u64> {
+        self.upstream.lock().trim(keep_bytes).map_err(|error| error.in_stack(self))
+    }
+}
+
+impl<R: fmt::Display> fmt::Display for ThreadSafeResourceAdaptor<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}+thread_safe", *self.upstream.lock())
+    }
+}
+
+impl<R: fmt::Debug> fmt::Debug for ThreadSafeResourceAdaptor<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ThreadSafeResourceAdaptor").field("upstream", &*self.upstream.lock()).finish()
+    }
+}

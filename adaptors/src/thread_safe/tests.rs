@@ -1,0 +1,141 @@
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+use millpond_core::stack::{LayerTable, StackSpec};
+use millpond_core::{
+    AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, ErrorKind, Layout, MemoryInfo,
+    ResourceStatistics, StreamRef, find,
+};
+use millpond_driver::sim::{SimConfig, SimDevice};
+use millpond_testkit::mock::{self, Call, MockResource};
+
+use super::{ThreadSafeLayer, ThreadSafeResourceAdaptor};
+use crate::StatisticsResourceAdaptor;
+use crate::probe::Probe;
+
+const S: StreamRef = StreamRef::LEGACY;
+
+fn mock() -> (MockResource, mock::Handle) {
+    mock::resource(SimDevice::new(SimConfig::h200()))
+}
+
+fn free(resource: &impl DeviceMemoryResource, ptr: DevicePtr, bytes: u64) {
+    // SAFETY: the tests give each block back once, with its size; no work uses it.
+    unsafe { resource.deallocate_bytes(ptr, bytes, S) }
+}
+
+/// The cell is not `Sync`: without the adaptor this does not compile, without the lock calls are lost.
+#[test]
+fn a_resource_for_one_thread_becomes_one_for_all() {
+    let calls = Cell::new(0_u32);
+    let (upstream, _handle) = mock();
+    let seen = Arc::new(AtomicBool::new(false));
+    let (inside, total) = (Arc::clone(&seen), Arc::new(std::sync::atomic::AtomicU32::new(0)));
+    let published = Arc::clone(&total);
+    let before = move |_: &str| {
+        assert!(!inside.swap(true, Ordering::SeqCst), "two threads are below the lock");
+        calls.set(calls.get() + 1);
+        std::thread::yield_now();
+        published.store(calls.get(), Ordering::SeqCst);
+        inside.store(false, Ordering::SeqCst);
+    };
+    let resource = ThreadSafeResourceAdaptor::new(Probe { upstream, before });
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..500 {
+                    let ptr = resource.allocate_bytes(100, S).unwrap();
+                    free(&resource, ptr, 100);
+                }
+            });
+        }
+    });
+    assert_eq!(total.load(Ordering::SeqCst), 4 * 500 * 2);
+}
+
+/// A resource below frees memory through the whole stack while it allocates, as a failure callback does.
+#[test]
+fn the_thread_inside_may_come_back_in() {
+    type Stack = ThreadSafeResourceAdaptor<Probe<MockResource, Box<dyn Fn(&str) + Send>>>;
+    static STACK: OnceLock<Weak<Stack>> = OnceLock::new();
+    static CACHED: OnceLock<DevicePtr> = OnceLock::new();
+    let (upstream, handle) = mock();
+    let released = Cell::new(false);
+    let before = Box::new(move |call: &str| {
+        if let ("allocate", Some(&ptr), false) = (call, CACHED.get(), released.get()) {
+            released.set(true);
+            free(&STACK.get().and_then(Weak::upgrade).unwrap(), ptr, 512);
+        }
+    });
+    let resource: Arc<Stack> = Arc::new(ThreadSafeResourceAdaptor::new(Probe { upstream, before }));
+    STACK.set(Arc::downgrade(&resource)).unwrap();
+    CACHED.set(resource.allocate_bytes(512, S).unwrap()).unwrap();
+    let ptr = resource.allocate_bytes(100, S).unwrap();
+    assert_eq!(handle.live(), [(ptr, Layout::new(100))]);
+    free(&resource, ptr, 100);
+}
+
+#[test]
+fn calls_pass_unchanged() {
+    let (upstream, handle) = mock();
+    let resource = ThreadSafeResourceAdaptor::new(upstream);
+    let layout = Layout::with_alignment(100, 4096).unwrap();
+    let stream = StreamRef::PER_THREAD;
+    let ptr = resource.allocate(layout, stream).unwrap();
+    // SAFETY: the block is live, unused, and given back with its layout.
+    unsafe { resource.deallocate(ptr, layout, stream) };
+    handle.set_memory_info(MemoryInfo { free: 5, total: 9 });
+    handle.set_statistics(Some(ResourceStatistics { misuses: 3, ..Default::default() }));
+    handle.set_trimmed_bytes(77);
+    assert_eq!(resource.memory_info().unwrap(), MemoryInfo { free: 5, total: 9 });
+    assert_eq!(resource.statistics().unwrap().misuses, 3);
+    assert_eq!(resource.trim(11).unwrap(), 77);
+    handle.assert_calls([
+        Call::allocate(layout, stream),
+        Call::deallocate(ptr, layout, stream),
+        Call::MemoryInfo,
+        Call::Statistics,
+        Call::Trim { keep_bytes: 11 },
+    ]);
+    handle.fail_next(ErrorKind::OutOfMemory);
+    assert!(resource.allocate_bytes(1, S).unwrap_err().is_out_of_memory());
+}
+
+#[test]
+fn only_an_upstream_that_may_be_shared_is_lent() {
+    let alone = ThreadSafeResourceAdaptor::new(mock().0);
+    assert!(alone.upstream().is_none());
+    let counting = StatisticsResourceAdaptor::new(mock().0.into_any()).into_any();
+    let shared = ThreadSafeResourceAdaptor::new(counting);
+    assert_eq!(shared.upstream().unwrap().to_string(), "mock+statistics");
+    assert!(find::<StatisticsResourceAdaptor<AnyResource>>(&shared).is_some());
+}
+
+#[test]
+fn equal_is_the_same_or_what_shares_an_upstream() {
+    let one = ThreadSafeResourceAdaptor::new(mock().0);
+    let other = ThreadSafeResourceAdaptor::new(mock().0);
+    assert!(one.is_equal(&one) && !one.is_equal(&other));
+    let upstream = mock().0.into_any();
+    let one = ThreadSafeResourceAdaptor::new(Arc::clone(&upstream)).into_any();
+    let same = ThreadSafeResourceAdaptor::new(Arc::clone(&upstream));
+    let other = ThreadSafeResourceAdaptor::new(mock().0.into_any());
+    assert!(one.is_equal(&Arc::clone(&one)) && one.is_equal(&same) && same.is_equal(&*one));
+    assert!(!one.is_equal(&other) && !one.is_equal(&*upstream));
+}
+
+#[test]
+fn text_builds_it() {
+    let device = SimDevice::new(SimConfig::h200());
+    let table =
+        LayerTable::new(millpond_resources::LAYERS.iter().copied()).with(crate::LAYERS.iter().copied());
+    let spec: StackSpec = "cuda+thread_safe".parse().unwrap();
+    let resource = spec.build(&table, &(device as _)).unwrap();
+    assert_eq!(resource.to_string(), "cuda+thread_safe");
+    let layered = mock().0.layer(ThreadSafeLayer).unwrap();
+    assert_eq!(
+        (layered.to_string(), format!("{:?}", layered.driver().device().is_sim())),
+        ("mock+thread_safe".into(), "true".into())
+    );
+}

@@ -1,0 +1,299 @@
+mod copy;
+
+use std::mem::ManuallyDrop;
+use std::ptr;
+
+use bytemuck::Pod;
+use millpond_core::{
+    AnyResource, DeviceId, DeviceMemoryResource, DevicePtr, DriverError, DriverHandle, Error, Layout, Result,
+    StreamId, StreamRef,
+};
+use millpond_resources::get_current_device_resource;
+
+use crate::event::{located, order};
+
+/// A block of device memory that is given back when it is dropped.
+///
+/// Memory comes from the resource in the order of a stream, and goes back to it in the order of the stream
+/// that was named last: every method that takes a stream stores it, as RMM's `device_buffer` does. A
+/// buffer does more than RMM's when that changes the stream: it orders the new stream after the old one
+/// (an event and a wait, without stopping the host), so that nothing in this type's safe methods lets two
+/// streams use the memory at once. Work of your own, which gets the memory by [`as_ptr`](Self::as_ptr),
+/// you order yourself: it has to happen before what the buffer's stream does after you call a method.
+///
+/// The stored stream must be alive until another one is stored or the buffer is dropped. A buffer on
+/// [`StreamRef::PER_THREAD`] that is used or dropped on another thread, where that is another stream, waits
+/// for the device first.
+///
+/// Growing is exact: `resize` and `reserve` take as many bytes as asked for. A method that fails leaves
+/// contents, size and capacity as they were.
+///
+/// ```
+/// use millpond_containers::{DeviceBuffer, Stream};
+/// use millpond_core::driver::StreamFlags;
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_resources::CudaMemoryResource;
+///
+/// let device = SimDevice::new(SimConfig::h200());
+/// let stream = Stream::new(device.clone(), StreamFlags::NON_BLOCKING)?;
+/// let resource = CudaMemoryResource::new(device);
+///
+/// let mut buffer = DeviceBuffer::from_host(&[1_u32, 2, 3], stream.as_ref(), resource)?;
+/// assert_eq!((buffer.len(), buffer.capacity()), (12, 12));
+/// buffer.resize(16, stream.as_ref())?;
+/// assert_eq!(buffer.to_host::<u32>()?[..3], [1, 2, 3]);
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct DeviceBuffer<R: DeviceMemoryResource = AnyResource> {
+    ptr: DevicePtr,
+    len: u64,
+    /// What was allocated: its size is the capacity.
+    layout: Layout,
+    stream: StreamRef,
+    /// Which stream that was on the thread that stored it.
+    stream_id: StreamId,
+    resource: R,
+}
+
+/// What a [`DeviceBuffer`] is made of.
+#[derive(Debug)]
+pub struct RawParts<R> {
+    /// The block; null if its layout has no bytes.
+    pub ptr: DevicePtr,
+    /// The size of the contents in bytes.
+    pub len: u64,
+    /// What was allocated.
+    pub layout: Layout,
+    /// The stream on which it is to be given back.
+    pub stream: StreamRef,
+    /// Where it came from.
+    pub resource: R,
+}
+
+impl DeviceBuffer {
+    /// `bytes` bytes from the current device's resource. Their values are not defined.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new), and if there is no current device.
+    pub fn new_current(bytes: u64, stream: StreamRef) -> Result<Self> {
+        Self::new(bytes, stream, get_current_device_resource()?)
+    }
+
+    /// A copy of `data` in memory from the current device's resource.
+    ///
+    /// # Errors
+    /// As for [`from_host`](Self::from_host), and if there is no current device.
+    pub fn from_host_current<T: Pod>(data: &[T], stream: StreamRef) -> Result<Self> {
+        Self::from_host(data, stream, get_current_device_resource()?)
+    }
+}
+
+impl<R: DeviceMemoryResource> DeviceBuffer<R> {
+    /// `bytes` bytes. Their values are not defined. No bytes take no memory.
+    ///
+    /// # Errors
+    /// What the resource reports.
+    pub fn new(bytes: u64, stream: StreamRef, resource: R) -> Result<Self> {
+        Self::with_layout(Layout::new(bytes), stream, resource)
+    }
+
+    /// `bytes` bytes that start at a multiple of `alignment` bytes, and do so after every resize.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `alignment` is not a power of two,
+    /// and what the resource reports.
+    pub fn with_alignment(bytes: u64, alignment: u64, stream: StreamRef, resource: R) -> Result<Self> {
+        Self::with_layout(Layout::with_alignment(bytes, alignment)?, stream, resource)
+    }
+
+    fn with_layout(layout: Layout, stream: StreamRef, resource: R) -> Result<Self> {
+        let ptr = allocate(&resource, layout, stream)?;
+        Ok(Self { ptr, len: layout.bytes(), layout, stream, stream_id: stream.id(), resource })
+    }
+
+    /// Changes the size. The contents stay, up to the smaller of both sizes; further bytes are not defined.
+    /// Growing beyond the [`capacity`](Self::capacity) takes another block, and a copy on `stream`.
+    ///
+    /// # Errors
+    /// What the resource and the driver report; contents, size and capacity stay as they were.
+    pub fn resize(&mut self, bytes: u64, stream: StreamRef) -> Result<()> {
+        self.reserve(bytes, stream)?;
+        self.len = bytes;
+        Ok(())
+    }
+
+    /// Makes the [`capacity`](Self::capacity) at least `bytes`.
+    ///
+    /// # Errors
+    /// As for [`resize`](Self::resize).
+    pub fn reserve(&mut self, bytes: u64, stream: StreamRef) -> Result<()> {
+        self.set_stream(stream)?;
+        if bytes > self.capacity() { self.reallocate(bytes) } else { Ok(()) }
+    }
+
+    /// Makes the [`capacity`](Self::capacity) the [`len`](Self::len).
+    ///
+    /// # Errors
+    /// As for [`resize`](Self::resize).
+    pub fn shrink_to_fit(&mut self, stream: StreamRef) -> Result<()> {
+        self.set_stream(stream)?;
+        if self.len < self.capacity() { self.reallocate(self.len) } else { Ok(()) }
+    }
+
+    /// Stores the stream, and orders it after the one that was stored before.
+    ///
+    /// # Errors
+    /// What the driver reports; the buffer keeps its stream.
+    pub fn set_stream(&mut self, stream: StreamRef) -> Result<()> {
+        if self.ptr.is_null() {
+            // Nothing to order: no stream has used memory of this buffer.
+        } else if self.left_its_thread() {
+            self.synchronize_device()?;
+        } else {
+            order(self.driver(), self.stream, stream)?;
+        }
+        (self.stream, self.stream_id) = (stream, stream.id());
+        Ok(())
+    }
+
+    /// Moves the contents into a block of `capacity` bytes, at least `len`, on the stored stream.
+    fn reallocate(&mut self, capacity: u64) -> Result<()> {
+        let layout = Layout::with_alignment(capacity, self.layout.alignment())?;
+        let ptr = allocate(&self.resource, layout, self.stream)?;
+        let copied = match self.len.min(capacity) {
+            0 => Ok(()),
+            // SAFETY: both blocks are live, distinct, and hold that many bytes. The old one's contents are
+            // ordered before the stored stream's next work, and the new one was allocated on that stream.
+            bytes => unsafe { self.driver().memcpy_dtod_async(ptr, self.ptr, bytes, self.stream) },
+        };
+        // Whichever block is not kept goes back, on the stream of the copy.
+        let give_back = match &copied {
+            Ok(()) => {
+                let old = (self.ptr, self.layout);
+                (self.ptr, self.layout) = (ptr, layout);
+                old
+            }
+            Err(_) => (ptr, layout),
+        };
+        // SAFETY: the block came from this resource with this layout, nothing refers to it any more, and its
+        // last use was on this stream.
+        unsafe { deallocate(&self.resource, give_back, self.stream) };
+        copied.map_err(|error| self.failed(error))
+    }
+
+    /// The address of the first byte; null if no memory is held.
+    pub fn as_ptr(&self) -> DevicePtr {
+        self.ptr
+    }
+
+    /// The size in bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether the size is zero.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// How many bytes [`resize`](Self::resize) can go up to without another block.
+    pub fn capacity(&self) -> u64 {
+        self.layout.bytes()
+    }
+
+    /// The alignment in bytes.
+    pub fn alignment(&self) -> u64 {
+        self.layout.alignment()
+    }
+
+    /// The stream on which the memory will be given back.
+    pub fn stream(&self) -> StreamRef {
+        self.stream
+    }
+
+    /// Where the memory came from.
+    pub fn resource(&self) -> &R {
+        &self.resource
+    }
+
+    /// The device that holds the memory.
+    pub fn device(&self) -> DeviceId {
+        self.driver().device()
+    }
+
+    fn driver(&self) -> &DriverHandle {
+        self.resource.driver()
+    }
+
+    /// Takes the buffer apart without giving its memory back.
+    pub fn into_raw_parts(self) -> RawParts<R> {
+        let this = ManuallyDrop::new(self);
+        RawParts {
+            ptr: this.ptr,
+            len: this.len,
+            layout: this.layout,
+            stream: this.stream,
+            // SAFETY: `this` is never used or dropped again, so the resource is moved, not copied.
+            resource: unsafe { ptr::read(&raw const this.resource) },
+        }
+    }
+
+    /// Puts a buffer together.
+    ///
+    /// # Safety
+    /// `ptr` came from `resource` with `layout` and is owned by nobody else, or is null and `layout` has no
+    /// bytes. `len` is at most the layout's size. All earlier uses of the block happen before the next
+    /// work of `stream`.
+    pub unsafe fn from_raw_parts(parts: RawParts<R>) -> Self {
+        let RawParts { ptr, len, layout, stream, resource } = parts;
+        Self { ptr, len, layout, stream, stream_id: stream.id(), resource }
+    }
+
+    /// Whether the stored stream is the per-thread one, of another thread than this.
+    fn left_its_thread(&self) -> bool {
+        self.stream.is_per_thread() && self.stream.id() != self.stream_id
+    }
+
+    fn synchronize_device(&self) -> Result<()> {
+        self.driver().synchronize().map_err(|error| self.failed(error))
+    }
+
+    fn failed(&self, error: DriverError) -> Error {
+        located(error, self.device()).in_stack(&self.resource)
+    }
+}
+
+impl<R: DeviceMemoryResource> Drop for DeviceBuffer<R> {
+    fn drop(&mut self) {
+        if !self.ptr.is_null() && self.left_its_thread() {
+            // The work of the other thread's stream can no longer be named. Memory that it may still use
+            // must not go to somebody else, so it stays out if the wait fails.
+            if let Err(error) = self.synchronize_device() {
+                tracing::error!(target: "millpond::containers", %error, "a buffer could not be given back");
+                return;
+            }
+        }
+        // SAFETY: the block came from this resource with this layout and is given back only here; its uses
+        // happen before the next work of the stored stream.
+        unsafe { deallocate(&self.resource, (self.ptr, self.layout), self.stream) }
+    }
+}
+
+/// No bytes are not asked for: the resource below has nothing to do or to log.
+fn allocate<R: DeviceMemoryResource>(resource: &R, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+    if layout.bytes() == 0 { Ok(DevicePtr::NULL) } else { resource.allocate(layout, stream) }
+}
+
+/// # Safety
+/// As for [`DeviceMemoryResource::deallocate`], unless the pointer is null.
+unsafe fn deallocate<R: DeviceMemoryResource>(
+    resource: &R,
+    (ptr, layout): (DevicePtr, Layout),
+    stream: StreamRef,
+) {
+    if !ptr.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { resource.deallocate(ptr, layout, stream) }
+    }
+}

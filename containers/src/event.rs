@@ -1,0 +1,116 @@
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use millpond_core::driver::{self, EventFlags};
+use millpond_core::{DeviceId, DriverHandle, Error, Result, StreamRef};
+
+/// A point in a stream's work, which other streams and the host can wait for. Destroyed when dropped.
+///
+/// ```
+/// use millpond_containers::{Event, Stream};
+/// use millpond_core::driver::{EventFlags, StreamFlags};
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+///
+/// let device = SimDevice::new(SimConfig::h200());
+/// let producer = Stream::new(device.clone(), StreamFlags::NON_BLOCKING)?;
+/// let consumer = Stream::new(device.clone(), StreamFlags::NON_BLOCKING)?;
+/// let produced = Event::new(device, EventFlags::default())?;
+/// produced.record(producer.as_ref())?;
+/// consumer.wait(&produced)?; // what `consumer` does next happens after what `producer` did
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+pub struct Event {
+    driver: DriverHandle,
+    event: driver::Event,
+    recorded: AtomicBool,
+}
+
+impl Event {
+    /// A new event of this driver's device.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn new(driver: DriverHandle, flags: EventFlags) -> Result<Self> {
+        let event = driver.event_create(flags).map_err(|error| located(error, driver.device()))?;
+        Ok(Self { driver, event, recorded: AtomicBool::new(false) })
+    }
+
+    /// Moves the event to the present end of the work of `stream`.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn record(&self, stream: StreamRef) -> Result<()> {
+        let recorded = self.driver.event_record(self.event, stream);
+        recorded.map_err(|error| located(error, self.driver.device()))?;
+        self.recorded.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Makes the later work of `stream` wait for the event, without stopping the host.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the event was never recorded, so that
+    /// nothing would be waited for; and what the driver reports.
+    pub fn make_wait(&self, stream: StreamRef) -> Result<()> {
+        if !self.recorded.load(Ordering::Acquire) {
+            return Err(Error::invalid_argument(
+                "a stream cannot wait for an event that was never recorded; record it first",
+            ));
+        }
+        let ordered = self.driver.stream_wait_event(stream, self.event);
+        ordered.map_err(|error| located(error, self.driver.device()))
+    }
+
+    /// Whether all work before the event is done; `true` for an event that was never recorded.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn query(&self) -> Result<bool> {
+        self.driver.event_query(self.event).map_err(|error| located(error, self.driver.device()))
+    }
+
+    /// Waits on the host until all work before the event is done.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn synchronize(&self) -> Result<()> {
+        self.driver.event_synchronize(self.event).map_err(|error| located(error, self.driver.device()))
+    }
+
+    /// The raw handle, for calls of the driver.
+    pub fn raw(&self) -> driver::Event {
+        self.event
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: the event came from this driver, and nobody else holds it. Waits that were inserted for it
+        // stay.
+        if let Err(error) = unsafe { self.driver.event_destroy(self.event) } {
+            tracing::debug!(target: "millpond::containers", %error, "an event could not be destroyed");
+        }
+    }
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Event").field("device", &self.driver.device()).field("event", &self.event).finish()
+    }
+}
+
+/// Orders what `then` does next after everything that `first` was given so far. One event, for two streams
+/// that differ; else nothing.
+pub(crate) fn order(driver: &DriverHandle, first: StreamRef, then: StreamRef) -> Result<()> {
+    if first == then {
+        return Ok(());
+    }
+    let event = Event::new(driver.clone(), EventFlags::default())?;
+    event.record(first)?;
+    event.make_wait(then)
+}
+
+/// The driver's error, with the device that reported it.
+pub(crate) fn located(error: millpond_core::DriverError, device: DeviceId) -> Error {
+    Error::from(error).on_device(device)
+}

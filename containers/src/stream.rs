@@ -1,0 +1,88 @@
+use std::fmt;
+
+use millpond_core::driver::StreamFlags;
+use millpond_core::{DriverHandle, Result, StreamRef};
+
+use crate::Event;
+use crate::event::located;
+
+/// A stream of its own. Destroyed when dropped; the work that it was given goes on to its end.
+///
+/// Calls take the stream by its [`StreamRef`], which does not keep it alive: drop a stream after the
+/// buffers that are to be freed on it.
+///
+/// ```
+/// use millpond_containers::Stream;
+/// use millpond_core::driver::StreamFlags;
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+///
+/// let stream = Stream::new(SimDevice::new(SimConfig::h200()), StreamFlags::NON_BLOCKING)?;
+/// stream.synchronize()?;
+/// assert!(stream.query()?);
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+pub struct Stream {
+    driver: DriverHandle,
+    stream: StreamRef,
+}
+
+impl Stream {
+    /// A new stream of this driver's device.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn new(driver: DriverHandle, flags: StreamFlags) -> Result<Self> {
+        let stream = driver.stream_create(flags).map_err(|error| located(error, driver.device()))?;
+        Ok(Self { driver, stream })
+    }
+
+    /// The stream as calls take it.
+    pub fn as_ref(&self) -> StreamRef {
+        self.stream
+    }
+
+    /// Waits on the host until all work is done.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn synchronize(&self) -> Result<()> {
+        self.driver.stream_synchronize(self.stream).map_err(|error| located(error, self.driver.device()))
+    }
+
+    /// Whether all work is done.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn query(&self) -> Result<bool> {
+        self.driver.stream_query(self.stream).map_err(|error| located(error, self.driver.device()))
+    }
+
+    /// Makes the later work of this stream wait for the event, without stopping the host.
+    ///
+    /// # Errors
+    /// As for [`Event::make_wait`].
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        event.make_wait(self.stream)
+    }
+}
+
+impl From<&Stream> for StreamRef {
+    fn from(stream: &Stream) -> Self {
+        stream.stream
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: the stream came from this driver, and only this value destroys it.
+        if let Err(error) = unsafe { self.driver.stream_destroy(self.stream) } {
+            tracing::debug!(target: "millpond::containers", %error, "a stream could not be destroyed");
+        }
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stream").field("device", &self.driver.device()).field("stream", &self.stream).finish()
+    }
+}

@@ -1,0 +1,453 @@
+//! A driver that counts what another one is asked.
+
+mod counts;
+mod taken;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use millpond_core::driver::{
+    AccessFlags, DeviceAttribute, Driver, DriverHandle, DriverResult, Event, EventFlags, HostFlags, HostPtr,
+    IpcMemHandle, MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind, PhysicalHandle,
+    StreamFlags,
+};
+use millpond_core::{DeviceId, DevicePtr, StreamRef};
+
+pub use counts::{CallCounts, CallKind, KindCounts};
+use taken::Taken;
+
+/// Forwards to a driver, counts the calls and their wall time by [`CallKind`], and follows how many bytes
+/// were taken from the device.
+///
+/// ```
+/// use millpond_core::Driver;
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_driver::{CallKind, CountingDriver};
+///
+/// let driver = CountingDriver::new(SimDevice::new(SimConfig::h200()));
+/// let ptr = driver.mem_alloc(1 << 20)?;
+/// assert_eq!(driver.counts().get(CallKind::MemAlloc).calls, 1);
+/// assert_eq!(driver.bytes_taken(), 1 << 20);
+/// // SAFETY: the pointer came from this driver and is not used again.
+/// unsafe { driver.mem_free(ptr)? };
+/// assert_eq!((driver.bytes_taken(), driver.peak_bytes_taken()), (0, 1 << 20));
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct CountingDriver {
+    inner: DriverHandle,
+    cells: [Cell; CallKind::ALL.len()],
+    taken: Taken,
+}
+
+#[derive(Debug, Default)]
+struct Cell {
+    calls: AtomicU64,
+    failures: AtomicU64,
+    wall_ns: AtomicU64,
+}
+
+impl CountingDriver {
+    /// Counts what `inner` is asked from now on.
+    pub fn new(inner: DriverHandle) -> Arc<Self> {
+        Arc::new(Self { inner, cells: std::array::from_fn(|_| Cell::default()), taken: Taken::default() })
+    }
+
+    /// The driver that does the work.
+    pub fn inner(&self) -> &DriverHandle {
+        &self.inner
+    }
+
+    /// The calls so far. While other threads make calls, the numbers of one kind may be apart by those.
+    pub fn counts(&self) -> CallCounts {
+        let mut counts = CallCounts::default();
+        for (kind, cell) in CallKind::ALL.into_iter().zip(&self.cells) {
+            *counts.get_mut(kind) = KindCounts {
+                calls: cell.calls.load(Ordering::Relaxed),
+                failures: cell.failures.load(Ordering::Relaxed),
+                wall_ns: cell.wall_ns.load(Ordering::Relaxed),
+            };
+        }
+        counts
+    }
+
+    /// Bytes now taken from the device: plain, managed and stream-ordered allocations at the sizes asked for,
+    /// and physical memory until it is both released and mapped nowhere. A pool of the driver's own may hold
+    /// more than what is taken from it.
+    pub fn bytes_taken(&self) -> u64 {
+        self.taken.now()
+    }
+
+    /// The highest [`bytes_taken`](Self::bytes_taken) so far.
+    pub fn peak_bytes_taken(&self) -> u64 {
+        self.taken.peak()
+    }
+
+    /// Starts again: all counts are 0, and the peak is what is taken now.
+    pub fn reset(&self) {
+        for cell in &self.cells {
+            cell.calls.store(0, Ordering::Relaxed);
+            cell.failures.store(0, Ordering::Relaxed);
+            cell.wall_ns.store(0, Ordering::Relaxed);
+        }
+        self.taken.reset_peak();
+    }
+
+    fn counted<T>(
+        &self,
+        kind: CallKind,
+        call: impl FnOnce(&dyn Driver) -> DriverResult<T>,
+    ) -> DriverResult<T> {
+        let start = Instant::now();
+        let answer = call(&*self.inner);
+        self.count(kind, start, answer.is_err());
+        answer
+    }
+
+    fn count(&self, kind: CallKind, start: Instant, failed: bool) {
+        let cell = &self.cells[kind as usize];
+        cell.calls.fetch_add(1, Ordering::Relaxed);
+        cell.failures.fetch_add(u64::from(failed), Ordering::Relaxed);
+        let wall_ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        cell.wall_ns.fetch_add(wall_ns, Ordering::Relaxed);
+    }
+
+    fn counted_alloc(
+        &self,
+        kind: CallKind,
+        bytes: u64,
+        call: impl FnOnce(&dyn Driver) -> DriverResult<DevicePtr>,
+    ) -> DriverResult<DevicePtr> {
+        self.counted(kind, call).inspect(|ptr| self.taken.allocated(*ptr, bytes))
+    }
+
+    /// Forgets the block before the driver does: after, another thread may have the same address.
+    fn counted_free(
+        &self,
+        kind: CallKind,
+        ptr: DevicePtr,
+        call: impl FnOnce(&dyn Driver) -> DriverResult<()>,
+    ) -> DriverResult<()> {
+        let bytes = self.taken.freeing(ptr);
+        let answer = self.counted(kind, call);
+        if let (Err(_), Some(bytes)) = (&answer, bytes) {
+            self.taken.allocated(ptr, bytes);
+        }
+        answer
+    }
+}
+
+// Every unsafe method below forwards under its caller's promise.
+#[deny(clippy::missing_trait_methods)]
+impl Driver for CountingDriver {
+    fn device(&self) -> DeviceId {
+        self.inner.device()
+    }
+
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+
+    fn version(&self) -> DriverResult<i32> {
+        self.counted(CallKind::Other, |driver| driver.version())
+    }
+
+    fn attribute(&self, attribute: DeviceAttribute) -> DriverResult<i64> {
+        self.counted(CallKind::Other, |driver| driver.attribute(attribute))
+    }
+
+    fn mem_get_info(&self) -> DriverResult<MemoryInfo> {
+        self.counted(CallKind::MemGetInfo, |driver| driver.mem_get_info())
+    }
+
+    fn synchronize(&self) -> DriverResult<()> {
+        self.counted(CallKind::Synchronize, |driver| driver.synchronize())
+    }
+
+    fn virtual_time_ns(&self) -> Option<u64> {
+        self.inner.virtual_time_ns()
+    }
+
+    fn mem_alloc(&self, bytes: u64) -> DriverResult<DevicePtr> {
+        self.counted_alloc(CallKind::MemAlloc, bytes, |driver| driver.mem_alloc(bytes))
+    }
+
+    fn mem_alloc_managed(&self, bytes: u64) -> DriverResult<DevicePtr> {
+        self.counted_alloc(CallKind::MemAllocManaged, bytes, |driver| driver.mem_alloc_managed(bytes))
+    }
+
+    unsafe fn mem_free(&self, ptr: DevicePtr) -> DriverResult<()> {
+        // SAFETY: the caller's promise.
+        self.counted_free(CallKind::MemFree, ptr, |driver| unsafe { driver.mem_free(ptr) })
+    }
+
+    fn mem_get_address_range(&self, ptr: DevicePtr) -> DriverResult<(DevicePtr, u64)> {
+        self.counted(CallKind::PointerQuery, |driver| driver.mem_get_address_range(ptr))
+    }
+
+    fn pointer_kind(&self, ptr: DevicePtr) -> DriverResult<MemoryKind> {
+        self.counted(CallKind::PointerQuery, |driver| driver.pointer_kind(ptr))
+    }
+
+    unsafe fn mem_prefetch_async(
+        &self,
+        ptr: DevicePtr,
+        bytes: u64,
+        to_host: bool,
+        stream: StreamRef,
+    ) -> DriverResult<()> {
+        self.counted(CallKind::MemPrefetch, |driver| {
+            // SAFETY: the caller's promise.
+            unsafe { driver.mem_prefetch_async(ptr, bytes, to_host, stream) }
+        })
+    }
+
+    unsafe fn mem_advise(&self, ptr: DevicePtr, bytes: u64, advice: MemAdvice) -> DriverResult<()> {
+        // SAFETY: the caller's promise.
+        self.counted(CallKind::MemAdvise, |driver| unsafe { driver.mem_advise(ptr, bytes, advice) })
+    }
+
+    fn mem_host_alloc(&self, bytes: u64, flags: HostFlags) -> DriverResult<HostPtr> {
+        self.counted(CallKind::MemHostAlloc, |driver| driver.mem_host_alloc(bytes, flags))
+    }
+
+    unsafe fn mem_free_host(&self, ptr: HostPtr) -> DriverResult<()> {
+        // SAFETY: the caller's promise.
+        self.counted(CallKind::MemFreeHost, |driver| unsafe { driver.mem_free_host(ptr) })
+    }
+
+    unsafe fn mem_host_register(&self, ptr: HostPtr, bytes: u64, flags: HostFlags) -> DriverResult<()> {
+        self.counted(CallKind::MemHostRegister, |driver| {
+            // SAFETY: the caller's promise.
+            unsafe { driver.mem_host_register(ptr, bytes, flags) }
+        })
+    }
+
+    unsafe fn mem_host_unregister(&self, ptr: HostPtr) -> DriverResult<()> {
+        // SAFETY: the caller's promise.
+        self.counted(CallKind::MemHostRegister, |driver| unsafe { driver.mem_host_unregister(ptr) })
+    }
+
+    fn mem_host_get_device_pointer(&self, ptr: HostPtr) -> DriverResult<DevicePtr> {
+        self.counted(CallKind::PointerQuery, |driver| driver.mem_host_get_device_pointer(ptr))
+    }
+
+    fn mem_alloc_async(&self, bytes: u64, stream: StreamRef) -> DriverResult<DevicePtr> {
+        self.counted_alloc(CallKind::MemAllocAsync, bytes, |driver| driver.mem_alloc_async(bytes, stream))
+    }
+
+    fn mem_alloc_from_pool_async(
+        &self,
+        bytes: u64,
+        pool: MemPool,
+        stream: StreamRef,
+    ) -> DriverResult<DevicePtr> {
+        self.counted_alloc(CallKind::MemAllocAsync, bytes, |driver| {
+            driver.mem_alloc_from_pool_async(bytes, pool, stream)
+        })
+    }
+
+    unsafe fn mem_free_async(&self, ptr: DevicePtr, stream: StreamRef) -> DriverResult<()> {
+        self.counted_free(CallKind::MemFreeAsync, ptr, |driver| {
+            // SAFETY: the caller's promise.
+            unsafe { driver.mem_free_async(ptr, stream) }
+        })
+    }
+
+    fn mem_pool_create(&self, props: MemPoolProps) -> DriverResult<MemPool> {
+        self.counted(CallKind::MemPool, |driver| driver.mem_pool_create(props))
+    }
+
+    unsafe fn mem_pool_destroy(&self, pool: MemPool) -> DriverResult<()> {
+        // SAFETY: the caller's promise.
+        self.counted(CallKind::MemPool, |driver| unsafe { driver.mem_pool_destroy(pool) })
+    }
+
+    fn device_get_default_mem_pool(&self) -> DriverResult<MemPool> {
+        self.counted(CallKind::MemPool, |driver| driver.device_get_default_mem_pool())
+    }
+
+    fn mem_pool_trim_to(&self, pool: MemPool, keep_bytes: u64) -> DriverResult<()> {
+        self.counted(CallKind::MemPoolTrim, |driver| driver.mem_pool_trim_to(pool, keep_bytes))
+    }
+
+    fn mem_pool_get_attribute(&self, pool: MemPool, attribute: MemPoolAttribute) -> DriverResult<u64> {
+        self.counted(CallKind::MemPool, |driver| driver.mem_pool_get_attribute(pool, attribute))
+    }
+
+    fn mem_pool_set_attribute(
+        &self,
+        pool: MemPool,
+        attribute: MemPoolAttribute,
+        value: u64,
+    ) -> DriverResult<()> {
+        self.counted(CallKind::MemPool, |driver| driver.mem_pool_set_attribute(pool, attribute, value))
+    }
+
+    fn mem_get_allocation_granularity(&self) -> DriverResult<u64> {
+        self.counted(CallKind::Other, |driver| driver.mem_get_allocation_granularity())
+    }
+
+    fn mem_address_reserve(&self, bytes: u64, alignment: u64) -> DriverResult<DevicePtr> {
+        self.counted(CallKind::MemAddressReserve, |driver| driver.mem_address_reserve(bytes, alignment))
+    }
+
+    unsafe fn mem_address_free(&self, ptr: DevicePtr, bytes: u64) -> DriverResult<()> {
+        // SAFETY: the caller's promise.
+        self.counted(CallKind::MemAddressFree, |driver| unsafe { driver.mem_address_free(ptr, bytes) })
+    }
+
+    fn mem_create(&self, bytes: u64) -> DriverResult<PhysicalHandle> {
+        let handle = self.counted(CallKind::MemCreate, |driver| driver.mem_create(bytes))?;
+        self.taken.created(handle, bytes);
+        Ok(handle)
+    }
+
+    unsafe fn mem_release(&self, handle: PhysicalHandle) -> DriverResult<()> {
+        self.taken.release(handle, || {
+            // SAFETY: the caller's promise.
+            self.counted(CallKind::MemRelease, |driver| unsafe { driver.mem_release(handle) })
+        })
+    }
+
+    unsafe fn mem_map(&self, ptr: DevicePtr, bytes: u64, handle: PhysicalHandle) -> DriverResult<()> {
+        // SAFETY: the caller's promise.
+        self.counted(CallKind::MemMap, |driver| unsafe { driver.mem_map(ptr, bytes, handle) })?;
+        self.taken.mapped(ptr, handle);
+        Ok(())
+    }
+
+    unsafe fn mem_unmap(&self, ptr: DevicePtr, bytes: u64) -> DriverResult<()> {
+        self.taken.unmap(ptr, bytes, || {
+            // SAFETY: the caller's promise.
+            self.counted(CallKind::MemUnmap, |driver| unsafe { driver.mem_unmap(ptr, bytes) })
+        })
+    }
+
+    unsafe fn mem_set_access(&self, ptr: DevicePtr, bytes: u64, access: AccessFlags) -> DriverResult<()> {
+        // SAFETY: the caller's promise.
+        self.counted(CallKind::MemSetAccess, |driver| unsafe { driver.mem_set_access(ptr, bytes, access) })
+    }
+
+    fn stream_create(&self, flags: StreamFlags) -> DriverResult<StreamRef> {
+        self.counted(CallKind::StreamCreate, |driver| driver.stream_create(flags))
+    }
+
+    unsafe fn stream_destroy(&self, stream: StreamRef) -> DriverResult<()> {
+        // SAFETY: the caller's promise.
+        self.counted(CallKind::StreamDestroy, |driver| unsafe { driver.stream_destroy(stream) })
+    }
+
+    fn stream_ref(&self, handle: u64) -> DriverResult<StreamRef> {
+        if handle <= StreamRef::PER_THREAD.handle() {
+            return self.inner.stream_ref(handle); // asks the driver nothing
+        }
+        self.counted(CallKind::StreamGetId, |driver| driver.stream_ref(handle))
+    }
+
+    fn stream_synchronize(&self, stream: StreamRef) -> DriverResult<()> {
+        self.counted(CallKind::StreamSynchronize, |driver| driver.stream_synchronize(stream))
+    }
+
+    fn stream_query(&self, stream: StreamRef) -> DriverResult<bool> {
+        self.counted(CallKind::StreamQuery, |driver| driver.stream_query(stream))
+    }
+
+    fn stream_wait_event(&self, stream: StreamRef, event: Event) -> DriverResult<()> {
+        self.counted(CallKind::StreamWaitEvent, |driver| driver.stream_wait_event(stream, event))
+    }
+
+    fn stream_is_capturing(&self, stream: StreamRef) -> DriverResult<bool> {
+        self.counted(CallKind::StreamIsCapturing, |driver| driver.stream_is_capturing(stream))
+    }
+
+    fn event_create(&self, flags: EventFlags) -> DriverResult<Event> {
+        self.counted(CallKind::EventCreate, |driver| driver.event_create(flags))
+    }
+
+    unsafe fn event_destroy(&self, event: Event) -> DriverResult<()> {
+        // SAFETY: the caller's promise.
+        self.counted(CallKind::EventDestroy, |driver| unsafe { driver.event_destroy(event) })
+    }
+
+    fn event_record(&self, event: Event, stream: StreamRef) -> DriverResult<()> {
+        self.counted(CallKind::EventRecord, |driver| driver.event_record(event, stream))
+    }
+
+    fn event_record_if_alive(&self, event: Event, stream: StreamRef) -> DriverResult<bool> {
+        let start = Instant::now();
+        let answer = self.inner.event_record_if_alive(event, stream);
+        if answer != Ok(false) {
+            self.count(CallKind::EventRecord, start, answer.is_err()); // `false`: the driver was not asked
+        }
+        answer
+    }
+
+    fn event_query(&self, event: Event) -> DriverResult<bool> {
+        self.counted(CallKind::EventQuery, |driver| driver.event_query(event))
+    }
+
+    fn event_synchronize(&self, event: Event) -> DriverResult<()> {
+        self.counted(CallKind::EventSynchronize, |driver| driver.event_synchronize(event))
+    }
+
+    unsafe fn memcpy_htod_async(
+        &self,
+        dst: DevicePtr,
+        src: *const u8,
+        bytes: u64,
+        stream: StreamRef,
+    ) -> DriverResult<()> {
+        // SAFETY: the caller's promise.
+        self.counted(CallKind::Copy, |driver| unsafe { driver.memcpy_htod_async(dst, src, bytes, stream) })
+    }
+
+    unsafe fn memcpy_dtoh_async(
+        &self,
+        dst: *mut u8,
+        src: DevicePtr,
+        bytes: u64,
+        stream: StreamRef,
+    ) -> DriverResult<()> {
+        // SAFETY: the caller's promise.
+        self.counted(CallKind::Copy, |driver| unsafe { driver.memcpy_dtoh_async(dst, src, bytes, stream) })
+    }
+
+    unsafe fn memcpy_dtod_async(
+        &self,
+        dst: DevicePtr,
+        src: DevicePtr,
+        bytes: u64,
+        stream: StreamRef,
+    ) -> DriverResult<()> {
+        // SAFETY: the caller's promise.
+        self.counted(CallKind::Copy, |driver| unsafe { driver.memcpy_dtod_async(dst, src, bytes, stream) })
+    }
+
+    unsafe fn memset_d8_async(
+        &self,
+        dst: DevicePtr,
+        value: u8,
+        bytes: u64,
+        stream: StreamRef,
+    ) -> DriverResult<()> {
+        // SAFETY: the caller's promise.
+        self.counted(CallKind::Fill, |driver| unsafe { driver.memset_d8_async(dst, value, bytes, stream) })
+    }
+
+    fn ipc_get_mem_handle(&self, ptr: DevicePtr) -> DriverResult<IpcMemHandle> {
+        self.counted(CallKind::Ipc, |driver| driver.ipc_get_mem_handle(ptr))
+    }
+
+    fn ipc_open_mem_handle(&self, handle: &IpcMemHandle) -> DriverResult<DevicePtr> {
+        self.counted(CallKind::Ipc, |driver| driver.ipc_open_mem_handle(handle))
+    }
+
+    unsafe fn ipc_close_mem_handle(&self, ptr: DevicePtr) -> DriverResult<()> {
+        // SAFETY: the caller's promise.
+        self.counted(CallKind::Ipc, |driver| unsafe { driver.ipc_close_mem_handle(ptr) })
+    }
+}

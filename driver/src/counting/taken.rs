@@ -1,0 +1,226 @@
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dashmap::DashMap;
+use millpond_core::DevicePtr;
+use millpond_core::driver::{DriverResult, PhysicalHandle};
+use parking_lot::Mutex;
+
+/// How many bytes of the device are taken, now and at most.
+#[derive(Debug, Default)]
+pub(super) struct Taken {
+    now: AtomicU64,
+    peak: AtomicU64,
+    /// The sizes in bytes of plain, managed and stream-ordered allocations.
+    blocks: DashMap<DevicePtr, u64>,
+    physical: Mutex<Physical>,
+}
+
+/// Physical memory lives until it is released *and* mapped nowhere; its handle may be another's by then.
+/// So blocks go by numbers of their own.
+#[derive(Debug, Default)]
+struct Physical {
+    next: u64,
+    by_handle: HashMap<PhysicalHandle, u64>,
+    blocks: HashMap<u64, PhysicalBlock>,
+    mappings: BTreeMap<DevicePtr, u64>,
+}
+
+#[derive(Debug)]
+struct PhysicalBlock {
+    bytes: u64,
+    mappings: u32,
+    released: bool,
+}
+
+impl Taken {
+    pub(super) fn now(&self) -> u64 {
+        self.now.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn reset_peak(&self) {
+        self.peak.store(self.now(), Ordering::Relaxed);
+    }
+
+    fn add(&self, bytes: u64) {
+        let now = self.now.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.peak.fetch_max(now, Ordering::Relaxed);
+    }
+
+    fn subtract(&self, bytes: u64) {
+        self.now.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn allocated(&self, ptr: DevicePtr, bytes: u64) {
+        self.blocks.insert(ptr, bytes);
+        self.add(bytes);
+    }
+
+    /// Forgets a block and says how large it was; `None` if it is not from here.
+    pub(super) fn freeing(&self, ptr: DevicePtr) -> Option<u64> {
+        let (_, bytes) = self.blocks.remove(&ptr)?;
+        self.subtract(bytes);
+        Some(bytes)
+    }
+
+    pub(super) fn created(&self, handle: PhysicalHandle, bytes: u64) {
+        self.add(bytes);
+        let mut physical = self.physical.lock();
+        let id = physical.next;
+        physical.next += 1;
+        physical.by_handle.insert(handle, id);
+        physical.blocks.insert(id, PhysicalBlock { bytes, mappings: 0, released: false });
+    }
+
+    pub(super) fn mapped(&self, ptr: DevicePtr, handle: PhysicalHandle) {
+        let mut physical = self.physical.lock();
+        if let Some(id) = physical.by_handle.get(&handle).copied() {
+            physical.mappings.insert(ptr, id);
+            physical.blocks.entry(id).and_modify(|block| block.mappings += 1);
+        }
+    }
+
+    /// Takes the mappings in a range out of the books and makes the driver's call: right after that, another
+    /// thread may map there. If the call fails, they are put back.
+    pub(super) fn unmap(
+        &self,
+        ptr: DevicePtr,
+        bytes: u64,
+        call: impl FnOnce() -> DriverResult<()>,
+    ) -> DriverResult<()> {
+        let gone: Vec<_> = {
+            let mut physical = self.physical.lock();
+            let starts: Vec<_> = physical.mappings.range(ptr..ptr.offset(bytes)).map(|(&at, _)| at).collect();
+            starts.into_iter().filter_map(|at| physical.mappings.remove_entry(&at)).collect()
+        };
+        let answer = call();
+        let mut physical = self.physical.lock();
+        if answer.is_err() {
+            physical.mappings.extend(gone);
+            return answer;
+        }
+        for (_, id) in gone {
+            physical.blocks.entry(id).and_modify(|block| block.mappings -= 1);
+            self.end_if_unused(&mut physical, id);
+        }
+        answer
+    }
+
+    /// As [`unmap`](Self::unmap), for a handle.
+    pub(super) fn release(
+        &self,
+        handle: PhysicalHandle,
+        call: impl FnOnce() -> DriverResult<()>,
+    ) -> DriverResult<()> {
+        let id = self.physical.lock().by_handle.remove(&handle);
+        let answer = call();
+        let Some(id) = id else { return answer };
+        let mut physical = self.physical.lock();
+        if answer.is_err() {
+            physical.by_handle.insert(handle, id);
+        } else {
+            physical.blocks.entry(id).and_modify(|block| block.released = true);
+            self.end_if_unused(&mut physical, id);
+        }
+        answer
+    }
+
+    fn end_if_unused(&self, physical: &mut Physical, id: u64) {
+        if physical.blocks.get(&id).is_some_and(|block| block.released && block.mappings == 0)
+            && let Some(block) = physical.blocks.remove(&id)
+        {
+            self.subtract(block.bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millpond_core::driver::DriverError;
+
+    use super::*;
+
+    const PAGE: u64 = 2 << 20;
+
+    fn page(number: u64) -> DevicePtr {
+        DevicePtr::new(0x7000_0000_0000 + number * PAGE)
+    }
+
+    fn refused() -> DriverResult<()> {
+        Err(DriverError::new(DriverError::INVALID_VALUE, "test"))
+    }
+
+    #[test]
+    fn physical_memory_is_taken_until_it_is_released_and_mapped_nowhere() {
+        let taken = Taken::default();
+        let handle = PhysicalHandle(9);
+        taken.created(handle, PAGE);
+        taken.mapped(page(0), handle);
+        taken.mapped(page(4), handle);
+        taken.release(handle, || Ok(())).unwrap();
+        assert_eq!(taken.now(), PAGE, "mapped twice");
+        taken.unmap(page(0), PAGE, || Ok(())).unwrap();
+        assert_eq!(taken.now(), PAGE, "mapped once");
+        taken.unmap(page(4), PAGE, || Ok(())).unwrap();
+        assert_eq!((taken.now(), taken.peak()), (0, PAGE));
+    }
+
+    #[test]
+    fn unmapped_memory_is_taken_until_it_is_released() {
+        let taken = Taken::default();
+        let handle = PhysicalHandle(9);
+        taken.created(handle, PAGE);
+        taken.mapped(page(0), handle);
+        taken.unmap(page(0), PAGE, || Ok(())).unwrap();
+        assert_eq!(taken.now(), PAGE);
+        taken.release(handle, || Ok(())).unwrap();
+        assert_eq!(taken.now(), 0);
+    }
+
+    #[test]
+    fn one_call_unmaps_every_mapping_in_its_range_and_no_other() {
+        let taken = Taken::default();
+        for number in 0..4 {
+            let handle = PhysicalHandle(number);
+            taken.created(handle, PAGE);
+            taken.mapped(page(number), handle);
+            taken.release(handle, || Ok(())).unwrap();
+        }
+        taken.unmap(page(1), 2 * PAGE, || Ok(())).unwrap();
+        assert_eq!(taken.now(), 2 * PAGE);
+        taken.unmap(page(0), 4 * PAGE, || Ok(())).unwrap();
+        assert_eq!(taken.now(), 0);
+    }
+
+    #[test]
+    fn a_handle_given_again_is_another_block() {
+        let taken = Taken::default();
+        let handle = PhysicalHandle(9);
+        taken.created(handle, PAGE);
+        taken.mapped(page(0), handle);
+        taken.release(handle, || Ok(())).unwrap();
+        taken.created(handle, 3 * PAGE);
+        taken.unmap(page(0), PAGE, || Ok(())).unwrap();
+        assert_eq!(taken.now(), 3 * PAGE);
+        taken.release(handle, || Ok(())).unwrap();
+        assert_eq!((taken.now(), taken.peak()), (0, 4 * PAGE));
+    }
+
+    #[test]
+    fn what_the_driver_refuses_changes_nothing() {
+        let taken = Taken::default();
+        let handle = PhysicalHandle(9);
+        taken.created(handle, PAGE);
+        taken.mapped(page(0), handle);
+        taken.unmap(page(0), PAGE, refused).unwrap_err();
+        taken.release(handle, refused).unwrap_err();
+        taken.release(handle, || Ok(())).unwrap();
+        assert_eq!(taken.now(), PAGE, "the mapping was forgotten");
+        taken.unmap(page(0), PAGE, || Ok(())).unwrap();
+        assert_eq!(taken.now(), 0);
+    }
+}

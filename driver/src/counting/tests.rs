@@ -1,0 +1,150 @@
+use std::sync::Arc;
+
+use millpond_core::driver::{DriverError, MemPoolProps};
+
+use super::*;
+use crate::sim::{SimConfig, SimDevice};
+
+const MIB: u64 = 1 << 20;
+
+fn counting() -> (Arc<SimDevice>, Arc<CountingDriver>) {
+    let device = SimDevice::new(SimConfig::with_capacity(256 * MIB));
+    (Arc::clone(&device), CountingDriver::new(device))
+}
+
+#[test]
+fn calls_and_failures_are_counted_by_kind() {
+    let (device, driver) = counting();
+    let ptr = driver.mem_alloc(MIB).unwrap();
+    assert!(driver.mem_alloc(1 << 40).unwrap_err().is_out_of_memory());
+    // SAFETY: the pointer came from this driver and is not used again.
+    unsafe { driver.mem_free(ptr) }.unwrap();
+    let stream = driver.stream_create(StreamFlags::NON_BLOCKING).unwrap();
+    let event = driver.event_create(EventFlags::default()).unwrap();
+    driver.event_record(event, stream).unwrap();
+    driver.stream_wait_event(StreamRef::LEGACY, event).unwrap();
+    driver.stream_synchronize(stream).unwrap();
+    assert_eq!(driver.event_query(event), Ok(true));
+
+    let counts = driver.counts();
+    let calls = |kind| (counts.get(kind).calls, counts.get(kind).failures);
+    assert_eq!(calls(CallKind::MemAlloc), (2, 1));
+    for kind in [
+        CallKind::MemFree,
+        CallKind::StreamCreate,
+        CallKind::EventCreate,
+        CallKind::EventRecord,
+        CallKind::StreamWaitEvent,
+        CallKind::StreamSynchronize,
+        CallKind::EventQuery,
+    ] {
+        assert_eq!(calls(kind), (1, 0), "{kind}");
+    }
+    assert_eq!(counts.total_calls(), 9);
+    assert_eq!(counts.iter().count(), 8);
+    assert_eq!(driver.virtual_time_ns(), Some(device.virtual_time_ns()));
+    assert_eq!((driver.device(), driver.name()), (device.device(), device.name()));
+}
+
+#[test]
+fn a_record_that_was_not_made_is_no_call() {
+    let (_device, driver) = counting();
+    let event = driver.event_create(EventFlags::default()).unwrap();
+    let stream = driver.stream_create(StreamFlags::NON_BLOCKING).unwrap();
+    assert_eq!(driver.event_record_if_alive(event, stream), Ok(true));
+    // SAFETY: the stream came from this driver; below, its name alone is used, where that is allowed.
+    unsafe { driver.stream_destroy(stream) }.unwrap();
+    assert_eq!(driver.event_record_if_alive(event, stream), Ok(false));
+    assert_eq!(driver.counts().get(CallKind::EventRecord).calls, 1);
+    assert_eq!(driver.stream_ref(0), Ok(StreamRef::LEGACY));
+    assert_eq!(driver.counts().get(CallKind::StreamGetId).calls, 0);
+}
+
+#[test]
+fn bytes_of_every_way_to_take_them_are_followed() {
+    let (_device, driver) = counting();
+    let stream = StreamRef::LEGACY;
+    let page = driver.mem_get_allocation_granularity().unwrap();
+    let pool = driver.mem_pool_create(MemPoolProps::default()).unwrap();
+    let plain = driver.mem_alloc(MIB).unwrap();
+    let managed = driver.mem_alloc_managed(2 * MIB).unwrap();
+    let ordered = driver.mem_alloc_async(4 * MIB, stream).unwrap();
+    let pooled = driver.mem_alloc_from_pool_async(8 * MIB, pool, stream).unwrap();
+    let handle = driver.mem_create(page).unwrap();
+    let all = 15 * MIB + page;
+    assert_eq!(driver.bytes_taken(), all);
+    // SAFETY: everything came from this driver, and is not used again.
+    unsafe {
+        driver.mem_free(plain).unwrap();
+        driver.mem_free(managed).unwrap();
+        driver.mem_free_async(ordered, stream).unwrap();
+        driver.mem_free_async(pooled, stream).unwrap();
+        driver.mem_release(handle).unwrap();
+    }
+    assert_eq!((driver.bytes_taken(), driver.peak_bytes_taken()), (0, all));
+    driver.reset();
+    assert_eq!((driver.counts(), driver.peak_bytes_taken()), (CallCounts::default(), 0));
+}
+
+#[test]
+fn a_refused_free_leaves_the_bytes_taken() {
+    let (_device, driver) = counting();
+    let ptr = driver.mem_alloc(MIB).unwrap();
+    // SAFETY: the address is inside a block, not its start: it is refused.
+    let refused = unsafe { driver.mem_free(ptr.offset(256)) };
+    assert_eq!(refused.unwrap_err().code(), DriverError::INVALID_VALUE);
+    assert_eq!(driver.bytes_taken(), MIB);
+}
+
+#[test]
+fn bytes_are_followed_across_threads() {
+    let (_device, driver) = counting();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..200 {
+                    let ptr = driver.mem_alloc(MIB).unwrap();
+                    // SAFETY: the pointer came from this driver and is not used again.
+                    unsafe { driver.mem_free(ptr) }.unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(driver.bytes_taken(), 0);
+    assert!((MIB..=4 * MIB).contains(&driver.peak_bytes_taken()), "{}", driver.peak_bytes_taken());
+    assert_eq!(driver.counts().total_calls(), 1600);
+}
+
+#[test]
+fn the_difference_of_two_counts_is_what_lies_between() {
+    let (_device, driver) = counting();
+    driver.mem_get_info().unwrap();
+    let before = driver.counts();
+    driver.mem_get_info().unwrap();
+    driver.synchronize().unwrap();
+    let between = driver.counts().since(&before);
+    let calls: Vec<_> = between.iter().map(|(kind, counts)| (kind, counts.calls)).collect();
+    assert_eq!(calls, [(CallKind::MemGetInfo, 1), (CallKind::Synchronize, 1)]);
+    assert_eq!(between.total_wall_ns(), driver.counts().total_wall_ns() - before.total_wall_ns());
+}
+
+#[test]
+fn serde_writes_the_kinds_that_occurred_by_name() {
+    let (_device, driver) = counting();
+    driver.mem_get_info().unwrap();
+    let json = serde_json::to_value(driver.counts()).unwrap();
+    let entries = json.as_object().unwrap();
+    assert_eq!(entries.len(), 1);
+    assert_eq!(entries["mem_get_info"]["calls"], 1);
+    assert_eq!(entries["mem_get_info"]["failures"], 0);
+    assert!(entries["mem_get_info"]["wall_ns"].is_u64());
+}
+
+#[test]
+fn every_kind_has_its_own_name_and_place() {
+    for (place, kind) in CallKind::ALL.into_iter().enumerate() {
+        assert_eq!(kind as usize, place);
+        assert_eq!(serde_json::to_value(kind).unwrap(), kind.to_string());
+        assert_eq!(CallKind::ALL.into_iter().filter(|other| other.name() == kind.name()).count(), 1);
+    }
+}

@@ -1,0 +1,292 @@
+//! CUDA's numbers and structures, as far as they are used here.
+//!
+//! Handles, device pointers and `size_t` are all `u64`: see `library` on 32-bit hosts. The tests compare
+//! everything with cudarc's generated bindings.
+
+use std::ffi::c_void;
+
+use millpond_core::driver::{AccessFlags, DeviceAttribute, EventFlags, HostFlags, MemPoolAttribute};
+
+pub(super) const CU_DEVICE_CPU: i32 = -1;
+pub(super) const CU_MEM_ATTACH_GLOBAL: u32 = 1;
+pub(super) const CU_STREAM_NON_BLOCKING: u32 = 1;
+pub(super) const CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: u32 = 1;
+pub(super) const CU_MEM_ALLOC_GRANULARITY_MINIMUM: u32 = 0;
+
+pub(super) const CU_POINTER_ATTRIBUTE_MEMORY_TYPE: u32 = 2;
+pub(super) const CU_POINTER_ATTRIBUTE_IS_MANAGED: u32 = 8;
+pub(super) const CU_MEMORYTYPE_HOST: u32 = 1;
+
+pub(super) const CU_MEM_ADVISE_SET_READ_MOSTLY: u32 = 1;
+pub(super) const CU_MEM_ADVISE_SET_PREFERRED_LOCATION: u32 = 3;
+pub(super) const CU_MEM_ADVISE_SET_ACCESSED_BY: u32 = 5;
+
+pub(super) const CU_JIT_ERROR_LOG_BUFFER: u32 = 5;
+pub(super) const CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES: u32 = 6;
+
+const CU_MEM_LOCATION_TYPE_DEVICE: u32 = 1;
+const CU_MEM_LOCATION_TYPE_HOST: u32 = 2;
+const CU_MEM_ALLOCATION_TYPE_PINNED: u32 = 1;
+const CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: u32 = 1;
+
+const CU_EVENT_BLOCKING_SYNC: u32 = 1;
+const CU_EVENT_DISABLE_TIMING: u32 = 2;
+
+const CU_MEMHOST_PORTABLE: u32 = 1;
+const CU_MEMHOST_DEVICEMAP: u32 = 2;
+const CU_MEMHOSTALLOC_WRITECOMBINED: u32 = 4;
+
+/// `CUmemLocation`: where memory is.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Location {
+    kind: u32,
+    id: i32,
+}
+
+impl Location {
+    pub(super) const HOST: Self = Self { kind: CU_MEM_LOCATION_TYPE_HOST, id: 0 };
+
+    pub(super) const fn device(device: i32) -> Self {
+        Self { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: device }
+    }
+}
+
+/// `CUmemAllocationProp`: how physical memory is made.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct AllocationProp {
+    kind: u32,
+    handle_types: u32,
+    location: Location,
+    win32_metadata: *mut c_void,
+    flags: [u8; 8], // compression, RDMA, usage: none asked for
+}
+
+impl AllocationProp {
+    /// Plain device memory.
+    pub(super) const fn on_device(device: i32) -> Self {
+        Self {
+            kind: CU_MEM_ALLOCATION_TYPE_PINNED,
+            handle_types: 0,
+            location: Location::device(device),
+            win32_metadata: std::ptr::null_mut(),
+            flags: [0; 8],
+        }
+    }
+}
+
+/// `CUmemAccessDesc`: who may use a mapping, and how.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct AccessDesc {
+    pub(super) location: Location,
+    pub(super) flags: u32,
+}
+
+/// `CUmemPoolProps`: how a pool is made. The newest fields lie in what older versions call reserved.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct PoolProps {
+    kind: u32,
+    handle_types: u32,
+    location: Location,
+    win32_attributes: *mut c_void,
+    max_size: u64,
+    reserved: [u8; 56],
+}
+
+impl PoolProps {
+    /// A pool of device memory.
+    pub(super) const fn on_device(device: i32, max_size: u64, export_posix_fd: bool) -> Self {
+        Self {
+            kind: CU_MEM_ALLOCATION_TYPE_PINNED,
+            handle_types: if export_posix_fd { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR } else { 0 },
+            location: Location::device(device),
+            win32_attributes: std::ptr::null_mut(),
+            max_size,
+            reserved: [0; 56],
+        }
+    }
+}
+
+/// `CUipcMemHandle`, which CUDA takes by value.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct IpcHandle(pub(super) [u8; 64]);
+
+/// `CUdevice_attribute`; `None` for one that this version does not know.
+pub(super) const fn device_attribute(attribute: DeviceAttribute) -> Option<u32> {
+    Some(match attribute {
+        DeviceAttribute::MultiprocessorCount => 16,
+        DeviceAttribute::Integrated => 18,
+        DeviceAttribute::ComputeCapabilityMajor => 75,
+        DeviceAttribute::ComputeCapabilityMinor => 76,
+        DeviceAttribute::PageableMemoryAccess => 88,
+        DeviceAttribute::ConcurrentManagedAccess => 89,
+        DeviceAttribute::VirtualMemoryManagementSupported => 102,
+        DeviceAttribute::MemoryPoolsSupported => 115,
+        DeviceAttribute::IpcEventSupported => 125,
+        _ => return None,
+    })
+}
+
+/// `CUmemPool_attribute`.
+pub(super) const fn pool_attribute(attribute: MemPoolAttribute) -> u32 {
+    match attribute {
+        MemPoolAttribute::ReuseFollowEventDependencies => 1,
+        MemPoolAttribute::ReuseAllowOpportunistic => 2,
+        MemPoolAttribute::ReuseAllowInternalDependencies => 3,
+        MemPoolAttribute::ReleaseThreshold => 4,
+        MemPoolAttribute::ReservedMemCurrent => 5,
+        MemPoolAttribute::ReservedMemHigh => 6,
+        MemPoolAttribute::UsedMemCurrent => 7,
+        MemPoolAttribute::UsedMemHigh => 8,
+    }
+}
+
+/// Whether CUDA passes this attribute of a pool as an `int`; the others are 64 bits wide.
+pub(super) const fn pool_attribute_is_int(attribute: MemPoolAttribute) -> bool {
+    pool_attribute(attribute) <= 3
+}
+
+/// `CUmemAccess_flags`.
+pub(super) const fn access_flags(access: AccessFlags) -> u32 {
+    match access {
+        AccessFlags::None => 0,
+        AccessFlags::Read => 1,
+        AccessFlags::ReadWrite => 3,
+    }
+}
+
+/// `CUevent_flags`.
+pub(super) const fn event_flags(flags: EventFlags) -> u32 {
+    let timing = if flags.timing { 0 } else { CU_EVENT_DISABLE_TIMING };
+    let sync = if flags.blocking_sync { CU_EVENT_BLOCKING_SYNC } else { 0 };
+    timing | sync
+}
+
+/// The flags of `cuMemHostAlloc`. Those of `cuMemHostRegister` are the same but for write-combining, whose
+/// bit means another thing there.
+pub(super) const fn host_flags(flags: HostFlags) -> u32 {
+    let portable = if flags.portable { CU_MEMHOST_PORTABLE } else { 0 };
+    let mapped = if flags.mapped { CU_MEMHOST_DEVICEMAP } else { 0 };
+    let combined = if flags.write_combined { CU_MEMHOSTALLOC_WRITECOMBINED } else { 0 };
+    portable | mapped | combined
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::{align_of, offset_of, size_of};
+
+    use cudarc::driver::sys;
+
+    use super::*;
+
+    #[test]
+    fn structures_have_the_sizes_of_the_generated_bindings() {
+        macro_rules! same {
+            ($($ours:ty, $theirs:ty;)*) => {$(
+                assert_eq!(size_of::<$ours>(), size_of::<$theirs>(), stringify!($ours));
+                assert_eq!(align_of::<$ours>(), align_of::<$theirs>(), stringify!($ours));
+            )*};
+        }
+        same! {
+            Location, sys::CUmemLocation;
+            AllocationProp, sys::CUmemAllocationProp;
+            AccessDesc, sys::CUmemAccessDesc;
+            PoolProps, sys::CUmemPoolProps;
+        }
+        assert_eq!(size_of::<IpcHandle>(), size_of::<sys::CUipcMemHandle>());
+        assert_eq!(size_of::<u64>(), size_of::<sys::CUdeviceptr>());
+        assert_eq!(size_of::<u64>(), size_of::<sys::CUstream>());
+        assert_eq!(size_of::<u64>(), size_of::<sys::CUmemGenericAllocationHandle>());
+        assert_eq!(size_of::<i32>(), size_of::<sys::CUdevice>());
+        assert_eq!(size_of::<i32>(), size_of::<sys::CUresult>());
+    }
+
+    #[test]
+    fn fields_stand_where_the_generated_bindings_have_them() {
+        macro_rules! same {
+            ($ours:ty, $theirs:ty: $($a:ident = $b:ident),*) => {$(
+                assert_eq!(offset_of!($ours, $a), offset_of!($theirs, $b), stringify!($ours.$a));
+            )*};
+        }
+        same!(AllocationProp, sys::CUmemAllocationProp: kind = type_, handle_types = requestedHandleTypes);
+        same!(AllocationProp, sys::CUmemAllocationProp: location = location, flags = allocFlags);
+        same!(AllocationProp, sys::CUmemAllocationProp: win32_metadata = win32HandleMetaData);
+        same!(AccessDesc, sys::CUmemAccessDesc: location = location, flags = flags);
+        same!(PoolProps, sys::CUmemPoolProps: kind = allocType, handle_types = handleTypes);
+        same!(PoolProps, sys::CUmemPoolProps: location = location);
+        same!(PoolProps, sys::CUmemPoolProps: win32_attributes = win32SecurityAttributes);
+    }
+
+    #[test]
+    fn numbers_are_those_of_the_generated_bindings() {
+        use sys::CUdevice_attribute as Theirs;
+
+        let theirs = |attribute: DeviceAttribute| match attribute {
+            DeviceAttribute::MultiprocessorCount => Theirs::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+            DeviceAttribute::ComputeCapabilityMajor => Theirs::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+            DeviceAttribute::ComputeCapabilityMinor => Theirs::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+            DeviceAttribute::MemoryPoolsSupported => Theirs::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED,
+            DeviceAttribute::VirtualMemoryManagementSupported => {
+                Theirs::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+            }
+            DeviceAttribute::ConcurrentManagedAccess => Theirs::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS,
+            DeviceAttribute::PageableMemoryAccess => Theirs::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS,
+            DeviceAttribute::Integrated => Theirs::CU_DEVICE_ATTRIBUTE_INTEGRATED,
+            DeviceAttribute::IpcEventSupported => Theirs::CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED,
+            other => panic!("{other:?} has no line in this test"),
+        };
+        for attribute in [
+            DeviceAttribute::MultiprocessorCount,
+            DeviceAttribute::ComputeCapabilityMajor,
+            DeviceAttribute::ComputeCapabilityMinor,
+            DeviceAttribute::MemoryPoolsSupported,
+            DeviceAttribute::VirtualMemoryManagementSupported,
+            DeviceAttribute::ConcurrentManagedAccess,
+            DeviceAttribute::PageableMemoryAccess,
+            DeviceAttribute::Integrated,
+            DeviceAttribute::IpcEventSupported,
+        ] {
+            assert_eq!(device_attribute(attribute), Some(theirs(attribute) as u32), "{attribute:?}");
+        }
+    }
+
+    #[test]
+    fn pool_attributes_and_flags_are_those_of_the_generated_bindings() {
+        use MemPoolAttribute as Ours;
+        use sys::CUmemPool_attribute as Theirs;
+
+        for (ours, theirs) in [
+            (Ours::ReuseFollowEventDependencies, Theirs::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES),
+            (Ours::ReuseAllowOpportunistic, Theirs::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC),
+            (Ours::ReuseAllowInternalDependencies, Theirs::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES),
+            (Ours::ReleaseThreshold, Theirs::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD),
+            (Ours::ReservedMemCurrent, Theirs::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT),
+            (Ours::ReservedMemHigh, Theirs::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH),
+            (Ours::UsedMemCurrent, Theirs::CU_MEMPOOL_ATTR_USED_MEM_CURRENT),
+            (Ours::UsedMemHigh, Theirs::CU_MEMPOOL_ATTR_USED_MEM_HIGH),
+        ] {
+            assert_eq!(pool_attribute(ours), theirs as u32, "{ours:?}");
+        }
+        let all = HostFlags { portable: true, mapped: true, write_combined: true };
+        assert_eq!(
+            host_flags(all),
+            sys::CU_MEMHOSTALLOC_PORTABLE
+                | sys::CU_MEMHOSTALLOC_DEVICEMAP
+                | sys::CU_MEMHOSTALLOC_WRITECOMBINED
+        );
+        assert_eq!(event_flags(EventFlags::default()), sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32);
+        assert_eq!(
+            access_flags(AccessFlags::ReadWrite),
+            sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as u32
+        );
+        assert_eq!(CU_JIT_ERROR_LOG_BUFFER, sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER as u32);
+        assert_eq!(
+            CU_POINTER_ATTRIBUTE_IS_MANAGED,
+            sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED as u32
+        );
+    }
+}

@@ -1,0 +1,119 @@
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dashmap::DashMap;
+use millpond_core::driver::{DriverError, DriverResult};
+use millpond_core::{DeviceId, Error, ErrorKind, Result, StreamId};
+use parking_lot::Mutex;
+
+use super::context::{ContextGuard, PrimaryContext};
+use super::functions::Functions;
+use super::{library, unavailable};
+
+/// One CUDA device, over its primary context.
+///
+/// There is one per device and process, kept until the process ends: [`open`](Self::open) gives the same one
+/// each time. Every call makes the primary context current and restores what was current before it, so it may
+/// be called from any thread, with any context or none.
+///
+/// ```
+/// use millpond_core::{Driver, Result};
+/// use millpond_driver::cuda::CudaDriver;
+///
+/// fn free_bytes() -> Result<u64> {
+///     Ok(CudaDriver::open(0)?.mem_get_info()?.free)
+/// }
+/// # let _ = free_bytes();
+/// ```
+pub struct CudaDriver {
+    pub(super) ordinal: u32,
+    pub(super) device: i32,
+    pub(super) name: String,
+    pub(super) context: PrimaryContext,
+    /// The living streams that were made here, by handle.
+    pub(super) streams: DashMap<u64, StreamId>,
+}
+
+static OPEN: Mutex<BTreeMap<u32, Arc<CudaDriver>>> = Mutex::new(BTreeMap::new());
+
+impl CudaDriver {
+    /// The driver of the CUDA device with this ordinal; the same one each time.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoDevice`] where CUDA cannot be used or has no such device; what the driver says where it
+    /// refuses the device's primary context.
+    pub fn open(ordinal: u32) -> Result<Arc<Self>> {
+        let id = DeviceId::cuda(ordinal);
+        let cuda = library::cuda().map_err(|error| unavailable(error).on_device(id))?;
+        if ordinal >= cuda.device_count {
+            let message = match cuda.device_count {
+                1 => "this machine has one CUDA device; use cuda:0".to_owned(),
+                count => {
+                    format!("this machine has {count} CUDA devices; use one of cuda:0 to cuda:{}", count - 1)
+                }
+            };
+            return Err(Error::new(ErrorKind::NoDevice, message).on_device(id));
+        }
+        let mut open = OPEN.lock();
+        if let Some(driver) = open.get(&ordinal) {
+            return Ok(Arc::clone(driver));
+        }
+        let driver = Arc::new(Self::new(&cuda.functions, ordinal).map_err(|e| Error::from(e).on_device(id))?);
+        open.insert(ordinal, Arc::clone(&driver));
+        Ok(driver)
+    }
+
+    fn new(functions: &'static Functions, ordinal: u32) -> DriverResult<Self> {
+        let mut device = 0;
+        let number = i32::try_from(ordinal)
+            .map_err(|_| DriverError::new(DriverError::INVALID_DEVICE, "cuDeviceGet"))?;
+        // SAFETY: `device` takes the result; the driver checks the ordinal.
+        unsafe { functions.device_get(&raw mut device, number) }?;
+        let name = device_name(functions, device)?;
+        let context = PrimaryContext::retain(functions, device)?;
+        tracing::debug!(ordinal, name, "opened a CUDA device");
+        Ok(Self { ordinal, device, name, context, streams: DashMap::new() })
+    }
+
+    pub(super) fn functions(&self) -> &'static Functions {
+        self.context.functions
+    }
+
+    /// Makes this device's context current while the guard lives.
+    pub(super) fn enter(&self) -> DriverResult<ContextGuard> {
+        self.context.enter()
+    }
+
+    /// The identity of a stream that was just made. Drivers before CUDA 12.0 do not number streams; there
+    /// millpond does, and tells such numbers apart from handles by a high bit.
+    pub(super) fn identify_new_stream(&self, handle: u64) -> DriverResult<u64> {
+        static NEXT: AtomicU64 = AtomicU64::new(1 << 62);
+        let mut id = 0;
+        // SAFETY: the caller has just created the stream; `id` takes the result.
+        match unsafe { self.functions().stream_get_id(handle, &raw mut id) } {
+            Ok(()) => Ok(id),
+            Err(error) if error.is_unsupported() => Ok(NEXT.fetch_add(1, Ordering::Relaxed)),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn device_name(functions: &Functions, device: i32) -> DriverResult<String> {
+    let mut name = [0_u8; 256];
+    // SAFETY: the driver writes at most the stated length, one less than there is, so that a NUL stays.
+    unsafe { functions.device_get_name(name.as_mut_ptr().cast::<c_char>(), name.len() as i32 - 1, device) }?;
+    let text = CStr::from_bytes_until_nul(&name).unwrap_or_default();
+    Ok(text.to_string_lossy().into_owned())
+}
+
+impl fmt::Debug for CudaDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaDriver")
+            .field("device", &DeviceId::cuda(self.ordinal))
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,552 @@
+use std::ffi::c_void;
+use std::ptr;
+
+use dashmap::Entry;
+use millpond_core::driver::{
+    AccessFlags, DeviceAttribute, Driver, DriverError, DriverResult, Event, EventFlags, HostFlags, HostPtr,
+    IpcMemHandle, MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind, PhysicalHandle,
+    StreamFlags,
+};
+use millpond_core::{DeviceId, DevicePtr, StreamRef};
+
+use super::CudaDriver;
+use super::abi::{self, AccessDesc, AllocationProp, IpcHandle, Location, PoolProps};
+
+// Two clauses serve nearly every `SAFETY` comment below. *Results*: the pointers that the call writes
+// through are to locals of the types that CUDA asks for. *Vouched*: the method is unsafe, and its caller has
+// vouched for the pointers and handles (`Driver`, "Safety of the unsafe methods"). Where a safe method takes
+// a handle, the handle's type asks for a living stream (`StreamRef`), or only unsafe methods end it.
+
+/// `CUDA_ERROR_NOT_READY` is an answer.
+fn is_done(query: DriverResult<()>) -> DriverResult<bool> {
+    match query {
+        Ok(()) => Ok(true),
+        Err(error) if error.code() == DriverError::NOT_READY => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn host_ptr(ptr: HostPtr) -> *mut c_void {
+    ptr.as_mut_ptr().cast()
+}
+
+impl CudaDriver {
+    /// An attribute of a pointer that CUDA gives as 32 bits; `None` for memory that it does not know.
+    fn pointer_attribute(&self, attribute: u32, ptr: DevicePtr) -> DriverResult<Option<u32>> {
+        let mut value = 0_u32;
+        // SAFETY: Results; the attributes asked for here are 32 bits wide. Any address may be asked about.
+        let answer = unsafe {
+            self.functions().pointer_get_attribute((&raw mut value).cast(), attribute, ptr.address())
+        };
+        match answer {
+            Ok(()) => Ok(Some(value)),
+            Err(error) if error.code() == DriverError::INVALID_VALUE => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Driver for CudaDriver {
+    fn device(&self) -> DeviceId {
+        DeviceId::cuda(self.ordinal)
+    }
+
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn version(&self) -> DriverResult<i32> {
+        let mut version = 0;
+        // SAFETY: Results.
+        unsafe { self.functions().driver_get_version(&raw mut version) }?;
+        Ok(version)
+    }
+
+    fn attribute(&self, attribute: DeviceAttribute) -> DriverResult<i64> {
+        let number = abi::device_attribute(attribute)
+            .ok_or_else(|| DriverError::new(DriverError::NOT_SUPPORTED, "cuDeviceGetAttribute"))?;
+        let mut value = 0;
+        // SAFETY: Results.
+        unsafe { self.functions().device_get_attribute(&raw mut value, number, self.device) }?;
+        Ok(i64::from(value))
+    }
+
+    fn mem_get_info(&self) -> DriverResult<MemoryInfo> {
+        let _context = self.enter()?;
+        let mut info = MemoryInfo::default();
+        // SAFETY: Results.
+        unsafe { self.functions().mem_get_info(&raw mut info.free, &raw mut info.total) }?;
+        Ok(info)
+    }
+
+    fn synchronize(&self) -> DriverResult<()> {
+        let _context = self.enter()?;
+        // SAFETY: it takes no argument.
+        unsafe { self.functions().ctx_synchronize() }
+    }
+
+    fn mem_alloc(&self, bytes: u64) -> DriverResult<DevicePtr> {
+        let _context = self.enter()?;
+        let mut ptr = 0;
+        // SAFETY: Results.
+        unsafe { self.functions().mem_alloc(&raw mut ptr, bytes) }?;
+        Ok(DevicePtr::new(ptr))
+    }
+
+    fn mem_alloc_managed(&self, bytes: u64) -> DriverResult<DevicePtr> {
+        let _context = self.enter()?;
+        let mut ptr = 0;
+        // SAFETY: Results.
+        unsafe { self.functions().mem_alloc_managed(&raw mut ptr, bytes, abi::CU_MEM_ATTACH_GLOBAL) }?;
+        Ok(DevicePtr::new(ptr))
+    }
+
+    unsafe fn mem_free(&self, ptr: DevicePtr) -> DriverResult<()> {
+        let _context = self.enter()?;
+        // SAFETY: Vouched.
+        unsafe { self.functions().mem_free(ptr.address()) }
+    }
+
+    fn mem_get_address_range(&self, ptr: DevicePtr) -> DriverResult<(DevicePtr, u64)> {
+        let _context = self.enter()?;
+        let (mut base, mut bytes) = (0, 0);
+        // SAFETY: Results; any address may be asked about.
+        unsafe { self.functions().mem_get_address_range(&raw mut base, &raw mut bytes, ptr.address()) }?;
+        Ok((DevicePtr::new(base), bytes))
+    }
+
+    fn pointer_kind(&self, ptr: DevicePtr) -> DriverResult<MemoryKind> {
+        let _context = self.enter()?;
+        let Some(memory_type) = self.pointer_attribute(abi::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, ptr)? else {
+            return Ok(MemoryKind::Unknown);
+        };
+        // The memory type of managed memory is where it is now, or "unified", by the driver's version.
+        if self.pointer_attribute(abi::CU_POINTER_ATTRIBUTE_IS_MANAGED, ptr)?.is_some_and(|is| is & 0xff != 0)
+        {
+            return Ok(MemoryKind::Managed);
+        }
+        Ok(if memory_type == abi::CU_MEMORYTYPE_HOST { MemoryKind::Host } else { MemoryKind::Device })
+    }
+
+    unsafe fn mem_prefetch_async(
+        &self,
+        ptr: DevicePtr,
+        bytes: u64,
+        to_host: bool,
+        stream: StreamRef,
+    ) -> DriverResult<()> {
+        let _context = self.enter()?;
+        let (functions, ptr, stream) = (self.functions(), ptr.address(), stream.handle());
+        let location = if to_host { Location::HOST } else { Location::device(self.device) };
+        // SAFETY: Vouched.
+        match unsafe { functions.mem_prefetch_async_v2(ptr, bytes, location, 0, stream) } {
+            Err(error) if error.code() == DriverError::NO_SYMBOL => {
+                let device = if to_host { abi::CU_DEVICE_CPU } else { self.device };
+                // SAFETY: Vouched.
+                unsafe { functions.mem_prefetch_async_v1(ptr, bytes, device, stream) }
+            }
+            answer => answer,
+        }
+    }
+
+    unsafe fn mem_advise(&self, ptr: DevicePtr, bytes: u64, advice: MemAdvice) -> DriverResult<()> {
+        let _context = self.enter()?;
+        let (advice, on_host) = match advice {
+            MemAdvice::PreferDevice => (abi::CU_MEM_ADVISE_SET_PREFERRED_LOCATION, false),
+            MemAdvice::PreferHost => (abi::CU_MEM_ADVISE_SET_PREFERRED_LOCATION, true),
+            MemAdvice::ReadMostly => (abi::CU_MEM_ADVISE_SET_READ_MOSTLY, false),
+            MemAdvice::AccessedByDevice => (abi::CU_MEM_ADVISE_SET_ACCESSED_BY, false),
+        };
+        let location = if on_host { Location::HOST } else { Location::device(self.device) };
+        // SAFETY: Vouched.
+        match unsafe { self.functions().mem_advise_v2(ptr.address(), bytes, advice, location) } {
+            Err(error) if error.code() == DriverError::NO_SYMBOL => {
+                let device = if on_host { abi::CU_DEVICE_CPU } else { self.device };
+                // SAFETY: Vouched.
+                unsafe { self.functions().mem_advise_v1(ptr.address(), bytes, advice, device) }
+            }
+            answer => answer,
+        }
+    }
+
+    fn mem_host_alloc(&self, bytes: u64, flags: HostFlags) -> DriverResult<HostPtr> {
+        let _context = self.enter()?;
+        let mut ptr = ptr::null_mut();
+        // SAFETY: Results.
+        unsafe { self.functions().mem_host_alloc(&raw mut ptr, bytes, abi::host_flags(flags)) }?;
+        Ok(HostPtr(ptr.expose_provenance()))
+    }
+
+    unsafe fn mem_free_host(&self, ptr: HostPtr) -> DriverResult<()> {
+        let _context = self.enter()?;
+        // SAFETY: Vouched.
+        unsafe { self.functions().mem_free_host(host_ptr(ptr)) }
+    }
+
+    unsafe fn mem_host_register(&self, ptr: HostPtr, bytes: u64, flags: HostFlags) -> DriverResult<()> {
+        if flags.write_combined {
+            return Err(DriverError::new(DriverError::INVALID_VALUE, "cuMemHostRegister")
+                .with_detail("only memory from cuMemHostAlloc can be write-combined"));
+        }
+        let _context = self.enter()?;
+        // SAFETY: Vouched.
+        unsafe { self.functions().mem_host_register(host_ptr(ptr), bytes, abi::host_flags(flags)) }
+    }
+
+    unsafe fn mem_host_unregister(&self, ptr: HostPtr) -> DriverResult<()> {
+        let _context = self.enter()?;
+        // SAFETY: Vouched.
+        unsafe { self.functions().mem_host_unregister(host_ptr(ptr)) }
+    }
+
+    fn mem_host_get_device_pointer(&self, ptr: HostPtr) -> DriverResult<DevicePtr> {
+        let _context = self.enter()?;
+        let mut device_ptr = 0;
+        // SAFETY: Results; the driver refuses host memory that it does not know.
+        unsafe { self.functions().mem_host_get_device_pointer(&raw mut device_ptr, host_ptr(ptr), 0) }?;
+        Ok(DevicePtr::new(device_ptr))
+    }
+
+    fn mem_alloc_async(&self, bytes: u64, stream: StreamRef) -> DriverResult<DevicePtr> {
+        let _context = self.enter()?;
+        let mut ptr = 0;
+        // SAFETY: Results; the stream is alive (`StreamRef`).
+        unsafe { self.functions().mem_alloc_async(&raw mut ptr, bytes, stream.handle()) }?;
+        Ok(DevicePtr::new(ptr))
+    }
+
+    fn mem_alloc_from_pool_async(
+        &self,
+        bytes: u64,
+        pool: MemPool,
+        stream: StreamRef,
+    ) -> DriverResult<DevicePtr> {
+        let _context = self.enter()?;
+        let mut ptr = 0;
+        // SAFETY: Results; the stream is alive (`StreamRef`); ending the pool would have been unsafe.
+        unsafe { self.functions().mem_alloc_from_pool_async(&raw mut ptr, bytes, pool.0, stream.handle()) }?;
+        Ok(DevicePtr::new(ptr))
+    }
+
+    unsafe fn mem_free_async(&self, ptr: DevicePtr, stream: StreamRef) -> DriverResult<()> {
+        let _context = self.enter()?;
+        // SAFETY: Vouched.
+        unsafe { self.functions().mem_free_async(ptr.address(), stream.handle()) }
+    }
+
+    fn mem_pool_create(&self, props: MemPoolProps) -> DriverResult<MemPool> {
+        let _context = self.enter()?;
+        let props = PoolProps::on_device(self.device, props.max_bytes, props.export_posix_fd);
+        let mut pool = 0;
+        // SAFETY: Results; `props` lives through the call, which copies it.
+        unsafe { self.functions().mem_pool_create(&raw mut pool, &raw const props) }?;
+        Ok(MemPool(pool))
+    }
+
+    unsafe fn mem_pool_destroy(&self, pool: MemPool) -> DriverResult<()> {
+        let _context = self.enter()?;
+        // SAFETY: Vouched.
+        unsafe { self.functions().mem_pool_destroy(pool.0) }
+    }
+
+    fn device_get_default_mem_pool(&self) -> DriverResult<MemPool> {
+        let mut pool = 0;
+        // SAFETY: Results.
+        unsafe { self.functions().device_get_default_mem_pool(&raw mut pool, self.device) }?;
+        Ok(MemPool(pool))
+    }
+
+    fn mem_pool_trim_to(&self, pool: MemPool, keep_bytes: u64) -> DriverResult<()> {
+        let _context = self.enter()?;
+        // SAFETY: ending the pool would have been unsafe.
+        unsafe { self.functions().mem_pool_trim_to(pool.0, keep_bytes) }
+    }
+
+    fn mem_pool_get_attribute(&self, pool: MemPool, attribute: MemPoolAttribute) -> DriverResult<u64> {
+        let _context = self.enter()?;
+        let (functions, number) = (self.functions(), abi::pool_attribute(attribute));
+        if abi::pool_attribute_is_int(attribute) {
+            let mut value = 0_i32;
+            // SAFETY: Results; ending the pool would have been unsafe.
+            unsafe { functions.mem_pool_get_attribute(pool.0, number, (&raw mut value).cast()) }?;
+            return Ok(u64::from(value != 0));
+        }
+        let mut value = 0_u64;
+        // SAFETY: Results; ending the pool would have been unsafe.
+        unsafe { functions.mem_pool_get_attribute(pool.0, number, (&raw mut value).cast()) }?;
+        Ok(value)
+    }
+
+    fn mem_pool_set_attribute(
+        &self,
+        pool: MemPool,
+        attribute: MemPoolAttribute,
+        mut value: u64,
+    ) -> DriverResult<()> {
+        let _context = self.enter()?;
+        let (functions, number) = (self.functions(), abi::pool_attribute(attribute));
+        if abi::pool_attribute_is_int(attribute) {
+            let mut value = i32::from(value != 0);
+            // SAFETY: the call reads an `int` through the pointer; ending the pool would have been unsafe.
+            return unsafe { functions.mem_pool_set_attribute(pool.0, number, (&raw mut value).cast()) };
+        }
+        // SAFETY: the call reads 64 bits through the pointer; ending the pool would have been unsafe.
+        unsafe { functions.mem_pool_set_attribute(pool.0, number, (&raw mut value).cast()) }
+    }
+
+    fn mem_get_allocation_granularity(&self) -> DriverResult<u64> {
+        let props = AllocationProp::on_device(self.device);
+        let minimum = abi::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+        let mut bytes = 0;
+        // SAFETY: Results; `props` lives through the call.
+        unsafe {
+            self.functions().mem_get_allocation_granularity(&raw mut bytes, &raw const props, minimum)
+        }?;
+        Ok(bytes)
+    }
+
+    fn mem_address_reserve(&self, bytes: u64, alignment: u64) -> DriverResult<DevicePtr> {
+        let _context = self.enter()?;
+        let mut ptr = 0;
+        // SAFETY: Results.
+        unsafe { self.functions().mem_address_reserve(&raw mut ptr, bytes, alignment, 0, 0) }?;
+        Ok(DevicePtr::new(ptr))
+    }
+
+    unsafe fn mem_address_free(&self, ptr: DevicePtr, bytes: u64) -> DriverResult<()> {
+        let _context = self.enter()?;
+        // SAFETY: Vouched.
+        unsafe { self.functions().mem_address_free(ptr.address(), bytes) }
+    }
+
+    fn mem_create(&self, bytes: u64) -> DriverResult<PhysicalHandle> {
+        let _context = self.enter()?;
+        let props = AllocationProp::on_device(self.device);
+        let mut handle = 0;
+        // SAFETY: Results; `props` lives through the call.
+        unsafe { self.functions().mem_create(&raw mut handle, bytes, &raw const props, 0) }?;
+        Ok(PhysicalHandle(handle))
+    }
+
+    unsafe fn mem_release(&self, handle: PhysicalHandle) -> DriverResult<()> {
+        let _context = self.enter()?;
+        // SAFETY: Vouched.
+        unsafe { self.functions().mem_release(handle.0) }
+    }
+
+    unsafe fn mem_map(&self, ptr: DevicePtr, bytes: u64, handle: PhysicalHandle) -> DriverResult<()> {
+        let _context = self.enter()?;
+        // SAFETY: Vouched; no other offset and flags than 0 are allowed.
+        unsafe { self.functions().mem_map(ptr.address(), bytes, 0, handle.0, 0) }
+    }
+
+    unsafe fn mem_unmap(&self, ptr: DevicePtr, bytes: u64) -> DriverResult<()> {
+        let _context = self.enter()?;
+        // SAFETY: Vouched.
+        unsafe { self.functions().mem_unmap(ptr.address(), bytes) }
+    }
+
+    unsafe fn mem_set_access(&self, ptr: DevicePtr, bytes: u64, access: AccessFlags) -> DriverResult<()> {
+        let _context = self.enter()?;
+        let access = AccessDesc { location: Location::device(self.device), flags: abi::access_flags(access) };
+        // SAFETY: Vouched; `access` is one description and lives through the call.
+        unsafe { self.functions().mem_set_access(ptr.address(), bytes, &raw const access, 1) }
+    }
+
+    fn stream_create(&self, flags: StreamFlags) -> DriverResult<StreamRef> {
+        let _context = self.enter()?;
+        let kind = if flags.non_blocking { abi::CU_STREAM_NON_BLOCKING } else { 0 };
+        let mut handle = 0;
+        // SAFETY: Results.
+        unsafe { self.functions().stream_create_with_priority(&raw mut handle, kind, flags.priority) }?;
+        let id = self.identify_new_stream(handle).inspect_err(|_| {
+            // SAFETY: the stream was made above and nobody else knows it.
+            let _ = unsafe { self.functions().stream_destroy(handle) };
+        })?;
+        let stream = StreamRef::from_raw_parts(handle, id);
+        self.streams.insert(handle, stream.id());
+        Ok(stream)
+    }
+
+    unsafe fn stream_destroy(&self, stream: StreamRef) -> DriverResult<()> {
+        let invalid = |detail| {
+            Err(DriverError::new(DriverError::INVALID_HANDLE, "cuStreamDestroy").with_detail(detail))
+        };
+        if stream.is_legacy() || stream.is_per_thread() {
+            return invalid("a default stream cannot be destroyed");
+        }
+        let _context = self.enter()?;
+        // The entry's lock is held over the driver call: see `event_record_if_alive`.
+        match self.streams.entry(stream.handle()) {
+            Entry::Occupied(alive) if *alive.get() != stream.id() => {
+                invalid("the stream was destroyed before")
+            }
+            Entry::Occupied(alive) => {
+                // SAFETY: Vouched.
+                unsafe { self.functions().stream_destroy(stream.handle()) }?;
+                alive.remove();
+                Ok(())
+            }
+            // SAFETY: Vouched.
+            Entry::Vacant(_made_elsewhere) => unsafe { self.functions().stream_destroy(stream.handle()) },
+        }
+    }
+
+    fn stream_ref(&self, handle: u64) -> DriverResult<StreamRef> {
+        if handle <= StreamRef::PER_THREAD.handle() {
+            return Ok(StreamRef::from_raw_parts(handle, 0));
+        }
+        let _context = self.enter()?;
+        let mut id = 0;
+        // SAFETY: Results; the caller names a living stream.
+        match unsafe { self.functions().stream_get_id(handle, &raw mut id) } {
+            Ok(()) => {}
+            Err(error) if error.is_unsupported() => {
+                id = self.streams.get(&handle).map_or(handle, |alive| alive.get());
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(StreamRef::from_raw_parts(handle, id))
+    }
+
+    fn stream_synchronize(&self, stream: StreamRef) -> DriverResult<()> {
+        let _context = self.enter()?;
+        // SAFETY: the stream is alive (`StreamRef`).
+        unsafe { self.functions().stream_synchronize(stream.handle()) }
+    }
+
+    fn stream_query(&self, stream: StreamRef) -> DriverResult<bool> {
+        let _context = self.enter()?;
+        // SAFETY: the stream is alive (`StreamRef`).
+        is_done(unsafe { self.functions().stream_query(stream.handle()) })
+    }
+
+    fn stream_wait_event(&self, stream: StreamRef, event: Event) -> DriverResult<()> {
+        let _context = self.enter()?;
+        // SAFETY: the stream is alive (`StreamRef`), and ending the event would have been unsafe.
+        unsafe { self.functions().stream_wait_event(stream.handle(), event.0, 0) }
+    }
+
+    fn stream_is_capturing(&self, stream: StreamRef) -> DriverResult<bool> {
+        let _context = self.enter()?;
+        let mut status = 0;
+        // SAFETY: Results; the stream is alive (`StreamRef`).
+        unsafe { self.functions().stream_is_capturing(stream.handle(), &raw mut status) }?;
+        Ok(status != 0) // a capture that was invalidated still has to be ended
+    }
+
+    fn event_create(&self, flags: EventFlags) -> DriverResult<Event> {
+        let _context = self.enter()?;
+        let mut event = 0;
+        // SAFETY: Results.
+        unsafe { self.functions().event_create(&raw mut event, abi::event_flags(flags)) }?;
+        Ok(Event(event))
+    }
+
+    unsafe fn event_destroy(&self, event: Event) -> DriverResult<()> {
+        let _context = self.enter()?;
+        // SAFETY: Vouched.
+        unsafe { self.functions().event_destroy(event.0) }
+    }
+
+    fn event_record(&self, event: Event, stream: StreamRef) -> DriverResult<()> {
+        let _context = self.enter()?;
+        // SAFETY: the stream is alive (`StreamRef`), and ending the event would have been unsafe.
+        unsafe { self.functions().event_record(event.0, stream.handle()) }
+    }
+
+    fn event_record_if_alive(&self, event: Event, stream: StreamRef) -> DriverResult<bool> {
+        if stream.is_legacy() {
+            return self.event_record(event, stream).map(|()| true);
+        }
+        // Nobody can say here whose per-thread stream the caller means: it has no entry, so it is not alive.
+        // The entry's lock, held while recording, keeps `stream_destroy` out.
+        match self.streams.get(&stream.handle()) {
+            Some(alive) if *alive == stream.id() => self.event_record(event, stream).map(|()| true),
+            _ => Ok(false),
+        }
+    }
+
+    fn event_query(&self, event: Event) -> DriverResult<bool> {
+        let _context = self.enter()?;
+        // SAFETY: ending the event would have been unsafe.
+        is_done(unsafe { self.functions().event_query(event.0) })
+    }
+
+    fn event_synchronize(&self, event: Event) -> DriverResult<()> {
+        let _context = self.enter()?;
+        // SAFETY: ending the event would have been unsafe.
+        unsafe { self.functions().event_synchronize(event.0) }
+    }
+
+    unsafe fn memcpy_htod_async(
+        &self,
+        dst: DevicePtr,
+        src: *const u8,
+        bytes: u64,
+        stream: StreamRef,
+    ) -> DriverResult<()> {
+        let _context = self.enter()?;
+        // SAFETY: Vouched.
+        unsafe { self.functions().memcpy_htod_async(dst.address(), src.cast(), bytes, stream.handle()) }
+    }
+
+    unsafe fn memcpy_dtoh_async(
+        &self,
+        dst: *mut u8,
+        src: DevicePtr,
+        bytes: u64,
+        stream: StreamRef,
+    ) -> DriverResult<()> {
+        let _context = self.enter()?;
+        // SAFETY: Vouched.
+        unsafe { self.functions().memcpy_dtoh_async(dst.cast(), src.address(), bytes, stream.handle()) }
+    }
+
+    unsafe fn memcpy_dtod_async(
+        &self,
+        dst: DevicePtr,
+        src: DevicePtr,
+        bytes: u64,
+        stream: StreamRef,
+    ) -> DriverResult<()> {
+        let _context = self.enter()?;
+        // SAFETY: Vouched.
+        unsafe { self.functions().memcpy_dtod_async(dst.address(), src.address(), bytes, stream.handle()) }
+    }
+
+    unsafe fn memset_d8_async(
+        &self,
+        dst: DevicePtr,
+        value: u8,
+        bytes: u64,
+        stream: StreamRef,
+    ) -> DriverResult<()> {
+        let _context = self.enter()?;
+        // SAFETY: Vouched.
+        unsafe { self.functions().memset_d8_async(dst.address(), value, bytes, stream.handle()) }
+    }
+
+    fn ipc_get_mem_handle(&self, ptr: DevicePtr) -> DriverResult<IpcMemHandle> {
+        let _context = self.enter()?;
+        let mut handle = IpcHandle([0; 64]);
+        // SAFETY: Results; the driver refuses memory that it does not know.
+        unsafe { self.functions().ipc_get_mem_handle(&raw mut handle, ptr.address()) }?;
+        Ok(IpcMemHandle(handle.0))
+    }
+
+    fn ipc_open_mem_handle(&self, handle: &IpcMemHandle) -> DriverResult<DevicePtr> {
+        let _context = self.enter()?;
+        let lazy = abi::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
+        let mut ptr = 0;
+        // SAFETY: Results; the driver refuses a handle that is none.
+        unsafe { self.functions().ipc_open_mem_handle(&raw mut ptr, IpcHandle(handle.0), lazy) }?;
+        Ok(DevicePtr::new(ptr))
+    }
+
+    unsafe fn ipc_close_mem_handle(&self, ptr: DevicePtr) -> DriverResult<()> {
+        let _context = self.enter()?;
+        // SAFETY: Vouched.
+        unsafe { self.functions().ipc_close_mem_handle(ptr.address()) }
+    }
+}

@@ -1,0 +1,60 @@
+//! Finding and initialising the driver library, once per process.
+
+use std::sync::OnceLock;
+
+use libloading::Library;
+use millpond_core::driver::{DriverError, DriverResult};
+
+use super::functions::Functions;
+
+/// The initialised driver.
+pub(super) struct Cuda {
+    pub(super) functions: Functions,
+    /// At least 1.
+    pub(super) device_count: u32,
+}
+
+/// The versioned name first: a toolkit's stub, which cannot do anything, goes by the other.
+const NAMES: &[&str] =
+    if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so", "libcuda.dylib"] };
+
+/// The driver, or why there is none. The first call decides for the life of the process.
+pub(super) fn cuda() -> Result<&'static Cuda, &'static DriverError> {
+    static CUDA: OnceLock<DriverResult<Cuda>> = OnceLock::new();
+    CUDA.get_or_init(load).as_ref()
+}
+
+fn load() -> DriverResult<Cuda> {
+    // Handles, device pointers and sizes are declared with 64 bits.
+    if cfg!(not(target_pointer_width = "64")) {
+        return Err(no_library("CUDA is used from 64-bit programs only".to_owned()));
+    }
+    let functions = Functions::look_up(open_library()?);
+    // SAFETY: 0 is the only flag value there is.
+    unsafe { functions.init(0) }?;
+    let mut count = 0;
+    // SAFETY: `count` takes the result.
+    unsafe { functions.device_get_count(&raw mut count) }?;
+    match u32::try_from(count) {
+        Ok(device_count @ 1..) => Ok(Cuda { functions, device_count }),
+        _ => Err(DriverError::new(DriverError::NO_DEVICE, "cuDeviceGetCount")),
+    }
+}
+
+/// The library stays loaded: threads and exit handlers of the driver outlive any use of it here.
+fn open_library() -> DriverResult<&'static Library> {
+    let mut reasons = Vec::new();
+    for name in NAMES {
+        // SAFETY: the driver's initialisers may run in any thread at any time.
+        match unsafe { Library::new(*name) } {
+            Ok(library) => return Ok(Box::leak(Box::new(library))),
+            Err(error) => reasons.push(error.to_string()),
+        }
+    }
+    // The first name is the one that an installed driver has.
+    Err(no_library(reasons.swap_remove(0)))
+}
+
+fn no_library(reason: String) -> DriverError {
+    DriverError::new(DriverError::NO_LIBRARY, "loading the driver").with_detail(reason)
+}

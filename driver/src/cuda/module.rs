@@ -1,0 +1,172 @@
+use std::ffi::{CStr, CString, c_void};
+use std::fmt;
+use std::ptr;
+use std::sync::Arc;
+
+use millpond_core::driver::{DriverError, DriverResult};
+use millpond_core::{DeviceId, Driver, Error, Result, StreamRef};
+
+use super::context::PrimaryContext;
+use super::{CudaDriver, abi};
+
+impl CudaDriver {
+    /// Compiles PTX text for this device and loads it.
+    ///
+    /// For tests, tools and examples that need a kernel of their own and no compiler.
+    ///
+    /// # Errors
+    /// `InvalidArgument` where the text holds a NUL; else the driver's, with its compiler's log.
+    pub fn load_ptx(&self, text: &str) -> Result<Module> {
+        let image = CString::new(text)
+            .map_err(|nul| Error::invalid_argument("PTX text must not contain a NUL").caused_by(nul))?;
+        let handle = self.load_image(&image).map_err(|error| Error::from(error).on_device(self.device()))?;
+        Ok(Module(Arc::new(Loaded { context: self.context, device: self.device(), handle })))
+    }
+
+    fn load_image(&self, image: &CStr) -> DriverResult<u64> {
+        let _context = self.enter()?;
+        let mut log = [0_u8; 4096];
+        let mut options = [abi::CU_JIT_ERROR_LOG_BUFFER, abi::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+        // CUDA wants the size itself where the other options have a pointer. One byte less: a NUL stays.
+        let mut values: [*mut c_void; 2] =
+            [log.as_mut_ptr().cast(), ptr::without_provenance_mut(log.len() - 1)];
+        let mut handle = 0;
+        // SAFETY: the image is a C string, as PTX has to be; there are as many values as options, and the
+        // log's size is not above that of its buffer; all of them live through the call.
+        let answer = unsafe {
+            self.functions().module_load_data_ex(
+                &raw mut handle,
+                image.as_ptr().cast(),
+                options.len() as u32,
+                options.as_mut_ptr(),
+                values.as_mut_ptr(),
+            )
+        };
+        match answer {
+            Ok(()) => Ok(handle),
+            Err(error) => Err(match CStr::from_bytes_until_nul(&log) {
+                Ok(log) if !log.is_empty() => error.with_detail(log.to_string_lossy().trim()),
+                _ => error,
+            }),
+        }
+    }
+}
+
+/// Loaded device code; see [`CudaDriver::load_ptx`]. It is unloaded with the last clone of it and the last
+/// [`Function`] from it. Wait for its kernels before that.
+#[derive(Clone)]
+pub struct Module(Arc<Loaded>);
+
+struct Loaded {
+    context: PrimaryContext,
+    device: DeviceId,
+    handle: u64,
+}
+
+impl Module {
+    /// The kernel of this name.
+    ///
+    /// # Errors
+    /// `InvalidArgument` where the module has no such kernel; else the driver's.
+    pub fn function(&self, name: &str) -> Result<Function> {
+        let no_kernel = || {
+            Error::invalid_argument(format!("the module has no kernel `{name}`; use the name of its .entry"))
+                .on_device(self.0.device)
+        };
+        let c_name = CString::new(name).map_err(|_| no_kernel())?;
+        let mut handle = 0;
+        let mut look_up = || -> DriverResult<()> {
+            let _context = self.0.context.enter()?;
+            // SAFETY: `handle` takes the result, the name is a C string, and the module is loaded.
+            unsafe {
+                self.0.context.functions.module_get_function(&raw mut handle, self.0.handle, c_name.as_ptr())
+            }
+        };
+        match look_up() {
+            Ok(()) => Ok(Function { module: self.clone(), name: name.to_owned(), handle }),
+            Err(error) if error.code() == DriverError::NOT_FOUND => Err(no_kernel().caused_by(error)),
+            Err(error) => Err(Error::from(error).on_device(self.0.device)),
+        }
+    }
+}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        let unload = || -> DriverResult<()> {
+            let _context = self.context.enter()?;
+            // SAFETY: nothing refers to the module any more.
+            unsafe { self.context.functions.module_unload(self.handle) }
+        };
+        if let Err(error) = unload() {
+            tracing::warn!(%error, device = %self.device, "a module could not be unloaded");
+        }
+    }
+}
+
+impl fmt::Debug for Module {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Module").field("device", &self.0.device).finish_non_exhaustive()
+    }
+}
+
+/// A kernel of a [`Module`]; keeps the module loaded.
+#[derive(Clone)]
+pub struct Function {
+    module: Module,
+    name: String,
+    handle: u64,
+}
+
+impl Function {
+    /// Launches the kernel: `grid` blocks of `block` threads, each block with `shared_bytes` bytes of dynamic
+    /// shared memory.
+    ///
+    /// # Errors
+    /// The driver's. An error of the kernel itself, such as an illegal address, comes from a later call.
+    ///
+    /// # Safety
+    /// `args` points to one value for each parameter of the kernel, of that parameter's type, and the kernel
+    /// does only what is right to do with them: its reads and writes are in bounds and ordered against all
+    /// other use of the memory. The stream is alive and of this device.
+    pub unsafe fn launch(
+        &self,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared_bytes: u32,
+        stream: StreamRef,
+        args: &mut [*mut c_void],
+    ) -> Result<()> {
+        let mut launch = || -> DriverResult<()> {
+            let context = self.module.0.context;
+            let _context = context.enter()?;
+            // SAFETY: the caller vouches for the arguments, which the call copies; the module is loaded.
+            unsafe {
+                context.functions.launch_kernel(
+                    self.handle,
+                    grid[0],
+                    grid[1],
+                    grid[2],
+                    block[0],
+                    block[1],
+                    block[2],
+                    shared_bytes,
+                    stream.handle(),
+                    args.as_mut_ptr(),
+                    ptr::null_mut(),
+                )
+            }
+        };
+        launch().map_err(|error| {
+            Error::from(error).context(format!("kernel `{}`", self.name)).on_device(self.module.0.device)
+        })
+    }
+}
+
+impl fmt::Debug for Function {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Function")
+            .field("name", &self.name)
+            .field("module", &self.module)
+            .finish_non_exhaustive()
+    }
+}

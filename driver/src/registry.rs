@@ -1,0 +1,136 @@
+//! Which devices this process has, and which is current.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+
+use millpond_core::{DeviceId, Driver, DriverHandle, Error, ErrorKind, Result};
+use parking_lot::Mutex;
+
+use crate::cuda::{self, CudaDriver};
+
+/// The simulated devices of this process. They are numbered from 0 and no number is used twice.
+struct SimTable {
+    next: u32,
+    devices: BTreeMap<DeviceId, Weak<dyn Driver>>,
+}
+
+static SIM_DEVICES: Mutex<SimTable> = Mutex::new(SimTable { next: 0, devices: BTreeMap::new() });
+
+thread_local! {
+    static CURRENT: Cell<Option<DeviceId>> = const { Cell::new(None) };
+}
+
+/// Builds a simulated device under the next free number, so that [`open`] finds it while it lives.
+pub(crate) fn register_sim<D: Driver>(build: impl FnOnce(DeviceId) -> D) -> Arc<D> {
+    let id = {
+        let mut table = SIM_DEVICES.lock();
+        table.next += 1;
+        DeviceId::sim(table.next - 1)
+    };
+    let device = Arc::new(build(id)); // outside the lock: building may be slow, or panic
+    let weak: Weak<D> = Arc::downgrade(&device);
+    let mut table = SIM_DEVICES.lock();
+    table.devices.retain(|_, device| device.strong_count() > 0);
+    table.devices.insert(id, weak);
+    device
+}
+
+/// Makes a device the calling thread's current one; `None` leaves the choice to CUDA again.
+pub(crate) fn set_current(device: Option<DeviceId>) {
+    CURRENT.set(device);
+}
+
+/// The driver of a device. The same device gives the same driver each time.
+///
+/// ```
+/// use millpond_core::{DeviceId, Driver};
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+///
+/// let device = SimDevice::new(SimConfig::h200());
+/// assert_eq!(millpond_driver::open(device.device())?.device(), device.device());
+/// assert!(millpond_driver::open(DeviceId::cuda(1000)).unwrap_err().is_no_device());
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::NoDevice`] where there is no such CUDA device, or the simulated device was dropped; what the
+/// driver says where it refuses the device's context.
+pub fn open(device: DeviceId) -> Result<DriverHandle> {
+    if !device.is_sim() {
+        return Ok(CudaDriver::open(device.ordinal())?);
+    }
+    let found = SIM_DEVICES.lock().devices.get(&device).and_then(Weak::upgrade);
+    found.ok_or_else(|| {
+        Error::new(
+            ErrorKind::NoDevice,
+            "this process has no such simulated device; keep the Arc that SimDevice::new returned alive",
+        )
+        .on_device(device)
+    })
+}
+
+/// The calling thread's current device: the simulated one that `SimDevice::make_current` chose on this
+/// thread, or else the device of CUDA's current context, `cuda:0` where none is current.
+///
+/// # Errors
+/// [`ErrorKind::NoDevice`] where neither is there.
+pub fn current_device() -> Result<DeviceId> {
+    if let Some(device) = CURRENT.get() {
+        return Ok(device);
+    }
+    cuda::availability()?;
+    Ok(DeviceId::cuda(cuda::current_ordinal()))
+}
+
+/// The driver of the calling thread's [current device](current_device).
+///
+/// # Errors
+/// As [`current_device`] and [`open`].
+pub fn current() -> Result<DriverHandle> {
+    open(current_device()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::{SimConfig, SimDevice};
+
+    #[test]
+    fn a_simulated_device_is_found_while_it_lives() {
+        let first = SimDevice::new(SimConfig::h200());
+        let second = SimDevice::new(SimConfig::a100());
+        assert_ne!(first.device(), second.device());
+        assert_eq!(open(first.device()).unwrap().name(), first.name());
+        assert_eq!(open(second.device()).unwrap().name(), second.name());
+        let id = first.device();
+        drop(first);
+        let error = open(id).unwrap_err();
+        assert_eq!((error.kind(), error.device()), (ErrorKind::NoDevice, Some(id)));
+        assert!(open(second.device()).is_ok());
+    }
+
+    #[test]
+    fn the_current_device_is_the_threads() {
+        let device = SimDevice::new(SimConfig::h200());
+        device.make_current();
+        assert_eq!(current_device().unwrap(), device.device());
+        assert_eq!(current().unwrap().device(), device.device());
+        // Another thread has CUDA's current device, or none.
+        let elsewhere = std::thread::spawn(current_device).join().unwrap();
+        match elsewhere {
+            Ok(id) => assert!(!id.is_sim()),
+            Err(error) => assert!(error.is_no_device()),
+        }
+        set_current(None);
+        assert_ne!(current_device().ok(), Some(device.device()));
+    }
+
+    #[test]
+    fn numbers_are_not_given_twice() {
+        let ids: Vec<_> = (0..8).map(|_| SimDevice::new(SimConfig::h200()).device()).collect();
+        for (i, id) in ids.iter().enumerate() {
+            assert!(id.is_sim() && !ids[..i].contains(id), "{id}");
+        }
+    }
+}

@@ -1,0 +1,136 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Hands out ranges of an address space: the smallest free range that fits, the lowest of those, and its
+/// lower end. The same calls give the same addresses, and freed ranges are used again.
+///
+/// Sizes and alignments are multiples of the space's `unit`.
+#[derive(Debug)]
+pub(super) struct AddressSpace {
+    unit: u64,
+    by_start: BTreeMap<u64, u64>,
+    by_size: BTreeSet<(u64, u64)>,
+}
+
+impl AddressSpace {
+    pub(super) fn new(start: u64, end: u64, unit: u64) -> Self {
+        debug_assert!(start.is_multiple_of(unit) && end.is_multiple_of(unit) && start < end);
+        let mut space = Self { unit, by_start: BTreeMap::new(), by_size: BTreeSet::new() };
+        space.insert(start, end - start);
+        space
+    }
+
+    /// A range of `bytes` rounded up to the unit, at a multiple of the unit; `None` when there is none.
+    pub(super) fn allocate(&mut self, bytes: u64, alignment: u64) -> Option<u64> {
+        let bytes = self.rounded(bytes)?;
+        let alignment = alignment.max(self.unit);
+        let (size, start, aligned) = self.by_size.range((bytes, 0)..).find_map(|&(size, start)| {
+            let aligned = start.checked_next_multiple_of(alignment)?;
+            (aligned.checked_add(bytes)? <= start + size).then_some((size, start, aligned))
+        })?;
+        self.remove(start, size);
+        self.insert(start, aligned - start);
+        self.insert(aligned + bytes, start + size - aligned - bytes);
+        Some(aligned)
+    }
+
+    /// Takes back a range that [`allocate`](Self::allocate) gave for `bytes`.
+    pub(super) fn free(&mut self, start: u64, bytes: u64) {
+        let (mut start, mut size) = (start, bytes.next_multiple_of(self.unit).max(self.unit));
+        if let Some((&before, &length)) = self.by_start.range(..start).next_back() {
+            debug_assert!(before + length <= start, "freed twice");
+            if before + length == start {
+                self.remove(before, length);
+                (start, size) = (before, size + length);
+            }
+        }
+        if let Some(&length) = self.by_start.get(&(start + size)) {
+            self.remove(start + size, length);
+            size += length;
+        }
+        self.insert(start, size);
+    }
+
+    fn rounded(&self, bytes: u64) -> Option<u64> {
+        bytes.max(1).checked_next_multiple_of(self.unit)
+    }
+
+    fn insert(&mut self, start: u64, size: u64) {
+        if size > 0 {
+            self.by_start.insert(start, size);
+            self.by_size.insert((size, start));
+        }
+    }
+
+    fn remove(&mut self, start: u64, size: u64) {
+        self.by_start.remove(&start);
+        self.by_size.remove(&(size, start));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::rng::Rng;
+
+    /// The naive model: one flag for each unit.
+    #[test]
+    fn agrees_with_a_map_of_units() {
+        const UNITS: usize = 256;
+        for seed in 0..50 {
+            let mut rng = Rng::new(seed);
+            let mut space = AddressSpace::new(1024, 1024 + UNITS as u64 * 16, 16);
+            let mut taken = [false; UNITS];
+            let mut live: Vec<(usize, usize)> = Vec::new();
+            for _ in 0..2000 {
+                if rng.below(2) == 0 || live.is_empty() {
+                    let (units, align) = (1 + rng.below(20) as usize, 1 << rng.below(4));
+                    let bytes = units as u64 * 16 - rng.below(16);
+                    let expected = best_fit(&taken, units, align);
+                    let got = space.allocate(bytes, align as u64 * 16).map(|at| (at as usize - 1024) / 16);
+                    assert_eq!(got, expected, "seed {seed}");
+                    if let Some(at) = got {
+                        taken[at..at + units].fill(true);
+                        live.push((at, units));
+                    }
+                } else {
+                    let (at, units) = live.swap_remove(rng.below(live.len() as u64) as usize);
+                    space.free(1024 + at as u64 * 16, units as u64 * 16);
+                    taken[at..at + units].fill(false);
+                }
+            }
+            for (at, units) in live {
+                space.free(1024 + at as u64 * 16, units as u64 * 16);
+            }
+            assert_eq!(space.by_start.len(), 1);
+            assert_eq!(space.by_size.iter().copied().collect::<Vec<_>>(), [(UNITS as u64 * 16, 1024)]);
+        }
+    }
+
+    fn best_fit(taken: &[bool], units: usize, align: usize) -> Option<usize> {
+        let mut best: Option<(usize, usize, usize)> = None;
+        let mut start = 0;
+        while start < taken.len() {
+            if taken[start] {
+                start += 1;
+                continue;
+            }
+            let length = taken[start..].iter().take_while(|t| !**t).count();
+            let base = 64; // the space starts at unit 64
+            let aligned = (base + start).next_multiple_of(align) - base;
+            if aligned + units <= start + length && best.is_none_or(|(l, s, _)| (length, start) < (l, s)) {
+                best = Some((length, start, aligned));
+            }
+            start += length;
+        }
+        best.map(|(_, _, aligned)| aligned)
+    }
+
+    #[test]
+    fn refuses_what_does_not_fit() {
+        let mut space = AddressSpace::new(0, 4096, 512);
+        assert_eq!(space.allocate(u64::MAX, 512), None);
+        assert_eq!(space.allocate(4097, 512), None);
+        assert_eq!(space.allocate(4096, 512), Some(0));
+        assert_eq!(space.allocate(1, 512), None);
+    }
+}

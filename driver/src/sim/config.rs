@@ -1,0 +1,82 @@
+use super::{FaultPlan, Profile};
+
+/// Work on one stream that may wait before a call that adds more waits for the first, as CUDA does when a
+/// stream's queue is full.
+pub(super) const DEEPEST_QUEUE: usize = 1024;
+
+/// In which order the pending work of different streams is done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Schedule {
+    /// Work takes time, starts as soon as its stream and its waits allow, and is done when the virtual
+    /// clock has passed its end. Driver calls advance the clock by what they cost; synchronising advances
+    /// it until the work is done.
+    #[default]
+    Timed,
+    /// An adversary with this seed chooses. At each step it lets some pending work finish, or none, and
+    /// may starve a stream for thousands of steps; a query may get either answer, unless the order of the
+    /// work leaves only one. Every choice that CUDA is free to make can occur.
+    Seeded(u64),
+}
+
+/// How a simulated device is made.
+///
+/// ```
+/// use millpond_driver::sim::{Schedule, SimConfig, SimDevice};
+/// let device = SimDevice::new(SimConfig::with_capacity(1 << 30).schedule(Schedule::Seeded(7)));
+/// # drop(device);
+/// ```
+#[derive(Clone, PartialEq, Debug)]
+pub struct SimConfig {
+    profile: Profile,
+    pub(super) seed: u64,
+    pub(super) schedule: Schedule,
+    pub(super) faults: FaultPlan,
+}
+
+impl SimConfig {
+    /// A device with this profile, on the timed schedule, whose calls do not fail.
+    pub fn new(profile: Profile) -> Self {
+        Self { profile, seed: 0, schedule: Schedule::Timed, faults: FaultPlan::none() }
+    }
+
+    /// A simulated H200.
+    pub fn h200() -> Self {
+        Self::new(Profile::h200())
+    }
+
+    /// A simulated A100 with 80 GB. Nobody measured what its driver calls cost.
+    pub fn a100() -> Self {
+        Self::new(Profile::a100())
+    }
+
+    /// A simulated H200 with another capacity in bytes.
+    pub fn with_capacity(bytes: u64) -> Self {
+        Self::new(Profile::with_capacity(bytes))
+    }
+
+    /// Sets the seed that is mixed into every choice; [`Schedule::Timed`] makes none.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// Sets the schedule.
+    #[must_use]
+    pub fn schedule(mut self, schedule: Schedule) -> Self {
+        self.schedule = schedule;
+        self
+    }
+
+    /// Sets which calls fail; see also [`SimDevice::set_faults`](super::SimDevice::set_faults).
+    #[must_use]
+    pub fn faults(mut self, faults: FaultPlan) -> Self {
+        self.faults = faults;
+        self
+    }
+
+    /// The profile.
+    pub const fn profile(&self) -> &Profile {
+        &self.profile
+    }
+}

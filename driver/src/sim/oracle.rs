@@ -1,0 +1,283 @@
+//! The oracle of stream order: what was handed to whom, and who used it.
+//!
+//! The history of memory is kept by *physical* place, so that a block reached through another mapping
+//! keeps its history. Each place knows two sets of points in the streams' order:
+//! - `released`: where earlier owners gave it back. A new owner must come after all of them;
+//! - `uses`: accesses since then by nobody in particular (a resource's own fills, memory that was never
+//!   lent).
+//!
+//! A block that comes back on stream `s` leaves `s`'s present end behind, and every older point that `s`
+//! does not happen after. That is the whole of what its next owner has to be ordered after: in particular
+//! also a use on another stream that the owner forgot to order before `s`, and what came before the owner
+//! if `s` was never ordered after the stream that the block was lent to.
+
+use std::ops::Range;
+
+use millpond_core::{ALLOCATION_ALIGNMENT, DevicePtr, StreamRef};
+use rustc_hash::FxHashMap;
+
+use super::clock::{Epoch, Epochs, Slot};
+use super::memory::{Piece, Pieces};
+use super::order::Order;
+use super::runs::RunMap;
+use super::state::State;
+use super::violation::ViolationKind;
+
+/// What is known of a range of physical memory. Where nothing is known, it is fresh.
+#[derive(Clone, Debug, Default)]
+struct Place {
+    owner: Option<u32>,
+    released: Epochs,
+    uses: Epochs,
+}
+
+/// The slot of a stream that is gone.
+const NOBODY: Slot = Slot::MAX;
+
+/// A block that is lent.
+#[derive(Debug)]
+struct Block {
+    ptr: DevicePtr,
+    bytes: u64,
+    slot: Slot,
+    pieces: Pieces,
+    uses: Epochs,
+}
+
+/// Every block and the history of all memory.
+#[derive(Debug, Default)]
+pub(super) struct Oracle {
+    places: RunMap<Place>,
+    blocks: Vec<Option<Block>>,
+    free: Vec<u32>,
+    by_address: FxHashMap<DevicePtr, u32>,
+}
+
+/// A rule broken, found while the state is borrowed.
+type Finding = (ViolationKind, String);
+
+impl Oracle {
+    fn insert(&mut self, block: Block) -> u32 {
+        let index = self.free.pop().unwrap_or(self.blocks.len() as u32);
+        self.by_address.insert(block.ptr, index);
+        match self.blocks.get_mut(index as usize) {
+            Some(place) => *place = Some(block),
+            None => self.blocks.push(Some(block)),
+        }
+        index
+    }
+
+    fn take(&mut self, index: u32) -> Option<Block> {
+        let block = self.blocks.get_mut(index as usize)?.take()?;
+        self.free.push(index);
+        if self.by_address.get(&block.ptr) == Some(&index) {
+            self.by_address.remove(&block.ptr);
+        }
+        Some(block)
+    }
+
+    /// Hands a piece to a block on `slot`: nobody may have it, and `slot` must come after all its history.
+    fn lend(&mut self, order: &Order, piece: &Piece, slot: Slot, index: u32) -> Option<Finding> {
+        let Self { places, blocks, .. } = self;
+        let mut finding = None;
+        places.update(piece.range(), &Place::default(), |range, place| {
+            if let Some(other) = place.owner.and_then(|owner| blocks[owner as usize].as_ref()) {
+                let message = format!("{range:x?} in it is lent already, as a part of {}", other.describe());
+                finding.get_or_insert((ViolationKind::Overlap, message));
+            }
+            let first = place.released.iter().chain(place.uses.iter()).find(|e| !order.covers(slot, *e));
+            if let Some(epoch) = first {
+                finding.get_or_insert_with(|| (ViolationKind::StreamOrder, unordered(order, slot, epoch)));
+                place.released.clear(); // said once
+                place.uses.clear();
+            }
+            place.owner = Some(index);
+        });
+        finding
+    }
+
+    /// Leaves behind what the next owner of a block must come after.
+    fn give_back(&mut self, order: &Order, block: &Block, slot: Slot) {
+        let position = order.position(slot);
+        for piece in &block.pieces {
+            let mut released = position.clone();
+            let open = |epoch: &Epoch| !order.covers(slot, *epoch);
+            block.uses.iter().filter(open).for_each(|epoch| released.add(epoch));
+            for (_, place) in self.places.overlapping(piece.range()) {
+                let older = place.released.iter().chain(place.uses.iter());
+                older.filter(open).for_each(|epoch| released.add(epoch));
+            }
+            self.places.replace(piece.range(), Place { owner: None, released, uses: Epochs::default() });
+        }
+    }
+
+    /// Notes an access; it must come after everything that earlier owners submitted.
+    fn access(&mut self, order: &Order, piece: &Piece, epoch: Epoch) -> Option<Finding> {
+        let Self { places, blocks, .. } = self;
+        if let Some(Place { owner: Some(owner), .. }) = places.containing(&piece.range())
+            && let Some(Some(block)) = blocks.get_mut(*owner as usize)
+            && block.slot == epoch.slot()
+        {
+            block.uses.add(epoch); // the check was made when it was lent
+            return None;
+        }
+        let mut finding = None;
+        let start = piece.physical - piece.physical % ALLOCATION_ALIGNMENT;
+        let end = piece.range().end.next_multiple_of(ALLOCATION_ALIGNMENT);
+        places.update(start..end, &Place::default(), |_, place| {
+            if let Some(before) = place.released.iter().find(|e| !order.covers(epoch.slot(), *e)) {
+                finding.get_or_insert_with(|| {
+                    let message = format!("used in a race: {}", unordered(order, epoch.slot(), before));
+                    (ViolationKind::StreamOrder, message)
+                });
+                place.released.clear();
+            }
+            match place.owner.and_then(|owner| blocks[owner as usize].as_mut()) {
+                Some(block) => block.uses.add(epoch),
+                None => place.uses.add(epoch),
+            }
+        });
+        finding
+    }
+
+    /// Ends the history of memory that goes away. `ordered` says which uses are over by then.
+    pub(super) fn retire(
+        &mut self,
+        range: Range<u64>,
+        mut ordered: impl FnMut(Epoch) -> bool,
+    ) -> Option<ViolationKind> {
+        let mut kind = None;
+        let mut owners: Vec<u32> = Vec::new();
+        for (_, place) in self.places.overlapping(range.clone()) {
+            owners.extend(place.owner);
+            if !place.released.iter().chain(place.uses.iter()).all(&mut ordered) {
+                kind = Some(ViolationKind::EarlyReturn);
+            }
+        }
+        self.places.remove(range);
+        if !owners.is_empty() {
+            kind = Some(ViolationKind::LentReturned);
+            for owner in owners {
+                self.take(owner);
+            }
+        }
+        kind
+    }
+
+    /// Memory begins a new life: whoever uses it must come after `epoch`.
+    pub(super) fn begin(&mut self, range: Range<u64>, epoch: Epoch) {
+        let mut released = Epochs::default();
+        released.add(epoch);
+        self.places.replace(range, Place { owner: None, released, uses: Epochs::default() });
+    }
+
+    /// Calls `each` for every point that somebody may still be compared with.
+    pub(super) fn for_each_epoch(&self, mut each: impl FnMut(Epoch)) {
+        for place in self.places.values() {
+            place.released.iter().chain(place.uses.iter()).for_each(&mut each);
+        }
+        for block in self.blocks.iter().flatten() {
+            block.uses.iter().for_each(&mut each);
+        }
+    }
+
+    /// Slots change hands: a block that was lent to a stream which is gone has nobody's slot.
+    pub(super) fn forget_slots(&mut self, is_free: impl Fn(Slot) -> bool) {
+        for block in self.blocks.iter_mut().flatten() {
+            if block.slot != NOBODY && is_free(block.slot) {
+                block.slot = NOBODY;
+            }
+        }
+    }
+
+    pub(super) fn lent_blocks(&self) -> usize {
+        self.by_address.len()
+    }
+}
+
+impl Block {
+    fn describe(&self) -> String {
+        format!("the block of {} bytes at {}", self.bytes, self.ptr)
+    }
+}
+
+fn unordered(order: &Order, slot: Slot, epoch: Epoch) -> String {
+    let stream = |slot: Slot| format!("{:#x}", order.lane(slot).handle);
+    format!(
+        "stream {} is not ordered after point {} of stream {}, where an earlier owner may have used it",
+        stream(slot),
+        epoch.tick(),
+        stream(epoch.slot()),
+    )
+}
+
+impl State {
+    /// See [`SimDevice::lend`](super::SimDevice::lend).
+    pub(super) fn lend(&mut self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
+        self.begin_step();
+        if ptr.is_null() && bytes == 0 {
+            return;
+        }
+        let Some(slot) = self.slot(stream, "lend") else { return };
+        let pieces = self.space.translate(ptr.address(), bytes);
+        if bytes == 0 || pieces.is_none() || !ptr.is_aligned_to(ALLOCATION_ALIGNMENT) {
+            self.violation(ViolationKind::OutOfBounds, || {
+                format!(
+                    "a block of {bytes} bytes at {ptr} was handed out; a block lies in one allocation, at a \
+                     multiple of {ALLOCATION_ALIGNMENT}, and has null for an address if it has no bytes"
+                )
+            });
+        }
+        let pieces = pieces.unwrap_or_default();
+        if let Some(&index) = self.oracle.by_address.get(&ptr) {
+            self.violation(ViolationKind::Overlap, || format!("{ptr} was handed out twice"));
+            self.oracle.take(index);
+        }
+        let block = Block { ptr, bytes, slot, pieces, uses: Epochs::default() };
+        let pieces = block.pieces.clone();
+        let index = self.oracle.insert(block);
+        for piece in &pieces {
+            if let Some((kind, message)) = self.oracle.lend(&self.order, piece, slot, index) {
+                self.violation(kind, || format!("the block of {bytes} bytes at {ptr} was handed out: {message}"));
+            }
+        }
+    }
+
+    /// See [`SimDevice::give_back`](super::SimDevice::give_back).
+    pub(super) fn give_back(&mut self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
+        self.begin_step();
+        if ptr.is_null() && bytes == 0 {
+            return;
+        }
+        let Some(slot) = self.slot(stream, "give_back") else { return };
+        let found = self.oracle.by_address.get(&ptr).copied();
+        let Some(block) = found.and_then(|index| self.oracle.take(index)) else {
+            self.violation(ViolationKind::UnknownPointer, || format!("{ptr} came back, and was not lent"));
+            return;
+        };
+        if block.bytes != bytes {
+            let lent = block.describe();
+            self.violation(ViolationKind::Overlap, || format!("{lent} came back with {bytes} bytes"));
+        }
+        self.oracle.give_back(&self.order, &block, slot);
+    }
+
+    /// The memory behind an access, which is checked and noted as one at `epoch`.
+    pub(super) fn access(&mut self, ptr: DevicePtr, bytes: u64, epoch: Epoch) -> Option<Pieces> {
+        if bytes == 0 {
+            return Some(Pieces::new());
+        }
+        let Some(pieces) = self.space.translate(ptr.address(), bytes) else {
+            self.violation(ViolationKind::OutOfBounds, || {
+                format!("{bytes} bytes at {ptr} were used, which are not all in one accessible allocation")
+            });
+            return None;
+        };
+        for piece in &pieces {
+            if let Some((kind, message)) = self.oracle.access(&self.order, piece, epoch) {
+                self.violation(kind, || format!("{bytes} bytes at {ptr}: {message}"));
+            }
+        }
+        Some(pieces)
+    }
+}

@@ -1,0 +1,329 @@
+//! Stream-ordered memory and its pools.
+//!
+//! A plain model of CUDA's: a pool keeps what comes back and gives it out again, best fit and whole (never
+//! split, and never where more than an eighth would be wasted). In this order it uses again what
+//! 1. the asking stream is ordered after (`ReuseFollowEventDependencies`; without it, only what came back
+//!    on that very stream);
+//! 2. is done already (`ReuseAllowOpportunistic`);
+//! 3. can be had by a wait on the device (`ReuseAllowInternalDependencies`);
+//!
+//! and then takes new memory. Where the device has none left, all pools give back what is done, once.
+
+use millpond_core::driver::{MemPool, MemPoolAttribute, MemPoolProps};
+use millpond_core::{DevicePtr, DriverError, StreamRef};
+use rustc_hash::FxHashMap;
+
+use super::answer::{Answer, Refusal};
+use super::clock::{Epoch, Slot};
+use super::plain::not_empty;
+use super::space::Purpose;
+use super::state::State;
+use super::work::Operation;
+
+const FIRST_POOL: u64 = 0x53_0000_0000;
+
+/// What pooled memory is rounded up to.
+const UNIT: u64 = 512;
+
+/// Memory that came back: where, how much, and the point at which it is free.
+#[derive(Clone, Copy, Debug)]
+struct Cached {
+    start: u64,
+    bytes: u64,
+    physical: u64,
+    freed: Epoch,
+}
+
+#[derive(Debug)]
+struct Pool {
+    /// Destroyed; ends with the last memory that is still handed out.
+    ended: bool,
+    max_bytes: u64,
+    follow_events: bool,
+    opportunistic: bool,
+    internal: bool,
+    threshold: u64,
+    reserved: u64,
+    reserved_high: u64,
+    used: u64,
+    used_high: u64,
+    cached: Vec<Cached>,
+}
+
+/// The pools, by number; the first is the device's default.
+#[derive(Debug)]
+pub(super) struct Pools {
+    pools: Vec<Option<Pool>>,
+    /// How large the memory behind each handed-out pointer is.
+    sizes: FxHashMap<u64, u64>,
+}
+
+impl Pool {
+    const fn new(max_bytes: u64) -> Self {
+        Self {
+            ended: false,
+            max_bytes,
+            follow_events: true,
+            opportunistic: true,
+            internal: true,
+            threshold: 0,
+            reserved: 0,
+            reserved_high: 0,
+            used: 0,
+            used_high: 0,
+            cached: Vec::new(),
+        }
+    }
+
+    fn attribute(&mut self, attribute: MemPoolAttribute) -> &mut u64 {
+        match attribute {
+            MemPoolAttribute::ReservedMemCurrent => &mut self.reserved,
+            MemPoolAttribute::ReservedMemHigh => &mut self.reserved_high,
+            MemPoolAttribute::UsedMemCurrent => &mut self.used,
+            MemPoolAttribute::UsedMemHigh => &mut self.used_high,
+            _ => &mut self.threshold,
+        }
+    }
+
+    fn switch(&mut self, attribute: MemPoolAttribute) -> Option<&mut bool> {
+        match attribute {
+            MemPoolAttribute::ReuseFollowEventDependencies => Some(&mut self.follow_events),
+            MemPoolAttribute::ReuseAllowOpportunistic => Some(&mut self.opportunistic),
+            MemPoolAttribute::ReuseAllowInternalDependencies => Some(&mut self.internal),
+            _ => None,
+        }
+    }
+
+    /// The smallest that fits and may be used; of equals the one that came back last.
+    fn best(&self, bytes: u64, may: impl Fn(&Cached) -> bool) -> Option<usize> {
+        let fits = |cached: &Cached| cached.bytes >= bytes && cached.bytes - bytes <= bytes / 8;
+        let candidates = self.cached.iter().enumerate().rev().filter(|(_, cached)| fits(cached) && may(cached));
+        candidates.min_by_key(|(_, cached)| cached.bytes).map(|(index, _)| index)
+    }
+}
+
+impl Pools {
+    pub(super) fn new() -> Self {
+        Self { pools: vec![Some(Pool::new(0))], sizes: FxHashMap::default() }
+    }
+
+    pub(super) const fn default_pool() -> MemPool {
+        MemPool(FIRST_POOL)
+    }
+
+    fn get(&mut self, pool: MemPool) -> Answer<&mut Pool> {
+        let index = usize::try_from(pool.0.wrapping_sub(FIRST_POOL)).unwrap_or(usize::MAX);
+        let unknown = || Refusal::invalid_value(format!("there is no pool {:#x}", pool.0));
+        self.pools.get_mut(index).and_then(Option::as_mut).ok_or_else(unknown)
+    }
+
+    fn alive(&mut self, pool: MemPool) -> Answer<&mut Pool> {
+        match self.get(pool)? {
+            Pool { ended: true, .. } => Err(Refusal::invalid_value("the pool was destroyed")),
+            found => Ok(found),
+        }
+    }
+
+    pub(super) fn for_each_epoch(&self, mut each: impl FnMut(Epoch)) {
+        self.pools.iter().flatten().flat_map(|pool| &pool.cached).for_each(|cached| each(cached.freed));
+    }
+
+    /// Pools that were made and not destroyed, the default pool not counted.
+    pub(super) fn created(&self) -> usize {
+        self.pools[1..].iter().flatten().filter(|pool| !pool.ended).count()
+    }
+}
+
+impl State {
+    pub(super) fn mem_pool_create(&mut self, props: MemPoolProps) -> MemPool {
+        let pool = MemPool(FIRST_POOL + self.pools.pools.len() as u64);
+        self.pools.pools.push(Some(Pool::new(props.max_bytes)));
+        self.note(pool.0);
+        pool
+    }
+
+    pub(super) fn mem_pool_destroy(&mut self, pool: MemPool) -> Answer<()> {
+        if pool == Pools::default_pool() {
+            return Err(Refusal::invalid_value("the default pool cannot be destroyed"));
+        }
+        self.pools.alive(pool)?.ended = true;
+        self.shrink(pool, 0, true);
+        Ok(())
+    }
+
+    pub(super) fn mem_pool_trim_to(&mut self, pool: MemPool, keep_bytes: u64) -> Answer<()> {
+        self.pools.alive(pool)?;
+        self.shrink(pool, keep_bytes, false);
+        Ok(())
+    }
+
+    pub(super) fn mem_pool_get_attribute(&mut self, pool: MemPool, attribute: MemPoolAttribute) -> Answer<u64> {
+        let pool = self.pools.alive(pool)?;
+        Ok(match pool.switch(attribute) {
+            Some(switch) => u64::from(*switch),
+            None => *pool.attribute(attribute),
+        })
+    }
+
+    pub(super) fn mem_pool_set_attribute(
+        &mut self,
+        pool: MemPool,
+        attribute: MemPoolAttribute,
+        value: u64,
+    ) -> Answer<()> {
+        let pool = self.pools.alive(pool)?;
+        if let Some(switch) = pool.switch(attribute) {
+            *switch = value != 0;
+            return Ok(());
+        }
+        match attribute {
+            MemPoolAttribute::ReleaseThreshold => pool.threshold = value,
+            MemPoolAttribute::ReservedMemHigh if value == 0 => pool.reserved_high = pool.reserved,
+            MemPoolAttribute::UsedMemHigh if value == 0 => pool.used_high = pool.used,
+            _ => return Err(Refusal::invalid_value(format!("{attribute:?} cannot be set to {value}"))),
+        }
+        Ok(())
+    }
+
+    pub(super) fn mem_alloc_from_pool(
+        &mut self,
+        bytes: u64,
+        pool: MemPool,
+        stream: StreamRef,
+        call: &str,
+    ) -> Answer<DevicePtr> {
+        not_empty(bytes)?;
+        self.pools.alive(pool)?;
+        let slot = self.stream_slot(stream, call)?;
+        let size = bytes.checked_next_multiple_of(UNIT).ok_or_else(|| Refusal::invalid_value("too many bytes"))?;
+        let mut wait = None;
+        let memory = match self.reuse(pool, size, slot, &mut wait)? {
+            Some(memory) => memory,
+            None => self.grow(pool, size)?,
+        };
+        let (epoch, mut waits) = self.place(slot);
+        waits.extend(wait);
+        self.submit((epoch, waits), Operation::Nothing, 0);
+        let Cached { start, bytes: size, physical, .. } = memory;
+        self.oracle.begin(physical..physical + size, epoch);
+        self.space.map(start, bytes, physical, 0, Purpose::Pool(pool));
+        self.pools.sizes.insert(start, size);
+        let pool = self.pools.get(pool)?;
+        pool.used += size;
+        pool.used_high = pool.used_high.max(pool.used);
+        self.note(start);
+        Ok(DevicePtr::new(start))
+    }
+
+    /// Takes memory from what the pool holds, as its switches allow.
+    fn reuse(&mut self, pool: MemPool, size: u64, slot: Slot, wait: &mut Option<Epoch>) -> Answer<Option<Cached>> {
+        let Self { pools, order, work, .. } = self;
+        let pool = pools.get(pool)?;
+        let ordered = |cached: &Cached| match pool.follow_events {
+            true => order.covers(slot, cached.freed),
+            false => cached.freed.slot() == slot,
+        };
+        let done = |cached: &Cached| pool.opportunistic && work.is_done(cached.freed);
+        let by_waiting = |_: &Cached| pool.internal;
+        let found = pool.best(size, ordered).or_else(|| pool.best(size, done)).or_else(|| {
+            let index = pool.best(size, by_waiting)?;
+            *wait = Some(pool.cached[index].freed);
+            Some(index)
+        });
+        Ok(found.map(|index| pool.cached.swap_remove(index)))
+    }
+
+    fn grow(&mut self, pool: MemPool, size: u64) -> Answer<Cached> {
+        let Pool { max_bytes, reserved, .. } = *self.pools.get(pool)?;
+        if max_bytes > 0 && reserved.saturating_add(size) > max_bytes {
+            return Err(Refusal::new(DriverError::OUT_OF_MEMORY, format!("the pool holds at most {max_bytes} bytes")));
+        }
+        if self.space.charge(size).is_err() {
+            for index in 0..self.pools.pools.len() as u64 {
+                self.shrink(MemPool(FIRST_POOL + index), 0, false);
+            }
+            self.space.charge(size)?;
+        }
+        let start = self.space.reserve(size, 0).inspect_err(|_| self.space.credit(size))?;
+        let physical = self.space.new_physical(size);
+        let pool = self.pools.get(pool)?;
+        pool.reserved += size;
+        pool.reserved_high = pool.reserved_high.max(pool.reserved);
+        Ok(Cached { start, bytes: size, physical, freed: Epoch::new(0, 0) })
+    }
+
+    pub(super) fn mem_free_async(&mut self, ptr: DevicePtr, stream: StreamRef) -> Answer<()> {
+        let slot = self.stream_slot(stream, "cuMemFreeAsync")?;
+        if !matches!(self.space.at(ptr.address()).map(|mapping| mapping.purpose), Some(Purpose::Pool(_))) {
+            return Err(self.unknown_pointer(ptr, "cuMemFreeAsync"));
+        }
+        self.end_pooled(ptr, Some(slot))
+    }
+
+    /// Takes pooled memory back: in the order of a stream, or, without one, after everything.
+    pub(super) fn end_pooled(&mut self, ptr: DevicePtr, slot: Option<Slot>) -> Answer<()> {
+        let freed = match slot {
+            Some(slot) => {
+                let place = self.place(slot);
+                let epoch = place.0;
+                self.submit(place, Operation::Nothing, 0);
+                epoch
+            }
+            None => Epoch::new(0, 0),
+        };
+        let Some(mapping) = self.space.unmap(ptr.address()) else { return Ok(()) };
+        let (Purpose::Pool(pool), Some(bytes)) = (mapping.purpose, self.pools.sizes.remove(&ptr.address())) else {
+            return Ok(());
+        };
+        let range = mapping.physical..mapping.physical + bytes;
+        let kind = self.oracle.retire(range, |epoch| match slot {
+            Some(slot) => self.order.covers(slot, epoch),
+            None => self.order.host_knows(epoch),
+        });
+        self.report_return(kind, ptr, bytes, if slot.is_some() { "cuMemFreeAsync" } else { "cuMemFree" });
+        let found = self.pools.get(pool)?;
+        found.used -= bytes;
+        found.cached.push(Cached { start: ptr.address(), bytes, physical: mapping.physical, freed });
+        if found.ended {
+            self.shrink(pool, 0, true);
+        }
+        Ok(())
+    }
+
+    /// Gives back to the device what pools hold above their release threshold and that is done, as CUDA
+    /// does at every synchronisation.
+    pub(super) fn trim_pools(&mut self) {
+        for index in 0..self.pools.pools.len() {
+            let Some(pool) = &self.pools.pools[index] else { continue };
+            if pool.reserved > pool.threshold && !pool.cached.is_empty() {
+                let keep = pool.threshold;
+                self.shrink(MemPool(FIRST_POOL + index as u64), keep, false);
+            }
+        }
+    }
+
+    /// Gives memory back until `keep` bytes are held: only what is done, unless it may `wait`. A pool that
+    /// was destroyed and holds nothing more is gone.
+    fn shrink(&mut self, pool: MemPool, keep: u64, wait: bool) {
+        let Self { pools, work, effects, space, .. } = self;
+        let Ok(found) = pools.get(pool) else { return };
+        let Pool { cached, reserved, .. } = found;
+        cached.retain(|memory| {
+            if wait {
+                work.finish(memory.freed, effects);
+            }
+            if *reserved <= keep || !work.is_done(memory.freed) {
+                return true;
+            }
+            *reserved -= memory.bytes;
+            space.credit(memory.bytes);
+            space.unreserve(memory.start, memory.bytes);
+            effects.contents.forget(memory.physical..memory.physical + memory.bytes);
+            false
+        });
+        if found.ended && found.reserved == 0 {
+            let index = (pool.0 - FIRST_POOL) as usize;
+            pools.pools[index] = None;
+        }
+    }
+}

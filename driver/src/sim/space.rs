@@ -1,0 +1,229 @@
+//! Which addresses lead to which physical memory, and how much of the device is taken.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use millpond_core::DriverError;
+use millpond_core::driver::{MemPool, PhysicalHandle};
+use smallvec::smallvec;
+
+use super::address::AddressSpace;
+use super::answer::{Answer, Refusal};
+use super::memory::{Piece, Pieces};
+
+/// The size of the pages of virtual memory management, and the alignment of large allocations.
+pub(super) const GRANULARITY: u64 = 2 << 20;
+
+/// Plain allocations take multiples of this from the device's capacity.
+const CHARGE_UNIT: u64 = 512;
+
+/// Physical memory never shares a page of contents.
+const PHYSICAL_UNIT: u64 = 64 << 10;
+
+// The simulator's own addresses: 64 TiB from 16 TiB on, where no common system puts a process's memory.
+const SMALL: Range<u64> = 0x1000_0000_0000..0x1400_0000_0000;
+const LARGE: Range<u64> = 0x1400_0000_0000..0x5000_0000_0000;
+
+/// What a mapping belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Purpose {
+    Plain,
+    Managed,
+    /// Pinned memory: the simulator's, or registered by somebody else.
+    Host { registered: bool },
+    Pool(MemPool),
+    /// Mapped by virtual memory management.
+    Virtual(PhysicalHandle),
+    /// Another address of an allocation, opened through a handle.
+    Ipc { opened: u32 },
+}
+
+/// A range of addresses with memory behind it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mapping {
+    pub(super) end: u64,
+    pub(super) physical: u64,
+    /// The real address behind it, for memory that the host can see; else 0.
+    pub(super) host: usize,
+    pub(super) accessible: bool,
+    pub(super) purpose: Purpose,
+    /// Which allocation this is, of all that there ever were.
+    pub(super) generation: u64,
+}
+
+impl Mapping {
+    pub(super) const fn piece(&self, start: u64) -> Piece {
+        Piece { physical: self.physical, bytes: self.end - start, host: self.host }
+    }
+}
+
+/// Addresses, mappings and capacity.
+#[derive(Debug)]
+pub(super) struct Space {
+    mappings: BTreeMap<u64, Mapping>,
+    small: AddressSpace,
+    large: AddressSpace,
+    next_physical: u64,
+    next_generation: u64,
+    capacity: u64,
+    used: u64,
+    peak: u64,
+}
+
+impl Space {
+    pub(super) fn new(capacity: u64) -> Self {
+        Self {
+            mappings: BTreeMap::new(),
+            small: AddressSpace::new(SMALL.start, SMALL.end, CHARGE_UNIT),
+            large: AddressSpace::new(LARGE.start, LARGE.end, GRANULARITY),
+            next_physical: PHYSICAL_UNIT,
+            next_generation: 0,
+            capacity,
+            used: 0,
+            peak: 0,
+        }
+    }
+
+    // --- Capacity ---
+
+    pub(super) const fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    pub(super) const fn used(&self) -> u64 {
+        self.used
+    }
+
+    pub(super) const fn peak(&self) -> u64 {
+        self.peak
+    }
+
+    /// Takes bytes, rounded up to 512, from the capacity.
+    pub(super) fn charge(&mut self, bytes: u64) -> Answer<()> {
+        let free = self.capacity - self.used;
+        match bytes.checked_next_multiple_of(CHARGE_UNIT) {
+            Some(bytes) if bytes <= free => {
+                self.used += bytes;
+                self.peak = self.peak.max(self.used);
+                Ok(())
+            }
+            _ => Err(Refusal::new(
+                DriverError::OUT_OF_MEMORY,
+                format!("{bytes} bytes asked for, {free} of {} free", self.capacity),
+            )),
+        }
+    }
+
+    /// Gives back what [`charge`](Self::charge) took for `bytes`.
+    pub(super) fn credit(&mut self, bytes: u64) {
+        self.used -= bytes.next_multiple_of(CHARGE_UNIT);
+    }
+
+    // --- Addresses ---
+
+    /// Reserves addresses: small ranges at multiples of 512, those of 2 MiB and more at multiples of that.
+    pub(super) fn reserve(&mut self, bytes: u64, alignment: u64) -> Answer<u64> {
+        let found = if bytes.max(alignment) < GRANULARITY {
+            self.small.allocate(bytes, alignment)
+        } else {
+            self.large.allocate(bytes, alignment)
+        };
+        let full = || Refusal::new(DriverError::OUT_OF_MEMORY, "the simulated address space has no such range");
+        found.ok_or_else(full)
+    }
+
+    /// Ends a reservation of so many bytes.
+    pub(super) fn unreserve(&mut self, start: u64, bytes: u64) {
+        if SMALL.contains(&start) {
+            self.small.free(start, bytes);
+        } else {
+            self.large.free(start, bytes);
+        }
+    }
+
+    /// New physical memory. Its place is never used again.
+    pub(super) fn new_physical(&mut self, bytes: u64) -> u64 {
+        let physical = self.next_physical;
+        self.next_physical = physical.saturating_add(bytes.next_multiple_of(PHYSICAL_UNIT));
+        physical
+    }
+
+    // --- Mappings ---
+
+    /// Puts memory behind addresses.
+    pub(super) fn map(&mut self, start: u64, bytes: u64, physical: u64, host: usize, purpose: Purpose) -> u64 {
+        self.next_generation += 1;
+        let mapping = Mapping {
+            end: start + bytes,
+            physical,
+            host,
+            accessible: !matches!(purpose, Purpose::Virtual(_)),
+            purpose,
+            generation: self.next_generation,
+        };
+        self.mappings.insert(start, mapping);
+        self.next_generation
+    }
+
+    pub(super) fn unmap(&mut self, start: u64) -> Option<Mapping> {
+        self.mappings.remove(&start)
+    }
+
+    /// The mapping that starts exactly here.
+    pub(super) fn at(&self, start: u64) -> Option<&Mapping> {
+        self.mappings.get(&start)
+    }
+
+    pub(super) fn at_mut(&mut self, start: u64) -> Option<&mut Mapping> {
+        self.mappings.get_mut(&start)
+    }
+
+    /// The mapping that holds this address.
+    pub(super) fn holding(&self, address: u64) -> Option<(u64, &Mapping)> {
+        let (&start, mapping) = self.mappings.range(..=address).next_back()?;
+        (address < mapping.end).then_some((start, mapping))
+    }
+
+    /// The mappings that overlap a range, in order.
+    pub(super) fn within(&self, range: Range<u64>) -> impl Iterator<Item = (u64, &Mapping)> {
+        let before = self.mappings.range(..range.start).next_back().filter(|(_, m)| m.end > range.start);
+        before.into_iter().chain(self.mappings.range(range)).map(|(&start, mapping)| (start, mapping))
+    }
+
+    /// Where the first mapping of any kind is that was made under this generation.
+    pub(super) fn is_generation(&self, start: u64, generation: u64) -> bool {
+        self.at(start).is_some_and(|mapping| mapping.generation == generation)
+    }
+
+    /// The memory behind a range, if all of it is accessible and one allocation. Mappings side by side in
+    /// virtual memory management count as one.
+    pub(super) fn translate(&self, start: u64, bytes: u64) -> Option<Pieces> {
+        let (first, mapping) = self.holding(start)?;
+        let end = start.checked_add(bytes)?;
+        if !mapping.accessible {
+            return None;
+        }
+        let mut piece = mapping.piece(first);
+        piece.advance(start - first);
+        if end <= mapping.end {
+            return Some(smallvec![Piece { bytes, ..piece }]);
+        }
+        let mut pieces: Pieces = smallvec![piece];
+        let mut at = mapping.end;
+        while at < end && matches!(mapping.purpose, Purpose::Virtual(_)) {
+            let next = self.at(at)?;
+            if !next.accessible || !matches!(next.purpose, Purpose::Virtual(_)) {
+                return None;
+            }
+            let piece = next.piece(at);
+            pieces.push(Piece { bytes: piece.bytes.min(end - at), ..piece });
+            at = next.end;
+        }
+        (at >= end).then_some(pieces)
+    }
+
+    /// How many mappings there are, but for those of memory that a pool holds free: they have none.
+    pub(super) fn live_mappings(&self) -> usize {
+        self.mappings.values().filter(|mapping| !matches!(mapping.purpose, Purpose::Virtual(_))).count()
+    }
+}

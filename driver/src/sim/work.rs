@@ -1,0 +1,317 @@
+//! Work that was submitted and is not done: one queue for each stream.
+
+use std::collections::VecDeque;
+
+use smallvec::SmallVec;
+
+use super::access::Action;
+use super::clock::{Epoch, Slot};
+use super::memory::{Contents, Piece, Pieces};
+use super::order::Waits;
+use super::rng::Rng;
+use super::violation::{ViolationKind, ViolationLog};
+use super::{Schedule, config::DEEPEST_QUEUE};
+
+/// What a kernel does with one piece of memory.
+pub(super) type KernelAccess = (Piece, Action);
+
+/// What work does when it is done.
+#[derive(Debug)]
+pub(super) enum Operation {
+    /// Nothing but hold its place in the order.
+    Nothing,
+    Kernel(SmallVec<[KernelAccess; 2]>),
+    Fill(Pieces, u8),
+    Copy { from: Pieces, to: Pieces },
+    CopyStaged { from: Box<[u8]>, to: Pieces },
+}
+
+#[derive(Debug)]
+struct Entry {
+    tick: u64,
+    finish_ns: u64,
+    step: u64,
+    waits: Waits,
+    operation: Operation,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    entries: VecDeque<Entry>,
+    ready_ns: u64,
+    listed: bool,
+    frozen_until: u64,
+}
+
+/// What work acts on.
+#[derive(Debug, Default)]
+pub(super) struct Effects {
+    pub(super) contents: Contents,
+    pub(super) log: ViolationLog,
+}
+
+/// The queues, and the virtual clock.
+#[derive(Debug)]
+pub(super) struct Work {
+    queues: Vec<Queue>,
+    /// The slots whose queues are not empty.
+    active: Vec<Slot>,
+    adversary: Option<Rng>,
+    now_ns: u64,
+    next_finish_ns: u64,
+    todo: Vec<Epoch>,
+}
+
+impl Work {
+    pub(super) fn new(schedule: Schedule, seed: u64) -> Self {
+        let adversary = match schedule {
+            Schedule::Timed => None,
+            Schedule::Seeded(choice) => Some(Rng::new(super::rng::mix(seed) ^ choice)),
+        };
+        Self {
+            queues: Vec::new(),
+            active: Vec::new(),
+            adversary,
+            now_ns: 0,
+            next_finish_ns: u64::MAX,
+            todo: Vec::new(),
+        }
+    }
+
+    pub(super) const fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+
+    /// A slot was given to a stream.
+    pub(super) fn open(&mut self, slot: Slot) {
+        if self.queues.len() <= slot {
+            self.queues.resize_with(slot + 1, Queue::default);
+        }
+        let queue = &mut self.queues[slot];
+        debug_assert!(queue.entries.is_empty());
+        queue.frozen_until = 0;
+    }
+
+    /// Submits the work of one tick, which takes `duration_ns` once its turn has come.
+    pub(super) fn push(
+        &mut self,
+        epoch: Epoch,
+        waits: Waits,
+        operation: Operation,
+        duration_ns: u64,
+        step: u64,
+        effects: &mut Effects,
+    ) {
+        let slot = epoch.slot();
+        if self.queues[slot].entries.len() >= DEEPEST_QUEUE {
+            let first = Epoch::new(slot, self.queues[slot].entries[0].tick);
+            self.finish(first, effects);
+        }
+        let awaited = waits.iter().map(|wait| self.finish_ns(*wait)).max().unwrap_or(0);
+        let start = self.now_ns.max(self.queues[slot].ready_ns).max(awaited);
+        let finish_ns = start.saturating_add(duration_ns);
+        self.next_finish_ns = self.next_finish_ns.min(finish_ns);
+        let queue = &mut self.queues[slot];
+        queue.ready_ns = finish_ns;
+        queue.entries.push_back(Entry { tick: epoch.tick(), finish_ns, step, waits, operation });
+        if !queue.listed {
+            queue.listed = true;
+            self.active.push(slot);
+        }
+    }
+
+    /// When the work up to this point is done, on the virtual clock.
+    fn finish_ns(&self, point: Epoch) -> u64 {
+        let queue = &self.queues[point.slot()];
+        let after = queue.entries.partition_point(|entry| entry.tick <= point.tick());
+        after.checked_sub(1).map_or(0, |last| queue.entries[last].finish_ns)
+    }
+
+    /// Whether all work up to this point is done.
+    pub(super) fn is_done(&self, point: Epoch) -> bool {
+        let queue = &self.queues[point.slot()];
+        queue.entries.front().is_none_or(|entry| entry.tick > point.tick())
+    }
+
+    /// Whether the stream has nothing left to do.
+    pub(super) fn is_idle(&self, slot: Slot) -> bool {
+        self.queues[slot].entries.is_empty()
+    }
+
+    /// Lets virtual time pass; what is due is done.
+    pub(super) fn pass(&mut self, ns: u64, effects: &mut Effects) {
+        self.now_ns = self.now_ns.saturating_add(ns);
+        if self.adversary.is_none() && self.now_ns >= self.next_finish_ns {
+            self.finish_due(effects);
+        }
+    }
+
+    /// One choice of the adversary: nothing, or some work of a stream that it does not starve.
+    pub(super) fn choose(&mut self, step: u64, effects: &mut Effects) {
+        let Some(rng) = &mut self.adversary else { return };
+        if self.active.is_empty() {
+            return;
+        }
+        let choice = rng.next();
+        if choice & 1 == 0 {
+            return;
+        }
+        let index = (choice >> 1) as usize % self.active.len();
+        let slot = self.active[index];
+        let queue = &mut self.queues[slot];
+        if queue.frozen_until > step {
+            return;
+        }
+        if (choice >> 32) & 63 == 0 {
+            queue.frozen_until = step + (16 << ((choice >> 40) % 9));
+            return;
+        }
+        for _ in 0..=(choice >> 50) & 3 {
+            let Some(entry) = self.queues[slot].entries.front() else { break };
+            if !entry.waits.iter().all(|wait| self.is_done(*wait)) {
+                break;
+            }
+            self.finish_first(slot, effects);
+        }
+        if self.is_idle(slot) {
+            self.unlist(index);
+        }
+    }
+
+    /// Makes the host wait for all work up to this point, and does that work and no more than it needs.
+    pub(super) fn finish(&mut self, point: Epoch, effects: &mut Effects) {
+        if self.is_done(point) {
+            return;
+        }
+        if self.adversary.is_none() {
+            self.now_ns = self.now_ns.max(self.finish_ns(point));
+        }
+        self.run(point, effects);
+        if self.adversary.is_none() {
+            self.finish_due(effects);
+        }
+    }
+
+    /// Makes the host wait for all work.
+    pub(super) fn finish_all(&mut self, effects: &mut Effects) {
+        while let Some(&slot) = self.active.first() {
+            match self.queues[slot].entries.back() {
+                Some(entry) => {
+                    let last = Epoch::new(slot, entry.tick);
+                    if self.adversary.is_none() {
+                        self.now_ns = self.now_ns.max(entry.finish_ns);
+                    }
+                    self.run(last, effects);
+                }
+                None => self.unlist(0),
+            }
+        }
+        self.next_finish_ns = u64::MAX;
+    }
+
+    fn finish_due(&mut self, effects: &mut Effects) {
+        let mut index = 0;
+        self.next_finish_ns = u64::MAX;
+        while index < self.active.len() {
+            let slot = self.active[index];
+            let queue = &self.queues[slot];
+            let due = queue.entries.iter().take_while(|entry| entry.finish_ns <= self.now_ns).last();
+            if let Some(entry) = due {
+                self.run(Epoch::new(slot, entry.tick), effects);
+            }
+            match self.queues[slot].entries.front() {
+                Some(entry) => {
+                    self.next_finish_ns = self.next_finish_ns.min(entry.finish_ns);
+                    index += 1;
+                }
+                None => self.unlist(index),
+            }
+        }
+    }
+
+    /// Does the work up to this point, and first what it waits for. Without recursion: chains may be long.
+    fn run(&mut self, point: Epoch, effects: &mut Effects) {
+        let mut todo = std::mem::take(&mut self.todo);
+        todo.push(point);
+        while let Some(&point) = todo.last() {
+            let slot = point.slot();
+            let first = self.queues[slot].entries.front().filter(|entry| entry.tick <= point.tick());
+            match first.map(|entry| entry.waits.iter().find(|wait| !self.is_done(**wait))) {
+                None => drop(todo.pop()),
+                Some(Some(wait)) => todo.push(*wait),
+                Some(None) => self.finish_first(slot, effects),
+            }
+        }
+        self.todo = todo;
+    }
+
+    fn finish_first(&mut self, slot: Slot, effects: &mut Effects) {
+        let queue = &mut self.queues[slot];
+        if let Some(entry) = queue.entries.pop_front() {
+            effects.apply(entry.operation, entry.step);
+        }
+    }
+
+    fn unlist(&mut self, index: usize) {
+        let slot = self.active.swap_remove(index);
+        self.queues[slot].listed = false;
+    }
+}
+
+impl Effects {
+    fn apply(&mut self, operation: Operation, step: u64) {
+        match operation {
+            Operation::Nothing => {}
+            Operation::Kernel(accesses) => {
+                for (piece, action) in &accesses {
+                    match *action {
+                        Action::Read => {}
+                        Action::Write(tag) => self.contents.write_pattern(piece, tag),
+                        Action::Check(tag) => self.check(piece, tag, step),
+                    }
+                }
+            }
+            Operation::Fill(pieces, value) => {
+                for piece in &pieces {
+                    self.contents.fill(piece, value);
+                }
+            }
+            Operation::Copy { from, to } => self.copy(&from, &to),
+            Operation::CopyStaged { from, to } => {
+                let mut rest = &from[..];
+                for piece in &to {
+                    let (part, next) = rest.split_at(piece.bytes as usize);
+                    self.contents.write(piece, 0, part);
+                    rest = next;
+                }
+            }
+        }
+    }
+
+    fn check(&mut self, piece: &Piece, tag: u64, step: u64) {
+        if let Err((offset, found)) = self.contents.check(piece, tag) {
+            self.log.add(ViolationKind::TagMismatch, step, || {
+                let bytes = piece.bytes;
+                format!("a kernel found {found:#x} at byte {offset} of {bytes}, where tag {tag:#x} should be")
+            });
+        }
+    }
+
+    fn copy(&mut self, from: &[Piece], to: &[Piece]) {
+        let mut targets = to.iter().copied();
+        let mut target = targets.next();
+        for source in from {
+            let mut source = *source;
+            while source.bytes > 0 {
+                let Some(room) = &mut target else { return };
+                let bytes = source.bytes.min(room.bytes);
+                self.contents.copy(&Piece { bytes, ..source }, &Piece { bytes, ..*room });
+                source.advance(bytes);
+                room.advance(bytes);
+                if room.bytes == 0 {
+                    target = targets.next();
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! The CUDA driver against a stand-in for libcuda, with no GPU: what a missing, broken, old or strange driver
+//! does to a program. Each test runs in a process of its own, since a process loads the library once.
+#![cfg(target_os = "linux")]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, OnceLock};
+
+use libloading::Library;
+use millpond_core::driver::{DriverError, EventFlags, MemPoolProps, MemoryKind, StreamFlags};
+use millpond_core::{DeviceId, DevicePtr, Driver, ErrorKind, StreamRef};
+use millpond_driver::DeviceSpec;
+use millpond_driver::cuda::{self, CudaDriver};
+
+/// Compiles the stand-in as `libcuda.so.1`, and gives its folder.
+fn fake_library(empty: bool) -> PathBuf {
+    static FOLDERS: [OnceLock<PathBuf>; 2] = [OnceLock::new(), OnceLock::new()];
+    let compile = || {
+        let kind = if empty { "empty" } else { "whole" };
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("fake_libcuda_{kind}"));
+        std::fs::create_dir_all(&folder).unwrap();
+        // Under another name first, so that a test process at the same time never loads half a library.
+        let unfinished = folder.join(format!("{}.so", std::process::id()));
+        let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or("rustc".into()));
+        rustc.args(["--crate-type=cdylib", "--crate-name=fake", "--edition=2024", "-o"]).arg(&unfinished);
+        rustc.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake_libcuda/fake.rs"));
+        if empty {
+            rustc.args(["--cfg", "empty"]);
+        }
+        let output = rustc.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        std::fs::rename(&unfinished, folder.join("libcuda.so.1")).unwrap();
+        folder
+    };
+    FOLDERS[usize::from(empty)].get_or_init(compile).clone()
+}
+
+const IN_CHILD: &str = "MILLPOND_TEST_WITH_FAKE_CUDA";
+
+/// Runs `body`, which is the test of this name, in a process in which the stand-in is the driver.
+fn with_fake(test: &str, empty: bool, environment: &[(&str, &str)], body: impl FnOnce()) {
+    if std::env::var_os(IN_CHILD).is_some() {
+        return body();
+    }
+    let mut path = fake_library(empty).into_os_string();
+    if let Some(rest) = std::env::var_os("LD_LIBRARY_PATH") {
+        path.push(":");
+        path.push(rest);
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env(IN_CHILD, "1")
+        .env("LD_LIBRARY_PATH", path)
+        .envs(environment.iter().copied())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("1 passed"), "{}\n{text}", output.status);
+}
+
+/// What CUDA's functions about the current context say and do, past millpond.
+struct Contexts(Library);
+
+impl Contexts {
+    fn new() -> Self {
+        // SAFETY: the stand-in's initialisers do nothing.
+        Self(unsafe { Library::new("libcuda.so.1") }.unwrap())
+    }
+
+    fn set_current(&self, context: u64) {
+        // SAFETY: the type is the function's.
+        let set = unsafe { self.0.get::<unsafe extern "C" fn(u64) -> i32>("cuCtxSetCurrent") }.unwrap();
+        // SAFETY: the stand-in takes any number.
+        assert_eq!(unsafe { set(context) }, 0);
+    }
+
+    fn current(&self) -> u64 {
+        let mut context = 0;
+        // SAFETY: the type is the function's.
+        let get = unsafe { self.0.get::<unsafe extern "C" fn(*mut u64) -> i32>("cuCtxGetCurrent") }.unwrap();
+        // SAFETY: `context` takes the result.
+        assert_eq!(unsafe { get(&raw mut context) }, 0);
+        context
+    }
+}
+
+/// CUDA cannot be used: every way in says so with this code, and the default device is simulated.
+fn assert_unavailable(code: i32) {
+    let error = cuda::availability().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoDevice, "{error}");
+    assert_eq!(error.driver_error().unwrap().code(), code, "{error}");
+    assert!(error.to_string().contains("sim:h200"), "{error}");
+    assert_eq!(cuda::device_count(), 0);
+    assert_eq!(cuda::current_ordinal(), 0);
+    assert_eq!(CudaDriver::open(0).unwrap_err().kind(), ErrorKind::NoDevice);
+    assert_eq!(millpond_driver::current_device().unwrap_err().kind(), ErrorKind::NoDevice);
+    assert_eq!(DeviceSpec::default_device(), DeviceSpec::SimH200);
+}
+
+#[test]
+fn a_library_without_functions_is_no_driver() {
+    with_fake("a_library_without_functions_is_no_driver", true, &[], || {
+        assert_unavailable(DriverError::NO_SYMBOL);
+    });
+}
+
+#[test]
+fn a_machine_without_a_device_has_no_device() {
+    with_fake("a_machine_without_a_device_has_no_device", false, &[("FAKE_CUDA_INIT", "100")], || {
+        assert_unavailable(DriverError::NO_DEVICE);
+    });
+}
+
+#[test]
+fn a_toolkits_stub_is_no_driver() {
+    with_fake("a_toolkits_stub_is_no_driver", false, &[("FAKE_CUDA_INIT", "34")], || assert_unavailable(34));
+}
+
+#[test]
+fn an_unknown_code_of_initialisation_is_passed_on() {
+    with_fake(
+        "an_unknown_code_of_initialisation_is_passed_on",
+        false,
+        &[("FAKE_CUDA_INIT", "54321")],
+        || {
+            assert_unavailable(54321);
+        },
+    );
+}
+
+#[test]
+fn no_visible_device_is_no_device() {
+    with_fake("no_visible_device_is_no_device", false, &[("FAKE_CUDA_DEVICES", "0")], || {
+        assert_unavailable(DriverError::NO_DEVICE);
+    });
+}
+
+#[test]
+fn an_unknown_code_of_a_call_is_passed_on() {
+    with_fake("an_unknown_code_of_a_call_is_passed_on", false, &[("FAKE_CUDA_ALLOC", "12345")], || {
+        let error = CudaDriver::open(0).unwrap().mem_alloc(256).unwrap_err();
+        assert_eq!(error.code(), 12345);
+        assert!(error.to_string().contains("12345"), "{error}");
+        assert!(!error.is_sticky() && !error.is_out_of_memory());
+    });
+}
+
+#[test]
+fn a_device_is_opened_once_and_others_are_named() {
+    with_fake("a_device_is_opened_once_and_others_are_named", false, &[], || {
+        assert_eq!(cuda::device_count(), 2);
+        let first = CudaDriver::open(1).unwrap();
+        assert!(Arc::ptr_eq(&first, &CudaDriver::open(1).unwrap()));
+        assert_eq!(first.device(), DeviceId::cuda(1));
+        assert_eq!((first.name().as_str(), first.version()), ("Fake", Ok(11040)));
+        let error = CudaDriver::open(2).unwrap_err();
+        assert!(error.is_no_device() && error.to_string().contains("cuda:0 to cuda:1"), "{error}");
+        assert_eq!(DeviceSpec::default_device(), DeviceSpec::Cuda(0));
+    });
+}
+
+#[test]
+fn the_callers_context_is_current_after_every_call() {
+    with_fake("the_callers_context_is_current_after_every_call", false, &[], || {
+        let contexts = Contexts::new();
+        let driver = CudaDriver::open(1).unwrap();
+        for mine in [0, 0x77, 0x1000, 0x1001] {
+            contexts.set_current(mine);
+            let ptr = driver.mem_alloc(256).unwrap();
+            assert_eq!(ptr, DevicePtr::new(0x1001 << 32), "allocated in another context");
+            assert_eq!(contexts.current(), mine);
+            // SAFETY: the pointer came from this driver and is not used again.
+            unsafe { driver.mem_free(ptr) }.unwrap();
+            assert_eq!(contexts.current(), mine);
+            assert!(driver.mem_alloc_managed(256).is_err(), "the stand-in has no managed memory");
+            assert_eq!(contexts.current(), mine, "not restored after a failure");
+        }
+    });
+}
+
+#[test]
+fn the_current_device_is_that_of_the_current_context() {
+    with_fake("the_current_device_is_that_of_the_current_context", false, &[], || {
+        assert_eq!(cuda::current_ordinal(), 0, "no context is current");
+        assert_eq!(millpond_driver::current_device().unwrap(), DeviceId::cuda(0));
+        Contexts::new().set_current(0x1001);
+        assert_eq!(cuda::current_ordinal(), 1);
+        assert_eq!(millpond_driver::current().unwrap().device(), DeviceId::cuda(1));
+    });
+}
+
+#[test]
+fn what_an_old_driver_lacks_is_unsupported_or_done_the_old_way() {
+    with_fake("what_an_old_driver_lacks_is_unsupported_or_done_the_old_way", false, &[], || {
+        let driver = CudaDriver::open(0).unwrap();
+        let error = driver.mem_pool_create(MemPoolProps::default()).unwrap_err();
+        assert_eq!((error.code(), error.call()), (DriverError::NO_SYMBOL, "cuMemPoolCreate"));
+        assert!(error.is_unsupported());
+        assert!(driver.load_ptx("").is_err_and(|error| error.kind() == ErrorKind::Unsupported));
+        let ptr = DevicePtr::new(0x1000 << 32);
+        for to_host in [false, true] {
+            // SAFETY: the stand-in touches no memory.
+            unsafe { driver.mem_prefetch_async(ptr, 256, to_host, StreamRef::LEGACY) }.unwrap();
+        }
+        assert_eq!(driver.pointer_kind(ptr), Ok(MemoryKind::Device));
+        assert_eq!(driver.pointer_kind(DevicePtr::new(4096)), Ok(MemoryKind::Unknown));
+    });
+}
+
+#[test]
+fn a_stream_is_told_from_a_later_one_with_its_handle() {
+    with_fake("a_stream_is_told_from_a_later_one_with_its_handle", false, &[], || {
+        let driver = CudaDriver::open(0).unwrap();
+        let event = driver.event_create(EventFlags::default()).unwrap();
+        let first = driver.stream_create(StreamFlags::NON_BLOCKING).unwrap();
+        assert_eq!(driver.stream_ref(first.handle()), Ok(first), "the same stream, the same identity");
+        assert_eq!(driver.event_record_if_alive(event, first), Ok(true));
+        // SAFETY: the stream came from this driver. The calls below name it on purpose: they must find out.
+        unsafe { driver.stream_destroy(first) }.unwrap();
+        assert_eq!(driver.event_record_if_alive(event, first), Ok(false));
+
+        let second = driver.stream_create(StreamFlags::NON_BLOCKING).unwrap();
+        assert_eq!(first.handle(), second.handle(), "the stand-in gives the handle again");
+        assert_ne!(first.id(), second.id());
+        assert_eq!(driver.event_record_if_alive(event, first), Ok(false));
+        assert_eq!(driver.event_record_if_alive(event, second), Ok(true));
+        // SAFETY: destroying the dead stream is refused; the living one came from this driver.
+        let (dead, living) = unsafe { (driver.stream_destroy(first), driver.stream_destroy(second)) };
+        assert_eq!((dead.unwrap_err().code(), living), (DriverError::INVALID_HANDLE, Ok(())));
+
+        assert_eq!(driver.event_record_if_alive(event, StreamRef::LEGACY), Ok(true));
+        assert_eq!(driver.event_record_if_alive(event, StreamRef::PER_THREAD), Ok(false));
+        assert_eq!(driver.event_query(event), Ok(false), "not ready is an answer");
+        for default in [StreamRef::LEGACY, StreamRef::PER_THREAD] {
+            assert_eq!(driver.stream_ref(default.handle()), Ok(default));
+            // SAFETY: it is refused.
+            assert!(unsafe { driver.stream_destroy(default) }.is_err());
+        }
+    });
+}

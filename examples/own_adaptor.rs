@@ -1,0 +1,108 @@
+//! An adaptor of one's own: a layer that wraps any resource, in Rust and in a stack's text.
+//!
+//! This one refuses single requests above a size, which finds the place that asks for a terabyte by mistake.
+
+use std::fmt;
+use std::sync::Arc;
+
+use millpond::driver::DeviceSpec;
+use millpond::stack::{LayerEntry, LayerKind, StackSpec};
+use millpond::{
+    ByteSize, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle, Error, Layer, Layout,
+    MemoryInfo, ResourceStatistics, Result, StreamRef, downcast,
+};
+
+/// Refuses requests of more than `largest` bytes. No bound on the struct: only the trait's impl needs one.
+#[derive(Debug)]
+struct RequestCap<R> {
+    upstream: R,
+    largest: u64,
+}
+
+impl<R: DeviceMemoryResource> fmt::Display for RequestCap<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}+request_cap:largest={}", self.upstream, ByteSize::Bytes(self.largest))
+    }
+}
+
+// A wrapper forwards every method, also those with a default; the lint tells which one is missing.
+// SAFETY: blocks come from upstream and go back to it with the same arguments, so its contract holds.
+#[deny(clippy::missing_trait_methods)]
+unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for RequestCap<R> {
+    fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        if layout.bytes() > self.largest {
+            let why = format!("single requests may have {} bytes; is the size right?", self.largest);
+            return Err(Error::invalid_argument(why).for_request(layout, stream).in_stack(self));
+        }
+        self.upstream.allocate(layout, stream)
+    }
+
+    unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+        // SAFETY: the caller's promises, handed on.
+        unsafe { self.upstream.deallocate(ptr, layout, stream) }
+    }
+
+    fn driver(&self) -> &DriverHandle {
+        self.upstream.driver()
+    }
+
+    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
+        Some(&self.upstream)
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        self.upstream.memory_info()
+    }
+
+    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+        downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
+    }
+
+    fn is_stream_ordered(&self) -> bool {
+        self.upstream.is_stream_ordered()
+    }
+
+    fn statistics(&self) -> Option<ResourceStatistics> {
+        self.upstream.statistics()
+    }
+
+    fn trim(&self, keep_bytes: u64) -> Result<u64> {
+        self.upstream.trim(keep_bytes)
+    }
+}
+
+/// The layer holds the configuration and builds the adaptor.
+#[derive(Clone, Copy, Debug)]
+struct RequestCapLayer {
+    largest: u64,
+}
+
+impl<R: DeviceMemoryResource> Layer<R> for RequestCapLayer {
+    type Resource = RequestCap<R>;
+
+    fn layer(self, upstream: R) -> Result<Self::Resource> {
+        Ok(RequestCap { upstream, largest: self.largest })
+    }
+}
+
+/// What `request_cap` means in a stack's text.
+const ENTRY: LayerEntry = LayerEntry {
+    name: "request_cap",
+    about: "refuses single requests above a size",
+    params: &[("largest", "bytes of the largest request (default 1GiB)")],
+    kind: LayerKind::Layer(|params, upstream| {
+        let largest = params.bytes("largest", &**upstream.driver())?.unwrap_or(1 << 30);
+        Ok(Arc::new(RequestCapLayer { largest }.layer(upstream)?))
+    }),
+};
+
+fn main() -> Result<()> {
+    let device = DeviceSpec::default_device().open()?;
+    let layers = millpond::layers().with([ENTRY]);
+    let spec: StackSpec = "cuda+pool+request_cap:largest=1MiB".parse()?;
+    let stack = spec.build(&layers, &device)?;
+
+    println!("{}", stack.allocate_bytes(1 << 20, StreamRef::LEGACY)?);
+    println!("{}", stack.allocate_bytes(1 << 40, StreamRef::LEGACY).expect_err("a terabyte by mistake"));
+    Ok(())
+}

@@ -1,0 +1,115 @@
+//! A resource of one's own: the trait, implemented whole.
+//!
+//! This one hands out memory from one region and never takes any back: an arena for a single pass.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use millpond::driver::DeviceSpec;
+use millpond::resources::CudaMemoryResource;
+use millpond::{
+    DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle, Error, Layout, MemoryInfo,
+    ResourceStatistics, Result, StreamRef, is_same,
+};
+
+/// Hands out one region from its start to its end.
+#[derive(Debug)]
+struct BumpMemoryResource<R: DeviceMemoryResource> {
+    upstream: R,
+    region: DevicePtr,
+    bytes: u64,
+    used: AtomicU64,
+}
+
+impl<R: DeviceMemoryResource> BumpMemoryResource<R> {
+    fn new(upstream: R, bytes: u64) -> Result<Self> {
+        let region = upstream.allocate_bytes(bytes, StreamRef::LEGACY)?;
+        Ok(Self { upstream, region, bytes, used: AtomicU64::new(0) })
+    }
+}
+
+impl<R: DeviceMemoryResource> Drop for BumpMemoryResource<R> {
+    fn drop(&mut self) {
+        // All use of the region must be over before it goes back.
+        if self.driver().synchronize().is_ok() {
+            // SAFETY: the region came from upstream with this size, and all work on the device is done.
+            unsafe { self.upstream.deallocate_bytes(self.region, self.bytes, StreamRef::LEGACY) };
+        }
+    }
+}
+
+/// Base first, as every resource prints itself: errors then say where they come from.
+impl<R: DeviceMemoryResource> fmt::Display for BumpMemoryResource<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}+bump", self.upstream)
+    }
+}
+
+// SAFETY: each block is a piece of the region that no other block gets, aligned as asked for; nothing is ever handed
+// out twice, so no stream has to wait for another.
+#[deny(clippy::missing_trait_methods)]
+unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BumpMemoryResource<R> {
+    fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        if layout.bytes() == 0 {
+            return Ok(DevicePtr::NULL);
+        }
+        let too_large = || Error::request_too_large(layout, stream).in_stack(self);
+        let bytes = layout.rounded_bytes().ok_or_else(too_large)?;
+        let place = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+            let start =
+                self.region.address().checked_add(used)?.checked_next_multiple_of(layout.alignment())?;
+            (start - self.region.address()).checked_add(bytes).filter(|end| *end <= self.bytes)
+        });
+        match place {
+            Ok(used) => {
+                let start = (self.region.address() + used).next_multiple_of(layout.alignment());
+                Ok(DevicePtr::new(start))
+            }
+            Err(_) => {
+                Err(Error::out_of_memory(layout, stream).in_stack(self).context("the region is used up"))
+            }
+        }
+    }
+
+    unsafe fn deallocate(&self, _ptr: DevicePtr, _layout: Layout, _stream: StreamRef) {}
+
+    fn driver(&self) -> &DriverHandle {
+        self.upstream.driver()
+    }
+
+    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
+        Some(&self.upstream)
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        let free = self.bytes - self.used.load(Ordering::Relaxed);
+        Ok(MemoryInfo { free, total: self.bytes })
+    }
+
+    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+        is_same(self, other)
+    }
+
+    fn is_stream_ordered(&self) -> bool {
+        self.upstream.is_stream_ordered()
+    }
+
+    fn statistics(&self) -> Option<ResourceStatistics> {
+        None
+    }
+
+    fn trim(&self, _keep_bytes: u64) -> Result<u64> {
+        Ok(0)
+    }
+}
+
+fn main() -> Result<()> {
+    let device = DeviceSpec::default_device().open()?;
+    let bump = BumpMemoryResource::new(CudaMemoryResource::new(device), 1 << 20)?;
+    for bytes in [100, 1000, 10_000] {
+        println!("{bytes} bytes at {}", bump.allocate_bytes(bytes, StreamRef::LEGACY)?);
+    }
+    println!("{} bytes are left", bump.memory_info()?.free);
+    println!("{}", bump.allocate_bytes(1 << 20, StreamRef::LEGACY).expect_err("the region is smaller"));
+    Ok(())
+}

@@ -1,0 +1,104 @@
+use std::sync::Arc;
+
+use millpond_core::driver::HostPtr;
+use millpond_core::{DriverHandle, MemoryInfo, Result};
+
+use crate::{
+    DeferCleanup, DeferredOptions, HostAllocFlags, HostMemory, HostOnlyMemoryManager, INTERFACE_VERSION,
+    IpcHandle, ManagerFactory, MemoryManager, MemoryPointer, Owner, get_ipc_handle,
+};
+
+/// The default manager: plain CUDA, as Numba's own.
+///
+/// Each allocation is a `cuMemAlloc`. A dropped one waits in a queue that it shares with host memory, until
+/// more than ten wait or more than a fifth of the device's memory does, or until memory is short.
+///
+/// While cleanup is deferred nothing is freed, not even when memory is short.
+///
+/// ```
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_plugin::{CudaMemoryManager, MemoryManager};
+///
+/// let device = SimDevice::new(SimConfig::h200());
+/// let manager = CudaMemoryManager::new(Some(device.clone()));
+/// manager.initialize()?;
+/// drop(manager.memalloc(4096)?);
+/// assert_eq!((manager.pending(), device.live_allocations()), (1, 1));
+/// manager.flush();
+/// assert_eq!((manager.pending(), device.live_allocations()), (0, 0));
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct CudaMemoryManager {
+    host: HostOnlyMemoryManager,
+}
+
+impl CudaMemoryManager {
+    /// A manager on a device; without one, it can only be asked for its version.
+    pub fn new(driver: Option<DriverHandle>) -> Self {
+        Self::with_options(driver, DeferredOptions::default())
+    }
+
+    /// A manager with limits of one's own on what may be pending.
+    pub fn with_options(driver: Option<DriverHandle>, options: DeferredOptions) -> Self {
+        Self { host: HostOnlyMemoryManager::new(driver, options) }
+    }
+
+    /// What makes one for each device; see [`set_memory_manager`](crate::set_memory_manager).
+    pub fn factory() -> ManagerFactory {
+        Arc::new(|driver| Ok(Arc::new(Self::new(driver))))
+    }
+
+    /// Carries out what is pending, unless cleanup is deferred; returns how many deallocations that were.
+    pub fn flush(&self) -> usize {
+        self.host.flush()
+    }
+
+    /// How many deallocations are pending.
+    pub fn pending(&self) -> usize {
+        self.host.pending()
+    }
+}
+
+impl MemoryManager for CudaMemoryManager {
+    fn memalloc(&self, bytes: u64) -> Result<MemoryPointer> {
+        self.host.alloc_device("device memory", bytes, |driver| driver.mem_alloc(bytes))
+    }
+
+    fn memhostalloc(&self, bytes: u64, flags: HostAllocFlags) -> Result<HostMemory> {
+        self.host.memhostalloc(bytes, flags)
+    }
+
+    fn memallocmanaged(&self, bytes: u64, attach_global: bool) -> Result<MemoryPointer> {
+        self.host.memallocmanaged(bytes, attach_global)
+    }
+
+    unsafe fn mempin(&self, owner: Owner, ptr: HostPtr, bytes: u64, mapped: bool) -> Result<HostMemory> {
+        // SAFETY: the caller's promise about the same range.
+        unsafe { self.host.mempin(owner, ptr, bytes, mapped) }
+    }
+
+    fn initialize(&self) -> Result<()> {
+        self.host.initialize()
+    }
+
+    fn get_memory_info(&self) -> Result<MemoryInfo> {
+        Ok(self.host.driver()?.mem_get_info()?)
+    }
+
+    fn get_ipc_handle(&self, memory: &MemoryPointer) -> Result<IpcHandle> {
+        get_ipc_handle(&**self.host.driver()?, memory)
+    }
+
+    fn reset(&self) {
+        self.host.reset();
+    }
+
+    fn defer_cleanup(&self) -> DeferCleanup {
+        self.host.defer_cleanup()
+    }
+
+    fn interface_version(&self) -> u32 {
+        INTERFACE_VERSION
+    }
+}

@@ -1,0 +1,296 @@
+use std::sync::Arc;
+
+use dashmap::DashMap;
+use millpond_core::driver::{DeviceAttribute, Driver, DriverResult, HostPtr};
+use millpond_core::{DevicePtr, DriverError, DriverHandle, Error, ErrorKind, Layout, Result, StreamRef};
+use parking_lot::RwLock;
+
+use crate::memory_pointer::{Finalizer, Token};
+use crate::{
+    DeferCleanup, DeferredOptions, DeferredQueue, HostAllocFlags, HostMemory, MappedMemory, MemoryPointer,
+    Owner, PinnedMemory,
+};
+
+/// The host half of a memory manager, done: pinned, mapped, registered and managed memory straight from the
+/// driver, with deallocation deferred as [`DeferredOptions`] say.
+///
+/// It is not a [`MemoryManager`](crate::MemoryManager) by itself, since it hands out no device memory. A
+/// manager holds one, forwards to it, and calls its [`reset`](Self::reset) and
+/// [`defer_cleanup`](Self::defer_cleanup) in its own. Clones share the state.
+#[derive(Clone, Debug)]
+pub struct HostOnlyMemoryManager {
+    shared: Arc<Shared>,
+}
+
+/// Memory straight from the driver, and how it ends.
+#[derive(Clone, Copy, Debug)]
+enum Plain {
+    /// Device or managed memory.
+    Device { ptr: DevicePtr, bytes: u64 },
+    /// Pinned host memory; `bytes` is 0 unless it is mapped, as only then it counts as the device's.
+    Host { ptr: HostPtr, bytes: u64 },
+    /// Somebody else's memory, pinned.
+    Registered { ptr: HostPtr },
+}
+
+/// What pointers keep alive so that their finalizers find it.
+#[derive(Debug)]
+struct Shared {
+    driver: Option<DriverHandle>,
+    live: DashMap<Token, Plain>,
+    pending: DeferredQueue<Plain>,
+    /// Everything holds it shared, recursively, as dropping one thing may drop another; `reset` holds it
+    /// exclusively, so that nothing of before a reset reaches the driver after it.
+    gate: RwLock<()>,
+}
+
+impl HostOnlyMemoryManager {
+    /// A manager on a device; without one, it can only be asked for its version.
+    pub fn new(driver: Option<DriverHandle>, options: DeferredOptions) -> Self {
+        let pending = DeferredQueue::new(options);
+        let shared = Shared { driver, live: DashMap::new(), pending, gate: RwLock::new(()) };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// The driver of the device.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if the manager was made without a device.
+    pub fn driver(&self) -> Result<&DriverHandle> {
+        self.shared.driver.as_ref().ok_or_else(no_device)
+    }
+
+    /// Learns the size of the device's memory, of which pending deallocations may hold a part.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn initialize(&self) -> Result<()> {
+        if !self.shared.pending.has_capacity() {
+            self.shared.pending.set_capacity(self.driver()?.mem_get_info()?.total);
+        }
+        Ok(())
+    }
+
+    /// See [`MemoryManager::memhostalloc`](crate::MemoryManager::memhostalloc).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn memhostalloc(&self, bytes: u64, flags: HostAllocFlags) -> Result<HostMemory> {
+        if bytes == 0 {
+            return Err(Error::invalid_argument("zero bytes cannot be pinned; ask for at least one"));
+        }
+        let driver = self.driver()?;
+        let _gate = self.shared.gate.read_recursive();
+        let ptr = self.attempt("pinned host memory", bytes, |driver| driver.mem_host_alloc(bytes, flags))?;
+        let counted = if flags.mapped { bytes } else { 0 };
+        let plain = Plain::Host { ptr, bytes: counted };
+        let device_ptr = flags.mapped.then(|| self.device_pointer_of(driver, ptr, plain)).transpose()?;
+        Ok(self.host_memory(driver, plain, (ptr, device_ptr), bytes, None))
+    }
+
+    /// See [`MemoryManager::mempin`](crate::MemoryManager::mempin).
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn mempin(&self, owner: Owner, ptr: HostPtr, bytes: u64, mapped: bool) -> Result<HostMemory> {
+        if bytes == 0 {
+            return Err(Error::invalid_argument("zero bytes cannot be pinned; pin at least one"));
+        }
+        let driver = self.driver()?;
+        let _gate = self.shared.gate.read_recursive();
+        let flags = HostAllocFlags { mapped, ..HostAllocFlags::default() };
+        // SAFETY: the caller vouches for the range, which `owner` keeps until the pin is lifted.
+        self.attempt("a pin", bytes, |driver| unsafe { driver.mem_host_register(ptr, bytes, flags) })
+            .map_err(explain_pin)?;
+        let plain = Plain::Registered { ptr };
+        let device_ptr = mapped.then(|| self.device_pointer_of(driver, ptr, plain)).transpose()?;
+        Ok(self.host_memory(driver, plain, (ptr, device_ptr), bytes, Some(owner)))
+    }
+
+    /// See [`MemoryManager::memallocmanaged`](crate::MemoryManager::memallocmanaged).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn memallocmanaged(&self, bytes: u64, attach_global: bool) -> Result<MemoryPointer> {
+        let driver = self.driver()?;
+        // Where host and device may use managed memory at the same time the attachment makes no difference.
+        if !attach_global && driver.attribute(DeviceAttribute::ConcurrentManagedAccess)? == 0 {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "managed memory attached to the host only is not offered here; pass attach_global = true",
+            )
+            .on_device(driver.device()));
+        }
+        self.alloc_device("managed memory", bytes, |driver| driver.mem_alloc_managed(bytes))
+    }
+
+    /// Memory that ends with `cuMemFree`.
+    pub(crate) fn alloc_device(
+        &self,
+        what: &str,
+        bytes: u64,
+        alloc: impl Fn(&dyn Driver) -> DriverResult<DevicePtr>,
+    ) -> Result<MemoryPointer> {
+        let device = self.driver()?.device();
+        if bytes == 0 {
+            return Ok(MemoryPointer::null(device));
+        }
+        let _gate = self.shared.gate.read_recursive();
+        let ptr = self.attempt(what, bytes, alloc)?;
+        let token = self.shared.keep(Plain::Device { ptr, bytes });
+        Ok(MemoryPointer::new(device, ptr, bytes, token, self.finalizer()))
+    }
+
+    /// Ends all memory that is left or pending, deferred or not.
+    pub fn reset(&self) {
+        let _gate = self.shared.gate.write();
+        let live: Vec<Token> = self.shared.live.iter().map(|entry| *entry.key()).collect();
+        for token in live {
+            if let Some((_, plain)) = self.shared.live.remove(&token) {
+                self.shared.end(plain);
+            }
+        }
+        self.shared.end_all(self.shared.pending.take_all());
+    }
+
+    /// Puts deallocation off until the guard, and every other one, is dropped. Pins are still lifted at once.
+    pub fn defer_cleanup(&self) -> DeferCleanup {
+        self.shared.pending.defer();
+        let shared = Arc::clone(&self.shared);
+        DeferCleanup::new(move || {
+            let _gate = shared.gate.read_recursive();
+            shared.end_all(shared.pending.resume());
+        })
+    }
+
+    /// Carries out what is pending, unless deallocation is deferred; returns how many deallocations that were.
+    pub fn flush(&self) -> usize {
+        let _gate = self.shared.gate.read_recursive();
+        self.shared.end_all(self.shared.pending.take())
+    }
+
+    /// How many deallocations are pending.
+    pub fn pending(&self) -> usize {
+        self.shared.pending.len()
+    }
+
+    /// How many allocations and pins there are that were neither dropped nor reset.
+    pub fn live(&self) -> usize {
+        self.shared.live.len()
+    }
+
+    /// Calls the driver; when memory is short, carries out what is pending and calls once more.
+    fn attempt<T>(&self, what: &str, bytes: u64, call: impl Fn(&dyn Driver) -> DriverResult<T>) -> Result<T> {
+        let driver = self.driver()?;
+        let mut outcome = call(&**driver);
+        if outcome.as_ref().is_err_and(DriverError::is_out_of_memory) && self.flush() > 0 {
+            outcome = call(&**driver);
+        }
+        outcome.map_err(|error| {
+            Error::from(error)
+                .for_request(Layout::new(bytes), StreamRef::LEGACY)
+                .on_device(driver.device())
+                .context(what)
+        })
+    }
+
+    /// The device's address of mapped memory; ends the memory if there is none.
+    fn device_pointer_of(&self, driver: &DriverHandle, ptr: HostPtr, plain: Plain) -> Result<DevicePtr> {
+        driver.mem_host_get_device_pointer(ptr).map_err(|error| {
+            self.shared.end(plain);
+            Error::from(error).on_device(driver.device()).context("mapped host memory")
+        })
+    }
+
+    fn host_memory(
+        &self,
+        driver: &DriverHandle,
+        plain: Plain,
+        (ptr, device_ptr): (HostPtr, Option<DevicePtr>),
+        bytes: u64,
+        owner: Option<Owner>,
+    ) -> HostMemory {
+        let (device, finalizer, token) = (driver.device(), self.finalizer(), self.shared.keep(plain));
+        match device_ptr {
+            None => HostMemory::Pinned(PinnedMemory::new(device, ptr, bytes, owner, token, finalizer)),
+            Some(device_ptr) => {
+                let pointers = (ptr, device_ptr);
+                HostMemory::Mapped(MappedMemory::new(device, pointers, bytes, owner, token, finalizer))
+            }
+        }
+    }
+
+    fn finalizer(&self) -> Arc<dyn Finalizer> {
+        Arc::<Shared>::clone(&self.shared)
+    }
+}
+
+/// The error of a manager that was made without a device.
+pub(crate) fn no_device() -> Error {
+    Error::invalid_argument(
+        "this memory manager has no device: it was made to be asked for its version only; \
+         get one from get_memory_manager",
+    )
+}
+
+/// Says what to do about a range that is pinned twice.
+fn explain_pin(error: Error) -> Error {
+    let already = DriverError::HOST_MEMORY_ALREADY_REGISTERED;
+    if error.driver_error().is_some_and(|driver| driver.code() == already) {
+        error.context("a part of the range is pinned already; drop the earlier pin first")
+    } else {
+        error
+    }
+}
+
+impl Shared {
+    fn keep(&self, plain: Plain) -> Token {
+        let token = Token::next();
+        self.live.insert(token, plain);
+        token
+    }
+
+    fn end_all(&self, due: Vec<Plain>) -> usize {
+        let count = due.len();
+        due.into_iter().for_each(|plain| self.end(plain));
+        count
+    }
+
+    fn end(&self, plain: Plain) {
+        let Some(driver) = &self.driver else { return };
+        // SAFETY: whoever took `plain` out of `live` or `pending` (or never put it there) has the only copy,
+        // so the memory ends once; the last pointer to it is gone or no longer live, so nobody uses it.
+        let outcome = unsafe {
+            match plain {
+                Plain::Device { ptr, .. } => driver.mem_free(ptr),
+                Plain::Host { ptr, .. } => driver.mem_free_host(ptr),
+                Plain::Registered { ptr } => driver.mem_host_unregister(ptr),
+            }
+        };
+        if let Err(error) = outcome {
+            // Expected while the process exits or after somebody else reset the context: nobody can act on it.
+            tracing::debug!(target: "millpond::plugin", %error, ?plain, "could not end memory");
+        }
+    }
+}
+
+impl Finalizer for Shared {
+    fn finalize(&self, token: Token) {
+        let _gate = self.gate.read_recursive();
+        let Some((_, plain)) = self.live.remove(&token) else { return };
+        match plain {
+            // A pin that stays pending would make the next pin of the same memory fail.
+            Plain::Registered { .. } => self.end(plain),
+            Plain::Device { bytes, .. } | Plain::Host { bytes, .. } => {
+                self.end_all(self.pending.push(plain, bytes));
+            }
+        }
+    }
+
+    fn is_live(&self, token: Token) -> bool {
+        self.live.contains_key(&token)
+    }
+}

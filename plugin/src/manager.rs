@@ -1,0 +1,116 @@
+use std::fmt;
+
+use millpond_core::driver::HostPtr;
+use millpond_core::{MemoryInfo, Result};
+
+use crate::{HostMemory, IpcHandle, MemoryPointer, Owner};
+
+pub use millpond_core::driver::HostFlags as HostAllocFlags;
+
+/// The version of the interface that this crate speaks: NBEP 7's.
+pub const INTERFACE_VERSION: u32 = 1;
+
+/// A memory manager as NBEP 7 describes it: what a framework asks for all its memory on one device.
+///
+/// One instance serves one device. Methods are called from any thread, and pointers are dropped on any
+/// thread, at any time, also after the manager itself was dropped and while the process exits.
+///
+/// To write one for a library that knows device memory only, hold a
+/// [`HostOnlyMemoryManager`](crate::HostOnlyMemoryManager) and hand the host half to it.
+pub trait MemoryManager: fmt::Debug + Send + Sync + 'static {
+    /// Device memory. Zero bytes give a null pointer that owns nothing.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) after everything pending was given back, or what
+    /// the driver reports.
+    fn memalloc(&self, bytes: u64) -> Result<MemoryPointer>;
+
+    /// Pinned host memory, mapped into the device's addresses if the flags say so.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for zero bytes, or what the driver reports.
+    fn memhostalloc(&self, bytes: u64, flags: HostAllocFlags) -> Result<HostMemory>;
+
+    /// Managed memory: one address for host and device. `attach_global` says that any stream of any device
+    /// may use it at once.
+    ///
+    /// # Errors
+    /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) for memory attached to the host only on a device
+    /// where that differs, or what the driver reports.
+    fn memallocmanaged(&self, bytes: u64, attach_global: bool) -> Result<MemoryPointer>;
+
+    /// Pins host memory that somebody else allocated. `owner` is kept until the pin is lifted, which happens
+    /// when the last reference is dropped, at once and never deferred, so that it can be pinned again.
+    ///
+    /// # Errors
+    /// What the driver reports, for instance that a part of the range is pinned already.
+    ///
+    /// # Safety
+    /// `bytes` bytes at `ptr` are host memory that stays allocated as long as `owner` lives.
+    unsafe fn mempin(&self, owner: Owner, ptr: HostPtr, bytes: u64, mapped: bool) -> Result<HostMemory>;
+
+    /// Makes the manager ready for its device. Called often, before every use of the device: cheap, and
+    /// keeps what is there.
+    ///
+    /// # Errors
+    /// What the driver reports, or the stack that is built.
+    fn initialize(&self) -> Result<()>;
+
+    /// Free and total memory in bytes.
+    ///
+    /// # Errors
+    /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) from a manager that cannot tell, or what the
+    /// driver reports.
+    fn get_memory_info(&self) -> Result<MemoryInfo>;
+
+    /// A handle by which another process opens this memory. It keeps the memory alive.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for memory that is gone,
+    /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) for memory that CUDA cannot share this way.
+    fn get_ipc_handle(&self, memory: &MemoryPointer) -> Result<IpcHandle>;
+
+    /// Ends all memory of this manager, also memory that pointers are left to: they are not live any more
+    /// and dropping them does nothing. Called before the context is reset, perhaps before
+    /// [`initialize`](Self::initialize). The manager can be used again afterwards.
+    fn reset(&self);
+
+    /// Puts costly cleanup off until the guard, and every other one, is dropped. It nests.
+    fn defer_cleanup(&self) -> DeferCleanup;
+
+    /// Which version of the interface this is. Asked of a manager without a device: must not touch CUDA.
+    fn interface_version(&self) -> u32;
+}
+
+/// Cleanup stays put off while this lives; see [`MemoryManager::defer_cleanup`].
+#[must_use = "cleanup is deferred only while the guard lives"]
+pub struct DeferCleanup {
+    on_exit: Vec<Box<dyn FnOnce() + Send>>,
+}
+
+impl DeferCleanup {
+    /// A guard that calls `on_exit` when it is dropped.
+    pub fn new(on_exit: impl FnOnce() + Send + 'static) -> Self {
+        Self { on_exit: vec![Box::new(on_exit)] }
+    }
+
+    /// This guard and another as one, as a manager needs that adds to what it is built on. `other` ends first.
+    pub fn and(mut self, mut other: Self) -> Self {
+        self.on_exit.append(&mut other.on_exit);
+        self
+    }
+}
+
+impl Drop for DeferCleanup {
+    fn drop(&mut self) {
+        for exit in self.on_exit.drain(..).rev() {
+            exit();
+        }
+    }
+}
+
+impl fmt::Debug for DeferCleanup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeferCleanup").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,345 @@
+use std::fmt;
+use std::sync::Arc;
+
+use dashmap::DashMap;
+use millpond_core::driver::HostPtr;
+use millpond_core::stack::{LayerTable, StackSpec};
+use millpond_core::{AnyResource, DevicePtr, DriverHandle, Error, Layout, MemoryInfo, Result, StreamRef};
+use parking_lot::{Mutex, RwLock};
+
+use crate::host_only::no_device;
+use crate::memory_pointer::{Finalizer, Token};
+use crate::release_order::{ReleaseOrder, StreamUse};
+use crate::{
+    DeferCleanup, DeferredOptions, DeferredQueue, HostAllocFlags, HostMemory, HostOnlyMemoryManager,
+    INTERFACE_VERSION, IpcHandle, ManagerFactory, MemoryManager, MemoryPointer, Owner, current_stream,
+    get_ipc_handle,
+};
+
+/// A manager whose device memory comes from a stack of millpond's resources.
+///
+/// - `memalloc` takes memory on the legacy default stream, or on the one that
+///   [`with_stream`](crate::with_stream) names. Memory used on non-blocking streams besides is announced by
+///   [`record_stream`](Self::record_stream).
+/// - A dropped pointer gives its block back to the stack at once; the stack's pool keeps it for the next.
+/// - While cleanup is deferred, dropped device memory is parked: it does not even reach the stack until the
+///   outermost guard is dropped, or until memory is short.
+/// - `get_memory_info` counts what the stack's pools could hand out again as free.
+/// - `reset` gives everything back to the driver. A stack that the manager built is dropped and built
+///   again at the next use; one that was passed in is trimmed and stays.
+///
+/// `reset` must not be called from inside the stack, for instance from a callback of a resource.
+///
+/// ```
+/// use millpond_core::DriverHandle;
+/// use millpond_core::stack::{LayerTable, StackSpec};
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_plugin::{MemoryManager, MillpondMemoryManager};
+///
+/// let device: DriverHandle = SimDevice::new(SimConfig::h200());
+/// let layers = LayerTable::new(millpond_resources::LAYERS.iter().copied());
+/// let stack = "cuda+pool".parse::<StackSpec>()?.build(&layers, &device)?;
+/// let manager = MillpondMemoryManager::new(stack);
+///
+/// let memory = manager.memalloc(1 << 20)?;
+/// let address = memory.device_pointer();
+/// drop(memory);
+/// assert_eq!(manager.memalloc(1 << 20)?.device_pointer(), address); // from the pool
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct MillpondMemoryManager {
+    host: HostOnlyMemoryManager,
+    device: Option<Arc<DeviceHalf>>,
+}
+
+/// Builds a stack on a device.
+pub type StackBuilder = Arc<dyn Fn(&DriverHandle) -> Result<AnyResource> + Send + Sync>;
+
+/// Where the stack comes from.
+enum Source {
+    Given(AnyResource),
+    Built(StackBuilder),
+}
+
+/// The device's part of a manager: what pointers keep alive so that their finalizers find it.
+#[derive(Debug)]
+struct DeviceHalf {
+    driver: DriverHandle,
+    source: Source,
+    /// Whoever uses the stack holds this shared, recursively, as a resource may call back; `reset` holds it
+    /// exclusively, so that nothing of before a reset reaches the stack after it.
+    stack: RwLock<Option<AnyResource>>,
+    /// Held while the stack is built: two at a time would reserve memory twice.
+    building: Mutex<()>,
+    live: DashMap<Token, Block>,
+    parked: DeferredQueue<Block>,
+    order: ReleaseOrder,
+}
+
+/// A block that is handed out.
+#[derive(Debug)]
+struct Block {
+    ptr: DevicePtr,
+    layout: Layout,
+    /// The streams that use it besides the legacy default stream.
+    uses: Vec<StreamUse>,
+}
+
+impl MillpondMemoryManager {
+    /// A manager over a stack that exists.
+    pub fn new(resource: AnyResource) -> Self {
+        let driver = DriverHandle::clone(resource.driver());
+        Self::with_source(Some(driver), Source::Given(resource))
+    }
+
+    /// A manager that builds its stack at the first use, and again after a reset. Without a device it can
+    /// only be asked for its version. `build` must not use the manager.
+    pub fn with_builder(driver: Option<DriverHandle>, build: StackBuilder) -> Self {
+        Self::with_source(driver, Source::Built(build))
+    }
+
+    /// What makes a manager over the stack `spec` for each device; see
+    /// [`set_memory_manager`](crate::set_memory_manager).
+    pub fn factory(spec: StackSpec, layers: LayerTable) -> ManagerFactory {
+        let build: StackBuilder = Arc::new(move |driver| spec.build(&layers, driver));
+        Arc::new(move |driver| Ok(Arc::new(Self::with_builder(driver, Arc::clone(&build)))))
+    }
+
+    fn with_source(driver: Option<DriverHandle>, source: Source) -> Self {
+        let device = driver.clone().map(|driver| {
+            Arc::new(DeviceHalf {
+                order: ReleaseOrder::new(DriverHandle::clone(&driver)),
+                driver,
+                source,
+                stack: RwLock::new(None),
+                building: Mutex::new(()),
+                live: DashMap::new(),
+                parked: DeferredQueue::new(DeferredOptions::IMMEDIATE),
+            })
+        });
+        Self { host: HostOnlyMemoryManager::new(driver, DeferredOptions::default()), device }
+    }
+
+    /// The stack, built if need be. Whoever keeps it keeps its memory from a reset.
+    ///
+    /// # Errors
+    /// What building the stack reports.
+    pub fn stack(&self) -> Result<AnyResource> {
+        self.device()?.with_stack(|resource| Ok(Arc::clone(resource)))
+    }
+
+    /// Says that work on `stream` uses `memory`, so that the block goes back only after that work. Needed for
+    /// non-blocking streams other than the one it was taken on; the stream is alive at the call.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for memory that is gone or not this
+    /// manager's.
+    pub fn record_stream(&self, memory: &MemoryPointer, stream: StreamRef) -> Result<()> {
+        let device = self.device()?;
+        let mut block = device.live.get_mut(&memory.token()).ok_or_else(|| memory.gone("record a use of"))?;
+        if let Some(used) = StreamUse::of(stream)
+            && !block.uses.contains(&used)
+        {
+            block.uses.push(used);
+        }
+        Ok(())
+    }
+
+    /// How many device allocations were dropped and wait for the end of a deferral.
+    pub fn parked(&self) -> usize {
+        self.device.as_ref().map_or(0, |device| device.parked.len())
+    }
+
+    /// How many device allocations there are that were neither dropped nor reset.
+    pub fn live(&self) -> usize {
+        self.device.as_ref().map_or(0, |device| device.live.len())
+    }
+
+    fn device(&self) -> Result<&Arc<DeviceHalf>> {
+        self.device.as_ref().ok_or_else(no_device)
+    }
+}
+
+impl MemoryManager for MillpondMemoryManager {
+    fn memalloc(&self, bytes: u64) -> Result<MemoryPointer> {
+        let device = self.device()?;
+        let id = device.driver.device();
+        if bytes == 0 {
+            return Ok(MemoryPointer::null(id));
+        }
+        device.with_stack(|resource| {
+            let (ptr, token) = device.allocate(resource, bytes, || self.host.flush())?;
+            Ok(MemoryPointer::new(id, ptr, bytes, token, Arc::<DeviceHalf>::clone(device)))
+        })
+    }
+
+    fn memhostalloc(&self, bytes: u64, flags: HostAllocFlags) -> Result<HostMemory> {
+        self.host.memhostalloc(bytes, flags)
+    }
+
+    fn memallocmanaged(&self, bytes: u64, attach_global: bool) -> Result<MemoryPointer> {
+        self.host.memallocmanaged(bytes, attach_global)
+    }
+
+    unsafe fn mempin(&self, owner: Owner, ptr: HostPtr, bytes: u64, mapped: bool) -> Result<HostMemory> {
+        // SAFETY: the caller's promise about the same range.
+        unsafe { self.host.mempin(owner, ptr, bytes, mapped) }
+    }
+
+    fn initialize(&self) -> Result<()> {
+        self.host.initialize()?;
+        self.device()?.with_stack(|_| Ok(()))
+    }
+
+    fn get_memory_info(&self) -> Result<MemoryInfo> {
+        self.device()?.with_stack(|resource| resource.memory_info())
+    }
+
+    fn get_ipc_handle(&self, memory: &MemoryPointer) -> Result<IpcHandle> {
+        get_ipc_handle(&*self.device()?.driver, memory)
+    }
+
+    fn reset(&self) {
+        if let Some(device) = &self.device {
+            device.reset();
+        }
+        self.host.reset();
+    }
+
+    fn defer_cleanup(&self) -> DeferCleanup {
+        let host = self.host.defer_cleanup();
+        let Some(device) = &self.device else { return host };
+        device.parked.defer();
+        let device = Arc::clone(device);
+        host.and(DeferCleanup::new(move || device.resume()))
+    }
+
+    fn interface_version(&self) -> u32 {
+        INTERFACE_VERSION
+    }
+}
+
+impl DeviceHalf {
+    /// Calls `body` with the stack, which no reset takes away meanwhile; builds it if there is none.
+    fn with_stack<T>(&self, body: impl FnOnce(&AnyResource) -> Result<T>) -> Result<T> {
+        loop {
+            if let Some(resource) = &*self.stack.read_recursive() {
+                return body(resource);
+            }
+            let _building = self.building.lock();
+            if self.stack.read_recursive().is_none() {
+                let built = match &self.source {
+                    Source::Given(resource) => Arc::clone(resource),
+                    Source::Built(build) => build(&self.driver)?,
+                };
+                *self.stack.write() = Some(built);
+            }
+        }
+    }
+
+    /// Takes a block from the stack. When memory is short, everything parked and what `flush_host` finds goes
+    /// back first: running out would be worse than a pause.
+    fn allocate(
+        &self,
+        resource: &AnyResource,
+        bytes: u64,
+        flush_host: impl FnOnce() -> usize,
+    ) -> Result<(DevicePtr, Token)> {
+        let (layout, stream) = (Layout::new(bytes), current_stream());
+        self.give_back_all(resource, self.parked.take()); // what could not be ordered when it was dropped
+        let mut outcome = resource.allocate(layout, stream);
+        if outcome.as_ref().is_err_and(Error::is_out_of_memory)
+            && self.give_back_all(resource, self.parked.take_all()) + flush_host() > 0
+        {
+            outcome = resource.allocate(layout, stream);
+        }
+        let ptr = outcome?;
+        let token = Token::next();
+        self.live.insert(token, Block { ptr, layout, uses: StreamUse::of(stream).into_iter().collect() });
+        Ok((ptr, token))
+    }
+
+    /// Gives blocks back to the stack; returns how many went.
+    fn give_back_all(&self, resource: &AnyResource, blocks: Vec<Block>) -> usize {
+        blocks.into_iter().filter_map(|block| self.give_back(resource, block)).count()
+    }
+
+    fn give_back(&self, resource: &AnyResource, block: Block) -> Option<()> {
+        // A stack that is not stream-ordered waits for the device by itself.
+        let uses = if resource.is_stream_ordered() { block.uses.as_slice() } else { &[] };
+        let stream = match self.order.after(uses) {
+            Ok(stream) => stream,
+            Err(error) if error.is_sticky() => StreamRef::LEGACY, // the device runs nothing any more
+            Err(error) => {
+                tracing::debug!(target: "millpond::plugin", %error, ?block, "cannot be ordered now; parked");
+                let bytes = block.layout.bytes();
+                self.parked.park(block, bytes);
+                return None;
+            }
+        };
+        // SAFETY: pointer and layout come from `allocate` on this stack and were taken out of `live`, where
+        // each is once. `stream` comes after every use that we were told of.
+        unsafe { resource.deallocate(block.ptr, block.layout, stream) };
+        Some(())
+    }
+
+    fn resume(&self) {
+        let stack = self.stack.read_recursive();
+        let due = self.parked.resume();
+        if let Some(resource) = &*stack {
+            self.give_back_all(resource, due);
+        }
+    }
+
+    fn reset(&self) {
+        let mut stack = self.stack.write();
+        let tokens: Vec<Token> = self.live.iter().map(|entry| *entry.key()).collect();
+        let live = tokens.iter().filter_map(|token| self.live.remove(token)).map(|(_, block)| block);
+        let blocks: Vec<Block> = self.parked.take_all().into_iter().chain(live).collect();
+        let Some(resource) = &*stack else { return };
+        if !blocks.is_empty()
+            && let Err(error) = self.driver.synchronize()
+        {
+            tracing::debug!(target: "millpond::plugin", %error, "reset without waiting for the device");
+        }
+        for Block { ptr, layout, .. } in blocks {
+            // SAFETY: as in `give_back`; all work on the device is done, or the device runs none any more.
+            unsafe { resource.deallocate(ptr, layout, StreamRef::LEGACY) };
+        }
+        self.order.clear();
+        match &self.source {
+            Source::Built(_) => *stack = None,
+            Source::Given(resource) => {
+                if let Err(error) = resource.trim(0) {
+                    tracing::debug!(target: "millpond::plugin", %error, "could not trim the stack");
+                }
+            }
+        }
+    }
+}
+
+impl Finalizer for DeviceHalf {
+    fn finalize(&self, token: Token) {
+        let stack = self.stack.read_recursive();
+        let Some((_, block)) = self.live.remove(&token) else { return };
+        let bytes = block.layout.bytes();
+        let due = self.parked.push(block, bytes);
+        if let Some(resource) = &*stack {
+            self.give_back_all(resource, due);
+        }
+    }
+
+    fn is_live(&self, token: Token) -> bool {
+        self.live.contains_key(&token)
+    }
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Given(resource) => write!(f, "Given({resource})"),
+            Self::Built(_) => f.write_str("Built"),
+        }
+    }
+}

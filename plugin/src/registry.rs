@@ -1,0 +1,201 @@
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, LazyLock};
+
+use millpond_core::stack::{LayerTable, StackSpec};
+use millpond_core::{DeviceId, DriverHandle, Error, ErrorKind, Result};
+use parking_lot::Mutex;
+
+use crate::{CudaMemoryManager, INTERFACE_VERSION, MemoryManager, MillpondMemoryManager};
+
+/// The environment variable whose stack, as text, becomes the memory manager.
+pub const MEMORY_MANAGER_VARIABLE: &str = "MILLPOND_MEMORY_MANAGER";
+
+/// Makes the manager of one device. Called with `None` to read the interface's version, and once for each
+/// device at its first use (by threads that race for it, more than once; one result stays). Making a
+/// manager must not touch CUDA: that is for [`MemoryManager::initialize`].
+pub type ManagerFactory = Arc<dyn Fn(Option<DriverHandle>) -> Result<Arc<dyn MemoryManager>> + Send + Sync>;
+
+/// Which memory manager a process uses, and the one of each device.
+///
+/// There is one of the process ([`ManagerRegistry::process`]), which [`set_memory_manager`] and
+/// [`get_memory_manager`] use; tests make their own.
+///
+/// ```
+/// use millpond_core::{Driver, stack::LayerTable};
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_plugin::ManagerRegistry;
+///
+/// let layers = LayerTable::new(millpond_resources::LAYERS.iter().copied());
+/// let environment = Box::new(|_name: &str| Some("cuda+pool".to_owned()));
+/// let registry = ManagerRegistry::new(environment, Box::new(millpond_driver::open), layers);
+///
+/// let device = SimDevice::new(SimConfig::h200());
+/// let manager = registry.get(device.device())?;
+/// assert_eq!(manager.memalloc(4096)?.device(), device.device());
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+pub struct ManagerRegistry {
+    environment: Environment,
+    open: OpenDevice,
+    layers: LayerTable,
+    state: Mutex<State>,
+}
+
+/// Looks up an environment variable.
+pub type Environment = Box<dyn Fn(&str) -> Option<String> + Send + Sync>;
+
+/// Opens the driver of a device.
+pub type OpenDevice = Box<dyn Fn(DeviceId) -> Result<DriverHandle> + Send + Sync>;
+
+#[derive(Default)]
+struct State {
+    /// What was set, or what the first device settled on.
+    factory: Option<ManagerFactory>,
+    managers: HashMap<DeviceId, Arc<dyn MemoryManager>>,
+}
+
+impl ManagerRegistry {
+    /// A registry of one's own. `layers` are the names that the environment variable's stack may use.
+    pub fn new(environment: Environment, open: OpenDevice, layers: LayerTable) -> Self {
+        Self { environment, open, layers, state: Mutex::default() }
+    }
+
+    /// The registry of the process.
+    pub fn process() -> &'static Self {
+        static PROCESS: LazyLock<ManagerRegistry> = LazyLock::new(|| {
+            let layers = LayerTable::new(millpond_resources::LAYERS.iter().copied())
+                .with(millpond_adaptors::LAYERS.iter().copied());
+            let environment = Box::new(|name: &str| std::env::var(name).ok());
+            ManagerRegistry::new(environment, Box::new(millpond_driver::open), layers)
+        });
+        &PROCESS
+    }
+
+    /// Sets the memory manager, once, before the first [`get`](Self::get).
+    ///
+    /// If [`MEMORY_MANAGER_VARIABLE`] is set, that wins: the call warns through `tracing` and changes nothing.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] at the second call or after a device has its manager,
+    /// [`ErrorKind::Unsupported`] for another version of the interface, and what `factory` reports.
+    pub fn set(&self, factory: ManagerFactory) -> Result<()> {
+        if let Some(text) = self.stack_text() {
+            tracing::warn!(
+                target: "millpond::plugin",
+                "{MEMORY_MANAGER_VARIABLE}={text} chooses the memory manager; set_memory_manager is ignored"
+            );
+            return Ok(());
+        }
+        self.state.lock().refuse_change()?;
+        // Outside of the lock, since a factory is foreign code.
+        let version = factory(None)?.interface_version();
+        if version != INTERFACE_VERSION {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "the memory manager speaks version {version} of the plug-in interface; \
+                     version {INTERFACE_VERSION} is required"
+                ),
+            ));
+        }
+        let mut state = self.state.lock();
+        state.refuse_change()?;
+        state.factory = Some(factory);
+        Ok(())
+    }
+
+    /// The manager of a device, initialised; made at the first call.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidStack`] if the environment variable's stack cannot be read, and what opening the
+    /// device, making the manager and initialising it report.
+    pub fn get(&self, device: DeviceId) -> Result<Arc<dyn MemoryManager>> {
+        let known = self.state.lock().managers.get(&device).cloned();
+        let manager = match known {
+            Some(manager) => manager,
+            None => {
+                let driver = (self.open)(device)?;
+                let made = self.factory()?(Some(driver))?;
+                // Another thread may have been faster; making one touches nothing, so the loser just goes.
+                Arc::clone(self.state.lock().managers.entry(device).or_insert(made))
+            }
+        };
+        manager.initialize()?;
+        Ok(manager)
+    }
+
+    /// Resets the managers of all devices; see [`MemoryManager::reset`].
+    pub fn reset(&self) {
+        let managers: Vec<_> = self.state.lock().managers.values().cloned().collect();
+        managers.iter().for_each(|manager| manager.reset());
+    }
+
+    /// What makes managers; from the first call on it stays.
+    fn factory(&self) -> Result<ManagerFactory> {
+        let chosen = match self.stack_text() {
+            None => None,
+            Some(text) => Some(self.factory_of(&text)?),
+        };
+        let mut state = self.state.lock();
+        // Once a manager exists the environment is not asked again: all devices have the same one.
+        if state.managers.is_empty()
+            && let Some(chosen) = chosen
+        {
+            state.factory = Some(chosen);
+        }
+        Ok(Arc::clone(state.factory.get_or_insert_with(CudaMemoryManager::factory)))
+    }
+
+    fn factory_of(&self, text: &str) -> Result<ManagerFactory> {
+        let explain = |error: Error| error.context(MEMORY_MANAGER_VARIABLE);
+        let spec: StackSpec = text.parse().map_err(explain)?;
+        for layer in spec.layers() {
+            self.layers.get(&layer.name).map_err(explain)?;
+        }
+        Ok(MillpondMemoryManager::factory(spec, self.layers.clone()))
+    }
+
+    fn stack_text(&self) -> Option<String> {
+        (self.environment)(MEMORY_MANAGER_VARIABLE).filter(|text| !text.trim().is_empty())
+    }
+}
+
+impl State {
+    fn refuse_change(&self) -> Result<()> {
+        let why = if !self.managers.is_empty() {
+            "a device has its memory manager already; call set_memory_manager before anything uses a device"
+        } else if self.factory.is_some() {
+            "the memory manager is set already; call set_memory_manager once per process, before its first use"
+        } else {
+            return Ok(());
+        };
+        Err(Error::invalid_argument(why))
+    }
+}
+
+impl fmt::Debug for ManagerRegistry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.state.lock();
+        f.debug_struct("ManagerRegistry")
+            .field("set", &state.factory.is_some())
+            .field("managers", &state.managers)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Sets the memory manager of the process, once, before a device is used; see [`ManagerRegistry::set`].
+///
+/// # Errors
+/// As there.
+pub fn set_memory_manager(factory: ManagerFactory) -> Result<()> {
+    ManagerRegistry::process().set(factory)
+}
+
+/// The process's memory manager of a device, initialised; see [`ManagerRegistry::get`].
+///
+/// # Errors
+/// As there.
+pub fn get_memory_manager(device: DeviceId) -> Result<Arc<dyn MemoryManager>> {
+    ManagerRegistry::process().get(device)
+}

@@ -1,0 +1,191 @@
+//! The command line: each flag with its help; what its value means is tested below.
+
+use std::path::PathBuf;
+
+use clap::{Parser, ValueEnum};
+use millpond_core::stack::StackSpec;
+use millpond_driver::DeviceSpec;
+use millpond_replay::engine::{Options, Threads};
+use millpond_replay::program::Limits;
+use millpond_replay::report::Format;
+
+/// Replays allocation logs through stacks of GPU memory resources, and compares the stacks.
+///
+/// A log is what RMM's logging adaptor writes, or millpond's: CSV with the columns
+/// Thread,Time,Action,Pointer,Size,Stream, plain or packed with gzip or zstd. No GPU is needed: without
+/// one, logs are replayed on a simulated NVIDIA H200.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "millpond-replay", version, after_long_help = AFTER_HELP)]
+pub(crate) struct Cli {
+    /// The logs to replay; `-` is the standard input
+    #[arg(value_name = "LOG", required_unless_present = "list_layers")]
+    pub(crate) logs: Vec<PathBuf>,
+
+    /// A stack to replay through, base first, as in cuda+pool:max=8GiB; may be given several times
+    ///
+    /// Without it, each log goes through a standard line-up. --list-layers prints the names and
+    /// parameters that a stack can be made of.
+    #[arg(long = "stack", short = 's', value_name = "SPEC")]
+    pub(crate) stacks: Vec<StackSpec>,
+
+    /// Where to replay: cuda:N, sim:h200, sim:a100, or sim:SIZE such as sim:8GiB [default: cuda:0 if
+    /// there is a GPU, else sim:h200]
+    #[arg(long, short = 'd', value_name = "DEVICE")]
+    pub(crate) device: Option<DeviceSpec>,
+
+    /// How results are printed
+    #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) format: FormatArg,
+
+    /// Which threads replay, and in which order
+    #[arg(long, short = 't', value_enum, default_value_t, value_name = "ORDER")]
+    pub(crate) threads: ThreadsArg,
+
+    /// How often each stack replays a log; the first and the best pass are reported
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 5,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) repeat: u32,
+
+    /// Count rows that cannot be read, and replay the rest of the log
+    #[arg(long)]
+    pub(crate) skip_bad_rows: bool,
+
+    /// Show progress on the standard error
+    #[arg(long)]
+    pub(crate) progress: bool,
+
+    /// Print the layers that a stack can be made of, and their parameters
+    #[arg(long)]
+    pub(crate) list_layers: bool,
+}
+
+const AFTER_HELP: &str = "\
+Examples:
+  millpond-replay app.csv.gz
+      the standard line-up, on the GPU if there is one
+  millpond-replay app.csv --stack cuda+pool --stack cuda+pool:max=20GiB+binning --device sim:24GiB
+      would the job fit a card of 24 GiB?
+  millpond-replay logs/*.csv.zst --format json | jq -r '.stacks[] | [.spec, .reserved_over_live] | @tsv'
+      one JSON object for each log, on a line of its own; the fields are explained at
+      millpond_replay::report in the library's documentation
+
+Exit status:
+  0  every stack replayed every log without a failed allocation
+  1  a stack could not be built, or an allocation failed
+  2  a log, a stack's text, the device or the command line is wrong
+
+Environment:
+  MILLPOND_LOG  which diagnostics go to the standard error, as in `debug` or `millpond=trace`";
+
+/// The values of `--format`.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, ValueEnum)]
+pub(crate) enum FormatArg {
+    /// For people
+    #[default]
+    Table,
+    /// One object for each log, each on a line of its own
+    Json,
+    /// One row for each stack of each log
+    Csv,
+}
+
+impl From<FormatArg> for Format {
+    fn from(format: FormatArg) -> Self {
+        match format {
+            FormatArg::Table => Self::Table,
+            FormatArg::Json => Self::Json,
+            FormatArg::Csv => Self::Csv,
+        }
+    }
+}
+
+/// The values of `--threads`.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, ValueEnum)]
+pub(crate) enum ThreadsArg {
+    /// A thread for each of the log's, one at a time, strictly in the log's order
+    #[default]
+    AsLogged,
+    /// A thread for each of the log's, all at once; a block is only freed after its allocation
+    Free,
+    /// One thread, in the log's order
+    #[value(name = "1")]
+    One,
+}
+
+impl From<ThreadsArg> for Threads {
+    fn from(threads: ThreadsArg) -> Self {
+        match threads {
+            ThreadsArg::AsLogged => Self::AsLogged,
+            ThreadsArg::Free => Self::Free,
+            ThreadsArg::One => Self::One,
+        }
+    }
+}
+
+impl Cli {
+    /// How logs are read.
+    pub(crate) fn limits(&self) -> Limits {
+        Limits { skip_bad_rows: self.skip_bad_rows, ..Limits::default() }
+    }
+
+    /// How they are replayed.
+    pub(crate) fn options(&self) -> Options {
+        Options { threads: self.threads.into(), passes: self.repeat }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Cli, String> {
+        let words = std::iter::once("millpond-replay").chain(line.split_whitespace());
+        Cli::try_parse_from(words).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn definitions_hold_together() {
+        <Cli as clap::CommandFactory>::command().debug_assert();
+    }
+
+    #[test]
+    fn logs() {
+        assert_eq!(parse("a.csv b.csv").unwrap().logs.len(), 2);
+        assert!(parse("").unwrap_err().contains("<LOG>"));
+    }
+
+    #[test]
+    fn stack_and_device_say_what_is_wrong_with_their_text() {
+        let cli = parse("a --stack cuda -s cuda+pool:max=1GiB -d sim:8GiB").unwrap();
+        assert_eq!(cli.stacks[1].to_string(), "cuda+pool:max=1GiB");
+        assert_eq!(cli.device, Some(DeviceSpec::SimCapacity(8 << 30)));
+        assert!(parse("a --stack cuda++pool").unwrap_err().contains("a layer's name is missing"));
+        assert!(parse("a --device gpu").unwrap_err().contains("write cuda:0"));
+        assert_eq!(parse("a").unwrap().device, None);
+    }
+
+    #[test]
+    fn threads_and_repeat() {
+        let options = parse("a").unwrap().options();
+        assert_eq!((options.threads, options.passes), (Threads::AsLogged, 5));
+        assert_eq!(parse("a --threads 1").unwrap().options().threads, Threads::One);
+        assert_eq!(parse("a --threads free").unwrap().options().threads, Threads::Free);
+        assert_eq!(parse("a --repeat 2").unwrap().options().passes, 2);
+        assert!(parse("a --repeat 0").is_err());
+        assert!(parse("a --threads 2").unwrap_err().contains("as-logged"));
+    }
+
+    #[test]
+    fn format() {
+        assert_eq!(Format::from(parse("a").unwrap().format), Format::Table);
+        assert_eq!(Format::from(parse("a --format json").unwrap().format), Format::Json);
+        assert_eq!(Format::from(parse("a -f csv").unwrap().format), Format::Csv);
+    }
+
+    #[test]
+    fn skip_bad_rows_and_list_layers() {
+        assert!(!parse("a").unwrap().limits().skip_bad_rows);
+        assert!(parse("a --skip-bad-rows").unwrap().limits().skip_bad_rows);
+        assert!(parse("--list-layers").unwrap().list_layers);
+    }
+}

@@ -1,0 +1,113 @@
+use millpond_core::{Driver, DriverHandle, LadderCounts};
+use millpond_driver::{CallCounts, DeviceSpec};
+use serde::Serialize;
+
+use crate::Result;
+use crate::engine::Failure;
+
+/// The device that logs are replayed on.
+#[derive(Clone, Debug, Serialize)]
+pub struct DeviceFigures {
+    /// As `--device` names it.
+    pub spec: String,
+    /// For people.
+    pub name: String,
+    /// Whether it is simulated. Then driver time is virtual, and time per operation is that of this machine.
+    pub simulated: bool,
+    /// Its memory in bytes.
+    pub total_bytes: u64,
+    /// What of it was free before the first stack was built.
+    pub free_bytes: u64,
+}
+
+impl DeviceFigures {
+    pub(super) fn new(spec: DeviceSpec, driver: &DriverHandle) -> Result<Self> {
+        let memory = driver.mem_get_info().map_err(millpond_core::Error::from)?;
+        Ok(Self {
+            spec: spec.to_string(),
+            name: driver.name(),
+            simulated: driver.device().is_sim(),
+            total_bytes: memory.total,
+            free_bytes: memory.free,
+        })
+    }
+}
+
+/// One stack, and what came of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct StackReport {
+    /// The stack as text.
+    pub spec: String,
+    /// What came of it.
+    #[serde(flatten)]
+    pub result: StackResult,
+}
+
+/// What came of a stack.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "status", rename_all = "snake_case")]
+pub enum StackResult {
+    /// It replayed the log.
+    Ran(Box<StackFigures>),
+    /// It was left out.
+    Skipped {
+        /// Why.
+        reason: String,
+    },
+    /// It could not be built, or broke.
+    Failed {
+        /// Why.
+        error: String,
+        /// Whether another stack's text would help.
+        #[serde(skip)]
+        is_bad_input: bool,
+    },
+}
+
+/// The figures of a stack. Bytes and nanoseconds throughout.
+#[derive(Clone, Debug, Serialize)]
+pub struct StackFigures {
+    /// Operations in one pass.
+    pub operations: u64,
+    /// Allocations that failed, in all passes together.
+    pub failures: u64,
+    /// The first of them.
+    pub first_failure: Option<Failure>,
+    /// Deallocations that the stack refused, in all passes together. Each is a bug.
+    pub misuses: u64,
+    /// The most bytes that were taken from the driver at one time.
+    pub peak_reserved_bytes: u64,
+    /// The most bytes that the log has live at one time.
+    pub peak_live_bytes: u64,
+    /// The first by the second; none if the log has nothing live.
+    pub reserved_over_live: Option<f64>,
+    /// The largest free block after the last operation, where the stack keeps statistics.
+    pub largest_free_block_bytes: Option<u64>,
+    /// Time per operation of the first pass, in which a stack grows.
+    pub ns_per_op_first: f64,
+    /// Time per operation of the best pass.
+    pub ns_per_op_best: f64,
+    /// What the driver was asked.
+    pub driver: DriverFigures,
+    /// Which step of the reuse ladder served how many requests, where the stack keeps statistics.
+    pub ladder: Option<LadderCounts>,
+}
+
+/// What the driver was asked, from building the stack to the end of the last pass.
+#[derive(Clone, Debug, Serialize)]
+pub struct DriverFigures {
+    /// Calls.
+    pub calls: u64,
+    /// Calls in the first pass.
+    pub calls_first_pass: u64,
+    /// Calls in the best pass.
+    pub calls_best_pass: u64,
+    /// Calls that the driver refused.
+    pub failures: u64,
+    /// Time in calls; virtual on a simulated device.
+    pub ns: u64,
+    /// Time in calls in the first pass; virtual on a simulated device.
+    pub ns_first_pass: u64,
+    /// Calls, failures and time on the clock by kind of call.
+    pub by_kind: CallCounts,
+}

@@ -1,0 +1,97 @@
+//! Replays one log through several stacks, each on a device as fresh as can be, and collects the figures.
+//!
+//! A simulated device is made anew for each stack. A GPU is the same one for all: each stack is dropped
+//! before the next is built.
+
+mod figures;
+mod misuse;
+mod run;
+
+use millpond_core::stack::{LayerTable, StackSpec};
+use millpond_driver::DeviceSpec;
+use serde::Serialize;
+
+pub use figures::{DeviceFigures, DriverFigures, StackFigures, StackReport, StackResult};
+
+use crate::engine::Options;
+use crate::program::{LogSummary, Program};
+use crate::progress::Progress;
+use crate::{Result, lineup};
+
+/// Every layer that a stack's text can name here.
+pub fn layers() -> LayerTable {
+    LayerTable::new(millpond_resources::LAYERS.iter().copied()).with(millpond_adaptors::LAYERS.iter().copied())
+}
+
+/// Where and how logs are replayed.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The device.
+    pub device: DeviceSpec,
+    /// The stacks; empty for the [standard line-up](crate::lineup).
+    pub stacks: Vec<StackSpec>,
+    /// The threads and passes.
+    pub options: Options,
+}
+
+/// One log through several stacks: what the reports print.
+#[derive(Clone, Debug, Serialize)]
+pub struct Comparison {
+    /// The version of this format.
+    pub version: u32,
+    /// The device.
+    pub device: DeviceFigures,
+    /// The log.
+    pub log: LogSummary,
+    /// Which threads replayed: `as-logged`, `free` or `1`.
+    pub thread_order: String,
+    /// How often each stack replayed the log.
+    pub passes: u32,
+    /// The stacks, in the order asked for.
+    pub stacks: Vec<StackReport>,
+}
+
+impl Comparison {
+    /// The version of the format that [`Comparison`] has when written as JSON. It grows when a field is
+    /// renamed, removed or changes its meaning; new fields may come without that.
+    pub const VERSION: u32 = 1;
+}
+
+/// Replays `program` through each stack.
+///
+/// A stack that fails is part of the result: it does not lose the others.
+///
+/// # Errors
+/// The device cannot be opened.
+pub fn compare(
+    program: &Program,
+    settings: &Settings,
+    table: &LayerTable,
+    progress: &Progress,
+) -> Result<Comparison> {
+    let driver = settings.device.open()?;
+    let device = DeviceFigures::new(settings.device, &driver)?;
+    drop(driver);
+    let entries = match settings.stacks.as_slice() {
+        [] => lineup::standard(program.summary(), &device),
+        stacks => stacks.iter().cloned().map(lineup::Entry::Run).collect(),
+    };
+    let stacks = entries.into_iter().map(|entry| match entry {
+        lineup::Entry::Run(spec) => {
+            let bar = progress.stack(&spec, program, settings.options.passes);
+            let result = run::stack(program, &spec, table, settings, bar);
+            StackReport { spec: spec.to_string(), result }
+        }
+        lineup::Entry::Skip { spec, reason } => {
+            StackReport { spec: spec.to_string(), result: StackResult::Skipped { reason } }
+        }
+    });
+    Ok(Comparison {
+        version: Comparison::VERSION,
+        stacks: stacks.collect(),
+        device,
+        log: program.summary().clone(),
+        thread_order: settings.options.threads.to_string(),
+        passes: settings.options.passes,
+    })
+}

@@ -1,0 +1,83 @@
+//! A thread for each logged one, all at once: only each block's own order is kept.
+//!
+//! An allocation waits until its slot is empty, a free until it is full. Both waits are for operations
+//! earlier in the log, and each thread goes in the log's order, so the earliest operation that is not done
+//! can always be done: no deadlock.
+
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::{self, ScopedJoinHandle};
+use std::time::Instant;
+
+use super::work::StopOnPanic;
+use super::{Runner, Work};
+use crate::program::Op;
+use crate::{Error, Result};
+
+/// One worker's share of a block goes down, when it began and ended comes back.
+struct Worker {
+    shares: Sender<Vec<Op>>,
+    times: Receiver<(Instant, Instant)>,
+}
+
+struct Free<'a, 'b> {
+    work: &'a Work<'b>,
+    workers: Vec<Worker>,
+}
+
+impl Runner for Free<'_, '_> {
+    fn run(&mut self, block: &Arc<[Op]>) -> Result<u64> {
+        let mut shares = vec![Vec::new(); self.workers.len()];
+        for op in block.iter() {
+            shares[self.work.worker_of(op)].push(*op);
+        }
+        let busy: Vec<bool> = shares.iter().map(|share| !share.is_empty()).collect();
+        for (worker, share) in self.workers.iter().zip(shares) {
+            if !share.is_empty() {
+                // A worker that is gone has panicked, which is reported when it is joined.
+                let _ = worker.shares.send(share);
+            }
+        }
+        let replies = self.workers.iter().zip(busy).filter(|(_, busy)| *busy);
+        let times: Vec<_> = replies.filter_map(|(worker, _)| worker.times.recv().ok()).collect();
+        let start = times.iter().map(|(start, _)| *start).min();
+        let end = times.iter().map(|(_, end)| *end).max();
+        Ok(start.zip(end).map_or(0, |(start, end)| (end - start).as_nanos() as u64))
+    }
+}
+
+fn serve(work: &Work<'_>, shares: &Receiver<Vec<Op>>, times: &Sender<(Instant, Instant)>) {
+    let _guard = StopOnPanic(work);
+    while let Ok(share) = shares.recv() {
+        let start = Instant::now();
+        // After a stop the rest is left out; the replay ends with this block.
+        share.iter().all(|op| work.execute_when_ready(op));
+        if times.send((start, Instant::now())).is_err() {
+            return;
+        }
+    }
+}
+
+pub(super) fn with_runner<T>(work: &Work<'_>, body: impl FnOnce(&mut dyn Runner) -> Result<T>) -> Result<T> {
+    thread::scope(|scope| {
+        let mut threads: Vec<ScopedJoinHandle<'_, ()>> = Vec::new();
+        let mut free = Free { work, workers: Vec::new() };
+        for number in 0..work.workers() {
+            let (shares, inbox) = mpsc::channel();
+            let (outbox, times) = mpsc::channel();
+            let thread = thread::Builder::new()
+                .name(format!("replay-{number}"))
+                .spawn_scoped(scope, move || serve(work, &inbox, &outbox))
+                .map_err(Error::io("starting a thread for each thread of the log; --threads 1 needs none"))?;
+            threads.push(thread);
+            free.workers.push(Worker { shares, times });
+        }
+        let result = body(&mut free);
+        drop(free); // hangs up, which ends the workers
+        let panics = threads.into_iter().filter_map(|thread| thread.join().err());
+        match panics.reduce(|first, _| first) {
+            Some(panic) => Err(Error::panicked(&*panic)),
+            None => result,
+        }
+    })
+}

@@ -1,0 +1,175 @@
+//! Replays a program through a stack, pass after pass on the same resource.
+//!
+//! Three orders ([`Threads`]), one file each:
+//!
+//! | file | order | time of a pass |
+//! |---|---|---|
+//! | `one` | everything on one thread, in the log's order | the thread's |
+//! | `relay` | a thread for each logged one, in the log's order | that of the segments between two hand-overs, added up |
+//! | `free` | a thread for each logged one, only each block's own order kept | from the first start to the last end |
+//!
+//! No kernel runs: what is measured is the allocator. Time is that of a monotonic clock around the calls;
+//! reading operations from a temporary file, handing over between threads, making streams, and freeing what
+//! the log leaked lie outside of it.
+
+mod clock;
+mod free;
+mod one;
+mod relay;
+mod streams;
+mod work;
+
+use std::fmt;
+use std::sync::Arc;
+
+use millpond_core::{AnyResource, DriverHandle};
+
+use crate::program::{Op, Program};
+use crate::{Error, Result};
+use streams::Streams;
+use work::Work;
+
+/// Which threads replay, and in which order.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Threads {
+    /// A thread for each thread of the log, one at a time, strictly in the order of the log.
+    #[default]
+    AsLogged,
+    /// A thread for each thread of the log, all at once. A block is freed after its allocation, and
+    /// threads drift apart by at most some thousand blocks; nothing else of the log's order is kept.
+    Free,
+    /// One thread, in the order of the log.
+    One,
+}
+
+impl fmt::Display for Threads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::AsLogged => "as-logged",
+            Self::Free => "free",
+            Self::One => "1",
+        })
+    }
+}
+
+/// A log with more threads than this is replayed with this many; each stands for several.
+pub const MAX_THREADS: usize = 256;
+
+/// How a program is replayed.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Which threads replay.
+    pub threads: Threads,
+    /// How often the program runs on the same resource; at least 1.
+    pub passes: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { threads: Threads::AsLogged, passes: 5 }
+    }
+}
+
+/// Told of what a replay does, outside the time that it measures.
+pub trait Watch {
+    /// Operations are done.
+    fn advanced(&mut self, _operations: usize) {}
+    /// A pass begins.
+    fn pass_begins(&mut self) {}
+    /// A pass ended after so many nanoseconds. What the log leaked is still live.
+    fn pass_ended(&mut self, _nanoseconds: u64) {}
+}
+
+impl Watch for () {}
+
+/// The first allocation that failed.
+#[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
+pub struct Failure {
+    /// The line in the log.
+    pub line: u64,
+    /// The error.
+    pub error: String,
+}
+
+/// What a replay found out.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Nanoseconds of each pass.
+    pub pass_ns: Vec<u64>,
+    /// Allocations that failed, in all passes. Their frees were left out.
+    pub failures: u64,
+    /// The first of them.
+    pub first_failure: Option<Failure>,
+}
+
+/// Runs blocks of operations in one of the orders.
+trait Runner {
+    /// Runs one block and returns the nanoseconds that count.
+    fn run(&mut self, block: &Arc<[Op]>) -> Result<u64>;
+}
+
+/// Replays `program` through `resource`.
+///
+/// Streams are made by `driver`, the device's own: one for each logged stream, the legacy default stream
+/// for itself. After a sticky error the replay ends early.
+///
+/// # Errors
+/// A stream or a thread cannot be had, the temporary file of a long program cannot be read, the device
+/// cannot be synchronised with, or the resource panicked. A failed allocation is none: see [`Outcome`].
+pub fn replay(
+    program: &Program,
+    resource: &AnyResource,
+    driver: &DriverHandle,
+    options: Options,
+    watch: &mut dyn Watch,
+) -> Result<Outcome> {
+    let streams = Streams::create(program, driver)?;
+    let work = Work::new(program, resource, &streams);
+    let body = |runner: &mut dyn Runner| drive(program, &work, driver, options.passes, runner, watch);
+    let pass_ns = match options.threads {
+        Threads::One => one::with_runner(&work, body),
+        Threads::AsLogged if work.workers() == 1 => one::with_runner(&work, body),
+        Threads::AsLogged => relay::with_runner(&work, body),
+        Threads::Free => free::with_runner(&work, body),
+    }?;
+    let (failures, first_failure) = work.into_failures();
+    Ok(Outcome { pass_ns, failures, first_failure })
+}
+
+/// All passes.
+fn drive(
+    program: &Program,
+    work: &Work<'_>,
+    driver: &DriverHandle,
+    passes: u32,
+    runner: &mut dyn Runner,
+    watch: &mut dyn Watch,
+) -> Result<Vec<u64>> {
+    let mut pass_ns = Vec::new();
+    for _ in 0..passes.max(1) {
+        watch.pass_begins();
+        let mut nanoseconds = 0;
+        for index in 0..program.block_count() {
+            let block = program.block(index)?;
+            nanoseconds += runner.run(&block)?;
+            watch.advanced(block.len());
+            if work.is_stopped() {
+                break;
+            }
+        }
+        watch.pass_ended(nanoseconds);
+        pass_ns.push(nanoseconds);
+        if work.is_stopped() {
+            return Ok(pass_ns); // after a sticky error there is nothing to give back to
+        }
+        program.leaks().iter().for_each(|op| work.execute(op));
+        driver.synchronize().map_err(|error| Error::Stack(error.into()))?;
+    }
+    Ok(pass_ns)
+}
+
+#[cfg(test)]
+mod tests;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,154 @@
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use millpond_core::{AnyResource, DevicePtr, StreamRef};
+use parking_lot::Mutex;
+
+use super::streams::Streams;
+use super::{Failure, MAX_THREADS};
+use crate::program::{Op, OpKind, Program};
+
+/// A slot without a block. No device has an address this high.
+const EMPTY: u64 = u64::MAX;
+/// A slot whose allocation failed.
+const FAILED: u64 = u64::MAX - 1;
+
+/// What all threads of a replay share: where operations go, and where blocks are remembered.
+#[derive(Debug)]
+pub(super) struct Work<'a> {
+    resource: &'a AnyResource,
+    lanes: Vec<Target>,
+    workers: usize,
+    slots: Vec<AtomicU64>,
+    failures: AtomicU64,
+    first_failure: Mutex<Option<Failure>>,
+    stopped: AtomicBool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Target {
+    stream: StreamRef,
+    worker: u32,
+}
+
+impl<'a> Work<'a> {
+    pub(super) fn new(program: &Program, resource: &'a AnyResource, streams: &Streams<'_>) -> Self {
+        let workers = program.summary().threads.clamp(1, MAX_THREADS);
+        let target = |lane: &crate::program::Lane| Target {
+            stream: streams.get(lane.stream),
+            worker: lane.thread % workers as u32,
+        };
+        Self {
+            resource,
+            lanes: program.lanes().iter().map(target).collect(),
+            workers,
+            slots: (0..program.slots()).map(|_| AtomicU64::new(EMPTY)).collect(),
+            failures: AtomicU64::new(0),
+            first_failure: Mutex::new(None),
+            stopped: AtomicBool::new(false),
+        }
+    }
+
+    /// How many threads a replay as logged has.
+    pub(super) fn workers(&self) -> usize {
+        self.workers
+    }
+
+    /// Which thread does this operation.
+    #[inline]
+    pub(super) fn worker_of(&self, op: &Op) -> usize {
+        self.lanes[op.lane as usize].worker as usize
+    }
+
+    /// Ends the replay early.
+    pub(super) fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    /// Does one operation; all operations before it in the log are done.
+    #[inline]
+    pub(super) fn execute(&self, op: &Op) {
+        let stream = self.lanes[op.lane as usize].stream;
+        match op.kind {
+            OpKind::Allocate => {
+                let address = match self.resource.allocate(op.layout(), stream) {
+                    Ok(ptr) => ptr.address(),
+                    Err(error) => self.failed(op, &error),
+                };
+                self.slots[op.slot as usize].store(address, Ordering::Release);
+            }
+            OpKind::Free => {
+                let slot = &self.slots[op.slot as usize];
+                let address = slot.load(Ordering::Acquire);
+                if address < FAILED {
+                    // SAFETY: the address came from `allocate` of this resource with the same layout. The slot
+                    // forgets it below, so it goes back once; no work uses the block.
+                    unsafe { self.resource.deallocate(DevicePtr::new(address), op.layout(), stream) };
+                }
+                slot.store(EMPTY, Ordering::Release);
+            }
+            OpKind::AllocateNothing => {
+                if let Err(error) = self.resource.allocate(op.layout(), stream) {
+                    self.failed(op, &error);
+                }
+            }
+            // SAFETY: to deallocate null is allowed and does nothing.
+            OpKind::FreeNothing => unsafe { self.resource.deallocate(DevicePtr::NULL, op.layout(), stream) },
+        }
+    }
+
+    /// Does one operation as soon as the operations before it on the same slot are done; says whether it
+    /// did, or the replay was stopped.
+    #[inline]
+    pub(super) fn execute_when_ready(&self, op: &Op) -> bool {
+        let wanted_empty = match op.kind {
+            OpKind::Allocate => true,
+            OpKind::Free => false,
+            OpKind::AllocateNothing | OpKind::FreeNothing => {
+                self.execute(op);
+                return true;
+            }
+        };
+        let slot = &self.slots[op.slot as usize];
+        let mut rounds = 0_u32;
+        while (slot.load(Ordering::Acquire) == EMPTY) != wanted_empty {
+            if self.is_stopped() {
+                return false;
+            }
+            rounds += 1;
+            if rounds < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+        self.execute(op);
+        true
+    }
+
+    /// Counts a failure and returns what the slot remembers of it.
+    #[cold]
+    fn failed(&self, op: &Op, error: &millpond_core::Error) -> u64 {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+        if error.is_sticky() {
+            self.stop();
+        }
+        let mut first = self.first_failure.lock();
+        first.get_or_insert_with(|| Failure { line: u64::from(op.line), error: error.to_string() });
+        FAILED
+    }
+
+    pub(super) fn into_failures(self) -> (u64, Option<Failure>) {
+        (self.failures.into_inner(), self.first_failure.into_inner())
+    }
+}
+
+/// Stops the replay when its thread panics, so that no other thread waits for it for ever.
+pub(super) struct StopOnPanic<'a, 'b>(pub(super) &'a Work<'b>);
+
+impl Drop for StopOnPanic<'_, '_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.stop();
+        }
+    }
+}

@@ -1,0 +1,50 @@
+use std::io;
+
+use crate::log::LogError;
+
+/// The result of reading and replaying.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a log could not be replayed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The log, or one row of it, cannot be read.
+    #[error(transparent)]
+    Log(#[from] LogError),
+    /// A stack or a device is wrong, or failed.
+    #[error(transparent)]
+    Stack(#[from] millpond_core::Error),
+    /// The temporary file or a thread of the replay could not be had.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried, and what to do about it.
+        what: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A resource broke its contract by panicking.
+    #[error("the stack panicked: {0}; this is a bug of one of its resources")]
+    Panicked(String),
+}
+
+impl Error {
+    pub(crate) fn io(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { what, source }
+    }
+
+    pub(crate) fn panicked(payload: &(dyn std::any::Any + Send)) -> Self {
+        let text = payload.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| payload.downcast_ref::<&str>().copied());
+        Self::Panicked(text.unwrap_or("no message").to_owned())
+    }
+}
+
+/// The error of reading or writing behind csv's own, with its kind. Nothing else goes wrong in csv here:
+/// rows may have any length, and what is written is plain.
+pub(crate) fn csv_to_io(error: csv::Error) -> io::Error {
+    match error.into_kind() {
+        csv::ErrorKind::Io(error) => error,
+        other => io::Error::other(format!("{other:?}")),
+    }
+}

@@ -1,0 +1,118 @@
+//! The standard line-up: the stacks that a log is replayed through unless others are named.
+
+use millpond_core::format_bytes;
+use millpond_core::stack::StackSpec;
+
+use crate::compare::DeviceFigures;
+use crate::program::LogSummary;
+
+/// Base first, as [`StackSpec`] reads it. To add one that any log can use, add a line.
+const ALWAYS: [&str; 5] = ["cuda", "managed", "cuda+pool", "cuda+binning", "cuda+pool+binning"];
+
+/// Managed memory is migrated page by page, so on a GPU only logs that need less than this share of its
+/// free memory are worth the time.
+const MANAGED_SHARE: u64 = 4;
+
+/// Blocks of one size serve a log only if that wastes less than this factor.
+const FIXED_SIZE_WASTE: u64 = 4;
+
+/// A stack of the line-up.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Entry {
+    /// Replay through it.
+    Run(StackSpec),
+    /// Leave it out.
+    Skip {
+        /// The stack.
+        spec: StackSpec,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// The line-up for this log on this device.
+pub fn standard(log: &LogSummary, device: &DeviceFigures) -> Vec<Entry> {
+    let texts = ALWAYS.iter().map(|text| (*text).to_owned()).chain(fixed_size(log, device));
+    // The texts are ours, and a test reads each.
+    texts.filter_map(|text| text.parse().ok()).map(|spec| entry(spec, log, device)).collect()
+}
+
+fn entry(spec: StackSpec, log: &LogSummary, device: &DeviceFigures) -> Entry {
+    let limit = device.free_bytes / MANAGED_SHARE;
+    let is_managed = spec.layers().iter().any(|layer| layer.name == "managed");
+    if is_managed && !device.simulated && log.peak_live_bytes > limit {
+        let reason = format!(
+            "the log needs {}, more than a quarter of the GPU's free memory, and managed memory would thrash; \
+             --stack managed replays it all the same",
+            format_bytes(log.peak_live_bytes)
+        );
+        return Entry::Skip { spec, reason };
+    }
+    Entry::Run(spec)
+}
+
+/// Blocks as large as the largest request, where that does not waste much.
+fn fixed_size(log: &LogSummary, device: &DeviceFigures) -> Option<String> {
+    let block_bytes = log.largest_request_bytes.max(1).checked_next_multiple_of(256)?;
+    let needed = block_bytes.checked_mul(log.peak_live_blocks)?;
+    let most = log.peak_live_bytes.saturating_mul(FIXED_SIZE_WASTE).min(device.free_bytes);
+    (needed > 0 && needed <= most).then(|| format!("cuda+fixed_size:block_size={block_bytes}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(simulated: bool, free_bytes: u64) -> DeviceFigures {
+        DeviceFigures {
+            spec: "sim:h200".to_owned(),
+            name: String::new(),
+            simulated,
+            total_bytes: free_bytes,
+            free_bytes,
+        }
+    }
+
+    fn log(blocks: u64, largest: u64, live: u64) -> LogSummary {
+        LogSummary {
+            peak_live_blocks: blocks,
+            largest_request_bytes: largest,
+            peak_live_bytes: live,
+            ..LogSummary::default()
+        }
+    }
+
+    #[test]
+    fn every_stack_of_the_line_up_is_read_and_built_on_names_that_exist() {
+        let entries = standard(&log(3, 1000, 3000), &device(true, 1 << 30));
+        assert_eq!(entries.len(), ALWAYS.len() + 1);
+        let table = crate::compare::layers();
+        for entry in entries {
+            let Entry::Run(spec) = entry else { panic!("{entry:?}") };
+            let driver = millpond_driver::DeviceSpec::SimH200.open().unwrap();
+            assert!(spec.build(&table, &driver).is_ok(), "{spec}");
+        }
+    }
+
+    #[test]
+    fn managed_memory_never_takes_more_than_a_gpu_has_free() {
+        let skipped = |simulated, live| {
+            let entries = standard(&log(1, live, live), &device(simulated, 400));
+            entries.iter().any(|entry| matches!(entry, Entry::Skip { spec, .. } if spec.to_string() == "managed"))
+        };
+        assert!(skipped(false, 101));
+        assert!(!skipped(false, 100));
+        assert!(!skipped(true, 101));
+    }
+
+    #[test]
+    fn fixed_size_is_there_only_for_logs_of_like_sizes() {
+        let device = device(true, 1 << 30);
+        let block = |log: &LogSummary| fixed_size(log, &device);
+        assert_eq!(block(&log(100, 1000, 50_000)).as_deref(), Some("cuda+fixed_size:block_size=1024"));
+        assert_eq!(block(&log(1000, 1 << 20, 50_000_000)), None);
+        assert_eq!(block(&log(2, 1 << 30, 2 << 30)), None, "more than the device has");
+        assert_eq!(block(&log(9, u64::MAX, u64::MAX)), None);
+        assert_eq!(block(&log(0, 0, 0)), None);
+    }
+}

@@ -1,0 +1,93 @@
+use csv::ByteRecord;
+use millpond_core::ALLOCATION_ALIGNMENT;
+
+use super::field::{self, Field};
+use super::{Action, Event};
+
+/// The columns that a log must have: RMM's.
+const REQUIRED: [&str; 6] = ["Thread", "Time", "Action", "Pointer", "Size", "Stream"];
+
+/// Columns that RMM lacks.
+const FURTHER: [&str; 5] = ["Device", "Alignment", "Sequence", "MonotonicNs", "DurationNs"];
+
+/// Where the columns of one log are.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Columns {
+    count: usize,
+    required: [usize; REQUIRED.len()],
+    further: [Option<usize>; FURTHER.len()],
+}
+
+/// The column's name, if the error is about one, and the reason.
+pub(super) type RowError = (Option<&'static str>, String);
+
+impl Columns {
+    /// Finds the columns in a header.
+    pub(super) fn new(header: &ByteRecord) -> Result<Self, RowError> {
+        let position = |name: &str| header.iter().position(|column| column.trim_ascii() == name.as_bytes());
+        let mut required = [0; REQUIRED.len()];
+        for (index, name) in REQUIRED.iter().copied().enumerate() {
+            required[index] = position(name).ok_or_else(|| {
+                let reason = "the header lacks it; a log starts with the line \
+                              `Thread,Time,Action,Pointer,Size,Stream`, as RMM's logging adaptor writes it";
+                (Some(name), reason.to_owned())
+            })?;
+        }
+        Ok(Self { count: header.len(), required, further: FURTHER.map(position) })
+    }
+
+    /// Reads one row.
+    pub(super) fn event(&self, row: &ByteRecord, line: u64) -> Result<Event, RowError> {
+        self.check_count(row)?;
+        let [thread, time, action, pointer, size, stream] = self.required.map(|column| &row[column]);
+        let event = Event {
+            line,
+            thread: required(0, field::number(thread, "a thread's number"))?,
+            action: required(2, field::action(action))?,
+            pointer: required(3, field::pointer(pointer))?,
+            bytes: required(4, field::number(size, "a size in bytes"))?,
+            stream: required(5, field::stream(stream))?,
+            device: self.further(row, 0, field::device)?,
+            alignment: self.further(row, 1, field::alignment)?.unwrap_or(ALLOCATION_ALIGNMENT),
+            sequence: self.further(row, 2, |text| field::number(text, "a sequence number"))?,
+            monotonic_ns: self.further(row, 3, |text| field::number(text, "nanoseconds"))?,
+            duration_ns: self.further(row, 4, |text| field::number(text, "nanoseconds"))?,
+        };
+        required(1, field::time(time))?;
+        if event.action == Action::Allocate && event.pointer.is_null() && event.bytes > 0 {
+            let reason = format!("no block of {} bytes can be at (nil)", event.bytes);
+            return Err((Some(REQUIRED[3]), reason));
+        }
+        Ok(event)
+    }
+
+    fn check_count(&self, row: &ByteRecord) -> Result<(), RowError> {
+        if row.len() == self.count {
+            return Ok(());
+        }
+        let missing = self.required.iter().position(|&column| column >= row.len());
+        Err((
+            missing.map(|index| REQUIRED[index]),
+            format!("the row has {} columns, the header has {}", row.len(), self.count),
+        ))
+    }
+
+    /// An optional column; empty is as good as not there.
+    #[inline]
+    fn further<T>(
+        &self,
+        row: &ByteRecord,
+        index: usize,
+        read: impl Fn(&[u8]) -> Field<T>,
+    ) -> Result<Option<T>, RowError> {
+        match self.further[index].map(|column| &row[column]) {
+            None | Some(b"") => Ok(None),
+            Some(text) => read(text).map(Some).map_err(|reason| (Some(FURTHER[index]), reason)),
+        }
+    }
+}
+
+#[inline]
+fn required<T>(index: usize, field: Field<T>) -> Result<T, RowError> {
+    field.map_err(|reason| (Some(REQUIRED[index]), reason))
+}

@@ -1,0 +1,69 @@
+use std::fmt;
+
+use millpond_core::{DeviceId, DevicePtr};
+
+/// What a row says happened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Action {
+    /// A block was handed out.
+    Allocate,
+    /// A request failed.
+    AllocateFailure,
+    /// A block was given back.
+    Free,
+}
+
+/// One row of a log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Event {
+    /// The line in the log, counted from 1; the header is line 1.
+    pub line: u64,
+    /// The thread's number.
+    pub thread: u64,
+    /// What happened.
+    pub action: Action,
+    /// The block's address; [`DevicePtr::NULL`] for `(nil)`.
+    pub pointer: DevicePtr,
+    /// The size in bytes, as requested.
+    pub bytes: u64,
+    /// The stream.
+    pub stream: StreamKey,
+    /// The alignment in bytes that was asked for: a power of two, 256 where the log does not say.
+    pub alignment: u64,
+    /// The device, where the log says.
+    pub device: Option<DeviceId>,
+    /// The row's number, where the log says.
+    pub sequence: Option<u64>,
+    /// The time in nanoseconds of a monotonic clock, where the log says.
+    pub monotonic_ns: Option<u64>,
+    /// How long the call took in nanoseconds, where the log says.
+    pub duration_ns: Option<u64>,
+}
+
+/// Which stream a row names.
+///
+/// RMM prints a stream's handle in hexadecimal: `0` (or `0x0`, `(nil)`) and `0x1` are the legacy default
+/// stream, `0x2` is the per-thread default stream, which is another stream on another thread. A decimal
+/// number other than 0 is a handle to nobody: it comes from logs whose streams were numbered.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum StreamKey {
+    /// The legacy default stream.
+    Legacy,
+    /// The per-thread default stream of the row's thread.
+    PerThread,
+    /// Any other stream, by its handle.
+    Handle(u64),
+    /// A numbered stream.
+    Number(u64),
+}
+
+impl fmt::Display for StreamKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Legacy => f.write_str("0"),
+            Self::PerThread => f.write_str("0x2"),
+            Self::Handle(handle) => write!(f, "{handle:#x}"),
+            Self::Number(number) => write!(f, "{number}"),
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! Reads allocation logs: RMM's CSV, plain or compressed, row by row.
+//!
+//! A log has a header and one row for each event. The six columns of RMM must be there, in any order;
+//! the further columns that millpond writes are used when there, and any others are ignored.
+//!
+//! | column | content |
+//! |---|---|
+//! | `Thread` | the thread's number |
+//! | `Time` | a time of day; looked at only to tell a log from something else |
+//! | `Action` | `allocate`, `allocate failure` or `free` |
+//! | `Pointer` | hexadecimal, or `(nil)` |
+//! | `Size` | bytes, as requested |
+//! | `Stream` | see [`StreamKey`] |
+//! | `Device` (optional) | the device: `cuda:0`, `sim:0` or a number |
+//! | `Alignment` (optional) | bytes, a power of two |
+//! | `Sequence` (optional) | a number that grows from row to row |
+//! | `MonotonicNs` (optional) | when, in nanoseconds of a monotonic clock |
+//! | `DurationNs` (optional) | how long the call took, in nanoseconds |
+//!
+//! gzip and zstd are recognised by their first bytes, whatever the file is called. Memory is bounded: a
+//! [`LogReader`] holds one row, and a line of more than 64 KiB is refused as not being a log.
+//!
+//! ```
+//! use millpond_replay::log::{Action, LogReader};
+//! let text = "Thread,Time,Action,Pointer,Size,Stream\n7,05:01:18.946606,allocate,0x7f00,1000,0x2\n";
+//! let mut reader = LogReader::from_reader("example", text.as_bytes()).unwrap();
+//! let event = reader.next().unwrap().unwrap();
+//! assert_eq!((event.thread, event.action, event.bytes), (7, Action::Allocate, 1000));
+//! assert!(reader.next().is_none());
+//! ```
+
+mod columns;
+mod error;
+mod event;
+mod field;
+mod input;
+mod reader;
+
+pub use error::LogError;
+pub use event::{Action, Event, StreamKey};
+pub use reader::{LogReader, open_file};

@@ -1,0 +1,69 @@
+use rustc_hash::FxHashMap;
+
+use crate::log::{Event, StreamKey};
+
+/// One thread on one stream: who does an operation, and where.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Lane {
+    /// The thread, counted from 0 in the order of their first rows.
+    pub thread: u32,
+    /// The stream, counted likewise. The per-thread default streams of two threads are two streams.
+    pub stream: u32,
+    /// What the log calls the stream.
+    pub key: StreamKey,
+}
+
+/// Numbers threads, streams and the pairs of them that occur.
+#[derive(Debug, Default)]
+pub(super) struct Lanes {
+    threads: FxHashMap<u64, u32>,
+    /// With the thread, for per-thread streams.
+    streams: FxHashMap<(StreamKey, Option<u64>), u32>,
+    lanes: Vec<Lane>,
+    by_name: FxHashMap<(u64, StreamKey), u32>,
+    /// Most rows are of the same lane as the one before.
+    last: Option<((u64, StreamKey), u32)>,
+}
+
+impl Lanes {
+    #[inline]
+    pub(super) fn of(&mut self, event: &Event) -> u32 {
+        let name = (event.thread, event.stream);
+        match self.last {
+            Some((last, lane)) if last == name => lane,
+            _ => {
+                let lane = self.find_or_add(name);
+                self.last = Some((name, lane));
+                lane
+            }
+        }
+    }
+
+    fn find_or_add(&mut self, name: (u64, StreamKey)) -> u32 {
+        if let Some(&lane) = self.by_name.get(&name) {
+            return lane;
+        }
+        let (thread, key) = name;
+        let next = self.threads.len() as u32;
+        let thread_index = *self.threads.entry(thread).or_insert(next);
+        let next = self.streams.len() as u32;
+        let owner = (key == StreamKey::PerThread).then_some(thread);
+        let stream = *self.streams.entry((key, owner)).or_insert(next);
+        let lane = self.lanes.len() as u32;
+        self.lanes.push(Lane { thread: thread_index, stream, key });
+        self.by_name.insert(name, lane);
+        lane
+    }
+
+    pub(super) fn thread_count(&self) -> usize {
+        self.threads.len()
+    }
+
+    pub(super) fn stream_count(&self) -> usize {
+        self.streams.len()
+    }
+
+    pub(super) fn into_vec(self) -> Vec<Lane> {
+        self.lanes
+    }
+}

@@ -1,0 +1,96 @@
+use millpond_core::Layout;
+
+/// What an operation does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum OpKind {
+    /// Allocates a block into a slot.
+    Allocate,
+    /// Frees the block of a slot.
+    Free,
+    /// Allocates zero bytes, which takes nothing and needs no slot.
+    AllocateNothing,
+    /// Frees a null pointer.
+    FreeNothing,
+}
+
+/// One operation of a [`Program`](super::Program).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Op {
+    /// The size of the block in bytes, as requested; of a free too.
+    pub bytes: u64,
+    /// Where the block is remembered between its allocation and its free.
+    pub slot: u32,
+    /// The thread and stream, as an index into [`Program::lanes`](super::Program::lanes).
+    pub lane: u32,
+    /// The line of the log; `u32::MAX` for anything behind that.
+    pub line: u32,
+    /// What to do.
+    pub kind: OpKind,
+    /// The alignment is two to the power of this.
+    pub alignment_log2: u8,
+}
+
+/// Long logs are streamed through the caches, so operations stay small.
+const _: () = assert!(size_of::<Op>() == Op::PACKED_BYTES);
+
+impl Op {
+    pub(super) const PACKED_BYTES: usize = 24;
+
+    /// The layout that `allocate` and `deallocate` get.
+    #[inline]
+    pub fn layout(&self) -> Layout {
+        let plain = Layout::new(self.bytes);
+        if 1 << self.alignment_log2 == plain.alignment() {
+            plain
+        } else {
+            // Only powers of two get here, so the error never comes up.
+            Layout::with_alignment(self.bytes, 1 << self.alignment_log2).unwrap_or(plain)
+        }
+    }
+
+    /// As the temporary file has it.
+    pub(super) fn pack(&self) -> [u8; Self::PACKED_BYTES] {
+        let mut packed = [0; Self::PACKED_BYTES];
+        packed[0..8].copy_from_slice(&self.bytes.to_le_bytes());
+        packed[8..12].copy_from_slice(&self.slot.to_le_bytes());
+        packed[12..16].copy_from_slice(&self.lane.to_le_bytes());
+        packed[16..20].copy_from_slice(&self.line.to_le_bytes());
+        packed[20] = self.kind as u8;
+        packed[21] = self.alignment_log2;
+        packed
+    }
+
+    pub(super) fn unpack(packed: &[u8; Self::PACKED_BYTES]) -> Self {
+        let [b0, b1, b2, b3, b4, b5, b6, b7, rest @ ..] = *packed;
+        let word = |at: usize| u32::from_le_bytes([rest[at], rest[at + 1], rest[at + 2], rest[at + 3]]);
+        Self {
+            bytes: u64::from_le_bytes([b0, b1, b2, b3, b4, b5, b6, b7]),
+            slot: word(0),
+            lane: word(4),
+            line: word(8),
+            kind: match rest[12] {
+                0 => OpKind::Allocate,
+                1 => OpKind::Free,
+                2 => OpKind::AllocateNothing,
+                _ => OpKind::FreeNothing,
+            },
+            alignment_log2: rest[13],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packing_loses_nothing() {
+        for kind in [OpKind::Allocate, OpKind::Free, OpKind::AllocateNothing, OpKind::FreeNothing] {
+            let op =
+                Op { bytes: u64::MAX - 7, slot: 0x0102_0304, lane: 5, line: u32::MAX, kind, alignment_log2: 12 };
+            assert_eq!(Op::unpack(&op.pack()), op);
+            assert_eq!(op.layout().alignment(), 4096);
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! CSV: a header, and one row for each stack of each log. Columns as the fields of the JSON, flattened;
+//! empty where there is no figure.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use super::Reporter;
+use crate::compare::{Comparison, StackReport, StackResult};
+
+pub(super) struct CsvReporter<W: Write> {
+    out: ::csv::Writer<W>,
+}
+
+impl<W: Write> CsvReporter<W> {
+    pub(super) fn new(out: W) -> Self {
+        Self { out: ::csv::Writer::from_writer(out) }
+    }
+}
+
+impl<W: Write> Reporter for CsvReporter<W> {
+    fn report(&mut self, comparison: &Comparison) -> io::Result<()> {
+        for stack in &comparison.stacks {
+            self.out.serialize(Row::new(comparison, stack)).map_err(crate::error::csv_to_io)?;
+        }
+        self.out.flush()
+    }
+}
+
+#[derive(Default, Serialize)]
+struct Row<'a> {
+    file: &'a str,
+    events: u64,
+    streams: usize,
+    threads: usize,
+    peak_live_bytes: u64,
+    device: &'a str,
+    simulated: bool,
+    thread_order: &'a str,
+    passes: u32,
+    spec: &'a str,
+    status: &'static str,
+    reason: Option<&'a str>,
+    operations: u64,
+    failures: Option<u64>,
+    first_failure_line: Option<u64>,
+    first_failure: Option<&'a str>,
+    misuses: Option<u64>,
+    peak_reserved_bytes: Option<u64>,
+    reserved_over_live: Option<f64>,
+    largest_free_block_bytes: Option<u64>,
+    ns_per_op_first: Option<f64>,
+    ns_per_op_best: Option<f64>,
+    driver_calls: Option<u64>,
+    driver_calls_first_pass: Option<u64>,
+    driver_calls_best_pass: Option<u64>,
+    driver_failures: Option<u64>,
+    driver_ns: Option<u64>,
+    /// `mem_alloc=3;mem_free=3`
+    driver_calls_by_kind: Option<String>,
+    own_stream: Option<u64>,
+    ordered: Option<u64>,
+    completed: Option<u64>,
+    waited: Option<u64>,
+    grow: Option<u64>,
+    reclaim: Option<u64>,
+    out_of_memory: Option<u64>,
+}
+
+impl<'a> Row<'a> {
+    fn new(comparison: &'a Comparison, stack: &'a StackReport) -> Self {
+        let log = &comparison.log;
+        let mut row = Self {
+            file: &log.file,
+            events: log.events,
+            operations: log.operations,
+            streams: log.streams,
+            threads: log.threads,
+            peak_live_bytes: log.peak_live_bytes,
+            device: &comparison.device.spec,
+            simulated: comparison.device.simulated,
+            thread_order: &comparison.thread_order,
+            passes: comparison.passes,
+            spec: &stack.spec,
+            ..Self::default()
+        };
+        row.fill(&stack.result);
+        row
+    }
+
+    fn fill(&mut self, result: &'a StackResult) {
+        let figures = match result {
+            StackResult::Ran(figures) => figures,
+            StackResult::Skipped { reason } => {
+                (self.status, self.reason) = ("skipped", Some(reason));
+                return;
+            }
+            StackResult::Failed { error, .. } => {
+                (self.status, self.reason) = ("failed", Some(error));
+                return;
+            }
+        };
+        self.status = "ran";
+        self.failures = Some(figures.failures);
+        self.first_failure_line = figures.first_failure.as_ref().map(|failure| failure.line);
+        self.first_failure = figures.first_failure.as_ref().map(|failure| failure.error.as_str());
+        self.misuses = Some(figures.misuses);
+        self.peak_reserved_bytes = Some(figures.peak_reserved_bytes);
+        self.reserved_over_live = figures.reserved_over_live;
+        self.largest_free_block_bytes = figures.largest_free_block_bytes;
+        self.ns_per_op_first = Some(figures.ns_per_op_first);
+        self.ns_per_op_best = Some(figures.ns_per_op_best);
+        self.driver_calls = Some(figures.driver.calls);
+        self.driver_calls_first_pass = Some(figures.driver.calls_first_pass);
+        self.driver_calls_best_pass = Some(figures.driver.calls_best_pass);
+        self.driver_failures = Some(figures.driver.failures);
+        self.driver_ns = Some(figures.driver.ns);
+        let kinds = figures.driver.by_kind.iter().map(|(kind, counts)| format!("{kind}={}", counts.calls));
+        self.driver_calls_by_kind = Some(kinds.collect::<Vec<_>>().join(";"));
+        if let Some(ladder) = figures.ladder {
+            self.own_stream = Some(ladder.own_stream);
+            self.ordered = Some(ladder.ordered);
+            self.completed = Some(ladder.completed);
+            self.waited = Some(ladder.waited);
+            self.grow = Some(ladder.grow);
+            self.reclaim = Some(ladder.reclaim);
+            self.out_of_memory = Some(ladder.out_of_memory);
+        }
+    }
+}

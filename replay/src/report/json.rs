@@ -1,0 +1,47 @@
+//! JSON: one object for each log, each on a line of its own (for one log, plain JSON).
+//!
+//! ```text
+//! version                       1; grows when a field is renamed, removed or means something else
+//! device                        spec, name, simulated, total_bytes, free_bytes
+//! log                           file, events, operations, streams, threads, peak_live_bytes,
+//!                               leaked_blocks, unknown_frees, skipped_rows, …: see `LogSummary`
+//! thread_order, passes          how it was replayed
+//! stacks[]                      one for each stack, in the order asked for
+//!   spec                        the stack as text
+//!   status                      "ran", or "skipped" with `reason`, or "failed" with `error`
+//!   operations                  in one pass
+//!   failures, first_failure     allocations that failed in all passes; the first: line, error
+//!   misuses                     deallocations that the stack refused
+//!   peak_reserved_bytes         taken from the driver
+//!   peak_live_bytes             of the log
+//!   reserved_over_live          the ratio of these two; null if nothing is live
+//!   largest_free_block_bytes    after the last operation; null if the stack keeps no statistics
+//!   ns_per_op_first, _best      of the first and the best pass
+//!   driver                      calls, calls_first_pass, calls_best_pass, failures, ns, ns_first_pass
+//!                               (virtual if the device is simulated), by_kind: calls, failures, wall_ns
+//!   ladder                      own_stream, ordered, completed, waited, grow, reclaim, out_of_memory;
+//!                               null if the stack keeps no statistics
+//! ```
+
+use std::io::{self, Write};
+
+use super::Reporter;
+use crate::compare::Comparison;
+
+pub(super) struct JsonReporter<W> {
+    out: W,
+}
+
+impl<W> JsonReporter<W> {
+    pub(super) fn new(out: W) -> Self {
+        Self { out }
+    }
+}
+
+impl<W: Write> Reporter for JsonReporter<W> {
+    fn report(&mut self, comparison: &Comparison) -> io::Result<()> {
+        serde_json::to_writer(&mut self.out, comparison)?;
+        self.out.write_all(b"\n")?;
+        self.out.flush()
+    }
+}

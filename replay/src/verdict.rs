@@ -1,0 +1,87 @@
+//! How the program ends: its exit status, and its errors on the standard error.
+
+use std::io;
+use std::process::ExitCode;
+
+use millpond_replay::compare::{StackReport, StackResult};
+
+/// The exit status, mildest first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Verdict {
+    /// Every stack replayed every log without a failure.
+    Fine = 0,
+    /// A stack had failures or could not be built.
+    StackFailed = 1,
+    /// A log, a stack's text or the device is wrong.
+    BadInput = 2,
+}
+
+/// What ends the program, or one log, early.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    Replay(millpond_replay::Error),
+    Output(io::Error),
+}
+
+impl Verdict {
+    /// Prints the error, if there is one.
+    pub(crate) fn of(result: Result<Self, Failure>) -> Self {
+        match result {
+            Ok(verdict) => verdict,
+            // Whoever read the output has seen enough.
+            Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Self::Fine,
+            Err(Failure::Output(error)) => {
+                report(&format!("the results cannot be written: {error}"));
+                Self::StackFailed
+            }
+            Err(Failure::Replay(error)) => {
+                report(&error.to_string());
+                Self::BadInput
+            }
+        }
+    }
+
+    pub(crate) fn of_stacks(stacks: &[StackReport]) -> Self {
+        let verdict = |stack: &StackReport| match &stack.result {
+            StackResult::Ran(figures) if figures.failures == 0 && figures.misuses == 0 => Self::Fine,
+            StackResult::Ran(_) | StackResult::Failed { is_bad_input: false, .. } => Self::StackFailed,
+            StackResult::Failed { is_bad_input: true, .. } => Self::BadInput,
+            StackResult::Skipped { .. } => Self::Fine,
+        };
+        for stack in stacks {
+            if let StackResult::Failed { error, .. } = &stack.result {
+                report(&format!("{}: {error}", stack.spec));
+            }
+        }
+        stacks.iter().map(verdict).max().unwrap_or(Self::Fine)
+    }
+}
+
+impl From<Verdict> for ExitCode {
+    fn from(verdict: Verdict) -> Self {
+        Self::from(verdict as u8)
+    }
+}
+
+impl From<millpond_replay::Error> for Failure {
+    fn from(error: millpond_replay::Error) -> Self {
+        Self::Replay(error)
+    }
+}
+
+impl From<millpond_core::Error> for Failure {
+    fn from(error: millpond_core::Error) -> Self {
+        Self::Replay(error.into())
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Output(error)
+    }
+}
+
+/// Like `eprintln!`, which panics where nobody reads.
+fn report(message: &str) {
+    let _ = io::Write::write_all(&mut io::stderr().lock(), format!("error: {message}\n").as_bytes());
+}

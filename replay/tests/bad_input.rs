@@ -1,0 +1,191 @@
+//! Whatever is wrong with a log, a stack or a device: a clear error that names what to do, and exit code 2.
+
+mod support;
+
+use std::io::Write;
+
+use support::{Folder, HEADER, Run, program, rows};
+
+/// Runs a log with these rows through plain CUDA.
+fn with_rows(rows: &str) -> Run {
+    Run::of(&Folder::new().log(rows), &["-s", "cuda"])
+}
+
+fn with_content(content: impl AsRef<[u8]>) -> Run {
+    Run::of(&Folder::new().write("log.csv", content), &["-s", "cuda"])
+}
+
+fn with_stack(stack: &str) -> Run {
+    let folder = Folder::new();
+    Run::of(&folder.log(&rows(1, 10)), &["-s", stack, "-s", "cuda"])
+}
+
+#[test]
+fn a_missing_file() {
+    let run = Run::of(&Folder::new().path("nothing.csv"), &[]);
+    run.fails_with(2, &["nothing.csv: cannot be opened", "check the path"]);
+}
+
+#[test]
+fn a_folder() {
+    let folder = Folder::new();
+    Run::of(&folder.path(""), &[]).fails_with(2, &["is a folder; name the log files in it"]);
+}
+
+#[test]
+fn an_empty_file() {
+    with_content("").fails_with(2, &["log.csv: is empty", "Thread,Time,Action,Pointer,Size,Stream"]);
+}
+
+#[test]
+fn a_header_and_nothing_else() {
+    with_content(HEADER).fails_with(2, &["log.csv: has a header and no rows"]);
+}
+
+#[test]
+fn a_wrong_header() {
+    let run = with_content("Thread,Time,Action,Address,Size,Stream\n1,0,free,0x1,1,0\n");
+    run.fails_with(2, &["log.csv:1: column Pointer: the header lacks it", "Thread,Time,Action,Pointer"]);
+}
+
+#[test]
+fn a_negative_size() {
+    let run = with_rows("1,0,allocate,0x100,8,0\n1,0,allocate,0x200,-8,0\n");
+    run.fails_with(2, &["log.csv:3: column Size: `-8` is negative"]);
+}
+
+#[test]
+fn a_size_of_more_than_64_bits() {
+    let run = with_rows("1,0,allocate,0x100,18446744073709551616,0\n");
+    run.fails_with(2, &["log.csv:2: column Size:", "does not fit into 64 bits"]);
+}
+
+#[test]
+fn requests_of_two_to_the_63_bytes_fail_in_every_stack_and_break_none() {
+    let folder = Folder::new();
+    let log = folder.log(
+        "1,0,allocate,0x100,9223372036854775808,0\n1,0,allocate,0x200,18446744073709551615,0\n\
+         1,0,free,0x100,9223372036854775808,0\n1,0,allocate,0x300,64,0\n1,0,free,0x300,64,0\n",
+    );
+    for order in ["1", "free"] {
+        let report = Run::json(&log, &["--threads", order, "-n", "1"]);
+        for stack in report["stacks"].as_array().unwrap() {
+            let spec = &stack["spec"];
+            assert_eq!((stack["status"].as_str(), stack["failures"].as_u64()), (Some("ran"), Some(2)), "{spec}");
+            assert_eq!((stack["first_failure"]["line"].as_u64(), stack["misuses"].as_u64()), (Some(2), Some(0)));
+        }
+    }
+    assert_eq!(Run::of(&log, &[]).status, 1);
+}
+
+#[test]
+fn a_size_of_zero_is_nothing_special() {
+    let run = with_rows("1,0,allocate,(nil),0,0\n1,0,allocate,0x100,0,0\n1,0,free,0x100,0,0\n1,0,free,(nil),0,0\n");
+    assert_eq!(run.status, 0, "{}", run.stderr);
+}
+
+#[test]
+fn an_unknown_action_a_bad_pointer_and_a_bad_stream() {
+    with_rows("1,0,reallocate,0x1,8,0\n").fails_with(2, &["log.csv:2: column Action: `reallocate` is no action"]);
+    with_rows("1,0,free,here,8,0\n").fails_with(2, &["column Pointer: `here` is no address"]);
+    with_rows("1,0,free,0x1,8,main\n").fails_with(2, &["column Stream: `main` is no stream"]);
+    with_rows("x,0,free,0x1,8,0\n").fails_with(2, &["column Thread: `x` is not a number"]);
+    with_rows("1,0,allocate,(nil),8,0\n").fails_with(2, &["column Pointer: no block of 8 bytes can be at (nil)"]);
+}
+
+#[test]
+fn missing_columns() {
+    with_rows("1,0,free,0x1\n").fails_with(2, &["log.csv:2: column Size: the row has 4 columns"]);
+}
+
+#[test]
+fn text_that_is_not_utf8() {
+    let content = [HEADER.as_bytes(), b"1,0,fr\xff\xfee,0x1,8,0\n"].concat();
+    with_content(content).fails_with(2, &["log.csv:2: column Action:", "not UTF-8"]);
+}
+
+#[test]
+fn a_truncated_gzip_and_a_truncated_zstd() {
+    let text = format!("{HEADER}{}", rows(3, 20_000));
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    gzip.write_all(text.as_bytes()).unwrap();
+    let gzip = gzip.finish().unwrap();
+    let zstd = zstd::encode_all(text.as_bytes(), 1).unwrap();
+    for packed in [&gzip, &zstd] {
+        for length in [5, 15, packed.len() / 2, packed.len() - 1] {
+            with_content(&packed[..length]).fails_with(2, &["log.csv", "cut off; copy it again"]);
+        }
+    }
+}
+
+#[test]
+fn binary_noise() {
+    let mut state = 99_u32;
+    let noise: Vec<u8> = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8
+    })
+    .take(300_000)
+    .collect();
+    with_content(&noise).fails_with(2, &["log.csv"]);
+    with_content([b"\x1f\x8b", &noise[..]].concat()).fails_with(2, &["log.csv"]);
+    with_content([b"\x28\xb5\x2f\xfd", &noise[..]].concat()).fails_with(2, &["log.csv"]);
+    with_content([HEADER.as_bytes(), &noise].concat()).fails_with(2, &["log.csv:2"]);
+    with_content(vec![0; 1 << 20]).fails_with(2, &["a line is longer than 64 KiB"]);
+}
+
+#[test]
+fn bad_rows_are_skipped_only_when_asked_for_and_counted() {
+    let folder = Folder::new();
+    let good = rows(2, 100);
+    let log = folder.log(&format!("1,0,free,0x1,-1,0\n{good}nonsense\n"));
+    Run::of(&log, &["-s", "cuda"]).fails_with(2, &["log.csv:2: column Size"]);
+    let report = Run::json(&log, &["-s", "cuda", "--skip-bad-rows"]);
+    assert_eq!((report["log"]["events"].as_u64(), report["log"]["skipped_rows"].as_u64()), (Some(100), Some(2)));
+    let table = Run::of(&log, &["-s", "cuda", "--skip-bad-rows"]);
+    assert!(table.stdout.contains("2 bad rows were skipped; the first: "), "{}", table.stdout);
+    let all_bad = folder.write("bad.csv", format!("{HEADER}nonsense\n"));
+    Run::of(&all_bad, &["--skip-bad-rows"]).fails_with(2, &["no row that can be read (1 bad rows"]);
+}
+
+#[test]
+fn a_bad_log_does_not_lose_the_others() {
+    let folder = Folder::new();
+    let good = folder.log(&rows(1, 100));
+    let bad = folder.path("missing.csv");
+    let run: Run =
+        program().args([&bad, &good]).args(["-s", "cuda", "-d", "sim", "-f", "json"]).output().unwrap().into();
+    run.fails_with(2, &["missing.csv: cannot be opened"]);
+    assert!(run.stdout.contains(r#""events":100"#));
+}
+
+#[test]
+fn an_unknown_stack_name_and_an_unknown_parameter() {
+    with_stack("cuda+puddle").fails_with(2, &["there is no layer `puddle`", "pool"]);
+    with_stack("cuda+pool:size=1").fails_with(2, &["`pool` has no parameter `size`", "initial"]);
+    with_stack("cuda+pool:max=lots").fails_with(2, &["max=lots", "write for example"]);
+    with_stack("").fails_with(2, &["a layer's name is missing"]);
+    with_stack("pool").fails_with(2, &["`pool` needs something below it; write for example `cuda+pool`"]);
+    with_stack("cuda+cuda").fails_with(2, &["put it first"]);
+}
+
+#[test]
+fn an_initial_size_above_the_maximum() {
+    let run = with_stack("cuda+pool:initial=2GiB,max=1GiB");
+    run.fails_with(2, &["cuda+pool:initial=2GiB,max=1GiB", "initial", "maximum"]);
+    assert!(run.stdout.contains("| cuda "), "the other stack is not lost: {}", run.stdout);
+}
+
+#[test]
+fn a_maximum_above_the_device() {
+    with_stack("cuda+pool:max=10TiB").fails_with(2, &["cuda+pool:max=10TiB", "10TiB"]);
+}
+
+#[test]
+fn bad_devices() {
+    let folder = Folder::new();
+    let log = folder.log(&rows(1, 10));
+    Run::of(&log, &["--device", "tpu:0"]).fails_with(2, &["write cuda:0, sim:h200"]);
+    Run::of(&log, &["--device", "sim:1"]).fails_with(2, &["at least"]);
+    Run::of(&log, &["--device", "cuda:4000"]).fails_with(2, &["error: no device"]);
+}

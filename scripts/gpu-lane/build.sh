@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# Gathers everything that a run on a GPU needs into one folder, on a machine that needs no GPU.
+#
+#   scripts/gpu-lane/build.sh [DIR] [--logs DIR]
+#
+# DIR (gpu-lane by default, which git ignores) then holds the test binaries with tests that need a GPU, the
+# replay binary, the logs, run.sh and a MANIFEST. Copy it to the GPU machine and start run.sh there; that
+# machine needs an NVIDIA driver and a glibc no older than the one that MANIFEST names, but no Rust.
+set -euo pipefail
+
+usage() {
+    echo "usage: scripts/gpu-lane/build.sh [DIR] [--logs DIR]" >&2
+    exit 2
+}
+
+repository=$(cd "$(dirname "$0")/../.." && pwd)
+target_dir=gpu-lane
+logs=$repository/examples/logs
+while (($#)); do
+    case $1 in
+        --logs) [[ $# -ge 2 ]] || usage; logs=$(cd "$2" && pwd); shift 2 ;;
+        -*) usage ;;
+        *) target_dir=$1; shift ;;
+    esac
+done
+[[ "$target_dir" = /* ]] || target_dir=$PWD/$target_dir
+limit_mib=64
+
+# A folder that is not one of ours is not emptied.
+if [[ -e $target_dir && ! -e $target_dir/MANIFEST && -n $(ls -A "$target_dir") ]]; then
+    echo "$target_dir is not empty and was not made by this script; name another folder" >&2
+    exit 2
+fi
+rm -rf "$target_dir"
+mkdir -p "$target_dir/tests" "$target_dir/logs"
+touch "$target_dir/MANIFEST"
+cd "$repository"
+
+# From cargo's JSON, one line for each executable: its package, its target and its path.
+executables() {
+    local line pattern='"package_id":"[^"]*[#/]([^"#@/]+)[#@][^"]*"'
+    pattern+='.*"crate_types":[^]]*],"name":"([^"]+)"'
+    pattern+='.*"overflow_checks":[a-z]+,"test":'$1'}'
+    pattern+='.*"executable":"([^"]+)"'
+    while IFS= read -r line; do
+        [[ $line =~ $pattern ]] && echo "${BASH_REMATCH[@]:1:3}"
+    done
+    return 0
+}
+
+echo "== building the tests"
+cargo test --workspace --no-run --locked --message-format=json | executables true >"$target_dir/built"
+while read -r package name path; do
+    # The reason of every ignored test is that it needs a GPU; tests/tidy.rs sees to that.
+    if "$path" --list --ignored 2>/dev/null | grep -q ': test$'; then
+        strip -o "$target_dir/tests/$package.$name" "$path"
+    fi
+done <"$target_dir/built"
+
+echo "== building the replay binary"
+cargo build --release --locked -p millpond-replay --bin millpond-replay --message-format=json |
+    executables false >"$target_dir/built"
+while read -r _package name path; do
+    strip -o "$target_dir/$name" "$path"
+done <"$target_dir/built"
+rm "$target_dir/built"
+[[ -x $target_dir/millpond-replay ]] || { echo "cargo named no replay binary" >&2; exit 1; }
+[[ -x $target_dir/tests/millpond.soak ]] || { echo "cargo named no soak" >&2; exit 1; }
+
+cp scripts/gpu-lane/run.sh "$target_dir/run.sh"
+chmod +x "$target_dir/run.sh"
+find "$logs" -maxdepth 1 -type f \( -name '*.csv' -o -name '*.csv.gz' -o -name '*.csv.zst' \) \
+    -exec cp {} "$target_dir/logs/" \;
+
+cd "$target_dir"
+glibc=$(grep -aoh 'GLIBC_2\.[0-9]*' tests/* millpond-replay | sort -uV | tail -n 1)
+{
+    echo "commit $(git -C "$repository" describe --always --dirty 2>/dev/null || echo unknown)"
+    echo "built $(date -u +%Y-%m-%dT%H:%M:%SZ) by $(rustc --version)"
+    echo "needs $glibc"
+    find . -type f ! -name MANIFEST -printf '%P\n' | sort | xargs sha256sum
+} >MANIFEST
+cat MANIFEST
+
+bytes=$(du -sb . | cut -f1)
+echo "== $target_dir: $((bytes / 1024 / 1024)) MiB"
+if ((bytes > limit_mib * 1024 * 1024)); then
+    echo "more than $limit_mib MiB: leave logs out with --logs" >&2
+    exit 1
+fi

@@ -1,0 +1,128 @@
+#!/usr/bin/env bash
+# Runs on a GPU what build.sh gathered beside this file.
+#
+#   ./run.sh [tests|soak|sanitizer|replay|all]...
+#
+#   tests      every test that needs a GPU, but for the soak
+#   soak       tags written and checked by kernels, 10^6 operations on each stack, and its canary
+#   sanitizer  compute-sanitizer's memcheck over a short soak
+#   replay     the logs through the standard stacks, on the GPU and, to compare, on the simulated device
+#
+# A step that fails or hangs does not stop the others; the exit code is 0 if none did. Output goes to the
+# folder $OUT (gpu-out by default): gpu.log, summary.tsv and the replays' tables and JSON. Environment:
+# STEP_SECONDS is the longest that one command may take (240), REPEAT the passes of a replay (3),
+# SANITIZER_OPS the operations under the sanitizer (20000), and MILLPOND_SOAK_* what the soak reads.
+set -uo pipefail
+
+out=${OUT:-gpu-out}
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+cd "$(dirname "$0")" || exit 2
+
+log=$out/gpu.log
+summary=$out/summary.tsv
+one=$(mktemp)
+trap 'rm -f "$one"' EXIT
+limit=${STEP_SECONDS:-240}
+failures=0
+: >"$log"
+printf 'name\tpassed\tfailed\tseconds\n' >"$summary"
+
+say() { echo "$*" | tee -a "$log"; }
+
+# Adds up the numbers before a word in the results that Rust's test harness prints.
+count() {
+    grep -a '^test result:' "$one" | grep -oE "[0-9]+ $1" | awk '{ sum += $1 } END { print sum + 0 }'
+}
+
+# record NAME EXIT_CODE SECONDS: one row of the summary, from the output in $one.
+record() {
+    local passed failed
+    passed=$(count passed)
+    failed=$(count failed)
+    # A command that is no test passes as a whole; a test binary that ran no test has not passed.
+    if (($2 == 0)) && ! grep -aq '^test result:' "$one"; then passed=1; fi
+    if (($2 != 0 || passed == 0)) && ((failed == 0)); then failed=1; fi
+    printf '%s\t%s\t%s\t%s\n' "$1" "$passed" "$failed" "$3" | tee -a "$summary"
+    if ((failed != 0)); then
+        failures=$((failures + 1))
+        echo "   exit code $2$([[ $2 == 124 || $2 == 137 ]] && echo ": longer than $limit s"); the end of it:"
+        tail -n 25 "$one" | sed 's/^/   | /'
+    fi
+}
+
+# attempt NAME COMMAND...: runs it under the time limit and records it.
+attempt() {
+    local name=$1 start=$SECONDS code
+    shift
+    echo "== $name: $*" >>"$log"
+    timeout -k 10 "$limit" "$@" >"$one" 2>&1 </dev/null
+    code=$?
+    cat "$one" >>"$log"
+    record "$name" "$code" "$((SECONDS - start))"
+}
+
+tests() {
+    local binary
+    for binary in tests/*; do
+        [[ $binary == tests/millpond.soak ]] && continue
+        attempt "${binary#tests/}" "$binary" --ignored --test-threads=1
+    done
+}
+
+soak() {
+    attempt soak tests/millpond.soak --ignored --test-threads=1 --nocapture
+    grep -a '^soak of' "$one" | sed 's/^/   /'
+}
+
+sanitizer() {
+    local tool
+    for tool in "$(command -v compute-sanitizer)" /usr/local/cuda/bin/compute-sanitizer; do
+        [[ -x $tool ]] && break
+    done
+    attempt memcheck env MILLPOND_SOAK_OPS="${SANITIZER_OPS:-20000}" \
+        "$tool" --tool memcheck --error-exitcode 99 \
+        tests/millpond.soak --ignored --test-threads=1 --nocapture no_block_is_shared
+    grep -a 'ERROR SUMMARY' "$one" | sed 's/^/   /'
+}
+
+# replay_on DEVICE NAME: one JSON object for each log, and the tables for people.
+replay_on() {
+    local path start code
+    for path in logs/*; do
+        start=$SECONDS
+        echo "== replay $path on $1" >>"$log"
+        timeout -k 10 "$limit" ./millpond-replay --device "$1" --format json --repeat "${REPEAT:-3}" "$path" \
+            >>"$out/replay-$2.json" 2>"$one" </dev/null
+        code=$?
+        if ((code == 0)); then
+            echo "$path" >>"$out/replay-$2.txt"
+            timeout -k 10 "$limit" ./millpond-replay --device "$1" --format table "$path" \
+                >>"$out/replay-$2.txt" 2>>"$one" </dev/null
+            code=$?
+        fi
+        cat "$one" >>"$log"
+        record "replay $(basename "$path") on $1" "$code" "$((SECONDS - start))"
+    done
+}
+
+replay() {
+    rm -f "$out"/replay-{cuda,sim}.{json,txt}
+    replay_on cuda:0 cuda
+    replay_on sim:h200 sim
+}
+
+say "$({ nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap --format=csv,noheader; } 2>&1)"
+say "$(head -n 3 MANIFEST)"
+for step in "${@:-all}"; do
+    case $step in
+        tests | soak | sanitizer | replay) "$step" ;;
+        all) tests; soak; sanitizer; replay ;;
+        *) echo "there is no step '$step'; there are tests, soak, sanitizer, replay and all" >&2; exit 2 ;;
+    esac
+done
+
+echo
+awk -F '\t' '{ printf "%-52s %7s %7s %8s\n", $1, $2, $3, $4 }' "$summary" | tee -a "$log"
+say "$failures of the commands failed, $SECONDS s; details are in gpu.log"
+exit $((failures > 0))

@@ -1,0 +1,371 @@
+//! Style is a test.
+//!
+//! What a reader of this code base may rely on, checked: short files and functions, no leftovers, living
+//! links, lists that name what exists. A rule is a function from files to problems, so that the canaries at
+//! the end can show that each rule finds what it is there for.
+
+#[path = "tidy/markdown.rs"]
+mod markdown;
+#[path = "tidy/repo.rs"]
+mod repo;
+#[path = "tidy/rust.rs"]
+mod rust;
+
+use repo::{File, file, files, members, names, root};
+
+const FILE_LINES: usize = 600;
+const FUNCTION_LINES: usize = 70;
+const COLUMNS: usize = 110;
+/// What every ignored test needs: the GPU lane runs those, and nothing else would.
+const IGNORE_REASON: &str = "needs a CUDA GPU";
+/// The command of the README that passes all tests; the continuous integration runs it.
+const TEST_COMMAND: &str = "cargo test --workspace";
+
+/// Fails with every problem, one in a line.
+fn none(problems: Vec<String>) {
+    assert!(problems.is_empty(), "{} problems:\n  {}", problems.len(), problems.join("\n  "));
+}
+
+#[test]
+fn sources_are_short() {
+    none(files().iter().flat_map(lengths).collect());
+}
+
+fn lengths(file: &File) -> Vec<String> {
+    let path = &file.path;
+    let mut problems = Vec::new();
+    if ["rs", "toml", "sh", "ptx", "py"].iter().any(|extension| file.is(extension)) {
+        for (index, line) in file.text.lines().enumerate() {
+            if line.chars().count() > COLUMNS {
+                problems.push(format!("{path}:{}: over {COLUMNS} columns", index + 1));
+            }
+        }
+    }
+    if file.is("rs") {
+        let lines = file.text.lines().count();
+        if lines > FILE_LINES {
+            problems.push(format!("{path}: {lines} lines, over {FILE_LINES}; one idea per file"));
+        }
+        for rust::Function { name, line, lines } in rust::functions(&rust::code(&file.text)) {
+            if lines > FUNCTION_LINES {
+                problems.push(format!("{path}:{line}: `{name}` has {lines} lines, over {FUNCTION_LINES}"));
+            }
+        }
+    }
+    problems
+}
+
+#[test]
+fn nothing_is_left_over() {
+    none(files().iter().flat_map(leftovers).collect());
+}
+
+/// Written in pieces, so that this file holds none of them.
+const LEFTOVERS: [&str; 6] = [
+    concat!("to", "do!("),
+    concat!("unimple", "mented!("),
+    concat!("d", "bg!("),
+    concat!("FIX", "ME"),
+    concat!("TO", "DO"),
+    concat!("X", "XX"),
+];
+
+fn leftovers(file: &File) -> Vec<String> {
+    // The lock file's checksums are nobody's words, and the licences are others'.
+    if file.path.ends_with("Cargo.lock") || file.path.starts_with("LICENSE") {
+        return Vec::new();
+    }
+    standing_alone(file, &LEFTOVERS, "is left over")
+}
+
+#[test]
+fn nothing_depends_on_one_machine() {
+    none(files().iter().flat_map(machine_paths).collect());
+}
+
+const MACHINE_PATHS: [&str; 5] = [
+    concat!("/ho", "me/"),
+    concat!("/ro", "ot/"),
+    concat!("/t", "mp/"),
+    concat!("/wo", "rk/"),
+    concat!("replace-", "with"),
+];
+
+fn machine_paths(file: &File) -> Vec<String> {
+    let mut problems = standing_alone(file, &MACHINE_PATHS, "exists on one machine only");
+    if file.path.ends_with("Cargo.lock") {
+        const PUBLIC: &str = "\"registry+https://github.com/rust-lang/crates.io-index\"";
+        let sources = file.text.lines().filter_map(|line| line.strip_prefix("source = "));
+        problems.extend(sources.filter(|source| *source != PUBLIC).map(|s| format!("{}: {s}", file.path)));
+    }
+    problems
+}
+
+/// Each place where one of `texts` stands with no letter or digit directly before it or after it.
+fn standing_alone(file: &File, texts: &[&str], what: &str) -> Vec<String> {
+    let word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || "_-.".contains(c));
+    let mut problems = Vec::new();
+    for (index, line) in file.text.lines().enumerate() {
+        for text in texts {
+            let ends_in_word = word(text.chars().last());
+            let found = line.match_indices(text).any(|(at, _)| {
+                let after = line[at + text.len()..].chars().next();
+                !word(line[..at].chars().last())
+                    && !(ends_in_word && after.is_some_and(char::is_alphanumeric))
+            });
+            if found {
+                problems.push(format!("{}:{}: `{text}` {what}", file.path, index + 1));
+            }
+        }
+    }
+    problems
+}
+
+#[test]
+fn ignored_tests_say_why() {
+    none(files().iter().filter(|file| file.is("rs")).flat_map(ignored).collect());
+}
+
+fn ignored(file: &File) -> Vec<String> {
+    rust::ignores(&file.text)
+        .into_iter()
+        .filter(|(_, reason)| !reason.as_ref().is_some_and(|reason| reason.starts_with(IGNORE_REASON)))
+        .map(|(line, _)| format!("{}:{line}: write `#[ignore = \"{IGNORE_REASON}; …\"]`", file.path))
+        .collect()
+}
+
+#[test]
+fn links_are_alive() {
+    none(files().iter().filter(|file| file.is("md")).flat_map(dead_links).collect());
+}
+
+fn dead_links(file: &File) -> Vec<String> {
+    let folder = file.path.rsplit_once('/').map_or("", |(folder, _)| folder);
+    let mut problems = Vec::new();
+    for (line, target) in markdown::links(&file.text) {
+        if target.contains("://") || target.starts_with("mailto:") {
+            continue;
+        }
+        let (path, anchor) = target.split_once('#').unwrap_or((target.as_str(), ""));
+        let full = root().join(folder).join(path);
+        if !path.is_empty() && !full.exists() {
+            problems.push(format!("{}:{line}: nothing is at {target}", file.path));
+        } else if !anchor.is_empty() && (path.is_empty() || path.ends_with(".md")) {
+            let other = (!path.is_empty()).then(|| std::fs::read_to_string(&full).unwrap_or_default());
+            if !markdown::anchors(other.as_ref().unwrap_or(&file.text)).iter().any(|known| known == anchor) {
+                problems.push(format!("{}:{line}: {target}: there is no such heading", file.path));
+            }
+        }
+    }
+    problems
+}
+
+#[test]
+fn the_readme_names_what_there_is() {
+    let readme = file("README.md");
+    let examples: Vec<String> = names("examples").into_iter().filter(|name| name.ends_with(".rs")).collect();
+    none(missing_from_readme(&readme, &members(), &examples));
+}
+
+fn missing_from_readme(readme: &File, members: &[String], examples: &[String]) -> Vec<String> {
+    let rows: Vec<&str> = readme.text.lines().filter(|line| line.starts_with('|')).collect();
+    let mut problems = Vec::new();
+    for member in members {
+        let written = [format!("`{member}/`"), format!("({member}/)"), format!("({member})")];
+        if !rows.iter().any(|row| written.iter().any(|name| row.contains(name.as_str()))) {
+            problems.push(format!("README.md: no row of a table names `{member}/`"));
+        }
+    }
+    for example in examples {
+        let name = example.trim_end_matches(".rs");
+        if !["`", "/", " "].iter().any(|before| {
+            [".rs", "`"].iter().any(|after| readme.text.contains(&format!("{before}{name}{after}")))
+        }) {
+            problems.push(format!("README.md: examples/{example} is not named"));
+        }
+    }
+    if !markdown::fenced(&readme.text, "sh").iter().any(|line| line.trim() == TEST_COMMAND) {
+        problems.push(format!("README.md: no ```sh block has the line `{TEST_COMMAND}`, which .ci/run runs"));
+    }
+    problems
+}
+
+#[test]
+fn the_changelog_has_its_form() {
+    let manifest = file("Cargo.toml").text;
+    let version = manifest.lines().find_map(|line| line.strip_prefix("version = ")).expect("a version");
+    none(changelog(&file("CHANGELOG.md"), version.trim_matches('"')));
+}
+
+fn changelog(file: &File, version: &str) -> Vec<String> {
+    const KINDS: [&str; 6] = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"];
+    let mut problems = Vec::new();
+    let mut problem = |line: usize, what: &str| problems.push(format!("{}:{line}: {what}", file.path));
+    if !file.text.starts_with("# Changelog\n") {
+        problem(1, "the first line is `# Changelog`");
+    }
+    if !file.text.contains(&format!("\n## [{version}] - ")) {
+        problem(1, &format!("version {version} has no heading"));
+    }
+    for (index, line) in file.text.lines().enumerate() {
+        if let Some(kind) = line.strip_prefix("### ")
+            && !KINDS.contains(&kind)
+        {
+            problem(index + 1, &format!("`{kind}` is none of {}", KINDS.join(", ")));
+        }
+        if let Some(release) = line.strip_prefix("## ")
+            && !is_release(release)
+        {
+            problem(
+                index + 1,
+                "write `## [1.2.3] - 2026-01-31`, `## [1.2.3] - Unreleased` or `## [Unreleased]`",
+            );
+        }
+    }
+    if !file.text.contains("\n### Security\n") {
+        problem(1, "a reader who looks for `### Security` finds it, if only to read that there is nothing");
+    }
+    problems
+}
+
+fn is_release(heading: &str) -> bool {
+    let Some((version, date)) = heading.strip_prefix('[').and_then(|rest| rest.split_once(']')) else {
+        return false;
+    };
+    let digits = |text: &str, count| text.len() == count && text.bytes().all(|b| b.is_ascii_digit());
+    let is_date = |date: &str| {
+        let parts: Vec<&str> = date.split('-').collect();
+        parts.len() == 3 && digits(parts[0], 4) && digits(parts[1], 2) && digits(parts[2], 2)
+    };
+    let number = version.split('.').filter(|part| part.parse::<u32>().is_ok()).count() == 3;
+    (version == "Unreleased" && date.is_empty())
+        || (number && date.strip_prefix(" - ").is_some_and(|date| date == "Unreleased" || is_date(date)))
+}
+
+#[test]
+fn contributing_tells_where_things_go() {
+    let contributing = file("CONTRIBUTING.md");
+    let rows = markdown::table_rows(&contributing.text, "Where do I add");
+    assert!(rows.len() >= 8, "the table of CONTRIBUTING.md is gone, or too short to help");
+    none(missing_paths(&rows));
+}
+
+/// A code span with a slash is a path. What `<name>` stands in for need not exist, its folder must.
+fn missing_paths(rows: &[&str]) -> Vec<String> {
+    let spans = rows.iter().flat_map(|row| markdown::code_spans(row));
+    spans
+        .filter(|span| span.contains('/') && !span.contains(' '))
+        .map(|span| span.split('<').next().unwrap_or_default())
+        .filter(|path| !root().join(path).exists())
+        .map(|path| format!("CONTRIBUTING.md: {path} does not exist"))
+        .collect()
+}
+
+#[test]
+fn layers_are_listed_and_tested() {
+    let all = files();
+    let subjects = file("tests/subjects/mod.rs").text;
+    let mut problems = Vec::new();
+    for folder in ["adaptors", "resources"] {
+        let library = file(&format!("{folder}/src/lib.rs")).text;
+        let layers = layers_in(folder, &library, &all);
+        assert!(layers.len() >= 3, "{folder}: only {layers:?}; is the search broken?");
+        problems.extend(unlisted(folder, &layers, &library, &subjects));
+    }
+    none(problems);
+}
+
+/// A module that implements the trait.
+#[derive(PartialEq, Eq, Debug)]
+struct LayerModule {
+    module: String,
+    /// What its entries are called in text.
+    names: Vec<String>,
+}
+
+/// The modules of a crate that implement the trait, outside test code.
+fn layers_in(folder: &str, library: &str, files: &[File]) -> Vec<LayerModule> {
+    let source = format!("{folder}/src/");
+    let mut found: Vec<LayerModule> = Vec::new();
+    for file in files {
+        let Some(path) = file.path.strip_prefix(&source) else { continue };
+        let module = path.split(['/', '.']).next().unwrap_or_default();
+        if module == "lib"
+            || library.contains(&format!("#[cfg(test)]\nmod {module};"))
+            || path.contains("test")
+            || !file.is("rs")
+        {
+            continue;
+        }
+        let entries = file.text.split("LayerEntry {").skip(1);
+        let names = entries.filter_map(|entry| entry.split_once("name: \"")?.1.split('"').next());
+        let names: Vec<String> = names.map(str::to_owned).collect();
+        if let Some(known) = found.iter_mut().find(|known| known.module == module) {
+            known.names.extend(names);
+        } else if !names.is_empty() || rust::code(&file.text).contains("DeviceMemoryResource for ") {
+            found.push(LayerModule { module: module.to_owned(), names });
+        }
+    }
+    found
+}
+
+fn unlisted(folder: &str, layers: &[LayerModule], library: &str, subjects: &str) -> Vec<String> {
+    let list = library.split_once("LAYERS: &[LayerEntry]").map_or("", |(_, after)| after);
+    let list = list.split_once(';').map_or("", |(list, _)| list);
+    let mut problems = Vec::new();
+    for LayerModule { module, names } in layers {
+        let entries = list.matches(&format!("{module}::")).count();
+        if entries == 0 || entries != names.len() {
+            problems
+                .push(format!("{folder}/src/lib.rs: LAYERS has {entries} entries of {module}: {names:?}"));
+        }
+        for name in names.iter().filter(|name| !subjects.contains(name.as_str())) {
+            problems.push(format!("tests/subjects/mod.rs: `{name}` is not tested"));
+        }
+    }
+    problems
+}
+
+#[test]
+fn crates_depend_on_what_the_layout_allows() {
+    let contributing = file("CONTRIBUTING.md");
+    let rows = markdown::table_rows(&contributing.text, "The layout");
+    let forbidden = |member: &String| arrows(member, &rows, &file(&format!("{member}/Cargo.toml")));
+    none(members().iter().flat_map(forbidden).collect());
+}
+
+/// The dependencies of a crate on others of ours that its row of the layout's table lacks.
+fn arrows(member: &str, rows: &[&str], manifest: &File) -> Vec<String> {
+    let folder = format!("| `{member}/` |");
+    let Some(row) = rows.iter().find(|row| row.starts_with(&folder)) else {
+        return vec![format!("CONTRIBUTING.md: the layout has no row for `{member}/`")];
+    };
+    let allowed = row.trim_end_matches('|').rsplit('|').next().map(markdown::code_spans).unwrap_or_default();
+    // What tests use beside that is free.
+    let after = manifest.text.split_once("\n[dependencies]\n").map_or("", |(_, after)| after);
+    let dependencies = after.split("\n[").next().unwrap_or_default().lines();
+    dependencies
+        .filter_map(|line| line.strip_prefix("millpond-")?.split(['.', ' ']).next())
+        .filter(|name| !allowed.contains(name))
+        .map(|name| format!("{}: the layout does not let `{member}` depend on `{name}`", manifest.path))
+        .collect()
+}
+
+#[test]
+fn manifests_inherit() {
+    none(members().iter().flat_map(|member| own_settings(&file(&format!("{member}/Cargo.toml")))).collect());
+}
+
+fn own_settings(manifest: &File) -> Vec<String> {
+    ["version", "edition", "rust-version", "license"]
+        .map(|key| format!("{key}.workspace = true"))
+        .into_iter()
+        .chain(["[lints]\nworkspace = true".to_owned()])
+        .filter(|setting| !manifest.text.contains(setting.as_str()))
+        .map(|setting| format!("{}: write `{setting}`", manifest.path))
+        .collect()
+}
+
+/// Each rule finds what it is there for.
+#[path = "tidy/canary.rs"]
+mod canary;

@@ -1,0 +1,135 @@
+use super::*;
+
+/// That a rule finds exactly one problem in the bad file and none in the good one.
+fn finds(rule: fn(&File) -> Vec<String>, bad: &File, good: &File) {
+    assert_eq!(rule(bad).len(), 1, "{bad:?}: {:?}", rule(bad));
+    assert_eq!(rule(good), [""; 0], "{good:?}");
+}
+
+#[test]
+fn lengths_are_found() {
+    let lines = |count: usize| File::of("a.rs", "// x\n".repeat(count));
+    finds(lengths, &lines(FILE_LINES + 1), &lines(FILE_LINES));
+    let columns = |count: usize| File::of("a.rs", format!("// {}\n", "é".repeat(count - 3)));
+    finds(lengths, &columns(COLUMNS + 1), &columns(COLUMNS));
+    let function =
+        |count: usize| File::of("a.rs", format!("fn f() {{\n{}}}\n", "f(\"{\");\n".repeat(count - 2)));
+    finds(lengths, &function(FUNCTION_LINES + 1), &function(FUNCTION_LINES));
+    finds(lengths, &File::of("run.sh", "#".repeat(COLUMNS + 1)), &File::of("a.md", "x".repeat(COLUMNS + 1)));
+}
+
+#[test]
+fn leftovers_are_found() {
+    for leftover in LEFTOVERS {
+        let bad = File::of("a.rs", format!("fn f() {{ {leftover} }}"));
+        finds(leftovers, &bad, &File::of("a.rs", format!("my_{leftover}")));
+    }
+}
+
+#[test]
+fn machine_paths_are_found() {
+    for path in &MACHINE_PATHS {
+        let bad = File::of("a.sh", format!("cd {path} x"));
+        finds(machine_paths, &bad, &File::of("a.sh", format!("cd here{path} x")));
+    }
+    let lock = |host: &str| File::of("Cargo.lock", format!("source = \"registry+https://{host}\"\n"));
+    finds(machine_paths, &lock("mirror.example"), &lock("github.com/rust-lang/crates.io-index"));
+}
+
+#[test]
+fn ignored_tests_without_a_reason_are_found() {
+    let good = File::of("a.rs", format!("#[ignore = \"{IGNORE_REASON}\"]"));
+    finds(ignored, &File::of("a.rs", "#[ignore]"), &good);
+    finds(ignored, &File::of("a.rs", "#[ignore = \"slow\"]"), &good);
+}
+
+#[test]
+fn dead_links_are_found() {
+    let good = File::of("docs/a.md", "# Here\n[a](#here) [b](../Cargo.toml) [c](https://example.org)\n");
+    finds(dead_links, &File::of("docs/a.md", "[a](../no-such-file.md)"), &good);
+    finds(dead_links, &File::of("a.md", "# Here\n[a](#there)\n"), &good);
+    finds(dead_links, &File::of("a.md", "[a](CHANGELOG.md#no-such-heading)\n"), &good);
+}
+
+#[test]
+fn gaps_in_the_readme_are_found() {
+    let text = format!("| [`core/`](core/) | x |\n`first.rs`\n```sh\n{TEST_COMMAND}\n```\n");
+    let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+    let problems = |text: &str, members: &[&str], examples: &[&str]| {
+        missing_from_readme(&File::of("README.md", text), &names(members), &names(examples)).len()
+    };
+    assert_eq!(problems(&text, &["core"], &["first.rs"]), 0);
+    assert_eq!(problems(&text, &["core", "driver"], &["first.rs"]), 1);
+    assert_eq!(problems(&text, &["core"], &["first.rs", "stack.rs"]), 1);
+    assert_eq!(problems(&text.replace("```sh", "```text"), &["core"], &["first.rs"]), 1);
+}
+
+#[test]
+fn a_changelog_out_of_form_is_found() {
+    let text = "# Changelog\n\n## [0.1.0] - Unreleased\n\n### Added\n\n### Security\n";
+    let problems = |text: &str| changelog(&File::of("CHANGELOG.md", text), "0.1.0").len();
+    assert_eq!(problems(text), 0);
+    assert_eq!(problems(&text.replace("Unreleased", "2026-01-31")), 0);
+    for (from, to) in
+        [("Unreleased", "soon"), ("Added", "New"), ("### Security", "### Fixed"), ("# Ch", "# ch")]
+    {
+        assert_eq!(problems(&text.replacen(from, to, 1)), 1, "{to}");
+    }
+    assert_eq!(problems(&text.replace("0.1.0", "0.0.9")), 1);
+}
+
+#[test]
+fn missing_paths_are_found() {
+    assert_eq!(missing_paths(&["| x | `core/src/<name>.rs`, `tests/tidy.rs`, `cargo doc` |"]), [""; 0]);
+    assert_eq!(missing_paths(&["| x | `core/no-such-folder/<name>.rs` |", "| `no/file.rs` |"]).len(), 2);
+}
+
+#[test]
+fn unlisted_layers_are_found() {
+    let implements = "unsafe impl<R> DeviceMemoryResource for Pool<R> {}";
+    let files = [
+        File::of(
+            "resources/src/pool/entry.rs",
+            "pub const ENTRY: LayerEntry = LayerEntry {\n    name: \"pool\",\n",
+        ),
+        File::of("resources/src/pool/mod.rs", implements),
+        File::of("resources/src/map.rs", "// impl DeviceMemoryResource for nobody"),
+        File::of("resources/src/silent.rs", implements),
+        File::of("resources/src/probe.rs", implements),
+        File::of("resources/src/lib.rs", implements),
+        File::of("adaptors/src/other.rs", implements),
+    ];
+    let library = "#[cfg(test)]\nmod probe;\npub const LAYERS: &[LayerEntry] = &[pool::ENTRY];";
+    let found = layers_in("resources", library, &files);
+    let layer = |module: &str, names: &[&str]| LayerModule {
+        module: module.to_owned(),
+        names: names.iter().map(|&name| name.to_owned()).collect(),
+    };
+    assert_eq!(found, [layer("pool", &["pool"]), layer("silent", &[])]);
+    assert_eq!(unlisted("resources", &found[..1], library, "cuda+pool"), [""; 0]);
+    assert_eq!(unlisted("resources", &found, library, "cuda+pool").len(), 1);
+    assert_eq!(unlisted("resources", &found[..1], "pool::ENTRY;", "cuda+pool").len(), 1);
+    assert_eq!(unlisted("resources", &found[..1], library, "cuda").len(), 1);
+}
+
+#[test]
+fn forbidden_arrows_are_found() {
+    let rows = ["| folder | holds | may depend on |", "| `adaptors/` | `logging` | `core` |"];
+    let manifest = |dependencies: &str| {
+        File::of("adaptors/Cargo.toml", format!("[package]\n\n[dependencies]\n{dependencies}"))
+    };
+    let good =
+        manifest("csv = \"1\"\nmillpond-core.workspace = true\n\n[dev-dependencies]\nmillpond-x = 1\n");
+    let bad = manifest("millpond-core.workspace = true\nmillpond-logging = { path = \"x\" }\n");
+    assert_eq!(arrows("adaptors", &rows, &good), [""; 0]);
+    assert_eq!(arrows("adaptors", &rows, &bad).len(), 1);
+    assert_eq!(arrows("core", &rows, &good).len(), 1);
+}
+
+#[test]
+fn manifests_of_their_own_are_found() {
+    let good = File::of("core/Cargo.toml", file("core/Cargo.toml").text);
+    let bad =
+        File::of("core/Cargo.toml", good.text.replace("edition.workspace = true", "edition = \"2021\""));
+    finds(own_settings, &bad, &good);
+}

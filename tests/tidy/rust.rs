@@ -1,0 +1,212 @@
+//! A scanner that knows enough of Rust to tell code from strings and comments, and where functions end.
+
+/// A function with a body.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Function {
+    pub(crate) name: String,
+    /// The line of its `fn`, from 1.
+    pub(crate) line: usize,
+    /// From that line to the one with the closing brace.
+    pub(crate) lines: usize,
+}
+
+/// The source with all strings, characters and comments turned to blanks.
+/// Lines stay where they are.
+pub(crate) fn code(source: &str) -> String {
+    let chars: Vec<char> = source.chars().collect();
+    let mut out = String::with_capacity(source.len());
+    let mut at = 0;
+    while at < chars.len() {
+        let end = token_end(&chars, at);
+        let opaque = end > at + 1;
+        out.extend(chars[at..end].iter().map(|&c| if opaque && c != '\n' { ' ' } else { c }));
+        at = end;
+    }
+    out
+}
+
+/// Where the comment, string or character that starts at `at` ends; `at + 1` if none starts there.
+fn token_end(chars: &[char], at: usize) -> usize {
+    let starts = |text: &str| chars[at..].iter().copied().take(text.len()).eq(text.chars());
+    let in_word = at > 0 && is_word(chars[at - 1]);
+    if starts("//") {
+        chars[at..].iter().position(|&c| c == '\n').map_or(chars.len(), |n| at + n)
+    } else if starts("/*") {
+        block_comment_end(chars, at)
+    } else if starts("\"") {
+        string_end(chars, at)
+    } else if starts("'") {
+        char_end(chars, at)
+    } else if !in_word && ["r", "br", "cr"].iter().any(|prefix| starts(prefix)) {
+        raw_string_end(chars, at).unwrap_or(at + 1)
+    } else {
+        at + 1
+    }
+}
+
+fn block_comment_end(chars: &[char], at: usize) -> usize {
+    let (mut depth, mut end) = (0_usize, at);
+    while end + 1 < chars.len() {
+        match (chars[end], chars[end + 1]) {
+            ('/', '*') => (depth, end) = (depth + 1, end + 2),
+            ('*', '/') => (depth, end) = (depth - 1, end + 2),
+            _ => end += 1,
+        }
+        if depth == 0 {
+            return end;
+        }
+    }
+    chars.len()
+}
+
+fn string_end(chars: &[char], at: usize) -> usize {
+    let mut end = at + 1;
+    while end < chars.len() && chars[end] != '"' {
+        end += if chars[end] == '\\' { 2 } else { 1 };
+    }
+    (end + 1).min(chars.len())
+}
+
+/// A character ends at its quote; a lifetime is no character.
+fn char_end(chars: &[char], at: usize) -> usize {
+    match (chars.get(at + 1), chars.get(at + 2)) {
+        (Some('\\'), Some(_)) => {
+            chars[at + 3..].iter().position(|&c| c == '\'').map_or(chars.len(), |n| at + 4 + n)
+        }
+        (Some(_), Some('\'')) => at + 3,
+        _ => at + 1,
+    }
+}
+
+fn raw_string_end(chars: &[char], at: usize) -> Option<usize> {
+    let r = at + chars[at..].iter().position(|&c| c == 'r')?;
+    let hashes = chars[r + 1..].iter().take_while(|&&c| c == '#').count();
+    let open = r + 1 + hashes;
+    if chars.get(open) != Some(&'"') {
+        return None;
+    }
+    let mut end = open + 1;
+    while end < chars.len() {
+        end += 1;
+        if chars[end - 1] == '"' && chars[end..].iter().take(hashes).filter(|&&c| c == '#').count() == hashes
+        {
+            return Some(end + hashes);
+        }
+    }
+    Some(chars.len())
+}
+
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+/// All functions with bodies in code from [`code`], those inside others included.
+pub(crate) fn functions(code: &str) -> Vec<Function> {
+    let chars: Vec<char> = code.chars().collect();
+    let line_of = |at: usize| 1 + chars[..at].iter().filter(|&&c| c == '\n').count();
+    let mut found = Vec::new();
+    for at in words(&chars, "fn") {
+        let name: String = chars[at + 2..]
+            .iter()
+            .skip_while(|c| c.is_whitespace())
+            .take_while(|&&c| is_word(c) || "$#".contains(c))
+            .collect();
+        // A function pointer's type has no name, a required method no body.
+        if let (false, Some(end)) = (name.is_empty(), body_end(&chars, at)) {
+            found.push(Function { name, line: line_of(at), lines: line_of(end) - line_of(at) + 1 });
+        }
+    }
+    found
+}
+
+/// Where a word stands alone.
+fn words(chars: &[char], word: &str) -> Vec<usize> {
+    let length = word.chars().count();
+    let alone = |at: usize| {
+        !(at > 0 && is_word(chars[at - 1])) && !chars.get(at + length).is_some_and(|&c| is_word(c))
+    };
+    (0..chars.len())
+        .filter(|&at| chars[at..].iter().copied().take(length).eq(word.chars()) && alone(at))
+        .collect()
+}
+
+/// Where the body of the function that starts at `at` ends, if it has one.
+fn body_end(chars: &[char], at: usize) -> Option<usize> {
+    let (mut brackets, mut braces) = (0_i32, 0_i32);
+    for (index, c) in chars.iter().enumerate().skip(at) {
+        match c {
+            '(' | '[' => brackets += 1,
+            ')' | ']' => brackets -= 1,
+            ';' if braces == 0 && brackets == 0 => return None,
+            '{' => braces += 1,
+            '}' => {
+                braces -= 1;
+                if braces == 0 {
+                    return Some(index);
+                }
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// The `#[ignore…]` attributes: their lines, and the reason where one is given.
+pub(crate) fn ignores(source: &str) -> Vec<(usize, Option<String>)> {
+    let code = code(source);
+    let mut found = Vec::new();
+    for (index, (line, blanked)) in source.lines().zip(code.lines()).enumerate() {
+        let blanked: Vec<char> = blanked.chars().collect();
+        for at in words(&blanked, "ignore") {
+            let before: String = blanked[..at].iter().collect();
+            if !before.contains("#[") {
+                continue;
+            }
+            let after: String = line.chars().skip(at + "ignore".len()).collect();
+            let reason = after
+                .trim_start()
+                .strip_prefix('=')
+                .and_then(|value| value.trim_start().strip_prefix('"'))
+                .and_then(|value| value.split('"').next())
+                .filter(|reason| !reason.trim().is_empty());
+            found.push((index + 1, reason.map(str::to_owned)));
+        }
+    }
+    found
+}
+
+/// Feeds the scanner what scanners trip over.
+mod canary {
+    use super::*;
+
+    #[test]
+    fn strings_comments_and_characters_are_no_code() {
+        let source = "let a = \"{ \\\" }\"; // }\nlet b = '{'; /* { /* } */ { */ let c = '\\'';\n\
+                      let d = r##\"} \"# {\"##; let e = br\"\\\"; fn life<'a>(x: &'a str) -> char { '\"' }\n";
+        let blanked = code(source);
+        assert_eq!(blanked.lines().count(), source.lines().count());
+        assert_eq!(blanked.matches('{').count(), 1, "{blanked}");
+        assert_eq!(blanked.matches('}').count(), 1, "{blanked}");
+        for kept in ["let a", "let b", "let c", "let d", "let e", "fn life<'a>(x: &'a str)"] {
+            assert!(blanked.contains(kept), "{kept} is lost in {blanked}");
+        }
+    }
+
+    #[test]
+    fn functions_are_found_and_measured() {
+        let source = "trait T {\n    fn none(&self, a: [u8; 3]);\n    fn one(&self) {}\n}\n\
+                      struct S(fn(u8) -> u8);\nfn four(\n    s: &str,\n) -> usize {\n    s.len() }\n\
+                      fn outer() {\n    let _ = \"}\";\n    fn inner() {\n    }\n}\nconst AFTER: u8 = 0;\n";
+        let found: Vec<_> = functions(&code(source)).into_iter().map(|f| (f.name, f.line, f.lines)).collect();
+        let expected = [("one", 3, 1), ("four", 6, 4), ("outer", 10, 5), ("inner", 12, 2)];
+        assert_eq!(found, expected.map(|(name, line, lines)| (name.to_owned(), line, lines)));
+    }
+
+    #[test]
+    fn ignored_tests_are_found() {
+        let source = "#[ignore]\n#[ignore = \"\"]\n#[ignore = \"needs x\"]\n#[cfg_attr(miri, ignore)]\n\
+                      // #[ignore]\nlet ignore = \"#[ignore]\";\n";
+        let expected = [(1, None), (2, None), (3, Some("needs x".to_owned())), (4, None)];
+        assert_eq!(ignores(source), expected);
+    }
+}
