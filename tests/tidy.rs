@@ -110,8 +110,8 @@ fn standing_alone(file: &File, texts: &[&str], what: &str) -> Vec<String> {
             let ends_in_word = word(text.chars().last());
             let found = line.match_indices(text).any(|(at, _)| {
                 let after = line[at + text.len()..].chars().next();
-                !word(line[..at].chars().last())
-                    && !(ends_in_word && after.is_some_and(char::is_alphanumeric))
+                let goes_on = ends_in_word && after.is_some_and(char::is_alphanumeric);
+                !goes_on && !word(line[..at].chars().last())
             });
             if found {
                 problems.push(format!("{}:{}: `{text}` {what}", file.path, index + 1));

@@ -1,10 +1,10 @@
 //! The adaptors of millpond. Each wraps a resource and is one itself.
 //!
-//! | adaptor | layer | in text | what it adds |
-//! |---|---|---|---|
-//! | [`LoggingResourceAdaptor`] | [`LoggingLayer`] | `logging` | a CSV row for every call, as RMM writes it |
-//! | [`StatisticsResourceAdaptor`] | [`StatisticsLayer`] | `statistics` | current, peak and total of bytes and allocations |
-//! | [`ThreadSafeResourceAdaptor`] | [`ThreadSafeLayer`] | `thread_safe` | a lock, so that threads may share the resource |
+//! | adaptor | in text | what it adds |
+//! |---|---|---|
+//! | [`LoggingResourceAdaptor`] | `logging` | a CSV row for every call, as RMM writes it |
+//! | [`StatisticsResourceAdaptor`] | `statistics` | current, peak and total of bytes and allocations |
+//! | [`ThreadSafeResourceAdaptor`] | `thread_safe` | a lock, so that threads may share the resource |
 //!
 //! Every adaptor has a folder with the same files: `mod.rs` holds the adaptor, `layer.rs` its layer and what
 //! text can say about it, `tests.rs` its tests. [`LAYERS`] lists them for

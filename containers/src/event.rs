@@ -49,8 +49,8 @@ impl Event {
     /// Makes the later work of `stream` wait for the event, without stopping the host.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the event was never recorded, so that
-    /// nothing would be waited for; and what the driver reports.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the event was never recorded, so
+    /// that nothing would be waited for; and what the driver reports.
     pub fn make_wait(&self, stream: StreamRef) -> Result<()> {
         if !self.recorded.load(Ordering::Acquire) {
             return Err(Error::invalid_argument(

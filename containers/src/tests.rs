@@ -1,9 +1,7 @@
 use std::sync::Arc;
 
 use millpond_core::driver::{EventFlags, StreamFlags};
-use millpond_core::{
-    DeviceMemoryResource, DevicePtr, Driver, DriverError, DriverHandle, ErrorKind, Layout, StreamRef,
-};
+use millpond_core::{DevicePtr, Driver, DriverError, DriverHandle, ErrorKind, Layout, StreamRef};
 use millpond_driver::CallKind;
 use millpond_driver::sim::{Access, FaultPlan, Schedule, SimConfig, SimDevice, ViolationKind};
 use millpond_resources::{CudaMemoryResource, PoolMemoryResource, PoolOptions, set_per_device_resource};
@@ -323,11 +321,13 @@ fn a_buffer_holds_what_a_vector_would() {
     }
 }
 
+type Change = fn(&mut DeviceBuffer<Pool>, StreamRef) -> millpond_core::Result<()>;
+
 /// Everything that takes memory or a driver call, with that state checked after each failure.
 fn scenario(bench: &Bench, streams: &[Stream; 2]) -> millpond_core::Result<()> {
     let [first, second] = [streams[0].as_ref(), streams[1].as_ref()];
     let mut buffer = DeviceBuffer::from_host(&pattern(1000), first, bench.pool.clone())?;
-    let changes: [fn(&mut DeviceBuffer<Pool>, StreamRef) -> millpond_core::Result<()>; 4] = [
+    let changes: [Change; 4] = [
         |buffer, stream| buffer.set_stream(stream),
         |buffer, stream| buffer.resize(5000, stream),
         |buffer, stream| buffer.resize(1000, stream),
@@ -338,7 +338,7 @@ fn scenario(bench: &Bench, streams: &[Stream; 2]) -> millpond_core::Result<()> {
         let changed = change(&mut buffer, if index % 2 == 0 { second } else { first });
         if changed.is_err() {
             assert_eq!((buffer.as_ptr(), buffer.len(), buffer.capacity()), before);
-            assert_eq!(buffer.to_host::<u8>().unwrap(), pattern(1000)[..], "change {index}");
+            assert!(buffer.to_host::<u8>().unwrap().starts_with(&pattern(1000)), "change {index}");
         }
         changed?;
     }

@@ -159,9 +159,13 @@ mod tests {
 
     #[test]
     fn a_simulated_device_has_the_size_asked_for() {
-        let driver = DeviceSpec::SimCapacity(64 << 20).open().unwrap();
-        assert_eq!(driver.mem_get_info().unwrap().total, 64 << 20);
-        assert!(driver.device().is_sim());
+        for bytes in [SMALLEST_SIM, 64 << 20, LARGEST_SIM] {
+            let driver = DeviceSpec::SimCapacity(bytes).open().unwrap();
+            assert_eq!(driver.mem_get_info().unwrap().total, bytes);
+            assert!(driver.device().is_sim());
+            // SAFETY: the pointer came from this driver and is not used again.
+            unsafe { driver.mem_free(driver.mem_alloc(bytes / 2).unwrap()) }.unwrap();
+        }
     }
 
     #[test]

@@ -1,12 +1,15 @@
 use std::sync::Arc;
 
 use millpond_core::driver::HostPtr;
-use millpond_core::{DriverHandle, MemoryInfo, Result};
+use millpond_core::{DriverHandle, Error, Layout, MemoryInfo, Result, StreamRef};
 
 use crate::{
     DeferCleanup, DeferredOptions, HostAllocFlags, HostMemory, HostOnlyMemoryManager, INTERFACE_VERSION,
     IpcHandle, ManagerFactory, MemoryManager, MemoryPointer, Owner, get_ipc_handle,
 };
+
+/// No device addresses more bytes; drivers answer differently to more.
+const ADDRESS_SPACE: u64 = 1 << 57;
 
 /// The default manager: plain CUDA, as Numba's own.
 ///
@@ -49,7 +52,7 @@ impl CudaMemoryManager {
         Arc::new(|driver| Ok(Arc::new(Self::new(driver))))
     }
 
-    /// Carries out what is pending, unless cleanup is deferred; returns how many deallocations that were.
+    /// Carries out what is pending, unless cleanup is deferred; returns how many deallocations it was.
     pub fn flush(&self) -> usize {
         self.host.flush()
     }
@@ -62,6 +65,9 @@ impl CudaMemoryManager {
 
 impl MemoryManager for CudaMemoryManager {
     fn memalloc(&self, bytes: u64) -> Result<MemoryPointer> {
+        if bytes > ADDRESS_SPACE {
+            return Err(Error::request_too_large(Layout::new(bytes), StreamRef::LEGACY).in_stack("cuda"));
+        }
         self.host.alloc_device("device memory", bytes, |driver| driver.mem_alloc(bytes))
     }
 

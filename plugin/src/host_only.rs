@@ -166,7 +166,7 @@ impl HostOnlyMemoryManager {
         })
     }
 
-    /// Carries out what is pending, unless deallocation is deferred; returns how many deallocations that were.
+    /// Carries out what is pending, unless deallocation is deferred; returns how many deallocations it was.
     pub fn flush(&self) -> usize {
         let _gate = self.shared.gate.read_recursive();
         self.shared.end_all(self.shared.pending.take())
@@ -271,9 +271,16 @@ impl Shared {
             }
         };
         if let Err(error) = outcome {
-            // Expected while the process exits or after somebody else reset the context: nobody can act on it.
+            // Expected while the process exits, or after somebody else reset the context: nobody can help it.
             tracing::debug!(target: "millpond::plugin", %error, ?plain, "could not end memory");
         }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // Every pointer keeps the state alive, so only what is pending is left.
+        self.end_all(self.pending.take_all());
     }
 }
 

@@ -126,8 +126,8 @@ impl IpcHandle {
             .map_err(|error| Error::from(error).on_device(device).context("opening shared memory"))?;
         let closer = DriverHandle::clone(driver);
         let whole = MemoryPointer::with_finalizer(device, ptr, end, move |_| {
-            // SAFETY: the pointer came from `ipc_open_mem_handle`, and this closure runs at most once, when no
-            // pointer is left or `close` declared them dead.
+            // SAFETY: the pointer came from `ipc_open_mem_handle`, and this closure runs at most once, when
+            // no pointer is left or `close` declared them dead.
             if let Err(error) = unsafe { closer.ipc_close_mem_handle(ptr) } {
                 tracing::debug!(target: "millpond::plugin", %error, "could not close shared memory");
             }
@@ -212,7 +212,8 @@ impl IpcHandle {
 
     fn out_of_bounds(&self, size: u64) -> Error {
         Error::invalid_argument(format!(
-            "the handle names {} bytes at {} of an allocation of {size} bytes; ask the sharing process for a new one",
+            "the handle names {} bytes at {} of an allocation of {size} bytes; ask the sharing process for \
+             a new one",
             self.bytes, self.offset
         ))
     }
@@ -222,8 +223,8 @@ impl IpcHandle {
 /// the driver finds around the memory, and the offset inside it.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] for memory that is gone or empty, [`ErrorKind::Unsupported`] for memory that
-/// CUDA cannot share this way: managed, stream-ordered or mapped from physical handles.
+/// [`ErrorKind::InvalidArgument`] for memory that is gone or empty, [`ErrorKind::Unsupported`] for memory
+/// that CUDA cannot share this way: managed, stream-ordered or mapped from physical handles.
 pub fn get_ipc_handle(driver: &dyn Driver, memory: &MemoryPointer) -> Result<IpcHandle> {
     if !memory.is_live() {
         return Err(memory.gone("share"));
@@ -246,7 +247,7 @@ fn explain_share(error: DriverError) -> Error {
     if error.code() == DriverError::INVALID_VALUE || error.is_unsupported() {
         return Error::new(
             ErrorKind::Unsupported,
-            "CUDA shares only memory from cuMemAlloc with other processes; allocate it from a stack on `cuda`",
+            "CUDA shares only what cuMemAlloc gave with other processes; take it from a stack on `cuda`",
         )
         .caused_by(error);
     }

@@ -21,22 +21,23 @@ pub trait MemoryManager: fmt::Debug + Send + Sync + 'static {
     /// Device memory. Zero bytes give a null pointer that owns nothing.
     ///
     /// # Errors
-    /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) after everything pending was given back, or what
-    /// the driver reports.
+    /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) after everything pending was given back, or
+    /// what the driver reports.
     fn memalloc(&self, bytes: u64) -> Result<MemoryPointer>;
 
     /// Pinned host memory, mapped into the device's addresses if the flags say so.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for zero bytes, or what the driver reports.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for zero bytes, or what the driver
+    /// reports.
     fn memhostalloc(&self, bytes: u64, flags: HostAllocFlags) -> Result<HostMemory>;
 
     /// Managed memory: one address for host and device. `attach_global` says that any stream of any device
     /// may use it at once.
     ///
     /// # Errors
-    /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) for memory attached to the host only on a device
-    /// where that differs, or what the driver reports.
+    /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) for memory attached to the host only, on a
+    /// device where that differs, or what the driver reports.
     fn memallocmanaged(&self, bytes: u64, attach_global: bool) -> Result<MemoryPointer>;
 
     /// Pins host memory that somebody else allocated. `owner` is kept until the pin is lifted, which happens
@@ -94,7 +95,8 @@ impl DeferCleanup {
         Self { on_exit: vec![Box::new(on_exit)] }
     }
 
-    /// This guard and another as one, as a manager needs that adds to what it is built on. `other` ends first.
+    /// This guard and another as one, as a manager needs that adds to what it is built on. `other` ends
+    /// first.
     pub fn and(mut self, mut other: Self) -> Self {
         self.on_exit.append(&mut other.on_exit);
         self

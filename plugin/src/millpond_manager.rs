@@ -292,21 +292,26 @@ impl DeviceHalf {
         }
     }
 
-    fn reset(&self) {
-        let mut stack = self.stack.write();
+    /// Gives everything parked or live back to the stack, after waiting for the device.
+    fn give_back_at_once(&self, resource: &AnyResource) {
         let tokens: Vec<Token> = self.live.iter().map(|entry| *entry.key()).collect();
         let live = tokens.iter().filter_map(|token| self.live.remove(token)).map(|(_, block)| block);
         let blocks: Vec<Block> = self.parked.take_all().into_iter().chain(live).collect();
-        let Some(resource) = &*stack else { return };
         if !blocks.is_empty()
             && let Err(error) = self.driver.synchronize()
         {
-            tracing::debug!(target: "millpond::plugin", %error, "reset without waiting for the device");
+            tracing::debug!(target: "millpond::plugin", %error, "could not wait for the device");
         }
         for Block { ptr, layout, .. } in blocks {
             // SAFETY: as in `give_back`; all work on the device is done, or the device runs none any more.
             unsafe { resource.deallocate(ptr, layout, StreamRef::LEGACY) };
         }
+    }
+
+    fn reset(&self) {
+        let mut stack = self.stack.write();
+        let Some(resource) = &*stack else { return };
+        self.give_back_at_once(resource);
         self.order.clear();
         match &self.source {
             Source::Built(_) => *stack = None,
@@ -315,6 +320,15 @@ impl DeviceHalf {
                     tracing::debug!(target: "millpond::plugin", %error, "could not trim the stack");
                 }
             }
+        }
+    }
+}
+
+impl Drop for DeviceHalf {
+    fn drop(&mut self) {
+        // Every pointer keeps this alive, so only what could not be ordered when it was dropped is left.
+        if let Some(resource) = self.stack.get_mut().take() {
+            self.give_back_at_once(&resource);
         }
     }
 }

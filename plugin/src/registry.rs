@@ -74,7 +74,7 @@ impl ManagerRegistry {
 
     /// Sets the memory manager, once, before the first [`get`](Self::get).
     ///
-    /// If [`MEMORY_MANAGER_VARIABLE`] is set, that wins: the call warns through `tracing` and changes nothing.
+    /// If [`MEMORY_MANAGER_VARIABLE`] is set, that wins: the call warns through `tracing`, no more.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] at the second call or after a device has its manager,
@@ -166,7 +166,7 @@ impl State {
         let why = if !self.managers.is_empty() {
             "a device has its memory manager already; call set_memory_manager before anything uses a device"
         } else if self.factory.is_some() {
-            "the memory manager is set already; call set_memory_manager once per process, before its first use"
+            "the memory manager is set already; call set_memory_manager once per process, before any use"
         } else {
             return Ok(());
         };

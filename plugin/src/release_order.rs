@@ -27,9 +27,10 @@ impl PartialEq for StreamUse {
 
 /// Finds the stream in whose order a block may go back, long after it was taken, on any thread.
 ///
-/// The streams that used the block may have been destroyed by then. So a block goes back in the order of the
-/// legacy default stream, which comes after all blocking streams by itself and is made to wait for the
-/// others: by an event on a stream that is surely alive, and by waiting for the device where nothing is known.
+/// The streams that used the block may have been destroyed by then. So a block goes back in the order of
+/// the legacy default stream, which comes after all blocking streams by itself and is made to wait for the
+/// others: by an event on a stream that is surely alive, and by waiting for the device where nothing is
+/// known.
 #[derive(Debug)]
 pub(crate) struct ReleaseOrder {
     driver: DriverHandle,

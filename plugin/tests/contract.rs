@@ -4,9 +4,10 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Bench, MIB};
-use millpond_core::DriverHandle;
+use common::{Bench, MIB, pattern, read, write};
+use millpond_core::{Driver, DriverHandle, ErrorKind};
 use millpond_driver::sim::{SimConfig, SimDevice};
+use millpond_plugin::IpcHandle;
 
 /// Runs every clause on a device of its own and checks that nothing is left on it.
 fn check(bench: impl FnOnce(DriverHandle) -> Bench) {
@@ -39,4 +40,56 @@ fn a_pool_under_adaptors_keeps_the_contract() {
 #[test]
 fn binning_keeps_the_contract() {
     check(|driver| Bench::stack(driver, "cuda+pool+binning"));
+}
+
+/// The simulated device opens its own handles, at another address, as another process would.
+#[test]
+fn shared_memory_is_opened_at_its_offset_and_closed_once() {
+    let device = SimDevice::new(SimConfig::with_capacity(256 * MIB));
+    let driver: DriverHandle = Arc::<SimDevice>::clone(&device);
+    let bench = Bench::stack(Arc::clone(&driver), "cuda+pool:initial=8MiB");
+    let manager = bench.manager();
+    let _before = manager.memalloc(MIB).unwrap();
+    let memory = manager.memalloc(MIB).unwrap().view(1000..5000).unwrap();
+    write(&driver, memory.device_pointer(), &pattern(4000, 1));
+
+    let bytes = manager.get_ipc_handle(&memory).unwrap().to_bytes();
+    let mut handle = IpcHandle::from_bytes(&bytes).unwrap();
+    let opened = handle.open(&driver).unwrap();
+    assert_ne!(opened.device_pointer(), memory.device_pointer());
+    assert_eq!(read(&driver, opened.device_pointer(), 4000), pattern(4000, 1));
+    assert_eq!(handle.open(&driver).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    handle.close().unwrap();
+    assert!(!opened.is_live() && handle.close().is_err());
+    drop(opened);
+
+    // Left open, the last reference closes it.
+    let opened = handle.open(&driver).unwrap();
+    drop(handle);
+    assert_eq!(read(&driver, opened.device_pointer(), 4000), pattern(4000, 1));
+    drop(opened);
+
+    // A handle that claims bytes beyond its allocation is refused and leaves nothing open.
+    let good = IpcHandle::from_bytes(&bytes).unwrap();
+    let (_, size) = driver.mem_get_address_range(memory.device_pointer()).unwrap();
+    for (bytes, offset) in [(4000, size - 3999), (size + 1, 0), (u64::MAX, 1)] {
+        let mut forged = IpcHandle::new(None, *good.handle(), bytes, None, offset);
+        assert_eq!(forged.open(&driver).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    }
+    drop((memory, _before, manager));
+    assert_eq!(device.violations(), []);
+    assert_eq!(device.live_allocations(), 0);
+    assert!(IpcHandle::from_bytes(&bytes).unwrap().open(&driver).is_err(), "the memory is gone");
+}
+
+#[test]
+fn memory_that_cannot_be_shared_says_so() {
+    let device = SimDevice::new(SimConfig::with_capacity(256 * MIB));
+    let bench = Bench::stack(Arc::<SimDevice>::clone(&device), "managed");
+    let manager = bench.manager();
+    let memory = manager.memalloc(MIB).unwrap();
+    let error = manager.get_ipc_handle(&memory).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("cuMemAlloc"), "{error}");
+    assert_eq!(error.device(), Some(device.device()));
 }

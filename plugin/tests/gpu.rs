@@ -1,13 +1,14 @@
-//! The contract on a real GPU. Each test needs one: run with `--ignored --test-threads=1`.
+//! The contract on a real GPU. Each test needs one; they take turns, as they look at its free memory.
 
 mod common;
 
 use std::process::Command;
 
 use common::{Bench, MIB, pattern, read, write};
-use millpond_core::{DeviceId, DriverHandle, StreamRef};
+use millpond_core::{DeviceId, Driver, DriverHandle, StreamRef};
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_plugin::IpcHandle;
+use parking_lot::Mutex;
 
 /// Carries a handle, in hexadecimal digits, to the child process.
 const HANDLE_VARIABLE: &str = "MILLPOND_TEST_IPC_HANDLE";
@@ -19,28 +20,35 @@ fn gpu() -> DriverHandle {
     millpond_driver::open(DeviceId::cuda(0)).expect("these tests need a CUDA GPU")
 }
 
+/// Runs `test` on a bench when no other test runs.
+fn alone(bench: impl FnOnce(DriverHandle) -> Bench, test: fn(&Bench)) {
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock();
+    test(&bench(gpu()));
+}
+
 #[test]
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn plain_cuda_keeps_the_contract() {
-    common::all(&Bench::cuda(gpu()));
+    alone(Bench::cuda, common::all);
 }
 
 #[test]
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn the_stack_cuda_keeps_the_contract() {
-    common::all(&Bench::stack(gpu(), "cuda"));
+    alone(|gpu| Bench::stack(gpu, "cuda"), common::all);
 }
 
 #[test]
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn a_pool_keeps_the_contract() {
-    common::all(&Bench::stack(gpu(), "cuda+pool:initial=64MiB"));
+    alone(|gpu| Bench::stack(gpu, "cuda+pool:initial=64MiB"), common::all);
 }
 
 #[test]
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn a_pool_under_adaptors_keeps_the_contract() {
-    common::all(&Bench::stack(gpu(), "cuda+pool:initial=64MiB+statistics+thread_safe"));
+    alone(|gpu| Bench::stack(gpu, "cuda+pool:initial=64MiB+statistics+thread_safe"), common::all);
 }
 
 /// Shares memory with a child process, which reads what is there and writes its answer.
@@ -75,13 +83,13 @@ fn share_with_a_child(bench: &Bench) {
 #[test]
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn plain_cuda_shares_memory_with_another_process() {
-    share_with_a_child(&Bench::cuda(gpu()));
+    alone(Bench::cuda, share_with_a_child);
 }
 
 #[test]
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn a_pool_shares_memory_with_another_process() {
-    share_with_a_child(&Bench::stack(gpu(), "cuda+pool:initial=64MiB"));
+    alone(|gpu| Bench::stack(gpu, "cuda+pool:initial=64MiB"), share_with_a_child);
 }
 
 /// The other process of the tests above, which start it; it has nothing to do on its own.
@@ -116,11 +124,12 @@ fn ipc_child() {
 #[test]
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn the_processs_manager_is_found_for_the_gpu() {
-    let gpu = gpu();
-    let manager = millpond_plugin::get_memory_manager(gpu.device()).unwrap();
-    let memory = manager.memalloc(MIB).unwrap();
-    assert_eq!(memory.device(), gpu.device());
-    let simulated = SimDevice::new(SimConfig::with_capacity(64 * MIB));
-    let other = millpond_plugin::get_memory_manager(millpond_core::Driver::device(&*simulated)).unwrap();
-    assert_ne!(other.memalloc(MIB).unwrap().device(), memory.device());
+    alone(Bench::cuda, |bench| {
+        let device = bench.driver.device();
+        let manager = millpond_plugin::get_memory_manager(device).unwrap();
+        assert_eq!(manager.memalloc(MIB).unwrap().device(), device);
+        let simulated = SimDevice::new(SimConfig::with_capacity(64 * MIB));
+        let other = millpond_plugin::get_memory_manager(simulated.device()).unwrap();
+        assert_eq!(other.memalloc(MIB).unwrap().device(), simulated.device());
+    });
 }

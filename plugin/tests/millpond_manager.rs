@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::{MIB, layers};
+use common::{MIB, layers, misuses};
 use millpond_core::driver::{MemoryInfo, StreamFlags};
 use millpond_core::{
     AnyResource, DeviceMemoryResource, DevicePtr, Driver, DriverError, DriverHandle, Layout,
@@ -183,22 +183,37 @@ fn a_block_that_cannot_be_ordered_waits_for_the_next_allocation() {
     assert_eq!(setup.device.violations(), []);
 }
 
-/// Work on `stream` writes to a block; the block is dropped and taken again, and work on the legacy stream
+/// How a block is used in [`mixed_up`].
+#[derive(Clone, Copy, Default)]
+struct Use {
+    /// It is taken on the stream that writes to it.
+    taken: bool,
+    /// The stream is recorded.
+    recorded: bool,
+    /// The stream is destroyed, with work left, before the block is dropped.
+    destroyed: bool,
+}
+
+/// Work on a stream writes to a block; the block is dropped and taken again, and work on the legacy stream
 /// writes to it and checks. Returns whether any seed shows the two mixed up.
-fn mixed_up(seeds: u64, take_on_stream: bool, record: bool) -> bool {
-    (0..seeds).any(|seed| {
+fn mixed_up(how: Use) -> bool {
+    (0..64).any(|seed| {
         let config = SimConfig::with_capacity(64 * MIB).seed(seed).schedule(Schedule::Seeded(seed));
         let device = SimDevice::new(config);
         let manager = MillpondMemoryManager::new(build(&device, "cuda+pool"));
         let stream = device.stream_create(StreamFlags::NON_BLOCKING).unwrap();
         let take = || manager.memalloc(4096).unwrap();
-        let memory = if take_on_stream { with_stream(stream, take) } else { take() };
-        if record {
+        let memory = if how.taken { with_stream(stream, take) } else { take() };
+        if how.recorded {
             manager.record_stream(&memory, stream).unwrap();
             manager.record_stream(&memory.view(0..1).unwrap(), stream).unwrap();
         }
         let ptr = memory.device_pointer();
         device.launch(stream, &[Access::write(ptr, 4096, 1)]);
+        if how.destroyed {
+            // SAFETY: the stream is not named again; that is what is tested.
+            unsafe { device.stream_destroy(stream).unwrap() };
+        }
         drop(memory);
         let next = take();
         assert_eq!(next.device_pointer(), ptr, "the pool hands the block out again");
@@ -213,14 +228,18 @@ fn mixed_up(seeds: u64, take_on_stream: bool, record: bool) -> bool {
 
 #[test]
 fn blocks_go_back_after_all_work_that_was_announced() {
-    assert!(!mixed_up(64, true, false));
-    assert!(!mixed_up(64, false, true));
-    assert!(!mixed_up(64, true, true));
+    for destroyed in [false, true] {
+        assert!(!mixed_up(Use { taken: true, destroyed, ..Use::default() }));
+        assert!(!mixed_up(Use { recorded: true, destroyed, ..Use::default() }));
+        assert!(!mixed_up(Use { taken: true, recorded: true, destroyed }));
+    }
 }
 
 #[test]
 fn work_that_was_not_announced_is_seen_to_be_mixed_up() {
-    assert!(mixed_up(64, false, false), "the test above could not fail");
+    for destroyed in [false, true] {
+        assert!(mixed_up(Use { destroyed, ..Use::default() }), "the test above could not fail");
+    }
 }
 
 #[test]
@@ -289,6 +308,7 @@ fn a_stack_is_built_once_by_whoever_comes_first_and_again_after_a_reset() {
 
 #[test]
 fn resets_and_finalizers_may_race() {
+    assert_eq!(misuses(), 0);
     let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
     let driver: DriverHandle = Arc::<SimDevice>::clone(&device);
     let builder: StackBuilder =
@@ -311,7 +331,7 @@ fn resets_and_finalizers_may_race() {
             });
         }
     });
-    assert_eq!(manager.parked(), 0);
+    assert_eq!((manager.parked(), misuses()), (0, 0));
     manager.reset();
     assert_eq!((manager.live(), device.live_allocations()), (0, 0));
     assert_eq!(device.violations(), []);

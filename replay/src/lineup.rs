@@ -98,7 +98,9 @@ mod tests {
     fn managed_memory_never_takes_more_than_a_gpu_has_free() {
         let skipped = |simulated, live| {
             let entries = standard(&log(1, live, live), &device(simulated, 400));
-            entries.iter().any(|entry| matches!(entry, Entry::Skip { spec, .. } if spec.to_string() == "managed"))
+            entries
+                .iter()
+                .any(|entry| matches!(entry, Entry::Skip { spec, .. } if spec.to_string() == "managed"))
         };
         assert!(skipped(false, 101));
         assert!(!skipped(false, 100));

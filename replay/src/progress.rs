@@ -27,7 +27,11 @@ impl Progress {
     /// For replaying a program through a stack.
     pub(crate) fn stack(self, spec: &StackSpec, program: &Program, passes: u32) -> ProgressBar {
         let operations = program.summary().operations * u64::from(passes);
-        self.bar(operations, spec.to_string(), "{msg} [{bar:30}] {human_pos}/{human_len} operations, {eta} left")
+        self.bar(
+            operations,
+            spec.to_string(),
+            "{msg} [{bar:30}] {human_pos}/{human_len} operations, {eta} left",
+        )
     }
 
     fn bar(self, length: u64, message: String, template: &str) -> ProgressBar {

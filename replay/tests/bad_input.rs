@@ -71,8 +71,15 @@ fn requests_of_two_to_the_63_bytes_fail_in_every_stack_and_break_none() {
         let report = Run::json(&log, &["--threads", order, "-n", "1"]);
         for stack in report["stacks"].as_array().unwrap() {
             let spec = &stack["spec"];
-            assert_eq!((stack["status"].as_str(), stack["failures"].as_u64()), (Some("ran"), Some(2)), "{spec}");
-            assert_eq!((stack["first_failure"]["line"].as_u64(), stack["misuses"].as_u64()), (Some(2), Some(0)));
+            assert_eq!(
+                (stack["status"].as_str(), stack["failures"].as_u64()),
+                (Some("ran"), Some(2)),
+                "{spec}"
+            );
+            assert_eq!(
+                (stack["first_failure"]["line"].as_u64(), stack["misuses"].as_u64()),
+                (Some(2), Some(0))
+            );
         }
     }
     assert_eq!(Run::of(&log, &[]).status, 1);
@@ -80,17 +87,20 @@ fn requests_of_two_to_the_63_bytes_fail_in_every_stack_and_break_none() {
 
 #[test]
 fn a_size_of_zero_is_nothing_special() {
-    let run = with_rows("1,0,allocate,(nil),0,0\n1,0,allocate,0x100,0,0\n1,0,free,0x100,0,0\n1,0,free,(nil),0,0\n");
+    let run =
+        with_rows("1,0,allocate,(nil),0,0\n1,0,allocate,0x100,0,0\n1,0,free,0x100,0,0\n1,0,free,(nil),0,0\n");
     assert_eq!(run.status, 0, "{}", run.stderr);
 }
 
 #[test]
 fn an_unknown_action_a_bad_pointer_and_a_bad_stream() {
-    with_rows("1,0,reallocate,0x1,8,0\n").fails_with(2, &["log.csv:2: column Action: `reallocate` is no action"]);
+    with_rows("1,0,reallocate,0x1,8,0\n")
+        .fails_with(2, &["log.csv:2: column Action: `reallocate` is no action"]);
     with_rows("1,0,free,here,8,0\n").fails_with(2, &["column Pointer: `here` is no address"]);
     with_rows("1,0,free,0x1,8,main\n").fails_with(2, &["column Stream: `main` is no stream"]);
     with_rows("x,0,free,0x1,8,0\n").fails_with(2, &["column Thread: `x` is not a number"]);
-    with_rows("1,0,allocate,(nil),8,0\n").fails_with(2, &["column Pointer: no block of 8 bytes can be at (nil)"]);
+    with_rows("1,0,allocate,(nil),8,0\n")
+        .fails_with(2, &["column Pointer: no block of 8 bytes can be at (nil)"]);
 }
 
 #[test]
@@ -141,9 +151,12 @@ fn bad_rows_are_skipped_only_when_asked_for_and_counted() {
     let log = folder.log(&format!("1,0,free,0x1,-1,0\n{good}nonsense\n"));
     Run::of(&log, &["-s", "cuda"]).fails_with(2, &["log.csv:2: column Size"]);
     let report = Run::json(&log, &["-s", "cuda", "--skip-bad-rows"]);
-    assert_eq!((report["log"]["events"].as_u64(), report["log"]["skipped_rows"].as_u64()), (Some(100), Some(2)));
+    assert_eq!(
+        (report["log"]["events"].as_u64(), report["log"]["skipped_rows"].as_u64()),
+        (Some(100), Some(2))
+    );
     let table = Run::of(&log, &["-s", "cuda", "--skip-bad-rows"]);
-    assert!(table.stdout.contains("2 bad rows were skipped; the first: "), "{}", table.stdout);
+    assert!(table.stdout.contains("bad rows skipped: 2; the first: "), "{}", table.stdout);
     let all_bad = folder.write("bad.csv", format!("{HEADER}nonsense\n"));
     Run::of(&all_bad, &["--skip-bad-rows"]).fails_with(2, &["no row that can be read (1 bad rows"]);
 }
@@ -153,8 +166,12 @@ fn a_bad_log_does_not_lose_the_others() {
     let folder = Folder::new();
     let good = folder.log(&rows(1, 100));
     let bad = folder.path("missing.csv");
-    let run: Run =
-        program().args([&bad, &good]).args(["-s", "cuda", "-d", "sim", "-f", "json"]).output().unwrap().into();
+    let run: Run = program()
+        .args([&bad, &good])
+        .args(["-s", "cuda", "-d", "sim", "-f", "json"])
+        .output()
+        .unwrap()
+        .into();
     run.fails_with(2, &["missing.csv: cannot be opened"]);
     assert!(run.stdout.contains(r#""events":100"#));
 }

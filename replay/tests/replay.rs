@@ -47,7 +47,10 @@ fn plain_cuda_asks_the_driver_once_for_each_row_and_takes_what_is_live() {
     assert_eq!(cuda["driver"]["by_kind"]["mem_alloc"]["calls"], 2 * 1500);
     assert_eq!(cuda["driver"]["by_kind"]["mem_free"]["calls"], 2 * 1500);
     assert_eq!(cuda["driver"]["calls_best_pass"], 3000);
-    assert_eq!(cuda["peak_reserved_bytes"], report["log"]["peak_live_bytes"]);
+    let number = |value: &Value| value.as_u64().unwrap();
+    let (taken, live) = (number(&cuda["peak_reserved_bytes"]), number(&report["log"]["peak_live_bytes"]));
+    let rounding = 256 * number(&report["log"]["peak_live_blocks"]);
+    assert!((live..live + rounding).contains(&taken), "{taken} for {live}");
 }
 
 #[test]
@@ -82,9 +85,14 @@ fn the_table_names_log_device_and_stacks() {
     let folder = Folder::new();
     let run = Run::of(&folder.log(&rows(4, 4000)), &["--repeat", "1"]);
     assert_eq!(run.status, 0, "{}", run.stderr);
-    for text in
-        ["4,000 events, 4 streams, 4 threads", "replayed once", "sim:h200", "simulated", "| cuda+pool ", "mem_alloc"]
-    {
+    for text in [
+        "4,000 events, 4 streams, 4 threads",
+        "replayed once",
+        "sim:h200",
+        "simulated",
+        "| cuda+pool ",
+        "mem_alloc",
+    ] {
         assert!(run.stdout.contains(text), "no `{text}` in\n{}", run.stdout);
     }
 }
@@ -92,7 +100,8 @@ fn the_table_names_log_device_and_stacks() {
 #[test]
 fn without_a_device_it_says_which_one_it_took() {
     let folder = Folder::new();
-    let output = program().arg(folder.log(&rows(1, 100))).args(["-s", "cuda", "-f", "json"]).output().unwrap();
+    let output =
+        program().arg(folder.log(&rows(1, 100))).args(["-s", "cuda", "-f", "json"]).output().unwrap();
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let simulated = report["device"]["simulated"].as_bool().unwrap();
     assert_eq!(report["device"]["spec"], if simulated { "sim:h200" } else { "cuda:0" });
@@ -185,7 +194,9 @@ fn oddities_of_a_log_are_counted_and_explained() {
     assert!(report["stacks"].as_array().unwrap().iter().all(|stack| stack["failures"] == 0));
     let table = Run::of(&log, &["-s", "cuda"]);
     assert_eq!(table.status, 0);
-    for text in ["1 frees of unknown pointers", "first at line 2", "2 blocks (30B) are never freed"] {
+    for text in
+        ["frees of unknown pointers left out: 1 (first at line 2)", "blocks never freed in the log: 2 (30B)"]
+    {
         assert!(table.stdout.contains(text), "{}", table.stdout);
     }
 }

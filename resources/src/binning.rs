@@ -125,7 +125,7 @@ impl<R: DeviceMemoryResource> Layer<R> for BinningLayer {
                 Some(other) => Source::Given(other),
                 None => {
                     let options = FixedSizeOptions { block_bytes: bytes, ..Default::default() };
-                    Source::Blocks(FixedSizeMemoryResource::new(Arc::clone(&upstream), options)?)
+                    Source::Blocks(Box::new(FixedSizeMemoryResource::new(Arc::clone(&upstream), options)?))
                 }
             };
             Ok(Bin { bytes, source })
@@ -143,14 +143,14 @@ struct Bin<R: DeviceMemoryResource> {
 
 #[derive(Debug)]
 enum Source<R: DeviceMemoryResource> {
-    Blocks(FixedSizeMemoryResource<Arc<R>>),
+    Blocks(Box<FixedSizeMemoryResource<Arc<R>>>),
     Given(AnyResource),
 }
 
 impl<R: DeviceMemoryResource> Bin<R> {
     fn resource(&self) -> &dyn DeviceMemoryResource {
         match &self.source {
-            Source::Blocks(blocks) => blocks,
+            Source::Blocks(blocks) => &**blocks,
             Source::Given(other) => &**other,
         }
     }

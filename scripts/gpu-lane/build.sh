@@ -49,7 +49,7 @@ executables() {
 }
 
 echo "== building the tests"
-cargo test --workspace --no-run --locked --message-format=json | executables true >"$target_dir/built"
+cargo test --workspace --tests --no-run --locked --message-format=json | executables true >"$target_dir/built"
 while read -r package name path; do
     # The reason of every ignored test is that it needs a GPU; tests/tidy.rs sees to that.
     if "$path" --list --ignored 2>/dev/null | grep -q ': test$'; then

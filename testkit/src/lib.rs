@@ -1,1 +1,34 @@
-//! Conformance suite, shadow allocator, scripted mock and operation programs for memory resources.
+//! What a memory resource is tested with: yours as well as millpond's own.
+//!
+//! | here | what it is for |
+//! |---|---|
+//! | [`conformance`] | one suite that every resource and every adaptor passes, on the simulated device and on a GPU |
+//! | [`program`] | seeded programs of operations over many streams, checked by oracles, shrunk when one fails |
+//! | [`faults`] | one scenario, run once for every driver call in it, with that call failing |
+//! | [`mock`] | a scripted resource to put below an adaptor, so that its test reads as a script |
+//! | [`Checked`] | a wrapper that tells the simulated device and the shadow what is handed out |
+//! | [`shadow`] | the plain model of an allocator that the others compare with |
+//! | [`misuse_recorder`] | which refused calls the current thread caused |
+//! | [`canary`] | a stream-ordered pool that is wrong in a chosen way: proof that the oracles see it |
+//!
+//! Everything is deterministic: nothing is random without a seed, and a failure prints the seed.
+
+pub mod canary;
+mod checked;
+pub mod conformance;
+pub mod faults;
+pub mod misuse_recorder;
+pub mod mock;
+pub mod program;
+mod rng;
+pub mod shadow;
+
+pub use checked::Checked;
+pub use rng::Rng;
+
+/// What a panic said.
+fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a panic without text".to_owned())
+}

@@ -122,11 +122,11 @@ pub(crate) fn functions(code: &str) -> Vec<Function> {
 /// Where a word stands alone.
 fn words(chars: &[char], word: &str) -> Vec<usize> {
     let length = word.chars().count();
-    let alone = |at: usize| {
-        !(at > 0 && is_word(chars[at - 1])) && !chars.get(at + length).is_some_and(|&c| is_word(c))
-    };
+    let goes_on_before = |at: usize| at > 0 && is_word(chars[at - 1]);
+    let goes_on_after = |at: usize| chars.get(at + length).is_some_and(|&c| is_word(c));
     (0..chars.len())
-        .filter(|&at| chars[at..].iter().copied().take(length).eq(word.chars()) && alone(at))
+        .filter(|&at| chars[at..].iter().copied().take(length).eq(word.chars()))
+        .filter(|&at| !goes_on_before(at) && !goes_on_after(at))
         .collect()
 }
 

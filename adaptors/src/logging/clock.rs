@@ -48,7 +48,8 @@ mod tests {
     fn the_offset_follows_daylight_saving_time() {
         let zone = TimeZone::posix("CET-1CEST,M3.5.0,M10.5.0/3").unwrap();
         let mut clock = Clock::new(zone);
-        // 2026-03-29 00:59:59 and 01:00:00 UTC, the switch; 2026-10-25 00:59:59 and 01:00:00 UTC, the switch back.
+        // The seconds before and after 01:00 UTC on 2026-03-29 and on 2026-10-25, when clocks change, and a
+        // midnight.
         for (seconds, expected) in [
             (1_774_745_999, "01:59:59.000042"),
             (1_774_746_000, "03:00:00.000042"),

@@ -195,7 +195,9 @@ fn flush_and_drop_lose_nothing() {
         let log = Shared::default();
         let layer = LoggingLayer::new().writer(log.clone()).flush(Flush::Buffered);
         let resource = layer.layer(mock().0).unwrap();
-        (0..rows).for_each(|_| drop(resource.allocate_bytes(1, S).unwrap()));
+        for _ in 0..rows {
+            resource.allocate_bytes(1, S).unwrap();
+        }
         let early = log.rows().len();
         assert!(rows == 0 || early < rows, "{early} of {rows} rows were written before they had to be");
         resource.flush().unwrap();

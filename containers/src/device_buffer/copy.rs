@@ -7,8 +7,8 @@ use millpond_core::{DeviceMemoryResource, Error, Layout, Result, StreamRef};
 use super::DeviceBuffer;
 use crate::event::order;
 
-/// Copies from and to the host are complete when the call returns: it waits for the stream, once. None of them may
-/// be called while the stream captures a graph.
+/// Copies from and to the host are complete when the call returns: it waits for the stream, once. None of
+/// them may be called while the stream captures a graph.
 impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// A copy of `data`.
     ///
@@ -64,8 +64,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// Overwrites the first bytes with `data`.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `data` is larger than the buffer, and
-    /// what the driver reports.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `data` is larger than the buffer,
+    /// and what the driver reports.
     pub fn copy_from_host<T: Pod>(&mut self, data: &[T]) -> Result<()> {
         let bytes = self.checked_size(data)?;
         if bytes == 0 {
@@ -83,8 +83,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// Copies the first bytes into `data`.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `data` is larger than the buffer, and
-    /// what the driver reports.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `data` is larger than the buffer,
+    /// and what the driver reports.
     pub fn copy_to_host<T: Pod>(&self, data: &mut [T]) -> Result<()> {
         let bytes = self.checked_size(data)?;
         if bytes == 0 {
@@ -103,8 +103,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// The contents as values of `T`.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the size is not a multiple of that of
-    /// `T`, and what the driver reports.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the size is not a multiple of that
+    /// of `T`, and what the driver reports.
     pub fn to_host<T: Pod>(&self) -> Result<Vec<T>> {
         let size = size_of::<T>() as u64;
         if size == 0 || !self.len.is_multiple_of(size) {
@@ -129,8 +129,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         Ok(bytes)
     }
 
-    /// Waits for a copy on the stored stream. Also after an error: the device must not touch the host's memory
-    /// once the caller has it back, so what the stream cannot tell, the device must.
+    /// Waits for a copy on the stored stream. Also after an error: the device must not touch the host's
+    /// memory once the caller has it back, so what the stream cannot tell, the device must.
     fn finish(&self, copied: DriverResult<()>) -> Result<()> {
         let waited = self.driver().stream_synchronize(self.stream);
         let device = if waited.is_err() { self.driver().synchronize() } else { Ok(()) };

@@ -23,10 +23,6 @@ impl Refusal {
         Self::new(DriverError::NOT_SUPPORTED, detail)
     }
 
-    pub(super) const fn code(&self) -> i32 {
-        self.code
-    }
-
     /// The error of the call with this name.
     pub(super) fn named(self, call: &'static str) -> DriverError {
         DriverError::new(self.code, call).with_detail(self.detail)

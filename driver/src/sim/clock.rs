@@ -69,6 +69,11 @@ impl Clock {
         self.get(epoch.slot()) >= epoch.tick()
     }
 
+    /// Whether it knows all that `other` knows.
+    pub(super) fn knows_all(&self, other: &Self) -> bool {
+        other.0.iter().enumerate().all(|(slot, tick)| self.get(slot) >= *tick)
+    }
+
     /// Raises one entry.
     pub(super) fn raise(&mut self, slot: Slot, tick: u64) {
         if self.0.len() <= slot {
@@ -128,6 +133,7 @@ mod tests {
         a.join(&b);
         assert_eq!([0, 1, 2, 5, 9].map(|slot| a.get(slot)), [4, 3, 0, 2, 0]);
         assert!(a.knows(Epoch::new(5, 2)) && !a.knows(Epoch::new(5, 3)) && a.knows(Epoch::new(9, 0)));
+        assert!(a.knows_all(&b) && !b.knows_all(&a));
         b.copy_from(&a);
         assert_eq!(b.get(0), 4);
         a.raise(0, 2);

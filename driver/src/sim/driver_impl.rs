@@ -1,172 +1,284 @@
-use super::SimDevice;
-use millpond_core::driver::*;
+use millpond_core::driver::{
+    AccessFlags, DeviceAttribute, Driver, DriverResult, Event, EventFlags, HostFlags, HostPtr, IpcMemHandle,
+    MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind, PhysicalHandle, StreamFlags,
+};
 use millpond_core::{DeviceId, DevicePtr, StreamRef};
 
-#[allow(unused_variables)]
+use super::SimDevice;
+use super::answer::{Answer, Refusal};
+use super::pools::Pools;
+use super::space::GRANULARITY;
+use super::state::State;
+use super::violation::ViolationKind;
+use crate::CallKind;
+
+impl SimDevice {
+    /// One driver call: under the lock, counted, costed, and refused if the fault plan says so.
+    #[inline]
+    fn call<T>(
+        &self,
+        kind: CallKind,
+        name: &'static str,
+        call: impl FnOnce(&mut State) -> Answer<T>,
+    ) -> DriverResult<T> {
+        let mut state = self.lock();
+        state.begin_call(kind).and_then(|()| call(&mut state)).map_err(|refusal| refusal.named(name))
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
 impl Driver for SimDevice {
     fn device(&self) -> DeviceId {
         self.id
     }
+
     fn name(&self) -> String {
-        self.config.profile().name().to_owned()
+        self.name.clone()
     }
-    fn version(&self) -> DriverResult<i32> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "version"))
-    }
-    fn attribute(&self, attribute: DeviceAttribute) -> DriverResult<i64> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "attribute"))
-    }
-    fn mem_get_info(&self) -> DriverResult<MemoryInfo> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "mem_get_info"))
-    }
-    fn synchronize(&self) -> DriverResult<()> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "synchronize"))
-    }
+
     fn virtual_time_ns(&self) -> Option<u64> {
-        Some(0)
+        Some(Self::virtual_time_ns(self))
     }
+
+    fn version(&self) -> DriverResult<i32> {
+        self.call(CallKind::Other, "cuDriverGetVersion", |_| Ok(0))
+    }
+
+    fn attribute(&self, attribute: DeviceAttribute) -> DriverResult<i64> {
+        self.call(CallKind::Other, "cuDeviceGetAttribute", |state| Ok(state.attribute(attribute)))
+    }
+
+    fn mem_get_info(&self) -> DriverResult<MemoryInfo> {
+        self.call(CallKind::MemGetInfo, "cuMemGetInfo", |state| Ok(state.mem_get_info()))
+    }
+
+    fn synchronize(&self) -> DriverResult<()> {
+        self.call(CallKind::Synchronize, "cuCtxSynchronize", State::synchronize_all)
+    }
+
+    // --- Memory ---
+
     fn mem_alloc(&self, bytes: u64) -> DriverResult<DevicePtr> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "mem_alloc"))
+        self.call(CallKind::MemAlloc, "cuMemAlloc", |state| state.mem_alloc(bytes))
     }
+
     fn mem_alloc_managed(&self, bytes: u64) -> DriverResult<DevicePtr> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "mem_alloc_managed"))
+        self.call(CallKind::MemAllocManaged, "cuMemAllocManaged", |state| state.mem_alloc_managed(bytes))
     }
+
     unsafe fn mem_free(&self, ptr: DevicePtr) -> DriverResult<()> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "mem_free"))
+        self.call(CallKind::MemFree, "cuMemFree", |state| state.mem_free(ptr))
     }
+
     fn mem_get_address_range(&self, ptr: DevicePtr) -> DriverResult<(DevicePtr, u64)> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "mem_get_address_range"))
+        self.call(CallKind::PointerQuery, "cuMemGetAddressRange", |state| state.mem_get_address_range(ptr))
     }
+
     fn pointer_kind(&self, ptr: DevicePtr) -> DriverResult<MemoryKind> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "pointer_kind"))
+        self.call(CallKind::PointerQuery, "cuPointerGetAttribute", |state| Ok(state.pointer_kind(ptr)))
     }
+
     unsafe fn mem_prefetch_async(
         &self,
         ptr: DevicePtr,
         bytes: u64,
-        to_host: bool,
+        _to_host: bool,
         stream: StreamRef,
     ) -> DriverResult<()> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "mem_prefetch_async"))
+        self.call(CallKind::MemPrefetch, "cuMemPrefetchAsync", |state| state.prefetch(ptr, bytes, stream))
     }
-    unsafe fn mem_advise(&self, ptr: DevicePtr, bytes: u64, advice: MemAdvice) -> DriverResult<()> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "mem_advise"))
+
+    unsafe fn mem_advise(&self, ptr: DevicePtr, bytes: u64, _advice: MemAdvice) -> DriverResult<()> {
+        self.call(CallKind::MemAdvise, "cuMemAdvise", |state| state.check_managed(ptr, bytes))
     }
-    fn mem_host_alloc(&self, bytes: u64, flags: HostFlags) -> DriverResult<HostPtr> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "mem_host_alloc"))
+
+    // --- Host memory ---
+
+    fn mem_host_alloc(&self, bytes: u64, _flags: HostFlags) -> DriverResult<HostPtr> {
+        self.call(CallKind::MemHostAlloc, "cuMemHostAlloc", |state| state.mem_host_alloc(bytes))
     }
+
     unsafe fn mem_free_host(&self, ptr: HostPtr) -> DriverResult<()> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "mem_free_host"))
+        self.call(CallKind::MemFreeHost, "cuMemFreeHost", |state| state.mem_free_host(ptr))
     }
-    unsafe fn mem_host_register(&self, ptr: HostPtr, bytes: u64, flags: HostFlags) -> DriverResult<()> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "mem_host_register"))
+
+    unsafe fn mem_host_register(&self, ptr: HostPtr, bytes: u64, _flags: HostFlags) -> DriverResult<()> {
+        self.call(CallKind::MemHostRegister, "cuMemHostRegister", |state| state.mem_host_register(ptr, bytes))
     }
+
     unsafe fn mem_host_unregister(&self, ptr: HostPtr) -> DriverResult<()> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "mem_host_unregister"))
+        self.call(CallKind::MemHostRegister, "cuMemHostUnregister", |state| state.mem_host_unregister(ptr))
     }
+
     fn mem_host_get_device_pointer(&self, ptr: HostPtr) -> DriverResult<DevicePtr> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "mem_host_get_device_pointer"))
+        self.call(CallKind::PointerQuery, "cuMemHostGetDevicePointer", |state| {
+            state.mem_host_get_device_pointer(ptr)
+        })
     }
+
+    // --- Stream-ordered memory and its pools ---
+
     fn mem_alloc_async(&self, bytes: u64, stream: StreamRef) -> DriverResult<DevicePtr> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "mem_alloc_async"))
+        self.call(CallKind::MemAllocAsync, "cuMemAllocAsync", |state| {
+            state.mem_alloc_from_pool(bytes, Pools::default_pool(), stream, "cuMemAllocAsync")
+        })
     }
+
     fn mem_alloc_from_pool_async(
         &self,
         bytes: u64,
         pool: MemPool,
         stream: StreamRef,
     ) -> DriverResult<DevicePtr> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "mem_alloc_from_pool_async"))
+        self.call(CallKind::MemAllocAsync, "cuMemAllocFromPoolAsync", |state| {
+            state.mem_alloc_from_pool(bytes, pool, stream, "cuMemAllocFromPoolAsync")
+        })
     }
+
     unsafe fn mem_free_async(&self, ptr: DevicePtr, stream: StreamRef) -> DriverResult<()> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "mem_free_async"))
+        self.call(CallKind::MemFreeAsync, "cuMemFreeAsync", |state| state.mem_free_async(ptr, stream))
     }
+
     fn mem_pool_create(&self, props: MemPoolProps) -> DriverResult<MemPool> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "mem_pool_create"))
+        self.call(CallKind::MemPool, "cuMemPoolCreate", |state| Ok(state.mem_pool_create(props)))
     }
+
     unsafe fn mem_pool_destroy(&self, pool: MemPool) -> DriverResult<()> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "mem_pool_destroy"))
+        self.call(CallKind::MemPool, "cuMemPoolDestroy", |state| state.mem_pool_destroy(pool))
     }
+
     fn device_get_default_mem_pool(&self) -> DriverResult<MemPool> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "device_get_default_mem_pool"))
+        self.call(CallKind::MemPool, "cuDeviceGetDefaultMemPool", |_| Ok(Pools::default_pool()))
     }
+
     fn mem_pool_trim_to(&self, pool: MemPool, keep_bytes: u64) -> DriverResult<()> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "mem_pool_trim_to"))
+        self.call(CallKind::MemPoolTrim, "cuMemPoolTrimTo", |state| state.mem_pool_trim_to(pool, keep_bytes))
     }
+
     fn mem_pool_get_attribute(&self, pool: MemPool, attribute: MemPoolAttribute) -> DriverResult<u64> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "mem_pool_get_attribute"))
+        self.call(CallKind::MemPool, "cuMemPoolGetAttribute", |state| {
+            state.mem_pool_get_attribute(pool, attribute)
+        })
     }
+
     fn mem_pool_set_attribute(
         &self,
         pool: MemPool,
         attribute: MemPoolAttribute,
         value: u64,
     ) -> DriverResult<()> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "mem_pool_set_attribute"))
+        self.call(CallKind::MemPool, "cuMemPoolSetAttribute", |state| {
+            state.mem_pool_set_attribute(pool, attribute, value)
+        })
     }
+
+    // --- Virtual memory management ---
+
     fn mem_get_allocation_granularity(&self) -> DriverResult<u64> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "mem_get_allocation_granularity"))
+        self.call(CallKind::Other, "cuMemGetAllocationGranularity", |_| Ok(GRANULARITY))
     }
+
     fn mem_address_reserve(&self, bytes: u64, alignment: u64) -> DriverResult<DevicePtr> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "mem_address_reserve"))
+        self.call(CallKind::MemAddressReserve, "cuMemAddressReserve", |state| {
+            state.mem_address_reserve(bytes, alignment)
+        })
     }
+
     unsafe fn mem_address_free(&self, ptr: DevicePtr, bytes: u64) -> DriverResult<()> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "mem_address_free"))
+        self.call(CallKind::MemAddressFree, "cuMemAddressFree", |state| state.mem_address_free(ptr, bytes))
     }
+
     fn mem_create(&self, bytes: u64) -> DriverResult<PhysicalHandle> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "mem_create"))
+        self.call(CallKind::MemCreate, "cuMemCreate", |state| state.mem_create(bytes))
     }
+
     unsafe fn mem_release(&self, handle: PhysicalHandle) -> DriverResult<()> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "mem_release"))
+        self.call(CallKind::MemRelease, "cuMemRelease", |state| state.mem_release(handle))
     }
+
     unsafe fn mem_map(&self, ptr: DevicePtr, bytes: u64, handle: PhysicalHandle) -> DriverResult<()> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "mem_map"))
+        self.call(CallKind::MemMap, "cuMemMap", |state| state.mem_map(ptr, bytes, handle))
     }
+
     unsafe fn mem_unmap(&self, ptr: DevicePtr, bytes: u64) -> DriverResult<()> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "mem_unmap"))
+        self.call(CallKind::MemUnmap, "cuMemUnmap", |state| state.mem_unmap(ptr, bytes))
     }
+
     unsafe fn mem_set_access(&self, ptr: DevicePtr, bytes: u64, access: AccessFlags) -> DriverResult<()> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "mem_set_access"))
+        self.call(CallKind::MemSetAccess, "cuMemSetAccess", |state| state.mem_set_access(ptr, bytes, access))
     }
+
+    // --- Streams ---
+
     fn stream_create(&self, flags: StreamFlags) -> DriverResult<StreamRef> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "stream_create"))
+        self.call(CallKind::StreamCreate, "cuStreamCreateWithPriority", |state| state.stream_create(flags))
     }
+
     unsafe fn stream_destroy(&self, stream: StreamRef) -> DriverResult<()> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "stream_destroy"))
+        self.call(CallKind::StreamDestroy, "cuStreamDestroy", |state| state.stream_destroy(stream))
     }
+
     fn stream_ref(&self, handle: u64) -> DriverResult<StreamRef> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "stream_ref"))
+        self.call(CallKind::StreamGetId, "cuStreamGetId", |state| state.stream_ref(handle))
     }
+
     fn stream_synchronize(&self, stream: StreamRef) -> DriverResult<()> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "stream_synchronize"))
+        self.call(CallKind::StreamSynchronize, "cuStreamSynchronize", |state| {
+            state.stream_synchronize(stream)
+        })
     }
+
     fn stream_query(&self, stream: StreamRef) -> DriverResult<bool> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "stream_query"))
+        self.call(CallKind::StreamQuery, "cuStreamQuery", |state| state.stream_query(stream))
     }
+
     fn stream_wait_event(&self, stream: StreamRef, event: Event) -> DriverResult<()> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "stream_wait_event"))
+        self.call(CallKind::StreamWaitEvent, "cuStreamWaitEvent", |state| {
+            state.stream_wait_event(stream, event)
+        })
     }
+
     fn stream_is_capturing(&self, stream: StreamRef) -> DriverResult<bool> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "stream_is_capturing"))
+        self.call(CallKind::StreamIsCapturing, "cuStreamIsCapturing", |state| {
+            state.stream_is_capturing(stream)
+        })
     }
-    fn event_create(&self, flags: EventFlags) -> DriverResult<Event> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "event_create"))
+
+    // --- Events ---
+
+    fn event_create(&self, _flags: EventFlags) -> DriverResult<Event> {
+        self.call(CallKind::EventCreate, "cuEventCreate", |state| Ok(state.event_create()))
     }
+
     unsafe fn event_destroy(&self, event: Event) -> DriverResult<()> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "event_destroy"))
+        self.call(CallKind::EventDestroy, "cuEventDestroy", |state| state.event_destroy(event))
     }
+
     fn event_record(&self, event: Event, stream: StreamRef) -> DriverResult<()> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "event_record"))
+        self.call(CallKind::EventRecord, "cuEventRecord", |state| state.event_record(event, stream))
     }
+
+    /// Not a call of the driver, and not counted, where the answer is `Ok(false)`.
     fn event_record_if_alive(&self, event: Event, stream: StreamRef) -> DriverResult<bool> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "event_record_if_alive"))
+        let mut state = self.lock();
+        if !state.is_surely_alive(stream) {
+            return Ok(false);
+        }
+        let recorded =
+            state.begin_call(CallKind::EventRecord).and_then(|()| state.event_record(event, stream));
+        recorded.map(|()| true).map_err(|refusal| refusal.named("cuEventRecord"))
     }
+
     fn event_query(&self, event: Event) -> DriverResult<bool> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "event_query"))
+        self.call(CallKind::EventQuery, "cuEventQuery", |state| state.event_query(event))
     }
+
     fn event_synchronize(&self, event: Event) -> DriverResult<()> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "event_synchronize"))
+        self.call(CallKind::EventSynchronize, "cuEventSynchronize", |state| state.event_synchronize(event))
     }
+
+    // --- Copies and fills ---
+
     unsafe fn memcpy_htod_async(
         &self,
         dst: DevicePtr,
@@ -174,8 +286,27 @@ impl Driver for SimDevice {
         bytes: u64,
         stream: StreamRef,
     ) -> DriverResult<()> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "memcpy_htod_async"))
+        self.call(CallKind::Copy, "cuMemcpyHtoDAsync", |state| {
+            if bytes == 0 {
+                return Ok(());
+            }
+            let address = src.expose_provenance();
+            if state.is_pinned(address, bytes) {
+                return state.copy_on_device(
+                    dst,
+                    DevicePtr::new(address as u64),
+                    bytes,
+                    stream,
+                    "cuMemcpyHtoDAsync",
+                );
+            }
+            let size = host_size(bytes)?;
+            // SAFETY: the caller vouches for `bytes` readable bytes at `src`.
+            let staged = unsafe { std::slice::from_raw_parts(src, size) };
+            state.copy_staged(dst, staged.into(), stream)
+        })
     }
+
     unsafe fn memcpy_dtoh_async(
         &self,
         dst: *mut u8,
@@ -183,8 +314,33 @@ impl Driver for SimDevice {
         bytes: u64,
         stream: StreamRef,
     ) -> DriverResult<()> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "memcpy_dtoh_async"))
+        self.call(CallKind::Copy, "cuMemcpyDtoHAsync", |state| {
+            if bytes == 0 {
+                return Ok(());
+            }
+            let address = dst.expose_provenance();
+            if state.is_pinned(address, bytes) {
+                return state.copy_on_device(
+                    DevicePtr::new(address as u64),
+                    src,
+                    bytes,
+                    stream,
+                    "cuMemcpyDtoHAsync",
+                );
+            }
+            host_size(bytes)?;
+            let mut at = dst;
+            state.copy_out(src, bytes, stream, |part| {
+                // SAFETY: the caller vouches for `bytes` writable bytes at `dst`, and the parts make up
+                // `bytes` in all; `part` is the simulator's own memory.
+                unsafe {
+                    at.copy_from_nonoverlapping(part.as_ptr(), part.len());
+                    at = at.add(part.len());
+                }
+            })
+        })
     }
+
     unsafe fn memcpy_dtod_async(
         &self,
         dst: DevicePtr,
@@ -192,8 +348,11 @@ impl Driver for SimDevice {
         bytes: u64,
         stream: StreamRef,
     ) -> DriverResult<()> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "memcpy_dtod_async"))
+        self.call(CallKind::Copy, "cuMemcpyDtoDAsync", |state| {
+            state.copy_on_device(dst, src, bytes, stream, "cuMemcpyDtoDAsync")
+        })
     }
+
     unsafe fn memset_d8_async(
         &self,
         dst: DevicePtr,
@@ -201,15 +360,66 @@ impl Driver for SimDevice {
         bytes: u64,
         stream: StreamRef,
     ) -> DriverResult<()> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "memset_d8_async"))
+        self.call(CallKind::Fill, "cuMemsetD8Async", |state| state.memset(dst, value, bytes, stream))
     }
+
+    // --- Between processes ---
+
     fn ipc_get_mem_handle(&self, ptr: DevicePtr) -> DriverResult<IpcMemHandle> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "ipc_get_mem_handle"))
+        self.call(CallKind::Ipc, "cuIpcGetMemHandle", |state| state.ipc_get_mem_handle(ptr))
     }
+
     fn ipc_open_mem_handle(&self, handle: &IpcMemHandle) -> DriverResult<DevicePtr> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "ipc_open_mem_handle"))
+        self.call(CallKind::Ipc, "cuIpcOpenMemHandle", |state| state.ipc_open_mem_handle(handle))
     }
+
     unsafe fn ipc_close_mem_handle(&self, ptr: DevicePtr) -> DriverResult<()> {
-        Err(DriverError::new(DriverError::NOT_SUPPORTED, "ipc_close_mem_handle"))
+        self.call(CallKind::Ipc, "cuIpcCloseMemHandle", |state| state.ipc_close_mem_handle(ptr))
+    }
+}
+
+fn host_size(bytes: u64) -> Answer<usize> {
+    let fits = usize::try_from(bytes).ok().filter(|size| isize::try_from(*size).is_ok());
+    fits.ok_or_else(|| Refusal::invalid_value(format!("no host memory has {bytes} bytes")))
+}
+
+impl State {
+    fn attribute(&self, attribute: DeviceAttribute) -> i64 {
+        let (major, minor) = self.profile.compute_capability();
+        match attribute {
+            DeviceAttribute::MultiprocessorCount => self.profile.multiprocessors(),
+            DeviceAttribute::ComputeCapabilityMajor => major,
+            DeviceAttribute::ComputeCapabilityMinor => minor,
+            DeviceAttribute::MemoryPoolsSupported
+            | DeviceAttribute::VirtualMemoryManagementSupported
+            | DeviceAttribute::ConcurrentManagedAccess
+            | DeviceAttribute::IpcEventSupported => 1,
+            _ => 0,
+        }
+    }
+
+    fn mem_get_info(&self) -> MemoryInfo {
+        let total = self.space.capacity();
+        MemoryInfo { free: total - self.space.used(), total }
+    }
+
+    fn synchronize_all(&mut self) -> Answer<()> {
+        self.synchronize();
+        Ok(())
+    }
+
+    fn stream_is_capturing(&mut self, stream: StreamRef) -> Answer<bool> {
+        let slot = self.stream_slot(stream, "cuStreamIsCapturing")?;
+        Ok(self.order.lane(slot).capturing)
+    }
+
+    fn stream_ref(&mut self, handle: u64) -> Answer<StreamRef> {
+        if let Some(stream) = self.names.stream(handle) {
+            return Ok(stream);
+        }
+        self.violation(ViolationKind::DeadHandle, || {
+            format!("there is no stream {handle:#x}, or not any more")
+        });
+        Err(Refusal::new(millpond_core::DriverError::INVALID_HANDLE, "no such stream"))
     }
 }

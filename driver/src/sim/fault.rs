@@ -78,7 +78,7 @@ impl From<Fault> for FaultPlan {
 }
 
 /// Counts calls and lets those fail that the plan names.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Faults {
     plan: FaultPlan,
     calls: u64,
@@ -88,7 +88,7 @@ pub(super) struct Faults {
 
 impl Faults {
     pub(super) fn new(plan: FaultPlan) -> Self {
-        Self { plan, ..Self::default() }
+        Self { plan, calls: 0, of_kind: [0; CallKind::ALL.len()], sticky: None }
     }
 
     pub(super) const fn is_lost(&self) -> bool {
@@ -124,7 +124,7 @@ mod tests {
 
     fn failing(plan: FaultPlan, calls: &[CallKind]) -> Vec<Option<i32>> {
         let mut faults = Faults::new(plan);
-        calls.iter().map(|kind| faults.call(*kind).err().map(|refusal| refusal.code())).collect()
+        calls.iter().map(|kind| faults.call(*kind).err().map(|refusal| refusal.named("").code())).collect()
     }
 
     const CALLS: [CallKind; 5] =

@@ -29,7 +29,8 @@ impl HostMemory {
         let refused =
             || Refusal::new(DriverError::OUT_OF_MEMORY, format!("the host has no {bytes} bytes in a row"));
         // A larger alignment would make the allocator write the zeros, and so commit the pages.
-        let padded = usize::try_from(bytes).ok().and_then(|bytes| bytes.checked_add(PAGE)).ok_or_else(refused)?;
+        let padded =
+            usize::try_from(bytes).ok().and_then(|bytes| bytes.checked_add(PAGE)).ok_or_else(refused)?;
         let layout = Layout::from_size_align(padded, align_of::<u64>()).map_err(|_| refused())?;
         // SAFETY: the size is at least a page.
         let start = unsafe { alloc_zeroed(layout) };

@@ -18,6 +18,8 @@ pub(super) struct Piece {
     pub(super) bytes: u64,
     /// The real memory behind it: managed and pinned memory; 0 for device memory.
     pub(super) host: usize,
+    /// The start of the mapping that led here, if the memory may have several; else 0.
+    pub(super) via: u64,
 }
 
 impl Piece {
@@ -147,12 +149,15 @@ impl Contents {
     /// If `range` is in one pattern, that pattern, and how far it goes on.
     fn pattern_at(&self, piece: &Piece, range: Range<u64>) -> Option<(u64, u64)> {
         match self.patterns.overlapping(range.clone()).next() {
-            Some((run, pattern)) => (run.start <= range.start && run.end >= range.end)
-                .then(|| (*pattern, run.end - range.start)),
+            Some((run, pattern)) => {
+                (run.start <= range.start && run.end >= range.end).then(|| (*pattern, run.end - range.start))
+            }
             None if piece.host == 0 => {
                 let pattern = self.patterns.overlapping(range.start..u64::MAX).next();
                 let page = self.pages.range(range.start / PAGE..).next();
-                let end = pattern.map_or(u64::MAX, |(run, _)| run.start).min(page.map_or(u64::MAX, |(p, _)| p * PAGE));
+                let end = pattern
+                    .map_or(u64::MAX, |(run, _)| run.start)
+                    .min(page.map_or(u64::MAX, |(p, _)| p * PAGE));
                 (end >= range.end).then(|| (pattern_of(POISON), end - range.start))
             }
             None => None,
@@ -179,7 +184,8 @@ impl Contents {
             let size = (range.end - at).min(buffer.len() as u64);
             let bytes = &mut buffer[..size as usize];
             self.read(piece, at - piece.physical, bytes);
-            let wrong = (at..).zip(&*bytes).find(|(at, byte)| **byte != pattern.to_le_bytes()[(at % 8) as usize]);
+            let wrong =
+                (at..).zip(&*bytes).find(|(at, byte)| **byte != pattern.to_le_bytes()[(at % 8) as usize]);
             if let Some((wrong, _)) = wrong {
                 let first = (wrong - at) as usize & !7;
                 let mut found = [0; 8];
@@ -220,7 +226,7 @@ mod tests {
     use crate::sim::rng::Rng;
 
     fn piece(physical: u64, bytes: u64) -> Piece {
-        Piece { physical, bytes, host: 0 }
+        Piece { physical, bytes, host: 0, via: 0 }
     }
 
     /// The naive model: one byte for each address.
@@ -233,7 +239,8 @@ mod tests {
             let mut model = vec![POISON; LENGTH as usize];
             for _ in 0..200 {
                 let a = rng.below(LENGTH - 1);
-                let bytes = 1 + rng.below((LENGTH - a).min(1 << (1 + rng.below(17))));
+                let most = 1 << (1 + rng.below(17));
+                let bytes = 1 + rng.below((LENGTH - a).min(most));
                 let here = piece(a, bytes);
                 let part = a as usize..(a + bytes) as usize;
                 match rng.below(5) {
@@ -263,7 +270,10 @@ mod tests {
                     }
                     _ => {
                         let tag = rng.next();
-                        let right = model[part].iter().zip(a..).all(|(b, at)| *b == tag.to_le_bytes()[(at % 8) as usize]);
+                        let right = model[part]
+                            .iter()
+                            .zip(a..)
+                            .all(|(b, at)| *b == tag.to_le_bytes()[(at % 8) as usize]);
                         assert_eq!(contents.check(&here, tag).is_ok(), right);
                     }
                 }

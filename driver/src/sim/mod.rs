@@ -1,115 +1,248 @@
-//! A simulated device.
-use std::sync::Arc;
+//! A simulated device, deterministic, that checks stream order by itself.
+//!
+//! [`SimDevice`] implements [`Driver`](millpond_core::Driver), so everything above the driver runs on it
+//! unchanged, on any machine. It has
+//!
+//! - a capacity, and real bytes behind its addresses, which appear when they are written;
+//! - streams, events, and work that runs in any order that CUDA allows: by a virtual clock or by the choices
+//!   of a seeded adversary ([`Schedule`]);
+//! - a virtual clock that each call advances by what it costs on a real device ([`Profile`]);
+//! - faults where a plan asks for them ([`FaultPlan`]);
+//! - an oracle of stream order. It follows what happens before what with vector clocks and notes each rule
+//!   that is broken as a [`Violation`]. The harness around a resource says what the resource handed out
+//!   and took back, with [`lend`](SimDevice::lend) and [`give_back`](SimDevice::give_back), and what its
+//!   users do with it, with [`launch`](SimDevice::launch).
+//!
+//! The same calls in the same order give the same addresses, handles, answers and violations, in every
+//! process; [`SimDevice::trace_hash`] shows it. Two things are the process's own: the addresses of
+//! managed and pinned memory, which are real, and the ids of streams, which are unique in a process.
+//!
+//! ```
+//! use millpond_core::driver::{Driver, StreamFlags};
+//! use millpond_driver::sim::{Access, SimConfig, SimDevice, ViolationKind};
+//!
+//! let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
+//! let block = device.mem_alloc(4096)?;
+//! let a = device.stream_create(StreamFlags::NON_BLOCKING)?;
+//! let b = device.stream_create(StreamFlags::NON_BLOCKING)?;
+//!
+//! device.lend(block, 4096, a);
+//! device.launch(a, &[Access::write(block, 4096, 1)]);
+//! device.give_back(block, 4096, a);
+//! device.lend(block, 4096, b); // nothing orders `b` after the kernel on `a`
+//! assert_eq!(device.violations()[0].kind, ViolationKind::StreamOrder);
+//! # Ok::<(), millpond_core::DriverError>(())
+//! ```
+//!
+//! # Where things are
+//! | file | what it is |
+//! |---|---|
+//! | `order`, `clock` | who happens before whom; the rule is written down there |
+//! | `oracle`, `violation` | blocks, the history of memory, and what is reported |
+//! | `work`, `copies` | queues, schedules, kernels, copies and fills |
+//! | `memory`, `host` | the bytes |
+//! | `space`, `address`, `runs` | addresses, mappings, capacity |
+//! | `plain`, `pools`, `vmm`, `ipc`, `streams` | one for each group of driver calls |
+//! | `state`, `driver_impl` | what is behind the lock, and the `Driver` in front of it |
 
+mod access;
+mod address;
+mod answer;
+mod clock;
 mod config;
+mod copies;
 mod driver_impl;
 mod fault;
+mod host;
+mod ipc;
+mod memory;
+mod oracle;
+mod order;
+mod plain;
+mod pools;
 mod profile;
+mod rng;
+mod runs;
+mod space;
+mod state;
+mod streams;
 mod violation;
+mod vmm;
+mod work;
 
+use std::fmt;
+use std::sync::Arc;
+
+use millpond_core::{DeviceId, DevicePtr, StreamRef};
+use parking_lot::{Mutex, MutexGuard};
+
+pub use access::Access;
 pub use config::{Schedule, SimConfig};
 pub use fault::{Fault, FaultPlan};
 pub use profile::Profile;
+use state::State;
 pub use violation::{Violation, ViolationKind};
 
-use millpond_core::{DeviceId, DevicePtr, StreamRef};
-
-/// What a simulated kernel does with a range of memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Access {
-    pub(crate) ptr: DevicePtr,
-    pub(crate) bytes: u64,
-    pub(crate) action: Action,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Action {
-    Read,
-    Write(u64),
-    Check(u64),
-}
-
-impl Access {
-    /// Reads `bytes` bytes at `ptr`, whatever they are.
-    pub const fn read(ptr: DevicePtr, bytes: u64) -> Self {
-        Self { ptr, bytes, action: Action::Read }
-    }
-    /// Writes the tag over the range.
-    pub const fn write(ptr: DevicePtr, bytes: u64, tag: u64) -> Self {
-        Self { ptr, bytes, action: Action::Write(tag) }
-    }
-    /// Reads the range and checks that all of it holds the tag.
-    pub const fn check(ptr: DevicePtr, bytes: u64, tag: u64) -> Self {
-        Self { ptr, bytes, action: Action::Check(tag) }
-    }
-}
-
-/// A simulated device.
-#[derive(Debug)]
+/// A simulated device; see the [module](self).
+///
+/// It may be used from many threads, which count as one host; then the order of their calls is the
+/// program's, and so is the trace.
 pub struct SimDevice {
     id: DeviceId,
-    config: SimConfig,
+    name: String,
+    state: Mutex<State>,
 }
 
+/// What a device does for the harness around it. Unlike the calls of [`Driver`](millpond_core::Driver), these
+/// cost no virtual time, are not counted as calls and never fail.
 impl SimDevice {
-    /// A new device.
+    /// A new device, under the next number of the process.
     pub fn new(config: SimConfig) -> Arc<Self> {
-        Arc::new(Self { id: DeviceId::sim(0), config })
+        crate::registry::register_sim(|id| Self {
+            id,
+            name: config.profile().name().to_owned(),
+            state: Mutex::new(State::new(config, id)),
+        })
     }
-    /// The harness tells that the resource under test handed out a block.
+
+    /// Makes this the calling thread's current device: what [`crate::current`] finds.
+    pub fn make_current(&self) {
+        crate::registry::set_current(Some(self.id));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    // --- The resource under test ---
+
+    /// The resource under test handed out `bytes` bytes at `ptr`, for use on `stream`. Call it after
+    /// `allocate` returned.
+    ///
+    /// Checked: the block lies in one allocation of this device, at a multiple of 256 bytes; no other
+    /// block that is lent shares its addresses or the memory behind them; and work submitted to `stream`
+    /// from now on happens after everything that earlier owners of the memory may have submitted before
+    /// they gave it back: the file `order` says what happens before what, `oracle` what is remembered.
     pub fn lend(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
-        let _ = (ptr, bytes, stream);
+        self.lock().lend(ptr, bytes, stream);
     }
-    /// The harness tells that the resource under test took a block back.
+
+    /// The resource under test is about to take the block back in the order of `stream`. Call it before
+    /// `deallocate`.
+    ///
+    /// The next owner must come after `stream`'s present end; and after uses of the block that `stream`
+    /// does not happen after, if its owner left such.
     pub fn give_back(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
-        let _ = (ptr, bytes, stream);
+        self.lock().give_back(ptr, bytes, stream);
     }
-    /// Submits a simulated kernel.
+
+    /// Submits a simulated kernel that does all these accesses when its turn comes.
+    ///
+    /// Checked when it is submitted: each range lies in accessible memory, and no earlier owner's use of
+    /// it is unordered with this one. Checked when it runs: what [`Access::check`] asks for. In managed
+    /// memory, what [`Access::write`] writes is seen by kernels and copies, and not by the host.
     pub fn launch(&self, stream: StreamRef, accesses: &[Access]) {
-        let _ = (stream, accesses);
+        self.lock().launch(stream, accesses);
     }
-    /// What was found so far.
+
+    // --- What was found ---
+
+    /// The rules broken so far; the first thousand.
     pub fn violations(&self) -> Vec<Violation> {
-        Vec::new()
+        self.lock().effects.log.all().to_vec()
     }
-    /// What was found so far; forgets it.
+
+    /// The rules broken so far, which are forgotten.
     pub fn take_violations(&self) -> Vec<Violation> {
-        Vec::new()
+        self.lock().effects.log.take()
     }
-    /// Allocations not freed.
+
+    /// A hash of every driver call so far, with the addresses, handles and yes-or-no answers given: equal
+    /// for equal programs.
+    pub fn trace_hash(&self) -> u64 {
+        self.lock().trace()
+    }
+
+    // --- What is there ---
+
+    /// What was taken from the driver and not given back: allocations of any kind (pooled ones while they
+    /// are handed out), pinned and registered memory, reservations, physical memory, opened IPC handles
+    /// and created pools.
     pub fn live_allocations(&self) -> usize {
-        0
+        let state = self.lock();
+        state.space.live_mappings() + state.vmm.live() + state.pools.created()
     }
-    /// Bytes of allocations not freed.
+
+    /// Streams that were created and not destroyed.
+    pub fn live_streams(&self) -> usize {
+        self.lock().names.live_streams()
+    }
+
+    /// Events that were created and not destroyed.
+    pub fn live_events(&self) -> usize {
+        self.lock().names.live_events()
+    }
+
+    /// Blocks that are lent.
+    pub fn lent_blocks(&self) -> usize {
+        self.lock().oracle.lent_blocks()
+    }
+
+    /// Device memory in bytes that is taken: plain, managed and physical memory, and what pools hold. Each
+    /// allocation counts with its size rounded up to 512; pinned memory is the host's.
     pub fn live_bytes(&self) -> u64 {
-        0
+        self.lock().space.used()
     }
-    /// The highest `live_bytes` so far.
+
+    /// The most that [`live_bytes`](Self::live_bytes) has been.
     pub fn peak_bytes(&self) -> u64 {
-        0
+        self.lock().space.peak()
     }
-    /// Virtual time in nanoseconds.
+
+    /// Host memory in bytes that stands behind device memory.
+    pub fn committed_bytes(&self) -> u64 {
+        self.lock().effects.contents.committed_bytes()
+    }
+
+    // --- Time, faults, capture ---
+
+    /// The virtual clock in nanoseconds: what driver calls cost so far, with the time spent waiting in them.
     pub fn virtual_time_ns(&self) -> u64 {
-        0
+        self.lock().work.now_ns()
     }
-    /// How many driver calls were made.
+
+    /// Lets virtual time pass outside of the driver.
+    pub fn advance(&self, ns: u64) {
+        self.lock().pass(ns);
+    }
+
+    /// How many driver calls were made that can fail.
     pub fn driver_calls(&self) -> u64 {
-        0
+        self.lock().calls()
     }
-    /// Replaces the fault plan; its calls count from now.
+
+    /// Replaces the fault plan. Its calls count from now, and a lost context is found again.
     pub fn set_faults(&self, faults: FaultPlan) {
-        let _ = faults;
+        self.lock().faults = fault::Faults::new(faults);
     }
-    /// Says that a stream is capturing a graph.
+
+    /// Whether a call failed with a sticky code, so that every later one fails.
+    pub fn is_lost(&self) -> bool {
+        self.lock().faults.is_lost()
+    }
+
+    /// Says that a stream is capturing a graph, or not any more. A capturing stream cannot be queried or
+    /// waited for, nor can an event that was recorded on it.
     pub fn set_capturing(&self, stream: StreamRef, capturing: bool) {
-        let _ = (stream, capturing);
+        let mut state = self.lock();
+        if let Some(slot) = state.slot(stream, "set_capturing") {
+            state.order.lane_mut(slot).capturing = capturing;
+        }
     }
-    /// Makes this the current device of the thread.
-    pub fn make_current(self: &Arc<Self>) {
-        let _ = &self.config;
-    }
-    /// The configuration.
-    pub fn config(&self) -> &SimConfig {
-        &self.config
+}
+
+impl fmt::Debug for SimDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimDevice").field("id", &self.id).field("name", &self.name).finish_non_exhaustive()
     }
 }

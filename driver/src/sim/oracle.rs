@@ -51,6 +51,8 @@ pub(super) struct Oracle {
     blocks: Vec<Option<Block>>,
     free: Vec<u32>,
     by_address: FxHashMap<DevicePtr, u32>,
+    /// What was used through mappings whose memory may have several, by the mapping's start.
+    through: FxHashMap<u64, Epochs>,
 }
 
 /// A rule broken, found while the state is borrowed.
@@ -102,6 +104,10 @@ impl Oracle {
         for piece in &block.pieces {
             let mut released = position.clone();
             let open = |epoch: &Epoch| !order.covers(slot, *epoch);
+            if piece.via != 0 {
+                let through = self.through.entry(piece.via).or_default();
+                position.iter().chain(block.uses.iter()).for_each(|epoch| through.add(epoch));
+            }
             block.uses.iter().filter(open).for_each(|epoch| released.add(epoch));
             for (_, place) in self.places.overlapping(piece.range()) {
                 let older = place.released.iter().chain(place.uses.iter());
@@ -113,7 +119,10 @@ impl Oracle {
 
     /// Notes an access; it must come after everything that earlier owners submitted.
     fn access(&mut self, order: &Order, piece: &Piece, epoch: Epoch) -> Option<Finding> {
-        let Self { places, blocks, .. } = self;
+        let Self { places, blocks, through, .. } = self;
+        if piece.via != 0 {
+            through.entry(piece.via).or_default().add(epoch);
+        }
         if let Some(Place { owner: Some(owner), .. }) = places.containing(&piece.range())
             && let Some(Some(block)) = blocks.get_mut(*owner as usize)
             && block.slot == epoch.slot()
@@ -125,7 +134,8 @@ impl Oracle {
         let start = piece.physical - piece.physical % ALLOCATION_ALIGNMENT;
         let end = piece.range().end.next_multiple_of(ALLOCATION_ALIGNMENT);
         places.update(start..end, &Place::default(), |_, place| {
-            if let Some(before) = place.released.iter().find(|e| !order.covers(epoch.slot(), *e)) {
+            let before = place.released.iter().find(|e| !order.covers(epoch.slot(), *e));
+            if let Some(before) = before {
                 finding.get_or_insert_with(|| {
                     let message = format!("used in a race: {}", unordered(order, epoch.slot(), before));
                     (ViolationKind::StreamOrder, message)
@@ -164,6 +174,36 @@ impl Oracle {
         kind
     }
 
+    /// Ends a mapping whose memory may have others. The memory's history goes on, and so do blocks that
+    /// were lent at other addresses. `ordered` says which uses are over by then.
+    pub(super) fn unmapped(
+        &mut self,
+        piece: &Piece,
+        addresses: Range<u64>,
+        mut ordered: impl FnMut(Epoch) -> bool,
+    ) -> Option<ViolationKind> {
+        let uses = self.through.remove(&piece.via).unwrap_or_default();
+        let early = !uses.iter().all(&mut ordered);
+        let owners: Vec<u32> = self.places.overlapping(piece.range()).filter_map(|(_, p)| p.owner).collect();
+        let mut lent = false;
+        for owner in owners {
+            let block = self.blocks.get(owner as usize).and_then(Option::as_ref);
+            let here = block.is_some_and(|block| {
+                let start = block.ptr.address();
+                start < addresses.end && start + block.bytes > addresses.start
+            });
+            if here {
+                lent = true;
+                self.take(owner);
+            }
+        }
+        match (lent, early) {
+            (true, _) => Some(ViolationKind::LentReturned),
+            (false, true) => Some(ViolationKind::EarlyReturn),
+            (false, false) => None,
+        }
+    }
+
     /// Memory begins a new life: whoever uses it must come after `epoch`.
     pub(super) fn begin(&mut self, range: Range<u64>, epoch: Epoch) {
         let mut released = Epochs::default();
@@ -179,6 +219,7 @@ impl Oracle {
         for block in self.blocks.iter().flatten() {
             block.uses.iter().for_each(&mut each);
         }
+        self.through.values().flat_map(Epochs::iter).for_each(each);
     }
 
     /// Slots change hands: a block that was lent to a stream which is gone has nobody's slot.
@@ -238,7 +279,9 @@ impl State {
         let index = self.oracle.insert(block);
         for piece in &pieces {
             if let Some((kind, message)) = self.oracle.lend(&self.order, piece, slot, index) {
-                self.violation(kind, || format!("the block of {bytes} bytes at {ptr} was handed out: {message}"));
+                self.violation(kind, || {
+                    format!("the block of {bytes} bytes at {ptr} was handed out: {message}")
+                });
             }
         }
     }

@@ -50,6 +50,12 @@ pub(super) struct Lane {
     clock: Clock,
 }
 
+impl Lane {
+    fn new(kind: StreamKind) -> Self {
+        Self { kind, state: State::Live, handle: 0, capturing: false, tick: 0, clock: Clock::default() }
+    }
+}
+
 /// The clocks. Slots are used again once nobody can ask about the streams that had them; their ticks go on.
 #[derive(Debug)]
 pub(super) struct Order {
@@ -62,27 +68,18 @@ pub(super) struct Order {
     fold_at: usize,
 }
 
+/// The slot that stands for all blocking streams that are forgotten, for the legacy stream's sake.
+const DEPARTED: Slot = 1;
+
 /// With fewer destroyed streams than this, nobody looks which of them can be forgotten.
 const FOLD_AT_LEAST: usize = 64;
 
-/// With more blocking streams destroyed than this that nobody ever waited for, those whose work is done
-/// count as known to the host.
-const MOST_UNKNOWN_BLOCKING: usize = 4096;
-
 impl Order {
     pub(super) fn new() -> Self {
-        let legacy = Lane {
-            kind: StreamKind::Legacy,
-            state: State::Live,
-            handle: 0,
-            capturing: false,
-            tick: 0,
-            clock: Clock::default(),
-        };
         Self {
-            lanes: vec![legacy],
+            lanes: vec![Lane::new(StreamKind::Legacy), Lane::new(StreamKind::Blocking)],
             host: Clock::default(),
-            blocking: Vec::new(),
+            blocking: vec![DEPARTED],
             dead: Vec::new(),
             free: Vec::new(),
             fold_at: FOLD_AT_LEAST,
@@ -95,14 +92,7 @@ impl Order {
             Some(slot) => slot,
             None if self.lanes.len() == MAX_SLOTS => return None,
             None => {
-                self.lanes.push(Lane {
-                    kind,
-                    state: State::Free,
-                    handle,
-                    capturing: false,
-                    tick: 0,
-                    clock: Clock::default(),
-                });
+                self.lanes.push(Lane::new(kind));
                 self.lanes.len() - 1
             }
         };
@@ -185,7 +175,7 @@ impl Order {
     /// Orders a stream after an event's record; says whether that was new.
     pub(super) fn join_event(&mut self, slot: Slot, epoch: Epoch, clock: &Clock) -> bool {
         let lane = &mut self.lanes[slot];
-        let new = !lane.clock.knows(epoch);
+        let new = !lane.clock.knows(epoch) && !self.host.knows_all(clock);
         if new {
             lane.clock.join(clock);
         }
@@ -266,17 +256,16 @@ impl Order {
     /// Frees the slots of destroyed streams that are done, and that nobody can ask about any more:
     /// because the host knows them, or because nothing refers to them.
     pub(super) fn fold(&mut self, referenced: &[bool], done: impl Fn(Slot) -> bool) {
-        let too_many = self.dead.len() > MOST_UNKNOWN_BLOCKING;
         let mut dead = std::mem::take(&mut self.dead);
         dead.retain(|&slot| {
             let end = self.end(slot);
             let known = self.host.knows(end);
-            let awaited = self.lanes[slot].kind == StreamKind::Blocking && !self.lanes[LEGACY].clock.knows(end);
-            if !done(slot) || (!known && (referenced[slot] || (awaited && !too_many))) {
+            if !done(slot) || (!known && referenced[slot]) {
                 return true;
             }
-            if awaited && !known {
-                self.host.join(&self.lanes[slot].clock);
+            if !known && self.lanes[slot].kind == StreamKind::Blocking {
+                self.join(DEPARTED, slot);
+                self.advance(DEPARTED);
             }
             self.host.raise(slot, end.tick());
             self.lanes[slot].state = State::Free;

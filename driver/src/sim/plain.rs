@@ -78,7 +78,13 @@ impl State {
         self.effects.contents.forget(range);
     }
 
-    pub(super) fn report_return(&mut self, kind: Option<ViolationKind>, ptr: DevicePtr, bytes: u64, call: &str) {
+    pub(super) fn report_return(
+        &mut self,
+        kind: Option<ViolationKind>,
+        ptr: DevicePtr,
+        bytes: u64,
+        call: &str,
+    ) {
         if let Some(kind) = kind {
             let what = match kind {
                 ViolationKind::LentReturned => "while a block in it is handed out",
@@ -91,7 +97,9 @@ impl State {
     #[cold]
     pub(super) fn unknown_pointer(&mut self, ptr: DevicePtr, call: &str) -> Refusal {
         self.violation(ViolationKind::UnknownPointer, || {
-            format!("{call} was given {ptr}, which is not the start of anything that it can end, or not any more")
+            format!(
+                "{call} was given {ptr}, which is not the start of anything that it can end, or not any more"
+            )
         });
         Refusal::invalid_value(format!("{ptr} is unknown"))
     }
@@ -118,7 +126,11 @@ impl State {
         match self.space.holding(ptr.address()) {
             Some((start, mapping)) if mapping.purpose == Purpose::Managed => {
                 let room = mapping.end - start - (ptr.address() - start);
-                if bytes <= room { Ok(()) } else { Err(Refusal::invalid_value("the range is not in one allocation")) }
+                if bytes <= room {
+                    Ok(())
+                } else {
+                    Err(Refusal::invalid_value("the range is not in one allocation"))
+                }
             }
             _ => Err(Refusal::invalid_value(format!("{ptr} is not managed memory"))),
         }
@@ -131,7 +143,10 @@ impl State {
         if bytes > self.space.capacity() {
             return Err(Refusal::new(
                 DriverError::OUT_OF_MEMORY,
-                format!("the simulator pins no more at once than the device holds, {} bytes", self.space.capacity()),
+                format!(
+                    "the simulator pins no more at once than the device holds, {} bytes",
+                    self.space.capacity()
+                ),
             ));
         }
         let address = self.host.allocate(bytes)?;
@@ -154,7 +169,10 @@ impl State {
         not_empty(bytes)?;
         let range = host_range(ptr, bytes)?;
         if self.space.within(range).next().is_some() {
-            return Err(Refusal::new(DriverError::HOST_MEMORY_ALREADY_REGISTERED, "a part of it is pinned already"));
+            return Err(Refusal::new(
+                DriverError::HOST_MEMORY_ALREADY_REGISTERED,
+                "a part of it is pinned already",
+            ));
         }
         self.add_host(ptr.0, bytes, true);
         Ok(())

@@ -97,7 +97,8 @@ impl Pool {
     /// The smallest that fits and may be used; of equals the one that came back last.
     fn best(&self, bytes: u64, may: impl Fn(&Cached) -> bool) -> Option<usize> {
         let fits = |cached: &Cached| cached.bytes >= bytes && cached.bytes - bytes <= bytes / 8;
-        let candidates = self.cached.iter().enumerate().rev().filter(|(_, cached)| fits(cached) && may(cached));
+        let candidates =
+            self.cached.iter().enumerate().rev().filter(|(_, cached)| fits(cached) && may(cached));
         candidates.min_by_key(|(_, cached)| cached.bytes).map(|(index, _)| index)
     }
 }
@@ -157,7 +158,11 @@ impl State {
         Ok(())
     }
 
-    pub(super) fn mem_pool_get_attribute(&mut self, pool: MemPool, attribute: MemPoolAttribute) -> Answer<u64> {
+    pub(super) fn mem_pool_get_attribute(
+        &mut self,
+        pool: MemPool,
+        attribute: MemPoolAttribute,
+    ) -> Answer<u64> {
         let pool = self.pools.alive(pool)?;
         Ok(match pool.switch(attribute) {
             Some(switch) => u64::from(*switch),
@@ -195,7 +200,8 @@ impl State {
         not_empty(bytes)?;
         self.pools.alive(pool)?;
         let slot = self.stream_slot(stream, call)?;
-        let size = bytes.checked_next_multiple_of(UNIT).ok_or_else(|| Refusal::invalid_value("too many bytes"))?;
+        let size =
+            bytes.checked_next_multiple_of(UNIT).ok_or_else(|| Refusal::invalid_value("too many bytes"))?;
         let mut wait = None;
         let memory = match self.reuse(pool, size, slot, &mut wait)? {
             Some(memory) => memory,
@@ -216,7 +222,13 @@ impl State {
     }
 
     /// Takes memory from what the pool holds, as its switches allow.
-    fn reuse(&mut self, pool: MemPool, size: u64, slot: Slot, wait: &mut Option<Epoch>) -> Answer<Option<Cached>> {
+    fn reuse(
+        &mut self,
+        pool: MemPool,
+        size: u64,
+        slot: Slot,
+        wait: &mut Option<Epoch>,
+    ) -> Answer<Option<Cached>> {
         let Self { pools, order, work, .. } = self;
         let pool = pools.get(pool)?;
         let ordered = |cached: &Cached| match pool.follow_events {
@@ -236,7 +248,10 @@ impl State {
     fn grow(&mut self, pool: MemPool, size: u64) -> Answer<Cached> {
         let Pool { max_bytes, reserved, .. } = *self.pools.get(pool)?;
         if max_bytes > 0 && reserved.saturating_add(size) > max_bytes {
-            return Err(Refusal::new(DriverError::OUT_OF_MEMORY, format!("the pool holds at most {max_bytes} bytes")));
+            return Err(Refusal::new(
+                DriverError::OUT_OF_MEMORY,
+                format!("the pool holds at most {max_bytes} bytes"),
+            ));
         }
         if self.space.charge(size).is_err() {
             for index in 0..self.pools.pools.len() as u64 {
@@ -272,7 +287,8 @@ impl State {
             None => Epoch::new(0, 0),
         };
         let Some(mapping) = self.space.unmap(ptr.address()) else { return Ok(()) };
-        let (Purpose::Pool(pool), Some(bytes)) = (mapping.purpose, self.pools.sizes.remove(&ptr.address())) else {
+        let (Purpose::Pool(pool), Some(bytes)) = (mapping.purpose, self.pools.sizes.remove(&ptr.address()))
+        else {
             return Ok(());
         };
         let range = mapping.physical..mapping.physical + bytes;

@@ -82,9 +82,9 @@ impl Profile {
     pub const fn call_ns(&self, kind: CallKind) -> Option<u64> {
         Some(match kind {
             CallKind::MemAlloc | CallKind::MemFree | CallKind::MemRelease => 0, // all of it goes by size
-            CallKind::MemUnmap | CallKind::MemSetAccess => 0,                  // by the number of handles
-            CallKind::MemHostAlloc | CallKind::MemFreeHost => 264_000,         // 528 µs a pair, of 1 MiB
-            CallKind::MemAllocAsync | CallKind::MemFreeAsync => 274,           // 520 to 575 a pair
+            CallKind::MemUnmap | CallKind::MemSetAccess => 0,                   // by the number of handles
+            CallKind::MemHostAlloc | CallKind::MemFreeHost => 264_000,          // 528 µs a pair, of 1 MiB
+            CallKind::MemAllocAsync | CallKind::MemFreeAsync => 274,            // 520 to 575 a pair
             CallKind::MemCreate => 7_500,
             CallKind::MemMap => 1_100,
             CallKind::MemGetInfo => 3_274,
@@ -175,7 +175,10 @@ mod tests {
     #[test]
     fn costs_between_lie_between_and_beyond_go_on() {
         let line = [(10, 100), (20, 200), (30, 400)];
-        assert_eq!([0, 10, 15, 20, 25, 30, 40].map(|x| interpolate(&line, x)), [100, 100, 150, 200, 300, 400, 600]);
+        assert_eq!(
+            [0, 10, 15, 20, 25, 30, 40].map(|x| interpolate(&line, x)),
+            [100, 100, 150, 200, 300, 400, 600]
+        );
         assert!(interpolate(&line, u64::MAX) > 1 << 60);
     }
 

@@ -29,10 +29,7 @@ impl<V: Clone> RunMap<V> {
     /// The runs that overlap `range`, in order, unclipped.
     pub(super) fn overlapping(&self, range: Range<u64>) -> impl Iterator<Item = (Range<u64>, &V)> {
         let before = self.runs.range(..range.start).next_back().filter(|(_, run)| run.end > range.start);
-        before
-            .into_iter()
-            .chain(self.runs.range(range))
-            .map(|(&start, run)| (start..run.end, &run.value))
+        before.into_iter().chain(self.runs.range(range)).map(|(&start, run)| (start..run.end, &run.value))
     }
 
     /// All runs, in order.
@@ -65,7 +62,12 @@ impl<V: Clone> RunMap<V> {
     }
 
     /// Calls `change` on the value of every part of `range`; parts without one start from `fresh`.
-    pub(super) fn update(&mut self, range: Range<u64>, fresh: &V, mut change: impl FnMut(Range<u64>, &mut V)) {
+    pub(super) fn update(
+        &mut self,
+        range: Range<u64>,
+        fresh: &V,
+        mut change: impl FnMut(Range<u64>, &mut V),
+    ) {
         if range.is_empty() {
             return;
         }

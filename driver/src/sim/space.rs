@@ -30,12 +30,14 @@ pub(super) enum Purpose {
     Plain,
     Managed,
     /// Pinned memory: the simulator's, or registered by somebody else.
-    Host { registered: bool },
+    Host {
+        registered: bool,
+    },
     Pool(MemPool),
     /// Mapped by virtual memory management.
     Virtual(PhysicalHandle),
     /// Another address of an allocation, opened through a handle.
-    Ipc { opened: u32 },
+    Ipc,
 }
 
 /// A range of addresses with memory behind it.
@@ -52,8 +54,11 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
+    /// All of the mapping that starts here.
     pub(super) const fn piece(&self, start: u64) -> Piece {
-        Piece { physical: self.physical, bytes: self.end - start, host: self.host }
+        let several = matches!(self.purpose, Purpose::Virtual(_) | Purpose::Ipc);
+        let via = if several { start } else { 0 };
+        Piece { physical: self.physical, bytes: self.end - start, host: self.host, via }
     }
 }
 
@@ -128,7 +133,8 @@ impl Space {
         } else {
             self.large.allocate(bytes, alignment)
         };
-        let full = || Refusal::new(DriverError::OUT_OF_MEMORY, "the simulated address space has no such range");
+        let full =
+            || Refusal::new(DriverError::OUT_OF_MEMORY, "the simulated address space has no such range");
         found.ok_or_else(full)
     }
 
@@ -151,7 +157,7 @@ impl Space {
     // --- Mappings ---
 
     /// Puts memory behind addresses.
-    pub(super) fn map(&mut self, start: u64, bytes: u64, physical: u64, host: usize, purpose: Purpose) -> u64 {
+    pub(super) fn map(&mut self, start: u64, bytes: u64, physical: u64, host: usize, purpose: Purpose) {
         self.next_generation += 1;
         let mapping = Mapping {
             end: start + bytes,
@@ -162,7 +168,6 @@ impl Space {
             generation: self.next_generation,
         };
         self.mappings.insert(start, mapping);
-        self.next_generation
     }
 
     pub(super) fn unmap(&mut self, start: u64) -> Option<Mapping> {
@@ -188,11 +193,6 @@ impl Space {
     pub(super) fn within(&self, range: Range<u64>) -> impl Iterator<Item = (u64, &Mapping)> {
         let before = self.mappings.range(..range.start).next_back().filter(|(_, m)| m.end > range.start);
         before.into_iter().chain(self.mappings.range(range)).map(|(&start, mapping)| (start, mapping))
-    }
-
-    /// Where the first mapping of any kind is that was made under this generation.
-    pub(super) fn is_generation(&self, start: u64, generation: u64) -> bool {
-        self.at(start).is_some_and(|mapping| mapping.generation == generation)
     }
 
     /// The memory behind a range, if all of it is accessible and one allocation. Mappings side by side in
@@ -222,7 +222,7 @@ impl Space {
         (at >= end).then_some(pieces)
     }
 
-    /// How many mappings there are, but for those of memory that a pool holds free: they have none.
+    /// How many mappings there are, but for those of virtual memory management.
     pub(super) fn live_mappings(&self) -> usize {
         self.mappings.values().filter(|mapping| !matches!(mapping.purpose, Purpose::Virtual(_))).count()
     }

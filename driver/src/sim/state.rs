@@ -63,7 +63,9 @@ impl State {
             calls: 0,
             trace: 0,
         };
-        state.work.open(super::order::LEGACY);
+        for slot in 0..state.order.len() {
+            state.work.open(slot);
+        }
         state
     }
 
@@ -84,7 +86,7 @@ impl State {
     #[inline]
     pub(super) fn begin_step(&mut self) {
         self.step += 1;
-        self.work.choose(self.step, &mut self.effects);
+        self.work.begin_step(self.step, &mut self.effects);
     }
 
     /// Lets virtual time pass.
@@ -134,8 +136,9 @@ impl State {
 
     /// The same for a driver call.
     pub(super) fn stream_slot(&mut self, stream: StreamRef, call: &str) -> Answer<Slot> {
-        self.slot(stream, call)
-            .ok_or_else(|| Refusal::new(DriverError::INVALID_HANDLE, format!("stream {stream} does not exist")))
+        self.slot(stream, call).ok_or_else(|| {
+            Refusal::new(DriverError::INVALID_HANDLE, format!("stream {stream} does not exist"))
+        })
     }
 
     pub(super) fn stream_create(&mut self, flags: StreamFlags) -> Answer<StreamRef> {
@@ -223,7 +226,7 @@ impl State {
 
     /// Submits work that has its place.
     pub(super) fn submit(&mut self, (epoch, waits): (Epoch, Waits), operation: Operation, duration_ns: u64) {
-        self.work.push(epoch, waits, operation, duration_ns, self.step, &mut self.effects);
+        self.work.push(epoch, waits, operation, duration_ns, &mut self.effects);
     }
 
     // --- Events ---

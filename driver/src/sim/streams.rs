@@ -172,7 +172,13 @@ impl Names {
         self.events.get(event.0)?.record.as_ref()
     }
 
-    pub(super) fn set_record(&mut self, event: Event, epoch: Epoch, clock: &Clock, captured_on: Option<Slot>) {
+    pub(super) fn set_record(
+        &mut self,
+        event: Event,
+        epoch: Epoch,
+        clock: &Clock,
+        captured_on: Option<Slot>,
+    ) {
         let Some(entry) = self.events.get_mut(event.0) else { return };
         let mut own = match entry.record.take() {
             Some(record) => record.clock,

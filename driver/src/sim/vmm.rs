@@ -122,7 +122,9 @@ impl State {
         let physical = self.vmm.held(handle)?;
         let (size, place) = (physical.bytes, physical.place);
         if bytes != size {
-            return Err(Refusal::not_supported(format!("only the whole handle of {size} bytes can be mapped")));
+            return Err(Refusal::not_supported(format!(
+                "only the whole handle of {size} bytes can be mapped"
+            )));
         }
         if !start.is_multiple_of(GRANULARITY) || !self.vmm.is_reserved(start, bytes) {
             return Err(Refusal::invalid_value(format!("{bytes} bytes at {ptr} are not in one reservation")));
@@ -155,14 +157,12 @@ impl State {
         for start in starts {
             let Some(mapping) = self.space.unmap(start) else { continue };
             let Purpose::Virtual(handle) = mapping.purpose else { continue };
-            // With another address left, the memory's history goes on, and so do its blocks.
-            let last = self.vmm.physical.get_mut(&handle.0).is_none_or(|physical| {
+            if let Some(physical) = self.vmm.physical.get_mut(&handle.0) {
                 physical.mappings -= 1;
-                physical.mappings == 0
-            });
-            let range = mapping.piece(start).range();
+            }
+            let piece = mapping.piece(start);
             let addresses = start..mapping.end;
-            let kind = self.oracle.unmapped(range, addresses, last, |epoch| self.order.host_knows(epoch));
+            let kind = self.oracle.unmapped(&piece, addresses, |epoch| self.order.host_knows(epoch));
             self.report_return(kind, DevicePtr::new(start), mapping.end - start, "cuMemUnmap");
             self.end_physical(handle);
         }

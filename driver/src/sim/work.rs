@@ -22,8 +22,14 @@ pub(super) enum Operation {
     Nothing,
     Kernel(SmallVec<[KernelAccess; 2]>),
     Fill(Pieces, u8),
-    Copy { from: Pieces, to: Pieces },
-    CopyStaged { from: Box<[u8]>, to: Pieces },
+    Copy {
+        from: Pieces,
+        to: Pieces,
+    },
+    CopyStaged {
+        from: Box<[u8]>,
+        to: Pieces,
+    },
 }
 
 #[derive(Debug)]
@@ -50,13 +56,22 @@ pub(super) struct Effects {
     pub(super) log: ViolationLog,
 }
 
+/// Who chooses the order of the work under [`Schedule::Seeded`].
+#[derive(Debug)]
+struct Adversary {
+    rng: Rng,
+    /// It does something once in two to the power of this many choices.
+    patience: u32,
+}
+
 /// The queues, and the virtual clock.
 #[derive(Debug)]
 pub(super) struct Work {
     queues: Vec<Queue>,
     /// The slots whose queues are not empty.
     active: Vec<Slot>,
-    adversary: Option<Rng>,
+    adversary: Option<Adversary>,
+    step: u64,
     now_ns: u64,
     next_finish_ns: u64,
     todo: Vec<Epoch>,
@@ -66,12 +81,16 @@ impl Work {
     pub(super) fn new(schedule: Schedule, seed: u64) -> Self {
         let adversary = match schedule {
             Schedule::Timed => None,
-            Schedule::Seeded(choice) => Some(Rng::new(super::rng::mix(seed) ^ choice)),
+            Schedule::Seeded(choice) => {
+                let mut rng = Rng::new(super::rng::mix(seed) ^ choice);
+                Some(Adversary { patience: 1 + rng.below(7) as u32, rng })
+            }
         };
         Self {
             queues: Vec::new(),
             active: Vec::new(),
             adversary,
+            step: 0,
             now_ns: 0,
             next_finish_ns: u64::MAX,
             todo: Vec::new(),
@@ -99,12 +118,12 @@ impl Work {
         waits: Waits,
         operation: Operation,
         duration_ns: u64,
-        step: u64,
         effects: &mut Effects,
     ) {
         let slot = epoch.slot();
-        if self.queues[slot].entries.len() >= DEEPEST_QUEUE {
-            let first = Epoch::new(slot, self.queues[slot].entries[0].tick);
+        if self.queues[slot].entries.len() >= DEEPEST_QUEUE
+            && let Some(first) = self.first(slot)
+        {
             self.finish(first, effects);
         }
         let awaited = waits.iter().map(|wait| self.finish_ns(*wait)).max().unwrap_or(0);
@@ -113,7 +132,7 @@ impl Work {
         self.next_finish_ns = self.next_finish_ns.min(finish_ns);
         let queue = &mut self.queues[slot];
         queue.ready_ns = finish_ns;
-        queue.entries.push_back(Entry { tick: epoch.tick(), finish_ns, step, waits, operation });
+        queue.entries.push_back(Entry { tick: epoch.tick(), finish_ns, step: self.step, waits, operation });
         if !queue.listed {
             queue.listed = true;
             self.active.push(slot);
@@ -146,27 +165,46 @@ impl Work {
         }
     }
 
-    /// One choice of the adversary: nothing, or some work of a stream that it does not starve.
-    pub(super) fn choose(&mut self, step: u64, effects: &mut Effects) {
-        let Some(rng) = &mut self.adversary else { return };
+    /// A step of the program begins, under this number; the adversary makes a choice.
+    #[inline]
+    pub(super) fn begin_step(&mut self, step: u64, effects: &mut Effects) {
+        self.step = step;
+        if self.adversary.is_some() && !self.active.is_empty() {
+            self.choose(effects);
+        }
+    }
+
+    /// One choice of the adversary: nothing, or some work of a stream that it does not starve. How often it
+    /// does nothing changes now and then: from every other time to 127 of 128 times.
+    fn choose(&mut self, effects: &mut Effects) {
+        let Some(Adversary { rng, patience }) = &mut self.adversary else { return };
         if self.active.is_empty() {
             return;
         }
         let choice = rng.next();
-        if choice & 1 == 0 {
+        if choice >> 57 == 0 {
+            *patience = 1 + rng.below(7) as u32;
+        }
+        if choice & ((1 << *patience) - 1) != 0 {
             return;
         }
-        let index = (choice >> 1) as usize % self.active.len();
+        let index = rng.below(self.active.len() as u64) as usize;
         let slot = self.active[index];
         let queue = &mut self.queues[slot];
-        if queue.frozen_until > step {
+        if queue.frozen_until > self.step {
             return;
         }
-        if (choice >> 32) & 63 == 0 {
-            queue.frozen_until = step + (16 << ((choice >> 40) % 9));
+        if (choice >> 32) & 15 == 0 {
+            queue.frozen_until = self.step + (16 << ((choice >> 40) % 9));
             return;
         }
-        for _ in 0..=(choice >> 50) & 3 {
+        // A little, or much, or all that there is.
+        let most = match (choice >> 48) & 3 {
+            0 | 1 => 1 + ((choice >> 50) & 3),
+            2 => 1 + ((choice >> 50) & 63),
+            _ => u64::MAX,
+        };
+        for _ in 0..most {
             let Some(entry) = self.queues[slot].entries.front() else { break };
             if !entry.waits.iter().all(|wait| self.is_done(*wait)) {
                 break;
@@ -178,35 +216,48 @@ impl Work {
         }
     }
 
-    /// Makes the host wait for all work up to this point, and does that work and no more than it needs.
+    /// Makes the host wait for all work up to this point. By the clock, what is due by then is done too; the
+    /// adversary does what it needs, and between that what it likes.
     pub(super) fn finish(&mut self, point: Epoch, effects: &mut Effects) {
         if self.is_done(point) {
             return;
         }
         if self.adversary.is_none() {
             self.now_ns = self.now_ns.max(self.finish_ns(point));
-        }
-        self.run(point, effects);
-        if self.adversary.is_none() {
+            self.run(point, effects);
             self.finish_due(effects);
+            return;
+        }
+        while let Some(first) = self.first(point.slot()).filter(|first| first.tick() <= point.tick()) {
+            self.run(first, effects);
+            self.choose(effects);
         }
     }
 
     /// Makes the host wait for all work.
     pub(super) fn finish_all(&mut self, effects: &mut Effects) {
-        while let Some(&slot) = self.active.first() {
-            match self.queues[slot].entries.back() {
-                Some(entry) => {
-                    let last = Epoch::new(slot, entry.tick);
+        while !self.active.is_empty() {
+            let index = match &mut self.adversary {
+                Some(Adversary { rng, .. }) => rng.below(self.active.len() as u64) as usize,
+                None => 0,
+            };
+            let slot = self.active[index];
+            match self.first(slot) {
+                Some(first) => {
                     if self.adversary.is_none() {
-                        self.now_ns = self.now_ns.max(entry.finish_ns);
+                        self.now_ns = self.now_ns.max(self.finish_ns(first));
                     }
-                    self.run(last, effects);
+                    self.run(first, effects);
                 }
-                None => self.unlist(0),
+                None => self.unlist(index),
             }
         }
         self.next_finish_ns = u64::MAX;
+    }
+
+    /// The next work of a stream.
+    fn first(&self, slot: Slot) -> Option<Epoch> {
+        self.queues[slot].entries.front().map(|entry| Epoch::new(slot, entry.tick))
     }
 
     fn finish_due(&mut self, effects: &mut Effects) {
@@ -237,7 +288,9 @@ impl Work {
             let slot = point.slot();
             let first = self.queues[slot].entries.front().filter(|entry| entry.tick <= point.tick());
             match first.map(|entry| entry.waits.iter().find(|wait| !self.is_done(**wait))) {
-                None => drop(todo.pop()),
+                None => {
+                    todo.pop();
+                }
                 Some(Some(wait)) => todo.push(*wait),
                 Some(None) => self.finish_first(slot, effects),
             }

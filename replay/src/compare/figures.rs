@@ -1,4 +1,4 @@
-use millpond_core::{Driver, DriverHandle, LadderCounts};
+use millpond_core::{DriverHandle, LadderCounts};
 use millpond_driver::{CallCounts, DeviceSpec};
 use serde::Serialize;
 

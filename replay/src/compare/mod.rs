@@ -20,7 +20,8 @@ use crate::{Result, lineup};
 
 /// Every layer that a stack's text can name here.
 pub fn layers() -> LayerTable {
-    LayerTable::new(millpond_resources::LAYERS.iter().copied()).with(millpond_adaptors::LAYERS.iter().copied())
+    LayerTable::new(millpond_resources::LAYERS.iter().copied())
+        .with(millpond_adaptors::LAYERS.iter().copied())
 }
 
 /// Where and how logs are replayed.
@@ -79,7 +80,8 @@ pub fn compare(
     let stacks = entries.into_iter().map(|entry| match entry {
         lineup::Entry::Run(spec) => {
             let bar = progress.stack(&spec, program, settings.options.passes);
-            let result = run::stack(program, &spec, table, settings, bar);
+            let result = run::stack(program, &spec, table, settings, &bar);
+            bar.finish_and_clear();
             StackReport { spec: spec.to_string(), result }
         }
         lineup::Entry::Skip { spec, reason } => {

@@ -18,7 +18,7 @@ pub(super) fn stack(
     spec: &StackSpec,
     table: &LayerTable,
     settings: &Settings,
-    bar: ProgressBar,
+    bar: &ProgressBar,
 ) -> StackResult {
     let run = AssertUnwindSafe(|| build_and_replay(program, spec, table, settings, bar));
     let result = catch_unwind(run).unwrap_or_else(|panic| Err(Error::panicked(&*panic)));
@@ -38,7 +38,7 @@ fn build_and_replay(
     spec: &StackSpec,
     table: &LayerTable,
     settings: &Settings,
-    bar: ProgressBar,
+    bar: &ProgressBar,
 ) -> Result<StackFigures> {
     let device = settings.device.open()?;
     let counting = CountingDriver::new(device.clone());
@@ -85,7 +85,7 @@ struct Span {
 struct StackWatch<'a> {
     driver: &'a Arc<CountingDriver>,
     resource: &'a AnyResource,
-    bar: ProgressBar,
+    bar: &'a ProgressBar,
     built: Span,
     pass_began: Moment,
     passes: Vec<Span>,
@@ -98,7 +98,7 @@ impl<'a> StackWatch<'a> {
         driver: &'a Arc<CountingDriver>,
         resource: &'a AnyResource,
         before: Moment,
-        bar: ProgressBar,
+        bar: &'a ProgressBar,
     ) -> Self {
         let now = Moment::now(driver);
         Self {
@@ -119,7 +119,8 @@ impl<'a> StackWatch<'a> {
         let peak_reserved_bytes = self.driver.peak_bytes_taken();
         let per_op = |ns: u64| ns as f64 / operations.max(1) as f64;
         let first_ns = outcome.pass_ns.first().copied().unwrap_or(0);
-        let (best, best_ns) = outcome.pass_ns.iter().copied().enumerate().min_by_key(|(_, ns)| *ns).unwrap_or((0, 0));
+        let (best, best_ns) =
+            outcome.pass_ns.iter().copied().enumerate().min_by_key(|(_, ns)| *ns).unwrap_or((0, 0));
         let pass = |index: usize| self.passes.get(index).copied().unwrap_or_default();
         StackFigures {
             operations,

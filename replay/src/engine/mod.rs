@@ -170,6 +170,3 @@ fn drive(
 
 #[cfg(test)]
 mod tests;
-
-#[cfg(test)]
-mod tests;

@@ -1,9 +1,9 @@
 use millpond_core::driver::StreamFlags;
 use millpond_core::{DriverHandle, StreamRef};
 
+use crate::Result;
 use crate::log::StreamKey;
 use crate::program::Program;
-use crate::Result;
 
 /// The streams of a replay; destroyed at the end.
 #[derive(Debug)]
@@ -23,9 +23,9 @@ impl<'a> Streams<'a> {
             if stream.is_none() {
                 *stream = Some(match lane.key {
                     StreamKey::Legacy => StreamRef::LEGACY,
-                    _ => driver
-                        .stream_create(StreamFlags::NON_BLOCKING)
-                        .map_err(|error| millpond_core::Error::from(error).context("making the log's streams"))?,
+                    _ => driver.stream_create(StreamFlags::NON_BLOCKING).map_err(|error| {
+                        millpond_core::Error::from(error).context("making the log's streams")
+                    })?,
                 });
             }
         }

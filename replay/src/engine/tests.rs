@@ -160,7 +160,11 @@ fn as_logged_keeps_the_logs_order_and_gives_each_logged_thread_its_own() {
     for pass in calls.chunks(expected.len() + leaks) {
         for (call, (frees, bytes, thread)) in pass.iter().zip(&expected) {
             assert_eq!((call.frees, call.bytes), (*frees, *bytes));
-            assert_eq!(*os_threads.entry(*thread).or_insert(call.thread), call.thread, "the same in each pass");
+            assert_eq!(
+                *os_threads.entry(*thread).or_insert(call.thread),
+                call.thread,
+                "the same in each pass"
+            );
         }
     }
     let mut distinct: Vec<ThreadId> = os_threads.into_values().collect();
@@ -214,7 +218,8 @@ fn what_the_log_leaks_is_freed_after_each_pass_on_its_stream() {
         let calls = witness.calls();
         assert_eq!(calls.iter().filter(|call| call.frees).count(), 6, "{threads}");
         assert!(witness.state.lock().live.is_empty());
-        let stream_of = |frees| calls.iter().find(|call| call.frees == frees && call.bytes == 5).unwrap().stream;
+        let stream_of =
+            |frees| calls.iter().find(|call| call.frees == frees && call.bytes == 5).unwrap().stream;
         assert_eq!(stream_of(true), stream_of(false));
         assert_ne!(stream_of(true), StreamId::LEGACY);
         assert!(calls.iter().filter(|call| call.bytes == 6).all(|call| call.stream == StreamId::LEGACY));

@@ -17,9 +17,9 @@ fn shown(text: &[u8]) -> String {
 }
 
 fn not_utf8(text: &[u8]) -> Option<String> {
-    std::str::from_utf8(text).is_err().then(|| {
-        format!("{} is not UTF-8 text; is this a log, and is it whole?", shown(text))
-    })
+    std::str::from_utf8(text)
+        .is_err()
+        .then(|| format!("{} is not UTF-8 text; is this a log, and is it whole?", shown(text)))
 }
 
 /// Digits only; `None` for anything else, and for more than 64 bits hold.

@@ -88,7 +88,8 @@ impl<'a> LogReader<'a> {
                 file: self.file.clone(),
                 line: 0,
                 column: None,
-                reason: "is empty; a log starts with the line `Thread,Time,Action,Pointer,Size,Stream`".to_owned(),
+                reason: "is empty; a log starts with the line `Thread,Time,Action,Pointer,Size,Stream`"
+                    .to_owned(),
             }),
         }
     }
@@ -147,7 +148,10 @@ impl Iterator for LogReader<'_> {
 
 impl fmt::Debug for LogReader<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LogReader").field("file", &self.file).field("ended", &self.ended).finish_non_exhaustive()
+        f.debug_struct("LogReader")
+            .field("file", &self.file)
+            .field("ended", &self.ended)
+            .finish_non_exhaustive()
     }
 }
 
@@ -179,7 +183,10 @@ mod tests {
     }
 
     fn lines(text: &str) -> Vec<u64> {
-        read(text).iter().map(|item| item.as_ref().map_or_else(|error| error.line, |event| event.line)).collect()
+        read(text)
+            .iter()
+            .map(|item| item.as_ref().map_or_else(|error| error.line, |event| event.line))
+            .collect()
     }
 
     #[test]
@@ -205,7 +212,8 @@ mod tests {
 
     #[test]
     fn a_bad_row_is_named_and_reading_goes_on() {
-        let items = read(&format!("{HEADER}1,0,free,0x1,-5,0\n1,0,free,0x1,5,0\n1,0,free\n1,0,free,0x1,5,0,9\n"));
+        let items =
+            read(&format!("{HEADER}1,0,free,0x1,-5,0\n1,0,free,0x1,5,0\n1,0,free\n1,0,free,0x1,5,0,9\n"));
         assert_eq!(
             items[0].as_ref().unwrap_err().to_string(),
             "log:2: column Size: `-5` is negative; a size in bytes is 0 or more"

@@ -151,7 +151,8 @@ impl ProgramBuilder {
             self.devices.insert(device);
         }
         if let Some(sequence) = event.sequence {
-            self.summary.out_of_sequence += u64::from(self.last_sequence.is_some_and(|last| sequence <= last));
+            self.summary.out_of_sequence +=
+                u64::from(self.last_sequence.is_some_and(|last| sequence <= last));
             self.last_sequence = Some(sequence);
         }
         if let Some(ns) = event.duration_ns {

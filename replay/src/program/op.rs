@@ -87,8 +87,14 @@ mod tests {
     #[test]
     fn packing_loses_nothing() {
         for kind in [OpKind::Allocate, OpKind::Free, OpKind::AllocateNothing, OpKind::FreeNothing] {
-            let op =
-                Op { bytes: u64::MAX - 7, slot: 0x0102_0304, lane: 5, line: u32::MAX, kind, alignment_log2: 12 };
+            let op = Op {
+                bytes: u64::MAX - 7,
+                slot: 0x0102_0304,
+                lane: 5,
+                line: u32::MAX,
+                kind,
+                alignment_log2: 12,
+            };
             assert_eq!(Op::unpack(&op.pack()), op);
             assert_eq!(op.layout().alignment(), 4096);
         }

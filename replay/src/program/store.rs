@@ -117,7 +117,11 @@ mod tests {
                 let back: Vec<Op> =
                     (0..store.block_count()).flat_map(|block| store.block(block).unwrap().to_vec()).collect();
                 assert_eq!(back, (0..count).map(|number| op(number as u32)).collect::<Vec<_>>());
-                assert_eq!(store.is_spooled(), count.div_ceil(BLOCK_OPS) > limit / BLOCK_OPS, "{count} {limit}");
+                assert_eq!(
+                    store.is_spooled(),
+                    count.div_ceil(BLOCK_OPS) > limit / BLOCK_OPS,
+                    "{count} {limit}"
+                );
             }
         }
     }

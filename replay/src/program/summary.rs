@@ -53,60 +53,36 @@ impl LogSummary {
     /// What a reader of the figures should know of the log: one line of text each.
     pub fn notes(&self) -> Vec<String> {
         let at = |line: Option<u64>| line.map_or(String::new(), |line| format!(" (first at line {line})"));
-        let mut notes = Vec::new();
-        let mut note = |count: u64, text: String| {
-            if count > 0 {
-                notes.push(text);
-            }
-        };
-        note(self.skipped_rows, {
-            let first = self.first_skipped_row.as_deref().unwrap_or_default();
-            format!("{} bad rows were skipped; the first: {first}", self.skipped_rows)
-        });
-        note(
-            self.unknown_frees,
-            format!(
-                "{} frees of unknown pointers were left out{}; the log may have been started late",
+        let first_skipped = self.first_skipped_row.as_deref().unwrap_or_default();
+        let leaked = millpond_core::format_bytes(self.leaked_bytes);
+        let devices = if self.devices > 1 { self.devices as u64 } else { 0 };
+        let lines = [
+            (self.skipped_rows, "bad rows skipped", format!("; the first: {first_skipped}")),
+            (
                 self.unknown_frees,
-                at(self.first_unknown_free_line)
+                "frees of unknown pointers left out",
+                format!("{}; was the log started late?", at(self.first_unknown_free_line)),
             ),
-        );
-        note(
-            self.duplicate_allocations,
-            format!(
-                "{} allocations at addresses still live{}; the older block counts as leaked",
+            (
                 self.duplicate_allocations,
-                at(self.first_duplicate_allocation_line)
+                "allocations at addresses still live",
+                format!("{}; the older block counts as leaked", at(self.first_duplicate_allocation_line)),
             ),
-        );
-        note(
-            self.size_mismatches,
-            format!(
-                "{} frees with another size than the allocation{}; the allocation's size is used",
+            (
                 self.size_mismatches,
-                at(self.first_size_mismatch_line)
+                "frees with another size than the allocation",
+                format!("{}; the allocation's is used", at(self.first_size_mismatch_line)),
             ),
-        );
-        note(
-            self.leaked_blocks,
-            format!(
-                "{} blocks ({}) are never freed in the log; each pass frees them at its end",
+            (
                 self.leaked_blocks,
-                millpond_core::format_bytes(self.leaked_bytes)
+                "blocks never freed in the log",
+                format!(" ({leaked}); each pass frees them at its end"),
             ),
-        );
-        note(
-            self.failed_allocations,
-            format!("{} allocations had failed when the log was written; they are left out", self.failed_allocations),
-        );
-        note(
-            self.out_of_sequence,
-            format!("{} rows are out of sequence; they are replayed in the order of the file", self.out_of_sequence),
-        );
-        note(
-            u64::from(self.devices > 1),
-            format!("the log is of {} devices; all are replayed on one", self.devices),
-        );
-        notes
+            (self.failed_allocations, "allocations that had failed already, left out", String::new()),
+            (self.out_of_sequence, "rows out of sequence", "; replayed in the file's order".to_owned()),
+            (devices, "devices in the log", "; all are replayed on one".to_owned()),
+        ];
+        let lines = lines.into_iter().filter(|(count, ..)| *count > 0);
+        lines.map(|(count, what, more)| format!("{what}: {count}{more}")).collect()
     }
 }

@@ -92,11 +92,11 @@ impl<'a> Row<'a> {
         let figures = match result {
             StackResult::Ran(figures) => figures,
             StackResult::Skipped { reason } => {
-                (self.status, self.reason) = ("skipped", Some(reason));
+                (self.status, self.reason) = ("skipped", Some(reason.as_str()));
                 return;
             }
             StackResult::Failed { error, .. } => {
-                (self.status, self.reason) = ("failed", Some(error));
+                (self.status, self.reason) = ("failed", Some(error.as_str()));
                 return;
             }
         };

@@ -4,7 +4,7 @@
 //! version                       1; grows when a field is renamed, removed or means something else
 //! device                        spec, name, simulated, total_bytes, free_bytes
 //! log                           file, events, operations, streams, threads, peak_live_bytes,
-//!                               leaked_blocks, unknown_frees, skipped_rows, …: see `LogSummary`
+//!                               leaked_blocks, unknown_frees, skipped_rows, and more
 //! thread_order, passes          how it was replayed
 //! stacks[]                      one for each stack, in the order asked for
 //!   spec                        the stack as text
@@ -22,6 +22,9 @@
 //!   ladder                      own_stream, ordered, completed, waited, grow, reclaim, out_of_memory;
 //!                               null if the stack keeps no statistics
 //! ```
+//!
+//! The types say more: [`Comparison`], [`LogSummary`](crate::program::LogSummary) and
+//! [`StackFigures`](crate::compare::StackFigures).
 
 use std::io::{self, Write};
 

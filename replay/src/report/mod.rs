@@ -1,7 +1,7 @@
 //! Prints comparisons; one file per format.
 
-mod csv;
-mod json;
+pub mod csv;
+pub mod json;
 mod table;
 
 use std::io::{self, Write};

@@ -65,13 +65,12 @@ fn figures(stack: &StackReport) -> Option<(&StackReport, &StackFigures)> {
 
 fn headline(comparison: &Comparison) -> String {
     let Comparison { device, log, thread_order, passes, .. } = comparison;
-    let simulated = if device.simulated { ", simulated" } else { "" };
     let order = match thread_order.as_str() {
         "1" => "on one thread".to_owned(),
         order => format!("threads {order}"),
     };
     format!(
-        "{}: {} events, {}, {}, peak live {}\nreplayed {}, {order}, on {} ({}, {}{simulated})",
+        "{}: {} events, {}, {}, peak live {}\nreplayed {}, {order}, on {} ({}, {})",
         log.file,
         thousands(log.events),
         counted(log.streams, "stream"),
@@ -86,7 +85,7 @@ fn headline(comparison: &Comparison) -> String {
 
 fn table(ran: &[(&StackReport, &StackFigures)]) -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::ASCII_MARKDOWN).set_content_arrangement(ContentArrangement::Disabled);
+    table.load_style(presets::ASCII_MARKDOWN).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(HEADER);
     for (stack, figures) in ran {
         table.add_row([
@@ -139,10 +138,13 @@ fn write_notes(out: &mut impl Write, comparison: &Comparison) -> io::Result<()> 
             StackResult::Ran(figures) => {
                 if let Some(first) = &figures.first_failure {
                     let (count, line) = (figures.failures, first.line);
-                    notes.push(format!("{spec}: {count} failures, the first at line {line}: {}", first.error));
+                    notes.push(format!(
+                        "{spec}: failures: {count}, the first at line {line}: {}",
+                        first.error
+                    ));
                 }
                 if figures.misuses > 0 {
-                    notes.push(format!("{spec} refused {} deallocations: a bug", figures.misuses));
+                    notes.push(format!("{spec}: refused deallocations, a bug: {}", figures.misuses));
                 }
             }
         }

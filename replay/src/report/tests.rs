@@ -1,0 +1,162 @@
+use millpond_core::LadderCounts;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::compare::{DeviceFigures, DriverFigures, StackFigures, StackReport, StackResult};
+use crate::engine::Failure;
+use crate::program::LogSummary;
+
+/// A log through three stacks: one ran with a failure, one was left out, one could not be built.
+fn comparison() -> Comparison {
+    let figures = StackFigures {
+        operations: 1000,
+        failures: 3,
+        first_failure: Some(Failure { line: 17, error: "out of memory for 1GiB".to_owned() }),
+        misuses: 0,
+        peak_reserved_bytes: 3 << 20,
+        peak_live_bytes: 2 << 20,
+        reserved_over_live: Some(1.5),
+        largest_free_block_bytes: Some(1 << 20),
+        ns_per_op_first: 120.6,
+        ns_per_op_best: 41.25,
+        driver: DriverFigures {
+            calls: 1_234_567,
+            calls_first_pass: 40,
+            calls_best_pass: 2,
+            failures: 3,
+            ns: 12_345_678,
+            ns_first_pass: 9,
+            by_kind: Default::default(),
+        },
+        ladder: Some(LadderCounts { own_stream: 5, waited: 6, grow: 7, ..LadderCounts::default() }),
+    };
+    let stack = |spec: &str, result| StackReport { spec: spec.to_owned(), result };
+    Comparison {
+        version: Comparison::VERSION,
+        device: DeviceFigures {
+            spec: "sim:h200".to_owned(),
+            name: "simulated H200".to_owned(),
+            simulated: true,
+            total_bytes: 141 << 30,
+            free_bytes: 140 << 30,
+        },
+        log: LogSummary {
+            file: "app.csv".to_owned(),
+            events: 24_368,
+            operations: 1000,
+            streams: 4,
+            threads: 1,
+            peak_live_bytes: 2 << 20,
+            unknown_frees: 9,
+            first_unknown_free_line: Some(44),
+            ..LogSummary::default()
+        },
+        thread_order: "as-logged".to_owned(),
+        passes: 5,
+        stacks: vec![
+            stack("cuda+pool", StackResult::Ran(Box::new(figures))),
+            stack("managed", StackResult::Skipped { reason: "too large".to_owned() }),
+            stack("cuda+pond", StackResult::Failed { error: "no such layer".to_owned(), is_bad_input: true }),
+        ],
+    }
+}
+
+fn printed(format: Format) -> String {
+    let mut out = Vec::new();
+    format.reporter(&mut out).report(&comparison()).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+#[test]
+fn json_has_the_documented_shape() {
+    let text = printed(Format::Json);
+    assert_eq!(text.matches('\n').count(), 1, "one object, one line");
+    let value: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(value["version"], 1);
+    assert_eq!(value["thread_order"], "as-logged");
+    let log = &value["log"];
+    assert_eq!(
+        json!([log["events"], log["streams"], log["threads"], log["peak_live_bytes"]]),
+        json!([24_368, 4, 1, 2 << 20])
+    );
+    let stack = &value["stacks"][0];
+    for (field, expected) in [
+        ("spec", json!("cuda+pool")),
+        ("status", json!("ran")),
+        ("failures", json!(3)),
+        ("first_failure", json!({"line": 17, "error": "out of memory for 1GiB"})),
+        ("peak_reserved_bytes", json!(3 << 20)),
+        ("reserved_over_live", json!(1.5)),
+        ("largest_free_block_bytes", json!(1 << 20)),
+        ("ns_per_op_first", json!(120.6)),
+        ("ns_per_op_best", json!(41.25)),
+    ] {
+        assert_eq!(stack[field], expected, "{field}");
+    }
+    assert_eq!(stack["driver"]["calls_best_pass"], 2);
+    assert_eq!((&stack["ladder"]["own_stream"], &stack["ladder"]["waited"]), (&json!(5), &json!(6)));
+    assert_eq!(value["stacks"][1], json!({"spec": "managed", "status": "skipped", "reason": "too large"}));
+    assert_eq!(
+        value["stacks"][2],
+        json!({"spec": "cuda+pond", "status": "failed", "error": "no such layer"})
+    );
+}
+
+#[test]
+fn the_table_says_all_that_matters() {
+    let text = printed(Format::Table);
+    assert!(text.starts_with("app.csv: 24,368 events, 4 streams, 1 thread, peak live 2MiB\n"), "{text}");
+    assert!(text.contains("replayed 5 times, threads as-logged, on sim:h200 (simulated H200, 141GiB)"));
+    let row = text.lines().find(|line| line.starts_with("| cuda+pool ")).unwrap();
+    let cells: Vec<&str> = row.split('|').map(str::trim).filter(|cell| !cell.is_empty()).collect();
+    let expected =
+        ["cuda+pool", "3", "3MiB", "1.500", "1MiB", "121", "41", "1,234,567", "2", "12 ms", "5/0/0/6/7/0/0"];
+    assert_eq!(cells, expected);
+    for note in [
+        "note: frees of unknown pointers left out: 9 (first at line 44)",
+        "note: cuda+pool: failures: 3, the first at line 17: out of memory for 1GiB",
+        "note: managed was left out: too large",
+        "note: cuda+pond failed: no such layer",
+        "driver time is virtual",
+    ] {
+        assert!(text.contains(note), "{note} in\n{text}");
+    }
+}
+
+#[test]
+fn csv_has_one_header_and_a_row_for_each_stack() {
+    let mut out = Vec::new();
+    let mut reporter = Format::Csv.reporter(&mut out);
+    reporter.report(&comparison()).unwrap();
+    reporter.report(&comparison()).unwrap();
+    drop(reporter);
+    let mut reader = ::csv::Reader::from_reader(out.as_slice());
+    let headers = reader.headers().unwrap().clone();
+    let rows: Vec<::csv::StringRecord> = reader.records().map(Result::unwrap).collect();
+    assert_eq!(rows.len(), 6);
+    let cell = |row: usize, name: &str| {
+        let column = headers.iter().position(|header| header == name).unwrap();
+        rows[row][column].to_owned()
+    };
+    assert_eq!((cell(0, "spec"), cell(0, "reserved_over_live")), ("cuda+pool".to_owned(), "1.5".to_owned()));
+    assert_eq!((cell(0, "threads"), cell(0, "thread_order")), ("1".to_owned(), "as-logged".to_owned()));
+    assert_eq!((cell(1, "status"), cell(1, "reason")), ("skipped".to_owned(), "too large".to_owned()));
+    assert_eq!((cell(5, "status"), cell(5, "failures")), ("failed".to_owned(), String::new()));
+}
+
+#[test]
+fn a_broken_pipe_stays_one() {
+    struct Closed;
+    impl io::Write for Closed {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(io::ErrorKind::BrokenPipe.into())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    for format in [Format::Table, Format::Json, Format::Csv] {
+        let error = format.reporter(Closed).report(&comparison()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe, "{format:?}");
+    }
+}

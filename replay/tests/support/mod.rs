@@ -9,40 +9,40 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use tempfile::TempDir;
 
-pub const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream\n";
+pub(crate) const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream\n";
 
 /// A folder for the logs of one test.
-pub struct Folder(TempDir);
+pub(crate) struct Folder(TempDir);
 
 impl Folder {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(TempDir::new().unwrap())
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+    pub(crate) fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path(name);
         std::fs::write(&path, content).unwrap();
         path
     }
 
     /// A log with this header and these rows.
-    pub fn log(&self, rows: &str) -> PathBuf {
+    pub(crate) fn log(&self, rows: &str) -> PathBuf {
         self.write("log.csv", format!("{HEADER}{rows}"))
     }
 }
 
 /// One run of the program.
-pub struct Run {
-    pub status: i32,
-    pub stdout: String,
-    pub stderr: String,
+pub(crate) struct Run {
+    pub(crate) status: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
-pub fn program() -> Command {
+pub(crate) fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_millpond-replay"))
 }
 
@@ -60,20 +60,20 @@ impl From<Output> for Run {
 
 impl Run {
     /// Replays a log on a simulated device; `flags` may name another.
-    pub fn of(log: &Path, flags: &[&str]) -> Self {
+    pub(crate) fn of(log: &Path, flags: &[&str]) -> Self {
         let device: &[&str] = if flags.contains(&"--device") { &[] } else { &["--device", "sim:h200"] };
         program().arg(log).args(device).args(flags).output().unwrap().into()
     }
 
     /// As JSON, one object for each line.
-    pub fn json(log: &Path, flags: &[&str]) -> Value {
+    pub(crate) fn json(log: &Path, flags: &[&str]) -> Value {
         let run = Self::of(log, &[&["--format", "json"], flags].concat());
         assert!(run.status < 2, "{}", run.stderr);
         serde_json::from_str(&run.stdout).unwrap()
     }
 
     #[track_caller]
-    pub fn fails_with(&self, status: i32, texts: &[&str]) {
+    pub(crate) fn fails_with(&self, status: i32, texts: &[&str]) {
         assert_eq!(self.status, status, "{}\n{}", self.stdout, self.stderr);
         for text in texts {
             assert!(self.stderr.contains(text), "no `{text}` in: {}", self.stderr);
@@ -83,7 +83,7 @@ impl Run {
 
 /// Rows of a log: threads allocate on streams of their own, and free their own and others' blocks. All is
 /// freed at the end.
-pub fn rows(threads: u64, operations: usize) -> String {
+pub(crate) fn rows(threads: u64, operations: usize) -> String {
     let mut rows = String::new();
     let mut live: Vec<(u64, u64)> = Vec::new();
     let (mut random, mut next_address) = (7_u64, 0x7f00_0000_0000_u64);

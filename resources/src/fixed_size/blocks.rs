@@ -49,7 +49,7 @@ impl Blocks {
         let region = &self.regions[index];
         let offset = addr - region.base;
         let block = (offset / self.block_bytes) as usize;
-        (offset % self.block_bytes == 0 && block < region.requested.len()).then_some((index, block))
+        (offset.is_multiple_of(self.block_bytes) && block < region.requested.len()).then_some((index, block))
     }
 }
 
@@ -113,6 +113,10 @@ impl Store for Blocks {
             self.free[from as usize].pop_front();
             self.free[to as usize].push_back((addr, epoch));
         }
+    }
+
+    fn join_with_anyones(&mut self, _owner: Owner, _request: &Request) -> bool {
+        false
     }
 
     fn free_bytes(&self, owner: Owner) -> u64 {

@@ -85,7 +85,9 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     fn try_hit(&self, request: &Request, stream: StreamRef) -> Option<DevicePtr> {
         let mut state = self.state.lock();
         let owner = state.owner_of(stream);
-        state.hit(owner, request, self.reuse)
+        state.hit(owner, request, self.reuse).or_else(|| {
+            state.store.join_with_anyones(owner, request).then(|| state.hit(owner, request, self.reuse))?
+        })
     }
 
     /// Steps three and four: one other stream has a block that fits.

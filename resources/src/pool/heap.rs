@@ -11,6 +11,9 @@ use crate::ordered::{ANYONE, Epoch, Fit, Growth, Owner, Request, Store, StoreTot
 /// Regions grow from this many bytes on, and in multiples of it.
 const REGION_UNIT: u64 = 2 << 20;
 
+/// How many free blocks of a stream are looked at for neighbours that are anyone's, before the pool grows.
+const JOIN_SCAN_LIMIT: usize = 4096;
+
 /// Best fit with coalescing over regions.
 ///
 /// The published algorithm is TensorFlow's BFC allocator: chunks with physical neighbours, binned by size, split at
@@ -125,6 +128,25 @@ impl Heap {
         MisuseKind::ForeignPointer
     }
 
+    fn is_joinable(&self, id: u32, owner: Owner) -> bool {
+        let chunk = &self.chunks[id];
+        chunk.owner() == owner || chunk.owner() == ANYONE
+    }
+
+    /// The run of neighbours around a chunk that are free for `owner`: the first, and the bytes of all.
+    fn run_around(&self, id: u32, owner: Owner) -> (u32, u64) {
+        let mut first = id;
+        while self.chunks[first].prev != NIL && self.is_joinable(self.chunks[first].prev, owner) {
+            first = self.chunks[first].prev;
+        }
+        let (mut bytes, mut id) = (0, first);
+        while id != NIL && self.is_joinable(id, owner) {
+            bytes += self.chunks[id].bytes;
+            id = self.chunks[id].next;
+        }
+        (first, bytes)
+    }
+
     fn all_bins(&self) -> impl Iterator<Item = &Bins> {
         self.bins.iter().flatten()
     }
@@ -225,6 +247,29 @@ impl Store for Heap {
         }
     }
 
+    fn join_with_anyones(&mut self, owner: Owner, request: &Request) -> bool {
+        if self.bins(ANYONE).blocks == 0 || self.bins(owner).bytes + self.bins(ANYONE).bytes < request.bytes {
+            return false;
+        }
+        let own = self.bins(owner).iter(&self.chunks).take(JOIN_SCAN_LIMIT);
+        let run =
+            own.map(|id| self.run_around(id, owner)).find(|(_, bytes)| *bytes >= request.padded_bytes());
+        let Some((mut id, _)) = run else { return false };
+        while id != NIL && self.is_joinable(id, owner) {
+            let next = self.chunks[id].next;
+            if self.chunks[id].owner() == ANYONE {
+                self.take_from_bin(id);
+                self.chunks[id].set_free(owner, 0);
+                let joined = self.join(id);
+                self.put_in_bin(joined);
+                id = self.chunks[joined].next;
+            } else {
+                id = next;
+            }
+        }
+        true
+    }
+
     fn free_bytes(&self, owner: Owner) -> u64 {
         self.bins(owner).bytes
     }
@@ -293,7 +338,7 @@ impl Store for Heap {
                     (addr, prev),
                     "chunk {id} does not follow its neighbour"
                 );
-                assert!(chunk.bytes > 0 && chunk.bytes % ALLOCATION_ALIGNMENT == 0, "size of chunk {id}");
+                assert!(chunk.bytes > 0 && chunk.bytes.is_multiple_of(ALLOCATION_ALIGNMENT), "size of chunk {id}");
                 if chunk.is_in_use() {
                     in_use += chunk.bytes;
                     requested += chunk.requested();

@@ -33,6 +33,7 @@ enum Step {
     Take { owner: Owner, bytes: u64, alignment_log2: u32 },
     Give { index: usize, owner: Owner },
     Migrate { from: Owner, to: Owner, back: Epoch },
+    Join { owner: Owner, bytes: u64 },
     Release,
 }
 
@@ -48,6 +49,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             .prop_map(|(owner, bytes, log2)| Step::Take { owner, bytes, alignment_log2: if log2 > 12 { 8 } else { log2 } }),
         5 => (any::<usize>(), 0..OWNERS).prop_map(|(index, owner)| Step::Give { index, owner }),
         1 => (0..OWNERS, 0..OWNERS, 0..20u64).prop_map(|(from, to, back)| Step::Migrate { from, to, back }),
+        1 => (1..OWNERS, 1..(8u64 << 20)).prop_map(|(owner, bytes)| Step::Join { owner, bytes }),
         1 => Just(Step::Release),
     ];
     prop::collection::vec(step, 1..400)
@@ -102,6 +104,11 @@ proptest! {
                     heap.migrate(from, epoch.saturating_sub(back), to, if to == ANYONE { 0 } else { epoch });
                 }
                 Step::Migrate { .. } => {}
+                Step::Join { owner, bytes } => {
+                    if heap.join_with_anyones(owner, &request(bytes)) {
+                        prop_assert!(heap.find(owner, epoch, &request(bytes)).is_some());
+                    }
+                }
                 Step::Release => {
                     while let Some((base, bytes)) = heap.remove_free_region() {
                         prop_assert!(live.range(base.address()..base.address() + bytes).next().is_none());

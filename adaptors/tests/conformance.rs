@@ -1,0 +1,40 @@
+//! Every adaptor, and every ordered pair of adaptors, passes the conformance suite.
+
+use millpond_core::stack::LayerTable;
+use millpond_testkit::conformance::{self, Subject};
+
+fn check(text: &str) {
+    let table = LayerTable::new(millpond_resources::LAYERS.iter().copied())
+        .with(millpond_adaptors::LAYERS.iter().copied());
+    let report = conformance::run(&Subject::from_text(text, &table));
+    assert!(report.passed(), "{report}");
+}
+
+/// The adaptors as text; logs go to files of their own.
+fn adaptors(directory: &tempfile::TempDir, name: &str) -> Vec<String> {
+    let text = |entry: &millpond_core::stack::LayerEntry| match entry.name {
+        "logging" => format!("logging:file={}", directory.path().join(name).display()),
+        name => name.to_owned(),
+    };
+    millpond_adaptors::LAYERS.iter().map(text).collect()
+}
+
+#[test]
+fn every_adaptor() {
+    let directory = tempfile::tempdir().unwrap();
+    for base in ["cuda", "cuda+pool"] {
+        for adaptor in adaptors(&directory, "log.csv") {
+            check(&format!("{base}+{adaptor}"));
+        }
+    }
+}
+
+#[test]
+fn every_ordered_pair_of_adaptors() {
+    let directory = tempfile::tempdir().unwrap();
+    for below in adaptors(&directory, "below.csv") {
+        for above in adaptors(&directory, "above.csv") {
+            check(&format!("cuda+pool+{below}+{above}"));
+        }
+    }
+}

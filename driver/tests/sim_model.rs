@@ -1,0 +1,233 @@
+//! The order oracle against a naive model that keeps, for every point, the set of all work before it.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use millpond_core::driver::{Driver, Event, EventFlags, StreamFlags};
+use millpond_core::{DevicePtr, StreamRef};
+use millpond_driver::sim::{Access, Schedule, SimConfig, SimDevice, ViolationKind};
+
+const BLOCK: u64 = 256;
+const BLOCKS: usize = 4;
+const STREAMS: usize = 5;
+
+/// SplitMix64.
+struct Rng(u64);
+
+impl Rng {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((x ^ (x >> 31)) % bound as u64) as usize
+    }
+}
+
+type Set = BTreeSet<u32>;
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Legacy,
+    Blocking,
+    NonBlocking,
+}
+
+/// Sets of work in place of clocks. Every piece of work, and every wait for something new, is one number.
+struct Model {
+    next: u32,
+    kinds: [Kind; STREAMS],
+    /// All that each stream's next work happens after, apart from the legacy rule and the host.
+    before: [Set; STREAMS],
+    host: Set,
+    events: Vec<Option<Set>>,
+    /// Of each block: what its next owner must come after, and what its present owner did.
+    history: [Set; BLOCKS],
+    uses: [Set; BLOCKS],
+    lent_to: [Option<usize>; BLOCKS],
+}
+
+impl Model {
+    fn new(kinds: [Kind; STREAMS]) -> Self {
+        Self {
+            next: 0,
+            kinds,
+            before: Default::default(),
+            host: Set::new(),
+            events: Vec::new(),
+            history: Default::default(),
+            uses: Default::default(),
+            lent_to: [None; BLOCKS],
+        }
+    }
+
+    /// All that the next work on the stream would happen after.
+    fn effective(&self, stream: usize) -> Set {
+        let mut set: Set = self.before[stream].union(&self.host).copied().collect();
+        for other in 0..STREAMS {
+            let implied = match (self.kinds[stream], self.kinds[other]) {
+                (Kind::Legacy, Kind::Blocking) | (Kind::Blocking, Kind::Legacy) => true,
+                _ => false,
+            };
+            if implied {
+                set.extend(&self.before[other]);
+            }
+        }
+        set
+    }
+
+    /// Something is submitted: `extra` is what it waits for besides.
+    fn submit(&mut self, stream: usize, extra: &Set) -> u32 {
+        let mut set = self.effective(stream);
+        set.extend(extra);
+        self.next += 1;
+        set.insert(self.next);
+        self.before[stream] = set;
+        self.next
+    }
+
+    /// Recording and waiting are work on the legacy stream, and behind it, if there is anything to wait for.
+    fn join(&mut self, stream: usize, extra: &Set) {
+        let mut wanted = self.effective(stream);
+        wanted.extend(extra);
+        let known = self.before[stream].union(&self.host).copied().collect::<Set>();
+        if !wanted.is_subset(&known) {
+            self.submit(stream, extra);
+        }
+    }
+
+    /// Whether a new owner or an access on the stream is in order; if not, what was before is forgotten.
+    fn allowed(&mut self, block: usize, stream: usize) -> bool {
+        let allowed = self.history[block].is_subset(&self.effective(stream));
+        if !allowed {
+            self.history[block].clear();
+        }
+        allowed
+    }
+
+    fn give_back(&mut self, block: usize, stream: usize) {
+        let uses = std::mem::take(&mut self.uses[block]);
+        self.history[block].extend(uses);
+        let position = self.effective(stream);
+        self.history[block].extend(position);
+        self.lent_to[block] = None;
+    }
+}
+
+struct Pair {
+    device: Arc<SimDevice>,
+    model: Model,
+    streams: [StreamRef; STREAMS],
+    blocks: [DevicePtr; BLOCKS],
+    events: Vec<Event>,
+}
+
+impl Pair {
+    fn new(seed: u64, rng: &mut Rng) -> Self {
+        let schedule = if seed.is_multiple_of(4) { Schedule::Timed } else { Schedule::Seeded(seed) };
+        let device = SimDevice::new(SimConfig::with_capacity(1 << 30).schedule(schedule));
+        let base = device.mem_alloc(BLOCK * BLOCKS as u64).unwrap();
+        let mut kinds = [Kind::NonBlocking; STREAMS];
+        let streams = std::array::from_fn(|index| {
+            if index == 0 && rng.below(2) == 0 {
+                kinds[0] = Kind::Legacy;
+                return StreamRef::LEGACY;
+            }
+            let non_blocking = rng.below(2) == 0;
+            kinds[index] = if non_blocking { Kind::NonBlocking } else { Kind::Blocking };
+            device.stream_create(StreamFlags { non_blocking, priority: 0 }).unwrap()
+        });
+        let blocks = std::array::from_fn(|index| base.offset(index as u64 * BLOCK));
+        Self { device, model: Model::new(kinds), streams, blocks, events: Vec::new() }
+    }
+
+    /// One step of both; `Ok` is whether a release or a use was found to be in order, where one was checked.
+    fn step(&mut self, rng: &mut Rng) -> Option<(bool, bool)> {
+        let stream = rng.below(STREAMS);
+        let handle = self.streams[stream];
+        match rng.below(12) {
+            0..=1 => {
+                self.device.launch(handle, &[]);
+                self.model.submit(stream, &Set::new());
+            }
+            2..=5 => return self.step_block(stream, rng),
+            6..=7 => {
+                let event = self.device.event_create(EventFlags::default()).unwrap();
+                self.device.event_record(event, handle).unwrap();
+                self.model.join(stream, &Set::new());
+                self.events.push(event);
+                let set = self.model.before[stream].clone();
+                self.model.events.push(Some(set));
+            }
+            8..=9 if !self.events.is_empty() => {
+                let event = rng.below(self.events.len());
+                self.device.stream_wait_event(handle, self.events[event]).unwrap();
+                let set = self.model.events[event].clone().unwrap();
+                self.model.join(stream, &set);
+            }
+            10 if !self.events.is_empty() => {
+                let event = rng.below(self.events.len());
+                if self.device.event_query(self.events[event]).unwrap() {
+                    let set = self.model.events[event].clone().unwrap();
+                    self.model.host.extend(set);
+                }
+            }
+            11 if rng.below(8) == 0 => {
+                self.device.stream_synchronize(handle).unwrap();
+                let set = self.model.before[stream].clone();
+                self.model.host.extend(set);
+            }
+            _ => {}
+        }
+        None
+    }
+
+    /// Lends, uses or gives back a block.
+    fn step_block(&mut self, stream: usize, rng: &mut Rng) -> Option<(bool, bool)> {
+        let index = rng.below(BLOCKS);
+        let (block, handle) = (self.blocks[index], self.streams[stream]);
+        match self.model.lent_to[index] {
+            None => {
+                let expected = self.model.allowed(index, stream);
+                self.model.lent_to[index] = Some(stream);
+                self.device.lend(block, BLOCK, handle);
+                return Some((expected, self.in_order()));
+            }
+            Some(_) if rng.below(2) == 0 => {
+                self.model.give_back(index, stream);
+                self.device.give_back(block, BLOCK, handle);
+            }
+            Some(_) => {
+                let work = self.model.submit(stream, &Set::new());
+                let expected = self.model.allowed(index, stream);
+                self.model.uses[index].insert(work);
+                self.device.launch(handle, &[Access::read(block, BLOCK)]);
+                return Some((expected, self.in_order()));
+            }
+        }
+        None
+    }
+
+    fn in_order(&self) -> bool {
+        let found = self.device.take_violations();
+        assert!(found.iter().all(|violation| violation.kind == ViolationKind::StreamOrder), "{found:?}");
+        found.is_empty()
+    }
+}
+
+#[test]
+fn the_oracle_says_what_a_naive_model_says() {
+    let (mut allowed, mut refused) = (0_u64, 0_u64);
+    for seed in 0..1500 {
+        let mut rng = Rng(seed);
+        let mut pair = Pair::new(seed, &mut rng);
+        for step in 0..120 {
+            if let Some((expected, got)) = pair.step(&mut rng) {
+                assert_eq!(got, expected, "seed {seed}, step {step}: in order?");
+                if got { allowed += 1 } else { refused += 1 }
+            }
+        }
+        assert_eq!(pair.device.take_violations(), []);
+    }
+    assert!(allowed > 10_000 && refused > 5_000, "{allowed} allowed, {refused} refused: both must be common");
+}

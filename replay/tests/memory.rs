@@ -1,0 +1,81 @@
+//! A log of ten million rows is replayed in bounded memory: not the rows count, but the blocks live at one
+//! time.
+
+#![cfg(target_os = "linux")]
+
+mod support;
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde_json::Value;
+use support::{Folder, HEADER, program};
+
+const ROWS: u64 = 10_000_000;
+const LIVE: u64 = 1000;
+
+/// As operations in memory the rows would take 240 MB, as events 1 GB, as text 500 MB.
+const MOST_BYTES: u64 = 200 << 20;
+
+#[test]
+fn ten_million_rows_in_bounded_memory() {
+    let folder = Folder::new();
+    let log = folder.path("long.csv.zst");
+    write_log(&log);
+    let child = program()
+        .arg(&log)
+        .args(["--stack", "cuda+pool", "--device", "sim:h200", "--repeat", "1", "--format", "json"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let status = format!("/proc/{}/status", child.id());
+    let watcher = std::thread::spawn(move || peak_of(Path::new(&status)));
+    let output = child.wait_with_output().unwrap();
+    let peak = watcher.join().unwrap();
+    assert!(output.status.success());
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["log"]["events"], ROWS);
+    assert_eq!(report["log"]["peak_live_blocks"], LIVE);
+    assert_eq!(report["stacks"][0]["failures"], 0);
+    assert!(peak > 0, "the peak was never seen");
+    assert!(peak < MOST_BYTES, "{} MiB", peak >> 20);
+}
+
+/// A ring of live blocks: each row but the first ones frees the oldest or allocates the next.
+fn write_log(path: &Path) {
+    let file = BufWriter::new(File::create(path).unwrap());
+    let mut out = BufWriter::with_capacity(1 << 20, zstd::Encoder::new(file, 1).unwrap().auto_finish());
+    out.write_all(HEADER.as_bytes()).unwrap();
+    let allocate = |out: &mut dyn Write, number: u64| {
+        let address = 0x7f00_0000_0000 + number % (2 * LIVE) * 0x10000;
+        writeln!(out, "7,05:01:18.946606,allocate,{address:#x},{},0", 256 + number % 60_000).unwrap();
+    };
+    let (mut next, mut oldest) = (0, 0);
+    for row in 0..ROWS {
+        if next - oldest < LIVE && row % 2 == 0 || next < LIVE {
+            allocate(&mut out, next);
+            next += 1;
+        } else {
+            let address = 0x7f00_0000_0000 + oldest % (2 * LIVE) * 0x10000;
+            writeln!(out, "7,05:01:18.946609,free,{address:#x},{},0", 256 + oldest % 60_000).unwrap();
+            oldest += 1;
+        }
+    }
+    out.flush().unwrap();
+}
+
+/// The most memory that a process had, in bytes, looked at until it has ended.
+fn peak_of(status: &Path) -> u64 {
+    let mut peak = 0;
+    while let Ok(text) = fs::read_to_string(status) {
+        let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let Some(line) = line else { break }; // a zombie has no memory
+        let kib: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
+        peak = peak.max(kib << 10);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    peak
+}

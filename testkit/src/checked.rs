@@ -1,0 +1,129 @@
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+use millpond_core::driver::DriverHandle;
+use millpond_core::{
+    DeviceMemoryResource, DevicePtr, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, downcast,
+};
+use millpond_driver::sim::SimDevice;
+use parking_lot::Mutex;
+
+use crate::shadow::{Fault, ShadowAllocator};
+
+/// Tells the simulated device and a [`ShadowAllocator`] what the resource below hands out and takes back.
+///
+/// Put it on top of the resource under test. The device then checks that blocks do not overlap, lie in
+/// memory that is allocated, and reach each stream after every earlier use; the shadow checks the same of
+/// addresses and layouts, and counts. Transparent in every other respect, `Display` included.
+pub struct Checked<R> {
+    inner: R,
+    device: Option<Arc<SimDevice>>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    shadow: ShadowAllocator,
+    faults: Vec<Fault>,
+}
+
+impl<R: DeviceMemoryResource> Checked<R> {
+    /// Puts the checks on top of `inner`. `device` is the simulated device whose memory it is; without one,
+    /// on a GPU, only the shadow checks.
+    pub fn new(inner: R, device: Option<Arc<SimDevice>>) -> Self {
+        Self { inner, device, state: Mutex::default() }
+    }
+
+    /// The resource under test.
+    pub fn inner(&self) -> &R {
+        &self.inner
+    }
+
+    /// What the shadow found wrong so far; forgets it.
+    pub fn take_faults(&self) -> Vec<Fault> {
+        std::mem::take(&mut self.state.lock().faults)
+    }
+
+    /// Looks at the shadow.
+    pub fn shadow<T>(&self, look: impl FnOnce(&ShadowAllocator) -> T) -> T {
+        look(&self.state.lock().shadow)
+    }
+}
+
+// SAFETY: every call goes to `inner` with the same arguments and comes back with its result, so `inner`'s
+// contract holds.
+#[deny(clippy::missing_trait_methods)]
+unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for Checked<R>
+where
+    Self: Any,
+{
+    fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        let ptr = self.inner.allocate(layout, stream)?;
+        let mut state = self.state.lock();
+        if let Err(fault) = state.shadow.allocate(ptr, layout) {
+            state.faults.push(fault);
+        }
+        if let Some(device) = self.device.as_ref().filter(|_| layout.bytes() > 0) {
+            device.lend(ptr, layout.bytes(), stream);
+        }
+        Ok(ptr)
+    }
+
+    /// The checks see the block come back before the resource does: another thread may get it at once.
+    unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+        {
+            let mut state = self.state.lock();
+            match (state.shadow.deallocate(ptr, layout), &self.device) {
+                (Ok(()), Some(device)) if !ptr.is_null() => device.give_back(ptr, layout.bytes(), stream),
+                (Ok(()), _) => {}
+                (Err(fault), _) => state.faults.push(fault),
+            }
+        }
+        // SAFETY: the caller's promises are about `inner`'s block.
+        unsafe { self.inner.deallocate(ptr, layout, stream) }
+    }
+
+    fn driver(&self) -> &DriverHandle {
+        self.inner.driver()
+    }
+
+    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
+        self.inner.upstream()
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        self.inner.memory_info()
+    }
+
+    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+        match downcast::<Self>(other) {
+            Some(other) => self.inner.is_equal(&other.inner),
+            None => self.inner.is_equal(other),
+        }
+    }
+
+    fn is_stream_ordered(&self) -> bool {
+        self.inner.is_stream_ordered()
+    }
+
+    fn statistics(&self) -> Option<ResourceStatistics> {
+        self.inner.statistics()
+    }
+
+    fn trim(&self, keep_bytes: u64) -> Result<u64> {
+        self.inner.trim(keep_bytes)
+    }
+}
+
+impl<R: fmt::Display> fmt::Display for Checked<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+impl<R: fmt::Debug> fmt::Debug for Checked<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Checked").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}

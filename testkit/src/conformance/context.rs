@@ -1,0 +1,188 @@
+use std::ops::Deref;
+use std::sync::Arc;
+
+use millpond_core::driver::{Event, EventFlags, StreamFlags};
+use millpond_core::{AnyResource, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, StreamRef};
+use millpond_driver::sim::{Schedule, SimConfig, SimDevice};
+
+use super::Subject;
+use crate::Checked;
+
+/// What a body gets: the subject and a device.
+pub(super) struct Context<'a> {
+    pub(super) subject: &'a Subject,
+    pub(super) driver: DriverHandle,
+    pub(super) sim: Option<Arc<SimDevice>>,
+}
+
+impl<'a> Context<'a> {
+    pub(super) fn on_sim(subject: &'a Subject) -> Self {
+        Self::on_sim_of(subject, subject.device_bytes)
+    }
+
+    /// Another simulated device, of whose end the suite asks nothing, if the body runs on one.
+    pub(super) fn apart(&self, bytes: u64) -> Option<(Self, Arc<SimDevice>)> {
+        self.sim.as_ref()?;
+        let context = Self::on_sim_of(self.subject, bytes);
+        let device = context.sim.clone()?;
+        Some((context, device))
+    }
+
+    fn on_sim_of(subject: &'a Subject, bytes: u64) -> Self {
+        let config = SimConfig::with_capacity(bytes).seed(1).schedule(Schedule::Seeded(1));
+        let device = SimDevice::new(config);
+        Self { subject, driver: Arc::clone(&device) as DriverHandle, sim: Some(device) }
+    }
+
+    pub(super) fn on_driver(subject: &'a Subject, driver: &DriverHandle) -> Self {
+        Self { subject, driver: Arc::clone(driver), sim: None }
+    }
+
+    /// Builds the subject with the checks on top.
+    pub(super) fn build(&self) -> Tested {
+        let resource = self.subject.build(&self.driver);
+        let resource = resource.unwrap_or_else(|error| panic!("the resource cannot be built: {error}"));
+        Tested { resource: Checked::new(resource, self.sim.clone()) }
+    }
+
+    /// A stream of the body's own, with nothing to do with the legacy default stream.
+    pub(super) fn stream(&self) -> OwnStream {
+        let stream = self.driver.stream_create(StreamFlags::NON_BLOCKING);
+        let stream = stream.unwrap_or_else(|error| panic!("no stream can be created: {error}"));
+        OwnStream { stream, driver: Arc::clone(&self.driver) }
+    }
+
+    /// Makes work of `after` happen after all that `before` was given so far.
+    pub(super) fn order(&self, before: StreamRef, after: StreamRef) {
+        let event = OwnEvent::new(&self.driver);
+        event.record(before);
+        event.make_wait(after);
+    }
+
+    /// What a size is clipped to, so that the subject serves it.
+    pub(super) fn clip(&self, bytes: u64) -> u64 {
+        bytes.min(self.subject.largest_bytes)
+    }
+
+    /// On the simulated device: no rule was broken, and nothing is left.
+    pub(super) fn check_at_end(&self) {
+        let Some(sim) = &self.sim else { return };
+        if let Some(violation) = sim.take_violations().first() {
+            panic!("{violation}");
+        }
+        assert_eq!(
+            (sim.live_bytes(), sim.live_allocations()),
+            (0, 0),
+            "bytes and allocations left at the end"
+        );
+        assert_eq!((sim.live_events(), sim.live_streams()), (0, 0), "events and streams left at the end");
+    }
+}
+
+/// A block that a body got.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Block {
+    pub(super) ptr: DevicePtr,
+    pub(super) layout: Layout,
+    pub(super) stream: StreamRef,
+}
+
+/// The resource under test, with checks on top that are looked at when it is dropped.
+pub(super) struct Tested {
+    resource: Checked<AnyResource>,
+}
+
+impl Tested {
+    /// Allocates, or fails the body.
+    pub(super) fn get(&self, bytes: u64, stream: StreamRef) -> Block {
+        self.get_layout(Layout::new(bytes), stream)
+    }
+
+    pub(super) fn get_layout(&self, layout: Layout, stream: StreamRef) -> Block {
+        match self.resource.allocate(layout, stream) {
+            Ok(ptr) => Block { ptr, layout, stream },
+            Err(error) => panic!("{layout:?} cannot be allocated: {error}"),
+        }
+    }
+
+    /// Gives a block back on the stream that it was allocated for.
+    pub(super) fn put(&self, block: Block) {
+        self.put_on(block, block.stream);
+    }
+
+    /// Gives a block back. The body orders `stream` after all uses of the block first.
+    pub(super) fn put_on(&self, block: Block, stream: StreamRef) {
+        // SAFETY: bodies pass each block that `get` returned once, ordered as the contract asks for.
+        unsafe { self.resource.deallocate(block.ptr, block.layout, stream) }
+    }
+}
+
+impl Deref for Tested {
+    type Target = Checked<AnyResource>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.resource
+    }
+}
+
+impl Drop for Tested {
+    fn drop(&mut self) {
+        if let Some(fault) = self.resource.take_faults().first().filter(|_| !std::thread::panicking()) {
+            panic!("{fault}");
+        }
+    }
+}
+
+/// A stream that is destroyed at the end.
+pub(super) struct OwnStream {
+    stream: StreamRef,
+    driver: DriverHandle,
+}
+
+impl Deref for OwnStream {
+    type Target = StreamRef;
+
+    fn deref(&self) -> &StreamRef {
+        &self.stream
+    }
+}
+
+impl Drop for OwnStream {
+    fn drop(&mut self) {
+        // SAFETY: the stream is this value's own, and bodies do not name it after its drop.
+        let result = unsafe { self.driver.stream_destroy(self.stream) };
+        // A body about errors may have poisoned the device.
+        drop(result);
+    }
+}
+
+/// An event that is destroyed at the end.
+pub(super) struct OwnEvent {
+    event: Event,
+    driver: DriverHandle,
+}
+
+impl OwnEvent {
+    pub(super) fn new(driver: &DriverHandle) -> Self {
+        let event = driver.event_create(EventFlags::default());
+        let event = event.unwrap_or_else(|error| panic!("no event can be created: {error}"));
+        Self { event, driver: Arc::clone(driver) }
+    }
+
+    pub(super) fn record(&self, stream: StreamRef) {
+        let recorded = self.driver.event_record(self.event, stream);
+        recorded.unwrap_or_else(|error| panic!("the event cannot be recorded: {error}"));
+    }
+
+    pub(super) fn make_wait(&self, stream: StreamRef) {
+        let waiting = self.driver.stream_wait_event(stream, self.event);
+        waiting.unwrap_or_else(|error| panic!("the stream cannot wait: {error}"));
+    }
+}
+
+impl Drop for OwnEvent {
+    fn drop(&mut self) {
+        // SAFETY: the event is this value's own; waits that were submitted keep their meaning.
+        drop(unsafe { self.driver.event_destroy(self.event) });
+    }
+}

@@ -1,0 +1,189 @@
+//! Requests that cannot be served, and what holds afterwards.
+
+use millpond_core::{DeviceMemoryResource, Error, ErrorKind, Layout, StreamRef};
+
+use super::Outcome::{self, Passed, Skipped};
+use super::context::{Block, Context, Tested};
+
+bodies![
+    more_than_the_device_is_out_of_memory,
+    two_to_the_63_is_refused,
+    the_largest_number_is_refused,
+    a_huge_alignment_is_refused_or_served,
+    errors_name_request_and_stack,
+    an_error_changes_nothing,
+    works_after_an_error,
+    full_device_recovers,
+    full_device_serves_another_stream,
+    memory_info_is_sane,
+];
+
+const S: StreamRef = StreamRef::LEGACY;
+const PIB: u64 = 1 << 50;
+
+fn refused(resource: &Tested, layout: Layout) -> Error {
+    match resource.allocate(layout, S) {
+        Err(error) => error,
+        Ok(ptr) => panic!("{layout:?} was served, at {ptr}"),
+    }
+}
+
+/// 1 PiB, as RMM's tests ask for.
+fn more_than_the_device_is_out_of_memory(context: &Context<'_>) -> Outcome {
+    let resource = context.build();
+    let error = refused(&resource, Layout::new(PIB));
+    let limited = context.subject.largest_bytes < 64 << 20 && error.kind() == ErrorKind::InvalidArgument;
+    assert!(error.is_out_of_memory() || limited, "{error}");
+    Passed
+}
+
+fn two_to_the_63_is_refused(context: &Context<'_>) -> Outcome {
+    let resource = context.build();
+    for bytes in [1 << 63, (1 << 63) - 1, (1 << 63) + 1] {
+        let error = refused(&resource, Layout::new(bytes));
+        let kind = error.kind();
+        assert!(matches!(kind, ErrorKind::OutOfMemory | ErrorKind::InvalidArgument), "{bytes}: {error}");
+    }
+    Passed
+}
+
+/// Rounding such a size up overflows; RMM serves a block of no bytes.
+fn the_largest_number_is_refused(context: &Context<'_>) -> Outcome {
+    let resource = context.build();
+    for bytes in [u64::MAX, u64::MAX - 1, u64::MAX - 255, u64::MAX - 256, u64::MAX - (2 << 20)] {
+        let error = refused(&resource, Layout::new(bytes));
+        let kind = error.kind();
+        assert!(matches!(kind, ErrorKind::OutOfMemory | ErrorKind::InvalidArgument), "{bytes}: {error}");
+    }
+    Passed
+}
+
+fn a_huge_alignment_is_refused_or_served(context: &Context<'_>) -> Outcome {
+    let resource = context.build();
+    for (bytes, power) in [(1, 63), (u64::MAX, 63), (1 << 62, 62), (256, 40)] {
+        let layout = Layout::with_alignment(bytes, 1 << power).unwrap_or(Layout::new(bytes));
+        match resource.allocate(layout, S) {
+            Ok(ptr) => resource.put(Block { ptr, layout, stream: S }),
+            Err(error) => assert!(
+                matches!(
+                    error.kind(),
+                    ErrorKind::OutOfMemory | ErrorKind::InvalidArgument | ErrorKind::Unsupported
+                ),
+                "{error}"
+            ),
+        }
+    }
+    Passed
+}
+
+fn errors_name_request_and_stack(context: &Context<'_>) -> Outcome {
+    let resource = context.build();
+    for bytes in [PIB, u64::MAX] {
+        let error = refused(&resource, Layout::new(bytes));
+        assert_eq!(error.requested_bytes(), Some(bytes), "{error}");
+        assert_eq!(error.stream(), Some(S), "{error}");
+        let stack = error.stack().unwrap_or_else(|| panic!("no stack is named: {error}"));
+        let whole = resource.to_string();
+        assert!(!stack.is_empty() && whole.starts_with(stack), "`{stack}` is not the base of `{whole}`");
+        assert!(error.to_string().contains(stack), "{error}");
+    }
+    Passed
+}
+
+fn an_error_changes_nothing(context: &Context<'_>) -> Outcome {
+    let resource = context.build();
+    let block = resource.get(context.clip(1000), S);
+    let (statistics, device) = (resource.statistics(), context.sim.as_ref().map(|sim| sim.live_bytes()));
+    for bytes in [PIB, 1 << 63, u64::MAX] {
+        drop(refused(&resource, Layout::new(bytes)));
+    }
+    assert_eq!(context.sim.as_ref().map(|sim| sim.live_bytes()), device, "bytes of the device");
+    let in_use = |statistics: Option<millpond_core::ResourceStatistics>| {
+        statistics.map(|s| (s.bytes_in_use, s.bytes_requested, s.blocks_in_use, s.allocations))
+    };
+    assert_eq!(in_use(resource.statistics()), in_use(statistics));
+    resource.put(block);
+    Passed
+}
+
+fn works_after_an_error(context: &Context<'_>) -> Outcome {
+    let resource = context.build();
+    for _ in 0..3 {
+        drop(refused(&resource, Layout::new(PIB)));
+        let blocks = [resource.get(1, S), resource.get(context.clip(1 << 20), S)];
+        blocks.into_iter().for_each(|block| resource.put(block));
+    }
+    Passed
+}
+
+/// Takes blocks until there are no more, or so many that the resource has no limit.
+fn fill(resource: &Tested, bytes: u64) -> (Vec<Block>, Option<Error>) {
+    let layout = Layout::new(bytes);
+    let mut blocks = Vec::new();
+    while blocks.len() < 4096 {
+        match resource.allocate(layout, S) {
+            Ok(ptr) => blocks.push(Block { ptr, layout, stream: S }),
+            Err(error) => return (blocks, Some(error)),
+        }
+    }
+    (blocks, None)
+}
+
+const TOO_MUCH: Outcome = Skipped("it would take all of a GPU's memory");
+
+/// A device of a size that a few hundred blocks fill.
+fn small_device(context: &Context<'_>) -> u64 {
+    context.subject.device_bytes.min(256 << 20)
+}
+
+fn full_device_recovers(context: &Context<'_>) -> Outcome {
+    let Some((context, _)) = &context.apart(small_device(context)) else { return TOO_MUCH };
+    let resource = context.build();
+    let bytes = context.clip(1 << 20);
+    let (blocks, error) = fill(&resource, bytes);
+    let Some(error) = error else {
+        blocks.into_iter().for_each(|block| resource.put(block));
+        return Skipped("the resource hands out more than the device has");
+    };
+    assert!(error.is_out_of_memory(), "{error}");
+    let count = blocks.len();
+    assert!(count > 16, "only {count} blocks of {bytes} bytes were had");
+    blocks.into_iter().for_each(|block| resource.put(block));
+    let (again, _) = fill(&resource, bytes);
+    assert_eq!(again.len(), count, "the second time another number of blocks is had");
+    again.into_iter().for_each(|block| resource.put(block));
+    drop(resource);
+    context.check_at_end();
+    Passed
+}
+
+/// All memory was freed on one stream with work still to be done; another stream gets it.
+fn full_device_serves_another_stream(context: &Context<'_>) -> Outcome {
+    let Some((context, _)) = &context.apart(small_device(context)) else { return TOO_MUCH };
+    let resource = context.build();
+    let other = context.stream();
+    let bytes = context.clip(1 << 20);
+    let (blocks, _) = fill(&resource, bytes);
+    let count = blocks.len();
+    blocks.into_iter().for_each(|block| resource.put(block));
+    let again: Vec<Block> = (0..count).map(|_| resource.get(bytes, *other)).collect();
+    again.into_iter().for_each(|block| resource.put(block));
+    drop(resource);
+    drop(other);
+    context.check_at_end();
+    Passed
+}
+
+fn memory_info_is_sane(context: &Context<'_>) -> Outcome {
+    let resource = context.build();
+    let info = || resource.memory_info().unwrap_or_else(|error| panic!("{error}"));
+    let before = info();
+    assert!(before.total > 0 && before.free <= before.total, "{before:?}");
+    let block = resource.get(context.clip(8 << 20), S);
+    let during = info();
+    assert!(during.free <= before.free && during.total == before.total, "{before:?} then {during:?}");
+    resource.put(block);
+    let after = info();
+    assert!(after.free >= during.free && after.free <= after.total, "{during:?} then {after:?}");
+    Passed
+}

@@ -1,0 +1,100 @@
+//! One suite that every resource and every adaptor passes: the contract of
+//! [`DeviceMemoryResource`](millpond_core::DeviceMemoryResource), as tests.
+//!
+//! ```
+//! use millpond_testkit::canary::CanaryPool;
+//! use millpond_testkit::conformance::{self, Subject};
+//!
+//! let subject = Subject::new("canary", |driver| CanaryPool::build(driver, None));
+//! let report = conformance::run(&subject);
+//! assert!(report.passed(), "{report}");
+//! assert!(report.bodies() >= 30);
+//! ```
+//!
+//! [`run`] gives each body a fresh simulated device, on which stream order is checked too. [`run_on`] runs
+//! the same bodies on any driver; those that need the simulated device are skipped there, and the report says
+//! so.
+
+/// The list of a file's bodies, each under its function's name.
+macro_rules! bodies {
+    ($($body:ident),+ $(,)?) => {
+        pub(super) const BODIES: &[super::Body] = &[$((stringify!($body), $body)),+];
+    };
+}
+
+mod contents;
+mod context;
+mod equality;
+mod errors;
+mod faults;
+mod lifetime;
+mod misuse;
+mod report;
+mod requests;
+mod statistics;
+mod streams;
+mod subject;
+mod text;
+mod threads;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use millpond_core::DriverHandle;
+
+pub use report::{Finding, Outcome, Report};
+pub use subject::{Refusals, Subject};
+
+use context::Context;
+
+/// A test of the suite: its name, and what it does.
+type Body = (&'static str, fn(&Context<'_>) -> Outcome);
+
+/// The names of all bodies, in the order in which they run.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    bodies().map(|(name, _)| *name)
+}
+
+fn bodies() -> impl Iterator<Item = &'static Body> {
+    [
+        requests::BODIES,
+        contents::BODIES,
+        streams::BODIES,
+        threads::BODIES,
+        errors::BODIES,
+        text::BODIES,
+        equality::BODIES,
+        lifetime::BODIES,
+        statistics::BODIES,
+        misuse::BODIES,
+        faults::BODIES,
+    ]
+    .into_iter()
+    .flatten()
+}
+
+/// Runs every body, each on a fresh simulated device.
+pub fn run(subject: &Subject) -> Report {
+    run_bodies(subject, || Context::on_sim(subject))
+}
+
+/// Runs every body on this driver. Leave it to the suite while it runs.
+pub fn run_on(subject: &Subject, driver: &DriverHandle) -> Report {
+    run_bodies(subject, || Context::on_driver(subject, driver))
+}
+
+fn run_bodies<'a>(subject: &'a Subject, context: impl Fn() -> Context<'a>) -> Report {
+    let findings = bodies().map(|&(body, test)| {
+        let context = context();
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            let (outcome, misuses) = crate::misuse_recorder::record(|| test(&context));
+            if let Some(misuse) = misuses.first() {
+                panic!("{misuse}");
+            }
+            context.check_at_end();
+            outcome
+        }));
+        let outcome = outcome.unwrap_or_else(|panic| Outcome::Failed(crate::text_of(&*panic)));
+        Finding { body, outcome }
+    });
+    Report::new(subject.name(), findings.collect())
+}

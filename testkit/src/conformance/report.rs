@@ -1,0 +1,80 @@
+use std::fmt;
+
+/// How a body ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// As it should.
+    Passed,
+    /// Not run, and why.
+    Skipped(&'static str),
+    /// With this panic.
+    Failed(String),
+}
+
+/// One body's end.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Finding {
+    /// The name of the body.
+    pub body: &'static str,
+    /// How it ended.
+    pub outcome: Outcome,
+}
+
+/// What the suite found about one subject. `Display` lists what failed and what was skipped.
+#[derive(Clone, Debug)]
+pub struct Report {
+    subject: String,
+    findings: Vec<Finding>,
+}
+
+impl Report {
+    pub(super) fn new(subject: &str, findings: Vec<Finding>) -> Self {
+        Self { subject: subject.to_owned(), findings }
+    }
+
+    /// Whether nothing failed.
+    pub fn passed(&self) -> bool {
+        self.failures().next().is_none()
+    }
+
+    /// How many bodies there are, skipped ones included.
+    pub fn bodies(&self) -> usize {
+        self.findings.len()
+    }
+
+    /// What happened in each body, in the order in which they ran.
+    pub fn findings(&self) -> &[Finding] {
+        &self.findings
+    }
+
+    /// Name and message of each failure.
+    pub fn failures(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        self.findings.iter().filter_map(|finding| match &finding.outcome {
+            Outcome::Failed(message) => Some((finding.body, message.as_str())),
+            _ => None,
+        })
+    }
+
+    /// Name and reason of each skipped body.
+    pub fn skipped(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        self.findings.iter().filter_map(|finding| match finding.outcome {
+            Outcome::Skipped(reason) => Some((finding.body, reason)),
+            _ => None,
+        })
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (failed, skipped) = (self.failures().count(), self.skipped().count());
+        let passed = self.bodies() - failed - skipped;
+        write!(f, "`{}`: {passed} passed, {skipped} skipped, {failed} failed", self.subject)?;
+        for (body, message) in self.failures() {
+            write!(f, "\n  {body}: {message}")?;
+        }
+        for (body, reason) in self.skipped() {
+            write!(f, "\n  {body} is skipped: {reason}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,163 @@
+//! Stream order: what a stream argument promises. On the simulated device its clocks are the judge, and tags
+//! in the data; elsewhere the bodies only see that the calls are served.
+
+use millpond_core::{DeviceMemoryResource, StreamRef};
+use millpond_driver::sim::Access;
+
+use super::Outcome::{self, Passed};
+use super::context::{Block, Context, OwnStream, Tested};
+
+bodies![
+    every_kind_of_stream,
+    both_handles_of_the_legacy_stream,
+    freed_on_another_stream,
+    passed_from_stream_to_stream,
+    merged_blocks_are_ordered_for_a_third_stream,
+    pending_work_is_not_overtaken,
+    stream_destroyed_after_its_frees,
+    stream_handles_are_used_again,
+    a_hundred_streams,
+];
+
+/// Fills a block with its address as a tag, checks it, and gives it back: all in the order of one stream.
+fn use_and_put(context: &Context<'_>, resource: &Tested, block: Block) {
+    touch(context, block, block.stream);
+    resource.put(block);
+}
+
+/// Writes and checks a tag on a stream.
+fn touch(context: &Context<'_>, block: Block, stream: StreamRef) {
+    let Some(sim) = &context.sim else { return };
+    let (bytes, tag) = (block.layout.bytes(), block.ptr.address() ^ stream.handle());
+    sim.launch(stream, &[Access::write(block.ptr, bytes, tag)]);
+    sim.launch(stream, &[Access::check(block.ptr, bytes, tag)]);
+}
+
+fn every_kind_of_stream(context: &Context<'_>) -> Outcome {
+    let resource = context.build();
+    let own = context.stream();
+    for stream in [StreamRef::LEGACY, StreamRef::PER_THREAD, *own] {
+        let blocks = [resource.get(context.clip(1000), stream), resource.get(context.clip(1 << 20), stream)];
+        blocks.into_iter().for_each(|block| use_and_put(context, &resource, block));
+    }
+    Passed
+}
+
+fn both_handles_of_the_legacy_stream(context: &Context<'_>) -> Outcome {
+    let resource = context.build();
+    let one = StreamRef::from_raw_parts(1, 0);
+    for (first, second) in [(StreamRef::LEGACY, one), (one, StreamRef::LEGACY)] {
+        let block = resource.get(context.clip(1000), first);
+        touch(context, block, first);
+        resource.put_on(block, second);
+        use_and_put(context, &resource, resource.get(context.clip(1000), second));
+    }
+    Passed
+}
+
+fn freed_on_another_stream(context: &Context<'_>) -> Outcome {
+    let resource = context.build();
+    let (a, b) = (context.stream(), context.stream());
+    for _ in 0..20 {
+        let block = resource.get(context.clip(4096), *a);
+        touch(context, block, *a);
+        context.order(*a, *b);
+        touch(context, block, *b);
+        resource.put_on(block, *b);
+        // The first of these may be the block just freed on the other stream.
+        let again = resource.get(context.clip(4096), *a);
+        use_and_put(context, &resource, again);
+    }
+    Passed
+}
+
+fn passed_from_stream_to_stream(context: &Context<'_>) -> Outcome {
+    let resource = context.build();
+    let streams: Vec<OwnStream> = (0..4).map(|_| context.stream()).collect();
+    for round in 0..50 {
+        let stream = *streams[round % streams.len()];
+        let blocks: Vec<Block> = (0..4).map(|_| resource.get(context.clip(1 << 20), stream)).collect();
+        blocks.into_iter().for_each(|block| use_and_put(context, &resource, block));
+    }
+    Passed
+}
+
+/// RMM's issue 2489: blocks of two streams are merged for a third, which gives a part back; a fourth takes
+/// that. It must wait for the first two as well.
+fn merged_blocks_are_ordered_for_a_third_stream(context: &Context<'_>) -> Outcome {
+    let resource = context.build();
+    let streams: Vec<OwnStream> = (0..4).map(|_| context.stream()).collect();
+    let half = context.clip(1 << 20) / 2;
+    for _ in 0..10 {
+        let first: Vec<Block> = (0..8).map(|_| resource.get(half, *streams[0])).collect();
+        let second: Vec<Block> = (0..8).map(|_| resource.get(half, *streams[1])).collect();
+        for block in first.into_iter().chain(second) {
+            use_and_put(context, &resource, block);
+        }
+        let merged: Vec<Block> = (0..4).map(|_| resource.get(2 * half, *streams[2])).collect();
+        let stolen: Vec<Block> = (0..4).map(|_| resource.get(half, *streams[3])).collect();
+        for block in stolen.into_iter().chain(merged) {
+            use_and_put(context, &resource, block);
+        }
+    }
+    Passed
+}
+
+/// A free is a point in the order of the stream, not a wait: work that is still to be done counts.
+fn pending_work_is_not_overtaken(context: &Context<'_>) -> Outcome {
+    let resource = context.build();
+    let (busy, other) = (context.stream(), context.stream());
+    for bytes in [256, 64 << 10, 4 << 20].map(|bytes| context.clip(bytes)) {
+        let block = resource.get(bytes, *busy);
+        for _ in 0..5 {
+            touch(context, block, *busy);
+        }
+        resource.put(block);
+        use_and_put(context, &resource, resource.get(bytes, *other));
+        use_and_put(context, &resource, resource.get(bytes, StreamRef::LEGACY));
+    }
+    Passed
+}
+
+/// RMM's pool test of a deleted stream.
+fn stream_destroyed_after_its_frees(context: &Context<'_>) -> Outcome {
+    let resource = context.build();
+    let last = context.stream();
+    for _ in 0..5 {
+        let gone = context.stream();
+        let blocks: Vec<Block> = (0..3).map(|_| resource.get(context.clip(1 << 20), *gone)).collect();
+        blocks.into_iter().for_each(|block| use_and_put(context, &resource, block));
+        drop(gone);
+        use_and_put(context, &resource, resource.get(context.clip(1 << 20), *last));
+    }
+    resource.trim(0).unwrap_or_else(|error| panic!("{error}"));
+    Passed
+}
+
+/// The driver gives a destroyed stream's handle to the next one, which is another stream all the same.
+fn stream_handles_are_used_again(context: &Context<'_>) -> Outcome {
+    let resource = context.build();
+    let mut handles = Vec::new();
+    for _ in 0..20 {
+        let stream = context.stream();
+        handles.push(stream.handle());
+        use_and_put(context, &resource, resource.get(context.clip(10_000), *stream));
+    }
+    let streams = handles.len();
+    handles.sort_unstable();
+    handles.dedup();
+    assert!(context.sim.is_none() || handles.len() < streams, "no handle came twice: nothing was tested");
+    Passed
+}
+
+fn a_hundred_streams(context: &Context<'_>) -> Outcome {
+    let resource = context.build();
+    let streams: Vec<OwnStream> = (0..100).map(|_| context.stream()).collect();
+    for round in 0..2 {
+        for stream in &streams {
+            let block = resource.get(context.clip(1000 + round), **stream);
+            use_and_put(context, &resource, block);
+        }
+    }
+    Passed
+}

@@ -1,0 +1,109 @@
+use std::fmt;
+use std::sync::Arc;
+
+use millpond_core::stack::{LayerTable, StackSpec};
+use millpond_core::{AnyResource, DriverHandle, Result};
+
+use crate::program::StatisticsCheck;
+
+type Build = dyn Fn(&DriverHandle) -> Result<AnyResource> + Send + Sync;
+
+/// Which misuse a resource can tell.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Refusals {
+    /// A pointer that it never handed out, or into the middle of a block.
+    pub foreign_pointer: bool,
+    /// A block that is free already.
+    pub double_free: bool,
+    /// A size that the block was not allocated with.
+    pub wrong_size: bool,
+}
+
+impl Refusals {
+    /// All of them.
+    pub const ALL: Self = Self { foreign_pointer: true, double_free: true, wrong_size: true };
+}
+
+/// A resource under test, and what is known of it.
+#[derive(Clone)]
+pub struct Subject {
+    name: String,
+    build: Arc<Build>,
+    pub(super) table: Option<LayerTable>,
+    pub(crate) largest_bytes: u64,
+    pub(super) refusals: Refusals,
+    pub(crate) statistics: StatisticsCheck,
+    pub(super) device_bytes: u64,
+}
+
+impl Subject {
+    /// A resource that a function builds.
+    pub fn new(
+        name: impl Into<String>,
+        build: impl Fn(&DriverHandle) -> Result<AnyResource> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            build: Arc::new(build),
+            table: None,
+            largest_bytes: 64 << 20,
+            refusals: Refusals::default(),
+            statistics: StatisticsCheck::None,
+            device_bytes: 4 << 30,
+        }
+    }
+
+    /// A stack from its text; what it prints must be a text that builds the same stack.
+    pub fn from_text(text: &str, table: &LayerTable) -> Self {
+        let (text_owned, build_table) = (text.to_owned(), table.clone());
+        let build = move |driver: &DriverHandle| text_owned.parse::<StackSpec>()?.build(&build_table, driver);
+        Self { table: Some(table.clone()), ..Self::new(text, build) }
+    }
+
+    /// The largest request that the resource serves, in bytes; 64 MiB and more if it is not told.
+    #[must_use]
+    pub fn largest_bytes(mut self, bytes: u64) -> Self {
+        self.largest_bytes = bytes;
+        self
+    }
+
+    /// Which misuse the resource can tell; none if it is not told.
+    #[must_use]
+    pub fn refuses(mut self, refusals: Refusals) -> Self {
+        self.refusals = refusals;
+        self
+    }
+
+    /// How much of the statistics must be right; nothing if it is not told.
+    #[must_use]
+    pub fn statistics(mut self, statistics: StatisticsCheck) -> Self {
+        self.statistics = statistics;
+        self
+    }
+
+    /// The capacity of the simulated device in bytes; 4 GiB if it is not told.
+    #[must_use]
+    pub fn device_bytes(mut self, bytes: u64) -> Self {
+        self.device_bytes = bytes;
+        self
+    }
+
+    /// The name, for people.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Builds the resource on a device.
+    ///
+    /// # Errors
+    /// What building reports.
+    pub fn build(&self, driver: &DriverHandle) -> Result<AnyResource> {
+        (self.build)(driver)
+    }
+}
+
+impl fmt::Debug for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Subject").field("name", &self.name).finish_non_exhaustive()
+    }
+}

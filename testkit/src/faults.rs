@@ -1,0 +1,268 @@
+//! One scenario, run once for every driver call in it, with that call failing.
+//!
+//! The scenario allocates and frees on two streams, steals, aligns, grows, runs out of memory, trims and
+//! drops. It is run once to count the driver calls, and then again for each call, each of three errors, and
+//! both for that call alone and for all calls from it on. Whatever fails: there is no panic, nothing is
+//! freed twice or too early, nothing is left but what a failed free left, and afterwards the resource works
+//! again, or is poisoned for good after an error that cannot be recovered from.
+//!
+//! ```
+//! use millpond_testkit::canary::CanaryPool;
+//! use millpond_testkit::conformance::Subject;
+//! use millpond_testkit::faults;
+//!
+//! let subject = Subject::new("canary", |driver| CanaryPool::build(driver, None));
+//! let calls = faults::count_calls(&subject).unwrap();
+//! assert!(calls > 5);
+//! ```
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use millpond_core::driver::StreamFlags;
+use millpond_core::{
+    AnyResource, DeviceMemoryResource, DevicePtr, Driver, DriverError, DriverHandle, Layout, Result,
+    StreamRef,
+};
+use millpond_driver::sim::{Access, FaultPlan, Schedule, SimConfig, SimDevice};
+use millpond_driver::{CallKind, CountingDriver};
+
+use crate::conformance::Subject;
+use crate::{Checked, misuse_recorder, text_of};
+
+/// The errors that each call fails with.
+pub const CODES: [i32; 3] =
+    [DriverError::OUT_OF_MEMORY, DriverError::INVALID_VALUE, DriverError::ILLEGAL_ADDRESS];
+
+const CAPACITY: u64 = 64 << 20;
+
+/// A call that failed, and what went wrong then.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The subject's name.
+    pub subject: String,
+    /// Which driver call failed, from 0; `None` in the run without a failing call.
+    pub call: Option<u64>,
+    /// With which code.
+    pub code: i32,
+    /// Whether all later calls failed too.
+    pub persistent: bool,
+    /// What went wrong.
+    pub message: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { subject, call, code, persistent, message } = self;
+        write!(f, "`{subject}`, ")?;
+        match call {
+            None => f.write_str("no driver call failing")?,
+            Some(call) => write!(
+                f,
+                "driver call {call}{} failing with {}",
+                if *persistent { " and all later ones" } else { "" },
+                DriverError::new(*code, "").name(),
+            )?,
+        }
+        write!(f, ": {message}")
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// How many driver calls the scenario makes when none fails.
+///
+/// # Errors
+/// What went wrong although nothing failed.
+pub fn count_calls(subject: &Subject) -> Result<u64, Box<Failure>> {
+    run(subject, None, 0, false)
+}
+
+/// Runs the scenario with every driver call failing in every way, and returns how many runs that were.
+///
+/// # Errors
+/// The first run in which something went wrong.
+pub fn exhaust(subject: &Subject) -> Result<u64, Box<Failure>> {
+    let calls = count_calls(subject)?;
+    let mut runs = 1;
+    for call in 0..calls {
+        for code in CODES {
+            for persistent in [false, true] {
+                run(subject, Some(call), code, persistent)?;
+                runs += 1;
+            }
+        }
+    }
+    Ok(runs)
+}
+
+fn run(subject: &Subject, call: Option<u64>, code: i32, persistent: bool) -> Result<u64, Box<Failure>> {
+    let body = AssertUnwindSafe(|| {
+        let scenario = Scenario::new(subject);
+        let device = Arc::clone(&scenario.device);
+        let faults = call.map_or_else(FaultPlan::none, |call| FaultPlan::nth_call(call, code));
+        let start = device.driver_calls();
+        device.set_faults(if persistent { faults.persistent() } else { faults });
+        let hit = |device: &SimDevice| call.is_some_and(|call| device.driver_calls() - start > call);
+        let sticky = call.is_some() && DriverError::new(code, "").is_sticky();
+        if let Some(resource) = scenario.build(call.is_some()) {
+            scenario.operate(&resource, call.is_some());
+            if hit(&device) {
+                device.set_faults(FaultPlan::none());
+                scenario.check_afterwards(&resource, sticky);
+            }
+            let (before, known) = (device.driver_calls(), hit(&device));
+            drop(resource);
+            if sticky && known {
+                assert_eq!(device.driver_calls(), before, "driver calls when a poisoned resource is dropped");
+            }
+        }
+        let calls = device.driver_calls() - start;
+        device.set_faults(FaultPlan::none());
+        scenario.check_device(sticky);
+        calls
+    });
+    // A driver that refuses to free a live block looks to the resource like a caller's mistake.
+    let (result, _misuses) = misuse_recorder::record(|| catch_unwind(body));
+    result.map_err(|panic| {
+        let (subject, message) = (subject.name().to_owned(), text_of(&*panic));
+        Box::new(Failure { subject, call, code, persistent, message })
+    })
+}
+
+struct Scenario<'a> {
+    subject: &'a Subject,
+    device: Arc<SimDevice>,
+    counting: Arc<CountingDriver>,
+    streams: [StreamRef; 2],
+}
+
+#[derive(Clone, Copy)]
+struct Block {
+    ptr: DevicePtr,
+    layout: Layout,
+    stream: StreamRef,
+}
+
+type Tested = Checked<AnyResource>;
+
+impl<'a> Scenario<'a> {
+    fn new(subject: &'a Subject) -> Self {
+        let device = SimDevice::new(SimConfig::with_capacity(CAPACITY).schedule(Schedule::Seeded(7)));
+        let stream = || match device.stream_create(StreamFlags::NON_BLOCKING) {
+            Ok(stream) => stream,
+            Err(error) => panic!("no stream can be created: {error}"),
+        };
+        let streams = [stream(), stream()];
+        let counting = CountingDriver::new(Arc::clone(&device) as DriverHandle);
+        Self { subject, device, counting, streams }
+    }
+
+    /// Builds the resource; with a failing driver it may refuse.
+    fn build(&self, may_fail: bool) -> Option<Tested> {
+        let driver: DriverHandle = Arc::clone(&self.counting) as DriverHandle;
+        match self.subject.build(&driver) {
+            Ok(resource) => Some(Checked::new(resource, Some(Arc::clone(&self.device)))),
+            Err(error) => {
+                assert!(may_fail, "the resource cannot be built: {error}");
+                None
+            }
+        }
+    }
+
+    fn allocate(&self, resource: &Tested, bytes: u64, alignment: u64, stream: StreamRef) -> Result<Block> {
+        let layout = Layout::with_alignment(bytes.min(self.subject.largest_bytes), alignment)?;
+        let ptr = resource.allocate(layout, stream)?;
+        let block = Block { ptr, layout, stream };
+        if layout.bytes() > 0 {
+            let tag = ptr.address();
+            self.device.launch(stream, &[Access::write(ptr, layout.bytes(), tag)]);
+            self.device.launch(stream, &[Access::check(ptr, layout.bytes(), tag)]);
+        }
+        Ok(block)
+    }
+
+    /// What a program may do. The scenario itself makes no driver call: all that fail are the resource's.
+    fn operate(&self, resource: &Tested, may_fail: bool) {
+        let [a, b] = self.streams;
+        let mut live: Vec<Block> = Vec::new();
+        let get = |bytes, alignment, stream, live: &mut Vec<Block>| match self
+            .allocate(resource, bytes, alignment, stream)
+        {
+            Ok(block) => live.push(block),
+            Err(error) => assert!(may_fail || alignment > 256, "{bytes} bytes: {error}"),
+        };
+        for (bytes, stream) in [(1000, a), (1 << 20, a), (64 << 10, b), (0, b), (3 << 20, b)] {
+            get(bytes, 256, stream, &mut live);
+        }
+        get(5000, 4096, a, &mut live);
+        put_all(resource, &mut live);
+        // Both streams' blocks are free now; each takes some of the other's.
+        for (bytes, stream) in [(1 << 20, b), (3 << 20, a), (1000, b)] {
+            get(bytes, 256, stream, &mut live);
+        }
+        drop(resource.memory_info());
+        let _ = resource.statistics();
+        let many = 40;
+        for index in 0..many {
+            match self.allocate(resource, 4 << 20, 256, self.streams[index % 2]) {
+                Ok(block) => live.push(block),
+                Err(error) => assert!(may_fail || error.is_out_of_memory(), "{error}"),
+            }
+        }
+        let half = live.len() / 2;
+        let mut rest = live.split_off(half);
+        put_all(resource, &mut live);
+        let trimmed = resource.trim(1 << 20);
+        assert!(may_fail || trimmed.is_ok(), "{trimmed:?}");
+        get(1 << 20, 256, a, &mut live);
+        put_all(resource, &mut live);
+        put_all(resource, &mut rest);
+        drop(resource.trim(0));
+        get(100_000, 256, b, &mut live);
+        put_all(resource, &mut live);
+    }
+
+    /// The driver is well again.
+    fn check_afterwards(&self, resource: &Tested, sticky: bool) {
+        for (index, bytes) in [1, 1000, 1 << 20, 3 << 20].into_iter().enumerate() {
+            match (self.allocate(resource, bytes, 256, self.streams[index % 2]), sticky) {
+                (Ok(block), false) => put_all(resource, &mut vec![block]),
+                (Ok(_), true) => panic!("{bytes} bytes are handed out after an error that is for good"),
+                (Err(error), true) => assert!(error.is_sticky(), "{error}"),
+                (Err(error), false) => panic!("the driver is well again, but: {error}"),
+            }
+        }
+    }
+
+    /// After the resource is gone.
+    fn check_device(&self, sticky: bool) {
+        if let Some(violation) = self.device.take_violations().first() {
+            panic!("{violation}");
+        }
+        let failed_frees: u64 = FREES.iter().map(|&kind| self.counting.counts().get(kind).failures).sum();
+        let left = self.device.live_allocations() as u64;
+        assert!(sticky || left <= failed_frees, "{left} allocations are left, {failed_frees} frees failed");
+    }
+}
+
+/// The calls after whose failure memory may be left.
+const FREES: [CallKind; 5] = [
+    CallKind::MemFree,
+    CallKind::MemFreeAsync,
+    CallKind::MemRelease,
+    CallKind::MemUnmap,
+    CallKind::MemAddressFree,
+];
+
+fn put_all(resource: &Tested, blocks: &mut Vec<Block>) {
+    for block in blocks.drain(..) {
+        // SAFETY: each block came from this resource with this layout, is given back once, and was used on
+        // its stream only.
+        unsafe { resource.deallocate(block.ptr, block.layout, block.stream) }
+    }
+    if let Some(fault) = resource.take_faults().first() {
+        panic!("{fault}");
+    }
+}

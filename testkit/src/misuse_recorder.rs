@@ -1,0 +1,113 @@
+//! Which refused calls the current thread caused.
+//!
+//! The [hook](millpond_core::misuse) for misuse is one for the process, while tests run on many threads.
+//! [`record`] installs one hook, for good, which keeps each thread's reports apart, and panics on
+//! threads that do not record, as the default hook does.
+
+use std::cell::RefCell;
+use std::sync::{Arc, Once};
+
+use millpond_core::misuse::{Misuse, set_hook};
+
+thread_local! {
+    /// One list for each recording that is going on, innermost last.
+    static RECORDINGS: RefCell<Vec<Vec<Misuse>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Runs `body` and returns what it returned, with the misuse that it caused on this thread.
+///
+/// ```
+/// use millpond_core::misuse::{Misuse, MisuseKind, report};
+/// use millpond_core::{DevicePtr, StreamRef};
+/// let misuse = Misuse {
+///     kind: MisuseKind::DoubleFree,
+///     ptr: DevicePtr::new(0x1000),
+///     bytes: 256,
+///     stream: StreamRef::LEGACY,
+///     resource: "cuda+pool".to_owned(),
+/// };
+/// let ((), reports) = millpond_testkit::misuse_recorder::record(|| report(&misuse));
+/// assert_eq!(reports, [misuse]);
+/// ```
+pub fn record<T>(body: impl FnOnce() -> T) -> (T, Vec<Misuse>) {
+    install();
+    let recording = Recording::start();
+    let result = body();
+    (result, recording.finish())
+}
+
+fn install() {
+    static INSTALLED: Once = Once::new();
+    INSTALLED.call_once(|| {
+        let hook = Arc::new(|misuse: &Misuse| {
+            let recorded = RECORDINGS
+                .with_borrow_mut(|lists| lists.last_mut().map(|list| list.push(misuse.clone())).is_some());
+            assert!(recorded || std::thread::panicking(), "{misuse}");
+        });
+        drop(set_hook(Some(hook)));
+    });
+}
+
+/// Ends the recording also when the body panics.
+struct Recording;
+
+impl Recording {
+    fn start() -> Self {
+        RECORDINGS.with_borrow_mut(|lists| lists.push(Vec::new()));
+        Self
+    }
+
+    fn finish(self) -> Vec<Misuse> {
+        std::mem::forget(self);
+        RECORDINGS.with_borrow_mut(Vec::pop).unwrap_or_default()
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        RECORDINGS.with_borrow_mut(Vec::pop);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use millpond_core::misuse::{MisuseKind, report};
+    use millpond_core::{DevicePtr, StreamRef};
+
+    fn misuse(bytes: u64) -> Misuse {
+        Misuse {
+            kind: MisuseKind::ForeignPointer,
+            ptr: DevicePtr::new(0x1000),
+            bytes,
+            stream: StreamRef::LEGACY,
+            resource: "test".to_owned(),
+        }
+    }
+
+    #[test]
+    fn recordings_nest_and_threads_are_apart() {
+        let (inner, outer) = record(|| {
+            report(&misuse(1));
+            let ((), inner) = record(|| report(&misuse(2)));
+            std::thread::scope(|scope| {
+                scope.spawn(|| assert_eq!(record(|| report(&misuse(3))).1, [misuse(3)]));
+            });
+            inner
+        });
+        assert_eq!(inner, [misuse(2)]);
+        assert_eq!(outer, [misuse(1)]);
+    }
+
+    #[test]
+    fn a_thread_that_does_not_record_panics() {
+        drop(record(|| ()));
+        assert!(std::panic::catch_unwind(|| report(&misuse(4))).is_err());
+    }
+
+    #[test]
+    fn a_panic_ends_the_recording() {
+        assert!(std::panic::catch_unwind(|| record(|| panic!("on purpose"))).is_err());
+        assert!(RECORDINGS.with_borrow(Vec::is_empty));
+    }
+}

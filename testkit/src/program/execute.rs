@@ -1,0 +1,369 @@
+//! Runs operations against a resource on a simulated device, as a careful caller would.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use millpond_core::driver::{Event as EventHandle, EventFlags, StreamFlags};
+use millpond_core::{
+    ALLOCATION_ALIGNMENT, AnyResource, DeviceMemoryResource, DevicePtr, Driver, DriverHandle, ErrorKind,
+    Layout, StreamRef,
+};
+use millpond_driver::sim::{Access, Schedule, SimConfig, SimDevice};
+use rustc_hash::FxHashMap;
+
+use super::op::{Block, Event, MAX_EVENTS, MAX_STREAMS, Op, Stream};
+use super::order::{Clock, Order};
+use super::{Build, Config, Failure, FailureKind, Summary, oracle};
+use crate::{Checked, misuse_recorder, text_of};
+
+/// A broken rule.
+#[derive(Debug)]
+pub(super) struct Broken {
+    pub(super) kind: FailureKind,
+    pub(super) message: String,
+}
+
+impl Broken {
+    pub(super) fn new(kind: FailureKind, message: impl ToString) -> Self {
+        Self { kind, message: message.to_string() }
+    }
+}
+
+pub(super) type Checks = Result<(), Broken>;
+
+/// A block that is handed out.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Live {
+    pub(super) ptr: DevicePtr,
+    pub(super) layout: Layout,
+    pub(super) stream: Stream,
+    tag: u64,
+    /// The last write.
+    written: Clock,
+    /// Everything that happened to the block, its allocation included.
+    pub(super) used: Clock,
+    position: usize,
+}
+
+#[derive(Clone, Copy)]
+enum StreamState {
+    Unnamed,
+    Alive(StreamRef),
+    Dead,
+}
+
+pub(super) struct Execution<'a> {
+    pub(super) config: &'a Config,
+    pub(super) device: Arc<SimDevice>,
+    pub(super) resource: Checked<AnyResource>,
+    pub(super) order: Order,
+    pub(super) summary: Summary,
+    pub(super) blocks: FxHashMap<Block, Live>,
+    /// The live blocks in no particular order, for picking one at random.
+    pub(super) live: Vec<Block>,
+    pub(super) next_block: Block,
+    streams: [StreamState; MAX_STREAMS],
+    events: [Option<EventHandle>; MAX_EVENTS],
+    done: &'a mut Vec<Op>,
+}
+
+/// Builds the resource on a fresh device, runs `body`, and checks the end; a panic is a failure too.
+pub(super) fn guarded(
+    seed: u64,
+    config: &Config,
+    build: &Build<'_>,
+    body: impl FnOnce(&mut Execution<'_>) -> Checks,
+) -> Result<Summary, Box<Failure>> {
+    let mut done = Vec::new();
+    let run = AssertUnwindSafe(|| run(seed, config, build, body, &mut done));
+    let (result, misuses) = misuse_recorder::record(|| catch_unwind(run));
+    let result = match (result, misuses.first()) {
+        (Err(panic), _) => Err(Broken::new(FailureKind::Panic, text_of(&*panic))),
+        (Ok(Ok(_)), Some(misuse)) => Err(Broken::new(FailureKind::Misuse, misuse)),
+        (Ok(result), _) => result,
+    };
+    result.map_err(|Broken { kind, message }| {
+        Box::new(Failure {
+            kind,
+            message,
+            seed,
+            schedule: seed,
+            operations_found: done.len(),
+            operations: done,
+            subject: config.subject.clone(),
+            command: config.command.clone(),
+        })
+    })
+}
+
+fn run(
+    seed: u64,
+    config: &Config,
+    build: &Build<'_>,
+    body: impl FnOnce(&mut Execution<'_>) -> Checks,
+    done: &mut Vec<Op>,
+) -> Result<Summary, Broken> {
+    let sim = SimConfig::with_capacity(config.capacity_bytes).seed(seed).schedule(Schedule::Seeded(seed));
+    let device = SimDevice::new(sim);
+    let driver: DriverHandle = Arc::clone(&device) as DriverHandle;
+    let resource = build(&driver).map_err(|error| Broken::new(FailureKind::Build, error))?;
+    let mut execution = Execution::new(config, Arc::clone(&device), resource, done);
+    let result = body(&mut execution).and_then(|()| execution.finish());
+    let Execution { resource, summary, .. } = execution;
+    result?;
+    drop(resource);
+    oracle::nothing_left(&device)?;
+    Ok(Summary { programs: 1, ..summary })
+}
+
+impl<'a> Execution<'a> {
+    fn new(config: &'a Config, device: Arc<SimDevice>, resource: AnyResource, done: &'a mut Vec<Op>) -> Self {
+        let mut streams = [StreamState::Unnamed; MAX_STREAMS];
+        streams[0] = StreamState::Alive(StreamRef::LEGACY);
+        streams[1] = StreamState::Alive(StreamRef::PER_THREAD);
+        Self {
+            config,
+            resource: Checked::new(resource, Some(Arc::clone(&device))),
+            device,
+            order: Order::new(),
+            summary: Summary::default(),
+            blocks: FxHashMap::default(),
+            live: Vec::new(),
+            next_block: 0,
+            streams,
+            events: [None; MAX_EVENTS],
+            done,
+        }
+    }
+
+    /// Carries an operation out, or skips it if a careful caller would not do it now; then looks at every
+    /// oracle.
+    pub(super) fn step(&mut self, op: Op) -> Checks {
+        if !self.is_legal(op) {
+            return Ok(());
+        }
+        self.done.push(op);
+        self.summary.operations += 1;
+        let result = self.carry_out(op);
+        // What the device saw explains an error that followed from it.
+        oracle::after_call(self)?;
+        result?;
+        oracle::after_step(self)
+    }
+
+    fn carry_out(&mut self, op: Op) -> Checks {
+        match op {
+            Op::Allocate { block, stream, bytes, alignment } => {
+                self.allocate(block, stream, bytes, alignment)
+            }
+            Op::Deallocate { block, stream } => self.deallocate(block, stream),
+            Op::Read { block, stream } => self.read(block, stream),
+            Op::Write { block, stream } => self.write(block, stream),
+            Op::Trim { keep_bytes } => match self.resource.trim(keep_bytes) {
+                Ok(_) => Ok(()),
+                Err(error) => Err(Broken::new(FailureKind::UnexpectedError, error)),
+            },
+            _ => self.order_op(op).map_err(|error| Broken::new(FailureKind::UnexpectedError, error)),
+        }
+    }
+
+    fn is_legal(&self, op: Op) -> bool {
+        let alive = |stream: Stream| !matches!(self.stream_state(stream), StreamState::Dead);
+        let after = |stream, block, written_only: bool| {
+            self.blocks.get(&block).is_some_and(|live: &Live| {
+                alive(stream)
+                    && self.order.is_after(stream, if written_only { &live.written } else { &live.used })
+            })
+        };
+        let recorded = |event: Event| usize::from(event) < MAX_EVENTS && self.order.is_recorded(event);
+        match op {
+            Op::Allocate { block, stream, .. } => block >= self.next_block && alive(stream),
+            Op::Deallocate { block, stream } | Op::Write { block, stream } => after(stream, block, false),
+            Op::Read { block, stream } => after(stream, block, true),
+            Op::Record { event, stream } => usize::from(event) < MAX_EVENTS && alive(stream),
+            Op::Wait { stream, event } => alive(stream) && recorded(event),
+            Op::QueryEvent { event } | Op::SyncEvent { event } => recorded(event),
+            Op::SyncStream { stream } => alive(stream),
+            Op::DestroyStream { stream } => {
+                stream > 1 && matches!(self.stream_state(stream), StreamState::Alive(_))
+            }
+            Op::SyncDevice | Op::Trim { .. } => true,
+        }
+    }
+
+    fn stream_state(&self, stream: Stream) -> StreamState {
+        self.streams.get(usize::from(stream)).copied().unwrap_or(StreamState::Dead)
+    }
+
+    /// Whether the stream was named before and can be named again.
+    pub(super) fn is_alive(&self, stream: Stream) -> bool {
+        matches!(self.stream_state(stream), StreamState::Alive(_))
+    }
+
+    /// The stream, created if it is named for the first time.
+    pub(super) fn stream(&mut self, stream: Stream) -> Result<StreamRef, Broken> {
+        if let StreamState::Alive(found) = self.stream_state(stream) {
+            return Ok(found);
+        }
+        let flags = if stream.is_multiple_of(2) { StreamFlags::NON_BLOCKING } else { StreamFlags::BLOCKING };
+        let created = self.device.stream_create(flags);
+        let created = created.map_err(|error| Broken::new(FailureKind::UnexpectedError, error))?;
+        self.streams[usize::from(stream)] = StreamState::Alive(created);
+        Ok(created)
+    }
+
+    fn allocate(&mut self, block: Block, stream: Stream, bytes: u64, alignment: u64) -> Checks {
+        let handle = self.stream(stream)?;
+        let layout = Layout::with_alignment(bytes, alignment)
+            .map_err(|error| Broken::new(FailureKind::UnexpectedError, error))?;
+        self.next_block = block + 1;
+        let ptr = match self.resource.allocate(layout, handle) {
+            Ok(ptr) => ptr,
+            Err(error) if error.is_out_of_memory() => {
+                self.summary.out_of_memory += 1;
+                return oracle::out_of_memory_is_true(self, block, layout, handle);
+            }
+            Err(error)
+                if layout.alignment() > ALLOCATION_ALIGNMENT
+                    && matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::InvalidArgument) =>
+            {
+                self.summary.refused_alignments += 1;
+                return Ok(());
+            }
+            Err(error) => return Err(Broken::new(FailureKind::UnexpectedError, error)),
+        };
+        self.summary.allocations += 1;
+        let mut used = Clock::default();
+        used.add(self.order.submit(stream));
+        let live = Live { ptr, layout, stream, tag: 0, written: used, used, position: self.live.len() };
+        self.live.push(block);
+        self.blocks.insert(block, live);
+        self.write(block, stream)
+    }
+
+    fn write(&mut self, block: Block, stream: Stream) -> Checks {
+        let handle = self.stream(stream)?;
+        let point = self.order.submit(stream);
+        let Some(live) = self.blocks.get_mut(&block) else { return Ok(()) };
+        live.tag += 1;
+        live.used.add(point);
+        live.written = live.used;
+        let tag = u64::from(block) << 32 | live.tag;
+        launch(&self.device, handle, live, |ptr, bytes| Access::write(ptr, bytes, tag));
+        Ok(())
+    }
+
+    fn read(&mut self, block: Block, stream: Stream) -> Checks {
+        let handle = self.stream(stream)?;
+        let point = self.order.submit(stream);
+        let Some(live) = self.blocks.get_mut(&block) else { return Ok(()) };
+        live.used.add(point);
+        let tag = u64::from(block) << 32 | live.tag;
+        launch(&self.device, handle, live, |ptr, bytes| Access::check(ptr, bytes, tag));
+        Ok(())
+    }
+
+    fn deallocate(&mut self, block: Block, stream: Stream) -> Checks {
+        self.read(block, stream)?;
+        let handle = self.stream(stream)?;
+        let Some(live) = self.blocks.remove(&block) else { return Ok(()) };
+        self.live.swap_remove(live.position);
+        if let Some(moved) = self.live.get(live.position).and_then(|moved| self.blocks.get_mut(moved)) {
+            moved.position = live.position;
+        }
+        self.summary.cross_stream_frees += u64::from(stream != live.stream);
+        // SAFETY: the block came from this resource with this layout and was just taken out of the live
+        // ones; all its uses are ordered before the stream's next work, or the operation were not legal.
+        unsafe { self.resource.deallocate(live.ptr, live.layout, handle) };
+        Ok(())
+    }
+
+    /// The operations that are about order only.
+    fn order_op(&mut self, op: Op) -> Result<(), Box<dyn std::error::Error>> {
+        let broken = |broken: Broken| broken.message;
+        match op {
+            Op::Record { event, stream } => {
+                let (stream_handle, event_handle) =
+                    (self.stream(stream).map_err(broken)?, self.event(event)?);
+                self.device.event_record(event_handle, stream_handle)?;
+                self.order.record(event, stream);
+            }
+            Op::Wait { stream, event } => {
+                let (stream_handle, event_handle) =
+                    (self.stream(stream).map_err(broken)?, self.event(event)?);
+                self.device.stream_wait_event(stream_handle, event_handle)?;
+                self.order.wait(stream, event);
+            }
+            Op::QueryEvent { event } => {
+                let handle = self.event(event)?;
+                if self.device.event_query(handle)? {
+                    self.order.host_saw_event(event);
+                }
+            }
+            Op::SyncEvent { event } => {
+                let handle = self.event(event)?;
+                self.device.event_synchronize(handle)?;
+                self.order.host_saw_event(event);
+            }
+            Op::SyncStream { stream } => {
+                let handle = self.stream(stream).map_err(broken)?;
+                self.device.stream_synchronize(handle)?;
+                self.order.host_saw_stream(stream);
+            }
+            Op::SyncDevice => {
+                self.device.synchronize()?;
+                self.order.host_saw_device();
+            }
+            Op::DestroyStream { stream } => {
+                let handle = self.stream(stream).map_err(broken)?;
+                // SAFETY: the program never names the stream again.
+                unsafe { self.device.stream_destroy(handle)? };
+                self.streams[usize::from(stream)] = StreamState::Dead;
+                self.summary.streams_destroyed += 1;
+            }
+            Op::Allocate { .. }
+            | Op::Deallocate { .. }
+            | Op::Read { .. }
+            | Op::Write { .. }
+            | Op::Trim { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn event(&mut self, event: Event) -> Result<EventHandle, millpond_core::DriverError> {
+        let slot = &mut self.events[usize::from(event)];
+        match *slot {
+            Some(handle) => Ok(handle),
+            None => Ok(*slot.insert(self.device.event_create(EventFlags::default())?)),
+        }
+    }
+
+    /// Waits for the device, gives every block back and looks at the oracles once more.
+    fn finish(&mut self) -> Checks {
+        let unexpected = |error: millpond_core::DriverError| Broken::new(FailureKind::UnexpectedError, error);
+        self.device.synchronize().map_err(unexpected)?;
+        self.order.host_saw_device();
+        while let Some(&block) = self.live.last() {
+            self.deallocate(block, 0)?;
+        }
+        oracle::at_end(self)?;
+        for index in 2..MAX_STREAMS as Stream {
+            if let StreamState::Alive(handle) = self.stream_state(index) {
+                // SAFETY: the program is over; nobody names the stream again.
+                unsafe { self.device.stream_destroy(handle) }.map_err(unexpected)?;
+            }
+        }
+        for handle in self.events.iter_mut().filter_map(Option::take) {
+            // SAFETY: the program is over; nobody names the event again.
+            unsafe { self.device.event_destroy(handle) }.map_err(unexpected)?;
+        }
+        Ok(())
+    }
+}
+
+/// Touches the whole of a block on a stream.
+fn launch(device: &SimDevice, stream: StreamRef, live: &Live, access: impl Fn(DevicePtr, u64) -> Access) {
+    if live.layout.bytes() > 0 {
+        device.launch(stream, &[access(live.ptr, live.layout.bytes())]);
+    }
+}

@@ -1,0 +1,70 @@
+use std::fmt;
+
+use millpond_driver::sim::ViolationKind;
+
+use super::Op;
+
+/// What rule a program's run broke.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum FailureKind {
+    /// What the simulated device saw.
+    Device(ViolationKind),
+    /// The shadow allocator disagrees about an address or layout.
+    Shadow,
+    /// Out of memory, but the same request succeeds after synchronising and trimming.
+    EarlyOutOfMemory,
+    /// Another error than out of memory, though nothing was wrong.
+    UnexpectedError,
+    /// Statistics differ from the shadow's or the device's.
+    Statistics,
+    /// A block that was handed out is refused when it comes back.
+    Misuse,
+    /// Memory, events or streams are left after the resource was dropped.
+    Leak,
+    /// The resource could not be built.
+    Build,
+    /// A panic.
+    Panic,
+}
+
+/// A program that broke a rule, and how to run it again.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// Which rule.
+    pub kind: FailureKind,
+    /// What was seen.
+    pub message: String,
+    /// The seed of the program.
+    pub seed: u64,
+    /// The seed of the device's schedule: that of the program, until [`shrink`](super::shrink) finds that
+    /// fewer operations fail under another.
+    pub schedule: u64,
+    /// What ran, up to the operation that broke the rule.
+    pub operations: Vec<Op>,
+    /// How many operations there were before shrinking.
+    pub operations_found: usize,
+    /// The stack's text or another name.
+    pub subject: String,
+    /// The command that runs the seed again.
+    pub command: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, message, seed, schedule, operations, operations_found, subject, command } = self;
+        writeln!(f, "{kind:?} in `{subject}`: {message}")?;
+        writeln!(
+            f,
+            "seed {seed}, schedule {schedule}; {} of {operations_found} operations:",
+            operations.len()
+        )?;
+        for (index, op) in operations.iter().enumerate() {
+            writeln!(f, "  {:>3}  {op}", index + 1)?;
+        }
+        writeln!(f, "  end  the host waits for the device, gives every block back and drops the resource")?;
+        write!(f, "run it again: MILLPOND_SEED={seed} MILLPOND_STACK='{subject}' {command}")
+    }
+}
+
+impl std::error::Error for Failure {}

@@ -1,0 +1,258 @@
+//! Chooses operations: small numbers of streams and sizes, so that blocks are reused, and phases that fill
+//! memory up and empty it, so that every step of a reuse ladder is taken.
+
+use std::collections::VecDeque;
+
+use super::Config;
+use super::execute::Execution;
+use super::op::{Block, Event, MAX_STREAMS, Op, Stream};
+use crate::Rng;
+
+/// More live blocks than this are not useful: the interesting states are the crowded ones.
+const MOST_LIVE: usize = 48;
+
+/// How sizes are chosen in one program.
+#[derive(Clone, Copy, Debug)]
+enum Sizes {
+    /// All the same: every freed block fits.
+    Equal(u64),
+    /// One off the sizes where something changes.
+    Edges,
+    /// Any magnitude.
+    Logarithmic,
+    /// Shares of the device, so that memory runs out.
+    Large,
+    /// All of these.
+    Mixed,
+}
+
+/// What a stretch of a program mostly does.
+#[derive(Clone, Copy, Debug)]
+enum Phase {
+    Fill,
+    Empty,
+    Churn,
+    Cross,
+}
+
+pub(super) struct Generator {
+    rng: Rng,
+    sizes: Sizes,
+    largest_bytes: u64,
+    largest_alignment: u64,
+    capacity_bytes: u64,
+    aligned_percent: u64,
+    destroys: bool,
+    phase: Phase,
+    phase_left: u64,
+    streams: Vec<Stream>,
+    next_stream: Stream,
+    next_event: Event,
+    next_block: Block,
+    planned: VecDeque<Op>,
+}
+
+impl Generator {
+    pub(super) fn new(seed: u64, config: &Config) -> Self {
+        let mut rng = Rng::new(seed);
+        let wanted = 1 + rng.below(u64::from(config.streams.max(1))) as usize;
+        let mut streams = Vec::new();
+        if rng.percent(50) {
+            streams.push(0);
+        }
+        if rng.percent(25) && streams.len() < wanted {
+            streams.push(1);
+        }
+        let mut next_stream = 2;
+        while streams.len() < wanted {
+            streams.push(next_stream);
+            next_stream += 1;
+        }
+        let equal = edge_or_log(&mut rng, config.largest_bytes).max(1);
+        let sizes = match rng.below(6) {
+            0 | 1 => Sizes::Equal(equal),
+            2 => Sizes::Edges,
+            3 => Sizes::Logarithmic,
+            4 => Sizes::Large,
+            _ => Sizes::Mixed,
+        };
+        Self {
+            sizes,
+            largest_bytes: config.largest_bytes,
+            largest_alignment: config.largest_alignment,
+            capacity_bytes: config.capacity_bytes,
+            aligned_percent: if rng.percent(30) { 20 } else { 0 },
+            destroys: rng.percent(50),
+            phase: Phase::Fill,
+            phase_left: 0,
+            streams,
+            next_stream,
+            next_event: 0,
+            next_block: 0,
+            planned: VecDeque::new(),
+            rng,
+        }
+    }
+
+    pub(super) fn next(&mut self, execution: &Execution<'_>) -> Op {
+        if let Some(op) = self.planned.pop_front() {
+            return op;
+        }
+        if self.phase_left == 0 {
+            self.phase_left = self.rng.between(4, 40);
+            self.phase = match self.rng.below(5) {
+                0 => Phase::Fill,
+                1 => Phase::Empty,
+                2 => Phase::Churn,
+                _ => Phase::Cross,
+            };
+        }
+        self.phase_left -= 1;
+        let (allocate, deallocate) = match self.phase {
+            Phase::Fill => (75, 10),
+            Phase::Empty => (10, 70),
+            Phase::Churn => (42, 42),
+            Phase::Cross => (30, 30),
+        };
+        let roll = self.rng.below(100);
+        let crowded = execution.live.len() >= MOST_LIVE;
+        if roll < allocate && !crowded {
+            self.allocate()
+        } else if roll < allocate + deallocate {
+            self.deallocate(execution)
+        } else {
+            self.other(execution)
+        }
+    }
+
+    fn stream(&mut self) -> Stream {
+        self.rng.pick(&self.streams).copied().unwrap_or(0)
+    }
+
+    fn event(&mut self) -> Event {
+        self.rng.below(4) as Event
+    }
+
+    fn allocate(&mut self) -> Op {
+        let block = self.next_block;
+        self.next_block += 1;
+        let alignment = match self.rng.percent(self.aligned_percent) {
+            true => (256 << self.rng.below(14)).min(self.largest_alignment),
+            false => 256,
+        };
+        Op::Allocate { block, stream: self.stream(), bytes: self.bytes(), alignment }
+    }
+
+    fn bytes(&mut self) -> u64 {
+        if self.rng.percent(1) {
+            return 0;
+        }
+        let rng = &mut self.rng;
+        let large = |rng: &mut Rng| rng.between(1, 16) * self.capacity_bytes / 24 - rng.below(1000);
+        let bytes = match self.sizes {
+            Sizes::Equal(bytes) => bytes,
+            Sizes::Edges => edge(rng),
+            Sizes::Logarithmic => logarithmic(rng, self.largest_bytes),
+            Sizes::Large => large(rng),
+            Sizes::Mixed => match rng.below(4) {
+                0 => 1000,
+                1 => large(rng),
+                _ => edge_or_log(rng, self.largest_bytes),
+            },
+        };
+        bytes.min(self.largest_bytes)
+    }
+
+    fn deallocate(&mut self, execution: &Execution<'_>) -> Op {
+        let Some(&block) = self.rng.pick(&execution.live) else { return self.allocate() };
+        let own = execution.blocks.get(&block).map_or(0, |live| live.stream);
+        let stream = if self.rng.percent(60) && execution.is_alive(own) { own } else { self.stream() };
+        self.after_ordering(execution, block, stream, Op::Deallocate { block, stream })
+    }
+
+    /// Plans what orders `stream` after all uses of the block, and then `op`.
+    fn after_ordering(&mut self, execution: &Execution<'_>, block: Block, stream: Stream, op: Op) -> Op {
+        let missing =
+            execution.blocks.get(&block).and_then(|live| execution.order.missing(stream, &live.used));
+        match missing {
+            None => op,
+            Some(other) if execution.is_alive(other) => {
+                // One stream in the usual case; if there are more, the operation is skipped.
+                let event = self.next_event;
+                self.next_event = (self.next_event + 1) % 8;
+                self.planned.extend([Op::Wait { stream, event }, op]);
+                Op::Record { event, stream: other }
+            }
+            Some(_) => {
+                self.planned.push_back(op);
+                Op::SyncDevice
+            }
+        }
+    }
+
+    fn other(&mut self, execution: &Execution<'_>) -> Op {
+        let (stream, event) = (self.stream(), self.event());
+        match self.rng.below(100) {
+            0..20 => match self.rng.pick(&execution.live) {
+                Some(&block) => self.after_ordering(execution, block, stream, Op::Read { block, stream }),
+                None => Op::Record { event, stream },
+            },
+            20..40 => match self.rng.pick(&execution.live) {
+                Some(&block) => self.after_ordering(execution, block, stream, Op::Write { block, stream }),
+                None => Op::Record { event, stream },
+            },
+            40..55 => Op::Record { event, stream },
+            55..70 => Op::Wait { stream, event },
+            70..80 => Op::QueryEvent { event },
+            80..84 => Op::SyncEvent { event },
+            84..88 => Op::SyncStream { stream },
+            88..90 => Op::SyncDevice,
+            90..98 => self.destroy(execution, stream),
+            _ => Op::Trim {
+                keep_bytes: if self.rng.percent(50) { 0 } else { self.rng.below(self.capacity_bytes) },
+            },
+        }
+    }
+
+    /// Ends a stream, with another one ordered after it or not, and brings a new one in its place.
+    fn destroy(&mut self, execution: &Execution<'_>, stream: Stream) -> Op {
+        let replaceable = usize::from(self.next_stream) < MAX_STREAMS;
+        if !self.destroys || !replaceable || stream < 2 || !execution.is_alive(stream) {
+            return Op::QueryEvent { event: self.event() };
+        }
+        for slot in &mut self.streams {
+            if *slot == stream {
+                *slot = self.next_stream;
+            }
+        }
+        self.next_stream += 1;
+        if self.rng.percent(50) {
+            return Op::DestroyStream { stream };
+        }
+        let (event, follower) = (self.event(), self.stream());
+        self.planned.extend([Op::DestroyStream { stream }, Op::Wait { stream: follower, event }]);
+        Op::Record { event, stream }
+    }
+}
+
+/// Sizes where rounding, pages or regions change, and their neighbours.
+fn edge(rng: &mut Rng) -> u64 {
+    const EDGES: [u64; 9] = [256, 512, 1024, 4096, 64 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20];
+    let edge = rng.pick(&EDGES).copied().unwrap_or(256);
+    match rng.below(5) {
+        0 => edge - 1,
+        1 => edge + 1,
+        2 => 1,
+        _ => edge,
+    }
+}
+
+/// Each magnitude as likely as any other.
+fn logarithmic(rng: &mut Rng, largest: u64) -> u64 {
+    let magnitude = rng.between(0, u64::from(largest.max(1).ilog2()));
+    (1 << magnitude) + rng.below(1 << magnitude)
+}
+
+fn edge_or_log(rng: &mut Rng, largest: u64) -> u64 {
+    if rng.percent(50) { edge(rng) } else { logarithmic(rng, largest) }.min(largest)
+}

@@ -1,0 +1,127 @@
+use std::fmt;
+
+use millpond_core::format_bytes;
+
+/// A block, by its number in the program.
+pub type Block = u32;
+
+/// A stream, by its number in the program: 0 is the legacy default stream, 1 the per-thread one. The others
+/// are created when the program first names them: even ones are non-blocking, odd ones blocking.
+pub type Stream = u8;
+
+/// An event, by its number in the program; created when first named.
+pub type Event = u8;
+
+/// The most streams that a program can name.
+pub const MAX_STREAMS: usize = 24;
+
+/// The most events that a program can name.
+pub const MAX_EVENTS: usize = 16;
+
+/// One operation of a program.
+///
+/// Blocks, streams and events are named by number, so that a program keeps its meaning when operations are
+/// taken out of it. An operation that would be illegal for the caller (of a block that is not live, on a
+/// stream that is not ordered after what it must be ordered after) is skipped when the program runs. So
+/// every list of operations is a program.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Op {
+    /// Allocates a block and writes a tag into it.
+    Allocate {
+        /// The number of the new block; skipped if it was used before.
+        block: Block,
+        /// The stream of the call and of the write.
+        stream: Stream,
+        /// How many bytes.
+        bytes: u64,
+        /// A power of two.
+        alignment: u64,
+    },
+    /// Checks the block's tag and gives the block back.
+    Deallocate {
+        /// Which block.
+        block: Block,
+        /// The stream of the call and of the check.
+        stream: Stream,
+    },
+    /// Checks the block's tag.
+    Read {
+        /// Which block.
+        block: Block,
+        /// On which stream.
+        stream: Stream,
+    },
+    /// Writes a new tag into the block.
+    Write {
+        /// Which block.
+        block: Block,
+        /// On which stream.
+        stream: Stream,
+    },
+    /// Records an event.
+    Record {
+        /// Which event.
+        event: Event,
+        /// On which stream.
+        stream: Stream,
+    },
+    /// Makes a stream wait for an event.
+    Wait {
+        /// Which stream.
+        stream: Stream,
+        /// For which event.
+        event: Event,
+    },
+    /// Asks whether an event is done; if it is, the host knows.
+    QueryEvent {
+        /// Which event.
+        event: Event,
+    },
+    /// Waits on the host for an event.
+    SyncEvent {
+        /// Which event.
+        event: Event,
+    },
+    /// Waits on the host for a stream.
+    SyncStream {
+        /// Which stream.
+        stream: Stream,
+    },
+    /// Waits on the host for the device.
+    SyncDevice,
+    /// Destroys a stream, whatever is still to be done on it. Its number is not used again.
+    DestroyStream {
+        /// Which stream; 0 and 1 cannot be destroyed.
+        stream: Stream,
+    },
+    /// Asks the resource to give memory back.
+    Trim {
+        /// How many free bytes it may keep.
+        keep_bytes: u64,
+    },
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Allocate { block, stream, bytes, alignment } => {
+                write!(f, "block {block} = allocate {} on stream {stream}", format_bytes(bytes))?;
+                match alignment {
+                    0..=256 => Ok(()),
+                    _ => write!(f, ", aligned to {}", format_bytes(alignment)),
+                }
+            }
+            Self::Deallocate { block, stream } => write!(f, "deallocate block {block} on stream {stream}"),
+            Self::Read { block, stream } => write!(f, "read block {block} on stream {stream}"),
+            Self::Write { block, stream } => write!(f, "write block {block} on stream {stream}"),
+            Self::Record { event, stream } => write!(f, "record event {event} on stream {stream}"),
+            Self::Wait { stream, event } => write!(f, "stream {stream} waits for event {event}"),
+            Self::QueryEvent { event } => write!(f, "query event {event}"),
+            Self::SyncEvent { event } => write!(f, "host waits for event {event}"),
+            Self::SyncStream { stream } => write!(f, "host waits for stream {stream}"),
+            Self::SyncDevice => f.write_str("host waits for the device"),
+            Self::DestroyStream { stream } => write!(f, "destroy stream {stream}"),
+            Self::Trim { keep_bytes } => write!(f, "trim to {}", format_bytes(keep_bytes)),
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! What must hold after every operation and at the end.
+
+use millpond_core::{ALLOCATION_ALIGNMENT, DeviceMemoryResource, Driver, Layout, StreamRef};
+use millpond_driver::sim::SimDevice;
+
+use super::execute::{Broken, Checks, Execution};
+use super::op::Block;
+use super::{FailureKind, StatisticsCheck};
+
+/// Statistics are compared after every so many operations, because asking for them can be slow.
+const STATISTICS_EVERY: u64 = 8;
+
+/// What the simulated device rounds allocations up to, in bytes.
+const DEVICE_UNIT: u64 = 512;
+
+pub(super) fn after_call(execution: &Execution<'_>) -> Checks {
+    device(&execution.device)?;
+    match execution.resource.take_faults().first() {
+        Some(fault) => Err(Broken::new(FailureKind::Shadow, fault)),
+        None => Ok(()),
+    }
+}
+
+pub(super) fn after_step(execution: &Execution<'_>) -> Checks {
+    if execution.summary.operations.is_multiple_of(STATISTICS_EVERY) { statistics(execution) } else { Ok(()) }
+}
+
+pub(super) fn at_end(execution: &Execution<'_>) -> Checks {
+    after_call(execution)?;
+    statistics(execution)
+}
+
+fn device(device: &SimDevice) -> Checks {
+    match device.take_violations().first() {
+        Some(violation) => Err(Broken::new(FailureKind::Device(violation.kind), violation)),
+        None => Ok(()),
+    }
+}
+
+/// Oracles 5 and 8.
+fn statistics(execution: &Execution<'_>) -> Checks {
+    if execution.config.statistics == StatisticsCheck::None {
+        return Ok(());
+    }
+    let Some(statistics) = execution.resource.statistics() else {
+        return Err(Broken::new(FailureKind::Statistics, "there are none"));
+    };
+    let equal = |what: &str, theirs: u64, ours: u64| match theirs == ours {
+        true => Ok(()),
+        false => {
+            Err(Broken::new(FailureKind::Statistics, format!("{what} is {theirs} and should be {ours}")))
+        }
+    };
+    let at_most = |what: &str, small: u64, large: u64| match small <= large {
+        true => Ok(()),
+        false => Err(Broken::new(FailureKind::Statistics, format!("{what}: {small} is more than {large}"))),
+    };
+    execution.resource.shadow(|shadow| {
+        equal("blocks_in_use", statistics.blocks_in_use, shadow.live_blocks())?;
+        equal("bytes_requested", statistics.bytes_requested, shadow.requested_bytes())?;
+        equal("allocations", statistics.allocations, shadow.allocations())?;
+        equal("deallocations", statistics.deallocations, shadow.deallocations())?;
+        equal("misuses", statistics.misuses, 0)?;
+        at_most("requested over in use", shadow.requested_bytes(), statistics.bytes_in_use)
+    })?;
+    at_most("in use over its peak", statistics.bytes_in_use, statistics.peak_bytes_in_use)?;
+    if execution.config.statistics == StatisticsCheck::Exact {
+        let taken = execution.device.live_bytes();
+        at_most("reserved over taken from the device", statistics.bytes_reserved, taken)?;
+        // The device rounds each region up to its own unit.
+        let rounding = statistics.regions * DEVICE_UNIT;
+        at_most("taken from the device over reserved", taken, statistics.bytes_reserved + rounding)?;
+        at_most("in use over reserved", statistics.bytes_in_use, statistics.bytes_reserved)?;
+        at_most("largest free over free", statistics.largest_free_block, statistics.bytes_free())?;
+        at_most("reserved over its peak", statistics.bytes_reserved, statistics.peak_bytes_reserved)?;
+    }
+    Ok(())
+}
+
+/// Oracle 6: a request that failed fails again after the device was synchronised and the resource trimmed.
+/// Trimming changes what follows, so only one in four errors is put to this test.
+pub(super) fn out_of_memory_is_true(
+    execution: &mut Execution<'_>,
+    block: Block,
+    layout: Layout,
+    stream: StreamRef,
+) -> Checks {
+    if !execution.config.verify_out_of_memory {
+        return Ok(());
+    }
+    let early = |message: String| Err(Broken::new(FailureKind::EarlyOutOfMemory, message));
+    let rounded = layout.rounded_bytes().unwrap_or(u64::MAX);
+    if execution.config.statistics == StatisticsCheck::Exact && layout.alignment() == ALLOCATION_ALIGNMENT {
+        let largest = execution.resource.statistics().map_or(0, |statistics| statistics.largest_free_block);
+        if largest >= rounded {
+            return early(format!("no block of {rounded} bytes is had, though the largest has {largest}"));
+        }
+    }
+    if !block.is_multiple_of(4) {
+        return Ok(());
+    }
+    let unexpected = |error: &dyn ToString| Broken::new(FailureKind::UnexpectedError, error.to_string());
+    execution.device.synchronize().map_err(|error| unexpected(&error))?;
+    execution.order.host_saw_device();
+    execution.resource.trim(0).map_err(|error| unexpected(&error))?;
+    match execution.resource.allocate(layout, stream) {
+        Ok(_) => early(format!("{rounded} bytes are refused, and had after synchronising and trimming")),
+        Err(error) if error.is_out_of_memory() => Ok(()),
+        Err(error) => Err(unexpected(&error)),
+    }
+}
+
+/// After the resource is gone, the device is as it was.
+pub(super) fn nothing_left(device: &SimDevice) -> Checks {
+    if device.live_allocations() > 0 {
+        let (count, bytes) = (device.live_allocations(), device.live_bytes());
+        return Err(Broken::new(FailureKind::Leak, format!("{bytes} bytes in {count} allocations are left")));
+    }
+    if device.live_events() > 0 || device.live_streams() > 0 {
+        let (events, streams) = (device.live_events(), device.live_streams());
+        return Err(Broken::new(FailureKind::Leak, format!("{events} events, {streams} streams are left")));
+    }
+    self::device(device)
+}

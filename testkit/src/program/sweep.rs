@@ -1,0 +1,81 @@
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::{Build, Config, Failure, Summary, run, shrink};
+
+/// Many seeds of one configuration, on several threads.
+#[derive(Clone, Debug)]
+pub struct Sweep {
+    /// Which seeds.
+    pub seeds: Range<u64>,
+    /// Stop after so many operations, whatever seeds are left.
+    pub operations: u64,
+    /// On how many threads.
+    pub threads: usize,
+}
+
+impl Sweep {
+    /// Seeds from 0 until so many operations are done, on as many threads as the machine has.
+    pub fn operations(operations: u64) -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self { seeds: 0..u64::MAX, operations, threads }
+    }
+
+    /// Only the seed in the environment variable `MILLPOND_SEED`, if it is set and a number.
+    #[must_use]
+    pub fn or_seed_of_environment(self) -> Self {
+        let seed = std::env::var("MILLPOND_SEED").ok().and_then(|text| text.trim().parse::<u64>().ok());
+        match seed {
+            Some(seed) => Self { seeds: seed..seed + 1, threads: 1, ..self },
+            None => self,
+        }
+    }
+}
+
+/// Runs programs until all seeds are run, enough operations are done, or one fails.
+///
+/// Which seeds are run is the same on every machine, as far as `seeds` and `operations` decide.
+///
+/// # Errors
+/// The failure with the lowest seed among those found, [shrunk](shrink).
+pub fn sweep(sweep: &Sweep, config: &Config, build: &Build<'_>) -> Result<Summary, Box<Failure>> {
+    let next = AtomicU64::new(sweep.seeds.start);
+    let operations = AtomicU64::new(0);
+    let stop = AtomicBool::new(false);
+    let total = Mutex::new(Summary::default());
+    let failed: Mutex<Option<Box<Failure>>> = Mutex::new(None);
+    let worker = || {
+        let mut mine = Summary::default();
+        while !stop.load(Ordering::Relaxed) && operations.load(Ordering::Relaxed) < sweep.operations {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= sweep.seeds.end {
+                break;
+            }
+            match run(seed, config, build) {
+                Ok(summary) => {
+                    operations.fetch_add(summary.operations, Ordering::Relaxed);
+                    mine += summary;
+                }
+                Err(failure) => {
+                    stop.store(true, Ordering::Relaxed);
+                    let mut failed = failed.lock();
+                    if failed.as_ref().is_none_or(|other| failure.seed < other.seed) {
+                        *failed = Some(failure);
+                    }
+                }
+            }
+        }
+        *total.lock() += mine;
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..sweep.threads.max(1) {
+            scope.spawn(worker);
+        }
+    });
+    match failed.into_inner() {
+        Some(failure) => Err(Box::new(shrink(*failure, config, build))),
+        None => Ok(total.into_inner()),
+    }
+}

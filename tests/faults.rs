@@ -1,0 +1,21 @@
+//! Whatever driver call fails, in whatever way: no panic, nothing freed twice, nothing left, and the stack works
+//! again afterwards or is poisoned.
+
+mod subjects;
+
+use millpond_testkit::faults;
+
+#[test]
+fn every_driver_call_of_every_stack_may_fail() {
+    let mut runs = 0;
+    let mut failed = Vec::new();
+    for subject in subjects::all() {
+        match faults::exhaust(&subject) {
+            Ok(count) => runs += count,
+            Err(failure) => failed.push(failure.to_string()),
+        }
+    }
+    assert!(failed.is_empty(), "\n{}", failed.join("\n"));
+    println!("{runs} runs, each with another driver call failing");
+    assert!(runs > 5_000, "only {runs} runs: the scenario does not reach the driver");
+}

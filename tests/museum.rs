@@ -1,0 +1,47 @@
+//! The oracles see what they must see: each mistake of the canary pool is found within 10,000 seeds and shrunk
+//! to a handful of operations, and without a mistake nothing is found.
+
+use millpond_testkit::canary::{CanaryPool, Wrong};
+use millpond_testkit::program::{self, Config, StatisticsCheck, Sweep};
+
+const SEEDS: u64 = 10_000;
+const HANDFUL: usize = 12;
+
+fn config() -> Config {
+    Config {
+        statistics: StatisticsCheck::Counts,
+        largest_alignment: 64 << 10,
+        command: "cargo test --test museum".to_owned(),
+        ..Config::new("canary")
+    }
+}
+
+#[test]
+fn every_mistake_is_found_and_shrunk() {
+    let config = config();
+    for &wrong in Wrong::ALL {
+        let build = |driver: &_| CanaryPool::build(driver, Some(wrong));
+        let found = (0..SEEDS).find_map(|seed| program::run(seed, &config, &build).err());
+        let Some(found) = found else { panic!("{wrong:?} is not found in {SEEDS} seeds") };
+        let shrunk = program::shrink(*found, &config, &build);
+        let (found, left) = (shrunk.operations_found, shrunk.operations.len());
+        println!("{wrong:?}: {:?}, seed {}, {found} operations shrunk to {left}", shrunk.kind, shrunk.seed);
+        assert!(left <= HANDFUL, "{wrong:?} is not shrunk to {HANDFUL} operations:\n{shrunk}");
+        let again = program::replay(shrunk.schedule, &shrunk.operations, &config, &build);
+        assert_eq!(
+            again.err().map(|failure| failure.kind),
+            Some(shrunk.kind),
+            "{wrong:?} does not reproduce"
+        );
+    }
+}
+
+#[test]
+fn without_a_mistake_nothing_is_found() {
+    let build = |driver: &_| CanaryPool::build(driver, None);
+    let sweep = Sweep { seeds: 0..SEEDS, ..Sweep::operations(u64::MAX) };
+    match program::sweep(&sweep, &config(), &build) {
+        Ok(summary) => assert_eq!(summary.programs, SEEDS, "{summary:?}"),
+        Err(failure) => panic!("{failure}"),
+    }
+}

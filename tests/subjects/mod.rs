@@ -1,0 +1,84 @@
+//! The stacks that `contract`, `faults` and `order` run over. A new resource or adaptor adds its line here.
+
+use millpond_testkit::conformance::{Refusals, Subject};
+use millpond_testkit::program::StatisticsCheck::{self, Counts, Exact, None};
+
+/// Every resource, with the options that change how it works, and what it knows.
+const RESOURCES: &[(&str, Knows)] = &[
+    ("cuda", Knows::nothing()),
+    ("managed", Knows::nothing()),
+    (POOL, Knows::its_blocks(Exact)),
+    ("cuda+pool:initial=10%,max=75%", Knows::its_blocks(Exact)),
+    ("cuda+pool:reuse=own", Knows::its_blocks(Exact)),
+    ("cuda+pool:reuse=waited", Knows::its_blocks(Exact)),
+    ("managed+pool:max=50%", Knows::its_blocks(Exact)),
+    ("cuda+pool+pool", Knows::its_blocks(Counts)),
+    ("cuda+fixed_size:block_size=64KiB,blocks=16", Knows::its_blocks(Exact).up_to(64 << 10)),
+    ("cuda+pool+fixed_size", Knows::its_blocks(Counts).up_to(1 << 20)),
+    ("cuda+binning:min=10,max=16", Knows::nothing()),
+    ("cuda+pool+binning:bins=4KiB/64KiB/1MiB", Knows::nothing()),
+];
+
+/// Every adaptor. Each is put on plain CUDA, on the pool, and, on the pool, on every other adaptor.
+const ADAPTORS: &[&str] = &["logging:file=/dev/null", "statistics", "thread_safe"];
+
+const POOL: &str = "cuda+pool";
+
+/// What a resource can tell about its blocks; adaptors on top of it tell the same.
+#[derive(Clone, Copy)]
+struct Knows {
+    statistics: StatisticsCheck,
+    refusals: Refusals,
+    largest_bytes: u64,
+}
+
+impl Knows {
+    /// It hands on what it gets.
+    const fn nothing() -> Self {
+        let refusals = Refusals { foreign_pointer: false, double_free: false, wrong_size: false };
+        Self { statistics: None, refusals, largest_bytes: 64 << 20 }
+    }
+
+    const fn its_blocks(statistics: StatisticsCheck) -> Self {
+        Self { statistics, refusals: Refusals::ALL, ..Self::nothing() }
+    }
+
+    const fn up_to(self, largest_bytes: u64) -> Self {
+        Self { largest_bytes, ..self }
+    }
+}
+
+/// Every resource, every adaptor on plain CUDA and on the pool, and every ordered pair of adaptors on the pool.
+pub(crate) fn all() -> Vec<Subject> {
+    let table = millpond::layers();
+    let subject = |text: &str, knows: Knows| {
+        Subject::from_text(text, &table)
+            .statistics(knows.statistics)
+            .refuses(knows.refusals)
+            .largest_bytes(knows.largest_bytes)
+    };
+    let mut all: Vec<Subject> = RESOURCES.iter().map(|&(text, knows)| subject(text, knows)).collect();
+    for first in ADAPTORS {
+        all.push(subject(&format!("cuda+{first}"), Knows::nothing()));
+        all.push(subject(&format!("{POOL}+{first}"), Knows::its_blocks(Exact)));
+        for second in ADAPTORS {
+            all.push(subject(&format!("{POOL}+{first}+{second}"), Knows::its_blocks(Exact)));
+        }
+    }
+    all
+}
+
+/// The layers that text can name are all in one of the stacks.
+#[test]
+fn every_layer_is_in_a_stack() {
+    let stacks: Vec<String> = all().iter().map(|subject| subject.name().to_owned()).collect();
+    for entry in millpond::layers().entries() {
+        let named =
+            |stack: &String| stack.split('+').any(|layer| layer.split(':').next() == Some(entry.name));
+        assert!(
+            stacks.iter().any(named),
+            "no stack has the layer `{}`; add a line to tests/subjects",
+            entry.name
+        );
+    }
+}
