@@ -5,12 +5,26 @@
 
 mod subjects;
 
+use std::io::Write;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use millpond_testkit::program::{self, Config, Summary, Sweep};
+use millpond::adaptors::logging::LoggingLayer;
+use millpond::resources::{CudaMemoryResource, PoolLayer};
+use millpond::{DeviceMemoryResourceExt, Layout};
+use millpond_replay::log::{Action, LogReader};
+use millpond_testkit::conformance::Subject;
+use millpond_testkit::program::{self, Config, StatisticsCheck, Summary, Sweep};
+use millpond_testkit::shadow::ShadowAllocator;
 
 /// Operations in the ordinary test run, all stacks together.
 const OPERATIONS: u64 = 10_000_000;
+
+/// Managed memory is the host's, and each block of it a real mapping: one operation there costs what a
+/// hundred cost elsewhere.
+fn share(subject: &Subject) -> u64 {
+    if subject.name().starts_with("managed") { 1 } else { 20 }
+}
 
 #[test]
 fn programs_on_every_stack_keep_the_order() {
@@ -21,12 +35,17 @@ fn programs_on_every_stack_keep_the_order() {
     subjects.retain(|subject| only.as_deref().is_none_or(|only| only == subject.name()));
     assert!(!subjects.is_empty(), "no stack in tests/subjects is called {only:?}");
 
+    let shares: u64 = subjects.iter().map(share).sum();
     let mut failed = Vec::new();
     let mut total = Summary::default();
-    for subject in &subjects {
+    for (subject, index) in subjects.iter().zip(0..) {
         let start = Instant::now();
-        let config = Config { command: "cargo test --test order".to_owned(), ..Config::for_subject(subject) };
-        let sweep = Sweep::operations(wanted.div_ceil(subjects.len() as u64)).or_seed_of_environment();
+        let command = "cargo test --test order".to_owned();
+        let config = Config { command, ..Config::for_subject(subject) };
+        // Each stack gets programs of its own.
+        let seeds = (index << 32)..u64::MAX;
+        let operations = (wanted * share(subject)).div_ceil(shares);
+        let sweep = Sweep { seeds, ..Sweep::operations(operations) }.or_seed_of_environment();
         match program::sweep(&sweep, &config, &|driver| subject.build(driver)) {
             Ok(summary) => {
                 println!("`{}`: {summary} in {:.1} s", subject.name(), start.elapsed().as_secs_f64());
@@ -40,5 +59,59 @@ fn programs_on_every_stack_keep_the_order() {
     if std::env::var_os("MILLPOND_SEED").is_none() {
         assert!(total.operations >= wanted, "{total}");
         assert!(total.out_of_memory > 0 && total.streams_destroyed > 0 && total.cross_stream_frees > 0);
+    }
+}
+
+/// A writer whose bytes are looked at afterwards.
+#[derive(Clone, Default)]
+struct Shared(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("no writer panics").write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Oracle 10: what the log says is what happened. Its rows, followed by an allocator that does what they say,
+/// never contradict each other, and they lead to where the program ended.
+#[test]
+fn a_log_replays_to_the_same_state() {
+    let config = Config {
+        statistics: StatisticsCheck::Exact,
+        verify_out_of_memory: false, // It would try again, which the log would rightly tell.
+        ..Config::new("cuda+pool+logging")
+    };
+    for seed in 0..200 {
+        let log = Shared::default();
+        let summary = program::run(seed, &config, &|driver| {
+            let pool = CudaMemoryResource::new(Arc::clone(driver)).layer(PoolLayer::new())?;
+            Ok(pool.layer(LoggingLayer::new().writer(log.clone()))?.into_any())
+        });
+        let summary = summary.unwrap_or_else(|failure| panic!("{failure}"));
+        let bytes = log.0.lock().expect("no writer panics").clone();
+        let mut shadow = ShadowAllocator::new();
+        let (mut served, mut failures) = (0, 0);
+        for event in LogReader::from_reader("log", &bytes[..]).expect("a header") {
+            let event = event.expect("a row");
+            let layout = Layout::with_alignment(event.bytes, event.alignment).expect("a power of two");
+            let noted = match event.action {
+                Action::Allocate => {
+                    served += 1;
+                    shadow.allocate(event.pointer, layout)
+                }
+                Action::Free => shadow.deallocate(event.pointer, layout),
+                Action::AllocateFailure => {
+                    failures += 1;
+                    Ok(())
+                }
+            };
+            noted.unwrap_or_else(|fault| panic!("seed {seed}, line {}: {fault}", event.line));
+        }
+        assert_eq!((served, failures), (summary.allocations, summary.out_of_memory), "seed {seed}");
+        assert_eq!(shadow.live_blocks(), 0, "seed {seed}: blocks are left after the last row");
     }
 }

@@ -20,7 +20,7 @@ use super::work::{Effects, Operation, Work};
 use crate::CallKind;
 
 /// Destroyed streams whose work is not done, before a call that creates one waits for theirs.
-const MOST_DEAD_AT_WORK: usize = 1024;
+const MOST_DEAD_AT_WORK: usize = 128;
 
 /// All that a simulated device is, behind its lock.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use millpond_core::{
 };
 
 use super::store::{ANYONE, Epoch, Growth, Owner, Request, Store};
-use super::{Ordered, State};
+use super::{COLLECT_AFTER_LEAST, COLLECT_AFTER_MOST, Ordered, State};
 
 /// Another stream whose blocks are looked at.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +34,9 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             let mut state = self.state.lock();
             let State { store, streams, .. } = &mut *state;
             streams.sweep(store);
+        }
+        if self.reuse.completed && self.collection_is_due(request, stream) {
+            self.collect_completed()?;
         }
         // Another thread may have brought memory while this one waited for the lock.
         if let Some(ptr) = self.try_hit(request, stream) {
@@ -80,6 +83,12 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             Some(cause) => error.caused_by(cause),
             None => error,
         })
+    }
+
+    fn collection_is_due(&self, request: &Request, stream: StreamRef) -> bool {
+        let mut state = self.state.lock();
+        let owner = state.owner_of(stream);
+        state.should_collect(owner, request)
     }
 
     fn try_hit(&self, request: &Request, stream: StreamRef) -> Option<DevicePtr> {
@@ -153,7 +162,8 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     /// neighbours join whoever gave them back.
     fn collect_completed(&self) -> Result<()> {
         let donors: Vec<Donor> = {
-            let state = self.state.lock();
+            let mut state = self.state.lock();
+            state.given_since_collection = 0;
             state
                 .streams
                 .iter()
@@ -161,11 +171,16 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
                 .map(|(_, slot)| Donor { id: slot.id, epoch: slot.epoch })
                 .collect()
         };
+        let mut done = false;
         for donor in donors {
             if let Some(point) = self.point_of(donor)? {
-                self.is_done(point)?;
+                done |= self.is_done(point)?;
             }
         }
+        // While the device is busy, asking often brings nothing.
+        let mut state = self.state.lock();
+        state.collect_after =
+            if done { COLLECT_AFTER_LEAST } else { (state.collect_after * 2).min(COLLECT_AFTER_MOST) };
         Ok(())
     }
 

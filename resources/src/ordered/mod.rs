@@ -68,7 +68,16 @@ struct State<S> {
     streams: Streams,
     ladder: LadderCounts,
     deallocations: u64,
+    /// Deallocations since the points of all streams were last asked for.
+    given_since_collection: u32,
+    /// Ask again after so many.
+    collect_after: u32,
 }
+
+/// Points of all streams are asked for after so many deallocations at the earliest …
+const COLLECT_AFTER_LEAST: u32 = 64;
+/// … and, where that brought nothing, at the latest.
+const COLLECT_AFTER_MOST: u32 = 4096;
 
 impl<S: Store> State<S> {
     fn owner_of(&mut self, stream: StreamRef) -> Owner {
@@ -87,6 +96,14 @@ impl<S: Store> State<S> {
         };
         *counter += 1;
         Some(self.store.take(fit.token, request))
+    }
+
+    /// Whether the block that would serve the request is so much larger that a better fit may well lie with another
+    /// stream, and enough was given back since somebody last looked.
+    fn should_collect(&self, owner: Owner, request: &Request) -> bool {
+        self.given_since_collection >= self.collect_after
+            && self.streams.len() > 1
+            && self.store.find(owner, Epoch::MAX, request).is_none_or(|fit| fit.bytes / 8 * 7 > request.bytes)
     }
 
     /// The best block of a stream that this one is ordered after.
@@ -119,6 +136,8 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
                 streams: Streams::new(),
                 ladder: LadderCounts::default(),
                 deallocations: 0,
+                given_since_collection: 0,
+                collect_after: COLLECT_AFTER_LEAST,
             }),
             slow: Mutex::new(()),
             poisoned: AtomicBool::new(false),
@@ -145,7 +164,8 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         {
             let mut state = self.state.lock();
             let owner = state.owner_of(stream);
-            if let Some(ptr) = state.hit(owner, &request, self.reuse) {
+            let collect = self.reuse.completed && state.should_collect(owner, &request);
+            if !collect && let Some(ptr) = state.hit(owner, &request, self.reuse) {
                 return Ok(ptr);
             }
         }
@@ -164,6 +184,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         let wanted = {
             let mut state = self.state.lock();
             let owner = state.owner_of(stream);
+            state.given_since_collection = state.given_since_collection.saturating_add(1);
             let State { store, streams, deallocations, .. } = &mut *state;
             let slot = streams.slot_mut(owner);
             if let Err(kind) = store.give(ptr, layout, owner, slot.epoch) {

@@ -14,6 +14,9 @@ const REGION_UNIT: u64 = 2 << 20;
 /// How many free blocks of a stream are looked at for neighbours that are anyone's, before the pool grows.
 const JOIN_SCAN_LIMIT: usize = 4096;
 
+/// Pieces of this size that are anyone's always join a neighbour that is given back.
+const ANYONES_KEPT: u64 = 32 << 20;
+
 /// Best fit with coalescing over regions.
 ///
 /// The published algorithm is TensorFlow's BFC allocator: chunks with physical neighbours, binned by size, split at
@@ -82,21 +85,34 @@ impl Heap {
         rest
     }
 
-    /// Joins a free chunk, in no bin, with free neighbours of the same owner; says what it is part of now.
-    fn join(&mut self, mut id: u32) -> u32 {
+    /// Joins a free chunk, in no bin, with free neighbours of the same owner, and with those that are anyone's and
+    /// have `anyones` bytes at most; says what it is part of now.
+    fn join(&mut self, mut id: u32, anyones: u64) -> u32 {
         let owner = self.chunks[id].owner();
-        let next = self.chunks[id].next;
-        if next != NIL && self.chunks[next].owner() == owner {
+        while let Some(next) = self.neighbour_for(owner, self.chunks[id].next, anyones) {
             self.take_from_bin(next);
             self.absorb_next(id);
         }
-        let prev = self.chunks[id].prev;
-        if prev != NIL && self.chunks[prev].owner() == owner {
+        while let Some(prev) = self.neighbour_for(owner, self.chunks[id].prev, anyones) {
             self.take_from_bin(prev);
+            let epoch = self.chunks[prev].epoch();
+            self.chunks[prev].set_free(owner, epoch);
             self.absorb_next(prev);
             id = prev;
         }
         id
+    }
+
+    fn neighbour_for(&self, owner: Owner, neighbour: u32, anyones: u64) -> Option<u32> {
+        let chunk = (neighbour != NIL).then(|| &self.chunks[neighbour])?;
+        let joins = chunk.owner() == owner || (chunk.owner() == ANYONE && chunk.bytes <= anyones);
+        joins.then_some(neighbour)
+    }
+
+    /// How large a neighbour that is anyone's may be for a block given back to take it along. Small pieces are worth
+    /// more joined; a large one is worth more to all streams.
+    fn worth_keeping(&self) -> u64 {
+        (self.totals.bytes_reserved / 16).max(ANYONES_KEPT)
     }
 
     fn absorb_next(&mut self, id: u32) {
@@ -220,7 +236,7 @@ impl Store for Heap {
         self.totals.bytes_in_use -= self.chunks[id].bytes;
         self.totals.bytes_requested -= requested;
         self.chunks[id].set_free(owner, epoch);
-        let joined = self.join(id);
+        let joined = self.join(id, self.worth_keeping());
         self.put_in_bin(joined);
         Ok(())
     }
@@ -241,7 +257,7 @@ impl Store for Heap {
             let swallowed = self.chunks.get(id).is_none_or(|chunk| chunk.owner() != to);
             if !swallowed {
                 self.take_from_bin(id);
-                let joined = self.join(id);
+                let joined = self.join(id, 0);
                 self.put_in_bin(joined);
             }
         }
@@ -254,19 +270,12 @@ impl Store for Heap {
         let own = self.bins(owner).iter(&self.chunks).take(JOIN_SCAN_LIMIT);
         let run =
             own.map(|id| self.run_around(id, owner)).find(|(_, bytes)| *bytes >= request.padded_bytes());
-        let Some((mut id, _)) = run else { return false };
-        while id != NIL && self.is_joinable(id, owner) {
-            let next = self.chunks[id].next;
-            if self.chunks[id].owner() == ANYONE {
-                self.take_from_bin(id);
-                self.chunks[id].set_free(owner, 0);
-                let joined = self.join(id);
-                self.put_in_bin(joined);
-                id = self.chunks[joined].next;
-            } else {
-                id = next;
-            }
-        }
+        let Some((first, _)) = run else { return false };
+        self.take_from_bin(first);
+        let epoch = self.chunks[first].epoch();
+        self.chunks[first].set_free(owner, epoch);
+        let joined = self.join(first, u64::MAX);
+        self.put_in_bin(joined);
         true
     }
 
@@ -338,7 +347,10 @@ impl Store for Heap {
                     (addr, prev),
                     "chunk {id} does not follow its neighbour"
                 );
-                assert!(chunk.bytes > 0 && chunk.bytes.is_multiple_of(ALLOCATION_ALIGNMENT), "size of chunk {id}");
+                assert!(
+                    chunk.bytes > 0 && chunk.bytes.is_multiple_of(ALLOCATION_ALIGNMENT),
+                    "size of chunk {id}"
+                );
                 if chunk.is_in_use() {
                     in_use += chunk.bytes;
                     requested += chunk.requested();
