@@ -45,8 +45,8 @@ impl<R: DeviceMemoryResource> fmt::Display for BumpMemoryResource<R> {
     }
 }
 
-// SAFETY: each block is a piece of the region that no other block gets, aligned as asked for; nothing is ever handed
-// out twice, so no stream has to wait for another.
+// SAFETY: each block is a piece of the region that no other block gets, aligned as asked for; nothing is ever
+// handed out twice, so no stream has to wait for another.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BumpMemoryResource<R> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {

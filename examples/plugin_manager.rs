@@ -1,8 +1,8 @@
 //! The memory manager that a framework plugs in: NBEP 7's interface over a stack.
 //!
-//! A framework asks for memory without a stream, passes views around, and drops them on any thread; it may reset the
-//! context while arrays are still there. `MILLPOND_MEMORY_MANAGER=cuda+pool` chooses the stack of a process
-//! from outside.
+//! A framework asks for memory without a stream, passes views around, and drops them on any thread; it may
+//! reset the context while arrays are still there. `MILLPOND_MEMORY_MANAGER=cuda+pool` chooses the stack of a
+//! process from outside.
 
 use std::sync::Arc;
 

@@ -43,7 +43,7 @@ fn programs_on_every_stack_keep_the_order() {
         let command = "cargo test --test order".to_owned();
         let config = Config { command, ..Config::for_subject(subject) };
         // Each stack gets programs of its own.
-        let seeds = (index << 32)..u64::MAX;
+        let seeds = (index * 10_000_000)..u64::MAX;
         let operations = (wanted * share(subject)).div_ceil(shares);
         let sweep = Sweep { seeds, ..Sweep::operations(operations) }.or_seed_of_environment();
         match program::sweep(&sweep, &config, &|driver| subject.build(driver)) {

@@ -42,7 +42,8 @@ impl Layout {
     /// `bytes` bytes at an `alignment` of the caller's; less than [`ALLOCATION_ALIGNMENT`] is raised to it.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `alignment` is not a power of two.
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `alignment` is not a power of
+    /// two.
     pub fn with_alignment(bytes: u64, alignment: u64) -> Result<Self> {
         if !alignment.is_power_of_two() {
             return Err(Error::invalid_argument(format!(

@@ -50,9 +50,10 @@ impl fmt::Display for Misuse {
         let Self { kind, ptr, bytes, stream, resource } = self;
         write!(f, "refused to deallocate {ptr} ({bytes} bytes, stream {stream}) in `{resource}`: ")?;
         match kind {
-            MisuseKind::ForeignPointer => {
-                f.write_str("no block that this resource handed out starts there; pass a pointer back to the resource that allocated it")
-            }
+            MisuseKind::ForeignPointer => f.write_str(
+                "no block that this resource handed out starts there; pass a pointer back to the resource \
+                 that allocated it",
+            ),
             MisuseKind::DoubleFree => f.write_str("the block is free already; deallocate each block once"),
             MisuseKind::WrongSize { allocated_bytes } => write!(
                 f,

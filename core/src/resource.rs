@@ -97,8 +97,9 @@ pub unsafe trait DeviceMemoryResource: Any + Debug + Display {
     /// Whether a block of one may be given back to the other.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool;
 
-    /// Whether what [`allocate`](Self::allocate) returns is ordered for its stream alone. `false`: any stream may
-    /// use the memory at once, because allocation and deallocation synchronise with the device (plain CUDA).
+    /// Whether what [`allocate`](Self::allocate) returns is ordered for its stream alone. `false`: any stream
+    /// may use the memory at once, because allocation and deallocation synchronise with the device (plain
+    /// CUDA).
     fn is_stream_ordered(&self) -> bool {
         self.upstream().is_none_or(DeviceMemoryResource::is_stream_ordered)
     }

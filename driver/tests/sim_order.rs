@@ -268,11 +268,50 @@ fn the_legacy_stream_waits_for_destroyed_blocking_streams() {
 }
 
 #[test]
+fn what_forgotten_blocking_streams_waited_for_still_orders_the_legacy_stream() {
+    let b = Bench::new();
+    let (user, middle) = (b.stream(), b.blocking());
+    b.own(user);
+    b.wait(middle, b.recorded(user));
+    b.device.advance(1_000_000); // all is done, but nobody asked
+    // SAFETY: not used again.
+    unsafe { b.device.stream_destroy(middle) }.unwrap();
+    for _ in 0..200 {
+        let stream = b.blocking();
+        // SAFETY: not used again.
+        unsafe { b.device.stream_destroy(stream) }.unwrap();
+    }
+    let other = b.blocking();
+    b.device.lend(b.block, BLOCK, other);
+    assert_eq!(b.kinds(), [ViolationKind::StreamOrder], "nobody waited for `user` here");
+    b.device.give_back(b.block, BLOCK, user);
+    assert!(b.may_have(StreamRef::LEGACY));
+}
+
+#[test]
+fn a_new_stream_is_not_taken_for_the_forgotten_one_that_a_block_was_lent_to() {
+    let b = Bench::new();
+    let (user, lessee) = (b.stream(), b.stream());
+    b.own(user);
+    b.wait(lessee, b.recorded(user));
+    b.device.lend(b.block, BLOCK, lessee);
+    b.device.advance(1_000_000); // all is done, but nobody asked
+    let others: Vec<_> = (0..100).map(|_| b.stream()).collect();
+    for stream in others.into_iter().chain([lessee]) {
+        // SAFETY: not used again.
+        unsafe { b.device.stream_destroy(stream) }.unwrap();
+    }
+    b.device.launch(b.stream(), &[Access::read(b.block, BLOCK)]);
+    assert_eq!(b.kinds(), [ViolationKind::StreamOrder]);
+}
+
+#[test]
 fn the_per_thread_stream_is_a_blocking_stream_of_each_thread() {
     let b = Bench::new();
     b.own(StreamRef::PER_THREAD);
     assert!(b.may_have(StreamRef::PER_THREAD));
-    let other = || std::thread::scope(|scope| scope.spawn(|| b.may_have(StreamRef::PER_THREAD)).join().unwrap());
+    let other =
+        || std::thread::scope(|scope| scope.spawn(|| b.may_have(StreamRef::PER_THREAD)).join().unwrap());
     assert!(!other());
     assert!(b.may_have(StreamRef::LEGACY));
     assert!(other());
@@ -372,7 +411,8 @@ fn blocks_out_of_bounds_misaligned_or_null_are_reported() {
     b.device.give_back(DevicePtr::NULL, 0, s);
     b.device.lend(end.offset(0u64.wrapping_sub(256)), 256, s);
     assert_eq!(b.kinds(), []);
-    let wrong = [(DevicePtr::NULL, 256), (b.block, 0), (b.block.offset(128), 256), (end, 256), (b.block, 2 << 20)];
+    let wrong =
+        [(DevicePtr::NULL, 256), (b.block, 0), (b.block.offset(128), 256), (end, 256), (b.block, 2 << 20)];
     for (ptr, bytes) in wrong {
         b.device.lend(ptr, bytes, s);
         assert_eq!(b.kinds(), [ViolationKind::OutOfBounds], "{bytes} at {ptr}");

@@ -120,16 +120,41 @@ fn the_same_program_leaves_the_same_trace_in_every_process() {
 
 #[test]
 fn millions_of_steps_of_a_correct_pool_break_no_rule() {
-    for (seed, streams) in [(1, 8), (2, 2), (3, 16)] {
-        let config = SimConfig::with_capacity(1 << 20).schedule(Schedule::Seeded(seed));
-        let mut pool = Pool::new(config, streams, 256);
+    let schedules =
+        [(Schedule::Seeded(1), 8), (Schedule::Seeded(2), 2), (Schedule::Seeded(3), 16), (Schedule::Timed, 8)];
+    for (schedule, streams) in schedules {
+        let mut pool = Pool::new(SimConfig::with_capacity(1 << 20).schedule(schedule), streams, 256);
         let start = std::time::Instant::now();
-        pool.run(&mut Rng(seed), 1_000_000);
+        pool.run(&mut Rng(streams as u64), 1_000_000);
         let rate = pool.steps as f64 / start.elapsed().as_secs_f64() / 1e6;
-        println!("{streams} streams: {rate:.2} million steps/s");
+        println!("{schedule:?}, {streams} streams: {rate:.2} million steps/s");
         pool.device.synchronize().unwrap();
         assert_eq!(pool.device.violations(), []);
     }
+}
+
+#[test]
+fn threads_share_a_device() {
+    let device = SimDevice::new(SimConfig::with_capacity(1 << 24).schedule(Schedule::Seeded(1)));
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let device = &device;
+            scope.spawn(move || {
+                let stream = device.stream_create(StreamFlags::NON_BLOCKING).unwrap();
+                for index in 0..2_000 {
+                    let tag = thread * 10_000 + index;
+                    let ptr = device.mem_alloc(BLOCK).unwrap();
+                    device.lend(ptr, BLOCK, stream);
+                    device.launch(stream, &[Access::write(ptr, BLOCK, tag), Access::check(ptr, BLOCK, tag)]);
+                    device.give_back(ptr, BLOCK, stream);
+                    // SAFETY: live, and not used again.
+                    unsafe { device.mem_free(ptr) }.unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(device.violations(), []);
+    assert_eq!((device.live_allocations(), device.lent_blocks(), device.driver_calls()), (0, 0, 4 * 4_001));
 }
 
 #[test]
@@ -204,7 +229,11 @@ fn the_adversary_gives_either_answer_and_can_starve_a_stream() {
         let device = SimDevice::new(SimConfig::h200().schedule(Schedule::Seeded(seed)));
         let stream = device.stream_create(StreamFlags::NON_BLOCKING).unwrap();
         device.launch(stream, &[]);
-        if device.stream_query(stream).unwrap() { yes += 1 } else { no += 1 }
+        if device.stream_query(stream).unwrap() {
+            yes += 1
+        } else {
+            no += 1
+        }
         let mut queries = 1;
         while !device.stream_query(stream).unwrap() {
             queries += 1;

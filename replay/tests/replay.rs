@@ -34,7 +34,9 @@ fn the_standard_line_up_replays_a_log_without_a_failure() {
         assert!(taken >= live, "{spec} took {taken} for {live}");
         assert_eq!(stack["reserved_over_live"].as_f64().unwrap(), taken as f64 / live as f64);
         assert!(stack["ns_per_op_first"].as_f64().unwrap() >= stack["ns_per_op_best"].as_f64().unwrap());
-        assert!(stack["driver"]["ns"].as_u64().unwrap() > 0, "virtual time passes");
+        let driver = &stack["driver"];
+        let is_measured = driver["unmeasured"].as_array().unwrap().is_empty();
+        assert!(driver["ns"].as_u64().unwrap() > 0 || !is_measured, "{spec}: virtual time passes");
     }
 }
 

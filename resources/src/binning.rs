@@ -64,7 +64,8 @@ impl BinningLayer {
         Self::default()
     }
 
-    /// Adds a bin that serves requests up to `bytes`, beyond the next smaller bin, with fixed-size blocks from upstream.
+    /// Adds a bin that serves requests up to `bytes`, beyond the next smaller bin, with fixed-size blocks
+    /// from upstream.
     pub fn add_bin(mut self, bytes: u64) -> Self {
         self.bins.push((bytes, None));
         self
@@ -158,9 +159,9 @@ impl<R: DeviceMemoryResource> Bin<R> {
 
 /// Sends each request to the resource for its size: the smallest bin that is large enough, or upstream.
 ///
-/// Bins are given when it is built ([`BinningLayer`]) and do not change, so a block always goes back to where it
-/// came from. A bin takes its blocks from upstream when they are asked for, a few at first. Requests aligned to more
-/// than 256 bytes go upstream.
+/// Bins are given when it is built ([`BinningLayer`]) and do not change, so a block always goes back to where
+/// it came from. A bin takes its blocks from upstream when they are asked for, a few at first. Requests
+/// aligned to more than 256 bytes go upstream.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
@@ -207,8 +208,8 @@ impl<R: DeviceMemoryResource> fmt::Display for BinningMemoryResource<R> {
     }
 }
 
-// SAFETY: each request goes to one resource, and back to the same one, since the bins do not change; those keep the
-// contract, over memory that is disjoint: the bins' blocks are blocks of upstream.
+// SAFETY: each request goes to one resource, and back to the same one, since the bins do not change; those
+// keep the contract, over memory that is disjoint: the bins' blocks are blocks of upstream.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResource<R> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {

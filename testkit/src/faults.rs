@@ -3,8 +3,8 @@
 //! The scenario allocates and frees on two streams, steals, aligns, grows, runs out of memory, trims and
 //! drops. It is run once to count the driver calls, and then again for each call, each of three errors, and
 //! both for that call alone and for all calls from it on. Whatever fails: there is no panic, nothing is
-//! freed twice or too early, nothing is left but what a failed free left, and afterwards the resource works
-//! again, or is poisoned for good after an error that cannot be recovered from.
+//! freed twice or too early, nothing is left but what a failed free left (or a failed wait when dropping), and
+//! afterwards the resource works again, or is poisoned after an error that is for good.
 //!
 //! ```
 //! use millpond_testkit::canary::CanaryPool;
@@ -98,44 +98,29 @@ pub fn exhaust(subject: &Subject) -> Result<u64, Box<Failure>> {
 }
 
 fn run(subject: &Subject, call: Option<u64>, code: i32, persistent: bool) -> Result<u64, Box<Failure>> {
-    let body = AssertUnwindSafe(|| {
-        let scenario = Scenario::new(subject);
-        let device = Arc::clone(&scenario.device);
-        let faults = call.map_or_else(FaultPlan::none, |call| FaultPlan::nth_call(call, code));
-        let start = device.driver_calls();
-        device.set_faults(if persistent { faults.persistent() } else { faults });
-        let hit = |device: &SimDevice| call.is_some_and(|call| device.driver_calls() - start > call);
-        let sticky = call.is_some() && DriverError::new(code, "").is_sticky();
-        if let Some(resource) = scenario.build(call.is_some()) {
-            scenario.operate(&resource, call.is_some());
-            if hit(&device) {
-                device.set_faults(FaultPlan::none());
-                scenario.check_afterwards(&resource, sticky);
-            }
-            let (before, known) = (device.driver_calls(), hit(&device));
-            drop(resource);
-            if sticky && known {
-                assert_eq!(device.driver_calls(), before, "driver calls when a poisoned resource is dropped");
-            }
-        }
-        let calls = device.driver_calls() - start;
-        device.set_faults(FaultPlan::none());
-        scenario.check_device(sticky);
-        calls
-    });
+    let scenario = Scenario::new(subject, call, code);
+    let faults = call.map_or_else(FaultPlan::none, |call| FaultPlan::nth_call(call, code));
+    scenario.device.set_faults(if persistent { faults.persistent() } else { faults });
     // A driver that refuses to free a live block looks to the resource like a caller's mistake.
-    let (result, _misuses) = misuse_recorder::record(|| catch_unwind(body));
+    let (result, _misuses) = misuse_recorder::record(|| catch_unwind(AssertUnwindSafe(|| scenario.run())));
     result.map_err(|panic| {
-        let (subject, message) = (subject.name().to_owned(), text_of(&*panic));
-        Box::new(Failure { subject, call, code, persistent, message })
+        let failed = scenario.counting.counts();
+        let failed = failed.iter().filter(|(_, counts)| counts.failures > 0);
+        let kinds: Vec<&str> = failed.map(|(kind, _)| kind.name()).collect();
+        let message = format!("{} (failed: {})", text_of(&*panic), kinds.join(", "));
+        Box::new(Failure { subject: subject.name().to_owned(), call, code, persistent, message })
     })
 }
 
 struct Scenario<'a> {
     subject: &'a Subject,
+    call: Option<u64>,
+    /// Whether the call fails with an error that is for good.
+    sticky: bool,
     device: Arc<SimDevice>,
     counting: Arc<CountingDriver>,
     streams: [StreamRef; 2],
+    first_call: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -148,7 +133,7 @@ struct Block {
 type Tested = Checked<AnyResource>;
 
 impl<'a> Scenario<'a> {
-    fn new(subject: &'a Subject) -> Self {
+    fn new(subject: &'a Subject, call: Option<u64>, code: i32) -> Self {
         let device = SimDevice::new(SimConfig::with_capacity(CAPACITY).schedule(Schedule::Seeded(7)));
         let stream = || match device.stream_create(StreamFlags::NON_BLOCKING) {
             Ok(stream) => stream,
@@ -156,7 +141,46 @@ impl<'a> Scenario<'a> {
         };
         let streams = [stream(), stream()];
         let counting = CountingDriver::new(Arc::clone(&device) as DriverHandle);
-        Self { subject, device, counting, streams }
+        let sticky = call.is_some() && DriverError::new(code, "").is_sticky();
+        let first_call = device.driver_calls();
+        Self { subject, call, sticky, device, counting, streams, first_call }
+    }
+
+    fn calls(&self) -> u64 {
+        self.device.driver_calls() - self.first_call
+    }
+
+    /// Whether the call that fails was made.
+    fn was_hit(&self) -> bool {
+        self.call.is_some_and(|call| self.calls() > call)
+    }
+
+    fn failures(&self, kind: CallKind) -> u64 {
+        self.counting.counts().get(kind).failures
+    }
+
+    /// The whole scenario; returns how many driver calls it made.
+    fn run(&self) -> u64 {
+        let may_fail = self.call.is_some();
+        let mut waits_failed = 0;
+        if let Some(resource) = self.build(may_fail) {
+            self.operate(&resource, may_fail);
+            if self.was_hit() {
+                if !self.sticky {
+                    self.device.set_faults(FaultPlan::none());
+                }
+                self.check_afterwards(&resource);
+            }
+            let (calls, lost) = (self.calls(), self.sticky && self.was_hit());
+            waits_failed = self.failures(CallKind::Synchronize);
+            drop(resource);
+            assert!(!lost || self.calls() == calls, "driver calls when a poisoned resource is dropped");
+        }
+        let calls = self.calls();
+        let drop_waited = self.failures(CallKind::Synchronize) == waits_failed;
+        self.device.set_faults(FaultPlan::none());
+        self.check_device(drop_waited);
+        calls
     }
 
     /// Builds the resource; with a failing driver it may refuse.
@@ -224,10 +248,10 @@ impl<'a> Scenario<'a> {
         put_all(resource, &mut live);
     }
 
-    /// The driver is well again.
-    fn check_afterwards(&self, resource: &Tested, sticky: bool) {
+    /// The driver is well again, or lost for good.
+    fn check_afterwards(&self, resource: &Tested) {
         for (index, bytes) in [1, 1000, 1 << 20, 3 << 20].into_iter().enumerate() {
-            match (self.allocate(resource, bytes, 256, self.streams[index % 2]), sticky) {
+            match (self.allocate(resource, bytes, 256, self.streams[index % 2]), self.sticky) {
                 (Ok(block), false) => put_all(resource, &mut vec![block]),
                 (Ok(_), true) => panic!("{bytes} bytes are handed out after an error that is for good"),
                 (Err(error), true) => assert!(error.is_sticky(), "{error}"),
@@ -236,14 +260,19 @@ impl<'a> Scenario<'a> {
         }
     }
 
-    /// After the resource is gone.
-    fn check_device(&self, sticky: bool) {
+    /// After the resource is gone. A drop that cannot wait for the device rightly leaves everything.
+    fn check_device(&self, drop_waited: bool) {
         if let Some(violation) = self.device.take_violations().first() {
             panic!("{violation}");
         }
-        let failed_frees: u64 = FREES.iter().map(|&kind| self.counting.counts().get(kind).failures).sum();
+        if self.sticky || !drop_waited {
+            return;
+        }
+        let failed_frees: u64 = FREES.iter().map(|&kind| self.failures(kind)).sum();
         let left = self.device.live_allocations() as u64;
-        assert!(sticky || left <= failed_frees, "{left} allocations are left, {failed_frees} frees failed");
+        assert!(left <= failed_frees, "{left} allocations are left, {failed_frees} frees failed");
+        let (events, failed) = (self.device.live_events() as u64, self.failures(CallKind::EventDestroy));
+        assert!(events <= failed, "{events} events are left, {failed} destructions failed");
     }
 }
 

@@ -9,6 +9,13 @@ use super::StatisticsResourceAdaptor;
 #[derive(Clone, Copy, Default, Debug)]
 pub struct StatisticsLayer;
 
+impl StatisticsLayer {
+    /// The layer; it has no options.
+    pub const fn new() -> Self {
+        Self
+    }
+}
+
 impl<R> Layer<R> for StatisticsLayer {
     type Resource = StatisticsResourceAdaptor<R>;
 

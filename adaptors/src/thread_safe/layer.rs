@@ -9,6 +9,13 @@ use super::ThreadSafeResourceAdaptor;
 #[derive(Clone, Copy, Default, Debug)]
 pub struct ThreadSafeLayer;
 
+impl ThreadSafeLayer {
+    /// The layer; it has no options.
+    pub const fn new() -> Self {
+        Self
+    }
+}
+
 impl<R: DeviceMemoryResource + Send> Layer<R> for ThreadSafeLayer {
     type Resource = ThreadSafeResourceAdaptor<R>;
 

@@ -54,8 +54,8 @@ impl StackSpec {
     /// Builds the stack on a device.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) for a name or parameter that `table` lacks, a base that
-    /// is not first or is missing; and what building a layer reports.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) for a name or parameter that `table` lacks, a base
+    /// that is not first or is missing; and what building a layer reports.
     pub fn build(&self, table: &LayerTable, driver: &DriverHandle) -> Result<AnyResource> {
         let mut built: Option<AnyResource> = None;
         for layer in &self.layers {

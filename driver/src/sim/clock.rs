@@ -69,6 +69,11 @@ impl Clock {
         self.get(epoch.slot()) >= epoch.tick()
     }
 
+    /// The latest epoch that it knows of each slot.
+    pub(super) fn epochs(&self) -> impl Iterator<Item = Epoch> + '_ {
+        self.0.iter().enumerate().map(|(slot, tick)| Epoch::new(slot, *tick))
+    }
+
     /// Whether it knows all that `other` knows.
     pub(super) fn knows_all(&self, other: &Self) -> bool {
         other.0.iter().enumerate().all(|(slot, tick)| self.get(slot) >= *tick)

@@ -7,12 +7,12 @@ const GIB: u64 = 1 << 30;
 /// What a device holds, and what its driver calls cost.
 ///
 /// The costs are medians in nanoseconds from one NVIDIA H200 (driver 580.159, CUDA 13.0), about 21 ns of
-/// timer in each. Where only a pair was measured (allocate and free, create and destroy), each call costs half
-/// of it; between two measured sizes the cost is interpolated on a straight line, beyond the last it goes
-/// on along the same line. Calls that nobody measured cost nothing: see [`call_ns`](Self::call_ns).
+/// timer in each. Where only a pair was measured (allocate and free, create and destroy), each call costs
+/// half of it; between two measured sizes the cost is interpolated on a straight line, beyond the last it
+/// goes on along the same line. Calls that nobody measured cost nothing: see [`call_ns`](Self::call_ns).
 ///
-/// How long work runs on the device is a plain model, not a measurement: a kernel takes 2 µs and 1 ns for each
-/// 4 KiB that it touches, a copy or fill 1 µs and 1 ns for each 1 KiB.
+/// How long work runs on the device is a plain model, not a measurement: a kernel takes 2 µs and 1 ns for
+/// each 4 KiB that it touches, a copy or fill 1 µs and 1 ns for each 1 KiB.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Profile {
     name: String,

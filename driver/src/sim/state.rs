@@ -177,6 +177,7 @@ impl State {
         let mut referenced = vec![false; self.order.len()];
         self.oracle.for_each_epoch(|epoch| referenced[epoch.slot()] = true);
         self.pools.for_each_epoch(|epoch| referenced[epoch.slot()] = true);
+        self.names.for_each_epoch(|epoch| referenced[epoch.slot()] = true);
         self.order.fold(&referenced, |slot| self.work.is_idle(slot));
         self.oracle.forget_slots(|slot| self.order.is_free(slot));
     }

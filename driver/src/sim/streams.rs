@@ -188,6 +188,12 @@ impl Names {
         entry.record = Some(Record { epoch, clock: own, captured_on });
     }
 
+    /// Calls `each` for the point of every event's last record.
+    pub(super) fn for_each_epoch(&self, mut each: impl FnMut(Epoch)) {
+        let events = self.events.entries.iter().flatten();
+        events.filter_map(|entry| entry.record.as_ref()).for_each(|record| each(record.epoch));
+    }
+
     pub(super) fn remove_event(&mut self, event: Event) -> bool {
         let Some(entry) = self.events.remove(event.0) else { return false };
         self.spare.extend(entry.record.map(|record| record.clock));

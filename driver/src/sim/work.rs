@@ -183,6 +183,7 @@ impl Work {
         }
         let choice = rng.next();
         if choice >> 57 == 0 {
+            // once in 128 choices
             *patience = 1 + rng.below(7) as u32;
         }
         if choice & ((1 << *patience) - 1) != 0 {
@@ -204,12 +205,16 @@ impl Work {
             2 => 1 + ((choice >> 50) & 63),
             _ => u64::MAX,
         };
+        let pulls = (choice >> 56) & 1 == 0; // or stops where other streams' work must come first
         for _ in 0..most {
             let Some(entry) = self.queues[slot].entries.front() else { break };
-            if !entry.waits.iter().all(|wait| self.is_done(*wait)) {
+            if entry.waits.iter().all(|wait| self.is_done(*wait)) {
+                self.finish_first(slot, effects);
+            } else if pulls {
+                self.run(Epoch::new(slot, entry.tick), effects);
+            } else {
                 break;
             }
-            self.finish_first(slot, effects);
         }
         if self.is_idle(slot) {
             self.unlist(index);

@@ -1,5 +1,6 @@
 use millpond_core::{DriverHandle, LadderCounts};
-use millpond_driver::{CallCounts, DeviceSpec};
+use millpond_driver::sim::SimConfig;
+use millpond_driver::{CallCounts, CallKind, DeviceSpec};
 use serde::Serialize;
 
 use crate::Result;
@@ -108,6 +109,19 @@ pub struct DriverFigures {
     pub ns: u64,
     /// Time in calls in the first pass; virtual on a simulated device.
     pub ns_first_pass: u64,
+    /// Kinds of calls whose time on the simulated device nobody has measured: it is missing in `ns`.
+    pub unmeasured: Vec<CallKind>,
     /// Calls, failures and time on the clock by kind of call.
     pub by_kind: CallCounts,
+}
+
+/// Which of these calls cost nothing on the simulated device because nobody knows what they cost.
+pub(super) fn unmeasured(device: DeviceSpec, counts: &CallCounts) -> Vec<CallKind> {
+    let config = match device {
+        DeviceSpec::Cuda(_) => return Vec::new(),
+        DeviceSpec::SimA100 => SimConfig::a100(),
+        _ => SimConfig::h200(),
+    };
+    let kinds = counts.iter().map(|(kind, _)| kind);
+    kinds.filter(|kind| config.profile().call_ns(*kind).is_none()).collect()
 }

@@ -6,6 +6,7 @@ use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{AnyResource, DeviceMemoryResource, Driver, DriverHandle, ErrorKind, ResourceStatistics};
 use millpond_driver::{CallCounts, CountingDriver};
 
+use super::figures::unmeasured;
 use super::misuse::MisuseCounter;
 use super::{DriverFigures, Settings, StackFigures, StackResult};
 use crate::engine::{self, Outcome, Watch};
@@ -50,6 +51,7 @@ fn build_and_replay(
     let mut figures = watch.figures(program, outcome);
     drop(resource);
     figures.misuses = misuse.count();
+    figures.driver.unmeasured = unmeasured(settings.device, &figures.driver.by_kind);
     Ok(figures)
 }
 
@@ -141,6 +143,7 @@ impl<'a> StackWatch<'a> {
                 failures: self.counts.iter().map(|(_, counts)| counts.failures).sum(),
                 ns: self.built.ns + self.passes.iter().map(|pass| pass.ns).sum::<u64>(),
                 ns_first_pass: pass(0).ns,
+                unmeasured: Vec::new(),
                 by_kind: self.counts,
             },
             ladder: self.statistics.map(|statistics| statistics.ladder),

@@ -18,7 +18,8 @@
 //!   largest_free_block_bytes    after the last operation; null if the stack keeps no statistics
 //!   ns_per_op_first, _best      of the first and the best pass
 //!   driver                      calls, calls_first_pass, calls_best_pass, failures, ns, ns_first_pass
-//!                               (virtual if the device is simulated), by_kind: calls, failures, wall_ns
+//!                               (virtual if the device is simulated), unmeasured[] (what `ns` lacks),
+//!                               by_kind: calls, failures, wall_ns
 //!   ladder                      own_stream, ordered, completed, waited, grow, reclaim, out_of_memory;
 //!                               null if the stack keeps no statistics
 //! ```

@@ -143,6 +143,12 @@ fn write_notes(out: &mut impl Write, comparison: &Comparison) -> io::Result<()> 
                         first.error
                     ));
                 }
+                let unmeasured: Vec<&str> =
+                    figures.driver.unmeasured.iter().map(|kind| kind.name()).collect();
+                if !unmeasured.is_empty() {
+                    let calls = unmeasured.join(", ");
+                    notes.push(format!("{spec}: driver time lacks {calls}, which nobody has measured"));
+                }
                 if figures.misuses > 0 {
                     notes.push(format!("{spec}: refused deallocations, a bug: {}", figures.misuses));
                 }

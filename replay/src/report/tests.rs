@@ -1,4 +1,5 @@
 use millpond_core::LadderCounts;
+use millpond_driver::CallKind;
 use serde_json::{Value, json};
 
 use super::*;
@@ -26,6 +27,7 @@ fn comparison() -> Comparison {
             failures: 3,
             ns: 12_345_678,
             ns_first_pass: 9,
+            unmeasured: vec![CallKind::MemAllocManaged],
             by_kind: Default::default(),
         },
         ladder: Some(LadderCounts { own_stream: 5, waited: 6, grow: 7, ..LadderCounts::default() }),
@@ -118,6 +120,7 @@ fn the_table_says_all_that_matters() {
         "note: managed was left out: too large",
         "note: cuda+pond failed: no such layer",
         "driver time is virtual",
+        "note: cuda+pool: driver time lacks mem_alloc_managed, which nobody has measured",
     ] {
         assert!(text.contains(note), "{note} in\n{text}");
     }

@@ -19,8 +19,8 @@ struct Region {
 
 /// Blocks of one size in regions, with a queue of free blocks for each owner.
 ///
-/// A queue is in the order of the deallocations, so its epochs never fall: what a point covers is a front part of it,
-/// and finding, taking and giving back take constant time.
+/// A queue is in the order of the deallocations, so its epochs never fall: what a point covers is a front
+/// part of it, and finding, taking and giving back take constant time.
 #[derive(Debug)]
 pub(crate) struct Blocks {
     block_bytes: u64,
@@ -176,8 +176,8 @@ impl Store for Blocks {
     fn describe(&self, _request: &Request) -> String {
         let StoreTotals { regions, blocks_in_use, blocks_free, .. } = self.totals;
         format!(
-            "{regions} regions hold {blocks_in_use} blocks of {} in use and {blocks_free} free, and upstream has no \
-             room for one more; free memory",
+            "{regions} regions hold {blocks_in_use} blocks of {} in use and {blocks_free} free, and upstream \
+             has no room for one more; free memory",
             format_bytes(self.block_bytes)
         )
     }

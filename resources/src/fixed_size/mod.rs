@@ -42,7 +42,8 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
 pub struct FixedSizeOptions {
     /// Bytes of a block, rounded up to 256; 1 MiB unless said otherwise.
     pub block_bytes: u64,
-    /// Blocks taken from upstream at once, at most; 128 unless said otherwise. Fewer are taken while few are in use.
+    /// Blocks taken from upstream at once, at most; 128 unless said otherwise. Fewer are taken while few are
+    /// in use.
     pub blocks_per_region: u64,
     /// Blocks taken when the resource is built; 0 unless said otherwise.
     pub preallocated_blocks: u64,
@@ -129,8 +130,9 @@ impl<R: DeviceMemoryResource> Layer<R> for FixedSizeLayer {
 
 /// Hands out blocks of one size, in stream order, each in constant time.
 ///
-/// A request of up to [`block_bytes`](FixedSizeOptions::block_bytes) gets a whole block; a larger one, or one aligned
-/// to more than 256 bytes, fails. Put a [`BinningMemoryResource`](crate::BinningMemoryResource) around several.
+/// A request of up to [`block_bytes`](FixedSizeOptions::block_bytes) gets a whole block; a larger one, or one
+/// aligned to more than 256 bytes, fails. Put a [`BinningMemoryResource`](crate::BinningMemoryResource)
+/// around several.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
@@ -153,8 +155,9 @@ impl<R: DeviceMemoryResource> FixedSizeMemoryResource<R> {
     /// Blocks over `upstream`.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for a block size or count of 0 or beyond any
-    /// device; [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if the first blocks cannot be had.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for a block size or count of 0 or
+    /// beyond any device; [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if the first blocks cannot
+    /// be had.
     pub fn new(upstream: R, options: FixedSizeOptions) -> Result<Self> {
         let options = options.checked()?;
         let blocks = Blocks::new(options.block_bytes, options.blocks_per_region);
@@ -200,9 +203,9 @@ impl<R: DeviceMemoryResource> fmt::Display for FixedSizeMemoryResource<R> {
     }
 }
 
-// SAFETY: blocks are disjoint pieces of upstream's regions at multiples of 256; a block is handed to a stream only if
-// it belongs to it, or its owner's work is done or waited for (`Ordered`); regions go back to upstream only when all
-// work on them is done.
+// SAFETY: blocks are disjoint pieces of upstream's regions at multiples of 256; a block is handed to a stream
+// only if it belongs to it, or its owner's work is done or waited for (`Ordered`); regions go back to
+// upstream only when all work on them is done.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for FixedSizeMemoryResource<R> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {

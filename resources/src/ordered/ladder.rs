@@ -184,8 +184,8 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         Ok(())
     }
 
-    /// A recorded point of the donor that covers the epoch; records one if need be. `None` where the stream may be
-    /// gone: then its own next call is asked to record.
+    /// A recorded point of the donor that covers the epoch; records one if need be. `None` where the stream
+    /// may be gone: then its own next call is asked to record.
     fn point_of(&self, donor: Donor) -> Result<Option<Point>> {
         let (ticket, stream) = {
             let mut state = self.state.lock();
@@ -266,8 +266,8 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         self.state.lock().store.totals().bytes_reserved
     }
 
-    /// Takes memory from upstream and serves the request from it. The inner error is upstream's refusal, or `None`
-    /// where the resource's own limit refused.
+    /// Takes memory from upstream and serves the request from it. The inner error is upstream's refusal, or
+    /// `None` where the resource's own limit refused.
     fn grow(&self, request: &Request, stream: StreamRef) -> Result<Result<DevicePtr, Option<Error>>> {
         let Some(growth) = self.state.lock().store.growth(request) else { return Ok(Err(None)) };
         let (base, bytes) = match self.take_region(growth, stream)? {

@@ -1,30 +1,37 @@
-//! Stream order for resources that keep free blocks: which block may be handed to which stream, at what price.
+//! Stream order for resources that keep free blocks: which block may be handed to which stream, at what
+//! price.
 //!
-//! Every free block has an *owner*, the stream on which it was given back, or nobody in particular once all work on
-//! it is known to be done. The owner's stream takes it back at once, without any driver call. Another stream
-//! goes down the **reuse ladder**, and each step is counted ([`LadderCounts`]):
+//! Every free block has an *owner*, the stream on which it was given back, or nobody in particular once all
+//! work on it is known to be done. The owner's stream takes it back at once, without any driver call. Another
+//! stream goes down the **reuse ladder**, and each step is counted ([`LadderCounts`]):
 //!
 //! | step | a block that | driver calls |
 //! |---|---|---|
-//! | own stream | was given back on this stream, or whose work is known to be done (counted as completed) | 0 |
+//! | own stream | was given back on this stream (or is anyone's: counted as completed) | 0 |
 //! | ordered | belongs to a stream that this one was made to wait for after the block was given back | 0 |
 //! | completed | belongs to a stream whose recorded point is done | a query; a record where none is there |
 //! | waited | the same, but not done: this stream is made to wait for the point | one wait more |
 //! | grow | is new, from upstream | upstream's |
-//! | reclaim | is had by synchronising with the device, and by giving whole free regions back to grow anew | a synchronisation |
+//! | reclaim | is had by synchronising, or by giving whole free regions back to grow anew | a synchronisation |
 //!
-//! **Time is counted in points, not in frees.** Each stream has an epoch. A free notes the epoch and makes no driver
-//! call. Recording a point (one event per stream) ends the epoch and covers all blocks of it and before, so one
-//! record and one wait serve a batch. What a stream was made to wait for is remembered, and what *that* stream had
-//! been made to wait for before is inherited: a block moved from stream to stream never loses what it depends on.
+//! **Time is counted in points, not in frees.** Each stream has an epoch. A free notes the epoch and makes no
+//! driver call. Recording a point (one event per stream) ends the epoch and covers all blocks of it and
+//! before, so one record and one wait serve a batch. What a stream was made to wait for is remembered, and
+//! what *that* stream had been made to wait for before is inherited: a block moved from stream to stream
+//! never loses what it depends on.
+//!
+//! **Memory flows back.** When a stream's best block is much too large for a request, and at least 64 blocks
+//! were given back since somebody last looked, the points of all streams are asked for first: what is done
+//! becomes anyone's, joins across streams, and may fit better. While the device is busy, that is asked less
+//! often.
 //!
 //! **Streams die.** A point can be recorded on a stream from elsewhere only while that stream is surely alive
-//! ([`Driver::event_record_if_alive`](millpond_core::Driver::event_record_if_alive)). Where it is not, the stream's own
-//! next call records it; blocks of streams that never call again are had back by synchronising, before the
-//! resource grows by more than an eighth because of them.
+//! ([`Driver::event_record_if_alive`](millpond_core::Driver::event_record_if_alive)). Where it is not, the
+//! stream's own next call records it; blocks of streams that never call again are had back by synchronising,
+//! before the resource grows by more than an eighth because of them.
 //!
-//! **Locks.** One short lock around the blocks and what is known of the streams; no driver call and no upstream call is
-//! made under it. A second lock lets one thread at a time go beyond the first two steps.
+//! **Locks.** One short lock around the blocks and what is known of the streams; no driver call and no
+//! upstream call is made under it. A second lock lets one thread at a time go beyond the first two steps.
 
 mod ladder;
 mod reuse;
@@ -98,8 +105,8 @@ impl<S: Store> State<S> {
         Some(self.store.take(fit.token, request))
     }
 
-    /// Whether the block that would serve the request is so much larger that a better fit may well lie with another
-    /// stream, and enough was given back since somebody last looked.
+    /// Whether the block that would serve the request is so much larger that a better fit may well lie with
+    /// another stream, and enough was given back since somebody last looked.
     fn should_collect(&self, owner: Owner, request: &Request) -> bool {
         self.given_since_collection >= self.collect_after
             && self.streams.len() > 1

@@ -101,7 +101,8 @@ pub(crate) trait Store: Debug + Send {
     fn give(&mut self, ptr: DevicePtr, layout: Layout, owner: Owner, epoch: Epoch) -> Result<(), MisuseKind>;
     /// Moves free blocks given back in epoch `upto` or before to another owner, as given back in `epoch`.
     fn migrate(&mut self, from: Owner, upto: Epoch, to: Owner, epoch: Epoch);
-    /// Joins free blocks of `owner` with neighbours that are anyone's, if that makes one that serves the request.
+    /// Joins free blocks of `owner` with neighbours that are anyone's, if that makes one that serves the
+    /// request.
     fn join_with_anyones(&mut self, owner: Owner, request: &Request) -> bool;
     /// Bytes in the free blocks of an owner.
     fn free_bytes(&self, owner: Owner) -> u64;

@@ -52,8 +52,9 @@ impl Slot {
         self.epoch - 1
     }
 
-    /// Ends the present epoch for a caller who is about to record the point that covers it, and then settles the
-    /// ticket. What the stream is ordered after is noted now, since a wait inserted meanwhile may miss the point.
+    /// Ends the present epoch for a caller who is about to record the point that covers it, and then settles
+    /// the ticket. What the stream is ordered after is noted now, since a wait inserted meanwhile may miss
+    /// the point.
     pub(crate) fn ticket(&mut self) -> Ticket {
         self.tickets += 1;
         Ticket { id: self.id, epoch: self.end_epoch(), seen: self.seen.clone() }
@@ -127,8 +128,8 @@ impl Streams {
         owner
     }
 
-    /// Forgets the streams that own no free block, once there are many. They cost only what knowing their order was
-    /// worth. The caller uses no stream's event meanwhile: a forgotten stream's goes to another.
+    /// Forgets the streams that own no free block, once there are many. They cost only what knowing their
+    /// order was worth. The caller uses no stream's event meanwhile: a forgotten stream's goes to another.
     pub(crate) fn sweep(&mut self, store: &mut impl Store) {
         if self.by_id.len() < self.sweep_at {
             return;
@@ -190,8 +191,8 @@ impl Streams {
         }
     }
 
-    /// `waiter` was made to wait for the point of `donor`, which covers `epoch`: it is now ordered after all that
-    /// the donor was ordered after, too.
+    /// `waiter` was made to wait for the point of `donor`, which covers `epoch`: it is now ordered after all
+    /// that the donor was ordered after, too.
     pub(crate) fn waited(&mut self, waiter: Owner, donor: Owner, epoch: Epoch) {
         let inherited = self.slot(donor).point_seen.clone();
         let seen = &mut self.slot_mut(waiter).seen;

@@ -22,8 +22,8 @@ const SCAN_LIMIT: usize = 32;
 ///                 level 0     level 1      level 2        level 3
 /// ```
 ///
-/// Two bit scans find the smallest bin that surely fits, as in TLSF (Masmano et al., 2004); within a bin the blocks
-/// are compared, which makes it best fit rather than good fit.
+/// Two bit scans find the smallest bin that surely fits, as in TLSF (Masmano et al., 2004); within a bin the
+/// blocks are compared, which makes it best fit rather than good fit.
 #[derive(Debug)]
 pub(crate) struct Bins {
     levels: u64,

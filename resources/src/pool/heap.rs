@@ -19,12 +19,14 @@ const ANYONES_KEPT: u64 = 32 << 20;
 
 /// Best fit with coalescing over regions.
 ///
-/// The published algorithm is TensorFlow's BFC allocator: chunks with physical neighbours, binned by size, split at
-/// allocation, joined with free neighbours at deallocation, over regions that grow by doubling. Here a free chunk
-/// has an owner besides (see [`ordered`](crate::ordered)), and only chunks of one owner join: a chunk depends on
-/// the work of its owner alone. Chunks whose owners' work is done become anyone's, and join then.
+/// The published algorithm is TensorFlow's BFC allocator: chunks with physical neighbours, binned by size,
+/// split at allocation, joined with free neighbours at deallocation, over regions that grow by doubling. Here
+/// a free chunk has an owner besides (see [`ordered`](crate::ordered)), and only chunks of one owner join: a
+/// chunk depends on the work of its owner alone. Chunks whose owners' work is done become anyone's, and join
+/// then.
 ///
-/// Everything takes constant time, but for a bounded scan of a bin, and finding a region among *r* by bisection.
+/// Everything takes constant time, but for a bounded scan of a bin, and finding a region among *r* by
+/// bisection.
 #[derive(Debug)]
 pub(crate) struct Heap {
     chunks: Chunks,
@@ -85,8 +87,8 @@ impl Heap {
         rest
     }
 
-    /// Joins a free chunk, in no bin, with free neighbours of the same owner, and with those that are anyone's and
-    /// have `anyones` bytes at most; says what it is part of now.
+    /// Joins a free chunk, in no bin, with free neighbours of the same owner, and with those that are
+    /// anyone's and have `anyones` bytes at most; says what it is part of now.
     fn join(&mut self, mut id: u32, anyones: u64) -> u32 {
         let owner = self.chunks[id].owner();
         while let Some(next) = self.neighbour_for(owner, self.chunks[id].next, anyones) {
@@ -109,8 +111,8 @@ impl Heap {
         joins.then_some(neighbour)
     }
 
-    /// How large a neighbour that is anyone's may be for a block given back to take it along. Small pieces are worth
-    /// more joined; a large one is worth more to all streams.
+    /// How large a neighbour that is anyone's may be for a block given back to take it along. Small pieces
+    /// are worth more joined; a large one is worth more to all streams.
     fn worth_keeping(&self) -> u64 {
         (self.totals.bytes_reserved / 16).max(ANYONES_KEPT)
     }

@@ -1,6 +1,7 @@
 //! The pool: best fit with coalescing over regions from upstream, in stream order.
 //!
-//! Read it in this order: [`PoolMemoryResource`] and its options; `heap` (which blocks there are), with `chunk`,
+//! Read it in this order: [`PoolMemoryResource`] and its options; `heap` (which blocks there are), with
+//! `chunk`,
 //! `bins` and `region` below it; [`ordered`](crate::ordered) (for whom they are free).
 //!
 //! ```text
@@ -35,14 +36,15 @@ use heap::Heap;
 
 /// A pool: takes large regions from upstream and hands out blocks of them, in stream order.
 ///
-/// A block given back on a stream is had again by that stream without any driver call. What happens when the stream
-/// has none that fits is in [`ordered`](crate::ordered). The pool starts with
-/// [`initial_bytes`](PoolOptions::initial_bytes) and grows in regions that double, up to an eighth of what it holds;
-/// where upstream refuses, it asks for less, down to the request itself. Regions that are free from end to end go back
-/// on [`trim`](DeviceMemoryResource::trim), and by themselves before the pool is out of memory.
+/// A block given back on a stream is had again by that stream without any driver call. What happens when the
+/// stream has none that fits is in [`ordered`](crate::ordered). The pool starts with
+/// [`initial_bytes`](PoolOptions::initial_bytes) and grows in regions that double, up to an eighth of what it
+/// holds; where upstream refuses, it asks for less, down to the request itself. Regions that are free from
+/// end to end go back on [`trim`](DeviceMemoryResource::trim), and by themselves before the pool is out of
+/// memory.
 ///
-/// Requests are rounded up to 256 bytes; blocks are split exactly. A pointer that is not the start of a block in
-/// use, or a layout of another size, is refused.
+/// Requests are rounded up to 256 bytes; blocks are split exactly. A pointer that is not the start of a block
+/// in use, or a layout of another size, is refused.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
@@ -68,9 +70,9 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     /// A pool over `upstream`.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the initial size exceeds the maximum, or the
-    /// maximum exceeds the device; [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if the initial size cannot
-    /// be had; what the driver reports.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the initial size exceeds the
+    /// maximum, or the maximum exceeds the device; [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if
+    /// the initial size cannot be had; what the driver reports.
     pub fn new(upstream: R, options: PoolOptions) -> Result<Self> {
         let options = options.checked(&**upstream.driver())?;
         let pool = Self {
@@ -115,9 +117,9 @@ impl<R: DeviceMemoryResource> fmt::Display for PoolMemoryResource<R> {
     }
 }
 
-// SAFETY: chunks are disjoint pieces of upstream's regions, aligned as asked for (`Heap::take`); a chunk is handed to a
-// stream only if it belongs to it, or its owner's work is done or waited for (`Ordered`); regions go back to
-// upstream only when all work on them is done.
+// SAFETY: chunks are disjoint pieces of upstream's regions, aligned as asked for (`Heap::take`); a chunk is
+// handed to a stream only if it belongs to it, or its owner's work is done or waited for (`Ordered`); regions
+// go back to upstream only when all work on them is done.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PoolMemoryResource<R> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {

@@ -24,8 +24,8 @@ enum Page {
 ///  | page 0 (2 MiB)        | page 1            | …   |    which chunk starts where
 /// ```
 ///
-/// A start is entered when its chunk is handed out, and never removed: a stale entry names a chunk that is not
-/// in use or starts elsewhere. So finding the chunk of a pointer takes two loads and no hashing.
+/// A start is entered when its chunk is handed out, and never removed: a stale entry names a chunk that is
+/// not in use or starts elsewhere. So finding the chunk of a pointer takes two loads and no hashing.
 #[derive(Debug)]
 pub(crate) struct Region {
     pub(crate) base: u64,

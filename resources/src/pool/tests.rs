@@ -46,7 +46,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     ];
     let step = prop_oneof![
         6 => (0..OWNERS, bytes, 8..22u32)
-            .prop_map(|(owner, bytes, log2)| Step::Take { owner, bytes, alignment_log2: if log2 > 12 { 8 } else { log2 } }),
+            .prop_map(|(owner, bytes, log2)| (owner, bytes, if log2 > 12 { 8 } else { log2 }))
+            .prop_map(|(owner, bytes, alignment_log2)| Step::Take { owner, bytes, alignment_log2 }),
         5 => (any::<usize>(), 0..OWNERS).prop_map(|(index, owner)| Step::Give { index, owner }),
         1 => (0..OWNERS, 0..OWNERS, 0..20u64).prop_map(|(from, to, back)| Step::Migrate { from, to, back }),
         1 => (1..OWNERS, 1..(8u64 << 20)).prop_map(|(owner, bytes)| Step::Join { owner, bytes }),
@@ -58,7 +59,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// The heap against a map of what is handed out: nothing overlaps, every epoch is kept, all invariants hold.
+    /// The heap against a map of what is handed out: nothing overlaps, every epoch is kept, all invariants
+    /// hold.
     #[test]
     fn heap_agrees_with_a_map(steps in steps()) {
         let mut heap = heap();
@@ -76,7 +78,8 @@ proptest! {
                     let fit = heap.find(owner, Epoch::MAX, &request).expect("the heap grew");
                     prop_assert!(fit.bytes >= request.bytes && fit.epoch <= epoch);
                     if fit.epoch > 0 {
-                        prop_assert_ne!(heap.find(owner, fit.epoch - 1, &request).map(|f| f.token), Some(fit.token));
+                        let earlier = heap.find(owner, fit.epoch - 1, &request);
+                        prop_assert_ne!(earlier.map(|earlier| earlier.token), Some(fit.token));
                     }
                     let start = heap.take(fit.token, &request).address();
                     prop_assert_eq!(start % layout.alignment(), 0);
@@ -89,14 +92,14 @@ proptest! {
                     live.insert(start, (request.bytes, bytes));
                 }
                 Step::Give { index, owner } if !live.is_empty() => {
-                    let (start, (_, bytes)) = live.iter().nth(index % live.len()).map(|(a, b)| (*a, *b)).expect("not empty");
+                    let block = live.iter().nth(index % live.len());
+                    let (start, (_, bytes)) = block.map(|(a, b)| (*a, *b)).expect("not empty");
                     let wrong = heap.give(DevicePtr::new(start), Layout::new(bytes + 1), owner, epoch);
                     prop_assert_eq!(wrong, Err(MisuseKind::WrongSize { allocated_bytes: bytes }));
-                    prop_assert_eq!(heap.give(DevicePtr::new(start), Layout::new(bytes), owner, epoch), Ok(()));
-                    prop_assert_eq!(
-                        heap.give(DevicePtr::new(start), Layout::new(bytes), owner, epoch),
-                        Err(MisuseKind::DoubleFree)
-                    );
+                    let right = heap.give(DevicePtr::new(start), Layout::new(bytes), owner, epoch);
+                    prop_assert_eq!(right, Ok(()));
+                    let again = heap.give(DevicePtr::new(start), Layout::new(bytes), owner, epoch);
+                    prop_assert_eq!(again, Err(MisuseKind::DoubleFree));
                     live.remove(&start);
                 }
                 Step::Give { .. } => {}
@@ -124,7 +127,10 @@ proptest! {
 
     /// Whatever is free for an owner and large enough is found, however many blocks share its bin.
     #[test]
-    fn a_fitting_block_is_always_found(sizes in prop::collection::vec(32..64u64, 1..300), wanted in 32..64u64) {
+    fn a_fitting_block_is_always_found(
+        sizes in prop::collection::vec(32..64u64, 1..300),
+        wanted in 32..64u64,
+    ) {
         let mut heap = heap();
         let mut at = 1u64 << 40;
         for granules in &sizes {
