@@ -42,8 +42,8 @@ fn entry(spec: StackSpec, log: &LogSummary, device: &DeviceFigures) -> Entry {
     let is_managed = spec.layers().iter().any(|layer| layer.name == "managed");
     if is_managed && !device.simulated && log.peak_live_bytes > limit {
         let reason = format!(
-            "the log needs {}, more than a quarter of the GPU's free memory, and managed memory would thrash; \
-             --stack managed replays it all the same",
+            "the log needs {}, more than a quarter of the GPU's free memory, and managed memory would \
+             thrash; --stack managed replays it all the same",
             format_bytes(log.peak_live_bytes)
         );
         return Entry::Skip { spec, reason };

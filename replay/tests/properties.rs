@@ -96,8 +96,9 @@ proptest! {
         let (text, calls) = logged(columns, &requests);
         let events: Vec<Event> =
             LogReader::from_reader("log", text.as_slice()).unwrap().map(Result::unwrap).collect();
-        let read: Vec<_> = events.iter().map(|e| (e.action, e.pointer.address(), e.bytes, e.stream)).collect();
-        let made: Vec<_> = calls.iter().map(|c| (c.action, c.address, c.layout.bytes(), c.stream)).collect();
+        let read = events.iter().map(|row| (row.action, row.pointer.address(), row.bytes, row.stream));
+        let made = calls.iter().map(|call| (call.action, call.address, call.layout.bytes(), call.stream));
+        let (read, made): (Vec<_>, Vec<_>) = (read.collect(), made.collect());
         prop_assert_eq!(read, made);
         for (event, call) in events.iter().zip(&calls) {
             prop_assert_eq!(event.device.is_some(), extended);
@@ -117,7 +118,7 @@ struct Call {
     stream: StreamKey,
 }
 
-/// Makes requests of a logging adaptor, frees some of them at once and the others never, and says what it did.
+/// Makes requests of a logging adaptor, frees some at once and the others never, and says what it did.
 fn logged(columns: Columns, requests: &[(u64, u32, bool)]) -> (Vec<u8>, Vec<Call>) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("log.csv");

@@ -32,7 +32,8 @@ fn the_standard_line_up_replays_a_log_without_a_failure() {
         assert_eq!(stack["operations"], 4000);
         let taken = stack["peak_reserved_bytes"].as_u64().unwrap();
         assert!(taken >= live, "{spec} took {taken} for {live}");
-        assert_eq!(stack["reserved_over_live"].as_f64().unwrap(), taken as f64 / live as f64);
+        let ratio = stack["reserved_over_live"].as_f64().unwrap();
+        assert!((ratio * live as f64 - taken as f64).abs() < 1.0, "{spec}");
         assert!(stack["ns_per_op_first"].as_f64().unwrap() >= stack["ns_per_op_best"].as_f64().unwrap());
         let driver = &stack["driver"];
         let is_measured = driver["unmeasured"].as_array().unwrap().is_empty();

@@ -5,8 +5,8 @@
 //! | file | order | time of a pass |
 //! |---|---|---|
 //! | `one` | everything on one thread, in the log's order | the thread's |
-//! | `relay` | a thread for each logged one, in the log's order | that of the segments between two hand-overs, added up |
-//! | `free` | a thread for each logged one, only each block's own order kept | from the first start to the last end |
+//! | `relay` | a thread for each logged one, in the log's order | that between hand-overs, added up |
+//! | `free` | a thread for each logged one, each block's own order | from the first start to the last end |
 //!
 //! No kernel runs: what is measured is the allocator. Time is that of a monotonic clock around the calls;
 //! reading operations from a temporary file, handing over between threads, making streams, and freeing what

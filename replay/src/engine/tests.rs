@@ -256,7 +256,8 @@ fn a_sticky_error_ends_the_replay() {
 fn a_panic_of_a_worker_is_an_error_and_nobody_waits_for_ever() {
     for threads in [Threads::AsLogged, Threads::Free] {
         let rows = format!(
-            "1,0,allocate,0x100,5,0\n2,0,allocate,0x200,{PANIC},0\n3,0,free,0x200,{PANIC},0\n1,0,free,0x100,5,0\n"
+            "1,0,allocate,0x100,5,0\n2,0,allocate,0x200,{PANIC},0\n\
+             3,0,free,0x200,{PANIC},0\n1,0,free,0x100,5,0\n"
         );
         let error = run(&program(&rows, Limits::default()), &Witness::new(), threads, 2).unwrap_err();
         assert!(matches!(&error, Error::Panicked(text) if text == "as the test wants"), "{error}");

@@ -84,8 +84,8 @@ impl<'a> Work<'a> {
                 let slot = &self.slots[op.slot as usize];
                 let address = slot.load(Ordering::Acquire);
                 if address < FAILED {
-                    // SAFETY: the address came from `allocate` of this resource with the same layout. The slot
-                    // forgets it below, so it goes back once; no work uses the block.
+                    // SAFETY: the address came from `allocate` of this resource with the same layout. The
+                    // slot forgets it below, so it goes back once; no work uses the block.
                     unsafe { self.resource.deallocate(DevicePtr::new(address), op.layout(), stream) };
                 }
                 slot.store(EMPTY, Ordering::Release);
