@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use millpond_core::driver::{Event, EventFlags, StreamFlags};
 use millpond_core::{AnyResource, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, StreamRef};
-use millpond_driver::sim::{Schedule, SimConfig, SimDevice};
+use millpond_driver::sim::{Access, Schedule, SimConfig, SimDevice};
 
 use super::Subject;
 use crate::Checked;
@@ -57,6 +57,14 @@ impl<'a> Context<'a> {
         let event = OwnEvent::new(&self.driver);
         event.record(before);
         event.make_wait(after);
+    }
+
+    /// On the simulated device: writes a tag into a block and checks it.
+    pub(super) fn touch(&self, block: Block, stream: StreamRef) {
+        let Some(sim) = &self.sim else { return };
+        let (bytes, tag) = (block.layout.bytes(), block.ptr.address() ^ stream.id().get());
+        sim.launch(stream, &[Access::write(block.ptr, bytes, tag)]);
+        sim.launch(stream, &[Access::check(block.ptr, bytes, tag)]);
     }
 
     /// What a size is clipped to, so that the subject serves it.

@@ -2,7 +2,6 @@
 //! in the data; elsewhere the bodies only see that the calls are served.
 
 use millpond_core::{DeviceMemoryResource, StreamRef};
-use millpond_driver::sim::Access;
 
 use super::Outcome::{self, Passed};
 use super::context::{Block, Context, OwnStream, Tested};
@@ -21,16 +20,8 @@ bodies![
 
 /// Fills a block with its address as a tag, checks it, and gives it back: all in the order of one stream.
 fn use_and_put(context: &Context<'_>, resource: &Tested, block: Block) {
-    touch(context, block, block.stream);
+    context.touch(block, block.stream);
     resource.put(block);
-}
-
-/// Writes and checks a tag on a stream.
-fn touch(context: &Context<'_>, block: Block, stream: StreamRef) {
-    let Some(sim) = &context.sim else { return };
-    let (bytes, tag) = (block.layout.bytes(), block.ptr.address() ^ stream.handle());
-    sim.launch(stream, &[Access::write(block.ptr, bytes, tag)]);
-    sim.launch(stream, &[Access::check(block.ptr, bytes, tag)]);
 }
 
 fn every_kind_of_stream(context: &Context<'_>) -> Outcome {
@@ -48,7 +39,7 @@ fn both_handles_of_the_legacy_stream(context: &Context<'_>) -> Outcome {
     let one = StreamRef::from_raw_parts(1, 0);
     for (first, second) in [(StreamRef::LEGACY, one), (one, StreamRef::LEGACY)] {
         let block = resource.get(context.clip(1000), first);
-        touch(context, block, first);
+        context.touch(block, first);
         resource.put_on(block, second);
         use_and_put(context, &resource, resource.get(context.clip(1000), second));
     }
@@ -60,9 +51,9 @@ fn freed_on_another_stream(context: &Context<'_>) -> Outcome {
     let (a, b) = (context.stream(), context.stream());
     for _ in 0..20 {
         let block = resource.get(context.clip(4096), *a);
-        touch(context, block, *a);
+        context.touch(block, *a);
         context.order(*a, *b);
-        touch(context, block, *b);
+        context.touch(block, *b);
         resource.put_on(block, *b);
         // The first of these may be the block just freed on the other stream.
         let again = resource.get(context.clip(4096), *a);
@@ -110,7 +101,7 @@ fn pending_work_is_not_overtaken(context: &Context<'_>) -> Outcome {
     for bytes in [256, 64 << 10, 4 << 20].map(|bytes| context.clip(bytes)) {
         let block = resource.get(bytes, *busy);
         for _ in 0..5 {
-            touch(context, block, *busy);
+            context.touch(block, *busy);
         }
         resource.put(block);
         use_and_put(context, &resource, resource.get(bytes, *other));

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use millpond_core::{DeviceMemoryResource, StreamRef};
 
 use super::Outcome::{self, Passed};
-use super::context::{Block, Context};
+use super::context::{Block, Context, Tested};
 use crate::Rng;
 use crate::program::StatisticsCheck;
 
@@ -37,25 +37,27 @@ fn on_threads(work: impl Fn(u64) + Sync) {
     });
 }
 
-fn churn(context: &Context<'_>, seed: u64, get: impl Fn(u64) -> Block, put: impl Fn(Block)) {
+/// Allocates, uses and frees on one stream. Few sizes, so that blocks go from stream to stream.
+fn churn(context: &Context<'_>, resource: &Tested, seed: u64, stream: StreamRef) {
     let mut rng = Rng::new(seed);
     let mut live: Vec<Block> = Vec::new();
-    for _ in 0..200 {
+    for _ in 0..400 {
         if live.len() < 8 && rng.percent(55) {
-            let magnitude = 8 + rng.below(13);
-            live.push(get(context.clip(rng.between(1, 1 << magnitude))));
+            let block = resource.get(context.clip(1000 << rng.below(11)), stream);
+            context.touch(block, stream);
+            live.push(block);
         } else if !live.is_empty() {
-            put(live.swap_remove(rng.below(live.len() as u64) as usize));
+            resource.put(live.swap_remove(rng.below(live.len() as u64) as usize));
         }
     }
-    live.into_iter().for_each(put);
+    live.into_iter().for_each(|block| resource.put(block));
 }
 
 fn four_threads_with_a_stream_each(context: &Context<'_>) -> Outcome {
     let resource = context.build();
     on_threads(|index| {
         let stream = context.stream();
-        churn(context, index, |bytes| resource.get(bytes, *stream), |block| resource.put(block));
+        churn(context, &resource, index, *stream);
     });
     Passed
 }
@@ -64,7 +66,7 @@ fn four_threads_on_one_stream(context: &Context<'_>) -> Outcome {
     let resource = context.build();
     let stream = StreamRef::LEGACY;
     on_threads(|index| {
-        churn(context, index, |bytes| resource.get(bytes, stream), |block| resource.put(block));
+        churn(context, &resource, index, stream);
     });
     Passed
 }
@@ -74,7 +76,7 @@ fn four_threads_with_per_thread_streams(context: &Context<'_>) -> Outcome {
     let resource = context.build();
     let stream = StreamRef::PER_THREAD;
     on_threads(|index| {
-        churn(context, index, |bytes| resource.get(bytes, stream), |block| resource.put(block));
+        churn(context, &resource, index, stream);
     });
     Passed
 }
@@ -111,7 +113,7 @@ fn trimmed_while_others_allocate(context: &Context<'_>) -> Outcome {
             }
             return;
         }
-        churn(context, index, |bytes| resource.get(bytes, *stream), |block| resource.put(block));
+        churn(context, &resource, index, *stream);
     });
     Passed
 }
@@ -130,7 +132,7 @@ fn statistics_are_asked_while_others_allocate(context: &Context<'_>) -> Outcome 
             }
             return;
         }
-        churn(context, index, |bytes| resource.get(bytes, *stream), |block| resource.put(block));
+        churn(context, &resource, index, *stream);
     });
     Passed
 }
