@@ -1,5 +1,5 @@
-//! Whatever driver call fails, in whatever way: no panic, nothing freed twice, nothing left, and the stack works
-//! again afterwards or is poisoned.
+//! Whatever driver call fails, in whatever way: no panic, nothing freed twice, nothing left, and the stack
+//! works again afterwards or is poisoned.
 
 mod subjects;
 

@@ -1,5 +1,5 @@
-//! The oracles see what they must see: each mistake of the canary pool is found within 10,000 seeds and shrunk
-//! to a handful of operations, and without a mistake nothing is found.
+//! The oracles see what they must see: each mistake of the canary pool is found within 10,000 seeds and
+//! shrunk to a handful of operations, and without a mistake nothing is found.
 
 use millpond_testkit::canary::{CanaryPool, Wrong};
 use millpond_testkit::program::{self, Config, StatisticsCheck, Sweep};

@@ -1,7 +1,7 @@
 //! Seeded programs of operations over several streams, on every stack, under the oracles of stream order.
 //!
-//! `MILLPOND_SEED` runs one seed, `MILLPOND_STACK` one stack, and `MILLPOND_ORDER_OPS` says how many operations
-//! are run in all.
+//! `MILLPOND_SEED` runs one seed, `MILLPOND_STACK` one stack, and `MILLPOND_ORDER_OPS` says how many
+//! operations are run in all.
 
 mod subjects;
 
@@ -15,10 +15,14 @@ use millpond::{DeviceMemoryResourceExt, Layout};
 use millpond_replay::log::{Action, LogReader};
 use millpond_testkit::conformance::Subject;
 use millpond_testkit::program::{self, Config, StatisticsCheck, Summary, Sweep};
+use millpond_testkit::race::Race;
 use millpond_testkit::shadow::ShadowAllocator;
 
 /// Operations in the ordinary test run, all stacks together.
 const OPERATIONS: u64 = 10_000_000;
+
+/// Races of eight threads over each stack.
+const RACES: u64 = 4;
 
 /// Managed memory is the host's, and each block of it a real mapping: one operation there costs what a
 /// hundred cost elsewhere.
@@ -59,6 +63,22 @@ fn programs_on_every_stack_keep_the_order() {
     if std::env::var_os("MILLPOND_SEED").is_none() {
         assert!(total.operations >= wanted, "{total}");
         assert!(total.out_of_memory > 0 && total.streams_destroyed > 0 && total.cross_stream_frees > 0);
+    }
+}
+
+/// What no single thread can show: blocks change hands while others free, allocate, record and wait.
+#[test]
+fn racing_threads_keep_the_order() {
+    for subject in subjects::all() {
+        let mut total = Summary::default();
+        for seed in 0..RACES {
+            match Race::new(seed, 2_000).run(&subject) {
+                Ok(summary) => total += summary,
+                Err(message) => panic!("race {seed} over `{}`: {message}", subject.name()),
+            }
+        }
+        println!("`{}`: {total}", subject.name());
+        assert_eq!(total.programs, RACES);
     }
 }
 

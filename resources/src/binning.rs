@@ -189,6 +189,15 @@ impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
         self.bins.iter().map(|bin| (bin.bytes, bin.resource()))
     }
 
+    /// Gives the bins' free regions back to upstream and returns their bytes.
+    fn give_back_regions(&self) -> Result<u64> {
+        let blocks = self.bins.iter().filter_map(|bin| match &bin.source {
+            Source::Blocks(blocks) => Some(blocks.give_back_regions()),
+            Source::Given(_) => None,
+        });
+        blocks.sum()
+    }
+
     fn serving(&self, layout: Layout) -> &dyn DeviceMemoryResource {
         if layout.alignment() > ALLOCATION_ALIGNMENT {
             return &*self.upstream;
@@ -216,7 +225,16 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResou
         if layout.bytes() == 0 {
             return Ok(DevicePtr::NULL);
         }
-        self.serving(layout).allocate(layout, stream).map_err(|error| error.in_stack(self))
+        let resource = self.serving(layout);
+        let refused = match resource.allocate(layout, stream) {
+            Err(error) if error.is_out_of_memory() => error,
+            other => return other.map_err(|error| error.in_stack(self)),
+        };
+        // Other bins may hold what is missing here.
+        if self.give_back_regions()? == 0 {
+            return Err(refused.in_stack(self));
+        }
+        resource.allocate(layout, stream).map_err(|error| error.in_stack(self))
     }
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
@@ -260,12 +278,14 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResou
     }
 
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        let mut given_upstream = 0;
+        let to_upstream = self.give_back_regions()?;
+        // An upstream in stream order keeps what it is given, until it is trimmed itself.
+        let mut given = if self.upstream.is_stream_ordered() { 0 } else { to_upstream };
         for bin in &self.bins {
-            given_upstream += bin.resource().trim(0)?;
+            if let Source::Given(other) = &bin.source {
+                given += other.trim(keep_bytes)?;
+            }
         }
-        let given = self.upstream.trim(keep_bytes)?;
-        // What went to a base resource went to the device.
-        Ok(if self.upstream.upstream().is_none() { given_upstream + given } else { given })
+        Ok(given + self.upstream.trim(keep_bytes)?)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use dashmap::DashMap;
 use millpond_core::driver::DriverResult;
@@ -35,18 +35,12 @@ struct DriverMemory {
     driver: DriverHandle,
     /// Start of the driver's block, for blocks whose alignment the driver does not give.
     over_aligned: DashMap<DevicePtr, DevicePtr>,
-    poisoned: AtomicBool,
     misuses: AtomicU64,
 }
 
 impl DriverMemory {
     fn new(driver: DriverHandle) -> Self {
-        Self {
-            driver,
-            over_aligned: DashMap::new(),
-            poisoned: AtomicBool::new(false),
-            misuses: AtomicU64::new(0),
-        }
+        Self { driver, over_aligned: DashMap::new(), misuses: AtomicU64::new(0) }
     }
 
     fn allocate(
@@ -61,7 +55,7 @@ impl DriverMemory {
         }
         let fail =
             |error: Error| error.for_request(layout, stream).on_device(self.driver.device()).in_stack(name);
-        if self.poisoned.load(Ordering::Relaxed) {
+        if self.driver.health().is_lost() {
             return Err(fail(poisoned()));
         }
         let over = if layout.alignment() > ALLOCATION_ALIGNMENT { layout.alignment() } else { 0 };
@@ -70,7 +64,7 @@ impl DriverMemory {
             .and_then(|bytes| bytes.checked_add(over))
             .ok_or_else(|| Error::request_too_large(layout, stream).in_stack(name))?;
         let base = allocate(bytes).map_err(|error| {
-            self.note(&error);
+            self.driver.health().note(&error);
             fail(error.into())
         })?;
         if over == 0 {
@@ -82,14 +76,14 @@ impl DriverMemory {
     }
 
     fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef, name: &str) {
-        if ptr.is_null() || self.poisoned.load(Ordering::Relaxed) {
+        if ptr.is_null() || self.driver.health().is_lost() {
             return;
         }
         let base = self.over_aligned.remove(&ptr).map_or(ptr, |(_, base)| base);
         // SAFETY: by the contract of `deallocate`, `ptr` came from `allocate` and is no longer used; a
         // pointer of which that is not true the driver refuses itself.
         let Err(error) = (unsafe { self.driver.mem_free(base) }) else { return };
-        self.note(&error);
+        self.driver.health().note(&error);
         if error.code() == DriverError::INVALID_VALUE || error.code() == DriverError::NOT_FOUND {
             self.misuses.fetch_add(1, Ordering::Relaxed);
             misuse::report(&Misuse {
@@ -101,12 +95,6 @@ impl DriverMemory {
             });
         } else {
             tracing::error!(target: "millpond::driver", %ptr, %error, "freeing device memory failed");
-        }
-    }
-
-    fn note(&self, error: &DriverError) {
-        if error.is_sticky() && !self.poisoned.swap(true, Ordering::Relaxed) {
-            tracing::error!(target: "millpond::driver", %error, "the device is lost for this process");
         }
     }
 

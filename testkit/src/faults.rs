@@ -3,8 +3,8 @@
 //! The scenario allocates and frees on two streams, steals, aligns, grows, runs out of memory, trims and
 //! drops. It is run once to count the driver calls, and then again for each call, each of three errors, and
 //! both for that call alone and for all calls from it on. Whatever fails: there is no panic, nothing is
-//! freed twice or too early, nothing is left but what a failed free left (or a failed wait when dropping), and
-//! afterwards the resource works again, or is poisoned after an error that is for good.
+//! freed twice or too early, nothing is left but what a failed free left (or a failed wait when dropping),
+//! and afterwards the resource works again, or is poisoned after an error that is for good.
 //!
 //! ```
 //! use millpond_testkit::canary::CanaryPool;

@@ -2,8 +2,9 @@
 //!
 //! | here | what it is for |
 //! |---|---|
-//! | [`conformance`] | one suite that every resource and every adaptor passes, on the simulated device and on a GPU |
-//! | [`program`] | seeded programs of operations over many streams, checked by oracles, shrunk when one fails |
+//! | [`conformance`] | one suite that every resource and adaptor passes, simulated or on a GPU |
+//! | [`program`] | seeded programs over many streams, checked by oracles, shrunk when one fails |
+//! | [`race`] | many threads over one resource, with too little memory |
 //! | [`faults`] | one scenario, run once for every driver call in it, with that call failing |
 //! | [`mock`] | a scripted resource to put below an adaptor, so that its test reads as a script |
 //! | [`Checked`] | a wrapper that tells the simulated device and the shadow what is handed out |
@@ -20,6 +21,7 @@ pub mod faults;
 pub mod misuse_recorder;
 pub mod mock;
 pub mod program;
+pub mod race;
 mod rng;
 pub mod shadow;
 

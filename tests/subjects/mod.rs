@@ -48,7 +48,8 @@ impl Knows {
     }
 }
 
-/// Every resource, every adaptor on plain CUDA and on the pool, and every ordered pair of adaptors on the pool.
+/// Every resource, every adaptor on plain CUDA and on the pool, and every ordered pair of adaptors on the
+/// pool.
 pub(crate) fn all() -> Vec<Subject> {
     let table = millpond::layers();
     let subject = |text: &str, knows: Knows| {

@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 pub use error::{DriverError, DriverResult};
 pub use types::{
-    AccessFlags, DeviceAttribute, Event, EventFlags, HostFlags, HostPtr, IpcMemHandle, MemAdvice, MemPool,
-    MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind, PhysicalHandle, StreamFlags,
+    AccessFlags, DeviceAttribute, Event, EventFlags, Health, HostFlags, HostPtr, IpcMemHandle, MemAdvice,
+    MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind, PhysicalHandle, StreamFlags,
 };
 
 use crate::{DeviceId, DevicePtr, StreamRef};
@@ -48,6 +48,8 @@ pub trait Driver: Debug + Send + Sync + 'static {
     fn attribute(&self, attribute: DeviceAttribute) -> DriverResult<i64>;
     /// Free and total bytes of the device (`cuMemGetInfo`; about 3 µs on an H200).
     fn mem_get_info(&self) -> DriverResult<MemoryInfo>;
+    /// Whether the device is lost. The driver keeps this; whoever gets an error from it notes it there.
+    fn health(&self) -> &Arc<Health>;
     /// Waits for all work on the device (`cuCtxSynchronize`), that of destroyed streams included.
     fn synchronize(&self) -> DriverResult<()>;
     /// The simulated time in nanoseconds that driver calls have taken so far; `None` on a real device.

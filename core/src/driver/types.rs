@@ -1,4 +1,8 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use serde::{Deserialize, Serialize};
+
+use super::DriverError;
 
 /// Free and total memory in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -162,3 +166,26 @@ impl HostPtr {
 /// CUDA's handle of an allocation for another process: 64 opaque bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct IpcMemHandle(pub [u8; 64]);
+
+/// Whether a device is lost for this process, after a [sticky](DriverError::is_sticky) error.
+///
+/// Everything that is built on one device shares it, so that whoever sees the error first stops all others
+/// from calling a driver that can only fail.
+#[derive(Debug, Default)]
+pub struct Health {
+    lost: AtomicBool,
+}
+
+impl Health {
+    /// Whether the device is lost. It does not come back.
+    pub fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Looks at an error that the driver returned, and notes if it means that the device is lost.
+    pub fn note(&self, error: &DriverError) {
+        if error.is_sticky() && !self.lost.swap(true, Ordering::Relaxed) {
+            tracing::error!(target: "millpond::driver", %error, "the device is lost for this process");
+        }
+    }
+}

@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use millpond_core::driver::{
-    AccessFlags, DeviceAttribute, Driver, DriverHandle, DriverResult, Event, EventFlags, HostFlags, HostPtr,
-    IpcMemHandle, MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind, PhysicalHandle,
-    StreamFlags,
+    AccessFlags, DeviceAttribute, Driver, DriverHandle, DriverResult, Event, EventFlags, Health, HostFlags,
+    HostPtr, IpcMemHandle, MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind,
+    PhysicalHandle, StreamFlags,
 };
 use millpond_core::{DeviceId, DevicePtr, StreamRef};
 
@@ -149,6 +149,10 @@ impl Driver for CountingDriver {
 
     fn name(&self) -> String {
         self.inner.name()
+    }
+
+    fn health(&self) -> &Arc<Health> {
+        self.inner.health()
     }
 
     fn version(&self) -> DriverResult<i32> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dashmap::DashMap;
-use millpond_core::driver::{DriverError, DriverResult};
+use millpond_core::driver::{DriverError, DriverResult, Health};
 use millpond_core::{DeviceId, Error, ErrorKind, Result, StreamId};
 use parking_lot::Mutex;
 
@@ -33,6 +33,7 @@ pub struct CudaDriver {
     pub(super) device: i32,
     pub(super) name: String,
     pub(super) context: PrimaryContext,
+    pub(super) health: Arc<Health>,
     /// The living streams that were made here, by handle.
     pub(super) streams: DashMap<u64, StreamId>,
 }
@@ -75,7 +76,7 @@ impl CudaDriver {
         let name = device_name(functions, device)?;
         let context = PrimaryContext::retain(functions, device)?;
         tracing::debug!(ordinal, name, "opened a CUDA device");
-        Ok(Self { ordinal, device, name, context, streams: DashMap::new() })
+        Ok(Self { ordinal, device, name, context, health: Arc::default(), streams: DashMap::new() })
     }
 
     pub(super) fn functions(&self) -> &'static Functions {

@@ -1,11 +1,12 @@
 use std::ffi::c_void;
 use std::ptr;
+use std::sync::Arc;
 
 use dashmap::Entry;
 use millpond_core::driver::{
-    AccessFlags, DeviceAttribute, Driver, DriverError, DriverResult, Event, EventFlags, HostFlags, HostPtr,
-    IpcMemHandle, MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind, PhysicalHandle,
-    StreamFlags,
+    AccessFlags, DeviceAttribute, Driver, DriverError, DriverResult, Event, EventFlags, Health, HostFlags,
+    HostPtr, IpcMemHandle, MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind,
+    PhysicalHandle, StreamFlags,
 };
 use millpond_core::{DeviceId, DevicePtr, StreamRef};
 
@@ -53,6 +54,10 @@ impl Driver for CudaDriver {
 
     fn name(&self) -> String {
         self.name.clone()
+    }
+
+    fn health(&self) -> &Arc<Health> {
+        &self.health
     }
 
     fn version(&self) -> DriverResult<i32> {

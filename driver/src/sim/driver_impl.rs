@@ -1,6 +1,9 @@
+use std::sync::Arc;
+
 use millpond_core::driver::{
-    AccessFlags, DeviceAttribute, Driver, DriverResult, Event, EventFlags, HostFlags, HostPtr, IpcMemHandle,
-    MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind, PhysicalHandle, StreamFlags,
+    AccessFlags, DeviceAttribute, Driver, DriverResult, Event, EventFlags, Health, HostFlags, HostPtr,
+    IpcMemHandle, MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind, PhysicalHandle,
+    StreamFlags,
 };
 use millpond_core::{DeviceId, DevicePtr, StreamRef};
 
@@ -38,6 +41,10 @@ impl Driver for SimDevice {
 
     fn virtual_time_ns(&self) -> Option<u64> {
         Some(Self::virtual_time_ns(self))
+    }
+
+    fn health(&self) -> &Arc<Health> {
+        &self.health
     }
 
     fn version(&self) -> DriverResult<i32> {

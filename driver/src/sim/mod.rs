@@ -73,6 +73,7 @@ mod work;
 use std::fmt;
 use std::sync::Arc;
 
+use millpond_core::driver::Health;
 use millpond_core::{DeviceId, DevicePtr, StreamRef};
 use parking_lot::{Mutex, MutexGuard};
 
@@ -90,6 +91,7 @@ pub use violation::{Violation, ViolationKind};
 pub struct SimDevice {
     id: DeviceId,
     name: String,
+    health: Arc<Health>,
     state: Mutex<State>,
 }
 
@@ -101,6 +103,7 @@ impl SimDevice {
         crate::registry::register_sim(|id| Self {
             id,
             name: config.profile().name().to_owned(),
+            health: Arc::default(),
             state: Mutex::new(State::new(config, id)),
         })
     }

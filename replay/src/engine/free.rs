@@ -1,8 +1,8 @@
 //! A thread for each logged one, all at once: only each block's own order is kept.
 //!
-//! An allocation waits until its slot is empty, a free until it is full. Both waits are for operations
-//! earlier in the log, and each thread goes in the log's order, so the earliest operation that is not done
-//! can always be done: no deadlock.
+//! An operation waits for the one before it on the same slot: a free for its allocation, an allocation for
+//! the free of the block that had the slot before. That one is earlier in the log, and each thread goes in
+//! the log's order, so the earliest operation that is not done can always be done: no deadlock.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -51,7 +51,7 @@ fn serve(work: &Work<'_>, shares: &Receiver<Vec<Op>>, times: &Sender<(Instant, I
     while let Ok(share) = shares.recv() {
         let start = Instant::now();
         // After a stop the rest is left out; the replay ends with this block.
-        share.iter().all(|op| work.execute_when_ready(op));
+        share.iter().all(|op| work.execute_in_turn(op));
         if times.send((start, Instant::now())).is_err() {
             return;
         }

@@ -147,6 +147,7 @@ fn drive(
 ) -> Result<Vec<u64>> {
     let mut pass_ns = Vec::new();
     for _ in 0..passes.max(1) {
+        work.begin_pass();
         watch.pass_begins();
         let mut nanoseconds = 0;
         for index in 0..program.block_count() {

@@ -20,6 +20,7 @@ const ORDERS: [Threads; 3] = [Threads::AsLogged, Threads::Free, Threads::One];
 const TOO_LARGE: u64 = 1 << 40;
 const STICKY: u64 = 666;
 const PANIC: u64 = 667;
+const SLOW: u64 = 668;
 
 /// One call that the resource got. The size is how these tests tell blocks apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,6 +65,9 @@ impl fmt::Display for Witness {
 // SAFETY: no block overlaps another; none is ever used.
 unsafe impl DeviceMemoryResource for Witness {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> millpond_core::Result<DevicePtr> {
+        if layout.bytes() == SLOW {
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
         let mut state = self.state.lock();
         let (bytes, thread) = (layout.bytes(), std::thread::current().id());
         match bytes {
@@ -207,6 +211,25 @@ fn free_threads_keep_their_own_order_and_each_block_its_own() {
         lists
     };
     assert!(sorted(&mut by_stream.into_values()) == sorted(&mut by_thread.into_values()));
+}
+
+/// Thread 3 allocates into slots that threads 1 and 2 have yet to fill and empty: it has to wait.
+#[test]
+fn a_free_thread_that_is_ahead_does_not_take_a_slot_too_early() {
+    let mut rows = format!("1,0,allocate,0x100,{SLOW},0\n");
+    for (owner, first) in [(1, 1000), (3, 10_000)] {
+        for block in first..first + 3000 {
+            writeln!(rows, "{owner},0,allocate,{:#x},{block},0", block << 8).unwrap();
+        }
+        for block in first..first + 3000 {
+            writeln!(rows, "2,0,free,{:#x},{block},0", block << 8).unwrap();
+        }
+    }
+    let program = program(&rows, Limits::default());
+    assert!(program.slots() < 6000, "slots are used again");
+    let witness = Witness::new();
+    run(&program, &witness, Threads::Free, 2).unwrap();
+    assert_eq!(witness.calls().len(), 2 * (12_001 + 1));
 }
 
 #[test]

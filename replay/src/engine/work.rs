@@ -1,4 +1,4 @@
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 
 use millpond_core::{AnyResource, DevicePtr, StreamRef};
 use parking_lot::Mutex;
@@ -18,7 +18,10 @@ pub(super) struct Work<'a> {
     resource: &'a AnyResource,
     lanes: Vec<Target>,
     workers: usize,
+    /// The blocks.
     slots: Vec<AtomicU64>,
+    /// The ticket whose turn it is at each slot, for threads that replay freely.
+    turns: Vec<AtomicU16>,
     failures: AtomicU64,
     first_failure: Mutex<Option<Failure>>,
     stopped: AtomicBool,
@@ -42,6 +45,7 @@ impl<'a> Work<'a> {
             lanes: program.lanes().iter().map(target).collect(),
             workers,
             slots: (0..program.slots()).map(|_| AtomicU64::new(EMPTY)).collect(),
+            turns: (0..program.slots()).map(|_| AtomicU16::new(0)).collect(),
             failures: AtomicU64::new(0),
             first_failure: Mutex::new(None),
             stopped: AtomicBool::new(false),
@@ -100,21 +104,22 @@ impl<'a> Work<'a> {
         }
     }
 
+    /// Makes ready for a pass, on one thread.
+    pub(super) fn begin_pass(&self) {
+        self.turns.iter().for_each(|turn| turn.store(0, Ordering::Relaxed));
+    }
+
     /// Does one operation as soon as the operations before it on the same slot are done; says whether it
     /// did, or the replay was stopped.
     #[inline]
-    pub(super) fn execute_when_ready(&self, op: &Op) -> bool {
-        let wanted_empty = match op.kind {
-            OpKind::Allocate => true,
-            OpKind::Free => false,
-            OpKind::AllocateNothing | OpKind::FreeNothing => {
-                self.execute(op);
-                return true;
-            }
-        };
-        let slot = &self.slots[op.slot as usize];
+    pub(super) fn execute_in_turn(&self, op: &Op) -> bool {
+        if matches!(op.kind, OpKind::AllocateNothing | OpKind::FreeNothing) {
+            self.execute(op);
+            return true;
+        }
+        let turn = &self.turns[op.slot as usize];
         let mut rounds = 0_u32;
-        while (slot.load(Ordering::Acquire) == EMPTY) != wanted_empty {
+        while turn.load(Ordering::Acquire) != op.ticket {
             if self.is_stopped() {
                 return false;
             }
@@ -122,6 +127,7 @@ impl<'a> Work<'a> {
             if rounds < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
         self.execute(op);
+        turn.store(op.ticket.wrapping_add(1), Ordering::Release);
         true
     }
 

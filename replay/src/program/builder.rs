@@ -9,8 +9,9 @@ use super::{Limits, LogSummary, Op, OpKind, Program};
 use crate::log::{Action, Event, LogError};
 use crate::{Error, Result};
 
-/// A slot is used again only when so many others are free. Threads that replay freely wait where a slot
-/// that they need is still full, so the distance lets them drift apart by that many frees.
+/// A slot is used again only when so many others are free. Threads that replay freely wait for the earlier
+/// blocks of a slot that they need, so the distance lets them drift apart by that many frees. And it keeps
+/// [`Op::ticket`] small: in a block of operations a slot comes up 130 times at most.
 const SLOT_DISTANCE: usize = 1024;
 
 /// Builds a [`Program`] from events, one by one.
@@ -23,7 +24,8 @@ pub struct ProgramBuilder {
     peak_live_bytes: u128,
     /// Blocks whose address was allocated again without a free.
     lost: Vec<Live>,
-    slots: u32,
+    /// How many operations each slot has had.
+    tickets: Vec<u16>,
     free_slots: VecDeque<u32>,
     devices: FxHashSet<DeviceId>,
     last_sequence: Option<u64>,
@@ -51,7 +53,7 @@ impl ProgramBuilder {
             live_bytes: 0,
             peak_live_bytes: 0,
             lost: Vec::new(),
-            slots: 0,
+            tickets: Vec::new(),
             free_slots: VecDeque::new(),
             devices: FxHashSet::default(),
             last_sequence: None,
@@ -129,7 +131,12 @@ impl ProgramBuilder {
     fn emit(&mut self, kind: OpKind, block: Live, lane: u32, line: u32) -> Result<()> {
         self.summary.operations += 1;
         let Live { bytes, slot, alignment_log2, .. } = block;
-        let op = Op { bytes, slot, lane, line, kind, alignment_log2 };
+        let mut op = Op { bytes, slot, lane, line, kind, alignment_log2, ticket: 0 };
+        if matches!(kind, OpKind::Allocate | OpKind::Free) {
+            let next = &mut self.tickets[slot as usize];
+            op.ticket = *next;
+            *next = next.wrapping_add(1);
+        }
         self.ops.push(op).map_err(Error::io("writing the temporary file of the replay (see TMPDIR)"))
     }
 
@@ -139,10 +146,10 @@ impl ProgramBuilder {
         {
             return Ok(slot);
         }
-        let slot = self.slots;
-        self.slots = slot.checked_add(1).ok_or_else(|| {
+        let slot = u32::try_from(self.tickets.len()).map_err(|_| {
             millpond_core::Error::invalid_argument("the log has more than 2^32 blocks live at one time")
         })?;
+        self.tickets.push(0);
         Ok(slot)
     }
 
@@ -184,12 +191,13 @@ impl ProgramBuilder {
             line,
             kind: OpKind::Free,
             alignment_log2,
+            ticket: 0, // they come after the pass, one by one
         });
         Ok(Program {
             leaks: leaks.collect(),
             ops: ops.finish().map_err(Error::io("writing the temporary file of the replay (see TMPDIR)"))?,
             lanes: lanes.into_vec(),
-            slots: self.slots,
+            slots: self.tickets.len() as u32,
             summary,
         })
     }

@@ -29,6 +29,8 @@ pub struct Op {
     pub kind: OpKind,
     /// The alignment is two to the power of this.
     pub alignment_log2: u8,
+    /// How many operations on the same slot come before, modulo 2^16. Threads that replay freely go by it.
+    pub ticket: u16,
 }
 
 /// Long logs are streamed through the caches, so operations stay small.
@@ -58,6 +60,7 @@ impl Op {
         packed[16..20].copy_from_slice(&self.line.to_le_bytes());
         packed[20] = self.kind as u8;
         packed[21] = self.alignment_log2;
+        packed[22..24].copy_from_slice(&self.ticket.to_le_bytes());
         packed
     }
 
@@ -76,6 +79,7 @@ impl Op {
                 _ => OpKind::FreeNothing,
             },
             alignment_log2: rest[13],
+            ticket: u16::from_le_bytes([rest[14], rest[15]]),
         }
     }
 }
@@ -94,6 +98,7 @@ mod tests {
                 line: u32::MAX,
                 kind,
                 alignment_log2: 12,
+                ticket: 0x0607,
             };
             assert_eq!(Op::unpack(&op.pack()), op);
             assert_eq!(op.layout().alignment(), 4096);

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     fn op(number: u32) -> Op {
-        Op { bytes: 1, slot: number, lane: 0, line: number, kind: OpKind::Free, alignment_log2: 8 }
+        Op { bytes: 1, slot: number, lane: 0, line: number, kind: OpKind::Free, alignment_log2: 8, ticket: 0 }
     }
 
     #[test]

@@ -182,6 +182,11 @@ impl<R: DeviceMemoryResource> FixedSizeMemoryResource<R> {
         self.ordered.inspect(Store::validate);
     }
 
+    /// Gives all regions back to upstream that are free from end to end, and returns their bytes.
+    pub(crate) fn give_back_regions(&self) -> Result<u64> {
+        self.ordered.give_back_regions(0).map_err(|error| error.in_stack(self))
+    }
+
     fn check(&self, layout: Layout, stream: StreamRef) -> Result<()> {
         let why = if layout.bytes() > self.options.block_bytes {
             format!(

@@ -302,12 +302,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
                     tracing::debug!(target: "millpond::pool", bytes, "took a region from upstream");
                     return Ok(Ok((base, bytes)));
                 }
-                Err(error) if !error.is_out_of_memory() => {
-                    if let Some(cause) = error.driver_error() {
-                        self.note(cause);
-                    }
-                    return Err(error);
-                }
+                Err(error) if !error.is_out_of_memory() => return Err(error),
                 Err(error) => match growth.after_refusal(bytes) {
                     Some(less) => bytes = less,
                     None => return Ok(Err(error)),
@@ -389,9 +384,17 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         }
     }
 
+    /// Gives regions back until at most `keep_bytes` are held; returns what then went to the device.
     pub(crate) fn trim(&self, keep_bytes: u64) -> Result<u64> {
+        let given = self.give_back_regions(keep_bytes)?;
+        // An upstream in stream order keeps what it is given: from there on it is upstream's to give back.
+        if self.upstream_is_ordered { self.upstream.trim(keep_bytes) } else { Ok(given) }
+    }
+
+    /// Gives regions back to upstream until at most `keep_bytes` are held.
+    pub(crate) fn give_back_regions(&self, keep_bytes: u64) -> Result<u64> {
         let _slow = self.slow.lock();
-        if self.is_poisoned() {
+        if self.health.is_lost() {
             return Err(super::poisoned());
         }
         if self.bytes_reserved() <= keep_bytes {

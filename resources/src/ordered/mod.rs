@@ -39,8 +39,10 @@ mod store;
 mod streams;
 
 use std::fmt::Debug;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use millpond_core::driver::Health;
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::{
     DeviceMemoryResource, DevicePtr, DriverError, DriverHandle, Error, LadderCounts, Layout, MemoryInfo,
@@ -65,7 +67,7 @@ pub(crate) struct Ordered<R: DeviceMemoryResource, S: Store> {
     state: Mutex<State<S>>,
     /// Held beyond the first two steps of the ladder.
     slow: Mutex<()>,
-    poisoned: AtomicBool,
+    health: Arc<Health>,
     misuses: AtomicU64,
 }
 
@@ -135,6 +137,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         store.add_owner(ANYONE);
         Self {
             driver: upstream.driver().clone(),
+            health: Arc::clone(upstream.driver().health()),
             upstream_is_ordered: upstream.is_stream_ordered(),
             upstream,
             reuse,
@@ -147,7 +150,6 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
                 collect_after: COLLECT_AFTER_LEAST,
             }),
             slow: Mutex::new(()),
-            poisoned: AtomicBool::new(false),
             misuses: AtomicU64::new(0),
         }
     }
@@ -164,7 +166,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         if layout.bytes() == 0 {
             return Ok(DevicePtr::NULL);
         }
-        if self.is_poisoned() {
+        if self.health.is_lost() {
             return Err(poisoned().for_request(layout, stream));
         }
         let request = Request::new(layout).ok_or_else(|| Error::request_too_large(layout, stream))?;
@@ -209,15 +211,15 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     /// Records a point on the calling stream, because another stream wanted its blocks and could not.
     #[cold]
     fn record_for_others(&self, ticket: Ticket, stream: StreamRef) {
-        let recorded = if self.is_poisoned() {
+        let recorded = if self.health.is_lost() {
             Ok(())
         } else {
             self.event_of(ticket.id).and_then(|event| self.driver.event_record(event, stream))
         };
-        self.state.lock().streams.settle(ticket, recorded.is_ok() && !self.is_poisoned());
+        self.state.lock().streams.settle(ticket, recorded.is_ok() && !self.health.is_lost());
         // Nothing depends on the point: without it the blocks stay with their stream.
         if let Err(error) = recorded {
-            self.note(&error);
+            self.health.note(&error);
         }
     }
 
@@ -234,19 +236,9 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         misuse::report(&Misuse { kind, ptr, bytes: layout.bytes(), stream, resource: name.to_string() });
     }
 
-    fn is_poisoned(&self) -> bool {
-        self.poisoned.load(Ordering::Relaxed)
-    }
-
-    fn note(&self, error: &DriverError) {
-        if error.is_sticky() && !self.poisoned.swap(true, Ordering::Relaxed) {
-            tracing::error!(target: "millpond::driver", %error, "the device is lost for this process");
-        }
-    }
-
     /// Notes a sticky error and turns it into millpond's.
     fn driver_error(&self, error: DriverError) -> Error {
-        self.note(&error);
+        self.health.note(&error);
         Error::from(error)
     }
 
@@ -292,7 +284,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
 
 impl<R: DeviceMemoryResource, S: Store> Drop for Ordered<R, S> {
     fn drop(&mut self) {
-        if *self.poisoned.get_mut() {
+        if self.health.is_lost() {
             return;
         }
         let state = self.state.get_mut();

@@ -3,8 +3,8 @@
 //!
 //! | oracle | checked by |
 //! |---|---|
-//! | 1 live blocks never overlap, 2 in bounds and aligned | the simulated device, and the [shadow](crate::shadow) |
-//! | 3 a stream gets a block after every release of it | the simulated device by its clocks, and by tags in the data |
+//! | 1 blocks never overlap, 2 in bounds and aligned | the simulated device, and the [shadow](crate::shadow) |
+//! | 3 a stream gets a block after every release of it | the simulated device, by clocks and by data |
 //! | 4 no dead stream or event is named, 7 waits are on recorded events | the simulated device |
 //! | 5 what upstream gave is what statistics say | here, against the device's live bytes |
 //! | 6 out of memory is the truth | here: after synchronising and trimming, the request fails again |
@@ -17,8 +17,8 @@
 //! use millpond_testkit::program::{self, Config};
 //!
 //! let config = Config::new("canary");
-//! let correct = |driver: &millpond_core::DriverHandle| CanaryPool::build(driver, None);
-//! let wrong = |driver: &millpond_core::DriverHandle| CanaryPool::build(driver, Some(Wrong::StealWithoutWait));
+//! let correct = |driver: &_| CanaryPool::build(driver, None);
+//! let wrong = |driver: &_| CanaryPool::build(driver, Some(Wrong::StealWithoutWait));
 //! assert!((0..20).all(|seed| program::run(seed, &config, &correct).is_ok()));
 //! let failure = (0..20).find_map(|seed| program::run(seed, &config, &wrong).err()).unwrap();
 //! let shrunk = program::shrink(*failure, &config, &wrong);
