@@ -36,7 +36,8 @@ pub enum Threads {
     #[default]
     AsLogged,
     /// A thread for each thread of the log, all at once. A block is freed after its allocation, and
-    /// threads drift apart by at most some thousand blocks; nothing else of the log's order is kept.
+    /// threads drift apart by some thousand frees at most; nothing else of the log's order is kept, so the
+    /// peak of live bytes may be another than the log's.
     Free,
     /// One thread, in the order of the log.
     One,

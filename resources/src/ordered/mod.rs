@@ -12,7 +12,7 @@
 //! | completed | belongs to a stream whose recorded point is done | a query; a record where none is there |
 //! | waited | the same, but not done: this stream is made to wait for the point | one wait more |
 //! | grow | is new, from upstream | upstream's |
-//! | reclaim | is had by synchronising, or by giving whole free regions back to grow anew | a synchronisation |
+//! | reclaim | is had by synchronising, or by giving free regions back to grow anew | a synchronisation |
 //!
 //! **Time is counted in points, not in frees.** Each stream has an epoch. A free notes the epoch and makes no
 //! driver call. Recording a point (one event per stream) ends the epoch and covers all blocks of it and
