@@ -14,7 +14,7 @@ pub(super) struct HostMemory {
 }
 
 impl HostMemory {
-    /// So many zero bytes, at a page's start. Mapped afresh each time: what the allocator of the process keeps
+    /// So many zero bytes, at a page start. Mapped afresh each time: what the allocator of the process keeps
     /// it would have to clear, and so commit.
     pub(super) fn allocate(&mut self, bytes: u64) -> Answer<usize> {
         let refused =

@@ -3,7 +3,7 @@
 //!
 //! | oracle | checked by |
 //! |---|---|
-//! | 1 blocks never overlap, 2 in bounds and aligned | the simulated device, and the [shadow](crate::shadow) |
+//! | 1 no overlap, 2 in bounds and aligned | the simulated device, and the [shadow](crate::shadow) |
 //! | 3 a stream gets a block after every release of it | the simulated device, by clocks and by data |
 //! | 4 no dead stream or event is named, 7 waits are on recorded events | the simulated device |
 //! | 5 what upstream gave is what statistics say | here, against the device's live bytes |
