@@ -293,10 +293,14 @@ impl<R: DeviceMemoryResource, S: Store> Drop for Ordered<R, S> {
         if regions.is_empty() && events.is_empty() {
             return;
         }
-        // All recorded use must be over before memory goes back.
+        // All recorded use must be over before memory goes back. An upstream that synchronises itself sees to
+        // that alone.
         if let Err(error) = self.driver.synchronize() {
-            tracing::warn!(target: "millpond::driver", %error, "memory is left to the driver");
-            return;
+            self.health.note(&error);
+            if self.health.is_lost() || self.upstream_is_ordered {
+                tracing::warn!(target: "millpond::driver", %error, "memory is left to the driver");
+                return;
+            }
         }
         for event in events {
             // SAFETY: the event is this resource's own, and nothing waits for it any more.
