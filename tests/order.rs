@@ -1,6 +1,6 @@
 //! Seeded programs of operations over several streams, on every stack, under the oracles of stream order.
 //!
-//! `MILLPOND_SEED` runs one seed, `MILLPOND_STACK` one stack, and `MILLPOND_ORDER_OPS` says how many
+//! `MILLPOND_SEED` runs one seed, `MILLPOND_ORDER_STACK` one stack, and `MILLPOND_ORDER_OPS` says how many
 //! operations are run in all.
 
 mod subjects;
@@ -34,7 +34,7 @@ fn share(subject: &Subject) -> u64 {
 fn programs_on_every_stack_keep_the_order() {
     let wanted = std::env::var("MILLPOND_ORDER_OPS").ok().map(|text| text.replace('_', ""));
     let wanted = wanted.map_or(OPERATIONS, |text| text.parse().expect("MILLPOND_ORDER_OPS is a number"));
-    let only = std::env::var("MILLPOND_STACK").ok();
+    let only = std::env::var("MILLPOND_ORDER_STACK").ok();
     let mut subjects = subjects::all();
     subjects.retain(|subject| only.as_deref().is_none_or(|only| only == subject.name()));
     assert!(!subjects.is_empty(), "no stack in tests/subjects is called {only:?}");

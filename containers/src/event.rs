@@ -2,7 +2,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use millpond_core::driver::{self, EventFlags};
-use millpond_core::{DeviceId, DriverHandle, Error, Result, StreamRef};
+use millpond_core::{DriverHandle, Error, Result, StreamRef};
+
+use crate::driver_call::call;
 
 /// A point in a stream's work, which other streams and the host can wait for. Destroyed when dropped.
 ///
@@ -31,7 +33,7 @@ impl Event {
     /// # Errors
     /// What the driver reports.
     pub fn new(driver: DriverHandle, flags: EventFlags) -> Result<Self> {
-        let event = driver.event_create(flags).map_err(|error| located(error, driver.device()))?;
+        let event = call(&*driver, |driver| driver.event_create(flags))?;
         Ok(Self { driver, event, recorded: AtomicBool::new(false) })
     }
 
@@ -40,8 +42,7 @@ impl Event {
     /// # Errors
     /// What the driver reports.
     pub fn record(&self, stream: StreamRef) -> Result<()> {
-        let recorded = self.driver.event_record(self.event, stream);
-        recorded.map_err(|error| located(error, self.driver.device()))?;
+        call(&*self.driver, |driver| driver.event_record(self.event, stream))?;
         self.recorded.store(true, Ordering::Release);
         Ok(())
     }
@@ -57,8 +58,7 @@ impl Event {
                 "a stream cannot wait for an event that was never recorded; record it first",
             ));
         }
-        let ordered = self.driver.stream_wait_event(stream, self.event);
-        ordered.map_err(|error| located(error, self.driver.device()))
+        call(&*self.driver, |driver| driver.stream_wait_event(stream, self.event))
     }
 
     /// Whether all work before the event is done; `true` for an event that was never recorded.
@@ -66,7 +66,7 @@ impl Event {
     /// # Errors
     /// What the driver reports.
     pub fn query(&self) -> Result<bool> {
-        self.driver.event_query(self.event).map_err(|error| located(error, self.driver.device()))
+        call(&*self.driver, |driver| driver.event_query(self.event))
     }
 
     /// Waits on the host until all work before the event is done.
@@ -74,7 +74,7 @@ impl Event {
     /// # Errors
     /// What the driver reports.
     pub fn synchronize(&self) -> Result<()> {
-        self.driver.event_synchronize(self.event).map_err(|error| located(error, self.driver.device()))
+        call(&*self.driver, |driver| driver.event_synchronize(self.event))
     }
 
     /// The raw handle, for calls of the driver.
@@ -87,7 +87,7 @@ impl Drop for Event {
     fn drop(&mut self) {
         // SAFETY: the event came from this driver, and nobody else holds it. Waits that were inserted for it
         // stay.
-        if let Err(error) = unsafe { self.driver.event_destroy(self.event) } {
+        if let Err(error) = call(&*self.driver, |driver| unsafe { driver.event_destroy(self.event) }) {
             tracing::debug!(target: "millpond::containers", %error, "an event could not be destroyed");
         }
     }
@@ -108,9 +108,4 @@ pub(crate) fn order(driver: &DriverHandle, first: StreamRef, then: StreamRef) ->
     let event = Event::new(driver.clone(), EventFlags::default())?;
     event.record(first)?;
     event.make_wait(then)
-}
-
-/// The driver's error, with the device that reported it.
-pub(crate) fn located(error: millpond_core::DriverError, device: DeviceId) -> Error {
-    Error::from(error).on_device(device)
 }

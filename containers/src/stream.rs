@@ -4,7 +4,7 @@ use millpond_core::driver::StreamFlags;
 use millpond_core::{DriverHandle, Result, StreamRef};
 
 use crate::Event;
-use crate::event::located;
+use crate::driver_call::call;
 
 /// A stream of its own. Destroyed when dropped; the work that it was given goes on to its end.
 ///
@@ -32,7 +32,7 @@ impl Stream {
     /// # Errors
     /// What the driver reports.
     pub fn new(driver: DriverHandle, flags: StreamFlags) -> Result<Self> {
-        let stream = driver.stream_create(flags).map_err(|error| located(error, driver.device()))?;
+        let stream = call(&*driver, |driver| driver.stream_create(flags))?;
         Ok(Self { driver, stream })
     }
 
@@ -46,7 +46,7 @@ impl Stream {
     /// # Errors
     /// What the driver reports.
     pub fn synchronize(&self) -> Result<()> {
-        self.driver.stream_synchronize(self.stream).map_err(|error| located(error, self.driver.device()))
+        call(&*self.driver, |driver| driver.stream_synchronize(self.stream))
     }
 
     /// Whether all work is done.
@@ -54,7 +54,7 @@ impl Stream {
     /// # Errors
     /// What the driver reports.
     pub fn query(&self) -> Result<bool> {
-        self.driver.stream_query(self.stream).map_err(|error| located(error, self.driver.device()))
+        call(&*self.driver, |driver| driver.stream_query(self.stream))
     }
 
     /// Makes the later work of this stream wait for the event, without stopping the host.
@@ -75,7 +75,7 @@ impl From<&Stream> for StreamRef {
 impl Drop for Stream {
     fn drop(&mut self) {
         // SAFETY: the stream came from this driver, and only this value destroys it.
-        if let Err(error) = unsafe { self.driver.stream_destroy(self.stream) } {
+        if let Err(error) = call(&*self.driver, |driver| unsafe { driver.stream_destroy(self.stream) }) {
             tracing::debug!(target: "millpond::containers", %error, "a stream could not be destroyed");
         }
     }

@@ -41,7 +41,6 @@ pub enum ErrorKind {
 /// ```
 pub struct Error(Box<Inner>);
 
-#[derive(Debug)]
 struct Inner {
     kind: ErrorKind,
     message: String,
@@ -187,9 +186,10 @@ impl Error {
     }
 }
 
+/// The same as `Display`: what `main` prints when it returns the error.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&*self.0, f)
+        write!(f, "{self}")
     }
 }
 
@@ -226,7 +226,9 @@ impl fmt::Display for Error {
             write!(f, ": {message}")?;
         }
         if let Some(source) = source {
-            write!(f, ": {source}")?;
+            // A message of several lines ends with a picture.
+            let separator = if message.contains('\n') { "\n  caused by: " } else { ": " };
+            write!(f, "{separator}{source}")?;
         }
         Ok(())
     }

@@ -259,24 +259,25 @@ fn peel(mut resource: &dyn DeviceMemoryResource) -> &dyn DeviceMemoryResource {
     }
 }
 
-/// The outermost resource of exactly this type in a stack, looking through erased handles.
+/// The outermost resource of exactly this type in a stack, looking through handles.
 ///
 /// For stacks that are built from text, every layer's upstream is an [`AnyResource`]: look for
 /// `LoggingResourceAdaptor<AnyResource>`.
 pub fn find<T: DeviceMemoryResource>(resource: &dyn DeviceMemoryResource) -> Option<&T> {
     let mut stack = Stack { next: Some(peel(resource)) };
-    stack.find_map(|layer| (layer as &dyn Any).downcast_ref())
+    stack.find_map(|layer| downcast(layer))
 }
 
-/// The resource as exactly this type, looking through erased handles but not at what is below.
+/// The resource as exactly this type, looking through handles (`Arc`, `Box`) but not at what is below.
 pub fn downcast<T: DeviceMemoryResource>(resource: &dyn DeviceMemoryResource) -> Option<&T> {
-    (peel(resource) as &dyn Any).downcast_ref()
+    let any: &dyn Any = peel(resource);
+    any.downcast_ref::<T>()
+        .or_else(|| any.downcast_ref::<Arc<T>>().map(|handle| &**handle))
+        .or_else(|| any.downcast_ref::<Box<T>>().map(|handle| &**handle))
 }
 
-/// Whether both are the same object, looking through erased handles: what
+/// Whether both are the same object, looking through handles: what
 /// [`is_equal`](DeviceMemoryResource::is_equal) means for a resource that keeps blocks.
-pub fn is_same(one: &dyn DeviceMemoryResource, other: &dyn DeviceMemoryResource) -> bool {
-    let (one, other) = (peel(one), peel(other));
-    (one as &dyn Any).type_id() == (other as &dyn Any).type_id()
-        && std::ptr::addr_eq(std::ptr::from_ref(one), std::ptr::from_ref(other))
+pub fn is_same<T: DeviceMemoryResource>(one: &T, other: &dyn DeviceMemoryResource) -> bool {
+    downcast::<T>(other).is_some_and(|other| std::ptr::eq(one, other))
 }

@@ -95,8 +95,9 @@ fn per_thread_id() -> StreamId {
     thread_local! {
         static MINE: StreamId = StreamId(NEXT.fetch_add(1, Ordering::Relaxed) | PER_THREAD_BIT);
     }
-    // After the thread's locals are gone every caller shares one id that nobody else has.
-    MINE.try_with(|id| *id).unwrap_or(StreamId(u64::MAX))
+    // After the thread's locals are gone every call gets an id that nobody else has.
+    MINE.try_with(|id| *id)
+        .unwrap_or_else(|_| StreamId(NEXT.fetch_add(1, Ordering::Relaxed) | PER_THREAD_BIT))
 }
 
 impl PartialEq for StreamRef {

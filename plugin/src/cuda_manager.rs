@@ -3,6 +3,7 @@ use std::sync::Arc;
 use millpond_core::driver::HostPtr;
 use millpond_core::{DriverHandle, Error, Layout, MemoryInfo, Result, StreamRef};
 
+use crate::driver_call::call;
 use crate::{
     DeferCleanup, DeferredOptions, HostAllocFlags, HostMemory, HostOnlyMemoryManager, INTERFACE_VERSION,
     IpcHandle, ManagerFactory, MemoryManager, MemoryPointer, Owner, get_ipc_handle,
@@ -89,7 +90,7 @@ impl MemoryManager for CudaMemoryManager {
     }
 
     fn get_memory_info(&self) -> Result<MemoryInfo> {
-        Ok(self.host.driver()?.mem_get_info()?)
+        call(&**self.host.driver()?, |driver| driver.mem_get_info())
     }
 
     fn get_ipc_handle(&self, memory: &MemoryPointer) -> Result<IpcHandle> {

@@ -5,6 +5,7 @@ use millpond_core::driver::{DeviceAttribute, Driver, DriverResult, HostPtr};
 use millpond_core::{DevicePtr, DriverError, DriverHandle, Error, ErrorKind, Layout, Result, StreamRef};
 use parking_lot::RwLock;
 
+use crate::driver_call::call;
 use crate::memory_pointer::{Finalizer, Token};
 use crate::{
     DeferCleanup, DeferredOptions, DeferredQueue, HostAllocFlags, HostMemory, MappedMemory, MemoryPointer,
@@ -66,7 +67,8 @@ impl HostOnlyMemoryManager {
     /// What the driver reports.
     pub fn initialize(&self) -> Result<()> {
         if !self.shared.pending.has_capacity() {
-            self.shared.pending.set_capacity(self.driver()?.mem_get_info()?.total);
+            let memory = call(&**self.driver()?, |driver| driver.mem_get_info())?;
+            self.shared.pending.set_capacity(memory.total);
         }
         Ok(())
     }
@@ -117,7 +119,8 @@ impl HostOnlyMemoryManager {
     pub fn memallocmanaged(&self, bytes: u64, attach_global: bool) -> Result<MemoryPointer> {
         let driver = self.driver()?;
         // Where host and device may use managed memory at the same time the attachment makes no difference.
-        if !attach_global && driver.attribute(DeviceAttribute::ConcurrentManagedAccess)? == 0 {
+        let concurrent = DeviceAttribute::ConcurrentManagedAccess;
+        if !attach_global && call(&**driver, |driver| driver.attribute(concurrent))? == 0 {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 "managed memory attached to the host only is not offered here; pass attach_global = true",
@@ -183,25 +186,20 @@ impl HostOnlyMemoryManager {
     }
 
     /// Calls the driver; when memory is short, carries out what is pending and calls once more.
-    fn attempt<T>(&self, what: &str, bytes: u64, call: impl Fn(&dyn Driver) -> DriverResult<T>) -> Result<T> {
+    fn attempt<T>(&self, what: &str, bytes: u64, body: impl Fn(&dyn Driver) -> DriverResult<T>) -> Result<T> {
         let driver = self.driver()?;
-        let mut outcome = call(&**driver);
-        if outcome.as_ref().is_err_and(DriverError::is_out_of_memory) && self.flush() > 0 {
-            outcome = call(&**driver);
+        let mut outcome = call(&**driver, &body);
+        if outcome.as_ref().is_err_and(Error::is_out_of_memory) && self.flush() > 0 {
+            outcome = call(&**driver, &body);
         }
-        outcome.map_err(|error| {
-            Error::from(error)
-                .for_request(Layout::new(bytes), StreamRef::LEGACY)
-                .on_device(driver.device())
-                .context(what)
-        })
+        outcome.map_err(|error| error.for_request(Layout::new(bytes), StreamRef::LEGACY).context(what))
     }
 
     /// The device's address of mapped memory; ends the memory if there is none.
     fn device_pointer_of(&self, driver: &DriverHandle, ptr: HostPtr, plain: Plain) -> Result<DevicePtr> {
-        driver.mem_host_get_device_pointer(ptr).map_err(|error| {
+        call(&**driver, |driver| driver.mem_host_get_device_pointer(ptr)).map_err(|error| {
             self.shared.end(plain);
-            Error::from(error).on_device(driver.device()).context("mapped host memory")
+            error.context("mapped host memory")
         })
     }
 
@@ -263,13 +261,13 @@ impl Shared {
         let Some(driver) = &self.driver else { return };
         // SAFETY: whoever took `plain` out of `live` or `pending` (or never put it there) has the only copy,
         // so the memory ends once; the last pointer to it is gone or no longer live, so nobody uses it.
-        let outcome = unsafe {
+        let outcome = call(&**driver, |driver| unsafe {
             match plain {
                 Plain::Device { ptr, .. } => driver.mem_free(ptr),
                 Plain::Host { ptr, .. } => driver.mem_free_host(ptr),
                 Plain::Registered { ptr } => driver.mem_host_unregister(ptr),
             }
-        };
+        });
         if let Err(error) = outcome {
             // Expected while the process exits, or after somebody else reset the context: nobody can help it.
             tracing::debug!(target: "millpond::plugin", %error, ?plain, "could not end memory");

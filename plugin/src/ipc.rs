@@ -20,6 +20,7 @@ use millpond_core::driver::{Driver, IpcMemHandle};
 use millpond_core::{DeviceId, DriverError, DriverHandle, Error, ErrorKind, Result};
 
 use crate::MemoryPointer;
+use crate::driver_call::call;
 
 const MAGIC: [u8; 8] = *b"MPIPC\r\n\x1a";
 const VERSION: u16 = 1;
@@ -121,19 +122,18 @@ impl IpcHandle {
             return Err(Error::invalid_argument("the handle is open already; close it first"));
         }
         let end = self.offset.checked_add(self.bytes).ok_or_else(|| self.out_of_bounds(u64::MAX))?;
-        let ptr = driver
-            .ipc_open_mem_handle(&self.handle)
-            .map_err(|error| Error::from(error).on_device(device).context("opening shared memory"))?;
+        let ptr = call(&**driver, |driver| driver.ipc_open_mem_handle(&self.handle))
+            .map_err(|error| error.context("opening shared memory"))?;
         let closer = DriverHandle::clone(driver);
         let whole = MemoryPointer::with_finalizer(device, ptr, end, move |_| {
             // SAFETY: the pointer came from `ipc_open_mem_handle`, and this closure runs at most once, when
             // no pointer is left or `close` declared them dead.
-            if let Err(error) = unsafe { closer.ipc_close_mem_handle(ptr) } {
+            if let Err(error) = call(&*closer, |driver| unsafe { driver.ipc_close_mem_handle(ptr) }) {
                 tracing::debug!(target: "millpond::plugin", %error, "could not close shared memory");
             }
         });
         // The handle came from outside: what it says about the allocation is checked where the driver knows.
-        if let Ok((base, size)) = driver.mem_get_address_range(ptr)
+        if let Ok((base, size)) = call(&**driver, |driver| driver.mem_get_address_range(ptr))
             && end > size.saturating_sub(ptr.address().saturating_sub(base.address()))
         {
             return Err(self.out_of_bounds(size));
@@ -233,25 +233,26 @@ pub fn get_ipc_handle(driver: &dyn Driver, memory: &MemoryPointer) -> Result<Ipc
         return Err(Error::invalid_argument("a null pointer cannot be shared; allocate at least one byte"));
     }
     let ptr = memory.device_pointer();
-    let shared = driver
-        .mem_get_address_range(ptr)
-        .and_then(|(base, _)| Ok((base, driver.ipc_get_mem_handle(base)?)))
-        .map_err(|error| explain_share(error).on_device(driver.device()));
-    let (base, handle) = shared?;
+    let (base, handle) = call(driver, |driver| {
+        let (base, _) = driver.mem_get_address_range(ptr)?;
+        Ok((base, driver.ipc_get_mem_handle(base)?))
+    })
+    .map_err(|error| explain_share(error).on_device(driver.device()))?;
     let source_info = SourceInfo { device: driver.device(), name: driver.name() };
     let offset = ptr.address() - base.address();
     Ok(IpcHandle::new(Some(memory.own()), handle, memory.bytes(), Some(source_info), offset))
 }
 
-fn explain_share(error: DriverError) -> Error {
-    if error.code() == DriverError::INVALID_VALUE || error.is_unsupported() {
+fn explain_share(error: Error) -> Error {
+    let refused = |error: &&DriverError| error.code() == DriverError::INVALID_VALUE || error.is_unsupported();
+    if let Some(cause) = error.driver_error().filter(refused) {
         return Error::new(
             ErrorKind::Unsupported,
             "CUDA shares only what cuMemAlloc gave with other processes; take it from a stack on `cuda`",
         )
-        .caused_by(error);
+        .caused_by(cause.clone());
     }
-    Error::from(error).context("sharing memory with another process")
+    error.context("sharing memory with another process")
 }
 
 /// The longest beginning of `text` that has at most `bytes` bytes.

@@ -41,6 +41,7 @@
 
 mod cuda_manager;
 mod deferred;
+mod driver_call;
 mod host_only;
 mod ipc;
 mod manager;

@@ -6,7 +6,7 @@ use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{DeviceId, DriverHandle, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
-use crate::{CudaMemoryManager, INTERFACE_VERSION, MemoryManager, MillpondMemoryManager};
+use crate::{CudaMemoryManager, INTERFACE_VERSION, MemoryManager, MillpondMemoryManager, StackBuilder};
 
 /// The environment variable whose stack, as text, becomes the memory manager.
 pub const MEMORY_MANAGER_VARIABLE: &str = "MILLPOND_MEMORY_MANAGER";
@@ -66,21 +66,24 @@ impl ManagerRegistry {
         static PROCESS: LazyLock<ManagerRegistry> = LazyLock::new(|| {
             let layers = LayerTable::new(millpond_resources::LAYERS.iter().copied())
                 .with(millpond_adaptors::LAYERS.iter().copied());
-            let environment = Box::new(|name: &str| std::env::var(name).ok());
+            // A value that is not Unicode is not a stack either: it must be refused, not overlooked.
+            let lossy = |value: std::ffi::OsString| value.to_string_lossy().into_owned();
+            let environment = Box::new(move |name: &str| std::env::var_os(name).map(lossy));
             ManagerRegistry::new(environment, Box::new(millpond_driver::open), layers)
         });
         &PROCESS
     }
 
-    /// Sets the memory manager, once, before the first [`get`](Self::get).
-    ///
-    /// If [`MEMORY_MANAGER_VARIABLE`] is set, that wins: the call warns through `tracing`, no more.
+    /// Sets the memory manager, once, before the first [`get`](Self::get); [`MEMORY_MANAGER_VARIABLE`] in the
+    /// environment overrides it: then the call warns through `tracing`, returns `Ok` and changes nothing.
     ///
     /// # Errors
+    /// [`ErrorKind::InvalidStack`] if the variable is set to what is not a stack,
     /// [`ErrorKind::InvalidArgument`] at the second call or after a device has its manager,
     /// [`ErrorKind::Unsupported`] for another version of the interface, and what `factory` reports.
     pub fn set(&self, factory: ManagerFactory) -> Result<()> {
         if let Some(text) = self.stack_text() {
+            self.factory_of(&text)?; // what is wrong with it is said at the first use, and this is one
             tracing::warn!(
                 target: "millpond::plugin",
                 "{MEMORY_MANAGER_VARIABLE}={text} chooses the memory manager; set_memory_manager is ignored"
@@ -108,15 +111,16 @@ impl ManagerRegistry {
     /// The manager of a device, initialised; made at the first call.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidStack`] if the environment variable's stack cannot be read, and what opening the
-    /// device, making the manager and initialising it report.
+    /// [`ErrorKind::InvalidStack`] if [`MEMORY_MANAGER_VARIABLE`] is set to what is not a stack, and what
+    /// opening the device, making the manager and initialising it report.
     pub fn get(&self, device: DeviceId) -> Result<Arc<dyn MemoryManager>> {
         let known = self.state.lock().managers.get(&device).cloned();
         let manager = match known {
             Some(manager) => manager,
             None => {
+                let chosen = self.stack_text().map(|text| self.factory_of(&text)).transpose()?;
                 let driver = (self.open)(device)?;
-                let made = self.factory()?(Some(driver))?;
+                let made = self.settle(chosen)(Some(driver))?;
                 // Another thread may have been faster; making one touches nothing, so the loser just goes.
                 Arc::clone(self.state.lock().managers.entry(device).or_insert(made))
             }
@@ -131,12 +135,9 @@ impl ManagerRegistry {
         managers.iter().for_each(|manager| manager.reset());
     }
 
-    /// What makes managers; from the first call on it stays.
-    fn factory(&self) -> Result<ManagerFactory> {
-        let chosen = match self.stack_text() {
-            None => None,
-            Some(text) => Some(self.factory_of(&text)?),
-        };
+    /// What makes managers: what the environment has `chosen`, what was set, or the default. From the first
+    /// call on it stays.
+    fn settle(&self, chosen: Option<ManagerFactory>) -> ManagerFactory {
         let mut state = self.state.lock();
         // Once a manager exists the environment is not asked again: all devices have the same one.
         if state.managers.is_empty()
@@ -144,20 +145,37 @@ impl ManagerRegistry {
         {
             state.factory = Some(chosen);
         }
-        Ok(Arc::clone(state.factory.get_or_insert_with(CudaMemoryManager::factory)))
+        Arc::clone(state.factory.get_or_insert_with(CudaMemoryManager::factory))
     }
 
     fn factory_of(&self, text: &str) -> Result<ManagerFactory> {
-        let explain = |error: Error| error.context(MEMORY_MANAGER_VARIABLE);
-        let spec: StackSpec = text.parse().map_err(explain)?;
+        let spec: StackSpec = text.parse().map_err(|error| explain(text, error))?;
         for layer in spec.layers() {
-            self.layers.get(&layer.name).map_err(explain)?;
+            self.layers.get(&layer.name).map_err(|error| explain(text, error))?;
         }
-        Ok(MillpondMemoryManager::factory(spec, self.layers.clone()))
+        let (layers, text) = (self.layers.clone(), text.to_owned());
+        // Only building tells whether the layers fit together, and whether their parameters are right.
+        let build: StackBuilder =
+            Arc::new(move |driver| spec.build(&layers, driver).map_err(|error| explain(&text, error)));
+        Ok(Arc::new(move |driver| {
+            Ok(Arc::new(MillpondMemoryManager::with_builder(driver, Arc::clone(&build))))
+        }))
     }
 
     fn stack_text(&self) -> Option<String> {
         (self.environment)(MEMORY_MANAGER_VARIABLE).filter(|text| !text.trim().is_empty())
+    }
+}
+
+/// Says where a stack of the environment came from, and what it should look like if it is wrong.
+fn explain(text: &str, error: Error) -> Error {
+    if matches!(error.kind(), ErrorKind::InvalidStack | ErrorKind::InvalidArgument) {
+        error.context(format_args!(
+            "{MEMORY_MANAGER_VARIABLE}={text} is not a stack; set it to one such as \
+             `cuda+pool:initial=1GiB`, or unset it"
+        ))
+    } else {
+        error.context(format_args!("{MEMORY_MANAGER_VARIABLE}={text}"))
     }
 }
 
@@ -184,10 +202,12 @@ impl fmt::Debug for ManagerRegistry {
     }
 }
 
-/// Sets the memory manager of the process, once, before a device is used; see [`ManagerRegistry::set`].
+/// Sets the memory manager of the process, once, before a device is used; [`MEMORY_MANAGER_VARIABLE`]
+/// (`MILLPOND_MEMORY_MANAGER`) in the environment overrides it: then the call warns through `tracing`,
+/// returns `Ok` and changes nothing.
 ///
 /// # Errors
-/// As there.
+/// As for [`ManagerRegistry::set`].
 pub fn set_memory_manager(factory: ManagerFactory) -> Result<()> {
     ManagerRegistry::process().set(factory)
 }

@@ -231,8 +231,10 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResou
             other => return other.map_err(|error| error.in_stack(self)),
         };
         // Other bins may hold what is missing here.
-        if self.give_back_regions()? == 0 {
-            return Err(refused.in_stack(self));
+        match self.give_back_regions() {
+            Err(error) if error.is_sticky() => return Err(error.in_stack(self)),
+            Ok(1..) => {}
+            Ok(0) | Err(_) => return Err(refused.in_stack(self)),
         }
         resource.allocate(layout, stream).map_err(|error| error.in_stack(self))
     }

@@ -1,16 +1,16 @@
 //! The two resources that hand the driver's own memory on: plain and managed.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 
 use dashmap::DashMap;
 use millpond_core::driver::DriverResult;
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_core::{
-    ALLOCATION_ALIGNMENT, DeviceMemoryResource, DevicePtr, DriverError, DriverHandle, Error, ErrorKind,
-    Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, downcast,
+    ALLOCATION_ALIGNMENT, DeviceId, DeviceMemoryResource, DevicePtr, DriverError, DriverHandle, Error,
+    ErrorKind, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, downcast,
 };
 
 /// How `cuda` is built from text.
@@ -29,18 +29,20 @@ pub(crate) const MANAGED: LayerEntry = LayerEntry {
     kind: LayerKind::Base(|_, driver| Ok(Arc::new(ManagedMemoryResource::new(Arc::clone(driver))))),
 };
 
+/// Start of the driver's block, for blocks whose alignment the driver does not give; for all resources of the
+/// process, since a block may be given back to an equal one.
+static OVER_ALIGNED: LazyLock<DashMap<(DeviceId, DevicePtr), DevicePtr>> = LazyLock::new(DashMap::new);
+
 /// What the two have in common: everything but the call that allocates.
 #[derive(Debug)]
 struct DriverMemory {
     driver: DriverHandle,
-    /// Start of the driver's block, for blocks whose alignment the driver does not give.
-    over_aligned: DashMap<DevicePtr, DevicePtr>,
     misuses: AtomicU64,
 }
 
 impl DriverMemory {
     fn new(driver: DriverHandle) -> Self {
-        Self { driver, over_aligned: DashMap::new(), misuses: AtomicU64::new(0) }
+        Self { driver, misuses: AtomicU64::new(0) }
     }
 
     fn allocate(
@@ -71,7 +73,7 @@ impl DriverMemory {
             return Ok(base);
         }
         let ptr = DevicePtr::new((base.address() + over - 1) & !(over - 1));
-        self.over_aligned.insert(ptr, base);
+        OVER_ALIGNED.insert((self.driver.device(), ptr), base);
         Ok(ptr)
     }
 
@@ -79,7 +81,8 @@ impl DriverMemory {
         if ptr.is_null() || self.driver.health().is_lost() {
             return;
         }
-        let base = self.over_aligned.remove(&ptr).map_or(ptr, |(_, base)| base);
+        let over_aligned = OVER_ALIGNED.remove(&(self.driver.device(), ptr));
+        let base = over_aligned.map_or(ptr, |(_, base)| base);
         // SAFETY: by the contract of `deallocate`, `ptr` came from `allocate` and is no longer used; a
         // pointer of which that is not true the driver refuses itself.
         let Err(error) = (unsafe { self.driver.mem_free(base) }) else { return };
@@ -152,15 +155,17 @@ macro_rules! driver_memory_resource {
             }
 
             fn memory_info(&self) -> Result<MemoryInfo> {
-                Ok(self.0.driver.mem_get_info()?)
+                if self.0.driver.health().is_lost() {
+                    return Err(poisoned().in_stack($text));
+                }
+                self.0.driver.mem_get_info().map_err(|error| {
+                    self.0.driver.health().note(&error);
+                    Error::from(error).in_stack($text)
+                })
             }
 
             fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
-                downcast::<Self>(other).is_some_and(|other| {
-                    self.0.driver.device() == other.0.driver.device()
-                        && self.0.over_aligned.is_empty()
-                        && other.0.over_aligned.is_empty()
-                }) || millpond_core::is_same(self, other)
+                downcast::<Self>(other).is_some_and(|other| self.0.driver.device() == other.0.driver.device())
             }
 
             fn is_stream_ordered(&self) -> bool {

@@ -1,7 +1,6 @@
 //! What a buffer's contents are copied from and to.
 
 use bytemuck::Pod;
-use millpond_core::driver::DriverResult;
 use millpond_core::{DeviceMemoryResource, Error, Layout, Result, StreamRef};
 
 use super::DeviceBuffer;
@@ -50,8 +49,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         }
         // SAFETY: both blocks are live, distinct, and hold that many bytes; the contents of the other one are
         // ordered before the copy.
-        let copied = unsafe { copy.driver().memcpy_dtod_async(copy.ptr, other.ptr, copy.len, stream) };
-        copied.map_err(|error| copy.failed(error))?;
+        copy.call(|driver| unsafe { driver.memcpy_dtod_async(copy.ptr, other.ptr, copy.len, stream) })?;
         let ordered = if other.left_its_thread() {
             copy.finish(Ok(()))
         } else {
@@ -76,7 +74,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         let source = data.as_ptr().cast();
         // SAFETY: the block holds that many bytes and `data` has them; `finish` keeps it borrowed until the
         // copy is done.
-        let copied = unsafe { self.driver().memcpy_htod_async(self.ptr, source, bytes, self.stream) };
+        let copied =
+            self.call(|driver| unsafe { driver.memcpy_htod_async(self.ptr, source, bytes, self.stream) });
         self.finish(copied)
     }
 
@@ -96,7 +95,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         let destination = data.as_mut_ptr().cast();
         // SAFETY: the block holds that many bytes and `data` has room for them, of a type for which all bytes
         // are values; `finish` keeps it borrowed until the copy is done.
-        let copied = unsafe { self.driver().memcpy_dtoh_async(destination, self.ptr, bytes, self.stream) };
+        let copied =
+            self.call(|driver| unsafe { driver.memcpy_dtoh_async(destination, self.ptr, bytes, self.stream) });
         self.finish(copied)
     }
 
@@ -131,9 +131,9 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
 
     /// Waits for a copy on the stored stream. Also after an error: the device must not touch the host's
     /// memory once the caller has it back, so what the stream cannot tell, the device must.
-    fn finish(&self, copied: DriverResult<()>) -> Result<()> {
-        let waited = self.driver().stream_synchronize(self.stream);
-        let device = if waited.is_err() { self.driver().synchronize() } else { Ok(()) };
-        copied.and(waited).and(device).map_err(|error| self.failed(error))
+    fn finish(&self, copied: Result<()>) -> Result<()> {
+        let waited = self.call(|driver| driver.stream_synchronize(self.stream));
+        let device = if waited.is_err() { self.synchronize_device() } else { Ok(()) };
+        copied.and(waited).and(device)
     }
 }

@@ -4,13 +4,15 @@ use std::mem::ManuallyDrop;
 use std::ptr;
 
 use bytemuck::Pod;
+use millpond_core::driver::DriverResult;
 use millpond_core::{
-    AnyResource, DeviceId, DeviceMemoryResource, DevicePtr, DriverError, DriverHandle, Error, Layout, Result,
-    StreamId, StreamRef,
+    AnyResource, DeviceId, DeviceMemoryResource, DevicePtr, Driver, DriverHandle, Layout, Result, StreamId,
+    StreamRef,
 };
 use millpond_resources::get_current_device_resource;
 
-use crate::event::{located, order};
+use crate::driver_call::call;
+use crate::event::order;
 
 /// A block of device memory that is given back when it is dropped.
 ///
@@ -165,7 +167,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
             0 => Ok(()),
             // SAFETY: both blocks are live, distinct, and hold that many bytes. The old one's contents are
             // ordered before the stored stream's next work, and the new one was allocated on that stream.
-            bytes => unsafe { self.driver().memcpy_dtod_async(ptr, self.ptr, bytes, self.stream) },
+            bytes => self.call(|driver| unsafe { driver.memcpy_dtod_async(ptr, self.ptr, bytes, self.stream) }),
         };
         // Whichever block is not kept goes back, on the stream of the copy.
         let give_back = match &copied {
@@ -179,7 +181,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         // SAFETY: the block came from this resource with this layout, nothing refers to it any more, and its
         // last use was on this stream.
         unsafe { deallocate(&self.resource, give_back, self.stream) };
-        copied.map_err(|error| self.failed(error))
+        copied
     }
 
     /// The address of the first byte; null if no memory is held.
@@ -256,11 +258,12 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     }
 
     fn synchronize_device(&self) -> Result<()> {
-        self.driver().synchronize().map_err(|error| self.failed(error))
+        self.call(|driver| driver.synchronize())
     }
 
-    fn failed(&self, error: DriverError) -> Error {
-        located(error, self.device()).in_stack(&self.resource)
+    /// Calls the driver; an error names the stack.
+    fn call<T>(&self, body: impl FnOnce(&dyn Driver) -> DriverResult<T>) -> Result<T> {
+        call(&**self.driver(), body).map_err(|error| error.in_stack(&self.resource))
     }
 }
 
@@ -268,8 +271,11 @@ impl<R: DeviceMemoryResource> Drop for DeviceBuffer<R> {
     fn drop(&mut self) {
         if !self.ptr.is_null() && self.left_its_thread() {
             // The work of the other thread's stream can no longer be named. Memory that it may still use
-            // must not go to somebody else, so it stays out if the wait fails.
-            if let Err(error) = self.synchronize_device() {
+            // must not go to somebody else, so it stays out if the wait fails. A device that is lost runs
+            // nothing any more.
+            if let Err(error) = self.synchronize_device()
+                && !error.is_sticky()
+            {
                 tracing::error!(target: "millpond::containers", %error, "a buffer could not be given back");
                 return;
             }

@@ -101,7 +101,7 @@ impl DriverError {
 
     /// Whether the context is lost: every later call in this process fails the same way.
     pub const fn is_sticky(&self) -> bool {
-        matches!(self.code, 4 | 214 | 220 | 700 | 702 | 709 | 710 | 714..=721)
+        matches!(self.code, 4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721)
     }
 
     /// CUDA's name of the code.

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The same text is what [`Display`](std::fmt::Display) of a resource prints, what the environment variable
-//! `MILLPOND_STACK` holds, and what the replay binary takes: `cuda+pool:initial=1GiB,max=50%+statistics`.
+//! `MILLPOND_STACK` holds ([`StackSpec::from_env`]), and what the replay binary takes: `cuda+pool:initial=1GiB,max=50%+statistics`.
 //!
 //! The text alone is a [`StackSpec`]. To build it, a [`LayerTable`] says what each name means; each
 //! crate of resources or adaptors has one, and so may a user's.
@@ -22,6 +22,9 @@ pub use params::Params;
 pub use table::{LayerEntry, LayerKind, LayerTable};
 
 use crate::{AnyResource, DriverHandle, Error, Result};
+
+/// The environment variable that [`StackSpec::from_env`] reads.
+pub const STACK_VARIABLE: &str = "MILLPOND_STACK";
 
 /// One layer as text: its name and parameters.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -49,6 +52,16 @@ impl StackSpec {
     /// The layers, base first.
     pub fn layers(&self) -> &[LayerSpec] {
         &self.layers
+    }
+
+    /// What the environment variable `MILLPOND_STACK` says, or `None` where it is not set.
+    ///
+    /// # Errors
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if it cannot be read.
+    pub fn from_env() -> Result<Option<Self>> {
+        let Some(text) = std::env::var_os(STACK_VARIABLE) else { return Ok(None) };
+        let spec = text.to_string_lossy().parse::<Self>();
+        spec.map(Some).map_err(|error| error.context(format!("the environment variable {STACK_VARIABLE}")))
     }
 
     /// Builds the stack on a device.

@@ -461,13 +461,19 @@ impl Driver for CudaDriver {
     }
 
     fn event_record_if_alive(&self, event: Event, stream: StreamRef) -> DriverResult<bool> {
+        // The legacy stream answers with an error while a capture is going on that it must not disturb.
+        let record = || match self.stream_is_capturing(stream) {
+            Ok(false) => self.event_record(event, stream).map(|()| true),
+            Err(error) if error.is_sticky() => Err(error),
+            Ok(true) | Err(_) => Ok(false),
+        };
         if stream.is_legacy() {
-            return self.event_record(event, stream).map(|()| true);
+            return record();
         }
         // Nobody can say here whose per-thread stream the caller means: it has no entry, so it is not alive.
         // The entry's lock, held while recording, keeps `stream_destroy` out.
         match self.streams.get(&stream.handle()) {
-            Some(alive) if *alive == stream.id() => self.event_record(event, stream).map(|()| true),
+            Some(alive) if *alive == stream.id() => record(),
             _ => Ok(false),
         }
     }

@@ -1,28 +1,16 @@
 //! The steps of the ladder that call the driver or upstream.
 
-use millpond_core::driver::{Event, EventFlags};
 use millpond_core::{
-    ALLOCATION_ALIGNMENT, DeviceMemoryResource, DevicePtr, DriverError, Error, Layout, Result, StreamId,
+    ALLOCATION_ALIGNMENT, DeviceMemoryResource, DevicePtr, Error, ErrorKind, LadderCounts, Layout, Result,
     StreamRef,
 };
 
+use super::points::{Donor, Point};
 use super::store::{ANYONE, Epoch, Growth, Owner, Request, Store};
-use super::{COLLECT_AFTER_LEAST, COLLECT_AFTER_MOST, Ordered, State};
+use super::{Ordered, State};
 
-/// Another stream whose blocks are looked at.
-#[derive(Clone, Copy, Debug)]
-struct Donor {
-    id: StreamId,
-    /// Blocks of this epoch and before are meant.
-    epoch: Epoch,
-}
-
-/// A donor's point, recorded.
-#[derive(Clone, Copy, Debug)]
-struct Point {
-    donor: Donor,
-    event: Event,
-}
+/// How often other threads may come in between before a request that somebody's block would serve fails.
+const LAST_TRIES: usize = 8;
 
 impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     /// Goes down the ladder beyond the steps that need no driver.
@@ -35,43 +23,46 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             let State { store, streams, .. } = &mut *state;
             streams.sweep(store);
         }
-        if self.reuse.completed && self.collection_is_due(request, stream) {
-            self.collect_completed()?;
+        // Recording, querying, waiting and synchronising would break the capture of a graph, or become part of it.
+        let capturing = self.is_capturing(stream)?;
+        if !capturing && self.reuse.completed && self.collection_is_due(request, stream) {
+            self.collect_completed(stream)?;
         }
         // Another thread may have brought memory while this one waited for the lock.
         if let Some(ptr) = self.try_hit(request, stream) {
             return Ok(ptr);
         }
-        if let Some(ptr) = self.take_from_best_donor(request, stream)? {
+        if !capturing && let Some(ptr) = self.take_from_others(request, stream)? {
             return Ok(ptr);
         }
-        if self.reuse.completed && self.others_could_serve(request, stream) {
-            self.collect_completed()?;
-            if let Some(ptr) = self.try_hit(request, stream) {
-                return Ok(ptr);
-            }
-        }
-        if self.lost_bytes() > self.bytes_reserved() / 8
-            && let Some(ptr) = self.reclaim(request, stream)?
-        {
-            return Ok(ptr);
-        }
-        let refused = match self.grow(request, stream)? {
-            Ok(ptr) => {
-                self.state.lock().ladder.grow += 1;
-                return Ok(ptr);
-            }
+        let refused = match self.grow(request, stream, |ladder| &mut ladder.grow)? {
+            Ok(ptr) => return Ok(ptr),
             Err(refused) => refused,
         };
-        if let Some(ptr) = self.reclaim(request, stream)? {
+        if !capturing && let Some(ptr) = self.reclaim(request, stream)? {
             return Ok(ptr);
         }
         if self.release_free_regions(0, stream) > 0
-            && let Ok(ptr) = self.grow(request, stream)?
+            && let Ok(ptr) = self.grow(request, stream, |ladder| &mut ladder.reclaim)?
         {
-            self.state.lock().ladder.reclaim += 1;
             return Ok(ptr);
         }
+        // What other threads gave back meanwhile may fit, and may belong to any stream.
+        for _ in 0..LAST_TRIES {
+            if capturing || !self.anybody_has_a_fit(request) {
+                break;
+            }
+            if let Some(ptr) = self.take_from_others(request, stream)? {
+                return Ok(ptr);
+            }
+            if let Some(ptr) = self.reclaim(request, stream)? {
+                return Ok(ptr);
+            }
+        }
+        Err(self.out_of_memory(request, stream, refused))
+    }
+
+    fn out_of_memory(&self, request: &Request, stream: StreamRef, refused: Option<Error>) -> Error {
         let mut state = self.state.lock();
         state.ladder.out_of_memory += 1;
         let report = state.store.describe(request);
@@ -79,10 +70,34 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         let error = Error::out_of_memory(Layout::new(request.requested), stream)
             .on_device(self.driver.device())
             .context(report);
-        Err(match refused {
+        match refused {
             Some(cause) => error.caused_by(cause),
             None => error,
-        })
+        }
+    }
+
+    /// The steps between streams: what is ordered, done, or can be waited for; and what lies with streams that
+    /// may be gone, where that is much.
+    fn take_from_others(&self, request: &Request, stream: StreamRef) -> Result<Option<DevicePtr>> {
+        if let Some(ptr) = self.take_from_best_donor(request, stream)? {
+            return Ok(Some(ptr));
+        }
+        if self.reuse.completed && self.others_could_serve(request, stream) {
+            self.collect_completed(stream)?;
+            if let Some(ptr) = self.try_hit(request, stream) {
+                return Ok(Some(ptr));
+            }
+        }
+        if self.lost_bytes() > self.bytes_reserved() / 8 {
+            return self.reclaim(request, stream);
+        }
+        Ok(None)
+    }
+
+    fn anybody_has_a_fit(&self, request: &Request) -> bool {
+        let state = self.state.lock();
+        let fits = |owner| state.store.find(owner, Epoch::MAX, request).is_some();
+        fits(ANYONE) || state.streams.iter().any(|(owner, _)| fits(owner))
     }
 
     fn collection_is_due(&self, request: &Request, stream: StreamRef) -> bool {
@@ -105,13 +120,13 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             return Ok(None);
         }
         for donor in self.donors_with_fit(request, stream) {
-            let Some(point) = self.point_of(donor)? else { continue };
-            if self.reuse.completed && self.is_done(point)? {
+            let Some(point) = self.point_of(donor, stream)? else { continue };
+            if self.reuse.completed && self.is_done(&point)? {
                 if let Some(ptr) = self.try_hit(request, stream) {
                     return Ok(Some(ptr));
                 }
             } else if self.reuse.waited
-                && let Some(ptr) = self.wait_and_take(point, request, stream)?
+                && let Some(ptr) = self.wait_and_take(&point, request, stream)?
             {
                 return Ok(Some(ptr));
             }
@@ -137,12 +152,20 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     }
 
     /// Makes `stream` wait for the point and hands a block out that the point covers.
-    fn wait_and_take(&self, point: Point, request: &Request, stream: StreamRef) -> Result<Option<DevicePtr>> {
-        self.driver.stream_wait_event(stream, point.event).map_err(|error| self.driver_error(error))?;
+    fn wait_and_take(
+        &self,
+        point: &Point,
+        request: &Request,
+        stream: StreamRef,
+    ) -> Result<Option<DevicePtr>> {
+        if let Err(error) = self.driver.stream_wait_event(stream, point.event) {
+            self.do_without(point.donor.id, error)?;
+            return Ok(None);
+        }
         let mut state = self.state.lock();
         let me = state.owner_of(stream);
         let Some((donor, _)) = state.streams.find_mut(point.donor.id) else { return Ok(None) };
-        state.streams.waited(me, donor, point.donor.epoch);
+        state.streams.waited(me, donor, point.donor.epoch, &point.seen);
         let Some(fit) = state.store.find(donor, point.donor.epoch, request) else { return Ok(None) };
         state.ladder.waited += 1;
         Ok(Some(state.store.take(fit.token, request)))
@@ -158,103 +181,6 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         others > 0 && others + store.free_bytes(ANYONE) + store.free_bytes(me) >= request.bytes
     }
 
-    /// Makes the blocks of all streams whose work is done anyone's, the requesting stream's too, so that
-    /// neighbours join whoever gave them back.
-    fn collect_completed(&self) -> Result<()> {
-        let donors: Vec<Donor> = {
-            let mut state = self.state.lock();
-            state.given_since_collection = 0;
-            state
-                .streams
-                .iter()
-                .filter(|(owner, _)| state.store.free_bytes(*owner) > 0)
-                .map(|(_, slot)| Donor { id: slot.id, epoch: slot.epoch })
-                .collect()
-        };
-        let mut done = false;
-        for donor in donors {
-            if let Some(point) = self.point_of(donor)? {
-                done |= self.is_done(point)?;
-            }
-        }
-        // While the device is busy, asking often brings nothing.
-        let mut state = self.state.lock();
-        state.collect_after =
-            if done { COLLECT_AFTER_LEAST } else { (state.collect_after * 2).min(COLLECT_AFTER_MOST) };
-        Ok(())
-    }
-
-    /// A recorded point of the donor that covers the epoch; records one if need be. `None` where the stream
-    /// may be gone: then its own next call is asked to record.
-    fn point_of(&self, donor: Donor) -> Result<Option<Point>> {
-        let (ticket, stream) = {
-            let mut state = self.state.lock();
-            let Some((_, slot)) = state.streams.find_mut(donor.id) else { return Ok(None) };
-            if let (Some(event), Some(epoch)) = (slot.event, slot.point)
-                && epoch >= donor.epoch
-            {
-                return Ok(Some(Point { donor: Donor { epoch, ..donor }, event }));
-            }
-            if slot.id.is_per_thread() && slot.id != StreamRef::PER_THREAD.id() {
-                slot.wanted = true;
-                return Ok(None);
-            }
-            (slot.ticket(), slot.stream)
-        };
-        let epoch = ticket.epoch;
-        let recorded = self
-            .event_of(donor.id)
-            .and_then(|event| Ok(self.driver.event_record_if_alive(event, stream)?.then_some(event)));
-        {
-            let mut state = self.state.lock();
-            state.streams.settle(ticket, matches!(recorded, Ok(Some(_))));
-            if let (Ok(None), Some((_, slot))) = (&recorded, state.streams.find_mut(donor.id)) {
-                slot.wanted = true;
-            }
-        }
-        let event = recorded.map_err(|error| self.driver_error(error))?;
-        Ok(event.map(|event| Point { donor: Donor { epoch, ..donor }, event }))
-    }
-
-    /// The event of a stream that has a ticket out, made at first need.
-    pub(super) fn event_of(&self, id: StreamId) -> Result<Event, DriverError> {
-        let spare = {
-            let mut state = self.state.lock();
-            let (_, slot) = state.streams.find_mut(id).expect("a stream with a ticket is not forgotten");
-            match slot.event {
-                Some(event) => return Ok(event),
-                None => state.streams.take_spare_event(),
-            }
-        };
-        let fresh = match spare {
-            Some(event) => event,
-            None => self.driver.event_create(EventFlags::default())?,
-        };
-        let mut state = self.state.lock();
-        let (_, slot) = state.streams.find_mut(id).expect("a stream with a ticket is not forgotten");
-        let event = *slot.event.get_or_insert(fresh);
-        if event != fresh {
-            state.streams.keep_event(fresh);
-        }
-        Ok(event)
-    }
-
-    /// Whether all work before the point is done; if so, the blocks that it covers become anyone's.
-    fn is_done(&self, point: Point) -> Result<bool> {
-        let done = self.driver.event_query(point.event).map_err(|error| self.driver_error(error))?;
-        if done {
-            let mut state = self.state.lock();
-            let State { store, streams, .. } = &mut *state;
-            if let Some((owner, slot)) = streams.find_mut(point.donor.id) {
-                if slot.point == Some(point.donor.epoch) {
-                    slot.point = None;
-                }
-                store.migrate(owner, point.donor.epoch, ANYONE, 0);
-            }
-        }
-        Ok(done)
-    }
-
     /// Bytes that no point can be had for: their streams could not be recorded on and have not called since.
     fn lost_bytes(&self) -> u64 {
         let state = self.state.lock();
@@ -266,9 +192,14 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         self.state.lock().store.totals().bytes_reserved
     }
 
-    /// Takes memory from upstream and serves the request from it. The inner error is upstream's refusal, or
+    /// Takes memory from upstream and serves the request from it, which counts as `step`. The inner error is upstream's refusal, or
     /// `None` where the resource's own limit refused.
-    fn grow(&self, request: &Request, stream: StreamRef) -> Result<Result<DevicePtr, Option<Error>>> {
+    fn grow(
+        &self,
+        request: &Request,
+        stream: StreamRef,
+        step: impl FnOnce(&mut LadderCounts) -> &mut u64,
+    ) -> Result<Result<DevicePtr, Option<Error>>> {
         let Some(growth) = self.state.lock().store.growth(request) else { return Ok(Err(None)) };
         let (base, bytes) = match self.take_region(growth, stream)? {
             Ok(region) => region,
@@ -277,6 +208,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         let mut state = self.state.lock();
         let owner = self.add_region(&mut state, base, bytes, stream);
         let fit = state.store.find(owner, Epoch::MAX, request).expect("growth covers the request");
+        *step(&mut state.ladder) += 1;
         Ok(Ok(state.store.take(fit.token, request)))
     }
 
@@ -302,11 +234,15 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
                     tracing::debug!(target: "millpond::pool", bytes, "took a region from upstream");
                     return Ok(Ok((base, bytes)));
                 }
-                Err(error) if !error.is_out_of_memory() => return Err(error),
-                Err(error) => match growth.after_refusal(bytes) {
-                    Some(less) => bytes = less,
-                    None => return Ok(Err(error)),
-                },
+                // An upstream with a largest request says that the argument is invalid.
+                Err(error) if error.is_out_of_memory() || error.kind() == ErrorKind::InvalidArgument => {
+                    match growth.after_refusal(bytes) {
+                        Some(less) => bytes = less,
+                        None if error.is_out_of_memory() => return Ok(Err(error)),
+                        None => return Err(error),
+                    }
+                }
+                Err(error) => return Err(error),
             }
         }
     }

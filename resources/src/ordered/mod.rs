@@ -34,11 +34,12 @@
 //! upstream call is made under it. A second lock lets one thread at a time go beyond the first two steps.
 
 mod ladder;
+mod points;
 mod reuse;
 mod store;
 mod streams;
 
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -51,13 +52,12 @@ use millpond_core::{
 use parking_lot::Mutex;
 
 pub use reuse::Reuse;
-pub(crate) use store::{ANYONE, Epoch, Fit, Growth, Owner, Request, Store, StoreTotals};
+pub(crate) use store::{ANYONE, Epoch, Fit, Growth, LARGEST_REQUEST, Owner, Request, Store, StoreTotals};
 use streams::{Streams, Ticket};
 
 use crate::driver_memory::poisoned;
 
 /// A store of blocks over an upstream resource, in stream order.
-#[derive(Debug)]
 pub(crate) struct Ordered<R: DeviceMemoryResource, S: Store> {
     upstream: R,
     driver: DriverHandle,
@@ -175,6 +175,11 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             let owner = state.owner_of(stream);
             let collect = self.reuse.completed && state.should_collect(owner, &request);
             if !collect && let Some(ptr) = state.hit(owner, &request, self.reuse) {
+                let wanted = state.streams.slot_mut(owner).ticket_if_wanted();
+                drop(state);
+                if let Some(ticket) = wanted {
+                    self.record_for_others(ticket, stream);
+                }
                 return Ok(ptr);
             }
         }
@@ -201,7 +206,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
                 return self.refuse(kind, ptr, layout, stream, name);
             }
             *deallocations += 1;
-            std::mem::take(&mut slot.wanted).then(|| slot.ticket())
+            slot.ticket_if_wanted()
         };
         if let Some(ticket) = wanted {
             self.record_for_others(ticket, stream);
@@ -211,12 +216,16 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     /// Records a point on the calling stream, because another stream wanted its blocks and could not.
     #[cold]
     fn record_for_others(&self, ticket: Ticket, stream: StreamRef) {
-        let recorded = if self.health.is_lost() {
-            Ok(())
-        } else {
-            self.event_of(ticket.id).and_then(|event| self.driver.event_record(event, stream))
+        // In a stream that captures a graph the record would be a part of the graph.
+        let record = || match self.driver.stream_is_capturing(stream)? {
+            true => Ok(false),
+            false => self
+                .event_of(ticket.id)
+                .and_then(|event| self.driver.event_record(event, stream))
+                .map(|()| true),
         };
-        self.state.lock().streams.settle(ticket, recorded.is_ok() && !self.health.is_lost());
+        let recorded = if self.health.is_lost() { Ok(false) } else { record() };
+        self.state.lock().streams.settle(ticket, matches!(recorded, Ok(true)));
         // Nothing depends on the point: without it the blocks stay with their stream.
         if let Err(error) = recorded {
             self.health.note(&error);
@@ -279,6 +288,16 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     /// How many streams the resource knows.
     pub(crate) fn streams(&self) -> usize {
         self.state.lock().streams.len()
+    }
+}
+
+/// Upstream and options; not every block there is.
+impl<R: DeviceMemoryResource, S: Store> Debug for Ordered<R, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ordered")
+            .field("upstream", &self.upstream)
+            .field("reuse", &self.reuse)
+            .finish_non_exhaustive()
     }
 }
 

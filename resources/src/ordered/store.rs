@@ -13,6 +13,9 @@ pub(crate) const ANYONE: Owner = 0;
 /// stream's recorded point of that epoch or any later one.
 pub(crate) type Epoch = u64;
 
+/// No request and no region is larger; far beyond any device.
+pub(crate) const LARGEST_REQUEST: u64 = 1 << 55;
+
 /// A request, rounded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Request {
@@ -28,7 +31,7 @@ impl Request {
     /// `None` when no address space holds that much.
     pub(crate) fn new(layout: Layout) -> Option<Self> {
         let bytes = layout.rounded_bytes()?;
-        bytes.checked_add(layout.alignment()).filter(|sum| *sum <= 1 << 56)?;
+        bytes.checked_add(layout.alignment()).filter(|sum| *sum <= LARGEST_REQUEST)?;
         Some(Self { requested: layout.bytes(), bytes, alignment: layout.alignment() })
     }
 

@@ -17,7 +17,7 @@ pub(crate) struct Slot {
     /// The latest epoch that the event is known to cover, unless that is known to be done.
     pub(crate) point: Option<Epoch>,
     /// What the stream was ordered after when the point was recorded.
-    point_seen: Vec<(Owner, Epoch)>,
+    pub(crate) point_seen: Vec<(Owner, Epoch)>,
     /// Up to which epoch of which other stream this stream's next work is ordered after.
     seen: Vec<(Owner, Epoch)>,
     /// Somebody else wants its blocks and could not record a point: the stream's own next call does.
@@ -52,6 +52,11 @@ impl Slot {
         self.epoch - 1
     }
 
+    /// A ticket for the stream's own call, if somebody else wants its blocks.
+    pub(crate) fn ticket_if_wanted(&mut self) -> Option<Ticket> {
+        std::mem::take(&mut self.wanted).then(|| self.ticket())
+    }
+
     /// Ends the present epoch for a caller who is about to record the point that covers it, and then settles
     /// the ticket. What the stream is ordered after is noted now, since a wait inserted meanwhile may miss
     /// the point.
@@ -67,7 +72,7 @@ impl Slot {
 pub(crate) struct Ticket {
     pub(crate) id: StreamId,
     pub(crate) epoch: Epoch,
-    seen: Vec<(Owner, Epoch)>,
+    pub(crate) seen: Vec<(Owner, Epoch)>,
 }
 
 fn raise(known: &mut Vec<(Owner, Epoch)>, owner: Owner, epoch: Epoch) {
@@ -131,14 +136,15 @@ impl Streams {
     /// Forgets the streams that own no free block, once there are many. They cost only what knowing their
     /// order was worth. The caller uses no stream's event meanwhile: a forgotten stream's goes to another.
     pub(crate) fn sweep(&mut self, store: &mut impl Store) {
-        if self.by_id.len() < self.sweep_at {
+        // A ticket names owners, which a sweep would give to other streams.
+        let in_use = |slot: &Slot| slot.tickets > 0;
+        if self.by_id.len() < self.sweep_at || self.slots.iter().flatten().any(in_use) {
             return;
         }
         self.last = None;
         let mut gone = Vec::new();
         for owner in 1..self.slots.len() as Owner {
-            let idle = |slot: &mut Slot| slot.tickets == 0 && store.free_bytes(owner) == 0;
-            if let Some(slot) = self.slots[owner as usize].take_if(idle) {
+            if let Some(slot) = self.slots[owner as usize].take_if(|_| store.free_bytes(owner) == 0) {
                 self.by_id.remove(&slot.id);
                 self.spare_events.extend(slot.event);
                 store.remove_owner(owner);
@@ -191,15 +197,15 @@ impl Streams {
         }
     }
 
-    /// `waiter` was made to wait for the point of `donor`, which covers `epoch`: it is now ordered after all
-    /// that the donor was ordered after, too.
-    pub(crate) fn waited(&mut self, waiter: Owner, donor: Owner, epoch: Epoch) {
-        let inherited = self.slot(donor).point_seen.clone();
+    /// `waiter` was made to wait for a point of `donor` that covers `epoch`: it is now ordered after all that the
+    /// donor was ordered after at that point, too. (Not after what the donor has seen since: the point may have
+    /// been recorded again.)
+    pub(crate) fn waited(&mut self, waiter: Owner, donor: Owner, epoch: Epoch, inherited: &[(Owner, Epoch)]) {
         let seen = &mut self.slot_mut(waiter).seen;
         raise(seen, donor, epoch);
         for (owner, epoch) in inherited {
-            if owner != waiter && owner != ANYONE {
-                raise(seen, owner, epoch);
+            if *owner != waiter && *owner != ANYONE {
+                raise(seen, *owner, *epoch);
             }
         }
     }

@@ -7,7 +7,7 @@ use millpond_core::{
 };
 
 use super::PoolMemoryResource;
-use crate::ordered::Reuse;
+use crate::ordered::{LARGEST_REQUEST, Reuse};
 
 /// How `pool` is built from text.
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
@@ -46,12 +46,12 @@ pub struct PoolOptions {
 impl PoolOptions {
     /// Rounds and checks against the device.
     pub(super) fn checked(self, driver: &dyn Driver) -> Result<Self> {
-        let initial_bytes =
-            self.initial_bytes.checked_next_multiple_of(ALLOCATION_ALIGNMENT).ok_or_else(|| {
-                Error::invalid_argument(
-                    "the pool's initial size is larger than any device; write for example initial=1GiB",
-                )
-            })?;
+        let rounded = self.initial_bytes.checked_next_multiple_of(ALLOCATION_ALIGNMENT);
+        let initial_bytes = rounded.filter(|bytes| *bytes <= LARGEST_REQUEST).ok_or_else(|| {
+            Error::invalid_argument(
+                "the pool's initial size is larger than any device; write for example initial=1GiB",
+            )
+        })?;
         let maximum_bytes = self.maximum_bytes.map(|bytes| bytes & !(ALLOCATION_ALIGNMENT - 1));
         if let Some(maximum) = maximum_bytes {
             if initial_bytes > maximum {

@@ -1,0 +1,156 @@
+//! Points: events recorded on streams, by which other streams learn that work is done, or wait for it.
+//!
+//! No step here is needed to serve a request. So an error of the driver that does not mean that the device is lost
+//! makes the resource do without the point, and is not the caller's.
+
+use millpond_core::driver::{Event, EventFlags};
+use millpond_core::{DeviceMemoryResource, DriverError, Error, Result, StreamId, StreamRef};
+
+use super::store::{ANYONE, Epoch, Owner, Store};
+use super::{COLLECT_AFTER_LEAST, COLLECT_AFTER_MOST, Ordered, State};
+
+/// Another stream whose blocks are looked at.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Donor {
+    pub(super) id: StreamId,
+    /// Blocks of this epoch and before are meant.
+    pub(super) epoch: Epoch,
+}
+
+/// A donor's point, recorded.
+#[derive(Clone, Debug)]
+pub(super) struct Point {
+    pub(super) donor: Donor,
+    pub(super) event: Event,
+    /// What the donor was ordered after at this record or before. The event may be recorded again at any time,
+    /// by when the donor may have seen more: that must not be inherited from this point.
+    pub(super) seen: Vec<(Owner, Epoch)>,
+}
+
+impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
+    /// Makes the blocks of all streams whose work is done anyone's, the requesting stream's too, so that
+    /// neighbours join whoever gave them back.
+    pub(super) fn collect_completed(&self, stream: StreamRef) -> Result<()> {
+        let donors: Vec<Donor> = {
+            let mut state = self.state.lock();
+            state.given_since_collection = 0;
+            let owning = state.streams.iter().filter(|(owner, _)| state.store.free_bytes(*owner) > 0);
+            owning.map(|(_, slot)| Donor { id: slot.id, epoch: slot.epoch }).collect()
+        };
+        let mut done = false;
+        for donor in donors {
+            if let Some(point) = self.point_of(donor, stream)? {
+                done |= self.is_done(&point)?;
+            }
+        }
+        // While the device is busy, asking often brings nothing.
+        let mut state = self.state.lock();
+        state.collect_after =
+            if done { COLLECT_AFTER_LEAST } else { (state.collect_after * 2).min(COLLECT_AFTER_MOST) };
+        Ok(())
+    }
+
+    /// A recorded point of the donor that covers the epoch, for the requesting `stream`; records one if need be.
+    /// `None` where the donor's stream may be gone: then its own next call is asked to record.
+    pub(super) fn point_of(&self, donor: Donor, stream: StreamRef) -> Result<Option<Point>> {
+        let (ticket, donors_stream) = {
+            let mut state = self.state.lock();
+            let Some((_, slot)) = state.streams.find_mut(donor.id) else { return Ok(None) };
+            if let (Some(event), Some(epoch)) = (slot.event, slot.point)
+                && epoch >= donor.epoch
+            {
+                let seen = slot.point_seen.clone();
+                return Ok(Some(Point { donor: Donor { epoch, ..donor }, event, seen }));
+            }
+            if slot.id.is_per_thread() && slot.id != StreamRef::PER_THREAD.id() {
+                slot.wanted = true;
+                return Ok(None);
+            }
+            (slot.ticket(), slot.stream)
+        };
+        let (epoch, seen) = (ticket.epoch, ticket.seen.clone());
+        let recorded = self.event_of(donor.id).and_then(|event| {
+            // The requesting stream is alive: the call is about it.
+            let done = if donor.id == stream.id() {
+                self.driver.event_record(event, stream).map(|()| true)
+            } else {
+                self.driver.event_record_if_alive(event, donors_stream)
+            };
+            Ok(done?.then_some(event))
+        });
+        {
+            let mut state = self.state.lock();
+            state.streams.settle(ticket, matches!(recorded, Ok(Some(_))));
+            if let (Ok(None), Some((_, slot))) = (&recorded, state.streams.find_mut(donor.id)) {
+                slot.wanted = true;
+            }
+        }
+        match recorded {
+            Ok(event) => Ok(event.map(|event| Point { donor: Donor { epoch, ..donor }, event, seen })),
+            Err(error) => self.do_without(donor.id, error).map(|()| None),
+        }
+    }
+
+    /// The event of a stream that has a ticket out, made at first need.
+    pub(super) fn event_of(&self, id: StreamId) -> Result<Event, DriverError> {
+        let spare = {
+            let mut state = self.state.lock();
+            let (_, slot) = state.streams.find_mut(id).expect("a stream with a ticket is not forgotten");
+            match slot.event {
+                Some(event) => return Ok(event),
+                None => state.streams.take_spare_event(),
+            }
+        };
+        let fresh = match spare {
+            Some(event) => event,
+            None => self.driver.event_create(EventFlags::default())?,
+        };
+        let mut state = self.state.lock();
+        let (_, slot) = state.streams.find_mut(id).expect("a stream with a ticket is not forgotten");
+        let event = *slot.event.get_or_insert(fresh);
+        if event != fresh {
+            state.streams.keep_event(fresh);
+        }
+        Ok(event)
+    }
+
+    /// Whether all work before the point is done; if so, the blocks that it covers become anyone's.
+    pub(super) fn is_done(&self, point: &Point) -> Result<bool> {
+        match self.driver.event_query(point.event) {
+            Ok(true) => {}
+            Ok(false) => return Ok(false),
+            Err(error) => return self.do_without(point.donor.id, error).map(|()| false),
+        }
+        let mut state = self.state.lock();
+        let State { store, streams, .. } = &mut *state;
+        if let Some((owner, slot)) = streams.find_mut(point.donor.id) {
+            if slot.point == Some(point.donor.epoch) {
+                slot.point = None;
+            }
+            store.migrate(owner, point.donor.epoch, ANYONE, 0);
+        }
+        Ok(true)
+    }
+
+    /// Goes on without the donor's point, unless the device is lost.
+    pub(super) fn do_without(&self, donor: StreamId, error: DriverError) -> Result<()> {
+        self.health.note(&error);
+        if self.health.is_lost() {
+            return Err(Error::from(error));
+        }
+        tracing::debug!(target: "millpond::pool", %error, "going on without another stream's blocks");
+        if let Some((_, slot)) = self.state.lock().streams.find_mut(donor) {
+            slot.point = None;
+        }
+        Ok(())
+    }
+
+    /// Whether the stream is capturing a graph, or a capture is going on that work on it would disturb.
+    pub(super) fn is_capturing(&self, stream: StreamRef) -> Result<bool> {
+        match self.driver.stream_is_capturing(stream) {
+            Ok(capturing) => Ok(capturing),
+            Err(error) if error.is_sticky() => Err(self.driver_error(error)),
+            Err(_) => Ok(true),
+        }
+    }
+}
