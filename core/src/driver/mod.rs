@@ -174,8 +174,8 @@ pub trait Driver: Debug + Send + Sync + 'static {
     /// since. Surely alive are the legacy default stream and streams from
     /// [`stream_create`](Self::stream_create) that were not destroyed through
     /// [`stream_destroy`](Self::stream_destroy); no destruction passes between check and record. Of a
-    /// stream from elsewhere, and of a per-thread stream, nothing is known: `Ok(false)`. Nor is the event recorded
-    /// on a stream that is capturing a graph, where the record would be a part of the graph.
+    /// stream from elsewhere, and of a per-thread stream, nothing is known: `Ok(false)`. Nor is the event
+    /// recorded on a stream that is capturing a graph, where the record would be a part of the graph.
     fn event_record_if_alive(&self, event: Event, stream: StreamRef) -> DriverResult<bool>;
     /// Whether all work before the event's last record is done (`cuEventQuery`).
     fn event_query(&self, event: Event) -> DriverResult<bool>;

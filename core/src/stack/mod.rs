@@ -7,7 +7,8 @@
 //! ```
 //!
 //! The same text is what [`Display`](std::fmt::Display) of a resource prints, what the environment variable
-//! `MILLPOND_STACK` holds ([`StackSpec::from_env`]), and what the replay binary takes: `cuda+pool:initial=1GiB,max=50%+statistics`.
+//! `MILLPOND_STACK` holds ([`StackSpec::from_env`]), and what the replay binary takes:
+//! `cuda+pool:initial=1GiB,max=50%+statistics`.
 //!
 //! The text alone is a [`StackSpec`]. To build it, a [`LayerTable`] says what each name means; each
 //! crate of resources or adaptors has one, and so may a user's.

@@ -463,9 +463,10 @@ impl Driver for CudaDriver {
     fn event_record_if_alive(&self, event: Event, stream: StreamRef) -> DriverResult<bool> {
         // The legacy stream answers with an error while a capture is going on that it must not disturb.
         let record = || match self.stream_is_capturing(stream) {
-            Ok(false) => self.event_record(event, stream).map(|()| true),
             Err(error) if error.is_sticky() => Err(error),
-            Ok(true) | Err(_) => Ok(false),
+            Err(error) if !error.is_unsupported() => Ok(false),
+            Ok(true) => Ok(false),
+            Ok(false) | Err(_) => self.event_record(event, stream).map(|()| true),
         };
         if stream.is_legacy() {
             return record();

@@ -23,7 +23,8 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             let State { store, streams, .. } = &mut *state;
             streams.sweep(store);
         }
-        // Recording, querying, waiting and synchronising would break the capture of a graph, or become part of it.
+        // Recording, querying, waiting and synchronising would break the capture of a graph, or become part
+        // of it.
         let capturing = self.is_capturing(stream)?;
         if !capturing && self.reuse.completed && self.collection_is_due(request, stream) {
             self.collect_completed(stream)?;
@@ -76,8 +77,8 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         }
     }
 
-    /// The steps between streams: what is ordered, done, or can be waited for; and what lies with streams that
-    /// may be gone, where that is much.
+    /// The steps between streams: what is ordered, done, or can be waited for; and what lies with streams
+    /// that may be gone, where that is much.
     fn take_from_others(&self, request: &Request, stream: StreamRef) -> Result<Option<DevicePtr>> {
         if let Some(ptr) = self.take_from_best_donor(request, stream)? {
             return Ok(Some(ptr));
@@ -192,7 +193,8 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         self.state.lock().store.totals().bytes_reserved
     }
 
-    /// Takes memory from upstream and serves the request from it, which counts as `step`. The inner error is upstream's refusal, or
+    /// Takes memory from upstream and serves the request from it, which counts as `step`. The inner error is
+    /// upstream's refusal, or
     /// `None` where the resource's own limit refused.
     fn grow(
         &self,

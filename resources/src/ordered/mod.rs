@@ -217,12 +217,12 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     #[cold]
     fn record_for_others(&self, ticket: Ticket, stream: StreamRef) {
         // In a stream that captures a graph the record would be a part of the graph.
-        let record = || match self.driver.stream_is_capturing(stream)? {
-            true => Ok(false),
-            false => self
-                .event_of(ticket.id)
-                .and_then(|event| self.driver.event_record(event, stream))
-                .map(|()| true),
+        let record = || match self.is_capturing(stream) {
+            Ok(false) => {
+                let event = self.event_of(ticket.id)?;
+                self.driver.event_record(event, stream).map(|()| true)
+            }
+            _ => Ok(false),
         };
         let recorded = if self.health.is_lost() { Ok(false) } else { record() };
         self.state.lock().streams.settle(ticket, matches!(recorded, Ok(true)));

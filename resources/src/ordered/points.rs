@@ -1,7 +1,7 @@
 //! Points: events recorded on streams, by which other streams learn that work is done, or wait for it.
 //!
-//! No step here is needed to serve a request. So an error of the driver that does not mean that the device is lost
-//! makes the resource do without the point, and is not the caller's.
+//! No step here is needed to serve a request. So an error of the driver that does not mean that the device is
+//! lost makes the resource do without the point, and is not the caller's.
 
 use millpond_core::driver::{Event, EventFlags};
 use millpond_core::{DeviceMemoryResource, DriverError, Error, Result, StreamId, StreamRef};
@@ -22,8 +22,8 @@ pub(super) struct Donor {
 pub(super) struct Point {
     pub(super) donor: Donor,
     pub(super) event: Event,
-    /// What the donor was ordered after at this record or before. The event may be recorded again at any time,
-    /// by when the donor may have seen more: that must not be inherited from this point.
+    /// What the donor was ordered after at this record or before. The event may be recorded again at any
+    /// time, by when the donor may have seen more: that must not be inherited from this point.
     pub(super) seen: Vec<(Owner, Epoch)>,
 }
 
@@ -50,7 +50,8 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         Ok(())
     }
 
-    /// A recorded point of the donor that covers the epoch, for the requesting `stream`; records one if need be.
+    /// A recorded point of the donor that covers the epoch, for the requesting `stream`; records one if need
+    /// be.
     /// `None` where the donor's stream may be gone: then its own next call is asked to record.
     pub(super) fn point_of(&self, donor: Donor, stream: StreamRef) -> Result<Option<Point>> {
         let (ticket, donors_stream) = {
@@ -150,7 +151,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         match self.driver.stream_is_capturing(stream) {
             Ok(capturing) => Ok(capturing),
             Err(error) if error.is_sticky() => Err(self.driver_error(error)),
-            Err(_) => Ok(true),
+            Err(error) => Ok(!error.is_unsupported()),
         }
     }
 }

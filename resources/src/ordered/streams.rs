@@ -197,9 +197,9 @@ impl Streams {
         }
     }
 
-    /// `waiter` was made to wait for a point of `donor` that covers `epoch`: it is now ordered after all that the
-    /// donor was ordered after at that point, too. (Not after what the donor has seen since: the point may have
-    /// been recorded again.)
+    /// `waiter` was made to wait for a point of `donor` that covers `epoch`: it is now ordered after all that
+    /// the donor was ordered after at that point, too. (Not after what the donor has seen since: the point
+    /// may have been recorded again.)
     pub(crate) fn waited(&mut self, waiter: Owner, donor: Owner, epoch: Epoch, inherited: &[(Owner, Epoch)]) {
         let seen = &mut self.slot_mut(waiter).seen;
         raise(seen, donor, epoch);
