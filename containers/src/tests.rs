@@ -413,3 +413,70 @@ fn errors_name_the_device_and_the_stack() {
     assert_eq!(error.stack(), Some(&*bench.pool.to_string()));
     assert_ne!(buffer.as_ptr(), DevicePtr::NULL);
 }
+
+#[test]
+fn a_device_that_is_lost_is_called_no_more() {
+    let bench = Bench::new(SimConfig::h200());
+    let (device, driver) = (&bench.device, bench.device.clone());
+    let (resource, script) = mock::resource(device.clone());
+    let resource = Arc::new(resource);
+    let stream = bench.stream();
+    let event = Event::new(driver.clone(), EventFlags::default()).unwrap();
+    event.record(stream.as_ref()).unwrap();
+    let mut buffer = DeviceBuffer::new(100, StreamRef::LEGACY, resource.clone()).unwrap();
+    let mine = DeviceBuffer::new(100, StreamRef::PER_THREAD, resource.clone()).unwrap();
+
+    device.set_faults(FaultPlan::nth_call(0, DriverError::ILLEGAL_ADDRESS));
+    assert_eq!(stream.synchronize().unwrap_err().kind(), ErrorKind::Poisoned);
+    assert!(driver.health().is_lost(), "the error was noted");
+    let calls = device.driver_calls();
+
+    let errors = [
+        stream.synchronize().unwrap_err(),
+        stream.query().unwrap_err(),
+        stream.wait(&event).unwrap_err(),
+        event.record(stream.as_ref()).unwrap_err(),
+        event.query().unwrap_err(),
+        event.synchronize().unwrap_err(),
+        Stream::new(driver.clone(), StreamFlags::NON_BLOCKING).unwrap_err(),
+        Event::new(driver.clone(), EventFlags::default()).unwrap_err(),
+        buffer.set_stream(stream.as_ref()).unwrap_err(),
+        buffer.resize(200, StreamRef::LEGACY).unwrap_err(),
+        buffer.copy_from_host(&[1_u8]).unwrap_err(),
+        buffer.to_host::<u8>().unwrap_err(),
+        DeviceBuffer::copy_of(&buffer, StreamRef::LEGACY, resource).map(drop).unwrap_err(),
+    ];
+    for error in errors {
+        assert_eq!((error.kind(), error.device()), (ErrorKind::Poisoned, Some(driver.device())), "{error}");
+    }
+    drop((stream, event, buffer));
+    std::thread::spawn(move || drop(mine)).join().unwrap();
+    assert_eq!(device.driver_calls(), calls);
+    assert_eq!(script.live(), [], "the resource has its blocks back");
+}
+
+#[test]
+fn every_call_that_loses_the_device_is_noted() {
+    type Body = fn(&Bench, &Stream, &Event, &mut DeviceBuffer<Pool>) -> millpond_core::Result<()>;
+    let bodies: [Body; 9] = [
+        |_, stream, _, _| stream.synchronize(),
+        |_, stream, _, _| stream.query().map(drop),
+        |_, stream, event, _| event.record(stream.as_ref()),
+        |_, stream, event, _| stream.wait(event),
+        |_, _, event, _| event.query().map(drop),
+        |_, _, event, _| event.synchronize(),
+        |bench, _, _, _| Stream::new(bench.device.clone(), StreamFlags::NON_BLOCKING).map(drop),
+        |_, stream, _, buffer| buffer.set_stream(stream.as_ref()),
+        |_, _, _, buffer| buffer.to_host::<u8>().map(drop),
+    ];
+    for (index, body) in bodies.into_iter().enumerate() {
+        let bench = Bench::new(SimConfig::h200());
+        let stream = bench.stream();
+        let event = Event::new(bench.device.clone(), EventFlags::default()).unwrap();
+        event.record(stream.as_ref()).unwrap();
+        let mut buffer = bench.filled(100, StreamRef::LEGACY);
+        bench.device.set_faults(FaultPlan::nth_call(0, DriverError::ILLEGAL_ADDRESS));
+        assert!(body(&bench, &stream, &event, &mut buffer).is_err(), "call {index}");
+        assert!(bench.device.health().is_lost(), "call {index}");
+    }
+}

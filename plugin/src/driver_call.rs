@@ -5,10 +5,7 @@ use millpond_core::{Error, ErrorKind, Result};
 ///
 /// # Errors
 /// [`ErrorKind::Poisoned`] for a device that is lost, and what the driver reports.
-pub(crate) fn call<T>(
-    driver: &dyn Driver,
-    body: impl FnOnce(&dyn Driver) -> DriverResult<T>,
-) -> Result<T> {
+pub(crate) fn call<T>(driver: &dyn Driver, body: impl FnOnce(&dyn Driver) -> DriverResult<T>) -> Result<T> {
     let health = driver.health();
     let outcome = if health.is_lost() {
         Err(Error::new(

@@ -7,9 +7,10 @@ use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{AnyResource, DevicePtr, DriverHandle, Error, Layout, MemoryInfo, Result, StreamRef};
 use parking_lot::{Mutex, RwLock};
 
+use crate::driver_call::call;
 use crate::host_only::no_device;
 use crate::memory_pointer::{Finalizer, Token};
-use crate::release_order::{ReleaseOrder, StreamUse};
+use crate::release_order::{ReleaseOrder, Uses};
 use crate::{
     DeferCleanup, DeferredOptions, DeferredQueue, HostAllocFlags, HostMemory, HostOnlyMemoryManager,
     INTERFACE_VERSION, IpcHandle, ManagerFactory, MemoryManager, MemoryPointer, Owner, current_stream,
@@ -26,7 +27,8 @@ use crate::{
 ///   outermost guard is dropped, or until memory is short.
 /// - `get_memory_info` counts what the stack's pools could hand out again as free.
 /// - `reset` gives everything back to the driver. A stack that the manager built is dropped and built
-///   again at the next use; one that was passed in is trimmed and stays.
+///   again at the next use; one that was passed in is trimmed and stays. While a stream captures a graph,
+///   memory whose use cannot be waited for stays parked, and with it the stack: reset again afterwards.
 ///
 /// `reset` must not be called from inside the stack, for instance from a callback of a resource.
 ///
@@ -82,8 +84,7 @@ struct DeviceHalf {
 struct Block {
     ptr: DevicePtr,
     layout: Layout,
-    /// The streams that use it besides the legacy default stream.
-    uses: Vec<StreamUse>,
+    uses: Uses,
 }
 
 impl MillpondMemoryManager {
@@ -129,8 +130,11 @@ impl MillpondMemoryManager {
         self.device()?.with_stack(|resource| Ok(Arc::clone(resource)))
     }
 
-    /// Says that work on `stream` uses `memory`, so that the block goes back only after that work. Needed for
-    /// non-blocking streams other than the one it was taken on; the stream is alive at the call.
+    /// Says that work on `stream` uses `memory`, so that the block goes back only after that work. The stream
+    /// is alive at the call.
+    ///
+    /// Needed for every stream but the one that the memory was taken on. Memory that was taken on the legacy
+    /// default stream waits for blocking streams by itself, so there only non-blocking ones need it.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for memory that is gone or not this
@@ -138,11 +142,7 @@ impl MillpondMemoryManager {
     pub fn record_stream(&self, memory: &MemoryPointer, stream: StreamRef) -> Result<()> {
         let device = self.device()?;
         let mut block = device.live.get_mut(&memory.token()).ok_or_else(|| memory.gone("record a use of"))?;
-        if let Some(used) = StreamUse::of(stream)
-            && !block.uses.contains(&used)
-        {
-            block.uses.push(used);
-        }
+        block.uses.add(stream);
         Ok(())
     }
 
@@ -256,7 +256,7 @@ impl DeviceHalf {
         }
         let ptr = outcome?;
         let token = Token::next();
-        self.live.insert(token, Block { ptr, layout, uses: StreamUse::of(stream).into_iter().collect() });
+        self.live.insert(token, Block { ptr, layout, uses: Uses::of(stream) });
         Ok((ptr, token))
     }
 
@@ -267,8 +267,9 @@ impl DeviceHalf {
 
     fn give_back(&self, resource: &AnyResource, block: Block) -> Option<()> {
         // A stack that is not stream-ordered waits for the device by itself.
-        let uses = if resource.is_stream_ordered() { block.uses.as_slice() } else { &[] };
-        let stream = match self.order.after(uses) {
+        let order =
+            if resource.is_stream_ordered() { self.order.after(&block.uses) } else { Ok(StreamRef::LEGACY) };
+        let stream = match order {
             Ok(stream) => stream,
             Err(error) if error.is_sticky() => StreamRef::LEGACY, // the device runs nothing any more
             Err(error) => {
@@ -292,30 +293,47 @@ impl DeviceHalf {
         }
     }
 
-    /// Gives everything parked or live back to the stack, after waiting for the device.
-    fn give_back_at_once(&self, resource: &AnyResource) {
+    /// Gives everything parked or live back to the stack, after waiting for the device. If that cannot be
+    /// waited for, each block goes back after its own uses; says whether none had to stay parked.
+    fn give_back_at_once(&self, resource: &AnyResource) -> bool {
         let tokens: Vec<Token> = self.live.iter().map(|entry| *entry.key()).collect();
         let live = tokens.iter().filter_map(|token| self.live.remove(token)).map(|(_, block)| block);
         let blocks: Vec<Block> = self.parked.take_all().into_iter().chain(live).collect();
-        if !blocks.is_empty()
-            && let Err(error) = self.driver.synchronize()
-        {
-            tracing::debug!(target: "millpond::plugin", %error, "could not wait for the device");
+        if blocks.is_empty() {
+            return true;
+        }
+        match call(&*self.driver, |driver| driver.synchronize()) {
+            Err(error) if !error.is_sticky() => {
+                tracing::debug!(target: "millpond::plugin", %error, "could not wait for the device");
+                let count = blocks.len();
+                return self.give_back_all(resource, blocks) == count;
+            }
+            Ok(()) | Err(_) => {}
         }
         for Block { ptr, layout, .. } in blocks {
-            // SAFETY: as in `give_back`; all work on the device is done, or the device runs none any more.
+            // SAFETY: pointer and layout as in `give_back`. All work that may use the block is done: the
+            // device was waited for, or it is lost and runs none any more.
             unsafe { resource.deallocate(ptr, layout, StreamRef::LEGACY) };
         }
+        true
     }
 
     fn reset(&self) {
         let mut stack = self.stack.write();
         let Some(resource) = &*stack else { return };
-        self.give_back_at_once(resource);
+        let all = self.give_back_at_once(resource);
         self.order.clear();
+        if !all {
+            tracing::warn!(
+                target: "millpond::plugin",
+                blocks = self.parked.len(),
+                "a reset could not wait for all work on the device, and keeps the memory that may be in use; \
+                 reset again when no stream captures a graph"
+            );
+        }
         match &self.source {
-            Source::Built(_) => *stack = None,
-            Source::Given(resource) => {
+            Source::Built(_) if all => *stack = None,
+            Source::Built(_) | Source::Given(_) => {
                 if let Err(error) = resource.trim(0) {
                     tracing::debug!(target: "millpond::plugin", %error, "could not trim the stack");
                 }
@@ -327,8 +345,17 @@ impl DeviceHalf {
 impl Drop for DeviceHalf {
     fn drop(&mut self) {
         // Every pointer keeps this alive, so only what could not be ordered when it was dropped is left.
-        if let Some(resource) = self.stack.get_mut().take() {
-            self.give_back_at_once(&resource);
+        if let Some(resource) = self.stack.get_mut().take()
+            && !self.give_back_at_once(&resource)
+        {
+            tracing::warn!(
+                target: "millpond::plugin",
+                blocks = self.parked.len(),
+                "a memory manager went while work on the device could not be waited for; the memory that may \
+                 be in use is lost until the process ends"
+            );
+            // Not even the stack may end: it would give the memory under these blocks back.
+            std::mem::forget(resource);
         }
     }
 }

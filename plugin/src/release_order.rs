@@ -1,27 +1,42 @@
 use millpond_core::driver::{Event, EventFlags};
-use millpond_core::{DriverError, DriverHandle, StreamId, StreamRef};
+use millpond_core::{DriverHandle, Result, StreamId, StreamRef};
 use parking_lot::Mutex;
 
 use crate::current_stream;
+use crate::driver_call::call;
 
 /// A stream that uses a block, with its identity at the time: the per-thread stream is another one on
 /// the thread of a late finalizer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct StreamUse {
+struct StreamUse {
     stream: StreamRef,
     id: StreamId,
 }
 
-impl StreamUse {
-    /// The stream as a use to keep; `None` for the legacy default stream, which every block waits for anyway.
-    pub(crate) fn of(stream: StreamRef) -> Option<Self> {
-        (!stream.is_legacy()).then(|| Self { stream, id: stream.id() })
-    }
+/// All streams that use a block.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Uses {
+    /// The legacy default stream does, and with it perhaps blocking streams that nobody announced.
+    legacy: bool,
+    others: Vec<StreamUse>,
 }
 
-impl PartialEq for StreamUse {
-    fn eq(&self, other: &Self) -> bool {
-        self.id == other.id
+impl Uses {
+    /// Of a block that is taken on `stream`.
+    pub(crate) fn of(stream: StreamRef) -> Self {
+        let mut uses = Self::default();
+        uses.add(stream);
+        uses
+    }
+
+    /// Adds what is alive now and uses the block.
+    pub(crate) fn add(&mut self, stream: StreamRef) {
+        let id = stream.id();
+        if stream.is_legacy() {
+            self.legacy = true;
+        } else if self.others.iter().all(|known| known.id != id) {
+            self.others.push(StreamUse { stream, id });
+        }
     }
 }
 
@@ -47,45 +62,48 @@ impl ReleaseOrder {
     ///
     /// # Errors
     /// The driver's, if the block cannot be ordered now, for instance while a stream captures a graph.
-    pub(crate) fn after(&self, uses: &[StreamUse]) -> Result<StreamRef, DriverError> {
+    pub(crate) fn after(&self, uses: &Uses) -> Result<StreamRef> {
         let scope = current_stream();
-        if let [only] = uses
+        if let [only] = uses.others[..]
+            && !uses.legacy
             && only.id == scope.id()
         {
             return Ok(scope); // alive, as it is this thread's stream now
         }
         let mut device_wide = false;
-        for StreamUse { stream, .. } in uses {
+        for StreamUse { stream, .. } in &uses.others {
             // Per-thread streams are blocking: the legacy stream comes after them by itself.
             if !stream.is_per_thread() && !self.join(*stream)? {
                 device_wide = true;
             }
         }
         if device_wide {
-            self.driver.synchronize()?;
+            call(&*self.driver, |driver| driver.synchronize())?;
         }
         Ok(StreamRef::LEGACY)
     }
 
     /// Makes the legacy stream wait for `stream` if that is surely alive, and says whether it did.
-    fn join(&self, stream: StreamRef) -> Result<bool, DriverError> {
+    fn join(&self, stream: StreamRef) -> Result<bool> {
         let mut slot = self.event.lock();
         let event = match *slot {
             Some(event) => event,
-            None => *slot.insert(self.driver.event_create(EventFlags::default())?),
+            None => *slot.insert(call(&*self.driver, |driver| driver.event_create(EventFlags::default()))?),
         };
-        let recorded = self.driver.event_record_if_alive(event, stream)?;
-        if recorded {
-            self.driver.stream_wait_event(StreamRef::LEGACY, event)?;
-        }
-        Ok(recorded)
+        call(&*self.driver, |driver| {
+            let recorded = driver.event_record_if_alive(event, stream)?;
+            if recorded {
+                driver.stream_wait_event(StreamRef::LEGACY, event)?;
+            }
+            Ok(recorded)
+        })
     }
 
     /// Ends the event, before the context goes.
     pub(crate) fn clear(&self) {
         if let Some(event) = self.event.lock().take() {
             // SAFETY: created by `join` on this driver and taken out of the slot, so nobody names it again.
-            if let Err(error) = unsafe { self.driver.event_destroy(event) } {
+            if let Err(error) = call(&*self.driver, |driver| unsafe { driver.event_destroy(event) }) {
                 tracing::debug!(target: "millpond::plugin", %error, "could not end an event");
             }
         }

@@ -11,7 +11,8 @@ thread_local! {
 ///
 /// NBEP 7 names no stream, so [`MillpondMemoryManager`](crate::MillpondMemoryManager) uses the legacy default
 /// stream, which is right for every blocking stream. Inside `with_stream`, memory is ready for use on
-/// `stream` instead, and memory taken on it that is dropped inside goes back in the order of `stream`.
+/// `stream` instead, and memory that only `stream` uses goes back in its order if it is dropped inside; other
+/// uses are announced by [`record_stream`](crate::MillpondMemoryManager::record_stream).
 /// Calls nest; the stream must be alive until `body` returns.
 ///
 /// ```

@@ -124,6 +124,41 @@ fn late_finalizers_bear_a_device_that_is_lost() {
 }
 
 #[test]
+fn a_device_that_is_lost_is_called_no_more() {
+    let device = device();
+    let manager = manager(&device, HOARD);
+    let mapped = HostAllocFlags { mapped: true, ..HostAllocFlags::default() };
+    let pages = vec![0_u8; 8192];
+    let ptr = HostPtr(pages.as_ptr().expose_provenance());
+    // SAFETY: `pages` outlives the pin.
+    let pin = unsafe { manager.mempin(Box::new(()), ptr, 8192, false) }.unwrap();
+    let host = manager.memhostalloc(64, mapped).unwrap();
+    let memory = manager.memalloc(64).unwrap();
+    drop(manager.memalloc(64).unwrap());
+    device.set_faults(FaultPlan::nth_call(0, DriverError::ILLEGAL_ADDRESS));
+    assert!(manager.memalloc(64).unwrap_err().is_sticky());
+    assert!(device.health().is_lost(), "the error was noted");
+    let calls = device.driver_calls();
+
+    let errors = [
+        manager.memalloc(64).unwrap_err(),
+        manager.memhostalloc(64, mapped).unwrap_err(),
+        manager.memallocmanaged(64, true).unwrap_err(),
+        manager.memallocmanaged(64, false).unwrap_err(),
+        manager.get_memory_info().unwrap_err(),
+        manager.get_ipc_handle(&memory).unwrap_err(),
+    ];
+    for error in errors {
+        assert_eq!((error.kind(), error.device()), (ErrorKind::Poisoned, Some(device.device())), "{error}");
+    }
+    drop((pin, host, memory));
+    manager.flush();
+    manager.reset();
+    drop(manager);
+    assert_eq!(device.driver_calls(), calls);
+}
+
+#[test]
 fn host_memory_that_cannot_be_mapped_is_ended() {
     let device = device();
     let manager = manager(&device, DeferredOptions::default());

@@ -20,10 +20,15 @@ use millpond_plugin::{
 };
 use parking_lot::Mutex;
 
+/// What the last work on a block writes, where that is checked.
+const WRITTEN: u64 = 1;
+
 /// A resource that writes down on which streams it is used.
 #[derive(Debug)]
 struct Recorder {
     upstream: AnyResource,
+    /// Where a block that comes back must hold [`WRITTEN`], for the stream on which it does.
+    check: Option<Arc<SimDevice>>,
     calls: Arc<Mutex<Vec<(&'static str, StreamRef)>>>,
 }
 
@@ -43,6 +48,9 @@ unsafe impl DeviceMemoryResource for Recorder {
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         self.calls.lock().push(("deallocate", stream));
+        if let Some(device) = &self.check {
+            device.launch(stream, &[Access::check(ptr, layout.bytes(), WRITTEN)]);
+        }
         // SAFETY: the caller's promises.
         unsafe { self.upstream.deallocate(ptr, layout, stream) }
     }
@@ -89,10 +97,20 @@ struct Setup {
 
 impl Setup {
     fn new() -> Self {
-        let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
+        Self::with(SimDevice::new(SimConfig::with_capacity(64 * MIB)), None)
+    }
+
+    /// Blocks that come back too early show as violations.
+    fn checking(seed: u64) -> Self {
+        let config = SimConfig::with_capacity(64 * MIB).seed(seed).schedule(Schedule::Seeded(seed));
+        let device = SimDevice::new(config);
+        Self::with(Arc::clone(&device), Some(device))
+    }
+
+    fn with(device: Arc<SimDevice>, check: Option<Arc<SimDevice>>) -> Self {
         let calls = Arc::new(Mutex::new(Vec::new()));
         let upstream = build(&device, "cuda+pool");
-        let recorder = Recorder { upstream, calls: Arc::clone(&calls) };
+        let recorder = Recorder { upstream, check, calls: Arc::clone(&calls) };
         let manager = MillpondMemoryManager::new(Arc::new(recorder));
         manager.initialize().unwrap();
         Self { device, manager, calls }
@@ -171,8 +189,8 @@ fn a_block_that_cannot_be_ordered_waits_for_the_next_allocation() {
     let memory = with_stream(stream, || setup.manager.memalloc(64).unwrap());
     setup.device.set_capturing(stream, true);
     let not_permitted = DriverError::STREAM_CAPTURE_UNSUPPORTED;
-    let fail = FaultPlan::nth_of(CallKind::EventRecord, 0, not_permitted).persistent();
-    setup.device.set_faults(fail);
+    let fail = |kind| FaultPlan::nth_of(kind, 0, not_permitted).persistent();
+    setup.device.set_faults(fail(CallKind::EventRecord).and(fail(CallKind::Synchronize)));
     drop(memory);
     assert_eq!((setup.manager.parked(), setup.manager.live()), (1, 0));
     setup.device.set_faults(FaultPlan::none());
@@ -240,6 +258,157 @@ fn work_that_was_not_announced_is_seen_to_be_mixed_up() {
     for destroyed in [false, true] {
         assert!(mixed_up(Use { destroyed, ..Use::default() }), "the test above could not fail");
     }
+}
+
+/// Work on the legacy stream writes to a block that is dropped, and taken again, in the scope of another
+/// stream, whose work writes to it and checks. Returns whether any seed shows the two mixed up.
+fn mixed_up_in_a_scope(announce: fn(&MillpondMemoryManager, StreamRef) -> MemoryPointer) -> bool {
+    (0..64).any(|seed| {
+        let config = SimConfig::with_capacity(64 * MIB).seed(seed).schedule(Schedule::Seeded(seed));
+        let device = SimDevice::new(config);
+        let manager = MillpondMemoryManager::new(build(&device, "cuda+pool"));
+        let stream = device.stream_create(StreamFlags::NON_BLOCKING).unwrap();
+        let memory = announce(&manager, stream);
+        device.launch(StreamRef::LEGACY, &[Access::write(memory.device_pointer(), 4096, 1)]);
+        let next = with_stream(stream, || {
+            drop(memory);
+            manager.memalloc(4096).unwrap()
+        });
+        let ptr = next.device_pointer();
+        device.launch(stream, &[Access::write(ptr, 4096, 2)]);
+        device.launch(stream, &[Access::check(ptr, 4096, 2)]);
+        device.synchronize().unwrap();
+        device.launch(stream, &[Access::check(ptr, 4096, 2)]);
+        device.synchronize().unwrap();
+        !device.violations().is_empty()
+    })
+}
+
+#[test]
+fn uses_on_the_legacy_stream_count_in_a_scope_of_the_only_other_stream() {
+    assert!(!mixed_up_in_a_scope(|manager, stream| {
+        let memory = manager.memalloc(4096).unwrap();
+        manager.record_stream(&memory, stream).unwrap();
+        memory
+    }));
+    assert!(!mixed_up_in_a_scope(|manager, stream| {
+        let memory = with_stream(stream, || manager.memalloc(4096).unwrap());
+        manager.record_stream(&memory, StreamRef::LEGACY).unwrap();
+        memory
+    }));
+    let unannounced = |manager: &MillpondMemoryManager, stream| {
+        with_stream(stream, || manager.memalloc(4096).unwrap()) //
+    };
+    assert!(mixed_up_in_a_scope(unannounced), "the tests above could not fail");
+}
+
+/// The device as a whole cannot be waited for, as while a stream captures a graph.
+fn no_device_wide_wait() -> FaultPlan {
+    FaultPlan::nth_of(CallKind::Synchronize, 0, DriverError::STREAM_CAPTURE_UNSUPPORTED).persistent()
+}
+
+#[test]
+fn reset_and_drop_wait_for_each_stream_where_the_device_cannot_be_waited_for() {
+    for (seed, reset) in (0..64).flat_map(|seed| [(seed, true), (seed, false)]) {
+        let setup = Setup::checking(seed);
+        let stream = setup.stream();
+        let memory = with_stream(stream, || setup.manager.memalloc(4096).unwrap());
+        setup.device.launch(stream, &[Access::write(memory.device_pointer(), 4096, WRITTEN)]);
+        let Setup { device, manager, calls } = setup;
+        if reset {
+            device.set_faults(no_device_wide_wait());
+            manager.reset();
+        } else {
+            let no_event = DriverError::STREAM_CAPTURE_UNSUPPORTED;
+            device.set_faults(FaultPlan::nth_of(CallKind::EventRecord, 0, no_event));
+            drop(memory);
+            assert_eq!(manager.parked(), 1);
+            device.set_faults(no_device_wide_wait());
+            drop(manager);
+        }
+        assert_eq!(calls.lock()[1..], [("deallocate", StreamRef::LEGACY)]);
+        device.set_faults(FaultPlan::none());
+        device.synchronize().unwrap();
+        assert_eq!(device.violations(), [], "seed {seed}, reset {reset}");
+    }
+}
+
+#[test]
+fn reset_and_drop_keep_what_cannot_be_ordered() {
+    let setup = Setup::new();
+    let take = || {
+        let stream = setup.stream();
+        let memory = with_stream(stream, || setup.manager.memalloc(4096).unwrap());
+        setup.device.launch(stream, &[Access::write(memory.device_pointer(), 4096, 1)]);
+        setup.destroy(stream);
+        memory
+    };
+    let memory = take();
+    setup.device.set_faults(no_device_wide_wait());
+    setup.manager.reset();
+    assert_eq!((setup.manager.live(), setup.manager.parked()), (0, 1));
+    assert!(!memory.is_live());
+    assert_eq!(setup.take_calls().len(), 1, "nothing was given back");
+    setup.device.set_faults(FaultPlan::none());
+    setup.manager.reset();
+    assert_eq!(setup.manager.parked(), 0);
+    assert_eq!(setup.take_calls(), [("deallocate", StreamRef::LEGACY)]);
+
+    let memory = take();
+    setup.device.set_faults(no_device_wide_wait());
+    drop(memory);
+    let Setup { device, manager, calls } = setup;
+    drop(manager);
+    assert!(calls.lock().iter().all(|(call, _)| *call == "allocate"));
+    assert_eq!(device.live_allocations(), 1, "not even the stack ended");
+    assert_eq!(device.violations(), []);
+}
+
+#[test]
+fn a_stack_that_was_built_stays_while_its_memory_cannot_be_ordered() {
+    let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
+    let builds = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&builds);
+    let builder: StackBuilder = Arc::new(move |driver| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        "cuda+pool".parse::<millpond_core::stack::StackSpec>()?.build(&layers(), driver)
+    });
+    let driver: DriverHandle = Arc::<SimDevice>::clone(&device);
+    let manager = MillpondMemoryManager::with_builder(Some(driver), builder);
+    let stream = device.stream_create(StreamFlags::NON_BLOCKING).unwrap();
+    let memory = with_stream(stream, || manager.memalloc(4096).unwrap());
+    // SAFETY: the stream is not named again.
+    unsafe { device.stream_destroy(stream).unwrap() };
+    device.set_faults(no_device_wide_wait());
+    manager.reset();
+    assert_eq!((manager.parked(), device.live_allocations()), (1, 1));
+    device.set_faults(FaultPlan::none());
+    manager.reset();
+    assert_eq!((manager.parked(), device.live_allocations()), (0, 0));
+    assert_eq!(builds.load(Ordering::SeqCst), 1);
+    drop(memory);
+    assert!(manager.memalloc(64).unwrap().is_live());
+    assert_eq!(builds.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn a_device_that_is_lost_is_called_no_more() {
+    let setup = Setup::new();
+    let (first, second) = (setup.stream(), setup.stream());
+    let take = |stream| with_stream(stream, || setup.manager.memalloc(64).unwrap());
+    let (ordered, shared, left) = (take(first), take(first), take(second));
+    setup.manager.record_stream(&shared, second).unwrap();
+    drop(ordered); // outside of the scope: by an event, which is kept
+    setup.device.set_faults(FaultPlan::nth_call(0, DriverError::ILLEGAL_ADDRESS));
+    drop(shared);
+    assert!(setup.device.health().is_lost(), "the error was noted");
+    let calls = setup.device.driver_calls();
+    drop(left);
+    let Setup { device, manager, .. } = setup;
+    manager.reset();
+    assert!(manager.memallocmanaged(64, true).unwrap_err().is_sticky());
+    drop(manager);
+    assert_eq!(device.driver_calls(), calls);
 }
 
 #[test]

@@ -172,13 +172,27 @@ fn without_the_variable_nobody_is_warned() {
 
 #[test]
 fn a_bad_stack_in_the_environment_names_the_variable() {
-    for (value, why) in [("pond", "there is no layer `pond`"), ("cuda+", "missing"), ("pool", "below")] {
+    let bad_parameter = ("cuda+pool:initial=much", "much");
+    let missing = ("cuda+", "missing");
+    for (value, why) in [("pond", "there is no layer `pond`"), missing, ("pool", "below"), bad_parameter] {
         let (registry, devices) = registry(Some(value));
         let error = registry.get(devices[0].device()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidStack, "{value}");
         assert!(error.to_string().contains(why), "{error}");
-        assert!(error.to_string().contains(value), "{error}");
+        let form =
+            format!("MILLPOND_MEMORY_MANAGER={value} is not a stack; set it to one such as `cuda+pool");
+        assert!(error.to_string().contains(&form), "{error}");
         assert_eq!(devices[0].live_allocations(), 0);
+    }
+}
+
+#[test]
+fn a_bad_stack_in_the_environment_is_seen_at_the_first_use_whatever_that_is() {
+    let (registry, _devices) = registry(Some("cuda+pond"));
+    let uses = [registry.set(counting(1).0).unwrap_err(), registry.get(DeviceId::cuda(1000)).unwrap_err()];
+    for error in uses {
+        assert_eq!(error.kind(), ErrorKind::InvalidStack);
+        assert!(error.to_string().contains("MILLPOND_MEMORY_MANAGER=cuda+pond is not a stack"), "{error}");
     }
 }
 
@@ -194,7 +208,8 @@ fn a_device_that_is_not_there_settles_nothing() {
 fn a_stack_that_cannot_be_built_is_an_error_each_time_and_no_harm() {
     let (registry, devices) = registry(Some("cuda+pool:initial=1GiB"));
     for _ in 0..2 {
-        assert!(registry.get(devices[0].device()).is_err());
+        let error = registry.get(devices[0].device()).unwrap_err();
+        assert!(error.to_string().contains("MILLPOND_MEMORY_MANAGER=cuda+pool:initial=1GiB"), "{error}");
         assert_eq!(devices[0].live_allocations(), 0);
     }
 }

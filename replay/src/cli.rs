@@ -7,6 +7,7 @@ use millpond_core::stack::StackSpec;
 use millpond_driver::DeviceSpec;
 use millpond_replay::engine::{Options, Threads};
 use millpond_replay::program::Limits;
+use millpond_replay::progress::Progress;
 use millpond_replay::report::Format;
 
 /// Replays allocation logs through stacks of GPU memory resources, and compares the stacks.
@@ -46,13 +47,17 @@ pub(crate) struct Cli {
           value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) repeat: u32,
 
-    /// Count rows that cannot be read, and replay the rest of the log
+    /// Count rows that cannot be read, and replay the rest of the log; of one that is cut off, what there is
     #[arg(long)]
     pub(crate) skip_bad_rows: bool,
 
-    /// Show progress on the standard error
-    #[arg(long)]
+    /// Show progress on the standard error from the start [default: after 2 s, if it is a terminal]
+    #[arg(long, overrides_with = "no_progress")]
     pub(crate) progress: bool,
+
+    /// Never show progress
+    #[arg(long)]
+    pub(crate) no_progress: bool,
 
     /// Print the layers that a stack can be made of, and their parameters
     #[arg(long)]
@@ -69,10 +74,16 @@ Examples:
       one JSON object for each log, on a line of its own; the fields are explained at
       millpond_replay::report in the library's documentation
 
+Figures:
+  peak taken    the most bytes that a stack held from the driver at one time
+  taken / live  that, divided by the most bytes that the log had live at one time; 1 is ideal
+  calls         of the driver, in the first pass (the stack grows) and in the fastest one
+  ns/op         time per operation of the log; on a simulated device that of this machine
+
 Exit status:
   0  every stack replayed every log without a failed allocation
   1  a stack could not be built, or an allocation failed
-  2  a log, a stack's text, the device or the command line is wrong
+  2  a log, a stack's text, the device or the command line is wrong, or a stack would overwrite a log
 
 Environment:
   MILLPOND_LOG  which diagnostics go to the standard error, as in `debug` or `millpond=trace`";
@@ -128,6 +139,15 @@ impl Cli {
         Limits { skip_bad_rows: self.skip_bad_rows, ..Limits::default() }
     }
 
+    /// Whether bars are drawn.
+    pub(crate) fn progress(&self) -> Progress {
+        match (self.progress, self.no_progress) {
+            (true, _) => Progress::new(true),
+            (false, true) => Progress::new(false),
+            (false, false) => Progress::when_slow(),
+        }
+    }
+
     /// How they are replayed.
     pub(crate) fn options(&self) -> Options {
         Options { threads: self.threads.into(), passes: self.repeat }
@@ -180,6 +200,14 @@ mod tests {
         assert_eq!(Format::from(parse("a").unwrap().format), Format::Table);
         assert_eq!(Format::from(parse("a --format json").unwrap().format), Format::Json);
         assert_eq!(Format::from(parse("a -f csv").unwrap().format), Format::Csv);
+    }
+
+    #[test]
+    fn the_last_word_on_progress_counts() {
+        let flags = |line: &str| parse(line).map(|cli| (cli.progress, cli.no_progress));
+        assert_eq!(flags("a --no-progress --progress"), Ok((true, false)));
+        assert_eq!(flags("a --progress --no-progress"), Ok((false, true)));
+        assert_eq!(flags("a"), Ok((false, false)));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The standard line-up: the stacks that a log is replayed through unless others are named.
 
-use millpond_core::format_bytes;
 use millpond_core::stack::StackSpec;
+use millpond_core::{ByteSize, format_bytes};
 
 use crate::compare::DeviceFigures;
 use crate::program::LogSummary;
@@ -56,7 +56,8 @@ fn fixed_size(log: &LogSummary, device: &DeviceFigures) -> Option<String> {
     let block_bytes = log.largest_request_bytes.max(1).checked_next_multiple_of(256)?;
     let needed = block_bytes.checked_mul(log.peak_live_blocks)?;
     let most = log.peak_live_bytes.saturating_mul(FIXED_SIZE_WASTE).min(device.free_bytes);
-    (needed > 0 && needed <= most).then(|| format!("cuda+fixed_size:block_size={block_bytes}"))
+    (needed > 0 && needed <= most)
+        .then(|| format!("cuda+fixed_size:block_size={}", ByteSize::Bytes(block_bytes)))
 }
 
 #[cfg(test)]
@@ -111,7 +112,7 @@ mod tests {
     fn fixed_size_is_there_only_for_logs_of_like_sizes() {
         let device = device(true, 1 << 30);
         let block = |log: &LogSummary| fixed_size(log, &device);
-        assert_eq!(block(&log(100, 1000, 50_000)).as_deref(), Some("cuda+fixed_size:block_size=1024"));
+        assert_eq!(block(&log(100, 1000, 50_000)).as_deref(), Some("cuda+fixed_size:block_size=1KiB"));
         assert_eq!(block(&log(1000, 1 << 20, 50_000_000)), None);
         assert_eq!(block(&log(2, 1 << 30, 2 << 30)), None, "more than the device has");
         assert_eq!(block(&log(9, u64::MAX, u64::MAX)), None);

@@ -1,13 +1,15 @@
 //! `millpond-replay`: replays allocation logs through stacks of memory resources and compares the stacks.
 
 mod cli;
+mod overwrite;
 mod verdict;
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
+use millpond_core::Error;
 use millpond_core::stack::{LayerTable, Params};
 use millpond_driver::DeviceSpec;
 use millpond_replay::compare::{self, Settings};
@@ -15,14 +17,15 @@ use millpond_replay::log::{self, LogReader};
 use millpond_replay::program::Program;
 use millpond_replay::progress::Progress;
 use millpond_replay::report::Format;
+use tracing_subscriber::EnvFilter;
 
 use cli::Cli;
 use verdict::{Failure, Verdict};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    show_diagnostics();
-    Verdict::of(run(&cli, io::stdout().lock())).into()
+    let result = show_diagnostics().and_then(|()| run(&cli, io::stdout().lock()));
+    Verdict::of(result).into()
 }
 
 /// The whole story: read each log, replay it through each stack, print the figures.
@@ -33,7 +36,7 @@ fn run(cli: &Cli, mut out: impl Write) -> Result<Verdict, Failure> {
         return Ok(Verdict::Fine);
     }
     let settings = settings(cli, &table)?;
-    let progress = Progress::new(cli.progress);
+    let progress = cli.progress();
     let mut reporter = Format::from(cli.format).reporter(out);
     let mut verdict = Verdict::Fine;
     for path in &cli.logs {
@@ -55,6 +58,7 @@ fn settings(cli: &Cli, table: &LayerTable) -> Result<Settings, Failure> {
     for layer in cli.stacks.iter().flat_map(|stack| stack.layers()) {
         Params::new(table.get(&layer.name)?, &layer.params)?;
     }
+    overwrite::refuse(&cli.logs, &cli.stacks)?;
     let device = cli.device.unwrap_or_else(DeviceSpec::default_device);
     device.open()?; // a device that is not there is said before logs are read
     Ok(Settings { device, stacks: cli.stacks.clone(), options: cli.options() })
@@ -84,8 +88,15 @@ fn list_layers(table: &LayerTable, out: &mut impl Write) -> io::Result<()> {
 }
 
 /// Diagnostics go to the standard error, as `MILLPOND_LOG` says.
-fn show_diagnostics() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("MILLPOND_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("error"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+fn show_diagnostics() -> Result<(), Failure> {
+    let text = std::env::var_os("MILLPOND_LOG").filter(|text| !text.is_empty()).unwrap_or("error".into());
+    let text = text.to_string_lossy();
+    let filter = EnvFilter::try_new(&text).map_err(|error| {
+        let advice = "write for example MILLPOND_LOG=debug or MILLPOND_LOG=millpond=trace";
+        Error::invalid_argument(format!("MILLPOND_LOG=`{text}`: {error}; {advice}"))
+    })?;
+    let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let ansi = io::stderr().is_terminal() && !plain;
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(ansi).init();
+    Ok(())
 }

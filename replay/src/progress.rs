@@ -1,22 +1,33 @@
 //! Bars on the standard error while logs are read and replayed.
 
-use std::time::Duration;
+use std::io::{self, IsTerminal};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use millpond_core::stack::StackSpec;
 
 use crate::program::Program;
 
+/// A run that takes less time than this needs no bar.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 /// Makes the bars; none are drawn unless asked for, or where the standard error is no terminal.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Progress {
-    shown: bool,
+    /// From when on bars are drawn, if ever.
+    from: Option<Instant>,
 }
 
 impl Progress {
     /// With `shown`, bars are drawn.
     pub fn new(shown: bool) -> Self {
-        Self { shown }
+        Self { from: shown.then(Instant::now) }
+    }
+
+    /// Bars are drawn once two seconds have passed.
+    pub fn when_slow() -> Self {
+        Self { from: io::stderr().is_terminal().then(|| Instant::now() + PATIENCE) }
     }
 
     /// For reading a file of so many bytes.
@@ -35,12 +46,32 @@ impl Progress {
     }
 
     fn bar(self, length: u64, message: String, template: &str) -> ProgressBar {
-        if !self.shown {
-            return ProgressBar::hidden();
-        }
+        let Some(from) = self.from else { return ProgressBar::hidden() };
         let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-        let bar = ProgressBar::new(length).with_style(style.progress_chars("=> ")).with_message(message);
-        bar.enable_steady_tick(Duration::from_millis(200));
+        let target = ProgressDrawTarget::hidden();
+        let bar = ProgressBar::with_draw_target(Some(length), target);
+        let bar = bar.with_style(style.progress_chars("=> ")).with_message(message);
+        match from.saturating_duration_since(Instant::now()) {
+            Duration::ZERO => show(&bar),
+            wait => show_later(&bar, wait),
+        }
         bar
     }
+}
+
+fn show(bar: &ProgressBar) {
+    bar.set_draw_target(ProgressDrawTarget::stderr());
+    bar.enable_steady_tick(Duration::from_millis(200));
+}
+
+/// Draws the bar after that time, unless it is finished or gone by then.
+fn show_later(bar: &ProgressBar, wait: Duration) {
+    let bar = bar.downgrade();
+    // Without the thread there is no bar, which loses nothing.
+    let _ = thread::Builder::new().name("progress".to_owned()).spawn(move || {
+        thread::sleep(wait);
+        if let Some(bar) = bar.upgrade().filter(|bar| !bar.is_finished()) {
+            show(&bar);
+        }
+    });
 }

@@ -43,7 +43,11 @@ impl Verdict {
 
     pub(crate) fn of_stacks(stacks: &[StackReport]) -> Self {
         let verdict = |stack: &StackReport| match &stack.result {
-            StackResult::Ran(figures) if figures.failures == 0 && figures.misuses == 0 => Self::Fine,
+            StackResult::Ran(figures)
+                if figures.failures_all_passes == 0 && figures.misuses_all_passes == 0 =>
+            {
+                Self::Fine
+            }
             StackResult::Ran(_) | StackResult::Failed { is_bad_input: false, .. } => Self::StackFailed,
             StackResult::Failed { is_bad_input: true, .. } => Self::BadInput,
             StackResult::Skipped { .. } => Self::Fine,

@@ -77,7 +77,7 @@ fn requests_of_two_to_the_63_bytes_fail_in_every_stack_and_break_none() {
                 "{spec}"
             );
             assert_eq!(
-                (stack["first_failure"]["line"].as_u64(), stack["misuses"].as_u64()),
+                (stack["first_failure"]["line"].as_u64(), stack["misuses_all_passes"].as_u64()),
                 (Some(2), Some(0))
             );
         }
@@ -129,6 +129,25 @@ fn a_truncated_gzip_and_a_truncated_zstd() {
 }
 
 #[test]
+fn of_a_truncated_log_what_there_is_is_replayed_when_asked_for() {
+    let text = format!("{HEADER}{}", rows(3, 20_000));
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    gzip.write_all(text.as_bytes()).unwrap();
+    let gzip = gzip.finish().unwrap();
+    let folder = Folder::new();
+    let log = folder.write("log.csv", &gzip[..gzip.len() / 2]);
+    let flags = ["-s", "cuda", "-n", "1", "--skip-bad-rows"];
+    let table = Run::of(&log, &flags);
+    assert_eq!(table.status, 0, "{}", table.stderr);
+    let note = "note: the rest of the file is missing, left out: ";
+    assert!(table.stdout.contains(note) && table.stdout.contains("cut off"), "{}", table.stdout);
+    let report = Run::json(&log, &flags);
+    assert!(report["log"]["rest_missing"].as_str().unwrap().contains("cut off"));
+    let nothing = folder.write("short.csv", &gzip[..15]);
+    Run::of(&nothing, &flags).fails_with(2, &["cut off; copy it again"]);
+}
+
+#[test]
 fn binary_noise() {
     let mut state = 99_u32;
     let noise: Vec<u8> = std::iter::repeat_with(|| {
@@ -158,7 +177,7 @@ fn bad_rows_are_skipped_only_when_asked_for_and_counted() {
     let table = Run::of(&log, &["-s", "cuda", "--skip-bad-rows"]);
     assert!(table.stdout.contains("bad rows skipped: 2; the first: "), "{}", table.stdout);
     let all_bad = folder.write("bad.csv", format!("{HEADER}nonsense\n"));
-    Run::of(&all_bad, &["--skip-bad-rows"]).fails_with(2, &["no row that can be read (1 bad rows"]);
+    Run::of(&all_bad, &["--skip-bad-rows"]).fails_with(2, &["no row that can be read (1 bad row was"]);
 }
 
 #[test]
@@ -190,12 +209,37 @@ fn an_unknown_stack_name_and_an_unknown_parameter() {
 fn an_initial_size_above_the_maximum() {
     let run = with_stack("cuda+pool:initial=2GiB,max=1GiB");
     run.fails_with(2, &["cuda+pool:initial=2GiB,max=1GiB", "initial", "maximum"]);
+    assert_eq!(run.stderr.matches("cuda+pool:initial").count(), 1, "said once: {}", run.stderr);
+    assert!(!run.stdout.contains("initial=2GiB"), "and not as a note: {}", run.stdout);
     assert!(run.stdout.contains("| cuda "), "the other stack is not lost: {}", run.stdout);
 }
 
 #[test]
 fn a_maximum_above_the_device() {
     with_stack("cuda+pool:max=10TiB").fails_with(2, &["cuda+pool:max=10TiB", "10TiB"]);
+}
+
+#[test]
+fn where_no_stack_can_be_built_there_are_no_figures() {
+    let folder = Folder::new();
+    let run = Run::of(&folder.log(&rows(1, 10)), &["-s", "cuda+pool:initial=2GiB,max=1GiB"]);
+    run.fails_with(2, &["exceeds its maximum"]);
+    assert_eq!(run.stdout.lines().count(), 1, "{}", run.stdout);
+}
+
+#[test]
+fn a_bad_filter_of_diagnostics() {
+    let folder = Folder::new();
+    let log = folder.log(&rows(1, 10));
+    let with = |filter: &str| -> Run {
+        let flags = ["-s", "cuda", "-d", "sim"];
+        program().arg(&log).args(flags).env("MILLPOND_LOG", filter).output().unwrap().into()
+    };
+    with("millpond=loud").fails_with(2, &["MILLPOND_LOG=`millpond=loud`", "write for example"]);
+    let traced = with("trace");
+    assert_eq!(traced.status, 0, "{}", traced.stderr);
+    assert!(!traced.stderr.contains('\u{1b}'), "no colours where no terminal is: {}", traced.stderr);
+    assert_eq!(with("").status, 0);
 }
 
 #[test]

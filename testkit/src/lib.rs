@@ -6,6 +6,7 @@
 //! | [`program`] | seeded programs over many streams, checked by oracles, shrunk when one fails |
 //! | [`race`] | many threads over one resource, with too little memory |
 //! | [`faults`] | one scenario, run once for every driver call in it, with that call failing |
+//! | [`hooked`] | a driver that lets something else happen in the middle of a call, or not know a stream |
 //! | [`mock`] | a scripted resource to put below an adaptor, so that its test reads as a script |
 //! | [`Checked`] | a wrapper that tells the simulated device and the shadow what is handed out |
 //! | [`shadow`] | the plain model of an allocator that the others compare with |
@@ -18,6 +19,7 @@ pub mod canary;
 mod checked;
 pub mod conformance;
 pub mod faults;
+pub mod hooked;
 pub mod misuse_recorder;
 pub mod mock;
 pub mod program;

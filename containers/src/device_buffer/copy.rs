@@ -95,8 +95,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         let destination = data.as_mut_ptr().cast();
         // SAFETY: the block holds that many bytes and `data` has room for them, of a type for which all bytes
         // are values; `finish` keeps it borrowed until the copy is done.
-        let copied =
-            self.call(|driver| unsafe { driver.memcpy_dtoh_async(destination, self.ptr, bytes, self.stream) });
+        let copied = self
+            .call(|driver| unsafe { driver.memcpy_dtoh_async(destination, self.ptr, bytes, self.stream) });
         self.finish(copied)
     }
 

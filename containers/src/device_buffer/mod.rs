@@ -165,9 +165,11 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         let ptr = allocate(&self.resource, layout, self.stream)?;
         let copied = match self.len.min(capacity) {
             0 => Ok(()),
-            // SAFETY: both blocks are live, distinct, and hold that many bytes. The old one's contents are
-            // ordered before the stored stream's next work, and the new one was allocated on that stream.
-            bytes => self.call(|driver| unsafe { driver.memcpy_dtod_async(ptr, self.ptr, bytes, self.stream) }),
+            bytes => self.call(|driver| {
+                // SAFETY: both blocks are live, distinct, and hold that many bytes. The old one's contents
+                // are ordered before the stored stream's next work, and the new one is of that stream.
+                unsafe { driver.memcpy_dtod_async(ptr, self.ptr, bytes, self.stream) }
+            }),
         };
         // Whichever block is not kept goes back, on the stream of the copy.
         let give_back = match &copied {

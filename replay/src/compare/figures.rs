@@ -70,19 +70,21 @@ pub enum StackResult {
 pub struct StackFigures {
     /// Operations in one pass.
     pub operations: u64,
-    /// Allocations that failed, in all passes together.
+    /// Allocations that failed in the first pass.
     pub failures: u64,
+    /// Allocations that failed, in all passes together.
+    pub failures_all_passes: u64,
     /// The first of them.
     pub first_failure: Option<Failure>,
     /// Deallocations that the stack refused, in all passes together. Each is a bug.
-    pub misuses: u64,
-    /// The most bytes that were taken from the driver at one time.
+    pub misuses_all_passes: u64,
+    /// The most bytes that were taken from the driver at one time, in any pass.
     pub peak_reserved_bytes: u64,
     /// The most bytes that the log has live at one time.
     pub peak_live_bytes: u64,
     /// The first by the second; none if the log has nothing live.
     pub reserved_over_live: Option<f64>,
-    /// The largest free block after the last operation, where the stack keeps statistics.
+    /// The largest free block after the last operation of the last pass, where the stack keeps statistics.
     pub largest_free_block_bytes: Option<u64>,
     /// Time per operation of the first pass, in which a stack grows.
     pub ns_per_op_first: f64,
@@ -90,28 +92,31 @@ pub struct StackFigures {
     pub ns_per_op_best: f64,
     /// What the driver was asked.
     pub driver: DriverFigures,
-    /// Which step of the reuse ladder served how many requests, where the stack keeps statistics.
+    /// Which step of the reuse ladder served how many requests in the first pass, where the stack keeps
+    /// statistics.
     pub ladder: Option<LadderCounts>,
 }
 
-/// What the driver was asked, from building the stack to the end of the last pass.
+/// What the driver was asked.
 #[derive(Clone, Debug, Serialize)]
 pub struct DriverFigures {
-    /// Calls.
-    pub calls: u64,
+    /// Calls while the stack was built.
+    pub calls_building: u64,
     /// Calls in the first pass.
     pub calls_first_pass: u64,
     /// Calls in the best pass.
     pub calls_best_pass: u64,
-    /// Calls that the driver refused.
+    /// Calls from building the stack to the end of the last pass.
+    pub calls_all_passes: u64,
+    /// Calls that the driver refused in the first pass.
     pub failures: u64,
-    /// Time in calls; virtual on a simulated device.
-    pub ns: u64,
     /// Time in calls in the first pass; virtual on a simulated device.
     pub ns_first_pass: u64,
-    /// Kinds of calls whose time on the simulated device nobody has measured: it is missing in `ns`.
+    /// Time in calls in the best pass; virtual on a simulated device.
+    pub ns_best_pass: u64,
+    /// Kinds of calls whose time on the simulated device nobody has measured: it is missing in the times.
     pub unmeasured: Vec<CallKind>,
-    /// Calls, failures and time on the clock by kind of call.
+    /// Calls, failures and time on the clock by kind of call, in the first pass.
     pub by_kind: CallCounts,
 }
 

@@ -3,7 +3,9 @@ use std::sync::Arc;
 
 use indicatif::ProgressBar;
 use millpond_core::stack::{LayerTable, StackSpec};
-use millpond_core::{AnyResource, DeviceMemoryResource, Driver, DriverHandle, ErrorKind, ResourceStatistics};
+use millpond_core::{
+    AnyResource, DeviceMemoryResource, Driver, DriverHandle, ErrorKind, LadderCounts, ResourceStatistics,
+};
 use millpond_driver::{CallCounts, CountingDriver};
 
 use super::figures::unmeasured;
@@ -25,7 +27,11 @@ pub(super) fn stack(
     let result = catch_unwind(run).unwrap_or_else(|panic| Err(Error::panicked(&*panic)));
     match result {
         Ok(figures) => StackResult::Ran(Box::new(figures)),
-        Err(error) => StackResult::Failed { error: error.to_string(), is_bad_input: is_bad_input(&error) },
+        Err(error) => {
+            // The stack is named beside the error.
+            let text = error.to_string().replace(&format!(" in `{spec}`"), "");
+            StackResult::Failed { error: text, is_bad_input: is_bad_input(&error) }
+        }
     }
 }
 
@@ -50,7 +56,7 @@ fn build_and_replay(
     let outcome = engine::replay(program, &resource, &device, settings.options, &mut watch)?;
     let mut figures = watch.figures(program, outcome);
     drop(resource);
-    figures.misuses = misuse.count();
+    figures.misuses_all_passes = misuse.count();
     figures.driver.unmeasured = unmeasured(settings.device, &figures.driver.by_kind);
     Ok(figures)
 }
@@ -71,13 +77,13 @@ impl Moment {
     fn since(&self, earlier: &Self) -> Span {
         let counts = self.counts.since(&earlier.counts);
         let virtual_ns = self.virtual_ns.zip(earlier.virtual_ns).map(|(now, then)| now.saturating_sub(then));
-        Span { calls: counts.total_calls(), ns: virtual_ns.unwrap_or_else(|| counts.total_wall_ns()) }
+        Span { ns: virtual_ns.unwrap_or_else(|| counts.total_wall_ns()), counts }
     }
 }
 
-#[derive(Clone, Copy, Default, Debug)]
+#[derive(Clone, Default, Debug)]
 struct Span {
-    calls: u64,
+    counts: CallCounts,
     /// Virtual where there is a virtual clock. That runs for the replay's own calls too, which lie
     /// outside of the spans looked at: making streams and synchronising.
     ns: u64,
@@ -91,7 +97,10 @@ struct StackWatch<'a> {
     built: Span,
     pass_began: Moment,
     passes: Vec<Span>,
-    counts: CallCounts,
+    calls: u64,
+    /// After the first pass.
+    ladder: Option<LadderCounts>,
+    /// After the last pass.
     statistics: Option<ResourceStatistics>,
 }
 
@@ -108,9 +117,10 @@ impl<'a> StackWatch<'a> {
             resource,
             bar,
             built: now.since(&before),
-            counts: now.counts.clone(),
+            calls: now.counts.total_calls(),
             pass_began: now,
             passes: Vec::new(),
+            ladder: None,
             statistics: None,
         }
     }
@@ -123,12 +133,14 @@ impl<'a> StackWatch<'a> {
         let first_ns = outcome.pass_ns.first().copied().unwrap_or(0);
         let (best, best_ns) =
             outcome.pass_ns.iter().copied().enumerate().min_by_key(|(_, ns)| *ns).unwrap_or((0, 0));
-        let pass = |index: usize| self.passes.get(index).copied().unwrap_or_default();
+        let pass = |index: usize| self.passes.get(index).cloned().unwrap_or_default();
+        let (first_pass, best_pass) = (pass(0), pass(best));
         StackFigures {
             operations,
-            failures: outcome.failures,
+            failures: outcome.pass_failures.first().copied().unwrap_or(0),
+            failures_all_passes: outcome.failures,
             first_failure: outcome.first_failure,
-            misuses: 0,
+            misuses_all_passes: 0,
             peak_reserved_bytes,
             peak_live_bytes: log.peak_live_bytes,
             reserved_over_live: (log.peak_live_bytes > 0)
@@ -137,16 +149,17 @@ impl<'a> StackWatch<'a> {
             ns_per_op_first: per_op(first_ns),
             ns_per_op_best: per_op(best_ns),
             driver: DriverFigures {
-                calls: self.counts.total_calls(),
-                calls_first_pass: pass(0).calls,
-                calls_best_pass: pass(best).calls,
-                failures: self.counts.iter().map(|(_, counts)| counts.failures).sum(),
-                ns: self.built.ns + self.passes.iter().map(|pass| pass.ns).sum::<u64>(),
-                ns_first_pass: pass(0).ns,
+                calls_building: self.built.counts.total_calls(),
+                calls_first_pass: first_pass.counts.total_calls(),
+                calls_best_pass: best_pass.counts.total_calls(),
+                calls_all_passes: self.calls,
+                failures: first_pass.counts.iter().map(|(_, counts)| counts.failures).sum(),
+                ns_first_pass: first_pass.ns,
+                ns_best_pass: best_pass.ns,
                 unmeasured: Vec::new(),
-                by_kind: self.counts,
+                by_kind: first_pass.counts,
             },
-            ladder: self.statistics.map(|statistics| statistics.ladder),
+            ladder: self.ladder,
         }
     }
 }
@@ -163,7 +176,10 @@ impl Watch for StackWatch<'_> {
     fn pass_ended(&mut self, _nanoseconds: u64) {
         let now = Moment::now(self.driver);
         self.passes.push(now.since(&self.pass_began));
-        self.counts = now.counts;
+        self.calls = now.counts.total_calls();
         self.statistics = self.resource.statistics();
+        if self.passes.len() == 1 {
+            self.ladder = self.statistics.map(|statistics| statistics.ladder);
+        }
     }
 }

@@ -88,8 +88,15 @@ impl Watch for () {}
 pub struct Failure {
     /// The line in the log.
     pub line: u64,
-    /// The error.
+    /// The error. It may have several lines; the first says what matters.
     pub error: String,
+}
+
+impl Failure {
+    /// The error without the lines that go into details.
+    pub fn first_line(&self) -> &str {
+        self.error.lines().next().unwrap_or_default()
+    }
 }
 
 /// What a replay found out.
@@ -97,6 +104,8 @@ pub struct Failure {
 pub struct Outcome {
     /// Nanoseconds of each pass.
     pub pass_ns: Vec<u64>,
+    /// Allocations that failed in each pass.
+    pub pass_failures: Vec<u64>,
     /// Allocations that failed, in all passes. Their frees were left out.
     pub failures: u64,
     /// The first of them.
@@ -127,17 +136,18 @@ pub fn replay(
     let streams = Streams::create(program, driver)?;
     let work = Work::new(program, resource, &streams);
     let body = |runner: &mut dyn Runner| drive(program, &work, driver, options.passes, runner, watch);
-    let pass_ns = match options.threads {
+    let passes = match options.threads {
         Threads::One => one::with_runner(&work, body),
         Threads::AsLogged if work.workers() == 1 => one::with_runner(&work, body),
         Threads::AsLogged => relay::with_runner(&work, body),
         Threads::Free => free::with_runner(&work, body),
     }?;
     let (failures, first_failure) = work.into_failures();
-    Ok(Outcome { pass_ns, failures, first_failure })
+    let (pass_ns, pass_failures) = passes.into_iter().unzip();
+    Ok(Outcome { pass_ns, pass_failures, failures, first_failure })
 }
 
-/// All passes.
+/// All passes: the nanoseconds and the failures of each.
 fn drive(
     program: &Program,
     work: &Work<'_>,
@@ -145,10 +155,11 @@ fn drive(
     passes: u32,
     runner: &mut dyn Runner,
     watch: &mut dyn Watch,
-) -> Result<Vec<u64>> {
-    let mut pass_ns = Vec::new();
+) -> Result<Vec<(u64, u64)>> {
+    let mut done = Vec::new();
     for _ in 0..passes.max(1) {
         work.begin_pass();
+        let failures_before = work.failures();
         watch.pass_begins();
         let mut nanoseconds = 0;
         for index in 0..program.block_count() {
@@ -160,14 +171,14 @@ fn drive(
             }
         }
         watch.pass_ended(nanoseconds);
-        pass_ns.push(nanoseconds);
+        done.push((nanoseconds, work.failures() - failures_before));
         if work.is_stopped() {
-            return Ok(pass_ns); // after a sticky error there is nothing to give back to
+            return Ok(done); // after a sticky error there is nothing to give back to
         }
         program.leaks().iter().for_each(|op| work.execute(op));
         driver.synchronize().map_err(|error| Error::Stack(error.into()))?;
     }
-    Ok(pass_ns)
+    Ok(done)
 }
 
 #[cfg(test)]

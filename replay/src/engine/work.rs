@@ -143,6 +143,11 @@ impl<'a> Work<'a> {
         FAILED
     }
 
+    /// Allocations that failed so far.
+    pub(super) fn failures(&self) -> u64 {
+        self.failures.load(Ordering::Relaxed)
+    }
+
     pub(super) fn into_failures(self) -> (u64, Option<Failure>) {
         (self.failures.into_inner(), self.first_failure.into_inner())
     }

@@ -18,6 +18,7 @@ pub struct LogReader<'a> {
     row: ByteRecord,
     columns: Columns,
     ended: bool,
+    broken: bool,
 }
 
 /// Opens the file of a log.
@@ -61,7 +62,7 @@ impl<'a> LogReader<'a> {
             .buffer_capacity(input::MAX_LINE_BYTES)
             .from_reader(text);
         let columns = Columns::default();
-        let mut reader = Self { file, csv, row: ByteRecord::new(), columns, ended: false };
+        let mut reader = Self { file, csv, row: ByteRecord::new(), columns, ended: false, broken: false };
         reader.read_header()?;
         Ok(reader)
     }
@@ -69,6 +70,11 @@ impl<'a> LogReader<'a> {
     /// The log, as it was named.
     pub fn file(&self) -> &str {
         &self.file
+    }
+
+    /// Whether reading ended with an error, so that the rest of the log is missing.
+    pub fn is_broken(&self) -> bool {
+        self.broken
     }
 
     fn read_header(&mut self) -> Result<(), LogError> {
@@ -101,7 +107,7 @@ impl<'a> LogReader<'a> {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(error) => {
-                    self.ended = true;
+                    (self.ended, self.broken) = (true, true);
                     let line = self.csv.position().line();
                     return Some(Err(read_error(&self.file, line, &crate::error::csv_to_io(error))));
                 }

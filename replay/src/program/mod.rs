@@ -41,7 +41,8 @@ use store::OpStore;
 pub struct Limits {
     /// So many operations are kept in memory; a longer program goes to a temporary file.
     pub ops_in_memory: usize,
-    /// Count bad rows and go on, instead of ending with the first one.
+    /// Count bad rows and go on, instead of ending with the first one. Of a log that is cut off, what there
+    /// is is read.
     pub skip_bad_rows: bool,
 }
 
@@ -88,18 +89,25 @@ impl Program {
     /// written.
     pub fn read(mut reader: LogReader<'_>, limits: Limits) -> Result<Self> {
         let mut builder = ProgramBuilder::new(limits);
-        for item in reader.by_ref() {
+        let mut cut_off = None;
+        while let Some(item) = reader.next() {
             match item {
                 Ok(event) => builder.push(&event)?,
+                Err(error) if limits.skip_bad_rows && reader.is_broken() => cut_off = Some(error),
                 Err(error) if limits.skip_bad_rows => builder.skip(&error),
                 Err(error) => return Err(error.into()),
             }
         }
         let mut program = builder.finish()?;
         program.summary.file = reader.file().to_owned();
+        program.summary.rest_missing = cut_off.as_ref().map(LogError::to_string);
         if program.summary.events == 0 {
+            if let Some(error) = cut_off {
+                return Err(error.into());
+            }
             let reason = match program.summary.skipped_rows {
                 0 => "has a header and no rows: nothing to replay".to_owned(),
+                1 => "has no row that can be read (1 bad row was skipped)".to_owned(),
                 bad => format!("has no row that can be read ({bad} bad rows were skipped)"),
             };
             return Err(LogError { file: program.summary.file, line: 0, column: None, reason }.into());

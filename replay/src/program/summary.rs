@@ -45,6 +45,8 @@ pub struct LogSummary {
     pub skipped_rows: u64,
     /// What was wrong with the first of them.
     pub first_skipped_row: Option<String>,
+    /// Why reading ended before the log did, where bad rows were to be skipped.
+    pub rest_missing: Option<String>,
     /// The mean of what calls took when the log was written, in nanoseconds, where the log says.
     pub logged_ns_per_op: Option<f64>,
 }
@@ -83,6 +85,9 @@ impl LogSummary {
             (devices, "devices in the log", "; all are replayed on one".to_owned()),
         ];
         let lines = lines.into_iter().filter(|(count, ..)| *count > 0);
-        lines.map(|(count, what, more)| format!("{what}: {count}{more}")).collect()
+        let lines = lines.map(|(count, what, more)| format!("{what}: {count}{more}"));
+        let missing =
+            self.rest_missing.iter().map(|why| format!("the rest of the file is missing, left out: {why}"));
+        missing.chain(lines).collect()
     }
 }

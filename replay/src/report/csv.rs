@@ -1,5 +1,5 @@
 //! CSV: a header, and one row for each stack of each log. Columns as the fields of the JSON, flattened;
-//! empty where there is no figure.
+//! empty where there is no figure. Of errors of several lines, the first.
 
 use std::io::{self, Write};
 
@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::Reporter;
 use crate::compare::{Comparison, StackReport, StackResult};
+use crate::engine::Failure;
 
 pub(super) struct CsvReporter<W: Write> {
     out: ::csv::Writer<W>,
@@ -43,20 +44,23 @@ struct Row<'a> {
     reason: Option<&'a str>,
     operations: u64,
     failures: Option<u64>,
+    failures_all_passes: Option<u64>,
     first_failure_line: Option<u64>,
     first_failure: Option<&'a str>,
-    misuses: Option<u64>,
+    misuses_all_passes: Option<u64>,
     peak_reserved_bytes: Option<u64>,
     reserved_over_live: Option<f64>,
     largest_free_block_bytes: Option<u64>,
     ns_per_op_first: Option<f64>,
     ns_per_op_best: Option<f64>,
-    driver_calls: Option<u64>,
+    driver_calls_building: Option<u64>,
     driver_calls_first_pass: Option<u64>,
     driver_calls_best_pass: Option<u64>,
+    driver_calls_all_passes: Option<u64>,
     driver_failures: Option<u64>,
-    driver_ns: Option<u64>,
-    /// `mem_alloc=3;mem_free=3`
+    driver_ns_first_pass: Option<u64>,
+    driver_ns_best_pass: Option<u64>,
+    /// `mem_alloc=3;mem_free=3`, of the first pass
     driver_calls_by_kind: Option<String>,
     own_stream: Option<u64>,
     ordered: Option<u64>,
@@ -96,25 +100,28 @@ impl<'a> Row<'a> {
                 return;
             }
             StackResult::Failed { error, .. } => {
-                (self.status, self.reason) = ("failed", Some(error.as_str()));
+                (self.status, self.reason) = ("failed", error.lines().next());
                 return;
             }
         };
         self.status = "ran";
         self.failures = Some(figures.failures);
+        self.failures_all_passes = Some(figures.failures_all_passes);
         self.first_failure_line = figures.first_failure.as_ref().map(|failure| failure.line);
-        self.first_failure = figures.first_failure.as_ref().map(|failure| failure.error.as_str());
-        self.misuses = Some(figures.misuses);
+        self.first_failure = figures.first_failure.as_ref().map(Failure::first_line);
+        self.misuses_all_passes = Some(figures.misuses_all_passes);
         self.peak_reserved_bytes = Some(figures.peak_reserved_bytes);
         self.reserved_over_live = figures.reserved_over_live;
         self.largest_free_block_bytes = figures.largest_free_block_bytes;
         self.ns_per_op_first = Some(figures.ns_per_op_first);
         self.ns_per_op_best = Some(figures.ns_per_op_best);
-        self.driver_calls = Some(figures.driver.calls);
+        self.driver_calls_building = Some(figures.driver.calls_building);
         self.driver_calls_first_pass = Some(figures.driver.calls_first_pass);
         self.driver_calls_best_pass = Some(figures.driver.calls_best_pass);
+        self.driver_calls_all_passes = Some(figures.driver.calls_all_passes);
         self.driver_failures = Some(figures.driver.failures);
-        self.driver_ns = Some(figures.driver.ns);
+        self.driver_ns_first_pass = Some(figures.driver.ns_first_pass);
+        self.driver_ns_best_pass = Some(figures.driver.ns_best_pass);
         let kinds = figures.driver.by_kind.iter().map(|(kind, counts)| format!("{kind}={}", counts.calls));
         self.driver_calls_by_kind = Some(kinds.collect::<Vec<_>>().join(";"));
         if let Some(ladder) = figures.ladder {

@@ -4,24 +4,27 @@
 //! version                       1; grows when a field is renamed, removed or means something else
 //! device                        spec, name, simulated, total_bytes, free_bytes
 //! log                           file, events, operations, streams, threads, peak_live_bytes,
-//!                               leaked_blocks, unknown_frees, skipped_rows, and more
+//!                               leaked_blocks, unknown_frees, skipped_rows, rest_missing, and more
 //! thread_order, passes          how it was replayed
 //! stacks[]                      one for each stack, in the order asked for
 //!   spec                        the stack as text
 //!   status                      "ran", or "skipped" with `reason`, or "failed" with `error`
 //!   operations                  in one pass
-//!   failures, first_failure     allocations that failed in all passes; the first: line, error
-//!   misuses                     deallocations that the stack refused
-//!   peak_reserved_bytes         taken from the driver
+//!   failures                    allocations that failed in the first pass
+//!   failures_all_passes         the same, summed over the passes
+//!   first_failure               the first of them: line, error (may have several lines)
+//!   misuses_all_passes          deallocations that the stack refused, summed over the passes
+//!   peak_reserved_bytes         taken from the driver, the most in any pass
 //!   peak_live_bytes             of the log
 //!   reserved_over_live          the ratio of these two; null if nothing is live
-//!   largest_free_block_bytes    after the last operation; null if the stack keeps no statistics
+//!   largest_free_block_bytes    after the last pass; null if the stack keeps no statistics
 //!   ns_per_op_first, _best      of the first and the best pass
-//!   driver                      calls, calls_first_pass, calls_best_pass, failures, ns, ns_first_pass
-//!                               (virtual if the device is simulated), unmeasured[] (what `ns` lacks),
-//!                               by_kind: calls, failures, wall_ns
-//!   ladder                      own_stream, ordered, completed, waited, grow, reclaim, out_of_memory;
-//!                               null if the stack keeps no statistics
+//!   driver                      calls_building, calls_first_pass, calls_best_pass, calls_all_passes (with
+//!                               building), failures (first pass), ns_first_pass, ns_best_pass (virtual if
+//!                               the device is simulated), unmeasured[] (kinds that these lack),
+//!                               by_kind (first pass): calls, failures, wall_ns
+//!   ladder                      in the first pass: own_stream, ordered, completed, waited, grow, reclaim,
+//!                               out_of_memory; null if the stack keeps no statistics
 //! ```
 //!
 //! The types say more: [`Comparison`], [`LogSummary`](crate::program::LogSummary) and

@@ -12,8 +12,9 @@ fn comparison() -> Comparison {
     let figures = StackFigures {
         operations: 1000,
         failures: 3,
-        first_failure: Some(Failure { line: 17, error: "out of memory for 1GiB".to_owned() }),
-        misuses: 0,
+        failures_all_passes: 15,
+        first_failure: Some(Failure { line: 17, error: "out of memory for 1GiB\n  cause: it is".to_owned() }),
+        misuses_all_passes: 0,
         peak_reserved_bytes: 3 << 20,
         peak_live_bytes: 2 << 20,
         reserved_over_live: Some(1.5),
@@ -21,12 +22,13 @@ fn comparison() -> Comparison {
         ns_per_op_first: 120.6,
         ns_per_op_best: 41.25,
         driver: DriverFigures {
-            calls: 1_234_567,
-            calls_first_pass: 40,
+            calls_building: 1,
+            calls_first_pass: 1_234_567,
             calls_best_pass: 2,
+            calls_all_passes: 1_234_600,
             failures: 3,
-            ns: 12_345_678,
-            ns_first_pass: 9,
+            ns_first_pass: 12_345_678,
+            ns_best_pass: 9,
             unmeasured: vec![CallKind::MemAllocManaged],
             by_kind: Default::default(),
         },
@@ -86,7 +88,8 @@ fn json_has_the_documented_shape() {
         ("spec", json!("cuda+pool")),
         ("status", json!("ran")),
         ("failures", json!(3)),
-        ("first_failure", json!({"line": 17, "error": "out of memory for 1GiB"})),
+        ("failures_all_passes", json!(15)),
+        ("first_failure", json!({"line": 17, "error": "out of memory for 1GiB\n  cause: it is"})),
         ("peak_reserved_bytes", json!(3 << 20)),
         ("reserved_over_live", json!(1.5)),
         ("largest_free_block_bytes", json!(1 << 20)),
@@ -111,19 +114,58 @@ fn the_table_says_all_that_matters() {
     assert!(text.contains("replayed 5 times, threads as-logged, on sim:h200 (simulated H200, 141GiB)"));
     let row = text.lines().find(|line| line.starts_with("| cuda+pool ")).unwrap();
     let cells: Vec<&str> = row.split('|').map(str::trim).filter(|cell| !cell.is_empty()).collect();
-    let expected =
-        ["cuda+pool", "3", "3MiB", "1.500", "1MiB", "121", "41", "1,234,567", "2", "12 ms", "5/0/0/6/7/0/0"];
-    assert_eq!(cells, expected);
+    assert_eq!(cells, ["cuda+pool", "3MiB", "1.500", "41", "1,234,567", "2", "3"]);
+    let details = text.lines().filter(|line| line.starts_with("| cuda+pool ")).nth(1).unwrap();
+    let cells: Vec<&str> = details.split('|').map(str::trim).filter(|cell| !cell.is_empty()).collect();
+    assert_eq!(cells, ["cuda+pool", "1MiB", "121", "-", "5/0/0/6/7/0/0"], "no time where one is unknown");
+    assert!(!text.contains("least memory"), "one stack is no comparison");
     for note in [
         "note: frees of unknown pointers left out: 9 (first at line 44)",
-        "note: cuda+pool: failures: 3, the first at line 17: out of memory for 1GiB",
+        "note: cuda+pool: failures: 3 (15 in all passes), the first at line 17: out of memory for 1GiB\n",
         "note: managed was left out: too large",
-        "note: cuda+pond failed: no such layer",
         "driver time is virtual",
-        "note: cuda+pool: driver time lacks mem_alloc_managed, which nobody has measured",
+        "note: cuda+pool: no driver time, as nobody has measured what mem_alloc_managed takes",
     ] {
         assert!(text.contains(note), "{note} in\n{text}");
     }
+}
+
+#[test]
+fn the_stacks_that_took_least_are_named_and_failing_ones_do_not_count() {
+    let mut comparison = comparison();
+    let StackResult::Ran(first) = &comparison.stacks[0].result else { panic!() };
+    let figures = |failures, taken, ns| StackFigures {
+        failures_all_passes: failures,
+        peak_reserved_bytes: taken,
+        reserved_over_live: Some(taken as f64 / 100.0),
+        ns_per_op_best: ns,
+        ..(**first).clone()
+    };
+    let ran = [("a", figures(0, 150, 70.0)), ("b", figures(0, 120, 90.0)), ("c", figures(1, 50, 9.0))];
+    comparison.stacks = ran
+        .map(|(spec, figures)| StackReport {
+            spec: spec.to_owned(),
+            result: StackResult::Ran(Box::new(figures)),
+        })
+        .into();
+    let mut out = Vec::new();
+    Format::Table.reporter(&mut out).report(&comparison).unwrap();
+    let text = String::from_utf8(out).unwrap();
+    let last = text.lines().last().unwrap();
+    let expected =
+        "among the stacks without failures, least memory: b (1.200 × live); least time: a (70 ns/op)";
+    assert_eq!(last, expected);
+}
+
+#[test]
+fn where_nothing_ran_there_is_no_table() {
+    let mut comparison = comparison();
+    comparison.log =
+        LogSummary { file: "a.csv".to_owned(), events: 1, streams: 1, threads: 1, ..LogSummary::default() };
+    comparison.stacks.drain(..2);
+    let mut out = Vec::new();
+    Format::Table.reporter(&mut out).report(&comparison).unwrap();
+    assert_eq!(String::from_utf8(out).unwrap(), "a.csv: 1 event, 1 stream, 1 thread, peak live 0B\n");
 }
 
 #[test]
@@ -143,6 +185,8 @@ fn csv_has_one_header_and_a_row_for_each_stack() {
     };
     assert_eq!((cell(0, "spec"), cell(0, "reserved_over_live")), ("cuda+pool".to_owned(), "1.5".to_owned()));
     assert_eq!((cell(0, "threads"), cell(0, "thread_order")), ("1".to_owned(), "as-logged".to_owned()));
+    assert_eq!(cell(0, "first_failure"), "out of memory for 1GiB", "one line");
+    assert_eq!((cell(0, "failures"), cell(0, "failures_all_passes")), ("3".to_owned(), "15".to_owned()));
     assert_eq!((cell(1, "status"), cell(1, "reason")), ("skipped".to_owned(), "too large".to_owned()));
     assert_eq!((cell(5, "status"), cell(5, "failures")), ("failed".to_owned(), String::new()));
 }

@@ -1,0 +1,83 @@
+//! Keeps logs that stacks write apart from the logs that are read, and from each other.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use millpond_adaptors::logging::default_file_name;
+use millpond_core::Error;
+use millpond_core::stack::StackSpec;
+
+/// Refuses stacks whose `logging` would overwrite a log that is read, or one that this run has written.
+///
+/// # Errors
+/// Says which file, and what to name instead.
+pub(crate) fn refuse(logs: &[PathBuf], stacks: &[StackSpec]) -> Result<(), Error> {
+    let mut written: Vec<(&StackSpec, PathBuf)> = Vec::new();
+    for stack in stacks {
+        for file in outputs(stack) {
+            let shown = file.display();
+            let fail = |why: String| {
+                let advice = "give it a file of its own, as in logging:file=replay.csv";
+                Err(Error::invalid_argument(format!(
+                    "the stack {stack} would write its log to {shown}, {why}; {advice}"
+                )))
+            };
+            if logs.iter().any(|log| is_same(input(log), &file)) {
+                return fail("which is a log to replay, and destroy it".to_owned());
+            }
+            if let Some((other, _)) = written.iter().find(|(_, other)| is_same(other, &file)) {
+                return fail(format!("where {other} writes its own"));
+            }
+            // A device or a pipe is not even the same as itself.
+            if logs.len() > 1 && is_same(&file, &file) {
+                let why = "anew for each log that is replayed, so that only the last would be left";
+                return Err(Error::invalid_argument(format!(
+                    "the stack {stack} would write its log to {shown} {why}; replay one log at a time"
+                )));
+            }
+            written.push((stack, file));
+        }
+    }
+    Ok(())
+}
+
+/// The files that a stack's `logging` layers write. Without one the layer cannot be built, which says so.
+fn outputs(stack: &StackSpec) -> impl Iterator<Item = PathBuf> {
+    stack.layers().iter().filter(|layer| layer.name == "logging").filter_map(|layer| {
+        let file = layer.params.iter().find(|(name, _)| name == "file");
+        file.map(|(_, file)| PathBuf::from(file)).or_else(|| default_file_name().ok())
+    })
+}
+
+/// The standard input may be a file, too.
+fn input(log: &Path) -> &Path {
+    if log == Path::new("-") { Path::new("/dev/stdin") } else { log }
+}
+
+/// Whether both are one file, whatever links lead there. Devices and pipes are none: nothing in them is
+/// overwritten.
+fn is_same(a: &Path, b: &Path) -> bool {
+    is_same_existing(a, b) || canonical(a).is_some_and(|a| canonical(b) == Some(a))
+}
+
+#[cfg(unix)]
+fn is_same_existing(a: &Path, b: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let id =
+        |path| fs::metadata(path).ok().filter(fs::Metadata::is_file).map(|data| (data.dev(), data.ino()));
+    id(a).is_some_and(|a| id(b) == Some(a))
+}
+
+#[cfg(not(unix))]
+fn is_same_existing(_: &Path, _: &Path) -> bool {
+    false
+}
+
+/// Without links, also where the file is yet to be made; none for what is no file.
+fn canonical(path: &Path) -> Option<PathBuf> {
+    if let Ok(data) = fs::metadata(path) {
+        return if data.is_file() { fs::canonicalize(path).ok() } else { None };
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Some(fs::canonicalize(folder).ok()?.join(path.file_name()?))
+}

@@ -1,0 +1,108 @@
+//! A log that is replayed, or one that this run has written, is never overwritten by a stack's `logging`.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+
+use support::{Folder, Run, program, rows};
+
+/// Fails before anything runs, and leaves the log as it is.
+#[track_caller]
+fn is_refused(log: &Path, stacks: &[String], variable: Option<&Path>, reason: &str) {
+    let before = fs::read(log).unwrap();
+    let mut command = program();
+    command.arg(log).args(["-d", "sim"]).args(stacks.iter().flat_map(|stack| ["-s", stack]));
+    command.env_remove("MILLPOND_LOG_FILE").env_remove("RMM_LOG_FILE");
+    if let Some(file) = variable {
+        command.env("RMM_LOG_FILE", file);
+    }
+    let run: Run = command.output().unwrap().into();
+    run.fails_with(2, &[reason]);
+    assert_eq!(run.stdout, "");
+    assert_eq!(fs::read(log).unwrap(), before, "the log is as it was");
+}
+
+fn logging(file: &Path) -> String {
+    format!("cuda+logging:file={}", file.display())
+}
+
+const INPUT: &str = "which is a log to replay";
+
+#[test]
+fn a_stack_that_logs_to_the_log() {
+    let folder = Folder::new();
+    let log = folder.log(&rows(1, 100));
+    let detour = folder.path(".").join("log.csv");
+    for name in [&log, &detour] {
+        is_refused(&log, &["cuda".to_owned(), logging(name)], None, INPUT);
+    }
+}
+
+#[test]
+#[cfg(unix)]
+fn a_link_to_the_log() {
+    let folder = Folder::new();
+    let log = folder.log(&rows(1, 100));
+    let (symbolic, hard) = (folder.path("symbolic.csv"), folder.path("hard.csv"));
+    std::os::unix::fs::symlink(&log, &symbolic).unwrap();
+    fs::hard_link(&log, &hard).unwrap();
+    is_refused(&log, &[logging(&symbolic)], None, INPUT);
+    is_refused(&log, &[logging(&hard)], None, INPUT);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn the_log_on_the_standard_input() {
+    let folder = Folder::new();
+    let log = folder.log(&rows(1, 100));
+    let before = fs::read(&log).unwrap();
+    let mut command = program();
+    command.args(["-", "-d", "sim", "-s", &logging(&log)]).stdin(fs::File::open(&log).unwrap());
+    Run::from(command.output().unwrap()).fails_with(2, &[INPUT]);
+    assert_eq!(fs::read(&log).unwrap(), before);
+}
+
+#[test]
+fn the_environment_names_the_log() {
+    let folder = Folder::new();
+    let log = folder.log(&rows(1, 100));
+    is_refused(&log, &["cuda+logging".to_owned()], Some(&log), INPUT);
+}
+
+#[test]
+fn two_stacks_that_log_to_one_file() {
+    let folder = Folder::new();
+    let log = folder.log(&rows(1, 100));
+    let out = folder.path("out.csv");
+    is_refused(&log, &[logging(&out), logging(&out)], None, "writes its own");
+    let bare = "cuda+logging".to_owned();
+    is_refused(&log, &[bare.clone(), bare], Some(&out), "writes its own");
+    assert!(!out.exists());
+}
+
+#[test]
+fn several_logs_through_a_stack_that_logs() {
+    let folder = Folder::new();
+    let (log, out) = (folder.log(&rows(1, 100)), folder.path("out.csv"));
+    let command = |out: &Path| program().args([&log, &log]).args(["-d", "sim", "-s", &logging(out)]).output();
+    Run::from(command(&out).unwrap()).fails_with(2, &["replay one log at a time"]);
+    assert!(!out.exists());
+}
+
+#[test]
+fn files_of_their_own_and_devices_are_fine() {
+    let folder = Folder::new();
+    let log = folder.log(&rows(1, 100));
+    let (first, second) = (folder.path("first.csv"), folder.write("second.csv", "of an earlier run"));
+    let run = Run::of(&log, &["-n", "1", "-s", &logging(&first), "-s", &logging(&second)]);
+    assert_eq!(run.status, 0, "{}", run.stderr);
+    for file in [first, second] {
+        assert_eq!(fs::read_to_string(file).unwrap().lines().count(), 101);
+    }
+    if cfg!(unix) {
+        let null = logging(Path::new("/dev/null"));
+        let run = Run::of(&log, &["-n", "1", "-s", &null, "-s", &null]);
+        assert_eq!(run.status, 0, "{}", run.stderr);
+    }
+}

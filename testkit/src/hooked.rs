@@ -1,0 +1,228 @@
+//! A driver that lets something else happen in the middle of a call: one interleaving of two threads, on one
+//! thread and the same each time.
+
+use std::fmt;
+use std::sync::Arc;
+
+use millpond_core::driver::{
+    AccessFlags, DeviceAttribute, Driver, DriverHandle, DriverResult, Event, EventFlags, Health, HostFlags,
+    HostPtr, IpcMemHandle, MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind,
+    PhysicalHandle, StreamFlags,
+};
+use millpond_core::{DeviceId, DevicePtr, StreamId, StreamRef};
+use parking_lot::Mutex;
+
+/// Forwards to a driver, and runs a closure, once, before or after a chosen call.
+///
+/// A resource makes its driver calls without its locks. So whatever another thread could do at that moment,
+/// the closure can do on this one, calls of the same resource included; only what would wait for the
+/// interrupted call to end waits for ever.
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicBool, Ordering};
+///
+/// use millpond_core::Driver;
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_testkit::hooked::HookedDriver;
+///
+/// let driver = HookedDriver::new(SimDevice::new(SimConfig::h200()));
+/// let ran = Arc::new(AtomicBool::new(false));
+/// let note = Arc::clone(&ran);
+/// driver.before_synchronize(move || note.store(true, Ordering::Relaxed));
+/// driver.synchronize()?;
+/// assert!(ran.load(Ordering::Relaxed));
+/// assert_eq!(driver.hooks_left(), 0);
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+pub struct HookedDriver {
+    inner: DriverHandle,
+    before_record: Hook,
+    after_wait: Hook,
+    before_synchronize: Hook,
+    foreign: Mutex<Vec<StreamId>>,
+}
+
+/// What runs at one place, if something is to.
+#[derive(Default)]
+struct Hook(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl Hook {
+    fn set(&self, hook: impl FnOnce() + Send + 'static) {
+        let old = self.0.lock().replace(Box::new(hook));
+        assert!(old.is_none(), "the hook that was set here before has not run");
+    }
+
+    /// Runs the closure without the lock: it may come by here itself, or set the next.
+    fn run(&self) {
+        let hook = self.0.lock().take();
+        if let Some(hook) = hook {
+            hook();
+        }
+    }
+
+    fn is_set(&self) -> bool {
+        self.0.lock().is_some()
+    }
+}
+
+/// Each sets what runs at one place of the next call.
+///
+/// # Panics
+/// If the closure that was set for that place before has not run.
+impl HookedDriver {
+    /// Runs before the next [`event_record`](Driver::event_record).
+    pub fn before_record(&self, hook: impl FnOnce() + Send + 'static) {
+        self.before_record.set(hook);
+    }
+
+    /// Runs after the next [`stream_wait_event`](Driver::stream_wait_event), before it returns.
+    pub fn after_wait(&self, hook: impl FnOnce() + Send + 'static) {
+        self.after_wait.set(hook);
+    }
+
+    /// Runs before the next [`synchronize`](Driver::synchronize), which then covers what the closure does.
+    pub fn before_synchronize(&self, hook: impl FnOnce() + Send + 'static) {
+        self.before_synchronize.set(hook);
+    }
+}
+
+impl HookedDriver {
+    /// Forwards to `inner`; nothing is set.
+    pub fn new(inner: DriverHandle) -> Arc<Self> {
+        Arc::new(Self {
+            inner,
+            before_record: Hook::default(),
+            after_wait: Hook::default(),
+            before_synchronize: Hook::default(),
+            foreign: Mutex::default(),
+        })
+    }
+
+    /// Says that the stream was made elsewhere: [`event_record_if_alive`](Driver::event_record_if_alive)
+    /// answers `Ok(false)` for it and does nothing, as for a stream that another library created.
+    pub fn foreign(&self, stream: StreamRef) {
+        self.foreign.lock().push(stream.id());
+    }
+
+    /// How many closures are set and have not run: 0 at the end of a test that is about them.
+    pub fn hooks_left(&self) -> usize {
+        let hooks = [&self.before_record, &self.after_wait, &self.before_synchronize];
+        hooks.into_iter().filter(|hook| hook.is_set()).count()
+    }
+}
+
+macro_rules! forward {
+    ($(fn $name:ident($($arg:ident: $type:ty),*) -> $answer:ty;)*) => {$(
+        fn $name(&self, $($arg: $type),*) -> $answer {
+            self.inner.$name($($arg),*)
+        }
+    )*};
+}
+
+macro_rules! forward_unsafe {
+    ($(fn $name:ident($($arg:ident: $type:ty),*) -> $answer:ty;)*) => {$(
+        unsafe fn $name(&self, $($arg: $type),*) -> $answer {
+            // SAFETY: the caller's promise.
+            unsafe { self.inner.$name($($arg),*) }
+        }
+    )*};
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl Driver for HookedDriver {
+    fn health(&self) -> &Arc<Health> {
+        self.inner.health()
+    }
+
+    fn synchronize(&self) -> DriverResult<()> {
+        self.before_synchronize.run();
+        self.inner.synchronize()
+    }
+
+    fn stream_wait_event(&self, stream: StreamRef, event: Event) -> DriverResult<()> {
+        let answer = self.inner.stream_wait_event(stream, event);
+        self.after_wait.run();
+        answer
+    }
+
+    fn event_record(&self, event: Event, stream: StreamRef) -> DriverResult<()> {
+        self.before_record.run();
+        self.inner.event_record(event, stream)
+    }
+
+    fn event_record_if_alive(&self, event: Event, stream: StreamRef) -> DriverResult<bool> {
+        if self.foreign.lock().contains(&stream.id()) {
+            return Ok(false);
+        }
+        self.inner.event_record_if_alive(event, stream)
+    }
+
+    forward! {
+        fn device() -> DeviceId;
+        fn name() -> String;
+        fn version() -> DriverResult<i32>;
+        fn attribute(attribute: DeviceAttribute) -> DriverResult<i64>;
+        fn mem_get_info() -> DriverResult<MemoryInfo>;
+        fn virtual_time_ns() -> Option<u64>;
+        fn mem_alloc(bytes: u64) -> DriverResult<DevicePtr>;
+        fn mem_alloc_managed(bytes: u64) -> DriverResult<DevicePtr>;
+        fn mem_get_address_range(ptr: DevicePtr) -> DriverResult<(DevicePtr, u64)>;
+        fn pointer_kind(ptr: DevicePtr) -> DriverResult<MemoryKind>;
+        fn mem_host_alloc(bytes: u64, flags: HostFlags) -> DriverResult<HostPtr>;
+        fn mem_host_get_device_pointer(ptr: HostPtr) -> DriverResult<DevicePtr>;
+        fn mem_alloc_async(bytes: u64, stream: StreamRef) -> DriverResult<DevicePtr>;
+        fn mem_alloc_from_pool_async(bytes: u64, pool: MemPool, stream: StreamRef) -> DriverResult<DevicePtr>;
+        fn mem_pool_create(props: MemPoolProps) -> DriverResult<MemPool>;
+        fn device_get_default_mem_pool() -> DriverResult<MemPool>;
+        fn mem_pool_trim_to(pool: MemPool, keep_bytes: u64) -> DriverResult<()>;
+        fn mem_pool_get_attribute(pool: MemPool, attribute: MemPoolAttribute) -> DriverResult<u64>;
+        fn mem_pool_set_attribute(pool: MemPool, attribute: MemPoolAttribute, value: u64) -> DriverResult<()>;
+        fn mem_get_allocation_granularity() -> DriverResult<u64>;
+        fn mem_address_reserve(bytes: u64, alignment: u64) -> DriverResult<DevicePtr>;
+        fn mem_create(bytes: u64) -> DriverResult<PhysicalHandle>;
+        fn stream_create(flags: StreamFlags) -> DriverResult<StreamRef>;
+        fn stream_ref(handle: u64) -> DriverResult<StreamRef>;
+        fn stream_synchronize(stream: StreamRef) -> DriverResult<()>;
+        fn stream_query(stream: StreamRef) -> DriverResult<bool>;
+        fn stream_is_capturing(stream: StreamRef) -> DriverResult<bool>;
+        fn event_create(flags: EventFlags) -> DriverResult<Event>;
+        fn event_query(event: Event) -> DriverResult<bool>;
+        fn event_synchronize(event: Event) -> DriverResult<()>;
+        fn ipc_get_mem_handle(ptr: DevicePtr) -> DriverResult<IpcMemHandle>;
+        fn ipc_open_mem_handle(handle: &IpcMemHandle) -> DriverResult<DevicePtr>;
+    }
+
+    forward_unsafe! {
+        fn mem_free(ptr: DevicePtr) -> DriverResult<()>;
+        fn mem_prefetch_async(
+            ptr: DevicePtr, bytes: u64, to_host: bool, stream: StreamRef
+        ) -> DriverResult<()>;
+        fn mem_advise(ptr: DevicePtr, bytes: u64, advice: MemAdvice) -> DriverResult<()>;
+        fn mem_free_host(ptr: HostPtr) -> DriverResult<()>;
+        fn mem_host_register(ptr: HostPtr, bytes: u64, flags: HostFlags) -> DriverResult<()>;
+        fn mem_host_unregister(ptr: HostPtr) -> DriverResult<()>;
+        fn mem_free_async(ptr: DevicePtr, stream: StreamRef) -> DriverResult<()>;
+        fn mem_pool_destroy(pool: MemPool) -> DriverResult<()>;
+        fn mem_address_free(ptr: DevicePtr, bytes: u64) -> DriverResult<()>;
+        fn mem_release(handle: PhysicalHandle) -> DriverResult<()>;
+        fn mem_map(ptr: DevicePtr, bytes: u64, handle: PhysicalHandle) -> DriverResult<()>;
+        fn mem_unmap(ptr: DevicePtr, bytes: u64) -> DriverResult<()>;
+        fn mem_set_access(ptr: DevicePtr, bytes: u64, access: AccessFlags) -> DriverResult<()>;
+        fn stream_destroy(stream: StreamRef) -> DriverResult<()>;
+        fn event_destroy(event: Event) -> DriverResult<()>;
+        fn memcpy_htod_async(dst: DevicePtr, src: *const u8, bytes: u64, stream: StreamRef) -> DriverResult<()>;
+        fn memcpy_dtoh_async(dst: *mut u8, src: DevicePtr, bytes: u64, stream: StreamRef) -> DriverResult<()>;
+        fn memcpy_dtod_async(
+            dst: DevicePtr, src: DevicePtr, bytes: u64, stream: StreamRef
+        ) -> DriverResult<()>;
+        fn memset_d8_async(dst: DevicePtr, value: u8, bytes: u64, stream: StreamRef) -> DriverResult<()>;
+        fn ipc_close_mem_handle(ptr: DevicePtr) -> DriverResult<()>;
+    }
+}
+
+impl fmt::Debug for HookedDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HookedDriver").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,367 @@
+//! What goes wrong only where two threads meet at one driver call, or where the driver refuses to help.
+//!
+//! Each test tells one story with [`HookedDriver`]: what the other thread does is done in the middle of the
+//! call. The oracles of the simulated device say whether a block came too early; the other assertions say
+//! that the story took place.
+
+use std::sync::{Arc, Mutex};
+
+use millpond::driver::sim::{Access, FaultPlan, SimConfig, SimDevice};
+use millpond::core::driver::StreamFlags;
+use millpond::driver::{CallKind, CountingDriver};
+use millpond::resources::{CudaMemoryResource, PoolLayer, PoolMemoryResource};
+use millpond::{
+    DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, LadderCounts, Result, StreamRef,
+};
+use millpond_testkit::Checked;
+use millpond_testkit::hooked::HookedDriver;
+
+const MIB: u64 = 1 << 20;
+/// The pool's first region, where the test needs one that it can fill.
+const FIRST: u64 = 256 * MIB;
+/// Work that outlasts the test's driver calls.
+const LONG: usize = 800;
+
+/// A pool under the oracles, over a driver that counts what it is asked and then lets something else happen.
+struct Setup {
+    device: Arc<SimDevice>,
+    hooks: Arc<HookedDriver>,
+    counter: Arc<CountingDriver>,
+    pool: Arc<Checked<PoolMemoryResource<CudaMemoryResource>>>,
+}
+
+impl Setup {
+    fn new(layer: PoolLayer) -> Self {
+        let device = SimDevice::new(SimConfig::with_capacity(4096 * MIB));
+        let hooks = HookedDriver::new(device.clone());
+        let counter = CountingDriver::new(hooks.clone());
+        let pool = CudaMemoryResource::new(counter.clone()).layer(layer).expect("there is memory");
+        let pool = Arc::new(Checked::new(pool, Some(device.clone())));
+        Self { device, hooks, counter, pool }
+    }
+
+    fn stream(&self) -> StreamRef {
+        self.device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream")
+    }
+
+    /// A stream that nobody else may record on.
+    fn foreign_stream(&self) -> StreamRef {
+        let stream = self.stream();
+        self.hooks.foreign(stream);
+        stream
+    }
+
+    fn try_take(&self, bytes: u64, stream: StreamRef) -> Result<DevicePtr> {
+        self.pool.allocate_bytes(bytes, stream)
+    }
+
+    fn take(&self, bytes: u64, stream: StreamRef) -> DevicePtr {
+        self.try_take(bytes, stream).expect("there is memory")
+    }
+
+    /// A block with a neighbour that stays in use: given back, it joins nothing.
+    fn take_apart(&self, bytes: u64, stream: StreamRef) -> DevicePtr {
+        let block = self.take(bytes, stream);
+        self.take(256, stream);
+        block
+    }
+
+    /// Takes blocks until it is this one's turn.
+    fn take_until(&self, wanted: DevicePtr, bytes: u64, stream: StreamRef) {
+        let found = (0..50).any(|_| self.take(bytes, stream) == wanted);
+        assert!(found, "{wanted} is not handed to {stream}");
+    }
+
+    /// Takes what is left of the first region.
+    fn fill(&self, stream: StreamRef) {
+        let used = self.pool.statistics().expect("a pool counts").bytes_in_use;
+        self.take(FIRST - used, stream);
+    }
+
+    fn give(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
+        give(&self.pool, ptr, bytes, stream);
+    }
+
+    /// Kernels that write to the block, one after the other.
+    fn busy(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef, kernels: usize) {
+        (0..kernels).for_each(|_| self.device.launch(stream, &[Access::write(ptr, bytes, 1)]));
+    }
+
+    fn ladder(&self) -> LadderCounts {
+        self.pool.statistics().expect("a pool counts").ladder
+    }
+
+    fn calls(&self, kind: CallKind) -> u64 {
+        self.counter.counts().get(kind).calls
+    }
+
+    /// Calls that have no place in the capture of a graph.
+    fn calls_about_order(&self) -> u64 {
+        use CallKind::{EventQuery, EventRecord, StreamSynchronize, StreamWaitEvent, Synchronize};
+        let kinds = [EventRecord, EventQuery, StreamWaitEvent, StreamSynchronize, Synchronize];
+        kinds.into_iter().map(|kind| self.calls(kind)).sum()
+    }
+
+    fn assert_ordered(&self) {
+        assert_eq!(self.device.take_violations(), []);
+        assert_eq!(self.pool.take_faults(), []);
+        assert_eq!(self.hooks.hooks_left(), 0, "the story did not take place");
+    }
+}
+
+fn give(pool: &impl DeviceMemoryResource, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
+    // SAFETY: each test gives a block back once, with its size, and the device is simulated.
+    unsafe { pool.deallocate_bytes(ptr, bytes, stream) };
+}
+
+/// The donor records point 1. Then it is made to wait for another stream. A third stream waits for point 1;
+/// just after that wait, the donor records point 2, by the same event. The third stream waited for point 1
+/// only: it is not ordered after the other stream, and must wait for the other stream's blocks itself.
+#[test]
+fn a_wait_inherits_only_what_it_waited_for() {
+    for hooked in [true, false] {
+        let setup = Setup::new(PoolLayer::new().initial_bytes(FIRST));
+        let donor = setup.foreign_stream();
+        let [other, third, fourth] = [(); 3].map(|()| setup.stream());
+        let [first, later] = [(); 2].map(|()| setup.take_apart(4 * MIB, donor));
+        let wanted = setup.take_apart(3 * MIB, donor);
+        let slow = setup.take_apart(MIB, donor);
+        let others_slow = setup.take_apart(8 * MIB, other);
+        let others_quick = setup.take_apart(6 * MIB, other);
+        setup.fill(fourth);
+
+        // The third stream wants the donor's block, and nobody may record on the donor: its next call does.
+        setup.give(first, 4 * MIB, donor);
+        assert_ne!(setup.take(4 * MIB, third), first);
+        setup.busy(slow, MIB, donor, LONG);
+        setup.busy(others_slow, 8 * MIB, other, LONG);
+        setup.busy(others_quick, 6 * MIB, other, LONG / 4);
+        setup.give(slow, MIB, donor); // point 1
+        assert_eq!(setup.calls(CallKind::EventRecord), 1);
+        // The fourth stream wants what the donor gives next: the call after that records point 2.
+        setup.give(wanted, 3 * MIB, donor);
+        assert_ne!(setup.take(3 * MIB, fourth), wanted);
+        setup.give(others_slow, 8 * MIB, other);
+        setup.give(others_quick, 6 * MIB, other);
+        assert_eq!(setup.take(6 * MIB, donor), others_quick, "the donor waits for the other stream");
+        assert_eq!(setup.ladder().waited, 1);
+
+        let pool = setup.pool.clone();
+        let record_again = move || give(&pool, later, 4 * MIB, donor); // point 2
+        let records = setup.calls(CallKind::EventRecord);
+        if hooked {
+            setup.hooks.after_wait(record_again);
+            setup.take_until(first, 4 * MIB, third);
+        } else {
+            setup.take_until(first, 4 * MIB, third);
+            record_again();
+        }
+        assert_eq!(setup.calls(CallKind::EventRecord), records + 1, "point 2");
+        assert_eq!(setup.take(8 * MIB, third), others_slow);
+        setup.assert_ordered();
+        assert_eq!(setup.ladder().waited, 3, "for the other stream, point 1, the other stream");
+    }
+}
+
+/// The pool numbers its streams, and forgets idle ones as others come. A call that is about to record a point
+/// holds a list of numbers: what the stream is ordered after. Meanwhile so many streams come that a forgotten
+/// stream's number would go to a new one, after which nobody is ordered.
+#[test]
+fn a_ticket_outlives_no_sweep() {
+    for hooked in [true, false] {
+        let setup = Setup::new(PoolLayer::new().initial_bytes(FIRST));
+        let donor = setup.foreign_stream();
+        let [other, third, fourth] = [(); 3].map(|()| setup.stream());
+        let [first, second] = [(); 2].map(|()| setup.take_apart(4 * MIB, donor));
+        setup.take(256, third);
+        (0..27).for_each(|_| _ = setup.take(256, setup.stream()));
+        let others = setup.take_apart(6 * MIB, other);
+        setup.fill(fourth);
+
+        setup.busy(others, 6 * MIB, other, LONG / 8);
+        setup.give(others, 6 * MIB, other);
+        assert_eq!(setup.take(6 * MIB, donor), others, "the donor waits for the other stream");
+        setup.busy(first, 4 * MIB, donor, LONG);
+        setup.give(first, 4 * MIB, donor);
+        assert_ne!(setup.take(4 * MIB, third), first, "wanted: the donor's next call records");
+        assert_eq!(setup.pool.inner().known_streams(), 31, "one more, and the pool looks for idle ones");
+
+        let (pool, came) = (setup.pool.clone(), Arc::new(Mutex::new(None)));
+        let [thirty_second, new] = [(); 2].map(|()| setup.stream());
+        let note = Arc::clone(&came);
+        let streams_come = move || {
+            pool.allocate_bytes(60 * MIB, thirty_second).expect("there is memory");
+            let block = pool.allocate_bytes(9 * MIB, new).expect("there is memory");
+            *note.lock().expect("nobody panicked") = Some((block, pool.inner().known_streams()));
+        };
+        if hooked {
+            setup.hooks.before_record(streams_come);
+            setup.give(second, 4 * MIB, donor);
+        } else {
+            setup.give(second, 4 * MIB, donor);
+            streams_come();
+        }
+        let (block, known) = came.lock().expect("nobody panicked").take().expect("the streams came");
+        setup.busy(block, 9 * MIB, new, LONG);
+        setup.give(block, 9 * MIB, new);
+        let waited = setup.ladder().waited;
+        assert!((0..50).any(|_| [first, second].contains(&setup.take(4 * MIB, third))));
+        assert_eq!(setup.take(9 * MIB, third), block);
+        setup.assert_ordered();
+        assert_eq!(setup.ladder().waited, waited + 2, "for the donor, and for the new stream");
+        // Without the ticket the pool does forget: the number of streams is right for this test.
+        if hooked { assert_eq!(known, 33) } else { assert!(known < 10, "{known}") }
+    }
+}
+
+/// Out of memory, but for a busy block of another stream: the pool synchronises. Before the driver does, the
+/// block's neighbour is given back. The two join to a block that is newer than the synchronisation, which
+/// therefore frees nothing; the memory is there all the same.
+#[test]
+fn what_comes_back_during_the_last_synchronisation_is_found() {
+    for hooked in [true, false] {
+        let all = FIRST / 2;
+        let setup = Setup::new(PoolLayer::new().initial_bytes(all).maximum_bytes(all));
+        let (donor, requester) = (setup.foreign_stream(), setup.stream());
+        let [left, right] = [(); 2].map(|()| setup.take(8 * MIB, donor));
+        setup.take(all - 16 * MIB, requester);
+        setup.busy(left, 8 * MIB, donor, LONG / 8);
+        setup.give(left, 8 * MIB, donor);
+        if hooked {
+            let pool = setup.pool.clone();
+            setup.hooks.before_synchronize(move || give(&pool, right, 8 * MIB, donor));
+        }
+        assert_eq!(setup.try_take(8 * MIB, requester).expect("the memory is there"), left);
+        setup.assert_ordered();
+        let ladder = setup.ladder();
+        assert_eq!(ladder.out_of_memory, 0);
+        let neighbours = setup.pool.statistics().expect("a pool counts").bytes_free();
+        assert_eq!(neighbours, if hooked { 8 * MIB } else { 0 });
+        assert!(setup.calls(CallKind::Synchronize) >= 1);
+    }
+}
+
+/// A stream that nobody else may record on asks for ever more, and its own blocks are all too small. The pool
+/// asks how far it is; but the stream is there, since it calls. So its blocks are not lost, and no
+/// synchronisation is due to get them back.
+#[test]
+fn a_foreign_stream_does_not_wait_for_its_own_blocks() {
+    let setup = Setup::new(PoolLayer::new());
+    let (stream, other) = (setup.foreign_stream(), setup.foreign_stream());
+    let small = setup.take(256, other);
+    setup.give(small, 256, other); // Another owner: there is something to ask for.
+    for round in 0..6 {
+        let bytes = (8 + 8 * round) * MIB;
+        let block = setup.take(bytes, stream);
+        setup.busy(block, bytes, stream, 1);
+        setup.give(block, bytes, stream);
+    }
+    assert_eq!(setup.calls(CallKind::Synchronize), 0);
+    assert!(setup.calls(CallKind::EventRecord) > 0, "the pool asked how far the stream is");
+    setup.assert_ordered();
+}
+
+/// Streams that hand blocks around: records, queries, waits, and a stream that must record for itself.
+fn hand_around(setup: &Setup) -> Result<()> {
+    let streams = [setup.stream(), setup.foreign_stream(), setup.stream()];
+    for round in 0..12 {
+        let mut blocks = Vec::new();
+        for stream in streams {
+            for bytes in [4 * MIB, (1 + round) * MIB] {
+                blocks.push((setup.try_take(bytes, stream)?, bytes, stream));
+            }
+        }
+        for (block, bytes, stream) in blocks.drain(..) {
+            setup.busy(block, bytes, stream, LONG / 8);
+            setup.give(block, bytes, stream);
+        }
+        // What one stream gave back, another wants.
+        let taker = streams[round as usize % streams.len()];
+        for bytes in [4 * MIB, 6 * MIB, 2 * MIB] {
+            let block = setup.try_take(bytes, taker)?;
+            setup.busy(block, bytes, taker, 1);
+            blocks.push((block, bytes, taker));
+        }
+        blocks.into_iter().for_each(|(block, bytes, stream)| setup.give(block, bytes, stream));
+    }
+    Ok(())
+}
+
+/// A pool passes blocks between streams to save memory. Where the driver refuses a call that is only about
+/// that, the request is served from new memory: the error is not the caller's.
+#[test]
+fn errors_of_reuse_are_not_the_callers() {
+    let undisturbed = Setup::new(PoolLayer::new());
+    hand_around(&undisturbed).expect("nothing fails");
+    undisturbed.assert_ordered();
+    assert!(undisturbed.ladder().waited > 0, "{:?}", undisturbed.ladder());
+
+    use CallKind::{EventCreate, EventQuery, EventRecord, StreamIsCapturing, StreamWaitEvent};
+    for kind in [EventCreate, EventRecord, EventQuery, StreamWaitEvent, StreamIsCapturing] {
+        for code in [1, 2] {
+            let once = (0..4).map(|nth| FaultPlan::nth_of(kind, nth, code));
+            let from_then_on = (0..4).map(|nth| FaultPlan::nth_of(kind, nth, code).persistent());
+            for plan in once.chain(from_then_on) {
+                let setup = Setup::new(PoolLayer::new());
+                setup.device.set_faults(plan.clone());
+                if let Err(error) = hand_around(&setup) {
+                    panic!("{plan:?}: {error}");
+                }
+                setup.assert_ordered();
+                // Three streams have three events at most.
+                let failures = setup.counter.counts().get(kind).failures;
+                assert!(failures > 0 || setup.calls(kind) < 4, "{plan:?} made nothing fail");
+            }
+        }
+    }
+}
+
+/// While a stream captures a graph, a record on it would be a part of the graph, and a query would break it.
+/// Others do without its blocks.
+#[test]
+fn a_stream_that_captures_is_left_alone() {
+    for capturing in [true, false] {
+        let setup = Setup::new(PoolLayer::new().initial_bytes(FIRST));
+        let [donor, requester] = [(); 2].map(|()| setup.stream());
+        let block = setup.take(4 * MIB, donor);
+        setup.fill(requester);
+        setup.busy(block, 4 * MIB, donor, LONG);
+        setup.give(block, 4 * MIB, donor);
+        setup.device.set_capturing(donor, capturing);
+        let served = setup.take(4 * MIB, requester);
+        setup.assert_ordered();
+        if capturing {
+            assert_eq!(setup.calls_about_order(), 0, "{:?}", setup.counter.counts());
+            assert_eq!((served == block, setup.ladder().grow), (false, 1));
+        } else {
+            assert_eq!((served, setup.ladder().waited), (block, 1));
+        }
+    }
+}
+
+/// A stream that captures a graph may ask for memory. It gets its own blocks and new memory, and no driver
+/// call that would end up in the graph; if there is none, it is out of memory.
+#[test]
+fn a_stream_that_captures_gets_new_memory() {
+    let layer = || PoolLayer::new().initial_bytes(FIRST);
+    for (layer, grows) in [(layer(), true), (layer().maximum_bytes(FIRST), false)] {
+        let setup = Setup::new(layer);
+        let [donor, requester] = [(); 2].map(|()| setup.stream());
+        let block = setup.take_apart(4 * MIB, donor);
+        let own = setup.take_apart(2 * MIB, requester);
+        setup.fill(donor);
+        setup.busy(block, 4 * MIB, donor, LONG);
+        setup.give(block, 4 * MIB, donor);
+        setup.give(own, 2 * MIB, requester);
+        setup.device.set_capturing(requester, true);
+        assert_eq!(setup.take(2 * MIB, requester), own);
+        match setup.try_take(4 * MIB, requester) {
+            Ok(served) => assert!(grows && served != block),
+            Err(error) => assert!(!grows && error.is_out_of_memory(), "{error}"),
+        }
+        assert_eq!(setup.calls_about_order(), 0, "{:?}", setup.counter.counts());
+        setup.device.set_capturing(requester, false);
+        assert_eq!(setup.take(4 * MIB, requester), block, "the same request without the capture");
+        setup.assert_ordered();
+    }
+}
