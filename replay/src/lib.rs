@@ -11,7 +11,7 @@
 //! | [`lineup`] | the stacks that are compared unless others are named |
 //! | [`report`] | prints the figures as a table, JSON or CSV |
 //!
-//! [`bench`] needs no log: it measures stacks on neutral workloads.
+//! [`mod@bench`] needs no log: it measures stacks on neutral workloads.
 //!
 //! ```
 //! use millpond_replay::compare::{self, Settings, StackResult};
