@@ -6,8 +6,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use millpond::driver::sim::{Access, FaultPlan, SimConfig, SimDevice};
 use millpond::core::driver::StreamFlags;
+use millpond::driver::sim::{Access, FaultPlan, SimConfig, SimDevice};
 use millpond::driver::{CallKind, CountingDriver};
 use millpond::resources::{CudaMemoryResource, PoolLayer, PoolMemoryResource};
 use millpond::{

@@ -2,26 +2,37 @@
 //!
 //! | adaptor | in text | what it adds |
 //! |---|---|---|
+//! | [`LimitingResourceAdaptor`] | `limiting` | a limit on the bytes that are handed out |
 //! | [`LoggingResourceAdaptor`] | `logging` | a CSV row for every call, as RMM writes it |
 //! | [`StatisticsResourceAdaptor`] | `statistics` | current, peak and total of bytes and allocations |
 //! | [`ThreadSafeResourceAdaptor`] | `thread_safe` | a lock, so that threads may share the resource |
+//! | [`TrackingResourceAdaptor`] | `tracking` | every outstanding allocation; refuses others, reports leaks |
 //!
 //! Every adaptor has a folder with the same files: `mod.rs` holds the adaptor, `layer.rs` its layer and what
 //! text can say about it, `tests.rs` its tests. [`LAYERS`] lists them for
 //! [`StackSpec`](millpond_core::stack::StackSpec).
 
+pub mod limiting;
 pub mod logging;
 #[cfg(test)]
 mod probe;
 pub mod statistics;
 pub mod thread_safe;
+pub mod tracking;
 
 use millpond_core::stack::LayerEntry;
 
+pub use limiting::{LimitingLayer, LimitingResourceAdaptor};
 pub use logging::{LoggingLayer, LoggingResourceAdaptor};
 pub use statistics::{StatisticsLayer, StatisticsResourceAdaptor};
 pub use thread_safe::{ThreadSafeLayer, ThreadSafeResourceAdaptor};
+pub use tracking::{TrackingLayer, TrackingResourceAdaptor};
 
 /// The adaptors that a stack's text can name.
-pub const LAYERS: &[LayerEntry] =
-    &[logging::layer::ENTRY, statistics::layer::ENTRY, thread_safe::layer::ENTRY];
+pub const LAYERS: &[LayerEntry] = &[
+    limiting::layer::ENTRY,
+    logging::layer::ENTRY,
+    statistics::layer::ENTRY,
+    thread_safe::layer::ENTRY,
+    tracking::layer::ENTRY,
+];

@@ -14,6 +14,7 @@ fn check(text: &str) {
 fn adaptors(directory: &tempfile::TempDir, name: &str) -> Vec<String> {
     let text = |entry: &millpond_core::stack::LayerEntry| match entry.name {
         "logging" => format!("logging:file={}", directory.path().join(name).display()),
+        "limiting" => "limiting:limit=90%".to_owned(),
         name => name.to_owned(),
     };
     millpond_adaptors::LAYERS.iter().map(text).collect()

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Parser, ValueEnum};
+use clap::{Parser, Subcommand, ValueEnum};
 use millpond_core::stack::StackSpec;
 use millpond_driver::DeviceSpec;
 use millpond_replay::engine::{Options, Threads};
@@ -10,14 +10,27 @@ use millpond_replay::program::Limits;
 use millpond_replay::progress::Progress;
 use millpond_replay::report::Format;
 
+use crate::bench_cli::BenchArgs;
+
 /// Replays allocation logs through stacks of GPU memory resources, and compares the stacks.
 ///
 /// A log is what RMM's logging adaptor writes, or millpond's: CSV with the columns
 /// Thread,Time,Action,Pointer,Size,Stream, plain or packed with gzip or zstd. No GPU is needed: without
 /// one, logs are replayed on a simulated NVIDIA H200.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "millpond-replay", version, after_long_help = AFTER_HELP)]
+#[command(
+    name = "millpond-replay",
+    version,
+    after_long_help = AFTER_HELP,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    disable_help_subcommand = true
+)]
 pub(crate) struct Cli {
+    /// What to do in place of replaying logs
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+
     /// The logs to replay; `-` is the standard input
     #[arg(value_name = "LOG", required_unless_present = "list_layers")]
     pub(crate) logs: Vec<PathBuf>,
@@ -64,6 +77,12 @@ pub(crate) struct Cli {
     pub(crate) list_layers: bool,
 }
 
+/// What the program does beside replaying logs.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum Command {
+    Bench(BenchArgs),
+}
+
 const AFTER_HELP: &str = "\
 Examples:
   millpond-replay app.csv.gz
@@ -73,6 +92,10 @@ Examples:
   millpond-replay logs/*.csv.zst --format json | jq -r '.stacks[] | [.spec, .reserved_over_live] | @tsv'
       one JSON object for each log, on a line of its own; the fields are explained at
       millpond_replay::report in the library's documentation
+  millpond-replay bench --quick
+      no log: what allocations cost on neutral workloads, beside mimalloc
+  millpond-replay ./bench
+      a log whose name is that of a command
 
 Figures:
   peak taken    the most bytes that a stack held from the driver at one time
@@ -172,6 +195,14 @@ mod tests {
     fn logs() {
         assert_eq!(parse("a.csv b.csv").unwrap().logs.len(), 2);
         assert!(parse("").unwrap_err().contains("<LOG>"));
+    }
+
+    #[test]
+    fn bench_is_a_command_and_a_path_to_a_file_of_that_name_is_a_log() {
+        assert!(matches!(parse("bench --quick").unwrap().command, Some(Command::Bench(_))));
+        let cli = parse("./bench").unwrap();
+        assert!(cli.command.is_none() && cli.logs == [PathBuf::from("./bench")]);
+        assert_eq!(parse("--skip-bad-rows bench").unwrap().logs.len(), 1);
     }
 
     #[test]

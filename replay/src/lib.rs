@@ -11,6 +11,8 @@
 //! | [`lineup`] | the stacks that are compared unless others are named |
 //! | [`report`] | prints the figures as a table, JSON or CSV |
 //!
+//! [`mod@bench`] needs no log: it measures stacks on neutral workloads.
+//!
 //! ```
 //! use millpond_replay::compare::{self, Settings, StackResult};
 //! use millpond_replay::engine::Options;
@@ -33,6 +35,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub mod bench;
 pub mod compare;
 pub mod engine;
 mod error;

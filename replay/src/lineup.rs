@@ -37,6 +37,12 @@ pub fn standard(log: &LogSummary, device: &DeviceFigures) -> Vec<Entry> {
     texts.filter_map(|text| text.parse().ok()).map(|spec| entry(spec, log, device)).collect()
 }
 
+/// Those of the line-up for any log that keep what is freed: what `bench` measures unless others are named.
+pub fn pools() -> Vec<StackSpec> {
+    let stacks = ALWAYS.iter().filter_map(|text| text.parse::<StackSpec>().ok());
+    stacks.filter(|stack| stack.layers().len() > 1).collect()
+}
+
 fn entry(spec: StackSpec, log: &LogSummary, device: &DeviceFigures) -> Entry {
     let limit = device.free_bytes / MANAGED_SHARE;
     let is_managed = spec.layers().iter().any(|layer| layer.name == "managed");
@@ -93,6 +99,12 @@ mod tests {
             let driver = millpond_driver::DeviceSpec::SimH200.open().unwrap();
             assert!(spec.build(&table, &driver).is_ok(), "{spec}");
         }
+    }
+
+    #[test]
+    fn pools_are_the_stacks_with_something_above_the_driver() {
+        let texts: Vec<String> = pools().iter().map(ToString::to_string).collect();
+        assert_eq!(texts, ["cuda+pool", "cuda+binning", "cuda+pool+binning"]);
     }
 
     #[test]

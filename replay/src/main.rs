@@ -1,5 +1,6 @@
 //! `millpond-replay`: replays allocation logs through stacks of memory resources and compares the stacks.
 
+mod bench_cli;
 mod cli;
 mod overwrite;
 mod verdict;
@@ -10,8 +11,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use millpond_core::Error;
-use millpond_core::stack::{LayerTable, Params};
+use millpond_core::stack::{LayerTable, Params, StackSpec};
 use millpond_driver::DeviceSpec;
+use millpond_replay::bench;
 use millpond_replay::compare::{self, Settings};
 use millpond_replay::log::{self, LogReader};
 use millpond_replay::program::Program;
@@ -19,12 +21,17 @@ use millpond_replay::progress::Progress;
 use millpond_replay::report::Format;
 use tracing_subscriber::EnvFilter;
 
-use cli::Cli;
+use bench_cli::BenchArgs;
+use cli::{Cli, Command};
 use verdict::{Failure, Verdict};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let result = show_diagnostics().and_then(|()| run(&cli, io::stdout().lock()));
+    let out = io::stdout().lock();
+    let result = show_diagnostics().and_then(|()| match &cli.command {
+        Some(Command::Bench(args)) => bench(args, out),
+        None => run(&cli, out),
+    });
     Verdict::of(result).into()
 }
 
@@ -54,10 +61,27 @@ fn run(cli: &Cli, mut out: impl Write) -> Result<Verdict, Failure> {
     Ok(verdict)
 }
 
-fn settings(cli: &Cli, table: &LayerTable) -> Result<Settings, Failure> {
-    for layer in cli.stacks.iter().flat_map(|stack| stack.layers()) {
+/// Runs the workloads on each stack and prints what steps take.
+fn bench(args: &BenchArgs, out: impl Write) -> Result<Verdict, Failure> {
+    let table = compare::layers();
+    check(&args.stacks, &table)?;
+    let bar = Progress::new(args.progress).waiting();
+    let report = bench::bench(&args.settings(), &table, &mut |case| bar.set_message(case.to_owned()))?;
+    bar.finish_and_clear();
+    bench::print(&report, args.format.into(), out)?;
+    Ok(Verdict::of_bench(&report))
+}
+
+/// A layer or parameter that does not exist is said before anything is measured.
+fn check(stacks: &[StackSpec], table: &LayerTable) -> Result<(), Failure> {
+    for layer in stacks.iter().flat_map(StackSpec::layers) {
         Params::new(table.get(&layer.name)?, &layer.params)?;
     }
+    Ok(())
+}
+
+fn settings(cli: &Cli, table: &LayerTable) -> Result<Settings, Failure> {
+    check(&cli.stacks, table)?;
     overwrite::refuse(&cli.logs, &cli.stacks)?;
     let device = cli.device.unwrap_or_else(DeviceSpec::default_device);
     device.open()?; // a device that is not there is said before logs are read

@@ -45,6 +45,11 @@ impl Progress {
         )
     }
 
+    /// For work of which nobody knows how long it takes; what is done now is its message.
+    pub fn waiting(self) -> ProgressBar {
+        self.bar(0, String::new(), "{spinner} {msg}, {elapsed} in all")
+    }
+
     fn bar(self, length: u64, message: String, template: &str) -> ProgressBar {
         let Some(from) = self.from else { return ProgressBar::hidden() };
         let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());

@@ -3,6 +3,7 @@
 use std::io;
 use std::process::ExitCode;
 
+use millpond_replay::bench::{Report, Status};
 use millpond_replay::compare::{StackReport, StackResult};
 
 /// The exit status, mildest first.
@@ -58,6 +59,12 @@ impl Verdict {
             }
         }
         stacks.iter().map(verdict).max().unwrap_or(Self::Fine)
+    }
+
+    pub(crate) fn of_bench(bench: &Report) -> Self {
+        let failed = || bench.not_run.iter().filter(|not_run| not_run.status == Status::Failed);
+        failed().for_each(|not_run| report(&format!("{}: {}", not_run.of, not_run.reason)));
+        if failed().next().is_some() { Self::StackFailed } else { Self::Fine }
     }
 }
 

@@ -17,10 +17,12 @@ const RESOURCES: &[(&str, Knows)] = &[
     ("cuda+pool+fixed_size", Knows::its_blocks(Counts).up_to(1 << 20)),
     ("cuda+binning:min=10,max=16", Knows::nothing()),
     ("cuda+pool+binning:bins=4KiB/64KiB/1MiB", Knows::nothing()),
+    ("cuda+tracking", Knows::its_blocks(None)),
 ];
 
 /// Every adaptor. Each is put on plain CUDA, on the pool, and, on the pool, on every other adaptor.
-const ADAPTORS: &[&str] = &["logging:file=/dev/null", "statistics", "thread_safe"];
+const ADAPTORS: &[&str] =
+    &["limiting:limit=90%", "logging:file=/dev/null", "statistics", "thread_safe", "tracking"];
 
 const POOL: &str = "cuda+pool";
 

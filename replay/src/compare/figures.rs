@@ -22,7 +22,7 @@ pub struct DeviceFigures {
 }
 
 impl DeviceFigures {
-    pub(super) fn new(spec: DeviceSpec, driver: &DriverHandle) -> Result<Self> {
+    pub(crate) fn new(spec: DeviceSpec, driver: &DriverHandle) -> Result<Self> {
         let memory = driver.mem_get_info().map_err(millpond_core::Error::from)?;
         Ok(Self {
             spec: spec.to_string(),

@@ -1,0 +1,44 @@
+use std::sync::Arc;
+
+use millpond_core::stack::{LayerEntry, LayerKind, Params};
+use millpond_core::{AnyResource, ByteSize, DeviceMemoryResource, Error, Layer, Result};
+
+use super::LimitingResourceAdaptor;
+
+/// Adds a [`LimitingResourceAdaptor`].
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct LimitingLayer {
+    limit: ByteSize,
+}
+
+impl LimitingLayer {
+    /// A limit of so many bytes, or of a share of what the device has free when the layer is put on.
+    pub fn new(limit: impl Into<ByteSize>) -> Self {
+        Self { limit: limit.into() }
+    }
+}
+
+impl<R: DeviceMemoryResource> Layer<R> for LimitingLayer {
+    type Resource = LimitingResourceAdaptor<R>;
+
+    fn layer(self, upstream: R) -> Result<Self::Resource> {
+        let limit_bytes = self.limit.resolve(&**upstream.driver())?;
+        Ok(LimitingResourceAdaptor::new(upstream, limit_bytes))
+    }
+}
+
+pub(crate) const ENTRY: LayerEntry = LayerEntry {
+    name: "limiting",
+    about: "hands out so many bytes at most",
+    params: &[("limit", "how many: a size, or a percentage of the device's free memory; always needed")],
+    kind: LayerKind::Layer(build),
+};
+
+fn build(params: &Params<'_>, upstream: AnyResource) -> Result<AnyResource> {
+    let limit: ByteSize = params.get("limit")?.ok_or_else(|| {
+        Error::invalid_stack(
+            "`limiting` needs a limit; write for example `limiting:limit=8GiB` or `limit=50%`",
+        )
+    })?;
+    Ok(Arc::new(LimitingLayer::new(limit).layer(upstream)?))
+}

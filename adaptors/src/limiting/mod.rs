@@ -1,0 +1,155 @@
+//! Limiting: so many bytes at most.
+
+pub(crate) mod layer;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use millpond_core::{
+    ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error, Layout, MemoryInfo, ResourceStatistics,
+    Result, StreamRef, format_bytes, is_same,
+};
+
+pub use layer::LimitingLayer;
+
+/// Refuses what would bring the bytes that are handed out above a limit.
+///
+/// A request counts as RMM counts it: rounded up to
+/// [`ALLOCATION_ALIGNMENT`](millpond_core::ALLOCATION_ALIGNMENT), from before the upstream is asked until the
+/// upstream has failed or has taken the block back, so the upstream never has more handed out than the
+/// limit. A request that is refused here never counts, not even for a moment: whatever large requests other
+/// threads make in vain, a small one that fits is served.
+///
+/// The adaptor knows how much is handed out, not what. A deallocation that the upstream refuses and
+/// reports has lowered the count; put [tracking](crate::TrackingResourceAdaptor) on top where callers may
+/// do that.
+///
+/// ```
+/// use millpond_adaptors::LimitingResourceAdaptor;
+/// use millpond_core::{DeviceMemoryResourceExt, StreamRef};
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_resources::CudaMemoryResource;
+///
+/// let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+/// let resource = LimitingResourceAdaptor::new(cuda, 2048);
+/// let block = resource.allocate_bytes(1000, StreamRef::LEGACY)?;
+/// assert_eq!(resource.allocated_bytes(), 1024);
+/// let error = resource.allocate_bytes(1025, StreamRef::LEGACY).unwrap_err();
+/// assert!(error.is_out_of_memory());
+/// assert!(error.message().contains("256 bytes short"), "{error}");
+/// # // SAFETY: the block is live, unused, and given back with its layout.
+/// # unsafe { resource.deallocate_bytes(block, 1000, StreamRef::LEGACY) };
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct LimitingResourceAdaptor<R> {
+    upstream: R,
+    limit_bytes: u64,
+    allocated_bytes: AtomicU64,
+}
+
+impl<R> LimitingResourceAdaptor<R> {
+    /// Lets `limit_bytes` of `upstream` be handed out at a time.
+    pub fn new(upstream: R, limit_bytes: u64) -> Self {
+        Self { upstream, limit_bytes, allocated_bytes: AtomicU64::new(0) }
+    }
+
+    /// How many bytes are handed out, after rounding. Never more than [`limit_bytes`](Self::limit_bytes).
+    pub fn allocated_bytes(&self) -> u64 {
+        self.allocated_bytes.load(Ordering::Acquire)
+    }
+
+    /// How many bytes may be handed out.
+    pub fn limit_bytes(&self) -> u64 {
+        self.limit_bytes
+    }
+
+    /// Counts a request if it fits; else returns what is handed out. Acquires what [`release`](Self::release)
+    /// releases, so that the upstream has taken a block back before its bytes are asked for again.
+    fn acquire(&self, bytes: u64) -> Result<u64, u64> {
+        let fitting = |allocated: u64| allocated.checked_add(bytes).filter(|sum| *sum <= self.limit_bytes);
+        self.allocated_bytes.fetch_update(Ordering::Acquire, Ordering::Acquire, fitting)
+    }
+
+    /// Saturates, because a caller may give back what was never handed out.
+    fn release(&self, bytes: u64) {
+        let lower = |allocated: u64| Some(allocated.saturating_sub(bytes));
+        // Never fails, as `lower` never declines.
+        let _ = self.allocated_bytes.fetch_update(Ordering::Release, Ordering::Relaxed, lower);
+    }
+
+    fn over_limit(&self, bytes: u64, allocated: u64) -> Error {
+        let short = u128::from(allocated) + u128::from(bytes) - u128::from(self.limit_bytes);
+        let (limit, allocated) = (format_bytes(self.limit_bytes), format_bytes(allocated));
+        let message = format!(
+            "the limit of {limit}, of which {allocated} are in use, is {short} bytes short; give blocks \
+             back, or raise the limit"
+        );
+        Error::new(millpond_core::ErrorKind::OutOfMemory, message)
+    }
+}
+
+// SAFETY: every call that is not refused goes to the upstream with the same arguments, so its contract
+// holds; a refused request hands out nothing.
+#[deny(clippy::missing_trait_methods)]
+unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LimitingResourceAdaptor<R> {
+    fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        let Some(bytes) = layout.rounded_bytes() else {
+            return Err(Error::request_too_large(layout, stream).in_stack(self));
+        };
+        if let Err(allocated) = self.acquire(bytes) {
+            return Err(self.over_limit(bytes, allocated).for_request(layout, stream).in_stack(self));
+        }
+        self.upstream.allocate(layout, stream).map_err(|error| {
+            self.release(bytes);
+            error.in_stack(self)
+        })
+    }
+
+    unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+        // SAFETY: the caller's promises hold for the upstream, where the block came from.
+        unsafe { self.upstream.deallocate(ptr, layout, stream) }
+        if !ptr.is_null() {
+            self.release(layout.rounded_bytes().unwrap_or(0));
+        }
+    }
+
+    fn driver(&self) -> &DriverHandle {
+        self.upstream.driver()
+    }
+
+    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
+        Some(&self.upstream)
+    }
+
+    /// The upstream's, but no more free than the limit leaves.
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        let info = self.upstream.memory_info().map_err(|error| error.in_stack(self))?;
+        Ok(MemoryInfo { free: info.free.min(self.limit_bytes - self.allocated_bytes()), ..info })
+    }
+
+    /// Only to itself: a block that is given back to another would leave this one's count too high.
+    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+        is_same(self, other)
+    }
+
+    fn is_stream_ordered(&self) -> bool {
+        self.upstream.is_stream_ordered()
+    }
+
+    fn statistics(&self) -> Option<ResourceStatistics> {
+        self.upstream.statistics()
+    }
+
+    fn trim(&self, keep_bytes: u64) -> Result<u64> {
+        self.upstream.trim(keep_bytes).map_err(|error| error.in_stack(self))
+    }
+}
+
+impl<R: fmt::Display> fmt::Display for LimitingResourceAdaptor<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}+limiting:limit={}", self.upstream, ByteSize::Bytes(self.limit_bytes))
+    }
+}

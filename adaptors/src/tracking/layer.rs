@@ -1,0 +1,69 @@
+use std::str::FromStr;
+use std::sync::Arc;
+
+use millpond_core::stack::{LayerEntry, LayerKind, Params};
+use millpond_core::{AnyResource, DeviceMemoryResource, Error, Layer, Result};
+
+use super::TrackingResourceAdaptor;
+
+/// Adds a [`TrackingResourceAdaptor`].
+#[derive(Clone, Copy, Default, Debug)]
+pub struct TrackingLayer {
+    stacks: Stacks,
+}
+
+/// Whether a backtrace is captured for every allocation.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Stacks {
+    /// None.
+    #[default]
+    Off,
+    /// One for each, which costs microseconds; it is resolved to names when it is printed.
+    On,
+}
+
+impl TrackingLayer {
+    /// Tracks without backtraces.
+    pub const fn new() -> Self {
+        Self { stacks: Stacks::Off }
+    }
+
+    /// Whether a backtrace is captured for every allocation.
+    #[must_use]
+    pub const fn stacks(mut self, stacks: Stacks) -> Self {
+        self.stacks = stacks;
+        self
+    }
+}
+
+impl<R: DeviceMemoryResource> Layer<R> for TrackingLayer {
+    type Resource = TrackingResourceAdaptor<R>;
+
+    fn layer(self, upstream: R) -> Result<Self::Resource> {
+        Ok(TrackingResourceAdaptor::new(upstream, self.stacks))
+    }
+}
+
+impl FromStr for Stacks {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "off" => Ok(Self::Off),
+            "on" => Ok(Self::On),
+            _ => Err(Error::invalid_argument("write on or off")),
+        }
+    }
+}
+
+pub(crate) const ENTRY: LayerEntry = LayerEntry {
+    name: "tracking",
+    about: "knows every outstanding allocation; refuses what it does not know, reports leaks",
+    params: &[("stacks", "on (a backtrace for every allocation) or off (the default)")],
+    kind: LayerKind::Layer(build),
+};
+
+fn build(params: &Params<'_>, upstream: AnyResource) -> Result<AnyResource> {
+    let layer = TrackingLayer::new().stacks(params.get("stacks")?.unwrap_or_default());
+    Ok(Arc::new(layer.layer(upstream)?))
+}

@@ -1,0 +1,197 @@
+//! Tracking: every allocation that was not given back yet.
+
+pub(crate) mod layer;
+mod ledger;
+#[cfg(test)]
+mod tests;
+
+use std::backtrace::Backtrace;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use millpond_core::misuse::{self, Misuse, MisuseKind};
+use millpond_core::{
+    DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef,
+    is_same,
+};
+
+pub use layer::{Stacks, TrackingLayer};
+pub use ledger::Allocation;
+
+use ledger::Ledger;
+
+/// Knows every outstanding allocation: where, how large, for which stream, the how many-th, and, with
+/// [`Stacks::On`], allocated by whom.
+///
+/// A deallocation of what is not outstanding, or with another size, is refused: it is reported through
+/// [`misuse`] and not passed on, whatever the upstream can tell by itself. A
+/// block that is free already is unknown here, so it is reported as a foreign pointer. A request for
+/// zero bytes gets a null pointer and is not tracked.
+///
+/// An allocation is noted after the upstream returned it and forgotten before the upstream gets it back, so
+/// that an address that another thread gets at once is never mixed up. What is outstanding when the adaptor
+/// is dropped is reported through `tracing`, as a warning.
+///
+/// ```
+/// use millpond_adaptors::TrackingResourceAdaptor;
+/// use millpond_adaptors::tracking::Stacks;
+/// use millpond_core::{DeviceMemoryResourceExt, StreamRef};
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_resources::CudaMemoryResource;
+///
+/// let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+/// let resource = TrackingResourceAdaptor::new(cuda, Stacks::Off);
+/// let block = resource.allocate_bytes(1000, StreamRef::LEGACY)?;
+/// assert_eq!(resource.allocated_bytes(), 1000);
+/// assert_eq!(resource.report(), format!("{block}: 1000 B, stream 0, allocation 0\n"));
+/// // SAFETY: the block is live, unused, and given back with its layout.
+/// unsafe { resource.deallocate_bytes(block, 1000, StreamRef::LEGACY) };
+/// assert!(resource.outstanding().is_empty());
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct TrackingResourceAdaptor<R> {
+    /// First, so that leaks are reported before the upstream takes the memory back.
+    tracker: Tracker,
+    upstream: R,
+}
+
+#[derive(Debug)]
+struct Tracker {
+    ledger: Ledger,
+    stacks: Stacks,
+    refused: AtomicU64,
+    /// The stack as text, for the report of leaks.
+    stack: String,
+}
+
+impl<R: DeviceMemoryResource> TrackingResourceAdaptor<R> {
+    /// Tracks what `upstream` hands out from now on.
+    pub fn new(upstream: R, stacks: Stacks) -> Self {
+        let (ledger, stack) = (Ledger::new(), upstream.to_string());
+        Self { tracker: Tracker { ledger, stacks, refused: AtomicU64::new(0), stack }, upstream }
+    }
+}
+
+impl<R> TrackingResourceAdaptor<R> {
+    /// Every outstanding allocation, oldest first. While other threads allocate it is of no one moment.
+    pub fn outstanding(&self) -> Vec<Allocation> {
+        self.tracker.ledger.outstanding()
+    }
+
+    /// How many bytes are outstanding, as asked for.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.tracker.ledger.bytes()
+    }
+
+    /// Every outstanding allocation as text, oldest first, a line each, followed by its backtrace if there is
+    /// one; empty if nothing is outstanding.
+    pub fn report(&self) -> String {
+        text(&self.outstanding())
+    }
+}
+
+fn text(allocations: &[Allocation]) -> String {
+    allocations.iter().map(|allocation| format!("{allocation}\n")).collect()
+}
+
+impl Tracker {
+    fn allocated(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
+        let backtrace = (self.stacks == Stacks::On).then(|| Arc::new(Backtrace::force_capture()));
+        if let Some(lost) = self.ledger.insert(ptr, bytes, stream, backtrace) {
+            tracing::warn!(
+                target: "millpond::tracking",
+                stack = self.stack,
+                "{ptr} was handed out again, but was never given back here: {lost}; give blocks back to the \
+                 resource that they came from"
+            );
+        }
+    }
+}
+
+impl Drop for Tracker {
+    fn drop(&mut self) {
+        let leaks = self.ledger.outstanding();
+        if !leaks.is_empty() {
+            let (allocations, bytes) = (leaks.len(), self.ledger.bytes());
+            tracing::warn!(
+                target: "millpond::tracking",
+                stack = self.stack,
+                allocations,
+                bytes,
+                "{allocations} allocations were never given back:\n{}",
+                text(&leaks)
+            );
+        }
+    }
+}
+
+// SAFETY: what is forwarded has the same arguments, so the upstream's contract holds; what is refused was
+// not handed out by this resource, or not with that size.
+#[deny(clippy::missing_trait_methods)]
+unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for TrackingResourceAdaptor<R> {
+    fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        let ptr = self.upstream.allocate(layout, stream).map_err(|error| error.in_stack(self))?;
+        if !ptr.is_null() {
+            self.tracker.allocated(ptr, layout.bytes(), stream);
+        }
+        Ok(ptr)
+    }
+
+    unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+        let known = if ptr.is_null() { Ok(()) } else { self.tracker.ledger.remove(ptr, layout.bytes()) };
+        match known {
+            // SAFETY: the caller's promises hold for the upstream, where the block came from.
+            Ok(()) => unsafe { self.upstream.deallocate(ptr, layout, stream) },
+            Err(kind) => self.refuse(kind, ptr, layout, stream),
+        }
+    }
+
+    fn driver(&self) -> &DriverHandle {
+        self.upstream.driver()
+    }
+
+    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
+        Some(&self.upstream)
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        self.upstream.memory_info().map_err(|error| error.in_stack(self))
+    }
+
+    /// Only to itself: another tracker does not know the blocks of this one.
+    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+        is_same(self, other)
+    }
+
+    fn is_stream_ordered(&self) -> bool {
+        self.upstream.is_stream_ordered()
+    }
+
+    /// The upstream's, with the deallocations that were refused here.
+    fn statistics(&self) -> Option<ResourceStatistics> {
+        let mut statistics = self.upstream.statistics()?;
+        statistics.misuses += self.tracker.refused.load(Ordering::Relaxed);
+        Some(statistics)
+    }
+
+    fn trim(&self, keep_bytes: u64) -> Result<u64> {
+        self.upstream.trim(keep_bytes).map_err(|error| error.in_stack(self))
+    }
+}
+
+impl<R: DeviceMemoryResource> TrackingResourceAdaptor<R> {
+    #[cold]
+    fn refuse(&self, kind: MisuseKind, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+        self.tracker.refused.fetch_add(1, Ordering::Relaxed);
+        misuse::report(&Misuse { kind, ptr, bytes: layout.bytes(), stream, resource: self.to_string() });
+    }
+}
+
+impl<R: fmt::Display> fmt::Display for TrackingResourceAdaptor<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let stacks = if self.tracker.stacks == Stacks::On { ":stacks=on" } else { "" };
+        write!(f, "{}+tracking{stacks}", self.upstream)
+    }
+}

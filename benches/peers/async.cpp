@@ -1,0 +1,55 @@
+// CUDA's own allocators: `async cudaMallocAsync` and `async cudaMalloc`. See README.md.
+#include <memory>
+
+#include "workloads.hpp"
+
+namespace {
+
+struct Async {
+  Async() {
+    // Keep what is freed, as every other pool does.
+    check(cudaDeviceGetDefaultMemPool(&pool, 0), "cudaDeviceGetDefaultMemPool");
+    uint64_t keep = UINT64_MAX;
+    check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep), "cudaMemPoolSetAttribute");
+  }
+  ~Async() {
+    cudaDeviceSynchronize();
+    cudaMemPoolTrimTo(pool, 0);
+  }
+
+  void* allocate(size_t bytes, cudaStream_t stream) {
+    void* block = nullptr;
+    return cudaMallocAsync(&block, bytes, stream) == cudaSuccess ? block : nullptr;
+  }
+  void free(void* block, size_t, cudaStream_t stream) noexcept { cudaFreeAsync(block, stream); }
+
+ private:
+  static void check(cudaError_t status, char const* what) { peers::check(status, what); }
+  cudaMemPool_t pool{};
+};
+
+struct Plain {
+  void* allocate(size_t bytes, cudaStream_t) {
+    void* block = nullptr;
+    return cudaMalloc(&block, bytes) == cudaSuccess ? block : nullptr;
+  }
+  void free(void* block, size_t, cudaStream_t) noexcept { cudaFree(block); }
+};
+
+}  // namespace
+
+int main(int count, char** words) try {
+  auto const options = peers::Options::parse(count, words);
+  for (auto const& name : options.names) {
+    if (name == "cudaMallocAsync") {
+      peers::run_all(name, options, [] { return std::make_unique<Async>(); });
+    } else if (name == "cudaMalloc") {
+      peers::run_all(name, options, [] { return std::make_unique<Plain>(); });
+    } else {
+      throw std::runtime_error(name + " is neither cudaMallocAsync nor cudaMalloc");
+    }
+  }
+} catch (std::exception const& error) {
+  std::fprintf(stderr, "error: %s\n", error.what());
+  return 1;
+}

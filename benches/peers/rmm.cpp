@@ -1,0 +1,76 @@
+// RMM's resources: `rmm pool|arena|binning`. See README.md.
+#include <cuda/memory_resource>
+#include <rmm/cuda_device.hpp>
+#include <rmm/cuda_stream_view.hpp>
+#include <rmm/mr/arena_memory_resource.hpp>
+#include <rmm/mr/binning_memory_resource.hpp>
+#include <rmm/mr/cuda_memory_resource.hpp>
+#include <rmm/mr/pool_memory_resource.hpp>
+#include <rmm/resource_ref.hpp>
+
+#include <memory>
+#include <optional>
+
+#include "workloads.hpp"
+
+namespace {
+
+constexpr size_t alignment = 256;
+
+// Four fifths of what is free: growing costs none of them time, as it costs millpond none before the clock
+// starts.
+size_t initial_bytes() {
+  auto const free_bytes = rmm::available_device_memory().first;
+  return free_bytes / 5 * 4 / alignment * alignment;
+}
+
+// Owns the resources; the last one made serves.
+class Rmm {
+ public:
+  explicit Rmm(std::string const& name) {
+    if (name == "rmm pool") {
+      serve(pool_.emplace(cuda_, initial_bytes()));
+    } else if (name == "rmm arena") {
+      serve(arena_.emplace(cuda_, initial_bytes()));
+    } else {
+      auto& pool = pool_.emplace(cuda_, initial_bytes());
+      auto& binning = binning_.emplace(pool);
+      for (int power = 18; power <= 22; ++power) binning.add_bin(size_t{1} << power);
+      serve(binning);
+    }
+  }
+
+  void* allocate(size_t bytes, cudaStream_t stream) {
+    return resource_->allocate(rmm::cuda_stream_view{stream}, bytes, alignment);
+  }
+  void free(void* block, size_t bytes, cudaStream_t stream) noexcept {
+    resource_->deallocate(rmm::cuda_stream_view{stream}, block, bytes, alignment);
+  }
+
+ private:
+  template <class Resource>
+  void serve(Resource& resource) {
+    resource_.emplace(resource);
+  }
+
+  rmm::mr::cuda_memory_resource cuda_;
+  std::optional<rmm::mr::pool_memory_resource> pool_;
+  std::optional<rmm::mr::arena_memory_resource> arena_;
+  std::optional<rmm::mr::binning_memory_resource> binning_;
+  std::optional<rmm::device_async_resource_ref> resource_;
+};
+
+}  // namespace
+
+int main(int count, char** words) try {
+  auto const options = peers::Options::parse(count, words);
+  for (auto const& name : options.names) {
+    if (name != "pool" && name != "arena" && name != "binning")
+      throw std::runtime_error(name + " is none of pool, arena, binning");
+    auto const stack = "rmm " + name;
+    peers::run_all(stack, options, [&] { return std::make_unique<Rmm>(stack); });
+  }
+} catch (std::exception const& error) {
+  std::fprintf(stderr, "error: %s\n", error.what());
+  return 1;
+}

@@ -1,0 +1,57 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+/// Threads meet here and go on together. The standard library's barrier wakes sleepers one after the other,
+/// which takes as long as a short round; this one spins a while first.
+#[derive(Debug)]
+pub(super) struct Barrier {
+    threads: usize,
+    arrived: AtomicUsize,
+    meeting: AtomicUsize,
+}
+
+const SPINS: u32 = 10_000;
+
+impl Barrier {
+    pub(super) const fn new(threads: usize) -> Self {
+        Self { threads, arrived: AtomicUsize::new(0), meeting: AtomicUsize::new(0) }
+    }
+
+    /// Waits for all. What each did before, all see after.
+    pub(super) fn wait(&self) {
+        let meeting = self.meeting.load(Ordering::Acquire);
+        if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.threads {
+            self.arrived.store(0, Ordering::Relaxed);
+            self.meeting.store(meeting.wrapping_add(1), Ordering::Release);
+            return;
+        }
+        let mut spins = 0;
+        while self.meeting.load(Ordering::Acquire) == meeting {
+            spins += 1;
+            if spins < SPINS { std::hint::spin_loop() } else { thread::yield_now() }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_goes_on_before_all_are_there() {
+        const THREADS: usize = 4;
+        let (barrier, count) = (Barrier::new(THREADS), AtomicUsize::new(0));
+        thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| {
+                    for round in 1..200 {
+                        count.fetch_add(1, Ordering::Relaxed);
+                        barrier.wait();
+                        assert_eq!(count.load(Ordering::Relaxed), round * THREADS);
+                        barrier.wait();
+                    }
+                });
+            }
+        });
+    }
+}

@@ -1,0 +1,67 @@
+//! Whether this machine has the memory for what mimalloc would touch.
+
+use std::fs;
+
+use millpond_core::format_bytes;
+
+/// What an allocator of CPU memory touches of a block that nobody writes to: the page that holds the link
+/// of its free list, its own books, and the page of the block that was in the slot before.
+const TOUCHED_PER_BLOCK: u64 = 16 << 10;
+
+/// Why so many blocks of so many bytes together should not be tried, if so.
+pub(super) fn too_little_for(blocks: u64, bytes: u64) -> Option<String> {
+    // Huge pages make a whole 2 MiB of what is touched anywhere.
+    let huge =
+        read("/sys/kernel/mm/transparent_hugepage/enabled").is_some_and(|text| text.contains("[always]"));
+    let touched = if huge { bytes + bytes / 8 } else { bytes.min(blocks * TOUCHED_PER_BLOCK) };
+    let available = available()?;
+    (touched > available).then(|| {
+        let advice = if huge { "; set transparent huge pages to madvise, and it needs less" } else { "" };
+        format!(
+            "it may touch {} of CPU memory, and {} are available{advice}",
+            format_bytes(touched),
+            format_bytes(available)
+        )
+    })
+}
+
+/// Bytes that this process can still get, where the system tells.
+fn available() -> Option<u64> {
+    let free = meminfo_available(&read("/proc/meminfo")?)?;
+    let groups = [
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ];
+    let number = |path| read(path)?.trim().parse::<u64>().ok();
+    let left = groups.iter().filter_map(|(limit, used)| Some(number(*limit)?.saturating_sub(number(*used)?)));
+    Some(left.fold(free, u64::min))
+}
+
+fn meminfo_available(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+fn read(path: &str) -> Option<String> {
+    fs::read_to_string(path).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn meminfo_is_read() {
+        let text = "MemTotal:       24592332 kB\nMemAvailable:   23068672 kB\nBuffers: 1 kB\n";
+        assert_eq!(meminfo_available(text), Some(23_068_672 << 10));
+        assert_eq!(meminfo_available("MemTotal: 1 kB\n"), None);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_little_fits_and_more_than_any_machine_has_does_not() {
+        assert_eq!(too_little_for(1, 256), None);
+        let reason = too_little_for(1 << 40, 1 << 60).unwrap();
+        assert!(reason.contains("are available"), "{reason}");
+    }
+}

@@ -1,0 +1,434 @@
+//! Measures what allocations cost on neutral workloads, with mimalloc beside the stacks as the limit of what
+//! bookkeeping costs.
+//!
+//! # Workloads
+//! A step allocates one block and frees one. Sizes are log-uniform: each doubling is as likely.
+//!
+//! | workload | does | a step |
+//! |---|---|---|
+//! | `pair` | one size: 256 B, 4 KiB, 64 KiB, 1 MiB, 64 MiB | allocate, free the same |
+//! | `churn` | keeps 10^3, 10^4, 10^5, 10^6 blocks of 256 B to 1 MiB live | free one at random, allocate |
+//! | `churn_large` | keeps 2000 blocks of 1 to 64 MiB live | the same |
+//! | `threads_own_stream` | T threads, 1000 blocks of 256 B to 1 MiB each, a stream each | the same |
+//! | `threads_one_stream` | the same, all on one stream | the same |
+//! | `cross_thread_free` | the same; T threads hand their blocks round | free a neighbour's, allocate |
+//!
+//! # Method
+//! - All that is random is planned before: the same plan for each stack, and for the peers of
+//!   `benches/peers`. A plan is made of the seed alone, so that a run can be repeated.
+//! - Each stack is built anew for each workload and dropped after it. Blocks are allocated, and
+//!   replaced until the resource has warmed up, before the clock starts.
+//! - Every 16th step is timed alone; the 99th percentile is over these. What reading the clock costs is
+//!   measured on steps that do nothing, and taken off.
+//! - `ns_per_step` is the mean on the thread that does the step, the look at the list of live blocks
+//!   included. `steps_per_second` is that of all threads together, from the first start to the last end.
+//! - In `cross_thread_free`, each thread allocates on a stream of its own, on which the block is freed by
+//!   the thread's neighbour. Threads meet after each 1000 steps to hand over, which is not measured.
+//! - No kernel runs and no memory is written to: what is measured is the allocator, not the device.
+//! - A workload that takes long ends early: the figures are then of fewer steps.
+//!
+//! # JSON
+//! ```text
+//! version                1; grows when a field is renamed, removed or means something else
+//! device                 spec, name, simulated, total_bytes, free_bytes
+//! cpus, seed, quick      of this run
+//! results[]              one for each workload and stack that ran, in the order of running
+//!   workload             as in the table above
+//!   stack                the stack as text, or "mimalloc"
+//!   threads              how many
+//!   live                 blocks that each thread keeps live; 1 for a pair
+//!   bytes                of the block for a pair, else of all live blocks at the peak of the plan
+//!   steps                how many were measured
+//!   ns_per_step          mean nanoseconds of a step on its thread
+//!   p99_ns               99th percentile of the steps that were timed alone
+//!   steps_per_second     of all threads together
+//! not_run[]              workload, stack, threads, live, bytes, status ("skipped",
+//!                        "out_of_memory" or "failed"), reason
+//! notes[]                what a reader of the figures should know
+//! ```
+
+mod barrier;
+mod measure;
+#[cfg(feature = "mimalloc")]
+mod memory;
+mod plan;
+mod report;
+mod run;
+mod subject;
+#[cfg(test)]
+mod tests;
+mod workload;
+
+use std::time::{Duration, Instant};
+
+use millpond_core::driver::StreamFlags;
+use millpond_core::stack::{LayerTable, StackSpec};
+use millpond_core::{DriverHandle, StreamRef, format_bytes};
+use millpond_driver::DeviceSpec;
+use serde::Serialize;
+
+pub use report::{Format, print};
+pub use workload::Workload;
+
+use crate::compare::DeviceFigures;
+use crate::{Result, lineup};
+use plan::Plan;
+use run::{Churn, Timing};
+use subject::Subject;
+use workload::Case;
+
+/// What one workload on one stack can fail with does not lose the others.
+type Attempt<T> = std::result::Result<T, Setback>;
+
+/// Why one workload on one stack has no figures.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Setback {
+    status: Status,
+    reason: String,
+}
+
+impl Setback {
+    fn skipped(reason: String) -> Self {
+        Self { status: Status::Skipped, reason }
+    }
+
+    fn failed(reason: String) -> Self {
+        Self { status: Status::Failed, reason }
+    }
+}
+
+impl From<crate::Error> for Setback {
+    fn from(error: crate::Error) -> Self {
+        Self::failed(error.to_string())
+    }
+}
+
+impl From<millpond_core::Error> for Setback {
+    fn from(error: millpond_core::Error) -> Self {
+        Self::failed(error.to_string())
+    }
+}
+
+/// The name of the stack that is none: CPU memory.
+pub const MIMALLOC: &str = "mimalloc";
+
+/// What is measured, and where.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The device. A simulated one gets as much memory as the workload needs.
+    pub device: DeviceSpec,
+    /// The stacks; empty for those of the [line-up](lineup::pools) that have a pool.
+    pub stacks: Vec<StackSpec>,
+    /// The workloads; empty for all.
+    pub workloads: Vec<Workload>,
+    /// Numbers of threads for the workloads that have several; empty for 1, 2, 4, 8 and 16, or 2 if quick.
+    pub threads: Vec<usize>,
+    /// What plans are made of.
+    pub seed: u64,
+    /// Few steps: all of it ends within 30 seconds, and figures are rough.
+    pub quick: bool,
+}
+
+/// How much is done at each workload.
+#[derive(Clone, Copy, Debug)]
+struct Effort {
+    /// Measured steps of each thread.
+    steps: usize,
+    /// At most so many steps before.
+    warm_up: usize,
+    /// Time after which measuring ends, with as many steps as were done.
+    measured: Duration,
+    /// Time after which allocating the first blocks is given up.
+    preparing: Duration,
+}
+
+impl Effort {
+    const FULL: Self = Self {
+        steps: 200_000,
+        warm_up: 2_000_000,
+        measured: Duration::from_secs(3),
+        preparing: Duration::from_secs(120),
+    };
+    const QUICK: Self = Self {
+        steps: 20_000,
+        warm_up: 5000,
+        measured: Duration::from_millis(50),
+        preparing: Duration::from_secs(4),
+    };
+    /// When a quick run has taken so long, preparing gets less time.
+    const QUICK_ENOUGH: Duration = Duration::from_secs(18);
+    const HASTE: Duration = Duration::from_millis(500);
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// The version of this format.
+    pub version: u32,
+    /// The device.
+    pub device: DeviceFigures,
+    /// How many threads this machine runs at once.
+    pub cpus: usize,
+    /// What plans were made of.
+    pub seed: u64,
+    /// Whether few steps were done.
+    pub quick: bool,
+    /// What ran.
+    pub results: Vec<Figures>,
+    /// What did not.
+    pub not_run: Vec<NotRun>,
+    /// What a reader should know.
+    pub notes: Vec<String>,
+}
+
+/// One workload on one stack.
+#[derive(Clone, Debug, Serialize)]
+pub struct Subjected {
+    /// The workload.
+    pub workload: &'static str,
+    /// The stack as text, or [`MIMALLOC`].
+    pub stack: String,
+    /// How many threads.
+    pub threads: usize,
+    /// Blocks that each keeps live; 1 for a pair.
+    pub live: usize,
+    /// Of the block for a pair, else of all live blocks at the plan's peak.
+    pub bytes: u64,
+    /// The sizes of blocks, for people.
+    #[serde(skip)]
+    pub sizes: String,
+}
+
+/// What was measured of one workload on one stack.
+#[derive(Clone, Debug, Serialize)]
+pub struct Figures {
+    /// Which.
+    #[serde(flatten)]
+    pub of: Subjected,
+    /// How many steps were measured.
+    pub steps: u64,
+    /// Mean nanoseconds of a step on its thread.
+    pub ns_per_step: f64,
+    /// The 99th percentile, in nanoseconds.
+    pub p99_ns: u64,
+    /// Of all threads together.
+    pub steps_per_second: f64,
+}
+
+/// A workload that gave no figures.
+#[derive(Clone, Debug, Serialize)]
+pub struct NotRun {
+    /// Which.
+    #[serde(flatten)]
+    pub of: Subjected,
+    /// Whether it failed, or was not tried.
+    pub status: Status,
+    /// Why.
+    pub reason: String,
+}
+
+/// Why there are no figures.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// It would not fit, or preparing took too long.
+    Skipped,
+    /// The stack needs more memory for it than the device has.
+    OutOfMemory,
+    /// The stack could not be built, or broke.
+    Failed,
+}
+
+impl Report {
+    /// The version of the JSON form. It grows when a field is renamed, removed or changes its meaning.
+    pub const VERSION: u32 = 1;
+}
+
+/// Runs the workloads; `watch` is told of each before it starts.
+///
+/// # Errors
+/// The device cannot be opened.
+pub fn bench(settings: &Settings, table: &LayerTable, watch: &mut dyn FnMut(&str)) -> Result<Report> {
+    let device = DeviceFigures::new(settings.device, &settings.device.open()?)?;
+    let report = Report {
+        version: Report::VERSION,
+        device,
+        cpus: std::thread::available_parallelism().map_or(1, usize::from),
+        seed: settings.seed,
+        quick: settings.quick,
+        results: Vec::new(),
+        not_run: Vec::new(),
+        notes: Vec::new(),
+    };
+    let effort = if settings.quick { Effort::QUICK } else { Effort::FULL };
+    let stacks = if settings.stacks.is_empty() { lineup::pools() } else { settings.stacks.clone() };
+    let mut bench = Bench { settings, table, effort, report };
+    if !cfg!(feature = "mimalloc") {
+        bench.note("mimalloc is missing: this program was built without the feature of that name".to_owned());
+    }
+    let default_threads: &[usize] = if settings.quick { &[2] } else { &[1, 2, 4, 8, 16] };
+    let threads = if settings.threads.is_empty() { default_threads } else { &settings.threads };
+    let all = Workload::ALL.to_vec();
+    let workloads = if settings.workloads.is_empty() { &all } else { &settings.workloads };
+    let begin = Instant::now();
+    for case in workloads.iter().flat_map(|workload| workload.cases(threads)) {
+        let plans = case.plans(settings.seed, &effort);
+        #[cfg(feature = "mimalloc")]
+        bench.mimalloc(case, &plans, watch);
+        for stack in &stacks {
+            if settings.quick && begin.elapsed() > Effort::QUICK_ENOUGH {
+                bench.effort.preparing = Effort::HASTE;
+            }
+            bench.stack(case, &plans, stack, watch);
+        }
+    }
+    Ok(bench.report)
+}
+
+/// A run under way.
+struct Bench<'a> {
+    settings: &'a Settings,
+    table: &'a LayerTable,
+    effort: Effort,
+    report: Report,
+}
+
+impl Bench<'_> {
+    fn note(&mut self, note: String) {
+        if !self.report.notes.contains(&note) {
+            self.report.notes.push(note);
+        }
+    }
+
+    #[cfg(feature = "mimalloc")]
+    fn mimalloc(&mut self, case: Case, plans: &[Plan], watch: &mut dyn FnMut(&str)) {
+        let of = subjected(case, plans, MIMALLOC.to_owned());
+        if let Some(reason) = memory::too_little_for((case.live * case.threads) as u64, of.bytes) {
+            return self.finish(of, Err(Setback::skipped(reason)));
+        }
+        watch(&of.to_string());
+        // It knows no streams, so one stands for all.
+        let streams = vec![StreamRef::LEGACY; case.threads];
+        let timing = self.measure(&subject::Mimalloc, case, plans, streams);
+        self.finish(of, timing);
+    }
+
+    fn stack(&mut self, case: Case, plans: &[Plan], stack: &StackSpec, watch: &mut dyn FnMut(&str)) {
+        let of = subjected(case, plans, stack.to_string());
+        watch(&of.to_string());
+        let timing = self.build_and_measure(case, plans, stack, of.bytes);
+        self.finish(of, timing);
+    }
+
+    fn build_and_measure(
+        &mut self,
+        case: Case,
+        plans: &[Plan],
+        stack: &StackSpec,
+        bytes: u64,
+    ) -> Attempt<Timing> {
+        let driver = self.roomy_device(case, bytes)?;
+        let streams = Streams::create(&driver, if case.is_on_one_stream() { 1 } else { case.threads })?;
+        let resource = stack.build(self.table, &driver)?;
+        let by_thread = (0..case.threads).map(|me| streams.of(me)).collect();
+        self.measure(&resource, case, plans, by_thread)
+    }
+
+    /// The device, if its memory is enough; a simulated one is made larger if it is not.
+    fn roomy_device(&mut self, case: Case, bytes: u64) -> Attempt<DriverHandle> {
+        /// By this factor stacks may waste memory. Bins round small blocks up to large ones.
+        const ROOM: u64 = 4;
+        let (device, live) = (self.settings.device, format_bytes(bytes));
+        let driver = device.open()?;
+        let free = driver.mem_get_info().map_err(millpond_core::Error::from)?.free;
+        if !device.is_sim() {
+            let why = || format!("{live} are live at once, and the device has {} free", format_bytes(free));
+            return if bytes <= free { Ok(driver) } else { Err(Setback::skipped(why())) };
+        }
+        let wanted = bytes.saturating_mul(ROOM);
+        if wanted <= free {
+            return Ok(driver);
+        }
+        let larger = DeviceSpec::SimCapacity(wanted.next_power_of_two());
+        let workload = case.workload;
+        self.note(format!("{workload} with {live} live ran on {larger}: {device} has too little memory"));
+        Ok(larger.open()?)
+    }
+
+    fn measure<S: Subject>(
+        &self,
+        subject: &S,
+        case: Case,
+        plans: &[Plan],
+        streams: Vec<StreamRef>,
+    ) -> Attempt<Timing> {
+        if case.workload == Workload::Pair {
+            return run::pairs(subject, streams[0], case.sizes.largest, self.effort.steps, &self.effort);
+        }
+        let hands_over = case.workload == Workload::CrossThreadFree;
+        Churn::new(subject, plans, streams, hands_over, self.effort).run()
+    }
+
+    fn finish(&mut self, of: Subjected, timing: Attempt<Timing>) {
+        match timing {
+            Ok(mut timing) => self.report.results.push(Figures {
+                of,
+                steps: timing.steps(),
+                ns_per_step: timing.ns_per_step(),
+                p99_ns: timing.p99_ns(),
+                steps_per_second: timing.steps_per_second(),
+            }),
+            Err(Setback { status, reason }) => self.report.not_run.push(NotRun { of, status, reason }),
+        }
+    }
+}
+
+impl Case {
+    fn is_on_one_stream(&self) -> bool {
+        self.workload == Workload::ThreadsOneStream
+    }
+}
+
+fn subjected(case: Case, plans: &[Plan], stack: String) -> Subjected {
+    Subjected {
+        workload: case.workload.name(),
+        stack,
+        threads: case.threads,
+        live: case.live,
+        bytes: case.bytes(plans),
+        sizes: case.sizes.to_string(),
+    }
+}
+
+/// The streams of one workload; destroyed after it.
+#[derive(Debug)]
+struct Streams<'a> {
+    driver: &'a DriverHandle,
+    streams: Vec<StreamRef>,
+}
+
+impl<'a> Streams<'a> {
+    fn create(driver: &'a DriverHandle, count: usize) -> Result<Self> {
+        let mut all = Self { driver, streams: Vec::with_capacity(count) };
+        for _ in 0..count {
+            let stream = driver.stream_create(StreamFlags::NON_BLOCKING);
+            all.streams.push(stream.map_err(|e| millpond_core::Error::from(e).context("making streams"))?);
+        }
+        Ok(all)
+    }
+
+    fn of(&self, thread: usize) -> StreamRef {
+        self.streams[thread % self.streams.len()]
+    }
+}
+
+impl Drop for Streams<'_> {
+    fn drop(&mut self) {
+        for stream in self.streams.drain(..) {
+            // SAFETY: the stream is ours, and the resource that it was passed to is gone.
+            if let Err(error) = unsafe { self.driver.stream_destroy(stream) } {
+                tracing::warn!(target: "millpond::replay", %error, "a stream could not be destroyed");
+            }
+        }
+    }
+}

@@ -1,0 +1,111 @@
+use std::fmt;
+use std::io::{self, Write};
+
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use millpond_core::format_bytes;
+
+use super::{Figures, MIMALLOC, NotRun, Report, Status, Subjected};
+
+/// How a report is printed.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Format {
+    /// For people.
+    #[default]
+    Table,
+    /// One JSON object.
+    Json,
+}
+
+/// Prints a report.
+///
+/// # Errors
+/// What writing reports.
+pub fn print(report: &Report, format: Format, mut out: impl Write) -> io::Result<()> {
+    match format {
+        Format::Json => {
+            serde_json::to_writer(&mut out, report)?;
+            out.write_all(b"\n")?;
+        }
+        Format::Table => {
+            let device = &report.device;
+            let total = format_bytes(device.total_bytes);
+            let (spec, name, cpus, seed) = (&device.spec, &device.name, report.cpus, report.seed);
+            writeln!(out, "on {spec} ({name}, {total}), {cpus} CPUs, seed {seed}\n")?;
+            writeln!(out, "{}\n", table(report))?;
+            for note in notes(report) {
+                writeln!(out, "note: {note}")?;
+            }
+        }
+    }
+    out.flush()
+}
+
+const HEADER: [&str; 9] =
+    ["workload", "threads", "live", "sizes", "stack", "ns/step", "/ mimalloc", "p99 ns", "million steps/s"];
+
+fn table(report: &Report) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(HEADER);
+    for figures in &report.results {
+        let of = &figures.of;
+        table.add_row([
+            of.workload.to_owned(),
+            of.threads.to_string(),
+            of.live.to_string(),
+            of.sizes.clone(),
+            of.stack.clone(),
+            format!("{:.1}", figures.ns_per_step),
+            ratio(figures, report).map_or("-".to_owned(), |ratio| format!("{ratio:.2}")),
+            figures.p99_ns.to_string(),
+            format!("{:.3}", figures.steps_per_second / 1e6),
+        ]);
+    }
+    for column in [1, 2, 5, 6, 7, 8] {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+/// How much longer a step takes than mimalloc's on the same workload.
+fn ratio(figures: &Figures, report: &Report) -> Option<f64> {
+    let same = |other: &&Figures| {
+        let key = |of: &Subjected| (of.workload, of.threads, of.live, of.bytes);
+        other.of.stack == MIMALLOC && key(&other.of) == key(&figures.of)
+    };
+    let limit = report.results.iter().find(same)?;
+    (limit.ns_per_step > 0.0).then(|| figures.ns_per_step / limit.ns_per_step)
+}
+
+fn notes(report: &Report) -> Vec<String> {
+    let mut notes = report.notes.clone();
+    if report.device.simulated {
+        notes.push("the device is simulated: times are this machine's, simulation included".to_owned());
+    }
+    let busy = report.results.iter().map(|figures| figures.of.threads).max().unwrap_or(0);
+    if busy > report.cpus {
+        notes.push(format!("{busy} threads shared {} CPUs", report.cpus));
+    }
+    if report.quick {
+        notes.push("few steps were done (--quick): figures are rough".to_owned());
+    }
+    notes.extend(report.not_run.iter().map(|NotRun { of, status, reason }| {
+        let status = match status {
+            Status::Skipped => "was skipped",
+            Status::OutOfMemory => "did not fit",
+            Status::Failed => "failed",
+        };
+        // The map of memory that follows is in the JSON.
+        format!("{of} {status}: {}", reason.lines().next().unwrap_or_default())
+    }));
+    notes
+}
+
+impl fmt::Display for Subjected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { workload, stack, threads, live, sizes, .. } = self;
+        write!(f, "{workload} with {threads} threads, {live} live, {sizes}, on {stack}")
+    }
+}

@@ -1,0 +1,252 @@
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use millpond_core::StreamRef;
+
+use super::barrier::Barrier;
+use super::measure::{self, Lap};
+use super::plan::{Plan, Replacement};
+use super::subject::Subject;
+use super::{Attempt, Effort, Setback};
+use crate::Error;
+
+/// A block that is live. All are given back before the subject is.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    address: u64,
+    bytes: u64,
+}
+
+impl Block {
+    /// A slot that holds nothing, after an allocation failed.
+    const NONE: Self = Self { address: 0, bytes: 0 };
+}
+
+/// What a run found out.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Timing {
+    /// By thread, then by round.
+    laps: Vec<Vec<Lap>>,
+    samples: Vec<u64>,
+}
+
+impl Timing {
+    pub(super) fn steps(&self) -> u64 {
+        self.laps.iter().flatten().map(|lap| lap.steps).sum()
+    }
+
+    /// What a step takes on the thread that does it, on average.
+    pub(super) fn ns_per_step(&self) -> f64 {
+        let ns: u64 = self.laps.iter().flatten().map(|lap| lap.ns).sum();
+        ns as f64 / self.steps().max(1) as f64
+    }
+
+    pub(super) fn p99_ns(&mut self) -> u64 {
+        measure::percentile_99(&mut self.samples)
+    }
+
+    /// Steps of all threads by the time from the first start to the last end, added up over rounds.
+    pub(super) fn steps_per_second(&self) -> f64 {
+        let rounds = self.laps.iter().map(Vec::len).min().unwrap_or(0);
+        let mut wall = Duration::ZERO;
+        for round in 0..rounds {
+            let laps = || self.laps.iter().map(|laps| laps[round]);
+            let start = laps().map(|lap| lap.start).min();
+            let end = laps().map(|lap| lap.end()).max();
+            wall += start.zip(end).map_or(Duration::ZERO, |(start, end)| end - start);
+        }
+        self.steps() as f64 / wall.as_secs_f64().max(1e-9)
+    }
+}
+
+/// Allocates and frees blocks of one size, one at a time.
+pub(super) fn pairs<S: Subject>(
+    subject: &S,
+    stream: StreamRef,
+    bytes: u64,
+    steps: usize,
+    effort: &Effort,
+) -> Attempt<Timing> {
+    const WARM_UP: usize = 100;
+    let pair = |_| {
+        let address = subject.allocate(bytes, stream)?;
+        // SAFETY: the block is from the line above.
+        unsafe { subject.free(address, bytes, stream) };
+        Ok(())
+    };
+    (0..WARM_UP).try_for_each(pair)?;
+    let mut samples = Vec::new();
+    let lap = measure::steps(steps, effort.measured, &mut samples, pair)?;
+    Ok(Timing { laps: vec![vec![lap]], samples })
+}
+
+/// Threads that keep blocks live and replace them.
+pub(super) struct Churn<'a, S> {
+    subject: &'a S,
+    /// One for each thread.
+    plans: &'a [Plan],
+    /// The stream of each thread; all the same, maybe.
+    streams: Vec<StreamRef>,
+    /// Whether each round's blocks are replaced by another thread than allocated them.
+    hands_over: bool,
+    effort: Effort,
+    shelves: Vec<Mutex<Vec<Block>>>,
+    barrier: Barrier,
+    stop: AtomicBool,
+}
+
+impl<'a, S: Subject> Churn<'a, S> {
+    pub(super) fn new(
+        subject: &'a S,
+        plans: &'a [Plan],
+        streams: Vec<StreamRef>,
+        hands_over: bool,
+        effort: Effort,
+    ) -> Self {
+        Self {
+            subject,
+            plans,
+            streams,
+            hands_over,
+            effort,
+            shelves: plans.iter().map(|_| Mutex::default()).collect(),
+            barrier: Barrier::new(plans.len()),
+            stop: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn run(&self) -> Attempt<Timing> {
+        let work = |me| move || self.work(me);
+        let workers = thread::scope(|scope| {
+            let threads: Vec<_> = (0..self.plans.len()).map(|me| scope.spawn(work(me))).collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or_else(|panic| Err(panicked(&*panic))))
+                .collect::<Vec<_>>()
+        });
+        let mut timing = Timing::default();
+        for worker in workers {
+            let (laps, samples) = worker?;
+            timing.laps.push(laps);
+            timing.samples.extend(samples);
+        }
+        Ok(timing)
+    }
+
+    /// One thread's work. It meets the others whatever happens, so that none waits for ever.
+    fn work(&self, me: usize) -> Attempt<(Vec<Lap>, Vec<u64>)> {
+        let plan = &self.plans[me];
+        let mut samples = Vec::with_capacity(plan.steps() / 16 + plan.rounds.len());
+        let mut laps = Vec::with_capacity(plan.rounds.len());
+        let mut outcome = self.guarded(|| self.prepare(me));
+        for (round, steps) in plan.rounds.iter().enumerate() {
+            // Stopping is only asked for between the second meeting and the first of the next round, so
+            // that all read the same here.
+            self.barrier.wait();
+            if self.stop.load(Ordering::Relaxed) {
+                break;
+            }
+            self.barrier.wait();
+            let spent = laps.first().map_or(Duration::ZERO, |lap: &Lap| lap.start.elapsed());
+            let limit = self.effort.measured.saturating_sub(spent);
+            let lap = self.guarded(|| self.round(me, round + 1, (steps, limit), &mut samples));
+            outcome = lap.map(|lap| laps.push(lap));
+        }
+        self.barrier.wait();
+        let emptied = self.guarded(|| self.empty(me));
+        outcome.and(emptied).map(|()| (laps, samples))
+    }
+
+    /// Asks all to stop if `phase` fails. A resource that panics has a bug, and must not hang the others.
+    fn guarded<T>(&self, phase: impl FnOnce() -> Attempt<T>) -> Attempt<T> {
+        let result = catch_unwind(AssertUnwindSafe(phase)).unwrap_or_else(|panic| Err(panicked(&*panic)));
+        if result.is_err() {
+            self.stop.store(true, Ordering::Relaxed);
+        }
+        result
+    }
+
+    fn prepare(&self, me: usize) -> Attempt<()> {
+        let (plan, stream) = (&self.plans[me], self.streams[me]);
+        let begin = Instant::now();
+        let mut shelf = lock(&self.shelves[me])?;
+        shelf.reserve_exact(plan.fill.len());
+        for (index, &bytes) in plan.fill.iter().enumerate() {
+            shelf.push(Block { address: self.subject.allocate(bytes, stream)?, bytes });
+            if index % 64 == 0 && begin.elapsed() > self.effort.preparing {
+                let (count, limit) = (plan.fill.len(), self.effort.preparing);
+                let reason = format!("only {index} of the first {count} blocks were allocated in {limit:?}");
+                return Err(Setback::skipped(reason));
+            }
+        }
+        let steps = &plan.warm_up;
+        let replace = |index| self.replace(&mut shelf, steps[index], stream, stream);
+        measure::steps(steps.len(), self.effort.measured, &mut Vec::new(), replace).map(|_| ())
+    }
+
+    fn round(
+        &self,
+        me: usize,
+        round: usize,
+        (steps, limit): (&[Replacement], Duration),
+        samples: &mut Vec<u64>,
+    ) -> Attempt<Lap> {
+        let threads = self.plans.len();
+        // Who hands over leaves a shelf to his neighbour, who frees each block on the stream it was
+        // allocated on.
+        let shift = if self.hands_over { round } else { 0 };
+        let owner = if self.hands_over { (me + 1) % threads } else { me };
+        let mut shelf = lock(&self.shelves[(me + shift) % threads])?;
+        let (theirs, mine) = (self.streams[owner], self.streams[me]);
+        let replace = |index: usize| self.replace(&mut shelf, steps[index], theirs, mine);
+        let lap = measure::steps(steps.len(), limit, samples, replace)?;
+        if lap.steps < steps.len() as u64 {
+            self.stop.store(true, Ordering::Relaxed);
+        }
+        Ok(lap)
+    }
+
+    /// A step.
+    #[inline]
+    fn replace(
+        &self,
+        shelf: &mut [Block],
+        step: Replacement,
+        freed_on: StreamRef,
+        allocated_on: StreamRef,
+    ) -> Attempt<()> {
+        let slot = &mut shelf[step.slot as usize];
+        let Block { address, bytes } = *slot;
+        // SAFETY: the slot's block is live, and is overwritten below. Should this panic, the shelf's lock
+        // is poisoned, and nobody frees the block again.
+        unsafe { self.subject.free(address, bytes, freed_on) };
+        match self.subject.allocate(step.bytes, allocated_on) {
+            Ok(address) => *slot = Block { address, bytes: step.bytes },
+            Err(error) => {
+                *slot = Block::NONE;
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// What a thread left that panicked stays with the resource: nobody knows which blocks are live.
+    fn empty(&self, me: usize) -> Attempt<()> {
+        for Block { address, bytes } in lock(&self.shelves[me])?.drain(..).filter(|block| block.bytes > 0) {
+            // SAFETY: the block is live, and gone from the shelf.
+            unsafe { self.subject.free(address, bytes, self.streams[me]) };
+        }
+        Ok(())
+    }
+}
+
+fn lock(shelf: &Mutex<Vec<Block>>) -> Attempt<MutexGuard<'_, Vec<Block>>> {
+    shelf.lock().map_err(|_| Setback::failed("another thread panicked".to_owned()))
+}
+
+fn panicked(payload: &(dyn std::any::Any + Send)) -> Setback {
+    Error::panicked(payload).into()
+}

@@ -1,0 +1,62 @@
+use millpond_core::{AnyResource, DeviceMemoryResource, DevicePtr, ErrorKind, Layout, StreamRef};
+
+use super::{Attempt, Setback, Status};
+
+/// What a workload runs on.
+pub(super) trait Subject: Sync {
+    /// The address of a new block.
+    fn allocate(&self, bytes: u64, stream: StreamRef) -> Attempt<u64>;
+
+    /// Gives a block back.
+    ///
+    /// # Safety
+    /// The block comes from `allocate` of the same subject with the same `bytes`, once, and nothing uses it.
+    unsafe fn free(&self, address: u64, bytes: u64, stream: StreamRef);
+}
+
+impl Subject for AnyResource {
+    #[inline]
+    fn allocate(&self, bytes: u64, stream: StreamRef) -> Attempt<u64> {
+        match DeviceMemoryResource::allocate(&**self, Layout::new(bytes), stream) {
+            Ok(ptr) => Ok(ptr.address()),
+            Err(error) => Err(setback(&error)),
+        }
+    }
+
+    #[inline]
+    unsafe fn free(&self, address: u64, bytes: u64, stream: StreamRef) {
+        // SAFETY: the caller's promise; no work was ever submitted that uses the block, so any stream does.
+        unsafe { self.deallocate(DevicePtr::new(address), Layout::new(bytes), stream) }
+    }
+}
+
+#[cold]
+fn setback(error: &millpond_core::Error) -> Setback {
+    let status = if error.kind() == ErrorKind::OutOfMemory { Status::OutOfMemory } else { Status::Failed };
+    Setback { status, reason: error.to_string() }
+}
+
+/// The allocator of CPU memory that sets the limit of what bookkeeping costs. It knows no streams.
+#[cfg(feature = "mimalloc")]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mimalloc;
+
+#[cfg(feature = "mimalloc")]
+impl Subject for Mimalloc {
+    #[inline]
+    fn allocate(&self, bytes: u64, _stream: StreamRef) -> Attempt<u64> {
+        // SAFETY: mi_malloc takes any size.
+        let block = unsafe { libmimalloc_sys::mi_malloc(bytes as usize) };
+        if block.is_null() {
+            let reason = format!("mi_malloc has no {bytes} bytes");
+            return Err(Setback { status: Status::OutOfMemory, reason });
+        }
+        Ok(block.expose_provenance() as u64)
+    }
+
+    #[inline]
+    unsafe fn free(&self, address: u64, _bytes: u64, _stream: StreamRef) {
+        // SAFETY: the address is what mi_malloc returned, and the caller gives it back once.
+        unsafe { libmimalloc_sys::mi_free(std::ptr::with_exposed_provenance_mut(address as usize)) }
+    }
+}

@@ -1,0 +1,141 @@
+//! The command line of `bench`.
+
+use clap::{Args, ValueEnum};
+use millpond_core::stack::StackSpec;
+use millpond_driver::DeviceSpec;
+use millpond_replay::bench::{Format, Settings, Workload};
+
+/// Measures what allocations cost on neutral workloads, with mimalloc beside the stacks
+///
+/// A step is one allocation and one free. mimalloc, an allocator of CPU memory, does the same steps: the
+/// limit of what bookkeeping costs. What each workload does, how it is measured and what the JSON holds is
+/// explained at millpond_replay::bench in the library's documentation.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// A stack to measure, base first, as in cuda+pool:max=8GiB; may be given several times [default: the
+    /// pools of the standard line-up]
+    #[arg(long = "stack", short = 's', value_name = "SPEC")]
+    pub(crate) stacks: Vec<StackSpec>,
+
+    /// Where to measure: cuda:N, sim:h200, sim:a100, or sim:SIZE [default: cuda:0 if there is a GPU, else
+    /// sim:h200]
+    ///
+    /// A simulated device gets as much memory as a workload needs; on a GPU a workload that does not fit is
+    /// left out.
+    #[arg(long, short = 'd', value_name = "DEVICE")]
+    pub(crate) device: Option<DeviceSpec>,
+
+    /// Numbers of threads, for the workloads that have several [default: 1,2,4,8,16, with --quick 2]
+    #[arg(long, short = 't', value_name = "N,…", value_delimiter = ',', value_parser = thread_count)]
+    pub(crate) threads: Vec<usize>,
+
+    /// The workloads to run: pair, churn, churn_large, threads_own_stream, threads_one_stream,
+    /// cross_thread_free [default: all]
+    #[arg(long = "workload", short = 'w', value_name = "NAME", num_args = 1.., value_delimiter = ',')]
+    pub(crate) workloads: Vec<Workload>,
+
+    /// How results are printed
+    #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) format: BenchFormatArg,
+
+    /// Few steps: ends within 30 seconds for the default stacks, and figures are rough
+    #[arg(long, short = 'q')]
+    pub(crate) quick: bool,
+
+    /// What sizes and choices are drawn from; the same seed is the same work
+    #[arg(long, default_value_t = 42, value_name = "N")]
+    pub(crate) seed: u64,
+
+    /// Show on the standard error what is being measured
+    #[arg(long)]
+    pub(crate) progress: bool,
+}
+
+/// The values of `bench --format`.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, ValueEnum)]
+pub(crate) enum BenchFormatArg {
+    /// For people
+    #[default]
+    Table,
+    /// One object
+    Json,
+}
+
+impl From<BenchFormatArg> for Format {
+    fn from(format: BenchFormatArg) -> Self {
+        match format {
+            BenchFormatArg::Table => Self::Table,
+            BenchFormatArg::Json => Self::Json,
+        }
+    }
+}
+
+impl BenchArgs {
+    pub(crate) fn settings(&self) -> Settings {
+        Settings {
+            device: self.device.unwrap_or_else(DeviceSpec::default_device),
+            stacks: self.stacks.clone(),
+            workloads: self.workloads.clone(),
+            threads: self.threads.clone(),
+            seed: self.seed,
+            quick: self.quick,
+        }
+    }
+}
+
+/// More threads than any machine has are a slip of the hand.
+const MOST_THREADS: usize = 1024;
+
+fn thread_count(text: &str) -> Result<usize, String> {
+    match text.trim().parse() {
+        Ok(count @ 1..=MOST_THREADS) => Ok(count),
+        _ => Err(format!("write numbers from 1 to {MOST_THREADS}, as in 1,4,16")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn parse(line: &str) -> Result<BenchArgs, String> {
+        let words = ["millpond-replay", "bench"].into_iter().chain(line.split_whitespace());
+        let cli = Cli::try_parse_from(words).map_err(|error| error.to_string())?;
+        let Some(Command::Bench(args)) = cli.command else { panic!("{cli:?}") };
+        Ok(args)
+    }
+
+    #[test]
+    fn everything_has_a_default() {
+        let settings = parse("").unwrap().settings();
+        assert!(settings.stacks.is_empty() && settings.workloads.is_empty() && settings.threads.is_empty());
+        assert_eq!((settings.seed, settings.quick), (42, false));
+        assert_eq!(settings.device, DeviceSpec::default_device());
+    }
+
+    #[test]
+    fn lists_are_read() {
+        let args = parse("-t 1,16 -w pair churn_large -s cuda -s cuda+pool -f json --seed 7 -q").unwrap();
+        assert_eq!(args.threads, [1, 16]);
+        assert_eq!(args.workloads, [Workload::Pair, Workload::ChurnLarge]);
+        assert_eq!((args.stacks.len(), args.seed, args.quick), (2, 7, true));
+        assert_eq!(Format::from(args.format), Format::Json);
+        assert_eq!(Format::from(parse("").unwrap().format), Format::Table);
+    }
+
+    #[test]
+    fn mistakes_are_told() {
+        for (line, told) in [
+            ("-t 0", "from 1 to 1024"),
+            ("-t 4,x", "from 1 to 1024"),
+            ("-w pairs", "threads_own_stream"),
+            ("-f csv", "json"),
+            ("log.csv", "log.csv"),
+        ] {
+            let error = parse(line).unwrap_err();
+            assert!(error.contains(told), "{line}: {error}");
+        }
+    }
+}

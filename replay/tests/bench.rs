@@ -1,0 +1,79 @@
+//! `millpond-replay bench`.
+
+mod support;
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+use support::{Run, program};
+
+fn bench(flags: &[&str]) -> Run {
+    program().arg("bench").args(flags).output().unwrap().into()
+}
+
+fn text<'a>(value: &'a Value, key: &str) -> &'a str {
+    value[key].as_str().unwrap_or_else(|| panic!("{key} in {value}"))
+}
+
+#[test]
+fn a_quick_run_has_every_workload_on_every_stack() {
+    let run = bench(&["--quick", "--device", "sim:h200", "--format", "json"]);
+    assert_eq!(run.status, 0, "{}", run.stderr);
+    let report: Value = serde_json::from_str(&run.stdout).unwrap();
+    assert_eq!((report["version"].as_u64(), report["seed"].as_u64()), (Some(1), Some(42)));
+    assert_eq!(text(&report["device"], "spec"), "sim:h200");
+    let stacks = ["mimalloc", "cuda+pool", "cuda+binning", "cuda+pool+binning"];
+    let mut expected = BTreeSet::new();
+    for stack in stacks {
+        for bytes in [256, 4 << 10, 64 << 10, 1 << 20, 64 << 20] {
+            expected.insert((stack, "pair", 1, bytes));
+        }
+        expected.extend([1000, 10_000, 100_000, 1_000_000].map(|live| (stack, "churn", live, 0)));
+        expected.insert((stack, "churn_large", 2000, 0));
+        let threads = ["threads_own_stream", "threads_one_stream", "cross_thread_free"];
+        expected.extend(threads.map(|workload| (stack, workload, 1000, 0)));
+    }
+    let results = report["results"].as_array().unwrap();
+    // A machine that is too small for mimalloc, or too slow for a million blocks, leaves those out.
+    let skipped = report["not_run"].as_array().unwrap();
+    for case in skipped {
+        let is_heavy = text(case, "stack") == "mimalloc" || case["live"].as_u64() >= Some(100_000);
+        assert!(is_heavy && text(case, "status") == "skipped" && !text(case, "reason").is_empty(), "{case}");
+    }
+    let found: BTreeSet<_> = results
+        .iter()
+        .chain(skipped)
+        .map(|case| {
+            let bytes = if text(case, "workload") == "pair" { case["bytes"].as_u64().unwrap() } else { 0 };
+            (text(case, "stack"), text(case, "workload"), case["live"].as_u64().unwrap(), bytes)
+        })
+        .collect();
+    assert_eq!(found, expected);
+    for result in results {
+        for key in ["threads", "bytes", "steps", "ns_per_step", "steps_per_second"] {
+            assert!(result[key].as_f64().is_some_and(|number| number > 0.0), "{key} of {result}");
+        }
+        assert!(result["p99_ns"].is_u64());
+    }
+}
+
+#[test]
+fn only_what_is_asked_for_runs() {
+    let flags =
+        ["-q", "-d", "sim:h200", "-f", "json", "-s", "cuda+pool+statistics", "-w", "churn_large", "pair"];
+    let report: Value = serde_json::from_str(&bench(&flags).stdout).unwrap();
+    let column = |key| {
+        let cases = report["results"].as_array().unwrap().iter();
+        cases.map(|case| text(case, key).to_owned()).collect::<BTreeSet<_>>()
+    };
+    assert_eq!(column("workload"), ["churn_large", "pair"].map(str::to_owned).into());
+    assert_eq!(column("stack"), ["cuda+pool+statistics", "mimalloc"].map(str::to_owned).into());
+}
+
+#[test]
+fn mistakes_end_with_status_2_and_failures_with_1() {
+    bench(&["-s", "cuda+pond"]).fails_with(2, &["pond"]);
+    bench(&["-w", "pears"]).fails_with(2, &["pears", "cross_thread_free"]);
+    let flags = ["-q", "-d", "sim:h200", "-w", "pair", "-s", "cuda+pool:initial=1TiB"];
+    bench(&flags).fails_with(1, &["error: pair with 1 threads", "on cuda+pool:initial=1TiB"]);
+}
