@@ -95,11 +95,11 @@ impl Setup {
         self.counter.counts().get(kind).calls
     }
 
-    /// Calls that have no place in the capture of a graph.
-    fn calls_about_order(&self) -> u64 {
+    /// Calls that have no place in the capture of a graph, as far as they were made.
+    fn calls_about_order(&self) -> Vec<CallKind> {
         use CallKind::{EventQuery, EventRecord, StreamSynchronize, StreamWaitEvent, Synchronize};
         let kinds = [EventRecord, EventQuery, StreamWaitEvent, StreamSynchronize, Synchronize];
-        kinds.into_iter().map(|kind| self.calls(kind)).sum()
+        kinds.into_iter().filter(|kind| self.calls(*kind) > 0).collect()
     }
 
     fn assert_ordered(&self) {
@@ -173,8 +173,9 @@ fn a_ticket_outlives_no_sweep() {
         let donor = setup.foreign_stream();
         let [other, third, fourth] = [(); 3].map(|()| setup.stream());
         let [first, second] = [(); 2].map(|()| setup.take_apart(4 * MIB, donor));
-        setup.take(256, third);
+        [third, fourth].into_iter().for_each(|stream| _ = setup.take(256, stream));
         (0..27).for_each(|_| _ = setup.take(256, setup.stream()));
+        // The last to come: once it is forgotten, its number is the next to be given away.
         let others = setup.take_apart(6 * MIB, other);
         setup.fill(fourth);
 
@@ -298,19 +299,17 @@ fn errors_of_reuse_are_not_the_callers() {
 
     use CallKind::{EventCreate, EventQuery, EventRecord, StreamIsCapturing, StreamWaitEvent};
     for kind in [EventCreate, EventRecord, EventQuery, StreamWaitEvent, StreamIsCapturing] {
-        for code in [1, 2] {
-            let once = (0..4).map(|nth| FaultPlan::nth_of(kind, nth, code));
-            let from_then_on = (0..4).map(|nth| FaultPlan::nth_of(kind, nth, code).persistent());
-            for plan in once.chain(from_then_on) {
+        for (nth, code) in (0..3).flat_map(|nth| [(nth, 1), (nth, 2)]) {
+            let once = FaultPlan::nth_of(kind, nth, code);
+            for plan in [once.clone(), once.persistent()] {
                 let setup = Setup::new(PoolLayer::new());
                 setup.device.set_faults(plan.clone());
                 if let Err(error) = hand_around(&setup) {
                     panic!("{plan:?}: {error}");
                 }
                 setup.assert_ordered();
-                // Three streams have three events at most.
                 let failures = setup.counter.counts().get(kind).failures;
-                assert!(failures > 0 || setup.calls(kind) < 4, "{plan:?} made nothing fail");
+                assert!(failures > 0, "{plan:?} made nothing fail");
             }
         }
     }
@@ -331,7 +330,7 @@ fn a_stream_that_captures_is_left_alone() {
         let served = setup.take(4 * MIB, requester);
         setup.assert_ordered();
         if capturing {
-            assert_eq!(setup.calls_about_order(), 0, "{:?}", setup.counter.counts());
+            assert_eq!(setup.calls_about_order(), []);
             assert_eq!((served == block, setup.ladder().grow), (false, 1));
         } else {
             assert_eq!((served, setup.ladder().waited), (block, 1));
@@ -359,7 +358,7 @@ fn a_stream_that_captures_gets_new_memory() {
             Ok(served) => assert!(grows && served != block),
             Err(error) => assert!(!grows && error.is_out_of_memory(), "{error}"),
         }
-        assert_eq!(setup.calls_about_order(), 0, "{:?}", setup.counter.counts());
+        assert_eq!(setup.calls_about_order(), []);
         setup.device.set_capturing(requester, false);
         assert_eq!(setup.take(4 * MIB, requester), block, "the same request without the capture");
         setup.assert_ordered();

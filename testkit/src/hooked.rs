@@ -211,7 +211,9 @@ impl Driver for HookedDriver {
         fn mem_set_access(ptr: DevicePtr, bytes: u64, access: AccessFlags) -> DriverResult<()>;
         fn stream_destroy(stream: StreamRef) -> DriverResult<()>;
         fn event_destroy(event: Event) -> DriverResult<()>;
-        fn memcpy_htod_async(dst: DevicePtr, src: *const u8, bytes: u64, stream: StreamRef) -> DriverResult<()>;
+        fn memcpy_htod_async(
+            dst: DevicePtr, src: *const u8, bytes: u64, stream: StreamRef
+        ) -> DriverResult<()>;
         fn memcpy_dtoh_async(dst: *mut u8, src: DevicePtr, bytes: u64, stream: StreamRef) -> DriverResult<()>;
         fn memcpy_dtod_async(
             dst: DevicePtr, src: DevicePtr, bytes: u64, stream: StreamRef

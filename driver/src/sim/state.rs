@@ -273,7 +273,8 @@ impl State {
 
     /// Whether [`event_record`](Self::event_record) may be called: see the trait.
     pub(super) fn is_surely_alive(&self, stream: StreamRef) -> bool {
-        !stream.is_per_thread() && self.names.slot(stream).is_some()
+        let is_free = |slot| !self.order.lane(slot).capturing;
+        !stream.is_per_thread() && self.names.slot(stream).is_some_and(is_free)
     }
 
     pub(super) fn stream_wait_event(&mut self, stream: StreamRef, event: Event) -> Answer<()> {

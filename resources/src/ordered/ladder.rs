@@ -90,7 +90,11 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             }
         }
         if self.lost_bytes() > self.bytes_reserved() / 8 {
-            return self.reclaim(request, stream);
+            // Growth may serve as well: only a lost device stops here.
+            return self.reclaim(request, stream).or_else(|error| match self.health.is_lost() {
+                true => Err(error),
+                false => Ok(None),
+            });
         }
         Ok(None)
     }
