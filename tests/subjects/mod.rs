@@ -22,7 +22,7 @@ const RESOURCES: &[(&str, Knows)] = &[
 
 /// Every adaptor. Each is put on plain CUDA, on the pool, and, on the pool, on every other adaptor.
 const ADAPTORS: &[&str] =
-    &["limiting:limit=90%", "logging:file=/dev/null", "statistics", "thread_safe", "tracking"];
+    &["limiting:limit=100%", "logging:file=/dev/null", "statistics", "thread_safe", "tracking"];
 
 const POOL: &str = "cuda+pool";
 
