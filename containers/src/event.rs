@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use millpond_core::driver::{self, EventFlags};
 use millpond_core::{DriverHandle, Error, Result, StreamRef};
 
-use crate::driver_call::call;
+use millpond_core::driver::call;
 
 /// A point in a stream's work, which other streams and the host can wait for. Destroyed when dropped.
 ///

@@ -7,7 +7,6 @@
 //! | [`Event`] | an event that destroys itself |
 
 mod device_buffer;
-mod driver_call;
 mod event;
 mod stream;
 #[cfg(test)]

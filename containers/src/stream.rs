@@ -4,7 +4,7 @@ use millpond_core::driver::StreamFlags;
 use millpond_core::{DriverHandle, Result, StreamRef};
 
 use crate::Event;
-use crate::driver_call::call;
+use millpond_core::driver::call;
 
 /// A stream of its own. Destroyed when dropped; the work that it was given goes on to its end.
 ///

@@ -80,6 +80,14 @@ impl Error {
         Self::new(ErrorKind::InvalidStack, message)
     }
 
+    /// The error of every call after a driver error that cannot be recovered from.
+    pub fn poisoned() -> Self {
+        Self::new(
+            ErrorKind::Poisoned,
+            "an earlier driver error lost the device for this process; restart the process",
+        )
+    }
+
     /// The error of a request larger than any address space.
     pub fn request_too_large(layout: Layout, stream: StreamRef) -> Self {
         Self::new(ErrorKind::InvalidArgument, "no device can hold that; check the size for an overflow")

@@ -3,11 +3,11 @@ use std::sync::Arc;
 use millpond_core::driver::HostPtr;
 use millpond_core::{DriverHandle, Error, Layout, MemoryInfo, Result, StreamRef};
 
-use crate::driver_call::call;
 use crate::{
     DeferCleanup, DeferredOptions, HostAllocFlags, HostMemory, HostOnlyMemoryManager, INTERFACE_VERSION,
     IpcHandle, ManagerFactory, MemoryManager, MemoryPointer, Owner, get_ipc_handle,
 };
+use millpond_core::driver::call;
 
 /// No device addresses more bytes; drivers answer differently to more.
 const ADDRESS_SPACE: u64 = 1 << 57;

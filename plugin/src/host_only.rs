@@ -5,12 +5,12 @@ use millpond_core::driver::{DeviceAttribute, Driver, DriverResult, HostPtr};
 use millpond_core::{DevicePtr, DriverError, DriverHandle, Error, ErrorKind, Layout, Result, StreamRef};
 use parking_lot::RwLock;
 
-use crate::driver_call::call;
 use crate::memory_pointer::{Finalizer, Token};
 use crate::{
     DeferCleanup, DeferredOptions, DeferredQueue, HostAllocFlags, HostMemory, MappedMemory, MemoryPointer,
     Owner, PinnedMemory,
 };
+use millpond_core::driver::call;
 
 /// The host half of a memory manager, done: pinned, mapped, registered and managed memory straight from the
 /// driver, with deallocation deferred as [`DeferredOptions`] say.

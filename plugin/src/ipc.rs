@@ -20,7 +20,7 @@ use millpond_core::driver::{Driver, IpcMemHandle};
 use millpond_core::{DeviceId, DriverError, DriverHandle, Error, ErrorKind, Result};
 
 use crate::MemoryPointer;
-use crate::driver_call::call;
+use millpond_core::driver::call;
 
 const MAGIC: [u8; 8] = *b"MPIPC\r\n\x1a";
 const VERSION: u16 = 1;

@@ -41,7 +41,6 @@
 
 mod cuda_manager;
 mod deferred;
-mod driver_call;
 mod host_only;
 mod ipc;
 mod manager;

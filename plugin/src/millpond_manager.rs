@@ -7,7 +7,6 @@ use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{AnyResource, DevicePtr, DriverHandle, Error, Layout, MemoryInfo, Result, StreamRef};
 use parking_lot::{Mutex, RwLock};
 
-use crate::driver_call::call;
 use crate::host_only::no_device;
 use crate::memory_pointer::{Finalizer, Token};
 use crate::release_order::{ReleaseOrder, Uses};
@@ -16,6 +15,7 @@ use crate::{
     INTERFACE_VERSION, IpcHandle, ManagerFactory, MemoryManager, MemoryPointer, Owner, current_stream,
     get_ipc_handle,
 };
+use millpond_core::driver::call;
 
 /// A manager whose device memory comes from a stack of millpond's resources.
 ///

@@ -3,7 +3,7 @@ use millpond_core::{DriverHandle, Result, StreamId, StreamRef};
 use parking_lot::Mutex;
 
 use crate::current_stream;
-use crate::driver_call::call;
+use millpond_core::driver::call;
 
 /// A stream that uses a block, with its identity at the time: the per-thread stream is another one on
 /// the thread of a late finalizer.

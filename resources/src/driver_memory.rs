@@ -10,7 +10,7 @@ use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_core::{
     ALLOCATION_ALIGNMENT, DeviceId, DeviceMemoryResource, DevicePtr, DriverError, DriverHandle, Error,
-    ErrorKind, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, downcast,
+    Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, downcast,
 };
 
 /// How `cuda` is built from text.
@@ -58,7 +58,7 @@ impl DriverMemory {
         let fail =
             |error: Error| error.for_request(layout, stream).on_device(self.driver.device()).in_stack(name);
         if self.driver.health().is_lost() {
-            return Err(fail(poisoned()));
+            return Err(fail(Error::poisoned()));
         }
         let over = if layout.alignment() > ALLOCATION_ALIGNMENT { layout.alignment() } else { 0 };
         let bytes = layout
@@ -107,14 +107,6 @@ impl DriverMemory {
     }
 }
 
-/// The error of every call after a driver error that cannot be recovered from.
-pub(crate) fn poisoned() -> Error {
-    Error::new(
-        ErrorKind::Poisoned,
-        "an earlier driver error lost the device for this process; restart the process",
-    )
-}
-
 macro_rules! driver_memory_resource {
     ($(#[$doc:meta])* $name:ident, $text:literal, $allocate:ident) => {
         $(#[$doc])*
@@ -156,7 +148,7 @@ macro_rules! driver_memory_resource {
 
             fn memory_info(&self) -> Result<MemoryInfo> {
                 if self.0.driver.health().is_lost() {
-                    return Err(poisoned().in_stack($text));
+                    return Err(Error::poisoned().in_stack($text));
                 }
                 self.0.driver.mem_get_info().map_err(|error| {
                     self.0.driver.health().note(&error);

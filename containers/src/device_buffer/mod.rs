@@ -11,8 +11,8 @@ use millpond_core::{
 };
 use millpond_resources::get_current_device_resource;
 
-use crate::driver_call::call;
 use crate::event::order;
+use millpond_core::driver::call;
 
 /// A block of device memory that is given back when it is dropped.
 ///

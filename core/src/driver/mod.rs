@@ -4,12 +4,14 @@
 //! driver API's own names, so that all code above it runs unchanged on the simulated device. Both
 //! implementations are in the crate `millpond-driver`.
 
+mod call;
 mod error;
 mod types;
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
+pub use call::call;
 pub use error::{DriverError, DriverResult};
 pub use types::{
     AccessFlags, DeviceAttribute, Event, EventFlags, Health, HostFlags, HostPtr, IpcMemHandle, MemAdvice,

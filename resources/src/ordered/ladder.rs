@@ -337,7 +337,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     pub(crate) fn give_back_regions(&self, keep_bytes: u64) -> Result<u64> {
         let _slow = self.slow.lock();
         if self.health.is_lost() {
-            return Err(super::poisoned());
+            return Err(Error::poisoned());
         }
         if self.bytes_reserved() <= keep_bytes {
             return Ok(0);

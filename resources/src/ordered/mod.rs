@@ -55,8 +55,6 @@ pub use reuse::Reuse;
 pub(crate) use store::{ANYONE, Epoch, Fit, Growth, LARGEST_REQUEST, Owner, Request, Store, StoreTotals};
 use streams::{Streams, Ticket};
 
-use crate::driver_memory::poisoned;
-
 /// A store of blocks over an upstream resource, in stream order.
 pub(crate) struct Ordered<R: DeviceMemoryResource, S: Store> {
     upstream: R,
@@ -167,7 +165,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             return Ok(DevicePtr::NULL);
         }
         if self.health.is_lost() {
-            return Err(poisoned().for_request(layout, stream));
+            return Err(Error::poisoned().for_request(layout, stream));
         }
         let request = Request::new(layout).ok_or_else(|| Error::request_too_large(layout, stream))?;
         {
