@@ -54,9 +54,6 @@ impl Blocks {
 }
 
 impl Store for Blocks {
-    /// The owner from whose queue the block comes.
-    type Token = Owner;
-
     fn add_owner(&mut self, owner: Owner) {
         if self.free.len() <= owner as usize {
             self.free.resize_with(owner as usize + 1, VecDeque::new);
@@ -68,14 +65,15 @@ impl Store for Blocks {
         self.free[owner as usize] = VecDeque::new();
     }
 
-    fn find(&self, owner: Owner, upto: Epoch, _request: &Request) -> Option<Fit<Owner>> {
+    fn find(&self, owner: Owner, upto: Epoch, _request: &Request) -> Option<Fit> {
         let (_, epoch) = *self.free[owner as usize].front()?;
-        (epoch <= upto).then_some(Fit { token: owner, bytes: self.block_bytes, epoch })
+        (epoch <= upto).then_some(Fit { bytes: self.block_bytes, epoch })
     }
 
-    fn take(&mut self, token: Owner, request: &Request) -> DevicePtr {
-        let (addr, _) =
-            self.free[token as usize].pop_front().expect("the queue had a block when it was found");
+    fn take(&mut self, owner: Owner, upto: Epoch, request: &Request) -> Option<DevicePtr> {
+        let queue = &mut self.free[owner as usize];
+        let (addr, _) = *queue.front().filter(|(_, epoch)| *epoch <= upto)?;
+        queue.pop_front();
         let (region, block) = self.locate(addr).expect("blocks lie in regions");
         self.regions[region].requested[block] = request.requested;
         let totals = &mut self.totals;
@@ -84,7 +82,7 @@ impl Store for Blocks {
         totals.bytes_in_use += self.block_bytes;
         totals.bytes_requested += request.requested;
         totals.peak_bytes_in_use = totals.peak_bytes_in_use.max(totals.bytes_in_use);
-        DevicePtr::new(addr)
+        Some(DevicePtr::new(addr))
     }
 
     fn give(&mut self, ptr: DevicePtr, layout: Layout, owner: Owner, epoch: Epoch) -> Result<(), MisuseKind> {
@@ -99,6 +97,7 @@ impl Store for Blocks {
         self.regions[region].requested[block] = FREE;
         self.free[owner as usize].push_back((ptr.address(), epoch));
         let totals = &mut self.totals;
+        totals.deallocations += 1;
         totals.blocks_free += 1;
         totals.blocks_in_use -= 1;
         totals.bytes_in_use -= self.block_bytes;
@@ -169,8 +168,8 @@ impl Store for Blocks {
         regions.into_iter().map(|region| (DevicePtr::new(region.base), region.bytes)).collect()
     }
 
-    fn totals(&self) -> &StoreTotals {
-        &self.totals
+    fn totals(&self) -> StoreTotals {
+        self.totals
     }
 
     fn describe(&self, _request: &Request) -> String {

@@ -6,7 +6,7 @@ use millpond_core::{
 };
 
 use super::points::{Donor, Point};
-use super::store::{ANYONE, Epoch, Growth, Owner, Request, Store};
+use super::store::{ANYONE, Epoch, Fit, Growth, Owner, Request, Store};
 use super::{Ordered, State};
 
 /// How often other threads may come in between before a request that somebody's block would serve fails.
@@ -33,6 +33,11 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         if let Some(ptr) = self.try_hit(request, stream) {
             return Ok(ptr);
         }
+        if self.state.lock().store.gather()
+            && let Some(ptr) = self.try_hit(request, stream)
+        {
+            return Ok(ptr);
+        }
         if !capturing && let Some(ptr) = self.take_from_others(request, stream)? {
             return Ok(ptr);
         }
@@ -50,6 +55,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         }
         // What other threads gave back meanwhile may fit, and may belong to any stream.
         for _ in 0..LAST_TRIES {
+            self.state.lock().store.gather();
             if capturing || !self.anybody_has_a_fit(request) {
                 break;
             }
@@ -108,14 +114,17 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     fn collection_is_due(&self, request: &Request, stream: StreamRef) -> bool {
         let mut state = self.state.lock();
         let owner = state.owner_of(stream);
-        state.should_collect(owner, request)
+        let largest = state.largest_without_collection(request);
+        let fits = |fit: Fit| fit.bytes <= largest;
+        largest < u64::MAX && !state.store.find(owner, Epoch::MAX, request).is_some_and(fits)
     }
 
     fn try_hit(&self, request: &Request, stream: StreamRef) -> Option<DevicePtr> {
         let mut state = self.state.lock();
         let owner = state.owner_of(stream);
-        state.hit(owner, request, self.reuse).or_else(|| {
-            state.store.join_with_anyones(owner, request).then(|| state.hit(owner, request, self.reuse))?
+        state.hit(owner, request, self.reuse, u64::MAX).or_else(|| {
+            let joined = state.store.join_with_anyones(owner, request);
+            joined.then(|| state.hit(owner, request, self.reuse, u64::MAX))?
         })
     }
 
@@ -171,9 +180,9 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         let me = state.owner_of(stream);
         let Some((donor, _)) = state.streams.find_mut(point.donor.id) else { return Ok(None) };
         state.streams.waited(me, donor, point.donor.epoch, &point.seen);
-        let Some(fit) = state.store.find(donor, point.donor.epoch, request) else { return Ok(None) };
+        let Some(ptr) = state.store.take(donor, point.donor.epoch, request) else { return Ok(None) };
         state.ladder.waited += 1;
-        Ok(Some(state.store.take(fit.token, request)))
+        Ok(Some(ptr))
     }
 
     /// Whether the blocks of all others together are worth asking for.
@@ -189,7 +198,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     /// Bytes that no point can be had for: their streams could not be recorded on and have not called since.
     fn lost_bytes(&self) -> u64 {
         let state = self.state.lock();
-        let lost = state.streams.iter().filter(|(_, slot)| slot.wanted);
+        let lost = state.streams.iter().filter(|(_, slot)| slot.cell.is_wanted());
         lost.map(|(owner, _)| state.store.free_bytes(owner)).sum()
     }
 
@@ -213,16 +222,16 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         };
         let mut state = self.state.lock();
         let owner = self.add_region(&mut state, base, bytes, stream);
-        let fit = state.store.find(owner, Epoch::MAX, request).expect("growth covers the request");
+        let ptr = state.store.take(owner, Epoch::MAX, request).expect("growth covers the request");
         *step(&mut state.ladder) += 1;
-        Ok(Ok(state.store.take(fit.token, request)))
+        Ok(Ok(ptr))
     }
 
     /// Adds a region for whom upstream's memory is ordered; says who that is.
     fn add_region(&self, state: &mut State<S>, base: DevicePtr, bytes: u64, stream: StreamRef) -> Owner {
         let (owner, epoch) = if self.upstream_is_ordered {
             let owner = state.owner_of(stream);
-            (owner, state.streams.slot(owner).epoch)
+            (owner, state.streams.slot(owner).epoch())
         } else {
             (ANYONE, 0)
         };
@@ -274,7 +283,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         let State { store, streams, .. } = &mut *state;
         for donor in covered {
             if let Some((owner, slot)) = streams.find_mut(donor.id) {
-                slot.wanted = false;
+                slot.set_wanted(false);
                 if slot.point.is_some_and(|epoch| epoch <= donor.epoch) {
                     slot.point = None;
                 }
@@ -291,13 +300,13 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         }
         self.synchronize()?;
         let mut state = self.state.lock();
-        let Some(fit) = state.store.find(ANYONE, Epoch::MAX, request) else {
+        let Some(ptr) = state.store.take(ANYONE, Epoch::MAX, request) else {
             drop(state);
             // Another thread may have given a block back on this stream meanwhile.
             return Ok(self.try_hit(request, stream));
         };
         state.ladder.reclaim += 1;
-        Ok(Some(state.store.take(fit.token, request)))
+        Ok(Some(ptr))
     }
 
     /// Free bytes that belong to streams.
@@ -342,6 +351,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         if self.bytes_reserved() <= keep_bytes {
             return Ok(0);
         }
+        self.state.lock().store.gather();
         if self.owned_free_bytes() > 0 {
             self.synchronize()?;
         }

@@ -52,7 +52,8 @@ use millpond_core::{
 use parking_lot::Mutex;
 
 pub use reuse::Reuse;
-pub(crate) use store::{ANYONE, Epoch, Fit, Growth, LARGEST_REQUEST, Owner, Request, Store, StoreTotals};
+pub(crate) use store::{ANYONE, Epoch, Fit, Growth, Hit, LARGEST_REQUEST, Owner, Request, Store, StoreTotals};
+pub(crate) use streams::StreamCell;
 use streams::{Streams, Ticket};
 
 /// A store of blocks over an upstream resource, in stream order.
@@ -65,7 +66,7 @@ pub(crate) struct Ordered<R: DeviceMemoryResource, S: Store> {
     state: Mutex<State<S>>,
     /// Held beyond the first two steps of the ladder.
     slow: Mutex<()>,
-    health: Arc<Health>,
+    pub(crate) health: Arc<Health>,
     misuses: AtomicU64,
 }
 
@@ -74,7 +75,6 @@ struct State<S> {
     store: S,
     streams: Streams,
     ladder: LadderCounts,
-    deallocations: u64,
     /// Deallocations since the points of all streams were last asked for.
     given_since_collection: u32,
     /// Ask again after so many.
@@ -91,30 +91,44 @@ impl<S: Store> State<S> {
         self.streams.owner_of(stream, &mut self.store)
     }
 
-    /// The steps without a driver call.
-    fn hit(&mut self, owner: Owner, request: &Request, reuse: Reuse) -> Option<DevicePtr> {
-        let own = self.store.find(owner, Epoch::MAX, request);
-        let anyones = self.store.find(ANYONE, Epoch::MAX, request);
-        let (fit, counter) = match (own, anyones) {
-            (Some(own), Some(free)) if free.bytes < own.bytes => (free, &mut self.ladder.completed),
-            (Some(own), _) => (own, &mut self.ladder.own_stream),
-            (None, Some(free)) => (free, &mut self.ladder.completed),
-            (None, None) => (self.find_ordered(owner, request, reuse)?, &mut self.ladder.ordered),
-        };
-        *counter += 1;
-        Some(self.store.take(fit.token, request))
+    /// The steps without a driver call, with a block of at most `largest` bytes.
+    fn hit(&mut self, owner: Owner, request: &Request, reuse: Reuse, largest: u64) -> Option<DevicePtr> {
+        match self.store.hit(owner, request, largest) {
+            Some(Hit::Own(ptr)) => {
+                self.ladder.own_stream += 1;
+                Some(ptr)
+            }
+            Some(Hit::Anyones(ptr)) => {
+                self.ladder.completed += 1;
+                Some(ptr)
+            }
+            None => {
+                let (other, upto) = self.find_ordered(owner, request, reuse, largest)?;
+                let ptr = self.store.take(other, upto, request)?;
+                self.ladder.ordered += 1;
+                Some(ptr)
+            }
+        }
     }
 
-    /// Whether the block that would serve the request is so much larger that a better fit may well lie with
-    /// another stream, and enough was given back since somebody last looked.
-    fn should_collect(&self, owner: Owner, request: &Request) -> bool {
-        self.given_since_collection >= self.collect_after
-            && self.streams.len() > 1
-            && self.store.find(owner, Epoch::MAX, request).is_none_or(|fit| fit.bytes / 8 * 7 > request.bytes)
+    /// The size beyond which a block is so much larger than the request that a better fit may well lie with
+    /// another stream, if enough was given back since somebody last looked.
+    fn largest_without_collection(&self, request: &Request) -> u64 {
+        if self.given_since_collection >= self.collect_after && self.streams.len() > 1 {
+            request.bytes / 7 * 8
+        } else {
+            u64::MAX
+        }
     }
 
-    /// The best block of a stream that this one is ordered after.
-    fn find_ordered(&self, owner: Owner, request: &Request, reuse: Reuse) -> Option<Fit<S::Token>> {
+    /// The stream that this one is ordered after and that has the best block, and up to when.
+    fn find_ordered(
+        &self,
+        owner: Owner,
+        request: &Request,
+        reuse: Reuse,
+        largest: u64,
+    ) -> Option<(Owner, Epoch)> {
         if !reuse.ordered || self.streams.len() < 2 {
             return None;
         }
@@ -124,9 +138,11 @@ impl<S: Store> State<S> {
             .filter(|(other, _)| *other != owner)
             .filter_map(|(other, _)| match me.seen(other) {
                 0 => None,
-                upto => self.store.find(other, upto, request),
+                upto => self.store.find(other, upto, request).map(|fit| (fit.bytes, other, upto)),
             })
-            .min_by_key(|fit| fit.bytes)
+            .filter(|(bytes, ..)| *bytes <= largest)
+            .min_by_key(|(bytes, ..)| *bytes)
+            .map(|(_, other, upto)| (other, upto))
     }
 }
 
@@ -143,7 +159,6 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
                 store,
                 streams: Streams::new(),
                 ladder: LadderCounts::default(),
-                deallocations: 0,
                 given_since_collection: 0,
                 collect_after: COLLECT_AFTER_LEAST,
             }),
@@ -160,19 +175,22 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         &self.driver
     }
 
-    pub(crate) fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+    /// Hands out a block; `shard` is the part of the store that the calling thread uses first.
+    pub(crate) fn allocate(&self, layout: Layout, stream: StreamRef, shard: u8) -> Result<DevicePtr> {
         if layout.bytes() == 0 {
             return Ok(DevicePtr::NULL);
         }
         if self.health.is_lost() {
             return Err(Error::poisoned().for_request(layout, stream));
         }
-        let request = Request::new(layout).ok_or_else(|| Error::request_too_large(layout, stream))?;
+        let mut request;
         {
             let mut state = self.state.lock();
+            request = state.store.request(layout).ok_or_else(|| Error::request_too_large(layout, stream))?;
+            request.shard = shard;
             let owner = state.owner_of(stream);
-            let collect = self.reuse.completed && state.should_collect(owner, &request);
-            if !collect && let Some(ptr) = state.hit(owner, &request, self.reuse) {
+            let largest = if self.reuse.completed { state.largest_without_collection(&request) } else { u64::MAX };
+            if let Some(ptr) = state.hit(owner, &request, self.reuse, largest) {
                 let wanted = state.streams.slot_mut(owner).ticket_if_wanted();
                 drop(state);
                 if let Some(ticket) = wanted {
@@ -188,27 +206,51 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         })
     }
 
-    /// Takes a block back; `name` is the resource as text, for the report of a misuse.
-    pub(crate) fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef, name: &dyn ToString) {
+    /// Takes a block back and says whether it was one; `name` is the resource as text, for the report of a
+    /// misuse.
+    pub(crate) fn deallocate(
+        &self,
+        ptr: DevicePtr,
+        layout: Layout,
+        stream: StreamRef,
+        name: &dyn ToString,
+    ) -> bool {
         if ptr.is_null() {
-            return;
+            return false;
         }
         let wanted = {
             let mut state = self.state.lock();
             let owner = state.owner_of(stream);
             state.given_since_collection = state.given_since_collection.saturating_add(1);
-            let State { store, streams, deallocations, .. } = &mut *state;
+            let State { store, streams, .. } = &mut *state;
             let slot = streams.slot_mut(owner);
-            if let Err(kind) = store.give(ptr, layout, owner, slot.epoch) {
+            if let Err(kind) = store.give(ptr, layout, owner, slot.epoch()) {
                 drop(state);
-                return self.refuse(kind, ptr, layout, stream, name);
+                self.refuse(kind, ptr, layout, stream, name);
+                return false;
             }
-            *deallocations += 1;
             slot.ticket_if_wanted()
         };
         if let Some(ticket) = wanted {
             self.record_for_others(ticket, stream);
         }
+        true
+    }
+
+    /// What a thread needs to know of a stream that it uses often: from the fifth call on, by whatever
+    /// thread. A stream that is used a few times leaves no trace beyond the lock.
+    pub(crate) fn stream_cell(&self, stream: StreamRef) -> Option<Arc<StreamCell>> {
+        const FEW: u32 = 4;
+        let mut state = self.state.lock();
+        let owner = state.owner_of(stream);
+        let slot = state.streams.slot_mut(owner);
+        slot.calls = slot.calls.saturating_add(1);
+        (slot.calls > FEW).then(|| Arc::clone(&slot.cell))
+    }
+
+    /// Works on the blocks under the lock.
+    pub(crate) fn with_store<T>(&self, work: impl FnOnce(&mut S) -> T) -> T {
+        work(&mut self.state.lock().store)
     }
 
     /// Records a point on the calling stream, because another stream wanted its blocks and could not.
@@ -252,6 +294,9 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     pub(crate) fn statistics(&self) -> ResourceStatistics {
         let state = self.state.lock();
         let totals = state.store.totals();
+        let mut ladder = state.ladder;
+        ladder.own_stream += totals.own_stream;
+        ladder.completed += totals.completed;
         ResourceStatistics {
             bytes_in_use: totals.bytes_in_use,
             bytes_requested: totals.bytes_requested,
@@ -262,10 +307,10 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             blocks_in_use: totals.blocks_in_use,
             blocks_free: totals.blocks_free,
             regions: totals.regions,
-            allocations: state.ladder.served(),
-            deallocations: state.deallocations,
+            allocations: ladder.served(),
+            deallocations: totals.deallocations,
             misuses: self.misuses.load(Ordering::Relaxed),
-            ladder: state.ladder,
+            ladder,
         }
     }
 

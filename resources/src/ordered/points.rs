@@ -35,7 +35,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             let mut state = self.state.lock();
             state.given_since_collection = 0;
             let owning = state.streams.iter().filter(|(owner, _)| state.store.free_bytes(*owner) > 0);
-            owning.map(|(_, slot)| Donor { id: slot.id, epoch: slot.epoch }).collect()
+            owning.map(|(_, slot)| Donor { id: slot.id, epoch: slot.epoch() }).collect()
         };
         let mut done = false;
         for donor in donors {
@@ -64,7 +64,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
                 return Ok(Some(Point { donor: Donor { epoch, ..donor }, event, seen }));
             }
             if slot.id.is_per_thread() && slot.id != StreamRef::PER_THREAD.id() {
-                slot.wanted = true;
+                slot.set_wanted(true);
                 return Ok(None);
             }
             (slot.ticket(), slot.stream)
@@ -83,7 +83,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             let mut state = self.state.lock();
             state.streams.settle(ticket, matches!(recorded, Ok(Some(_))));
             if let (Ok(None), Some((_, slot))) = (&recorded, state.streams.find_mut(donor.id)) {
-                slot.wanted = true;
+                slot.set_wanted(true);
             }
         }
         match recorded {

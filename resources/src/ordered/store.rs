@@ -25,6 +25,8 @@ pub(crate) struct Request {
     pub(crate) bytes: u64,
     /// A power of two, at least 256.
     pub(crate) alignment: u64,
+    /// Which part of the store the calling thread uses first, where a store has parts.
+    pub(crate) shard: u8,
 }
 
 impl Request {
@@ -32,7 +34,7 @@ impl Request {
     pub(crate) fn new(layout: Layout) -> Option<Self> {
         let bytes = layout.rounded_bytes()?;
         bytes.checked_add(layout.alignment()).filter(|sum| *sum <= LARGEST_REQUEST)?;
-        Some(Self { requested: layout.bytes(), bytes, alignment: layout.alignment() })
+        Some(Self { requested: layout.bytes(), bytes, alignment: layout.alignment(), shard: 0 })
     }
 
     /// Bytes that are enough wherever a block of base alignment starts.
@@ -41,15 +43,30 @@ impl Request {
     }
 }
 
-/// A free block that serves a request.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Fit<T> {
-    /// Names the block to [`Store::take`]; good until the store changes.
-    pub(crate) token: T,
+/// A free block that would serve a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Fit {
     /// The block's size in bytes.
     pub(crate) bytes: u64,
     /// When it was given back.
     pub(crate) epoch: Epoch,
+}
+
+/// Whose block served a request without a driver call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Hit {
+    /// The requesting stream's own.
+    Own(DevicePtr),
+    /// Anyone's.
+    Anyones(DevicePtr),
+}
+
+impl Hit {
+    pub(crate) fn ptr(self) -> DevicePtr {
+        match self {
+            Self::Own(ptr) | Self::Anyones(ptr) => ptr,
+        }
+    }
 }
 
 /// How much to take from upstream.
@@ -84,22 +101,48 @@ pub(crate) struct StoreTotals {
     pub(crate) blocks_in_use: u64,
     pub(crate) blocks_free: u64,
     pub(crate) regions: u64,
+    /// Accepted deallocations so far.
+    pub(crate) deallocations: u64,
+    /// Allocations that were served past the lock, from the stream's own blocks and from anyone's.
+    pub(crate) own_stream: u64,
+    pub(crate) completed: u64,
 }
 
 /// The blocks of a stream-ordered resource: which there are, and which are free for whom. Knows no driver and
 /// no stream; makes no decision about order.
 pub(crate) trait Store: Debug + Send {
-    /// Names a free block.
-    type Token: Copy;
-
+    /// The request as blocks are cut for it, or `None` when no address space holds that much.
+    fn request(&self, layout: Layout) -> Option<Request> {
+        Request::new(layout)
+    }
     /// Makes room for the free blocks of this owner.
     fn add_owner(&mut self, owner: Owner);
     /// Ends an owner that has no free blocks.
     fn remove_owner(&mut self, owner: Owner);
-    /// The best free block of `owner` for `request`, among those given back in epoch `upto` or before.
-    fn find(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<Fit<Self::Token>>;
-    /// Hands the block out; what is left over stays with its owner.
-    fn take(&mut self, token: Self::Token, request: &Request) -> DevicePtr;
+    /// The best free block of `owner` for `request`, among those given back in epoch `upto` or before. Where
+    /// other threads come in between, it may be gone when it is taken.
+    fn find(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<Fit>;
+    /// Hands the best such block out; what is left over stays with its owner.
+    fn take(&mut self, owner: Owner, upto: Epoch, request: &Request) -> Option<DevicePtr>;
+    /// Hands out the better of the best block of `owner` and the best of anyone's, if it has at most
+    /// `largest` bytes.
+    fn hit(&mut self, owner: Owner, request: &Request, largest: u64) -> Option<Hit> {
+        let own = self.find(owner, Epoch::MAX, request).filter(|fit| fit.bytes <= largest);
+        let anyones = self.find(ANYONE, Epoch::MAX, request).filter(|fit| fit.bytes <= largest);
+        let prefers_anyones = match (own, anyones) {
+            (Some(own), Some(free)) => free.bytes < own.bytes,
+            (own, _) => own.is_none(),
+        };
+        if prefers_anyones {
+            anyones.and_then(|_| self.take(ANYONE, Epoch::MAX, request)).map(Hit::Anyones)
+        } else {
+            self.take(owner, Epoch::MAX, request).map(Hit::Own)
+        }
+    }
+    /// Takes back what threads keep for themselves; says whether there was anything.
+    fn gather(&mut self) -> bool {
+        false
+    }
     /// Takes a block back for `owner`, or says why not.
     fn give(&mut self, ptr: DevicePtr, layout: Layout, owner: Owner, epoch: Epoch) -> Result<(), MisuseKind>;
     /// Moves free blocks given back in epoch `upto` or before to another owner, as given back in `epoch`.
@@ -120,7 +163,7 @@ pub(crate) trait Store: Debug + Send {
     /// Removes all regions, whatever is in use.
     fn remove_all_regions(&mut self) -> Vec<(DevicePtr, u64)>;
     /// Sizes and counts.
-    fn totals(&self) -> &StoreTotals;
+    fn totals(&self) -> StoreTotals;
     /// What an out-of-memory error says about the blocks.
     fn describe(&self, request: &Request) -> String;
     /// Walks the whole structure and panics where an invariant does not hold.

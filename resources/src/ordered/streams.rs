@@ -1,16 +1,46 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
 use millpond_core::driver::Event;
 use millpond_core::{StreamId, StreamRef};
 use rustc_hash::FxHashMap;
 
 use super::store::{ANYONE, Epoch, Owner, Store};
 
+/// What is asked about a stream without the lock. Its stream is not forgotten while somebody else holds it.
+#[derive(Debug)]
+pub(crate) struct StreamCell {
+    pub(crate) owner: Owner,
+    /// Blocks given back now are of this epoch.
+    epoch: AtomicU64,
+    /// Somebody else wants its blocks and could not record a point: the stream's own next call does.
+    wanted: AtomicBool,
+}
+
+impl StreamCell {
+    /// The epoch of a block that is given back now.
+    ///
+    /// A free that reads an epoch here is covered by the point that ends it: the epoch ends before the point
+    /// is recorded, so whoever still reads it has submitted his work before the record, as the driver's own
+    /// lock on the stream orders the two.
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// Whether the stream's own next call is to record a point.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::Relaxed)
+    }
+}
+
 /// What is known of one stream.
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(crate) id: StreamId,
     pub(crate) stream: StreamRef,
-    /// Blocks given back now are of this epoch.
-    pub(crate) epoch: Epoch,
+    pub(crate) cell: Arc<StreamCell>,
+    /// Calls on this stream that came here, up to a few.
+    pub(crate) calls: u32,
     /// The stream's event, once one was needed. Recording it again only moves it to a later point, which
     /// covers everything that the earlier one did.
     pub(crate) event: Option<Event>,
@@ -20,23 +50,22 @@ pub(crate) struct Slot {
     pub(crate) point_seen: Vec<(Owner, Epoch)>,
     /// Up to which epoch of which other stream this stream's next work is ordered after.
     seen: Vec<(Owner, Epoch)>,
-    /// Somebody else wants its blocks and could not record a point: the stream's own next call does.
-    pub(crate) wanted: bool,
     /// Tickets that are out: somebody is about to record the event.
     tickets: u32,
 }
 
 impl Slot {
-    fn new(stream: StreamRef) -> Self {
+    fn new(stream: StreamRef, owner: Owner) -> Self {
+        let cell = StreamCell { owner, epoch: AtomicU64::new(1), wanted: AtomicBool::new(false) };
         Self {
             id: stream.id(),
             stream,
-            epoch: 1,
+            cell: Arc::new(cell),
+            calls: 0,
             event: None,
             point: None,
             point_seen: Vec::new(),
             seen: Vec::new(),
-            wanted: false,
             tickets: 0,
         }
     }
@@ -48,13 +77,26 @@ impl Slot {
 
     /// Ends the present epoch: blocks given back from now on are of the next.
     pub(crate) fn end_epoch(&mut self) -> Epoch {
-        self.epoch += 1;
-        self.epoch - 1
+        self.cell.epoch.fetch_add(1, Ordering::AcqRel)
+    }
+
+    /// The present epoch.
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.cell.epoch()
+    }
+
+    /// Asks the stream's own next call to record a point, or no longer.
+    pub(crate) fn set_wanted(&self, wanted: bool) {
+        self.cell.wanted.store(wanted, Ordering::Relaxed);
     }
 
     /// A ticket for the stream's own call, if somebody else wants its blocks.
     pub(crate) fn ticket_if_wanted(&mut self) -> Option<Ticket> {
-        std::mem::take(&mut self.wanted).then(|| self.ticket())
+        if !self.cell.is_wanted() {
+            return None;
+        }
+        self.set_wanted(false);
+        Some(self.ticket())
     }
 
     /// Ends the present epoch for a caller who is about to record the point that covers it, and then settles
@@ -126,7 +168,7 @@ impl Streams {
             self.slots.push(None);
             (self.slots.len() - 1) as Owner
         });
-        let slot = Slot::new(stream);
+        let slot = Slot::new(stream, owner);
         self.by_id.insert(slot.id, owner);
         self.slots[owner as usize] = Some(slot);
         store.add_owner(owner);
@@ -144,7 +186,8 @@ impl Streams {
         self.last = None;
         let mut gone = Vec::new();
         for owner in 1..self.slots.len() as Owner {
-            if let Some(slot) = self.slots[owner as usize].take_if(|_| store.free_bytes(owner) == 0) {
+            let idle = |slot: &mut Slot| Arc::strong_count(&slot.cell) == 1 && store.free_bytes(owner) == 0;
+            if let Some(slot) = self.slots[owner as usize].take_if(idle) {
                 self.by_id.remove(&slot.id);
                 self.spare_events.extend(slot.event);
                 store.remove_owner(owner);

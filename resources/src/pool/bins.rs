@@ -8,8 +8,6 @@ const SUB_BITS: u32 = 5;
 const SUBS: usize = 1 << SUB_BITS;
 /// Level 0 has one bin for each size up to 8 KiB; sizes end below 2^56 bytes.
 const LEVELS: usize = 44;
-/// How many blocks of a bin are compared before a fitting one is taken as it is.
-const SCAN_LIMIT: usize = 32;
 
 /// The free blocks of one owner, by size.
 ///
@@ -28,7 +26,8 @@ const SCAN_LIMIT: usize = 32;
 pub(crate) struct Bins {
     levels: u64,
     subs: [u32; LEVELS],
-    heads: Box<[u32]>,
+    /// As far as the largest level used.
+    heads: Vec<u32>,
     /// Bytes in all blocks.
     pub(crate) bytes: u64,
     /// All blocks.
@@ -55,7 +54,7 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    fn accepts(&self, addr: u64, bytes: u64, epoch: Epoch) -> bool {
+    pub(crate) fn accepts(&self, addr: u64, bytes: u64, epoch: Epoch) -> bool {
         let padding = addr.wrapping_neg() & (self.alignment - 1);
         epoch <= self.upto && bytes >= self.bytes && bytes - self.bytes >= padding
     }
@@ -66,7 +65,7 @@ impl Bins {
         Self {
             levels: 0,
             subs: [0; LEVELS],
-            heads: vec![NIL; LEVELS * SUBS].into_boxed_slice(),
+            heads: Vec::new(),
             bytes: 0,
             blocks: 0,
         }
@@ -75,6 +74,9 @@ impl Bins {
     pub(crate) fn insert(&mut self, chunks: &mut Chunks, id: u32) {
         let bytes = chunks[id].bytes;
         let (level, sub) = bin_of(bytes);
+        if self.heads.len() <= level * SUBS {
+            self.heads.resize((level + 1) * SUBS, NIL);
+        }
         let head = std::mem::replace(&mut self.heads[level * SUBS + sub], id);
         chunks[id].bin_prev = NIL;
         chunks[id].bin_next = head;
@@ -109,15 +111,18 @@ impl Bins {
     }
 
     /// The best block: the smallest that is accepted, the lowest address among equals.
-    pub(crate) fn find(&self, chunks: &Chunks, wanted: Wanted) -> Option<u32> {
+    ///
+    /// Of a bin, so many blocks are compared as `scan` says before a fitting one is taken as it is: they
+    /// differ by 3 % at most.
+    pub(crate) fn find(&self, chunks: &Chunks, wanted: Wanted, scan: usize) -> Option<u32> {
         if self.bytes < wanted.bytes {
             return None;
         }
         let first = bin_of(wanted.bytes);
         let mut truncated = false;
-        let mut bin = Some(first);
+        let mut bin = self.next_bin(first.0, first.1);
         while let Some((level, sub)) = bin {
-            let found = self.scan(chunks, (level, sub), wanted, SCAN_LIMIT, &mut truncated);
+            let found = self.scan(chunks, (level, sub), wanted, scan, &mut truncated);
             if found.is_some() {
                 return found;
             }
@@ -127,7 +132,7 @@ impl Bins {
             return None;
         }
         // A block may be left beyond the limit of some bin; before giving up, look at all.
-        let mut bin = Some(first);
+        let mut bin = self.next_bin(first.0, first.1);
         while let Some((level, sub)) = bin {
             let found = self.scan(chunks, (level, sub), wanted, usize::MAX, &mut truncated);
             if found.is_some() {
@@ -179,14 +184,19 @@ impl Bins {
         })
     }
 
-    /// The size of the largest block.
-    pub(crate) fn largest(&self, chunks: &Chunks) -> u64 {
+    /// The largest block.
+    pub(crate) fn largest_chunk(&self, chunks: &Chunks) -> Option<u32> {
         if self.levels == 0 {
-            return 0;
+            return None;
         }
         let level = 63 - self.levels.leading_zeros() as usize;
         let sub = 31 - self.subs[level].leading_zeros() as usize;
-        self.list(chunks, level * SUBS + sub).map(|id| chunks[id].bytes).max().unwrap_or(0)
+        self.list(chunks, level * SUBS + sub).max_by_key(|id| chunks[*id].bytes)
+    }
+
+    /// The size of the largest block.
+    pub(crate) fn largest(&self, chunks: &Chunks) -> u64 {
+        self.largest_chunk(chunks).map_or(0, |id| chunks[id].bytes)
     }
 
     /// All blocks, smallest bins first.
@@ -206,6 +216,10 @@ impl Bins {
             assert_eq!(self.levels >> level & 1 == 1, self.subs[level] != 0, "level {level}");
             for sub in 0..SUBS {
                 let bin = level * SUBS + sub;
+                if bin >= self.heads.len() {
+                    assert_eq!(self.subs[level], 0, "level {level} has no heads");
+                    continue;
+                }
                 assert_eq!(self.subs[level] >> sub & 1 == 1, self.heads[bin] != NIL, "bin {level}/{sub}");
                 let mut prev = NIL;
                 for id in self.list(chunks, bin) {

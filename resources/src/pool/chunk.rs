@@ -2,8 +2,11 @@ use std::ops::{Index, IndexMut};
 
 use crate::ordered::{Epoch, Owner};
 
+/// The number of a chunk in its heap.
+pub(crate) type ChunkId = u32;
+
 /// No chunk.
-pub(crate) const NIL: u32 = u32::MAX;
+pub(crate) const NIL: ChunkId = ChunkId::MAX;
 
 /// The owner of a chunk that is handed out.
 const IN_USE: Owner = Owner::MAX;
@@ -24,13 +27,13 @@ pub(crate) struct Chunk {
     pub(crate) bin_next: u32,
     /// Whose free chunk, or `IN_USE`, or `VACANT`.
     owner: Owner,
-    /// In use: the bytes asked for. Free: the epoch in which it was given back.
-    note: u64,
+    /// When it was given back, of a free chunk.
+    epoch: Epoch,
 }
 
 impl Chunk {
     pub(crate) fn free(addr: u64, bytes: u64, prev: u32, next: u32, owner: Owner, epoch: Epoch) -> Self {
-        Self { addr, bytes, prev, next, bin_prev: NIL, bin_next: NIL, owner, note: epoch }
+        Self { addr, bytes, prev, next, bin_prev: NIL, bin_next: NIL, owner, epoch }
     }
 
     pub(crate) fn is_in_use(&self) -> bool {
@@ -41,6 +44,11 @@ impl Chunk {
         self.owner < VACANT
     }
 
+    /// Whether nothing else is in its region.
+    pub(crate) fn is_whole_region(&self) -> bool {
+        self.prev == NIL && self.next == NIL
+    }
+
     /// Whose free chunk this is; compare only with owners.
     pub(crate) fn owner(&self) -> Owner {
         self.owner
@@ -49,24 +57,17 @@ impl Chunk {
     /// When a free chunk was given back.
     pub(crate) fn epoch(&self) -> Epoch {
         debug_assert!(self.is_free());
-        self.note
+        self.epoch
     }
 
-    /// What was asked for, of a chunk in use.
-    pub(crate) fn requested(&self) -> u64 {
-        debug_assert!(self.is_in_use());
-        self.note
-    }
-
-    pub(crate) fn set_in_use(&mut self, requested: u64) {
+    pub(crate) fn set_in_use(&mut self) {
         self.owner = IN_USE;
-        self.note = requested;
     }
 
     pub(crate) fn set_free(&mut self, owner: Owner, epoch: Epoch) {
         debug_assert!(owner < VACANT);
         self.owner = owner;
-        self.note = epoch;
+        self.epoch = epoch;
     }
 }
 
@@ -100,7 +101,7 @@ impl Chunks {
     }
 
     /// The chunk, if this number is one.
-    pub(crate) fn get(&self, id: u32) -> Option<&Chunk> {
+    pub(crate) fn get(&self, id: ChunkId) -> Option<&Chunk> {
         self.table.get(id as usize).filter(|chunk| chunk.owner != VACANT)
     }
 }

@@ -1,15 +1,8 @@
-use std::fmt::Write as _;
-
-use millpond_core::misuse::MisuseKind;
-use millpond_core::{ALLOCATION_ALIGNMENT, DevicePtr, Layout, align_up, format_bytes};
+use millpond_core::{ALLOCATION_ALIGNMENT, align_up};
 
 use super::bins::{Bins, Wanted};
-use super::chunk::{Chunk, Chunks, NIL};
-use super::region::Region;
-use crate::ordered::{ANYONE, Epoch, Fit, Growth, Owner, Request, Store, StoreTotals};
-
-/// Regions grow from this many bytes on, and in multiples of it.
-const REGION_UNIT: u64 = 2 << 20;
+use super::chunk::{Chunk, ChunkId, Chunks, NIL};
+use crate::ordered::{ANYONE, Epoch, Owner, Request};
 
 /// How many free blocks of a stream are looked at for neighbours that are anyone's, before the pool grows.
 const JOIN_SCAN_LIMIT: usize = 4096;
@@ -17,64 +10,86 @@ const JOIN_SCAN_LIMIT: usize = 4096;
 /// Pieces of this size that are anyone's always join a neighbour that is given back.
 const ANYONES_KEPT: u64 = 32 << 20;
 
+/// Memory from one place, in chunks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Region {
+    pub(super) base: u64,
+    pub(super) bytes: u64,
+    /// The chunk at the base; the same one as long as the region lives.
+    pub(super) first: ChunkId,
+}
+
 /// Best fit with coalescing over regions.
 ///
 /// The published algorithm is TensorFlow's BFC allocator: chunks with physical neighbours, binned by size,
-/// split at allocation, joined with free neighbours at deallocation, over regions that grow by doubling. Here
-/// a free chunk has an owner besides (see [`ordered`](crate::ordered)), and only chunks of one owner join: a
-/// chunk depends on the work of its owner alone. Chunks whose owners' work is done become anyone's, and join
-/// then.
+/// split at allocation, joined with free neighbours at deallocation. Here a free chunk has an owner besides
+/// (see [`ordered`](crate::ordered)), and only chunks of one owner join: a chunk depends on the work of its
+/// owner alone. Chunks whose owners' work is done become anyone's, and join then.
 ///
-/// Everything takes constant time, but for a bounded scan of a bin, and finding a region among *r* by
-/// bisection.
+/// Everything takes constant time, but for a bounded scan of a bin, and what goes over regions.
 #[derive(Debug)]
-pub(crate) struct Heap {
+pub(super) struct Heap {
     chunks: Chunks,
     /// By owner.
     bins: Vec<Option<Bins>>,
     /// By address.
     regions: Vec<Region>,
-    totals: StoreTotals,
-    /// What the next region will be, at most.
-    next_region: u64,
-    maximum_bytes: u64,
+    /// How many blocks of a bin are compared.
+    scan: usize,
+    pub(super) bytes_reserved: u64,
+    pub(super) bytes_free: u64,
+    pub(super) blocks_free: u64,
+    pub(super) blocks_in_use: u64,
+    /// Regions that are one free chunk.
+    pub(super) regions_free: usize,
 }
 
 impl Heap {
-    pub(crate) fn new(maximum_bytes: Option<u64>) -> Self {
+    pub(super) fn new(scan: usize) -> Self {
         Self {
             chunks: Chunks::default(),
             bins: Vec::new(),
             regions: Vec::new(),
-            totals: StoreTotals::default(),
-            next_region: REGION_UNIT,
-            maximum_bytes: maximum_bytes.unwrap_or(u64::MAX),
+            scan,
+            bytes_reserved: 0,
+            bytes_free: 0,
+            blocks_free: 0,
+            blocks_in_use: 0,
+            regions_free: 0,
         }
     }
 
-    fn bins(&self, owner: Owner) -> &Bins {
-        self.bins[owner as usize].as_ref().expect("owners are added before use")
+    fn bins(&self, owner: Owner) -> Option<&Bins> {
+        self.bins.get(owner as usize)?.as_ref()
     }
 
-    fn put_in_bin(&mut self, id: u32) {
-        let bins = self.bins[self.chunks[id].owner() as usize].as_mut().expect("owners are added before use");
-        bins.insert(&mut self.chunks, id);
-        self.totals.blocks_free += 1;
+    fn all_bins(&self) -> impl Iterator<Item = &Bins> {
+        self.bins.iter().flatten()
     }
 
-    fn take_from_bin(&mut self, id: u32) {
-        let bins = self.bins[self.chunks[id].owner() as usize].as_mut().expect("owners are added before use");
+    fn put_in_bin(&mut self, id: ChunkId) {
+        let chunk = &self.chunks[id];
+        let index = chunk.owner() as usize;
+        self.blocks_free += 1;
+        self.bytes_free += chunk.bytes;
+        self.regions_free += usize::from(chunk.is_whole_region());
+        if self.bins.len() <= index {
+            self.bins.resize_with(index + 1, || None);
+        }
+        self.bins[index].get_or_insert_with(Bins::new).insert(&mut self.chunks, id);
+    }
+
+    fn take_from_bin(&mut self, id: ChunkId) {
+        let chunk = &self.chunks[id];
+        self.blocks_free -= 1;
+        self.bytes_free -= chunk.bytes;
+        self.regions_free -= usize::from(chunk.is_whole_region());
+        let bins = self.bins[chunk.owner() as usize].as_mut().expect("a binned chunk's owner has bins");
         bins.remove(&mut self.chunks, id);
-        self.totals.blocks_free -= 1;
-    }
-
-    fn region_of(&self, addr: u64) -> Option<usize> {
-        let after = self.regions.partition_point(|region| region.base <= addr);
-        after.checked_sub(1).filter(|index| self.regions[*index].contains(addr))
     }
 
     /// Cuts a chunk, in no bin, in two; the second part is a free chunk of the same owner, in no bin.
-    fn cut(&mut self, id: u32, at: u64) -> u32 {
+    fn cut(&mut self, id: ChunkId, at: u64) -> ChunkId {
         let Chunk { addr, bytes, next, .. } = self.chunks[id];
         debug_assert!(0 < at && at < bytes);
         let (owner, epoch) = (self.chunks[id].owner(), self.chunks[id].epoch());
@@ -89,7 +104,7 @@ impl Heap {
 
     /// Joins a free chunk, in no bin, with free neighbours of the same owner, and with those that are
     /// anyone's and have `anyones` bytes at most; says what it is part of now.
-    fn join(&mut self, mut id: u32, anyones: u64) -> u32 {
+    fn join(&mut self, mut id: ChunkId, anyones: u64) -> ChunkId {
         let owner = self.chunks[id].owner();
         while let Some(next) = self.neighbour_for(owner, self.chunks[id].next, anyones) {
             self.take_from_bin(next);
@@ -105,7 +120,7 @@ impl Heap {
         id
     }
 
-    fn neighbour_for(&self, owner: Owner, neighbour: u32, anyones: u64) -> Option<u32> {
+    fn neighbour_for(&self, owner: Owner, neighbour: ChunkId, anyones: u64) -> Option<ChunkId> {
         let chunk = (neighbour != NIL).then(|| &self.chunks[neighbour])?;
         let joins = chunk.owner() == owner || (chunk.owner() == ANYONE && chunk.bytes <= anyones);
         joins.then_some(neighbour)
@@ -114,10 +129,10 @@ impl Heap {
     /// How large a neighbour that is anyone's may be for a block given back to take it along. Small pieces
     /// are worth more joined; a large one is worth more to all streams.
     fn worth_keeping(&self) -> u64 {
-        (self.totals.bytes_reserved / 16).max(ANYONES_KEPT)
+        (self.bytes_reserved / 16).max(ANYONES_KEPT)
     }
 
-    fn absorb_next(&mut self, id: u32) {
+    fn absorb_next(&mut self, id: ChunkId) {
         let next = self.chunks[id].next;
         let Chunk { bytes, next: after, .. } = self.chunks[next];
         let (owner, epoch) =
@@ -132,27 +147,13 @@ impl Heap {
         self.chunks.remove(next);
     }
 
-    /// Why a pointer that is no chunk's start is refused: error path, so it walks the region.
-    fn blame(&self, addr: u64) -> MisuseKind {
-        let Some(index) = self.region_of(addr) else { return MisuseKind::ForeignPointer };
-        let mut id = self.regions[index].first;
-        while id != NIL {
-            let chunk = &self.chunks[id];
-            if addr < chunk.addr + chunk.bytes {
-                return if chunk.is_free() { MisuseKind::DoubleFree } else { MisuseKind::ForeignPointer };
-            }
-            id = chunk.next;
-        }
-        MisuseKind::ForeignPointer
-    }
-
-    fn is_joinable(&self, id: u32, owner: Owner) -> bool {
+    fn is_joinable(&self, id: ChunkId, owner: Owner) -> bool {
         let chunk = &self.chunks[id];
         chunk.owner() == owner || chunk.owner() == ANYONE
     }
 
     /// The run of neighbours around a chunk that are free for `owner`: the first, and the bytes of all.
-    fn run_around(&self, id: u32, owner: Owner) -> (u32, u64) {
+    fn run_around(&self, id: ChunkId, owner: Owner) -> (ChunkId, u64) {
         let mut first = id;
         while self.chunks[first].prev != NIL && self.is_joinable(self.chunks[first].prev, owner) {
             first = self.chunks[first].prev;
@@ -165,90 +166,75 @@ impl Heap {
         (first, bytes)
     }
 
-    fn all_bins(&self) -> impl Iterator<Item = &Bins> {
-        self.bins.iter().flatten()
+    /// The chunk, in use or free.
+    pub(super) fn chunk(&self, id: ChunkId) -> &Chunk {
+        &self.chunks[id]
     }
 
-    /// Whether the whole region is one free chunk of anyone's.
-    fn is_free_region(&self, region: &Region) -> bool {
-        let first = &self.chunks[region.first];
-        first.owner() == ANYONE && first.bytes == region.bytes
-    }
-}
-
-impl Store for Heap {
-    type Token = u32;
-
-    fn add_owner(&mut self, owner: Owner) {
-        let index = owner as usize;
-        if self.bins.len() <= index {
-            self.bins.resize_with(index + 1, || None);
-        }
-        self.bins[index].get_or_insert_with(Bins::new);
-    }
-
-    fn remove_owner(&mut self, owner: Owner) {
-        debug_assert_eq!(self.bins(owner).blocks, 0);
-        self.bins[owner as usize] = None;
-    }
-
-    fn find(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<Fit<u32>> {
+    /// The best free chunk of `owner` for the request, among those given back in epoch `upto` or before.
+    pub(super) fn find(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<ChunkId> {
         let wanted = Wanted { bytes: request.bytes, alignment: request.alignment, upto };
-        let id = self.bins(owner).find(&self.chunks, wanted)?;
-        let chunk = &self.chunks[id];
-        Some(Fit { token: id, bytes: chunk.bytes, epoch: chunk.epoch() })
+        self.bins(owner)?.find(&self.chunks, wanted, self.scan)
     }
 
-    fn take(&mut self, token: u32, request: &Request) -> DevicePtr {
-        let mut id = token;
+    /// The better of the owner's best chunk and the best of anyone's.
+    pub(super) fn find_for(&self, owner: Owner, request: &Request) -> Option<ChunkId> {
+        let own = self.find(owner, Epoch::MAX, request);
+        if own.is_some_and(|own| self.chunks[own].bytes == request.bytes) {
+            return own;
+        }
+        match (own, self.find(ANYONE, Epoch::MAX, request)) {
+            (Some(own), Some(free)) if self.chunks[free].bytes < self.chunks[own].bytes => Some(free),
+            (Some(own), _) => Some(own),
+            (None, free) => free,
+        }
+    }
+
+    /// The largest free chunk of `owner` given back in epoch `upto` or before that serves the request. (Of
+    /// the largest bin.)
+    pub(super) fn largest_for(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<ChunkId> {
+        let largest = self.bins(owner)?.largest_chunk(&self.chunks)?;
+        let wanted = Wanted { bytes: request.bytes, alignment: request.alignment, upto };
+        let chunk = &self.chunks[largest];
+        if wanted.accepts(chunk.addr, chunk.bytes, chunk.epoch()) {
+            return Some(largest);
+        }
+        self.find(owner, upto, request)
+    }
+
+    /// Hands out `bytes` of a free chunk, from the first multiple of `alignment` on; what is left over stays
+    /// free.
+    pub(super) fn take(&mut self, mut id: ChunkId, bytes: u64, alignment: u64) -> ChunkId {
         self.take_from_bin(id);
-        let padding = self.chunks[id].addr.wrapping_neg() & (request.alignment - 1);
+        let padding = self.chunks[id].addr.wrapping_neg() & (alignment - 1);
         if padding > 0 {
             let aligned = self.cut(id, padding);
             self.put_in_bin(id);
             id = aligned;
         }
-        if self.chunks[id].bytes > request.bytes {
-            let rest = self.cut(id, request.bytes);
+        if self.chunks[id].bytes > bytes {
+            let rest = self.cut(id, bytes);
             self.put_in_bin(rest);
         }
-        let addr = self.chunks[id].addr;
-        self.chunks[id].set_in_use(request.requested);
-        let region = self.region_of(addr).expect("chunks lie in regions");
-        self.regions[region].set_start(addr, id);
-        let totals = &mut self.totals;
-        totals.blocks_in_use += 1;
-        totals.bytes_in_use += request.bytes;
-        totals.bytes_requested += request.requested;
-        totals.peak_bytes_in_use = totals.peak_bytes_in_use.max(totals.bytes_in_use);
-        DevicePtr::new(addr)
+        self.chunks[id].set_in_use();
+        self.blocks_in_use += 1;
+        id
     }
 
-    fn give(&mut self, ptr: DevicePtr, layout: Layout, owner: Owner, epoch: Epoch) -> Result<(), MisuseKind> {
-        let addr = ptr.address();
-        let known = self.region_of(addr).and_then(|region| self.regions[region].start(addr));
-        let in_use = known
-            .filter(|id| self.chunks.get(*id).is_some_and(|chunk| chunk.is_in_use() && chunk.addr == addr));
-        let Some(id) = in_use else { return Err(self.blame(addr)) };
-        let requested = self.chunks[id].requested();
-        if requested != layout.bytes() {
-            return Err(MisuseKind::WrongSize { allocated_bytes: requested });
-        }
-        self.totals.blocks_in_use -= 1;
-        self.totals.bytes_in_use -= self.chunks[id].bytes;
-        self.totals.bytes_requested -= requested;
+    /// Takes a chunk in use back for `owner`.
+    pub(super) fn give(&mut self, id: ChunkId, owner: Owner, epoch: Epoch) {
+        debug_assert!(self.chunks[id].is_in_use());
+        self.blocks_in_use -= 1;
         self.chunks[id].set_free(owner, epoch);
         let joined = self.join(id, self.worth_keeping());
         self.put_in_bin(joined);
-        Ok(())
     }
 
-    fn migrate(&mut self, from: Owner, upto: Epoch, to: Owner, epoch: Epoch) {
-        if self.bins(from).blocks == 0 {
-            return;
-        }
+    /// Moves free chunks given back in epoch `upto` or before to another owner, as given back in `epoch`.
+    pub(super) fn migrate(&mut self, from: Owner, upto: Epoch, to: Owner, epoch: Epoch) {
+        let Some(bins) = self.bins(from).filter(|bins| bins.blocks > 0) else { return };
         let moving: Vec<u32> =
-            self.bins(from).iter(&self.chunks).filter(|id| self.chunks[*id].epoch() <= upto).collect();
+            bins.iter(&self.chunks).filter(|id| self.chunks[*id].epoch() <= upto).collect();
         // First all change hands, then they join: a chunk that moves may swallow another that moves.
         for id in &moving {
             self.take_from_bin(*id);
@@ -265,11 +251,14 @@ impl Store for Heap {
         }
     }
 
-    fn join_with_anyones(&mut self, owner: Owner, request: &Request) -> bool {
-        if self.bins(ANYONE).blocks == 0 || self.bins(owner).bytes + self.bins(ANYONE).bytes < request.bytes {
+    /// Joins free chunks of `owner` with neighbours that are anyone's, if that makes one that serves the
+    /// request.
+    pub(super) fn join_with_anyones(&mut self, owner: Owner, request: &Request) -> bool {
+        let (Some(own), Some(anyones)) = (self.bins(owner), self.bins(ANYONE)) else { return false };
+        if anyones.blocks == 0 || own.bytes + anyones.bytes < request.bytes {
             return false;
         }
-        let own = self.bins(owner).iter(&self.chunks).take(JOIN_SCAN_LIMIT);
+        let own = own.iter(&self.chunks).take(JOIN_SCAN_LIMIT);
         let run =
             own.map(|id| self.run_around(id, owner)).find(|(_, bytes)| *bytes >= request.padded_bytes());
         let Some((first, _)) = run else { return false };
@@ -281,83 +270,108 @@ impl Store for Heap {
         true
     }
 
-    fn free_bytes(&self, owner: Owner) -> u64 {
-        self.bins(owner).bytes
+    /// Bytes in the free chunks of an owner.
+    pub(super) fn free_bytes(&self, owner: Owner) -> u64 {
+        self.bins(owner).map_or(0, |bins| bins.bytes)
     }
 
-    fn largest_free_block(&self) -> u64 {
+    /// Forgets an owner that has no free chunks.
+    pub(super) fn remove_owner(&mut self, owner: Owner) {
+        debug_assert_eq!(self.free_bytes(owner), 0);
+        if let Some(bins) = self.bins.get_mut(owner as usize) {
+            *bins = None;
+        }
+    }
+
+    pub(super) fn largest_free_block(&self) -> u64 {
         self.all_bins().map(|bins| bins.largest(&self.chunks)).max().unwrap_or(0)
     }
 
-    fn growth(&self, request: &Request) -> Option<Growth> {
-        let room = self.maximum_bytes.saturating_sub(self.totals.bytes_reserved);
-        let least = request.padded_bytes();
-        if least > room {
+    pub(super) fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// Adds memory as one free chunk of `owner`, which is returned.
+    pub(super) fn add_region(&mut self, base: u64, bytes: u64, owner: Owner, epoch: Epoch) -> ChunkId {
+        let first = self.chunks.add(Chunk::free(base, bytes, NIL, NIL, owner, epoch));
+        let at = self.regions.partition_point(|region| region.base < base);
+        self.regions.insert(at, Region { base, bytes, first });
+        self.bytes_reserved += bytes;
+        self.put_in_bin(first);
+        first
+    }
+
+    /// Removes a region that is one free chunk which `accepts`; says whose it was.
+    pub(super) fn remove_free_region(
+        &mut self,
+        accepts: impl Fn(&Chunk) -> bool,
+    ) -> Option<(Region, Owner, Epoch)> {
+        if self.regions_free == 0 {
             return None;
         }
-        let modest = (self.totals.bytes_reserved / 8).max(REGION_UNIT);
-        let wanted = align_up(self.next_region.min(modest).max(least), REGION_UNIT)?;
-        let preferred = wanted.min(room & !(ALLOCATION_ALIGNMENT - 1)).max(least);
-        Some(Growth { preferred, least, unit: ALLOCATION_ALIGNMENT })
-    }
-
-    fn add_region(&mut self, base: DevicePtr, bytes: u64, owner: Owner, epoch: Epoch) {
-        let first = self.chunks.add(Chunk::free(base.address(), bytes, NIL, NIL, owner, epoch));
-        let at = self.regions.partition_point(|region| region.base < base.address());
-        self.regions.insert(at, Region::new(base.address(), bytes, first));
-        self.put_in_bin(first);
-        self.next_region = self.next_region.saturating_mul(2);
-        let totals = &mut self.totals;
-        totals.regions += 1;
-        totals.bytes_reserved += bytes;
-        totals.peak_bytes_reserved = totals.peak_bytes_reserved.max(totals.bytes_reserved);
-    }
-
-    fn remove_free_region(&mut self) -> Option<(DevicePtr, u64)> {
-        let index = self.regions.iter().position(|region| self.is_free_region(region))?;
+        let is_free = |region: &Region| {
+            let first = &self.chunks[region.first];
+            first.is_free() && first.is_whole_region() && accepts(first)
+        };
+        let index = self.regions.iter().position(is_free)?;
         let region = self.regions.remove(index);
+        let (owner, epoch) = (self.chunks[region.first].owner(), self.chunks[region.first].epoch());
         self.take_from_bin(region.first);
         self.chunks.remove(region.first);
-        self.totals.regions -= 1;
-        self.totals.bytes_reserved -= region.bytes;
-        Some((DevicePtr::new(region.base), region.bytes))
+        self.bytes_reserved -= region.bytes;
+        Some((region, owner, epoch))
     }
 
-    fn remove_all_regions(&mut self) -> Vec<(DevicePtr, u64)> {
-        let regions = std::mem::take(&mut self.regions);
-        regions.into_iter().map(|region| (DevicePtr::new(region.base), region.bytes)).collect()
+    /// Removes all regions, whatever is in use.
+    pub(super) fn remove_all_regions(&mut self) -> Vec<Region> {
+        std::mem::take(&mut self.regions)
     }
 
-    fn totals(&self) -> &StoreTotals {
-        &self.totals
+    /// Bytes that are enough, in a multiple of `unit`, for a region that serves the request.
+    pub(super) fn region_for(request: &Request, wanted: u64, unit: u64) -> u64 {
+        let least = request.padded_bytes();
+        align_up(wanted.max(least), unit).unwrap_or(least)
     }
 
-    fn describe(&self, request: &Request) -> String {
-        super::report::describe(self, request)
+    /// The region that an address lies in, and the chunk there.
+    pub(super) fn chunk_at(&self, addr: u64) -> Option<&Chunk> {
+        let after = self.regions.partition_point(|region| region.base <= addr);
+        let region = after.checked_sub(1).map(|index| &self.regions[index])?;
+        if addr - region.base >= region.bytes {
+            return None;
+        }
+        self.region_chunks(region).find(|chunk| addr < chunk.addr + chunk.bytes)
     }
 
-    fn validate(&self) {
-        let (mut in_use, mut requested, mut free, mut used_blocks, mut free_blocks) = (0, 0, 0, 0, 0);
+    /// The chunks of a region, in address order.
+    pub(super) fn region_chunks(&self, region: &Region) -> impl Iterator<Item = &Chunk> {
+        let first = Some(&self.chunks[region.first]);
+        std::iter::successors(first, |chunk| (chunk.next != NIL).then(|| &self.chunks[chunk.next]))
+    }
+
+    /// For each owner with free blocks: blocks, bytes, the largest.
+    pub(super) fn free_by_owner(&self) -> impl Iterator<Item = (Owner, u64, u64, u64)> {
+        let owners = (0..).zip(&self.bins).filter_map(|(owner, bins)| Some((owner, bins.as_ref()?)));
+        owners
+            .filter(|(_, bins)| bins.blocks > 0)
+            .map(|(owner, bins)| (owner, bins.blocks, bins.bytes, bins.largest(&self.chunks)))
+    }
+
+    /// Panics where chunks, bins, regions and sums disagree.
+    pub(super) fn validate(&self) {
+        let (mut free, mut used_blocks, mut free_blocks, mut free_regions) = (0, 0, 0, 0);
         for (index, region) in self.regions.iter().enumerate() {
             let before = index.checked_sub(1).map(|i| &self.regions[i]);
             assert!(before.is_none_or(|r| r.base + r.bytes <= region.base), "regions overlap");
             let (mut id, mut prev, mut addr, mut last_owner) = (region.first, NIL, region.base, None);
             while id != NIL {
                 let chunk = &self.chunks[id];
-                assert_eq!(
-                    (chunk.addr, chunk.prev),
-                    (addr, prev),
-                    "chunk {id} does not follow its neighbour"
-                );
-                assert!(
-                    chunk.bytes > 0 && chunk.bytes.is_multiple_of(ALLOCATION_ALIGNMENT),
-                    "size of chunk {id}"
-                );
+                let place = (chunk.addr, chunk.prev);
+                assert_eq!(place, (addr, prev), "chunk {id} does not follow its neighbour");
+                let whole = chunk.bytes > 0 && chunk.bytes.is_multiple_of(ALLOCATION_ALIGNMENT);
+                assert!(whole, "size of chunk {id}");
                 if chunk.is_in_use() {
-                    in_use += chunk.bytes;
-                    requested += chunk.requested();
                     used_blocks += 1;
-                    assert_eq!(region.start(addr), Some(id), "the start of chunk {id}");
                     last_owner = None;
                 } else {
                     assert!(chunk.is_free(), "chunk {id} is vacant");
@@ -365,84 +379,18 @@ impl Store for Heap {
                     last_owner = Some(chunk.owner());
                     free += chunk.bytes;
                     free_blocks += 1;
+                    free_regions += usize::from(chunk.is_whole_region());
                 }
                 (addr, prev, id) = (addr + chunk.bytes, id, chunk.next);
             }
             assert_eq!(addr, region.base + region.bytes, "the chunks do not fill the region");
         }
-        let totals = &self.totals;
-        assert_eq!((in_use, requested), (totals.bytes_in_use, totals.bytes_requested));
-        assert_eq!((used_blocks, free_blocks), (totals.blocks_in_use, totals.blocks_free));
-        assert_eq!(in_use + free, totals.bytes_reserved);
+        assert_eq!(free_regions, self.regions_free);
+        assert_eq!((used_blocks, free_blocks), (self.blocks_in_use, self.blocks_free));
+        assert_eq!(free, self.bytes_free);
+        assert_eq!(self.regions.iter().map(|region| region.bytes).sum::<u64>(), self.bytes_reserved);
         self.all_bins().for_each(|bins| bins.validate(&self.chunks));
         let binned: (u64, u64) = self.all_bins().fold((0, 0), |sum, b| (sum.0 + b.bytes, sum.1 + b.blocks));
         assert_eq!(binned, (free, free_blocks));
     }
-}
-
-impl Heap {
-    /// For each owner with free blocks: blocks, bytes, the largest.
-    pub(super) fn free_by_owner(&self) -> Vec<(Owner, u64, u64, u64)> {
-        let owners = (0..).zip(&self.bins).filter_map(|(owner, bins)| Some((owner, bins.as_ref()?)));
-        owners
-            .filter(|(_, bins)| bins.blocks > 0)
-            .map(|(owner, bins)| (owner, bins.blocks, bins.bytes, bins.largest(&self.chunks)))
-            .collect()
-    }
-
-    /// The pool's memory as `width` letters, in address order: `#` in use, `+` partly, `.` free.
-    pub(super) fn picture(&self, width: usize) -> String {
-        let total = self.totals.bytes_reserved.max(1);
-        let mut used = vec![0u64; width];
-        let mut at = 0u64;
-        for region in &self.regions {
-            let mut id = region.first;
-            while id != NIL {
-                let chunk = &self.chunks[id];
-                if chunk.is_in_use() {
-                    spread(&mut used, at, chunk.bytes, total);
-                }
-                at += chunk.bytes;
-                id = chunk.next;
-            }
-        }
-        let cell = total.div_ceil(width as u64);
-        used.iter()
-            .map(|bytes| {
-                if *bytes == 0 {
-                    '.'
-                } else if *bytes * 10 >= cell * 9 {
-                    '#'
-                } else {
-                    '+'
-                }
-            })
-            .collect()
-    }
-
-    pub(super) fn maximum_bytes(&self) -> Option<u64> {
-        Some(self.maximum_bytes).filter(|bytes| *bytes != u64::MAX)
-    }
-}
-
-/// Adds `bytes` from place `at` on to the cells that they fall into.
-fn spread(cells: &mut [u64], at: u64, bytes: u64, total: u64) {
-    let cell = total.div_ceil(cells.len() as u64);
-    let (mut at, end) = (at, at + bytes);
-    while at < end {
-        let index = ((at / cell) as usize).min(cells.len() - 1);
-        let upto = ((index as u64 + 1) * cell).min(end).max(at + 1);
-        cells[index] += upto - at;
-        at = upto;
-    }
-}
-
-/// One line per owner for the report.
-pub(super) fn write_owner(out: &mut String, name: &str, blocks: u64, bytes: u64, largest: u64) {
-    let _ = write!(
-        out,
-        "\n  {name}: {} in {blocks} free blocks, the largest {}",
-        format_bytes(bytes),
-        format_bytes(largest)
-    );
 }

@@ -1,38 +1,61 @@
 //! The pool: best fit with coalescing over regions from upstream, in stream order.
 //!
-//! Read it in this order: [`PoolMemoryResource`] and its options; `heap` (which blocks there are), with
-//! `chunk`,
-//! `bins` and `region` below it; [`ordered`](crate::ordered) (for whom they are free).
-//!
 //! ```text
-//!  upstream ──region──▶ ┌────────┬──────────────┬─────┬─────────────┐
-//!                       │ in use │ free: A      │ use │ free: anyone│   chunks, in address order
-//!                       └────────┴──────────────┴─────┴─────────────┘
-//!                          A's free chunks by size  ──▶ bins of A
-//!                          anyone's by size         ──▶ bins of ANYONE
+//!  a thread's call on a stream
+//!    │ 1  front    blocks of this size that the stream gave back on this thread   no lock   front, thread
+//!    │ 2  arena    small blocks, in spans                                         its lock  arena, heap
+//!    │ 3  core     large blocks and spans, in regions; the reuse ladder           one lock  heaps, ordered
+//!    ▼ 4  upstream
+//!
+//!  region from upstream ┌────────┬──────────────┬─────┬─────────────┐
+//!                       │ in use │ free: A      │ span│ free: anyone│   chunks, in address order
+//!                       └────────┴──────────────┴──│──┴─────────────┘
+//!                          A's free chunks by size │ ──▶ bins of A
+//!                                                  └ a heap of its own, of small chunks
 //! ```
+//!
+//! Read it in this order: [`PoolMemoryResource`], which is the way of a call; `front` and `thread`; `heap`,
+//! with `chunk` and `bins` below it; `arena` and `heaps`; `directory` (address to block);
+//! [`ordered`](crate::ordered) (for whom blocks are free).
+//!
+//! A block that is given back goes to the front first, where neighbours do not join. Before the pool takes
+//! anything from upstream, everything is gathered: fronts are drained, neighbours join, and whole spans go
+//! back to the core. So joining late costs no memory.
 
+mod arena;
 mod bins;
 mod chunk;
+mod classes;
+mod directory;
+mod front;
 mod heap;
+mod heaps;
 mod options;
-mod region;
 mod report;
 #[cfg(test)]
 mod tests;
+mod thread;
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use millpond_core::{
-    DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef,
-    is_same,
+    ALLOCATION_ALIGNMENT, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo,
+    ResourceStatistics, Result, StreamRef, is_same,
 };
+
+use parking_lot::MutexGuard;
 
 pub(crate) use options::ENTRY;
 pub use options::{PoolLayer, PoolOptions};
 
-use crate::ordered::{Ordered, Store};
-use heap::Heap;
+use crate::ordered::{ANYONE, Ordered, Request, Store};
+use arena::{Arena, Arenas, Shard};
+use classes::{LARGEST_SMALL, rounded};
+use front::{Front, add};
+use heaps::{Heaps, Shared, take_small};
+use thread::{Cache, PoolId};
 
 /// A pool: takes large regions from upstream and hands out blocks of them, in stream order.
 ///
@@ -43,7 +66,8 @@ use heap::Heap;
 /// end to end go back on [`trim`](DeviceMemoryResource::trim), and by themselves before the pool is out of
 /// memory.
 ///
-/// Requests are rounded up to 256 bytes; blocks are split exactly. A pointer that is not the start of a block
+/// Requests are rounded up to 256 bytes, those between 16 KiB and 1 MiB to one of 32 sizes to a power of two
+/// (at most 3.1 % more). A pointer that is not the start of a block
 /// in use, or a layout of another size, is refused.
 ///
 /// ```
@@ -62,9 +86,14 @@ use heap::Heap;
 /// ```
 #[derive(Debug)]
 pub struct PoolMemoryResource<R: DeviceMemoryResource> {
-    ordered: Ordered<R, Heap>,
+    id: PoolId,
+    shared: Arc<Shared>,
+    ordered: Ordered<R, Heaps>,
     options: PoolOptions,
 }
+
+/// A thread that met another at its arena so often moves on.
+const MEETINGS: u8 = 8;
 
 impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     /// A pool over `upstream`.
@@ -75,8 +104,12 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     /// the initial size cannot be had; what the driver reports.
     pub fn new(upstream: R, options: PoolOptions) -> Result<Self> {
         let options = options.checked(&**upstream.driver())?;
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let heaps = Heaps::new(options.maximum_bytes);
         let pool = Self {
-            ordered: Ordered::new(upstream, Heap::new(options.maximum_bytes), options.reuse),
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            shared: Arc::clone(&heaps.shared),
+            ordered: Ordered::new(upstream, heaps, options.reuse),
             options,
         };
         if options.initial_bytes > 0 {
@@ -89,7 +122,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
 
     /// Bytes held from upstream, in use and free.
     pub fn pool_bytes(&self) -> u64 {
-        self.ordered.inspect(|heap| heap.totals().bytes_reserved)
+        self.ordered.inspect(|heaps| heaps.large.bytes_reserved)
     }
 
     /// How many streams the pool knows; those without free blocks are forgotten as others come.
@@ -111,6 +144,159 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     }
 }
 
+/// The way of a call.
+impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
+    /// The calling thread's front for a stream, if it was used lately and may be used now.
+    #[inline]
+    fn front(&self, stream: StreamRef) -> Option<&Front> {
+        let front = thread::front(self.id, stream.id())?;
+        // SAFETY: the front is in this thread's cache of this pool, where it stays until the thread adds
+        // another, which no call does while it has this one.
+        let front = unsafe { &*front };
+        (!front.stream.is_wanted() && !self.ordered.health.is_lost()).then_some(front)
+    }
+
+    /// A block from the front.
+    #[inline]
+    fn pop(&self, front: &Front, layout: Layout) -> Option<DevicePtr> {
+        let bytes = layout.bytes();
+        if layout.alignment() > ALLOCATION_ALIGNMENT || bytes == 0 {
+            return None;
+        }
+        let rounded = rounded(bytes);
+        let held = front.pop(bytes, rounded)?;
+        held.entry.set_requested(bytes);
+        front.thread.allocated(rounded, bytes);
+        add(&front.thread.own_stream, 1);
+        Some(DevicePtr::new(held.addr))
+    }
+
+    /// Puts a block into the front, if it is one and there is room.
+    #[inline]
+    fn push(&self, front: &Front, ptr: DevicePtr, bytes: u64) -> bool {
+        let Some(entry) = self.shared.directory.find(ptr.address()) else { return false };
+        if bytes == 0 || entry.requested() != bytes {
+            return false;
+        }
+        let rounded = rounded(bytes);
+        let room = self.shared.keep_bytes.load(Ordering::Relaxed);
+        let held = front.thread.bytes_held();
+        let kept = held + rounded <= room.max(rounded) && front.push(ptr.address(), bytes, rounded, entry);
+        if kept {
+            front.thread.deallocated(rounded, bytes);
+        }
+        kept
+    }
+
+    /// A block from the thread's arena, for a small request.
+    fn take_in_arena(&self, front: &Front, layout: Layout) -> Option<DevicePtr> {
+        if layout.bytes() > LARGEST_SMALL || layout.alignment() > ALLOCATION_ALIGNMENT || layout.bytes() == 0 {
+            return None;
+        }
+        let request = Request { bytes: rounded(layout.bytes()), ..Request::new(layout)? };
+        let (shard, mut arena) = self.lock_arena(front);
+        let chunk = arena.heap.find_for(front.stream.owner, &request)?;
+        let was_anyones = arena.heap.chunk(chunk).owner() == ANYONE;
+        let taken = take_small(&mut arena, chunk, &request);
+        drop(arena);
+        self.shared.directory.insert(taken.addr, Arenas::heap_id(shard), taken.chunk, layout.bytes());
+        let thread = &front.thread;
+        add(if was_anyones { &thread.completed } else { &thread.own_stream }, 1);
+        thread.allocated(request.bytes, layout.bytes());
+        Some(DevicePtr::new(taken.addr))
+    }
+
+    /// The thread's arena: another one from now on, if the thread met others there too often.
+    fn lock_arena(&self, front: &Front) -> (Shard, MutexGuard<'_, Arena>) {
+        let arenas = &self.shared.arenas;
+        let mut shard = front.thread.shard.load(Ordering::Relaxed);
+        if let Some(arena) = arenas.try_lock(shard) {
+            return (shard, arena);
+        }
+        let met = front.thread.met.load(Ordering::Relaxed);
+        if met < MEETINGS {
+            front.thread.met.store(met + 1, Ordering::Relaxed);
+        } else {
+            shard = arenas.next(shard);
+            front.thread.met.store(0, Ordering::Relaxed);
+            front.thread.shard.store(shard, Ordering::Relaxed);
+        }
+        (shard, arenas.lock(shard))
+    }
+
+    #[inline(never)]
+    fn allocate_shared(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        let cache = self.shared.caches.mine(self.id);
+        let front = cache.is_kept().then(|| self.front_of(&cache, stream)).flatten();
+        // SAFETY: as in `front`: this call adds no other from here on.
+        let usable = front.map(|front| unsafe { &*front }).filter(|front| !front.stream.is_wanted());
+        if let Some(front) = usable.filter(|_| !self.ordered.health.is_lost())
+            && let Some(ptr) = self.pop(front, layout).or_else(|| self.take_in_arena(front, layout))
+        {
+            return Ok(ptr);
+        }
+        let shard = cache.counts.shard.load(Ordering::Relaxed);
+        let ptr = self.ordered.allocate(layout, stream, shard).map_err(|error| error.in_stack(self))?;
+        if !ptr.is_null() {
+            cache.counts.allocated(rounded(layout.bytes()), layout.bytes());
+        }
+        Ok(ptr)
+    }
+
+    #[inline(never)]
+    fn deallocate_shared(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+        if ptr.is_null() {
+            return;
+        }
+        let cache = self.shared.caches.mine(self.id);
+        let front = cache.is_kept().then(|| self.front_of(&cache, stream)).flatten();
+        // SAFETY: as in `front`: this call adds no other from here on.
+        let usable = front.map(|front| unsafe { &*front }).filter(|front| !front.stream.is_wanted());
+        if let Some(front) = usable.filter(|_| !self.ordered.health.is_lost())
+            && (self.push(front, ptr, layout.bytes()) || self.give_to_arena(front, ptr, layout.bytes()))
+        {
+            return;
+        }
+        if self.ordered.deallocate(ptr, layout, stream, self) {
+            cache.counts.deallocated(rounded(layout.bytes()), layout.bytes());
+        }
+    }
+
+    /// Gives a small block back to its arena.
+    fn give_to_arena(&self, front: &Front, ptr: DevicePtr, bytes: u64) -> bool {
+        let Some(entry) = self.shared.directory.find(ptr.address()) else { return false };
+        let (heap, _) = entry.block();
+        if Arenas::shard(heap).is_none() || bytes == 0 || !entry.claim(bytes) {
+            return false;
+        }
+        let epoch = front.stream.epoch();
+        let given = self.shared.give_small(entry, front.stream.owner, epoch);
+        front.thread.deallocated(rounded(bytes), bytes);
+        if given.is_ok_and(|given| given.has_excess) {
+            self.ordered.with_store(Heaps::take_spans_back);
+        }
+        true
+    }
+
+    /// The thread's front for a stream, made when the stream is used often.
+    fn front_of(&self, cache: &Cache, stream: StreamRef) -> Option<*const Front> {
+        if let Some(front) = cache.front(self.id, stream.id()) {
+            return Some(front);
+        }
+        let cell = self.ordered.stream_cell(stream)?;
+        let front = Front::new(stream.id(), cell, Arc::clone(&cache.counts));
+        let (front, others) = cache.add(self.id, front);
+        self.ordered.with_store(|heaps| others.iter().for_each(|front| _ = heaps.drain(front)));
+        Some(front)
+    }
+}
+
+impl<R: DeviceMemoryResource> Drop for PoolMemoryResource<R> {
+    fn drop(&mut self) {
+        self.shared.caches.close();
+    }
+}
+
 impl<R: DeviceMemoryResource> fmt::Display for PoolMemoryResource<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}+pool{}", self.ordered.upstream(), self.options)
@@ -122,12 +308,24 @@ impl<R: DeviceMemoryResource> fmt::Display for PoolMemoryResource<R> {
 // go back to upstream only when all work on them is done.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PoolMemoryResource<R> {
+    #[inline]
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
-        self.ordered.allocate(layout, stream).map_err(|error| error.in_stack(self))
+        if let Some(front) = self.front(stream)
+            && let Some(ptr) = self.pop(front, layout)
+        {
+            return Ok(ptr);
+        }
+        self.allocate_shared(layout, stream)
     }
 
+    #[inline]
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
-        self.ordered.deallocate(ptr, layout, stream, self);
+        if let Some(front) = self.front(stream)
+            && self.push(front, ptr, layout.bytes())
+        {
+            return;
+        }
+        self.deallocate_shared(ptr, layout, stream);
     }
 
     fn driver(&self) -> &DriverHandle {

@@ -2,16 +2,17 @@ use std::fmt::Write as _;
 
 use millpond_core::format_bytes;
 
-use super::heap::{Heap, write_owner};
+use super::heap::Heap;
+use super::heaps::Heaps;
 use crate::ordered::{ANYONE, Request, Store};
 
 const PICTURE_WIDTH: usize = 80;
 
 /// What an out-of-memory error says: what there is, why it does not fit, and what would help.
-pub(super) fn describe(heap: &Heap, request: &Request) -> String {
-    let totals = heap.totals();
+pub(super) fn describe(heaps: &Heaps, request: &Request) -> String {
+    let totals = heaps.totals();
     let free = totals.bytes_reserved - totals.bytes_in_use;
-    let largest = heap.largest_free_block();
+    let largest = heaps.largest_free_block();
     let mut out = format!(
         "the pool holds {} in {} regions, {} in use in {} blocks, {} free, the largest free block {}",
         format_bytes(totals.bytes_reserved),
@@ -21,21 +22,22 @@ pub(super) fn describe(heap: &Heap, request: &Request) -> String {
         format_bytes(free),
         format_bytes(largest),
     );
-    if let Some(maximum) = heap.maximum_bytes() {
+    let maximum = Some(heaps.maximum_bytes).filter(|bytes| *bytes != u64::MAX);
+    if let Some(maximum) = maximum {
         let _ = write!(out, "; its maximum is {}", format_bytes(maximum));
     }
-    let _ = write!(out, "; {}", advice(heap, request, free, largest));
-    for (owner, blocks, bytes, largest) in heap.free_by_owner() {
+    let _ = write!(out, "; {}", advice(heaps, request, free, largest));
+    for (owner, blocks, bytes, largest) in heaps.large.free_by_owner() {
         let name = if owner == ANYONE { "for any stream".to_owned() } else { format!("owner {owner}") };
         write_owner(&mut out, &name, blocks, bytes, largest);
     }
     if totals.bytes_reserved > 0 {
-        let _ = write!(out, "\n  [{}] #: in use, +: partly, .: free", heap.picture(PICTURE_WIDTH));
+        let _ = write!(out, "\n  [{}] #: in use, +: partly, .: free", picture(&heaps.large, PICTURE_WIDTH));
     }
     out
 }
 
-fn advice(heap: &Heap, request: &Request, free: u64, largest: u64) -> String {
+fn advice(heaps: &Heaps, request: &Request, free: u64, largest: u64) -> String {
     let short = request.bytes.saturating_sub(largest);
     if free >= request.bytes {
         format!(
@@ -43,12 +45,51 @@ fn advice(heap: &Heap, request: &Request, free: u64, largest: u64) -> String {
              a larger initial size keeps blocks together",
             format_bytes(short)
         )
-    } else if heap
-        .maximum_bytes()
-        .is_some_and(|maximum| heap.totals().bytes_reserved + request.bytes > maximum)
-    {
+    } else if heaps.large.bytes_reserved.saturating_add(request.bytes) > heaps.maximum_bytes {
         format!("it is {} short; raise the maximum, or free memory", format_bytes(request.bytes - free))
     } else {
         format!("it is {} short, and the device has no more; free memory", format_bytes(request.bytes - free))
     }
+}
+
+/// The pool's memory as `width` letters, in address order: `#` in use, `+` partly, `.` free.
+fn picture(heap: &Heap, width: usize) -> String {
+    let total = heap.bytes_reserved.max(1);
+    let mut used = vec![0u64; width];
+    let mut at = 0u64;
+    for chunk in heap.regions().iter().flat_map(|region| heap.region_chunks(region)) {
+        if chunk.is_in_use() {
+            spread(&mut used, at, chunk.bytes, total);
+        }
+        at += chunk.bytes;
+    }
+    let cell = total.div_ceil(width as u64);
+    let letter = |bytes: &u64| match *bytes {
+        0 => '.',
+        most if most * 10 >= cell * 9 => '#',
+        _ => '+',
+    };
+    used.iter().map(letter).collect()
+}
+
+/// Adds `bytes` from place `at` on to the cells that they fall into.
+fn spread(cells: &mut [u64], at: u64, bytes: u64, total: u64) {
+    let cell = total.div_ceil(cells.len() as u64);
+    let (mut at, end) = (at, at + bytes);
+    while at < end {
+        let index = ((at / cell) as usize).min(cells.len() - 1);
+        let upto = ((index as u64 + 1) * cell).min(end).max(at + 1);
+        cells[index] += upto - at;
+        at = upto;
+    }
+}
+
+/// One line per owner for the report.
+fn write_owner(out: &mut String, name: &str, blocks: u64, bytes: u64, largest: u64) {
+    let _ = write!(
+        out,
+        "\n  {name}: {} in {blocks} free blocks, the largest {}",
+        format_bytes(bytes),
+        format_bytes(largest)
+    );
 }

@@ -1,0 +1,156 @@
+//! Small blocks, in spans of the pool's large memory.
+//!
+//! One arena serves all threads. Where two threads come for its lock at once, and again and again, one of
+//! them moves to the next arena: as many are made as threads that meet, up to [`ARENAS`].
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use parking_lot::{Mutex, MutexGuard};
+use rustc_hash::FxHashMap;
+
+use super::chunk::{Chunk, ChunkId};
+use super::directory::HeapId;
+use super::heap::Heap;
+use crate::ordered::{Epoch, Owner};
+
+/// At most so many arenas.
+pub(super) const ARENAS: usize = 16;
+
+/// How many blocks of a bin are compared: sizes in a bin differ by 3 % at most.
+const SCAN: usize = 4;
+
+/// The number of an arena.
+pub(super) type Shard = u8;
+
+/// The heaps of small blocks.
+#[derive(Debug)]
+pub(super) struct Arenas {
+    arenas: [OnceLock<Padded>; ARENAS],
+    /// The number of arenas in use.
+    made: AtomicU8,
+    limit: u8,
+}
+
+#[derive(Debug)]
+#[repr(align(128))]
+struct Padded(Mutex<Arena>);
+
+/// Small blocks, in spans.
+#[derive(Debug)]
+pub(super) struct Arena {
+    pub(super) heap: Heap,
+    /// The span at a base is this chunk of the large heap.
+    spans: FxHashMap<u64, ChunkId>,
+}
+
+/// A span that goes back to the large heap.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Span {
+    pub(super) chunk: ChunkId,
+    pub(super) owner: Owner,
+    pub(super) epoch: Epoch,
+}
+
+impl Arena {
+    fn new() -> Self {
+        Self { heap: Heap::new(SCAN), spans: FxHashMap::default() }
+    }
+
+    /// Adds a span: a chunk of the large heap, free for `owner`.
+    pub(super) fn add_span(&mut self, chunk: ChunkId, base: u64, bytes: u64, owner: Owner, epoch: Epoch) {
+        self.heap.add_region(base, bytes, owner, epoch);
+        self.spans.insert(base, chunk);
+    }
+
+    /// Removes a span of which nothing is in use.
+    pub(super) fn remove_free_span(&mut self) -> Option<Span> {
+        let (region, owner, epoch) = self.heap.remove_free_region(|_| true)?;
+        let chunk = self.spans.remove(&region.base).expect("an arena's regions are spans");
+        Some(Span { chunk, owner, epoch })
+    }
+
+    /// Panics unless every span is a chunk in use of the large heap; says how many there are.
+    pub(super) fn validate_spans(&self, large: &Heap) -> u64 {
+        assert_eq!(self.spans.len(), self.heap.regions().len());
+        for region in self.heap.regions() {
+            let chunk = large.chunk(self.spans[&region.base]);
+            assert!(chunk.is_in_use());
+            assert_eq!((chunk.addr, chunk.bytes), (region.base, region.bytes));
+        }
+        self.spans.len() as u64
+    }
+
+    /// Whether so much is free in whole spans that some should go back.
+    pub(super) fn has_excess(&self) -> bool {
+        self.heap.regions_free > 1 && self.heap.bytes_free > self.heap.bytes_reserved / 2
+    }
+
+    /// How large the next span should be: a share of what there is, so that few blocks keep few bytes.
+    pub(super) fn span_wanted(&self) -> u64 {
+        const LEAST: u64 = 512 << 10;
+        const MOST: u64 = 32 << 20;
+        (self.heap.bytes_reserved / 4).next_power_of_two().clamp(LEAST, MOST)
+    }
+}
+
+impl Arenas {
+    pub(super) fn new() -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        Self {
+            arenas: std::array::from_fn(|_| OnceLock::new()),
+            made: AtomicU8::new(1),
+            limit: threads.clamp(1, ARENAS) as u8,
+        }
+    }
+
+    fn mutex(&self, shard: Shard) -> &Mutex<Arena> {
+        &self.arenas[shard as usize % ARENAS].get_or_init(|| Padded(Mutex::new(Arena::new()))).0
+    }
+
+    pub(super) fn lock(&self, shard: Shard) -> MutexGuard<'_, Arena> {
+        self.mutex(shard).lock()
+    }
+
+    /// The arena, unless somebody else has it just now.
+    pub(super) fn try_lock(&self, shard: Shard) -> Option<MutexGuard<'_, Arena>> {
+        self.mutex(shard).try_lock()
+    }
+
+    /// Another arena for a thread that meets others too often.
+    pub(super) fn next(&self, shard: Shard) -> Shard {
+        let more = |made: u8| (made < self.limit).then_some(made + 1);
+        match self.made.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
+            Ok(fresh) => fresh,
+            Err(all) => (shard + 1) % all,
+        }
+    }
+
+    /// All arenas, one after the other.
+    pub(super) fn each(&self) -> impl Iterator<Item = (Shard, MutexGuard<'_, Arena>)> {
+        let made = self.arenas.iter().enumerate();
+        made.filter_map(|(shard, arena)| Some((shard as Shard, arena.get()?.0.lock())))
+    }
+
+    /// The heap that an arena is, to the directory.
+    pub(super) fn heap_id(shard: Shard) -> HeapId {
+        shard + 1
+    }
+
+    /// The arena that a heap is.
+    pub(super) fn shard(heap: HeapId) -> Option<Shard> {
+        heap.checked_sub(1)
+    }
+}
+
+/// A small block that was taken from an arena.
+pub(super) struct Taken {
+    pub(super) chunk: ChunkId,
+    pub(super) addr: u64,
+}
+
+impl Taken {
+    pub(super) fn new(chunk: ChunkId, of: &Chunk) -> Self {
+        Self { chunk, addr: of.addr }
+    }
+}

@@ -1,0 +1,300 @@
+//! Which block starts where: address to block, read without a lock.
+//!
+//! ```text
+//!  address   ┌ gibibyte ┬ page: 9 bits ┬ start: 13 bits ┬ 8 bits, zero ┐
+//!
+//!  roots[gibibyte mod 1024] ─▶ Leaf ─▶ Leaf (of another gibibyte)
+//!                               │
+//!                               └ pages[page] ─▶ Table of 8192 ─▶ Table of 256 ─▶ Table of 32 ─▶ Table of 4
+//!                                                 the latest       …               the first
+//!  Table: lines of four entries; a start has one line in each table
+//!  Entry: key (a start's 13 bits, whose block, its number) and the bytes asked for
+//! ```
+//!
+//! A page of 2 MiB gets a table when the first block in it is handed out, and a larger one in front of it
+//! when a line is full; the last has room for every start. An entry stays where it is as long as its block is
+//! handed out or kept by a thread, so whoever has the block may write to its entry without a lock. Tables are
+//! given up with the directory only: whoever comes with an address that is no block's reads what was there,
+//! and never memory that is gone.
+
+use std::fmt;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+use millpond_core::ALLOCATION_ALIGNMENT;
+
+use super::chunk::ChunkId;
+
+const START_BITS: u32 = PAGE_BITS - ALLOCATION_ALIGNMENT.ilog2();
+const PAGE_BITS: u32 = 21;
+const LEAF_BITS: u32 = 30;
+const PAGES: usize = 1 << (LEAF_BITS - PAGE_BITS);
+const ROOTS: usize = 1024;
+const LINE: usize = 4;
+/// Lines of the first table of a page, the second, … The last has a place for every start.
+const LINES: [usize; 4] = [1, 8, 64, (1 << START_BITS) / LINE];
+
+/// Which heap a block is of.
+pub(super) type HeapId = u8;
+
+/// One block.
+#[derive(Debug, Default)]
+pub(super) struct Entry {
+    /// 0 for none.
+    key: AtomicU64,
+    /// The bytes asked for; 0 while a thread keeps the block, or nobody has it.
+    requested: AtomicU64,
+}
+
+const PRESENT: u64 = 1 << 63;
+
+impl Entry {
+    fn key(start: u64, heap: HeapId, id: ChunkId) -> u64 {
+        PRESENT | u64::from(heap) << 48 | start << 32 | u64::from(id)
+    }
+
+    fn start(key: u64) -> u64 {
+        key >> 32 & ((1 << START_BITS) - 1)
+    }
+
+    /// Which block of which heap this is.
+    pub(super) fn block(&self) -> (HeapId, ChunkId) {
+        let key = self.key.load(Ordering::Relaxed);
+        ((key >> 48) as HeapId, key as ChunkId)
+    }
+
+    /// The bytes asked for; 0 of a block that is not handed out.
+    #[inline]
+    pub(super) fn requested(&self) -> u64 {
+        self.requested.load(Ordering::Relaxed)
+    }
+
+    /// Notes what was asked for, or 0. For who has the block.
+    #[inline]
+    pub(super) fn set_requested(&self, bytes: u64) {
+        self.requested.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Takes the block back from the caller, if it is handed out with this size: of two who try, one does.
+    pub(super) fn claim(&self, bytes: u64) -> bool {
+        self.requested.compare_exchange(bytes, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// The block is no more. For who has it.
+    pub(super) fn remove(&self) {
+        self.set_requested(0);
+        self.key.store(0, Ordering::Release);
+    }
+}
+
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Line([Entry; LINE]);
+
+struct Table {
+    /// The page's table before this one.
+    earlier: AtomicPtr<Table>,
+    depth: usize,
+    lines: Box<[Line]>,
+}
+
+impl Table {
+    fn new(depth: usize) -> Box<Self> {
+        let lines = (0..LINES[depth]).map(|_| Line::default()).collect();
+        Box::new(Self { earlier: AtomicPtr::default(), depth, lines })
+    }
+
+    fn line(&self, start: u64) -> &Line {
+        if self.depth + 1 == LINES.len() {
+            return &self.lines[start as usize / LINE];
+        }
+        // Starts are mostly multiples of large powers of two: the product spreads them.
+        let spread = (start as u32).wrapping_mul(0x9E37_79B1) >> 16;
+        &self.lines[spread as usize & (self.lines.len() - 1)]
+    }
+}
+
+struct Leaf {
+    gibibyte: u64,
+    /// Another with the same root.
+    next: *const Leaf,
+    pages: [AtomicPtr<Table>; PAGES],
+}
+
+/// See the module.
+pub(super) struct Directory {
+    roots: Box<[AtomicPtr<Leaf>]>,
+}
+
+// SAFETY: leaves and tables are shared, never moved, and dropped with the directory; what changes in them is
+// atomic.
+unsafe impl Send for Directory {}
+// SAFETY: as above.
+unsafe impl Sync for Directory {}
+
+impl Directory {
+    pub(super) fn new() -> Self {
+        Self { roots: (0..ROOTS).map(|_| AtomicPtr::default()).collect() }
+    }
+
+    #[inline]
+    fn leaf(&self, addr: u64) -> Option<&Leaf> {
+        let gibibyte = addr >> LEAF_BITS;
+        let mut leaf = self.roots[gibibyte as usize % ROOTS].load(Ordering::Acquire).cast_const();
+        // SAFETY: a leaf that was published lives as long as the directory.
+        while let Some(found) = unsafe { leaf.as_ref() } {
+            if found.gibibyte == gibibyte {
+                return Some(found);
+            }
+            leaf = found.next;
+        }
+        None
+    }
+
+    fn place(addr: u64) -> (usize, u64) {
+        let page = addr >> PAGE_BITS & (PAGES as u64 - 1);
+        let start = (addr & ((1 << PAGE_BITS) - 1)) / ALLOCATION_ALIGNMENT;
+        (page as usize, start)
+    }
+
+    /// The block that starts at an address, handed out or kept by a thread.
+    #[inline]
+    pub(super) fn find(&self, addr: u64) -> Option<&Entry> {
+        if !addr.is_multiple_of(ALLOCATION_ALIGNMENT) {
+            return None;
+        }
+        let (page, start) = Self::place(addr);
+        let mut table = self.leaf(addr)?.pages[page].load(Ordering::Acquire);
+        // SAFETY: a table that was published lives as long as the directory.
+        while let Some(found) = unsafe { table.as_ref() } {
+            for entry in &found.line(start).0 {
+                let key = entry.key.load(Ordering::Acquire);
+                if key & PRESENT != 0 && Entry::start(key) == start {
+                    return Some(entry);
+                }
+            }
+            table = found.earlier.load(Ordering::Relaxed);
+        }
+        None
+    }
+
+    /// Enters a block that is being handed out; nobody else has it, and its start is not entered.
+    pub(super) fn insert(&self, addr: u64, heap: HeapId, id: ChunkId, requested: u64) -> &Entry {
+        debug_assert!(self.find(addr).is_none(), "a block starts there already");
+        let (page, start) = Self::place(addr);
+        let page = &self.leaf_or_new(addr).pages[page];
+        let key = Entry::key(start, heap, id);
+        loop {
+            let latest = page.load(Ordering::Acquire);
+            // SAFETY: a table that was published lives as long as the directory.
+            let table = unsafe { latest.as_ref() };
+            for entry in table.iter().flat_map(|table| &table.line(start).0) {
+                // The place is nobody's before the exchange, and the block's after it.
+                if entry.key.load(Ordering::Relaxed) == 0
+                    && entry.key.compare_exchange(0, key, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+                {
+                    entry.set_requested(requested);
+                    return entry;
+                }
+            }
+            let larger = Table::new(table.map_or(0, |table| table.depth + 1));
+            larger.earlier.store(latest, Ordering::Relaxed);
+            publish(page, latest, larger);
+        }
+    }
+
+    fn leaf_or_new(&self, addr: u64) -> &Leaf {
+        let gibibyte = addr >> LEAF_BITS;
+        loop {
+            if let Some(leaf) = self.leaf(addr) {
+                return leaf;
+            }
+            let root = &self.roots[gibibyte as usize % ROOTS];
+            let next = root.load(Ordering::Acquire);
+            let pages = std::array::from_fn(|_| AtomicPtr::default());
+            publish(root, next, Box::new(Leaf { gibibyte, next, pages }));
+        }
+    }
+}
+
+/// Puts a new first one in a list, unless somebody else did meanwhile.
+fn publish<T>(list: &AtomicPtr<T>, first: *mut T, new: Box<T>) {
+    let new = Box::into_raw(new);
+    if list.compare_exchange(first, new, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        // SAFETY: it came from a box a moment ago, and nobody else has seen it.
+        drop(unsafe { Box::from_raw(new) });
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        for root in &mut self.roots {
+            let mut leaf = *root.get_mut();
+            while !leaf.is_null() {
+                // SAFETY: the list is made of boxes, and nobody else looks at it any more.
+                let mut this = unsafe { Box::from_raw(leaf) };
+                for page in &mut this.pages {
+                    let mut table = *page.get_mut();
+                    while !table.is_null() {
+                        // SAFETY: as above.
+                        let mut this = unsafe { Box::from_raw(table) };
+                        table = *this.earlier.get_mut();
+                    }
+                }
+                leaf = this.next.cast_mut();
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Directory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Directory").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Against a map: starts close together, so that every table fills, and far apart.
+        #[test]
+        fn directory_agrees_with_a_map(
+            steps in prop::collection::vec((any::<bool>(), 0..3u64, 0..4u64, 0..8192u64), 1..3000)
+        ) {
+            let directory = Directory::new();
+            let mut map = BTreeMap::new();
+            for (number, (enter, gibibyte, page, start)) in steps.into_iter().enumerate() {
+                let addr = (gibibyte * ROOTS as u64) << LEAF_BITS | page << PAGE_BITS | start << 8;
+                prop_assert_eq!(directory.find(addr).is_some(), map.contains_key(&addr));
+                if enter {
+                    map.entry(addr).or_insert_with(|| {
+                        directory.insert(addr, 3, number as u32, 77);
+                        number as u32
+                    });
+                } else if map.remove(&addr).is_some() {
+                    directory.find(addr).expect("entered").remove();
+                }
+            }
+            for (addr, number) in map {
+                let entry = directory.find(addr).expect("entered");
+                prop_assert_eq!((entry.block(), entry.requested()), ((3, number), 77));
+                prop_assert!(directory.find(addr + 1).is_none());
+            }
+        }
+    }
+
+    #[test]
+    fn every_start_of_a_page_has_a_place() {
+        let directory = Directory::new();
+        for start in 0..8192 {
+            directory.insert(start << 8, 0, start as u32, 1);
+        }
+        for start in 0..8192 {
+            assert_eq!(directory.find(start << 8).map(Entry::block), Some((0, start as u32)));
+        }
+    }
+}

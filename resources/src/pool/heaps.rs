@@ -1,0 +1,439 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use millpond_core::misuse::MisuseKind;
+use millpond_core::{ALLOCATION_ALIGNMENT, DevicePtr, Layout};
+
+use super::arena::{Arena, Arenas, Shard, Taken};
+use super::chunk::{Chunk, ChunkId};
+use super::classes::{LARGEST_SMALL, rounded};
+use super::directory::{Directory, Entry};
+use super::front::Front;
+use super::heap::Heap;
+use super::thread::Caches;
+use crate::ordered::{ANYONE, Epoch, Fit, Growth, Hit, Owner, Request, Store, StoreTotals};
+
+/// The heap of large blocks, to the directory.
+const LARGE: u8 = 0;
+
+/// Regions grow from this many bytes on, and in multiples of it.
+const REGION_UNIT: u64 = 2 << 20;
+
+/// How many blocks of a bin are compared.
+const SCAN: usize = 32;
+
+/// What threads reach without the pool's lock.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) directory: Directory,
+    pub(super) arenas: Arenas,
+    pub(super) caches: Caches,
+    /// Bytes that a thread may keep in its fronts.
+    pub(super) keep_bytes: AtomicU64,
+}
+
+/// All free blocks of the pool, large and small: what is behind the pool's lock.
+#[derive(Debug)]
+pub(super) struct Heaps {
+    pub(super) large: Heap,
+    pub(super) shared: Arc<Shared>,
+    peak_bytes_reserved: u64,
+    next_region: u64,
+    pub(super) maximum_bytes: u64,
+}
+
+/// Where a block is taken from.
+#[derive(Clone, Copy)]
+struct From {
+    owner: Owner,
+    upto: Epoch,
+}
+
+/// A small block that went back to its arena.
+pub(super) struct Given {
+    bytes: u64,
+    /// Whether the arena has more free spans than it should keep.
+    pub(super) has_excess: bool,
+}
+
+impl Shared {
+    /// Ends a block that is not handed out, and gives it to its arena; a large one is returned.
+    pub(super) fn give_small(&self, entry: &Entry, owner: Owner, epoch: Epoch) -> Result<Given, ChunkId> {
+        let (heap, chunk) = entry.block();
+        entry.remove();
+        let Some(shard) = Arenas::shard(heap) else { return Err(chunk) };
+        let mut arena = self.arenas.lock(shard);
+        let bytes = arena.heap.chunk(chunk).bytes;
+        arena.heap.give(chunk, owner, epoch);
+        Ok(Given { bytes, has_excess: arena.has_excess() })
+    }
+}
+
+impl Heaps {
+    pub(super) fn new(maximum_bytes: Option<u64>) -> Self {
+        let shared = Shared {
+            directory: Directory::new(),
+            arenas: Arenas::new(),
+            caches: Caches::default(),
+            keep_bytes: AtomicU64::new(0),
+        };
+        Self {
+            large: Heap::new(SCAN),
+            shared: Arc::new(shared),
+            peak_bytes_reserved: 0,
+            next_region: REGION_UNIT,
+            maximum_bytes: maximum_bytes.unwrap_or(u64::MAX),
+        }
+    }
+
+    fn is_small(request: &Request) -> bool {
+        request.bytes <= LARGEST_SMALL && request.alignment == ALLOCATION_ALIGNMENT
+    }
+
+    /// Hands out a chunk of the large heap.
+    fn take_large(&mut self, chunk: ChunkId, request: &Request) -> DevicePtr {
+        let id = self.large.take(chunk, request.bytes, request.alignment);
+        let addr = self.large.chunk(id).addr;
+        self.shared.directory.insert(addr, LARGE, id, request.requested);
+        DevicePtr::new(addr)
+    }
+
+    /// A chunk of the large heap for a span: the best for the size wanted, or the largest there is.
+    fn find_span(&self, from: From, wanted: u64, request: &Request) -> Option<ChunkId> {
+        let span = Request { bytes: wanted, ..*request };
+        let best = self.large.find(from.owner, from.upto, &span);
+        best.or_else(|| self.large.largest_for(from.owner, from.upto, request))
+    }
+
+    /// Adds a span to an arena and takes a small block from it.
+    fn take_in_new_span(&mut self, shard: Shard, from: From, request: &Request) -> Option<DevicePtr> {
+        let shared = Arc::clone(&self.shared);
+        let mut arena = shared.arenas.lock(shard);
+        let wanted = arena.span_wanted().max(request.bytes.next_power_of_two() * 2);
+        let found = self.find_span(from, wanted, request)?;
+        let &Chunk { bytes, .. } = self.large.chunk(found);
+        let epoch = self.large.chunk(found).epoch();
+        // A rest too small for a large block would be of no use to anybody.
+        let rest = bytes.saturating_sub(wanted);
+        let span_bytes = if rest <= LARGEST_SMALL { bytes } else { wanted };
+        let span = self.large.take(found, span_bytes, ALLOCATION_ALIGNMENT);
+        arena.add_span(span, self.large.chunk(span).addr, span_bytes, from.owner, epoch);
+        let chunk = arena.heap.find(from.owner, from.upto, request)?;
+        let taken = take_small(&mut arena, chunk, request);
+        drop(arena);
+        Some(self.enter_small(shard, &taken, request))
+    }
+
+    fn enter_small(&self, shard: Shard, taken: &Taken, request: &Request) -> DevicePtr {
+        let heap = Arenas::heap_id(shard);
+        self.shared.directory.insert(taken.addr, heap, taken.chunk, request.requested);
+        DevicePtr::new(taken.addr)
+    }
+
+    /// Takes a small block from an arena; `find` says which.
+    fn take_in_arena(
+        &self,
+        shard: Shard,
+        arena: &mut Arena,
+        request: &Request,
+        find: impl Fn(&Heap) -> Option<ChunkId>,
+    ) -> Option<Hit> {
+        let chunk = find(&arena.heap)?;
+        let was_anyones = arena.heap.chunk(chunk).owner() == ANYONE;
+        let taken = take_small(arena, chunk, request);
+        let ptr = self.enter_small(shard, &taken, request);
+        Some(if was_anyones { Hit::Anyones(ptr) } else { Hit::Own(ptr) })
+    }
+
+    /// Takes a small block as `find` says: from the thread's arena; from a new span, of the first of `from`
+    /// who has one; from another arena.
+    fn take_small(
+        &mut self,
+        request: &Request,
+        from: &[From],
+        find: impl Fn(&Heap) -> Option<ChunkId>,
+    ) -> Option<Hit> {
+        let own = {
+            let mut arena = self.shared.arenas.lock(request.shard);
+            self.take_in_arena(request.shard, &mut arena, request, &find)
+        };
+        if own.is_some() {
+            return own;
+        }
+        for from in from {
+            if let Some(ptr) = self.take_in_new_span(request.shard, *from, request) {
+                return Some(if from.owner == ANYONE { Hit::Anyones(ptr) } else { Hit::Own(ptr) });
+            }
+        }
+        let mut others = self.shared.arenas.each().filter(|(shard, _)| *shard != request.shard);
+        others.find_map(|(shard, mut arena)| self.take_in_arena(shard, &mut arena, request, &find))
+    }
+
+    /// Takes whole spans back from the arenas.
+    pub(super) fn take_spans_back(&mut self) -> bool {
+        let mut any = false;
+        for (_, mut arena) in self.shared.arenas.each() {
+            while let Some(span) = arena.remove_free_span() {
+                self.large.give(span.chunk, span.owner, span.epoch);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// Ends a block that is not handed out; says its size.
+    fn give_back(&mut self, entry: &Entry, owner: Owner, epoch: Epoch) -> u64 {
+        match self.shared.give_small(entry, owner, epoch) {
+            Ok(small) => small.bytes,
+            Err(large) => {
+                let bytes = self.large.chunk(large).bytes;
+                self.large.give(large, owner, epoch);
+                bytes
+            }
+        }
+    }
+
+    /// Takes back all that is in a front.
+    pub(super) fn drain(&mut self, front: &Front) -> bool {
+        let shared = Arc::clone(&self.shared);
+        let (owner, epoch) = (front.stream.owner, front.stream.epoch());
+        let mut any = false;
+        front.drain(|addr| {
+            any = true;
+            let entry = shared.directory.find(addr).expect("a kept block is entered");
+            self.give_back(entry, owner, epoch)
+        });
+        any
+    }
+
+    /// Why a pointer that is no block in use is refused: error path, so it walks the region.
+    fn blame(&self, addr: u64) -> MisuseKind {
+        let Some(chunk) = self.large.chunk_at(addr) else { return MisuseKind::ForeignPointer };
+        if chunk.is_free() {
+            return MisuseKind::DoubleFree;
+        }
+        if self.shared.directory.find(addr).is_some_and(|entry| entry.requested() == 0) {
+            return MisuseKind::DoubleFree;
+        }
+        let is_free = |(_, arena): (_, parking_lot::MutexGuard<'_, Arena>)| {
+            arena.heap.chunk_at(addr).is_some_and(Chunk::is_free)
+        };
+        if self.shared.arenas.each().any(is_free) {
+            return MisuseKind::DoubleFree;
+        }
+        MisuseKind::ForeignPointer
+    }
+
+    /// Bytes and blocks that threads keep.
+    fn kept(&self) -> (u64, u64) {
+        let mut kept = (0u64, 0u64);
+        self.shared.caches.each(|cache| {
+            kept.0 = kept.0.wrapping_add(cache.counts.bytes_held());
+            kept.1 = kept.1.wrapping_add(cache.counts.blocks_held());
+        });
+        kept
+    }
+
+    /// What a thread may keep: a share of what is in use, so that little of the pool waits for one stream.
+    fn set_keep_bytes(&self) {
+        const LEAST: u64 = 4 << 20;
+        let in_use = self.large.bytes_reserved - self.large.bytes_free;
+        let mut fronts = 0;
+        self.shared.caches.each(|cache| fronts += cache.front_count() as u64);
+        let keep = (in_use / tune("MP_DIV",16) / fronts.max(1)).max(LEAST.min(tune("MP_LEAST",4<<20)));
+        self.shared.keep_bytes.store(keep, Ordering::Relaxed);
+    }
+}
+
+/// Takes a small block out of an arena.
+pub(super) fn take_small(arena: &mut Arena, chunk: ChunkId, request: &Request) -> Taken {
+    let id = arena.heap.take(chunk, request.bytes, request.alignment);
+    Taken::new(id, arena.heap.chunk(id))
+}
+
+impl Store for Heaps {
+    fn request(&self, layout: Layout) -> Option<Request> {
+        Some(Request { bytes: rounded(layout.bytes()), ..Request::new(layout)? })
+    }
+
+    fn add_owner(&mut self, _owner: Owner) {}
+
+    fn remove_owner(&mut self, owner: Owner) {
+        self.large.remove_owner(owner);
+        self.shared.arenas.each().for_each(|(_, mut arena)| arena.heap.remove_owner(owner));
+    }
+
+    fn find(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<Fit> {
+        let fit = |heap: &Heap, chunk| {
+            let chunk: &Chunk = heap.chunk(chunk);
+            Fit { bytes: chunk.bytes, epoch: chunk.epoch() }
+        };
+        if Self::is_small(request) {
+            let of_arena = |(_, arena): (_, parking_lot::MutexGuard<'_, Arena>)| {
+                arena.heap.find(owner, upto, request).map(|chunk| fit(&arena.heap, chunk))
+            };
+            if let Some(best) = self.shared.arenas.each().filter_map(of_arena).min_by_key(|fit| fit.bytes) {
+                return Some(best);
+            }
+        }
+        self.large.find(owner, upto, request).map(|chunk| fit(&self.large, chunk))
+    }
+
+    fn take(&mut self, owner: Owner, upto: Epoch, request: &Request) -> Option<DevicePtr> {
+        if !Self::is_small(request) {
+            let chunk = self.large.find(owner, upto, request)?;
+            return Some(self.take_large(chunk, request));
+        }
+        let from = From { owner, upto };
+        let find = |heap: &Heap| heap.find(owner, upto, request);
+        self.take_small(request, &[from], find).map(Hit::ptr)
+    }
+
+    fn hit(&mut self, owner: Owner, request: &Request, largest: u64) -> Option<Hit> {
+        if Self::is_small(request) {
+            // A span may be as large as it likes.
+            let from = [owner, ANYONE].map(|owner| From { owner, upto: Epoch::MAX });
+            return self.take_small(request, &from, |heap| heap.find_for(owner, request));
+        }
+        let chunk = self.large.find_for(owner, request)?;
+        if self.large.chunk(chunk).bytes > largest {
+            return None;
+        }
+        let was_anyones = self.large.chunk(chunk).owner() == ANYONE;
+        let ptr = self.take_large(chunk, request);
+        Some(if was_anyones { Hit::Anyones(ptr) } else { Hit::Own(ptr) })
+    }
+
+    fn gather(&mut self) -> bool {
+        let shared = Arc::clone(&self.shared);
+        let mut any = false;
+        let mut fronts = Vec::new();
+        shared.caches.each(|cache| {
+            if cache.counts.blocks_held() > 0 {
+                fronts.extend(cache.fronts());
+            }
+        });
+        for front in fronts {
+            any |= self.drain(&front);
+        }
+        self.set_keep_bytes();
+        self.take_spans_back() | any
+    }
+
+    fn give(&mut self, ptr: DevicePtr, layout: Layout, owner: Owner, epoch: Epoch) -> Result<(), MisuseKind> {
+        let shared = Arc::clone(&self.shared);
+        let entry = shared.directory.find(ptr.address());
+        let Some(entry) = entry.filter(|entry| entry.requested() != 0) else {
+            return Err(self.blame(ptr.address()));
+        };
+        if !entry.claim(layout.bytes()) {
+            return Err(match entry.requested() {
+                0 => MisuseKind::DoubleFree,
+                allocated_bytes => MisuseKind::WrongSize { allocated_bytes },
+            });
+        }
+        self.give_back(entry, owner, epoch);
+        Ok(())
+    }
+
+    fn migrate(&mut self, from: Owner, upto: Epoch, to: Owner, epoch: Epoch) {
+        self.shared.arenas.each().for_each(|(_, mut arena)| arena.heap.migrate(from, upto, to, epoch));
+        self.large.migrate(from, upto, to, epoch);
+    }
+
+    fn join_with_anyones(&mut self, owner: Owner, request: &Request) -> bool {
+        let small = Self::is_small(request);
+        let mut arenas = self.shared.arenas.each();
+        let in_arena = small && arenas.any(|(_, mut arena)| arena.heap.join_with_anyones(owner, request));
+        in_arena || self.large.join_with_anyones(owner, request)
+    }
+
+    fn free_bytes(&self, owner: Owner) -> u64 {
+        let small: u64 = self.shared.arenas.each().map(|(_, arena)| arena.heap.free_bytes(owner)).sum();
+        small + self.large.free_bytes(owner)
+    }
+
+    fn largest_free_block(&self) -> u64 {
+        let small = self.shared.arenas.each().map(|(_, arena)| arena.heap.largest_free_block()).max();
+        self.large.largest_free_block().max(small.unwrap_or(0))
+    }
+
+    fn growth(&self, request: &Request) -> Option<Growth> {
+        let room = self.maximum_bytes.saturating_sub(self.large.bytes_reserved);
+        let least = request.padded_bytes();
+        if least > room {
+            return None;
+        }
+        let modest = (self.large.bytes_reserved / 8).max(REGION_UNIT);
+        let wanted = Heap::region_for(request, self.next_region.min(modest), REGION_UNIT);
+        let preferred = wanted.min(room & !(ALLOCATION_ALIGNMENT - 1)).max(least);
+        Some(Growth { preferred, least, unit: ALLOCATION_ALIGNMENT })
+    }
+
+    fn add_region(&mut self, base: DevicePtr, bytes: u64, owner: Owner, epoch: Epoch) {
+        self.large.add_region(base.address(), bytes, owner, epoch);
+        self.next_region = self.next_region.saturating_mul(2);
+        self.peak_bytes_reserved = self.peak_bytes_reserved.max(self.large.bytes_reserved);
+        self.set_keep_bytes();
+    }
+
+    fn remove_free_region(&mut self) -> Option<(DevicePtr, u64)> {
+        let (region, ..) = self.large.remove_free_region(|chunk| chunk.owner() == ANYONE)?;
+        Some((DevicePtr::new(region.base), region.bytes))
+    }
+
+    fn remove_all_regions(&mut self) -> Vec<(DevicePtr, u64)> {
+        let regions = self.large.remove_all_regions();
+        regions.into_iter().map(|region| (DevicePtr::new(region.base), region.bytes)).collect()
+    }
+
+    fn totals(&self) -> StoreTotals {
+        let mut totals = StoreTotals {
+            bytes_reserved: self.large.bytes_reserved,
+            peak_bytes_reserved: self.peak_bytes_reserved,
+            blocks_free: self.large.blocks_free,
+            regions: self.large.regions().len() as u64,
+            ..StoreTotals::default()
+        };
+        for (_, arena) in self.shared.arenas.each() {
+            totals.blocks_free += arena.heap.blocks_free;
+        }
+        totals.blocks_free += self.kept().1;
+        let (mut live, mut peak, mut requested) = (0i64, 0i64, 0i64);
+        self.shared.caches.each(|cache| {
+            let counts = &cache.counts;
+            live += counts.live_bytes.load(Ordering::Relaxed);
+            peak += counts.peak_bytes.load(Ordering::Relaxed);
+            requested += counts.live_requested.load(Ordering::Relaxed);
+            let allocations = counts.allocations.load(Ordering::Relaxed);
+            let deallocations = counts.deallocations.load(Ordering::Relaxed);
+            totals.blocks_in_use =
+                totals.blocks_in_use.wrapping_add(allocations).wrapping_sub(deallocations);
+            totals.own_stream += counts.own_stream.load(Ordering::Relaxed);
+            totals.completed += counts.completed.load(Ordering::Relaxed);
+            totals.deallocations += deallocations;
+        });
+        totals.bytes_in_use = live.max(0) as u64;
+        totals.bytes_requested = requested.max(0) as u64;
+        totals.peak_bytes_in_use = peak.max(live).max(0) as u64;
+        totals
+    }
+
+    fn describe(&self, request: &Request) -> String {
+        super::report::describe(self, request)
+    }
+
+    fn validate(&self) {
+        self.large.validate();
+        let mut spans = 0;
+        for (_, arena) in self.shared.arenas.each() {
+            arena.heap.validate();
+            spans += arena.validate_spans(&self.large);
+        }
+        assert!(spans <= self.large.blocks_in_use, "a span is a block in use");
+    }
+}
+
+pub(super) fn tune(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
+}
