@@ -68,11 +68,13 @@ impl Layout {
     }
 
     /// The size in bytes, as asked for.
+    #[inline]
     pub const fn bytes(self) -> u64 {
         self.bytes
     }
 
     /// The alignment in bytes: a power of two, at least [`ALLOCATION_ALIGNMENT`].
+    #[inline]
     pub const fn alignment(self) -> u64 {
         self.alignment
     }

@@ -178,6 +178,7 @@ pub struct Health {
 
 impl Health {
     /// Whether the device is lost. It does not come back.
+    #[inline]
     pub fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed)
     }

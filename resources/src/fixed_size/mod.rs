@@ -215,7 +215,7 @@ impl<R: DeviceMemoryResource> fmt::Display for FixedSizeMemoryResource<R> {
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for FixedSizeMemoryResource<R> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
         self.check(layout, stream)?;
-        self.ordered.allocate(layout, stream, 0).map_err(|error| error.in_stack(self))
+        self.ordered.allocate(layout, stream, 0, None).map_err(|error| error.in_stack(self))
     }
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {

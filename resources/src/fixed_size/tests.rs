@@ -20,8 +20,7 @@ fn request(bytes: u64) -> Request {
 }
 
 fn take(blocks: &mut Blocks, owner: Owner, bytes: u64) -> Option<DevicePtr> {
-    let fit = blocks.find(owner, Epoch::MAX, &request(bytes))?;
-    Some(blocks.take(fit.token, &request(bytes)))
+    blocks.take(owner, Epoch::MAX, &request(bytes))
 }
 
 #[test]

@@ -175,8 +175,15 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         &self.driver
     }
 
-    /// Hands out a block; `shard` is the part of the store that the calling thread uses first.
-    pub(crate) fn allocate(&self, layout: Layout, stream: StreamRef, shard: u8) -> Result<DevicePtr> {
+    /// Hands out a block; `shard` is the part of the store that the calling thread uses first, `cell` is the
+    /// stream's, where the caller has it.
+    pub(crate) fn allocate(
+        &self,
+        layout: Layout,
+        stream: StreamRef,
+        shard: u8,
+        cell: Option<&StreamCell>,
+    ) -> Result<DevicePtr> {
         if layout.bytes() == 0 {
             return Ok(DevicePtr::NULL);
         }
@@ -188,7 +195,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             let mut state = self.state.lock();
             request = state.store.request(layout).ok_or_else(|| Error::request_too_large(layout, stream))?;
             request.shard = shard;
-            let owner = state.owner_of(stream);
+            let owner = cell.map_or_else(|| state.owner_of(stream), |cell| cell.owner);
             let largest = if self.reuse.completed { state.largest_without_collection(&request) } else { u64::MAX };
             if let Some(ptr) = state.hit(owner, &request, self.reuse, largest) {
                 let wanted = state.streams.slot_mut(owner).ticket_if_wanted();

@@ -23,11 +23,13 @@ impl StreamCell {
     /// A free that reads an epoch here is covered by the point that ends it: the epoch ends before the point
     /// is recorded, so whoever still reads it has submitted his work before the record, as the driver's own
     /// lock on the stream orders the two.
+    #[inline]
     pub(crate) fn epoch(&self) -> Epoch {
         self.epoch.load(Ordering::Acquire)
     }
 
     /// Whether the stream's own next call is to record a point.
+    #[inline]
     pub(crate) fn is_wanted(&self) -> bool {
         self.wanted.load(Ordering::Relaxed)
     }

@@ -82,6 +82,7 @@ impl Arena {
     }
 
     /// Whether so much is free in whole spans that some should go back.
+    #[inline]
     pub(super) fn has_excess(&self) -> bool {
         self.heap.regions_free > 1 && self.heap.bytes_free > self.heap.bytes_reserved / 2
     }
@@ -104,15 +105,18 @@ impl Arenas {
         }
     }
 
+    #[inline]
     fn mutex(&self, shard: Shard) -> &Mutex<Arena> {
         &self.arenas[shard as usize % ARENAS].get_or_init(|| Padded(Mutex::new(Arena::new()))).0
     }
 
+    #[inline]
     pub(super) fn lock(&self, shard: Shard) -> MutexGuard<'_, Arena> {
         self.mutex(shard).lock()
     }
 
     /// The arena, unless somebody else has it just now.
+    #[inline]
     pub(super) fn try_lock(&self, shard: Shard) -> Option<MutexGuard<'_, Arena>> {
         self.mutex(shard).try_lock()
     }
@@ -133,11 +137,13 @@ impl Arenas {
     }
 
     /// The heap that an arena is, to the directory.
+    #[inline]
     pub(super) fn heap_id(shard: Shard) -> HeapId {
         shard + 1
     }
 
     /// The arena that a heap is.
+    #[inline]
     pub(super) fn shard(heap: HeapId) -> Option<Shard> {
         heap.checked_sub(1)
     }

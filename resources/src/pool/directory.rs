@@ -5,10 +5,10 @@
 //!
 //!  roots[gibibyte mod 1024] ─▶ Leaf ─▶ Leaf (of another gibibyte)
 //!                               │
-//!                               └ pages[page] ─▶ Table of 8192 ─▶ Table of 256 ─▶ Table of 32 ─▶ Table of 4
+//!                               └ pages[page] ─▶ table of 8192 ─▶ table of 256 ─▶ table of 32
 //!                                                 the latest       …               the first
-//!  Table: lines of four entries; a start has one line in each table
-//!  Entry: key (a start's 13 bits, whose block, its number) and the bytes asked for
+//!  table: lines of four entries, of which a start has one; and a last line: the table before
+//!  entry: key (a start's 13 bits, whose block, its number) and the bytes asked for
 //! ```
 //!
 //! A page of 2 MiB gets a table when the first block in it is handed out, and a larger one in front of it
@@ -18,6 +18,8 @@
 //! and never memory that is gone.
 
 use std::fmt;
+use std::mem::align_of;
+use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use millpond_core::ALLOCATION_ALIGNMENT;
@@ -31,7 +33,7 @@ const PAGES: usize = 1 << (LEAF_BITS - PAGE_BITS);
 const ROOTS: usize = 1024;
 const LINE: usize = 4;
 /// Lines of the first table of a page, the second, … The last has a place for every start.
-const LINES: [usize; 4] = [1, 8, 64, (1 << START_BITS) / LINE];
+const LINES: [usize; 3] = [8, 64, (1 << START_BITS) / LINE];
 
 /// Which heap a block is of.
 pub(super) type HeapId = u8;
@@ -57,6 +59,7 @@ impl Entry {
     }
 
     /// Which block of which heap this is.
+    #[inline]
     pub(super) fn block(&self) -> (HeapId, ChunkId) {
         let key = self.key.load(Ordering::Relaxed);
         ((key >> 48) as HeapId, key as ChunkId)
@@ -75,11 +78,13 @@ impl Entry {
     }
 
     /// Takes the block back from the caller, if it is handed out with this size: of two who try, one does.
+    #[inline]
     pub(super) fn claim(&self, bytes: u64) -> bool {
         self.requested.compare_exchange(bytes, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
     /// The block is no more. For who has it.
+    #[inline]
     pub(super) fn remove(&self) {
         self.set_requested(0);
         self.key.store(0, Ordering::Release);
@@ -90,26 +95,70 @@ impl Entry {
 #[repr(align(64))]
 struct Line([Entry; LINE]);
 
-struct Table {
-    /// The page's table before this one.
-    earlier: AtomicPtr<Table>,
-    depth: usize,
-    lines: Box<[Line]>,
-}
+/// A table's lines; its place in [`LINES`] is in the lowest bits, which the alignment leaves free.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Table(*mut Line);
 
 impl Table {
-    fn new(depth: usize) -> Box<Self> {
-        let lines = (0..LINES[depth]).map(|_| Line::default()).collect();
-        Box::new(Self { earlier: AtomicPtr::default(), depth, lines })
+    fn new(depth: usize, earlier: Self) -> Self {
+        let lines: Box<[Line]> = (0..=LINES[depth]).map(|_| Line::default()).collect();
+        let link = earlier.0.expose_provenance() as u64;
+        lines[LINES[depth]].0[0].key.store(link, Ordering::Relaxed);
+        Self(Box::into_raw(lines).cast::<Line>().map_addr(|addr| addr | depth))
     }
 
-    fn line(&self, start: u64) -> &Line {
-        if self.depth + 1 == LINES.len() {
-            return &self.lines[start as usize / LINE];
-        }
+    fn is_none(self) -> bool {
+        self.0.is_null()
+    }
+
+    #[inline]
+    fn depth(self) -> usize {
+        self.0.addr() & (align_of::<Line>() - 1)
+    }
+
+    /// # Safety
+    /// The table is one and was not dropped, and `line` is at most its number of lines.
+    #[inline]
+    unsafe fn line<'a>(self, line: usize) -> &'a Line {
+        let first = self.0.map_addr(|addr| addr & !(align_of::<Line>() - 1));
+        // SAFETY: the caller's promise.
+        unsafe { &*first.add(line) }
+    }
+
+    /// The line of a start.
+    ///
+    /// # Safety
+    /// The table is one and was not dropped.
+    #[inline]
+    unsafe fn line_of<'a>(self, start: u64) -> &'a Line {
+        let depth = self.depth();
         // Starts are mostly multiples of large powers of two: the product spreads them.
         let spread = (start as u32).wrapping_mul(0x9E37_79B1) >> 16;
-        &self.lines[spread as usize & (self.lines.len() - 1)]
+        let line = match LINES.get(depth) {
+            Some(lines) if depth + 1 < LINES.len() => spread as usize & (lines - 1),
+            _ => start as usize / LINE,
+        };
+        // SAFETY: the caller's promise; a start is below 8192.
+        unsafe { self.line(line) }
+    }
+
+    /// The page's table before this one.
+    ///
+    /// # Safety
+    /// The table is one and was not dropped.
+    unsafe fn earlier(self) -> Self {
+        // SAFETY: the caller's promise; the last line is the link.
+        let link = unsafe { self.line(LINES[self.depth()]) }.0[0].key.load(Ordering::Relaxed);
+        Self(ptr::with_exposed_provenance_mut(link as usize))
+    }
+
+    /// # Safety
+    /// The table is one, and nobody looks at it any more.
+    unsafe fn free(self) {
+        let lines = LINES[self.depth()] + 1;
+        let first = self.0.map_addr(|addr| addr & !(align_of::<Line>() - 1));
+        // SAFETY: the lines came from a box of so many.
+        drop(unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(first, lines)) });
     }
 }
 
@@ -117,7 +166,8 @@ struct Leaf {
     gibibyte: u64,
     /// Another with the same root.
     next: *const Leaf,
-    pages: [AtomicPtr<Table>; PAGES],
+    /// The latest table of each page.
+    pages: [AtomicPtr<Line>; PAGES],
 }
 
 /// See the module.
@@ -150,6 +200,7 @@ impl Directory {
         None
     }
 
+    #[inline]
     fn place(addr: u64) -> (usize, u64) {
         let page = addr >> PAGE_BITS & (PAGES as u64 - 1);
         let start = (addr & ((1 << PAGE_BITS) - 1)) / ALLOCATION_ALIGNMENT;
@@ -163,16 +214,17 @@ impl Directory {
             return None;
         }
         let (page, start) = Self::place(addr);
-        let mut table = self.leaf(addr)?.pages[page].load(Ordering::Acquire);
-        // SAFETY: a table that was published lives as long as the directory.
-        while let Some(found) = unsafe { table.as_ref() } {
-            for entry in &found.line(start).0 {
+        let mut table = Table(self.leaf(addr)?.pages[page].load(Ordering::Acquire));
+        while !table.is_none() {
+            // SAFETY: a table that was published lives as long as the directory.
+            for entry in unsafe { &table.line_of(start).0 } {
                 let key = entry.key.load(Ordering::Acquire);
                 if key & PRESENT != 0 && Entry::start(key) == start {
                     return Some(entry);
                 }
             }
-            table = found.earlier.load(Ordering::Relaxed);
+            // SAFETY: as above.
+            table = unsafe { table.earlier() };
         }
         None
     }
@@ -184,21 +236,24 @@ impl Directory {
         let page = &self.leaf_or_new(addr).pages[page];
         let key = Entry::key(start, heap, id);
         loop {
-            let latest = page.load(Ordering::Acquire);
-            // SAFETY: a table that was published lives as long as the directory.
-            let table = unsafe { latest.as_ref() };
-            for entry in table.iter().flat_map(|table| &table.line(start).0) {
-                // The place is nobody's before the exchange, and the block's after it.
-                if entry.key.load(Ordering::Relaxed) == 0
-                    && entry.key.compare_exchange(0, key, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-                {
-                    entry.set_requested(requested);
-                    return entry;
+            let latest = Table(page.load(Ordering::Acquire));
+            if !latest.is_none() {
+                // SAFETY: a table that was published lives as long as the directory.
+                for entry in unsafe { &latest.line_of(start).0 } {
+                    // The place is nobody's before the exchange, and the block's after it.
+                    if entry.key.load(Ordering::Relaxed) == 0
+                        && entry.key.compare_exchange(0, key, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+                    {
+                        entry.set_requested(requested);
+                        return entry;
+                    }
                 }
             }
-            let larger = Table::new(table.map_or(0, |table| table.depth + 1));
-            larger.earlier.store(latest, Ordering::Relaxed);
-            publish(page, latest, larger);
+            let larger = Table::new(if latest.is_none() { 0 } else { latest.depth() + 1 }, latest);
+            if page.compare_exchange(latest.0, larger.0, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+                // SAFETY: it was made a moment ago, and nobody else has seen it.
+                unsafe { larger.free() };
+            }
         }
     }
 
@@ -211,17 +266,12 @@ impl Directory {
             let root = &self.roots[gibibyte as usize % ROOTS];
             let next = root.load(Ordering::Acquire);
             let pages = std::array::from_fn(|_| AtomicPtr::default());
-            publish(root, next, Box::new(Leaf { gibibyte, next, pages }));
+            let new = Box::into_raw(Box::new(Leaf { gibibyte, next, pages }));
+            if root.compare_exchange(next, new, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+                // SAFETY: it came from a box a moment ago, and nobody else has seen it.
+                drop(unsafe { Box::from_raw(new) });
+            }
         }
-    }
-}
-
-/// Puts a new first one in a list, unless somebody else did meanwhile.
-fn publish<T>(list: &AtomicPtr<T>, first: *mut T, new: Box<T>) {
-    let new = Box::into_raw(new);
-    if list.compare_exchange(first, new, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-        // SAFETY: it came from a box a moment ago, and nobody else has seen it.
-        drop(unsafe { Box::from_raw(new) });
     }
 }
 
@@ -233,11 +283,13 @@ impl Drop for Directory {
                 // SAFETY: the list is made of boxes, and nobody else looks at it any more.
                 let mut this = unsafe { Box::from_raw(leaf) };
                 for page in &mut this.pages {
-                    let mut table = *page.get_mut();
-                    while !table.is_null() {
+                    let mut table = Table(*page.get_mut());
+                    while !table.is_none() {
                         // SAFETY: as above.
-                        let mut this = unsafe { Box::from_raw(table) };
-                        table = *this.earlier.get_mut();
+                        let earlier = unsafe { table.earlier() };
+                        // SAFETY: as above.
+                        unsafe { table.free() };
+                        table = earlier;
                     }
                 }
                 leaf = this.next.cast_mut();

@@ -3,7 +3,7 @@
 //! ```text
 //!  Front (a thread and a stream)
 //!    small[256], by class (classes.rs) ─▶ stack of up to 32 blocks
-//!    large ─▶ 16 sets of 4 blocks of more than 1 MiB, by exact size
+//!    large: the block of more than 1 MiB that was given back last
 //!
 //!  a stack:  [ block | block | 0 | block | 0 | 0 | 0 | 0 ]
 //!                               ▲           ▲
@@ -30,8 +30,6 @@ use crate::ordered::StreamCell;
 
 /// Blocks of one class.
 const DEPTH: usize = 32;
-const SETS: usize = 16;
-const WAYS: usize = 4;
 
 /// A place for a block.
 #[derive(Debug, Default)]
@@ -44,10 +42,12 @@ struct Place {
 
 impl Place {
     /// Takes the block out, whoever does it.
+    #[inline]
     fn take(&self) -> Option<u64> {
         Some(self.addr.swap(0, Ordering::AcqRel)).filter(|addr| *addr != 0)
     }
 
+    #[inline]
     fn put(&self, addr: u64, entry: &Entry) {
         self.entry.store(ptr::from_ref(entry).cast_mut(), Ordering::Relaxed);
         self.addr.store(addr, Ordering::Release);
@@ -63,26 +63,13 @@ struct Stack {
     places: [Place; DEPTH],
 }
 
+/// The large block that was given back last.
 #[derive(Debug, Default)]
+#[repr(align(64))]
 struct LargePlace {
     /// The size of the block last put here.
     bytes: AtomicU64,
     place: Place,
-}
-
-#[derive(Debug, Default)]
-#[repr(align(64))]
-struct Large {
-    sets: [[LargePlace; WAYS]; SETS],
-    /// The place that is next to be given up.
-    hand: AtomicU8,
-}
-
-impl Large {
-    fn set(&self, bytes: u64) -> &[LargePlace; WAYS] {
-        let spread = (bytes >> 8).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 60;
-        &self.sets[spread as usize % SETS]
-    }
 }
 
 /// See the module. Methods that change what is in it are for its thread, but for [`drain`](Self::drain).
@@ -93,7 +80,7 @@ pub(super) struct Front {
     /// What all fronts of the thread share.
     pub(super) thread: Arc<ThreadCounts>,
     small: Box<[AtomicPtr<Stack>; CLASSES]>,
-    large: AtomicPtr<Large>,
+    large: LargePlace,
 }
 
 /// A block that was taken out of a front, and its entry.
@@ -109,26 +96,30 @@ pub(super) fn add(counter: &AtomicU64, by: u64) {
 }
 
 /// Counters of a thread: written by it, read by all.
+///
+/// The fronts count what they keep, and the pool what passes by them; what is handed out is the difference.
+/// So a block that goes in and out of a front costs few stores.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct ThreadCounts {
-    /// Bytes handed out less bytes taken back, rounded; may be below zero.
-    pub(super) live_bytes: AtomicI64,
-    /// The highest value of it so far.
-    pub(super) peak_bytes: AtomicI64,
-    /// The same as asked for.
-    pub(super) live_requested: AtomicI64,
-    pub(super) allocations: AtomicU64,
-    pub(super) deallocations: AtomicU64,
-    /// Of the allocations, those that took a block of their stream, or anyone's, without the pool's lock.
+    /// Bytes put in fronts less bytes that the thread took out.
+    kept_bytes: AtomicI64,
+    /// The least of it since `live_bytes` last changed.
+    least_kept_bytes: AtomicI64,
+    /// The same, as asked for, of the requests that ended and began so.
+    kept_requested: AtomicI64,
+    pops: AtomicU64,
+    pushes: AtomicU64,
+    /// Bytes handed out less bytes taken back past the fronts, on this thread; may be below zero.
+    live_bytes: AtomicI64,
+    live_requested: AtomicI64,
+    /// The highest value of what is handed out, until `live_bytes` last changed.
+    peak_bytes: AtomicI64,
+    allocations: AtomicU64,
+    deallocations: AtomicU64,
+    /// Of the allocations, those that took a block of their stream, or anyone's, from an arena.
     pub(super) own_stream: AtomicU64,
     pub(super) completed: AtomicU64,
-    /// Bytes put in fronts less bytes taken out by the thread itself.
-    pub(super) kept_bytes: AtomicU64,
-    pub(super) kept_blocks: AtomicU64,
-    /// Taken out by others: these are written by any thread.
-    pub(super) drained_bytes: AtomicU64,
-    pub(super) drained_blocks: AtomicU64,
     /// The thread's arena.
     pub(super) shard: AtomicU8,
     /// How often it met another thread there.
@@ -137,61 +128,117 @@ pub(super) struct ThreadCounts {
     pub(super) orphaned: AtomicBool,
     /// Whether the pool is gone.
     pub(super) is_closed: AtomicBool,
+    /// Taken out of the fronts for others: written by any thread.
+    drained: Drained,
+}
+
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Drained {
+    bytes: AtomicI64,
+    blocks: AtomicU64,
+}
+
+/// What a thread's counters say.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct ThreadTotals {
+    /// Bytes handed out less bytes taken back, on this thread.
+    pub(super) live_bytes: i64,
+    pub(super) peak_bytes: i64,
+    pub(super) live_requested: i64,
+    pub(super) allocations: u64,
+    pub(super) deallocations: u64,
+    pub(super) own_stream: u64,
+    pub(super) completed: u64,
+    /// Blocks in the thread's fronts.
+    pub(super) blocks_held: u64,
+}
+
+#[inline]
+fn raise(counter: &AtomicI64, by: i64) -> i64 {
+    let sum = counter.load(Ordering::Relaxed).wrapping_add(by);
+    counter.store(sum, Ordering::Relaxed);
+    sum
 }
 
 impl ThreadCounts {
-    /// An allocation of a block of `bytes` for a request.
-    #[inline]
+    /// A block of `bytes` was handed out, past the fronts.
     pub(super) fn allocated(&self, bytes: u64, requested: u64) {
-        let live = self.live_bytes.load(Ordering::Relaxed) + bytes as i64;
-        self.live_bytes.store(live, Ordering::Relaxed);
-        if live > self.peak_bytes.load(Ordering::Relaxed) {
-            self.peak_bytes.store(live, Ordering::Relaxed);
-        }
-        let sum = self.live_requested.load(Ordering::Relaxed) + requested as i64;
-        self.live_requested.store(sum, Ordering::Relaxed);
+        self.change(bytes as i64, requested as i64);
         add(&self.allocations, 1);
     }
 
-    /// The reverse.
-    #[inline]
+    /// A block of `bytes` was taken back, past the fronts.
     pub(super) fn deallocated(&self, bytes: u64, requested: u64) {
-        let live = self.live_bytes.load(Ordering::Relaxed) - bytes as i64;
-        self.live_bytes.store(live, Ordering::Relaxed);
-        let sum = self.live_requested.load(Ordering::Relaxed) - requested as i64;
-        self.live_requested.store(sum, Ordering::Relaxed);
+        self.change(-(bytes as i64), -(requested as i64));
         add(&self.deallocations, 1);
+    }
+
+    fn change(&self, bytes: i64, requested: i64) {
+        let live = self.live_bytes.load(Ordering::Relaxed);
+        self.peak_bytes.store(self.peak(live), Ordering::Relaxed);
+        let kept = self.kept_bytes.load(Ordering::Relaxed);
+        self.live_bytes.store(live + bytes, Ordering::Relaxed);
+        self.least_kept_bytes.store(kept, Ordering::Relaxed);
+        raise(&self.live_requested, requested);
+    }
+
+    fn peak(&self, live: i64) -> i64 {
+        let least = self.least_kept_bytes.load(Ordering::Relaxed);
+        self.peak_bytes.load(Ordering::Relaxed).max(live - least)
     }
 
     /// Bytes in the thread's fronts.
     #[inline]
     pub(super) fn bytes_held(&self) -> u64 {
-        let kept = self.kept_bytes.load(Ordering::Relaxed);
-        kept.wrapping_sub(self.drained_bytes.load(Ordering::Relaxed))
-    }
-
-    pub(super) fn blocks_held(&self) -> u64 {
-        let kept = self.kept_blocks.load(Ordering::Relaxed);
-        kept.wrapping_sub(self.drained_blocks.load(Ordering::Relaxed))
+        let drained = self.drained.bytes.load(Ordering::Relaxed);
+        (self.kept_bytes.load(Ordering::Relaxed) - drained).max(0) as u64
     }
 
     #[inline]
-    fn keep(&self, bytes: u64) {
-        add(&self.kept_bytes, bytes);
-        add(&self.kept_blocks, 1);
+    fn pushed(&self, bytes: u64, requested: u64) {
+        raise(&self.kept_bytes, bytes as i64);
+        raise(&self.kept_requested, requested as i64);
+        add(&self.pushes, 1);
     }
 
     #[inline]
-    fn unkeep(&self, bytes: u64) {
-        add(&self.kept_bytes, bytes.wrapping_neg());
-        add(&self.kept_blocks, 1u64.wrapping_neg());
+    fn popped(&self, bytes: u64, requested: u64) {
+        let kept = raise(&self.kept_bytes, -(bytes as i64));
+        if kept < self.least_kept_bytes.load(Ordering::Relaxed) {
+            self.least_kept_bytes.store(kept, Ordering::Relaxed);
+        }
+        raise(&self.kept_requested, -(requested as i64));
+        add(&self.pops, 1);
+    }
+
+    fn drained(&self, bytes: u64) {
+        self.drained.bytes.fetch_add(bytes as i64, Ordering::Relaxed);
+        self.drained.blocks.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn totals(&self) -> ThreadTotals {
+        let (live, kept) = (self.live_bytes.load(Ordering::Relaxed), self.kept_bytes.load(Ordering::Relaxed));
+        let (pops, pushes) = (self.pops.load(Ordering::Relaxed), self.pushes.load(Ordering::Relaxed));
+        let requested = self.live_requested.load(Ordering::Relaxed);
+        let drained = self.drained.blocks.load(Ordering::Relaxed);
+        ThreadTotals {
+            live_bytes: live - kept,
+            peak_bytes: self.peak(live),
+            live_requested: requested - self.kept_requested.load(Ordering::Relaxed),
+            allocations: self.allocations.load(Ordering::Relaxed) + pops,
+            deallocations: self.deallocations.load(Ordering::Relaxed) + pushes,
+            own_stream: self.own_stream.load(Ordering::Relaxed) + pops,
+            completed: self.completed.load(Ordering::Relaxed),
+            blocks_held: pushes.wrapping_sub(pops).wrapping_sub(drained),
+        }
     }
 }
 
 impl Front {
     pub(super) fn new(id: StreamId, stream: Arc<StreamCell>, thread: Arc<ThreadCounts>) -> Self {
         let small = Box::new(std::array::from_fn(|_| AtomicPtr::default()));
-        Self { id, stream, thread, small, large: AtomicPtr::default() }
+        Self { id, stream, thread, small, large: LargePlace::default() }
     }
 
     /// Takes a block for a request of `bytes`, whose blocks have `rounded`.
@@ -199,7 +246,7 @@ impl Front {
     pub(super) fn pop(&self, bytes: u64, rounded: u64) -> Option<Held<'_>> {
         let place = if bytes <= LARGEST_SMALL { self.pop_small(bytes) } else { self.pop_large(rounded) };
         let (addr, place) = place?;
-        self.thread.unkeep(rounded);
+        self.thread.popped(rounded, bytes);
         // SAFETY: the front's thread, which this is, wrote the entry of the block that it put in; entries live
         // as long as the pool, and the pool is borrowed by the call.
         let entry = unsafe { &*place.entry.load(Ordering::Relaxed) };
@@ -224,25 +271,33 @@ impl Front {
     }
 
     fn pop_large(&self, rounded: u64) -> Option<(u64, &Place)> {
-        // SAFETY: as above.
-        let large = unsafe { self.large.load(Ordering::Relaxed).as_ref() }?;
-        let same = |way: &&LargePlace| way.bytes.load(Ordering::Relaxed) == rounded;
-        let found = large.set(rounded).iter().filter(same);
-        found.map(|way| &way.place).find_map(|place| Some((place.take()?, place)))
+        let LargePlace { bytes, place } = &self.large;
+        (bytes.load(Ordering::Relaxed) == rounded).then(|| place.take()).flatten().map(|addr| (addr, place))
     }
 
-    /// Keeps a block that was given back on the front's stream, if there is room.
+    /// Keeps a small block that was given back on the front's stream, if there is room.
     #[inline]
     pub(super) fn push(&self, addr: u64, bytes: u64, rounded: u64, entry: &Entry) -> bool {
-        let kept = if bytes <= LARGEST_SMALL {
-            self.push_small(addr, bytes, entry)
-        } else {
-            self.push_large(addr, rounded, entry)
-        };
+        let kept = self.push_small(addr, bytes, entry);
         if kept {
-            self.thread.keep(rounded);
+            self.thread.pushed(rounded, bytes);
         }
         kept
+    }
+
+    /// Keeps a large block that was given back on the front's stream, instead of the one before; returns the
+    /// address of that one.
+    pub(super) fn push_large(&self, addr: u64, bytes: u64, rounded: u64, entry: &Entry) -> Option<u64> {
+        let LargePlace { bytes: kept_bytes, place } = &self.large;
+        let before = place.take();
+        if before.is_some() {
+            self.thread.drained(kept_bytes.load(Ordering::Relaxed));
+        }
+        entry.set_requested(0);
+        kept_bytes.store(rounded, Ordering::Relaxed);
+        place.put(addr, entry);
+        self.thread.pushed(rounded, bytes);
+        before
     }
 
     #[inline]
@@ -256,43 +311,13 @@ impl Front {
         true
     }
 
-    fn push_large(&self, addr: u64, rounded: u64, entry: &Entry) -> bool {
-        if NOLARGE.with(|n| *n) { return false }
-        let large = made(&self.large);
-        let mut empty = large.set(rounded).iter();
-        let Some(way) = empty.find(|way| way.place.addr.load(Ordering::Relaxed) == 0) else { return false };
-        entry.set_requested(0);
-        way.bytes.store(rounded, Ordering::Relaxed);
-        way.place.put(addr, entry);
-        true
-    }
-
-    /// Takes one large block out, to make room: each in turn.
-    pub(super) fn evict_large(&self) -> Option<u64> {
-        // SAFETY: as above.
-        let large = unsafe { self.large.load(Ordering::Relaxed).as_ref() }?;
-        for _ in 0..SETS * WAYS {
-            let hand = large.hand.load(Ordering::Relaxed).wrapping_add(1);
-            large.hand.store(hand, Ordering::Relaxed);
-            let index = hand as usize % (SETS * WAYS);
-            let way = &large.sets[index / WAYS][index % WAYS];
-            if let Some(addr) = way.place.take() {
-                self.thread.unkeep(way.bytes.load(Ordering::Relaxed));
-                return Some(addr);
-            }
-        }
-        None
-    }
-
     /// Takes every block out, on any thread, and tells `give` the address of each; `give` says its size.
     pub(super) fn drain(&self, mut give: impl FnMut(u64) -> u64) {
         let mut take = |place: &Place| {
             if place.addr.load(Ordering::Relaxed) != 0
                 && let Some(addr) = place.take()
             {
-                let bytes = give(addr);
-                self.thread.drained_bytes.fetch_add(bytes, Ordering::Relaxed);
-                self.thread.drained_blocks.fetch_add(1, Ordering::Relaxed);
+                self.thread.drained(give(addr));
             }
         };
         for stack in self.small.iter() {
@@ -301,10 +326,7 @@ impl Front {
                 stack.places.iter().for_each(&mut take);
             }
         }
-        // SAFETY: as above.
-        if let Some(large) = unsafe { self.large.load(Ordering::Acquire).as_ref() } {
-            large.sets.as_flattened().iter().for_each(|way| take(&way.place));
-        }
+        take(&self.large.place);
     }
 }
 
@@ -325,16 +347,12 @@ fn made<T: Default>(part: &AtomicPtr<T>) -> &T {
 
 impl Drop for Front {
     fn drop(&mut self) {
-        fn drop_part<T>(part: &mut AtomicPtr<T>) {
-            let part = *part.get_mut();
-            if !part.is_null() {
+        for stack in self.small.iter_mut() {
+            let stack = *stack.get_mut();
+            if !stack.is_null() {
                 // SAFETY: it came from a box, and nobody else looks at it any more.
-                drop(unsafe { Box::from_raw(part) });
+                drop(unsafe { Box::from_raw(stack) });
             }
         }
-        self.small.iter_mut().for_each(drop_part);
-        drop_part(&mut self.large);
     }
 }
-
-thread_local!{ static NOLARGE: bool = super::heaps::tune("MP_NOLARGE",0)==1; }

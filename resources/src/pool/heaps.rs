@@ -11,7 +11,7 @@ use super::directory::{Directory, Entry};
 use super::front::Front;
 use super::heap::Heap;
 use super::thread::Caches;
-use crate::ordered::{ANYONE, Epoch, Fit, Growth, Hit, Owner, Request, Store, StoreTotals};
+use crate::ordered::{ANYONE, Epoch, Fit, Growth, Hit, Owner, Request, Store, StoreTotals, StreamCell};
 
 /// The heap of large blocks, to the directory.
 const LARGE: u8 = 0;
@@ -193,6 +193,13 @@ impl Heaps {
         }
     }
 
+    /// Takes back a block that a front of this stream kept.
+    pub(super) fn give_kept(&mut self, addr: u64, stream: &StreamCell) {
+        let shared = Arc::clone(&self.shared);
+        let entry = shared.directory.find(addr).expect("a kept block is entered");
+        self.give_back(entry, stream.owner, stream.epoch());
+    }
+
     /// Takes back all that is in a front.
     pub(super) fn drain(&mut self, front: &Front) -> bool {
         let shared = Arc::clone(&self.shared);
@@ -222,16 +229,6 @@ impl Heaps {
             return MisuseKind::DoubleFree;
         }
         MisuseKind::ForeignPointer
-    }
-
-    /// Bytes and blocks that threads keep.
-    fn kept(&self) -> (u64, u64) {
-        let mut kept = (0u64, 0u64);
-        self.shared.caches.each(|cache| {
-            kept.0 = kept.0.wrapping_add(cache.counts.bytes_held());
-            kept.1 = kept.1.wrapping_add(cache.counts.blocks_held());
-        });
-        kept
     }
 
     /// What a thread may keep: a share of what is in use, so that little of the pool waits for one stream.
@@ -309,7 +306,7 @@ impl Store for Heaps {
         let mut any = false;
         let mut fronts = Vec::new();
         shared.caches.each(|cache| {
-            if cache.counts.blocks_held() > 0 {
+            if cache.counts.totals().blocks_held > 0 {
                 fronts.extend(cache.fronts());
             }
         });
@@ -398,20 +395,18 @@ impl Store for Heaps {
         for (_, arena) in self.shared.arenas.each() {
             totals.blocks_free += arena.heap.blocks_free;
         }
-        totals.blocks_free += self.kept().1;
-        let (mut live, mut peak, mut requested) = (0i64, 0i64, 0i64);
+        let (mut live, mut peak, mut requested) = (0, 0, 0);
         self.shared.caches.each(|cache| {
-            let counts = &cache.counts;
-            live += counts.live_bytes.load(Ordering::Relaxed);
-            peak += counts.peak_bytes.load(Ordering::Relaxed);
-            requested += counts.live_requested.load(Ordering::Relaxed);
-            let allocations = counts.allocations.load(Ordering::Relaxed);
-            let deallocations = counts.deallocations.load(Ordering::Relaxed);
+            let thread = cache.counts.totals();
+            live += thread.live_bytes;
+            peak += thread.peak_bytes;
+            requested += thread.live_requested;
+            totals.blocks_free = totals.blocks_free.wrapping_add(thread.blocks_held);
             totals.blocks_in_use =
-                totals.blocks_in_use.wrapping_add(allocations).wrapping_sub(deallocations);
-            totals.own_stream += counts.own_stream.load(Ordering::Relaxed);
-            totals.completed += counts.completed.load(Ordering::Relaxed);
-            totals.deallocations += deallocations;
+                totals.blocks_in_use.wrapping_add(thread.allocations).wrapping_sub(thread.deallocations);
+            totals.own_stream += thread.own_stream;
+            totals.completed += thread.completed;
+            totals.deallocations += thread.deallocations;
         });
         totals.bytes_in_use = live.max(0) as u64;
         totals.bytes_requested = requested.max(0) as u64;

@@ -55,7 +55,7 @@ use arena::{Arena, Arenas, Shard};
 use classes::{LARGEST_SMALL, rounded};
 use front::{Front, add};
 use heaps::{Heaps, Shared, take_small};
-use thread::{Cache, PoolId};
+use thread::{Lease, PoolId};
 
 /// A pool: takes large regions from upstream and hands out blocks of them, in stream order.
 ///
@@ -166,26 +166,39 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let rounded = rounded(bytes);
         let held = front.pop(bytes, rounded)?;
         held.entry.set_requested(bytes);
-        front.thread.allocated(rounded, bytes);
-        add(&front.thread.own_stream, 1);
         Some(DevicePtr::new(held.addr))
     }
 
-    /// Puts a block into the front, if it is one and there is room.
+    /// Puts a small block into the front, if it is one and there is room.
     #[inline]
     fn push(&self, front: &Front, ptr: DevicePtr, bytes: u64) -> bool {
+        // Zero bytes are more than the largest small block, too.
+        if bytes.wrapping_sub(1) >= LARGEST_SMALL {
+            return false;
+        }
         let Some(entry) = self.shared.directory.find(ptr.address()) else { return false };
-        if bytes == 0 || entry.requested() != bytes {
+        if entry.requested() != bytes {
             return false;
         }
         let rounded = rounded(bytes);
         let room = self.shared.keep_bytes.load(Ordering::Relaxed);
-        let held = front.thread.bytes_held();
-        let kept = held + rounded <= room.max(rounded) && front.push(ptr.address(), bytes, rounded, entry);
-        if kept {
-            front.thread.deallocated(rounded, bytes);
+        let fits = front.thread.bytes_held() + rounded <= room;
+        fits && front.push(ptr.address(), bytes, rounded, entry)
+    }
+
+    /// Puts a large block into the front; the one that was there goes back.
+    fn push_large(&self, front: &Front, ptr: DevicePtr, bytes: u64) -> bool {
+        if bytes <= LARGEST_SMALL {
+            return false;
         }
-        kept
+        let Some(entry) = self.shared.directory.find(ptr.address()) else { return false };
+        if entry.requested() != bytes {
+            return false;
+        }
+        if let Some(before) = front.push_large(ptr.address(), bytes, rounded(bytes), entry) {
+            self.ordered.with_store(|heaps| heaps.give_kept(before, &front.stream));
+        }
+        true
     }
 
     /// A block from the thread's arena, for a small request.
@@ -224,40 +237,68 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         (shard, arenas.lock(shard))
     }
 
-    #[inline(never)]
-    fn allocate_shared(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
-        let cache = self.shared.caches.mine(self.id);
-        let front = cache.is_kept().then(|| self.front_of(&cache, stream)).flatten();
+    /// The calling thread's front for a stream, made when the stream is used often, if it may be used now.
+    fn front_or_new(&self, cache: &Lease, stream: StreamRef) -> Option<&Front> {
+        let front = if cache.is_kept() { self.front_of(cache, stream)? } else { return None };
         // SAFETY: as in `front`: this call adds no other from here on.
-        let usable = front.map(|front| unsafe { &*front }).filter(|front| !front.stream.is_wanted());
-        if let Some(front) = usable.filter(|_| !self.ordered.health.is_lost())
-            && let Some(ptr) = self.pop(front, layout).or_else(|| self.take_in_arena(front, layout))
-        {
+        let front = unsafe { &*front };
+        (!front.stream.is_wanted() && !self.ordered.health.is_lost()).then_some(front)
+    }
+
+    /// The way past the front, for a thread that has one.
+    #[inline(never)]
+    fn allocate_past(&self, front: &Front, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        if let Some(ptr) = self.take_in_arena(front, layout) {
             return Ok(ptr);
         }
+        let shard = front.thread.shard.load(Ordering::Relaxed);
+        let ptr = self
+            .ordered
+            .allocate(layout, stream, shard, Some(&front.stream))
+            .map_err(|error| error.in_stack(self))?;
+        if !ptr.is_null() {
+            front.thread.allocated(rounded(layout.bytes()), layout.bytes());
+        }
+        Ok(ptr)
+    }
+
+    #[inline(never)]
+    fn allocate_without(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        let cache = self.shared.caches.mine(self.id);
+        if let Some(front) = self.front_or_new(&cache, stream) {
+            return self.pop(front, layout).map_or_else(|| self.allocate_past(front, layout, stream), Ok);
+        }
         let shard = cache.counts.shard.load(Ordering::Relaxed);
-        let ptr = self.ordered.allocate(layout, stream, shard).map_err(|error| error.in_stack(self))?;
+        let ptr = self.ordered.allocate(layout, stream, shard, None).map_err(|error| error.in_stack(self))?;
         if !ptr.is_null() {
             cache.counts.allocated(rounded(layout.bytes()), layout.bytes());
         }
         Ok(ptr)
     }
 
+    /// The way past the front, for a thread that has one.
     #[inline(never)]
-    fn deallocate_shared(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+    fn deallocate_past(&self, front: &Front, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+        let bytes = layout.bytes();
+        if ptr.is_null() || self.push_large(front, ptr, bytes) || self.give_to_arena(front, ptr, bytes) {
+            return;
+        }
+        if self.ordered.deallocate(ptr, layout, stream, self) {
+            front.thread.deallocated(rounded(bytes), bytes);
+        }
+    }
+
+    #[inline(never)]
+    fn deallocate_without(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         if ptr.is_null() {
             return;
         }
         let cache = self.shared.caches.mine(self.id);
-        let front = cache.is_kept().then(|| self.front_of(&cache, stream)).flatten();
-        // SAFETY: as in `front`: this call adds no other from here on.
-        let usable = front.map(|front| unsafe { &*front }).filter(|front| !front.stream.is_wanted());
-        if let Some(front) = usable.filter(|_| !self.ordered.health.is_lost())
-            && (self.push(front, ptr, layout.bytes()) || self.give_to_arena(front, ptr, layout.bytes()))
-        {
-            return;
-        }
-        if self.ordered.deallocate(ptr, layout, stream, self) {
+        if let Some(front) = self.front_or_new(&cache, stream) {
+            if !self.push(front, ptr, layout.bytes()) {
+                self.deallocate_past(front, ptr, layout, stream);
+            }
+        } else if self.ordered.deallocate(ptr, layout, stream, self) {
             cache.counts.deallocated(rounded(layout.bytes()), layout.bytes());
         }
     }
@@ -279,7 +320,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     }
 
     /// The thread's front for a stream, made when the stream is used often.
-    fn front_of(&self, cache: &Cache, stream: StreamRef) -> Option<*const Front> {
+    fn front_of(&self, cache: &Lease, stream: StreamRef) -> Option<*const Front> {
         if let Some(front) = cache.front(self.id, stream.id()) {
             return Some(front);
         }
@@ -310,22 +351,25 @@ impl<R: DeviceMemoryResource> fmt::Display for PoolMemoryResource<R> {
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PoolMemoryResource<R> {
     #[inline]
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
-        if let Some(front) = self.front(stream)
-            && let Some(ptr) = self.pop(front, layout)
-        {
-            return Ok(ptr);
+        match self.front(stream) {
+            Some(front) => match self.pop(front, layout) {
+                Some(ptr) => Ok(ptr),
+                None => self.allocate_past(front, layout, stream),
+            },
+            None => self.allocate_without(layout, stream),
         }
-        self.allocate_shared(layout, stream)
     }
 
     #[inline]
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
-        if let Some(front) = self.front(stream)
-            && self.push(front, ptr, layout.bytes())
-        {
-            return;
+        match self.front(stream) {
+            Some(front) => {
+                if !self.push(front, ptr, layout.bytes()) {
+                    self.deallocate_past(front, ptr, layout, stream);
+                }
+            }
+            None => self.deallocate_without(ptr, layout, stream),
         }
-        self.deallocate_shared(ptr, layout, stream);
     }
 
     fn driver(&self) -> &DriverHandle {

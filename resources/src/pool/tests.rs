@@ -1,1 +1,160 @@
+use std::collections::BTreeMap;
 
+use millpond_core::Layout;
+use proptest::prelude::*;
+
+use super::heap::Heap;
+use crate::ordered::{ANYONE, Epoch, Owner, Request};
+
+const OWNERS: Owner = 4;
+
+/// Adds a region well apart from the others.
+fn grow(heap: &mut Heap, request: &Request, owner: Owner, epoch: Epoch, at: &mut u64) {
+    let bytes = Heap::region_for(request, 0, 2 << 20);
+    assert!(bytes >= request.padded_bytes());
+    heap.add_region(*at, bytes, owner, epoch);
+    *at += bytes + (64 << 20);
+}
+
+fn heap() -> Heap {
+    Heap::new(32)
+}
+
+fn request(bytes: u64) -> Request {
+    Request::new(Layout::new(bytes)).expect("not too large")
+}
+
+/// One step of a random test.
+#[derive(Clone, Debug)]
+enum Step {
+    Take { owner: Owner, bytes: u64, alignment_log2: u32 },
+    Give { index: usize, owner: Owner },
+    Migrate { from: Owner, to: Owner, back: Epoch },
+    Join { owner: Owner, bytes: u64 },
+    Release,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let bytes = prop_oneof![
+        4 => 1..5000u64,
+        2 => (0..14u32).prop_map(|shift| 256 << shift),
+        2 => (0..14u32).prop_map(|shift| (256 << shift) + 1),
+        1 => 1..(64u64 << 20),
+    ];
+    let step = prop_oneof![
+        6 => (0..OWNERS, bytes, 8..22u32)
+            .prop_map(|(owner, bytes, log2)| (owner, bytes, if log2 > 12 { 8 } else { log2 }))
+            .prop_map(|(owner, bytes, alignment_log2)| Step::Take { owner, bytes, alignment_log2 }),
+        5 => (any::<usize>(), 0..OWNERS).prop_map(|(index, owner)| Step::Give { index, owner }),
+        1 => (0..OWNERS, 0..OWNERS, 0..20u64).prop_map(|(from, to, back)| Step::Migrate { from, to, back }),
+        1 => (1..OWNERS, 1..(8u64 << 20)).prop_map(|(owner, bytes)| Step::Join { owner, bytes }),
+        1 => Just(Step::Release),
+    ];
+    prop::collection::vec(step, 1..400)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// The heap against a map of what is handed out: nothing overlaps, every epoch is kept, all invariants
+    /// hold.
+    #[test]
+    fn heap_agrees_with_a_map(steps in steps()) {
+        let mut heap = heap();
+        let mut live: BTreeMap<u64, (u64, u32)> = BTreeMap::new();
+        let (mut at, mut epoch) = (1u64 << 40, 0);
+        for step in steps {
+            epoch += 1;
+            match step {
+                Step::Take { owner, bytes, alignment_log2 } => {
+                    let layout = Layout::with_alignment(bytes, 1 << alignment_log2).expect("a power of two");
+                    let request = Request::new(layout).expect("not too large");
+                    if heap.find(owner, Epoch::MAX, &request).is_none() {
+                        grow(&mut heap, &request, owner, epoch, &mut at);
+                    }
+                    let found = heap.find(owner, Epoch::MAX, &request).expect("the heap grew");
+                    let (size, given) = (heap.chunk(found).bytes, heap.chunk(found).epoch());
+                    prop_assert!(size >= request.bytes && given <= epoch);
+                    if given > 0 {
+                        prop_assert_ne!(heap.find(owner, given - 1, &request), Some(found));
+                    }
+                    let id = heap.take(found, request.bytes, request.alignment);
+                    let start = heap.chunk(id).addr;
+                    prop_assert_eq!(start % layout.alignment(), 0);
+                    if let Some((before, (size, _))) = live.range(..=start).next_back() {
+                        prop_assert!(before + size <= start);
+                    }
+                    if let Some((after, _)) = live.range(start..).next() {
+                        prop_assert!(start + request.bytes <= *after);
+                    }
+                    live.insert(start, (request.bytes, id));
+                }
+                Step::Give { index, owner } if !live.is_empty() => {
+                    let block = live.iter().nth(index % live.len());
+                    let (start, (bytes, id)) = block.map(|(a, b)| (*a, *b)).expect("not empty");
+                    prop_assert_eq!((heap.chunk(id).addr, heap.chunk(id).bytes), (start, bytes));
+                    heap.give(id, owner, epoch);
+                    live.remove(&start);
+                }
+                Step::Give { .. } => {}
+                Step::Migrate { from, to, back } if from != to => {
+                    heap.migrate(from, epoch.saturating_sub(back), to, if to == ANYONE { 0 } else { epoch });
+                }
+                Step::Migrate { .. } => {}
+                Step::Join { owner, bytes } => {
+                    if heap.join_with_anyones(owner, &request(bytes)) {
+                        prop_assert!(heap.find(owner, epoch, &request(bytes)).is_some());
+                    }
+                }
+                Step::Release => {
+                    while let Some((region, ..)) = heap.remove_free_region(|chunk| chunk.owner() == ANYONE) {
+                        prop_assert!(live.range(region.base..region.base + region.bytes).next().is_none());
+                    }
+                }
+            }
+            heap.validate();
+        }
+        let in_use = heap.bytes_reserved - heap.bytes_free;
+        prop_assert_eq!(heap.blocks_in_use as usize, live.len());
+        prop_assert_eq!(in_use, live.values().map(|(rounded, _)| rounded).sum::<u64>());
+    }
+
+    /// Whatever is free for an owner and large enough is found, however many blocks share its bin.
+    #[test]
+    fn a_fitting_block_is_always_found(
+        sizes in prop::collection::vec(32..64u64, 1..300),
+        wanted in 32..64u64,
+    ) {
+        let mut heap = heap();
+        let mut at = 1u64 << 40;
+        for granules in &sizes {
+            heap.add_region(at, granules * 256 * 32, 1, 0);
+            at += 1 << 30;
+        }
+        let best = sizes.iter().filter(|granules| **granules >= wanted).min();
+        let found = heap.find(1, Epoch::MAX, &request(wanted * 256 * 32));
+        prop_assert_eq!(found.is_some(), best.is_some());
+    }
+}
+
+#[test]
+fn neighbours_of_different_streams_join_once_both_are_anyones() {
+    let mut heap = heap();
+    heap.add_region(1 << 40, 2048, ANYONE, 0);
+    let blocks: Vec<u32> = (0..2)
+        .map(|_| {
+            let found = heap.find(ANYONE, 0, &request(1024)).expect("there is room");
+            heap.take(found, 1024, 256)
+        })
+        .collect();
+    heap.give(blocks[0], 1, 5);
+    heap.give(blocks[1], 2, 7);
+    assert_eq!(heap.largest_free_block(), 1024);
+    heap.migrate(1, 4, ANYONE, 0);
+    assert_eq!(heap.free_bytes(ANYONE), 0, "epoch 5 is not covered by a point of epoch 4");
+    heap.migrate(1, 5, ANYONE, 0);
+    heap.migrate(2, 7, ANYONE, 0);
+    assert_eq!(heap.largest_free_block(), 2048);
+    let (region, ..) = heap.remove_free_region(|_| true).expect("it is free");
+    assert_eq!((region.base, region.bytes), (1 << 40, 2048));
+}
