@@ -19,6 +19,8 @@ use millpond_testkit::hooked::HookedDriver;
 const MIB: u64 = 1 << 20;
 /// The pool's first region, where the test needs one that it can fill.
 const FIRST: u64 = 256 * MIB;
+/// A block that keeps neighbours apart: small ones lie elsewhere.
+const APART: u64 = MIB + 256;
 /// Work that outlasts the test's driver calls.
 const LONG: usize = 800;
 
@@ -62,7 +64,7 @@ impl Setup {
     /// A block with a neighbour that stays in use: given back, it joins nothing.
     fn take_apart(&self, bytes: u64, stream: StreamRef) -> DevicePtr {
         let block = self.take(bytes, stream);
-        self.take(256, stream);
+        self.take(APART, stream);
         block
     }
 
@@ -125,7 +127,7 @@ fn a_wait_inherits_only_what_it_waited_for() {
         let [other, third, fourth] = [(); 3].map(|()| setup.stream());
         let [first, later] = [(); 2].map(|()| setup.take_apart(4 * MIB, donor));
         let wanted = setup.take_apart(3 * MIB, donor);
-        let slow = setup.take_apart(MIB, donor);
+        let slow = setup.take_apart(2 * MIB, donor);
         let others_slow = setup.take_apart(8 * MIB, other);
         let others_quick = setup.take_apart(6 * MIB, other);
         setup.fill(fourth);
@@ -133,10 +135,10 @@ fn a_wait_inherits_only_what_it_waited_for() {
         // The third stream wants the donor's block, and nobody may record on the donor: its next call does.
         setup.give(first, 4 * MIB, donor);
         assert_ne!(setup.take(4 * MIB, third), first);
-        setup.busy(slow, MIB, donor, LONG);
+        setup.busy(slow, 2 * MIB, donor, LONG);
         setup.busy(others_slow, 8 * MIB, other, LONG);
         setup.busy(others_quick, 6 * MIB, other, LONG / 4);
-        setup.give(slow, MIB, donor); // point 1
+        setup.give(slow, 2 * MIB, donor); // point 1
         assert_eq!(setup.calls(CallKind::EventRecord), 1);
         // The fourth stream wants what the donor gives next: the call after that records point 2.
         setup.give(wanted, 3 * MIB, donor);
@@ -173,8 +175,8 @@ fn a_ticket_outlives_no_sweep() {
         let donor = setup.foreign_stream();
         let [other, third, fourth] = [(); 3].map(|()| setup.stream());
         let [first, second] = [(); 2].map(|()| setup.take_apart(4 * MIB, donor));
-        [third, fourth].into_iter().for_each(|stream| _ = setup.take(256, stream));
-        (0..27).for_each(|_| _ = setup.take(256, setup.stream()));
+        [third, fourth].into_iter().for_each(|stream| _ = setup.take(APART, stream));
+        (0..27).for_each(|_| _ = setup.take(APART, setup.stream()));
         // The last to come: once it is forgotten, its number is the next to be given away.
         let others = setup.take_apart(6 * MIB, other);
         setup.fill(fourth);

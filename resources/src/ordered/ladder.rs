@@ -17,6 +17,21 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     #[cold]
     pub(super) fn climb(&self, request: &Request, stream: StreamRef) -> Result<DevicePtr> {
         let _slow = self.slow.lock();
+        let refused = match self.climb_for(request, stream)? {
+            Ok(ptr) => return Ok(ptr),
+            Err(refused) => refused,
+        };
+        let exact = request.exact();
+        if exact != *request
+            && let Ok(ptr) = self.climb_for(&exact, stream)?
+        {
+            return Ok(ptr);
+        }
+        Err(self.out_of_memory(request, stream, refused))
+    }
+
+    /// The inner error is upstream's refusal, if it was asked.
+    fn climb_for(&self, request: &Request, stream: StreamRef) -> Result<Result<DevicePtr, Option<Error>>> {
         {
             // Here nobody uses a stream's event: all who do hold the lock, or a ticket.
             let mut state = self.state.lock();
@@ -31,27 +46,27 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         }
         // Another thread may have brought memory while this one waited for the lock.
         if let Some(ptr) = self.try_hit(request, stream) {
-            return Ok(ptr);
+            return Ok(Ok(ptr));
         }
         if self.state.lock().store.gather()
             && let Some(ptr) = self.try_hit(request, stream)
         {
-            return Ok(ptr);
+            return Ok(Ok(ptr));
         }
         if !capturing && let Some(ptr) = self.take_from_others(request, stream)? {
-            return Ok(ptr);
+            return Ok(Ok(ptr));
         }
         let refused = match self.grow(request, stream, |ladder| &mut ladder.grow)? {
-            Ok(ptr) => return Ok(ptr),
+            Ok(ptr) => return Ok(Ok(ptr)),
             Err(refused) => refused,
         };
         if !capturing && let Some(ptr) = self.reclaim(request, stream)? {
-            return Ok(ptr);
+            return Ok(Ok(ptr));
         }
         if self.release_free_regions(0, stream) > 0
             && let Ok(ptr) = self.grow(request, stream, |ladder| &mut ladder.reclaim)?
         {
-            return Ok(ptr);
+            return Ok(Ok(ptr));
         }
         // What other threads gave back meanwhile may fit, and may belong to any stream.
         for _ in 0..LAST_TRIES {
@@ -60,13 +75,13 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
                 break;
             }
             if let Some(ptr) = self.take_from_others(request, stream)? {
-                return Ok(ptr);
+                return Ok(Ok(ptr));
             }
             if let Some(ptr) = self.reclaim(request, stream)? {
-                return Ok(ptr);
+                return Ok(Ok(ptr));
             }
         }
-        Err(self.out_of_memory(request, stream, refused))
+        Ok(Err(refused))
     }
 
     fn out_of_memory(&self, request: &Request, stream: StreamRef, refused: Option<Error>) -> Error {

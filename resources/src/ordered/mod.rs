@@ -52,7 +52,9 @@ use millpond_core::{
 use parking_lot::Mutex;
 
 pub use reuse::Reuse;
-pub(crate) use store::{ANYONE, Epoch, Fit, Growth, Hit, LARGEST_REQUEST, Owner, Request, Store, StoreTotals};
+pub(crate) use store::{
+    ANYONE, Epoch, Fit, Growth, Hit, LARGEST_REQUEST, Owner, Request, Store, StoreTotals,
+};
 pub(crate) use streams::StreamCell;
 use streams::{Streams, Ticket};
 
@@ -196,7 +198,8 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             request = state.store.request(layout).ok_or_else(|| Error::request_too_large(layout, stream))?;
             request.shard = shard;
             let owner = cell.map_or_else(|| state.owner_of(stream), |cell| cell.owner);
-            let largest = if self.reuse.completed { state.largest_without_collection(&request) } else { u64::MAX };
+            let largest =
+                if self.reuse.completed { state.largest_without_collection(&request) } else { u64::MAX };
             if let Some(ptr) = state.hit(owner, &request, self.reuse, largest) {
                 let wanted = state.streams.slot_mut(owner).ticket_if_wanted();
                 drop(state);

@@ -21,7 +21,7 @@ pub(crate) const LARGEST_REQUEST: u64 = 1 << 55;
 pub(crate) struct Request {
     /// As asked for.
     pub(crate) requested: u64,
-    /// Rounded up to 256.
+    /// Rounded up as the store cuts blocks, to a multiple of 256.
     pub(crate) bytes: u64,
     /// A power of two, at least 256.
     pub(crate) alignment: u64,
@@ -35,6 +35,11 @@ impl Request {
         let bytes = layout.rounded_bytes()?;
         bytes.checked_add(layout.alignment()).filter(|sum| *sum <= LARGEST_REQUEST)?;
         Some(Self { requested: layout.bytes(), bytes, alignment: layout.alignment(), shard: 0 })
+    }
+
+    /// The request rounded up to 256 only: what is tried before memory is out.
+    pub(crate) fn exact(&self) -> Self {
+        Self { bytes: self.requested.next_multiple_of(ALLOCATION_ALIGNMENT), ..*self }
     }
 
     /// Bytes that are enough wherever a block of base alignment starts.

@@ -90,8 +90,8 @@ impl Arena {
     /// How large the next span should be: a share of what there is, so that few blocks keep few bytes.
     pub(super) fn span_wanted(&self) -> u64 {
         const LEAST: u64 = 512 << 10;
-        const MOST: u64 = 32 << 20;
-        (self.heap.bytes_reserved / 4).next_power_of_two().clamp(LEAST, MOST)
+        const MOST: u64 = 16 << 20;
+        (self.heap.bytes_reserved / 8).next_power_of_two().clamp(LEAST, MOST)
     }
 }
 

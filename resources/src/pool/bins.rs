@@ -62,13 +62,7 @@ impl Wanted {
 
 impl Bins {
     pub(crate) fn new() -> Self {
-        Self {
-            levels: 0,
-            subs: [0; LEVELS],
-            heads: Vec::new(),
-            bytes: 0,
-            blocks: 0,
-        }
+        Self { levels: 0, subs: [0; LEVELS], heads: Vec::new(), bytes: 0, blocks: 0 }
     }
 
     pub(crate) fn insert(&mut self, chunks: &mut Chunks, id: u32) {

@@ -38,14 +38,14 @@ fn bytes_of(class: usize) -> u64 {
     ((class - shift * SUBS + 1) << shift) * ALLOCATION_ALIGNMENT
 }
 
-/// What a request is rounded up to; `bytes` is not zero, and far below `u64::MAX`.
+/// What a request is rounded up to. (Almost: no device holds the largest numbers.)
 #[inline]
 pub(super) fn rounded(bytes: u64) -> u64 {
-    let below = (bytes - 1) / ALLOCATION_ALIGNMENT;
-    if below < SUBS || bytes > LARGEST_SMALL {
-        return (below + 1) * ALLOCATION_ALIGNMENT;
+    if bytes > LARGEST_SMALL {
+        return bytes.saturating_add(ALLOCATION_ALIGNMENT - 1) & !(ALLOCATION_ALIGNMENT - 1);
     }
-    let shift = below.ilog2() - SUB_BITS;
+    let below = bytes.saturating_sub(1) / ALLOCATION_ALIGNMENT;
+    let shift = below.max(SUBS).ilog2() - SUB_BITS;
     (((below >> shift) + 1) << shift) * ALLOCATION_ALIGNMENT
 }
 

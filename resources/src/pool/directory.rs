@@ -48,10 +48,24 @@ pub(super) struct Entry {
 }
 
 const PRESENT: u64 = 1 << 63;
+/// The block is smaller than others for such a request.
+const ODD: u64 = 1 << 62;
+
+/// What is known of a block that is handed out.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Block {
+    pub(super) heap: HeapId,
+    pub(super) chunk: ChunkId,
+    /// The bytes asked for.
+    pub(super) requested: u64,
+    /// Whether the block is smaller than others for such a request: no thread keeps it.
+    pub(super) is_odd: bool,
+}
 
 impl Entry {
-    fn key(start: u64, heap: HeapId, id: ChunkId) -> u64 {
-        PRESENT | u64::from(heap) << 48 | start << 32 | u64::from(id)
+    fn key(start: u64, block: Block) -> u64 {
+        let odd = if block.is_odd { ODD } else { 0 };
+        PRESENT | odd | u64::from(block.heap) << 48 | start << 32 | u64::from(block.chunk)
     }
 
     fn start(key: u64) -> u64 {
@@ -63,6 +77,12 @@ impl Entry {
     pub(super) fn block(&self) -> (HeapId, ChunkId) {
         let key = self.key.load(Ordering::Relaxed);
         ((key >> 48) as HeapId, key as ChunkId)
+    }
+
+    /// Whether the block is handed out for `bytes`, and a thread may keep it.
+    #[inline]
+    pub(super) fn may_be_kept(&self, bytes: u64) -> bool {
+        self.requested() == bytes && self.key.load(Ordering::Relaxed) & ODD == 0
     }
 
     /// The bytes asked for; 0 of a block that is not handed out.
@@ -230,11 +250,11 @@ impl Directory {
     }
 
     /// Enters a block that is being handed out; nobody else has it, and its start is not entered.
-    pub(super) fn insert(&self, addr: u64, heap: HeapId, id: ChunkId, requested: u64) -> &Entry {
+    pub(super) fn insert(&self, addr: u64, block: Block) -> &Entry {
         debug_assert!(self.find(addr).is_none(), "a block starts there already");
         let (page, start) = Self::place(addr);
         let page = &self.leaf_or_new(addr).pages[page];
-        let key = Entry::key(start, heap, id);
+        let key = Entry::key(start, block);
         loop {
             let latest = Table(page.load(Ordering::Acquire));
             if !latest.is_none() {
@@ -244,7 +264,7 @@ impl Directory {
                     if entry.key.load(Ordering::Relaxed) == 0
                         && entry.key.compare_exchange(0, key, Ordering::AcqRel, Ordering::Relaxed).is_ok()
                     {
-                        entry.set_requested(requested);
+                        entry.set_requested(block.requested);
                         return entry;
                     }
                 }
@@ -311,6 +331,10 @@ mod tests {
 
     use proptest::prelude::*;
 
+    fn block(heap: HeapId, chunk: ChunkId, requested: u64) -> Block {
+        Block { heap, chunk, requested, is_odd: false }
+    }
+
     proptest! {
         /// Against a map: starts close together, so that every table fills, and far apart.
         #[test]
@@ -324,7 +348,7 @@ mod tests {
                 prop_assert_eq!(directory.find(addr).is_some(), map.contains_key(&addr));
                 if enter {
                     map.entry(addr).or_insert_with(|| {
-                        directory.insert(addr, 3, number as u32, 77);
+                        directory.insert(addr, block(3, number as u32, 77));
                         number as u32
                     });
                 } else if map.remove(&addr).is_some() {
@@ -343,7 +367,7 @@ mod tests {
     fn every_start_of_a_page_has_a_place() {
         let directory = Directory::new();
         for start in 0..8192 {
-            directory.insert(start << 8, 0, start as u32, 1);
+            directory.insert(start << 8, block(0, start as u32, 1));
         }
         for start in 0..8192 {
             assert_eq!(directory.find(start << 8).map(Entry::block), Some((0, start as u32)));

@@ -7,7 +7,7 @@ use millpond_core::{ALLOCATION_ALIGNMENT, DevicePtr, Layout};
 use super::arena::{Arena, Arenas, Shard, Taken};
 use super::chunk::{Chunk, ChunkId};
 use super::classes::{LARGEST_SMALL, rounded};
-use super::directory::{Directory, Entry};
+use super::directory::{Block, Directory, Entry, HeapId};
 use super::front::Front;
 use super::heap::Heap;
 use super::thread::Caches;
@@ -94,7 +94,7 @@ impl Heaps {
     fn take_large(&mut self, chunk: ChunkId, request: &Request) -> DevicePtr {
         let id = self.large.take(chunk, request.bytes, request.alignment);
         let addr = self.large.chunk(id).addr;
-        self.shared.directory.insert(addr, LARGE, id, request.requested);
+        self.shared.directory.insert(addr, entered(LARGE, id, request));
         DevicePtr::new(addr)
     }
 
@@ -125,8 +125,7 @@ impl Heaps {
     }
 
     fn enter_small(&self, shard: Shard, taken: &Taken, request: &Request) -> DevicePtr {
-        let heap = Arenas::heap_id(shard);
-        self.shared.directory.insert(taken.addr, heap, taken.chunk, request.requested);
+        self.shared.directory.insert(taken.addr, entered(Arenas::heap_id(shard), taken.chunk, request));
         DevicePtr::new(taken.addr)
     }
 
@@ -165,7 +164,17 @@ impl Heaps {
                 return Some(if from.owner == ANYONE { Hit::Anyones(ptr) } else { Hit::Own(ptr) });
             }
         }
-        let mut others = self.shared.arenas.each().filter(|(shard, _)| *shard != request.shard);
+        self.take_in_arenas(request, Some(request.shard), find)
+    }
+
+    /// Takes a block as `find` says from the first arena that has one, but for one.
+    fn take_in_arenas(
+        &self,
+        request: &Request,
+        but: Option<Shard>,
+        find: impl Fn(&Heap) -> Option<ChunkId>,
+    ) -> Option<Hit> {
+        let mut others = self.shared.arenas.each().filter(|(shard, _)| Some(*shard) != but);
         others.find_map(|(shard, mut arena)| self.take_in_arena(shard, &mut arena, request, &find))
     }
 
@@ -237,9 +246,15 @@ impl Heaps {
         let in_use = self.large.bytes_reserved - self.large.bytes_free;
         let mut fronts = 0;
         self.shared.caches.each(|cache| fronts += cache.front_count() as u64);
-        let keep = (in_use / tune("MP_DIV",16) / fronts.max(1)).max(LEAST.min(tune("MP_LEAST",4<<20)));
+        let keep = (in_use / tune("MP_DIV", 16) / fronts.max(1)).max(LEAST.min(tune("MP_LEAST", 4 << 20)));
         self.shared.keep_bytes.store(keep, Ordering::Relaxed);
     }
+}
+
+/// A block as the directory has it.
+pub(super) fn entered(heap: HeapId, chunk: ChunkId, request: &Request) -> Block {
+    let is_odd = request.bytes != rounded(request.requested);
+    Block { heap, chunk, requested: request.requested, is_odd }
 }
 
 /// Takes a small block out of an arena.
@@ -265,24 +280,25 @@ impl Store for Heaps {
             let chunk: &Chunk = heap.chunk(chunk);
             Fit { bytes: chunk.bytes, epoch: chunk.epoch() }
         };
-        if Self::is_small(request) {
+        let in_arenas = || {
             let of_arena = |(_, arena): (_, parking_lot::MutexGuard<'_, Arena>)| {
                 arena.heap.find(owner, upto, request).map(|chunk| fit(&arena.heap, chunk))
             };
-            if let Some(best) = self.shared.arenas.each().filter_map(of_arena).min_by_key(|fit| fit.bytes) {
-                return Some(best);
-            }
-        }
-        self.large.find(owner, upto, request).map(|chunk| fit(&self.large, chunk))
+            self.shared.arenas.each().filter_map(of_arena).min_by_key(|fit| fit.bytes)
+        };
+        let in_large = || self.large.find(owner, upto, request).map(|chunk| fit(&self.large, chunk));
+        if Self::is_small(request) { in_arenas().or_else(in_large) } else { in_large().or_else(in_arenas) }
     }
 
     fn take(&mut self, owner: Owner, upto: Epoch, request: &Request) -> Option<DevicePtr> {
-        if !Self::is_small(request) {
-            let chunk = self.large.find(owner, upto, request)?;
-            return Some(self.take_large(chunk, request));
-        }
         let from = From { owner, upto };
         let find = |heap: &Heap| heap.find(owner, upto, request);
+        if !Self::is_small(request) {
+            return match find(&self.large) {
+                Some(chunk) => Some(self.take_large(chunk, request)),
+                None => self.take_in_arenas(request, None, find).map(Hit::ptr),
+            };
+        }
         self.take_small(request, &[from], find).map(Hit::ptr)
     }
 
@@ -292,7 +308,10 @@ impl Store for Heaps {
             let from = [owner, ANYONE].map(|owner| From { owner, upto: Epoch::MAX });
             return self.take_small(request, &from, |heap| heap.find_for(owner, request));
         }
-        let chunk = self.large.find_for(owner, request)?;
+        let Some(chunk) = self.large.find_for(owner, request) else {
+            // In an otherwise empty span.
+            return self.take_in_arenas(request, None, |heap| heap.find_for(owner, request));
+        };
         if self.large.chunk(chunk).bytes > largest {
             return None;
         }
@@ -336,6 +355,7 @@ impl Store for Heaps {
     fn migrate(&mut self, from: Owner, upto: Epoch, to: Owner, epoch: Epoch) {
         self.shared.arenas.each().for_each(|(_, mut arena)| arena.heap.migrate(from, upto, to, epoch));
         self.large.migrate(from, upto, to, epoch);
+        self.take_spans_back();
     }
 
     fn join_with_anyones(&mut self, owner: Owner, request: &Request) -> bool {

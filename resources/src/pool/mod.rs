@@ -54,7 +54,7 @@ use crate::ordered::{ANYONE, Ordered, Request, Store};
 use arena::{Arena, Arenas, Shard};
 use classes::{LARGEST_SMALL, rounded};
 use front::{Front, add};
-use heaps::{Heaps, Shared, take_small};
+use heaps::{Heaps, Shared, entered, take_small};
 use thread::{Lease, PoolId};
 
 /// A pool: takes large regions from upstream and hands out blocks of them, in stream order.
@@ -177,7 +177,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
             return false;
         }
         let Some(entry) = self.shared.directory.find(ptr.address()) else { return false };
-        if entry.requested() != bytes {
+        if !entry.may_be_kept(bytes) {
             return false;
         }
         let rounded = rounded(bytes);
@@ -192,7 +192,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
             return false;
         }
         let Some(entry) = self.shared.directory.find(ptr.address()) else { return false };
-        if entry.requested() != bytes {
+        if !entry.may_be_kept(bytes) {
             return false;
         }
         if let Some(before) = front.push_large(ptr.address(), bytes, rounded(bytes), entry) {
@@ -203,7 +203,8 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
 
     /// A block from the thread's arena, for a small request.
     fn take_in_arena(&self, front: &Front, layout: Layout) -> Option<DevicePtr> {
-        if layout.bytes() > LARGEST_SMALL || layout.alignment() > ALLOCATION_ALIGNMENT || layout.bytes() == 0 {
+        let bytes = layout.bytes();
+        if bytes == 0 || bytes > LARGEST_SMALL || layout.alignment() > ALLOCATION_ALIGNMENT {
             return None;
         }
         let request = Request { bytes: rounded(layout.bytes()), ..Request::new(layout)? };
@@ -212,7 +213,8 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let was_anyones = arena.heap.chunk(chunk).owner() == ANYONE;
         let taken = take_small(&mut arena, chunk, &request);
         drop(arena);
-        self.shared.directory.insert(taken.addr, Arenas::heap_id(shard), taken.chunk, layout.bytes());
+        let block = entered(Arenas::heap_id(shard), taken.chunk, &request);
+        self.shared.directory.insert(taken.addr, block);
         let thread = &front.thread;
         add(if was_anyones { &thread.completed } else { &thread.own_stream }, 1);
         thread.allocated(request.bytes, layout.bytes());
