@@ -14,9 +14,11 @@
 pub mod binning;
 mod driver_memory;
 pub mod fixed_size;
-pub mod ordered;
+pub mod lock;
+mod ordered;
 pub mod pool;
 pub mod registry;
+mod sync;
 
 pub use binning::{BinningLayer, BinningMemoryResource};
 pub use driver_memory::{CudaMemoryResource, ManagedMemoryResource};

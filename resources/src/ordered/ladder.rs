@@ -6,7 +6,7 @@ use millpond_core::{
 };
 
 use super::points::{Donor, Point};
-use super::store::{ANYONE, Epoch, Fit, Growth, Owner, Request, Store};
+use super::store::{ANYONE, Epoch, Fit, Gather, Growth, Owner, Request, Store};
 use super::{Ordered, State};
 
 /// How often other threads may come in between before a request that somebody's block would serve fails.
@@ -48,13 +48,18 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         if let Some(ptr) = self.try_hit(request, stream) {
             return Ok(Ok(ptr));
         }
-        if self.state.lock().store.gather()
-            && let Some(ptr) = self.try_hit(request, stream)
-        {
-            return Ok(Ok(ptr));
-        }
-        if !capturing && let Some(ptr) = self.take_from_others(request, stream)? {
-            return Ok(Ok(ptr));
+        // What threads keep is taken back in two steps: all of it is much work, and saves only memory.
+        for how in [Gather::Large, Gather::All] {
+            let gathered = self.state.lock().store.gather(how);
+            if gathered && let Some(ptr) = self.try_hit(request, stream) {
+                return Ok(Ok(ptr));
+            }
+            if (gathered || how == Gather::Large)
+                && !capturing
+                && let Some(ptr) = self.take_from_others(request, stream)?
+            {
+                return Ok(Ok(ptr));
+            }
         }
         let refused = match self.grow(request, stream, |ladder| &mut ladder.grow)? {
             Ok(ptr) => return Ok(Ok(ptr)),
@@ -70,7 +75,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         }
         // What other threads gave back meanwhile may fit, and may belong to any stream.
         for _ in 0..LAST_TRIES {
-            self.state.lock().store.gather();
+            self.state.lock().store.gather(Gather::All);
             if capturing || !self.anybody_has_a_fit(request) {
                 break;
             }
@@ -366,7 +371,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         if self.bytes_reserved() <= keep_bytes {
             return Ok(0);
         }
-        self.state.lock().store.gather();
+        self.state.lock().store.gather(Gather::All);
         if self.owned_free_bytes() > 0 {
             self.synchronize()?;
         }

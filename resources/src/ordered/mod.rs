@@ -51,9 +51,10 @@ use millpond_core::{
 };
 use parking_lot::Mutex;
 
+use crate::lock::QuickLock;
+
 pub use reuse::Reuse;
-pub(crate) use store::{
-    ANYONE, Epoch, Fit, Growth, Hit, LARGEST_REQUEST, Owner, Request, Store, StoreTotals,
+pub(crate) use store::{ANYONE, Epoch, Fit, Gather, Growth, Hit, LARGEST_REQUEST, Owner, Request, Store, StoreTotals,
 };
 pub(crate) use streams::StreamCell;
 use streams::{Streams, Ticket};
@@ -65,7 +66,7 @@ pub(crate) struct Ordered<R: DeviceMemoryResource, S: Store> {
     reuse: Reuse,
     /// Whether fresh memory is ordered for the stream that took it, or for all.
     upstream_is_ordered: bool,
-    state: Mutex<State<S>>,
+    state: QuickLock<State<S>>,
     /// Held beyond the first two steps of the ladder.
     slow: Mutex<()>,
     pub(crate) health: Arc<Health>,
@@ -157,7 +158,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             upstream_is_ordered: upstream.is_stream_ordered(),
             upstream,
             reuse,
-            state: Mutex::new(State {
+            state: QuickLock::new(State {
                 store,
                 streams: Streams::new(),
                 ladder: LadderCounts::default(),

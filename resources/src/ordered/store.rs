@@ -74,6 +74,15 @@ impl Hit {
     }
 }
 
+/// How much to take back from threads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Gather {
+    /// The few large blocks.
+    Large,
+    /// All.
+    All,
+}
+
 /// How much to take from upstream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Growth {
@@ -144,8 +153,9 @@ pub(crate) trait Store: Debug + Send {
             self.take(owner, Epoch::MAX, request).map(Hit::Own)
         }
     }
-    /// Takes back what threads keep for themselves; says whether there was anything.
-    fn gather(&mut self) -> bool {
+    /// Takes back what threads keep for themselves, or what is quickly taken back; says whether there was
+    /// anything.
+    fn gather(&mut self, _how: Gather) -> bool {
         false
     }
     /// Takes a block back for `owner`, or says why not.

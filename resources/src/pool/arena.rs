@@ -6,12 +6,12 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
-use super::chunk::{Chunk, ChunkId};
+use super::chunk::ChunkId;
 use super::directory::HeapId;
 use super::heap::Heap;
+use crate::lock::{QuickGuard, QuickLock};
 use crate::ordered::{Epoch, Owner};
 
 /// At most so many arenas.
@@ -34,7 +34,7 @@ pub(super) struct Arenas {
 
 #[derive(Debug)]
 #[repr(align(128))]
-struct Padded(Mutex<Arena>);
+struct Padded(QuickLock<Arena>);
 
 /// Small blocks, in spans.
 #[derive(Debug)]
@@ -106,18 +106,18 @@ impl Arenas {
     }
 
     #[inline]
-    fn mutex(&self, shard: Shard) -> &Mutex<Arena> {
-        &self.arenas[shard as usize % ARENAS].get_or_init(|| Padded(Mutex::new(Arena::new()))).0
+    fn mutex(&self, shard: Shard) -> &QuickLock<Arena> {
+        &self.arenas[shard as usize % ARENAS].get_or_init(|| Padded(QuickLock::new(Arena::new()))).0
     }
 
     #[inline]
-    pub(super) fn lock(&self, shard: Shard) -> MutexGuard<'_, Arena> {
+    pub(super) fn lock(&self, shard: Shard) -> QuickGuard<'_, Arena> {
         self.mutex(shard).lock()
     }
 
     /// The arena, unless somebody else has it just now.
     #[inline]
-    pub(super) fn try_lock(&self, shard: Shard) -> Option<MutexGuard<'_, Arena>> {
+    pub(super) fn try_lock(&self, shard: Shard) -> Option<QuickGuard<'_, Arena>> {
         self.mutex(shard).try_lock()
     }
 
@@ -131,7 +131,7 @@ impl Arenas {
     }
 
     /// All arenas, one after the other.
-    pub(super) fn each(&self) -> impl Iterator<Item = (Shard, MutexGuard<'_, Arena>)> {
+    pub(super) fn each(&self) -> impl Iterator<Item = (Shard, QuickGuard<'_, Arena>)> {
         let made = self.arenas.iter().enumerate();
         made.filter_map(|(shard, arena)| Some((shard as Shard, arena.get()?.0.lock())))
     }
@@ -146,17 +146,5 @@ impl Arenas {
     #[inline]
     pub(super) fn shard(heap: HeapId) -> Option<Shard> {
         heap.checked_sub(1)
-    }
-}
-
-/// A small block that was taken from an arena.
-pub(super) struct Taken {
-    pub(super) chunk: ChunkId,
-    pub(super) addr: u64,
-}
-
-impl Taken {
-    pub(super) fn new(chunk: ChunkId, of: &Chunk) -> Self {
-        Self { chunk, addr: of.addr }
     }
 }

@@ -5,14 +5,16 @@
 //!
 //!  roots[gibibyte mod 1024] ─▶ Leaf ─▶ Leaf (of another gibibyte)
 //!                               │
-//!                               └ pages[page] ─▶ table of 8192 ─▶ table of 256 ─▶ table of 32
+//!                               ├ entries[page]
+//!                               └ tables[page] ─▶ table of 8192 ─▶ table of 256 ─▶ table of 32
 //!                                                 the latest       …               the first
 //!  table: lines of four entries, of which a start has one; and a last line: the table before
 //!  entry: key (a start's 13 bits, whose block, its number) and the bytes asked for
 //! ```
 //!
-//! A page of 2 MiB gets a table when the first block in it is handed out, and a larger one in front of it
-//! when a line is full; the last has room for every start. An entry stays where it is as long as its block is
+//! A page of 2 MiB has a place for one block, which is enough where blocks are large. It gets a table when a
+//! second block in it is handed out, and a larger one in front of it when a line is full; the last has room
+//! for every start. An entry stays where it is as long as its block is
 //! handed out or kept by a thread, so whoever has the block may write to its entry without a lock. Tables are
 //! given up with the directory only: whoever comes with an address that is no block's reads what was there,
 //! and never memory that is gone.
@@ -40,7 +42,7 @@ pub(super) type HeapId = u8;
 
 /// One block.
 #[derive(Debug, Default)]
-pub(super) struct Entry {
+pub(crate) struct Entry {
     /// 0 for none.
     key: AtomicU64,
     /// The bytes asked for; 0 while a thread keeps the block, or nobody has it.
@@ -70,6 +72,24 @@ impl Entry {
 
     fn start(key: u64) -> u64 {
         key >> 32 & ((1 << START_BITS) - 1)
+    }
+
+    #[inline]
+    fn is_of(&self, start: u64) -> bool {
+        let key = self.key.load(Ordering::Acquire);
+        key & PRESENT != 0 && Self::start(key) == start
+    }
+
+    /// Makes the place a block's, if it is nobody's.
+    #[inline]
+    fn occupy(&self, start: u64, block: Block) -> bool {
+        let key = Self::key(start, block);
+        let free = self.key.load(Ordering::Relaxed) == 0
+            && self.key.compare_exchange(0, key, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if free {
+            self.set_requested(block.requested);
+        }
+        free
     }
 
     /// Which block of which heap this is.
@@ -103,7 +123,18 @@ impl Entry {
         self.requested.compare_exchange(bytes, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// The block is no more. For who has it.
+    /// The block is handed out again. For who has it.
+    #[inline]
+    pub(super) fn renew(&self, block: Block) {
+        let key = self.key.load(Ordering::Relaxed);
+        let renewed = Self::key(Self::start(key), block);
+        if renewed != key {
+            self.key.store(renewed, Ordering::Release);
+        }
+        self.set_requested(block.requested);
+    }
+
+    /// No block starts there any more. For who has it.
     #[inline]
     pub(super) fn remove(&self) {
         self.set_requested(0);
@@ -187,7 +218,9 @@ struct Leaf {
     /// Another with the same root.
     next: *const Leaf,
     /// The latest table of each page.
-    pages: [AtomicPtr<Line>; PAGES],
+    tables: [AtomicPtr<Line>; PAGES],
+    /// For pages without a table.
+    entries: [Entry; PAGES],
 }
 
 /// See the module.
@@ -234,43 +267,41 @@ impl Directory {
             return None;
         }
         let (page, start) = Self::place(addr);
-        let mut table = Table(self.leaf(addr)?.pages[page].load(Ordering::Acquire));
+        let leaf = self.leaf(addr)?;
+        let mut table = Table(leaf.tables[page].load(Ordering::Acquire));
         while !table.is_none() {
             // SAFETY: a table that was published lives as long as the directory.
-            for entry in unsafe { &table.line_of(start).0 } {
-                let key = entry.key.load(Ordering::Acquire);
-                if key & PRESENT != 0 && Entry::start(key) == start {
-                    return Some(entry);
-                }
+            let line = unsafe { &table.line_of(start).0 };
+            if let Some(entry) = line.iter().find(|entry| entry.is_of(start)) {
+                return Some(entry);
             }
             // SAFETY: as above.
             table = unsafe { table.earlier() };
         }
-        None
+        Some(&leaf.entries[page]).filter(|entry| entry.is_of(start))
     }
 
     /// Enters a block that is being handed out; nobody else has it, and its start is not entered.
     pub(super) fn insert(&self, addr: u64, block: Block) -> &Entry {
         debug_assert!(self.find(addr).is_none(), "a block starts there already");
         let (page, start) = Self::place(addr);
-        let page = &self.leaf_or_new(addr).pages[page];
-        let key = Entry::key(start, block);
+        let leaf = self.leaf_or_new(addr);
         loop {
-            let latest = Table(page.load(Ordering::Acquire));
-            if !latest.is_none() {
+            let latest = Table(leaf.tables[page].load(Ordering::Acquire));
+            if latest.is_none() {
+                if leaf.entries[page].occupy(start, block) {
+                    return &leaf.entries[page];
+                }
+            } else {
                 // SAFETY: a table that was published lives as long as the directory.
-                for entry in unsafe { &latest.line_of(start).0 } {
-                    // The place is nobody's before the exchange, and the block's after it.
-                    if entry.key.load(Ordering::Relaxed) == 0
-                        && entry.key.compare_exchange(0, key, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-                    {
-                        entry.set_requested(block.requested);
-                        return entry;
-                    }
+                let line = unsafe { &latest.line_of(start).0 };
+                if let Some(entry) = line.iter().find(|entry| entry.occupy(start, block)) {
+                    return entry;
                 }
             }
             let larger = Table::new(if latest.is_none() { 0 } else { latest.depth() + 1 }, latest);
-            if page.compare_exchange(latest.0, larger.0, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            let table = &leaf.tables[page];
+            if table.compare_exchange(latest.0, larger.0, Ordering::AcqRel, Ordering::Relaxed).is_err() {
                 // SAFETY: it was made a moment ago, and nobody else has seen it.
                 unsafe { larger.free() };
             }
@@ -285,8 +316,9 @@ impl Directory {
             }
             let root = &self.roots[gibibyte as usize % ROOTS];
             let next = root.load(Ordering::Acquire);
-            let pages = std::array::from_fn(|_| AtomicPtr::default());
-            let new = Box::into_raw(Box::new(Leaf { gibibyte, next, pages }));
+            let tables = std::array::from_fn(|_| AtomicPtr::default());
+            let entries = std::array::from_fn(|_| Entry::default());
+            let new = Box::into_raw(Box::new(Leaf { gibibyte, next, tables, entries }));
             if root.compare_exchange(next, new, Ordering::AcqRel, Ordering::Relaxed).is_err() {
                 // SAFETY: it came from a box a moment ago, and nobody else has seen it.
                 drop(unsafe { Box::from_raw(new) });
@@ -302,8 +334,8 @@ impl Drop for Directory {
             while !leaf.is_null() {
                 // SAFETY: the list is made of boxes, and nobody else looks at it any more.
                 let mut this = unsafe { Box::from_raw(leaf) };
-                for page in &mut this.pages {
-                    let mut table = Table(*page.get_mut());
+                for table in &mut this.tables {
+                    let mut table = Table(*table.get_mut());
                     while !table.is_none() {
                         // SAFETY: as above.
                         let earlier = unsafe { table.earlier() };

@@ -3,7 +3,7 @@
 //! ```text
 //!  Front (a thread and a stream)
 //!    small[256], by class (classes.rs) ─▶ stack of up to 32 blocks
-//!    large: the block of more than 1 MiB that was given back last
+//!    large: the 8 blocks of more than 1 MiB that were given back last
 //!
 //!  a stack:  [ block | block | 0 | block | 0 | 0 | 0 | 0 ]
 //!                               ▲           ▲
@@ -28,6 +28,8 @@ use super::classes::{CLASSES, LARGEST_SMALL, class_of};
 use super::directory::Entry;
 use crate::ordered::StreamCell;
 
+/// Large blocks.
+const RECENT: usize = 8;
 /// Blocks of one class.
 const DEPTH: usize = 32;
 
@@ -63,13 +65,49 @@ struct Stack {
     places: [Place; DEPTH],
 }
 
-/// The large block that was given back last.
+/// The large blocks that were given back last, of whatever size.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct LargePlace {
-    /// The size of the block last put here.
-    bytes: AtomicU64,
-    place: Place,
+struct Recent {
+    /// The size of the block last put in each place.
+    bytes: [AtomicU64; RECENT],
+    places: [Place; RECENT],
+    /// The place of the oldest.
+    hand: AtomicU8,
+    /// Bytes put in less bytes that the thread took out.
+    kept_bytes: AtomicI64,
+}
+
+impl Recent {
+    fn pop(&self, rounded: u64) -> Option<(u64, &Place)> {
+        let index = self.bytes.iter().position(|bytes| bytes.load(Ordering::Relaxed) == rounded)?;
+        let taken = self.take(index)?;
+        Some((taken, &self.places[index]))
+    }
+
+    fn take(&self, index: usize) -> Option<u64> {
+        let bytes = self.bytes[index].load(Ordering::Relaxed);
+        self.bytes[index].store(0, Ordering::Relaxed);
+        raise(&self.kept_bytes, -(bytes as i64));
+        self.places[index].take()
+    }
+
+    /// Makes room for a block of so many bytes: the oldest go, until it and what is kept are not more than
+    /// `room`, or nothing is kept. Says where its place is.
+    fn make_room(&self, rounded: u64, room: u64, mut gone: impl FnMut(&Place, u64)) -> usize {
+        loop {
+            let hand = self.hand.load(Ordering::Relaxed) as usize % RECENT;
+            self.hand.store((hand + 1) as u8, Ordering::Relaxed);
+            let bytes = self.bytes[hand].load(Ordering::Relaxed);
+            if bytes != 0 && self.take(hand).is_some() {
+                gone(&self.places[hand], bytes);
+            }
+            let kept = self.kept_bytes.load(Ordering::Relaxed) as u64;
+            if kept == 0 || kept + rounded <= room {
+                return hand;
+            }
+        }
+    }
 }
 
 /// See the module. Methods that change what is in it are for its thread, but for [`drain`](Self::drain).
@@ -80,7 +118,9 @@ pub(super) struct Front {
     /// What all fronts of the thread share.
     pub(super) thread: Arc<ThreadCounts>,
     small: Box<[AtomicPtr<Stack>; CLASSES]>,
-    large: LargePlace,
+    /// A bit for each class that may have blocks. Written by the front's thread only.
+    filled: [AtomicU64; CLASSES / 64],
+    large: Recent,
 }
 
 /// A block that was taken out of a front, and its entry.
@@ -238,13 +278,13 @@ impl ThreadCounts {
 impl Front {
     pub(super) fn new(id: StreamId, stream: Arc<StreamCell>, thread: Arc<ThreadCounts>) -> Self {
         let small = Box::new(std::array::from_fn(|_| AtomicPtr::default()));
-        Self { id, stream, thread, small, large: LargePlace::default() }
+        Self { id, stream, thread, small, filled: Default::default(), large: Recent::default() }
     }
 
     /// Takes a block for a request of `bytes`, whose blocks have `rounded`.
     #[inline]
     pub(super) fn pop(&self, bytes: u64, rounded: u64) -> Option<Held<'_>> {
-        let place = if bytes <= LARGEST_SMALL { self.pop_small(bytes) } else { self.pop_large(rounded) };
+        let place = if bytes <= LARGEST_SMALL { self.pop_small(bytes) } else { self.large.pop(rounded) };
         let (addr, place) = place?;
         self.thread.popped(rounded, bytes);
         // SAFETY: the front's thread, which this is, wrote the entry of the block that it put in; entries live
@@ -255,9 +295,15 @@ impl Front {
 
     #[inline]
     fn pop_small(&self, bytes: u64) -> Option<(u64, &Place)> {
+        let class = class_of(bytes);
         // SAFETY: a stack that is there lives as long as the front.
-        let stack = unsafe { self.small[class_of(bytes)].load(Ordering::Relaxed).as_ref() }?;
+        let stack = unsafe { self.small[class].load(Ordering::Relaxed).as_ref() }?;
         let mut len = stack.len.load(Ordering::Relaxed);
+        if len == 0 {
+            let filled = &self.filled[class / 64];
+            filled.store(filled.load(Ordering::Relaxed) & !(1 << (class % 64)), Ordering::Relaxed);
+            return None;
+        }
         while len > 0 {
             len -= 1;
             let place = &stack.places[len as usize % DEPTH];
@@ -270,11 +316,6 @@ impl Front {
         None
     }
 
-    fn pop_large(&self, rounded: u64) -> Option<(u64, &Place)> {
-        let LargePlace { bytes, place } = &self.large;
-        (bytes.load(Ordering::Relaxed) == rounded).then(|| place.take()).flatten().map(|addr| (addr, place))
-    }
-
     /// Keeps a small block that was given back on the front's stream, if there is room.
     #[inline]
     pub(super) fn push(&self, addr: u64, bytes: u64, rounded: u64, entry: &Entry) -> bool {
@@ -285,34 +326,47 @@ impl Front {
         kept
     }
 
-    /// Keeps a large block that was given back on the front's stream, instead of the one before; returns the
-    /// address of that one.
-    pub(super) fn push_large(&self, addr: u64, bytes: u64, rounded: u64, entry: &Entry) -> Option<u64> {
-        let LargePlace { bytes: kept_bytes, place } = &self.large;
-        let before = place.take();
-        if before.is_some() {
-            self.thread.drained(kept_bytes.load(Ordering::Relaxed));
-        }
+    /// Keeps a large block that was given back on the front's stream, and gives up older ones: so many that
+    /// at most `room` bytes are kept, or this one alone.
+    pub(super) fn push_large(
+        &self,
+        (addr, bytes): (u64, u64),
+        rounded: u64,
+        entry: &Entry,
+        room: u64,
+        mut give_up: impl FnMut(&Entry),
+    ) {
+        let index = self.large.make_room(rounded, room, |place, bytes| {
+            self.thread.drained(bytes);
+            // SAFETY: as in `pop`.
+            give_up(unsafe { &*place.entry.load(Ordering::Relaxed) });
+        });
         entry.set_requested(0);
-        kept_bytes.store(rounded, Ordering::Relaxed);
-        place.put(addr, entry);
+        self.large.bytes[index].store(rounded, Ordering::Relaxed);
+        raise(&self.large.kept_bytes, rounded as i64);
+        self.large.places[index].put(addr, entry);
         self.thread.pushed(rounded, bytes);
-        before
     }
 
     #[inline]
     fn push_small(&self, addr: u64, bytes: u64, entry: &Entry) -> bool {
-        let stack = made(&self.small[class_of(bytes)]);
+        let class = class_of(bytes);
+        let stack = made(&self.small[class]);
         let len = stack.len.load(Ordering::Relaxed);
         let Some(place) = stack.places.get(len as usize) else { return false };
+        if len == 0 {
+            let filled = &self.filled[class / 64];
+            filled.store(filled.load(Ordering::Relaxed) | 1 << (class % 64), Ordering::Relaxed);
+        }
         entry.set_requested(0);
         place.put(addr, entry);
         stack.len.store(len + 1, Ordering::Relaxed);
         true
     }
 
-    /// Takes every block out, on any thread, and tells `give` the address of each; `give` says its size.
-    pub(super) fn drain(&self, mut give: impl FnMut(u64) -> u64) {
+    /// Takes every block out, or every large one, on any thread, and tells `give` the address of each; `give`
+    /// says its size.
+    pub(super) fn drain(&self, large_only: bool, mut give: impl FnMut(u64) -> u64) {
         let mut take = |place: &Place| {
             if place.addr.load(Ordering::Relaxed) != 0
                 && let Some(addr) = place.take()
@@ -320,13 +374,21 @@ impl Front {
                 self.thread.drained(give(addr));
             }
         };
-        for stack in self.small.iter() {
-            // SAFETY: a stack that is there lives as long as the front.
-            if let Some(stack) = unsafe { stack.load(Ordering::Acquire).as_ref() } {
-                stack.places.iter().for_each(&mut take);
+        self.large.places.iter().for_each(&mut take);
+        if large_only {
+            return;
+        }
+        for (word, filled) in self.filled.iter().enumerate() {
+            let mut bits = filled.load(Ordering::Acquire);
+            while bits != 0 {
+                let class = word * 64 + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                // SAFETY: a stack that is there lives as long as the front.
+                if let Some(stack) = unsafe { self.small[class].load(Ordering::Acquire).as_ref() } {
+                    stack.places.iter().for_each(&mut take);
+                }
             }
         }
-        take(&self.large.place);
     }
 }
 

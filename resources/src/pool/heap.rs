@@ -2,6 +2,7 @@ use millpond_core::{ALLOCATION_ALIGNMENT, align_up};
 
 use super::bins::{Bins, Wanted};
 use super::chunk::{Chunk, ChunkId, Chunks, NIL};
+use super::directory::{Block, Directory};
 use crate::ordered::{ANYONE, Epoch, Owner, Request};
 
 /// How many free blocks of a stream are looked at for neighbours that are anyone's, before the pool grows.
@@ -169,6 +170,21 @@ impl Heap {
     /// The chunk, in use or free.
     pub(super) fn chunk(&self, id: ChunkId) -> &Chunk {
         &self.chunks[id]
+    }
+
+    /// Enters a chunk that is handed out; says where it starts.
+    pub(super) fn enter(&mut self, directory: &Directory, block: Block) -> u64 {
+        let chunk = &mut self.chunks[block.chunk];
+        match chunk.entry() {
+            Some(entry) => entry.renew(block),
+            None => chunk.set_entry(directory.insert(chunk.addr, block)),
+        }
+        chunk.addr
+    }
+
+    /// The chunk is no block to the directory.
+    pub(super) fn leave(&mut self, id: ChunkId) {
+        self.chunks.leave(id);
     }
 
     /// The best free chunk of `owner` for the request, among those given back in epoch `upto` or before.

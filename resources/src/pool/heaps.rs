@@ -4,14 +4,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use millpond_core::misuse::MisuseKind;
 use millpond_core::{ALLOCATION_ALIGNMENT, DevicePtr, Layout};
 
-use super::arena::{Arena, Arenas, Shard, Taken};
+use super::arena::{Arena, Arenas, Shard};
 use super::chunk::{Chunk, ChunkId};
 use super::classes::{LARGEST_SMALL, rounded};
 use super::directory::{Block, Directory, Entry, HeapId};
 use super::front::Front;
 use super::heap::Heap;
 use super::thread::Caches;
-use crate::ordered::{ANYONE, Epoch, Fit, Growth, Hit, Owner, Request, Store, StoreTotals, StreamCell};
+use crate::lock::QuickGuard;
+use crate::ordered::{ANYONE, Epoch, Fit, Gather, Growth, Hit, Owner, Request, Store, StoreTotals, StreamCell};
 
 /// The heap of large blocks, to the directory.
 const LARGE: u8 = 0;
@@ -57,10 +58,22 @@ pub(super) struct Given {
 }
 
 impl Shared {
+    /// Takes a block out of an arena.
+    pub(super) fn take(
+        &self,
+        shard: Shard,
+        arena: &mut Arena,
+        chunk: ChunkId,
+        request: &Request,
+    ) -> DevicePtr {
+        let id = arena.heap.take(chunk, request.bytes, request.alignment);
+        let block = entered(Arenas::heap_id(shard), id, request);
+        DevicePtr::new(arena.heap.enter(&self.directory, block))
+    }
+
     /// Ends a block that is not handed out, and gives it to its arena; a large one is returned.
     pub(super) fn give_small(&self, entry: &Entry, owner: Owner, epoch: Epoch) -> Result<Given, ChunkId> {
         let (heap, chunk) = entry.block();
-        entry.remove();
         let Some(shard) = Arenas::shard(heap) else { return Err(chunk) };
         let mut arena = self.arenas.lock(shard);
         let bytes = arena.heap.chunk(chunk).bytes;
@@ -93,9 +106,7 @@ impl Heaps {
     /// Hands out a chunk of the large heap.
     fn take_large(&mut self, chunk: ChunkId, request: &Request) -> DevicePtr {
         let id = self.large.take(chunk, request.bytes, request.alignment);
-        let addr = self.large.chunk(id).addr;
-        self.shared.directory.insert(addr, entered(LARGE, id, request));
-        DevicePtr::new(addr)
+        DevicePtr::new(self.large.enter(&self.shared.directory, entered(LARGE, id, request)))
     }
 
     /// A chunk of the large heap for a span: the best for the size wanted, or the largest there is.
@@ -117,16 +128,11 @@ impl Heaps {
         let rest = bytes.saturating_sub(wanted);
         let span_bytes = if rest <= LARGEST_SMALL { bytes } else { wanted };
         let span = self.large.take(found, span_bytes, ALLOCATION_ALIGNMENT);
+        // The first small block starts where the span does.
+        self.large.leave(span);
         arena.add_span(span, self.large.chunk(span).addr, span_bytes, from.owner, epoch);
         let chunk = arena.heap.find(from.owner, from.upto, request)?;
-        let taken = take_small(&mut arena, chunk, request);
-        drop(arena);
-        Some(self.enter_small(shard, &taken, request))
-    }
-
-    fn enter_small(&self, shard: Shard, taken: &Taken, request: &Request) -> DevicePtr {
-        self.shared.directory.insert(taken.addr, entered(Arenas::heap_id(shard), taken.chunk, request));
-        DevicePtr::new(taken.addr)
+        Some(shared.take(shard, &mut arena, chunk, request))
     }
 
     /// Takes a small block from an arena; `find` says which.
@@ -139,8 +145,7 @@ impl Heaps {
     ) -> Option<Hit> {
         let chunk = find(&arena.heap)?;
         let was_anyones = arena.heap.chunk(chunk).owner() == ANYONE;
-        let taken = take_small(arena, chunk, request);
-        let ptr = self.enter_small(shard, &taken, request);
+        let ptr = self.shared.take(shard, arena, chunk, request);
         Some(if was_anyones { Hit::Anyones(ptr) } else { Hit::Own(ptr) })
     }
 
@@ -203,18 +208,16 @@ impl Heaps {
     }
 
     /// Takes back a block that a front of this stream kept.
-    pub(super) fn give_kept(&mut self, addr: u64, stream: &StreamCell) {
-        let shared = Arc::clone(&self.shared);
-        let entry = shared.directory.find(addr).expect("a kept block is entered");
+    pub(super) fn give_kept(&mut self, entry: &Entry, stream: &StreamCell) {
         self.give_back(entry, stream.owner, stream.epoch());
     }
 
     /// Takes back all that is in a front.
-    pub(super) fn drain(&mut self, front: &Front) -> bool {
+    pub(super) fn drain(&mut self, front: &Front, how: Gather) -> bool {
         let shared = Arc::clone(&self.shared);
         let (owner, epoch) = (front.stream.owner, front.stream.epoch());
         let mut any = false;
-        front.drain(|addr| {
+        front.drain(how == Gather::Large, |addr| {
             any = true;
             let entry = shared.directory.find(addr).expect("a kept block is entered");
             self.give_back(entry, owner, epoch)
@@ -231,7 +234,7 @@ impl Heaps {
         if self.shared.directory.find(addr).is_some_and(|entry| entry.requested() == 0) {
             return MisuseKind::DoubleFree;
         }
-        let is_free = |(_, arena): (_, parking_lot::MutexGuard<'_, Arena>)| {
+        let is_free = |(_, arena): (_, QuickGuard<'_, Arena>)| {
             arena.heap.chunk_at(addr).is_some_and(Chunk::is_free)
         };
         if self.shared.arenas.each().any(is_free) {
@@ -252,15 +255,9 @@ impl Heaps {
 }
 
 /// A block as the directory has it.
-pub(super) fn entered(heap: HeapId, chunk: ChunkId, request: &Request) -> Block {
+fn entered(heap: HeapId, chunk: ChunkId, request: &Request) -> Block {
     let is_odd = request.bytes != rounded(request.requested);
     Block { heap, chunk, requested: request.requested, is_odd }
-}
-
-/// Takes a small block out of an arena.
-pub(super) fn take_small(arena: &mut Arena, chunk: ChunkId, request: &Request) -> Taken {
-    let id = arena.heap.take(chunk, request.bytes, request.alignment);
-    Taken::new(id, arena.heap.chunk(id))
 }
 
 impl Store for Heaps {
@@ -281,7 +278,7 @@ impl Store for Heaps {
             Fit { bytes: chunk.bytes, epoch: chunk.epoch() }
         };
         let in_arenas = || {
-            let of_arena = |(_, arena): (_, parking_lot::MutexGuard<'_, Arena>)| {
+            let of_arena = |(_, arena): (_, QuickGuard<'_, Arena>)| {
                 arena.heap.find(owner, upto, request).map(|chunk| fit(&arena.heap, chunk))
             };
             self.shared.arenas.each().filter_map(of_arena).min_by_key(|fit| fit.bytes)
@@ -320,7 +317,7 @@ impl Store for Heaps {
         Some(if was_anyones { Hit::Anyones(ptr) } else { Hit::Own(ptr) })
     }
 
-    fn gather(&mut self) -> bool {
+    fn gather(&mut self, how: Gather) -> bool {
         let shared = Arc::clone(&self.shared);
         let mut any = false;
         let mut fronts = Vec::new();
@@ -330,10 +327,10 @@ impl Store for Heaps {
             }
         });
         for front in fronts {
-            any |= self.drain(&front);
+            any |= self.drain(&front, how);
         }
         self.set_keep_bytes();
-        self.take_spans_back() | any
+        any | (how == Gather::All && self.take_spans_back())
     }
 
     fn give(&mut self, ptr: DevicePtr, layout: Layout, owner: Owner, epoch: Epoch) -> Result<(), MisuseKind> {

@@ -45,16 +45,15 @@ use millpond_core::{
     ResourceStatistics, Result, StreamRef, is_same,
 };
 
-use parking_lot::MutexGuard;
-
 pub(crate) use options::ENTRY;
 pub use options::{PoolLayer, PoolOptions};
 
-use crate::ordered::{ANYONE, Ordered, Request, Store};
+use crate::lock::QuickGuard;
+use crate::ordered::{ANYONE, Gather, Ordered, Request, Store};
 use arena::{Arena, Arenas, Shard};
 use classes::{LARGEST_SMALL, rounded};
 use front::{Front, add};
-use heaps::{Heaps, Shared, entered, take_small};
+use heaps::{Heaps, Shared};
 use thread::{Lease, PoolId};
 
 /// A pool: takes large regions from upstream and hands out blocks of them, in stream order.
@@ -186,7 +185,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         fits && front.push(ptr.address(), bytes, rounded, entry)
     }
 
-    /// Puts a large block into the front; the one that was there goes back.
+    /// Puts a large block into the front; older ones go back.
     fn push_large(&self, front: &Front, ptr: DevicePtr, bytes: u64) -> bool {
         if bytes <= LARGEST_SMALL {
             return false;
@@ -195,9 +194,10 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         if !entry.may_be_kept(bytes) {
             return false;
         }
-        if let Some(before) = front.push_large(ptr.address(), bytes, rounded(bytes), entry) {
+        let room = self.shared.keep_bytes.load(Ordering::Relaxed);
+        front.push_large((ptr.address(), bytes), rounded(bytes), entry, room, |before| {
             self.ordered.with_store(|heaps| heaps.give_kept(before, &front.stream));
-        }
+        });
         true
     }
 
@@ -211,18 +211,16 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let (shard, mut arena) = self.lock_arena(front);
         let chunk = arena.heap.find_for(front.stream.owner, &request)?;
         let was_anyones = arena.heap.chunk(chunk).owner() == ANYONE;
-        let taken = take_small(&mut arena, chunk, &request);
+        let ptr = self.shared.take(shard, &mut arena, chunk, &request);
         drop(arena);
-        let block = entered(Arenas::heap_id(shard), taken.chunk, &request);
-        self.shared.directory.insert(taken.addr, block);
         let thread = &front.thread;
         add(if was_anyones { &thread.completed } else { &thread.own_stream }, 1);
         thread.allocated(request.bytes, layout.bytes());
-        Some(DevicePtr::new(taken.addr))
+        Some(ptr)
     }
 
     /// The thread's arena: another one from now on, if the thread met others there too often.
-    fn lock_arena(&self, front: &Front) -> (Shard, MutexGuard<'_, Arena>) {
+    fn lock_arena(&self, front: &Front) -> (Shard, QuickGuard<'_, Arena>) {
         let arenas = &self.shared.arenas;
         let mut shard = front.thread.shard.load(Ordering::Relaxed);
         if let Some(arena) = arenas.try_lock(shard) {
@@ -329,7 +327,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let cell = self.ordered.stream_cell(stream)?;
         let front = Front::new(stream.id(), cell, Arc::clone(&cache.counts));
         let (front, others) = cache.add(self.id, front);
-        self.ordered.with_store(|heaps| others.iter().for_each(|front| _ = heaps.drain(front)));
+        self.ordered.with_store(|heaps| others.iter().for_each(|front| _ = heaps.drain(front, Gather::All)));
         Some(front)
     }
 }
