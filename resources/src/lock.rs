@@ -36,7 +36,8 @@ impl<T> QuickLock<T> {
     #[inline]
     pub(crate) fn try_lock(&self) -> Option<QuickGuard<'_, T>> {
         let taken = !self.is_locked.swap(true, Ordering::Acquire);
-        taken.then_some(QuickGuard { lock: self })
+        // Not `then_some`: a guard that is made is dropped, and gives the lock back.
+        taken.then(|| QuickGuard { lock: self })
     }
 
     #[inline]

@@ -54,7 +54,8 @@ use parking_lot::Mutex;
 use crate::lock::QuickLock;
 
 pub use reuse::Reuse;
-pub(crate) use store::{ANYONE, Epoch, Fit, Gather, Growth, Hit, LARGEST_REQUEST, Owner, Request, Store, StoreTotals,
+pub(crate) use store::{
+    ANYONE, Epoch, Fit, Gather, Growth, Hit, LARGEST_REQUEST, Owner, Request, Store, StoreTotals,
 };
 pub(crate) use streams::StreamCell;
 use streams::{Streams, Ticket};

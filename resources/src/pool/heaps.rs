@@ -12,7 +12,9 @@ use super::front::Front;
 use super::heap::Heap;
 use super::thread::Caches;
 use crate::lock::QuickGuard;
-use crate::ordered::{ANYONE, Epoch, Fit, Gather, Growth, Hit, Owner, Request, Store, StoreTotals, StreamCell};
+use crate::ordered::{
+    ANYONE, Epoch, Fit, Gather, Growth, Hit, Owner, Request, Store, StoreTotals, StreamCell,
+};
 
 /// The heap of large blocks, to the directory.
 const LARGE: u8 = 0;
@@ -234,9 +236,8 @@ impl Heaps {
         if self.shared.directory.find(addr).is_some_and(|entry| entry.requested() == 0) {
             return MisuseKind::DoubleFree;
         }
-        let is_free = |(_, arena): (_, QuickGuard<'_, Arena>)| {
-            arena.heap.chunk_at(addr).is_some_and(Chunk::is_free)
-        };
+        let is_free =
+            |(_, arena): (_, QuickGuard<'_, Arena>)| arena.heap.chunk_at(addr).is_some_and(Chunk::is_free);
         if self.shared.arenas.each().any(is_free) {
             return MisuseKind::DoubleFree;
         }
