@@ -61,10 +61,21 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
                 return Ok(Ok(ptr));
             }
         }
+        if !capturing {
+            self.make_room(request, stream)?;
+        }
         let refused = match self.grow(request, stream, |ladder| &mut ladder.grow)? {
             Ok(ptr) => return Ok(Ok(ptr)),
             Err(refused) => refused,
         };
+        {
+            let mut state = self.state.lock();
+            state.store.refused();
+            state.store.gather(Gather::All);
+        }
+        if let Some(ptr) = self.try_hit(request, stream) {
+            return Ok(Ok(ptr));
+        }
         if !capturing && let Some(ptr) = self.reclaim(request, stream)? {
             return Ok(Ok(ptr));
         }
@@ -87,6 +98,23 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             }
         }
         Ok(Err(refused))
+    }
+
+    /// Gives regions back that are free from end to end, if growth would otherwise set a new peak: together
+    /// with what they leave, one larger region serves where several smaller ones did not.
+    fn make_room(&self, request: &Request, stream: StreamRef) -> Result<()> {
+        let sets_a_peak = || {
+            let state = self.state.lock();
+            let totals = state.store.totals();
+            let growth = state.store.growth(request).map_or(0, |growth| growth.preferred);
+            totals.bytes_reserved + growth > totals.peak_bytes_reserved
+        };
+        if !self.upstream_is_ordered && sets_a_peak() && self.owned_free_bytes() + request.bytes > 0 {
+            self.collect_completed(stream)?;
+            let keep = self.bytes_reserved().saturating_sub(request.bytes);
+            self.release_free_regions(keep, stream);
+        }
+        Ok(())
     }
 
     fn out_of_memory(&self, request: &Request, stream: StreamRef, refused: Option<Error>) -> Error {

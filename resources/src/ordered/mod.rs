@@ -79,16 +79,18 @@ struct State<S> {
     store: S,
     streams: Streams,
     ladder: LadderCounts,
-    /// Deallocations since the points of all streams were last asked for.
-    given_since_collection: u32,
+    /// Deallocations under the lock so far.
+    given: u64,
+    /// Deallocations of all sorts when the points of all streams were last asked for.
+    given_at_collection: u64,
     /// Ask again after so many.
-    collect_after: u32,
+    collect_after: u64,
 }
 
 /// Points of all streams are asked for after so many deallocations at the earliest …
-const COLLECT_AFTER_LEAST: u32 = 64;
+const COLLECT_AFTER_LEAST: u64 = 64;
 /// … and, where that brought nothing, at the latest.
-const COLLECT_AFTER_MOST: u32 = 4096;
+const COLLECT_AFTER_MOST: u64 = 4096;
 
 impl<S: Store> State<S> {
     fn owner_of(&mut self, stream: StreamRef) -> Owner {
@@ -118,11 +120,8 @@ impl<S: Store> State<S> {
     /// The size beyond which a block is so much larger than the request that a better fit may well lie with
     /// another stream, if enough was given back since somebody last looked.
     fn largest_without_collection(&self, request: &Request) -> u64 {
-        if self.given_since_collection >= self.collect_after && self.streams.len() > 1 {
-            request.bytes / 7 * 8
-        } else {
-            u64::MAX
-        }
+        let given = self.given + self.store.given() - self.given_at_collection;
+        if given >= self.collect_after && self.streams.len() > 1 { request.bytes / 7 * 8 } else { u64::MAX }
     }
 
     /// The stream that this one is ordered after and that has the best block, and up to when.
@@ -163,7 +162,8 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
                 store,
                 streams: Streams::new(),
                 ladder: LadderCounts::default(),
-                given_since_collection: 0,
+                given: 0,
+                given_at_collection: 0,
                 collect_after: COLLECT_AFTER_LEAST,
             }),
             slow: Mutex::new(()),
@@ -233,7 +233,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         let wanted = {
             let mut state = self.state.lock();
             let owner = state.owner_of(stream);
-            state.given_since_collection = state.given_since_collection.saturating_add(1);
+            state.given += 1;
             let State { store, streams, .. } = &mut *state;
             let slot = streams.slot_mut(owner);
             if let Err(kind) = store.give(ptr, layout, owner, slot.epoch()) {

@@ -171,6 +171,12 @@ pub(crate) trait Store: Debug + Send {
     fn largest_free_block(&self) -> u64;
     /// What to take from upstream to serve `request`, or `None` if nothing would.
     fn growth(&self, request: &Request) -> Option<Growth>;
+    /// How many blocks were given back past the lock so far, about.
+    fn given(&self) -> u64 {
+        0
+    }
+    /// Upstream refused memory, or the store's own limit does: from here on, none is spared.
+    fn refused(&mut self) {}
     /// Adds memory from upstream as one free block (or several) of `owner`.
     fn add_region(&mut self, base: DevicePtr, bytes: u64, owner: Owner, epoch: Epoch);
     /// Removes a region that is free for [`ANYONE`] from end to end.

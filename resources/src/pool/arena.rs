@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use rustc_hash::FxHashMap;
 
 use super::chunk::ChunkId;
-use super::directory::HeapId;
+use super::directory::{Entry, HeapId};
 use super::heap::Heap;
 use crate::lock::{QuickGuard, QuickLock};
 use crate::ordered::{Epoch, Owner};
@@ -146,5 +146,37 @@ impl Arenas {
     #[inline]
     pub(super) fn shard(heap: HeapId) -> Option<Shard> {
         heap.checked_sub(1)
+    }
+}
+
+/// Gives blocks back to their arenas, keeping the lock from one block to the next of the same arena.
+pub(super) struct Visit<'a> {
+    arenas: &'a Arenas,
+    at: Option<(Shard, QuickGuard<'a, Arena>)>,
+    has_excess: bool,
+}
+
+impl<'a> Visit<'a> {
+    pub(super) fn new(arenas: &'a Arenas) -> Self {
+        Self { arenas, at: None, has_excess: false }
+    }
+
+    /// Gives back a block that is not handed out; a large one is returned instead.
+    pub(super) fn give(&mut self, entry: &Entry, owner: Owner, epoch: Epoch) -> Option<ChunkId> {
+        let (heap, chunk) = entry.block();
+        let Some(shard) = Arenas::shard(heap) else { return Some(chunk) };
+        if self.at.as_ref().is_none_or(|(at, _)| *at != shard) {
+            // Not two locks at once.
+            self.at = None;
+        }
+        let (_, arena) = self.at.get_or_insert_with(|| (shard, self.arenas.lock(shard)));
+        arena.heap.give(chunk, owner, epoch);
+        self.has_excess |= arena.has_excess();
+        None
+    }
+
+    /// Whether an arena visited has more free spans than it should keep.
+    pub(super) fn has_excess(&self) -> bool {
+        self.has_excess
     }
 }

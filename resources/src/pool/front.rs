@@ -30,6 +30,8 @@ use crate::ordered::StreamCell;
 
 /// Large blocks.
 const RECENT: usize = 8;
+/// Deallocations are told to the pool in steps of so many.
+pub(super) const STEP: u64 = 16;
 /// Blocks of one class.
 const DEPTH: usize = 32;
 
@@ -242,6 +244,12 @@ impl ThreadCounts {
         add(&self.pushes, 1);
     }
 
+    /// Whether this many more blocks were put in fronts since the last time it said so.
+    #[inline]
+    pub(super) fn is_step(&self) -> bool {
+        self.pushes.load(Ordering::Relaxed).is_multiple_of(STEP)
+    }
+
     #[inline]
     fn popped(&self, bytes: u64, requested: u64) {
         let kept = raise(&self.kept_bytes, -(bytes as i64));
@@ -346,6 +354,16 @@ impl Front {
         raise(&self.large.kept_bytes, rounded as i64);
         self.large.places[index].put(addr, entry);
         self.thread.pushed(rounded, bytes);
+    }
+
+    /// Takes up to half of what a class can keep, for others; `give_up` is told the entry of each.
+    pub(super) fn give_up_half(&self, bytes: u64, rounded: u64, mut give_up: impl FnMut(&Entry)) {
+        for _ in 0..DEPTH / 2 {
+            let Some((_, place)) = self.pop_small(bytes) else { return };
+            self.thread.drained(rounded);
+            // SAFETY: as in `pop`.
+            give_up(unsafe { &*place.entry.load(Ordering::Relaxed) });
+        }
     }
 
     #[inline]

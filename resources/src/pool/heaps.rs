@@ -33,6 +33,8 @@ pub(super) struct Shared {
     pub(super) caches: Caches,
     /// Bytes that a thread may keep in its fronts.
     pub(super) keep_bytes: AtomicU64,
+    /// Deallocations past the pool's lock, in steps.
+    pub(super) given: AtomicU64,
 }
 
 /// All free blocks of the pool, large and small: what is behind the pool's lock.
@@ -43,6 +45,8 @@ pub(super) struct Heaps {
     peak_bytes_reserved: u64,
     next_region: u64,
     pub(super) maximum_bytes: u64,
+    /// Whether upstream refused memory, and did not give any since.
+    is_short: bool,
 }
 
 /// Where a block is taken from.
@@ -50,13 +54,6 @@ pub(super) struct Heaps {
 struct From {
     owner: Owner,
     upto: Epoch,
-}
-
-/// A small block that went back to its arena.
-pub(super) struct Given {
-    bytes: u64,
-    /// Whether the arena has more free spans than it should keep.
-    pub(super) has_excess: bool,
 }
 
 impl Shared {
@@ -73,14 +70,14 @@ impl Shared {
         DevicePtr::new(arena.heap.enter(&self.directory, block))
     }
 
-    /// Ends a block that is not handed out, and gives it to its arena; a large one is returned.
-    pub(super) fn give_small(&self, entry: &Entry, owner: Owner, epoch: Epoch) -> Result<Given, ChunkId> {
+    /// Gives a block that is not handed out to its arena, and says its size; a large one is returned.
+    fn give_small(&self, entry: &Entry, owner: Owner, epoch: Epoch) -> Result<u64, ChunkId> {
         let (heap, chunk) = entry.block();
         let Some(shard) = Arenas::shard(heap) else { return Err(chunk) };
         let mut arena = self.arenas.lock(shard);
         let bytes = arena.heap.chunk(chunk).bytes;
         arena.heap.give(chunk, owner, epoch);
-        Ok(Given { bytes, has_excess: arena.has_excess() })
+        Ok(bytes)
     }
 }
 
@@ -91,6 +88,7 @@ impl Heaps {
             arenas: Arenas::new(),
             caches: Caches::default(),
             keep_bytes: AtomicU64::new(0),
+            given: AtomicU64::new(0),
         };
         Self {
             large: Heap::new(SCAN),
@@ -98,6 +96,7 @@ impl Heaps {
             peak_bytes_reserved: 0,
             next_region: REGION_UNIT,
             maximum_bytes: maximum_bytes.unwrap_or(u64::MAX),
+            is_short: false,
         }
     }
 
@@ -152,7 +151,8 @@ impl Heaps {
     }
 
     /// Takes a small block as `find` says: from the thread's arena; from a new span, of the first of `from`
-    /// who has one; from another arena.
+    /// who has one; from another arena, if memory is short. (Threads that take from each other's arenas meet
+    /// there ever after.)
     fn take_small(
         &mut self,
         request: &Request,
@@ -170,6 +170,9 @@ impl Heaps {
             if let Some(ptr) = self.take_in_new_span(request.shard, *from, request) {
                 return Some(if from.owner == ANYONE { Hit::Anyones(ptr) } else { Hit::Own(ptr) });
             }
+        }
+        if !self.is_short {
+            return None;
         }
         self.take_in_arenas(request, Some(request.shard), find)
     }
@@ -200,7 +203,7 @@ impl Heaps {
     /// Ends a block that is not handed out; says its size.
     fn give_back(&mut self, entry: &Entry, owner: Owner, epoch: Epoch) -> u64 {
         match self.shared.give_small(entry, owner, epoch) {
-            Ok(small) => small.bytes,
+            Ok(bytes) => bytes,
             Err(large) => {
                 let bytes = self.large.chunk(large).bytes;
                 self.large.give(large, owner, epoch);
@@ -321,12 +324,17 @@ impl Store for Heaps {
     fn gather(&mut self, how: Gather) -> bool {
         let shared = Arc::clone(&self.shared);
         let mut any = false;
-        let mut fronts = Vec::new();
+        let (mut fronts, mut held) = (Vec::new(), 0);
         shared.caches.each(|cache| {
             if cache.counts.totals().blocks_held > 0 {
+                held += cache.counts.bytes_held();
                 fronts.extend(cache.fronts());
             }
         });
+        // Little is not worth the work, unless it is all there is.
+        if how == Gather::All && !self.is_short && held < self.large.bytes_reserved / 256 {
+            fronts.clear();
+        }
         for front in fronts {
             any |= self.drain(&front, how);
         }
@@ -385,7 +393,16 @@ impl Store for Heaps {
         Some(Growth { preferred, least, unit: ALLOCATION_ALIGNMENT })
     }
 
+    fn given(&self) -> u64 {
+        self.shared.given.load(Ordering::Relaxed)
+    }
+
+    fn refused(&mut self) {
+        self.is_short = true;
+    }
+
     fn add_region(&mut self, base: DevicePtr, bytes: u64, owner: Owner, epoch: Epoch) {
+        self.is_short = false;
         self.large.add_region(base.address(), bytes, owner, epoch);
         self.next_region = self.next_region.saturating_mul(2);
         self.peak_bytes_reserved = self.peak_bytes_reserved.max(self.large.bytes_reserved);

@@ -50,9 +50,9 @@ pub use options::{PoolLayer, PoolOptions};
 
 use crate::lock::QuickGuard;
 use crate::ordered::{ANYONE, Gather, Ordered, Request, Store};
-use arena::{Arena, Arenas, Shard};
+use arena::{Arena, Arenas, Shard, Visit};
 use classes::{LARGEST_SMALL, rounded};
-use front::{Front, add};
+use front::{Front, STEP, add};
 use heaps::{Heaps, Shared};
 use thread::{Lease, PoolId};
 
@@ -182,7 +182,11 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let rounded = rounded(bytes);
         let room = self.shared.keep_bytes.load(Ordering::Relaxed);
         let fits = front.thread.bytes_held() + rounded <= room;
-        fits && front.push(ptr.address(), bytes, rounded, entry)
+        let kept = fits && front.push(ptr.address(), bytes, rounded, entry);
+        if kept && front.thread.is_step() {
+            self.shared.given.fetch_add(STEP, Ordering::Relaxed);
+        }
+        kept
     }
 
     /// Puts a large block into the front; older ones go back.
@@ -303,18 +307,29 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         }
     }
 
-    /// Gives a small block back to its arena.
+    /// Gives a small block back to its arena, and what the front has of the same size: one visit for many.
     fn give_to_arena(&self, front: &Front, ptr: DevicePtr, bytes: u64) -> bool {
         let Some(entry) = self.shared.directory.find(ptr.address()) else { return false };
-        let (heap, _) = entry.block();
-        if Arenas::shard(heap).is_none() || bytes == 0 || !entry.claim(bytes) {
+        if Arenas::shard(entry.block().0).is_none() || bytes == 0 || !entry.claim(bytes) {
             return false;
         }
-        let epoch = front.stream.epoch();
-        let given = self.shared.give_small(entry, front.stream.owner, epoch);
         front.thread.deallocated(rounded(bytes), bytes);
-        if given.is_ok_and(|given| given.has_excess) {
-            self.ordered.with_store(Heaps::take_spans_back);
+        let (owner, epoch) = (front.stream.owner, front.stream.epoch());
+        let mut visit = Visit::new(&self.shared.arenas);
+        visit.give(entry, owner, epoch);
+        let mut large = Vec::new();
+        if bytes <= LARGEST_SMALL {
+            front.give_up_half(bytes, rounded(bytes), |entry| {
+                large.extend(visit.give(entry, owner, epoch));
+            });
+        }
+        let has_excess = visit.has_excess();
+        drop(visit);
+        if has_excess || !large.is_empty() {
+            self.ordered.with_store(|heaps| {
+                large.iter().for_each(|chunk| heaps.large.give(*chunk, owner, epoch));
+                heaps.take_spans_back();
+            });
         }
         true
     }
