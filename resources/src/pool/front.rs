@@ -295,8 +295,8 @@ impl Front {
         let place = if bytes <= LARGEST_SMALL { self.pop_small(bytes) } else { self.large.pop(rounded) };
         let (addr, place) = place?;
         self.thread.popped(rounded, bytes);
-        // SAFETY: the front's thread, which this is, wrote the entry of the block that it put in; entries live
-        // as long as the pool, and the pool is borrowed by the call.
+        // SAFETY: the front's thread, which this is, wrote the entry of the block that it put in; entries
+        // live as long as the pool, and the pool is borrowed by the call.
         let entry = unsafe { &*place.entry.load(Ordering::Relaxed) };
         Some(Held { addr, entry })
     }
