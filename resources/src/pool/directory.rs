@@ -241,11 +241,21 @@ impl Directory {
 
     #[inline]
     fn leaf(&self, addr: u64) -> Option<&Leaf> {
-        let gibibyte = addr >> LEAF_BITS;
-        let mut leaf = self.roots[gibibyte as usize % ROOTS].load(Ordering::Acquire).cast_const();
+        self.leaf_from(self.root(addr).load(Ordering::Acquire), addr)
+    }
+
+    #[inline]
+    fn root(&self, addr: u64) -> &AtomicPtr<Leaf> {
+        &self.roots[(addr >> LEAF_BITS) as usize % ROOTS]
+    }
+
+    /// The leaf of an address, if it is in the list from `first` on, which was loaded from its root.
+    #[inline]
+    fn leaf_from(&self, first: *const Leaf, addr: u64) -> Option<&Leaf> {
+        let mut leaf = first;
         // SAFETY: a leaf that was published lives as long as the directory.
         while let Some(found) = unsafe { leaf.as_ref() } {
-            if found.gibibyte == gibibyte {
+            if found.gibibyte == addr >> LEAF_BITS {
                 return Some(found);
             }
             leaf = found.next;
@@ -309,13 +319,13 @@ impl Directory {
     }
 
     fn leaf_or_new(&self, addr: u64) -> &Leaf {
-        let gibibyte = addr >> LEAF_BITS;
+        let (root, gibibyte) = (self.root(addr), addr >> LEAF_BITS);
         loop {
-            if let Some(leaf) = self.leaf(addr) {
+            // One load for both: a leaf that comes after the look must make the exchange fail.
+            let next = root.load(Ordering::Acquire);
+            if let Some(leaf) = self.leaf_from(next, addr) {
                 return leaf;
             }
-            let root = &self.roots[gibibyte as usize % ROOTS];
-            let next = root.load(Ordering::Acquire);
             let tables = std::array::from_fn(|_| AtomicPtr::default());
             let entries = std::array::from_fn(|_| Entry::default());
             let new = Box::into_raw(Box::new(Leaf { gibibyte, next, tables, entries }));
