@@ -22,20 +22,20 @@
 use std::fmt;
 use std::mem::align_of;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use millpond_core::ALLOCATION_ALIGNMENT;
 
 use super::chunk::ChunkId;
+use crate::sync::{AtomicPtr, AtomicU64, Ordering, bounded};
 
 const START_BITS: u32 = PAGE_BITS - ALLOCATION_ALIGNMENT.ilog2();
-const PAGE_BITS: u32 = 21;
-const LEAF_BITS: u32 = 30;
+const PAGE_BITS: u32 = bounded(21, 10) as u32;
+const LEAF_BITS: u32 = bounded(30, 11) as u32;
 const PAGES: usize = 1 << (LEAF_BITS - PAGE_BITS);
-const ROOTS: usize = 1024;
-const LINE: usize = 4;
+const ROOTS: usize = bounded(1024, 1);
+const LINE: usize = bounded(4, 1);
 /// Lines of the first table of a page, the second, … The last has a place for every start.
-const LINES: [usize; 3] = [8, 64, (1 << START_BITS) / LINE];
+const LINES: [usize; 3] = [bounded(8, 1), bounded(64, 2), (1 << START_BITS) / LINE];
 
 /// Which heap a block is of.
 pub(super) type HeapId = u8;
@@ -339,13 +339,13 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        for root in &mut self.roots {
-            let mut leaf = *root.get_mut();
+        for root in &self.roots {
+            let mut leaf = root.load(Ordering::Relaxed);
             while !leaf.is_null() {
                 // SAFETY: the list is made of boxes, and nobody else looks at it any more.
-                let mut this = unsafe { Box::from_raw(leaf) };
-                for table in &mut this.tables {
-                    let mut table = Table(*table.get_mut());
+                let this = unsafe { Box::from_raw(leaf) };
+                for table in &this.tables {
+                    let mut table = Table(table.load(Ordering::Relaxed));
                     while !table.is_none() {
                         // SAFETY: as above.
                         let earlier = unsafe { table.earlier() };
@@ -366,7 +366,10 @@ impl fmt::Debug for Directory {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, millpond_loom))]
+mod models;
+
+#[cfg(all(test, not(millpond_loom)))]
 mod tests {
     use super::*;
     use std::collections::BTreeMap;

@@ -20,20 +20,20 @@
 
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use millpond_core::StreamId;
 
 use super::classes::{CLASSES, LARGEST_SMALL, class_of};
 use super::directory::Entry;
 use crate::ordered::StreamCell;
+use crate::sync::{AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, bounded};
 
 /// Large blocks.
 const RECENT: usize = 8;
 /// Deallocations are told to the pool in steps of so many.
 pub(super) const STEP: u64 = 16;
 /// Blocks of one class.
-const DEPTH: usize = 32;
+const DEPTH: usize = bounded(32, 2);
 
 /// A place for a block.
 #[derive(Debug, Default)]
@@ -427,8 +427,8 @@ fn made<T: Default>(part: &AtomicPtr<T>) -> &T {
 
 impl Drop for Front {
     fn drop(&mut self) {
-        for stack in self.small.iter_mut() {
-            let stack = *stack.get_mut();
+        for stack in self.small.iter() {
+            let stack = stack.load(Ordering::Relaxed);
             if !stack.is_null() {
                 // SAFETY: it came from a box, and nobody else looks at it any more.
                 drop(unsafe { Box::from_raw(stack) });
@@ -436,3 +436,6 @@ impl Drop for Front {
         }
     }
 }
+
+#[cfg(all(test, millpond_loom))]
+mod models;
