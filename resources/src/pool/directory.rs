@@ -308,7 +308,14 @@ impl Directory {
         }
     }
 
+    #[inline]
     fn leaf_or_new(&self, addr: u64) -> &Leaf {
+        self.leaf(addr).unwrap_or_else(|| self.add_leaf(addr))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn add_leaf(&self, addr: u64) -> &Leaf {
         let gibibyte = addr >> LEAF_BITS;
         loop {
             if let Some(leaf) = self.leaf(addr) {

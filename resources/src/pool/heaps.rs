@@ -253,7 +253,7 @@ impl Heaps {
         let in_use = self.large.bytes_reserved - self.large.bytes_free;
         let mut fronts = 0;
         self.shared.caches.each(|cache| fronts += cache.front_count() as u64);
-        let keep = (in_use / tune("MP_DIV", 16) / fronts.max(1)).max(LEAST.min(tune("MP_LEAST", 4 << 20)));
+        let keep = (in_use / 32 / fronts.max(1)).max(LEAST);
         self.shared.keep_bytes.store(keep, Ordering::Relaxed);
     }
 }
@@ -327,7 +327,7 @@ impl Store for Heaps {
         let (mut fronts, mut held) = (Vec::new(), 0);
         shared.caches.each(|cache| {
             if cache.counts.totals().blocks_held > 0 {
-                held += cache.counts.bytes_held();
+                held += cache.counts.small_bytes_held();
                 fronts.extend(cache.fronts());
             }
         });
@@ -462,8 +462,4 @@ impl Store for Heaps {
         }
         assert!(spans <= self.large.blocks_in_use, "a span is a block in use");
     }
-}
-
-pub(super) fn tune(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
 }

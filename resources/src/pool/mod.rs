@@ -181,7 +181,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         }
         let rounded = rounded(bytes);
         let room = self.shared.keep_bytes.load(Ordering::Relaxed);
-        let fits = front.thread.bytes_held() + rounded <= room;
+        let fits = front.thread.small_bytes_held() + rounded <= room;
         let kept = fits && front.push(ptr.address(), bytes, rounded, entry);
         if kept && front.thread.is_step() {
             self.shared.given.fetch_add(STEP, Ordering::Relaxed);
@@ -189,7 +189,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         kept
     }
 
-    /// Puts a large block into the front; older ones go back.
+    /// Puts a large block into the front; the one before goes back.
     fn push_large(&self, front: &Front, ptr: DevicePtr, bytes: u64) -> bool {
         if bytes <= LARGEST_SMALL {
             return false;
@@ -198,10 +198,9 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         if !entry.may_be_kept(bytes) {
             return false;
         }
-        let room = self.shared.keep_bytes.load(Ordering::Relaxed);
-        front.push_large((ptr.address(), bytes), rounded(bytes), entry, room, |before| {
+        if let Some(before) = front.push_large(ptr.address(), bytes, rounded(bytes), entry) {
             self.ordered.with_store(|heaps| heaps.give_kept(before, &front.stream));
-        });
+        }
         true
     }
 
