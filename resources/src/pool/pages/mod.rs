@@ -47,6 +47,8 @@ mod tests;
 mod validate;
 mod views;
 
+use millpond_core::ALLOCATION_ALIGNMENT;
+
 use super::bins::Wanted;
 use super::chunk::{Chunk, ChunkId, NIL};
 use super::heap::Heap;
@@ -127,6 +129,14 @@ pub(in crate::pool) struct Found {
     place: Place,
 }
 
+/// A hole at home.
+#[derive(Clone, Copy)]
+struct Hole {
+    line: Line,
+    chunk: ChunkId,
+    at_border: bool,
+}
+
 #[derive(Clone, Debug)]
 enum Place {
     Home(ChunkId),
@@ -187,13 +197,32 @@ impl Pages {
         self.handles.has_border(hole.addr, hole.addr + hole.bytes)
     }
 
-    /// The best hole of `owner` at home. One inside a handle, which is good for nothing else, goes before a
-    /// somewhat smaller one that touches a border.
-    fn find_at_home(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<(ChunkId, bool)> {
+    /// The line that a request is served from.
+    fn line_of(&self, request: &Request) -> Line {
+        let is_small = request.bytes < self.policy.small_bytes && request.alignment == ALLOCATION_ALIGNMENT;
+        if is_small { Line::Small } else { Line::Large }
+    }
+
+    /// The best hole of `owner` at home, and whether a block in a view could have it for a piece.
+    ///
+    /// A hole inside a handle, which is good for nothing else, goes before a somewhat smaller one that touches
+    /// a border. A small request breaks into the large line only where the pool may not grow.
+    fn find_at_home(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<Hole> {
+        if self.line_of(request) == Line::Small {
+            let line = Line::Small;
+            let small = self.heap(line).find(owner, upto, request);
+            if let Some(chunk) = small {
+                return Some(Hole { line, chunk, at_border: false });
+            }
+            if self.may_grow() {
+                return None;
+            }
+        }
+        let line = Line::Large;
         let best = self.large().find(owner, upto, request)?;
         let hole = self.large().chunk(best);
         if hole.bytes == request.bytes || !self.is_at_border(hole) {
-            return Some((best, false));
+            return Some(Hole { line, chunk: best, at_border: false });
         }
         let most = self.policy.inside_upto(request.bytes);
         let wanted = Wanted { bytes: request.bytes, alignment: request.alignment, upto };
@@ -204,17 +233,21 @@ impl Pages {
             .take(INSIDE_SCAN)
             .filter(|(_, hole)| wanted.accepts(hole.addr, hole.bytes, hole.epoch()) && !self.is_at_border(hole))
             .min_by_key(|(_, hole)| (hole.bytes, hole.addr));
-        Some(inside.map_or((best, true), |(id, _)| (id, false)))
+        Some(match inside {
+            Some((chunk, _)) => Hole { line, chunk, at_border: false },
+            None => Hole { line, chunk: best, at_border: true },
+        })
     }
 
-    fn found_at_home(&self, chunk: ChunkId) -> Found {
-        let hole = self.large().chunk(chunk);
-        let place = Place::Home(pack(Line::Large, chunk));
+    fn found_at_home(&self, Hole { line, chunk, .. }: Hole) -> Found {
+        let hole = self.heap(line).chunk(chunk);
+        let place = Place::Home(pack(line, chunk));
         Found { bytes: hole.bytes, epoch: hole.epoch(), owner: hole.owner(), place }
     }
 
     fn find_in_views(&self, whose: Whose, request: &Request) -> Option<Found> {
-        let is_plain = request.alignment == millpond_core::ALLOCATION_ALIGNMENT;
+        let is_plain =
+            request.alignment == ALLOCATION_ALIGNMENT && self.line_of(request) == Line::Large;
         let (owner, free) = match whose {
             Whose::Only(owner, _) => (owner, self.free_bytes(owner)),
             Whose::With(owner) => (owner, self.free_bytes(owner) + self.free_bytes(ANYONE)),
@@ -236,22 +269,22 @@ impl Pages {
     /// The best free bytes of `owner` for a request, among those given back in epoch `upto` or before.
     pub(in crate::pool) fn find(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<Found> {
         match self.find_at_home(owner, upto, request) {
-            Some((chunk, _)) => Some(self.found_at_home(chunk)),
+            Some(hole) => Some(self.found_at_home(hole)),
             None => self.find_in_views(Whose::Only(owner, upto), request),
         }
     }
 
     /// The best of what is the owner's and what is anyone's.
     pub(in crate::pool) fn find_for(&self, owner: Owner, request: &Request) -> Option<Found> {
+        let bytes = |hole: &Hole| self.heap(hole.line).chunk(hole.chunk).bytes;
         let own = self.find_at_home(owner, Epoch::MAX, request);
-        if owner == ANYONE || own.is_some_and(|(own, _)| self.large().chunk(own).bytes == request.bytes) {
-            return own.map(|(chunk, _)| self.found_at_home(chunk)).or_else(|| self.find(ANYONE, Epoch::MAX, request));
+        if let Some(own) = own.filter(|own| bytes(own) == request.bytes) {
+            return Some(self.found_at_home(own));
         }
-        let anyones = self.find_at_home(ANYONE, Epoch::MAX, request);
+        let anyones = if owner == ANYONE { None } else { self.find_at_home(ANYONE, Epoch::MAX, request) };
         let best = own.into_iter().chain(anyones);
-        let best = best.min_by_key(|(chunk, at_border)| (*at_border, self.large().chunk(*chunk).bytes));
-        match best {
-            Some((chunk, _)) => Some(self.found_at_home(chunk)),
+        match best.min_by_key(|hole| (hole.line == Line::Large, hole.at_border, bytes(hole))) {
+            Some(best) => Some(self.found_at_home(best)),
             None => self.find_in_views(Whose::With(owner), request),
         }
     }
@@ -313,6 +346,11 @@ impl Pages {
         })
     }
 
+    /// Whether the pool may grow by a small handle before it does with what it has.
+    fn may_grow(&self) -> bool {
+        self.room(u64::MAX) >= self.granularity
+    }
+
     /// A span for small blocks, of `wanted` bytes or as many as there are in a row, but enough for the request:
     /// the block, its address and bytes, and when it was given back.
     ///
@@ -325,9 +363,9 @@ impl Pages {
         request: &Request,
     ) -> Option<(ChunkId, u64, u64, Epoch)> {
         let in_line = |line| self.find_span(line, owner, upto, wanted, request).map(|chunk| (line, chunk));
-        let may_grow = self.room(u64::MAX) >= self.granularity;
-        let found = in_line(Line::Small).or_else(|| if may_grow { None } else { in_line(Line::Large) });
-        found.map(|(line, chunk)| self.cut_span(line, chunk, wanted))
+        let found = in_line(Line::Small);
+        let found = found.or_else(|| if self.may_grow() { None } else { in_line(Line::Large) });
+        found.map(|(line, chunk)| self.cut_span(line, chunk, wanted.max(request.bytes)))
     }
 
     /// A span from either line: before memory is out.
@@ -340,7 +378,7 @@ impl Pages {
     ) -> Option<(ChunkId, u64, u64, Epoch)> {
         let in_line = |line| self.find_span(line, owner, upto, wanted, request).map(|chunk| (line, chunk));
         let found = in_line(Line::Small).or_else(|| in_line(Line::Large));
-        found.map(|(line, chunk)| self.cut_span(line, chunk, wanted))
+        found.map(|(line, chunk)| self.cut_span(line, chunk, wanted.max(request.bytes)))
     }
 
     fn find_span(&self, line: Line, owner: Owner, upto: Epoch, wanted: u64, request: &Request) -> Option<ChunkId> {
@@ -356,7 +394,7 @@ impl Pages {
     fn cut_span(&mut self, line: Line, chunk: ChunkId, wanted: u64) -> (ChunkId, u64, u64, Epoch) {
         let heap = self.heap_mut(line);
         let (epoch, bytes) = (heap.chunk(chunk).epoch(), heap.chunk(chunk).bytes.min(wanted));
-        let id = heap.take(chunk, bytes, millpond_core::ALLOCATION_ALIGNMENT);
+        let id = heap.take(chunk, bytes, ALLOCATION_ALIGNMENT);
         heap.set_link(id, NIL);
         (pack(line, id), heap.chunk(id).addr, bytes, epoch)
     }

@@ -94,7 +94,8 @@ impl Pages {
         self.peak_live = self.peak_live.max(live_bytes);
     }
 
-    /// Plans a block for which `find_for` found nothing; a span for small blocks where `is_span`.
+    /// Plans a block for which `find_for` found nothing. A span for small blocks (`is_span`, and the request has
+    /// its size) comes on the small line whatever its size.
     ///
     /// `live_bytes` is what is in use now, without this request. At most `most_new` bytes are taken from the
     /// driver: less than all is for when it had no more.
@@ -110,25 +111,22 @@ impl Pages {
         most_new: u64,
     ) -> Result<Plan, Refused> {
         self.note_live(live_bytes.saturating_add(request.bytes));
-        if is_span {
-            let new = self.whole_granules(request.bytes);
-            return self.plan_growth(Line::Small, new, None, new, most_new);
-        }
-        let room = self.room(most_new);
         if request.alignment > ALLOCATION_ALIGNMENT {
             return self.plan_aligned(request, most_new);
         }
-        let tail = self.tail(owner).filter(|tail| tail.bytes < request.bytes);
+        let line = if is_span { Line::Small } else { self.line_of(request) };
+        let tail = self.tail(line, owner).filter(|tail| tail.bytes < request.bytes);
         let missing = request.bytes - tail.map_or(0, |tail| tail.bytes);
         let growth = self.whole_granules(missing);
-        if growth > room {
+        let room = self.room(most_new);
+        if line == Line::Large && growth > room {
             let ends = FreeEnds::gather(self, Whose::With(owner), self.policy.least_piece);
             let chosen = self.choose(&ends, request.bytes, room);
             if !chosen.before.is_empty() || chosen.last.is_some() {
                 return self.plan_assembly(owner, &ends, chosen, request, most_new);
             }
         }
-        self.plan_growth(Line::Large, growth, tail.map(|tail| (tail, owner)), missing, most_new)
+        self.plan_growth(line, growth, tail.map(|tail| (tail, owner)), missing, most_new)
     }
 
     /// Plans free memory of so many bytes and no block: for [`commit_reserve`](Self::commit_reserve).
@@ -140,9 +138,9 @@ impl Pages {
         self.plan_growth(Line::Large, self.whole_granules(bytes), None, 0, u64::MAX)
     }
 
-    /// What is free at the end of the large line.
-    fn tail(&self, owner: Owner) -> Option<Piece> {
-        let heap = self.large();
+    /// What is free at the end of a line.
+    fn tail(&self, line: Line, owner: Owner) -> Option<Piece> {
+        let heap = self.heap(line);
         let tail = heap.tail().filter(|id| heap.chunk(*id).is_free())?;
         let chunk = heap.chunk(tail);
         if chunk.owner() != owner && chunk.owner() != ANYONE {
@@ -152,7 +150,7 @@ impl Pages {
         let addr = heap.chunk(run).addr;
         let epoch = heap.run(run, owner).map(Chunk::epoch).max()?;
         let bytes = chunk.addr + chunk.bytes - addr;
-        Some(Piece { line: Line::Large, addr, bytes, run, joins: run != tail, epoch })
+        Some(Piece { line, addr, bytes, run, joins: run != tail, epoch })
     }
 
     /// The address behind the last home of a line.

@@ -7,6 +7,8 @@ pub(in crate::pool) struct Policy {
     /// How far physical memory may exceed the most that was in use, in thousandths, before blocks are put
     /// together in views.
     pub(in crate::pool) slack: u64,
+    /// Requests of fewer bytes are served from the small line, of handles as small as can be.
+    pub(in crate::pool) small_bytes: u64,
     /// New handles for large blocks may have so many bytes …
     pub(in crate::pool) handle_bytes: u64,
     /// … or the request's part of this number …
@@ -23,6 +25,7 @@ impl Default for Policy {
     fn default() -> Self {
         Self {
             slack: 3,
+            small_bytes: 1 << 20,
             handle_bytes: 6 << 20,
             request_share: 8,
             peak_share: 64,

@@ -21,7 +21,7 @@ use super::super::classes::{LARGEST_SMALL, rounded};
 use super::super::heap::Heap;
 use super::*;
 
-const OWNER: Owner = 1;
+const OWNER: Owner = 0;
 
 /// A row of a log: a block's number and size, or the number of one that goes back.
 #[derive(Clone, Copy)]
@@ -134,8 +134,8 @@ impl Bench {
 
     fn allocate(&mut self, bytes: u64) -> Block {
         let layout = Layout::new(bytes);
-        let request = Request { bytes: rounded(bytes), ..Request::new(layout).expect("not too large") };
-        if bytes <= LARGEST_SMALL {
+        let request = Request { bytes: if number("ROUND",0)==1 {rounded(bytes)} else {bytes.next_multiple_of(256)}, ..Request::new(layout).expect("not too large") };
+        if bytes <= number("ARENA", 1<<20) as u64 {
             return Block::Small(self.allocate_small(&request));
         }
         if let Some(found) = self.pages.find_for(OWNER, &request) {
@@ -152,13 +152,13 @@ impl Bench {
         if let Some(chunk) = self.arena.find(OWNER, Epoch::MAX, request) {
             return self.arena.take(chunk, request.bytes, request.alignment);
         }
-        let wanted = 2 << 20;
+        let wanted = number("WANTED", 2 << 20) as u64;
         let from = |pages: &mut Pages, owner| pages.take_span(owner, Epoch::MAX, wanted, request);
         let own = from(&mut self.pages, OWNER).or_else(|| from(&mut self.pages, ANYONE));
         let (span, addr, bytes) = match own {
             Some((span, addr, bytes, _)) => (span, addr, bytes),
             None => {
-                let (span, addr) = self.grow(request, true);
+                let (span, addr) = self.grow(&Request{bytes: wanted.max(request.bytes), ..*request}, true);
                 (span, addr, self.pages.bytes_of(span))
             }
         };
@@ -178,6 +178,7 @@ impl Bench {
                     blocks[number as usize] = Some((self.allocate(bytes), bytes));
                     self.live += bytes;
                     self.peak_live = self.peak_live.max(self.live);
+                    self.pages.note_live(self.live);
                 }
                 Row::Deallocate(number) => {
                     let (block, bytes) = blocks[number as usize].take().expect("a block goes back once");
@@ -193,7 +194,9 @@ impl Bench {
         self.live -= bytes;
         match block {
             Block::Large(id) => self.pages.give(id, OWNER, 1),
-            Block::Small(id) => self.arena.give(id, OWNER, 1),
+            Block::Small(id) => {
+                self.arena.give(id, OWNER, 1);
+            }
         }
     }
 }
@@ -224,7 +227,8 @@ fn replay(log: &Log, policy: Policy, passes: usize) -> Outcome {
         }
         let ratio = bench.pages.totals().peak_bytes_reserved as f64 / bench.peak_live as f64;
         text += &format!(
-            "  {ratio:.4}  creates {creates:4} maps {maps:4} views {:3}  misses {:4} plans {:4}  {calls:4.0} ns/row in calls, {:3.0} beside",
+            "  {ratio:.4} ({:.4} small) creates {creates:4} maps {maps:4} views {:3}  misses {:4} plans {:4}  {calls:4.0} ns/row in calls, {:3.0} beside",
+            bench.pages.heap(Line::Small).bytes_reserved as f64 / bench.peak_live as f64,
             totals.views,
             bench.misses,
             bench.plans,
