@@ -419,24 +419,34 @@ impl Heap {
     /// Adds free memory, which goes on with the line where it lies behind its end; says the free chunk that
     /// it is part of now.
     pub(super) fn extend(&mut self, base: u64, bytes: u64, owner: Owner, epoch: Epoch) -> ChunkId {
-        let tail = self.tail().filter(|id| self.chunks[*id].addr + self.chunks[*id].bytes == base);
-        let Some(tail) = tail else {
+        let Some((region, last)) = self.region_before(base) else {
             let first = self.add_region(base, bytes, owner, epoch);
             self.tail = first;
             return first;
         };
-        let region = self.region_index(self.chunks[tail].addr);
         self.regions[region].bytes += bytes;
         self.bytes_reserved += bytes;
-        let id = self.chunks.add(Chunk::free(base, bytes, tail, NIL, owner, epoch));
-        if self.chunks[tail].is_free() && self.chunks[tail].is_whole_region() {
+        let id = self.chunks.add(Chunk::free(base, bytes, last, NIL, owner, epoch));
+        if self.chunks[last].is_free() && self.chunks[last].is_whole_region() {
             self.regions_free -= 1;
         }
-        self.chunks[tail].next = id;
+        self.chunks[last].next = id;
         self.tail = id;
         let joined = self.join(id, 0);
         self.put_in_bin(joined);
         joined
+    }
+
+    /// The region that ends at an address, and its last chunk: the line's tail, unless the line went on
+    /// elsewhere meanwhile.
+    fn region_before(&self, end: u64) -> Option<(usize, ChunkId)> {
+        let index = self.regions.partition_point(|region| region.base < end).checked_sub(1)?;
+        let region = self.regions[index];
+        if region.base + region.bytes != end {
+            return None;
+        }
+        let ends_there = |id: &ChunkId| self.chunks[*id].addr + self.chunks[*id].bytes == end;
+        Some((index, self.tail().filter(ends_there).unwrap_or_else(|| self.chunk_from(region.first, end - 1))))
     }
 
     /// Which region an address lies in.

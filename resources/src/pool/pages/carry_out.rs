@@ -85,7 +85,10 @@ impl Retired {
     }
 }
 
-fn reserve(driver: &dyn Driver, mut bytes: u64, least: u64, granularity: u64) -> DriverResult<(u64, u64)> {
+/// Reserves addresses: what was asked for, or less, but at least so many bytes and a guard.
+fn reserve(driver: &dyn Driver, bytes: u64, least: u64, granularity: u64) -> DriverResult<(u64, u64)> {
+    // The driver may put one reservation behind another; a block should not lie in two.
+    let (mut bytes, least) = (bytes.max(least + granularity), least + granularity);
     loop {
         match driver.mem_address_reserve(bytes, granularity) {
             Ok(base) => return Ok((base.address(), bytes)),
@@ -146,7 +149,7 @@ impl Work {
 
     /// Bytes of addresses for a new view that wants `slot`: all of a reservation that turned out smaller.
     pub(super) fn slot_bytes(&self, slot: u64) -> u64 {
-        self.reserved_view.map_or(slot, |(_, bytes)| slot.min(bytes))
+        self.reserved_view.map_or(slot, |(_, bytes)| slot.min(bytes - self.granularity))
     }
 
     /// Makes the driver calls. Where one fails, those before it are undone.

@@ -78,7 +78,7 @@ impl Pages {
             self.handles.spaces[plan.line as usize].take_at(base, plan.work.new_bytes());
         }
         if let (Some((base, bytes)), Some(view)) = (plan.work.reserved_view, &plan.view) {
-            self.views.space.add(base, bytes);
+            self.views.space.add(base, bytes, self.granularity);
             self.views.space.take_at(base, plan.work.slot_bytes(view.slot));
         }
     }

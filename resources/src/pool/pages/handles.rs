@@ -56,7 +56,7 @@ impl Handles {
     }
 
     pub(super) fn add_reservation(&mut self, line: Line, base: u64, bytes: u64) {
-        self.spaces[line as usize].add(base, bytes);
+        self.spaces[line as usize].add(base, bytes, self.granularity);
         self.granules.push((base, Vec::new()));
     }
 

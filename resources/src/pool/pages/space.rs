@@ -13,10 +13,10 @@ pub(super) struct Space {
 }
 
 impl Space {
-    /// Adds a reservation, all of it free.
-    pub(super) fn add(&mut self, base: u64, bytes: u64) {
+    /// Adds a reservation, all of it free but a guard at its end.
+    pub(super) fn add(&mut self, base: u64, bytes: u64, guard: u64) {
         self.reservations.push((base, bytes));
-        self.free.insert(base, bytes);
+        self.free.insert(base, bytes - guard);
     }
 
     pub(super) fn reservations(&self) -> &[(u64, u64)] {
@@ -88,22 +88,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_join_within_a_reservation_only() {
+    fn ranges_join_again() {
         let mut space = Space::default();
-        space.add(100, 100);
-        space.add(200, 50);
+        space.add(100, 110, 10);
+        space.add(210, 50, 0);
         assert_eq!(space.take_roomiest(40), Some(100));
         assert_eq!(space.take_lowest(50), Some(140));
-        assert_eq!(space.take_lowest(50), Some(200));
+        assert_eq!(space.take_lowest(50), Some(210));
         assert_eq!(space.take_lowest(11), None);
-        space.give(200, 50);
+        space.give(210, 50);
         space.give(140, 50);
-        assert!(!space.take_at(140, 100), "a range does not cross reservations");
+        assert!(!space.take_at(140, 70), "a range does not reach into the guard");
         assert!(space.take_at(140, 60));
         assert!(!space.take_at(100, 1));
         space.give(140, 60);
         space.give(100, 40);
         space.validate(Vec::new());
-        assert_eq!(space.free, BTreeMap::from([(100, 100), (200, 50)]));
+        assert_eq!(space.free, BTreeMap::from([(100, 100), (210, 50)]));
     }
 }
