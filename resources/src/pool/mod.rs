@@ -31,6 +31,8 @@ mod front;
 mod heap;
 mod heaps;
 mod options;
+#[allow(dead_code)] // until heaps.rs uses it
+mod pages;
 mod report;
 #[cfg(test)]
 mod tests;
