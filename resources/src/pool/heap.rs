@@ -188,7 +188,12 @@ impl Heap {
 
     /// Enters a chunk that is handed out; says where it starts.
     pub(super) fn enter(&mut self, directory: &Directory, block: Block) -> u64 {
-        let chunk = &mut self.chunks[block.chunk];
+        self.enter_as(directory, block.chunk, block)
+    }
+
+    /// The same where the block is known by another number than the chunk's.
+    pub(super) fn enter_as(&mut self, directory: &Directory, id: ChunkId, block: Block) -> u64 {
+        let chunk = &mut self.chunks[id];
         match chunk.entry() {
             Some(entry) => entry.renew(block),
             None => chunk.set_entry(directory.insert(chunk.addr, block)),

@@ -30,6 +30,7 @@ mod directory;
 mod front;
 mod heap;
 mod heaps;
+mod large;
 mod options;
 #[allow(dead_code)] // until heaps.rs uses it
 mod pages;
@@ -48,7 +49,7 @@ use millpond_core::{
 };
 
 pub(crate) use options::ENTRY;
-pub use options::{PoolLayer, PoolOptions};
+pub use options::{PagesMode, PoolLayer, PoolOptions};
 
 use crate::lock::QuickGuard;
 use crate::ordered::{ANYONE, Gather, Ordered, Request, Store};
@@ -106,7 +107,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     pub fn new(upstream: R, options: PoolOptions) -> Result<Self> {
         let options = options.checked(&**upstream.driver())?;
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let heaps = Heaps::new(options.maximum_bytes);
+        let heaps = Heaps::new(options.maximum_bytes, options.pages_over(&upstream)?);
         let pool = Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             shared: Arc::clone(&heaps.shared),
@@ -123,7 +124,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
 
     /// Bytes held from upstream, in use and free.
     pub fn pool_bytes(&self) -> u64 {
-        self.ordered.inspect(|heaps| heaps.large.bytes_reserved)
+        self.ordered.inspect(|heaps| heaps.large.bytes_reserved())
     }
 
     /// How many streams the pool knows; those without free blocks are forgotten as others come.

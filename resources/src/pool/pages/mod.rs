@@ -51,6 +51,7 @@ use millpond_core::ALLOCATION_ALIGNMENT;
 
 use super::bins::Wanted;
 use super::chunk::{Chunk, ChunkId, NIL};
+use super::directory::{Block, Directory};
 use super::heap::Heap;
 use crate::ordered::{ANYONE, Epoch, Owner, Request};
 use carry_out::Retired;
@@ -397,6 +398,28 @@ impl Pages {
         let id = heap.take(chunk, bytes, ALLOCATION_ALIGNMENT);
         heap.set_link(id, NIL);
         (pack(line, id), heap.chunk(id).addr, bytes, epoch)
+    }
+
+    /// Enters a block that is handed out at an address.
+    pub(in crate::pool) fn enter(&mut self, directory: &Directory, block: Block, addr: u64) {
+        let (line, chunk) = unpack(block.chunk);
+        let heap = self.heap_mut(line);
+        if heap.chunk(chunk).addr == addr {
+            heap.enter_as(directory, chunk, block);
+        } else {
+            directory.insert(addr, Block { is_in_view: true, ..block });
+        }
+    }
+
+    /// The block is none to the directory.
+    pub(in crate::pool) fn leave(&mut self, block: ChunkId) {
+        let (line, chunk) = unpack(block);
+        self.heap_mut(line).leave(chunk);
+    }
+
+    /// The lines' heaps.
+    pub(in crate::pool) fn heaps(&self) -> &[Heap] {
+        &self.heaps
     }
 
     /// Takes a block back for `owner`, all its pieces.
