@@ -64,8 +64,8 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
                 return Ok(Ok(ptr));
             }
         }
-        if !capturing {
-            self.make_room(request, stream)?;
+        if !capturing && let Some(ptr) = self.make_room(request, stream)? {
+            return Ok(Ok(ptr));
         }
         let refused = match self.grow(request, stream, |ladder| &mut ladder.grow)? {
             Ok(ptr) => return Ok(Ok(ptr)),
@@ -110,7 +110,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
 
     /// Gives regions back that are free from end to end, if growth would otherwise set a new peak: together
     /// with what they leave, one larger region serves where several smaller ones did not.
-    fn make_room(&self, request: &Request, stream: StreamRef) -> Result<()> {
+    fn make_room(&self, request: &Request, stream: StreamRef) -> Result<Option<DevicePtr>> {
         let sets_a_peak = || {
             let state = self.state.lock();
             let totals = state.store.totals();
@@ -118,15 +118,19 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             totals.bytes_reserved + growth > totals.peak_bytes_reserved
         };
         if self.runs_errands {
-            // What is anyone's can be put together, whosever it was.
-            return if self.owned_free_bytes() > 0 { self.collect_completed(stream) } else { Ok(()) };
+            // What is anyone's joins, and can be put together, whosever it was.
+            if self.owned_free_bytes() == 0 {
+                return Ok(None);
+            }
+            self.collect_completed(stream)?;
+            return Ok(self.try_hit(request, stream));
         }
         if !self.upstream_is_ordered && sets_a_peak() {
             self.collect_completed(stream)?;
             let keep = self.bytes_reserved().saturating_sub(request.bytes);
             self.release_free_regions(keep, stream);
         }
-        Ok(())
+        Ok(None)
     }
 
     fn out_of_memory(&self, request: &Request, stream: StreamRef, refused: Option<Error>) -> Error {

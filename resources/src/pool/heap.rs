@@ -39,6 +39,8 @@ pub(super) struct Heap {
     tail: ChunkId,
     /// How many blocks of a bin are compared.
     scan: usize,
+    /// Whether there is one stream only: then nothing is worth keeping apart.
+    pub(super) is_alone: bool,
     pub(super) bytes_reserved: u64,
     pub(super) bytes_free: u64,
     pub(super) blocks_free: u64,
@@ -55,6 +57,7 @@ impl Heap {
             regions: Vec::new(),
             tail: NIL,
             scan,
+            is_alone: true,
             bytes_reserved: 0,
             bytes_free: 0,
             blocks_free: 0,
@@ -136,7 +139,7 @@ impl Heap {
     /// How large a neighbour that is anyone's may be for a block given back to take it along. Small pieces
     /// are worth more joined; a large one is worth more to all streams.
     fn worth_keeping(&self) -> u64 {
-        (self.bytes_reserved / 16).max(ANYONES_KEPT)
+        if self.is_alone { u64::MAX } else { (self.bytes_reserved / 16).max(ANYONES_KEPT) }
     }
 
     fn absorb_next(&mut self, id: ChunkId) {
@@ -467,7 +470,10 @@ impl Heap {
             return None;
         }
         let ends_there = |id: &ChunkId| self.chunks[*id].addr + self.chunks[*id].bytes == end;
-        Some((index, self.tail().filter(ends_there).unwrap_or_else(|| self.chunk_from(region.first, end - 1))))
+        Some((
+            index,
+            self.tail().filter(ends_there).unwrap_or_else(|| self.chunk_from(region.first, end - 1)),
+        ))
     }
 
     /// Which region an address lies in.

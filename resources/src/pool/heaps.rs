@@ -50,6 +50,8 @@ pub(super) struct Heaps {
     pub(super) maximum_bytes: u64,
     /// Whether upstream refused memory, and did not give any since.
     is_short: bool,
+    /// How many streams there are.
+    streams: usize,
 }
 
 /// Where a block is taken from.
@@ -109,6 +111,7 @@ impl Heaps {
             next_region: REGION_UNIT,
             maximum_bytes: most,
             is_short: false,
+            streams: 0,
         }
     }
 
@@ -278,9 +281,16 @@ fn entered(heap: HeapId, chunk: ChunkId, request: &Request) -> Block {
 #[derive(Debug)]
 pub(crate) enum PoolErrand {
     /// A large block.
-    Block { plan: Plan, request: Request },
+    Block {
+        plan: Plan,
+        request: Request,
+    },
     /// A span, and a small block in it.
-    Span { plan: Plan, request: Request, bytes: u64 },
+    Span {
+        plan: Plan,
+        request: Request,
+        bytes: u64,
+    },
     /// Free memory.
     Reserve(Plan),
     Release(Release),
@@ -289,7 +299,9 @@ pub(crate) enum PoolErrand {
 impl Errand<Heaps> for PoolErrand {
     fn carry_out(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         match self {
-            Self::Block { plan, .. } | Self::Span { plan, .. } | Self::Reserve(plan) => plan.carry_out(driver),
+            Self::Block { plan, .. } | Self::Span { plan, .. } | Self::Reserve(plan) => {
+                plan.carry_out(driver)
+            }
             Self::Release(release) => release.carry_out(driver),
         }
     }
@@ -386,9 +398,16 @@ impl Store for Heaps {
         Some(Request { bytes: rounded(layout.bytes()), ..Request::new(layout)? })
     }
 
-    fn add_owner(&mut self, _owner: Owner) {}
+    fn add_owner(&mut self, owner: Owner) {
+        if owner != ANYONE {
+            self.streams += 1;
+        }
+        self.large.set_alone(self.streams < 2);
+    }
 
     fn remove_owner(&mut self, owner: Owner) {
+        self.streams -= 1;
+        self.large.set_alone(self.streams < 2);
         self.large.remove_owner(owner);
         self.shared.arenas.each().for_each(|(_, mut arena)| arena.heap.remove_owner(owner));
     }
@@ -451,8 +470,9 @@ impl Store for Heaps {
                 fronts.extend(cache.fronts());
             }
         });
-        // Little is not worth the work, unless it is all there is.
-        if how == Gather::All && !self.is_short && held < self.large.bytes_reserved() / 256 {
+        // Little is not worth the work, unless it is all there is, or mapping pages is much more.
+        let spares = !self.is_short && !self.runs_errands();
+        if how == Gather::All && spares && held < self.large.bytes_reserved() / 256 {
             fronts.clear();
         }
         for front in fronts {

@@ -183,6 +183,14 @@ impl Large {
         }
     }
 
+    /// Whether one stream has the pool to itself.
+    pub(super) fn set_alone(&mut self, is_alone: bool) {
+        match self {
+            Self::Regions(heap) => heap.is_alone = is_alone,
+            Self::Pages(pages) => pages.heaps_mut().iter_mut().for_each(|heap| heap.is_alone = is_alone),
+        }
+    }
+
     /// The heaps of chunks, in which all of it lies.
     pub(super) fn heaps(&self) -> &[Heap] {
         match self {

@@ -32,7 +32,11 @@ pub(super) fn describe(heaps: &Heaps, request: &Request) -> String {
         write_owner(&mut out, &name, blocks, bytes, largest);
     }
     if totals.bytes_reserved > 0 {
-        let _ = write!(out, "\n  [{}] #: in use, +: partly, .: free", picture(heaps.large.heaps(), PICTURE_WIDTH));
+        let _ = write!(
+            out,
+            "\n  [{}] #: in use, +: partly, .: free",
+            picture(heaps.large.heaps(), PICTURE_WIDTH)
+        );
     }
     out
 }

@@ -57,10 +57,10 @@ use crate::ordered::{ANYONE, Epoch, Owner, Request};
 use carry_out::Retired;
 use ends::{FreeEnds, Piece, Whose};
 use handles::Handles;
+use plan::Kept;
 pub(in crate::pool) use plan::{Plan, Refused};
 pub(in crate::pool) use policy::Policy;
 pub(in crate::pool) use release::Release;
-use plan::Kept;
 use views::Views;
 
 /// How many blocks of a bin are compared.
@@ -161,7 +161,12 @@ pub(in crate::pool) struct Totals {
 
 impl Pages {
     /// `granularity` is the driver's for mappings, `device_total` the device's memory, both in bytes.
-    pub(in crate::pool) fn new(granularity: u64, device_total: u64, maximum_bytes: u64, policy: Policy) -> Self {
+    pub(in crate::pool) fn new(
+        granularity: u64,
+        device_total: u64,
+        maximum_bytes: u64,
+        policy: Policy,
+    ) -> Self {
         // Room for handles that come and go, and never again a reservation in an ordinary life.
         let reservation_bytes = (device_total.max(1 << 30) * 4).next_multiple_of(granularity);
         Self {
@@ -232,7 +237,9 @@ impl Pages {
             .free_from(owner, request.bytes)
             .take_while(|(_, hole)| hole.bytes <= most)
             .take(INSIDE_SCAN)
-            .filter(|(_, hole)| wanted.accepts(hole.addr, hole.bytes, hole.epoch()) && !self.is_at_border(hole))
+            .filter(|(_, hole)| {
+                wanted.accepts(hole.addr, hole.bytes, hole.epoch()) && !self.is_at_border(hole)
+            })
             .min_by_key(|(_, hole)| (hole.bytes, hole.addr));
         Some(match inside {
             Some((chunk, _)) => Hole { line, chunk, at_border: false },
@@ -247,8 +254,7 @@ impl Pages {
     }
 
     fn find_in_views(&self, whose: Whose, request: &Request) -> Option<Found> {
-        let is_plain =
-            request.alignment == ALLOCATION_ALIGNMENT && self.line_of(request) == Line::Large;
+        let is_plain = request.alignment == ALLOCATION_ALIGNMENT && self.line_of(request) == Line::Large;
         let (owner, free) = match whose {
             Whose::Only(owner, _) => (owner, self.free_bytes(owner)),
             Whose::With(owner) => (owner, self.free_bytes(owner) + self.free_bytes(ANYONE)),
@@ -260,9 +266,8 @@ impl Pages {
         let run = ends.tightest_run(&self.handles, &self.views, request.bytes)?;
         let (pieces, addr) = ends.pieces(&self.handles, &self.views, &run, request.bytes);
         let epoch = pieces.iter().map(|piece| piece.epoch).max()?;
-        let is_anyones = |piece: &Piece| {
-            !piece.joins && self.heap(piece.line).chunk(piece.run).owner() == ANYONE
-        };
+        let is_anyones =
+            |piece: &Piece| !piece.joins && self.heap(piece.line).chunk(piece.run).owner() == ANYONE;
         let owner = if pieces.iter().all(is_anyones) { ANYONE } else { owner };
         Some(Found { bytes: run.bytes, epoch, owner, place: Place::View { pieces, addr } })
     }
@@ -382,7 +387,14 @@ impl Pages {
         found.map(|(line, chunk)| self.cut_span(line, chunk, wanted.max(request.bytes)))
     }
 
-    fn find_span(&self, line: Line, owner: Owner, upto: Epoch, wanted: u64, request: &Request) -> Option<ChunkId> {
+    fn find_span(
+        &self,
+        line: Line,
+        owner: Owner,
+        upto: Epoch,
+        wanted: u64,
+        request: &Request,
+    ) -> Option<ChunkId> {
         let heap = self.heap(line);
         if line == Line::Large {
             // The smallest hole that will do: small blocks live long, and break what they are in.
@@ -415,6 +427,10 @@ impl Pages {
     pub(in crate::pool) fn leave(&mut self, block: ChunkId) {
         let (line, chunk) = unpack(block);
         self.heap_mut(line).leave(chunk);
+    }
+
+    pub(in crate::pool) fn heaps_mut(&mut self) -> &mut [Heap] {
+        &mut self.heaps
     }
 
     /// The lines' heaps.

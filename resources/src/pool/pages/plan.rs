@@ -262,7 +262,8 @@ impl Pages {
         let is_one_piece = before.len() + usize::from(used > 0) + usize::from(after.is_some()) == 1;
         let offset = before.first().map_or(0, |first| self.handles.get(chosen.before[0]).bytes - first.bytes);
 
-        let homes = if chosen.new > 0 { self.addresses_for(Line::Large, chosen.new) } else { Addresses::At(0) };
+        let homes =
+            if chosen.new > 0 { self.addresses_for(Line::Large, chosen.new) } else { Addresses::At(0) };
         let mut work = Work::new(self.granularity, self.sizes(Line::Large, chosen.new, request.bytes), homes);
         let view = (!is_one_piece).then(|| self.plan_view(&chosen, offset, &mut work));
         self.planned += chosen.new;

@@ -134,8 +134,11 @@ impl Bench {
 
     fn allocate(&mut self, bytes: u64) -> Block {
         let layout = Layout::new(bytes);
-        let request = Request { bytes: if number("ROUND",0)==1 {rounded(bytes)} else {bytes.next_multiple_of(256)}, ..Request::new(layout).expect("not too large") };
-        if bytes <= number("ARENA", 1<<20) as u64 {
+        let request = Request {
+            bytes: if number("ROUND", 0) == 1 { rounded(bytes) } else { bytes.next_multiple_of(256) },
+            ..Request::new(layout).expect("not too large")
+        };
+        if bytes <= number("ARENA", 1 << 20) as u64 {
             return Block::Small(self.allocate_small(&request));
         }
         if let Some(found) = self.pages.find_for(OWNER, &request) {
@@ -158,7 +161,7 @@ impl Bench {
         let (span, addr, bytes) = match own {
             Some((span, addr, bytes, _)) => (span, addr, bytes),
             None => {
-                let (span, addr) = self.grow(&Request{bytes: wanted.max(request.bytes), ..*request}, true);
+                let (span, addr) = self.grow(&Request { bytes: wanted.max(request.bytes), ..*request }, true);
                 (span, addr, self.pages.bytes_of(span))
             }
         };
@@ -259,7 +262,8 @@ fn replay_logs() {
     for log in paths.iter().map(|path| read(path)) {
         let outcome = replay(&log, policy, passes);
         println!("{:20}{}", log.name, outcome.text);
-        let copies: Vec<Outcome> = (1..=copies as u64).map(|seed| replay(&log.copy(seed), policy, 1)).collect();
+        let copies: Vec<Outcome> =
+            (1..=copies as u64).map(|seed| replay(&log.copy(seed), policy, 1)).collect();
         let all = || copies.iter().chain([&outcome]);
         let count = all().count() as f64;
         let mean = all().map(|outcome| outcome.ratio).sum::<f64>() / count;
