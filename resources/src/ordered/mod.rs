@@ -55,7 +55,7 @@ use crate::lock::QuickLock;
 
 pub use reuse::Reuse;
 pub(crate) use store::{
-    ANYONE, Epoch, Fit, Gather, Growth, Hit, LARGEST_REQUEST, Owner, Request, Store, StoreTotals,
+    ANYONE, Epoch, Errand, Fit, Gather, Growth, Hit, LARGEST_REQUEST, Owner, Request, Store, StoreTotals,
 };
 pub(crate) use streams::StreamCell;
 #[cfg(all(test, millpond_loom))]
@@ -69,6 +69,8 @@ pub(crate) struct Ordered<R: DeviceMemoryResource, S: Store> {
     reuse: Reuse,
     /// Whether fresh memory is ordered for the stream that took it, or for all.
     upstream_is_ordered: bool,
+    /// Whether the store gets its memory by itself.
+    runs_errands: bool,
     state: QuickLock<State<S>>,
     /// Held beyond the first two steps of the ladder.
     slow: Mutex<()>,
@@ -160,6 +162,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             upstream_is_ordered: upstream.is_stream_ordered(),
             upstream,
             reuse,
+            runs_errands: store.runs_errands(),
             state: QuickLock::new(State {
                 store,
                 streams: Streams::new(),
@@ -365,8 +368,9 @@ impl<R: DeviceMemoryResource, S: Store> Drop for Ordered<R, S> {
         }
         let state = self.state.get_mut();
         let regions = state.store.remove_all_regions();
+        let errand = state.store.errand_to_end();
         let events = state.streams.drain_events();
-        if regions.is_empty() && events.is_empty() {
+        if regions.is_empty() && events.is_empty() && errand.is_none() {
             return;
         }
         // All recorded use must be over before memory goes back. An upstream that synchronises itself sees to
@@ -383,6 +387,11 @@ impl<R: DeviceMemoryResource, S: Store> Drop for Ordered<R, S> {
             if let Err(error) = unsafe { self.driver.event_destroy(event) } {
                 tracing::warn!(target: "millpond::driver", %error, "an event could not be destroyed");
             }
+        }
+        if let Some(mut errand) = errand
+            && let Err(error) = errand.carry_out(&*self.driver)
+        {
+            tracing::warn!(target: "millpond::driver", %error, "memory is left to the driver");
         }
         for (base, bytes) in regions {
             // SAFETY: the region came from upstream with this layout, and all work on the device is done.

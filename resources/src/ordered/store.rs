@@ -1,5 +1,7 @@
+use std::convert::Infallible;
 use std::fmt::Debug;
 
+use millpond_core::driver::{Driver, DriverResult};
 use millpond_core::misuse::MisuseKind;
 use millpond_core::{ALLOCATION_ALIGNMENT, DevicePtr, Layout};
 
@@ -122,9 +124,66 @@ pub(crate) struct StoreTotals {
     pub(crate) completed: u64,
 }
 
+/// Memory that a store gets or gives back by itself, past upstream: made and ended under the lock, carried
+/// out without it.
+pub(crate) trait Errand<S>: Debug + Send {
+    /// Makes the driver calls. What was done before an error is undone, or kept for another time.
+    fn carry_out(&mut self, driver: &dyn Driver) -> DriverResult<()>;
+    /// Ends an errand that was carried out; where it was to bring a block, that block.
+    fn finish(self, store: &mut S) -> Option<DevicePtr>;
+    /// Ends an errand that failed.
+    fn abandon(self, store: &mut S);
+    /// Bytes that went back to the driver.
+    fn released_bytes(&self) -> u64;
+}
+
+/// Of stores that run none.
+impl<S> Errand<S> for Infallible {
+    fn carry_out(&mut self, _driver: &dyn Driver) -> DriverResult<()> {
+        match *self {}
+    }
+
+    fn finish(self, _store: &mut S) -> Option<DevicePtr> {
+        match self {}
+    }
+
+    fn abandon(self, _store: &mut S) {
+        match self {}
+    }
+
+    fn released_bytes(&self) -> u64 {
+        match *self {}
+    }
+}
+
 /// The blocks of a stream-ordered resource: which there are, and which are free for whom. Knows no driver and
 /// no stream; makes no decision about order.
-pub(crate) trait Store: Debug + Send {
+pub(crate) trait Store: Debug + Send + Sized {
+    /// What the store does past upstream.
+    type Errand: Errand<Self>;
+
+    /// Whether the store gets its memory by itself.
+    fn runs_errands(&self) -> bool {
+        false
+    }
+    /// An errand that brings a block for `owner`, with at most `most_new` bytes of new memory; `None` where the
+    /// store may not have that much.
+    fn errand_for(&mut self, _owner: Owner, _request: &Request, _most_new: u64) -> Option<Self::Errand> {
+        None
+    }
+    /// An errand that brings free memory.
+    fn errand_to_reserve(&mut self, _bytes: u64) -> Option<Self::Errand> {
+        None
+    }
+    /// An errand that gives memory back which is free for [`ANYONE`], of about so many driver calls, as long as
+    /// at least `keep_bytes` are held.
+    fn errand_to_release(&mut self, _keep_bytes: u64, _most_calls: usize) -> Option<Self::Errand> {
+        None
+    }
+    /// An errand that gives everything back, whatever is in use.
+    fn errand_to_end(&mut self) -> Option<Self::Errand> {
+        None
+    }
     /// The request as blocks are cut for it, or `None` when no address space holds that much.
     fn request(&self, layout: Layout) -> Option<Request> {
         Request::new(layout)

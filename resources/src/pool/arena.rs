@@ -11,6 +11,7 @@ use rustc_hash::FxHashMap;
 use super::chunk::ChunkId;
 use super::directory::{Entry, HeapId};
 use super::heap::Heap;
+use super::large::{Large, NewSpan};
 use crate::lock::{QuickGuard, QuickLock};
 use crate::ordered::{Epoch, Owner};
 
@@ -57,10 +58,10 @@ impl Arena {
         Self { heap: Heap::new(SCAN), spans: FxHashMap::default() }
     }
 
-    /// Adds a span: a chunk of the large heap, free for `owner`.
-    pub(super) fn add_span(&mut self, chunk: ChunkId, base: u64, bytes: u64, owner: Owner, epoch: Epoch) {
-        self.heap.add_region(base, bytes, owner, epoch);
-        self.spans.insert(base, chunk);
+    /// Adds a span, free for `owner`.
+    pub(super) fn add_span(&mut self, span: &NewSpan, owner: Owner) {
+        self.heap.add_region(span.base, span.bytes, owner, span.epoch);
+        self.spans.insert(span.base, span.chunk);
     }
 
     /// Removes a span of which nothing is in use.
@@ -71,12 +72,11 @@ impl Arena {
     }
 
     /// Panics unless every span is a chunk in use of the large heap; says how many there are.
-    pub(super) fn validate_spans(&self, large: &Heap) -> u64 {
+    pub(super) fn validate_spans(&self, large: &Large) -> u64 {
         assert_eq!(self.spans.len(), self.heap.regions().len());
         for region in self.heap.regions() {
-            let chunk = large.chunk(self.spans[&region.base]);
-            assert!(chunk.is_in_use());
-            assert_eq!((chunk.addr, chunk.bytes), (region.base, region.bytes));
+            let block = self.spans[&region.base];
+            assert!(large.has_block(block, region.base, region.bytes), "a span is a block");
         }
         self.spans.len() as u64
     }
@@ -88,10 +88,9 @@ impl Arena {
     }
 
     /// How large the next span should be: a share of what there is, so that few blocks keep few bytes.
-    pub(super) fn span_wanted(&self) -> u64 {
+    pub(super) fn span_wanted(&self, most: u64) -> u64 {
         const LEAST: u64 = 512 << 10;
-        const MOST: u64 = 16 << 20;
-        (self.heap.bytes_reserved / 8).next_power_of_two().clamp(LEAST, MOST)
+        (self.heap.bytes_reserved / 8).next_power_of_two().clamp(LEAST, most)
     }
 }
 
@@ -164,6 +163,7 @@ impl<'a> Visit<'a> {
     /// Gives back a block that is not handed out; a large one is returned instead.
     pub(super) fn give(&mut self, entry: &Entry, owner: Owner, epoch: Epoch) -> Option<ChunkId> {
         let (heap, chunk) = entry.block();
+        entry.end();
         let Some(shard) = Arenas::shard(heap) else { return Some(chunk) };
         if self.at.as_ref().is_none_or(|(at, _)| *at != shard) {
             // Not two locks at once.

@@ -198,6 +198,14 @@ impl Bins {
         (0..self.heads.len()).flat_map(move |bin| self.list(chunks, bin))
     }
 
+    /// The blocks from the bin of this size on, smallest bins first.
+    pub(crate) fn iter_from<'a>(&'a self, chunks: &'a Chunks, bytes: u64) -> impl Iterator<Item = u32> + 'a {
+        let first = bin_of(bytes);
+        let next = |bin: &(usize, usize)| self.next_bin(bin.0, bin.1 + 1);
+        std::iter::successors(self.next_bin(first.0, first.1), next)
+            .flat_map(move |(level, sub)| self.list(chunks, level * SUBS + sub))
+    }
+
     fn list<'a>(&'a self, chunks: &'a Chunks, bin: usize) -> impl Iterator<Item = u32> + 'a {
         let first = Some(self.heads[bin]).filter(|id| *id != NIL);
         std::iter::successors(first, |id| Some(chunks[*id].bin_next).filter(|id| *id != NIL))

@@ -53,6 +53,9 @@ const PRESENT: u64 = 1 << 63;
 /// The block is smaller than others for such a request.
 const ODD: u64 = 1 << 62;
 
+/// The block starts in a view, and not where its memory is at home.
+const IN_VIEW: u64 = 1 << 61;
+
 /// What is known of a block that is handed out.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Block {
@@ -62,12 +65,15 @@ pub(super) struct Block {
     pub(super) requested: u64,
     /// Whether the block is smaller than others for such a request: no thread keeps it.
     pub(super) is_odd: bool,
+    /// Whether it starts in a view: when it ends, nothing starts there any more.
+    pub(super) is_in_view: bool,
 }
 
 impl Entry {
     fn key(start: u64, block: Block) -> u64 {
         let odd = if block.is_odd { ODD } else { 0 };
-        PRESENT | odd | u64::from(block.heap) << 48 | start << 32 | u64::from(block.chunk)
+        let view = if block.is_in_view { IN_VIEW } else { 0 };
+        PRESENT | odd | view | u64::from(block.heap) << 48 | start << 32 | u64::from(block.chunk)
     }
 
     fn start(key: u64) -> u64 {
@@ -103,6 +109,13 @@ impl Entry {
     #[inline]
     pub(super) fn may_be_kept(&self, bytes: u64) -> bool {
         self.requested() == bytes && self.key.load(Ordering::Relaxed) & ODD == 0
+    }
+
+    /// The block is given back: where it started in a view, nothing does any more. For who has it.
+    pub(super) fn end(&self) {
+        if self.key.load(Ordering::Relaxed) & IN_VIEW != 0 {
+            self.remove();
+        }
     }
 
     /// The bytes asked for; 0 of a block that is not handed out.
@@ -216,7 +229,7 @@ impl Table {
 struct Leaf {
     gibibyte: u64,
     /// Another with the same root.
-    next: *const Leaf,
+    next: *const Self,
     /// The latest table of each page.
     tables: [AtomicPtr<Line>; PAGES],
     /// For pages without a table.
@@ -318,7 +331,14 @@ impl Directory {
         }
     }
 
+    #[inline]
     fn leaf_or_new(&self, addr: u64) -> &Leaf {
+        self.leaf(addr).unwrap_or_else(|| self.add_leaf(addr))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn add_leaf(&self, addr: u64) -> &Leaf {
         let (root, gibibyte) = (self.root(addr), addr >> LEAF_BITS);
         loop {
             // One load for both: a leaf that comes after the look must make the exchange fail.
@@ -377,7 +397,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn block(heap: HeapId, chunk: ChunkId, requested: u64) -> Block {
-        Block { heap, chunk, requested, is_odd: false }
+        Block { heap, chunk, requested, is_odd: false, is_in_view: false }
     }
 
     proptest! {

@@ -3,7 +3,7 @@
 //! ```text
 //!  Front (a thread and a stream)
 //!    small[256], by class (classes.rs) ─▶ stack of up to 32 blocks
-//!    large: the 8 blocks of more than 1 MiB that were given back last
+//!    large: the block of more than 1 MiB that was given back last
 //!
 //!  a stack:  [ block | block | 0 | block | 0 | 0 | 0 | 0 ]
 //!                               ▲           ▲
@@ -28,8 +28,6 @@ use super::directory::Entry;
 use crate::ordered::StreamCell;
 use crate::sync::{AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, bounded};
 
-/// Large blocks.
-const RECENT: usize = 8;
 /// Deallocations are told to the pool in steps of so many.
 pub(super) const STEP: u64 = 16;
 /// Blocks of one class.
@@ -67,49 +65,14 @@ struct Stack {
     places: [Place; DEPTH],
 }
 
-/// The large blocks that were given back last, of whatever size.
+/// The large block that was given back last.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Recent {
-    /// The size of the block last put in each place.
-    bytes: [AtomicU64; RECENT],
-    places: [Place; RECENT],
-    /// The place of the oldest.
-    hand: AtomicU8,
-    /// Bytes put in less bytes that the thread took out.
-    kept_bytes: AtomicI64,
-}
-
-impl Recent {
-    fn pop(&self, rounded: u64) -> Option<(u64, &Place)> {
-        let index = self.bytes.iter().position(|bytes| bytes.load(Ordering::Relaxed) == rounded)?;
-        let taken = self.take(index)?;
-        Some((taken, &self.places[index]))
-    }
-
-    fn take(&self, index: usize) -> Option<u64> {
-        let bytes = self.bytes[index].load(Ordering::Relaxed);
-        self.bytes[index].store(0, Ordering::Relaxed);
-        raise(&self.kept_bytes, -(bytes as i64));
-        self.places[index].take()
-    }
-
-    /// Makes room for a block of so many bytes: the oldest go, until it and what is kept are not more than
-    /// `room`, or nothing is kept. Says where its place is.
-    fn make_room(&self, rounded: u64, room: u64, mut gone: impl FnMut(&Place, u64)) -> usize {
-        loop {
-            let hand = self.hand.load(Ordering::Relaxed) as usize % RECENT;
-            self.hand.store((hand + 1) as u8, Ordering::Relaxed);
-            let bytes = self.bytes[hand].load(Ordering::Relaxed);
-            if bytes != 0 && self.take(hand).is_some() {
-                gone(&self.places[hand], bytes);
-            }
-            let kept = self.kept_bytes.load(Ordering::Relaxed) as u64;
-            if kept == 0 || kept + rounded <= room {
-                return hand;
-            }
-        }
-    }
+struct Latest {
+    /// The size of the block that was put here last; 0 once the thread took it out. Written by the front's
+    /// thread only.
+    bytes: AtomicU64,
+    place: Place,
 }
 
 /// See the module. Methods that change what is in it are for its thread, but for [`drain`](Self::drain).
@@ -122,7 +85,7 @@ pub(super) struct Front {
     small: Box<[AtomicPtr<Stack>; CLASSES]>,
     /// A bit for each class that may have blocks. Written by the front's thread only.
     filled: [AtomicU64; CLASSES / 64],
-    large: Recent,
+    large: Latest,
 }
 
 /// A block that was taken out of a front, and its entry.
@@ -146,12 +109,16 @@ pub(super) fn add(counter: &AtomicU64, by: u64) {
 pub(super) struct ThreadCounts {
     /// Bytes put in fronts less bytes that the thread took out.
     kept_bytes: AtomicI64,
-    /// The least of it since `live_bytes` last changed.
+    /// Of it, bytes in large blocks.
+    large_bytes: AtomicI64,
+    /// The least of `kept_bytes` since `live_bytes` last changed.
     least_kept_bytes: AtomicI64,
     /// The same, as asked for, of the requests that ended and began so.
     kept_requested: AtomicI64,
     pops: AtomicU64,
     pushes: AtomicU64,
+    /// Blocks that the thread took out of fronts, and did not hand out.
+    given_up: AtomicU64,
     /// Bytes handed out less bytes taken back past the fronts, on this thread; may be below zero.
     live_bytes: AtomicI64,
     live_requested: AtomicI64,
@@ -177,6 +144,7 @@ pub(super) struct ThreadCounts {
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Drained {
+    /// In small blocks.
     bytes: AtomicI64,
     blocks: AtomicU64,
 }
@@ -230,11 +198,11 @@ impl ThreadCounts {
         self.peak_bytes.load(Ordering::Relaxed).max(live - least)
     }
 
-    /// Bytes in the thread's fronts.
+    /// Bytes in small blocks in the thread's fronts.
     #[inline]
-    pub(super) fn bytes_held(&self) -> u64 {
-        let drained = self.drained.bytes.load(Ordering::Relaxed);
-        (self.kept_bytes.load(Ordering::Relaxed) - drained).max(0) as u64
+    pub(super) fn small_bytes_held(&self) -> u64 {
+        let gone = self.drained.bytes.load(Ordering::Relaxed) + self.large_bytes.load(Ordering::Relaxed);
+        (self.kept_bytes.load(Ordering::Relaxed) - gone).max(0) as u64
     }
 
     #[inline]
@@ -260,8 +228,24 @@ impl ThreadCounts {
         add(&self.pops, 1);
     }
 
+    /// The thread took a block out of a front for others.
+    fn gave_up(&self, bytes: u64) {
+        self.forget(bytes);
+        add(&self.given_up, 1);
+    }
+
+    /// A block is not kept any more, and was not handed out.
+    fn forget(&self, bytes: u64) {
+        for counter in [&self.kept_bytes, &self.least_kept_bytes, &self.live_bytes] {
+            raise(counter, -(bytes as i64));
+        }
+    }
+
+    /// Another thread took a block out of a front.
     fn drained(&self, bytes: u64) {
-        self.drained.bytes.fetch_add(bytes as i64, Ordering::Relaxed);
+        if bytes <= LARGEST_SMALL {
+            self.drained.bytes.fetch_add(bytes as i64, Ordering::Relaxed);
+        }
         self.drained.blocks.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -270,6 +254,7 @@ impl ThreadCounts {
         let (pops, pushes) = (self.pops.load(Ordering::Relaxed), self.pushes.load(Ordering::Relaxed));
         let requested = self.live_requested.load(Ordering::Relaxed);
         let drained = self.drained.blocks.load(Ordering::Relaxed);
+        let gone = drained + self.given_up.load(Ordering::Relaxed);
         ThreadTotals {
             live_bytes: live - kept,
             peak_bytes: self.peak(live),
@@ -278,7 +263,7 @@ impl ThreadCounts {
             deallocations: self.deallocations.load(Ordering::Relaxed) + pushes,
             own_stream: self.own_stream.load(Ordering::Relaxed) + pops,
             completed: self.completed.load(Ordering::Relaxed),
-            blocks_held: pushes.wrapping_sub(pops).wrapping_sub(drained),
+            blocks_held: pushes.wrapping_sub(pops).wrapping_sub(gone),
         }
     }
 }
@@ -286,13 +271,13 @@ impl ThreadCounts {
 impl Front {
     pub(super) fn new(id: StreamId, stream: Arc<StreamCell>, thread: Arc<ThreadCounts>) -> Self {
         let small = Box::new(std::array::from_fn(|_| AtomicPtr::default()));
-        Self { id, stream, thread, small, filled: Default::default(), large: Recent::default() }
+        Self { id, stream, thread, small, filled: Default::default(), large: Latest::default() }
     }
 
     /// Takes a block for a request of `bytes`, whose blocks have `rounded`.
     #[inline]
     pub(super) fn pop(&self, bytes: u64, rounded: u64) -> Option<Held<'_>> {
-        let place = if bytes <= LARGEST_SMALL { self.pop_small(bytes) } else { self.large.pop(rounded) };
+        let place = if bytes <= LARGEST_SMALL { self.pop_small(bytes) } else { self.pop_large(rounded) };
         let (addr, place) = place?;
         self.thread.popped(rounded, bytes);
         // SAFETY: the front's thread, which this is, wrote the entry of the block that it put in; entries
@@ -334,33 +319,48 @@ impl Front {
         kept
     }
 
-    /// Keeps a large block that was given back on the front's stream, and gives up older ones: so many that
-    /// at most `room` bytes are kept, or this one alone.
-    pub(super) fn push_large(
-        &self,
-        (addr, bytes): (u64, u64),
-        rounded: u64,
-        entry: &Entry,
-        room: u64,
-        mut give_up: impl FnMut(&Entry),
-    ) {
-        let index = self.large.make_room(rounded, room, |place, bytes| {
-            self.thread.drained(bytes);
+    fn pop_large(&self, rounded: u64) -> Option<(u64, &Place)> {
+        let found = self.large.bytes.load(Ordering::Relaxed) == rounded;
+        found.then(|| self.take_large()).flatten().map(|addr| (addr, &self.large.place))
+    }
+
+    fn take_large(&self) -> Option<u64> {
+        let bytes = self.large.bytes.load(Ordering::Relaxed);
+        if bytes == 0 {
+            return None;
+        }
+        self.large.bytes.store(0, Ordering::Relaxed);
+        raise(&self.thread.large_bytes, -(bytes as i64));
+        let taken = self.large.place.take();
+        if taken.is_none() {
+            // Another thread took it.
+            self.thread.forget(bytes);
+        }
+        taken
+    }
+
+    /// Keeps a large block that was given back on the front's stream; the entry of the one before, if it is
+    /// still here, is returned, and that block is the caller's to give back.
+    pub(super) fn push_large(&self, addr: u64, bytes: u64, rounded: u64, entry: &Entry) -> Option<&Entry> {
+        let before_bytes = self.large.bytes.load(Ordering::Relaxed);
+        let before = self.take_large().map(|_| {
+            self.thread.gave_up(before_bytes);
             // SAFETY: as in `pop`.
-            give_up(unsafe { &*place.entry.load(Ordering::Relaxed) });
+            unsafe { &*self.large.place.entry.load(Ordering::Relaxed) }
         });
         entry.set_requested(0);
-        self.large.bytes[index].store(rounded, Ordering::Relaxed);
-        raise(&self.large.kept_bytes, rounded as i64);
-        self.large.places[index].put(addr, entry);
+        self.large.bytes.store(rounded, Ordering::Relaxed);
+        self.large.place.put(addr, entry);
         self.thread.pushed(rounded, bytes);
+        raise(&self.thread.large_bytes, rounded as i64);
+        before
     }
 
     /// Takes up to half of what a class can keep, for others; `give_up` is told the entry of each.
     pub(super) fn give_up_half(&self, bytes: u64, rounded: u64, mut give_up: impl FnMut(&Entry)) {
         for _ in 0..DEPTH / 2 {
             let Some((_, place)) = self.pop_small(bytes) else { return };
-            self.thread.drained(rounded);
+            self.thread.gave_up(rounded);
             // SAFETY: as in `pop`.
             give_up(unsafe { &*place.entry.load(Ordering::Relaxed) });
         }
@@ -392,7 +392,7 @@ impl Front {
                 self.thread.drained(give(addr));
             }
         };
-        self.large.places.iter().for_each(&mut take);
+        take(&self.large.place);
         if large_only {
             return;
         }

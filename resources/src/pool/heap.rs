@@ -35,8 +35,12 @@ pub(super) struct Heap {
     bins: Vec<Option<Bins>>,
     /// By address.
     regions: Vec<Region>,
+    /// The last chunk of what [`extend`](Self::extend) added last.
+    tail: ChunkId,
     /// How many blocks of a bin are compared.
     scan: usize,
+    /// Whether there is one stream only: then nothing is worth keeping apart.
+    pub(super) is_alone: bool,
     pub(super) bytes_reserved: u64,
     pub(super) bytes_free: u64,
     pub(super) blocks_free: u64,
@@ -51,7 +55,9 @@ impl Heap {
             chunks: Chunks::default(),
             bins: Vec::new(),
             regions: Vec::new(),
+            tail: NIL,
             scan,
+            is_alone: true,
             bytes_reserved: 0,
             bytes_free: 0,
             blocks_free: 0,
@@ -100,6 +106,9 @@ impl Heap {
         }
         self.chunks[id].next = rest;
         self.chunks[id].bytes = at;
+        if self.tail == id {
+            self.tail = rest;
+        }
         rest
     }
 
@@ -130,20 +139,28 @@ impl Heap {
     /// How large a neighbour that is anyone's may be for a block given back to take it along. Small pieces
     /// are worth more joined; a large one is worth more to all streams.
     fn worth_keeping(&self) -> u64 {
-        (self.bytes_reserved / 16).max(ANYONES_KEPT)
+        if self.is_alone { u64::MAX } else { (self.bytes_reserved / 16).max(ANYONES_KEPT) }
     }
 
     fn absorb_next(&mut self, id: ChunkId) {
         let next = self.chunks[id].next;
-        let Chunk { bytes, next: after, .. } = self.chunks[next];
         let (owner, epoch) =
             (self.chunks[id].owner(), self.chunks[id].epoch().max(self.chunks[next].epoch()));
-        let chunk = &mut self.chunks[id];
-        chunk.bytes += bytes;
-        chunk.next = after;
-        chunk.set_free(owner, epoch);
+        self.swallow_next(id);
+        self.chunks[id].set_free(owner, epoch);
+    }
+
+    /// Makes a chunk and the next one a single chunk, neither in a bin.
+    fn swallow_next(&mut self, id: ChunkId) {
+        let next = self.chunks[id].next;
+        let Chunk { bytes, next: after, .. } = self.chunks[next];
+        self.chunks[id].bytes += bytes;
+        self.chunks[id].next = after;
         if after != NIL {
             self.chunks[after].prev = id;
+        }
+        if self.tail == next {
+            self.tail = id;
         }
         self.chunks.remove(next);
     }
@@ -174,7 +191,12 @@ impl Heap {
 
     /// Enters a chunk that is handed out; says where it starts.
     pub(super) fn enter(&mut self, directory: &Directory, block: Block) -> u64 {
-        let chunk = &mut self.chunks[block.chunk];
+        self.enter_as(directory, block.chunk, block)
+    }
+
+    /// The same where the block is known by another number than the chunk's.
+    pub(super) fn enter_as(&mut self, directory: &Directory, id: ChunkId, block: Block) -> u64 {
+        let chunk = &mut self.chunks[id];
         match chunk.entry() {
             Some(entry) => entry.renew(block),
             None => chunk.set_entry(directory.insert(chunk.addr, block)),
@@ -408,5 +430,174 @@ impl Heap {
         self.all_bins().for_each(|bins| bins.validate(&self.chunks));
         let binned: (u64, u64) = self.all_bins().fold((0, 0), |sum, b| (sum.0 + b.bytes, sum.1 + b.blocks));
         assert_eq!(binned, (free, free_blocks));
+    }
+}
+
+/// What [`pages`](super::pages) need besides: memory in lines, which comes and goes by the handle.
+impl Heap {
+    /// The last chunk of the line, if there is one.
+    pub(super) fn tail(&self) -> Option<ChunkId> {
+        Some(self.tail).filter(|id| *id != NIL)
+    }
+
+    /// Adds free memory, which goes on with the line where it lies behind its end; says the free chunk that
+    /// it is part of now.
+    pub(super) fn extend(&mut self, base: u64, bytes: u64, owner: Owner, epoch: Epoch) -> ChunkId {
+        let Some((region, last)) = self.region_before(base) else {
+            let first = self.add_region(base, bytes, owner, epoch);
+            self.tail = first;
+            return first;
+        };
+        self.regions[region].bytes += bytes;
+        self.bytes_reserved += bytes;
+        let id = self.chunks.add(Chunk::free(base, bytes, last, NIL, owner, epoch));
+        if self.chunks[last].is_free() && self.chunks[last].is_whole_region() {
+            self.regions_free -= 1;
+        }
+        self.chunks[last].next = id;
+        self.tail = id;
+        let joined = self.join(id, 0);
+        self.put_in_bin(joined);
+        joined
+    }
+
+    /// The region that ends at an address, and its last chunk: the line's tail, unless the line went on
+    /// elsewhere meanwhile.
+    fn region_before(&self, end: u64) -> Option<(usize, ChunkId)> {
+        let index = self.regions.partition_point(|region| region.base < end).checked_sub(1)?;
+        let region = self.regions[index];
+        if region.base + region.bytes != end {
+            return None;
+        }
+        let ends_there = |id: &ChunkId| self.chunks[*id].addr + self.chunks[*id].bytes == end;
+        Some((
+            index,
+            self.tail().filter(ends_there).unwrap_or_else(|| self.chunk_from(region.first, end - 1)),
+        ))
+    }
+
+    /// Which region an address lies in.
+    fn region_index(&self, addr: u64) -> usize {
+        self.regions.partition_point(|region| region.base <= addr) - 1
+    }
+
+    /// Hands out these bytes of a free chunk.
+    pub(super) fn take_at(&mut self, id: ChunkId, addr: u64, bytes: u64) -> ChunkId {
+        self.take_from_bin(id);
+        let id = self.cut_out(id, addr, bytes);
+        self.chunks[id].set_in_use();
+        self.blocks_in_use += 1;
+        id
+    }
+
+    /// Cuts these bytes out of a free chunk, in no bin; what is left over goes to the bins.
+    fn cut_out(&mut self, mut id: ChunkId, addr: u64, bytes: u64) -> ChunkId {
+        let before = addr - self.chunks[id].addr;
+        if before > 0 {
+            let rest = self.cut(id, before);
+            self.put_in_bin(id);
+            id = rest;
+        }
+        if self.chunks[id].bytes > bytes {
+            let rest = self.cut(id, bytes);
+            self.put_in_bin(rest);
+        }
+        id
+    }
+
+    /// Makes a chunk in use and the next one, in use too, a single one.
+    pub(super) fn fuse_with_next(&mut self, id: ChunkId) {
+        debug_assert!(self.chunks[id].is_in_use() && self.chunks[self.chunks[id].next].is_in_use());
+        self.swallow_next(id);
+        self.blocks_in_use -= 1;
+    }
+
+    /// Takes these bytes of a free chunk out of the heap: they are no memory of the pool any longer.
+    pub(super) fn remove_range(&mut self, id: ChunkId, addr: u64, bytes: u64) {
+        self.take_from_bin(id);
+        let id = self.cut_out(id, addr, bytes);
+        let Chunk { prev, next, .. } = self.chunks[id];
+        let index = self.region_index(addr);
+        let region = self.regions[index];
+        let end = region.base + region.bytes;
+        self.regions[index].bytes = addr - region.base;
+        if prev != NIL {
+            self.chunks[prev].next = NIL;
+        }
+        if next != NIL {
+            self.chunks[next].prev = NIL;
+            let after = Region { base: addr + bytes, bytes: end - (addr + bytes), first: next };
+            self.regions.insert(index + 1, after);
+        }
+        if prev == NIL {
+            self.regions.remove(index);
+        }
+        if self.tail == id {
+            self.tail = prev;
+        }
+        let sides = [prev, next].into_iter().filter(|side| *side != NIL).map(|side| &self.chunks[side]);
+        self.regions_free += sides.filter(|side| side.is_free() && side.is_whole_region()).count();
+        self.chunks.remove(id);
+        self.bytes_reserved -= bytes;
+    }
+
+    /// The free chunks of an owner with at least so many bytes, and a few smaller ones; by bins, the smallest
+    /// first.
+    pub(super) fn free_from(&self, owner: Owner, bytes: u64) -> impl Iterator<Item = (ChunkId, &Chunk)> {
+        let bins = self.bins(owner).filter(|bins| bins.blocks > 0).into_iter();
+        bins.flat_map(move |bins| bins.iter_from(&self.chunks, bytes)).map(|id| (id, &self.chunks[id]))
+    }
+
+    /// The run of neighbours that are free for `owner`, from its first chunk on.
+    pub(super) fn run(&self, first: ChunkId, owner: Owner) -> impl Iterator<Item = &Chunk> {
+        let chunk = move |id| (id != NIL && self.is_joinable(id, owner)).then(|| &self.chunks[id]);
+        std::iter::successors(chunk(first), move |last| chunk(last.next))
+    }
+
+    /// The first chunk of the run of neighbours that are free for `owner`.
+    pub(super) fn first_of_run(&self, id: ChunkId, owner: Owner) -> ChunkId {
+        self.run_around(id, owner).0
+    }
+
+    /// Joins a run of free chunks, from its first, for `owner`; a single chunk stays whose it is.
+    pub(super) fn join_run(&mut self, first: ChunkId, owner: Owner) {
+        let next = self.chunks[first].next;
+        if next == NIL || !self.is_joinable(next, owner) {
+            return;
+        }
+        self.take_from_bin(first);
+        let epoch = self.chunks[first].epoch();
+        self.chunks[first].set_free(owner, epoch);
+        let joined = self.join(first, u64::MAX);
+        self.put_in_bin(joined);
+    }
+
+    /// The chunk that holds an address, on the same region as `from` and not before it.
+    pub(super) fn chunk_from(&self, from: ChunkId, addr: u64) -> ChunkId {
+        let mut id = from;
+        while self.chunks[id].addr + self.chunks[id].bytes <= addr {
+            id = self.chunks[id].next;
+        }
+        id
+    }
+
+    /// Another piece of the same block, of a chunk in use; `NIL` where there is none.
+    pub(super) fn link(&self, id: ChunkId) -> ChunkId {
+        debug_assert!(self.chunks[id].is_in_use());
+        self.chunks[id].bin_next
+    }
+
+    pub(super) fn set_link(&mut self, id: ChunkId, link: ChunkId) {
+        debug_assert!(self.chunks[id].is_in_use());
+        self.chunks[id].bin_next = link;
+    }
+
+    /// All chunks, by address.
+    pub(super) fn all_chunks(&self) -> impl Iterator<Item = (ChunkId, &Chunk)> {
+        self.regions.iter().flat_map(|region| {
+            let first = Some(region.first);
+            let next = |id: &ChunkId| Some(self.chunks[*id].next).filter(|id| *id != NIL);
+            std::iter::successors(first, next).map(|id| (id, &self.chunks[id]))
+        })
     }
 }

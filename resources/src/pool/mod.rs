@@ -30,7 +30,10 @@ mod directory;
 mod front;
 mod heap;
 mod heaps;
+mod large;
 mod options;
+#[allow(dead_code)] // until heaps.rs uses it
+mod pages;
 mod report;
 #[cfg(test)]
 mod tests;
@@ -46,7 +49,7 @@ use millpond_core::{
 };
 
 pub(crate) use options::ENTRY;
-pub use options::{PoolLayer, PoolOptions};
+pub use options::{PagesMode, PoolLayer, PoolOptions};
 
 use crate::lock::QuickGuard;
 use crate::ordered::{ANYONE, Gather, Ordered, Request, Store};
@@ -104,7 +107,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     pub fn new(upstream: R, options: PoolOptions) -> Result<Self> {
         let options = options.checked(&**upstream.driver())?;
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let heaps = Heaps::new(options.maximum_bytes);
+        let heaps = Heaps::new(options.maximum_bytes, options.pages_over(&upstream)?);
         let pool = Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             shared: Arc::clone(&heaps.shared),
@@ -121,7 +124,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
 
     /// Bytes held from upstream, in use and free.
     pub fn pool_bytes(&self) -> u64 {
-        self.ordered.inspect(|heaps| heaps.large.bytes_reserved)
+        self.ordered.inspect(|heaps| heaps.large.bytes_reserved())
     }
 
     /// How many streams the pool knows; those without free blocks are forgotten as others come.
@@ -181,7 +184,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         }
         let rounded = rounded(bytes);
         let room = self.shared.keep_bytes.load(Ordering::Relaxed);
-        let fits = front.thread.bytes_held() + rounded <= room;
+        let fits = front.thread.small_bytes_held() + rounded <= room;
         let kept = fits && front.push(ptr.address(), bytes, rounded, entry);
         if kept && front.thread.is_step() {
             self.shared.given.fetch_add(STEP, Ordering::Relaxed);
@@ -189,7 +192,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         kept
     }
 
-    /// Puts a large block into the front; older ones go back.
+    /// Puts a large block into the front; the one before goes back.
     fn push_large(&self, front: &Front, ptr: DevicePtr, bytes: u64) -> bool {
         if bytes <= LARGEST_SMALL {
             return false;
@@ -198,10 +201,9 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         if !entry.may_be_kept(bytes) {
             return false;
         }
-        let room = self.shared.keep_bytes.load(Ordering::Relaxed);
-        front.push_large((ptr.address(), bytes), rounded(bytes), entry, room, |before| {
+        if let Some(before) = front.push_large(ptr.address(), bytes, rounded(bytes), entry) {
             self.ordered.with_store(|heaps| heaps.give_kept(before, &front.stream));
-        });
+        }
         true
     }
 

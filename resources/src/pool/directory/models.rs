@@ -8,7 +8,7 @@ use crate::sync::{explore, explore_canary, explore_without_order};
 const BYTES: u64 = 100;
 
 fn block(start: u64) -> Block {
-    Block { heap: 1, chunk: start as ChunkId, requested: BYTES, is_odd: false }
+    Block { heap: 1, chunk: start as ChunkId, requested: BYTES, is_odd: false, is_in_view: false }
 }
 
 /// Whether this is the entry of the block at a start.

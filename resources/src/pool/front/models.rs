@@ -25,7 +25,8 @@ impl Setup {
 
     /// A block of so many bytes that is handed out: the number is in its address.
     fn hand_out(&self, number: u64, bytes: u64) -> &Entry {
-        let block = Block { heap: 0, chunk: number as u32, requested: bytes, is_odd: false };
+        let (chunk, requested) = (number as u32, bytes);
+        let block = Block { heap: 0, chunk, requested, is_odd: false, is_in_view: false };
         self.directory.insert(number << 8, block)
     }
 
@@ -63,7 +64,7 @@ impl Setup {
         had.sort_unstable();
         assert_eq!(had, all);
         let thread = &self.front.thread;
-        assert_eq!((thread.bytes_held(), thread.totals().blocks_held), (0, 0));
+        assert_eq!((thread.small_bytes_held(), thread.totals().blocks_held), (0, 0));
         assert_eq!(self.drain(), []);
     }
 }
@@ -116,10 +117,8 @@ fn large_blocks_come_and_go() {
     [4, 5].into_iter().for_each(|number| _ = setup.hand_out(number, LARGE));
     let mut had = Vec::new();
     let push = |number: u64, had: &mut Vec<u64>| {
-        let entry = setup.entry(number << 8);
-        setup.front.push_large((number << 8, LARGE), LARGE, entry, LARGE, |before| {
-            had.push(u64::from(before.block().1));
-        });
+        let before = setup.front.push_large(number << 8, LARGE, LARGE, setup.entry(number << 8));
+        had.extend(before.map(|before| u64::from(before.block().1)));
     };
     push(4, &mut had);
     let thief = {

@@ -19,7 +19,7 @@ impl Setup {
     fn new() -> Arc<Self> {
         let setup = Self { directory: Directory::new(), caches: Caches::default() };
         for number in 1..=2 {
-            let block = Block { heap: 0, chunk: number, requested: BYTES, is_odd: false };
+            let block = Block { heap: 0, chunk: number, requested: BYTES, is_odd: false, is_in_view: false };
             setup.directory.insert(u64::from(number) << 8, block);
         }
         Arc::new(setup)

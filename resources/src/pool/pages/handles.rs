@@ -1,0 +1,167 @@
+use millpond_core::driver::PhysicalHandle;
+
+use super::space::Space;
+use super::{LINES, Line};
+
+/// The number of a handle in [`Handles`].
+pub(super) type HandleId = u32;
+
+/// The number of a view in [`Views`](super::views::Views).
+pub(super) type ViewId = u32;
+
+/// No handle.
+pub(super) const NONE: HandleId = HandleId::MAX;
+
+/// Physical memory, mapped at its home and in views.
+#[derive(Clone, Debug)]
+pub(super) struct Handle {
+    pub(super) physical: PhysicalHandle,
+    pub(super) home: u64,
+    pub(super) bytes: u64,
+    pub(super) line: Line,
+    /// Where it is mapped besides: view and place in the view.
+    pub(super) views: Vec<(ViewId, u32)>,
+}
+
+impl Handle {
+    pub(super) fn end(&self) -> u64 {
+        self.home + self.bytes
+    }
+}
+
+/// All handles, and which one is at home where.
+#[derive(Debug)]
+pub(super) struct Handles {
+    table: Vec<Option<Handle>>,
+    vacant: Vec<HandleId>,
+    granularity: u64,
+    /// The addresses of each line.
+    pub(super) spaces: [Space; LINES],
+    /// For each reservation: its base, and the handle at each granule as far as there are any.
+    granules: Vec<(u64, Vec<HandleId>)>,
+    /// Bytes of all handles.
+    pub(super) bytes: u64,
+}
+
+impl Handles {
+    pub(super) fn new(granularity: u64) -> Self {
+        Self {
+            table: Vec::new(),
+            vacant: Vec::new(),
+            granularity,
+            spaces: Default::default(),
+            granules: Vec::new(),
+            bytes: 0,
+        }
+    }
+
+    pub(super) fn add_reservation(&mut self, line: Line, base: u64, bytes: u64) {
+        self.spaces[line as usize].add(base, bytes, self.granularity);
+        self.granules.push((base, Vec::new()));
+    }
+
+    pub(super) fn get(&self, id: HandleId) -> &Handle {
+        self.table[id as usize].as_ref().expect("a handle in the tables exists")
+    }
+
+    pub(super) fn get_mut(&mut self, id: HandleId) -> &mut Handle {
+        self.table[id as usize].as_mut().expect("a handle in the tables exists")
+    }
+
+    /// Numbers and handles.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (HandleId, &Handle)> {
+        (0..).zip(&self.table).filter_map(|(id, handle)| Some((id, handle.as_ref()?)))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.table.len() - self.vacant.len()
+    }
+
+    /// The granules of a line's reservation that holds the address, and which granule that is.
+    fn granule(&self, addr: u64) -> Option<(usize, usize)> {
+        let mut found = None;
+        for (index, (base, granules)) in self.granules.iter().enumerate() {
+            if addr >= *base {
+                let granule = ((addr - base) / self.granularity) as usize;
+                found = (granule < granules.len()).then_some((index, granule)).or(found);
+            }
+        }
+        found
+    }
+
+    /// The handle whose home holds the address.
+    pub(super) fn at(&self, addr: u64) -> Option<HandleId> {
+        let (index, granule) = self.granule(addr)?;
+        Some(self.granules[index].1[granule]).filter(|id| *id != NONE)
+    }
+
+    /// Whether a handle starts or ends between `start` and `end`, both included. Both lie at home.
+    pub(super) fn has_border(&self, start: u64, end: u64) -> bool {
+        let handle = self.at(start).map(|id| self.get(id));
+        handle.is_none_or(|handle| handle.home == start || handle.end() <= end)
+    }
+
+    /// The handles at home between two addresses, by address, those included that lie there in part.
+    pub(super) fn within(&self, start: u64, end: u64) -> impl Iterator<Item = (HandleId, &Handle)> {
+        let handle = move |addr: u64| (addr < end).then(|| self.at(addr)).flatten();
+        std::iter::successors(handle(start), move |id| handle(self.get(*id).end()))
+            .map(|id| (id, self.get(id)))
+    }
+
+    pub(super) fn add(&mut self, handle: Handle) -> HandleId {
+        let (home, bytes) = (handle.home, handle.bytes);
+        self.bytes += bytes;
+        let id = if let Some(id) = self.vacant.pop() {
+            self.table[id as usize] = Some(handle);
+            id
+        } else {
+            self.table.push(Some(handle));
+            (self.table.len() - 1) as HandleId
+        };
+        self.enter(home, bytes, id);
+        id
+    }
+
+    pub(super) fn remove(&mut self, id: HandleId) -> Handle {
+        let handle = self.table[id as usize].take().expect("a handle that is removed exists");
+        self.vacant.push(id);
+        self.bytes -= handle.bytes;
+        self.enter(handle.home, handle.bytes, NONE);
+        handle
+    }
+
+    fn enter(&mut self, home: u64, bytes: u64, id: HandleId) {
+        let reservation =
+            self.granules.iter_mut().filter(|(base, _)| *base <= home).max_by_key(|(base, _)| *base);
+        let (base, granules) = reservation.expect("a home lies in a reservation");
+        let first = ((home - *base) / self.granularity) as usize;
+        let end = first + (bytes / self.granularity) as usize;
+        if granules.len() < end {
+            granules.resize(end, NONE);
+        }
+        granules[first..end].fill(id);
+    }
+
+    /// Panics where tables, sums and addresses disagree.
+    pub(super) fn validate(&self) {
+        let mut bytes = 0;
+        for (id, handle) in self.iter() {
+            bytes += handle.bytes;
+            assert!(
+                handle.home.is_multiple_of(self.granularity) && handle.bytes.is_multiple_of(self.granularity)
+            );
+            let granules = handle.bytes / self.granularity;
+            let all =
+                (0..granules).all(|granule| self.at(handle.home + granule * self.granularity) == Some(id));
+            assert!(all, "handle {id} is not entered at its home");
+        }
+        assert_eq!(bytes, self.bytes, "bytes of the handles");
+        let entered =
+            self.granules.iter().flat_map(|(_, granules)| granules).filter(|id| **id != NONE).count();
+        assert_eq!(entered as u64 * self.granularity, bytes, "a granule without a handle is entered");
+        for line in Line::ALL {
+            let homes = self.iter().filter(|(_, handle)| handle.line == line);
+            self.spaces[line as usize].validate(homes.map(|(_, h)| (h.home, h.bytes)).collect());
+        }
+    }
+}

@@ -1,0 +1,299 @@
+use millpond_core::ALLOCATION_ALIGNMENT;
+use millpond_core::driver::{Driver, DriverResult};
+
+use super::assemble::Assembly;
+use super::carry_out::{Addresses, Source, Work};
+use super::ends::{FreeEnds, Piece, Whose};
+use super::handles::{Handle, HandleId, ViewId};
+use super::{Line, Pages};
+use crate::ordered::{ANYONE, Epoch, Owner, Request};
+use crate::pool::chunk::{Chunk, ChunkId};
+
+/// Addresses kept for a view, as a multiple of what is mapped first: views go on at their ends.
+const SLOT_FACTOR: u64 = 4;
+
+/// The fewest addresses kept for a view.
+const LEAST_SLOT: u64 = 64 << 20;
+
+/// A block that is on its way: pieces are kept for it, addresses too, and some work is for the driver.
+///
+/// It ends with [`Pages::commit`] when it was carried out, or else with [`Pages::abandon`].
+#[derive(Debug)]
+#[must_use = "a plan keeps memory until it is committed or abandoned"]
+pub(in crate::pool) struct Plan {
+    pub(super) line: Line,
+    /// Pieces that come before the new memory, and the one behind it.
+    pub(super) before: Vec<Kept>,
+    pub(super) after: Option<Kept>,
+    /// Bytes of the new memory that are the block's, and to what its address is aligned.
+    pub(super) used: u64,
+    pub(super) alignment: u64,
+    /// Where the block lies, if not at home.
+    pub(super) view: Option<InView>,
+    pub(super) work: Work,
+}
+
+/// A piece that is taken, and whose it was.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kept {
+    pub(super) id: ChunkId,
+    pub(super) owner: Owner,
+    pub(super) epoch: Epoch,
+}
+
+#[derive(Debug)]
+pub(super) struct InView {
+    /// An existing view that goes on; `None` for a new one.
+    pub(super) view: Option<ViewId>,
+    /// From the start of the view to the block, in bytes.
+    pub(super) offset: u64,
+    /// Bytes of addresses kept for a new view.
+    pub(super) slot: u64,
+}
+
+/// Why no block can be had: more new memory is needed than there may be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::pool) struct Refused {
+    /// Bytes of new memory that the block would need.
+    pub(in crate::pool) needed: u64,
+    /// Bytes that the pool may still take.
+    pub(in crate::pool) available: u64,
+}
+
+impl Plan {
+    /// Makes the driver calls, without the pool's lock. Where one fails, those before it are undone.
+    ///
+    /// # Errors
+    /// What the driver reports. Where memory is short, smaller handles were tried first.
+    pub(in crate::pool) fn carry_out(&mut self, driver: &dyn Driver) -> DriverResult<()> {
+        self.work.carry_out(driver)
+    }
+
+    /// Bytes of new memory.
+    pub(in crate::pool) fn new_bytes(&self) -> u64 {
+        self.work.new_bytes()
+    }
+}
+
+impl Pages {
+    /// Bytes that the pool may take from the driver, in whole granules.
+    fn available(&self, most_new: u64) -> u64 {
+        let available = self.maximum_bytes.saturating_sub(self.bytes_reserved()).min(most_new);
+        available / self.granularity * self.granularity
+    }
+
+    /// Bytes by which the pool may grow before it puts blocks together instead.
+    pub(super) fn room(&self, most_new: u64) -> u64 {
+        let room = self.policy.allowed(self.peak_live).saturating_sub(self.bytes_reserved());
+        (room / self.granularity * self.granularity).min(self.available(most_new))
+    }
+
+    /// Notes how many bytes are in use, where the caller knows it: the more the pool knows of the peak, the
+    /// less it does to save memory that was once needed anyway.
+    pub(in crate::pool) fn note_live(&mut self, live_bytes: u64) {
+        self.peak_live = self.peak_live.max(live_bytes);
+    }
+
+    /// Plans a block for which `find_for` found nothing. A span for small blocks (`is_span`, and the request has
+    /// its size) comes on the small line whatever its size.
+    ///
+    /// `live_bytes` is what is in use now, without this request. At most `most_new` bytes are taken from the
+    /// driver: less than all is for when it had no more.
+    ///
+    /// # Errors
+    /// [`Refused`] where that, or the pool's maximum, is too little.
+    pub(in crate::pool) fn plan(
+        &mut self,
+        owner: Owner,
+        request: &Request,
+        is_span: bool,
+        live_bytes: u64,
+        most_new: u64,
+    ) -> Result<Plan, Refused> {
+        self.note_live(live_bytes.saturating_add(request.bytes));
+        if request.alignment > ALLOCATION_ALIGNMENT {
+            return self.plan_aligned(request, most_new);
+        }
+        let line = if is_span { Line::Small } else { self.line_of(request) };
+        let tail = self.tail(line, owner).filter(|tail| tail.bytes < request.bytes);
+        let missing = request.bytes - tail.map_or(0, |tail| tail.bytes);
+        let growth = self.whole_granules(missing);
+        let room = self.room(most_new);
+        if line == Line::Large && growth > room {
+            let ends = FreeEnds::gather(self, Whose::With(owner), self.policy.least_piece);
+            let chosen = self.choose(&ends, request.bytes, room);
+            if !chosen.before.is_empty() || chosen.last.is_some() {
+                return self.plan_assembly(owner, &ends, chosen, request, most_new);
+            }
+        }
+        self.plan_growth(line, growth, tail.map(|tail| (tail, owner)), missing, most_new)
+    }
+
+    /// Plans free memory of so many bytes and no block: for [`commit_reserve`](Self::commit_reserve).
+    ///
+    /// # Errors
+    /// [`Refused`] where the pool's maximum is less.
+    pub(in crate::pool) fn plan_reserve(&mut self, bytes: u64) -> Result<Plan, Refused> {
+        self.note_live(bytes);
+        self.plan_growth(Line::Large, self.whole_granules(bytes), None, 0, u64::MAX)
+    }
+
+    /// What is free at the end of a line.
+    fn tail(&self, line: Line, owner: Owner) -> Option<Piece> {
+        let heap = self.heap(line);
+        let tail = heap.tail().filter(|id| heap.chunk(*id).is_free())?;
+        let chunk = heap.chunk(tail);
+        if chunk.owner() != owner && chunk.owner() != ANYONE {
+            return None;
+        }
+        let run = heap.first_of_run(tail, owner);
+        let addr = heap.chunk(run).addr;
+        let epoch = heap.run(run, owner).map(Chunk::epoch).max()?;
+        let bytes = chunk.addr + chunk.bytes - addr;
+        Some(Piece { line, addr, bytes, run, joins: run != tail, epoch })
+    }
+
+    /// The address behind the last home of a line.
+    fn end_of(&self, line: Line) -> Option<u64> {
+        let heap = self.heap(line);
+        heap.tail().map(|tail| heap.chunk(tail).addr + heap.chunk(tail).bytes)
+    }
+
+    fn refuse(&self, needed: u64, most_new: u64) -> Result<(), Refused> {
+        let available = self.available(most_new);
+        if needed > available { Err(Refused { needed, available }) } else { Ok(()) }
+    }
+
+    /// Sizes of new handles, about equal, that together have `new` bytes and serve a request.
+    fn sizes(&self, line: Line, new: u64, request: u64) -> Vec<u64> {
+        let most = match line {
+            Line::Small => self.granularity,
+            Line::Large => self.policy.largest_handle(request, self.peak_live, self.granularity),
+        };
+        let count = new.div_ceil(most);
+        let mut left = new;
+        let size = |rest: u64| {
+            let size = self.whole_granules(left / rest).min(left);
+            left -= size;
+            size
+        };
+        (1..=count).rev().map(size).filter(|size| *size > 0).collect()
+    }
+
+    /// Addresses for new homes: behind the line's end, if they are free, or elsewhere.
+    fn addresses_for(&mut self, line: Line, new: u64) -> Addresses {
+        let end = self.end_of(line);
+        let space = &mut self.handles.spaces[line as usize];
+        if let Some(end) = end.filter(|end| space.take_at(*end, new)) {
+            return Addresses::At(end);
+        }
+        let elsewhere = space.take_roomiest(new);
+        elsewhere.map_or(Addresses::Reserve(self.reservation_bytes.max(new)), Addresses::At)
+    }
+
+    /// Plans new memory at the end of a line, of which `used` bytes are the block's; the free end of the line
+    /// before it too, where there is one.
+    fn plan_growth(
+        &mut self,
+        line: Line,
+        new: u64,
+        tail: Option<(Piece, Owner)>,
+        used: u64,
+        most_new: u64,
+    ) -> Result<Plan, Refused> {
+        let whole = used + tail.as_ref().map_or(0, |(tail, _)| tail.bytes);
+        self.refuse(new, most_new)?;
+        let end = self.end_of(line);
+        let homes = self.addresses_for(line, new);
+        let goes_on = matches!(homes, Addresses::At(base) if Some(base) == end);
+        if tail.is_some() && !goes_on {
+            // The line goes on elsewhere: its free end is of no use, and all of the block is new.
+            self.give_addresses_back(line, &homes, new);
+            return self.plan_growth(line, self.whole_granules(whole), None, whole, most_new);
+        }
+        let before = tail.map_or(Vec::new(), |(tail, owner)| self.take_pieces(&[tail], owner));
+        self.extra_pieces += before.len() as u64;
+        self.planned += new;
+        let work = Work::new(self.granularity, self.sizes(line, new, whole.max(new)), homes);
+        Ok(Plan { line, before, after: None, used, alignment: ALLOCATION_ALIGNMENT, view: None, work })
+    }
+
+    fn plan_aligned(&mut self, request: &Request, most_new: u64) -> Result<Plan, Refused> {
+        let is_free = request.alignment <= self.granularity; // as every home is
+        let new = self.whole_granules(if is_free { request.bytes } else { request.padded_bytes() });
+        let plan = self.plan_growth(Line::Large, new, None, request.bytes, most_new)?;
+        Ok(Plan { alignment: request.alignment, ..plan })
+    }
+
+    fn give_addresses_back(&mut self, line: Line, homes: &Addresses, bytes: u64) {
+        if let Addresses::At(base) = homes {
+            self.handles.spaces[line as usize].give(*base, bytes);
+        }
+    }
+
+    /// What the block is put together from, in a view that goes on only where there are addresses enough.
+    fn choose(&self, ends: &FreeEnds, bytes: u64, room: u64) -> Assembly {
+        let chosen = self.assemble(ends, bytes, room, true);
+        let Some((id, place)) = chosen.base else { return chosen };
+        let view = self.views.get(id);
+        let mapped = view.maps.len() - place;
+        let more = chosen.before[mapped..].iter().chain(&chosen.last).map(|id| self.handles.get(*id).bytes);
+        if view.bytes + more.sum::<u64>() + chosen.new <= view.slot {
+            return chosen;
+        }
+        self.assemble(ends, bytes, room, false)
+    }
+
+    fn plan_assembly(
+        &mut self,
+        owner: Owner,
+        ends: &FreeEnds,
+        chosen: Assembly,
+        request: &Request,
+        most_new: u64,
+    ) -> Result<Plan, Refused> {
+        self.refuse(chosen.new, most_new)?;
+        let free = |id| ends.get(id).suffix.bytes;
+        let before: Vec<Piece> =
+            chosen.before.iter().map(|id| ends.end_of(&self.handles, *id, free(*id))).collect();
+        let missing = request.bytes - before.iter().map(|piece| piece.bytes).sum::<u64>();
+        let used = missing.min(chosen.new);
+        let after = chosen.last.map(|id| ends.start_of(&self.handles, id, missing - used));
+        let is_one_piece = before.len() + usize::from(used > 0) + usize::from(after.is_some()) == 1;
+        let offset = before.first().map_or(0, |first| self.handles.get(chosen.before[0]).bytes - first.bytes);
+
+        let homes =
+            if chosen.new > 0 { self.addresses_for(Line::Large, chosen.new) } else { Addresses::At(0) };
+        let mut work = Work::new(self.granularity, self.sizes(Line::Large, chosen.new, request.bytes), homes);
+        let view = (!is_one_piece).then(|| self.plan_view(&chosen, offset, &mut work));
+        self.planned += chosen.new;
+        let before = self.take_pieces(&before, owner);
+        let after = after.map(|piece| self.take_pieces(&[piece], owner)[0]);
+        self.extra_pieces += (before.len() + usize::from(after.is_some())) as u64;
+        Ok(Plan { line: Line::Large, before, after, used, alignment: request.alignment, view, work })
+    }
+
+    /// Where the block will lie: in a view that goes on, or in a new one.
+    fn plan_view(&mut self, chosen: &Assembly, offset: u64, work: &mut Work) -> InView {
+        let mapped = chosen.base.map_or(0, |(id, place)| self.views.get(id).maps.len() - place);
+        let old = |id: &HandleId| {
+            let Handle { physical, bytes, .. } = *self.handles.get(*id);
+            Source::Old { id: *id, physical, bytes }
+        };
+        work.sources = chosen.before[mapped..].iter().map(old).collect();
+        if chosen.new > 0 {
+            work.sources.push(Source::New);
+        }
+        work.sources.extend(chosen.last.as_ref().map(old));
+        if let Some((id, place)) = chosen.base {
+            let view = self.views.get_mut(id);
+            view.busy += 1;
+            work.view = Addresses::At(view.base + view.bytes);
+            return InView { view: Some(id), offset: view.maps[place].offset + offset, slot: 0 };
+        }
+        let slot = (work.view_bytes() * SLOT_FACTOR).max(LEAST_SLOT).next_multiple_of(self.granularity);
+        let there = self.views.space.take_lowest(slot);
+        work.view = there.map_or(Addresses::Reserve(self.reservation_bytes.max(slot)), Addresses::At);
+        InView { view: None, offset, slot }
+    }
+}

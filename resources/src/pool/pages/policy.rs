@@ -1,0 +1,55 @@
+/// How large handles are, and when the pool grows instead of putting together what it has.
+///
+/// A handle costs the same to create and to map whatever its size, and cannot be mapped in part. Large ones
+/// waste memory, small ones time. `docs/PAGES.md` holds the study behind these figures.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::pool) struct Policy {
+    /// How far physical memory may exceed the most that was in use, in thousandths, before blocks are put
+    /// together in views.
+    pub(in crate::pool) slack: u64,
+    /// Requests of fewer bytes are served from the small line, of handles as small as can be.
+    pub(in crate::pool) small_bytes: u64,
+    /// New handles for large blocks may have so many bytes …
+    pub(in crate::pool) handle_bytes: u64,
+    /// … or the request's part of this number …
+    pub(in crate::pool) request_share: u64,
+    /// … or this part of the most that was in use.
+    pub(in crate::pool) peak_share: u64,
+    /// Free ends of handles with fewer bytes are not worth a mapping.
+    pub(in crate::pool) least_piece: u64,
+    /// A hole inside a handle goes before one at a border up to this size, in hundredths of the request.
+    pub(in crate::pool) inside: u64,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            slack: 3,
+            small_bytes: 1 << 20,
+            handle_bytes: 6 << 20,
+            request_share: 8,
+            peak_share: 64,
+            least_piece: 512 << 10,
+            inside: 125,
+        }
+    }
+}
+
+impl Policy {
+    /// How many physical bytes are within the slack.
+    pub(super) fn allowed(&self, peak_live: u64) -> u64 {
+        peak_live + peak_live / 1000 * self.slack
+    }
+
+    /// The most bytes of a new handle for a large block.
+    pub(super) fn largest_handle(&self, request: u64, peak_live: u64, granularity: u64) -> u64 {
+        let of_request = (request / self.request_share).next_multiple_of(granularity);
+        let of_peak = peak_live / self.peak_share / granularity * granularity;
+        self.handle_bytes.max(of_request).max(of_peak).next_multiple_of(granularity)
+    }
+
+    /// The largest hole inside a handle that goes before one at a border.
+    pub(super) fn inside_upto(&self, request: u64) -> u64 {
+        request + (request / 100).saturating_mul(self.inside.saturating_sub(100))
+    }
+}

@@ -1,0 +1,201 @@
+use millpond_core::DevicePtr;
+use millpond_core::driver::{Driver, DriverResult};
+
+use super::carry_out::Retired;
+use super::handles::{Handle, HandleId, ViewId};
+use super::{LINES, Line, Pages};
+use crate::ordered::ANYONE;
+use crate::pool::chunk::ChunkId;
+use crate::pool::heap::Heap;
+
+/// Mappings in views beyond so many for each handle are ended when their handles are free …
+const MAPPINGS_PER_HANDLE: usize = 4;
+
+/// … but for so many.
+const MAPPINGS_KEPT: usize = 1024;
+
+/// Memory on its way back to the driver. It ends with [`Pages::finish_release`].
+#[derive(Debug)]
+#[must_use = "a release must be finished, whatever became of it"]
+pub(in crate::pool) struct Release {
+    retired: Vec<Retired>,
+    /// Views where something is unmapped.
+    views: Vec<ViewId>,
+    /// Reservations to end when all is done: base and bytes.
+    reservations: Vec<(u64, u64)>,
+}
+
+/// A handle that is wholly free for anyone, and the chunk that it is in.
+struct Free {
+    line: Line,
+    chunk: ChunkId,
+    home: u64,
+    bytes: u64,
+    id: HandleId,
+}
+
+impl Release {
+    /// Makes the driver calls, without the pool's lock: unmaps, releases, frees addresses.
+    ///
+    /// # Errors
+    /// The first that the driver reports. What can be done besides is done; the rest is tried again with the
+    /// next release.
+    pub(in crate::pool) fn carry_out(&mut self, driver: &dyn Driver) -> DriverResult<()> {
+        let mut outcome = Ok(());
+        for retired in &mut self.retired {
+            let done = retired.carry_out(driver);
+            if done.as_ref().is_err_and(|error| error.is_sticky()) {
+                return done;
+            }
+            outcome = outcome.and(done);
+        }
+        if outcome.is_ok() {
+            while let Some((base, bytes)) = self.reservations.last().copied() {
+                // SAFETY: the reservation is this pool's, which is over, and nothing is mapped there.
+                unsafe { driver.mem_address_free(DevicePtr::new(base), bytes)? };
+                self.reservations.pop();
+            }
+        }
+        outcome
+    }
+
+    /// Bytes that went back to the driver.
+    pub(in crate::pool) fn released_bytes(&self) -> u64 {
+        self.retired.iter().filter(|retired| retired.is_done()).map(|retired| retired.bytes).sum()
+    }
+
+    fn calls(&self) -> usize {
+        self.retired
+            .iter()
+            .map(|retired| retired.mappings.len() + usize::from(retired.physical.is_some()))
+            .sum()
+    }
+}
+
+impl Pages {
+    /// Takes handles out that are wholly free for anyone, while at least `keep_bytes` stay and about
+    /// `most_calls` driver calls are enough; large ones first. Where views have grown many, free handles
+    /// leave them. `None` where there is nothing to do.
+    pub(in crate::pool) fn plan_release(&mut self, keep_bytes: u64, most_calls: usize) -> Option<Release> {
+        let unfinished = std::mem::take(&mut self.unfinished);
+        let mut release = Release { retired: unfinished, views: Vec::new(), reservations: Vec::new() };
+        let mut free = self.free_handles();
+        free.sort_unstable_by_key(|free| (std::cmp::Reverse(free.bytes), std::cmp::Reverse(free.home)));
+        let mut left = self.handles.bytes.saturating_sub(keep_bytes);
+        let mut going = Vec::new();
+        let mut calls = release.calls();
+        for free in free {
+            let handle = self.handles.get(free.id);
+            if calls + handle.views.len() + 2 > most_calls {
+                continue;
+            }
+            if free.bytes <= left {
+                calls += handle.views.len() + 2;
+                left -= free.bytes;
+                going.push(free);
+            } else if self.has_many_mappings() && !handle.views.is_empty() {
+                calls += handle.views.len();
+                let mappings = self.leave_views(free.id, &mut release.views);
+                release.retired.push(Retired { physical: None, bytes: 0, mappings, home: None });
+            }
+        }
+        // Of one chunk the last goes first: what is before it keeps the chunk's number.
+        going.sort_unstable_by_key(|free| std::cmp::Reverse(free.home));
+        for free in going {
+            self.retire(&free, &mut release);
+        }
+        (!release.retired.is_empty()).then_some(release)
+    }
+
+    fn has_many_mappings(&self) -> bool {
+        self.views.mappings > MAPPINGS_KEPT + self.handles.len() * MAPPINGS_PER_HANDLE
+    }
+
+    fn free_handles(&self) -> Vec<Free> {
+        let mut free = Vec::new();
+        for line in Line::ALL {
+            for (chunk, hole) in self.heap(line).free_from(ANYONE, self.granularity) {
+                let end = hole.addr + hole.bytes;
+                for (id, handle) in self.handles.within(hole.addr, end) {
+                    if handle.home >= hole.addr && handle.end() <= end {
+                        free.push(Free { line, chunk, home: handle.home, bytes: handle.bytes, id });
+                    }
+                }
+            }
+        }
+        free
+    }
+
+    /// Forgets a handle's mappings in views; says where they are.
+    fn leave_views(&mut self, id: HandleId, views: &mut Vec<ViewId>) -> Vec<(u64, u64)> {
+        let bytes = self.handles.get(id).bytes;
+        let places = std::mem::take(&mut self.handles.get_mut(id).views);
+        let leave = |(view, place): (ViewId, u32)| {
+            if !views.contains(&view) {
+                self.views.get_mut(view).busy += 1;
+                views.push(view);
+            }
+            (self.views.forget(view, place as usize), bytes)
+        };
+        places.into_iter().map(leave).collect()
+    }
+
+    fn retire(&mut self, free: &Free, release: &mut Release) {
+        let mut mappings = vec![(free.home, free.bytes)];
+        mappings.extend(self.leave_views(free.id, &mut release.views));
+        self.heap_mut(free.line).remove_range(free.chunk, free.home, free.bytes);
+        let Handle { physical, bytes, home, line, .. } = self.handles.remove(free.id);
+        self.retiring += bytes;
+        release.retired.push(Retired { physical: Some(physical), bytes, mappings, home: Some((line, home)) });
+    }
+
+    /// Ends a release, however far it came: addresses may be used again, and what failed is tried again.
+    pub(in crate::pool) fn finish_release(&mut self, release: Release) {
+        let Release { retired, views, .. } = release;
+        let all_done = retired.iter().all(Retired::is_done);
+        for retired in retired {
+            if !retired.is_done() {
+                self.unfinished.push(retired);
+                continue;
+            }
+            self.retiring -= retired.bytes;
+            if let Some((line, home)) = retired.home {
+                self.handles.spaces[line as usize].give(home, retired.bytes);
+            }
+        }
+        for id in views {
+            let view = self.views.get_mut(id);
+            view.busy -= 1;
+            if !all_done {
+                // Something may still be mapped behind its end.
+                view.slot = view.bytes;
+            }
+            if let Some((base, slot)) = self.views.remove_if_empty(id).filter(|(_, slot)| *slot > 0) {
+                self.views.space.give(base, slot);
+            }
+        }
+    }
+
+    /// Everything, whatever is in use: when the pool ends. Nothing may be asked of it afterwards, but for
+    /// this again, where the release failed.
+    pub(in crate::pool) fn release_all(&mut self) -> Release {
+        let mut retired = std::mem::take(&mut self.unfinished);
+        let ids: Vec<HandleId> = self.handles.iter().map(|(id, _)| id).collect();
+        for id in ids {
+            let Handle { physical, bytes, home, views, .. } = self.handles.remove(id);
+            let mut mappings = vec![(home, bytes)];
+            mappings.extend(
+                views.iter().map(|(view, place)| (self.views.get(*view).addr(*place as usize), bytes)),
+            );
+            retired.push(Retired { physical: Some(physical), bytes, mappings, home: None });
+        }
+        let spaces = self.handles.spaces.iter().chain([&self.views.space]);
+        let reservations = spaces.flat_map(|space| space.reservations()).copied().collect();
+        self.views = Default::default();
+        self.handles = super::Handles::new(self.granularity);
+        let heap = || Heap::new(super::SCAN);
+        self.heaps = [(); LINES].map(|()| heap());
+        (self.planned, self.retiring, self.extra_pieces) = (0, 0, 0);
+        Release { retired, views: Vec::new(), reservations }
+    }
+}

@@ -1,0 +1,316 @@
+use std::sync::Arc;
+
+use millpond_core::driver::{Driver, DriverError, EventFlags, StreamFlags};
+use millpond_core::{DevicePtr, Layout, StreamRef};
+use millpond_driver::sim::{Access, FaultPlan, SimConfig, SimDevice};
+use proptest::prelude::*;
+
+use super::*;
+
+const OWNERS: Owner = 4;
+const MIB: u64 = 1 << 20;
+
+/// Handles of at most 8 MiB, so that few steps do much.
+const POLICY: Policy = Policy {
+    slack: 3,
+    small_bytes: MIB,
+    handle_bytes: 4 * MIB,
+    request_share: 8,
+    peak_share: 64,
+    least_piece: MIB / 4,
+    inside: 125,
+};
+
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    id: ChunkId,
+    addr: u64,
+    bytes: u64,
+    /// Who had it last.
+    owner: Owner,
+}
+
+/// Pages on a simulated device whose oracle follows every block: no two that are lent share a byte of memory,
+/// nothing is handed on before its work is done, all of a block is accessible, and what is unmapped is idle.
+struct Bench {
+    pages: Pages,
+    device: Arc<SimDevice>,
+    /// By owner; nobody's is the host's.
+    streams: Vec<StreamRef>,
+    blocks: Vec<Block>,
+    under_way: Vec<(Plan, Owner, Request)>,
+    live: u64,
+}
+
+fn request(bytes: u64, alignment_log2: u32) -> Request {
+    let layout = Layout::with_alignment(bytes, 1 << alignment_log2).expect("a power of two");
+    Request::new(layout).expect("not too large")
+}
+
+impl Bench {
+    fn new(capacity: u64, maximum_bytes: u64) -> Self {
+        let device = SimDevice::new(SimConfig::with_capacity(capacity));
+        let granularity = device.mem_get_allocation_granularity().expect("sim has virtual memory");
+        let stream = |_| device.stream_create(StreamFlags::NON_BLOCKING).expect("streams can be had");
+        Self {
+            pages: Pages::new(granularity, capacity, maximum_bytes, POLICY),
+            streams: (0..=OWNERS).map(stream).collect(),
+            device,
+            blocks: Vec::new(),
+            under_way: Vec::new(),
+            live: 0,
+        }
+    }
+
+    /// Where an address is at home.
+    fn home(&self, addr: u64) -> u64 {
+        self.pages.views.at(addr).map_or(addr, |(id, start)| self.pages.handles.get(id).home + (addr - start))
+    }
+
+    fn lend(&mut self, owner: Owner, (id, addr): (ChunkId, u64), request: &Request) {
+        let bytes = self.pages.bytes_of(id);
+        assert_eq!(bytes, request.bytes);
+        assert!(addr.is_multiple_of(request.alignment));
+        let mut at = addr;
+        for piece in self.pages.pieces_of(id) {
+            let ends = (self.home(at), self.home(at + piece.bytes - 1));
+            assert_eq!(
+                ends,
+                (piece.addr, piece.addr + piece.bytes - 1),
+                "a piece lies where the block has it"
+            );
+            at += piece.bytes;
+        }
+        let (stream, ptr) = (self.streams[owner as usize], DevicePtr::new(addr));
+        self.device.lend(ptr, bytes, stream);
+        let end = DevicePtr::new(addr + bytes - 256);
+        let tag = addr ^ bytes;
+        let write = [Access::read(ptr, bytes), Access::write(ptr, 256, tag), Access::write(end, 256, tag)];
+        self.device.launch(stream, &write);
+        self.live += bytes;
+        self.blocks.push(Block { id, addr, bytes, owner });
+    }
+
+    fn find(&mut self, owner: Owner, request: &Request) -> bool {
+        if self.pages.find_for(owner, request).is_none() {
+            self.pages.join_with_anyones(owner, request);
+        }
+        let Some(found) = self.pages.find_for(owner, request) else { return false };
+        assert!(found.bytes >= request.bytes);
+        let block = self.pages.take(found, request);
+        self.lend(owner, block, request);
+        true
+    }
+
+    /// Allocates as a pool does; says whether it could.
+    fn allocate(&mut self, owner: Owner, request: &Request, faults: FaultPlan) -> bool {
+        if self.find(owner, request) {
+            return true;
+        }
+        let Ok(mut plan) = self.pages.plan(owner, request, false, self.live, u64::MAX) else { return false };
+        self.device.set_faults(faults);
+        let outcome = plan.carry_out(&*self.device);
+        self.device.set_faults(FaultPlan::none());
+        if outcome.is_err() {
+            self.pages.abandon(plan);
+            return false;
+        }
+        let block = self.pages.commit(plan);
+        self.lend(owner, block, request);
+        true
+    }
+
+    fn begin(&mut self, owner: Owner, request: Request) {
+        if !self.find(owner, &request)
+            && let Ok(plan) = self.pages.plan(owner, &request, false, self.live, u64::MAX)
+        {
+            self.under_way.push((plan, owner, request));
+        }
+    }
+
+    fn finish(&mut self, index: usize, does: bool) {
+        if self.under_way.is_empty() {
+            return;
+        }
+        let (mut plan, owner, request) = self.under_way.remove(index % self.under_way.len());
+        if does && plan.carry_out(&*self.device).is_ok() {
+            let block = self.pages.commit(plan);
+            self.lend(owner, block, &request);
+        } else {
+            self.pages.abandon(plan);
+        }
+    }
+
+    fn span(&mut self, owner: Owner, bytes: u64, wanted: u64) {
+        let small = request(bytes.clamp(1, wanted), 8);
+        let take = |pages: &mut Pages, owner| pages.take_span(owner, Epoch::MAX, wanted, &small);
+        let taken = take(&mut self.pages, owner).or_else(|| take(&mut self.pages, ANYONE));
+        if let Some((id, addr, bytes, _)) = taken {
+            assert!(bytes >= small.bytes && bytes <= wanted.max(small.bytes));
+            self.lend(owner, (id, addr), &request(bytes, 8));
+            return;
+        }
+        let span = request(wanted, 8);
+        let Ok(mut plan) = self.pages.plan(owner, &span, true, self.live, u64::MAX) else { return };
+        match plan.carry_out(&*self.device) {
+            Ok(()) => {
+                let block = self.pages.commit(plan);
+                self.lend(owner, block, &span);
+            }
+            Err(_) => self.pages.abandon(plan),
+        }
+    }
+
+    fn give(&mut self, index: usize) {
+        if self.blocks.is_empty() {
+            return;
+        }
+        let Block { id, addr, bytes, owner } = self.blocks.swap_remove(index % self.blocks.len());
+        let (stream, ptr) = (self.streams[owner as usize], DevicePtr::new(addr));
+        let tag = addr ^ bytes;
+        let check =
+            [Access::check(ptr, 256, tag), Access::check(DevicePtr::new(addr + bytes - 256), 256, tag)];
+        self.device.launch(stream, &check);
+        self.device.give_back(ptr, bytes, stream);
+        self.pages.give(id, owner, 1);
+        self.live -= bytes;
+    }
+
+    /// Makes what an owner gave back another's, in stream order; anyone's, when it is done.
+    fn migrate(&mut self, from: Owner, to: Owner) {
+        if from == ANYONE || from == to {
+            return;
+        }
+        if to == ANYONE {
+            self.device.stream_synchronize(self.streams[from as usize]).expect("the device is well");
+        } else {
+            let event = self.device.event_create(EventFlags::default()).expect("the device is well");
+            self.device.event_record(event, self.streams[from as usize]).expect("the device is well");
+            self.device.stream_wait_event(self.streams[to as usize], event).expect("the device is well");
+        }
+        self.pages.migrate(from, Epoch::MAX, to, 1);
+    }
+
+    fn release(&mut self, keep: u64, calls: usize, faults: FaultPlan) {
+        let Some(mut release) = self.pages.plan_release(keep, calls) else { return };
+        self.device.set_faults(faults);
+        _ = release.carry_out(&*self.device);
+        self.device.set_faults(FaultPlan::none());
+        self.pages.finish_release(release);
+    }
+
+    fn validate(&self) {
+        self.pages.validate();
+        assert_eq!(self.device.violations(), []);
+        let totals = self.pages.totals();
+        assert_eq!(totals.blocks_in_use, self.blocks.len() as u64);
+        // Plans under way have not asked the driver yet.
+        assert_eq!(self.device.live_bytes(), totals.bytes_reserved - self.pages.planned);
+        let kept: u64 = totals.bytes_reserved - self.pages.planned - self.pages.retiring - totals.bytes_free;
+        if self.under_way.is_empty() {
+            assert_eq!(kept, self.live);
+        }
+        assert_eq!(self.pages.free_by_owner().map(|(_, _, bytes, _)| bytes).sum::<u64>(), totals.bytes_free);
+    }
+
+    /// Gives everything back; nothing may be left.
+    fn end(mut self) {
+        while !self.under_way.is_empty() {
+            self.finish(0, false);
+        }
+        while !self.blocks.is_empty() {
+            self.give(0);
+        }
+        (1..=OWNERS).for_each(|owner| self.migrate(owner, ANYONE));
+        self.release(0, usize::MAX, FaultPlan::none());
+        self.validate();
+        assert_eq!(self.device.live_bytes(), 0, "all handles go back");
+        self.pages.release_all().carry_out(&*self.device).expect("the device is well");
+        assert_eq!(self.device.live_allocations(), 0, "no reservation is left");
+        assert_eq!(self.device.violations(), []);
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Allocate { owner: Owner, bytes: u64, alignment_log2: u32 },
+    Fail { owner: Owner, bytes: u64, call: u64, persistent: bool },
+    Begin { owner: Owner, bytes: u64 },
+    Finish { index: usize, does: bool },
+    Span { owner: Owner, bytes: u64, wanted: u64 },
+    Reserve { bytes: u64 },
+    Give { index: usize },
+    Migrate { from: Owner, to: Owner },
+    Release { keep: u64, calls: usize },
+    FailRelease { call: u64, persistent: bool },
+    Spans { owner: Owner },
+}
+
+fn faults(call: u64, persistent: bool) -> FaultPlan {
+    let plan = FaultPlan::nth_call(call, DriverError::OUT_OF_MEMORY);
+    if persistent { plan.persistent() } else { plan }
+}
+
+fn steps(most: usize) -> impl Strategy<Value = Vec<Step>> {
+    let bytes = || prop_oneof![3 => 1..(24 * MIB), 2 => 1..MIB, 1 => (0..12u64).prop_map(|n| 2 * n * MIB + 1), 1 => 1..(120 * MIB)];
+    let step = prop_oneof![
+        12 => (1..=OWNERS, bytes(), 8..24u32).prop_map(|(owner, bytes, log2)| Step::Allocate {
+            owner, bytes, alignment_log2: if log2 > 9 && bytes % 5 != 0 { 8 } else { log2 }
+        }),
+        2 => (1..=OWNERS, bytes(), 0..20u64, any::<bool>())
+            .prop_map(|(owner, bytes, call, persistent)| Step::Fail { owner, bytes, call, persistent }),
+        2 => (1..=OWNERS, bytes()).prop_map(|(owner, bytes)| Step::Begin { owner, bytes }),
+        2 => (any::<usize>(), any::<bool>()).prop_map(|(index, does)| Step::Finish { index, does }),
+        1 => (1..=OWNERS, 1..MIB, 1..(2 * MIB))
+            .prop_map(|(owner, bytes, wanted)| Step::Span { owner, bytes, wanted }),
+        1 => (1..(64 * MIB)).prop_map(|bytes| Step::Reserve { bytes }),
+        12 => any::<usize>().prop_map(|index| Step::Give { index }),
+        4 => (1..=OWNERS, 0..=OWNERS).prop_map(|(from, to)| Step::Migrate { from, to }),
+        1 => (0..(256 * MIB), 0..200usize).prop_map(|(keep, calls)| Step::Release { keep, calls }),
+        1 => (0..20u64, any::<bool>()).prop_map(|(call, persistent)| Step::FailRelease { call, persistent }),
+        1 => (1..=OWNERS).prop_map(|owner| Step::Spans { owner }),
+    ];
+    prop::collection::vec(step, 1..most)
+}
+
+fn run(bench: &mut Bench, step: Step) {
+    match step {
+        Step::Allocate { owner, bytes, alignment_log2 } => {
+            bench.allocate(owner, &request(bytes, alignment_log2), FaultPlan::none());
+        }
+        Step::Fail { owner, bytes, call, persistent } => {
+            bench.allocate(owner, &request(bytes, 8), faults(call, persistent));
+        }
+        Step::Begin { owner, bytes } => bench.begin(owner, request(bytes, 8)),
+        Step::Finish { index, does } => bench.finish(index, does),
+        Step::Span { owner, bytes, wanted } => bench.span(owner, bytes, wanted.next_multiple_of(256)),
+        Step::Reserve { bytes } => {
+            let Ok(mut plan) = bench.pages.plan_reserve(bytes) else { return };
+            match plan.carry_out(&*bench.device) {
+                Ok(()) => bench.pages.commit_reserve(plan),
+                Err(_) => bench.pages.abandon(plan),
+            }
+        }
+        Step::Give { index } => bench.give(index),
+        Step::Migrate { from, to } => bench.migrate(from, to),
+        Step::Release { keep, calls } => bench.release(keep, calls, FaultPlan::none()),
+        Step::FailRelease { call, persistent } => bench.release(0, usize::MAX, faults(call, persistent)),
+        Step::Spans { owner } => (0..4).for_each(|_| bench.span(owner, MIB, 2 * MIB)),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
+
+    /// Random programs, on a device that is large enough and on one that is not, with driver calls that fail.
+    #[test]
+    fn pages_hold_their_invariants(steps in steps(200), is_short in any::<bool>(), limited in any::<bool>()) {
+        let capacity = if is_short { 300 * MIB } else { 16 << 30 };
+        let mut bench = Bench::new(capacity, if limited { 500 * MIB } else { u64::MAX });
+        for step in steps {
+            run(&mut bench, step);
+            bench.validate();
+        }
+        bench.end();
+    }
+}
