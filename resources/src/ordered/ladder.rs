@@ -20,6 +20,9 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     #[cold]
     pub(super) fn climb(&self, request: &Request, stream: StreamRef) -> Result<DevicePtr> {
         let _slow = self.slow.lock();
+        if !self.state.lock().store.can_ever_serve(request) {
+            return Err(self.out_of_memory(request, stream, None));
+        }
         let refused = match self.climb_for(request, stream)? {
             Ok(ptr) => return Ok(ptr),
             Err(refused) => refused,

@@ -377,7 +377,8 @@ impl<R: DeviceMemoryResource, S: Store> Drop for Ordered<R, S> {
         // that alone.
         if let Err(error) = self.driver.synchronize() {
             self.health.note(&error);
-            if self.health.is_lost() || self.upstream_is_ordered {
+            // What ends without waiting must not end now.
+            if self.health.is_lost() || self.upstream_is_ordered || errand.is_some() {
                 tracing::warn!(target: "millpond::driver", %error, "memory is left to the driver");
                 return;
             }

@@ -162,6 +162,10 @@ pub(crate) trait Store: Debug + Send + Sized {
     /// What the store does past upstream.
     type Errand: Errand<Self>;
 
+    /// Whether any state of memory could serve the request.
+    fn can_ever_serve(&self, _request: &Request) -> bool {
+        true
+    }
     /// Whether the store gets its memory by itself.
     fn runs_errands(&self) -> bool {
         false

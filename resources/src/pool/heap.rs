@@ -562,7 +562,8 @@ impl Heap {
     /// Joins a run of free chunks, from its first, for `owner`; a single chunk stays whose it is.
     pub(super) fn join_run(&mut self, first: ChunkId, owner: Owner) {
         let next = self.chunks[first].next;
-        if next == NIL || !self.is_joinable(next, owner) {
+        // Where the first was taken meanwhile, the run was joined for that.
+        if !self.chunks[first].is_free() || next == NIL || !self.is_joinable(next, owner) {
             return;
         }
         self.take_from_bin(first);

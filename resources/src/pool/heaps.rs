@@ -52,6 +52,8 @@ pub(super) struct Heaps {
     is_short: bool,
     /// How many streams there are.
     streams: usize,
+    /// What the device has, as far as the pool knows, and its own maximum.
+    most_bytes: u64,
 }
 
 /// Where a block is taken from.
@@ -112,6 +114,7 @@ impl Heaps {
             maximum_bytes: most,
             is_short: false,
             streams: 0,
+            most_bytes: pages.map_or(u64::MAX, |(_, total)| total).min(most),
         }
     }
 
@@ -379,6 +382,10 @@ impl Store for Heaps {
         }
     }
 
+    fn can_ever_serve(&self, request: &Request) -> bool {
+        request.bytes <= self.most_bytes
+    }
+
     fn errand_to_reserve(&mut self, bytes: u64) -> Option<PoolErrand> {
         let Large::Pages(pages) = &mut self.large else { return None };
         pages.plan_reserve(bytes).ok().map(PoolErrand::Reserve)
@@ -565,7 +572,7 @@ impl Store for Heaps {
     fn totals(&self) -> StoreTotals {
         let mut totals = StoreTotals {
             bytes_reserved: self.large.bytes_reserved(),
-            peak_bytes_reserved: self.peak_bytes_reserved,
+            peak_bytes_reserved: self.peak_bytes_reserved.max(self.large.peak_bytes_reserved()),
             blocks_free: self.large.blocks_free(),
             regions: self.large.regions() as u64,
             ..StoreTotals::default()

@@ -207,6 +207,14 @@ impl Large {
         }
     }
 
+    /// The most that was taken; 0 where upstream's caller counts that.
+    pub(super) fn peak_bytes_reserved(&self) -> u64 {
+        match self {
+            Self::Regions(_) => 0,
+            Self::Pages(pages) => pages.totals().peak_bytes_reserved,
+        }
+    }
+
     pub(super) fn bytes_free(&self) -> u64 {
         self.heaps().iter().map(|heap| heap.bytes_free).sum()
     }

@@ -128,7 +128,7 @@ impl Pages {
 
     /// The view that ends with most free bytes, though fewer than these.
     fn best_free_end(&self, ends: &FreeEnds, bytes: u64) -> Option<(ViewId, &View, (usize, u64))> {
-        let views = self.views.iter().filter(|(_, view)| view.busy == 0);
+        let views = self.views.iter().filter(|(_, view)| view.may_go_on());
         let free_ends = views.filter_map(|(id, view)| Some((id, view, ends.free_end(view)?)));
         free_ends.filter(|(.., (_, free))| *free < bytes).max_by_key(|(id, _, (_, free))| (*free, *id))
     }

@@ -58,11 +58,7 @@ impl Pages {
         if let (Some(view), Some(base)) = (plan.view, plan.work.view_at()) {
             let is_free = is_free(base, plan.work.view_bytes());
             match view.view {
-                Some(id) => {
-                    let view = self.views.get_mut(id);
-                    view.busy -= 1;
-                    view.slot = if is_free { view.slot } else { view.bytes };
-                }
+                Some(id) => self.views.end_work(id, is_free),
                 None if is_free => self.views.space.give(base, plan.work.slot_bytes(view.slot)),
                 None => {}
             }
@@ -124,9 +120,10 @@ impl Pages {
                 }
             }
         }
-        let entered = self.views.get_mut(id);
-        entered.busy -= u32::from(view.view.is_some());
-        entered.base + view.offset
+        if view.view.is_some() {
+            self.views.end_work(id, true);
+        }
+        self.views.get(id).base + view.offset
     }
 }
 

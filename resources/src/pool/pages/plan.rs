@@ -254,21 +254,22 @@ impl Pages {
     ) -> Result<Plan, Refused> {
         self.refuse(chosen.new, most_new)?;
         let free = |id| ends.get(id).suffix.bytes;
-        let before: Vec<Piece> =
+        let mut pieces: Vec<Piece> =
             chosen.before.iter().map(|id| ends.end_of(&self.handles, *id, free(*id))).collect();
-        let missing = request.bytes - before.iter().map(|piece| piece.bytes).sum::<u64>();
+        let missing = request.bytes - pieces.iter().map(|piece| piece.bytes).sum::<u64>();
         let used = missing.min(chosen.new);
-        let after = chosen.last.map(|id| ends.start_of(&self.handles, id, missing - used));
-        let is_one_piece = before.len() + usize::from(used > 0) + usize::from(after.is_some()) == 1;
-        let offset = before.first().map_or(0, |first| self.handles.get(chosen.before[0]).bytes - first.bytes);
+        let offset = chosen.before.first().map_or(0, |id| self.handles.get(*id).bytes - free(*id));
+        let has_last = chosen.last.is_some();
+        pieces.extend(chosen.last.map(|id| ends.start_of(&self.handles, id, missing - used)));
+        let is_one_piece = pieces.len() + usize::from(used > 0) == 1;
 
         let homes =
             if chosen.new > 0 { self.addresses_for(Line::Large, chosen.new) } else { Addresses::At(0) };
         let mut work = Work::new(self.granularity, self.sizes(Line::Large, chosen.new, request.bytes), homes);
         let view = (!is_one_piece).then(|| self.plan_view(&chosen, offset, &mut work));
         self.planned += chosen.new;
-        let before = self.take_pieces(&before, owner);
-        let after = after.map(|piece| self.take_pieces(&[piece], owner)[0]);
+        let mut before = self.take_pieces(&pieces, owner);
+        let after = if has_last { before.pop() } else { None };
         self.extra_pieces += (before.len() + usize::from(after.is_some())) as u64;
         Ok(Plan { line: Line::Large, before, after, used, alignment: request.alignment, view, work })
     }

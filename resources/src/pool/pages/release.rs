@@ -63,27 +63,25 @@ impl Release {
     pub(in crate::pool) fn released_bytes(&self) -> u64 {
         self.retired.iter().filter(|retired| retired.is_done()).map(|retired| retired.bytes).sum()
     }
-
-    fn calls(&self) -> usize {
-        self.retired
-            .iter()
-            .map(|retired| retired.mappings.len() + usize::from(retired.physical.is_some()))
-            .sum()
-    }
 }
 
 impl Pages {
     /// Takes handles out that are wholly free for anyone, while at least `keep_bytes` stay and about
     /// `most_calls` driver calls are enough; large ones first. Where views have grown many, free handles
     /// leave them. `None` where there is nothing to do.
+    ///
+    /// What failed before is tried again first, and alone: it may be a mapping of a handle that is free now.
     pub(in crate::pool) fn plan_release(&mut self, keep_bytes: u64, most_calls: usize) -> Option<Release> {
-        let unfinished = std::mem::take(&mut self.unfinished);
-        let mut release = Release { retired: unfinished, views: Vec::new(), reservations: Vec::new() };
+        let retired = std::mem::take(&mut self.unfinished);
+        let mut release = Release { retired, views: Vec::new(), reservations: Vec::new() };
+        if !release.retired.is_empty() {
+            return Some(release);
+        }
         let mut free = self.free_handles();
         free.sort_unstable_by_key(|free| (std::cmp::Reverse(free.bytes), std::cmp::Reverse(free.home)));
         let mut left = self.handles.bytes.saturating_sub(keep_bytes);
         let mut going = Vec::new();
-        let mut calls = release.calls();
+        let mut calls = 0;
         for free in free {
             let handle = self.handles.get(free.id);
             if calls + handle.views.len() + 2 > most_calls {
@@ -163,17 +161,7 @@ impl Pages {
                 self.handles.spaces[line as usize].give(home, retired.bytes);
             }
         }
-        for id in views {
-            let view = self.views.get_mut(id);
-            view.busy -= 1;
-            if !all_done {
-                // Something may still be mapped behind its end.
-                view.slot = view.bytes;
-            }
-            if let Some((base, slot)) = self.views.remove_if_empty(id).filter(|(_, slot)| *slot > 0) {
-                self.views.space.give(base, slot);
-            }
-        }
+        views.into_iter().for_each(|view| self.views.end_work(view, all_done));
     }
 
     /// Everything, whatever is in use: when the pool ends. Nothing may be asked of it afterwards, but for

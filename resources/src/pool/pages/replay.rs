@@ -256,7 +256,17 @@ fn replay_logs() {
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "csv"));
     paths.sort();
-    let policy = Policy::default();
+    let base = Policy::default();
+    let tune = |name: &str, value: u64| number(name, value as usize) as u64;
+    let policy = Policy {
+        slack: tune("SLACK", base.slack),
+        small_bytes: tune("SMALL", base.small_bytes),
+        handle_bytes: tune("HANDLE", base.handle_bytes),
+        request_share: tune("SHARE", base.request_share),
+        peak_share: tune("PEAK", base.peak_share),
+        least_piece: tune("PIECE", base.least_piece),
+        inside: tune("INSIDE", base.inside),
+    };
     let (copies, passes) = (number("MILLPOND_COPIES", 0), number("MILLPOND_PASSES", 1));
     let (mut base, mut means) = (0.0, 0.0);
     for log in paths.iter().map(|path| read(path)) {

@@ -2,6 +2,7 @@ use std::sync::Arc;
 
 use millpond_core::driver::{Driver, DriverError, EventFlags, StreamFlags};
 use millpond_core::{DevicePtr, Layout, StreamRef};
+use millpond_driver::CallKind;
 use millpond_driver::sim::{Access, FaultPlan, SimConfig, SimDevice};
 use proptest::prelude::*;
 
@@ -222,7 +223,7 @@ impl Bench {
             self.give(0);
         }
         (1..=OWNERS).for_each(|owner| self.migrate(owner, ANYONE));
-        self.release(0, usize::MAX, FaultPlan::none());
+        (0..2).for_each(|_| self.release(0, usize::MAX, FaultPlan::none()));
         self.validate();
         assert_eq!(self.device.live_bytes(), 0, "all handles go back");
         self.pages.release_all().carry_out(&*self.device).expect("the device is well");
@@ -246,8 +247,8 @@ enum Step {
     Spans { owner: Owner },
 }
 
-fn faults(call: u64, persistent: bool) -> FaultPlan {
-    let plan = FaultPlan::nth_call(call, DriverError::OUT_OF_MEMORY);
+fn faults(call: u64, persistent: bool, code: i32) -> FaultPlan {
+    let plan = FaultPlan::nth_call(call, code);
     if persistent { plan.persistent() } else { plan }
 }
 
@@ -279,7 +280,8 @@ fn run(bench: &mut Bench, step: Step) {
             bench.allocate(owner, &request(bytes, alignment_log2), FaultPlan::none());
         }
         Step::Fail { owner, bytes, call, persistent } => {
-            bench.allocate(owner, &request(bytes, 8), faults(call, persistent));
+            let code = if bytes % 2 == 0 { DriverError::OUT_OF_MEMORY } else { DriverError::INVALID_VALUE };
+            bench.allocate(owner, &request(bytes, 8), faults(call, persistent, code));
         }
         Step::Begin { owner, bytes } => bench.begin(owner, request(bytes, 8)),
         Step::Finish { index, does } => bench.finish(index, does),
@@ -294,7 +296,9 @@ fn run(bench: &mut Bench, step: Step) {
         Step::Give { index } => bench.give(index),
         Step::Migrate { from, to } => bench.migrate(from, to),
         Step::Release { keep, calls } => bench.release(keep, calls, FaultPlan::none()),
-        Step::FailRelease { call, persistent } => bench.release(0, usize::MAX, faults(call, persistent)),
+        Step::FailRelease { call, persistent } => {
+            bench.release(0, usize::MAX, faults(call, persistent, DriverError::INVALID_VALUE));
+        }
         Step::Spans { owner } => (0..4).for_each(|_| bench.span(owner, MIB, 2 * MIB)),
     }
 }
@@ -313,4 +317,147 @@ proptest! {
         }
         bench.end();
     }
+}
+
+/// Four blocks of 8 MiB, of which the first and the third are free: 12 MiB need both.
+fn with_two_holes() -> Bench {
+    let mut bench = Bench::new(16 << 30, u64::MAX);
+    for _ in 0..4 {
+        assert!(bench.allocate(1, &request(8 * MIB, 8), FaultPlan::none()));
+    }
+    bench.blocks.sort_unstable_by_key(|block| block.addr);
+    bench.give(2);
+    bench.blocks.sort_unstable_by_key(|block| block.addr);
+    bench.give(0);
+    bench.validate();
+    bench
+}
+
+#[test]
+fn holes_become_one_block_in_a_view_which_serves_again_without_a_call() {
+    let mut bench = with_two_holes();
+    let (twelve, reserved) = (request(12 * MIB, 8), bench.pages.bytes_reserved());
+    assert!(bench.allocate(1, &twelve, FaultPlan::none()));
+    assert_eq!(bench.pages.bytes_reserved(), reserved, "no new memory");
+    let totals = bench.pages.totals();
+    assert_eq!((totals.views, totals.mappings), (1, 3), "handles of 4 MiB");
+    let block = bench.blocks.len() - 1;
+    assert!(bench.pages.pieces_of(bench.blocks[block].id).count() > 1);
+    let inside = bench.blocks[block].addr + 11 * MIB;
+    assert!(bench.pages.chunk_at(inside).is_some_and(Chunk::is_in_use));
+    bench.give(block);
+    assert!(bench.pages.chunk_at(inside).is_some_and(Chunk::is_free));
+    let calls = bench.device.driver_calls();
+    assert!(bench.find(1, &twelve), "the view serves again");
+    assert!(!bench.find(2, &request(3 * MIB, 8)), "another stream's bytes are not had");
+    assert_eq!(bench.device.driver_calls(), calls);
+    bench.validate();
+    bench.end();
+}
+
+/// More than the two holes: takes old handles, new ones and a new view.
+const THIRTY: u64 = 30 * MIB;
+
+#[test]
+fn whatever_call_fails_nothing_is_left_of_it() {
+    let mut bench = with_two_holes();
+    let before = bench.device.driver_calls();
+    assert!(bench.allocate(1, &request(THIRTY, 8), FaultPlan::none()));
+    let calls = bench.device.driver_calls() - before;
+    assert!(calls >= 10, "a reservation, creations and mappings: {calls}");
+    bench.end();
+    for (call, persistent) in (0..calls).flat_map(|call| [(call, false), (call, true)]) {
+        let mut bench = with_two_holes();
+        let before = (bench.pages.totals(), bench.device.live_bytes());
+        assert!(!bench.allocate(
+            1,
+            &request(THIRTY, 8),
+            faults(call, persistent, DriverError::INVALID_VALUE)
+        ));
+        bench.validate();
+        // What could not be undone goes with the next release.
+        bench.release(u64::MAX, usize::MAX, FaultPlan::none());
+        bench.validate();
+        assert_eq!((bench.pages.totals(), bench.device.live_bytes()), before);
+        assert!(bench.allocate(1, &request(THIRTY, 8), FaultPlan::none()), "it works the next time");
+        bench.end();
+    }
+}
+
+#[test]
+fn where_memory_is_short_handles_are_smaller() {
+    let mut bench = Bench::new(16 << 30, u64::MAX);
+    let faults = FaultPlan::nth_of(CallKind::MemCreate, 0, DriverError::OUT_OF_MEMORY);
+    assert!(bench.allocate(1, &request(12 * MIB, 8), faults));
+    let mut bytes: Vec<u64> = bench.pages.handles.iter().map(|(_, handle)| handle.bytes).collect();
+    bytes.sort_unstable();
+    assert_eq!(bytes, [2 * MIB, 2 * MIB, 4 * MIB, 4 * MIB]);
+    bench.validate();
+    bench.end();
+}
+
+#[test]
+fn the_maximum_holds_and_is_said() {
+    let mut bench = Bench::new(16 << 30, 20 * MIB);
+    assert!(bench.allocate(1, &request(10 * MIB, 8), FaultPlan::none()));
+    let refused = bench.pages.plan(1, &request(12 * MIB, 8), false, 10 * MIB, u64::MAX);
+    assert_eq!(refused.err(), Some(Refused { needed: 12 * MIB, available: 10 * MIB }));
+    let refused = bench.pages.plan(1, &request(9 * MIB, 8), false, 10 * MIB, 4 * MIB);
+    assert_eq!(refused.err(), Some(Refused { needed: 10 * MIB, available: 4 * MIB }));
+    assert!(bench.allocate(1, &request(9 * MIB, 8), FaultPlan::none()));
+    bench.end();
+}
+
+#[test]
+fn a_release_keeps_what_it_should_and_its_calls_are_limited() {
+    let mut bench = Bench::new(16 << 30, u64::MAX);
+    let mut plan = bench.pages.plan_reserve(64 * MIB).expect("no maximum");
+    plan.carry_out(&*bench.device).expect("room");
+    bench.pages.commit_reserve(plan);
+    bench.validate();
+    bench.release(64 * MIB - 1, usize::MAX, FaultPlan::none());
+    assert_eq!(bench.device.live_bytes(), 64 * MIB, "a handle is larger than what is too much");
+    let calls = bench.device.driver_calls();
+    bench.release(0, 5, FaultPlan::none());
+    assert!(bench.device.driver_calls() - calls <= 5);
+    let left = bench.device.live_bytes();
+    assert!(left < 64 * MIB && left > 0);
+    bench.validate();
+    bench.release(10 * MIB, usize::MAX, FaultPlan::none());
+    assert!((10 * MIB..18 * MIB).contains(&bench.device.live_bytes()));
+    bench.end();
+}
+
+/// A long life of growing and shrinking, with blocks that stay: neither addresses nor views pile up.
+#[test]
+fn addresses_and_mappings_stay_bounded() {
+    let mut bench = Bench::new(2 << 30, u64::MAX);
+    for round in 0..6000u64 {
+        let bytes = (1 + mix(round) % 40) * MIB - 256 * (mix(round) % 1000);
+        if !bench.allocate(1 + (round % 3) as Owner, &request(bytes, 8), FaultPlan::none()) {
+            (1..=OWNERS).for_each(|owner| bench.migrate(owner, ANYONE));
+        }
+        while bench.live > 800 * MIB {
+            bench.give(mix(round ^ bench.live) as usize);
+        }
+        if round % 16 == 0 {
+            (1..=OWNERS).for_each(|owner| bench.migrate(owner, ANYONE));
+            let keep = if round % 160 == 0 { bench.live } else { u64::MAX };
+            bench.release(keep, 500, FaultPlan::none());
+        }
+        if round % 50 == 0 {
+            bench.validate();
+        }
+    }
+    let totals = bench.pages.totals();
+    assert!(totals.mappings < 4000, "{totals:?}");
+    let spaces = bench.pages.handles.spaces.iter().chain([&bench.pages.views.space]);
+    assert!(spaces.map(|space| space.reservations().len()).sum::<usize>() <= 10, "{totals:?}");
+    bench.end();
+}
+
+/// Bits that look random.
+fn mix(number: u64) -> u64 {
+    let bits = (number ^ 0x9e37_79b9).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    (bits ^ (bits >> 29)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 20
 }

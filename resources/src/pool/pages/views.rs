@@ -20,14 +20,21 @@ pub(super) struct View {
     /// How much of them is mapped, from the start.
     pub(super) bytes: u64,
     pub(super) maps: Vec<Map>,
-    /// Work under way that maps or unmaps here.
+    /// Plans and releases under way that map or unmap here. The view keeps its end meanwhile.
     pub(super) busy: u32,
+    /// Something could not be unmapped behind its end: it must not go on.
+    pub(super) is_closed: bool,
 }
 
 impl View {
-    /// The places at the end of the view from `first` on, and the address of the first.
+    /// The address of a place.
     pub(super) fn addr(&self, place: usize) -> u64 {
         self.base + self.maps[place].offset
+    }
+
+    /// Whether more may be mapped behind its end.
+    pub(super) fn may_go_on(&self) -> bool {
+        self.busy == 0 && !self.is_closed
     }
 }
 
@@ -60,7 +67,7 @@ impl Views {
 
     /// Adds a view in which nothing is mapped.
     pub(super) fn add(&mut self, base: u64, slot: u64) -> ViewId {
-        let view = View { base, slot, bytes: 0, maps: Vec::new(), busy: 0 };
+        let view = View { base, slot, bytes: 0, maps: Vec::new(), busy: 0, is_closed: false };
         if let Some(id) = self.vacant.pop() {
             self.table[id as usize] = Some(view);
             return id;
@@ -80,28 +87,34 @@ impl Views {
         self.mappings += 1;
     }
 
-    /// Forgets a mapping, which the caller ends; says its address.
+    /// Forgets a mapping, which the caller ends; says its address. The view is busy until it is ended.
     pub(super) fn forget(&mut self, id: ViewId, place: usize) -> u64 {
         self.mappings -= 1;
         let view = self.get_mut(id);
-        let addr = view.addr(place);
         view.maps[place].handle = NONE;
+        view.addr(place)
+    }
+
+    /// A plan or a release that was under way in a view is over: it ends with its last mapping. A view in
+    /// which nothing is mapped is forgotten. `is_clean` says whether all that was to be unmapped is.
+    pub(super) fn end_work(&mut self, id: ViewId, is_clean: bool) {
+        let view = self.get_mut(id);
+        view.busy -= 1;
+        view.is_closed |= !is_clean;
+        if view.busy > 0 {
+            return;
+        }
         while let Some(last) = view.maps.pop_if(|last| last.handle == NONE) {
             view.bytes = last.offset;
         }
-        addr
-    }
-
-    /// Forgets a view in which nothing is mapped and nothing under way; says its slot.
-    pub(super) fn remove_if_empty(&mut self, id: ViewId) -> Option<(u64, u64)> {
-        let slot = self.table[id as usize].as_ref()?;
-        if !slot.maps.is_empty() || slot.busy > 0 {
-            return None;
+        if view.maps.is_empty() {
+            let slot = (view.base, view.slot, view.is_closed);
+            self.table[id as usize] = None;
+            self.vacant.push(id);
+            if let (base, bytes, false) = slot {
+                self.space.give(base, bytes);
+            }
         }
-        let slot = (slot.base, slot.slot);
-        self.table[id as usize] = None;
-        self.vacant.push(id);
-        Some(slot)
     }
 
     /// The handle mapped at an address in a view, and the address of its mapping. Error path: it walks.
@@ -129,7 +142,8 @@ impl Views {
                 assert!(handle.views.contains(&(id, place as u32)), "a handle knows its views");
             }
             assert_eq!(offset, view.bytes);
-            assert!(view.maps.last().is_none_or(|map| map.handle != NONE), "view {id} ends in a gap");
+            let ends_mapped = view.maps.last().is_some_and(|map| map.handle != NONE);
+            assert!(view.busy > 0 || ends_mapped, "view {id} ends in a gap");
         }
         assert_eq!(mappings, self.mappings, "mappings in views");
         let known: usize = handles.iter().map(|(_, handle)| handle.views.len()).sum();
