@@ -118,6 +118,16 @@ impl Entry {
         }
     }
 
+    /// Whether the block is smaller than others for such a request.
+    pub(super) fn is_odd(&self) -> bool {
+        self.key.load(Ordering::Relaxed) & ODD != 0
+    }
+
+    /// Whether the block starts in a view.
+    pub(super) fn is_in_view(&self) -> bool {
+        self.key.load(Ordering::Relaxed) & IN_VIEW != 0
+    }
+
     /// The bytes asked for; 0 of a block that is not handed out.
     #[inline]
     pub(super) fn requested(&self) -> u64 {
@@ -302,6 +312,36 @@ impl Directory {
             table = unsafe { table.earlier() };
         }
         Some(&leaf.entries[page]).filter(|entry| entry.is_of(start))
+    }
+
+    /// Looks at every entry, with the address that it stands for.
+    pub(super) fn each(&self, mut look: impl FnMut(u64, &Entry)) {
+        for root in &self.roots {
+            let mut leaf = root.load(Ordering::Acquire).cast_const();
+            // SAFETY: leaves and tables that were published live as long as the directory.
+            while let Some(found) = unsafe { leaf.as_ref() } {
+                for page in 0..PAGES {
+                    let base = found.gibibyte << LEAF_BITS | (page as u64) << PAGE_BITS;
+                    let mut look = |entry: &Entry| {
+                        let key = entry.key.load(Ordering::Acquire);
+                        if key & PRESENT != 0 {
+                            look(base + Entry::start(key) * ALLOCATION_ALIGNMENT, entry);
+                        }
+                    };
+                    look(&found.entries[page]);
+                    let mut table = Table(found.tables[page].load(Ordering::Acquire));
+                    while !table.is_none() {
+                        for line in 0..LINES[table.depth()] {
+                            // SAFETY: as above.
+                            unsafe { table.line(line) }.0.iter().for_each(&mut look);
+                        }
+                        // SAFETY: as above.
+                        table = unsafe { table.earlier() };
+                    }
+                }
+                leaf = found.next;
+            }
+        }
     }
 
     /// Enters a block that is being handed out; nobody else has it, and its start is not entered.

@@ -20,7 +20,7 @@ use crate::ordered::{
 };
 
 /// The heap of large blocks, to the directory.
-const LARGE: u8 = 0;
+pub(super) const LARGE: HeapId = 0;
 
 /// Regions grow from this many bytes on, and in multiples of it.
 const REGION_UNIT: u64 = 2 << 20;
@@ -604,13 +604,6 @@ impl Store for Heaps {
     }
 
     fn validate(&self) {
-        self.large.validate();
-        let mut spans = 0;
-        for (_, arena) in self.shared.arenas.each() {
-            arena.heap.validate();
-            spans += arena.validate_spans(&self.large);
-        }
-        let in_use: u64 = self.large.heaps().iter().map(|heap| heap.blocks_in_use).sum();
-        assert!(spans <= in_use, "a span is a block in use");
+        super::validate::validate(self);
     }
 }
