@@ -12,6 +12,9 @@ static LIVE: Mutex<Vec<Weak<Queue>>> = Mutex::new(Vec::new());
 
 pub(super) fn register(queue: &Arc<Queue>) {
     static REGISTERED: Once = Once::new();
+    if super::without("at_exit") {
+        return;
+    }
     REGISTERED.call_once(|| {
         // SAFETY: `at_exit` may be called at any time on any thread: it touches only what lives for ever
         // and what it owns, and does not unwind.

@@ -1,5 +1,3 @@
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
@@ -11,9 +9,19 @@ const OFFSET_VALID_SECONDS: i64 = 15 * 60;
 const NANOSECONDS: u64 = 1_000_000_000;
 
 /// Nanoseconds since 1970, by the system's clock; the last of them in the year 2554.
+#[cfg(target_os = "linux")]
 #[inline]
 pub(super) fn now() -> u64 {
+    use rustix::time::{ClockId, clock_gettime};
+    let now = clock_gettime(ClockId::Realtime);
     // Before 1970 the clock is wrong anyway.
+    u64::try_from(now.tv_sec).unwrap_or(0).saturating_mul(NANOSECONDS).saturating_add(now.tv_nsec as u64)
+}
+
+#[cfg(not(target_os = "linux"))]
+#[inline]
+pub(super) fn now() -> u64 {
+    use std::time::{SystemTime, UNIX_EPOCH};
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     since_1970.as_secs().saturating_mul(NANOSECONDS).saturating_add(since_1970.subsec_nanos().into())
 }

@@ -16,7 +16,7 @@ use super::{Columns, Flush};
 #[derive(Debug)]
 pub(super) enum Journal {
     /// The thread that logs.
-    Direct(Mutex<Direct>),
+    Direct(Box<Mutex<Direct>>),
     /// Threads of the log's own.
     Queued(Writers),
 }
@@ -43,7 +43,7 @@ impl Journal {
             let queue = Queue::new(sink, opened, |bytes| Text::new(settings.columns, device, bytes));
             return Ok(Self::Queued(Writers::start(queue)?));
         }
-        Ok(Self::Direct(Mutex::new(Direct { text, sink, sequence: 0, opened })))
+        Ok(Self::Direct(Box::new(Mutex::new(Direct { text, sink, sequence: 0, opened }))))
     }
 
     /// Logs a row. What goes wrong is counted and reported by the sink.
@@ -58,6 +58,7 @@ impl Journal {
     pub(super) fn flush(&self) -> io::Result<()> {
         match self {
             Self::Direct(direct) => direct.lock().sink.flush(),
+            Self::Queued(_) if super::without("flush") => Ok(()),
             Self::Queued(writers) => writers.queue().flush(),
         }
     }

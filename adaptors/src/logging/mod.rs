@@ -194,3 +194,14 @@ impl<R: fmt::Display> fmt::Display for LoggingResourceAdaptor<R> {
         write!(f, "{}+{}", self.upstream, self.settings)
     }
 }
+
+/// Whether a test wants to see what happens without one of the mechanisms that keep rows.
+#[cfg(test)]
+fn without(mechanism: &str) -> bool {
+    std::env::var("MILLPOND_TEST_WITHOUT").is_ok_and(|list| list.split(',').any(|word| word == mechanism))
+}
+
+#[cfg(not(test))]
+const fn without(_mechanism: &str) -> bool {
+    false
+}

@@ -23,6 +23,7 @@ struct State {
     /// The number of the row that is due.
     next_row: u64,
     /// Batches whose text is ready.
+    #[expect(clippy::vec_box, reason = "they come from the queue and go back there, and are large")]
     ready: Vec<Box<Batch>>,
     /// Somebody writes.
     writing: bool,

@@ -79,13 +79,23 @@ pub struct Row {
 }
 
 impl Row {
-    /// Replaces what `record` holds by the cells of this row.
+    /// Replaces what `record` holds, the cells of `last`, by those of this row. Many rows are of one thread and
+    /// one microsecond, so these cells stay if they can.
     #[inline]
-    pub(super) fn fill(&self, record: &mut csv::ByteRecord) {
-        record.clear();
+    pub(super) fn fill(&self, record: &mut csv::ByteRecord, last: Option<(u64, TimeOfDay)>) {
         let digits = &mut [0; 20];
-        record.push_field(cells::decimal(self.thread, digits));
-        record.push_field(&cells::time(self.time));
+        match last {
+            Some(last) if last == (self.thread, self.time) => record.truncate(2),
+            Some((thread, _)) if thread == self.thread => {
+                record.truncate(1);
+                record.push_field(&cells::time(self.time));
+            }
+            _ => {
+                record.clear();
+                record.push_field(cells::decimal(self.thread, digits));
+                record.push_field(&cells::time(self.time));
+            }
+        }
         record.push_field(self.action.as_str().as_bytes());
         record.push_field(pointer_cell(self.pointer, digits));
         record.push_field(cells::decimal(self.size, digits));

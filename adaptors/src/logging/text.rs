@@ -8,12 +8,14 @@ use millpond_core::DeviceId;
 use super::Columns;
 use super::clock::Clock;
 use super::record::Record;
-use super::row::{Action, EXTENDED_HEADER, HEADER, Row};
+use super::row::{Action, EXTENDED_HEADER, HEADER, Row, TimeOfDay};
 
 /// Rows as text, made by the crate csv. Every mode makes its rows here.
 pub(super) struct Text {
     csv: csv::Writer<Tray>,
     cells: csv::ByteRecord,
+    /// Thread and time of the row in `cells`.
+    last: Option<(u64, TimeOfDay)>,
     clock: Clock,
     /// There if the further columns are written.
     device: Option<DeviceId>,
@@ -33,6 +35,7 @@ impl Text {
         Self {
             csv: csv.from_writer(Tray(RefCell::default())),
             cells: csv::ByteRecord::new(),
+            last: None,
             clock: Clock::new(TimeZone::system()),
             device: (columns == Columns::Extended).then_some(device),
             rows: 0,
@@ -63,7 +66,8 @@ impl Text {
             monotonic_ns: further.then_some(record.monotonic_ns),
             duration_ns: (further && record.action != Action::Free).then_some(record.duration_ns),
         };
-        row.fill(&mut self.cells);
+        row.fill(&mut self.cells, self.last);
+        self.last = Some((row.thread, row.time));
         let written = self.csv.write_byte_record(&self.cells);
         debug_assert!(written.is_ok(), "a tray takes everything, and rows are of one length: {written:?}");
         self.rows += 1;

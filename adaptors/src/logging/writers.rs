@@ -18,9 +18,10 @@ impl Writers {
     pub(super) fn start(queue: Queue) -> io::Result<Self> {
         let queue = Arc::new(queue);
         let mut writers = Self { queue: Arc::clone(&queue), threads: Vec::new() };
-        // One thread makes text about as fast as one caller makes rows; a second one is there for several.
+        // To make a row's text and to write it takes one thread longer than it takes a caller to log the row.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        for number in 0..if cores < 4 { 1 } else { 2 } {
+        let threads = if cores < 4 { 1 } else { 2 };
+        for number in 0..if super::without("threads") { 0 } else { threads } {
             let queue = Arc::clone(&queue);
             let builder = std::thread::Builder::new().name("millpond-log".to_owned());
             match builder.spawn(move || queue.run(number)) {
@@ -47,7 +48,7 @@ fn explained(error: io::Error) -> io::Error {
 
 impl Drop for Writers {
     fn drop(&mut self) {
-        if !self.queue.is_own_process() {
+        if !self.queue.is_own_process() || super::without("drop") {
             return; // A fork has no such threads to wait for, and the rows are the parent's.
         }
         self.queue.close();
