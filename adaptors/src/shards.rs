@@ -3,24 +3,47 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use spin::Yield;
 use spin::mutex::{SpinMutex, SpinMutexGuard};
 
 /// One for each bit of [`Shards::used`]. Threads beyond that share.
 const SHARDS: usize = u64::BITS as usize;
 
+/// How often a thread looks at a lock before it yields.
+const SPINS: u32 = 200;
+
 /// Held for a handful of instructions: giving it back is a plain store, half of what another lock costs.
-pub(crate) type Guard<'a, T> = SpinMutexGuard<'a, T, Yield>;
+pub(crate) type Guard<'a, T> = SpinMutexGuard<'a, T>;
 
 /// Apart from its neighbours' cache lines, which the hardware fetches in pairs.
 #[derive(Default)]
 #[repr(align(128))]
-pub(crate) struct Padded<T>(SpinMutex<T, Yield>);
+pub(crate) struct Padded<T>(SpinMutex<T>);
 
 impl<T> Padded<T> {
+    pub(crate) const fn new(value: T) -> Self {
+        Self(SpinMutex::new(value))
+    }
+
     #[inline]
     pub(crate) fn lock(&self) -> Guard<'_, T> {
-        self.0.lock()
+        self.0.try_lock().unwrap_or_else(|| self.wait())
+    }
+
+    /// Spins for about as long as others take, and yields only then: their turn may be long over by the time
+    /// the system comes back.
+    #[cold]
+    fn wait(&self) -> Guard<'_, T> {
+        loop {
+            for _ in 0..SPINS {
+                if !self.0.is_locked()
+                    && let Some(guard) = self.0.try_lock()
+                {
+                    return guard;
+                }
+                std::hint::spin_loop();
+            }
+            std::thread::yield_now();
+        }
     }
 }
 
@@ -64,6 +87,19 @@ impl<T: Default> Shards<T> {
         let mine = (used & ((1 << mine) - 1)).count_ones() as usize;
         All { each: each.map(|shard| self.each[shard].lock()).collect(), mine }
     }
+
+    /// Shows `take` other parts, each locked, until it has had enough. The caller holds [`mine`](Self::mine)
+    /// meanwhile, so this waits for nobody: a part in use at the moment is left out.
+    pub(crate) fn visit_others(&self, mut take: impl FnMut(&mut T) -> bool) -> bool {
+        let mine = shard_of_thread();
+        let used = self.used.load(Ordering::Relaxed);
+        // Each thread begins at another one.
+        (1..SHARDS)
+            .map(|distance| (mine + distance) % SHARDS)
+            .filter(|other| used & 1 << other != 0)
+            .filter_map(|other| self.each[other].0.try_lock())
+            .any(|mut part| take(&mut part))
+    }
 }
 
 /// The parts in use, locked.
@@ -81,6 +117,12 @@ fn shard_of_thread() -> usize {
     }
     // A destructor of a thread's local may free memory after this one is gone; any part will do.
     MINE.try_with(|mine| *mine).unwrap_or(0)
+}
+
+impl<T: fmt::Debug> fmt::Debug for Padded<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
 }
 
 impl<T> fmt::Debug for Shards<T> {

@@ -13,7 +13,7 @@ use millpond_core::{
 
 pub use layer::LimitingLayer;
 
-use crate::shards::{All, Shards};
+use crate::shards::{All, Guard, Shards};
 
 /// Refuses what would bring the bytes that are handed out above a limit.
 ///
@@ -78,12 +78,25 @@ impl<R> LimitingResourceAdaptor<R> {
             *mine = left;
             return Ok(());
         }
-        drop(mine);
-        self.acquire_beyond_share(bytes)
+        self.acquire_beyond_share(mine, bytes)
     }
 
+    /// Takes from the shares of other threads, before everybody is stopped.
     #[cold]
-    fn acquire_beyond_share(&self, bytes: u64) -> Result<(), u64> {
+    fn acquire_beyond_share(&self, mut mine: Guard<'_, u64>, bytes: u64) -> Result<(), u64> {
+        let enough = self.left.visit_others(|other| {
+            let half = *other / 2;
+            if let Some(sum) = mine.checked_add(half) {
+                *mine = sum;
+                *other -= half;
+            }
+            *mine >= bytes
+        });
+        if enough {
+            *mine -= bytes;
+            return Ok(());
+        }
+        drop(mine);
         let mut all = self.left.all();
         let sum = self.sum(&all);
         let left = sum.checked_sub(bytes).ok_or(self.limit_bytes - sum)?;

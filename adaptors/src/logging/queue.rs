@@ -13,12 +13,11 @@ use std::sync::OnceLock;
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use spin::{Yield, mutex::SpinMutex, mutex::SpinMutexGuard};
-
 use super::outlet::Outlet;
-use super::record::{Entry, Record};
+use super::record::{Entry, Record, Times};
 use super::sink::Sink;
 use super::text::Text;
+use crate::shards::{Guard, Padded};
 
 /// Rows of a batch: its records and its text stay in a core's second-level cache.
 pub(super) const BATCH_ROWS: usize = 4096;
@@ -44,7 +43,7 @@ const A_CALLERS_SHARE: usize = 2;
 
 #[derive(Debug)]
 pub(super) struct Queue {
-    waiting: SpinMutex<Waiting, Yield>,
+    waiting: Padded<Waiting>,
     outlet: Outlet,
     /// There if the further columns are written.
     opened: Option<Instant>,
@@ -60,6 +59,8 @@ struct Waiting {
     records: Vec<Record>,
     /// The number of its first row.
     first_row: u64,
+    /// Of the last row.
+    last: Times,
     /// Full batches, oldest first.
     sealed: VecDeque<Box<Batch>>,
     /// Empty ones. The last one used is the first to be used again, as the caches know it best.
@@ -113,9 +114,10 @@ impl Queue {
         let records = || Vec::with_capacity(BATCH_ROWS);
         let batch = || Box::new(Batch { first_row: 0, records: records(), text: text(TEXT_BYTES) });
         Self {
-            waiting: SpinMutex::new(Waiting {
+            waiting: Padded::new(Waiting {
                 records: records(),
                 first_row: 0,
+                last: Times::default(),
                 sealed: VecDeque::with_capacity(BATCHES),
                 spare: (0..BATCHES).map(|_| batch()).collect(),
                 asleep: false,
@@ -136,12 +138,14 @@ impl Queue {
 
     #[inline]
     pub(super) fn push(&self, entry: Entry) {
+        let mut record = Record::now(entry, self.opened);
         let mut waiting = self.waiting.lock();
         if waiting.records.len() == BATCH_ROWS {
             drop(waiting);
             waiting = self.make_room();
         }
-        waiting.records.push(Record::now(entry, self.opened));
+        record.follow(&mut waiting.last);
+        waiting.records.push(record);
         let call = waiting.records.len() == BATCH_ROWS || waiting.asleep || waiting.closed;
         drop(waiting);
         if call {
@@ -151,7 +155,7 @@ impl Queue {
 
     /// Sees to it that there is room for a row in the batch at hand.
     #[cold]
-    fn make_room(&self) -> SpinMutexGuard<'_, Waiting, Yield> {
+    fn make_room(&self) -> Guard<'_, Waiting> {
         loop {
             let due = self.outlet.next_row();
             let mut waiting = self.waiting.lock();

@@ -31,9 +31,18 @@ pub(super) struct Record {
     alignment_log2: u8,
 }
 
+/// Both times of a row.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Times {
+    nanoseconds_since_1970: u64,
+    monotonic_ns: u64,
+}
+
+/// How many nanoseconds a row's time may lie after its clock was read: less than the time shows.
+const LONGEST_WAIT: u64 = 999;
+
 impl Record {
-    /// To be called under the lock that orders the rows, so that they are in order of time. `opened` is there
-    /// if the further columns are written.
+    /// `opened` is there if the further columns are written.
     #[inline]
     pub(super) fn now(entry: Entry, opened: Option<Instant>) -> Self {
         let Entry { action, ptr, layout, stream, duration_ns } = entry;
@@ -50,6 +59,22 @@ impl Record {
         }
     }
 
+    /// To be called under the lock that orders the rows. The clock was read before, so that nobody waits for
+    /// that: another row may have come between, and rows are in order of time.
+    #[inline]
+    pub(super) fn follow(&mut self, last: &mut Times) {
+        let behind = last.nanoseconds_since_1970.saturating_sub(self.nanoseconds_since_1970);
+        if behind > LONGEST_WAIT {
+            // The thread was stopped for long, or the system's clock was set back.
+            self.nanoseconds_since_1970 = clock::now();
+        } else {
+            self.nanoseconds_since_1970 += behind;
+        }
+        self.monotonic_ns = self.monotonic_ns.max(last.monotonic_ns);
+        let &mut Self { nanoseconds_since_1970, monotonic_ns, .. } = self;
+        *last = Times { nanoseconds_since_1970, monotonic_ns };
+    }
+
     pub(super) fn alignment(&self) -> u64 {
         1 << self.alignment_log2
     }
@@ -57,4 +82,40 @@ impl Record {
 
 pub(super) fn nanoseconds_since(start: Instant) -> u64 {
     u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A record whose clocks were read at these times.
+    fn record(nanoseconds_since_1970: u64, monotonic_ns: u64) -> Record {
+        let (ptr, layout) = (DevicePtr::NULL, Layout::new(1));
+        let entry = Entry { action: Action::Free, ptr, layout, stream: StreamRef::LEGACY, duration_ns: None };
+        Record { nanoseconds_since_1970, monotonic_ns, ..Record::now(entry, None) }
+    }
+
+    #[test]
+    fn rows_that_overtake_each_other_are_in_order_of_time() {
+        let (now, mut last) = (clock::now(), Times::default());
+        let mut follow = |ago: u64, monotonic| {
+            let mut record = record(now - ago, monotonic);
+            record.follow(&mut last);
+            (record.nanoseconds_since_1970, record.monotonic_ns)
+        };
+        assert_eq!(follow(5000, 5), (now - 5000, 5));
+        assert_eq!(follow(5999, 3), (now - 5000, 5), "a little late");
+        assert_eq!(follow(4000, 6), (now - 4000, 6));
+        assert!(follow(9000, 7).0 >= now, "very late: the clock is read again");
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_is_followed() {
+        let hour_ahead = clock::now() + 3_600_000_000_000;
+        let mut last = Times { nanoseconds_since_1970: hour_ahead, monotonic_ns: 1 };
+        let mut record = record(clock::now(), 2);
+        record.follow(&mut last);
+        assert!(record.nanoseconds_since_1970 < hour_ahead);
+        assert_eq!(last.nanoseconds_since_1970, record.nanoseconds_since_1970);
+    }
 }

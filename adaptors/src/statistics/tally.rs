@@ -1,8 +1,7 @@
 use millpond_core::{Error, Result};
-use spin::{Yield, mutex::SpinMutex};
 
 use super::counters::{Counter, Counters};
-use crate::shards::{All, Shards};
+use crate::shards::{All, Guard, Padded, Shards};
 
 /// Counts in parts, one for each thread, and still knows the exact peak.
 ///
@@ -15,7 +14,7 @@ use crate::shards::{All, Shards};
 pub(super) struct Tally {
     shards: Shards<Part>,
     /// The levels below the present one. Locked after the parts.
-    below: SpinMutex<Vec<Counters>, Yield>,
+    below: Padded<Vec<Counters>>,
 }
 
 /// What one thread counted in the present level.
@@ -38,30 +37,37 @@ struct Share {
 
 impl Tally {
     pub(super) fn new() -> Self {
-        Self { shards: Shards::new(), below: SpinMutex::new(Vec::new()) }
+        Self { shards: Shards::new(), below: Padded::default() }
     }
 
     #[inline]
     pub(super) fn allocated(&self, bytes: u64) {
         let bytes = signed(bytes);
         let mut mine = self.shards.mine();
-        let fits = mine.bytes.fits(bytes) && mine.allocations.fits(1);
-        if fits || self.shards.is_alone() {
-            mine.bytes.add(bytes);
-            mine.allocations.add(1);
+        if mine.fits(bytes) || self.shards.is_alone() {
+            mine.add(bytes);
         } else {
-            drop(mine);
-            self.allocated_beyond_share(bytes);
+            self.allocated_beyond_share(mine, bytes);
         }
     }
 
+    /// Takes from what other threads are allowed and do not use, before everybody is stopped.
     #[cold]
-    fn allocated_beyond_share(&self, bytes: i64) {
+    fn allocated_beyond_share(&self, mut mine: Guard<'_, Part>, bytes: i64) {
+        let enough = self.shards.visit_others(|other| {
+            mine.bytes.take_half(&mut other.bytes);
+            mine.allocations.take_half(&mut other.allocations);
+            mine.fits(bytes)
+        });
+        if enough {
+            mine.add(bytes);
+            return;
+        }
+        drop(mine);
         let All { mut each, mine } = self.shards.all();
         deal(each.iter_mut().map(|part| &mut part.bytes), mine, bytes);
         deal(each.iter_mut().map(|part| &mut part.allocations), mine, 1);
-        each[mine].bytes.add(bytes);
-        each[mine].allocations.add(1);
+        each[mine].add(bytes);
     }
 
     #[inline]
@@ -98,6 +104,19 @@ impl Tally {
     }
 }
 
+impl Part {
+    #[inline]
+    fn fits(&self, bytes: i64) -> bool {
+        self.bytes.fits(bytes) && self.allocations.fits(1)
+    }
+
+    #[inline]
+    fn add(&mut self, bytes: i64) {
+        self.bytes.add(bytes);
+        self.allocations.add(1);
+    }
+}
+
 impl Share {
     #[inline]
     fn fits(&self, amount: i64) -> bool {
@@ -114,6 +133,19 @@ impl Share {
     #[inline]
     fn subtract(&mut self, amount: i64) {
         self.current = self.current.saturating_sub(amount);
+    }
+}
+
+impl Share {
+    /// Takes half of what the other is allowed beyond what it has, or a little more. The sum of both stays as
+    /// it is.
+    fn take_half(&mut self, other: &mut Self) {
+        let left = other.allowed.saturating_sub(other.current);
+        let half = left - left / 2;
+        if let Some(allowed) = self.allowed.checked_add(half) {
+            self.allowed = allowed;
+            other.allowed -= half;
+        }
     }
 }
 
