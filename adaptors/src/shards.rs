@@ -5,44 +5,50 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use spin::mutex::{SpinMutex, SpinMutexGuard};
 
+/// Apart from its neighbours' cache lines, which the hardware fetches in pairs.
+#[derive(Default, Debug)]
+#[repr(align(128))]
+pub(crate) struct Apart<T>(pub(crate) T);
+
 /// One for each bit of [`Shards::used`]. Threads beyond that share.
 const SHARDS: usize = u64::BITS as usize;
 
-/// How often a thread looks at a lock before it yields.
-const SPINS: u32 = 200;
+/// How many turns of a spinning loop there are at most between two looks at a lock: microseconds.
+const LONGEST_PAUSE: u32 = 128;
 
 /// Held for a handful of instructions: giving it back is a plain store, half of what another lock costs.
 pub(crate) type Guard<'a, T> = SpinMutexGuard<'a, T>;
 
-/// Apart from its neighbours' cache lines, which the hardware fetches in pairs.
+/// A lock on a cache line of its own.
 #[derive(Default)]
-#[repr(align(128))]
-pub(crate) struct Padded<T>(SpinMutex<T>);
+pub(crate) struct Padded<T>(Apart<SpinMutex<T>>);
 
 impl<T> Padded<T> {
-    pub(crate) const fn new(value: T) -> Self {
-        Self(SpinMutex::new(value))
-    }
-
     #[inline]
     pub(crate) fn lock(&self) -> Guard<'_, T> {
-        self.0.try_lock().unwrap_or_else(|| self.wait())
+        self.0.0.try_lock().unwrap_or_else(|| self.wait())
     }
 
-    /// Spins for about as long as others take, and yields only then: their turn may be long over by the time
-    /// the system comes back.
+    /// Looks at the lock less and less often, and in the end lets others run. Whoever looks takes the cache
+    /// line from the thread that works on it; left alone, that one gets done with many operations meanwhile,
+    /// and in sum that is faster than taking turns.
     #[cold]
     fn wait(&self) -> Guard<'_, T> {
+        let mut pause = 1;
         loop {
-            for _ in 0..SPINS {
-                if !self.0.is_locked()
-                    && let Some(guard) = self.0.try_lock()
-                {
-                    return guard;
-                }
+            for _ in 0..pause {
                 std::hint::spin_loop();
             }
-            std::thread::yield_now();
+            if !self.0.0.is_locked()
+                && let Some(guard) = self.0.0.try_lock()
+            {
+                return guard;
+            }
+            if pause < LONGEST_PAUSE {
+                pause *= 2;
+            } else {
+                std::thread::yield_now();
+            }
         }
     }
 }
@@ -81,11 +87,18 @@ impl<T: Default> Shards<T> {
     /// All parts in use, locked: the whole at one moment.
     pub(crate) fn all(&self) -> All<'_, T> {
         let mine = shard_of_thread();
-        let used = self.used.fetch_or(1 << mine, Ordering::Relaxed) | 1 << mine;
-        // In one order for everybody, so that no two wait for each other.
-        let each = (0..SHARDS).filter(|shard| used & 1 << shard != 0);
-        let mine = (used & ((1 << mine) - 1)).count_ones() as usize;
-        All { each: each.map(|shard| self.each[shard].lock()).collect(), mine }
+        let mut used = self.used.fetch_or(1 << mine, Ordering::Relaxed) | 1 << mine;
+        loop {
+            // In one order for everybody, so that no two wait for each other.
+            let each = (0..SHARDS).filter(|shard| used & 1 << shard != 0);
+            let each: Vec<_> = each.map(|shard| self.each[shard].lock()).collect();
+            // A thread that began meanwhile may have taken from a part before that was locked.
+            let now = self.used.load(Ordering::Relaxed);
+            if now == used {
+                return All { each, mine: (used & ((1 << mine) - 1)).count_ones() as usize };
+            }
+            used = now;
+        }
     }
 
     /// Shows `take` other parts, each locked, until it has had enough. The caller holds [`mine`](Self::mine)
@@ -97,7 +110,7 @@ impl<T: Default> Shards<T> {
         (1..SHARDS)
             .map(|distance| (mine + distance) % SHARDS)
             .filter(|other| used & 1 << other != 0)
-            .filter_map(|other| self.each[other].0.try_lock())
+            .filter_map(|other| self.each[other].0.0.try_lock())
             .any(|mut part| take(&mut part))
     }
 }
@@ -121,7 +134,7 @@ fn shard_of_thread() -> usize {
 
 impl<T: fmt::Debug> fmt::Debug for Padded<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        self.0.0.fmt(f)
     }
 }
 

@@ -1,35 +1,41 @@
 //! [`Flush::Async`](super::Flush::Async): rows wait in a queue for the threads that write them.
 //!
-//! A call adds a record to the batch at hand, under a lock that is held for no longer. A full batch is sealed
-//! and numbered by its first row. Anybody may take a sealed batch, make its text and leave that at the
+//! Each thread has a lane of its own, so callers wait for each other only at the counter that gives each row
+//! its number. Whoever gathers locks all lanes at one moment: what is in them then are all rows up to a number,
+//! and they become a batch, in order. Anybody may take a batch, make its text and leave that at the
 //! [outlet](super::outlet), which writes texts in order: the threads of the log most of the time,
-//! [`flush`](Queue::flush), drop, the end of the process, and a caller that finds no room, which so makes
-//! some. There is a fixed number of batches, so rows take bounded memory; no row is ever dropped, and none
-//! depends on the log's threads.
+//! [`flush`](Queue::flush), drop, the end of the process, and a caller that finds its lane full, which so makes
+//! room. There is a fixed number of batches, and lanes are of fixed length, so rows take bounded memory; no
+//! row is ever dropped, and none depends on the log's threads.
 
 use std::collections::VecDeque;
 use std::io;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::outlet::Outlet;
 use super::record::{Entry, Record, Times};
 use super::sink::Sink;
 use super::text::Text;
-use crate::shards::{Guard, Padded};
+use crate::shards::{Apart, Guard, Shards};
 
-/// Rows of a batch: its records and its text stay in a core's second-level cache.
-pub(super) const BATCH_ROWS: usize = 4096;
+/// Rows that a lane holds: they and their text stay in a core's second-level cache.
+pub(super) const LANE_ROWS: usize = 4096;
 
-/// Batches there are, beside the one at hand.
+/// When a lane has so many rows, the log's thread is called.
+const MANY_ROWS: usize = LANE_ROWS / 2;
+
+/// Batches there are.
 pub(super) const BATCHES: usize = 16;
 
 /// What the crate csv collects before it passes it on: it stays in the first-level cache.
 const TEXT_BYTES: usize = 8 * 1024;
 
-/// For how long rows gather in a batch that does not fill: what an abort loses at most, beside what is being
-/// written.
+/// For how long rows wait that are not many: what an abort loses at most, beside what is being written.
 const GATHER: Duration = Duration::from_millis(5);
 
 /// After so many times [`GATHER`] without a row the writing thread sleeps until there is one.
@@ -43,7 +49,12 @@ const A_CALLERS_SHARE: usize = 2;
 
 #[derive(Debug)]
 pub(super) struct Queue {
-    waiting: Padded<Waiting>,
+    lanes: Shards<Vec<Record>>,
+    /// The number of the next row. Taken under the lock of the lane that the row goes to.
+    next_row: Apart<AtomicU64>,
+    /// Whoever adds a row has to [call](Self::call), because the log's thread sleeps or is gone.
+    must_call: AtomicBool,
+    waiting: Mutex<Waiting>,
     outlet: Outlet,
     /// There if the further columns are written.
     opened: Option<Instant>,
@@ -55,19 +66,17 @@ pub(super) struct Queue {
 
 #[derive(Debug)]
 struct Waiting {
-    /// The batch at hand.
-    records: Vec<Record>,
-    /// The number of its first row.
+    /// The number of the first row that is in a lane.
     first_row: u64,
-    /// Of the last row.
+    /// Of the row before it.
     last: Times,
-    /// Full batches, oldest first.
-    sealed: VecDeque<Box<Batch>>,
+    /// Batches that nobody works on yet, oldest first.
+    gathered: VecDeque<Box<Batch>>,
     /// Empty ones. The last one used is the first to be used again, as the caches know it best.
-    #[expect(clippy::vec_box, reason = "they move under the lock that callers take, and are large")]
+    #[expect(clippy::vec_box, reason = "they go from hand to hand, and are large")]
     spare: Vec<Box<Batch>>,
-    /// The first of the log's threads sleeps until there is a row.
-    asleep: bool,
+    /// Empty lanes, to put in the place of those that are taken.
+    empty: Vec<Vec<Record>>,
     /// The log's threads are gone or may be any moment: who logs a row writes it.
     closed: bool,
 }
@@ -82,9 +91,7 @@ pub(super) struct Batch {
 
 impl Batch {
     fn make_text(&mut self) {
-        for (record, number) in self.records.iter().zip(self.first_row..) {
-            self.text.row(record, number);
-        }
+        self.records.iter().for_each(|record| self.text.row(record, record.number));
     }
 
     /// Empties the batch.
@@ -95,15 +102,33 @@ impl Batch {
 }
 
 impl Waiting {
-    /// Seals the batch at hand, if that is possible and it has so many rows, and one is there.
-    fn seal(&mut self, at_least: usize) -> Option<Box<Batch>> {
-        if self.records.len() < at_least.max(1) {
+    /// Makes a batch of what is in the lanes, if that is so many rows, at least one, and a batch is there.
+    fn gather(&mut self, queue: &Queue, at_least: u64) -> Option<Box<Batch>> {
+        if queue.next_row.0.load(Ordering::SeqCst) - self.first_row < at_least.max(1) {
             return None;
         }
         let mut batch = self.spare.pop()?;
-        std::mem::swap(&mut batch.records, &mut self.records);
+        let mut taken: Vec<Vec<Record>> = Vec::new();
+        for lane in &mut queue.lanes.all().each {
+            if !lane.is_empty() {
+                taken.push(std::mem::replace(lane, self.empty.pop().unwrap_or_default()));
+            }
+        }
         batch.first_row = self.first_row;
+        if let [lane] = &mut *taken {
+            std::mem::swap(lane, &mut batch.records);
+        } else if let Some(&any) = taken.first().and_then(|lane| lane.first()) {
+            batch.records.resize(taken.iter().map(Vec::len).sum(), any);
+            for record in taken.iter().flatten() {
+                batch.records[(record.number - self.first_row) as usize] = *record;
+            }
+        }
         self.first_row += batch.records.len() as u64;
+        batch.records.iter_mut().for_each(|record| record.follow(&mut self.last));
+        self.empty.extend(taken.into_iter().map(|mut lane| {
+            lane.clear();
+            lane
+        }));
         Some(batch)
     }
 }
@@ -111,16 +136,17 @@ impl Waiting {
 impl Queue {
     /// `text` makes what makes text, given how many bytes are expected at a time.
     pub(super) fn new(sink: Sink, opened: Option<Instant>, text: impl Fn(usize) -> Text) -> Self {
-        let records = || Vec::with_capacity(BATCH_ROWS);
-        let batch = || Box::new(Batch { first_row: 0, records: records(), text: text(TEXT_BYTES) });
+        let batch = || Box::new(Batch { first_row: 0, records: Vec::new(), text: text(TEXT_BYTES) });
         Self {
-            waiting: Padded::new(Waiting {
-                records: records(),
+            lanes: Shards::new(),
+            next_row: Apart::default(),
+            must_call: AtomicBool::new(false),
+            waiting: Mutex::new(Waiting {
                 first_row: 0,
                 last: Times::default(),
-                sealed: VecDeque::with_capacity(BATCHES),
+                gathered: VecDeque::with_capacity(BATCHES),
                 spare: (0..BATCHES).map(|_| batch()).collect(),
-                asleep: false,
+                empty: Vec::new(),
                 closed: false,
             }),
             outlet: Outlet::new(sink),
@@ -139,38 +165,42 @@ impl Queue {
     #[inline]
     pub(super) fn push(&self, entry: Entry) {
         let mut record = Record::now(entry, self.opened);
-        let mut waiting = self.waiting.lock();
-        if waiting.records.len() == BATCH_ROWS {
-            drop(waiting);
-            waiting = self.make_room();
+        let mut lane = self.lanes.mine();
+        if lane.len() >= LANE_ROWS {
+            drop(lane);
+            if super::without("room") {
+                return;
+            }
+            lane = self.make_room();
         }
-        record.follow(&mut waiting.last);
-        waiting.records.push(record);
-        let call = waiting.records.len() == BATCH_ROWS || waiting.asleep || waiting.closed;
-        drop(waiting);
-        if call {
+        // Before and after the number come what this thread does before and after the call, so rows are in the
+        // order in which an address goes from thread to thread.
+        record.number = self.next_row.0.fetch_add(1, Ordering::SeqCst);
+        lane.push(record);
+        let rows = lane.len();
+        drop(lane);
+        if rows == MANY_ROWS || self.must_call.load(Ordering::SeqCst) {
             self.call();
         }
     }
 
-    /// Sees to it that there is room for a row in the batch at hand.
+    /// The calling thread's lane, when there is room in it.
     #[cold]
-    fn make_room(&self) -> Guard<'_, Waiting> {
+    fn make_room(&self) -> Guard<'_, Vec<Record>> {
         loop {
             let due = self.outlet.next_row();
             let mut waiting = self.waiting.lock();
-            if let Some(full) = waiting.seal(BATCH_ROWS) {
-                waiting.sealed.push_back(full);
+            let lane = self.lanes.mine();
+            if lane.len() < LANE_ROWS {
+                return lane;
             }
-            if waiting.records.len() < BATCH_ROWS {
-                return waiting;
-            }
-            if super::without("room") {
-                waiting.records.pop();
-                return waiting;
+            drop(lane);
+            if let Some(batch) = waiting.gather(self, 1) {
+                waiting.gathered.push_back(batch);
+                continue;
             }
             drop(waiting);
-            match self.take(BATCH_ROWS) {
+            match self.take(1) {
                 Some(batch) => self.finish(batch, A_CALLERS_SHARE),
                 None => self.outlet.wait_while_due(due, GATHER),
             }
@@ -180,9 +210,9 @@ impl Queue {
     /// Calls whoever writes.
     #[cold]
     fn call(&self) {
-        let mut waiting = self.waiting.lock();
-        waiting.asleep = false;
-        let (closed, behind) = (waiting.closed, !waiting.sealed.is_empty());
+        let waiting = self.waiting.lock();
+        let (closed, behind) = (waiting.closed, !waiting.gathered.is_empty());
+        self.must_call.store(closed, Ordering::SeqCst);
         drop(waiting);
         if closed && !super::without("closing") {
             // Counted and reported in there.
@@ -195,10 +225,10 @@ impl Queue {
         self.threads.get().into_iter().flatten().take(threads).for_each(Thread::unpark);
     }
 
-    /// The oldest batch that nobody has taken, if it has so many rows.
-    pub(super) fn take(&self, at_least: usize) -> Option<Box<Batch>> {
+    /// The oldest batch that nobody works on; of what is in the lanes only if it is so many rows.
+    pub(super) fn take(&self, at_least: u64) -> Option<Box<Batch>> {
         let mut waiting = self.waiting.lock();
-        waiting.sealed.pop_front().or_else(|| waiting.seal(at_least))
+        waiting.gathered.pop_front().or_else(|| waiting.gather(self, at_least))
     }
 
     /// Makes a batch's text, and writes what is due.
@@ -225,9 +255,7 @@ impl Queue {
 
     /// Writes everything that was pushed so far; false if others have it, and do not get done in time.
     fn flush_before(&self, deadline: Instant) -> bool {
-        let waiting = self.waiting.lock();
-        let end = waiting.first_row + waiting.records.len() as u64;
-        drop(waiting);
+        let end = self.next_row.0.load(Ordering::SeqCst);
         loop {
             let due = self.outlet.next_row();
             if due >= end {
@@ -258,7 +286,10 @@ impl Queue {
 
     /// From now on every row is written by whoever logs it; the log's threads end.
     pub(super) fn close(&self) {
-        self.waiting.lock().closed = true;
+        let mut waiting = self.waiting.lock();
+        waiting.closed = true;
+        self.must_call.store(true, Ordering::SeqCst);
+        drop(waiting);
         self.wake(usize::MAX);
     }
 
@@ -278,15 +309,15 @@ impl Queue {
 
     #[cfg(test)]
     pub(super) fn is_asleep(&self) -> bool {
-        self.waiting.lock().asleep
+        self.must_call.load(Ordering::SeqCst)
     }
 
-    /// What each of the log's threads does. The first one also takes batches that do not fill.
+    /// What each of the log's threads does. The first one also takes rows that are not many.
     pub(super) fn run(&self, number: usize) {
         let mut idle_rounds = 0;
         while !self.waiting.lock().closed {
             self.write_due(usize::MAX);
-            if let Some(batch) = self.take(BATCH_ROWS) {
+            if let Some(batch) = self.take(MANY_ROWS as u64) {
                 idle_rounds = 0;
                 self.finish(batch, usize::MAX);
             } else if number > 0 {
@@ -300,14 +331,20 @@ impl Queue {
                 }
             } else {
                 idle_rounds = 0;
-                let mut waiting = self.waiting.lock();
-                waiting.asleep = waiting.records.is_empty() && !waiting.closed;
-                let asleep = waiting.asleep;
-                drop(waiting);
-                if asleep {
+                if self.falls_asleep() {
                     std::thread::park();
                 }
             }
         }
+    }
+
+    /// Has the next row call, if there is none now. Whoever adds a row takes its number, then looks whether to
+    /// call; here it is the other way round, so one of the two sees the other.
+    fn falls_asleep(&self) -> bool {
+        let waiting = self.waiting.lock();
+        self.must_call.store(true, Ordering::SeqCst);
+        let asleep = self.next_row.0.load(Ordering::SeqCst) == waiting.first_row && !waiting.closed;
+        self.must_call.store(asleep || waiting.closed, Ordering::SeqCst);
+        asleep
     }
 }

@@ -55,8 +55,12 @@ impl Tally {
     #[cold]
     fn allocated_beyond_share(&self, mut mine: Guard<'_, Part>, bytes: i64) {
         let enough = self.shards.visit_others(|other| {
-            mine.bytes.take_half(&mut other.bytes);
-            mine.allocations.take_half(&mut other.allocations);
+            if !mine.bytes.fits(bytes) {
+                mine.bytes.take_half(&mut other.bytes);
+            }
+            if !mine.allocations.fits(1) {
+                mine.allocations.take_half(&mut other.allocations);
+            }
             mine.fits(bytes)
         });
         if enough {

@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::sync::OnceLock;
 
-use super::super::queue::{BATCH_ROWS, BATCHES};
+use super::super::queue::{BATCHES, LANE_ROWS};
 use super::*;
 
 /// Nobody drops it.
@@ -12,7 +12,7 @@ static RESOURCE: OnceLock<AnyResource> = OnceLock::new();
 const CHILD: &str = "logging::tests::ends::child_process";
 const FEW: usize = 100;
 /// More than there is room for in a queue.
-const MANY: usize = (BATCHES + 2) * BATCH_ROWS;
+const MANY: usize = (BATCHES + 2) * LANE_ROWS;
 
 /// Not a test by itself: what the tests below run in a process of its own.
 #[test]

@@ -3,13 +3,13 @@
 use std::sync::Condvar;
 
 use super::super::journal::Journal;
-use super::super::queue::{BATCH_ROWS, BATCHES, Queue};
+use super::super::queue::{BATCHES, LANE_ROWS, Queue};
 use super::super::record::Entry;
 use super::super::sink::Sink;
 use super::super::text::Text;
 use super::*;
 
-const ROWS: u64 = BATCH_ROWS as u64;
+const ROWS: u64 = LANE_ROWS as u64;
 
 /// A queue without threads, so that the test is the one that writes.
 fn queue(log: &Shared) -> Queue {
@@ -34,7 +34,7 @@ fn texts_that_are_ready_out_of_order_are_written_in_order() {
     let log = Shared::default();
     let queue = queue(&log);
     push(&queue, 0..ROWS + 1);
-    let first = queue.take(BATCH_ROWS).unwrap();
+    let first = queue.take(1).unwrap();
     let second = queue.take(1).unwrap();
     assert!(queue.take(1).is_none(), "all is taken");
     push(&queue, ROWS + 1..ROWS + 3);
@@ -112,9 +112,10 @@ impl Write for Gate {
 
 #[test]
 fn a_full_queue_waits_for_room_and_drops_nothing() {
-    /// Every batch, and the one at hand.
-    const ROOM: u64 = (BATCHES as u64 + 1) * ROWS;
     const CALLERS: u64 = 3;
+    /// A batch is of all lanes at most, and of a full lane unless the log's thread gathers it.
+    const MOST: u64 = (BATCHES as u64 + 1) * CALLERS * ROWS;
+    const LEAST: u64 = (BATCHES as u64 - 1) * ROWS;
     let gate = Gate::default();
     gate.set_open(true);
     let layer = LoggingLayer::new().writer(gate.clone()).flush(Flush::Async);
@@ -125,27 +126,26 @@ fn a_full_queue_waits_for_room_and_drops_nothing() {
         for caller in 0..CALLERS {
             let (resource, accepted) = (&resource, &accepted);
             scope.spawn(move || {
-                for number in 0..ROOM {
-                    resource.allocate_bytes(1 + caller * ROOM + number, S).unwrap();
+                for number in 0..MOST {
+                    resource.allocate_bytes(1 + caller * MOST + number, S).unwrap();
                     accepted.fetch_add(1, Ordering::SeqCst);
                 }
             });
         }
-        // The log's thread may have taken the first batch before it was full.
-        while accepted.load(Ordering::SeqCst) <= ROOM - ROWS {
+        while accepted.load(Ordering::SeqCst) <= LEAST {
             std::thread::yield_now();
         }
         for _ in 0..1000 {
-            assert!(accepted.load(Ordering::SeqCst) <= ROOM, "there is room for no more");
+            assert!(accepted.load(Ordering::SeqCst) <= MOST, "there is room for no more");
             std::thread::yield_now();
         }
         gate.set_open(true);
     });
     drop(resource);
     let rows = gate.log.rows();
-    assert_eq!(rows.len() as u64, CALLERS * ROOM);
+    assert_eq!(rows.len() as u64, CALLERS * MOST);
     for caller in 0..CALLERS {
-        let numbers = 1 + caller * ROOM..1 + (caller + 1) * ROOM;
+        let numbers = 1 + caller * MOST..1 + (caller + 1) * MOST;
         let of_caller = rows.iter().map(|row| row.size).filter(|size| numbers.contains(size));
         assert!(of_caller.eq(numbers.clone()), "each caller's rows are there, in order");
     }
