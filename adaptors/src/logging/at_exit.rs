@@ -12,7 +12,7 @@ static LIVE: Mutex<Vec<Weak<Queue>>> = Mutex::new(Vec::new());
 
 pub(super) fn register(queue: &Arc<Queue>) {
     static REGISTERED: Once = Once::new();
-    if super::without("at_exit") {
+    if super::canary::without("at_exit") {
         return;
     }
     REGISTERED.call_once(|| {

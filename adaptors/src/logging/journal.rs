@@ -58,7 +58,7 @@ impl Journal {
     pub(super) fn flush(&self) -> io::Result<()> {
         match self {
             Self::Direct(direct) => direct.lock().sink.flush(),
-            Self::Queued(_) if super::without("flush") => Ok(()),
+            Self::Queued(_) if super::canary::without("flush") => Ok(()),
             Self::Queued(writers) => writers.queue().flush(),
         }
     }

@@ -10,6 +10,7 @@
 //! [`Row`] says what each column holds, and reads and writes it.
 
 mod at_exit;
+mod canary;
 mod cells;
 mod clock;
 mod journal;
@@ -193,15 +194,4 @@ impl<R: fmt::Display> fmt::Display for LoggingResourceAdaptor<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}+{}", self.upstream, self.settings)
     }
-}
-
-/// Whether a test wants to see what happens without one of the mechanisms that keep rows.
-#[cfg(test)]
-fn without(mechanism: &str) -> bool {
-    std::env::var("MILLPOND_TEST_WITHOUT").is_ok_and(|list| list.split(',').any(|word| word == mechanism))
-}
-
-#[cfg(not(test))]
-const fn without(_mechanism: &str) -> bool {
-    false
 }

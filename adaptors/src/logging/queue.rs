@@ -1,11 +1,11 @@
 //! [`Flush::Async`](super::Flush::Async): rows wait in a queue for the threads that write them.
 //!
-//! Each thread has a lane of its own, so callers wait for each other only at the counter that gives each row
-//! its number. Whoever gathers locks all lanes at one moment: what is in them then are all rows up to a number,
-//! and they become a batch, in order. Anybody may take a batch, make its text and leave that at the
+//! Each thread has a lane of its own, so callers meet only at the counter that gives each row its number.
+//! Whoever gathers locks all lanes at one moment: what is in them then are all rows up to a number, and they
+//! become a batch, in order. Anybody may take a batch, make its text and leave that at the
 //! [outlet](super::outlet), which writes texts in order: the threads of the log most of the time,
-//! [`flush`](Queue::flush), drop, the end of the process, and a caller that finds its lane full, which so makes
-//! room. There is a fixed number of batches, and lanes are of fixed length, so rows take bounded memory; no
+//! [`flush`](Queue::flush), drop, the end of the process, and a caller that finds its lane full and so makes
+//! room. There is a fixed number of batches, and lanes have a fixed length, so rows take bounded memory; no
 //! row is ever dropped, and none depends on the log's threads.
 
 use std::collections::VecDeque;
@@ -168,13 +168,13 @@ impl Queue {
         let mut lane = self.lanes.mine();
         if lane.len() >= LANE_ROWS {
             drop(lane);
-            if super::without("room") {
+            if super::canary::without("room") {
                 return;
             }
             lane = self.make_room();
         }
-        // Before and after the number come what this thread does before and after the call, so rows are in the
-        // order in which an address goes from thread to thread.
+        // What this thread did before this call has lower numbers, and what follows has higher ones, on other
+        // threads, too: rows are in the order in which an address goes from thread to thread.
         record.number = self.next_row.0.fetch_add(1, Ordering::SeqCst);
         lane.push(record);
         let rows = lane.len();
@@ -214,7 +214,7 @@ impl Queue {
         let (closed, behind) = (waiting.closed, !waiting.gathered.is_empty());
         self.must_call.store(closed, Ordering::SeqCst);
         drop(waiting);
-        if closed && !super::without("closing") {
+        if closed && !super::canary::without("closing") {
             // Counted and reported in there.
             let _ = self.flush();
         }
@@ -281,7 +281,7 @@ impl Queue {
 
     /// Whether this is the process that opened the log, and has its threads.
     pub(super) fn is_own_process(&self) -> bool {
-        self.process == std::process::id() || super::without("process")
+        self.process == std::process::id() || super::canary::without("process")
     }
 
     /// From now on every row is written by whoever logs it; the log's threads end.
@@ -338,8 +338,8 @@ impl Queue {
         }
     }
 
-    /// Has the next row call, if there is none now. Whoever adds a row takes its number, then looks whether to
-    /// call; here it is the other way round, so one of the two sees the other.
+    /// Has the next row call, if there is none now. Whoever adds a row takes its number, then looks whether
+    /// to call; here it is the other way round, so one of the two sees the other.
     fn falls_asleep(&self) -> bool {
         let waiting = self.waiting.lock();
         self.must_call.store(true, Ordering::SeqCst);

@@ -40,8 +40,8 @@ pub(super) struct Times {
     monotonic_ns: u64,
 }
 
-/// By so many nanoseconds a row's time is behind the last one's if the system's clock was set back, and not by
-/// less.
+/// A row's time that is behind the last one's by so many nanoseconds is so because the system's clock was set
+/// back.
 const SET_BACK: u64 = 1_000_000_000;
 
 impl Record {

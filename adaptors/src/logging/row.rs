@@ -79,8 +79,8 @@ pub struct Row {
 }
 
 impl Row {
-    /// Replaces what `record` holds, the cells of `last`, by those of this row. Many rows are of one thread and
-    /// one microsecond, so these cells stay if they can.
+    /// Replaces what `record` holds, the cells of `last`, by those of this row. Many rows are of one thread
+    /// and one microsecond, so these cells stay if they can.
     #[inline]
     pub(super) fn fill(&self, record: &mut csv::ByteRecord, last: Option<(u64, TimeOfDay)>) {
         let digits = &mut [0; 20];
@@ -110,7 +110,7 @@ impl Row {
     }
 }
 
-/// The cells as [`fill`](Row::fill) writes them.
+/// The cells as `fill` writes them.
 impl Serialize for Row {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let columns = if self.device.is_some() { EXTENDED_HEADER.len() } else { HEADER.len() };

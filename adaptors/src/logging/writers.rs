@@ -21,7 +21,7 @@ impl Writers {
         // To make a row's text and to write it takes one thread longer than it takes a caller to log the row.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = if cores < 4 { 1 } else { 2 };
-        for number in 0..if super::without("threads") { 0 } else { threads } {
+        for number in 0..if super::canary::without("threads") { 0 } else { threads } {
             let queue = Arc::clone(&queue);
             let builder = std::thread::Builder::new().name("millpond-log".to_owned());
             match builder.spawn(move || queue.run(number)) {
@@ -48,7 +48,7 @@ fn explained(error: io::Error) -> io::Error {
 
 impl Drop for Writers {
     fn drop(&mut self) {
-        if !self.queue.is_own_process() || super::without("drop") {
+        if !self.queue.is_own_process() || super::canary::without("drop") {
             return; // A fork has no such threads to wait for, and the rows are the parent's.
         }
         self.queue.close();

@@ -78,7 +78,7 @@ impl Ledger {
         shard.table.prefetch(ptr.address());
         shard.bytes = shard.bytes.saturating_add(bytes);
         if let Some(backtrace) = backtrace {
-            // It took microseconds: nothing is won by waiting, and `lost` is none, as nothing ever waits here.
+            // It took microseconds, so nothing is won by waiting; nothing has waited, so nothing was lost.
             let backtrace = shard.backtraces.insert(ptr.address(), backtrace);
             lost = shard.settle().map(|lost| Allocation { backtrace, ..lost });
         }
@@ -160,8 +160,8 @@ impl Ledger {
         tracing::warn!(
             target: "millpond::tracking",
             stack = self.stack,
-            "{} was handed out again, but was never given back here: {lost}; give blocks back to the resource \
-             that they came from",
+            "{} was handed out again, but was never given back here: {lost}; give blocks back to the \
+             resource that they came from",
             lost.ptr
         );
     }

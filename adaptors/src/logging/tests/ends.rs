@@ -63,30 +63,33 @@ fn child_process() {
         }
         _ => {
             RESOURCE.set(resource.into_any()).unwrap();
-            let log = move |rows| log(RESOURCE.get().unwrap(), rows);
-            match &*end {
-                "panic" => {
-                    std::thread::spawn(move || log(FEW)).join().unwrap();
-                    panic!("on purpose");
-                }
-                "exit" => {
-                    let thread = std::thread::spawn(move || {
-                        log(FEW);
-                        std::process::exit(0);
-                    });
-                    thread.join().unwrap();
-                }
-                "row after the exit began" => {
-                    log(FEW - 1);
-                    std::process::exit(0);
-                }
-                "fork" => {
-                    log(FEW);
-                    fork_and_exit();
-                }
-                _ => panic!("`{end}` is not an end"),
-            }
+            end_with_a_static(&end, move |rows| log(RESOURCE.get().unwrap(), rows));
         }
+    }
+}
+
+fn end_with_a_static(end: &str, log: impl Fn(usize) + Send + 'static) {
+    match end {
+        "panic" => {
+            std::thread::spawn(move || log(FEW)).join().unwrap();
+            panic!("on purpose");
+        }
+        "exit" => {
+            let thread = std::thread::spawn(move || {
+                log(FEW);
+                std::process::exit(0);
+            });
+            thread.join().unwrap();
+        }
+        "row after the exit began" => {
+            log(FEW - 1);
+            std::process::exit(0);
+        }
+        "fork" => {
+            log(FEW);
+            fork_and_exit();
+        }
+        _ => panic!("`{end}` is not an end"),
     }
 }
 
