@@ -54,18 +54,8 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         if let Some(ptr) = self.try_hit(request, stream) {
             return Ok(Ok(ptr));
         }
-        // What threads keep is taken back in two steps: all of it is much work, and saves only memory.
-        for how in [Gather::Large, Gather::All] {
-            let gathered = self.state.lock().store.gather(how);
-            if gathered && let Some(ptr) = self.try_hit(request, stream) {
-                return Ok(Ok(ptr));
-            }
-            if (gathered || how == Gather::Large)
-                && !capturing
-                && let Some(ptr) = self.take_from_others(request, stream)?
-            {
-                return Ok(Ok(ptr));
-            }
+        if let Some(ptr) = self.gather_and_take(request, stream, capturing)? {
+            return Ok(Ok(ptr));
         }
         if !capturing && let Some(ptr) = self.make_room(request, stream)? {
             return Ok(Ok(ptr));
@@ -109,6 +99,29 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             }
         }
         Ok(Err(refused))
+    }
+
+    /// Takes back what threads keep, and then what other streams have.
+    fn gather_and_take(
+        &self,
+        request: &Request,
+        stream: StreamRef,
+        capturing: bool,
+    ) -> Result<Option<DevicePtr>> {
+        // What threads keep is taken back in two steps: all of it is much work, and saves only memory.
+        for how in [Gather::Large, Gather::All] {
+            let gathered = self.state.lock().store.gather(how);
+            if gathered && let Some(ptr) = self.try_hit(request, stream) {
+                return Ok(Some(ptr));
+            }
+            if (gathered || how == Gather::Large)
+                && !capturing
+                && let Some(ptr) = self.take_from_others(request, stream)?
+            {
+                return Ok(Some(ptr));
+            }
+        }
+        Ok(None)
     }
 
     /// Gives regions back that are free from end to end, if growth would otherwise set a new peak: together

@@ -170,8 +170,8 @@ pub(crate) trait Store: Debug + Send + Sized {
     fn runs_errands(&self) -> bool {
         false
     }
-    /// An errand that brings a block for `owner`, with at most `most_new` bytes of new memory; `None` where the
-    /// store may not have that much.
+    /// An errand that brings a block for `owner`, with at most `most_new` bytes of new memory; `None` where
+    /// the store may not have that much.
     fn errand_for(&mut self, _owner: Owner, _request: &Request, _most_new: u64) -> Option<Self::Errand> {
         None
     }
@@ -179,8 +179,8 @@ pub(crate) trait Store: Debug + Send + Sized {
     fn errand_to_reserve(&mut self, _bytes: u64) -> Option<Self::Errand> {
         None
     }
-    /// An errand that gives memory back which is free for [`ANYONE`], of about so many driver calls, as long as
-    /// at least `keep_bytes` are held.
+    /// An errand that gives memory back which is free for [`ANYONE`], of about so many driver calls, as long
+    /// as at least `keep_bytes` are held.
     fn errand_to_release(&mut self, _keep_bytes: u64, _most_calls: usize) -> Option<Self::Errand> {
         None
     }

@@ -1,7 +1,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use millpond_core::driver::{Driver, DriverResult};
 use millpond_core::misuse::MisuseKind;
 use millpond_core::{ALLOCATION_ALIGNMENT, DevicePtr, Layout};
 
@@ -9,14 +8,15 @@ use super::arena::{Arena, Arenas, Shard};
 use super::chunk::{Chunk, ChunkId, NIL};
 use super::classes::{LARGEST_SMALL, rounded};
 use super::directory::{Block, Directory, Entry, HeapId};
+use super::errand::PoolErrand;
 use super::front::Front;
 use super::heap::Heap;
-use super::large::{Found, Large, NewSpan};
-use super::pages::{Pages, Plan, Policy, Release};
+use super::large::{Found, Large};
+use super::pages::{Pages, Policy};
 use super::thread::Caches;
 use crate::lock::QuickGuard;
 use crate::ordered::{
-    ANYONE, Epoch, Errand, Fit, Gather, Growth, Hit, Owner, Request, Store, StoreTotals, StreamCell,
+    ANYONE, Epoch, Fit, Gather, Growth, Hit, Owner, Request, Store, StoreTotals, StreamCell,
 };
 
 /// The heap of large blocks, to the directory.
@@ -256,6 +256,13 @@ impl Heaps {
         MisuseKind::ForeignPointer
     }
 
+    pub(super) fn set_short(&mut self, is_short: bool) {
+        self.is_short = is_short;
+        if let Large::Pages(pages) = &mut self.large {
+            pages.is_short = is_short;
+        }
+    }
+
     /// Bytes handed out.
     fn live_bytes(&self) -> u64 {
         let mut live = 0;
@@ -275,83 +282,9 @@ impl Heaps {
 }
 
 /// A block as the directory has it.
-fn entered(heap: HeapId, chunk: ChunkId, request: &Request) -> Block {
+pub(super) fn entered(heap: HeapId, chunk: ChunkId, request: &Request) -> Block {
     let is_odd = request.bytes != rounded(request.requested);
     Block { heap, chunk, requested: request.requested, is_odd, is_in_view: false }
-}
-
-/// What the pool does at the driver by itself.
-#[derive(Debug)]
-pub(crate) enum PoolErrand {
-    /// A large block.
-    Block {
-        plan: Plan,
-        request: Request,
-    },
-    /// A span, and a small block in it.
-    Span {
-        plan: Plan,
-        request: Request,
-        bytes: u64,
-    },
-    /// Free memory.
-    Reserve(Plan),
-    Release(Release),
-}
-
-impl Errand<Heaps> for PoolErrand {
-    fn carry_out(&mut self, driver: &dyn Driver) -> DriverResult<()> {
-        match self {
-            Self::Block { plan, .. } | Self::Span { plan, .. } | Self::Reserve(plan) => {
-                plan.carry_out(driver)
-            }
-            Self::Release(release) => release.carry_out(driver),
-        }
-    }
-
-    fn finish(self, heaps: &mut Heaps) -> Option<DevicePtr> {
-        let shared = Arc::clone(&heaps.shared);
-        let Large::Pages(pages) = &mut heaps.large else { return None };
-        heaps.is_short = false;
-        match self {
-            Self::Block { plan, request } => {
-                let (chunk, addr) = pages.commit(plan);
-                pages.enter(&shared.directory, Block { chunk, ..entered(LARGE, NIL, &request) }, addr);
-                Some(DevicePtr::new(addr))
-            }
-            Self::Span { plan, request, bytes } => {
-                let (chunk, base) = pages.commit(plan);
-                pages.leave(chunk);
-                let mut arena = shared.arenas.lock(request.shard);
-                arena.add_span(&NewSpan { chunk, base, bytes, epoch: 0 }, ANYONE);
-                let chunk = arena.heap.find(ANYONE, Epoch::MAX, &request)?;
-                Some(shared.take(request.shard, &mut arena, chunk, &request))
-            }
-            Self::Reserve(plan) => {
-                pages.commit_reserve(plan);
-                None
-            }
-            Self::Release(release) => {
-                pages.finish_release(release);
-                None
-            }
-        }
-    }
-
-    fn abandon(self, heaps: &mut Heaps) {
-        let Large::Pages(pages) = &mut heaps.large else { return };
-        match self {
-            Self::Block { plan, .. } | Self::Span { plan, .. } | Self::Reserve(plan) => pages.abandon(plan),
-            Self::Release(release) => pages.finish_release(release),
-        }
-    }
-
-    fn released_bytes(&self) -> u64 {
-        match self {
-            Self::Release(release) => release.released_bytes(),
-            _ => 0,
-        }
-    }
 }
 
 impl Store for Heaps {
@@ -545,11 +478,11 @@ impl Store for Heaps {
     }
 
     fn refused(&mut self) {
-        self.is_short = true;
+        self.set_short(true);
     }
 
     fn add_region(&mut self, base: DevicePtr, bytes: u64, owner: Owner, epoch: Epoch) {
-        self.is_short = false;
+        self.set_short(false);
         if let Large::Regions(heap) = &mut self.large {
             heap.add_region(base.address(), bytes, owner, epoch);
         }

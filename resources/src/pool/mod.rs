@@ -27,6 +27,7 @@ mod bins;
 mod chunk;
 mod classes;
 mod directory;
+mod errand;
 mod front;
 mod heap;
 mod heaps;

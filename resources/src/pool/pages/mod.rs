@@ -105,6 +105,8 @@ pub(in crate::pool) struct Pages {
     /// How many bytes of addresses are reserved at a time.
     reservation_bytes: u64,
     maximum_bytes: u64,
+    /// Whether there was no memory to be had, lately.
+    pub(in crate::pool) is_short: bool,
     /// The most that was in use when memory was short.
     peak_live: u64,
     /// Bytes of plans under way.
@@ -177,6 +179,7 @@ impl Pages {
             granularity,
             reservation_bytes,
             maximum_bytes,
+            is_short: false,
             peak_live: 0,
             planned: 0,
             retiring: 0,
@@ -225,7 +228,13 @@ impl Pages {
             }
         }
         let line = Line::Large;
-        let best = self.large().find(owner, upto, request)?;
+        let Some(best) = self.large().find(owner, upto, request) else {
+            // What is left of the small line's handles, before memory is out.
+            let line = Line::Small;
+            let chunk =
+                if self.is_short { self.heap(line).find(owner, upto, request)? } else { return None };
+            return Some(Hole { line, chunk, at_border: false });
+        };
         let hole = self.large().chunk(best);
         if hole.bytes == request.bytes || !self.is_at_border(hole) {
             return Some(Hole { line, chunk: best, at_border: false });
