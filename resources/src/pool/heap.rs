@@ -446,7 +446,10 @@ impl Heap {
             return None;
         }
         let ends_there = |id: &ChunkId| self.chunks[*id].addr + self.chunks[*id].bytes == end;
-        Some((index, self.tail().filter(ends_there).unwrap_or_else(|| self.chunk_from(region.first, end - 1))))
+        Some((
+            index,
+            self.tail().filter(ends_there).unwrap_or_else(|| self.chunk_from(region.first, end - 1)),
+        ))
     }
 
     /// Which region an address lies in.

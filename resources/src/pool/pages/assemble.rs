@@ -110,7 +110,8 @@ impl Pages {
     fn begin(&self, ends: &FreeEnds, candidates: &Candidates, bytes: u64, may_go_on: bool) -> Assembly {
         let first = candidates.firsts.last().copied();
         let whole = candidates.wholes.last().map_or(0, |(free, _)| *free);
-        if may_go_on && let Some((id, view, (place, free))) = self.best_free_end(ends, bytes)
+        if may_go_on
+            && let Some((id, view, (place, free))) = self.best_free_end(ends, bytes)
             && free >= first.map_or(0, |(free, _)| free)
             && free >= whole.min(bytes)
         {

@@ -237,7 +237,12 @@ impl Work {
         for (addr, physical, bytes) in std::mem::take(&mut self.viewed) {
             match retired.iter_mut().find(|retired| retired.physical == Some(physical)) {
                 Some(new) => new.mappings.push((addr, bytes)),
-                None => retired.push(Retired { physical: None, bytes: 0, mappings: vec![(addr, bytes)], home: None }),
+                None => retired.push(Retired {
+                    physical: None,
+                    bytes: 0,
+                    mappings: vec![(addr, bytes)],
+                    home: None,
+                }),
             }
         }
         for mut retired in retired {

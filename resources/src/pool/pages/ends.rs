@@ -152,7 +152,8 @@ impl FreeEnds {
     /// The shortest run from a place of a view on that has so many bytes.
     fn run_from(&self, views: &Views, id: ViewId, first: usize, bytes: u64) -> Option<Run> {
         let view = views.get(id);
-        let mut run = Run { view: id, first, last: first, bytes: self.get(view.maps[first].handle).suffix.bytes };
+        let mut run =
+            Run { view: id, first, last: first, bytes: self.get(view.maps[first].handle).suffix.bytes };
         while run.bytes < bytes {
             let before = &view.maps[first..=run.last];
             let next = view.maps.get(run.last + 1).filter(|next| next.handle != NONE)?;
@@ -207,7 +208,13 @@ impl FreeEnds {
     ///
     /// What is left over is the end of the last handle, or, where the first is whole and the last is not,
     /// the start of the first.
-    pub(super) fn pieces(&self, handles: &Handles, views: &Views, run: &Run, bytes: u64) -> (Vec<Piece>, u64) {
+    pub(super) fn pieces(
+        &self,
+        handles: &Handles,
+        views: &Views,
+        run: &Run,
+        bytes: u64,
+    ) -> (Vec<Piece>, u64) {
         let view = views.get(run.view);
         let maps = &view.maps[run.first..=run.last];
         let (first, last) = (maps[0], maps[maps.len() - 1]);

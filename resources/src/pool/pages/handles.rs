@@ -131,7 +131,8 @@ impl Handles {
     }
 
     fn enter(&mut self, home: u64, bytes: u64, id: HandleId) {
-        let reservation = self.granules.iter_mut().filter(|(base, _)| *base <= home).max_by_key(|(base, _)| *base);
+        let reservation =
+            self.granules.iter_mut().filter(|(base, _)| *base <= home).max_by_key(|(base, _)| *base);
         let (base, granules) = reservation.expect("a home lies in a reservation");
         let first = ((home - *base) / self.granularity) as usize;
         let end = first + (bytes / self.granularity) as usize;
@@ -146,13 +147,17 @@ impl Handles {
         let mut bytes = 0;
         for (id, handle) in self.iter() {
             bytes += handle.bytes;
-            assert!(handle.home.is_multiple_of(self.granularity) && handle.bytes.is_multiple_of(self.granularity));
+            assert!(
+                handle.home.is_multiple_of(self.granularity) && handle.bytes.is_multiple_of(self.granularity)
+            );
             let granules = handle.bytes / self.granularity;
-            let all = (0..granules).all(|granule| self.at(handle.home + granule * self.granularity) == Some(id));
+            let all =
+                (0..granules).all(|granule| self.at(handle.home + granule * self.granularity) == Some(id));
             assert!(all, "handle {id} is not entered at its home");
         }
         assert_eq!(bytes, self.bytes, "bytes of the handles");
-        let entered = self.granules.iter().flat_map(|(_, granules)| granules).filter(|id| **id != NONE).count();
+        let entered =
+            self.granules.iter().flat_map(|(_, granules)| granules).filter(|id| **id != NONE).count();
         assert_eq!(entered as u64 * self.granularity, bytes, "a granule without a handle is entered");
         for line in Line::ALL {
             let homes = self.iter().filter(|(_, handle)| handle.line == line);

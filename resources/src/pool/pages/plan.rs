@@ -263,7 +263,8 @@ impl Pages {
         pieces.extend(chosen.last.map(|id| ends.start_of(&self.handles, id, missing - used)));
         let is_one_piece = pieces.len() + usize::from(used > 0) == 1;
 
-        let homes = if chosen.new > 0 { self.addresses_for(Line::Large, chosen.new) } else { Addresses::At(0) };
+        let homes =
+            if chosen.new > 0 { self.addresses_for(Line::Large, chosen.new) } else { Addresses::At(0) };
         let mut work = Work::new(self.granularity, self.sizes(Line::Large, chosen.new, request.bytes), homes);
         let view = (!is_one_piece).then(|| self.plan_view(&chosen, offset, &mut work));
         self.planned += chosen.new;

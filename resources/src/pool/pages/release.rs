@@ -172,7 +172,9 @@ impl Pages {
         for id in ids {
             let Handle { physical, bytes, home, views, .. } = self.handles.remove(id);
             let mut mappings = vec![(home, bytes)];
-            mappings.extend(views.iter().map(|(view, place)| (self.views.get(*view).addr(*place as usize), bytes)));
+            mappings.extend(
+                views.iter().map(|(view, place)| (self.views.get(*view).addr(*place as usize), bytes)),
+            );
             retired.push(Retired { physical: Some(physical), bytes, mappings, home: None });
         }
         let spaces = self.handles.spaces.iter().chain([&self.views.space]);

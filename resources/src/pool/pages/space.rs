@@ -31,7 +31,8 @@ impl Space {
 
     /// Takes the start of the largest free range: where there is most room to go on.
     pub(super) fn take_roomiest(&mut self, bytes: u64) -> Option<u64> {
-        let (base, free) = self.free.iter().max_by_key(|(_, free)| **free).map(|(base, free)| (*base, *free))?;
+        let (base, free) =
+            self.free.iter().max_by_key(|(_, free)| **free).map(|(base, free)| (*base, *free))?;
         (free >= bytes && self.take_at(base, bytes)).then_some(base)
     }
 

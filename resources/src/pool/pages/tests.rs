@@ -12,8 +12,14 @@ const OWNERS: Owner = 4;
 const MIB: u64 = 1 << 20;
 
 /// Handles of at most 8 MiB, so that few steps do much.
-const POLICY: Policy =
-    Policy { slack: 3, small_bytes: MIB, handle_bytes: 4 * MIB, request_share: 8, peak_share: 64, least_piece: MIB / 4, inside: 125 };
+const POLICY: Policy = Policy {
+    slack: 3,
+    small_bytes: MIB,
+    handle_bytes: 4 * MIB,
+    handle_share: 17,
+    least_piece: MIB / 4,
+    inside: 125,
+};
 
 #[derive(Clone, Copy, Debug)]
 struct Block {
@@ -68,7 +74,11 @@ impl Bench {
         let mut at = addr;
         for piece in self.pages.pieces_of(id) {
             let ends = (self.home(at), self.home(at + piece.bytes - 1));
-            assert_eq!(ends, (piece.addr, piece.addr + piece.bytes - 1), "a piece lies where the block has it");
+            assert_eq!(
+                ends,
+                (piece.addr, piece.addr + piece.bytes - 1),
+                "a piece lies where the block has it"
+            );
             at += piece.bytes;
         }
         let (stream, ptr) = (self.streams[owner as usize], DevicePtr::new(addr));
@@ -158,7 +168,8 @@ impl Bench {
         let Block { id, addr, bytes, owner } = self.blocks.swap_remove(index % self.blocks.len());
         let (stream, ptr) = (self.streams[owner as usize], DevicePtr::new(addr));
         let tag = addr ^ bytes;
-        let check = [Access::check(ptr, 256, tag), Access::check(DevicePtr::new(addr + bytes - 256), 256, tag)];
+        let check =
+            [Access::check(ptr, 256, tag), Access::check(DevicePtr::new(addr + bytes - 256), 256, tag)];
         self.device.launch(stream, &check);
         self.device.give_back(ptr, bytes, stream);
         self.pages.give(id, owner, 1);
@@ -357,7 +368,11 @@ fn whatever_call_fails_nothing_is_left_of_it() {
     for (call, persistent) in (0..calls).flat_map(|call| [(call, false), (call, true)]) {
         let mut bench = with_two_holes();
         let before = (bench.pages.totals(), bench.device.live_bytes());
-        assert!(!bench.allocate(1, &request(THIRTY, 8), faults(call, persistent, DriverError::INVALID_VALUE)));
+        assert!(!bench.allocate(
+            1,
+            &request(THIRTY, 8),
+            faults(call, persistent, DriverError::INVALID_VALUE)
+        ));
         bench.validate();
         // What could not be undone goes with the next release.
         bench.release(u64::MAX, usize::MAX, FaultPlan::none());
