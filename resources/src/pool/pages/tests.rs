@@ -6,6 +6,7 @@ use millpond_driver::CallKind;
 use millpond_driver::sim::{Access, FaultPlan, SimConfig, SimDevice};
 use proptest::prelude::*;
 
+use super::plan::Refused;
 use super::*;
 
 const OWNERS: Owner = 4;
@@ -16,8 +17,7 @@ const POLICY: Policy = Policy {
     slack: 3,
     small_bytes: MIB,
     handle_bytes: 4 * MIB,
-    request_share: 8,
-    peak_share: 64,
+    handle_share: 17,
     least_piece: MIB / 4,
     inside: 125,
 };
