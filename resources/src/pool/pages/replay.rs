@@ -1,7 +1,8 @@
 //! Replays allocation logs through [`Pages`] alone: what a policy reaches, without the rest of the pool.
 //!
 //! ```text
-//! MILLPOND_LOGS=<folder of CSV files> cargo test --release -p millpond-resources pages::replay -- --ignored --nocapture
+//! MILLPOND_LOGS=<folder of CSV files> cargo test --release -p millpond-resources \
+//!     pages::replay -- --ignored --nocapture
 //! ```
 //!
 //! `MILLPOND_COPIES=n` replays n copies besides, in which each distinct size is multiplied by a fixed factor
