@@ -251,6 +251,7 @@ fn what_comes_back_during_the_last_synchronisation_is_found() {
 fn a_foreign_stream_does_not_wait_for_its_own_blocks() {
     let setup = Setup::new(PoolLayer::new());
     let (stream, other) = (setup.foreign_stream(), setup.foreign_stream());
+    setup.take(64 * MIB, other); // So that what the other owns is not much of the pool.
     let small = setup.take(256, other);
     setup.give(small, 256, other); // Another owner: there is something to ask for.
     for round in 0..6 {

@@ -16,6 +16,7 @@ pub mod limiting;
 pub mod logging;
 #[cfg(test)]
 mod probe;
+mod shards;
 pub mod statistics;
 pub mod thread_safe;
 pub mod tracking;

@@ -31,6 +31,14 @@ fn every_adaptor() {
 }
 
 #[test]
+fn a_log_written_by_its_own_thread() {
+    let directory = tempfile::tempdir().unwrap();
+    for base in ["cuda", "cuda+pool"] {
+        check(&format!("{base}+logging:file={},flush=async", directory.path().join("log.csv").display()));
+    }
+}
+
+#[test]
 fn every_ordered_pair_of_adaptors() {
     let directory = tempfile::tempdir().unwrap();
     for below in adaptors(&directory, "below.csv") {

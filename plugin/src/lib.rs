@@ -29,7 +29,7 @@
 //! use millpond_plugin::{MillpondMemoryManager, get_memory_manager, set_memory_manager};
 //!
 //! let layers = LayerTable::new(millpond_resources::LAYERS.iter().copied());
-//! set_memory_manager(MillpondMemoryManager::factory("cuda+pool:initial=1GiB".parse()?, layers))?;
+//! set_memory_manager(MillpondMemoryManager::factory("cuda+pool:initial=1GiB,pages=off".parse()?, layers))?;
 //!
 //! let manager = get_memory_manager(DeviceId::cuda(0))?;
 //! let memory = manager.memalloc(1 << 20)?;

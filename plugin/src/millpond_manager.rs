@@ -40,7 +40,7 @@ use millpond_core::driver::call;
 ///
 /// let device: DriverHandle = SimDevice::new(SimConfig::h200());
 /// let layers = LayerTable::new(millpond_resources::LAYERS.iter().copied());
-/// let stack = "cuda+pool".parse::<StackSpec>()?.build(&layers, &device)?;
+/// let stack = "cuda+pool:pages=off".parse::<StackSpec>()?.build(&layers, &device)?;
 /// let manager = MillpondMemoryManager::new(stack);
 ///
 /// let memory = manager.memalloc(1 << 20)?;

@@ -27,7 +27,7 @@ pub type ManagerFactory = Arc<dyn Fn(Option<DriverHandle>) -> Result<Arc<dyn Mem
 /// use millpond_plugin::ManagerRegistry;
 ///
 /// let layers = LayerTable::new(millpond_resources::LAYERS.iter().copied());
-/// let environment = Box::new(|_name: &str| Some("cuda+pool".to_owned()));
+/// let environment = Box::new(|_name: &str| Some("cuda+pool:pages=off".to_owned()));
 /// let registry = ManagerRegistry::new(environment, Box::new(millpond_driver::open), layers);
 ///
 /// let device = SimDevice::new(SimConfig::h200());

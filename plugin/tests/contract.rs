@@ -29,17 +29,17 @@ fn the_stack_cuda_keeps_the_contract() {
 
 #[test]
 fn a_pool_keeps_the_contract() {
-    check(|driver| Bench::stack(driver, "cuda+pool:initial=8MiB"));
+    check(|driver| Bench::stack(driver, "cuda+pool:initial=8MiB,pages=off"));
 }
 
 #[test]
 fn a_pool_under_adaptors_keeps_the_contract() {
-    check(|driver| Bench::stack(driver, "cuda+pool+statistics+thread_safe"));
+    check(|driver| Bench::stack(driver, "cuda+pool:pages=off+statistics+thread_safe"));
 }
 
 #[test]
 fn binning_keeps_the_contract() {
-    check(|driver| Bench::stack(driver, "cuda+pool+binning"));
+    check(|driver| Bench::stack(driver, "cuda+pool:pages=off+binning"));
 }
 
 /// The simulated device opens its own handles, at another address, as another process would.
@@ -47,7 +47,7 @@ fn binning_keeps_the_contract() {
 fn shared_memory_is_opened_at_its_offset_and_closed_once() {
     let device = SimDevice::new(SimConfig::with_capacity(256 * MIB));
     let driver: DriverHandle = Arc::<SimDevice>::clone(&device);
-    let bench = Bench::stack(Arc::clone(&driver), "cuda+pool:initial=8MiB");
+    let bench = Bench::stack(Arc::clone(&driver), "cuda+pool:initial=8MiB,pages=off");
     let manager = bench.manager();
     let _before = manager.memalloc(MIB).unwrap();
     let memory = manager.memalloc(MIB).unwrap().view(1000..5000).unwrap();

@@ -42,13 +42,13 @@ fn the_stack_cuda_keeps_the_contract() {
 #[test]
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn a_pool_keeps_the_contract() {
-    alone(|gpu| Bench::stack(gpu, "cuda+pool:initial=64MiB"), common::all);
+    alone(|gpu| Bench::stack(gpu, "cuda+pool:initial=64MiB,pages=off"), common::all);
 }
 
 #[test]
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn a_pool_under_adaptors_keeps_the_contract() {
-    alone(|gpu| Bench::stack(gpu, "cuda+pool:initial=64MiB+statistics+thread_safe"), common::all);
+    alone(|gpu| Bench::stack(gpu, "cuda+pool:initial=64MiB,pages=off+statistics+thread_safe"), common::all);
 }
 
 /// Shares memory with a child process, which reads what is there and writes its answer.
@@ -89,7 +89,7 @@ fn plain_cuda_shares_memory_with_another_process() {
 #[test]
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn a_pool_shares_memory_with_another_process() {
-    alone(|gpu| Bench::stack(gpu, "cuda+pool:initial=64MiB"), share_with_a_child);
+    alone(|gpu| Bench::stack(gpu, "cuda+pool:initial=64MiB,pages=off"), share_with_a_child);
 }
 
 /// The other process of the tests above, which start it; it has nothing to do on its own.

@@ -109,7 +109,7 @@ impl Setup {
 
     fn with(device: Arc<SimDevice>, check: Option<Arc<SimDevice>>) -> Self {
         let calls = Arc::new(Mutex::new(Vec::new()));
-        let upstream = build(&device, "cuda+pool");
+        let upstream = build(&device, "cuda+pool:pages=off");
         let recorder = Recorder { upstream, check, calls: Arc::clone(&calls) };
         let manager = MillpondMemoryManager::new(Arc::new(recorder));
         manager.initialize().unwrap();
@@ -218,7 +218,7 @@ fn mixed_up(how: Use) -> bool {
     (0..64).any(|seed| {
         let config = SimConfig::with_capacity(64 * MIB).seed(seed).schedule(Schedule::Seeded(seed));
         let device = SimDevice::new(config);
-        let manager = MillpondMemoryManager::new(build(&device, "cuda+pool"));
+        let manager = MillpondMemoryManager::new(build(&device, "cuda+pool:pages=off"));
         let stream = device.stream_create(StreamFlags::NON_BLOCKING).unwrap();
         let take = || manager.memalloc(4096).unwrap();
         let memory = if how.taken { with_stream(stream, take) } else { take() };
@@ -266,7 +266,7 @@ fn mixed_up_in_a_scope(announce: fn(&MillpondMemoryManager, StreamRef) -> Memory
     (0..64).any(|seed| {
         let config = SimConfig::with_capacity(64 * MIB).seed(seed).schedule(Schedule::Seeded(seed));
         let device = SimDevice::new(config);
-        let manager = MillpondMemoryManager::new(build(&device, "cuda+pool"));
+        let manager = MillpondMemoryManager::new(build(&device, "cuda+pool:pages=off"));
         let stream = device.stream_create(StreamFlags::NON_BLOCKING).unwrap();
         let memory = announce(&manager, stream);
         device.launch(StreamRef::LEGACY, &[Access::write(memory.device_pointer(), 4096, 1)]);
@@ -371,7 +371,7 @@ fn a_stack_that_was_built_stays_while_its_memory_cannot_be_ordered() {
     let counted = Arc::clone(&builds);
     let builder: StackBuilder = Arc::new(move |driver| {
         counted.fetch_add(1, Ordering::SeqCst);
-        "cuda+pool".parse::<millpond_core::stack::StackSpec>()?.build(&layers(), driver)
+        "cuda+pool:pages=off".parse::<millpond_core::stack::StackSpec>()?.build(&layers(), driver)
     });
     let driver: DriverHandle = Arc::<SimDevice>::clone(&device);
     let manager = MillpondMemoryManager::with_builder(Some(driver), builder);
@@ -458,7 +458,9 @@ fn a_stack_is_built_once_by_whoever_comes_first_and_again_after_a_reset() {
     let builder: StackBuilder = Arc::new(move |driver| {
         counted.fetch_add(1, Ordering::SeqCst);
         // Two at a time would not fit.
-        "cuda+pool:initial=40MiB".parse::<millpond_core::stack::StackSpec>()?.build(&layers(), driver)
+        "cuda+pool:initial=40MiB,pages=off"
+            .parse::<millpond_core::stack::StackSpec>()?
+            .build(&layers(), driver)
     });
     let driver: DriverHandle = Arc::<SimDevice>::clone(&device);
     let manager = MillpondMemoryManager::with_builder(Some(driver), builder);
@@ -480,8 +482,9 @@ fn resets_and_finalizers_may_race() {
     assert_eq!(misuses(), 0);
     let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
     let driver: DriverHandle = Arc::<SimDevice>::clone(&device);
-    let builder: StackBuilder =
-        Arc::new(|driver| "cuda+pool".parse::<millpond_core::stack::StackSpec>()?.build(&layers(), driver));
+    let builder: StackBuilder = Arc::new(|driver| {
+        "cuda+pool:pages=off".parse::<millpond_core::stack::StackSpec>()?.build(&layers(), driver)
+    });
     let manager = MillpondMemoryManager::with_builder(Some(driver), builder);
     std::thread::scope(|scope| {
         for thread in 0..4 {

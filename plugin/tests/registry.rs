@@ -150,7 +150,7 @@ fn the_second_choice_and_a_late_one_are_refused() {
 
 #[test]
 fn the_environment_wins_and_warns() {
-    let (registry, devices) = registry(Some("cuda+pool:initial=1MiB"));
+    let (registry, devices) = registry(Some("cuda+pool:initial=1MiB,pages=off"));
     let (factory, counts) = counting(1);
     let warnings = warnings::of(|| registry.set(factory).unwrap());
     assert_eq!(warnings, 1);
@@ -206,7 +206,7 @@ fn a_device_that_is_not_there_settles_nothing() {
 
 #[test]
 fn a_stack_that_cannot_be_built_is_an_error_each_time_and_no_harm() {
-    let (registry, devices) = registry(Some("cuda+pool:initial=1GiB"));
+    let (registry, devices) = registry(Some("cuda+pool:initial=1GiB,pages=off"));
     for _ in 0..2 {
         let error = registry.get(devices[0].device()).unwrap_err();
         assert!(error.to_string().contains("MILLPOND_MEMORY_MANAGER=cuda+pool:initial=1GiB"), "{error}");
@@ -217,7 +217,7 @@ fn a_stack_that_cannot_be_built_is_an_error_each_time_and_no_harm() {
 #[test]
 fn reset_reaches_every_device() {
     let (registry, devices) = registry(None);
-    registry.set(MillpondMemoryManager::factory("cuda+pool".parse().unwrap(), layers())).unwrap();
+    registry.set(MillpondMemoryManager::factory("cuda+pool:pages=off".parse().unwrap(), layers())).unwrap();
     let left: Vec<_> =
         devices.iter().map(|device| registry.get(device.device()).unwrap().memalloc(64).unwrap()).collect();
     registry.reset();

@@ -63,7 +63,7 @@ fn plain_cuda_asks_the_driver_once_for_each_row_and_takes_what_is_live() {
 #[test]
 fn a_pool_asks_the_driver_less_and_tells_how_it_reused() {
     let folder = Folder::new();
-    let report = Run::json(&folder.log(&rows(4, 4000)), &["--stack", "cuda+pool", "--repeat", "3"]);
+    let report = Run::json(&folder.log(&rows(4, 4000)), &["--stack", "cuda+pool:pages=off", "--repeat", "3"]);
     let pool = &report["stacks"][0];
     let allocations = pool["driver"]["by_kind"]["mem_alloc"]["calls"].as_u64().unwrap();
     assert!(allocations < 200, "{allocations}");

@@ -14,14 +14,16 @@
 pub mod binning;
 mod driver_memory;
 pub mod fixed_size;
-pub mod ordered;
+pub mod lock;
+mod ordered;
 pub mod pool;
 pub mod registry;
+mod sync;
 
 pub use binning::{BinningLayer, BinningMemoryResource};
 pub use driver_memory::{CudaMemoryResource, ManagedMemoryResource};
 pub use fixed_size::{FixedSizeLayer, FixedSizeMemoryResource, FixedSizeOptions};
-pub use pool::{PoolLayer, PoolMemoryResource, PoolOptions};
+pub use pool::{PagesMode, PoolLayer, PoolMemoryResource, PoolOptions};
 pub use registry::{
     get_current_device_resource, get_per_device_resource, reset_current_device_resource,
     reset_per_device_resource, set_current_device_resource, set_per_device_resource,

@@ -5,7 +5,6 @@ pub(crate) mod layer;
 mod tests;
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use millpond_core::{
     ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error, Layout, MemoryInfo, ResourceStatistics,
@@ -13,6 +12,8 @@ use millpond_core::{
 };
 
 pub use layer::LimitingLayer;
+
+use crate::shards::{All, Guard, Shards};
 
 /// Refuses what would bring the bytes that are handed out above a limit.
 ///
@@ -47,18 +48,22 @@ pub use layer::LimitingLayer;
 pub struct LimitingResourceAdaptor<R> {
     upstream: R,
     limit_bytes: u64,
-    allocated_bytes: AtomicU64,
+    /// What is left of the limit, dealt out to the threads: one that has not enough looks at all shares at
+    /// one moment, so what fits is served, and threads seldom wait for each other.
+    left: Shards<u64>,
 }
 
 impl<R> LimitingResourceAdaptor<R> {
     /// Lets `limit_bytes` of `upstream` be handed out at a time.
     pub fn new(upstream: R, limit_bytes: u64) -> Self {
-        Self { upstream, limit_bytes, allocated_bytes: AtomicU64::new(0) }
+        let left = Shards::new();
+        *left.mine() = limit_bytes;
+        Self { upstream, limit_bytes, left }
     }
 
     /// How many bytes are handed out, after rounding. Never more than [`limit_bytes`](Self::limit_bytes).
     pub fn allocated_bytes(&self) -> u64 {
-        self.allocated_bytes.load(Ordering::Acquire)
+        self.limit_bytes - self.sum(&self.left.all())
     }
 
     /// How many bytes may be handed out.
@@ -66,18 +71,51 @@ impl<R> LimitingResourceAdaptor<R> {
         self.limit_bytes
     }
 
-    /// Counts a request if it fits; else returns what is handed out. Acquires what [`release`](Self::release)
-    /// releases, so that the upstream has taken a block back before its bytes are asked for again.
-    fn acquire(&self, bytes: u64) -> Result<u64, u64> {
-        let fitting = |allocated: u64| allocated.checked_add(bytes).filter(|sum| *sum <= self.limit_bytes);
-        self.allocated_bytes.fetch_update(Ordering::Acquire, Ordering::Acquire, fitting)
+    /// Counts a request if it fits; else returns what is handed out.
+    fn acquire(&self, bytes: u64) -> Result<(), u64> {
+        let mut mine = self.left.mine();
+        if let Some(left) = mine.checked_sub(bytes) {
+            *mine = left;
+            return Ok(());
+        }
+        self.acquire_beyond_share(mine, bytes)
+    }
+
+    /// Takes from the shares of other threads, before everybody is stopped.
+    #[cold]
+    fn acquire_beyond_share(&self, mut mine: Guard<'_, u64>, bytes: u64) -> Result<(), u64> {
+        let enough = self.left.visit_others(|other| {
+            let half = *other / 2;
+            if let Some(sum) = mine.checked_add(half) {
+                *mine = sum;
+                *other -= half;
+            }
+            *mine >= bytes
+        });
+        if enough {
+            *mine -= bytes;
+            return Ok(());
+        }
+        drop(mine);
+        let mut all = self.left.all();
+        let sum = self.sum(&all);
+        let left = sum.checked_sub(bytes).ok_or(self.limit_bytes - sum)?;
+        let All { each, mine } = &mut all;
+        let share = left / each.len() as u64;
+        each.iter_mut().for_each(|part| **part = share);
+        *each[*mine] += left % each.len() as u64;
+        Ok(())
     }
 
     /// Saturates, because a caller may give back what was never handed out.
     fn release(&self, bytes: u64) {
-        let lower = |allocated: u64| Some(allocated.saturating_sub(bytes));
-        // Never fails, as `lower` never declines.
-        let _ = self.allocated_bytes.fetch_update(Ordering::Release, Ordering::Relaxed, lower);
+        let mut mine = self.left.mine();
+        *mine = mine.saturating_add(bytes).min(self.limit_bytes);
+    }
+
+    /// What is left of the limit.
+    fn sum(&self, all: &All<'_, u64>) -> u64 {
+        all.each.iter().fold(0, |sum: u64, part| sum.saturating_add(**part)).min(self.limit_bytes)
     }
 
     fn over_limit(&self, bytes: u64, allocated: u64) -> Error {

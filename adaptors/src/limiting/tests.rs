@@ -7,6 +7,7 @@ use millpond_core::{
     MemoryInfo, ResourceStatistics, StreamRef, find,
 };
 use millpond_driver::sim::{SimConfig, SimDevice};
+use millpond_testkit::Rng;
 use millpond_testkit::mock::{self, Call, MockResource};
 
 use super::{LimitingLayer, LimitingResourceAdaptor};
@@ -127,6 +128,34 @@ fn large_requests_in_vain_never_refuse_a_small_one() {
         results.into_iter().for_each(|result| result.unwrap());
     });
     assert_eq!(resource.allocated_bytes(), 0);
+}
+
+/// Whatever threads call: what fits is served, what does not is refused, and the count is exact.
+#[test]
+fn the_limit_is_the_same_for_all_threads() {
+    for seed in 0..20 {
+        let mut rng = Rng::new(seed);
+        let (resource, _handle) = adaptor(64 * 256);
+        let (mut live, mut allocated) = (Vec::new(), 0);
+        for _ in 0..200 {
+            let bytes = 256 * (1 + rng.below(24));
+            let on_some_thread = |call: &mut (dyn FnMut() + Send)| {
+                std::thread::scope(|scope| drop(scope.spawn(call)));
+            };
+            if rng.percent(60) {
+                let mut result = None;
+                on_some_thread(&mut || result = resource.allocate_bytes(bytes, S).ok());
+                assert_eq!(result.is_some(), allocated + bytes <= resource.limit_bytes(), "seed {seed}");
+                live.extend(result.map(|ptr| (ptr, bytes)));
+                allocated += result.map_or(0, |_| bytes);
+            } else if !live.is_empty() {
+                let (ptr, bytes) = live.swap_remove(rng.below(live.len() as u64) as usize);
+                on_some_thread(&mut || free(&resource, ptr, bytes));
+                allocated -= bytes;
+            }
+            assert_eq!(resource.allocated_bytes(), allocated, "seed {seed}");
+        }
+    }
 }
 
 /// The upstream counts for itself what it has handed out.

@@ -1,5 +1,3 @@
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
@@ -8,10 +6,32 @@ use super::row::TimeOfDay;
 /// Every time zone's offset changes on a multiple of this, so it need not be looked up more often.
 const OFFSET_VALID_SECONDS: i64 = 15 * 60;
 
-/// The local time of day, for the price of reading the clock.
+const NANOSECONDS: u64 = 1_000_000_000;
+
+/// Nanoseconds since 1970, by the system's clock; the last of them in the year 2554.
+#[cfg(target_os = "linux")]
+#[inline]
+pub(super) fn now() -> u64 {
+    use rustix::time::{ClockId, clock_gettime};
+    let now = clock_gettime(ClockId::Realtime);
+    // Before 1970 the clock is wrong anyway.
+    u64::try_from(now.tv_sec).unwrap_or(0).saturating_mul(NANOSECONDS).saturating_add(now.tv_nsec as u64)
+}
+
+#[cfg(not(target_os = "linux"))]
+#[inline]
+pub(super) fn now() -> u64 {
+    use std::time::{SystemTime, UNIX_EPOCH};
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    since_1970.as_secs().saturating_mul(NANOSECONDS).saturating_add(since_1970.subsec_nanos().into())
+}
+
+/// Times as the local time of day.
 #[derive(Debug)]
 pub(super) struct Clock {
     zone: TimeZone,
+    /// The last second that was asked for, since 1970, and in the zone since midnight.
+    second: (u64, u64),
     /// Which multiple of [`OFFSET_VALID_SECONDS`] the offset is for.
     period: i64,
     offset_seconds: i64,
@@ -19,24 +39,29 @@ pub(super) struct Clock {
 
 impl Clock {
     pub(super) fn new(zone: TimeZone) -> Self {
-        Self { zone, period: i64::MIN, offset_seconds: 0 }
+        let mut clock = Self { zone, second: (0, 0), period: i64::MIN, offset_seconds: 0 };
+        clock.second.1 = clock.second_of_day(0);
+        clock
     }
 
-    pub(super) fn now(&mut self) -> TimeOfDay {
-        // Before 1970 the clock is wrong anyway.
-        self.time_of_day(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
+    #[inline]
+    pub(super) fn time_of_day(&mut self, nanoseconds_since_1970: u64) -> TimeOfDay {
+        let (second, rest) = (nanoseconds_since_1970 / NANOSECONDS, nanoseconds_since_1970 % NANOSECONDS);
+        if second != self.second.0 {
+            self.second = (second, self.second_of_day(second));
+        }
+        TimeOfDay { micros: self.second.1 * 1_000_000 + rest / 1000 }
     }
 
-    fn time_of_day(&mut self, since_1970: Duration) -> TimeOfDay {
-        let seconds = i64::try_from(since_1970.as_secs()).unwrap_or(i64::MAX / 2);
+    fn second_of_day(&mut self, since_1970: u64) -> u64 {
+        let seconds = i64::try_from(since_1970).unwrap_or(i64::MAX / 2);
         let period = seconds.div_euclid(OFFSET_VALID_SECONDS);
         if period != self.period {
             let now = Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX);
             self.offset_seconds = self.zone.to_offset(now).seconds().into();
             self.period = period;
         }
-        let of_day = (seconds + self.offset_seconds).rem_euclid(24 * 60 * 60);
-        TimeOfDay { micros: of_day.unsigned_abs() * 1_000_000 + u64::from(since_1970.subsec_micros()) }
+        (seconds + self.offset_seconds).rem_euclid(24 * 60 * 60).unsigned_abs()
     }
 }
 
@@ -57,7 +82,7 @@ mod tests {
             (1_792_890_000, "02:00:00.000042"),
             (1_792_969_200, "00:00:00.000042"),
         ] {
-            let time = clock.time_of_day(Duration::new(seconds, 42_999));
+            let time = clock.time_of_day(seconds * NANOSECONDS + 42_999);
             assert_eq!(time.to_string(), expected, "{seconds}");
         }
     }
@@ -66,14 +91,14 @@ mod tests {
     fn zones_behind_and_ahead_of_utc_wrap_at_midnight() {
         for (zone, expected) in [("<-1130>11:30", "13:30:00.000000"), ("<+1245>-12:45", "13:45:00.000000")] {
             let mut clock = Clock::new(TimeZone::posix(zone).unwrap());
-            assert_eq!(clock.time_of_day(Duration::from_secs(3600)).to_string(), expected);
+            assert_eq!(clock.time_of_day(3600 * NANOSECONDS).to_string(), expected);
         }
     }
 
     #[test]
-    fn a_time_beyond_all_calendars_does_not_panic() {
+    fn the_first_and_the_last_time_that_fit_do_not_panic() {
         let mut clock = Clock::new(TimeZone::UTC);
-        clock.time_of_day(Duration::MAX);
-        clock.time_of_day(Duration::ZERO);
+        assert_eq!(clock.time_of_day(0).to_string(), "00:00:00.000000");
+        assert_eq!(clock.time_of_day(u64::MAX).to_string(), "23:34:33.709551");
     }
 }

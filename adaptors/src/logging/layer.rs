@@ -56,6 +56,13 @@ pub enum Flush {
     /// Rows are written in blocks of 64 KiB, by [`flush`](LoggingResourceAdaptor::flush) and on drop. What is
     /// in the buffer when a process aborts, is killed, or exits without dropping the adaptor, is lost.
     Buffered,
+    /// Rows wait in a queue and are written by a thread of the log's own, some milliseconds later: the call
+    /// pays for the clock and the queue only. A full queue makes callers wait; no row is dropped. Everything
+    /// is written before [`flush`](LoggingResourceAdaptor::flush) and drop return, and before the process
+    /// exits, whether by the end of `main`, by `exit` or by a panic. What waits when a process aborts, is
+    /// killed, or leaves by `_exit` is lost. Not for a process that forks and goes on allocating in the
+    /// child.
+    Async,
 }
 
 impl LoggingLayer {
@@ -116,7 +123,7 @@ pub(super) struct Settings {
     /// The file, if it is one.
     path: Option<PathBuf>,
     pub(super) columns: Columns,
-    flush: Flush,
+    pub(super) flush: Flush,
 }
 
 impl Settings {
@@ -131,7 +138,11 @@ impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let file = self.path.as_ref().map(|path| format!("file={}", path.display()));
         let columns = (self.columns == Columns::Extended).then(|| "columns=extended".to_owned());
-        let flush = (self.flush == Flush::Buffered).then(|| "flush=buffered".to_owned());
+        let flush = match self.flush {
+            Flush::EveryRow => None,
+            Flush::Buffered => Some("flush=buffered".to_owned()),
+            Flush::Async => Some("flush=async".to_owned()),
+        };
         let params: Vec<String> = [file, columns, flush].into_iter().flatten().collect();
         write!(f, "logging{}{}", if params.is_empty() { "" } else { ":" }, params.join(","))
     }
@@ -205,7 +216,8 @@ impl FromStr for Flush {
         match text {
             "row" => Ok(Self::EveryRow),
             "buffered" => Ok(Self::Buffered),
-            _ => Err(Error::invalid_argument("write row or buffered")),
+            "async" => Ok(Self::Async),
+            _ => Err(Error::invalid_argument("write row, buffered or async")),
         }
     }
 }
@@ -219,7 +231,10 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
             "columns",
             "rmm (as RMM's logs, the default) or extended (device, alignment, clock and duration too)",
         ),
-        ("flush", "row (nothing is lost in an abort, the default) or buffered (faster)"),
+        (
+            "flush",
+            "row (nothing is lost in an abort, the default), async (by a thread of its own) or buffered",
+        ),
     ],
     kind: LayerKind::Layer(build),
 };

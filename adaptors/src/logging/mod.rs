@@ -9,14 +9,22 @@
 //!
 //! [`Row`] says what each column holds, and reads and writes it.
 
+mod at_exit;
+mod canary;
+mod cells;
 mod clock;
+mod journal;
 pub(crate) mod layer;
-mod log;
+mod outlet;
+mod queue;
+mod record;
 mod row;
 mod sink;
 #[cfg(test)]
 mod tests;
+mod text;
 mod thread;
+mod writers;
 
 use std::fmt;
 use std::io::Write;
@@ -27,20 +35,21 @@ use millpond_core::{
     DeviceMemoryResource, DevicePtr, DriverHandle, Layer, Layout, MemoryInfo, ResourceStatistics, Result,
     StreamRef, is_same,
 };
-use parking_lot::Mutex;
 
 pub use layer::{Columns, FILE_VARIABLES, Flush, LoggingLayer, default_file_name};
 pub use row::{Action, EXTENDED_HEADER, HEADER, Row, TimeOfDay};
 
+use journal::Journal;
 use layer::Settings;
-use log::{Entry, Log, nanoseconds_since};
+use record::{Entry, nanoseconds_since};
+use sink::Sink;
 
 /// Writes a row of CSV for every allocation, failure and deallocation.
 ///
 /// A deallocation is logged before the upstream is called, an allocation after it returned, so that the
 /// rows of an address that several threads reuse never overlap. Rows are whole and in order of time,
 /// whatever the threads. By default each row is with the operating system before the call that it is about
-/// returns, so that the log of a process that aborts is complete; [`Flush::Buffered`] trades that for speed.
+/// returns, so that the log of a process that aborts is complete; [`Flush`] says what trades that for speed.
 ///
 /// A log that cannot be opened is an error when the adaptor is built. A write that fails later never fails
 /// an allocation: it is counted in [`write_errors`](Self::write_errors) and reported through `tracing`
@@ -66,7 +75,7 @@ use log::{Entry, Log, nanoseconds_since};
 pub struct LoggingResourceAdaptor<R> {
     upstream: R,
     settings: Settings,
-    log: Mutex<Log>,
+    journal: Journal,
 }
 
 impl<R: DeviceMemoryResource> LoggingResourceAdaptor<R> {
@@ -77,10 +86,10 @@ impl<R: DeviceMemoryResource> LoggingResourceAdaptor<R> {
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if no file is named.
     pub fn new(upstream: R, layer: LoggingLayer) -> Result<Self> {
         let (sink, settings) = layer.open()?;
-        let log = Log::open(sink, settings.columns, upstream.driver().device())
+        let journal = Journal::open(sink, &settings, upstream.driver().device())
             .map_err(|error| settings.unwritable(error))?;
         tracing::debug!(target: "millpond::logging", ?settings, "logging allocations");
-        Ok(Self { upstream, settings, log: Mutex::new(log) })
+        Ok(Self { upstream, settings, journal })
     }
 
     /// Logs to a file, as the [default layer](LoggingLayer::new) does. What the file held is lost.
@@ -112,19 +121,20 @@ impl<R> LoggingResourceAdaptor<R> {
     /// Hands everything logged so far to the destination, and flushes that.
     ///
     /// # Errors
-    /// [`Io`](millpond_core::ErrorKind::Io); the rows that could not be written are lost.
+    /// [`Io`](millpond_core::ErrorKind::Io); the rows that could not be written are lost. With
+    /// [`Flush::Async`] it is the first error since the last flush.
     pub fn flush(&self) -> Result<()> {
-        self.log.lock().flush().map_err(|error| self.settings.unwritable(error))
+        self.journal.flush().map_err(|error| self.settings.unwritable(error))
     }
 
     /// How many rows the destination has taken, the header not counted.
     pub fn rows_written(&self) -> u64 {
-        self.log.lock().rows_written()
+        self.journal.ask(Sink::rows_written)
     }
 
     /// How many writes failed. The rows of a failed write are lost.
     pub fn write_errors(&self) -> u64 {
-        self.log.lock().write_errors()
+        self.journal.ask(Sink::write_errors)
     }
 }
 
@@ -139,13 +149,13 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResourceAda
             Ok(ptr) => (Action::Allocate, *ptr),
             Err(_) => (Action::AllocateFailure, DevicePtr::NULL),
         };
-        self.log.lock().write(Entry { action, ptr, layout, stream, duration_ns });
+        self.journal.write(Entry { action, ptr, layout, stream, duration_ns });
         result.map_err(|error| error.in_stack(self))
     }
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         let entry = Entry { action: Action::Free, ptr, layout, stream, duration_ns: None };
-        self.log.lock().write(entry);
+        self.journal.write(entry);
         // SAFETY: the caller's promises hold for the upstream, where the block came from.
         unsafe { self.upstream.deallocate(ptr, layout, stream) }
     }

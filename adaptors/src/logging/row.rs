@@ -1,4 +1,4 @@
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::marker::PhantomData;
 use std::str::FromStr;
 
@@ -6,6 +6,8 @@ use millpond_core::{DeviceId, DevicePtr, Error, Result};
 use serde::de::{self, Deserializer, Visitor};
 use serde::ser::{self, SerializeStruct, Serializer};
 use serde::{Deserialize, Serialize};
+
+use super::cells::{self, Digits};
 
 /// The header of RMM's logs.
 pub const HEADER: [&str; 6] = ["Thread", "Time", "Action", "Pointer", "Size", "Stream"];
@@ -76,18 +78,52 @@ pub struct Row {
     pub duration_ns: Option<u64>,
 }
 
+impl Row {
+    /// Replaces what `record` holds, the cells of `last`, by those of this row. Many rows are of one thread
+    /// and one microsecond, so these cells stay if they can.
+    #[inline]
+    pub(super) fn fill(&self, record: &mut csv::ByteRecord, last: Option<(u64, TimeOfDay)>) {
+        let digits = &mut [0; 20];
+        match last {
+            Some(last) if last == (self.thread, self.time) => record.truncate(2),
+            Some((thread, _)) if thread == self.thread => {
+                record.truncate(1);
+                record.push_field(&cells::time(self.time));
+            }
+            _ => {
+                record.clear();
+                record.push_field(cells::decimal(self.thread, digits));
+                record.push_field(&cells::time(self.time));
+            }
+        }
+        record.push_field(self.action.as_str().as_bytes());
+        record.push_field(pointer_cell(self.pointer, digits));
+        record.push_field(cells::decimal(self.size, digits));
+        record.push_field(stream_cell(self.stream, digits));
+        if let Some(device) = self.device {
+            let word = if device.is_sim() { "sim:" } else { "cuda:" };
+            record.push_field(cells::numbered(word, device.ordinal(), digits));
+            for number in [self.alignment, self.sequence, self.monotonic_ns, self.duration_ns] {
+                record.push_field(number.map_or(b"", |number| cells::decimal(number, digits)));
+            }
+        }
+    }
+}
+
+/// The cells as `fill` writes them.
 impl Serialize for Row {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let columns = if self.device.is_some() { EXTENDED_HEADER.len() } else { HEADER.len() };
+        let digits = &mut [0; 20];
         let mut row = serializer.serialize_struct("Row", columns)?;
         row.serialize_field("Thread", &self.thread)?;
-        row.serialize_field("Time", &Text(self.time))?;
+        row.serialize_field("Time", &self.time.to_string())?;
         row.serialize_field("Action", self.action.as_str())?;
-        row.serialize_field("Pointer", &Text(Pointer(self.pointer)))?;
+        row.serialize_field("Pointer", text(pointer_cell(self.pointer, digits))?)?;
         row.serialize_field("Size", &self.size)?;
-        row.serialize_field("Stream", &Text(Stream(self.stream)))?;
+        row.serialize_field("Stream", text(stream_cell(self.stream, digits))?)?;
         if let Some(device) = self.device {
-            row.serialize_field("Device", &Text(device))?;
+            row.serialize_field("Device", &device.to_string())?;
             row.serialize_field("Alignment", &self.alignment)?;
             row.serialize_field("Sequence", &self.sequence)?;
             row.serialize_field("MonotonicNs", &self.monotonic_ns)?;
@@ -95,6 +131,22 @@ impl Serialize for Row {
         }
         row.end()
     }
+}
+
+/// As glibc's `%p` prints a pointer, which is what RMM uses.
+#[inline]
+fn pointer_cell(pointer: DevicePtr, digits: &mut Digits) -> &[u8] {
+    if pointer.is_null() { b"(nil)" } else { cells::hexadecimal(pointer.address(), digits) }
+}
+
+/// As [`StreamRef`](millpond_core::StreamRef) prints itself.
+#[inline]
+fn stream_cell(handle: u64, digits: &mut Digits) -> &[u8] {
+    if handle == 0 { b"0" } else { cells::hexadecimal(handle, digits) }
+}
+
+fn text<E: ser::Error>(cell: &[u8]) -> Result<&str, E> {
+    std::str::from_utf8(cell).map_err(E::custom)
 }
 
 /// What a row is about.
@@ -176,14 +228,7 @@ impl FromStr for TimeOfDay {
     }
 }
 
-/// As glibc's `%p` prints a pointer, which is what RMM uses.
 struct Pointer(DevicePtr);
-
-impl fmt::Display for Pointer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_null() { f.write_str("(nil)") } else { self.0.fmt(f) }
-    }
-}
 
 impl FromStr for Pointer {
     type Err = Error;
@@ -196,14 +241,7 @@ impl FromStr for Pointer {
     }
 }
 
-/// As [`StreamRef`](millpond_core::StreamRef) prints itself.
 struct Stream(u64);
-
-impl fmt::Display for Stream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0 == 0 { f.write_str("0") } else { write!(f, "{:#x}", self.0) }
-    }
-}
 
 impl FromStr for Stream {
     type Err = Error;
@@ -236,33 +274,6 @@ impl FromStr for Device {
 fn hexadecimal(text: &str) -> Option<u64> {
     let digits = text.strip_prefix("0x")?;
     u64::from_str_radix(digits, 16).ok().filter(|_| !digits.starts_with('+'))
-}
-
-/// Serialises what is displayed without allocating a string for it.
-struct Text<T>(T);
-
-impl<T: fmt::Display> Serialize for Text<T> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut buffer = Inline { bytes: [0; 32], length: 0 };
-        write!(buffer, "{}", self.0).map_err(ser::Error::custom)?;
-        let text = std::str::from_utf8(&buffer.bytes[..buffer.length]).map_err(ser::Error::custom)?;
-        serializer.serialize_str(text)
-    }
-}
-
-/// Long enough for every cell.
-struct Inline {
-    bytes: [u8; 32],
-    length: usize,
-}
-
-impl fmt::Write for Inline {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        let end = self.length + text.len();
-        self.bytes.get_mut(self.length..end).ok_or(fmt::Error)?.copy_from_slice(text.as_bytes());
-        self.length = end;
-        Ok(())
-    }
 }
 
 fn from_text<'de, T, D>(deserializer: D) -> Result<T, D::Error>

@@ -1,21 +1,18 @@
-use std::cell::RefCell;
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
 use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::Flush;
 
 /// With [`Flush::Buffered`], how many bytes of rows are kept before they are handed over.
 const BUFFER_BYTES: usize = 64 * 1024;
 
-/// Where rows go: collects whole rows and hands them to the destination.
+/// Where rows go: hands whole rows to the destination.
 ///
-/// The crate csv writes into it and never sees an error of the destination: a failed write loses the rows
-/// that it was about, is counted, and the next row begins on a line of its own.
-#[derive(Debug)]
-pub(super) struct Sink(RefCell<State>);
-
-struct State {
+/// A failed write loses the rows that it was about, is counted, and the next row begins on a line of its
+/// own. So does a panic of somebody's writer, because freeing memory must not panic.
+pub(super) struct Sink {
     destination: Box<dyn Write + Send>,
     name: String,
     flush: Flush,
@@ -31,7 +28,7 @@ struct State {
 impl Sink {
     /// `name` is what errors call the destination.
     pub(super) fn new(destination: Box<dyn Write + Send>, name: String, flush: Flush) -> Self {
-        Self(RefCell::new(State {
+        Self {
             destination,
             name,
             flush,
@@ -40,41 +37,58 @@ impl Sink {
             torn: false,
             rows_written: 0,
             write_errors: 0,
-        }))
-    }
-
-    /// Says that what was written since the last time is one row.
-    pub(super) fn row_ended(&self) {
-        let state = &mut *self.0.borrow_mut();
-        state.pending_rows += 1;
-        if state.flush == Flush::EveryRow || state.pending.len() >= BUFFER_BYTES {
-            // Counted and reported in there; an allocation must not fail for it.
-            let _ = state.hand_over();
         }
     }
 
-    pub(super) fn flush_all(&self) -> io::Result<()> {
-        self.0.borrow_mut().hand_over()
+    /// Takes the text of so many rows, and hands it over unless it is to wait.
+    ///
+    /// # Errors
+    /// Counted and reported in here.
+    pub(super) fn write(&mut self, text: &[u8], rows: u64) -> io::Result<()> {
+        if self.flush != Flush::Buffered {
+            return self.hand_over(text, rows);
+        }
+        self.pending.extend_from_slice(text);
+        self.pending_rows += rows;
+        if self.pending.len() >= BUFFER_BYTES { self.flush() } else { Ok(()) }
+    }
+
+    /// Hands over what waits.
+    ///
+    /// # Errors
+    /// Counted and reported in here.
+    pub(super) fn flush(&mut self) -> io::Result<()> {
+        let mut pending = mem::take(&mut self.pending);
+        let rows = mem::take(&mut self.pending_rows);
+        let result = self.hand_over(&pending, rows);
+        pending.clear();
+        self.pending = pending;
+        result
     }
 
     pub(super) fn rows_written(&self) -> u64 {
-        self.0.borrow().rows_written
+        self.rows_written
     }
 
     pub(super) fn write_errors(&self) -> u64 {
-        self.0.borrow().write_errors
+        self.write_errors
     }
-}
 
-impl State {
-    fn hand_over(&mut self) -> io::Result<()> {
-        if self.torn && !self.pending.is_empty() {
-            self.pending.insert(0, b'\n');
+    fn hand_over(&mut self, text: &[u8], rows: u64) -> io::Result<()> {
+        if self.torn && !text.is_empty() {
+            let on_a_line_of_its_own = [b"\n", text].concat();
+            return self.hand_over_line(&on_a_line_of_its_own, rows);
         }
+        self.hand_over_line(text, rows)
+    }
+
+    fn hand_over_line(&mut self, text: &[u8], rows: u64) -> io::Result<()> {
         let mut done = 0;
-        let result = self.write_pending(&mut done).and_then(|()| self.destination.flush());
-        let rows = mem::take(&mut self.pending_rows);
-        let written = &self.pending[..done];
+        let destination = &mut self.destination;
+        let write = || write_all(destination, text, &mut done).and_then(|()| destination.flush());
+        let result = catch_unwind(AssertUnwindSafe(write))
+            .unwrap_or_else(|_| Err(io::Error::other("the writer of the log panicked")));
+        let written = &text[..done];
         match &result {
             Ok(()) => self.rows_written += rows,
             Err(error) => {
@@ -85,20 +99,7 @@ impl State {
             }
         }
         self.torn = written.last().map_or(self.torn, |&byte| byte != b'\n');
-        self.pending.clear();
         result
-    }
-
-    fn write_pending(&mut self, done: &mut usize) -> io::Result<()> {
-        while *done < self.pending.len() {
-            match self.destination.write(&self.pending[*done..]) {
-                Ok(0) => return Err(ErrorKind::WriteZero.into()),
-                Ok(bytes) => *done += bytes,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
     }
 
     fn report(&self, error: &io::Error) {
@@ -113,28 +114,29 @@ impl State {
     }
 }
 
-impl Write for Sink {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.get_mut().pending.extend_from_slice(bytes);
-        Ok(bytes.len())
+fn write_all(destination: &mut dyn Write, text: &[u8], done: &mut usize) -> io::Result<()> {
+    while *done < text.len() {
+        match destination.write(&text[*done..]) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(bytes) => *done += bytes,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
     }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+    Ok(())
 }
 
 impl Drop for Sink {
     fn drop(&mut self) {
         // Counted and reported in there.
-        let _ = self.0.get_mut().hand_over();
+        let _ = self.flush();
     }
 }
 
-impl fmt::Debug for State {
+impl fmt::Debug for Sink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, flush, rows_written, write_errors, .. } = self;
-        f.debug_struct("State")
+        f.debug_struct("Sink")
             .field("name", name)
             .field("flush", flush)
             .field("rows_written", rows_written)

@@ -1,7 +1,6 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use millpond_core::stack::{LayerTable, StackSpec};
@@ -18,6 +17,9 @@ use super::{
     Action, Columns, EXTENDED_HEADER, Flush, HEADER, LoggingLayer, LoggingResourceAdaptor, Row, TimeOfDay,
 };
 use crate::probe::Probe;
+
+mod ends;
+mod queued;
 
 const S: StreamRef = StreamRef::LEGACY;
 
@@ -157,10 +159,16 @@ fn a_free_is_logged_before_the_upstream_and_an_allocation_after() {
 
 #[test]
 fn rows_of_many_threads_are_whole_numbered_and_ordered() {
+    for flush in [Flush::EveryRow, Flush::Buffered, Flush::Async] {
+        rows_of_many_threads(flush);
+    }
+}
+
+fn rows_of_many_threads(flush: Flush) {
     const THREADS: usize = 8;
-    const ROUNDS: usize = 500;
+    const ROUNDS: usize = 2000;
     let log = Shared::default();
-    let layer = LoggingLayer::new().writer(log.clone()).columns(Columns::Extended);
+    let layer = LoggingLayer::new().writer(log.clone()).columns(Columns::Extended).flush(flush);
     let resource = layer.layer(mock().0).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
@@ -174,6 +182,7 @@ fn rows_of_many_threads_are_whole_numbered_and_ordered() {
             });
         }
     });
+    resource.flush().unwrap();
     let rows = log.rows();
     assert_eq!(rows.len(), THREADS * ROUNDS * 2);
     assert!(rows.iter().enumerate().all(|(index, row)| row.sequence == Some(index as u64)));
@@ -191,15 +200,20 @@ fn rows_of_many_threads_are_whole_numbered_and_ordered() {
 
 #[test]
 fn flush_and_drop_lose_nothing() {
-    for rows in [0, 1, 3, 5000] {
+    for (rows, flush) in [0, 1, 3, 5000, 100_000]
+        .into_iter()
+        .flat_map(|rows| [Flush::Buffered, Flush::Async].map(|flush| (rows, flush)))
+    {
         let log = Shared::default();
-        let layer = LoggingLayer::new().writer(log.clone()).flush(Flush::Buffered);
+        let layer = LoggingLayer::new().writer(log.clone()).flush(flush);
         let resource = layer.layer(mock().0).unwrap();
         for _ in 0..rows {
             resource.allocate_bytes(1, S).unwrap();
         }
         let early = log.rows().len();
-        assert!(rows == 0 || early < rows, "{early} of {rows} rows were written before they had to be");
+        // A thread of the log's own writes when it likes.
+        let late = early < rows || rows == 0 || flush == Flush::Async;
+        assert!(late, "{early} of {rows} rows were written before they had to be");
         resource.flush().unwrap();
         assert_eq!((log.rows().len(), resource.rows_written()), (rows, rows as u64));
         resource.allocate_bytes(1, S).unwrap();
@@ -238,6 +252,37 @@ fn a_failing_flush_is_an_error() {
     let error = resource.flush().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Io);
     assert_eq!((resource.rows_written(), resource.write_errors()), (0, 1));
+}
+
+/// `deallocate` never panics, so a log must not.
+#[test]
+fn a_writer_that_panics_is_one_that_fails() {
+    struct Panics(Shared);
+
+    impl Write for Panics {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            assert!(!self.0.broken.load(Ordering::SeqCst), "on purpose");
+            self.0.write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    for flush in [Flush::EveryRow, Flush::Buffered, Flush::Async] {
+        let log = Shared::default();
+        let layer = LoggingLayer::new().writer(Panics(log.clone())).flush(flush);
+        let resource = layer.layer(mock().0).unwrap();
+        log.broken.store(true, Ordering::SeqCst);
+        let ptr = resource.allocate_bytes(1, S).unwrap();
+        let flushed = resource.flush();
+        assert_eq!(flushed.is_err(), flush != Flush::EveryRow, "a row's own failure is only counted");
+        log.broken.store(false, Ordering::SeqCst);
+        free(&resource, ptr, 1);
+        resource.flush().unwrap();
+        assert_eq!((log.rows().len(), resource.rows_written(), resource.write_errors()), (1, 1, 1));
+    }
 }
 
 #[test]
@@ -288,47 +333,13 @@ fn millponds_variable_wins_over_rmms_and_none_is_an_error() {
     assert!(error.to_string().contains("logging:file=") && error.to_string().contains("MILLPOND_LOG_FILE"));
 }
 
-/// Not a test by itself: what [`rows_survive_the_end_of_the_process`] runs in a process of its own.
-#[test]
-fn child_process() {
-    let Ok(end) = std::env::var("MILLPOND_TEST_CHILD_ENDS_BY") else { return };
-    let resource = LoggingResourceAdaptor::from_env(mock().0).unwrap();
-    let resource: AnyResource = resource.into_any();
-    let worker = std::thread::spawn(move || {
-        for _ in 0..100 {
-            resource.allocate_bytes(1000, S).unwrap();
-        }
-        match &*end {
-            "abort" => std::process::abort(),
-            "exit" => std::process::exit(0),
-            _ => panic!("on purpose"),
-        }
-    });
-    assert!(worker.join().is_err());
-    std::process::abort();
-}
-
-#[test]
-fn rows_survive_the_end_of_the_process() {
-    let directory = tempfile::tempdir().unwrap();
-    for end in ["abort", "exit", "panic"] {
-        let file = directory.path().join(end);
-        let output = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "logging::tests::child_process"])
-            .env("MILLPOND_TEST_CHILD_ENDS_BY", end)
-            .env("MILLPOND_LOG_FILE", &file)
-            .output()
-            .unwrap();
-        assert_eq!(output.status.success(), end == "exit", "{output:?}");
-        assert_eq!(rows(&std::fs::read_to_string(file).unwrap()).len(), 100, "after {end}");
-    }
-}
-
 #[test]
 fn rows_read_back_as_written() {
-    for seed in 0..500 {
+    let (mut cells, mut last) = (csv::ByteRecord::new(), None);
+    for seed in 0..2000 {
         let mut rng = Rng::new(seed);
-        let mut some = |bound: u64| rng.percent(70).then(|| rng.below(bound));
+        // Of every length.
+        let mut some = |bound| rng.percent(70).then(|| (rng.next_u64() >> rng.below(64)) % bound);
         let extended = some(2).is_some();
         let row = Row {
             thread: some(u64::MAX).unwrap_or(1),
@@ -346,6 +357,9 @@ fn rows_read_back_as_written() {
         let mut writer = csv::Writer::from_writer(Vec::new());
         writer.serialize(&row).unwrap();
         let text = String::from_utf8(writer.into_inner().unwrap()).unwrap();
+        row.fill(&mut cells, last);
+        assert_eq!(cells, text.lines().nth(1).unwrap().split(',').collect::<Vec<_>>(), "seed {seed}");
+        last = Some((row.thread, row.time));
         assert_eq!(rows(&text), [row], "seed {seed}: {text}");
     }
 }
@@ -407,6 +421,9 @@ fn text_builds_it() {
     let rows = rows(&std::fs::read_to_string(&file).unwrap());
     assert_eq!(rows.iter().map(|row| row.pointer).collect::<Vec<_>>(), [ptr, ptr]);
     assert!(rows[0].device.is_some());
+
+    let text = format!("cuda+logging:file={},flush=async", file.display());
+    assert_eq!(build(&text).unwrap().to_string(), text);
 
     for wrong in ["columns=all", "flush=never", "path=log.csv"] {
         let error = build(&format!("cuda+logging:file={},{wrong}", file.display())).unwrap_err();

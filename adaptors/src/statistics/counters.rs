@@ -1,4 +1,3 @@
-use millpond_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 /// One quantity over the time of a level.
@@ -15,21 +14,13 @@ pub struct Counter {
 }
 
 impl Counter {
-    fn add(&mut self, amount: i64) {
-        self.current = self.current.saturating_add(amount);
-        self.total = self.total.saturating_add(amount);
-        self.peak = self.peak.max(self.current);
-    }
-
-    fn subtract(&mut self, amount: i64) {
-        self.current = self.current.saturating_sub(amount);
-    }
-
-    /// Adds what a level on top of this one counted, as if it had been counted here.
-    fn fold(&mut self, above: Self) {
-        self.peak = self.peak.max(self.current.saturating_add(above.peak));
-        self.current = self.current.saturating_add(above.current);
-        self.total = self.total.saturating_add(above.total);
+    /// This, and what a level on top of it counted, as if it had been counted here.
+    fn fold(self, above: Self) -> Self {
+        Self {
+            current: self.current.saturating_add(above.current),
+            peak: self.peak.max(self.current.saturating_add(above.peak)),
+            total: self.total.saturating_add(above.total),
+        }
     }
 }
 
@@ -44,51 +35,13 @@ pub struct Counters {
     pub failures: u64,
 }
 
-/// The counters of all levels.
-#[derive(Default, Debug)]
-pub(super) struct Levels {
-    top: Counters,
-    below: Vec<Counters>,
-}
-
-impl Levels {
-    pub(super) fn allocated(&mut self, bytes: u64) {
-        self.top.bytes.add(signed(bytes));
-        self.top.allocations.add(1);
+impl Counters {
+    /// These, and what a level on top of them counted, as if it had been counted here.
+    pub(super) fn fold(self, above: Self) -> Self {
+        Self {
+            bytes: self.bytes.fold(above.bytes),
+            allocations: self.allocations.fold(above.allocations),
+            failures: self.failures.saturating_add(above.failures),
+        }
     }
-
-    pub(super) fn deallocated(&mut self, bytes: u64) {
-        self.top.bytes.subtract(signed(bytes));
-        self.top.allocations.subtract(1);
-    }
-
-    pub(super) fn failed(&mut self) {
-        self.top.failures += 1;
-    }
-
-    pub(super) fn current(&self) -> Counters {
-        self.top
-    }
-
-    pub(super) fn push(&mut self) -> Counters {
-        let top = std::mem::take(&mut self.top);
-        self.below.push(top);
-        top
-    }
-
-    pub(super) fn pop(&mut self) -> Result<Counters> {
-        let below = self.below.pop().ok_or_else(|| {
-            Error::invalid_argument("the last level of counters cannot be popped; push one before each pop")
-        })?;
-        let popped = std::mem::replace(&mut self.top, below);
-        self.top.bytes.fold(popped.bytes);
-        self.top.allocations.fold(popped.allocations);
-        self.top.failures += popped.failures;
-        Ok(popped)
-    }
-}
-
-/// No block has 2^63 bytes. A caller's nonsense must not panic or wrap around, so nothing here does.
-fn signed(bytes: u64) -> i64 {
-    i64::try_from(bytes).unwrap_or(i64::MAX)
 }

@@ -2,6 +2,7 @@
 
 mod counters;
 pub(crate) mod layer;
+mod tally;
 #[cfg(test)]
 mod tests;
 
@@ -11,11 +12,11 @@ use millpond_core::{
     DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef,
     downcast,
 };
-use spin::{Yield, mutex::SpinMutex};
 
-use counters::Levels;
 pub use counters::{Counter, Counters};
 pub use layer::StatisticsLayer;
+
+use tally::Tally;
 
 /// Counts what passes through: current, peak and total of bytes and of allocations.
 ///
@@ -24,9 +25,10 @@ pub use layer::StatisticsLayer;
 /// deallocation before the upstream sees it, so the counters never show more than what is really live. A
 /// deallocation that the upstream refuses has been counted by then.
 ///
-/// The counters are exact under any number of threads, peaks included: an operation takes one short lock,
-/// never held while the upstream is called. [`statistics`](DeviceMemoryResource::statistics) forwards to
-/// the upstream; what is counted here is in [`counters`](Self::counters).
+/// The counters are exact under any number of threads, peaks included. Each thread counts by itself, unless
+/// the peak may rise, so threads do not wait for each other; no lock is held while the upstream is called.
+/// [`statistics`](DeviceMemoryResource::statistics) forwards to the upstream; what is counted here is in
+/// [`counters`](Self::counters).
 ///
 /// # Levels
 /// [`push_counters`](Self::push_counters) starts fresh counters for a part of the program and
@@ -60,24 +62,23 @@ pub use layer::StatisticsLayer;
 #[derive(Debug)]
 pub struct StatisticsResourceAdaptor<R> {
     upstream: R,
-    /// Held for a handful of additions: giving it back costs a plain store, half of what another lock costs.
-    levels: SpinMutex<Levels, Yield>,
+    tally: Tally,
 }
 
 impl<R> StatisticsResourceAdaptor<R> {
     /// Counts what `upstream` hands out from now on.
     pub fn new(upstream: R) -> Self {
-        Self { upstream, levels: SpinMutex::default() }
+        Self { upstream, tally: Tally::new() }
     }
 
     /// The counters of the present level.
     pub fn counters(&self) -> Counters {
-        self.levels.lock().current()
+        self.tally.current()
     }
 
     /// Starts a level with all counters at zero; returns those of the level below, as they are now.
     pub fn push_counters(&self) -> Counters {
-        self.levels.lock().push()
+        self.tally.push()
     }
 
     /// Ends the present level, folds its counters into the level below, and returns them.
@@ -85,7 +86,7 @@ impl<R> StatisticsResourceAdaptor<R> {
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if there is no level below.
     pub fn pop_counters(&self) -> Result<Counters> {
-        self.levels.lock().pop()
+        self.tally.pop()
     }
 }
 
@@ -95,18 +96,18 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
         match self.upstream.allocate(layout, stream) {
             Ok(ptr) => {
-                self.levels.lock().allocated(layout.bytes());
+                self.tally.allocated(layout.bytes());
                 Ok(ptr)
             }
             Err(error) => {
-                self.levels.lock().failed();
+                self.tally.failed();
                 Err(error.in_stack(self))
             }
         }
     }
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
-        self.levels.lock().deallocated(layout.bytes());
+        self.tally.deallocated(layout.bytes());
         // SAFETY: the caller's promises hold for the upstream, where the block came from.
         unsafe { self.upstream.deallocate(ptr, layout, stream) }
     }

@@ -123,39 +123,49 @@ fn the_last_level_stays() {
 /// What a level must show is what a fresh adaptor would, had it seen everything since the push.
 #[test]
 fn every_level_equals_a_recount_of_what_happened_since_its_push() {
-    for seed in 0..200 {
-        let mut rng = Rng::new(seed);
-        let (resource, handle) = adaptor();
-        let mut history: Vec<i64> = Vec::new();
-        let mut starts = vec![0];
-        let mut live = Vec::new();
-        for _ in 0..200 {
-            match rng.below(10) {
-                0 => {
-                    resource.push_counters();
-                    starts.push(history.len());
-                }
-                1 if starts.len() > 1 => {
-                    let popped = resource.pop_counters().unwrap();
-                    let start = starts.pop().unwrap();
-                    assert_eq!(popped.bytes, recount(&history[start..]), "seed {seed}");
-                }
-                2..=4 if !live.is_empty() => {
-                    let (ptr, bytes) = live.swap_remove(rng.below(live.len() as u64) as usize);
-                    free(&resource, ptr, bytes);
-                    history.push(-(bytes as i64));
-                }
-                _ => {
-                    let bytes = rng.below(1 << 20) + 1;
-                    live.push((resource.allocate_bytes(bytes, S).unwrap(), bytes));
-                    history.push(bytes as i64);
-                }
+    (0..200).for_each(|seed| check_recount(seed, |call| call()));
+}
+
+/// The same when each call is another thread's.
+#[test]
+fn every_level_equals_a_recount_whatever_threads_call() {
+    (0..20).for_each(|seed| check_recount(seed, |call| std::thread::scope(|scope| drop(scope.spawn(call)))));
+}
+
+fn check_recount(seed: u64, on_some_thread: impl Fn(&mut (dyn FnMut() + Send))) {
+    let mut rng = Rng::new(seed);
+    let (resource, handle) = adaptor();
+    let mut history: Vec<i64> = Vec::new();
+    let mut starts = vec![0];
+    let mut live = Vec::new();
+    for _ in 0..200 {
+        match rng.below(10) {
+            0 => {
+                resource.push_counters();
+                starts.push(history.len());
             }
-            let start = *starts.last().unwrap();
-            assert_eq!(resource.counters().bytes, recount(&history[start..]), "seed {seed}");
+            1 if starts.len() > 1 => {
+                let popped = resource.pop_counters().unwrap();
+                let start = starts.pop().unwrap();
+                assert_eq!(popped.bytes, recount(&history[start..]), "seed {seed}");
+            }
+            2..=4 if !live.is_empty() => {
+                let (ptr, bytes) = live.swap_remove(rng.below(live.len() as u64) as usize);
+                on_some_thread(&mut || free(&resource, ptr, bytes));
+                history.push(-(bytes as i64));
+            }
+            _ => {
+                let bytes = rng.below(1 << 20) + 1;
+                let mut ptr = DevicePtr::NULL;
+                on_some_thread(&mut || ptr = resource.allocate_bytes(bytes, S).unwrap());
+                live.push((ptr, bytes));
+                history.push(bytes as i64);
+            }
         }
-        assert_eq!(handle.live().len(), live.len());
+        let start = *starts.last().unwrap();
+        assert_eq!(resource.counters().bytes, recount(&history[start..]), "seed {seed}");
     }
+    assert_eq!(handle.live().len(), live.len());
 }
 
 fn recount(history: &[i64]) -> Counter {

@@ -1,13 +1,14 @@
 use std::backtrace::Backtrace;
-use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use millpond_core::misuse::MisuseKind;
 use millpond_core::{DevicePtr, StreamRef};
-use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
+
+use super::table::{self, Block, Details, Table, Unknown};
+use crate::shards::Padded;
 
 /// An allocation that was not given back yet.
 #[derive(Clone, Debug)]
@@ -34,108 +35,164 @@ impl fmt::Display for Allocation {
 }
 
 /// A power of two, well above the number of threads that allocate at the same moment.
-const SHARDS: usize = 64;
+pub(super) const SHARDS: usize = 64;
 
 /// All outstanding allocations by address, in shards with a lock each.
 pub(super) struct Ledger {
-    shards: Box<[Shard]>,
+    shards: Box<[Padded<Shard>]>,
     next_sequence: AtomicU64,
+    /// The stack as text, for what is reported.
+    stack: String,
 }
 
-/// Apart from its neighbours' cache lines, which the hardware fetches in pairs.
-#[derive(Default)]
-#[repr(align(128))]
-struct Shard(Mutex<Blocks>);
-
-#[derive(Default)]
-struct Blocks {
-    by_address: FxHashMap<u64, Record>,
+struct Shard {
+    table: Table,
+    /// The last allocation, which waits for its place in the table to arrive from memory: it goes there when
+    /// the shard is used next. Address 0 if there is none.
+    latest: (u64, Block),
+    /// Of all allocations of the shard.
     bytes: u64,
-}
-
-/// An allocation without its address.
-struct Record {
-    bytes: u64,
-    stream: StreamRef,
-    sequence: u64,
-    backtrace: Option<Arc<Backtrace>>,
+    /// By address, with [`Stacks::On`](super::Stacks::On).
+    backtraces: FxHashMap<u64, Arc<Backtrace>>,
 }
 
 impl Ledger {
-    pub(super) fn new() -> Self {
-        Self { shards: (0..SHARDS).map(|_| Shard::default()).collect(), next_sequence: AtomicU64::new(0) }
+    pub(super) fn new(stack: String) -> Self {
+        let shards = (0..SHARDS).map(|_| Padded::default()).collect();
+        Self { shards, next_sequence: AtomicU64::new(0), stack }
     }
 
-    /// Notes an allocation; returns one that was noted at this address before, which must be gone.
+    /// Notes an allocation. One that was noted at this address before must be gone.
+    #[inline]
     pub(super) fn insert(
         &self,
         ptr: DevicePtr,
         bytes: u64,
         stream: StreamRef,
         backtrace: Option<Arc<Backtrace>>,
-    ) -> Option<Allocation> {
+    ) {
         let sequence = self.next_sequence.fetch_add(1, Ordering::Relaxed);
-        let record = Record { bytes, stream, sequence, backtrace };
-        let mut blocks = self.shard(ptr).lock();
-        let replaced = blocks.by_address.insert(ptr.address(), record);
-        let gone = replaced.as_ref().map_or(0, |record| record.bytes);
-        blocks.bytes = blocks.bytes.saturating_add(bytes).saturating_sub(gone);
-        replaced.map(|record| record.at(ptr))
+        let mut shard = self.shard(ptr).lock();
+        let mut lost = shard.settle();
+        shard.latest = (ptr.address(), Block { bytes, details: Details { stream, sequence } });
+        shard.table.prefetch(ptr.address());
+        shard.bytes = shard.bytes.saturating_add(bytes);
+        if let Some(backtrace) = backtrace {
+            // It took microseconds, so nothing is won by waiting; nothing has waited, so nothing was lost.
+            let backtrace = shard.backtraces.insert(ptr.address(), backtrace);
+            lost = shard.settle().map(|lost| Allocation { backtrace, ..lost });
+        }
+        drop(shard);
+        self.report(lost);
     }
 
     /// Forgets an allocation if it is there and has that size.
+    #[inline]
     pub(super) fn remove(&self, ptr: DevicePtr, bytes: u64) -> Result<(), MisuseKind> {
-        let mut blocks = self.shard(ptr).lock();
-        let Entry::Occupied(entry) = blocks.by_address.entry(ptr.address()) else {
-            return Err(MisuseKind::ForeignPointer);
-        };
-        let allocated_bytes = entry.get().bytes;
-        if allocated_bytes != bytes {
-            return Err(MisuseKind::WrongSize { allocated_bytes });
+        let mut shard = self.shard(ptr).lock();
+        let lost = shard.settle();
+        let removed = shard.table.remove(ptr.address(), bytes);
+        let mut backtrace = None;
+        if removed.is_ok() {
+            shard.bytes = shard.bytes.saturating_sub(bytes);
+            if !shard.backtraces.is_empty() {
+                backtrace = shard.backtraces.remove(&ptr.address());
+            }
         }
-        let record = entry.remove();
-        blocks.bytes = blocks.bytes.saturating_sub(bytes);
-        drop(blocks);
-        // A backtrace takes its time to go.
-        drop(record);
-        Ok(())
+        drop(shard);
+        // Takes its time to go.
+        drop(backtrace);
+        self.report(lost);
+        removed.map_err(|unknown| match unknown {
+            Unknown::Address => MisuseKind::ForeignPointer,
+            Unknown::Size(allocated_bytes) => MisuseKind::WrongSize { allocated_bytes },
+        })
     }
 
     /// All of them, oldest first.
     pub(super) fn outstanding(&self) -> Vec<Allocation> {
         let mut all = Vec::new();
-        for Shard(blocks) in &self.shards {
-            let blocks = blocks.lock();
-            all.extend(blocks.by_address.iter().map(|(&ptr, record)| record.clone_at(DevicePtr::new(ptr))));
-        }
+        self.each(|shard| all.extend(shard.table.iter().map(|(address, block)| shard.at(address, block))));
         all.sort_unstable_by_key(|allocation| allocation.sequence);
         all
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        self.shards.iter().map(|Shard(blocks)| blocks.lock().bytes).fold(0, u64::saturating_add)
+        let mut bytes: u64 = 0;
+        self.each(|shard| bytes = bytes.saturating_add(shard.bytes));
+        bytes
     }
 
     pub(super) fn len(&self) -> usize {
-        self.shards.iter().map(|Shard(blocks)| blocks.lock().by_address.len()).sum()
+        let mut allocations = 0;
+        self.each(|shard| allocations += shard.table.len());
+        allocations
     }
 
-    /// Fibonacci hashing of the address, whose low bits are the same for all blocks.
-    fn shard(&self, ptr: DevicePtr) -> &Mutex<Blocks> {
-        let hash = (ptr.address() >> 8).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        &self.shards[(hash >> (u64::BITS - SHARDS.ilog2())) as usize].0
+    pub(super) fn stack(&self) -> &str {
+        &self.stack
+    }
+
+    fn each(&self, mut visit: impl FnMut(&Shard)) {
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            let lost = shard.settle();
+            visit(&shard);
+            drop(shard);
+            self.report(lost);
+        }
+    }
+
+    #[inline]
+    fn shard(&self, ptr: DevicePtr) -> &Padded<Shard> {
+        &self.shards[(table::hash(ptr.address()) >> (u64::BITS - SHARDS.ilog2())) as usize]
+    }
+
+    #[inline]
+    fn report(&self, lost: Option<Allocation>) {
+        if let Some(lost) = lost {
+            self.warn(&lost);
+        }
+    }
+
+    #[cold]
+    fn warn(&self, lost: &Allocation) {
+        tracing::warn!(
+            target: "millpond::tracking",
+            stack = self.stack,
+            "{} was handed out again, but was never given back here: {lost}; give blocks back to the \
+             resource that they came from",
+            lost.ptr
+        );
     }
 }
 
-impl Record {
-    fn at(self, ptr: DevicePtr) -> Allocation {
-        let Self { bytes, stream, sequence, backtrace } = self;
-        Allocation { ptr, bytes, stream, sequence, backtrace }
+impl Shard {
+    /// Brings the latest allocation into the table. Returns the one that was at its address before, which
+    /// must be gone.
+    #[inline]
+    fn settle(&mut self) -> Option<Allocation> {
+        let (address, block) = self.latest;
+        if address == 0 {
+            return None;
+        }
+        self.latest.0 = 0;
+        let lost = self.table.insert(address, block)?;
+        self.bytes = self.bytes.saturating_sub(lost.bytes);
+        Some(Allocation { backtrace: None, ..self.at(address, lost) })
     }
 
-    fn clone_at(&self, ptr: DevicePtr) -> Allocation {
-        let &Self { bytes, stream, sequence, ref backtrace } = self;
-        Allocation { ptr, bytes, stream, sequence, backtrace: backtrace.clone() }
+    fn at(&self, address: u64, Block { bytes, details }: Block) -> Allocation {
+        let Details { stream, sequence } = details;
+        let backtrace = self.backtraces.get(&address).cloned();
+        Allocation { ptr: DevicePtr::new(address), bytes, stream, sequence, backtrace }
+    }
+}
+
+impl Default for Shard {
+    fn default() -> Self {
+        let nothing = Block { bytes: 0, details: Details { stream: StreamRef::LEGACY, sequence: 0 } };
+        Self { table: Table::new(), latest: (0, nothing), bytes: 0, backtraces: FxHashMap::default() }
     }
 }
 

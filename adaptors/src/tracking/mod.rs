@@ -2,6 +2,7 @@
 
 pub(crate) mod layer;
 mod ledger;
+mod table;
 #[cfg(test)]
 mod tests;
 
@@ -62,15 +63,13 @@ struct Tracker {
     ledger: Ledger,
     stacks: Stacks,
     refused: AtomicU64,
-    /// The stack as text, for the report of leaks.
-    stack: String,
 }
 
 impl<R: DeviceMemoryResource> TrackingResourceAdaptor<R> {
     /// Tracks what `upstream` hands out from now on.
     pub fn new(upstream: R, stacks: Stacks) -> Self {
-        let (ledger, stack) = (Ledger::new(), upstream.to_string());
-        Self { tracker: Tracker { ledger, stacks, refused: AtomicU64::new(0), stack }, upstream }
+        let ledger = Ledger::new(upstream.to_string());
+        Self { tracker: Tracker { ledger, stacks, refused: AtomicU64::new(0) }, upstream }
     }
 }
 
@@ -99,14 +98,7 @@ fn text(allocations: &[Allocation]) -> String {
 impl Tracker {
     fn allocated(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         let backtrace = (self.stacks == Stacks::On).then(|| Arc::new(Backtrace::force_capture()));
-        if let Some(lost) = self.ledger.insert(ptr, bytes, stream, backtrace) {
-            tracing::warn!(
-                target: "millpond::tracking",
-                stack = self.stack,
-                "{ptr} was handed out again, but was never given back here: {lost}; give blocks back to the \
-                 resource that they came from"
-            );
-        }
+        self.ledger.insert(ptr, bytes, stream, backtrace);
     }
 }
 
@@ -117,7 +109,7 @@ impl Drop for Tracker {
             let (allocations, bytes) = (leaks.len(), self.ledger.bytes());
             tracing::warn!(
                 target: "millpond::tracking",
-                stack = self.stack,
+                stack = self.ledger.stack(),
                 allocations,
                 bytes,
                 "{allocations} allocations were never given back:\n{}",

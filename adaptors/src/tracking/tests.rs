@@ -110,6 +110,58 @@ fn a_block_that_went_back_behind_its_back_is_replaced() {
 }
 
 #[test]
+fn a_block_that_is_handed_out_again_is_reported_as_lost() {
+    for stacks in [Stacks::Off, Stacks::On] {
+        let events = Events::default();
+        tracing::subscriber::with_default(events.clone(), || {
+            let (upstream, handle) = mock();
+            let resource = TrackingResourceAdaptor::new(upstream, stacks);
+            (0..2).for_each(|_| handle.answer_next(DevicePtr::new(0x9000)));
+            resource.allocate_bytes(1000, S).unwrap();
+            let lost = resource.report();
+            assert_eq!(*events.0.lock().unwrap(), "");
+            let again = resource.allocate_bytes(24, S).unwrap();
+            assert_eq!(free(&resource, again, 24), []);
+            let reported = events.0.lock().unwrap().clone();
+            assert!(reported.contains("0x9000 was handed out again"), "{reported}");
+            // With where it was allocated, if that is known.
+            assert!(reported.contains(lost.trim_end()), "{reported} holds {lost}");
+        });
+    }
+}
+
+/// What an allocation is known by goes to its place later, and nothing must show it.
+#[test]
+fn blocks_are_known_through_growth_and_in_any_order() {
+    let (resource, handle) = adaptor();
+    let mut rng = Rng::new(1);
+    let mut live = std::collections::BTreeMap::new();
+    for step in 0..20_000 {
+        if rng.percent(if step < 10_000 { 70 } else { 30 }) || live.is_empty() {
+            let bytes = 1 + rng.below(1 << 33);
+            live.insert(resource.allocate_bytes(bytes, S).unwrap(), bytes);
+        } else {
+            let nth = rng.below(live.len() as u64) as usize;
+            let (&ptr, &bytes) = live.iter().nth(nth).unwrap();
+            let wrong = free(&resource, ptr, bytes + 1);
+            assert_eq!(wrong[0].kind, MisuseKind::WrongSize { allocated_bytes: bytes });
+            assert_eq!(free(&resource, ptr, bytes), []);
+            assert_eq!(free(&resource, ptr, bytes)[0].kind, MisuseKind::ForeignPointer);
+            live.remove(&ptr);
+        }
+        if step % 1000 == 0 {
+            assert_eq!(resource.allocated_bytes(), live.values().sum::<u64>());
+        }
+    }
+    let outstanding = resource.outstanding();
+    assert!(outstanding.is_sorted_by_key(|allocation| allocation.sequence));
+    let outstanding: std::collections::BTreeMap<_, _> =
+        outstanding.iter().map(|allocation| (allocation.ptr, allocation.bytes)).collect();
+    assert_eq!(outstanding, live);
+    assert_eq!(handle.live().len(), live.len());
+}
+
+#[test]
 fn backtraces_name_the_caller_if_they_are_on() {
     let resource = TrackingLayer::new().stacks(Stacks::On);
     let resource = mock().0.layer(resource).unwrap();

@@ -1,4 +1,5 @@
 use std::collections::VecDeque;
+use std::convert::Infallible;
 
 use millpond_core::misuse::MisuseKind;
 use millpond_core::{DevicePtr, Layout, format_bytes};
@@ -54,6 +55,8 @@ impl Blocks {
 }
 
 impl Store for Blocks {
+    type Errand = Infallible;
+
     fn add_owner(&mut self, owner: Owner) {
         if self.free.len() <= owner as usize {
             self.free.resize_with(owner as usize + 1, VecDeque::new);

@@ -6,17 +6,23 @@ use millpond_core::{
 };
 
 use super::points::{Donor, Point};
-use super::store::{ANYONE, Epoch, Fit, Growth, Owner, Request, Store};
+use super::store::{ANYONE, Epoch, Errand, Fit, Gather, Growth, Owner, Request, Store};
 use super::{Ordered, State};
 
 /// How often other threads may come in between before a request that somebody's block would serve fails.
 const LAST_TRIES: usize = 8;
+
+/// Driver calls of one errand that gives memory back: other threads' calls come in between errands.
+const CALLS_AT_ONCE: usize = 64;
 
 impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     /// Goes down the ladder beyond the steps that need no driver.
     #[cold]
     pub(super) fn climb(&self, request: &Request, stream: StreamRef) -> Result<DevicePtr> {
         let _slow = self.slow.lock();
+        if !self.state.lock().store.can_ever_serve(request) {
+            return Err(self.out_of_memory(request, stream, None));
+        }
         let refused = match self.climb_for(request, stream)? {
             Ok(ptr) => return Ok(ptr),
             Err(refused) => refused,
@@ -48,19 +54,30 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         if let Some(ptr) = self.try_hit(request, stream) {
             return Ok(Ok(ptr));
         }
-        if self.state.lock().store.gather()
-            && let Some(ptr) = self.try_hit(request, stream)
-        {
+        if let Some(ptr) = self.gather_and_take(request, stream, capturing)? {
             return Ok(Ok(ptr));
         }
-        if !capturing && let Some(ptr) = self.take_from_others(request, stream)? {
+        if !capturing && let Some(ptr) = self.make_room(request, stream)? {
             return Ok(Ok(ptr));
         }
         let refused = match self.grow(request, stream, |ladder| &mut ladder.grow)? {
             Ok(ptr) => return Ok(Ok(ptr)),
             Err(refused) => refused,
         };
+        {
+            let mut state = self.state.lock();
+            state.store.refused();
+            state.store.gather(Gather::All);
+        }
+        if let Some(ptr) = self.try_hit(request, stream) {
+            return Ok(Ok(ptr));
+        }
         if !capturing && let Some(ptr) = self.reclaim(request, stream)? {
+            return Ok(Ok(ptr));
+        }
+        if self.runs_errands
+            && let Ok(ptr) = self.grow(request, stream, |ladder| &mut ladder.reclaim)?
+        {
             return Ok(Ok(ptr));
         }
         if self.release_free_regions(0, stream) > 0
@@ -70,7 +87,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         }
         // What other threads gave back meanwhile may fit, and may belong to any stream.
         for _ in 0..LAST_TRIES {
-            self.state.lock().store.gather();
+            self.state.lock().store.gather(Gather::All);
             if capturing || !self.anybody_has_a_fit(request) {
                 break;
             }
@@ -82,6 +99,54 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             }
         }
         Ok(Err(refused))
+    }
+
+    /// Takes back what threads keep, and then what other streams have.
+    fn gather_and_take(
+        &self,
+        request: &Request,
+        stream: StreamRef,
+        capturing: bool,
+    ) -> Result<Option<DevicePtr>> {
+        // What threads keep is taken back in two steps: all of it is much work, and saves only memory.
+        for how in [Gather::Large, Gather::All] {
+            let gathered = self.state.lock().store.gather(how);
+            if gathered && let Some(ptr) = self.try_hit(request, stream) {
+                return Ok(Some(ptr));
+            }
+            if (gathered || how == Gather::Large)
+                && !capturing
+                && let Some(ptr) = self.take_from_others(request, stream)?
+            {
+                return Ok(Some(ptr));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Gives regions back that are free from end to end, if growth would otherwise set a new peak: together
+    /// with what they leave, one larger region serves where several smaller ones did not.
+    fn make_room(&self, request: &Request, stream: StreamRef) -> Result<Option<DevicePtr>> {
+        let sets_a_peak = || {
+            let state = self.state.lock();
+            let totals = state.store.totals();
+            let growth = state.store.growth(request).map_or(0, |growth| growth.preferred);
+            totals.bytes_reserved + growth > totals.peak_bytes_reserved
+        };
+        if self.runs_errands {
+            // What is anyone's joins, and can be put together, whosever it was.
+            if self.owned_free_bytes() == 0 {
+                return Ok(None);
+            }
+            self.collect_completed(stream)?;
+            return Ok(self.try_hit(request, stream));
+        }
+        if !self.upstream_is_ordered && sets_a_peak() {
+            self.collect_completed(stream)?;
+            let keep = self.bytes_reserved().saturating_sub(request.bytes);
+            self.release_free_regions(keep, stream);
+        }
+        Ok(None)
     }
 
     fn out_of_memory(&self, request: &Request, stream: StreamRef, refused: Option<Error>) -> Error {
@@ -230,6 +295,9 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         stream: StreamRef,
         step: impl FnOnce(&mut LadderCounts) -> &mut u64,
     ) -> Result<Result<DevicePtr, Option<Error>>> {
+        if self.runs_errands {
+            return self.grow_by_errand(request, stream, step);
+        }
         let Some(growth) = self.state.lock().store.growth(request) else { return Ok(Err(None)) };
         let (base, bytes) = match self.take_region(growth, stream)? {
             Ok(region) => region,
@@ -240,6 +308,51 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         let ptr = state.store.take(owner, Epoch::MAX, request).expect("growth covers the request");
         *step(&mut state.ladder) += 1;
         Ok(Ok(ptr))
+    }
+
+    /// The same for a store that gets its memory by itself: with as much new memory as it likes; where the
+    /// device has less, with what that has; at last with none.
+    fn grow_by_errand(
+        &self,
+        request: &Request,
+        stream: StreamRef,
+        step: impl FnOnce(&mut LadderCounts) -> &mut u64,
+    ) -> Result<Result<DevicePtr, Option<Error>>> {
+        let mut refused = None;
+        for attempt in 0..3 {
+            let most_new = match attempt {
+                0 => u64::MAX,
+                1 => self.driver.mem_get_info().map_or(0, |info| info.free),
+                _ => 0,
+            };
+            let errand = {
+                let mut state = self.state.lock();
+                let owner = state.owner_of(stream);
+                state.store.errand_for(owner, request, most_new)
+            };
+            let Some(mut errand) = errand else { continue };
+            let carried_out = errand.carry_out(&*self.driver);
+            let mut state = self.state.lock();
+            match carried_out {
+                Ok(()) => {
+                    if let Some(ptr) = errand.finish(&mut state.store) {
+                        *step(&mut state.ladder) += 1;
+                        return Ok(Ok(ptr));
+                    }
+                }
+                Err(error) => {
+                    errand.abandon(&mut state.store);
+                    drop(state);
+                    let is_out_of_memory = error.is_out_of_memory();
+                    let error = self.driver_error(error);
+                    if !is_out_of_memory {
+                        return Err(error);
+                    }
+                    refused = Some(error);
+                }
+            }
+        }
+        Ok(Err(refused))
     }
 
     /// Adds a region for whom upstream's memory is ordered; says who that is.
@@ -279,6 +392,13 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
 
     /// Takes the first region, before anybody asks.
     pub(crate) fn reserve(&self, bytes: u64) -> Result<()> {
+        if self.runs_errands {
+            let errand = self.state.lock().store.errand_to_reserve(bytes);
+            return match errand {
+                Some(errand) => self.run(errand).map(|_| ()),
+                None => Ok(()),
+            };
+        }
         let growth = Growth { preferred: bytes, least: bytes, unit: ALLOCATION_ALIGNMENT };
         let (base, bytes) = self.take_region(growth, StreamRef::LEGACY)??;
         let mut state = self.state.lock();
@@ -330,8 +450,45 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         state.streams.iter().map(|(owner, _)| state.store.free_bytes(owner)).sum()
     }
 
+    /// Carries an errand out; says how many bytes it gave back.
+    fn run(&self, mut errand: S::Errand) -> Result<u64> {
+        let carried_out = errand.carry_out(&*self.driver);
+        let bytes = errand.released_bytes();
+        let mut state = self.state.lock();
+        match carried_out {
+            Ok(()) => _ = errand.finish(&mut state.store),
+            Err(error) => {
+                errand.abandon(&mut state.store);
+                drop(state);
+                return Err(self.driver_error(error));
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Gives memory back that is free for anyone, until at most `keep_bytes` are held, in errands of
+    /// `most_calls` driver calls each.
+    fn release_by_errands(&self, keep_bytes: u64, most_calls: usize) -> u64 {
+        let mut released = 0;
+        loop {
+            let errand = self.state.lock().store.errand_to_release(keep_bytes, most_calls);
+            let Some(errand) = errand else { return released };
+            match self.run(errand) {
+                Ok(0) => return released,
+                Ok(bytes) => released += bytes,
+                Err(error) => {
+                    tracing::warn!(target: "millpond::pool", %error, "memory could not be given back");
+                    return released;
+                }
+            }
+        }
+    }
+
     /// Gives regions that are free for anyone back until at most `keep_bytes` are held.
     fn release_free_regions(&self, keep_bytes: u64, stream: StreamRef) -> u64 {
+        if self.runs_errands {
+            return self.release_by_errands(keep_bytes, CALLS_AT_ONCE);
+        }
         let mut released = 0;
         loop {
             let region = {
@@ -366,7 +523,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         if self.bytes_reserved() <= keep_bytes {
             return Ok(0);
         }
-        self.state.lock().store.gather();
+        self.state.lock().store.gather(Gather::All);
         if self.owned_free_bytes() > 0 {
             self.synchronize()?;
         }

@@ -51,9 +51,11 @@ use millpond_core::{
 };
 use parking_lot::Mutex;
 
+use crate::lock::QuickLock;
+
 pub use reuse::Reuse;
 pub(crate) use store::{
-    ANYONE, Epoch, Fit, Growth, Hit, LARGEST_REQUEST, Owner, Request, Store, StoreTotals,
+    ANYONE, Epoch, Errand, Fit, Gather, Growth, Hit, LARGEST_REQUEST, Owner, Request, Store, StoreTotals,
 };
 pub(crate) use streams::StreamCell;
 use streams::{Streams, Ticket};
@@ -65,7 +67,9 @@ pub(crate) struct Ordered<R: DeviceMemoryResource, S: Store> {
     reuse: Reuse,
     /// Whether fresh memory is ordered for the stream that took it, or for all.
     upstream_is_ordered: bool,
-    state: Mutex<State<S>>,
+    /// Whether the store gets its memory by itself.
+    runs_errands: bool,
+    state: QuickLock<State<S>>,
     /// Held beyond the first two steps of the ladder.
     slow: Mutex<()>,
     pub(crate) health: Arc<Health>,
@@ -77,16 +81,18 @@ struct State<S> {
     store: S,
     streams: Streams,
     ladder: LadderCounts,
-    /// Deallocations since the points of all streams were last asked for.
-    given_since_collection: u32,
+    /// Deallocations under the lock so far.
+    given: u64,
+    /// Deallocations of all sorts when the points of all streams were last asked for.
+    given_at_collection: u64,
     /// Ask again after so many.
-    collect_after: u32,
+    collect_after: u64,
 }
 
 /// Points of all streams are asked for after so many deallocations at the earliest …
-const COLLECT_AFTER_LEAST: u32 = 64;
+const COLLECT_AFTER_LEAST: u64 = 64;
 /// … and, where that brought nothing, at the latest.
-const COLLECT_AFTER_MOST: u32 = 4096;
+const COLLECT_AFTER_MOST: u64 = 4096;
 
 impl<S: Store> State<S> {
     fn owner_of(&mut self, stream: StreamRef) -> Owner {
@@ -116,11 +122,8 @@ impl<S: Store> State<S> {
     /// The size beyond which a block is so much larger than the request that a better fit may well lie with
     /// another stream, if enough was given back since somebody last looked.
     fn largest_without_collection(&self, request: &Request) -> u64 {
-        if self.given_since_collection >= self.collect_after && self.streams.len() > 1 {
-            request.bytes / 7 * 8
-        } else {
-            u64::MAX
-        }
+        let given = self.given + self.store.given() - self.given_at_collection;
+        if given >= self.collect_after && self.streams.len() > 1 { request.bytes / 7 * 8 } else { u64::MAX }
     }
 
     /// The stream that this one is ordered after and that has the best block, and up to when.
@@ -157,11 +160,13 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             upstream_is_ordered: upstream.is_stream_ordered(),
             upstream,
             reuse,
-            state: Mutex::new(State {
+            runs_errands: store.runs_errands(),
+            state: QuickLock::new(State {
                 store,
                 streams: Streams::new(),
                 ladder: LadderCounts::default(),
-                given_since_collection: 0,
+                given: 0,
+                given_at_collection: 0,
                 collect_after: COLLECT_AFTER_LEAST,
             }),
             slow: Mutex::new(()),
@@ -231,7 +236,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         let wanted = {
             let mut state = self.state.lock();
             let owner = state.owner_of(stream);
-            state.given_since_collection = state.given_since_collection.saturating_add(1);
+            state.given += 1;
             let State { store, streams, .. } = &mut *state;
             let slot = streams.slot_mut(owner);
             if let Err(kind) = store.give(ptr, layout, owner, slot.epoch()) {
@@ -361,15 +366,17 @@ impl<R: DeviceMemoryResource, S: Store> Drop for Ordered<R, S> {
         }
         let state = self.state.get_mut();
         let regions = state.store.remove_all_regions();
+        let errand = state.store.errand_to_end();
         let events = state.streams.drain_events();
-        if regions.is_empty() && events.is_empty() {
+        if regions.is_empty() && events.is_empty() && errand.is_none() {
             return;
         }
         // All recorded use must be over before memory goes back. An upstream that synchronises itself sees to
         // that alone.
         if let Err(error) = self.driver.synchronize() {
             self.health.note(&error);
-            if self.health.is_lost() || self.upstream_is_ordered {
+            // What ends without waiting must not end now.
+            if self.health.is_lost() || self.upstream_is_ordered || errand.is_some() {
                 tracing::warn!(target: "millpond::driver", %error, "memory is left to the driver");
                 return;
             }
@@ -379,6 +386,11 @@ impl<R: DeviceMemoryResource, S: Store> Drop for Ordered<R, S> {
             if let Err(error) = unsafe { self.driver.event_destroy(event) } {
                 tracing::warn!(target: "millpond::driver", %error, "an event could not be destroyed");
             }
+        }
+        if let Some(mut errand) = errand
+            && let Err(error) = errand.carry_out(&*self.driver)
+        {
+            tracing::warn!(target: "millpond::driver", %error, "memory is left to the driver");
         }
         for (base, bytes) in regions {
             // SAFETY: the region came from upstream with this layout, and all work on the device is done.

@@ -33,7 +33,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     pub(super) fn collect_completed(&self, stream: StreamRef) -> Result<()> {
         let donors: Vec<Donor> = {
             let mut state = self.state.lock();
-            state.given_since_collection = 0;
+            state.given_at_collection = state.given + state.store.given();
             let owning = state.streams.iter().filter(|(owner, _)| state.store.free_bytes(*owner) > 0);
             owning.map(|(_, slot)| Donor { id: slot.id, epoch: slot.epoch() }).collect()
         };

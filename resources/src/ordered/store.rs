@@ -1,5 +1,7 @@
+use std::convert::Infallible;
 use std::fmt::Debug;
 
+use millpond_core::driver::{Driver, DriverResult};
 use millpond_core::misuse::MisuseKind;
 use millpond_core::{ALLOCATION_ALIGNMENT, DevicePtr, Layout};
 
@@ -74,6 +76,15 @@ impl Hit {
     }
 }
 
+/// How much to take back from threads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Gather {
+    /// The few large blocks.
+    Large,
+    /// All.
+    All,
+}
+
 /// How much to take from upstream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Growth {
@@ -113,9 +124,70 @@ pub(crate) struct StoreTotals {
     pub(crate) completed: u64,
 }
 
+/// Memory that a store gets or gives back by itself, past upstream: made and ended under the lock, carried
+/// out without it.
+pub(crate) trait Errand<S>: Debug + Send {
+    /// Makes the driver calls. What was done before an error is undone, or kept for another time.
+    fn carry_out(&mut self, driver: &dyn Driver) -> DriverResult<()>;
+    /// Ends an errand that was carried out; where it was to bring a block, that block.
+    fn finish(self, store: &mut S) -> Option<DevicePtr>;
+    /// Ends an errand that failed.
+    fn abandon(self, store: &mut S);
+    /// Bytes that went back to the driver.
+    fn released_bytes(&self) -> u64;
+}
+
+/// Of stores that run none.
+impl<S> Errand<S> for Infallible {
+    fn carry_out(&mut self, _driver: &dyn Driver) -> DriverResult<()> {
+        match *self {}
+    }
+
+    fn finish(self, _store: &mut S) -> Option<DevicePtr> {
+        match self {}
+    }
+
+    fn abandon(self, _store: &mut S) {
+        match self {}
+    }
+
+    fn released_bytes(&self) -> u64 {
+        match *self {}
+    }
+}
+
 /// The blocks of a stream-ordered resource: which there are, and which are free for whom. Knows no driver and
 /// no stream; makes no decision about order.
-pub(crate) trait Store: Debug + Send {
+pub(crate) trait Store: Debug + Send + Sized {
+    /// What the store does past upstream.
+    type Errand: Errand<Self>;
+
+    /// Whether any state of memory could serve the request.
+    fn can_ever_serve(&self, _request: &Request) -> bool {
+        true
+    }
+    /// Whether the store gets its memory by itself.
+    fn runs_errands(&self) -> bool {
+        false
+    }
+    /// An errand that brings a block for `owner`, with at most `most_new` bytes of new memory; `None` where
+    /// the store may not have that much.
+    fn errand_for(&mut self, _owner: Owner, _request: &Request, _most_new: u64) -> Option<Self::Errand> {
+        None
+    }
+    /// An errand that brings free memory.
+    fn errand_to_reserve(&mut self, _bytes: u64) -> Option<Self::Errand> {
+        None
+    }
+    /// An errand that gives memory back which is free for [`ANYONE`], of about so many driver calls, as long
+    /// as at least `keep_bytes` are held.
+    fn errand_to_release(&mut self, _keep_bytes: u64, _most_calls: usize) -> Option<Self::Errand> {
+        None
+    }
+    /// An errand that gives everything back, whatever is in use.
+    fn errand_to_end(&mut self) -> Option<Self::Errand> {
+        None
+    }
     /// The request as blocks are cut for it, or `None` when no address space holds that much.
     fn request(&self, layout: Layout) -> Option<Request> {
         Request::new(layout)
@@ -144,8 +216,9 @@ pub(crate) trait Store: Debug + Send {
             self.take(owner, Epoch::MAX, request).map(Hit::Own)
         }
     }
-    /// Takes back what threads keep for themselves; says whether there was anything.
-    fn gather(&mut self) -> bool {
+    /// Takes back what threads keep for themselves, or what is quickly taken back; says whether there was
+    /// anything.
+    fn gather(&mut self, _how: Gather) -> bool {
         false
     }
     /// Takes a block back for `owner`, or says why not.
@@ -161,6 +234,12 @@ pub(crate) trait Store: Debug + Send {
     fn largest_free_block(&self) -> u64;
     /// What to take from upstream to serve `request`, or `None` if nothing would.
     fn growth(&self, request: &Request) -> Option<Growth>;
+    /// How many blocks were given back past the lock so far, about.
+    fn given(&self) -> u64 {
+        0
+    }
+    /// Upstream refused memory, or the store's own limit does: from here on, none is spared.
+    fn refused(&mut self) {}
     /// Adds memory from upstream as one free block (or several) of `owner`.
     fn add_region(&mut self, base: DevicePtr, bytes: u64, owner: Owner, epoch: Epoch);
     /// Removes a region that is free for [`ANYONE`] from end to end.

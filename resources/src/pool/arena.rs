@@ -6,12 +6,13 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
-use super::chunk::{Chunk, ChunkId};
-use super::directory::HeapId;
+use super::chunk::ChunkId;
+use super::directory::{Entry, HeapId};
 use super::heap::Heap;
+use super::large::{Large, NewSpan};
+use crate::lock::{QuickGuard, QuickLock};
 use crate::ordered::{Epoch, Owner};
 
 /// At most so many arenas.
@@ -34,7 +35,7 @@ pub(super) struct Arenas {
 
 #[derive(Debug)]
 #[repr(align(128))]
-struct Padded(Mutex<Arena>);
+struct Padded(QuickLock<Arena>);
 
 /// Small blocks, in spans.
 #[derive(Debug)]
@@ -57,10 +58,10 @@ impl Arena {
         Self { heap: Heap::new(SCAN), spans: FxHashMap::default() }
     }
 
-    /// Adds a span: a chunk of the large heap, free for `owner`.
-    pub(super) fn add_span(&mut self, chunk: ChunkId, base: u64, bytes: u64, owner: Owner, epoch: Epoch) {
-        self.heap.add_region(base, bytes, owner, epoch);
-        self.spans.insert(base, chunk);
+    /// Adds a span, free for `owner`.
+    pub(super) fn add_span(&mut self, span: &NewSpan, owner: Owner) {
+        self.heap.add_region(span.base, span.bytes, owner, span.epoch);
+        self.spans.insert(span.base, span.chunk);
     }
 
     /// Removes a span of which nothing is in use.
@@ -71,12 +72,11 @@ impl Arena {
     }
 
     /// Panics unless every span is a chunk in use of the large heap; says how many there are.
-    pub(super) fn validate_spans(&self, large: &Heap) -> u64 {
+    pub(super) fn validate_spans(&self, large: &Large) -> u64 {
         assert_eq!(self.spans.len(), self.heap.regions().len());
         for region in self.heap.regions() {
-            let chunk = large.chunk(self.spans[&region.base]);
-            assert!(chunk.is_in_use());
-            assert_eq!((chunk.addr, chunk.bytes), (region.base, region.bytes));
+            let block = self.spans[&region.base];
+            assert!(large.has_block(block, region.base, region.bytes), "a span is a block");
         }
         self.spans.len() as u64
     }
@@ -88,10 +88,9 @@ impl Arena {
     }
 
     /// How large the next span should be: a share of what there is, so that few blocks keep few bytes.
-    pub(super) fn span_wanted(&self) -> u64 {
+    pub(super) fn span_wanted(&self, most: u64) -> u64 {
         const LEAST: u64 = 512 << 10;
-        const MOST: u64 = 16 << 20;
-        (self.heap.bytes_reserved / 8).next_power_of_two().clamp(LEAST, MOST)
+        (self.heap.bytes_reserved / 8).next_power_of_two().clamp(LEAST, most)
     }
 }
 
@@ -106,18 +105,18 @@ impl Arenas {
     }
 
     #[inline]
-    fn mutex(&self, shard: Shard) -> &Mutex<Arena> {
-        &self.arenas[shard as usize % ARENAS].get_or_init(|| Padded(Mutex::new(Arena::new()))).0
+    fn mutex(&self, shard: Shard) -> &QuickLock<Arena> {
+        &self.arenas[shard as usize % ARENAS].get_or_init(|| Padded(QuickLock::new(Arena::new()))).0
     }
 
     #[inline]
-    pub(super) fn lock(&self, shard: Shard) -> MutexGuard<'_, Arena> {
+    pub(super) fn lock(&self, shard: Shard) -> QuickGuard<'_, Arena> {
         self.mutex(shard).lock()
     }
 
     /// The arena, unless somebody else has it just now.
     #[inline]
-    pub(super) fn try_lock(&self, shard: Shard) -> Option<MutexGuard<'_, Arena>> {
+    pub(super) fn try_lock(&self, shard: Shard) -> Option<QuickGuard<'_, Arena>> {
         self.mutex(shard).try_lock()
     }
 
@@ -131,7 +130,7 @@ impl Arenas {
     }
 
     /// All arenas, one after the other.
-    pub(super) fn each(&self) -> impl Iterator<Item = (Shard, MutexGuard<'_, Arena>)> {
+    pub(super) fn each(&self) -> impl Iterator<Item = (Shard, QuickGuard<'_, Arena>)> {
         let made = self.arenas.iter().enumerate();
         made.filter_map(|(shard, arena)| Some((shard as Shard, arena.get()?.0.lock())))
     }
@@ -149,14 +148,35 @@ impl Arenas {
     }
 }
 
-/// A small block that was taken from an arena.
-pub(super) struct Taken {
-    pub(super) chunk: ChunkId,
-    pub(super) addr: u64,
+/// Gives blocks back to their arenas, keeping the lock from one block to the next of the same arena.
+pub(super) struct Visit<'a> {
+    arenas: &'a Arenas,
+    at: Option<(Shard, QuickGuard<'a, Arena>)>,
+    has_excess: bool,
 }
 
-impl Taken {
-    pub(super) fn new(chunk: ChunkId, of: &Chunk) -> Self {
-        Self { chunk, addr: of.addr }
+impl<'a> Visit<'a> {
+    pub(super) fn new(arenas: &'a Arenas) -> Self {
+        Self { arenas, at: None, has_excess: false }
+    }
+
+    /// Gives back a block that is not handed out; a large one is returned instead.
+    pub(super) fn give(&mut self, entry: &Entry, owner: Owner, epoch: Epoch) -> Option<ChunkId> {
+        let (heap, chunk) = entry.block();
+        entry.end();
+        let Some(shard) = Arenas::shard(heap) else { return Some(chunk) };
+        if self.at.as_ref().is_none_or(|(at, _)| *at != shard) {
+            // Not two locks at once.
+            self.at = None;
+        }
+        let (_, arena) = self.at.get_or_insert_with(|| (shard, self.arenas.lock(shard)));
+        arena.heap.give(chunk, owner, epoch);
+        self.has_excess |= arena.has_excess();
+        None
+    }
+
+    /// Whether an arena visited has more free spans than it should keep.
+    pub(super) fn has_excess(&self) -> bool {
+        self.has_excess
     }
 }

@@ -1,5 +1,7 @@
 use std::ops::{Index, IndexMut};
+use std::ptr;
 
+use super::directory::Entry;
 use crate::ordered::{Epoch, Owner};
 
 /// The number of a chunk in its heap.
@@ -13,8 +15,9 @@ const IN_USE: Owner = Owner::MAX;
 /// The owner of a place in the table that holds no chunk.
 const VACANT: Owner = Owner::MAX - 1;
 
-/// A piece of a region, handed out or free. 48 bytes of host memory; device memory is never touched.
+/// A piece of a region, handed out or free. 64 bytes of host memory; device memory is never touched.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
 pub(crate) struct Chunk {
     pub(crate) addr: u64,
     pub(crate) bytes: u64,
@@ -29,11 +32,13 @@ pub(crate) struct Chunk {
     owner: Owner,
     /// When it was given back, of a free chunk.
     epoch: Epoch,
+    /// Its place in the directory, once it was handed out: as long as a chunk starts here.
+    entry: *const Entry,
 }
 
 impl Chunk {
     pub(crate) fn free(addr: u64, bytes: u64, prev: u32, next: u32, owner: Owner, epoch: Epoch) -> Self {
-        Self { addr, bytes, prev, next, bin_prev: NIL, bin_next: NIL, owner, epoch }
+        Self { addr, bytes, prev, next, bin_prev: NIL, bin_next: NIL, owner, epoch, entry: ptr::null() }
     }
 
     pub(crate) fn is_in_use(&self) -> bool {
@@ -60,6 +65,16 @@ impl Chunk {
         self.epoch
     }
 
+    /// The chunk's place in the directory.
+    pub(crate) fn entry(&self) -> Option<&Entry> {
+        // SAFETY: entries are set by the pool that has the directory, which lives as long as its chunks.
+        unsafe { self.entry.as_ref() }
+    }
+
+    pub(crate) fn set_entry(&mut self, entry: &Entry) {
+        self.entry = entry;
+    }
+
     pub(crate) fn set_in_use(&mut self) {
         self.owner = IN_USE;
     }
@@ -70,6 +85,9 @@ impl Chunk {
         self.epoch = epoch;
     }
 }
+
+// SAFETY: what an entry is made of is atomic, and it lives as long as the pool.
+unsafe impl Send for Chunk {}
 
 /// All chunks of a heap, by number; vacant places are reused.
 #[derive(Debug, Default)]
@@ -94,10 +112,20 @@ impl Chunks {
     }
 
     pub(crate) fn remove(&mut self, id: u32) {
+        self.leave(id);
         let chunk = &mut self.table[id as usize];
         chunk.owner = VACANT;
         chunk.bin_next = self.vacant.unwrap_or(NIL);
         self.vacant = Some(id);
+    }
+
+    /// Takes a chunk out of the directory.
+    pub(crate) fn leave(&mut self, id: ChunkId) {
+        let chunk = &mut self.table[id as usize];
+        if let Some(entry) = chunk.entry() {
+            entry.remove();
+            chunk.entry = ptr::null();
+        }
     }
 
     /// The chunk, if this number is one.

@@ -5,14 +5,16 @@
 //!
 //!  roots[gibibyte mod 1024] ─▶ Leaf ─▶ Leaf (of another gibibyte)
 //!                               │
-//!                               └ pages[page] ─▶ table of 8192 ─▶ table of 256 ─▶ table of 32
+//!                               ├ entries[page]
+//!                               └ tables[page] ─▶ table of 8192 ─▶ table of 256 ─▶ table of 32
 //!                                                 the latest       …               the first
 //!  table: lines of four entries, of which a start has one; and a last line: the table before
 //!  entry: key (a start's 13 bits, whose block, its number) and the bytes asked for
 //! ```
 //!
-//! A page of 2 MiB gets a table when the first block in it is handed out, and a larger one in front of it
-//! when a line is full; the last has room for every start. An entry stays where it is as long as its block is
+//! A page of 2 MiB has a place for one block, which is enough where blocks are large. It gets a table when a
+//! second block in it is handed out, and a larger one in front of it when a line is full; the last has room
+//! for every start. An entry stays where it is as long as its block is
 //! handed out or kept by a thread, so whoever has the block may write to its entry without a lock. Tables are
 //! given up with the directory only: whoever comes with an address that is no block's reads what was there,
 //! and never memory that is gone.
@@ -40,7 +42,7 @@ pub(super) type HeapId = u8;
 
 /// One block.
 #[derive(Debug, Default)]
-pub(super) struct Entry {
+pub(crate) struct Entry {
     /// 0 for none.
     key: AtomicU64,
     /// The bytes asked for; 0 while a thread keeps the block, or nobody has it.
@@ -51,6 +53,9 @@ const PRESENT: u64 = 1 << 63;
 /// The block is smaller than others for such a request.
 const ODD: u64 = 1 << 62;
 
+/// The block starts in a view, and not where its memory is at home.
+const IN_VIEW: u64 = 1 << 61;
+
 /// What is known of a block that is handed out.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Block {
@@ -60,16 +65,37 @@ pub(super) struct Block {
     pub(super) requested: u64,
     /// Whether the block is smaller than others for such a request: no thread keeps it.
     pub(super) is_odd: bool,
+    /// Whether it starts in a view: when it ends, nothing starts there any more.
+    pub(super) is_in_view: bool,
 }
 
 impl Entry {
     fn key(start: u64, block: Block) -> u64 {
         let odd = if block.is_odd { ODD } else { 0 };
-        PRESENT | odd | u64::from(block.heap) << 48 | start << 32 | u64::from(block.chunk)
+        let view = if block.is_in_view { IN_VIEW } else { 0 };
+        PRESENT | odd | view | u64::from(block.heap) << 48 | start << 32 | u64::from(block.chunk)
     }
 
     fn start(key: u64) -> u64 {
         key >> 32 & ((1 << START_BITS) - 1)
+    }
+
+    #[inline]
+    fn is_of(&self, start: u64) -> bool {
+        let key = self.key.load(Ordering::Acquire);
+        key & PRESENT != 0 && Self::start(key) == start
+    }
+
+    /// Makes the place a block's, if it is nobody's.
+    #[inline]
+    fn occupy(&self, start: u64, block: Block) -> bool {
+        let key = Self::key(start, block);
+        let free = self.key.load(Ordering::Relaxed) == 0
+            && self.key.compare_exchange(0, key, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if free {
+            self.set_requested(block.requested);
+        }
+        free
     }
 
     /// Which block of which heap this is.
@@ -83,6 +109,13 @@ impl Entry {
     #[inline]
     pub(super) fn may_be_kept(&self, bytes: u64) -> bool {
         self.requested() == bytes && self.key.load(Ordering::Relaxed) & ODD == 0
+    }
+
+    /// The block is given back: where it started in a view, nothing does any more. For who has it.
+    pub(super) fn end(&self) {
+        if self.key.load(Ordering::Relaxed) & IN_VIEW != 0 {
+            self.remove();
+        }
     }
 
     /// The bytes asked for; 0 of a block that is not handed out.
@@ -103,7 +136,18 @@ impl Entry {
         self.requested.compare_exchange(bytes, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// The block is no more. For who has it.
+    /// The block is handed out again. For who has it.
+    #[inline]
+    pub(super) fn renew(&self, block: Block) {
+        let key = self.key.load(Ordering::Relaxed);
+        let renewed = Self::key(Self::start(key), block);
+        if renewed != key {
+            self.key.store(renewed, Ordering::Release);
+        }
+        self.set_requested(block.requested);
+    }
+
+    /// No block starts there any more. For who has it.
     #[inline]
     pub(super) fn remove(&self) {
         self.set_requested(0);
@@ -187,7 +231,9 @@ struct Leaf {
     /// Another with the same root.
     next: *const Leaf,
     /// The latest table of each page.
-    pages: [AtomicPtr<Line>; PAGES],
+    tables: [AtomicPtr<Line>; PAGES],
+    /// For pages without a table.
+    entries: [Entry; PAGES],
 }
 
 /// See the module.
@@ -234,50 +280,55 @@ impl Directory {
             return None;
         }
         let (page, start) = Self::place(addr);
-        let mut table = Table(self.leaf(addr)?.pages[page].load(Ordering::Acquire));
+        let leaf = self.leaf(addr)?;
+        let mut table = Table(leaf.tables[page].load(Ordering::Acquire));
         while !table.is_none() {
             // SAFETY: a table that was published lives as long as the directory.
-            for entry in unsafe { &table.line_of(start).0 } {
-                let key = entry.key.load(Ordering::Acquire);
-                if key & PRESENT != 0 && Entry::start(key) == start {
-                    return Some(entry);
-                }
+            let line = unsafe { &table.line_of(start).0 };
+            if let Some(entry) = line.iter().find(|entry| entry.is_of(start)) {
+                return Some(entry);
             }
             // SAFETY: as above.
             table = unsafe { table.earlier() };
         }
-        None
+        Some(&leaf.entries[page]).filter(|entry| entry.is_of(start))
     }
 
     /// Enters a block that is being handed out; nobody else has it, and its start is not entered.
     pub(super) fn insert(&self, addr: u64, block: Block) -> &Entry {
         debug_assert!(self.find(addr).is_none(), "a block starts there already");
         let (page, start) = Self::place(addr);
-        let page = &self.leaf_or_new(addr).pages[page];
-        let key = Entry::key(start, block);
+        let leaf = self.leaf_or_new(addr);
         loop {
-            let latest = Table(page.load(Ordering::Acquire));
-            if !latest.is_none() {
+            let latest = Table(leaf.tables[page].load(Ordering::Acquire));
+            if latest.is_none() {
+                if leaf.entries[page].occupy(start, block) {
+                    return &leaf.entries[page];
+                }
+            } else {
                 // SAFETY: a table that was published lives as long as the directory.
-                for entry in unsafe { &latest.line_of(start).0 } {
-                    // The place is nobody's before the exchange, and the block's after it.
-                    if entry.key.load(Ordering::Relaxed) == 0
-                        && entry.key.compare_exchange(0, key, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-                    {
-                        entry.set_requested(block.requested);
-                        return entry;
-                    }
+                let line = unsafe { &latest.line_of(start).0 };
+                if let Some(entry) = line.iter().find(|entry| entry.occupy(start, block)) {
+                    return entry;
                 }
             }
             let larger = Table::new(if latest.is_none() { 0 } else { latest.depth() + 1 }, latest);
-            if page.compare_exchange(latest.0, larger.0, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            let table = &leaf.tables[page];
+            if table.compare_exchange(latest.0, larger.0, Ordering::AcqRel, Ordering::Relaxed).is_err() {
                 // SAFETY: it was made a moment ago, and nobody else has seen it.
                 unsafe { larger.free() };
             }
         }
     }
 
+    #[inline]
     fn leaf_or_new(&self, addr: u64) -> &Leaf {
+        self.leaf(addr).unwrap_or_else(|| self.add_leaf(addr))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn add_leaf(&self, addr: u64) -> &Leaf {
         let gibibyte = addr >> LEAF_BITS;
         loop {
             if let Some(leaf) = self.leaf(addr) {
@@ -285,8 +336,9 @@ impl Directory {
             }
             let root = &self.roots[gibibyte as usize % ROOTS];
             let next = root.load(Ordering::Acquire);
-            let pages = std::array::from_fn(|_| AtomicPtr::default());
-            let new = Box::into_raw(Box::new(Leaf { gibibyte, next, pages }));
+            let tables = std::array::from_fn(|_| AtomicPtr::default());
+            let entries = std::array::from_fn(|_| Entry::default());
+            let new = Box::into_raw(Box::new(Leaf { gibibyte, next, tables, entries }));
             if root.compare_exchange(next, new, Ordering::AcqRel, Ordering::Relaxed).is_err() {
                 // SAFETY: it came from a box a moment ago, and nobody else has seen it.
                 drop(unsafe { Box::from_raw(new) });
@@ -302,8 +354,8 @@ impl Drop for Directory {
             while !leaf.is_null() {
                 // SAFETY: the list is made of boxes, and nobody else looks at it any more.
                 let mut this = unsafe { Box::from_raw(leaf) };
-                for page in &mut this.pages {
-                    let mut table = Table(*page.get_mut());
+                for table in &mut this.tables {
+                    let mut table = Table(*table.get_mut());
                     while !table.is_none() {
                         // SAFETY: as above.
                         let earlier = unsafe { table.earlier() };
@@ -332,7 +384,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn block(heap: HeapId, chunk: ChunkId, requested: u64) -> Block {
-        Block { heap, chunk, requested, is_odd: false }
+        Block { heap, chunk, requested, is_odd: false, is_in_view: false }
     }
 
     proptest! {

@@ -28,6 +28,8 @@ use super::classes::{CLASSES, LARGEST_SMALL, class_of};
 use super::directory::Entry;
 use crate::ordered::StreamCell;
 
+/// Deallocations are told to the pool in steps of so many.
+pub(super) const STEP: u64 = 16;
 /// Blocks of one class.
 const DEPTH: usize = 32;
 
@@ -66,8 +68,9 @@ struct Stack {
 /// The large block that was given back last.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct LargePlace {
-    /// The size of the block last put here.
+struct Latest {
+    /// The size of the block that was put here last; 0 once the thread took it out. Written by the front's
+    /// thread only.
     bytes: AtomicU64,
     place: Place,
 }
@@ -80,7 +83,9 @@ pub(super) struct Front {
     /// What all fronts of the thread share.
     pub(super) thread: Arc<ThreadCounts>,
     small: Box<[AtomicPtr<Stack>; CLASSES]>,
-    large: LargePlace,
+    /// A bit for each class that may have blocks. Written by the front's thread only.
+    filled: [AtomicU64; CLASSES / 64],
+    large: Latest,
 }
 
 /// A block that was taken out of a front, and its entry.
@@ -104,12 +109,16 @@ pub(super) fn add(counter: &AtomicU64, by: u64) {
 pub(super) struct ThreadCounts {
     /// Bytes put in fronts less bytes that the thread took out.
     kept_bytes: AtomicI64,
-    /// The least of it since `live_bytes` last changed.
+    /// Of it, bytes in large blocks.
+    large_bytes: AtomicI64,
+    /// The least of `kept_bytes` since `live_bytes` last changed.
     least_kept_bytes: AtomicI64,
     /// The same, as asked for, of the requests that ended and began so.
     kept_requested: AtomicI64,
     pops: AtomicU64,
     pushes: AtomicU64,
+    /// Blocks that the thread took out of fronts, and did not hand out.
+    given_up: AtomicU64,
     /// Bytes handed out less bytes taken back past the fronts, on this thread; may be below zero.
     live_bytes: AtomicI64,
     live_requested: AtomicI64,
@@ -135,6 +144,7 @@ pub(super) struct ThreadCounts {
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Drained {
+    /// In small blocks.
     bytes: AtomicI64,
     blocks: AtomicU64,
 }
@@ -188,11 +198,11 @@ impl ThreadCounts {
         self.peak_bytes.load(Ordering::Relaxed).max(live - least)
     }
 
-    /// Bytes in the thread's fronts.
+    /// Bytes in small blocks in the thread's fronts.
     #[inline]
-    pub(super) fn bytes_held(&self) -> u64 {
-        let drained = self.drained.bytes.load(Ordering::Relaxed);
-        (self.kept_bytes.load(Ordering::Relaxed) - drained).max(0) as u64
+    pub(super) fn small_bytes_held(&self) -> u64 {
+        let gone = self.drained.bytes.load(Ordering::Relaxed) + self.large_bytes.load(Ordering::Relaxed);
+        (self.kept_bytes.load(Ordering::Relaxed) - gone).max(0) as u64
     }
 
     #[inline]
@@ -200,6 +210,12 @@ impl ThreadCounts {
         raise(&self.kept_bytes, bytes as i64);
         raise(&self.kept_requested, requested as i64);
         add(&self.pushes, 1);
+    }
+
+    /// Whether this many more blocks were put in fronts since the last time it said so.
+    #[inline]
+    pub(super) fn is_step(&self) -> bool {
+        self.pushes.load(Ordering::Relaxed).is_multiple_of(STEP)
     }
 
     #[inline]
@@ -212,8 +228,24 @@ impl ThreadCounts {
         add(&self.pops, 1);
     }
 
+    /// The thread took a block out of a front for others.
+    fn gave_up(&self, bytes: u64) {
+        self.forget(bytes);
+        add(&self.given_up, 1);
+    }
+
+    /// A block is not kept any more, and was not handed out.
+    fn forget(&self, bytes: u64) {
+        for counter in [&self.kept_bytes, &self.least_kept_bytes, &self.live_bytes] {
+            raise(counter, -(bytes as i64));
+        }
+    }
+
+    /// Another thread took a block out of a front.
     fn drained(&self, bytes: u64) {
-        self.drained.bytes.fetch_add(bytes as i64, Ordering::Relaxed);
+        if bytes <= LARGEST_SMALL {
+            self.drained.bytes.fetch_add(bytes as i64, Ordering::Relaxed);
+        }
         self.drained.blocks.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -222,6 +254,7 @@ impl ThreadCounts {
         let (pops, pushes) = (self.pops.load(Ordering::Relaxed), self.pushes.load(Ordering::Relaxed));
         let requested = self.live_requested.load(Ordering::Relaxed);
         let drained = self.drained.blocks.load(Ordering::Relaxed);
+        let gone = drained + self.given_up.load(Ordering::Relaxed);
         ThreadTotals {
             live_bytes: live - kept,
             peak_bytes: self.peak(live),
@@ -230,7 +263,7 @@ impl ThreadCounts {
             deallocations: self.deallocations.load(Ordering::Relaxed) + pushes,
             own_stream: self.own_stream.load(Ordering::Relaxed) + pops,
             completed: self.completed.load(Ordering::Relaxed),
-            blocks_held: pushes.wrapping_sub(pops).wrapping_sub(drained),
+            blocks_held: pushes.wrapping_sub(pops).wrapping_sub(gone),
         }
     }
 }
@@ -238,7 +271,7 @@ impl ThreadCounts {
 impl Front {
     pub(super) fn new(id: StreamId, stream: Arc<StreamCell>, thread: Arc<ThreadCounts>) -> Self {
         let small = Box::new(std::array::from_fn(|_| AtomicPtr::default()));
-        Self { id, stream, thread, small, large: LargePlace::default() }
+        Self { id, stream, thread, small, filled: Default::default(), large: Latest::default() }
     }
 
     /// Takes a block for a request of `bytes`, whose blocks have `rounded`.
@@ -247,17 +280,23 @@ impl Front {
         let place = if bytes <= LARGEST_SMALL { self.pop_small(bytes) } else { self.pop_large(rounded) };
         let (addr, place) = place?;
         self.thread.popped(rounded, bytes);
-        // SAFETY: the front's thread, which this is, wrote the entry of the block that it put in; entries live
-        // as long as the pool, and the pool is borrowed by the call.
+        // SAFETY: the front's thread, which this is, wrote the entry of the block that it put in; entries
+        // live as long as the pool, and the pool is borrowed by the call.
         let entry = unsafe { &*place.entry.load(Ordering::Relaxed) };
         Some(Held { addr, entry })
     }
 
     #[inline]
     fn pop_small(&self, bytes: u64) -> Option<(u64, &Place)> {
+        let class = class_of(bytes);
         // SAFETY: a stack that is there lives as long as the front.
-        let stack = unsafe { self.small[class_of(bytes)].load(Ordering::Relaxed).as_ref() }?;
+        let stack = unsafe { self.small[class].load(Ordering::Relaxed).as_ref() }?;
         let mut len = stack.len.load(Ordering::Relaxed);
+        if len == 0 {
+            let filled = &self.filled[class / 64];
+            filled.store(filled.load(Ordering::Relaxed) & !(1 << (class % 64)), Ordering::Relaxed);
+            return None;
+        }
         while len > 0 {
             len -= 1;
             let place = &stack.places[len as usize % DEPTH];
@@ -270,11 +309,6 @@ impl Front {
         None
     }
 
-    fn pop_large(&self, rounded: u64) -> Option<(u64, &Place)> {
-        let LargePlace { bytes, place } = &self.large;
-        (bytes.load(Ordering::Relaxed) == rounded).then(|| place.take()).flatten().map(|addr| (addr, place))
-    }
-
     /// Keeps a small block that was given back on the front's stream, if there is room.
     #[inline]
     pub(super) fn push(&self, addr: u64, bytes: u64, rounded: u64, entry: &Entry) -> bool {
@@ -285,34 +319,72 @@ impl Front {
         kept
     }
 
-    /// Keeps a large block that was given back on the front's stream, instead of the one before; returns the
-    /// address of that one.
-    pub(super) fn push_large(&self, addr: u64, bytes: u64, rounded: u64, entry: &Entry) -> Option<u64> {
-        let LargePlace { bytes: kept_bytes, place } = &self.large;
-        let before = place.take();
-        if before.is_some() {
-            self.thread.drained(kept_bytes.load(Ordering::Relaxed));
+    fn pop_large(&self, rounded: u64) -> Option<(u64, &Place)> {
+        let found = self.large.bytes.load(Ordering::Relaxed) == rounded;
+        found.then(|| self.take_large()).flatten().map(|addr| (addr, &self.large.place))
+    }
+
+    fn take_large(&self) -> Option<u64> {
+        let bytes = self.large.bytes.load(Ordering::Relaxed);
+        if bytes == 0 {
+            return None;
         }
+        self.large.bytes.store(0, Ordering::Relaxed);
+        raise(&self.thread.large_bytes, -(bytes as i64));
+        let taken = self.large.place.take();
+        if taken.is_none() {
+            // Another thread took it.
+            self.thread.forget(bytes);
+        }
+        taken
+    }
+
+    /// Keeps a large block that was given back on the front's stream; the entry of the one before, if it is
+    /// still here, is returned, and that block is the caller's to give back.
+    pub(super) fn push_large(&self, addr: u64, bytes: u64, rounded: u64, entry: &Entry) -> Option<&Entry> {
+        let before_bytes = self.large.bytes.load(Ordering::Relaxed);
+        let before = self.take_large().map(|_| {
+            self.thread.gave_up(before_bytes);
+            // SAFETY: as in `pop`.
+            unsafe { &*self.large.place.entry.load(Ordering::Relaxed) }
+        });
         entry.set_requested(0);
-        kept_bytes.store(rounded, Ordering::Relaxed);
-        place.put(addr, entry);
+        self.large.bytes.store(rounded, Ordering::Relaxed);
+        self.large.place.put(addr, entry);
         self.thread.pushed(rounded, bytes);
+        raise(&self.thread.large_bytes, rounded as i64);
         before
+    }
+
+    /// Takes up to half of what a class can keep, for others; `give_up` is told the entry of each.
+    pub(super) fn give_up_half(&self, bytes: u64, rounded: u64, mut give_up: impl FnMut(&Entry)) {
+        for _ in 0..DEPTH / 2 {
+            let Some((_, place)) = self.pop_small(bytes) else { return };
+            self.thread.gave_up(rounded);
+            // SAFETY: as in `pop`.
+            give_up(unsafe { &*place.entry.load(Ordering::Relaxed) });
+        }
     }
 
     #[inline]
     fn push_small(&self, addr: u64, bytes: u64, entry: &Entry) -> bool {
-        let stack = made(&self.small[class_of(bytes)]);
+        let class = class_of(bytes);
+        let stack = made(&self.small[class]);
         let len = stack.len.load(Ordering::Relaxed);
         let Some(place) = stack.places.get(len as usize) else { return false };
+        if len == 0 {
+            let filled = &self.filled[class / 64];
+            filled.store(filled.load(Ordering::Relaxed) | 1 << (class % 64), Ordering::Relaxed);
+        }
         entry.set_requested(0);
         place.put(addr, entry);
         stack.len.store(len + 1, Ordering::Relaxed);
         true
     }
 
-    /// Takes every block out, on any thread, and tells `give` the address of each; `give` says its size.
-    pub(super) fn drain(&self, mut give: impl FnMut(u64) -> u64) {
+    /// Takes every block out, or every large one, on any thread, and tells `give` the address of each; `give`
+    /// says its size.
+    pub(super) fn drain(&self, large_only: bool, mut give: impl FnMut(u64) -> u64) {
         let mut take = |place: &Place| {
             if place.addr.load(Ordering::Relaxed) != 0
                 && let Some(addr) = place.take()
@@ -320,13 +392,21 @@ impl Front {
                 self.thread.drained(give(addr));
             }
         };
-        for stack in self.small.iter() {
-            // SAFETY: a stack that is there lives as long as the front.
-            if let Some(stack) = unsafe { stack.load(Ordering::Acquire).as_ref() } {
-                stack.places.iter().for_each(&mut take);
+        take(&self.large.place);
+        if large_only {
+            return;
+        }
+        for (word, filled) in self.filled.iter().enumerate() {
+            let mut bits = filled.load(Ordering::Acquire);
+            while bits != 0 {
+                let class = word * 64 + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                // SAFETY: a stack that is there lives as long as the front.
+                if let Some(stack) = unsafe { self.small[class].load(Ordering::Acquire).as_ref() } {
+                    stack.places.iter().for_each(&mut take);
+                }
             }
         }
-        take(&self.large.place);
     }
 }
 

@@ -1,7 +1,10 @@
-use millpond_core::{ALLOCATION_ALIGNMENT, align_up};
+mod validate;
+
+use millpond_core::align_up;
 
 use super::bins::{Bins, Wanted};
 use super::chunk::{Chunk, ChunkId, Chunks, NIL};
+use super::directory::{Block, Directory};
 use crate::ordered::{ANYONE, Epoch, Owner, Request};
 
 /// How many free blocks of a stream are looked at for neighbours that are anyone's, before the pool grows.
@@ -38,6 +41,8 @@ pub(super) struct Heap {
     tail: ChunkId,
     /// How many blocks of a bin are compared.
     scan: usize,
+    /// Whether there is one stream only: then nothing is worth keeping apart.
+    pub(super) is_alone: bool,
     pub(super) bytes_reserved: u64,
     pub(super) bytes_free: u64,
     pub(super) blocks_free: u64,
@@ -54,6 +59,7 @@ impl Heap {
             regions: Vec::new(),
             tail: NIL,
             scan,
+            is_alone: true,
             bytes_reserved: 0,
             bytes_free: 0,
             blocks_free: 0,
@@ -135,7 +141,7 @@ impl Heap {
     /// How large a neighbour that is anyone's may be for a block given back to take it along. Small pieces
     /// are worth more joined; a large one is worth more to all streams.
     fn worth_keeping(&self) -> u64 {
-        (self.bytes_reserved / 16).max(ANYONES_KEPT)
+        if self.is_alone { u64::MAX } else { (self.bytes_reserved / 16).max(ANYONES_KEPT) }
     }
 
     fn absorb_next(&mut self, id: ChunkId) {
@@ -183,6 +189,26 @@ impl Heap {
     /// The chunk, in use or free.
     pub(super) fn chunk(&self, id: ChunkId) -> &Chunk {
         &self.chunks[id]
+    }
+
+    /// Enters a chunk that is handed out; says where it starts.
+    pub(super) fn enter(&mut self, directory: &Directory, block: Block) -> u64 {
+        self.enter_as(directory, block.chunk, block)
+    }
+
+    /// The same where the block is known by another number than the chunk's.
+    pub(super) fn enter_as(&mut self, directory: &Directory, id: ChunkId, block: Block) -> u64 {
+        let chunk = &mut self.chunks[id];
+        match chunk.entry() {
+            Some(entry) => entry.renew(block),
+            None => chunk.set_entry(directory.insert(chunk.addr, block)),
+        }
+        chunk.addr
+    }
+
+    /// The chunk is no block to the directory.
+    pub(super) fn leave(&mut self, id: ChunkId) {
+        self.chunks.leave(id);
     }
 
     /// The best free chunk of `owner` for the request, among those given back in epoch `upto` or before.
@@ -370,43 +396,6 @@ impl Heap {
             .filter(|(_, bins)| bins.blocks > 0)
             .map(|(owner, bins)| (owner, bins.blocks, bins.bytes, bins.largest(&self.chunks)))
     }
-
-    /// Panics where chunks, bins, regions and sums disagree.
-    pub(super) fn validate(&self) {
-        let (mut free, mut used_blocks, mut free_blocks, mut free_regions) = (0, 0, 0, 0);
-        for (index, region) in self.regions.iter().enumerate() {
-            let before = index.checked_sub(1).map(|i| &self.regions[i]);
-            assert!(before.is_none_or(|r| r.base + r.bytes <= region.base), "regions overlap");
-            let (mut id, mut prev, mut addr, mut last_owner) = (region.first, NIL, region.base, None);
-            while id != NIL {
-                let chunk = &self.chunks[id];
-                let place = (chunk.addr, chunk.prev);
-                assert_eq!(place, (addr, prev), "chunk {id} does not follow its neighbour");
-                let whole = chunk.bytes > 0 && chunk.bytes.is_multiple_of(ALLOCATION_ALIGNMENT);
-                assert!(whole, "size of chunk {id}");
-                if chunk.is_in_use() {
-                    used_blocks += 1;
-                    last_owner = None;
-                } else {
-                    assert!(chunk.is_free(), "chunk {id} is vacant");
-                    assert_ne!(last_owner, Some(chunk.owner()), "free neighbours of one owner did not join");
-                    last_owner = Some(chunk.owner());
-                    free += chunk.bytes;
-                    free_blocks += 1;
-                    free_regions += usize::from(chunk.is_whole_region());
-                }
-                (addr, prev, id) = (addr + chunk.bytes, id, chunk.next);
-            }
-            assert_eq!(addr, region.base + region.bytes, "the chunks do not fill the region");
-        }
-        assert_eq!(free_regions, self.regions_free);
-        assert_eq!((used_blocks, free_blocks), (self.blocks_in_use, self.blocks_free));
-        assert_eq!(free, self.bytes_free);
-        assert_eq!(self.regions.iter().map(|region| region.bytes).sum::<u64>(), self.bytes_reserved);
-        self.all_bins().for_each(|bins| bins.validate(&self.chunks));
-        let binned: (u64, u64) = self.all_bins().fold((0, 0), |sum, b| (sum.0 + b.bytes, sum.1 + b.blocks));
-        assert_eq!(binned, (free, free_blocks));
-    }
 }
 
 /// What [`pages`](super::pages) need besides: memory in lines, which comes and goes by the handle.
@@ -538,7 +527,8 @@ impl Heap {
     /// Joins a run of free chunks, from its first, for `owner`; a single chunk stays whose it is.
     pub(super) fn join_run(&mut self, first: ChunkId, owner: Owner) {
         let next = self.chunks[first].next;
-        if next == NIL || !self.is_joinable(next, owner) {
+        // Where the first was taken meanwhile, the run was joined for that.
+        if !self.chunks[first].is_free() || next == NIL || !self.is_joinable(next, owner) {
             return;
         }
         self.take_from_bin(first);

@@ -4,17 +4,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use millpond_core::misuse::MisuseKind;
 use millpond_core::{ALLOCATION_ALIGNMENT, DevicePtr, Layout};
 
-use super::arena::{Arena, Arenas, Shard, Taken};
-use super::chunk::{Chunk, ChunkId};
+use super::arena::{Arena, Arenas, Shard};
+use super::chunk::{Chunk, ChunkId, NIL};
 use super::classes::{LARGEST_SMALL, rounded};
 use super::directory::{Block, Directory, Entry, HeapId};
+use super::errand::PoolErrand;
 use super::front::Front;
 use super::heap::Heap;
+use super::large::{Found, Large};
+use super::pages::{Pages, Policy};
 use super::thread::Caches;
-use crate::ordered::{ANYONE, Epoch, Fit, Growth, Hit, Owner, Request, Store, StoreTotals, StreamCell};
+use crate::lock::QuickGuard;
+use crate::ordered::{
+    ANYONE, Epoch, Fit, Gather, Growth, Hit, Owner, Request, Store, StoreTotals, StreamCell,
+};
 
 /// The heap of large blocks, to the directory.
-const LARGE: u8 = 0;
+pub(super) const LARGE: HeapId = 0;
 
 /// Regions grow from this many bytes on, and in multiples of it.
 const REGION_UNIT: u64 = 2 << 20;
@@ -30,16 +36,24 @@ pub(super) struct Shared {
     pub(super) caches: Caches,
     /// Bytes that a thread may keep in its fronts.
     pub(super) keep_bytes: AtomicU64,
+    /// Deallocations past the pool's lock, in steps.
+    pub(super) given: AtomicU64,
 }
 
 /// All free blocks of the pool, large and small: what is behind the pool's lock.
 #[derive(Debug)]
 pub(super) struct Heaps {
-    pub(super) large: Heap,
+    pub(super) large: Large,
     pub(super) shared: Arc<Shared>,
     peak_bytes_reserved: u64,
     next_region: u64,
     pub(super) maximum_bytes: u64,
+    /// Whether upstream refused memory, and did not give any since.
+    is_short: bool,
+    /// How many streams there are.
+    streams: usize,
+    /// What the device has, as far as the pool knows, and its own maximum.
+    most_bytes: u64,
 }
 
 /// Where a block is taken from.
@@ -49,40 +63,58 @@ struct From {
     upto: Epoch,
 }
 
-/// A small block that went back to its arena.
-pub(super) struct Given {
-    bytes: u64,
-    /// Whether the arena has more free spans than it should keep.
-    pub(super) has_excess: bool,
-}
-
 impl Shared {
-    /// Ends a block that is not handed out, and gives it to its arena; a large one is returned.
-    pub(super) fn give_small(&self, entry: &Entry, owner: Owner, epoch: Epoch) -> Result<Given, ChunkId> {
+    /// Takes a block out of an arena.
+    pub(super) fn take(
+        &self,
+        shard: Shard,
+        arena: &mut Arena,
+        chunk: ChunkId,
+        request: &Request,
+    ) -> DevicePtr {
+        let id = arena.heap.take(chunk, request.bytes, request.alignment);
+        let block = entered(Arenas::heap_id(shard), id, request);
+        DevicePtr::new(arena.heap.enter(&self.directory, block))
+    }
+
+    /// Gives a block that is not handed out to its arena, and says its size; a large one is returned.
+    fn give_small(&self, entry: &Entry, owner: Owner, epoch: Epoch) -> Result<u64, ChunkId> {
         let (heap, chunk) = entry.block();
-        entry.remove();
+        entry.end();
         let Some(shard) = Arenas::shard(heap) else { return Err(chunk) };
         let mut arena = self.arenas.lock(shard);
         let bytes = arena.heap.chunk(chunk).bytes;
         arena.heap.give(chunk, owner, epoch);
-        Ok(Given { bytes, has_excess: arena.has_excess() })
+        Ok(bytes)
     }
 }
 
 impl Heaps {
-    pub(super) fn new(maximum_bytes: Option<u64>) -> Self {
+    /// Over regions, or over pages with this granularity on a device of so many bytes.
+    pub(super) fn new(maximum_bytes: Option<u64>, pages: Option<(u64, u64)>) -> Self {
+        let most = maximum_bytes.unwrap_or(u64::MAX);
+        let large = match pages {
+            None => Large::Regions(Heap::new(SCAN)),
+            Some((granularity, total)) => {
+                Large::Pages(Box::new(Pages::new(granularity, total, most, Policy::default())))
+            }
+        };
         let shared = Shared {
             directory: Directory::new(),
             arenas: Arenas::new(),
             caches: Caches::default(),
             keep_bytes: AtomicU64::new(0),
+            given: AtomicU64::new(0),
         };
         Self {
-            large: Heap::new(SCAN),
+            large,
             shared: Arc::new(shared),
             peak_bytes_reserved: 0,
             next_region: REGION_UNIT,
-            maximum_bytes: maximum_bytes.unwrap_or(u64::MAX),
+            maximum_bytes: most,
+            is_short: false,
+            streams: 0,
+            most_bytes: pages.map_or(u64::MAX, |(_, total)| total).min(most),
         }
     }
 
@@ -90,43 +122,27 @@ impl Heaps {
         request.bytes <= LARGEST_SMALL && request.alignment == ALLOCATION_ALIGNMENT
     }
 
-    /// Hands out a chunk of the large heap.
-    fn take_large(&mut self, chunk: ChunkId, request: &Request) -> DevicePtr {
-        let id = self.large.take(chunk, request.bytes, request.alignment);
-        let addr = self.large.chunk(id).addr;
-        self.shared.directory.insert(addr, entered(LARGE, id, request));
-        DevicePtr::new(addr)
-    }
-
-    /// A chunk of the large heap for a span: the best for the size wanted, or the largest there is.
-    fn find_span(&self, from: From, wanted: u64, request: &Request) -> Option<ChunkId> {
-        let span = Request { bytes: wanted, ..*request };
-        let best = self.large.find(from.owner, from.upto, &span);
-        best.or_else(|| self.large.largest_for(from.owner, from.upto, request))
+    /// Hands out a large block.
+    fn take_large(&mut self, found: Found, request: &Request) -> DevicePtr {
+        let block = entered(LARGE, NIL, request);
+        DevicePtr::new(self.large.take(found, request, block, &self.shared.directory))
     }
 
     /// Adds a span to an arena and takes a small block from it.
     fn take_in_new_span(&mut self, shard: Shard, from: From, request: &Request) -> Option<DevicePtr> {
         let shared = Arc::clone(&self.shared);
         let mut arena = shared.arenas.lock(shard);
-        let wanted = arena.span_wanted().max(request.bytes.next_power_of_two() * 2);
-        let found = self.find_span(from, wanted, request)?;
-        let &Chunk { bytes, .. } = self.large.chunk(found);
-        let epoch = self.large.chunk(found).epoch();
-        // A rest too small for a large block would be of no use to anybody.
-        let rest = bytes.saturating_sub(wanted);
-        let span_bytes = if rest <= LARGEST_SMALL { bytes } else { wanted };
-        let span = self.large.take(found, span_bytes, ALLOCATION_ALIGNMENT);
-        arena.add_span(span, self.large.chunk(span).addr, span_bytes, from.owner, epoch);
+        let wanted = self.span_wanted(&arena, request);
+        let span = self.large.take_span(from.owner, from.upto, wanted, request, self.is_short)?;
+        arena.add_span(&span, from.owner);
         let chunk = arena.heap.find(from.owner, from.upto, request)?;
-        let taken = take_small(&mut arena, chunk, request);
-        drop(arena);
-        Some(self.enter_small(shard, &taken, request))
+        Some(shared.take(shard, &mut arena, chunk, request))
     }
 
-    fn enter_small(&self, shard: Shard, taken: &Taken, request: &Request) -> DevicePtr {
-        self.shared.directory.insert(taken.addr, entered(Arenas::heap_id(shard), taken.chunk, request));
-        DevicePtr::new(taken.addr)
+    /// How large a span for a small request should be.
+    fn span_wanted(&self, arena: &Arena, request: &Request) -> u64 {
+        let most = self.large.largest_span();
+        arena.span_wanted(most).max(request.bytes.next_power_of_two() * 2).min(most)
     }
 
     /// Takes a small block from an arena; `find` says which.
@@ -139,13 +155,13 @@ impl Heaps {
     ) -> Option<Hit> {
         let chunk = find(&arena.heap)?;
         let was_anyones = arena.heap.chunk(chunk).owner() == ANYONE;
-        let taken = take_small(arena, chunk, request);
-        let ptr = self.enter_small(shard, &taken, request);
+        let ptr = self.shared.take(shard, arena, chunk, request);
         Some(if was_anyones { Hit::Anyones(ptr) } else { Hit::Own(ptr) })
     }
 
     /// Takes a small block as `find` says: from the thread's arena; from a new span, of the first of `from`
-    /// who has one; from another arena.
+    /// who has one; from another arena, if memory is short. (Threads that take from each other's arenas meet
+    /// there ever after.)
     fn take_small(
         &mut self,
         request: &Request,
@@ -163,6 +179,9 @@ impl Heaps {
             if let Some(ptr) = self.take_in_new_span(request.shard, *from, request) {
                 return Some(if from.owner == ANYONE { Hit::Anyones(ptr) } else { Hit::Own(ptr) });
             }
+        }
+        if !self.is_short {
+            return None;
         }
         self.take_in_arenas(request, Some(request.shard), find)
     }
@@ -193,9 +212,9 @@ impl Heaps {
     /// Ends a block that is not handed out; says its size.
     fn give_back(&mut self, entry: &Entry, owner: Owner, epoch: Epoch) -> u64 {
         match self.shared.give_small(entry, owner, epoch) {
-            Ok(small) => small.bytes,
+            Ok(bytes) => bytes,
             Err(large) => {
-                let bytes = self.large.chunk(large).bytes;
+                let bytes = self.large.bytes_of(large);
                 self.large.give(large, owner, epoch);
                 bytes
             }
@@ -203,18 +222,16 @@ impl Heaps {
     }
 
     /// Takes back a block that a front of this stream kept.
-    pub(super) fn give_kept(&mut self, addr: u64, stream: &StreamCell) {
-        let shared = Arc::clone(&self.shared);
-        let entry = shared.directory.find(addr).expect("a kept block is entered");
+    pub(super) fn give_kept(&mut self, entry: &Entry, stream: &StreamCell) {
         self.give_back(entry, stream.owner, stream.epoch());
     }
 
     /// Takes back all that is in a front.
-    pub(super) fn drain(&mut self, front: &Front) -> bool {
+    pub(super) fn drain(&mut self, front: &Front, how: Gather) -> bool {
         let shared = Arc::clone(&self.shared);
         let (owner, epoch) = (front.stream.owner, front.stream.epoch());
         let mut any = false;
-        front.drain(|addr| {
+        front.drain(how == Gather::Large, |addr| {
             any = true;
             let entry = shared.directory.find(addr).expect("a kept block is entered");
             self.give_back(entry, owner, epoch)
@@ -231,22 +248,35 @@ impl Heaps {
         if self.shared.directory.find(addr).is_some_and(|entry| entry.requested() == 0) {
             return MisuseKind::DoubleFree;
         }
-        let is_free = |(_, arena): (_, parking_lot::MutexGuard<'_, Arena>)| {
-            arena.heap.chunk_at(addr).is_some_and(Chunk::is_free)
-        };
+        let is_free =
+            |(_, arena): (_, QuickGuard<'_, Arena>)| arena.heap.chunk_at(addr).is_some_and(Chunk::is_free);
         if self.shared.arenas.each().any(is_free) {
             return MisuseKind::DoubleFree;
         }
         MisuseKind::ForeignPointer
     }
 
+    pub(super) fn set_short(&mut self, is_short: bool) {
+        self.is_short = is_short;
+        if let Large::Pages(pages) = &mut self.large {
+            pages.is_short = is_short;
+        }
+    }
+
+    /// Bytes handed out.
+    fn live_bytes(&self) -> u64 {
+        let mut live = 0;
+        self.shared.caches.each(|cache| live += cache.counts.totals().live_bytes);
+        live.max(0) as u64
+    }
+
     /// What a thread may keep: a share of what is in use, so that little of the pool waits for one stream.
     fn set_keep_bytes(&self) {
         const LEAST: u64 = 4 << 20;
-        let in_use = self.large.bytes_reserved - self.large.bytes_free;
+        let in_use = self.large.bytes_reserved() - self.large.bytes_free();
         let mut fronts = 0;
         self.shared.caches.each(|cache| fronts += cache.front_count() as u64);
-        let keep = (in_use / tune("MP_DIV", 16) / fronts.max(1)).max(LEAST.min(tune("MP_LEAST", 4 << 20)));
+        let keep = (in_use / 32 / fronts.max(1)).max(LEAST);
         self.shared.keep_bytes.store(keep, Ordering::Relaxed);
     }
 }
@@ -254,23 +284,70 @@ impl Heaps {
 /// A block as the directory has it.
 pub(super) fn entered(heap: HeapId, chunk: ChunkId, request: &Request) -> Block {
     let is_odd = request.bytes != rounded(request.requested);
-    Block { heap, chunk, requested: request.requested, is_odd }
-}
-
-/// Takes a small block out of an arena.
-pub(super) fn take_small(arena: &mut Arena, chunk: ChunkId, request: &Request) -> Taken {
-    let id = arena.heap.take(chunk, request.bytes, request.alignment);
-    Taken::new(id, arena.heap.chunk(id))
+    Block { heap, chunk, requested: request.requested, is_odd, is_in_view: false }
 }
 
 impl Store for Heaps {
+    type Errand = PoolErrand;
+
+    fn runs_errands(&self) -> bool {
+        matches!(self.large, Large::Pages(_))
+    }
+
+    fn errand_for(&mut self, owner: Owner, request: &Request, most_new: u64) -> Option<PoolErrand> {
+        let live = self.live_bytes();
+        let span = Self::is_small(request).then(|| {
+            let arena = self.shared.arenas.lock(request.shard);
+            self.span_wanted(&arena, request)
+        });
+        let Large::Pages(pages) = &mut self.large else { return None };
+        let request = *request;
+        match span {
+            None => {
+                let plan = pages.plan(owner, &request, false, live, most_new).ok()?;
+                Some(PoolErrand::Block { plan, request })
+            }
+            Some(bytes) => {
+                let span = Request { bytes, ..request };
+                let plan = pages.plan(ANYONE, &span, true, live, most_new).ok()?;
+                Some(PoolErrand::Span { plan, request, bytes })
+            }
+        }
+    }
+
+    fn can_ever_serve(&self, request: &Request) -> bool {
+        request.bytes <= self.most_bytes
+    }
+
+    fn errand_to_reserve(&mut self, bytes: u64) -> Option<PoolErrand> {
+        let Large::Pages(pages) = &mut self.large else { return None };
+        pages.plan_reserve(bytes).ok().map(PoolErrand::Reserve)
+    }
+
+    fn errand_to_release(&mut self, keep_bytes: u64, most_calls: usize) -> Option<PoolErrand> {
+        let Large::Pages(pages) = &mut self.large else { return None };
+        pages.plan_release(keep_bytes, most_calls).map(PoolErrand::Release)
+    }
+
+    fn errand_to_end(&mut self) -> Option<PoolErrand> {
+        let Large::Pages(pages) = &mut self.large else { return None };
+        Some(PoolErrand::Release(pages.release_all()))
+    }
+
     fn request(&self, layout: Layout) -> Option<Request> {
         Some(Request { bytes: rounded(layout.bytes()), ..Request::new(layout)? })
     }
 
-    fn add_owner(&mut self, _owner: Owner) {}
+    fn add_owner(&mut self, owner: Owner) {
+        if owner != ANYONE {
+            self.streams += 1;
+        }
+        self.large.set_alone(self.streams < 2);
+    }
 
     fn remove_owner(&mut self, owner: Owner) {
+        self.streams -= 1;
+        self.large.set_alone(self.streams < 2);
         self.large.remove_owner(owner);
         self.shared.arenas.each().for_each(|(_, mut arena)| arena.heap.remove_owner(owner));
     }
@@ -281,12 +358,15 @@ impl Store for Heaps {
             Fit { bytes: chunk.bytes, epoch: chunk.epoch() }
         };
         let in_arenas = || {
-            let of_arena = |(_, arena): (_, parking_lot::MutexGuard<'_, Arena>)| {
+            let of_arena = |(_, arena): (_, QuickGuard<'_, Arena>)| {
                 arena.heap.find(owner, upto, request).map(|chunk| fit(&arena.heap, chunk))
             };
             self.shared.arenas.each().filter_map(of_arena).min_by_key(|fit| fit.bytes)
         };
-        let in_large = || self.large.find(owner, upto, request).map(|chunk| fit(&self.large, chunk));
+        let in_large = || {
+            let found = self.large.find(owner, upto, request)?;
+            Some(Fit { bytes: found.bytes, epoch: found.epoch })
+        };
         if Self::is_small(request) { in_arenas().or_else(in_large) } else { in_large().or_else(in_arenas) }
     }
 
@@ -294,8 +374,8 @@ impl Store for Heaps {
         let from = From { owner, upto };
         let find = |heap: &Heap| heap.find(owner, upto, request);
         if !Self::is_small(request) {
-            return match find(&self.large) {
-                Some(chunk) => Some(self.take_large(chunk, request)),
+            return match self.large.find(owner, upto, request) {
+                Some(found) => Some(self.take_large(found, request)),
                 None => self.take_in_arenas(request, None, find).map(Hit::ptr),
             };
         }
@@ -308,32 +388,38 @@ impl Store for Heaps {
             let from = [owner, ANYONE].map(|owner| From { owner, upto: Epoch::MAX });
             return self.take_small(request, &from, |heap| heap.find_for(owner, request));
         }
-        let Some(chunk) = self.large.find_for(owner, request) else {
+        let Some(found) = self.large.find_for(owner, request) else {
             // In an otherwise empty span.
             return self.take_in_arenas(request, None, |heap| heap.find_for(owner, request));
         };
-        if self.large.chunk(chunk).bytes > largest {
+        if found.bytes > largest {
             return None;
         }
-        let was_anyones = self.large.chunk(chunk).owner() == ANYONE;
-        let ptr = self.take_large(chunk, request);
+        let was_anyones = found.owner == ANYONE;
+        let ptr = self.take_large(found, request);
         Some(if was_anyones { Hit::Anyones(ptr) } else { Hit::Own(ptr) })
     }
 
-    fn gather(&mut self) -> bool {
+    fn gather(&mut self, how: Gather) -> bool {
         let shared = Arc::clone(&self.shared);
         let mut any = false;
-        let mut fronts = Vec::new();
+        let (mut fronts, mut held) = (Vec::new(), 0);
         shared.caches.each(|cache| {
             if cache.counts.totals().blocks_held > 0 {
+                held += cache.counts.small_bytes_held();
                 fronts.extend(cache.fronts());
             }
         });
+        // Little is not worth the work, unless it is all there is, or mapping pages is much more.
+        let spares = !self.is_short && !self.runs_errands();
+        if how == Gather::All && spares && held < self.large.bytes_reserved() / 256 {
+            fronts.clear();
+        }
         for front in fronts {
-            any |= self.drain(&front);
+            any |= self.drain(&front, how);
         }
         self.set_keep_bytes();
-        self.take_spans_back() | any
+        any | (how == Gather::All && self.take_spans_back())
     }
 
     fn give(&mut self, ptr: DevicePtr, layout: Layout, owner: Owner, epoch: Epoch) -> Result<(), MisuseKind> {
@@ -376,40 +462,52 @@ impl Store for Heaps {
     }
 
     fn growth(&self, request: &Request) -> Option<Growth> {
-        let room = self.maximum_bytes.saturating_sub(self.large.bytes_reserved);
+        let room = self.maximum_bytes.saturating_sub(self.large.bytes_reserved());
         let least = request.padded_bytes();
         if least > room {
             return None;
         }
-        let modest = (self.large.bytes_reserved / 8).max(REGION_UNIT);
+        let modest = (self.large.bytes_reserved() / 8).max(REGION_UNIT);
         let wanted = Heap::region_for(request, self.next_region.min(modest), REGION_UNIT);
         let preferred = wanted.min(room & !(ALLOCATION_ALIGNMENT - 1)).max(least);
         Some(Growth { preferred, least, unit: ALLOCATION_ALIGNMENT })
     }
 
+    fn given(&self) -> u64 {
+        self.shared.given.load(Ordering::Relaxed)
+    }
+
+    fn refused(&mut self) {
+        self.set_short(true);
+    }
+
     fn add_region(&mut self, base: DevicePtr, bytes: u64, owner: Owner, epoch: Epoch) {
-        self.large.add_region(base.address(), bytes, owner, epoch);
+        self.set_short(false);
+        if let Large::Regions(heap) = &mut self.large {
+            heap.add_region(base.address(), bytes, owner, epoch);
+        }
         self.next_region = self.next_region.saturating_mul(2);
-        self.peak_bytes_reserved = self.peak_bytes_reserved.max(self.large.bytes_reserved);
+        self.peak_bytes_reserved = self.peak_bytes_reserved.max(self.large.bytes_reserved());
         self.set_keep_bytes();
     }
 
     fn remove_free_region(&mut self) -> Option<(DevicePtr, u64)> {
-        let (region, ..) = self.large.remove_free_region(|chunk| chunk.owner() == ANYONE)?;
-        Some((DevicePtr::new(region.base), region.bytes))
+        let (base, bytes) = self.large.remove_free_region()?;
+        Some((DevicePtr::new(base), bytes))
     }
 
     fn remove_all_regions(&mut self) -> Vec<(DevicePtr, u64)> {
-        let regions = self.large.remove_all_regions();
+        let Large::Regions(heap) = &mut self.large else { return Vec::new() };
+        let regions = heap.remove_all_regions();
         regions.into_iter().map(|region| (DevicePtr::new(region.base), region.bytes)).collect()
     }
 
     fn totals(&self) -> StoreTotals {
         let mut totals = StoreTotals {
-            bytes_reserved: self.large.bytes_reserved,
-            peak_bytes_reserved: self.peak_bytes_reserved,
-            blocks_free: self.large.blocks_free,
-            regions: self.large.regions().len() as u64,
+            bytes_reserved: self.large.bytes_reserved(),
+            peak_bytes_reserved: self.peak_bytes_reserved.max(self.large.peak_bytes_reserved()),
+            blocks_free: self.large.blocks_free(),
+            regions: self.large.regions() as u64,
             ..StoreTotals::default()
         };
         for (_, arena) in self.shared.arenas.each() {
@@ -445,10 +543,7 @@ impl Store for Heaps {
             arena.heap.validate();
             spans += arena.validate_spans(&self.large);
         }
-        assert!(spans <= self.large.blocks_in_use, "a span is a block in use");
+        let in_use: u64 = self.large.heaps().iter().map(|heap| heap.blocks_in_use).sum();
+        assert!(spans <= in_use, "a span is a block in use");
     }
-}
-
-pub(super) fn tune(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
 }

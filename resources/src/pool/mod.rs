@@ -27,9 +27,11 @@ mod bins;
 mod chunk;
 mod classes;
 mod directory;
+mod errand;
 mod front;
 mod heap;
 mod heaps;
+mod large;
 mod options;
 #[allow(dead_code)] // until heaps.rs uses it
 mod pages;
@@ -47,16 +49,15 @@ use millpond_core::{
     ResourceStatistics, Result, StreamRef, is_same,
 };
 
-use parking_lot::MutexGuard;
-
 pub(crate) use options::ENTRY;
-pub use options::{PoolLayer, PoolOptions};
+pub use options::{PagesMode, PoolLayer, PoolOptions};
 
-use crate::ordered::{ANYONE, Ordered, Request, Store};
-use arena::{Arena, Arenas, Shard};
+use crate::lock::QuickGuard;
+use crate::ordered::{ANYONE, Gather, Ordered, Request, Store};
+use arena::{Arena, Arenas, Shard, Visit};
 use classes::{LARGEST_SMALL, rounded};
-use front::{Front, add};
-use heaps::{Heaps, Shared, entered, take_small};
+use front::{Front, STEP, add};
+use heaps::{Heaps, Shared};
 use thread::{Lease, PoolId};
 
 /// A pool: takes large regions from upstream and hands out blocks of them, in stream order.
@@ -107,7 +108,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     pub fn new(upstream: R, options: PoolOptions) -> Result<Self> {
         let options = options.checked(&**upstream.driver())?;
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let heaps = Heaps::new(options.maximum_bytes);
+        let heaps = Heaps::new(options.maximum_bytes, options.pages_over(&upstream)?);
         let pool = Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             shared: Arc::clone(&heaps.shared),
@@ -124,7 +125,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
 
     /// Bytes held from upstream, in use and free.
     pub fn pool_bytes(&self) -> u64 {
-        self.ordered.inspect(|heaps| heaps.large.bytes_reserved)
+        self.ordered.inspect(|heaps| heaps.large.bytes_reserved())
     }
 
     /// How many streams the pool knows; those without free blocks are forgotten as others come.
@@ -184,11 +185,15 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         }
         let rounded = rounded(bytes);
         let room = self.shared.keep_bytes.load(Ordering::Relaxed);
-        let fits = front.thread.bytes_held() + rounded <= room;
-        fits && front.push(ptr.address(), bytes, rounded, entry)
+        let fits = front.thread.small_bytes_held() + rounded <= room;
+        let kept = fits && front.push(ptr.address(), bytes, rounded, entry);
+        if kept && front.thread.is_step() {
+            self.shared.given.fetch_add(STEP, Ordering::Relaxed);
+        }
+        kept
     }
 
-    /// Puts a large block into the front; the one that was there goes back.
+    /// Puts a large block into the front; the one before goes back.
     fn push_large(&self, front: &Front, ptr: DevicePtr, bytes: u64) -> bool {
         if bytes <= LARGEST_SMALL {
             return false;
@@ -213,18 +218,16 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let (shard, mut arena) = self.lock_arena(front);
         let chunk = arena.heap.find_for(front.stream.owner, &request)?;
         let was_anyones = arena.heap.chunk(chunk).owner() == ANYONE;
-        let taken = take_small(&mut arena, chunk, &request);
+        let ptr = self.shared.take(shard, &mut arena, chunk, &request);
         drop(arena);
-        let block = entered(Arenas::heap_id(shard), taken.chunk, &request);
-        self.shared.directory.insert(taken.addr, block);
         let thread = &front.thread;
         add(if was_anyones { &thread.completed } else { &thread.own_stream }, 1);
         thread.allocated(request.bytes, layout.bytes());
-        Some(DevicePtr::new(taken.addr))
+        Some(ptr)
     }
 
     /// The thread's arena: another one from now on, if the thread met others there too often.
-    fn lock_arena(&self, front: &Front) -> (Shard, MutexGuard<'_, Arena>) {
+    fn lock_arena(&self, front: &Front) -> (Shard, QuickGuard<'_, Arena>) {
         let arenas = &self.shared.arenas;
         let mut shard = front.thread.shard.load(Ordering::Relaxed);
         if let Some(arena) = arenas.try_lock(shard) {
@@ -307,18 +310,29 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         }
     }
 
-    /// Gives a small block back to its arena.
+    /// Gives a small block back to its arena, and what the front has of the same size: one visit for many.
     fn give_to_arena(&self, front: &Front, ptr: DevicePtr, bytes: u64) -> bool {
         let Some(entry) = self.shared.directory.find(ptr.address()) else { return false };
-        let (heap, _) = entry.block();
-        if Arenas::shard(heap).is_none() || bytes == 0 || !entry.claim(bytes) {
+        if Arenas::shard(entry.block().0).is_none() || bytes == 0 || !entry.claim(bytes) {
             return false;
         }
-        let epoch = front.stream.epoch();
-        let given = self.shared.give_small(entry, front.stream.owner, epoch);
         front.thread.deallocated(rounded(bytes), bytes);
-        if given.is_ok_and(|given| given.has_excess) {
-            self.ordered.with_store(Heaps::take_spans_back);
+        let (owner, epoch) = (front.stream.owner, front.stream.epoch());
+        let mut visit = Visit::new(&self.shared.arenas);
+        visit.give(entry, owner, epoch);
+        let mut large = Vec::new();
+        if bytes <= LARGEST_SMALL {
+            front.give_up_half(bytes, rounded(bytes), |entry| {
+                large.extend(visit.give(entry, owner, epoch));
+            });
+        }
+        let has_excess = visit.has_excess();
+        drop(visit);
+        if has_excess || !large.is_empty() {
+            self.ordered.with_store(|heaps| {
+                large.iter().for_each(|chunk| heaps.large.give(*chunk, owner, epoch));
+                heaps.take_spans_back();
+            });
         }
         true
     }
@@ -331,7 +345,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let cell = self.ordered.stream_cell(stream)?;
         let front = Front::new(stream.id(), cell, Arc::clone(&cache.counts));
         let (front, others) = cache.add(self.id, front);
-        self.ordered.with_store(|heaps| others.iter().for_each(|front| _ = heaps.drain(front)));
+        self.ordered.with_store(|heaps| others.iter().for_each(|front| _ = heaps.drain(front, Gather::All)));
         Some(front)
     }
 }

@@ -27,12 +27,16 @@ pub(super) fn describe(heaps: &Heaps, request: &Request) -> String {
         let _ = write!(out, "; its maximum is {}", format_bytes(maximum));
     }
     let _ = write!(out, "; {}", advice(heaps, request, free, largest));
-    for (owner, blocks, bytes, largest) in heaps.large.free_by_owner() {
+    for (owner, blocks, bytes, largest) in heaps.large.heaps().iter().flat_map(Heap::free_by_owner) {
         let name = if owner == ANYONE { "for any stream".to_owned() } else { format!("owner {owner}") };
         write_owner(&mut out, &name, blocks, bytes, largest);
     }
     if totals.bytes_reserved > 0 {
-        let _ = write!(out, "\n  [{}] #: in use, +: partly, .: free", picture(&heaps.large, PICTURE_WIDTH));
+        let _ = write!(
+            out,
+            "\n  [{}] #: in use, +: partly, .: free",
+            picture(heaps.large.heaps(), PICTURE_WIDTH)
+        );
     }
     out
 }
@@ -45,7 +49,7 @@ fn advice(heaps: &Heaps, request: &Request, free: u64, largest: u64) -> String {
              a larger initial size keeps blocks together",
             format_bytes(short)
         )
-    } else if heaps.large.bytes_reserved.saturating_add(request.bytes) > heaps.maximum_bytes {
+    } else if heaps.large.bytes_reserved().saturating_add(request.bytes) > heaps.maximum_bytes {
         format!("it is {} short; raise the maximum, or free memory", format_bytes(request.bytes - free))
     } else {
         format!("it is {} short, and the device has no more; free memory", format_bytes(request.bytes - free))
@@ -53,11 +57,12 @@ fn advice(heaps: &Heaps, request: &Request, free: u64, largest: u64) -> String {
 }
 
 /// The pool's memory as `width` letters, in address order: `#` in use, `+` partly, `.` free.
-fn picture(heap: &Heap, width: usize) -> String {
-    let total = heap.bytes_reserved.max(1);
+fn picture(heaps: &[Heap], width: usize) -> String {
+    let total = heaps.iter().map(|heap| heap.bytes_reserved).sum::<u64>().max(1);
     let mut used = vec![0u64; width];
     let mut at = 0u64;
-    for chunk in heap.regions().iter().flat_map(|region| heap.region_chunks(region)) {
+    let chunks = |heap| Heap::regions(heap).iter().flat_map(|region| Heap::region_chunks(heap, region));
+    for chunk in heaps.iter().flat_map(chunks) {
         if chunk.is_in_use() {
             spread(&mut used, at, chunk.bytes, total);
         }

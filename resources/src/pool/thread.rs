@@ -69,8 +69,12 @@ fn recent(pool: PoolId, stream: StreamId) -> usize {
 #[inline]
 pub(super) fn front(pool: PoolId, stream: StreamId) -> Option<*const Front> {
     RECENTS.with(|recents| {
-        let recent = recents[recent(pool, stream)].get();
-        (recent.pool == pool && recent.stream == stream.get()).then_some(recent.front)
+        let place = recent(pool, stream);
+        let here = |place: usize| {
+            let recent = recents[place].get();
+            (recent.stream == stream.get() && recent.pool == pool).then_some(recent.front)
+        };
+        here(place).or_else(|| here(place ^ 1))
     })
 }
 
@@ -81,7 +85,10 @@ fn forget_recent() {
 fn remember(pool: PoolId, front: &Arc<Front>) -> *const Front {
     let (stream, place) = (front.id.get(), recent(pool, front.id));
     let front = Arc::as_ptr(front);
-    RECENTS.with(|recents| recents[place].set(Recent { pool, stream, front }));
+    RECENTS.with(|recents| {
+        recents[place ^ 1].set(recents[place].get());
+        recents[place].set(Recent { pool, stream, front });
+    });
     front
 }
 

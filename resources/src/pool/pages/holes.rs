@@ -63,7 +63,11 @@ impl Pages {
                 return None;
             }
         }
-        let best = self.large().find(owner, upto, request)?;
+        let Some(best) = self.large().find(owner, upto, request) else {
+            // What is left of the small line's handles, before memory is out.
+            let small = if self.is_short { self.heap(Line::Small).find(owner, upto, request) } else { None };
+            return small.and_then(|chunk| self.hole(Line::Small, chunk, request, false));
+        };
         let hole = self.large().chunk(best);
         if hole.bytes == request.bytes || !self.is_at_border(hole) {
             return self.hole(Line::Large, best, request, false);

@@ -52,6 +52,7 @@ mod views;
 use millpond_core::ALLOCATION_ALIGNMENT;
 
 use super::chunk::{Chunk, ChunkId, NIL};
+use super::directory::{Block, Directory};
 use super::heap::Heap;
 use crate::ordered::{ANYONE, Epoch, Owner, Request};
 use carry_out::Retired;
@@ -59,10 +60,8 @@ use ends::{FreeEnds, Piece, Whose};
 use handles::Handles;
 use holes::Hole;
 use plan::Kept;
-#[allow(unused_imports)] // until heaps.rs uses them
 pub(in crate::pool) use plan::{Plan, Refused};
 pub(in crate::pool) use policy::Policy;
-#[allow(unused_imports)] // until heaps.rs uses it
 pub(in crate::pool) use release::Release;
 use views::Views;
 
@@ -105,6 +104,8 @@ pub(in crate::pool) struct Pages {
     /// How many bytes of addresses are reserved at a time.
     reservation_bytes: u64,
     maximum_bytes: u64,
+    /// Whether there was no memory to be had, lately.
+    pub(in crate::pool) is_short: bool,
     /// The most that was in use when memory was short.
     peak_live: u64,
     /// Bytes of plans under way.
@@ -169,6 +170,7 @@ impl Pages {
             granularity,
             reservation_bytes,
             maximum_bytes,
+            is_short: false,
             peak_live: 0,
             planned: 0,
             retiring: 0,
@@ -345,6 +347,32 @@ impl Pages {
         let id = heap.take(chunk, bytes, ALLOCATION_ALIGNMENT);
         heap.set_link(id, NIL);
         (pack(line, id), heap.chunk(id).addr, bytes, epoch)
+    }
+
+    /// Enters a block that is handed out at an address.
+    pub(in crate::pool) fn enter(&mut self, directory: &Directory, block: Block, addr: u64) {
+        let (line, chunk) = unpack(block.chunk);
+        let heap = self.heap_mut(line);
+        if heap.chunk(chunk).addr == addr {
+            heap.enter_as(directory, chunk, block);
+        } else {
+            directory.insert(addr, Block { is_in_view: true, ..block });
+        }
+    }
+
+    /// The block is none to the directory.
+    pub(in crate::pool) fn leave(&mut self, block: ChunkId) {
+        let (line, chunk) = unpack(block);
+        self.heap_mut(line).leave(chunk);
+    }
+
+    pub(in crate::pool) fn heaps_mut(&mut self) -> &mut [Heap] {
+        &mut self.heaps
+    }
+
+    /// The lines' heaps.
+    pub(in crate::pool) fn heaps(&self) -> &[Heap] {
+        &self.heaps
     }
 
     /// Takes a block back for `owner`, all its pieces.

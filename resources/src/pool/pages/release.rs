@@ -50,11 +50,15 @@ impl Release {
             outcome = outcome.and(done);
         }
         if outcome.is_ok() {
-            while let Some((base, bytes)) = self.reservations.last().copied() {
+            self.reservations.retain(|(base, bytes)| {
                 // SAFETY: the reservation is this pool's, which is over, and nothing is mapped there.
-                unsafe { driver.mem_address_free(DevicePtr::new(base), bytes)? };
-                self.reservations.pop();
-            }
+                let freed = unsafe { driver.mem_address_free(DevicePtr::new(*base), *bytes) };
+                let is_left = freed.is_err();
+                if outcome.is_ok() {
+                    outcome = freed;
+                }
+                is_left
+            });
         }
         outcome
     }

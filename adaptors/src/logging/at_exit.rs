@@ -1,0 +1,40 @@
+//! Logs that must be written before the process ends, also where nobody drops them: in a `static`, in a
+//! leaked handle, or when `exit` is called.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Once, Weak};
+
+use parking_lot::Mutex;
+
+use super::queue::Queue;
+
+static LIVE: Mutex<Vec<Weak<Queue>>> = Mutex::new(Vec::new());
+
+pub(super) fn register(queue: &Arc<Queue>) {
+    static REGISTERED: Once = Once::new();
+    if super::canary::without("at_exit") {
+        return;
+    }
+    REGISTERED.call_once(|| {
+        // SAFETY: `at_exit` may be called at any time on any thread: it touches only what lives for ever
+        // and what it owns, and does not unwind.
+        let refused = unsafe { libc::atexit(at_exit) } != 0;
+        if refused {
+            tracing::warn!(
+                target: "millpond::logging",
+                "the end of the process cannot be watched; flush the allocation log before it"
+            );
+        }
+    });
+    let mut live = LIVE.lock();
+    live.retain(|queue| queue.strong_count() > 0);
+    live.push(Arc::downgrade(queue));
+}
+
+extern "C" fn at_exit() {
+    let live = std::mem::take(&mut *LIVE.lock());
+    for queue in live.iter().filter_map(Weak::upgrade) {
+        // A subscriber's panic must not end the process in another way than it ends.
+        let _ = catch_unwind(AssertUnwindSafe(|| queue.close_at_exit()));
+    }
+}

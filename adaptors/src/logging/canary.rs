@@ -1,0 +1,10 @@
+/// Whether a test wants to see what happens without one of the mechanisms that keep rows.
+#[cfg(test)]
+pub(super) fn without(mechanism: &str) -> bool {
+    std::env::var("MILLPOND_TEST_WITHOUT").is_ok_and(|list| list.split(',').any(|word| word == mechanism))
+}
+
+#[cfg(not(test))]
+pub(super) const fn without(_mechanism: &str) -> bool {
+    false
+}

@@ -1,0 +1,99 @@
+use std::io;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::queue::Batch;
+use super::sink::Sink;
+
+/// Where batches leave in their order, whatever the order in which their texts are ready.
+///
+/// Nobody waits for an earlier batch: a thread leaves its own here, and whoever brings the one that is due
+/// writes those that follow, too.
+#[derive(Debug)]
+pub(super) struct Outlet {
+    state: Mutex<State>,
+    /// A batch was written.
+    advanced: Condvar,
+    sink: Mutex<Sink>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The number of the row that is due.
+    next_row: u64,
+    /// Batches whose text is ready.
+    #[expect(clippy::vec_box, reason = "they come from the queue and go back there, and are large")]
+    ready: Vec<Box<Batch>>,
+    /// Somebody writes.
+    writing: bool,
+    /// The first error that nobody was told of.
+    error: Option<io::Error>,
+}
+
+impl State {
+    fn due(&self) -> Option<usize> {
+        self.ready.iter().position(|batch| batch.first_row == self.next_row)
+    }
+}
+
+impl Outlet {
+    pub(super) fn new(sink: Sink) -> Self {
+        Self { state: Mutex::default(), advanced: Condvar::new(), sink: Mutex::new(sink) }
+    }
+
+    /// Leaves a batch whose text is ready.
+    pub(super) fn bring(&self, batch: Box<Batch>) {
+        self.state.lock().ready.push(batch);
+    }
+
+    /// Writes at most so many batches that are due, unless somebody writes already. `recycle` gets what was
+    /// written. Returns whether a batch is due and nobody writes it.
+    pub(super) fn write_due(&self, most: usize, recycle: impl Fn(Box<Batch>)) -> bool {
+        let mut state = self.state.lock();
+        if state.writing {
+            return false;
+        }
+        for _ in 0..most {
+            let Some(due) = state.due() else { return false };
+            let mut batch = state.ready.swap_remove(due);
+            let rows = batch.records.len() as u64;
+            state.writing = true;
+            let result = MutexGuard::unlocked(&mut state, || {
+                let result = batch.write_to(&mut self.sink.lock());
+                recycle(batch);
+                result
+            });
+            state.writing = false;
+            state.next_row += rows;
+            if let Err(error) = result {
+                state.error.get_or_insert(error);
+            }
+            self.advanced.notify_all();
+        }
+        state.due().is_some()
+    }
+
+    /// The number of the row that is due: all before it are written.
+    pub(super) fn next_row(&self) -> u64 {
+        self.state.lock().next_row
+    }
+
+    /// Waits until another row is due than `row`, but not for ever.
+    pub(super) fn wait_while_due(&self, row: u64, patience: Duration) {
+        let mut state = self.state.lock();
+        if state.next_row == row {
+            self.advanced.wait_for(&mut state, patience);
+        }
+    }
+
+    /// The first error since the last call.
+    pub(super) fn take_error(&self) -> Option<io::Error> {
+        self.state.lock().error.take()
+    }
+
+    /// Asks the sink, after what is being written.
+    pub(super) fn ask<T>(&self, question: impl FnOnce(&Sink) -> T) -> T {
+        question(&self.sink.lock())
+    }
+}

@@ -1,0 +1,350 @@
+//! [`Flush::Async`](super::Flush::Async): rows wait in a queue for the threads that write them.
+//!
+//! Each thread has a lane of its own, so callers meet only at the counter that gives each row its number.
+//! Whoever gathers locks all lanes at one moment: what is in them then are all rows up to a number, and they
+//! become a batch, in order. Anybody may take a batch, make its text and leave that at the
+//! [outlet](super::outlet), which writes texts in order: the threads of the log most of the time,
+//! [`flush`](Queue::flush), drop, the end of the process, and a caller that finds its lane full and so makes
+//! room. There is a fixed number of batches, and lanes have a fixed length, so rows take bounded memory; no
+//! row is ever dropped, and none depends on the log's threads.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::outlet::Outlet;
+use super::record::{Entry, Record, Times};
+use super::sink::Sink;
+use super::text::Text;
+use crate::shards::{Apart, Guard, Shards};
+
+/// Rows that a lane holds: they and their text stay in a core's second-level cache.
+pub(super) const LANE_ROWS: usize = 4096;
+
+/// When a lane has so many rows, the log's thread is called.
+const MANY_ROWS: usize = LANE_ROWS / 2;
+
+/// Batches there are.
+pub(super) const BATCHES: usize = 16;
+
+/// What the crate csv collects before it passes it on: it stays in the first-level cache.
+const TEXT_BYTES: usize = 8 * 1024;
+
+/// For how long rows wait that are not many: what an abort loses at most, beside what is being written.
+const GATHER: Duration = Duration::from_millis(5);
+
+/// After so many times [`GATHER`] without a row the writing thread sleeps until there is one.
+const IDLE_ROUNDS: u32 = if cfg!(test) { 2 } else { 200 };
+
+/// How long the end of the process waits for a destination that hangs.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How many batches a caller writes that only wants room.
+const A_CALLERS_SHARE: usize = 2;
+
+#[derive(Debug)]
+pub(super) struct Queue {
+    lanes: Shards<Vec<Record>>,
+    /// The number of the next row. Taken under the lock of the lane that the row goes to.
+    next_row: Apart<AtomicU64>,
+    /// Whoever adds a row has to [call](Self::call), because the log's thread sleeps or is gone.
+    must_call: AtomicBool,
+    waiting: Mutex<Waiting>,
+    outlet: Outlet,
+    /// There if the further columns are written.
+    opened: Option<Instant>,
+    /// The log's threads.
+    threads: OnceLock<Vec<Thread>>,
+    /// A fork copies the queue, but not the log's threads.
+    process: u32,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    /// The number of the first row that is in a lane.
+    first_row: u64,
+    /// Of the row before it.
+    last: Times,
+    /// Batches that nobody works on yet, oldest first.
+    gathered: VecDeque<Box<Batch>>,
+    /// Empty ones. The last one used is the first to be used again, as the caches know it best.
+    #[expect(clippy::vec_box, reason = "they go from hand to hand, and are large")]
+    spare: Vec<Box<Batch>>,
+    /// Empty lanes, to put in the place of those that are taken.
+    empty: Vec<Vec<Record>>,
+    /// The log's threads are gone or may be any moment: who logs a row writes it.
+    closed: bool,
+}
+
+/// Some rows, one after the other.
+#[derive(Debug)]
+pub(super) struct Batch {
+    pub(super) first_row: u64,
+    pub(super) records: Vec<Record>,
+    text: Text,
+}
+
+impl Batch {
+    fn make_text(&mut self) {
+        self.records.iter().for_each(|record| self.text.row(record, record.number));
+    }
+
+    /// Empties the batch.
+    pub(super) fn write_to(&mut self, sink: &mut Sink) -> io::Result<()> {
+        self.records.clear();
+        self.text.take(|text, rows| sink.write(text, rows))
+    }
+}
+
+impl Waiting {
+    /// Makes a batch of what is in the lanes, if that is so many rows, at least one, and a batch is there.
+    fn gather(&mut self, queue: &Queue, at_least: u64) -> Option<Box<Batch>> {
+        if queue.next_row.0.load(Ordering::SeqCst) - self.first_row < at_least.max(1) {
+            return None;
+        }
+        let mut batch = self.spare.pop()?;
+        let mut taken: Vec<Vec<Record>> = Vec::new();
+        for lane in &mut queue.lanes.all().each {
+            if !lane.is_empty() {
+                taken.push(std::mem::replace(lane, self.empty.pop().unwrap_or_default()));
+            }
+        }
+        batch.first_row = self.first_row;
+        if let [lane] = &mut *taken {
+            std::mem::swap(lane, &mut batch.records);
+        } else if let Some(&any) = taken.first().and_then(|lane| lane.first()) {
+            batch.records.resize(taken.iter().map(Vec::len).sum(), any);
+            for record in taken.iter().flatten() {
+                batch.records[(record.number - self.first_row) as usize] = *record;
+            }
+        }
+        self.first_row += batch.records.len() as u64;
+        batch.records.iter_mut().for_each(|record| record.follow(&mut self.last));
+        self.empty.extend(taken.into_iter().map(|mut lane| {
+            lane.clear();
+            lane
+        }));
+        Some(batch)
+    }
+}
+
+impl Queue {
+    /// `text` makes what makes text, given how many bytes are expected at a time.
+    pub(super) fn new(sink: Sink, opened: Option<Instant>, text: impl Fn(usize) -> Text) -> Self {
+        let batch = || Box::new(Batch { first_row: 0, records: Vec::new(), text: text(TEXT_BYTES) });
+        Self {
+            lanes: Shards::new(),
+            next_row: Apart::default(),
+            must_call: AtomicBool::new(false),
+            waiting: Mutex::new(Waiting {
+                first_row: 0,
+                last: Times::default(),
+                gathered: VecDeque::with_capacity(BATCHES),
+                spare: (0..BATCHES).map(|_| batch()).collect(),
+                empty: Vec::new(),
+                closed: false,
+            }),
+            outlet: Outlet::new(sink),
+            opened,
+            threads: OnceLock::new(),
+            process: std::process::id(),
+        }
+    }
+
+    /// Says whom to wake.
+    pub(super) fn set_threads(&self, threads: Vec<Thread>) {
+        let unset = self.threads.set(threads);
+        debug_assert!(unset.is_ok(), "threads are started once");
+    }
+
+    #[inline]
+    pub(super) fn push(&self, entry: Entry) {
+        let mut record = Record::now(entry, self.opened);
+        let mut lane = self.lanes.mine();
+        if lane.len() >= LANE_ROWS {
+            drop(lane);
+            if super::canary::without("room") {
+                return;
+            }
+            lane = self.make_room();
+        }
+        // What this thread did before this call has lower numbers, and what follows has higher ones, on other
+        // threads, too: rows are in the order in which an address goes from thread to thread.
+        record.number = self.next_row.0.fetch_add(1, Ordering::SeqCst);
+        lane.push(record);
+        let rows = lane.len();
+        drop(lane);
+        if rows == MANY_ROWS || self.must_call.load(Ordering::SeqCst) {
+            self.call();
+        }
+    }
+
+    /// The calling thread's lane, when there is room in it.
+    #[cold]
+    fn make_room(&self) -> Guard<'_, Vec<Record>> {
+        loop {
+            let due = self.outlet.next_row();
+            let mut waiting = self.waiting.lock();
+            let lane = self.lanes.mine();
+            if lane.len() < LANE_ROWS {
+                return lane;
+            }
+            drop(lane);
+            if let Some(batch) = waiting.gather(self, 1) {
+                waiting.gathered.push_back(batch);
+                continue;
+            }
+            drop(waiting);
+            match self.take(1) {
+                Some(batch) => self.finish(batch, A_CALLERS_SHARE),
+                None => self.outlet.wait_while_due(due, GATHER),
+            }
+        }
+    }
+
+    /// Calls whoever writes.
+    #[cold]
+    fn call(&self) {
+        let waiting = self.waiting.lock();
+        let (closed, behind) = (waiting.closed, !waiting.gathered.is_empty());
+        self.must_call.store(closed, Ordering::SeqCst);
+        drop(waiting);
+        if closed && !super::canary::without("closing") {
+            // Counted and reported in there.
+            let _ = self.flush();
+        }
+        self.wake(if behind { usize::MAX } else { 1 });
+    }
+
+    fn wake(&self, threads: usize) {
+        self.threads.get().into_iter().flatten().take(threads).for_each(Thread::unpark);
+    }
+
+    /// The oldest batch that nobody works on; of what is in the lanes only if it is so many rows.
+    pub(super) fn take(&self, at_least: u64) -> Option<Box<Batch>> {
+        let mut waiting = self.waiting.lock();
+        waiting.gathered.pop_front().or_else(|| waiting.gather(self, at_least))
+    }
+
+    /// Makes a batch's text, and writes what is due.
+    pub(super) fn finish(&self, mut batch: Box<Batch>, most: usize) {
+        batch.make_text();
+        self.outlet.bring(batch);
+        self.write_due(most);
+    }
+
+    fn write_due(&self, most: usize) {
+        if self.outlet.write_due(most, |batch| self.waiting.lock().spare.push(batch)) {
+            self.wake(1);
+        }
+    }
+
+    /// Writes and flushes everything that was pushed so far.
+    ///
+    /// # Errors
+    /// The first error of a write, whoever wrote, since the last flush.
+    pub(super) fn flush(&self) -> io::Result<()> {
+        while !self.flush_before(Instant::now() + PATIENCE) {}
+        self.outlet.take_error().map_or(Ok(()), Err)
+    }
+
+    /// Writes everything that was pushed so far; false if others have it, and do not get done in time.
+    fn flush_before(&self, deadline: Instant) -> bool {
+        let end = self.next_row.0.load(Ordering::SeqCst);
+        loop {
+            let due = self.outlet.next_row();
+            if due >= end {
+                return true;
+            }
+            match self.take(1) {
+                Some(batch) => self.finish(batch, BATCHES),
+                None => {
+                    self.write_due(BATCHES);
+                    self.outlet.wait_while_due(due, GATHER);
+                }
+            }
+            if Instant::now() >= deadline {
+                return false;
+            }
+        }
+    }
+
+    /// Asks the sink, after what is being written.
+    pub(super) fn ask<T>(&self, question: impl FnOnce(&Sink) -> T) -> T {
+        self.outlet.ask(question)
+    }
+
+    /// Whether this is the process that opened the log, and has its threads.
+    pub(super) fn is_own_process(&self) -> bool {
+        self.process == std::process::id() || super::canary::without("process")
+    }
+
+    /// From now on every row is written by whoever logs it; the log's threads end.
+    pub(super) fn close(&self) {
+        let mut waiting = self.waiting.lock();
+        waiting.closed = true;
+        self.must_call.store(true, Ordering::SeqCst);
+        drop(waiting);
+        self.wake(usize::MAX);
+    }
+
+    /// Writes what waits, and closes.
+    pub(super) fn close_at_exit(&self) {
+        if !self.is_own_process() {
+            return; // The rows are the parent's, which writes them.
+        }
+        self.close();
+        if !self.flush_before(Instant::now() + PATIENCE) {
+            tracing::error!(
+                target: "millpond::logging",
+                "the allocation log's destination hangs; the last rows are lost"
+            );
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_asleep(&self) -> bool {
+        self.must_call.load(Ordering::SeqCst)
+    }
+
+    /// What each of the log's threads does. The first one also takes rows that are not many.
+    pub(super) fn run(&self, number: usize) {
+        let mut idle_rounds = 0;
+        while !self.waiting.lock().closed {
+            self.write_due(usize::MAX);
+            if let Some(batch) = self.take(MANY_ROWS as u64) {
+                idle_rounds = 0;
+                self.finish(batch, usize::MAX);
+            } else if number > 0 {
+                std::thread::park();
+            } else if idle_rounds < IDLE_ROUNDS {
+                idle_rounds += 1;
+                std::thread::park_timeout(GATHER);
+                if let Some(batch) = self.take(1) {
+                    idle_rounds = 0;
+                    self.finish(batch, usize::MAX);
+                }
+            } else {
+                idle_rounds = 0;
+                if self.falls_asleep() {
+                    std::thread::park();
+                }
+            }
+        }
+    }
+
+    /// Has the next row call, if there is none now. Whoever adds a row takes its number, then looks whether
+    /// to call; here it is the other way round, so one of the two sees the other.
+    fn falls_asleep(&self) -> bool {
+        let waiting = self.waiting.lock();
+        self.must_call.store(true, Ordering::SeqCst);
+        let asleep = self.next_row.0.load(Ordering::SeqCst) == waiting.first_row && !waiting.closed;
+        self.must_call.store(asleep || waiting.closed, Ordering::SeqCst);
+        asleep
+    }
+}

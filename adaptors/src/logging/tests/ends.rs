@@ -1,0 +1,177 @@
+//! Rows survive the end of the process, however it ends; and would not, without what keeps them.
+
+use std::process::Command;
+use std::sync::OnceLock;
+
+use super::super::queue::{BATCHES, LANE_ROWS};
+use super::*;
+
+/// Nobody drops it.
+static RESOURCE: OnceLock<AnyResource> = OnceLock::new();
+
+const CHILD: &str = "logging::tests::ends::child_process";
+const FEW: usize = 100;
+/// More than there is room for in a queue.
+const MANY: usize = (BATCHES + 2) * LANE_ROWS;
+
+/// Not a test by itself: what the tests below run in a process of its own.
+#[test]
+fn child_process() {
+    let Ok(end) = std::env::var("MILLPOND_TEST_CHILD_ENDS_BY") else { return };
+    let flush = std::env::var("MILLPOND_TEST_CHILD_FLUSH").unwrap().parse().unwrap();
+    if end == "row after the exit began" {
+        // SAFETY: the handler touches a static only.
+        assert_eq!(unsafe { libc::atexit(log_a_row) }, 0);
+    }
+    let resource = LoggingLayer::new().flush(flush).layer(mock().0).unwrap();
+    let log = |resource: &dyn DeviceMemoryResource, rows: usize| {
+        for _ in 0..rows {
+            resource.allocate(Layout::new(1000), S).unwrap();
+        }
+    };
+    match &*end {
+        "abort" => {
+            log(&resource, FEW);
+            std::process::abort();
+        }
+        "flush and abort" => {
+            log(&resource, FEW);
+            resource.flush().unwrap();
+            std::process::abort();
+        }
+        "many rows, flush and abort" => {
+            log(&resource, MANY);
+            resource.flush().unwrap();
+            std::process::abort();
+        }
+        "drop and abort" => {
+            log(&resource, FEW);
+            drop(resource);
+            std::process::abort();
+        }
+        "panic of the owner and abort" => {
+            let owner = std::thread::spawn(move || {
+                log(&resource, FEW);
+                panic!("on purpose");
+            });
+            assert!(owner.join().is_err());
+            std::process::abort();
+        }
+        "leak" => {
+            log(&resource, FEW);
+            std::mem::forget(resource);
+        }
+        _ => {
+            RESOURCE.set(resource.into_any()).unwrap();
+            end_with_a_static(&end, move |rows| log(RESOURCE.get().unwrap(), rows));
+        }
+    }
+}
+
+fn end_with_a_static(end: &str, log: impl Fn(usize) + Send + 'static) {
+    match end {
+        "panic" => {
+            std::thread::spawn(move || log(FEW)).join().unwrap();
+            panic!("on purpose");
+        }
+        "exit" => {
+            let thread = std::thread::spawn(move || {
+                log(FEW);
+                std::process::exit(0);
+            });
+            thread.join().unwrap();
+        }
+        "row after the exit began" => {
+            log(FEW - 1);
+            std::process::exit(0);
+        }
+        "fork" => {
+            log(FEW);
+            fork_and_exit();
+        }
+        _ => panic!("`{end}` is not an end"),
+    }
+}
+
+/// Handlers run in the reverse order, so this one runs after the log's.
+extern "C" fn log_a_row() {
+    if let Some(resource) = RESOURCE.get() {
+        let _ = resource.allocate(Layout::new(1000), S);
+    }
+}
+
+#[cfg(unix)]
+fn fork_and_exit() {
+    // SAFETY: the child calls nothing but `exit`, which runs what was registered for it.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::exit(0);
+        }
+        libc::waitpid(child, std::ptr::null_mut(), 0);
+    }
+}
+
+#[cfg(not(unix))]
+fn fork_and_exit() {}
+
+/// How many rows a child leaves that ends like this, without these mechanisms.
+fn rows_left(flush: &str, end: &str, without: &str) -> usize {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("log.csv");
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", CHILD])
+        .env("MILLPOND_TEST_CHILD_ENDS_BY", end)
+        .env("MILLPOND_TEST_CHILD_FLUSH", flush)
+        .env("MILLPOND_TEST_WITHOUT", without)
+        .env("MILLPOND_LOG_FILE", &file)
+        .output()
+        .unwrap();
+    let fails = end.contains("abort") || end == "panic";
+    assert_eq!(output.status.success(), !fails, "{end}: {output:?}");
+    rows(&std::fs::read_to_string(file).unwrap()).len()
+}
+
+#[test]
+fn rows_written_one_by_one_survive_everything() {
+    for end in ["abort", "panic of the owner and abort", "panic", "exit", "leak"] {
+        assert_eq!(rows_left("row", end, ""), FEW, "after {end}");
+    }
+}
+
+/// Each end, how many rows there must be, and the mechanism that is there for it.
+const ENDS: [(&str, usize, &str); 9] = [
+    ("flush and abort", FEW, "flush"),
+    ("many rows, flush and abort", MANY, "room"),
+    ("drop and abort", FEW, "drop"),
+    ("panic of the owner and abort", FEW, "drop"),
+    ("panic", FEW, "at_exit"),
+    ("exit", FEW, "at_exit"),
+    ("leak", FEW, "at_exit"),
+    ("row after the exit began", FEW, "closing"),
+    ("fork", FEW, "process"),
+];
+
+#[test]
+fn queued_rows_survive_with_and_without_the_threads_of_the_log() {
+    for (end, expected, _) in ENDS {
+        for without in ["", "threads"] {
+            assert_eq!(rows_left("async", end, without), expected, "after {end}, without `{without}`");
+        }
+    }
+}
+
+/// The canary of the test before: what it looks for can happen.
+#[test]
+fn without_its_mechanism_each_end_loses_rows_or_has_them_twice() {
+    for (end, expected, mechanism) in ENDS {
+        let left = rows_left("async", end, &format!("threads,{mechanism}"));
+        assert_ne!(left, expected, "after {end}, without `{mechanism}`");
+    }
+}
+
+/// What `flush=async` does not promise, as its documentation says.
+#[test]
+fn an_abort_loses_what_waits() {
+    assert!(rows_left("async", "abort", "threads") < FEW);
+}

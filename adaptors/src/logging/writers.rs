@@ -1,0 +1,62 @@
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use super::at_exit;
+use super::queue::Queue;
+
+/// The threads that write a log. Dropping them ends them, after everything is written.
+#[derive(Debug)]
+pub(super) struct Writers {
+    queue: Arc<Queue>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Writers {
+    /// # Errors
+    /// The system's, if it has no thread for the log.
+    pub(super) fn start(queue: Queue) -> io::Result<Self> {
+        let queue = Arc::new(queue);
+        let mut writers = Self { queue: Arc::clone(&queue), threads: Vec::new() };
+        // To make a row's text and to write it takes one thread longer than it takes a caller to log the row.
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = if cores < 4 { 1 } else { 2 };
+        for number in 0..if super::canary::without("threads") { 0 } else { threads } {
+            let queue = Arc::clone(&queue);
+            let builder = std::thread::Builder::new().name("millpond-log".to_owned());
+            match builder.spawn(move || queue.run(number)) {
+                Ok(thread) => writers.threads.push(thread),
+                Err(error) if number == 0 => return Err(explained(error)),
+                Err(_) => break,
+            }
+        }
+        queue.set_threads(writers.threads.iter().map(|thread| thread.thread().clone()).collect());
+        at_exit::register(&queue);
+        Ok(writers)
+    }
+
+    #[inline]
+    pub(super) fn queue(&self) -> &Queue {
+        &self.queue
+    }
+}
+
+fn explained(error: io::Error) -> io::Error {
+    let advice = "no thread can be started that writes the log; use flush=row";
+    io::Error::new(error.kind(), format!("{advice}: {error}"))
+}
+
+impl Drop for Writers {
+    fn drop(&mut self) {
+        if !self.queue.is_own_process() || super::canary::without("drop") {
+            return; // A fork has no such threads to wait for, and the rows are the parent's.
+        }
+        self.queue.close();
+        for thread in self.threads.drain(..) {
+            // One that panicked leaves the rest to the flush.
+            let _ = thread.join();
+        }
+        // Counted and reported in there.
+        let _ = self.queue.flush();
+    }
+}

@@ -1,0 +1,146 @@
+//! A value in parts, one for each thread, so that threads which count do not take turns at a cache line.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use spin::mutex::{SpinMutex, SpinMutexGuard};
+
+/// Apart from its neighbours' cache lines, which the hardware fetches in pairs.
+#[derive(Default, Debug)]
+#[repr(align(128))]
+pub(crate) struct Apart<T>(pub(crate) T);
+
+/// One for each bit of [`Shards::used`]. Threads beyond that share.
+const SHARDS: usize = u64::BITS as usize;
+
+/// How many turns of a spinning loop there are at most between two looks at a lock: microseconds.
+const LONGEST_PAUSE: u32 = 128;
+
+/// Held for a handful of instructions: giving it back is a plain store, half of what another lock costs.
+pub(crate) type Guard<'a, T> = SpinMutexGuard<'a, T>;
+
+/// A lock on a cache line of its own.
+#[derive(Default)]
+pub(crate) struct Padded<T>(Apart<SpinMutex<T>>);
+
+impl<T> Padded<T> {
+    #[inline]
+    pub(crate) fn lock(&self) -> Guard<'_, T> {
+        self.0.0.try_lock().unwrap_or_else(|| self.wait())
+    }
+
+    /// Looks at the lock less and less often, and in the end lets others run. Whoever looks takes the cache
+    /// line from the thread that works on it; left alone, that one gets done with many operations meanwhile,
+    /// and in sum that is faster than taking turns.
+    #[cold]
+    fn wait(&self) -> Guard<'_, T> {
+        let mut pause = 1;
+        loop {
+            for _ in 0..pause {
+                std::hint::spin_loop();
+            }
+            if !self.0.0.is_locked()
+                && let Some(guard) = self.0.0.try_lock()
+            {
+                return guard;
+            }
+            if pause < LONGEST_PAUSE {
+                pause *= 2;
+            } else {
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+/// The parts. A thread works on its own; whoever needs the whole locks those that were ever used.
+pub(crate) struct Shards<T> {
+    each: Box<[Padded<T>]>,
+    /// A bit for each part that a thread has locked.
+    used: AtomicU64,
+}
+
+impl<T: Default> Shards<T> {
+    pub(crate) fn new() -> Self {
+        Self { each: (0..SHARDS).map(|_| Padded::default()).collect(), used: AtomicU64::new(0) }
+    }
+
+    /// The calling thread's part.
+    #[inline]
+    pub(crate) fn mine(&self) -> Guard<'_, T> {
+        let mine = shard_of_thread();
+        // Every thread's first access to `used` is this one, or comes after it, and all accesses are to one
+        // variable: of two threads that begin, at least one knows of the other.
+        if self.used.load(Ordering::Relaxed) & 1 << mine == 0 {
+            self.used.fetch_or(1 << mine, Ordering::Relaxed);
+        }
+        self.each[mine].lock()
+    }
+
+    /// Whether no other part is in use. True as long as the caller holds [`mine`](Self::mine): a thread that
+    /// begins meanwhile has nothing yet, and waits for this one if it needs more.
+    #[inline]
+    pub(crate) fn is_alone(&self) -> bool {
+        self.used.load(Ordering::Relaxed) == 1 << shard_of_thread()
+    }
+
+    /// All parts in use, locked: the whole at one moment.
+    pub(crate) fn all(&self) -> All<'_, T> {
+        let mine = shard_of_thread();
+        let mut used = self.used.fetch_or(1 << mine, Ordering::Relaxed) | 1 << mine;
+        loop {
+            // In one order for everybody, so that no two wait for each other.
+            let each = (0..SHARDS).filter(|shard| used & 1 << shard != 0);
+            let each: Vec<_> = each.map(|shard| self.each[shard].lock()).collect();
+            // A thread that began meanwhile may have taken from a part before that was locked.
+            let now = self.used.load(Ordering::Relaxed);
+            if now == used {
+                return All { each, mine: (used & ((1 << mine) - 1)).count_ones() as usize };
+            }
+            used = now;
+        }
+    }
+
+    /// Shows `take` other parts, each locked, until it has had enough. The caller holds [`mine`](Self::mine)
+    /// meanwhile, so this waits for nobody: a part in use at the moment is left out.
+    pub(crate) fn visit_others(&self, mut take: impl FnMut(&mut T) -> bool) -> bool {
+        let mine = shard_of_thread();
+        let used = self.used.load(Ordering::Relaxed);
+        // Each thread begins at another one.
+        (1..SHARDS)
+            .map(|distance| (mine + distance) % SHARDS)
+            .filter(|other| used & 1 << other != 0)
+            .filter_map(|other| self.each[other].0.0.try_lock())
+            .any(|mut part| take(&mut part))
+    }
+}
+
+/// The parts in use, locked.
+pub(crate) struct All<'a, T> {
+    pub(crate) each: Vec<Guard<'a, T>>,
+    /// Which one is the calling thread's.
+    pub(crate) mine: usize,
+}
+
+#[inline]
+fn shard_of_thread() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static MINE: usize = NEXT.fetch_add(1, Ordering::Relaxed) % SHARDS;
+    }
+    // A destructor of a thread's local may free memory after this one is gone; any part will do.
+    MINE.try_with(|mine| *mine).unwrap_or(0)
+}
+
+impl<T: fmt::Debug> fmt::Debug for Padded<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.0.fmt(f)
+    }
+}
+
+impl<T> fmt::Debug for Shards<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let used = self.used.load(Ordering::Relaxed).count_ones();
+        f.debug_struct("Shards").field("used", &used).finish_non_exhaustive()
+    }
+}

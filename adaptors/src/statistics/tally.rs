@@ -1,0 +1,207 @@
+use millpond_core::{Error, Result};
+
+use super::counters::{Counter, Counters};
+use crate::shards::{All, Guard, Padded, Shards};
+
+/// Counts in parts, one for each thread, and still knows the exact peak.
+///
+/// The peak is the sum of what the parts are allowed to hold, and no part holds more. So a thread counts by
+/// itself as long as it stays within what it is allowed, and the sum of all stays below the peak. A thread
+/// that would pass it looks at all parts at one moment, raises the peak if the sum does pass it, and deals
+/// out anew what is left below the peak. It is the escrow method (O'Neil, "The escrow transactional method",
+/// ACM TODS 11, 1986), for a bound that gives way.
+#[derive(Debug)]
+pub(super) struct Tally {
+    shards: Shards<Part>,
+    /// The levels below the present one. Locked after the parts.
+    below: Padded<Vec<Counters>>,
+}
+
+/// What one thread counted in the present level.
+#[derive(Default, Debug)]
+struct Part {
+    bytes: Share,
+    allocations: Share,
+    failures: u64,
+}
+
+/// A thread's share of one quantity.
+#[derive(Default, Debug)]
+struct Share {
+    /// Handed out by the thread, less what it gave back, whoever got that.
+    current: i64,
+    /// How high `current` may rise: the shares of all threads add up to the peak.
+    allowed: i64,
+    total: i64,
+}
+
+impl Tally {
+    pub(super) fn new() -> Self {
+        Self { shards: Shards::new(), below: Padded::default() }
+    }
+
+    #[inline]
+    pub(super) fn allocated(&self, bytes: u64) {
+        let bytes = signed(bytes);
+        let mut mine = self.shards.mine();
+        if mine.fits(bytes) || self.shards.is_alone() {
+            mine.add(bytes);
+        } else {
+            self.allocated_beyond_share(mine, bytes);
+        }
+    }
+
+    /// Takes from what other threads are allowed and do not use, before everybody is stopped.
+    #[cold]
+    fn allocated_beyond_share(&self, mut mine: Guard<'_, Part>, bytes: i64) {
+        let enough = self.shards.visit_others(|other| {
+            if !mine.bytes.fits(bytes) {
+                mine.bytes.take_half(&mut other.bytes);
+            }
+            if !mine.allocations.fits(1) {
+                mine.allocations.take_half(&mut other.allocations);
+            }
+            mine.fits(bytes)
+        });
+        if enough {
+            mine.add(bytes);
+            return;
+        }
+        drop(mine);
+        let All { mut each, mine } = self.shards.all();
+        deal(each.iter_mut().map(|part| &mut part.bytes), mine, bytes);
+        deal(each.iter_mut().map(|part| &mut part.allocations), mine, 1);
+        each[mine].add(bytes);
+    }
+
+    #[inline]
+    pub(super) fn deallocated(&self, bytes: u64) {
+        let mut mine = self.shards.mine();
+        mine.bytes.subtract(signed(bytes));
+        mine.allocations.subtract(1);
+    }
+
+    pub(super) fn failed(&self) {
+        self.shards.mine().failures += 1;
+    }
+
+    pub(super) fn current(&self) -> Counters {
+        sum(&self.shards.all())
+    }
+
+    pub(super) fn push(&self) -> Counters {
+        let mut all = self.shards.all();
+        let top = sum(&all);
+        set(&mut all, Counters::default());
+        self.below.lock().push(top);
+        top
+    }
+
+    pub(super) fn pop(&self) -> Result<Counters> {
+        let mut all = self.shards.all();
+        let below = self.below.lock().pop().ok_or_else(|| {
+            Error::invalid_argument("the last level of counters cannot be popped; push one before each pop")
+        })?;
+        let top = sum(&all);
+        set(&mut all, below.fold(top));
+        Ok(top)
+    }
+}
+
+impl Part {
+    #[inline]
+    fn fits(&self, bytes: i64) -> bool {
+        self.bytes.fits(bytes) && self.allocations.fits(1)
+    }
+
+    #[inline]
+    fn add(&mut self, bytes: i64) {
+        self.bytes.add(bytes);
+        self.allocations.add(1);
+    }
+}
+
+impl Share {
+    #[inline]
+    fn fits(&self, amount: i64) -> bool {
+        self.current.saturating_add(amount) <= self.allowed
+    }
+
+    #[inline]
+    fn add(&mut self, amount: i64) {
+        self.current = self.current.saturating_add(amount);
+        self.total = self.total.saturating_add(amount);
+        self.allowed = self.allowed.max(self.current);
+    }
+
+    #[inline]
+    fn subtract(&mut self, amount: i64) {
+        self.current = self.current.saturating_sub(amount);
+    }
+}
+
+impl Share {
+    /// Takes half of what the other is allowed beyond what it has, or a little more. The sum of both stays as
+    /// it is.
+    fn take_half(&mut self, other: &mut Self) {
+        let left = other.allowed.saturating_sub(other.current);
+        let half = left - left / 2;
+        if let Some(allowed) = self.allowed.checked_add(half) {
+            self.allowed = allowed;
+            other.allowed -= half;
+        }
+    }
+}
+
+/// Makes room for `amount` in share number `mine`: raises the peak as far as that takes, and deals out evenly
+/// what is left.
+fn deal<'a>(shares: impl Iterator<Item = &'a mut Share>, mine: usize, amount: i64) {
+    let mut shares: Vec<&mut Share> = shares.collect();
+    let wide = |sum: fn(&Share) -> i64| shares.iter().map(|share| i128::from(sum(share))).sum::<i128>();
+    let wanted = wide(|share| share.current) + i128::from(amount);
+    let left = (wide(|share| share.allowed) - wanted).max(0);
+    let each = left / shares.len() as i128;
+    let odd = left % shares.len() as i128;
+    for share in &mut shares {
+        share.allowed = clamped(i128::from(share.current) + each);
+    }
+    shares[mine].allowed = clamped(i128::from(shares[mine].allowed) + odd + i128::from(amount));
+}
+
+fn sum(All { each, .. }: &All<'_, Part>) -> Counters {
+    let counter = |share: fn(&Part) -> &Share| {
+        let wide = |value: fn(&Share) -> i64| {
+            clamped(each.iter().map(|part| i128::from(value(share(part)))).sum::<i128>())
+        };
+        Counter {
+            current: wide(|share| share.current),
+            peak: wide(|share| share.allowed),
+            total: wide(|share| share.total),
+        }
+    };
+    Counters {
+        bytes: counter(|part| &part.bytes),
+        allocations: counter(|part| &part.allocations),
+        failures: each.iter().map(|part| part.failures).sum(),
+    }
+}
+
+/// Makes the sum `counters`, all in the calling thread's part.
+fn set(All { each, mine }: &mut All<'_, Part>, counters: Counters) {
+    let share = |Counter { current, peak, total }| Share { current, allowed: peak, total };
+    each.iter_mut().for_each(|part| **part = Part::default());
+    *each[*mine] = Part {
+        bytes: share(counters.bytes),
+        allocations: share(counters.allocations),
+        failures: counters.failures,
+    };
+}
+
+/// No block has 2^63 bytes. A caller's nonsense must not panic or wrap around, so nothing here does.
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+fn clamped(wide: i128) -> i64 {
+    wide.clamp(i64::MIN.into(), i64::MAX.into()) as i64
+}

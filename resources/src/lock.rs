@@ -1,0 +1,130 @@
+//! A lock for very short work: taken by one atomic exchange, given back by a plain store.
+//!
+//! The pool's work under a lock takes some ten nanoseconds, and is done millions of times a second; a lock
+//! whose release has to look for sleepers costs as much again. Here nobody sleeps for long: who waits spins
+//! a little, then lets others run, then sleeps for some microseconds at a time.
+
+use std::cell::UnsafeCell;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::time::Duration;
+
+use crate::sync::{AtomicBool, Ordering};
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct QuickLock<T> {
+    is_locked: AtomicBool,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value goes from thread to thread with the lock, one at a time.
+unsafe impl<T: Send> Send for QuickLock<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for QuickLock<T> {}
+
+/// The value, until it is dropped.
+pub(crate) struct QuickGuard<'a, T> {
+    lock: &'a QuickLock<T>,
+}
+
+impl<T> QuickLock<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self { is_locked: AtomicBool::new(false), value: UnsafeCell::new(value) }
+    }
+
+    #[inline]
+    pub(crate) fn try_lock(&self) -> Option<QuickGuard<'_, T>> {
+        let taken = !self.is_locked.swap(true, Ordering::Acquire);
+        // Not `then_some`: a guard that is made is dropped, and gives the lock back.
+        taken.then(|| QuickGuard { lock: self })
+    }
+
+    #[inline]
+    pub(crate) fn lock(&self) -> QuickGuard<'_, T> {
+        self.try_lock().unwrap_or_else(|| self.wait())
+    }
+
+    #[cold]
+    fn wait(&self) -> QuickGuard<'_, T> {
+        const SPINS: u32 = 200;
+        const YIELDS: u32 = 50;
+        let mut tries = 0;
+        loop {
+            while self.is_locked.load(Ordering::Relaxed) {
+                tries += 1;
+                if tries < SPINS {
+                    std::hint::spin_loop();
+                } else if tries < SPINS + YIELDS {
+                    std::thread::yield_now();
+                } else {
+                    std::thread::sleep(Duration::from_micros(20));
+                }
+            }
+            if let Some(guard) = self.try_lock() {
+                return guard;
+            }
+        }
+    }
+
+    pub(crate) fn get_mut(&mut self) -> &mut T {
+        self.value.get_mut()
+    }
+}
+
+impl<T> Deref for QuickGuard<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: this guard is the only one.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for QuickGuard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: this guard is the only one.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for QuickGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.lock.is_locked.store(false, Ordering::Release);
+    }
+}
+
+impl<T> fmt::Debug for QuickLock<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QuickLock").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_count_together() {
+        let count = QuickLock::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..10_000).for_each(|_| *count.lock() += 1));
+            }
+        });
+        assert_eq!(*count.lock(), 40_000);
+    }
+
+    #[test]
+    fn who_panics_gives_the_lock_back() {
+        let lock = QuickLock::new(0);
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _guard = lock.lock();
+            panic!("on purpose");
+        }));
+        assert!(panicked.is_err() && lock.try_lock().is_some());
+    }
+}

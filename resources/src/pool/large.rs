@@ -1,0 +1,255 @@
+//! The pool's large blocks and spans: over regions from upstream, or over pages that the pool maps itself.
+
+use millpond_core::ALLOCATION_ALIGNMENT;
+
+use super::chunk::{Chunk, ChunkId};
+use super::classes::LARGEST_SMALL;
+use super::directory::{Block, Directory};
+use super::heap::Heap;
+use super::pages::{self, Pages};
+use crate::ordered::{ANYONE, Epoch, Owner, Request};
+
+/// Where large blocks come from.
+#[derive(Debug)]
+pub(super) enum Large {
+    Regions(Heap),
+    Pages(Box<Pages>),
+}
+
+/// Free bytes that serve a request.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) bytes: u64,
+    pub(super) epoch: Epoch,
+    pub(super) owner: Owner,
+    place: Place,
+}
+
+#[derive(Debug)]
+enum Place {
+    Chunk(ChunkId),
+    Pages(pages::Found),
+}
+
+/// A span for small blocks: a block of the large heap.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NewSpan {
+    pub(super) chunk: ChunkId,
+    pub(super) base: u64,
+    pub(super) bytes: u64,
+    pub(super) epoch: Epoch,
+}
+
+impl Large {
+    fn in_region(heap: &Heap, id: ChunkId) -> Found {
+        let chunk = heap.chunk(id);
+        Found { bytes: chunk.bytes, epoch: chunk.epoch(), owner: chunk.owner(), place: Place::Chunk(id) }
+    }
+
+    fn in_pages(found: pages::Found) -> Found {
+        let (bytes, epoch, owner) = (found.bytes, found.epoch, found.owner);
+        Found { bytes, epoch, owner, place: Place::Pages(found) }
+    }
+
+    /// The best of `owner` for the request, among what was given back in epoch `upto` or before.
+    pub(super) fn find(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<Found> {
+        match self {
+            Self::Regions(heap) => heap.find(owner, upto, request).map(|id| Self::in_region(heap, id)),
+            Self::Pages(pages) => pages.find(owner, upto, request).map(Self::in_pages),
+        }
+    }
+
+    /// The better of the owner's best and the best of anyone's.
+    pub(super) fn find_for(&self, owner: Owner, request: &Request) -> Option<Found> {
+        match self {
+            Self::Regions(heap) => heap.find_for(owner, request).map(|id| Self::in_region(heap, id)),
+            Self::Pages(pages) => pages.find_for(owner, request).map(Self::in_pages),
+        }
+    }
+
+    /// Hands out what was found, and enters it as `block`, but for the chunk; says where it starts.
+    pub(super) fn take(&mut self, found: Found, request: &Request, block: Block, to: &Directory) -> u64 {
+        match (self, found.place) {
+            (Self::Regions(heap), Place::Chunk(id)) => {
+                let chunk = heap.take(id, request.bytes, request.alignment);
+                heap.enter(to, Block { chunk, ..block })
+            }
+            (Self::Pages(pages), Place::Pages(found)) => {
+                let (chunk, addr) = pages.take(found, request);
+                pages.enter(to, Block { chunk, ..block }, addr);
+                addr
+            }
+            _ => unreachable!("what was found here is taken here"),
+        }
+    }
+
+    /// A span of `wanted` bytes, or of as many as there are in a row, but enough for the request.
+    pub(super) fn take_span(
+        &mut self,
+        owner: Owner,
+        upto: Epoch,
+        wanted: u64,
+        request: &Request,
+        anywhere: bool,
+    ) -> Option<NewSpan> {
+        let heap = match self {
+            Self::Regions(heap) => heap,
+            Self::Pages(pages) => {
+                let taken = if anywhere {
+                    pages.take_span_anywhere(owner, upto, wanted, request)
+                } else {
+                    pages.take_span(owner, upto, wanted, request)
+                };
+                return taken.map(|(chunk, base, bytes, epoch)| {
+                    // The first small block starts where the span does.
+                    pages.leave(chunk);
+                    NewSpan { chunk, base, bytes, epoch }
+                });
+            }
+        };
+        let best = heap.find(owner, upto, &Request { bytes: wanted, ..*request });
+        let found = best.or_else(|| heap.largest_for(owner, upto, request))?;
+        let (bytes, epoch) = (heap.chunk(found).bytes, heap.chunk(found).epoch());
+        // A rest too small for a large block would be of no use to anybody.
+        let is_small_rest = bytes.saturating_sub(wanted) <= LARGEST_SMALL;
+        let bytes = if is_small_rest { bytes } else { wanted };
+        let chunk = heap.take(found, bytes, ALLOCATION_ALIGNMENT);
+        heap.leave(chunk);
+        Some(NewSpan { chunk, base: heap.chunk(chunk).addr, bytes, epoch })
+    }
+
+    /// How many bytes a span has at most.
+    pub(super) fn largest_span(&self) -> u64 {
+        match self {
+            Self::Regions(_) => 16 << 20,
+            Self::Pages(_) => 2 << 20,
+        }
+    }
+
+    pub(super) fn give(&mut self, block: ChunkId, owner: Owner, epoch: Epoch) {
+        match self {
+            Self::Regions(heap) => heap.give(block, owner, epoch),
+            Self::Pages(pages) => pages.give(block, owner, epoch),
+        }
+    }
+
+    pub(super) fn bytes_of(&self, block: ChunkId) -> u64 {
+        match self {
+            Self::Regions(heap) => heap.chunk(block).bytes,
+            Self::Pages(pages) => pages.bytes_of(block),
+        }
+    }
+
+    /// The chunk that owns the memory at an address. Error path: it walks.
+    pub(super) fn chunk_at(&self, addr: u64) -> Option<&Chunk> {
+        match self {
+            Self::Regions(heap) => heap.chunk_at(addr),
+            Self::Pages(pages) => pages.chunk_at(addr),
+        }
+    }
+
+    pub(super) fn migrate(&mut self, from: Owner, upto: Epoch, to: Owner, epoch: Epoch) {
+        match self {
+            Self::Regions(heap) => heap.migrate(from, upto, to, epoch),
+            Self::Pages(pages) => pages.migrate(from, upto, to, epoch),
+        }
+    }
+
+    pub(super) fn join_with_anyones(&mut self, owner: Owner, request: &Request) -> bool {
+        match self {
+            Self::Regions(heap) => heap.join_with_anyones(owner, request),
+            Self::Pages(pages) => pages.join_with_anyones(owner, request),
+        }
+    }
+
+    pub(super) fn free_bytes(&self, owner: Owner) -> u64 {
+        match self {
+            Self::Regions(heap) => heap.free_bytes(owner),
+            Self::Pages(pages) => pages.free_bytes(owner),
+        }
+    }
+
+    pub(super) fn remove_owner(&mut self, owner: Owner) {
+        match self {
+            Self::Regions(heap) => heap.remove_owner(owner),
+            Self::Pages(pages) => pages.remove_owner(owner),
+        }
+    }
+
+    pub(super) fn largest_free_block(&self) -> u64 {
+        match self {
+            Self::Regions(heap) => heap.largest_free_block(),
+            Self::Pages(pages) => pages.largest_free_block(),
+        }
+    }
+
+    /// Whether one stream has the pool to itself.
+    pub(super) fn set_alone(&mut self, is_alone: bool) {
+        match self {
+            Self::Regions(heap) => heap.is_alone = is_alone,
+            Self::Pages(pages) => pages.heaps_mut().iter_mut().for_each(|heap| heap.is_alone = is_alone),
+        }
+    }
+
+    /// The heaps of chunks, in which all of it lies.
+    pub(super) fn heaps(&self) -> &[Heap] {
+        match self {
+            Self::Regions(heap) => std::slice::from_ref(heap),
+            Self::Pages(pages) => pages.heaps(),
+        }
+    }
+
+    /// Bytes taken from upstream or the driver.
+    pub(super) fn bytes_reserved(&self) -> u64 {
+        match self {
+            Self::Regions(heap) => heap.bytes_reserved,
+            Self::Pages(pages) => pages.bytes_reserved(),
+        }
+    }
+
+    /// The most that was taken; 0 where upstream's caller counts that.
+    pub(super) fn peak_bytes_reserved(&self) -> u64 {
+        match self {
+            Self::Regions(_) => 0,
+            Self::Pages(pages) => pages.totals().peak_bytes_reserved,
+        }
+    }
+
+    pub(super) fn bytes_free(&self) -> u64 {
+        self.heaps().iter().map(|heap| heap.bytes_free).sum()
+    }
+
+    pub(super) fn blocks_free(&self) -> u64 {
+        self.heaps().iter().map(|heap| heap.blocks_free).sum()
+    }
+
+    /// Regions, or handles of physical memory.
+    pub(super) fn regions(&self) -> usize {
+        match self {
+            Self::Regions(heap) => heap.regions().len(),
+            Self::Pages(pages) => pages.totals().handles,
+        }
+    }
+
+    pub(super) fn validate(&self) {
+        match self {
+            Self::Regions(heap) => heap.validate(),
+            Self::Pages(pages) => pages.validate(),
+        }
+    }
+
+    /// Whether the block is one in use, of this base and size.
+    pub(super) fn has_block(&self, block: ChunkId, base: u64, bytes: u64) -> bool {
+        match self {
+            Self::Regions(heap) => heap.chunk(block).addr == base && heap.chunk(block).bytes == bytes,
+            Self::Pages(pages) => pages.bytes_of(block) == bytes,
+        }
+    }
+
+    /// Removes a region that is free for anyone.
+    pub(super) fn remove_free_region(&mut self) -> Option<(u64, u64)> {
+        let Self::Regions(heap) = self else { return None };
+        let (region, ..) = heap.remove_free_region(|chunk| chunk.owner() == ANYONE)?;
+        Some((region.base, region.bytes))
+    }
+}
