@@ -60,7 +60,7 @@ use ends::{FreeEnds, Piece, Whose};
 use handles::Handles;
 use holes::Hole;
 use plan::Kept;
-pub(in crate::pool) use plan::{Plan, Refused};
+pub(in crate::pool) use plan::Plan;
 pub(in crate::pool) use policy::Policy;
 pub(in crate::pool) use release::Release;
 use views::Views;
@@ -202,7 +202,7 @@ impl Pages {
             return None;
         }
         let ends = FreeEnds::gather(self, whose, self.policy.least_piece);
-        let run = ends.tightest_run(&self.handles, &self.views, request.bytes)?;
+        let run = ends.oldest_run(&self.handles, &self.views, request.bytes)?;
         let (pieces, addr) = ends.pieces(&self.handles, &self.views, &run, request.bytes);
         let epoch = pieces.iter().map(|piece| piece.epoch).max()?;
         let is_anyones =

@@ -170,6 +170,8 @@ impl Bench {
 
     /// Replays a log; says how long it took without the driver.
     fn pass(&mut self, log: &Log) -> Duration {
+        // Spans that an arena still holds would make each pass another program.
+        self.gather();
         let before = self.in_driver;
         let start = Instant::now();
         let mut blocks = vec![None; log.blocks];

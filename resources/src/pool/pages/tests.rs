@@ -6,6 +6,7 @@ use millpond_driver::CallKind;
 use millpond_driver::sim::{Access, FaultPlan, SimConfig, SimDevice};
 use proptest::prelude::*;
 
+use super::plan::Refused;
 use super::*;
 
 const OWNERS: Owner = 4;
