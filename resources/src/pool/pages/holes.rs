@@ -65,8 +65,9 @@ impl Pages {
         }
         let Some(best) = self.large().find(owner, upto, request) else {
             // What is left of the small line's handles, before memory is out.
-            let small = if self.is_short { self.heap(Line::Small).find(owner, upto, request) } else { None };
-            return small.and_then(|chunk| self.hole(Line::Small, chunk, request, false));
+            let left =
+                if self.is_short { self.heap(Line::Small).find(owner, upto, request)? } else { return None };
+            return self.hole(Line::Small, left, request, false);
         };
         let hole = self.large().chunk(best);
         if hole.bytes == request.bytes || !self.is_at_border(hole) {
