@@ -202,7 +202,7 @@ impl Pages {
             return None;
         }
         let ends = FreeEnds::gather(self, whose, self.policy.least_piece);
-        let run = ends.tightest_run(&self.handles, &self.views, request.bytes)?;
+        let run = ends.oldest_run(&self.handles, &self.views, request.bytes)?;
         let (pieces, addr) = ends.pieces(&self.handles, &self.views, &run, request.bytes);
         let epoch = pieces.iter().map(|piece| piece.epoch).max()?;
         let is_anyones =

@@ -1,8 +1,7 @@
 //! Replays allocation logs through [`Pages`] alone: what a policy reaches, without the rest of the pool.
 //!
 //! ```text
-//! MILLPOND_LOGS=<folder of CSV files> cargo test --release -p millpond-resources \
-//!     pages::replay -- --ignored --nocapture
+//! MILLPOND_LOGS=<folder of CSV files> cargo test -p millpond-resources logs_replay -- --nocapture
 //! ```
 //!
 //! `MILLPOND_COPIES=n` replays n copies besides, in which each distinct size is multiplied by a fixed factor
@@ -171,6 +170,8 @@ impl Bench {
 
     /// Replays a log; says how long it took without the driver.
     fn pass(&mut self, log: &Log) -> Duration {
+        // Spans that an arena still holds would make each pass another program.
+        self.gather();
         let before = self.in_driver;
         let start = Instant::now();
         let mut blocks = vec![None; log.blocks];
@@ -244,10 +245,45 @@ fn number(name: &str, default: usize) -> usize {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
+/// Blocks of 1 KiB to 64 MiB that live for a while, about a gibibyte of them.
+fn made_up() -> Log {
+    let (mut rows, mut live, mut bytes) = (Vec::new(), Vec::new(), 0);
+    let mut blocks = 0;
+    for step in 0..6000 {
+        let size = (1024 << (mix(step) % 16)) + mix(step + 7) % 3000 * 256;
+        live.push((blocks, size));
+        rows.push(Row::Allocate(blocks, size));
+        (blocks, bytes) = (blocks + 1, bytes + size);
+        while bytes > 1 << 30 {
+            let (block, size) = live.swap_remove(mix(step ^ bytes) as usize % live.len());
+            rows.push(Row::Deallocate(block));
+            bytes -= size;
+        }
+    }
+    Log { name: "made up".into(), rows, blocks: blocks as usize }
+}
+
 #[test]
-#[ignore = "needs logs: see the top of the file"]
-fn replay_logs() {
-    let folder = std::env::var("MILLPOND_LOGS").expect("MILLPOND_LOGS names a folder of logs");
+fn little_is_held_beyond_what_is_live_and_a_program_that_comes_again_asks_for_nothing() {
+    let log = made_up();
+    let mut bench = Bench::new(Policy::default());
+    bench.pass(&log);
+    let ratio = bench.pages.totals().peak_bytes_reserved as f64 / bench.peak_live as f64;
+    assert!(ratio < 1.15, "{ratio}");
+    assert_eq!(bench.device.peak_bytes(), bench.pages.totals().peak_bytes_reserved);
+    for _ in 0..12 {
+        bench.pass(&log);
+    }
+    let calls = bench.device.driver_calls();
+    bench.pass(&log);
+    assert_eq!(bench.device.driver_calls(), calls);
+    bench.pages.validate();
+}
+
+/// Prints what [`Policy`] reaches on the logs that `MILLPOND_LOGS` names.
+#[test]
+fn logs_replay() {
+    let Ok(folder) = std::env::var("MILLPOND_LOGS") else { return };
     let entries = std::fs::read_dir(folder).expect("the folder of logs can be read");
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "csv"));
