@@ -20,18 +20,18 @@
 
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use millpond_core::StreamId;
 
-use super::classes::{CLASSES, LARGEST_SMALL, class_of};
+use super::classes::{CLASSES, LARGEST_SMALL, bytes_of, class_of};
 use super::directory::Entry;
 use crate::ordered::StreamCell;
+use crate::sync::{AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, bounded};
 
 /// Deallocations are told to the pool in steps of so many.
 pub(super) const STEP: u64 = 16;
 /// Blocks of one class, at most.
-const DEPTH: usize = 32;
+const DEPTH: usize = bounded(32, 2);
 /// Bytes of one class, unless one block has more: what is kept apart does not join.
 const CLASS_BYTES: u64 = 256 << 10;
 
@@ -415,6 +415,31 @@ impl Front {
     }
 }
 
+impl Front {
+    /// Looks at each kept block: its address, the size that its place says, its entry. No thread works on the
+    /// front meanwhile.
+    pub(super) fn each_kept(&self, mut look: impl FnMut(u64, u64, &Entry)) {
+        let mut look_at = |place: &Place, bytes: u64| {
+            let addr = place.addr.load(Ordering::Relaxed);
+            if addr != 0 {
+                // SAFETY: as in `pop`; the front's thread is in no call.
+                look(addr, bytes, unsafe { &*place.entry.load(Ordering::Relaxed) });
+            }
+        };
+        look_at(&self.large.place, self.large.bytes.load(Ordering::Relaxed));
+        for (class, stack) in self.small.iter().enumerate() {
+            // SAFETY: a stack that is there lives as long as the front.
+            let Some(stack) = (unsafe { stack.load(Ordering::Relaxed).as_ref() }) else { continue };
+            let len = stack.len.load(Ordering::Relaxed) as usize;
+            let is_filled = self.filled[class / 64].load(Ordering::Relaxed) >> (class % 64) & 1 == 1;
+            assert!(len == 0 || is_filled, "I21: a drain does not see class {class}");
+            let above = stack.places.iter().skip(len).any(|place| place.addr.load(Ordering::Relaxed) != 0);
+            assert!(!above, "I21: something is above the top of class {class}");
+            stack.places.iter().for_each(|place| look_at(place, bytes_of(class)));
+        }
+    }
+}
+
 /// What is there, made at first need by the only thread that makes it.
 #[inline]
 fn made<T: Default>(part: &AtomicPtr<T>) -> &T {
@@ -432,8 +457,8 @@ fn made<T: Default>(part: &AtomicPtr<T>) -> &T {
 
 impl Drop for Front {
     fn drop(&mut self) {
-        for stack in self.small.iter_mut() {
-            let stack = *stack.get_mut();
+        for stack in self.small.iter() {
+            let stack = stack.load(Ordering::Relaxed);
             if !stack.is_null() {
                 // SAFETY: it came from a box, and nobody else looks at it any more.
                 drop(unsafe { Box::from_raw(stack) });
@@ -441,3 +466,6 @@ impl Drop for Front {
         }
     }
 }
+
+#[cfg(all(test, millpond_loom))]
+mod models;

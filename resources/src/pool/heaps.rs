@@ -551,13 +551,6 @@ impl Store for Heaps {
     }
 
     fn validate(&self) {
-        self.large.validate();
-        let mut spans = 0;
-        for (_, arena) in self.shared.arenas.each() {
-            arena.heap.validate();
-            spans += arena.validate_spans(&self.large);
-        }
-        let in_use: u64 = self.large.heaps().iter().map(|heap| heap.blocks_in_use).sum();
-        assert!(spans <= in_use, "a span is a block in use");
+        super::validate::validate(self);
     }
 }

@@ -231,6 +231,21 @@ impl Large {
         }
     }
 
+    pub(super) fn blocks_in_use(&self) -> u64 {
+        match self {
+            Self::Regions(heap) => heap.blocks_in_use,
+            Self::Pages(pages) => pages.totals().blocks_in_use,
+        }
+    }
+
+    /// The chunk that a block is, or its first piece, if there is such a chunk.
+    pub(super) fn block(&self, block: ChunkId) -> Option<&Chunk> {
+        match self {
+            Self::Regions(heap) => heap.get(block),
+            Self::Pages(pages) => pages.block(block),
+        }
+    }
+
     pub(super) fn validate(&self) {
         match self {
             Self::Regions(heap) => heap.validate(),

@@ -39,6 +39,7 @@ mod report;
 #[cfg(test)]
 mod tests;
 mod thread;
+mod validate;
 
 use std::fmt;
 use std::sync::Arc;
@@ -138,7 +139,9 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         self.options
     }
 
-    /// Walks the whole structure, in time proportional to its size.
+    /// Walks the whole structure, in time proportional to its size, and checks the invariants of
+    /// docs/INVARIANTS.md. Call it while no other thread is in a call of the pool: what threads do without a
+    /// lock would look like a mistake.
     ///
     /// # Panics
     /// Where an invariant does not hold: that is a bug of the pool.

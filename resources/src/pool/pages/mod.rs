@@ -387,6 +387,12 @@ impl Pages {
         }
     }
 
+    /// The first piece of a block, if there is such a chunk.
+    pub(in crate::pool) fn block(&self, block: ChunkId) -> Option<&Chunk> {
+        let (line, chunk) = unpack(block);
+        self.heap(line).get(chunk)
+    }
+
     /// The bytes of a block in use.
     pub(in crate::pool) fn bytes_of(&self, block: ChunkId) -> u64 {
         self.pieces_of(block).map(|piece| piece.bytes).sum()
