@@ -30,8 +30,10 @@ use crate::sync::{AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU
 
 /// Deallocations are told to the pool in steps of so many.
 pub(super) const STEP: u64 = 16;
-/// Blocks of one class.
+/// Blocks of one class, at most.
 const DEPTH: usize = bounded(32, 2);
+/// Bytes of one class, unless one block has more: what is kept apart does not join.
+const CLASS_BYTES: u64 = 256 << 10;
 
 /// A place for a block.
 #[derive(Debug, Default)]
@@ -312,7 +314,7 @@ impl Front {
     /// Keeps a small block that was given back on the front's stream, if there is room.
     #[inline]
     pub(super) fn push(&self, addr: u64, bytes: u64, rounded: u64, entry: &Entry) -> bool {
-        let kept = self.push_small(addr, bytes, entry);
+        let kept = self.push_small(addr, bytes, rounded, entry);
         if kept {
             self.thread.pushed(rounded, bytes);
         }
@@ -367,11 +369,14 @@ impl Front {
     }
 
     #[inline]
-    fn push_small(&self, addr: u64, bytes: u64, entry: &Entry) -> bool {
+    fn push_small(&self, addr: u64, bytes: u64, rounded: u64, entry: &Entry) -> bool {
         let class = class_of(bytes);
         let stack = made(&self.small[class]);
         let len = stack.len.load(Ordering::Relaxed);
-        let Some(place) = stack.places.get(len as usize) else { return false };
+        let Some(place) = stack.places.get(len as usize).filter(|_| u64::from(len) * rounded < CLASS_BYTES)
+        else {
+            return false;
+        };
         if len == 0 {
             let filled = &self.filled[class / 64];
             filled.store(filled.load(Ordering::Relaxed) | 1 << (class % 64), Ordering::Relaxed);

@@ -25,6 +25,13 @@ pub(super) const LARGE: HeapId = 0;
 /// Regions grow from this many bytes on, and in multiples of it.
 const REGION_UNIT: u64 = 2 << 20;
 
+/// Over pages, blocks of at most so many bytes are in arenas: larger ones are put together better.
+const LARGEST_OVER_PAGES: u64 = 128 << 10;
+
+/// A thread keeps a large block only if it has at most this part of what is in use: more would be missed
+/// where blocks are put together.
+const LARGE_SHARE: u64 = 4096;
+
 /// How many blocks of a bin are compared.
 const SCAN: usize = 32;
 
@@ -34,8 +41,12 @@ pub(super) struct Shared {
     pub(super) directory: Directory,
     pub(super) arenas: Arenas,
     pub(super) caches: Caches,
+    /// Blocks of at most so many bytes are in arenas. Pages put larger ones together better.
+    pub(super) largest_in_arena: u64,
     /// Bytes that a thread may keep in its fronts.
     pub(super) keep_bytes: AtomicU64,
+    /// The largest block that a thread may keep in a front.
+    pub(super) keep_large: AtomicU64,
     /// Deallocations past the pool's lock, in steps.
     pub(super) given: AtomicU64,
 }
@@ -103,7 +114,9 @@ impl Heaps {
             directory: Directory::new(),
             arenas: Arenas::new(),
             caches: Caches::default(),
+            largest_in_arena: if pages.is_some() { LARGEST_OVER_PAGES } else { LARGEST_SMALL },
             keep_bytes: AtomicU64::new(0),
+            keep_large: AtomicU64::new(0),
             given: AtomicU64::new(0),
         };
         Self {
@@ -118,8 +131,8 @@ impl Heaps {
         }
     }
 
-    fn is_small(request: &Request) -> bool {
-        request.bytes <= LARGEST_SMALL && request.alignment == ALLOCATION_ALIGNMENT
+    fn is_small(&self, request: &Request) -> bool {
+        request.bytes <= self.shared.largest_in_arena && request.alignment == ALLOCATION_ALIGNMENT
     }
 
     /// Hands out a large block.
@@ -278,6 +291,7 @@ impl Heaps {
         self.shared.caches.each(|cache| fronts += cache.front_count() as u64);
         let keep = (in_use / 32 / fronts.max(1)).max(LEAST);
         self.shared.keep_bytes.store(keep, Ordering::Relaxed);
+        self.shared.keep_large.store(in_use / LARGE_SHARE, Ordering::Relaxed);
     }
 }
 
@@ -296,7 +310,7 @@ impl Store for Heaps {
 
     fn errand_for(&mut self, owner: Owner, request: &Request, most_new: u64) -> Option<PoolErrand> {
         let live = self.live_bytes();
-        let span = Self::is_small(request).then(|| {
+        let span = self.is_small(request).then(|| {
             let arena = self.shared.arenas.lock(request.shard);
             self.span_wanted(&arena, request)
         });
@@ -367,13 +381,13 @@ impl Store for Heaps {
             let found = self.large.find(owner, upto, request)?;
             Some(Fit { bytes: found.bytes, epoch: found.epoch })
         };
-        if Self::is_small(request) { in_arenas().or_else(in_large) } else { in_large().or_else(in_arenas) }
+        if self.is_small(request) { in_arenas().or_else(in_large) } else { in_large().or_else(in_arenas) }
     }
 
     fn take(&mut self, owner: Owner, upto: Epoch, request: &Request) -> Option<DevicePtr> {
         let from = From { owner, upto };
         let find = |heap: &Heap| heap.find(owner, upto, request);
-        if !Self::is_small(request) {
+        if !self.is_small(request) {
             return match self.large.find(owner, upto, request) {
                 Some(found) => Some(self.take_large(found, request)),
                 None => self.take_in_arenas(request, None, find).map(Hit::ptr),
@@ -383,7 +397,7 @@ impl Store for Heaps {
     }
 
     fn hit(&mut self, owner: Owner, request: &Request, largest: u64) -> Option<Hit> {
-        if Self::is_small(request) {
+        if self.is_small(request) {
             // A span may be as large as it likes.
             let from = [owner, ANYONE].map(|owner| From { owner, upto: Epoch::MAX });
             return self.take_small(request, &from, |heap| heap.find_for(owner, request));
@@ -445,7 +459,7 @@ impl Store for Heaps {
     }
 
     fn join_with_anyones(&mut self, owner: Owner, request: &Request) -> bool {
-        let small = Self::is_small(request);
+        let small = self.is_small(request);
         let mut arenas = self.shared.arenas.each();
         let in_arena = small && arenas.any(|(_, mut arena)| arena.heap.join_with_anyones(owner, request));
         in_arena || self.large.join_with_anyones(owner, request)

@@ -198,7 +198,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
 
     /// Puts a large block into the front; the one before goes back.
     fn push_large(&self, front: &Front, ptr: DevicePtr, bytes: u64) -> bool {
-        if bytes <= LARGEST_SMALL {
+        if bytes <= LARGEST_SMALL || bytes > self.shared.keep_large.load(Ordering::Relaxed) {
             return false;
         }
         let Some(entry) = self.shared.directory.find(ptr.address()) else { return false };
@@ -214,7 +214,8 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     /// A block from the thread's arena, for a small request.
     fn take_in_arena(&self, front: &Front, layout: Layout) -> Option<DevicePtr> {
         let bytes = layout.bytes();
-        if bytes == 0 || bytes > LARGEST_SMALL || layout.alignment() > ALLOCATION_ALIGNMENT {
+        let most = self.shared.largest_in_arena;
+        if bytes == 0 || bytes > most || layout.alignment() > ALLOCATION_ALIGNMENT {
             return None;
         }
         let request = Request { bytes: rounded(layout.bytes()), ..Request::new(layout)? };

@@ -134,19 +134,15 @@ impl FreeEnds {
         self.0.iter().map(|(id, ends)| (*id, ends))
     }
 
-    /// The tightest run of at least so many bytes over all views.
-    pub(super) fn tightest_run(&self, handles: &Handles, views: &Views, bytes: u64) -> Option<Run> {
-        let mut best: Option<Run> = None;
-        for (id, _) in self.iter().filter(|(_, ends)| ends.suffix.bytes > 0) {
-            for (view, first) in &handles.get(id).views {
-                let Some(run) = self.run_from(views, *view, *first as usize, bytes) else { continue };
-                let key = |run: &Run| (run.bytes, run.view, run.first);
-                if best.is_none_or(|best| key(&run) < key(&best)) {
-                    best = Some(run);
-                }
-            }
-        }
-        best
+    /// The run of at least so many bytes that has been there longest, over all views.
+    ///
+    /// Not the tightest: a program that comes again then gets what it was given the first time, step by step,
+    /// and asks the driver for nothing.
+    pub(super) fn oldest_run(&self, handles: &Handles, views: &Views, bytes: u64) -> Option<Run> {
+        let starts = self.iter().filter(|(_, ends)| ends.suffix.bytes > 0);
+        let places = starts.flat_map(|(id, _)| &handles.get(id).views);
+        let runs = places.filter_map(|(view, first)| self.run_from(views, *view, *first as usize, bytes));
+        runs.min_by_key(|run| (views.get(run.view).maps[run.last].number, run.first))
     }
 
     /// The shortest run from a place of a view on that has so many bytes.
@@ -204,10 +200,7 @@ impl FreeEnds {
         Piece { line: handle.line, addr: handle.end() - bytes, bytes, run, joins, epoch }
     }
 
-    /// The pieces of a block in a run, and its address.
-    ///
-    /// What is left over is the end of the last handle, or, where the first is whole and the last is not,
-    /// the start of the first.
+    /// The pieces of a block in a run, and its address; what is left over is the end of the last handle.
     pub(super) fn pieces(
         &self,
         handles: &Handles,
@@ -216,21 +209,16 @@ impl FreeEnds {
         bytes: u64,
     ) -> (Vec<Piece>, u64) {
         let view = views.get(run.view);
-        let maps = &view.maps[run.first..=run.last];
-        let (first, last) = (maps[0], maps[maps.len() - 1]);
-        let is_first_whole = self.get(first.handle).suffix.bytes == first.bytes;
-        let is_last_whole = self.get(last.handle).prefix.bytes == last.bytes;
-        let spare = run.bytes - bytes;
-        let leaves_start = is_first_whole && !is_last_whole && spare < first.bytes;
-        let of_first = self.get(first.handle).suffix.bytes - if leaves_start { spare } else { 0 };
+        let first = view.maps[run.first];
+        let of_first = self.get(first.handle).suffix.bytes;
         let mut pieces = vec![self.end_of(handles, first.handle, of_first)];
         let mut rest = bytes - of_first;
-        for map in &maps[1..] {
+        for map in &view.maps[run.first + 1..=run.last] {
             let piece = rest.min(self.get(map.handle).prefix.bytes);
             pieces.push(self.start_of(handles, map.handle, piece));
             rest -= piece;
         }
         debug_assert_eq!(rest, 0);
-        (pieces, view.base + first.offset + first.bytes - of_first)
+        (pieces, view.addr(run.first) + first.bytes - of_first)
     }
 }

@@ -25,6 +25,7 @@
 //!
 //! | file | what it is |
 //! |---|---|
+//! | `holes` | which hole at home, and where in it |
 //! | `ends`, `views` | free ends of handles; runs of them in views |
 //! | `assemble`, `plan` | which pieces make a block, how much is new; the three steps |
 //! | `release` | what goes back to the driver |
@@ -36,6 +37,7 @@ mod carry_out;
 mod commit;
 mod ends;
 mod handles;
+mod holes;
 mod plan;
 mod policy;
 mod release;
@@ -49,7 +51,6 @@ mod views;
 
 use millpond_core::ALLOCATION_ALIGNMENT;
 
-use super::bins::Wanted;
 use super::chunk::{Chunk, ChunkId, NIL};
 use super::directory::{Block, Directory};
 use super::heap::Heap;
@@ -57,17 +58,15 @@ use crate::ordered::{ANYONE, Epoch, Owner, Request};
 use carry_out::Retired;
 use ends::{FreeEnds, Piece, Whose};
 use handles::Handles;
+use holes::Hole;
 use plan::Kept;
-pub(in crate::pool) use plan::{Plan, Refused};
+pub(in crate::pool) use plan::Plan;
 pub(in crate::pool) use policy::Policy;
 pub(in crate::pool) use release::Release;
 use views::Views;
 
 /// How many blocks of a bin are compared.
 const SCAN: usize = 32;
-
-/// How many holes are looked at for one that lies inside a handle.
-const INSIDE_SCAN: usize = 64;
 
 /// A line of homes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -132,17 +131,9 @@ pub(in crate::pool) struct Found {
     place: Place,
 }
 
-/// A hole at home.
-#[derive(Clone, Copy)]
-struct Hole {
-    line: Line,
-    chunk: ChunkId,
-    at_border: bool,
-}
-
 #[derive(Clone, Debug)]
 enum Place {
-    Home(ChunkId),
+    Home(Hole),
     View { pieces: Vec<Piece>, addr: u64 },
 }
 
@@ -201,67 +192,6 @@ impl Pages {
         self.heap(Line::Large)
     }
 
-    /// Whether a hole touches the border of a handle, and so could be part of a block in a view.
-    fn is_at_border(&self, hole: &Chunk) -> bool {
-        self.handles.has_border(hole.addr, hole.addr + hole.bytes)
-    }
-
-    /// The line that a request is served from.
-    fn line_of(&self, request: &Request) -> Line {
-        let is_small = request.bytes < self.policy.small_bytes && request.alignment == ALLOCATION_ALIGNMENT;
-        if is_small { Line::Small } else { Line::Large }
-    }
-
-    /// The best hole of `owner` at home, and whether a block in a view could have it for a piece.
-    ///
-    /// A hole inside a handle, which is good for nothing else, goes before a somewhat smaller one that touches
-    /// a border. A small request breaks into the large line only where the pool may not grow.
-    fn find_at_home(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<Hole> {
-        if self.line_of(request) == Line::Small {
-            let line = Line::Small;
-            let small = self.heap(line).find(owner, upto, request);
-            if let Some(chunk) = small {
-                return Some(Hole { line, chunk, at_border: false });
-            }
-            if self.may_grow() {
-                return None;
-            }
-        }
-        let line = Line::Large;
-        let Some(best) = self.large().find(owner, upto, request) else {
-            // What is left of the small line's handles, before memory is out.
-            let line = Line::Small;
-            let chunk =
-                if self.is_short { self.heap(line).find(owner, upto, request)? } else { return None };
-            return Some(Hole { line, chunk, at_border: false });
-        };
-        let hole = self.large().chunk(best);
-        if hole.bytes == request.bytes || !self.is_at_border(hole) {
-            return Some(Hole { line, chunk: best, at_border: false });
-        }
-        let most = self.policy.inside_upto(request.bytes);
-        let wanted = Wanted { bytes: request.bytes, alignment: request.alignment, upto };
-        let inside = self
-            .large()
-            .free_from(owner, request.bytes)
-            .take_while(|(_, hole)| hole.bytes <= most)
-            .take(INSIDE_SCAN)
-            .filter(|(_, hole)| {
-                wanted.accepts(hole.addr, hole.bytes, hole.epoch()) && !self.is_at_border(hole)
-            })
-            .min_by_key(|(_, hole)| (hole.bytes, hole.addr));
-        Some(match inside {
-            Some((chunk, _)) => Hole { line, chunk, at_border: false },
-            None => Hole { line, chunk: best, at_border: true },
-        })
-    }
-
-    fn found_at_home(&self, Hole { line, chunk, .. }: Hole) -> Found {
-        let hole = self.heap(line).chunk(chunk);
-        let place = Place::Home(pack(line, chunk));
-        Found { bytes: hole.bytes, epoch: hole.epoch(), owner: hole.owner(), place }
-    }
-
     fn find_in_views(&self, whose: Whose, request: &Request) -> Option<Found> {
         let is_plain = request.alignment == ALLOCATION_ALIGNMENT && self.line_of(request) == Line::Large;
         let (owner, free) = match whose {
@@ -272,7 +202,7 @@ impl Pages {
             return None;
         }
         let ends = FreeEnds::gather(self, whose, self.policy.least_piece);
-        let run = ends.tightest_run(&self.handles, &self.views, request.bytes)?;
+        let run = ends.oldest_run(&self.handles, &self.views, request.bytes)?;
         let (pieces, addr) = ends.pieces(&self.handles, &self.views, &run, request.bytes);
         let epoch = pieces.iter().map(|piece| piece.epoch).max()?;
         let is_anyones =
@@ -291,14 +221,13 @@ impl Pages {
 
     /// The best of what is the owner's and what is anyone's.
     pub(in crate::pool) fn find_for(&self, owner: Owner, request: &Request) -> Option<Found> {
-        let bytes = |hole: &Hole| self.heap(hole.line).chunk(hole.chunk).bytes;
         let own = self.find_at_home(owner, Epoch::MAX, request);
-        if let Some(own) = own.filter(|own| bytes(own) == request.bytes) {
+        if let Some(own) = own.filter(|own| own.bytes == request.bytes) {
             return Some(self.found_at_home(own));
         }
         let anyones = if owner == ANYONE { None } else { self.find_at_home(ANYONE, Epoch::MAX, request) };
         let best = own.into_iter().chain(anyones);
-        match best.min_by_key(|hole| (hole.line == Line::Large, hole.at_border, bytes(hole))) {
+        match best.min_by_key(|hole| (hole.line == Line::Large, hole.at_border, hole.bytes)) {
             Some(best) => Some(self.found_at_home(best)),
             None => self.find_in_views(Whose::With(owner), request),
         }
@@ -307,12 +236,11 @@ impl Pages {
     /// Hands out what was found, with nothing done in between: the block and its address.
     pub(in crate::pool) fn take(&mut self, found: Found, request: &Request) -> (ChunkId, u64) {
         match found.place {
-            Place::Home(hole) => {
-                let (line, hole) = unpack(hole);
+            Place::Home(Hole { line, chunk, addr, .. }) => {
                 let heap = self.heap_mut(line);
-                let id = heap.take(hole, request.bytes, request.alignment);
+                let id = heap.take_at(chunk, addr, request.bytes);
                 heap.set_link(id, NIL);
-                (pack(line, id), heap.chunk(id).addr)
+                (pack(line, id), addr)
             }
             Place::View { pieces, addr } => {
                 let taken = self.take_pieces(&pieces, found.owner);
@@ -366,8 +294,8 @@ impl Pages {
         self.room(u64::MAX) >= self.granularity
     }
 
-    /// A span for small blocks, of `wanted` bytes or as many as there are in a row, but enough for the request:
-    /// the block, its address and bytes, and when it was given back.
+    /// A span for small blocks, of `wanted` bytes or as many as there are in a row, but enough for the
+    /// request: the block, its address and bytes, and when it was given back.
     ///
     /// From the small line; from the large one only while the pool may not grow.
     pub(in crate::pool) fn take_span(

@@ -11,10 +11,8 @@ pub(in crate::pool) struct Policy {
     pub(in crate::pool) small_bytes: u64,
     /// New handles for large blocks may have so many bytes …
     pub(in crate::pool) handle_bytes: u64,
-    /// … or the request's part of this number …
-    pub(in crate::pool) request_share: u64,
-    /// … or this part of the most that was in use.
-    pub(in crate::pool) peak_share: u64,
+    /// … or the geometric mean of the request and the most that was in use, over this.
+    pub(in crate::pool) handle_share: u64,
     /// Free ends of handles with fewer bytes are not worth a mapping.
     pub(in crate::pool) least_piece: u64,
     /// A hole inside a handle goes before one at a border up to this size, in hundredths of the request.
@@ -24,11 +22,10 @@ pub(in crate::pool) struct Policy {
 impl Default for Policy {
     fn default() -> Self {
         Self {
-            slack: 3,
-            small_bytes: 1 << 20,
+            slack: 4,
+            small_bytes: 2 << 20,
             handle_bytes: 6 << 20,
-            request_share: 8,
-            peak_share: 64,
+            handle_share: 17,
             least_piece: 512 << 10,
             inside: 125,
         }
@@ -43,9 +40,8 @@ impl Policy {
 
     /// The most bytes of a new handle for a large block.
     pub(super) fn largest_handle(&self, request: u64, peak_live: u64, granularity: u64) -> u64 {
-        let of_request = (request / self.request_share).next_multiple_of(granularity);
-        let of_peak = peak_live / self.peak_share / granularity * granularity;
-        self.handle_bytes.max(of_request).max(of_peak).next_multiple_of(granularity)
+        let mean = (u128::from(request) * u128::from(peak_live)).isqrt() as u64;
+        (mean / self.handle_share).max(self.handle_bytes).max(granularity) / granularity * granularity
     }
 
     /// The largest hole inside a handle that goes before one at a border.

@@ -6,6 +6,7 @@ use millpond_driver::CallKind;
 use millpond_driver::sim::{Access, FaultPlan, SimConfig, SimDevice};
 use proptest::prelude::*;
 
+use super::plan::Refused;
 use super::*;
 
 const OWNERS: Owner = 4;
@@ -16,8 +17,7 @@ const POLICY: Policy = Policy {
     slack: 3,
     small_bytes: MIB,
     handle_bytes: 4 * MIB,
-    request_share: 8,
-    peak_share: 64,
+    handle_share: 17,
     least_piece: MIB / 4,
     inside: 125,
 };
@@ -253,7 +253,14 @@ fn faults(call: u64, persistent: bool, code: i32) -> FaultPlan {
 }
 
 fn steps(most: usize) -> impl Strategy<Value = Vec<Step>> {
-    let bytes = || prop_oneof![3 => 1..(24 * MIB), 2 => 1..MIB, 1 => (0..12u64).prop_map(|n| 2 * n * MIB + 1), 1 => 1..(120 * MIB)];
+    let bytes = || {
+        prop_oneof![
+            3 => 1..(24 * MIB),
+            2 => 1..MIB,
+            1 => (0..12u64).prop_map(|n| 2 * n * MIB + 1),
+            1 => 1..(120 * MIB),
+        ]
+    };
     let step = prop_oneof![
         12 => (1..=OWNERS, bytes(), 8..24u32).prop_map(|(owner, bytes, log2)| Step::Allocate {
             owner, bytes, alignment_log2: if log2 > 9 && bytes % 5 != 0 { 8 } else { log2 }

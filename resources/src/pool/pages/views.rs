@@ -9,6 +9,8 @@ pub(super) struct Map {
     /// From the start of the view, in bytes.
     pub(super) offset: u64,
     pub(super) bytes: u64,
+    /// Which mapping of all that were ever made in views.
+    pub(super) number: u64,
 }
 
 /// Handles that are mapped a second time, one behind the other.
@@ -46,6 +48,8 @@ pub(super) struct Views {
     pub(super) space: Space,
     /// Mappings in all views.
     pub(super) mappings: usize,
+    /// How many were ever made.
+    made: u64,
 }
 
 impl Views {
@@ -79,9 +83,11 @@ impl Views {
     /// Notes a mapping at the end of a view.
     pub(super) fn push(&mut self, handles: &mut Handles, id: ViewId, handle: HandleId) {
         let bytes = handles.get(handle).bytes;
+        let number = self.made;
+        self.made += 1;
         let view = self.get_mut(id);
         let place = view.maps.len() as u32;
-        view.maps.push(Map { handle, offset: view.bytes, bytes });
+        view.maps.push(Map { handle, offset: view.bytes, bytes, number });
         view.bytes += bytes;
         handles.get_mut(handle).views.push((id, place));
         self.mappings += 1;
