@@ -41,8 +41,8 @@ pub(super) struct Shared {
     pub(super) directory: Directory,
     pub(super) arenas: Arenas,
     pub(super) caches: Caches,
-    /// Blocks of at most so many bytes are in arenas. Pages put larger ones together better.
-    pub(super) largest_in_arena: u64,
+    /// Whether the pool maps pages itself.
+    over_pages: bool,
     /// Bytes that a thread may keep in its fronts.
     pub(super) keep_bytes: AtomicU64,
     /// The largest block that a thread may keep in a front.
@@ -75,6 +75,12 @@ struct From {
 }
 
 impl Shared {
+    /// Blocks of at most so many bytes are in arenas. Pages put larger ones together better; but where threads
+    /// meet, they had better meet less.
+    pub(super) fn largest_in_arena(&self) -> u64 {
+        if self.over_pages && !self.arenas.are_many() { LARGEST_OVER_PAGES } else { LARGEST_SMALL }
+    }
+
     /// Takes a block out of an arena.
     pub(super) fn take(
         &self,
@@ -114,7 +120,7 @@ impl Heaps {
             directory: Directory::new(),
             arenas: Arenas::new(),
             caches: Caches::default(),
-            largest_in_arena: if pages.is_some() { LARGEST_OVER_PAGES } else { LARGEST_SMALL },
+            over_pages: pages.is_some(),
             keep_bytes: AtomicU64::new(0),
             keep_large: AtomicU64::new(0),
             given: AtomicU64::new(0),
@@ -132,7 +138,7 @@ impl Heaps {
     }
 
     fn is_small(&self, request: &Request) -> bool {
-        request.bytes <= self.shared.largest_in_arena && request.alignment == ALLOCATION_ALIGNMENT
+        request.bytes <= self.shared.largest_in_arena() && request.alignment == ALLOCATION_ALIGNMENT
     }
 
     /// Hands out a large block.
@@ -154,7 +160,7 @@ impl Heaps {
 
     /// How large a span for a small request should be.
     fn span_wanted(&self, arena: &Arena, request: &Request) -> u64 {
-        let most = self.large.largest_span();
+        let most = self.large.largest_span(self.shared.arenas.are_many());
         arena.span_wanted(most).max(request.bytes.next_power_of_two() * 2).min(most)
     }
 
@@ -276,11 +282,15 @@ impl Heaps {
         }
     }
 
-    /// Bytes handed out.
-    fn live_bytes(&self) -> u64 {
-        let mut live = 0;
-        self.shared.caches.each(|cache| live += cache.counts.totals().live_bytes);
-        live.max(0) as u64
+    /// Bytes handed out, and how many allocations and deallocations there were.
+    fn live_bytes_and_operations(&self) -> (u64, u64) {
+        let (mut live, mut operations) = (0, 0);
+        self.shared.caches.each(|cache| {
+            let thread = cache.counts.totals();
+            live += thread.live_bytes;
+            operations += thread.allocations + thread.deallocations;
+        });
+        (live.max(0) as u64, operations)
     }
 
     /// What a thread may keep: a share of what is in use, so that little of the pool waits for one stream.
@@ -309,12 +319,13 @@ impl Store for Heaps {
     }
 
     fn errand_for(&mut self, owner: Owner, request: &Request, most_new: u64) -> Option<PoolErrand> {
-        let live = self.live_bytes();
+        let (live, operations) = self.live_bytes_and_operations();
         let span = self.is_small(request).then(|| {
             let arena = self.shared.arenas.lock(request.shard);
             self.span_wanted(&arena, request)
         });
         let Large::Pages(pages) = &mut self.large else { return None };
+        pages.note_operations(operations);
         let request = *request;
         match span {
             None => {

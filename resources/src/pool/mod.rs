@@ -214,7 +214,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     /// A block from the thread's arena, for a small request.
     fn take_in_arena(&self, front: &Front, layout: Layout) -> Option<DevicePtr> {
         let bytes = layout.bytes();
-        let most = self.shared.largest_in_arena;
+        let most = self.shared.largest_in_arena();
         if bytes == 0 || bytes > most || layout.alignment() > ALLOCATION_ALIGNMENT {
             return None;
         }
