@@ -189,9 +189,10 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let rounded = rounded(bytes);
         let room = self.shared.keep_bytes.load(Ordering::Relaxed);
         let fits = front.thread.small_bytes_held() + rounded <= room;
-        let kept = fits && front.push(ptr.address(), bytes, rounded, entry);
+        let class_room = self.shared.class_bytes();
+        let kept = fits && front.push(ptr.address(), bytes, rounded, entry, class_room);
         if kept && front.thread.is_step() {
-            self.shared.given.fetch_add(STEP, Ordering::Relaxed);
+            self.shared.given.0.fetch_add(STEP, Ordering::Relaxed);
         }
         kept
     }
