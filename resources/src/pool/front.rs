@@ -32,8 +32,6 @@ use crate::sync::{AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU
 pub(super) const STEP: u64 = 16;
 /// Blocks of one class, at most.
 const DEPTH: usize = bounded(32, 2);
-/// Bytes of one class, unless one block has more: what is kept apart does not join.
-const CLASS_BYTES: u64 = 256 << 10;
 
 /// A place for a block.
 #[derive(Debug, Default)]
@@ -313,8 +311,10 @@ impl Front {
 
     /// Keeps a small block that was given back on the front's stream, if there is room.
     #[inline]
-    pub(super) fn push(&self, addr: u64, bytes: u64, rounded: u64, entry: &Entry) -> bool {
-        let kept = self.push_small(addr, bytes, rounded, entry);
+    ///
+    /// Of one class, so many bytes have room, or one block.
+    pub(super) fn push(&self, addr: u64, bytes: u64, rounded: u64, entry: &Entry, room: u64) -> bool {
+        let kept = self.push_small(addr, bytes, rounded, entry, room);
         if kept {
             self.thread.pushed(rounded, bytes);
         }
@@ -369,12 +369,11 @@ impl Front {
     }
 
     #[inline]
-    fn push_small(&self, addr: u64, bytes: u64, rounded: u64, entry: &Entry) -> bool {
+    fn push_small(&self, addr: u64, bytes: u64, rounded: u64, entry: &Entry, room: u64) -> bool {
         let class = class_of(bytes);
         let stack = made(&self.small[class]);
         let len = stack.len.load(Ordering::Relaxed);
-        let Some(place) = stack.places.get(len as usize).filter(|_| u64::from(len) * rounded < CLASS_BYTES)
-        else {
+        let Some(place) = stack.places.get(len as usize).filter(|_| u64::from(len) * rounded < room) else {
             return false;
         };
         if len == 0 {

@@ -41,15 +41,20 @@ pub(super) struct Shared {
     pub(super) directory: Directory,
     pub(super) arenas: Arenas,
     pub(super) caches: Caches,
-    /// Blocks of at most so many bytes are in arenas. Pages put larger ones together better.
-    pub(super) largest_in_arena: u64,
+    /// Whether the pool maps pages itself.
+    over_pages: bool,
     /// Bytes that a thread may keep in its fronts.
     pub(super) keep_bytes: AtomicU64,
     /// The largest block that a thread may keep in a front.
     pub(super) keep_large: AtomicU64,
     /// Deallocations past the pool's lock, in steps.
-    pub(super) given: AtomicU64,
+    pub(super) given: Apart,
 }
+
+/// A counter that all threads write, away from what all read.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(super) struct Apart(pub(super) AtomicU64);
 
 /// All free blocks of the pool, large and small: what is behind the pool's lock.
 #[derive(Debug)]
@@ -75,6 +80,19 @@ struct From {
 }
 
 impl Shared {
+    /// Blocks of at most so many bytes are in arenas. Pages put larger ones together better; but where threads
+    /// meet, they had better meet less.
+    pub(super) fn largest_in_arena(&self) -> u64 {
+        if self.over_pages && !self.arenas.are_many() { LARGEST_OVER_PAGES } else { LARGEST_SMALL }
+    }
+
+    /// Bytes of one class that a thread may keep. Over pages little, since what is kept does not join; but
+    /// where threads meet, they had better meet less.
+    #[inline]
+    pub(super) fn class_bytes(&self) -> u64 {
+        if self.over_pages && !self.arenas.are_many() { 256 << 10 } else { 8 << 20 }
+    }
+
     /// Takes a block out of an arena.
     pub(super) fn take(
         &self,
@@ -114,10 +132,10 @@ impl Heaps {
             directory: Directory::new(),
             arenas: Arenas::new(),
             caches: Caches::default(),
-            largest_in_arena: if pages.is_some() { LARGEST_OVER_PAGES } else { LARGEST_SMALL },
+            over_pages: pages.is_some(),
             keep_bytes: AtomicU64::new(0),
             keep_large: AtomicU64::new(0),
-            given: AtomicU64::new(0),
+            given: Apart::default(),
         };
         Self {
             large,
@@ -132,7 +150,7 @@ impl Heaps {
     }
 
     fn is_small(&self, request: &Request) -> bool {
-        request.bytes <= self.shared.largest_in_arena && request.alignment == ALLOCATION_ALIGNMENT
+        request.bytes <= self.shared.largest_in_arena() && request.alignment == ALLOCATION_ALIGNMENT
     }
 
     /// Hands out a large block.
@@ -154,7 +172,7 @@ impl Heaps {
 
     /// How large a span for a small request should be.
     fn span_wanted(&self, arena: &Arena, request: &Request) -> u64 {
-        let most = self.large.largest_span();
+        let most = self.large.largest_span(self.shared.arenas.are_many());
         arena.span_wanted(most).max(request.bytes.next_power_of_two() * 2).min(most)
     }
 
@@ -276,11 +294,15 @@ impl Heaps {
         }
     }
 
-    /// Bytes handed out.
-    fn live_bytes(&self) -> u64 {
-        let mut live = 0;
-        self.shared.caches.each(|cache| live += cache.counts.totals().live_bytes);
-        live.max(0) as u64
+    /// Bytes handed out, and how many allocations and deallocations there were.
+    fn live_bytes_and_operations(&self) -> (u64, u64) {
+        let (mut live, mut operations) = (0, 0);
+        self.shared.caches.each(|cache| {
+            let thread = cache.counts.totals();
+            live += thread.live_bytes;
+            operations += thread.allocations + thread.deallocations;
+        });
+        (live.max(0) as u64, operations)
     }
 
     /// What a thread may keep: a share of what is in use, so that little of the pool waits for one stream.
@@ -309,12 +331,13 @@ impl Store for Heaps {
     }
 
     fn errand_for(&mut self, owner: Owner, request: &Request, most_new: u64) -> Option<PoolErrand> {
-        let live = self.live_bytes();
+        let (live, operations) = self.live_bytes_and_operations();
         let span = self.is_small(request).then(|| {
             let arena = self.shared.arenas.lock(request.shard);
             self.span_wanted(&arena, request)
         });
         let Large::Pages(pages) = &mut self.large else { return None };
+        pages.note_operations(operations);
         let request = *request;
         match span {
             None => {
@@ -488,7 +511,7 @@ impl Store for Heaps {
     }
 
     fn given(&self) -> u64 {
-        self.shared.given.load(Ordering::Relaxed)
+        self.shared.given.0.load(Ordering::Relaxed)
     }
 
     fn refused(&mut self) {

@@ -119,10 +119,10 @@ impl Large {
     }
 
     /// How many bytes a span has at most.
-    pub(super) fn largest_span(&self) -> u64 {
+    pub(super) fn largest_span(&self, are_many: bool) -> u64 {
         match self {
-            Self::Regions(_) => 16 << 20,
-            Self::Pages(_) => 2 << 20,
+            Self::Pages(_) if !are_many => 2 << 20,
+            _ => 16 << 20,
         }
     }
 

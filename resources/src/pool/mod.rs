@@ -189,9 +189,10 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let rounded = rounded(bytes);
         let room = self.shared.keep_bytes.load(Ordering::Relaxed);
         let fits = front.thread.small_bytes_held() + rounded <= room;
-        let kept = fits && front.push(ptr.address(), bytes, rounded, entry);
+        let class_room = self.shared.class_bytes();
+        let kept = fits && front.push(ptr.address(), bytes, rounded, entry, class_room);
         if kept && front.thread.is_step() {
-            self.shared.given.fetch_add(STEP, Ordering::Relaxed);
+            self.shared.given.0.fetch_add(STEP, Ordering::Relaxed);
         }
         kept
     }
@@ -214,7 +215,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     /// A block from the thread's arena, for a small request.
     fn take_in_arena(&self, front: &Front, layout: Layout) -> Option<DevicePtr> {
         let bytes = layout.bytes();
-        let most = self.shared.largest_in_arena;
+        let most = self.shared.largest_in_arena();
         if bytes == 0 || bytes > most || layout.alignment() > ALLOCATION_ALIGNMENT {
             return None;
         }

@@ -36,7 +36,7 @@ impl Setup {
 
     /// The front's thread gives a block back: to the front, or past it. Says whether it is in the front.
     fn push(&self, number: u64, bytes: u64) -> bool {
-        self.front.push(number << 8, bytes, rounded(bytes), self.entry(number << 8))
+        self.front.push(number << 8, bytes, rounded(bytes), self.entry(number << 8), u64::MAX)
     }
 
     /// The front's thread takes a block for a request, if there is one.

@@ -122,6 +122,15 @@ impl Work {
         self.sizes.iter().sum()
     }
 
+    /// How many handles are mapped in a view.
+    pub(super) fn mappings(&self) -> u64 {
+        let of = |source: &Source| match source {
+            Source::Old { .. } => 1,
+            Source::New => self.sizes.len() as u64,
+        };
+        self.sources.iter().map(of).sum()
+    }
+
     /// Bytes that are mapped in the view.
     pub(super) fn view_bytes(&self) -> u64 {
         let bytes = |source: &Source| match source {

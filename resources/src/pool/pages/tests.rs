@@ -20,6 +20,9 @@ const POLICY: Policy = Policy {
     handle_share: 17,
     least_piece: MIB / 4,
     inside: 125,
+    free_moves: u64::MAX / 2,
+    operations_for_move: 1,
+    slack_when_busy: 3,
 };
 
 #[derive(Clone, Copy, Debug)]

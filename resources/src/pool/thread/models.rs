@@ -36,7 +36,7 @@ impl Setup {
     fn push(&self, front: *const Front, number: u64) {
         let entry = self.directory.find(number << 8).expect("entered");
         // SAFETY: the calling thread's cache has the front, and adds no other.
-        assert!(unsafe { &*front }.push(number << 8, BYTES, BYTES, entry));
+        assert!(unsafe { &*front }.push(number << 8, BYTES, BYTES, entry, u64::MAX));
     }
 
     fn pop(&self, front: *const Front) -> Option<u64> {
