@@ -17,6 +17,8 @@ pub(in crate::pool) struct Policy {
     pub(in crate::pool) least_piece: u64,
     /// A hole inside a handle goes before one at a border up to this size, in hundredths of the request.
     pub(in crate::pool) inside: u64,
+    /// So many mappings in views are kept, and a few for each handle.
+    pub(in crate::pool) mappings: usize,
 }
 
 impl Default for Policy {
@@ -28,6 +30,7 @@ impl Default for Policy {
             handle_share: 17,
             least_piece: 512 << 10,
             inside: 125,
+            mappings: 8192,
         }
     }
 }

@@ -12,7 +12,7 @@ use super::*;
 const OWNERS: Owner = 4;
 const MIB: u64 = 1 << 20;
 
-/// Handles of at most 8 MiB, so that few steps do much.
+/// Small handles and few mappings, so that few steps do much.
 const POLICY: Policy = Policy {
     slack: 3,
     small_bytes: MIB,
@@ -20,6 +20,7 @@ const POLICY: Policy = Policy {
     handle_share: 17,
     least_piece: MIB / 4,
     inside: 125,
+    mappings: 32,
 };
 
 #[derive(Clone, Copy, Debug)]
@@ -450,7 +451,8 @@ fn addresses_and_mappings_stay_bounded() {
         }
     }
     let totals = bench.pages.totals();
-    assert!(totals.mappings < 4000, "{totals:?}");
+    // Not all leave at once: some are of handles in use.
+    assert!(totals.mappings < 600, "{totals:?}");
     let spaces = bench.pages.handles.spaces.iter().chain([&bench.pages.views.space]);
     assert!(spaces.map(|space| space.reservations().len()).sum::<usize>() <= 10, "{totals:?}");
     bench.end();
