@@ -71,7 +71,7 @@ impl Retired {
     /// Goes as far as the driver lets it; called again, it goes on from there.
     pub(super) fn carry_out(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         while let Some((addr, bytes)) = self.mappings.last().copied() {
-            // SAFETY: the mapping was made by this pool, whoever retired it knows that all work on it is done,
+            // SAFETY: the mapping was made by this pool, whoever retired it knows that its work is done,
             // and no table names it any longer.
             unsafe { driver.mem_unmap(DevicePtr::new(addr), bytes)? };
             self.mappings.pop();

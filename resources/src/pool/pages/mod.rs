@@ -295,8 +295,8 @@ impl Pages {
         self.room(u64::MAX) >= self.granularity
     }
 
-    /// A span for small blocks, of `wanted` bytes or as many as there are in a row, but enough for the request:
-    /// the block, its address and bytes, and when it was given back.
+    /// A span for small blocks, of `wanted` bytes or as many as there are in a row, but enough for the
+    /// request: the block, its address and bytes, and when it was given back.
     ///
     /// From the small line; from the large one only while the pool may not grow.
     pub(in crate::pool) fn take_span(

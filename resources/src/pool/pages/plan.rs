@@ -94,8 +94,8 @@ impl Pages {
         self.peak_live = self.peak_live.max(live_bytes);
     }
 
-    /// Plans a block for which `find_for` found nothing. A span for small blocks (`is_span`, and the request has
-    /// its size) comes on the small line whatever its size.
+    /// Plans a block for which `find_for` found nothing. A span for small blocks (`is_span`, and the request
+    /// has its size) comes on the small line whatever its size.
     ///
     /// `live_bytes` is what is in use now, without this request. At most `most_new` bytes are taken from the
     /// driver: less than all is for when it had no more.

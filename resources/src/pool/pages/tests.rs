@@ -254,7 +254,10 @@ fn faults(call: u64, persistent: bool, code: i32) -> FaultPlan {
 }
 
 fn steps(most: usize) -> impl Strategy<Value = Vec<Step>> {
-    let bytes = || prop_oneof![3 => 1..(24 * MIB), 2 => 1..MIB, 1 => (0..12u64).prop_map(|n| 2 * n * MIB + 1), 1 => 1..(120 * MIB)];
+    let bytes = || {
+        let odd = (0..12u64).prop_map(|n| 2 * n * MIB + 1);
+        prop_oneof![3 => 1..(24 * MIB), 2 => 1..MIB, 1 => odd, 1 => 1..(120 * MIB)]
+    };
     let step = prop_oneof![
         12 => (1..=OWNERS, bytes(), 8..24u32).prop_map(|(owner, bytes, log2)| Step::Allocate {
             owner, bytes, alignment_log2: if log2 > 9 && bytes % 5 != 0 { 8 } else { log2 }
