@@ -23,6 +23,8 @@ pub(in crate::pool) struct Policy {
     pub(in crate::pool) operations_for_move: u64,
     /// The slack where more mappings were made than that.
     pub(in crate::pool) slack_when_busy: u64,
+    /// So many mappings in views are kept, and a few for each handle.
+    pub(in crate::pool) mappings: usize,
 }
 
 impl Default for Policy {
@@ -37,6 +39,7 @@ impl Default for Policy {
             free_moves: 640,
             operations_for_move: 80,
             slack_when_busy: 300,
+            mappings: 8192,
         }
     }
 }
