@@ -345,6 +345,13 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         look(&self.state.lock().store)
     }
 
+    /// Walks the whole structure and panics where an invariant does not hold. No thread is in a call meanwhile.
+    pub(crate) fn validate(&self) {
+        let state = self.state.lock();
+        state.streams.validate(&state.store);
+        state.store.validate();
+    }
+
     /// How many streams the resource knows.
     pub(crate) fn streams(&self) -> usize {
         self.state.lock().streams.len()

@@ -264,6 +264,31 @@ impl Streams {
         self.spare_events.push(event);
     }
 
+    /// Panics where what is known of the streams is not right. No thread is in a call of the resource
+    /// meanwhile.
+    pub(crate) fn validate(&self, store: &impl Store) {
+        let known = self.iter().count();
+        assert_eq!(known, self.by_id.len(), "I4: streams by number and by identity");
+        assert_eq!(known + self.vacant.len() + 1, self.slots.len(), "I4: each number is known or vacant");
+        for owner in &self.vacant {
+            assert!(self.slots[*owner as usize].is_none(), "I4: {owner} is known and vacant");
+            assert_eq!(store.free_bytes(*owner), 0, "I4: {owner} was forgotten, and owns blocks");
+        }
+        for (owner, slot) in self.iter() {
+            assert_eq!(self.by_id.get(&slot.id), Some(&owner), "I4: {owner} is another stream's number");
+            assert_eq!(slot.cell.owner, owner, "I4: a thread knows {owner} by another number");
+            assert_eq!(slot.tickets, 0, "I6: somebody is about to record a point of {owner}");
+            let point = slot.point.unwrap_or(0);
+            assert!(point < slot.epoch(), "I2: the point of {owner} covers an epoch that is not over");
+            assert!(slot.point.is_none() || slot.event.is_some(), "I6: {owner} has a point without an event");
+            for (other, epoch) in slot.seen.iter().chain(&slot.point_seen) {
+                assert!(*other != ANYONE && *other != owner, "I3: {owner} was made to wait for {other}");
+                let there = self.slots[*other as usize].as_ref().map_or(0, Slot::epoch);
+                assert!(*epoch < there, "I3: {owner} has seen epoch {epoch} of {other}, which is at {there}");
+            }
+        }
+    }
+
     /// All events, to be destroyed.
     pub(crate) fn drain_events(&mut self) -> Vec<Event> {
         let mut events = std::mem::take(&mut self.spare_events);

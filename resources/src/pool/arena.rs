@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use rustc_hash::FxHashMap;
 
-use super::chunk::ChunkId;
+use super::chunk::{Chunk, ChunkId};
 use super::directory::{Entry, HeapId};
 use super::heap::Heap;
 use super::large::{Large, NewSpan};
@@ -73,10 +73,12 @@ impl Arena {
 
     /// Panics unless every span is a chunk in use of the large heap; says how many there are.
     pub(super) fn validate_spans(&self, large: &Large) -> u64 {
-        assert_eq!(self.spans.len(), self.heap.regions().len());
+        assert_eq!(self.spans.len(), self.heap.regions().len(), "I13: spans and regions of an arena");
         for region in self.heap.regions() {
             let block = self.spans[&region.base];
-            assert!(large.has_block(block, region.base, region.bytes), "a span is a block");
+            let is_in_use = large.block(block).is_some_and(Chunk::is_in_use);
+            let is_block = is_in_use && large.has_block(block, region.base, region.bytes);
+            assert!(is_block, "I13: the span at {:#x} is no block in use", region.base);
         }
         self.spans.len() as u64
     }

@@ -215,24 +215,24 @@ impl Bins {
     pub(crate) fn validate(&self, chunks: &Chunks) {
         let (mut bytes, mut blocks) = (0, 0);
         for level in 0..LEVELS {
-            assert_eq!(self.levels >> level & 1 == 1, self.subs[level] != 0, "level {level}");
+            assert_eq!(self.levels >> level & 1 == 1, self.subs[level] != 0, "I9: level {level}");
             for sub in 0..SUBS {
                 let bin = level * SUBS + sub;
                 if bin >= self.heads.len() {
-                    assert_eq!(self.subs[level], 0, "level {level} has no heads");
+                    assert_eq!(self.subs[level], 0, "I9: level {level} has no heads");
                     continue;
                 }
-                assert_eq!(self.subs[level] >> sub & 1 == 1, self.heads[bin] != NIL, "bin {level}/{sub}");
+                assert_eq!(self.subs[level] >> sub & 1 == 1, self.heads[bin] != NIL, "I9: bin {level}/{sub}");
                 let mut prev = NIL;
                 for id in self.list(chunks, bin) {
-                    assert_eq!(bin_of(chunks[id].bytes), (level, sub), "chunk {id} is in the wrong bin");
-                    assert_eq!(chunks[id].bin_prev, prev, "back link of chunk {id}");
+                    assert_eq!(bin_of(chunks[id].bytes), (level, sub), "I9: chunk {id} is in the wrong bin");
+                    assert_eq!(chunks[id].bin_prev, prev, "I9: back link of chunk {id}");
                     prev = id;
                     bytes += chunks[id].bytes;
                     blocks += 1;
                 }
             }
         }
-        assert_eq!((bytes, blocks), (self.bytes, self.blocks), "sums of the bins");
+        assert_eq!((bytes, blocks), (self.bytes, self.blocks), "I9: sums of the bins");
     }
 }

@@ -54,7 +54,7 @@ pub(crate) use options::ENTRY;
 pub use options::{PagesMode, PoolLayer, PoolOptions};
 
 use crate::lock::QuickGuard;
-use crate::ordered::{ANYONE, Gather, Ordered, Request, Store};
+use crate::ordered::{ANYONE, Gather, Ordered, Request};
 use arena::{Arena, Arenas, Shard, Visit};
 use classes::{LARGEST_SMALL, rounded};
 use front::{Front, STEP, add};
@@ -150,7 +150,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     /// # Panics
     /// Where an invariant does not hold: that is a bug of the pool.
     pub fn validate(&self) {
-        self.ordered.inspect(Store::validate);
+        self.ordered.validate();
     }
 }
 
