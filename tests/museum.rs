@@ -1,8 +1,14 @@
 //! The oracles see what they must see: each mistake of the canary pool is found within 10,000 seeds and
-//! shrunk to a handful of operations, and without a mistake nothing is found.
+//! shrunk to a handful of operations, and without a mistake nothing is found. The programs that find them pass
+//! over every pool of ours. So it is with mistakes in the source of the pool itself.
+
+#[path = "museum/pool.rs"]
+mod pool;
+mod subjects;
 
 use millpond_testkit::canary::{CanaryPool, Wrong};
-use millpond_testkit::program::{self, Config, StatisticsCheck, Sweep};
+use millpond_testkit::conformance::Subject;
+use millpond_testkit::program::{self, Config, Failure, StatisticsCheck, Sweep};
 
 const SEEDS: u64 = 10_000;
 const HANDFUL: usize = 12;
@@ -23,7 +29,9 @@ fn every_mistake_is_found_and_shrunk() {
         let build = |driver: &_| CanaryPool::build(driver, Some(wrong));
         let found = (0..SEEDS).find_map(|seed| program::run(seed, &config, &build).err());
         let Some(found) = found else { panic!("{wrong:?} is not found in {SEEDS} seeds") };
+        keeps_the_order_over_our_pools(&found);
         let shrunk = program::shrink(*found, &config, &build);
+        keeps_the_order_over_our_pools(&shrunk);
         let (found, left) = (shrunk.operations_found, shrunk.operations.len());
         println!("{wrong:?}: {:?}, seed {}, {found} operations shrunk to {left}", shrunk.kind, shrunk.seed);
         assert!(left <= HANDFUL, "{wrong:?} is not shrunk to {HANDFUL} operations:\n{shrunk}");
@@ -34,6 +42,24 @@ fn every_mistake_is_found_and_shrunk() {
             "{wrong:?} does not reproduce"
         );
     }
+}
+
+/// Runs what found a mistake over every pool of ours.
+fn keeps_the_order_over_our_pools(found: &Failure) {
+    let pools: Vec<Subject> = subjects::all().into_iter().filter(|subject| is_pool(subject.name())).collect();
+    assert!(pools.len() >= 8, "{pools:?}");
+    for subject in pools {
+        let config = Config::for_subject(&subject);
+        let build = |driver: &_| subject.build(driver);
+        if let Err(failure) = program::replay(found.schedule, &found.operations, &config, &build) {
+            panic!("{failure}");
+        }
+    }
+}
+
+/// Whether the last layer is a pool.
+fn is_pool(stack: &str) -> bool {
+    stack.rsplit('+').next().is_some_and(|layer| layer.split(':').next() == Some("pool"))
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
-use crate::sync::{AtomicBool, Ordering};
+use crate::sync::{self, AtomicBool, Ordering};
 
 /// See the module.
 #[derive(Default)]
@@ -54,11 +54,11 @@ impl<T> QuickLock<T> {
             while self.is_locked.load(Ordering::Relaxed) {
                 tries += 1;
                 if tries < SPINS {
-                    std::hint::spin_loop();
+                    sync::spin_loop();
                 } else if tries < SPINS + YIELDS {
-                    std::thread::yield_now();
+                    sync::yield_now();
                 } else {
-                    std::thread::sleep(Duration::from_micros(20));
+                    sync::sleep(Duration::from_micros(20));
                 }
             }
             if let Some(guard) = self.try_lock() {
@@ -103,7 +103,10 @@ impl<T> fmt::Debug for QuickLock<T> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, millpond_loom))]
+mod models;
+
+#[cfg(all(test, not(millpond_loom)))]
 mod tests {
     use super::*;
 

@@ -171,6 +171,9 @@ impl<'a> Scenario<'a> {
                 }
                 self.check_afterwards(&resource);
             }
+            if let Some(inspect) = self.subject.inspect {
+                inspect(resource.inner());
+            }
             let (calls, lost) = (self.calls(), self.sticky && self.was_hit());
             waits_failed = self.failures(CallKind::Synchronize);
             drop(resource);

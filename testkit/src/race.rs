@@ -4,6 +4,7 @@
 //! stream, and all want the same few sizes, so that blocks are taken from other streams while those free and
 //! allocate. The oracles are the same; which of them a wrong resource breaks depends on the run.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -22,6 +23,8 @@ pub struct Race {
     pub threads: u64,
     /// Operations of each thread.
     pub operations: u64,
+    /// In how many rounds: after each the threads end, and others go on with their blocks and streams.
+    pub rounds: u64,
     /// The capacity of the device in bytes.
     pub capacity_bytes: u64,
     /// What each thread's choices, and the device's, start from.
@@ -31,7 +34,7 @@ pub struct Race {
 impl Race {
     /// Eight threads on a device of 8 MiB.
     pub const fn new(seed: u64, operations: u64) -> Self {
-        Self { threads: 8, operations, capacity_bytes: 8 << 20, seed }
+        Self { threads: 8, operations, rounds: 4, capacity_bytes: 8 << 20, seed }
     }
 
     /// Runs the race.
@@ -44,23 +47,21 @@ impl Race {
         let driver: DriverHandle = Arc::clone(&device) as DriverHandle;
         let resource = subject.build(&driver).map_err(|error| error.to_string())?;
         let resource = Checked::new(resource, Some(Arc::clone(&device)));
-        let stop = AtomicBool::new(false);
+        let runners = (0..self.threads).map(|index| Runner::new(self, index, &device, &resource, subject));
+        let mut runners = runners.collect::<Result<Vec<_>, _>>()?;
+        for round in 1..=self.rounds {
+            let upto = self.operations * round / self.rounds;
+            run_round(&mut runners, upto, round == self.rounds)?;
+            if let Some(fault) = resource.take_faults().first() {
+                return Err(fault.to_string());
+            }
+            if let Some(inspect) = subject.inspect {
+                let inspect = AssertUnwindSafe(|| inspect(resource.inner()));
+                catch_unwind(inspect).map_err(|panic| text_of(&*panic))?;
+            }
+        }
         let mut summary = Summary::default();
-        let results = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..self.threads)
-                .map(|index| {
-                    let runner = Runner::new(self, index, &device, &resource, subject);
-                    scope.spawn(|| runner.run_until(&stop))
-                })
-                .collect();
-            threads.into_iter().map(|thread| thread.join()).collect::<Vec<_>>()
-        });
-        for result in results {
-            summary += result.map_err(|panic| text_of(&*panic))??;
-        }
-        if let Some(fault) = resource.take_faults().first() {
-            return Err(fault.to_string());
-        }
+        runners.into_iter().for_each(|runner| summary += runner.summary);
         let statistics = resource.statistics().filter(|_| subject.statistics != StatisticsCheck::None);
         let counted = statistics.map(|s| (s.blocks_in_use, s.bytes_in_use, s.deallocations == s.allocations));
         drop(resource);
@@ -75,10 +76,22 @@ impl Race {
     }
 }
 
-/// One thread.
+/// Lets each runner go on until it has done so many operations, on a thread of its own.
+fn run_round(runners: &mut [Runner<'_>], upto: u64, is_last: bool) -> Result<(), String> {
+    let stop = AtomicBool::new(false);
+    let stop = &stop;
+    let results = std::thread::scope(|scope| {
+        let start = |runner| scope.spawn(move || Runner::run_until(runner, upto, is_last, stop));
+        let threads: Vec<_> = runners.iter_mut().map(start).collect();
+        threads.into_iter().map(|thread| thread.join()).collect::<Vec<_>>()
+    });
+    results.into_iter().try_for_each(|result| result.map_err(|panic| text_of(&*panic))?)
+}
+
+/// What one thread at a time does.
 struct Runner<'a> {
     rng: Rng,
-    operations: u64,
+    stream: StreamRef,
     device: &'a SimDevice,
     resource: &'a Checked<AnyResource>,
     unit: u64,
@@ -93,29 +106,29 @@ impl<'a> Runner<'a> {
         device: &'a SimDevice,
         resource: &'a Checked<AnyResource>,
         subject: &Subject,
-    ) -> Self {
+    ) -> Result<Self, String> {
+        let stream = device.stream_create(StreamFlags::NON_BLOCKING).map_err(|error| error.to_string())?;
         let rng = Rng::new(race.seed ^ (index << 40));
         // Together the threads want about twice what there is.
         let unit = (race.capacity_bytes / race.threads / 8).min(subject.largest_bytes / 4).max(1);
         let (live, summary) = (Vec::new(), Summary::default());
-        Self { rng, operations: race.operations, device, resource, unit, live, summary }
+        Ok(Self { rng, stream, device, resource, unit, live, summary })
     }
 
-    fn run_until(mut self, stop: &AtomicBool) -> Result<Summary, String> {
-        let (result, misuses) = misuse_recorder::record(|| self.run(stop));
+    fn run_until(&mut self, upto: u64, is_last: bool, stop: &AtomicBool) -> Result<(), String> {
+        let (result, misuses) = misuse_recorder::record(|| self.run(upto, is_last, stop));
         if result.is_err() || !misuses.is_empty() {
             stop.store(true, Ordering::Relaxed);
         }
         match misuses.first() {
             Some(misuse) => Err(misuse.to_string()),
-            None => result.map(|()| self.summary),
+            None => result,
         }
     }
 
-    fn run(&mut self, stop: &AtomicBool) -> Result<(), String> {
-        let flags = StreamFlags::NON_BLOCKING;
-        let stream = self.device.stream_create(flags).map_err(|error| error.to_string())?;
-        while self.summary.operations < self.operations && !stop.load(Ordering::Relaxed) {
+    fn run(&mut self, upto: u64, is_last: bool, stop: &AtomicBool) -> Result<(), String> {
+        let stream = self.stream;
+        while self.summary.operations < upto && !stop.load(Ordering::Relaxed) {
             self.summary.operations += 1;
             if self.live.len() < 8 && self.rng.percent(60) {
                 self.allocate(stream)?;
@@ -125,6 +138,9 @@ impl<'a> Runner<'a> {
             if let Some(violation) = self.device.take_violations().first() {
                 return Err(violation.to_string());
             }
+        }
+        if !is_last {
+            return Ok(());
         }
         while !self.live.is_empty() {
             self.free_one(stream);

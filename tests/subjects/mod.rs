@@ -1,5 +1,7 @@
 //! The stacks that `contract`, `faults` and `order` run over. A new resource or adaptor adds its line here.
 
+use millpond::resources::PoolMemoryResource;
+use millpond::{AnyResource, DeviceMemoryResourceExt, downcast};
 use millpond_testkit::conformance::{Refusals, Subject};
 use millpond_testkit::program::StatisticsCheck::{self, Counts, Exact, None};
 
@@ -10,7 +12,14 @@ const RESOURCES: &[(&str, Knows)] = &[
     (POOL, Knows::its_blocks(Exact)),
     ("cuda+pool:initial=10%,max=75%", Knows::its_blocks(Exact)),
     ("cuda+pool:reuse=own", Knows::its_blocks(Exact)),
+    ("cuda+pool:reuse=ordered", Knows::its_blocks(Exact)),
+    ("cuda+pool:reuse=completed", Knows::its_blocks(Exact)),
     ("cuda+pool:reuse=waited", Knows::its_blocks(Exact)),
+    ("cuda+pool:pages=off,max=25%", Knows::its_blocks(Exact)),
+    ("cuda+pool:pages=on", Knows::its_blocks(Exact)),
+    ("cuda+pool:pages=on,reuse=own", Knows::its_blocks(Exact)),
+    ("cuda+pool:pages=on,initial=25%,max=50%", Knows::its_blocks(Exact)),
+    ("cuda+pool:pages=on+pool:max=75%", Knows::its_blocks(Counts)),
     ("managed+pool:max=50%", Knows::its_blocks(Exact)),
     ("cuda+pool+pool", Knows::its_blocks(Counts)),
     ("cuda+fixed_size:block_size=64KiB,blocks=16", Knows::its_blocks(Exact).up_to(64 << 10)),
@@ -50,6 +59,14 @@ impl Knows {
     }
 }
 
+/// Walks every pool of a stack that was built from text.
+fn validate_pools(resource: &AnyResource) {
+    resource
+        .stack()
+        .filter_map(downcast::<PoolMemoryResource<AnyResource>>)
+        .for_each(PoolMemoryResource::validate);
+}
+
 /// Every resource, every adaptor on plain CUDA and on the pool, and every ordered pair of adaptors on the
 /// pool.
 pub(crate) fn all() -> Vec<Subject> {
@@ -59,6 +76,7 @@ pub(crate) fn all() -> Vec<Subject> {
             .statistics(knows.statistics)
             .refuses(knows.refusals)
             .largest_bytes(knows.largest_bytes)
+            .inspected_by(validate_pools)
     };
     let mut all: Vec<Subject> = RESOURCES.iter().map(|&(text, knows)| subject(text, knows)).collect();
     for first in ADAPTORS {

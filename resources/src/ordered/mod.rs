@@ -58,6 +58,8 @@ pub(crate) use store::{
     ANYONE, Epoch, Errand, Fit, Gather, Growth, Hit, LARGEST_REQUEST, Owner, Request, Store, StoreTotals,
 };
 pub(crate) use streams::StreamCell;
+#[cfg(all(test, millpond_loom))]
+pub(crate) use streams::stream_cell_for_models;
 use streams::{Streams, Ticket};
 
 /// A store of blocks over an upstream resource, in stream order.

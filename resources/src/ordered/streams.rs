@@ -1,11 +1,11 @@
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use millpond_core::driver::Event;
 use millpond_core::{StreamId, StreamRef};
 use rustc_hash::FxHashMap;
 
 use super::store::{ANYONE, Epoch, Owner, Store};
+use crate::sync::{AtomicBool, AtomicU64, Ordering};
 
 /// What is asked about a stream without the lock. Its stream is not forgotten while somebody else holds it.
 #[derive(Debug)]
@@ -271,3 +271,12 @@ impl Streams {
         events
     }
 }
+
+/// What the models of other parts need of a stream.
+#[cfg(all(test, millpond_loom))]
+pub(crate) fn stream_cell_for_models(stream: StreamRef, owner: Owner) -> Arc<StreamCell> {
+    Slot::new(stream, owner).cell
+}
+
+#[cfg(all(test, millpond_loom))]
+mod models;

@@ -129,6 +129,11 @@ impl Arenas {
         }
     }
 
+    /// Whether threads met often enough for a second arena.
+    pub(super) fn are_many(&self) -> bool {
+        self.made.load(Ordering::Relaxed) > 1
+    }
+
     /// All arenas, one after the other.
     pub(super) fn each(&self) -> impl Iterator<Item = (Shard, QuickGuard<'_, Arena>)> {
         let made = self.arenas.iter().enumerate();

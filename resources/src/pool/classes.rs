@@ -31,8 +31,7 @@ pub(super) fn class_of(bytes: u64) -> usize {
 }
 
 /// The bytes of the blocks of a class.
-#[cfg(test)]
-fn bytes_of(class: usize) -> u64 {
+pub(super) fn bytes_of(class: usize) -> u64 {
     let class = class as u64;
     let shift = (class / SUBS).saturating_sub(1);
     ((class - shift * SUBS + 1) << shift) * ALLOCATION_ALIGNMENT

@@ -20,18 +20,18 @@
 
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use millpond_core::StreamId;
 
-use super::classes::{CLASSES, LARGEST_SMALL, class_of};
+use super::classes::{CLASSES, LARGEST_SMALL, bytes_of, class_of};
 use super::directory::Entry;
 use crate::ordered::StreamCell;
+use crate::sync::{AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, bounded};
 
 /// Deallocations are told to the pool in steps of so many.
 pub(super) const STEP: u64 = 16;
-/// Blocks of one class.
-const DEPTH: usize = 32;
+/// Blocks of one class, at most.
+const DEPTH: usize = bounded(32, 2);
 
 /// A place for a block.
 #[derive(Debug, Default)]
@@ -311,8 +311,10 @@ impl Front {
 
     /// Keeps a small block that was given back on the front's stream, if there is room.
     #[inline]
-    pub(super) fn push(&self, addr: u64, bytes: u64, rounded: u64, entry: &Entry) -> bool {
-        let kept = self.push_small(addr, bytes, entry);
+    ///
+    /// Of one class, so many bytes have room, or one block.
+    pub(super) fn push(&self, addr: u64, bytes: u64, rounded: u64, entry: &Entry, room: u64) -> bool {
+        let kept = self.push_small(addr, bytes, rounded, entry, room);
         if kept {
             self.thread.pushed(rounded, bytes);
         }
@@ -367,11 +369,13 @@ impl Front {
     }
 
     #[inline]
-    fn push_small(&self, addr: u64, bytes: u64, entry: &Entry) -> bool {
+    fn push_small(&self, addr: u64, bytes: u64, rounded: u64, entry: &Entry, room: u64) -> bool {
         let class = class_of(bytes);
         let stack = made(&self.small[class]);
         let len = stack.len.load(Ordering::Relaxed);
-        let Some(place) = stack.places.get(len as usize) else { return false };
+        let Some(place) = stack.places.get(len as usize).filter(|_| u64::from(len) * rounded < room) else {
+            return false;
+        };
         if len == 0 {
             let filled = &self.filled[class / 64];
             filled.store(filled.load(Ordering::Relaxed) | 1 << (class % 64), Ordering::Relaxed);
@@ -410,6 +414,31 @@ impl Front {
     }
 }
 
+impl Front {
+    /// Looks at each kept block: its address, the size that its place says, its entry. No thread works on the
+    /// front meanwhile.
+    pub(super) fn each_kept(&self, mut look: impl FnMut(u64, u64, &Entry)) {
+        let mut look_at = |place: &Place, bytes: u64| {
+            let addr = place.addr.load(Ordering::Relaxed);
+            if addr != 0 {
+                // SAFETY: as in `pop`; the front's thread is in no call.
+                look(addr, bytes, unsafe { &*place.entry.load(Ordering::Relaxed) });
+            }
+        };
+        look_at(&self.large.place, self.large.bytes.load(Ordering::Relaxed));
+        for (class, stack) in self.small.iter().enumerate() {
+            // SAFETY: a stack that is there lives as long as the front.
+            let Some(stack) = (unsafe { stack.load(Ordering::Relaxed).as_ref() }) else { continue };
+            let len = stack.len.load(Ordering::Relaxed) as usize;
+            let is_filled = self.filled[class / 64].load(Ordering::Relaxed) >> (class % 64) & 1 == 1;
+            assert!(len == 0 || is_filled, "I21: a drain does not see class {class}");
+            let above = stack.places.iter().skip(len).any(|place| place.addr.load(Ordering::Relaxed) != 0);
+            assert!(!above, "I21: something is above the top of class {class}");
+            stack.places.iter().for_each(|place| look_at(place, bytes_of(class)));
+        }
+    }
+}
+
 /// What is there, made at first need by the only thread that makes it.
 #[inline]
 fn made<T: Default>(part: &AtomicPtr<T>) -> &T {
@@ -427,8 +456,8 @@ fn made<T: Default>(part: &AtomicPtr<T>) -> &T {
 
 impl Drop for Front {
     fn drop(&mut self) {
-        for stack in self.small.iter_mut() {
-            let stack = *stack.get_mut();
+        for stack in self.small.iter() {
+            let stack = stack.load(Ordering::Relaxed);
             if !stack.is_null() {
                 // SAFETY: it came from a box, and nobody else looks at it any more.
                 drop(unsafe { Box::from_raw(stack) });
@@ -436,3 +465,6 @@ impl Drop for Front {
         }
     }
 }
+
+#[cfg(all(test, millpond_loom))]
+mod models;

@@ -186,6 +186,11 @@ impl Heap {
         (first, bytes)
     }
 
+    /// The chunk, if this number is one.
+    pub(super) fn get(&self, id: ChunkId) -> Option<&Chunk> {
+        self.chunks.get(id)
+    }
+
     /// The chunk, in use or free.
     pub(super) fn chunk(&self, id: ChunkId) -> &Chunk {
         &self.chunks[id]

@@ -25,6 +25,13 @@ pub(super) const LARGE: HeapId = 0;
 /// Regions grow from this many bytes on, and in multiples of it.
 const REGION_UNIT: u64 = 2 << 20;
 
+/// Over pages, blocks of at most so many bytes are in arenas: larger ones are put together better.
+const LARGEST_OVER_PAGES: u64 = 128 << 10;
+
+/// A thread keeps a large block only if it has at most this part of what is in use: more would be missed
+/// where blocks are put together.
+const LARGE_SHARE: u64 = 4096;
+
 /// How many blocks of a bin are compared.
 const SCAN: usize = 32;
 
@@ -34,11 +41,20 @@ pub(super) struct Shared {
     pub(super) directory: Directory,
     pub(super) arenas: Arenas,
     pub(super) caches: Caches,
+    /// Whether the pool maps pages itself.
+    over_pages: bool,
     /// Bytes that a thread may keep in its fronts.
     pub(super) keep_bytes: AtomicU64,
+    /// The largest block that a thread may keep in a front.
+    pub(super) keep_large: AtomicU64,
     /// Deallocations past the pool's lock, in steps.
-    pub(super) given: AtomicU64,
+    pub(super) given: Apart,
 }
+
+/// A counter that all threads write, away from what all read.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(super) struct Apart(pub(super) AtomicU64);
 
 /// All free blocks of the pool, large and small: what is behind the pool's lock.
 #[derive(Debug)]
@@ -64,6 +80,19 @@ struct From {
 }
 
 impl Shared {
+    /// Blocks of at most so many bytes are in arenas. Pages put larger ones together better; but where threads
+    /// meet, they had better meet less.
+    pub(super) fn largest_in_arena(&self) -> u64 {
+        if self.over_pages && !self.arenas.are_many() { LARGEST_OVER_PAGES } else { LARGEST_SMALL }
+    }
+
+    /// Bytes of one class that a thread may keep. Over pages little, since what is kept does not join; but
+    /// where threads meet, they had better meet less.
+    #[inline]
+    pub(super) fn class_bytes(&self) -> u64 {
+        if self.over_pages && !self.arenas.are_many() { 256 << 10 } else { 8 << 20 }
+    }
+
     /// Takes a block out of an arena.
     pub(super) fn take(
         &self,
@@ -103,8 +132,10 @@ impl Heaps {
             directory: Directory::new(),
             arenas: Arenas::new(),
             caches: Caches::default(),
+            over_pages: pages.is_some(),
             keep_bytes: AtomicU64::new(0),
-            given: AtomicU64::new(0),
+            keep_large: AtomicU64::new(0),
+            given: Apart::default(),
         };
         Self {
             large,
@@ -118,8 +149,8 @@ impl Heaps {
         }
     }
 
-    fn is_small(request: &Request) -> bool {
-        request.bytes <= LARGEST_SMALL && request.alignment == ALLOCATION_ALIGNMENT
+    fn is_small(&self, request: &Request) -> bool {
+        request.bytes <= self.shared.largest_in_arena() && request.alignment == ALLOCATION_ALIGNMENT
     }
 
     /// Hands out a large block.
@@ -141,7 +172,7 @@ impl Heaps {
 
     /// How large a span for a small request should be.
     fn span_wanted(&self, arena: &Arena, request: &Request) -> u64 {
-        let most = self.large.largest_span();
+        let most = self.large.largest_span(self.shared.arenas.are_many());
         arena.span_wanted(most).max(request.bytes.next_power_of_two() * 2).min(most)
     }
 
@@ -263,11 +294,15 @@ impl Heaps {
         }
     }
 
-    /// Bytes handed out.
-    fn live_bytes(&self) -> u64 {
-        let mut live = 0;
-        self.shared.caches.each(|cache| live += cache.counts.totals().live_bytes);
-        live.max(0) as u64
+    /// Bytes handed out, and how many allocations and deallocations there were.
+    fn live_bytes_and_operations(&self) -> (u64, u64) {
+        let (mut live, mut operations) = (0, 0);
+        self.shared.caches.each(|cache| {
+            let thread = cache.counts.totals();
+            live += thread.live_bytes;
+            operations += thread.allocations + thread.deallocations;
+        });
+        (live.max(0) as u64, operations)
     }
 
     /// What a thread may keep: a share of what is in use, so that little of the pool waits for one stream.
@@ -278,6 +313,7 @@ impl Heaps {
         self.shared.caches.each(|cache| fronts += cache.front_count() as u64);
         let keep = (in_use / 32 / fronts.max(1)).max(LEAST);
         self.shared.keep_bytes.store(keep, Ordering::Relaxed);
+        self.shared.keep_large.store(in_use / LARGE_SHARE, Ordering::Relaxed);
     }
 }
 
@@ -295,12 +331,13 @@ impl Store for Heaps {
     }
 
     fn errand_for(&mut self, owner: Owner, request: &Request, most_new: u64) -> Option<PoolErrand> {
-        let live = self.live_bytes();
-        let span = Self::is_small(request).then(|| {
+        let (live, operations) = self.live_bytes_and_operations();
+        let span = self.is_small(request).then(|| {
             let arena = self.shared.arenas.lock(request.shard);
             self.span_wanted(&arena, request)
         });
         let Large::Pages(pages) = &mut self.large else { return None };
+        pages.note_operations(operations);
         let request = *request;
         match span {
             None => {
@@ -367,13 +404,13 @@ impl Store for Heaps {
             let found = self.large.find(owner, upto, request)?;
             Some(Fit { bytes: found.bytes, epoch: found.epoch })
         };
-        if Self::is_small(request) { in_arenas().or_else(in_large) } else { in_large().or_else(in_arenas) }
+        if self.is_small(request) { in_arenas().or_else(in_large) } else { in_large().or_else(in_arenas) }
     }
 
     fn take(&mut self, owner: Owner, upto: Epoch, request: &Request) -> Option<DevicePtr> {
         let from = From { owner, upto };
         let find = |heap: &Heap| heap.find(owner, upto, request);
-        if !Self::is_small(request) {
+        if !self.is_small(request) {
             return match self.large.find(owner, upto, request) {
                 Some(found) => Some(self.take_large(found, request)),
                 None => self.take_in_arenas(request, None, find).map(Hit::ptr),
@@ -383,7 +420,7 @@ impl Store for Heaps {
     }
 
     fn hit(&mut self, owner: Owner, request: &Request, largest: u64) -> Option<Hit> {
-        if Self::is_small(request) {
+        if self.is_small(request) {
             // A span may be as large as it likes.
             let from = [owner, ANYONE].map(|owner| From { owner, upto: Epoch::MAX });
             return self.take_small(request, &from, |heap| heap.find_for(owner, request));
@@ -445,7 +482,7 @@ impl Store for Heaps {
     }
 
     fn join_with_anyones(&mut self, owner: Owner, request: &Request) -> bool {
-        let small = Self::is_small(request);
+        let small = self.is_small(request);
         let mut arenas = self.shared.arenas.each();
         let in_arena = small && arenas.any(|(_, mut arena)| arena.heap.join_with_anyones(owner, request));
         in_arena || self.large.join_with_anyones(owner, request)
@@ -474,7 +511,7 @@ impl Store for Heaps {
     }
 
     fn given(&self) -> u64 {
-        self.shared.given.load(Ordering::Relaxed)
+        self.shared.given.0.load(Ordering::Relaxed)
     }
 
     fn refused(&mut self) {
@@ -537,13 +574,6 @@ impl Store for Heaps {
     }
 
     fn validate(&self) {
-        self.large.validate();
-        let mut spans = 0;
-        for (_, arena) in self.shared.arenas.each() {
-            arena.heap.validate();
-            spans += arena.validate_spans(&self.large);
-        }
-        let in_use: u64 = self.large.heaps().iter().map(|heap| heap.blocks_in_use).sum();
-        assert!(spans <= in_use, "a span is a block in use");
+        super::validate::validate(self);
     }
 }

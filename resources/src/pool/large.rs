@@ -119,10 +119,10 @@ impl Large {
     }
 
     /// How many bytes a span has at most.
-    pub(super) fn largest_span(&self) -> u64 {
+    pub(super) fn largest_span(&self, are_many: bool) -> u64 {
         match self {
-            Self::Regions(_) => 16 << 20,
-            Self::Pages(_) => 2 << 20,
+            Self::Pages(_) if !are_many => 2 << 20,
+            _ => 16 << 20,
         }
     }
 
@@ -228,6 +228,21 @@ impl Large {
         match self {
             Self::Regions(heap) => heap.regions().len(),
             Self::Pages(pages) => pages.totals().handles,
+        }
+    }
+
+    pub(super) fn blocks_in_use(&self) -> u64 {
+        match self {
+            Self::Regions(heap) => heap.blocks_in_use,
+            Self::Pages(pages) => pages.totals().blocks_in_use,
+        }
+    }
+
+    /// The chunk that a block is, or its first piece, if there is such a chunk.
+    pub(super) fn block(&self, block: ChunkId) -> Option<&Chunk> {
+        match self {
+            Self::Regions(heap) => heap.get(block),
+            Self::Pages(pages) => pages.block(block),
         }
     }
 

@@ -39,6 +39,7 @@ mod report;
 #[cfg(test)]
 mod tests;
 mod thread;
+mod validate;
 
 use std::fmt;
 use std::sync::Arc;
@@ -138,7 +139,9 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         self.options
     }
 
-    /// Walks the whole structure, in time proportional to its size.
+    /// Walks the whole structure, in time proportional to its size, and checks the invariants of
+    /// docs/INVARIANTS.md. Call it while no other thread is in a call of the pool: what threads do without a
+    /// lock would look like a mistake.
     ///
     /// # Panics
     /// Where an invariant does not hold: that is a bug of the pool.
@@ -186,16 +189,17 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let rounded = rounded(bytes);
         let room = self.shared.keep_bytes.load(Ordering::Relaxed);
         let fits = front.thread.small_bytes_held() + rounded <= room;
-        let kept = fits && front.push(ptr.address(), bytes, rounded, entry);
+        let class_room = self.shared.class_bytes();
+        let kept = fits && front.push(ptr.address(), bytes, rounded, entry, class_room);
         if kept && front.thread.is_step() {
-            self.shared.given.fetch_add(STEP, Ordering::Relaxed);
+            self.shared.given.0.fetch_add(STEP, Ordering::Relaxed);
         }
         kept
     }
 
     /// Puts a large block into the front; the one before goes back.
     fn push_large(&self, front: &Front, ptr: DevicePtr, bytes: u64) -> bool {
-        if bytes <= LARGEST_SMALL {
+        if bytes <= LARGEST_SMALL || bytes > self.shared.keep_large.load(Ordering::Relaxed) {
             return false;
         }
         let Some(entry) = self.shared.directory.find(ptr.address()) else { return false };
@@ -211,7 +215,8 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     /// A block from the thread's arena, for a small request.
     fn take_in_arena(&self, front: &Front, layout: Layout) -> Option<DevicePtr> {
         let bytes = layout.bytes();
-        if bytes == 0 || bytes > LARGEST_SMALL || layout.alignment() > ALLOCATION_ALIGNMENT {
+        let most = self.shared.largest_in_arena();
+        if bytes == 0 || bytes > most || layout.alignment() > ALLOCATION_ALIGNMENT {
             return None;
         }
         let request = Request { bytes: rounded(layout.bytes()), ..Request::new(layout)? };

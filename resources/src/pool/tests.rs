@@ -50,11 +50,11 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (1..OWNERS, 1..(8u64 << 20)).prop_map(|(owner, bytes)| Step::Join { owner, bytes }),
         1 => Just(Step::Release),
     ];
-    prop::collection::vec(step, 1..400)
+    prop::collection::vec(step, 1..if cfg!(miri) { 60 } else { 400 })
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 3 } else { 200 }, ..ProptestConfig::default() })]
 
     /// The heap against a map of what is handed out: nothing overlaps, every epoch is kept, all invariants
     /// hold.

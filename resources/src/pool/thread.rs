@@ -8,13 +8,12 @@
 use std::cell::{Cell, RefCell};
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use millpond_core::StreamId;
-use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::front::{Front, ThreadCounts};
+use crate::sync::{Mutex, Ordering, per_thread};
 
 /// A pool's number, given once in the life of the process.
 pub(super) type PoolId = u64;
@@ -32,8 +31,10 @@ struct Recent {
 
 const NOTHING: Recent = Recent { pool: 0, stream: 0, front: ptr::null() };
 
-thread_local! {
+per_thread! {
     static RECENTS: [Cell<Recent>; RECENT] = const { [const { Cell::new(NOTHING) }; RECENT] };
+}
+per_thread! {
     static MINE: RefCell<Mine> = RefCell::default();
 }
 
@@ -79,7 +80,8 @@ pub(super) fn front(pool: PoolId, stream: StreamId) -> Option<*const Front> {
 }
 
 fn forget_recent() {
-    RECENTS.with(|recents| recents.iter().for_each(|recent| recent.set(NOTHING)));
+    // In a thread that is ending, too.
+    _ = RECENTS.try_with(|recents| recents.iter().for_each(|recent| recent.set(NOTHING)));
 }
 
 fn remember(pool: PoolId, front: &Arc<Front>) -> *const Front {
@@ -203,3 +205,6 @@ impl Cache {
         self.fronts.lock().len()
     }
 }
+
+#[cfg(all(test, millpond_loom))]
+mod models;

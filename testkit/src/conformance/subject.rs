@@ -6,6 +6,9 @@ use millpond_core::{AnyResource, DriverHandle, Result};
 
 use crate::program::StatisticsCheck;
 
+/// Walks what a resource keeps inside, and panics where something is wrong.
+pub type Inspect = fn(&AnyResource);
+
 type Build = dyn Fn(&DriverHandle) -> Result<AnyResource> + Send + Sync;
 
 /// Which misuse a resource can tell.
@@ -34,6 +37,7 @@ pub struct Subject {
     pub(super) refusals: Refusals,
     pub(crate) statistics: StatisticsCheck,
     pub(super) device_bytes: u64,
+    pub(crate) inspect: Option<Inspect>,
 }
 
 impl Subject {
@@ -50,6 +54,7 @@ impl Subject {
             refusals: Refusals::default(),
             statistics: StatisticsCheck::None,
             device_bytes: 4 << 30,
+            inspect: None,
         }
     }
 
@@ -85,6 +90,13 @@ impl Subject {
     #[must_use]
     pub fn device_bytes(mut self, bytes: u64) -> Self {
         self.device_bytes = bytes;
+        self
+    }
+
+    /// What walks the resource's inside; it is called while no other thread uses the resource.
+    #[must_use]
+    pub fn inspected_by(mut self, inspect: Inspect) -> Self {
+        self.inspect = Some(inspect);
         self
     }
 

@@ -44,7 +44,7 @@ pub use op::{Block, Event, MAX_EVENTS, MAX_STREAMS, Op, Stream};
 pub use shrink::shrink;
 pub use sweep::{Sweep, sweep};
 
-use crate::conformance::Subject;
+use crate::conformance::{Inspect, Subject};
 use execute::Execution;
 use generate::Generator;
 
@@ -83,6 +83,8 @@ pub struct Config {
     pub statistics: StatisticsCheck,
     /// Whether an out-of-memory error is put to the test by trying again after synchronising and trimming.
     pub verify_out_of_memory: bool,
+    /// What walks the resource's inside, every 64 operations and at the end.
+    pub inspect: Option<Inspect>,
 }
 
 impl Config {
@@ -98,6 +100,7 @@ impl Config {
             streams: 8,
             statistics: StatisticsCheck::None,
             verify_out_of_memory: true,
+            inspect: None,
         }
     }
 
@@ -108,6 +111,7 @@ impl Config {
             largest_bytes: usual.largest_bytes.min(subject.largest_bytes),
             largest_alignment: 64 << 10,
             statistics: subject.statistics,
+            inspect: subject.inspect,
             ..usual
         }
     }

@@ -10,6 +10,9 @@ use super::{FailureKind, StatisticsCheck};
 /// Statistics are compared after every so many operations, because asking for them can be slow.
 const STATISTICS_EVERY: u64 = 8;
 
+/// The resource's inside is walked after every so many operations.
+const INSPECT_EVERY: u64 = 64;
+
 /// What the simulated device rounds allocations up to, in bytes.
 const DEVICE_UNIT: u64 = 512;
 
@@ -22,12 +25,22 @@ pub(super) fn after_call(execution: &Execution<'_>) -> Checks {
 }
 
 pub(super) fn after_step(execution: &Execution<'_>) -> Checks {
+    if execution.summary.operations.is_multiple_of(INSPECT_EVERY) {
+        inspect(execution);
+    }
     if execution.summary.operations.is_multiple_of(STATISTICS_EVERY) { statistics(execution) } else { Ok(()) }
 }
 
 pub(super) fn at_end(execution: &Execution<'_>) -> Checks {
     after_call(execution)?;
+    inspect(execution);
     statistics(execution)
+}
+
+fn inspect(execution: &Execution<'_>) {
+    if let Some(inspect) = execution.config.inspect {
+        inspect(execution.resource.inner());
+    }
 }
 
 fn device(device: &SimDevice) -> Checks {

@@ -71,8 +71,8 @@ impl Retired {
     /// Goes as far as the driver lets it; called again, it goes on from there.
     pub(super) fn carry_out(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         while let Some((addr, bytes)) = self.mappings.last().copied() {
-            // SAFETY: the mapping was made by this pool, whoever retired it knows that its work is done,
-            // and no table names it any longer.
+            // SAFETY: the mapping was made by this pool, whoever retired it knows that all work on it is
+            // done, and no table names it any longer.
             unsafe { driver.mem_unmap(DevicePtr::new(addr), bytes)? };
             self.mappings.pop();
         }
@@ -120,6 +120,15 @@ impl Work {
     /// Bytes of new memory.
     pub(super) fn new_bytes(&self) -> u64 {
         self.sizes.iter().sum()
+    }
+
+    /// How many handles are mapped in a view.
+    pub(super) fn mappings(&self) -> u64 {
+        let of = |source: &Source| match source {
+            Source::Old { .. } => 1,
+            Source::New => self.sizes.len() as u64,
+        };
+        self.sources.iter().map(of).sum()
     }
 
     /// Bytes that are mapped in the view.

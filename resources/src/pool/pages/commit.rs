@@ -12,6 +12,7 @@ impl Pages {
     /// Enters what a plan brought that was carried out: the block and its address.
     pub(in crate::pool) fn commit(&mut self, mut plan: Plan) -> (ChunkId, u64) {
         let created = self.enter_new(&mut plan);
+        self.moves += plan.work.mappings();
         let new = self.take_new(&plan);
         let pieces = plan.before.iter().map(|kept| kept.id).chain(new).chain(plan.after.map(|kept| kept.id));
         let mut pieces: Vec<ChunkId> = pieces.collect();

@@ -58,14 +58,14 @@ impl Pages {
     /// The best hole of `owner` at home: best fit, but for three things.
     ///
     /// A hole inside a handle, which is good for nothing else, goes before a somewhat smaller one that
-    /// touches a border. For a request that weighs, a few holes are compared by what they leave. A small request
-    /// breaks into the large line only where the pool may not grow.
+    /// touches a border. For a request that weighs, a few holes are compared by what they leave. A small
+    /// request breaks into the large line only where the pool may not grow.
     pub(super) fn find_at_home(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<Hole> {
         if self.line_of(request) == Line::Small {
             if let Some(chunk) = self.heap(Line::Small).find(owner, upto, request) {
                 return self.hole(Line::Small, chunk, request, false);
             }
-            if self.may_grow() {
+            if self.may_grow() && !self.is_short {
                 return None;
             }
         }

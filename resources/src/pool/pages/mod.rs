@@ -104,6 +104,10 @@ pub(in crate::pool) struct Pages {
     /// How many bytes of addresses are reserved at a time.
     reservation_bytes: u64,
     maximum_bytes: u64,
+    /// Mappings in views that were made for blocks so far: the work of putting together.
+    moves: u64,
+    /// Allocations and deallocations of the pool so far.
+    operations: u64,
     /// Whether there was no memory to be had, lately.
     pub(in crate::pool) is_short: bool,
     /// The most that was in use when memory was short.
@@ -171,6 +175,8 @@ impl Pages {
             reservation_bytes,
             maximum_bytes,
             is_short: false,
+            moves: 0,
+            operations: 0,
             peak_live: 0,
             planned: 0,
             retiring: 0,
@@ -386,6 +392,12 @@ impl Pages {
             heap.give(chunk, owner, epoch);
             self.extra_pieces -= u64::from(next != NIL);
         }
+    }
+
+    /// The first piece of a block, if there is such a chunk.
+    pub(in crate::pool) fn block(&self, block: ChunkId) -> Option<&Chunk> {
+        let (line, chunk) = unpack(block);
+        self.heap(line).get(chunk)
     }
 
     /// The bytes of a block in use.

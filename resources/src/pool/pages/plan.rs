@@ -84,7 +84,8 @@ impl Pages {
 
     /// Bytes by which the pool may grow before it puts blocks together instead.
     pub(super) fn room(&self, most_new: u64) -> u64 {
-        let room = self.policy.allowed(self.peak_live).saturating_sub(self.bytes_reserved());
+        let allowed = self.policy.allowed(self.peak_live, self.moves, self.operations);
+        let room = allowed.saturating_sub(self.bytes_reserved());
         (room / self.granularity * self.granularity).min(self.available(most_new))
     }
 
@@ -92,6 +93,11 @@ impl Pages {
     /// less it does to save memory that was once needed anyway.
     pub(in crate::pool) fn note_live(&mut self, live_bytes: u64) {
         self.peak_live = self.peak_live.max(live_bytes);
+    }
+
+    /// Notes how many allocations and deallocations there were: that decides how much work they are worth.
+    pub(in crate::pool) fn note_operations(&mut self, operations: u64) {
+        self.operations = operations;
     }
 
     /// Plans a block for which `find_for` found nothing. A span for small blocks (`is_span`, and the request
@@ -167,7 +173,7 @@ impl Pages {
     /// Sizes of new handles, about equal, that together have `new` bytes and serve a request.
     fn sizes(&self, line: Line, new: u64, request: u64) -> Vec<u64> {
         let most = match line {
-            Line::Small => self.granularity,
+            Line::Small => request.max(self.granularity),
             Line::Large => self.policy.largest_handle(request, self.peak_live, self.granularity),
         };
         let count = new.div_ceil(most);

@@ -19,6 +19,12 @@ pub(in crate::pool) struct Policy {
     pub(in crate::pool) inside: u64,
     /// So many mappings in views are kept, and a few for each handle.
     pub(in crate::pool) mappings: usize,
+    /// So many mappings in views are always worth the memory that they save …
+    pub(in crate::pool) free_moves: u64,
+    /// … and one more for so many allocations and deallocations.
+    pub(in crate::pool) operations_for_move: u64,
+    /// The slack where more mappings were made than that.
+    pub(in crate::pool) slack_when_busy: u64,
 }
 
 impl Default for Policy {
@@ -31,14 +37,23 @@ impl Default for Policy {
             least_piece: 512 << 10,
             inside: 125,
             mappings: 8192,
+            free_moves: 1024,
+            operations_for_move: 80,
+            slack_when_busy: 300,
         }
     }
 }
 
 impl Policy {
-    /// How many physical bytes are within the slack.
-    pub(super) fn allowed(&self, peak_live: u64) -> u64 {
-        peak_live + peak_live / 1000 * self.slack
+    /// How many physical bytes the pool may have before it puts blocks together, after so many mappings in
+    /// views and so many operations.
+    ///
+    /// Where blocks of random sizes come and go at the peak, nearly each would have to be put together, at
+    /// some ten microseconds. Then the pool takes more memory instead, until best fit serves.
+    pub(super) fn allowed(&self, peak_live: u64, moves: u64, operations: u64) -> u64 {
+        let worth = self.free_moves + operations / self.operations_for_move;
+        let slack = if moves > worth { self.slack_when_busy } else { self.slack };
+        peak_live + peak_live / 1000 * slack
     }
 
     /// The most bytes of a new handle for a large block.

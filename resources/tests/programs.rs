@@ -1,0 +1,58 @@
+//! The order programs and the races of the testkit over every sort of pool, with its inside walked. The root's
+//! `order` runs many more, over every stack; these end soon enough to run them on each mistake of
+//! `tests/museum`.
+
+use millpond_core::stack::LayerTable;
+use millpond_core::{AnyResource, DeviceMemoryResourceExt, downcast};
+use millpond_resources::{LAYERS, PoolMemoryResource};
+use millpond_testkit::conformance::Subject;
+use millpond_testkit::program::{self, Config, StatisticsCheck};
+use millpond_testkit::race::Race;
+
+const SEEDS: u64 = if cfg!(miri) { 1 } else { 400 };
+const RACES: u64 = if cfg!(miri) { 1 } else { 6 };
+
+fn validate_pools(resource: &AnyResource) {
+    let pools = resource.stack().filter_map(downcast::<PoolMemoryResource<AnyResource>>);
+    pools.for_each(PoolMemoryResource::validate);
+}
+
+fn subjects() -> Vec<Subject> {
+    use StatisticsCheck::{Counts, Exact};
+    let table = LayerTable::new(LAYERS.iter().copied());
+    let pools = [
+        ("cuda+pool:pages=off", Exact),
+        ("cuda+pool:pages=off,reuse=own,max=50%", Exact),
+        ("cuda+pool:pages=on", Exact),
+        ("cuda+pool:pages=on,reuse=waited,max=50%", Exact),
+        ("cuda+pool:pages=on+pool", Counts),
+    ];
+    let subject = |(text, statistics)| Subject::from_text(text, &table).statistics(statistics);
+    pools.map(|pool| subject(pool).inspected_by(validate_pools)).into()
+}
+
+#[test]
+fn programs_over_every_pool_keep_the_order() {
+    for (subject, index) in subjects().iter().zip(0..) {
+        let command = "cargo test -p millpond-resources --test programs".to_owned();
+        let operations = if cfg!(miri) { 40 } else { 256 };
+        let config = Config { command, operations, ..Config::for_subject(subject) };
+        for seed in index * SEEDS..(index + 1) * SEEDS {
+            if let Err(failure) = program::run(seed, &config, &|driver| subject.build(driver)) {
+                panic!("{failure}");
+            }
+        }
+    }
+}
+
+#[test]
+fn races_over_every_pool_keep_the_order() {
+    for subject in subjects() {
+        for seed in 0..RACES {
+            let race = Race::new(seed, if cfg!(miri) { 40 } else { 2_000 });
+            if let Err(message) = race.run(&subject) {
+                panic!("race {seed} over `{}`: {message}", subject.name());
+            }
+        }
+    }
+}

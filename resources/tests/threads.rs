@@ -1,0 +1,115 @@
+//! Threads that share a pool, its streams and its blocks: what Miri and the sanitizers look at.
+
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+
+use millpond_core::driver::StreamFlags;
+use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, StreamRef};
+use millpond_driver::sim::{SimConfig, SimDevice};
+use millpond_resources::{CudaMemoryResource, PagesMode, PoolLayer, PoolMemoryResource};
+
+const MIB: u64 = 1 << 20;
+const THREADS: u64 = 4;
+/// Small enough that threads take from each other.
+const MOST: u64 = 48 * MIB;
+
+type Pool = PoolMemoryResource<CudaMemoryResource>;
+
+/// A block, its size, and the stream that it was used on last.
+type Block = (DevicePtr, u64, StreamRef);
+
+struct Setup {
+    pool: Pool,
+    streams: Vec<StreamRef>,
+    /// Blocks that any thread may give back.
+    left: Mutex<Vec<Block>>,
+    /// Addresses of the blocks that are handed out, to see that none is handed out twice.
+    live: Mutex<BTreeSet<u64>>,
+}
+
+impl Setup {
+    fn new(pages: PagesMode) -> Self {
+        let device = SimDevice::new(SimConfig::with_capacity(256 * MIB));
+        let flags = StreamFlags::NON_BLOCKING;
+        let streams = (0..3).map(|_| device.stream_create(flags).expect("a stream")).collect();
+        let layer = PoolLayer::new().pages(pages).maximum_bytes(MOST);
+        let pool = CudaMemoryResource::new(device).layer(layer).expect("there is memory");
+        Self { pool, streams, left: Mutex::default(), live: Mutex::default() }
+    }
+
+    fn take(&self, bytes: u64, stream: StreamRef) -> Option<Block> {
+        match self.pool.allocate_bytes(bytes, stream) {
+            Ok(ptr) => {
+                let fresh = self.live.lock().expect("nobody panicked").insert(ptr.address());
+                assert!(fresh, "{ptr} is handed out twice");
+                Some((ptr, bytes, stream))
+            }
+            Err(error) => {
+                assert!(error.is_out_of_memory(), "{error}");
+                None
+            }
+        }
+    }
+
+    fn give(&self, (ptr, bytes, stream): Block) {
+        assert!(self.live.lock().expect("nobody panicked").remove(&ptr.address()));
+        // SAFETY: the block came from the pool with this size and is given back once; nothing uses it.
+        unsafe { self.pool.deallocate_bytes(ptr, bytes, stream) };
+    }
+
+    /// What a thread does: blocks of all sorts come and go; some are left to others, some taken from them.
+    fn work(&self, seed: u64, steps: u64) {
+        let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        let mut random = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) % below
+        };
+        let mut mine = Vec::new();
+        for step in 0..steps {
+            let stream = self.streams[random(self.streams.len() as u64) as usize];
+            let bytes = match random(4) {
+                0 => 2 * MIB + 256 * random(3),
+                1 => 40_000 + random(20_000),
+                _ => 256 * (1 + random(4)),
+            };
+            mine.extend(self.take(bytes, stream));
+            if random(3) == 0 {
+                self.left.lock().expect("nobody panicked").extend(mine.pop());
+            }
+            let others = self.left.lock().expect("nobody panicked").pop();
+            others.into_iter().for_each(|block| self.give(block));
+            while mine.len() > 6 {
+                let index = random(mine.len() as u64) as usize;
+                self.give(mine.swap_remove(index));
+            }
+            if step % 100 == 99 {
+                self.pool.trim(MOST / 2).expect("what is free can be given back");
+            }
+        }
+        mine.into_iter().for_each(|block| self.give(block));
+    }
+}
+
+#[test]
+fn threads_share_a_pool() {
+    let (rounds, steps) = if cfg!(miri) { (2, 25) } else { (8, 4_000) };
+    for pages in [PagesMode::Off, PagesMode::On] {
+        let setup = Setup::new(pages);
+        for round in 0..rounds {
+            // Other threads each time: they take over what the last ones left.
+            std::thread::scope(|scope| {
+                for thread in 0..THREADS {
+                    let setup = &setup;
+                    scope.spawn(move || setup.work(round * THREADS + thread + 1, steps));
+                }
+            });
+            setup.pool.validate();
+        }
+        setup.left.lock().expect("nobody panicked").drain(..).for_each(|block| setup.give(block));
+        setup.pool.validate();
+        setup.pool.trim(0).expect("what is free can be given back");
+        let after = setup.pool.statistics().expect("a pool counts");
+        assert_eq!((after.blocks_in_use, after.bytes_in_use, after.bytes_reserved), (0, 0, 0), "{after:?}");
+        assert_eq!((after.allocations, after.misuses), (after.deallocations, 0));
+    }
+}

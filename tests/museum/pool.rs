@@ -1,0 +1,273 @@
+//! Mistakes of the pool itself: each is one change of its source, and must be found by the programs and races
+//! of `resources/tests/programs.rs`, within their few seconds.
+//!
+//! Every test run sees that the changes can still be made. To make them and look takes a build for each, so
+//! that happens where `MILLPOND_MUSEUM` is set: in a copy of the sources, below the build folder.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A change of one place in a file of `resources/src/`, and what a run that finds it says.
+struct Mistake {
+    name: &'static str,
+    file: &'static str,
+    from: &'static str,
+    to: &'static str,
+    found: &'static str,
+}
+
+const fn mistake(
+    name: &'static str,
+    file: &'static str,
+    from: &'static str,
+    to: &'static str,
+    found: &'static str,
+) -> Mistake {
+    Mistake { name, file, from, to, found }
+}
+
+const MISTAKES: &[Mistake] = &[
+    mistake(
+        "a front hands a block to another stream",
+        "pool/thread.rs",
+        "self.fronts.lock().get(&stream).map(",
+        "self.fronts.lock().values().next().map(",
+        "Device(",
+    ),
+    mistake(
+        "a drained block keeps an epoch that is over",
+        "pool/heaps.rs",
+        "let (owner, epoch) = (front.stream.owner, front.stream.epoch());",
+        "let (owner, epoch) = (front.stream.owner, front.stream.epoch() - 1);",
+        "Device(",
+    ),
+    mistake(
+        "the directory keeps the entry of a block that a span starts at",
+        "pool/large.rs",
+        "        heap.leave(chunk);\n",
+        "",
+        "Panic",
+    ),
+    mistake(
+        "a guard is made before the lock is taken",
+        "lock.rs",
+        "taken.then(|| QuickGuard { lock: self })",
+        "taken.then_some(QuickGuard { lock: self })",
+        "race",
+    ),
+    mistake(
+        "a span goes back with a block in it",
+        "pool/heap.rs",
+        "first.is_free() && first.is_whole_region() && accepts(first)",
+        "first.is_free() && accepts(first)",
+        "Panic",
+    ),
+    mistake(
+        "a kept block is counted twice",
+        "pool/front.rs",
+        "        if kept {\n            self.thread.pushed(rounded, bytes);\n",
+        "        if kept {\n            self.thread.pushed(rounded, bytes);\n            \
+         self.thread.pushed(rounded, bytes);\n",
+        "I23",
+    ),
+    mistake(
+        "a block of an odd size goes into a class",
+        "pool/directory.rs",
+        "self.requested() == bytes && self.key.load(Ordering::Relaxed) & ODD == 0",
+        "self.requested() == bytes",
+        "I22",
+    ),
+    mistake(
+        "a drained block is still counted as kept",
+        "pool/front.rs",
+        "self.thread.drained(give(addr));",
+        "give(addr);",
+        "I24",
+    ),
+    mistake(
+        "a block that is given up is still counted as kept",
+        "pool/front.rs",
+        "            self.thread.gave_up(rounded);\n",
+        "",
+        "I24",
+    ),
+    mistake(
+        "a kept block is still handed out, for the directory",
+        "pool/front.rs",
+        "        entry.set_requested(0);\n        place.put(addr, entry);",
+        "        place.put(addr, entry);",
+        "I21",
+    ),
+    mistake(
+        "a drain does not see a class",
+        "pool/front.rs",
+        "filled.store(filled.load(Ordering::Relaxed) | 1 << (class % 64), Ordering::Relaxed);",
+        "",
+        "I21",
+    ),
+    mistake(
+        "an arena does not ask whose block it is",
+        "pool/mod.rs",
+        "arena.heap.find_for(front.stream.owner, &request)?",
+        "(0..9).find_map(|owner| arena.heap.find_for(owner, &request))?",
+        "Device(",
+    ),
+    mistake(
+        "a block given back to an arena is not counted",
+        "pool/mod.rs",
+        "        front.thread.deallocated(rounded(bytes), bytes);\n        let (owner, epoch)",
+        "        let (owner, epoch)",
+        "I23",
+    ),
+    mistake("a view's place stays in the directory", "pool/heaps.rs", "        entry.end();\n", "", "Panic"),
+    mistake(
+        "a point does not end its epoch",
+        "ordered/streams.rs",
+        "self.cell.epoch.fetch_add(1, Ordering::AcqRel)",
+        "self.cell.epoch.load(Ordering::Acquire)",
+        "Device(",
+    ),
+    mistake(
+        "a wait counts for what is given back later, too",
+        "ordered/streams.rs",
+        "        raise(seen, donor, epoch);\n",
+        "        raise(seen, donor, Epoch::MAX);\n",
+        "Device(",
+    ),
+    mistake(
+        "a point that is done frees what came after it",
+        "ordered/points.rs",
+        "store.migrate(owner, point.donor.epoch, ANYONE, 0);",
+        "store.migrate(owner, Epoch::MAX, ANYONE, 0);",
+        "Device(",
+    ),
+    mistake(
+        "nobody waits for the device",
+        "ordered/ladder.rs",
+        "        self.driver.synchronize().map_err(|error| self.driver_error(error))?;\n",
+        "",
+        "Device(",
+    ),
+    mistake(
+        "memory of an ordered upstream is everybody's at once",
+        "ordered/ladder.rs",
+        "let (owner, epoch) = if self.upstream_is_ordered {",
+        "let (owner, epoch) = if false {",
+        "Device(",
+    ),
+    mistake(
+        "a region goes back while a stream may still use it",
+        "pool/large.rs",
+        "heap.remove_free_region(|chunk| chunk.owner() == ANYONE)?",
+        "heap.remove_free_region(|_| true)?",
+        "Device(",
+    ),
+    mistake(
+        "of two blocks that join, the newer epoch is forgotten",
+        "pool/heap.rs",
+        "self.chunks[id].epoch().max(self.chunks[next].epoch())",
+        "self.chunks[id].epoch()",
+        "Device(",
+    ),
+];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+impl Mistake {
+    /// The file with the mistake in it.
+    fn made(&self) -> String {
+        let path = root().join("resources/src").join(self.file);
+        let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", self.file));
+        let times = text.matches(self.from).count();
+        assert_eq!(times, 1, "{}: in {} its place is there {times} times", self.name, self.file);
+        text.replacen(self.from, self.to, 1)
+    }
+}
+
+/// A copy of the sources, and where it is built.
+struct Copy {
+    sources: PathBuf,
+    target: PathBuf,
+}
+
+impl Copy {
+    fn new() -> Self {
+        let base = Path::new(env!("CARGO_TARGET_TMPDIR")).join("museum");
+        let copy = Self { sources: base.join("sources"), target: base.join("target") };
+        if copy.sources.exists() {
+            fs::remove_dir_all(&copy.sources).expect("the last copy can be removed");
+        }
+        copy_folder(root(), &copy.sources);
+        copy
+    }
+
+    fn cargo_test(&self, arguments: &[&str]) -> Output {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["test", "--locked", "--offline", "-p", "millpond-resources", "--test", "programs"]);
+        cargo.args(arguments).current_dir(&self.sources).env("CARGO_TARGET_DIR", &self.target);
+        cargo.output().expect("cargo can be run")
+    }
+
+    /// Makes the mistake, looks whether it is found, and takes it back; says what is wrong.
+    fn look_for(&self, mistake: &Mistake) -> Option<String> {
+        let path = self.sources.join("resources/src").join(mistake.file);
+        let right = fs::read(&path).expect("it was copied");
+        fs::write(&path, mistake.made()).expect("the copy can be written");
+        let (built, run) = (self.cargo_test(&["--no-run"]), self.cargo_test(&[]));
+        fs::write(&path, right).expect("the copy can be written");
+        let said = |output: &Output| {
+            let both = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+            both.join("\n")
+        };
+        let text = said(&run);
+        let found = text.lines().find(|line| line.contains(mistake.found)).unwrap_or_default();
+        println!("{}: {}", mistake.name, &found[..found.len().min(160)]);
+        match (built.status.success(), run.status.success(), found) {
+            (false, ..) => Some(format!("{} does not compile:\n{}", mistake.name, said(&built))),
+            (_, true, _) => Some(format!("{} is not found", mistake.name)),
+            (.., "") => Some(format!("{} is not found by {}:\n{text}", mistake.name, mistake.found)),
+            _ => None,
+        }
+    }
+}
+
+/// Copies a folder, but for what is built and what git keeps.
+fn copy_folder(from: &Path, to: &Path) {
+    fs::create_dir_all(to).expect("a folder can be made");
+    for entry in fs::read_dir(from).expect("a folder of the repository") {
+        let entry = entry.expect("an entry of it");
+        let (name, path) = (entry.file_name(), entry.path());
+        if [".git", "target"].map(OsStr::new).contains(&name.as_os_str()) || path == to {
+            continue;
+        }
+        if path.is_dir() {
+            copy_folder(&path, &to.join(name));
+        } else {
+            fs::copy(&path, to.join(name)).expect("a file can be copied");
+        }
+    }
+}
+
+#[test]
+fn mistakes_of_the_pool_can_be_made() {
+    for mistake in MISTAKES {
+        mistake.made();
+    }
+}
+
+#[test]
+fn mistakes_of_the_pool_are_found() {
+    if std::env::var_os("MILLPOND_MUSEUM").is_none() {
+        println!("not looked for: MILLPOND_MUSEUM is not set");
+        return;
+    }
+    let copy = Copy::new();
+    let right = copy.cargo_test(&[]);
+    assert!(right.status.success(), "without a mistake: {}", String::from_utf8_lossy(&right.stdout));
+    let missed: Vec<String> = MISTAKES.iter().filter_map(|mistake| copy.look_for(mistake)).collect();
+    assert!(missed.is_empty(), "\n{}", missed.join("\n\n"));
+}
