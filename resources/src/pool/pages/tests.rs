@@ -311,7 +311,10 @@ fn run(bench: &mut Bench, step: Step) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 150 }, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: if cfg!(miri) { 2 } else { 150 },
+        ..ProptestConfig::default()
+    })]
 
     /// Random programs, on a device that is large enough and on one that is not, with driver calls that fail.
     #[test]
