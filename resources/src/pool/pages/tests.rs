@@ -20,10 +20,10 @@ const POLICY: Policy = Policy {
     handle_share: 17,
     least_piece: MIB / 4,
     inside: 125,
+    mappings: 32,
     free_moves: u64::MAX / 2,
     operations_for_move: 1,
     slack_when_busy: 3,
-    mappings: 32,
 };
 
 #[derive(Clone, Copy, Debug)]
@@ -311,7 +311,10 @@ fn run(bench: &mut Bench, step: Step) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 150 }, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: if cfg!(miri) { 2 } else { 150 },
+        ..ProptestConfig::default()
+    })]
 
     /// Random programs, on a device that is large enough and on one that is not, with driver calls that fail.
     #[test]
