@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds alias, costs and memory with nvcc from $CUDA (a toolkit's folder), into the folder given (default: out).
+# Builds alias, costs and memory with nvcc from $CUDA (a toolkit's folder), into the folder given (or out).
 # Where no driver is installed, a stub stands in for libcuda.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)

@@ -14,8 +14,8 @@
 pub mod binning;
 mod driver_memory;
 pub mod fixed_size;
-pub mod lock;
-mod ordered;
+mod lock;
+pub mod ordered;
 pub mod pool;
 pub mod registry;
 mod sync;

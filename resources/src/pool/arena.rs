@@ -16,7 +16,7 @@ use crate::lock::{QuickGuard, QuickLock};
 use crate::ordered::{Epoch, Owner};
 
 /// At most so many arenas.
-pub(super) const ARENAS: usize = 16;
+pub(super) const ARENAS: usize = 64;
 
 /// How many blocks of a bin are compared: sizes in a bin differ by 3 % at most.
 const SCAN: usize = 4;
@@ -102,7 +102,8 @@ impl Arenas {
         Self {
             arenas: std::array::from_fn(|_| OnceLock::new()),
             made: AtomicU8::new(1),
-            limit: threads.clamp(1, ARENAS) as u8,
+            // More than threads that run at once, so that who moves finds one that nobody has.
+            limit: (threads * 2).clamp(1, ARENAS) as u8,
         }
     }
 

@@ -83,14 +83,20 @@ impl Shared {
     /// Blocks of at most so many bytes are in arenas. Pages put larger ones together better; but where threads
     /// meet, they had better meet less.
     pub(super) fn largest_in_arena(&self) -> u64 {
-        if self.over_pages && !self.arenas.are_many() { LARGEST_OVER_PAGES } else { LARGEST_SMALL }
+        if self.keeps_little() { LARGEST_OVER_PAGES } else { LARGEST_SMALL }
+    }
+
+    /// Whether memory goes before speed: over pages, unless threads meet.
+    #[inline]
+    fn keeps_little(&self) -> bool {
+        self.over_pages && !self.arenas.are_many()
     }
 
     /// Bytes of one class that a thread may keep. Over pages little, since what is kept does not join; but
     /// where threads meet, they had better meet less.
     #[inline]
     pub(super) fn class_bytes(&self) -> u64 {
-        if self.over_pages && !self.arenas.are_many() { 256 << 10 } else { 8 << 20 }
+        if self.keeps_little() { 256 << 10 } else { 8 << 20 }
     }
 
     /// Takes a block out of an arena.
@@ -307,11 +313,12 @@ impl Heaps {
 
     /// What a thread may keep: a share of what is in use, so that little of the pool waits for one stream.
     fn set_keep_bytes(&self) {
-        const LEAST: u64 = 4 << 20;
         let in_use = self.large.bytes_reserved() - self.large.bytes_free();
         let mut fronts = 0;
         self.shared.caches.each(|cache| fronts += cache.front_count() as u64);
-        let keep = (in_use / 32 / fronts.max(1)).max(LEAST);
+        // Over pages, what is kept apart is missed where blocks are put together.
+        let (share, least) = if self.shared.keeps_little() { (1024, 1 << 20) } else { (32, 4 << 20) };
+        let keep = (in_use / share / fronts.max(1)).max(least);
         self.shared.keep_bytes.store(keep, Ordering::Relaxed);
         self.shared.keep_large.store(in_use / LARGE_SHARE, Ordering::Relaxed);
     }

@@ -96,8 +96,12 @@ pub struct PoolMemoryResource<R: DeviceMemoryResource> {
     options: PoolOptions,
 }
 
-/// A thread that met another at its arena so often moves on.
-const MEETINGS: u8 = 8;
+/// A thread that finds its arena taken counts so much for it, and one less for each time that it does not …
+const MEETING: u8 = 16;
+
+/// … and moves on when it has so much: one who gives something back to another's arena now and then is no
+/// reason to.
+const MEETINGS: u8 = 160;
 
 impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     /// A pool over `upstream`.
@@ -235,12 +239,15 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     fn lock_arena(&self, front: &Front) -> (Shard, QuickGuard<'_, Arena>) {
         let arenas = &self.shared.arenas;
         let mut shard = front.thread.shard.load(Ordering::Relaxed);
+        let met = front.thread.met.load(Ordering::Relaxed);
         if let Some(arena) = arenas.try_lock(shard) {
+            if met > 0 {
+                front.thread.met.store(met - 1, Ordering::Relaxed);
+            }
             return (shard, arena);
         }
-        let met = front.thread.met.load(Ordering::Relaxed);
         if met < MEETINGS {
-            front.thread.met.store(met + 1, Ordering::Relaxed);
+            front.thread.met.store(met + MEETING, Ordering::Relaxed);
         } else {
             shard = arenas.next(shard);
             front.thread.met.store(0, Ordering::Relaxed);

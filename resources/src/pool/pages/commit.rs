@@ -121,6 +121,7 @@ impl Pages {
                 }
             }
         }
+        self.views.note_block(id);
         if view.view.is_some() {
             self.views.end_work(id, true);
         }

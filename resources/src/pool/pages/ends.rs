@@ -1,5 +1,3 @@
-use rustc_hash::FxHashMap;
-
 use super::handles::{HandleId, Handles, NONE, ViewId};
 use super::views::{View, Views};
 use super::{Line, Pages};
@@ -56,12 +54,16 @@ pub(super) struct Run {
 
 /// The free ends of all handles, for somebody. Gathered for a search, and thrown away.
 #[derive(Debug, Default)]
-pub(super) struct FreeEnds(FxHashMap<HandleId, Ends>);
+pub(super) struct FreeEnds {
+    /// By handle: which entry is its own, from 1; 0 for none.
+    index: Vec<u32>,
+    entries: Vec<(HandleId, Ends)>,
+}
 
 impl FreeEnds {
     /// Gathers them from free chunks of at least `least` bytes. Of the small line only whole handles count.
     pub(super) fn gather(pages: &Pages, whose: Whose, least: u64) -> Self {
-        let mut ends = Self::default();
+        let mut ends = Self { index: vec![0; pages.handles.numbers()], entries: Vec::new() };
         for line in Line::ALL {
             match whose {
                 Whose::Only(owner, upto) => ends.gather_only(pages, line, owner, upto, least),
@@ -115,7 +117,7 @@ impl FreeEnds {
             }
             let part = Part { bytes: to - from, ..part };
             if from == handle.home || to == handle.end() {
-                let ends = self.0.entry(id).or_default();
+                let ends = self.entry(id);
                 if from == handle.home {
                     ends.prefix = part;
                 }
@@ -127,11 +129,23 @@ impl FreeEnds {
     }
 
     pub(super) fn get(&self, handle: HandleId) -> Ends {
-        self.0.get(&handle).copied().unwrap_or_default()
+        match self.index[handle as usize] {
+            0 => Ends::default(),
+            entry => self.entries[entry as usize - 1].1,
+        }
+    }
+
+    fn entry(&mut self, handle: HandleId) -> &mut Ends {
+        let entry = &mut self.index[handle as usize];
+        if *entry == 0 {
+            self.entries.push((handle, Ends::default()));
+            *entry = self.entries.len() as u32;
+        }
+        &mut self.entries[*entry as usize - 1].1
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (HandleId, &Ends)> {
-        self.0.iter().map(|(id, ends)| (*id, ends))
+        self.entries.iter().map(|(id, ends)| (*id, ends))
     }
 
     /// The run of at least so many bytes that has been there longest, over all views.
@@ -140,14 +154,25 @@ impl FreeEnds {
     /// and asks the driver for nothing.
     pub(super) fn oldest_run(&self, handles: &Handles, views: &Views, bytes: u64) -> Option<Run> {
         let starts = self.iter().filter(|(_, ends)| ends.suffix.bytes > 0);
-        let places = starts.flat_map(|(id, _)| &handles.get(id).views);
-        let runs = places.filter_map(|(view, first)| self.run_from(views, *view, *first as usize, bytes));
-        runs.min_by_key(|run| (views.get(run.view).maps[run.last].number, run.first))
+        let mut best: Option<(u64, Run)> = None;
+        for (view, first) in starts.flat_map(|(id, _)| &handles.get(id).views) {
+            let (id, first) = (*view, *first as usize);
+            let view = views.get(id);
+            // A run is as old as its last mapping, which is younger than its first.
+            if best.is_some_and(|(number, _)| view.maps[first].number >= number) {
+                continue;
+            }
+            let Some(run) = self.run_from(view, id, first, bytes) else { continue };
+            let number = view.maps[run.last].number;
+            if best.is_none_or(|(least, best)| (number, run.first) < (least, best.first)) {
+                best = Some((number, run));
+            }
+        }
+        best.map(|(_, run)| run)
     }
 
     /// The shortest run from a place of a view on that has so many bytes.
-    fn run_from(&self, views: &Views, id: ViewId, first: usize, bytes: u64) -> Option<Run> {
-        let view = views.get(id);
+    fn run_from(&self, view: &View, id: ViewId, first: usize, bytes: u64) -> Option<Run> {
         let mut run =
             Run { view: id, first, last: first, bytes: self.get(view.maps[first].handle).suffix.bytes };
         while run.bytes < bytes {

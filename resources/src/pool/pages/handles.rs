@@ -73,6 +73,11 @@ impl Handles {
         (0..).zip(&self.table).filter_map(|(id, handle)| Some((id, handle.as_ref()?)))
     }
 
+    /// All numbers of handles are below this.
+    pub(super) fn numbers(&self) -> usize {
+        self.table.len()
+    }
+
     pub(super) fn len(&self) -> usize {
         self.table.len() - self.vacant.len()
     }

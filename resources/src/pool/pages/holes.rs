@@ -5,11 +5,8 @@ use crate::ordered::{Epoch, Owner, Request};
 use crate::pool::bins::Wanted;
 use crate::pool::chunk::{Chunk, ChunkId};
 
-/// How many holes are looked at for one that lies inside a handle.
-const INSIDE_SCAN: usize = 64;
-
-/// How many holes are compared for a request that weighs.
-const WEIGHED: usize = 8;
+/// How many holes are compared at most.
+const HOLES_SCAN: usize = 64;
 
 /// A request of at least this part of the most that was in use weighs: where it goes decides what is left
 /// for others.
@@ -27,8 +24,17 @@ pub(super) struct Hole {
     pub(super) bytes: u64,
     /// Of the block.
     pub(super) addr: u64,
-    /// Whether a block in a view could have a piece of it.
-    pub(super) at_border: bool,
+    /// Whether it is more than a hole inside a handle that just fits.
+    is_more: bool,
+    /// Of holes for one request, the one that costs least is best.
+    cost: u64,
+}
+
+impl Hole {
+    /// The better of two comes first; whose they are does not matter.
+    pub(super) fn rank(&self) -> impl Ord + use<> {
+        (self.line == Line::Large, self.is_more, self.cost, self.addr)
+    }
 }
 
 impl Pages {
@@ -38,10 +44,10 @@ impl Pages {
         if is_small { Line::Small } else { Line::Large }
     }
 
-    fn hole(&self, line: Line, chunk: ChunkId, request: &Request, at_border: bool) -> Option<Hole> {
+    fn hole(&self, line: Line, chunk: ChunkId, request: &Request, is_more: bool) -> Option<Hole> {
         let hole = self.heap(line).chunk(chunk);
         let addr = align_up(hole.addr, request.alignment)?;
-        Some(Hole { line, chunk, bytes: hole.bytes, addr, at_border })
+        Some(Hole { line, chunk, bytes: hole.bytes, addr, is_more, cost: hole.bytes })
     }
 
     pub(super) fn found_at_home(&self, hole: Hole) -> Found {
@@ -70,7 +76,8 @@ impl Pages {
             return self.hole(Line::Small, left, request, false);
         };
         let hole = self.large().chunk(best);
-        if hole.bytes == request.bytes || !self.is_at_border(hole) {
+        let is_inside = !self.is_at_border(hole) && hole.bytes <= self.policy.inside_upto(request.bytes);
+        if hole.bytes == request.bytes || is_inside {
             return self.hole(Line::Large, best, request, false);
         }
         if let Some(inside) = self.find_inside(owner, upto, request) {
@@ -96,7 +103,7 @@ impl Pages {
     ) -> impl Iterator<Item = (ChunkId, &Chunk)> {
         let wanted = Wanted { bytes: request.bytes, alignment: request.alignment, upto };
         let holes = self.large().free_from(owner, request.bytes);
-        holes.take(INSIDE_SCAN).filter(move |(_, hole)| wanted.accepts(hole.addr, hole.bytes, hole.epoch()))
+        holes.take(HOLES_SCAN).filter(move |(_, hole)| wanted.accepts(hole.addr, hole.bytes, hole.epoch()))
     }
 
     /// The smallest hole inside a handle that is not much larger than the request.
@@ -111,16 +118,16 @@ impl Pages {
 
     /// The hole, and the end of it, that leaves least of what is free in parts of handles.
     fn weigh(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<Hole> {
-        let weighed = self.holes_for(owner, upto, request).take(WEIGHED).map(|(chunk, hole)| {
+        let weighed = self.holes_for(owner, upto, request).map(|(chunk, hole)| {
             let (start, end) = (hole.addr, hole.addr + hole.bytes);
             let right = self.in_parts(start + request.bytes, end);
             let left = self.in_parts(start, end - request.bytes);
             let more = right.min(left).saturating_sub(self.in_parts(start, end));
-            let excess = (hole.bytes - request.bytes) / EXCESS_SHARE;
+            let cost = more + (hole.bytes - request.bytes) / EXCESS_SHARE;
             let addr = if left < right { end - request.bytes } else { start };
-            (more + excess, Hole { line: Line::Large, chunk, bytes: hole.bytes, addr, at_border: true })
+            Hole { line: Line::Large, chunk, bytes: hole.bytes, addr, is_more: true, cost }
         });
-        weighed.min_by_key(|(cost, _)| *cost).map(|(_, hole)| hole)
+        weighed.min_by_key(|hole| (hole.cost, hole.addr))
     }
 
     /// Bytes of free memory at home, between two addresses, that are not whole handles.

@@ -57,7 +57,7 @@ use super::heap::Heap;
 use crate::ordered::{ANYONE, Epoch, Owner, Request};
 use carry_out::Retired;
 use ends::{FreeEnds, Piece, Whose};
-use handles::Handles;
+use handles::{Handles, ViewId};
 use holes::Hole;
 use plan::Kept;
 pub(in crate::pool) use plan::Plan;
@@ -138,7 +138,7 @@ pub(in crate::pool) struct Found {
 #[derive(Clone, Debug)]
 enum Place {
     Home(Hole),
-    View { pieces: Vec<Piece>, addr: u64 },
+    View { view: ViewId, pieces: Vec<Piece>, addr: u64 },
 }
 
 /// Sizes and counts.
@@ -214,7 +214,7 @@ impl Pages {
         let is_anyones =
             |piece: &Piece| !piece.joins && self.heap(piece.line).chunk(piece.run).owner() == ANYONE;
         let owner = if pieces.iter().all(is_anyones) { ANYONE } else { owner };
-        Some(Found { bytes: run.bytes, epoch, owner, place: Place::View { pieces, addr } })
+        Some(Found { bytes: run.bytes, epoch, owner, place: Place::View { view: run.view, pieces, addr } })
     }
 
     /// The best free bytes of `owner` for a request, among those given back in epoch `upto` or before.
@@ -233,7 +233,7 @@ impl Pages {
         }
         let anyones = if owner == ANYONE { None } else { self.find_at_home(ANYONE, Epoch::MAX, request) };
         let best = own.into_iter().chain(anyones);
-        match best.min_by_key(|hole| (hole.line == Line::Large, hole.at_border, hole.bytes)) {
+        match best.min_by_key(Hole::rank) {
             Some(best) => Some(self.found_at_home(best)),
             None => self.find_in_views(Whose::With(owner), request),
         }
@@ -248,7 +248,8 @@ impl Pages {
                 heap.set_link(id, NIL);
                 (pack(line, id), addr)
             }
-            Place::View { pieces, addr } => {
+            Place::View { view, pieces, addr } => {
+                self.views.note_block(view);
                 let taken = self.take_pieces(&pieces, found.owner);
                 let pieces: Vec<ChunkId> = taken.iter().map(|kept| kept.id).collect();
                 (self.link(&pieces), addr)

@@ -17,6 +17,8 @@ pub(in crate::pool) struct Policy {
     pub(in crate::pool) least_piece: u64,
     /// A hole inside a handle goes before one at a border up to this size, in hundredths of the request.
     pub(in crate::pool) inside: u64,
+    /// So many mappings in views are kept, and a few for each handle.
+    pub(in crate::pool) mappings: usize,
     /// So many mappings in views are always worth the memory that they save …
     pub(in crate::pool) free_moves: u64,
     /// … and one more for so many allocations and deallocations.
@@ -34,7 +36,8 @@ impl Default for Policy {
             handle_share: 17,
             least_piece: 512 << 10,
             inside: 125,
-            free_moves: 640,
+            mappings: 8192,
+            free_moves: 1024,
             operations_for_move: 80,
             slack_when_busy: 300,
         }

@@ -1,6 +1,8 @@
 use millpond_core::DevicePtr;
 use millpond_core::driver::{Driver, DriverResult};
 
+use rustc_hash::FxHashSet;
+
 use super::carry_out::Retired;
 use super::handles::{Handle, HandleId, ViewId};
 use super::{LINES, Line, Pages};
@@ -8,11 +10,8 @@ use crate::ordered::ANYONE;
 use crate::pool::chunk::ChunkId;
 use crate::pool::heap::Heap;
 
-/// Mappings in views beyond so many for each handle are ended when their handles are free …
+/// So many mappings in views are kept for each handle, besides those of the policy.
 const MAPPINGS_PER_HANDLE: usize = 4;
-
-/// … but for so many.
-const MAPPINGS_KEPT: usize = 1024;
 
 /// Memory on its way back to the driver. It ends with [`Pages::finish_release`].
 #[derive(Debug)]
@@ -86,20 +85,19 @@ impl Pages {
         let mut left = self.handles.bytes.saturating_sub(keep_bytes);
         let mut going = Vec::new();
         let mut calls = 0;
+        let mut staying = FxHashSet::default();
         for free in free {
-            let handle = self.handles.get(free.id);
-            if calls + handle.views.len() + 2 > most_calls {
-                continue;
-            }
-            if free.bytes <= left {
-                calls += handle.views.len() + 2;
+            let its_calls = self.handles.get(free.id).views.len() + 2;
+            if free.bytes <= left && calls + its_calls <= most_calls {
+                calls += its_calls;
                 left -= free.bytes;
                 going.push(free);
-            } else if self.has_many_mappings() && !handle.views.is_empty() {
-                calls += handle.views.len();
-                let mappings = self.leave_views(free.id, &mut release.views);
-                release.retired.push(Retired { physical: None, bytes: 0, mappings, home: None });
+            } else {
+                staying.insert(free.id);
             }
+        }
+        if self.has_many_mappings() {
+            self.thin_views(&staying, most_calls - calls, &mut release);
         }
         // Of one chunk the last goes first: what is before it keeps the chunk's number.
         going.sort_unstable_by_key(|free| std::cmp::Reverse(free.home));
@@ -109,8 +107,32 @@ impl Pages {
         (!release.retired.is_empty()).then_some(release)
     }
 
-    fn has_many_mappings(&self) -> bool {
-        self.views.mappings > MAPPINGS_KEPT + self.handles.len() * MAPPINGS_PER_HANDLE
+    /// Whether views have grown so many that searches take long: then a release is worth its while that keeps
+    /// all bytes.
+    pub(in crate::pool) fn has_many_mappings(&self) -> bool {
+        self.views.mappings > self.mappings_kept()
+    }
+
+    fn mappings_kept(&self) -> usize {
+        self.policy.mappings + self.handles.len() * MAPPINGS_PER_HANDLE
+    }
+
+    /// Free handles leave views, those first in which no block was put for longest, until a quarter fewer
+    /// mappings are left than are kept.
+    fn thin_views(&mut self, free: &FxHashSet<HandleId>, most_calls: usize, release: &mut Release) {
+        let surplus = (self.views.mappings - self.mappings_kept() / 4 * 3).min(most_calls);
+        let mut views: Vec<(u64, ViewId)> = self.views.iter().map(|(id, view)| (view.used, id)).collect();
+        views.sort_unstable();
+        let places = views.into_iter().flat_map(|(_, id)| {
+            let maps = self.views.get(id).maps.iter().enumerate();
+            maps.filter(|(_, map)| free.contains(&map.handle)).map(move |(place, _)| (id, place as u32))
+        });
+        let places: Vec<(ViewId, u32)> = places.take(surplus).collect();
+        let leave = |(view, place)| self.leave_view(view, place, &mut release.views);
+        let mappings: Vec<(u64, u64)> = places.into_iter().map(leave).collect();
+        if !mappings.is_empty() {
+            release.retired.push(Retired { physical: None, bytes: 0, mappings, home: None });
+        }
     }
 
     fn free_handles(&self) -> Vec<Free> {
@@ -128,23 +150,22 @@ impl Pages {
         free
     }
 
-    /// Forgets a handle's mappings in views; says where they are.
-    fn leave_views(&mut self, id: HandleId, views: &mut Vec<ViewId>) -> Vec<(u64, u64)> {
-        let bytes = self.handles.get(id).bytes;
-        let places = std::mem::take(&mut self.handles.get_mut(id).views);
-        let leave = |(view, place): (ViewId, u32)| {
-            if !views.contains(&view) {
-                self.views.get_mut(view).busy += 1;
-                views.push(view);
-            }
-            (self.views.forget(view, place as usize), bytes)
-        };
-        places.into_iter().map(leave).collect()
+    /// Forgets a mapping in a view; says where it is.
+    fn leave_view(&mut self, view: ViewId, place: u32, views: &mut Vec<ViewId>) -> (u64, u64) {
+        if !views.contains(&view) {
+            self.views.get_mut(view).busy += 1;
+            views.push(view);
+        }
+        let map = self.views.get(view).maps[place as usize];
+        self.handles.get_mut(map.handle).views.retain(|other| *other != (view, place));
+        (self.views.forget(view, place as usize), map.bytes)
     }
 
     fn retire(&mut self, free: &Free, release: &mut Release) {
         let mut mappings = vec![(free.home, free.bytes)];
-        mappings.extend(self.leave_views(free.id, &mut release.views));
+        for (view, place) in self.handles.get(free.id).views.clone() {
+            mappings.push(self.leave_view(view, place, &mut release.views));
+        }
         self.heap_mut(free.line).remove_range(free.chunk, free.home, free.bytes);
         let Handle { physical, bytes, home, line, .. } = self.handles.remove(free.id);
         self.retiring += bytes;

@@ -21,8 +21,7 @@ use super::super::classes::rounded;
 use super::super::heap::Heap;
 use super::*;
 
-/// Nobody's work is waited for: as where the device is idle.
-const OWNER: Owner = ANYONE;
+const OWNER: Owner = 1;
 
 /// Blocks of at most so many bytes come from spans of so many.
 const IN_ARENA: u64 = 128 << 10;
@@ -97,6 +96,7 @@ struct Bench {
     peak_live: u64,
     misses: u64,
     plans: u64,
+    operations: u64,
     in_driver: Duration,
 }
 
@@ -113,27 +113,38 @@ impl Bench {
             peak_live: 0,
             misses: 0,
             plans: 0,
+            operations: 0,
             in_driver: Duration::ZERO,
         }
     }
 
     fn grow(&mut self, request: &Request, is_span: bool) -> (ChunkId, u64) {
         self.plans += 1;
+        self.pages.note_operations(self.operations);
         let plan = self.pages.plan(OWNER, request, is_span, self.live, u64::MAX);
         let mut plan = plan.expect("the pool has no maximum");
         let start = Instant::now();
         plan.carry_out(&*self.device).expect("the device is large enough");
         self.in_driver += start.elapsed();
-        self.pages.commit(plan)
+        let block = self.pages.commit(plan);
+        if self.pages.has_many_mappings()
+            && let Some(mut release) = self.pages.plan_release(u64::MAX, 256)
+        {
+            release.carry_out(&*self.device).expect("what is mapped can be unmapped");
+            self.pages.finish_release(release);
+        }
+        block
     }
 
-    /// What the pool does before it grows: whole spans go back.
+    /// What the pool does before it grows: whole spans go back, and what is done becomes anyone's: on an idle
+    /// device, all.
     fn gather(&mut self) {
         self.misses += 1;
         while let Some((region, _, _)) = self.arena.remove_free_region(|_| true) {
             let span = self.spans.remove(&region.base).expect("a region is a span");
             self.pages.give(span, OWNER, 1);
         }
+        self.pages.migrate(OWNER, Epoch::MAX, ANYONE, 0);
     }
 
     fn allocate(&mut self, bytes: u64) -> Block {
@@ -152,11 +163,16 @@ impl Bench {
         Block::Large(self.grow(&request, false).0)
     }
 
+    fn take_span(&mut self, request: &Request) -> Option<(ChunkId, u64, u64, Epoch)> {
+        let mut take = |owner| self.pages.take_span(owner, Epoch::MAX, SPAN, request);
+        take(OWNER).or_else(|| take(ANYONE))
+    }
+
     fn allocate_small(&mut self, request: &Request) -> ChunkId {
         if let Some(chunk) = self.arena.find(OWNER, Epoch::MAX, request) {
             return self.arena.take(chunk, request.bytes, request.alignment);
         }
-        let (span, addr, bytes) = match self.pages.take_span(OWNER, Epoch::MAX, SPAN, request) {
+        let (span, addr, bytes) = match self.take_span(request) {
             Some((span, addr, bytes, _)) => (span, addr, bytes),
             None => {
                 let (span, addr) = self.grow(&Request { bytes: SPAN, ..*request }, true);
@@ -176,6 +192,7 @@ impl Bench {
         let start = Instant::now();
         let mut blocks = vec![None; log.blocks];
         for row in &log.rows {
+            self.operations += 1;
             match *row {
                 Row::Allocate(number, bytes) => {
                     blocks[number as usize] = Some((self.allocate(bytes), bytes));
@@ -245,17 +262,24 @@ fn number(name: &str, default: usize) -> usize {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// Blocks of 1 KiB to 64 MiB that live for a while, about a gibibyte of them.
+/// What a program asks for, in bytes: no spans, which come and go as memory is short.
+const SIZES: [u64; 10] = [
+    300_000, 1_100_000, 2_500_000, 4_194_304, 6_000_000, 9_437_184, 17_000_000, 22_000_000, 33_554_432,
+    49_000_000,
+];
+
+/// Blocks that live for a while: about 400 MiB of them, and 512 now and then.
 fn made_up() -> Log {
     let (mut rows, mut live, mut bytes) = (Vec::new(), Vec::new(), 0);
     let mut blocks = 0;
-    for step in 0..6000 {
-        let size = (1024 << (mix(step) % 16)) + mix(step + 7) % 3000 * 256;
+    for step in 0..1000 {
+        let size = SIZES[mix(step % 60) as usize % SIZES.len()];
         live.push((blocks, size));
         rows.push(Row::Allocate(blocks, size));
         (blocks, bytes) = (blocks + 1, bytes + size);
-        while bytes > 1 << 30 {
-            let (block, size) = live.swap_remove(mix(step ^ bytes) as usize % live.len());
+        let most = if step % 40 == 0 { 512 << 20 } else { 400 << 20 };
+        while bytes > most {
+            let (block, size) = live.swap_remove(mix(step % 60) as usize % live.len());
             rows.push(Row::Deallocate(block));
             bytes -= size;
         }
@@ -266,17 +290,19 @@ fn made_up() -> Log {
 #[test]
 fn little_is_held_beyond_what_is_live_and_a_program_that_comes_again_asks_for_nothing() {
     let log = made_up();
-    let mut bench = Bench::new(Policy::default());
+    let mut bench = Bench::new(Policy { free_moves: u64::MAX / 2, ..Policy::default() });
     bench.pass(&log);
     let ratio = bench.pages.totals().peak_bytes_reserved as f64 / bench.peak_live as f64;
-    assert!(ratio < 1.15, "{ratio}");
+    assert!(ratio < 1.1, "{ratio}");
     assert_eq!(bench.device.peak_bytes(), bench.pages.totals().peak_bytes_reserved);
-    for _ in 0..12 {
+    // Each pass finds more in views; before long, all.
+    let asks = |bench: &mut Bench| {
+        let calls = bench.device.driver_calls();
         bench.pass(&log);
-    }
-    let calls = bench.device.driver_calls();
-    bench.pass(&log);
-    assert_eq!(bench.device.driver_calls(), calls);
+        bench.device.driver_calls() > calls
+    };
+    let passes = (1..40).find(|_| !asks(&mut bench));
+    assert!(passes.is_some(), "{:?}", bench.pages.totals());
     bench.pages.validate();
 }
 

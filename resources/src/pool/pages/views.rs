@@ -26,6 +26,8 @@ pub(super) struct View {
     pub(super) busy: u32,
     /// Something could not be unmapped behind its end: it must not go on.
     pub(super) is_closed: bool,
+    /// When a block was last put there, in such blocks.
+    pub(super) used: u64,
 }
 
 impl View {
@@ -50,6 +52,8 @@ pub(super) struct Views {
     pub(super) mappings: usize,
     /// How many were ever made.
     made: u64,
+    /// How many blocks were ever put in views.
+    blocks: u64,
 }
 
 impl Views {
@@ -71,13 +75,19 @@ impl Views {
 
     /// Adds a view in which nothing is mapped.
     pub(super) fn add(&mut self, base: u64, slot: u64) -> ViewId {
-        let view = View { base, slot, bytes: 0, maps: Vec::new(), busy: 0, is_closed: false };
+        let view = View { base, slot, bytes: 0, maps: Vec::new(), busy: 0, is_closed: false, used: 0 };
         if let Some(id) = self.vacant.pop() {
             self.table[id as usize] = Some(view);
             return id;
         }
         self.table.push(Some(view));
         (self.table.len() - 1) as ViewId
+    }
+
+    /// Notes that a block is put in a view.
+    pub(super) fn note_block(&mut self, id: ViewId) {
+        self.blocks += 1;
+        self.get_mut(id).used = self.blocks;
     }
 
     /// Notes a mapping at the end of a view.
