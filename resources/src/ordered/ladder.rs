@@ -523,7 +523,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         if self.bytes_reserved() <= keep_bytes {
             return Ok(0);
         }
-        self.state.lock().store.gather(Gather::All);
+        self.state.lock().store.gather(Gather::Everything);
         if self.owned_free_bytes() > 0 {
             self.synchronize()?;
         }

@@ -81,8 +81,10 @@ impl Hit {
 pub(crate) enum Gather {
     /// The few large blocks.
     Large,
-    /// All.
+    /// All, if it is worth the work.
     All,
+    /// All, however little.
+    Everything,
 }
 
 /// How much to take from upstream.

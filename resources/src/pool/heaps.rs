@@ -463,7 +463,7 @@ impl Store for Heaps {
             any |= self.drain(&front, how);
         }
         self.set_keep_bytes();
-        any | (how == Gather::All && self.take_spans_back())
+        any | (how != Gather::Large && self.take_spans_back())
     }
 
     fn give(&mut self, ptr: DevicePtr, layout: Layout, owner: Owner, epoch: Epoch) -> Result<(), MisuseKind> {

@@ -1,4 +1,4 @@
-//! Threads that share a pool, its streams and its blocks: what Miri and the sanitizers look at.
+//! A pool as its users see it, alone and from many threads: what Miri and the sanitizers look at.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -111,5 +111,20 @@ fn threads_share_a_pool() {
         let after = setup.pool.statistics().expect("a pool counts");
         assert_eq!((after.blocks_in_use, after.bytes_in_use, after.bytes_reserved), (0, 0, 0), "{after:?}");
         assert_eq!((after.allocations, after.misuses), (after.deallocations, 0));
+    }
+}
+
+/// However little threads keep, it is given back.
+#[test]
+fn trim_leaves_nothing_that_is_free() {
+    for pages in [PagesMode::Off, PagesMode::On] {
+        let setup = Setup::new(pages);
+        let stream = setup.streams[0];
+        for _ in 0..8 {
+            let block = setup.take(1000, stream).expect("there is memory");
+            setup.give(block);
+        }
+        setup.pool.trim(0).expect("what is free can be given back");
+        assert_eq!(setup.pool.pool_bytes(), 0, "{pages}");
     }
 }
