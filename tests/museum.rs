@@ -1,6 +1,6 @@
 //! The oracles see what they must see: each mistake of the canary pool is found within 10,000 seeds and
-//! shrunk to a handful of operations, and without a mistake nothing is found. The programs that find them pass
-//! over every pool of ours. So it is with mistakes in the source of the pool itself.
+//! shrunk to a handful of operations, and without a mistake nothing is found. The programs that find them
+//! pass over every pool of ours. So it is with mistakes in the source of the pool itself.
 
 #[path = "museum/pool.rs"]
 mod pool;

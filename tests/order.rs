@@ -1,7 +1,7 @@
 //! Seeded programs of operations over several streams, on every stack, under the oracles of stream order.
 //!
-//! `MILLPOND_SEED` runs one seed, `MILLPOND_ORDER_STACK` one stack, and `MILLPOND_ORDER_OPS` says how many
-//! operations are run in all.
+//! `MILLPOND_SEED` runs one seed, `MILLPOND_ORDER_STACK` one stack, `MILLPOND_ORDER_OPS` says how many
+//! operations are run in all, and `MILLPOND_ORDER_RACES` how many races over each stack.
 
 mod subjects;
 
@@ -30,15 +30,23 @@ fn share(subject: &Subject) -> u64 {
     if subject.name().starts_with("managed") { 1 } else { 20 }
 }
 
-#[test]
-fn programs_on_every_stack_keep_the_order() {
-    let wanted = std::env::var("MILLPOND_ORDER_OPS").ok().map(|text| text.replace('_', ""));
-    let wanted = wanted.map_or(OPERATIONS, |text| text.parse().expect("MILLPOND_ORDER_OPS is a number"));
+fn number(variable: &str, default: u64) -> u64 {
+    let text = std::env::var(variable).ok().map(|text| text.replace('_', ""));
+    text.map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{variable} is a number")))
+}
+
+fn wanted_subjects() -> Vec<Subject> {
     let only = std::env::var("MILLPOND_ORDER_STACK").ok();
     let mut subjects = subjects::all();
     subjects.retain(|subject| only.as_deref().is_none_or(|only| only == subject.name()));
     assert!(!subjects.is_empty(), "no stack in tests/subjects is called {only:?}");
+    subjects
+}
 
+#[test]
+fn programs_on_every_stack_keep_the_order() {
+    let wanted = number("MILLPOND_ORDER_OPS", OPERATIONS);
+    let subjects = wanted_subjects();
     let shares: u64 = subjects.iter().map(share).sum();
     let mut failed = Vec::new();
     let mut total = Summary::default();
@@ -69,16 +77,17 @@ fn programs_on_every_stack_keep_the_order() {
 /// What no single thread can show: blocks change hands while others free, allocate, record and wait.
 #[test]
 fn racing_threads_keep_the_order() {
-    for subject in subjects::all() {
+    let races = number("MILLPOND_ORDER_RACES", RACES);
+    for subject in wanted_subjects() {
         let mut total = Summary::default();
-        for seed in 0..RACES {
+        for seed in 0..races {
             match Race::new(seed, 2_000).run(&subject) {
                 Ok(summary) => total += summary,
                 Err(message) => panic!("race {seed} over `{}`: {message}", subject.name()),
             }
         }
         println!("`{}`: {total}", subject.name());
-        assert_eq!(total.programs, RACES);
+        assert_eq!(total.programs, races);
     }
 }
 

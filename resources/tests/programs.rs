@@ -1,5 +1,5 @@
-//! The order programs and the races of the testkit over every sort of pool, with its inside walked. The root's
-//! `order` runs many more, over every stack; these end soon enough to run them on each mistake of
+//! The order programs and the races of the testkit over every sort of pool, with its inside walked. The
+//! root's `order` runs many more, over every stack; these end soon enough to run them on each mistake of
 //! `tests/museum`.
 
 use millpond_core::stack::LayerTable;

@@ -103,8 +103,8 @@ impl Setup {
         }
     }
 
-    /// Lets `first` come and go, and then `more`. What there is goes up and down; the others need no more at any
-    /// time than the first did.
+    /// Lets `first` come and go, and then `more`. What there is goes up and down; the others need no more at
+    /// any time than the first did.
     fn assert_nothing_grows(&self, what: &str, first: u64, more: u64, live: impl Fn()) {
         const SAMPLES: u64 = if cfg!(miri) { 2 } else { 37 };
         let most = |lives: u64| {

@@ -345,7 +345,8 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         look(&self.state.lock().store)
     }
 
-    /// Walks the whole structure and panics where an invariant does not hold. No thread is in a call meanwhile.
+    /// Walks the whole structure and panics where an invariant does not hold. No thread is in a call
+    /// meanwhile.
     pub(crate) fn validate(&self) {
         let state = self.state.lock();
         state.streams.validate(&state.store);

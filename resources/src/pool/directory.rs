@@ -440,13 +440,16 @@ mod tests {
         Block { heap, chunk, requested, is_odd: false, is_in_view: false }
     }
 
+    const CASES: u32 = if cfg!(miri) { 2 } else { 256 };
+    const MOST_STEPS: usize = if cfg!(miri) { 100 } else { 3000 };
+
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 256 }))]
+        #![proptest_config(ProptestConfig::with_cases(CASES))]
 
         /// Against a map: starts close together, so that every table fills, and far apart.
         #[test]
         fn directory_agrees_with_a_map(
-            steps in prop::collection::vec((any::<bool>(), 0..3u64, 0..4u64, 0..8192u64), 1..if cfg!(miri) { 100 } else { 3000 })
+            steps in prop::collection::vec((any::<bool>(), 0..3u64, 0..4u64, 0..8192u64), 1..MOST_STEPS)
         ) {
             let directory = Directory::new();
             let mut map = BTreeMap::new();
