@@ -12,7 +12,7 @@ use super::*;
 const OWNERS: Owner = 4;
 const MIB: u64 = 1 << 20;
 
-/// Handles of at most 8 MiB, so that few steps do much.
+/// Small handles and few mappings, so that few steps do much.
 const POLICY: Policy = Policy {
     slack: 3,
     small_bytes: MIB,
@@ -20,6 +20,7 @@ const POLICY: Policy = Policy {
     handle_share: 17,
     least_piece: MIB / 4,
     inside: 125,
+    mappings: 32,
     free_moves: u64::MAX / 2,
     operations_for_move: 1,
     slack_when_busy: 3,
@@ -257,12 +258,8 @@ fn faults(call: u64, persistent: bool, code: i32) -> FaultPlan {
 
 fn steps(most: usize) -> impl Strategy<Value = Vec<Step>> {
     let bytes = || {
-        prop_oneof![
-            3 => 1..(24 * MIB),
-            2 => 1..MIB,
-            1 => (0..12u64).prop_map(|n| 2 * n * MIB + 1),
-            1 => 1..(120 * MIB),
-        ]
+        let odd = (0..12u64).prop_map(|n| 2 * n * MIB + 1);
+        prop_oneof![3 => 1..(24 * MIB), 2 => 1..MIB, 1 => odd, 1 => 1..(120 * MIB)]
     };
     let step = prop_oneof![
         12 => (1..=OWNERS, bytes(), 8..24u32).prop_map(|(owner, bytes, log2)| Step::Allocate {
@@ -314,7 +311,10 @@ fn run(bench: &mut Bench, step: Step) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 150 }))]
+    #![proptest_config(ProptestConfig {
+        cases: if cfg!(miri) { 2 } else { 150 },
+        ..ProptestConfig::default()
+    })]
 
     /// Random programs, on a device that is large enough and on one that is not, with driver calls that fail.
     #[test]
@@ -460,7 +460,8 @@ fn addresses_and_mappings_stay_bounded() {
         }
     }
     let totals = bench.pages.totals();
-    assert!(totals.mappings < 4000, "{totals:?}");
+    // Not all leave at once: some are of handles in use.
+    assert!(totals.mappings < 600, "{totals:?}");
     let spaces = bench.pages.handles.spaces.iter().chain([&bench.pages.views.space]);
     assert!(spaces.map(|space| space.reservations().len()).sum::<usize>() <= 10, "{totals:?}");
     bench.end();
