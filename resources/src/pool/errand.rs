@@ -5,7 +5,7 @@ use millpond_core::driver::{Driver, DriverResult};
 
 use super::chunk::NIL;
 use super::directory::Block;
-use super::heaps::{Heaps, LARGE, entered};
+use super::heaps::{Heaps, LARGE};
 use super::large::{Large, NewSpan};
 use super::pages::{Plan, Release};
 use crate::ordered::{ANYONE, Epoch, Errand, Request};
@@ -48,7 +48,7 @@ impl Errand<Heaps> for PoolErrand {
         match self {
             Self::Block { plan, request } => {
                 let (chunk, addr) = pages.commit(plan);
-                pages.enter(&shared.directory, Block { chunk, ..entered(LARGE, NIL, &request) }, addr);
+                pages.enter(&shared.directory, Block { chunk, ..shared.entered(LARGE, NIL, &request) }, addr);
                 Some(DevicePtr::new(addr))
             }
             Self::Span { plan, request, bytes } => {

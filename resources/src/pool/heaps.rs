@@ -7,7 +7,7 @@ use millpond_core::{ALLOCATION_ALIGNMENT, DevicePtr, Layout};
 use super::arena::{Arena, Arenas, Shard};
 use super::chunk::{Chunk, ChunkId, NIL};
 use super::classes::{LARGEST_SMALL, rounded};
-use super::directory::{Block, Directory, Entry, HeapId};
+use super::directory::{Directory, Entry, HeapId};
 use super::errand::PoolErrand;
 use super::front::Front;
 use super::heap::Heap;
@@ -49,6 +49,8 @@ pub(super) struct Shared {
     pub(super) keep_large: AtomicU64,
     /// Deallocations past the pool's lock, in steps.
     pub(super) given: Apart,
+    /// By how many bytes the blocks in use of odd sizes are smaller than the threads count them.
+    pub(super) saved_by_odd: AtomicU64,
 }
 
 /// A counter that all threads write, away from what all read.
@@ -108,7 +110,7 @@ impl Shared {
         request: &Request,
     ) -> DevicePtr {
         let id = arena.heap.take(chunk, request.bytes, request.alignment);
-        let block = entered(Arenas::heap_id(shard), id, request);
+        let block = self.entered(Arenas::heap_id(shard), id, request);
         DevicePtr::new(arena.heap.enter(&self.directory, block))
     }
 
@@ -142,6 +144,7 @@ impl Heaps {
             keep_bytes: AtomicU64::new(0),
             keep_large: AtomicU64::new(0),
             given: Apart::default(),
+            saved_by_odd: AtomicU64::new(0),
         };
         Self {
             large,
@@ -161,7 +164,7 @@ impl Heaps {
 
     /// Hands out a large block.
     fn take_large(&mut self, found: Found, request: &Request) -> DevicePtr {
-        let block = entered(LARGE, NIL, request);
+        let block = self.shared.entered(LARGE, NIL, request);
         DevicePtr::new(self.large.take(found, request, block, &self.shared.directory))
     }
 
@@ -324,12 +327,6 @@ impl Heaps {
     }
 }
 
-/// A block as the directory has it.
-pub(super) fn entered(heap: HeapId, chunk: ChunkId, request: &Request) -> Block {
-    let is_odd = request.bytes != rounded(request.requested);
-    Block { heap, chunk, requested: request.requested, is_odd, is_in_view: false }
-}
-
 impl Store for Heaps {
     type Errand = PoolErrand;
 
@@ -472,7 +469,7 @@ impl Store for Heaps {
         let Some(entry) = entry.filter(|entry| entry.requested() != 0) else {
             return Err(self.blame(ptr.address()));
         };
-        if !entry.claim(layout.bytes()) {
+        if !shared.claim(entry, layout.bytes()) {
             return Err(match entry.requested() {
                 0 => MisuseKind::DoubleFree,
                 allocated_bytes => MisuseKind::WrongSize { allocated_bytes },
@@ -570,7 +567,8 @@ impl Store for Heaps {
             totals.completed += thread.completed;
             totals.deallocations += thread.deallocations;
         });
-        totals.bytes_in_use = live.max(0) as u64;
+        let saved = self.shared.saved_by_odd.load(Ordering::Relaxed);
+        totals.bytes_in_use = (live.max(0) as u64).saturating_sub(saved);
         totals.bytes_requested = requested.max(0) as u64;
         totals.peak_bytes_in_use = peak.max(live).max(0) as u64;
         totals

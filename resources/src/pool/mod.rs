@@ -32,6 +32,7 @@ mod front;
 mod heap;
 mod heaps;
 mod large;
+mod odd;
 mod options;
 #[allow(dead_code)] // until heaps.rs uses it
 mod pages;
@@ -325,7 +326,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     /// Gives a small block back to its arena, and what the front has of the same size: one visit for many.
     fn give_to_arena(&self, front: &Front, ptr: DevicePtr, bytes: u64) -> bool {
         let Some(entry) = self.shared.directory.find(ptr.address()) else { return false };
-        if Arenas::shard(entry.block().0).is_none() || bytes == 0 || !entry.claim(bytes) {
+        if Arenas::shard(entry.block().0).is_none() || bytes == 0 || !self.shared.claim(entry, bytes) {
             return false;
         }
         front.thread.deallocated(rounded(bytes), bytes);

@@ -1,6 +1,8 @@
 //! Whether the parts of a pool agree with each other. What each part promises by itself it walks itself; the
 //! numbers are those of docs/INVARIANTS.md.
 
+use std::sync::atomic::Ordering;
+
 use rustc_hash::FxHashMap;
 
 use super::arena::Arenas;
@@ -30,6 +32,8 @@ impl Sum {
 #[derive(Default)]
 struct Entered {
     handed_out: Sum,
+    /// By how much those of odd sizes are smaller than they are counted.
+    saved: u64,
     /// By heap: blocks that are handed out.
     blocks: FxHashMap<u8, u64>,
 }
@@ -60,6 +64,7 @@ fn validate_directory(heaps: &Heaps) -> Entered {
             *entered.blocks.entry(entry.block().0).or_default() += 1;
             // As the counters have it: what other blocks for such a request have.
             entered.handed_out.add(rounded(requested), requested);
+            entered.saved += rounded(requested) - bytes_of(heaps, entry);
         }
     });
     entered
@@ -150,5 +155,7 @@ fn validate_counters(heaps: &Heaps, entered: &Entered) {
         bytes: all.live_bytes as u64,
         requested: all.live_requested as u64,
     };
+    let saved = heaps.shared.saved_by_odd.load(Ordering::Relaxed);
+    assert_eq!(saved, entered.saved, "I23: bytes saved by blocks of odd sizes");
     assert_eq!(counted, entered.handed_out, "I23: what threads count, and what is handed out");
 }

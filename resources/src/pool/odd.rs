@@ -1,0 +1,33 @@
+//! Blocks of odd sizes: cut to 256 bytes, and not to a class, where memory is nearly out. Threads count each
+//! block as what its request is rounded to; by how much that is too much is counted here.
+
+use std::sync::atomic::Ordering;
+
+use millpond_core::ALLOCATION_ALIGNMENT;
+
+use super::chunk::ChunkId;
+use super::classes::rounded;
+use super::directory::{Block, Entry, HeapId};
+use super::heaps::Shared;
+use crate::ordered::Request;
+
+impl Shared {
+    /// A block as the directory has it, to be handed out.
+    pub(super) fn entered(&self, heap: HeapId, chunk: ChunkId, request: &Request) -> Block {
+        let is_odd = request.bytes != rounded(request.requested);
+        if is_odd {
+            self.saved_by_odd.fetch_add(rounded(request.requested) - request.bytes, Ordering::Relaxed);
+        }
+        Block { heap, chunk, requested: request.requested, is_odd, is_in_view: false }
+    }
+
+    /// Takes a block back from its user, if it is handed out with this size.
+    pub(super) fn claim(&self, entry: &Entry, bytes: u64) -> bool {
+        let claimed = entry.claim(bytes);
+        if claimed && entry.is_odd() {
+            let saved = rounded(bytes) - bytes.next_multiple_of(ALLOCATION_ALIGNMENT);
+            self.saved_by_odd.fetch_sub(saved, Ordering::Relaxed);
+        }
+        claimed
+    }
+}
