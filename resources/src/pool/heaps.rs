@@ -82,8 +82,8 @@ struct From {
 }
 
 impl Shared {
-    /// Blocks of at most so many bytes are in arenas. Pages put larger ones together better; but where threads
-    /// meet, they had better meet less.
+    /// Blocks of at most so many bytes are in arenas. Pages put larger ones together better; but where
+    /// threads meet, they had better meet less.
     pub(super) fn largest_in_arena(&self) -> u64 {
         if self.keeps_little() { LARGEST_OVER_PAGES } else { LARGEST_SMALL }
     }
