@@ -184,6 +184,12 @@ impl ThreadCounts {
         add(&self.deallocations, 1);
     }
 
+    /// Whether so many more blocks went past the fronts that what may be kept should be thought over.
+    pub(super) fn is_time_to_look(&self) -> bool {
+        const PAST: u64 = 256;
+        self.deallocations.load(Ordering::Relaxed) % PAST == PAST - 1
+    }
+
     fn change(&self, bytes: i64, requested: i64) {
         let live = self.live_bytes.load(Ordering::Relaxed);
         self.peak_bytes.store(self.peak(live), Ordering::Relaxed);
@@ -341,21 +347,23 @@ impl Front {
         taken
     }
 
-    /// Keeps a large block that was given back on the front's stream; the entry of the one before, if it is
-    /// still here, is returned, and that block is the caller's to give back.
-    pub(super) fn push_large(&self, addr: u64, bytes: u64, rounded: u64, entry: &Entry) -> Option<&Entry> {
-        let before_bytes = self.large.bytes.load(Ordering::Relaxed);
-        let before = self.take_large().map(|_| {
-            self.thread.gave_up(before_bytes);
-            // SAFETY: as in `pop`.
-            unsafe { &*self.large.place.entry.load(Ordering::Relaxed) }
-        });
+    /// Takes the large block out, for others: its entry, if it is still here.
+    pub(super) fn give_up_large(&self) -> Option<&Entry> {
+        let bytes = self.large.bytes.load(Ordering::Relaxed);
+        self.take_large()?;
+        self.thread.gave_up(bytes);
+        // SAFETY: as in `pop`.
+        Some(unsafe { &*self.large.place.entry.load(Ordering::Relaxed) })
+    }
+
+    /// Keeps a large block that was given back on the front's stream; the one before was given up.
+    pub(super) fn push_large(&self, addr: u64, bytes: u64, rounded: u64, entry: &Entry) {
+        debug_assert_eq!(self.large.bytes.load(Ordering::Relaxed), 0);
         entry.set_requested(0);
         self.large.bytes.store(rounded, Ordering::Relaxed);
         self.large.place.put(addr, entry);
         self.thread.pushed(rounded, bytes);
         raise(&self.thread.large_bytes, rounded as i64);
-        before
     }
 
     /// Takes up to half of what a class can keep, for others; `give_up` is told the entry of each.

@@ -37,6 +37,7 @@ mod options;
 #[allow(dead_code)] // until heaps.rs uses it
 mod pages;
 mod report;
+mod slabs;
 #[cfg(test)]
 mod tests;
 mod thread;
@@ -194,7 +195,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let rounded = rounded(bytes);
         let room = self.shared.keep_bytes.load(Ordering::Relaxed);
         let fits = front.thread.small_bytes_held() + rounded <= room;
-        let class_room = self.shared.class_bytes();
+        let class_room = self.shared.keep_of_class.load(Ordering::Relaxed);
         let kept = fits && front.push(ptr.address(), bytes, rounded, entry, class_room);
         if kept && front.thread.is_step() {
             self.shared.given.0.fetch_add(STEP, Ordering::Relaxed);
@@ -211,10 +212,16 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         if !entry.may_be_kept(bytes) {
             return false;
         }
-        if let Some(before) = front.push_large(ptr.address(), bytes, rounded(bytes), entry) {
-            self.ordered.with_store(|heaps| heaps.give_kept(before, &front.stream));
-        }
+        self.give_up_large(front);
+        front.push_large(ptr.address(), bytes, rounded(bytes), entry);
         true
+    }
+
+    /// Gives the large block that the front has back to all.
+    fn give_up_large(&self, front: &Front) {
+        if let Some(entry) = front.give_up_large() {
+            self.ordered.with_store(|heaps| heaps.give_kept(entry, &front.stream));
+        }
     }
 
     /// A block from the thread's arena, for a small request.
@@ -271,6 +278,10 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         if let Some(ptr) = self.take_in_arena(front, layout) {
             return Ok(ptr);
         }
+        if layout.bytes() > LARGEST_SMALL {
+            // It may be beside what is free, or serve.
+            self.give_up_large(front);
+        }
         let shard = front.thread.shard.load(Ordering::Relaxed);
         let ptr = self
             .ordered
@@ -300,6 +311,9 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     #[inline(never)]
     fn deallocate_past(&self, front: &Front, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         let bytes = layout.bytes();
+        if front.thread.is_time_to_look() {
+            self.ordered.with_store(|heaps| heaps.set_keep_bytes());
+        }
         if ptr.is_null() || self.push_large(front, ptr, bytes) || self.give_to_arena(front, ptr, bytes) {
             return;
         }
