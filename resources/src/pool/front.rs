@@ -119,6 +119,8 @@ pub(super) struct ThreadCounts {
     pushes: AtomicU64,
     /// Blocks that the thread took out of fronts, and did not hand out.
     given_up: AtomicU64,
+    /// How many went past the fronts when what may be kept was last thought over.
+    looked_at: AtomicU64,
     /// Bytes handed out less bytes taken back past the fronts, on this thread; may be below zero.
     live_bytes: AtomicI64,
     live_requested: AtomicI64,
@@ -187,7 +189,12 @@ impl ThreadCounts {
     /// Whether so many more blocks went past the fronts that what may be kept should be thought over.
     pub(super) fn is_time_to_look(&self) -> bool {
         const PAST: u64 = 256;
-        self.deallocations.load(Ordering::Relaxed) % PAST == PAST - 1
+        let past = self.deallocations.load(Ordering::Relaxed) + self.given_up.load(Ordering::Relaxed);
+        let is_time = past >= self.looked_at.load(Ordering::Relaxed) + PAST;
+        if is_time {
+            self.looked_at.store(past, Ordering::Relaxed);
+        }
+        is_time
     }
 
     fn change(&self, bytes: i64, requested: i64) {

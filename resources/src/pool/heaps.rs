@@ -324,7 +324,7 @@ impl Heaps {
     ///
     /// What is kept is missed where blocks are put together, so over pages it is little as long as the pool
     /// grows now and then. Where it has not for long, a part of what is free anyway is kept.
-    pub(super) fn set_keep_bytes(&self) {
+    pub(super) fn set_keep_bytes(&mut self) {
         let in_use = self.large.bytes_reserved() - self.large.bytes_free();
         let (mut fronts, mut held) = (0, 0);
         self.shared.caches.each(|cache| {
@@ -333,6 +333,9 @@ impl Heaps {
         });
         let little = self.shared.keeps_little();
         let is_calm = self.live_bytes_and_operations().1.saturating_sub(self.scarce_at) >= CALM_AFTER;
+        if let Large::Pages(pages) = &mut self.large {
+            pages.is_calm = is_calm;
+        }
         let (share, least, of_class) = match (little, is_calm) {
             (false, _) => (32, 4 << 20, 8 << 20),
             (true, true) => (1024, 1 << 20, 1 << 20),
