@@ -300,7 +300,10 @@ unsafe impl Sync for Directory {}
 
 impl Directory {
     pub(super) fn new() -> Self {
-        Self { roots: (0..ROOTS).map(|_| AtomicPtr::default()).collect(), slabs: Mutex::new(Slabs::default()) }
+        Self {
+            roots: (0..ROOTS).map(|_| AtomicPtr::default()).collect(),
+            slabs: Mutex::new(Slabs::default()),
+        }
     }
 
     #[inline]

@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 use millpond_core::StreamId;
 
+use super::arena::Meetings;
 use super::classes::{CLASSES, LARGEST_SMALL, bytes_of, class_of};
 use super::directory::Entry;
 use crate::ordered::StreamCell;
@@ -133,8 +134,8 @@ pub(super) struct ThreadCounts {
     pub(super) completed: AtomicU64,
     /// The thread's arena.
     pub(super) shard: AtomicU8,
-    /// How often it met another thread there.
-    pub(super) met: AtomicU8,
+    /// What it knows of others there.
+    pub(super) meetings: Meetings,
     /// Whether the thread is gone.
     pub(super) orphaned: AtomicBool,
     /// Whether the pool is gone.
@@ -188,7 +189,7 @@ impl ThreadCounts {
 
     /// Whether so many more blocks went past the fronts that what may be kept should be thought over.
     pub(super) fn is_time_to_look(&self) -> bool {
-        const PAST: u64 = 256;
+        const PAST: u64 = 1024;
         let past = self.deallocations.load(Ordering::Relaxed) + self.given_up.load(Ordering::Relaxed);
         let is_time = past >= self.looked_at.load(Ordering::Relaxed) + PAST;
         if is_time {

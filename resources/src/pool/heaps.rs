@@ -187,8 +187,9 @@ impl Heaps {
 
     /// How large a span for a small request should be.
     fn span_wanted(&self, arena: &Arena, request: &Request) -> u64 {
-        let most = self.large.largest_span(self.shared.arenas.are_many());
-        arena.span_wanted(most).max(request.bytes.next_power_of_two() * 2).min(most)
+        let are_many = self.shared.arenas.are_many();
+        let most = self.large.largest_span(are_many);
+        arena.span_wanted(most, are_many).max(request.bytes.next_power_of_two() * 2).min(most)
     }
 
     /// Takes a small block from an arena; `find` says which.
@@ -479,9 +480,14 @@ impl Store for Heaps {
                 fronts.extend(cache.fronts());
             }
         });
-        // Little is not worth the work, unless it is all there is, or mapping pages is much more.
-        let spares = !self.is_short && !self.runs_errands();
-        if how == Gather::All && spares && held < self.large.bytes_reserved() / 256 {
+        // Little is not worth the work, unless it is all there is; where mapping pages is much more, none is
+        // little, unless threads meet.
+        let little = match (self.runs_errands(), self.is_in_a_hurry()) {
+            (false, _) => self.large.bytes_reserved() / 256,
+            (true, true) => self.large.bytes_reserved() / 16,
+            (true, false) => 0,
+        };
+        if how == Gather::All && !self.is_short && held < little {
             fronts.clear();
         }
         for front in fronts {
@@ -544,6 +550,10 @@ impl Store for Heaps {
 
     fn given(&self) -> u64 {
         self.shared.given.0.load(Ordering::Relaxed)
+    }
+
+    fn is_in_a_hurry(&self) -> bool {
+        self.shared.arenas.are_many()
     }
 
     fn refused(&mut self) {

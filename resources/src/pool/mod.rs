@@ -44,6 +44,7 @@ mod thread;
 mod validate;
 
 use std::fmt;
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -97,13 +98,6 @@ pub struct PoolMemoryResource<R: DeviceMemoryResource> {
     ordered: Ordered<R, Heaps>,
     options: PoolOptions,
 }
-
-/// A thread that finds its arena taken counts so much for it, and one less for each time that it does not …
-const MEETING: u8 = 16;
-
-/// … and moves on when it has so much: one who gives something back to another's arena now and then is no
-/// reason to.
-const MEETINGS: u8 = 160;
 
 impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     /// A pool over `upstream`.
@@ -243,25 +237,25 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         Some(ptr)
     }
 
-    /// The thread's arena: another one from now on, if the thread met others there too often.
+    /// The thread's arena: another one from now on, if the thread shares it with others at the same time.
     fn lock_arena(&self, front: &Front) -> (Shard, QuickGuard<'_, Arena>) {
-        let arenas = &self.shared.arenas;
-        let mut shard = front.thread.shard.load(Ordering::Relaxed);
-        let met = front.thread.met.load(Ordering::Relaxed);
-        if let Some(arena) = arenas.try_lock(shard) {
-            if met > 0 {
-                front.thread.met.store(met - 1, Ordering::Relaxed);
-            }
+        let (arenas, meetings) = (&self.shared.arenas, &front.thread.meetings);
+        let shard = front.thread.shard.load(Ordering::Relaxed);
+        let mut arena = arenas.try_lock(shard).unwrap_or_else(|| {
+            meetings.found_locked();
+            arenas.lock(shard)
+        });
+        let me = ptr::from_ref(&*front.thread).addr();
+        let was_others = std::mem::replace(&mut arena.taker, me) != me;
+        if !meetings.are_many(was_others) {
             return (shard, arena);
         }
-        if met < MEETINGS {
-            front.thread.met.store(met + MEETING, Ordering::Relaxed);
-        } else {
-            shard = arenas.next(shard);
-            front.thread.met.store(0, Ordering::Relaxed);
-            front.thread.shard.store(shard, Ordering::Relaxed);
-        }
-        (shard, arenas.lock(shard))
+        drop(arena);
+        let shard = arenas.next(shard);
+        front.thread.shard.store(shard, Ordering::Relaxed);
+        let mut arena = arenas.lock(shard);
+        arena.taker = me;
+        (shard, arena)
     }
 
     /// The calling thread's front for a stream, made when the stream is used often, if it may be used now.
