@@ -39,8 +39,9 @@ for wheel in "$downloads"/*.whl; do
 done
 wheel=$downloads/unpacked
 mkdir -p "$out/lib" "$out/logs"
-for library in "$wheel"/librmm/lib64/*.so "$wheel"/rapids_logger/lib64/*.so "$wheel"/nvidia/cu13/lib/libcudart.so.13; do
-    strip -o "$out/lib/$(basename "$library")" "$library"
+libraries=(librmm/lib64/librmm.so rapids_logger/lib64/librapids_logger.so nvidia/cu13/lib/libcudart.so.13)
+for library in "${libraries[@]}"; do
+    strip -o "$out/lib/$(basename "$library")" "$wheel/$library"
 done
 
 headers=()

@@ -7,7 +7,7 @@
 //! | workload | does | a step |
 //! |---|---|---|
 //! | `pair` | one size: 256 B, 4 KiB, 64 KiB, 1 MiB, 64 MiB | allocate, free the same |
-//! | `churn` | keeps 10^2, 10^3, 10^4, 10^5, 10^6 blocks of 256 B to 1 MiB live | free one at random, allocate |
+//! | `churn` | keeps 10^2, 10^3, 10^4, 10^5, 10^6 blocks of 256 B to 1 MiB live | free any, allocate |
 //! | `churn_large` | keeps 2000 blocks of 1 to 64 MiB live | the same |
 //! | `streams` | one thread keeps 10^4 blocks live on 1, 4, 16, 64, 256 streams, drawn at random | the same |
 //! | `fragmented` | keeps 4000 blocks of 64 KiB to 4 MiB live in a heap fragmented before | the same |
@@ -15,8 +15,8 @@
 //! | `threads_one_stream` | the same, all on one stream | the same |
 //! | `cross_thread_free` | the same; T threads hand their blocks round | free a neighbour's, allocate |
 //!
-//! A block is freed on the stream that it was allocated on. To fragment a heap, 20,000 blocks of 256 B to 1 MiB
-//! are allocated, and 0, 25, 50, 75 or 90 of a hundred, drawn at random, are freed; the others stay.
+//! A block is freed on the stream that it was allocated on. To fragment a heap, 20,000 blocks of 256 B to
+//! 1 MiB are allocated, and 0, 25, 50, 75 or 90 of a hundred, drawn at random, are freed; the others stay.
 //!
 //! # Method
 //! - All that is random is planned before: the same plan for each stack, and for the peers of
