@@ -14,8 +14,9 @@ use data::Data;
 /// A line of a peer, with figures.
 fn line(stack: &str, workload: &str, live: u64, ns: f64) -> String {
     format!(
-        r#"{{"workload":"{workload}","stack":"{stack}","threads":2,"streams":1,"live":{live},"freed_percent":0,
-        "bytes":4096,"steps":9,"ns_per_step":{ns},"p99_ns":{},"steps_per_second":2500000,"ns_per_fill":null,
+        r#"{{"workload":"{workload}","stack":"{stack}","threads":2,"streams":1,"live":{live},
+        "freed_percent":0,"bytes":4096,"steps":9,"ns_per_step":{ns},"p99_ns":{},
+        "steps_per_second":2500000,"ns_per_fill":null,
         "reserved_bytes":6144}}"#,
         ns * 3.0
     )
@@ -36,8 +37,8 @@ fn sample() -> Data {
     let mut text =
         r#"{"date":"2026-01-01","machine":"one GPU","versions":"commit 1","command":"run.sh"}"#.to_owned();
     let ours = line("cuda+pool", "churn", 1000, 12.3);
-    let setback = r#"{"workload":"churn","stack":"rmm pool","threads":2,"streams":1,"live":9,"freed_percent":0,
-        "bytes":4096,"status":"skipped","reason":"it takes too long"}"#;
+    let setback = r#"{"workload":"churn","stack":"rmm pool","threads":2,"streams":1,"live":9,
+        "freed_percent":0,"bytes":4096,"status":"skipped","reason":"it takes too long"}"#;
     write!(text, "\n{{\"results\":[{ours}],\"not_run\":[]}}\n{}\n", setback.replace('\n', " ")).unwrap();
     for (live, ns) in [(9, 40.0), (1000, 80.0)] {
         writeln!(text, "{}", line("torch", "churn", live, ns)).unwrap();
