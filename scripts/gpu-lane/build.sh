@@ -4,8 +4,9 @@
 #   scripts/gpu-lane/build.sh [DIR] [--logs DIR]
 #
 # DIR (gpu-lane by default, which git ignores) then holds the test binaries with tests that need a GPU, the
-# replay binary, the logs, what Numba's own tests need (with the network and pip), run.sh and a MANIFEST. Copy it to the GPU machine and start run.sh there; that
-# machine needs an NVIDIA driver and a glibc no older than the one that MANIFEST names, but no Rust.
+# replay binary, the logs, what Numba's own tests need (with pip and the network), run.sh and a MANIFEST.
+# Copy it to the GPU machine and start run.sh there; that machine needs an NVIDIA driver and a glibc no older
+# than the one that MANIFEST names, but no Rust.
 set -euo pipefail
 
 usage() {

@@ -125,7 +125,7 @@ for step in "${@:-all}"; do
     case $step in
         tests | soak | sanitizer | replay | numba) "$step" ;;
         all) tests; soak; sanitizer; replay ;;
-        *) echo "there is no step '$step'; there are tests, soak, sanitizer, replay, numba and all" >&2; exit 2 ;;
+        *) echo "no step '$step'; there are tests, soak, sanitizer, replay, numba, all" >&2; exit 2 ;;
     esac
 done
 

@@ -26,8 +26,9 @@ MEMORY = [
     *(
         f"{TESTS}.cudapy.test_{name}"
         for name in (
-            "array cuda_array_interface device_array_capture multigpu multithreads multiprocessing stream_api "
-            "retrieve_autoconverted_arrays reduction transpose gufunc gufunc_scalar gufunc_scheduling"
+            "array cuda_array_interface device_array_capture multigpu multithreads multiprocessing "
+            "stream_api retrieve_autoconverted_arrays reduction transpose gufunc gufunc_scalar "
+            "gufunc_scheduling"
         ).split()
     ),
 ]
@@ -102,7 +103,8 @@ def phase(name, manager, modules, options, folder):
         "NUMBA_CUDA_MEMORY_MANAGER": manager,
         "MILLPOND_SUITE_PROOF": str(proof),
     }
-    pytest = [sys.executable, "-W", "ignore", "-m", "pytest", "-p", "millpond_suite", "-p", "no:cacheprovider"]
+    pytest = [sys.executable, "-W", "ignore", "-m", "pytest", "-p", "millpond_suite"]
+    pytest += ["-p", "no:cacheprovider"]
     flags = ["-q", "--tb=short", "-k", LEFT_OUT, f"--junitxml={report}", f"--rootdir={folder}"]
     flags += ["--pyargs", "-c", f"{folder}/pytest.ini", "--continue-on-collection-errors"]
     start = time.monotonic()
@@ -121,7 +123,8 @@ def phase(name, manager, modules, options, folder):
     counts, failed = outcomes(report)
     seen = json.loads(proof.read_text(encoding="utf-8"))
     numbers = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
-    print(f"{name}: {numbers}; {seen['calls']} allocations from {seen['manager']}; {seconds:.0f} s", flush=True)
+    served = f"{seen['calls']} allocations from {seen['manager']}"
+    print(f"{name}: {numbers}; {served}; {seconds:.0f} s", flush=True)
     for test in failed:
         print(f"  failed: {test}")
     return counts["passed"] > 0 and not failed and seen["calls"] > 0
