@@ -90,7 +90,7 @@ fn of_logs_times_are_of_several_passes_and_memory_is_of_one() {
 #[test]
 fn a_sweep_that_was_measured_is_drawn_with_each_allocator_that_has_figures() {
     let folder = tempfile::tempdir().unwrap();
-    plots::draw(&sample(), folder.path()).unwrap();
+    assert_eq!(plots::draw(&sample(), folder.path()).unwrap(), ["live.svg", "threads.svg"]);
     let read = |name| std::fs::read_to_string(folder.path().join(name));
     let live = read("live.svg").unwrap();
     assert!(live.contains("torch") && live.contains("cuda+pool") && live.contains("blocks live"));

@@ -3,6 +3,8 @@
 //! ```sh
 //! cargo run -p millpond-replay --example peers_report -- results.jsonl --out docs/plots >tables.md
 //! ```
+//!
+//! The tables link to the plots as from the folder that theirs is in.
 
 mod data;
 mod plots;
@@ -35,7 +37,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     print!("{}", tables::markdown(&data));
     if let Some(folder) = args.out {
         std::fs::create_dir_all(&folder)?;
-        plots::draw(&data, &folder)?;
+        println!();
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        for file in plots::draw(&data, &folder)? {
+            println!("![{}]({name}/{file})", file.trim_end_matches(".svg"));
+        }
     }
     Ok(())
 }

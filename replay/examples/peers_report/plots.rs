@@ -84,9 +84,10 @@ const COLOURS: [RGBColor; 9] = [
 const OURS: [RGBColor; 3] = [RGBColor(0, 0, 0), RGBColor(31, 119, 180), RGBColor(90, 170, 230)];
 const LIMIT: RGBColor = RGBColor(160, 160, 160);
 
-/// Draws a file for each sweep of which there is something.
-pub(crate) fn draw(data: &Data, folder: &Path) -> Outcome {
+/// Draws a file for each sweep of which there is something; returns their names.
+pub(crate) fn draw(data: &Data, folder: &Path) -> Result<Vec<&'static str>, Box<dyn Error>> {
     let styles = styles(data);
+    let mut drawn = Vec::new();
     for (file, panels) in FILES {
         let is_there = |panel: &Panel| data.cases.iter().any(|case| case.workload == panel.workload);
         if !panels.iter().any(is_there) {
@@ -109,8 +110,9 @@ pub(crate) fn draw(data: &Data, folder: &Path) -> Outcome {
         let shown: Vec<_> = styles.iter().filter(|(name, _)| shown(name)).collect();
         draw_legend(&legend, &shown)?;
         root.present()?;
+        drawn.push(file);
     }
-    Ok(())
+    Ok(drawn)
 }
 
 /// An allocator has one colour in all plots.
