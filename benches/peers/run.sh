@@ -31,6 +31,7 @@ attempt() {
     local start=$SECONDS code
     timeout -k 10 "$limit" "$@" >>"$results"
     code=$?
+    [[ -z $(tail -c 1 "$results") ]] || echo >>"$results" # it was ended within a line
     # 1 of millpond-replay is a workload that did not run; the results say which.
     echo "== $((SECONDS - start)) s, exit code $code: ${*##*/}" >&2
 }
