@@ -331,7 +331,7 @@ impl Bench<'_> {
     #[cfg(feature = "mimalloc")]
     fn mimalloc(&mut self, case: Case, plans: &[Plan], watch: &mut dyn FnMut(&str)) {
         let of = subjected(case, plans, MIMALLOC.to_owned());
-        if let Some(reason) = memory::too_little_for(case.blocks() as u64, of.bytes) {
+        if let Some(reason) = memory::too_little_for(of.bytes) {
             return self.finish(of, Err(Setback::skipped(reason)));
         }
         watch(&of.to_string());
