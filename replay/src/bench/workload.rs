@@ -174,12 +174,6 @@ impl Case {
         }
     }
 
-    /// How many blocks are allocated before the first is replaced.
-    #[cfg(feature = "mimalloc")]
-    pub(super) fn blocks(&self) -> usize {
-        (self.fragments().count + self.live) * self.threads
-    }
-
     /// The most bytes live at one time: as the plans of the threads add up.
     pub(super) fn bytes(&self, plans: &[Plan]) -> u64 {
         let of_pair = u64::from(self.sizes.largest);

@@ -20,9 +20,9 @@
 //! filled from its start: to find a block takes two cache misses at most, but for what a page had before it
 //! got a larger table.
 //!
-//! An entry stays where it is as long as its block is handed out or kept by a thread, so whoever has the block
-//! may write to its entry without a lock. Tables are given up with the directory only: whoever comes with an
-//! address that is no block's reads what was there, and never memory that is gone.
+//! An entry stays where it is as long as its block is handed out or kept by a thread, so whoever has the
+//! block may write to its entry without a lock. Tables are given up with the directory only: whoever comes
+//! with an address that is no block's reads what was there, and never memory that is gone.
 
 use std::fmt;
 use std::mem::align_of;

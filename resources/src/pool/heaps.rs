@@ -26,17 +26,7 @@ pub(super) const LARGE: HeapId = 0;
 const REGION_UNIT: u64 = 2 << 20;
 
 /// Over pages, blocks of at most so many bytes are in arenas: larger ones are put together better.
-const LARGEST_OVER_PAGES: u64 = 128 << 10;
-
-/// A thread keeps a large block only if it has at most this part of what is in use: more would be missed
-/// where blocks are put together.
-const LARGE_SHARE: u64 = 4096;
-
-/// A pool that had enough for so many operations is calm: what it has is what it needs.
-const CALM_AFTER: u64 = 1 << 15;
-
-/// The part of what is free in a calm pool that threads may keep.
-const CALM_SHARE: u64 = 4;
+pub(super) const LARGEST_OVER_PAGES: u64 = 128 << 10;
 
 /// How many blocks of a bin are compared.
 const SCAN: usize = 32;
@@ -51,7 +41,7 @@ pub(super) struct Shared {
     over_pages: bool,
     /// Bytes that a thread may keep in its fronts.
     pub(super) keep_bytes: AtomicU64,
-    small_upto: AtomicU64,
+    pub(super) small_upto: AtomicU64,
     /// Of it, in blocks of one class.
     pub(super) keep_of_class: AtomicU64,
     /// The largest block that a thread may keep in a front.
@@ -78,11 +68,11 @@ pub(super) struct Heaps {
     /// Whether upstream refused memory, and did not give any since.
     is_short: bool,
     /// How many streams there are.
-    streams: usize,
+    pub(super) streams: usize,
     /// What the device has, as far as the pool knows, and its own maximum.
     most_bytes: u64,
     /// The operations that there were when memory was last short of what was asked for.
-    scarce_at: u64,
+    pub(super) scarce_at: u64,
 }
 
 /// Where a block is taken from.
@@ -100,7 +90,7 @@ impl Shared {
 
     /// Whether memory goes before speed: over pages, unless threads meet.
     #[inline]
-    fn keeps_little(&self) -> bool {
+    pub(super) fn keeps_little(&self) -> bool {
         self.over_pages && !self.arenas.are_many()
     }
 
@@ -311,7 +301,7 @@ impl Heaps {
     }
 
     /// Bytes handed out, and how many allocations and deallocations there were.
-    fn live_bytes_and_operations(&self) -> (u64, u64) {
+    pub(super) fn live_bytes_and_operations(&self) -> (u64, u64) {
         let (mut live, mut operations) = (0, 0);
         self.shared.caches.each(|cache| {
             let thread = cache.counts.totals();
@@ -319,39 +309,6 @@ impl Heaps {
             operations += thread.allocations + thread.deallocations;
         });
         (live.max(0) as u64, operations)
-    }
-
-    /// Says what a thread may keep.
-    ///
-    /// What is kept is missed where blocks are put together, so over pages it is little as long as the pool
-    /// grows now and then. Where it has not for long, a part of what is free anyway is kept.
-    pub(super) fn set_keep_bytes(&mut self) {
-        let in_use = self.large.bytes_reserved() - self.large.bytes_free();
-        let (mut fronts, mut held) = (0, 0);
-        self.shared.caches.each(|cache| {
-            fronts += cache.front_count() as u64;
-            held += cache.counts.small_bytes_held();
-        });
-        let little = self.shared.keeps_little();
-        let is_calm = self.live_bytes_and_operations().1.saturating_sub(self.scarce_at) >= CALM_AFTER;
-        if let Large::Pages(pages) = &mut self.large {
-            pages.is_calm = is_calm;
-        }
-        let (share, least, of_class) = match (little, is_calm) {
-            (false, _) => (32, 4 << 20, 8 << 20),
-            (true, true) => (1024, 1 << 20, 1 << 20),
-            (true, false) => (1024, 1 << 20, 256 << 10),
-        };
-        let in_arenas = || self.shared.arenas.each().map(|(_, arena)| arena.heap.bytes_free).sum::<u64>();
-        let free = if is_calm { (self.large.bytes_free() + in_arenas() + held) / CALM_SHARE } else { 0 };
-        let keep = ((in_use / share).max(free) / fronts.max(1)).max(least);
-        // A thread that has the pool to itself gives it back before it looks for another.
-        let large = if self.streams < 2 { u64::MAX } else { in_use / LARGE_SHARE };
-        let limits = &self.shared;
-        limits.keep_bytes.store(keep, Ordering::Relaxed);
-        limits.keep_of_class.store(of_class, Ordering::Relaxed);
-        limits.keep_large.store(large, Ordering::Relaxed);
-        limits.small_upto.store(if little { LARGEST_OVER_PAGES } else { LARGEST_SMALL }, Ordering::Relaxed);
     }
 }
 

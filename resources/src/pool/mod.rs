@@ -31,6 +31,7 @@ mod errand;
 mod front;
 mod heap;
 mod heaps;
+mod keep;
 mod large;
 mod odd;
 mod options;

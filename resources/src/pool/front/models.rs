@@ -117,8 +117,8 @@ fn large_blocks_come_and_go() {
     [4, 5].into_iter().for_each(|number| _ = setup.hand_out(number, LARGE));
     let mut had = Vec::new();
     let push = |number: u64, had: &mut Vec<u64>| {
-        let before = setup.front.push_large(number << 8, LARGE, LARGE, setup.entry(number << 8));
-        had.extend(before.map(|before| u64::from(before.block().1)));
+        had.extend(setup.front.give_up_large().map(|entry| u64::from(entry.block().1)));
+        setup.front.push_large(number << 8, LARGE, LARGE, setup.entry(number << 8));
     };
     push(4, &mut had);
     let thief = {

@@ -210,9 +210,6 @@ impl Pages {
         if !is_plain || free < request.bytes || self.views.mappings == 0 {
             return None;
         }
-        if self.is_busy() && self.room(u64::MAX) >= request.bytes {
-            return None;
-        }
         let ends = FreeEnds::gather(self, whose, self.policy.least_piece);
         let run = ends.oldest_run(&self.handles, &self.views, request.bytes)?;
         let (pieces, addr) = ends.pieces(&self.handles, &self.views, &run, request.bytes);
@@ -300,11 +297,6 @@ impl Pages {
             let (line, chunk) = unpack(id);
             self.heap(line).chunk(chunk)
         })
-    }
-
-    /// Whether memory goes before work, for now.
-    fn is_busy(&self) -> bool {
-        self.policy.is_busy(self.moves, self.operations)
     }
 
     /// Whether the pool may grow by a small handle before it does with what it has.

@@ -123,8 +123,12 @@ impl Pages {
         let line = if is_span { Line::Small } else { self.line_of(request) };
         let tail = self.tail(line, owner).filter(|tail| tail.bytes < request.bytes);
         let missing = request.bytes - tail.map_or(0, |tail| tail.bytes);
-        let growth = self.whole_granules(missing);
         let room = self.room(most_new);
+        let mut growth = self.whole_granules(missing);
+        if line == Line::Small {
+            let at_once = self.policy.spans_at_once(self.heap(line).bytes_reserved, self.granularity);
+            growth = growth.max(at_once.min(self.available(most_new)));
+        }
         if line == Line::Large && growth > room {
             let ends = FreeEnds::gather(self, Whose::With(owner), self.policy.least_piece);
             let chosen = self.choose(&ends, request.bytes, room);

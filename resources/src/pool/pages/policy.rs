@@ -9,6 +9,10 @@ pub(in crate::pool) struct Policy {
     pub(in crate::pool) slack: u64,
     /// Requests of fewer bytes are served from the small line, of handles as small as can be.
     pub(in crate::pool) small_bytes: u64,
+    /// The small line grows by this part of it …
+    pub(in crate::pool) spans_share: u64,
+    /// … up to so many bytes.
+    pub(in crate::pool) most_spans_at_once: u64,
     /// New handles for large blocks may have so many bytes …
     pub(in crate::pool) handle_bytes: u64,
     /// … or the geometric mean of the request and the most that was in use, over this.
@@ -19,11 +23,17 @@ pub(in crate::pool) struct Policy {
     pub(in crate::pool) inside: u64,
     /// So many mappings in views are kept, and a few for each handle.
     pub(in crate::pool) mappings: usize,
-    /// So many mappings in views are always worth the memory that they save …
+    /// So many mappings in views are always worth the memory that they save, …
+    pub(in crate::pool) first_moves: u64,
+    /// … and one more for so many allocations and deallocations, …
+    pub(in crate::pool) operations_for_first_move: u64,
+    /// … up to so many; …
     pub(in crate::pool) free_moves: u64,
-    /// … and one more for so many allocations and deallocations.
+    /// … from then on one for so many.
     pub(in crate::pool) operations_for_move: u64,
-    /// The slack where more mappings were made than that.
+    /// So many mappings beyond what is worth it give a thousandth more slack, …
+    pub(in crate::pool) moves_for_slack: u64,
+    /// … up to this.
     pub(in crate::pool) slack_when_busy: u64,
 }
 
@@ -32,13 +42,18 @@ impl Default for Policy {
         Self {
             slack: 4,
             small_bytes: 2 << 20,
+            spans_share: 64,
+            most_spans_at_once: 32 << 20,
             handle_bytes: 6 << 20,
             handle_share: 17,
             least_piece: 512 << 10,
             inside: 125,
             mappings: 8192,
+            first_moves: 256,
+            operations_for_first_move: 32,
             free_moves: 1024,
             operations_for_move: 4000,
+            moves_for_slack: 4,
             slack_when_busy: 100,
         }
     }
@@ -51,13 +66,18 @@ impl Policy {
     /// Where blocks of random sizes come and go at the peak, nearly each would have to be put together, at
     /// some ten microseconds. Then the pool takes more memory instead, until best fit serves.
     pub(super) fn allowed(&self, peak_live: u64, moves: u64, operations: u64) -> u64 {
-        let slack = if self.is_busy(moves, operations) { self.slack_when_busy } else { self.slack };
-        peak_live + peak_live / 1000 * slack
+        let free = self.first_moves + operations / self.operations_for_first_move;
+        let worth = free.min(self.free_moves) + operations / self.operations_for_move;
+        let more = moves.saturating_sub(worth) / self.moves_for_slack;
+        peak_live + peak_live / 1000 * (self.slack + more).min(self.slack_when_busy)
     }
 
-    /// Whether more mappings in views were made than so many operations are worth.
-    pub(super) fn is_busy(&self, moves: u64, operations: u64) -> bool {
-        moves > self.free_moves + operations / self.operations_for_move
+    /// How much a line of so many bytes grows at a time for spans: a small part of it, so that it does not
+    /// grow often.
+    pub(super) fn spans_at_once(&self, line_bytes: u64, granularity: u64) -> u64 {
+        (line_bytes / self.spans_share).clamp(granularity, self.most_spans_at_once.max(granularity))
+            / granularity
+            * granularity
     }
 
     /// The most bytes of a new handle for a large block.

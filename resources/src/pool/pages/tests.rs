@@ -21,8 +21,13 @@ const POLICY: Policy = Policy {
     least_piece: MIB / 4,
     inside: 125,
     mappings: 32,
+    spans_share: 8,
+    most_spans_at_once: 4 * MIB,
+    first_moves: u64::MAX / 2,
+    operations_for_first_move: 1,
     free_moves: u64::MAX / 2,
     operations_for_move: 1,
+    moves_for_slack: 1,
     slack_when_busy: 3,
 };
 
