@@ -37,6 +37,7 @@ mod options;
 #[allow(dead_code)] // until heaps.rs uses it
 mod pages;
 mod report;
+mod shortage;
 #[cfg(test)]
 mod tests;
 mod thread;
