@@ -20,7 +20,16 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     #[cold]
     pub(super) fn climb(&self, request: &Request, stream: StreamRef) -> Result<DevicePtr> {
         let _slow = self.slow.lock();
-        if !self.state.lock().store.can_ever_serve(&request.exact()) {
+        let hopeless = {
+            let mut state = self.state.lock();
+            let hopeless = !state.store.can_ever_serve(&request.exact());
+            if hopeless {
+                // For the report: what threads keep is free, too.
+                state.store.gather(Gather::Everything);
+            }
+            hopeless
+        };
+        if hopeless {
             return Err(self.out_of_memory(&request.exact(), stream, None));
         }
         let mut refused = match self.climb_for(request, stream)? {

@@ -54,12 +54,15 @@ struct Layout {
     spans: FxHashMap<u64, u64>,
 }
 
-/// A region or a handle, once callers have given back what they have of it.
+/// A region or a handle.
 struct Part {
     bytes: u64,
-    /// Bytes in use.
-    cost: u64,
+    /// What is in use of it, and how many bytes that has wherever it lies.
     what: Vec<What>,
+    cost: u64,
+    /// Free bytes at both ends with which a block may begin or end.
+    free_start: u64,
+    free_end: u64,
 }
 
 /// A choice of blocks to give back.
@@ -189,8 +192,8 @@ impl Layout {
         }
     }
 
-    fn cost(&self, piece: &Piece) -> u64 {
-        match piece.what {
+    fn cost(&self, what: What) -> u64 {
+        match what {
             What::Free | What::Stays => 0,
             What::Block(block) => self.blocks[block].whole,
             What::Span(base) => self.spans[&base],
@@ -210,13 +213,13 @@ impl Layout {
             let reaches = |end: usize| row[end - 1].addr + row[end - 1].bytes >= from + request.bytes;
             // At least the first is taken, which can be given back.
             while (end <= start || !reaches(end)) && row.get(end).is_some_and(|it| it.what != What::Stays) {
-                cost += self.cost(&row[end]);
+                cost += self.cost(row[end].what);
                 end += 1;
             }
             if reaches(end) && best.is_none_or(|(least, ..)| cost < least) {
                 best = Some((cost, start, end));
             }
-            cost -= self.cost(&row[start]);
+            cost -= self.cost(row[start].what);
         }
         let (bytes, start, end) = best?;
         let what = row[start..end].iter().map(|piece| piece.what).filter(|what| *what != What::Free);
@@ -224,69 +227,101 @@ impl Layout {
     }
 
     /// The regions or handles with fewest bytes in use for what they bring that, with what the device has,
-    /// make room for the request once they are given back.
+    /// make room for the request once they are given back. Over pages, the largest free ends of two handles
+    /// do for the start and the end of the block.
     fn cheapest_anew(&self, heaps: &Heaps, request: &Request, room: &Room) -> Option<Choice> {
-        let (needed, unit) = match &heaps.large {
-            Large::Regions(_) => (request.padded_bytes(), DEVICE_PAGE),
-            Large::Pages(pages) => (pages.needed_alone(request), ALLOCATION_ALIGNMENT),
-        };
+        let device = room.device_free?;
         let limit = heaps.maximum_bytes.saturating_sub(heaps.large.bytes_reserved());
-        let short = needed.next_multiple_of(unit).saturating_sub(room.device_free?);
-        let missing = short.max(needed.saturating_sub(limit));
-        if missing == 0 {
-            return None;
-        }
         let mut parts = self.parts(heaps);
-        let worth = |a: &Part, b: &Part| u128::from(a.cost) * u128::from(b.bytes);
-        parts.sort_by(|a, b| worth(a, b).cmp(&worth(b, a)));
-        let mut brought = 0;
-        parts.retain(|part| {
-            let is_wanted = brought < missing;
-            brought += if is_wanted { part.bytes } else { 0 };
-            is_wanted
-        });
-        if brought < missing {
-            return None;
-        }
-        // The last ones may have brought so much that earlier ones are not needed.
-        parts.sort_by_key(|part| std::cmp::Reverse(part.cost));
-        parts.retain(|part| {
-            let is_needed = brought - part.bytes < missing;
-            brought -= if is_needed { 0 } else { part.bytes };
-            is_needed
-        });
-        let bytes = parts.iter().map(|part| part.cost).sum();
-        Some(Choice { bytes, what: parts.into_iter().flat_map(|part| part.what).collect() })
+        let pages = match &heaps.large {
+            Large::Regions(_) => {
+                let needed = request.padded_bytes();
+                let short = needed.next_multiple_of(DEVICE_PAGE).saturating_sub(device);
+                return emptied(&parts, short.max(needed.saturating_sub(limit)));
+            }
+            Large::Pages(pages) => pages,
+        };
+        let missing = |needed: u64| needed.saturating_sub(device.min(limit));
+        let anew = emptied(&parts, missing(pages.needed_alone(request)));
+        let Some(least) = pages.least_piece(request) else { return anew };
+        let ends = take_ends(&mut parts, least);
+        let rest = Request { bytes: request.bytes.saturating_sub(ends), ..*request };
+        let put_together = emptied(&parts, missing(pages.needed_alone(&rest)));
+        anew.into_iter().chain(put_together).min_by_key(|choice| choice.bytes)
     }
 
-    /// The regions or handles that are free once callers give their blocks back.
+    /// The regions or handles, and what is in their way.
     fn parts(&self, heaps: &Heaps) -> Vec<Part> {
-        let pieces: Vec<&Piece> = self.rows[..self.large_rows].iter().flatten().collect();
-        let part = |(base, bytes): (u64, u64)| {
+        let mut pieces: Vec<&Piece> = self.rows[..self.large_rows].iter().flatten().collect();
+        pieces.sort_unstable_by_key(|piece| piece.addr);
+        let part = |(base, bytes, has_ends): (u64, u64, bool)| {
+            let end = base + bytes;
             let from = pieces.partition_point(|piece| piece.addr + piece.bytes <= base);
-            let within = pieces[from..].iter().take_while(|piece| piece.addr < base + bytes);
-            let (mut cost, mut what) = (0, Vec::new());
-            for piece in within {
-                match piece.what {
-                    What::Stays => return None,
-                    What::Free => {}
-                    // Pieces of one block lie behind each other at times.
-                    used if what.last() != Some(&used) => {
-                        cost += self.cost(piece);
-                        what.push(used);
-                    }
-                    _ => {}
-                }
-            }
-            Some(Part { bytes, cost, what })
+            let upto = pieces.partition_point(|piece| piece.addr < end);
+            let within = &pieces[from..upto];
+            let is_used = |piece: &&&Piece| piece.what != What::Free;
+            let first = within.iter().find(is_used).map_or(end, |piece| piece.addr.max(base));
+            let last = within.iter().rfind(is_used).map_or(base, |piece| (piece.addr + piece.bytes).min(end));
+            let mut what: Vec<What> = within.iter().filter(is_used).map(|piece| piece.what).collect();
+            // Pieces of one block lie behind each other at times.
+            what.dedup();
+            let cost = what.iter().map(|what| self.cost(*what)).sum();
+            let has_ends = has_ends && !what.is_empty();
+            let (free_start, free_end) = if has_ends { (first - base, end - last) } else { (0, 0) };
+            Part { bytes, cost, what, free_start, free_end }
         };
         match &heaps.large {
             Large::Regions(heap) => {
-                heap.regions().iter().filter_map(|region| part((region.base, region.bytes))).collect()
+                heap.regions().iter().map(|region| part((region.base, region.bytes, false))).collect()
             }
-            Large::Pages(pages) => pages.homes().filter_map(part).collect(),
+            Large::Pages(pages) => pages.homes().map(part).collect(),
         }
     }
+}
+
+/// Takes two parts out, where there are such, of which one is free at its end and one at its start by at least
+/// so many bytes, and by most together; says by how many.
+fn take_ends(parts: &mut Vec<Part>, least: u64) -> u64 {
+    let enough = |bytes: u64| if bytes >= least { bytes } else { 0 };
+    let mut starts: Vec<(u64, usize)> = parts.iter().map(|part| enough(part.free_start)).zip(0..).collect();
+    starts.sort_unstable_by(|a, b| b.cmp(a));
+    let last = |first: usize| starts.iter().take(2).find(|(_, part)| *part != first).copied();
+    let both = |first: usize| enough(parts[first].free_end) + last(first).map_or(0, |(bytes, _)| bytes);
+    let Some((bytes, first)) = (0..parts.len()).map(|first| (both(first), first)).max() else { return 0 };
+    let last = last(first).map_or(first, |(_, part)| part);
+    parts.swap_remove(first.max(last));
+    if last != first {
+        parts.swap_remove(first.min(last));
+    }
+    bytes
+}
+
+/// The parts with fewest bytes in use for what they bring that bring as much as is missing.
+fn emptied(parts: &[Part], missing: u64) -> Option<Choice> {
+    let mut parts: Vec<&Part> = parts.iter().filter(|part| !part.what.contains(&What::Stays)).collect();
+    if missing == 0 {
+        return None;
+    }
+    let worth = |a: &Part, b: &Part| u128::from(a.cost) * u128::from(b.bytes);
+    parts.sort_by(|a, b| worth(a, b).cmp(&worth(b, a)));
+    let mut brought = 0;
+    parts.retain(|part| {
+        let is_wanted = brought < missing;
+        brought += if is_wanted { part.bytes } else { 0 };
+        is_wanted
+    });
+    if brought < missing {
+        return None;
+    }
+    // The last ones may have brought so much that earlier ones are not needed.
+    parts.sort_by_key(|part| std::cmp::Reverse(part.cost));
+    parts.retain(|part| {
+        let is_needed = brought - part.bytes < missing;
+        brought -= if is_needed { 0 } else { part.bytes };
+        is_needed
+    });
+    let bytes = parts.iter().map(|part| part.cost).sum();
+    Some(Choice { bytes, what: parts.into_iter().flat_map(|part| part.what.iter().copied()).collect() })
 }
 
 /// The blocks that a choice is made of.

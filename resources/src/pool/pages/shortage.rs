@@ -1,3 +1,5 @@
+use millpond_core::ALLOCATION_ALIGNMENT;
+
 use super::plan::Refused;
 use super::{Line, Pages};
 use crate::ordered::{Owner, Request};
@@ -21,14 +23,26 @@ impl Pages {
         self.whole_granules(if is_aligned { request.bytes } else { request.padded_bytes() })
     }
 
-    /// All handles at home: where each starts, and its bytes.
-    pub(in crate::pool) fn homes(&self) -> impl Iterator<Item = (u64, u64)> {
-        self.handles.iter().map(|(_, handle)| (handle.home, handle.bytes))
+    /// All handles at home: where each starts, its bytes, and whether a block may begin or end in it.
+    pub(in crate::pool) fn homes(&self) -> impl Iterator<Item = (u64, u64, bool)> {
+        self.handles.iter().map(|(_, handle)| (handle.home, handle.bytes, handle.line == Line::Large))
+    }
+
+    /// How large the free end of a handle must be for a block to begin or end in it; `None` for a request
+    /// that is not put together.
+    pub(in crate::pool) fn least_piece(&self, request: &Request) -> Option<u64> {
+        let is_plain = request.alignment == ALLOCATION_ALIGNMENT && self.line_of(request) == Line::Large;
+        is_plain.then_some(self.policy.least_piece)
     }
 
     /// Whether what is free for one stream and for anyone joins when a block beside it is given back: of the
     /// heap of large blocks, but not of that of spans.
     pub(in crate::pool) fn joins_with_anyones(heap: usize) -> bool {
         heap == Line::Large as usize
+    }
+
+    #[cfg(test)]
+    pub(in crate::pool) fn raise_maximum(&mut self, bytes: u64) {
+        self.maximum_bytes = self.maximum_bytes.saturating_add(bytes);
     }
 }
