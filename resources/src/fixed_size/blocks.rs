@@ -46,6 +46,17 @@ impl Blocks {
         }
     }
 
+    /// The blocks in use of the region that starts here, if one does.
+    pub(crate) fn live_in(&self, base: u64) -> Option<Vec<LiveBlock>> {
+        let region = self.regions.iter().find(|region| region.base == base)?;
+        let blocks = (0u64..).zip(&region.requested).filter(|(_, requested)| **requested != FREE);
+        let live = |(block, bytes): (u64, &u64)| LiveBlock {
+            address: base + block * self.block_bytes,
+            bytes: *bytes,
+        };
+        Some(blocks.map(live).collect())
+    }
+
     /// The region and number of the block that starts at this address.
     fn locate(&self, addr: u64) -> Option<(usize, usize)> {
         let index = self.regions.partition_point(|region| region.base <= addr).checked_sub(1)?;

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use millpond_core::{ALLOCATION_ALIGNMENT, LiveBlock, align_up};
+use millpond_core::{LiveBlock, align_up};
 use rustc_hash::FxHashMap;
 
 use super::directory::Entry;
