@@ -7,8 +7,8 @@ use millpond::driver::sim::{SimConfig, SimDevice};
 use millpond::plugin::{MemoryManager, MillpondMemoryManager};
 use millpond::stack::StackSpec;
 use millpond::{
-    AnyResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle, Error, LiveBlock, OutOfMemoryReport,
-    Remedy, RemedyAction, StreamRef,
+    AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle, Error, LiveBlock,
+    OutOfMemoryReport, Remedy, RemedyAction, StreamRef,
 };
 
 const MIB: u64 = 1 << 20;
@@ -53,7 +53,8 @@ fn blocks(report: &OutOfMemoryReport) -> Vec<LiveBlock> {
 fn adaptors_pass_a_report_on_as_it_is() {
     let bare = refusal("cuda+pool:max=20MiB");
     assert_eq!(report(&bare).remedies[0], Remedy::raise_maximum(8 * MIB, true));
-    for adaptors in ["statistics", "tracking", "thread_safe", "limiting:limit=60MiB", "statistics+tracking"] {
+    let adaptors = ["statistics", "tracking", "thread_safe", "limiting:limit=60MiB", "statistics+tracking"];
+    for adaptors in adaptors {
         let error = refusal(&format!("cuda+pool:max=20MiB+{adaptors}"));
         assert_eq!(report(&error), report(&bare), "{adaptors}");
         assert_eq!(error.to_string(), bare.to_string().replace(&bare_device(&bare), &bare_device(&error)));
@@ -98,15 +99,32 @@ fn the_text_is_short_and_says_what_to_do() {
         "out of memory for 12MiB on stream 0 of {} in `cuda+pool:max=20MiB`: it was 8MiB short
   any of these would have helped:
   - raise the maximum by 8MiB
-  - give 1 block of 16MiB back: {} (16MiB)
-  it holds 16MiB: 16MiB in use in 1 block, 0B free, at most 0B in a row; its maximum is 20MiB; the device has \
-         48MiB free of 64MiB
+  - give this block back: {} (16MiB)
+  it holds 16MiB: 16MiB in use in 1 block, 0B free, at most 0B in a row; its maximum is 20MiB; \
+         the device has 48MiB free of 64MiB
   [{}] #: in use, +: partly, .: free",
         bare_device(&error),
         DevicePtr::new(blocks(report(&error))[0].address),
         "#".repeat(80),
     );
     assert_eq!(error.to_string(), expected);
+}
+
+/// What another pool has free is with the device for this one: trimming that pool is what is advised.
+#[test]
+fn another_pool_is_trimmed() {
+    for pages in ["on", "off"] {
+        let device = device(64 * MIB);
+        let [one, other] = [(); 2].map(|()| stack(&format!("cuda+pool:pages={pages}"), &device));
+        let block = other.allocate_bytes(40 * MIB, S).unwrap();
+        give(&other, block, 40 * MIB);
+        let error = one.allocate_bytes(30 * MIB, S).unwrap_err();
+        let elsewhere = Remedy::free_device_memory(6 * MIB, 40 * MIB, true);
+        assert_eq!(report(&error).remedies, [elsewhere], "{error}");
+        assert!(error.to_string().contains("6MiB of the 40MiB that others hold"), "{error}");
+        assert!(other.trim(0).unwrap() >= 6 * MIB);
+        assert!(one.allocate_bytes(30 * MIB, S).is_ok());
+    }
 }
 
 #[test]

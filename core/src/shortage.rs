@@ -124,9 +124,11 @@ pub enum RemedyAction {
     },
     /// Give these blocks back, on the stream that asks or, outside a capture, on any.
     FreeBlocks {
-        /// What they have together.
+        /// How many they are.
+        number: u64,
+        /// What was asked for with all of them.
         bytes: u64,
-        /// Each of them.
+        /// Each of them, by address; only the first thousand where they are more.
         blocks: Vec<LiveBlock>,
     },
     /// Build the pool with `pages=on`: so many free pages lie apart that it could have mapped in a row.
@@ -164,9 +166,13 @@ impl Remedy {
     }
 
     /// [`RemedyAction::FreeBlocks`], which suffices.
-    pub fn free_blocks(blocks: Vec<LiveBlock>) -> Self {
-        let bytes = blocks.iter().map(|block| block.bytes).sum();
-        Self::new(RemedyAction::FreeBlocks { bytes, blocks }, true)
+    pub fn free_blocks(mut blocks: Vec<LiveBlock>) -> Self {
+        const MOST: usize = 1000;
+        blocks.sort_unstable();
+        let (number, bytes) = (blocks.len() as u64, blocks.iter().map(|block| block.bytes).sum());
+        blocks.truncate(MOST);
+        blocks.shrink_to_fit();
+        Self::new(RemedyAction::FreeBlocks { number, bytes, blocks }, true)
     }
 
     /// [`RemedyAction::MapPages`].
@@ -303,17 +309,18 @@ impl fmt::Display for RemedyAction {
                 format_bytes(*bytes),
                 format_bytes(*held_bytes)
             ),
-            Self::FreeBlocks { bytes, blocks } => {
-                write!(
-                    f,
-                    "give {} of {} back:",
-                    counted(blocks.len() as u64, "block"),
-                    format_bytes(*bytes)
-                )?;
+            Self::FreeBlocks { number, bytes, blocks } => {
+                match number {
+                    1 => f.write_str("give this block back:")?,
+                    number => write!(f, "give {number} blocks back, {} in all:", format_bytes(*bytes))?,
+                }
                 for block in blocks.iter().take(NAMED) {
                     write!(f, " {} ({})", DevicePtr::new(block.address), format_bytes(block.bytes))?;
                 }
-                if blocks.len() > NAMED { write!(f, " and {} more", blocks.len() - NAMED) } else { Ok(()) }
+                match number.saturating_sub(NAMED as u64) {
+                    0 => Ok(()),
+                    more => write!(f, " and {more} more"),
+                }
             }
             Self::MapPages { pages, page_bytes } => write!(
                 f,

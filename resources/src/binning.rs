@@ -208,7 +208,9 @@ impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
             })
         };
         for remedy in &mut report.remedies {
-            if let RemedyAction::FreeBlocks { blocks, .. } = &remedy.action {
+            if let RemedyAction::FreeBlocks { number, blocks, .. } = &remedy.action
+                && *number == blocks.len() as u64
+            {
                 let of_callers = |block: &LiveBlock| {
                     bins().find_map(|bin| bin.live_in(block.address)).unwrap_or(vec![*block])
                 };

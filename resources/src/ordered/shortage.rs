@@ -1,7 +1,7 @@
 //! What an out-of-memory error says: why nothing was left to try, and what would have helped.
 //!
 //! All of it is computed when a request has failed for good, and from what is there then. What the ladder
-//! does by itself is no advice: outside a capture it has waited, synchronised and released before it gives up.
+//! does by itself is no advice: outside a capture it has waited, synchronised and released by then.
 
 use millpond_core::driver::DeviceAttribute;
 use millpond_core::{

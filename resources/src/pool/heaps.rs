@@ -71,7 +71,7 @@ pub(super) struct Heaps {
     /// How many streams there are.
     streams: usize,
     /// What the device has, as far as the pool knows, and its own maximum.
-    most_bytes: u64,
+    pub(super) most_bytes: u64,
 }
 
 /// Where a block is taken from.
@@ -300,16 +300,6 @@ impl Heaps {
         self.is_short = is_short;
         if let Large::Pages(pages) = &mut self.large {
             pages.is_short = is_short;
-        }
-    }
-
-    /// Follows the advice of a report.
-    #[cfg(test)]
-    pub(super) fn raise_maximum(&mut self, bytes: u64) {
-        self.maximum_bytes = self.maximum_bytes.saturating_add(bytes);
-        self.most_bytes = self.most_bytes.saturating_add(bytes);
-        if let Large::Pages(pages) = &mut self.large {
-            pages.raise_maximum(bytes);
         }
     }
 

@@ -1,10 +1,10 @@
 //! What would have helped a request that the pool could not serve: which blocks are in its way, what new
 //! memory it takes. On the failing path only, so it walks.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use millpond_core::{LiveBlock, align_up};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::directory::Entry;
 use super::heap::Heap;
@@ -28,7 +28,7 @@ struct Piece {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum What {
     Free,
-    /// A block that a caller has, by its place in [`Layout::blocks`].
+    /// A block that a caller has, by its place in [`Memory::blocks`].
     Block(usize),
     /// Small blocks: the span by its base.
     Span(u64),
@@ -45,7 +45,7 @@ struct Block {
 }
 
 /// All memory of a pool as it was when a request failed.
-struct Layout {
+struct Memory {
     /// Those of the large heaps first.
     rows: Vec<Row>,
     large_rows: usize,
@@ -80,7 +80,7 @@ pub(super) fn shortage(heaps: &mut Heaps, request: &Request, room: &Room) -> Sho
     // Whatever is free for others counts here: then nothing may be in the way.
     let merging_suffices = room.is_capturing
         && choose(heaps, request, room, false).is_some_and(|(_, choice)| choice.what.is_empty());
-    let in_the_way = in_the_way.map_or(Vec::new(), |(layout, choice)| blocks_of(heaps, &layout, &choice));
+    let in_the_way = in_the_way.map_or(Vec::new(), |(memory, choice)| blocks_of(heaps, &memory, &choice));
     Shortage {
         needed,
         maximum_bytes: Some(heaps.maximum_bytes).filter(|bytes| *bytes != u64::MAX),
@@ -109,16 +109,16 @@ fn needed(heaps: &mut Heaps, request: &Request, owner: Owner) -> u64 {
 /// of whole regions or handles, which go back to the device to come again as one.
 ///
 /// While a stream captures, only its own is free, and nothing goes back that is not anyone's yet.
-fn choose(heaps: &Heaps, request: &Request, room: &Room, is_capturing: bool) -> Option<(Layout, Choice)> {
-    let layout = Layout::of(heaps, request, is_capturing.then_some(room.owner));
+fn choose(heaps: &Heaps, request: &Request, room: &Room, is_capturing: bool) -> Option<(Memory, Choice)> {
+    let memory = Memory::of(heaps, request, is_capturing.then_some(room.owner));
     let in_row =
-        layout.rows.iter().filter_map(|row| layout.cheapest_in(row, request)).min_by_key(|it| it.bytes);
-    let anew = (!is_capturing).then(|| layout.cheapest_anew(heaps, request, room)).flatten();
+        memory.rows.iter().filter_map(|row| memory.cheapest_in(row, request)).min_by_key(|it| it.bytes);
+    let anew = (!is_capturing).then(|| memory.cheapest_anew(heaps, request, room)).flatten();
     let choice = in_row.into_iter().chain(anew).min_by_key(|choice| choice.bytes)?;
-    Some((layout, choice))
+    Some((memory, choice))
 }
 
-impl Layout {
+impl Memory {
     /// What is free for `only` and for anyone is free; for `None` whatever is not handed out.
     fn of(heaps: &Heaps, request: &Request, only: Option<Owner>) -> Self {
         let (mut blocks, mut at_home) = (Vec::new(), FxHashMap::default());
@@ -146,18 +146,18 @@ impl Layout {
             }
         }
         let over_pages = matches!(heaps.large, Large::Pages(_));
-        let mut layout = Self { rows: Vec::new(), large_rows: 0, blocks, spans };
+        let mut memory = Self { rows: Vec::new(), large_rows: 0, blocks, spans };
         for (index, heap) in heaps.large.heaps().iter().enumerate() {
             let joins = !over_pages || Pages::joins_with_anyones(index);
-            layout.add_rows(heap, &at_home, |owner| {
+            memory.add_rows(heap, &at_home, |owner| {
                 only.is_none_or(|only| owner == only || (joins && owner == ANYONE))
             });
         }
-        layout.large_rows = layout.rows.len();
+        memory.large_rows = memory.rows.len();
         if heaps.is_small(request) {
-            layout.add_arenas(heaps, only);
+            memory.add_arenas(heaps, only);
         }
-        layout
+        memory
     }
 
     fn add_rows(&mut self, heap: &Heap, at_home: &FxHashMap<u64, What>, is_free: impl Fn(Owner) -> bool) {
@@ -279,8 +279,8 @@ impl Layout {
     }
 }
 
-/// Takes two parts out, where there are such, of which one is free at its end and one at its start by at least
-/// so many bytes, and by most together; says by how many.
+/// Takes two parts out, where there are such: one free at its end and one at its start, by `least` bytes
+/// each and by most together. Says by how many.
 fn take_ends(parts: &mut Vec<Part>, least: u64) -> u64 {
     let enough = |bytes: u64| if bytes >= least { bytes } else { 0 };
     let mut starts: Vec<(u64, usize)> = parts.iter().map(|part| enough(part.free_start)).zip(0..).collect();
@@ -325,13 +325,12 @@ fn emptied(parts: &[Part], missing: u64) -> Option<Choice> {
 }
 
 /// The blocks that a choice is made of.
-fn blocks_of(heaps: &Heaps, layout: &Layout, choice: &Choice) -> Vec<LiveBlock> {
-    let mut blocks = BTreeSet::new();
-    let mut spans = Vec::new();
+fn blocks_of(heaps: &Heaps, memory: &Memory, choice: &Choice) -> Vec<LiveBlock> {
+    let (mut blocks, mut spans) = (Vec::new(), FxHashSet::default());
     for what in &choice.what {
         match what {
-            What::Block(block) => _ = blocks.insert(layout.blocks[*block].live),
-            What::Span(base) => spans.push(*base),
+            What::Block(block) => blocks.push(memory.blocks[*block].live),
+            What::Span(base) => _ = spans.insert(*base),
             What::Free | What::Stays => {}
         }
     }
@@ -345,7 +344,10 @@ fn blocks_of(heaps: &Heaps, layout: &Layout, choice: &Choice) -> Vec<LiveBlock> 
             blocks.extend(live);
         }
     }
-    blocks.into_iter().collect()
+    // A block has pieces in several places at times.
+    blocks.sort_unstable();
+    blocks.dedup();
+    blocks
 }
 
 /// What is free, in all heaps.

@@ -15,6 +15,7 @@ use millpond_driver::sim::{FaultPlan, SimConfig, SimDevice};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
+use super::super::large::Large;
 use super::super::{PagesMode, PoolMemoryResource, PoolOptions};
 use crate::driver_memory::CudaMemoryResource;
 
@@ -159,7 +160,13 @@ impl World {
         match action {
             RemedyAction::WaitForStream { .. } | RemedyAction::MergeStreams { .. } => self.end_captures(),
             RemedyAction::RaiseMaximum { bytes } => {
-                self.pool.ordered.with_store(|heaps| heaps.raise_maximum(*bytes));
+                self.pool.ordered.with_store(|heaps| {
+                    heaps.maximum_bytes += bytes;
+                    heaps.most_bytes += bytes;
+                    if let Large::Pages(pages) = &mut heaps.large {
+                        pages.raise_maximum(*bytes);
+                    }
+                });
             }
             RemedyAction::FreeDeviceMemory { bytes, held_bytes } => {
                 assert!(bytes <= held_bytes, "more than there is");
@@ -171,7 +178,8 @@ impl World {
                     unsafe { self.device.mem_free(ptr) }.expect("it was taken");
                 }
             }
-            RemedyAction::FreeBlocks { bytes, blocks } => {
+            RemedyAction::FreeBlocks { number, bytes, blocks } => {
+                assert_eq!(*number, blocks.len() as u64, "so few are all named");
                 assert_eq!(*bytes, blocks.iter().map(|block| block.bytes).sum::<u64>());
                 for LiveBlock { address, bytes } in blocks {
                     assert_eq!(self.live.get(address), Some(bytes), "a report names what is live");
@@ -518,8 +526,8 @@ fn wrong_reports_are_found_out() {
             }
         });
         wrong(&story(setup, &holes(16 * MIB)), &|action| {
-            if let RemedyAction::FreeBlocks { bytes, blocks } = action {
-                (*bytes, *blocks) = (0, Vec::new());
+            if let RemedyAction::FreeBlocks { number, bytes, blocks } = action {
+                (*number, *bytes, *blocks) = (0, 0, Vec::new());
             }
         });
         // To wait for a stream that has too little.
@@ -542,5 +550,4 @@ fn a_report_says_it_in_a_few_lines() {
     assert!(lines[0].starts_with("out of memory for 12MiB on stream 0x"), "{text}");
     assert!(lines[0].ends_with(" in `cuda+pool`: it was 12MiB short"), "{text}");
     assert_eq!(lines[1], "  this would have helped:");
-    println!("{text}");
 }
