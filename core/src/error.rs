@@ -1,7 +1,7 @@
 use std::fmt;
 
 use crate::driver::DriverError;
-use crate::{DeviceId, Layout, StreamRef, format_bytes};
+use crate::{DeviceId, Layout, OutOfMemoryReport, StreamRef, format_bytes};
 
 /// The result of everything in millpond that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -48,6 +48,7 @@ struct Inner {
     stream: Option<StreamRef>,
     device: Option<DeviceId>,
     stack: Option<String>,
+    report: Option<Box<OutOfMemoryReport>>,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
@@ -61,6 +62,7 @@ impl Error {
             stream: None,
             device: None,
             stack: None,
+            report: None,
             source: None,
         }))
     }
@@ -113,6 +115,13 @@ impl Error {
     #[must_use]
     pub fn in_stack(mut self, stack: impl fmt::Display) -> Self {
         self.0.stack.get_or_insert_with(|| stack.to_string());
+        self
+    }
+
+    /// Adds what was known when memory was out, in place of what was added before.
+    #[must_use]
+    pub fn with_report(mut self, report: impl Into<Box<OutOfMemoryReport>>) -> Self {
+        self.0.report = Some(report.into());
         self
     }
 
@@ -176,7 +185,18 @@ impl Error {
         self.0.stack.as_deref()
     }
 
-    /// The message alone, without request and stack.
+    /// What was known when memory was out, and what would have helped. Resources that share out memory add it
+    /// (`pool`, `fixed_size`), and what lies above them passes it on.
+    pub fn out_of_memory_report(&self) -> Option<&OutOfMemoryReport> {
+        self.0.report.as_deref()
+    }
+
+    /// Takes the report out, for a resource that puts it into its own.
+    pub fn take_out_of_memory_report(&mut self) -> Option<Box<OutOfMemoryReport>> {
+        self.0.report.take()
+    }
+
+    /// The message alone, without request, stack and report.
     pub fn message(&self) -> &str {
         &self.0.message
     }
@@ -203,7 +223,7 @@ impl fmt::Debug for Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { kind, message, layout, stream, device, stack, source } = &*self.0;
+        let Inner { kind, message, layout, stream, device, stack, report, source } = &*self.0;
         let what = match kind {
             ErrorKind::OutOfMemory => "out of memory",
             ErrorKind::InvalidArgument => "invalid argument",
@@ -233,9 +253,12 @@ impl fmt::Display for Error {
         if !message.is_empty() {
             write!(f, ": {message}")?;
         }
+        if let Some(report) = report {
+            write!(f, ": {report}")?;
+        }
         if let Some(source) = source {
-            // A message of several lines ends with a picture.
-            let separator = if message.contains('\n') { "\n  caused by: " } else { ": " };
+            // What has several lines ends with a picture.
+            let separator = if report.is_some() || message.contains('\n') { "\n  caused by: " } else { ": " };
             write!(f, "{separator}{source}")?;
         }
         Ok(())

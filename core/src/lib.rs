@@ -13,6 +13,7 @@
 //! | [`DevicePtr`], [`Layout`], [`StreamRef`], [`DeviceId`] | the small values that calls carry |
 //! | [`driver::Driver`] | the seam behind which CUDA or the simulated device sits |
 //! | [`Error`] | one error for everything |
+//! | [`OutOfMemoryReport`] | what would have helped where memory was out |
 //! | [`misuse`] | where a refused `deallocate` is reported |
 
 mod device;
@@ -23,6 +24,7 @@ mod layout;
 pub mod misuse;
 mod ptr;
 mod resource;
+mod shortage;
 mod size;
 pub mod stack;
 mod statistics;
@@ -37,6 +39,7 @@ pub use ptr::DevicePtr;
 pub use resource::{
     AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, Stack, downcast, find, is_same,
 };
+pub use shortage::{FreeMemory, LiveBlock, OutOfMemoryReport, Remedy, RemedyAction};
 pub use size::{ByteSize, format_bytes, parse_bytes};
 pub use statistics::{LadderCounts, ResourceStatistics};
 pub use stream::{StreamId, StreamRef};

@@ -5,7 +5,7 @@ mod support;
 use std::io::Write;
 use std::process::Stdio;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use support::{Folder, HEADER, Run, program, rows};
 
 fn specs(report: &Value) -> Vec<String> {
@@ -227,6 +227,31 @@ fn out_of_memory_is_counted_with_its_line_and_loses_no_other_stack() {
         assert_eq!(stack["first_failure"]["line"], 3);
         assert!(stack["first_failure"]["error"].as_str().unwrap().contains("out of memory for 100MiB"));
     }
+}
+
+#[test]
+fn out_of_memory_comes_with_what_would_have_helped() {
+    let folder = Folder::new();
+    let log = folder.log(
+        "1,0,allocate,0x100,16777216,0\n1,0,allocate,0x9000000,12582912,0\n\
+         1,0,free,0x9000000,12582912,0\n1,0,free,0x100,16777216,0\n",
+    );
+    let stack = ["-s", "cuda+pool:max=20MiB", "-d", "sim:64MiB"];
+    let run: Run = program().arg(&log).args(stack).args(["-f", "json"]).output().unwrap().into();
+    let report: Value = serde_json::from_str(&run.stdout).unwrap();
+    let said = &report["stacks"][0]["first_failure"]["report"];
+    assert_eq!((&said["short_bytes"], &said["live_bytes"]), (&(8 << 20).into(), &(16 << 20).into()));
+    let raise = json!({ "action": "raise_maximum", "bytes": 8 << 20, "suffices": true });
+    assert_eq!(said["remedies"][0], raise, "{said:#}");
+    assert_eq!(said["remedies"][1]["action"], "free_blocks", "{said:#}");
+    let run: Run = program().arg(&log).args(stack).output().unwrap().into();
+    assert!(run.stdout.contains("out of memory for 12MiB on stream"), "{}", run.stdout);
+    assert!(run.stdout.contains("it was 8MiB short"), "{}", run.stdout);
+    assert!(run.stdout.contains("- raise the maximum by 8MiB"), "{}", run.stdout);
+    // The advice, followed.
+    let raised = ["-s", "cuda+pool:max=28MiB", "-d", "sim:64MiB"];
+    let run: Run = program().arg(&log).args(raised).output().unwrap().into();
+    assert_eq!(run.status, 0, "{}", run.stdout);
 }
 
 #[test]

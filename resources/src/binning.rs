@@ -7,8 +7,8 @@ use std::sync::Arc;
 use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_core::{
     ALLOCATION_ALIGNMENT, AnyResource, ByteSize, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr,
-    DriverHandle, Error, Layer, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, align_up, is_same,
-    parse_bytes,
+    DriverHandle, Error, Layer, Layout, LiveBlock, MemoryInfo, Remedy, RemedyAction, ResourceStatistics,
+    Result, StreamRef, align_up, is_same, parse_bytes,
 };
 
 use crate::{FixedSizeMemoryResource, FixedSizeOptions};
@@ -198,12 +198,36 @@ impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
         blocks.sum()
     }
 
-    fn serving(&self, layout: Layout) -> &dyn DeviceMemoryResource {
-        if layout.alignment() > ALLOCATION_ALIGNMENT {
-            return &*self.upstream;
+    /// A report of upstream's names blocks that are the bins' regions: callers have what is in use of those.
+    fn name_callers_blocks(&self, mut error: Error) -> Error {
+        let Some(mut report) = error.take_out_of_memory_report() else { return error };
+        let bins = || {
+            self.bins.iter().filter_map(|bin| match &bin.source {
+                Source::Blocks(blocks) => Some(blocks),
+                Source::Given(_) => None,
+            })
+        };
+        for remedy in &mut report.remedies {
+            if let RemedyAction::FreeBlocks { number, blocks, .. } = &remedy.action
+                && *number == blocks.len() as u64
+            {
+                let of_callers = |block: &LiveBlock| {
+                    bins().find_map(|bin| bin.live_in(block.address)).unwrap_or(vec![*block])
+                };
+                *remedy = Remedy::free_blocks(blocks.iter().flat_map(of_callers).collect());
+            }
         }
+        error.with_report(report)
+    }
+
+    /// The bin that serves a request, if upstream does not.
+    fn bin(&self, layout: Layout) -> Option<&Bin<R>> {
         let index = self.bins.partition_point(|bin| bin.bytes < layout.bytes());
-        self.bins.get(index).map_or(&*self.upstream as &dyn DeviceMemoryResource, Bin::resource)
+        self.bins.get(index).filter(|_| layout.alignment() <= ALLOCATION_ALIGNMENT)
+    }
+
+    fn serving(&self, layout: Layout) -> &dyn DeviceMemoryResource {
+        self.bin(layout).map_or(&*self.upstream as &dyn DeviceMemoryResource, Bin::resource)
     }
 }
 
@@ -230,13 +254,15 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResou
             Err(error) if error.is_out_of_memory() => error,
             other => return other.map_err(|error| error.in_stack(self)),
         };
+        let explain =
+            |error| if self.bin(layout).is_none() { self.name_callers_blocks(error) } else { error };
         // Other bins may hold what is missing here.
         match self.give_back_regions() {
             Err(error) if error.is_sticky() => return Err(error.in_stack(self)),
             Ok(1..) => {}
-            Ok(0) | Err(_) => return Err(refused.in_stack(self)),
+            Ok(0) | Err(_) => return Err(explain(refused).in_stack(self)),
         }
-        resource.allocate(layout, stream).map_err(|error| error.in_stack(self))
+        resource.allocate(layout, stream).map_err(|error| explain(error).in_stack(self))
     }
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {

@@ -90,6 +90,8 @@ pub struct Failure {
     pub line: u64,
     /// The error. It may have several lines; the first says what matters.
     pub error: String,
+    /// What the stack knew when memory was out, and what would have helped, where it said so.
+    pub report: Option<Box<millpond_core::OutOfMemoryReport>>,
 }
 
 impl Failure {

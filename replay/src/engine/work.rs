@@ -139,7 +139,11 @@ impl<'a> Work<'a> {
             self.stop();
         }
         let mut first = self.first_failure.lock();
-        first.get_or_insert_with(|| Failure { line: u64::from(op.line), error: error.to_string() });
+        first.get_or_insert_with(|| Failure {
+            line: u64::from(op.line),
+            error: error.to_string(),
+            report: error.out_of_memory_report().cloned().map(Box::new),
+        });
         FAILED
     }
 

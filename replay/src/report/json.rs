@@ -12,7 +12,8 @@
 //!   operations                  in one pass
 //!   failures                    allocations that failed in the first pass
 //!   failures_all_passes         the same, summed over the passes
-//!   first_failure               the first of them: line, error (may have several lines)
+//!   first_failure               the first of them: line, error (may have several lines), report (what would
+//!                               have helped, as the stack says it: `OutOfMemoryReport`; null if it does not)
 //!   misuses_all_passes          deallocations that the stack refused, summed over the passes
 //!   peak_reserved_bytes         taken from the driver, the most in any pass
 //!   peak_live_bytes             of the log

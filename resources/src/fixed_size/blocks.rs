@@ -2,9 +2,11 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 
 use millpond_core::misuse::MisuseKind;
-use millpond_core::{DevicePtr, Layout, format_bytes};
+use millpond_core::{DevicePtr, Layout, LiveBlock};
 
-use crate::ordered::{ANYONE, Epoch, Fit, Growth, Owner, Request, Store, StoreTotals};
+use crate::ordered::{
+    ANYONE, Epoch, Fit, FreeOf, Growth, Owner, Request, Room, Shortage, Store, StoreTotals,
+};
 
 /// The note of a block that is free.
 const FREE: u64 = u64::MAX;
@@ -42,6 +44,17 @@ impl Blocks {
             free: Vec::new(),
             totals: StoreTotals::default(),
         }
+    }
+
+    /// The blocks in use of the region that starts here, if one does.
+    pub(crate) fn live_in(&self, base: u64) -> Option<Vec<LiveBlock>> {
+        let region = self.regions.iter().find(|region| region.base == base)?;
+        let blocks = (0u64..).zip(&region.requested).filter(|(_, requested)| **requested != FREE);
+        let live = |(block, bytes): (u64, &u64)| LiveBlock {
+            address: base + block * self.block_bytes,
+            bytes: *bytes,
+        };
+        Some(blocks.map(live).collect())
     }
 
     /// The region and number of the block that starts at this address.
@@ -175,13 +188,20 @@ impl Store for Blocks {
         self.totals
     }
 
-    fn describe(&self, _request: &Request) -> String {
-        let StoreTotals { regions, blocks_in_use, blocks_free, .. } = self.totals;
-        format!(
-            "{regions} regions hold {blocks_in_use} blocks of {} in use and {blocks_free} free, and upstream \
-             has no room for one more; free memory",
-            format_bytes(self.block_bytes)
-        )
+    /// Any block in use would do.
+    fn shortage(&mut self, _request: &Request, _room: &Room) -> Shortage {
+        let of = |(owner, queue): (Owner, &VecDeque<_>)| {
+            let blocks = queue.len() as u64;
+            FreeOf { owner, blocks, bytes: blocks * self.block_bytes, largest: self.block_bytes }
+        };
+        let free = (ANYONE..).zip(&self.free).map(of).filter(|free| free.blocks > 0).collect();
+        let block_of = |region: &Region| {
+            let block = region.requested.iter().position(|requested| *requested != FREE)?;
+            let address = region.base + block as u64 * self.block_bytes;
+            Some(LiveBlock { address, bytes: region.requested[block] })
+        };
+        let in_the_way = self.regions.iter().find_map(block_of).into_iter().collect();
+        Shortage { needed: self.block_bytes, free, in_the_way, ..Shortage::default() }
     }
 
     fn validate(&self) {

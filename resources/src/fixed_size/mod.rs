@@ -10,7 +10,7 @@ use std::sync::Arc;
 use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_core::{
     ALLOCATION_ALIGNMENT, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error, Layer, Layout,
-    MemoryInfo, ResourceStatistics, Result, StreamRef, align_up, format_bytes, is_same,
+    LiveBlock, MemoryInfo, ResourceStatistics, Result, StreamRef, align_up, format_bytes, is_same,
 };
 
 use crate::ordered::{Ordered, Reuse, Store};
@@ -185,6 +185,11 @@ impl<R: DeviceMemoryResource> FixedSizeMemoryResource<R> {
     /// Gives all regions back to upstream that are free from end to end, and returns their bytes.
     pub(crate) fn give_back_regions(&self) -> Result<u64> {
         self.ordered.give_back_regions(0).map_err(|error| error.in_stack(self))
+    }
+
+    /// The blocks in use of a region, given where it starts, if it is one.
+    pub(crate) fn live_in(&self, base: u64) -> Option<Vec<LiveBlock>> {
+        self.ordered.inspect(|blocks| blocks.live_in(base))
     }
 
     fn check(&self, layout: Layout, stream: StreamRef) -> Result<()> {

@@ -20,23 +20,33 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     #[cold]
     pub(super) fn climb(&self, request: &Request, stream: StreamRef) -> Result<DevicePtr> {
         let _slow = self.slow.lock();
-        if !self.state.lock().store.can_ever_serve(request) {
-            return Err(self.out_of_memory(request, stream, None));
+        let hopeless = {
+            let mut state = self.state.lock();
+            let hopeless = !state.store.can_ever_serve(&request.exact());
+            if hopeless {
+                // For the report: what threads keep is free, too.
+                state.store.gather(Gather::Everything);
+            }
+            hopeless
+        };
+        if hopeless {
+            return Err(self.out_of_memory(&request.exact(), stream, None));
         }
-        let refused = match self.climb_for(request, stream)? {
+        let mut refused = match self.climb_for(request, stream)? {
             Ok(ptr) => return Ok(ptr),
             Err(refused) => refused,
         };
         let exact = request.exact();
-        if exact != *request
-            && let Ok(ptr) = self.climb_for(&exact, stream)?
-        {
-            return Ok(ptr);
+        if exact != *request {
+            match self.climb_for(&exact, stream)? {
+                Ok(ptr) => return Ok(ptr),
+                Err(again) => refused = again,
+            }
         }
-        Err(self.out_of_memory(request, stream, refused))
+        Err(self.out_of_memory(&exact, stream, refused))
     }
 
-    /// The inner error is upstream's refusal, if it was asked.
+    /// The inner error is upstream's last refusal, if it was asked.
     fn climb_for(&self, request: &Request, stream: StreamRef) -> Result<Result<DevicePtr, Option<Error>>> {
         {
             // Here nobody uses a stream's event: all who do hold the lock, or a ticket.
@@ -60,7 +70,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         if !capturing && let Some(ptr) = self.make_room(request, stream)? {
             return Ok(Ok(ptr));
         }
-        let refused = match self.grow(request, stream, |ladder| &mut ladder.grow)? {
+        let mut refused = match self.grow(request, stream, |ladder| &mut ladder.grow)? {
             Ok(ptr) => return Ok(Ok(ptr)),
             Err(refused) => refused,
         };
@@ -75,15 +85,17 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         if !capturing && let Some(ptr) = self.reclaim(request, stream)? {
             return Ok(Ok(ptr));
         }
-        if self.runs_errands
-            && let Ok(ptr) = self.grow(request, stream, |ladder| &mut ladder.reclaim)?
-        {
-            return Ok(Ok(ptr));
+        if self.runs_errands {
+            match self.grow(request, stream, |ladder| &mut ladder.reclaim)? {
+                Ok(ptr) => return Ok(Ok(ptr)),
+                Err(again) => refused = again,
+            }
         }
-        if self.release_free_regions(0, stream) > 0
-            && let Ok(ptr) = self.grow(request, stream, |ladder| &mut ladder.reclaim)?
-        {
-            return Ok(Ok(ptr));
+        if self.release_free_regions(0, stream) > 0 {
+            match self.grow(request, stream, |ladder| &mut ladder.reclaim)? {
+                Ok(ptr) => return Ok(Ok(ptr)),
+                Err(again) => refused = again,
+            }
         }
         // What other threads gave back meanwhile may fit, and may belong to any stream.
         for _ in 0..LAST_TRIES {
@@ -147,20 +159,6 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             self.release_free_regions(keep, stream);
         }
         Ok(None)
-    }
-
-    fn out_of_memory(&self, request: &Request, stream: StreamRef, refused: Option<Error>) -> Error {
-        let mut state = self.state.lock();
-        state.ladder.out_of_memory += 1;
-        let report = state.store.describe(request);
-        drop(state);
-        let error = Error::out_of_memory(Layout::new(request.requested), stream)
-            .on_device(self.driver.device())
-            .context(report);
-        match refused {
-            Some(cause) => error.caused_by(cause),
-            None => error,
-        }
     }
 
     /// The steps between streams: what is ordered, done, or can be waited for; and what lies with streams

@@ -36,6 +36,7 @@
 mod ladder;
 mod points;
 mod reuse;
+mod shortage;
 mod store;
 mod streams;
 
@@ -54,8 +55,10 @@ use parking_lot::Mutex;
 use crate::lock::QuickLock;
 
 pub use reuse::Reuse;
+pub(crate) use shortage::DEVICE_PAGE;
 pub(crate) use store::{
-    ANYONE, Epoch, Errand, Fit, Gather, Growth, Hit, LARGEST_REQUEST, Owner, Request, Store, StoreTotals,
+    ANYONE, Epoch, Errand, Fit, FreeOf, Gather, Growth, Hit, LARGEST_REQUEST, Owner, Request, Room, Shortage,
+    Store, StoreTotals,
 };
 pub(crate) use streams::StreamCell;
 #[cfg(all(test, millpond_loom))]

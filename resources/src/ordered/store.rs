@@ -3,7 +3,7 @@ use std::fmt::Debug;
 
 use millpond_core::driver::{Driver, DriverResult};
 use millpond_core::misuse::MisuseKind;
-use millpond_core::{ALLOCATION_ALIGNMENT, DevicePtr, Layout};
+use millpond_core::{ALLOCATION_ALIGNMENT, DevicePtr, Layout, LiveBlock};
 
 /// Whose free blocks: an index that [`Streams`](super::streams::Streams) gives to each stream.
 pub(crate) type Owner = u32;
@@ -124,6 +124,46 @@ pub(crate) struct StoreTotals {
     /// Allocations that were served past the lock, from the stream's own blocks and from anyone's.
     pub(crate) own_stream: u64,
     pub(crate) completed: u64,
+}
+
+/// Where a request stood that could not be served.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Room {
+    /// The stream that asked.
+    pub(crate) owner: Owner,
+    /// Whether it captures a graph: then nobody waits for other streams.
+    pub(crate) is_capturing: bool,
+    /// What the device has free, where memory that the store gives back goes there, and comes from there.
+    pub(crate) device_free: Option<u64>,
+    /// The size of a page, where the store could have mapped some instead of taking regions.
+    pub(crate) page_bytes: Option<u64>,
+}
+
+/// What is free for an owner.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FreeOf {
+    pub(crate) owner: Owner,
+    pub(crate) blocks: u64,
+    pub(crate) bytes: u64,
+    pub(crate) largest: u64,
+}
+
+/// Why a store could not serve a request, and what would have helped.
+#[derive(Debug, Default)]
+pub(crate) struct Shortage {
+    /// New memory with which the request would be served, beside what is free for its stream.
+    pub(crate) needed: u64,
+    /// The most that the store may hold.
+    pub(crate) maximum_bytes: Option<u64>,
+    pub(crate) free: Vec<FreeOf>,
+    /// Whether what is free would serve the request if it were all anyone's.
+    pub(crate) merging_suffices: bool,
+    /// Blocks in use without which the request would be served; none if there are no such.
+    pub(crate) in_the_way: Vec<LiveBlock>,
+    /// Free pages that would have served it together: how many are needed.
+    pub(crate) pages: Option<u64>,
+    /// See [`OutOfMemoryReport::map`](millpond_core::OutOfMemoryReport::map).
+    pub(crate) map: Option<String>,
 }
 
 /// Memory that a store gets or gives back by itself, past upstream: made and ended under the lock, carried
@@ -254,8 +294,8 @@ pub(crate) trait Store: Debug + Send + Sized {
     fn remove_all_regions(&mut self) -> Vec<(DevicePtr, u64)>;
     /// Sizes and counts.
     fn totals(&self) -> StoreTotals;
-    /// What an out-of-memory error says about the blocks.
-    fn describe(&self, request: &Request) -> String;
+    /// What a report says of a request that could not be served, and what would have helped.
+    fn shortage(&mut self, request: &Request, room: &Room) -> Shortage;
     /// Walks the whole structure and panics where an invariant does not hold.
     fn validate(&self);
 }

@@ -16,7 +16,7 @@ use super::pages::{Pages, Policy};
 use super::thread::Caches;
 use crate::lock::QuickGuard;
 use crate::ordered::{
-    ANYONE, Epoch, Fit, Gather, Growth, Hit, Owner, Request, Store, StoreTotals, StreamCell,
+    ANYONE, Epoch, Fit, Gather, Growth, Hit, Owner, Request, Room, Shortage, Store, StoreTotals, StreamCell,
 };
 
 /// The heap of large blocks, to the directory.
@@ -70,7 +70,7 @@ pub(super) struct Heaps {
     /// How many streams there are.
     pub(super) streams: usize,
     /// What the device has, as far as the pool knows, and its own maximum.
-    most_bytes: u64,
+    pub(super) most_bytes: u64,
     /// The operations that there were when memory was last short of what was asked for.
     pub(super) scarce_at: u64,
 }
@@ -154,7 +154,7 @@ impl Heaps {
         }
     }
 
-    fn is_small(&self, request: &Request) -> bool {
+    pub(super) fn is_small(&self, request: &Request) -> bool {
         request.bytes <= self.shared.largest_in_arena() && request.alignment == ALLOCATION_ALIGNMENT
     }
 
@@ -176,7 +176,7 @@ impl Heaps {
     }
 
     /// How large a span for a small request should be.
-    fn span_wanted(&self, arena: &Arena, request: &Request) -> u64 {
+    pub(super) fn span_wanted(&self, arena: &Arena, request: &Request) -> u64 {
         let are_many = self.shared.arenas.are_many();
         let most = self.large.largest_span(are_many);
         arena.span_wanted(most, are_many).max(request.bytes.next_power_of_two() * 2).min(most)
@@ -569,8 +569,8 @@ impl Store for Heaps {
         totals
     }
 
-    fn describe(&self, request: &Request) -> String {
-        super::report::describe(self, request)
+    fn shortage(&mut self, request: &Request, room: &Room) -> Shortage {
+        super::shortage::shortage(self, request, room)
     }
 
     fn validate(&self) {

@@ -38,6 +38,7 @@ mod options;
 #[allow(dead_code)] // until heaps.rs uses it
 mod pages;
 mod report;
+mod shortage;
 mod slabs;
 #[cfg(test)]
 mod tests;

@@ -196,9 +196,12 @@ impl Cache {
         (remember(pool, front), too_many)
     }
 
-    /// The fronts of the thread.
+    /// The fronts of the thread, by stream: in another order other neighbours would join, and no run would
+    /// be as the one before.
     pub(super) fn fronts(&self) -> Vec<Arc<Front>> {
-        self.fronts.lock().values().cloned().collect()
+        let mut fronts: Vec<Arc<Front>> = self.fronts.lock().values().cloned().collect();
+        fronts.sort_unstable_by_key(|front| front.id);
+        fronts
     }
 
     pub(super) fn front_count(&self) -> usize {

@@ -63,6 +63,14 @@ impl Candidates {
         last.into_iter().chain(whole).min_by_key(|(free, _)| *free).map(|(_, id)| id)
     }
 
+    /// The free end that, with the largest free start of another handle, brings most; `None` where a start
+    /// alone brings more.
+    fn best_first(&self) -> Option<Candidate> {
+        let last = |used: &[HandleId]| Self::largest(&self.lasts, used).map_or(0, |(free, _)| free);
+        let both = |first: &Candidate| first.0 + last(&[first.1]);
+        self.firsts.iter().copied().max_by_key(both).filter(|first| both(first) >= last(&[]))
+    }
+
     /// The largest of a list that is not used.
     fn largest(list: &[Candidate], used: &[HandleId]) -> Option<Candidate> {
         list.iter().rev().find(|(_, id)| !used.contains(id)).copied()
@@ -106,9 +114,10 @@ impl Pages {
         chosen
     }
 
-    /// What a block begins with.
+    /// What a block begins with. Before memory is out, it is the end that leaves most for the rest.
     fn begin(&self, ends: &FreeEnds, candidates: &Candidates, bytes: u64, may_go_on: bool) -> Assembly {
-        let first = candidates.firsts.last().copied();
+        let first = if self.is_short { candidates.best_first() } else { candidates.firsts.last().copied() };
+        let may_go_on = may_go_on && !self.is_short;
         let whole = candidates.wholes.last().map_or(0, |(free, _)| *free);
         if may_go_on
             && let Some((id, view, (place, free))) = self.best_free_end(ends, bytes)

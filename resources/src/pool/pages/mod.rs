@@ -43,6 +43,7 @@ mod policy;
 mod release;
 #[cfg(test)]
 mod replay;
+mod shortage;
 mod space;
 #[cfg(test)]
 mod tests;
@@ -288,7 +289,7 @@ impl Pages {
     }
 
     /// The pieces of a block.
-    fn pieces_of(&self, block: ChunkId) -> impl Iterator<Item = &Chunk> {
+    pub(in crate::pool) fn pieces_of(&self, block: ChunkId) -> impl Iterator<Item = &Chunk> {
         std::iter::successors(Some(block), |id| {
             let (line, chunk) = unpack(*id);
             Some(self.heap(line).link(chunk)).filter(|next| *next != NIL)

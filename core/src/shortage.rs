@@ -1,0 +1,347 @@
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{DevicePtr, Layout, MemoryInfo, StreamRef, format_bytes};
+
+/// What a resource knew when it had no memory for a request, and what would have helped.
+///
+/// It comes with an error ([`Error::out_of_memory_report`](crate::Error::out_of_memory_report)), is printed
+/// with it, and is data: it can be written with serde, and decided on. All sizes are in bytes. It is true of
+/// the moment at which the request failed; other threads go on.
+///
+/// ```
+/// use millpond_core::{Error, Layout, OutOfMemoryReport, Remedy, StreamRef};
+/// let (layout, stream) = (Layout::new(3 << 20), StreamRef::LEGACY);
+/// let mut report = OutOfMemoryReport::new(layout, stream);
+/// report.short_bytes = Some(1 << 20);
+/// report.remedies.push(Remedy::raise_maximum(1 << 20, true));
+/// let error = Error::out_of_memory(layout, stream).with_report(report);
+/// assert!(error.to_string().contains("it was 1MiB short"));
+/// let report = error.out_of_memory_report().expect("it was added");
+/// assert!(report.remedies.iter().any(|remedy| remedy.suffices));
+/// ```
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct OutOfMemoryReport {
+    /// What was asked for.
+    pub requested_bytes: u64,
+    /// To what the block was to be aligned.
+    pub alignment: u64,
+    /// The raw handle of the stream that asked.
+    pub stream: u64,
+    /// Whether that stream was capturing a graph, during which a resource neither asks nor waits for others.
+    pub is_capturing: bool,
+    /// With so many bytes more to take from below, the request would have been served; `None` where that is
+    /// not known.
+    pub short_bytes: Option<u64>,
+    /// Held from below: in use and free.
+    pub held_bytes: u64,
+    /// In blocks that are handed out.
+    pub live_bytes: u64,
+    /// Blocks that are handed out.
+    pub live_blocks: u64,
+    /// The largest free block, of whatever stream.
+    pub largest_free_block: u64,
+    /// The most that the resource may hold, if that is limited.
+    pub maximum_bytes: Option<u64>,
+    /// What is free, by the stream that it is free for.
+    pub free: Vec<FreeMemory>,
+    /// What the device said it has.
+    pub device: Option<MemoryInfo>,
+    /// What would have helped, the mildest first. Empty if nothing that the resource can see would.
+    pub remedies: Vec<Remedy>,
+    /// The held memory in the order of addresses, as letters: `#` in use, `+` partly, `.` free.
+    pub map: Option<String>,
+    /// What the resource below knew that refused memory to this one; its remedies are above.
+    pub upstream: Option<Box<Self>>,
+}
+
+/// Free blocks of one stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FreeMemory {
+    /// The stream's raw handle; `None` for what is free for any stream.
+    pub stream: Option<u64>,
+    /// Bytes in all of them.
+    pub bytes: u64,
+    /// How many there are.
+    pub blocks: u64,
+    /// The largest.
+    pub largest_block: u64,
+}
+
+/// A block that is handed out.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct LiveBlock {
+    /// Where it starts.
+    pub address: u64,
+    /// What was asked for.
+    pub bytes: u64,
+}
+
+/// Something that would have let the request succeed, computed from the state in which it failed. What the
+/// resource does by itself before it fails (wait, synchronise, release, grow) is none.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Remedy {
+    /// What to do.
+    #[serde(flatten)]
+    pub action: RemedyAction,
+    /// Whether that alone is enough. Where not, it takes all such remedies of the report together;
+    /// [`RemedyAction::MapPages`] never says so, since the next run may put its blocks elsewhere.
+    pub suffices: bool,
+}
+
+/// What could be done.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(tag = "action", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum RemedyAction {
+    /// Ask outside the capture: there the resource waits for this stream, which has a free block of
+    /// `block_bytes`.
+    WaitForStream {
+        /// The stream's raw handle.
+        stream: u64,
+        /// The free block that fits.
+        block_bytes: u64,
+    },
+    /// Ask outside the capture: there the resource synchronises, after which the `free_bytes` of all streams
+    /// join.
+    MergeStreams {
+        /// What is free of all streams.
+        free_bytes: u64,
+    },
+    /// Let the resource hold `bytes` more.
+    RaiseMaximum {
+        /// By how much.
+        bytes: u64,
+    },
+    /// Have `bytes` of the device given back by whoever else holds them: other resources, other processes.
+    FreeDeviceMemory {
+        /// How much.
+        bytes: u64,
+        /// What others hold.
+        held_bytes: u64,
+    },
+    /// Give these blocks back, on the stream that asks or, outside a capture, on any.
+    FreeBlocks {
+        /// How many they are.
+        number: u64,
+        /// What was asked for with all of them.
+        bytes: u64,
+        /// Each of them, by address; only the first thousand where they are more.
+        blocks: Vec<LiveBlock>,
+    },
+    /// Build the pool with `pages=on`: so many free pages lie apart that it could have mapped in a row.
+    MapPages {
+        /// How many pages.
+        pages: u64,
+        /// The bytes of a page.
+        page_bytes: u64,
+    },
+}
+
+impl Remedy {
+    fn new(action: RemedyAction, suffices: bool) -> Self {
+        Self { action, suffices }
+    }
+
+    /// [`RemedyAction::WaitForStream`], which suffices.
+    pub fn wait_for_stream(stream: StreamRef, block_bytes: u64) -> Self {
+        Self::new(RemedyAction::WaitForStream { stream: stream.handle(), block_bytes }, true)
+    }
+
+    /// [`RemedyAction::MergeStreams`], which suffices.
+    pub fn merge_streams(free_bytes: u64) -> Self {
+        Self::new(RemedyAction::MergeStreams { free_bytes }, true)
+    }
+
+    /// [`RemedyAction::RaiseMaximum`].
+    pub fn raise_maximum(bytes: u64, suffices: bool) -> Self {
+        Self::new(RemedyAction::RaiseMaximum { bytes }, suffices)
+    }
+
+    /// [`RemedyAction::FreeDeviceMemory`].
+    pub fn free_device_memory(bytes: u64, held_bytes: u64, suffices: bool) -> Self {
+        Self::new(RemedyAction::FreeDeviceMemory { bytes, held_bytes }, suffices)
+    }
+
+    /// [`RemedyAction::FreeBlocks`], which suffices.
+    pub fn free_blocks(mut blocks: Vec<LiveBlock>) -> Self {
+        const MOST: usize = 1000;
+        blocks.sort_unstable();
+        let (number, bytes) = (blocks.len() as u64, blocks.iter().map(|block| block.bytes).sum());
+        blocks.truncate(MOST);
+        blocks.shrink_to_fit();
+        Self::new(RemedyAction::FreeBlocks { number, bytes, blocks }, true)
+    }
+
+    /// [`RemedyAction::MapPages`].
+    pub fn map_pages(pages: u64, page_bytes: u64) -> Self {
+        Self::new(RemedyAction::MapPages { pages, page_bytes }, false)
+    }
+}
+
+impl OutOfMemoryReport {
+    /// A report about this request that says nothing yet.
+    pub fn new(layout: Layout, stream: StreamRef) -> Self {
+        Self {
+            requested_bytes: layout.bytes(),
+            alignment: layout.alignment(),
+            stream: stream.handle(),
+            ..Self::default()
+        }
+    }
+
+    /// What is held and not handed out.
+    pub fn free_bytes(&self) -> u64 {
+        self.held_bytes.saturating_sub(self.live_bytes)
+    }
+
+    fn write_held(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "\n  it holds {}: {} in use in {}, {} free, at most {} in a row",
+            format_bytes(self.held_bytes),
+            format_bytes(self.live_bytes),
+            counted(self.live_blocks, "block"),
+            format_bytes(self.free_bytes()),
+            format_bytes(self.largest_free_block)
+        )?;
+        if let Some(maximum) = self.maximum_bytes {
+            write!(f, "; its maximum is {}", format_bytes(maximum))?;
+        }
+        if let Some(MemoryInfo { free, total }) = self.device {
+            write!(f, "; the device has {} free of {}", format_bytes(free), format_bytes(total))?;
+        }
+        self.free.iter().try_for_each(|free| {
+            match free.stream {
+                Some(stream) => write!(f, "\n  free for stream {}", StreamName(stream))?,
+                None => f.write_str("\n  free for any stream")?,
+            }
+            let (blocks, bytes) = (counted(free.blocks, "block"), format_bytes(free.bytes));
+            write!(f, ": {bytes} in {blocks}, the largest {}", format_bytes(free.largest_block))
+        })?;
+        match &self.map {
+            Some(map) => write!(f, "\n  [{map}] #: in use, +: partly, .: free"),
+            None => Ok(()),
+        }
+    }
+
+    fn write_remedies(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (alone, others): (Vec<&Remedy>, Vec<&Remedy>) =
+            self.remedies.iter().partition(|remedy| remedy.suffices);
+        let (setups, together): (Vec<&Remedy>, Vec<&Remedy>) =
+            others.into_iter().partition(|remedy| matches!(remedy.action, RemedyAction::MapPages { .. }));
+        let mut list = |title: &str, remedies: &[&Remedy]| {
+            if remedies.is_empty() {
+                return Ok(());
+            }
+            write!(f, "\n  {title}:")?;
+            remedies.iter().try_for_each(|remedy| write!(f, "\n  - {}", remedy.action))
+        };
+        list(
+            if alone.len() > 1 { "any of these would have helped" } else { "this would have helped" },
+            &alone,
+        )?;
+        list(
+            if together.len() > 1 { "these would have helped together" } else { "this is needed" },
+            &together,
+        )?;
+        list("this may help the next run", &setups)?;
+        if !self.remedies.is_empty() {
+            return Ok(());
+        }
+        match self.device {
+            Some(device) if device.total < self.requested_bytes => {
+                f.write_str("\n  nothing would have helped")
+            }
+            _ => f.write_str("\n  nothing that can be seen from here would have helped"),
+        }
+    }
+}
+
+/// In several lines, the first of which goes on with the error's: how short it was, what would have helped,
+/// and what is held.
+impl fmt::Display for OutOfMemoryReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.short_bytes {
+            Some(bytes) => write!(f, "it was {} short", format_bytes(bytes))?,
+            None if self.is_capturing => {
+                f.write_str("no block may be taken during the capture of a graph")?
+            }
+            None => f.write_str("no free block is large enough, and there is no more")?,
+        }
+        self.write_remedies(f)?;
+        let mut level = Some(self);
+        while let Some(report) = level {
+            report.write_held(f)?;
+            level = report.upstream.as_deref();
+            if let Some(upstream) = level {
+                write!(f, "\n  below, where it asked for {}:", format_bytes(upstream.requested_bytes))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// So many blocks are named; more would hide the rest.
+const NAMED: usize = 4;
+
+/// As advice.
+impl fmt::Display for RemedyAction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::WaitForStream { stream, block_bytes } => write!(
+                f,
+                "ask outside the capture and wait for stream {}, whose free block of {} fits",
+                StreamName(*stream),
+                format_bytes(*block_bytes)
+            ),
+            Self::MergeStreams { free_bytes } => write!(
+                f,
+                "ask outside the capture and merge the streams, of which {} are free",
+                format_bytes(*free_bytes)
+            ),
+            Self::RaiseMaximum { bytes } => write!(f, "raise the maximum by {}", format_bytes(*bytes)),
+            Self::FreeDeviceMemory { bytes, held_bytes } => write!(
+                f,
+                "trim or end what else is on the device: {} of the {} that others hold",
+                format_bytes(*bytes),
+                format_bytes(*held_bytes)
+            ),
+            Self::FreeBlocks { number, bytes, blocks } => {
+                match number {
+                    1 => f.write_str("give this block back:")?,
+                    number => write!(f, "give {number} blocks back, {} in all:", format_bytes(*bytes))?,
+                }
+                for block in blocks.iter().take(NAMED) {
+                    write!(f, " {} ({})", DevicePtr::new(block.address), format_bytes(block.bytes))?;
+                }
+                match number.saturating_sub(NAMED as u64) {
+                    0 => Ok(()),
+                    more => write!(f, " and {more} more"),
+                }
+            }
+            Self::MapPages { pages, page_bytes } => write!(
+                f,
+                "build the pool with pages=on, to remap {} of {} that lie free apart",
+                counted(*pages, "page"),
+                format_bytes(*page_bytes)
+            ),
+        }
+    }
+}
+
+fn counted(number: u64, what: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {what}{plural}")
+}
+
+/// A stream as [`StreamRef`] prints it.
+struct StreamName(u64);
+
+impl fmt::Display for StreamName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == 0 { f.write_str("0") } else { write!(f, "{:#x}", self.0) }
+    }
+}

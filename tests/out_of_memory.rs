@@ -1,0 +1,172 @@
+//! What an out-of-memory error says reaches the caller, through whatever lies above the pool. (Whether it is
+//! true is looked at beside the pool: `resources/src/pool/shortage/tests.rs`.)
+
+use std::sync::Arc;
+
+use millpond::driver::sim::{SimConfig, SimDevice};
+use millpond::plugin::{MemoryManager, MillpondMemoryManager};
+use millpond::stack::StackSpec;
+use millpond::{
+    AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle, Error, LiveBlock,
+    OutOfMemoryReport, Remedy, RemedyAction, StreamRef,
+};
+
+const MIB: u64 = 1 << 20;
+const S: StreamRef = StreamRef::LEGACY;
+
+fn device(capacity: u64) -> Arc<SimDevice> {
+    SimDevice::new(SimConfig::with_capacity(capacity))
+}
+
+fn stack(text: &str, device: &Arc<SimDevice>) -> AnyResource {
+    let driver: DriverHandle = Arc::clone(device) as _;
+    text.parse::<StackSpec>().unwrap().build(&millpond::layers(), &driver).unwrap()
+}
+
+fn report(error: &Error) -> &OutOfMemoryReport {
+    error.out_of_memory_report().unwrap_or_else(|| panic!("no report: {error}"))
+}
+
+/// What a stack says that holds 16 MiB and may hold 20 MiB, asked for 12 MiB.
+fn refusal(text: &str) -> Error {
+    let stack = stack(text, &device(64 * MIB));
+    let block = stack.allocate_bytes(16 * MIB, S).unwrap();
+    let error = stack.allocate_bytes(12 * MIB, S).unwrap_err();
+    give(&stack, block, 16 * MIB);
+    error
+}
+
+fn give(stack: &AnyResource, ptr: DevicePtr, bytes: u64) {
+    // SAFETY: the block came from this stack with this size and is given back once; nothing uses it.
+    unsafe { stack.deallocate_bytes(ptr, bytes, S) };
+}
+
+fn blocks(report: &OutOfMemoryReport) -> Vec<LiveBlock> {
+    let named = report.remedies.iter().find_map(|remedy| match &remedy.action {
+        RemedyAction::FreeBlocks { blocks, .. } => Some(blocks.clone()),
+        _ => None,
+    });
+    named.unwrap_or_else(|| panic!("no block is named: {report}"))
+}
+
+#[test]
+fn adaptors_pass_a_report_on_as_it_is() {
+    let bare = refusal("cuda+pool:max=20MiB");
+    assert_eq!(report(&bare).remedies[0], Remedy::raise_maximum(8 * MIB, true));
+    let adaptors = ["statistics", "tracking", "thread_safe", "limiting:limit=60MiB", "statistics+tracking"];
+    for adaptors in adaptors {
+        let error = refusal(&format!("cuda+pool:max=20MiB+{adaptors}"));
+        assert_eq!(report(&error), report(&bare), "{adaptors}");
+        assert_eq!(error.to_string(), bare.to_string().replace(&bare_device(&bare), &bare_device(&error)));
+    }
+    let log = std::env::temp_dir().join(format!("millpond-out-of-memory-{}.csv", std::process::id()));
+    let error = refusal(&format!("cuda+pool:max=20MiB+logging:file={}", log.display()));
+    assert_eq!(report(&error), report(&bare));
+    std::fs::remove_file(log).unwrap();
+}
+
+fn bare_device(error: &Error) -> String {
+    error.device().expect("a device").to_string()
+}
+
+#[test]
+fn a_plugged_in_manager_passes_a_report_on() {
+    let device = device(64 * MIB);
+    let manager = MillpondMemoryManager::new(stack("cuda+pool:max=20MiB+statistics", &device));
+    let memory = manager.memalloc(16 * MIB).unwrap();
+    let error = manager.memalloc(12 * MIB).unwrap_err();
+    assert_eq!(report(&error).remedies[0], Remedy::raise_maximum(8 * MIB, true));
+    let address = memory.device_pointer().address();
+    assert_eq!(blocks(report(&error)), [LiveBlock { address, bytes: 16 * MIB }]);
+    drop(memory);
+    assert!(manager.memalloc(12 * MIB).is_ok());
+}
+
+#[test]
+fn a_report_is_data_and_an_error_is_one_pointer() {
+    let error = refusal("cuda+pool:max=20MiB");
+    let data = serde_json::to_value(report(&error)).unwrap();
+    assert_eq!(data["remedies"][0]["action"], "raise_maximum");
+    assert_eq!(data["remedies"][0]["bytes"], 8 * MIB);
+    assert_eq!(&serde_json::from_value::<OutOfMemoryReport>(data).unwrap(), report(&error));
+    assert_eq!(size_of::<Error>(), size_of::<usize>());
+}
+
+#[test]
+fn the_text_is_short_and_says_what_to_do() {
+    let error = refusal("cuda+pool:max=20MiB");
+    let expected = format!(
+        "out of memory for 12MiB on stream 0 of {} in `cuda+pool:max=20MiB`: it was 8MiB short
+  any of these would have helped:
+  - raise the maximum by 8MiB
+  - give this block back: {} (16MiB)
+  it holds 16MiB: 16MiB in use in 1 block, 0B free, at most 0B in a row; its maximum is 20MiB; \
+         the device has 48MiB free of 64MiB
+  [{}] #: in use, +: partly, .: free",
+        bare_device(&error),
+        DevicePtr::new(blocks(report(&error))[0].address),
+        "#".repeat(80),
+    );
+    assert_eq!(error.to_string(), expected);
+}
+
+/// What another pool has free is with the device for this one: trimming that pool is what is advised.
+#[test]
+fn another_pool_is_trimmed() {
+    for pages in ["on", "off"] {
+        let device = device(64 * MIB);
+        let [one, other] = [(); 2].map(|()| stack(&format!("cuda+pool:pages={pages}"), &device));
+        let block = other.allocate_bytes(40 * MIB, S).unwrap();
+        give(&other, block, 40 * MIB);
+        let error = one.allocate_bytes(30 * MIB, S).unwrap_err();
+        let elsewhere = Remedy::free_device_memory(6 * MIB, 40 * MIB, true);
+        assert_eq!(report(&error).remedies, [elsewhere], "{error}");
+        assert!(error.to_string().contains("6MiB of the 40MiB that others hold"), "{error}");
+        assert!(other.trim(0).unwrap() >= 6 * MIB);
+        assert!(one.allocate_bytes(30 * MIB, S).is_ok());
+    }
+}
+
+#[test]
+fn any_block_of_one_size_will_do() {
+    let device = device(4 * MIB);
+    let stack = stack("cuda+fixed_size:block_size=1MiB", &device);
+    let held: Vec<DevicePtr> = std::iter::from_fn(|| stack.allocate_bytes(MIB, S).ok()).collect();
+    let error = stack.allocate_bytes(MIB, S).unwrap_err();
+    let named = blocks(report(&error));
+    assert_eq!(named.len(), 1);
+    assert!(held.contains(&DevicePtr::new(named[0].address)));
+    give(&stack, DevicePtr::new(named[0].address), named[0].bytes);
+    assert!(stack.allocate_bytes(MIB, S).is_ok());
+}
+
+#[test]
+fn blocks_over_a_pool_take_over_what_the_pool_advises() {
+    let device = device(64 * MIB);
+    let stack = stack("cuda+pool:max=8MiB,pages=off+fixed_size:block_size=4MiB", &device);
+    let _held = [(); 2].map(|()| stack.allocate_bytes(4 * MIB, S).unwrap());
+    let error = stack.allocate_bytes(4 * MIB, S).unwrap_err();
+    let said = report(&error);
+    assert!(said.remedies.contains(&Remedy::raise_maximum(4 * MIB, true)), "{said}");
+    assert_eq!(blocks(said).len(), 1, "of the blocks, not of the pool's");
+    let below = said.upstream.as_ref().expect("the pool said something");
+    assert_eq!((below.held_bytes, below.maximum_bytes), (8 * MIB, Some(8 * MIB)));
+    assert!(error.to_string().contains("below, where it asked for 4MiB"), "{error}");
+}
+
+/// Bins hold regions of the pool's, which no caller has: what callers have of them is named.
+#[test]
+fn what_bins_hold_is_named_by_what_callers_have() {
+    let device = device(32 * MIB);
+    let stack = stack("cuda+pool+binning:bins=1MiB", &device);
+    let small: Vec<DevicePtr> = std::iter::from_fn(|| stack.allocate_bytes(MIB, S).ok()).collect();
+    assert!(small.len() > 16);
+    let error = stack.allocate_bytes(16 * MIB, S).unwrap_err();
+    let named = blocks(report(&error));
+    assert!(named.len() >= 16, "{error}");
+    for LiveBlock { address, bytes } in &named {
+        assert!(*bytes == MIB && small.contains(&DevicePtr::new(*address)), "{error}");
+        give(&stack, DevicePtr::new(*address), *bytes);
+    }
+    assert!(stack.allocate_bytes(16 * MIB, S).is_ok());
+}
