@@ -14,6 +14,7 @@ impl Pages {
         let created = self.enter_new(&mut plan);
         self.moves += plan.work.mappings();
         let new = self.take_new(&plan);
+        self.note_use();
         let pieces = plan.before.iter().map(|kept| kept.id).chain(new).chain(plan.after.map(|kept| kept.id));
         let mut pieces: Vec<ChunkId> = pieces.collect();
         self.extra_pieces -= plan.kept();
