@@ -178,6 +178,33 @@ fn what_a_stream_still_uses_stays() {
     setup.assert_order_was_kept();
 }
 
+/// What is given back while the driver is asked is of a later time than what was asked for.
+#[test]
+fn an_answer_is_about_what_was_given_back_before() {
+    let setup = Setup::new(1024 * MIB);
+    let pool = setup.pool(PoolLayer::new());
+    let stream = setup.stream();
+    let before = take(&pool, 20 * MIB, stream);
+    let apart = take(&pool, 2 * MIB, stream);
+    let later = take(&pool, 60 * MIB, stream);
+    give(&pool, before, 20 * MIB, stream);
+    let (device, same) = (Arc::clone(&setup.device), Arc::clone(&pool));
+    setup.hooks.before_query(move || {
+        for _ in 0..800 {
+            device.launch(stream, &[Access::write(later, 60 * MIB, 1)]);
+        }
+        give(&same, later, 60 * MIB, stream);
+    });
+    for second in 0..30 {
+        pool.inner().decay_step(second * SECOND).expect("the driver gives no error");
+    }
+    assert_eq!(setup.hooks.hooks_left(), 0);
+    let held = pool.inner().pool_bytes();
+    assert!((62 * MIB..80 * MIB).contains(&held), "{held}");
+    give(&pool, apart, 2 * MIB, stream);
+    setup.assert_order_was_kept();
+}
+
 /// While the thread that decays is held up in the driver, whoever hits does not notice.
 #[test]
 fn an_allocation_that_hits_never_waits_for_the_driver() {
@@ -273,7 +300,8 @@ fn a_second_pool_gets_what_the_first_has_free() {
 #[test]
 fn a_pools_own_maximum_concerns_nobody_else() {
     let setup = Setup::new(256 * MIB);
-    let (first, second) = (setup.pool(PoolLayer::new()), setup.pool(PoolLayer::new().maximum_bytes(200 * MIB)));
+    let (first, second) =
+        (setup.pool(PoolLayer::new()), setup.pool(PoolLayer::new().maximum_bytes(200 * MIB)));
     let stream = setup.stream();
     let ptr = take(&first, 50 * MIB, stream);
     give(&first, ptr, 50 * MIB, stream);

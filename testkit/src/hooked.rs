@@ -42,6 +42,7 @@ pub struct HookedDriver {
     after_wait: Hook,
     before_synchronize: Hook,
     before_unmap: Hook,
+    before_query: Hook,
     foreign: Mutex<Vec<StreamId>>,
     is_timeless: AtomicBool,
 }
@@ -93,6 +94,11 @@ impl HookedDriver {
     pub fn before_unmap(&self, hook: impl FnOnce() + Send + 'static) {
         self.before_unmap.set(hook);
     }
+
+    /// Runs before the next [`event_query`](Driver::event_query).
+    pub fn before_query(&self, hook: impl FnOnce() + Send + 'static) {
+        self.before_query.set(hook);
+    }
 }
 
 impl HookedDriver {
@@ -104,6 +110,7 @@ impl HookedDriver {
             after_wait: Hook::default(),
             before_synchronize: Hook::default(),
             before_unmap: Hook::default(),
+            before_query: Hook::default(),
             foreign: Mutex::default(),
             is_timeless: AtomicBool::new(false),
         })
@@ -123,7 +130,13 @@ impl HookedDriver {
 
     /// How many closures are set and have not run: 0 at the end of a test that is about them.
     pub fn hooks_left(&self) -> usize {
-        let hooks = [&self.before_record, &self.after_wait, &self.before_synchronize, &self.before_unmap];
+        let hooks = [
+            &self.before_record,
+            &self.after_wait,
+            &self.before_synchronize,
+            &self.before_unmap,
+            &self.before_query,
+        ];
         hooks.into_iter().filter(|hook| hook.is_set()).count()
     }
 }
@@ -180,6 +193,11 @@ impl Driver for HookedDriver {
         unsafe { self.inner.mem_unmap(ptr, bytes) }
     }
 
+    fn event_query(&self, event: Event) -> DriverResult<bool> {
+        self.before_query.run();
+        self.inner.event_query(event)
+    }
+
     fn virtual_time_ns(&self) -> Option<u64> {
         self.inner.virtual_time_ns().filter(|_| !self.is_timeless.load(Ordering::Relaxed))
     }
@@ -213,7 +231,6 @@ impl Driver for HookedDriver {
         fn stream_query(stream: StreamRef) -> DriverResult<bool>;
         fn stream_is_capturing(stream: StreamRef) -> DriverResult<bool>;
         fn event_create(flags: EventFlags) -> DriverResult<Event>;
-        fn event_query(event: Event) -> DriverResult<bool>;
         fn event_synchronize(event: Event) -> DriverResult<()>;
         fn ipc_get_mem_handle(ptr: DevicePtr) -> DriverResult<IpcMemHandle>;
         fn ipc_open_mem_handle(handle: &IpcMemHandle) -> DriverResult<DevicePtr>;
