@@ -227,7 +227,8 @@ fn an_allocation_that_hits_never_waits_for_the_driver() {
             (0..30).map(|second| pool.inner().decay_step(second * SECOND).expect("no error")).sum::<u64>()
         });
         in_driver.wait();
-        // Every way of a call that needs no new memory: fronts, arenas, the large heap; another thread's, too.
+        // Every way of a call that needs no new memory: fronts, arenas, the large heap; another thread's,
+        // too.
         for (bytes, blocks) in sizes.iter().zip(&blocks) {
             for ptr in blocks {
                 give(&pool, *ptr, *bytes, stream);

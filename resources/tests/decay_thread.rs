@@ -1,5 +1,5 @@
-//! The thread that lets pools on real devices decay: one for all, as long as there is a pool. One test, since it
-//! looks at the threads of the process. The device is simulated, and hides its time.
+//! The thread that lets pools on real devices decay: one for all, as long as there is a pool. One test, since
+//! it looks at the threads of the process. The device is simulated, and hides its time.
 #![cfg(all(target_os = "linux", not(miri)))]
 
 use std::time::Duration;

@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use millpond_core::driver::{
     AccessFlags, DeviceAttribute, Driver, DriverHandle, DriverResult, Event, EventFlags, Health, HostFlags,
@@ -45,6 +45,9 @@ pub struct HookedDriver {
     before_query: Hook,
     foreign: Mutex<Vec<StreamId>>,
     is_timeless: AtomicBool,
+    is_quiet: AtomicBool,
+    is_late: AtomicBool,
+    queries: AtomicU64,
 }
 
 /// What runs at one place, if something is to.
@@ -113,6 +116,9 @@ impl HookedDriver {
             before_query: Hook::default(),
             foreign: Mutex::default(),
             is_timeless: AtomicBool::new(false),
+            is_quiet: AtomicBool::new(false),
+            is_late: AtomicBool::new(false),
+            queries: AtomicU64::new(0),
         })
     }
 
@@ -120,6 +126,18 @@ impl HookedDriver {
     /// time to pass goes by the machine's clock.
     pub fn hide_virtual_time(&self) {
         self.is_timeless.store(true, Ordering::Relaxed);
+    }
+
+    /// From now on whoever [asks](Driver::event_query) for an event is told that it is done, and waits until
+    /// that is so: where nothing runs, all devices give the same answers then, however quick they are.
+    pub fn wait_at_queries(&self) {
+        self.is_quiet.store(true, Ordering::Relaxed);
+    }
+
+    /// From now on every other query is told that the event is not done, as a real device may well say just
+    /// after a record.
+    pub fn answer_late(&self) {
+        self.is_late.store(true, Ordering::Relaxed);
     }
 
     /// Says that the stream was made elsewhere: [`event_record_if_alive`](Driver::event_record_if_alive)
@@ -195,6 +213,12 @@ impl Driver for HookedDriver {
 
     fn event_query(&self, event: Event) -> DriverResult<bool> {
         self.before_query.run();
+        if self.is_quiet.load(Ordering::Relaxed) {
+            return self.inner.event_synchronize(event).map(|()| true);
+        }
+        if self.is_late.load(Ordering::Relaxed) && self.queries.fetch_add(1, Ordering::Relaxed) % 2 == 0 {
+            return Ok(false);
+        }
         self.inner.event_query(event)
     }
 

@@ -1,8 +1,8 @@
 //! Before memory is out, the other resources of the device are asked for what they have free.
 //!
-//! Resources whose memory comes from the device directly are listed here, weakly. Who is refused by the driver
-//! asks them, one after the other, with none of its own locks held; each takes its own. So two that ask each
-//! other at one moment wait for nothing but each other's driver calls.
+//! Resources whose memory comes from the device directly are listed here, weakly. Who is refused by the
+//! driver asks them, one after the other, with none of its own locks held; each takes its own. So two that
+//! ask each other at one moment wait for nothing but each other's driver calls.
 
 use std::sync::{Arc, Weak};
 

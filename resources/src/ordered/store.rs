@@ -204,8 +204,8 @@ pub(crate) trait Store: Debug + Send + Sized + 'static {
     fn errand_to_release(&mut self, _keep_bytes: u64, _most_calls: usize) -> Option<Self::Errand> {
         None
     }
-    /// An errand that gives back one piece of such memory, found within a few looks from the cursor on, as long
-    /// as at least `keep_bytes` are held. `None` where nothing was found so far.
+    /// An errand that gives back one piece of such memory, found within a few looks from the cursor on, as
+    /// long as at least `keep_bytes` are held. `None` where nothing was found so far.
     fn errand_for_bite(&mut self, _keep_bytes: u64, _at: &mut Cursor) -> Option<Self::Errand> {
         None
     }

@@ -151,12 +151,12 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         self.options
     }
 
-    /// Gives memory back that was not needed lately, as the pool's [`Decay`] says; `now` is the time since any
-    /// moment, the same at each call. Says how many bytes went back. Nothing waits for the device.
+    /// Gives memory back that was not needed lately, as the pool's [`Decay`] says; `now` is the time since
+    /// any moment, the same at each call. Says how many bytes went back. Nothing waits for the device.
     ///
-    /// On a real device a thread of the library makes these steps, by its own clock. On a simulated one nobody
-    /// does but the caller. A step that comes sooner than a sixteenth of the decay's time after the last one
-    /// does nothing.
+    /// On a real device a thread of the library makes these steps, by its own clock. On a simulated one
+    /// nobody does but the caller. A step that comes sooner than a sixteenth of the decay's time after the
+    /// last one does nothing.
     ///
     /// # Errors
     /// What the driver reports. What went back before the error stays given back.

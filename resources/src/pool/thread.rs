@@ -196,9 +196,12 @@ impl Cache {
         (remember(pool, front), too_many)
     }
 
-    /// The fronts of the thread.
+    /// The fronts of the thread, by owner: in the order in which the pool came to know the streams, whatever
+    /// identities those have.
     pub(super) fn fronts(&self) -> Vec<Arc<Front>> {
-        self.fronts.lock().values().cloned().collect()
+        let mut fronts: Vec<Arc<Front>> = self.fronts.lock().values().cloned().collect();
+        fronts.sort_unstable_by_key(|front| front.stream.owner);
+        fronts
     }
 
     pub(super) fn front_count(&self) -> usize {

@@ -1,8 +1,8 @@
 //! The thread that makes the steps on real devices: one for all pools of the process.
 //!
 //! It starts with the first pool that decays, and ends with the last, which waits for its end; at the end of
-//! the process the pools that are left wait for it, too, but not for long. A process that was forked has none:
-//! threads are not inherited, and nor is CUDA.
+//! the process the pools that are left wait for it, too, but not for long. A process that was forked has
+//! none: threads are not inherited, and nor is CUDA.
 
 use std::process;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -79,8 +79,8 @@ pub(in crate::pool) struct Member {
 }
 
 impl Member {
-    /// The thread makes this pool's steps from here on, if the device is real. Simulated time passes where its
-    /// tests let it.
+    /// The thread makes this pool's steps from here on, if the device is real. Simulated time passes where
+    /// its tests let it.
     pub(in crate::pool) fn new(decay: PoolDecay) -> Self {
         let decay = Arc::new(decay);
         let is_in_background = decay.driver.virtual_time_ns().is_none() && join(&decay);

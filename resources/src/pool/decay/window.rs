@@ -35,8 +35,8 @@ impl Window {
         }
     }
 
-    /// How many bytes are kept now: as many as the latest tick needed, and of earlier ones the less, the longer
-    /// they are ago.
+    /// How many bytes are kept now: as many as the latest tick needed, and of earlier ones the less, the
+    /// longer they are ago.
     pub(super) fn keep(&self, now: Duration) -> u64 {
         let faded = |&(when, bytes): &(Duration, u64)| {
             let age = now.saturating_sub(when);

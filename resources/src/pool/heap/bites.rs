@@ -11,8 +11,8 @@ pub(in crate::pool) fn next_size(bytes: u64) -> u64 {
 }
 
 impl Heap {
-    /// What [`migrate`](Self::migrate) does, for a few chunks of about `bytes` or more; says from which size to
-    /// go on, if there may be more.
+    /// What [`migrate`](Self::migrate) does, for a few chunks of about `bytes` or more; says from which size
+    /// to go on, if there may be more.
     pub(in crate::pool) fn migrate_bite(
         &mut self,
         from: Owner,

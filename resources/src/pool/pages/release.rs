@@ -1,3 +1,5 @@
+use std::cmp::Reverse;
+
 use millpond_core::DevicePtr;
 use millpond_core::driver::{Driver, DriverResult};
 
@@ -84,7 +86,7 @@ impl Pages {
             return Some(release);
         }
         let mut free = self.free_handles();
-        free.sort_unstable_by_key(|free| (std::cmp::Reverse(free.bytes), std::cmp::Reverse(free.home)));
+        free.sort_unstable_by_key(|free| (Reverse(free.bytes), Reverse(free.home)));
         let mut left = self.handles.bytes.saturating_sub(keep_bytes);
         let mut going = Vec::new();
         let mut calls = 0;
@@ -103,15 +105,15 @@ impl Pages {
             self.thin_views(&staying, most_calls - calls, &mut release);
         }
         // Of one chunk the last goes first: what is before it keeps the chunk's number.
-        going.sort_unstable_by_key(|free| std::cmp::Reverse(free.home));
+        going.sort_unstable_by_key(|free| Reverse(free.home));
         for free in going {
             self.retire(&free, &mut release);
         }
         (!release.retired.is_empty()).then_some(release)
     }
 
-    /// Takes one handle out that is wholly free for anyone, if at least `keep_bytes` stay: it is looked for in a
-    /// few free chunks from the cursor on. What failed before is tried again first.
+    /// Takes one handle out that is wholly free for anyone, if at least `keep_bytes` stay: it is looked for
+    /// in a few free chunks from the cursor on. What failed before is tried again first.
     pub(in crate::pool) fn plan_bite(&mut self, keep_bytes: u64, at: &mut Cursor) -> Option<Release> {
         let mut release = Release { retired: Vec::new(), views: Vec::new(), reservations: Vec::new() };
         if let Some(retired) = self.unfinished.pop() {
@@ -247,8 +249,8 @@ impl Pages {
             );
             retired.push(Retired { physical: Some(physical), bytes, mappings, home: None });
         }
-        let spaces = self.handles.spaces.iter().chain([&self.views.space]);
-        let reservations = spaces.flat_map(|space| space.reservations()).copied().collect();
+        let reserved = self.handles.reserved.iter().chain(self.views.space.reservations());
+        let reservations = reserved.copied().collect();
         self.views = Default::default();
         self.handles = super::Handles::new(self.granularity);
         let heap = || Heap::new(super::SCAN);
