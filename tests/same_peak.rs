@@ -20,7 +20,8 @@ use millpond_replay::log::LogReader;
 use millpond_replay::program::{Limits, Program};
 use millpond_testkit::hooked::HookedDriver;
 
-/// Every sort of pool that maps pages, and what else keeps blocks.
+/// Every sort of pool that maps pages, and what else keeps blocks. A pool over regions of the driver
+/// (`pages=off`) takes the lowest among holes of one size, and which region is lower is the driver's choice.
 const STACKS: [&str; 5] = [
     "cuda+pool:decay=off",
     "cuda+pool:decay=off,reuse=own",
@@ -28,10 +29,6 @@ const STACKS: [&str; 5] = [
     "cuda+pool:decay=off+binning:bins=1KiB/64KiB/1MiB",
     "cuda+binning",
 ];
-
-/// Among holes of one size a pool takes the lowest. Which of its regions is lower is the driver's choice: these
-/// agree only with a device whose addresses fall, as those of the driver do that was looked at (580).
-const OVER_REGIONS: [&str; 2] = ["cuda+pool:pages=off", "cuda+pool:pages=off,reuse=waited"];
 
 /// Several, since a pool is another one after its first pass.
 const PASSES: u32 = 2;
@@ -128,8 +125,8 @@ fn a_simulated_device_agrees_with_a_real_one() {
     let real = DeviceSpec::Cuda(0).open().expect("there is a GPU");
     let total = real.mem_get_info().expect("the driver says so").total;
     for (path, program) in logs() {
-        for stack in STACKS.into_iter().chain(OVER_REGIONS) {
-            let simulated = SimDevice::new(SimConfig::with_capacity(total).falling_addresses());
+        for stack in STACKS {
+            let simulated = SimDevice::new(SimConfig::with_capacity(total));
             let granularity = |device: &dyn Driver| device.mem_get_allocation_granularity();
             assert_eq!(granularity(&*real), granularity(&*simulated));
             let there = peak(&program, stack, quiet(Arc::clone(&real)));

@@ -2,8 +2,11 @@
 //! it looks at the threads of the process. The device is simulated, and hides its time.
 #![cfg(all(target_os = "linux", not(miri)))]
 
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
+use millpond_core::driver::{Driver, StreamFlags};
 use millpond_core::{DeviceMemoryResourceExt, StreamRef};
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_resources::{CudaMemoryResource, Decay, PagesMode, PoolLayer, PoolMemoryResource};
@@ -86,9 +89,50 @@ fn one_thread_serves_all_pools_while_there_are_any() {
     drop((never, late));
     until(|| threads() == 0);
 
+    pools_end_in_the_middle_of_a_step(soon);
+
     let again = pool(soon);
     use_and_free(&again);
     until(|| again.pool_bytes() == 0);
     // The process ends with the thread running: its end waits for it.
     std::mem::forget(again);
+}
+
+/// Whatever the thread is about when a pool ends, it looks at nothing of it any more.
+fn pools_end_in_the_middle_of_a_step(layer: PoolLayer) {
+    static PANICS: AtomicU64 = AtomicU64::new(0);
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        PANICS.fetch_add(1, Ordering::Relaxed);
+        before(info);
+    }));
+    for _ in 0..100 {
+        let driver = HookedDriver::new(SimDevice::new(SimConfig::with_capacity(256 * MIB)));
+        driver.hide_virtual_time();
+        let stream = || driver.stream_create(StreamFlags::NON_BLOCKING).expect("a stream");
+        let (small, large) = (stream(), stream());
+        let pool = CudaMemoryResource::new(driver.clone()).layer(layer).expect("there is memory");
+        let (in_step, ending) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
+        let (entered, may_go_on) = (Arc::clone(&in_step), Arc::clone(&ending));
+        driver.before_query(move || {
+            entered.wait();
+            may_go_on.wait();
+            std::thread::sleep(Duration::from_micros(200)); // likelier, not needed
+        });
+        // A span of small blocks that is free from end to end, and a stream that is looked at after the first.
+        let blocks = std::iter::repeat_n((5000, small), 300).chain([(5 * MIB, large)]);
+        let take =
+            |(bytes, stream)| (pool.allocate_bytes(bytes, stream).expect("there is memory"), bytes, stream);
+        for (ptr, bytes, stream) in blocks.map(take).collect::<Vec<_>>() {
+            // SAFETY: the block came from the pool with this size, and nothing uses it.
+            unsafe { pool.deallocate_bytes(ptr, bytes, stream) };
+        }
+        in_step.wait();
+        std::thread::scope(|scope| {
+            let end = scope.spawn(|| drop(pool));
+            ending.wait();
+            end.join().expect("a pool can end");
+        });
+    }
+    assert_eq!(PANICS.load(Ordering::Relaxed), 0, "the thread looked at a pool that was over");
 }

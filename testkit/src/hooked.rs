@@ -216,7 +216,9 @@ impl Driver for HookedDriver {
         if self.is_quiet.load(Ordering::Relaxed) {
             return self.inner.event_synchronize(event).map(|()| true);
         }
-        if self.is_late.load(Ordering::Relaxed) && self.queries.fetch_add(1, Ordering::Relaxed) % 2 == 0 {
+        if self.is_late.load(Ordering::Relaxed)
+            && self.queries.fetch_add(1, Ordering::Relaxed).is_multiple_of(2)
+        {
             return Ok(false);
         }
         self.inner.event_query(event)

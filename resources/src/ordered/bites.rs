@@ -54,6 +54,7 @@ impl<S: Store> Core<S> {
         }
         let mut at = Cursor::default();
         while !at.is_at_end {
+            // The resource does not end meanwhile: that takes the ladder's lock, too.
             let mut state = self.state.lock();
             let State { store, streams, .. } = &mut *state;
             // Nobody forgets the stream meanwhile: that takes the ladder's lock.

@@ -199,6 +199,12 @@ impl<S: Store> Core<S> {
         work(&mut self.state.lock().store)
     }
 
+    /// The same, for who may outlive the resource: `None` once everything was given back.
+    pub(crate) fn with_living_store<T>(&self, work: impl FnOnce(&mut S) -> T) -> Option<T> {
+        let mut state = self.state.lock();
+        (!state.is_over).then(|| work(&mut state.store))
+    }
+
     /// Notes a sticky error and turns it into millpond's.
     fn driver_error(&self, error: DriverError) -> Error {
         self.health.note(&error);

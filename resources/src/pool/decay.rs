@@ -28,7 +28,7 @@ pub use option::Decay;
 
 use super::errand::PoolErrand;
 use super::front::Front;
-use super::heaps::Heaps;
+use super::heaps::{Heaps, Shared};
 use super::large::Large;
 use crate::ordered::{Core, Cursor, Epoch, Gather, Owner};
 use window::Window;
@@ -40,6 +40,7 @@ const TICKS: u32 = 16;
 #[derive(Debug)]
 pub(super) struct PoolDecay {
     core: Arc<Core<Heaps>>,
+    shared: Arc<Shared>,
     driver: DriverHandle,
     time: Duration,
     /// Bytes that are kept in any case.
@@ -58,6 +59,7 @@ struct Watch {
 impl PoolDecay {
     pub(super) fn new(
         core: &Arc<Core<Heaps>>,
+        shared: &Arc<Shared>,
         driver: &DriverHandle,
         time: Duration,
         least_bytes: u64,
@@ -65,6 +67,7 @@ impl PoolDecay {
         let watch = Watch { window: Window::new(time), calls: FxHashMap::default() };
         Self {
             core: Arc::clone(core),
+            shared: Arc::clone(shared),
             driver: Arc::clone(driver),
             time,
             least_bytes,
@@ -86,7 +89,8 @@ impl PoolDecay {
         if watch.window.latest().is_some_and(|latest| now < latest + self.tick()) {
             return Ok(0);
         }
-        let (reserved, used) = self.core.with_store(|heaps| (heaps.large.bytes_reserved(), most_used(heaps)));
+        let needed = |heaps: &mut Heaps| (heaps.large.bytes_reserved(), most_used(heaps));
+        let Some((reserved, used)) = self.core.with_living_store(needed) else { return Ok(0) };
         watch.window.add(now, used);
         let keep = watch.window.keep(now).max(self.least_bytes);
         let idle = self.idle_fronts(&mut watch.calls);
@@ -98,7 +102,7 @@ impl PoolDecay {
         self.take_spans_back();
         let released = self.core.release_in_bites(keep)?;
         // What was needed from here on is the next step's.
-        self.core.with_store(most_used);
+        self.core.with_living_store(most_used);
         if released > 0 {
             tracing::debug!(target: "millpond::pool", bytes = released, keep, "gave idle memory back");
         }
@@ -107,10 +111,9 @@ impl PoolDecay {
 
     /// The fronts of threads that made no call since the last step.
     fn idle_fronts(&self, calls: &mut FxHashMap<usize, u64>) -> Idle {
-        let caches = self.core.with_store(|heaps| Arc::clone(&heaps.shared));
         let before = std::mem::take(calls);
         let mut idle = Idle { fronts: Vec::new(), is_all: true };
-        caches.caches.each(|cache| {
+        self.shared.caches.each(|cache| {
             let counts = cache.counts.totals();
             let (id, made) = (Arc::as_ptr(&cache.counts).addr(), counts.allocations + counts.deallocations);
             calls.insert(id, made);
@@ -125,12 +128,11 @@ impl PoolDecay {
 
     /// Takes back what is in a front. Each class is a bite.
     fn drain(&self, front: &Front) {
-        self.core.with_store(|heaps| _ = heaps.drain(front, Gather::Large));
+        self.core.with_living_store(|heaps| heaps.drain(front, Gather::Large));
         for class in front.filled_classes() {
-            self.core.with_store(|heaps| {
-                let shared = Arc::clone(&heaps.shared);
+            self.core.with_living_store(|heaps| {
                 front.drain_class(class, |addr| {
-                    let entry = shared.directory.find(addr).expect("a kept block is entered");
+                    let entry = self.shared.directory.find(addr).expect("a kept block is entered");
                     heaps.give_kept(entry, &front.stream);
                 });
             });
@@ -140,7 +142,7 @@ impl PoolDecay {
     /// Takes whole spans back from the arenas. Each span is a bite.
     fn take_spans_back(&self) {
         let mut shard = 0;
-        while let Some(found) = self.core.with_store(|heaps| take_span_back(heaps, shard)) {
+        while let Some(Some(found)) = self.core.with_living_store(|heaps| take_span_back(heaps, shard)) {
             shard += usize::from(!found);
         }
     }

@@ -125,7 +125,9 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let ordered = Ordered::new(upstream, heaps, options.reuse);
         let time = options.decay.time()?.filter(|_| ordered.runs_errands());
         let decay = time
-            .map(|time| PoolDecay::new(ordered.core(), ordered.driver(), time, options.initial_bytes))
+            .map(|time| {
+                PoolDecay::new(ordered.core(), &shared, ordered.driver(), time, options.initial_bytes)
+            })
             .map(Member::new);
         let pool = Self { id: NEXT.fetch_add(1, Ordering::Relaxed), shared, ordered, options, decay };
         if options.initial_bytes > 0 {

@@ -4,6 +4,7 @@
 //! the process the pools that are left wait for it, too, but not for long. A process that was forked has
 //! none: threads are not inherited, and nor is CUDA.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
@@ -153,7 +154,7 @@ fn leave(decay: &Arc<PoolDecay>) {
     };
     let Some(Thread { handle, bell }) = thread else { return };
     bell.ring(Rung::End);
-    if handle.thread().id() != thread::current().id() && handle.join().is_err() {
+    if handle.join().is_err() {
         tracing::error!(target: "millpond::pool", "the thread that gives idle memory back had panicked");
     }
 }
@@ -182,13 +183,18 @@ fn run(bell: &Bell) {
         let mut pause = Duration::from_secs(60);
         for pool in pools {
             pause = pause.min(pool.tick());
-            // Graphs may be captured meanwhile.
             let step = || {
+                // Graphs may be captured meanwhile.
                 pool.driver.ignore_captures_of_others()?;
                 pool.step(start.elapsed())
             };
-            if let Err(error) = step() {
-                tracing::warn!(target: "millpond::pool", %error, "idle memory could not be given back");
+            match catch_unwind(AssertUnwindSafe(step)) {
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => {
+                    tracing::warn!(target: "millpond::pool", %error, "idle memory could not be given back");
+                }
+                // A bug, which is that pool's alone.
+                Err(_) => forget(&pool),
             }
             if bell.is_end() {
                 return;
@@ -198,4 +204,10 @@ fn run(bell: &Bell) {
             return;
         }
     }
+}
+
+/// No more steps are made for this pool.
+fn forget(pool: &Arc<PoolDecay>) {
+    tracing::error!(target: "millpond::pool", "giving idle memory back panicked; the pool does not decay");
+    POOLS.lock().all.retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(pool)));
 }
