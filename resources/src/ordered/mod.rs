@@ -118,9 +118,9 @@ struct State<S> {
 }
 
 /// Points of all streams are asked for after so many deallocations at the earliest …
-const COLLECT_AFTER_LEAST: u64 = 64;
+const COLLECT_AFTER_LEAST: u64 = 256;
 /// … and, where that brought nothing, at the latest.
-const COLLECT_AFTER_MOST: u64 = 4096;
+const COLLECT_AFTER_MOST: u64 = 16384;
 
 impl<S: Store> State<S> {
     fn owner_of(&mut self, stream: StreamRef) -> Owner {
@@ -150,8 +150,11 @@ impl<S: Store> State<S> {
     /// The size beyond which a block is so much larger than the request that a better fit may well lie with
     /// another stream, if enough was given back since somebody last looked.
     fn largest_without_collection(&self, request: &Request) -> u64 {
+        if self.streams.len() < 2 || self.store.is_in_a_hurry() {
+            return u64::MAX;
+        }
         let given = self.given + self.store.given() - self.given_at_collection;
-        if given >= self.collect_after && self.streams.len() > 1 { request.bytes / 7 * 8 } else { u64::MAX }
+        if given >= self.collect_after { request.bytes / 7 * 8 } else { u64::MAX }
     }
 
     /// The stream that this one is ordered after and that has the best block, and up to when.

@@ -268,6 +268,10 @@ pub(crate) trait Store: Debug + Send + Sized + 'static {
     fn given(&self) -> u64 {
         0
     }
+    /// Whether threads meet so often that a better fit is not worth asking the driver.
+    fn is_in_a_hurry(&self) -> bool {
+        false
+    }
     /// Upstream refused memory, or the store's own limit does: from here on, none is spared.
     fn refused(&mut self) {}
     /// Adds memory from upstream as one free block (or several) of `owner`.

@@ -1,7 +1,7 @@
 //! Small blocks, in spans of the pool's large memory.
 //!
-//! One arena serves all threads. Where two threads come for its lock at once, and again and again, one of
-//! them moves to the next arena: as many are made as threads that meet, up to [`ARENAS`].
+//! One arena serves all threads. Where two threads use it at the same time, and again and again, one of them
+//! moves to the next arena: as many are made as threads that meet, up to [`ARENAS`].
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -43,6 +43,47 @@ pub(super) struct Arena {
     pub(super) heap: Heap,
     /// The span at a base is this chunk of the large heap.
     spans: FxHashMap<u64, ChunkId>,
+    /// The thread that took a block here last, as a number; 0 for none.
+    pub(super) taker: usize,
+}
+
+/// Whether a thread should have an arena for itself. Written by the thread only.
+///
+/// Threads that take turns share an arena well. Where one found it locked lately, they run at the same time;
+/// then what another thread took from it is away from this one's caches each time, and costs more than
+/// waiting does.
+#[derive(Debug, Default)]
+pub(super) struct Meetings {
+    /// For so many more blocks the threads count as running at the same time.
+    window: AtomicU8,
+    score: AtomicU8,
+}
+
+impl Meetings {
+    const WINDOW: u8 = u8::MAX;
+    /// A block that was taken after another thread's counts so much, and one after the own takes 1 off.
+    const MEETING: u8 = 16;
+    /// A thread with so much moves on: one who meets another now and then does not.
+    const MOST: u8 = 160;
+
+    /// The arena was locked.
+    pub(super) fn found_locked(&self) {
+        self.window.store(Self::WINDOW, Ordering::Relaxed);
+    }
+
+    /// Notes that a block is taken, after another thread or not; says whether the thread had better move on.
+    pub(super) fn are_many(&self, was_others: bool) -> bool {
+        let window = self.window.load(Ordering::Relaxed);
+        if window == 0 {
+            return false;
+        }
+        self.window.store(window - 1, Ordering::Relaxed);
+        let score = self.score.load(Ordering::Relaxed);
+        let score = if was_others { score + Self::MEETING } else { score.saturating_sub(1) };
+        let are_many = score >= Self::MOST;
+        self.score.store(if are_many { 0 } else { score }, Ordering::Relaxed);
+        are_many
+    }
 }
 
 /// A span that goes back to the large heap.
@@ -55,7 +96,7 @@ pub(super) struct Span {
 
 impl Arena {
     fn new() -> Self {
-        Self { heap: Heap::new(SCAN), spans: FxHashMap::default() }
+        Self { heap: Heap::new(SCAN), spans: FxHashMap::default(), taker: 0 }
     }
 
     /// Adds a span, free for `owner`.
@@ -89,10 +130,11 @@ impl Arena {
         self.heap.regions_free > 1 && self.heap.bytes_free > self.heap.bytes_reserved / 2
     }
 
-    /// How large the next span should be: a share of what there is, so that few blocks keep few bytes.
-    pub(super) fn span_wanted(&self, most: u64) -> u64 {
-        const LEAST: u64 = 512 << 10;
-        (self.heap.bytes_reserved / 8).next_power_of_two().clamp(LEAST, most)
+    /// How large the next span should be: a share of what there is, so that few blocks keep few bytes; more
+    /// where threads would wait for each other.
+    pub(super) fn span_wanted(&self, most: u64, are_many: bool) -> u64 {
+        let (least, share) = if are_many { (4 << 20, 4) } else { (512 << 10, 8) };
+        (self.heap.bytes_reserved / share).next_power_of_two().clamp(least, most)
     }
 }
 

@@ -5,19 +5,24 @@
 //!
 //!  roots[gibibyte mod 1024] ─▶ Leaf ─▶ Leaf (of another gibibyte)
 //!                               │
-//!                               ├ entries[page]
-//!                               └ tables[page] ─▶ table of 8192 ─▶ table of 256 ─▶ table of 32
-//!                                                 the latest       …               the first
-//!  table: lines of four entries, of which a start has one; and a last line: the table before
+//!                               └ pages[page]: entry, entry, entry, table
+//!                                                                    │
+//!                                              table of 8192 ◀───────┘
+//!                                              │  …
+//!                                              └▶ table of 32, the first
+//!  table: buckets of eight entries, one of them a start's; before them, a line: the table before
 //!  entry: key (a start's 13 bits, whose block, its number) and the bytes asked for
 //! ```
 //!
-//! A page of 2 MiB has a place for one block, which is enough where blocks are large. It gets a table when a
-//! second block in it is handed out, and a larger one in front of it when a line is full; the last has room
-//! for every start. An entry stays where it is as long as its block is
-//! handed out or kept by a thread, so whoever has the block may write to its entry without a lock. Tables are
-//! given up with the directory only: whoever comes with an address that is no block's reads what was there,
-//! and never memory that is gone.
+//! A page of 2 MiB has a cache line with places for three blocks, which is enough where blocks are large. It
+//! gets a table when there are more, and a larger one in front of it when a bucket is full; the last has room
+//! for every start. A bucket is two cache lines side by side, which a processor fetches together, and is
+//! filled from its start: to find a block takes two cache misses at most, but for what a page had before it
+//! got a larger table.
+//!
+//! An entry stays where it is as long as its block is handed out or kept by a thread, so whoever has the block
+//! may write to its entry without a lock. Tables are given up with the directory only: whoever comes with an
+//! address that is no block's reads what was there, and never memory that is gone.
 
 use std::fmt;
 use std::mem::align_of;
@@ -26,16 +31,19 @@ use std::ptr;
 use millpond_core::ALLOCATION_ALIGNMENT;
 
 use super::chunk::ChunkId;
-use crate::sync::{AtomicPtr, AtomicU64, Ordering, bounded};
+use super::slabs::Slabs;
+use crate::sync::{AtomicPtr, AtomicU64, Mutex, Ordering, bounded};
 
 const START_BITS: u32 = PAGE_BITS - ALLOCATION_ALIGNMENT.ilog2();
 const PAGE_BITS: u32 = bounded(21, 10) as u32;
 const LEAF_BITS: u32 = bounded(30, 11) as u32;
 const PAGES: usize = 1 << (LEAF_BITS - PAGE_BITS);
 const ROOTS: usize = bounded(1024, 1);
-const LINE: usize = bounded(4, 1);
-/// Lines of the first table of a page, the second, … The last has a place for every start.
-const LINES: [usize; 3] = [bounded(8, 1), bounded(64, 2), (1 << START_BITS) / LINE];
+/// Places for blocks beside the table.
+const INLINE: usize = bounded(3, 1);
+const BUCKET: usize = bounded(8, 1);
+/// Buckets of the first table of a page, the second, … The last has a place for every start.
+const BUCKETS: [usize; 4] = [bounded(4, 1), bounded(16, 2), bounded(128, 2), (1 << START_BITS) / BUCKET];
 
 /// Which heap a block is of.
 pub(super) type HeapId = u8;
@@ -166,19 +174,22 @@ impl Entry {
 }
 
 #[derive(Debug, Default)]
-#[repr(align(64))]
-struct Line([Entry; LINE]);
+#[repr(align(128))]
+struct Bucket([Entry; BUCKET]);
 
-/// A table's lines; its place in [`LINES`] is in the lowest bits, which the alignment leaves free.
+/// A table's buckets, behind its header. Which place of [`BUCKETS`] is its is in the lowest bits, which the
+/// alignment leaves free.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Table(*mut Line);
+struct Table(*mut Bucket);
 
 impl Table {
-    fn new(depth: usize, earlier: Self) -> Self {
-        let lines: Box<[Line]> = (0..=LINES[depth]).map(|_| Line::default()).collect();
-        let link = earlier.0.expose_provenance() as u64;
-        lines[LINES[depth]].0[0].key.store(link, Ordering::Relaxed);
-        Self(Box::into_raw(lines).cast::<Line>().map_addr(|addr| addr | depth))
+    /// A table in `slabs`, as long as which it lives.
+    fn new(slabs: &mut Slabs, depth: usize, earlier: Self) -> Self {
+        let first = slabs.make::<Bucket>(1 + BUCKETS[depth]);
+        // SAFETY: the header is the first of the buckets made here, which nobody else has seen.
+        let header = unsafe { &(&*first).0[0] };
+        header.key.store(earlier.0.expose_provenance() as u64, Ordering::Relaxed);
+        Self(first.wrapping_add(1).map_addr(|addr| addr | depth))
     }
 
     fn is_none(self) -> bool {
@@ -187,68 +198,98 @@ impl Table {
 
     #[inline]
     fn depth(self) -> usize {
-        self.0.addr() & (align_of::<Line>() - 1)
+        self.0.addr() & (align_of::<Bucket>() - 1)
     }
 
-    /// # Safety
-    /// The table is one and was not dropped, and `line` is at most its number of lines.
     #[inline]
-    unsafe fn line<'a>(self, line: usize) -> &'a Line {
-        let first = self.0.map_addr(|addr| addr & !(align_of::<Line>() - 1));
-        // SAFETY: the caller's promise.
-        unsafe { &*first.add(line) }
+    fn first(self) -> *const Bucket {
+        self.0.map_addr(|addr| addr & !(align_of::<Bucket>() - 1))
     }
 
-    /// The line of a start.
+    /// The bucket of a start.
     ///
     /// # Safety
-    /// The table is one and was not dropped.
+    /// The table is one, and its slabs are not dropped as long as the bucket is looked at.
     #[inline]
-    unsafe fn line_of<'a>(self, start: u64) -> &'a Line {
-        let depth = self.depth();
-        // Starts are mostly multiples of large powers of two: the product spreads them.
+    unsafe fn bucket_of<'a>(self, start: u64) -> &'a [Entry; BUCKET] {
+        let buckets = BUCKETS[self.depth() % BUCKETS.len()];
+        // Starts are mostly multiples of large powers of two: the product spreads them. Where every start has
+        // a place, those of a bucket are neighbours.
         let spread = (start as u32).wrapping_mul(0x9E37_79B1) >> 16;
-        let line = match LINES.get(depth) {
-            Some(lines) if depth + 1 < LINES.len() => spread as usize & (lines - 1),
-            _ => start as usize / LINE,
-        };
-        // SAFETY: the caller's promise; a start is below 8192.
-        unsafe { self.line(line) }
+        let is_last = buckets == BUCKETS[BUCKETS.len() - 1];
+        let bucket = if is_last { start as usize / BUCKET } else { spread as usize & (buckets - 1) };
+        // SAFETY: the caller's promise; a start is below 8192, and so the bucket one of the table's.
+        unsafe { &(*self.first().add(bucket)).0 }
+    }
+
+    /// All entries.
+    ///
+    /// # Safety
+    /// As for [`bucket_of`](Self::bucket_of).
+    unsafe fn entries<'a>(self) -> impl Iterator<Item = &'a Entry> {
+        // SAFETY: the caller's promise; the table has so many buckets.
+        let buckets = unsafe { std::slice::from_raw_parts(self.first(), BUCKETS[self.depth()]) };
+        buckets.iter().flat_map(|bucket| &bucket.0)
     }
 
     /// The page's table before this one.
     ///
     /// # Safety
-    /// The table is one and was not dropped.
+    /// As for [`bucket_of`](Self::bucket_of).
     unsafe fn earlier(self) -> Self {
-        // SAFETY: the caller's promise; the last line is the link.
-        let link = unsafe { self.line(LINES[self.depth()]) }.0[0].key.load(Ordering::Relaxed);
+        // SAFETY: the caller's promise; before the buckets is the header.
+        let link = unsafe { &*self.first().sub(1) }.0[0].key.load(Ordering::Relaxed);
         Self(ptr::with_exposed_provenance_mut(link as usize))
-    }
-
-    /// # Safety
-    /// The table is one, and nobody looks at it any more.
-    unsafe fn free(self) {
-        let lines = LINES[self.depth()] + 1;
-        let first = self.0.map_addr(|addr| addr & !(align_of::<Line>() - 1));
-        // SAFETY: the lines came from a box of so many.
-        drop(unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(first, lines)) });
     }
 }
 
+/// What is known of a page.
+#[derive(Default)]
+#[repr(align(64))]
+struct Page {
+    entries: [Entry; INLINE],
+    /// The latest table.
+    table: AtomicPtr<Bucket>,
+}
+
+impl Page {
+    /// The table, as long as whose directory lives it may be looked at.
+    #[inline]
+    fn table(&self) -> Table {
+        Table(self.table.load(Ordering::Acquire))
+    }
+
+    /// Puts a larger table in front of the latest, unless somebody did meanwhile.
+    #[cold]
+    #[inline(never)]
+    fn add_table(&self, latest: Table, slabs: &Mutex<Slabs>) {
+        let mut slabs = slabs.lock();
+        if self.table() == latest {
+            let depth = if latest.is_none() { 0 } else { latest.depth() + 1 };
+            self.table.store(Table::new(&mut slabs, depth, latest).0, Ordering::Release);
+        }
+    }
+}
+
+/// What is known of a gibibyte of addresses.
 struct Leaf {
     gibibyte: u64,
     /// Another with the same root.
     next: *const Self,
-    /// The latest table of each page.
-    tables: [AtomicPtr<Line>; PAGES],
-    /// For pages without a table.
-    entries: [Entry; PAGES],
+    pages: [Page; PAGES],
+}
+
+impl Default for Leaf {
+    fn default() -> Self {
+        Self { gibibyte: 0, next: ptr::null(), pages: std::array::from_fn(|_| Page::default()) }
+    }
 }
 
 /// See the module.
 pub(super) struct Directory {
     roots: Box<[AtomicPtr<Leaf>]>,
+    /// Leaves and tables; who adds one has the lock.
+    slabs: Mutex<Slabs>,
 }
 
 // SAFETY: leaves and tables are shared, never moved, and dropped with the directory; what changes in them is
@@ -259,7 +300,10 @@ unsafe impl Sync for Directory {}
 
 impl Directory {
     pub(super) fn new() -> Self {
-        Self { roots: (0..ROOTS).map(|_| AtomicPtr::default()).collect() }
+        Self {
+            roots: (0..ROOTS).map(|_| AtomicPtr::default()).collect(),
+            slabs: Mutex::new(Slabs::default()),
+        }
     }
 
     #[inline]
@@ -300,18 +344,21 @@ impl Directory {
             return None;
         }
         let (page, start) = Self::place(addr);
-        let leaf = self.leaf(addr)?;
-        let mut table = Table(leaf.tables[page].load(Ordering::Acquire));
+        let page = &self.leaf(addr)?.pages[page];
+        if let Some(entry) = page.entries.iter().find(|entry| entry.is_of(start)) {
+            return Some(entry);
+        }
+        let mut table = page.table();
         while !table.is_none() {
             // SAFETY: a table that was published lives as long as the directory.
-            let line = unsafe { &table.line_of(start).0 };
-            if let Some(entry) = line.iter().find(|entry| entry.is_of(start)) {
+            let bucket = unsafe { table.bucket_of(start) };
+            if let Some(entry) = bucket.iter().find(|entry| entry.is_of(start)) {
                 return Some(entry);
             }
             // SAFETY: as above.
             table = unsafe { table.earlier() };
         }
-        Some(&leaf.entries[page]).filter(|entry| entry.is_of(start))
+        None
     }
 
     /// Looks at every entry, with the address that it stands for.
@@ -320,21 +367,19 @@ impl Directory {
             let mut leaf = root.load(Ordering::Acquire).cast_const();
             // SAFETY: leaves and tables that were published live as long as the directory.
             while let Some(found) = unsafe { leaf.as_ref() } {
-                for page in 0..PAGES {
-                    let base = found.gibibyte << LEAF_BITS | (page as u64) << PAGE_BITS;
+                for (number, page) in (0..).zip(&found.pages) {
+                    let base = found.gibibyte << LEAF_BITS | number << PAGE_BITS;
                     let mut look = |entry: &Entry| {
                         let key = entry.key.load(Ordering::Acquire);
                         if key & PRESENT != 0 {
                             look(base + Entry::start(key) * ALLOCATION_ALIGNMENT, entry);
                         }
                     };
-                    look(&found.entries[page]);
-                    let mut table = Table(found.tables[page].load(Ordering::Acquire));
+                    page.entries.iter().for_each(&mut look);
+                    let mut table = page.table();
                     while !table.is_none() {
-                        for line in 0..LINES[table.depth()] {
-                            // SAFETY: as above.
-                            unsafe { table.line(line) }.0.iter().for_each(&mut look);
-                        }
+                        // SAFETY: as above.
+                        unsafe { table.entries() }.for_each(&mut look);
                         // SAFETY: as above.
                         table = unsafe { table.earlier() };
                     }
@@ -348,26 +393,20 @@ impl Directory {
     pub(super) fn insert(&self, addr: u64, block: Block) -> &Entry {
         debug_assert!(self.find(addr).is_none(), "a block starts there already");
         let (page, start) = Self::place(addr);
-        let leaf = self.leaf_or_new(addr);
+        let page = &self.leaf_or_new(addr).pages[page];
+        if let Some(entry) = page.entries.iter().find(|entry| entry.occupy(start, block)) {
+            return entry;
+        }
         loop {
-            let latest = Table(leaf.tables[page].load(Ordering::Acquire));
-            if latest.is_none() {
-                if leaf.entries[page].occupy(start, block) {
-                    return &leaf.entries[page];
-                }
-            } else {
+            let latest = page.table();
+            if !latest.is_none() {
                 // SAFETY: a table that was published lives as long as the directory.
-                let line = unsafe { &latest.line_of(start).0 };
-                if let Some(entry) = line.iter().find(|entry| entry.occupy(start, block)) {
+                let bucket = unsafe { latest.bucket_of(start) };
+                if let Some(entry) = bucket.iter().find(|entry| entry.occupy(start, block)) {
                     return entry;
                 }
             }
-            let larger = Table::new(if latest.is_none() { 0 } else { latest.depth() + 1 }, latest);
-            let table = &leaf.tables[page];
-            if table.compare_exchange(latest.0, larger.0, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-                // SAFETY: it was made a moment ago, and nobody else has seen it.
-                unsafe { larger.free() };
-            }
+            page.add_table(latest, &self.slabs);
         }
     }
 
@@ -379,44 +418,18 @@ impl Directory {
     #[cold]
     #[inline(never)]
     fn add_leaf(&self, addr: u64) -> &Leaf {
+        let mut slabs = self.slabs.lock();
         let (root, gibibyte) = (self.root(addr), addr >> LEAF_BITS);
-        loop {
-            // One load for both: a leaf that comes after the look must make the exchange fail.
-            let next = root.load(Ordering::Acquire);
-            if let Some(leaf) = self.leaf_from(next, addr) {
-                return leaf;
-            }
-            let tables = std::array::from_fn(|_| AtomicPtr::default());
-            let entries = std::array::from_fn(|_| Entry::default());
-            let new = Box::into_raw(Box::new(Leaf { gibibyte, next, tables, entries }));
-            if root.compare_exchange(next, new, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-                // SAFETY: it came from a box a moment ago, and nobody else has seen it.
-                drop(unsafe { Box::from_raw(new) });
-            }
+        let next = root.load(Ordering::Relaxed);
+        if let Some(leaf) = self.leaf_from(next, addr) {
+            return leaf;
         }
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        for root in &self.roots {
-            let mut leaf = root.load(Ordering::Relaxed);
-            while !leaf.is_null() {
-                // SAFETY: the list is made of boxes, and nobody else looks at it any more.
-                let this = unsafe { Box::from_raw(leaf) };
-                for table in &this.tables {
-                    let mut table = Table(table.load(Ordering::Relaxed));
-                    while !table.is_none() {
-                        // SAFETY: as above.
-                        let earlier = unsafe { table.earlier() };
-                        // SAFETY: as above.
-                        unsafe { table.free() };
-                        table = earlier;
-                    }
-                }
-                leaf = this.next.cast_mut();
-            }
-        }
+        let new = slabs.make::<Leaf>(1);
+        // SAFETY: it was made a moment ago, and nobody else has seen it.
+        let leaf = unsafe { &mut *new };
+        (leaf.gibibyte, leaf.next) = (gibibyte, next);
+        root.store(new, Ordering::Release);
+        leaf
     }
 }
 

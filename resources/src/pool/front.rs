@@ -25,6 +25,7 @@ use std::sync::Arc;
 
 use millpond_core::StreamId;
 
+use super::arena::Meetings;
 use super::classes::{CLASSES, LARGEST_SMALL, bytes_of, class_of};
 use super::directory::Entry;
 use crate::ordered::StreamCell;
@@ -121,6 +122,8 @@ pub(super) struct ThreadCounts {
     pushes: AtomicU64,
     /// Blocks that the thread took out of fronts, and did not hand out.
     given_up: AtomicU64,
+    /// How many went past the fronts when what may be kept was last thought over.
+    looked_at: AtomicU64,
     /// Bytes handed out less bytes taken back past the fronts, on this thread; may be below zero.
     live_bytes: AtomicI64,
     live_requested: AtomicI64,
@@ -133,8 +136,8 @@ pub(super) struct ThreadCounts {
     pub(super) completed: AtomicU64,
     /// The thread's arena.
     pub(super) shard: AtomicU8,
-    /// How often it met another thread there.
-    pub(super) met: AtomicU8,
+    /// What it knows of others there.
+    pub(super) meetings: Meetings,
     /// Whether the thread is gone.
     pub(super) orphaned: AtomicBool,
     /// Whether the pool is gone.
@@ -184,6 +187,17 @@ impl ThreadCounts {
     pub(super) fn deallocated(&self, bytes: u64, requested: u64) {
         self.change(-(bytes as i64), -(requested as i64));
         add(&self.deallocations, 1);
+    }
+
+    /// Whether so many more blocks went past the fronts that what may be kept should be thought over.
+    pub(super) fn is_time_to_look(&self) -> bool {
+        const PAST: u64 = 1024;
+        let past = self.deallocations.load(Ordering::Relaxed) + self.given_up.load(Ordering::Relaxed);
+        let is_time = past >= self.looked_at.load(Ordering::Relaxed) + PAST;
+        if is_time {
+            self.looked_at.store(past, Ordering::Relaxed);
+        }
+        is_time
     }
 
     fn change(&self, bytes: i64, requested: i64) {
@@ -343,21 +357,23 @@ impl Front {
         taken
     }
 
-    /// Keeps a large block that was given back on the front's stream; the entry of the one before, if it is
-    /// still here, is returned, and that block is the caller's to give back.
-    pub(super) fn push_large(&self, addr: u64, bytes: u64, rounded: u64, entry: &Entry) -> Option<&Entry> {
-        let before_bytes = self.large.bytes.load(Ordering::Relaxed);
-        let before = self.take_large().map(|_| {
-            self.thread.gave_up(before_bytes);
-            // SAFETY: as in `pop`.
-            unsafe { &*self.large.place.entry.load(Ordering::Relaxed) }
-        });
+    /// Takes the large block out, for others: its entry, if it is still here.
+    pub(super) fn give_up_large(&self) -> Option<&Entry> {
+        let bytes = self.large.bytes.load(Ordering::Relaxed);
+        self.take_large()?;
+        self.thread.gave_up(bytes);
+        // SAFETY: as in `pop`.
+        Some(unsafe { &*self.large.place.entry.load(Ordering::Relaxed) })
+    }
+
+    /// Keeps a large block that was given back on the front's stream; the one before was given up.
+    pub(super) fn push_large(&self, addr: u64, bytes: u64, rounded: u64, entry: &Entry) {
+        debug_assert_eq!(self.large.bytes.load(Ordering::Relaxed), 0);
         entry.set_requested(0);
         self.large.bytes.store(rounded, Ordering::Relaxed);
         self.large.place.put(addr, entry);
         self.thread.pushed(rounded, bytes);
         raise(&self.thread.large_bytes, rounded as i64);
-        before
     }
 
     /// Takes up to half of what a class can keep, for others; `give_up` is told the entry of each.

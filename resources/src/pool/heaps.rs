@@ -32,6 +32,12 @@ const LARGEST_OVER_PAGES: u64 = 128 << 10;
 /// where blocks are put together.
 const LARGE_SHARE: u64 = 4096;
 
+/// A pool that had enough for so many operations is calm: what it has is what it needs.
+const CALM_AFTER: u64 = 1 << 15;
+
+/// The part of what is free in a calm pool that threads may keep.
+const CALM_SHARE: u64 = 4;
+
 /// How many blocks of a bin are compared.
 const SCAN: usize = 32;
 
@@ -45,6 +51,9 @@ pub(super) struct Shared {
     over_pages: bool,
     /// Bytes that a thread may keep in its fronts.
     pub(super) keep_bytes: AtomicU64,
+    small_upto: AtomicU64,
+    /// Of it, in blocks of one class.
+    pub(super) keep_of_class: AtomicU64,
     /// The largest block that a thread may keep in a front.
     pub(super) keep_large: AtomicU64,
     /// Deallocations past the pool's lock, in steps.
@@ -72,6 +81,8 @@ pub(super) struct Heaps {
     streams: usize,
     /// What the device has, as far as the pool knows, and its own maximum.
     most_bytes: u64,
+    /// The operations that there were when memory was last short of what was asked for.
+    scarce_at: u64,
 }
 
 /// Where a block is taken from.
@@ -82,23 +93,15 @@ struct From {
 }
 
 impl Shared {
-    /// Blocks of at most so many bytes are in arenas. Pages put larger ones together better; but where
-    /// threads meet, they had better meet less.
+    /// Blocks of at most so many bytes are in arenas.
     pub(super) fn largest_in_arena(&self) -> u64 {
-        if self.keeps_little() { LARGEST_OVER_PAGES } else { LARGEST_SMALL }
+        self.small_upto.load(Ordering::Relaxed)
     }
 
     /// Whether memory goes before speed: over pages, unless threads meet.
     #[inline]
     fn keeps_little(&self) -> bool {
         self.over_pages && !self.arenas.are_many()
-    }
-
-    /// Bytes of one class that a thread may keep. Over pages little, since what is kept does not join; but
-    /// where threads meet, they had better meet less.
-    #[inline]
-    pub(super) fn class_bytes(&self) -> u64 {
-        if self.keeps_little() { 256 << 10 } else { 8 << 20 }
     }
 
     /// Takes a block out of an arena.
@@ -142,6 +145,8 @@ impl Heaps {
             caches: Caches::default(),
             over_pages: pages.is_some(),
             keep_bytes: AtomicU64::new(0),
+            keep_of_class: AtomicU64::new(0),
+            small_upto: AtomicU64::new(if pages.is_some() { LARGEST_OVER_PAGES } else { LARGEST_SMALL }),
             keep_large: AtomicU64::new(0),
             given: Apart::default(),
             saved_by_odd: AtomicU64::new(0),
@@ -154,6 +159,7 @@ impl Heaps {
             maximum_bytes: most,
             is_short: false,
             streams: 0,
+            scarce_at: 0,
             most_bytes: pages.map_or(u64::MAX, |(_, total)| total).min(most),
         }
     }
@@ -181,8 +187,9 @@ impl Heaps {
 
     /// How large a span for a small request should be.
     fn span_wanted(&self, arena: &Arena, request: &Request) -> u64 {
-        let most = self.large.largest_span(self.shared.arenas.are_many());
-        arena.span_wanted(most).max(request.bytes.next_power_of_two() * 2).min(most)
+        let are_many = self.shared.arenas.are_many();
+        let most = self.large.largest_span(are_many);
+        arena.span_wanted(most, are_many).max(request.bytes.next_power_of_two() * 2).min(most)
     }
 
     /// Takes a small block from an arena; `find` says which.
@@ -314,16 +321,37 @@ impl Heaps {
         (live.max(0) as u64, operations)
     }
 
-    /// What a thread may keep: a share of what is in use, so that little of the pool waits for one stream.
-    fn set_keep_bytes(&self) {
+    /// Says what a thread may keep.
+    ///
+    /// What is kept is missed where blocks are put together, so over pages it is little as long as the pool
+    /// grows now and then. Where it has not for long, a part of what is free anyway is kept.
+    pub(super) fn set_keep_bytes(&mut self) {
         let in_use = self.large.bytes_reserved() - self.large.bytes_free();
-        let mut fronts = 0;
-        self.shared.caches.each(|cache| fronts += cache.front_count() as u64);
-        // Over pages, what is kept apart is missed where blocks are put together.
-        let (share, least) = if self.shared.keeps_little() { (1024, 1 << 20) } else { (32, 4 << 20) };
-        let keep = (in_use / share / fronts.max(1)).max(least);
-        self.shared.keep_bytes.store(keep, Ordering::Relaxed);
-        self.shared.keep_large.store(in_use / LARGE_SHARE, Ordering::Relaxed);
+        let (mut fronts, mut held) = (0, 0);
+        self.shared.caches.each(|cache| {
+            fronts += cache.front_count() as u64;
+            held += cache.counts.small_bytes_held();
+        });
+        let little = self.shared.keeps_little();
+        let is_calm = self.live_bytes_and_operations().1.saturating_sub(self.scarce_at) >= CALM_AFTER;
+        if let Large::Pages(pages) = &mut self.large {
+            pages.is_calm = is_calm;
+        }
+        let (share, least, of_class) = match (little, is_calm) {
+            (false, _) => (32, 4 << 20, 8 << 20),
+            (true, true) => (1024, 1 << 20, 1 << 20),
+            (true, false) => (1024, 1 << 20, 256 << 10),
+        };
+        let in_arenas = || self.shared.arenas.each().map(|(_, arena)| arena.heap.bytes_free).sum::<u64>();
+        let free = if is_calm { (self.large.bytes_free() + in_arenas() + held) / CALM_SHARE } else { 0 };
+        let keep = ((in_use / share).max(free) / fronts.max(1)).max(least);
+        // A thread that has the pool to itself gives it back before it looks for another.
+        let large = if self.streams < 2 { u64::MAX } else { in_use / LARGE_SHARE };
+        let limits = &self.shared;
+        limits.keep_bytes.store(keep, Ordering::Relaxed);
+        limits.keep_of_class.store(of_class, Ordering::Relaxed);
+        limits.keep_large.store(large, Ordering::Relaxed);
+        limits.small_upto.store(if little { LARGEST_OVER_PAGES } else { LARGEST_SMALL }, Ordering::Relaxed);
     }
 }
 
@@ -336,6 +364,7 @@ impl Store for Heaps {
 
     fn errand_for(&mut self, owner: Owner, request: &Request, most_new: u64) -> Option<PoolErrand> {
         let (live, operations) = self.live_bytes_and_operations();
+        self.scarce_at = operations;
         let span = self.is_small(request).then(|| {
             let arena = self.shared.arenas.lock(request.shard);
             self.span_wanted(&arena, request)
@@ -455,9 +484,14 @@ impl Store for Heaps {
                 fronts.extend(cache.fronts());
             }
         });
-        // Little is not worth the work, unless it is all there is, or mapping pages is much more.
-        let spares = !self.is_short && !self.runs_errands();
-        if how == Gather::All && spares && held < self.large.bytes_reserved() / 256 {
+        // Little is not worth the work, unless it is all there is; where mapping pages is much more, none is
+        // little, unless threads meet.
+        let little = match (self.runs_errands(), self.is_in_a_hurry()) {
+            (false, _) => self.large.bytes_reserved() / 256,
+            (true, true) => self.large.bytes_reserved() / 16,
+            (true, false) => 0,
+        };
+        if how == Gather::All && !self.is_short && held < little {
             fronts.clear();
         }
         for front in fronts {
@@ -524,6 +558,10 @@ impl Store for Heaps {
 
     fn given(&self) -> u64 {
         self.shared.given.0.load(Ordering::Relaxed)
+    }
+
+    fn is_in_a_hurry(&self) -> bool {
+        self.shared.arenas.are_many()
     }
 
     fn refused(&mut self) {

@@ -38,12 +38,14 @@ mod options;
 #[allow(dead_code)] // until heaps.rs uses it
 mod pages;
 mod report;
+mod slabs;
 #[cfg(test)]
 mod tests;
 mod thread;
 mod validate;
 
 use std::fmt;
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -102,13 +104,6 @@ pub struct PoolMemoryResource<R: DeviceMemoryResource> {
     /// Dropped last: then its thread makes no more calls.
     decay: Option<Member>,
 }
-
-/// A thread that finds its arena taken counts so much for it, and one less for each time that it does not …
-const MEETING: u8 = 16;
-
-/// … and moves on when it has so much: one who gives something back to another's arena now and then is no
-/// reason to.
-const MEETINGS: u8 = 160;
 
 impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     /// A pool over `upstream`.
@@ -217,7 +212,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let rounded = rounded(bytes);
         let room = self.shared.keep_bytes.load(Ordering::Relaxed);
         let fits = front.thread.small_bytes_held() + rounded <= room;
-        let class_room = self.shared.class_bytes();
+        let class_room = self.shared.keep_of_class.load(Ordering::Relaxed);
         let kept = fits && front.push(ptr.address(), bytes, rounded, entry, class_room);
         if kept && front.thread.is_step() {
             self.shared.given.0.fetch_add(STEP, Ordering::Relaxed);
@@ -234,10 +229,16 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         if !entry.may_be_kept(bytes) {
             return false;
         }
-        if let Some(before) = front.push_large(ptr.address(), bytes, rounded(bytes), entry) {
-            self.ordered.with_store(|heaps| heaps.give_kept(before, &front.stream));
-        }
+        self.give_up_large(front);
+        front.push_large(ptr.address(), bytes, rounded(bytes), entry);
         true
+    }
+
+    /// Gives the large block that the front has back to all.
+    fn give_up_large(&self, front: &Front) {
+        if let Some(entry) = front.give_up_large() {
+            self.ordered.with_store(|heaps| heaps.give_kept(entry, &front.stream));
+        }
     }
 
     /// A block from the thread's arena, for a small request.
@@ -259,25 +260,25 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         Some(ptr)
     }
 
-    /// The thread's arena: another one from now on, if the thread met others there too often.
+    /// The thread's arena: another one from now on, if the thread shares it with others at the same time.
     fn lock_arena(&self, front: &Front) -> (Shard, QuickGuard<'_, Arena>) {
-        let arenas = &self.shared.arenas;
-        let mut shard = front.thread.shard.load(Ordering::Relaxed);
-        let met = front.thread.met.load(Ordering::Relaxed);
-        if let Some(arena) = arenas.try_lock(shard) {
-            if met > 0 {
-                front.thread.met.store(met - 1, Ordering::Relaxed);
-            }
+        let (arenas, meetings) = (&self.shared.arenas, &front.thread.meetings);
+        let shard = front.thread.shard.load(Ordering::Relaxed);
+        let mut arena = arenas.try_lock(shard).unwrap_or_else(|| {
+            meetings.found_locked();
+            arenas.lock(shard)
+        });
+        let me = ptr::from_ref(&*front.thread).addr();
+        let was_others = std::mem::replace(&mut arena.taker, me) != me;
+        if !meetings.are_many(was_others) {
             return (shard, arena);
         }
-        if met < MEETINGS {
-            front.thread.met.store(met + MEETING, Ordering::Relaxed);
-        } else {
-            shard = arenas.next(shard);
-            front.thread.met.store(0, Ordering::Relaxed);
-            front.thread.shard.store(shard, Ordering::Relaxed);
-        }
-        (shard, arenas.lock(shard))
+        drop(arena);
+        let shard = arenas.next(shard);
+        front.thread.shard.store(shard, Ordering::Relaxed);
+        let mut arena = arenas.lock(shard);
+        arena.taker = me;
+        (shard, arena)
     }
 
     /// The calling thread's front for a stream, made when the stream is used often, if it may be used now.
@@ -293,6 +294,10 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     fn allocate_past(&self, front: &Front, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
         if let Some(ptr) = self.take_in_arena(front, layout) {
             return Ok(ptr);
+        }
+        if layout.bytes() > LARGEST_SMALL {
+            // It may be beside what is free, or serve.
+            self.give_up_large(front);
         }
         let shard = front.thread.shard.load(Ordering::Relaxed);
         let ptr = self
@@ -323,6 +328,9 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     #[inline(never)]
     fn deallocate_past(&self, front: &Front, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         let bytes = layout.bytes();
+        if front.thread.is_time_to_look() {
+            self.ordered.with_store(|heaps| heaps.set_keep_bytes());
+        }
         if ptr.is_null() || self.push_large(front, ptr, bytes) || self.give_to_arena(front, ptr, bytes) {
             return;
         }

@@ -77,7 +77,7 @@ impl Pages {
         };
         let hole = self.large().chunk(best);
         let is_inside = !self.is_at_border(hole) && hole.bytes <= self.policy.inside_upto(request.bytes);
-        if hole.bytes == request.bytes || is_inside {
+        if hole.bytes == request.bytes || is_inside || self.is_calm {
             return self.hole(Line::Large, best, request, false);
         }
         if let Some(inside) = self.find_inside(owner, upto, request) {

@@ -110,6 +110,8 @@ pub(in crate::pool) struct Pages {
     operations: u64,
     /// Whether there was no memory to be had, lately.
     pub(in crate::pool) is_short: bool,
+    /// Whether what there is was enough for long: then the first fit that is good will do.
+    pub(in crate::pool) is_calm: bool,
     /// The most that was in use when memory was short.
     peak_live: u64,
     /// The most that was not free since somebody asked last.
@@ -177,6 +179,7 @@ impl Pages {
             reservation_bytes,
             maximum_bytes,
             is_short: false,
+            is_calm: false,
             moves: 0,
             operations: 0,
             peak_live: 0,
@@ -208,6 +211,9 @@ impl Pages {
             Whose::With(owner) => (owner, self.free_bytes(owner) + self.free_bytes(ANYONE)),
         };
         if !is_plain || free < request.bytes || self.views.mappings == 0 {
+            return None;
+        }
+        if self.is_busy() && self.room(u64::MAX) >= request.bytes {
             return None;
         }
         let ends = FreeEnds::gather(self, whose, self.policy.least_piece);
@@ -320,6 +326,11 @@ impl Pages {
             let (line, chunk) = unpack(id);
             self.heap(line).chunk(chunk)
         })
+    }
+
+    /// Whether memory goes before work, for now.
+    fn is_busy(&self) -> bool {
+        self.policy.is_busy(self.moves, self.operations)
     }
 
     /// Whether the pool may grow by a small handle before it does with what it has.

@@ -38,8 +38,8 @@ impl Default for Policy {
             inside: 125,
             mappings: 8192,
             free_moves: 1024,
-            operations_for_move: 80,
-            slack_when_busy: 300,
+            operations_for_move: 4000,
+            slack_when_busy: 100,
         }
     }
 }
@@ -51,9 +51,13 @@ impl Policy {
     /// Where blocks of random sizes come and go at the peak, nearly each would have to be put together, at
     /// some ten microseconds. Then the pool takes more memory instead, until best fit serves.
     pub(super) fn allowed(&self, peak_live: u64, moves: u64, operations: u64) -> u64 {
-        let worth = self.free_moves + operations / self.operations_for_move;
-        let slack = if moves > worth { self.slack_when_busy } else { self.slack };
+        let slack = if self.is_busy(moves, operations) { self.slack_when_busy } else { self.slack };
         peak_live + peak_live / 1000 * slack
+    }
+
+    /// Whether more mappings in views were made than so many operations are worth.
+    pub(super) fn is_busy(&self, moves: u64, operations: u64) -> bool {
+        moves > self.free_moves + operations / self.operations_for_move
     }
 
     /// The most bytes of a new handle for a large block.
