@@ -119,7 +119,7 @@ fn pools_end_in_the_middle_of_a_step(layer: PoolLayer) {
             may_go_on.wait();
             std::thread::sleep(Duration::from_micros(200)); // likelier, not needed
         });
-        // A span of small blocks that is free from end to end, and a stream that is looked at after the first.
+        // A span of small blocks that is free from end to end, and a stream that is looked at later.
         let blocks = std::iter::repeat_n((5000, small), 300).chain([(5 * MIB, large)]);
         let take =
             |(bytes, stream)| (pool.allocate_bytes(bytes, stream).expect("there is memory"), bytes, stream);
