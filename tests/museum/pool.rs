@@ -162,7 +162,7 @@ const MISTAKES: &[Mistake] = &[
         "pool/pages/release.rs",
         "            let end = hole.addr + hole.bytes;\n            // The first",
         "            let end = hole.addr + hole.bytes + self.granularity;\n            // The first",
-        "Device(LentReturned)",
+        "Device(",
     ),
     mistake(
         "decay does not wait for an answer",
