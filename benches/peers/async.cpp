@@ -1,7 +1,5 @@
 // CUDA's own allocators: `async cudaMallocAsync` and `async cudaMalloc`. See README.md.
-#include <memory>
-
-#include "workloads.hpp"
+#include "logs.hpp"
 
 namespace {
 
@@ -11,6 +9,8 @@ struct Async {
     check(cudaDeviceGetDefaultMemPool(&pool, 0), "cudaDeviceGetDefaultMemPool");
     uint64_t keep = UINT64_MAX;
     check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep), "cudaMemPoolSetAttribute");
+    uint64_t none = 0;  // the peak starts anew
+    check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReservedMemHigh, &none), "cudaMemPoolSetAttribute");
   }
   ~Async() {
     cudaDeviceSynchronize();
@@ -23,6 +23,12 @@ struct Async {
   }
   void free(void* block, size_t, cudaStream_t stream) noexcept { cudaFreeAsync(block, stream); }
 
+  std::optional<uint64_t> reserved() {
+    uint64_t bytes = 0;
+    check(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReservedMemHigh, &bytes), "cudaMemPoolGetAttribute");
+    return bytes;
+  }
+
  private:
   static void check(cudaError_t status, char const* what) { peers::check(status, what); }
   cudaMemPool_t pool{};
@@ -34,6 +40,7 @@ struct Plain {
     return cudaMalloc(&block, bytes) == cudaSuccess ? block : nullptr;
   }
   void free(void* block, size_t, cudaStream_t) noexcept { cudaFree(block); }
+  std::optional<uint64_t> reserved() { return {}; }
 };
 
 }  // namespace
@@ -42,9 +49,9 @@ int main(int count, char** words) try {
   auto const options = peers::Options::parse(count, words);
   for (auto const& name : options.names) {
     if (name == "cudaMallocAsync") {
-      peers::run_all(name, options, [] { return std::make_unique<Async>(); });
+      peers::run(name, options, [] { return std::make_unique<Async>(); });
     } else if (name == "cudaMalloc") {
-      peers::run_all(name, options, [] { return std::make_unique<Plain>(); });
+      peers::run(name, options, [] { return std::make_unique<Plain>(); });
     } else {
       throw std::runtime_error(name + " is neither cudaMallocAsync nor cudaMalloc");
     }

@@ -6,34 +6,32 @@
 #include <rmm/mr/binning_memory_resource.hpp>
 #include <rmm/mr/cuda_memory_resource.hpp>
 #include <rmm/mr/pool_memory_resource.hpp>
+#include <rmm/mr/statistics_resource_adaptor.hpp>
 #include <rmm/resource_ref.hpp>
 
-#include <memory>
-#include <optional>
-
-#include "workloads.hpp"
+#include "logs.hpp"
 
 namespace {
 
 constexpr size_t alignment = 256;
 
-// Four fifths of what is free: growing costs none of them time, as it costs millpond none before the clock
-// starts.
-size_t initial_bytes() {
-  auto const free_bytes = rmm::available_device_memory().first;
-  return free_bytes / 5 * 4 / alignment * alignment;
-}
+// The pool starts with little and grows, as millpond does: what it takes can then be compared. An arena takes
+// all that it will ever have when it is made.
+constexpr size_t initial_bytes = 1 << 20;
+size_t arena_bytes() { return rmm::available_device_memory().first / 5 * 4 / alignment * alignment; }
 
 // Owns the resources; the last one made serves.
 class Rmm {
  public:
   explicit Rmm(std::string const& name) {
+    if (name == "rmm arena") {
+      serve(arena_.emplace(upstream_, arena_bytes()));
+      return;
+    }
+    auto& pool = pool_.emplace(upstream_, initial_bytes);
     if (name == "rmm pool") {
-      serve(pool_.emplace(cuda_, initial_bytes()));
-    } else if (name == "rmm arena") {
-      serve(arena_.emplace(cuda_, initial_bytes()));
+      serve(pool);
     } else {
-      auto& pool = pool_.emplace(cuda_, initial_bytes());
       auto& binning = binning_.emplace(pool);
       for (int power = 18; power <= 22; ++power) binning.add_bin(size_t{1} << power);
       serve(binning);
@@ -46,6 +44,10 @@ class Rmm {
   void free(void* block, size_t bytes, cudaStream_t stream) noexcept {
     resource_->deallocate(rmm::cuda_stream_view{stream}, block, bytes, alignment);
   }
+  std::optional<uint64_t> reserved() {
+    if (arena_) return {};
+    return static_cast<uint64_t>(upstream_.get_bytes_counter().peak);
+  }
 
  private:
   template <class Resource>
@@ -53,7 +55,7 @@ class Rmm {
     resource_.emplace(resource);
   }
 
-  rmm::mr::cuda_memory_resource cuda_;
+  rmm::mr::statistics_resource_adaptor upstream_{rmm::mr::cuda_memory_resource{}};
   std::optional<rmm::mr::pool_memory_resource> pool_;
   std::optional<rmm::mr::arena_memory_resource> arena_;
   std::optional<rmm::mr::binning_memory_resource> binning_;
@@ -68,7 +70,7 @@ int main(int count, char** words) try {
     if (name != "pool" && name != "arena" && name != "binning")
       throw std::runtime_error(name + " is none of pool, arena, binning");
     auto const stack = "rmm " + name;
-    peers::run_all(stack, options, [&] { return std::make_unique<Rmm>(stack); });
+    peers::run(stack, options, [&] { return std::make_unique<Rmm>(stack); });
   }
 } catch (std::exception const& error) {
   std::fprintf(stderr, "error: %s\n", error.what());

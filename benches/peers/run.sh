@@ -1,67 +1,121 @@
 #!/usr/bin/env bash
-# Runs millpond and the peers one after the other on the GPU of this machine, and prints one table. Lies
-# beside what build.sh made. Peers that this machine lacks (PyTorch, CuPy) are left out, with a note.
+# Runs millpond and the peers one after the other on the GPU of this machine. Lies beside what build.sh made.
+# Peers that this machine lacks (PyTorch, CuPy) are left out, with a note.
 #
-#   ./run.sh [--quick] [--seed N] [--threads N,…]    # results: results/ beside it, or $OUT
-#   STACKS="cuda+pool cuda+binning" ./run.sh         # millpond's stacks, in place of the default ones
-set -euo pipefail
+#   ./run.sh [--quick] [--seed N] [--threads N,…] [--workload NAME,…]
+#
+# Everything goes to one file, results.jsonl in results/ beside this script, or in $OUT. Environment:
+#   STACKS   millpond's stacks ("cuda+pool cuda+pool:pages=off")
+#   PEERS    what runs ("millpond async malloc rmm torch cupy")
+#   DEVICE   millpond's device (cuda:0); the peers run on the first GPU
+#   SECONDS_EACH  after so long a program is ended; what a peer has printed by then counts (200)
+set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 out=${OUT:-$here/results}
 mkdir -p "$out"
-rm -f "$out"/*.json "$out"/*.jsonl
+results=$out/results.jsonl
 python=${PYTHON:-python3}
+limit=${SECONDS_EACH:-200}
+device=${DEVICE:-cuda:0}
+peers=" ${PEERS:-millpond async malloc rmm torch cupy} "
+read -ra specs <<<"${STACKS:-cuda+pool cuda+pool:pages=off}"
+stacks=("${specs[@]/#/--stack=}")
 
 note() { echo "note: $*" >&2; }
+wanted() { [[ $peers == *" $1 "* ]]; }
+# Text as JSON.
+quoted() { "$python" -c 'import json, sys; print(json.dumps(sys.stdin.read().strip()))'; }
 
 # Each in a process of its own, so that none finds the device in another's state.
-peer() {
-    local name=$1
-    shift
-    echo "== $name" >&2
-    "$@" >"$out/$name.jsonl" || note "$name failed"
+attempt() {
+    local start=$SECONDS code
+    timeout -k 10 "$limit" "$@" >>"$results"
+    code=$?
+    [[ -z $(tail -c 1 "$results") ]] || echo >>"$results" # it was ended within a line
+    # 1 of millpond-replay is a workload that did not run; the results say which.
+    echo "== $((SECONDS - start)) s, exit code $code: ${*##*/}" >&2
 }
 
-stacks=()
-for stack in ${STACKS:-}; do
-    stacks+=(--stack "$stack")
-done
-echo "== millpond" >&2
-"$here/millpond-replay" bench --device cuda:0 --format json "${stacks[@]}" "$@" >"$out/millpond.json" ||
-    note "a stack of millpond failed"
-
-peer cudaMallocAsync "$here/async" cudaMallocAsync "$@"
-# It waits for the device at each call: many blocks would take hours.
-peer cudaMalloc "$here/async" cudaMalloc --most-live 10000 "$@"
-# A block of the pool and the arena takes longer the more are live.
-peer rmm-pool "$here/rmm" pool --most-live 100000 "$@"
-peer rmm-arena "$here/rmm" arena --most-live 100000 "$@"
-peer rmm-binning "$here/rmm" binning "$@"
+# benched PROGRAM [FLAG...]: the workloads and the logs.
+benched() {
+    attempt "$@" "${options[@]}"
+    ((${#logs[@]} == 0)) || attempt "$@" "${options[@]}" "${logs[@]/#/--log=}"
+}
 
 build_torch() {
-    local torch cuda
+    local torch cuda cudart
     torch=$("$python" -c 'import torch; print(torch.__path__[0])') || return 1
     # CUDA's headers: of an installed toolkit, or of the wheels that PyTorch came with.
     for cuda in "${CUDA_HOME:-/usr/local/cuda}" "$torch"/../nvidia/cu13 "$torch"/../nvidia/cuda_runtime; do
-        [[ -e "$cuda/include/cuda_runtime_api.h" ]] && break
+        [[ -e $cuda/include/cuda_runtime_api.h ]] && break
     done
-    [[ -e "$cuda/include/cuda_runtime_api.h" ]] || { note "no CUDA headers; set CUDA_HOME"; return 1; }
-    local cudart
+    [[ -e $cuda/include/cuda_runtime_api.h ]] || { note "no CUDA headers; set CUDA_HOME"; return 1; }
     cudart=$(find -L "$cuda" -name 'libcudart.so*' 2>/dev/null | sort | tail -n 1)
     "${CXX:-g++}" -std=c++20 -O3 -pthread -isystem "$torch/include" -isystem "$cuda/include" \
         "$here/torch.cpp" -o "$here/torch" -L"$torch/lib" -Wl,--no-as-needed -lc10_cuda -lc10 -ltorch_cpu \
         -ltorch_cuda -ltorch "$cudart" -Wl,-rpath,"$torch/lib" -Wl,-rpath,"$(dirname "$cudart")"
 }
-if build_torch; then
-    peer torch "$here/torch" "$@"
-    peer torch-expandable env PYTORCH_ALLOC_CONF=expandable_segments:True "$here/torch" "$@"
-else
-    note "PyTorch is left out"
-fi
 
-if "$python" -c 'import cupy' 2>/dev/null; then
-    peer cupy "$python" "$here/cupy_bench.py" "$@"
-else
-    note "CuPy is left out: it is not installed"
-fi
+versions() {
+    echo "commit $(cat "$here/COMMIT"), RMM 26.10"
+    "$python" -c 'import torch; print("PyTorch", torch.__version__)' 2>/dev/null
+    "$python" -c 'import cupy; print("CuPy", cupy.__version__)' 2>/dev/null
+}
 
-"$python" "$here/merge.py" "$out"/*.json "$out"/*.jsonl | tee "$out/table.md"
+machine() {
+    nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader
+    grep -m 1 'model name' /proc/cpuinfo | cut -d: -f2-
+    echo "$(nproc) CPUs"
+}
+
+options=("$@")
+flags=$(mktemp -d)
+trap 'rm -rf "$flags"' EXIT
+logs=()
+for path in "$here"/logs/*.csv.gz; do
+    [[ -e $path ]] || continue
+    gzip -dc "$path" >"$flags/$(basename "$path" .gz)"
+    logs+=("$flags/$(basename "$path" .gz)")
+done
+
+printf '{"date":"%s","machine":%s,"versions":%s,"command":%s}\n' "$(date -u +%F)" \
+    "$(machine 2>&1 | paste -sd';' | quoted)" "$(versions | paste -sd';' | quoted)" \
+    "$(echo "run.sh $*" | quoted)" >"$results"
+
+if wanted millpond; then
+    attempt "$here/millpond-replay" bench --device "$device" --format json "${stacks[@]}" "${options[@]}"
+    # How much a single replay takes, and how long the first and the best of five take.
+    for passes in 1 5; do
+        ((${#logs[@]} == 0)) || attempt "$here/millpond-replay" --device "$device" --threads 1 --format json \
+            --repeat "$passes" "${stacks[@]}" "${logs[@]}"
+    done
+fi
+if wanted async; then
+    benched "$here/async" cudaMallocAsync
+fi
+if wanted malloc; then
+    # It waits for the device at each call: many blocks, threads and logs would take hours.
+    attempt "$here/async" cudaMalloc --most-live=10000 "${options[@]}" --workload=pair,churn,churn_large
+fi
+if wanted rmm; then
+    # A block of the pool and the arena takes longer the more are live.
+    benched "$here/rmm" pool --most-live=100000
+    benched "$here/rmm" arena --most-live=100000
+    benched "$here/rmm" binning
+fi
+if wanted torch; then
+    if build_torch; then
+        benched "$here/torch"
+        PYTORCH_ALLOC_CONF=expandable_segments:True benched "$here/torch"
+    else
+        note "PyTorch is left out"
+    fi
+fi
+if wanted cupy; then
+    if "$python" -c 'import cupy' 2>/dev/null; then
+        attempt "$python" "$here/cupy_bench.py" "${options[@]}"
+    else
+        note "CuPy is left out"
+    fi
+fi
+echo "== $SECONDS s: $(wc -l <"$results") lines in $results" >&2

@@ -29,8 +29,8 @@ pub(crate) struct BenchArgs {
     #[arg(long, short = 't', value_name = "N,…", value_delimiter = ',', value_parser = thread_count)]
     pub(crate) threads: Vec<usize>,
 
-    /// The workloads to run: pair, churn, churn_large, threads_own_stream, threads_one_stream,
-    /// cross_thread_free [default: all]
+    /// The workloads to run: pair, churn, churn_large, streams, fragmented, threads_own_stream,
+    /// threads_one_stream, cross_thread_free [default: all]
     #[arg(long = "workload", short = 'w', value_name = "NAME", num_args = 1.., value_delimiter = ',')]
     pub(crate) workloads: Vec<Workload>,
 

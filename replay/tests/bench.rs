@@ -26,12 +26,14 @@ fn a_quick_run_has_every_workload_on_every_stack() {
     let mut expected = BTreeSet::new();
     for stack in stacks {
         for bytes in [256, 4 << 10, 64 << 10, 1 << 20, 64 << 20] {
-            expected.insert((stack, "pair", 1, bytes));
+            expected.insert((stack, "pair", 1, 1, 0, bytes));
         }
-        expected.extend([1000, 10_000, 100_000, 1_000_000].map(|live| (stack, "churn", live, 0)));
-        expected.insert((stack, "churn_large", 2000, 0));
-        let threads = ["threads_own_stream", "threads_one_stream", "cross_thread_free"];
-        expected.extend(threads.map(|workload| (stack, workload, 1000, 0)));
+        expected.extend([100, 1000, 10_000, 100_000, 1_000_000].map(|live| (stack, "churn", live, 1, 0, 0)));
+        expected.insert((stack, "churn_large", 2000, 1, 0, 0));
+        expected.extend([1, 4, 16, 64, 256].map(|streams| (stack, "streams", 10_000, streams, 0, 0)));
+        expected.extend([0, 25, 50, 75, 90].map(|freed| (stack, "fragmented", 4000, 1, freed, 0)));
+        let threads = [("threads_own_stream", 2), ("threads_one_stream", 1), ("cross_thread_free", 2)];
+        expected.extend(threads.map(|(workload, streams)| (stack, workload, 1000, streams, 0, 0)));
     }
     let results = report["results"].as_array().unwrap();
     // A machine that is too small for mimalloc, or too slow for a million blocks, leaves those out.
@@ -45,7 +47,9 @@ fn a_quick_run_has_every_workload_on_every_stack() {
         .chain(skipped)
         .map(|case| {
             let bytes = if text(case, "workload") == "pair" { case["bytes"].as_u64().unwrap() } else { 0 };
-            (text(case, "stack"), text(case, "workload"), case["live"].as_u64().unwrap(), bytes)
+            let number = |key: &str| case[key].as_u64().unwrap();
+            let (streams, freed) = (number("streams"), number("freed_percent"));
+            (text(case, "stack"), text(case, "workload"), number("live"), streams, freed, bytes)
         })
         .collect();
     assert_eq!(found, expected);
@@ -54,6 +58,13 @@ fn a_quick_run_has_every_workload_on_every_stack() {
             assert!(result[key].as_f64().is_some_and(|number| number > 0.0), "{key} of {result}");
         }
         assert!(result["p99_ns"].is_u64());
+        assert_eq!(result["ns_per_fill"].is_f64(), text(result, "workload") != "pair");
+        // Nothing is taken twice, and little of what is taken may be idle.
+        let taken = result["reserved_bytes"].as_u64();
+        assert_eq!(taken.is_some(), text(result, "stack").contains("pool"));
+        if result["live"].as_u64() > Some(1) {
+            assert!(taken.is_none_or(|taken| taken > result["bytes"].as_u64().unwrap() / 2), "{result}");
+        }
     }
 }
 

@@ -4,8 +4,9 @@
 #   scripts/gpu-lane/build.sh [DIR] [--logs DIR]
 #
 # DIR (gpu-lane by default, which git ignores) then holds the test binaries with tests that need a GPU, the
-# replay binary, the logs, run.sh and a MANIFEST. Copy it to the GPU machine and start run.sh there; that
-# machine needs an NVIDIA driver and a glibc no older than the one that MANIFEST names, but no Rust.
+# replay binary, the logs, what Numba's own tests need (with pip and the network), run.sh and a MANIFEST.
+# Copy it to the GPU machine and start run.sh there; that machine needs an NVIDIA driver and a glibc no older
+# than the one that MANIFEST names, but no Rust.
 set -euo pipefail
 
 usage() {
@@ -67,6 +68,17 @@ done <"$target_dir/built"
 rm "$target_dir/built"
 [[ -x $target_dir/millpond-replay ]] || { echo "cargo named no replay binary" >&2; exit 1; }
 [[ -x $target_dir/tests/millpond.soak ]] || { echo "cargo named no soak" >&2; exit 1; }
+
+echo "== building the plug-in for Numba"
+cargo build --release --locked -p millpond-plugin --example millpond_numba --message-format=json |
+    grep -oE '"[^"]*/libmillpond_numba\.so"' | tail -n 1 | tr -d '"' >"$target_dir/built"
+mkdir -p "$target_dir/numba/site"
+strip -o "$target_dir/numba/libmillpond_numba.so" "$(cat "$target_dir/built")"
+rm "$target_dir/built"
+cp plugin/examples/numba/{millpond_numba,suite}.py "$target_dir/numba/"
+# The one package of its tests that a machine with Numba and pytest may lack.
+python3 -m pip install --quiet --no-deps --target "$target_dir/numba/site" "filecheck==1.0.*" ||
+    echo "note: without filecheck, Numba's tests run only where it is installed" >&2
 
 cp scripts/gpu-lane/run.sh "$target_dir/run.sh"
 chmod +x "$target_dir/run.sh"

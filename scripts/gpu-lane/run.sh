@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Runs on a GPU what build.sh gathered beside this file.
 #
-#   ./run.sh [tests|soak|sanitizer|replay|all]...
+#   ./run.sh [tests|soak|sanitizer|replay|numba|all]...
 #
 #   tests      every test that needs a GPU, but for the soak
 #   soak       tags written and checked by kernels, 10^6 operations on each stack, and its canary
 #   sanitizer  compute-sanitizer's memcheck over a short soak
 #   replay     the logs through the standard stacks, on the GPU and, to compare, on the simulated device
+#   numba      those of numba-cuda's own tests that have to do with memory, over millpond's plug-in
 #
 # A step that fails or hangs does not stop the others; the exit code is 0 if none did. Output goes to the
 # folder $OUT (gpu-out by default): gpu.log, summary.tsv and the replays' tables and JSON. Environment:
@@ -112,13 +113,19 @@ replay() {
     replay_on sim:h200 sim 1
 }
 
+# As long as everything, so only when asked for.
+numba() {
+    attempt numba python3 numba/suite.py --out "$out/numba"
+    sed 's/^/   /' "$one"
+}
+
 say "$({ nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap --format=csv,noheader; } 2>&1)"
 say "$(head -n 3 MANIFEST)"
 for step in "${@:-all}"; do
     case $step in
-        tests | soak | sanitizer | replay) "$step" ;;
+        tests | soak | sanitizer | replay | numba) "$step" ;;
         all) tests; soak; sanitizer; replay ;;
-        *) echo "there is no step '$step'; there are tests, soak, sanitizer, replay and all" >&2; exit 2 ;;
+        *) echo "no step '$step'; there are tests, soak, sanitizer, replay, numba, all" >&2; exit 2 ;;
     esac
 done
 

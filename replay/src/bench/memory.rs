@@ -4,24 +4,15 @@ use std::fs;
 
 use millpond_core::format_bytes;
 
-/// What an allocator of CPU memory touches of a block that nobody writes to: the page that holds the link
-/// of its free list, its own books, and the page of the block that was in the slot before.
-const TOUCHED_PER_BLOCK: u64 = 16 << 10;
-
-/// Why so many blocks of so many bytes together should not be tried, if so.
-pub(super) fn too_little_for(blocks: u64, bytes: u64) -> Option<String> {
-    // Huge pages make a whole 2 MiB of what is touched anywhere.
-    let huge =
-        read("/sys/kernel/mm/transparent_hugepage/enabled").is_some_and(|text| text.contains("[always]"));
-    let touched = if huge { bytes + bytes / 8 } else { bytes.min(blocks * TOUCHED_PER_BLOCK) };
+/// Why so many bytes of CPU memory should not be tried, if so.
+///
+/// Nobody writes to the blocks, but an allocator that takes its memory in huge pages touches it all the same.
+pub(super) fn too_little_for(bytes: u64) -> Option<String> {
+    let touched = bytes + bytes / 8;
     let available = available()?;
     (touched > available).then(|| {
-        let advice = if huge { "; set transparent huge pages to madvise, and it needs less" } else { "" };
-        format!(
-            "it may touch {} of CPU memory, and {} are available{advice}",
-            format_bytes(touched),
-            format_bytes(available)
-        )
+        let (touched, available) = (format_bytes(touched), format_bytes(available));
+        format!("it may touch {touched} of CPU memory, and {available} are available")
     })
 }
 
@@ -60,8 +51,8 @@ mod tests {
     #[test]
     #[cfg(target_os = "linux")]
     fn a_little_fits_and_more_than_any_machine_has_does_not() {
-        assert_eq!(too_little_for(1, 256), None);
-        let reason = too_little_for(1 << 40, 1 << 60).unwrap();
+        assert_eq!(too_little_for(256), None);
+        let reason = too_little_for(1 << 60).unwrap();
         assert!(reason.contains("are available"), "{reason}");
     }
 }

@@ -7,23 +7,29 @@
 //! | workload | does | a step |
 //! |---|---|---|
 //! | `pair` | one size: 256 B, 4 KiB, 64 KiB, 1 MiB, 64 MiB | allocate, free the same |
-//! | `churn` | keeps 10^3, 10^4, 10^5, 10^6 blocks of 256 B to 1 MiB live | free one at random, allocate |
+//! | `churn` | keeps 10^2, 10^3, 10^4, 10^5, 10^6 blocks of 256 B to 1 MiB live | free any, allocate |
 //! | `churn_large` | keeps 2000 blocks of 1 to 64 MiB live | the same |
+//! | `streams` | one thread keeps 10^4 blocks live on 1, 4, 16, 64, 256 streams, drawn at random | the same |
+//! | `fragmented` | keeps 4000 blocks of 64 KiB to 4 MiB live in a heap fragmented before | the same |
 //! | `threads_own_stream` | T threads, 1000 blocks of 256 B to 1 MiB each, a stream each | the same |
 //! | `threads_one_stream` | the same, all on one stream | the same |
 //! | `cross_thread_free` | the same; T threads hand their blocks round | free a neighbour's, allocate |
 //!
+//! A block is freed on the stream that it was allocated on. To fragment a heap, 20,000 blocks of 256 B to
+//! 1 MiB are allocated, and 0, 25, 50, 75 or 90 of a hundred, drawn at random, are freed; the others stay.
+//!
 //! # Method
 //! - All that is random is planned before: the same plan for each stack, and for the peers of
 //!   `benches/peers`. A plan is made of the seed alone, so that a run can be repeated.
-//! - Each stack is built anew for each workload and dropped after it. Blocks are allocated, and
-//!   replaced until the resource has warmed up, before the clock starts.
+//! - Each stack is built anew for each workload and dropped after it. Blocks are allocated, and each is
+//!   replaced four times on average, before the clock starts: what is measured is the steady state. If that
+//!   takes longer than 4 seconds, the clock starts earlier. `ns_per_fill` says what growth costs.
 //! - Every 16th step is timed alone; the 99th percentile is over these. What reading the clock costs is
 //!   measured on steps that do nothing, and taken off.
 //! - `ns_per_step` is the mean on the thread that does the step, the look at the list of live blocks
 //!   included. `steps_per_second` is that of all threads together, from the first start to the last end.
-//! - In `cross_thread_free`, each thread allocates on a stream of its own, on which the block is freed by
-//!   the thread's neighbour. Threads meet after each 1000 steps to hand over, which is not measured.
+//! - In `cross_thread_free`, each thread allocates on a stream of its own, and its neighbour frees the block.
+//!   Threads meet after each 1000 steps to hand over, which is not measured.
 //! - No kernel runs and no memory is written to: what is measured is the allocator, not the device.
 //! - A workload that takes long ends early: the figures are then of fewer steps.
 //!
@@ -36,13 +42,18 @@
 //!   workload             as in the table above
 //!   stack                the stack as text, or "mimalloc"
 //!   threads              how many
+//!   streams              of all threads together
 //!   live                 blocks that each thread keeps live; 1 for a pair
+//!   freed_percent        of the blocks that fragment the heap; 0 for other workloads
 //!   bytes                of the block for a pair, else of all live blocks at the peak of the plan
 //!   steps                how many were measured
 //!   ns_per_step          mean nanoseconds of a step on its thread
 //!   p99_ns               99th percentile of the steps that were timed alone
 //!   steps_per_second     of all threads together
-//! not_run[]              workload, stack, threads, live, bytes, status ("skipped",
+//!   ns_per_fill          mean nanoseconds of an allocation before the first step, growth included; null
+//!                        for a pair
+//!   reserved_bytes       the most bytes taken from the driver; null where the stack does not tell
+//! not_run[]              workload, stack, threads, streams, live, freed_percent, bytes, status ("skipped",
 //!                        "out_of_memory" or "failed"), reason
 //! notes[]                what a reader of the figures should know
 //! ```
@@ -51,9 +62,12 @@ mod barrier;
 mod measure;
 #[cfg(feature = "mimalloc")]
 mod memory;
+#[cfg(test)]
+mod peers;
 mod plan;
 mod report;
 mod run;
+mod streams;
 mod subject;
 #[cfg(test)]
 mod tests;
@@ -61,9 +75,8 @@ mod workload;
 
 use std::time::{Duration, Instant};
 
-use millpond_core::driver::StreamFlags;
 use millpond_core::stack::{LayerTable, StackSpec};
-use millpond_core::{DriverHandle, StreamRef, format_bytes};
+use millpond_core::{AnyResource, DeviceMemoryResourceExt, DriverHandle, StreamRef, format_bytes};
 use millpond_driver::DeviceSpec;
 use serde::Serialize;
 
@@ -74,6 +87,7 @@ use crate::compare::DeviceFigures;
 use crate::{Result, lineup};
 use plan::Plan;
 use run::{Churn, Timing};
+use streams::Streams;
 use subject::Subject;
 use workload::Case;
 
@@ -136,6 +150,8 @@ struct Effort {
     steps: usize,
     /// At most so many steps before.
     warm_up: usize,
+    /// Time after which these end.
+    warming: Duration,
     /// Time after which measuring ends, with as many steps as were done.
     measured: Duration,
     /// Time after which allocating the first blocks is given up.
@@ -145,16 +161,20 @@ struct Effort {
 impl Effort {
     const FULL: Self = Self {
         steps: 200_000,
-        warm_up: 2_000_000,
-        measured: Duration::from_secs(3),
-        preparing: Duration::from_secs(120),
+        warm_up: 4_000_000,
+        warming: Duration::from_secs(4),
+        measured: Duration::from_secs(1),
+        preparing: Duration::from_secs(10),
     };
     const QUICK: Self = Self {
         steps: 20_000,
         warm_up: 5000,
+        warming: Duration::from_millis(50),
         measured: Duration::from_millis(50),
-        preparing: Duration::from_secs(4),
+        preparing: Duration::from_secs(3),
     };
+    /// How often each block is replaced before the clock starts, on average.
+    const REPLACEMENTS: usize = 4;
     /// When a quick run has taken so long, preparing gets less time.
     const QUICK_ENOUGH: Duration = Duration::from_secs(18);
     const HASTE: Duration = Duration::from_millis(500);
@@ -190,8 +210,12 @@ pub struct Subjected {
     pub stack: String,
     /// How many threads.
     pub threads: usize,
+    /// Streams of all of them together.
+    pub streams: usize,
     /// Blocks that each keeps live; 1 for a pair.
     pub live: usize,
+    /// How many of a hundred blocks that fragment the heap were freed before; 0 for other workloads.
+    pub freed_percent: u32,
     /// Of the block for a pair, else of all live blocks at the plan's peak.
     pub bytes: u64,
     /// The sizes of blocks, for people.
@@ -213,6 +237,10 @@ pub struct Figures {
     pub p99_ns: u64,
     /// Of all threads together.
     pub steps_per_second: f64,
+    /// Mean nanoseconds of an allocation before the first step, growth included; none for a pair.
+    pub ns_per_fill: Option<f64>,
+    /// The most bytes taken from the driver, where the stack tells.
+    pub reserved_bytes: Option<u64>,
 }
 
 /// A workload that gave no figures.
@@ -303,14 +331,14 @@ impl Bench<'_> {
     #[cfg(feature = "mimalloc")]
     fn mimalloc(&mut self, case: Case, plans: &[Plan], watch: &mut dyn FnMut(&str)) {
         let of = subjected(case, plans, MIMALLOC.to_owned());
-        if let Some(reason) = memory::too_little_for((case.live * case.threads) as u64, of.bytes) {
+        if let Some(reason) = memory::too_little_for(of.bytes) {
             return self.finish(of, Err(Setback::skipped(reason)));
         }
         watch(&of.to_string());
         // It knows no streams, so one stands for all.
-        let streams = vec![StreamRef::LEGACY; case.threads];
+        let streams = vec![StreamRef::LEGACY; case.streams];
         let timing = self.measure(&subject::Mimalloc, case, plans, streams);
-        self.finish(of, timing);
+        self.finish(of, timing.map(|timing| (timing, None)));
     }
 
     fn stack(&mut self, case: Case, plans: &[Plan], stack: &StackSpec, watch: &mut dyn FnMut(&str)) {
@@ -326,12 +354,12 @@ impl Bench<'_> {
         plans: &[Plan],
         stack: &StackSpec,
         bytes: u64,
-    ) -> Attempt<Timing> {
+    ) -> Attempt<(Timing, Option<u64>)> {
         let driver = self.roomy_device(case, bytes)?;
-        let streams = Streams::create(&driver, if case.is_on_one_stream() { 1 } else { case.threads })?;
+        let streams = Streams::create(&driver, case.streams)?;
         let resource = stack.build(self.table, &driver)?;
-        let by_thread = (0..case.threads).map(|me| streams.of(me)).collect();
-        self.measure(&resource, case, plans, by_thread)
+        let timing = self.measure(&resource, case, plans, streams.all().to_vec())?;
+        Ok((timing, reserved_bytes(&resource)))
     }
 
     /// The device, if its memory is enough; a simulated one is made larger if it is not.
@@ -363,30 +391,33 @@ impl Bench<'_> {
         streams: Vec<StreamRef>,
     ) -> Attempt<Timing> {
         if case.workload == Workload::Pair {
-            return run::pairs(subject, streams[0], case.sizes.largest, self.effort.steps, &self.effort);
+            let bytes = case.sizes.largest.into();
+            return run::pairs(subject, streams[0], bytes, self.effort.steps, &self.effort);
         }
         let hands_over = case.workload == Workload::CrossThreadFree;
         Churn::new(subject, plans, streams, hands_over, self.effort).run()
     }
 
-    fn finish(&mut self, of: Subjected, timing: Attempt<Timing>) {
-        match timing {
-            Ok(mut timing) => self.report.results.push(Figures {
+    fn finish(&mut self, of: Subjected, outcome: Attempt<(Timing, Option<u64>)>) {
+        match outcome {
+            Ok((mut timing, reserved_bytes)) => self.report.results.push(Figures {
                 of,
                 steps: timing.steps(),
                 ns_per_step: timing.ns_per_step(),
                 p99_ns: timing.p99_ns(),
                 steps_per_second: timing.steps_per_second(),
+                ns_per_fill: timing.ns_per_fill(),
+                reserved_bytes,
             }),
             Err(Setback { status, reason }) => self.report.not_run.push(NotRun { of, status, reason }),
         }
     }
 }
 
-impl Case {
-    fn is_on_one_stream(&self) -> bool {
-        self.workload == Workload::ThreadsOneStream
-    }
+/// Of the lowest layer that keeps statistics: what that holds is from the driver.
+fn reserved_bytes(resource: &AnyResource) -> Option<u64> {
+    let peaks = resource.stack().filter_map(|layer| layer.statistics());
+    peaks.last().map(|statistics| statistics.peak_bytes_reserved)
 }
 
 fn subjected(case: Case, plans: &[Plan], stack: String) -> Subjected {
@@ -394,41 +425,10 @@ fn subjected(case: Case, plans: &[Plan], stack: String) -> Subjected {
         workload: case.workload.name(),
         stack,
         threads: case.threads,
+        streams: case.streams,
         live: case.live,
+        freed_percent: case.freed_percent,
         bytes: case.bytes(plans),
-        sizes: case.sizes.to_string(),
-    }
-}
-
-/// The streams of one workload; destroyed after it.
-#[derive(Debug)]
-struct Streams<'a> {
-    driver: &'a DriverHandle,
-    streams: Vec<StreamRef>,
-}
-
-impl<'a> Streams<'a> {
-    fn create(driver: &'a DriverHandle, count: usize) -> Result<Self> {
-        let mut all = Self { driver, streams: Vec::with_capacity(count) };
-        for _ in 0..count {
-            let stream = driver.stream_create(StreamFlags::NON_BLOCKING);
-            all.streams.push(stream.map_err(|e| millpond_core::Error::from(e).context("making streams"))?);
-        }
-        Ok(all)
-    }
-
-    fn of(&self, thread: usize) -> StreamRef {
-        self.streams[thread % self.streams.len()]
-    }
-}
-
-impl Drop for Streams<'_> {
-    fn drop(&mut self) {
-        for stream in self.streams.drain(..) {
-            // SAFETY: the stream is ours, and the resource that it was passed to is gone.
-            if let Err(error) = unsafe { self.driver.stream_destroy(stream) } {
-                tracing::warn!(target: "millpond::replay", %error, "a stream could not be destroyed");
-            }
-        }
+        sizes: case.about(),
     }
 }

@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 use millpond_core::format_bytes;
 
 /// A source of random numbers: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). The harness of the peers
@@ -37,43 +39,55 @@ const fn mix(x: u64) -> u64 {
 /// The sizes of blocks in bytes, log-uniform: each doubling is as likely as any other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Sizes {
-    pub(super) smallest: u64,
-    pub(super) largest: u64,
+    pub(super) smallest: u32,
+    pub(super) largest: u32,
 }
 
 impl Sizes {
-    pub(super) const fn only(bytes: u64) -> Self {
+    pub(super) const fn only(bytes: u32) -> Self {
         Self { smallest: bytes, largest: bytes }
     }
 
-    fn draw(self, random: &mut Random) -> u64 {
-        let (smallest, largest) = (self.smallest as f64, self.largest as f64);
+    fn draw(self, random: &mut Random) -> u32 {
+        let (smallest, largest) = (f64::from(self.smallest), f64::from(self.largest));
         let bytes = smallest * (random.unit() * (largest / smallest).ln()).exp();
-        (bytes as u64).clamp(self.smallest, self.largest)
+        (bytes as u32).clamp(self.smallest, self.largest)
     }
 }
 
 impl std::fmt::Display for Sizes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if self.smallest == self.largest {
-            return f.write_str(&format_bytes(self.smallest));
+            return f.write_str(&format_bytes(self.smallest.into()));
         }
-        write!(f, "{}..{}", format_bytes(self.smallest), format_bytes(self.largest))
+        write!(f, "{}..{}", format_bytes(self.smallest.into()), format_bytes(self.largest.into()))
     }
 }
 
-/// One step: the block in `slot` is freed, and one of `bytes` takes its place.
+/// A block to allocate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Request {
+    pub(super) bytes: u32,
+    /// Which of the workload's streams.
+    pub(super) stream: u32,
+}
+
+/// One step: the block in `slot` is freed, and another takes its place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Replacement {
     pub(super) slot: u32,
-    pub(super) bytes: u64,
+    pub(super) by: Request,
 }
 
 /// What one thread does: made before, so that drawing numbers is no part of what is measured.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Plan {
-    /// The sizes of the first block of each slot.
-    pub(super) fill: Vec<u64>,
+    /// Blocks that are allocated first, to fragment the heap …
+    pub(super) fragments: Vec<Request>,
+    /// … and which of them are freed then, in this order. The others stay to the end.
+    pub(super) freed: Vec<u32>,
+    /// The first block of each slot.
+    pub(super) fill: Vec<Request>,
     /// Steps before the clock starts.
     pub(super) warm_up: Vec<Replacement>,
     /// Steps that are measured, with a meeting of all threads before each round.
@@ -92,29 +106,43 @@ pub(super) enum Order {
 }
 
 /// How many of what a plan has.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Shape {
+    pub(super) fragments: Fragments,
     pub(super) live: usize,
     pub(super) sizes: Sizes,
+    /// Each block is on one of these, drawn at random.
+    pub(super) streams: Range<u32>,
     pub(super) warm_up: usize,
     pub(super) steps: usize,
     pub(super) order: Order,
 }
 
+/// What a heap has been through before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Fragments {
+    pub(super) count: usize,
+    pub(super) sizes: Sizes,
+    /// How many of a hundred are freed.
+    pub(super) freed_percent: u32,
+}
+
+impl Fragments {
+    pub(super) const NONE: Self = Self { count: 0, sizes: Sizes::only(1), freed_percent: 0 };
+}
+
 impl Plan {
     pub(super) fn new(mut random: Random, shape: Shape) -> Self {
-        let Shape { live, sizes, warm_up, steps, order } = shape;
-        let fill: Vec<u64> = (0..live).map(|_| sizes.draw(&mut random)).collect();
-        let any = |random: &mut Random| Replacement {
-            slot: random.below(live as u64) as u32,
-            bytes: sizes.draw(random),
+        let Shape { fragments: Fragments { count, sizes, freed_percent }, .. } = shape;
+        let fragments = (0..count).map(|_| shape.request(sizes, &mut random)).collect();
+        let freed = some(&mut random, count, count * freed_percent as usize / 100);
+        let fill = (0..shape.live).map(|_| shape.request(shape.sizes, &mut random)).collect();
+        let warm_up = (0..shape.warm_up).map(|_| shape.any(&mut random)).collect();
+        let rounds = match shape.order {
+            Order::Random => vec![(0..shape.steps).map(|_| shape.any(&mut random)).collect()],
+            Order::Sweeps => (0..shape.steps / shape.live).map(|_| shape.sweep(&mut random)).collect(),
         };
-        let warm_up: Vec<_> = (0..warm_up).map(|_| any(&mut random)).collect();
-        let rounds = match order {
-            Order::Random => vec![(0..steps).map(|_| any(&mut random)).collect()],
-            Order::Sweeps => (0..steps / live).map(|_| sweep(&mut random, live, sizes)).collect(),
-        };
-        let mut plan = Self { fill, warm_up, rounds, peak_bytes: 0 };
+        let mut plan = Self { fragments, freed, fill, warm_up, rounds, peak_bytes: 0 };
         plan.peak_bytes = plan.most_bytes();
         plan
     }
@@ -124,28 +152,69 @@ impl Plan {
         self.rounds.iter().map(Vec::len).sum()
     }
 
+    /// Carries `hash` on over all numbers of the plan but the peak: FNV-1a, over 32 bits at a time.
+    #[cfg(test)]
+    pub(super) fn digest(&self, hash: u64) -> u64 {
+        let request = |of: &Request| [of.bytes, of.stream];
+        let steps = self.warm_up.iter().chain(self.rounds.iter().flatten());
+        let numbers = self.fragments.iter().flat_map(request);
+        let numbers = numbers.chain(self.freed.iter().copied()).chain(self.fill.iter().flat_map(request));
+        let numbers = numbers.chain(steps.flat_map(|step| [step.slot, step.by.bytes, step.by.stream]));
+        numbers.fold(hash, |hash, number| (hash ^ u64::from(number)).wrapping_mul(0x100_0000_01b3))
+    }
+
     fn most_bytes(&self) -> u64 {
+        let sum = |requests: &[Request]| requests.iter().map(|request| u64::from(request.bytes)).sum::<u64>();
+        let fragments = sum(&self.fragments);
+        let gone: u64 = self.freed.iter().map(|&index| u64::from(self.fragments[index as usize].bytes)).sum();
         let mut slots = self.fill.clone();
-        let mut live: u64 = slots.iter().sum();
-        let mut most = live;
+        let mut live = fragments - gone + sum(&slots);
+        let mut most = live.max(fragments);
         for step in self.warm_up.iter().chain(self.rounds.iter().flatten()) {
             let slot = &mut slots[step.slot as usize];
-            live = live - *slot + step.bytes;
-            *slot = step.bytes;
+            live = live - u64::from(slot.bytes) + u64::from(step.by.bytes);
+            *slot = step.by;
             most = most.max(live);
         }
         most
     }
 }
 
-/// Every slot once, shuffled (Fisher and Yates).
-fn sweep(random: &mut Random, live: usize, sizes: Sizes) -> Vec<Replacement> {
-    let mut steps: Vec<Replacement> =
-        (0..live).map(|slot| Replacement { slot: slot as u32, bytes: sizes.draw(random) }).collect();
-    for last in (1..live).rev() {
-        steps.swap(last, random.below(last as u64 + 1) as usize);
+impl Shape {
+    fn request(&self, sizes: Sizes, random: &mut Random) -> Request {
+        let bytes = sizes.draw(random);
+        let Range { start, end } = self.streams;
+        // One needs no number, so that a workload with one stream has the numbers of one without.
+        let stream =
+            if end - start > 1 { start + random.below(u64::from(end - start)) as u32 } else { start };
+        Request { bytes, stream }
     }
-    steps
+
+    fn any(&self, random: &mut Random) -> Replacement {
+        let slot = random.below(self.live as u64) as u32;
+        Replacement { slot, by: self.request(self.sizes, random) }
+    }
+
+    /// Every slot once, shuffled (Fisher and Yates).
+    fn sweep(&self, random: &mut Random) -> Vec<Replacement> {
+        let mut steps: Vec<Replacement> = (0..self.live as u32)
+            .map(|slot| Replacement { slot, by: self.request(self.sizes, random) })
+            .collect();
+        for last in (1..self.live).rev() {
+            steps.swap(last, random.below(last as u64 + 1) as usize);
+        }
+        steps
+    }
+}
+
+/// So many of the numbers below `bound`, each once, in any order: the start of a shuffle.
+fn some(random: &mut Random, bound: usize, count: usize) -> Vec<u32> {
+    let mut numbers: Vec<u32> = (0..bound as u32).collect();
+    for at in 0..count {
+        numbers.swap(at, at + random.below((bound - at) as u64) as usize);
+    }
+    numbers.truncate(count);
+    numbers
 }
 
 #[cfg(test)]
@@ -155,7 +224,8 @@ mod tests {
     const SIZES: Sizes = Sizes { smallest: 256, largest: 1 << 20 };
 
     fn shape(order: Order) -> Shape {
-        Shape { live: 100, sizes: SIZES, warm_up: 50, steps: 1000, order }
+        let fragments = Fragments { count: 40, sizes: SIZES, freed_percent: 25 };
+        Shape { fragments, live: 100, sizes: SIZES, streams: 3..7, warm_up: 50, steps: 1000, order }
     }
 
     #[test]
@@ -168,26 +238,36 @@ mod tests {
         }
     }
 
-    /// These numbers come from `benches/peers`, in C++ and in Python: all do the same work.
-    #[test]
-    fn the_numbers_are_those_of_the_peers() {
-        let mut random = Random::new(42, 0);
-        assert_eq!([random.next(), random.next()], [3_559_393_546_817_448_020, 6_457_831_781_006_907_122]);
-        assert_eq!((random.below(1000), SIZES.draw(&mut random)), (129, 14_055));
-        let shape = Shape { live: 1000, sizes: SIZES, warm_up: 2000, steps: 20_000, order: Order::Random };
-        assert_eq!(Plan::new(Random::new(42, 1000 << 16), shape).peak_bytes, 143_819_365);
-    }
-
     #[test]
     fn as_many_blocks_are_live_as_asked_for() {
         for order in [Order::Random, Order::Sweeps] {
             let plan = Plan::new(Random::new(3, 0), shape(order));
             assert_eq!((plan.fill.len(), plan.warm_up.len(), plan.steps()), (100, 50, 1000));
             let steps = plan.warm_up.iter().chain(plan.rounds.iter().flatten());
-            assert!(steps.into_iter().all(|step| step.slot < 100));
-            let first: u64 = plan.fill.iter().sum();
-            assert!(plan.peak_bytes >= first && plan.peak_bytes <= 100 << 20, "{}", plan.peak_bytes);
+            assert!(steps.clone().all(|step| step.slot < 100));
+            for stream in 3..7 {
+                assert!(steps.clone().any(|step| step.by.stream == stream));
+            }
+            assert!(steps.into_iter().all(|step| (3..7).contains(&step.by.stream)));
+            let first: u64 = plan.fill.iter().map(|request| u64::from(request.bytes)).sum();
+            assert!(plan.peak_bytes >= first && plan.peak_bytes <= 140 << 20, "{}", plan.peak_bytes);
         }
+    }
+
+    #[test]
+    fn of_fragments_a_share_is_freed_and_bytes_that_stay_are_counted() {
+        let mut of = shape(Order::Random);
+        of.fragments = Fragments { count: 1000, sizes: Sizes::only(1 << 20), freed_percent: 60 };
+        let plan = Plan::new(Random::new(3, 0), of.clone());
+        let mut freed = plan.freed.clone();
+        assert!(!freed.is_sorted() && freed.iter().all(|&index| index < 1000));
+        freed.sort_unstable();
+        freed.dedup();
+        assert_eq!((plan.fragments.len(), freed.len()), (1000, 600));
+        assert_eq!(plan.peak_bytes, 1000 << 20, "before the share is freed");
+        of.fragments.freed_percent = 0;
+        let stay = Plan::new(Random::new(3, 0), of);
+        assert!(stay.freed.is_empty() && stay.peak_bytes > 1000 << 20);
     }
 
     #[test]

@@ -40,8 +40,22 @@ pub fn print(report: &Report, format: Format, mut out: impl Write) -> io::Result
     out.flush()
 }
 
-const HEADER: [&str; 9] =
-    ["workload", "threads", "live", "sizes", "stack", "ns/step", "/ mimalloc", "p99 ns", "million steps/s"];
+const HEADER: [&str; 12] = [
+    "workload",
+    "threads",
+    "streams",
+    "live",
+    "sizes",
+    "stack",
+    "ns/step",
+    "/ mimalloc",
+    "p99 ns",
+    "million steps/s",
+    "ns/fill",
+    "taken / live",
+];
+/// Those with names.
+const LEFT: [usize; 3] = [0, 4, 5];
 
 fn table(report: &Report) -> Table {
     let mut table = Table::new();
@@ -52,6 +66,7 @@ fn table(report: &Report) -> Table {
         table.add_row([
             of.workload.to_owned(),
             of.threads.to_string(),
+            of.streams.to_string(),
             of.live.to_string(),
             of.sizes.clone(),
             of.stack.clone(),
@@ -59,9 +74,11 @@ fn table(report: &Report) -> Table {
             ratio(figures, report).map_or("-".to_owned(), |ratio| format!("{ratio:.2}")),
             figures.p99_ns.to_string(),
             format!("{:.3}", figures.steps_per_second / 1e6),
+            figures.ns_per_fill.map_or("-".to_owned(), |ns| format!("{ns:.1}")),
+            figures.taken_over_live().map_or("-".to_owned(), |ratio| format!("{ratio:.3}")),
         ]);
     }
-    for column in [1, 2, 5, 6, 7, 8] {
+    for column in (0..HEADER.len()).filter(|column| !LEFT.contains(column)) {
         if let Some(column) = table.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);
         }
@@ -69,10 +86,18 @@ fn table(report: &Report) -> Table {
     table
 }
 
+impl Figures {
+    /// Bytes taken from the driver by bytes live, each at its peak. A pair is too short for it to mean much.
+    fn taken_over_live(&self) -> Option<f64> {
+        let is_churn = self.of.live > 1;
+        self.reserved_bytes.filter(|_| is_churn).map(|taken| taken as f64 / self.of.bytes.max(1) as f64)
+    }
+}
+
 /// How much longer a step takes than mimalloc's on the same workload.
 fn ratio(figures: &Figures, report: &Report) -> Option<f64> {
     let same = |other: &&Figures| {
-        let key = |of: &Subjected| (of.workload, of.threads, of.live, of.bytes);
+        let key = |of: &Subjected| (of.workload, of.threads, of.streams, of.live, of.freed_percent, of.bytes);
         other.of.stack == MIMALLOC && key(&other.of) == key(&figures.of)
     };
     let limit = report.results.iter().find(same)?;
@@ -105,7 +130,7 @@ fn notes(report: &Report) -> Vec<String> {
 
 impl fmt::Display for Subjected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { workload, stack, threads, live, sizes, .. } = self;
-        write!(f, "{workload} with {threads} threads, {live} live, {sizes}, on {stack}")
+        let Self { workload, stack, threads, streams, live, sizes, .. } = self;
+        write!(f, "{workload} with {threads} threads, {streams} streams, {live} live, {sizes}, on {stack}")
     }
 }

@@ -8,7 +8,7 @@ use millpond_core::StreamRef;
 
 use super::barrier::Barrier;
 use super::measure::{self, Lap};
-use super::plan::{Plan, Replacement};
+use super::plan::{Plan, Replacement, Request};
 use super::subject::Subject;
 use super::{Attempt, Effort, Setback};
 use crate::Error;
@@ -17,12 +17,16 @@ use crate::Error;
 #[derive(Clone, Copy, Debug)]
 struct Block {
     address: u64,
-    bytes: u64,
+    of: Request,
 }
 
 impl Block {
-    /// A slot that holds nothing, after an allocation failed.
-    const NONE: Self = Self { address: 0, bytes: 0 };
+    /// A slot that holds nothing: its block was freed, and none took its place.
+    const NONE: Self = Self { address: 0, of: Request { bytes: 0, stream: 0 } };
+
+    const fn is_none(&self) -> bool {
+        self.of.bytes == 0
+    }
 }
 
 /// What a run found out.
@@ -31,6 +35,15 @@ pub(super) struct Timing {
     /// By thread, then by round.
     laps: Vec<Vec<Lap>>,
     samples: Vec<u64>,
+    /// Of all threads together, before the clock starts.
+    filling: Filling,
+}
+
+/// Blocks allocated while the resource grows.
+#[derive(Clone, Copy, Debug, Default)]
+struct Filling {
+    blocks: u64,
+    time: Duration,
 }
 
 impl Timing {
@@ -42,6 +55,12 @@ impl Timing {
     pub(super) fn ns_per_step(&self) -> f64 {
         let ns: u64 = self.laps.iter().flatten().map(|lap| lap.ns).sum();
         ns as f64 / self.steps().max(1) as f64
+    }
+
+    /// What a block takes while the resource grows, on average; none if none was allocated.
+    pub(super) fn ns_per_fill(&self) -> Option<f64> {
+        let Filling { blocks, time } = self.filling;
+        (blocks > 0).then(|| time.as_nanos() as f64 / blocks as f64)
     }
 
     pub(super) fn p99_ns(&mut self) -> u64 {
@@ -80,7 +99,7 @@ pub(super) fn pairs<S: Subject>(
     (0..WARM_UP).try_for_each(pair)?;
     let mut samples = Vec::new();
     let lap = measure::steps(steps, effort.measured, &mut samples, pair)?;
-    Ok(Timing { laps: vec![vec![lap]], samples })
+    Ok(Timing { laps: vec![vec![lap]], samples, filling: Filling::default() })
 }
 
 /// Threads that keep blocks live and replace them.
@@ -88,7 +107,7 @@ pub(super) struct Churn<'a, S> {
     subject: &'a S,
     /// One for each thread.
     plans: &'a [Plan],
-    /// The stream of each thread; all the same, maybe.
+    /// As plans number them.
     streams: Vec<StreamRef>,
     /// Whether each round's blocks are replaced by another thread than allocated them.
     hands_over: bool,
@@ -129,19 +148,22 @@ impl<'a, S: Subject> Churn<'a, S> {
         });
         let mut timing = Timing::default();
         for worker in workers {
-            let (laps, samples) = worker?;
+            let (laps, samples, filling) = worker?;
             timing.laps.push(laps);
             timing.samples.extend(samples);
+            timing.filling.blocks += filling.blocks;
+            timing.filling.time += filling.time;
         }
         Ok(timing)
     }
 
     /// One thread's work. It meets the others whatever happens, so that none waits for ever.
-    fn work(&self, me: usize) -> Attempt<(Vec<Lap>, Vec<u64>)> {
+    fn work(&self, me: usize) -> Attempt<(Vec<Lap>, Vec<u64>, Filling)> {
         let plan = &self.plans[me];
         let mut samples = Vec::with_capacity(plan.steps() / 16 + plan.rounds.len());
         let mut laps = Vec::with_capacity(plan.rounds.len());
-        let mut outcome = self.guarded(|| self.prepare(me));
+        let mut filling = Filling::default();
+        let mut outcome = self.guarded(|| self.prepare(me, &mut filling));
         for (round, steps) in plan.rounds.iter().enumerate() {
             // Stopping is only asked for between the second meeting and the first of the next round, so
             // that all read the same here.
@@ -157,7 +179,7 @@ impl<'a, S: Subject> Churn<'a, S> {
         }
         self.barrier.wait();
         let emptied = self.guarded(|| self.empty(me));
-        outcome.and(emptied).map(|()| (laps, samples))
+        outcome.and(emptied).map(|()| (laps, samples, filling))
     }
 
     /// Asks all to stop if `phase` fails. A resource that panics has a bug, and must not hang the others.
@@ -169,22 +191,37 @@ impl<'a, S: Subject> Churn<'a, S> {
         result
     }
 
-    fn prepare(&self, me: usize) -> Attempt<()> {
-        let (plan, stream) = (&self.plans[me], self.streams[me]);
-        let begin = Instant::now();
+    fn prepare(&self, me: usize, filling: &mut Filling) -> Attempt<()> {
+        let plan = &self.plans[me];
         let mut shelf = lock(&self.shelves[me])?;
-        shelf.reserve_exact(plan.fill.len());
-        for (index, &bytes) in plan.fill.iter().enumerate() {
-            shelf.push(Block { address: self.subject.allocate(bytes, stream)?, bytes });
+        self.fill(&mut shelf, &plan.fragments, filling)?;
+        for &index in &plan.freed {
+            self.free(&mut shelf[index as usize]);
+        }
+        shelf.retain(|block| !block.is_none());
+        let fragments = shelf.len();
+        self.fill(&mut shelf, &plan.fill, filling)?;
+        // Slots come first; fragments behind them stay until the end.
+        shelf.rotate_left(fragments);
+        let steps = &plan.warm_up;
+        let replace = |index| self.replace(&mut shelf, steps[index]);
+        measure::steps(steps.len(), self.effort.warming, &mut Vec::new(), replace).map(|_| ())
+    }
+
+    fn fill(&self, shelf: &mut Vec<Block>, requests: &[Request], filling: &mut Filling) -> Attempt<()> {
+        let begin = Instant::now();
+        shelf.reserve_exact(requests.len());
+        for (index, &of) in requests.iter().enumerate() {
+            shelf.push(self.allocate(of)?);
             if index % 64 == 0 && begin.elapsed() > self.effort.preparing {
-                let (count, limit) = (plan.fill.len(), self.effort.preparing);
+                let (count, limit) = (requests.len(), self.effort.preparing);
                 let reason = format!("only {index} of the first {count} blocks were allocated in {limit:?}");
                 return Err(Setback::skipped(reason));
             }
         }
-        let steps = &plan.warm_up;
-        let replace = |index| self.replace(&mut shelf, steps[index], stream, stream);
-        measure::steps(steps.len(), self.effort.measured, &mut Vec::new(), replace).map(|_| ())
+        filling.blocks += requests.len() as u64;
+        filling.time += begin.elapsed();
+        Ok(())
     }
 
     fn round(
@@ -194,14 +231,10 @@ impl<'a, S: Subject> Churn<'a, S> {
         (steps, limit): (&[Replacement], Duration),
         samples: &mut Vec<u64>,
     ) -> Attempt<Lap> {
-        let threads = self.plans.len();
-        // Who hands over leaves a shelf to his neighbour, who frees each block on the stream it was
-        // allocated on.
+        // Who hands over leaves a shelf to his neighbour.
         let shift = if self.hands_over { round } else { 0 };
-        let owner = if self.hands_over { (me + 1) % threads } else { me };
-        let mut shelf = lock(&self.shelves[(me + shift) % threads])?;
-        let (theirs, mine) = (self.streams[owner], self.streams[me]);
-        let replace = |index: usize| self.replace(&mut shelf, steps[index], theirs, mine);
+        let mut shelf = lock(&self.shelves[(me + shift) % self.plans.len()])?;
+        let replace = |index: usize| self.replace(&mut shelf, steps[index]);
         let lap = measure::steps(steps.len(), limit, samples, replace)?;
         if lap.steps < steps.len() as u64 {
             self.stop.store(true, Ordering::Relaxed);
@@ -211,34 +244,34 @@ impl<'a, S: Subject> Churn<'a, S> {
 
     /// A step.
     #[inline]
-    fn replace(
-        &self,
-        shelf: &mut [Block],
-        step: Replacement,
-        freed_on: StreamRef,
-        allocated_on: StreamRef,
-    ) -> Attempt<()> {
+    fn replace(&self, shelf: &mut [Block], step: Replacement) -> Attempt<()> {
         let slot = &mut shelf[step.slot as usize];
-        let Block { address, bytes } = *slot;
-        // SAFETY: the slot's block is live, and is overwritten below. Should this panic, the shelf's lock
-        // is poisoned, and nobody frees the block again.
-        unsafe { self.subject.free(address, bytes, freed_on) };
-        match self.subject.allocate(step.bytes, allocated_on) {
-            Ok(address) => *slot = Block { address, bytes: step.bytes },
-            Err(error) => {
-                *slot = Block::NONE;
-                return Err(error);
-            }
-        }
+        self.free(slot);
+        *slot = self.allocate(step.by)?;
         Ok(())
+    }
+
+    #[inline]
+    fn allocate(&self, of: Request) -> Attempt<Block> {
+        let address = self.subject.allocate(of.bytes.into(), self.streams[of.stream as usize])?;
+        Ok(Block { address, of })
+    }
+
+    /// Frees a slot's block on the stream that it was allocated on.
+    #[inline]
+    fn free(&self, slot: &mut Block) {
+        let Block { address, of } = *slot;
+        *slot = Block::NONE;
+        // SAFETY: a block in a slot is live, and the slot has forgotten it.
+        unsafe { self.subject.free(address, of.bytes.into(), self.streams[of.stream as usize]) };
     }
 
     /// What a thread left that panicked stays with the resource: nobody knows which blocks are live.
     fn empty(&self, me: usize) -> Attempt<()> {
-        for Block { address, bytes } in lock(&self.shelves[me])?.drain(..).filter(|block| block.bytes > 0) {
-            // SAFETY: the block is live, and gone from the shelf.
-            unsafe { self.subject.free(address, bytes, self.streams[me]) };
-        }
+        lock(&self.shelves[me])?
+            .iter_mut()
+            .filter(|block| !block.is_none())
+            .for_each(|block| self.free(block));
         Ok(())
     }
 }

@@ -50,9 +50,9 @@ fn case_of(workload: Workload, threads: usize) -> Case {
 
 fn run_on(ledger: &Ledger, case: Case) -> Attempt<Timing> {
     let plans = case.plans(1, &EFFORT);
-    let streams = (0..case.threads as u64).map(|me| StreamRef::from_raw_parts(100 + me, 100 + me)).collect();
+    let streams = (0..case.streams as u64).map(|me| StreamRef::from_raw_parts(100 + me, 100 + me)).collect();
     if case.workload == Workload::Pair {
-        return run::pairs(ledger, StreamRef::LEGACY, case.sizes.largest, EFFORT.steps, &EFFORT);
+        return run::pairs(ledger, StreamRef::LEGACY, case.sizes.largest.into(), EFFORT.steps, &EFFORT);
     }
     Churn::new(ledger, &plans, streams, case.workload == Workload::CrossThreadFree, EFFORT).run()
 }
@@ -62,14 +62,33 @@ fn blocks_live_at_once_are_as_many_as_a_workload_says_and_all_are_freed() {
     for workload in Workload::ALL {
         let (ledger, case) = (Ledger::default(), case_of(workload, 3));
         let timing = run_on(&ledger, case).unwrap();
+        assert_eq!(timing.ns_per_fill().is_some(), workload != Workload::Pair);
         assert!(ledger.live.lock().unwrap().is_empty(), "{workload}");
         // Threads free before they allocate, so all of them rarely hold everything at one time.
         let most = ledger.most.load(Ordering::Relaxed);
         let all = case.live * case.threads;
+        if workload == Workload::Fragmented {
+            assert_eq!(most, all + 20_000, "none of the fragments is freed in the first case");
+            continue;
+        }
         assert!((all - case.threads + 1..=all).contains(&most), "{workload}: {most} of {all}");
         let steps = if workload == Workload::ChurnLarge { EFFORT.steps / 4 } else { EFFORT.steps };
         assert_eq!(timing.steps(), (steps * case.threads) as u64, "{workload}");
     }
+}
+
+#[test]
+fn fragments_that_are_not_freed_stay_until_the_end() {
+    let case = Workload::Fragmented.cases(&[])[4];
+    assert_eq!(case.freed_percent, 90);
+    let plan = &case.plans(1, &EFFORT)[0];
+    assert_eq!((plan.fragments.len(), plan.freed.len(), plan.fill.len()), (20_000, 18_000, 4000));
+    let ledger = Ledger::default();
+    run_on(&ledger, case).unwrap();
+    assert!(ledger.live.lock().unwrap().is_empty());
+    assert_eq!(ledger.most.load(Ordering::Relaxed), 20_000);
+    // 24,000 blocks were allocated before the warm-up and the measured steps, which replace one each.
+    assert_eq!(ledger.next.load(Ordering::Relaxed), 24_000 + EFFORT.warm_up + EFFORT.steps);
 }
 
 #[test]
@@ -129,7 +148,9 @@ fn a_simulated_device_that_is_too_small_grows_and_a_note_says_so() {
         report.notes
     );
     assert!(
-        seen.last().unwrap().contains("churn_large with 1 threads, 2000 live, 1MiB..64MiB, on cuda+pool")
+        seen.last()
+            .unwrap()
+            .contains("churn_large with 1 threads, 1 streams, 2000 live, 1MiB..64MiB, on cuda+pool")
     );
 }
 
@@ -149,7 +170,9 @@ fn a_table_has_each_result_and_what_it_is_to_mimalloc() {
         workload: "pair",
         stack: stack.to_owned(),
         threads: 1,
-        live: 1,
+        streams: 1,
+        live: 1000,
+        freed_percent: 0,
         bytes: 256,
         sizes: "256B".to_owned(),
     };
@@ -159,6 +182,8 @@ fn a_table_has_each_result_and_what_it_is_to_mimalloc() {
         ns_per_step,
         p99_ns: 33,
         steps_per_second: 2.5e6,
+        ns_per_fill: Some(7.25),
+        reserved_bytes: Some(320),
     };
     let settings = Settings { workloads: vec![Workload::Pair], ..quick(Workload::Pair, "sim:h200") };
     let mut report = bench(&settings, &crate::compare::layers(), &mut |_| ()).unwrap();
@@ -170,7 +195,10 @@ fn a_table_has_each_result_and_what_it_is_to_mimalloc() {
     let text = String::from_utf8(out).unwrap();
     let row = text.lines().find(|line| line.contains("cuda+pool")).unwrap();
     let cells: Vec<&str> = row.split('|').map(str::trim).filter(|cell| !cell.is_empty()).collect();
-    assert_eq!(cells, ["pair", "1", "1", "256B", "cuda+pool", "25.0", "2.50", "33", "2.500"]);
+    assert_eq!(
+        cells,
+        ["pair", "1", "1", "1000", "256B", "cuda+pool", "25.0", "2.50", "33", "2.500", "7.2", "1.250"]
+    );
     assert!(text.contains("on cuda was skipped: it is too slow"), "{text}");
     assert!(text.contains("note: few steps were done") && text.contains("note: the device is simulated"));
 }

@@ -1,8 +1,9 @@
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 
 use super::Effort;
-use super::plan::{Order, Plan, Random, Shape, Sizes};
+use super::plan::{Fragments, Order, Plan, Random, Shape, Sizes};
 
 /// A kind of work for an allocator.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -14,6 +15,10 @@ pub enum Workload {
     Churn,
     /// The same with large blocks.
     ChurnLarge,
+    /// Churn on several streams, by one thread.
+    Streams,
+    /// Churn in a heap that is fragmented before, by blocks of other sizes.
+    Fragmented,
     /// Churn on several threads, each on a stream of its own.
     ThreadsOwnStream,
     /// Churn on several threads, all on one stream.
@@ -26,13 +31,22 @@ const CHURN_SIZES: Sizes = Sizes { smallest: 256, largest: 1 << 20 };
 const LARGE_SIZES: Sizes = Sizes { smallest: 1 << 20, largest: 64 << 20 };
 /// How many blocks each of several threads keeps live.
 const THREAD_LIVE: usize = 1000;
+/// How many blocks several streams keep live together.
+const STREAMS_LIVE: usize = 10_000;
+/// What fragments a heap: about 2.5 GB, of blocks like those of churn.
+const FRAGMENTS: usize = 20_000;
+/// What then lives in it: about 3.8 GB, so that the most is live at the end, whatever was freed.
+const FRAGMENTED_LIVE: usize = 4000;
+const FRAGMENTED_SIZES: Sizes = Sizes { smallest: 64 << 10, largest: 4 << 20 };
 
 impl Workload {
     /// All of them, in the order of reports.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 8] = [
         Self::Pair,
         Self::Churn,
         Self::ChurnLarge,
+        Self::Streams,
+        Self::Fragmented,
         Self::ThreadsOwnStream,
         Self::ThreadsOneStream,
         Self::CrossThreadFree,
@@ -44,29 +58,40 @@ impl Workload {
             Self::Pair => "pair",
             Self::Churn => "churn",
             Self::ChurnLarge => "churn_large",
+            Self::Streams => "streams",
+            Self::Fragmented => "fragmented",
             Self::ThreadsOwnStream => "threads_own_stream",
             Self::ThreadsOneStream => "threads_one_stream",
             Self::CrossThreadFree => "cross_thread_free",
         }
     }
 
-    /// Its sizes and numbers of live blocks or of threads.
+    /// Its sizes and numbers of live blocks, of streams or of threads.
     pub(super) fn cases(self, threads: &[usize]) -> Vec<Case> {
-        let case = |threads, live, sizes| Case { workload: self, threads, live, sizes };
+        let case =
+            |live, sizes| Case { workload: self, threads: 1, streams: 1, live, sizes, freed_percent: 0 };
+        let threaded = |threads, streams| Case { threads, streams, ..case(THREAD_LIVE, CHURN_SIZES) };
         match self {
-            Self::Pair => [256, 4 << 10, 64 << 10, 1 << 20, 64 << 20]
-                .map(|bytes| case(1, 1, Sizes::only(bytes)))
-                .to_vec(),
-            Self::Churn => [1000, 10_000, 100_000, 1_000_000].map(|live| case(1, live, CHURN_SIZES)).to_vec(),
-            Self::ChurnLarge => vec![case(1, 2000, LARGE_SIZES)],
-            Self::ThreadsOwnStream | Self::ThreadsOneStream => {
-                threads.iter().map(|&threads| case(threads, THREAD_LIVE, CHURN_SIZES)).collect()
+            Self::Pair => {
+                [256, 4 << 10, 64 << 10, 1 << 20, 64 << 20].map(|bytes| case(1, Sizes::only(bytes))).to_vec()
             }
+            Self::Churn => {
+                [100, 1000, 10_000, 100_000, 1_000_000].map(|live| case(live, CHURN_SIZES)).to_vec()
+            }
+            Self::ChurnLarge => vec![case(2000, LARGE_SIZES)],
+            Self::Streams => [1, 4, 16, 64, 256]
+                .map(|streams| Case { streams, ..case(STREAMS_LIVE, CHURN_SIZES) })
+                .to_vec(),
+            Self::Fragmented => [0, 25, 50, 75, 90]
+                .map(|freed_percent| Case { freed_percent, ..case(FRAGMENTED_LIVE, FRAGMENTED_SIZES) })
+                .to_vec(),
+            Self::ThreadsOwnStream => threads.iter().map(|&threads| threaded(threads, threads)).collect(),
+            Self::ThreadsOneStream => threads.iter().map(|&threads| threaded(threads, 1)).collect(),
             // It takes two.
             Self::CrossThreadFree => {
                 let mut threads: Vec<usize> = threads.iter().map(|&threads| threads.max(2)).collect();
                 threads.dedup();
-                threads.into_iter().map(|threads| case(threads, THREAD_LIVE, CHURN_SIZES)).collect()
+                threads.into_iter().map(|threads| threaded(threads, threads)).collect()
             }
         }
     }
@@ -93,37 +118,79 @@ impl FromStr for Workload {
 pub(super) struct Case {
     pub(super) workload: Workload,
     pub(super) threads: usize,
+    /// Streams of all threads together.
+    pub(super) streams: usize,
     /// Blocks that each thread keeps live.
     pub(super) live: usize,
     pub(super) sizes: Sizes,
+    /// How many of a hundred blocks that fragment the heap are freed before.
+    pub(super) freed_percent: u32,
 }
 
 impl Case {
     /// The plan of each thread; none for pairs, which need none.
     pub(super) fn plans(&self, seed: u64, effort: &Effort) -> Vec<Plan> {
         let sweeps = self.workload == Workload::CrossThreadFree;
-        let shape = Shape {
+        let shape = |thread| Shape {
+            fragments: self.fragments(),
             live: self.live,
             sizes: self.sizes,
-            warm_up: self.live.saturating_mul(2).min(effort.warm_up),
+            streams: self.streams_of(thread),
+            warm_up: self.live.saturating_mul(Effort::REPLACEMENTS).min(effort.warm_up),
             steps: if self.workload == Workload::ChurnLarge { effort.steps / 4 } else { effort.steps },
             order: if sweeps { Order::Sweeps } else { Order::Random },
         };
         let lane = |thread: usize| (self.live as u64) << 16 | thread as u64;
         match self.workload {
             Workload::Pair => Vec::new(),
-            _ => (0..self.threads).map(|me| Plan::new(Random::new(seed, lane(me)), shape)).collect(),
+            _ => (0..self.threads).map(|me| Plan::new(Random::new(seed, lane(me)), shape(me))).collect(),
         }
+    }
+
+    fn fragments(&self) -> Fragments {
+        match self.workload {
+            Workload::Fragmented => {
+                Fragments { count: FRAGMENTS, sizes: CHURN_SIZES, freed_percent: self.freed_percent }
+            }
+            _ => Fragments::NONE,
+        }
+    }
+
+    /// The streams that a thread allocates on: its own, the one of all, or for one thread, all.
+    fn streams_of(&self, thread: usize) -> Range<u32> {
+        let (streams, thread) = (self.streams as u32, thread as u32);
+        match self.threads {
+            1 => 0..streams,
+            _ if streams == 1 => 0..1,
+            _ => thread..thread + 1,
+        }
+    }
+
+    /// The sizes of blocks, and what was freed before, for people.
+    pub(super) fn about(&self) -> String {
+        match self.workload {
+            Workload::Fragmented => format!("{}, {} % freed", self.sizes, self.freed_percent),
+            _ => self.sizes.to_string(),
+        }
+    }
+
+    /// How many blocks are allocated before the first is replaced.
+    #[cfg(feature = "mimalloc")]
+    pub(super) fn blocks(&self) -> usize {
+        (self.fragments().count + self.live) * self.threads
     }
 
     /// The most bytes live at one time: as the plans of the threads add up.
     pub(super) fn bytes(&self, plans: &[Plan]) -> u64 {
-        if plans.is_empty() { self.sizes.largest } else { plans.iter().map(|plan| plan.peak_bytes).sum() }
+        let of_pair = u64::from(self.sizes.largest);
+        if plans.is_empty() { of_pair } else { plans.iter().map(|plan| plan.peak_bytes).sum() }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -137,9 +204,35 @@ mod tests {
     #[test]
     fn threads_multiply_only_the_workloads_of_threads() {
         let counts = |threads: &[usize]| Workload::ALL.map(|workload| workload.cases(threads).len());
-        assert_eq!(counts(&[1, 2, 16]), [5, 4, 1, 3, 3, 2]);
-        assert_eq!(counts(&[4]), [5, 4, 1, 1, 1, 1]);
+        assert_eq!(counts(&[1, 2, 16]), [5, 5, 1, 5, 5, 3, 3, 2]);
+        assert_eq!(counts(&[4]), [5, 5, 1, 5, 5, 1, 1, 1]);
         assert_eq!(Workload::CrossThreadFree.cases(&[1])[0].threads, 2);
+    }
+
+    #[test]
+    fn every_stream_is_used_and_by_the_threads_that_should() {
+        let effort = Effort { steps: 20_000, ..Effort::QUICK };
+        let used = |case: Case| -> Vec<BTreeSet<u32>> {
+            let plans = case.plans(1, &effort);
+            let streams = |plan: &Plan| plan.rounds.iter().flatten().map(|step| step.by.stream).collect();
+            plans.iter().map(streams).collect()
+        };
+        for case in Workload::Streams.cases(&[]) {
+            assert_eq!(used(case), [(0..case.streams as u32).collect()]);
+        }
+        assert_eq!(used(Workload::ThreadsOneStream.cases(&[2])[0]), [[0].into(), [0].into()]);
+        for workload in [Workload::ThreadsOwnStream, Workload::CrossThreadFree] {
+            assert_eq!(used(workload.cases(&[2])[0]), [[0].into(), [1].into()]);
+        }
+    }
+
+    #[test]
+    fn the_most_is_live_after_fragments_were_freed() {
+        for case in Workload::Fragmented.cases(&[]) {
+            let plan = &case.plans(1, &Effort::QUICK)[0];
+            let fragments: u64 = plan.fragments.iter().map(|request| u64::from(request.bytes)).sum();
+            assert!(plan.peak_bytes > fragments, "{case:?}");
+        }
     }
 
     #[test]
@@ -152,7 +245,7 @@ mod tests {
                 assert!(plans.iter().all(|plan| plan.fill.len() == case.live && plan.steps() >= 500));
                 assert!(plans.windows(2).all(|pair| pair[0] != pair[1]));
                 let sum: u64 = plans.iter().map(|plan| plan.peak_bytes).sum();
-                let expected = if plans.is_empty() { case.sizes.largest } else { sum };
+                let expected = if plans.is_empty() { case.sizes.largest.into() } else { sum };
                 assert_eq!(case.bytes(&plans), expected);
             }
         }

@@ -1,0 +1,143 @@
+//! The lines of a results file, put together.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+/// One workload on one allocator, whoever measured it. Times in nanoseconds.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Case {
+    pub(crate) workload: String,
+    pub(crate) stack: String,
+    pub(crate) threads: u64,
+    pub(crate) streams: u64,
+    pub(crate) live: u64,
+    pub(crate) freed_percent: u64,
+    pub(crate) bytes: u64,
+    pub(crate) ns_per_step: Option<f64>,
+    pub(crate) p99_ns: Option<f64>,
+    pub(crate) steps_per_second: Option<f64>,
+    pub(crate) ns_per_fill: Option<f64>,
+    pub(crate) reserved_bytes: Option<f64>,
+    /// Why there are no figures.
+    pub(crate) reason: Option<String>,
+}
+
+impl Case {
+    /// Bytes taken from the driver by bytes live, each at its peak; one block is too little for that.
+    pub(crate) fn taken_over_live(&self) -> Option<f64> {
+        self.reserved_bytes.filter(|_| self.live > 1).map(|taken| taken / self.bytes as f64)
+    }
+
+    pub(crate) fn million_steps(&self) -> Option<f64> {
+        self.steps_per_second.map(|steps| steps / 1e6)
+    }
+}
+
+/// One log on one allocator.
+#[derive(Clone, Debug)]
+pub(crate) struct Replay {
+    pub(crate) log: String,
+    pub(crate) stack: String,
+    pub(crate) first_ns: Option<f64>,
+    pub(crate) best_ns: Option<f64>,
+    /// After one pass.
+    pub(crate) taken_over_live: Option<f64>,
+    /// Of the driver, in the best pass.
+    pub(crate) calls: Option<u64>,
+}
+
+/// All that was measured, in the order of the lines.
+#[derive(Default, Debug)]
+pub(crate) struct Data {
+    pub(crate) about: Vec<String>,
+    pub(crate) cases: Vec<Case>,
+    pub(crate) replays: Vec<Replay>,
+}
+
+impl Data {
+    /// Adds the lines of a file. One that was cut off, because its program was ended, is left out.
+    pub(crate) fn read(&mut self, text: &str) -> Result<(), serde_json::Error> {
+        for line in text.lines() {
+            let Ok(value) = serde_json::from_str::<Value>(line) else {
+                self.about.push("a line was cut off and is left out".to_owned());
+                continue;
+            };
+            if value["machine"].is_string() {
+                self.about(&value);
+            } else if value["results"].is_array() {
+                for list in ["results", "not_run"] {
+                    self.cases.extend(serde_json::from_value::<Vec<Case>>(value[list].clone())?);
+                }
+            } else if value["stacks"].is_array() {
+                self.comparison(&value);
+            } else if value["workload"] == "replay" {
+                self.replays.push(replay(&value));
+            } else {
+                self.cases.push(serde_json::from_value(value)?);
+            }
+        }
+        Ok(())
+    }
+
+    fn about(&mut self, value: &Value) {
+        let text = |key: &str| value[key].as_str().unwrap_or_default().to_owned();
+        let (date, machine, versions) = (text("date"), text("machine"), text("versions"));
+        self.about.push(format!("{date}: `{}`, {machine}; {versions}", text("command")));
+    }
+
+    /// What millpond printed of a log: once after one pass, which says what a single replay takes, and once
+    /// after several, which says how long they take.
+    fn comparison(&mut self, value: &Value) {
+        let file = value["log"]["file"].as_str().unwrap_or_default();
+        let name = file.rsplit('/').next().unwrap_or_default();
+        let log = name.split('.').next().unwrap_or_default();
+        for stack in value["stacks"].as_array().into_iter().flatten() {
+            let spec = stack["spec"].as_str().unwrap_or_default();
+            let is_this = |replay: &&mut Replay| replay.log == log && replay.stack == spec;
+            let is_single = value["passes"] == 1;
+            if let Some(replay) = self.replays.iter_mut().find(is_this) {
+                if is_single {
+                    replay.taken_over_live = stack["reserved_over_live"].as_f64();
+                } else {
+                    replay.first_ns = stack["ns_per_op_first"].as_f64();
+                    replay.best_ns = stack["ns_per_op_best"].as_f64();
+                    replay.calls = stack["driver"]["calls_best_pass"].as_u64();
+                }
+            } else {
+                self.replays.push(Replay {
+                    log: log.to_owned(),
+                    stack: spec.to_owned(),
+                    first_ns: stack["ns_per_op_first"].as_f64(),
+                    best_ns: stack["ns_per_op_best"].as_f64(),
+                    taken_over_live: stack["reserved_over_live"].as_f64(),
+                    calls: stack["driver"]["calls_best_pass"].as_u64(),
+                });
+            }
+        }
+    }
+}
+
+/// What a peer printed of a log.
+fn replay(value: &Value) -> Replay {
+    let text = |key: &str| value[key].as_str().unwrap_or_default().to_owned();
+    let taken = value["peak_reserved_bytes"].as_f64();
+    Replay {
+        log: text("log"),
+        stack: text("stack"),
+        first_ns: value["ns_per_op_first"].as_f64(),
+        best_ns: value["ns_per_op_best"].as_f64(),
+        taken_over_live: taken.zip(value["peak_live_bytes"].as_f64()).map(|(taken, live)| taken / live),
+        calls: None,
+    }
+}
+
+/// What differs among the items, each once, in the order of the first.
+pub(crate) fn distinct<T, K: PartialEq>(items: &[T], key: impl Fn(&T) -> K) -> Vec<K> {
+    let mut keys = Vec::new();
+    for key in items.iter().map(key) {
+        if !keys.contains(&key) {
+            keys.push(key);
+        }
+    }
+    keys
+}

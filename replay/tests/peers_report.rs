@@ -1,0 +1,101 @@
+//! The tables and plots of `benches/peers`: examples/peers_report.
+
+#[path = "../examples/peers_report/data.rs"]
+mod data;
+#[path = "../examples/peers_report/plots.rs"]
+mod plots;
+#[path = "../examples/peers_report/tables.rs"]
+mod tables;
+
+use std::fmt::Write as _;
+
+use data::Data;
+
+/// A line of a peer, with figures.
+fn line(stack: &str, workload: &str, live: u64, ns: f64) -> String {
+    format!(
+        r#"{{"workload":"{workload}","stack":"{stack}","threads":2,"streams":1,"live":{live},
+        "freed_percent":0,"bytes":4096,"steps":9,"ns_per_step":{ns},"p99_ns":{},
+        "steps_per_second":2500000,"ns_per_fill":null,
+        "reserved_bytes":6144}}"#,
+        ns * 3.0
+    )
+    .replace('\n', " ")
+}
+
+/// What millpond prints of a log.
+fn comparison(passes: u32, first: u32, ratio: f64) -> String {
+    format!(
+        r#"{{"passes":{passes},"log":{{"file":"some/where/small.csv"}},"stacks":[{{"spec":"cuda+pool",
+        "ns_per_op_first":{first},"ns_per_op_best":7,"reserved_over_live":{ratio},
+        "driver":{{"calls_best_pass":0}}}}]}}"#
+    )
+    .replace('\n', " ")
+}
+
+fn sample() -> Data {
+    let mut text =
+        r#"{"date":"2026-01-01","machine":"one GPU","versions":"commit 1","command":"run.sh"}"#.to_owned();
+    let ours = line("cuda+pool", "churn", 1000, 12.3);
+    let setback = r#"{"workload":"churn","stack":"rmm pool","threads":2,"streams":1,"live":9,
+        "freed_percent":0,"bytes":4096,"status":"skipped","reason":"it takes too long"}"#;
+    write!(text, "\n{{\"results\":[{ours}],\"not_run\":[]}}\n{}\n", setback.replace('\n', " ")).unwrap();
+    for (live, ns) in [(9, 40.0), (1000, 80.0)] {
+        writeln!(text, "{}", line("torch", "churn", live, ns)).unwrap();
+    }
+    writeln!(text, "{}", line("torch", "threads_own_stream", 1000, 80.0)).unwrap();
+    writeln!(text, "{}\n{}", comparison(1, 50, 1.25), comparison(5, 40, 1.5)).unwrap();
+    text += r#"{"workload":"replay","log":"small","stack":"torch","operations":4,"ns_per_op_first":90.4,
+        "ns_per_op_best":60,"peak_reserved_bytes":300,"peak_live_bytes":200}"#
+        .replace('\n', " ")
+        .as_str();
+    text += "\n{\"workload\":\"churn\",\"stack\":\"cut o";
+    let mut data = Data::default();
+    data.read(&text).unwrap();
+    data
+}
+
+/// The cells of the row of that name, in the table of that title.
+fn row<'a>(text: &'a str, title: &str, name: &str) -> Vec<&'a str> {
+    let table = text.split("\n**").find(|table| table.starts_with(title)).unwrap_or_else(|| panic!("{text}"));
+    let line = table.lines().find(|line| line.contains(name)).unwrap_or_else(|| panic!("{name} in {table}"));
+    line.split('|').map(str::trim).filter(|cell| !cell.is_empty()).collect()
+}
+
+#[test]
+fn each_figure_is_in_its_row_and_column() {
+    let text = tables::markdown(&sample());
+    let step = "Nanoseconds a step";
+    // Lines stay in order: millpond's come first. An allocator without a figure has no column.
+    assert_eq!(row(&text, step, "| | "), ["cuda+pool", "torch"]);
+    assert_eq!(row(&text, step, "1000 live"), ["churn, 1000 live", "12", "80"]);
+    assert_eq!(row(&text, step, "9 live"), ["churn, 9 live", "–", "40"]);
+    assert_eq!(row(&text, "The 99th", "1000 live"), ["churn, 1000 live", "37", "240"]);
+    assert_eq!(row(&text, "Million", "threads_own"), ["threads_own_stream, 2", "2.5"]);
+    assert_eq!(row(&text, "Bytes taken", "1000 live"), ["churn, 1000 live", "1.500", "1.500"]);
+    assert!(!text.contains("**Nanoseconds of an allocation"), "nobody measured growth: {text}");
+    assert!(text.contains("- rmm pool: churn, 9 live: it takes too long"), "{text}");
+    assert!(text.contains("a line was cut off") && text.contains("`run.sh`, one GPU; commit 1"), "{text}");
+}
+
+#[test]
+fn of_logs_times_are_of_several_passes_and_memory_is_of_one() {
+    let text = tables::markdown(&sample());
+    assert_eq!(row(&text, "Logs: nanoseconds an operation, first", "small"), ["small", "40", "90"]);
+    assert_eq!(row(&text, "Logs: nanoseconds an operation, best", "small"), ["small", "7", "60"]);
+    assert_eq!(row(&text, "Logs: bytes", "small"), ["small", "1.250", "1.500"]);
+    assert_eq!(row(&text, "Logs: driver calls", "small"), ["small", "0"]);
+}
+
+#[test]
+fn a_sweep_that_was_measured_is_drawn_with_each_allocator_that_has_figures() {
+    let folder = tempfile::tempdir().unwrap();
+    assert_eq!(plots::draw(&sample(), folder.path()).unwrap(), ["live.svg", "threads.svg"]);
+    let read = |name| std::fs::read_to_string(folder.path().join(name));
+    let live = read("live.svg").unwrap();
+    assert!(live.contains("torch") && live.contains("cuda+pool") && live.contains("blocks live"));
+    assert!(!live.contains("rmm pool"), "it has no figures");
+    // A line for each of two panels, for the allocator with two points.
+    assert!(live.matches("<polyline").count() >= 2, "{live}");
+    assert!(read("threads.svg").is_ok() && read("streams.svg").is_err());
+}
