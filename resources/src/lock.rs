@@ -66,10 +66,6 @@ impl<T> QuickLock<T> {
             }
         }
     }
-
-    pub(crate) fn get_mut(&mut self) -> &mut T {
-        self.value.get_mut()
-    }
 }
 
 impl<T> Deref for QuickGuard<'_, T> {

@@ -2,8 +2,10 @@
 //! root's `order` runs many more, over every stack; these end soon enough to run them on each mistake of
 //! `tests/museum`.
 
+use std::time::Duration;
+
 use millpond_core::stack::LayerTable;
-use millpond_core::{AnyResource, DeviceMemoryResourceExt, downcast};
+use millpond_core::{AnyResource, DeviceMemoryResourceExt, Result, downcast};
 use millpond_resources::{LAYERS, PoolMemoryResource};
 use millpond_testkit::conformance::Subject;
 use millpond_testkit::program::{self, Config, StatisticsCheck};
@@ -17,6 +19,11 @@ fn validate_pools(resource: &AnyResource) {
     pools.for_each(PoolMemoryResource::validate);
 }
 
+fn decay_pools(resource: &AnyResource, now: Duration) -> Result<()> {
+    let mut pools = resource.stack().filter_map(downcast::<PoolMemoryResource<AnyResource>>);
+    pools.try_for_each(|pool| pool.decay_step(now).map(|_| ()))
+}
+
 fn subjects() -> Vec<Subject> {
     use StatisticsCheck::{Counts, Exact};
     let table = LayerTable::new(LAYERS.iter().copied());
@@ -28,7 +35,7 @@ fn subjects() -> Vec<Subject> {
         ("cuda+pool:pages=on+pool", Counts),
     ];
     let subject = |(text, statistics)| Subject::from_text(text, &table).statistics(statistics);
-    pools.map(|pool| subject(pool).inspected_by(validate_pools)).into()
+    pools.map(|pool| subject(pool).inspected_by(validate_pools).decayed_by(decay_pools)).into()
 }
 
 #[test]

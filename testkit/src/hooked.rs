@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use millpond_core::driver::{
     AccessFlags, DeviceAttribute, Driver, DriverHandle, DriverResult, Event, EventFlags, Health, HostFlags,
@@ -40,7 +41,13 @@ pub struct HookedDriver {
     before_record: Hook,
     after_wait: Hook,
     before_synchronize: Hook,
+    before_unmap: Hook,
+    before_query: Hook,
     foreign: Mutex<Vec<StreamId>>,
+    is_timeless: AtomicBool,
+    is_quiet: AtomicBool,
+    is_late: AtomicBool,
+    queries: AtomicU64,
 }
 
 /// What runs at one place, if something is to.
@@ -85,6 +92,16 @@ impl HookedDriver {
     pub fn before_synchronize(&self, hook: impl FnOnce() + Send + 'static) {
         self.before_synchronize.set(hook);
     }
+
+    /// Runs before the next [`mem_unmap`](Driver::mem_unmap), on the thread that makes the call.
+    pub fn before_unmap(&self, hook: impl FnOnce() + Send + 'static) {
+        self.before_unmap.set(hook);
+    }
+
+    /// Runs before the next [`event_query`](Driver::event_query).
+    pub fn before_query(&self, hook: impl FnOnce() + Send + 'static) {
+        self.before_query.set(hook);
+    }
 }
 
 impl HookedDriver {
@@ -95,8 +112,32 @@ impl HookedDriver {
             before_record: Hook::default(),
             after_wait: Hook::default(),
             before_synchronize: Hook::default(),
+            before_unmap: Hook::default(),
+            before_query: Hook::default(),
             foreign: Mutex::default(),
+            is_timeless: AtomicBool::new(false),
+            is_quiet: AtomicBool::new(false),
+            is_late: AtomicBool::new(false),
+            queries: AtomicU64::new(0),
         })
+    }
+
+    /// From now on the device has no [virtual time](Driver::virtual_time_ns), as a real one: what waits for
+    /// time to pass goes by the machine's clock.
+    pub fn hide_virtual_time(&self) {
+        self.is_timeless.store(true, Ordering::Relaxed);
+    }
+
+    /// From now on whoever [asks](Driver::event_query) for an event is told that it is done, and waits until
+    /// that is so: where nothing runs, all devices give the same answers then, however quick they are.
+    pub fn wait_at_queries(&self) {
+        self.is_quiet.store(true, Ordering::Relaxed);
+    }
+
+    /// From now on every other query is told that the event is not done, as a real device may well say just
+    /// after a record.
+    pub fn answer_late(&self) {
+        self.is_late.store(true, Ordering::Relaxed);
     }
 
     /// Says that the stream was made elsewhere: [`event_record_if_alive`](Driver::event_record_if_alive)
@@ -107,7 +148,13 @@ impl HookedDriver {
 
     /// How many closures are set and have not run: 0 at the end of a test that is about them.
     pub fn hooks_left(&self) -> usize {
-        let hooks = [&self.before_record, &self.after_wait, &self.before_synchronize];
+        let hooks = [
+            &self.before_record,
+            &self.after_wait,
+            &self.before_synchronize,
+            &self.before_unmap,
+            &self.before_query,
+        ];
         hooks.into_iter().filter(|hook| hook.is_set()).count()
     }
 }
@@ -158,13 +205,36 @@ impl Driver for HookedDriver {
         self.inner.event_record_if_alive(event, stream)
     }
 
+    unsafe fn mem_unmap(&self, ptr: DevicePtr, bytes: u64) -> DriverResult<()> {
+        self.before_unmap.run();
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.mem_unmap(ptr, bytes) }
+    }
+
+    fn event_query(&self, event: Event) -> DriverResult<bool> {
+        self.before_query.run();
+        if self.is_quiet.load(Ordering::Relaxed) {
+            return self.inner.event_synchronize(event).map(|()| true);
+        }
+        if self.is_late.load(Ordering::Relaxed)
+            && self.queries.fetch_add(1, Ordering::Relaxed).is_multiple_of(2)
+        {
+            return Ok(false);
+        }
+        self.inner.event_query(event)
+    }
+
+    fn virtual_time_ns(&self) -> Option<u64> {
+        self.inner.virtual_time_ns().filter(|_| !self.is_timeless.load(Ordering::Relaxed))
+    }
+
     forward! {
         fn device() -> DeviceId;
         fn name() -> String;
         fn version() -> DriverResult<i32>;
         fn attribute(attribute: DeviceAttribute) -> DriverResult<i64>;
         fn mem_get_info() -> DriverResult<MemoryInfo>;
-        fn virtual_time_ns() -> Option<u64>;
+        fn ignore_captures_of_others() -> DriverResult<()>;
         fn mem_alloc(bytes: u64) -> DriverResult<DevicePtr>;
         fn mem_alloc_managed(bytes: u64) -> DriverResult<DevicePtr>;
         fn mem_get_address_range(ptr: DevicePtr) -> DriverResult<(DevicePtr, u64)>;
@@ -187,7 +257,6 @@ impl Driver for HookedDriver {
         fn stream_query(stream: StreamRef) -> DriverResult<bool>;
         fn stream_is_capturing(stream: StreamRef) -> DriverResult<bool>;
         fn event_create(flags: EventFlags) -> DriverResult<Event>;
-        fn event_query(event: Event) -> DriverResult<bool>;
         fn event_synchronize(event: Event) -> DriverResult<()>;
         fn ipc_get_mem_handle(ptr: DevicePtr) -> DriverResult<IpcMemHandle>;
         fn ipc_open_mem_handle(handle: &IpcMemHandle) -> DriverResult<DevicePtr>;
@@ -207,7 +276,6 @@ impl Driver for HookedDriver {
         fn mem_address_free(ptr: DevicePtr, bytes: u64) -> DriverResult<()>;
         fn mem_release(handle: PhysicalHandle) -> DriverResult<()>;
         fn mem_map(ptr: DevicePtr, bytes: u64, handle: PhysicalHandle) -> DriverResult<()>;
-        fn mem_unmap(ptr: DevicePtr, bytes: u64) -> DriverResult<()>;
         fn mem_set_access(ptr: DevicePtr, bytes: u64, access: AccessFlags) -> DriverResult<()>;
         fn stream_destroy(stream: StreamRef) -> DriverResult<()>;
         fn event_destroy(event: Event) -> DriverResult<()>;

@@ -7,12 +7,13 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use millpond_core::driver::StreamFlags;
 use millpond_core::{AnyResource, DeviceMemoryResource, DevicePtr, Driver, DriverHandle, Layout, StreamRef};
 use millpond_driver::sim::{Access, Schedule, SimConfig, SimDevice};
 
-use crate::conformance::Subject;
+use crate::conformance::{Decay, Subject};
 use crate::program::{StatisticsCheck, Summary};
 use crate::{Checked, Rng, misuse_recorder, text_of};
 
@@ -94,6 +95,7 @@ struct Runner<'a> {
     stream: StreamRef,
     device: &'a SimDevice,
     resource: &'a Checked<AnyResource>,
+    decay: Option<Decay>,
     unit: u64,
     live: Vec<(DevicePtr, Layout)>,
     summary: Summary,
@@ -112,7 +114,7 @@ impl<'a> Runner<'a> {
         // Together the threads want about twice what there is.
         let unit = (race.capacity_bytes / race.threads / 8).min(subject.largest_bytes / 4).max(1);
         let (live, summary) = (Vec::new(), Summary::default());
-        Ok(Self { rng, stream, device, resource, unit, live, summary })
+        Ok(Self { rng, stream, device, resource, decay: subject.decay, unit, live, summary })
     }
 
     fn run_until(&mut self, upto: u64, is_last: bool, stop: &AtomicBool) -> Result<(), String> {
@@ -130,6 +132,13 @@ impl<'a> Runner<'a> {
         let stream = self.stream;
         while self.summary.operations < upto && !stop.load(Ordering::Relaxed) {
             self.summary.operations += 1;
+            if let Some(decay) = self.decay
+                && self.rng.percent(2)
+            {
+                self.device.advance(1_000_000_000);
+                let now = Duration::from_nanos(self.device.virtual_time_ns());
+                decay(self.resource.inner(), now).map_err(|error| error.to_string())?;
+            }
             if self.live.len() < 8 && self.rng.percent(60) {
                 self.allocate(stream)?;
             } else {

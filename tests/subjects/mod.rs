@@ -1,7 +1,9 @@
 //! The stacks that `contract`, `faults` and `order` run over. A new resource or adaptor adds its line here.
 
+use std::time::Duration;
+
 use millpond::resources::PoolMemoryResource;
-use millpond::{AnyResource, DeviceMemoryResourceExt, downcast};
+use millpond::{AnyResource, DeviceMemoryResourceExt, Result, downcast};
 use millpond_testkit::conformance::{Refusals, Subject};
 use millpond_testkit::program::StatisticsCheck::{self, Counts, Exact, None};
 
@@ -17,6 +19,8 @@ const RESOURCES: &[(&str, Knows)] = &[
     ("cuda+pool:reuse=waited", Knows::its_blocks(Exact)),
     ("cuda+pool:pages=off,max=25%", Knows::its_blocks(Exact)),
     ("cuda+pool:pages=on", Knows::its_blocks(Exact)),
+    ("cuda+pool:pages=on,decay=100ms", Knows::its_blocks(Exact)),
+    ("cuda+pool:decay=off", Knows::its_blocks(Exact)),
     ("cuda+pool:pages=on,reuse=own", Knows::its_blocks(Exact)),
     ("cuda+pool:pages=on,initial=25%,max=50%", Knows::its_blocks(Exact)),
     ("cuda+pool:pages=on+pool:max=75%", Knows::its_blocks(Counts)),
@@ -67,6 +71,12 @@ fn validate_pools(resource: &AnyResource) {
         .for_each(PoolMemoryResource::validate);
 }
 
+/// Lets every such pool give back what it did not need lately.
+fn decay_pools(resource: &AnyResource, now: Duration) -> Result<()> {
+    let mut pools = resource.stack().filter_map(downcast::<PoolMemoryResource<AnyResource>>);
+    pools.try_for_each(|pool| pool.decay_step(now).map(|_| ()))
+}
+
 /// Every resource, every adaptor on plain CUDA and on the pool, and every ordered pair of adaptors on the
 /// pool.
 pub(crate) fn all() -> Vec<Subject> {
@@ -77,6 +87,7 @@ pub(crate) fn all() -> Vec<Subject> {
             .refuses(knows.refusals)
             .largest_bytes(knows.largest_bytes)
             .inspected_by(validate_pools)
+            .decayed_by(decay_pools)
     };
     let mut all: Vec<Subject> = RESOURCES.iter().map(|&(text, knows)| subject(text, knows)).collect();
     for first in ADAPTORS {

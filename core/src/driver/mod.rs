@@ -58,6 +58,12 @@ pub trait Driver: Debug + Send + Sync + 'static {
     fn virtual_time_ns(&self) -> Option<u64> {
         None
     }
+    /// From now on, graphs that other threads capture do not concern the calling thread: its calls are
+    /// allowed and break no capture (`cuThreadExchangeStreamCaptureMode`, relaxed). For threads of our own
+    /// only.
+    fn ignore_captures_of_others(&self) -> DriverResult<()> {
+        Ok(())
+    }
 
     // --- Memory ---
 

@@ -175,6 +175,10 @@ impl Driver for CountingDriver {
         self.inner.virtual_time_ns()
     }
 
+    fn ignore_captures_of_others(&self) -> DriverResult<()> {
+        self.counted(CallKind::Other, |driver| driver.ignore_captures_of_others())
+    }
+
     fn mem_alloc(&self, bytes: u64) -> DriverResult<DevicePtr> {
         self.counted_alloc(CallKind::MemAlloc, bytes, |driver| driver.mem_alloc(bytes))
     }

@@ -10,6 +10,7 @@ use millpond_core::driver::{AccessFlags, DeviceAttribute, EventFlags, HostFlags,
 pub(super) const CU_DEVICE_CPU: i32 = -1;
 pub(super) const CU_MEM_ATTACH_GLOBAL: u32 = 1;
 pub(super) const CU_STREAM_NON_BLOCKING: u32 = 1;
+pub(super) const CU_STREAM_CAPTURE_MODE_RELAXED: u32 = 2;
 pub(super) const CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: u32 = 1;
 pub(super) const CU_MEM_ALLOC_GRANULARITY_MINIMUM: u32 = 0;
 

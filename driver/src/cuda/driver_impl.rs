@@ -440,6 +440,12 @@ impl Driver for CudaDriver {
         Ok(status != 0) // a capture that was invalidated still has to be ended
     }
 
+    fn ignore_captures_of_others(&self) -> DriverResult<()> {
+        let mut mode = abi::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: it is exchanged for the mode that the thread had.
+        unsafe { self.functions().thread_exchange_stream_capture_mode(&raw mut mode) }
+    }
+
     fn event_create(&self, flags: EventFlags) -> DriverResult<Event> {
         let _context = self.enter()?;
         let mut event = 0;

@@ -106,6 +106,7 @@ functions! {
     stream_query(stream: u64) = "cuStreamQuery";
     stream_wait_event(stream: u64, event: u64, flags: u32) = "cuStreamWaitEvent";
     stream_is_capturing(stream: u64, status: *mut u32) = "cuStreamIsCapturing";
+    thread_exchange_stream_capture_mode(mode: *mut u32) = "cuThreadExchangeStreamCaptureMode";
 
     event_create(event: *mut u64, flags: u32) = "cuEventCreate";
     event_destroy(event: u64) = "cuEventDestroy" "_v2";

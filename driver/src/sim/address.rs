@@ -1,20 +1,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Hands out ranges of an address space: the smallest free range that fits, the lowest of those, and its
-/// lower end. The same calls give the same addresses, and freed ranges are used again.
+/// lower end, or its upper one. The same calls give the same addresses, and freed ranges are used again.
 ///
 /// Sizes and alignments are multiples of the space's `unit`.
 #[derive(Debug)]
 pub(super) struct AddressSpace {
     unit: u64,
+    from_above: bool,
     by_start: BTreeMap<u64, u64>,
     by_size: BTreeSet<(u64, u64)>,
 }
 
 impl AddressSpace {
-    pub(super) fn new(start: u64, end: u64, unit: u64) -> Self {
+    pub(super) fn new(start: u64, end: u64, unit: u64, from_above: bool) -> Self {
         debug_assert!(start.is_multiple_of(unit) && end.is_multiple_of(unit) && start < end);
-        let mut space = Self { unit, by_start: BTreeMap::new(), by_size: BTreeSet::new() };
+        let mut space = Self { unit, from_above, by_start: BTreeMap::new(), by_size: BTreeSet::new() };
         space.insert(start, end - start);
         space
     }
@@ -24,8 +25,13 @@ impl AddressSpace {
         let bytes = self.rounded(bytes)?;
         let alignment = alignment.max(self.unit);
         let (size, start, aligned) = self.by_size.range((bytes, 0)..).find_map(|&(size, start)| {
-            let aligned = start.checked_next_multiple_of(alignment)?;
-            (aligned.checked_add(bytes)? <= start + size).then_some((size, start, aligned))
+            let last = start + size - bytes;
+            let aligned = if self.from_above {
+                last - last % alignment
+            } else {
+                start.checked_next_multiple_of(alignment)?
+            };
+            (start <= aligned && aligned <= last).then_some((size, start, aligned))
         })?;
         self.remove(start, size);
         self.insert(start, aligned - start);
@@ -78,14 +84,15 @@ mod tests {
         const UNITS: usize = 256;
         for seed in 0..50 {
             let mut rng = Rng::new(seed);
-            let mut space = AddressSpace::new(1024, 1024 + UNITS as u64 * 16, 16);
+            let from_above = seed % 2 == 1;
+            let mut space = AddressSpace::new(1024, 1024 + UNITS as u64 * 16, 16, from_above);
             let mut taken = [false; UNITS];
             let mut live: Vec<(usize, usize)> = Vec::new();
             for _ in 0..2000 {
                 if rng.below(2) == 0 || live.is_empty() {
                     let (units, align) = (1 + rng.below(20) as usize, 1 << rng.below(4));
                     let bytes = units as u64 * 16 - rng.below(16);
-                    let expected = best_fit(&taken, units, align);
+                    let expected = best_fit(&taken, units, align, from_above);
                     let got = space.allocate(bytes, align as u64 * 16).map(|at| (at as usize - 1024) / 16);
                     assert_eq!(got, expected, "seed {seed}");
                     if let Some(at) = got {
@@ -106,7 +113,7 @@ mod tests {
         }
     }
 
-    fn best_fit(taken: &[bool], units: usize, align: usize) -> Option<usize> {
+    fn best_fit(taken: &[bool], units: usize, align: usize, from_above: bool) -> Option<usize> {
         let mut best: Option<(usize, usize, usize)> = None;
         let mut start = 0;
         while start < taken.len() {
@@ -116,8 +123,13 @@ mod tests {
             }
             let length = taken[start..].iter().take_while(|t| !**t).count();
             let base = 64; // the space starts at unit 64
-            let aligned = (base + start).next_multiple_of(align) - base;
-            if aligned + units <= start + length && best.is_none_or(|(l, s, _)| (length, start) < (l, s)) {
+            let lowest = (base + start).next_multiple_of(align) - base;
+            let highest = (base + start + length).saturating_sub(units) / align * align;
+            let aligned = if from_above { highest.saturating_sub(base) } else { lowest };
+            if aligned >= start
+                && aligned + units <= start + length
+                && best.is_none_or(|(l, s, _)| (length, start) < (l, s))
+            {
                 best = Some((length, start, aligned));
             }
             start += length;
@@ -127,7 +139,7 @@ mod tests {
 
     #[test]
     fn refuses_what_does_not_fit() {
-        let mut space = AddressSpace::new(0, 4096, 512);
+        let mut space = AddressSpace::new(0, 4096, 512, false);
         assert_eq!(space.allocate(u64::MAX, 512), None);
         assert_eq!(space.allocate(4097, 512), None);
         assert_eq!(space.allocate(4096, 512), Some(0));

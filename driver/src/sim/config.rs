@@ -31,12 +31,19 @@ pub struct SimConfig {
     pub(super) seed: u64,
     pub(super) schedule: Schedule,
     pub(super) faults: FaultPlan,
+    pub(super) falling_addresses: bool,
 }
 
 impl SimConfig {
     /// A device with this profile, on the timed schedule, whose calls do not fail.
     pub fn new(profile: Profile) -> Self {
-        Self { profile, seed: 0, schedule: Schedule::Timed, faults: FaultPlan::none() }
+        Self {
+            profile,
+            seed: 0,
+            schedule: Schedule::Timed,
+            faults: FaultPlan::none(),
+            falling_addresses: false,
+        }
     }
 
     /// A simulated H200.
@@ -72,6 +79,13 @@ impl SimConfig {
     #[must_use]
     pub fn faults(mut self, faults: FaultPlan) -> Self {
         self.faults = faults;
+        self
+    }
+
+    /// Gives addresses out from the upper end of the address space on, as a driver may as well do.
+    #[must_use]
+    pub fn falling_addresses(mut self) -> Self {
+        self.falling_addresses = true;
         self
     }
 

@@ -43,6 +43,10 @@ impl Driver for SimDevice {
         Some(Self::virtual_time_ns(self))
     }
 
+    fn ignore_captures_of_others(&self) -> DriverResult<()> {
+        Ok(()) // a capture concerns its own stream only, here
+    }
+
     fn health(&self) -> &Arc<Health> {
         &self.health
     }

@@ -11,6 +11,8 @@ const GIB: u64 = 1 << 30;
 /// half of it; between two measured sizes the cost is interpolated on a straight line, beyond the last it
 /// goes on along the same line. Calls that nobody measured cost nothing: see [`call_ns`](Self::call_ns).
 ///
+/// Virtual memory management was measured from C++, by `benches/vmm`; docs/PAGES.md has the table.
+///
 /// How long work runs on the device is a plain model, not a measurement: a kernel takes 2 µs and 1 ns for
 /// each 4 KiB that it touches, a copy or fill 1 µs and 1 ns for each 1 KiB.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -85,8 +87,8 @@ impl Profile {
             CallKind::MemUnmap | CallKind::MemSetAccess => 0,                   // by the number of handles
             CallKind::MemHostAlloc | CallKind::MemFreeHost => 264_000,          // 528 µs a pair, of 1 MiB
             CallKind::MemAllocAsync | CallKind::MemFreeAsync => 274,            // 520 to 575 a pair
-            CallKind::MemCreate => 7_500,
-            CallKind::MemMap => 1_100,
+            CallKind::MemCreate => 6_300,                                       // 2 to 32 MiB alike
+            CallKind::MemMap => 500,
             CallKind::MemGetInfo => 3_274,
             CallKind::EventCreate | CallKind::EventDestroy => 76, // 153 a pair
             CallKind::EventRecord => 160,
@@ -112,18 +114,21 @@ impl Profile {
         interpolate(&[(MIB, 675), (64 * MIB, 43_000), (4 * GIB, 1_043_000)], bytes)
     }
 
+    /// 7.7 µs for 2 MiB, 13 for 32 MiB. The two larger ones were measured through Python bindings only.
     pub(super) fn mem_release_ns(&self, bytes: u64) -> u64 {
-        interpolate(&[(2 * MIB, 9_000), (64 * MIB, 36_000), (512 * MIB, 154_000)], bytes)
+        interpolate(&[(2 * MIB, 7_700), (32 * MIB, 13_000), (64 * MIB, 36_000), (512 * MIB, 154_000)], bytes)
     }
 
-    /// One handle costs 33 µs; 256 in one call 5940 µs.
-    pub(super) const fn mem_set_access_ns(&self, handles: u64) -> u64 {
-        by_handles(handles, 33_000, 5_940_000)
+    /// Of one call, for so many mappings that are their handle's only one, and so many besides another. One
+    /// costs 18.5 or 19.9 µs; further ones in the same call 16.3.
+    pub(super) const fn mem_set_access_ns(&self, only: u64, besides: u64) -> u64 {
+        let first = if besides > 0 { 19_900 } else { 18_500 };
+        in_one_call(only + besides, first, 16_300)
     }
 
-    /// One handle costs 20 µs; 256 in one call 3544 µs.
-    pub(super) const fn mem_unmap_ns(&self, handles: u64) -> u64 {
-        by_handles(handles, 20_000, 3_544_000)
+    /// Of one call, for so many mappings. One costs 13.9 µs, further ones 11.6.
+    pub(super) const fn mem_unmap_ns(&self, mappings: u64) -> u64 {
+        in_one_call(mappings, 13_900, 11_600)
     }
 
     pub(super) const fn kernel_ns(&self, bytes: u64) -> u64 {
@@ -135,11 +140,11 @@ impl Profile {
     }
 }
 
-/// On the straight line between what one handle costs and what 256 cost.
-const fn by_handles(handles: u64, one: u64, all_256: u64) -> u64 {
-    match handles {
+/// What a call costs that does the same for several mappings.
+const fn in_one_call(mappings: u64, first: u64, further: u64) -> u64 {
+    match mappings {
         0 => 0,
-        n => one + (n - 1) * (all_256 - one) / 255,
+        n => first + (n - 1) * further,
     }
 }
 
@@ -165,9 +170,13 @@ mod tests {
         assert_eq!(h200.mem_alloc_ns(256) + h200.mem_free_ns(256), 1350);
         assert_eq!((h200.mem_alloc_ns(64 * MIB), h200.mem_free_ns(64 * MIB)), (33_000, 43_000));
         assert_eq!((h200.mem_alloc_ns(4 * GIB), h200.mem_free_ns(4 * GIB)), (167_000, 1_043_000));
-        assert_eq!((h200.mem_release_ns(2 * MIB), h200.mem_release_ns(512 * MIB)), (9_000, 154_000));
-        assert_eq!((h200.mem_set_access_ns(1), h200.mem_set_access_ns(256)), (33_000, 5_940_000));
-        assert_eq!((h200.mem_unmap_ns(1), h200.mem_unmap_ns(256)), (20_000, 3_544_000));
+        assert_eq!((h200.mem_release_ns(2 * MIB), h200.mem_release_ns(512 * MIB)), (7_700, 154_000));
+        let access =
+            [(0, 0), (1, 0), (0, 1), (2, 0)].map(|(only, besides)| h200.mem_set_access_ns(only, besides));
+        assert_eq!(access, [0, 18_500, 19_900, 34_800]);
+        assert_eq!([0, 1, 2].map(|mappings| h200.mem_unmap_ns(mappings)), [0, 13_900, 25_500]);
+        let create = h200.call_ns(CallKind::MemCreate).zip(h200.call_ns(CallKind::MemMap));
+        assert_eq!(create, Some((6_300, 500)));
         assert_eq!(h200.call_ns(CallKind::MemGetInfo), Some(3274));
         assert_eq!(h200.call_ns(CallKind::Copy), None);
     }

@@ -76,11 +76,12 @@ pub(super) struct Space {
 }
 
 impl Space {
-    pub(super) fn new(capacity: u64) -> Self {
+    /// With so many bytes; addresses are given from the lower end on, or from the upper one.
+    pub(super) fn new(capacity: u64, from_above: bool) -> Self {
         Self {
             mappings: BTreeMap::new(),
-            small: AddressSpace::new(SMALL.start, SMALL.end, CHARGE_UNIT),
-            large: AddressSpace::new(LARGE.start, LARGE.end, GRANULARITY),
+            small: AddressSpace::new(SMALL.start, SMALL.end, CHARGE_UNIT, from_above),
+            large: AddressSpace::new(LARGE.start, LARGE.end, GRANULARITY, from_above),
             next_physical: PHYSICAL_UNIT,
             next_generation: 0,
             capacity,

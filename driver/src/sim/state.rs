@@ -52,7 +52,7 @@ impl State {
             effects: Effects::default(),
             // Ids are unique in the process: each device has a range of its own.
             names: Names::new((u64::from(device.ordinal()) << 32) + 1),
-            space: Space::new(profile.capacity()),
+            space: Space::new(profile.capacity(), config.falling_addresses),
             oracle: Oracle::default(),
             pools: Pools::new(),
             vmm: VirtualMemory::default(),

@@ -171,7 +171,12 @@ impl State {
 
     pub(super) fn mem_set_access(&mut self, ptr: DevicePtr, bytes: u64, access: AccessFlags) -> Answer<()> {
         let starts = self.whole_mappings(ptr, bytes)?;
-        self.pass(self.profile.mem_set_access_ns(starts.len() as u64));
+        let is_only = |start: &u64| match self.space.at(*start).map(|mapping| mapping.purpose) {
+            Some(Purpose::Virtual(handle)) => self.vmm.physical.get(&handle.0).is_none_or(|p| p.mappings < 2),
+            _ => true,
+        };
+        let only = starts.iter().filter(|start| is_only(start)).count();
+        self.pass(self.profile.mem_set_access_ns(only as u64, (starts.len() - only) as u64));
         for start in starts {
             if let Some(mapping) = self.space.at_mut(start) {
                 mapping.accessible = access != AccessFlags::None;

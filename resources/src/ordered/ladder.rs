@@ -6,44 +6,51 @@ use millpond_core::{
 };
 
 use super::points::{Donor, Point};
+use super::pressure::Pressure;
 use super::store::{ANYONE, Epoch, Errand, Fit, Gather, Growth, Owner, Request, Store};
 use super::{Ordered, State};
 
 /// How often other threads may come in between before a request that somebody's block would serve fails.
 const LAST_TRIES: usize = 8;
 
-/// Driver calls of one errand that gives memory back: other threads' calls come in between errands.
-const CALLS_AT_ONCE: usize = 64;
-
 impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     /// Goes down the ladder beyond the steps that need no driver.
     #[cold]
     pub(super) fn climb(&self, request: &Request, stream: StreamRef) -> Result<DevicePtr> {
-        let _slow = self.slow.lock();
-        let hopeless = {
-            let mut state = self.state.lock();
-            let hopeless = !state.store.can_ever_serve(&request.exact());
-            if hopeless {
-                // For the report: what threads keep is free, too.
-                state.store.gather(Gather::Everything);
-            }
-            hopeless
-        };
-        if hopeless {
-            return Err(self.out_of_memory(&request.exact(), stream, None));
-        }
-        let mut refused = match self.climb_for(request, stream)? {
-            Ok(ptr) => return Ok(ptr),
-            Err(refused) => refused,
-        };
         let exact = request.exact();
-        if exact != *request {
-            match self.climb_for(&exact, stream)? {
+        let mut pressure = Pressure::default();
+        loop {
+            let slow = self.slow.lock();
+            if self.is_hopeless(&exact) {
+                return Err(self.out_of_memory(&exact, stream, None));
+            }
+            let mut refused = match self.climb_for(request, stream)? {
                 Ok(ptr) => return Ok(ptr),
-                Err(again) => refused = again,
+                Err(refused) => refused,
+            };
+            if exact != *request {
+                match self.climb_for(&exact, stream)? {
+                    Ok(ptr) => return Ok(ptr),
+                    Err(again) => refused = again,
+                }
+            }
+            // Others are asked without this resource's locks: they may be asking, too.
+            drop(slow);
+            if refused.is_none() || !self.ask_others(&mut pressure, request, stream)? {
+                return Err(self.out_of_memory(&exact, stream, refused));
             }
         }
-        Err(self.out_of_memory(&exact, stream, refused))
+    }
+
+    /// Whether no state of memory would serve the request. Then what threads keep is taken back, for the
+    /// report: it is free, too.
+    fn is_hopeless(&self, request: &Request) -> bool {
+        let mut state = self.state.lock();
+        let is_hopeless = !state.store.can_ever_serve(request);
+        if is_hopeless {
+            state.store.gather(Gather::Everything);
+        }
+        is_hopeless
     }
 
     /// The inner error is upstream's last refusal, if it was asked.
@@ -280,10 +287,6 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         lost.map(|(owner, _)| state.store.free_bytes(owner)).sum()
     }
 
-    fn bytes_reserved(&self) -> u64 {
-        self.state.lock().store.totals().bytes_reserved
-    }
-
     /// Takes memory from upstream and serves the request from it, which counts as `step`. The inner error is
     /// upstream's refusal, or
     /// `None` where the resource's own limit refused.
@@ -404,28 +407,6 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         Ok(())
     }
 
-    /// Waits for the device; after that, all free blocks are anyone's.
-    fn synchronize(&self) -> Result<()> {
-        let covered: Vec<Donor> = {
-            let mut state = self.state.lock();
-            let donors = state.streams.iter_mut();
-            donors.map(|(_, slot)| Donor { id: slot.id, epoch: slot.end_epoch() }).collect()
-        };
-        self.driver.synchronize().map_err(|error| self.driver_error(error))?;
-        let mut state = self.state.lock();
-        let State { store, streams, .. } = &mut *state;
-        for donor in covered {
-            if let Some((owner, slot)) = streams.find_mut(donor.id) {
-                slot.set_wanted(false);
-                if slot.point.is_some_and(|epoch| epoch <= donor.epoch) {
-                    slot.point = None;
-                }
-                store.migrate(owner, donor.epoch, ANYONE, 0);
-            }
-        }
-        Ok(())
-    }
-
     /// Waits for the device and tries again, if any stream has blocks that waiting would free.
     fn reclaim(&self, request: &Request, stream: StreamRef) -> Result<Option<DevicePtr>> {
         if self.owned_free_bytes() == 0 {
@@ -440,91 +421,5 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         };
         state.ladder.reclaim += 1;
         Ok(Some(ptr))
-    }
-
-    /// Free bytes that belong to streams.
-    fn owned_free_bytes(&self) -> u64 {
-        let state = self.state.lock();
-        state.streams.iter().map(|(owner, _)| state.store.free_bytes(owner)).sum()
-    }
-
-    /// Carries an errand out; says how many bytes it gave back.
-    fn run(&self, mut errand: S::Errand) -> Result<u64> {
-        let carried_out = errand.carry_out(&*self.driver);
-        let bytes = errand.released_bytes();
-        let mut state = self.state.lock();
-        match carried_out {
-            Ok(()) => _ = errand.finish(&mut state.store),
-            Err(error) => {
-                errand.abandon(&mut state.store);
-                drop(state);
-                return Err(self.driver_error(error));
-            }
-        }
-        Ok(bytes)
-    }
-
-    /// Gives memory back that is free for anyone, until at most `keep_bytes` are held, in errands of
-    /// `most_calls` driver calls each.
-    fn release_by_errands(&self, keep_bytes: u64, most_calls: usize) -> u64 {
-        let mut released = 0;
-        loop {
-            let errand = self.state.lock().store.errand_to_release(keep_bytes, most_calls);
-            let Some(errand) = errand else { return released };
-            match self.run(errand) {
-                Ok(0) => return released,
-                Ok(bytes) => released += bytes,
-                Err(error) => {
-                    tracing::warn!(target: "millpond::pool", %error, "memory could not be given back");
-                    return released;
-                }
-            }
-        }
-    }
-
-    /// Gives regions that are free for anyone back until at most `keep_bytes` are held.
-    fn release_free_regions(&self, keep_bytes: u64, stream: StreamRef) -> u64 {
-        if self.runs_errands {
-            return self.release_by_errands(keep_bytes, CALLS_AT_ONCE);
-        }
-        let mut released = 0;
-        loop {
-            let region = {
-                let mut state = self.state.lock();
-                if state.store.totals().bytes_reserved <= keep_bytes {
-                    return released;
-                }
-                state.store.remove_free_region()
-            };
-            let Some((base, bytes)) = region else { return released };
-            // SAFETY: the region came from upstream with this layout; no block of it is in use, and all
-            // work on its blocks is done.
-            unsafe { self.upstream.deallocate(base, Layout::new(bytes), stream) };
-            tracing::debug!(target: "millpond::pool", bytes, "gave a region back to upstream");
-            released += bytes;
-        }
-    }
-
-    /// Gives regions back until at most `keep_bytes` are held; returns what then went to the device.
-    pub(crate) fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        let given = self.give_back_regions(keep_bytes)?;
-        // An upstream in stream order keeps what it is given: from there on it is upstream's to give back.
-        if self.upstream_is_ordered { self.upstream.trim(keep_bytes) } else { Ok(given) }
-    }
-
-    /// Gives regions back to upstream until at most `keep_bytes` are held.
-    pub(crate) fn give_back_regions(&self, keep_bytes: u64) -> Result<u64> {
-        let _slow = self.slow.lock();
-        if self.health.is_lost() {
-            return Err(Error::poisoned());
-        }
-        if self.bytes_reserved() <= keep_bytes {
-            return Ok(0);
-        }
-        self.state.lock().store.gather(Gather::Everything);
-        if self.owned_free_bytes() > 0 {
-            self.synchronize()?;
-        }
-        Ok(self.release_free_regions(keep_bytes, StreamRef::LEGACY))
     }
 }

@@ -32,15 +32,29 @@
 //!
 //! **Locks.** One short lock around the blocks and what is known of the streams; no driver call and no
 //! upstream call is made under it. A second lock lets one thread at a time go beyond the first two steps.
+//! Neither is held while another resource is asked for memory.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `store` | what a store of blocks is |
+//! | `streams`, `points` | what is known of streams; events recorded on them |
+//! | `ladder` | the steps that call the driver or upstream |
+//! | `release` | what goes back: trim, and before memory is out |
+//! | `bites` | the same in the background, a little at a time |
+//! | `pressure` | one resource asks the others of the device |
 
+mod bites;
 mod ladder;
 mod points;
+mod pressure;
+mod release;
 mod reuse;
 mod shortage;
 mod store;
 mod streams;
 
 use std::fmt::{self, Debug};
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -48,17 +62,18 @@ use millpond_core::driver::Health;
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::{
     DeviceMemoryResource, DevicePtr, DriverError, DriverHandle, Error, LadderCounts, Layout, MemoryInfo,
-    ResourceStatistics, Result, StreamRef,
+    ResourceStatistics, Result, StreamRef, downcast,
 };
 use parking_lot::Mutex;
 
+use crate::driver_memory::CudaMemoryResource;
 use crate::lock::QuickLock;
 
 pub use reuse::Reuse;
 pub(crate) use shortage::DEVICE_PAGE;
 pub(crate) use store::{
-    ANYONE, Epoch, Errand, Fit, FreeOf, Gather, Growth, Hit, LARGEST_REQUEST, Owner, Request, Room, Shortage,
-    Store, StoreTotals,
+    ANYONE, Cursor, Epoch, Errand, Fit, FreeOf, Gather, Growth, Hit, LARGEST_REQUEST, Owner, Request, Room,
+    Shortage, Store, StoreTotals,
 };
 pub(crate) use streams::StreamCell;
 #[cfg(all(test, millpond_loom))]
@@ -68,7 +83,15 @@ use streams::{Streams, Ticket};
 /// A store of blocks over an upstream resource, in stream order.
 pub(crate) struct Ordered<R: DeviceMemoryResource, S: Store> {
     upstream: R,
+    pub(crate) health: Arc<Health>,
+    core: Arc<Core<S>>,
+}
+
+/// What does not need upstream: other threads may hold it, whatever upstream is.
+pub(crate) struct Core<S> {
     driver: DriverHandle,
+    /// Plain CUDA, if that is upstream: then others may ask for memory back.
+    device_memory: Option<CudaMemoryResource>,
     reuse: Reuse,
     /// Whether fresh memory is ordered for the stream that took it, or for all.
     upstream_is_ordered: bool,
@@ -77,7 +100,7 @@ pub(crate) struct Ordered<R: DeviceMemoryResource, S: Store> {
     state: QuickLock<State<S>>,
     /// Held beyond the first two steps of the ladder.
     slow: Mutex<()>,
-    pub(crate) health: Arc<Health>,
+    health: Arc<Health>,
     misuses: AtomicU64,
 }
 
@@ -92,6 +115,8 @@ struct State<S> {
     given_at_collection: u64,
     /// Ask again after so many.
     collect_after: u64,
+    /// The resource was dropped, and everything given back.
+    is_over: bool,
 }
 
 /// Points of all streams are asked for after so many deallocations at the earliest …
@@ -159,14 +184,49 @@ impl<S: Store> State<S> {
     }
 }
 
+impl<R: DeviceMemoryResource, S: Store> Deref for Ordered<R, S> {
+    type Target = Core<S>;
+
+    #[inline]
+    fn deref(&self) -> &Core<S> {
+        &self.core
+    }
+}
+
+impl<S: Store> Core<S> {
+    /// Whether the store gets its memory by itself.
+    pub(crate) fn runs_errands(&self) -> bool {
+        self.runs_errands
+    }
+
+    /// Works on the blocks under the lock.
+    pub(crate) fn with_store<T>(&self, work: impl FnOnce(&mut S) -> T) -> T {
+        work(&mut self.state.lock().store)
+    }
+
+    /// The same, for who may outlive the resource: `None` once everything was given back.
+    pub(crate) fn with_living_store<T>(&self, work: impl FnOnce(&mut S) -> T) -> Option<T> {
+        let mut state = self.state.lock();
+        (!state.is_over).then(|| work(&mut state.store))
+    }
+
+    /// Notes a sticky error and turns it into millpond's.
+    fn driver_error(&self, error: DriverError) -> Error {
+        self.health.note(&error);
+        Error::from(error)
+    }
+}
+
 impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     pub(crate) fn new(upstream: R, mut store: S, reuse: Reuse) -> Self {
         store.add_owner(ANYONE);
-        Self {
-            driver: upstream.driver().clone(),
-            health: Arc::clone(upstream.driver().health()),
+        let driver = upstream.driver().clone();
+        let is_over_device = downcast::<CudaMemoryResource>(&upstream).is_some();
+        let core = Arc::new(Core {
+            device_memory: is_over_device.then(|| CudaMemoryResource::new(driver.clone())),
+            health: Arc::clone(driver.health()),
+            driver,
             upstream_is_ordered: upstream.is_stream_ordered(),
-            upstream,
             reuse,
             runs_errands: store.runs_errands(),
             state: QuickLock::new(State {
@@ -176,10 +236,20 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
                 given: 0,
                 given_at_collection: 0,
                 collect_after: COLLECT_AFTER_LEAST,
+                is_over: false,
             }),
             slow: Mutex::new(()),
             misuses: AtomicU64::new(0),
+        });
+        if is_over_device {
+            pressure::register(&core);
         }
+        Self { upstream, health: Arc::clone(&core.health), core }
+    }
+
+    /// What other threads may hold.
+    pub(crate) fn core(&self) -> &Arc<Core<S>> {
+        &self.core
     }
 
     pub(crate) fn upstream(&self) -> &R {
@@ -271,11 +341,6 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         (slot.calls > FEW).then(|| Arc::clone(&slot.cell))
     }
 
-    /// Works on the blocks under the lock.
-    pub(crate) fn with_store<T>(&self, work: impl FnOnce(&mut S) -> T) -> T {
-        work(&mut self.state.lock().store)
-    }
-
     /// Records a point on the calling stream, because another stream wanted its blocks and could not.
     #[cold]
     fn record_for_others(&self, ticket: Ticket, stream: StreamRef) {
@@ -306,12 +371,6 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     ) {
         self.misuses.fetch_add(1, Ordering::Relaxed);
         misuse::report(&Misuse { kind, ptr, bytes: layout.bytes(), stream, resource: name.to_string() });
-    }
-
-    /// Notes a sticky error and turns it into millpond's.
-    fn driver_error(&self, error: DriverError) -> Error {
-        self.health.note(&error);
-        Error::from(error)
     }
 
     pub(crate) fn statistics(&self) -> ResourceStatistics {
@@ -377,13 +436,17 @@ impl<R: DeviceMemoryResource, S: Store> Debug for Ordered<R, S> {
 
 impl<R: DeviceMemoryResource, S: Store> Drop for Ordered<R, S> {
     fn drop(&mut self) {
+        // Whoever else holds the core makes no call from here on.
+        let _slow = self.core.slow.lock();
+        let mut state = self.core.state.lock();
+        state.is_over = true;
         if self.health.is_lost() {
             return;
         }
-        let state = self.state.get_mut();
         let regions = state.store.remove_all_regions();
         let errand = state.store.errand_to_end();
         let events = state.streams.drain_events();
+        drop(state);
         if regions.is_empty() && events.is_empty() && errand.is_none() {
             return;
         }
@@ -412,5 +475,11 @@ impl<R: DeviceMemoryResource, S: Store> Drop for Ordered<R, S> {
             // SAFETY: the region came from upstream with this layout, and all work on the device is done.
             unsafe { self.upstream.deallocate(base, Layout::new(bytes), StreamRef::LEGACY) };
         }
+    }
+}
+
+impl<S> Debug for Core<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core").field("reuse", &self.reuse).finish_non_exhaustive()
     }
 }

@@ -4,10 +4,10 @@
 //! lost makes the resource do without the point, and is not the caller's.
 
 use millpond_core::driver::{Event, EventFlags};
-use millpond_core::{DeviceMemoryResource, DriverError, Error, Result, StreamId, StreamRef};
+use millpond_core::{DriverError, Error, Result, StreamId, StreamRef};
 
 use super::store::{ANYONE, Epoch, Owner, Store};
-use super::{COLLECT_AFTER_LEAST, COLLECT_AFTER_MOST, Ordered, State};
+use super::{COLLECT_AFTER_LEAST, COLLECT_AFTER_MOST, Core, State};
 
 /// Another stream whose blocks are looked at.
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +27,7 @@ pub(super) struct Point {
     pub(super) seen: Vec<(Owner, Epoch)>,
 }
 
-impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
+impl<S: Store> Core<S> {
     /// Makes the blocks of all streams whose work is done anyone's, the requesting stream's too, so that
     /// neighbours join whoever gave them back.
     pub(super) fn collect_completed(&self, stream: StreamRef) -> Result<()> {

@@ -87,6 +87,24 @@ pub(crate) enum Gather {
     Everything,
 }
 
+/// How far a walk over free blocks has come that looks at a few under each lock: blocks that are passed, or
+/// come and go meanwhile, may be missed.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Cursor {
+    /// Which part of the store.
+    pub(crate) part: usize,
+    /// Smaller blocks of that part are passed.
+    pub(crate) bytes: u64,
+    pub(crate) is_at_end: bool,
+}
+
+impl Cursor {
+    /// Goes on with the next of so many parts.
+    pub(crate) fn end_part(&mut self, parts: usize) {
+        *self = Self { part: self.part + 1, bytes: 0, is_at_end: self.part + 1 >= parts };
+    }
+}
+
 /// How much to take from upstream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Growth {
@@ -200,7 +218,7 @@ impl<S> Errand<S> for Infallible {
 
 /// The blocks of a stream-ordered resource: which there are, and which are free for whom. Knows no driver and
 /// no stream; makes no decision about order.
-pub(crate) trait Store: Debug + Send + Sized {
+pub(crate) trait Store: Debug + Send + Sized + 'static {
     /// What the store does past upstream.
     type Errand: Errand<Self>;
 
@@ -224,6 +242,11 @@ pub(crate) trait Store: Debug + Send + Sized {
     /// An errand that gives memory back which is free for [`ANYONE`], of about so many driver calls, as long
     /// as at least `keep_bytes` are held.
     fn errand_to_release(&mut self, _keep_bytes: u64, _most_calls: usize) -> Option<Self::Errand> {
+        None
+    }
+    /// An errand that gives back one piece of such memory, found within a few looks from the cursor on, as
+    /// long as at least `keep_bytes` are held. `None` where nothing was found so far.
+    fn errand_for_bite(&mut self, _keep_bytes: u64, _at: &mut Cursor) -> Option<Self::Errand> {
         None
     }
     /// An errand that gives everything back, whatever is in use.
@@ -267,6 +290,11 @@ pub(crate) trait Store: Debug + Send + Sized {
     fn give(&mut self, ptr: DevicePtr, layout: Layout, owner: Owner, epoch: Epoch) -> Result<(), MisuseKind>;
     /// Moves free blocks given back in epoch `upto` or before to another owner, as given back in `epoch`.
     fn migrate(&mut self, from: Owner, upto: Epoch, to: Owner, epoch: Epoch);
+    /// The same for a few of them, from the cursor on.
+    fn migrate_bite(&mut self, from: Owner, upto: Epoch, to: Owner, epoch: Epoch, at: &mut Cursor) {
+        self.migrate(from, upto, to, epoch);
+        at.is_at_end = true;
+    }
     /// Joins free blocks of `owner` with neighbours that are anyone's, if that makes one that serves the
     /// request.
     fn join_with_anyones(&mut self, owner: Owner, request: &Request) -> bool;

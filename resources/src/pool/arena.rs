@@ -179,6 +179,11 @@ impl Arenas {
         self.made.load(Ordering::Relaxed) > 1
     }
 
+    /// An arena, if it was made.
+    pub(super) fn get(&self, shard: usize) -> Option<QuickGuard<'_, Arena>> {
+        Some(self.arenas.get(shard)?.get()?.0.lock())
+    }
+
     /// All arenas, one after the other.
     pub(super) fn each(&self) -> impl Iterator<Item = (Shard, QuickGuard<'_, Arena>)> {
         let made = self.arenas.iter().enumerate();

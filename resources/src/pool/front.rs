@@ -18,6 +18,8 @@
 //! needs nothing else. When it leaves the front otherwise, it counts as given back at that moment, which is
 //! later than it was, and so safe.
 
+mod idle;
+
 use std::ptr;
 use std::sync::Arc;
 

@@ -1,6 +1,9 @@
+mod bites;
 mod validate;
 
 use millpond_core::align_up;
+
+pub(super) use bites::{LOOKS, next_size};
 
 use super::bins::{Bins, Wanted};
 use super::chunk::{Chunk, ChunkId, Chunks, NIL};
@@ -280,13 +283,18 @@ impl Heap {
         let Some(bins) = self.bins(from).filter(|bins| bins.blocks > 0) else { return };
         let moving: Vec<u32> =
             bins.iter(&self.chunks).filter(|id| self.chunks[*id].epoch() <= upto).collect();
+        self.hand_over(&moving, to, epoch);
+    }
+
+    /// Free chunks change hands.
+    fn hand_over(&mut self, moving: &[ChunkId], to: Owner, epoch: Epoch) {
         // First all change hands, then they join: a chunk that moves may swallow another that moves.
-        for id in &moving {
+        for id in moving {
             self.take_from_bin(*id);
             self.chunks[*id].set_free(to, epoch);
             self.put_in_bin(*id);
         }
-        for id in moving {
+        for id in moving.iter().copied() {
             let swallowed = self.chunks.get(id).is_none_or(|chunk| chunk.owner() != to);
             if !swallowed {
                 self.take_from_bin(id);

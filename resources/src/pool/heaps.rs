@@ -16,7 +16,8 @@ use super::pages::{Pages, Policy};
 use super::thread::Caches;
 use crate::lock::QuickGuard;
 use crate::ordered::{
-    ANYONE, Epoch, Fit, Gather, Growth, Hit, Owner, Request, Room, Shortage, Store, StoreTotals, StreamCell,
+    ANYONE, Cursor, Epoch, Fit, Gather, Growth, Hit, Owner, Request, Room, Shortage, Store, StoreTotals,
+    StreamCell,
 };
 
 /// The heap of large blocks, to the directory.
@@ -356,6 +357,10 @@ impl Store for Heaps {
         pages.plan_release(keep_bytes, most_calls).map(PoolErrand::Release)
     }
 
+    fn errand_for_bite(&mut self, keep_bytes: u64, at: &mut Cursor) -> Option<PoolErrand> {
+        super::decay::errand_for_bite(self, keep_bytes, at)
+    }
+
     fn errand_to_end(&mut self) -> Option<PoolErrand> {
         let Large::Pages(pages) = &mut self.large else { return None };
         Some(PoolErrand::Release(pages.release_all()))
@@ -474,6 +479,10 @@ impl Store for Heaps {
         self.shared.arenas.each().for_each(|(_, mut arena)| arena.heap.migrate(from, upto, to, epoch));
         self.large.migrate(from, upto, to, epoch);
         self.take_spans_back();
+    }
+
+    fn migrate_bite(&mut self, from: Owner, upto: Epoch, to: Owner, epoch: Epoch, at: &mut Cursor) {
+        super::decay::migrate_bite(self, from, upto, to, epoch, at);
     }
 
     fn join_with_anyones(&mut self, owner: Owner, request: &Request) -> bool {

@@ -155,6 +155,28 @@ impl Large {
         }
     }
 
+    /// How many heaps there are.
+    pub(super) fn parts(&self) -> usize {
+        self.heaps().len()
+    }
+
+    /// [`Heap::migrate_bite`] of one of them.
+    pub(super) fn migrate_bite(
+        &mut self,
+        part: usize,
+        from: Owner,
+        upto: Epoch,
+        to: Owner,
+        epoch: Epoch,
+        bytes: u64,
+    ) -> Option<u64> {
+        let heap = match self {
+            Self::Regions(heap) => heap,
+            Self::Pages(pages) => &mut pages.heaps_mut()[part],
+        };
+        heap.migrate_bite(from, upto, to, epoch, bytes)
+    }
+
     pub(super) fn join_with_anyones(&mut self, owner: Owner, request: &Request) -> bool {
         match self {
             Self::Regions(heap) => heap.join_with_anyones(owner, request),

@@ -26,6 +26,7 @@ mod arena;
 mod bins;
 mod chunk;
 mod classes;
+mod decay;
 mod directory;
 mod errand;
 mod front;
@@ -49,12 +50,14 @@ use std::fmt;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use millpond_core::{
     ALLOCATION_ALIGNMENT, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo,
     ResourceStatistics, Result, StreamRef, is_same,
 };
 
+pub use decay::Decay;
 pub(crate) use options::ENTRY;
 pub use options::{PagesMode, PoolLayer, PoolOptions};
 
@@ -62,6 +65,7 @@ use crate::lock::QuickGuard;
 use crate::ordered::{ANYONE, Gather, Ordered, Request};
 use arena::{Arena, Arenas, Shard, Visit};
 use classes::{LARGEST_SMALL, rounded};
+use decay::{Member, PoolDecay};
 use front::{Front, STEP, add};
 use heaps::{Heaps, Shared};
 use thread::{Lease, PoolId};
@@ -99,6 +103,8 @@ pub struct PoolMemoryResource<R: DeviceMemoryResource> {
     shared: Arc<Shared>,
     ordered: Ordered<R, Heaps>,
     options: PoolOptions,
+    /// Dropped last: then its thread makes no more calls.
+    decay: Option<Member>,
 }
 
 impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
@@ -112,12 +118,15 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let options = options.checked(&**upstream.driver())?;
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let heaps = Heaps::new(options.maximum_bytes, options.pages_over(&upstream)?);
-        let pool = Self {
-            id: NEXT.fetch_add(1, Ordering::Relaxed),
-            shared: Arc::clone(&heaps.shared),
-            ordered: Ordered::new(upstream, heaps, options.reuse),
-            options,
-        };
+        let shared = Arc::clone(&heaps.shared);
+        let ordered = Ordered::new(upstream, heaps, options.reuse);
+        let time = options.decay.time()?.filter(|_| ordered.runs_errands());
+        let decay = time
+            .map(|time| {
+                PoolDecay::new(ordered.core(), &shared, ordered.driver(), time, options.initial_bytes)
+            })
+            .map(Member::new);
+        let pool = Self { id: NEXT.fetch_add(1, Ordering::Relaxed), shared, ordered, options, decay };
         if options.initial_bytes > 0 {
             pool.ordered
                 .reserve(options.initial_bytes)
@@ -139,6 +148,20 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     /// The options, rounded.
     pub fn options(&self) -> PoolOptions {
         self.options
+    }
+
+    /// Gives memory back that was not needed lately, as the pool's [`Decay`] says; `now` is the time since
+    /// any moment, the same at each call. Says how many bytes went back. Nothing waits for the device.
+    ///
+    /// On a real device a thread of the library makes these steps, by its own clock. On a simulated one
+    /// nobody does but the caller. A step that comes sooner than a sixteenth of the decay's time after the
+    /// last one does nothing.
+    ///
+    /// # Errors
+    /// What the driver reports. What went back before the error stays given back.
+    pub fn decay_step(&self, now: Duration) -> Result<u64> {
+        let step = |decay: &Member| decay.decay().step(now).map_err(|error| error.in_stack(self));
+        self.decay.as_ref().map_or(Ok(0), step)
     }
 
     /// Walks the whole structure, in time proportional to its size, and checks the invariants of

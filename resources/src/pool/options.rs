@@ -9,7 +9,7 @@ use millpond_core::{
     format_bytes,
 };
 
-use super::PoolMemoryResource;
+use super::{Decay, PoolMemoryResource};
 use crate::driver_memory::CudaMemoryResource;
 use crate::ordered::{LARGEST_REQUEST, Reuse};
 
@@ -24,6 +24,7 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
             "bytes to hold at most (default: what upstream gives); a size, or a percentage of free memory",
         ),
         ("pages", "take physical pages from the driver: auto (default: if upstream is cuda), on, off"),
+        ("decay", "time over which memory that is not needed goes back: 10s (default), 500ms, 2min, off"),
         ("reuse", "steps between streams: ordered/completed/waited (default), some of them, or own"),
     ],
     kind: LayerKind::Layer(|params, upstream| {
@@ -32,6 +33,7 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
             initial_bytes: params.bytes("initial", &*driver)?.unwrap_or(0),
             maximum_bytes: params.bytes("max", &*driver)?,
             pages: params.get("pages")?.unwrap_or_default(),
+            decay: params.get("decay")?.unwrap_or_default(),
             reuse: params.get("reuse")?.unwrap_or_default(),
         };
         Ok(Arc::new(PoolMemoryResource::new(upstream, options)?))
@@ -47,6 +49,8 @@ pub struct PoolOptions {
     pub maximum_bytes: Option<u64>,
     /// Whether the pool maps physical memory itself.
     pub pages: PagesMode,
+    /// Over which time memory that is not needed goes back to the driver.
+    pub decay: Decay,
     /// Which steps of the reuse ladder between streams may be taken.
     pub reuse: Reuse,
 }
@@ -167,6 +171,10 @@ impl fmt::Display for PoolOptions {
             write!(f, "{separator}pages={}", self.pages)?;
             separator = ',';
         }
+        if self.decay != Decay::default() {
+            write!(f, "{separator}decay={}", self.decay)?;
+            separator = ',';
+        }
         if self.reuse != Reuse::ALL {
             write!(f, "{separator}reuse={}", self.reuse)?;
         }
@@ -200,6 +208,12 @@ impl PoolLayer {
     /// Maps pages, or does not.
     pub fn pages(mut self, pages: PagesMode) -> Self {
         self.0.pages = pages;
+        self
+    }
+
+    /// Gives memory back that was not needed for so long, or never.
+    pub fn decay(mut self, decay: Decay) -> Self {
+        self.0.decay = decay;
         self
     }
 

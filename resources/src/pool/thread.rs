@@ -196,11 +196,11 @@ impl Cache {
         (remember(pool, front), too_many)
     }
 
-    /// The fronts of the thread, by stream: in another order other neighbours would join, and no run would
-    /// be as the one before.
+    /// The fronts of the thread, by owner: in the order in which the pool came to know the streams, whatever
+    /// identities those have.
     pub(super) fn fronts(&self) -> Vec<Arc<Front>> {
         let mut fronts: Vec<Arc<Front>> = self.fronts.lock().values().cloned().collect();
-        fronts.sort_unstable_by_key(|front| front.id);
+        fronts.sort_unstable_by_key(|front| front.stream.owner);
         fronts
     }
 

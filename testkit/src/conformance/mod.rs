@@ -44,7 +44,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use millpond_core::DriverHandle;
 
 pub use report::{Finding, Outcome, Report};
-pub use subject::{Inspect, Refusals, Subject};
+pub use subject::{Decay, Inspect, Refusals, Subject};
 
 use context::Context;
 

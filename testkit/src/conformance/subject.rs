@@ -1,5 +1,6 @@
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{AnyResource, DriverHandle, Result};
@@ -8,6 +9,12 @@ use crate::program::StatisticsCheck;
 
 /// Walks what a resource keeps inside, and panics where something is wrong.
 pub type Inspect = fn(&AnyResource);
+
+/// Lets a resource give back what it did not need lately; the time is since any moment.
+///
+/// # Errors
+/// What the resource reports.
+pub type Decay = fn(&AnyResource, Duration) -> Result<()>;
 
 type Build = dyn Fn(&DriverHandle) -> Result<AnyResource> + Send + Sync;
 
@@ -38,6 +45,7 @@ pub struct Subject {
     pub(crate) statistics: StatisticsCheck,
     pub(super) device_bytes: u64,
     pub(crate) inspect: Option<Inspect>,
+    pub(crate) decay: Option<Decay>,
 }
 
 impl Subject {
@@ -55,6 +63,7 @@ impl Subject {
             statistics: StatisticsCheck::None,
             device_bytes: 4 << 30,
             inspect: None,
+            decay: None,
         }
     }
 
@@ -97,6 +106,13 @@ impl Subject {
     #[must_use]
     pub fn inspected_by(mut self, inspect: Inspect) -> Self {
         self.inspect = Some(inspect);
+        self
+    }
+
+    /// What lets the resource give back what it did not need lately, as time passes.
+    #[must_use]
+    pub fn decayed_by(mut self, decay: Decay) -> Self {
+        self.decay = Some(decay);
         self
     }
 

@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 use millpond_core::driver::{Event as EventHandle, EventFlags, StreamFlags};
 use millpond_core::{
@@ -163,6 +164,12 @@ impl<'a> Execution<'a> {
                 Ok(_) => Ok(()),
                 Err(error) => Err(Broken::new(FailureKind::UnexpectedError, error)),
             },
+            Op::PassTime { ms } => {
+                self.device.advance(ms * 1_000_000);
+                let now = Duration::from_nanos(self.device.virtual_time_ns());
+                let decay = self.config.decay.map_or(Ok(()), |decay| decay(self.resource.inner(), now));
+                decay.map_err(|error| Broken::new(FailureKind::UnexpectedError, error))
+            }
             _ => self.order_op(op).map_err(|error| Broken::new(FailureKind::UnexpectedError, error)),
         }
     }
@@ -187,7 +194,7 @@ impl<'a> Execution<'a> {
             Op::DestroyStream { stream } => {
                 stream > 1 && matches!(self.stream_state(stream), StreamState::Alive(_))
             }
-            Op::SyncDevice | Op::Trim { .. } => true,
+            Op::SyncDevice | Op::Trim { .. } | Op::PassTime { .. } => true,
         }
     }
 
@@ -325,6 +332,7 @@ impl<'a> Execution<'a> {
             | Op::Deallocate { .. }
             | Op::Read { .. }
             | Op::Write { .. }
+            | Op::PassTime { .. }
             | Op::Trim { .. } => {}
         }
         Ok(())

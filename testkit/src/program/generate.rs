@@ -43,6 +43,7 @@ pub(super) struct Generator {
     capacity_bytes: u64,
     aligned_percent: u64,
     destroys: bool,
+    passes_time: bool,
     phase: Phase,
     phase_left: u64,
     streams: Vec<Stream>,
@@ -83,6 +84,7 @@ impl Generator {
             capacity_bytes: config.capacity_bytes,
             aligned_percent: if rng.percent(30) { 20 } else { 0 },
             destroys: rng.percent(50),
+            passes_time: config.decay.is_some(),
             phase: Phase::Fill,
             phase_left: 0,
             streams,
@@ -191,6 +193,10 @@ impl Generator {
     }
 
     fn other(&mut self, execution: &Execution<'_>) -> Op {
+        if self.passes_time && self.rng.percent(15) {
+            // From less than a tick of a decay of ten seconds to more than all of it.
+            return Op::PassTime { ms: self.rng.between(100, 12_000) };
+        }
         let (stream, event) = (self.stream(), self.event());
         match self.rng.below(100) {
             0..20 => match self.rng.pick(&execution.live) {

@@ -44,7 +44,7 @@ pub use op::{Block, Event, MAX_EVENTS, MAX_STREAMS, Op, Stream};
 pub use shrink::shrink;
 pub use sweep::{Sweep, sweep};
 
-use crate::conformance::{Inspect, Subject};
+use crate::conformance::{Decay, Inspect, Subject};
 use execute::Execution;
 use generate::Generator;
 
@@ -85,6 +85,8 @@ pub struct Config {
     pub verify_out_of_memory: bool,
     /// What walks the resource's inside, every 64 operations and at the end.
     pub inspect: Option<Inspect>,
+    /// What lets the resource give back what was not needed lately; without it, no time passes.
+    pub decay: Option<Decay>,
 }
 
 impl Config {
@@ -101,6 +103,7 @@ impl Config {
             statistics: StatisticsCheck::None,
             verify_out_of_memory: true,
             inspect: None,
+            decay: None,
         }
     }
 
@@ -112,6 +115,7 @@ impl Config {
             largest_alignment: 64 << 10,
             statistics: subject.statistics,
             inspect: subject.inspect,
+            decay: subject.decay,
             ..usual
         }
     }

@@ -99,6 +99,11 @@ pub enum Op {
         /// How many free bytes it may keep.
         keep_bytes: u64,
     },
+    /// Lets time pass, in which the resource may give back what nobody needs.
+    PassTime {
+        /// How long, in milliseconds.
+        ms: u64,
+    },
 }
 
 impl fmt::Display for Op {
@@ -122,6 +127,7 @@ impl fmt::Display for Op {
             Self::SyncDevice => f.write_str("host waits for the device"),
             Self::DestroyStream { stream } => write!(f, "destroy stream {stream}"),
             Self::Trim { keep_bytes } => write!(f, "trim to {}", format_bytes(keep_bytes)),
+            Self::PassTime { ms } => write!(f, "{ms} ms pass"),
         }
     }
 }

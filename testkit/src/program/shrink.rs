@@ -149,7 +149,11 @@ fn with_stream(mut op: Op, mut change: impl FnMut(Stream) -> Stream) -> Op {
         | Op::Wait { stream, .. }
         | Op::SyncStream { stream }
         | Op::DestroyStream { stream } => *stream = change(*stream),
-        Op::QueryEvent { .. } | Op::SyncEvent { .. } | Op::SyncDevice | Op::Trim { .. } => {}
+        Op::QueryEvent { .. }
+        | Op::SyncEvent { .. }
+        | Op::SyncDevice
+        | Op::Trim { .. }
+        | Op::PassTime { .. } => {}
     }
     op
 }

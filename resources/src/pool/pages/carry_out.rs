@@ -11,6 +11,14 @@ pub(super) enum Addresses {
     At(u64),
     /// So many bytes are to be reserved.
     Reserve(u64),
+    /// So many are to be reserved for each line, the small one below the large one: so which of two homes is
+    /// the lower does not depend on the driver. For the upper or the lower line.
+    ReserveBoth { bytes: u64, is_upper: bool },
+}
+
+/// Where the upper of two lines starts in a reservation of so many bytes, from its base.
+pub(super) fn upper_line(bytes: u64, granularity: u64) -> u64 {
+    bytes / 2 / granularity * granularity
 }
 
 /// A new handle.
@@ -144,7 +152,12 @@ impl Work {
     pub(super) fn homes_at(&self) -> Option<u64> {
         match self.homes {
             Addresses::At(base) => Some(base),
-            Addresses::Reserve(_) => self.reserved_homes.map(|(base, _)| base),
+            Addresses::Reserve(_) | Addresses::ReserveBoth { is_upper: false, .. } => {
+                self.reserved_homes.map(|(base, _)| base)
+            }
+            Addresses::ReserveBoth { is_upper: true, .. } => {
+                self.reserved_homes.map(|(base, bytes)| base + upper_line(bytes, self.granularity))
+            }
         }
     }
 
@@ -152,7 +165,7 @@ impl Work {
     pub(super) fn view_at(&self) -> Option<u64> {
         match self.view {
             Addresses::At(base) => Some(base),
-            Addresses::Reserve(_) => self.reserved_view.map(|(base, _)| base),
+            _ => self.reserved_view.map(|(base, _)| base),
         }
     }
 
@@ -174,13 +187,16 @@ impl Work {
         if self.sizes.is_empty() {
             return Ok(());
         }
-        let base = match self.homes {
-            Addresses::At(base) => base,
-            Addresses::Reserve(bytes) => {
-                let reserved = reserve(driver, bytes, self.new_bytes(), self.granularity)?;
-                self.reserved_homes.insert(reserved).0
-            }
+        let new = self.new_bytes();
+        let wanted = match self.homes {
+            Addresses::At(_) => None,
+            Addresses::Reserve(bytes) => Some((bytes, new)),
+            Addresses::ReserveBoth { bytes, .. } => Some((bytes * 2, (new + self.granularity) * 2)),
         };
+        if let Some((bytes, least)) = wanted {
+            self.reserved_homes = Some(reserve(driver, bytes, least, self.granularity)?);
+        }
+        let base = self.homes_at().expect("there are addresses by now");
         let mut addr = base;
         let mut pending: Vec<u64> = self.sizes.iter().rev().copied().collect();
         while let Some(bytes) = pending.pop() {
@@ -211,7 +227,7 @@ impl Work {
         }
         let base = match self.view {
             Addresses::At(base) => base,
-            Addresses::Reserve(bytes) => {
+            Addresses::Reserve(bytes) | Addresses::ReserveBoth { bytes, .. } => {
                 let reserved = reserve(driver, bytes, self.view_bytes(), self.granularity)?;
                 self.reserved_view.insert(reserved).0
             }

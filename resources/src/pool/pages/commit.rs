@@ -1,9 +1,9 @@
 use millpond_core::align_up;
 
-use super::carry_out::{Created, Source, Work};
+use super::carry_out::{Addresses, Created, Source, Work, upper_line};
 use super::handles::{Handle, HandleId};
 use super::plan::{InView, Kept, Plan};
-use super::{Pages, pack, unpack};
+use super::{Line, Pages, pack, unpack};
 use crate::ordered::ANYONE;
 use crate::pool::chunk::{ChunkId, NIL};
 
@@ -14,6 +14,7 @@ impl Pages {
         let created = self.enter_new(&mut plan);
         self.moves += plan.work.mappings();
         let new = self.take_new(&plan);
+        self.note_use();
         let pieces = plan.before.iter().map(|kept| kept.id).chain(new).chain(plan.after.map(|kept| kept.id));
         let mut pieces: Vec<ChunkId> = pieces.collect();
         self.extra_pieces -= plan.kept();
@@ -70,9 +71,16 @@ impl Pages {
 
     /// Enters what was reserved; what the plan itself uses of it is taken.
     fn enter_reservations(&mut self, plan: &Plan) {
-        if let Some((base, bytes)) = plan.work.reserved_homes {
-            self.handles.add_reservation(plan.line, base, bytes);
-            self.handles.spaces[plan.line as usize].take_at(base, plan.work.new_bytes());
+        if let (Some((base, bytes)), Some(homes)) = (plan.work.reserved_homes, plan.work.homes_at()) {
+            self.handles.reserved.push((base, bytes));
+            if let Addresses::ReserveBoth { .. } = plan.work.homes {
+                let lower = upper_line(bytes, self.granularity);
+                self.handles.add_reservation(Line::Small, base, lower);
+                self.handles.add_reservation(Line::Large, base + lower, bytes - lower);
+            } else {
+                self.handles.add_reservation(plan.line, base, bytes);
+            }
+            self.handles.spaces[plan.line as usize].take_at(homes, plan.work.new_bytes());
         }
         if let (Some((base, bytes)), Some(view)) = (plan.work.reserved_view, &plan.view) {
             self.views.space.add(base, bytes, self.granularity);

@@ -35,6 +35,8 @@ pub(super) struct Handles {
     table: Vec<Option<Handle>>,
     vacant: Vec<HandleId>,
     granularity: u64,
+    /// What was reserved for homes: base and bytes.
+    pub(super) reserved: Vec<(u64, u64)>,
     /// The addresses of each line.
     pub(super) spaces: [Space; LINES],
     /// For each reservation: its base, and the handle at each granule as far as there are any.
@@ -49,12 +51,14 @@ impl Handles {
             table: Vec::new(),
             vacant: Vec::new(),
             granularity,
+            reserved: Vec::new(),
             spaces: Default::default(),
             granules: Vec::new(),
             bytes: 0,
         }
     }
 
+    /// Adds addresses for homes of a line.
     pub(super) fn add_reservation(&mut self, line: Line, base: u64, bytes: u64) {
         self.spaces[line as usize].add(base, bytes, self.granularity);
         self.granules.push((base, Vec::new()));

@@ -115,6 +115,8 @@ pub(in crate::pool) struct Pages {
     pub(in crate::pool) is_calm: bool,
     /// The most that was in use when memory was short.
     peak_live: u64,
+    /// The most that was not free since somebody asked last.
+    most_used: u64,
     /// Bytes of plans under way.
     planned: u64,
     /// Bytes taken out to go back to the driver.
@@ -182,6 +184,7 @@ impl Pages {
             moves: 0,
             operations: 0,
             peak_live: 0,
+            most_used: 0,
             planned: 0,
             retiring: 0,
             peak_bytes_reserved: 0,
@@ -243,8 +246,31 @@ impl Pages {
         }
     }
 
+    /// Bytes of handles that are not free.
+    fn used(&self) -> u64 {
+        self.handles.bytes - self.heaps.iter().map(|heap| heap.bytes_free).sum::<u64>()
+    }
+
+    /// Notes that something was taken.
+    #[inline]
+    fn note_use(&mut self) {
+        self.most_used = self.most_used.max(self.used());
+    }
+
+    /// The most that was not free since this was asked last, in bytes.
+    pub(in crate::pool) fn take_most_used(&mut self) -> u64 {
+        let used = self.used();
+        std::mem::replace(&mut self.most_used, used)
+    }
+
     /// Hands out what was found, with nothing done in between: the block and its address.
     pub(in crate::pool) fn take(&mut self, found: Found, request: &Request) -> (ChunkId, u64) {
+        let taken = self.take_found(found, request);
+        self.note_use();
+        taken
+    }
+
+    fn take_found(&mut self, found: Found, request: &Request) -> (ChunkId, u64) {
         match found.place {
             Place::Home(Hole { line, chunk, addr, .. }) => {
                 let heap = self.heap_mut(line);
@@ -357,7 +383,9 @@ impl Pages {
         let (epoch, bytes) = (heap.chunk(chunk).epoch(), heap.chunk(chunk).bytes.min(wanted));
         let id = heap.take(chunk, bytes, ALLOCATION_ALIGNMENT);
         heap.set_link(id, NIL);
-        (pack(line, id), heap.chunk(id).addr, bytes, epoch)
+        let base = heap.chunk(id).addr;
+        self.note_use();
+        (pack(line, id), base, bytes, epoch)
     }
 
     /// Enters a block that is handed out at an address.

@@ -197,8 +197,14 @@ impl Pages {
         if let Some(end) = end.filter(|end| space.take_at(*end, new)) {
             return Addresses::At(end);
         }
-        let elsewhere = space.take_roomiest(new);
-        elsewhere.map_or(Addresses::Reserve(self.reservation_bytes.max(new)), Addresses::At)
+        if let Some(elsewhere) = space.take_roomiest(new) {
+            return Addresses::At(elsewhere);
+        }
+        let bytes = self.reservation_bytes.max(new);
+        match self.handles.reserved.is_empty() {
+            true => Addresses::ReserveBoth { bytes, is_upper: line == Line::Large },
+            false => Addresses::Reserve(bytes),
+        }
     }
 
     /// Plans new memory at the end of a line, of which `used` bytes are the block's; the free end of the line

@@ -1,3 +1,5 @@
+use std::cmp::Reverse;
+
 use millpond_core::DevicePtr;
 use millpond_core::driver::{Driver, DriverResult};
 
@@ -6,12 +8,15 @@ use rustc_hash::FxHashSet;
 use super::carry_out::Retired;
 use super::handles::{Handle, HandleId, ViewId};
 use super::{LINES, Line, Pages};
-use crate::ordered::ANYONE;
+use crate::ordered::{ANYONE, Cursor};
 use crate::pool::chunk::ChunkId;
-use crate::pool::heap::Heap;
+use crate::pool::heap::{Heap, LOOKS, next_size};
 
 /// So many mappings in views are kept for each handle, besides those of the policy.
 const MAPPINGS_PER_HANDLE: usize = 4;
+
+/// So many handles of a hole are looked at for one that may go.
+const HANDLES_LOOKED_AT: usize = 4;
 
 /// Memory on its way back to the driver. It ends with [`Pages::finish_release`].
 #[derive(Debug)]
@@ -81,7 +86,7 @@ impl Pages {
             return Some(release);
         }
         let mut free = self.free_handles();
-        free.sort_unstable_by_key(|free| (std::cmp::Reverse(free.bytes), std::cmp::Reverse(free.home)));
+        free.sort_unstable_by_key(|free| (Reverse(free.bytes), Reverse(free.home)));
         let mut left = self.handles.bytes.saturating_sub(keep_bytes);
         let mut going = Vec::new();
         let mut calls = 0;
@@ -100,11 +105,53 @@ impl Pages {
             self.thin_views(&staying, most_calls - calls, &mut release);
         }
         // Of one chunk the last goes first: what is before it keeps the chunk's number.
-        going.sort_unstable_by_key(|free| std::cmp::Reverse(free.home));
+        going.sort_unstable_by_key(|free| Reverse(free.home));
         for free in going {
             self.retire(&free, &mut release);
         }
         (!release.retired.is_empty()).then_some(release)
+    }
+
+    /// Takes one handle out that is wholly free for anyone, if at least `keep_bytes` stay: it is looked for
+    /// in a few free chunks from the cursor on. What failed before is tried again first.
+    pub(in crate::pool) fn plan_bite(&mut self, keep_bytes: u64, at: &mut Cursor) -> Option<Release> {
+        let mut release = Release { retired: Vec::new(), views: Vec::new(), reservations: Vec::new() };
+        if let Some(retired) = self.unfinished.pop() {
+            release.retired.push(retired);
+            return Some(release);
+        }
+        let left = self.handles.bytes.saturating_sub(keep_bytes);
+        if left < self.granularity {
+            at.is_at_end = true;
+            return None;
+        }
+        let line = Line::ALL[at.part];
+        let (mut looks, mut last, mut found) = (0, 0, None);
+        for (chunk, hole) in self.heap(line).free_from(ANYONE, at.bytes.max(self.granularity)).take(LOOKS) {
+            (looks, last) = (looks + 1, hole.bytes);
+            let end = hole.addr + hole.bytes;
+            // The first handle may lie in the hole in part.
+            let mut handles = self.handles.within(hole.addr, end).take(HANDLES_LOOKED_AT);
+            let whole = handles
+                .find(|(_, handle)| handle.home >= hole.addr && handle.end() <= end && handle.bytes <= left);
+            found =
+                whole.map(|(id, handle)| Free { line, chunk, home: handle.home, bytes: handle.bytes, id });
+            if found.is_some() {
+                break;
+            }
+        }
+        let Some(free) = found else {
+            if looks < LOOKS {
+                at.end_part(LINES)
+            } else {
+                at.bytes = next_size(last)
+            }
+            return None;
+        };
+        // What is left of the hole is smaller: it comes earlier.
+        at.bytes = 0;
+        self.retire(&free, &mut release);
+        Some(release)
     }
 
     /// Whether views have grown so many that searches take long: then a release is worth its while that keeps
@@ -202,8 +249,8 @@ impl Pages {
             );
             retired.push(Retired { physical: Some(physical), bytes, mappings, home: None });
         }
-        let spaces = self.handles.spaces.iter().chain([&self.views.space]);
-        let reservations = spaces.flat_map(|space| space.reservations()).copied().collect();
+        let reserved = self.handles.reserved.iter().chain(self.views.space.reservations());
+        let reservations = reserved.copied().collect();
         self.views = Default::default();
         self.handles = super::Handles::new(self.granularity);
         let heap = || Heap::new(super::SCAN);

@@ -1,0 +1,124 @@
+//! Before memory is out, the other resources of the device are asked for what they have free.
+//!
+//! Resources whose memory comes from the device directly are listed here, weakly. Who is refused by the
+//! driver asks them, one after the other, with none of its own locks held; each takes its own. So two that
+//! ask each other at one moment wait for nothing but each other's driver calls.
+
+use std::sync::{Arc, Weak};
+
+use millpond_core::{DeviceId, DeviceMemoryResource, Result, StreamRef};
+use parking_lot::Mutex;
+
+use super::store::{Gather, Request, Store};
+use super::{Core, Ordered};
+
+/// A resource that has memory of a device.
+trait Holder: Send + Sync {
+    /// Gives free memory back until it was so many bytes, without waiting for the device.
+    fn give_back(&self, bytes: u64) -> Given;
+    /// Which one it is.
+    fn id(&self) -> *const ();
+}
+
+/// What a holder gave back, and whether more is free but not known to be done.
+#[derive(Clone, Copy, Default)]
+struct Given {
+    bytes: u64,
+    is_waiting: bool,
+}
+
+static HOLDERS: Mutex<Vec<(DeviceId, Weak<dyn Holder>)>> = Mutex::new(Vec::new());
+
+/// Others may ask for memory from here on.
+pub(super) fn register<S: Store>(core: &Arc<Core<S>>) {
+    let holder: Weak<Core<S>> = Arc::downgrade(core);
+    let mut holders = HOLDERS.lock();
+    holders.retain(|(_, holder)| holder.strong_count() > 0);
+    holders.push((core.driver.device(), holder));
+}
+
+/// How far one request has come in asking.
+#[derive(Default)]
+pub(super) struct Pressure {
+    rounds: u32,
+    has_waited: bool,
+}
+
+/// Others' free memory comes in pieces of their sizes, and somebody else may take it first: so many times a
+/// request asks again.
+const ROUNDS: u32 = 8;
+
+impl<S: Store> Core<S> {
+    /// Frees memory of the device that other resources hold; whether any was.
+    fn relieve(&self, bytes: u64) -> Given {
+        let me = std::ptr::from_ref(self).cast::<()>();
+        let device = self.driver.device();
+        let others: Vec<Arc<dyn Holder>> = {
+            let holders = HOLDERS.lock();
+            let of_device = holders.iter().filter(|(id, _)| *id == device);
+            of_device.filter_map(|(_, holder)| holder.upgrade()).collect()
+        };
+        let mut all = Given::default();
+        for other in others.iter().filter(|other| other.id() != me) {
+            if all.bytes >= bytes {
+                break;
+            }
+            let given = other.give_back(bytes - all.bytes);
+            all.bytes += given.bytes;
+            all.is_waiting |= given.is_waiting;
+        }
+        all
+    }
+
+    fn give_back_what_is_done(&self, bytes: u64, upstream: &dyn DeviceMemoryResource) -> Result<Given> {
+        let _slow = self.slow.lock();
+        if self.health.is_lost() || self.state.lock().is_over {
+            return Ok(Given::default());
+        }
+        self.state.lock().store.gather(Gather::Everything);
+        if self.owned_free_bytes() > 0 && !self.is_capturing(StreamRef::LEGACY)? {
+            self.collect_completed(StreamRef::LEGACY)?;
+        }
+        let keep = self.bytes_reserved().saturating_sub(bytes);
+        let given = self.release_free(keep, upstream, StreamRef::LEGACY);
+        Ok(Given { bytes: given, is_waiting: self.owned_free_bytes() > 0 })
+    }
+}
+
+impl<S: Store> Holder for Core<S> {
+    fn give_back(&self, bytes: u64) -> Given {
+        let Some(upstream) = &self.device_memory else { return Given::default() };
+        // An error of the driver here is no reason for another's request to fail: it asks the driver itself.
+        self.give_back_what_is_done(bytes, upstream).unwrap_or_default()
+    }
+
+    fn id(&self) -> *const () {
+        std::ptr::from_ref(self).cast()
+    }
+}
+
+impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
+    /// Asks the device's other resources for memory, for a request that the driver refused; whether there may
+    /// be some now. At first they give what is done; where that is nothing, the device is waited for, once.
+    #[cold]
+    pub(super) fn ask_others(
+        &self,
+        pressure: &mut Pressure,
+        request: &Request,
+        stream: StreamRef,
+    ) -> Result<bool> {
+        pressure.rounds += 1;
+        if self.device_memory.is_none() || pressure.rounds > ROUNDS {
+            return Ok(false);
+        }
+        // Twice that much at first, since what is freed comes in other pieces; then all there is.
+        let wanted = if pressure.rounds == 1 { request.padded_bytes().saturating_mul(2) } else { u64::MAX };
+        let given = self.relieve(wanted);
+        if given.bytes > 0 || !given.is_waiting || pressure.has_waited || self.is_capturing(stream)? {
+            return Ok(given.bytes > 0);
+        }
+        pressure.has_waited = true;
+        self.driver.synchronize().map_err(|error| self.driver_error(error))?;
+        Ok(self.relieve(wanted).bytes > 0)
+    }
+}

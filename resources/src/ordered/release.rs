@@ -1,0 +1,137 @@
+//! What goes back to the driver or to upstream: on `trim`, and before memory is out.
+
+use millpond_core::{DeviceMemoryResource, Error, Layout, Result, StreamRef};
+use parking_lot::MutexGuard;
+
+use super::points::Donor;
+use super::store::{ANYONE, Errand, Gather, Store};
+use super::{Core, Ordered, State};
+
+/// Driver calls of one errand that gives memory back: other threads' calls come in between errands.
+const CALLS_AT_ONCE: usize = 64;
+
+impl<S: Store> Core<S> {
+    /// Waits for the device; after that, all free blocks are anyone's.
+    pub(super) fn synchronize(&self) -> Result<()> {
+        let covered: Vec<Donor> = {
+            let mut state = self.state.lock();
+            let donors = state.streams.iter_mut();
+            donors.map(|(_, slot)| Donor { id: slot.id, epoch: slot.end_epoch() }).collect()
+        };
+        self.driver.synchronize().map_err(|error| self.driver_error(error))?;
+        let mut state = self.state.lock();
+        let State { store, streams, .. } = &mut *state;
+        for donor in covered {
+            if let Some((owner, slot)) = streams.find_mut(donor.id) {
+                slot.set_wanted(false);
+                if slot.point.is_some_and(|epoch| epoch <= donor.epoch) {
+                    slot.point = None;
+                }
+                store.migrate(owner, donor.epoch, ANYONE, 0);
+            }
+        }
+        Ok(())
+    }
+
+    /// Free bytes that belong to streams.
+    pub(super) fn owned_free_bytes(&self) -> u64 {
+        let state = self.state.lock();
+        state.streams.iter().map(|(owner, _)| state.store.free_bytes(owner)).sum()
+    }
+
+    pub(super) fn bytes_reserved(&self) -> u64 {
+        self.state.lock().store.totals().bytes_reserved
+    }
+
+    /// Carries an errand out; says how many bytes it gave back.
+    pub(super) fn run(&self, mut errand: S::Errand) -> Result<u64> {
+        let carried_out = errand.carry_out(&*self.driver);
+        let bytes = errand.released_bytes();
+        let mut state = self.state.lock();
+        match carried_out {
+            Ok(()) => _ = errand.finish(&mut state.store),
+            Err(error) => {
+                errand.abandon(&mut state.store);
+                drop(state);
+                return Err(self.driver_error(error));
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Gives memory back that is free for anyone, if more than `keep_bytes` are held: one errand, or one
+    /// region to `upstream`. Says how much.
+    fn release_some(&self, keep_bytes: u64, upstream: &dyn DeviceMemoryResource, stream: StreamRef) -> u64 {
+        if self.runs_errands {
+            let errand = self.state.lock().store.errand_to_release(keep_bytes, CALLS_AT_ONCE);
+            return errand.map_or(Ok(0), |errand| self.run(errand)).unwrap_or_else(|error| {
+                tracing::warn!(target: "millpond::pool", %error, "memory could not be given back");
+                0
+            });
+        }
+        let region = {
+            let mut state = self.state.lock();
+            if state.store.totals().bytes_reserved <= keep_bytes {
+                return 0;
+            }
+            state.store.remove_free_region()
+        };
+        let Some((base, bytes)) = region else { return 0 };
+        // SAFETY: the region came from this upstream, or an equal one, with this layout; no block of it is in
+        // use, and all work on its blocks is done.
+        unsafe { upstream.deallocate(base, Layout::new(bytes), stream) };
+        tracing::debug!(target: "millpond::pool", bytes, "gave a region back to upstream");
+        bytes
+    }
+
+    /// Gives memory that is free for anyone back until at most `keep_bytes` are held.
+    pub(super) fn release_free(
+        &self,
+        keep_bytes: u64,
+        upstream: &dyn DeviceMemoryResource,
+        stream: StreamRef,
+    ) -> u64 {
+        let some = || Some(self.release_some(keep_bytes, upstream, stream)).filter(|bytes| *bytes > 0);
+        std::iter::from_fn(some).sum()
+    }
+}
+
+impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
+    /// Gives memory that is free for anyone back until at most `keep_bytes` are held.
+    pub(super) fn release_free_regions(&self, keep_bytes: u64, stream: StreamRef) -> u64 {
+        self.release_free(keep_bytes, &self.upstream, stream)
+    }
+
+    /// Gives regions back until at most `keep_bytes` are held; returns what then went to the device.
+    pub(crate) fn trim(&self, keep_bytes: u64) -> Result<u64> {
+        let given = self.give_back_regions(keep_bytes)?;
+        // An upstream in stream order keeps what it is given: from there on it is upstream's to give back.
+        if self.upstream_is_ordered { self.upstream.trim(keep_bytes) } else { Ok(given) }
+    }
+
+    /// Gives regions back to upstream until at most `keep_bytes` are held.
+    pub(crate) fn give_back_regions(&self, keep_bytes: u64) -> Result<u64> {
+        let mut slow = self.slow.lock();
+        if self.health.is_lost() {
+            return Err(Error::poisoned());
+        }
+        let excess = self.bytes_reserved().saturating_sub(keep_bytes);
+        if excess == 0 {
+            return Ok(0);
+        }
+        self.state.lock().store.gather(Gather::Everything);
+        if self.owned_free_bytes() > 0 {
+            self.synchronize()?;
+        }
+        let mut released = 0;
+        while released < excess {
+            match self.release_some(keep_bytes, &self.upstream, StreamRef::LEGACY) {
+                0 => break,
+                bytes => released += bytes,
+            }
+            // Whoever waits to grow goes first.
+            MutexGuard::bump(&mut slow);
+        }
+        Ok(released)
+    }
+}

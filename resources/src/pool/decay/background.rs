@@ -1,0 +1,213 @@
+//! The thread that makes the steps on real devices: one for all pools of the process.
+//!
+//! It starts with the first pool that decays, and ends with the last, which waits for its end; at the end of
+//! the process the pools that are left wait for it, too, but not for long. A process that was forked has
+//! none: threads are not inherited, and nor is CUDA.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::PoolDecay;
+
+/// The thread is not busy with a decay that is very short.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
+
+/// The process that has the thread; 0 before there was one.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+static POOLS: Mutex<Pools> = Mutex::new(Pools { all: Vec::new(), thread: None });
+
+struct Pools {
+    all: Vec<Weak<PoolDecay>>,
+    thread: Option<Thread>,
+}
+
+struct Thread {
+    handle: JoinHandle<()>,
+    bell: Arc<Bell>,
+}
+
+/// Wakes the thread.
+#[derive(Default)]
+struct Bell {
+    rung: Mutex<Rung>,
+    changed: Condvar,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+enum Rung {
+    #[default]
+    No,
+    /// There are other pools.
+    Look,
+    End,
+}
+
+impl Bell {
+    fn ring(&self, why: Rung) {
+        *self.rung.lock() = why;
+        self.changed.notify_all();
+    }
+
+    /// Waits until it rings, for so long at most; whether the thread is to end.
+    fn wait(&self, time: Duration) -> bool {
+        let mut rung = self.rung.lock();
+        if *rung == Rung::No {
+            self.changed.wait_for(&mut rung, time);
+        }
+        if *rung == Rung::Look {
+            *rung = Rung::No;
+        }
+        *rung == Rung::End
+    }
+
+    fn is_end(&self) -> bool {
+        *self.rung.lock() == Rung::End
+    }
+}
+
+/// A pool that decays. It ends the thread if it was the last.
+#[derive(Debug)]
+pub(in crate::pool) struct Member {
+    decay: Arc<PoolDecay>,
+    /// Whether the thread makes its steps.
+    is_in_background: bool,
+}
+
+impl Member {
+    /// The thread makes this pool's steps from here on, if the device is real. Simulated time passes where
+    /// its tests let it.
+    pub(in crate::pool) fn new(decay: PoolDecay) -> Self {
+        let decay = Arc::new(decay);
+        let is_in_background = decay.driver.virtual_time_ns().is_none() && join(&decay);
+        Self { decay, is_in_background }
+    }
+
+    pub(in crate::pool) fn decay(&self) -> &PoolDecay {
+        &self.decay
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        if self.is_in_background {
+            leave(&self.decay);
+        }
+    }
+}
+
+/// Whether this process is a copy of one that had the thread.
+fn is_forked() -> bool {
+    let owner = PROCESS.load(Ordering::Relaxed);
+    owner != 0 && owner != process::id()
+}
+
+/// Adds a pool; whether there is a thread for it.
+fn join(decay: &Arc<PoolDecay>) -> bool {
+    if is_forked() {
+        return false;
+    }
+    let mut pools = POOLS.lock();
+    if pools.thread.is_none() {
+        match start() {
+            Ok(thread) => pools.thread = Some(thread),
+            Err(error) => {
+                tracing::warn!(target: "millpond::pool", %error, "no thread: idle memory stays until `trim`");
+                return false;
+            }
+        }
+    }
+    pools.all.push(Arc::downgrade(decay));
+    if let Some(thread) = &pools.thread {
+        thread.bell.ring(Rung::Look);
+    }
+    true
+}
+
+fn start() -> std::io::Result<Thread> {
+    static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
+    let bell = Arc::<Bell>::default();
+    let heard = Arc::clone(&bell);
+    let handle = thread::Builder::new().name("millpond-decay".to_owned()).spawn(move || run(&heard))?;
+    PROCESS.store(process::id(), Ordering::Relaxed);
+    if !IS_REGISTERED.swap(true, Ordering::Relaxed) {
+        // SAFETY: the handler does not unwind, and uses statics only, which are never dropped.
+        unsafe { libc::atexit(at_exit) };
+    }
+    Ok(Thread { handle, bell })
+}
+
+/// Removes a pool, which is over.
+fn leave(decay: &Arc<PoolDecay>) {
+    if is_forked() {
+        return;
+    }
+    let thread = {
+        let mut pools = POOLS.lock();
+        pools.all.retain(|pool| !std::ptr::eq(pool.as_ptr(), Arc::as_ptr(decay)));
+        if pools.all.is_empty() { pools.thread.take() } else { None }
+    };
+    let Some(Thread { handle, bell }) = thread else { return };
+    bell.ring(Rung::End);
+    if handle.join().is_err() {
+        tracing::error!(target: "millpond::pool", "the thread that gives idle memory back had panicked");
+    }
+}
+
+/// At the end of the process the driver goes away: the thread goes first. Where it is held up, by a lock that
+/// the ending thread holds, the process ends all the same.
+extern "C" fn at_exit() {
+    const PATIENCE: Duration = Duration::from_millis(500);
+    if is_forked() {
+        return;
+    }
+    let Some(mut pools) = POOLS.try_lock_for(PATIENCE) else { return };
+    let Some(Thread { handle, bell }) = pools.thread.take() else { return };
+    drop(pools);
+    bell.ring(Rung::End);
+    let start = Instant::now();
+    while !handle.is_finished() && start.elapsed() < PATIENCE {
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn run(bell: &Bell) {
+    let start = Instant::now();
+    loop {
+        let pools: Vec<Arc<PoolDecay>> = POOLS.lock().all.iter().filter_map(Weak::upgrade).collect();
+        let mut pause = Duration::from_secs(60);
+        for pool in pools {
+            pause = pause.min(pool.tick());
+            let step = || {
+                // Graphs may be captured meanwhile.
+                pool.driver.ignore_captures_of_others()?;
+                pool.step(start.elapsed())
+            };
+            match catch_unwind(AssertUnwindSafe(step)) {
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => {
+                    tracing::warn!(target: "millpond::pool", %error, "idle memory could not be given back");
+                }
+                // A bug, which is that pool's alone.
+                Err(_) => forget(&pool),
+            }
+            if bell.is_end() {
+                return;
+            }
+        }
+        if bell.wait(pause.max(SHORTEST_PAUSE)) {
+            return;
+        }
+    }
+}
+
+/// No more steps are made for this pool.
+fn forget(pool: &Arc<PoolDecay>) {
+    tracing::error!(target: "millpond::pool", "giving idle memory back panicked; the pool does not decay");
+    POOLS.lock().all.retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(pool)));
+}

@@ -1,0 +1,105 @@
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use millpond_core::{Error, Result};
+
+/// Over which time a pool gives back memory that is not needed any more.
+///
+/// A pool that maps [pages](super::super::PagesMode) keeps what was needed during that time, the less the
+/// longer it is ago. Pools over regions give memory back on `trim` and before memory is out only, since
+/// `cuMemFree` waits for all work of the device.
+///
+/// In text: `decay=10s` (the default), `decay=500ms`, `decay=2min`, `decay=off`.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use millpond_resources::Decay;
+///
+/// assert_eq!("500ms".parse::<Decay>()?, Decay::Over(Duration::from_millis(500)));
+/// assert_eq!(Decay::default().to_string(), "10s");
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Decay {
+    /// In this time; from a millisecond to a day.
+    Over(Duration),
+    /// Never.
+    Off,
+}
+
+/// Ten seconds, as jemalloc's for pages.
+impl Default for Decay {
+    fn default() -> Self {
+        Self::Over(Duration::from_secs(10))
+    }
+}
+
+impl Decay {
+    const UNITS: [(&'static str, u64); 3] = [("ms", 1), ("min", 60_000), ("s", 1000)];
+    const LONGEST_MS: u64 = 24 * 60 * 60 * 1000;
+
+    /// The time, checked.
+    pub(in crate::pool) fn time(self) -> Result<Option<Duration>> {
+        let Self::Over(time) = self else { return Ok(None) };
+        if (1..=u128::from(Self::LONGEST_MS)).contains(&time.as_millis()) {
+            return Ok(Some(time));
+        }
+        Err(Error::invalid_argument(format!(
+            "a pool's decay takes from a millisecond to a day, not {time:?}; `off` is never"
+        )))
+    }
+}
+
+impl FromStr for Decay {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let text = text.trim();
+        if text == "off" {
+            return Ok(Self::Off);
+        }
+        let wrong = || {
+            let what = "a decay is off, or a time such as 500ms, 10s or 2min";
+            Error::invalid_argument(format!("{what}, not `{text}`"))
+        };
+        let unit = Self::UNITS.iter().find(|(unit, _)| text.ends_with(unit));
+        let (unit, ms) = unit.ok_or_else(wrong)?;
+        let number: u64 = text[..text.len() - unit.len()].trim_end().parse().map_err(|_| wrong())?;
+        let decay = Self::Over(Duration::from_millis(number.checked_mul(*ms).ok_or_else(wrong)?));
+        decay.time().map(|_| decay)
+    }
+}
+
+impl fmt::Display for Decay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => f.write_str("off"),
+            Self::Over(time) if time.subsec_millis() == 0 => write!(f, "{}s", time.as_secs()),
+            Self::Over(time) => write!(f, "{}ms", time.as_millis()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_read_and_written() {
+        for (text, ms) in
+            [("1ms", 1), ("1500ms", 1500), ("10s", 10_000), (" 90 s ", 90_000), ("2min", 120_000)]
+        {
+            let decay = Decay::Over(Duration::from_millis(ms));
+            assert_eq!(text.parse::<Decay>().unwrap(), decay, "{text}");
+            assert_eq!(decay.to_string().parse::<Decay>().unwrap(), decay);
+        }
+        assert_eq!("off".parse::<Decay>().unwrap(), Decay::Off);
+        for text in ["", "10", "s", "-1s", "0s", "1.5s", "2days", "1441min", "99999999999999999999s", "never"]
+        {
+            let error = text.parse::<Decay>().unwrap_err().to_string();
+            assert!(error.contains("off"), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! A log takes as much memory on a simulated device as on a real one, byte for byte, where the devices have
+//! the same size and nothing runs on them.
+//!
+//! What may differ between devices does not matter: which addresses the driver gives, what calls cost, and
+//! the identities of streams. When work is done does matter; so here whoever asks for an event waits for it.
+//! And time matters where a pool decays; so here none does.
+//!
+//! `MILLPOND_LOGS` names a folder with more logs.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use millpond::core::driver::StreamFlags;
+use millpond::core::stack::StackSpec;
+use millpond::driver::sim::{SimConfig, SimDevice};
+use millpond::driver::{CountingDriver, DeviceSpec};
+use millpond::{DeviceMemoryResource, Driver, DriverHandle};
+use millpond_replay::engine::{self, Options, Threads, Watch};
+use millpond_replay::log::LogReader;
+use millpond_replay::program::{Limits, Program};
+use millpond_testkit::hooked::HookedDriver;
+
+/// Every sort of pool that maps pages, and what else keeps blocks. A pool over regions of the driver
+/// (`pages=off`) takes the lowest among holes of one size, and which region is lower is the driver's choice.
+const STACKS: [&str; 5] = [
+    "cuda+pool:decay=off",
+    "cuda+pool:decay=off,reuse=own",
+    "cuda+pool:decay=off+pool",
+    "cuda+pool:decay=off+binning:bins=1KiB/64KiB/1MiB",
+    "cuda+binning",
+];
+
+/// Several, since a pool is another one after its first pass.
+const PASSES: u32 = 2;
+
+/// What a log took, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Peak {
+    /// From the driver.
+    taken: u64,
+    /// By the outermost resource that counts; 0 where none does.
+    reserved: u64,
+}
+
+struct Silent;
+
+impl Watch for Silent {}
+
+fn peak(program: &Program, stack: &str, device: DriverHandle) -> Peak {
+    let counter = CountingDriver::new(Arc::clone(&device));
+    let spec: StackSpec = stack.parse().expect("the stack's text is right");
+    let resource =
+        spec.build(&millpond::layers(), &(counter.clone() as DriverHandle)).expect("it can be built");
+    let options = Options { threads: Threads::One, passes: PASSES };
+    let outcome = engine::replay(program, &resource, &device, options, &mut Silent).expect("no driver error");
+    assert_eq!(outcome.failures, 0, "`{stack}`: {:?}", outcome.first_failure);
+    let reserved = resource.statistics().map_or(0, |statistics| statistics.peak_bytes_reserved);
+    Peak { taken: counter.peak_bytes_taken(), reserved }
+}
+
+/// The device as a driver that waits for each event that it is asked for.
+fn quiet(device: DriverHandle) -> DriverHandle {
+    let device = HookedDriver::new(device);
+    device.wait_at_queries();
+    device
+}
+
+fn logs() -> Vec<(PathBuf, Program)> {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/logs");
+    // The GPU lane has them beside the tests.
+    let lane = std::env::current_exe().ok().and_then(|test| Some(test.parent()?.parent()?.join("logs")));
+    let more = std::env::var_os("MILLPOND_LOGS").map(PathBuf::from);
+    let folders = [Some(own), lane, more].into_iter().flatten().filter(|folder| folder.is_dir());
+    let files = folders.flat_map(|folder| std::fs::read_dir(folder).expect("it can be read"));
+    let mut paths: Vec<PathBuf> = files.map(|file| file.expect("it can be read").path()).collect();
+    paths.retain(|path| path.file_name().is_some_and(|name| name.to_string_lossy().contains(".csv")));
+    paths.sort_by_key(|path| path.file_name().map(ToOwned::to_owned));
+    paths.dedup_by_key(|path| path.file_name().map(ToOwned::to_owned));
+    assert!(!paths.is_empty(), "there is a log in examples/logs");
+    let read = |path: PathBuf| {
+        let log = LogReader::open(&path).expect("the log can be read");
+        let program = Program::read(log, Limits::default()).expect("the log is right");
+        (path, program)
+    };
+    paths.into_iter().map(read).collect()
+}
+
+fn assert_same(log: &Path, stack: &str, one: Peak, other: Peak) {
+    println!("{} over `{stack}`: {} bytes, {} taken", log.display(), one.reserved, one.taken);
+    assert_eq!(one, other, "{} over `{stack}`", log.display());
+    assert!(one.taken > 0);
+}
+
+/// A device with other addresses and streams, which is slow to say that work is done.
+fn other_device() -> DriverHandle {
+    let device = HookedDriver::new(SimDevice::new(SimConfig::h200().falling_addresses()));
+    device.answer_late();
+    // Streams have other identities there.
+    (0..77).for_each(|_| _ = device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream"));
+    device
+}
+
+#[test]
+fn simulated_devices_agree_whatever_addresses_they_give_and_however_quick_they_are() {
+    for (path, program) in logs() {
+        for stack in STACKS {
+            let first = peak(&program, stack, quiet(SimDevice::new(SimConfig::h200())));
+            assert_same(&path, stack, first, peak(&program, stack, quiet(other_device())));
+        }
+    }
+}
+
+/// The canary: where queries are answered as it comes, the peaks differ, and the tests here would say so.
+#[test]
+fn devices_that_answer_as_it_comes_do_not_agree() {
+    let own = |(path, _): &(PathBuf, Program)| path.ends_with("rmm_cupy_4streams.csv.gz");
+    let (_, program) = logs().into_iter().find(own).expect("this log is in the repository");
+    let first = peak(&program, STACKS[0], quiet(SimDevice::new(SimConfig::h200())));
+    assert_ne!(first, peak(&program, STACKS[0], other_device()));
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU; run by the GPU lane"]
+fn a_simulated_device_agrees_with_a_real_one() {
+    let real = DeviceSpec::Cuda(0).open().expect("there is a GPU");
+    let total = real.mem_get_info().expect("the driver says so").total;
+    for (path, program) in logs() {
+        for stack in STACKS {
+            let simulated = SimDevice::new(SimConfig::with_capacity(total));
+            let granularity = |device: &dyn Driver| device.mem_get_allocation_granularity();
+            assert_eq!(granularity(&*real), granularity(&*simulated));
+            let there = peak(&program, stack, quiet(Arc::clone(&real)));
+            assert_same(&path, stack, there, peak(&program, stack, quiet(simulated)));
+        }
+    }
+}
