@@ -426,10 +426,10 @@ impl Directory {
         }
         let new = slabs.make::<Leaf>(1);
         // SAFETY: it was made a moment ago, and nobody else has seen it.
-        let leaf = unsafe { &mut *new };
-        (leaf.gibibyte, leaf.next) = (gibibyte, next);
+        unsafe { ((*new).gibibyte, (*new).next) = (gibibyte, next) };
         root.store(new, Ordering::Release);
-        leaf
+        // SAFETY: it lives as long as the slabs, and nobody writes to what is not atomic from here on.
+        unsafe { &*new }
     }
 }
 
