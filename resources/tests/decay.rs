@@ -393,3 +393,12 @@ fn what_streams_from_elsewhere_gave_back_is_had_of_others() {
     give(&second, ptr, 200 * MIB, other);
     setup.assert_order_was_kept();
 }
+
+#[test]
+fn a_step_at_any_time_is_allowed() {
+    let setup = Setup::new(64 * MIB);
+    let pool = setup.pool(PoolLayer::new());
+    for now in [Duration::MAX, Duration::MAX, SECOND, Duration::ZERO] {
+        assert_eq!(pool.inner().decay_step(now).expect("the driver gives no error"), 0);
+    }
+}
