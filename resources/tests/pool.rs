@@ -128,3 +128,32 @@ fn trim_leaves_nothing_that_is_free() {
         assert_eq!(setup.pool.pool_bytes(), 0, "{pages}");
     }
 }
+
+/// What is free can be asked for while blocks go from thread to thread: figures of two moments make no panic.
+#[test]
+fn memory_info_is_had_at_any_time() {
+    let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
+    let stream = device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream");
+    let pool = CudaMemoryResource::new(device).layer(PoolLayer::new()).expect("there is memory");
+    let rounds = if cfg!(miri) { 20 } else { 20_000 };
+    let (give, given) = std::sync::mpsc::sync_channel::<DevicePtr>(1);
+    std::thread::scope(|scope| {
+        let pool = &pool;
+        let ends = scope.spawn(move || {
+            for ptr in given {
+                // SAFETY: the block came from the pool with this size, and nothing uses it.
+                unsafe { pool.deallocate_bytes(ptr, 20 * MIB, stream) };
+            }
+        });
+        scope.spawn(move || {
+            for _ in 0..rounds {
+                let taken = pool.allocate_bytes(20 * MIB, stream);
+                taken.into_iter().for_each(|ptr| give.send(ptr).expect("the other thread waits"));
+            }
+        });
+        while !ends.is_finished() {
+            let info = pool.memory_info().expect("the device is there");
+            assert!(info.free <= info.total, "{info:?}");
+        }
+    });
+}
