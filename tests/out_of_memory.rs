@@ -110,20 +110,19 @@ fn the_text_is_short_and_says_what_to_do() {
     assert_eq!(error.to_string(), expected);
 }
 
-/// What another pool has free is with the device for this one: trimming that pool is what is advised.
+/// What another pool has free it gives back by itself; what is in use there is held by others, to this one.
 #[test]
-fn another_pool_is_trimmed() {
+fn another_pool_gives_what_it_can() {
     for pages in ["on", "off"] {
         let device = device(64 * MIB);
         let [one, other] = [(); 2].map(|()| stack(&format!("cuda+pool:pages={pages}"), &device));
         let block = other.allocate_bytes(40 * MIB, S).unwrap();
-        give(&other, block, 40 * MIB);
         let error = one.allocate_bytes(30 * MIB, S).unwrap_err();
         let elsewhere = Remedy::free_device_memory(6 * MIB, 40 * MIB, true);
         assert_eq!(report(&error).remedies, [elsewhere], "{error}");
         assert!(error.to_string().contains("6MiB of the 40MiB that others hold"), "{error}");
-        assert!(other.trim(0).unwrap() >= 6 * MIB);
-        assert!(one.allocate_bytes(30 * MIB, S).is_ok());
+        give(&other, block, 40 * MIB);
+        assert!(one.allocate_bytes(30 * MIB, S).is_ok(), "pages={pages}");
     }
 }
 

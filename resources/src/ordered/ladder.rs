@@ -338,6 +338,12 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
                 Ok(()) => {
                     if let Some(ptr) = errand.finish(&mut state.store) {
                         *step(&mut state.ladder) += 1;
+                        let tidying = state.store.errand_to_tidy();
+                        drop(state);
+                        // The block is there: what stays untidy is no error of this call.
+                        if let Some(Err(error)) = tidying.map(|errand| self.run(errand)) {
+                            tracing::warn!(target: "millpond::pool", %error, "mappings could not be undone");
+                        }
                         return Ok(Ok(ptr));
                     }
                 }

@@ -249,6 +249,10 @@ pub(crate) trait Store: Debug + Send + Sized + 'static {
     fn errand_for_bite(&mut self, _keep_bytes: u64, _at: &mut Cursor) -> Option<Self::Errand> {
         None
     }
+    /// After growth: an errand of some driver calls that undoes what makes the store slow, if there is much.
+    fn errand_to_tidy(&mut self) -> Option<Self::Errand> {
+        None
+    }
     /// An errand that gives everything back, whatever is in use.
     fn errand_to_end(&mut self) -> Option<Self::Errand> {
         None

@@ -195,7 +195,7 @@ impl Bins {
 
     /// All blocks, smallest bins first.
     pub(crate) fn iter<'a>(&'a self, chunks: &'a Chunks) -> impl Iterator<Item = u32> + 'a {
-        (0..self.heads.len()).flat_map(move |bin| self.list(chunks, bin))
+        self.iter_from(chunks, 0)
     }
 
     /// The blocks from the bin of this size on, smallest bins first.

@@ -361,6 +361,11 @@ impl Store for Heaps {
         super::decay::errand_for_bite(self, keep_bytes, at)
     }
 
+    fn errand_to_tidy(&mut self) -> Option<PoolErrand> {
+        let Large::Pages(pages) = &mut self.large else { return None };
+        pages.plan_tidying().map(PoolErrand::Release)
+    }
+
     fn errand_to_end(&mut self) -> Option<PoolErrand> {
         let Large::Pages(pages) = &mut self.large else { return None };
         Some(PoolErrand::Release(pages.release_all()))

@@ -154,9 +154,13 @@ impl Pages {
         Some(release)
     }
 
-    /// Whether views have grown so many that searches take long: then a release is worth its while that keeps
-    /// all bytes.
-    pub(in crate::pool) fn has_many_mappings(&self) -> bool {
+    /// Where views have grown so many that searches take long, some of what is free leaves them.
+    pub(in crate::pool) fn plan_tidying(&mut self) -> Option<Release> {
+        const CALLS: usize = 64;
+        if self.has_many_mappings() { self.plan_release(u64::MAX, CALLS) } else { None }
+    }
+
+    fn has_many_mappings(&self) -> bool {
         self.views.mappings > self.mappings_kept()
     }
 

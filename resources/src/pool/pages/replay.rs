@@ -127,9 +127,7 @@ impl Bench {
         plan.carry_out(&*self.device).expect("the device is large enough");
         self.in_driver += start.elapsed();
         let block = self.pages.commit(plan);
-        if self.pages.has_many_mappings()
-            && let Some(mut release) = self.pages.plan_release(u64::MAX, 256)
-        {
+        if let Some(mut release) = self.pages.plan_tidying() {
             release.carry_out(&*self.device).expect("what is mapped can be unmapped");
             self.pages.finish_release(release);
         }
