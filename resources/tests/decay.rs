@@ -342,3 +342,63 @@ fn pools_that_ask_each_other_do_not_wait_for_ever() {
     }
     setup.assert_order_was_kept();
 }
+
+/// Whoever captures a graph may not ask whether work is done, neither here nor there.
+#[test]
+fn nobody_is_asked_during_a_capture() {
+    let setup = Setup::new(256 * MIB);
+    let (first, second) = (setup.pool(PoolLayer::new()), setup.pool(PoolLayer::new()));
+    let (one, other) = (setup.stream(), setup.stream());
+    let ptr = take(&first, 200 * MIB, one);
+    give(&first, ptr, 200 * MIB, one);
+    setup.device.set_capturing(other, true);
+    let questions = || [CallKind::EventQuery, CallKind::EventRecord].map(|kind| setup.calls(kind));
+    let before = questions();
+    let error = second.allocate_bytes(100 * MIB, other).expect_err("it belongs to a stream of the first's");
+    assert!(error.is_out_of_memory(), "{error}");
+    assert_eq!(questions(), before, "that would have ended the capture");
+    setup.device.set_capturing(other, false);
+    let ptr = take(&second, 100 * MIB, other);
+    give(&second, ptr, 100 * MIB, other);
+    setup.assert_order_was_kept();
+}
+
+/// What others have free may come in larger pieces than what is missing.
+#[test]
+fn a_little_is_had_of_others_who_have_much() {
+    let setup = Setup::new(256 * MIB);
+    let (first, second) = (setup.pool(PoolLayer::new()), setup.pool(PoolLayer::new()));
+    let stream = setup.stream();
+    let all: Vec<DevicePtr> = std::iter::from_fn(|| first.allocate_bytes(6 * MIB, stream).ok()).collect();
+    let rest: Vec<DevicePtr> = std::iter::from_fn(|| first.allocate_bytes(2 * MIB, stream).ok()).collect();
+    all.iter().for_each(|ptr| give(&first, *ptr, 6 * MIB, stream));
+    let ptr = take(&second, 1000, stream);
+    give(&second, ptr, 1000, stream);
+    rest.iter().for_each(|ptr| give(&first, *ptr, 2 * MIB, stream));
+    setup.assert_order_was_kept();
+}
+
+/// Streams that other libraries made can only be waited for.
+#[test]
+fn what_streams_from_elsewhere_gave_back_is_had_of_others() {
+    let setup = Setup::new(256 * MIB);
+    let (first, second) = (setup.pool(PoolLayer::new()), setup.pool(PoolLayer::new()));
+    let (one, other) = (setup.stream(), setup.stream());
+    setup.hooks.foreign(one);
+    let ptr = take(&first, 200 * MIB, one);
+    setup.device.launch(one, &[Access::write(ptr, 200 * MIB, 1)]);
+    give(&first, ptr, 200 * MIB, one);
+    let ptr = take(&second, 200 * MIB, other);
+    setup.device.launch(other, &[Access::write(ptr, 200 * MIB, 2)]);
+    give(&second, ptr, 200 * MIB, other);
+    setup.assert_order_was_kept();
+}
+
+#[test]
+fn a_step_at_any_time_is_allowed() {
+    let setup = Setup::new(64 * MIB);
+    let pool = setup.pool(PoolLayer::new());
+    for now in [Duration::MAX, Duration::MAX, SECOND, Duration::ZERO] {
+        assert_eq!(pool.inner().decay_step(now).expect("the driver gives no error"), 0);
+    }
+}

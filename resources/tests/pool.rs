@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 
-use millpond_core::driver::StreamFlags;
+use millpond_core::driver::{DriverError, StreamFlags};
 use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, StreamRef};
-use millpond_driver::sim::{SimConfig, SimDevice};
+use millpond_driver::sim::{FaultPlan, SimConfig, SimDevice};
 use millpond_resources::{CudaMemoryResource, PagesMode, PoolLayer, PoolMemoryResource};
 
 const MIB: u64 = 1 << 20;
@@ -126,5 +126,61 @@ fn trim_leaves_nothing_that_is_free() {
         }
         setup.pool.trim(0).expect("what is free can be given back");
         assert_eq!(setup.pool.pool_bytes(), 0, "{pages}");
+    }
+}
+
+/// What is free can be asked for while blocks go from thread to thread: figures of two moments make no panic.
+#[test]
+fn memory_info_is_had_at_any_time() {
+    let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
+    let stream = device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream");
+    let pool = CudaMemoryResource::new(device).layer(PoolLayer::new()).expect("there is memory");
+    let rounds = if cfg!(miri) { 20 } else { 20_000 };
+    let (give, given) = std::sync::mpsc::sync_channel::<DevicePtr>(1);
+    std::thread::scope(|scope| {
+        let pool = &pool;
+        let ends = scope.spawn(move || {
+            for ptr in given {
+                // SAFETY: the block came from the pool with this size, and nothing uses it.
+                unsafe { pool.deallocate_bytes(ptr, 20 * MIB, stream) };
+            }
+        });
+        scope.spawn(move || {
+            for _ in 0..rounds {
+                let taken = pool.allocate_bytes(20 * MIB, stream);
+                taken.into_iter().for_each(|ptr| give.send(ptr).expect("the other thread waits"));
+            }
+        });
+        while !ends.is_finished() {
+            let info = pool.memory_info().expect("the device is there");
+            assert!(info.free <= info.total, "{info:?}");
+        }
+    });
+}
+
+/// What the driver would not undo is tried again, and is no reason to stop there.
+#[test]
+fn trim_leaves_nothing_whatever_failed_before() {
+    for failing in 0..60 {
+        let device = SimDevice::new(SimConfig::with_capacity(4096 * MIB));
+        let stream = device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream");
+        let layer = PoolLayer::new().pages(PagesMode::On);
+        let pool = CudaMemoryResource::new(device.clone()).layer(layer).expect("there is memory");
+        let take = |bytes| pool.allocate_bytes(bytes, stream);
+        let give = |ptr, bytes| {
+            // SAFETY: the block came from the pool with this size, and nothing uses it.
+            unsafe { pool.deallocate_bytes(ptr, bytes, stream) };
+        };
+        // Holes of which a larger block is put together.
+        let blocks: Vec<DevicePtr> = (0..16).map(|_| take(9 * MIB).expect("there is memory")).collect();
+        let (holes, kept): (Vec<_>, Vec<_>) = blocks.into_iter().enumerate().partition(|(at, _)| at % 2 == 0);
+        holes.into_iter().for_each(|(_, ptr)| give(ptr, 9 * MIB));
+        device.set_faults(FaultPlan::nth_call(failing, DriverError::INVALID_VALUE).persistent());
+        let taken = take(40 * MIB);
+        device.set_faults(FaultPlan::none());
+        taken.into_iter().for_each(|ptr| give(ptr, 40 * MIB));
+        kept.into_iter().for_each(|(_, ptr)| give(ptr, 9 * MIB));
+        pool.trim(0).expect("the device is there");
+        assert_eq!(pool.pool_bytes(), 0, "call {failing} had failed");
     }
 }

@@ -401,7 +401,8 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         let upstream = self.upstream.memory_info()?;
         let state = self.state.lock();
         let totals = state.store.totals();
-        let here = totals.bytes_reserved - totals.bytes_in_use;
+        // Threads count what they hand out without the lock.
+        let here = totals.bytes_reserved.saturating_sub(totals.bytes_in_use);
         Ok(MemoryInfo { free: (upstream.free + here).min(upstream.total), total: upstream.total })
     }
 

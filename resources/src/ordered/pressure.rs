@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, Weak};
 
-use millpond_core::{DeviceId, DeviceMemoryResource, Result, StreamRef};
+use millpond_core::{DeviceId, DeviceMemoryResource, Error, Result, StreamRef};
 use parking_lot::Mutex;
 
 use super::store::{Gather, Request, Store};
@@ -14,10 +14,21 @@ use super::{Core, Ordered};
 
 /// A resource that has memory of a device.
 trait Holder: Send + Sync {
-    /// Gives free memory back until it was so many bytes, without waiting for the device.
-    fn give_back(&self, bytes: u64) -> Given;
+    /// Gives free memory back until it was so many bytes.
+    fn give_back(&self, bytes: u64, how: Learn) -> Given;
     /// Which one it is.
     fn id(&self) -> *const ();
+}
+
+/// How a holder may learn that work on its blocks is done.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Learn {
+    /// Not at all: who asks captures a graph, which any question would end.
+    No,
+    /// The driver is asked.
+    Ask,
+    /// The device is waited for, so that blocks of streams from elsewhere are done, too.
+    Wait,
 }
 
 /// What a holder gave back, and whether more is free but not known to be done.
@@ -50,7 +61,7 @@ const ROUNDS: u32 = 8;
 
 impl<S: Store> Core<S> {
     /// Frees memory of the device that other resources hold; whether any was.
-    fn relieve(&self, bytes: u64) -> Given {
+    fn relieve(&self, bytes: u64, how: Learn) -> Given {
         let me = std::ptr::from_ref(self).cast::<()>();
         let device = self.driver.device();
         let others: Vec<Arc<dyn Holder>> = {
@@ -63,21 +74,30 @@ impl<S: Store> Core<S> {
             if all.bytes >= bytes {
                 break;
             }
-            let given = other.give_back(bytes - all.bytes);
+            let given = other.give_back(bytes - all.bytes, how);
             all.bytes += given.bytes;
             all.is_waiting |= given.is_waiting;
         }
         all
     }
 
-    fn give_back_what_is_done(&self, bytes: u64, upstream: &dyn DeviceMemoryResource) -> Result<Given> {
+    fn give_back_what_is_done(
+        &self,
+        bytes: u64,
+        how: Learn,
+        upstream: &dyn DeviceMemoryResource,
+    ) -> Result<Given> {
         let _slow = self.slow.lock();
         if self.health.is_lost() || self.state.lock().is_over {
             return Ok(Given::default());
         }
         self.state.lock().store.gather(Gather::Everything);
-        if self.owned_free_bytes() > 0 && !self.is_capturing(StreamRef::LEGACY)? {
-            self.collect_completed(StreamRef::LEGACY)?;
+        let may_ask = how != Learn::No && self.owned_free_bytes() > 0;
+        if may_ask && !self.is_capturing(StreamRef::LEGACY)? {
+            match how {
+                Learn::Wait => self.synchronize()?,
+                _ => self.collect_completed(StreamRef::LEGACY)?,
+            }
         }
         let keep = self.bytes_reserved().saturating_sub(bytes);
         let given = self.release_free(keep, upstream, StreamRef::LEGACY);
@@ -86,10 +106,10 @@ impl<S: Store> Core<S> {
 }
 
 impl<S: Store> Holder for Core<S> {
-    fn give_back(&self, bytes: u64) -> Given {
+    fn give_back(&self, bytes: u64, how: Learn) -> Given {
         let Some(upstream) = &self.device_memory else { return Given::default() };
         // An error of the driver here is no reason for another's request to fail: it asks the driver itself.
-        self.give_back_what_is_done(bytes, upstream).unwrap_or_default()
+        self.give_back_what_is_done(bytes, how, upstream).unwrap_or_default()
     }
 
     fn id(&self) -> *const () {
@@ -111,14 +131,23 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         if self.device_memory.is_none() || pressure.rounds > ROUNDS {
             return Ok(false);
         }
+        let is_capturing = self.is_capturing(stream)?;
         // Twice that much at first, since what is freed comes in other pieces; then all there is.
         let wanted = if pressure.rounds == 1 { request.padded_bytes().saturating_mul(2) } else { u64::MAX };
-        let given = self.relieve(wanted);
-        if given.bytes > 0 || !given.is_waiting || pressure.has_waited || self.is_capturing(stream)? {
+        let relieve = |how| match self.relieve(wanted, how) {
+            // What there is may be one piece that is larger.
+            Given { bytes: 0, .. } => self.relieve(u64::MAX, how),
+            given => given,
+        };
+        let given = relieve(if is_capturing { Learn::No } else { Learn::Ask });
+        if given.bytes > 0 || !given.is_waiting || pressure.has_waited || is_capturing {
             return Ok(given.bytes > 0);
         }
         pressure.has_waited = true;
-        self.driver.synchronize().map_err(|error| self.driver_error(error))?;
-        Ok(self.relieve(wanted).bytes > 0)
+        let given = relieve(Learn::Wait);
+        if self.health.is_lost() {
+            return Err(Error::poisoned());
+        }
+        Ok(given.bytes > 0)
     }
 }

@@ -60,28 +60,34 @@ impl<S: Store> Core<S> {
     }
 
     /// Gives memory back that is free for anyone, if more than `keep_bytes` are held: one errand, or one
-    /// region to `upstream`. Says how much.
-    fn release_some(&self, keep_bytes: u64, upstream: &dyn DeviceMemoryResource, stream: StreamRef) -> u64 {
+    /// region to `upstream`. Says how much, which is nothing where only mappings went; `None` where there is
+    /// nothing to do, or it failed.
+    fn release_some(
+        &self,
+        keep_bytes: u64,
+        upstream: &dyn DeviceMemoryResource,
+        stream: StreamRef,
+    ) -> Option<u64> {
         if self.runs_errands {
-            let errand = self.state.lock().store.errand_to_release(keep_bytes, CALLS_AT_ONCE);
-            return errand.map_or(Ok(0), |errand| self.run(errand)).unwrap_or_else(|error| {
+            let errand = self.state.lock().store.errand_to_release(keep_bytes, CALLS_AT_ONCE)?;
+            let warn = |error: &Error| {
                 tracing::warn!(target: "millpond::pool", %error, "memory could not be given back");
-                0
-            });
+            };
+            return self.run(errand).inspect_err(warn).ok();
         }
         let region = {
             let mut state = self.state.lock();
             if state.store.totals().bytes_reserved <= keep_bytes {
-                return 0;
+                return None;
             }
             state.store.remove_free_region()
         };
-        let Some((base, bytes)) = region else { return 0 };
+        let (base, bytes) = region?;
         // SAFETY: the region came from this upstream, or an equal one, with this layout; no block of it is in
         // use, and all work on its blocks is done.
         unsafe { upstream.deallocate(base, Layout::new(bytes), stream) };
         tracing::debug!(target: "millpond::pool", bytes, "gave a region back to upstream");
-        bytes
+        Some(bytes)
     }
 
     /// Gives memory that is free for anyone back until at most `keep_bytes` are held.
@@ -91,8 +97,7 @@ impl<S: Store> Core<S> {
         upstream: &dyn DeviceMemoryResource,
         stream: StreamRef,
     ) -> u64 {
-        let some = || Some(self.release_some(keep_bytes, upstream, stream)).filter(|bytes| *bytes > 0);
-        std::iter::from_fn(some).sum()
+        std::iter::from_fn(|| self.release_some(keep_bytes, upstream, stream)).sum()
     }
 }
 
@@ -126,8 +131,8 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         let mut released = 0;
         while released < excess {
             match self.release_some(keep_bytes, &self.upstream, StreamRef::LEGACY) {
-                0 => break,
-                bytes => released += bytes,
+                None => break,
+                Some(bytes) => released += bytes,
             }
             // Whoever waits to grow goes first.
             MutexGuard::bump(&mut slow);

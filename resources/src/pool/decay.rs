@@ -86,7 +86,7 @@ impl PoolDecay {
     /// What the driver reports. What went back before stays there; the rest is tried again.
     pub(super) fn step(&self, now: Duration) -> Result<u64> {
         let mut watch = self.watch.lock();
-        if watch.window.latest().is_some_and(|latest| now < latest + self.tick()) {
+        if watch.window.latest().is_some_and(|latest| now.saturating_sub(latest) < self.tick()) {
             return Ok(0);
         }
         let needed = |heaps: &mut Heaps| (heaps.large.bytes_reserved(), most_used(heaps));

@@ -93,7 +93,8 @@ impl Pages {
         let mut staying = FxHashSet::default();
         for free in free {
             let its_calls = self.handles.get(free.id).views.len() + 2;
-            if free.bytes <= left && calls + its_calls <= most_calls {
+            // One that takes more calls than that goes, too, but alone.
+            if free.bytes <= left && (calls == 0 || calls + its_calls <= most_calls) {
                 calls += its_calls;
                 left -= free.bytes;
                 going.push(free);
@@ -102,7 +103,7 @@ impl Pages {
             }
         }
         if self.has_many_mappings() {
-            self.thin_views(&staying, most_calls - calls, &mut release);
+            self.thin_views(&staying, most_calls.saturating_sub(calls), &mut release);
         }
         // Of one chunk the last goes first: what is before it keeps the chunk's number.
         going.sort_unstable_by_key(|free| Reverse(free.home));

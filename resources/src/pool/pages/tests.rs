@@ -443,6 +443,24 @@ fn a_release_keeps_what_it_should_and_its_calls_are_limited() {
     bench.end();
 }
 
+/// A handle that takes more calls than a release makes goes alone.
+#[test]
+fn a_handle_in_many_views_goes_back() {
+    let mut bench = with_two_holes();
+    assert!(bench.allocate(1, &request(12 * MIB, 8), FaultPlan::none()));
+    while !bench.blocks.is_empty() {
+        bench.give(0);
+    }
+    bench.migrate(1, ANYONE);
+    while bench.device.live_bytes() > 0 {
+        let before = bench.device.live_bytes();
+        bench.release(0, 1, FaultPlan::none());
+        bench.validate();
+        assert!(bench.device.live_bytes() < before, "nothing went back");
+    }
+    bench.end();
+}
+
 /// A long life of growing and shrinking, with blocks that stay: neither addresses nor views pile up.
 #[test]
 fn addresses_and_mappings_stay_bounded() {
