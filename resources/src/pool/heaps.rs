@@ -563,22 +563,24 @@ impl Store for Heaps {
         for (_, arena) in self.shared.arenas.each() {
             totals.blocks_free += arena.heap.blocks_free;
         }
-        let (mut live, mut peak, mut requested) = (0, 0, 0);
+        // Threads go on meanwhile: what one took and another gave back may be counted by half.
+        let (mut live, mut peak, mut requested, mut blocks_held, mut blocks) = (0, 0, 0, 0, 0);
         self.shared.caches.each(|cache| {
             let thread = cache.counts.totals();
             live += thread.live_bytes;
             peak += thread.peak_bytes;
             requested += thread.live_requested;
-            totals.blocks_free = totals.blocks_free.wrapping_add(thread.blocks_held);
-            totals.blocks_in_use =
-                totals.blocks_in_use.wrapping_add(thread.allocations).wrapping_sub(thread.deallocations);
+            blocks_held += thread.blocks_held as i64;
+            blocks += thread.allocations as i64 - thread.deallocations as i64;
             totals.own_stream += thread.own_stream;
             totals.completed += thread.completed;
             totals.deallocations += thread.deallocations;
         });
         let saved = self.shared.saved_by_odd.load(Ordering::Relaxed);
         totals.bytes_in_use = (live.max(0) as u64).saturating_sub(saved);
-        totals.bytes_requested = requested.max(0) as u64;
+        totals.bytes_requested = (requested.max(0) as u64).min(totals.bytes_in_use);
+        totals.blocks_in_use = blocks.max(0) as u64;
+        totals.blocks_free += blocks_held.max(0) as u64;
         totals.peak_bytes_in_use = peak.max(live).max(0) as u64;
         totals
     }
