@@ -7,8 +7,8 @@ use millpond::driver::sim::{SimConfig, SimDevice};
 use millpond::plugin::{MemoryManager, MillpondMemoryManager};
 use millpond::stack::StackSpec;
 use millpond::{
-    AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle, Error, LiveBlock,
-    OutOfMemoryReport, Remedy, RemedyAction, StreamRef,
+    AnyResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle, Error, LiveBlock, OutOfMemoryReport,
+    Remedy, RemedyAction, StreamRef,
 };
 
 const MIB: u64 = 1 << 20;
