@@ -115,10 +115,10 @@ const MISTAKES: &[Mistake] = &[
         "Device(",
     ),
     mistake(
-        "a block given back to an arena is not counted",
+        "a block given back past the front is not counted",
         "pool/mod.rs",
-        "        front.thread.deallocated(rounded(bytes), bytes);\n        let (owner, epoch)",
-        "        let (owner, epoch)",
+        "        front.thread.deallocated(rounded(bytes), bytes);\n        match Arenas",
+        "        match Arenas",
         "I23",
     ),
     mistake("a view's place stays in the directory", "pool/heaps.rs", "        entry.end();\n", "", "Panic"),

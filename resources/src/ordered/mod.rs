@@ -204,7 +204,14 @@ impl<S: Store> Core<S> {
         work(&mut self.state.lock().store)
     }
 
-    /// The same, for who may outlive the resource: `None` once everything was given back.
+    /// Gives a block back under the lock: `give` does.
+    pub(crate) fn give_in_store(&self, give: impl FnOnce(&mut S)) {
+        let mut state = self.state.lock();
+        state.given += 1;
+        give(&mut state.store);
+    }
+
+    /// The same as [`with_store`](Self::with_store), for who may outlive the resource: `None` once everything was given back.
     pub(crate) fn with_living_store<T>(&self, work: impl FnOnce(&mut S) -> T) -> Option<T> {
         let mut state = self.state.lock();
         (!state.is_over).then(|| work(&mut state.store))

@@ -66,6 +66,7 @@ use crate::ordered::{ANYONE, Gather, Ordered, Request};
 use arena::{Arena, Arenas, Shard, Visit};
 use classes::{LARGEST_SMALL, rounded};
 use decay::{Member, PoolDecay};
+use directory::Entry;
 use front::{Front, STEP, add};
 use heaps::{Heaps, Shared};
 use thread::{Lease, PoolId};
@@ -202,13 +203,9 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
 
     /// Puts a small block into the front, if it is one and there is room.
     #[inline]
-    fn push(&self, front: &Front, ptr: DevicePtr, bytes: u64) -> bool {
+    fn push(&self, front: &Front, ptr: DevicePtr, entry: &Entry, bytes: u64) -> bool {
         // Zero bytes are more than the largest small block, too.
-        if bytes.wrapping_sub(1) >= LARGEST_SMALL {
-            return false;
-        }
-        let Some(entry) = self.shared.directory.find(ptr.address()) else { return false };
-        if !entry.may_be_kept(bytes) {
+        if bytes.wrapping_sub(1) >= LARGEST_SMALL || !entry.may_be_kept(bytes) {
             return false;
         }
         let rounded = rounded(bytes);
@@ -223,12 +220,9 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     }
 
     /// Puts a large block into the front; the one before goes back.
-    fn push_large(&self, front: &Front, ptr: DevicePtr, bytes: u64) -> bool {
-        if bytes <= LARGEST_SMALL || bytes > self.shared.keep_large.load(Ordering::Relaxed) {
-            return false;
-        }
-        let Some(entry) = self.shared.directory.find(ptr.address()) else { return false };
-        if !entry.may_be_kept(bytes) {
+    fn push_large(&self, front: &Front, ptr: DevicePtr, entry: &Entry, bytes: u64) -> bool {
+        let most = self.shared.keep_large.load(Ordering::Relaxed);
+        if bytes <= LARGEST_SMALL || bytes > most || !entry.may_be_kept(bytes) {
             return false;
         }
         self.give_up_large(front);
@@ -328,12 +322,21 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
 
     /// The way past the front, for a thread that has one.
     #[inline(never)]
-    fn deallocate_past(&self, front: &Front, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+    fn deallocate_past(
+        &self,
+        front: &Front,
+        ptr: DevicePtr,
+        entry: Option<&Entry>,
+        layout: Layout,
+        stream: StreamRef,
+    ) {
         let bytes = layout.bytes();
         if front.thread.is_time_to_look() {
             self.ordered.with_store(|heaps| heaps.set_keep_bytes());
         }
-        if ptr.is_null() || self.push_large(front, ptr, bytes) || self.give_to_arena(front, ptr, bytes) {
+        let is_given =
+            |entry| self.push_large(front, ptr, entry, bytes) || self.give_past(front, entry, bytes);
+        if ptr.is_null() || entry.is_some_and(is_given) {
             return;
         }
         if self.ordered.deallocate(ptr, layout, stream, self) {
@@ -348,21 +351,36 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         }
         let cache = self.shared.caches.mine(self.id);
         if let Some(front) = self.front_or_new(&cache, stream) {
-            if !self.push(front, ptr, layout.bytes()) {
-                self.deallocate_past(front, ptr, layout, stream);
-            }
+            self.deallocate_with(front, ptr, layout, stream);
         } else if self.ordered.deallocate(ptr, layout, stream, self) {
             cache.counts.deallocated(rounded(layout.bytes()), layout.bytes());
         }
     }
 
-    /// Gives a small block back to its arena, and what the front has of the same size: one visit for many.
-    fn give_to_arena(&self, front: &Front, ptr: DevicePtr, bytes: u64) -> bool {
-        let Some(entry) = self.shared.directory.find(ptr.address()) else { return false };
-        if Arenas::shard(entry.block().0).is_none() || bytes == 0 || !self.shared.claim(entry, bytes) {
+    /// The way of a block that is given back on a stream that the thread has a front for.
+    #[inline]
+    fn deallocate_with(&self, front: &Front, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+        let entry = self.shared.directory.find(ptr.address());
+        if !entry.is_some_and(|entry| self.push(front, ptr, entry, layout.bytes())) {
+            self.deallocate_past(front, ptr, entry, layout, stream);
+        }
+    }
+
+    /// Gives a block back to its heap, if it is handed out with this size.
+    fn give_past(&self, front: &Front, entry: &Entry, bytes: u64) -> bool {
+        if bytes == 0 || !self.shared.claim(entry, bytes) {
             return false;
         }
         front.thread.deallocated(rounded(bytes), bytes);
+        match Arenas::shard(entry.block().0) {
+            Some(_) => self.give_to_arena(front, entry, bytes),
+            None => self.ordered.give_in_store(|heaps| heaps.give_kept(entry, &front.stream)),
+        }
+        true
+    }
+
+    /// Gives a small block back to its arena, and what the front has of the same size: one visit for many.
+    fn give_to_arena(&self, front: &Front, entry: &Entry, bytes: u64) {
         let (owner, epoch) = (front.stream.owner, front.stream.epoch());
         let mut visit = Visit::new(&self.shared.arenas);
         visit.give(entry, owner, epoch);
@@ -380,7 +398,6 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
                 heaps.take_spans_back();
             });
         }
-        true
     }
 
     /// The thread's front for a stream, made when the stream is used often.
@@ -427,11 +444,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PoolMemoryResource
     #[inline]
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         match self.front(stream) {
-            Some(front) => {
-                if !self.push(front, ptr, layout.bytes()) {
-                    self.deallocate_past(front, ptr, layout, stream);
-                }
-            }
+            Some(front) => self.deallocate_with(front, ptr, layout, stream),
             None => self.deallocate_without(ptr, layout, stream),
         }
     }

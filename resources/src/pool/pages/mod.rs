@@ -239,8 +239,11 @@ impl Pages {
             return Some(self.found_at_home(own));
         }
         let anyones = if owner == ANYONE { None } else { self.find_at_home(ANYONE, Epoch::MAX, request) };
-        let best = own.into_iter().chain(anyones);
-        match best.min_by_key(Hole::rank) {
+        let best = match (own, anyones) {
+            (Some(own), Some(anyones)) if anyones.rank() < own.rank() => Some(anyones),
+            (own, anyones) => own.or(anyones),
+        };
+        match best {
             Some(best) => Some(self.found_at_home(best)),
             None => self.find_in_views(Whose::With(owner), request),
         }
