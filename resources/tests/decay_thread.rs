@@ -7,7 +7,7 @@ use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use millpond_core::driver::{Driver, StreamFlags};
-use millpond_core::{DeviceMemoryResourceExt, StreamRef};
+use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_resources::{CudaMemoryResource, Decay, PagesMode, PoolLayer, PoolMemoryResource};
 use millpond_testkit::hooked::HookedDriver;
@@ -89,6 +89,7 @@ fn one_thread_serves_all_pools_while_there_are_any() {
     drop((never, late));
     until(|| threads() == 0);
 
+    a_fork_waits_for_the_step(soon);
     pools_end_in_the_middle_of_a_step(soon);
 
     let again = pool(soon);
@@ -96,6 +97,38 @@ fn one_thread_serves_all_pools_while_there_are_any() {
     until(|| again.pool_bytes() == 0);
     // The process ends with the thread running: its end waits for it.
     std::mem::forget(again);
+}
+
+/// The copy finds no lock taken by the thread, which it has not: it can use the pool, and end it.
+fn a_fork_waits_for_the_step(layer: PoolLayer) {
+    let driver = HookedDriver::new(SimDevice::new(SimConfig::with_capacity(256 * MIB)));
+    driver.hide_virtual_time();
+    let (in_step, ending) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
+    let (entered, may_go_on) = (Arc::clone(&in_step), Arc::clone(&ending));
+    driver.before_query(move || {
+        entered.wait();
+        may_go_on.wait();
+    });
+    let pool = CudaMemoryResource::new(driver).layer(layer).expect("there is memory");
+    use_and_free(&pool);
+    in_step.wait();
+    let mut pool = Some(pool);
+    let went_well = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // The fork begins, and waits.
+            std::thread::sleep(Duration::from_millis(50));
+            ending.wait();
+        });
+        in_a_fork(|| {
+            // SAFETY: it ends a process that would wait for ever.
+            unsafe { libc::alarm(20) };
+            pool.take().is_some_and(|pool| {
+                use_and_free(&pool);
+                pool.trim(0).is_ok()
+            })
+        })
+    });
+    assert!(went_well, "the copy waits for a lock of a thread that it has not");
 }
 
 /// Whatever the thread is about when a pool ends, it looks at nothing of it any more.

@@ -2,7 +2,8 @@
 //!
 //! It starts with the first pool that decays, and ends with the last, which waits for its end; at the end of
 //! the process the pools that are left wait for it, too, but not for long. A process that was forked has
-//! none: threads are not inherited, and nor is CUDA.
+//! none: threads are not inherited, and nor is CUDA. A fork waits for the end of a step, so that the copy finds
+//! no lock taken by a thread that it has not.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process;
@@ -21,6 +22,60 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 /// The process that has the thread; 0 before there was one.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 static POOLS: Mutex<Pools> = Mutex::new(Pools { all: Vec::new(), thread: None });
+
+/// Held through a step, and through a fork.
+static STEP: Turn = Turn(AtomicBool::new(false));
+
+/// A lock that a copy of the process can give back: a flag, and nobody who waits is known.
+struct Turn(AtomicBool);
+
+impl Turn {
+    /// Waits for it, for so long at most; says whether it was had.
+    fn take(&self, patience: Duration) -> bool {
+        let start = Instant::now();
+        while self.0.swap(true, Ordering::Acquire) {
+            if start.elapsed() > patience {
+                return false;
+            }
+            thread::sleep(Duration::from_micros(20));
+        }
+        true
+    }
+
+    fn give_back(&self) {
+        self.0.store(false, Ordering::Release);
+    }
+
+    /// Does work in its turn.
+    fn with<T>(&self, work: impl FnOnce() -> T) -> T {
+        struct GiveBack<'a>(&'a Turn);
+        impl Drop for GiveBack<'_> {
+            fn drop(&mut self) {
+                self.0.give_back();
+            }
+        }
+        while !self.take(Duration::MAX) {}
+        let _turn = GiveBack(self);
+        work()
+    }
+}
+
+/// Whether the thread that forks has its turn: steps that take very long are not waited for.
+static FORKS: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn before_fork() {
+    const PATIENCE: Duration = Duration::from_secs(1);
+    if STEP.take(PATIENCE) {
+        FORKS.store(true, Ordering::Relaxed);
+    }
+}
+
+/// In both processes.
+extern "C" fn after_fork() {
+    if FORKS.swap(false, Ordering::Relaxed) {
+        STEP.give_back();
+    }
+}
 
 struct Pools {
     all: Vec<Weak<PoolDecay>>,
@@ -136,8 +191,11 @@ fn start() -> std::io::Result<Thread> {
     let handle = thread::Builder::new().name("millpond-decay".to_owned()).spawn(move || run(&heard))?;
     PROCESS.store(process::id(), Ordering::Relaxed);
     if !IS_REGISTERED.swap(true, Ordering::Relaxed) {
-        // SAFETY: the handler does not unwind, and uses statics only, which are never dropped.
-        unsafe { libc::atexit(at_exit) };
+        // SAFETY: the handlers do not unwind, and use statics only, which are never dropped.
+        unsafe {
+            libc::atexit(at_exit);
+            libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork));
+        }
     }
     Ok(Thread { handle, bell })
 }
@@ -179,7 +237,8 @@ extern "C" fn at_exit() {
 fn run(bell: &Bell) {
     let start = Instant::now();
     loop {
-        let pools: Vec<Arc<PoolDecay>> = POOLS.lock().all.iter().filter_map(Weak::upgrade).collect();
+        let all = || POOLS.lock().all.iter().filter_map(Weak::upgrade).collect();
+        let pools: Vec<Arc<PoolDecay>> = STEP.with(all);
         let mut pause = Duration::from_secs(60);
         for pool in pools {
             pause = pause.min(pool.tick());
@@ -188,7 +247,7 @@ fn run(bell: &Bell) {
                 pool.driver.ignore_captures_of_others()?;
                 pool.step(start.elapsed())
             };
-            match catch_unwind(AssertUnwindSafe(step)) {
+            match STEP.with(|| catch_unwind(AssertUnwindSafe(step))) {
                 Ok(Ok(_)) => {}
                 Ok(Err(error)) => {
                     tracing::warn!(target: "millpond::pool", %error, "idle memory could not be given back");
