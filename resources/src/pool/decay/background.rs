@@ -2,8 +2,8 @@
 //!
 //! It starts with the first pool that decays, and ends with the last, which waits for its end; at the end of
 //! the process the pools that are left wait for it, too, but not for long. A process that was forked has
-//! none: threads are not inherited, and nor is CUDA. A fork waits for the end of a step, so that the copy finds
-//! no lock taken by a thread that it has not.
+//! none: threads are not inherited, and nor is CUDA. A fork waits for the end of a step, so that the copy
+//! finds no lock taken by a thread that it has not.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process;
