@@ -211,8 +211,8 @@ impl<S: Store> Core<S> {
         give(&mut state.store);
     }
 
-    /// As [`with_store`](Self::with_store), for who may outlive the resource: `None` once everything was given
-    /// back.
+    /// As [`with_store`](Self::with_store), for who may outlive the resource: `None` once everything was
+    /// given back.
     pub(crate) fn with_living_store<T>(&self, work: impl FnOnce(&mut S) -> T) -> Option<T> {
         let mut state = self.state.lock();
         (!state.is_over).then(|| work(&mut state.store))
