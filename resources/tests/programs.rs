@@ -5,8 +5,9 @@
 use std::time::Duration;
 
 use millpond_core::stack::LayerTable;
-use millpond_core::{AnyResource, DeviceMemoryResourceExt, Result, downcast};
-use millpond_resources::{LAYERS, PoolMemoryResource};
+use millpond_core::{AnyResource, DeviceMemoryResourceExt, Result, StreamRef, downcast};
+use millpond_driver::sim::{SimConfig, SimDevice};
+use millpond_resources::{CudaMemoryResource, LAYERS, PagesMode, PoolLayer, PoolMemoryResource};
 use millpond_testkit::conformance::Subject;
 use millpond_testkit::program::{self, Config, StatisticsCheck};
 use millpond_testkit::race::Race;
@@ -61,5 +62,25 @@ fn races_over_every_pool_keep_the_order() {
                 panic!("race {seed} over `{}`: {message}", subject.name());
             }
         }
+    }
+}
+
+/// Under a maximum that the class of a size exceeds and the size does not, its blocks are cut to it: they must
+/// not be had for a request that fills the class.
+#[test]
+fn a_block_of_an_odd_size_is_in_no_class() {
+    const MIB: u64 = 1 << 20;
+    let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
+    let options = PoolLayer::new().maximum_bytes(MIB - 1024).pages(PagesMode::Off);
+    let pool = CudaMemoryResource::new(device).layer(options).expect("the device has as much");
+    // More often than a stream is called before its thread keeps blocks of it.
+    for _ in 0..10 {
+        let odd = MIB - 2048;
+        let block = pool.allocate_bytes(odd, StreamRef::LEGACY).expect("it is within the maximum");
+        pool.validate();
+        // SAFETY: the block came from the pool with this size, and nothing uses it.
+        unsafe { pool.deallocate_bytes(block, odd, StreamRef::LEGACY) };
+        pool.validate();
+        assert!(pool.allocate_bytes(MIB, StreamRef::LEGACY).is_err());
     }
 }

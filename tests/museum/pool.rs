@@ -77,7 +77,7 @@ const MISTAKES: &[Mistake] = &[
         "pool/directory.rs",
         "self.requested() == bytes && self.key.load(Ordering::Relaxed) & ODD == 0",
         "self.requested() == bytes",
-        "I24",
+        "I22",
     ),
     mistake(
         "a drained block is still counted as kept",
@@ -134,7 +134,7 @@ const MISTAKES: &[Mistake] = &[
         "ordered/streams.rs",
         "        raise(seen, donor, epoch);\n",
         "        raise(seen, donor, Epoch::MAX);\n",
-        "Device(",
+        "I3",
     ),
     mistake(
         "a point that is done frees what came after it",
