@@ -3,8 +3,8 @@
 //! One arena serves all threads. Where two threads use it at the same time, and again and again, one of them
 //! moves to the next arena: as many are made as threads that meet, up to [`ARENAS`].
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use rustc_hash::FxHashMap;
 
@@ -12,6 +12,7 @@ use super::chunk::{Chunk, ChunkId};
 use super::directory::{Entry, HeapId};
 use super::heap::Heap;
 use super::large::{Large, NewSpan};
+use super::owners::Owners;
 use crate::lock::{QuickGuard, QuickLock};
 use crate::ordered::{Epoch, Owner};
 
@@ -35,7 +36,18 @@ pub(super) struct Arenas {
 
 #[derive(Debug)]
 #[repr(align(128))]
-struct Padded(QuickLock<Arena>);
+struct Padded {
+    arena: QuickLock<Arena>,
+    /// Those of the arena's heap.
+    owners: Arc<Owners>,
+}
+
+impl Padded {
+    fn new() -> Self {
+        let arena = Arena::new();
+        Self { owners: Arc::clone(&arena.heap.owners), arena: QuickLock::new(arena) }
+    }
+}
 
 /// Small blocks, in spans.
 #[derive(Debug)]
@@ -151,7 +163,7 @@ impl Arenas {
 
     #[inline]
     fn mutex(&self, shard: Shard) -> &QuickLock<Arena> {
-        &self.arenas[shard as usize % ARENAS].get_or_init(|| Padded(QuickLock::new(Arena::new()))).0
+        &self.arenas[shard as usize % ARENAS].get_or_init(Padded::new).arena
     }
 
     #[inline]
@@ -181,13 +193,22 @@ impl Arenas {
 
     /// An arena, if it was made.
     pub(super) fn get(&self, shard: usize) -> Option<QuickGuard<'_, Arena>> {
-        Some(self.arenas.get(shard)?.get()?.0.lock())
+        Some(self.arenas.get(shard)?.get()?.arena.lock())
     }
 
     /// All arenas, one after the other.
     pub(super) fn each(&self) -> impl Iterator<Item = (Shard, QuickGuard<'_, Arena>)> {
         let made = self.arenas.iter().enumerate();
-        made.filter_map(|(shard, arena)| Some((shard as Shard, arena.get()?.0.lock())))
+        made.filter_map(|(shard, arena)| Some((shard as Shard, arena.get()?.arena.lock())))
+    }
+
+    /// The arenas in which an owner may have free blocks, one after the other.
+    pub(super) fn each_of(&self, owner: Owner) -> impl Iterator<Item = (Shard, QuickGuard<'_, Arena>)> {
+        let made = self.arenas.iter().enumerate();
+        made.filter_map(move |(shard, arena)| {
+            let arena = arena.get().filter(|arena| arena.owners.may_have(owner))?;
+            Some((shard as Shard, arena.arena.lock()))
+        })
     }
 
     /// The heap that an arena is, to the directory.

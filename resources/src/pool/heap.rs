@@ -1,6 +1,8 @@
 mod bites;
 mod validate;
 
+use std::sync::Arc;
+
 use millpond_core::align_up;
 
 pub(super) use bites::{LOOKS, next_size};
@@ -8,6 +10,7 @@ pub(super) use bites::{LOOKS, next_size};
 use super::bins::{Bins, Wanted};
 use super::chunk::{Chunk, ChunkId, Chunks, NIL};
 use super::directory::{Block, Directory};
+use super::owners::Owners;
 use crate::ordered::{ANYONE, Epoch, Owner, Request};
 
 /// How many free blocks of a stream are looked at for neighbours that are anyone's, before the pool grows.
@@ -38,6 +41,7 @@ pub(super) struct Heap {
     chunks: Chunks,
     /// By owner.
     bins: Vec<Option<Bins>>,
+    pub(super) owners: Arc<Owners>,
     /// By address.
     regions: Vec<Region>,
     /// The last chunk of what [`extend`](Self::extend) added last.
@@ -59,6 +63,7 @@ impl Heap {
         Self {
             chunks: Chunks::default(),
             bins: Vec::new(),
+            owners: Arc::default(),
             regions: Vec::new(),
             tail: NIL,
             scan,
@@ -89,6 +94,7 @@ impl Heap {
             self.bins.resize_with(index + 1, || None);
         }
         self.bins[index].get_or_insert_with(Bins::new).insert(&mut self.chunks, id);
+        self.owners.add(index);
     }
 
     fn take_from_bin(&mut self, id: ChunkId) {
@@ -98,6 +104,10 @@ impl Heap {
         self.regions_free -= usize::from(chunk.is_whole_region());
         let bins = self.bins[chunk.owner() as usize].as_mut().expect("a binned chunk's owner has bins");
         bins.remove(&mut self.chunks, id);
+        if bins.blocks == 0 {
+            let index = self.chunks[id].owner() as usize;
+            self.owners.remove(index, self.bins.len());
+        }
     }
 
     /// Cuts a chunk, in no bin, in two; the second part is a free chunk of the same owner, in no bin.

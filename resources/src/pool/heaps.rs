@@ -398,7 +398,7 @@ impl Store for Heaps {
             let of_arena = |(_, arena): (_, QuickGuard<'_, Arena>)| {
                 arena.heap.find(owner, upto, request).map(|chunk| fit(&arena.heap, chunk))
             };
-            self.shared.arenas.each().filter_map(of_arena).min_by_key(|fit| fit.bytes)
+            self.shared.arenas.each_of(owner).filter_map(of_arena).min_by_key(|fit| fit.bytes)
         };
         let in_large = || {
             let found = self.large.find(owner, upto, request)?;
@@ -481,7 +481,7 @@ impl Store for Heaps {
     }
 
     fn migrate(&mut self, from: Owner, upto: Epoch, to: Owner, epoch: Epoch) {
-        self.shared.arenas.each().for_each(|(_, mut arena)| arena.heap.migrate(from, upto, to, epoch));
+        self.shared.arenas.each_of(from).for_each(|(_, mut arena)| arena.heap.migrate(from, upto, to, epoch));
         self.large.migrate(from, upto, to, epoch);
         self.take_spans_back();
     }
@@ -492,13 +492,14 @@ impl Store for Heaps {
 
     fn join_with_anyones(&mut self, owner: Owner, request: &Request) -> bool {
         let small = self.is_small(request);
-        let mut arenas = self.shared.arenas.each();
+        let mut arenas = self.shared.arenas.each_of(owner);
         let in_arena = small && arenas.any(|(_, mut arena)| arena.heap.join_with_anyones(owner, request));
         in_arena || self.large.join_with_anyones(owner, request)
     }
 
     fn free_bytes(&self, owner: Owner) -> u64 {
-        let small: u64 = self.shared.arenas.each().map(|(_, arena)| arena.heap.free_bytes(owner)).sum();
+        let small: u64 =
+            self.shared.arenas.each_of(owner).map(|(_, arena)| arena.heap.free_bytes(owner)).sum();
         small + self.large.free_bytes(owner)
     }
 

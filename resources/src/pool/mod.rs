@@ -36,6 +36,7 @@ mod keep;
 mod large;
 mod odd;
 mod options;
+mod owners;
 #[allow(dead_code)] // until heaps.rs uses it
 mod pages;
 mod report;

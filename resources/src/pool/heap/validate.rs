@@ -44,5 +44,12 @@ impl Heap {
         self.all_bins().for_each(|bins| bins.validate(&self.chunks));
         let binned: (u64, u64) = self.all_bins().fold((0, 0), |sum, b| (sum.0 + b.bytes, sum.1 + b.blocks));
         assert_eq!(binned, (free, free_blocks), "I9: what is free is in the bins");
+        for (owner, bins) in (0..).zip(&self.bins) {
+            let has_some = bins.as_ref().is_some_and(|bins| bins.blocks > 0);
+            assert!(
+                !has_some || self.owners.may_have(owner),
+                "I9: who looks without the lock misses {owner}"
+            );
+        }
     }
 }
