@@ -174,8 +174,8 @@ const MISTAKES: &[Mistake] = &[
     mistake(
         "what an idle thread kept is anyone's",
         "pool/heaps.rs",
-        "self.give_back(entry, stream.owner, stream.epoch());",
-        "self.give_back(entry, ANYONE, 0);",
+        "entry, stream.owner, stream.epoch());",
+        "entry, ANYONE, 0);",
         "Device(",
     ),
     mistake(

@@ -326,9 +326,9 @@ impl Front {
     }
 
     /// Keeps a small block that was given back on the front's stream, if there is room.
-    #[inline]
     ///
     /// Of one class, so many bytes have room, or one block.
+    #[inline]
     pub(super) fn push(&self, addr: u64, bytes: u64, rounded: u64, entry: &Entry, room: u64) -> bool {
         let kept = self.push_small(addr, bytes, rounded, entry, room);
         if kept {

@@ -42,11 +42,12 @@ pub(super) struct Shared {
     over_pages: bool,
     /// Bytes that a thread may keep in its fronts.
     pub(super) keep_bytes: AtomicU64,
-    pub(super) small_upto: AtomicU64,
     /// Of it, in blocks of one class.
     pub(super) keep_of_class: AtomicU64,
     /// The largest block that a thread may keep in a front.
     pub(super) keep_large: AtomicU64,
+    /// Blocks of at most so many bytes are in arenas.
+    pub(super) small_upto: AtomicU64,
     /// Deallocations past the pool's lock, in steps.
     pub(super) given: Apart,
     /// By how many bytes the blocks in use of odd sizes are smaller than the threads count them.
@@ -248,31 +249,28 @@ impl Heaps {
     }
 
     /// Ends a block that is not handed out; says its size.
-    fn give_back(&mut self, entry: &Entry, owner: Owner, epoch: Epoch) -> u64 {
-        match self.shared.give_small(entry, owner, epoch) {
-            Ok(bytes) => bytes,
-            Err(large) => {
-                let bytes = self.large.bytes_of(large);
-                self.large.give(large, owner, epoch);
-                bytes
-            }
-        }
+    fn give_back(large: &mut Large, shared: &Shared, entry: &Entry, owner: Owner, epoch: Epoch) -> u64 {
+        shared.give_small(entry, owner, epoch).unwrap_or_else(|chunk| {
+            let bytes = large.bytes_of(chunk);
+            large.give(chunk, owner, epoch);
+            bytes
+        })
     }
 
     /// Takes back a block that a front of this stream kept.
     pub(super) fn give_kept(&mut self, entry: &Entry, stream: &StreamCell) {
-        self.give_back(entry, stream.owner, stream.epoch());
+        Self::give_back(&mut self.large, &self.shared, entry, stream.owner, stream.epoch());
     }
 
     /// Takes back all that is in a front.
     pub(super) fn drain(&mut self, front: &Front, how: Gather) -> bool {
-        let shared = Arc::clone(&self.shared);
+        let Self { large, shared, .. } = self;
         let (owner, epoch) = (front.stream.owner, front.stream.epoch());
         let mut any = false;
         front.drain(how == Gather::Large, |addr| {
             any = true;
             let entry = shared.directory.find(addr).expect("a kept block is entered");
-            self.give_back(entry, owner, epoch)
+            Self::give_back(large, shared, entry, owner, epoch)
         });
         any
     }
@@ -465,7 +463,7 @@ impl Store for Heaps {
     }
 
     fn give(&mut self, ptr: DevicePtr, layout: Layout, owner: Owner, epoch: Epoch) -> Result<(), MisuseKind> {
-        let shared = Arc::clone(&self.shared);
+        let Self { large, shared, .. } = self;
         let entry = shared.directory.find(ptr.address());
         let Some(entry) = entry.filter(|entry| entry.requested() != 0) else {
             return Err(self.blame(ptr.address()));
@@ -476,7 +474,7 @@ impl Store for Heaps {
                 allocated_bytes => MisuseKind::WrongSize { allocated_bytes },
             });
         }
-        self.give_back(entry, owner, epoch);
+        Self::give_back(large, shared, entry, owner, epoch);
         Ok(())
     }
 

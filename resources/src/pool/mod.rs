@@ -4,8 +4,8 @@
 //!  a thread's call on a stream
 //!    │ 1  front    blocks of this size that the stream gave back on this thread   no lock   front, thread
 //!    │ 2  arena    small blocks, in spans                                         its lock  arena, heap
-//!    │ 3  core     large blocks and spans, in regions; the reuse ladder           one lock  heaps, ordered
-//!    ▼ 4  upstream
+//!    │ 3  core     large blocks and spans; the reuse ladder between streams       one lock  heaps, ordered
+//!    ▼ 4  upstream, or the driver: pages that the pool maps itself              no lock   large, pages, errand
 //!
 //!  region from upstream ┌────────┬──────────────┬─────┬─────────────┐
 //!                       │ in use │ free: A      │ span│ free: anyone│   chunks, in address order
@@ -16,11 +16,12 @@
 //!
 //! Read it in this order: [`PoolMemoryResource`], which is the way of a call; `front` and `thread`; `heap`,
 //! with `chunk` and `bins` below it; `arena` and `heaps`; `directory` (address to block);
-//! [`ordered`](crate::ordered) (for whom blocks are free).
+//! [`ordered`](crate::ordered) (for whom blocks are free); `keep` (how much fronts may keep), `decay` (what
+//! goes back while the pool is idle), `shortage` (what would have helped, where memory is out).
 //!
 //! A block that is given back goes to the front first, where neighbours do not join. Before the pool takes
-//! anything from upstream, everything is gathered: fronts are drained, neighbours join, and whole spans go
-//! back to the core. So joining late costs no memory.
+//! more memory, everything is gathered: fronts are drained, neighbours join, and whole spans go back to the
+//! core. (Where threads meet, what they keep is left to them unless it is much.)
 
 mod arena;
 mod bins;
@@ -37,7 +38,6 @@ mod large;
 mod odd;
 mod options;
 mod owners;
-#[allow(dead_code)] // until heaps.rs uses it
 mod pages;
 mod report;
 mod shortage;

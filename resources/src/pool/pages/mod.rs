@@ -466,11 +466,6 @@ impl Pages {
         self.heaps.iter().map(Heap::largest_free_block).max().unwrap_or(0)
     }
 
-    /// For each owner with free bytes, of each line: chunks, bytes, the largest.
-    pub(in crate::pool) fn free_by_owner(&self) -> impl Iterator<Item = (Owner, u64, u64, u64)> {
-        self.heaps.iter().flat_map(Heap::free_by_owner)
-    }
-
     /// The chunk that owns the memory at an address, at home or in a view. Error path: it walks.
     pub(in crate::pool) fn chunk_at(&self, addr: u64) -> Option<&Chunk> {
         let home = match self.views.at(addr) {

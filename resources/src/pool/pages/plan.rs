@@ -68,11 +68,6 @@ impl Plan {
     pub(in crate::pool) fn carry_out(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         self.work.carry_out(driver)
     }
-
-    /// Bytes of new memory.
-    pub(in crate::pool) fn new_bytes(&self) -> u64 {
-        self.work.new_bytes()
-    }
 }
 
 impl Pages {

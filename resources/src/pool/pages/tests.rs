@@ -220,7 +220,8 @@ impl Bench {
         if self.under_way.is_empty() {
             assert_eq!(kept, self.live);
         }
-        assert_eq!(self.pages.free_by_owner().map(|(_, _, bytes, _)| bytes).sum::<u64>(), totals.bytes_free);
+        let by_owner = self.pages.heaps().iter().flat_map(Heap::free_by_owner);
+        assert_eq!(by_owner.map(|(_, _, bytes, _)| bytes).sum::<u64>(), totals.bytes_free);
     }
 
     /// Gives everything back; nothing may be left.
