@@ -5,7 +5,7 @@
 //!    │ 1  front    blocks of this size that the stream gave back on this thread   no lock   front, thread
 //!    │ 2  arena    small blocks, in spans                                         its lock  arena, heap
 //!    │ 3  core     large blocks and spans; the reuse ladder between streams       one lock  heaps, ordered
-//!    ▼ 4  upstream, or the driver: pages that the pool maps itself              no lock   large, pages, errand
+//!    ▼ 4  upstream, or pages that the pool maps itself                             no lock   large, pages
 //!
 //!  region from upstream ┌────────┬──────────────┬─────┬─────────────┐
 //!                       │ in use │ free: A      │ span│ free: anyone│   chunks, in address order
