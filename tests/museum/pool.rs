@@ -38,7 +38,7 @@ const MISTAKES: &[Mistake] = &[
     ),
     mistake(
         "a drained block keeps an epoch that is over",
-        "pool/heaps.rs",
+        "pool/gather.rs",
         "let (owner, epoch) = (front.stream.owner, front.stream.epoch());",
         "let (owner, epoch) = (front.stream.owner, front.stream.epoch() - 1);",
         "Device(",

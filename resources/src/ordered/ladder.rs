@@ -65,7 +65,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         // of it.
         let capturing = self.is_capturing(stream)?;
         if !capturing && self.reuse.completed && self.collection_is_due(request, stream) {
-            self.collect_completed(stream)?;
+            self.collect_completed(Some(request), stream)?;
         }
         // Another thread may have brought memory while this one waited for the lock.
         if let Some(ptr) = self.try_hit(request, stream) {
@@ -129,7 +129,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     ) -> Result<Option<DevicePtr>> {
         // What threads keep is taken back in two steps: all of it is much work, and saves only memory.
         for how in [Gather::Large, Gather::All] {
-            let gathered = self.state.lock().store.gather(how);
+            let gathered = self.state.lock().store.gather_for(request, how);
             if gathered && let Some(ptr) = self.try_hit(request, stream) {
                 return Ok(Some(ptr));
             }
@@ -154,14 +154,14 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         };
         if self.runs_errands {
             // What is anyone's joins, and can be put together, whosever it was.
-            if self.owned_free_bytes() == 0 {
+            if self.owned_free_bytes_for(request) == 0 {
                 return Ok(None);
             }
-            self.collect_completed(stream)?;
+            self.collect_completed(Some(request), stream)?;
             return Ok(self.try_hit(request, stream));
         }
         if !self.upstream_is_ordered && sets_a_peak() {
-            self.collect_completed(stream)?;
+            self.collect_completed(Some(request), stream)?;
             let keep = self.bytes_reserved().saturating_sub(request.bytes);
             self.release_free_regions(keep, stream);
         }
@@ -175,7 +175,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             return Ok(Some(ptr));
         }
         if self.reuse.completed && self.others_could_serve(request, stream) {
-            self.collect_completed(stream)?;
+            self.collect_completed(Some(request), stream)?;
             if let Some(ptr) = self.try_hit(request, stream) {
                 return Ok(Some(ptr));
             }
@@ -188,6 +188,11 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             });
         }
         Ok(None)
+    }
+
+    fn owned_free_bytes_for(&self, request: &Request) -> u64 {
+        let state = self.state.lock();
+        state.streams.iter().map(|(owner, _)| state.store.free_bytes_for(request, owner)).sum()
     }
 
     fn anybody_has_a_fit(&self, request: &Request) -> bool {
@@ -220,7 +225,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         }
         for donor in self.donors_with_fit(request, stream) {
             let Some(point) = self.point_of(donor, stream)? else { continue };
-            if self.reuse.completed && self.is_done(&point)? {
+            if self.reuse.completed && self.is_done(&point, Some(request))? {
                 if let Some(ptr) = self.try_hit(request, stream) {
                     return Ok(Some(ptr));
                 }
@@ -275,9 +280,10 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         let mut state = self.state.lock();
         let me = state.owner_of(stream);
         let State { store, streams, .. } = &*state;
+        let free_bytes = |owner| store.free_bytes_for(request, owner);
         let others: u64 =
-            streams.iter().filter(|(owner, _)| *owner != me).map(|(owner, _)| store.free_bytes(owner)).sum();
-        others > 0 && others + store.free_bytes(ANYONE) + store.free_bytes(me) >= request.bytes
+            streams.iter().map(|(owner, _)| owner).filter(|owner| *owner != me).map(free_bytes).sum();
+        others > 0 && others + free_bytes(ANYONE) + free_bytes(me) >= request.bytes
     }
 
     /// Bytes that no point can be had for: their streams could not be recorded on and have not called since.

@@ -6,7 +6,7 @@
 use millpond_core::driver::{Event, EventFlags};
 use millpond_core::{DriverError, Error, Result, StreamId, StreamRef};
 
-use super::store::{ANYONE, Epoch, Owner, Store};
+use super::store::{ANYONE, Epoch, Owner, Request, Store};
 use super::{COLLECT_AFTER_LEAST, COLLECT_AFTER_MOST, Core, State};
 
 /// Another stream whose blocks are looked at.
@@ -30,17 +30,23 @@ pub(super) struct Point {
 impl<S: Store> Core<S> {
     /// Makes the blocks of all streams whose work is done anyone's, the requesting stream's too, so that
     /// neighbours join whoever gave them back.
-    pub(super) fn collect_completed(&self, stream: StreamRef) -> Result<()> {
+    ///
+    /// For a request, only where that could be served from what they have.
+    pub(super) fn collect_completed(&self, request: Option<&Request>, stream: StreamRef) -> Result<()> {
         let donors: Vec<Donor> = {
             let mut state = self.state.lock();
             state.given_at_collection = state.given + state.store.given();
-            let owning = state.streams.iter().filter(|(owner, _)| state.store.free_bytes(*owner) > 0);
+            let free_bytes = |owner| match request {
+                Some(request) => state.store.free_bytes_for(request, owner),
+                None => state.store.free_bytes(owner),
+            };
+            let owning = state.streams.iter().filter(|(owner, _)| free_bytes(*owner) > 0);
             owning.map(|(_, slot)| Donor { id: slot.id, epoch: slot.epoch() }).collect()
         };
         let mut done = false;
         for donor in donors {
             if let Some(point) = self.point_of(donor, stream)? {
-                done |= self.is_done(&point)?;
+                done |= self.is_done(&point, request)?;
             }
         }
         // While the device is busy, asking often brings nothing.
@@ -115,8 +121,9 @@ impl<S: Store> Core<S> {
         Ok(event)
     }
 
-    /// Whether all work before the point is done; if so, the blocks that it covers become anyone's.
-    pub(super) fn is_done(&self, point: &Point) -> Result<bool> {
+    /// Whether all work before the point is done; if so, the blocks that it covers become anyone's: where
+    /// there is a request, those that could serve it.
+    pub(super) fn is_done(&self, point: &Point, request: Option<&Request>) -> Result<bool> {
         match self.driver.event_query(point.event) {
             Ok(true) => {}
             Ok(false) => return Ok(false),
@@ -128,7 +135,10 @@ impl<S: Store> Core<S> {
             if slot.point == Some(point.donor.epoch) {
                 slot.point = None;
             }
-            store.migrate(owner, point.donor.epoch, ANYONE, 0);
+            match request {
+                Some(request) => store.migrate_for(request, owner, point.donor.epoch, ANYONE, 0),
+                None => store.migrate(owner, point.donor.epoch, ANYONE, 0),
+            }
         }
         Ok(true)
     }

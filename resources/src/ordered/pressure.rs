@@ -96,7 +96,7 @@ impl<S: Store> Core<S> {
         if may_ask && !self.is_capturing(StreamRef::LEGACY)? {
             match how {
                 Learn::Wait => self.synchronize()?,
-                _ => self.collect_completed(StreamRef::LEGACY)?,
+                _ => self.collect_completed(None, StreamRef::LEGACY)?,
             }
         }
         let keep = self.bytes_reserved().saturating_sub(bytes);

@@ -290,11 +290,20 @@ pub(crate) trait Store: Debug + Send + Sized + 'static {
     fn gather(&mut self, _how: Gather) -> bool {
         false
     }
+    /// The same, from those threads whose blocks could serve `request`.
+    fn gather_for(&mut self, _request: &Request, how: Gather) -> bool {
+        self.gather(how)
+    }
     /// Takes a block back for `owner`, or says why not.
     fn give(&mut self, ptr: DevicePtr, layout: Layout, owner: Owner, epoch: Epoch) -> Result<(), MisuseKind>;
     /// Moves free blocks given back in epoch `upto` or before to another owner, as given back in `epoch`.
     fn migrate(&mut self, from: Owner, upto: Epoch, to: Owner, epoch: Epoch);
-    /// The same for a few of them, from the cursor on.
+    /// The same for those that could serve `request`, if they were the requester's: all, unless the store has
+    /// parts, and the request is not served from some.
+    fn migrate_for(&mut self, _request: &Request, from: Owner, upto: Epoch, to: Owner, epoch: Epoch) {
+        self.migrate(from, upto, to, epoch);
+    }
+    /// As [`migrate`](Self::migrate), for a few of them, from the cursor on.
     fn migrate_bite(&mut self, from: Owner, upto: Epoch, to: Owner, epoch: Epoch, at: &mut Cursor) {
         self.migrate(from, upto, to, epoch);
         at.is_at_end = true;
@@ -304,6 +313,10 @@ pub(crate) trait Store: Debug + Send + Sized + 'static {
     fn join_with_anyones(&mut self, owner: Owner, request: &Request) -> bool;
     /// Bytes in the free blocks of an owner.
     fn free_bytes(&self, owner: Owner) -> u64;
+    /// Bytes in those that could serve `request`, if they were the requester's.
+    fn free_bytes_for(&self, _request: &Request, owner: Owner) -> u64 {
+        self.free_bytes(owner)
+    }
     /// The size of the largest free block, of whatever owner.
     fn largest_free_block(&self) -> u64;
     /// What to take from upstream to serve `request`, or `None` if nothing would.

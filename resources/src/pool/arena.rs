@@ -202,12 +202,16 @@ impl Arenas {
         made.filter_map(|(shard, arena)| Some((shard as Shard, arena.get()?.arena.lock())))
     }
 
-    /// The arenas in which an owner may have free blocks, one after the other.
-    pub(super) fn each_of(&self, owner: Owner) -> impl Iterator<Item = (Shard, QuickGuard<'_, Arena>)> {
-        let made = self.arenas.iter().enumerate();
+    /// The arenas in which an owner may have free blocks, one after the other; or `only` this one.
+    pub(super) fn each_of(
+        &self,
+        owner: Owner,
+        only: Option<Shard>,
+    ) -> impl Iterator<Item = (Shard, QuickGuard<'_, Arena>)> {
+        let made = (0..).zip(&self.arenas).filter(move |(shard, _)| only.is_none_or(|only| only == *shard));
         made.filter_map(move |(shard, arena)| {
             let arena = arena.get().filter(|arena| arena.owners.may_have(owner))?;
-            Some((shard as Shard, arena.arena.lock()))
+            Some((shard, arena.arena.lock()))
         })
     }
 

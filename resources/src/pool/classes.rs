@@ -19,14 +19,18 @@ pub(super) const CLASSES: usize = 256;
 const SUB_BITS: u32 = 5;
 const SUBS: u64 = 1 << SUB_BITS;
 
+/// Of which power of two, in units of 256 bytes, the sizes of a class are multiples, if the request has one
+/// unit more than `below`: the first two rows of classes have 1.
+#[inline]
+fn shift_of(below: u64) -> u32 {
+    (below | SUBS).ilog2() - SUB_BITS
+}
+
 /// The class of a request of 1 to [`LARGEST_SMALL`] bytes.
 #[inline]
 pub(super) fn class_of(bytes: u64) -> usize {
     let below = (bytes - 1) / ALLOCATION_ALIGNMENT;
-    if below < SUBS {
-        return below as usize;
-    }
-    let shift = below.ilog2() - SUB_BITS;
+    let shift = shift_of(below);
     ((u64::from(shift) << SUB_BITS) + (below >> shift)) as usize
 }
 
@@ -44,7 +48,7 @@ pub(super) fn rounded(bytes: u64) -> u64 {
         return bytes.saturating_add(ALLOCATION_ALIGNMENT - 1) & !(ALLOCATION_ALIGNMENT - 1);
     }
     let below = bytes.saturating_sub(1) / ALLOCATION_ALIGNMENT;
-    let shift = below.max(SUBS).ilog2() - SUB_BITS;
+    let shift = shift_of(below);
     (((below >> shift) + 1) << shift) * ALLOCATION_ALIGNMENT
 }
 

@@ -9,7 +9,6 @@ use super::chunk::{Chunk, ChunkId, NIL};
 use super::classes::{LARGEST_SMALL, rounded};
 use super::directory::{Directory, Entry, HeapId};
 use super::errand::PoolErrand;
-use super::front::Front;
 use super::heap::Heap;
 use super::large::{Found, Large};
 use super::pages::{Pages, Policy};
@@ -68,7 +67,7 @@ pub(super) struct Heaps {
     next_region: u64,
     pub(super) maximum_bytes: u64,
     /// Whether upstream refused memory, and did not give any since.
-    is_short: bool,
+    pub(super) is_short: bool,
     /// How many streams there are.
     pub(super) streams: usize,
     /// What the device has, as far as the pool knows, and its own maximum.
@@ -236,20 +235,14 @@ impl Heaps {
         others.find_map(|(shard, mut arena)| self.take_in_arena(shard, &mut arena, request, &find))
     }
 
-    /// Takes whole spans back from the arenas.
-    pub(super) fn take_spans_back(&mut self) -> bool {
-        let mut any = false;
-        for (_, mut arena) in self.shared.arenas.each() {
-            while let Some(span) = arena.remove_free_span() {
-                self.large.give(span.chunk, span.owner, span.epoch);
-                any = true;
-            }
-        }
-        any
-    }
-
     /// Ends a block that is not handed out; says its size.
-    fn give_back(large: &mut Large, shared: &Shared, entry: &Entry, owner: Owner, epoch: Epoch) -> u64 {
+    pub(super) fn give_back(
+        large: &mut Large,
+        shared: &Shared,
+        entry: &Entry,
+        owner: Owner,
+        epoch: Epoch,
+    ) -> u64 {
         shared.give_small(entry, owner, epoch).unwrap_or_else(|chunk| {
             let bytes = large.bytes_of(chunk);
             large.give(chunk, owner, epoch);
@@ -260,19 +253,6 @@ impl Heaps {
     /// Takes back a block that a front of this stream kept.
     pub(super) fn give_kept(&mut self, entry: &Entry, stream: &StreamCell) {
         Self::give_back(&mut self.large, &self.shared, entry, stream.owner, stream.epoch());
-    }
-
-    /// Takes back all that is in a front.
-    pub(super) fn drain(&mut self, front: &Front, how: Gather) -> bool {
-        let Self { large, shared, .. } = self;
-        let (owner, epoch) = (front.stream.owner, front.stream.epoch());
-        let mut any = false;
-        front.drain(how == Gather::Large, |addr| {
-            any = true;
-            let entry = shared.directory.find(addr).expect("a kept block is entered");
-            Self::give_back(large, shared, entry, owner, epoch)
-        });
-        any
     }
 
     /// Why a pointer that is no block in use is refused: error path, so it walks the region.
@@ -396,7 +376,8 @@ impl Store for Heaps {
             let of_arena = |(_, arena): (_, QuickGuard<'_, Arena>)| {
                 arena.heap.find(owner, upto, request).map(|chunk| fit(&arena.heap, chunk))
             };
-            self.shared.arenas.each_of(owner).filter_map(of_arena).min_by_key(|fit| fit.bytes)
+            let arenas = self.shared.arenas.each_of(owner, self.only_arena(request));
+            arenas.filter_map(of_arena).min_by_key(|fit| fit.bytes)
         };
         let in_large = || {
             let found = self.large.find(owner, upto, request)?;
@@ -436,30 +417,11 @@ impl Store for Heaps {
     }
 
     fn gather(&mut self, how: Gather) -> bool {
-        let shared = Arc::clone(&self.shared);
-        let mut any = false;
-        let (mut fronts, mut held) = (Vec::new(), 0);
-        shared.caches.each(|cache| {
-            if cache.counts.totals().blocks_held > 0 {
-                held += cache.counts.small_bytes_held();
-                fronts.extend(cache.fronts());
-            }
-        });
-        // Little is not worth the work, unless it is all there is; where mapping pages is much more, none is
-        // little, unless threads meet.
-        let little = match (self.runs_errands(), self.is_in_a_hurry()) {
-            (false, _) => self.large.bytes_reserved() / 256,
-            (true, true) => self.large.bytes_reserved() / 16,
-            (true, false) => 0,
-        };
-        if how == Gather::All && !self.is_short && held < little {
-            fronts.clear();
-        }
-        for front in fronts {
-            any |= self.drain(&front, how);
-        }
-        self.set_keep_bytes();
-        any | (how != Gather::Large && self.take_spans_back())
+        self.gather_from(None, how)
+    }
+
+    fn gather_for(&mut self, request: &Request, how: Gather) -> bool {
+        self.gather_from(self.only_arena(request), how)
     }
 
     fn give(&mut self, ptr: DevicePtr, layout: Layout, owner: Owner, epoch: Epoch) -> Result<(), MisuseKind> {
@@ -479,9 +441,11 @@ impl Store for Heaps {
     }
 
     fn migrate(&mut self, from: Owner, upto: Epoch, to: Owner, epoch: Epoch) {
-        self.shared.arenas.each_of(from).for_each(|(_, mut arena)| arena.heap.migrate(from, upto, to, epoch));
-        self.large.migrate(from, upto, to, epoch);
-        self.take_spans_back();
+        self.migrate_in(None, from, upto, to, epoch);
+    }
+
+    fn migrate_for(&mut self, request: &Request, from: Owner, upto: Epoch, to: Owner, epoch: Epoch) {
+        self.migrate_in(self.only_arena(request), from, upto, to, epoch);
     }
 
     fn migrate_bite(&mut self, from: Owner, upto: Epoch, to: Owner, epoch: Epoch, at: &mut Cursor) {
@@ -489,16 +453,18 @@ impl Store for Heaps {
     }
 
     fn join_with_anyones(&mut self, owner: Owner, request: &Request) -> bool {
-        let small = self.is_small(request);
-        let mut arenas = self.shared.arenas.each_of(owner);
-        let in_arena = small && arenas.any(|(_, mut arena)| arena.heap.join_with_anyones(owner, request));
+        let joins = |(_, mut arena): (_, QuickGuard<'_, Arena>)| arena.heap.join_with_anyones(owner, request);
+        let in_arena =
+            self.is_small(request) && self.shared.arenas.each_of(owner, self.only_arena(request)).any(joins);
         in_arena || self.large.join_with_anyones(owner, request)
     }
 
     fn free_bytes(&self, owner: Owner) -> u64 {
-        let small: u64 =
-            self.shared.arenas.each_of(owner).map(|(_, arena)| arena.heap.free_bytes(owner)).sum();
-        small + self.large.free_bytes(owner)
+        self.free_bytes_in(None, owner)
+    }
+
+    fn free_bytes_for(&self, request: &Request, owner: Owner) -> u64 {
+        self.free_bytes_in(self.only_arena(request), owner)
     }
 
     fn largest_free_block(&self) -> u64 {

@@ -31,6 +31,7 @@ mod decay;
 mod directory;
 mod errand;
 mod front;
+mod gather;
 mod heap;
 mod heaps;
 mod keep;
