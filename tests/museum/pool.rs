@@ -139,8 +139,8 @@ const MISTAKES: &[Mistake] = &[
     mistake(
         "a point that is done frees what came after it",
         "ordered/points.rs",
-        "store.migrate(owner, point.donor.epoch, ANYONE, 0);",
-        "store.migrate(owner, Epoch::MAX, ANYONE, 0);",
+        "store.migrate_for(request, owner, point.donor.epoch, ANYONE, 0)",
+        "store.migrate_for(request, owner, Epoch::MAX, ANYONE, 0)",
         "Device(",
     ),
     mistake(
