@@ -31,16 +31,16 @@ impl Heaps {
             }
         });
         // Little is not worth the work, unless it is all there is; where mapping pages is much more, none is
-        // little, unless threads meet.
-        let of_arena = |shard| shared.arenas.lock(shard).heap.bytes_reserved;
+        // little. Where threads meet, growing costs them less than what they keep.
         let reserved = match only {
-            Some(shard) if self.is_in_a_hurry() => of_arena(shard),
+            Some(shard) if self.is_in_a_hurry() => shared.arenas.lock(shard).heap.bytes_reserved,
             _ => self.large.bytes_reserved(),
         };
         let little = match (self.runs_errands(), self.is_in_a_hurry()) {
-            (false, _) => reserved / 256,
-            (true, true) => reserved / 8,
+            (false, false) => reserved / 256,
             (true, false) => 0,
+            (false, true) => reserved / 16,
+            (true, true) => reserved / 4,
         };
         if how == Gather::All && !self.is_short && held < little {
             fronts.clear();

@@ -117,6 +117,9 @@ impl PoolOptions {
             return refuse("the device has no virtual memory management");
         }
         let granularity = driver.mem_get_allocation_granularity()?;
+        if !granularity.is_power_of_two() {
+            return refuse("the driver's granularity is no power of two");
+        }
         let most = self.maximum_bytes.unwrap_or(u64::MAX);
         if most < granularity || (self.pages == PagesMode::Auto && most / FEW < granularity) {
             return refuse("its maximum is too small");

@@ -34,6 +34,7 @@ impl Handle {
 pub(super) struct Handles {
     table: Vec<Option<Handle>>,
     vacant: Vec<HandleId>,
+    /// A power of two.
     granularity: u64,
     /// What was reserved for homes: base and bytes.
     pub(super) reserved: Vec<(u64, u64)>,
@@ -86,16 +87,16 @@ impl Handles {
         self.table.len() - self.vacant.len()
     }
 
+    fn granules_in(&self, bytes: u64) -> usize {
+        (bytes >> self.granularity.trailing_zeros()) as usize
+    }
+
     /// The granules of a line's reservation that holds the address, and which granule that is.
     fn granule(&self, addr: u64) -> Option<(usize, usize)> {
-        let mut found = None;
-        for (index, (base, granules)) in self.granules.iter().enumerate() {
-            if addr >= *base {
-                let granule = ((addr - base) / self.granularity) as usize;
-                found = (granule < granules.len()).then_some((index, granule)).or(found);
-            }
-        }
-        found
+        self.granules.iter().enumerate().find_map(|(index, (base, granules))| {
+            let granule = self.granules_in(addr.checked_sub(*base)?);
+            (granule < granules.len()).then_some((index, granule))
+        })
     }
 
     /// The handle whose home holds the address.
@@ -143,8 +144,8 @@ impl Handles {
         let reservation =
             self.granules.iter_mut().filter(|(base, _)| *base <= home).max_by_key(|(base, _)| *base);
         let (base, granules) = reservation.expect("a home lies in a reservation");
-        let first = ((home - *base) / self.granularity) as usize;
-        let end = first + (bytes / self.granularity) as usize;
+        let first = (home - *base) as usize >> self.granularity.trailing_zeros();
+        let end = first + (bytes as usize >> self.granularity.trailing_zeros());
         if granules.len() < end {
             granules.resize(end, NONE);
         }

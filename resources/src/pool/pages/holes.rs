@@ -76,8 +76,8 @@ impl Pages {
             return self.hole(Line::Small, left, request, false);
         };
         let hole = self.large().chunk(best);
-        let is_inside = !self.is_at_border(hole) && hole.bytes <= self.policy.inside_upto(request.bytes);
-        if hole.bytes == request.bytes || is_inside || self.is_calm {
+        let is_inside = || hole.bytes <= self.policy.inside_upto(request.bytes) && !self.is_at_border(hole);
+        if self.is_calm || hole.bytes == request.bytes || is_inside() {
             return self.hole(Line::Large, best, request, false);
         }
         if let Some(inside) = self.find_inside(owner, upto, request) {
