@@ -1,4 +1,5 @@
 mod bites;
+mod line;
 mod validate;
 
 use std::sync::Arc;
@@ -56,6 +57,8 @@ pub(super) struct Heap {
     pub(super) blocks_in_use: u64,
     /// Regions that are one free chunk.
     pub(super) regions_free: usize,
+    /// How often a chunk came into a bin, or left one.
+    changes: u64,
 }
 
 impl Heap {
@@ -73,7 +76,13 @@ impl Heap {
             blocks_free: 0,
             blocks_in_use: 0,
             regions_free: 0,
+            changes: 0,
         }
+    }
+
+    /// How often a chunk came into a bin, or left one: what is free is the same while this is.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes
     }
 
     fn bins(&self, owner: Owner) -> Option<&Bins> {
@@ -87,6 +96,7 @@ impl Heap {
     fn put_in_bin(&mut self, id: ChunkId) {
         let chunk = &self.chunks[id];
         let index = chunk.owner() as usize;
+        self.changes += 1;
         self.blocks_free += 1;
         self.bytes_free += chunk.bytes;
         self.regions_free += usize::from(chunk.is_whole_region());
@@ -99,6 +109,7 @@ impl Heap {
 
     fn take_from_bin(&mut self, id: ChunkId) {
         let chunk = &self.chunks[id];
+        self.changes += 1;
         self.blocks_free -= 1;
         self.bytes_free -= chunk.bytes;
         self.regions_free -= usize::from(chunk.is_whole_region());
@@ -418,175 +429,5 @@ impl Heap {
         owners
             .filter(|(_, bins)| bins.blocks > 0)
             .map(|(owner, bins)| (owner, bins.blocks, bins.bytes, bins.largest(&self.chunks)))
-    }
-}
-
-/// What [`pages`](super::pages) need besides: memory in lines, which comes and goes by the handle.
-impl Heap {
-    /// The last chunk of the line, if there is one.
-    pub(super) fn tail(&self) -> Option<ChunkId> {
-        Some(self.tail).filter(|id| *id != NIL)
-    }
-
-    /// Adds free memory, which goes on with the line where it lies behind its end; says the free chunk that
-    /// it is part of now.
-    pub(super) fn extend(&mut self, base: u64, bytes: u64, owner: Owner, epoch: Epoch) -> ChunkId {
-        let Some((region, last)) = self.region_before(base) else {
-            let first = self.add_region(base, bytes, owner, epoch);
-            self.tail = first;
-            return first;
-        };
-        self.regions[region].bytes += bytes;
-        self.bytes_reserved += bytes;
-        let id = self.chunks.add(Chunk::free(base, bytes, last, NIL, owner, epoch));
-        if self.chunks[last].is_free() && self.chunks[last].is_whole_region() {
-            self.regions_free -= 1;
-        }
-        self.chunks[last].next = id;
-        self.tail = id;
-        let joined = self.join(id, 0);
-        self.put_in_bin(joined);
-        joined
-    }
-
-    /// The region that ends at an address, and its last chunk: the line's tail, unless the line went on
-    /// elsewhere meanwhile.
-    fn region_before(&self, end: u64) -> Option<(usize, ChunkId)> {
-        let index = self.regions.partition_point(|region| region.base < end).checked_sub(1)?;
-        let region = self.regions[index];
-        if region.base + region.bytes != end {
-            return None;
-        }
-        let ends_there = |id: &ChunkId| self.chunks[*id].addr + self.chunks[*id].bytes == end;
-        Some((
-            index,
-            self.tail().filter(ends_there).unwrap_or_else(|| self.chunk_from(region.first, end - 1)),
-        ))
-    }
-
-    /// Which region an address lies in.
-    fn region_index(&self, addr: u64) -> usize {
-        self.regions.partition_point(|region| region.base <= addr) - 1
-    }
-
-    /// Hands out these bytes of a free chunk.
-    pub(super) fn take_at(&mut self, id: ChunkId, addr: u64, bytes: u64) -> ChunkId {
-        self.take_from_bin(id);
-        let id = self.cut_out(id, addr, bytes);
-        self.chunks[id].set_in_use();
-        self.blocks_in_use += 1;
-        id
-    }
-
-    /// Cuts these bytes out of a free chunk, in no bin; what is left over goes to the bins.
-    fn cut_out(&mut self, mut id: ChunkId, addr: u64, bytes: u64) -> ChunkId {
-        let before = addr - self.chunks[id].addr;
-        if before > 0 {
-            let rest = self.cut(id, before);
-            self.put_in_bin(id);
-            id = rest;
-        }
-        if self.chunks[id].bytes > bytes {
-            let rest = self.cut(id, bytes);
-            self.put_in_bin(rest);
-        }
-        id
-    }
-
-    /// Makes a chunk in use and the next one, in use too, a single one.
-    pub(super) fn fuse_with_next(&mut self, id: ChunkId) {
-        debug_assert!(self.chunks[id].is_in_use() && self.chunks[self.chunks[id].next].is_in_use());
-        self.swallow_next(id);
-        self.blocks_in_use -= 1;
-    }
-
-    /// Takes these bytes of a free chunk out of the heap: they are no memory of the pool any longer.
-    pub(super) fn remove_range(&mut self, id: ChunkId, addr: u64, bytes: u64) {
-        self.take_from_bin(id);
-        let id = self.cut_out(id, addr, bytes);
-        let Chunk { prev, next, .. } = self.chunks[id];
-        let index = self.region_index(addr);
-        let region = self.regions[index];
-        let end = region.base + region.bytes;
-        self.regions[index].bytes = addr - region.base;
-        if prev != NIL {
-            self.chunks[prev].next = NIL;
-        }
-        if next != NIL {
-            self.chunks[next].prev = NIL;
-            let after = Region { base: addr + bytes, bytes: end - (addr + bytes), first: next };
-            self.regions.insert(index + 1, after);
-        }
-        if prev == NIL {
-            self.regions.remove(index);
-        }
-        if self.tail == id {
-            self.tail = prev;
-        }
-        let sides = [prev, next].into_iter().filter(|side| *side != NIL).map(|side| &self.chunks[side]);
-        self.regions_free += sides.filter(|side| side.is_free() && side.is_whole_region()).count();
-        self.chunks.remove(id);
-        self.bytes_reserved -= bytes;
-    }
-
-    /// The free chunks of an owner with at least so many bytes, and a few smaller ones; by bins, the smallest
-    /// first.
-    pub(super) fn free_from(&self, owner: Owner, bytes: u64) -> impl Iterator<Item = (ChunkId, &Chunk)> {
-        let bins = self.bins(owner).filter(|bins| bins.blocks > 0).into_iter();
-        bins.flat_map(move |bins| bins.iter_from(&self.chunks, bytes)).map(|id| (id, &self.chunks[id]))
-    }
-
-    /// The run of neighbours that are free for `owner`, from its first chunk on.
-    pub(super) fn run(&self, first: ChunkId, owner: Owner) -> impl Iterator<Item = &Chunk> {
-        let chunk = move |id| (id != NIL && self.is_joinable(id, owner)).then(|| &self.chunks[id]);
-        std::iter::successors(chunk(first), move |last| chunk(last.next))
-    }
-
-    /// The first chunk of the run of neighbours that are free for `owner`.
-    pub(super) fn first_of_run(&self, id: ChunkId, owner: Owner) -> ChunkId {
-        self.run_around(id, owner).0
-    }
-
-    /// Joins a run of free chunks, from its first, for `owner`; a single chunk stays whose it is.
-    pub(super) fn join_run(&mut self, first: ChunkId, owner: Owner) {
-        let next = self.chunks[first].next;
-        // Where the first was taken meanwhile, the run was joined for that.
-        if !self.chunks[first].is_free() || next == NIL || !self.is_joinable(next, owner) {
-            return;
-        }
-        self.take_from_bin(first);
-        let epoch = self.chunks[first].epoch();
-        self.chunks[first].set_free(owner, epoch);
-        let joined = self.join(first, u64::MAX);
-        self.put_in_bin(joined);
-    }
-
-    /// The chunk that holds an address, on the same region as `from` and not before it.
-    pub(super) fn chunk_from(&self, from: ChunkId, addr: u64) -> ChunkId {
-        let mut id = from;
-        while self.chunks[id].addr + self.chunks[id].bytes <= addr {
-            id = self.chunks[id].next;
-        }
-        id
-    }
-
-    /// Another piece of the same block, of a chunk in use; `NIL` where there is none.
-    pub(super) fn link(&self, id: ChunkId) -> ChunkId {
-        debug_assert!(self.chunks[id].is_in_use());
-        self.chunks[id].bin_next
-    }
-
-    pub(super) fn set_link(&mut self, id: ChunkId, link: ChunkId) {
-        debug_assert!(self.chunks[id].is_in_use());
-        self.chunks[id].bin_next = link;
-    }
-
-    /// All chunks, by address.
-    pub(super) fn all_chunks(&self) -> impl Iterator<Item = (ChunkId, &Chunk)> {
-        self.regions.iter().flat_map(|region| {
-            let first = Some(region.first);
-            let next = |id: &ChunkId| Some(self.chunks[*id].next).filter(|id| *id != NIL);
-            std::iter::successors(first, next).map(|id| (id, &self.chunks[id]))
-        })
     }
 }

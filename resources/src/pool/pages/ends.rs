@@ -5,7 +5,7 @@ use crate::ordered::{ANYONE, Epoch, Owner};
 use crate::pool::chunk::ChunkId;
 
 /// Whose free bytes count.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Whose {
     /// Those of one owner, given back in this epoch or before.
     Only(Owner, Epoch),
@@ -52,7 +52,7 @@ pub(super) struct Run {
     pub(super) bytes: u64,
 }
 
-/// The free ends of all handles, for somebody. Gathered for a search, and thrown away.
+/// The free ends of all handles, for somebody.
 #[derive(Debug, Default)]
 pub(super) struct FreeEnds {
     /// By handle: which entry is its own, from 1; 0 for none.
@@ -62,20 +62,21 @@ pub(super) struct FreeEnds {
 
 impl FreeEnds {
     /// Gathers them from free chunks of at least `least` bytes. Of the small line only whole handles count.
-    pub(super) fn gather(pages: &Pages, whose: Whose, least: u64) -> Self {
-        let mut ends = Self { index: vec![0; pages.handles.numbers()], entries: Vec::new() };
+    pub(super) fn gather(&mut self, pages: &Pages, whose: Whose, least: u64) {
+        self.index.clear();
+        self.index.resize(pages.handles.numbers(), 0);
+        self.entries.clear();
         for line in Line::ALL {
             match whose {
-                Whose::Only(owner, upto) => ends.gather_only(pages, line, owner, upto, least),
+                Whose::Only(owner, upto) => self.gather_only(pages, line, owner, upto, least),
                 Whose::With(owner) => {
-                    ends.gather_with(pages, line, owner, owner, least);
+                    self.gather_with(pages, line, owner, owner, least);
                     if owner != ANYONE {
-                        ends.gather_with(pages, line, owner, ANYONE, least);
+                        self.gather_with(pages, line, owner, ANYONE, least);
                     }
                 }
             }
         }
-        ends
     }
 
     fn gather_only(&mut self, pages: &Pages, line: Line, owner: Owner, upto: Epoch, least: u64) {

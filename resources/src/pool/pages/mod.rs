@@ -26,7 +26,7 @@
 //! | file | what it is |
 //! |---|---|
 //! | `holes` | which hole at home, and where in it |
-//! | `ends`, `views` | free ends of handles; runs of them in views |
+//! | `ends`, `gathered`, `views` | free ends of handles; runs of them in views |
 //! | `assemble`, `plan` | which pieces make a block, how much is new; the three steps |
 //! | `release` | what goes back to the driver |
 //! | `carry_out` | the driver calls of both |
@@ -36,6 +36,7 @@ mod assemble;
 mod carry_out;
 mod commit;
 mod ends;
+mod gathered;
 mod handles;
 mod holes;
 mod plan;
@@ -50,6 +51,8 @@ mod tests;
 mod validate;
 mod views;
 
+use std::cell::RefCell;
+
 use millpond_core::ALLOCATION_ALIGNMENT;
 
 use super::chunk::{Chunk, ChunkId, NIL};
@@ -57,7 +60,8 @@ use super::directory::{Block, Directory};
 use super::heap::Heap;
 use crate::ordered::{ANYONE, Epoch, Owner, Request};
 use carry_out::Retired;
-use ends::{FreeEnds, Piece, Whose};
+use ends::{Piece, Whose};
+use gathered::Gathered;
 use handles::{Handles, ViewId};
 use holes::Hole;
 use plan::Kept;
@@ -126,6 +130,7 @@ pub(in crate::pool) struct Pages {
     extra_pieces: u64,
     /// What should have gone back and did not.
     unfinished: Vec<Retired>,
+    gathered: RefCell<Gathered>,
 }
 
 /// Free bytes that serve a request.
@@ -190,6 +195,7 @@ impl Pages {
             peak_bytes_reserved: 0,
             extra_pieces: 0,
             unfinished: Vec::new(),
+            gathered: RefCell::default(),
         }
     }
 
@@ -214,8 +220,15 @@ impl Pages {
         if !is_plain || free < request.bytes || self.views.mappings == 0 {
             return None;
         }
-        let ends = FreeEnds::gather(self, whose, self.policy.least_piece);
-        let run = ends.oldest_run(&self.handles, &self.views, request.bytes)?;
+        let mut gathered = self.free_ends(whose);
+        if gathered.no_run.is_some_and(|bytes| bytes <= request.bytes) {
+            return None;
+        }
+        let run = gathered.ends.oldest_run(&self.handles, &self.views, request.bytes);
+        if run.is_none() {
+            gathered.no_run = Some(request.bytes);
+        }
+        let (run, ends) = (run?, &gathered.ends);
         let (pieces, addr) = ends.pieces(&self.handles, &self.views, &run, request.bytes);
         let epoch = pieces.iter().map(|piece| piece.epoch).max()?;
         let is_anyones =

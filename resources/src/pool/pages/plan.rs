@@ -125,7 +125,7 @@ impl Pages {
             growth = growth.max(at_once.min(self.available(most_new)));
         }
         if line == Line::Large && growth > room {
-            let ends = FreeEnds::gather(self, Whose::With(owner), self.policy.least_piece);
+            let ends = self.take_free_ends(Whose::With(owner));
             let chosen = self.choose(&ends, request.bytes, room);
             if !chosen.before.is_empty() || chosen.last.is_some() {
                 return self.plan_assembly(owner, &ends, chosen, request, most_new);

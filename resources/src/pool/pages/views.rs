@@ -69,6 +69,11 @@ impl Views {
         (0..).zip(&self.table).filter_map(|(id, view)| Some((id, view.as_ref()?)))
     }
 
+    /// How many mappings were ever made.
+    pub(super) fn made(&self) -> u64 {
+        self.made
+    }
+
     pub(super) fn len(&self) -> usize {
         self.table.len() - self.vacant.len()
     }
