@@ -39,6 +39,17 @@ pub(super) struct Shared {
     pub(super) caches: Caches,
     /// Whether the pool maps pages itself.
     over_pages: bool,
+    pub(super) limits: Limits,
+    /// Deallocations past the pool's lock, in steps.
+    pub(super) given: Apart,
+    /// By how many bytes the blocks in use of odd sizes are smaller than the threads count them.
+    pub(super) saved_by_odd: AtomicU64,
+}
+
+/// What threads read in each call, and what is seldom written: away from all else.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(super) struct Limits {
     /// Bytes that a thread may keep in its fronts.
     pub(super) keep_bytes: AtomicU64,
     /// Of it, in blocks of one class.
@@ -47,10 +58,6 @@ pub(super) struct Shared {
     pub(super) keep_large: AtomicU64,
     /// Blocks of at most so many bytes are in arenas.
     pub(super) small_upto: AtomicU64,
-    /// Deallocations past the pool's lock, in steps.
-    pub(super) given: Apart,
-    /// By how many bytes the blocks in use of odd sizes are smaller than the threads count them.
-    pub(super) saved_by_odd: AtomicU64,
 }
 
 /// A counter that all threads write, away from what all read.
@@ -86,7 +93,7 @@ struct From {
 impl Shared {
     /// Blocks of at most so many bytes are in arenas.
     pub(super) fn largest_in_arena(&self) -> u64 {
-        self.small_upto.load(Ordering::Relaxed)
+        self.limits.small_upto.load(Ordering::Relaxed)
     }
 
     /// Whether memory goes before speed: over pages, unless threads meet.
@@ -135,10 +142,10 @@ impl Heaps {
             arenas: Arenas::new(),
             caches: Caches::default(),
             over_pages: pages.is_some(),
-            keep_bytes: AtomicU64::new(0),
-            keep_of_class: AtomicU64::new(0),
-            small_upto: AtomicU64::new(if pages.is_some() { LARGEST_OVER_PAGES } else { LARGEST_SMALL }),
-            keep_large: AtomicU64::new(0),
+            limits: Limits {
+                small_upto: AtomicU64::new(if pages.is_some() { LARGEST_OVER_PAGES } else { LARGEST_SMALL }),
+                ..Limits::default()
+            },
             given: Apart::default(),
             saved_by_odd: AtomicU64::new(0),
         };

@@ -1,6 +1,6 @@
 //! How much threads keep in their fronts.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::classes::LARGEST_SMALL;
 use super::heaps::{Heaps, LARGEST_OVER_PAGES};
@@ -15,6 +15,13 @@ const CALM_AFTER: u64 = 1 << 15;
 
 /// The part of what is free in a calm pool that threads may keep.
 const CALM_SHARE: u64 = 4;
+
+/// What is written is taken from all who read it, even where it stays the same.
+fn set(limit: &AtomicU64, value: u64) {
+    if limit.load(Ordering::Relaxed) != value {
+        limit.store(value, Ordering::Relaxed);
+    }
+}
 
 impl Heaps {
     /// Says what a thread may keep.
@@ -43,10 +50,11 @@ impl Heaps {
         let keep = ((in_use / share).max(free) / fronts.max(1)).max(least);
         // A thread that has the pool to itself gives it back before it looks for another.
         let large = if self.streams < 2 { u64::MAX } else { in_use / LARGE_SHARE };
-        let limits = &self.shared;
-        limits.keep_bytes.store(keep, Ordering::Relaxed);
-        limits.keep_of_class.store(of_class, Ordering::Relaxed);
-        limits.keep_large.store(large, Ordering::Relaxed);
-        limits.small_upto.store(if little { LARGEST_OVER_PAGES } else { LARGEST_SMALL }, Ordering::Relaxed);
+        let limits = &self.shared.limits;
+        let small_upto = if little { LARGEST_OVER_PAGES } else { LARGEST_SMALL };
+        set(&limits.keep_bytes, keep);
+        set(&limits.keep_of_class, of_class);
+        set(&limits.keep_large, large);
+        set(&limits.small_upto, small_upto);
     }
 }

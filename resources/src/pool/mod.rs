@@ -211,9 +211,9 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
             return false;
         }
         let rounded = rounded(bytes);
-        let room = self.shared.keep_bytes.load(Ordering::Relaxed);
+        let room = self.shared.limits.keep_bytes.load(Ordering::Relaxed);
         let fits = front.thread.small_bytes_held() + rounded <= room;
-        let class_room = self.shared.keep_of_class.load(Ordering::Relaxed);
+        let class_room = self.shared.limits.keep_of_class.load(Ordering::Relaxed);
         let kept = fits && front.push(ptr.address(), bytes, rounded, entry, class_room);
         if kept && front.thread.is_step() {
             self.shared.given.0.fetch_add(STEP, Ordering::Relaxed);
@@ -223,7 +223,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
 
     /// Puts a large block into the front; the one before goes back.
     fn push_large(&self, front: &Front, ptr: DevicePtr, entry: &Entry, bytes: u64) -> bool {
-        let most = self.shared.keep_large.load(Ordering::Relaxed);
+        let most = self.shared.limits.keep_large.load(Ordering::Relaxed);
         if bytes <= LARGEST_SMALL || bytes > most || !entry.may_be_kept(bytes) {
             return false;
         }
