@@ -192,6 +192,13 @@ const MISTAKES: &[Mistake] = &[
         "self.chunks[id].epoch()",
         "Device(",
     ),
+    mistake(
+        "free ends are used again after something was taken",
+        "pool/pages/gathered.rs",
+        " || gathered.changes != changes {",
+        " {",
+        "Panic",
+    ),
 ];
 
 fn root() -> &'static Path {

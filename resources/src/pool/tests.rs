@@ -1,9 +1,14 @@
 use std::collections::BTreeMap;
 
-use millpond_core::Layout;
+use std::sync::atomic::Ordering;
+
+use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Layer, Layout, StreamRef};
+use millpond_driver::sim::{SimConfig, SimDevice};
 use proptest::prelude::*;
 
 use super::heap::Heap;
+use super::{PagesMode, PoolLayer};
+use crate::CudaMemoryResource;
 use crate::ordered::{ANYONE, Epoch, Owner, Request};
 
 const OWNERS: Owner = 4;
@@ -157,4 +162,44 @@ fn neighbours_of_different_streams_join_once_both_are_anyones() {
     assert_eq!(heap.largest_free_block(), 2048);
     let (region, ..) = heap.remove_free_region(|_| true).expect("it is free");
     assert_eq!((region.base, region.bytes), (1 << 40, 2048));
+}
+
+/// What lies in another thread's arena, or in its fronts, of another stream, is had before memory is out.
+#[test]
+fn what_lies_in_other_arenas_is_had_before_memory_is_out() {
+    const MOST: u64 = 128 << 20;
+    for pages in [PagesMode::On, PagesMode::Off] {
+        let device = SimDevice::new(SimConfig::h200());
+        let layer = PoolLayer::new().maximum_bytes(MOST).pages(pages);
+        let pool = layer.layer(CudaMemoryResource::new(device)).expect("the device has room");
+        let allocate_all = |bytes: u64, stream: StreamRef| {
+            let blocks: Vec<DevicePtr> =
+                std::iter::from_fn(|| pool.allocate_bytes(bytes, stream).ok()).collect();
+            pool.validate();
+            blocks
+        };
+        let give_back = |blocks: Vec<DevicePtr>, bytes: u64, stream: StreamRef| {
+            // SAFETY: they came from this pool with this size, and nothing uses them.
+            blocks.into_iter().for_each(|ptr| unsafe { pool.deallocate_bytes(ptr, bytes, stream) });
+        };
+        let blocks = allocate_all(100_000, StreamRef::LEGACY);
+        let first = blocks.len() as u64 * 100_000;
+        assert!(first > MOST / 10 * 9, "{pages:?}: {first} of {MOST}");
+        // Some stay, so that no span goes back whole.
+        let (stay, go): (Vec<_>, Vec<_>) = (0..).zip(blocks).partition(|(number, _)| number % 4 == 0);
+        let blocks_of = |numbered: Vec<(u64, DevicePtr)>| numbered.into_iter().map(|(_, ptr)| ptr).collect();
+        let gone = go.len() as u64 * 100_000;
+        give_back(blocks_of(go), 100_000, StreamRef::LEGACY);
+        // From now on this thread has another arena, as one that met others.
+        let shard = pool.shared.arenas.next(0);
+        assert_eq!(shard, 1);
+        pool.shared.caches.mine(pool.id).counts.shard.store(shard, Ordering::Relaxed);
+        let flags = millpond_core::driver::StreamFlags::NON_BLOCKING;
+        let stream = pool.driver().stream_create(flags).expect("a stream");
+        let blocks = allocate_all(50_000, stream);
+        let second = blocks.len() as u64 * 50_000;
+        assert!(second > gone / 10 * 9, "{pages:?}: {second} of {gone}");
+        give_back(blocks, 50_000, stream);
+        give_back(blocks_of(stay), 100_000, StreamRef::LEGACY);
+    }
 }
