@@ -6,6 +6,7 @@
 
 use std::cell::UnsafeCell;
 use std::fmt;
+use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
@@ -26,7 +27,12 @@ unsafe impl<T: Send> Sync for QuickLock<T> {}
 /// The value, until it is dropped.
 pub(crate) struct QuickGuard<'a, T> {
     lock: &'a QuickLock<T>,
+    /// A guard may be looked at by other threads only where its value may.
+    value: PhantomData<*const T>,
 }
+
+// SAFETY: who shares the guard shares the value, and no more.
+unsafe impl<T: Sync> Sync for QuickGuard<'_, T> {}
 
 impl<T> QuickLock<T> {
     pub(crate) fn new(value: T) -> Self {
@@ -37,7 +43,7 @@ impl<T> QuickLock<T> {
     pub(crate) fn try_lock(&self) -> Option<QuickGuard<'_, T>> {
         let taken = !self.is_locked.swap(true, Ordering::Acquire);
         // Not `then_some`: a guard that is made is dropped, and gives the lock back.
-        taken.then(|| QuickGuard { lock: self })
+        taken.then(|| QuickGuard { lock: self, value: PhantomData })
     }
 
     #[inline]

@@ -53,8 +53,8 @@ const MISTAKES: &[Mistake] = &[
     mistake(
         "a guard is made before the lock is taken",
         "lock.rs",
-        "taken.then(|| QuickGuard { lock: self })",
-        "taken.then_some(QuickGuard { lock: self })",
+        "taken.then(|| QuickGuard { lock: self, value: PhantomData })",
+        "taken.then_some(QuickGuard { lock: self, value: PhantomData })",
         "races_over_every_pool_keep_the_order ... FAILED",
     ),
     mistake(
@@ -139,7 +139,7 @@ const MISTAKES: &[Mistake] = &[
     mistake(
         "a point that is done frees what came after it",
         "ordered/points.rs",
-        "store.migrate_for(request, owner, point.donor.epoch, ANYONE, 0)",
+        "store.migrate_for(request, owner, epoch, ANYONE, 0)",
         "store.migrate_for(request, owner, Epoch::MAX, ANYONE, 0)",
         "Device(",
     ),

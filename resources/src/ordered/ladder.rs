@@ -129,7 +129,11 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     ) -> Result<Option<DevicePtr>> {
         // What threads keep is taken back in two steps: all of it is much work, and saves only memory.
         for how in [Gather::Large, Gather::All] {
-            let gathered = self.state.lock().store.gather_for(request, how);
+            let gathered = {
+                let store = &mut self.state.lock().store;
+                // Within a capture, growth may be refused for reasons of its own.
+                if capturing { store.gather(how) } else { store.gather_for(request, how) }
+            };
             if gathered && let Some(ptr) = self.try_hit(request, stream) {
                 return Ok(Some(ptr));
             }

@@ -111,7 +111,7 @@ struct State<S> {
     ladder: LadderCounts,
     /// Deallocations under the lock so far.
     given: u64,
-    /// Deallocations of all sorts when the points of all streams were last asked for.
+    /// Deallocations of all sorts when the points of the streams that could serve were last asked for.
     given_at_collection: u64,
     /// Ask again after so many.
     collect_after: u64,

@@ -132,12 +132,17 @@ impl<S: Store> Core<S> {
         let mut state = self.state.lock();
         let State { store, streams, .. } = &mut *state;
         if let Some((owner, slot)) = streams.find_mut(point.donor.id) {
-            if slot.point == Some(point.donor.epoch) {
+            let epoch = point.donor.epoch;
+            let is_all = match request {
+                Some(request) => store.migrate_for(request, owner, epoch, ANYONE, 0),
+                None => {
+                    store.migrate(owner, epoch, ANYONE, 0);
+                    true
+                }
+            };
+            // Others may still ask for the rest.
+            if is_all && slot.point == Some(epoch) {
                 slot.point = None;
-            }
-            match request {
-                Some(request) => store.migrate_for(request, owner, point.donor.epoch, ANYONE, 0),
-                None => store.migrate(owner, point.donor.epoch, ANYONE, 0),
             }
         }
         Ok(true)

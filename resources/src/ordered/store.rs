@@ -290,7 +290,7 @@ pub(crate) trait Store: Debug + Send + Sized + 'static {
     fn gather(&mut self, _how: Gather) -> bool {
         false
     }
-    /// The same, from those threads whose blocks could serve `request`.
+    /// The same for a request, which may leave out threads that use another part of the store.
     fn gather_for(&mut self, _request: &Request, how: Gather) -> bool {
         self.gather(how)
     }
@@ -299,9 +299,10 @@ pub(crate) trait Store: Debug + Send + Sized + 'static {
     /// Moves free blocks given back in epoch `upto` or before to another owner, as given back in `epoch`.
     fn migrate(&mut self, from: Owner, upto: Epoch, to: Owner, epoch: Epoch);
     /// The same for those that could serve `request`, if they were the requester's: all, unless the store has
-    /// parts, and the request is not served from some.
-    fn migrate_for(&mut self, _request: &Request, from: Owner, upto: Epoch, to: Owner, epoch: Epoch) {
+    /// parts, and the request is not served from some. Says whether it was all.
+    fn migrate_for(&mut self, _request: &Request, from: Owner, upto: Epoch, to: Owner, epoch: Epoch) -> bool {
         self.migrate(from, upto, to, epoch);
+        true
     }
     /// As [`migrate`](Self::migrate), for a few of them, from the cursor on.
     fn migrate_bite(&mut self, from: Owner, upto: Epoch, to: Owner, epoch: Epoch, at: &mut Cursor) {

@@ -46,7 +46,8 @@ pub(crate) struct Slot {
     /// The stream's event, once one was needed. Recording it again only moves it to a later point, which
     /// covers everything that the earlier one did.
     pub(crate) event: Option<Event>,
-    /// The latest epoch that the event is known to cover, unless that is known to be done.
+    /// The latest epoch that the event is known to cover, unless that is known to be done, and all that it
+    /// covers is anyone's.
     pub(crate) point: Option<Epoch>,
     /// What the stream was ordered after when the point was recorded.
     pub(crate) point_seen: Vec<(Owner, Epoch)>,

@@ -19,8 +19,8 @@ pub(super) const CLASSES: usize = 256;
 const SUB_BITS: u32 = 5;
 const SUBS: u64 = 1 << SUB_BITS;
 
-/// Of which power of two, in units of 256 bytes, the sizes of a class are multiples, if the request has one
-/// unit more than `below`: the first two rows of classes have 1.
+/// The sizes of a class, in units of 256 bytes, are multiples of two to this, for a request of one unit more
+/// than `below`: 0 for the first two rows of classes.
 #[inline]
 fn shift_of(below: u64) -> u32 {
     (below | SUBS).ilog2() - SUB_BITS

@@ -1,7 +1,9 @@
 //! What is taken back from threads and streams before the pool grows.
 //!
-//! A small request is served from its thread's arena alone, unless memory is short: so for that, what other
-//! threads keep, and what streams own in other arenas, stays as it is.
+//! A small request is served from its thread's arena alone, unless memory is short: so for that, the small
+//! blocks that threads of other arenas keep, and what streams own in those, stay as they are. What threads
+//! left behind in an arena that none uses any more is had by large requests, before memory is out, by trim
+//! and by decay.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,6 +25,8 @@ impl Heaps {
         let shared = Arc::clone(&self.shared);
         let mut any = false;
         let (mut fronts, mut held) = (Vec::new(), 0);
+        // Any large block may serve as a span.
+        let only = only.filter(|_| how != Gather::Large);
         let uses = |cache: &Cache| only.is_none_or(|only| cache.counts.shard.load(Ordering::Relaxed) == only);
         shared.caches.each(|cache| {
             if uses(cache) && cache.counts.totals().blocks_held > 0 {
@@ -90,8 +94,9 @@ impl Heaps {
         for (_, mut arena) in self.shared.arenas.each_of(from, only) {
             arena.heap.migrate(from, upto, to, epoch);
         }
-        self.large.migrate(from, upto, to, epoch);
+        // Spans come back as their owner's.
         self.take_spans_back();
+        self.large.migrate(from, upto, to, epoch);
     }
 
     /// Bytes in the free blocks of an owner: large ones, and those in all arenas, or one.

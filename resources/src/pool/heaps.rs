@@ -451,8 +451,10 @@ impl Store for Heaps {
         self.migrate_in(None, from, upto, to, epoch);
     }
 
-    fn migrate_for(&mut self, request: &Request, from: Owner, upto: Epoch, to: Owner, epoch: Epoch) {
-        self.migrate_in(self.only_arena(request), from, upto, to, epoch);
+    fn migrate_for(&mut self, request: &Request, from: Owner, upto: Epoch, to: Owner, epoch: Epoch) -> bool {
+        let only = self.only_arena(request);
+        self.migrate_in(only, from, upto, to, epoch);
+        only.is_none() || !self.shared.arenas.are_many()
     }
 
     fn migrate_bite(&mut self, from: Owner, upto: Epoch, to: Owner, epoch: Epoch, at: &mut Cursor) {

@@ -14,7 +14,7 @@ pub(super) enum Whose {
 }
 
 /// Free bytes in a row, at one end of a handle.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Part {
     pub(super) bytes: u64,
     /// The first chunk of the run of free chunks that these are in.
@@ -25,7 +25,7 @@ pub(super) struct Part {
 }
 
 /// What is free of a handle at its start and at its end. A handle that is wholly free has both.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Ends {
     pub(super) prefix: Part,
     pub(super) suffix: Part,
@@ -53,7 +53,7 @@ pub(super) struct Run {
 }
 
 /// The free ends of all handles, for somebody.
-#[derive(Debug, Default)]
+#[derive(PartialEq, Eq, Debug, Default)]
 pub(super) struct FreeEnds {
     /// By handle: which entry is its own, from 1; 0 for none.
     index: Vec<u32>,

@@ -4,15 +4,15 @@ use super::Pages;
 use super::ends::{FreeEnds, Whose};
 use crate::pool::heap::Heap;
 
-/// The free ends of all handles, as they were gathered last: good as long as nothing changed. One request
-/// looks for them several times, as it goes down the ladder.
+/// The free ends of all handles, as they were gathered last: good as long as nothing changed. As one request
+/// goes down the ladder, it looks for its own several times.
 #[derive(Debug, Default)]
 pub(super) struct Gathered {
     whose: Option<Whose>,
     /// Changes of the pages until then.
     changes: u64,
     pub(super) ends: FreeEnds,
-    /// No run of a view has so many bytes, as far as somebody looked.
+    /// A request of so many bytes found no run in a view.
     pub(super) no_run: Option<u64>,
 }
 
@@ -27,6 +27,7 @@ impl Pages {
         let mut gathered = self.gathered.borrow_mut();
         let changes = self.changes();
         if gathered.whose != Some(whose) || gathered.changes != changes {
+            gathered.whose = None;
             gathered.ends.gather(self, whose, self.policy.least_piece);
             (gathered.whose, gathered.changes, gathered.no_run) = (Some(whose), changes, None);
         }
@@ -38,5 +39,14 @@ impl Pages {
         let mut gathered = self.free_ends(whose);
         gathered.whose = None;
         std::mem::take(&mut gathered.ends)
+    }
+
+    /// Panics where what was gathered passes for the present, and is not (7).
+    pub(super) fn validate_gathered(&self) {
+        let gathered = self.gathered.borrow();
+        let Some(whose) = gathered.whose.filter(|_| gathered.changes == self.changes()) else { return };
+        let mut ends = FreeEnds::default();
+        ends.gather(self, whose, self.policy.least_piece);
+        assert_eq!(gathered.ends, ends, "what was gathered is no more");
     }
 }

@@ -34,8 +34,9 @@ impl Handle {
 pub(super) struct Handles {
     table: Vec<Option<Handle>>,
     vacant: Vec<HandleId>,
-    /// A power of two.
     granularity: u64,
+    /// The granularity is two to this.
+    shift: u32,
     /// What was reserved for homes: base and bytes.
     pub(super) reserved: Vec<(u64, u64)>,
     /// The addresses of each line.
@@ -52,6 +53,7 @@ impl Handles {
             table: Vec::new(),
             vacant: Vec::new(),
             granularity,
+            shift: granularity.trailing_zeros(),
             reserved: Vec::new(),
             spaces: Default::default(),
             granules: Vec::new(),
@@ -88,7 +90,7 @@ impl Handles {
     }
 
     fn granules_in(&self, bytes: u64) -> usize {
-        (bytes >> self.granularity.trailing_zeros()) as usize
+        (bytes >> self.shift) as usize
     }
 
     /// The granules of a line's reservation that holds the address, and which granule that is.
@@ -144,8 +146,8 @@ impl Handles {
         let reservation =
             self.granules.iter_mut().filter(|(base, _)| *base <= home).max_by_key(|(base, _)| *base);
         let (base, granules) = reservation.expect("a home lies in a reservation");
-        let first = (home - *base) as usize >> self.granularity.trailing_zeros();
-        let end = first + (bytes as usize >> self.granularity.trailing_zeros());
+        let first = (home - *base) as usize >> self.shift;
+        let end = first + (bytes as usize >> self.shift);
         if granules.len() < end {
             granules.resize(end, NONE);
         }

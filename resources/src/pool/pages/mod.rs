@@ -221,7 +221,7 @@ impl Pages {
             return None;
         }
         let mut gathered = self.free_ends(whose);
-        if gathered.no_run.is_some_and(|bytes| bytes <= request.bytes) {
+        if gathered.no_run == Some(request.bytes) {
             return None;
         }
         let run = gathered.ends.oldest_run(&self.handles, &self.views, request.bytes);

@@ -260,6 +260,7 @@ impl Pages {
         self.handles = super::Handles::new(self.granularity);
         let heap = || Heap::new(super::SCAN);
         self.heaps = [(); LINES].map(|()| heap());
+        self.gathered = Default::default();
         (self.planned, self.retiring, self.extra_pieces) = (0, 0, 0);
         Release { retired, views: Vec::new(), reservations }
     }

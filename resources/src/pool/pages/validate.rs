@@ -14,6 +14,7 @@ use crate::pool::chunk::NIL;
 /// 5. A block's pieces are chunks in use, each in one block only. Where one ends and another follows, the
 ///    first ends with its handle and the second starts with its own.
 /// 6. Physical memory is what handles hold, with what plans and releases have under way.
+/// 7. Free ends that were gathered are those that there are, unless something changed since.
 impl Pages {
     /// Panics where an invariant does not hold.
     pub(in crate::pool) fn validate(&self) {
@@ -22,6 +23,7 @@ impl Pages {
         self.views.validate(&self.handles); // 3, 4
         self.validate_lines();
         self.validate_blocks();
+        self.validate_gathered(); // 7
         let unfinished: u64 = self.unfinished.iter().map(|retired| retired.bytes).sum();
         assert!(unfinished <= self.retiring, "what did not go back counts as taken"); // 6
         let reserved: u64 = self.heaps.iter().map(|heap| heap.bytes_reserved).sum();
