@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::heap::Heap;
 use super::{PagesMode, PoolLayer};
 use crate::CudaMemoryResource;
-use crate::ordered::{ANYONE, Epoch, Owner, Request};
+use crate::ordered::{ANYONE, Epoch, Gather, Owner, Request, Store};
 
 const OWNERS: Owner = 4;
 
@@ -201,5 +201,39 @@ fn what_lies_in_other_arenas_is_had_before_memory_is_out() {
         assert!(second > gone / 10 * 9, "{pages:?}: {second} of {gone}");
         give_back(blocks, 50_000, stream);
         give_back(blocks_of(stay), 100_000, StreamRef::LEGACY);
+    }
+}
+
+/// A point that is done serves a request of one arena, and then one of another, though its stream has new work.
+#[test]
+fn a_point_that_is_done_serves_all_arenas() {
+    const BYTES: u64 = 100_000;
+    let device = SimDevice::new(SimConfig::h200());
+    let layer = PoolLayer::new().pages(PagesMode::Off);
+    let pool = layer.layer(CudaMemoryResource::new(device.clone())).expect("the device has room");
+    let flags = millpond_core::driver::StreamFlags::NON_BLOCKING;
+    let [donor, taker] = [(); 2].map(|()| pool.driver().stream_create(flags).expect("a stream"));
+    let allocate = |count: usize, stream: StreamRef| -> Vec<DevicePtr> {
+        (0..count).map(|_| pool.allocate_bytes(BYTES, stream).expect("there is room")).collect()
+    };
+    let second = pool.shared.arenas.next(0);
+    let use_arena = |shard| pool.shared.caches.mine(pool.id).counts.shard.store(shard, Ordering::Relaxed);
+    // In each arena the donor gives back every second block, so that no span is free.
+    let free_in = |shard| {
+        use_arena(shard);
+        let blocks = (0..).zip(allocate(64, donor));
+        let go: Vec<(u32, DevicePtr)> = blocks.filter(|(number, _)| number % 2 == 1).collect();
+        // SAFETY: they came from this pool with this size, and nothing uses them.
+        go.iter().for_each(|(_, ptr)| unsafe { pool.deallocate_bytes(*ptr, BYTES, donor) });
+        pool.ordered.with_store(|heaps| heaps.gather(Gather::Everything));
+        go.into_iter().map(|(_, ptr)| ptr).collect::<Vec<_>>()
+    };
+    let free: [Vec<DevicePtr>; 2] = [free_in(0), free_in(second)];
+    for (shard, free) in [0, second].into_iter().zip(free) {
+        use_arena(shard);
+        let taken = allocate(256, taker);
+        assert!(free.iter().all(|ptr| taken.contains(ptr)), "arena {shard}: what was done was not had");
+        assert_eq!(pool.statistics().expect("a pool counts").ladder.waited, 0, "arena {shard}");
+        device.launch(donor, &[]);
     }
 }
