@@ -204,7 +204,8 @@ fn what_lies_in_other_arenas_is_had_before_memory_is_out() {
     }
 }
 
-/// A point that is done serves a request of one arena, and then one of another, though its stream has new work.
+/// A point that is done serves a request of one arena, and then one of another, though its stream has new
+/// work.
 #[test]
 fn a_point_that_is_done_serves_all_arenas() {
     const BYTES: u64 = 100_000;
