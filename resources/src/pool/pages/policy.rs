@@ -51,7 +51,7 @@ impl Default for Policy {
             mappings: 8192,
             first_moves: 256,
             operations_for_first_move: 32,
-            free_moves: 1024,
+            free_moves: 768,
             operations_for_move: 4000,
             moves_for_slack: 4,
             slack_when_busy: 100,
