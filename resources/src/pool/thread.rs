@@ -20,7 +20,8 @@ pub(super) type PoolId = u64;
 
 /// A thread that has so many fronts in a pool starts anew.
 const FRONTS: usize = 512;
-const RECENT: usize = 64;
+const RECENT_BITS: u32 = 9;
+const RECENT: usize = 1 << RECENT_BITS;
 
 #[derive(Clone, Copy)]
 struct Recent {
@@ -62,7 +63,7 @@ pub(super) struct Cache {
 
 fn recent(pool: PoolId, stream: StreamId) -> usize {
     let mixed = (pool ^ stream.get().rotate_left(32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    (mixed >> 58) as usize % RECENT
+    (mixed >> (u64::BITS - RECENT_BITS)) as usize
 }
 
 /// The calling thread's front for a stream, if it was used lately. It is the thread's own: good until the
