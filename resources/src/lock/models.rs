@@ -64,7 +64,7 @@ fn canary_a_lock_that_orders_nothing() {
 /// The guard is made before it is known whether the lock is taken, and dropped where it is not.
 fn try_lock_eagerly<T>(lock: &QuickLock<T>) -> Option<QuickGuard<'_, T>> {
     let taken = !lock.is_locked.swap(true, Ordering::Acquire);
-    let guard = QuickGuard { lock };
+    let guard = QuickGuard { lock, value: PhantomData };
     taken.then_some(guard)
 }
 
