@@ -13,14 +13,14 @@ use millpond_core::StreamId;
 use rustc_hash::FxHashMap;
 
 use super::front::{Front, ThreadCounts};
-use crate::sync::{Mutex, Ordering, per_thread};
+use crate::sync::{Mutex, Ordering, bounded, per_thread};
 
 /// A pool's number, given once in the life of the process.
 pub(super) type PoolId = u64;
 
 /// A thread that has so many fronts in a pool starts anew.
 const FRONTS: usize = 512;
-const RECENT_BITS: u32 = 9;
+const RECENT_BITS: u32 = bounded(9, 6) as u32;
 const RECENT: usize = 1 << RECENT_BITS;
 
 #[derive(Clone, Copy)]
