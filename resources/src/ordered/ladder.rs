@@ -129,11 +129,9 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     ) -> Result<Option<DevicePtr>> {
         // What threads keep is taken back in two steps: all of it is much work, and saves only memory.
         for how in [Gather::Large, Gather::All] {
-            let gathered = {
-                let store = &mut self.state.lock().store;
-                // Within a capture, growth may be refused for reasons of its own.
-                if capturing { store.gather(how) } else { store.gather_for(request, how) }
-            };
+            // Within a capture, growth may be refused for reasons of its own.
+            let only_for = (!capturing).then_some(request);
+            let gathered = self.state.lock().store.gather_for(only_for, how);
             if gathered && let Some(ptr) = self.try_hit(request, stream) {
                 return Ok(Some(ptr));
             }
@@ -158,7 +156,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         };
         if self.runs_errands {
             // What is anyone's joins, and can be put together, whosever it was.
-            if self.owned_free_bytes_for(request) == 0 {
+            if self.owned_free_bytes(Some(request)) == 0 {
                 return Ok(None);
             }
             self.collect_completed(Some(request), stream)?;
@@ -192,11 +190,6 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             });
         }
         Ok(None)
-    }
-
-    fn owned_free_bytes_for(&self, request: &Request) -> u64 {
-        let state = self.state.lock();
-        state.streams.iter().map(|(owner, _)| state.store.free_bytes_for(request, owner)).sum()
     }
 
     fn anybody_has_a_fit(&self, request: &Request) -> bool {
@@ -284,7 +277,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         let mut state = self.state.lock();
         let me = state.owner_of(stream);
         let State { store, streams, .. } = &*state;
-        let free_bytes = |owner| store.free_bytes_for(request, owner);
+        let free_bytes = |owner| store.free_bytes_for(Some(request), owner);
         let others: u64 =
             streams.iter().map(|(owner, _)| owner).filter(|owner| *owner != me).map(free_bytes).sum();
         others > 0 && others + free_bytes(ANYONE) + free_bytes(me) >= request.bytes
@@ -425,7 +418,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
 
     /// Waits for the device and tries again, if any stream has blocks that waiting would free.
     fn reclaim(&self, request: &Request, stream: StreamRef) -> Result<Option<DevicePtr>> {
-        if self.owned_free_bytes() == 0 {
+        if self.owned_free_bytes(None) == 0 {
             return Ok(None);
         }
         self.synchronize()?;

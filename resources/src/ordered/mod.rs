@@ -20,10 +20,10 @@
 //! what *that* stream had been made to wait for before is inherited: a block moved from stream to stream
 //! never loses what it depends on.
 //!
-//! **Memory flows back.** When a stream's best block is much too large for a request, and at least 64 blocks
-//! were given back since somebody last looked, the points of all streams are asked for first: what is done
-//! becomes anyone's, joins across streams, and may fit better. While the device is busy, that is asked less
-//! often.
+//! **Memory flows back.** When a stream's best block is much too large for a request, and at least 256 blocks
+//! were given back since somebody last looked, the points of the streams that could serve are asked for
+//! first: what is done becomes anyone's, joins across streams, and may fit better. While the device is busy,
+//! that is asked less often.
 //!
 //! **Streams die.** A point can be recorded on a stream from elsewhere only while that stream is surely alive
 //! ([`Driver::event_record_if_alive`](millpond_core::Driver::event_record_if_alive)). Where it is not, the

@@ -36,11 +36,8 @@ impl<S: Store> Core<S> {
         let donors: Vec<Donor> = {
             let mut state = self.state.lock();
             state.given_at_collection = state.given + state.store.given();
-            let free_bytes = |owner| match request {
-                Some(request) => state.store.free_bytes_for(request, owner),
-                None => state.store.free_bytes(owner),
-            };
-            let owning = state.streams.iter().filter(|(owner, _)| free_bytes(*owner) > 0);
+            let owns = |owner| state.store.free_bytes_for(request, owner) > 0;
+            let owning = state.streams.iter().filter(|(owner, _)| owns(*owner));
             owning.map(|(_, slot)| Donor { id: slot.id, epoch: slot.epoch() }).collect()
         };
         let mut done = false;
@@ -133,13 +130,7 @@ impl<S: Store> Core<S> {
         let State { store, streams, .. } = &mut *state;
         if let Some((owner, slot)) = streams.find_mut(point.donor.id) {
             let epoch = point.donor.epoch;
-            let is_all = match request {
-                Some(request) => store.migrate_for(request, owner, epoch, ANYONE, 0),
-                None => {
-                    store.migrate(owner, epoch, ANYONE, 0);
-                    true
-                }
-            };
+            let is_all = store.migrate_for(request, owner, epoch, ANYONE, 0);
             // Others may still ask for the rest.
             if is_all && slot.point == Some(epoch) {
                 slot.point = None;

@@ -92,7 +92,7 @@ impl<S: Store> Core<S> {
             return Ok(Given::default());
         }
         self.state.lock().store.gather(Gather::Everything);
-        let may_ask = how != Learn::No && self.owned_free_bytes() > 0;
+        let may_ask = how != Learn::No && self.owned_free_bytes(None) > 0;
         if may_ask && !self.is_capturing(StreamRef::LEGACY)? {
             match how {
                 Learn::Wait => self.synchronize()?,
@@ -101,7 +101,7 @@ impl<S: Store> Core<S> {
         }
         let keep = self.bytes_reserved().saturating_sub(bytes);
         let given = self.release_free(keep, upstream, StreamRef::LEGACY);
-        Ok(Given { bytes: given, is_waiting: self.owned_free_bytes() > 0 })
+        Ok(Given { bytes: given, is_waiting: self.owned_free_bytes(None) > 0 })
     }
 }
 

@@ -4,7 +4,7 @@ use millpond_core::{DeviceMemoryResource, Error, Layout, Result, StreamRef};
 use parking_lot::MutexGuard;
 
 use super::points::Donor;
-use super::store::{ANYONE, Errand, Gather, Store};
+use super::store::{ANYONE, Errand, Gather, Request, Store};
 use super::{Core, Ordered, State};
 
 /// Driver calls of one errand that gives memory back: other threads' calls come in between errands.
@@ -33,10 +33,10 @@ impl<S: Store> Core<S> {
         Ok(())
     }
 
-    /// Free bytes that belong to streams.
-    pub(super) fn owned_free_bytes(&self) -> u64 {
+    /// Free bytes that belong to streams: where there is a request, those that could serve it.
+    pub(super) fn owned_free_bytes(&self, request: Option<&Request>) -> u64 {
         let state = self.state.lock();
-        state.streams.iter().map(|(owner, _)| state.store.free_bytes(owner)).sum()
+        state.streams.iter().map(|(owner, _)| state.store.free_bytes_for(request, owner)).sum()
     }
 
     pub(super) fn bytes_reserved(&self) -> u64 {
@@ -125,7 +125,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             return Ok(0);
         }
         self.state.lock().store.gather(Gather::Everything);
-        if self.owned_free_bytes() > 0 {
+        if self.owned_free_bytes(None) > 0 {
             self.synchronize()?;
         }
         let mut released = 0;

@@ -290,17 +290,24 @@ pub(crate) trait Store: Debug + Send + Sized + 'static {
     fn gather(&mut self, _how: Gather) -> bool {
         false
     }
-    /// The same for a request, which may leave out threads that use another part of the store.
-    fn gather_for(&mut self, _request: &Request, how: Gather) -> bool {
+    /// The same, where there is a request perhaps without threads that use another part of the store.
+    fn gather_for(&mut self, _request: Option<&Request>, how: Gather) -> bool {
         self.gather(how)
     }
     /// Takes a block back for `owner`, or says why not.
     fn give(&mut self, ptr: DevicePtr, layout: Layout, owner: Owner, epoch: Epoch) -> Result<(), MisuseKind>;
     /// Moves free blocks given back in epoch `upto` or before to another owner, as given back in `epoch`.
     fn migrate(&mut self, from: Owner, upto: Epoch, to: Owner, epoch: Epoch);
-    /// The same for those that could serve `request`, if they were the requester's: all, unless the store has
-    /// parts, and the request is not served from some. Says whether it was all.
-    fn migrate_for(&mut self, _request: &Request, from: Owner, upto: Epoch, to: Owner, epoch: Epoch) -> bool {
+    /// The same for those that could serve `request`, if there is one and they were the requester's: all,
+    /// unless the store has parts, and the request is not served from some. Says whether it was all.
+    fn migrate_for(
+        &mut self,
+        _request: Option<&Request>,
+        from: Owner,
+        upto: Epoch,
+        to: Owner,
+        epoch: Epoch,
+    ) -> bool {
         self.migrate(from, upto, to, epoch);
         true
     }
@@ -314,8 +321,8 @@ pub(crate) trait Store: Debug + Send + Sized + 'static {
     fn join_with_anyones(&mut self, owner: Owner, request: &Request) -> bool;
     /// Bytes in the free blocks of an owner.
     fn free_bytes(&self, owner: Owner) -> u64;
-    /// Bytes in those that could serve `request`, if they were the requester's.
-    fn free_bytes_for(&self, _request: &Request, owner: Owner) -> u64 {
+    /// Bytes in those that could serve `request`, if there is one and they were the requester's.
+    fn free_bytes_for(&self, _request: Option<&Request>, owner: Owner) -> u64 {
         self.free_bytes(owner)
     }
     /// The size of the largest free block, of whatever owner.

@@ -208,8 +208,8 @@ impl Arenas {
         owner: Owner,
         only: Option<Shard>,
     ) -> impl Iterator<Item = (Shard, QuickGuard<'_, Arena>)> {
-        let made = (0..).zip(&self.arenas).filter(move |(shard, _)| only.is_none_or(|only| only == *shard));
-        made.filter_map(move |(shard, arena)| {
+        let (first, count) = only.map_or((0, ARENAS), |only| (usize::from(only), 1));
+        (0..).zip(&self.arenas).skip(first).take(count).filter_map(move |(shard, arena)| {
             let arena = arena.get().filter(|arena| arena.owners.may_have(owner))?;
             Some((shard, arena.arena.lock()))
         })

@@ -5,7 +5,6 @@
 //! left behind in an arena that none uses any more is had by large requests, before memory is out, by trim
 //! and by decay.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::arena::Shard;
@@ -22,13 +21,12 @@ impl Heaps {
 
     /// Takes back what threads keep: all, or those that use one arena.
     pub(super) fn gather_from(&mut self, only: Option<Shard>, how: Gather) -> bool {
-        let shared = Arc::clone(&self.shared);
         let mut any = false;
         let (mut fronts, mut held) = (Vec::new(), 0);
         // Any large block may serve as a span.
         let only = only.filter(|_| how != Gather::Large);
         let uses = |cache: &Cache| only.is_none_or(|only| cache.counts.shard.load(Ordering::Relaxed) == only);
-        shared.caches.each(|cache| {
+        self.shared.caches.each(|cache| {
             if uses(cache) && cache.counts.totals().blocks_held > 0 {
                 held += cache.counts.small_bytes_held();
                 fronts.extend(cache.fronts());
@@ -37,7 +35,7 @@ impl Heaps {
         // Little is not worth the work, unless it is all there is; where mapping pages is much more, none is
         // little. Where threads meet, growing costs them less than what they keep.
         let reserved = match only {
-            Some(shard) if self.is_in_a_hurry() => shared.arenas.lock(shard).heap.bytes_reserved,
+            Some(shard) if self.is_in_a_hurry() => self.shared.arenas.lock(shard).heap.bytes_reserved,
             _ => self.large.bytes_reserved(),
         };
         let little = match (self.runs_errands(), self.is_in_a_hurry()) {

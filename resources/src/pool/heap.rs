@@ -273,20 +273,33 @@ impl Heap {
 
     /// Hands out `bytes` of a free chunk, from the first multiple of `alignment` on; what is left over stays
     /// free.
-    pub(super) fn take(&mut self, mut id: ChunkId, bytes: u64, alignment: u64) -> ChunkId {
+    pub(super) fn take(&mut self, id: ChunkId, bytes: u64, alignment: u64) -> ChunkId {
+        let addr = self.chunks[id].addr;
+        let padding = addr.wrapping_neg() & (alignment - 1);
+        self.take_at(id, addr + padding, bytes)
+    }
+
+    /// Hands out these bytes of a free chunk.
+    pub(super) fn take_at(&mut self, id: ChunkId, addr: u64, bytes: u64) -> ChunkId {
         self.take_from_bin(id);
-        let padding = self.chunks[id].addr.wrapping_neg() & (alignment - 1);
-        if padding > 0 {
-            let aligned = self.cut(id, padding);
+        let id = self.cut_out(id, addr, bytes);
+        self.chunks[id].set_in_use();
+        self.blocks_in_use += 1;
+        id
+    }
+
+    /// Cuts these bytes out of a free chunk, in no bin; what is left over goes to the bins.
+    fn cut_out(&mut self, mut id: ChunkId, addr: u64, bytes: u64) -> ChunkId {
+        let before = addr - self.chunks[id].addr;
+        if before > 0 {
+            let rest = self.cut(id, before);
             self.put_in_bin(id);
-            id = aligned;
+            id = rest;
         }
         if self.chunks[id].bytes > bytes {
             let rest = self.cut(id, bytes);
             self.put_in_bin(rest);
         }
-        self.chunks[id].set_in_use();
-        self.blocks_in_use += 1;
         id
     }
 

@@ -427,8 +427,8 @@ impl Store for Heaps {
         self.gather_from(None, how)
     }
 
-    fn gather_for(&mut self, request: &Request, how: Gather) -> bool {
-        self.gather_from(self.only_arena(request), how)
+    fn gather_for(&mut self, request: Option<&Request>, how: Gather) -> bool {
+        self.gather_from(request.and_then(|request| self.only_arena(request)), how)
     }
 
     fn give(&mut self, ptr: DevicePtr, layout: Layout, owner: Owner, epoch: Epoch) -> Result<(), MisuseKind> {
@@ -451,8 +451,15 @@ impl Store for Heaps {
         self.migrate_in(None, from, upto, to, epoch);
     }
 
-    fn migrate_for(&mut self, request: &Request, from: Owner, upto: Epoch, to: Owner, epoch: Epoch) -> bool {
-        let only = self.only_arena(request);
+    fn migrate_for(
+        &mut self,
+        request: Option<&Request>,
+        from: Owner,
+        upto: Epoch,
+        to: Owner,
+        epoch: Epoch,
+    ) -> bool {
+        let only = request.and_then(|request| self.only_arena(request));
         self.migrate_in(only, from, upto, to, epoch);
         only.is_none() || !self.shared.arenas.are_many()
     }
@@ -472,8 +479,8 @@ impl Store for Heaps {
         self.free_bytes_in(None, owner)
     }
 
-    fn free_bytes_for(&self, request: &Request, owner: Owner) -> u64 {
-        self.free_bytes_in(self.only_arena(request), owner)
+    fn free_bytes_for(&self, request: Option<&Request>, owner: Owner) -> u64 {
+        self.free_bytes_in(request.and_then(|request| self.only_arena(request)), owner)
     }
 
     fn largest_free_block(&self) -> u64 {

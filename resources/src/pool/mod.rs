@@ -21,7 +21,8 @@
 //!
 //! A block that is given back goes to the front first, where neighbours do not join. Before the pool takes
 //! more memory, everything is gathered: fronts are drained, neighbours join, and whole spans go back to the
-//! core. (Where threads meet, what they keep is left to them unless it is much.)
+//! core. (For a small request, from its own arena only, unless memory is short. Where threads meet, what they
+//! keep is left to them unless it is much.)
 
 mod arena;
 mod bins;

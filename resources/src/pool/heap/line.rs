@@ -50,30 +50,6 @@ impl Heap {
         self.regions.partition_point(|region| region.base <= addr) - 1
     }
 
-    /// Hands out these bytes of a free chunk.
-    pub(in crate::pool) fn take_at(&mut self, id: ChunkId, addr: u64, bytes: u64) -> ChunkId {
-        self.take_from_bin(id);
-        let id = self.cut_out(id, addr, bytes);
-        self.chunks[id].set_in_use();
-        self.blocks_in_use += 1;
-        id
-    }
-
-    /// Cuts these bytes out of a free chunk, in no bin; what is left over goes to the bins.
-    fn cut_out(&mut self, mut id: ChunkId, addr: u64, bytes: u64) -> ChunkId {
-        let before = addr - self.chunks[id].addr;
-        if before > 0 {
-            let rest = self.cut(id, before);
-            self.put_in_bin(id);
-            id = rest;
-        }
-        if self.chunks[id].bytes > bytes {
-            let rest = self.cut(id, bytes);
-            self.put_in_bin(rest);
-        }
-        id
-    }
-
     /// Makes a chunk in use and the next one, in use too, a single one.
     pub(in crate::pool) fn fuse_with_next(&mut self, id: ChunkId) {
         debug_assert!(self.chunks[id].is_in_use() && self.chunks[self.chunks[id].next].is_in_use());
