@@ -1,9 +1,12 @@
 use std::io;
+use std::sync::Arc;
 use std::time::Instant;
 
-use millpond_core::DeviceId;
+use millpond_core::{DeviceId, Error, Result};
 use parking_lot::Mutex;
 
+use super::devices::Devices;
+use super::files::OpenFile;
 use super::layer::Settings;
 use super::queue::Queue;
 use super::record::{Entry, Record};
@@ -12,11 +15,23 @@ use super::text::Text;
 use super::writers::Writers;
 use super::{Columns, Flush};
 
-/// The log as the adaptor sees it, whoever writes it.
+/// One log, as its adaptors see it.
 #[derive(Debug)]
-pub(super) enum Journal {
+pub(super) struct Journal {
+    writing: Writing,
+    columns: Columns,
+    flush: Flush,
+    devices: Arc<Devices>,
+    /// Dropped last, when everything is written.
+    _file: Option<OpenFile>,
+}
+
+/// Who writes the rows.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one for each log, behind an Arc")]
+enum Writing {
     /// The thread that logs.
-    Direct(Box<Mutex<Direct>>),
+    Direct(Mutex<Direct>),
     /// Threads of the log's own.
     Queued(Writers),
 }
@@ -32,41 +47,78 @@ pub(super) struct Direct {
 }
 
 impl Journal {
-    /// Writes the header.
-    pub(super) fn open(mut sink: Sink, settings: &Settings, device: DeviceId) -> io::Result<Self> {
-        let mut text = Text::new(settings.columns, device, 512);
+    /// Writes the header. `file` is there if other adaptors may share the journal.
+    pub(super) fn open(mut sink: Sink, settings: &Settings, file: Option<OpenFile>) -> io::Result<Arc<Self>> {
+        let &Settings { columns, flush, .. } = settings;
+        let devices = Arc::new(Devices::default());
+        let mut text = Text::new(columns, Arc::clone(&devices), 512);
         text.header();
         text.take(|header, rows| sink.write(header, rows))?;
         sink.flush()?;
-        let opened = (settings.columns == Columns::Extended).then(Instant::now);
-        if settings.flush == Flush::Async {
-            let queue = Queue::new(sink, opened, |bytes| Text::new(settings.columns, device, bytes));
-            return Ok(Self::Queued(Writers::start(queue)?));
+        let opened = (columns == Columns::Extended).then(Instant::now);
+        let writing = if flush == Flush::Async {
+            let queue = Queue::new(sink, opened, |bytes| Text::new(columns, Arc::clone(&devices), bytes));
+            Writing::Queued(Writers::start(queue)?)
+        } else {
+            Writing::Direct(Mutex::new(Direct { text, sink, sequence: 0, opened }))
+        };
+        Ok(Arc::new(Self { writing, columns, flush, devices, _file: file }))
+    }
+
+    /// Whether a further adaptor asks for the log that this is.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if it does not.
+    pub(super) fn check_same(&self, settings: &Settings) -> Result<()> {
+        let &Self { columns, flush, .. } = self;
+        if (columns, flush) == (settings.columns, settings.flush) {
+            return Ok(());
         }
-        Ok(Self::Direct(Box::new(Mutex::new(Direct { text, sink, sequence: 0, opened }))))
+        Err(Error::invalid_argument(format!(
+            "another stack of this process writes the allocation log {} with columns={columns},flush={flush}; \
+             write the same, or choose another file",
+            settings.name()
+        )))
+    }
+
+    /// The number of a device for an [`Entry`].
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for too many devices.
+    pub(super) fn device_number(&self, device: DeviceId) -> Result<u16> {
+        let full = || Error::invalid_argument("the allocation log has 65536 devices; choose another file");
+        self.devices.number(device).ok_or_else(full)
     }
 
     /// Logs a row. What goes wrong is counted and reported by the sink.
     #[inline]
     pub(super) fn write(&self, entry: Entry) {
-        match self {
-            Self::Direct(direct) => direct.lock().write(entry),
-            Self::Queued(writers) => writers.queue().push(entry),
+        match &self.writing {
+            Writing::Direct(direct) => direct.lock().write(entry),
+            Writing::Queued(writers) => writers.queue().push(entry),
         }
     }
 
     pub(super) fn flush(&self) -> io::Result<()> {
-        match self {
-            Self::Direct(direct) => direct.lock().sink.flush(),
-            Self::Queued(_) if super::canary::without("flush") => Ok(()),
-            Self::Queued(writers) => writers.queue().flush(),
+        match &self.writing {
+            Writing::Direct(direct) => direct.lock().sink.flush(),
+            Writing::Queued(_) if super::canary::without("flush") => Ok(()),
+            Writing::Queued(writers) => writers.queue().flush(),
         }
     }
 
     pub(super) fn ask<T>(&self, question: impl FnOnce(&Sink) -> T) -> T {
-        match self {
-            Self::Direct(direct) => question(&direct.lock().sink),
-            Self::Queued(writers) => writers.queue().ask(question),
+        match &self.writing {
+            Writing::Direct(direct) => question(&direct.lock().sink),
+            Writing::Queued(writers) => writers.queue().ask(question),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn queue(&self) -> Option<&Queue> {
+        match &self.writing {
+            Writing::Direct(_) => None,
+            Writing::Queued(writers) => Some(writers.queue()),
         }
     }
 }

@@ -1,16 +1,16 @@
 use std::ffi::OsString;
 use std::fmt;
-use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use millpond_core::stack::{LayerEntry, LayerKind, Params};
+use millpond_core::stack::{LayerEntry, LayerKind, Params, StackSpec};
 use millpond_core::{AnyResource, DeviceMemoryResource, Error, ErrorKind, Layer, Result};
 
-use super::LoggingResourceAdaptor;
+use super::journal::Journal;
 use super::sink::Sink;
+use super::{LoggingResourceAdaptor, files};
 
 /// The variables that name the log, in the order in which they are asked.
 pub const FILE_VARIABLES: [&str; 2] = ["MILLPOND_LOG_FILE", "RMM_LOG_FILE"];
@@ -71,7 +71,11 @@ impl LoggingLayer {
         Self::default()
     }
 
-    /// Writes to this file. What it held is lost.
+    /// Writes to this file. What it held is lost, unless another adaptor of this process writes it at the
+    /// moment: then both write one log, with one header, and must ask for the same columns and the same
+    /// flush. A file that another process writes is refused.
+    ///
+    /// Rows of several devices are told apart by [`Columns::Extended`].
     #[must_use]
     pub fn file(mut self, path: impl Into<PathBuf>) -> Self {
         self.destination = Destination::File(path.into());
@@ -100,20 +104,20 @@ impl LoggingLayer {
     }
 
     /// Opens the destination.
-    pub(super) fn open(self) -> Result<(Sink, Settings)> {
+    pub(super) fn open(self) -> Result<(Arc<Journal>, Settings)> {
         let Self { destination, columns, flush } = self;
         let path = match destination {
             Destination::Writer(writer) => {
+                let settings = Settings { path: None, columns, flush };
                 let sink = Sink::new(writer, "writer".to_owned(), flush);
-                return Ok((sink, Settings { path: None, columns, flush }));
+                let journal = Journal::open(sink, &settings, None);
+                return Ok((journal.map_err(|error| settings.unwritable(error))?, settings));
             }
             Destination::File(path) => path,
             Destination::Environment => default_file_name()?,
         };
-        let name = path.display().to_string();
         let settings = Settings { path: Some(path.clone()), columns, flush };
-        let file = open_file(&path).map_err(|error| settings.unwritable(error))?;
-        Ok((Sink::new(Box::new(file), name, flush), settings))
+        Ok((files::journal(&path, &settings)?, settings))
     }
 }
 
@@ -127,8 +131,35 @@ pub(super) struct Settings {
 }
 
 impl Settings {
+    /// Where the log goes, for people.
+    pub(super) fn name(&self) -> String {
+        self.path.as_ref().map_or("its writer".to_owned(), |path| format!("`{}`", path.display()))
+    }
+
+    /// Two logs of one stack in one file: a region of a pool and its first block have one address.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if a resource below writes the same file.
+    pub(super) fn check_not_below(&self, upstream: &impl fmt::Display) -> Result<()> {
+        // A resource of somebody's own may print what is no stack; it is not known what that logs.
+        let below: Option<StackSpec> = upstream.to_string().parse().ok();
+        let layers = below.iter().flat_map(StackSpec::layers).filter(|layer| layer.name == ENTRY.name);
+        let files = layers.flat_map(|layer| &layer.params).filter(|(key, _)| key == "file");
+        let mine = self.path.as_ref().and_then(|path| path.canonicalize().ok()).filter(|path| path.is_file());
+        for (_, file) in files {
+            if mine.is_some() && Path::new(file).canonicalize().ok() == mine {
+                return Err(Error::invalid_argument(format!(
+                    "`{upstream}` writes the allocation log {} already, and rows of both would name the same \
+                     addresses; choose another file",
+                    self.name()
+                )));
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn unwritable(&self, error: io::Error) -> Error {
-        let log = self.path.as_ref().map_or("its writer".to_owned(), |path| format!("`{}`", path.display()));
+        let log = self.name();
         let message = format!("the allocation log cannot be written to {log}; choose another file");
         Error::new(ErrorKind::Io, message).caused_by(error)
     }
@@ -137,24 +168,11 @@ impl Settings {
 impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let file = self.path.as_ref().map(|path| format!("file={}", path.display()));
-        let columns = (self.columns == Columns::Extended).then(|| "columns=extended".to_owned());
-        let flush = match self.flush {
-            Flush::EveryRow => None,
-            Flush::Buffered => Some("flush=buffered".to_owned()),
-            Flush::Async => Some("flush=async".to_owned()),
-        };
+        let columns = (self.columns != Columns::default()).then(|| format!("columns={}", self.columns));
+        let flush = (self.flush != Flush::default()).then(|| format!("flush={}", self.flush));
         let params: Vec<String> = [file, columns, flush].into_iter().flatten().collect();
         write!(f, "logging{}{}", if params.is_empty() { "" } else { ":" }, params.join(","))
     }
-}
-
-/// Appends, so that two logs of one file at least never overwrite each other's rows.
-fn open_file(path: &Path) -> io::Result<File> {
-    let file = OpenOptions::new().create(true).append(true).open(path)?;
-    if file.metadata()?.is_file() {
-        file.set_len(0)?;
-    }
-    Ok(file)
 }
 
 /// The file that the environment names: `MILLPOND_LOG_FILE`, else `RMM_LOG_FILE`.
@@ -209,6 +227,15 @@ impl FromStr for Columns {
     }
 }
 
+impl fmt::Display for Columns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Rmm => "rmm",
+            Self::Extended => "extended",
+        })
+    }
+}
+
 impl FromStr for Flush {
     type Err = Error;
 
@@ -219,6 +246,16 @@ impl FromStr for Flush {
             "async" => Ok(Self::Async),
             _ => Err(Error::invalid_argument("write row, buffered or async")),
         }
+    }
+}
+
+impl fmt::Display for Flush {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::EveryRow => "row",
+            Self::Buffered => "buffered",
+            Self::Async => "async",
+        })
     }
 }
 

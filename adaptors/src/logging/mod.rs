@@ -13,6 +13,8 @@ mod at_exit;
 mod canary;
 mod cells;
 mod clock;
+mod devices;
+mod files;
 mod journal;
 pub(crate) mod layer;
 mod outlet;
@@ -29,6 +31,7 @@ mod writers;
 use std::fmt;
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 use millpond_core::{
@@ -75,7 +78,8 @@ use sink::Sink;
 pub struct LoggingResourceAdaptor<R> {
     upstream: R,
     settings: Settings,
-    journal: Journal,
+    journal: Arc<Journal>,
+    device: u16,
 }
 
 impl<R: DeviceMemoryResource> LoggingResourceAdaptor<R> {
@@ -83,16 +87,17 @@ impl<R: DeviceMemoryResource> LoggingResourceAdaptor<R> {
     ///
     /// # Errors
     /// [`Io`](millpond_core::ErrorKind::Io) if it cannot be written, naming the file;
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if no file is named.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if no file is named, or if it is that of
+    /// another log of this process with other columns or another flush.
     pub fn new(upstream: R, layer: LoggingLayer) -> Result<Self> {
-        let (sink, settings) = layer.open()?;
-        let journal = Journal::open(sink, &settings, upstream.driver().device())
-            .map_err(|error| settings.unwritable(error))?;
+        let (journal, settings) = layer.open()?;
+        settings.check_not_below(&upstream)?;
+        let device = journal.device_number(upstream.driver().device())?;
         tracing::debug!(target: "millpond::logging", ?settings, "logging allocations");
-        Ok(Self { upstream, settings, journal })
+        Ok(Self { upstream, settings, journal, device })
     }
 
-    /// Logs to a file, as the [default layer](LoggingLayer::new) does. What the file held is lost.
+    /// Logs to a file, as the [default layer](LoggingLayer::new) does; see [`LoggingLayer::file`].
     ///
     /// # Errors
     /// As for [`new`](Self::new).
@@ -127,12 +132,13 @@ impl<R> LoggingResourceAdaptor<R> {
         self.journal.flush().map_err(|error| self.settings.unwritable(error))
     }
 
-    /// How many rows the destination has taken, the header not counted.
+    /// How many rows the destination has taken, the header not counted; with those of other adaptors that
+    /// write the same file.
     pub fn rows_written(&self) -> u64 {
         self.journal.ask(Sink::rows_written)
     }
 
-    /// How many writes failed. The rows of a failed write are lost.
+    /// How many writes to the destination failed. The rows of a failed write are lost.
     pub fn write_errors(&self) -> u64 {
         self.journal.ask(Sink::write_errors)
     }
@@ -149,13 +155,13 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResourceAda
             Ok(ptr) => (Action::Allocate, *ptr),
             Err(_) => (Action::AllocateFailure, DevicePtr::NULL),
         };
-        self.journal.write(Entry { action, ptr, layout, stream, duration_ns });
+        self.journal.write(Entry { action, ptr, layout, stream, duration_ns, device: self.device });
         result.map_err(|error| error.in_stack(self))
     }
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
-        let entry = Entry { action: Action::Free, ptr, layout, stream, duration_ns: None };
-        self.journal.write(entry);
+        let (action, device) = (Action::Free, self.device);
+        self.journal.write(Entry { action, ptr, layout, stream, duration_ns: None, device });
         // SAFETY: the caller's promises hold for the upstream, where the block came from.
         unsafe { self.upstream.deallocate(ptr, layout, stream) }
     }

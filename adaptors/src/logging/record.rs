@@ -13,6 +13,8 @@ pub(super) struct Entry {
     pub(super) layout: Layout,
     pub(super) stream: StreamRef,
     pub(super) duration_ns: Option<u64>,
+    /// As [`Journal::device_number`](super::journal::Journal::device_number) gave it.
+    pub(super) device: u16,
 }
 
 /// An entry with its thread and its time, small: what is left to do is text, which any thread can make.
@@ -29,6 +31,7 @@ pub(super) struct Record {
     /// Of the row; zero until it has one.
     pub(super) number: u64,
     pub(super) thread: u32,
+    pub(super) device: u16,
     pub(super) action: Action,
     alignment_log2: u8,
 }
@@ -48,7 +51,7 @@ impl Record {
     /// `opened` is there if the further columns are written.
     #[inline]
     pub(super) fn now(entry: Entry, opened: Option<Instant>) -> Self {
-        let Entry { action, ptr, layout, stream, duration_ns } = entry;
+        let Entry { action, ptr, layout, stream, duration_ns, device } = entry;
         Self {
             nanoseconds_since_1970: clock::now(),
             ptr,
@@ -58,6 +61,7 @@ impl Record {
             duration_ns: duration_ns.unwrap_or(0),
             number: 0,
             thread: thread::id(),
+            device,
             action,
             alignment_log2: layout.alignment().trailing_zeros() as u8,
         }
@@ -92,8 +96,15 @@ mod tests {
     /// A record whose clocks were read at these times.
     fn record(nanoseconds_since_1970: u64, monotonic_ns: u64) -> Record {
         let (ptr, layout) = (DevicePtr::NULL, Layout::new(1));
-        let entry = Entry { action: Action::Free, ptr, layout, stream: StreamRef::LEGACY, duration_ns: None };
+        let (action, stream) = (Action::Free, StreamRef::LEGACY);
+        let entry = Entry { action, ptr, layout, stream, duration_ns: None, device: 0 };
         Record { nanoseconds_since_1970, monotonic_ns, ..Record::now(entry, None) }
+    }
+
+    /// So many bytes are a line of the caches.
+    #[test]
+    fn a_record_has_64_bytes() {
+        assert_eq!(size_of::<Record>(), 64);
     }
 
     #[test]

@@ -19,6 +19,7 @@ use super::{
 use crate::probe::Probe;
 
 mod ends;
+mod files;
 mod queued;
 
 const S: StreamRef = StreamRef::LEGACY;
@@ -304,20 +305,6 @@ fn a_log_that_cannot_be_written_names_its_file() {
 }
 
 #[test]
-fn a_file_is_truncated_and_two_logs_of_one_file_tear_no_row() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("log.csv");
-    std::fs::write(&file, "old\n".repeat(1000)).unwrap();
-    let one = LoggingResourceAdaptor::to_file(mock().0, &file).unwrap();
-    let other = LoggingResourceAdaptor::to_file(mock().0, &file).unwrap();
-    for _ in 0..100 {
-        one.allocate_bytes(1, S).unwrap();
-        other.allocate_bytes(2, S).unwrap();
-    }
-    assert_eq!(rows(&std::fs::read_to_string(&file).unwrap()).len(), 200);
-}
-
-#[test]
 fn millponds_variable_wins_over_rmms_and_none_is_an_error() {
     let name = |variables: &[(&str, &str)]| {
         file_name_from(|name| {
@@ -422,6 +409,7 @@ fn text_builds_it() {
     assert_eq!(rows.iter().map(|row| row.pointer).collect::<Vec<_>>(), [ptr, ptr]);
     assert!(rows[0].device.is_some());
 
+    drop(resource);
     let text = format!("cuda+logging:file={},flush=async", file.display());
     assert_eq!(build(&text).unwrap().to_string(), text);
 

@@ -1,12 +1,14 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::io::{self, Write};
+use std::sync::Arc;
 
 use jiff::tz::TimeZone;
 use millpond_core::DeviceId;
 
 use super::Columns;
 use super::clock::Clock;
+use super::devices::Devices;
 use super::record::Record;
 use super::row::{Action, EXTENDED_HEADER, HEADER, Row, TimeOfDay};
 
@@ -17,8 +19,11 @@ pub(super) struct Text {
     /// Thread and time of the row in `cells`.
     last: Option<(u64, TimeOfDay)>,
     clock: Clock,
-    /// There if the further columns are written.
-    device: Option<DeviceId>,
+    /// Whether the further columns are written.
+    further: bool,
+    devices: Arc<Devices>,
+    /// Those of `devices` that were seen so far.
+    known: Vec<DeviceId>,
     rows: u64,
 }
 
@@ -27,7 +32,7 @@ struct Tray(RefCell<Vec<u8>>);
 
 impl Text {
     /// `bytes` is how much text is expected at a time.
-    pub(super) fn new(columns: Columns, device: DeviceId, bytes: usize) -> Self {
+    pub(super) fn new(columns: Columns, devices: Arc<Devices>, bytes: usize) -> Self {
         // No cell needs quotes: they are numbers and words of ours.
         let never = csv::QuoteStyle::Never;
         let mut csv = csv::WriterBuilder::new();
@@ -37,14 +42,16 @@ impl Text {
             cells: csv::ByteRecord::new(),
             last: None,
             clock: Clock::new(TimeZone::system()),
-            device: (columns == Columns::Extended).then_some(device),
+            further: columns == Columns::Extended,
+            devices,
+            known: Vec::new(),
             rows: 0,
         }
     }
 
     /// The first line, which does not count as a row.
     pub(super) fn header(&mut self) {
-        let header: &[&str] = if self.device.is_some() { &EXTENDED_HEADER } else { &HEADER };
+        let header: &[&str] = if self.further { &EXTENDED_HEADER } else { &HEADER };
         let written = self.csv.write_record(header);
         debug_assert!(written.is_ok(), "a tray takes everything: {written:?}");
     }
@@ -52,7 +59,8 @@ impl Text {
     /// A row; `sequence` is its number.
     #[inline]
     pub(super) fn row(&mut self, record: &Record, sequence: u64) {
-        let further = self.device.is_some();
+        let further = self.further;
+        let device = if further { self.device(record.device) } else { None };
         let row = Row {
             thread: record.thread.into(),
             time: self.clock.time_of_day(record.nanoseconds_since_1970),
@@ -60,7 +68,7 @@ impl Text {
             pointer: record.ptr,
             size: record.bytes,
             stream: record.stream,
-            device: self.device,
+            device,
             alignment: further.then(|| record.alignment()),
             sequence: further.then_some(sequence),
             monotonic_ns: further.then_some(record.monotonic_ns),
@@ -71,6 +79,13 @@ impl Text {
         let written = self.csv.write_byte_record(&self.cells);
         debug_assert!(written.is_ok(), "a tray takes everything, and rows are of one length: {written:?}");
         self.rows += 1;
+    }
+
+    fn device(&mut self, number: u16) -> Option<DeviceId> {
+        if usize::from(number) >= self.known.len() {
+            self.known = self.devices.all();
+        }
+        self.known.get(usize::from(number)).copied()
     }
 
     /// Hands over what was made since the last time: text, and how many rows it has.

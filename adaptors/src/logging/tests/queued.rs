@@ -2,7 +2,6 @@
 
 use std::sync::Condvar;
 
-use super::super::journal::Journal;
 use super::super::queue::{BATCHES, LANE_ROWS, Queue};
 use super::super::record::Entry;
 use super::super::sink::Sink;
@@ -14,13 +13,13 @@ const ROWS: u64 = LANE_ROWS as u64;
 /// A queue without threads, so that the test is the one that writes.
 fn queue(log: &Shared) -> Queue {
     let sink = Sink::new(Box::new(log.clone()), "test".to_owned(), Flush::Async);
-    Queue::new(sink, None, |bytes| Text::new(Columns::Rmm, DeviceId::sim(0), bytes))
+    Queue::new(sink, None, |bytes| Text::new(Columns::Rmm, Arc::default(), bytes))
 }
 
 fn push(queue: &Queue, sizes: std::ops::Range<u64>) {
     for bytes in sizes {
         let (ptr, layout) = (DevicePtr::new(256), Layout::new(bytes));
-        queue.push(Entry { action: Action::Allocate, ptr, layout, stream: S, duration_ns: None });
+        queue.push(Entry { action: Action::Allocate, ptr, layout, stream: S, duration_ns: None, device: 0 });
     }
 }
 
@@ -161,8 +160,7 @@ fn a_row_is_written_soon_also_after_the_thread_went_to_sleep() {
         while log.rows().len() < rows {
             std::thread::yield_now();
         }
-        let Journal::Queued(writers) = &resource.journal else { panic!("{resource:?}") };
-        while rows < 3 && !writers.queue().is_asleep() {
+        while rows < 3 && !resource.journal.queue().unwrap().is_asleep() {
             std::thread::yield_now();
         }
     }

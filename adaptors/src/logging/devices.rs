@@ -1,0 +1,24 @@
+use millpond_core::DeviceId;
+use parking_lot::RwLock;
+
+/// The devices whose rows a log has, by the small number that a record has room for.
+#[derive(Default, Debug)]
+pub(super) struct Devices(RwLock<Vec<DeviceId>>);
+
+impl Devices {
+    /// The number of a device; `None` after 65536 of them.
+    pub(super) fn number(&self, device: DeviceId) -> Option<u16> {
+        let mut known = self.0.write();
+        let number = known.iter().position(|known| *known == device).unwrap_or(known.len());
+        let small = u16::try_from(number).ok()?;
+        if number == known.len() {
+            known.push(device);
+        }
+        Some(small)
+    }
+
+    /// All of them, in the order of their numbers.
+    pub(super) fn all(&self) -> Vec<DeviceId> {
+        self.0.read().clone()
+    }
+}

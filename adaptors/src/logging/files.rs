@@ -1,0 +1,110 @@
+//! The log files that this process writes.
+//!
+//! Adaptors that name one file share one [`Journal`]: no log truncates another's rows, rows of one address
+//! are in order whatever adaptor they come from, and the counters are those of the file. A lock tells other
+//! processes that the file is being written.
+
+use std::fs::{File, Metadata, OpenOptions};
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Weak};
+
+use millpond_core::Result;
+use parking_lot::{Condvar, Mutex};
+
+use super::journal::Journal;
+use super::layer::Settings;
+use super::sink::Sink;
+
+static OPEN: Mutex<Vec<(FileId, Weak<Journal>)>> = Mutex::new(Vec::new());
+
+/// A file was closed.
+static CLOSED: Condvar = Condvar::new();
+
+/// Which file it is, whatever its name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct FileId {
+    #[cfg(unix)]
+    device_and_inode: (u64, u64),
+    #[cfg(not(unix))]
+    path: std::path::PathBuf,
+}
+
+impl FileId {
+    #[cfg(unix)]
+    fn new(_path: &Path, metadata: &Metadata) -> io::Result<Self> {
+        use std::os::unix::fs::MetadataExt;
+        Ok(Self { device_and_inode: (metadata.dev(), metadata.ino()) })
+    }
+
+    #[cfg(not(unix))]
+    fn new(path: &Path, _metadata: &Metadata) -> io::Result<Self> {
+        Ok(Self { path: path.canonicalize()? })
+    }
+}
+
+/// An entry in the table of open files. Dropping it lets others begin the file anew.
+#[derive(Debug)]
+pub(super) struct OpenFile(FileId);
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        OPEN.lock().retain(|(id, _)| *id != self.0);
+        CLOSED.notify_all();
+    }
+}
+
+/// The journal that writes this file: the one that does already, or a new one, which truncates it.
+///
+/// # Errors
+/// The system's; [`ResourceBusy`](io::ErrorKind::ResourceBusy) if another process writes the file; and
+/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if it is written in another way already.
+pub(super) fn journal(path: &Path, settings: &Settings) -> Result<Arc<Journal>> {
+    let unwritable = |error| settings.unwritable(error);
+    // Appends, so that a process that takes no notice of the lock overwrites no row of this one.
+    let file = OpenOptions::new().create(true).append(true).open(path).map_err(unwritable)?;
+    let metadata = file.metadata().map_err(unwritable)?;
+    if !metadata.is_file() {
+        // A pipe, a terminal or the like: there is nothing to truncate.
+        return Journal::open(sink(file, path, settings), settings, None).map_err(unwritable);
+    }
+    let id = FileId::new(path, &metadata).map_err(unwritable)?;
+    let mut open = OPEN.lock();
+    while let Some((_, journal)) = open.iter().find(|(known, _)| *known == id) {
+        if let Some(journal) = journal.upgrade() {
+            drop(open);
+            return journal.check_same(settings).map(|()| journal);
+        }
+        // Its last adaptor is being dropped, and writes what waits.
+        CLOSED.wait(&mut open);
+    }
+    lock(&file).and_then(|()| file.set_len(0)).map_err(unwritable)?;
+    let sink = sink(file, path, settings);
+    let journal = Journal::open(sink, settings, Some(OpenFile(id.clone()))).map_err(unwritable)?;
+    open.push((id, Arc::downgrade(&journal)));
+    Ok(journal)
+}
+
+fn sink(file: File, path: &Path, settings: &Settings) -> Sink {
+    Sink::new(Box::new(file), path.display().to_string(), settings.flush)
+}
+
+/// Tells other processes, until the file is closed, that it is being written.
+#[cfg(unix)]
+fn lock(file: &File) -> io::Result<()> {
+    use rustix::fs::{FlockOperation, flock};
+    use rustix::io::Errno;
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => {
+            Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process writes this log"))
+        }
+        // Some file systems have no locks.
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+/// Windows' locks would keep others from reading the log, too.
+#[cfg(not(unix))]
+fn lock(_file: &File) -> io::Result<()> {
+    Ok(())
+}
