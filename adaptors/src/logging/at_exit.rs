@@ -33,8 +33,14 @@ pub(super) fn register(queue: &Arc<Queue>) {
 
 extern "C" fn at_exit() {
     let live = std::mem::take(&mut *LIVE.lock());
-    for queue in live.iter().filter_map(Weak::upgrade) {
-        // A subscriber's panic must not end the process in another way than it ends.
-        let _ = catch_unwind(AssertUnwindSafe(|| queue.close_at_exit()));
-    }
+    // A forked process has copies of its parent's logs, which the parent writes.
+    let live: Vec<_> = live.iter().filter_map(Weak::upgrade).filter(|queue| queue.is_own_process()).collect();
+    // A subscriber's panic must not end the process in another way than it ends.
+    let _ = catch_unwind(AssertUnwindSafe(|| {
+        // All at once: several that hang take no longer than one.
+        let endings: Vec<_> = live.iter().map(Queue::begin_end).collect();
+        for (queue, ending) in live.iter().zip(endings) {
+            queue.end(ending);
+        }
+    }));
 }

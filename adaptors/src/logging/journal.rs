@@ -6,6 +6,7 @@ use millpond_core::{DeviceId, Error, Result};
 use parking_lot::Mutex;
 
 use super::devices::Devices;
+use super::ending::{self, Ending};
 use super::files::OpenFile;
 use super::layer::Settings;
 use super::queue::Queue;
@@ -75,8 +76,8 @@ impl Journal {
             return Ok(());
         }
         Err(Error::invalid_argument(format!(
-            "another stack of this process writes the allocation log {} with columns={columns},flush={flush}; \
-             write the same, or choose another file",
+            "another stack of this process writes the allocation log {} with columns={columns} and \
+             flush={flush}; write the same, or choose another file",
             settings.name()
         )))
     }
@@ -119,6 +120,22 @@ impl Journal {
         match &self.writing {
             Writing::Direct(_) => None,
             Writing::Queued(writers) => Some(writers.queue()),
+        }
+    }
+}
+
+impl Drop for Direct {
+    /// Hands over what waits, unless the destination hangs.
+    fn drop(&mut self) {
+        if !self.sink.has_pending() {
+            return;
+        }
+        let nowhere = Sink::new(Box::new(io::sink()), self.sink.name().to_owned(), Flush::EveryRow);
+        let taken = self.sink.taken();
+        let sink = Mutex::new(std::mem::replace(&mut self.sink, nowhere));
+        // Counted and reported in there.
+        if !Ending::begin(taken, move || drop(sink.lock().flush())).wait() {
+            ending::report(self.sink.name());
         }
     }
 }

@@ -53,15 +53,17 @@ pub enum Flush {
     /// a log that is complete whatever becomes of the process.
     #[default]
     EveryRow,
-    /// Rows are written in blocks of 64 KiB, by [`flush`](LoggingResourceAdaptor::flush) and on drop. What is
-    /// in the buffer when a process aborts, is killed, or exits without dropping the adaptor, is lost.
+    /// Rows are written in blocks of 64 KiB, by [`flush`](LoggingResourceAdaptor::flush) and on drop, which
+    /// gives up if the destination takes nothing for 10 seconds. What is in the buffer when a
+    /// process aborts, is killed, or exits without dropping the adaptor, is lost.
     Buffered,
     /// Rows wait in a queue and are written by a thread of the log's own, some milliseconds later: the call
     /// pays for the clock and the queue only. A full queue makes callers wait; no row is dropped. Everything
     /// is written before [`flush`](LoggingResourceAdaptor::flush) and drop return, and before the process
-    /// exits, whether by the end of `main`, by `exit` or by a panic. What waits when a process aborts, is
-    /// killed, or leaves by `_exit` is lost. Not for a process that forks and goes on allocating in the
-    /// child.
+    /// exits, whether by the end of `main`, by `exit` or by a panic; drop and exit give up if the destination
+    /// takes nothing for 10 seconds, for instance a pipe whose reader stopped. What waits when a process
+    /// aborts, is killed, or leaves by `_exit` is lost. Not for a process that forks and goes on allocating
+    /// in the child.
     Async,
 }
 

@@ -14,6 +14,7 @@ mod canary;
 mod cells;
 mod clock;
 mod devices;
+mod ending;
 mod files;
 mod journal;
 pub(crate) mod layer;
@@ -87,8 +88,8 @@ impl<R: DeviceMemoryResource> LoggingResourceAdaptor<R> {
     ///
     /// # Errors
     /// [`Io`](millpond_core::ErrorKind::Io) if it cannot be written, naming the file;
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if no file is named, or if it is that of
-    /// another log of this process with other columns or another flush.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if no file is named, or if another
+    /// log of this process writes the file with other columns or another flush.
     pub fn new(upstream: R, layer: LoggingLayer) -> Result<Self> {
         let (journal, settings) = layer.open()?;
         settings.check_not_below(&upstream)?;
@@ -123,7 +124,7 @@ impl<R: DeviceMemoryResource> LoggingResourceAdaptor<R> {
 }
 
 impl<R> LoggingResourceAdaptor<R> {
-    /// Hands everything logged so far to the destination, and flushes that.
+    /// Hands everything logged so far to the destination, and flushes that, however long it takes.
     ///
     /// # Errors
     /// [`Io`](millpond_core::ErrorKind::Io); the rows that could not be written are lost. With

@@ -1,4 +1,6 @@
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -16,6 +18,9 @@ pub(super) struct Outlet {
     /// A batch was written.
     advanced: Condvar,
     sink: Mutex<Sink>,
+    /// Of the sink, for those who cannot wait for its lock.
+    name: String,
+    taken: Arc<AtomicU64>,
 }
 
 #[derive(Debug, Default)]
@@ -39,7 +44,8 @@ impl State {
 
 impl Outlet {
     pub(super) fn new(sink: Sink) -> Self {
-        Self { state: Mutex::default(), advanced: Condvar::new(), sink: Mutex::new(sink) }
+        let (name, taken) = (sink.name().to_owned(), sink.taken());
+        Self { state: Mutex::default(), advanced: Condvar::new(), sink: Mutex::new(sink), name, taken }
     }
 
     /// Leaves a batch whose text is ready.
@@ -85,6 +91,16 @@ impl Outlet {
         if state.next_row == row {
             self.advanced.wait_for(&mut state, patience);
         }
+    }
+
+    /// What errors call the destination.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Counts the bytes that the destination takes.
+    pub(super) fn taken(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.taken)
     }
 
     /// The first error since the last call.

@@ -10,13 +10,14 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::ending::{self, Ending};
 use super::outlet::Outlet;
 use super::record::{Entry, Record, Times};
 use super::sink::Sink;
@@ -41,9 +42,6 @@ const GATHER: Duration = Duration::from_millis(5);
 /// After so many times [`GATHER`] without a row the writing thread sleeps until there is one.
 const IDLE_ROUNDS: u32 = if cfg!(test) { 2 } else { 200 };
 
-/// How long the end of the process waits for a destination that hangs.
-const PATIENCE: Duration = Duration::from_secs(10);
-
 /// How many batches a caller writes that only wants room.
 const A_CALLERS_SHARE: usize = 2;
 
@@ -60,6 +58,8 @@ pub(super) struct Queue {
     opened: Option<Instant>,
     /// The log's threads.
     threads: OnceLock<Vec<Thread>>,
+    /// The destination hung when the log was to end: rows are dropped from then on, and nobody waits.
+    abandoned: AtomicBool,
     /// A fork copies the queue, but not the log's threads.
     process: u32,
 }
@@ -152,6 +152,7 @@ impl Queue {
             outlet: Outlet::new(sink),
             opened,
             threads: OnceLock::new(),
+            abandoned: AtomicBool::new(false),
             process: std::process::id(),
         }
     }
@@ -171,7 +172,8 @@ impl Queue {
             if super::canary::without("room") {
                 return;
             }
-            lane = self.make_room();
+            let Some(room) = self.make_room() else { return };
+            lane = room;
         }
         // What this thread did before this call has lower numbers, and what follows has higher ones, on other
         // threads, too: rows are in the order in which an address goes from thread to thread.
@@ -184,15 +186,18 @@ impl Queue {
         }
     }
 
-    /// The calling thread's lane, when there is room in it.
+    /// The calling thread's lane, when there is room in it; `None` if there never will be.
     #[cold]
-    fn make_room(&self) -> Guard<'_, Vec<Record>> {
+    fn make_room(&self) -> Option<Guard<'_, Vec<Record>>> {
         loop {
+            if self.is_abandoned() {
+                return None;
+            }
             let due = self.outlet.next_row();
             let mut waiting = self.waiting.lock();
             let lane = self.lanes.mine();
             if lane.len() < LANE_ROWS {
-                return lane;
+                return Some(lane);
             }
             drop(lane);
             if let Some(batch) = waiting.gather(self, 1) {
@@ -244,22 +249,16 @@ impl Queue {
         }
     }
 
-    /// Writes and flushes everything that was pushed so far.
+    /// Writes and flushes everything that was pushed so far, however long the destination takes.
     ///
     /// # Errors
     /// The first error of a write, whoever wrote, since the last flush.
     pub(super) fn flush(&self) -> io::Result<()> {
-        while !self.flush_before(Instant::now() + PATIENCE) {}
-        self.outlet.take_error().map_or(Ok(()), Err)
-    }
-
-    /// Writes everything that was pushed so far; false if others have it, and do not get done in time.
-    fn flush_before(&self, deadline: Instant) -> bool {
         let end = self.next_row.0.load(Ordering::SeqCst);
-        loop {
+        while !self.is_abandoned() {
             let due = self.outlet.next_row();
             if due >= end {
-                return true;
+                break;
             }
             match self.take(1) {
                 Some(batch) => self.finish(batch, BATCHES),
@@ -268,10 +267,8 @@ impl Queue {
                     self.outlet.wait_while_due(due, GATHER);
                 }
             }
-            if Instant::now() >= deadline {
-                return false;
-            }
         }
+        self.outlet.take_error().map_or(Ok(()), Err)
     }
 
     /// Asks the sink, after what is being written.
@@ -293,18 +290,26 @@ impl Queue {
         self.wake(usize::MAX);
     }
 
-    /// Writes what waits, and closes.
-    pub(super) fn close_at_exit(&self) {
-        if !self.is_own_process() {
-            return; // The rows are the parent's, which writes them.
-        }
+    /// Closes, and has what waits written. The log's threads may hang, or be gone.
+    pub(super) fn begin_end(self: &Arc<Self>) -> Ending {
         self.close();
-        if !self.flush_before(Instant::now() + PATIENCE) {
-            tracing::error!(
-                target: "millpond::logging",
-                "the allocation log's destination hangs; the last rows are lost"
-            );
+        let queue = Arc::clone(self);
+        // Counted and reported in there.
+        Ending::begin(self.outlet.taken(), move || drop(queue.flush()))
+    }
+
+    /// Waits for what [`begin_end`](Self::begin_end) began; false if the destination hangs.
+    pub(super) fn end(&self, ending: Ending) -> bool {
+        let ended = ending.wait();
+        if !ended {
+            self.abandoned.store(true, Ordering::SeqCst);
+            ending::report(self.outlet.name());
         }
+        ended
+    }
+
+    fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::SeqCst)
     }
 
     #[cfg(test)]

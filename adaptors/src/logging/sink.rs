@@ -2,11 +2,17 @@ use std::fmt;
 use std::io::{self, ErrorKind, Write};
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Flush;
 
 /// With [`Flush::Buffered`], how many bytes of rows are kept before they are handed over.
 const BUFFER_BYTES: usize = 64 * 1024;
+
+/// How many bytes of whole rows are handed over in one call: by that the end of a log can tell a destination
+/// that is slow from one that hangs.
+const PIECE_BYTES: usize = 64 * 1024;
 
 /// Where rows go: hands whole rows to the destination.
 ///
@@ -19,6 +25,8 @@ pub(super) struct Sink {
     /// Whole rows that were not handed over yet.
     pending: Vec<u8>,
     pending_rows: u64,
+    /// How many bytes the destination took.
+    taken: Arc<AtomicU64>,
     /// A failed write ended inside a row.
     torn: bool,
     rows_written: u64,
@@ -34,6 +42,7 @@ impl Sink {
             flush,
             pending: Vec::new(),
             pending_rows: 0,
+            taken: Arc::default(),
             torn: false,
             rows_written: 0,
             write_errors: 0,
@@ -66,6 +75,19 @@ impl Sink {
         result
     }
 
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Counts the bytes that the destination takes.
+    pub(super) fn taken(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.taken)
+    }
+
+    pub(super) fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
     pub(super) fn rows_written(&self) -> u64 {
         self.rows_written
     }
@@ -84,8 +106,8 @@ impl Sink {
 
     fn hand_over_line(&mut self, text: &[u8], rows: u64) -> io::Result<()> {
         let mut done = 0;
-        let destination = &mut self.destination;
-        let write = || write_all(destination, text, &mut done).and_then(|()| destination.flush());
+        let (destination, taken) = (&mut self.destination, &self.taken);
+        let write = || write_all(destination, text, &mut done, taken).and_then(|()| destination.flush());
         let result = catch_unwind(AssertUnwindSafe(write))
             .unwrap_or_else(|_| Err(io::Error::other("the writer of the log panicked")));
         let written = &text[..done];
@@ -114,16 +136,30 @@ impl Sink {
     }
 }
 
-fn write_all(destination: &mut dyn Write, text: &[u8], done: &mut usize) -> io::Result<()> {
+fn write_all(
+    destination: &mut dyn Write,
+    text: &[u8],
+    done: &mut usize,
+    taken: &AtomicU64,
+) -> io::Result<()> {
     while *done < text.len() {
-        match destination.write(&text[*done..]) {
+        match destination.write(piece(&text[*done..])) {
             Ok(0) => return Err(ErrorKind::WriteZero.into()),
-            Ok(bytes) => *done += bytes,
+            Ok(bytes) => {
+                *done += bytes;
+                taken.fetch_add(bytes as u64, Ordering::Relaxed);
+            }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
     }
     Ok(())
+}
+
+/// The first whole rows.
+fn piece(text: &[u8]) -> &[u8] {
+    let Some(first) = text.get(..PIECE_BYTES) else { return text };
+    first.iter().rposition(|&byte| byte == b'\n').map_or(first, |end| &text[..=end])
 }
 
 impl Drop for Sink {

@@ -5,7 +5,8 @@ use std::thread::JoinHandle;
 use super::at_exit;
 use super::queue::Queue;
 
-/// The threads that write a log. Dropping them ends them, after everything is written.
+/// The threads that write a log. Dropping them ends them, after everything is written, unless the destination
+/// hangs.
 #[derive(Debug)]
 pub(super) struct Writers {
     queue: Arc<Queue>,
@@ -51,12 +52,9 @@ impl Drop for Writers {
         if !self.queue.is_own_process() || super::canary::without("drop") {
             return; // A fork has no such threads to wait for, and the rows are the parent's.
         }
-        self.queue.close();
-        for thread in self.threads.drain(..) {
-            // One that panicked leaves the rest to the flush.
-            let _ = thread.join();
+        if self.queue.end(self.queue.begin_end()) {
+            // Nothing is left to write, so none of them hangs, and one that panicked has nothing to say.
+            self.threads.drain(..).for_each(|thread| drop(thread.join()));
         }
-        // Counted and reported in there.
-        let _ = self.queue.flush();
     }
 }

@@ -11,6 +11,8 @@ static RESOURCE: OnceLock<AnyResource> = OnceLock::new();
 
 const CHILD: &str = "logging::tests::ends::child_process";
 const FEW: usize = 100;
+/// More than there is room for in a pipe, and less than in a queue.
+const MANY_BYTES: usize = 4000;
 /// More than there is room for in a queue.
 const MANY: usize = (BATCHES + 2) * LANE_ROWS;
 
@@ -56,6 +58,14 @@ fn child_process() {
             });
             assert!(owner.join().is_err());
             std::process::abort();
+        }
+        "many rows and drop" => {
+            log(&resource, MANY_BYTES);
+            drop(resource);
+        }
+        "many rows and leak" => {
+            log(&resource, MANY_BYTES);
+            std::mem::forget(resource);
         }
         "leak" => {
             log(&resource, FEW);
@@ -168,6 +178,52 @@ fn without_its_mechanism_each_end_loses_rows_or_has_them_twice() {
         let left = rows_left("async", end, &format!("threads,{mechanism}"));
         assert_ne!(left, expected, "after {end}, without `{mechanism}`");
     }
+}
+
+/// Whether a child ends whose log goes to a pipe that nobody reads.
+#[cfg(target_os = "linux")]
+fn ends_though_nobody_reads(flush: &str, end: &str) -> bool {
+    use std::fs::OpenOptions;
+    use std::time::{Duration, Instant};
+    let directory = tempfile::tempdir().unwrap();
+    let pipe = directory.path().join("pipe");
+    let c_pipe = std::ffi::CString::new(pipe.to_str().unwrap()).unwrap();
+    // SAFETY: the path is a string that lives through the call.
+    assert_eq!(unsafe { libc::mkfifo(c_pipe.as_ptr(), 0o600) }, 0);
+    let _reader = OpenOptions::new().read(true).write(true).open(&pipe).unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", CHILD])
+        .env("MILLPOND_TEST_CHILD_ENDS_BY", end)
+        .env("MILLPOND_TEST_CHILD_FLUSH", flush)
+        .env("MILLPOND_LOG_FILE", &pipe)
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    // Far longer than the patience of a log.
+    let hangs_after = Instant::now() + Duration::from_secs(100);
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.success();
+        }
+        if Instant::now() > hangs_after {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn issue_9_a_log_that_nobody_reads_keeps_no_process_from_ending() {
+    let ends = ["many rows and leak", "many rows and drop"];
+    std::thread::scope(|scope| {
+        let children = ends.map(|end| (end, scope.spawn(move || ends_though_nobody_reads("async", end))));
+        for (end, child) in children {
+            assert!(child.join().unwrap(), "after {end}");
+        }
+    });
 }
 
 /// What `flush=async` does not promise, as its documentation says.

@@ -110,7 +110,7 @@ fn one_file_has_one_kind_of_rows() {
     for layer in [(Columns::Rmm, Flush::EveryRow), (Columns::Extended, Flush::Async)] {
         let error = other(layer.0, layer.1).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-        assert!(error.to_string().contains("columns=extended,flush=row"), "{error}");
+        assert!(error.to_string().contains("columns=extended and flush=row"), "{error}");
     }
     other(Columns::Extended, Flush::EveryRow).unwrap().allocate_bytes(2, S).unwrap();
     assert_eq!(sizes(&file), [1, 2]);

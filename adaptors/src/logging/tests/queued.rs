@@ -2,6 +2,7 @@
 
 use std::sync::Condvar;
 
+use super::super::ending::PATIENCE;
 use super::super::queue::{BATCHES, LANE_ROWS, Queue};
 use super::super::record::Entry;
 use super::super::sink::Sink;
@@ -75,10 +76,10 @@ fn callers_write_where_there_is_no_thread() {
 #[test]
 fn rows_after_the_end_of_the_process_began_are_written_at_once() {
     let log = Shared::default();
-    let queue = queue(&log);
+    let queue = Arc::new(queue(&log));
     push(&queue, 0..3);
     assert_eq!(log.text(), "");
-    queue.close_at_exit();
+    assert!(queue.end(queue.begin_end()));
     assert_eq!(sizes(&log), [0, 1, 2]);
     push(&queue, 3..4);
     assert_eq!(sizes(&log), [0, 1, 2, 3]);
@@ -164,6 +165,62 @@ fn a_row_is_written_soon_also_after_the_thread_went_to_sleep() {
             std::thread::yield_now();
         }
     }
+}
+
+/// A writer that takes a piece of the log now and then.
+struct Slow(Shared);
+
+impl Write for Slow {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        std::thread::sleep(PATIENCE / 8);
+        assert!(bytes.ends_with(b"\n"), "whole rows");
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn issue_9_a_destination_that_is_only_slow_gets_every_row() {
+    let log = Shared::default();
+    let queue = Arc::new(Queue::new(
+        Sink::new(Box::new(Slow(log.clone())), "slow".to_owned(), Flush::Async),
+        None,
+        |bytes| Text::new(Columns::Rmm, Arc::default(), bytes),
+    ));
+    let rows = 4 * ROWS;
+    push(&queue, 0..rows);
+    assert!(queue.end(queue.begin_end()));
+    assert!(log.text().len() > 9 * 64 * 1024, "it took longer than the patience with one that hangs");
+    assert!(sizes(&log).into_iter().eq(0..rows));
+}
+
+#[test]
+fn issue_9_a_destination_that_hangs_is_given_up_and_nobody_waits_for_it() {
+    let gate = Gate::default();
+    let sink = Sink::new(Box::new(gate.clone()), "gate".to_owned(), Flush::Async);
+    let text = |bytes| Text::new(Columns::Rmm, Arc::default(), bytes);
+    let queue = Arc::new(Queue::new(sink, None, text));
+    push(&queue, 0..3);
+    assert!(!queue.end(queue.begin_end()));
+    // More than there is room for, by callers that would wait for room or write by themselves.
+    push(&queue, 3..(BATCHES as u64 + 2) * ROWS);
+    gate.set_open(true);
+}
+
+#[test]
+fn issue_9_a_buffer_whose_destination_hangs_is_given_up() {
+    let gate = Gate::default();
+    gate.set_open(true);
+    let layer = LoggingLayer::new().writer(gate.clone()).flush(Flush::Buffered);
+    let resource = layer.layer(mock().0).unwrap();
+    resource.allocate_bytes(1, S).unwrap();
+    gate.set_open(false);
+    drop(resource);
+    assert_eq!(gate.log.rows().len(), 0);
+    gate.set_open(true);
 }
 
 #[test]

@@ -1,0 +1,74 @@
+//! The end of a log whose destination may never take what is left: a pipe whose reader stopped, or a file
+//! system that hangs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// For how long a destination may take nothing before the end of a log gives up.
+pub(super) const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
+
+/// How often it is looked at.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The last rows, on their way on a thread of their own, so that nobody who waits for them hangs.
+#[derive(Debug)]
+pub(super) struct Ending {
+    /// The thread, and a channel that it closes when it is done; `None` if it was done at once.
+    thread: Option<(JoinHandle<()>, Receiver<()>)>,
+    /// How many bytes the destination took so far.
+    taken: Arc<AtomicU64>,
+    seen: u64,
+    seen_at: Instant,
+}
+
+impl Ending {
+    /// Calls `write`, which may block for ever. `taken` counts what the destination takes.
+    pub(super) fn begin(taken: Arc<AtomicU64>, write: impl Fn() + Send + Sync + 'static) -> Self {
+        let write = Arc::new(write);
+        let (done, finished) = mpsc::channel();
+        let builder = std::thread::Builder::new().name("millpond-log-end".to_owned());
+        let spawned = builder.spawn({
+            let write = Arc::clone(&write);
+            move || {
+                write();
+                drop((write, done));
+            }
+        });
+        let thread = match spawned {
+            Ok(thread) => Some((thread, finished)),
+            Err(_) => {
+                write();
+                None
+            }
+        };
+        let seen = taken.load(Ordering::Relaxed);
+        Self { thread, taken, seen, seen_at: Instant::now() }
+    }
+
+    /// Waits until everything is written; false if the destination takes nothing any more.
+    pub(super) fn wait(mut self) -> bool {
+        let Some((thread, finished)) = self.thread.take() else { return true };
+        while finished.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+            let taken = self.taken.load(Ordering::Relaxed);
+            if taken != self.seen {
+                (self.seen, self.seen_at) = (taken, Instant::now());
+            } else if self.seen_at.elapsed() >= PATIENCE {
+                return false;
+            }
+        }
+        // A panic of its own is as good as an end: what it could write is written.
+        let _ = thread.join();
+        true
+    }
+}
+
+pub(super) fn report(name: &str) {
+    tracing::error!(
+        target: "millpond::logging",
+        log = name,
+        "the allocation log's destination took nothing for {PATIENCE:?}; the last rows are lost"
+    );
+}
