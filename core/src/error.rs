@@ -22,7 +22,8 @@ pub enum ErrorKind {
     Unsupported,
     /// The driver reported an error.
     Driver,
-    /// An earlier driver error cannot be recovered from in this process; nothing works any more.
+    /// An earlier driver error cannot be recovered from in this process; or the device's context was reset,
+    /// and what was made before is lost with it. The message says which.
     Poisoned,
     /// Reading or writing a file failed.
     Io,
@@ -90,6 +91,16 @@ impl Error {
         )
     }
 
+    /// The error of every call on what was made before the device's context was reset.
+    pub fn context_reset() -> Self {
+        Self::new(
+            ErrorKind::Poisoned,
+            "the device's context was reset (cuDevicePrimaryCtxReset, cudaDeviceReset, Numba's cuda.close()) \
+             and what was made before is lost with it; open the device again, and make new resources and \
+             streams",
+        )
+    }
+
     /// The error of a request larger than any address space.
     pub fn request_too_large(layout: Layout, stream: StreamRef) -> Self {
         Self::new(ErrorKind::InvalidArgument, "no device can hold that; check the size for an overflow")
@@ -150,7 +161,8 @@ impl Error {
         self.0.kind == ErrorKind::OutOfMemory
     }
 
-    /// Whether nothing will work any more in this process.
+    /// Whether nothing will work any more: in this process, or, where the device's context was reset, with
+    /// what was made before.
     pub fn is_sticky(&self) -> bool {
         self.0.kind == ErrorKind::Poisoned || self.driver_error().is_some_and(DriverError::is_sticky)
     }
@@ -273,6 +285,9 @@ impl std::error::Error for Error {
 
 impl From<DriverError> for Error {
     fn from(error: DriverError) -> Self {
+        if error.code() == DriverError::CONTEXT_IS_DESTROYED {
+            return Self::context_reset().caused_by(error);
+        }
         let kind = if error.is_sticky() {
             ErrorKind::Poisoned
         } else if error.is_out_of_memory() {

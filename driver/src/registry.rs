@@ -4,15 +4,16 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
-use millpond_core::{DeviceId, Driver, DriverHandle, Error, ErrorKind, Result};
+use millpond_core::{DeviceId, DriverHandle, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
 use crate::cuda::{self, CudaDriver};
+use crate::sim;
 
 /// The simulated devices of this process. They are numbered from 0 and no number is used twice.
 struct SimTable {
     next: u32,
-    devices: BTreeMap<DeviceId, Weak<dyn Driver>>,
+    devices: BTreeMap<DeviceId, Weak<sim::Shared>>,
 }
 
 static SIM_DEVICES: Mutex<SimTable> = Mutex::new(SimTable { next: 0, devices: BTreeMap::new() });
@@ -22,17 +23,16 @@ thread_local! {
 }
 
 /// Builds a simulated device under the next free number, so that [`open`] finds it while it lives.
-pub(crate) fn register_sim<D: Driver>(build: impl FnOnce(DeviceId) -> D) -> Arc<D> {
+pub(crate) fn register_sim(build: impl FnOnce(DeviceId) -> sim::Shared) -> Arc<sim::Shared> {
     let id = {
         let mut table = SIM_DEVICES.lock();
         table.next += 1;
         DeviceId::sim(table.next - 1)
     };
     let device = Arc::new(build(id)); // outside the lock: building may be slow, or panic
-    let weak: Weak<D> = Arc::downgrade(&device);
     let mut table = SIM_DEVICES.lock();
     table.devices.retain(|_, device| device.strong_count() > 0);
-    table.devices.insert(id, weak);
+    table.devices.insert(id, Arc::downgrade(&device));
     device
 }
 
@@ -41,7 +41,8 @@ pub(crate) fn set_current(device: Option<DeviceId>) {
     CURRENT.set(device);
 }
 
-/// The driver of a device. The same device gives the same driver each time.
+/// The driver of a device. The same device gives the same driver each time, and a new one after its context
+/// was reset.
 ///
 /// ```
 /// use millpond_core::{DeviceId, Driver};
@@ -61,13 +62,19 @@ pub fn open(device: DeviceId) -> Result<DriverHandle> {
         return Ok(CudaDriver::open(device.ordinal())?);
     }
     let found = SIM_DEVICES.lock().devices.get(&device).and_then(Weak::upgrade);
-    found.ok_or_else(|| {
-        Error::new(
-            ErrorKind::NoDevice,
-            "this process has no such simulated device; keep the Arc that SimDevice::new returned alive",
-        )
-        .on_device(device)
-    })
+    let found: DriverHandle = match found {
+        Some(device) => device.open(),
+        None => return Err(no_such_sim(device)),
+    };
+    Ok(found)
+}
+
+fn no_such_sim(device: DeviceId) -> Error {
+    Error::new(
+        ErrorKind::NoDevice,
+        "this process has no such simulated device; keep the Arc that SimDevice::new returned alive",
+    )
+    .on_device(device)
 }
 
 /// The calling thread's current device: the simulated one that `SimDevice::make_current` chose on this
@@ -93,6 +100,8 @@ pub fn current() -> Result<DriverHandle> {
 
 #[cfg(test)]
 mod tests {
+    use millpond_core::Driver;
+
     use super::*;
     use crate::sim::{SimConfig, SimDevice};
 

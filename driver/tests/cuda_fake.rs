@@ -67,6 +67,25 @@ impl Contexts {
         Self(unsafe { Library::new("libcuda.so.1") }.unwrap())
     }
 
+    /// As another library of the process does it.
+    fn primary(&self, function: &str, device: i32) {
+        let mut context = 0_u64;
+        // SAFETY: the types are the functions'; `context` takes the result.
+        let answer = unsafe {
+            match function {
+                "reset" => self
+                    .0
+                    .get::<unsafe extern "C" fn(i32) -> i32>("cuDevicePrimaryCtxReset_v2")
+                    .unwrap()(device),
+                _ => self
+                    .0
+                    .get::<unsafe extern "C" fn(*mut u64, i32) -> i32>("cuDevicePrimaryCtxRetain")
+                    .unwrap()(&raw mut context, device),
+            }
+        };
+        assert_eq!(answer, 0, "{function}");
+    }
+
     fn set_current(&self, context: u64) {
         // SAFETY: the type is the function's.
         let set = unsafe { self.0.get::<unsafe extern "C" fn(u64) -> i32>("cuCtxSetCurrent") }.unwrap();
@@ -236,5 +255,55 @@ fn a_stream_is_told_from_a_later_one_with_its_handle() {
             // SAFETY: it is refused.
             assert!(unsafe { driver.stream_destroy(default) }.is_err());
         }
+    });
+}
+
+/// Somebody resets the context, and perhaps somebody else makes a new one before millpond looks.
+#[test]
+fn issue_9_a_reset_context_is_opened_again_and_the_old_driver_touches_nothing() {
+    let name = "issue_9_a_reset_context_is_opened_again_and_the_old_driver_touches_nothing";
+    with_fake(name, false, &[], || {
+        let contexts = Contexts::new();
+        for remade in [false, true] {
+            for device in 0..2 {
+                let old = CudaDriver::open(device).unwrap();
+                let event = old.event_create(EventFlags::default()).unwrap();
+                let block = old.mem_alloc(256).unwrap();
+                contexts.set_current(if remade { 0x1000 + u64::from(device) } else { 0 });
+                contexts.primary("reset", device as i32);
+                if remade {
+                    contexts.primary("retain", device as i32);
+                }
+                let destroyed = DriverError::CONTEXT_IS_DESTROYED;
+                assert_eq!(old.event_query(event).unwrap_err().code(), destroyed);
+                assert_eq!(old.mem_alloc(256).unwrap_err().code(), destroyed);
+                // SAFETY: it must be refused: the address may be another's by now.
+                assert_eq!(unsafe { old.mem_free(block) }.unwrap_err().code(), destroyed);
+                // SAFETY: the stand-in maps nothing.
+                unsafe { old.mem_unmap(block, 256) }.unwrap();
+                assert!(old.was_reset() && old.health().is_reset());
+
+                let new = CudaDriver::open(device).unwrap();
+                assert!(!Arc::ptr_eq(&old, &new) && Arc::ptr_eq(&new, &CudaDriver::open(device).unwrap()));
+                assert!(!new.was_reset() && !new.health().is_lost());
+                let event = new.event_create(EventFlags::default()).unwrap();
+                assert_eq!(new.event_query(event), Ok(false));
+                new.mem_alloc(256).unwrap();
+                assert!(old.mem_alloc(256).is_err(), "the old one stays lost");
+            }
+        }
+    });
+}
+
+#[test]
+fn issue_9_a_driver_that_does_not_number_contexts_tells_a_reset_until_somebody_retains_again() {
+    let name = "issue_9_a_driver_that_does_not_number_contexts_tells_a_reset_until_somebody_retains_again";
+    with_fake(name, false, &[("FAKE_CUDA_IDS", "0")], || {
+        let old = CudaDriver::open(0).unwrap();
+        Contexts::new().primary("reset", 0);
+        assert_eq!(old.mem_alloc(256).unwrap_err().code(), DriverError::CONTEXT_IS_DESTROYED);
+        let new = CudaDriver::open(0).unwrap();
+        assert!(!Arc::ptr_eq(&old, &new) && old.health().is_reset());
+        new.mem_alloc(256).unwrap();
     });
 }

@@ -90,11 +90,11 @@ impl MemoryManager for CudaMemoryManager {
     }
 
     fn get_memory_info(&self) -> Result<MemoryInfo> {
-        call(&**self.host.driver()?, |driver| driver.mem_get_info())
+        call(&*self.host.driver()?, |driver| driver.mem_get_info())
     }
 
     fn get_ipc_handle(&self, memory: &MemoryPointer) -> Result<IpcHandle> {
-        get_ipc_handle(&**self.host.driver()?, memory)
+        get_ipc_handle(&*self.host.driver()?, memory)
     }
 
     fn reset(&self) {

@@ -37,7 +37,8 @@ enum Plain {
 /// What pointers keep alive so that their finalizers find it.
 #[derive(Debug)]
 struct Shared {
-    driver: Option<DriverHandle>,
+    /// Another one after each reset of the context.
+    driver: RwLock<Option<DriverHandle>>,
     live: DashMap<Token, Plain>,
     pending: DeferredQueue<Plain>,
     /// Everything holds it shared, recursively, as dropping one thing may drop another; `reset` holds it
@@ -49,16 +50,32 @@ impl HostOnlyMemoryManager {
     /// A manager on a device; without one, it can only be asked for its version.
     pub fn new(driver: Option<DriverHandle>, options: DeferredOptions) -> Self {
         let pending = DeferredQueue::new(options);
+        let driver = RwLock::new(driver);
         let shared = Shared { driver, live: DashMap::new(), pending, gate: RwLock::new(()) };
         Self { shared: Arc::new(shared) }
     }
 
-    /// The driver of the device.
+    /// The driver of the device: opened again if the device's context was reset, when all memory of before is
+    /// forgotten, as it went with the context.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if the manager was made without a device.
-    pub fn driver(&self) -> Result<&DriverHandle> {
-        self.shared.driver.as_ref().ok_or_else(no_device)
+    /// [`ErrorKind::InvalidArgument`] if the manager was made without a device, and what opening it reports.
+    pub fn driver(&self) -> Result<DriverHandle> {
+        let driver = self.shared.driver()?;
+        if driver.was_reset() { self.open_again(&driver) } else { Ok(driver) }
+    }
+
+    fn open_again(&self, lost: &DriverHandle) -> Result<DriverHandle> {
+        let fresh = millpond_driver::open(lost.device())?;
+        let _gate = self.shared.gate.write();
+        let mut driver = self.shared.driver.write();
+        match &*driver {
+            Some(known) if !Arc::ptr_eq(known, lost) => return Ok(Arc::clone(known)),
+            _ => *driver = Some(Arc::clone(&fresh)),
+        }
+        self.shared.live.clear();
+        drop(self.shared.pending.take_all());
+        Ok(fresh)
     }
 
     /// Learns the size of the device's memory, of which pending deallocations may hold a part.
@@ -67,7 +84,7 @@ impl HostOnlyMemoryManager {
     /// What the driver reports.
     pub fn initialize(&self) -> Result<()> {
         if !self.shared.pending.has_capacity() {
-            let memory = call(&**self.driver()?, |driver| driver.mem_get_info())?;
+            let memory = call(&*self.driver()?, |driver| driver.mem_get_info())?;
             self.shared.pending.set_capacity(memory.total);
         }
         Ok(())
@@ -86,8 +103,8 @@ impl HostOnlyMemoryManager {
         let ptr = self.attempt("pinned host memory", bytes, |driver| driver.mem_host_alloc(bytes, flags))?;
         let counted = if flags.mapped { bytes } else { 0 };
         let plain = Plain::Host { ptr, bytes: counted };
-        let device_ptr = flags.mapped.then(|| self.device_pointer_of(driver, ptr, plain)).transpose()?;
-        Ok(self.host_memory(driver, plain, (ptr, device_ptr), bytes, None))
+        let device_ptr = flags.mapped.then(|| self.device_pointer_of(&driver, ptr, plain)).transpose()?;
+        Ok(self.host_memory(&driver, plain, (ptr, device_ptr), bytes, None))
     }
 
     /// See [`MemoryManager::mempin`](crate::MemoryManager::mempin).
@@ -108,8 +125,8 @@ impl HostOnlyMemoryManager {
         self.attempt("a pin", bytes, |driver| unsafe { driver.mem_host_register(ptr, bytes, flags) })
             .map_err(explain_pin)?;
         let plain = Plain::Registered { ptr };
-        let device_ptr = mapped.then(|| self.device_pointer_of(driver, ptr, plain)).transpose()?;
-        Ok(self.host_memory(driver, plain, (ptr, device_ptr), bytes, Some(owner)))
+        let device_ptr = mapped.then(|| self.device_pointer_of(&driver, ptr, plain)).transpose()?;
+        Ok(self.host_memory(&driver, plain, (ptr, device_ptr), bytes, Some(owner)))
     }
 
     /// See [`MemoryManager::memallocmanaged`](crate::MemoryManager::memallocmanaged).
@@ -120,7 +137,7 @@ impl HostOnlyMemoryManager {
         let driver = self.driver()?;
         // Where host and device may use managed memory at the same time the attachment makes no difference.
         let concurrent = DeviceAttribute::ConcurrentManagedAccess;
-        if !attach_global && call(&**driver, |driver| driver.attribute(concurrent))? == 0 {
+        if !attach_global && call(&*driver, |driver| driver.attribute(concurrent))? == 0 {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 "managed memory attached to the host only is not offered here; pass attach_global = true",
@@ -187,10 +204,10 @@ impl HostOnlyMemoryManager {
 
     /// Calls the driver; when memory is short, carries out what is pending and calls once more.
     fn attempt<T>(&self, what: &str, bytes: u64, body: impl Fn(&dyn Driver) -> DriverResult<T>) -> Result<T> {
-        let driver = self.driver()?;
-        let mut outcome = call(&**driver, &body);
+        let driver = self.shared.driver()?;
+        let mut outcome = call(&*driver, &body);
         if outcome.as_ref().is_err_and(Error::is_out_of_memory) && self.flush() > 0 {
-            outcome = call(&**driver, &body);
+            outcome = call(&*driver, &body);
         }
         outcome.map_err(|error| error.for_request(Layout::new(bytes), StreamRef::LEGACY).context(what))
     }
@@ -245,6 +262,10 @@ fn explain_pin(error: Error) -> Error {
 }
 
 impl Shared {
+    fn driver(&self) -> Result<DriverHandle> {
+        self.driver.read().clone().ok_or_else(no_device)
+    }
+
     fn keep(&self, plain: Plain) -> Token {
         let token = Token::next();
         self.live.insert(token, plain);
@@ -258,10 +279,10 @@ impl Shared {
     }
 
     fn end(&self, plain: Plain) {
-        let Some(driver) = &self.driver else { return };
+        let Ok(driver) = self.driver() else { return };
         // SAFETY: whoever took `plain` out of `live` or `pending` (or never put it there) has the only copy,
         // so the memory ends once; the last pointer to it is gone or no longer live, so nobody uses it.
-        let outcome = call(&**driver, |driver| unsafe {
+        let outcome = call(&*driver, |driver| unsafe {
             match plain {
                 Plain::Device { ptr, .. } => driver.mem_free(ptr),
                 Plain::Host { ptr, .. } => driver.mem_free_host(ptr),

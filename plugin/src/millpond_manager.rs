@@ -29,6 +29,8 @@ use millpond_core::driver::call;
 /// - `reset` gives everything back to the driver. A stack that the manager built is dropped and built
 ///   again at the next use; one that was passed in is trimmed and stays. While a stream captures a graph,
 ///   memory whose use cannot be waited for stays parked, and with it the stack: reset again afterwards.
+/// - After the device's context was reset (Numba's `cuda.close()`), a stack that the manager built is built
+///   again in the new context; one that was passed in is lost, and so is the manager.
 ///
 /// `reset` must not be called from inside the stack, for instance from a callback of a resource.
 ///
@@ -52,13 +54,15 @@ use millpond_core::driver::call;
 #[derive(Debug)]
 pub struct MillpondMemoryManager {
     host: HostOnlyMemoryManager,
-    device: Option<Arc<DeviceHalf>>,
+    /// Another one after each reset of the context.
+    device: RwLock<Option<Arc<DeviceHalf>>>,
 }
 
 /// Builds a stack on a device.
 pub type StackBuilder = Arc<dyn Fn(&DriverHandle) -> Result<AnyResource> + Send + Sync>;
 
 /// Where the stack comes from.
+#[derive(Clone)]
 enum Source {
     Given(AnyResource),
     Built(StackBuilder),
@@ -108,18 +112,9 @@ impl MillpondMemoryManager {
     }
 
     fn with_source(driver: Option<DriverHandle>, source: Source) -> Self {
-        let device = driver.clone().map(|driver| {
-            Arc::new(DeviceHalf {
-                order: ReleaseOrder::new(DriverHandle::clone(&driver)),
-                driver,
-                source,
-                stack: RwLock::new(None),
-                building: Mutex::new(()),
-                live: DashMap::new(),
-                parked: DeferredQueue::new(DeferredOptions::IMMEDIATE),
-            })
-        });
-        Self { host: HostOnlyMemoryManager::new(driver, DeferredOptions::default()), device }
+        let device = driver.clone().map(|driver| Arc::new(DeviceHalf::new(driver, source)));
+        let host = HostOnlyMemoryManager::new(driver, DeferredOptions::default());
+        Self { host, device: RwLock::new(device) }
     }
 
     /// The stack, built if need be. Whoever keeps it keeps its memory from a reset.
@@ -148,16 +143,34 @@ impl MillpondMemoryManager {
 
     /// How many device allocations were dropped and wait for the end of a deferral.
     pub fn parked(&self) -> usize {
-        self.device.as_ref().map_or(0, |device| device.parked.len())
+        self.device.read().as_ref().map_or(0, |device| device.parked.len())
     }
 
     /// How many device allocations there are that were neither dropped nor reset.
     pub fn live(&self) -> usize {
-        self.device.as_ref().map_or(0, |device| device.live.len())
+        self.device.read().as_ref().map_or(0, |device| device.live.len())
     }
 
-    fn device(&self) -> Result<&Arc<DeviceHalf>> {
-        self.device.as_ref().ok_or_else(no_device)
+    fn device(&self) -> Result<Arc<DeviceHalf>> {
+        let device = self.device.read().clone().ok_or_else(no_device)?;
+        let is_lost = matches!(device.source, Source::Built(_)) && device.driver.was_reset();
+        if is_lost { self.open_again(&device) } else { Ok(device) }
+    }
+
+    /// Begins anew after a reset of the context: with the device opened again, and a stack of its own. All
+    /// memory of before is forgotten.
+    fn open_again(&self, lost: &Arc<DeviceHalf>) -> Result<Arc<DeviceHalf>> {
+        let driver = self.host.driver()?;
+        let fresh = Arc::new(DeviceHalf::new(driver, lost.source.clone()));
+        {
+            let mut device = self.device.write();
+            match &*device {
+                Some(known) if !Arc::ptr_eq(known, lost) => return Ok(Arc::clone(known)),
+                _ => *device = Some(Arc::clone(&fresh)),
+            }
+        }
+        lost.forget();
+        Ok(fresh)
     }
 }
 
@@ -170,7 +183,7 @@ impl MemoryManager for MillpondMemoryManager {
         }
         device.with_stack(|resource| {
             let (ptr, token) = device.allocate(resource, bytes, || self.host.flush())?;
-            Ok(MemoryPointer::new(id, ptr, bytes, token, Arc::<DeviceHalf>::clone(device)))
+            Ok(MemoryPointer::new(id, ptr, bytes, token, Arc::<DeviceHalf>::clone(&device)))
         })
     }
 
@@ -201,7 +214,8 @@ impl MemoryManager for MillpondMemoryManager {
     }
 
     fn reset(&self) {
-        if let Some(device) = &self.device {
+        let device = self.device.read().clone();
+        if let Some(device) = device {
             device.reset();
         }
         self.host.reset();
@@ -209,9 +223,8 @@ impl MemoryManager for MillpondMemoryManager {
 
     fn defer_cleanup(&self) -> DeferCleanup {
         let host = self.host.defer_cleanup();
-        let Some(device) = &self.device else { return host };
+        let Some(device) = self.device.read().clone() else { return host };
         device.parked.defer();
-        let device = Arc::clone(device);
         host.and(DeferCleanup::new(move || device.resume()))
     }
 
@@ -221,6 +234,26 @@ impl MemoryManager for MillpondMemoryManager {
 }
 
 impl DeviceHalf {
+    fn new(driver: DriverHandle, source: Source) -> Self {
+        Self {
+            order: ReleaseOrder::new(DriverHandle::clone(&driver)),
+            driver,
+            source,
+            stack: RwLock::new(None),
+            building: Mutex::new(()),
+            live: DashMap::new(),
+            parked: DeferredQueue::new(DeferredOptions::IMMEDIATE),
+        }
+    }
+
+    /// The context was reset: blocks went with it, and the stack gives back what did not.
+    fn forget(&self) {
+        let mut stack = self.stack.write();
+        self.live.clear();
+        drop(self.parked.take_all());
+        *stack = None;
+    }
+
     /// Calls `body` with the stack, which no reset takes away meanwhile; builds it if there is none.
     fn with_stack<T>(&self, body: impl FnOnce(&AnyResource) -> Result<T>) -> Result<T> {
         loop {

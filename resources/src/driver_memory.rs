@@ -2,10 +2,10 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Weak};
 
 use dashmap::DashMap;
-use millpond_core::driver::DriverResult;
+use millpond_core::driver::{DriverResult, Health};
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_core::{
@@ -30,8 +30,15 @@ pub(crate) const MANAGED: LayerEntry = LayerEntry {
 };
 
 /// Start of the driver's block, for blocks whose alignment the driver does not give; for all resources of the
-/// process, since a block may be given back to an equal one.
-static OVER_ALIGNED: LazyLock<DashMap<(DeviceId, DevicePtr), DevicePtr>> = LazyLock::new(DashMap::new);
+/// process, since a block may be given back to an equal one. What a context's reset took stays until the
+/// address comes back.
+static OVER_ALIGNED: LazyLock<DashMap<(DeviceId, DevicePtr), OverAligned>> = LazyLock::new(DashMap::new);
+
+struct OverAligned {
+    base: DevicePtr,
+    /// The opening of the device that it came from.
+    health: Weak<Health>,
+}
 
 /// What the two have in common: everything but the call that allocates.
 #[derive(Debug)]
@@ -58,7 +65,7 @@ impl DriverMemory {
         let fail =
             |error: Error| error.for_request(layout, stream).on_device(self.driver.device()).in_stack(name);
         if self.driver.health().is_lost() {
-            return Err(fail(Error::poisoned()));
+            return Err(fail(self.driver.health().error()));
         }
         let over = if layout.alignment() > ALLOCATION_ALIGNMENT { layout.alignment() } else { 0 };
         let bytes = layout
@@ -73,7 +80,8 @@ impl DriverMemory {
             return Ok(base);
         }
         let ptr = DevicePtr::new((base.address() + over - 1) & !(over - 1));
-        OVER_ALIGNED.insert((self.driver.device(), ptr), base);
+        let health = Arc::downgrade(self.driver.health());
+        OVER_ALIGNED.insert((self.driver.device(), ptr), OverAligned { base, health });
         Ok(ptr)
     }
 
@@ -82,7 +90,8 @@ impl DriverMemory {
             return;
         }
         let over_aligned = OVER_ALIGNED.remove(&(self.driver.device(), ptr));
-        let base = over_aligned.map_or(ptr, |(_, base)| base);
+        let is_ours = |over: &OverAligned| over.health.as_ptr() == Arc::as_ptr(self.driver.health());
+        let base = over_aligned.map(|(_, over)| over).filter(is_ours).map_or(ptr, |over| over.base);
         // SAFETY: by the contract of `deallocate`, `ptr` came from `allocate` and is no longer used; a
         // pointer of which that is not true the driver refuses itself.
         let Err(error) = (unsafe { self.driver.mem_free(base) }) else { return };
@@ -97,7 +106,10 @@ impl DriverMemory {
                 resource: name.to_owned(),
             });
         } else {
-            tracing::error!(target: "millpond::driver", %ptr, %error, "freeing device memory failed");
+            // After a reset the memory is gone already.
+            if error.code() != DriverError::CONTEXT_IS_DESTROYED {
+                tracing::error!(target: "millpond::driver", %ptr, %error, "freeing device memory failed");
+            }
         }
     }
 
@@ -148,7 +160,7 @@ macro_rules! driver_memory_resource {
 
             fn memory_info(&self) -> Result<MemoryInfo> {
                 if self.0.driver.health().is_lost() {
-                    return Err(Error::poisoned().in_stack($text));
+                    return Err(self.0.driver.health().error().in_stack($text));
                 }
                 self.0.driver.mem_get_info().map_err(|error| {
                     self.0.driver.health().note(&error);
@@ -157,7 +169,9 @@ macro_rules! driver_memory_resource {
             }
 
             fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
-                downcast::<Self>(other).is_some_and(|other| self.0.driver.device() == other.0.driver.device())
+                // The same device, opened in the same context: a block of before a reset is nobody's.
+                downcast::<Self>(other)
+                    .is_some_and(|other| Arc::ptr_eq(self.0.driver.health(), other.0.driver.health()))
             }
 
             fn is_stream_ordered(&self) -> bool {

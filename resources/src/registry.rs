@@ -3,6 +3,9 @@
 //! Until one is set, a device's default is its plain [`CudaMemoryResource`]. What is returned is an owned
 //! handle: a resource that was replaced lives on for as long as somebody holds it, and blocks go back to the
 //! resource they came from. All functions may be called from any thread at any time.
+//!
+//! A default whose device's context was reset (`cuDevicePrimaryCtxReset`) is lost with it; the device's plain
+//! resource takes its place.
 
 use std::sync::{Arc, LazyLock};
 
@@ -22,12 +25,28 @@ fn initial(device: DeviceId) -> Result<AnyResource> {
 /// # Errors
 /// [`NoDevice`](millpond_core::ErrorKind::NoDevice) if the device is not there and nothing was set.
 pub fn get_per_device_resource(device: DeviceId) -> Result<AnyResource> {
-    if let Some(resource) = DEFAULTS.get(&device) {
-        return Ok(Arc::clone(&resource));
-    }
-    // Opening a device takes long; no lock is held meanwhile, and the first to come back wins.
+    // Of two threads that find none, or one that is lost, the first to come back wins. No lock is held
+    // meanwhile, as opening a device takes long, and so may the end of the resource that was lost.
+    let known = DEFAULTS.get(&device).map(|resource| Arc::clone(&resource));
+    let lost = match known {
+        Some(resource) if resource.driver().was_reset() => Some(resource),
+        Some(resource) => return Ok(resource),
+        None => None,
+    };
     let fresh = initial(device)?;
-    Ok(Arc::clone(&DEFAULTS.entry(device).or_insert(fresh)))
+    let mut slot = DEFAULTS.entry(device).or_insert_with(|| Arc::clone(&fresh));
+    if let Some(lost) = lost.filter(|lost| Arc::ptr_eq(lost, &slot)) {
+        *slot = Arc::clone(&fresh);
+        let now = Arc::clone(&slot);
+        drop(slot);
+        tracing::warn!(
+            target: "millpond::resources",
+            "the default resource `{lost}` of {device} was lost when the device's context was reset; `{now}` \
+             takes its place"
+        );
+        return Ok(now);
+    }
+    Ok(Arc::clone(&slot))
 }
 
 /// Makes `resource` the default of `device` and returns the one before.

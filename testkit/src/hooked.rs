@@ -229,6 +229,7 @@ impl Driver for HookedDriver {
     }
 
     forward! {
+        fn was_reset() -> bool;
         fn device() -> DeviceId;
         fn name() -> String;
         fn version() -> DriverResult<i32>;

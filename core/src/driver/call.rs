@@ -10,7 +10,7 @@ use crate::{Error, Result};
 pub fn call<T>(driver: &dyn Driver, body: impl FnOnce(&dyn Driver) -> DriverResult<T>) -> Result<T> {
     let health = driver.health();
     let outcome = if health.is_lost() {
-        Err(Error::poisoned())
+        Err(health.error())
     } else {
         body(driver).map_err(|error| {
             health.note(&error);

@@ -45,7 +45,7 @@ impl DriverError {
     pub const NOT_READY: i32 = 600;
     /// `CUDA_ERROR_ILLEGAL_ADDRESS`; sticky.
     pub const ILLEGAL_ADDRESS: i32 = 700;
-    /// `CUDA_ERROR_CONTEXT_IS_DESTROYED`.
+    /// `CUDA_ERROR_CONTEXT_IS_DESTROYED`: somebody reset the device's context.
     pub const CONTEXT_IS_DESTROYED: i32 = 709;
     /// `CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`.
     pub const HOST_MEMORY_ALREADY_REGISTERED: i32 = 712;
@@ -99,7 +99,7 @@ impl DriverError {
         matches!(self.code, Self::NO_SYMBOL | Self::NOT_SUPPORTED)
     }
 
-    /// Whether the context is lost: every later call in this process fails the same way.
+    /// Whether the context is lost: every later call in it fails the same way.
     pub const fn is_sticky(&self) -> bool {
         matches!(self.code, 4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721)
     }

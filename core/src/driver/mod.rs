@@ -50,8 +50,17 @@ pub trait Driver: Debug + Send + Sync + 'static {
     fn attribute(&self, attribute: DeviceAttribute) -> DriverResult<i64>;
     /// Free and total bytes of the device (`cuMemGetInfo`; about 3 µs on an H200).
     fn mem_get_info(&self) -> DriverResult<MemoryInfo>;
-    /// Whether the device is lost. The driver keeps this; whoever gets an error from it notes it there.
+    /// Whether the device is lost. The driver keeps this; the caller who gets an error from it notes it
+    /// there. It names the opening of the device, too: after a reset of the context there is another.
     fn health(&self) -> &Arc<Health>;
+    /// Whether the device's context was reset since it was opened (about 35 ns on an H200); notes it in
+    /// [`health`](Self::health).
+    ///
+    /// Then every call of this driver fails with [`DriverError::CONTEXT_IS_DESTROYED`], but for
+    /// [`mem_unmap`](Self::mem_unmap), [`mem_release`](Self::mem_release) and
+    /// [`mem_address_free`](Self::mem_address_free): physical memory, its mappings and addresses outlive the
+    /// context, and must be given back. All else is gone with it. `millpond_driver::open` gives a new driver.
+    fn was_reset(&self) -> bool;
     /// Waits for all work on the device (`cuCtxSynchronize`), that of destroyed streams included.
     fn synchronize(&self) -> DriverResult<()>;
     /// The simulated time in nanoseconds that driver calls have taken so far; `None` on a real device.

@@ -155,6 +155,10 @@ impl Driver for CountingDriver {
         self.inner.health()
     }
 
+    fn was_reset(&self) -> bool {
+        self.inner.was_reset()
+    }
+
     fn version(&self) -> DriverResult<i32> {
         self.counted(CallKind::Other, |driver| driver.version())
     }

@@ -1,6 +1,6 @@
 use std::marker::PhantomData;
 
-use millpond_core::driver::DriverResult;
+use millpond_core::driver::{DriverError, DriverResult};
 
 use super::functions::Functions;
 
@@ -8,10 +8,28 @@ use super::functions::Functions;
 ///
 /// It is retained when the device is opened and never released: memory and streams in it outlive any use of
 /// it here, and the driver ends it with the process.
+///
+/// Somebody may reset it (`cuDevicePrimaryCtxReset`), and the next to retain it gets a new context under the
+/// **same handle**. A call there with an event of the old one crashes the process, and an old pointer may be
+/// another's by then. So each use first compares the context's id, which is never used twice.
 #[derive(Clone, Copy)]
 pub(super) struct PrimaryContext {
     pub(super) functions: &'static Functions,
+    device: i32,
     handle: u64,
+    /// `None` for a driver before CUDA 12.0, which does not number contexts.
+    id: Option<u64>,
+}
+
+/// The id of a context; `None` where the driver does not number them. A handle of 0 names the current one.
+fn id_of(functions: &Functions, handle: u64) -> DriverResult<Option<u64>> {
+    let mut id = 0;
+    // SAFETY: `id` takes the result; a primary context's handle stays valid, and 0 is allowed.
+    match unsafe { functions.ctx_get_id(handle, &raw mut id) } {
+        Ok(()) => Ok(Some(id)),
+        Err(error) if error.is_unsupported() => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 impl PrimaryContext {
@@ -19,12 +37,36 @@ impl PrimaryContext {
         let mut handle = 0;
         // SAFETY: `handle` takes the result, and the driver gave `device`.
         unsafe { functions.device_primary_ctx_retain(&raw mut handle, device) }?;
-        Ok(Self { functions, handle })
+        let id = id_of(functions, handle)?;
+        Ok(Self { functions, device, handle, id })
+    }
+
+    /// Whether somebody reset the context since it was retained. A driver that does not number contexts
+    /// tells only until the next retains it.
+    pub(super) fn was_reset(self) -> bool {
+        let (mut flags, mut active) = (0, 1);
+        // SAFETY: both take results, and the driver gave `device`.
+        let state = unsafe {
+            self.functions.device_primary_ctx_get_state(self.device, &raw mut flags, &raw mut active)
+        };
+        let is_inactive = state.is_ok() && active == 0;
+        is_inactive || (self.id.is_some() && id_of(self.functions, self.handle).ok().flatten() != self.id)
     }
 
     /// Makes the context current until the guard is dropped. The thread is asked each time what is current:
     /// others change it, so remembering would be wrong.
+    ///
+    /// # Errors
+    /// [`DriverError::CONTEXT_IS_DESTROYED`] for a context that was reset.
     pub(super) fn enter(self) -> DriverResult<ContextGuard> {
+        if self.id.is_some() {
+            if matches!(id_of(self.functions, 0), Ok(current) if current == self.id) {
+                return Ok(ContextGuard { restore: None, thread_bound: PhantomData });
+            }
+            if self.was_reset() {
+                return Err(DriverError::new(DriverError::CONTEXT_IS_DESTROYED, "cuCtxGetId"));
+            }
+        }
         let mut previous = 0;
         // SAFETY: `previous` takes the result.
         unsafe { self.functions.ctx_get_current(&raw mut previous) }?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dashmap::DashMap;
-use millpond_core::driver::{DriverError, DriverResult, Health};
+use millpond_core::driver::{Driver, DriverError, DriverResult, Health};
 use millpond_core::{DeviceId, Error, ErrorKind, Result, StreamId};
 use parking_lot::Mutex;
 
@@ -16,7 +16,10 @@ use super::{library, unavailable};
 /// One CUDA device, over its primary context.
 ///
 /// There is one per device and process, kept until the process ends: [`open`](Self::open) gives the same one
-/// each time. Every call makes the primary context current and restores what was current before it, so it may
+/// each time, until somebody resets the context (`cuDevicePrimaryCtxReset`): then the old one is lost for
+/// good, its calls fail, and `open` gives a new one.
+///
+/// Every call makes the primary context current and restores what was current before it, so it may
 /// be called from any thread, with any context or none.
 ///
 /// ```
@@ -41,7 +44,8 @@ pub struct CudaDriver {
 static OPEN: Mutex<BTreeMap<u32, Arc<CudaDriver>>> = Mutex::new(BTreeMap::new());
 
 impl CudaDriver {
-    /// The driver of the CUDA device with this ordinal; the same one each time.
+    /// The driver of the CUDA device with this ordinal; the same one each time, and a new one after the
+    /// device's context was reset.
     ///
     /// # Errors
     /// [`ErrorKind::NoDevice`] where CUDA cannot be used or has no such device; what the driver says where it
@@ -59,7 +63,7 @@ impl CudaDriver {
             return Err(Error::new(ErrorKind::NoDevice, message).on_device(id));
         }
         let mut open = OPEN.lock();
-        if let Some(driver) = open.get(&ordinal) {
+        if let Some(driver) = open.get(&ordinal).filter(|driver| !driver.was_reset()) {
             return Ok(Arc::clone(driver));
         }
         let driver = Arc::new(Self::new(&cuda.functions, ordinal).map_err(|e| Error::from(e).on_device(id))?);
@@ -86,6 +90,15 @@ impl CudaDriver {
     /// Makes this device's context current while the guard lives.
     pub(super) fn enter(&self) -> DriverResult<ContextGuard> {
         self.context.enter()
+    }
+
+    /// The same for what outlives the context: `None` after a reset, when such calls need none.
+    pub(super) fn enter_if_there(&self) -> DriverResult<Option<ContextGuard>> {
+        match self.enter() {
+            Ok(guard) => Ok(Some(guard)),
+            Err(error) if error.code() == DriverError::CONTEXT_IS_DESTROYED => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// The identity of a stream that was just made. Drivers before CUDA 12.0 do not number streams; there

@@ -60,6 +60,13 @@ impl Driver for CudaDriver {
         &self.health
     }
 
+    fn was_reset(&self) -> bool {
+        if !self.health.is_reset() && self.context.was_reset() {
+            self.health.note_reset();
+        }
+        self.health.is_reset()
+    }
+
     fn version(&self) -> DriverResult<i32> {
         let mut version = 0;
         // SAFETY: Results.
@@ -319,7 +326,7 @@ impl Driver for CudaDriver {
     }
 
     unsafe fn mem_address_free(&self, ptr: DevicePtr, bytes: u64) -> DriverResult<()> {
-        let _context = self.enter()?;
+        let _context = self.enter_if_there()?;
         // SAFETY: Vouched.
         unsafe { self.functions().mem_address_free(ptr.address(), bytes) }
     }
@@ -334,7 +341,7 @@ impl Driver for CudaDriver {
     }
 
     unsafe fn mem_release(&self, handle: PhysicalHandle) -> DriverResult<()> {
-        let _context = self.enter()?;
+        let _context = self.enter_if_there()?;
         // SAFETY: Vouched.
         unsafe { self.functions().mem_release(handle.0) }
     }
@@ -346,7 +353,7 @@ impl Driver for CudaDriver {
     }
 
     unsafe fn mem_unmap(&self, ptr: DevicePtr, bytes: u64) -> DriverResult<()> {
-        let _context = self.enter()?;
+        let _context = self.enter_if_there()?;
         // SAFETY: Vouched.
         unsafe { self.functions().mem_unmap(ptr.address(), bytes) }
     }

@@ -53,10 +53,13 @@ functions! {
     device_get_name(name: *mut c_char, len: i32, device: i32) = "cuDeviceGetName";
     device_get_attribute(value: *mut i32, attribute: u32, device: i32) = "cuDeviceGetAttribute";
     device_primary_ctx_retain(context: *mut u64, device: i32) = "cuDevicePrimaryCtxRetain";
+    device_primary_ctx_get_state(device: i32, flags: *mut u32, active: *mut i32)
+        = "cuDevicePrimaryCtxGetState";
 
     ctx_get_current(context: *mut u64) = "cuCtxGetCurrent";
     ctx_set_current(context: u64) = "cuCtxSetCurrent";
     ctx_get_device(device: *mut i32) = "cuCtxGetDevice";
+    ctx_get_id(context: u64, id: *mut u64) = "cuCtxGetId";
     ctx_synchronize() = "cuCtxSynchronize";
 
     mem_get_info(free: *mut u64, total: *mut u64) = "cuMemGetInfo" "_v2";

@@ -5,7 +5,7 @@ use millpond_core::driver::{
     IpcMemHandle, MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind, PhysicalHandle,
     StreamFlags,
 };
-use millpond_core::{DeviceId, DevicePtr, StreamRef};
+use millpond_core::{DeviceId, DevicePtr, DriverError, StreamRef};
 
 use super::SimDevice;
 use super::answer::{Answer, Refusal};
@@ -25,18 +25,43 @@ impl SimDevice {
         call: impl FnOnce(&mut State) -> Answer<T>,
     ) -> DriverResult<T> {
         let mut state = self.lock();
+        if state.generation != self.generation {
+            return Err(after_reset(name));
+        }
         state.begin_call(kind).and_then(|()| call(&mut state)).map_err(|refusal| refusal.named(name))
     }
+
+    /// The same for what outlives the context.
+    fn call_in_any_context<T>(
+        &self,
+        kind: CallKind,
+        name: &'static str,
+        call: impl FnOnce(&mut State) -> Answer<T>,
+    ) -> DriverResult<T> {
+        let mut state = self.lock();
+        state.begin_call(kind).and_then(|()| call(&mut state)).map_err(|refusal| refusal.named(name))
+    }
+}
+
+fn after_reset(call: &'static str) -> DriverError {
+    DriverError::new(DriverError::CONTEXT_IS_DESTROYED, call)
 }
 
 #[deny(clippy::missing_trait_methods)]
 impl Driver for SimDevice {
     fn device(&self) -> DeviceId {
-        self.id
+        self.shared.id
     }
 
     fn name(&self) -> String {
-        self.name.clone()
+        self.shared.name.clone()
+    }
+
+    fn was_reset(&self) -> bool {
+        if !self.health.is_reset() && self.lock().generation != self.generation {
+            self.health.note_reset();
+        }
+        self.health.is_reset()
     }
 
     fn virtual_time_ns(&self) -> Option<u64> {
@@ -196,7 +221,9 @@ impl Driver for SimDevice {
     }
 
     unsafe fn mem_address_free(&self, ptr: DevicePtr, bytes: u64) -> DriverResult<()> {
-        self.call(CallKind::MemAddressFree, "cuMemAddressFree", |state| state.mem_address_free(ptr, bytes))
+        self.call_in_any_context(CallKind::MemAddressFree, "cuMemAddressFree", |state| {
+            state.mem_address_free(ptr, bytes)
+        })
     }
 
     fn mem_create(&self, bytes: u64) -> DriverResult<PhysicalHandle> {
@@ -204,7 +231,7 @@ impl Driver for SimDevice {
     }
 
     unsafe fn mem_release(&self, handle: PhysicalHandle) -> DriverResult<()> {
-        self.call(CallKind::MemRelease, "cuMemRelease", |state| state.mem_release(handle))
+        self.call_in_any_context(CallKind::MemRelease, "cuMemRelease", |state| state.mem_release(handle))
     }
 
     unsafe fn mem_map(&self, ptr: DevicePtr, bytes: u64, handle: PhysicalHandle) -> DriverResult<()> {
@@ -212,7 +239,7 @@ impl Driver for SimDevice {
     }
 
     unsafe fn mem_unmap(&self, ptr: DevicePtr, bytes: u64) -> DriverResult<()> {
-        self.call(CallKind::MemUnmap, "cuMemUnmap", |state| state.mem_unmap(ptr, bytes))
+        self.call_in_any_context(CallKind::MemUnmap, "cuMemUnmap", |state| state.mem_unmap(ptr, bytes))
     }
 
     unsafe fn mem_set_access(&self, ptr: DevicePtr, bytes: u64, access: AccessFlags) -> DriverResult<()> {
@@ -272,6 +299,9 @@ impl Driver for SimDevice {
     /// Not a call of the driver, and not counted, where the answer is `Ok(false)`.
     fn event_record_if_alive(&self, event: Event, stream: StreamRef) -> DriverResult<bool> {
         let mut state = self.lock();
+        if state.generation != self.generation {
+            return Err(after_reset("cuEventRecord"));
+        }
         if !state.is_surely_alive(stream) {
             return Ok(false);
         }
@@ -431,6 +461,6 @@ impl State {
         self.violation(ViolationKind::DeadHandle, || {
             format!("there is no stream {handle:#x}, or not any more")
         });
-        Err(Refusal::new(millpond_core::DriverError::INVALID_HANDLE, "no such stream"))
+        Err(Refusal::new(DriverError::INVALID_HANDLE, "no such stream"))
     }
 }

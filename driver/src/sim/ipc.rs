@@ -31,6 +31,11 @@ impl Openings {
         Self { device, open: FxHashMap::default() }
     }
 
+    /// Nothing is opened any more.
+    pub(super) fn clear(&mut self) {
+        self.open.clear();
+    }
+
     pub(super) fn is_open(&self, generation: u64) -> bool {
         self.open.values().any(|opening| opening.generation == generation)
     }

@@ -43,6 +43,7 @@
 //! | `memory`, `host` | the bytes |
 //! | `space`, `address`, `runs` | addresses, mappings, capacity |
 //! | `plain`, `pools`, `vmm`, `ipc`, `streams` | one for each group of driver calls |
+//! | `reset` | what a reset of the context leaves |
 //! | `state`, `driver_impl` | what is behind the lock, and the `Driver` in front of it |
 
 mod access;
@@ -61,6 +62,7 @@ mod order;
 mod plain;
 mod pools;
 mod profile;
+mod reset;
 mod rng;
 mod runs;
 mod space;
@@ -71,7 +73,7 @@ mod vmm;
 mod work;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use millpond_core::driver::Health;
 use millpond_core::{DeviceId, DevicePtr, StreamRef};
@@ -89,10 +91,19 @@ pub use violation::{Violation, ViolationKind};
 /// It may be used from many threads, which count as one host; then the order of their calls is the
 /// program's, and so is the trace.
 pub struct SimDevice {
+    health: Arc<Health>,
+    /// Which context this is the driver of, of all that the device had.
+    generation: u64,
+    shared: Arc<Shared>,
+}
+
+/// What all drivers of one device share.
+pub(crate) struct Shared {
     id: DeviceId,
     name: String,
-    health: Arc<Health>,
     state: Mutex<State>,
+    /// The driver that was opened last.
+    newest: Mutex<Weak<SimDevice>>,
 }
 
 /// What a device does for the harness around it. Unlike the calls of [`Driver`](millpond_core::Driver), these
@@ -100,21 +111,22 @@ pub struct SimDevice {
 impl SimDevice {
     /// A new device, under the next number of the process.
     pub fn new(config: SimConfig) -> Arc<Self> {
-        crate::registry::register_sim(|id| Self {
+        let shared = crate::registry::register_sim(|id| Shared {
             id,
             name: config.profile().name().to_owned(),
-            health: Arc::default(),
             state: Mutex::new(State::new(config, id)),
-        })
+            newest: Mutex::default(),
+        });
+        shared.open()
     }
 
     /// Makes this the calling thread's current device: what [`crate::current`] finds.
     pub fn make_current(&self) {
-        crate::registry::set_current(Some(self.id));
+        crate::registry::set_current(Some(self.shared.id));
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
+        self.shared.state.lock()
     }
 
     // --- The resource under test ---
@@ -246,6 +258,9 @@ impl SimDevice {
 
 impl fmt::Debug for SimDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SimDevice").field("id", &self.id).field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("SimDevice")
+            .field("id", &self.shared.id)
+            .field("name", &self.shared.name)
+            .finish_non_exhaustive()
     }
 }

@@ -38,6 +38,8 @@ struct Cached {
 struct Pool {
     /// Destroyed; ends with the last memory that is still handed out.
     ended: bool,
+    /// Made in a context that was reset: it can only be destroyed.
+    is_of_old_context: bool,
     max_bytes: u64,
     follow_events: bool,
     opportunistic: bool,
@@ -62,6 +64,7 @@ impl Pool {
     const fn new(max_bytes: u64) -> Self {
         Self {
             ended: false,
+            is_of_old_context: false,
             max_bytes,
             follow_events: true,
             opportunistic: true,
@@ -121,8 +124,16 @@ impl Pools {
     fn alive(&mut self, pool: MemPool) -> Answer<&mut Pool> {
         match self.get(pool)? {
             Pool { ended: true, .. } => Err(Refusal::invalid_value("the pool was destroyed")),
+            Pool { is_of_old_context: true, .. } => {
+                Err(Refusal::invalid_value("the pool is of a context that was reset"))
+            }
             found => Ok(found),
         }
+    }
+
+    /// The context was reset: what pools hold stays with them, and the default pool goes on.
+    pub(super) fn end_of_context(&mut self) {
+        self.pools[1..].iter_mut().flatten().for_each(|pool| pool.is_of_old_context = true);
     }
 
     pub(super) fn for_each_epoch(&self, mut each: impl FnMut(Epoch)) {
@@ -147,7 +158,10 @@ impl State {
         if pool == Pools::default_pool() {
             return Err(Refusal::invalid_value("the default pool cannot be destroyed"));
         }
-        self.pools.alive(pool)?.ended = true;
+        match self.pools.get(pool)? {
+            Pool { ended: true, .. } => return Err(Refusal::invalid_value("the pool was destroyed")),
+            found => found.ended = true,
+        }
         self.shrink(pool, 0, true);
         Ok(())
     }

@@ -171,6 +171,14 @@ impl Space {
         self.mappings.insert(start, mapping);
     }
 
+    /// Takes out what ends with the context.
+    pub(super) fn take_mappings_of_context(&mut self) -> Vec<(u64, Mapping)> {
+        let stays = |mapping: &Mapping| matches!(mapping.purpose, Purpose::Pool(_) | Purpose::Virtual(_));
+        let gone: Vec<u64> =
+            self.mappings.iter().filter(|(_, mapping)| !stays(mapping)).map(|(start, _)| *start).collect();
+        gone.into_iter().filter_map(|start| Some((start, self.mappings.remove(&start)?))).collect()
+    }
+
     pub(super) fn unmap(&mut self, start: u64) -> Option<Mapping> {
         self.mappings.remove(&start)
     }

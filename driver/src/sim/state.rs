@@ -37,6 +37,8 @@ pub(super) struct State {
     pub(super) vmm: VirtualMemory,
     pub(super) host: HostMemory,
     pub(super) openings: Openings,
+    /// How often the context was reset.
+    pub(super) generation: u64,
     step: u64,
     calls: u64,
     trace: u64,
@@ -59,6 +61,7 @@ impl State {
             host: HostMemory::default(),
             openings: Openings::new(device),
             profile,
+            generation: 0,
             step: 0,
             calls: 0,
             trace: 0,

@@ -59,6 +59,13 @@ impl<T> Handles<T> {
         Some(value)
     }
 
+    /// Ends all of them.
+    fn clear(&mut self) -> Vec<T> {
+        let ended: Vec<usize> = (0..self.entries.len()).filter(|at| self.entries[*at].is_some()).collect();
+        self.free.extend(&ended);
+        ended.into_iter().filter_map(|at| self.entries[at].take()).collect()
+    }
+
     const fn len(&self) -> usize {
         self.entries.len() - self.free.len()
     }
@@ -198,6 +205,12 @@ impl Names {
         let Some(entry) = self.events.remove(event.0) else { return false };
         self.spare.extend(entry.record.map(|record| record.clock));
         true
+    }
+
+    /// Ends all streams and events; says which slots the streams had.
+    pub(super) fn clear(&mut self) -> Vec<Slot> {
+        self.events.clear();
+        self.streams.clear().into_iter().map(|stream| stream.slot).collect()
     }
 
     pub(super) const fn live_events(&self) -> usize {

@@ -1,16 +1,20 @@
 //! A stand-in for the driver library of CUDA 11.4, as far as `cuda_fake.rs` needs one. That test compiles it.
 //!
 //! It has two devices, does nothing, and checks what a real driver would: that the right context is current.
-//! The environment says how it fails: `FAKE_CUDA_INIT`, `FAKE_CUDA_DEVICES`, `FAKE_CUDA_ALLOC`. With
-//! `--cfg empty` it is a library without any function.
+//! Its contexts can be reset, and have ids as from CUDA 12.0 on, unless `FAKE_CUDA_IDS` is 0. The environment
+//! says how it fails, too: `FAKE_CUDA_INIT`, `FAKE_CUDA_DEVICES`, `FAKE_CUDA_ALLOC`. With `--cfg empty` it is
+//! a library without any function.
 #![cfg(not(empty))]
 #![allow(non_snake_case)]
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_void};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 const INVALID_CONTEXT: i32 = 201;
+const CONTEXT_IS_DESTROYED: i32 = 709;
+const NOT_SUPPORTED: i32 = 801;
 const INVALID_HANDLE: i32 = 400;
 const NOT_READY: i32 = 600;
 
@@ -33,8 +37,21 @@ fn is_alive(stream: u64) -> bool {
     stream <= 2 || STREAMS.lock().unwrap().contains(&stream)
 }
 
+/// How often each device's primary context was made, and whether it is there.
+static MADE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+static ACTIVE: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
+
+fn is_gone(context: u64) -> bool {
+    let device = context.wrapping_sub(0x1000) as usize;
+    MADE.get(device).is_some_and(|made| made.load(SeqCst) > 0 && !ACTIVE[device].load(SeqCst))
+}
+
 fn in_context(answer: i32) -> i32 {
-    if CURRENT.get() == 0 { INVALID_CONTEXT } else { answer }
+    match CURRENT.get() {
+        0 => INVALID_CONTEXT,
+        context if is_gone(context) => CONTEXT_IS_DESTROYED,
+        _ => answer,
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -70,7 +87,34 @@ pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, len: i32, _device: i
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut u64, device: i32) -> i32 {
+    if !ACTIVE[device as usize].swap(true, SeqCst) {
+        MADE[device as usize].fetch_add(1, SeqCst);
+    }
     unsafe { *context = context_of(device) };
+    0
+}
+
+/// As an H200 does it: the next to retain the context gets a new one under the same handle.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDevicePrimaryCtxReset_v2(device: i32) -> i32 {
+    ACTIVE[device as usize].store(false, SeqCst);
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDevicePrimaryCtxGetState(device: i32, flags: *mut u32, active: *mut i32) -> i32 {
+    unsafe { (*flags, *active) = (0, i32::from(ACTIVE[device as usize].load(SeqCst))) };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxGetId(context: u64, id: *mut u64) -> i32 {
+    if env("FAKE_CUDA_IDS", 1) == 0 {
+        return NOT_SUPPORTED;
+    }
+    let context = if context == 0 { CURRENT.get() } else { context };
+    let Some(made) = MADE.get(context.wrapping_sub(0x1000) as usize) else { return INVALID_CONTEXT };
+    unsafe { *id = made.load(SeqCst) << 8 | context };
     0
 }
 
@@ -148,8 +192,15 @@ pub extern "C" fn cuStreamDestroy_v2(stream: u64) -> i32 {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventCreate(event: *mut u64, flags: u32) -> i32 {
-    unsafe { *event = 0x5000 + u64::from(flags) };
+    let made = MADE.get(CURRENT.get().wrapping_sub(0x1000) as usize).map_or(0, |made| made.load(SeqCst));
+    unsafe { *event = made << 32 | 0x5000 + u64::from(flags) };
     in_context(0)
+}
+
+/// Needs no context: what is mapped outlives it.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemUnmap(_ptr: u64, _bytes: u64) -> i32 {
+    0
 }
 
 /// A real driver may crash when the stream is gone. This one says so.
@@ -158,7 +209,12 @@ pub extern "C" fn cuEventRecord(_event: u64, stream: u64) -> i32 {
     if is_alive(stream) { in_context(0) } else { INVALID_HANDLE }
 }
 
+/// A real driver crashes when the event's context was reset. This one does, too.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuEventQuery(_event: u64) -> i32 {
+pub extern "C" fn cuEventQuery(event: u64) -> i32 {
+    let context = CURRENT.get().wrapping_sub(0x1000) as usize;
+    if MADE.get(context).is_some_and(|made| made.load(SeqCst) != event >> 32) {
+        std::process::abort();
+    }
     in_context(NOT_READY)
 }

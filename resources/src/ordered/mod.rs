@@ -281,7 +281,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             return Ok(DevicePtr::NULL);
         }
         if self.health.is_lost() {
-            return Err(Error::poisoned().for_request(layout, stream));
+            return Err(self.health.error().for_request(layout, stream));
         }
         let mut request;
         {
@@ -449,11 +449,17 @@ impl<R: DeviceMemoryResource, S: Store> Drop for Ordered<R, S> {
         let _slow = self.core.slow.lock();
         let mut state = self.core.state.lock();
         state.is_over = true;
-        if self.health.is_lost() {
+        let was_reset = self.driver.was_reset();
+        if self.health.is_lost() && !was_reset {
+            return;
+        }
+        let errand = state.store.errand_to_end();
+        if was_reset {
+            drop(state);
+            self.end_after_reset(errand);
             return;
         }
         let regions = state.store.remove_all_regions();
-        let errand = state.store.errand_to_end();
         let events = state.streams.drain_events();
         drop(state);
         if regions.is_empty() && events.is_empty() && errand.is_none() {
@@ -483,6 +489,21 @@ impl<R: DeviceMemoryResource, S: Store> Drop for Ordered<R, S> {
         for (base, bytes) in regions {
             // SAFETY: the region came from upstream with this layout, and all work on the device is done.
             unsafe { self.upstream.deallocate(base, Layout::new(bytes), StreamRef::LEGACY) };
+        }
+    }
+}
+
+impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
+    /// Gives back what outlives a context: physical memory that the store mapped. Regions and events went
+    /// with it; their addresses and handles may be another's by now.
+    fn end_after_reset(&self, errand: Option<S::Errand>) {
+        let Some(mut errand) = errand else { return };
+        match errand.carry_out(&*self.driver) {
+            Ok(()) => {
+                let bytes = errand.released_bytes();
+                tracing::debug!(target: "millpond::driver", bytes, "gave back what outlived a reset context");
+            }
+            Err(error) => tracing::warn!(target: "millpond::driver", %error, "memory is left to the driver"),
         }
     }
 }

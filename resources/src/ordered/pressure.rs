@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, Weak};
 
-use millpond_core::{DeviceId, DeviceMemoryResource, Error, Result, StreamRef};
+use millpond_core::{DeviceId, DeviceMemoryResource, Result, StreamRef};
 use parking_lot::Mutex;
 
 use super::store::{Gather, Request, Store};
@@ -146,7 +146,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         pressure.has_waited = true;
         let given = relieve(Learn::Wait);
         if self.health.is_lost() {
-            return Err(Error::poisoned());
+            return Err(self.health.error());
         }
         Ok(given.bytes > 0)
     }

@@ -118,7 +118,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     pub(crate) fn give_back_regions(&self, keep_bytes: u64) -> Result<u64> {
         let mut slow = self.slow.lock();
         if self.health.is_lost() {
-            return Err(Error::poisoned());
+            return Err(self.health.error());
         }
         let excess = self.bytes_reserved().saturating_sub(keep_bytes);
         if excess == 0 {

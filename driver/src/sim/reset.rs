@@ -1,0 +1,81 @@
+//! A reset of the context (`cuDevicePrimaryCtxReset`), as an H200 does it: docs/GPU.md.
+//!
+//! Plain, managed, pinned memory and what was opened by IPC handles are gone at once, and so are streams and
+//! events; their addresses and handles are given out again. Physical memory, its mappings and reservations
+//! stay, and so does what pools hold; nothing more can be taken from pools that were made before.
+
+use std::sync::Arc;
+
+use super::oracle::Oracle;
+use super::space::{Mapping, Purpose};
+use super::state::State;
+use super::{Shared, SimDevice};
+
+impl State {
+    /// Ends the context and all that ends with it.
+    fn reset_context(&mut self) {
+        self.begin_step();
+        self.work.finish_all(&mut self.effects);
+        self.order.host_learns_all();
+        for slot in self.names.clear() {
+            self.order.close(slot);
+        }
+        self.oracle = Oracle::default();
+        self.openings.clear();
+        self.pools.end_of_context();
+        for (start, mapping) in self.space.take_mappings_of_context() {
+            self.end_with_context(start, &mapping);
+        }
+        self.generation += 1;
+        self.note(self.generation);
+    }
+
+    fn end_with_context(&mut self, start: u64, mapping: &Mapping) {
+        let bytes = mapping.end - start;
+        let range = mapping.physical..mapping.physical + bytes;
+        match mapping.purpose {
+            Purpose::Plain => {
+                self.effects.contents.forget(range);
+                self.space.unreserve(start, bytes);
+                self.space.credit(bytes);
+            }
+            // The simulator keeps the real memory, so that the program's old pointers lead nowhere else.
+            Purpose::Managed => self.space.credit(bytes),
+            Purpose::Ipc => self.space.unreserve(start, bytes),
+            Purpose::Host { .. } | Purpose::Pool(_) | Purpose::Virtual(_) => {}
+        }
+    }
+}
+
+impl SimDevice {
+    /// Resets the device's context, as `cuDevicePrimaryCtxReset` does, on whatever library's account: every
+    /// later call through this driver fails with
+    /// [`CONTEXT_IS_DESTROYED`](millpond_core::DriverError::CONTEXT_IS_DESTROYED), as
+    /// [`Driver::was_reset`](millpond_core::Driver::was_reset) says. [`open_again`](Self::open_again) and
+    /// [`open`](crate::open) give the driver of the new context.
+    ///
+    /// Plain, managed and pinned memory, streams and events are gone; physical memory, its mappings and its
+    /// addresses stay until they are given back.
+    pub fn reset_context(&self) {
+        self.lock().reset_context();
+    }
+
+    /// The device as its context is now: this one, unless the context was reset.
+    pub fn open_again(&self) -> Arc<Self> {
+        self.shared.open()
+    }
+}
+
+impl Shared {
+    /// The driver of the present context; the same one each time, while somebody keeps it.
+    pub(crate) fn open(self: &Arc<Self>) -> Arc<SimDevice> {
+        let mut newest = self.newest.lock();
+        let generation = self.state.lock().generation;
+        if let Some(device) = newest.upgrade().filter(|device| device.generation == generation) {
+            return device;
+        }
+        let device = Arc::new(SimDevice { health: Arc::default(), generation, shared: Arc::clone(self) });
+        *newest = Arc::downgrade(&device);
+        device
+    }
+}

@@ -1,0 +1,111 @@
+//! What managers do when the device's context is reset, as Numba's `cuda.close()` does it, with and without
+//! telling them first.
+
+use std::sync::Arc;
+
+use millpond_core::driver::HostPtr;
+use millpond_core::stack::{LayerTable, StackSpec};
+use millpond_core::{Driver, DriverHandle};
+use millpond_driver::sim::{SimConfig, SimDevice};
+use millpond_plugin::{
+    CudaMemoryManager, HostAllocFlags, ManagerRegistry, MemoryManager, MillpondMemoryManager,
+};
+
+const MIB: u64 = 1 << 20;
+
+fn layers() -> LayerTable {
+    LayerTable::new(millpond_resources::LAYERS.iter().copied())
+}
+
+fn build(text: &str, driver: &DriverHandle) -> millpond_core::Result<millpond_core::AnyResource> {
+    text.parse::<StackSpec>()?.build(&layers(), driver)
+}
+
+fn managers(device: &Arc<SimDevice>) -> Vec<Box<dyn MemoryManager>> {
+    let driver = || Some(Arc::<SimDevice>::clone(device) as DriverHandle);
+    let stack = |text: &'static str| {
+        let builder = Arc::new(move |driver: &DriverHandle| build(text, driver));
+        Box::new(MillpondMemoryManager::with_builder(driver(), builder)) as Box<dyn MemoryManager>
+    };
+    vec![
+        Box::new(CudaMemoryManager::new(driver())),
+        stack("cuda"),
+        stack("cuda+pool"),
+        stack("cuda+pool:pages=off"),
+        stack("cuda+pool+binning"),
+    ]
+}
+
+#[test]
+fn issue_9_managers_go_on_in_the_new_context() {
+    for announced in [true, false] {
+        for index in 0..5 {
+            let device = SimDevice::new(SimConfig::h200());
+            let manager = managers(&device).swap_remove(index);
+            for round in 0..3 {
+                let label = format!("manager {index}, announced {announced}, round {round}");
+                manager.initialize().unwrap();
+                let old = manager.memalloc(3 * MIB).unwrap();
+                let dropped_later = manager.memalloc(100).unwrap();
+                let managed = manager.memallocmanaged(MIB, true).unwrap();
+                let pinned = manager.memhostalloc(MIB, HostAllocFlags::default()).unwrap();
+                let mut own = vec![0_u8; 8192];
+                let at = HostPtr(own.as_mut_ptr().expose_provenance());
+                // SAFETY: the vector outlives the pin, which the reset or the drop below lifts.
+                let pin = unsafe { manager.mempin(Box::new(()), at, 8192, false) }.unwrap();
+                if announced {
+                    manager.reset();
+                }
+                device.open_again().reset_context();
+
+                let now = device.open_again();
+                let new = manager.memalloc(3 * MIB).unwrap();
+                assert!(new.is_live() && !old.is_live(), "{label}");
+                drop((old, dropped_later, managed, pinned, pin));
+                assert!(new.is_live(), "{label}");
+                // SAFETY: the memory is the new context's.
+                unsafe {
+                    now.memset_d8_async(new.device_pointer(), 7, 3 * MIB, millpond_core::StreamRef::LEGACY)
+                }
+                .unwrap();
+                assert!(manager.get_memory_info().unwrap().free > 0, "{label}");
+                drop(new);
+                drop(own);
+            }
+            drop(manager);
+            assert_eq!((device.live_allocations(), device.live_bytes()), (0, 0), "manager {index}");
+            assert_eq!(device.violations(), [], "manager {index}, announced {announced}");
+        }
+    }
+}
+
+#[test]
+fn issue_9_a_registrys_manager_goes_on_in_the_new_context() {
+    let device = SimDevice::new(SimConfig::h200());
+    let environment = Box::new(|_: &str| Some("cuda+pool".to_owned()));
+    let registry = ManagerRegistry::new(environment, Box::new(millpond_driver::open), layers());
+    for _ in 0..3 {
+        let manager = registry.get(device.device()).unwrap();
+        let memory = manager.memalloc(100 * MIB).unwrap();
+        registry.reset();
+        device.open_again().reset_context();
+        drop(memory);
+    }
+    drop(registry);
+    assert_eq!((device.live_allocations(), device.live_bytes()), (0, 0));
+    assert_eq!(device.violations(), []);
+}
+
+#[test]
+fn issue_9_a_manager_over_a_stack_that_was_passed_in_says_what_to_do() {
+    let device = SimDevice::new(SimConfig::h200());
+    let driver: DriverHandle = device.clone();
+    let manager = MillpondMemoryManager::new(build("cuda+pool", &driver).unwrap());
+    let memory = manager.memalloc(100 * MIB).unwrap();
+    device.reset_context();
+    let error = manager.memalloc(200 * MIB).unwrap_err();
+    assert!(error.to_string().contains("make new resources"), "{error}");
+    drop((memory, manager));
+    assert_eq!((device.live_allocations(), device.live_bytes()), (0, 0));
+    assert_eq!(device.violations(), []);
+}
