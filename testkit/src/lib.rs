@@ -9,6 +9,7 @@
 //! | [`hooked`] | a driver that lets something else happen in the middle of a call, or not know a stream |
 //! | [`mock`] | a scripted resource to put below an adaptor, so that its test reads as a script |
 //! | [`Checked`] | a wrapper that tells the simulated device and the shadow what is handed out |
+//! | [`Several`] | several resources of one device behind one, so that they compete for its memory |
 //! | [`shadow`] | the plain model of an allocator that the others compare with |
 //! | [`misuse_recorder`] | which refused calls the current thread caused |
 //! | [`canary`] | a stream-ordered pool that is wrong in a chosen way: proof that the oracles see it |
@@ -25,10 +26,12 @@ pub mod mock;
 pub mod program;
 pub mod race;
 mod rng;
+mod several;
 pub mod shadow;
 
 pub use checked::Checked;
 pub use rng::Rng;
+pub use several::Several;
 
 /// What a panic said.
 fn text_of(panic: &(dyn std::any::Any + Send)) -> String {

@@ -9,7 +9,7 @@ use millpond_core::{
     ALLOCATION_ALIGNMENT, AnyResource, DeviceMemoryResource, DevicePtr, Driver, DriverHandle, ErrorKind,
     Layout, StreamRef,
 };
-use millpond_driver::sim::{Access, Schedule, SimConfig, SimDevice};
+use millpond_driver::sim::{Access, FaultPlan, Schedule, SimConfig, SimDevice};
 use rustc_hash::FxHashMap;
 
 use super::op::{Block, Event, MAX_EVENTS, MAX_STREAMS, Op, Stream};
@@ -33,7 +33,7 @@ impl Broken {
 pub(super) type Checks = Result<(), Broken>;
 
 /// A block that is handed out.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Live {
     pub(super) ptr: DevicePtr,
     pub(super) layout: Layout,
@@ -63,7 +63,10 @@ pub(super) struct Execution<'a> {
     /// The live blocks in no particular order, for picking one at random.
     pub(super) live: Vec<Block>,
     pub(super) next_block: Block,
-    streams: [StreamState; MAX_STREAMS],
+    /// By number; those behind the last were not named yet.
+    streams: Vec<StreamState>,
+    /// What fails in the next operation on the resource.
+    fault: Option<FaultPlan>,
     events: [Option<EventHandle>; MAX_EVENTS],
     done: &'a mut Vec<Op>,
 }
@@ -119,9 +122,6 @@ fn run(
 
 impl<'a> Execution<'a> {
     fn new(config: &'a Config, device: Arc<SimDevice>, resource: AnyResource, done: &'a mut Vec<Op>) -> Self {
-        let mut streams = [StreamState::Unnamed; MAX_STREAMS];
-        streams[0] = StreamState::Alive(StreamRef::LEGACY);
-        streams[1] = StreamState::Alive(StreamRef::PER_THREAD);
         Self {
             config,
             resource: Checked::new(resource, Some(Arc::clone(&device))),
@@ -131,7 +131,8 @@ impl<'a> Execution<'a> {
             blocks: FxHashMap::default(),
             live: Vec::new(),
             next_block: 0,
-            streams,
+            streams: [StreamRef::LEGACY, StreamRef::PER_THREAD].map(StreamState::Alive).into(),
+            fault: None,
             events: [None; MAX_EVENTS],
             done,
         }
@@ -160,6 +161,10 @@ impl<'a> Execution<'a> {
             Op::Deallocate { block, stream } => self.deallocate(block, stream),
             Op::Read { block, stream } => self.read(block, stream),
             Op::Write { block, stream } => self.write(block, stream),
+            Op::FailCall { kind, nth, code } => {
+                self.fault = Some(FaultPlan::nth_of(kind, nth.into(), code));
+                Ok(())
+            }
             Op::Trim { keep_bytes } => match self.resource.trim(keep_bytes) {
                 Ok(_) => Ok(()),
                 Err(error) => Err(Broken::new(FailureKind::UnexpectedError, error)),
@@ -194,12 +199,16 @@ impl<'a> Execution<'a> {
             Op::DestroyStream { stream } => {
                 stream > 1 && matches!(self.stream_state(stream), StreamState::Alive(_))
             }
-            Op::SyncDevice | Op::Trim { .. } | Op::PassTime { .. } => true,
+            Op::SyncDevice | Op::Trim { .. } | Op::PassTime { .. } | Op::FailCall { .. } => true,
         }
     }
 
     fn stream_state(&self, stream: Stream) -> StreamState {
-        self.streams.get(usize::from(stream)).copied().unwrap_or(StreamState::Dead)
+        match self.streams.get(usize::from(stream)) {
+            Some(state) => *state,
+            None if usize::from(stream) < MAX_STREAMS => StreamState::Unnamed,
+            None => StreamState::Dead,
+        }
     }
 
     /// Whether the stream was named before and can be named again.
@@ -215,6 +224,9 @@ impl<'a> Execution<'a> {
         let flags = if stream.is_multiple_of(2) { StreamFlags::NON_BLOCKING } else { StreamFlags::BLOCKING };
         let created = self.device.stream_create(flags);
         let created = created.map_err(|error| Broken::new(FailureKind::UnexpectedError, error))?;
+        if self.streams.len() <= usize::from(stream) {
+            self.streams.resize(usize::from(stream) + 1, StreamState::Unnamed);
+        }
         self.streams[usize::from(stream)] = StreamState::Alive(created);
         Ok(created)
     }
@@ -224,8 +236,20 @@ impl<'a> Execution<'a> {
         let layout = Layout::with_alignment(bytes, alignment)
             .map_err(|error| Broken::new(FailureKind::UnexpectedError, error))?;
         self.next_block = block + 1;
-        let ptr = match self.resource.allocate(layout, handle) {
+        let fault = self.fault.take();
+        let may_fail = fault.is_some();
+        if let Some(fault) = fault {
+            self.device.set_faults(fault);
+            self.summary.faults += 1;
+        }
+        let result = self.resource.allocate(layout, handle);
+        if may_fail {
+            self.device.set_faults(FaultPlan::none());
+        }
+        let ptr = match result {
             Ok(ptr) => ptr,
+            // It may have failed because a driver call did, with whatever error that was.
+            Err(_) if may_fail => return Ok(()),
             Err(error) if error.is_out_of_memory() => {
                 self.summary.out_of_memory += 1;
                 return oracle::out_of_memory_is_true(self, block, layout, handle);
@@ -242,7 +266,8 @@ impl<'a> Execution<'a> {
         self.summary.allocations += 1;
         let mut used = Clock::default();
         used.add(self.order.submit(stream));
-        let live = Live { ptr, layout, stream, tag: 0, written: used, used, position: self.live.len() };
+        let written = used.clone();
+        let live = Live { ptr, layout, stream, tag: 0, written, used, position: self.live.len() };
         self.live.push(block);
         self.blocks.insert(block, live);
         self.write(block, stream)
@@ -254,7 +279,7 @@ impl<'a> Execution<'a> {
         let Some(live) = self.blocks.get_mut(&block) else { return Ok(()) };
         live.tag += 1;
         live.used.add(point);
-        live.written = live.used;
+        live.written = live.used.clone();
         let tag = u64::from(block) << 32 | live.tag;
         launch(&self.device, handle, live, |ptr, bytes| Access::write(ptr, bytes, tag));
         Ok(())
@@ -333,6 +358,7 @@ impl<'a> Execution<'a> {
             | Op::Read { .. }
             | Op::Write { .. }
             | Op::PassTime { .. }
+            | Op::FailCall { .. }
             | Op::Trim { .. } => {}
         }
         Ok(())
@@ -355,7 +381,7 @@ impl<'a> Execution<'a> {
             self.deallocate(block, 0)?;
         }
         oracle::at_end(self)?;
-        for index in 2..MAX_STREAMS as Stream {
+        for index in 2..self.streams.len() as Stream {
             if let StreamState::Alive(handle) = self.stream_state(index) {
                 // SAFETY: the program is over; nobody names the stream again.
                 unsafe { self.device.stream_destroy(handle) }.map_err(unexpected)?;

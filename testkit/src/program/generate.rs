@@ -3,13 +3,32 @@
 
 use std::collections::VecDeque;
 
+use millpond_core::DriverError;
+use millpond_driver::CallKind;
+
 use super::Config;
 use super::execute::Execution;
 use super::op::{Block, Event, MAX_STREAMS, Op, Stream};
 use crate::Rng;
 
-/// More live blocks than this are not useful: the interesting states are the crowded ones.
-const MOST_LIVE: usize = 48;
+/// With more streams than this, a stretch of a program uses this many of them most of the time.
+const BUSY_STREAMS: usize = 12;
+
+/// The calls that are made to fail: not those that end something, since what they leave is a leak.
+const FAILING: [CallKind; 12] = [
+    CallKind::MemAlloc,
+    CallKind::MemAddressReserve,
+    CallKind::MemCreate,
+    CallKind::MemMap,
+    CallKind::MemSetAccess,
+    CallKind::MemUnmap,
+    CallKind::MemGetInfo,
+    CallKind::Synchronize,
+    CallKind::StreamWaitEvent,
+    CallKind::EventCreate,
+    CallKind::EventRecord,
+    CallKind::EventQuery,
+];
 
 /// How sizes are chosen in one program.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +65,11 @@ pub(super) struct Generator {
     passes_time: bool,
     phase: Phase,
     phase_left: u64,
+    most_live: usize,
+    faults: bool,
     streams: Vec<Stream>,
+    /// Which places of `streams` this stretch of the program uses most.
+    busy: Vec<usize>,
     next_stream: Stream,
     next_event: Event,
     next_block: Block,
@@ -56,7 +79,8 @@ pub(super) struct Generator {
 impl Generator {
     pub(super) fn new(seed: u64, config: &Config) -> Self {
         let mut rng = Rng::new(seed);
-        let wanted = 1 + rng.below(u64::from(config.streams.max(1))) as usize;
+        let fewest = u64::from(config.fewest_streams.max(1));
+        let wanted = rng.between(fewest, fewest.max(u64::from(config.streams))) as usize;
         let mut streams = Vec::new();
         if rng.percent(50) {
             streams.push(0);
@@ -87,7 +111,10 @@ impl Generator {
             passes_time: config.decay.is_some(),
             phase: Phase::Fill,
             phase_left: 0,
+            most_live: config.most_live,
+            faults: config.faults,
             streams,
+            busy: Vec::new(),
             next_stream,
             next_event: 0,
             next_block: 0,
@@ -108,6 +135,8 @@ impl Generator {
                 2 => Phase::Churn,
                 _ => Phase::Cross,
             };
+            let places = self.streams.len() as u64;
+            self.busy = (0..BUSY_STREAMS).map(|_| self.rng.below(places) as usize).collect();
         }
         self.phase_left -= 1;
         let (allocate, deallocate) = match self.phase {
@@ -117,7 +146,7 @@ impl Generator {
             Phase::Cross => (30, 30),
         };
         let roll = self.rng.below(100);
-        let crowded = execution.live.len() >= MOST_LIVE;
+        let crowded = execution.live.len() >= self.most_live;
         if roll < allocate && !crowded {
             self.allocate()
         } else if roll < allocate + deallocate {
@@ -128,6 +157,10 @@ impl Generator {
     }
 
     fn stream(&mut self) -> Stream {
+        if self.streams.len() > BUSY_STREAMS && self.rng.percent(80) {
+            let place = self.rng.pick(&self.busy).copied().unwrap_or(0);
+            return self.streams[place];
+        }
         self.rng.pick(&self.streams).copied().unwrap_or(0)
     }
 
@@ -150,7 +183,8 @@ impl Generator {
             return 0;
         }
         let rng = &mut self.rng;
-        let large = |rng: &mut Rng| rng.between(1, 16) * self.capacity_bytes / 24 - rng.below(1000);
+        let unit = (self.capacity_bytes / 24).min(self.largest_bytes / 6).max(1000);
+        let large = |rng: &mut Rng| rng.between(1, 16) * unit - rng.below(1000);
         let bytes = match self.sizes {
             Sizes::Equal(bytes) => bytes,
             Sizes::Edges => edge(rng),
@@ -196,6 +230,14 @@ impl Generator {
         if self.passes_time && self.rng.percent(15) {
             // From less than a tick of a decay of ten seconds to more than all of it.
             return Op::PassTime { ms: self.rng.between(100, 12_000) };
+        }
+        if self.faults && self.rng.percent(15) {
+            let code =
+                *self.rng.pick(&[DriverError::OUT_OF_MEMORY, DriverError::INVALID_VALUE]).unwrap_or(&1);
+            let next = self.allocate();
+            self.planned.push_back(next);
+            let kind = *self.rng.pick(&FAILING).unwrap_or(&CallKind::MemAlloc);
+            return Op::FailCall { kind, nth: self.rng.below(3) as u8, code };
         }
         let (stream, event) = (self.stream(), self.event());
         match self.rng.below(100) {

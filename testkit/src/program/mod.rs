@@ -77,8 +77,14 @@ pub struct Config {
     pub largest_bytes: u64,
     /// The largest alignment asked for, in bytes.
     pub largest_alignment: u64,
+    /// The fewest streams alive at once; programs with fewer than this are not made.
+    pub fewest_streams: u16,
     /// The most streams alive at once, the two default ones included.
-    pub streams: u8,
+    pub streams: u16,
+    /// No more blocks than this are live at once: the interesting states are the crowded ones.
+    pub most_live: usize,
+    /// Whether driver calls of the resource fail now and then, with errors that are not for good.
+    pub faults: bool,
     /// How much of the statistics is compared.
     pub statistics: StatisticsCheck,
     /// Whether an out-of-memory error is put to the test by trying again after synchronising and trimming.
@@ -99,11 +105,30 @@ impl Config {
             capacity_bytes: 32 << 20,
             largest_bytes: 8 << 20,
             largest_alignment: 256,
+            fewest_streams: 1,
             streams: 8,
+            most_live: 48,
+            faults: false,
             statistics: StatisticsCheck::None,
             verify_out_of_memory: true,
             inspect: None,
             decay: None,
+        }
+    }
+
+    /// Long programs over 60 to 300 streams that come and go, with blocks of up to a tenth of a device of
+    /// 256 MiB, and driver calls that fail now and then.
+    pub fn wide(subject: &Subject) -> Self {
+        const CAPACITY: u64 = 256 << 20;
+        Self {
+            operations: 4_000,
+            capacity_bytes: CAPACITY,
+            largest_bytes: (CAPACITY / 10).min(subject.largest_bytes),
+            fewest_streams: 60,
+            streams: 300,
+            most_live: 160,
+            faults: true,
+            ..Self::for_subject(subject)
         }
     }
 
@@ -138,6 +163,8 @@ pub struct Summary {
     pub cross_stream_frees: u64,
     /// Streams destroyed.
     pub streams_destroyed: u64,
+    /// Operations on the resource in which a driver call was made to fail.
+    pub faults: u64,
 }
 
 impl AddAssign for Summary {
@@ -149,6 +176,7 @@ impl AddAssign for Summary {
         self.refused_alignments += other.refused_alignments;
         self.cross_stream_frees += other.cross_stream_frees;
         self.streams_destroyed += other.streams_destroyed;
+        self.faults += other.faults;
     }
 }
 
@@ -161,7 +189,7 @@ impl fmt::Display for Summary {
             "{out_of_memory} times out of memory, {} frees on another stream, ",
             self.cross_stream_frees
         )?;
-        write!(f, "{} streams destroyed", self.streams_destroyed)
+        write!(f, "{} streams destroyed, {} faults", self.streams_destroyed, self.faults)
     }
 }
 

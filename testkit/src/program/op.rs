@@ -1,19 +1,20 @@
 use std::fmt;
 
 use millpond_core::format_bytes;
+use millpond_driver::CallKind;
 
 /// A block, by its number in the program.
 pub type Block = u32;
 
 /// A stream, by its number in the program: 0 is the legacy default stream, 1 the per-thread one. The others
 /// are created when the program first names them: even ones are non-blocking, odd ones blocking.
-pub type Stream = u8;
+pub type Stream = u16;
 
 /// An event, by its number in the program; created when first named.
 pub type Event = u8;
 
 /// The most streams that a program can name.
-pub const MAX_STREAMS: usize = 24;
+pub const MAX_STREAMS: usize = 640;
 
 /// The most events that a program can name.
 pub const MAX_EVENTS: usize = 16;
@@ -104,6 +105,16 @@ pub enum Op {
         /// How long, in milliseconds.
         ms: u64,
     },
+    /// Makes one driver call of the next operation on the resource fail.
+    FailCall {
+        /// Of which kind.
+        kind: CallKind,
+        /// Which of its driver calls of that kind, from 0.
+        nth: u8,
+        /// The code that it fails with, as in [`DriverError::code`](millpond_core::DriverError::code). It is
+        /// not one that is for good.
+        code: i32,
+    },
 }
 
 impl fmt::Display for Op {
@@ -128,6 +139,9 @@ impl fmt::Display for Op {
             Self::DestroyStream { stream } => write!(f, "destroy stream {stream}"),
             Self::Trim { keep_bytes } => write!(f, "trim to {}", format_bytes(keep_bytes)),
             Self::PassTime { ms } => write!(f, "{ms} ms pass"),
+            Self::FailCall { kind, nth, code } => {
+                write!(f, "driver call {kind} {nth} of the next operation fails with {code}")
+            }
         }
     }
 }

@@ -1,25 +1,43 @@
 //! What a careful caller knows of the order of its own work: a vector clock for each stream.
 
-use super::op::{Event, MAX_EVENTS, MAX_STREAMS, Stream};
+use smallvec::SmallVec;
 
-/// How far along each stream something is known to be.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(super) struct Clock([u32; MAX_STREAMS]);
+use super::op::{Event, MAX_EVENTS, Stream};
+
+/// How far along each stream something is known to be; 0 for the streams behind the last.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Clock(SmallVec<[u32; 24]>);
 
 impl Clock {
+    fn time(&self, stream: usize) -> u32 {
+        self.0.get(stream).copied().unwrap_or(0)
+    }
+
+    fn time_mut(&mut self, stream: usize) -> &mut u32 {
+        if self.0.len() <= stream {
+            self.0.resize(stream + 1, 0);
+        }
+        &mut self.0[stream]
+    }
+
     fn join(&mut self, other: &Self) {
+        if self.0.len() < other.0.len() {
+            self.0.resize(other.0.len(), 0);
+        }
         for (mine, theirs) in self.0.iter_mut().zip(&other.0) {
             *mine = (*mine).max(*theirs);
         }
     }
 
-    fn covers(&self, other: &Self) -> bool {
-        self.0.iter().zip(&other.0).all(|(mine, theirs)| mine >= theirs)
+    /// Whether this clock, or the host's, has all of `other`.
+    fn covers(&self, host: &Self, other: &Self) -> bool {
+        self.lacks(host, other).is_none()
     }
 
-    /// The streams that `other` has gone further on.
-    fn lacks(&self, other: &Self) -> Option<Stream> {
-        self.0.iter().zip(&other.0).position(|(mine, theirs)| mine < theirs).map(|index| index as Stream)
+    /// A stream on which `other` has gone further than this clock and the host's.
+    fn lacks(&self, host: &Self, other: &Self) -> Option<Stream> {
+        let known = |stream: usize| self.time(stream).max(host.time(stream));
+        (0..).zip(&other.0).position(|(stream, theirs)| known(stream) < *theirs).map(|index| index as Stream)
     }
 }
 
@@ -32,49 +50,61 @@ pub(super) struct Point {
 
 impl Clock {
     pub(super) fn add(&mut self, point: Point) {
-        let time = &mut self.0[usize::from(point.stream)];
+        let time = self.time_mut(usize::from(point.stream));
         *time = (*time).max(point.time);
     }
 }
 
 /// The clocks of the streams, the events and the host.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Order {
-    streams: [Clock; MAX_STREAMS],
+    streams: Vec<Clock>,
     events: [Option<Clock>; MAX_EVENTS],
     host: Clock,
 }
 
 impl Order {
     pub(super) fn new() -> Self {
-        Self { streams: [Clock::default(); MAX_STREAMS], events: [None; MAX_EVENTS], host: Clock::default() }
+        Self::default()
+    }
+
+    fn stream(&mut self, stream: Stream) -> &mut Clock {
+        let index = usize::from(stream);
+        if self.streams.len() <= index {
+            self.streams.resize_with(index + 1, Clock::default);
+        }
+        &mut self.streams[index]
     }
 
     /// Submits work to a stream.
     pub(super) fn submit(&mut self, stream: Stream) -> Point {
-        let index = usize::from(stream);
-        let clock = &mut self.streams[index];
+        let mut clock = std::mem::take(self.stream(stream));
         clock.join(&self.host);
-        clock.0[index] += 1;
-        Point { stream, time: clock.0[index] }
+        let time = clock.time_mut(usize::from(stream));
+        *time += 1;
+        let point = Point { stream, time: *time };
+        *self.stream(stream) = clock;
+        point
     }
 
     /// Whether work submitted to the stream now happens after all of `work`.
     pub(super) fn is_after(&self, stream: Stream, work: &Clock) -> bool {
-        let mut clock = self.streams[usize::from(stream)];
-        clock.join(&self.host);
-        clock.covers(work)
+        match self.streams.get(usize::from(stream)) {
+            Some(clock) => clock.covers(&self.host, work),
+            None => self.host.covers(&self.host, work),
+        }
     }
 
     /// A stream that must be waited for before `stream` may follow `work`.
     pub(super) fn missing(&self, stream: Stream, work: &Clock) -> Option<Stream> {
-        let mut clock = self.streams[usize::from(stream)];
-        clock.join(&self.host);
-        clock.lacks(work)
+        match self.streams.get(usize::from(stream)) {
+            Some(clock) => clock.lacks(&self.host, work),
+            None => self.host.lacks(&self.host, work),
+        }
     }
 
     pub(super) fn record(&mut self, event: Event, stream: Stream) {
-        let mut clock = self.streams[usize::from(stream)];
+        let mut clock = self.stream(stream).clone();
         clock.join(&self.host);
         self.events[usize::from(event)] = Some(clock);
     }
@@ -84,8 +114,9 @@ impl Order {
     }
 
     pub(super) fn wait(&mut self, stream: Stream, event: Event) {
-        if let Some(clock) = &self.events[usize::from(event)] {
-            self.streams[usize::from(stream)].join(clock);
+        if let Some(clock) = self.events[usize::from(event)].take() {
+            self.stream(stream).join(&clock);
+            self.events[usize::from(event)] = Some(clock);
         }
     }
 
@@ -97,7 +128,9 @@ impl Order {
     }
 
     pub(super) fn host_saw_stream(&mut self, stream: Stream) {
-        self.host.join(&self.streams[usize::from(stream)]);
+        if let Some(clock) = self.streams.get(usize::from(stream)) {
+            self.host.join(clock);
+        }
     }
 
     pub(super) fn host_saw_device(&mut self) {

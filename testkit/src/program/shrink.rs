@@ -153,7 +153,8 @@ fn with_stream(mut op: Op, mut change: impl FnMut(Stream) -> Stream) -> Op {
         | Op::SyncEvent { .. }
         | Op::SyncDevice
         | Op::Trim { .. }
-        | Op::PassTime { .. } => {}
+        | Op::PassTime { .. }
+        | Op::FailCall { .. } => {}
     }
     op
 }

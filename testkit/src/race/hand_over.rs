@@ -1,0 +1,34 @@
+//! Blocks that one thread gives another to free.
+
+use millpond_core::driver::Event;
+use millpond_core::{DevicePtr, Layout, StreamRef};
+use parking_lot::Mutex;
+
+/// A block, what was written to it, and where its work ends.
+#[derive(Debug)]
+pub(super) struct Handed {
+    pub(super) ptr: DevicePtr,
+    pub(super) layout: Layout,
+    pub(super) tag: u64,
+    /// The stream on which it was used. It lives until the race is over.
+    pub(super) stream: StreamRef,
+    /// Recorded on that stream after its last use.
+    pub(super) event: Event,
+}
+
+/// What was given and not yet taken.
+#[derive(Debug, Default)]
+pub(super) struct HandOver(Mutex<Vec<Handed>>);
+
+impl HandOver {
+    pub(super) fn give(&self, block: Handed) {
+        self.0.lock().push(block);
+    }
+
+    /// One of them; which one depends on `choice`.
+    pub(super) fn take(&self, choice: u64) -> Option<Handed> {
+        let mut handed = self.0.lock();
+        let index = choice.checked_rem(handed.len() as u64)?;
+        Some(handed.swap_remove(index as usize))
+    }
+}
