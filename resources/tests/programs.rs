@@ -103,7 +103,7 @@ fn races_in_which_threads_free_each_others_blocks_keep_the_order() {
     for subject in crowded_subjects() {
         let mut total = Summary::default();
         for seed in 0..RACES {
-            match Race::wide(seed, if cfg!(miri) { 40 } else { 3_000 }).run(&subject) {
+            match Race::wide(seed, if cfg!(miri) { 40 } else { 2_000 }).run(&subject) {
                 Ok(summary) => total += summary,
                 Err(message) => panic!("race {seed} over `{}`: {message}", subject.name()),
             }
@@ -113,8 +113,8 @@ fn races_in_which_threads_free_each_others_blocks_keep_the_order() {
     }
 }
 
-/// A thread that has a front for each of more streams than it keeps fronts of starts anew; a front that it used
-/// before is not its own any more.
+/// A thread that has used more streams than it keeps fronts for starts anew. It must not use a front from
+/// before.
 #[test]
 fn a_thread_with_seven_hundred_streams_comes_back_to_the_first() {
     let (streams, rounds) = if cfg!(miri) { (520, 1) } else { (700, 6) };

@@ -193,6 +193,20 @@ const MISTAKES: &[Mistake] = &[
         "Device(",
     ),
     mistake(
+        "a forgotten stream's number stays in what others have seen",
+        "ordered/streams.rs",
+        "            slot.seen.retain(|(owner, _)| !gone.contains(owner));\n",
+        "",
+        "I3",
+    ),
+    mistake(
+        "a stream is forgotten while a thread keeps its blocks",
+        "ordered/streams.rs",
+        "Arc::strong_count(&slot.cell) == 1 && store.free_bytes(owner) == 0",
+        "store.free_bytes(owner) == 0",
+        "Device(",
+    ),
+    mistake(
         "free ends are used again after something was taken",
         "pool/pages/gathered.rs",
         " || gathered.changes != changes {",

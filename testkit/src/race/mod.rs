@@ -44,8 +44,8 @@ impl Race {
         Self { threads: 8, operations, rounds: 4, capacity_bytes: 8 << 20, wide: false, seed }
     }
 
-    /// Eight threads on a device of 256 MiB, with blocks of up to a tenth of it, that free each other's blocks,
-    /// renew streams and trim.
+    /// Eight threads on a device of 256 MiB, with blocks of up to a tenth of it. They free each other's
+    /// blocks, renew streams and trim.
     pub const fn wide(seed: u64, operations: u64) -> Self {
         Self { capacity_bytes: 256 << 20, wide: true, ..Self::new(seed, operations) }
     }

@@ -144,7 +144,8 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// Checks a block that was handed over and frees it, on the stream that it comes from or on this thread's.
+    /// Checks a block that was handed over and frees it, on the stream that it comes from or on the
+    /// thread's own.
     fn free_handed(&mut self, handed: &Handed, on_its_stream: bool) -> Result<(), String> {
         let &Handed { ptr, layout, tag, stream, event } = handed;
         let stream = if on_its_stream { stream } else { self.stream };
@@ -153,8 +154,8 @@ impl<'a> Runner<'a> {
         unsafe { self.device.event_destroy(event) }.map_err(text)?;
         self.device.launch(stream, &[Access::check(ptr, layout.bytes(), tag)]);
         self.summary.cross_stream_frees += u64::from(!on_its_stream);
-        // SAFETY: the block came from this resource with this layout, is given back once, and the stream's next
-        // work comes after all of its uses.
+        // SAFETY: the block came from this resource with this layout, is given back once, and the next work
+        // of the stream comes after all of its uses.
         unsafe { self.resource.deallocate(ptr, layout, stream) };
         Ok(())
     }
@@ -205,8 +206,8 @@ impl<'a> Runner<'a> {
         let index = self.rng.below(self.live.len() as u64) as usize;
         let Live { ptr, layout, tag, stream } = self.live.swap_remove(index);
         self.device.launch(stream, &[Access::check(ptr, layout.bytes(), tag)]);
-        // SAFETY: the block came from this resource with this layout, is given back once, and the stream's next
-        // work comes after all of its uses.
+        // SAFETY: the block came from this resource with this layout, is given back once, and the next work
+        // of the stream comes after all of its uses.
         unsafe { self.resource.deallocate(ptr, layout, stream) }
     }
 }

@@ -50,6 +50,8 @@ struct Bench {
     blocks: Vec<Block>,
     under_way: Vec<(Plan, Owner, Request)>,
     live: u64,
+    /// Of the last block that was given back.
+    epoch: Epoch,
 }
 
 fn request(bytes: u64, alignment_log2: u32) -> Request {
@@ -69,6 +71,7 @@ impl Bench {
             blocks: Vec::new(),
             under_way: Vec::new(),
             live: 0,
+            epoch: 0,
         }
     }
 
@@ -117,17 +120,39 @@ impl Bench {
         if self.find(owner, request) {
             return true;
         }
+        let free = self.free_chunks();
         let Ok(mut plan) = self.pages.plan(owner, request, false, self.live, u64::MAX) else { return false };
         self.device.set_faults(faults);
         let outcome = plan.carry_out(&*self.device);
         self.device.set_faults(FaultPlan::none());
         if outcome.is_err() {
             self.pages.abandon(plan);
+            self.assert_still_free(&free);
             return false;
         }
         let block = self.pages.commit(plan);
         self.lend(owner, block, request);
         true
+    }
+
+    /// Where free chunks start, whose they are, and the epoch in which they were given back.
+    fn free_chunks(&self) -> Vec<(u64, Owner, Epoch)> {
+        let of = |owner| Line::ALL.map(|line| self.pages.heap(line).free_from(owner, 1));
+        let chunks = (ANYONE..=OWNERS).flat_map(|owner| {
+            of(owner).into_iter().flatten().map(move |(_, chunk)| (chunk.addr, owner, chunk.epoch()))
+        });
+        chunks.collect()
+    }
+
+    /// A plan that was abandoned leaves what it kept as free as before, and no earlier.
+    fn assert_still_free(&self, chunks: &[(u64, Owner, Epoch)]) {
+        for &(addr, owner, epoch) in chunks {
+            let chunk = self.pages.chunk_at(addr).expect("a chunk does not go with an abandoned plan");
+            assert!(chunk.is_free(), "{addr:#x} is not free any more");
+            // What nobody owned may have joined what the requester owns.
+            assert!(chunk.owner() == owner || owner == ANYONE, "{addr:#x} is not {owner}'s any more");
+            assert!(chunk.epoch() >= epoch, "{addr:#x} was free from epoch {epoch}, not {}", chunk.epoch());
+        }
     }
 
     fn begin(&mut self, owner: Owner, request: Request) {
@@ -182,7 +207,8 @@ impl Bench {
             [Access::check(ptr, 256, tag), Access::check(DevicePtr::new(addr + bytes - 256), 256, tag)];
         self.device.launch(stream, &check);
         self.device.give_back(ptr, bytes, stream);
-        self.pages.give(id, owner, 1);
+        self.epoch += 1;
+        self.pages.give(id, owner, self.epoch);
         self.live -= bytes;
     }
 
@@ -198,7 +224,8 @@ impl Bench {
             self.device.event_record(event, self.streams[from as usize]).expect("the device is well");
             self.device.stream_wait_event(self.streams[to as usize], event).expect("the device is well");
         }
-        self.pages.migrate(from, Epoch::MAX, to, 1);
+        self.epoch += 1;
+        self.pages.migrate(from, Epoch::MAX, to, self.epoch);
     }
 
     fn release(&mut self, keep: u64, calls: usize, faults: FaultPlan) {
