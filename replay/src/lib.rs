@@ -10,6 +10,7 @@
 //! | [`compare`] | does that for several stacks and collects the figures |
 //! | [`lineup`] | the stacks that are compared unless others are named |
 //! | [`report`] | prints the figures as a table, JSON or CSV |
+//! | [`cli`] | the command line around all of it, for programs with layers of their own |
 //!
 //! [`mod@bench`] needs no log: it measures stacks on neutral workloads.
 //!
@@ -36,6 +37,8 @@
 //! ```
 
 pub mod bench;
+#[cfg(feature = "cli")]
+pub mod cli;
 pub mod compare;
 pub mod engine;
 mod error;

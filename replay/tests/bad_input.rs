@@ -123,7 +123,10 @@ fn a_truncated_gzip_and_a_truncated_zstd() {
     let zstd = zstd::encode_all(text.as_bytes(), 1).unwrap();
     for packed in [&gzip, &zstd] {
         for length in [5, 15, packed.len() / 2, packed.len() - 1] {
-            with_content(&packed[..length]).fails_with(2, &["log.csv", "cut off; copy it again"]);
+            let run = with_content(&packed[..length]);
+            run.fails_with(2, &["log.csv", "cut off; copy it again"]);
+            let told = run.stderr.contains("--skip-bad-rows replays what there is");
+            assert_eq!(told, length > 15, "where there is something: {}", run.stderr);
         }
     }
 }
@@ -168,7 +171,8 @@ fn bad_rows_are_skipped_only_when_asked_for_and_counted() {
     let folder = Folder::new();
     let good = rows(2, 100);
     let log = folder.log(&format!("1,0,free,0x1,-1,0\n{good}nonsense\n"));
-    Run::of(&log, &["-s", "cuda"]).fails_with(2, &["log.csv:2: column Size"]);
+    let advice = "--skip-bad-rows leaves such rows out";
+    Run::of(&log, &["-s", "cuda"]).fails_with(2, &["log.csv:2: column Size", advice]);
     let report = Run::json(&log, &["-s", "cuda", "--skip-bad-rows"]);
     assert_eq!(
         (report["log"]["events"].as_u64(), report["log"]["skipped_rows"].as_u64()),
@@ -240,6 +244,16 @@ fn a_bad_filter_of_diagnostics() {
     assert_eq!(traced.status, 0, "{}", traced.stderr);
     assert!(!traced.stderr.contains('\u{1b}'), "no colours where no terminal is: {}", traced.stderr);
     assert_eq!(with("").status, 0);
+}
+
+#[test]
+fn issue_9_a_size_of_a_device_is_said_once() {
+    let folder = Folder::new();
+    let log = folder.log(&rows(1, 100));
+    let run = Run::of(&log, &["-s", "cuda", "--device", "sim:620MiB"]);
+    let line = run.stdout.lines().nth(1).unwrap();
+    assert_eq!(line.matches("620MiB").count(), 1, "{line}");
+    assert!(line.contains("on sim:620MiB (simulated H200)"), "{line}");
 }
 
 #[test]

@@ -27,7 +27,7 @@ fn line(stack: &str, workload: &str, live: u64, ns: f64) -> String {
 fn comparison(passes: u32, first: u32, ratio: f64) -> String {
     format!(
         r#"{{"passes":{passes},"log":{{"file":"some/where/small.csv"}},"stacks":[{{"spec":"cuda+pool",
-        "ns_per_op_first":{first},"ns_per_op_best":7,"reserved_over_live":{ratio},
+        "ns_per_op_first":{first},"ns_per_op_best":7,"reserved_over_live_first":{ratio},
         "driver":{{"calls_best_pass":0}}}}]}}"#
     )
     .replace('\n', " ")

@@ -18,7 +18,7 @@ fn the_standard_line_up_replays_a_log_without_a_failure() {
     let folder = Folder::new();
     let log = folder.log(&rows(4, 4000));
     let report = Run::json(&log, &[]);
-    assert_eq!(report["version"], 1);
+    assert_eq!(report["version"], 2);
     assert_eq!(report["device"]["simulated"], true);
     let (events, threads, streams) =
         (&report["log"]["events"], &report["log"]["threads"], &report["log"]["streams"]);
@@ -30,13 +30,14 @@ fn the_standard_line_up_replays_a_log_without_a_failure() {
         assert_eq!((stack["status"].as_str(), stack["failures"].as_u64()), (Some("ran"), Some(0)), "{spec}");
         assert_eq!(stack["misuses_all_passes"], 0, "{spec}");
         assert_eq!(stack["operations"], 4000);
-        let taken = stack["peak_reserved_bytes"].as_u64().unwrap();
+        let taken = stack["peak_reserved_bytes_first"].as_u64().unwrap();
         assert!(taken >= live, "{spec} took {taken} for {live}");
-        let ratio = stack["reserved_over_live"].as_f64().unwrap();
+        let ratio = stack["reserved_over_live_first"].as_f64().unwrap();
         assert!((ratio * live as f64 - taken as f64).abs() < 1.0, "{spec}");
-        assert!(stack["ns_per_op_first"].as_f64().unwrap() >= stack["ns_per_op_best"].as_f64().unwrap());
         let driver = &stack["driver"];
         let is_measured = driver["unmeasured"].as_array().unwrap().is_empty();
+        let (first, best) = (stack["ns_per_op_first"].as_f64(), stack["ns_per_op_best"].as_f64());
+        assert!(first >= best && first.is_some() == is_measured, "{spec}: {first:?} {best:?}");
         assert!(driver["ns_first_pass"].as_u64().unwrap() > 0 || !is_measured, "{spec}: virtual time passes");
     }
 }
@@ -55,7 +56,8 @@ fn plain_cuda_asks_the_driver_once_for_each_row_and_takes_what_is_live() {
         assert_eq!(cuda["driver"][format!("calls_{calls}")], expected, "{calls}");
     }
     let number = |value: &Value| value.as_u64().unwrap();
-    let (taken, live) = (number(&cuda["peak_reserved_bytes"]), number(&report["log"]["peak_live_bytes"]));
+    let (taken, live) =
+        (number(&cuda["peak_reserved_bytes_first"]), number(&report["log"]["peak_live_bytes"]));
     let rounding = 256 * number(&report["log"]["peak_live_blocks"]);
     assert!((live..live + rounding).contains(&taken), "{taken} for {live}");
 }
@@ -203,7 +205,7 @@ fn oddities_of_a_log_are_counted_and_explained() {
     }
     assert!(report["stacks"].as_array().unwrap().iter().all(|stack| stack["failures"] == 0));
     let table = Run::of(&log, &["-s", "cuda"]);
-    assert_eq!(table.status, 0);
+    assert_eq!(table.status, 1, "a terabyte is not served today, either");
     for text in
         ["frees of unknown pointers left out: 1 (first at line 2)", "blocks never freed in the log: 2 (30B)"]
     {

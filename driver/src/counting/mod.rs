@@ -86,6 +86,11 @@ impl CountingDriver {
         self.taken.peak()
     }
 
+    /// Forgets the peak so far: the peak is what is taken now.
+    pub fn reset_peak(&self) {
+        self.taken.reset_peak();
+    }
+
     /// Starts again: all counts are 0, and the peak is what is taken now.
     pub fn reset(&self) {
         for cell in &self.cells {

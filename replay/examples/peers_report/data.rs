@@ -97,7 +97,7 @@ impl Data {
             let is_single = value["passes"] == 1;
             if let Some(replay) = self.replays.iter_mut().find(is_this) {
                 if is_single {
-                    replay.taken_over_live = stack["reserved_over_live"].as_f64();
+                    replay.taken_over_live = stack["reserved_over_live_first"].as_f64();
                 } else {
                     replay.first_ns = stack["ns_per_op_first"].as_f64();
                     replay.best_ns = stack["ns_per_op_best"].as_f64();
@@ -109,7 +109,7 @@ impl Data {
                     stack: spec.to_owned(),
                     first_ns: stack["ns_per_op_first"].as_f64(),
                     best_ns: stack["ns_per_op_best"].as_f64(),
-                    taken_over_live: stack["reserved_over_live"].as_f64(),
+                    taken_over_live: stack["reserved_over_live_first"].as_f64(),
                     calls: stack["driver"]["calls_best_pass"].as_u64(),
                 });
             }

@@ -4,7 +4,7 @@ use millpond_driver::{CallCounts, CallKind, DeviceSpec};
 use serde::Serialize;
 
 use crate::Result;
-use crate::engine::Failure;
+use crate::engine::{AskedAgain, Failure};
 
 /// The device that logs are replayed on.
 #[derive(Clone, Debug, Serialize)]
@@ -76,25 +76,47 @@ pub struct StackFigures {
     pub failures_all_passes: u64,
     /// The first of them.
     pub first_failure: Option<Failure>,
+    /// What became of the requests that had failed when the log was written; none if there are none. They
+    /// are made in a replay of their own, so they change no other figure.
+    pub asked_again: Option<AskedAgain>,
     /// Deallocations that the stack refused, in all passes together. Each is a bug.
     pub misuses_all_passes: u64,
-    /// The most bytes that were taken from the driver at one time, in any pass.
-    pub peak_reserved_bytes: u64,
+    /// The most bytes that were taken from the driver at one time, up to the end of the first pass.
+    pub peak_reserved_bytes_first: u64,
+    /// The most bytes that were taken from the driver at one time in the last pass.
+    pub peak_reserved_bytes_last: u64,
     /// The most bytes that the log has live at one time.
     pub peak_live_bytes: u64,
-    /// The first by the second; none if the log has nothing live.
-    pub reserved_over_live: Option<f64>,
+    /// The peak up to the end of the first pass by what is live; none if the log has nothing live.
+    pub reserved_over_live_first: Option<f64>,
+    /// The same of the last pass.
+    pub reserved_over_live_last: Option<f64>,
     /// The largest free block after the last operation of the last pass, where the stack keeps statistics.
     pub largest_free_block_bytes: Option<u64>,
-    /// Time per operation of the first pass, in which a stack grows.
-    pub ns_per_op_first: f64,
-    /// Time per operation of the best pass.
-    pub ns_per_op_best: f64,
+    /// Time per operation of the first pass, in which a stack grows: the stack's own time and the driver's,
+    /// which is virtual on a simulated device. None where the driver's is not known: nobody has measured a
+    /// call that the stack makes, or threads that replay at once share the virtual clock.
+    pub ns_per_op_first: Option<f64>,
+    /// The same of the best pass, which is the one with the least of it.
+    pub ns_per_op_best: Option<f64>,
+    /// Time per operation of the first pass outside of the driver: what the stack's own work takes on this
+    /// machine. With threads that replay at once, the driver's is in it.
+    pub own_ns_per_op_first: f64,
+    /// The same of the best pass.
+    pub own_ns_per_op_best: f64,
     /// What the driver was asked.
     pub driver: DriverFigures,
     /// Which step of the reuse ladder served how many requests in the first pass, where the stack keeps
     /// statistics.
     pub ladder: Option<LadderCounts>,
+}
+
+impl StackFigures {
+    /// Whether a request of the log failed, also one that had failed when the log was written.
+    pub fn failed_a_row(&self) -> bool {
+        let again = self.asked_again.as_ref().is_some_and(|asked| asked.served < asked.requests);
+        again || self.failures_all_passes > 0
+    }
 }
 
 /// What the driver was asked.
@@ -104,7 +126,7 @@ pub struct DriverFigures {
     pub calls_building: u64,
     /// Calls in the first pass.
     pub calls_first_pass: u64,
-    /// Calls in the best pass.
+    /// Calls in the best pass, which has the least time per operation.
     pub calls_best_pass: u64,
     /// Calls from building the stack to the end of the last pass.
     pub calls_all_passes: u64,

@@ -55,7 +55,7 @@ pub struct Comparison {
 impl Comparison {
     /// The version of the format that [`Comparison`] has when written as JSON. It grows when a field is
     /// renamed, removed or changes its meaning; new fields may come without that.
-    pub const VERSION: u32 = 1;
+    pub const VERSION: u32 = 2;
 }
 
 /// Replays `program` through each stack.

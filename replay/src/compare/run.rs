@@ -11,7 +11,7 @@ use millpond_driver::{CallCounts, CountingDriver};
 use super::figures::unmeasured;
 use super::misuse::MisuseCounter;
 use super::{DriverFigures, Settings, StackFigures, StackResult};
-use crate::engine::{self, Outcome, Watch};
+use crate::engine::{self, AskedAgain, Options, Outcome, Threads, Watch};
 use crate::program::Program;
 use crate::{Error, Result};
 
@@ -47,18 +47,41 @@ fn build_and_replay(
     settings: &Settings,
     bar: &ProgressBar,
 ) -> Result<StackFigures> {
+    let misuse = MisuseCounter::install();
+    let asked_again = ask_again(program, spec, table, settings)?;
     let device = settings.device.open()?;
     let counting = CountingDriver::new(device.clone());
-    let misuse = MisuseCounter::install();
     let before = Moment::now(&counting);
     let resource = spec.build(table, &(counting.clone() as DriverHandle))?;
-    let mut watch = StackWatch::new(&counting, &resource, before, bar);
+    let mut watch = StackWatch::new(&counting, &resource, &before, settings, bar);
     let outcome = engine::replay(program, &resource, &device, settings.options, &mut watch)?;
     let mut figures = watch.figures(program, outcome);
     drop(resource);
+    figures.asked_again = asked_again;
     figures.misuses_all_passes = misuse.count();
     figures.driver.unmeasured = unmeasured(settings.device, &figures.driver.by_kind);
+    let shares_a_clock = settings.options.threads == Threads::Free && device.device().is_sim();
+    if shares_a_clock || !figures.driver.unmeasured.is_empty() {
+        (figures.ns_per_op_first, figures.ns_per_op_best) = (None, None);
+    }
     Ok(figures)
+}
+
+/// Makes the requests that had failed when the log was written, in a replay of its own: a stack that grows
+/// for them has other figures afterwards.
+fn ask_again(
+    program: &Program,
+    spec: &StackSpec,
+    table: &LayerTable,
+    settings: &Settings,
+) -> Result<Option<AskedAgain>> {
+    if program.summary().failed_requests == 0 {
+        return Ok(None);
+    }
+    let device = settings.device.open()?;
+    let resource = spec.build(table, &device)?;
+    let options = Options { passes: 1, ask_again: true, ..settings.options };
+    Ok(engine::replay(program, &resource, &device, options, &mut ())?.asked_again)
 }
 
 /// What the driver was asked so far.
@@ -77,7 +100,7 @@ impl Moment {
     fn since(&self, earlier: &Self) -> Span {
         let counts = self.counts.since(&earlier.counts);
         let virtual_ns = self.virtual_ns.zip(earlier.virtual_ns).map(|(now, then)| now.saturating_sub(then));
-        Span { ns: virtual_ns.unwrap_or_else(|| counts.total_wall_ns()), counts }
+        Span { ns: virtual_ns.unwrap_or_else(|| counts.total_wall_ns()), counts, ..Span::default() }
     }
 }
 
@@ -87,6 +110,12 @@ struct Span {
     /// Virtual where there is a virtual clock. That runs for the replay's own calls too, which lie
     /// outside of the spans looked at: making streams and synchronising.
     ns: u64,
+    /// Time outside of the driver; with threads that replay at once, all time.
+    own_ns: u64,
+    /// Time in and outside of the driver.
+    total_ns: u64,
+    /// The most bytes taken at one time.
+    peak_bytes: u64,
 }
 
 /// Looks at driver and resource at the ends of passes.
@@ -95,6 +124,8 @@ struct StackWatch<'a> {
     resource: &'a AnyResource,
     bar: &'a ProgressBar,
     built: Span,
+    /// Whether threads replay at once.
+    at_once: bool,
     pass_began: Moment,
     passes: Vec<Span>,
     calls: u64,
@@ -108,7 +139,8 @@ impl<'a> StackWatch<'a> {
     fn new(
         driver: &'a Arc<CountingDriver>,
         resource: &'a AnyResource,
-        before: Moment,
+        before: &Moment,
+        settings: &Settings,
         bar: &'a ProgressBar,
     ) -> Self {
         let now = Moment::now(driver);
@@ -116,7 +148,8 @@ impl<'a> StackWatch<'a> {
             driver,
             resource,
             bar,
-            built: now.since(&before),
+            built: now.since(before),
+            at_once: settings.options.threads == Threads::Free,
             calls: now.counts.total_calls(),
             pass_began: now,
             passes: Vec::new(),
@@ -128,36 +161,39 @@ impl<'a> StackWatch<'a> {
     fn figures(self, program: &Program, outcome: Outcome) -> StackFigures {
         let log = program.summary();
         let operations = log.operations;
-        let peak_reserved_bytes = self.driver.peak_bytes_taken();
         let per_op = |ns: u64| ns as f64 / operations.max(1) as f64;
-        let first_ns = outcome.pass_ns.first().copied().unwrap_or(0);
-        let (best, best_ns) =
-            outcome.pass_ns.iter().copied().enumerate().min_by_key(|(_, ns)| *ns).unwrap_or((0, 0));
-        let pass = |index: usize| self.passes.get(index).cloned().unwrap_or_default();
-        let (first_pass, best_pass) = (pass(0), pass(best));
+        let over_live =
+            |bytes: u64| (log.peak_live_bytes > 0).then(|| bytes as f64 / log.peak_live_bytes as f64);
+        let best = self.passes.iter().min_by_key(|pass| pass.total_ns).cloned().unwrap_or_default();
+        let first = self.passes.first().cloned().unwrap_or_default();
+        let last = self.passes.last().cloned().unwrap_or_default();
         StackFigures {
             operations,
             failures: outcome.pass_failures.first().copied().unwrap_or(0),
             failures_all_passes: outcome.failures,
             first_failure: outcome.first_failure,
+            asked_again: None,
             misuses_all_passes: 0,
-            peak_reserved_bytes,
+            peak_reserved_bytes_first: first.peak_bytes,
+            peak_reserved_bytes_last: last.peak_bytes,
             peak_live_bytes: log.peak_live_bytes,
-            reserved_over_live: (log.peak_live_bytes > 0)
-                .then(|| peak_reserved_bytes as f64 / log.peak_live_bytes as f64),
+            reserved_over_live_first: over_live(first.peak_bytes),
+            reserved_over_live_last: over_live(last.peak_bytes),
             largest_free_block_bytes: self.statistics.map(|statistics| statistics.largest_free_block),
-            ns_per_op_first: per_op(first_ns),
-            ns_per_op_best: per_op(best_ns),
+            ns_per_op_first: Some(per_op(first.total_ns)),
+            ns_per_op_best: Some(per_op(best.total_ns)),
+            own_ns_per_op_first: per_op(first.own_ns),
+            own_ns_per_op_best: per_op(best.own_ns),
             driver: DriverFigures {
                 calls_building: self.built.counts.total_calls(),
-                calls_first_pass: first_pass.counts.total_calls(),
-                calls_best_pass: best_pass.counts.total_calls(),
+                calls_first_pass: first.counts.total_calls(),
+                calls_best_pass: best.counts.total_calls(),
                 calls_all_passes: self.calls,
-                failures: first_pass.counts.iter().map(|(_, counts)| counts.failures).sum(),
-                ns_first_pass: first_pass.ns,
-                ns_best_pass: best_pass.ns,
+                failures: first.counts.iter().map(|(_, counts)| counts.failures).sum(),
+                ns_first_pass: first.ns,
+                ns_best_pass: best.ns,
                 unmeasured: Vec::new(),
-                by_kind: first_pass.counts,
+                by_kind: first.counts,
             },
             ladder: self.ladder,
         }
@@ -170,12 +206,23 @@ impl Watch for StackWatch<'_> {
     }
 
     fn pass_begins(&mut self) {
+        if !self.passes.is_empty() {
+            self.driver.reset_peak();
+        }
         self.pass_began = Moment::now(self.driver);
     }
 
-    fn pass_ended(&mut self, _nanoseconds: u64) {
+    fn pass_ended(&mut self, nanoseconds: u64) {
         let now = Moment::now(self.driver);
-        self.passes.push(now.since(&self.pass_began));
+        let span = now.since(&self.pass_began);
+        let (own_ns, total_ns) = if self.at_once {
+            // What several threads spend in the driver cannot be taken from what passes meanwhile.
+            (nanoseconds, nanoseconds)
+        } else {
+            let own_ns = nanoseconds.saturating_sub(span.counts.total_wall_ns());
+            (own_ns, own_ns + span.ns)
+        };
+        self.passes.push(Span { own_ns, total_ns, peak_bytes: self.driver.peak_bytes_taken(), ..span });
         self.calls = now.counts.total_calls();
         self.statistics = self.resource.statistics();
         if self.passes.len() == 1 {

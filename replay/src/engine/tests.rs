@@ -118,7 +118,7 @@ fn program(rows: &str, limits: Limits) -> Program {
 
 fn run(program: &Program, witness: &Arc<Witness>, threads: Threads, passes: u32) -> Result<Outcome> {
     let resource: AnyResource = witness.clone();
-    replay(program, &resource, &witness.driver, Options { threads, passes }, &mut ())
+    replay(program, &resource, &witness.driver, Options { threads, passes, ask_again: false }, &mut ())
 }
 
 /// A log of many threads that free each other's blocks; every block has another size.
@@ -316,4 +316,37 @@ fn more_threads_than_the_limit_share() {
     assert_eq!(witness.calls().iter().filter(|call| !call.frees).count(), {
         logged(&rows).iter().filter(|row| !row.0).count()
     });
+}
+
+#[test]
+fn issue_9_failed_requests_are_made_at_their_place_and_given_back_at_once() {
+    for threads in ORDERS {
+        let rows = format!(
+            "1,0,allocate,0x100,5,0x10\n2,0,allocate failure,(nil),7,0x10\n1,0,free,0x100,5,0x10\n\
+             2,0,allocate failure,(nil),{TOO_LARGE},0x10\n1,0,allocate failure,(nil),7,0x10\n"
+        );
+        let program = program(&rows, Limits::default());
+        let witness = Witness::new();
+        assert_eq!(run(&program, &witness, threads, 1).unwrap().asked_again, None);
+        assert_eq!(witness.calls().len(), 2, "not asked for unless told to");
+
+        let witness = Witness::new();
+        let resource: AnyResource = witness.clone();
+        let options = Options { threads, passes: 1, ask_again: true };
+        let outcome = replay(&program, &resource, &witness.driver, options, &mut ()).unwrap();
+        assert_eq!((outcome.failures, outcome.first_failure), (0, None), "the log's own requests only");
+        let asked = outcome.asked_again.unwrap();
+        assert_eq!((asked.requests, asked.served), (3, 2), "{threads}");
+        let [unserved] = asked.unserved.as_slice() else { panic!("{asked:?}") };
+        let free = witness.driver.mem_get_info().unwrap().free;
+        assert_eq!((unserved.line, unserved.bytes), (5, TOO_LARGE));
+        assert_eq!(unserved.missing_bytes, TOO_LARGE - free);
+        assert!(unserved.error.contains("out of memory for 1TiB"), "{}", unserved.error);
+        let calls: Vec<_> = witness.calls().iter().map(|call| (call.frees, call.bytes)).collect();
+        assert_eq!(calls.len(), 6, "{threads}");
+        if threads != Threads::Free {
+            let all = [(false, 5), (false, 7), (true, 7), (true, 5), (false, 7), (true, 7)];
+            assert_eq!(calls, all, "at their place");
+        }
+    }
 }

@@ -3,6 +3,7 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use millpond_core::{AnyResource, DevicePtr, StreamRef};
 use parking_lot::Mutex;
 
+use super::again::{Again, AskedAgain};
 use super::streams::Streams;
 use super::{Failure, MAX_THREADS};
 use crate::program::{Op, OpKind, Program};
@@ -22,6 +23,7 @@ pub(super) struct Work<'a> {
     slots: Vec<AtomicU64>,
     /// The ticket whose turn it is at each slot, for threads that replay freely.
     turns: Vec<AtomicU16>,
+    again: Option<Again<'a>>,
     failures: AtomicU64,
     first_failure: Mutex<Option<Failure>>,
     stopped: AtomicBool,
@@ -34,7 +36,12 @@ struct Target {
 }
 
 impl<'a> Work<'a> {
-    pub(super) fn new(program: &Program, resource: &'a AnyResource, streams: &Streams<'_>) -> Self {
+    pub(super) fn new(
+        program: &Program,
+        resource: &'a AnyResource,
+        streams: &Streams<'_>,
+        again: Option<Again<'a>>,
+    ) -> Self {
         let workers = program.summary().threads.clamp(1, MAX_THREADS);
         let target = |lane: &crate::program::Lane| Target {
             stream: streams.get(lane.stream),
@@ -46,6 +53,7 @@ impl<'a> Work<'a> {
             workers,
             slots: (0..program.slots()).map(|_| AtomicU64::new(EMPTY)).collect(),
             turns: (0..program.slots()).map(|_| AtomicU16::new(0)).collect(),
+            again,
             failures: AtomicU64::new(0),
             first_failure: Mutex::new(None),
             stopped: AtomicBool::new(false),
@@ -101,6 +109,11 @@ impl<'a> Work<'a> {
             }
             // SAFETY: to deallocate null is allowed and does nothing.
             OpKind::FreeNothing => unsafe { self.resource.deallocate(DevicePtr::NULL, op.layout(), stream) },
+            OpKind::AskAgain => {
+                if let Some(Err(_)) = self.again.as_ref().map(|again| again.ask(self.resource, op, stream)) {
+                    self.stop();
+                }
+            }
         }
     }
 
@@ -113,7 +126,7 @@ impl<'a> Work<'a> {
     /// did, or the replay was stopped.
     #[inline]
     pub(super) fn execute_in_turn(&self, op: &Op) -> bool {
-        if matches!(op.kind, OpKind::AllocateNothing | OpKind::FreeNothing) {
+        if !matches!(op.kind, OpKind::Allocate | OpKind::Free) {
             self.execute(op);
             return true;
         }
@@ -152,8 +165,9 @@ impl<'a> Work<'a> {
         self.failures.load(Ordering::Relaxed)
     }
 
-    pub(super) fn into_failures(self) -> (u64, Option<Failure>) {
-        (self.failures.into_inner(), self.first_failure.into_inner())
+    pub(super) fn into_answers(self) -> (u64, Option<Failure>, Option<AskedAgain>) {
+        let again = self.again.map(Again::into_answers);
+        (self.failures.into_inner(), self.first_failure.into_inner(), again)
     }
 }
 

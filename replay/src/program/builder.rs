@@ -3,6 +3,7 @@ use std::collections::VecDeque;
 use millpond_core::DeviceId;
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::failed::FailedRequests;
 use super::lanes::Lanes;
 use super::store::OpWriter;
 use super::{Limits, LogSummary, Op, OpKind, Program};
@@ -19,7 +20,8 @@ const SLOT_DISTANCE: usize = 1024;
 pub struct ProgramBuilder {
     ops: OpWriter,
     lanes: Lanes,
-    live: FxHashMap<u64, Live>,
+    live: FxHashMap<Place, Live>,
+    failed: FailedRequests,
     live_bytes: u128,
     peak_live_bytes: u128,
     /// Blocks whose address was allocated again without a free.
@@ -33,6 +35,9 @@ pub struct ProgramBuilder {
     duration_ns: u128,
     summary: LogSummary,
 }
+
+/// Where a block is. Two devices may have blocks at one address.
+type Place = (u64, Option<DeviceId>);
 
 #[derive(Clone, Copy, Debug)]
 struct Live {
@@ -50,6 +55,7 @@ impl ProgramBuilder {
             ops: OpWriter::new(limits.ops_in_memory),
             lanes: Lanes::default(),
             live: FxHashMap::default(),
+            failed: FailedRequests::default(),
             live_bytes: 0,
             peak_live_bytes: 0,
             lost: Vec::new(),
@@ -80,14 +86,21 @@ impl ProgramBuilder {
         match event.action {
             Action::Allocate => self.allocate(event, lane),
             Action::Free => self.free(event, lane),
-            Action::AllocateFailure => {
-                self.summary.failed_allocations += 1;
-                Ok(())
-            }
+            Action::AllocateFailure => self.fail(event, lane),
         }
     }
 
+    /// A replay may ask for it again; it is no operation of the log's.
+    fn fail(&mut self, event: &Event, lane: u32) -> Result<()> {
+        self.summary.failed_allocations += 1;
+        let (bytes, alignment_log2) = (event.bytes, event.alignment.trailing_zeros() as u8);
+        let slot = self.failed.failed(lane, bytes);
+        let (kind, line) = (OpKind::AskAgain, clamped_line(event));
+        self.write(Op { bytes, slot, lane, line, kind, alignment_log2, ticket: 0 })
+    }
+
     fn allocate(&mut self, event: &Event, lane: u32) -> Result<()> {
+        self.failed.succeeded(lane, event.bytes);
         self.summary.largest_request_bytes = self.summary.largest_request_bytes.max(event.bytes);
         let alignment_log2 = event.alignment.trailing_zeros() as u8;
         let line = clamped_line(event);
@@ -96,7 +109,7 @@ impl ProgramBuilder {
             return self.emit(OpKind::AllocateNothing, live, lane, line);
         }
         live.slot = self.take_slot()?;
-        if let Some(older) = self.live.insert(event.pointer.address(), live) {
+        if let Some(older) = self.live.insert((event.pointer.address(), event.device), live) {
             self.summary.duplicate_allocations += 1;
             self.summary.first_duplicate_allocation_line.get_or_insert(event.line);
             self.lost.push(older);
@@ -114,7 +127,7 @@ impl ProgramBuilder {
             let nothing = Live { bytes: event.bytes, slot: 0, lane, line, alignment_log2: 8 };
             return self.emit(OpKind::FreeNothing, nothing, lane, line);
         }
-        let Some(live) = self.live.remove(&event.pointer.address()) else {
+        let Some(live) = self.live.remove(&(event.pointer.address(), event.device)) else {
             self.summary.unknown_frees += 1;
             self.summary.first_unknown_free_line.get_or_insert(event.line);
             return Ok(());
@@ -137,6 +150,10 @@ impl ProgramBuilder {
             op.ticket = *next;
             *next = next.wrapping_add(1);
         }
+        self.write(op)
+    }
+
+    fn write(&mut self, op: Op) -> Result<()> {
         self.ops.push(op).map_err(Error::io("writing the temporary file of the replay (see TMPDIR)"))
     }
 
@@ -173,7 +190,8 @@ impl ProgramBuilder {
     /// # Errors
     /// The temporary file cannot be written.
     pub fn finish(self) -> Result<Program> {
-        let Self { ops, lanes, live, lost, mut summary, .. } = self;
+        let Self { ops, lanes, live, lost, failed, mut summary, .. } = self;
+        summary.failed_requests = failed.count();
         let mut leaked: Vec<Live> = lost.into_iter().chain(live.into_values()).collect();
         leaked.sort_unstable_by_key(|block| (block.line, block.slot));
         summary.streams = lanes.stream_count();
@@ -198,6 +216,7 @@ impl ProgramBuilder {
             ops: ops.finish().map_err(Error::io("writing the temporary file of the replay (see TMPDIR)"))?,
             lanes: lanes.into_vec(),
             slots: self.tickets.len() as u32,
+            retries: failed.into_retries(),
             summary,
         })
     }
@@ -269,11 +288,54 @@ mod tests {
              1,0,allocate,0x100,7,0x5\n",
         );
         let summary = program.summary();
-        assert_eq!((summary.failed_allocations, summary.operations), (1, 3));
+        assert_eq!((summary.failed_allocations, summary.failed_requests, summary.operations), (1, 1, 3));
         assert_eq!((summary.leaked_blocks, summary.leaked_bytes), (1, 7));
-        assert_eq!(ops(&program)[..2], [(OpKind::AllocateNothing, 0, 0), (OpKind::FreeNothing, 0, 0)]);
+        assert_eq!((summary.peak_live_bytes, summary.largest_request_bytes), (7, 7));
+        let nothing = [(OpKind::AllocateNothing, 0, 0), (OpKind::FreeNothing, 0, 0)];
+        assert_eq!(ops(&program)[..3], [&[(OpKind::AskAgain, 0, 99)][..], &nothing].concat());
         assert_eq!((summary.streams, summary.threads), (3, 1));
         assert_eq!(summary.notes().len(), 2);
+    }
+
+    #[test]
+    fn issue_9_failures_before_a_success_of_their_like_are_one_request() {
+        let failure = |thread: u32, bytes: u32, stream: u32| {
+            format!("{thread},0,allocate failure,(nil),{bytes},{stream}\n")
+        };
+        let rows = [
+            "1,0,allocate,0x100,7,0\n".to_owned(),
+            failure(1, 99, 0),
+            "1,0,free,0x100,7,0\n".to_owned(),
+            failure(1, 99, 0),
+            failure(2, 99, 0), // another thread
+            failure(1, 98, 0), // another size
+            failure(1, 99, 5), // another stream
+            failure(1, 99, 0),
+            "1,0,allocate,0x200,99,0\n".to_owned(),
+            failure(1, 99, 0), // another request: that one was served
+            failure(2, 99, 0), // no success of its like comes
+        ];
+        let program = program(&rows.concat());
+        let asked: Vec<u32> = (0..program.block_count())
+            .flat_map(|block| program.block(block).unwrap().to_vec())
+            .filter(|op| op.kind == OpKind::AskAgain && !program.is_retry(op))
+            .map(|op| op.line)
+            .collect();
+        assert_eq!(asked, [3, 6, 7, 8, 11, 12]);
+        let summary = program.summary();
+        assert_eq!((summary.failed_allocations, summary.failed_requests), (8, 6));
+    }
+
+    #[test]
+    fn issue_9_two_devices_may_have_blocks_at_one_address() {
+        let text = "Thread,Time,Action,Pointer,Size,Stream,Device\n\
+                    1,0,allocate,0x100,7,0,cuda:0\n1,0,allocate,0x100,9,0,cuda:1\n\
+                    1,0,free,0x100,7,0,cuda:0\n1,0,free,0x100,9,0,cuda:1\n";
+        let reader = LogReader::from_reader("log", text.as_bytes()).unwrap();
+        let program = Program::read(reader, Limits::default()).unwrap();
+        let summary = program.summary();
+        assert_eq!((summary.duplicate_allocations, summary.size_mismatches), (0, 0));
+        assert_eq!((summary.unknown_frees, summary.leaked_blocks, summary.peak_live_bytes), (0, 0, 16));
     }
 
     #[test]

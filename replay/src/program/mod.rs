@@ -10,7 +10,7 @@
 //!
 //! | in the log | in the program |
 //! |---|---|
-//! | `allocate failure` | left out |
+//! | `allocate failure` | no operation; a replay that is told to asks for it there and gives it back |
 //! | `free` of an address that no earlier row allocated | left out |
 //! | `allocate` at an address that is still live | a new block; the old one is a leak |
 //! | a block that is never freed | a leak: freed on its stream after the pass |
@@ -19,6 +19,7 @@
 //! | requests for zero bytes at `(nil)` and their frees | as logged |
 
 mod builder;
+mod failed;
 mod lanes;
 mod op;
 mod store;
@@ -71,6 +72,8 @@ pub struct Program {
     slots: u32,
     leaks: Vec<Op>,
     summary: LogSummary,
+    /// Whether each failed request is a retry, by number.
+    retries: Vec<bool>,
 }
 
 impl Program {
@@ -95,7 +98,7 @@ impl Program {
                 Ok(event) => builder.push(&event)?,
                 Err(error) if limits.skip_bad_rows && reader.is_broken() => cut_off = Some(error),
                 Err(error) if limits.skip_bad_rows => builder.skip(&error),
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(with_advice(error, reader.is_broken()).into()),
             }
         }
         let mut program = builder.finish()?;
@@ -113,6 +116,12 @@ impl Program {
             return Err(LogError { file: program.summary.file, line: 0, column: None, reason }.into());
         }
         Ok(program)
+    }
+
+    /// Whether a request that failed when the log was written was one before: it failed, failed again, and
+    /// was served in the end. Always false for operations of other kinds than [`OpKind::AskAgain`].
+    pub fn is_retry(&self, op: &Op) -> bool {
+        op.kind == OpKind::AskAgain && self.retries.get(op.slot as usize).copied().unwrap_or(false)
     }
 
     /// What the log holds.
@@ -155,4 +164,11 @@ impl Program {
     pub fn is_spooled(&self) -> bool {
         self.ops.is_spooled()
     }
+}
+
+/// The rest of a log need not be lost with a row.
+#[cold]
+fn with_advice(error: LogError, is_cut_off: bool) -> LogError {
+    let advice = if is_cut_off { "replays what there is" } else { "leaves such rows out" };
+    LogError { reason: format!("{}; --skip-bad-rows {advice}", error.reason), ..error }
 }

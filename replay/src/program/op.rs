@@ -12,6 +12,9 @@ pub enum OpKind {
     AllocateNothing,
     /// Frees a null pointer.
     FreeNothing,
+    /// Asks for what failed when the log was written, and gives it back at once. The slot is the request's
+    /// number; see [`Program::is_retry`](super::Program::is_retry).
+    AskAgain,
 }
 
 /// One operation of a [`Program`](super::Program).
@@ -76,7 +79,8 @@ impl Op {
                 0 => OpKind::Allocate,
                 1 => OpKind::Free,
                 2 => OpKind::AllocateNothing,
-                _ => OpKind::FreeNothing,
+                3 => OpKind::FreeNothing,
+                _ => OpKind::AskAgain,
             },
             alignment_log2: rest[13],
             ticket: u16::from_le_bytes([rest[14], rest[15]]),
@@ -90,7 +94,8 @@ mod tests {
 
     #[test]
     fn packing_loses_nothing() {
-        for kind in [OpKind::Allocate, OpKind::Free, OpKind::AllocateNothing, OpKind::FreeNothing] {
+        let nothing = [OpKind::AllocateNothing, OpKind::FreeNothing];
+        for kind in [OpKind::Allocate, OpKind::Free, OpKind::AskAgain].into_iter().chain(nothing) {
             let op = Op {
                 bytes: u64::MAX - 7,
                 slot: 0x0102_0304,

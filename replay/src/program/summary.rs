@@ -23,6 +23,8 @@ pub struct LogSummary {
     pub largest_request_bytes: u64,
     /// `allocate failure` rows.
     pub failed_allocations: u64,
+    /// The requests in them: failures that a success of the same size, thread and stream follows are one.
+    pub failed_requests: u64,
     /// Frees of addresses that no earlier row allocated.
     pub unknown_frees: u64,
     /// The line of the first of them.
@@ -52,6 +54,11 @@ pub struct LogSummary {
 }
 
 impl LogSummary {
+    fn requests(&self) -> String {
+        let count = self.failed_requests;
+        format!("{count} request{}", if count == 1 { "" } else { "s" })
+    }
+
     /// What a reader of the figures should know of the log: one line of text each.
     pub fn notes(&self) -> Vec<String> {
         let at = |line: Option<u64>| line.map_or(String::new(), |line| format!(" (first at line {line})"));
@@ -80,7 +87,11 @@ impl LogSummary {
                 "blocks never freed in the log",
                 format!(" ({leaked}); each pass frees them at its end"),
             ),
-            (self.failed_allocations, "allocations that had failed already, left out", String::new()),
+            (
+                self.failed_allocations,
+                "allocations that failed when the log was written",
+                format!(" ({}); each stack was asked for them at their place", self.requests()),
+            ),
             (self.out_of_sequence, "rows out of sequence", "; replayed in the file's order".to_owned()),
             (devices, "devices in the log", "; all are replayed on one".to_owned()),
         ];

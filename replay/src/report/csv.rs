@@ -47,12 +47,20 @@ struct Row<'a> {
     failures_all_passes: Option<u64>,
     first_failure_line: Option<u64>,
     first_failure: Option<&'a str>,
+    asked_again: Option<u64>,
+    asked_again_served: Option<u64>,
+    /// Of the first that was not served
+    asked_again_missing_bytes: Option<u64>,
     misuses_all_passes: Option<u64>,
-    peak_reserved_bytes: Option<u64>,
-    reserved_over_live: Option<f64>,
+    peak_reserved_bytes_first: Option<u64>,
+    peak_reserved_bytes_last: Option<u64>,
+    reserved_over_live_first: Option<f64>,
+    reserved_over_live_last: Option<f64>,
     largest_free_block_bytes: Option<u64>,
     ns_per_op_first: Option<f64>,
     ns_per_op_best: Option<f64>,
+    own_ns_per_op_first: Option<f64>,
+    own_ns_per_op_best: Option<f64>,
     driver_calls_building: Option<u64>,
     driver_calls_first_pass: Option<u64>,
     driver_calls_best_pass: Option<u64>,
@@ -109,12 +117,21 @@ impl<'a> Row<'a> {
         self.failures_all_passes = Some(figures.failures_all_passes);
         self.first_failure_line = figures.first_failure.as_ref().map(|failure| failure.line);
         self.first_failure = figures.first_failure.as_ref().map(Failure::first_line);
+        if let Some(asked) = &figures.asked_again {
+            self.asked_again = Some(asked.requests);
+            self.asked_again_served = Some(asked.served);
+            self.asked_again_missing_bytes = asked.unserved.first().map(|unserved| unserved.missing_bytes);
+        }
         self.misuses_all_passes = Some(figures.misuses_all_passes);
-        self.peak_reserved_bytes = Some(figures.peak_reserved_bytes);
-        self.reserved_over_live = figures.reserved_over_live;
+        self.peak_reserved_bytes_first = Some(figures.peak_reserved_bytes_first);
+        self.peak_reserved_bytes_last = Some(figures.peak_reserved_bytes_last);
+        self.reserved_over_live_first = figures.reserved_over_live_first;
+        self.reserved_over_live_last = figures.reserved_over_live_last;
         self.largest_free_block_bytes = figures.largest_free_block_bytes;
-        self.ns_per_op_first = Some(figures.ns_per_op_first);
-        self.ns_per_op_best = Some(figures.ns_per_op_best);
+        self.ns_per_op_first = figures.ns_per_op_first;
+        self.ns_per_op_best = figures.ns_per_op_best;
+        self.own_ns_per_op_first = Some(figures.own_ns_per_op_first);
+        self.own_ns_per_op_best = Some(figures.own_ns_per_op_best);
         self.driver_calls_building = Some(figures.driver.calls_building);
         self.driver_calls_first_pass = Some(figures.driver.calls_first_pass);
         self.driver_calls_best_pass = Some(figures.driver.calls_best_pass);

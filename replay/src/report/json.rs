@@ -1,7 +1,7 @@
 //! JSON: one object for each log, each on a line of its own (for one log, plain JSON).
 //!
 //! ```text
-//! version                       1; grows when a field is renamed, removed or means something else
+//! version                       2; grows when a field is renamed, removed or means something else
 //! device                        spec, name, simulated, total_bytes, free_bytes
 //! log                           file, events, operations, streams, threads, peak_live_bytes,
 //!                               leaked_blocks, unknown_frees, skipped_rows, rest_missing, and more
@@ -14,12 +14,18 @@
 //!   failures_all_passes         the same, summed over the passes
 //!   first_failure               the first of them: line, error (may have several lines), report (what would
 //!                               have helped, as the stack says it: `OutOfMemoryReport`; null if it does not)
+//!   asked_again                 of requests that had failed when the log was written: requests, served,
+//!                               unserved[] (the first hundred: line, bytes, missing_bytes, error, report);
+//!                               null if the log has none
 //!   misuses_all_passes          deallocations that the stack refused, summed over the passes
-//!   peak_reserved_bytes         taken from the driver, the most in any pass
+//!   peak_reserved_bytes_first   taken from the driver, the most up to the end of the first pass
+//!   peak_reserved_bytes_last    the same in the last pass
 //!   peak_live_bytes             of the log
-//!   reserved_over_live          the ratio of these two; null if nothing is live
+//!   reserved_over_live_first, _last  the ratios of these; null if nothing is live
 //!   largest_free_block_bytes    after the last pass; null if the stack keeps no statistics
-//!   ns_per_op_first, _best      of the first and the best pass
+//!   ns_per_op_first, _best      of the first and the best pass: the stack's own time and the driver's; null
+//!                               where the driver's is not known
+//!   own_ns_per_op_first, _best  the stack's own time: outside of the driver, on this machine
 //!   driver                      calls_building, calls_first_pass, calls_best_pass, calls_all_passes (with
 //!                               building), failures (first pass), ns_first_pass, ns_best_pass (virtual if
 //!                               the device is simulated), unmeasured[] (kinds that these lack),

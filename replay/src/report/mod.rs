@@ -1,5 +1,6 @@
 //! Prints comparisons; one file per format.
 
+mod advice;
 pub mod csv;
 pub mod json;
 mod table;

@@ -1,34 +1,31 @@
-//! For people: a headline for the log, a table with a row for each stack, and what else should be known.
+//! For people: a headline for the log, a table with a row for each stack, what else should be known, and in
+//! the last line what to do.
 
 use std::io::{self, Write};
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use millpond_core::{LadderCounts, format_bytes};
 
-use super::Reporter;
+use super::{Reporter, advice};
 use crate::compare::{Comparison, StackFigures, StackReport, StackResult};
-
-const HEADER: [&str; 7] = [
-    "stack",
-    "peak\ntaken",
-    "taken\n/ live",
-    "ns/op\nbest",
-    "calls in\nfirst pass",
-    "calls in\nbest pass",
-    "failures",
-];
 
 const LEGEND: &str = "\
 peak taken: most bytes held from the driver at a time; taken / live: that / the log's peak live
-calls: of the driver; failures: allocations that failed in the first pass";
+ns/op: the stack's own time and the driver's; calls: of the driver; failures: allocations that failed";
+
+const ASKED_AGAIN_LEGEND: &str =
+    "failed then, served now: rows `allocate failure` of the log, asked for at their place";
 
 const DETAILS_HEADER: [&str; 5] =
-    ["stack", "largest\nfree", "ns/op\nfirst", "driver time\nfirst pass", "reuse in\nfirst pass*"];
+    ["stack", "largest\nfree", "own ns/op\nfirst pass", "driver time\nfirst pass", "reuse in\nfirst pass*"];
 
 const LADDER_NOTE: &str = "* own stream / ordered / completed / waited / grown / reclaimed / out of memory";
 
 /// Lines of calls are broken where they get longer.
 const LINE_WIDTH: usize = 100;
+
+/// Stacks whose times are less apart than this are equally fast.
+const NOISE: f64 = 1.1;
 
 type Ran<'a> = [(&'a StackReport, &'a StackFigures)];
 
@@ -53,8 +50,11 @@ impl<W: Write> Reporter for TableReporter<W> {
         writeln!(out, "{}", headline(comparison))?;
         let ran: Vec<(&StackReport, &StackFigures)> = comparison.stacks.iter().filter_map(figures).collect();
         if !ran.is_empty() {
-            writeln!(out, "{}\n\n{}\n{LEGEND}\n", how_replayed(comparison), table(&ran))?;
-            writeln!(out, "{}", details(&ran))?;
+            writeln!(out, "{}\n\n{}\n{LEGEND}", how_replayed(comparison), table(comparison, &ran))?;
+            if comparison.log.failed_requests > 0 {
+                writeln!(out, "{ASKED_AGAIN_LEGEND}")?;
+            }
+            writeln!(out, "\n{}", details(&ran))?;
             if ran.iter().any(|(_, figures)| figures.ladder.is_some()) {
                 writeln!(out, "{LADDER_NOTE}")?;
             }
@@ -64,11 +64,14 @@ impl<W: Write> Reporter for TableReporter<W> {
         if let Some(winners) = winners(&ran) {
             writeln!(out, "\n{winners}")?;
         }
+        if let Some(advice) = advice::of(comparison) {
+            writeln!(out, "\n{advice}")?;
+        }
         out.flush()
     }
 }
 
-fn figures(stack: &StackReport) -> Option<(&StackReport, &StackFigures)> {
+pub(super) fn figures(stack: &StackReport) -> Option<(&StackReport, &StackFigures)> {
     match &stack.result {
         StackResult::Ran(figures) => Some((stack, figures)),
         StackResult::Skipped { .. } | StackResult::Failed { .. } => None,
@@ -88,46 +91,85 @@ fn headline(comparison: &Comparison) -> String {
 }
 
 fn how_replayed(comparison: &Comparison) -> String {
-    let Comparison { device, thread_order, passes, .. } = comparison;
+    let Comparison { thread_order, passes, log, .. } = comparison;
     let order = match thread_order.as_str() {
+        "1" if log.threads > 1 => {
+            format!("on one thread (the log has {}: --threads as-logged)", log.threads)
+        }
         "1" => "on one thread".to_owned(),
         order => format!("threads {order}"),
     };
     let times = if *passes == 1 { "once".to_owned() } else { format!("{passes} times") };
-    let memory = format_bytes(device.total_bytes);
-    format!("replayed {times}, {order}, on {} ({}, {memory})", device.spec, device.name)
+    format!("replayed {times}, {order}, on {}", device(comparison))
 }
 
-fn table(ran: &Ran<'_>) -> Table {
+/// The device's text, name and size: each said once.
+fn device(comparison: &Comparison) -> String {
+    let (spec, size) = (&comparison.device.spec, format_bytes(comparison.device.total_bytes));
+    let name = comparison.device.name.replace(&format!(" with {size}"), "");
+    if spec.contains(&size) { format!("{spec} ({name})") } else { format!("{spec} ({name}, {size})") }
+}
+
+/// A column: its head, and what it shows of a stack.
+type Column = (&'static str, fn(&StackFigures) -> String);
+
+/// The columns of one pass.
+const ONCE: [Column; 5] = [
+    ("peak\ntaken", |figures| format_bytes(figures.peak_reserved_bytes_first)),
+    ("taken\n/ live", |figures| ratio(figures.reserved_over_live_first)),
+    ("ns/op", |figures| ns_per_op(figures.ns_per_op_first)),
+    ("driver\ncalls", |figures| thousands(figures.driver.calls_first_pass)),
+    ("failures", |figures| thousands(figures.failures)),
+];
+
+/// The columns of several passes.
+const REPEATED: [Column; 9] = [
+    ("peak taken\nfirst pass", |figures| format_bytes(figures.peak_reserved_bytes_first)),
+    ("/ live", |figures| ratio(figures.reserved_over_live_first)),
+    ("peak taken\nlast pass", |figures| format_bytes(figures.peak_reserved_bytes_last)),
+    ("/ live", |figures| ratio(figures.reserved_over_live_last)),
+    ("ns/op\nfirst", |figures| ns_per_op(figures.ns_per_op_first)),
+    ("ns/op\nbest", |figures| ns_per_op(figures.ns_per_op_best)),
+    ("calls in\nfirst pass", |figures| thousands(figures.driver.calls_first_pass)),
+    ("calls in\nbest pass", |figures| thousands(figures.driver.calls_best_pass)),
+    ("failures\nfirst pass", |figures| thousands(figures.failures)),
+];
+
+/// A column of logs in which requests failed.
+const ASKED_AGAIN: Column = ("failed then,\nserved now", |figures| {
+    figures.asked_again.as_ref().map_or("-".to_owned(), |asked| {
+        format!("{} of {}", thousands(asked.served), thousands(asked.requests))
+    })
+});
+
+fn table(comparison: &Comparison, ran: &Ran<'_>) -> Table {
+    let mut columns = if comparison.passes > 1 { REPEATED.to_vec() } else { ONCE.to_vec() };
+    if comparison.log.failed_requests > 0 {
+        columns.push(ASKED_AGAIN);
+    }
+    let header = std::iter::once("stack").chain(columns.iter().map(|(head, _)| *head)).collect();
     let rows = ran.iter().map(|(stack, figures)| {
-        [
-            stack.spec.clone(),
-            format_bytes(figures.peak_reserved_bytes),
-            figures.reserved_over_live.map_or("-".to_owned(), |ratio| format!("{ratio:.3}")),
-            format!("{:.0}", figures.ns_per_op_best),
-            thousands(figures.driver.calls_first_pass),
-            thousands(figures.driver.calls_best_pass),
-            thousands(figures.failures),
-        ]
+        let cells = columns.iter().map(|(_, cell)| cell(figures));
+        std::iter::once(stack.spec.clone()).chain(cells).collect()
     });
-    table_of(HEADER, rows)
+    table_of(header, rows)
 }
 
 fn details(ran: &Ran<'_>) -> Table {
     let rows = ran.iter().map(|(stack, figures)| {
         let is_measured = figures.driver.unmeasured.is_empty();
-        [
+        vec![
             stack.spec.clone(),
             figures.largest_free_block_bytes.map_or("-".to_owned(), format_bytes),
-            format!("{:.0}", figures.ns_per_op_first),
+            format!("{:.0}", figures.own_ns_per_op_first),
             if is_measured { nanoseconds(figures.driver.ns_first_pass) } else { "-".to_owned() },
             figures.ladder.map_or("-".to_owned(), ladder),
         ]
     });
-    table_of(DETAILS_HEADER, rows)
+    table_of(DETAILS_HEADER.to_vec(), rows)
 }
 
-fn table_of<const N: usize>(header: [&str; N], rows: impl Iterator<Item = [String; N]>) -> Table {
+fn table_of(header: Vec<&str>, rows: impl Iterator<Item = Vec<String>>) -> Table {
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(header);
@@ -183,7 +225,7 @@ fn write_notes(out: &mut impl Write, comparison: &Comparison, ran: &Ran<'_>) -> 
         notes.push(format!("when the log was written, a call took {ns:.0} ns"));
     }
     if comparison.device.simulated && !ran.is_empty() {
-        let note = "the device is simulated: ns/op is this machine's time, driver time is virtual";
+        let note = "the device is simulated: driver time is virtual, a stack's own is this machine's";
         notes.push(note.to_owned());
     }
     for StackReport { spec, result } in &comparison.stacks {
@@ -208,6 +250,12 @@ fn add_notes(notes: &mut Vec<String>, spec: &str, figures: &StackFigures) {
         let count = thousands(count);
         notes.push(format!("{spec}: failures: {count}{all}, the first at line {line}: {error}"));
     }
+    if let Some(asked) = &figures.asked_again
+        && let Some(first) = asked.unserved.first()
+    {
+        let failed = thousands(asked.requests - asked.served);
+        notes.push(format!("{spec}: failed again: {failed}, the first {}", first.in_words()));
+    }
     let unmeasured: Vec<&str> = figures.driver.unmeasured.iter().map(|kind| kind.name()).collect();
     if !unmeasured.is_empty() {
         let calls = unmeasured.join(", ");
@@ -219,28 +267,36 @@ fn add_notes(notes: &mut Vec<String>, spec: &str, figures: &StackFigures) {
     }
 }
 
-/// Which stacks took the least; all of those that share a first place. A stack that failed to serve the log
-/// does not count.
+/// Which stacks took the least; all of those that share a first place, times within noise. A stack that
+/// failed to serve the log does not count.
 fn winners(ran: &Ran<'_>) -> Option<String> {
     let served: Vec<_> = ran.iter().filter(|(_, figures)| figures.failures_all_passes == 0).collect();
     if ran.len() < 2 || served.is_empty() {
         return None;
     }
-    let least = |key: fn(&StackFigures) -> u64| {
-        let least = served.iter().map(|(_, figures)| key(figures)).min();
-        let names = served.iter().filter(|(_, figures)| Some(key(figures)) == least);
+    let names = |is_best: &dyn Fn(&StackFigures) -> bool| {
+        let names = served.iter().filter(|(_, figures)| is_best(figures));
         names.map(|(stack, _)| stack.spec.as_str()).collect::<Vec<_>>().join(", ")
     };
-    let smallest = served.iter().map(|(_, figures)| figures.peak_reserved_bytes).min().unwrap_or(0);
-    let ratio = served.iter().filter_map(|(_, figures)| figures.reserved_over_live).min_by(f64::total_cmp);
-    let ratio = ratio.map_or(format_bytes(smallest), |ratio| format!("{ratio:.3} × live"));
-    let fastest = served.iter().map(|(_, figures)| figures.ns_per_op_best).fold(f64::INFINITY, f64::min);
+    let smallest = served.iter().map(|(_, figures)| figures.peak_reserved_bytes_first).min().unwrap_or(0);
+    let least_memory = names(&|figures| figures.peak_reserved_bytes_first == smallest);
+    let over_live = served.iter().filter_map(|(_, figures)| figures.reserved_over_live_first);
+    let taken = over_live.min_by(f64::total_cmp).map(|ratio| format!("{ratio:.3} × live"));
+    let taken = taken.unwrap_or_else(|| format_bytes(smallest));
     let only = if served.len() < ran.len() { "among the stacks without failures, " } else { "" };
-    Some(format!(
-        "{only}least memory: {} ({ratio}); least time: {} ({fastest:.0} ns/op)",
-        least(|figures| figures.peak_reserved_bytes),
-        least(|figures| figures.ns_per_op_best.round() as u64),
-    ))
+    let memory = format!("{only}least memory: {least_memory} ({taken})");
+    let fastest = served.iter().filter_map(|(_, figures)| figures.ns_per_op_best).min_by(f64::total_cmp);
+    let Some(fastest) = fastest else { return Some(memory) };
+    let least_time = names(&|figures| figures.ns_per_op_best.is_some_and(|ns| ns <= fastest * NOISE));
+    Some(format!("{memory}; least time: {least_time} ({fastest:.0} ns/op)"))
+}
+
+fn ratio(ratio: Option<f64>) -> String {
+    ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.3}"))
+}
+
+fn ns_per_op(ns: Option<f64>) -> String {
+    ns.map_or("-".to_owned(), |ns| format!("{ns:.0}"))
 }
 
 fn counted(count: u64, noun: &str) -> String {
@@ -253,7 +309,7 @@ fn ladder(counts: LadderCounts) -> String {
 }
 
 /// `1234567` as `1,234,567`.
-fn thousands(number: u64) -> String {
+pub(super) fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {

@@ -3,8 +3,8 @@
 use std::io;
 use std::process::ExitCode;
 
-use millpond_replay::bench::{Report, Status};
-use millpond_replay::compare::{StackReport, StackResult};
+use crate::bench::{Report, Status};
+use crate::compare::{StackReport, StackResult};
 
 /// The exit status, mildest first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -20,7 +20,7 @@ pub(crate) enum Verdict {
 /// What ends the program, or one log, early.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    Replay(millpond_replay::Error),
+    Replay(crate::Error),
     Output(io::Error),
 }
 
@@ -42,14 +42,24 @@ impl Verdict {
         }
     }
 
-    pub(crate) fn of_stacks(stacks: &[StackReport]) -> Self {
+    /// A failed row counts where the user named the stacks; of the standard line-up, one stack that serves
+    /// the log is enough.
+    pub(crate) fn of_stacks(stacks: &[StackReport], named: bool) -> Self {
+        let ran = || {
+            stacks.iter().filter_map(|stack| match &stack.result {
+                StackResult::Ran(figures) => Some(figures),
+                StackResult::Skipped { .. } | StackResult::Failed { .. } => None,
+            })
+        };
+        let rows_count = named || ran().all(|figures| figures.failed_a_row());
         let verdict = |stack: &StackReport| match &stack.result {
             StackResult::Ran(figures)
-                if figures.failures_all_passes == 0 && figures.misuses_all_passes == 0 =>
+                if figures.misuses_all_passes > 0 || (rows_count && figures.failed_a_row()) =>
             {
-                Self::Fine
+                Self::StackFailed
             }
-            StackResult::Ran(_) | StackResult::Failed { is_bad_input: false, .. } => Self::StackFailed,
+            StackResult::Ran(_) => Self::Fine,
+            StackResult::Failed { is_bad_input: false, .. } => Self::StackFailed,
             StackResult::Failed { is_bad_input: true, .. } => Self::BadInput,
             StackResult::Skipped { .. } => Self::Fine,
         };
@@ -74,8 +84,8 @@ impl From<Verdict> for ExitCode {
     }
 }
 
-impl From<millpond_replay::Error> for Failure {
-    fn from(error: millpond_replay::Error) -> Self {
+impl From<crate::Error> for Failure {
+    fn from(error: crate::Error) -> Self {
         Self::Replay(error)
     }
 }

@@ -1,9 +1,9 @@
 //! The command line of `bench`.
 
+use crate::bench::{Format, Settings, Workload};
 use clap::{Args, ValueEnum};
 use millpond_core::stack::StackSpec;
 use millpond_driver::DeviceSpec;
-use millpond_replay::bench::{Format, Settings, Workload};
 
 /// Measures what allocations cost on neutral workloads, with mimalloc beside the stacks
 ///
@@ -97,8 +97,8 @@ fn thread_count(text: &str) -> Result<usize, String> {
 mod tests {
     use clap::Parser;
 
+    use super::super::args::{Cli, Command};
     use super::*;
-    use crate::cli::{Cli, Command};
 
     fn parse(line: &str) -> Result<BenchArgs, String> {
         let words = ["millpond-replay", "bench"].into_iter().chain(line.split_whitespace());

@@ -2,15 +2,15 @@
 
 use std::path::PathBuf;
 
+use crate::engine::{Options, Threads};
+use crate::program::Limits;
+use crate::progress::Progress;
+use crate::report::Format;
 use clap::{Parser, Subcommand, ValueEnum};
 use millpond_core::stack::StackSpec;
 use millpond_driver::DeviceSpec;
-use millpond_replay::engine::{Options, Threads};
-use millpond_replay::program::Limits;
-use millpond_replay::progress::Progress;
-use millpond_replay::report::Format;
 
-use crate::bench_cli::BenchArgs;
+use super::bench::BenchArgs;
 
 /// Replays allocation logs through stacks of GPU memory resources, and compares the stacks.
 ///
@@ -55,8 +55,8 @@ pub(crate) struct Cli {
     #[arg(long, short = 't', value_enum, default_value_t, value_name = "ORDER")]
     pub(crate) threads: ThreadsArg,
 
-    /// How often each stack replays a log; the first and the best pass are reported
-    #[arg(long, short = 'n', value_name = "N", default_value_t = 5,
+    /// How often each stack replays a log; of several passes, the first, the last and the best are reported
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) repeat: u32,
 
@@ -89,7 +89,7 @@ Examples:
       the standard line-up, on the GPU if there is one
   millpond-replay app.csv --stack cuda+pool --stack cuda+pool:max=20GiB+binning --device sim:24GiB
       would the job fit a card of 24 GiB?
-  millpond-replay logs/*.csv.zst --format json | jq -r '.stacks[] | [.spec, .reserved_over_live] | @tsv'
+  millpond-replay logs/*.csv.zst --format json | jq -r '.stacks[] | [.spec, .reserved_over_live_first] | @tsv'
       one JSON object for each log, on a line of its own; the fields are explained at
       millpond_replay::report in the library's documentation
   millpond-replay bench --quick
@@ -98,14 +98,17 @@ Examples:
       a log whose name is that of a command
 
 Figures:
-  peak taken    the most bytes that a stack held from the driver at one time
+  peak taken    the most bytes that a stack held from the driver at one time; with --repeat, in the first
+                pass (the stack grows) and in the last one
   taken / live  that, divided by the most bytes that the log had live at one time; 1 is ideal
-  calls         of the driver, in the first pass (the stack grows) and in the fastest one
-  ns/op         time per operation of the log; on a simulated device that of this machine
+  ns/op         time per operation of the log: the stack's own, and the driver's, which is virtual on a
+                simulated device; with --repeat, in the first pass and in the fastest one
+  calls         of the driver, in the same passes
+  failures      allocations that failed; `failed then, served now` is about rows `allocate failure`
 
 Exit status:
-  0  every stack replayed every log without a failed allocation
-  1  a stack could not be built, or an allocation failed
+  0  the stacks named by --stack served every row, or of the standard line-up at least one did
+  1  they did not, or a stack could not be built; a row that failed when the log was written counts, too
   2  a log, a stack's text, the device or the command line is wrong, or a stack would overwrite a log
 
 Environment:
@@ -137,11 +140,11 @@ impl From<FormatArg> for Format {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, ValueEnum)]
 pub(crate) enum ThreadsArg {
     /// A thread for each of the log's, one at a time, strictly in the log's order
-    #[default]
     AsLogged,
     /// A thread for each of the log's, all at once; a block is only freed after its allocation
     Free,
     /// One thread, in the log's order
+    #[default]
     #[value(name = "1")]
     One,
 }
@@ -173,7 +176,7 @@ impl Cli {
 
     /// How they are replayed.
     pub(crate) fn options(&self) -> Options {
-        Options { threads: self.threads.into(), passes: self.repeat }
+        Options { threads: self.threads.into(), passes: self.repeat, ask_again: false }
     }
 }
 
@@ -218,8 +221,8 @@ mod tests {
     #[test]
     fn threads_and_repeat() {
         let options = parse("a").unwrap().options();
-        assert_eq!((options.threads, options.passes), (Threads::AsLogged, 5));
-        assert_eq!(parse("a --threads 1").unwrap().options().threads, Threads::One);
+        assert_eq!((options.threads, options.passes), (Threads::One, 1));
+        assert_eq!(parse("a --threads as-logged").unwrap().options().threads, Threads::AsLogged);
         assert_eq!(parse("a --threads free").unwrap().options().threads, Threads::Free);
         assert_eq!(parse("a --repeat 2").unwrap().options().passes, 2);
         assert!(parse("a --repeat 0").is_err());

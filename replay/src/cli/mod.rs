@@ -1,0 +1,170 @@
+//! The command line of `millpond-replay`, for programs that have layers of their own.
+//!
+//! A program that adds its layers to [`compare::layers`] has the whole command line for its stacks, with
+//! reports, exit status and help:
+//!
+//! ```no_run
+//! use std::process::ExitCode;
+//!
+//! use millpond_core::Layer;
+//! use millpond_core::stack::{LayerEntry, LayerKind};
+//! use millpond_replay::{cli, compare};
+//! use millpond_resources::PoolLayer;
+//!
+//! const OWN_POOL: LayerEntry = LayerEntry {
+//!     name: "own_pool",
+//!     about: "the pool of this program",
+//!     params: &[],
+//!     kind: LayerKind::Layer(|_, upstream| Ok(std::sync::Arc::new(PoolLayer::new().layer(upstream)?))),
+//! };
+//!
+//! fn main() -> ExitCode {
+//!     cli::main(&compare::layers().with([OWN_POOL])) // knows `--stack cuda+own_pool`
+//! }
+//! ```
+
+mod args;
+mod bench;
+mod overwrite;
+mod verdict;
+
+use std::ffi::OsString;
+use std::io::{self, IsTerminal, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use crate::bench as workloads;
+use crate::compare::{self, Settings};
+use crate::log::{self, LogReader};
+use crate::program::Program;
+use crate::progress::Progress;
+use crate::report::Format;
+use clap::Parser;
+use millpond_core::Error;
+use millpond_core::stack::{LayerTable, Params, StackSpec};
+use millpond_driver::DeviceSpec;
+use tracing_subscriber::EnvFilter;
+
+use args::{Cli, Command};
+use bench::BenchArgs;
+use verdict::{Failure, Verdict};
+
+/// Does what the process's arguments say, with stacks made of the layers of `table`. Prints results to the
+/// standard output, and diagnostics, as `MILLPOND_LOG` says, to the standard error.
+///
+/// Ends the process where the arguments ask for help or are wrong.
+pub fn main(table: &LayerTable) -> ExitCode {
+    let out = io::stdout().lock();
+    let cli = Cli::parse();
+    let result = show_diagnostics().and_then(|()| dispatch(&cli, table, out));
+    Verdict::of(result).into()
+}
+
+/// Does what `arguments` say, the first of which is the program's name, and prints results to `out`. Errors
+/// go to the standard error. Diagnostics are the caller's business: they go to its `tracing` subscriber.
+///
+/// # Errors
+/// What help and wrong arguments print; nothing was done.
+pub fn run(
+    arguments: impl IntoIterator<Item = OsString>,
+    table: &LayerTable,
+    out: impl Write,
+) -> Result<ExitCode, String> {
+    let cli = Cli::try_parse_from(arguments).map_err(|error| error.to_string())?;
+    Ok(Verdict::of(dispatch(&cli, table, out)).into())
+}
+
+fn dispatch(cli: &Cli, table: &LayerTable, out: impl Write) -> Result<Verdict, Failure> {
+    match &cli.command {
+        Some(Command::Bench(args)) => bench(args, table, out),
+        None => replay(cli, table, out),
+    }
+}
+
+/// The whole story: read each log, replay it through each stack, print the figures.
+fn replay(cli: &Cli, table: &LayerTable, mut out: impl Write) -> Result<Verdict, Failure> {
+    if cli.list_layers {
+        list_layers(table, &mut out)?;
+        return Ok(Verdict::Fine);
+    }
+    let settings = settings(cli, table)?;
+    let progress = cli.progress();
+    let mut reporter = Format::from(cli.format).reporter(out);
+    let mut verdict = Verdict::Fine;
+    for path in &cli.logs {
+        let comparison = read(path, cli, progress)
+            .and_then(|program| compare::compare(&program, &settings, table, &progress));
+        match comparison {
+            Ok(comparison) => {
+                verdict = verdict.max(Verdict::of_stacks(&comparison.stacks, !cli.stacks.is_empty()));
+                reporter.report(&comparison)?;
+            }
+            // The other logs are not lost.
+            Err(error) => verdict = verdict.max(Verdict::of(Err(error.into()))),
+        }
+    }
+    Ok(verdict)
+}
+
+/// Runs the workloads on each stack and prints what steps take.
+fn bench(args: &BenchArgs, table: &LayerTable, out: impl Write) -> Result<Verdict, Failure> {
+    check(&args.stacks, table)?;
+    let bar = Progress::new(args.progress).waiting();
+    let report = workloads::bench(&args.settings(), table, &mut |case| bar.set_message(case.to_owned()))?;
+    bar.finish_and_clear();
+    workloads::print(&report, args.format.into(), out)?;
+    Ok(Verdict::of_bench(&report))
+}
+
+/// A layer or parameter that does not exist is said before anything is measured.
+fn check(stacks: &[StackSpec], table: &LayerTable) -> Result<(), Failure> {
+    for layer in stacks.iter().flat_map(StackSpec::layers) {
+        Params::new(table.get(&layer.name)?, &layer.params)?;
+    }
+    Ok(())
+}
+
+fn settings(cli: &Cli, table: &LayerTable) -> Result<Settings, Failure> {
+    check(&cli.stacks, table)?;
+    overwrite::refuse(&cli.logs, &cli.stacks)?;
+    let device = cli.device.unwrap_or_else(DeviceSpec::default_device);
+    device.open()?; // a device that is not there is said before logs are read
+    Ok(Settings { device, stacks: cli.stacks.clone(), options: cli.options() })
+}
+
+fn read(path: &Path, cli: &Cli, progress: Progress) -> crate::Result<Program> {
+    if path == Path::new("-") {
+        let reader = LogReader::from_reader("standard input", io::stdin())?;
+        return Program::read(reader, cli.limits());
+    }
+    let name = path.display().to_string();
+    let file = log::open_file(path)?;
+    let bar = progress.reading(&name, file.metadata().map_or(0, |data| data.len()));
+    let program = Program::read(LogReader::from_reader(name, bar.wrap_read(file))?, cli.limits());
+    bar.finish_and_clear();
+    program
+}
+
+fn list_layers(table: &LayerTable, out: &mut impl Write) -> io::Result<()> {
+    for layer in table.entries() {
+        writeln!(out, "{:<14}{}", layer.name, layer.about)?;
+        for (name, about) in layer.params {
+            writeln!(out, "    {name:<14}{about}")?;
+        }
+    }
+    Ok(())
+}
+
+/// Diagnostics go to the standard error, as `MILLPOND_LOG` says.
+fn show_diagnostics() -> Result<(), Failure> {
+    let text = std::env::var_os("MILLPOND_LOG").filter(|text| !text.is_empty()).unwrap_or("error".into());
+    let text = text.to_string_lossy();
+    let filter = EnvFilter::try_new(&text).map_err(|error| {
+        let advice = "write for example MILLPOND_LOG=debug or MILLPOND_LOG=millpond=trace";
+        Error::invalid_argument(format!("MILLPOND_LOG=`{text}`: {error}; {advice}"))
+    })?;
+    let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let ansi = io::stderr().is_terminal() && !plain;
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(ansi).init();
+    Ok(())
+}

@@ -1,0 +1,42 @@
+use rustc_hash::FxHashMap;
+
+/// The requests that failed when the log was written.
+///
+/// A program that gets no memory often frees something and asks again. So failures that a success of the same
+/// size, thread and stream follows are one request, at the place of the first of them.
+#[derive(Debug, Default)]
+pub(super) struct FailedRequests {
+    /// By lane and size: the failures since the last success, by number, in the log's order.
+    open: FxHashMap<(u32, u64), Vec<u32>>,
+    retries: Vec<bool>,
+}
+
+impl FailedRequests {
+    /// A request failed: its number.
+    pub(super) fn failed(&mut self, lane: u32, bytes: u64) -> u32 {
+        let number = u32::try_from(self.retries.len()).unwrap_or(u32::MAX);
+        self.retries.push(false);
+        self.open.entry((lane, bytes)).or_default().push(number);
+        number
+    }
+
+    /// A request succeeded, which ends the failures of its like.
+    #[inline]
+    pub(super) fn succeeded(&mut self, lane: u32, bytes: u64) {
+        if !self.open.is_empty()
+            && let Some(failures) = self.open.remove(&(lane, bytes))
+        {
+            failures.iter().skip(1).for_each(|number| self.retries[*number as usize] = true);
+        }
+    }
+
+    /// How many requests there are: failures, without those that are retries of an earlier one.
+    pub(super) fn count(&self) -> u64 {
+        self.retries.iter().filter(|is_retry| !**is_retry).count() as u64
+    }
+
+    /// Whether each failure is a retry of an earlier one, by number.
+    pub(super) fn into_retries(self) -> Vec<bool> {
+        self.retries
+    }
+}

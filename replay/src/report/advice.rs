@@ -1,0 +1,123 @@
+//! What to do after a replay: one sentence for a reader who sees such a table for the first time.
+//!
+//! The advice rests on what a simulated device and a GPU agree in, bytes taken and driver calls, and not on
+//! times: those of a simulated device are a model's, and small differences are noise anywhere.
+
+use millpond_core::{ByteSize, format_bytes};
+
+use super::table::{figures, thousands};
+use crate::compare::{Comparison, StackFigures};
+
+/// A stack spares driver calls if it makes fewer than one for so many operations of the log.
+const OPERATIONS_A_CALL: u64 = 2;
+
+/// Peaks that are less apart than this are equal: then the simpler stack is better.
+const SAME_PEAK: f64 = 1.02;
+
+/// A shorter log says little: a pool has yet to find its size.
+const SHORT_LOG: u64 = 1000;
+
+/// Simulated devices have at most so many bytes.
+const LARGEST_DEVICE: u64 = 16 << 40;
+
+type Ran<'a> = (&'a str, &'a StackFigures);
+
+/// One thing to do, in one line; none if no stack ran.
+pub(super) fn of(comparison: &Comparison) -> Option<String> {
+    let ran = comparison.stacks.iter().filter_map(figures);
+    let ran: Vec<Ran<'_>> = ran.map(|(stack, figures)| (stack.spec.as_str(), figures)).collect();
+    let served: Vec<Ran<'_>> = ran.iter().copied().filter(|(_, f)| f.failures_all_passes == 0).collect();
+    let most_served_again = served.iter().map(|(_, figures)| served_again(figures)).max();
+    let best: Vec<Ran<'_>> =
+        served.into_iter().filter(|(_, figures)| Some(served_again(figures)) == most_served_again).collect();
+    let sparing: Vec<Ran<'_>> = best.iter().copied().filter(|(_, figures)| spares(figures)).collect();
+    let to_do = if ran.is_empty() {
+        return None;
+    } else if best.is_empty() {
+        larger_device(comparison, &ran)
+    } else if let Some((spec, figures)) = smallest(&sparing) {
+        use_stack(comparison, spec, figures, plain(&ran))
+    } else if comparison.log.operations < SHORT_LOG {
+        let count = thousands(comparison.log.operations);
+        format!("record a longer log: this one has {count} operations, too few to tell stacks apart")
+    } else {
+        let (spec, figures) = smallest(&best)?;
+        let taken = format_bytes(peak(figures));
+        format!(
+            "stay with `{spec}`, which took {taken}: no stack here spared this log half of its driver calls"
+        )
+    };
+    Some(format!("what to do: {to_do}."))
+}
+
+fn use_stack(comparison: &Comparison, spec: &str, figures: &StackFigures, plain: Option<Ran<'_>>) -> String {
+    let calls = thousands(figures.driver.calls_first_pass);
+    let calls = match plain {
+        Some((plain, other)) if plain != spec => {
+            format!("{calls} driver calls where `{plain}` made {}", thousands(other.driver.calls_first_pass))
+        }
+        _ => format!("{calls} driver calls for {} operations", thousands(figures.operations)),
+    };
+    let again = figures.asked_again.as_ref().map_or(String::new(), |asked| {
+        let (served, requests) = (thousands(asked.served), thousands(asked.requests));
+        format!(", and served {served} of {requests} requests that failed when the log was written")
+    });
+    format!(
+        "build the program's resource from the text `{spec}` (in Rust: \
+         `\"{spec}\".parse::<StackSpec>()?.build(&millpond::layers(), &device)?`): on {} it served this log \
+         with {} for {} live, and {calls}{again}",
+        comparison.device.spec,
+        format_bytes(peak(figures)),
+        format_bytes(figures.peak_live_bytes),
+    )
+}
+
+/// No stack served the log: the closest one, and where it would be served.
+fn larger_device(comparison: &Comparison, ran: &[Ran<'_>]) -> String {
+    let log = &comparison.log;
+    if log.peak_live_bytes > LARGEST_DEVICE {
+        let largest = format_bytes(log.largest_request_bytes);
+        return format!("look at the log: it asks for {largest} at once, more than any device has");
+    }
+    let needed = log.peak_live_bytes.saturating_mul(2).max(comparison.device.total_bytes);
+    let size = needed.checked_next_power_of_two().unwrap_or(LARGEST_DEVICE).min(LARGEST_DEVICE);
+    let closest = ran.iter().min_by_key(|(_, figures)| figures.failures);
+    let closest = closest.map_or(String::new(), |(spec, figures)| {
+        let short = figures.first_failure.as_ref().and_then(|failure| {
+            let short = failure.report.as_ref()?.short_bytes?;
+            Some(format!(", first at line {}, {} short", failure.line, format_bytes(short)))
+        });
+        let failures = thousands(figures.failures);
+        format!("; `{spec}` came closest, with {failures} failed allocations{}", short.unwrap_or_default())
+    });
+    format!(
+        "replay the log with `--device sim:{}` to see what it needs: no stack served it on {}{closest}",
+        ByteSize::Bytes(size),
+        comparison.device.spec,
+    )
+}
+
+/// The most bytes in the first and in the last pass.
+fn peak(figures: &StackFigures) -> u64 {
+    figures.peak_reserved_bytes_first.max(figures.peak_reserved_bytes_last)
+}
+
+fn spares(figures: &StackFigures) -> bool {
+    figures.driver.calls_first_pass.saturating_mul(OPERATIONS_A_CALL) < figures.operations
+}
+
+fn served_again(figures: &StackFigures) -> u64 {
+    figures.asked_again.as_ref().map_or(0, |asked| asked.served)
+}
+
+/// The one with the least memory; of several with nearly as little, the one with the fewest layers.
+fn smallest<'a>(stacks: &[Ran<'a>]) -> Option<Ran<'a>> {
+    let least = stacks.iter().map(|(_, figures)| peak(figures)).min()?;
+    let near = stacks.iter().filter(|(_, figures)| peak(figures) as f64 <= least as f64 * SAME_PEAK);
+    near.min_by_key(|(spec, figures)| (spec.matches('+').count(), peak(figures))).copied()
+}
+
+/// The stack that asks the driver for each request.
+fn plain<'a>(ran: &[Ran<'a>]) -> Option<Ran<'a>> {
+    ran.iter().find(|(spec, _)| *spec == "cuda").copied()
+}

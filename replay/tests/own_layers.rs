@@ -1,0 +1,66 @@
+//! The library as a program with layers of its own calls it: the whole command line, over its own table.
+
+mod support;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use millpond_core::Layer;
+use millpond_core::stack::{LayerEntry, LayerKind, LayerTable};
+use millpond_replay::{cli, compare};
+use millpond_resources::PoolLayer;
+use serde_json::Value;
+use support::{Folder, rows};
+
+static BUILT: AtomicU32 = AtomicU32::new(0);
+
+const OWN: LayerEntry = LayerEntry {
+    name: "own_pool",
+    about: "the pool of this test",
+    params: &[],
+    kind: LayerKind::Layer(|_, upstream| {
+        BUILT.fetch_add(1, Ordering::Relaxed);
+        Ok(Arc::new(PoolLayer::new().layer(upstream)?))
+    }),
+};
+
+fn run(table: &LayerTable, arguments: &[&str]) -> Result<(ExitCode, String), String> {
+    let words = std::iter::once("own").chain(arguments.iter().copied()).map(OsString::from);
+    let mut out = Vec::new();
+    let status = cli::run(words, table, &mut out)?;
+    Ok((status, String::from_utf8(out).unwrap()))
+}
+
+/// `ExitCode` has no equality.
+fn is(status: ExitCode, number: u8) -> bool {
+    format!("{status:?}") == format!("{:?}", ExitCode::from(number))
+}
+
+#[test]
+fn issue_9_the_command_line_replays_through_layers_of_the_callers_own() {
+    let folder = Folder::new();
+    let log = folder.log(&rows(2, 400));
+    let log = log.to_str().unwrap();
+    let table = compare::layers().with([OWN]);
+    let flags = [log, "--stack", "cuda+own_pool", "--device", "sim:h200", "--format", "json"];
+    let (status, out) = run(&table, &flags).unwrap();
+    assert!(is(status, 0), "{out}");
+    assert_eq!(BUILT.load(Ordering::Relaxed), 1);
+    let report: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(report["stacks"][0]["spec"], "cuda+own_pool");
+    assert_eq!(report["stacks"][0]["failures"], 0);
+
+    let (status, listed) = run(&table, &["--list-layers"]).unwrap();
+    assert!(is(status, 0) && listed.contains("the pool of this test"), "{listed}");
+    let (status, _) = run(&compare::layers(), &flags).unwrap();
+    assert!(is(status, 2), "millpond alone has no such layer");
+}
+
+#[test]
+fn issue_9_wrong_arguments_do_not_end_the_callers_process() {
+    let error = run(&compare::layers(), &["--no-such-flag"]).unwrap_err();
+    assert!(error.contains("--no-such-flag"), "{error}");
+    assert!(run(&compare::layers(), &["--help"]).unwrap_err().contains("Exit status:"));
+}
