@@ -1,7 +1,62 @@
-#![doc = include_str!("../README.md")]
+//! Memory resources for GPUs that compose and keep stream order: the model of RMM, RAPIDS' memory manager, in
+//! Rust.
+//!
+//! A *resource* hands out device memory in the order of a stream and takes it back in the order of a stream.
+//! Resources stand on each other: a pool over plain CUDA memory, statistics over the pool. Such a *stack* is
+//! built in Rust or from text, and behaves as one resource. Everything runs on the simulated device, too, so
+//! that no GPU is needed to try it or to test a program.
+//!
+//! ```
+//! use millpond::adaptors::StatisticsLayer;
+//! use millpond::driver::DeviceSpec;
+//! use millpond::resources::{CudaMemoryResource, PoolLayer};
+//! use millpond::{DeviceMemoryResourceExt, Result, StreamRef};
+//!
+//! fn main() -> Result<()> {
+//!     let device = DeviceSpec::default_device().open()?; // the GPU, or a simulated H200
+//!     let stack = CudaMemoryResource::new(device)
+//!         .layer(PoolLayer::new().initial_bytes(64 << 20))?
+//!         .layer(StatisticsLayer::new())?;
+//!
+//!     let block = stack.allocate_bytes(1000, StreamRef::LEGACY)?;
+//!     // SAFETY: the block came from this stack with this size, once, and nothing uses it.
+//!     unsafe { stack.deallocate_bytes(block, 1000, StreamRef::LEGACY) };
+//!     assert_eq!(stack.to_string(), "cuda+pool:initial=64MiB+statistics");
+//!     Ok(())
+//! }
+//! ```
 //!
 //! # Where things are
-//! Everything here is re-exported from the crates of the workspace; this crate has no logic of its own.
+//! This crate re-exports what the crates of the workspace have, and has no logic of its own.
+//!
+//! | here | what it is |
+//! |---|---|
+//! | [`DeviceMemoryResource`] | the trait: its documentation is the contract between resource and caller |
+//! | [`resources`] | `cuda`, `managed`, `pool`, `fixed_size`, `binning`; each device's default |
+//! | [`adaptors`] | `logging`, `statistics`, `limiting`, `tracking`, `thread_safe` |
+//! | [`containers`] | buffers that give their memory back, owned streams and events |
+//! | [`driver`] | CUDA, loaded at run time, and the simulated device |
+//! | [`stack`] | a stack as text (`cuda+pool:max=50%+statistics`) and back |
+//! | [`plugin`] | the memory-manager interface of NBEP 7, Numba's |
+//! | [`Error`] | one error for everything; where memory is out it says what would have helped |
+//!
+//! # Features
+//! | feature | by default | what it adds |
+//! |---|---|---|
+//! | `cudarc` | yes | streams, buffers and launches beside cudarc: [`driver::cuda`], [`containers`] |
+//! | `cuda-12000` to `cuda-13040` | no | the version of CUDA whose bindings cudarc compiles: at most one |
+//! | `logging` | yes | the adaptor `logging`, which writes allocation logs as RMM does |
+//! | `serde` | no | reports, statistics and counts can be written and read with serde |
+//!
+//! Nothing here depends on the version of CUDA. Beside a crate that has chosen one for cudarc, millpond takes
+//! that one, with its default features or without; where no crate chooses, cudarc asks `nvcc`, and takes its
+//! newest version if there is no `nvcc`. Without the feature `cudarc` no part of cudarc is compiled: streams
+//! pass as raw handles, by [`Driver::stream_ref`].
+//!
+//! # Platforms
+//! Linux, macOS and Windows build it. CUDA is looked for at run time, on Linux and Windows; it was tested on
+//! Linux, on x86-64. Where there is none, everything runs on the simulated device.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub use millpond_adaptors as adaptors;
 pub use millpond_containers as containers;
@@ -16,3 +71,8 @@ pub use millpond_core::*;
 pub fn layers() -> stack::LayerTable {
     stack::LayerTable::new(resources::LAYERS.iter().copied()).with(adaptors::LAYERS.iter().copied())
 }
+
+/// The README's programs are run as tests; its links are for the repository, not for this page.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -357,13 +357,63 @@ fn manifests_inherit() {
 }
 
 fn own_settings(manifest: &File) -> Vec<String> {
-    ["version", "edition", "rust-version", "license"]
+    let name = manifest.text.lines().find_map(|line| line.strip_prefix("name = ")).unwrap_or_default();
+    let page = format!("documentation = \"https://docs.rs/{}\"", name.trim_matches('"'));
+    ["version", "edition", "rust-version", "license", "repository"]
         .map(|key| format!("{key}.workspace = true"))
         .into_iter()
-        .chain(["[lints]\nworkspace = true".to_owned()])
+        .chain(["[lints]\nworkspace = true", "readme = \"README.md\"", &page].map(str::to_owned))
         .filter(|setting| !manifest.text.contains(setting.as_str()))
         .map(|setting| format!("{}: write `{setting}`", manifest.path))
         .collect()
+}
+
+/// Features that stand for a version of CUDA are told of together.
+#[test]
+fn features_are_documented() {
+    let pages = |member: &str| (format!("{member}Cargo.toml"), format!("{member}README.md"));
+    let members = members()
+        .into_iter()
+        .map(|member| pages(&format!("{member}/")))
+        .chain([pages(""), ("Cargo.toml".to_owned(), "src/lib.rs".to_owned())]);
+    none(members.flat_map(|(manifest, page)| untold_features(&file(&manifest), &file(&page))).collect());
+}
+
+fn untold_features(manifest: &File, page: &File) -> Vec<String> {
+    let features = manifest.text.split_once("\n[features]\n").map_or("", |(_, after)| after);
+    let features = features.split("\n[").next().unwrap_or_default().lines();
+    features
+        .filter_map(|line| Some(line.split_once(" = [")?.0))
+        .filter(|name| *name != "default" && !name.starts_with("cuda-"))
+        .filter(|name| !page.text.contains(&format!("| `{name}` |")))
+        .map(|name| format!("{}: the feature `{name}` of {} is not told of", page.path, manifest.path))
+        .collect()
+}
+
+/// docs.rs has the sources, but no other file of the repository.
+#[test]
+fn links_of_the_documentation_live_anywhere() {
+    none(files().iter().filter(|file| file.is("rs")).flat_map(links_to_files).collect());
+}
+
+fn links_to_files(file: &File) -> Vec<String> {
+    let mut problems = Vec::new();
+    let mut before = "";
+    for (index, line) in file.text.lines().enumerate() {
+        let text = line.trim_start();
+        let mut problem = |what: &str| problems.push(format!("{}:{}: {what}", file.path, index + 1));
+        let doc = ["//!", "///"].iter().find_map(|start| text.strip_prefix(start));
+        for (_, target) in markdown::links(doc.unwrap_or_default().trim_start()) {
+            if !target.contains("://") && (target.contains(".md") || target.contains('/')) {
+                problem(&format!("docs.rs has no {target}"));
+            }
+        }
+        if text.contains(concat!("doc = ", "include_str!")) && before != "#[cfg(doctest)]" {
+            problem("a file's links need not live on docs.rs; write what the page says here");
+        }
+        before = text;
+    }
+    problems
 }
 
 /// Each rule finds what it is there for.

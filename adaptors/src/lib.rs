@@ -3,7 +3,7 @@
 //! | adaptor | in text | what it adds |
 //! |---|---|---|
 //! | [`LimitingResourceAdaptor`] | `limiting` | a limit on the bytes that are handed out |
-//! | [`LoggingResourceAdaptor`] | `logging` | a CSV row for every call, as RMM writes it |
+//! | [`LoggingResourceAdaptor`] | `logging` | a CSV row for every call, as RMM writes it; feature `logging` |
 //! | [`StatisticsResourceAdaptor`] | `statistics` | current, peak and total of bytes and allocations |
 //! | [`ThreadSafeResourceAdaptor`] | `thread_safe` | a lock, so that threads may share the resource |
 //! | [`TrackingResourceAdaptor`] | `tracking` | every outstanding allocation; refuses others, reports leaks |
@@ -11,8 +11,10 @@
 //! Every adaptor has a folder with the same files: `mod.rs` holds the adaptor, `layer.rs` its layer and what
 //! text can say about it, `tests.rs` its tests. [`LAYERS`] lists them for
 //! [`StackSpec`](millpond_core::stack::StackSpec).
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod limiting;
+#[cfg(feature = "logging")]
 pub mod logging;
 #[cfg(test)]
 mod probe;
@@ -24,6 +26,7 @@ pub mod tracking;
 use millpond_core::stack::LayerEntry;
 
 pub use limiting::{LimitingLayer, LimitingResourceAdaptor};
+#[cfg(feature = "logging")]
 pub use logging::{LoggingLayer, LoggingResourceAdaptor};
 pub use statistics::{StatisticsLayer, StatisticsResourceAdaptor};
 pub use thread_safe::{ThreadSafeLayer, ThreadSafeResourceAdaptor};
@@ -32,6 +35,7 @@ pub use tracking::{TrackingLayer, TrackingResourceAdaptor};
 /// The adaptors that a stack's text can name.
 pub const LAYERS: &[LayerEntry] = &[
     limiting::layer::ENTRY,
+    #[cfg(feature = "logging")]
     logging::layer::ENTRY,
     statistics::layer::ENTRY,
     thread_safe::layer::ENTRY,

@@ -15,6 +15,7 @@
 //! | [`Error`] | one error for everything |
 //! | [`OutOfMemoryReport`] | what would have helped where memory was out |
 //! | [`misuse`] | where a refused `deallocate` is reported |
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod device;
 pub mod driver;

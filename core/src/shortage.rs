@@ -1,14 +1,12 @@
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
-
 use crate::{DevicePtr, Layout, MemoryInfo, StreamRef, format_bytes};
 
 /// What a resource knew when it had no memory for a request, and what would have helped.
 ///
 /// It comes with an error ([`Error::out_of_memory_report`](crate::Error::out_of_memory_report)), is printed
-/// with it, and is data: it can be written with serde, and decided on. All sizes are in bytes. It is true of
-/// the moment at which the request failed; other threads go on.
+/// with it, and is data: it can be decided on, and written with the feature `serde`. All sizes are in bytes.
+/// It is true of the moment at which the request failed; other threads go on.
 ///
 /// ```
 /// use millpond_core::{Error, Layout, OutOfMemoryReport, Remedy, StreamRef};
@@ -21,7 +19,8 @@ use crate::{DevicePtr, Layout, MemoryInfo, StreamRef, format_bytes};
 /// let report = error.out_of_memory_report().expect("it was added");
 /// assert!(report.remedies.iter().any(|remedy| remedy.suffices));
 /// ```
-#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct OutOfMemoryReport {
     /// What was asked for.
@@ -58,7 +57,8 @@ pub struct OutOfMemoryReport {
 }
 
 /// Free blocks of one stream.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct FreeMemory {
     /// The stream's raw handle; `None` for what is free for any stream.
     pub stream: Option<u64>,
@@ -71,7 +71,8 @@ pub struct FreeMemory {
 }
 
 /// A block that is handed out.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct LiveBlock {
     /// Where it starts.
     pub address: u64,
@@ -81,10 +82,11 @@ pub struct LiveBlock {
 
 /// Something that would have let the request succeed, computed from the state in which it failed. What the
 /// resource does by itself before it fails (wait, synchronise, release, grow) is none.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Remedy {
     /// What to do.
-    #[serde(flatten)]
+    #[cfg_attr(feature = "serde", serde(flatten))]
     pub action: RemedyAction,
     /// Whether that alone is enough. Where not, it takes all such remedies of the report together;
     /// [`RemedyAction::MapPages`] never says so, since the next run may put its blocks elsewhere.
@@ -92,8 +94,9 @@ pub struct Remedy {
 }
 
 /// What could be done.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(tag = "action", rename_all = "snake_case")]
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(tag = "action", rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum RemedyAction {
     /// Ask outside the capture: there the resource waits for this stream, which has a free block of

@@ -1,10 +1,9 @@
-use serde::{Deserialize, Serialize};
-
 /// Which step of the reuse ladder served a request, or how often each did.
 ///
 /// The steps are tried in this order. A resource without streams of its own counts everything it
 /// takes from upstream in `grow`.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct LadderCounts {
     /// A block that was freed on the same stream.
     pub own_stream: u64,
@@ -30,7 +29,8 @@ impl LadderCounts {
 }
 
 /// What a resource knows of its own memory. All sizes in bytes.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ResourceStatistics {
     /// Bytes in blocks handed out, after rounding.
     pub bytes_in_use: u64,

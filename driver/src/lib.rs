@@ -6,6 +6,7 @@
 //! | [`sim`] | a deterministic simulated device that checks stream order by itself |
 //! | [`CountingDriver`] | wraps either and counts calls and time by kind |
 //! | [`open`], [`current`], [`DeviceSpec`] | how to get one |
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod counting;
 pub mod cuda;

@@ -163,11 +163,12 @@ fn a_thread_that_ignores_captures_breaks_none() {
     destroy(&*driver, other);
 }
 
+#[cfg(feature = "cudarc")]
 #[test]
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn streams_of_cudarc_are_known() {
     let driver = device();
-    let theirs = cudarc::driver::CudaContext::new(0).unwrap().new_stream().unwrap();
+    let theirs = cuda::cudarc::driver::CudaContext::new(0).unwrap().new_stream().unwrap();
     let stream = cuda::stream_ref_of(&theirs).unwrap();
     assert_eq!(Ok(stream), driver.stream_ref(stream.handle()));
     let event = driver.event_create(EventFlags::default()).unwrap();

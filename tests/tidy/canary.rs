@@ -133,3 +133,21 @@ fn manifests_of_their_own_are_found() {
         File::of("core/Cargo.toml", good.text.replace("edition.workspace = true", "edition = \"2021\""));
     finds(own_settings, &bad, &good);
 }
+
+#[test]
+fn features_that_nothing_tells_of_are_found() {
+    let features = "default = [\"a\"]\na = []\ncuda-12080 = [\"a\"]\n\n[dependencies]\nb = [\n";
+    let manifest = File::of("core/Cargo.toml", format!("[package]\n\n[features]\n{features}"));
+    let page = |text: &str| File::of("core/README.md", text);
+    assert_eq!(untold_features(&manifest, &page("| `a` | yes | more |")), [""; 0]);
+    assert_eq!(untold_features(&manifest, &page("there is an `a`")).len(), 1);
+}
+
+#[test]
+fn links_that_docs_rs_lacks_are_found() {
+    let include = concat!("#[cfg(doctest)]\n#[doc = ", "include_str!(\"a.md\")]\n");
+    let good = File::of("src/lib.rs", format!("//! [a](https://example.org/a.md) [b](Self::b)\n{include}"));
+    finds(links_to_files, &File::of("src/lib.rs", "/// [a](docs/a.md)\n"), &good);
+    finds(links_to_files, &File::of("src/lib.rs", "/// [a](../b.html)\n"), &good);
+    finds(links_to_files, &File::of("src/lib.rs", good.text.replace("#[cfg(doctest)]\n", "")), &good);
+}

@@ -1,9 +1,8 @@
-use serde::{Deserialize, Serialize};
-
 /// One quantity over the time of a level.
 ///
 /// Signed, because a level may see more given back than handed out, when blocks are older than it is.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Counter {
     /// What is live now of what was counted (RMM's `value`).
     pub current: i64,
@@ -25,7 +24,8 @@ impl Counter {
 }
 
 /// What a [`StatisticsResourceAdaptor`](super::StatisticsResourceAdaptor) counted in one level.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Counters {
     /// Bytes, as asked for.
     pub bytes: Counter,

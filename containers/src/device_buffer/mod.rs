@@ -109,7 +109,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         Self::with_layout(Layout::with_alignment(bytes, alignment)?, stream, resource)
     }
 
-    fn with_layout(layout: Layout, stream: StreamRef, resource: R) -> Result<Self> {
+    pub(crate) fn with_layout(layout: Layout, stream: StreamRef, resource: R) -> Result<Self> {
         let ptr = allocate(&resource, layout, stream)?;
         Ok(Self { ptr, len: layout.bytes(), layout, stream, stream_id: stream.id(), resource })
     }
@@ -255,7 +255,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     }
 
     /// Whether the stored stream is the per-thread one, of another thread than this.
-    fn left_its_thread(&self) -> bool {
+    pub(crate) fn left_its_thread(&self) -> bool {
         self.stream.is_per_thread() && self.stream.id() != self.stream_id
     }
 

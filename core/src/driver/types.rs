@@ -1,12 +1,11 @@
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use serde::{Deserialize, Serialize};
-
 use super::DriverError;
 use crate::Error;
 
 /// Free and total memory in bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct MemoryInfo {
     /// Bytes that can be had.
     pub free: u64,

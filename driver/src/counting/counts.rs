@@ -1,22 +1,20 @@
 use std::fmt;
 
-use serde::ser::SerializeMap;
-use serde::{Deserialize, Serialize, Serializer};
-
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident = $name:literal,)*) => {
         /// What a driver is asked for; see [`CallCounts`].
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
         #[non_exhaustive]
         pub enum CallKind {
-            $($(#[$doc])* #[serde(rename = $name)] $kind,)*
+            $($(#[$doc])* #[cfg_attr(feature = "serde", serde(rename = $name))] $kind,)*
         }
 
         impl CallKind {
             /// Every kind, in the order of the declaration.
             pub const ALL: [Self; [$($name),*].len()] = [$(Self::$kind),*];
 
-            /// The kind's name, as serde writes it.
+            /// The kind's name, as logs and serde have it.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$kind => $name,)* }
             }
@@ -110,7 +108,8 @@ impl fmt::Display for CallKind {
 }
 
 /// The calls of one kind.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct KindCounts {
     /// How many calls.
     pub calls: u64,
@@ -122,7 +121,7 @@ pub struct KindCounts {
 
 /// How often and how long a driver was asked, by kind.
 ///
-/// serde writes a map from the kinds that occurred to their [`KindCounts`].
+/// With the feature `serde` it is written as a map from the kinds that occurred to their [`KindCounts`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CallCounts([KindCounts; CallKind::ALL.len()]);
 
@@ -168,8 +167,11 @@ impl CallCounts {
     }
 }
 
-impl Serialize for CallCounts {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+#[cfg(feature = "serde")]
+impl serde::Serialize for CallCounts {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeMap;
+
         let mut map = serializer.serialize_map(None)?;
         for (kind, counts) in self.iter() {
             map.serialize_entry(&kind, &counts)?;

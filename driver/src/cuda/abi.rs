@@ -176,7 +176,7 @@ pub(super) const fn host_flags(flags: HostFlags) -> u32 {
     portable | mapped | combined
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "cudarc"))]
 mod tests {
     use std::mem::{align_of, offset_of, size_of};
 
@@ -213,6 +213,8 @@ mod tests {
                 assert_eq!(offset_of!($ours, $a), offset_of!($theirs, $b), stringify!($ours.$a));
             )*};
         }
+        // With the size above, the identifier can only stand in the other half.
+        same!(Location, sys::CUmemLocation: kind = type_);
         same!(AllocationProp, sys::CUmemAllocationProp: kind = type_, handle_types = requestedHandleTypes);
         same!(AllocationProp, sys::CUmemAllocationProp: location = location, flags = allocFlags);
         same!(AllocationProp, sys::CUmemAllocationProp: win32_metadata = win32HandleMetaData);
@@ -220,6 +222,9 @@ mod tests {
         same!(PoolProps, sys::CUmemPoolProps: kind = allocType, handle_types = handleTypes);
         same!(PoolProps, sys::CUmemPoolProps: location = location);
         same!(PoolProps, sys::CUmemPoolProps: win32_attributes = win32SecurityAttributes);
+        // Reserved before 12.2. Without a feature the version is whichever is installed.
+        #[cfg(any(feature = "cuda-12080", feature = "cuda-13000", feature = "cuda-13040"))]
+        same!(PoolProps, sys::CUmemPoolProps: max_size = maxSize);
     }
 
     #[test]
@@ -289,5 +294,32 @@ mod tests {
             CU_POINTER_ATTRIBUTE_IS_MANAGED,
             sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED as u32
         );
+    }
+
+    #[test]
+    fn constants_are_those_of_the_generated_bindings() {
+        macro_rules! same {
+            ($($ours:ident = $theirs:ident;)*) => {$(
+                assert_eq!($ours, sys::$theirs::$ours as u32, stringify!($ours));
+            )*};
+        }
+        same! {
+            CU_MEM_ATTACH_GLOBAL = CUmemAttach_flags;
+            CU_STREAM_NON_BLOCKING = CUstream_flags;
+            CU_STREAM_CAPTURE_MODE_RELAXED = CUstreamCaptureMode;
+            CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = CUipcMem_flags;
+            CU_MEM_ALLOC_GRANULARITY_MINIMUM = CUmemAllocationGranularity_flags;
+            CU_POINTER_ATTRIBUTE_MEMORY_TYPE = CUpointer_attribute;
+            CU_MEMORYTYPE_HOST = CUmemorytype;
+            CU_MEM_ADVISE_SET_READ_MOSTLY = CUmem_advise;
+            CU_MEM_ADVISE_SET_PREFERRED_LOCATION = CUmem_advise;
+            CU_MEM_ADVISE_SET_ACCESSED_BY = CUmem_advise;
+            CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES = CUjit_option;
+            CU_MEM_LOCATION_TYPE_DEVICE = CUmemLocationType;
+            CU_MEM_ALLOCATION_TYPE_PINNED = CUmemAllocationType;
+            CU_EVENT_BLOCKING_SYNC = CUevent_flags;
+        }
+        let descriptor = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        assert_eq!(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, descriptor.0);
     }
 }

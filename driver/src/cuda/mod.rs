@@ -20,16 +20,21 @@
 //! stub. Hence libloading directly, a table of optional functions that return plain numbers, and structures
 //! of our own, which the tests compare with cudarc's.
 //!
-//! cudarc is here so that programs that use it can pass their streams ([`stream_ref_of`]). Both share the
-//! device's primary context, hence pointers and streams too.
+//! # Beside cudarc
+//! With the feature `cudarc`, which is on by default, streams pass in both directions ([`stream_ref_of`],
+//! [`cudarc_stream_of`]) and [`cudarc`] is re-exported. Both use the device's primary context,
+//! hence each other's pointers and streams.
 //!
-//! # Choosing the version of cudarc's bindings
-//! cudarc wants exactly one `cuda-*` feature in a program, and its features are not additive. This crate
-//! forwards them and takes `cuda-13000` by default; nothing here depends on which. A program whose other
-//! crates choose another version turns the default features off and names that one. Linkage is left open
-//! (`fallback-dynamic-loading`), so that crates which link CUDA at build time fit in beside this one.
+//! cudarc compiles the bindings of one version of CUDA, and two choices in one program do not build. So
+//! nothing is chosen here: what another crate of the program names is taken, and nothing here depends on
+//! which. Where no crate names one, cudarc asks `nvcc`, and takes the newest that it knows where there is no
+//! `nvcc`. A feature `cuda-12080` names one, as does the environment variable `CUDARC_CUDA_VERSION`: that is
+//! of use where `nvcc` is newer than cudarc, which refuses to build then. Linkage is left open in the same
+//! way (`fallback-dynamic-loading`).
 
 mod abi;
+#[cfg(feature = "cudarc")]
+mod beside_cudarc;
 mod context;
 mod device;
 mod driver_impl;
@@ -37,9 +42,13 @@ mod functions;
 mod library;
 mod module;
 
-use cudarc::driver::CudaStream;
-use millpond_core::{Driver, Error, ErrorKind, Result, StreamRef};
+use millpond_core::{Error, ErrorKind, Result};
 
+#[cfg(feature = "cudarc")]
+pub use beside_cudarc::{cudarc_stream_of, stream_ref_of};
+/// The crate whose streams and buffers are meant.
+#[cfg(feature = "cudarc")]
+pub use cudarc;
 pub use device::CudaDriver;
 pub use module::{Function, Module};
 
@@ -65,18 +74,6 @@ pub fn current_ordinal() -> u32 {
         Ok(()) => u32::try_from(device).unwrap_or(0),
         Err(_no_context) => 0,
     }
-}
-
-/// A stream of cudarc's, as millpond's calls name it.
-///
-/// The reference does not keep the stream alive: see [`StreamRef`].
-///
-/// # Errors
-/// As [`CudaDriver::open`] for the stream's device; the driver's where it does not know the stream.
-pub fn stream_ref_of(stream: &CudaStream) -> Result<StreamRef> {
-    let ordinal = u32::try_from(stream.context().ordinal())
-        .map_err(|_| Error::invalid_argument("the stream's device has no CUDA ordinal"))?;
-    Ok(CudaDriver::open(ordinal)?.stream_ref(stream.cu_stream().addr() as u64)?)
 }
 
 fn unavailable(error: &millpond_core::DriverError) -> Error {

@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# Checks that programs can take millpond up beside any choice of cudarc's version, and without cudarc.
+#
+#   scripts/consumers.sh [all]
+#
+# Each program is a crate of its own in target/consumers that depends on this working tree by path, as a
+# user's would: what a workspace turns on for all of its members cannot hide anything there. Nothing is
+# linked or run, so neither CUDA nor a GPU is needed. With `all`, every version of CUDA that cudarc knows.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+repository=$PWD
+folder=$repository/target/consumers
+export CARGO_TARGET_DIR=$folder/target CARGO_PROFILE_DEV_DEBUG=0 CARGO_TERM_COLOR=never
+cudarc=$(sed -n '/^\[workspace.dependencies.cudarc\]$/,/^$/s/^version = "\(.*\)"$/\1/p' Cargo.toml)
+
+# What a program with cudarc does: streams, buffers and launches.
+with_cudarc='
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
+use millpond::containers::CudaBuffer;
+use millpond::driver::cuda;
+use millpond::{AnyResource, DeviceMemoryResource, Result, StreamRef};
+
+fn run(stream: &Arc<CudaStream>, kernel: &CudaFunction, pool: AnyResource) -> Result<Vec<f32>> {
+    let mut values = CudaBuffer::<f32>::zeros(1024, stream, pool)?;
+    // SAFETY: this program is never run.
+    unsafe { stream.launch_builder(kernel).arg(&mut values).launch(LaunchConfig::for_num_elems(9)) }.unwrap();
+    Ok(stream.clone_dtoh(&values).unwrap())
+}
+
+fn both_ways(stream: &CudaStream, context: &Arc<CudaContext>, pool: &AnyResource) -> Result<StreamRef> {
+    let stream = cuda::stream_ref_of(stream)?;
+    // SAFETY: this program is never run.
+    unsafe { cuda::cudarc_stream_of(stream, &**pool.driver(), context) }?;
+    Ok(stream)
+}
+
+fn main() {
+    println!("{:?} {:?}", run as fn(_, _, _) -> _, both_ways as fn(_, _, _) -> _);
+}
+'
+# What every program does.
+without='
+use millpond::driver::DeviceSpec;
+use millpond::resources::{CudaMemoryResource, PoolLayer};
+use millpond::{DeviceMemoryResourceExt, Result, StreamRef};
+
+fn main() -> Result<()> {
+    let device = DeviceSpec::default_device().open()?;
+    let pool = CudaMemoryResource::new(device).layer(PoolLayer::new())?;
+    let block = pool.allocate_bytes(1000, StreamRef::LEGACY)?;
+    // SAFETY: the block came from this stack with this size, once, and nothing uses it.
+    unsafe { pool.deallocate_bytes(block, 1000, StreamRef::LEGACY) };
+    Ok(())
+}
+'
+
+# consumer NAME PROGRAM DEPENDENCIES: makes a crate and checks it.
+consumer() {
+    local name=$1 program=$2 dependencies=$3 start=$SECONDS
+    mkdir -p "$folder/$name/src"
+    printf '%s' "$program" >"$folder/$name/src/main.rs"
+    cat >"$folder/$name/Cargo.toml" <<END
+[package]
+name = "$name"
+edition = "2024"
+
+[workspace]
+
+[dependencies]
+$dependencies
+END
+    cp Cargo.lock "$folder/$name/Cargo.lock"
+    echo "-- $name"
+    if ! cargo check --quiet --manifest-path "$folder/$name/Cargo.toml"; then
+        echo "a program does not build with"$'\n'"$dependencies" >&2
+        exit 1
+    fi
+    echo "-- $name: builds, after $((SECONDS - start)) s"
+}
+
+# lacks NAME CRATE...: a program's dependencies, down to the last, are without these.
+lacks() {
+    local name=$1 crate tree
+    shift
+    tree=$(cargo tree --quiet --manifest-path "$folder/$name/Cargo.toml" --edges normal --prefix none)
+    for crate in "$@"; do
+        if grep -q "^$crate v" <<<"$tree"; then
+            echo "$name: $crate is in the program, which did not ask for it" >&2
+            exit 1
+        fi
+    done
+}
+
+mine() { echo "millpond = { path = \"$repository\"${1:+, }${1:-} }"; }
+theirs() { echo "cudarc = { version = \"$cudarc\", default-features = false, features = [$1] }"; }
+usual='"std", "driver", "dynamic-loading"'
+
+none='default-features = false'
+consumer nothing-chosen "$without" "$(mine "$none")"
+lacks nothing-chosen cudarc csv jiff serde serde_derive thiserror syn
+consumer no-cudarc "$without" "$(mine "$none, features = [\"logging\", \"serde\"]")"
+lacks no-cudarc cudarc
+# Another crate of the program has chosen; millpond says nothing, or the same.
+consumer their-12080 "$with_cudarc" "$(mine)"$'\n'"$(theirs "$usual, \"cuda-12080\"")"
+consumer our-12080 "$with_cudarc" \
+    "$(mine "$none, features = [\"cuda-12080\"]")"$'\n'"$(theirs "$usual, \"cuda-12080\"")"
+# As candle has it: linked at build time, and in the version of the CUDA that is installed.
+consumer linked "$with_cudarc" \
+    "$(mine)"$'\n'"$(theirs '"std", "driver", "dynamic-linking", "cuda-version-from-build-system"')"
+
+if [[ ${1:-} = all ]]; then
+    for version in $(sed -n 's/^cuda-\([0-9]*\) = .*/\1/p' Cargo.toml); do
+        consumer "our-$version" "$with_cudarc" \
+            "$(mine "$none, features = [\"cuda-$version\"]")"$'\n'"$(theirs "$usual, \"cuda-$version\"")"
+    done
+fi
