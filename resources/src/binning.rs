@@ -1,10 +1,9 @@
 //! A resource per range of sizes.
 
 use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 
-use millpond_core::stack::{LayerEntry, LayerKind};
+use millpond_core::stack::{LayerEntry, LayerKind, LayerSpec, Params, Piece, Value};
 use millpond_core::{
     ALLOCATION_ALIGNMENT, AnyResource, ByteSize, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr,
     DriverHandle, Error, Layer, Layout, LiveBlock, MemoryInfo, Remedy, RemedyAction, ResourceStatistics,
@@ -20,16 +19,19 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
     params: &[
         ("min", "the smallest bin is of 2^min bytes (default 18)"),
         ("max", "the largest bin is of 2^max bytes (default 22)"),
-        ("bins", "the bins' sizes instead, as in 4KiB/64KiB/1MiB"),
+        (
+            "bins",
+            "the bins' sizes instead, as in 4KiB/64KiB/1MiB; none; a bin may have a stack: 1MiB(cuda+pool)",
+        ),
     ],
     kind: LayerKind::Layer(|params, upstream| {
-        let layer = match params.get::<BinSizes>("bins")? {
-            Some(_) if params.text("min").or(params.text("max")).is_some() => {
+        let layer = match params.value("bins") {
+            Some(_) if params.value("min").or(params.value("max")).is_some() => {
                 return Err(Error::invalid_stack(
                     "`binning` takes either bins, or min and max; leave one out",
                 ));
             }
-            Some(BinSizes(sizes)) => sizes.into_iter().fold(BinningLayer::new(), BinningLayer::add_bin),
+            Some(bins) => read_bins(bins, params, upstream.driver())?,
             None => {
                 let exponents = (params.get("min")?.unwrap_or(18), params.get("max")?.unwrap_or(22));
                 BinningLayer::new().exponents(exponents.0, exponents.1)
@@ -39,15 +41,35 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
     }),
 };
 
-/// The value of `bins=`.
-struct BinSizes(Vec<u64>);
+/// What `bins=` is for no bins at all.
+const NO_BINS: &str = "none";
 
-impl FromStr for BinSizes {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        text.split('/').map(parse_bytes).collect::<Result<_>>().map(Self)
+/// The bins that `bins=` names: sizes with `/` between them, each followed by its stack if it has one.
+fn read_bins(bins: &Value, params: &Params<'_>, driver: &DriverHandle) -> Result<BinningLayer> {
+    let mut layer = BinningLayer::new();
+    if bins.as_text() == Some(NO_BINS) {
+        return Ok(layer);
     }
+    let wrong = |why: &str| Error::invalid_stack(format!("`bins={bins}` of `binning`: {why}"));
+    let mut follows_stack = false;
+    for piece in bins.pieces() {
+        match piece {
+            Piece::Text(text) => {
+                let sizes = if follows_stack { text.trim().strip_prefix('/') } else { Some(&**text) };
+                let sizes = sizes.ok_or_else(|| wrong("a `/` is missing after a stack"))?;
+                for size in sizes.split('/') {
+                    layer = layer.add_bin(parse_bytes(size).map_err(|error| wrong(error.message()))?);
+                }
+            }
+            Piece::Stack(stack) => {
+                let bin = layer.bins.last_mut().filter(|(_, resource)| resource.is_none());
+                let (_, resource) = bin.ok_or_else(|| wrong("a stack follows the size of its bin"))?;
+                *resource = Some(params.build(stack, driver)?);
+            }
+        }
+        follows_stack = matches!(piece, Piece::Stack(_));
+    }
+    Ok(layer)
 }
 
 /// Puts a [`BinningMemoryResource`] on top of a resource.
@@ -233,11 +255,20 @@ impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
 
 impl<R: DeviceMemoryResource> fmt::Display for BinningMemoryResource<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}+binning", self.upstream)?;
-        for (index, bin) in self.bins.iter().enumerate() {
-            write!(f, "{}{}", if index == 0 { ":bins=" } else { "/" }, ByteSize::Bytes(bin.bytes))?;
+        let mut pieces = Vec::new();
+        for bin in &self.bins {
+            let separator = if pieces.is_empty() { "" } else { "/" };
+            pieces.push(Piece::Text(format!("{separator}{}", ByteSize::Bytes(bin.bytes))));
+            if let Source::Given(other) = &bin.source {
+                let text = other.to_string();
+                // What prints no stack cannot be built from text, either.
+                pieces.push(text.parse().map_or(Piece::Text(text), Piece::Stack));
+            }
         }
-        Ok(())
+        if pieces.is_empty() {
+            pieces.push(Piece::Text(NO_BINS.to_owned()));
+        }
+        write!(f, "{}+{}", self.upstream, LayerSpec::new(ENTRY.name).with("bins", Value::from_iter(pieces)))
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use millpond_core::stack::{LayerEntry, LayerKind, Params, StackSpec};
+use millpond_core::stack::{LayerEntry, LayerKind, LayerSpec, Params, StackSpec};
 use millpond_core::{AnyResource, DeviceMemoryResource, Error, ErrorKind, Layer, Result};
 
 use super::journal::Journal;
@@ -118,10 +118,19 @@ impl LoggingLayer {
             Destination::File(path) => path,
             Destination::Environment => default_file_name()?,
         };
+        if path.to_str().is_none() {
+            return Err(Error::invalid_argument(format!(
+                "the path of the allocation log, `{}`, is not UTF-8, and no text can name it; choose another",
+                path.display()
+            )));
+        }
         let settings = Settings { path: Some(path.clone()), columns, flush };
         Ok((files::journal(&path, &settings)?, settings))
     }
 }
+
+/// Where a log goes that goes to no file, in text.
+const WRITER: &str = "writer";
 
 /// What an adaptor keeps of its layer; prints itself as text names the layer.
 #[derive(Debug)]
@@ -145,10 +154,10 @@ impl Settings {
     pub(super) fn check_not_below(&self, upstream: &impl fmt::Display) -> Result<()> {
         // A resource of somebody's own may print what is no stack; it is not known what that logs.
         let below: Option<StackSpec> = upstream.to_string().parse().ok();
-        let layers = below.iter().flat_map(StackSpec::layers).filter(|layer| layer.name == ENTRY.name);
-        let files = layers.flat_map(|layer| &layer.params).filter(|(key, _)| key == "file");
+        let layers = below.iter().flat_map(StackSpec::all_layers).filter(|layer| layer.name == ENTRY.name);
+        let files = layers.filter_map(|layer| layer.param("file")?.as_text());
         let mine = self.path.as_ref().and_then(|path| path.canonicalize().ok()).filter(|path| path.is_file());
-        for (_, file) in files {
+        for file in files {
             if mine.is_some() && Path::new(file).canonicalize().ok() == mine {
                 return Err(Error::invalid_argument(format!(
                     "`{upstream}` writes the allocation log {} already, and rows of both would name the same \
@@ -169,11 +178,18 @@ impl Settings {
 
 impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let file = self.path.as_ref().map(|path| format!("file={}", path.display()));
-        let columns = (self.columns != Columns::default()).then(|| format!("columns={}", self.columns));
-        let flush = (self.flush != Flush::default()).then(|| format!("flush={}", self.flush));
-        let params: Vec<String> = [file, columns, flush].into_iter().flatten().collect();
-        write!(f, "logging{}{}", if params.is_empty() { "" } else { ":" }, params.join(","))
+        let mut layer = LayerSpec::new(ENTRY.name);
+        layer = match &self.path {
+            Some(path) => layer.with("file", path.display().to_string()),
+            None => layer.with("to", WRITER),
+        };
+        if self.columns != Columns::default() {
+            layer = layer.with("columns", self.columns.to_string());
+        }
+        if self.flush != Flush::default() {
+            layer = layer.with("flush", self.flush.to_string());
+        }
+        layer.fmt(f)
     }
 }
 
@@ -274,6 +290,7 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
             "flush",
             "row (nothing is lost in an abort, the default), async (by a thread of its own) or buffered",
         ),
+        ("to", "writer (a stack that a program built, where its log goes to a writer of the program's)"),
     ],
     kind: LayerKind::Layer(build),
 };
@@ -282,7 +299,12 @@ fn build(params: &Params<'_>, upstream: AnyResource) -> Result<AnyResource> {
     let mut layer = LoggingLayer::new()
         .columns(params.get("columns")?.unwrap_or_default())
         .flush(params.get("flush")?.unwrap_or_default());
-    if let Some(file) = params.text("file") {
+    if params.text("to")?.is_some() {
+        return Err(Error::invalid_stack(
+            "a log that goes to a program's own writer cannot be built from text; write file=log.csv instead",
+        ));
+    }
+    if let Some(file) = params.text("file")? {
         layer = layer.file(file);
     }
     Ok(Arc::new(layer.layer(upstream)?))

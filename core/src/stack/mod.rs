@@ -1,10 +1,21 @@
 //! A stack as text, and back.
 //!
 //! ```text
-//! stack  = layer *( "+" layer )          base first, outermost last
-//! layer  = name [ ":" param *( "," param ) ]
-//! param  = key "=" value                 no quoting; values hold no "+", "," or "="
+//! stack  = layer *( "+" layer )                base first, outermost last
+//! layer  = name [ ":" [ param *( "," param ) ] ]
+//! param  = key "=" value
+//! value  = 1*( text / "(" stack ")" )          a stack in parentheses is a further upstream
+//! name   = word                                plain: without + : , = ( ) "
+//! key    = word                                plain: without + , = ( ) "
+//! text   = word                                plain: without + , ( ) "
+//! word   = plain / quoted                      white space around a word does not count
+//! quoted = <"> *( any character but <"> / <""> ) <">        <""> is one <">
 //! ```
+//!
+//! Quotes are needed where a plain word would be read as something else: `logging:file="a,b.csv"`. A layer
+//! that takes memory from more than the layer below it names the others in parentheses:
+//! `cuda+pool+binning:bins=64KiB/1MiB(cuda+pool:max=1GiB)` serves requests up to 1 MiB from a pool of their
+//! own. In a shell, such a text goes into single quotes.
 //!
 //! The same text is what [`Display`](std::fmt::Display) of a resource prints, what the environment variable
 //! `MILLPOND_STACK` holds ([`StackSpec::from_env`]), and what the replay binary takes:
@@ -15,12 +26,19 @@
 
 mod params;
 mod table;
+#[cfg(test)]
+mod tests;
+mod text;
+mod value;
 
 use std::fmt;
 use std::str::FromStr;
 
 pub use params::Params;
 pub use table::{LayerEntry, LayerKind, LayerTable};
+pub use value::{Piece, Value};
+
+use text::{Reader, Word};
 
 use crate::{AnyResource, DriverHandle, Error, Result};
 
@@ -33,7 +51,26 @@ pub struct LayerSpec {
     /// The name, as a [`LayerEntry`] has it.
     pub name: String,
     /// The parameters, in the order written.
-    pub params: Vec<(String, String)>,
+    pub params: Vec<(String, Value)>,
+}
+
+impl LayerSpec {
+    /// A layer without parameters.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), params: Vec::new() }
+    }
+
+    /// Adds a parameter.
+    #[must_use]
+    pub fn with(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
+        self.params.push((key.into(), value.into()));
+        self
+    }
+
+    /// A parameter, if it is given.
+    pub fn param(&self, key: &str) -> Option<&Value> {
+        self.params.iter().find(|(name, _)| name == key).map(|(_, value)| value)
+    }
 }
 
 /// A whole stack as text, base first. At least one layer.
@@ -50,9 +87,41 @@ pub struct StackSpec {
 }
 
 impl StackSpec {
-    /// The layers, base first.
+    /// A stack of these layers, base first.
+    ///
+    /// # Errors
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if there are none.
+    pub fn new(layers: Vec<LayerSpec>) -> Result<Self> {
+        if layers.is_empty() {
+            return Err(Error::invalid_stack("the stack is empty; write for example `cuda+pool`"));
+        }
+        Ok(Self { layers })
+    }
+
+    /// The layers, base first. Those of stacks in parentheses are not among them.
     pub fn layers(&self) -> &[LayerSpec] {
         &self.layers
+    }
+
+    /// All layers: each layer is preceded by those of the stacks that its parameters name in parentheses.
+    pub fn all_layers(&self) -> Vec<&LayerSpec> {
+        let mut all = Vec::new();
+        for layer in &self.layers {
+            let stacks = layer.params.iter().flat_map(|(_, value)| value.stacks());
+            stacks.for_each(|stack| all.extend(stack.all_layers()));
+            all.push(layer);
+        }
+        all
+    }
+
+    /// Checks, without building anything, that `table` has each layer, and each layer its parameters.
+    ///
+    /// # Errors
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack), naming what there is.
+    pub fn check(&self, table: &LayerTable) -> Result<()> {
+        self.all_layers()
+            .into_iter()
+            .try_for_each(|layer| Params::new(table.get(&layer.name)?, &layer.params, table).map(|_| ()))
     }
 
     /// What the environment variable `MILLPOND_STACK` says, or `None` where it is not set.
@@ -74,7 +143,7 @@ impl StackSpec {
         let mut built: Option<AnyResource> = None;
         for layer in &self.layers {
             let entry = table.get(&layer.name)?;
-            let params = Params::new(entry, &layer.params)?;
+            let params = Params::new(entry, &layer.params, table)?;
             let resource = match (entry.kind, built.take()) {
                 (LayerKind::Base(build), None) => build(&params, driver),
                 (LayerKind::Layer(build), Some(upstream)) => build(&params, upstream),
@@ -89,6 +158,7 @@ impl StackSpec {
             };
             built = Some(resource.map_err(|error| error.in_stack(self))?);
         }
+        // There is a layer at least.
         built.ok_or_else(|| Error::invalid_stack("the stack is empty; write for example `cuda+pool`"))
     }
 }
@@ -97,40 +167,15 @@ impl FromStr for StackSpec {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let layers = text.split('+').map(|part| parse_layer(text, part)).collect::<Result<_>>()?;
-        Ok(Self { layers })
+        Reader::new(text).read()
     }
-}
-
-fn parse_layer(text: &str, part: &str) -> Result<LayerSpec> {
-    let fail = |why: String| {
-        Error::invalid_stack(format!("`{text}`: {why}; write for example `cuda+pool:initial=1GiB,max=8GiB`"))
-    };
-    let (name, params) = match part.split_once(':') {
-        Some((name, params)) => (name.trim(), params.trim()),
-        None => (part.trim(), ""),
-    };
-    if name.is_empty() {
-        return Err(fail("a layer's name is missing".to_owned()));
-    }
-    let params = params
-        .split(',')
-        .filter(|_| !params.is_empty())
-        .map(|param| match param.split_once('=') {
-            Some((key, value)) if !key.trim().is_empty() && !value.trim().is_empty() => {
-                Ok((key.trim().to_owned(), value.trim().to_owned()))
-            }
-            _ => Err(fail(format!("`{param}` of `{name}` is not of the form key=value"))),
-        })
-        .collect::<Result<_>>()?;
-    Ok(LayerSpec { name: name.to_owned(), params })
 }
 
 impl fmt::Display for LayerSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.name)?;
+        Word::name(&self.name).fmt(f)?;
         for (index, (key, value)) in self.params.iter().enumerate() {
-            write!(f, "{}{key}={value}", if index == 0 { ':' } else { ',' })?;
+            write!(f, "{}{}={value}", if index == 0 { ':' } else { ',' }, Word::key(key))?;
         }
         Ok(())
     }

@@ -41,7 +41,7 @@ use crate::progress::Progress;
 use crate::report::Format;
 use clap::Parser;
 use millpond_core::Error;
-use millpond_core::stack::{LayerTable, Params, StackSpec};
+use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_driver::DeviceSpec;
 use tracing_subscriber::EnvFilter;
 
@@ -118,9 +118,7 @@ fn bench(args: &BenchArgs, table: &LayerTable, out: impl Write) -> Result<Verdic
 
 /// A layer or parameter that does not exist is said before anything is measured.
 fn check(stacks: &[StackSpec], table: &LayerTable) -> Result<(), Failure> {
-    for layer in stacks.iter().flat_map(StackSpec::layers) {
-        Params::new(table.get(&layer.name)?, &layer.params)?;
-    }
+    stacks.iter().try_for_each(|stack| stack.check(table))?;
     Ok(())
 }
 

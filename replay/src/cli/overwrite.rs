@@ -43,9 +43,9 @@ pub(crate) fn refuse(logs: &[PathBuf], stacks: &[StackSpec]) -> Result<(), Error
 
 /// The files that a stack's `logging` layers write. Without one the layer cannot be built, which says so.
 fn outputs(stack: &StackSpec) -> impl Iterator<Item = PathBuf> {
-    stack.layers().iter().filter(|layer| layer.name == "logging").filter_map(|layer| {
-        let file = layer.params.iter().find(|(name, _)| name == "file");
-        file.map(|(_, file)| PathBuf::from(file)).or_else(|| default_file_name().ok())
+    stack.all_layers().into_iter().filter(|layer| layer.name == "logging").filter_map(|layer| {
+        let file = layer.param("file").and_then(|file| file.as_text());
+        file.map(PathBuf::from).or_else(|| default_file_name().ok())
     })
 }
 

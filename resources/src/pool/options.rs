@@ -154,7 +154,7 @@ impl PoolOptions {
                 )));
             }
         }
-        Ok(Self { initial_bytes, maximum_bytes, ..self })
+        Ok(Self { initial_bytes, maximum_bytes, decay: self.decay.in_milliseconds(), ..self })
     }
 }
 

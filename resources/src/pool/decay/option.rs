@@ -23,7 +23,7 @@ use millpond_core::{Error, Result};
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Decay {
-    /// In this time; from a millisecond to a day.
+    /// In this time; from a millisecond to a day, rounded down to whole milliseconds.
     Over(Duration),
     /// Never.
     Off,
@@ -39,6 +39,16 @@ impl Default for Decay {
 impl Decay {
     const UNITS: [(&'static str, u64); 3] = [("ms", 1), ("min", 60_000), ("s", 1000)];
     const LONGEST_MS: u64 = 24 * 60 * 60 * 1000;
+
+    /// The same, rounded down to whole milliseconds: so text can say it.
+    pub(in crate::pool) fn in_milliseconds(self) -> Self {
+        match self {
+            Self::Over(time) => {
+                Self::Over(time - Duration::from_nanos(u64::from(time.subsec_nanos() % 1_000_000)))
+            }
+            Self::Off => Self::Off,
+        }
+    }
 
     /// The time, checked.
     pub(in crate::pool) fn time(self) -> Result<Option<Duration>> {

@@ -1,0 +1,139 @@
+use super::*;
+
+/// A small generator of numbers (SplitMix64), as the testkit depends on this crate.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((mixed ^ mixed >> 31) % bound as u64) as usize
+    }
+
+    /// What the grammar uses, white space, control characters, and what is none of these.
+    fn text(&mut self) -> String {
+        const CHARS: [char; 24] = [
+            '+', ':', ',', '=', '(', ')', '"', '\\', '/', '%', '\'', ' ', '\t', '\n', '\0', '\u{a0}',
+            '\u{2003}', 'ä', '😀', 'a', 'b', '1', '.', '-',
+        ];
+        (0..self.below(8)).map(|_| CHARS[self.below(CHARS.len())]).collect()
+    }
+
+    fn value(&mut self, depth: usize) -> Value {
+        (0..self.below(4))
+            .map(|_| match self.below(3) {
+                0 if depth > 0 => Piece::Stack(self.stack(depth - 1)),
+                _ => Piece::Text(self.text()),
+            })
+            .collect()
+    }
+
+    fn layer(&mut self, depth: usize) -> LayerSpec {
+        let params = (0..self.below(4)).map(|_| (self.text(), self.value(depth))).collect();
+        LayerSpec { name: self.text(), params }
+    }
+
+    fn stack(&mut self, depth: usize) -> StackSpec {
+        StackSpec { layers: (0..1 + self.below(3)).map(|_| self.layer(depth)).collect() }
+    }
+}
+
+#[test]
+fn issue_9_what_is_printed_is_read_as_the_same() {
+    for seed in 0..20_000 {
+        let stack = Random(seed).stack(3);
+        let text = stack.to_string();
+        let read: StackSpec = text.parse().unwrap_or_else(|error| panic!("seed {seed}: `{text}`: {error}"));
+        assert_eq!(read, stack, "seed {seed}: `{text}`");
+    }
+}
+
+/// Whatever text is read or refused, and what was read is printed and read again.
+#[test]
+fn no_text_is_read_as_something_that_is_not_printed() {
+    let mut read = 0;
+    for seed in 0..50_000 {
+        let mut random = Random(seed);
+        let words = ["cuda", "pool", "max", "1GiB", "\"", "\"", "(", ")", "+", ":", ",", "=", " ", "=", ":"];
+        let text: String = (0..random.below(16)).map(|_| words[random.below(words.len())]).collect();
+        if let Ok(stack) = text.parse::<StackSpec>() {
+            read += 1;
+            assert_eq!(stack.to_string().parse::<StackSpec>().unwrap(), stack, "`{text}`");
+        }
+    }
+    assert!(read > 1000, "{read}");
+}
+
+#[test]
+fn plain_words_have_no_quotes() {
+    let text = r"cuda+pool:initial=1.5GiB,max=50%+logging:file=C:\logs\my log=1.csv+a:b=c:d/e";
+    let stack: StackSpec = text.parse().unwrap();
+    assert_eq!(stack.to_string(), text);
+    assert_eq!(stack.layers()[2].param("file").unwrap().as_text(), Some(r"C:\logs\my log=1.csv"));
+}
+
+#[test]
+fn white_space_around_words_does_not_count() {
+    let stack: StackSpec = " cuda + pool : initial = 1 GiB , to = ( managed + pool ) ".parse().unwrap();
+    assert_eq!(stack.to_string(), "cuda+pool:initial=1 GiB,to=(managed+pool)");
+    assert_eq!("cuda+pool:".parse::<StackSpec>().unwrap().to_string(), "cuda+pool");
+    assert_eq!("cuda:+pool".parse::<StackSpec>().unwrap().to_string(), "cuda+pool");
+}
+
+#[test]
+fn a_value_has_stacks_between_texts() {
+    let text = "cuda+bins:bins=4KiB(cuda+pool:max=1GiB)/1MiB(managed)/2MiB";
+    let stack: StackSpec = text.parse().unwrap();
+    assert_eq!(stack.to_string(), text);
+    let bins = stack.layers()[1].param("bins").unwrap();
+    let pieces: Vec<String> = bins
+        .pieces()
+        .iter()
+        .map(|piece| match piece {
+            Piece::Text(text) => text.clone(),
+            Piece::Stack(stack) => format!("<{stack}>"),
+        })
+        .collect();
+    assert_eq!(pieces, ["4KiB", "<cuda+pool:max=1GiB>", "/1MiB", "<managed>", "/2MiB"]);
+    let names: Vec<&str> = stack.all_layers().iter().map(|layer| &*layer.name).collect();
+    assert_eq!(names, ["cuda", "cuda", "pool", "managed", "bins"]);
+}
+
+#[test]
+fn a_wrong_text_says_what_is_wrong() {
+    for (text, why) in [
+        ("", "name is missing"),
+        ("+pool", "name is missing"),
+        ("cuda+", "name is missing"),
+        ("cuda+:max=1", "name is missing"),
+        ("cuda+pool:max", "`max` of `pool` is not of the form"),
+        ("cuda+pool:max=", "is not of the form"),
+        ("cuda+pool:=1", "is not of the form"),
+        ("cuda+pool:max=1,", "is not of the form"),
+        ("cuda+pool:max=1=2,a", "`a` of `pool`"),
+        ("cuda+pool:to=(cuda", "has no `)`"),
+        ("cuda+pool:to=(cuda,a=1)", "has no `)`"),
+        ("cuda)+pool", "without a `(`"),
+        ("cuda(pool)", "where a `+` or the end should be"),
+        ("cuda+pool:file=\"a", "a quote has no end"),
+        ("cuda+pool:file=\"a\"\"", "a quote has no end"),
+        ("cuda\"pool\"", "where a `+` or the end should be"),
+    ] {
+        let error = text.parse::<StackSpec>().unwrap_err();
+        assert_eq!(error.kind(), crate::ErrorKind::InvalidStack, "{text}");
+        assert!(error.to_string().contains(why), "{text}: {error}");
+        assert!(error.to_string().contains("cuda+pool:initial=1GiB,max=8GiB"), "{error}");
+    }
+}
+
+/// The text may come from the environment, and must not overflow the call stack.
+#[test]
+fn stacks_inside_each_other_have_an_end() {
+    let nested =
+        |depth: usize| format!("{}c{}", "a:b=(".repeat(depth), ")".repeat(depth)).parse::<StackSpec>();
+    assert!(nested(32).is_ok());
+    assert!(nested(33).unwrap_err().to_string().contains("too many"));
+    assert!(nested(1_000_000).is_err());
+}

@@ -1,0 +1,164 @@
+//! Reading and quoting: the grammar of [`stack`](super).
+
+use std::fmt;
+
+use super::{LayerSpec, Piece, StackSpec, Value};
+use crate::{Error, Result};
+
+/// Stacks in parentheses in stacks in parentheses, and so on: more than anybody writes, and few enough for
+/// the call stack.
+const DEEPEST: usize = 32;
+
+/// What ends a name, a key and a value that have no quotes.
+const NAME_ENDS: &[char] = &['+', ':', ',', '=', '(', ')', '"'];
+const KEY_ENDS: &[char] = &['+', ',', '=', '(', ')', '"'];
+const VALUE_ENDS: &[char] = &['+', ',', '(', ')', '"'];
+
+/// A name, a key or a piece of a value, in quotes if it would be read as something else without.
+pub(super) struct Word<'a> {
+    text: &'a str,
+    ends: &'static [char],
+}
+
+impl<'a> Word<'a> {
+    pub(super) fn name(text: &'a str) -> Self {
+        Self { text, ends: NAME_ENDS }
+    }
+
+    pub(super) fn key(text: &'a str) -> Self {
+        Self { text, ends: KEY_ENDS }
+    }
+
+    pub(super) fn value(text: &'a str) -> Self {
+        Self { text, ends: VALUE_ENDS }
+    }
+}
+
+impl fmt::Display for Word<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { text, ends } = self;
+        let plain = !text.is_empty() && text.trim() == *text && !text.contains(*ends);
+        // A line of text stays one.
+        if plain && !text.contains(char::is_control) {
+            return f.write_str(text);
+        }
+        write!(f, "\"{}\"", text.replace('"', "\"\""))
+    }
+}
+
+/// What is left to read.
+pub(super) struct Reader<'a> {
+    whole: &'a str,
+    rest: &'a str,
+    depth: usize,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(whole: &'a str) -> Self {
+        Self { whole, rest: whole, depth: 0 }
+    }
+
+    /// The whole text as a stack.
+    pub(super) fn read(mut self) -> Result<StackSpec> {
+        let stack = self.stack()?;
+        match self.rest.chars().next() {
+            None => Ok(stack),
+            Some(')') => Err(self.wrong("there is a `)` without a `(`")),
+            Some(_) => Err(self.wrong(&format!("`{}` is where a `+` or the end should be", self.rest))),
+        }
+    }
+
+    fn stack(&mut self) -> Result<StackSpec> {
+        if self.depth > DEEPEST {
+            return Err(self.wrong("there are too many stacks inside each other"));
+        }
+        let mut layers = vec![self.layer()?];
+        while self.skip('+') {
+            layers.push(self.layer()?);
+        }
+        Ok(StackSpec { layers })
+    }
+
+    fn layer(&mut self) -> Result<LayerSpec> {
+        let Some(name) = self.word(NAME_ENDS)? else {
+            return Err(self.wrong("a layer's name is missing"));
+        };
+        let mut params = Vec::new();
+        if self.skip(':') && !self.is_at_end() {
+            params.push(self.param(&name)?);
+            while self.skip(',') {
+                params.push(self.param(&name)?);
+            }
+        }
+        Ok(LayerSpec { name, params })
+    }
+
+    fn param(&mut self, layer: &str) -> Result<(String, Value)> {
+        let start = self.rest;
+        let form = |this: &Self| {
+            let end = start.find([',', '+', ')']).unwrap_or(start.len());
+            this.wrong(&format!("`{}` of `{layer}` is not of the form key=value", start[..end].trim()))
+        };
+        let key = self.word(KEY_ENDS)?;
+        let Some(key) = key.filter(|_| self.skip('=')) else { return Err(form(self)) };
+        let mut pieces = Vec::new();
+        loop {
+            if self.skip('(') {
+                self.depth += 1;
+                pieces.push(Piece::Stack(self.stack()?));
+                self.depth -= 1;
+                if !self.skip(')') {
+                    return Err(self.wrong("a `(` has no `)`; a value with `+` or `,` needs quotes"));
+                }
+            } else if let Some(text) = self.word(VALUE_ENDS)? {
+                pieces.push(Piece::Text(text));
+            } else {
+                break;
+            }
+        }
+        if pieces.is_empty() { Err(form(self)) } else { Ok((key, pieces.into_iter().collect())) }
+    }
+
+    /// A word in quotes, or one that goes on to one of `ends`, without the white space around it.
+    fn word(&mut self, ends: &[char]) -> Result<Option<String>> {
+        self.rest = self.rest.trim_start();
+        if let Some(quoted) = self.rest.strip_prefix('"') {
+            return self.quoted(quoted).map(Some);
+        }
+        let end = self.rest.find(ends).unwrap_or(self.rest.len());
+        let (word, rest) = self.rest.split_at(end);
+        self.rest = rest;
+        Ok(Some(word.trim_end()).filter(|word| !word.is_empty()).map(str::to_owned))
+    }
+
+    /// What is left of a word after its first quote.
+    fn quoted(&mut self, mut rest: &'a str) -> Result<String> {
+        let mut word = String::new();
+        while let Some((text, after)) = rest.split_once('"') {
+            word.push_str(text);
+            let Some(more) = after.strip_prefix('"') else {
+                self.rest = after.trim_start();
+                return Ok(word);
+            };
+            word.push('"');
+            rest = more;
+        }
+        Err(self.wrong("a quote has no end; a quote inside quotes is written twice"))
+    }
+
+    fn skip(&mut self, wanted: char) -> bool {
+        let rest = self.rest.trim_start().strip_prefix(wanted);
+        self.rest = rest.unwrap_or(self.rest);
+        rest.is_some()
+    }
+
+    /// Whether the layer that is being read has ended.
+    fn is_at_end(&self) -> bool {
+        matches!(self.rest.trim_start().chars().next(), None | Some('+' | ')'))
+    }
+
+    fn wrong(&self, why: &str) -> Error {
+        let whole = self.whole;
+        Error::invalid_stack(format!("`{whole}`: {why}; write for example `cuda+pool:initial=1GiB,max=8GiB`"))
+    }
+}
