@@ -10,7 +10,7 @@ use std::process::Command;
 use gpu::{KIB, MIB, destroy, device, fill, free, read, write};
 use millpond_core::driver::{
     AccessFlags, DeviceAttribute, DriverError, HostFlags, HostPtr, IpcMemHandle, MemAdvice, MemPoolAttribute,
-    MemPoolProps, MemoryKind, StreamFlags,
+    MemPoolProps, MemoryKind, PhysicalProps, StreamFlags,
 };
 use millpond_core::{DeviceId, DevicePtr, Driver, StreamRef};
 use millpond_driver::{CallKind, CountingDriver, cuda};
@@ -244,7 +244,7 @@ fn one_handle_is_mapped_at_two_addresses() {
     assert!(page.is_power_of_two() && page >= 64 * KIB, "{page}");
     let base = driver.mem_address_reserve(4 * page, page).unwrap();
     assert!(base.is_aligned_to(page));
-    let handle = driver.mem_create(page).unwrap();
+    let handle = driver.mem_create(page, PhysicalProps::default()).unwrap();
     assert_eq!(driver.bytes_taken(), page);
     let (low, high) = (base, base.offset(2 * page));
     // SAFETY: the addresses are reserved and free, the handle is as large as each mapping.
@@ -252,8 +252,8 @@ fn one_handle_is_mapped_at_two_addresses() {
         driver.mem_map(low, page, handle).unwrap();
         driver.mem_map(high, page, handle).unwrap();
         driver.mem_release(handle).unwrap();
-        driver.mem_set_access(low, page, AccessFlags::ReadWrite).unwrap();
-        driver.mem_set_access(high, page, AccessFlags::ReadWrite).unwrap();
+        driver.mem_set_access(low, page, AccessFlags::ReadWrite, &[driver.device()]).unwrap();
+        driver.mem_set_access(high, page, AccessFlags::ReadWrite, &[driver.device()]).unwrap();
     }
     assert_eq!(driver.bytes_taken(), page, "released, but mapped");
     assert_eq!(driver.pointer_kind(low), Ok(MemoryKind::Device));
@@ -266,7 +266,7 @@ fn one_handle_is_mapped_at_two_addresses() {
     assert!(read(&*driver, high, page / 2, StreamRef::LEGACY) == half, "the other mapping is lost");
     // SAFETY: the device is done with the mapping, and nothing else is mapped in the reservation.
     unsafe {
-        driver.mem_set_access(high, page, AccessFlags::None).unwrap();
+        driver.mem_set_access(high, page, AccessFlags::None, &[driver.device()]).unwrap();
         driver.mem_unmap(high, page).unwrap();
         assert_eq!(driver.bytes_taken(), 0);
         driver.mem_address_free(base, 4 * page).unwrap();
@@ -286,11 +286,11 @@ fn pages_made_apart_are_one_range_when_mapped_side_by_side() {
     // SAFETY: the addresses are reserved and free, and each handle is as large as its mapping.
     unsafe {
         for i in 0..3 {
-            let handle = driver.mem_create(page).unwrap();
+            let handle = driver.mem_create(page, PhysicalProps::default()).unwrap();
             driver.mem_map(base.offset(i * page), page, handle).unwrap();
             driver.mem_release(handle).unwrap();
         }
-        driver.mem_set_access(base, 3 * page, AccessFlags::ReadWrite).unwrap();
+        driver.mem_set_access(base, 3 * page, AccessFlags::ReadWrite, &[driver.device()]).unwrap();
     }
     let host = pattern(3 * page);
     write(&*driver, base, &host, StreamRef::LEGACY);
@@ -300,7 +300,7 @@ fn pages_made_apart_are_one_range_when_mapped_side_by_side() {
         driver.mem_unmap(base, 3 * page).unwrap();
         driver.mem_address_free(base, 3 * page).unwrap();
     }
-    let odd = driver.mem_create(page + 1).unwrap_err();
+    let odd = driver.mem_create(page + 1, PhysicalProps::default()).unwrap_err();
     assert_eq!(odd.code(), DriverError::INVALID_VALUE);
 }
 

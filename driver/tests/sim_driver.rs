@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use millpond_core::driver::{
     AccessFlags, DeviceAttribute, Driver, DriverError, DriverResult, EventFlags, HostFlags, HostPtr,
-    IpcMemHandle, MemAdvice, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind, StreamFlags,
+    IpcMemHandle, MemAdvice, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind, PhysicalProps,
+    StreamFlags,
 };
 use millpond_core::{DevicePtr, StreamRef};
 use millpond_driver::sim::{Access, SimConfig, SimDevice, ViolationKind};
@@ -79,7 +80,7 @@ fn memory_is_counted_and_ends_at_the_capacity() {
     assert_eq!(code(device.mem_alloc(500 * MIB)), DriverError::OUT_OF_MEMORY);
     assert_eq!(code(device.mem_alloc_managed(500 * MIB)), DriverError::OUT_OF_MEMORY);
     assert_eq!(code(device.mem_alloc_async(500 * MIB, StreamRef::LEGACY)), DriverError::OUT_OF_MEMORY);
-    assert_eq!(code(device.mem_create(500 * MIB)), DriverError::OUT_OF_MEMORY);
+    assert_eq!(code(device.mem_create(500 * MIB, PhysicalProps::default())), DriverError::OUT_OF_MEMORY);
     assert_eq!(code(device.mem_alloc(u64::MAX)), DriverError::OUT_OF_MEMORY);
     assert_eq!(code(device.mem_alloc(0)), DriverError::INVALID_VALUE);
     // SAFETY: live, and not used again.
@@ -378,11 +379,11 @@ fn stream_ordered_memory_must_be_used_and_freed_in_order() {
 /// Reserved addresses for so many pages, the first handle mapped at the start.
 fn mapped(device: &SimDevice, pages: u64) -> (DevicePtr, millpond_core::driver::PhysicalHandle) {
     let base = device.mem_address_reserve(pages * PAGE, 0).unwrap();
-    let handle = device.mem_create(PAGE).unwrap();
+    let handle = device.mem_create(PAGE, PhysicalProps::default()).unwrap();
     // SAFETY: the addresses are reserved and empty.
     unsafe {
         device.mem_map(base, PAGE, handle).unwrap();
-        device.mem_set_access(base, PAGE, AccessFlags::ReadWrite).unwrap();
+        device.mem_set_access(base, PAGE, AccessFlags::ReadWrite, &[device.device()]).unwrap();
     }
     (base, handle)
 }
@@ -398,7 +399,7 @@ fn a_handle_mapped_twice_is_the_same_memory() {
     device.launch(StreamRef::LEGACY, &[Access::write(other, 8, 1)]);
     assert_eq!(kinds(&device), [ViolationKind::OutOfBounds], "mapped, but not accessible yet");
     // SAFETY: as above.
-    unsafe { device.mem_set_access(other, PAGE, AccessFlags::ReadWrite) }.unwrap();
+    unsafe { device.mem_set_access(other, PAGE, AccessFlags::ReadWrite, &[device.device()]) }.unwrap();
     write(&device, base.offset(4096), &[1, 2, 3]);
     assert_eq!(read(&device, other.offset(4096), 3), [1, 2, 3]);
     assert_eq!(device.live_bytes(), PAGE);
@@ -421,7 +422,7 @@ fn mappings_are_whole_and_side_by_side_one_range() {
     let device = device();
     assert_eq!(device.mem_get_allocation_granularity().unwrap(), PAGE);
     let (base, handle) = mapped(&device, 4);
-    let second = device.mem_create(2 * PAGE).unwrap();
+    let second = device.mem_create(2 * PAGE, PhysicalProps::default()).unwrap();
     let at = base.offset(PAGE);
     // SAFETY: ranges are reserved; what is wrong is refused.
     unsafe {
@@ -430,10 +431,10 @@ fn mappings_are_whole_and_side_by_side_one_range() {
         assert_eq!(code(device.mem_map(base.offset(4 * PAGE), PAGE, handle)), DriverError::INVALID_VALUE);
         assert_eq!(code(device.mem_map(at.offset(4096), PAGE, handle)), DriverError::INVALID_VALUE);
         device.mem_map(at, 2 * PAGE, second).unwrap();
-        device.mem_set_access(base, 3 * PAGE, AccessFlags::ReadWrite).unwrap();
+        device.mem_set_access(base, 3 * PAGE, AccessFlags::ReadWrite, &[device.device()]).unwrap();
         assert_eq!(code(device.mem_unmap(base, 2 * PAGE)), DriverError::INVALID_VALUE, "half a mapping");
         assert_eq!(
-            code(device.mem_set_access(base, 4 * PAGE, AccessFlags::Read)),
+            code(device.mem_set_access(base, 4 * PAGE, AccessFlags::Read, &[device.device()])),
             DriverError::INVALID_VALUE
         );
     }
@@ -447,7 +448,7 @@ fn mappings_are_whole_and_side_by_side_one_range() {
     assert_eq!(kinds(&device), [], "a block may lie across mappings");
     device.lend(base.offset(3 * PAGE - 256), 512, StreamRef::LEGACY);
     assert_eq!(kinds(&device), [ViolationKind::OutOfBounds]);
-    assert_eq!(code(device.mem_create(PAGE + 1)), DriverError::INVALID_VALUE);
+    assert_eq!(code(device.mem_create(PAGE + 1, PhysicalProps::default())), DriverError::INVALID_VALUE);
     assert_eq!(code(device.mem_address_reserve(PAGE, 3)), DriverError::INVALID_VALUE);
     assert!(device.mem_address_reserve(PAGE, 64 * PAGE).unwrap().is_aligned_to(64 * PAGE));
     // SAFETY: the second call is refused.
@@ -468,7 +469,7 @@ fn a_block_is_lent_once_whatever_its_address_and_keeps_its_history() {
     // SAFETY: the addresses are reserved and empty.
     unsafe {
         device.mem_map(other, PAGE, handle).unwrap();
-        device.mem_set_access(other, PAGE, AccessFlags::ReadWrite).unwrap();
+        device.mem_set_access(other, PAGE, AccessFlags::ReadWrite, &[device.device()]).unwrap();
     }
     device.lend(base, 4096, s);
     device.lend(other.offset(2048), 256, s);
@@ -490,7 +491,7 @@ fn unmapping_needs_the_uses_through_that_address_to_be_over() {
     // SAFETY: as above.
     unsafe {
         device.mem_map(other, PAGE, handle).unwrap();
-        device.mem_set_access(other, PAGE, AccessFlags::ReadWrite).unwrap();
+        device.mem_set_access(other, PAGE, AccessFlags::ReadWrite, &[device.device()]).unwrap();
     }
     device.lend(base, 4096, s);
     device.launch(s, &[Access::write(base, 4096, 1)]);
@@ -509,7 +510,7 @@ fn unmapping_needs_the_uses_through_that_address_to_be_over() {
     // SAFETY: as above.
     unsafe {
         device.mem_map(base, PAGE, handle).unwrap();
-        device.mem_set_access(base, PAGE, AccessFlags::ReadWrite).unwrap();
+        device.mem_set_access(base, PAGE, AccessFlags::ReadWrite, &[device.device()]).unwrap();
     }
     device.synchronize().unwrap();
     device.lend(base, 4096, s);

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use millpond_core::driver::{
-    AccessFlags, DriverError, EventFlags, HostFlags, MemPoolAttribute, MemPoolProps, StreamFlags,
+    AccessFlags, DriverError, EventFlags, HostFlags, MemPoolAttribute, MemPoolProps, PhysicalProps,
+    StreamFlags,
 };
 use millpond_core::{DevicePtr, Driver, StreamRef};
 use millpond_driver::sim::{SimConfig, SimDevice};
@@ -56,11 +57,11 @@ fn issue_9_a_reset_ends_plain_managed_and_pinned_memory_streams_and_events() {
 fn issue_9_physical_memory_its_mappings_and_addresses_outlive_a_reset() {
     let device = device();
     let at = device.mem_address_reserve(4 * MIB, 0).unwrap();
-    let handle = device.mem_create(4 * MIB).unwrap();
+    let handle = device.mem_create(4 * MIB, PhysicalProps::default()).unwrap();
     // SAFETY: the addresses are reserved and the handle is whole.
     unsafe {
         device.mem_map(at, 4 * MIB, handle).unwrap();
-        device.mem_set_access(at, 4 * MIB, AccessFlags::ReadWrite).unwrap();
+        device.mem_set_access(at, 4 * MIB, AccessFlags::ReadWrite, &[device.device()]).unwrap();
         device.memset_d8_async(at, 7, 4 * MIB, StreamRef::LEGACY).unwrap();
     }
     device.reset_context();
@@ -71,7 +72,11 @@ fn issue_9_physical_memory_its_mappings_and_addresses_outlive_a_reset() {
     unsafe { now.memcpy_dtoh_async(read.as_mut_ptr(), at, 4, StreamRef::LEGACY) }.unwrap();
     assert_eq!(read, [7; 4]);
     assert_ne!(now.mem_address_reserve(4 * MIB, 0).unwrap(), at, "the addresses are still taken");
-    assert_eq!(device.mem_create(2 * MIB).unwrap_err().code(), DESTROYED, "nothing new by the old driver");
+    assert_eq!(
+        device.mem_create(2 * MIB, PhysicalProps::default()).unwrap_err().code(),
+        DESTROYED,
+        "nothing new by the old driver"
+    );
     // SAFETY: the old driver gives back what it mapped.
     unsafe {
         device.mem_unmap(at, 4 * MIB).unwrap();

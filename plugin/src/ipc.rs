@@ -1,5 +1,9 @@
 //! Sharing memory with another process.
 //!
+//! CUDA's legacy handles, which NBEP 7 passes on, exist for memory of `cuMemAlloc` only. So a stack whose
+//! memory is shared this way says `pages=off` in its pools: `cuda+pool:pages=off`. Memory that a pool maps
+//! itself is shared by file descriptors: `cuda+pool:share=fd` and `millpond_resources::share`.
+//!
 //! CUDA shares whole allocations; a block of a pool lies somewhere inside one. An [`IpcHandle`] therefore
 //! carries the offset of the memory inside its allocation, and the whole as bytes:
 //!
@@ -224,7 +228,7 @@ impl IpcHandle {
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] for memory that is gone or empty, [`ErrorKind::Unsupported`] for memory
-/// that CUDA cannot share this way: managed, stream-ordered or mapped from physical handles.
+/// that CUDA cannot share this way: managed, stream-ordered, or mapped by a pool (which needs `pages=off`).
 pub fn get_ipc_handle(driver: &dyn Driver, memory: &MemoryPointer) -> Result<IpcHandle> {
     if !memory.is_live() {
         return Err(memory.gone("share"));
@@ -248,7 +252,9 @@ fn explain_share(error: Error) -> Error {
     if let Some(cause) = error.driver_error().filter(refused) {
         return Error::new(
             ErrorKind::Unsupported,
-            "CUDA shares only what cuMemAlloc gave with other processes; take it from a stack on `cuda`",
+            "CUDA's legacy IPC handles, which NBEP 7 passes on, are of memory from cuMemAlloc only: take it \
+             from a stack on `cuda` whose pools say `pages=off`, such as cuda+pool:pages=off (a pool with \
+             `share=fd` shares its blocks by file descriptors: millpond_resources::share)",
         )
         .caused_by(cause.clone());
     }

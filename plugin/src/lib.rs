@@ -7,7 +7,7 @@
 //! | here | what it is |
 //! |---|---|
 //! | [`MemoryManager`] | the interface |
-//! | [`MillpondMemoryManager`] | over any stack: `MILLPOND_MEMORY_MANAGER=cuda+pool:initial=1GiB` |
+//! | [`MillpondMemoryManager`] | over any stack: `MILLPOND_MEMORY_MANAGER=cuda+pool:initial=1GiB,pages=off` |
 //! | [`CudaMemoryManager`] | the default: plain CUDA, frees deferred as Numba does |
 //! | [`HostOnlyMemoryManager`] | the host half, to build a manager of one's own on |
 //! | [`MemoryPointer`], [`MappedMemory`], [`PinnedMemory`] | what managers hand out: counted references |
@@ -23,6 +23,11 @@
 //!   and prints nothing. A pointer that outlives a reset frees nothing, whoever has its address by then.
 //! - Managers call foreign code (builders, resources, finalizers) with no lock held that dropping a
 //!   pointer needs exclusively. A binding for a language with a global lock releases it around every call.
+//!
+//! - The interface shares memory with other processes by CUDA's legacy IPC handles, which exist for memory of
+//!   `cuMemAlloc` only. So stacks for it say `pages=off`; the default manager and the stacks named here give
+//!   handles. A program that shares nothing takes less memory with `cuda+pool` (on one of the logs of
+//!   docs/BENCHMARKS.md 1.04 times what is in use instead of 1.51).
 //!
 //! ```no_run
 //! use millpond_core::{DeviceId, stack::LayerTable};

@@ -68,7 +68,8 @@ pub trait MemoryManager: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for memory that is gone,
-    /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) for memory that CUDA cannot share this way.
+    /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) for memory that CUDA cannot share this way: a
+    /// stack's pools need `pages=off`.
     fn get_ipc_handle(&self, memory: &MemoryPointer) -> Result<IpcHandle>;
 
     /// Ends all memory of this manager, also memory that pointers are left to: they are not live any more

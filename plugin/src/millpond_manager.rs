@@ -210,7 +210,11 @@ impl MemoryManager for MillpondMemoryManager {
     }
 
     fn get_ipc_handle(&self, memory: &MemoryPointer) -> Result<IpcHandle> {
-        get_ipc_handle(&*self.device()?.driver, memory)
+        let device = self.device()?;
+        get_ipc_handle(&*device.driver, memory).map_err(|error| match &*device.stack.read_recursive() {
+            Some(stack) => error.in_stack(stack),
+            None => error,
+        })
     }
 
     fn reset(&self) {

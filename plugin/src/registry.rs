@@ -11,6 +11,10 @@ use crate::{CudaMemoryManager, INTERFACE_VERSION, MemoryManager, MillpondMemoryM
 /// The environment variable whose stack, as text, becomes the memory manager.
 pub const MEMORY_MANAGER_VARIABLE: &str = "MILLPOND_MEMORY_MANAGER";
 
+/// A stack to copy. As any program may ask for an IPC handle of its memory, it can give one: its pool maps no
+/// pages.
+const ADVISED_STACK: &str = "cuda+pool:initial=1GiB,pages=off";
+
 /// Makes the manager of one device. Called with `None` to read the interface's version, and once for each
 /// device at its first use (by threads that race for it, more than once; one result stays). Making a
 /// manager must not touch CUDA: that is for [`MemoryManager::initialize`].
@@ -171,8 +175,8 @@ impl ManagerRegistry {
 fn explain(text: &str, error: Error) -> Error {
     if matches!(error.kind(), ErrorKind::InvalidStack | ErrorKind::InvalidArgument) {
         error.context(format_args!(
-            "{MEMORY_MANAGER_VARIABLE}={text} is not a stack; set it to one such as \
-             `cuda+pool:initial=1GiB`, or unset it"
+            "{MEMORY_MANAGER_VARIABLE}={text} is not a stack; set it to one such as `{ADVISED_STACK}`, or \
+             unset it"
         ))
     } else {
         error.context(format_args!("{MEMORY_MANAGER_VARIABLE}={text}"))

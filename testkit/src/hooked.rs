@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use millpond_core::driver::{
     AccessFlags, DeviceAttribute, Driver, DriverHandle, DriverResult, Event, EventFlags, Health, HostFlags,
     HostPtr, IpcMemHandle, MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind,
-    PhysicalHandle, StreamFlags,
+    PhysicalHandle, PhysicalProps, StreamFlags,
 };
 use millpond_core::{DeviceId, DevicePtr, StreamId, StreamRef};
 use parking_lot::Mutex;
@@ -251,7 +251,11 @@ impl Driver for HookedDriver {
         fn mem_pool_set_attribute(pool: MemPool, attribute: MemPoolAttribute, value: u64) -> DriverResult<()>;
         fn mem_get_allocation_granularity() -> DriverResult<u64>;
         fn mem_address_reserve(bytes: u64, alignment: u64) -> DriverResult<DevicePtr>;
-        fn mem_create(bytes: u64) -> DriverResult<PhysicalHandle>;
+        fn mem_create(bytes: u64, props: PhysicalProps) -> DriverResult<PhysicalHandle>;
+        fn mem_export_to_fd(handle: PhysicalHandle) -> DriverResult<i32>;
+        fn mem_import_from_fd(fd: i32) -> DriverResult<PhysicalHandle>;
+        fn can_be_accessed_by(peer: DeviceId) -> DriverResult<bool>;
+        fn active_peers() -> DriverResult<Vec<DeviceId>>;
         fn stream_create(flags: StreamFlags) -> DriverResult<StreamRef>;
         fn stream_ref(handle: u64) -> DriverResult<StreamRef>;
         fn stream_synchronize(stream: StreamRef) -> DriverResult<()>;
@@ -277,7 +281,9 @@ impl Driver for HookedDriver {
         fn mem_address_free(ptr: DevicePtr, bytes: u64) -> DriverResult<()>;
         fn mem_release(handle: PhysicalHandle) -> DriverResult<()>;
         fn mem_map(ptr: DevicePtr, bytes: u64, handle: PhysicalHandle) -> DriverResult<()>;
-        fn mem_set_access(ptr: DevicePtr, bytes: u64, access: AccessFlags) -> DriverResult<()>;
+        fn mem_set_access(
+            ptr: DevicePtr, bytes: u64, access: AccessFlags, devices: &[DeviceId]
+        ) -> DriverResult<()>;
         fn stream_destroy(stream: StreamRef) -> DriverResult<()>;
         fn event_destroy(event: Event) -> DriverResult<()>;
         fn memcpy_htod_async(

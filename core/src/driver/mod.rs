@@ -15,7 +15,8 @@ pub use call::call;
 pub use error::{DriverError, DriverResult};
 pub use types::{
     AccessFlags, DeviceAttribute, Event, EventFlags, Health, HostFlags, HostPtr, IpcMemHandle, MemAdvice,
-    MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind, PhysicalHandle, StreamFlags,
+    MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind, PhysicalHandle, PhysicalProps,
+    StreamFlags,
 };
 
 use crate::{DeviceId, DevicePtr, StreamRef};
@@ -67,6 +68,12 @@ pub trait Driver: Debug + Send + Sync + 'static {
     fn virtual_time_ns(&self) -> Option<u64> {
         None
     }
+    /// Whether `peer`, another device, can use this device's memory (`cuDeviceCanAccessPeer`); false for a
+    /// device that there is not.
+    fn can_be_accessed_by(&self, peer: DeviceId) -> DriverResult<bool>;
+    /// The other devices that can use this device's memory and whose primary contexts are active now, in
+    /// order (`cuDevicePrimaryCtxGetState`, about 25 ns for each device on an H200).
+    fn active_peers(&self) -> DriverResult<Vec<DeviceId>>;
     /// From now on, graphs that other threads capture do not concern the calling thread: its calls are
     /// allowed and break no capture (`cuThreadExchangeStreamCaptureMode`, relaxed). For threads of our own
     /// only.
@@ -150,15 +157,27 @@ pub trait Driver: Debug + Send + Sync + 'static {
     /// Ends a reservation (`cuMemAddressFree`).
     unsafe fn mem_address_free(&self, ptr: DevicePtr, bytes: u64) -> DriverResult<()>;
     /// Physical memory without an address (`cuMemCreate`).
-    fn mem_create(&self, bytes: u64) -> DriverResult<PhysicalHandle>;
+    fn mem_create(&self, bytes: u64, props: PhysicalProps) -> DriverResult<PhysicalHandle>;
     /// Ends physical memory; it goes back when it is mapped nowhere (`cuMemRelease`).
     unsafe fn mem_release(&self, handle: PhysicalHandle) -> DriverResult<()>;
     /// Maps a whole handle at reserved addresses (`cuMemMap`).
     unsafe fn mem_map(&self, ptr: DevicePtr, bytes: u64, handle: PhysicalHandle) -> DriverResult<()>;
     /// Unmaps whole mappings (`cuMemUnmap`).
     unsafe fn mem_unmap(&self, ptr: DevicePtr, bytes: u64) -> DriverResult<()>;
-    /// Makes mapped memory accessible to this device (`cuMemSetAccess`).
-    unsafe fn mem_set_access(&self, ptr: DevicePtr, bytes: u64, access: AccessFlags) -> DriverResult<()>;
+    /// Says how each of these devices may use mapped memory (`cuMemSetAccess`); others keep what they may.
+    unsafe fn mem_set_access(
+        &self,
+        ptr: DevicePtr,
+        bytes: u64,
+        access: AccessFlags,
+        devices: &[DeviceId],
+    ) -> DriverResult<()>;
+    /// A file descriptor by which another process imports physical memory that was made to be shared
+    /// (`cuMemExportToShareableHandle`). It is the caller's to close, and keeps the memory until then.
+    fn mem_export_to_fd(&self, handle: PhysicalHandle) -> DriverResult<i32>;
+    /// The physical memory behind such a file descriptor, which stays the caller's
+    /// (`cuMemImportFromShareableHandle`). It ends with [`mem_release`](Self::mem_release), too.
+    fn mem_import_from_fd(&self, fd: i32) -> DriverResult<PhysicalHandle>;
 
     // --- Streams ---
 

@@ -35,6 +35,10 @@ pub enum DeviceAttribute {
     Integrated,
     /// Whether legacy IPC of memory and events is there (0 or 1).
     IpcEventSupported,
+    /// Whether physical memory can be shared through POSIX file descriptors (0 or 1).
+    PosixFdHandlesSupported,
+    /// Whether other hardware can reach physical memory that is made for it, by GPUDirect RDMA (0 or 1).
+    RdmaOfPhysicalMemorySupported,
 }
 
 /// What kind of memory a pointer points into.
@@ -116,6 +120,15 @@ pub enum MemPoolAttribute {
 /// Physical memory without an address, by its raw handle.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PhysicalHandle(pub u64);
+
+/// How physical memory is made.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct PhysicalProps {
+    /// It can be shared with other processes through POSIX file descriptors.
+    pub share_fd: bool,
+    /// Other hardware can reach it (GPUDirect RDMA).
+    pub rdma: bool,
+}
 
 /// What a mapping may be used for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -12,7 +12,7 @@ use std::time::Instant;
 use millpond_core::driver::{
     AccessFlags, DeviceAttribute, Driver, DriverHandle, DriverResult, Event, EventFlags, Health, HostFlags,
     HostPtr, IpcMemHandle, MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind,
-    PhysicalHandle, StreamFlags,
+    PhysicalHandle, PhysicalProps, StreamFlags,
 };
 use millpond_core::{DeviceId, DevicePtr, StreamRef};
 
@@ -172,6 +172,14 @@ impl Driver for CountingDriver {
         self.counted(CallKind::Other, |driver| driver.attribute(attribute))
     }
 
+    fn can_be_accessed_by(&self, peer: DeviceId) -> DriverResult<bool> {
+        self.inner.can_be_accessed_by(peer)
+    }
+
+    fn active_peers(&self) -> DriverResult<Vec<DeviceId>> {
+        self.inner.active_peers()
+    }
+
     fn mem_get_info(&self) -> DriverResult<MemoryInfo> {
         self.counted(CallKind::MemGetInfo, |driver| driver.mem_get_info())
     }
@@ -317,8 +325,8 @@ impl Driver for CountingDriver {
         self.counted(CallKind::MemAddressFree, |driver| unsafe { driver.mem_address_free(ptr, bytes) })
     }
 
-    fn mem_create(&self, bytes: u64) -> DriverResult<PhysicalHandle> {
-        let handle = self.counted(CallKind::MemCreate, |driver| driver.mem_create(bytes))?;
+    fn mem_create(&self, bytes: u64, props: PhysicalProps) -> DriverResult<PhysicalHandle> {
+        let handle = self.counted(CallKind::MemCreate, |driver| driver.mem_create(bytes, props))?;
         self.taken.created(handle, bytes);
         Ok(handle)
     }
@@ -344,9 +352,26 @@ impl Driver for CountingDriver {
         })
     }
 
-    unsafe fn mem_set_access(&self, ptr: DevicePtr, bytes: u64, access: AccessFlags) -> DriverResult<()> {
-        // SAFETY: the caller's promise.
-        self.counted(CallKind::MemSetAccess, |driver| unsafe { driver.mem_set_access(ptr, bytes, access) })
+    unsafe fn mem_set_access(
+        &self,
+        ptr: DevicePtr,
+        bytes: u64,
+        access: AccessFlags,
+        devices: &[DeviceId],
+    ) -> DriverResult<()> {
+        self.counted(CallKind::MemSetAccess, |driver| {
+            // SAFETY: the caller's promise.
+            unsafe { driver.mem_set_access(ptr, bytes, access, devices) }
+        })
+    }
+
+    fn mem_export_to_fd(&self, handle: PhysicalHandle) -> DriverResult<i32> {
+        self.counted(CallKind::Ipc, |driver| driver.mem_export_to_fd(handle))
+    }
+
+    /// What another process took from the driver is not counted as taken here.
+    fn mem_import_from_fd(&self, fd: i32) -> DriverResult<PhysicalHandle> {
+        self.counted(CallKind::Ipc, |driver| driver.mem_import_from_fd(fd))
     }
 
     fn stream_create(&self, flags: StreamFlags) -> DriverResult<StreamRef> {

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use millpond_core::driver::{DriverError, MemPoolProps};
+use millpond_core::driver::{DriverError, MemPoolProps, PhysicalProps};
 
 use super::*;
 use crate::sim::{SimConfig, SimDevice};
@@ -70,7 +70,7 @@ fn bytes_of_every_way_to_take_them_are_followed() {
     let managed = driver.mem_alloc_managed(2 * MIB).unwrap();
     let ordered = driver.mem_alloc_async(4 * MIB, stream).unwrap();
     let pooled = driver.mem_alloc_from_pool_async(8 * MIB, pool, stream).unwrap();
-    let handle = driver.mem_create(page).unwrap();
+    let handle = driver.mem_create(page, PhysicalProps::default()).unwrap();
     let all = 15 * MIB + page;
     assert_eq!(driver.bytes_taken(), all);
     // SAFETY: everything came from this driver, and is not used again.

@@ -5,7 +5,9 @@
 
 use std::ffi::c_void;
 
-use millpond_core::driver::{AccessFlags, DeviceAttribute, EventFlags, HostFlags, MemPoolAttribute};
+use millpond_core::driver::{
+    AccessFlags, DeviceAttribute, EventFlags, HostFlags, MemPoolAttribute, PhysicalProps,
+};
 
 pub(super) const CU_DEVICE_CPU: i32 = -1;
 pub(super) const CU_MEM_ATTACH_GLOBAL: u32 = 1;
@@ -28,7 +30,7 @@ pub(super) const CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES: u32 = 6;
 const CU_MEM_LOCATION_TYPE_DEVICE: u32 = 1;
 const CU_MEM_LOCATION_TYPE_HOST: u32 = 2;
 const CU_MEM_ALLOCATION_TYPE_PINNED: u32 = 1;
-const CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: u32 = 1;
+pub(super) const CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: u32 = 1;
 
 const CU_EVENT_BLOCKING_SYNC: u32 = 1;
 const CU_EVENT_DISABLE_TIMING: u32 = 2;
@@ -61,18 +63,24 @@ pub(super) struct AllocationProp {
     handle_types: u32,
     location: Location,
     win32_metadata: *mut c_void,
-    flags: [u8; 8], // compression, RDMA, usage: none asked for
+    compression: u8,
+    rdma: u8,
+    usage: u16,
+    reserved: [u8; 4],
 }
 
 impl AllocationProp {
-    /// Plain device memory.
-    pub(super) const fn on_device(device: i32) -> Self {
+    /// Device memory.
+    pub(super) const fn on_device(device: i32, props: PhysicalProps) -> Self {
         Self {
             kind: CU_MEM_ALLOCATION_TYPE_PINNED,
-            handle_types: 0,
+            handle_types: if props.share_fd { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR } else { 0 },
             location: Location::device(device),
             win32_metadata: std::ptr::null_mut(),
-            flags: [0; 8],
+            compression: 0,
+            rdma: props.rdma as u8,
+            usage: 0,
+            reserved: [0; 4],
         }
     }
 }
@@ -126,6 +134,8 @@ pub(super) const fn device_attribute(attribute: DeviceAttribute) -> Option<u32> 
         DeviceAttribute::PageableMemoryAccess => 88,
         DeviceAttribute::ConcurrentManagedAccess => 89,
         DeviceAttribute::VirtualMemoryManagementSupported => 102,
+        DeviceAttribute::PosixFdHandlesSupported => 103,
+        DeviceAttribute::RdmaOfPhysicalMemorySupported => 110,
         DeviceAttribute::MemoryPoolsSupported => 115,
         DeviceAttribute::IpcEventSupported => 125,
         _ => return None,
@@ -216,7 +226,7 @@ mod tests {
         // With the size above, the identifier can only stand in the other half.
         same!(Location, sys::CUmemLocation: kind = type_);
         same!(AllocationProp, sys::CUmemAllocationProp: kind = type_, handle_types = requestedHandleTypes);
-        same!(AllocationProp, sys::CUmemAllocationProp: location = location, flags = allocFlags);
+        same!(AllocationProp, sys::CUmemAllocationProp: location = location, compression = allocFlags);
         same!(AllocationProp, sys::CUmemAllocationProp: win32_metadata = win32HandleMetaData);
         same!(AccessDesc, sys::CUmemAccessDesc: location = location, flags = flags);
         same!(PoolProps, sys::CUmemPoolProps: kind = allocType, handle_types = handleTypes);
@@ -225,6 +235,15 @@ mod tests {
         // Reserved before 12.2. Without a feature the version is whichever is installed.
         #[cfg(any(feature = "cuda-12080", feature = "cuda-13000", feature = "cuda-13040"))]
         same!(PoolProps, sys::CUmemPoolProps: max_size = maxSize);
+    }
+
+    #[test]
+    fn flags_of_an_allocation_stand_where_the_generated_bindings_have_them() {
+        type Flags = sys::CUmemAllocationProp_st__bindgen_ty_1;
+        let start = offset_of!(AllocationProp, compression);
+        assert_eq!(offset_of!(AllocationProp, rdma) - start, offset_of!(Flags, gpuDirectRDMACapable));
+        assert_eq!(offset_of!(AllocationProp, usage) - start, offset_of!(Flags, usage));
+        assert_eq!(size_of::<AllocationProp>() - start, size_of::<Flags>());
     }
 
     #[test]
@@ -243,6 +262,12 @@ mod tests {
             DeviceAttribute::PageableMemoryAccess => Theirs::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS,
             DeviceAttribute::Integrated => Theirs::CU_DEVICE_ATTRIBUTE_INTEGRATED,
             DeviceAttribute::IpcEventSupported => Theirs::CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED,
+            DeviceAttribute::PosixFdHandlesSupported => {
+                Theirs::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+            }
+            DeviceAttribute::RdmaOfPhysicalMemorySupported => {
+                Theirs::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
+            }
             other => panic!("{other:?} has no line in this test"),
         };
         for attribute in [
@@ -255,6 +280,8 @@ mod tests {
             DeviceAttribute::PageableMemoryAccess,
             DeviceAttribute::Integrated,
             DeviceAttribute::IpcEventSupported,
+            DeviceAttribute::PosixFdHandlesSupported,
+            DeviceAttribute::RdmaOfPhysicalMemorySupported,
         ] {
             assert_eq!(device_attribute(attribute), Some(theirs(attribute) as u32), "{attribute:?}");
         }

@@ -1,8 +1,8 @@
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use dashmap::DashMap;
 use millpond_core::driver::{Driver, DriverError, DriverResult, Health};
@@ -39,6 +39,8 @@ pub struct CudaDriver {
     pub(super) health: Arc<Health>,
     /// The living streams that were made here, by handle.
     pub(super) streams: DashMap<u64, StreamId>,
+    /// The other devices that can use this one's memory, once somebody asked.
+    pub(super) reachable_by: OnceLock<Vec<(DeviceId, i32)>>,
 }
 
 static OPEN: Mutex<BTreeMap<u32, Arc<CudaDriver>>> = Mutex::new(BTreeMap::new());
@@ -80,7 +82,15 @@ impl CudaDriver {
         let name = device_name(functions, device)?;
         let context = PrimaryContext::retain(functions, device)?;
         tracing::debug!(ordinal, name, "opened a CUDA device");
-        Ok(Self { ordinal, device, name, context, health: Arc::default(), streams: DashMap::new() })
+        Ok(Self {
+            ordinal,
+            device,
+            name,
+            context,
+            health: Arc::default(),
+            streams: DashMap::new(),
+            reachable_by: OnceLock::new(),
+        })
     }
 
     pub(super) fn functions(&self) -> &'static Functions {

@@ -6,12 +6,12 @@ use dashmap::Entry;
 use millpond_core::driver::{
     AccessFlags, DeviceAttribute, Driver, DriverError, DriverResult, Event, EventFlags, Health, HostFlags,
     HostPtr, IpcMemHandle, MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind,
-    PhysicalHandle, StreamFlags,
+    PhysicalHandle, PhysicalProps, StreamFlags,
 };
 use millpond_core::{DeviceId, DevicePtr, StreamRef};
 
 use super::CudaDriver;
-use super::abi::{self, AccessDesc, AllocationProp, IpcHandle, Location, PoolProps};
+use super::abi::{self, AllocationProp, IpcHandle, Location, PoolProps};
 
 // Two clauses serve nearly every `SAFETY` comment below. *Results*: the pointers that the call writes
 // through are to locals of the types that CUDA asks for. *Vouched*: the method is unsafe, and its caller has
@@ -81,6 +81,15 @@ impl Driver for CudaDriver {
         // SAFETY: Results.
         unsafe { self.functions().device_get_attribute(&raw mut value, number, self.device) }?;
         Ok(i64::from(value))
+    }
+
+    fn can_be_accessed_by(&self, peer: DeviceId) -> DriverResult<bool> {
+        Ok(self.reachable_by()?.iter().any(|(id, _)| *id == peer))
+    }
+
+    fn active_peers(&self) -> DriverResult<Vec<DeviceId>> {
+        let peers = self.reachable_by()?.iter();
+        Ok(peers.filter(|(_, device)| self.is_active(*device)).map(|(id, _)| *id).collect())
     }
 
     fn mem_get_info(&self) -> DriverResult<MemoryInfo> {
@@ -307,7 +316,7 @@ impl Driver for CudaDriver {
     }
 
     fn mem_get_allocation_granularity(&self) -> DriverResult<u64> {
-        let props = AllocationProp::on_device(self.device);
+        let props = AllocationProp::on_device(self.device, PhysicalProps::default());
         let minimum = abi::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
         let mut bytes = 0;
         // SAFETY: Results; `props` lives through the call.
@@ -331,9 +340,9 @@ impl Driver for CudaDriver {
         unsafe { self.functions().mem_address_free(ptr.address(), bytes) }
     }
 
-    fn mem_create(&self, bytes: u64) -> DriverResult<PhysicalHandle> {
+    fn mem_create(&self, bytes: u64, props: PhysicalProps) -> DriverResult<PhysicalHandle> {
         let _context = self.enter()?;
-        let props = AllocationProp::on_device(self.device);
+        let props = AllocationProp::on_device(self.device, props);
         let mut handle = 0;
         // SAFETY: Results; `props` lives through the call.
         unsafe { self.functions().mem_create(&raw mut handle, bytes, &raw const props, 0) }?;
@@ -358,11 +367,23 @@ impl Driver for CudaDriver {
         unsafe { self.functions().mem_unmap(ptr.address(), bytes) }
     }
 
-    unsafe fn mem_set_access(&self, ptr: DevicePtr, bytes: u64, access: AccessFlags) -> DriverResult<()> {
-        let _context = self.enter()?;
-        let access = AccessDesc { location: Location::device(self.device), flags: abi::access_flags(access) };
-        // SAFETY: Vouched; `access` is one description and lives through the call.
-        unsafe { self.functions().mem_set_access(ptr.address(), bytes, &raw const access, 1) }
+    unsafe fn mem_set_access(
+        &self,
+        ptr: DevicePtr,
+        bytes: u64,
+        access: AccessFlags,
+        devices: &[DeviceId],
+    ) -> DriverResult<()> {
+        // SAFETY: Vouched.
+        unsafe { self.set_access(ptr, bytes, access, devices) }
+    }
+
+    fn mem_export_to_fd(&self, handle: PhysicalHandle) -> DriverResult<i32> {
+        self.export_to_fd(handle)
+    }
+
+    fn mem_import_from_fd(&self, fd: i32) -> DriverResult<PhysicalHandle> {
+        self.import_from_fd(fd)
     }
 
     fn stream_create(&self, flags: StreamFlags) -> DriverResult<StreamRef> {

@@ -52,6 +52,7 @@ functions! {
     device_get(device: *mut i32, ordinal: i32) = "cuDeviceGet";
     device_get_name(name: *mut c_char, len: i32, device: i32) = "cuDeviceGetName";
     device_get_attribute(value: *mut i32, attribute: u32, device: i32) = "cuDeviceGetAttribute";
+    device_can_access_peer(can: *mut i32, device: i32, peer: i32) = "cuDeviceCanAccessPeer";
     device_primary_ctx_retain(context: *mut u64, device: i32) = "cuDevicePrimaryCtxRetain";
     device_primary_ctx_get_state(device: i32, flags: *mut u32, active: *mut i32)
         = "cuDevicePrimaryCtxGetState";
@@ -98,6 +99,10 @@ functions! {
     mem_address_free(ptr: u64, bytes: u64) = "cuMemAddressFree";
     mem_create(handle: *mut u64, bytes: u64, props: *const AllocationProp, flags: u64) = "cuMemCreate";
     mem_release(handle: u64) = "cuMemRelease";
+    mem_export_to_shareable_handle(out: *mut c_void, handle: u64, kind: u32, flags: u64)
+        = "cuMemExportToShareableHandle";
+    mem_import_from_shareable_handle(handle: *mut u64, os_handle: *mut c_void, kind: u32)
+        = "cuMemImportFromShareableHandle";
     mem_map(ptr: u64, bytes: u64, offset: u64, handle: u64, flags: u64) = "cuMemMap";
     mem_unmap(ptr: u64, bytes: u64) = "cuMemUnmap";
     mem_set_access(ptr: u64, bytes: u64, access: *const AccessDesc, count: u64) = "cuMemSetAccess";

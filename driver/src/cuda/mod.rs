@@ -41,6 +41,8 @@ mod driver_impl;
 mod functions;
 mod library;
 mod module;
+mod peers;
+mod physical;
 
 use millpond_core::{Error, ErrorKind, Result};
 

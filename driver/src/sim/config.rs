@@ -32,6 +32,7 @@ pub struct SimConfig {
     pub(super) schedule: Schedule,
     pub(super) faults: FaultPlan,
     pub(super) falling_addresses: bool,
+    pub(super) peer_access: bool,
 }
 
 impl SimConfig {
@@ -43,6 +44,7 @@ impl SimConfig {
             schedule: Schedule::Timed,
             faults: FaultPlan::none(),
             falling_addresses: false,
+            peer_access: true,
         }
     }
 
@@ -86,6 +88,13 @@ impl SimConfig {
     #[must_use]
     pub fn falling_addresses(mut self) -> Self {
         self.falling_addresses = true;
+        self
+    }
+
+    /// Other devices of its [machine](super::SimMachine) cannot use its memory, nor it theirs.
+    #[must_use]
+    pub fn without_peer_access(mut self) -> Self {
+        self.peer_access = false;
         self
     }
 

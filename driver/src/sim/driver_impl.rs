@@ -3,7 +3,7 @@ use std::sync::Arc;
 use millpond_core::driver::{
     AccessFlags, DeviceAttribute, Driver, DriverResult, Event, EventFlags, Health, HostFlags, HostPtr,
     IpcMemHandle, MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind, PhysicalHandle,
-    StreamFlags,
+    PhysicalProps, StreamFlags,
 };
 use millpond_core::{DeviceId, DevicePtr, DriverError, StreamRef};
 
@@ -18,7 +18,7 @@ use crate::CallKind;
 impl SimDevice {
     /// One driver call: under the lock, counted, costed, and refused if the fault plan says so.
     #[inline]
-    fn call<T>(
+    pub(super) fn call<T>(
         &self,
         kind: CallKind,
         name: &'static str,
@@ -82,6 +82,14 @@ impl Driver for SimDevice {
 
     fn attribute(&self, attribute: DeviceAttribute) -> DriverResult<i64> {
         self.call(CallKind::Other, "cuDeviceGetAttribute", |state| Ok(state.attribute(attribute)))
+    }
+
+    fn can_be_accessed_by(&self, peer: DeviceId) -> DriverResult<bool> {
+        Ok(self.can_reach_from(peer))
+    }
+
+    fn active_peers(&self) -> DriverResult<Vec<DeviceId>> {
+        Ok(self.peers_at_work())
     }
 
     fn mem_get_info(&self) -> DriverResult<MemoryInfo> {
@@ -226,8 +234,8 @@ impl Driver for SimDevice {
         })
     }
 
-    fn mem_create(&self, bytes: u64) -> DriverResult<PhysicalHandle> {
-        self.call(CallKind::MemCreate, "cuMemCreate", |state| state.mem_create(bytes))
+    fn mem_create(&self, bytes: u64, props: PhysicalProps) -> DriverResult<PhysicalHandle> {
+        self.call(CallKind::MemCreate, "cuMemCreate", |state| state.mem_create(bytes, props))
     }
 
     unsafe fn mem_release(&self, handle: PhysicalHandle) -> DriverResult<()> {
@@ -242,8 +250,32 @@ impl Driver for SimDevice {
         self.call_in_any_context(CallKind::MemUnmap, "cuMemUnmap", |state| state.mem_unmap(ptr, bytes))
     }
 
-    unsafe fn mem_set_access(&self, ptr: DevicePtr, bytes: u64, access: AccessFlags) -> DriverResult<()> {
-        self.call(CallKind::MemSetAccess, "cuMemSetAccess", |state| state.mem_set_access(ptr, bytes, access))
+    unsafe fn mem_set_access(
+        &self,
+        ptr: DevicePtr,
+        bytes: u64,
+        access: AccessFlags,
+        devices: &[DeviceId],
+    ) -> DriverResult<()> {
+        let me = self.shared.id;
+        let stranger = devices.iter().find(|device| **device != me && !self.can_reach_from(**device));
+        self.call(CallKind::MemSetAccess, "cuMemSetAccess", |state| match stranger {
+            Some(device) => {
+                let detail = format!("{device} cannot use memory of {me}");
+                Err(Refusal::new(DriverError::INVALID_DEVICE, detail))
+            }
+            None => state.mem_set_access(ptr, bytes, access, devices, me),
+        })
+    }
+
+    fn mem_export_to_fd(&self, handle: PhysicalHandle) -> DriverResult<i32> {
+        let device = self.shared.id;
+        self.call(CallKind::Ipc, "cuMemExportToShareableHandle", |state| state.mem_export(handle, device))
+    }
+
+    fn mem_import_from_fd(&self, fd: i32) -> DriverResult<PhysicalHandle> {
+        let device = self.shared.id;
+        self.call(CallKind::Ipc, "cuMemImportFromShareableHandle", |state| state.mem_import(fd, device))
     }
 
     // --- Streams ---
@@ -389,6 +421,9 @@ impl Driver for SimDevice {
         bytes: u64,
         stream: StreamRef,
     ) -> DriverResult<()> {
+        if self.is_foreign(&[dst, src]) {
+            return self.copy_foreign(dst, src, bytes, stream);
+        }
         self.call(CallKind::Copy, "cuMemcpyDtoDAsync", |state| {
             state.copy_on_device(dst, src, bytes, stream, "cuMemcpyDtoDAsync")
         })
@@ -401,6 +436,9 @@ impl Driver for SimDevice {
         bytes: u64,
         stream: StreamRef,
     ) -> DriverResult<()> {
+        if self.is_foreign(&[dst]) {
+            return self.fill_foreign(dst, value, bytes, stream);
+        }
         self.call(CallKind::Fill, "cuMemsetD8Async", |state| state.memset(dst, value, bytes, stream))
     }
 
@@ -434,7 +472,9 @@ impl State {
             DeviceAttribute::MemoryPoolsSupported
             | DeviceAttribute::VirtualMemoryManagementSupported
             | DeviceAttribute::ConcurrentManagedAccess
+            | DeviceAttribute::RdmaOfPhysicalMemorySupported
             | DeviceAttribute::IpcEventSupported => 1,
+            DeviceAttribute::PosixFdHandlesSupported => i64::from(cfg!(unix)),
             _ => 0,
         }
     }

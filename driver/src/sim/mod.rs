@@ -43,6 +43,7 @@
 //! | `memory`, `host` | the bytes |
 //! | `space`, `address`, `runs` | addresses, mappings, capacity |
 //! | `plain`, `pools`, `vmm`, `ipc`, `streams` | one for each group of driver calls |
+//! | `machine`, `share` | several devices; physical memory for other processes |
 //! | `reset` | what a reset of the context leaves |
 //! | `state`, `driver_impl` | what is behind the lock, and the `Driver` in front of it |
 
@@ -56,6 +57,7 @@ mod driver_impl;
 mod fault;
 mod host;
 mod ipc;
+mod machine;
 mod memory;
 mod oracle;
 mod order;
@@ -65,6 +67,7 @@ mod profile;
 mod reset;
 mod rng;
 mod runs;
+mod share;
 mod space;
 mod state;
 mod streams;
@@ -82,6 +85,7 @@ use parking_lot::{Mutex, MutexGuard};
 pub use access::Access;
 pub use config::{Schedule, SimConfig};
 pub use fault::{Fault, FaultPlan};
+pub use machine::SimMachine;
 pub use profile::Profile;
 use state::State;
 pub use violation::{Violation, ViolationKind};
@@ -104,6 +108,10 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     /// The driver that was opened last.
     newest: Mutex<Weak<SimDevice>>,
+    /// Where it is one of several devices, and which.
+    machine: Option<(SimMachine, usize)>,
+    /// Whether other devices can use its memory, and it theirs.
+    has_peers: bool,
 }
 
 /// What a device does for the harness around it. Unlike the calls of [`Driver`](millpond_core::Driver), these
@@ -111,13 +119,19 @@ pub(crate) struct Shared {
 impl SimDevice {
     /// A new device, under the next number of the process.
     pub fn new(config: SimConfig) -> Arc<Self> {
-        let shared = crate::registry::register_sim(|id| Shared {
+        Self::build(config, None).open()
+    }
+
+    fn build(config: SimConfig, machine: Option<(SimMachine, usize)>) -> Arc<Shared> {
+        let slice = machine.as_ref().map(|(_, index)| *index);
+        crate::registry::register_sim(|id| Shared {
             id,
             name: config.profile().name().to_owned(),
-            state: Mutex::new(State::new(config, id)),
+            has_peers: config.peer_access,
+            state: Mutex::new(State::new(config, id, slice)),
             newest: Mutex::default(),
-        });
-        shared.open()
+            machine,
+        })
     }
 
     /// Makes this the calling thread's current device: what [`crate::current`] finds.
@@ -157,6 +171,12 @@ impl SimDevice {
     /// it is unordered with this one. Checked when it runs: what [`Access::check`] asks for. In managed
     /// memory, what [`Access::write`] writes is seen by kernels and copies, and not by the host.
     pub fn launch(&self, stream: StreamRef, accesses: &[Access]) {
+        let foreign = |access: &&Access| self.is_foreign(&[access.ptr]);
+        if self.shared.machine.is_some() && accesses.iter().any(|access| foreign(&access)) {
+            accesses.iter().filter(foreign).for_each(|access| self.launch_foreign(stream, access));
+            let own: Vec<Access> = accesses.iter().filter(|access| !foreign(access)).copied().collect();
+            return self.lock().launch(stream, &own);
+        }
         self.lock().launch(stream, accesses);
     }
 

@@ -26,6 +26,8 @@ impl State {
         for (start, mapping) in self.space.take_mappings_of_context() {
             self.end_with_context(start, &mapping);
         }
+        self.peers_enabled.clear();
+        self.is_context_active = false;
         self.generation += 1;
         self.note(self.generation);
     }
@@ -70,7 +72,11 @@ impl Shared {
     /// The driver of the present context; the same one each time, while somebody keeps it.
     pub(crate) fn open(self: &Arc<Self>) -> Arc<SimDevice> {
         let mut newest = self.newest.lock();
-        let generation = self.state.lock().generation;
+        let generation = {
+            let mut state = self.state.lock();
+            state.is_context_active = true;
+            state.generation
+        };
         if let Some(device) = newest.upgrade().filter(|device| device.generation == generation) {
             return device;
         }

@@ -24,6 +24,22 @@ const PHYSICAL_UNIT: u64 = 64 << 10;
 const SMALL: Range<u64> = 0x1000_0000_0000..0x1400_0000_0000;
 const LARGE: Range<u64> = 0x1400_0000_0000..0x5000_0000_0000;
 
+/// So many devices of a machine share the addresses.
+pub(super) const MOST_DEVICES: usize = 16;
+
+/// A device's part of a range of addresses.
+fn part_of(range: Range<u64>, index: usize) -> Range<u64> {
+    let bytes = (range.end - range.start) / MOST_DEVICES as u64;
+    let start = range.start + index as u64 * bytes;
+    start..start + bytes
+}
+
+/// Which device of a machine has this address.
+pub(super) fn slice_of(address: u64) -> Option<usize> {
+    (0..MOST_DEVICES)
+        .find(|index| [SMALL, LARGE].into_iter().any(|range| part_of(range, *index).contains(&address)))
+}
+
 /// What a mapping belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Purpose {
@@ -76,12 +92,15 @@ pub(super) struct Space {
 }
 
 impl Space {
-    /// With so many bytes; addresses are given from the lower end on, or from the upper one.
-    pub(super) fn new(capacity: u64, from_above: bool) -> Self {
+    /// With so many bytes; addresses are given from the lower end on, or from the upper one. `slice` is the
+    /// device's place among those of a machine.
+    pub(super) fn new(capacity: u64, from_above: bool, slice: Option<usize>) -> Self {
+        let part = |range: Range<u64>| slice.map_or(range.clone(), |index| part_of(range, index));
+        let (small, large) = (part(SMALL), part(LARGE));
         Self {
             mappings: BTreeMap::new(),
-            small: AddressSpace::new(SMALL.start, SMALL.end, CHARGE_UNIT, from_above),
-            large: AddressSpace::new(LARGE.start, LARGE.end, GRANULARITY, from_above),
+            small: AddressSpace::new(small.start, small.end, CHARGE_UNIT, from_above),
+            large: AddressSpace::new(large.start, large.end, GRANULARITY, from_above),
             next_physical: PHYSICAL_UNIT,
             next_generation: 0,
             capacity,

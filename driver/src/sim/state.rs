@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use millpond_core::driver::{Event, StreamFlags};
 use millpond_core::{DeviceId, DriverError, StreamRef};
 
@@ -39,13 +41,17 @@ pub(super) struct State {
     pub(super) openings: Openings,
     /// How often the context was reset.
     pub(super) generation: u64,
+    /// Whether somebody opened the device, and nobody reset its context since.
+    pub(super) is_context_active: bool,
+    /// The devices whose plain memory this one's kernels may use.
+    pub(super) peers_enabled: BTreeSet<DeviceId>,
     step: u64,
     calls: u64,
     trace: u64,
 }
 
 impl State {
-    pub(super) fn new(config: SimConfig, device: DeviceId) -> Self {
+    pub(super) fn new(config: SimConfig, device: DeviceId, slice: Option<usize>) -> Self {
         let profile = config.profile().clone();
         let mut state = Self {
             faults: Faults::new(config.faults),
@@ -54,7 +60,7 @@ impl State {
             effects: Effects::default(),
             // Ids are unique in the process: each device has a range of its own.
             names: Names::new((u64::from(device.ordinal()) << 32) + 1),
-            space: Space::new(profile.capacity(), config.falling_addresses),
+            space: Space::new(profile.capacity(), config.falling_addresses, slice),
             oracle: Oracle::default(),
             pools: Pools::new(),
             vmm: VirtualMemory::default(),
@@ -62,6 +68,8 @@ impl State {
             openings: Openings::new(device),
             profile,
             generation: 0,
+            is_context_active: false,
+            peers_enabled: BTreeSet::new(),
             step: 0,
             calls: 0,
             trace: 0,

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use millpond_core::DevicePtr;
-use millpond_core::driver::{AccessFlags, PhysicalHandle};
+use millpond_core::driver::{AccessFlags, PhysicalHandle, PhysicalProps};
+use millpond_core::{DeviceId, DevicePtr};
 use rustc_hash::FxHashMap;
 
 use super::answer::{Answer, Refusal};
@@ -14,11 +14,13 @@ use super::state::State;
 const FIRST_HANDLE: u64 = 0x54_0000_0000;
 
 #[derive(Debug)]
-struct Physical {
-    bytes: u64,
+pub(super) struct Physical {
+    pub(super) bytes: u64,
     place: u64,
     mappings: u32,
-    released: bool,
+    /// Handles that were not released: the one it was created as, and those it was imported as.
+    pub(super) holders: u32,
+    pub(super) props: PhysicalProps,
 }
 
 /// Reservations and physical memory.
@@ -26,8 +28,13 @@ struct Physical {
 pub(super) struct VirtualMemory {
     /// Reserved ranges: start and bytes.
     reserved: BTreeMap<u64, u64>,
+    /// By the handle that it was created as.
     physical: FxHashMap<u64, Physical>,
+    /// Which memory each handle is that was not released.
+    handles: FxHashMap<u64, u64>,
     created: u64,
+    /// The other devices that may use a mapping, by its start.
+    peers: FxHashMap<u64, Vec<DeviceId>>,
 }
 
 impl VirtualMemory {
@@ -41,11 +48,30 @@ impl VirtualMemory {
         found.is_some_and(|(&from, &length)| start - from < length && bytes <= length - (start - from))
     }
 
-    fn held(&mut self, handle: PhysicalHandle) -> Answer<&mut Physical> {
-        match self.physical.get_mut(&handle.0) {
-            Some(physical) if !physical.released => Ok(physical),
-            _ => Err(Refusal::invalid_value(format!("there is no physical memory {:#x}", handle.0))),
-        }
+    /// The memory of a handle that was not released, and the handle that it was created as.
+    pub(super) fn held(&mut self, handle: PhysicalHandle) -> Answer<(PhysicalHandle, &mut Physical)> {
+        let unknown = || Refusal::invalid_value(format!("there is no physical memory {:#x}", handle.0));
+        let first = *self.handles.get(&handle.0).ok_or_else(unknown)?;
+        let physical = self.physical.get_mut(&first).ok_or_else(unknown)?;
+        Ok((PhysicalHandle(first), physical))
+    }
+
+    /// Another handle of the memory that was created as this one; `None` where it is over.
+    pub(super) fn hold_again(&mut self, first: PhysicalHandle) -> Option<PhysicalHandle> {
+        self.physical.get_mut(&first.0)?.holders += 1;
+        Some(self.new_handle(Some(first)))
+    }
+
+    fn new_handle(&mut self, of: Option<PhysicalHandle>) -> PhysicalHandle {
+        let handle = PhysicalHandle(FIRST_HANDLE + self.created);
+        self.created += 1;
+        self.handles.insert(handle.0, of.unwrap_or(handle).0);
+        handle
+    }
+
+    /// Whether another device may use the mapping that starts here.
+    pub(super) fn may_use(&self, start: u64, device: DeviceId) -> bool {
+        self.peers.get(&start).is_some_and(|peers| peers.contains(&device))
     }
 }
 
@@ -82,31 +108,31 @@ impl State {
         Ok(())
     }
 
-    pub(super) fn mem_create(&mut self, bytes: u64) -> Answer<PhysicalHandle> {
+    pub(super) fn mem_create(&mut self, bytes: u64, props: PhysicalProps) -> Answer<PhysicalHandle> {
         whole_pages(bytes)?;
         self.space.charge(bytes)?;
         let place = self.space.new_physical(bytes);
-        let handle = PhysicalHandle(FIRST_HANDLE + self.vmm.created);
-        self.vmm.created += 1;
-        self.vmm.physical.insert(handle.0, Physical { bytes, place, mappings: 0, released: false });
+        let handle = self.vmm.new_handle(None);
+        self.vmm.physical.insert(handle.0, Physical { bytes, place, mappings: 0, holders: 1, props });
         self.note(handle.0);
         Ok(handle)
     }
 
     pub(super) fn mem_release(&mut self, handle: PhysicalHandle) -> Answer<()> {
-        let Ok(physical) = self.vmm.held(handle) else {
+        let Ok((first, physical)) = self.vmm.held(handle) else {
             return Err(self.unknown_pointer(DevicePtr::new(handle.0), "cuMemRelease"));
         };
-        physical.released = true;
+        physical.holders -= 1;
         let bytes = physical.bytes;
+        self.vmm.handles.remove(&handle.0);
         self.pass(self.profile.mem_release_ns(bytes));
-        self.end_physical(handle);
+        self.end_physical(first);
         Ok(())
     }
 
     /// Ends physical memory that is released and mapped nowhere.
     fn end_physical(&mut self, handle: PhysicalHandle) {
-        let over = self.vmm.physical.get(&handle.0).is_some_and(|p| p.released && p.mappings == 0);
+        let over = self.vmm.physical.get(&handle.0).is_some_and(|p| p.holders == 0 && p.mappings == 0);
         if let Some(physical) = over.then(|| self.vmm.physical.remove(&handle.0)).flatten() {
             let range = physical.place..physical.place + physical.bytes;
             // What was used was unmapped since, and checked there.
@@ -119,7 +145,7 @@ impl State {
     pub(super) fn mem_map(&mut self, ptr: DevicePtr, bytes: u64, handle: PhysicalHandle) -> Answer<()> {
         whole_pages(bytes)?;
         let start = ptr.address();
-        let physical = self.vmm.held(handle)?;
+        let (first, physical) = self.vmm.held(handle)?;
         let (size, place) = (physical.bytes, physical.place);
         if bytes != size {
             return Err(Refusal::not_supported(format!(
@@ -132,8 +158,8 @@ impl State {
         if self.space.within(start..start + bytes).next().is_some() {
             return Err(Refusal::invalid_value("something is mapped there already"));
         }
-        self.vmm.held(handle)?.mappings += 1;
-        self.space.map(start, bytes, place, 0, Purpose::Virtual(handle));
+        self.vmm.held(handle)?.1.mappings += 1;
+        self.space.map(start, bytes, place, 0, Purpose::Virtual(first));
         Ok(())
     }
 
@@ -156,6 +182,7 @@ impl State {
         self.pass(self.profile.mem_unmap_ns(starts.len() as u64));
         for start in starts {
             let Some(mapping) = self.space.unmap(start) else { continue };
+            self.vmm.peers.remove(&start);
             let Purpose::Virtual(handle) = mapping.purpose else { continue };
             if let Some(physical) = self.vmm.physical.get_mut(&handle.0) {
                 physical.mappings -= 1;
@@ -169,17 +196,35 @@ impl State {
         Ok(())
     }
 
-    pub(super) fn mem_set_access(&mut self, ptr: DevicePtr, bytes: u64, access: AccessFlags) -> Answer<()> {
+    /// `me` is the device that this is the state of.
+    pub(super) fn mem_set_access(
+        &mut self,
+        ptr: DevicePtr,
+        bytes: u64,
+        access: AccessFlags,
+        devices: &[DeviceId],
+        me: DeviceId,
+    ) -> Answer<()> {
         let starts = self.whole_mappings(ptr, bytes)?;
         let is_only = |start: &u64| match self.space.at(*start).map(|mapping| mapping.purpose) {
             Some(Purpose::Virtual(handle)) => self.vmm.physical.get(&handle.0).is_none_or(|p| p.mappings < 2),
             _ => true,
         };
         let only = starts.iter().filter(|start| is_only(start)).count();
-        self.pass(self.profile.mem_set_access_ns(only as u64, (starts.len() - only) as u64));
+        let for_one = self.profile.mem_set_access_ns(only as u64, (starts.len() - only) as u64);
+        self.pass(for_one * devices.len() as u64);
         for start in starts {
-            if let Some(mapping) = self.space.at_mut(start) {
-                mapping.accessible = access != AccessFlags::None;
+            for device in devices {
+                let Some(mapping) = self.space.at_mut(start) else { continue };
+                if *device == me {
+                    mapping.accessible = access != AccessFlags::None;
+                    continue;
+                }
+                let peers = self.vmm.peers.entry(start).or_default();
+                peers.retain(|peer| peer != device);
+                if access != AccessFlags::None {
+                    peers.push(*device);
+                }
             }
         }
         Ok(())

@@ -153,9 +153,12 @@ fn list_layers(table: &LayerTable, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
+/// What is shown without `MILLPOND_LOG`: errors, and what is to be said about a stack as it was built.
+const USUAL: &str = "error,millpond::stack=warn";
+
 /// Diagnostics go to the standard error, as `MILLPOND_LOG` says.
 fn show_diagnostics() -> Result<(), Failure> {
-    let text = std::env::var_os("MILLPOND_LOG").filter(|text| !text.is_empty()).unwrap_or("error".into());
+    let text = std::env::var_os("MILLPOND_LOG").filter(|text| !text.is_empty()).unwrap_or(USUAL.into());
     let text = text.to_string_lossy();
     let filter = EnvFilter::try_new(&text).map_err(|error| {
         let advice = "write for example MILLPOND_LOG=debug or MILLPOND_LOG=millpond=trace";

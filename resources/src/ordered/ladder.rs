@@ -24,6 +24,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             if self.is_hopeless(&exact) {
                 return Err(self.out_of_memory(&exact, stream, None));
             }
+            self.admit_newcomers()?;
             let mut refused = match self.climb_for(request, stream)? {
                 Ok(ptr) => return Ok(ptr),
                 Err(refused) => refused,
@@ -403,6 +404,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     /// Takes the first region, before anybody asks.
     pub(crate) fn reserve(&self, bytes: u64) -> Result<()> {
         if self.runs_errands {
+            self.admit_newcomers()?;
             let errand = self.state.lock().store.errand_to_reserve(bytes);
             return match errand {
                 Some(errand) => self.run(errand).map(|_| ()),

@@ -41,10 +41,12 @@
 //! | `ladder` | the steps that call the driver or upstream |
 //! | `release` | what goes back: trim, and before memory is out |
 //! | `bites` | the same in the background, a little at a time |
+//! | `peers` | access for other devices |
 //! | `pressure` | one resource asks the others of the device |
 
 mod bites;
 mod ladder;
+mod peers;
 mod points;
 mod pressure;
 mod release;
@@ -97,6 +99,8 @@ pub(crate) struct Core<S> {
     upstream_is_ordered: bool,
     /// Whether the store gets its memory by itself.
     runs_errands: bool,
+    /// Whether other devices get access to its memory by themselves.
+    admits_peers: bool,
     state: QuickLock<State<S>>,
     /// Held beyond the first two steps of the ladder.
     slow: Mutex<()>,
@@ -237,6 +241,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             upstream_is_ordered: upstream.is_stream_ordered(),
             reuse,
             runs_errands: store.runs_errands(),
+            admits_peers: store.admits_peers(),
             state: QuickLock::new(State {
                 store,
                 streams: Streams::new(),

@@ -3,7 +3,7 @@ use std::fmt::Debug;
 
 use millpond_core::driver::{Driver, DriverResult};
 use millpond_core::misuse::MisuseKind;
-use millpond_core::{ALLOCATION_ALIGNMENT, DevicePtr, Layout, LiveBlock};
+use millpond_core::{ALLOCATION_ALIGNMENT, DeviceId, DevicePtr, Layout, LiveBlock};
 
 /// Whose free blocks: an index that [`Streams`](super::streams::Streams) gives to each stream.
 pub(crate) type Owner = u32;
@@ -251,6 +251,15 @@ pub(crate) trait Store: Debug + Send + Sized + 'static {
     }
     /// After growth: an errand of some driver calls that undoes what makes the store slow, if there is much.
     fn errand_to_tidy(&mut self) -> Option<Self::Errand> {
+        None
+    }
+    /// Whether other devices get access by themselves.
+    fn admits_peers(&self) -> bool {
+        false
+    }
+    /// An errand that gives other devices access to all memory that the store has; where nobody asked for it
+    /// (`is_asked`), to those of them that were not refused it. `None` where there is nothing to do.
+    fn errand_to_admit(&mut self, _devices: &[DeviceId], _is_asked: bool) -> Option<Self::Errand> {
         None
     }
     /// An errand that gives everything back, whatever is in use.

@@ -7,7 +7,7 @@ use super::chunk::NIL;
 use super::directory::Block;
 use super::heaps::{Heaps, LARGE};
 use super::large::{Large, NewSpan};
-use super::pages::{Plan, Release};
+use super::pages::{Admission, Plan, Release};
 use crate::ordered::{ANYONE, Epoch, Errand, Request};
 
 /// What the pool does at the driver by itself.
@@ -27,6 +27,8 @@ pub(crate) enum PoolErrand {
     /// Free memory.
     Reserve(Plan),
     Release(Release),
+    /// Access for other devices.
+    Admit(Admission),
 }
 
 impl Errand<Heaps> for PoolErrand {
@@ -36,12 +38,13 @@ impl Errand<Heaps> for PoolErrand {
                 plan.carry_out(driver)
             }
             Self::Release(release) => release.carry_out(driver),
+            Self::Admit(admission) => admission.carry_out(driver),
         }
     }
 
     fn finish(self, heaps: &mut Heaps) -> Option<DevicePtr> {
         let shared = Arc::clone(&heaps.shared);
-        if !matches!(self, Self::Release(_)) {
+        if !matches!(self, Self::Release(_) | Self::Admit(_)) {
             heaps.set_short(false);
         }
         let Large::Pages(pages) = &mut heaps.large else { return None };
@@ -67,6 +70,10 @@ impl Errand<Heaps> for PoolErrand {
                 pages.finish_release(release);
                 None
             }
+            Self::Admit(admission) => {
+                pages.finish_admission(&admission);
+                None
+            }
         }
     }
 
@@ -75,6 +82,7 @@ impl Errand<Heaps> for PoolErrand {
         match self {
             Self::Block { plan, .. } | Self::Span { plan, .. } | Self::Reserve(plan) => pages.abandon(plan),
             Self::Release(release) => pages.finish_release(release),
+            Self::Admit(admission) => pages.abandon_admission(&admission),
         }
     }
 

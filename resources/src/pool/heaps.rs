@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use millpond_core::misuse::MisuseKind;
-use millpond_core::{ALLOCATION_ALIGNMENT, DevicePtr, Layout};
+use millpond_core::{ALLOCATION_ALIGNMENT, DeviceId, DevicePtr, Layout};
 
 use super::arena::{Arena, Arenas, Shard};
 use super::chunk::{Chunk, ChunkId, NIL};
@@ -349,6 +349,15 @@ impl Store for Heaps {
     fn errand_to_tidy(&mut self) -> Option<PoolErrand> {
         let Large::Pages(pages) = &mut self.large else { return None };
         pages.plan_tidying().map(PoolErrand::Release)
+    }
+
+    fn admits_peers(&self) -> bool {
+        matches!(&self.large, Large::Pages(pages) if pages.backing().is_open())
+    }
+
+    fn errand_to_admit(&mut self, devices: &[DeviceId], is_asked: bool) -> Option<PoolErrand> {
+        let Large::Pages(pages) = &mut self.large else { return None };
+        pages.plan_admission(devices, is_asked).map(PoolErrand::Admit)
     }
 
     fn errand_to_end(&mut self) -> Option<PoolErrand> {

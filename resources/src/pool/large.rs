@@ -1,6 +1,6 @@
 //! The pool's large blocks and spans: over regions from upstream, or over pages that the pool maps itself.
 
-use millpond_core::ALLOCATION_ALIGNMENT;
+use millpond_core::{ALLOCATION_ALIGNMENT, DeviceId};
 
 use super::chunk::{Chunk, ChunkId};
 use super::classes::LARGEST_SMALL;
@@ -41,6 +41,30 @@ pub(super) struct NewSpan {
 }
 
 impl Large {
+    /// Says how pages are made, and who may use them.
+    pub(super) fn set_backing(&mut self, backing: pages::Backing) {
+        if let Self::Pages(pages) = self {
+            pages.set_backing(backing);
+        }
+    }
+
+    /// The other devices that have access to what is mapped.
+    pub(super) fn peers(&self) -> Vec<DeviceId> {
+        match self {
+            Self::Regions(_) => Vec::new(),
+            Self::Pages(pages) => pages.backing().peers(),
+        }
+    }
+
+    /// The physical memory behind the bytes of a block; nothing over regions.
+    #[cfg(unix)]
+    pub(super) fn physical_of(&self, addr: u64, bytes: u64) -> Vec<pages::Part> {
+        match self {
+            Self::Regions(_) => Vec::new(),
+            Self::Pages(pages) => pages.physical_of(addr, bytes),
+        }
+    }
+
     fn in_region(heap: &Heap, id: ChunkId) -> Found {
         let chunk = heap.chunk(id);
         Found { bytes: chunk.bytes, epoch: chunk.epoch(), owner: chunk.owner(), place: Place::Chunk(id) }

@@ -41,6 +41,7 @@ mod odd;
 mod options;
 mod owners;
 mod pages;
+mod peers;
 mod report;
 mod shortage;
 mod slabs;
@@ -56,13 +57,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use millpond_core::{
-    ALLOCATION_ALIGNMENT, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo,
-    ResourceStatistics, Result, StreamRef, is_same,
+    ALLOCATION_ALIGNMENT, DeviceId, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, Layout,
+    MemoryInfo, ResourceStatistics, Result, StreamRef, is_same,
 };
 
 pub use decay::Decay;
 pub(crate) use options::ENTRY;
 pub use options::{PagesMode, PoolLayer, PoolOptions};
+#[cfg(unix)]
+pub(crate) use pages::Part;
+pub use peers::{PeerList, Peers, Share};
 
 use crate::lock::QuickGuard;
 use crate::ordered::{ANYONE, Gather, Ordered, Request};
@@ -121,7 +125,10 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     pub fn new(upstream: R, options: PoolOptions) -> Result<Self> {
         let options = options.checked(&**upstream.driver())?;
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let heaps = Heaps::new(options.maximum_bytes, options.pages_over(&upstream)?);
+        let pages = options.pages_over(&upstream)?;
+        let backing = options.backing(&**upstream.driver(), pages.is_some())?;
+        let mut heaps = Heaps::new(options.maximum_bytes, pages);
+        heaps.large.set_backing(backing);
         let shared = Arc::clone(&heaps.shared);
         let ordered = Ordered::new(upstream, heaps, options.reuse);
         let time = options.decay.time()?.filter(|_| ordered.runs_errands());
@@ -147,6 +154,73 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     /// How many streams the pool knows; those without free blocks are forgotten as others come.
     pub fn known_streams(&self) -> usize {
         self.ordered.streams()
+    }
+
+    /// Whether the pool maps physical memory itself: see [`PagesMode`].
+    pub fn maps_pages(&self) -> bool {
+        self.ordered.runs_errands()
+    }
+
+    /// The other devices that may use the pool's memory because the pool says so; see [`Peers`]. Memory of a
+    /// pool that [maps no pages](Self::maps_pages) is plain memory, which others may use once they enabled
+    /// peer access.
+    pub fn peers(&self) -> Vec<DeviceId> {
+        self.ordered.inspect(|heaps| heaps.large.peers())
+    }
+
+    /// Lets another device use the pool's memory: what is mapped now, and what will be. Takes about as long
+    /// as `cuMemSetAccess` for each handle that the pool has.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for a device that cannot use this one's
+    /// memory; [`Unsupported`](millpond_core::ErrorKind::Unsupported) where the pool maps no pages; what the
+    /// driver reports.
+    pub fn add_peer(&self, device: DeviceId) -> Result<()> {
+        let driver = self.ordered.driver();
+        let add = || {
+            if !self.maps_pages() {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    "the pool maps no pages, so its memory is plain memory; enable peer access in the other \
+                     device's context instead (cuCtxEnablePeerAccess, cudaDeviceEnablePeerAccess)",
+                ));
+            }
+            if device == driver.device() {
+                return Ok(());
+            }
+            peers::check(device, &**driver)?;
+            self.ordered.add_peer(device)
+        };
+        add().map_err(|error| error.in_stack(self))
+    }
+
+    /// A block that is handed out, for another process: see [`share`](crate::share). `bytes` is what was
+    /// asked for.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for what is no block of this pool that
+    /// is handed out with that many bytes; [`Unsupported`](millpond_core::ErrorKind::Unsupported) where the
+    /// pool was not built with [`Share::Fd`]; what the driver reports.
+    #[cfg(unix)]
+    pub fn export_block(&self, ptr: DevicePtr, bytes: u64) -> Result<crate::share::ExportedBlock> {
+        let export = || {
+            if self.options.share != Share::Fd {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    "the pool's memory was not made to be exported; build it with share=fd",
+                ));
+            }
+            let entry = self.shared.directory.find(ptr.address());
+            if bytes == 0 || entry.is_none_or(|entry| entry.requested() != bytes) {
+                return Err(Error::invalid_argument(format!(
+                    "{ptr} is no block of {bytes} bytes that this pool handed out; pass what `allocate` was \
+                     asked for and returned"
+                )));
+            }
+            let parts = self.ordered.inspect(|heaps| heaps.large.physical_of(ptr.address(), bytes));
+            crate::share::ExportedBlock::new(self.ordered.driver(), &parts)
+        };
+        export().map_err(|error| error.in_stack(self))
     }
 
     /// The options, rounded.

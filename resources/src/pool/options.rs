@@ -2,14 +2,15 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use millpond_core::driver::DeviceAttribute;
+use millpond_core::driver::{DeviceAttribute, PhysicalProps};
 use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_core::{
-    ALLOCATION_ALIGNMENT, ByteSize, DeviceMemoryResource, Driver, Error, Layer, Result, downcast,
+    ALLOCATION_ALIGNMENT, ByteSize, DeviceMemoryResource, Driver, Error, ErrorKind, Layer, Result, downcast,
     format_bytes,
 };
 
-use super::{Decay, PoolMemoryResource};
+use super::pages::Backing;
+use super::{Decay, Peers, PoolMemoryResource, Share};
 use crate::driver_memory::CudaMemoryResource;
 use crate::ordered::{LARGEST_REQUEST, Reuse};
 
@@ -25,6 +26,12 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
         ),
         ("pages", "take physical pages from the driver: auto (default: if upstream is cuda), on, off"),
         ("decay", "time over which memory that is not needed goes back: 10s (default), 500ms, 2min, off"),
+        (
+            "peers",
+            "other devices that may use what the pool maps: auto (default: those with an active context), \
+             none, or numbers as 0/1",
+        ),
+        ("share", "whether blocks can be exported to other processes: none (default), fd"),
         ("reuse", "steps between streams: ordered/completed/waited (default), some of them, or own"),
     ],
     kind: LayerKind::Layer(|params, upstream| {
@@ -34,6 +41,8 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
             maximum_bytes: params.bytes("max", &*driver)?,
             pages: params.get("pages")?.unwrap_or_default(),
             decay: params.get("decay")?.unwrap_or_default(),
+            peers: params.get("peers")?.unwrap_or_default(),
+            share: params.get("share")?.unwrap_or_default(),
             reuse: params.get("reuse")?.unwrap_or_default(),
         };
         Ok(Arc::new(PoolMemoryResource::new(upstream, options)?))
@@ -51,6 +60,10 @@ pub struct PoolOptions {
     pub pages: PagesMode,
     /// Over which time memory that is not needed goes back to the driver.
     pub decay: Decay,
+    /// Which other devices may use what the pool maps.
+    pub peers: Peers,
+    /// Whether blocks can be exported to other processes.
+    pub share: Share,
     /// Which steps of the reuse ladder between streams may be taken.
     pub reuse: Reuse,
 }
@@ -59,7 +72,11 @@ pub struct PoolOptions {
 /// from upstream.
 ///
 /// With pages, free memory in several places makes one block, so that the pool holds little more than what
-/// is in use. Blocks of such a pool cannot be shared with another process by CUDA's IPC handles.
+/// is in use. Blocks of such a pool cannot be shared with another process by CUDA's legacy IPC handles, which
+/// need `pages=off`; with `share=fd` they can by file descriptors.
+///
+/// A pool maps pages only directly over `cuda`. Over a wrapper (`cuda+statistics+pool`) `auto` is `off`, with
+/// a warning: put wrappers above the pool.
 ///
 /// In text: `pages=auto` (the default), `pages=on`, `pages=off`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -97,6 +114,45 @@ impl fmt::Display for PagesMode {
 }
 
 impl PoolOptions {
+    /// How the pool's pages are made, and who may use them; `has_pages` says whether it maps any.
+    pub(super) fn backing(&self, driver: &dyn Driver, has_pages: bool) -> Result<Backing> {
+        let share_fd = self.share == Share::Fd;
+        if share_fd && !has_pages {
+            return Err(Error::invalid_argument(
+                "share=fd needs a pool that maps pages: directly over `cuda`, without pages=off; for CUDA's \
+                 legacy IPC handles use pages=off without share",
+            ));
+        }
+        if !has_pages {
+            return Ok(Backing::default());
+        }
+        let has = |attribute| matches!(driver.attribute(attribute), Ok(1));
+        if share_fd && !has(DeviceAttribute::PosixFdHandlesSupported) {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "this device's memory cannot be shared through file descriptors; leave share=fd out",
+            ));
+        }
+        let rdma = has(DeviceAttribute::RdmaOfPhysicalMemorySupported);
+        let props = PhysicalProps { share_fd, rdma };
+        Ok(Backing::new(props, self.peers.named(driver)?, self.peers == Peers::Auto))
+    }
+
+    /// A resource between the pool and `cuda` costs the pool its pages, which nobody may have meant.
+    fn say_that_pages_are_off(&self, upstream: &dyn DeviceMemoryResource) {
+        let below = std::iter::successors(Some(upstream), |resource| resource.upstream());
+        let is_wrapped_cuda = !upstream.is_stream_ordered()
+            && below.last().is_some_and(|base| downcast::<CudaMemoryResource>(base).is_some());
+        if is_wrapped_cuda && self.pages == PagesMode::Auto {
+            tracing::warn!(
+                target: "millpond::stack",
+                %upstream,
+                "the pool maps no pages, and holds more memory than with them, since there is a layer \
+                 between it and `cuda`; put the layer above the pool (cuda+pool+…), or write pages=off"
+            );
+        }
+    }
+
     /// The granularity of mappings and the device's memory, in bytes, if the pool is to map pages.
     pub(super) fn pages_over(&self, upstream: &dyn DeviceMemoryResource) -> Result<Option<(u64, u64)>> {
         /// A pool of fewer pages at most is better off without.
@@ -110,6 +166,7 @@ impl PoolOptions {
             _ => Ok(None),
         };
         if downcast::<CudaMemoryResource>(upstream).is_none() {
+            self.say_that_pages_are_off(upstream);
             return refuse("its upstream must be cuda, from whose driver they come");
         }
         let has_pages = driver.attribute(DeviceAttribute::VirtualMemoryManagementSupported);
@@ -178,6 +235,14 @@ impl fmt::Display for PoolOptions {
             write!(f, "{separator}decay={}", self.decay)?;
             separator = ',';
         }
+        if self.peers != Peers::Auto {
+            write!(f, "{separator}peers={}", self.peers)?;
+            separator = ',';
+        }
+        if self.share != Share::None {
+            write!(f, "{separator}share={}", self.share)?;
+            separator = ',';
+        }
         if self.reuse != Reuse::ALL {
             write!(f, "{separator}reuse={}", self.reuse)?;
         }
@@ -217,6 +282,18 @@ impl PoolLayer {
     /// Gives memory back that was not needed for so long, or never.
     pub fn decay(mut self, decay: Decay) -> Self {
         self.0.decay = decay;
+        self
+    }
+
+    /// Lets these other devices use what the pool maps.
+    pub fn peers(mut self, peers: Peers) -> Self {
+        self.0.peers = peers;
+        self
+    }
+
+    /// Makes blocks that can be exported to other processes, or not.
+    pub fn share(mut self, share: Share) -> Self {
+        self.0.share = share;
         self
     }
 

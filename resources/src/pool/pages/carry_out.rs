@@ -1,7 +1,10 @@
+use std::sync::Arc;
+
 use millpond_core::DevicePtr;
-use millpond_core::driver::{AccessFlags, Driver, DriverResult, PhysicalHandle};
+use millpond_core::driver::{Driver, DriverResult, PhysicalHandle};
 
 use super::Line;
+use super::backing::Backing;
 use super::handles::HandleId;
 
 /// Where addresses come from.
@@ -41,6 +44,7 @@ pub(super) enum Source {
 /// What a plan asks of the driver, and how far it has come.
 #[derive(Debug)]
 pub(super) struct Work {
+    backing: Arc<Backing>,
     pub(super) granularity: u64,
     /// Sizes of the new handles in bytes, and where their homes are.
     pub(super) sizes: Vec<u64>,
@@ -110,8 +114,9 @@ fn reserve(driver: &dyn Driver, bytes: u64, least: u64, granularity: u64) -> Dri
 }
 
 impl Work {
-    pub(super) fn new(granularity: u64, sizes: Vec<u64>, homes: Addresses) -> Self {
+    pub(super) fn new(backing: &Arc<Backing>, granularity: u64, sizes: Vec<u64>, homes: Addresses) -> Self {
         Self {
+            backing: Arc::clone(backing),
             granularity,
             sizes,
             homes,
@@ -200,7 +205,7 @@ impl Work {
         let mut addr = base;
         let mut pending: Vec<u64> = self.sizes.iter().rev().copied().collect();
         while let Some(bytes) = pending.pop() {
-            let physical = match driver.mem_create(bytes) {
+            let physical = match driver.mem_create(bytes, self.backing.props) {
                 Ok(physical) => physical,
                 Err(error) if error.is_out_of_memory() && bytes > self.granularity => {
                     let half = (bytes / 2).next_multiple_of(self.granularity);
@@ -218,7 +223,7 @@ impl Work {
             addr += bytes;
         }
         // SAFETY: all of it was mapped just now, without a gap.
-        unsafe { driver.mem_set_access(DevicePtr::new(base), addr - base, AccessFlags::ReadWrite) }
+        unsafe { self.backing.grant(driver, base, addr - base) }
     }
 
     fn make_view(&mut self, driver: &dyn Driver) -> DriverResult<()> {
@@ -247,7 +252,7 @@ impl Work {
             addr += bytes;
         }
         // SAFETY: all of it was mapped just now, without a gap.
-        unsafe { driver.mem_set_access(DevicePtr::new(base), addr - base, AccessFlags::ReadWrite) }
+        unsafe { self.backing.grant(driver, base, addr - base) }
     }
 
     /// Ends what was mapped and created. Reservations stay: they serve the next time.

@@ -30,9 +30,11 @@
 //! | `assemble`, `plan` | which pieces make a block, how much is new; the three steps |
 //! | `release` | what goes back to the driver |
 //! | `carry_out` | the driver calls of both |
+//! | `backing` | how physical memory is made, and which devices may use it |
 //! | `handles`, `space` | tables: handle at an address, free addresses |
 
 mod assemble;
+mod backing;
 mod carry_out;
 mod commit;
 mod ends;
@@ -52,6 +54,7 @@ mod validate;
 mod views;
 
 use std::cell::RefCell;
+use std::sync::Arc;
 
 use millpond_core::ALLOCATION_ALIGNMENT;
 
@@ -59,6 +62,8 @@ use super::chunk::{Chunk, ChunkId, NIL};
 use super::directory::{Block, Directory};
 use super::heap::Heap;
 use crate::ordered::{ANYONE, Epoch, Owner, Request};
+pub(crate) use backing::Part;
+pub(in crate::pool) use backing::{Admission, Backing};
 use carry_out::Retired;
 use ends::{Piece, Whose};
 use gathered::Gathered;
@@ -105,6 +110,7 @@ pub(in crate::pool) struct Pages {
     handles: Handles,
     views: Views,
     policy: Policy,
+    backing: Arc<Backing>,
     granularity: u64,
     /// How many bytes of addresses are reserved at a time.
     reservation_bytes: u64,
@@ -181,6 +187,7 @@ impl Pages {
             handles: Handles::new(granularity),
             views: Views::default(),
             policy,
+            backing: Arc::default(),
             granularity,
             reservation_bytes,
             maximum_bytes,

@@ -225,7 +225,7 @@ impl Pages {
         let before = tail.map_or(Vec::new(), |(tail, owner)| self.take_pieces(&[tail], owner));
         self.extra_pieces += before.len() as u64;
         self.planned += new;
-        let work = Work::new(self.granularity, self.sizes(line, new, whole.max(new)), homes);
+        let work = Work::new(&self.backing, self.granularity, self.sizes(line, new, whole.max(new)), homes);
         Ok(Plan { line, before, after: None, used, alignment: ALLOCATION_ALIGNMENT, view: None, work })
     }
 
@@ -276,7 +276,8 @@ impl Pages {
 
         let homes =
             if chosen.new > 0 { self.addresses_for(Line::Large, chosen.new) } else { Addresses::At(0) };
-        let mut work = Work::new(self.granularity, self.sizes(Line::Large, chosen.new, request.bytes), homes);
+        let sizes = self.sizes(Line::Large, chosen.new, request.bytes);
+        let mut work = Work::new(&self.backing, self.granularity, sizes, homes);
         let view = (!is_one_piece).then(|| self.plan_view(&chosen, offset, &mut work));
         self.planned += chosen.new;
         let mut before = self.take_pieces(&pieces, owner);

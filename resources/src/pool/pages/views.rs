@@ -145,6 +145,16 @@ impl Views {
         (map.handle != NONE).then_some((map.handle, view.base + map.offset))
     }
 
+    /// All mappings: address and bytes.
+    pub(super) fn mapped(&self) -> impl Iterator<Item = (u64, u64)> {
+        let of = |view: &'_ View| {
+            let maps = view.maps.iter().filter(|map| map.handle != NONE);
+            let base = view.base;
+            maps.map(move |map| (base + map.offset, map.bytes)).collect::<Vec<_>>()
+        };
+        self.iter().flat_map(move |(_, view)| of(view))
+    }
+
     /// Panics where views and handles disagree.
     pub(super) fn validate(&self, handles: &Handles) {
         let mut mappings = 0;

@@ -1,0 +1,53 @@
+//! The other devices, and which of them can use this one's memory.
+
+use millpond_core::DeviceId;
+use millpond_core::driver::{DriverError, DriverResult};
+
+use super::{CudaDriver, library};
+
+impl CudaDriver {
+    /// The driver's number of a CUDA device.
+    pub(super) fn device_number(&self, device: DeviceId, call: &'static str) -> DriverResult<i32> {
+        if device == DeviceId::cuda(self.ordinal) {
+            return Ok(self.device);
+        }
+        let ordinal = i32::try_from(device.ordinal()).ok().filter(|_| !device.is_sim());
+        let invalid = || {
+            let detail = format!("{device} is no CUDA device of this machine");
+            DriverError::new(DriverError::INVALID_DEVICE, call).with_detail(detail)
+        };
+        let mut number = 0;
+        // SAFETY: `number` takes the result; the driver checks the ordinal.
+        unsafe { self.functions().device_get(&raw mut number, ordinal.ok_or_else(invalid)?) }?;
+        Ok(number)
+    }
+
+    /// The other devices that can use this device's memory, with the driver's numbers, in order; the machine
+    /// does not change, so they are asked once.
+    pub(super) fn reachable_by(&self) -> DriverResult<&[(DeviceId, i32)]> {
+        if let Some(known) = self.reachable_by.get() {
+            return Ok(known);
+        }
+        let count = library::cuda().map_or(0, |cuda| cuda.device_count);
+        let mut found = Vec::new();
+        for ordinal in (0..count).filter(|ordinal| *ordinal != self.ordinal) {
+            let id = DeviceId::cuda(ordinal);
+            let (peer, mut can) = (self.device_number(id, "cuDeviceCanAccessPeer")?, 0);
+            // SAFETY: `can` takes the result, and the driver gave both devices.
+            unsafe { self.functions().device_can_access_peer(&raw mut can, peer, self.device) }?;
+            if can != 0 {
+                found.push((id, peer));
+            }
+        }
+        Ok(self.reachable_by.get_or_init(|| found))
+    }
+
+    /// Whether a device's primary context is active.
+    pub(super) fn is_active(&self, device: i32) -> bool {
+        let (mut flags, mut active) = (0, 0);
+        // SAFETY: both take results, and the driver gave `device`.
+        let state =
+            unsafe { self.functions().device_primary_ctx_get_state(device, &raw mut flags, &raw mut active) };
+        state.is_ok() && active != 0
+    }
+}

@@ -1,0 +1,57 @@
+//! Who may use physical memory: other devices, other processes.
+
+use std::ptr;
+
+use millpond_core::driver::{AccessFlags, DriverResult, PhysicalHandle};
+use millpond_core::{DeviceId, DevicePtr};
+use smallvec::SmallVec;
+
+use super::CudaDriver;
+use super::abi::{self, AccessDesc, Location};
+
+impl CudaDriver {
+    /// See [`Driver::mem_set_access`](millpond_core::Driver::mem_set_access).
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn set_access(
+        &self,
+        ptr: DevicePtr,
+        bytes: u64,
+        access: AccessFlags,
+        devices: &[DeviceId],
+    ) -> DriverResult<()> {
+        let _context = self.enter()?;
+        let flags = abi::access_flags(access);
+        let describe = |device: &DeviceId| {
+            let location = Location::device(self.device_number(*device, "cuMemSetAccess")?);
+            Ok(AccessDesc { location, flags })
+        };
+        let access: SmallVec<[AccessDesc; 8]> = devices.iter().map(describe).collect::<DriverResult<_>>()?;
+        let count = access.len() as u64;
+        // SAFETY: the caller vouches for the range; `access` has so many descriptions and lives through the
+        // call.
+        unsafe { self.functions().mem_set_access(ptr.address(), bytes, access.as_ptr(), count) }
+    }
+
+    /// See [`Driver::mem_export_to_fd`](millpond_core::Driver::mem_export_to_fd).
+    pub(super) fn export_to_fd(&self, handle: PhysicalHandle) -> DriverResult<i32> {
+        let _context = self.enter()?;
+        let (mut fd, kind) = (-1_i32, abi::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+        // SAFETY: a file descriptor is an `int`, which `fd` takes. Ending the handle would have been unsafe.
+        unsafe { self.functions().mem_export_to_shareable_handle((&raw mut fd).cast(), handle.0, kind, 0) }?;
+        Ok(fd)
+    }
+
+    /// See [`Driver::mem_import_from_fd`](millpond_core::Driver::mem_import_from_fd).
+    pub(super) fn import_from_fd(&self, fd: i32) -> DriverResult<PhysicalHandle> {
+        let _context = self.enter()?;
+        let kind = abi::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        let os_handle = ptr::without_provenance_mut(fd as usize);
+        let mut handle = 0;
+        // SAFETY: `handle` takes the result; the file descriptor itself is passed as the pointer, and the
+        // driver refuses one that it did not export.
+        unsafe { self.functions().mem_import_from_shareable_handle(&raw mut handle, os_handle, kind) }?;
+        Ok(PhysicalHandle(handle))
+    }
+}

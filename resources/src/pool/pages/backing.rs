@@ -1,0 +1,229 @@
+//! How physical memory is made, and which devices may use it.
+
+use std::sync::Arc;
+
+use millpond_core::driver::{AccessFlags, Driver, DriverResult, PhysicalHandle, PhysicalProps};
+use millpond_core::{DeviceId, DevicePtr};
+use parking_lot::Mutex;
+
+use super::Pages;
+
+/// How a pool's physical memory is made, and which devices may use it besides the pool's own.
+#[derive(Debug, Default)]
+pub(in crate::pool) struct Backing {
+    pub(in crate::pool) props: PhysicalProps,
+    /// Whether devices get access by themselves; else a peer was asked for by name, and mapping fails where
+    /// the driver refuses it.
+    is_open: bool,
+    peers: Mutex<PeerTable>,
+}
+
+#[derive(Debug, Default)]
+struct PeerTable {
+    /// They have access to all that is mapped.
+    admitted: Vec<DeviceId>,
+    /// The driver refused them once; they are not tried again unless somebody asks.
+    refused: Vec<DeviceId>,
+}
+
+impl Backing {
+    /// For these devices; and, if it `is_open`, for those that come.
+    pub(in crate::pool) fn new(props: PhysicalProps, peers: Vec<DeviceId>, is_open: bool) -> Self {
+        Self { props, is_open, peers: Mutex::new(PeerTable { admitted: peers, refused: Vec::new() }) }
+    }
+
+    /// Whether devices get access by themselves.
+    pub(in crate::pool) fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    /// The other devices that have access.
+    pub(in crate::pool) fn peers(&self) -> Vec<DeviceId> {
+        self.peers.lock().admitted.clone()
+    }
+
+    /// Those of `active` that have no access, and were not refused it.
+    fn newcomers(&self, active: &[DeviceId]) -> Vec<DeviceId> {
+        let peers = self.peers.lock();
+        let is_new = |device: &&DeviceId| !peers.admitted.contains(device) && !peers.refused.contains(device);
+        active.iter().filter(is_new).copied().collect()
+    }
+
+    fn admit(&self, devices: &[DeviceId]) {
+        let mut peers = self.peers.lock();
+        peers.refused.retain(|device| !devices.contains(device));
+        peers.admitted.retain(|device| !devices.contains(device));
+        peers.admitted.extend(devices);
+    }
+
+    fn refuse(&self, devices: &[DeviceId]) {
+        let mut peers = self.peers.lock();
+        peers.admitted.retain(|device| !devices.contains(device));
+        peers.refused.extend(devices);
+    }
+
+    /// Lets the pool's device and its peers use what was just mapped. A peer that the driver refuses, and
+    /// that nobody asked for by name, is a peer no longer.
+    ///
+    /// # Safety
+    /// All of the range is mapped by this pool, without a gap.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub(super) unsafe fn grant(&self, driver: &dyn Driver, base: u64, bytes: u64) -> DriverResult<()> {
+        // SAFETY: the caller's promise.
+        let set = |devices: &[DeviceId]| unsafe {
+            driver.mem_set_access(DevicePtr::new(base), bytes, AccessFlags::ReadWrite, devices)
+        };
+        let own = driver.device();
+        let peers = self.peers();
+        let all: Vec<DeviceId> = std::iter::once(own).chain(peers.iter().copied()).collect();
+        let error = match set(&all) {
+            Ok(()) => return Ok(()),
+            Err(error) => error,
+        };
+        if peers.is_empty() || !self.is_open || error.is_sticky() || error.is_out_of_memory() {
+            return Err(error);
+        }
+        set(&[own])?;
+        for peer in peers {
+            if let Err(error) = set(&[peer]) {
+                warn_refused(peer, &error);
+                self.refuse(&[peer]);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn warn_refused(peer: DeviceId, error: &dyn std::fmt::Display) {
+    tracing::warn!(
+        target: "millpond::pool", %peer, %error,
+        "a device gets no access to the pool's memory; copies to and from it work by cuMemcpyPeer only"
+    );
+}
+
+/// Access for other devices to all that is mapped.
+#[derive(Debug)]
+pub(in crate::pool) struct Admission {
+    devices: Vec<DeviceId>,
+    /// What is mapped without a gap: address and bytes.
+    ranges: Vec<(u64, u64)>,
+    /// Whether somebody asked for it, and hears of the error.
+    is_asked: bool,
+}
+
+impl Admission {
+    /// Makes the driver calls.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub(in crate::pool) fn carry_out(&self, driver: &dyn Driver) -> DriverResult<()> {
+        for (base, bytes) in &self.ranges {
+            // SAFETY: all of it is this pool's and mapped; whoever would unmap it holds the lock that the
+            // caller holds.
+            unsafe {
+                driver.mem_set_access(
+                    DevicePtr::new(*base),
+                    *bytes,
+                    AccessFlags::ReadWrite,
+                    &self.devices,
+                )?;
+            };
+        }
+        Ok(())
+    }
+}
+
+impl Pages {
+    /// Says how new memory is made, and who may use it.
+    pub(in crate::pool) fn set_backing(&mut self, backing: Backing) {
+        self.backing = Arc::new(backing);
+    }
+
+    pub(in crate::pool) fn backing(&self) -> &Backing {
+        &self.backing
+    }
+
+    /// Plans access for devices that have none to what is mapped; `None` where there is nothing to do.
+    pub(in crate::pool) fn plan_admission(
+        &mut self,
+        devices: &[DeviceId],
+        is_asked: bool,
+    ) -> Option<Admission> {
+        let devices = if is_asked { devices.to_vec() } else { self.backing.newcomers(devices) };
+        if devices.is_empty() {
+            return None;
+        }
+        let ranges = self.mapped_ranges();
+        if ranges.is_empty() {
+            self.backing.admit(&devices);
+            return None;
+        }
+        Some(Admission { devices, ranges, is_asked })
+    }
+
+    /// Ends an admission that was carried out.
+    pub(in crate::pool) fn finish_admission(&mut self, admission: &Admission) {
+        let Admission { devices, .. } = admission;
+        self.backing.admit(devices);
+        tracing::debug!(target: "millpond::pool", ?devices, "devices have access to the pool's memory");
+    }
+
+    /// Ends an admission that failed.
+    pub(in crate::pool) fn abandon_admission(&mut self, admission: &Admission) {
+        if !admission.is_asked {
+            self.backing.refuse(&admission.devices);
+        }
+    }
+
+    /// All that is mapped, at home and in views, as ranges without gaps: address and bytes.
+    fn mapped_ranges(&self) -> Vec<(u64, u64)> {
+        let homes = self.handles.iter().map(|(_, handle)| (handle.home, handle.bytes));
+        let in_views = self.views.mapped();
+        let mut all: Vec<(u64, u64)> = homes.chain(in_views).collect();
+        all.sort_unstable();
+        let mut ranges: Vec<(u64, u64)> = Vec::new();
+        for (base, bytes) in all {
+            match ranges.last_mut() {
+                Some((start, length)) if *start + *length == base => *length += bytes,
+                _ => ranges.push((base, bytes)),
+            }
+        }
+        ranges
+    }
+
+    /// The memory behind the bytes of a block, in order: handle, its bytes, and which of them.
+    pub(in crate::pool) fn physical_of(&self, addr: u64, bytes: u64) -> Vec<Part> {
+        let end = addr + bytes;
+        let part = |(handle, start): (u32, u64)| {
+            let handle = self.handles.get(handle);
+            let (from, to) = (addr.max(start), end.min(start + handle.bytes));
+            Part {
+                physical: handle.physical,
+                handle_bytes: handle.bytes,
+                offset: from - start,
+                bytes: to - from,
+            }
+        };
+        if self.views.at(addr).is_some() {
+            let mut parts = Vec::new();
+            let mut at = addr;
+            while let Some((id, start)) = self.views.at(at).filter(|_| at < end) {
+                at = start + self.handles.get(id).bytes;
+                parts.push(part((id, start)));
+            }
+            return parts;
+        }
+        self.handles.within(addr, end).map(|(id, handle)| part((id, handle.home))).collect()
+    }
+}
+
+/// A part of a block: some bytes of a handle.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub(crate) physical: PhysicalHandle,
+    pub(crate) handle_bytes: u64,
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+}

@@ -1,0 +1,149 @@
+//! Which other devices may use a pool's memory.
+
+use std::fmt;
+use std::str::FromStr;
+
+use millpond_core::{DeviceId, Driver, Error, Result};
+
+/// Which other devices of the machine may use a pool's memory, where the pool maps pages itself.
+///
+/// Memory that a pool maps can be used by another device only if the mapping says so: enabling peer access
+/// (`cudaDeviceEnablePeerAccess`) is not enough. Each device that has access makes mapping dearer by as much
+/// again as `cuMemSetAccess` takes for one.
+///
+/// In text: `peers=auto` (the default), `peers=none`, or the numbers of devices, as `peers=0/1`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Peers {
+    /// Devices whose primary context is active when memory is mapped, where they can. A device that comes
+    /// later gets access at the pool's next call that needs the driver, or by
+    /// [`add_peer`](crate::PoolMemoryResource::add_peer).
+    #[default]
+    Auto,
+    /// None but those given to [`add_peer`](crate::PoolMemoryResource::add_peer).
+    None,
+    /// These, whether their contexts are active or not. The pool's own may be among them.
+    Only(PeerList),
+}
+
+/// The numbers of at most 16 devices.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PeerList {
+    ordinals: [u32; Self::MOST],
+    count: usize,
+}
+
+impl PeerList {
+    const MOST: usize = 16;
+
+    /// These devices, by number.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for more than 16.
+    pub fn new(ordinals: &[u32]) -> Result<Self> {
+        let mut list = Self { count: ordinals.len(), ..Self::default() };
+        match list.ordinals.get_mut(..ordinals.len()) {
+            Some(places) => places.copy_from_slice(ordinals),
+            None => return Err(Error::invalid_argument("a pool has at most 16 peers")),
+        }
+        Ok(list)
+    }
+
+    /// The numbers.
+    pub fn ordinals(&self) -> &[u32] {
+        &self.ordinals[..self.count]
+    }
+}
+
+impl Peers {
+    /// The devices that are asked for by name, but for the driver's own.
+    pub(super) fn named(&self, driver: &dyn Driver) -> Result<Vec<DeviceId>> {
+        let Self::Only(list) = self else { return Ok(Vec::new()) };
+        let own = driver.device();
+        let id =
+            |ordinal: &u32| if own.is_sim() { DeviceId::sim(*ordinal) } else { DeviceId::cuda(*ordinal) };
+        let others: Vec<DeviceId> = list.ordinals().iter().map(id).filter(|device| *device != own).collect();
+        for device in &others {
+            check(*device, driver)?;
+        }
+        Ok(others)
+    }
+}
+
+/// Whether another device can use memory of the driver's.
+pub(super) fn check(device: DeviceId, driver: &dyn Driver) -> Result<()> {
+    if driver.can_be_accessed_by(device)? {
+        return Ok(());
+    }
+    Err(Error::invalid_argument(format!(
+        "{device} cannot use memory of {own}: there is no such device, or no direct way between the two \
+         (cuDeviceCanAccessPeer); name others, or copy with cuMemcpyPeer, which needs no access",
+        own = driver.device()
+    )))
+}
+
+impl FromStr for Peers {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text.trim() {
+            "auto" => Ok(Self::Auto),
+            "none" => Ok(Self::None),
+            list => {
+                let ordinals: std::result::Result<Vec<u32>, _> =
+                    list.split('/').map(|ordinal| ordinal.trim().parse()).collect();
+                let ordinals = ordinals.map_err(|_| {
+                    let wrong = format!("peers are auto, none, or numbers of devices as 0/1, not `{list}`");
+                    Error::invalid_argument(wrong)
+                })?;
+                Ok(Self::Only(PeerList::new(&ordinals)?))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Peers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::None => f.write_str("none"),
+            Self::Only(list) => {
+                let ordinals: Vec<String> = list.ordinals().iter().map(u32::to_string).collect();
+                f.write_str(&ordinals.join("/"))
+            }
+        }
+    }
+}
+
+/// Whether a pool's memory can be shared with other processes, block by block.
+///
+/// In text: `share=none` (the default), `share=fd`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Share {
+    /// Not: physical memory is made without.
+    #[default]
+    None,
+    /// Through POSIX file descriptors, by
+    /// [`export_block`](crate::PoolMemoryResource::export_block); the pool must map pages.
+    Fd,
+}
+
+impl FromStr for Share {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text.trim() {
+            "none" => Ok(Self::None),
+            "fd" => Ok(Self::Fd),
+            other => Err(Error::invalid_argument(format!("share is none or fd, not `{other}`"))),
+        }
+    }
+}
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Fd => "fd",
+        })
+    }
+}

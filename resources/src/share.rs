@@ -1,0 +1,230 @@
+//! Blocks of a pool for other processes, through POSIX file descriptors.
+//!
+//! A pool that was built with `share=fd` maps physical memory in handles that can be exported. A block lies
+//! in one handle or in several behind each other; an [`ExportedBlock`] has a file descriptor for each, and a
+//! description of which bytes of them the block is. Send both to another process (descriptors travel over a
+//! Unix socket, or are inherited), which makes an [`ImportedBlock`] of them: the same memory, at an address
+//! of its own.
+//!
+//! - A descriptor, and the other process's mapping, keep the **physical memory**: it stays although the pool,
+//!   or its process, ends.
+//! - They do not keep the **block**. Give it back only when the other process is done with it: afterwards the
+//!   pool hands the same memory to somebody else. Nothing is reported when both use it.
+//! - A handle is shared whole. The other process could map what lies beside the block, too: share with
+//!   processes that you trust.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use millpond_core::driver::{AccessFlags, DriverResult, call};
+use millpond_core::{DevicePtr, DriverHandle, Error, Result};
+
+use crate::pool::Part;
+
+const MAGIC: [u8; 8] = *b"MPFDS\r\n\x01";
+const WORD: usize = 8;
+
+/// A block for another process: file descriptors, and a description.
+///
+/// ```
+/// use millpond_core::{DeviceMemoryResourceExt, DriverHandle, StreamRef};
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_resources::share::ImportedBlock;
+/// use millpond_resources::{CudaMemoryResource, PoolLayer, Share};
+///
+/// let driver: DriverHandle = SimDevice::new(SimConfig::h200());
+/// let pool = CudaMemoryResource::new(driver.clone()).layer(PoolLayer::new().share(Share::Fd))?;
+/// let ptr = pool.allocate_bytes(1 << 20, StreamRef::LEGACY)?;
+/// let (description, descriptors) = pool.export_block(ptr, 1 << 20)?.into_parts();
+/// // … in the other process, which was sent both:
+/// let block = ImportedBlock::open(&driver, &description, descriptors)?;
+/// assert_eq!(block.bytes(), 1 << 20);
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct ExportedBlock {
+    parts: Vec<SharedPart>,
+    descriptors: Vec<OwnedFd>,
+}
+
+/// Some bytes of a handle that are a part of a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SharedPart {
+    /// All bytes of the handle.
+    pub handle_bytes: u64,
+    /// Where in the handle the part starts, in bytes.
+    pub offset: u64,
+    /// How long the part is, in bytes.
+    pub bytes: u64,
+}
+
+impl ExportedBlock {
+    pub(crate) fn new(driver: &DriverHandle, parts: &[Part]) -> Result<Self> {
+        let export = |part: &Part| {
+            let fd = call(&**driver, |driver| driver.mem_export_to_fd(part.physical))?;
+            // SAFETY: the driver has just opened the descriptor for its caller, who owns it.
+            Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+        };
+        let descriptors = parts.iter().map(export).collect::<Result<Vec<_>>>()?;
+        let shared = |part: &Part| {
+            let Part { handle_bytes, offset, bytes, .. } = *part;
+            SharedPart { handle_bytes, offset, bytes }
+        };
+        Ok(Self { parts: parts.iter().map(shared).collect(), descriptors })
+    }
+
+    /// The length of the block in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.bytes).sum()
+    }
+
+    /// The parts, in the order in which they make up the block; each has one of the
+    /// [`descriptors`](Self::descriptors).
+    pub fn parts(&self) -> &[SharedPart] {
+        &self.parts
+    }
+
+    /// The file descriptors, one for each part; they are closed when this is dropped.
+    pub fn descriptors(&self) -> &[OwnedFd] {
+        &self.descriptors
+    }
+
+    /// Which bytes of the handles the block is, for [`ImportedBlock::open`]: 24 bytes a part and 8 more.
+    pub fn description(&self) -> Vec<u8> {
+        let words = self.parts.iter().flat_map(|part| [part.handle_bytes, part.offset, part.bytes]);
+        MAGIC.into_iter().chain(words.flat_map(u64::to_le_bytes)).collect()
+    }
+
+    /// The [`description`](Self::description) and the descriptors, which are the caller's to close now.
+    pub fn into_parts(self) -> (Vec<u8>, Vec<OwnedFd>) {
+        (self.description(), self.descriptors)
+    }
+}
+
+/// A block of another process's pool, mapped into this one until it is dropped.
+///
+/// Drop it when this process's work on it is done: it waits for nothing, since waiting for the device would
+/// end the graph captures of others.
+#[derive(Debug)]
+pub struct ImportedBlock {
+    driver: DriverHandle,
+    ptr: DevicePtr,
+    bytes: u64,
+    /// Reserved addresses: base and bytes.
+    reserved: (DevicePtr, u64),
+    /// What is mapped there: address and bytes.
+    mapped: Vec<(DevicePtr, u64)>,
+}
+
+impl ImportedBlock {
+    /// Maps what another process [exported](ExportedBlock::into_parts). The descriptors are closed.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for a description that is none, or does
+    /// not belong to these descriptors; what the driver reports.
+    pub fn open(driver: &DriverHandle, description: &[u8], descriptors: Vec<OwnedFd>) -> Result<Self> {
+        let parts = read(description)?;
+        if parts.len() != descriptors.len() {
+            return Err(malformed("it is of another number of descriptors"));
+        }
+        let whole = parts.iter().try_fold(0_u64, |sum, part| sum.checked_add(part.handle_bytes));
+        let whole = whole.ok_or_else(|| malformed("it names more bytes than there can be"))?;
+        let reserved = call(&**driver, |driver| {
+            let granularity = driver.mem_get_allocation_granularity()?;
+            driver.mem_address_reserve(whole, granularity)
+        })
+        .map_err(|error| error.context("reserving addresses for a shared block"))?;
+        // From here on a drop undoes what was done.
+        let mut block = Self {
+            driver: DriverHandle::clone(driver),
+            ptr: DevicePtr::new(reserved.address() + parts[0].offset),
+            bytes: parts.iter().map(|part| part.bytes).sum(),
+            reserved: (reserved, whole),
+            mapped: Vec::new(),
+        };
+        for (part, fd) in parts.iter().zip(&descriptors) {
+            block
+                .map(part, fd)
+                .map_err(|error| Error::from(error).context("mapping a part of a shared block"))?;
+        }
+        call(&**driver, |driver| {
+            // SAFETY: all of it was mapped just now, without a gap.
+            unsafe { driver.mem_set_access(reserved, whole, AccessFlags::ReadWrite, &[driver.device()]) }
+        })?;
+        Ok(block)
+    }
+
+    fn map(&mut self, part: &SharedPart, fd: &OwnedFd) -> DriverResult<()> {
+        let at =
+            self.mapped.last().map_or(self.reserved.0, |(at, bytes)| DevicePtr::new(at.address() + bytes));
+        let handle = self.driver.mem_import_from_fd(fd.as_raw_fd())?;
+        // SAFETY: the addresses are reserved for this block, and nothing is mapped there. The mapping keeps
+        // the memory, so that the handle may go.
+        let mapped = unsafe {
+            let mapped = self.driver.mem_map(at, part.handle_bytes, handle);
+            if mapped.is_ok() {
+                self.mapped.push((at, part.handle_bytes));
+            }
+            self.driver.mem_release(handle).and(mapped)
+        };
+        mapped.inspect_err(|error| self.driver.health().note(error))
+    }
+
+    /// Where the block starts in this process.
+    pub fn device_pointer(&self) -> DevicePtr {
+        self.ptr
+    }
+
+    /// The length of the block in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for ImportedBlock {
+    fn drop(&mut self) {
+        // Before a reset or after, what is mapped here is this block's.
+        let driver = &self.driver;
+        let unmap = || {
+            for (at, bytes) in &self.mapped {
+                // SAFETY: the mapping is this block's, and its user's work on it is done.
+                unsafe { driver.mem_unmap(*at, *bytes)? };
+            }
+            // SAFETY: the reservation is this block's, and nothing is mapped there any more.
+            unsafe { driver.mem_address_free(self.reserved.0, self.reserved.1) }
+        };
+        if let Err(error) = unmap() {
+            tracing::warn!(target: "millpond::share", %error, "a shared block is left to the driver");
+        }
+    }
+}
+
+fn malformed(why: &str) -> Error {
+    Error::invalid_argument(format!(
+        "this does not describe a shared block: {why}; pass on what ExportedBlock::into_parts returned, whole"
+    ))
+}
+
+/// Reads a description, which came from outside.
+fn read(description: &[u8]) -> Result<Vec<SharedPart>> {
+    let rest = description.strip_prefix(&MAGIC).ok_or_else(|| malformed("it does not start as one"))?;
+    if rest.is_empty() || !rest.len().is_multiple_of(3 * WORD) {
+        return Err(malformed("it is cut"));
+    }
+    let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+    let part = |bytes: &[u8]| SharedPart {
+        handle_bytes: word(&bytes[..WORD]),
+        offset: word(&bytes[WORD..2 * WORD]),
+        bytes: word(&bytes[2 * WORD..]),
+    };
+    let parts: Vec<SharedPart> = rest.chunks_exact(3 * WORD).map(part).collect();
+    let last = parts.len() - 1;
+    let is_right = |(index, part): (usize, &SharedPart)| {
+        let end = part.offset.checked_add(part.bytes);
+        let goes_on = index == last || end == Some(part.handle_bytes);
+        part.bytes > 0
+            && end.is_some_and(|end| end <= part.handle_bytes)
+            && (index == 0 || part.offset == 0)
+            && goes_on
+    };
+    if parts.iter().enumerate().all(is_right) { Ok(parts) } else { Err(malformed("its parts do not meet")) }
+}
