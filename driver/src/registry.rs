@@ -61,12 +61,14 @@ pub fn open(device: DeviceId) -> Result<DriverHandle> {
     if !device.is_sim() {
         return Ok(CudaDriver::open(device.ordinal())?);
     }
-    let found = SIM_DEVICES.lock().devices.get(&device).and_then(Weak::upgrade);
-    let found: DriverHandle = match found {
-        Some(device) => device.open(),
-        None => return Err(no_such_sim(device)),
-    };
+    let found: DriverHandle = find_sim(device).ok_or_else(|| no_such_sim(device))?;
     Ok(found)
+}
+
+/// The simulated device of this number, while it lives.
+pub(crate) fn find_sim(device: DeviceId) -> Option<Arc<sim::SimDevice>> {
+    let shared = SIM_DEVICES.lock().devices.get(&device).and_then(Weak::upgrade);
+    shared.map(|shared| shared.open())
 }
 
 fn no_such_sim(device: DeviceId) -> Error {
@@ -112,11 +114,12 @@ mod tests {
         assert_ne!(first.device(), second.device());
         assert_eq!(open(first.device()).unwrap().name(), first.name());
         assert_eq!(open(second.device()).unwrap().name(), second.name());
+        assert_eq!(SimDevice::find(first.device()).unwrap().device(), first.device());
         let id = first.device();
         drop(first);
         let error = open(id).unwrap_err();
         assert_eq!((error.kind(), error.device()), (ErrorKind::NoDevice, Some(id)));
-        assert!(open(second.device()).is_ok());
+        assert!(open(second.device()).is_ok() && SimDevice::find(id).is_none());
     }
 
     #[test]

@@ -324,3 +324,53 @@ fn a_sticky_fault_loses_the_context_for_good() {
     device.set_faults(FaultPlan::none());
     assert_eq!(program(&device), []);
 }
+
+#[test]
+fn a_kernel_takes_the_time_it_is_given_and_launches_wait_when_1024_are_unfinished() {
+    let device = SimDevice::new(SimConfig::h200());
+    let stream = device.stream_create(StreamFlags::NON_BLOCKING).unwrap();
+    let begin = device.virtual_time_ns();
+    let now = || device.virtual_time_ns() - begin;
+    (0..1024).for_each(|_| device.launch_for(stream, &[], 1000));
+    assert_eq!(now(), 0, "the host does not wait");
+    device.launch_for(stream, &[], 500);
+    assert_eq!(now(), 1000, "the first kernel is done");
+    device.stream_synchronize(stream).unwrap();
+    assert!((1_024_500..1_030_000).contains(&now()), "{}", now());
+}
+
+#[test]
+fn memory_in_stream_order_takes_no_room_of_launches() {
+    let device = SimDevice::new(SimConfig::h200());
+    let [stream, other] = [0, 1].map(|_| device.stream_create(StreamFlags::NON_BLOCKING).unwrap());
+    device.launch_for(stream, &[], 1_000_000_000);
+    for _ in 0..600 {
+        let block = device.mem_alloc_async(BLOCK, stream).unwrap();
+        // SAFETY: live, and not used.
+        unsafe { device.mem_free_async(block, stream) }.unwrap();
+        device.launch_for(stream, &[], 1000);
+    }
+    assert!(!device.stream_query(stream).unwrap() && device.stream_query(other).unwrap());
+    assert!(device.virtual_time_ns() < 1_000_000_000, "the first kernel is not done");
+}
+
+#[test]
+fn a_pool_takes_new_memory_before_it_makes_a_stream_wait() {
+    let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
+    let [stream, other] = [0, 1].map(|_| device.stream_create(StreamFlags::NON_BLOCKING).unwrap());
+    let [half, rest] = [1 << 29, (1 << 29) - (1 << 20)];
+    let first = device.mem_alloc_async(half, stream).unwrap();
+    device.launch_for(stream, &[], 1_000_000_000);
+    // SAFETY: live, and not used by work that is not ordered before.
+    unsafe { device.mem_free_async(first, stream) }.unwrap();
+    let second = device.mem_alloc_async(rest, other).unwrap();
+    assert_ne!(second, first);
+    device.launch_for(other, &[], 1000);
+    device.stream_synchronize(other).unwrap();
+    assert!(device.virtual_time_ns() < 1_000_000_000, "the other stream did not wait");
+    // There is no new memory any more.
+    assert_eq!(device.mem_alloc_async(half, other).unwrap(), first);
+    device.stream_synchronize(other).unwrap();
+    assert!(device.virtual_time_ns() >= 1_000_000_000, "it waited for the kernel");
+    assert_eq!(device.violations(), []);
+}

@@ -1,7 +1,7 @@
 use super::{FaultPlan, Profile};
 
-/// Work on one stream that may wait before a call that adds more waits for the first, as CUDA does when a
-/// stream's queue is full.
+/// Kernels, copies and fills on one stream that may be unfinished before a call that adds one waits for the
+/// first, as CUDA does when a stream's queue is full.
 pub(super) const DEEPEST_QUEUE: usize = 1024;
 
 /// In which order the pending work of different streams is done.

@@ -11,8 +11,9 @@ use super::state::State;
 use super::work::Operation;
 
 impl State {
-    /// See [`SimDevice::launch`](super::SimDevice::launch).
-    pub(super) fn launch(&mut self, stream: StreamRef, accesses: &[Access]) {
+    /// See [`SimDevice::launch_for`](super::SimDevice::launch_for). Without a duration, the kernel takes as
+    /// long as the profile says for the bytes that it touches.
+    pub(super) fn launch(&mut self, stream: StreamRef, accesses: &[Access], duration_ns: Option<u64>) {
         self.begin_step();
         let Some(slot) = self.slot(stream, "a launch") else { return };
         let place = self.place(slot);
@@ -25,7 +26,7 @@ impl State {
                 todo.extend(pieces.into_iter().map(|piece| (piece, access.action)));
             }
         }
-        let duration = self.profile.kernel_ns(bytes);
+        let duration = duration_ns.unwrap_or_else(|| self.profile.kernel_ns(bytes));
         self.submit(place, Operation::Kernel(todo), duration);
     }
 

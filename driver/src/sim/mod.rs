@@ -134,6 +134,12 @@ impl SimDevice {
         })
     }
 
+    /// The simulated device behind a driver, while it lives: `SimDevice::find(driver.device())`. `None` for a
+    /// CUDA device.
+    pub fn find(id: DeviceId) -> Option<Arc<Self>> {
+        crate::registry::find_sim(id)
+    }
+
     /// Makes this the calling thread's current device: what [`crate::current`] finds.
     pub fn make_current(&self) {
         crate::registry::set_current(Some(self.shared.id));
@@ -171,13 +177,26 @@ impl SimDevice {
     /// it is unordered with this one. Checked when it runs: what [`Access::check`] asks for. In managed
     /// memory, what [`Access::write`] writes is seen by kernels and copies, and not by the host.
     pub fn launch(&self, stream: StreamRef, accesses: &[Access]) {
+        self.launch_lasting(stream, accesses, None);
+    }
+
+    /// As [`launch`](Self::launch), of a kernel that runs for `duration_ns` nanoseconds of virtual time once
+    /// its turn has come.
+    ///
+    /// A stream has room for 1024 pieces of work that are not done: a launch above that waits, on the virtual
+    /// clock, until the stream's first one is.
+    pub fn launch_for(&self, stream: StreamRef, accesses: &[Access], duration_ns: u64) {
+        self.launch_lasting(stream, accesses, Some(duration_ns));
+    }
+
+    fn launch_lasting(&self, stream: StreamRef, accesses: &[Access], duration_ns: Option<u64>) {
         let foreign = |access: &&Access| self.is_foreign(&[access.ptr]);
         if self.shared.machine.is_some() && accesses.iter().any(|access| foreign(&access)) {
             accesses.iter().filter(foreign).for_each(|access| self.launch_foreign(stream, access));
             let own: Vec<Access> = accesses.iter().filter(|access| !foreign(access)).copied().collect();
-            return self.lock().launch(stream, &own);
+            return self.lock().launch(stream, &own, duration_ns);
         }
-        self.lock().launch(stream, accesses);
+        self.lock().launch(stream, accesses, duration_ns);
     }
 
     // --- What was found ---

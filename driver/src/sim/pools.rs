@@ -1,13 +1,13 @@
 //! Stream-ordered memory and its pools.
 //!
 //! A plain model of CUDA's: a pool keeps what comes back and gives it out again, best fit and whole (never
-//! split, and never where more than an eighth would be wasted). In this order it uses again what
-//! 1. the asking stream is ordered after (`ReuseFollowEventDependencies`; without it, only what came back
-//!    on that very stream);
-//! 2. is done already (`ReuseAllowOpportunistic`);
-//! 3. can be had by a wait on the device (`ReuseAllowInternalDependencies`);
-//!
-//! and then takes new memory. Where the device has none left, all pools give back what is done, once.
+//! split, and never where more than an eighth would be wasted). A request is served, in this order, by
+//! 1. what the asking stream is ordered after (`ReuseFollowEventDependencies`; without it, only what came
+//!    back on that very stream);
+//! 2. what is done already (`ReuseAllowOpportunistic`);
+//! 3. new memory; where the device has none left, all pools give back what is done, once;
+//! 4. what can be had by a wait on the device (`ReuseAllowInternalDependencies`): only where there is no new
+//!    memory, as CUDA documents it.
 
 use millpond_core::driver::{MemPool, MemPoolAttribute, MemPoolProps};
 use millpond_core::{DevicePtr, DriverError, StreamRef};
@@ -217,9 +217,16 @@ impl State {
         let size =
             bytes.checked_next_multiple_of(UNIT).ok_or_else(|| Refusal::invalid_value("too many bytes"))?;
         let mut wait = None;
-        let memory = match self.reuse(pool, size, slot, &mut wait)? {
+        let memory = match self.reuse(pool, size, slot)? {
             Some(memory) => memory,
-            None => self.grow(pool, size)?,
+            None => match self.grow(pool, size) {
+                Ok(memory) => memory,
+                Err(refusal) => {
+                    let memory = self.reuse_by_waiting(pool, size)?.ok_or(refusal)?;
+                    wait = Some(memory.freed);
+                    memory
+                }
+            },
         };
         let (epoch, mut waits) = self.place(slot);
         waits.extend(wait);
@@ -236,13 +243,7 @@ impl State {
     }
 
     /// Takes memory from what the pool holds, as its switches allow.
-    fn reuse(
-        &mut self,
-        pool: MemPool,
-        size: u64,
-        slot: Slot,
-        wait: &mut Option<Epoch>,
-    ) -> Answer<Option<Cached>> {
+    fn reuse(&mut self, pool: MemPool, size: u64, slot: Slot) -> Answer<Option<Cached>> {
         let Self { pools, order, work, .. } = self;
         let pool = pools.get(pool)?;
         let ordered = |cached: &Cached| match pool.follow_events {
@@ -250,12 +251,14 @@ impl State {
             false => cached.freed.slot() == slot,
         };
         let done = |cached: &Cached| pool.opportunistic && work.is_done(cached.freed);
-        let by_waiting = |_: &Cached| pool.internal;
-        let found = pool.best(size, ordered).or_else(|| pool.best(size, done)).or_else(|| {
-            let index = pool.best(size, by_waiting)?;
-            *wait = Some(pool.cached[index].freed);
-            Some(index)
-        });
+        let found = pool.best(size, ordered).or_else(|| pool.best(size, done));
+        Ok(found.map(|index| pool.cached.swap_remove(index)))
+    }
+
+    /// Takes memory that is not done, where the pool may insert a wait for it.
+    fn reuse_by_waiting(&mut self, pool: MemPool, size: u64) -> Answer<Option<Cached>> {
+        let pool = self.pools.get(pool)?;
+        let found = pool.best(size, |_| pool.internal);
         Ok(found.map(|index| pool.cached.swap_remove(index)))
     }
 

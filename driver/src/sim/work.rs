@@ -44,9 +44,18 @@ struct Entry {
 #[derive(Debug, Default)]
 struct Queue {
     entries: VecDeque<Entry>,
+    /// How many of them are work, and more than a place in the order.
+    launched: usize,
     ready_ns: u64,
     listed: bool,
     frozen_until: u64,
+}
+
+impl Queue {
+    /// Places in the order take room only where there are many.
+    fn is_full(&self) -> bool {
+        self.launched >= DEEPEST_QUEUE || self.entries.len() >= 16 * DEEPEST_QUEUE
+    }
 }
 
 /// What work acts on.
@@ -121,9 +130,8 @@ impl Work {
         effects: &mut Effects,
     ) {
         let slot = epoch.slot();
-        if self.queues[slot].entries.len() >= DEEPEST_QUEUE
-            && let Some(first) = self.first(slot)
-        {
+        while self.queues[slot].is_full() {
+            let Some(first) = self.first(slot) else { break };
             self.finish(first, effects);
         }
         let awaited = waits.iter().map(|wait| self.finish_ns(*wait)).max().unwrap_or(0);
@@ -132,6 +140,7 @@ impl Work {
         self.next_finish_ns = self.next_finish_ns.min(finish_ns);
         let queue = &mut self.queues[slot];
         queue.ready_ns = finish_ns;
+        queue.launched += usize::from(!matches!(operation, Operation::Nothing));
         queue.entries.push_back(Entry { tick: epoch.tick(), finish_ns, step: self.step, waits, operation });
         if !queue.listed {
             queue.listed = true;
@@ -306,6 +315,7 @@ impl Work {
     fn finish_first(&mut self, slot: Slot, effects: &mut Effects) {
         let queue = &mut self.queues[slot];
         if let Some(entry) = queue.entries.pop_front() {
+            queue.launched -= usize::from(!matches!(entry.operation, Operation::Nothing));
             effects.apply(entry.operation, entry.step);
         }
     }
