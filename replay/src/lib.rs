@@ -12,7 +12,8 @@
 //! | [`report`] | prints the figures as a table, JSON or CSV |
 //! | [`cli`] | the command line around all of it, for programs with layers of their own |
 //!
-//! [`mod@bench`] needs no log: it measures stacks on neutral workloads.
+//! [`mod@bench`] needs no log: it measures stacks on neutral workloads. [`busy`] replays logs with a kernel
+//! behind each allocation.
 //!
 //! ```
 //! use millpond_replay::compare::{self, Settings, StackResult};
@@ -37,6 +38,7 @@
 //! ```
 
 pub mod bench;
+pub mod busy;
 #[cfg(feature = "cli")]
 pub mod cli;
 pub mod compare;

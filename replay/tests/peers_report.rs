@@ -87,6 +87,35 @@ fn of_logs_times_are_of_several_passes_and_memory_is_of_one() {
     assert_eq!(row(&text, "Logs: driver calls", "small"), ["small", "0"]);
 }
 
+/// What millpond and a peer print of a log with work in flight.
+const BUSY: [&str; 2] = [
+    r#"{"version":1,"log":{"file":"some/where/small.csv"},"cases":[{"kernels":{"shortest_ns":5000,
+    "longest_ns":25000},"host":"ahead","least_bytes_without_waits":3145728,"stacks":[{"spec":"none",
+    "passes":[{"end_ns":1000000,"peak_taken_bytes":0,"stream_waits":null,"host_waits":null}]},
+    {"spec":"cuda+pool","passes":[{"end_ns":2000000,"peak_taken_bytes":1048576,"stream_waits":9,
+    "host_waits":0},{"end_ns":1500000,"peak_taken_bytes":2097152,"stream_waits":7,"host_waits":0}]},
+    {"spec":"cuda","status":"failed","error":"no"}]}]}"#,
+    r#"{"workload":"busy","log":"small","stack":"torch","shortest_ns":5000,"longest_ns":25000,"host":"ahead",
+    "operations":4,"passes":[{"end_ns":1100000,"host_ns":7,"peak_taken_bytes":4194304}]}"#,
+];
+
+#[test]
+fn of_logs_with_work_in_flight_the_first_and_the_last_pass_are_shown_beside_no_allocator() {
+    let mut data = Data::default();
+    BUSY.iter().for_each(|line| data.read(&line.replace('\n', " ")).unwrap());
+    let text = tables::markdown(&data);
+    let name = "small, 5..25 µs, ahead";
+    let first = "Work in flight: milliseconds to the end";
+    assert_eq!(row(&text, first, "| | "), ["none", "cuda+pool", "torch"]);
+    assert_eq!(row(&text, first, name), [name, "1.0", "2.0", "1.1"]);
+    assert_eq!(row(&text, "Work in flight: milliseconds, last", name), [name, "1.0", "1.5", "1.1"]);
+    let taken = "Work in flight: MiB";
+    assert_eq!(row(&text, taken, "| | "), ["cuda+pool", "least without waits", "torch"]);
+    assert_eq!(row(&text, taken, name), [name, "2", "3", "4"]);
+    assert_eq!(row(&text, "Work in flight: waits between", name), [name, "7"]);
+    assert_eq!(row(&text, "Work in flight: waits of the host", name), [name, "0"]);
+}
+
 #[test]
 fn a_sweep_that_was_measured_is_drawn_with_each_allocator_that_has_figures() {
     let folder = tempfile::tempdir().unwrap();

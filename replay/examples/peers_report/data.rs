@@ -46,12 +46,29 @@ pub(crate) struct Replay {
     pub(crate) calls: Option<u64>,
 }
 
+/// One log with work in flight on one allocator: the first pass and the last.
+#[derive(Clone, Debug)]
+pub(crate) struct Busy {
+    /// The log, the kernels and the host.
+    pub(crate) row: String,
+    pub(crate) stack: String,
+    pub(crate) first_ns: Option<f64>,
+    pub(crate) last_ns: Option<f64>,
+    pub(crate) taken_bytes: Option<f64>,
+    pub(crate) stream_waits: Option<f64>,
+    pub(crate) host_waits: Option<f64>,
+}
+
+/// The column for the least memory that needs no wait between streams.
+const LEAST: &str = "least without waits";
+
 /// All that was measured, in the order of the lines.
 #[derive(Default, Debug)]
 pub(crate) struct Data {
     pub(crate) about: Vec<String>,
     pub(crate) cases: Vec<Case>,
     pub(crate) replays: Vec<Replay>,
+    pub(crate) busy: Vec<Busy>,
 }
 
 impl Data {
@@ -68,6 +85,11 @@ impl Data {
                 for list in ["results", "not_run"] {
                     self.cases.extend(serde_json::from_value::<Vec<Case>>(value[list].clone())?);
                 }
+            } else if value["cases"].is_array() {
+                self.busy_report(&value);
+            } else if value["workload"] == "busy" {
+                let row = busy_row(&value, &value, value["log"].as_str().unwrap_or_default());
+                self.busy.push(busy(row, value["stack"].as_str().unwrap_or_default(), &value));
             } else if value["stacks"].is_array() {
                 self.comparison(&value);
             } else if value["workload"] == "replay" {
@@ -85,12 +107,23 @@ impl Data {
         self.about.push(format!("{date}: `{}`, {machine}; {versions}", text("command")));
     }
 
+    /// What millpond printed of a log with work in flight.
+    fn busy_report(&mut self, value: &Value) {
+        let log = log_name(value);
+        for case in value["cases"].as_array().into_iter().flatten() {
+            let row = busy_row(case, &case["kernels"], log);
+            for stack in case["stacks"].as_array().into_iter().flatten() {
+                self.busy.push(busy(row.clone(), stack["spec"].as_str().unwrap_or_default(), stack));
+            }
+            let least = case["least_bytes_without_waits"].as_f64();
+            self.busy.push(Busy { taken_bytes: least, ..busy(row, LEAST, &Value::Null) });
+        }
+    }
+
     /// What millpond printed of a log: once after one pass, which says what a single replay takes, and once
     /// after several, which says how long they take.
     fn comparison(&mut self, value: &Value) {
-        let file = value["log"]["file"].as_str().unwrap_or_default();
-        let name = file.rsplit('/').next().unwrap_or_default();
-        let log = name.split('.').next().unwrap_or_default();
+        let log = log_name(value);
         for stack in value["stacks"].as_array().into_iter().flatten() {
             let spec = stack["spec"].as_str().unwrap_or_default();
             let is_this = |replay: &&mut Replay| replay.log == log && replay.stack == spec;
@@ -114,6 +147,34 @@ impl Data {
                 });
             }
         }
+    }
+}
+
+/// The log's file without folder and ending.
+fn log_name(value: &Value) -> &str {
+    let file = value["log"]["file"].as_str().unwrap_or_default();
+    let name = file.rsplit('/').next().unwrap_or_default();
+    name.split('.').next().unwrap_or_default()
+}
+
+fn busy_row(case: &Value, kernels: &Value, log: &str) -> String {
+    let us = |key: &str| kernels[key].as_u64().unwrap_or_default() / 1000;
+    let host = case["host"].as_str().unwrap_or_default();
+    format!("{log}, {}..{} µs, {host}", us("shortest_ns"), us("longest_ns"))
+}
+
+/// The passes of one allocator; none where it failed.
+fn busy(row: String, stack: &str, value: &Value) -> Busy {
+    let passes = value["passes"].as_array().map_or(&[][..], Vec::as_slice);
+    let last = |key: &str| passes.last().and_then(|pass| pass[key].as_f64());
+    Busy {
+        row,
+        stack: stack.to_owned(),
+        first_ns: passes.first().and_then(|pass| pass["end_ns"].as_f64()),
+        last_ns: last("end_ns"),
+        taken_bytes: last("peak_taken_bytes").filter(|_| stack != "none"),
+        stream_waits: last("stream_waits"),
+        host_waits: last("host_waits"),
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use millpond_core::format_bytes;
 
-use crate::data::{Case, Data, Replay, distinct};
+use crate::data::{Busy, Case, Data, Replay, distinct};
 
 /// A figure of a case, and the workloads of which it says something.
 struct Figure {
@@ -55,6 +55,21 @@ const OF_LOGS: [OfLog; 4] = [
     ("Logs: driver calls in the best pass", |replay| replay.calls.map(|calls| calls as f64), 0),
 ];
 
+/// The same of logs with work in flight.
+type OfBusy = (&'static str, fn(&Busy) -> Option<f64>, usize);
+const MIB: f64 = 1_048_576.0;
+const OF_BUSY: [OfBusy; 5] = [
+    (
+        "Work in flight: milliseconds to the end of all streams, first pass",
+        |busy| busy.first_ns.map(|ns| ns / 1e6),
+        1,
+    ),
+    ("Work in flight: milliseconds, last pass", |busy| busy.last_ns.map(|ns| ns / 1e6), 1),
+    ("Work in flight: MiB taken, last pass", |busy| busy.taken_bytes.map(|bytes| bytes / MIB), 0),
+    ("Work in flight: waits between streams, last pass", |busy| busy.stream_waits, 0),
+    ("Work in flight: waits of the host, last pass", |busy| busy.host_waits, 0),
+];
+
 /// Everything that was measured.
 pub(crate) fn markdown(data: &Data) -> String {
     let mut text = String::new();
@@ -72,6 +87,11 @@ pub(crate) fn markdown(data: &Data) -> String {
         let rows: Vec<_> = (data.replays.iter())
             .map(|replay| (replay.log.clone(), replay.stack.as_str(), of(replay)))
             .collect();
+        text += &table(title, &rows, digits);
+    }
+    for (title, of, digits) in OF_BUSY {
+        let rows: Vec<_> =
+            data.busy.iter().map(|busy| (busy.row.clone(), busy.stack.as_str(), of(busy))).collect();
         text += &table(title, &rows, digits);
     }
     text + &not_run(data)

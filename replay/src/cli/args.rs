@@ -11,6 +11,7 @@ use millpond_core::stack::StackSpec;
 use millpond_driver::DeviceSpec;
 
 use super::bench::BenchArgs;
+use super::busy::BusyArgs;
 
 /// Replays allocation logs through stacks of GPU memory resources, and compares the stacks.
 ///
@@ -81,6 +82,7 @@ pub(crate) struct Cli {
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Command {
     Bench(BenchArgs),
+    Busy(BusyArgs),
 }
 
 const AFTER_HELP: &str = "\
@@ -94,6 +96,8 @@ Examples:
       millpond_replay::report in the library's documentation
   millpond-replay bench --quick
       no log: what allocations cost on neutral workloads, beside mimalloc
+  millpond-replay busy app.csv.gz --stack cuda+pool
+      with a kernel behind each allocation: what reuse between streams costs
   millpond-replay ./bench
       a log whose name is that of a command
 

@@ -25,6 +25,7 @@
 
 mod args;
 mod bench;
+mod busy;
 mod overwrite;
 mod verdict;
 
@@ -34,9 +35,10 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use crate::bench as workloads;
+use crate::busy as in_flight;
 use crate::compare::{self, Settings};
 use crate::log::{self, LogReader};
-use crate::program::Program;
+use crate::program::{Limits, Program};
 use crate::progress::Progress;
 use crate::report::Format;
 use clap::Parser;
@@ -47,6 +49,7 @@ use tracing_subscriber::EnvFilter;
 
 use args::{Cli, Command};
 use bench::BenchArgs;
+use busy::BusyArgs;
 use verdict::{Failure, Verdict};
 
 /// Does what the process's arguments say, with stacks made of the layers of `table`. Prints results to the
@@ -77,6 +80,7 @@ pub fn run(
 fn dispatch(cli: &Cli, table: &LayerTable, out: impl Write) -> Result<Verdict, Failure> {
     match &cli.command {
         Some(Command::Bench(args)) => bench(args, table, out),
+        Some(Command::Busy(args)) => busy(args, table, out),
         None => replay(cli, table, out),
     }
 }
@@ -92,7 +96,7 @@ fn replay(cli: &Cli, table: &LayerTable, mut out: impl Write) -> Result<Verdict,
     let mut reporter = Format::from(cli.format).reporter(out);
     let mut verdict = Verdict::Fine;
     for path in &cli.logs {
-        let comparison = read(path, cli, progress)
+        let comparison = read(path, cli.limits(), progress)
             .and_then(|program| compare::compare(&program, &settings, table, &progress));
         match comparison {
             Ok(comparison) => {
@@ -116,6 +120,37 @@ fn bench(args: &BenchArgs, table: &LayerTable, out: impl Write) -> Result<Verdic
     Ok(Verdict::of_bench(&report))
 }
 
+/// Replays each log with work in flight and prints the figures.
+fn busy(args: &BusyArgs, table: &LayerTable, out: impl Write) -> Result<Verdict, Failure> {
+    let settings = args.settings();
+    let stacks = settings.subjects.iter().filter_map(in_flight::Subject::stack);
+    let stacks: Vec<StackSpec> = stacks.cloned().collect();
+    check(&stacks, table)?;
+    overwrite::refuse(&args.logs, &stacks)?;
+    settings.device.open()?; // a device that is not there is said before logs are read
+    let progress = Progress::new(args.progress);
+    let mut print = in_flight::reporter(args.format.into(), out);
+    let mut verdict = Verdict::Fine;
+    for path in &args.logs {
+        let report = read(path, args.limits(), progress).and_then(|program| {
+            let bar = progress.waiting();
+            let mut watch = |case: &str| bar.set_message(case.to_owned());
+            let report = in_flight::run(&program, &settings, table, &mut watch);
+            bar.finish_and_clear();
+            report
+        });
+        match report {
+            Ok(report) => {
+                verdict = verdict.max(Verdict::of_busy(&report));
+                print(&report)?;
+            }
+            // The other logs are not lost.
+            Err(error) => verdict = verdict.max(Verdict::of(Err(error.into()))),
+        }
+    }
+    Ok(verdict)
+}
+
 /// A layer or parameter that does not exist is said before anything is measured.
 fn check(stacks: &[StackSpec], table: &LayerTable) -> Result<(), Failure> {
     stacks.iter().try_for_each(|stack| stack.check(table))?;
@@ -130,15 +165,15 @@ fn settings(cli: &Cli, table: &LayerTable) -> Result<Settings, Failure> {
     Ok(Settings { device, stacks: cli.stacks.clone(), options: cli.options() })
 }
 
-fn read(path: &Path, cli: &Cli, progress: Progress) -> crate::Result<Program> {
+fn read(path: &Path, limits: Limits, progress: Progress) -> crate::Result<Program> {
     if path == Path::new("-") {
         let reader = LogReader::from_reader("standard input", io::stdin())?;
-        return Program::read(reader, cli.limits());
+        return Program::read(reader, limits);
     }
     let name = path.display().to_string();
     let file = log::open_file(path)?;
     let bar = progress.reading(&name, file.metadata().map_or(0, |data| data.len()));
-    let program = Program::read(LogReader::from_reader(name, bar.wrap_read(file))?, cli.limits());
+    let program = Program::read(LogReader::from_reader(name, bar.wrap_read(file))?, limits);
     bar.finish_and_clear();
     program
 }

@@ -4,6 +4,7 @@ use std::io;
 use std::process::ExitCode;
 
 use crate::bench::{Report, Status};
+use crate::busy::{self, SubjectResult};
 use crate::compare::{StackReport, StackResult};
 
 /// The exit status, mildest first.
@@ -75,6 +76,20 @@ impl Verdict {
         let failed = || bench.not_run.iter().filter(|not_run| not_run.status == Status::Failed);
         failed().for_each(|not_run| report(&format!("{}: {}", not_run.of, not_run.reason)));
         if failed().next().is_some() { Self::StackFailed } else { Self::Fine }
+    }
+
+    pub(crate) fn of_busy(busy: &busy::Report) -> Self {
+        let mut verdict = Self::Fine;
+        for case in &busy.cases {
+            for stack in &case.stacks {
+                if let SubjectResult::Failed { error } = &stack.result {
+                    let (kernels, host, spec) = (case.kernels, case.host, &stack.spec);
+                    report(&format!("{spec} with kernels of {kernels}, host {host}: {error}"));
+                    verdict = Self::StackFailed;
+                }
+            }
+        }
+        verdict
     }
 }
 

@@ -1,0 +1,120 @@
+//! The least memory with which no stream has to wait for another.
+
+use std::collections::VecDeque;
+
+use super::host::Host;
+use super::plan::{Plan, Step};
+
+/// How many launches of a stream may be unfinished before the next one waits, as in CUDA.
+const DEEPEST_QUEUE: usize = 1024;
+
+/// What any allocator takes at least, in bytes, that never makes a stream wait for another, with a host that
+/// takes `host_ns` nanoseconds for an allocation and its launch, and nothing else.
+///
+/// At each moment the host knows of each stream which of its operations the device has done. What a stream
+/// held at any later one of them is not free for other streams, so the sum over streams of the most that each
+/// held since then is needed at once. A block that is freed on another stream than it was allocated on moves
+/// from one to the other; it counts only in what is live. The sum never falls below that.
+pub(super) fn least_bytes_without_waits(plan: &Plan, host: Host, host_ns: u64) -> u64 {
+    let mut model = Model {
+        now_ns: 0,
+        host,
+        host_ns,
+        streams: plan.streams().iter().map(|_| Stream::default()).collect(),
+        held: 0,
+    };
+    let most = plan.steps().iter().map(|step| model.step(step)).max().unwrap_or(0);
+    most.max(plan.peak_live_bytes())
+}
+
+/// Host and device, in virtual time.
+struct Model {
+    now_ns: u64,
+    host: Host,
+    host_ns: u64,
+    streams: Vec<Stream>,
+    /// The sum over streams of what each holds since the last of its operations that is done.
+    held: u64,
+}
+
+/// A stream, with its operations counted from 0.
+#[derive(Default)]
+struct Stream {
+    /// When its last kernel ends.
+    ready_ns: u64,
+    /// The kernels that are not done: when each ends, and which operation it is.
+    unfinished: VecDeque<(u64, u64)>,
+    operations: u64,
+    live: u64,
+    /// Operations and what was live after them, of those that are not done or the last one done: only those
+    /// after which more was live than after any later one.
+    highs: VecDeque<(u64, u64)>,
+}
+
+impl Model {
+    /// Does the step on the host; returns what is held after it.
+    fn step(&mut self, step: &Step) -> u64 {
+        if step.allocates() {
+            self.launch(step.stream as usize, step.kernel_ns.into());
+        }
+        let stream = &mut self.streams[step.stream as usize];
+        let before = stream.held();
+        if step.stays {
+            stream.live = if step.allocates() { stream.live + step.bytes } else { stream.live - step.bytes };
+        }
+        stream.note();
+        self.held = self.held - before + stream.held();
+        if self.host == Host::Sync && step.allocates() {
+            self.now_ns = self.now_ns.max(self.streams[step.stream as usize].ready_ns);
+        }
+        for stream in &mut self.streams {
+            let before = stream.held();
+            stream.pass(self.now_ns);
+            self.held = self.held - before + stream.held();
+        }
+        self.held
+    }
+
+    fn launch(&mut self, stream: usize, kernel_ns: u64) {
+        let stream = &mut self.streams[stream];
+        if self.host == Host::Level {
+            self.now_ns = self.now_ns.max(stream.room_at(Host::LEVEL_KERNELS));
+        }
+        self.now_ns = (self.now_ns + self.host_ns).max(stream.room_at(DEEPEST_QUEUE));
+        stream.ready_ns = self.now_ns.max(stream.ready_ns) + kernel_ns;
+        stream.unfinished.push_back((stream.ready_ns, stream.operations));
+    }
+}
+
+impl Stream {
+    /// When fewer than `most` kernels are unfinished.
+    fn room_at(&self, most: usize) -> u64 {
+        let last = self.unfinished.len().checked_sub(most);
+        last.map_or(0, |last| self.unfinished[last].0)
+    }
+
+    /// An operation was added.
+    fn note(&mut self) {
+        while self.highs.back().is_some_and(|(_, live)| *live <= self.live) {
+            self.highs.pop_back();
+        }
+        self.highs.push_back((self.operations, self.live));
+        self.operations += 1;
+    }
+
+    /// It is `now_ns`: what is done is forgotten. What was live before the operation that precedes the first
+    /// one not done is free for all.
+    fn pass(&mut self, now_ns: u64) {
+        while self.unfinished.front().is_some_and(|(end_ns, _)| *end_ns <= now_ns) {
+            self.unfinished.pop_front();
+        }
+        let first = self.unfinished.front().map_or(self.operations, |(_, operation)| *operation);
+        while self.highs.len() > 1 && self.highs[0].0 + 1 < first {
+            self.highs.pop_front();
+        }
+    }
+
+    fn held(&self) -> u64 {
+        self.highs.front().map_or(0, |(_, live)| *live)
+    }
+}

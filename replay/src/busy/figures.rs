@@ -1,0 +1,109 @@
+//! What is reported; the [module](super) says what each figure means.
+
+use millpond_core::LadderCounts;
+use millpond_driver::CallCounts;
+use serde::Serialize;
+
+use super::{Host, Kernels};
+use crate::compare::DeviceFigures;
+use crate::program::LogSummary;
+
+/// One log with work in flight.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// The version of this format.
+    pub version: u32,
+    /// The device.
+    pub device: DeviceFigures,
+    /// The log.
+    pub log: LogSummary,
+    /// What durations were drawn from.
+    pub seed: u64,
+    /// Nanoseconds that an allocation takes the host, where that is simulated.
+    pub host_ns: u64,
+    /// Operations in one pass.
+    pub operations: u64,
+    /// The most bytes that these have live at one time.
+    pub peak_live_bytes: u64,
+    /// Each range of kernels with each host.
+    pub cases: Vec<CaseFigures>,
+}
+
+impl Report {
+    /// The version of the JSON form. It grows when a field is renamed, removed or changes its meaning.
+    pub const VERSION: u32 = 1;
+}
+
+/// One range of kernels, with one host.
+#[derive(Clone, Debug, Serialize)]
+pub struct CaseFigures {
+    /// What durations were drawn from.
+    pub kernels: Kernels,
+    /// How far ahead the host was.
+    pub host: Host,
+    /// The sum of the kernels of the stream where that is largest, in nanoseconds.
+    pub busiest_stream_ns: u64,
+    /// The sum of all kernels, in nanoseconds.
+    pub all_streams_ns: u64,
+    /// The least memory in bytes that needs no wait between streams.
+    pub least_bytes_without_waits: u64,
+    /// No allocator at all first, then those asked for.
+    pub stacks: Vec<SubjectReport>,
+}
+
+/// One stack, and what came of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct SubjectReport {
+    /// The stack as text, `none` or `async`.
+    pub spec: String,
+    /// What came of it.
+    #[serde(flatten)]
+    pub result: SubjectResult,
+}
+
+/// What came of a stack.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "status", rename_all = "snake_case")]
+pub enum SubjectResult {
+    /// It served every allocation.
+    Ran {
+        /// The figures of each pass.
+        passes: Vec<PassFigures>,
+    },
+    /// It could not be built, an allocation failed, or it broke.
+    Failed {
+        /// Why.
+        error: String,
+    },
+}
+
+impl SubjectReport {
+    /// The figures of each pass; none if it failed.
+    pub fn passes(&self) -> &[PassFigures] {
+        match &self.result {
+            SubjectResult::Ran { passes } => passes,
+            SubjectResult::Failed { .. } => &[],
+        }
+    }
+}
+
+/// The figures of one pass.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct PassFigures {
+    /// Nanoseconds from the first operation to the end of all streams; virtual on a simulated device.
+    pub end_ns: u64,
+    /// Nanoseconds to the return of the last operation on the host.
+    pub host_ns: u64,
+    /// The most bytes taken from the device at one time.
+    pub peak_taken_bytes: u64,
+    /// Waits between streams that the stack inserted; none where it does not tell.
+    pub stream_waits: Option<u64>,
+    /// Calls of the stack that made the host wait; none where it does not tell.
+    pub host_waits: Option<u64>,
+    /// All driver calls of the stack; none where nobody counts.
+    pub driver_calls: Option<u64>,
+    /// The same by kind.
+    pub by_kind: CallCounts,
+    /// Which step of the reuse ladder served how many requests, where the stack keeps statistics.
+    pub ladder: Option<LadderCounts>,
+}

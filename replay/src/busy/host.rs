@@ -1,0 +1,54 @@
+//! How far the host is ahead of the device.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::Serialize;
+
+/// How far the host is ahead of the device; see the [module](super).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Host {
+    /// It never waits on its own account.
+    Ahead,
+    /// Before an allocation it waits until fewer than [`LEVEL_KERNELS`](Self::LEVEL_KERNELS) kernels of the
+    /// stream are unfinished.
+    Level,
+    /// After each launch it waits for the stream.
+    Sync,
+}
+
+impl Host {
+    /// All of them, in the order of reports.
+    pub const ALL: [Self; 3] = [Self::Ahead, Self::Level, Self::Sync];
+
+    /// How many kernels of one stream are in flight at most, with [`Level`](Self::Level). `busy.hpp` of the
+    /// peers has the same number.
+    pub const LEVEL_KERNELS: usize = 4;
+
+    /// As `--host` and reports name it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ahead => "ahead",
+            Self::Level => "level",
+            Self::Sync => "sync",
+        }
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Host {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|host| host.name() == text)
+            .ok_or_else(|| format!("`{text}` is no host; there are {}", Self::ALL.map(Self::name).join(", ")))
+    }
+}

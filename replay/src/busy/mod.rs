@@ -1,0 +1,183 @@
+//! Replays logs with work in flight: each allocation of a log launches a kernel on its stream.
+//!
+//! In a replay without work every block is free for all at the moment it is freed, and a wait between streams
+//! costs nothing. Here a block is in use until the kernels before its free are done, and a wait holds up a
+//! stream. So a stack pays for what it does with other streams' blocks: with time, if it waits for them, or
+//! with memory, if it takes more.
+//!
+//! # What is done
+//! One thread goes through the log's operations in their order, on a stream for each of the log's:
+//!
+//! - An allocation asks the stack for the block and then launches a kernel on the stream, which runs for a
+//!   time drawn uniformly from `--kernels`. One seed gives the same times in every pass, for every stack,
+//!   and in the programs of `benches/peers`. The kernel reads the block on a simulated device, where an
+//!   oracle checks stream order; on a GPU it spins and touches no memory.
+//! - A free gives the block back in the order of the stream that the log names.
+//! - At the end the host waits for all streams: that is the end of the pass. Then it frees what the log
+//!   leaves live, waits again, and the next pass begins, on the same stack.
+//!
+//! Requests for nothing, and those that failed when the log was written, are left out.
+//!
+//! # How far ahead the host is
+//! | `--host` | before it allocates | after it has launched |
+//! |---|---|---|
+//! | `ahead` | nothing; a launch waits when 1024 of the stream are unfinished, as CUDA has it | nothing |
+//! | `level` | waits until fewer than 4 kernels of the stream are unfinished | nothing |
+//! | `sync` | nothing | waits for the stream, so that nothing is in flight at the next operation |
+//!
+//! On a simulated device each allocation also takes the host `--host-us` microseconds of virtual time, for
+//! the launch and the program around it, besides what the stack's driver calls cost; and between two kernels
+//! of a stream the device needs 1.3 µs, as an H200 does. On a GPU the host takes the time that it takes.
+//!
+//! # What it is compared with
+//! - `none`: no allocator at all, the same kernels. No stack ends before it.
+//! - The least memory that needs no wait: at each moment, the sum over streams of the most that the stream
+//!   held live since the last of its operations that the device has done. Memory that a stream held later
+//!   than that cannot go to another without a wait. It is computed for a host that takes `--host-us` for an
+//!   allocation and an allocator that takes no time; an allocator that holds up the host gets along with
+//!   less.
+//! - `async`: `cuMemAllocAsync` from the device's default pool, which keeps what is freed.
+//!
+//! # JSON
+//! One object for each log, each on a line of its own:
+//! ```text
+//! version                     1; grows when a field is renamed, removed or means something else
+//! device                      spec, name, simulated, total_bytes, free_bytes
+//! log                         as in millpond_replay::report::json
+//! seed, host_ns               as asked for; host_ns for each allocation
+//! operations                  in one pass: those of the log, or of its first part if that was asked for
+//! peak_live_bytes             of these
+//! cases[]                     one for each range of kernels and each host
+//!   kernels                   shortest_ns, longest_ns
+//!   host                      "ahead", "level" or "sync"
+//!   busiest_stream_ns         the sum of the kernels of the stream where it is largest
+//!   all_streams_ns            the sum of all kernels
+//!   least_bytes_without_waits see above
+//!   stacks[]                  in the order asked for; "none" is the first
+//!     spec                    the stack as text, "none" or "async"
+//!     status                  "ran", or "failed" with `error`
+//!     passes[]                one for each pass
+//!       end_ns                from the first operation to the end of all streams; virtual on a simulated
+//!                             device
+//!       host_ns               to the last operation's return on the host
+//!       peak_taken_bytes      the most bytes taken from the device at one time in the pass
+//!       stream_waits          waits between streams that the stack inserted; null if it does not tell
+//!                             ("async")
+//!       host_waits            calls of the stack that made the host wait: synchronisations with streams,
+//!                             events and the device, and frees that do it (cuMemFree and cuMemFreeHost)
+//!       driver_calls          all calls of the stack
+//!       by_kind               the same by kind: calls, failures, wall_ns
+//!       ladder                as in millpond_replay::report::json, of this pass
+//! ```
+
+mod allocator;
+mod bound;
+mod device;
+mod figures;
+mod host;
+mod kernels;
+mod lanes;
+#[cfg(test)]
+mod peers;
+mod plan;
+mod report;
+mod run;
+mod subject;
+#[cfg(test)]
+mod tests;
+
+use millpond_core::stack::LayerTable;
+use millpond_driver::DeviceSpec;
+
+pub use figures::{CaseFigures, PassFigures, Report, SubjectReport, SubjectResult};
+pub use host::Host;
+pub use kernels::Kernels;
+pub use report::{Reporter, reporter};
+pub use subject::Subject;
+
+use crate::Result;
+use crate::compare::DeviceFigures;
+use crate::program::Program;
+use plan::Plan;
+
+/// What is run, and where.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The device.
+    pub device: DeviceSpec,
+    /// What allocates, beside [`Subject::None`], which always runs first.
+    pub subjects: Vec<Subject>,
+    /// The ranges that kernels' durations are drawn from.
+    pub kernels: Vec<Kernels>,
+    /// How far ahead the host is.
+    pub hosts: Vec<Host>,
+    /// Nanoseconds that an allocation takes the host on a simulated device, and for the least memory that
+    /// needs no wait.
+    pub host_ns: u64,
+    /// How often each log is replayed on the same stack.
+    pub passes: u32,
+    /// What durations are drawn from; not 0.
+    pub seed: u64,
+    /// Only this many operations of each log, from the first on.
+    pub first: Option<u64>,
+}
+
+/// Replays a log with work in flight; `watch` is told of each stack before it starts.
+///
+/// A stack that fails is part of the result: it does not lose the others.
+///
+/// # Errors
+/// The device cannot be opened, or has no kernel to run; the log's temporary file cannot be read.
+pub fn run(
+    program: &Program,
+    settings: &Settings,
+    table: &LayerTable,
+    watch: &mut dyn FnMut(&str),
+) -> Result<Report> {
+    let device = DeviceFigures::new(settings.device, &settings.device.open()?)?;
+    let mut report = Report {
+        version: Report::VERSION,
+        device,
+        log: program.summary().clone(),
+        seed: settings.seed,
+        host_ns: settings.host_ns,
+        operations: 0,
+        peak_live_bytes: 0,
+        cases: Vec::new(),
+    };
+    for &kernels in &settings.kernels {
+        let plan = Plan::new(program, settings.first, kernels, settings.seed)?;
+        (report.operations, report.peak_live_bytes) = (plan.steps().len() as u64, plan.peak_live_bytes());
+        for &host in &settings.hosts {
+            report.cases.push(case(&plan, kernels, host, settings, table, watch));
+        }
+    }
+    Ok(report)
+}
+
+/// Every subject with these kernels and this host.
+fn case(
+    plan: &Plan,
+    kernels: Kernels,
+    host: Host,
+    settings: &Settings,
+    table: &LayerTable,
+    watch: &mut dyn FnMut(&str),
+) -> CaseFigures {
+    let others = settings.subjects.iter().filter(|subject| **subject != Subject::None);
+    let subjects = std::iter::once(&Subject::None).chain(others).map(|subject| {
+        watch(&format!("{subject}, kernels of {kernels}, host {host}"));
+        SubjectReport {
+            spec: subject.to_string(),
+            result: run::subject(plan, subject, host, settings, table),
+        }
+    });
+    CaseFigures {
+        stacks: subjects.collect(),
+        kernels,
+        host,
+        busiest_stream_ns: plan.busiest_stream_ns(),
+        all_streams_ns: plan.all_streams_ns(),
+        least_bytes_without_waits: bound::least_bytes_without_waits(plan, host, settings.host_ns),
+    }
+}

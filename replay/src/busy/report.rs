@@ -1,0 +1,217 @@
+//! Prints reports: a table, JSON, or CSV with a row for each pass.
+
+use std::io::{self, Write};
+
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use millpond_core::format_bytes;
+use serde::Serialize;
+
+use super::{CaseFigures, PassFigures, Report, SubjectReport, SubjectResult};
+use crate::report::Format;
+
+/// Prints one report after the other; the error is that of writing.
+pub type Reporter<'a> = Box<dyn FnMut(&Report) -> io::Result<()> + 'a>;
+
+/// Prints reports to `out`.
+pub fn reporter<'a>(format: Format, out: impl Write + 'a) -> Reporter<'a> {
+    match format {
+        Format::Table => {
+            let mut out = out;
+            let mut reported = 0;
+            Box::new(move |report| {
+                reported += 1;
+                tables(report, reported == 1, &mut out)
+            })
+        }
+        Format::Json => {
+            let mut out = out;
+            Box::new(move |report| {
+                serde_json::to_writer(&mut out, report)?;
+                out.write_all(b"\n")?;
+                out.flush()
+            })
+        }
+        Format::Csv => {
+            let mut out = csv::Writer::from_writer(out);
+            Box::new(move |report| {
+                for (case, stack, pass, figures) in rows(report) {
+                    out.serialize(Row::new(report, case, stack, pass, figures))
+                        .map_err(crate::error::csv_to_io)?;
+                }
+                out.flush()
+            })
+        }
+    }
+}
+
+const HEADER: [&str; 7] =
+    ["stack", "end, ms", "/ none", "taken, MiB", "/ live", "waits between\nstreams", "waits of\nthe host"];
+
+const LEGEND: &str = "\
+of each pass: time to the end of all streams, and bytes taken from the device at most
+/ none, / live: the last pass's time by that without an allocator, and bytes by the log's peak live";
+
+fn tables(report: &Report, is_first: bool, out: &mut impl Write) -> io::Result<()> {
+    if !is_first {
+        writeln!(out)?;
+    }
+    let live = format_bytes(report.peak_live_bytes);
+    let (file, streams, operations) = (&report.log.file, report.log.streams, report.operations);
+    writeln!(out, "{file}: {operations} operations, {streams} streams, peak live {live}")?;
+    let (spec, name, seed) = (&report.device.spec, &report.device.name, report.seed);
+    writeln!(out, "with work in flight on {spec} ({name}), seed {seed}")?;
+    for case in &report.cases {
+        let ms = |ns: u64| format!("{:.1} ms", ns as f64 / 1e6);
+        let (busiest, all) = (ms(case.busiest_stream_ns), ms(case.all_streams_ns));
+        let least = format_bytes(case.least_bytes_without_waits);
+        let CaseFigures { kernels, host, .. } = case;
+        writeln!(out, "\nkernels of {kernels}, busiest stream {busiest}, all {all}; host {host}")?;
+        writeln!(out, "least memory that needs no wait: {least}")?;
+        writeln!(out, "{}", table(case, report.peak_live_bytes))?;
+    }
+    writeln!(out, "{LEGEND}")?;
+    for note in notes(report) {
+        writeln!(out, "note: {note}")?;
+    }
+    out.flush()
+}
+
+fn table(case: &CaseFigures, live: u64) -> Table {
+    let none_ns = case.stacks.first().and_then(|none| none.passes().last()).map(|pass| pass.end_ns);
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(HEADER);
+    for (index, stack) in case.stacks.iter().enumerate() {
+        let passes = stack.passes();
+        let each = |figure: &dyn Fn(&PassFigures) -> Option<String>| {
+            let figures: Option<Vec<String>> = passes.iter().map(figure).collect();
+            figures.filter(|figures| !figures.is_empty()).map_or("-".to_owned(), |figures| figures.join(", "))
+        };
+        let ratio = |figure: fn(&PassFigures) -> u64, by: Option<u64>| {
+            let by = by.filter(|by| *by > 0);
+            let ratio = passes.last().zip(by).map(|(pass, by)| figure(pass) as f64 / by as f64);
+            ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.3}"))
+        };
+        let takes = index > 0; // the first is no allocator
+        table.add_row([
+            stack.spec.clone(),
+            each(&|pass| Some(format!("{:.1}", pass.end_ns as f64 / 1e6))),
+            ratio(|pass| pass.end_ns, none_ns),
+            each(&|pass| takes.then(|| (pass.peak_taken_bytes >> 20).to_string())),
+            if takes { ratio(|pass| pass.peak_taken_bytes, Some(live)) } else { "-".to_owned() },
+            each(&|pass| pass.stream_waits.map(|waits| waits.to_string())),
+            each(&|pass| pass.host_waits.map(|waits| waits.to_string())),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+fn notes(report: &Report) -> Vec<String> {
+    let mut notes = report.log.notes();
+    if report.device.simulated {
+        let host = report.host_ns as f64 / 1e3;
+        notes
+            .push(format!("the device is simulated: times are virtual, {host} µs an allocation on the host"));
+    }
+    for case in &report.cases {
+        for stack in &case.stacks {
+            if let SubjectResult::Failed { error } = &stack.result {
+                let (spec, CaseFigures { kernels, host, .. }) = (&stack.spec, case);
+                let error = error.lines().next().unwrap_or_default();
+                notes.push(format!("{spec} failed with kernels of {kernels}, host {host}: {error}"));
+            }
+        }
+    }
+    notes
+}
+
+/// A stack that failed has one row, without figures.
+fn rows(
+    report: &Report,
+) -> impl Iterator<Item = (&CaseFigures, &SubjectReport, usize, Option<&PassFigures>)> {
+    report.cases.iter().flat_map(|case| {
+        case.stacks.iter().flat_map(move |stack| {
+            let passes = stack.passes();
+            (0..passes.len().max(1)).map(move |pass| (case, stack, pass, passes.get(pass)))
+        })
+    })
+}
+
+/// Columns as the fields of the JSON, flattened; empty where there is no figure.
+#[derive(Serialize)]
+struct Row<'a> {
+    file: &'a str,
+    device: &'a str,
+    simulated: bool,
+    seed: u64,
+    host_ns_each: u64,
+    operations: u64,
+    peak_live_bytes: u64,
+    shortest_ns: u32,
+    longest_ns: u32,
+    host: &'static str,
+    busiest_stream_ns: u64,
+    all_streams_ns: u64,
+    least_bytes_without_waits: u64,
+    spec: &'a str,
+    status: &'static str,
+    error: Option<&'a str>,
+    /// From 1.
+    pass: usize,
+    end_ns: Option<u64>,
+    host_ns: Option<u64>,
+    peak_taken_bytes: Option<u64>,
+    stream_waits: Option<u64>,
+    host_waits: Option<u64>,
+    driver_calls: Option<u64>,
+    /// `mem_alloc=3;mem_free=3`
+    driver_calls_by_kind: Option<String>,
+}
+
+impl<'a> Row<'a> {
+    fn new(
+        report: &'a Report,
+        case: &CaseFigures,
+        stack: &'a SubjectReport,
+        pass: usize,
+        figures: Option<&PassFigures>,
+    ) -> Self {
+        let (status, error) = match &stack.result {
+            SubjectResult::Ran { .. } => ("ran", None),
+            SubjectResult::Failed { error } => ("failed", error.lines().next()),
+        };
+        let by_kind = |figures: &PassFigures| {
+            let kinds = figures.by_kind.iter().map(|(kind, counts)| format!("{kind}={}", counts.calls));
+            kinds.collect::<Vec<_>>().join(";")
+        };
+        Self {
+            file: &report.log.file,
+            device: &report.device.spec,
+            simulated: report.device.simulated,
+            seed: report.seed,
+            host_ns_each: report.host_ns,
+            operations: report.operations,
+            peak_live_bytes: report.peak_live_bytes,
+            shortest_ns: case.kernels.shortest_ns,
+            longest_ns: case.kernels.longest_ns,
+            host: case.host.name(),
+            busiest_stream_ns: case.busiest_stream_ns,
+            all_streams_ns: case.all_streams_ns,
+            least_bytes_without_waits: case.least_bytes_without_waits,
+            spec: &stack.spec,
+            status,
+            error,
+            pass: pass + 1,
+            end_ns: figures.map(|figures| figures.end_ns),
+            host_ns: figures.map(|figures| figures.host_ns),
+            peak_taken_bytes: figures.map(|figures| figures.peak_taken_bytes),
+            stream_waits: figures.and_then(|figures| figures.stream_waits),
+            host_waits: figures.and_then(|figures| figures.host_waits),
+            driver_calls: figures.and_then(|figures| figures.driver_calls),
+            driver_calls_by_kind: figures.map(by_kind),
+        }
+    }
+}

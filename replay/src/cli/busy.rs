@@ -1,0 +1,160 @@
+//! The command line of `busy`.
+
+use std::path::PathBuf;
+
+use crate::busy::{Host, Kernels, Settings, Subject};
+use crate::program::Limits;
+use clap::Args;
+use millpond_driver::DeviceSpec;
+
+use super::args::FormatArg;
+
+/// Replays logs with work in flight: a kernel behind each allocation
+///
+/// What is freed is in use until the kernels before the free are done, and a wait between streams costs time.
+/// So this shows what a stack pays for reuse between streams: time to the end of all streams, bytes taken,
+/// waits; beside no allocator at all and the least memory that needs no wait. How it is done and what the
+/// JSON holds is explained at millpond_replay::busy in the library's documentation.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct BusyArgs {
+    /// The logs to replay
+    #[arg(value_name = "LOG", required = true)]
+    pub(crate) logs: Vec<PathBuf>,
+
+    /// A stack, base first, or `async` for cuMemAllocAsync; may be given several times [default: cuda+pool,
+    /// cuda+pool:reuse=own, async]
+    #[arg(long = "stack", short = 's', value_name = "SPEC")]
+    pub(crate) stacks: Vec<Subject>,
+
+    /// Where to run: cuda:N, sim:h200, sim:a100, or sim:SIZE [default: cuda:0 if there is a GPU, else
+    /// sim:h200]
+    #[arg(long, short = 'd', value_name = "DEVICE")]
+    pub(crate) device: Option<DeviceSpec>,
+
+    /// How long kernels run, in microseconds: ranges that each is drawn from [default: 5..25,10..100]
+    #[arg(long, short = 'k', value_name = "LO..HI,…", value_delimiter = ',')]
+    pub(crate) kernels: Vec<Kernels>,
+
+    /// How far the host is ahead of the device: ahead, level, sync [default: all]
+    #[arg(long, value_name = "HOST,…", value_delimiter = ',')]
+    pub(crate) host: Vec<Host>,
+
+    /// How long an allocation and its launch take the host on a simulated device, in microseconds
+    #[arg(long = "host-us", value_name = "N", default_value = "4", value_parser = nanoseconds,
+          allow_negative_numbers = true)]
+    pub(crate) host_ns: u64,
+
+    /// How often each stack replays a log
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 3,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) passes: u32,
+
+    /// Only the first so many operations of each log
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) first: Option<u64>,
+
+    /// What durations are drawn from; the same seed is the same work
+    #[arg(long, default_value_t = 42, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) seed: u64,
+
+    /// How results are printed
+    #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) format: FormatArg,
+
+    /// Count rows that cannot be read, and replay the rest of the log; of one that is cut off, what there is
+    #[arg(long)]
+    pub(crate) skip_bad_rows: bool,
+
+    /// Show on the standard error what is being run
+    #[arg(long)]
+    pub(crate) progress: bool,
+}
+
+impl BusyArgs {
+    pub(crate) fn limits(&self) -> Limits {
+        Limits { skip_bad_rows: self.skip_bad_rows, ..Limits::default() }
+    }
+
+    pub(crate) fn settings(&self) -> Settings {
+        let or =
+            |given: &[Kernels], default: &[Kernels]| if given.is_empty() { default } else { given }.to_vec();
+        let named = |text: &&str| text.parse::<Subject>().ok();
+        Settings {
+            device: self.device.unwrap_or_else(DeviceSpec::default_device),
+            subjects: match self.stacks.as_slice() {
+                // The texts are ours, and a test reads each.
+                [] => Subject::DEFAULT.iter().filter_map(named).collect(),
+                stacks => stacks.to_vec(),
+            },
+            kernels: or(&self.kernels, &[Kernels::SHORT, Kernels::LONG]),
+            hosts: if self.host.is_empty() { Host::ALL.to_vec() } else { self.host.clone() },
+            host_ns: self.host_ns,
+            passes: self.passes,
+            seed: self.seed,
+            first: self.first,
+        }
+    }
+}
+
+/// Of microseconds, as in 4.5.
+fn nanoseconds(text: &str) -> Result<u64, String> {
+    match text.trim().parse::<f64>() {
+        Ok(us) if (0.0..=1e6).contains(&us) => Ok((us * 1000.0).round() as u64),
+        _ => Err("write microseconds from 0 to 1000000, as in 4.5".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::args::{Cli, Command};
+
+    fn parse(line: &str) -> Result<BusyArgs, String> {
+        let words = ["millpond-replay", "busy"].into_iter().chain(line.split_whitespace());
+        let cli = Cli::try_parse_from(words).map_err(|error| error.to_string())?;
+        let Some(Command::Busy(args)) = cli.command else { panic!("{cli:?}") };
+        Ok(args)
+    }
+
+    #[test]
+    fn everything_but_the_log_has_a_default() {
+        let settings = parse("log.csv").unwrap().settings();
+        let subjects: Vec<String> = settings.subjects.iter().map(ToString::to_string).collect();
+        assert_eq!(subjects, Subject::DEFAULT);
+        assert_eq!(settings.kernels, [Kernels::SHORT, Kernels::LONG]);
+        assert_eq!(settings.hosts, Host::ALL);
+        assert_eq!((settings.host_ns, settings.passes, settings.seed), (4000, 3, 42));
+        assert_eq!((settings.first, settings.device), (None, DeviceSpec::default_device()));
+        assert!(parse("").unwrap_err().contains("<LOG>"));
+    }
+
+    #[test]
+    fn lists_are_read() {
+        let line = "a b -s async -s cuda+pool -k 1..2,10..100 --host sync,ahead --first 9 --host-us 4.5 -n 5";
+        let args = parse(line).unwrap();
+        let settings = args.settings();
+        assert_eq!((args.logs.len(), &settings.subjects[0]), (2, &Subject::Async));
+        assert_eq!(settings.kernels[0], Kernels { shortest_ns: 1000, longest_ns: 2000 });
+        assert_eq!(settings.hosts, [Host::Sync, Host::Ahead]);
+        assert_eq!((settings.first, settings.host_ns, settings.passes), (Some(9), 4500, 5));
+    }
+
+    #[test]
+    fn mistakes_are_told() {
+        for (line, told) in [
+            ("a -k 10", "as in 10..100"),
+            ("a --host behind", "ahead, level, sync"),
+            ("a -s cuda++pool", "a layer's name is missing"),
+            ("a --seed 0", "seed"),
+            ("a --host-us -1", "as in 4.5"),
+            ("a --host-us x", "as in 4.5"),
+            ("a --passes 0", "passes"),
+            ("a -f xml", "json"),
+        ] {
+            let error = parse(line).unwrap_err();
+            assert!(error.contains(told), "{line}: {error}");
+        }
+    }
+}

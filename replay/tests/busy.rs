@@ -1,0 +1,66 @@
+//! `millpond-replay busy`.
+
+mod support;
+
+use std::path::Path;
+
+use serde_json::Value;
+use support::{Folder, Run, program, rows};
+
+fn busy(log: &Path, flags: &[&str]) -> Run {
+    program().arg("busy").arg(log).args(["--device", "sim:h200"]).args(flags).output().unwrap().into()
+}
+
+#[test]
+fn every_range_and_host_is_run_with_no_allocator_and_the_stacks_asked_for() {
+    let folder = Folder::new();
+    let log = folder.log(&rows(3, 2000));
+    let flags = ["--stack", "cuda+pool", "--stack", "async", "--passes", "2", "--format", "json"];
+    let run = busy(&log, &flags);
+    assert_eq!(run.status, 0, "{}", run.stderr);
+    let report: Value = serde_json::from_str(&run.stdout).unwrap();
+    let cases: Vec<_> = report["cases"].as_array().unwrap().iter().collect();
+    let hosts: Vec<_> = cases.iter().map(|case| case["host"].as_str().unwrap()).collect();
+    assert_eq!(hosts, ["ahead", "level", "sync", "ahead", "level", "sync"]);
+    let longest: Vec<_> = cases.iter().map(|case| case["kernels"]["longest_ns"].as_u64().unwrap()).collect();
+    assert_eq!(longest, [25_000, 25_000, 25_000, 100_000, 100_000, 100_000]);
+    let live = report["peak_live_bytes"].as_u64().unwrap();
+    for case in cases {
+        let stacks = case["stacks"].as_array().unwrap();
+        let specs: Vec<_> = stacks.iter().map(|stack| stack["spec"].as_str().unwrap()).collect();
+        assert_eq!(specs, ["none", "cuda+pool", "async"]);
+        let end = |stack: usize, pass: usize| stacks[stack]["passes"][pass]["end_ns"].as_u64().unwrap();
+        assert!((0..2).all(|pass| end(0, 0) <= end(1, pass) && end(0, 0) <= end(2, pass)), "{case}");
+        assert!(end(0, 0) >= case["busiest_stream_ns"].as_u64().unwrap());
+        assert!(stacks[1]["passes"][0]["peak_taken_bytes"].as_u64().unwrap() >= live);
+        assert!(case["least_bytes_without_waits"].as_u64().unwrap() >= live);
+    }
+}
+
+#[test]
+fn one_seed_prints_one_table() {
+    let folder = Folder::new();
+    let log = folder.log(&rows(2, 1000));
+    let print = |seed| {
+        let run = busy(&log, &["--seed", seed, "--host", "ahead", "-k", "10..100", "-s", "cuda+pool"]);
+        assert_eq!(run.status, 0, "{}", run.stderr);
+        run.stdout
+    };
+    let table = print("42");
+    assert!(table.contains("least memory that needs no wait") && table.contains("| cuda+pool "), "{table}");
+    assert_eq!(print("42"), table);
+    assert_ne!(print("43"), table);
+}
+
+#[test]
+fn mistakes_end_with_status_2_and_failures_with_1() {
+    let folder = Folder::new();
+    let log = folder.log(&rows(2, 200));
+    busy(&log, &["-s", "cuda+pond"]).fails_with(2, &["pond"]);
+    busy(&log, &["-k", "9..1"]).fails_with(2, &["as in 10..100"]);
+    busy(&folder.path("none.csv"), &[]).fails_with(2, &["none.csv"]);
+    let flags = ["--host", "ahead", "-k", "1..2", "-s", "cuda+pool:initial=1TiB"];
+    busy(&log, &flags).fails_with(1, &["error: cuda+pool:initial=1TiB with kernels of 1..2 µs, host ahead"]);
+    let text = log.display().to_string();
+    busy(&log, &["-s", &format!("cuda+logging:file={text}")]).fails_with(2, &["which is a log to replay"]);
+}
