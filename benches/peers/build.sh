@@ -57,7 +57,7 @@ compile() {
     "$cxx" -std=c++20 -O3 -Wall -Wextra -pthread "${headers[@]}" "$here/$name.cpp" -o "$out/$name" \
         "$@" -s -Wl,--disable-new-dtags,-rpath,'$ORIGIN/lib' # so that the libraries find each other, too
 }
-compile async "$out/lib/libcudart.so.13"
+compile async "$out/lib/libcudart.so.13" -ldl
 compile rmm "$out/lib/librmm.so" "$out/lib/librapids_logger.so" "$out/lib/libcudart.so.13" -ldl
 
 echo "== millpond-replay"
@@ -66,7 +66,7 @@ cargo build --release --locked -p millpond-replay --bin millpond-replay
 strip -o "$out/millpond-replay" "${CARGO_TARGET_DIR:-$repository/target}/release/millpond-replay"
 
 # What the GPU machine compiles and runs itself.
-cp "$here"/{plan.hpp,workloads.hpp,logs.hpp,torch.cpp,cupy_bench.py,run.sh} "$out/"
+cp "$here"/{plan,workloads,log,busy,logs}.hpp "$here"/{torch.cpp,cupy_bench.py,run.sh} "$out/"
 cp "$logs"/*.csv.gz "$out/logs/"
 git describe --always --dirty >"$out/COMMIT" 2>/dev/null || echo unknown >"$out/COMMIT"
 echo "== done, $(du -sh "$out" | cut -f1): copy $out to the machine with the GPU, and start run.sh there"

@@ -212,6 +212,11 @@ struct Options {
   std::vector<std::string> workloads;  // all of them if empty
   std::vector<std::string> logs;
   std::vector<std::string> names;  // what is left
+  // Logs with work in flight.
+  bool is_busy = false;
+  std::vector<std::string> kernels{"5..25", "10..100"}, hosts{"ahead", "level", "sync"};
+  uint32_t passes = 3;
+  uint64_t first = UINT64_MAX;  // operations of each log
 
   static Options parse(int count, char** words) {
     Options options;
@@ -243,9 +248,19 @@ struct Options {
         options.most_live = std::stoull(value(i));
       } else if (word == "--log") {
         options.logs.push_back(value(i));
+      } else if (word == "--busy") {
+        options.is_busy = true;
+      } else if (word == "--kernels") {
+        options.kernels = split(value(i));
+      } else if (word == "--host") {
+        options.hosts = split(value(i));
+      } else if (word == "--passes") {
+        options.passes = static_cast<uint32_t>(std::stoul(value(i)));
+      } else if (word == "--first") {
+        options.first = std::stoull(value(i));
       } else if (word.rfind("-", 0) == 0) {
         throw std::runtime_error(word + " is unknown; there are --quick, --seed, --threads, --workload, "
-                                 "--most-live and --log");
+                                 "--most-live and --log, and --busy with --kernels, --host, --passes and --first");
       } else {
         options.names.push_back(word);
       }

@@ -3,10 +3,17 @@
 # Peers that this machine lacks (PyTorch, CuPy) are left out, with a note.
 #
 #   ./run.sh [--quick] [--seed N] [--threads N,…] [--workload NAME,…]
+#   ./run.sh --busy [--kernels LO..HI,…] [--host NAME,…] [--passes N] [--first N] [--seed N]
+#
+# With --busy the logs are replayed with work in flight, as `millpond-replay busy` does, and nothing else
+# runs. Kernels run for LO to HI microseconds (5..25,10..100), the host is ahead, level, sync (all), and each
+# log, or its first N operations, is replayed N times (3).
 #
 # Everything goes to one file, results.jsonl in results/ beside this script, or in $OUT. Environment:
-#   STACKS   millpond's stacks ("cuda+pool cuda+pool:pages=off")
-#   PEERS    what runs ("millpond async malloc rmm torch cupy")
+#   STACKS   millpond's stacks ("cuda+pool cuda+pool:pages=off"; with --busy "cuda+pool cuda+pool:reuse=own
+#            async", where async is cuMemAllocAsync)
+#   PEERS    what runs ("millpond async malloc rmm torch cupy"; with --busy "millpond rmm torch")
+#   LOGS     the logs to replay, by their names without ending (all that lie in logs/)
 #   DEVICE   millpond's device (cuda:0); the peers run on the first GPU
 #   SECONDS_EACH  after so long a program is ended; what a peer has printed by then counts (200)
 set -uo pipefail
@@ -17,8 +24,15 @@ results=$out/results.jsonl
 python=${PYTHON:-python3}
 limit=${SECONDS_EACH:-200}
 device=${DEVICE:-cuda:0}
-peers=" ${PEERS:-millpond async malloc rmm torch cupy} "
-read -ra specs <<<"${STACKS:-cuda+pool cuda+pool:pages=off}"
+is_busy=0
+for word in "$@"; do [[ $word != --busy ]] || is_busy=1; done
+if ((is_busy)); then
+    peers=" ${PEERS:-millpond rmm torch} "
+    read -ra specs <<<"${STACKS:-cuda+pool cuda+pool:reuse=own async}"
+else
+    peers=" ${PEERS:-millpond async malloc rmm torch cupy} "
+    read -ra specs <<<"${STACKS:-cuda+pool cuda+pool:pages=off}"
+fi
 stacks=("${specs[@]/#/--stack=}")
 
 note() { echo "note: $*" >&2; }
@@ -36,14 +50,15 @@ attempt() {
     echo "== $((SECONDS - start)) s, exit code $code: ${*##*/}" >&2
 }
 
-# benched PROGRAM [FLAG...]: the workloads and the logs.
+# benched PROGRAM [FLAG...]: the workloads and the logs, or the logs with work in flight.
 benched() {
-    attempt "$@" "${options[@]}"
+    ((is_busy)) || attempt "$@" "${options[@]}"
     ((${#logs[@]} == 0)) || attempt "$@" "${options[@]}" "${logs[@]/#/--log=}"
 }
 
 build_torch() {
     local torch cuda cudart
+    [[ $here/torch -nt $here/torch.cpp ]] && return
     torch=$("$python" -c 'import torch; print(torch.__path__[0])') || return 1
     # CUDA's headers: of an installed toolkit, or of the wheels that PyTorch came with.
     for cuda in "${CUDA_HOME:-/usr/local/cuda}" "$torch"/../nvidia/cu13 "$torch"/../nvidia/cuda_runtime; do
@@ -69,11 +84,14 @@ machine() {
 }
 
 options=("$@")
+busy_options=()
+for word in "$@"; do [[ $word == --busy ]] || busy_options+=("$word"); done
 flags=$(mktemp -d)
 trap 'rm -rf "$flags"' EXIT
 logs=()
 for path in "$here"/logs/*.csv.gz; do
-    [[ -e $path ]] || continue
+    name=$(basename "$path" .csv.gz)
+    [[ -e $path && " ${LOGS:-$name} " == *" $name "* ]] || continue
     gzip -dc "$path" >"$flags/$(basename "$path" .gz)"
     logs+=("$flags/$(basename "$path" .gz)")
 done
@@ -82,7 +100,10 @@ printf '{"date":"%s","machine":%s,"versions":%s,"command":%s}\n' "$(date -u +%F)
     "$(machine 2>&1 | paste -sd';' | quoted)" "$(versions | paste -sd';' | quoted)" \
     "$(echo "run.sh $*" | quoted)" >"$results"
 
-if wanted millpond; then
+if wanted millpond && ((is_busy)); then
+    attempt "$here/millpond-replay" busy --device "$device" --format json "${stacks[@]}" \
+        "${busy_options[@]}" "${logs[@]}"
+elif wanted millpond; then
     attempt "$here/millpond-replay" bench --device "$device" --format json "${stacks[@]}" "${options[@]}"
     # How much a single replay takes, and how long the first and the best of five take.
     for passes in 1 5; do
@@ -93,15 +114,17 @@ fi
 if wanted async; then
     benched "$here/async" cudaMallocAsync
 fi
-if wanted malloc; then
+if wanted malloc && ((!is_busy)); then
     # It waits for the device at each call: many blocks, threads and logs would take hours.
     attempt "$here/async" cudaMalloc --most-live=10000 "${options[@]}" --workload=pair,churn,churn_large
 fi
 if wanted rmm; then
     # A block of the pool and the arena takes longer the more are live.
     benched "$here/rmm" pool --most-live=100000
-    benched "$here/rmm" arena --most-live=100000
-    benched "$here/rmm" binning
+    if ((!is_busy)); then
+        benched "$here/rmm" arena --most-live=100000
+        benched "$here/rmm" binning
+    fi
 fi
 if wanted torch; then
     if build_torch; then
@@ -111,7 +134,7 @@ if wanted torch; then
         note "PyTorch is left out"
     fi
 fi
-if wanted cupy; then
+if wanted cupy && ((!is_busy)); then
     if "$python" -c 'import cupy' 2>/dev/null; then
         attempt "$python" "$here/cupy_bench.py" "${options[@]}"
     else

@@ -1,0 +1,233 @@
+// Replays logs with work in flight, as `millpond-replay busy` does: each allocation launches a kernel on its
+// stream. What is done and what the figures mean is written at replay/src/busy/mod.rs; a change here belongs
+// there too. The kernel is PTX that the driver compiles, so that no nvcc is needed.
+#pragma once
+
+#include <dlfcn.h>
+
+#include "log.hpp"
+#include "workloads.hpp"
+
+namespace peers {
+
+// The same text as replay/src/busy/spin.ptx, which a test compares.
+inline constexpr char const* spin_ptx = R"(
+// spin(ns): one thread that does nothing until the device's clock is ns nanoseconds further on.
+.version 6.0
+.target sm_50
+.address_size 64
+
+.visible .entry spin(.param .u64 ns)
+{
+    .reg .u64 %duration, %start, %now, %passed;
+    .reg .pred %waits;
+
+    ld.param.u64 %duration, [ns];
+    mov.u64 %start, %globaltimer;
+AGAIN:
+    mov.u64 %now, %globaltimer;
+    sub.u64 %passed, %now, %start;
+    setp.lt.u64 %waits, %passed, %duration;
+    @%waits bra AGAIN;
+    ret;
+}
+)";
+
+// The kernel, in the context that is current when it is loaded; it stays loaded.
+class Spin {
+ public:
+  Spin() {
+    void* const library = dlopen("libcuda.so.1", RTLD_NOW);
+    if (library == nullptr) throw std::runtime_error("libcuda.so.1 cannot be loaded; install the NVIDIA driver");
+    auto const load = function<int (*)(void**, void const*)>(library, "cuModuleLoadData");
+    auto const get = function<int (*)(void**, void*, char const*)>(library, "cuModuleGetFunction");
+    launch_ = function<Launch>(library, "cuLaunchKernel");
+    void* module = nullptr;
+    check(load(&module, spin_ptx), "cuModuleLoadData");
+    check(get(&spin_, module, "spin"), "cuModuleGetFunction");
+  }
+
+  void launch(cudaStream_t stream, uint64_t ns) const {
+    void* arguments[] = {&ns};
+    check(launch_(spin_, 1, 1, 1, 1, 1, 1, 0, stream, arguments, nullptr), "cuLaunchKernel");
+  }
+
+ private:
+  using Launch = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*,
+                         void**, void**);
+
+  template <class Function>
+  static Function function(void* library, char const* name) {
+    void* const found = dlsym(library, name);
+    if (found == nullptr) throw std::runtime_error(std::string("the driver has no ") + name);
+    return reinterpret_cast<Function>(found);
+  }
+
+  static void check(int code, char const* what) {
+    if (code != 0) throw std::runtime_error(std::string(what) + ": error " + std::to_string(code));
+  }
+
+  Launch launch_ = nullptr;
+  void* spin_ = nullptr;
+};
+
+enum class Host { ahead, level, sync };
+
+inline Host host_of(std::string const& name) {
+  if (name == "ahead") return Host::ahead;
+  if (name == "level") return Host::level;
+  if (name == "sync") return Host::sync;
+  throw std::runtime_error(name + " is no host; there are ahead, level, sync");
+}
+
+// How many kernels of one stream are in flight at most, with a host that is level.
+inline constexpr size_t level_kernels = 4;
+
+// Events without times; destroyed at the end.
+class Events {
+ public:
+  explicit Events(size_t count) : all(count) {
+    for (auto& event : all)
+      check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+  }
+  Events(Events const&) = delete;
+  Events& operator=(Events const&) = delete;
+  ~Events() {
+    for (auto const event : all) cudaEventDestroy(event);
+  }
+
+  std::vector<cudaEvent_t> all;
+};
+
+// A non-blocking stream for each of the log's, and the legacy default stream for itself.
+inline std::vector<cudaStream_t> streams_of(Log const& log, Streams const& made) {
+  auto streams = made.all;
+  for (size_t i = 0; i < streams.size(); ++i)
+    if (log.is_default[i]) streams[i] = nullptr;
+  return streams;
+}
+
+inline std::string name_of_log(std::string const& path) {
+  auto const name = path.substr(path.find_last_of('/') + 1);
+  return name.substr(0, name.find('.'));
+}
+
+// How far the host may be ahead of each stream.
+class Pace {
+ public:
+  Pace(Host host, std::vector<cudaStream_t> const& streams)
+      : host_(host), streams_(streams), launched_(streams.size()),
+        ends_(host == Host::level ? streams.size() * level_kernels : 0) {}
+
+  // A host that is level waits until the stream has room for one more kernel.
+  void before(uint32_t stream) const {
+    if (host_ == Host::level && launched_[stream] >= level_kernels)
+      check(cudaEventSynchronize(end(stream)), "cudaEventSynchronize");
+  }
+
+  void after(uint32_t stream) {
+    if (host_ == Host::level) {
+      check(cudaEventRecord(end(stream), streams_[stream]), "cudaEventRecord");
+      ++launched_[stream];
+    } else if (host_ == Host::sync) {
+      check(cudaStreamSynchronize(streams_[stream]), "cudaStreamSynchronize");
+    }
+  }
+
+ private:
+  // Of the kernel that was launched level_kernels before the next one.
+  cudaEvent_t end(uint32_t stream) const {
+    return ends_.all[stream * level_kernels + launched_[stream] % level_kernels];
+  }
+
+  Host host_;
+  std::vector<cudaStream_t> const& streams_;
+  std::vector<size_t> launched_;
+  Events ends_;
+};
+
+// Nanoseconds of one pass: to the last operation on the host, and to the end of all streams.
+struct BusyPass {
+  double host_ns, end_ns;
+};
+
+template <class Subject>
+BusyPass busy_pass(Subject& subject, BusyPlan const& plan, Log const& log, std::vector<cudaStream_t> const& streams,
+                   std::vector<cudaEvent_t> const& uses, Pace& pace, Spin const& spin) {
+  auto const synchronize = [&] {
+    for (auto const stream : streams) check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  };
+  std::vector<void*> slots(log.slots);
+  auto const start = Clock::now();
+  for (auto const& [op, kernel_ns, stays] : plan.steps) {
+    auto const stream = streams[op.stream];
+    if (op.allocates) {
+      pace.before(op.stream);
+      slots[op.slot] = must_allocate(subject, op.bytes, stream);
+      spin.launch(stream, kernel_ns);
+      if (!stays) check(cudaEventRecord(uses[op.slot], stream), "cudaEventRecord");
+      pace.after(op.stream);
+    } else {
+      if (!stays) check(cudaStreamWaitEvent(stream, uses[op.slot], 0), "cudaStreamWaitEvent");
+      subject.free(slots[op.slot], op.bytes, stream);
+    }
+  }
+  double const host_ns = nanoseconds(Clock::now() - start);
+  synchronize();
+  double const end_ns = nanoseconds(Clock::now() - start);
+  for (auto const& op : log.left) subject.free(slots[op.slot], op.bytes, streams[op.stream]);
+  synchronize();
+  return {host_ns, end_ns};
+}
+
+// One subject, made anew, on one log; prints the passes.
+template <class Make>
+void busy_case(Log const& log, Kernels kernels, Host host, Options const& options, Spin const& spin, Make&& make) {
+  BusyPlan const plan(log, kernels, options.seed);
+  Streams const made(log.is_default.size());
+  auto const streams = streams_of(log, made);
+  bool const all_stay = std::all_of(plan.steps.begin(), plan.steps.end(), [](auto const& step) { return step.stays; });
+  Events const uses(all_stay ? 0 : log.slots);
+  Pace pace(host, streams);
+  auto const subject = make();
+  std::string passes;
+  for (uint32_t i = 0; i < options.passes; ++i) {
+    auto const pass = busy_pass(*subject, plan, log, streams, uses.all, pace, spin);
+    auto const taken = subject->reserved();
+    passes += i > 0 ? ",{" : "{";
+    passes += "\"end_ns\":" + std::to_string(static_cast<uint64_t>(pass.end_ns));
+    passes += ",\"host_ns\":" + std::to_string(static_cast<uint64_t>(pass.host_ns));
+    passes += ",\"peak_taken_bytes\":" + (taken ? std::to_string(*taken) : "null") + "}";
+  }
+  print_number("operations", log.ops.size());
+  print_number("peak_live_bytes", log.peak_bytes);
+  std::printf(",\"passes\":[%s]", passes.c_str());
+}
+
+// Runs the logs on a subject, made anew for each case, and prints a line of JSON for each.
+template <class Make>
+void run_busy(std::string const& stack, Options const& options, Make&& make) {
+  check(cudaSetDevice(0), "cudaSetDevice");
+  check(cudaFree(nullptr), "cudaFree");  // makes the context
+  Spin const spin;
+  for (auto const& path : options.logs) {
+    Log const log(path, options.first);
+    for (auto const& range : options.kernels) {
+      for (auto const& host : options.hosts) {
+        auto const kernels = Kernels::parse(range);
+        std::printf("{\"workload\":\"busy\",\"log\":\"%s\",\"stack\":\"%s\",\"shortest_ns\":%u,"
+                    "\"longest_ns\":%u,\"host\":\"%s\"",
+                    name_of_log(path).c_str(), stack.c_str(), kernels.shortest_ns, kernels.longest_ns, host.c_str());
+        try {
+          busy_case(log, kernels, host_of(host), options, spin, make);
+        } catch (std::exception const& error) {
+          print_setback(error.what());
+        }
+        std::printf("}\n");
+        std::fflush(stdout);
+      }
+    }
+  }
+}
+
+}  // namespace peers
