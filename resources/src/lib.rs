@@ -17,6 +17,7 @@ pub mod fixed_size;
 mod lock;
 pub mod ordered;
 pub mod pool;
+mod process;
 pub mod registry;
 #[cfg(unix)]
 pub mod share;

@@ -70,6 +70,7 @@ use parking_lot::Mutex;
 
 use crate::driver_memory::CudaMemoryResource;
 use crate::lock::QuickLock;
+use crate::process::{self, Origin};
 
 pub use reuse::Reuse;
 pub(crate) use shortage::DEVICE_PAGE;
@@ -106,6 +107,7 @@ pub(crate) struct Core<S> {
     slow: Mutex<()>,
     health: Arc<Health>,
     misuses: AtomicU64,
+    origin: Origin,
 }
 
 #[derive(Debug)]
@@ -203,6 +205,11 @@ impl<S: Store> Core<S> {
         self.runs_errands
     }
 
+    /// Whether this process is a copy of the one that made it, in which nothing may be touched.
+    pub(crate) fn is_copy(&self) -> bool {
+        self.origin.is_elsewhere()
+    }
+
     /// Works on the blocks under the lock.
     pub(crate) fn with_store<T>(&self, work: impl FnOnce(&mut S) -> T) -> T {
         work(&mut self.state.lock().store)
@@ -253,6 +260,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             }),
             slow: Mutex::new(()),
             misuses: AtomicU64::new(0),
+            origin: Origin::here(),
         });
         if is_over_device {
             pressure::register(&core);
@@ -450,6 +458,9 @@ impl<R: DeviceMemoryResource, S: Store> Debug for Ordered<R, S> {
 
 impl<R: DeviceMemoryResource, S: Store> Drop for Ordered<R, S> {
     fn drop(&mut self) {
+        if self.core.is_copy() {
+            return process::leave(&self.core);
+        }
         // Whoever else holds the core makes no call from here on.
         let _slow = self.core.slow.lock();
         let mut state = self.core.state.lock();

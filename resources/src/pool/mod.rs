@@ -70,6 +70,7 @@ pub use peers::{PeerList, Peers, Share};
 
 use crate::lock::QuickGuard;
 use crate::ordered::{ANYONE, Gather, Ordered, Request};
+use crate::process;
 use arena::{Arena, Arenas, Shard, Visit};
 use classes::{LARGEST_SMALL, rounded};
 use decay::{Member, PoolDecay};
@@ -492,6 +493,9 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
 
 impl<R: DeviceMemoryResource> Drop for PoolMemoryResource<R> {
     fn drop(&mut self) {
+        if self.ordered.is_copy() {
+            return process::leave(&self.shared);
+        }
         self.shared.caches.close();
     }
 }

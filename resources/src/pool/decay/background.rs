@@ -2,8 +2,9 @@
 //!
 //! It starts with the first pool that decays, and ends with the last, which waits for its end; at the end of
 //! the process the pools that are left wait for it, too, but not for long. A process that was forked has
-//! none: threads are not inherited, and nor is CUDA. A fork waits for the end of a step, so that the copy
-//! finds no lock taken by a thread that it has not.
+//! none: threads are not inherited, and nor is CUDA. It leaves the pools that it has copies of as they are
+//! ([`process`](crate::process)). A fork waits for the end of a step all the same: a copy that goes on using
+//! a pool, of which no other thread was in a call, finds no lock taken by the thread that it has not.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process;
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::PoolDecay;
+use crate::process::{Origin, leave as leave_in_place};
 
 /// The thread is not busy with a decay that is very short.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
@@ -57,23 +59,6 @@ impl Turn {
         while !self.take(Duration::MAX) {}
         let _turn = GiveBack(self);
         work()
-    }
-}
-
-/// Whether the thread that forks has its turn: steps that take very long are not waited for.
-static FORKS: AtomicBool = AtomicBool::new(false);
-
-extern "C" fn before_fork() {
-    const PATIENCE: Duration = Duration::from_secs(1);
-    if STEP.take(PATIENCE) {
-        FORKS.store(true, Ordering::Relaxed);
-    }
-}
-
-/// In both processes.
-extern "C" fn after_fork() {
-    if FORKS.swap(false, Ordering::Relaxed) {
-        STEP.give_back();
     }
 }
 
@@ -132,6 +117,7 @@ pub(in crate::pool) struct Member {
     decay: Arc<PoolDecay>,
     /// Whether the thread makes its steps.
     is_in_background: bool,
+    origin: Origin,
 }
 
 impl Member {
@@ -140,7 +126,7 @@ impl Member {
     pub(in crate::pool) fn new(decay: PoolDecay) -> Self {
         let decay = Arc::new(decay);
         let is_in_background = decay.driver.virtual_time_ns().is_none() && join(&decay);
-        Self { decay, is_in_background }
+        Self { decay, is_in_background, origin: Origin::here() }
     }
 
     pub(in crate::pool) fn decay(&self) -> &PoolDecay {
@@ -150,7 +136,9 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        if self.is_in_background {
+        if self.origin.is_elsewhere() {
+            leave_in_place(&self.decay);
+        } else if self.is_in_background {
             leave(&self.decay);
         }
     }
@@ -186,25 +174,22 @@ fn join(decay: &Arc<PoolDecay>) -> bool {
 
 fn start() -> std::io::Result<Thread> {
     static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
+    // Before the thread is there: a fork can happen at any time.
+    PROCESS.store(process::id(), Ordering::Relaxed);
+    if !IS_REGISTERED.swap(true, Ordering::Relaxed) {
+        // SAFETY: the handler does not unwind, and uses statics only, which are never dropped.
+        unsafe { libc::atexit(at_exit) };
+        #[cfg(unix)]
+        forks::watch();
+    }
     let bell = Arc::<Bell>::default();
     let heard = Arc::clone(&bell);
     let handle = thread::Builder::new().name("millpond-decay".to_owned()).spawn(move || run(&heard))?;
-    PROCESS.store(process::id(), Ordering::Relaxed);
-    if !IS_REGISTERED.swap(true, Ordering::Relaxed) {
-        // SAFETY: the handlers do not unwind, and use statics only, which are never dropped.
-        unsafe {
-            libc::atexit(at_exit);
-            libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork));
-        }
-    }
     Ok(Thread { handle, bell })
 }
 
 /// Removes a pool, which is over.
 fn leave(decay: &Arc<PoolDecay>) {
-    if is_forked() {
-        return;
-    }
     let thread = {
         let mut pools = POOLS.lock();
         pools.all.retain(|pool| !std::ptr::eq(pool.as_ptr(), Arc::as_ptr(decay)));
@@ -269,4 +254,35 @@ fn run(bell: &Bell) {
 fn forget(pool: &Arc<PoolDecay>) {
     tracing::error!(target: "millpond::pool", "giving idle memory back panicked; the pool does not decay");
     POOLS.lock().all.retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(pool)));
+}
+
+/// A fork takes the turn, so that it finds the thread between steps.
+#[cfg(unix)]
+mod forks {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    use super::STEP;
+
+    /// Whether the thread that forks has its turn: steps that take very long are not waited for.
+    static FORKS: AtomicBool = AtomicBool::new(false);
+
+    pub(super) fn watch() {
+        // SAFETY: the handlers do not unwind, and use statics only, which are never dropped.
+        unsafe { libc::pthread_atfork(Some(before), Some(after), Some(after)) };
+    }
+
+    extern "C" fn before() {
+        const PATIENCE: Duration = Duration::from_secs(1);
+        if STEP.take(PATIENCE) {
+            FORKS.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// In both processes.
+    extern "C" fn after() {
+        if FORKS.swap(false, Ordering::Relaxed) {
+            STEP.give_back();
+        }
+    }
 }
