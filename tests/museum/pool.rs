@@ -1,5 +1,5 @@
 //! Mistakes of the pool itself: each is one change of its source, and must be found by the programs and races
-//! of `resources/tests/programs.rs`, within their few seconds.
+//! of `resources/tests/programs.rs` or `crowds.rs`, within their few seconds.
 //!
 //! Every test run sees that the changes can still be made. To make them and look takes a build for each, so
 //! that happens where `MILLPOND_MUSEUM` is set: in a copy of the sources, below the build folder.
@@ -11,6 +11,8 @@ use std::process::{Command, Output};
 
 /// A change of one place in a file of `resources/src/`, and what a run that finds it says.
 struct Mistake {
+    /// The tests that find it: a file of `resources/tests/`.
+    test: &'static str,
     name: &'static str,
     file: &'static str,
     from: &'static str,
@@ -25,7 +27,14 @@ const fn mistake(
     to: &'static str,
     found: &'static str,
 ) -> Mistake {
-    Mistake { name, file, from, to, found }
+    Mistake { test: "programs", name, file, from, to, found }
+}
+
+impl Mistake {
+    /// The same mistake, found by the tests over many streams.
+    const fn in_a_crowd(self) -> Self {
+        Self { test: "crowds", ..self }
+    }
 }
 
 const MISTAKES: &[Mistake] = &[
@@ -198,14 +207,16 @@ const MISTAKES: &[Mistake] = &[
         "            slot.seen.retain(|(owner, _)| !gone.contains(owner));\n",
         "",
         "I3",
-    ),
+    )
+    .in_a_crowd(),
     mistake(
         "a stream is forgotten while a thread keeps its blocks",
         "ordered/streams.rs",
         "Arc::strong_count(&slot.cell) == 1 && store.free_bytes(owner) == 0",
         "store.free_bytes(owner) == 0",
         "Device(",
-    ),
+    )
+    .in_a_crowd(),
     mistake(
         "free ends are used again after something was taken",
         "pool/pages/gathered.rs",
@@ -251,9 +262,9 @@ impl Copy {
         copy
     }
 
-    fn cargo_test(&self, arguments: &[&str]) -> Output {
+    fn cargo_test(&self, test: &str, arguments: &[&str]) -> Output {
         let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["test", "--locked", "--offline", "-p", "millpond-resources", "--test", "programs"]);
+        cargo.args(["test", "--locked", "--offline", "-p", "millpond-resources", "--test", test]);
         cargo.args(arguments).current_dir(&self.sources).env("CARGO_TARGET_DIR", &self.target);
         cargo.output().expect("cargo can be run")
     }
@@ -263,7 +274,7 @@ impl Copy {
         let path = self.sources.join("resources/src").join(mistake.file);
         let right = mistake.read(&self.sources);
         fs::write(&path, mistake.made(&right)).expect("the copy can be written");
-        let (built, run) = (self.cargo_test(&["--no-run"]), self.cargo_test(&[]));
+        let (built, run) = (self.cargo_test(mistake.test, &["--no-run"]), self.cargo_test(mistake.test, &[]));
         fs::write(&path, right).expect("the copy can be written");
         let said = |output: &Output| {
             let both = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
@@ -312,8 +323,10 @@ fn mistakes_of_the_pool_are_found() {
         return;
     }
     let copy = Copy::new();
-    let right = copy.cargo_test(&[]);
-    assert!(right.status.success(), "without a mistake: {}", String::from_utf8_lossy(&right.stdout));
+    for test in ["programs", "crowds"] {
+        let right = copy.cargo_test(test, &[]);
+        assert!(right.status.success(), "without a mistake: {}", String::from_utf8_lossy(&right.stdout));
+    }
     let missed: Vec<String> = MISTAKES.iter().filter_map(|mistake| copy.look_for(mistake)).collect();
     assert!(missed.is_empty(), "\n{}", missed.join("\n\n"));
 }
