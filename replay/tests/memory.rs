@@ -1,8 +1,10 @@
 //! A log of ten million rows is replayed in bounded memory: not the rows count, but the blocks live at one
-//! time.
+//! time. And one whose threads take turns in each row is replayed without a hand-over for each.
 
 #![cfg(target_os = "linux")]
 
+#[path = "../examples/long_log/rows.rs"]
+mod long_log;
 mod support;
 
 use std::fs::{self, File};
@@ -32,9 +34,9 @@ fn ten_million_rows_in_bounded_memory() {
         .spawn()
         .unwrap();
     let status = format!("/proc/{}/status", child.id());
-    let watcher = std::thread::spawn(move || peak_of(Path::new(&status)));
+    let watcher = std::thread::spawn(move || peaks_of(Path::new(&status)));
     let output = child.wait_with_output().unwrap();
-    let peak = watcher.join().unwrap();
+    let (peak, _) = watcher.join().unwrap();
     assert!(output.status.success());
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["log"]["events"], ROWS);
@@ -42,6 +44,33 @@ fn ten_million_rows_in_bounded_memory() {
     assert_eq!(report["stacks"][0]["failures"], 0);
     assert!(peak > 0, "the peak was never seen");
     assert!(peak < MOST_BYTES, "{} MiB", peak >> 20);
+}
+
+#[test]
+fn issue_9_a_log_whose_threads_alternate_is_replayed_on_one_thread() {
+    let folder = Folder::new();
+    let log = folder.path("alternating.csv.zst");
+    let file = BufWriter::new(File::create(&log).unwrap());
+    let (rows, threads) = (500_000, 16);
+    long_log::write(&mut zstd::Encoder::new(file, 1).unwrap().auto_finish(), rows, threads).unwrap();
+    let child = program()
+        .arg(&log)
+        .args(["--stack", "cuda+pool", "--device", "sim:h200", "--format", "json", "--no-progress"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let status = format!("/proc/{}/status", child.id());
+    let watcher = std::thread::spawn(move || peaks_of(Path::new(&status)));
+    let output = child.wait_with_output().unwrap();
+    let (_, os_threads) = watcher.join().unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let log = &report["log"];
+    assert_eq!((&log["events"], &log["threads"]), (&rows.into(), &threads.into()));
+    assert_eq!((&log["unknown_frees"], &log["duplicate_allocations"]), (&0.into(), &0.into()));
+    assert!(log["peak_live_blocks"].as_u64() >= Some(long_log::LIVE), "{log}");
+    assert_eq!(report["stacks"][0]["failures"], 0);
+    // The program's and a pool's own, and none for the log's.
+    assert!((1..8).contains(&os_threads), "{os_threads} threads");
 }
 
 /// A ring of live blocks: each row but the first ones frees the oldest or allocates the next.
@@ -67,15 +96,18 @@ fn write_log(path: &Path) {
     out.flush().unwrap();
 }
 
-/// The most memory that a process had, in bytes, looked at until it has ended.
-fn peak_of(status: &Path) -> u64 {
-    let mut peak = 0;
+/// The most memory in bytes and the most threads that a process had, looked at until it has ended.
+fn peaks_of(status: &Path) -> (u64, u64) {
+    let (mut memory, mut threads) = (0, 0);
     while let Ok(text) = fs::read_to_string(status) {
-        let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let Some(line) = line else { break }; // a zombie has no memory
-        let kib: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
-        peak = peak.max(kib << 10);
+        let field = |name: &str| {
+            let value = text.lines().find_map(|line| line.strip_prefix(name))?;
+            value.trim().trim_end_matches(" kB").parse::<u64>().ok()
+        };
+        let Some(kib) = field("VmHWM:") else { break }; // a zombie has no memory
+        memory = memory.max(kib << 10);
+        threads = threads.max(field("Threads:").unwrap_or(0));
         std::thread::sleep(Duration::from_millis(5));
     }
-    peak
+    (memory, threads)
 }

@@ -5,6 +5,7 @@ use dashmap::DashMap;
 use millpond_core::DevicePtr;
 use millpond_core::driver::{DriverResult, PhysicalHandle};
 use parking_lot::Mutex;
+use rustc_hash::FxBuildHasher;
 
 /// How many bytes of the device are taken, now and at most.
 #[derive(Debug, Default)]
@@ -12,7 +13,7 @@ pub(super) struct Taken {
     now: AtomicU64,
     peak: AtomicU64,
     /// The sizes in bytes of plain, managed and stream-ordered allocations.
-    blocks: DashMap<DevicePtr, u64>,
+    blocks: DashMap<DevicePtr, u64, FxBuildHasher>,
     physical: Mutex<Physical>,
 }
 

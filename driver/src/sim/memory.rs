@@ -61,6 +61,9 @@ impl Contents {
     pub(super) fn forget(&mut self, range: Range<u64>) {
         self.patterns.remove(range.clone());
         let pages = range.start.div_ceil(PAGE)..range.end.div_ceil(PAGE);
+        if self.pages.is_empty() {
+            return;
+        }
         while let Some((&page, _)) = self.pages.range(pages.clone()).next() {
             self.pages.remove(&page);
         }

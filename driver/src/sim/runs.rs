@@ -54,6 +54,9 @@ impl<V: Clone> RunMap<V> {
 
     /// Leaves `range` without a value.
     pub(super) fn remove(&mut self, range: Range<u64>) {
+        if self.runs.is_empty() {
+            return;
+        }
         self.split(range.start);
         self.split(range.end);
         while let Some((&start, _)) = self.runs.range(range.clone()).next() {

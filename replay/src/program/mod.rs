@@ -22,6 +22,7 @@ mod builder;
 mod failed;
 mod lanes;
 mod op;
+mod rows;
 mod store;
 mod summary;
 
@@ -93,14 +94,15 @@ impl Program {
     pub fn read(mut reader: LogReader<'_>, limits: Limits) -> Result<Self> {
         let mut builder = ProgramBuilder::new(limits);
         let mut cut_off = None;
-        while let Some(item) = reader.next() {
-            match item {
+        rows::each(&mut reader, |row, is_cut_off| {
+            match row {
                 Ok(event) => builder.push(&event)?,
-                Err(error) if limits.skip_bad_rows && reader.is_broken() => cut_off = Some(error),
+                Err(error) if limits.skip_bad_rows && is_cut_off => cut_off = Some(error),
                 Err(error) if limits.skip_bad_rows => builder.skip(&error),
-                Err(error) => return Err(with_advice(error, reader.is_broken()).into()),
+                Err(error) => return Err(with_advice(error, is_cut_off).into()),
             }
-        }
+            Ok(())
+        })?;
         let mut program = builder.finish()?;
         program.summary.file = reader.file().to_owned();
         program.summary.rest_missing = cut_off.as_ref().map(LogError::to_string);

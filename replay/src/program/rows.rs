@@ -1,0 +1,105 @@
+//! Reads a log on a thread of its own, so that unpacking and parsing rows and what is done with them use two
+//! cores.
+
+use std::sync::mpsc::{self, SyncSender};
+use std::thread;
+
+use crate::Result;
+use crate::log::{Event, LogError, LogReader};
+
+/// Rows are handed over in batches of this many (about 120 KiB).
+const BATCH: usize = 1024;
+
+/// Batches that may wait.
+const WAITING: usize = 4;
+
+/// A row, and whether the log is cut off there.
+type Row = (Result<Event, LogError>, bool);
+
+/// Calls `each` with every row of the log in order, and whether the log is cut off there, until it fails.
+///
+/// # Errors
+/// Those of `each`.
+pub(super) fn each(
+    reader: &mut LogReader<'_>,
+    mut each: impl FnMut(Result<Event, LogError>, bool) -> Result<()>,
+) -> Result<()> {
+    thread::scope(|scope| {
+        let (sender, batches) = mpsc::sync_channel(WAITING);
+        let rows = &mut *reader;
+        let started =
+            thread::Builder::new().name("rows".to_owned()).spawn_scoped(scope, || send(rows, sender));
+        if started.is_err() {
+            return Ok(false); // without a thread it takes longer
+        }
+        batches.into_iter().flatten().try_for_each(|(row, is_cut_off)| each(row, is_cut_off)).map(|()| true)
+    })
+    .and_then(|done| if done { Ok(()) } else { read_here(reader, each) })
+}
+
+fn send(reader: &mut LogReader<'_>, batches: SyncSender<Vec<Row>>) {
+    loop {
+        let mut batch = Vec::with_capacity(BATCH);
+        while batch.len() < BATCH
+            && let Some(row) = reader.next()
+        {
+            batch.push((row, reader.is_broken()));
+        }
+        let is_last = batch.len() < BATCH;
+        // Nobody wants more after an error.
+        if batches.send(batch).is_err() || is_last {
+            return;
+        }
+    }
+}
+
+fn read_here(
+    reader: &mut LogReader<'_>,
+    mut each: impl FnMut(Result<Event, LogError>, bool) -> Result<()>,
+) -> Result<()> {
+    while let Some(row) = reader.next() {
+        each(row, reader.is_broken())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream\n";
+
+    fn log(rows: usize) -> String {
+        (0..rows).fold(HEADER.to_owned(), |log, row| log + &format!("1,0,free,0x100,{row},0\n"))
+    }
+
+    #[test]
+    fn rows_come_in_order_and_all_of_them() {
+        for rows in [0, 1, BATCH - 1, BATCH, BATCH + 1, 10 * BATCH + 7] {
+            let text = log(rows);
+            let reader = || LogReader::from_reader("log", text.as_bytes()).unwrap();
+            let (mut beside, mut here) = (Vec::new(), Vec::new());
+            let collect = |sizes: &mut Vec<u64>, row: Result<Event, LogError>| {
+                sizes.push(row?.bytes);
+                Ok(())
+            };
+            each(&mut reader(), |row, _| collect(&mut beside, row)).unwrap();
+            read_here(&mut reader(), |row, _| collect(&mut here, row)).unwrap();
+            let expected: Vec<u64> = (0..rows as u64).collect();
+            assert!(beside == expected && here == expected, "{rows} rows");
+        }
+    }
+
+    #[test]
+    fn a_reader_that_has_seen_enough_ends_the_thread() {
+        let text = log(100 * BATCH);
+        let mut reader = LogReader::from_reader("log", text.as_bytes()).unwrap();
+        let mut seen = 0;
+        let stop = |_, _| {
+            seen += 1;
+            if seen == 5 { Err(millpond_core::Error::invalid_argument("enough").into()) } else { Ok(()) }
+        };
+        assert!(each(&mut reader, stop).unwrap_err().to_string().contains("enough"));
+        assert_eq!(seen, 5);
+    }
+}
