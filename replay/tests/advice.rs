@@ -41,7 +41,8 @@ fn check(log: &Path, device: &str) -> String {
     let line = last_line(&text);
     assert!(line.starts_with("what to do: build the program's resource from the text `"), "{line}");
     let spec = advised(line);
-    assert!(line.contains(&format!("\"{spec}\".parse::<StackSpec>()?.build(&millpond::layers(), &device)?")));
+    let rust = "parse::<millpond::stack::StackSpec>()?.build(&millpond::layers(), &device)?";
+    assert!(line.contains(&format!("{spec:?}.{rust}")), "{line}");
     let report: Value = serde_json::from_str(&run(log, device, &["--format", "json"])).unwrap();
     let stacks = report["stacks"].as_array().unwrap();
     let figure = |spec: &str, pointer: &str| {

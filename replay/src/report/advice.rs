@@ -64,8 +64,8 @@ fn use_stack(comparison: &Comparison, spec: &str, figures: &StackFigures, plain:
     });
     format!(
         "build the program's resource from the text `{spec}` (in Rust: \
-         `\"{spec}\".parse::<StackSpec>()?.build(&millpond::layers(), &device)?`): on {} it served this log \
-         with {} for {} live, and {calls}{again}",
+         `{spec:?}.parse::<millpond::stack::StackSpec>()?.build(&millpond::layers(), &device)?`): on {} it \
+         served this log with {} for {} live, and {calls}{again}",
         comparison.device.spec,
         format_bytes(peak(figures)),
         format_bytes(figures.peak_live_bytes),
