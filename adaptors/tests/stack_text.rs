@@ -1,4 +1,5 @@
 //! Every stack that can be built prints text that builds an equal stack.
+#![cfg(feature = "logging")]
 
 use std::path::Path;
 use std::sync::Arc;

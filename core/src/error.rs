@@ -226,10 +226,23 @@ impl Error {
     }
 }
 
-/// The same as `Display`: what `main` prints when it returns the error.
+/// What `main` prints when it returns the error: what `Display` does, and the kind. `{:#?}` has all fields.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{self}")
+        let Inner { kind, message, layout, stream, device, stack, report, source } = &*self.0;
+        if !f.alternate() {
+            return write!(f, "{self} [{kind:?}]");
+        }
+        f.debug_struct("Error")
+            .field("kind", kind)
+            .field("message", message)
+            .field("layout", layout)
+            .field("stream", stream)
+            .field("device", device)
+            .field("stack", stack)
+            .field("report", report)
+            .field("source", source)
+            .finish()
     }
 }
 

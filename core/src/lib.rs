@@ -38,7 +38,7 @@ pub use layer::{Identity, Layer, LayerFn, OptionLayer, layer_fn, option_layer};
 pub use layout::{ALLOCATION_ALIGNMENT, Layout, align_up};
 pub use ptr::DevicePtr;
 pub use resource::{
-    AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, Stack, downcast, find, is_same,
+    AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, Stack, downcast, find, find_layer, is_same,
 };
 pub use shortage::{FreeMemory, LiveBlock, OutOfMemoryReport, Remedy, RemedyAction};
 pub use size::{ByteSize, format_bytes, parse_bytes};

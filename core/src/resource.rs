@@ -3,6 +3,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use crate::driver::{DriverHandle, MemoryInfo};
+use crate::stack::StackSpec;
 use crate::{DeviceId, DevicePtr, Layer, Layout, ResourceStatistics, Result, StreamRef};
 
 use std::fmt::Display;
@@ -262,10 +263,32 @@ fn peel(mut resource: &dyn DeviceMemoryResource) -> &dyn DeviceMemoryResource {
 /// The outermost resource of exactly this type in a stack, looking through handles.
 ///
 /// For stacks that are built from text, every layer's upstream is an [`AnyResource`]: look for
-/// `LoggingResourceAdaptor<AnyResource>`.
+/// `LoggingResourceAdaptor<AnyResource>`. [`find_layer`] asks for a name in place of a type.
 pub fn find<T: DeviceMemoryResource>(resource: &dyn DeviceMemoryResource) -> Option<&T> {
     let mut stack = Stack { next: Some(peel(resource)) };
     stack.find_map(|layer| downcast(layer))
+}
+
+/// The outermost resource of a stack that text calls by this name, looking through handles, whatever the
+/// types above and below it.
+///
+/// It answers what every resource does, as [`statistics`](DeviceMemoryResource::statistics) of a pool alone:
+///
+/// ```
+/// # use millpond_core::{AnyResource, find_layer};
+/// fn bytes_held(stack: &AnyResource) -> Option<u64> {
+///     Some(find_layer(stack, "pool")?.statistics()?.bytes_reserved)
+/// }
+/// ```
+pub fn find_layer<'a>(
+    resource: &'a dyn DeviceMemoryResource,
+    name: &str,
+) -> Option<&'a dyn DeviceMemoryResource> {
+    let mut stack = Stack { next: Some(peel(resource)) };
+    stack.find(|layer| {
+        let text = layer.to_string().parse::<StackSpec>();
+        text.is_ok_and(|stack| stack.layers().last().is_some_and(|layer| layer.name == name))
+    })
 }
 
 /// The resource as exactly this type, looking through handles (`Arc`, `Box`) but not at what is below.

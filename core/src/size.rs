@@ -4,8 +4,15 @@ use std::str::FromStr;
 use crate::driver::Driver;
 use crate::{Error, Result};
 
-const UNITS: [(&str, u64); 5] =
-    [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
+const UNITS: [(&str, u64); 7] = [
+    ("EiB", 1 << 60),
+    ("PiB", 1 << 50),
+    ("TiB", 1 << 40),
+    ("GiB", 1 << 30),
+    ("MiB", 1 << 20),
+    ("KiB", 1 << 10),
+    ("B", 1),
+];
 
 /// Bytes for people: the largest binary unit, exact when it divides evenly.
 ///
@@ -14,6 +21,7 @@ const UNITS: [(&str, u64); 5] =
 /// assert_eq!(format_bytes(1 << 30), "1GiB");
 /// assert_eq!(format_bytes(1536), "1.50KiB");
 /// assert_eq!(format_bytes(1000), "1000B");
+/// assert_eq!(format_bytes(1 << 60), "1EiB");
 /// ```
 pub fn format_bytes(bytes: u64) -> String {
     for (unit, size) in UNITS {
@@ -65,11 +73,13 @@ pub fn parse_bytes(text: &str) -> Result<u64> {
         "g" | "gb" => 1_000_000_000,
         "t" | "tb" => 1_000_000_000_000,
         "p" | "pb" => 1_000_000_000_000_000,
+        "e" | "eb" => 1_000_000_000_000_000_000,
         "ki" | "kib" => 1 << 10,
         "mi" | "mib" => 1 << 20,
         "gi" | "gib" => 1 << 30,
         "ti" | "tib" => 1 << 40,
         "pi" | "pib" => 1 << 50,
+        "ei" | "eib" => 1 << 60,
         _ => return Err(fail("the unit is unknown")),
     };
     if let Ok(whole) = number.parse::<u64>() {
@@ -146,5 +156,25 @@ impl fmt::Display for ByteSize {
 impl From<u64> for ByteSize {
     fn from(bytes: u64) -> Self {
         Self::Bytes(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn issue_9_every_unit_is_printed_and_read() {
+        for exponent in 0..64 {
+            let bytes = 1_u64 << exponent;
+            let number = 1 << (exponent % 10);
+            let unit = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"][exponent / 10];
+            assert_eq!(format_bytes(bytes), format!("{number}{unit}"));
+            for bytes in [bytes, bytes - 1, bytes.wrapping_sub(bytes / 4)] {
+                let text = ByteSize::Bytes(bytes).to_string();
+                assert_eq!(text.parse::<ByteSize>().unwrap(), ByteSize::Bytes(bytes), "{text}");
+            }
+        }
+        assert!(parse_bytes("16EiB").is_err() && parse_bytes("15.5EiB").is_ok());
     }
 }

@@ -61,6 +61,11 @@ pub struct ResourceStatistics {
 }
 
 impl ResourceStatistics {
+    /// Whether nothing is known but [`misuses`](Self::misuses): plain CUDA memory counts no more.
+    pub fn knows_only_misuses(&self) -> bool {
+        *self == Self { misuses: self.misuses, ..Self::default() }
+    }
+
     /// Bytes held from upstream and not handed out.
     pub fn bytes_free(&self) -> u64 {
         self.bytes_reserved.saturating_sub(self.bytes_in_use)

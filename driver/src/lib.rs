@@ -10,10 +10,12 @@
 
 mod counting;
 pub mod cuda;
+mod current;
 mod device_spec;
 mod registry;
 pub mod sim;
 
 pub use counting::{CallCounts, CallKind, CountingDriver, KindCounts};
+pub use current::CurrentDeviceGuard;
 pub use device_spec::DeviceSpec;
 pub use registry::{current, current_device, open};

@@ -36,9 +36,16 @@ pub(crate) fn register_sim(build: impl FnOnce(DeviceId) -> sim::Shared) -> Arc<s
     device
 }
 
-/// Makes a device the calling thread's current one; `None` leaves the choice to CUDA again.
-pub(crate) fn set_current(device: Option<DeviceId>) {
-    CURRENT.set(device);
+/// Makes a device the calling thread's current one; `None` leaves the choice to CUDA again. Returns what was
+/// chosen before.
+pub(crate) fn replace_current(device: Option<DeviceId>) -> Option<DeviceId> {
+    CURRENT.replace(device)
+}
+
+/// The first simulated device that lives.
+fn first_sim() -> Option<DeviceId> {
+    let table = SIM_DEVICES.lock();
+    table.devices.iter().find(|(_, device)| device.strong_count() > 0).map(|(id, _)| *id)
 }
 
 /// The driver of a device. The same device gives the same driver each time, and a new one after its context
@@ -79,17 +86,20 @@ fn no_such_sim(device: DeviceId) -> Error {
     .on_device(device)
 }
 
-/// The calling thread's current device: the simulated one that `SimDevice::make_current` chose on this
-/// thread, or else the device of CUDA's current context, `cuda:0` where none is current.
+/// The calling thread's current device: the one that a [`CurrentDeviceGuard`](crate::CurrentDeviceGuard) or
+/// `SimDevice::make_current` chose on this thread; or else the device of CUDA's current context, `cuda:0`
+/// where none is current; or else, where CUDA cannot be used, the simulated device with the lowest number.
 ///
 /// # Errors
-/// [`ErrorKind::NoDevice`] where neither is there.
+/// [`ErrorKind::NoDevice`] where none is there.
 pub fn current_device() -> Result<DeviceId> {
     if let Some(device) = CURRENT.get() {
         return Ok(device);
     }
-    cuda::availability()?;
-    Ok(DeviceId::cuda(cuda::current_ordinal()))
+    match cuda::availability() {
+        Ok(()) => Ok(DeviceId::cuda(cuda::current_ordinal())),
+        Err(unavailable) => first_sim().ok_or(unavailable),
+    }
 }
 
 /// The driver of the calling thread's [current device](current_device).
@@ -128,14 +138,11 @@ mod tests {
         device.make_current();
         assert_eq!(current_device().unwrap(), device.device());
         assert_eq!(current().unwrap().device(), device.device());
-        // Another thread has CUDA's current device, or none.
-        let elsewhere = std::thread::spawn(current_device).join().unwrap();
-        match elsewhere {
-            Ok(id) => assert!(!id.is_sim()),
-            Err(error) => assert!(error.is_no_device()),
-        }
-        set_current(None);
-        assert_ne!(current_device().ok(), Some(device.device()));
+        // Another thread has CUDA's current device, or the first simulated one.
+        let elsewhere = std::thread::spawn(current_device).join().unwrap().unwrap();
+        assert_eq!(elsewhere.is_sim(), cuda::availability().is_err());
+        replace_current(None);
+        assert_eq!(current_device().unwrap(), elsewhere);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! A resource per range of sizes.
 
+mod direct;
+
 use std::fmt;
 use std::sync::Arc;
 
@@ -11,6 +13,7 @@ use millpond_core::{
 };
 
 use crate::{FixedSizeMemoryResource, FixedSizeOptions};
+use direct::Direct;
 
 /// How `binning` is built from text.
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
@@ -154,7 +157,8 @@ impl<R: DeviceMemoryResource> Layer<R> for BinningLayer {
             Ok(Bin { bytes, source })
         });
         let bins = bins.collect::<Result<_>>()?;
-        Ok(BinningMemoryResource { upstream, bins })
+        let is_counted = upstream.statistics().is_some_and(|known| !known.knows_only_misuses());
+        Ok(BinningMemoryResource { upstream, bins, direct: (!is_counted).then(Direct::default) })
     }
 }
 
@@ -203,6 +207,8 @@ pub struct BinningMemoryResource<R: DeviceMemoryResource> {
     // Before the upstream that they take their blocks from.
     bins: Vec<Bin<R>>,
     upstream: Arc<R>,
+    /// There if upstream keeps no statistics.
+    direct: Option<Direct>,
 }
 
 impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
@@ -248,6 +254,28 @@ impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
         self.bins.get(index).filter(|_| layout.alignment() <= ALLOCATION_ALIGNMENT)
     }
 
+    /// What counts a request, if that is neither a bin nor upstream.
+    fn counter(&self, layout: Layout) -> Option<&Direct> {
+        self.direct.as_ref().filter(|_| self.bin(layout).is_none())
+    }
+
+    fn serve(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        let resource = self.serving(layout);
+        let refused = match resource.allocate(layout, stream) {
+            Err(error) if error.is_out_of_memory() => error,
+            other => return other,
+        };
+        let explain =
+            |error| if self.bin(layout).is_none() { self.name_callers_blocks(error) } else { error };
+        // Other bins may hold what is missing here.
+        match self.give_back_regions() {
+            Err(error) if error.is_sticky() => return Err(error),
+            Ok(1..) => {}
+            Ok(0) | Err(_) => return Err(explain(refused)),
+        }
+        resource.allocate(layout, stream).map_err(|error| explain(error))
+    }
+
     fn serving(&self, layout: Layout) -> &dyn DeviceMemoryResource {
         self.bin(layout).map_or(&*self.upstream as &dyn DeviceMemoryResource, Bin::resource)
     }
@@ -280,24 +308,19 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResou
         if layout.bytes() == 0 {
             return Ok(DevicePtr::NULL);
         }
-        let resource = self.serving(layout);
-        let refused = match resource.allocate(layout, stream) {
-            Err(error) if error.is_out_of_memory() => error,
-            other => return other.map_err(|error| error.in_stack(self)),
-        };
-        let explain =
-            |error| if self.bin(layout).is_none() { self.name_callers_blocks(error) } else { error };
-        // Other bins may hold what is missing here.
-        match self.give_back_regions() {
-            Err(error) if error.is_sticky() => return Err(error.in_stack(self)),
-            Ok(1..) => {}
-            Ok(0) | Err(_) => return Err(explain(refused).in_stack(self)),
+        let served = self.serve(layout, stream);
+        if let Some(direct) = self.counter(layout) {
+            match &served {
+                Ok(_) => direct.allocated(layout.bytes()),
+                Err(_) => direct.failed(),
+            }
         }
-        resource.allocate(layout, stream).map_err(|error| explain(error).in_stack(self))
+        served.map_err(|error| error.in_stack(self))
     }
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         if !ptr.is_null() {
+            self.counter(layout).into_iter().for_each(|direct| direct.deallocated(layout.bytes()));
             // SAFETY: the caller's promises; the same layout leads to the same resource.
             unsafe { self.serving(layout).deallocate(ptr, layout, stream) }
         }
@@ -328,12 +351,18 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResou
     }
 
     /// Upstream's, with the refusals of the bins added; see [`bins`](BinningMemoryResource::bins) for theirs.
+    /// Where upstream keeps none, the sum of the bins' and of what upstream serves directly: the peaks are
+    /// then sums of peaks, and the true ones may be lower.
     fn statistics(&self) -> Option<ResourceStatistics> {
-        let refused = self.bins.iter().filter_map(|bin| bin.resource().statistics());
-        let refused: u64 = refused.map(|statistics| statistics.misuses).sum();
+        let bins = self.bins.iter().filter_map(|bin| bin.resource().statistics());
         let upstream = self.upstream.statistics();
-        let known = upstream.or((refused > 0).then(ResourceStatistics::default))?;
-        Some(ResourceStatistics { misuses: known.misuses + refused, ..known })
+        let Some(direct) = &self.direct else {
+            let refused: u64 = bins.map(|statistics| statistics.misuses).sum();
+            return upstream.map(|known| ResourceStatistics { misuses: known.misuses + refused, ..known });
+        };
+        let refused =
+            ResourceStatistics { misuses: upstream.map_or(0, |known| known.misuses), ..direct.statistics() };
+        Some(bins.fold(refused, direct::sum))
     }
 
     fn trim(&self, keep_bytes: u64) -> Result<u64> {

@@ -1,29 +1,43 @@
 //! The default resource of each device.
 //!
-//! Until one is set, a device's default is its plain [`CudaMemoryResource`]. What is returned is an owned
-//! handle: a resource that was replaced lives on for as long as somebody holds it, and blocks go back to the
-//! resource they came from. All functions may be called from any thread at any time.
+//! Until one is set, a device's default is the stack that the environment variable `MILLPOND_STACK` names,
+//! with the layers of resources and adaptors; or else its plain [`CudaMemoryResource`]. What is returned is
+//! an owned handle: a resource that was replaced lives on for as long as somebody holds it, and blocks go
+//! back to the resource they came from. All functions may be called from any thread at any time.
 //!
-//! A default whose device's context was reset (`cuDevicePrimaryCtxReset`) is lost with it; the device's plain
-//! resource takes its place.
+//! A default whose device's context was reset (`cuDevicePrimaryCtxReset`) is lost with it; what was the
+//! default at first takes its place.
 
 use std::sync::{Arc, LazyLock};
 
 use dashmap::DashMap;
-use millpond_core::{AnyResource, DeviceId, DeviceMemoryResourceExt, Error, Result};
+use millpond_core::stack::{LayerTable, STACK_VARIABLE, StackSpec};
+use millpond_core::{AnyResource, DeviceId, DeviceMemoryResourceExt, DriverHandle, Error, Result};
 
 use crate::CudaMemoryResource;
 
 static DEFAULTS: LazyLock<DashMap<DeviceId, AnyResource>> = LazyLock::new(DashMap::new);
 
+/// What the environment names, or the plain resource.
 fn initial(device: DeviceId) -> Result<AnyResource> {
-    Ok(Arc::new(CudaMemoryResource::new(millpond_driver::open(device)?)))
+    let driver = millpond_driver::open(device)?;
+    let Some(stack) = StackSpec::from_env()? else { return Ok(plain(driver)) };
+    let layers =
+        LayerTable::new(crate::LAYERS.iter().copied()).with(millpond_adaptors::LAYERS.iter().copied());
+    stack.build(&layers, &driver).map_err(|error| {
+        error.context(format_args!("the default resource, as the environment variable {STACK_VARIABLE} says"))
+    })
+}
+
+fn plain(driver: DriverHandle) -> AnyResource {
+    Arc::new(CudaMemoryResource::new(driver))
 }
 
 /// The default resource of `device`.
 ///
 /// # Errors
-/// [`NoDevice`](millpond_core::ErrorKind::NoDevice) if the device is not there and nothing was set.
+/// [`NoDevice`](millpond_core::ErrorKind::NoDevice) if the device is not there and nothing was set; what
+/// building the stack of `MILLPOND_STACK` reports.
 pub fn get_per_device_resource(device: DeviceId) -> Result<AnyResource> {
     // Of two threads that find none, or one that is lost, the first to come back wins. No lock is held
     // meanwhile, as opening a device takes long, and so may the end of the resource that was lost.
@@ -79,12 +93,17 @@ pub fn set_per_device_resource(device: DeviceId, resource: AnyResource) -> Resul
     if let Some(mut slot) = DEFAULTS.get_mut(&device) {
         return Ok(std::mem::replace(&mut *slot, resource));
     }
-    let fresh = initial(device)?;
+    // Whoever sets a resource of their own must not fail because of one that nobody asked for.
+    let fresh = initial(device).or_else(|error| {
+        let plain = millpond_driver::open(device).map(plain);
+        tracing::warn!(target: "millpond::resources", %error, "the default resource that is replaced");
+        plain
+    })?;
     let mut slot = DEFAULTS.entry(device).or_insert(fresh);
     Ok(std::mem::replace(&mut *slot, resource))
 }
 
-/// Makes the plain resource the default of `device` again and returns the one before.
+/// Makes the default of `device` what it was at first (see the [module](self)), and returns the one before.
 ///
 /// # Errors
 /// [`NoDevice`](millpond_core::ErrorKind::NoDevice) if there is no such device.
@@ -108,8 +127,7 @@ pub fn set_current_device_resource(resource: AnyResource) -> Result<AnyResource>
     set_per_device_resource(millpond_driver::current_device()?, resource)
 }
 
-/// Makes the plain resource the default of the calling thread's current device again and returns the one
-/// before.
+/// Makes the default of the calling thread's current device what it was at first, and returns the one before.
 ///
 /// # Errors
 /// As [`reset_per_device_resource`].

@@ -2,7 +2,7 @@
 
 mod counters;
 pub(crate) mod layer;
-mod tally;
+pub(crate) mod tally;
 #[cfg(test)]
 mod tests;
 
@@ -27,8 +27,8 @@ use tally::Tally;
 ///
 /// The counters are exact under any number of threads, peaks included. Each thread counts by itself, unless
 /// the peak may rise, so threads do not wait for each other; no lock is held while the upstream is called.
-/// [`statistics`](DeviceMemoryResource::statistics) forwards to the upstream; what is counted here is in
-/// [`counters`](Self::counters).
+/// [`statistics`](DeviceMemoryResource::statistics) is the upstream's; where that keeps none, as plain CUDA
+/// memory, it is what was counted here, at all levels.
 ///
 /// # Levels
 /// [`push_counters`](Self::push_counters) starts fresh counters for a part of the program and
@@ -134,7 +134,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource
     }
 
     fn statistics(&self) -> Option<ResourceStatistics> {
-        self.upstream.statistics()
+        Some(self.tally.statistics(self.upstream.statistics(), 0))
     }
 
     fn trim(&self, keep_bytes: u64) -> Result<u64> {

@@ -1,4 +1,4 @@
-use millpond_core::{Error, Result};
+use millpond_core::{Error, LadderCounts, ResourceStatistics, Result};
 
 use super::counters::{Counter, Counters};
 use crate::shards::{All, Guard, Padded, Shards};
@@ -11,7 +11,7 @@ use crate::shards::{All, Guard, Padded, Shards};
 /// out anew what is left below the peak. It is the escrow method (O'Neil, "The escrow transactional method",
 /// ACM TODS 11, 1986), for a bound that gives way.
 #[derive(Debug)]
-pub(super) struct Tally {
+pub(crate) struct Tally {
     shards: Shards<Part>,
     /// The levels below the present one. Locked after the parts.
     below: Padded<Vec<Counters>>,
@@ -36,12 +36,12 @@ struct Share {
 }
 
 impl Tally {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { shards: Shards::new(), below: Padded::default() }
     }
 
     #[inline]
-    pub(super) fn allocated(&self, bytes: u64) {
+    pub(crate) fn allocated(&self, bytes: u64) {
         let bytes = signed(bytes);
         let mut mine = self.shards.mine();
         if mine.fits(bytes) || self.shards.is_alone() {
@@ -75,13 +75,13 @@ impl Tally {
     }
 
     #[inline]
-    pub(super) fn deallocated(&self, bytes: u64) {
+    pub(crate) fn deallocated(&self, bytes: u64) {
         let mut mine = self.shards.mine();
         mine.bytes.subtract(signed(bytes));
         mine.allocations.subtract(1);
     }
 
-    pub(super) fn failed(&self) {
+    pub(crate) fn failed(&self) {
         self.shards.mine().failures += 1;
     }
 
@@ -95,6 +95,46 @@ impl Tally {
         set(&mut all, Counters::default());
         self.below.lock().push(top);
         top
+    }
+
+    /// The counters as they would be had no level been pushed.
+    fn whole(&self) -> Counters {
+        let all = self.shards.all();
+        let below = self.below.lock();
+        below.iter().rev().fold(sum(&all), |above, level| level.fold(above))
+    }
+
+    /// What `upstream` knows, or what was counted here if that keeps no statistics; `refused` deallocations
+    /// are added.
+    pub(crate) fn statistics(
+        &self,
+        upstream: Option<ResourceStatistics>,
+        refused: u64,
+    ) -> ResourceStatistics {
+        let upstream = upstream.unwrap_or_default();
+        let known = if upstream.knows_only_misuses() { self.as_statistics() } else { upstream };
+        ResourceStatistics { misuses: upstream.misuses + refused, ..known }
+    }
+
+    /// All blocks are upstream's own, as large as they were asked for.
+    fn as_statistics(&self) -> ResourceStatistics {
+        let Counters { bytes, allocations, failures } = self.whole();
+        let count = |value: i64| u64::try_from(value).unwrap_or(0);
+        let (current, peak) = (count(bytes.current), count(bytes.peak));
+        let (blocks, total) = (count(allocations.current), count(allocations.total));
+        ResourceStatistics {
+            bytes_in_use: current,
+            bytes_requested: current,
+            peak_bytes_in_use: peak,
+            bytes_reserved: current,
+            peak_bytes_reserved: peak,
+            blocks_in_use: blocks,
+            regions: blocks,
+            allocations: total,
+            deallocations: total.saturating_sub(blocks),
+            ladder: LadderCounts { grow: total, out_of_memory: failures, ..Default::default() },
+            ..Default::default()
+        }
     }
 
     pub(super) fn pop(&self) -> Result<Counters> {

@@ -21,6 +21,7 @@ use millpond_core::{
 pub use layer::{Stacks, TrackingLayer};
 pub use ledger::Allocation;
 
+use crate::statistics::tally::Tally;
 use ledger::Ledger;
 
 /// Knows every outstanding allocation: where, how large, for which stream, the how many-th, and, with
@@ -66,16 +67,17 @@ struct Tracker {
     refused: AtomicU64,
     /// The process that made it.
     process: u32,
+    /// There if the upstream keeps no statistics.
+    tally: Option<Tally>,
 }
 
 impl<R: DeviceMemoryResource> TrackingResourceAdaptor<R> {
     /// Tracks what `upstream` hands out from now on.
     pub fn new(upstream: R, stacks: Stacks) -> Self {
         let ledger = Ledger::new(upstream.to_string());
-        Self {
-            tracker: Tracker { ledger, stacks, refused: AtomicU64::new(0), process: process::id() },
-            upstream,
-        }
+        let tally = upstream.statistics().is_none_or(|known| known.knows_only_misuses()).then(Tally::new);
+        let refused = AtomicU64::new(0);
+        Self { tracker: Tracker { ledger, stacks, refused, process: process::id(), tally }, upstream }
     }
 }
 
@@ -105,6 +107,9 @@ impl Tracker {
     fn allocated(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         let backtrace = (self.stacks == Stacks::On).then(|| Arc::new(Backtrace::force_capture()));
         self.ledger.insert(ptr, bytes, stream, backtrace);
+        if let Some(tally) = &self.tally {
+            tally.allocated(bytes);
+        }
     }
 }
 
@@ -134,7 +139,10 @@ impl Drop for Tracker {
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for TrackingResourceAdaptor<R> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
-        let ptr = self.upstream.allocate(layout, stream).map_err(|error| error.in_stack(self))?;
+        let ptr = self.upstream.allocate(layout, stream).map_err(|error| {
+            self.tracker.tally.as_ref().inspect(|tally| tally.failed());
+            error.in_stack(self)
+        })?;
         if !ptr.is_null() {
             self.tracker.allocated(ptr, layout.bytes(), stream);
         }
@@ -144,8 +152,13 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for TrackingResourceAd
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         let known = if ptr.is_null() { Ok(()) } else { self.tracker.ledger.remove(ptr, layout.bytes()) };
         match known {
-            // SAFETY: the caller's promises hold for the upstream, where the block came from.
-            Ok(()) => unsafe { self.upstream.deallocate(ptr, layout, stream) },
+            Ok(()) => {
+                if let Some(tally) = self.tracker.tally.as_ref().filter(|_| !ptr.is_null()) {
+                    tally.deallocated(layout.bytes());
+                }
+                // SAFETY: the caller's promises hold for the upstream, where the block came from.
+                unsafe { self.upstream.deallocate(ptr, layout, stream) }
+            }
             Err(kind) => self.refuse(kind, ptr, layout, stream),
         }
     }
@@ -171,11 +184,15 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for TrackingResourceAd
         self.upstream.is_stream_ordered()
     }
 
-    /// The upstream's, with the deallocations that were refused here.
+    /// The upstream's, or what was counted here if that keeps none; with the deallocations that were refused
+    /// here.
     fn statistics(&self) -> Option<ResourceStatistics> {
-        let mut statistics = self.upstream.statistics()?;
-        statistics.misuses += self.tracker.refused.load(Ordering::Relaxed);
-        Some(statistics)
+        let refused = self.tracker.refused.load(Ordering::Relaxed);
+        let Some(tally) = &self.tracker.tally else {
+            let known = self.upstream.statistics()?;
+            return Some(ResourceStatistics { misuses: known.misuses + refused, ..known });
+        };
+        Some(tally.statistics(self.upstream.statistics(), refused))
     }
 
     fn trim(&self, keep_bytes: u64) -> Result<u64> {

@@ -22,7 +22,10 @@ fn mock() -> (MockResource, mock::Handle) {
 
 fn adaptor() -> (TrackingResourceAdaptor<MockResource>, mock::Handle) {
     let (upstream, handle) = mock();
-    (TrackingResourceAdaptor::new(upstream, Stacks::Off), handle)
+    let resource = TrackingResourceAdaptor::new(upstream, Stacks::Off);
+    // Whether it keeps statistics.
+    assert_eq!(handle.take_calls(), [Call::Statistics]);
+    (resource, handle)
 }
 
 /// Gives back `ptr` and returns what was reported.
@@ -229,7 +232,7 @@ fn everything_else_is_the_upstreams() {
     handle.set_memory_info(MemoryInfo { free: 5, total: 9 });
     handle.set_trimmed_bytes(77);
     assert_eq!(resource.memory_info().unwrap(), MemoryInfo { free: 5, total: 9 });
-    assert_eq!(resource.statistics(), None);
+    assert_eq!(resource.statistics(), Some(ResourceStatistics::default()));
     assert_eq!(resource.trim(11).unwrap(), 77);
     handle.assert_calls([Call::MemoryInfo, Call::Statistics, Call::Trim { keep_bytes: 11 }]);
     assert!(resource.is_equal(&resource) && !resource.is_equal(resource.upstream().unwrap()));

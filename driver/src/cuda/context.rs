@@ -81,7 +81,7 @@ impl PrimaryContext {
 
 /// Restores the caller's context, or its having none, when dropped.
 #[must_use]
-pub(super) struct ContextGuard {
+pub(crate) struct ContextGuard {
     restore: Option<(&'static Functions, u64)>,
     /// What is current is a matter of the thread.
     thread_bound: PhantomData<*const ()>,

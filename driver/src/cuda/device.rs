@@ -98,7 +98,7 @@ impl CudaDriver {
     }
 
     /// Makes this device's context current while the guard lives.
-    pub(super) fn enter(&self) -> DriverResult<ContextGuard> {
+    pub(crate) fn enter(&self) -> DriverResult<ContextGuard> {
         self.context.enter()
     }
 

@@ -48,6 +48,7 @@ use millpond_core::{Error, ErrorKind, Result};
 
 #[cfg(feature = "cudarc")]
 pub use beside_cudarc::{cudarc_stream_of, stream_ref_of};
+pub(crate) use context::ContextGuard;
 /// The crate whose streams and buffers are meant.
 #[cfg(feature = "cudarc")]
 pub use cudarc;

@@ -140,9 +140,10 @@ impl SimDevice {
         crate::registry::find_sim(id)
     }
 
-    /// Makes this the calling thread's current device: what [`crate::current`] finds.
+    /// Makes this the calling thread's current device: what [`crate::current`] finds. For a while only, see
+    /// [`CurrentDeviceGuard`](crate::CurrentDeviceGuard).
     pub fn make_current(&self) {
-        crate::registry::set_current(Some(self.shared.id));
+        crate::registry::replace_current(Some(self.shared.id));
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -251,9 +251,34 @@ impl fmt::Display for PoolOptions {
 }
 
 /// Puts a [`PoolMemoryResource`] on top of a resource.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+///
+/// Sizes are bytes, or a share of what the device has free when the layer is put on:
+///
+/// ```
+/// use millpond_core::{ByteSize, DeviceMemoryResourceExt};
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_resources::{CudaMemoryResource, PoolLayer};
+///
+/// let device = SimDevice::new(SimConfig::with_capacity(8 << 30));
+/// let half = PoolLayer::new().initial_bytes(64 << 20).maximum_bytes(ByteSize::PercentOfFree(50.0));
+/// let pool = CudaMemoryResource::new(device).layer(half)?;
+/// assert_eq!(pool.to_string(), "cuda+pool:initial=64MiB,max=4GiB");
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Debug)]
 #[must_use]
-pub struct PoolLayer(PoolOptions);
+pub struct PoolLayer {
+    initial: ByteSize,
+    maximum: Option<ByteSize>,
+    /// The rest; its sizes are not looked at.
+    options: PoolOptions,
+}
+
+impl Default for PoolLayer {
+    fn default() -> Self {
+        Self { initial: ByteSize::Bytes(0), maximum: None, options: PoolOptions::default() }
+    }
+}
 
 impl PoolLayer {
     /// A pool that starts empty and grows as far as upstream lets it.
@@ -261,27 +286,27 @@ impl PoolLayer {
         Self::default()
     }
 
-    /// Takes so many bytes at once.
-    pub fn initial_bytes(mut self, bytes: u64) -> Self {
-        self.0.initial_bytes = bytes;
+    /// Takes this size at once.
+    pub fn initial_bytes(mut self, size: impl Into<ByteSize>) -> Self {
+        self.initial = size.into();
         self
     }
 
-    /// Holds so many bytes at most.
-    pub fn maximum_bytes(mut self, bytes: u64) -> Self {
-        self.0.maximum_bytes = Some(bytes);
+    /// Holds this size at most.
+    pub fn maximum_bytes(mut self, size: impl Into<ByteSize>) -> Self {
+        self.maximum = Some(size.into());
         self
     }
 
     /// Maps pages, or does not.
     pub fn pages(mut self, pages: PagesMode) -> Self {
-        self.0.pages = pages;
+        self.options.pages = pages;
         self
     }
 
     /// Gives memory back that was not needed for so long, or never.
     pub fn decay(mut self, decay: Decay) -> Self {
-        self.0.decay = decay;
+        self.options.decay = decay;
         self
     }
 
@@ -299,7 +324,7 @@ impl PoolLayer {
 
     /// Allows these steps of the reuse ladder.
     pub fn reuse(mut self, reuse: Reuse) -> Self {
-        self.0.reuse = reuse;
+        self.options.reuse = reuse;
         self
     }
 }
@@ -308,6 +333,12 @@ impl<R: DeviceMemoryResource> Layer<R> for PoolLayer {
     type Resource = PoolMemoryResource<R>;
 
     fn layer(self, upstream: R) -> Result<Self::Resource> {
-        PoolMemoryResource::new(upstream, self.0)
+        let driver = upstream.driver();
+        let options = PoolOptions {
+            initial_bytes: self.initial.resolve(&**driver)?,
+            maximum_bytes: self.maximum.map(|size| size.resolve(&**driver)).transpose()?,
+            ..self.options
+        };
+        PoolMemoryResource::new(upstream, options)
     }
 }

@@ -1,0 +1,62 @@
+//! `MILLPOND_STACK` reaches the registry. In a process of its own, since the environment is the process's.
+
+use std::process::Command;
+
+use millpond_core::{DeviceMemoryResourceExt, Driver};
+use millpond_driver::CurrentDeviceGuard;
+use millpond_driver::sim::{SimConfig, SimDevice};
+use millpond_resources::{
+    CudaMemoryResource, get_current_device_resource, get_per_device_resource, reset_current_device_resource,
+    set_per_device_resource,
+};
+
+/// Not a test by itself: what the tests below run with a variable set.
+#[test]
+fn child_process() {
+    let Ok(expected) = std::env::var("MILLPOND_TEST_EXPECTED") else { return };
+    let [device, other] = [(); 2].map(|()| SimDevice::new(SimConfig::h200()));
+    let _guard = CurrentDeviceGuard::new(device.device()).unwrap();
+    // A program's own resource counts, whatever the environment says.
+    let cuda = CudaMemoryResource::new(other.clone()).into_any();
+    set_per_device_resource(other.device(), cuda).unwrap();
+    assert_eq!(get_per_device_resource(other.device()).unwrap().to_string(), "cuda");
+    match get_current_device_resource() {
+        Ok(resource) => {
+            assert_eq!(resource.to_string(), expected);
+            set_per_device_resource(device.device(), CudaMemoryResource::new(device.clone()).into_any())
+                .unwrap();
+            reset_current_device_resource().unwrap();
+            assert_eq!(get_current_device_resource().unwrap().to_string(), expected);
+        }
+        Err(error) => {
+            assert!(
+                error.to_string().contains(&expected) && error.to_string().contains("MILLPOND_STACK"),
+                "{error}"
+            );
+        }
+    }
+}
+
+fn check(variable: Option<&str>, expected: &str) {
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child
+        .args(["--exact", "child_process"])
+        .env("MILLPOND_TEST_EXPECTED", expected)
+        .env_remove("MILLPOND_STACK");
+    child.envs(variable.map(|text| ("MILLPOND_STACK", text)));
+    let output = child.output().unwrap();
+    assert!(output.status.success(), "{variable:?}: {}", String::from_utf8_lossy(&output.stdout));
+}
+
+#[test]
+fn issue_9_the_default_is_the_stack_of_the_environment() {
+    check(None, "cuda");
+    check(Some("cuda+pool:max=1GiB + statistics"), "cuda+pool:max=1GiB+statistics");
+    check(Some("cuda+tracking+pool:max=1TiB"), "exceeds");
+}
+
+#[test]
+fn issue_9_a_wrong_stack_of_the_environment_is_an_error_that_names_it() {
+    check(Some("cuda+pol"), "there is no layer `pol`");
+    check(Some("cuda+pool:max"), "key=value");
+}
