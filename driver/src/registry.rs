@@ -142,7 +142,8 @@ mod tests {
         let elsewhere = std::thread::spawn(current_device).join().unwrap().unwrap();
         assert_eq!(elsewhere.is_sim(), cuda::availability().is_err());
         replace_current(None);
-        assert_eq!(current_device().unwrap(), elsewhere);
+        // Other tests' devices come and go.
+        assert_eq!(current_device().unwrap().is_sim(), elsewhere.is_sim());
     }
 
     #[test]

@@ -273,7 +273,7 @@ impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
             Ok(1..) => {}
             Ok(0) | Err(_) => return Err(explain(refused)),
         }
-        resource.allocate(layout, stream).map_err(|error| explain(error))
+        resource.allocate(layout, stream).map_err(explain)
     }
 
     fn serving(&self, layout: Layout) -> &dyn DeviceMemoryResource {

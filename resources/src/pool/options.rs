@@ -312,13 +312,13 @@ impl PoolLayer {
 
     /// Lets these other devices use what the pool maps.
     pub fn peers(mut self, peers: Peers) -> Self {
-        self.0.peers = peers;
+        self.options.peers = peers;
         self
     }
 
     /// Makes blocks that can be exported to other processes, or not.
     pub fn share(mut self, share: Share) -> Self {
-        self.0.share = share;
+        self.options.share = share;
         self
     }
 
