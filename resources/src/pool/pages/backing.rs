@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use millpond_core::driver::{AccessFlags, Driver, DriverResult, PhysicalHandle, PhysicalProps};
+#[cfg(unix)]
+use millpond_core::driver::PhysicalHandle;
+use millpond_core::driver::{AccessFlags, Driver, DriverResult, PhysicalProps};
 use millpond_core::{DeviceId, DevicePtr};
 use parking_lot::Mutex;
 
@@ -194,6 +196,7 @@ impl Pages {
     }
 
     /// The memory behind the bytes of a block, in order: handle, its bytes, and which of them.
+    #[cfg(unix)]
     pub(in crate::pool) fn physical_of(&self, addr: u64, bytes: u64) -> Vec<Part> {
         let end = addr + bytes;
         let part = |(handle, start): (u32, u64)| {
@@ -220,6 +223,7 @@ impl Pages {
 }
 
 /// A part of a block: some bytes of a handle.
+#[cfg(unix)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
     pub(crate) physical: PhysicalHandle,

@@ -62,6 +62,7 @@ use super::chunk::{Chunk, ChunkId, NIL};
 use super::directory::{Block, Directory};
 use super::heap::Heap;
 use crate::ordered::{ANYONE, Epoch, Owner, Request};
+#[cfg(unix)]
 pub(crate) use backing::Part;
 pub(in crate::pool) use backing::{Admission, Backing};
 use carry_out::Retired;
