@@ -68,7 +68,7 @@ build_torch() {
     cudart=$(find -L "$cuda" -name 'libcudart.so*' 2>/dev/null | sort | tail -n 1)
     "${CXX:-g++}" -std=c++20 -O3 -pthread -isystem "$torch/include" -isystem "$cuda/include" \
         "$here/torch.cpp" -o "$here/torch" -L"$torch/lib" -Wl,--no-as-needed -lc10_cuda -lc10 -ltorch_cpu \
-        -ltorch_cuda -ltorch "$cudart" -Wl,-rpath,"$torch/lib" -Wl,-rpath,"$(dirname "$cudart")"
+        -ltorch_cuda -ltorch "$cudart" -Wl,-rpath,"$torch/lib" -Wl,-rpath,"$(dirname "$cudart")" -ldl
 }
 
 versions() {

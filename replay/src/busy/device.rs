@@ -14,6 +14,11 @@ use crate::Result;
 /// kernels of 5 to 25 µs on one stream needs 1.3 µs more for each than it runs; with 36,045 kernels 1.4 µs.
 const BETWEEN_KERNELS_NS: u64 = 1_300;
 
+/// What a host that waits for its last kernel loses besides on a simulated device, in nanoseconds: the kernel
+/// starts later on an idle stream, and the host learns of its end later. On an H200 a host that waits after
+/// each of 8000 launches takes 9.0 µs more for each than the kernel runs; 4.4 µs of that are the launch's.
+const WAKING_NS: u64 = 3_400;
+
 /// The text of the kernel for a GPU. `busy.hpp` of the peers has the same.
 pub(super) const SPIN: &str = include_str!("spin.ptx");
 
@@ -72,6 +77,13 @@ impl Device {
             }
         }
         Ok(())
+    }
+
+    /// The host has waited for the kernel that it launched last.
+    pub(super) fn waited(&self) {
+        if let Kind::Sim { device, .. } = &self.kind {
+            device.advance(WAKING_NS);
+        }
     }
 
     /// The subject handed the block out: a simulated device checks that the stream may use it.

@@ -96,7 +96,11 @@ impl<'a> Run<'a> {
         if !step.stays {
             self.uses.note(step.slot, stream)?;
         }
-        self.lanes.after(step.stream, self.host)
+        self.lanes.after(step.stream, self.host)?;
+        if self.host == Host::Sync {
+            self.device.waited();
+        }
+        Ok(())
     }
 
     #[inline]
