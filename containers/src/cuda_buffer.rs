@@ -181,7 +181,9 @@ fn checked_stream(stream: &CudaStream, resource: &impl DeviceMemoryResource) -> 
             "the stream is of CUDA's device {ordinal}, but the memory would be of {device}"
         )));
     }
-    stream_ref_of(stream)
+    // SAFETY: the buffer holds the stream that it is on, and `into_buffer` hands that out together with the
+    // buffer that names it.
+    unsafe { stream_ref_of(stream) }
 }
 
 /// The code alone: cudarc's text asks the driver, and panics where there is none.

@@ -67,7 +67,8 @@ fn uses_on_another_stream_are_ordered() {
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn a_device_buffer_becomes_one_and_back() {
     let (pool, [stream, other], _context) = bench();
-    let stream_ref = cuda::stream_ref_of(&stream).unwrap();
+    // SAFETY: the stream lives until the end of the test.
+    let stream_ref = unsafe { cuda::stream_ref_of(&stream) }.unwrap();
     let bytes = DeviceBuffer::from_host(&numbers(3), stream_ref, pool.clone()).unwrap();
     let values = CudaBuffer::<u32>::from_buffer(bytes, &other).unwrap();
     assert_eq!((values.len(), values.stream().cu_stream()), (LEN, other.cu_stream()));

@@ -24,6 +24,9 @@ impl StreamId {
 /// Ids of per-thread default streams are numbered by millpond, apart from the driver's.
 const PER_THREAD_BIT: u64 = 1 << 63;
 
+/// Marks a [`StreamRef`] that somebody vouches for; no part of the identity.
+const FOREIGN_BIT: u64 = 1 << 62;
+
 /// A stream as calls name it: the raw handle, and the identity of the stream behind it.
 ///
 /// 16 bytes, copied freely. Handles `0` and `1` are the legacy default stream, `2` the per-thread
@@ -32,8 +35,10 @@ const PER_THREAD_BIT: u64 = 1 << 63;
 /// [`Driver::stream_ref`](crate::Driver::stream_ref), and carried along, so that a free-list hit
 /// asks the driver nothing.
 ///
-/// A `StreamRef` does not keep its stream alive. It must not be passed to a call after the stream was
-/// destroyed.
+/// A `StreamRef` does not keep its stream alive, and copies of it may be left when the stream is destroyed. A
+/// driver knows the streams that were made through it: a call that names one of them after its end, or one
+/// that never was, is an error and goes no further. For streams that were made elsewhere somebody has to
+/// vouch ([`foreign`](Self::foreign)).
 ///
 /// ```
 /// use millpond_core::StreamRef;
@@ -58,13 +63,31 @@ impl StreamRef {
     /// The stream with this raw handle, whose unique id the driver gave as `unique_id`. For the
     /// special handles 0, 1 and 2 the id is not looked at.
     ///
-    /// Call [`Driver::stream_ref`](crate::Driver::stream_ref) unless the id is at hand.
+    /// It names a stream that was made through [`Driver`](crate::Driver); calls with any other are refused.
     pub const fn from_raw_parts(handle: u64, unique_id: u64) -> Self {
         match handle {
             0 | 1 => Self { handle, id: StreamId::LEGACY.0 },
             2 => Self::PER_THREAD,
-            _ => Self { handle, id: unique_id & !PER_THREAD_BIT },
+            _ => Self { handle, id: unique_id & !(PER_THREAD_BIT | FOREIGN_BIT) },
         }
+    }
+
+    /// The same for a stream that was made elsewhere, by a framework or in CUDA's own calls, and of which the
+    /// driver cannot know whether it is alive. [`Driver::stream_ref`](crate::Driver::stream_ref) has the id.
+    ///
+    /// # Safety
+    /// The stream is alive as long as this value or a copy of it is passed to calls.
+    pub const unsafe fn foreign(handle: u64, unique_id: u64) -> Self {
+        let stream = Self::from_raw_parts(handle, unique_id);
+        if handle <= Self::PER_THREAD.handle {
+            return stream;
+        }
+        Self { id: stream.id | FOREIGN_BIT, ..stream }
+    }
+
+    /// Whether somebody [vouches](Self::foreign) that the stream is alive.
+    pub const fn is_foreign(self) -> bool {
+        self.id & FOREIGN_BIT != 0
     }
 
     /// The raw handle (`CUstream` as a number).
@@ -75,7 +98,7 @@ impl StreamRef {
     /// The identity of the stream. For [`StreamRef::PER_THREAD`] it is that of the calling thread's stream.
     #[inline]
     pub fn id(self) -> StreamId {
-        if self.id & PER_THREAD_BIT != 0 { per_thread_id() } else { StreamId(self.id) }
+        if self.id & PER_THREAD_BIT != 0 { per_thread_id() } else { StreamId(self.id & !FOREIGN_BIT) }
     }
 
     /// Whether this is the legacy default stream.
@@ -102,7 +125,7 @@ fn per_thread_id() -> StreamId {
 
 impl PartialEq for StreamRef {
     fn eq(&self, other: &Self) -> bool {
-        self.id == other.id
+        (self.id ^ other.id) & !FOREIGN_BIT == 0
     }
 }
 
@@ -110,7 +133,7 @@ impl Eq for StreamRef {}
 
 impl std::hash::Hash for StreamRef {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        self.id.hash(state);
+        (self.id & !FOREIGN_BIT).hash(state);
     }
 }
 
@@ -124,5 +147,27 @@ impl fmt::Debug for StreamRef {
 impl fmt::Display for StreamRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.handle == 0 { f.write_str("0") } else { write!(f, "{:#x}", self.handle) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_vouches_for_a_stream_is_no_part_of_what_it_is() {
+        let own = StreamRef::from_raw_parts(0x100, 7);
+        // SAFETY: no driver is called with it.
+        let foreign = unsafe { StreamRef::foreign(0x100, 7) };
+        assert!(foreign.is_foreign() && !own.is_foreign());
+        assert_eq!((own, own.id()), (foreign, foreign.id()));
+        assert_ne!(own, StreamRef::from_raw_parts(0x100, 8));
+        let set: std::collections::HashSet<_> = [own, foreign].into();
+        assert_eq!(set.len(), 1);
+        for handle in 0..3 {
+            // SAFETY: the default streams are always alive.
+            assert!(!unsafe { StreamRef::foreign(handle, 7) }.is_foreign());
+        }
+        assert!(!StreamRef::from_raw_parts(0x100, u64::MAX).is_foreign(), "no number vouches");
     }
 }

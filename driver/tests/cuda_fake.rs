@@ -232,7 +232,9 @@ fn a_stream_is_told_from_a_later_one_with_its_handle() {
         let driver = CudaDriver::open(0).unwrap();
         let event = driver.event_create(EventFlags::default()).unwrap();
         let first = driver.stream_create(StreamFlags::NON_BLOCKING).unwrap();
-        assert_eq!(driver.stream_ref(first.handle()), Ok(first), "the same stream, the same identity");
+        // SAFETY: the stream is alive.
+        let found = unsafe { driver.stream_ref(first.handle()) }.unwrap();
+        assert_eq!((found, found.is_foreign()), (first, false), "the same stream, the same identity");
         assert_eq!(driver.event_record_if_alive(event, first), Ok(true));
         // SAFETY: the stream came from this driver. The calls below name it on purpose: they must find out.
         unsafe { driver.stream_destroy(first) }.unwrap();
@@ -243,6 +245,22 @@ fn a_stream_is_told_from_a_later_one_with_its_handle() {
         assert_ne!(first.id(), second.id());
         assert_eq!(driver.event_record_if_alive(event, first), Ok(false));
         assert_eq!(driver.event_record_if_alive(event, second), Ok(true));
+        for dead in [first, StreamRef::from_raw_parts(0xdead_beef, 7)] {
+            let answers = [
+                driver.stream_synchronize(dead),
+                driver.stream_query(dead).map(drop),
+                driver.stream_wait_event(dead, event),
+                driver.stream_is_capturing(dead).map(drop),
+                driver.event_record(event, dead),
+                driver.mem_alloc_async(256, dead).map(drop),
+            ];
+            // Each names the call that found out, before CUDA was asked.
+            for (index, answer) in answers.into_iter().enumerate() {
+                let error = answer.unwrap_err();
+                assert_eq!(error.code(), DriverError::INVALID_HANDLE, "call {index}");
+                assert!(error.to_string().contains("the stream was destroyed"), "call {index}: {error}");
+            }
+        }
         // SAFETY: destroying the dead stream is refused; the living one came from this driver.
         let (dead, living) = unsafe { (driver.stream_destroy(first), driver.stream_destroy(second)) };
         assert_eq!((dead.unwrap_err().code(), living), (DriverError::INVALID_HANDLE, Ok(())));
@@ -251,7 +269,8 @@ fn a_stream_is_told_from_a_later_one_with_its_handle() {
         assert_eq!(driver.event_record_if_alive(event, StreamRef::PER_THREAD), Ok(false));
         assert_eq!(driver.event_query(event), Ok(false), "not ready is an answer");
         for default in [StreamRef::LEGACY, StreamRef::PER_THREAD] {
-            assert_eq!(driver.stream_ref(default.handle()), Ok(default));
+            // SAFETY: the default streams are always alive.
+            assert_eq!(unsafe { driver.stream_ref(default.handle()) }, Ok(default));
             // SAFETY: it is refused.
             assert!(unsafe { driver.stream_destroy(default) }.is_err());
         }

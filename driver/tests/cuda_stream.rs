@@ -30,7 +30,8 @@ fn streams_have_identities_and_order_work_by_events() {
     let blocking = driver.stream_create(StreamFlags::BLOCKING).unwrap();
     assert!(first.id() != second.id() && second.id() != blocking.id());
     for stream in [first, second, blocking, StreamRef::LEGACY, StreamRef::PER_THREAD] {
-        assert_eq!(driver.stream_ref(stream.handle()), Ok(stream));
+        // SAFETY: the stream is alive.
+        assert_eq!(unsafe { driver.stream_ref(stream.handle()) }, Ok(stream));
     }
     assert_ne!(first.id(), StreamRef::LEGACY.id(), "a stream's identity must not be the default stream's");
     let event = driver.event_create(EventFlags { timing: true, blocking_sync: true }).unwrap();
@@ -169,8 +170,11 @@ fn a_thread_that_ignores_captures_breaks_none() {
 fn streams_of_cudarc_are_known() {
     let driver = device();
     let theirs = cuda::cudarc::driver::CudaContext::new(0).unwrap().new_stream().unwrap();
-    let stream = cuda::stream_ref_of(&theirs).unwrap();
-    assert_eq!(Ok(stream), driver.stream_ref(stream.handle()));
+    // SAFETY: the stream lives until the end of the test.
+    let stream = unsafe { cuda::stream_ref_of(&theirs) }.unwrap();
+    // SAFETY: as above.
+    assert_eq!(Ok(stream), unsafe { driver.stream_ref(stream.handle()) });
+    assert!(stream.is_foreign());
     let event = driver.event_create(EventFlags::default()).unwrap();
     assert_eq!(driver.event_record_if_alive(event, stream), Ok(false), "made elsewhere: nothing is known");
     driver.event_record(event, stream).unwrap();

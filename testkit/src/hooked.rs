@@ -257,7 +257,6 @@ impl Driver for HookedDriver {
         fn can_be_accessed_by(peer: DeviceId) -> DriverResult<bool>;
         fn active_peers() -> DriverResult<Vec<DeviceId>>;
         fn stream_create(flags: StreamFlags) -> DriverResult<StreamRef>;
-        fn stream_ref(handle: u64) -> DriverResult<StreamRef>;
         fn stream_synchronize(stream: StreamRef) -> DriverResult<()>;
         fn stream_query(stream: StreamRef) -> DriverResult<bool>;
         fn stream_is_capturing(stream: StreamRef) -> DriverResult<bool>;
@@ -284,6 +283,7 @@ impl Driver for HookedDriver {
         fn mem_set_access(
             ptr: DevicePtr, bytes: u64, access: AccessFlags, devices: &[DeviceId]
         ) -> DriverResult<()>;
+        fn stream_ref(handle: u64) -> DriverResult<StreamRef>;
         fn stream_destroy(stream: StreamRef) -> DriverResult<()>;
         fn event_destroy(event: Event) -> DriverResult<()>;
         fn memcpy_htod_async(

@@ -185,8 +185,10 @@ pub trait Driver: Debug + Send + Sync + 'static {
     fn stream_create(&self, flags: StreamFlags) -> DriverResult<StreamRef>;
     /// Ends a stream; its work goes on to its end (`cuStreamDestroy`).
     unsafe fn stream_destroy(&self, stream: StreamRef) -> DriverResult<()>;
-    /// The stream behind a raw handle, with its unique id (`cuStreamGetId`, about 33 ns).
-    fn stream_ref(&self, handle: u64) -> DriverResult<StreamRef>;
+    /// The stream behind a raw handle, with its unique id (`cuStreamGetId`, about 33 ns). The caller vouches
+    /// that the handle is that of a living stream; and, if it was not made by this driver, that it lives as
+    /// long as what is returned is [used](StreamRef::foreign).
+    unsafe fn stream_ref(&self, handle: u64) -> DriverResult<StreamRef>;
     /// Waits for a stream's work (`cuStreamSynchronize`).
     fn stream_synchronize(&self, stream: StreamRef) -> DriverResult<()>;
     /// Whether a stream's work is done (`cuStreamQuery`).

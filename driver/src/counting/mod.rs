@@ -383,11 +383,13 @@ impl Driver for CountingDriver {
         self.counted(CallKind::StreamDestroy, |driver| unsafe { driver.stream_destroy(stream) })
     }
 
-    fn stream_ref(&self, handle: u64) -> DriverResult<StreamRef> {
+    unsafe fn stream_ref(&self, handle: u64) -> DriverResult<StreamRef> {
         if handle <= StreamRef::PER_THREAD.handle() {
-            return self.inner.stream_ref(handle); // asks the driver nothing
+            // SAFETY: the caller's promise. It asks the driver nothing.
+            return unsafe { self.inner.stream_ref(handle) };
         }
-        self.counted(CallKind::StreamGetId, |driver| driver.stream_ref(handle))
+        // SAFETY: the caller's promise.
+        self.counted(CallKind::StreamGetId, |driver| unsafe { driver.stream_ref(handle) })
     }
 
     fn stream_synchronize(&self, stream: StreamRef) -> DriverResult<()> {

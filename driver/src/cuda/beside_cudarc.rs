@@ -16,9 +16,13 @@ use super::CudaDriver;
 /// As [`CudaDriver::open`] for the stream's device; the driver's where it does not know the stream;
 /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) where its context is not the device's
 /// primary one, in which nothing of millpond's can be used.
-pub fn stream_ref_of(stream: &CudaStream) -> Result<StreamRef> {
+///
+/// # Safety
+/// The stream is kept alive as long as what is returned, or a copy of it, is passed to calls.
+pub unsafe fn stream_ref_of(stream: &CudaStream) -> Result<StreamRef> {
     let ordinal = ordinal_of(stream.context())?;
-    Ok(CudaDriver::open(ordinal)?.stream_ref(stream.cu_stream().addr() as u64)?)
+    // SAFETY: the stream is alive, as it is borrowed, and stays so, as the caller promises.
+    Ok(unsafe { CudaDriver::open(ordinal)?.stream_ref(stream.cu_stream().addr() as u64) }?)
 }
 
 /// A stream that millpond's calls name, as cudarc's: to launch kernels and to make copies with cudarc in the

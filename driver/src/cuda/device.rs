@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use dashmap::DashMap;
-use millpond_core::driver::{Driver, DriverError, DriverResult, Health};
-use millpond_core::{DeviceId, Error, ErrorKind, Result, StreamId};
+use millpond_core::driver::{Driver, DriverError, DriverResult, Event, Health};
+use millpond_core::{DeviceId, Error, ErrorKind, Result, StreamId, StreamRef};
 use parking_lot::Mutex;
 
 use super::context::{ContextGuard, PrimaryContext};
@@ -97,6 +97,17 @@ impl CudaDriver {
         self.context.functions
     }
 
+    /// Refuses a stream that was made here and is destroyed, or never was: CUDA would use what is behind the
+    /// handle. Who destroys a stream while another thread uses it is not kept from it.
+    pub(super) fn check_alive(&self, stream: StreamRef) -> DriverResult<()> {
+        let is_vouched_for = stream.is_legacy() || stream.is_per_thread() || stream.is_foreign();
+        if is_vouched_for || self.streams.get(&stream.handle()).is_some_and(|alive| *alive == stream.id()) {
+            return Ok(());
+        }
+        let why = "the stream was destroyed, or was not made by this driver (StreamRef::foreign)";
+        Err(DriverError::new(DriverError::INVALID_HANDLE, "cuStreamGetId").with_detail(why))
+    }
+
     /// Makes this device's context current while the guard lives.
     pub(crate) fn enter(&self) -> DriverResult<ContextGuard> {
         self.context.enter()
@@ -139,5 +150,36 @@ impl fmt::Debug for CudaDriver {
             .field("device", &DeviceId::cuda(self.ordinal))
             .field("name", &self.name)
             .finish_non_exhaustive()
+    }
+}
+
+impl CudaDriver {
+    /// [`Driver::stream_is_capturing`] of a stream that was looked up.
+    pub(super) fn living_stream_is_capturing(&self, stream: StreamRef) -> DriverResult<bool> {
+        let _context = self.enter()?;
+        let mut status = 0;
+        // SAFETY: Results; the stream is alive.
+        unsafe { self.functions().stream_is_capturing(stream.handle(), &raw mut status) }?;
+        Ok(status != 0) // a capture that was invalidated still has to be ended
+    }
+
+    /// The stream with this handle and id.
+    ///
+    /// # Safety
+    /// As for [`StreamRef::foreign`], if it was not made here.
+    pub(super) unsafe fn named(&self, handle: u64, id: u64) -> StreamRef {
+        let own = StreamRef::from_raw_parts(handle, id);
+        if self.streams.get(&handle).is_some_and(|alive| *alive == own.id()) {
+            return own;
+        }
+        // SAFETY: the caller vouches for what was not made here.
+        unsafe { StreamRef::foreign(handle, id) }
+    }
+
+    /// [`Driver::event_record`] on a stream that was looked up.
+    pub(super) fn record_on_living(&self, event: Event, stream: StreamRef) -> DriverResult<()> {
+        let _context = self.enter()?;
+        // SAFETY: the stream is alive, and ending the event would have been unsafe.
+        unsafe { self.functions().event_record(event.0, stream.handle()) }
     }
 }

@@ -229,6 +229,7 @@ impl Driver for CudaDriver {
     }
 
     fn mem_alloc_async(&self, bytes: u64, stream: StreamRef) -> DriverResult<DevicePtr> {
+        self.check_alive(stream)?;
         let _context = self.enter()?;
         let mut ptr = 0;
         // SAFETY: Results; the stream is alive (`StreamRef`).
@@ -242,6 +243,7 @@ impl Driver for CudaDriver {
         pool: MemPool,
         stream: StreamRef,
     ) -> DriverResult<DevicePtr> {
+        self.check_alive(stream)?;
         let _context = self.enter()?;
         let mut ptr = 0;
         // SAFETY: Results; the stream is alive (`StreamRef`); ending the pool would have been unsafe.
@@ -425,7 +427,7 @@ impl Driver for CudaDriver {
         }
     }
 
-    fn stream_ref(&self, handle: u64) -> DriverResult<StreamRef> {
+    unsafe fn stream_ref(&self, handle: u64) -> DriverResult<StreamRef> {
         if handle <= StreamRef::PER_THREAD.handle() {
             return Ok(StreamRef::from_raw_parts(handle, 0));
         }
@@ -439,33 +441,34 @@ impl Driver for CudaDriver {
             }
             Err(error) => return Err(error),
         }
-        Ok(StreamRef::from_raw_parts(handle, id))
+        // SAFETY: Vouched.
+        Ok(unsafe { self.named(handle, id) })
     }
 
     fn stream_synchronize(&self, stream: StreamRef) -> DriverResult<()> {
+        self.check_alive(stream)?;
         let _context = self.enter()?;
         // SAFETY: the stream is alive (`StreamRef`).
         unsafe { self.functions().stream_synchronize(stream.handle()) }
     }
 
     fn stream_query(&self, stream: StreamRef) -> DriverResult<bool> {
+        self.check_alive(stream)?;
         let _context = self.enter()?;
         // SAFETY: the stream is alive (`StreamRef`).
         is_done(unsafe { self.functions().stream_query(stream.handle()) })
     }
 
     fn stream_wait_event(&self, stream: StreamRef, event: Event) -> DriverResult<()> {
+        self.check_alive(stream)?;
         let _context = self.enter()?;
         // SAFETY: the stream is alive (`StreamRef`), and ending the event would have been unsafe.
         unsafe { self.functions().stream_wait_event(stream.handle(), event.0, 0) }
     }
 
     fn stream_is_capturing(&self, stream: StreamRef) -> DriverResult<bool> {
-        let _context = self.enter()?;
-        let mut status = 0;
-        // SAFETY: Results; the stream is alive (`StreamRef`).
-        unsafe { self.functions().stream_is_capturing(stream.handle(), &raw mut status) }?;
-        Ok(status != 0) // a capture that was invalidated still has to be ended
+        self.check_alive(stream)?;
+        self.living_stream_is_capturing(stream)
     }
 
     fn ignore_captures_of_others(&self) -> DriverResult<()> {
@@ -489,18 +492,17 @@ impl Driver for CudaDriver {
     }
 
     fn event_record(&self, event: Event, stream: StreamRef) -> DriverResult<()> {
-        let _context = self.enter()?;
-        // SAFETY: the stream is alive (`StreamRef`), and ending the event would have been unsafe.
-        unsafe { self.functions().event_record(event.0, stream.handle()) }
+        self.check_alive(stream)?;
+        self.record_on_living(event, stream)
     }
 
     fn event_record_if_alive(&self, event: Event, stream: StreamRef) -> DriverResult<bool> {
         // The legacy stream answers with an error while a capture is going on that it must not disturb.
-        let record = || match self.stream_is_capturing(stream) {
+        let record = || match self.living_stream_is_capturing(stream) {
             Err(error) if error.is_sticky() => Err(error),
             Err(error) if !error.is_unsupported() => Ok(false),
             Ok(true) => Ok(false),
-            Ok(false) | Err(_) => self.event_record(event, stream).map(|()| true),
+            Ok(false) | Err(_) => self.record_on_living(event, stream).map(|()| true),
         };
         if stream.is_legacy() {
             return record();

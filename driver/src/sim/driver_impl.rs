@@ -288,7 +288,7 @@ impl Driver for SimDevice {
         self.call(CallKind::StreamDestroy, "cuStreamDestroy", |state| state.stream_destroy(stream))
     }
 
-    fn stream_ref(&self, handle: u64) -> DriverResult<StreamRef> {
+    unsafe fn stream_ref(&self, handle: u64) -> DriverResult<StreamRef> {
         self.call(CallKind::StreamGetId, "cuStreamGetId", |state| state.stream_ref(handle))
     }
 
