@@ -10,7 +10,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// No block of that size can be had now, even after synchronising. Freeing memory may help.
+    /// No block of that size can be had now, even after synchronising. Freeing memory may help; where the
+    /// resource never has blocks of that size, another resource may.
     OutOfMemory,
     /// An argument cannot be right, whatever the state of memory.
     InvalidArgument,
@@ -105,6 +106,13 @@ impl Error {
     pub fn request_too_large(layout: Layout, stream: StreamRef) -> Self {
         Self::new(ErrorKind::InvalidArgument, "no device can hold that; check the size for an overflow")
             .for_request(layout, stream)
+    }
+
+    /// Adds how much was asked for, where no stream is concerned, as by pinned host memory.
+    #[must_use]
+    pub fn for_layout(mut self, layout: Layout) -> Self {
+        self.0.layout = Some(layout);
+        self
     }
 
     /// Adds the request that failed.

@@ -256,7 +256,8 @@ impl OutOfMemoryReport {
         }
         match self.device {
             Some(device) if device.total < self.requested_bytes => {
-                f.write_str("\n  nothing would have helped")
+                let total = format_bytes(device.total);
+                write!(f, "\n  the device has {total} in all: ask for less at a time, or use managed memory")
             }
             _ => f.write_str("\n  nothing that can be seen from here would have helped"),
         }

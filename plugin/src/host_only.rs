@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use dashmap::DashMap;
 use millpond_core::driver::{DeviceAttribute, Driver, DriverResult, HostPtr};
-use millpond_core::{DevicePtr, DriverError, DriverHandle, Error, ErrorKind, Layout, Result, StreamRef};
+use millpond_core::{DevicePtr, DriverError, DriverHandle, Error, ErrorKind, Layout, Result};
 use parking_lot::RwLock;
 
 use crate::memory_pointer::{Finalizer, Token};
@@ -209,7 +209,7 @@ impl HostOnlyMemoryManager {
         if outcome.as_ref().is_err_and(Error::is_out_of_memory) && self.flush() > 0 {
             outcome = call(&*driver, &body);
         }
-        outcome.map_err(|error| error.for_request(Layout::new(bytes), StreamRef::LEGACY).context(what))
+        outcome.map_err(|error| error.for_layout(Layout::new(bytes)).context(what))
     }
 
     /// The device's address of mapped memory; ends the memory if there is none.

@@ -223,7 +223,9 @@ impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
             Source::Blocks(blocks) => Some(blocks.give_back_regions()),
             Source::Given(_) => None,
         });
-        blocks.sum()
+        let bytes: u64 = blocks.sum::<Result<u64>>()?;
+        tracing::debug!(target: "millpond::pool", stack = %self, bytes, "bins gave memory back");
+        Ok(bytes)
     }
 
     /// A report of upstream's names blocks that are the bins' regions: callers have what is in use of those.

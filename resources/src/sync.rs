@@ -7,7 +7,7 @@
 pub(crate) use parking_lot::Mutex;
 #[cfg(not(millpond_loom))]
 pub(crate) use std::sync::atomic::{
-    AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering,
+    AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, fence,
 };
 #[cfg(not(millpond_loom))]
 pub(crate) use std::{hint::spin_loop, thread::sleep, thread::yield_now};

@@ -4,6 +4,8 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use millpond_core::driver::{
     AccessFlags, DeviceAttribute, Driver, DriverHandle, DriverResult, Event, EventFlags, Health, HostFlags,
@@ -43,7 +45,13 @@ pub struct HookedDriver {
     before_synchronize: Hook,
     before_unmap: Hook,
     before_query: Hook,
+    before_create: Hook,
+    before_get_info: Hook,
     foreign: Mutex<Vec<StreamId>>,
+    takes_time: AtomicBool,
+    says_free: AtomicU64,
+    is_integrated: AtomicBool,
+    other_name: Option<DeviceId>,
     is_timeless: AtomicBool,
     is_quiet: AtomicBool,
     is_late: AtomicBool,
@@ -98,6 +106,16 @@ impl HookedDriver {
         self.before_unmap.set(hook);
     }
 
+    /// Runs before the next [`mem_create`](Driver::mem_create).
+    pub fn before_create(&self, hook: impl FnOnce() + Send + 'static) {
+        self.before_create.set(hook);
+    }
+
+    /// Runs before the next [`mem_get_info`](Driver::mem_get_info).
+    pub fn before_get_info(&self, hook: impl FnOnce() + Send + 'static) {
+        self.before_get_info.set(hook);
+    }
+
     /// Runs before the next [`event_query`](Driver::event_query).
     pub fn before_query(&self, hook: impl FnOnce() + Send + 'static) {
         self.before_query.set(hook);
@@ -107,14 +125,30 @@ impl HookedDriver {
 impl HookedDriver {
     /// Forwards to `inner`; nothing is set.
     pub fn new(inner: DriverHandle) -> Arc<Self> {
+        Self::named(inner, None)
+    }
+
+    /// The same device by another name, as another process has it: what resources of one process know of each
+    /// other goes by the name.
+    pub fn in_another_process(inner: DriverHandle, name: DeviceId) -> Arc<Self> {
+        Self::named(inner, Some(name))
+    }
+
+    fn named(inner: DriverHandle, other_name: Option<DeviceId>) -> Arc<Self> {
         Arc::new(Self {
             inner,
+            other_name,
             before_record: Hook::default(),
             after_wait: Hook::default(),
             before_synchronize: Hook::default(),
             before_unmap: Hook::default(),
             before_query: Hook::default(),
+            before_create: Hook::default(),
+            before_get_info: Hook::default(),
             foreign: Mutex::default(),
+            takes_time: AtomicBool::new(false),
+            says_free: AtomicU64::new(u64::MAX),
+            is_integrated: AtomicBool::new(false),
             is_timeless: AtomicBool::new(false),
             is_quiet: AtomicBool::new(false),
             is_late: AtomicBool::new(false),
@@ -126,6 +160,33 @@ impl HookedDriver {
     /// time to pass goes by the machine's clock.
     pub fn hide_virtual_time(&self) {
         self.is_timeless.store(true, Ordering::Relaxed);
+    }
+
+    /// From now on calls that take and give memory take as long by the machine's clock as they do in the
+    /// device's time, so that threads come in between.
+    pub fn take_time(&self) {
+        self.takes_time.store(true, Ordering::Relaxed);
+    }
+
+    /// From now on the device shares its memory with the host, and [says](Driver::mem_get_info) that at most
+    /// so many bytes are free, whatever there is.
+    pub fn be_integrated(&self, says_free: u64) {
+        self.says_free.store(says_free, Ordering::Relaxed);
+        self.is_integrated.store(true, Ordering::Relaxed);
+    }
+
+    /// Makes a call take its time.
+    fn timed<T>(&self, call: impl FnOnce() -> T) -> T {
+        if !self.takes_time.load(Ordering::Relaxed) {
+            return call();
+        }
+        let (start, before) = (Instant::now(), self.inner.virtual_time_ns().unwrap_or(0));
+        let answer = call();
+        let took = self.inner.virtual_time_ns().unwrap_or(0) - before;
+        while start.elapsed() < Duration::from_nanos(took) {
+            thread::yield_now();
+        }
+        answer
     }
 
     /// From now on whoever [asks](Driver::event_query) for an event is told that it is done, and waits until
@@ -154,6 +215,8 @@ impl HookedDriver {
             &self.before_synchronize,
             &self.before_unmap,
             &self.before_query,
+            &self.before_create,
+            &self.before_get_info,
         ];
         hooks.into_iter().filter(|hook| hook.is_set()).count()
     }
@@ -208,7 +271,62 @@ impl Driver for HookedDriver {
     unsafe fn mem_unmap(&self, ptr: DevicePtr, bytes: u64) -> DriverResult<()> {
         self.before_unmap.run();
         // SAFETY: the caller's promise.
-        unsafe { self.inner.mem_unmap(ptr, bytes) }
+        self.timed(|| unsafe { self.inner.mem_unmap(ptr, bytes) })
+    }
+
+    fn device(&self) -> DeviceId {
+        self.other_name.unwrap_or_else(|| self.inner.device())
+    }
+
+    fn attribute(&self, attribute: DeviceAttribute) -> DriverResult<i64> {
+        match attribute {
+            DeviceAttribute::Integrated if self.is_integrated.load(Ordering::Relaxed) => Ok(1),
+            _ => self.inner.attribute(attribute),
+        }
+    }
+
+    fn mem_get_info(&self) -> DriverResult<MemoryInfo> {
+        self.before_get_info.run();
+        let MemoryInfo { free, total } = self.inner.mem_get_info()?;
+        Ok(MemoryInfo { free: free.min(self.says_free.load(Ordering::Relaxed)), total })
+    }
+
+    fn mem_alloc(&self, bytes: u64) -> DriverResult<DevicePtr> {
+        self.timed(|| self.inner.mem_alloc(bytes))
+    }
+
+    unsafe fn mem_free(&self, ptr: DevicePtr) -> DriverResult<()> {
+        // SAFETY: the caller's promise.
+        self.timed(|| unsafe { self.inner.mem_free(ptr) })
+    }
+
+    fn mem_create(&self, bytes: u64, props: PhysicalProps) -> DriverResult<PhysicalHandle> {
+        self.before_create.run();
+        self.timed(|| self.inner.mem_create(bytes, props))
+    }
+
+    unsafe fn mem_release(&self, handle: PhysicalHandle) -> DriverResult<()> {
+        // SAFETY: the caller's promise.
+        self.timed(|| unsafe { self.inner.mem_release(handle) })
+    }
+
+    unsafe fn mem_map(&self, ptr: DevicePtr, bytes: u64, handle: PhysicalHandle) -> DriverResult<()> {
+        // SAFETY: the caller's promise.
+        self.timed(|| unsafe { self.inner.mem_map(ptr, bytes, handle) })
+    }
+
+    unsafe fn mem_set_access(
+        &self,
+        ptr: DevicePtr,
+        bytes: u64,
+        access: AccessFlags,
+        devices: &[DeviceId],
+    ) -> DriverResult<()> {
+        // The device knows itself by its own name.
+        let named = |id: &DeviceId| if Some(*id) == self.other_name { self.inner.device() } else { *id };
+        let devices: Vec<DeviceId> = devices.iter().map(named).collect();
+        // SAFETY: the caller's promise.
+        self.timed(|| unsafe { self.inner.mem_set_access(ptr, bytes, access, &devices) })
     }
 
     fn event_query(&self, event: Event) -> DriverResult<bool> {
@@ -230,13 +348,9 @@ impl Driver for HookedDriver {
 
     forward! {
         fn was_reset() -> bool;
-        fn device() -> DeviceId;
         fn name() -> String;
         fn version() -> DriverResult<i32>;
-        fn attribute(attribute: DeviceAttribute) -> DriverResult<i64>;
-        fn mem_get_info() -> DriverResult<MemoryInfo>;
         fn ignore_captures_of_others() -> DriverResult<()>;
-        fn mem_alloc(bytes: u64) -> DriverResult<DevicePtr>;
         fn mem_alloc_managed(bytes: u64) -> DriverResult<DevicePtr>;
         fn mem_get_address_range(ptr: DevicePtr) -> DriverResult<(DevicePtr, u64)>;
         fn pointer_kind(ptr: DevicePtr) -> DriverResult<MemoryKind>;
@@ -251,7 +365,6 @@ impl Driver for HookedDriver {
         fn mem_pool_set_attribute(pool: MemPool, attribute: MemPoolAttribute, value: u64) -> DriverResult<()>;
         fn mem_get_allocation_granularity() -> DriverResult<u64>;
         fn mem_address_reserve(bytes: u64, alignment: u64) -> DriverResult<DevicePtr>;
-        fn mem_create(bytes: u64, props: PhysicalProps) -> DriverResult<PhysicalHandle>;
         fn mem_export_to_fd(handle: PhysicalHandle) -> DriverResult<i32>;
         fn mem_import_from_fd(fd: i32) -> DriverResult<PhysicalHandle>;
         fn can_be_accessed_by(peer: DeviceId) -> DriverResult<bool>;
@@ -267,7 +380,6 @@ impl Driver for HookedDriver {
     }
 
     forward_unsafe! {
-        fn mem_free(ptr: DevicePtr) -> DriverResult<()>;
         fn mem_prefetch_async(
             ptr: DevicePtr, bytes: u64, to_host: bool, stream: StreamRef
         ) -> DriverResult<()>;
@@ -278,11 +390,6 @@ impl Driver for HookedDriver {
         fn mem_free_async(ptr: DevicePtr, stream: StreamRef) -> DriverResult<()>;
         fn mem_pool_destroy(pool: MemPool) -> DriverResult<()>;
         fn mem_address_free(ptr: DevicePtr, bytes: u64) -> DriverResult<()>;
-        fn mem_release(handle: PhysicalHandle) -> DriverResult<()>;
-        fn mem_map(ptr: DevicePtr, bytes: u64, handle: PhysicalHandle) -> DriverResult<()>;
-        fn mem_set_access(
-            ptr: DevicePtr, bytes: u64, access: AccessFlags, devices: &[DeviceId]
-        ) -> DriverResult<()>;
         fn stream_ref(handle: u64) -> DriverResult<StreamRef>;
         fn stream_destroy(stream: StreamRef) -> DriverResult<()>;
         fn event_destroy(event: Event) -> DriverResult<()>;

@@ -13,7 +13,7 @@ use super::violation::ViolationKind;
 impl State {
     pub(super) fn mem_alloc(&mut self, bytes: u64) -> Answer<DevicePtr> {
         not_empty(bytes)?;
-        self.space.charge(bytes)?;
+        self.charge(bytes)?;
         let start = self.space.reserve(bytes, 0).inspect_err(|_| self.space.credit(bytes))?;
         let physical = self.space.new_physical(bytes);
         self.space.map(start, bytes, physical, 0, Purpose::Plain);

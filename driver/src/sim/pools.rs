@@ -270,12 +270,7 @@ impl State {
                 format!("the pool holds at most {max_bytes} bytes"),
             ));
         }
-        if self.space.charge(size).is_err() {
-            for index in 0..self.pools.pools.len() as u64 {
-                self.shrink(MemPool(FIRST_POOL + index), 0, false);
-            }
-            self.space.charge(size)?;
-        }
+        self.charge(size)?;
         let start = self.space.reserve(size, 0).inspect_err(|_| self.space.credit(size))?;
         let physical = self.space.new_physical(size);
         let pool = self.pools.get(pool)?;
@@ -333,6 +328,17 @@ impl State {
                 self.shrink(MemPool(FIRST_POOL + index as u64), keep, false);
             }
         }
+    }
+
+    /// Takes bytes from the capacity; where there are too few, what the pools keep goes back first.
+    pub(super) fn charge(&mut self, bytes: u64) -> Answer<()> {
+        if self.space.charge(bytes).is_ok() {
+            return Ok(());
+        }
+        for index in 0..self.pools.pools.len() as u64 {
+            self.shrink(MemPool(FIRST_POOL + index), 0, false);
+        }
+        self.space.charge(bytes)
     }
 
     /// Gives memory back until `keep` bytes are held: only what is done, unless it may `wait`. A pool that

@@ -110,7 +110,7 @@ impl State {
 
     pub(super) fn mem_create(&mut self, bytes: u64, props: PhysicalProps) -> Answer<PhysicalHandle> {
         whole_pages(bytes)?;
-        self.space.charge(bytes)?;
+        self.charge(bytes)?;
         let place = self.space.new_physical(bytes);
         let handle = self.vmm.new_handle(None);
         self.vmm.physical.insert(handle.0, Physical { bytes, place, mappings: 0, holders: 1, props });

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_core::{
-    ALLOCATION_ALIGNMENT, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error, Layer, Layout,
-    LiveBlock, MemoryInfo, ResourceStatistics, Result, StreamRef, align_up, format_bytes, is_same,
+    ALLOCATION_ALIGNMENT, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, Layer,
+    Layout, LiveBlock, MemoryInfo, ResourceStatistics, Result, StreamRef, align_up, format_bytes, is_same,
 };
 
 use crate::ordered::{Ordered, Reuse, Store};
@@ -130,9 +130,11 @@ impl<R: DeviceMemoryResource> Layer<R> for FixedSizeLayer {
 
 /// Hands out blocks of one size, in stream order, each in constant time.
 ///
-/// A request of up to [`block_bytes`](FixedSizeOptions::block_bytes) gets a whole block; a larger one, or one
-/// aligned to more than 256 bytes, fails. Put a [`BinningMemoryResource`](crate::BinningMemoryResource)
-/// around several.
+/// A request of up to [`block_bytes`](FixedSizeOptions::block_bytes) gets a whole block. A larger one fails
+/// with [`OutOfMemory`](ErrorKind::OutOfMemory), so that whatever falls back on another resource for want of
+/// memory does so for this, too; one aligned to more than 256 bytes with
+/// [`InvalidArgument`](ErrorKind::InvalidArgument). Put a
+/// [`BinningMemoryResource`](crate::BinningMemoryResource) around several.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
@@ -161,7 +163,8 @@ impl<R: DeviceMemoryResource> FixedSizeMemoryResource<R> {
     pub fn new(upstream: R, options: FixedSizeOptions) -> Result<Self> {
         let options = options.checked()?;
         let blocks = Blocks::new(options.block_bytes, options.blocks_per_region);
-        let resource = Self { ordered: Ordered::new(upstream, blocks, Reuse::ALL), options };
+        let ordered = Ordered::new(upstream, blocks, Reuse::ALL, &format!("fixed_size{options}"));
+        let resource = Self { ordered, options };
         if options.preallocated_blocks > 0 {
             let bytes = options.block_bytes * options.preallocated_blocks;
             resource.ordered.reserve(bytes).map_err(|error| error.context("taking the first blocks"))?;
@@ -193,17 +196,19 @@ impl<R: DeviceMemoryResource> FixedSizeMemoryResource<R> {
     }
 
     fn check(&self, layout: Layout, stream: StreamRef) -> Result<()> {
-        let why = if layout.bytes() > self.options.block_bytes {
-            format!(
-                "blocks have {}; raise block_size, or use binning for several sizes",
-                format_bytes(self.options.block_bytes)
-            )
+        let error = if layout.bytes() > self.options.block_bytes {
+            // What falls back on another resource for want of memory does so for this, too.
+            let block = format_bytes(self.options.block_bytes);
+            let why = format!("blocks have {block}; raise block_size, or use binning for several sizes");
+            Error::new(ErrorKind::OutOfMemory, why)
         } else if layout.bytes() > 0 && layout.alignment() > ALLOCATION_ALIGNMENT {
-            format!("blocks are aligned to {ALLOCATION_ALIGNMENT} bytes; use a pool for more")
+            Error::invalid_argument(format!(
+                "blocks are aligned to {ALLOCATION_ALIGNMENT} bytes; use a pool for more"
+            ))
         } else {
             return Ok(());
         };
-        Err(Error::invalid_argument(why).for_request(layout, stream).in_stack(self))
+        Err(error.for_request(layout, stream).in_stack(self))
     }
 }
 

@@ -1,13 +1,13 @@
-//! The steps of the ladder that call the driver or upstream.
+//! The steps of the ladder that call the driver or upstream; `grow` has the one that takes memory.
 
-use millpond_core::{
-    ALLOCATION_ALIGNMENT, DeviceMemoryResource, DevicePtr, Error, ErrorKind, LadderCounts, Layout, Result,
-    StreamRef,
-};
+use millpond_core::{DeviceMemoryResource, DevicePtr, Result, StreamRef};
 
+use super::device::Reading;
+use super::grow::Refusal;
 use super::points::{Donor, Point};
 use super::pressure::Pressure;
-use super::store::{ANYONE, Epoch, Errand, Fit, Gather, Growth, Owner, Request, Store};
+use super::shortage::DEVICE_PAGE;
+use super::store::{ANYONE, Epoch, Fit, Gather, Request, Store};
 use super::{Ordered, State};
 
 /// How often other threads may come in between before a request that somebody's block would serve fails.
@@ -20,42 +20,91 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         let exact = request.exact();
         let mut pressure = Pressure::default();
         loop {
+            // Before anything is looked at: whatever is returned later may have been missed.
+            let returns = self.returns();
             let slow = self.slow.lock();
-            if self.is_hopeless(&exact) {
-                return Err(self.out_of_memory(&exact, stream, None));
+            let mut reading = None;
+            if self.is_hopeless(&exact, &mut reading)? {
+                let info = reading.and_then(|reading| reading.info);
+                return Err(self.out_of_memory(&exact, stream, Refusal::Hopeless(info)));
             }
             self.admit_newcomers()?;
-            let mut refused = match self.climb_for(request, stream)? {
+            let mut refused = match self.climb_for(request, stream, &mut reading)? {
                 Ok(ptr) => return Ok(ptr),
                 Err(refused) => refused,
             };
             if exact != *request {
-                match self.climb_for(&exact, stream)? {
+                match self.climb_for(&exact, stream, &mut None)? {
                     Ok(ptr) => return Ok(ptr),
                     Err(again) => refused = again,
                 }
             }
             // Others are asked without this resource's locks: they may be asking, too.
             drop(slow);
-            if refused.is_none() || !self.ask_others(&mut pressure, request, stream)? {
+            let may_be_had = match &refused {
+                Refusal::Below(_) => self.ask_others(&mut pressure, returns, request, stream)?,
+                Refusal::OwnLimit | Refusal::Hopeless(_) => false,
+            };
+            if !may_be_had {
                 return Err(self.out_of_memory(&exact, stream, refused));
             }
         }
     }
 
-    /// Whether no state of memory would serve the request. Then what threads keep is taken back, for the
-    /// report: it is free, too.
-    fn is_hopeless(&self, request: &Request) -> bool {
-        let mut state = self.state.lock();
-        let is_hopeless = !state.store.can_ever_serve(request);
+    /// Whether no state of memory would serve the request; then what threads keep is taken back, for the
+    /// report: it is free, too. What was read of the device is left in `reading`, for the growth.
+    ///
+    /// Where the device's free memory, and all that the process's resources hold of it and nobody uses, are
+    /// less than the request, that is found out by asking what is free. No other driver call is made, but for
+    /// the report's question whether the stream captures a graph.
+    fn is_hopeless(&self, request: &Request, reading: &mut Option<Reading>) -> Result<bool> {
+        let (can_ever, has_idle) = {
+            let state = self.state.lock();
+            (state.store.can_ever_serve(request), state.store.has_idle(request.bytes))
+        };
+        let is_hopeless = !can_ever || (!has_idle && self.exceeds_device(request, reading)?);
         if is_hopeless {
-            state.store.gather(Gather::Everything);
+            self.trace_refusal(request, reading.as_ref(), &"it is more than there can be");
+            self.state.lock().store.gather(Gather::Everything);
         }
-        is_hopeless
+        Ok(is_hopeless)
     }
 
-    /// The inner error is upstream's last refusal, if it was asked.
-    fn climb_for(&self, request: &Request, stream: StreamRef) -> Result<Result<DevicePtr, Option<Error>>> {
+    /// Whether the device cannot have the bytes of a request, whoever gives back what nobody uses.
+    fn exceeds_device(&self, request: &Request, reading: &mut Option<Reading>) -> Result<bool> {
+        let Some(device) = &self.device else { return Ok(false) };
+        // The driver has shared pages for small blocks, of which some may be free where no page is.
+        if !self.runs_errands && request.bytes < DEVICE_PAGE {
+            return Ok(false);
+        }
+        // First what is idle, then what is free: memory that goes from the one to the other in between
+        // counts twice, and is not missed.
+        let idle = self.state.lock().store.idle_bytes();
+        let exceeds = |idle: u64, reading: &Reading| {
+            let free = reading.free_at_most();
+            free.is_some_and(|free| request.bytes > free.saturating_add(idle))
+        };
+        let first = self.look_at(device, request)?;
+        *reading = Some(first);
+        if !exceeds(idle, &first) {
+            return Ok(false);
+        }
+        let me = std::ptr::from_ref(&*self.core).cast::<()>();
+        let others = device.holders();
+        // Each lock by itself: others may be doing the same.
+        let others: u64 = others.iter().filter(|it| it.id() != me).map(|other| other.idle_bytes()).sum();
+        let all = idle.saturating_add(others);
+        let last = if all > idle { self.look_at(device, request)? } else { first };
+        *reading = Some(last);
+        Ok(exceeds(all, &last))
+    }
+
+    fn climb_for(
+        &self,
+        request: &Request,
+        stream: StreamRef,
+        reading: &mut Option<Reading>,
+    ) -> Result<Result<DevicePtr, Refusal>> {
         {
             // Here nobody uses a stream's event: all who do hold the lock, or a ticket.
             let mut state = self.state.lock();
@@ -78,7 +127,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         if !capturing && let Some(ptr) = self.make_room(request, stream)? {
             return Ok(Ok(ptr));
         }
-        let mut refused = match self.grow(request, stream, |ladder| &mut ladder.grow)? {
+        let mut refused = match self.grow(request, stream, reading, |ladder| &mut ladder.grow)? {
             Ok(ptr) => return Ok(Ok(ptr)),
             Err(refused) => refused,
         };
@@ -94,13 +143,13 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             return Ok(Ok(ptr));
         }
         if self.runs_errands {
-            match self.grow(request, stream, |ladder| &mut ladder.reclaim)? {
+            match self.grow(request, stream, &mut None, |ladder| &mut ladder.reclaim)? {
                 Ok(ptr) => return Ok(Ok(ptr)),
                 Err(again) => refused = again,
             }
         }
         if self.release_free_regions(0, stream) > 0 {
-            match self.grow(request, stream, |ladder| &mut ladder.reclaim)? {
+            match self.grow(request, stream, &mut None, |ladder| &mut ladder.reclaim)? {
                 Ok(ptr) => return Ok(Ok(ptr)),
                 Err(again) => refused = again,
             }
@@ -264,6 +313,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             self.do_without(point.donor.id, error)?;
             return Ok(None);
         }
+        self.trace_wait(stream, point.donor.id.get(), request.requested);
         let mut state = self.state.lock();
         let me = state.owner_of(stream);
         let Some((donor, _)) = state.streams.find_mut(point.donor.id) else { return Ok(None) };
@@ -289,133 +339,6 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         let state = self.state.lock();
         let lost = state.streams.iter().filter(|(_, slot)| slot.cell.is_wanted());
         lost.map(|(owner, _)| state.store.free_bytes(owner)).sum()
-    }
-
-    /// Takes memory from upstream and serves the request from it, which counts as `step`. The inner error is
-    /// upstream's refusal, or
-    /// `None` where the resource's own limit refused.
-    fn grow(
-        &self,
-        request: &Request,
-        stream: StreamRef,
-        step: impl FnOnce(&mut LadderCounts) -> &mut u64,
-    ) -> Result<Result<DevicePtr, Option<Error>>> {
-        if self.runs_errands {
-            return self.grow_by_errand(request, stream, step);
-        }
-        let Some(growth) = self.state.lock().store.growth(request) else { return Ok(Err(None)) };
-        let (base, bytes) = match self.take_region(growth, stream)? {
-            Ok(region) => region,
-            Err(refused) => return Ok(Err(Some(refused))),
-        };
-        let mut state = self.state.lock();
-        let owner = self.add_region(&mut state, base, bytes, stream);
-        let ptr = state.store.take(owner, Epoch::MAX, request).expect("growth covers the request");
-        *step(&mut state.ladder) += 1;
-        Ok(Ok(ptr))
-    }
-
-    /// The same for a store that gets its memory by itself: with as much new memory as it likes; where the
-    /// device has less, with what that has; at last with none.
-    fn grow_by_errand(
-        &self,
-        request: &Request,
-        stream: StreamRef,
-        step: impl FnOnce(&mut LadderCounts) -> &mut u64,
-    ) -> Result<Result<DevicePtr, Option<Error>>> {
-        let mut refused = None;
-        for attempt in 0..3 {
-            let most_new = match attempt {
-                0 => u64::MAX,
-                1 => self.driver.mem_get_info().map_or(0, |info| info.free),
-                _ => 0,
-            };
-            let errand = {
-                let mut state = self.state.lock();
-                let owner = state.owner_of(stream);
-                state.store.errand_for(owner, request, most_new)
-            };
-            let Some(mut errand) = errand else { continue };
-            let carried_out = errand.carry_out(&*self.driver);
-            let mut state = self.state.lock();
-            match carried_out {
-                Ok(()) => {
-                    if let Some(ptr) = errand.finish(&mut state.store) {
-                        *step(&mut state.ladder) += 1;
-                        let tidying = state.store.errand_to_tidy();
-                        drop(state);
-                        // The block is there: what stays untidy is no error of this call.
-                        if let Some(Err(error)) = tidying.map(|errand| self.run(errand)) {
-                            tracing::warn!(target: "millpond::pool", %error, "mappings could not be undone");
-                        }
-                        return Ok(Ok(ptr));
-                    }
-                }
-                Err(error) => {
-                    errand.abandon(&mut state.store);
-                    drop(state);
-                    let is_out_of_memory = error.is_out_of_memory();
-                    let error = self.driver_error(error);
-                    if !is_out_of_memory {
-                        return Err(error);
-                    }
-                    refused = Some(error);
-                }
-            }
-        }
-        Ok(Err(refused))
-    }
-
-    /// Adds a region for whom upstream's memory is ordered; says who that is.
-    fn add_region(&self, state: &mut State<S>, base: DevicePtr, bytes: u64, stream: StreamRef) -> Owner {
-        let (owner, epoch) = if self.upstream_is_ordered {
-            let owner = state.owner_of(stream);
-            (owner, state.streams.slot(owner).epoch())
-        } else {
-            (ANYONE, 0)
-        };
-        state.store.add_region(base, bytes, owner, epoch);
-        owner
-    }
-
-    /// Asks upstream for the preferred size, and for less where it refuses.
-    fn take_region(&self, growth: Growth, stream: StreamRef) -> Result<Result<(DevicePtr, u64), Error>> {
-        let mut bytes = growth.preferred;
-        loop {
-            match self.upstream.allocate(Layout::new(bytes), stream) {
-                Ok(base) => {
-                    debug_assert!(base.is_aligned_to(ALLOCATION_ALIGNMENT));
-                    tracing::debug!(target: "millpond::pool", bytes, "took a region from upstream");
-                    return Ok(Ok((base, bytes)));
-                }
-                // An upstream with a largest request says that the argument is invalid.
-                Err(error) if error.is_out_of_memory() || error.kind() == ErrorKind::InvalidArgument => {
-                    match growth.after_refusal(bytes) {
-                        Some(less) => bytes = less,
-                        None if error.is_out_of_memory() => return Ok(Err(error)),
-                        None => return Err(error),
-                    }
-                }
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    /// Takes the first region, before anybody asks.
-    pub(crate) fn reserve(&self, bytes: u64) -> Result<()> {
-        if self.runs_errands {
-            self.admit_newcomers()?;
-            let errand = self.state.lock().store.errand_to_reserve(bytes);
-            return match errand {
-                Some(errand) => self.run(errand).map(|_| ()),
-                None => Ok(()),
-            };
-        }
-        let growth = Growth { preferred: bytes, least: bytes, unit: ALLOCATION_ALIGNMENT };
-        let (base, bytes) = self.take_region(growth, StreamRef::LEGACY)??;
-        let mut state = self.state.lock();
-        self.add_region(&mut state, base, bytes, StreamRef::LEGACY);
-        Ok(())
     }
 
     /// Waits for the device and tries again, if any stream has blocks that waiting would free.

@@ -38,13 +38,17 @@
 //! |---|---|
 //! | `store` | what a store of blocks is |
 //! | `streams`, `points` | what is known of streams; events recorded on them |
-//! | `ladder` | the steps that call the driver or upstream |
+//! | `ladder`, `grow` | the steps that call the driver or upstream; the one that takes memory |
+//! | `device` | what is free of a device, and promised to growths |
 //! | `release` | what goes back: trim, and before memory is out |
 //! | `bites` | the same in the background, a little at a time |
 //! | `peers` | access for other devices |
 //! | `pressure` | one resource asks the others of the device |
+//! | `trace` | what all this is told to `tracing` |
 
 mod bites;
+mod device;
+mod grow;
 mod ladder;
 mod peers;
 mod points;
@@ -54,11 +58,12 @@ mod reuse;
 mod shortage;
 mod store;
 mod streams;
+mod trace;
 
 use std::fmt::{self, Debug};
 use std::ops::Deref;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use millpond_core::driver::Health;
 use millpond_core::misuse::{self, Misuse, MisuseKind};
@@ -71,17 +76,19 @@ use parking_lot::Mutex;
 use crate::driver_memory::CudaMemoryResource;
 use crate::lock::QuickLock;
 use crate::process::{self, Origin};
+use device::Device;
 
 pub use reuse::Reuse;
 pub(crate) use shortage::DEVICE_PAGE;
 pub(crate) use store::{
-    ANYONE, Cursor, Epoch, Errand, Fit, FreeOf, Gather, Growth, Hit, LARGEST_REQUEST, Owner, Request, Room,
-    Shortage, Store, StoreTotals,
+    ANYONE, Cursor, Epoch, Errand, Fit, FreeOf, Gather, Growth, Hit, LARGEST_REQUEST, Lack, Owner, Request,
+    Room, Shortage, Store, StoreTotals,
 };
 pub(crate) use streams::StreamCell;
 #[cfg(all(test, millpond_loom))]
 pub(crate) use streams::stream_cell_for_models;
 use streams::{Streams, Ticket};
+use trace::Name;
 
 /// A store of blocks over an upstream resource, in stream order.
 pub(crate) struct Ordered<R: DeviceMemoryResource, S: Store> {
@@ -92,9 +99,14 @@ pub(crate) struct Ordered<R: DeviceMemoryResource, S: Store> {
 
 /// What does not need upstream: other threads may hold it, whatever upstream is.
 pub(crate) struct Core<S> {
+    name: Name,
     driver: DriverHandle,
     /// Plain CUDA, if that is upstream: then others may ask for memory back.
     device_memory: Option<CudaMemoryResource>,
+    /// The same: what all who take from the device know of each other.
+    device: Option<Arc<Device>>,
+    /// How often this resource gave memory back to it.
+    own_returns: AtomicU64,
     reuse: Reuse,
     /// Whether fresh memory is ordered for the stream that took it, or for all.
     upstream_is_ordered: bool,
@@ -232,17 +244,22 @@ impl<S: Store> Core<S> {
     /// Notes a sticky error and turns it into millpond's.
     fn driver_error(&self, error: DriverError) -> Error {
         self.health.note(&error);
+        self.trace_error(&error);
         Error::from(error)
     }
 }
 
 impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
-    pub(crate) fn new(upstream: R, mut store: S, reuse: Reuse) -> Self {
+    /// `layer` is what lies on `upstream`, as text.
+    pub(crate) fn new(upstream: R, mut store: S, reuse: Reuse, layer: &str) -> Self {
         store.add_owner(ANYONE);
         let driver = upstream.driver().clone();
         let is_over_device = downcast::<CudaMemoryResource>(&upstream).is_some();
         let core = Arc::new(Core {
+            name: Name::new(format!("{upstream}+{layer}")),
             device_memory: is_over_device.then(|| CudaMemoryResource::new(driver.clone())),
+            device: is_over_device.then(|| Device::of(&*driver)),
+            own_returns: AtomicU64::new(0),
             health: Arc::clone(driver.health()),
             driver,
             upstream_is_ordered: upstream.is_stream_ordered(),
@@ -262,8 +279,9 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             misuses: AtomicU64::new(0),
             origin: Origin::here(),
         });
-        if is_over_device {
-            pressure::register(&core);
+        if let Some(device) = &core.device {
+            let holder: Weak<Core<S>> = Arc::downgrade(&core);
+            device.add_holder(holder);
         }
         Self { upstream, health: Arc::clone(&core.health), core }
     }

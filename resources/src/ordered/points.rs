@@ -7,6 +7,7 @@ use millpond_core::driver::{Event, EventFlags};
 use millpond_core::{DriverError, Error, Result, StreamId, StreamRef};
 
 use super::store::{ANYONE, Epoch, Owner, Request, Store};
+use super::trace::event;
 use super::{COLLECT_AFTER_LEAST, COLLECT_AFTER_MOST, Core, State};
 
 /// Another stream whose blocks are looked at.
@@ -145,7 +146,7 @@ impl<S: Store> Core<S> {
         if self.health.is_lost() {
             return Err(Error::from(error));
         }
-        tracing::debug!(target: "millpond::pool", %error, "going on without another stream's blocks");
+        event!(self, WARN, "going on without another stream's blocks", call = error.call(), %error);
         if let Some((_, slot)) = self.state.lock().streams.find_mut(donor) {
             slot.point = None;
         }

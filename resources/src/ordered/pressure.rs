@@ -1,28 +1,30 @@
 //! Before memory is out, the other resources of the device are asked for what they have free.
 //!
-//! Resources whose memory comes from the device directly are listed here, weakly. Who is refused by the
-//! driver asks them, one after the other, with none of its own locks held; each takes its own. So two that
-//! ask each other at one moment wait for nothing but each other's driver calls.
+//! Resources whose memory comes from the device directly are listed in its
+//! [books](super::device::Device), weakly. Who finds too little asks them, one after the other, with none of
+//! its own locks held; each takes its own. So two that ask each other at one moment wait for nothing but each
+//! other's driver calls.
 
-use std::sync::{Arc, Weak};
+use millpond_core::{DeviceMemoryResource, Result, StreamRef};
 
-use millpond_core::{DeviceId, DeviceMemoryResource, Result, StreamRef};
-use parking_lot::Mutex;
-
+use super::grow::Returns;
 use super::store::{Gather, Request, Store};
+use super::trace::event;
 use super::{Core, Ordered};
 
 /// A resource that has memory of a device.
-trait Holder: Send + Sync {
+pub(super) trait Holder: Send + Sync {
     /// Gives free memory back until it was so many bytes.
     fn give_back(&self, bytes: u64, how: Learn) -> Given;
+    /// Bytes that it holds and nobody uses: at least as many as there are.
+    fn idle_bytes(&self) -> u64;
     /// Which one it is.
     fn id(&self) -> *const ();
 }
 
 /// How a holder may learn that work on its blocks is done.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Learn {
+pub(super) enum Learn {
     /// Not at all: who asks captures a graph, which any question would end.
     No,
     /// The driver is asked.
@@ -33,19 +35,9 @@ enum Learn {
 
 /// What a holder gave back, and whether more is free but not known to be done.
 #[derive(Clone, Copy, Default)]
-struct Given {
+pub(super) struct Given {
     bytes: u64,
     is_waiting: bool,
-}
-
-static HOLDERS: Mutex<Vec<(DeviceId, Weak<dyn Holder>)>> = Mutex::new(Vec::new());
-
-/// Others may ask for memory from here on.
-pub(super) fn register<S: Store>(core: &Arc<Core<S>>) {
-    let holder: Weak<Core<S>> = Arc::downgrade(core);
-    let mut holders = HOLDERS.lock();
-    holders.retain(|(_, holder)| holder.strong_count() > 0);
-    holders.push((core.driver.device(), holder));
 }
 
 /// How far one request has come in asking.
@@ -57,18 +49,13 @@ pub(super) struct Pressure {
 
 /// Others' free memory comes in pieces of their sizes, and somebody else may take it first: so many times a
 /// request asks again.
-const ROUNDS: u32 = 8;
+const ROUNDS: u32 = 32;
 
 impl<S: Store> Core<S> {
     /// Frees memory of the device that other resources hold; whether any was.
     fn relieve(&self, bytes: u64, how: Learn) -> Given {
         let me = std::ptr::from_ref(self).cast::<()>();
-        let device = self.driver.device();
-        let others: Vec<Arc<dyn Holder>> = {
-            let holders = HOLDERS.lock();
-            let of_device = holders.iter().filter(|(id, _)| *id == device);
-            of_device.filter_map(|(_, holder)| holder.upgrade()).collect()
-        };
+        let others = self.device.as_ref().map_or(Vec::new(), |device| device.holders());
         let mut all = Given::default();
         for other in others.iter().filter(|other| other.id() != me) {
             if all.bytes >= bytes {
@@ -101,6 +88,7 @@ impl<S: Store> Core<S> {
         }
         let keep = self.bytes_reserved().saturating_sub(bytes);
         let given = self.release_free(keep, upstream, StreamRef::LEGACY);
+        event!(self, DEBUG, "another resource asked for memory", asked = bytes, bytes = given);
         Ok(Given { bytes: given, is_waiting: self.owned_free_bytes(None) > 0 })
     }
 }
@@ -112,18 +100,27 @@ impl<S: Store> Holder for Core<S> {
         self.give_back_what_is_done(bytes, how, upstream).unwrap_or_default()
     }
 
+    fn idle_bytes(&self) -> u64 {
+        self.state.lock().store.idle_bytes()
+    }
+
     fn id(&self) -> *const () {
         std::ptr::from_ref(self).cast()
     }
 }
 
 impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
-    /// Asks the device's other resources for memory, for a request that the driver refused; whether there may
-    /// be some now. At first they give what is done; where that is nothing, the device is waited for, once.
+    /// Asks the device's other resources for memory, for a request for which there was none; whether there
+    /// may be some now. At first they give what is done; where that is nothing, the device is waited for,
+    /// once.
+    ///
+    /// `returns` is how often memory had gone back to the device before the request was tried: if others
+    /// returned some since, the request may have missed it.
     #[cold]
     pub(super) fn ask_others(
         &self,
         pressure: &mut Pressure,
+        returns: Returns,
         request: &Request,
         stream: StreamRef,
     ) -> Result<bool> {
@@ -141,13 +138,13 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         };
         let given = relieve(if is_capturing { Learn::No } else { Learn::Ask });
         if given.bytes > 0 || !given.is_waiting || pressure.has_waited || is_capturing {
-            return Ok(given.bytes > 0);
+            return Ok(given.bytes > 0 || returns.others_until(self.returns()));
         }
         pressure.has_waited = true;
         let given = relieve(Learn::Wait);
         if self.health.is_lost() {
             return Err(self.health.error());
         }
-        Ok(given.bytes > 0)
+        Ok(given.bytes > 0 || returns.others_until(self.returns()))
     }
 }

@@ -5,6 +5,7 @@ use parking_lot::MutexGuard;
 
 use super::points::Donor;
 use super::store::{ANYONE, Errand, Gather, Request, Store};
+use super::trace::event;
 use super::{Core, Ordered, State};
 
 /// Driver calls of one errand that gives memory back: other threads' calls come in between errands.
@@ -18,7 +19,10 @@ impl<S: Store> Core<S> {
             let donors = state.streams.iter_mut();
             donors.map(|(_, slot)| Donor { id: slot.id, epoch: slot.end_epoch() }).collect()
         };
-        self.driver.synchronize().map_err(|error| self.driver_error(error))?;
+        let watch = self.watch();
+        let span = self.span("synchronize", 0, StreamRef::LEGACY);
+        span.in_scope(|| self.driver.synchronize()).map_err(|error| self.driver_error(error))?;
+        self.trace_synchronize(&watch);
         let mut state = self.state.lock();
         let State { store, streams, .. } = &mut *state;
         for donor in covered {
@@ -45,7 +49,9 @@ impl<S: Store> Core<S> {
 
     /// Carries an errand out; says how many bytes it gave back.
     pub(super) fn run(&self, mut errand: S::Errand) -> Result<u64> {
-        let carried_out = errand.carry_out(&*self.driver);
+        let watch = self.watch();
+        let span = self.span("errand", errand.new_bytes(), StreamRef::LEGACY);
+        let carried_out = span.in_scope(|| errand.carry_out(&*self.driver));
         let bytes = errand.released_bytes();
         let mut state = self.state.lock();
         match carried_out {
@@ -53,8 +59,14 @@ impl<S: Store> Core<S> {
             Err(error) => {
                 errand.abandon(&mut state.store);
                 drop(state);
+                self.note_return();
                 return Err(self.driver_error(error));
             }
+        }
+        drop(state);
+        if bytes > 0 {
+            self.note_return();
+            self.trace_release(bytes, &watch);
         }
         Ok(bytes)
     }
@@ -70,9 +82,7 @@ impl<S: Store> Core<S> {
     ) -> Option<u64> {
         if self.runs_errands {
             let errand = self.state.lock().store.errand_to_release(keep_bytes, CALLS_AT_ONCE)?;
-            let warn = |error: &Error| {
-                tracing::warn!(target: "millpond::pool", %error, "memory could not be given back");
-            };
+            let warn = |error: &Error| event!(self, WARN, "memory could not be given back", %error);
             return self.run(errand).inspect_err(warn).ok();
         }
         let region = {
@@ -83,10 +93,12 @@ impl<S: Store> Core<S> {
             state.store.remove_free_region()
         };
         let (base, bytes) = region?;
+        let watch = self.watch();
         // SAFETY: the region came from this upstream, or an equal one, with this layout; no block of it is in
         // use, and all work on its blocks is done.
         unsafe { upstream.deallocate(base, Layout::new(bytes), stream) };
-        tracing::debug!(target: "millpond::pool", bytes, "gave a region back to upstream");
+        self.note_return();
+        self.trace_release(bytes, &watch);
         Some(bytes)
     }
 

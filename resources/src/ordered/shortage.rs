@@ -9,6 +9,7 @@ use millpond_core::{
     StreamRef, downcast,
 };
 
+use super::grow::Refusal;
 use super::store::{ANYONE, Epoch, FreeOf, Request, Room, Shortage, Store};
 use super::{Ordered, State};
 use crate::driver_memory::CudaMemoryResource;
@@ -21,24 +22,25 @@ pub(crate) const DEVICE_PAGE: u64 = 2 << 20;
 const MOST_WAITS: usize = 4;
 
 impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
-    /// The error of a request that failed after all steps; `refused` is the last that upstream said, if it
-    /// was asked.
+    /// The error of a request that failed after all steps; `refusal` says why there was no new memory.
     #[cold]
-    pub(super) fn out_of_memory(
-        &self,
-        request: &Request,
-        stream: StreamRef,
-        refused: Option<Error>,
-    ) -> Error {
+    pub(super) fn out_of_memory(&self, request: &Request, stream: StreamRef, refusal: Refusal) -> Error {
         let layout = Layout::with_alignment(request.requested, request.alignment);
         let layout = layout.unwrap_or(Layout::new(request.requested));
-        let mut refused = refused;
+        let (mut refused, hopeless) = match refusal {
+            Refusal::OwnLimit => (None, None),
+            Refusal::Below(error) => (error, None),
+            Refusal::Hopeless(info) => (None, Some(info)),
+        };
         let below = refused.as_mut().and_then(Error::take_out_of_memory_report);
         let is_by_device = below.is_none()
             && refused.as_ref().and_then(Error::driver_error).is_some_and(|error| error.is_out_of_memory());
         // Whether what is given back goes to the device.
         let is_direct = self.runs_errands || downcast::<CudaMemoryResource>(&self.upstream).is_some();
-        let device = if is_direct || is_by_device { self.device_memory() } else { None };
+        let device = match hopeless.flatten() {
+            None if is_direct || is_by_device => self.device_memory(),
+            known => known,
+        };
         let mut report = OutOfMemoryReport::new(layout, stream);
         report.is_capturing = self.is_capturing(stream).unwrap_or(false);
         report.device = device;
@@ -46,7 +48,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             owner: 0,
             is_capturing: report.is_capturing,
             device_free: device.filter(|_| is_direct).map(|device| device.free),
-            page_bytes: self.page_bytes(),
+            page_bytes: if hopeless.is_none() { self.page_bytes() } else { None },
         };
         let shortage = self.fill_in(&mut report, request, stream, room);
         if is_by_device || is_direct {
@@ -57,6 +59,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         self.add_upstream(&mut report, below);
         self.advise_on_blocks(&mut report, shortage, room);
         let error = Error::out_of_memory(layout, stream).on_device(self.driver.device()).with_report(report);
+        self.trace_out_of_memory(stream, &error);
         match refused {
             Some(cause) => error.caused_by(cause),
             None => error,

@@ -184,9 +184,22 @@ pub(crate) struct Shortage {
     pub(crate) map: Option<String>,
 }
 
+/// Why a store has no errand that would bring a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Lack {
+    /// The store may not hold as much as it would need.
+    OwnLimit,
+    /// It would need more new memory than it was told to plan with.
+    NewMemory,
+}
+
 /// Memory that a store gets or gives back by itself, past upstream: made and ended under the lock, carried
 /// out without it.
 pub(crate) trait Errand<S>: Debug + Send {
+    /// Bytes of new memory that it takes from the driver.
+    fn new_bytes(&self) -> u64;
+    /// From now on the new memory is taken in one driver call: all of it, or none.
+    fn take_at_once(&mut self);
     /// Makes the driver calls. What was done before an error is undone, or kept for another time.
     fn carry_out(&mut self, driver: &dyn Driver) -> DriverResult<()>;
     /// Ends an errand that was carried out; where it was to bring a block, that block.
@@ -199,6 +212,14 @@ pub(crate) trait Errand<S>: Debug + Send {
 
 /// Of stores that run none.
 impl<S> Errand<S> for Infallible {
+    fn new_bytes(&self) -> u64 {
+        match *self {}
+    }
+
+    fn take_at_once(&mut self) {
+        match *self {}
+    }
+
     fn carry_out(&mut self, _driver: &dyn Driver) -> DriverResult<()> {
         match *self {}
     }
@@ -230,14 +251,18 @@ pub(crate) trait Store: Debug + Send + Sized + 'static {
     fn runs_errands(&self) -> bool {
         false
     }
-    /// An errand that brings a block for `owner`, with at most `most_new` bytes of new memory; `None` where
-    /// the store may not have that much.
-    fn errand_for(&mut self, _owner: Owner, _request: &Request, _most_new: u64) -> Option<Self::Errand> {
-        None
+    /// An errand that brings a block for `owner`, with at most `most_new` bytes of new memory.
+    fn errand_for(
+        &mut self,
+        _owner: Owner,
+        _request: &Request,
+        _most_new: u64,
+    ) -> Result<Self::Errand, Lack> {
+        Err(Lack::OwnLimit)
     }
-    /// An errand that brings free memory.
-    fn errand_to_reserve(&mut self, _bytes: u64) -> Option<Self::Errand> {
-        None
+    /// An errand that brings so many bytes of free memory, with at most `most_new` of new memory.
+    fn errand_to_reserve(&mut self, _bytes: u64, _most_new: u64) -> Result<Self::Errand, Lack> {
+        Err(Lack::OwnLimit)
     }
     /// An errand that gives memory back which is free for [`ANYONE`], of about so many driver calls, as long
     /// as at least `keep_bytes` are held.
@@ -356,6 +381,16 @@ pub(crate) trait Store: Debug + Send + Sized + 'static {
     fn remove_all_regions(&mut self) -> Vec<(DevicePtr, u64)>;
     /// Sizes and counts.
     fn totals(&self) -> StoreTotals;
+    /// Bytes that are held and not handed out: at least as many as there are, where threads go on meanwhile.
+    fn idle_bytes(&self) -> u64 {
+        let totals = self.totals();
+        totals.bytes_reserved.saturating_sub(totals.bytes_in_use)
+    }
+    /// Whether what is held idle is so much that a request of these bytes may be served from it: a quick
+    /// look.
+    fn has_idle(&self, bytes: u64) -> bool {
+        self.idle_bytes() >= bytes
+    }
     /// What a report says of a request that could not be served, and what would have helped.
     fn shortage(&mut self, request: &Request, room: &Room) -> Shortage;
     /// Walks the whole structure and panics where an invariant does not hold.

@@ -104,7 +104,7 @@ impl PoolDecay {
         // What was needed from here on is the next step's.
         self.core.with_living_store(most_used);
         if released > 0 {
-            tracing::debug!(target: "millpond::pool", bytes = released, keep, "gave idle memory back");
+            self.core.trace_decay(released, keep);
         }
         Ok(released)
     }

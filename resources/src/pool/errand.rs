@@ -32,6 +32,20 @@ pub(crate) enum PoolErrand {
 }
 
 impl Errand<Heaps> for PoolErrand {
+    fn new_bytes(&self) -> u64 {
+        match self {
+            Self::Block { plan, .. } | Self::Span { plan, .. } | Self::Reserve(plan) => plan.new_bytes(),
+            Self::Release(_) | Self::Admit(_) => 0,
+        }
+    }
+
+    fn take_at_once(&mut self) {
+        match self {
+            Self::Block { plan, .. } | Self::Span { plan, .. } | Self::Reserve(plan) => plan.take_at_once(),
+            Self::Release(_) | Self::Admit(_) => {}
+        }
+    }
+
     fn carry_out(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         match self {
             Self::Block { plan, .. } | Self::Span { plan, .. } | Self::Reserve(plan) => {

@@ -49,7 +49,7 @@ impl Place {
     /// Takes the block out, whoever does it.
     #[inline]
     fn take(&self) -> Option<u64> {
-        Some(self.addr.swap(0, Ordering::AcqRel)).filter(|addr| *addr != 0)
+        Some(self.addr.swap(0, Ordering::SeqCst)).filter(|addr| *addr != 0)
     }
 
     #[inline]
@@ -95,6 +95,8 @@ pub(super) struct Front {
 pub(super) struct Held<'a> {
     pub(super) addr: u64,
     pub(super) entry: &'a Entry,
+    /// More is in use on the thread now than it may hand out without [asking](super::peak).
+    pub(super) is_beyond: bool,
 }
 
 /// Adds to a counter that one thread writes and all read.
@@ -111,12 +113,13 @@ pub(super) fn add(counter: &AtomicU64, by: u64) {
 #[repr(align(128))]
 pub(super) struct ThreadCounts {
     /// Bytes put in fronts less bytes that the thread took out.
-    kept_bytes: AtomicI64,
+    pub(super) kept_bytes: AtomicI64,
     /// Of it, bytes in large blocks.
     large_bytes: AtomicI64,
-    /// The least of `kept_bytes` since `live_bytes` last changed.
-    least_kept_bytes: AtomicI64,
-    /// The same, as asked for, of the requests that ended and began so.
+    /// Where `kept_bytes` falls below this, the thread hands out more than it may without asking. Written by
+    /// any thread: see [`peak`](super::peak).
+    pub(super) floor: AtomicI64,
+    /// As `kept_bytes`, as asked for, of the requests that ended and began so.
     kept_requested: AtomicI64,
     pops: AtomicU64,
     pushes: AtomicU64,
@@ -127,8 +130,6 @@ pub(super) struct ThreadCounts {
     /// Bytes handed out less bytes taken back past the fronts, on this thread; may be below zero.
     live_bytes: AtomicI64,
     live_requested: AtomicI64,
-    /// The highest value of what is handed out, until `live_bytes` last changed.
-    peak_bytes: AtomicI64,
     allocations: AtomicU64,
     deallocations: AtomicU64,
     /// Of the allocations, those that took a block of their stream, or anyone's, from an arena.
@@ -159,7 +160,6 @@ struct Drained {
 pub(super) struct ThreadTotals {
     /// Bytes handed out less bytes taken back, on this thread.
     pub(super) live_bytes: i64,
-    pub(super) peak_bytes: i64,
     pub(super) live_requested: i64,
     pub(super) allocations: u64,
     pub(super) deallocations: u64,
@@ -200,18 +200,15 @@ impl ThreadCounts {
         is_time
     }
 
-    fn change(&self, bytes: i64, requested: i64) {
-        let live = self.live_bytes.load(Ordering::Relaxed);
-        self.peak_bytes.store(self.peak(live), Ordering::Relaxed);
-        let kept = self.kept_bytes.load(Ordering::Relaxed);
-        self.live_bytes.store(live + bytes, Ordering::Relaxed);
-        self.least_kept_bytes.store(kept, Ordering::Relaxed);
-        raise(&self.live_requested, requested);
+    /// What the thread keeps, and the least that it has to.
+    pub(super) fn marks(&self) -> (i64, i64) {
+        (self.kept_bytes.load(Ordering::Relaxed), self.floor.load(Ordering::Relaxed))
     }
 
-    fn peak(&self, live: i64) -> i64 {
-        let least = self.least_kept_bytes.load(Ordering::Relaxed);
-        self.peak_bytes.load(Ordering::Relaxed).max(live - least)
+    fn change(&self, bytes: i64, requested: i64) {
+        raise(&self.live_bytes, bytes);
+        self.floor.fetch_add(bytes, Ordering::SeqCst);
+        raise(&self.live_requested, requested);
     }
 
     /// Bytes in small blocks in the thread's fronts.
@@ -222,7 +219,7 @@ impl ThreadCounts {
     }
 
     #[inline]
-    fn pushed(&self, bytes: u64, requested: u64) {
+    pub(super) fn pushed(&self, bytes: u64, requested: u64) {
         raise(&self.kept_bytes, bytes as i64);
         raise(&self.kept_requested, requested as i64);
         add(&self.pushes, 1);
@@ -234,12 +231,21 @@ impl ThreadCounts {
         self.pushes.load(Ordering::Relaxed).is_multiple_of(STEP)
     }
 
+    /// A block is about to be taken out of a front and handed out. Said before the exchange that takes it,
+    /// and undone where there was none: the exchange is the fence between this and
+    /// [`is_beyond`](Self::is_beyond).
     #[inline]
-    fn popped(&self, bytes: u64, requested: u64) {
-        let kept = raise(&self.kept_bytes, -(bytes as i64));
-        if kept < self.least_kept_bytes.load(Ordering::Relaxed) {
-            self.least_kept_bytes.store(kept, Ordering::Relaxed);
-        }
+    pub(super) fn pops(&self, bytes: u64) {
+        raise(&self.kept_bytes, -(bytes as i64));
+    }
+
+    #[inline]
+    fn popped_none(&self, bytes: u64) {
+        raise(&self.kept_bytes, bytes as i64);
+    }
+
+    #[inline]
+    pub(super) fn popped(&self, requested: u64) {
         raise(&self.kept_requested, -(requested as i64));
         add(&self.pops, 1);
     }
@@ -252,9 +258,10 @@ impl ThreadCounts {
 
     /// A block is not kept any more, and was not handed out.
     fn forget(&self, bytes: u64) {
-        for counter in [&self.kept_bytes, &self.least_kept_bytes, &self.live_bytes] {
-            raise(counter, -(bytes as i64));
-        }
+        raise(&self.kept_bytes, -(bytes as i64));
+        raise(&self.live_bytes, -(bytes as i64));
+        // After what is kept: nobody sees more left to the thread than there is.
+        self.floor.fetch_add(-(bytes as i64), Ordering::SeqCst);
     }
 
     /// Another thread took a block out of a front.
@@ -273,7 +280,6 @@ impl ThreadCounts {
         let gone = drained + self.given_up.load(Ordering::Relaxed);
         ThreadTotals {
             live_bytes: live - kept,
-            peak_bytes: self.peak(live),
             live_requested: requested - self.kept_requested.load(Ordering::Relaxed),
             allocations: self.allocations.load(Ordering::Relaxed) + pops,
             deallocations: self.deallocations.load(Ordering::Relaxed) + pushes,
@@ -293,17 +299,31 @@ impl Front {
     /// Takes a block for a request of `bytes`, whose blocks have `rounded`.
     #[inline]
     pub(super) fn pop(&self, bytes: u64, rounded: u64) -> Option<Held<'_>> {
-        let place = if bytes <= LARGEST_SMALL { self.pop_small(bytes) } else { self.pop_large(rounded) };
+        let small = bytes <= LARGEST_SMALL;
+        let place = if small { self.pop_small(bytes, rounded) } else { self.pop_large(rounded) };
         let (addr, place) = place?;
-        self.thread.popped(rounded, bytes);
+        self.thread.popped(bytes);
+        let is_beyond = self.thread.is_beyond();
         // SAFETY: the front's thread, which this is, wrote the entry of the block that it put in; entries
         // live as long as the pool, and the pool is borrowed by the call.
         let entry = unsafe { &*place.entry.load(Ordering::Relaxed) };
-        Some(Held { addr, entry })
+        Some(Held { addr, entry, is_beyond })
     }
 
+    /// Takes a block of a class out, to be handed out.
     #[inline]
-    fn pop_small(&self, bytes: u64) -> Option<(u64, &Place)> {
+    fn pop_small(&self, bytes: u64, rounded: u64) -> Option<(u64, &Place)> {
+        self.thread.pops(rounded);
+        let taken = self.take_small(bytes);
+        if taken.is_none() {
+            self.thread.popped_none(rounded);
+        }
+        taken
+    }
+
+    /// Takes a block of a class out.
+    #[inline]
+    fn take_small(&self, bytes: u64) -> Option<(u64, &Place)> {
         let class = class_of(bytes);
         // SAFETY: a stack that is there lives as long as the front.
         let stack = unsafe { self.small[class].load(Ordering::Relaxed).as_ref() }?;
@@ -338,8 +358,15 @@ impl Front {
     }
 
     fn pop_large(&self, rounded: u64) -> Option<(u64, &Place)> {
-        let found = self.large.bytes.load(Ordering::Relaxed) == rounded;
-        found.then(|| self.take_large()).flatten().map(|addr| (addr, &self.large.place))
+        if self.large.bytes.load(Ordering::Relaxed) != rounded {
+            return None;
+        }
+        self.thread.pops(rounded);
+        let taken = self.take_large();
+        if taken.is_none() {
+            self.thread.popped_none(rounded);
+        }
+        taken.map(|addr| (addr, &self.large.place))
     }
 
     fn take_large(&self) -> Option<u64> {
@@ -379,7 +406,7 @@ impl Front {
     /// Takes up to half of what a class can keep, for others; `give_up` is told the entry of each.
     pub(super) fn give_up_half(&self, bytes: u64, rounded: u64, mut give_up: impl FnMut(&Entry)) {
         for _ in 0..DEPTH / 2 {
-            let Some((_, place)) = self.pop_small(bytes) else { return };
+            let Some((_, place)) = self.take_small(bytes) else { return };
             self.thread.gave_up(rounded);
             // SAFETY: as in `pop`.
             give_up(unsafe { &*place.entry.load(Ordering::Relaxed) });

@@ -15,8 +15,8 @@ use super::pages::{Pages, Policy};
 use super::thread::Caches;
 use crate::lock::QuickGuard;
 use crate::ordered::{
-    ANYONE, Cursor, Epoch, Fit, Gather, Growth, Hit, Owner, Request, Room, Shortage, Store, StoreTotals,
-    StreamCell,
+    ANYONE, Cursor, DEVICE_PAGE, Epoch, Fit, Gather, Growth, Hit, Lack, Owner, Request, Room, Shortage,
+    Store, StoreTotals, StreamCell,
 };
 
 /// The heap of large blocks, to the directory.
@@ -128,12 +128,14 @@ impl Shared {
 }
 
 impl Heaps {
-    /// Over regions, or over pages with this granularity on a device of so many bytes.
-    pub(super) fn new(maximum_bytes: Option<u64>, pages: Option<(u64, u64)>) -> Self {
+    /// Over regions, or over pages with this granularity; from a device that has so many bytes, if all of it
+    /// comes from there.
+    pub(super) fn new(maximum_bytes: Option<u64>, pages: Option<u64>, device_total: Option<u64>) -> Self {
         let most = maximum_bytes.unwrap_or(u64::MAX);
         let large = match pages {
             None => Large::Regions(Heap::new(SCAN)),
-            Some((granularity, total)) => {
+            Some(granularity) => {
+                let total = device_total.unwrap_or(0);
                 Large::Pages(Box::new(Pages::new(granularity, total, most, Policy::default())))
             }
         };
@@ -158,7 +160,7 @@ impl Heaps {
             is_short: false,
             streams: 0,
             scarce_at: 0,
-            most_bytes: pages.map_or(u64::MAX, |(_, total)| total).min(most),
+            most_bytes: device_total.unwrap_or(u64::MAX).min(most),
         }
     }
 
@@ -305,36 +307,40 @@ impl Store for Heaps {
         matches!(self.large, Large::Pages(_))
     }
 
-    fn errand_for(&mut self, owner: Owner, request: &Request, most_new: u64) -> Option<PoolErrand> {
+    fn errand_for(&mut self, owner: Owner, request: &Request, most_new: u64) -> Result<PoolErrand, Lack> {
         let (live, operations) = self.live_bytes_and_operations();
         self.scarce_at = operations;
         let span = self.is_small(request).then(|| {
             let arena = self.shared.arenas.lock(request.shard);
             self.span_wanted(&arena, request)
         });
-        let Large::Pages(pages) = &mut self.large else { return None };
+        let Large::Pages(pages) = &mut self.large else { return Err(Lack::OwnLimit) };
         pages.note_operations(operations);
         let request = *request;
         match span {
             None => {
-                let plan = pages.plan(owner, &request, false, live, most_new).ok()?;
-                Some(PoolErrand::Block { plan, request })
+                let plan = pages.plan(owner, &request, false, live, most_new);
+                plan.map(|plan| PoolErrand::Block { plan, request })
             }
             Some(bytes) => {
                 let span = Request { bytes, ..request };
-                let plan = pages.plan(ANYONE, &span, true, live, most_new).ok()?;
-                Some(PoolErrand::Span { plan, request, bytes })
+                let plan = pages.plan(ANYONE, &span, true, live, most_new);
+                plan.map(|plan| PoolErrand::Span { plan, request, bytes })
             }
         }
+        .map_err(|refused| pages.lack(&refused))
     }
 
     fn can_ever_serve(&self, request: &Request) -> bool {
-        request.bytes <= self.most_bytes
+        // What is to start at a multiple of more than a page is cut out of memory that is larger by that.
+        let needed = if request.alignment > DEVICE_PAGE { request.padded_bytes() } else { request.bytes };
+        needed <= self.most_bytes
     }
 
-    fn errand_to_reserve(&mut self, bytes: u64) -> Option<PoolErrand> {
-        let Large::Pages(pages) = &mut self.large else { return None };
-        pages.plan_reserve(bytes).ok().map(PoolErrand::Reserve)
+    fn errand_to_reserve(&mut self, bytes: u64, most_new: u64) -> Result<PoolErrand, Lack> {
+        let Large::Pages(pages) = &mut self.large else { return Err(Lack::OwnLimit) };
+        let plan = pages.plan_reserve(bytes, most_new).map(PoolErrand::Reserve);
+        plan.map_err(|refused| pages.lack(&refused))
     }
 
     fn errand_to_release(&mut self, keep_bytes: u64, most_calls: usize) -> Option<PoolErrand> {
@@ -554,11 +560,10 @@ impl Store for Heaps {
             totals.blocks_free += arena.heap.blocks_free;
         }
         // Threads go on meanwhile: what one took and another gave back may be counted by half.
-        let (mut live, mut peak, mut requested, mut blocks_held, mut blocks) = (0, 0, 0, 0, 0);
+        let (mut live, mut requested, mut blocks_held, mut blocks) = (0, 0, 0, 0);
         self.shared.caches.each(|cache| {
             let thread = cache.counts.totals();
             live += thread.live_bytes;
-            peak += thread.peak_bytes;
             requested += thread.live_requested;
             blocks_held += thread.blocks_held as i64;
             blocks += thread.allocations as i64 - thread.deallocations as i64;
@@ -571,8 +576,16 @@ impl Store for Heaps {
         totals.bytes_requested = (requested.max(0) as u64).min(totals.bytes_in_use);
         totals.blocks_in_use = blocks.max(0) as u64;
         totals.blocks_free += blocks_held.max(0) as u64;
-        totals.peak_bytes_in_use = peak.max(live).max(0) as u64;
+        totals.peak_bytes_in_use = self.shared.caches.peak_bytes().max(live).max(0) as u64;
         totals
+    }
+
+    fn idle_bytes(&self) -> u64 {
+        self.large.bytes_reserved().saturating_sub(self.shared.least_live_bytes())
+    }
+
+    fn has_idle(&self, bytes: u64) -> bool {
+        self.large.bytes_free() >= bytes || self.idle_bytes() >= bytes
     }
 
     fn shortage(&mut self, request: &Request, room: &Room) -> Shortage {

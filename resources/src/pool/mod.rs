@@ -41,6 +41,7 @@ mod odd;
 mod options;
 mod owners;
 mod pages;
+mod peak;
 mod peers;
 mod report;
 mod shortage;
@@ -75,7 +76,7 @@ use arena::{Arena, Arenas, Shard, Visit};
 use classes::{LARGEST_SMALL, rounded};
 use decay::{Member, PoolDecay};
 use directory::Entry;
-use front::{Front, STEP, add};
+use front::{Front, STEP, ThreadCounts, add};
 use heaps::{Heaps, Shared};
 use thread::{Lease, PoolId};
 
@@ -128,10 +129,11 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let pages = options.pages_over(&upstream)?;
         let backing = options.backing(&**upstream.driver(), pages.is_some())?;
-        let mut heaps = Heaps::new(options.maximum_bytes, pages);
+        let total = PoolOptions::device_total(&upstream)?;
+        let mut heaps = Heaps::new(options.maximum_bytes, pages, total);
         heaps.large.set_backing(backing);
         let shared = Arc::clone(&heaps.shared);
-        let ordered = Ordered::new(upstream, heaps, options.reuse);
+        let ordered = Ordered::new(upstream, heaps, options.reuse, &format!("pool{options}"));
         let time = options.decay.time()?.filter(|_| ordered.runs_errands());
         let decay = time
             .map(|time| {
@@ -275,6 +277,9 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         }
         let rounded = rounded(bytes);
         let held = front.pop(bytes, rounded)?;
+        if held.is_beyond {
+            self.shared.caches.settle(&front.thread);
+        }
         held.entry.set_requested(bytes);
         Some(DevicePtr::new(held.addr))
     }
@@ -330,8 +335,16 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         drop(arena);
         let thread = &front.thread;
         add(if was_anyones { &thread.completed } else { &thread.own_stream }, 1);
-        thread.allocated(request.bytes, layout.bytes());
+        self.count(thread, layout.bytes());
         Some(ptr)
+    }
+
+    /// Counts a block that was handed out past the fronts.
+    fn count(&self, thread: &ThreadCounts, requested: u64) {
+        thread.allocated(rounded(requested), requested);
+        if thread.is_beyond() {
+            self.shared.caches.settle(thread);
+        }
     }
 
     /// The thread's arena: another one from now on, if the thread shares it with others at the same time.
@@ -379,7 +392,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
             .allocate(layout, stream, shard, Some(&front.stream))
             .map_err(|error| error.in_stack(self))?;
         if !ptr.is_null() {
-            front.thread.allocated(rounded(layout.bytes()), layout.bytes());
+            self.count(&front.thread, layout.bytes());
         }
         Ok(ptr)
     }
@@ -393,7 +406,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let shard = cache.counts.shard.load(Ordering::Relaxed);
         let ptr = self.ordered.allocate(layout, stream, shard, None).map_err(|error| error.in_stack(self))?;
         if !ptr.is_null() {
-            cache.counts.allocated(rounded(layout.bytes()), layout.bytes());
+            self.count(&cache.counts, layout.bytes());
         }
         Ok(ptr)
     }

@@ -12,6 +12,12 @@ use super::heaps::Shared;
 use crate::ordered::Request;
 
 impl Shared {
+    /// Bytes handed out, or 0 where threads are so busy that there is no telling.
+    pub(super) fn least_live_bytes(&self) -> u64 {
+        let counted = self.caches.live_bytes().unwrap_or(0);
+        counted.saturating_sub(self.saved_by_odd.load(Ordering::Relaxed))
+    }
+
     /// A block as the directory has it, to be handed out.
     pub(super) fn entered(&self, heap: HeapId, chunk: ChunkId, request: &Request) -> Block {
         let is_odd = request.bytes != rounded(request.requested);

@@ -153,8 +153,16 @@ impl PoolOptions {
         }
     }
 
-    /// The granularity of mappings and the device's memory, in bytes, if the pool is to map pages.
-    pub(super) fn pages_over(&self, upstream: &dyn DeviceMemoryResource) -> Result<Option<(u64, u64)>> {
+    /// The bytes of the device, if all of the pool's memory comes from there.
+    pub(super) fn device_total(upstream: &dyn DeviceMemoryResource) -> Result<Option<u64>> {
+        match downcast::<CudaMemoryResource>(upstream) {
+            Some(cuda) => Ok(Some(cuda.driver().mem_get_info()?.total)),
+            None => Ok(None),
+        }
+    }
+
+    /// The granularity of mappings in bytes, if the pool is to map pages.
+    pub(super) fn pages_over(&self, upstream: &dyn DeviceMemoryResource) -> Result<Option<u64>> {
         /// A pool of fewer pages at most is better off without.
         const FEW: u64 = 64;
         if self.pages == PagesMode::Off {
@@ -181,7 +189,7 @@ impl PoolOptions {
         if most < granularity || (self.pages == PagesMode::Auto && most / FEW < granularity) {
             return refuse("its maximum is too small");
         }
-        Ok(Some((granularity, driver.mem_get_info()?.total)))
+        Ok(Some(granularity))
     }
 
     /// Rounds and checks against the device.

@@ -13,7 +13,7 @@ use millpond_core::StreamId;
 use rustc_hash::FxHashMap;
 
 use super::front::{Front, ThreadCounts};
-use crate::sync::{Mutex, Ordering, bounded, per_thread};
+use crate::sync::{AtomicI64, Mutex, Ordering, bounded, per_thread};
 
 /// A pool's number, given once in the life of the process.
 pub(super) type PoolId = u64;
@@ -128,6 +128,8 @@ impl Drop for Lease {
 #[derive(Debug, Default)]
 pub(super) struct Caches {
     all: Mutex<Vec<Arc<Cache>>>,
+    /// The most bytes that were in use at a time; changed under the lock of `all`.
+    pub(super) peak_bytes: AtomicI64,
 }
 
 impl Caches {
@@ -142,7 +144,7 @@ impl Caches {
     }
 
     /// A cache that no other thread has.
-    fn orphan(&self) -> Arc<Cache> {
+    pub(super) fn orphan(&self) -> Arc<Cache> {
         let mut all = self.all.lock();
         let orphan = all.iter().find(|cache| cache.counts.orphaned.swap(false, Ordering::AcqRel));
         orphan.cloned().unwrap_or_else(|| {
@@ -166,9 +168,38 @@ impl Caches {
         Lease { cache, ends: false }
     }
 
+    /// All caches, under a lock: short work only.
+    pub(super) fn lock(&self) -> impl std::ops::Deref<Target = Vec<Arc<Cache>>> + '_ {
+        self.all.lock()
+    }
+
     /// Each cache, under a lock: short work only.
     pub(super) fn each(&self, mut look: impl FnMut(&Cache)) {
         self.all.lock().iter().for_each(|cache| look(cache));
+    }
+
+    /// Bytes that are handed out, as the threads count them, at one moment: `None` where they are so busy
+    /// that there is no telling.
+    pub(super) fn live_bytes(&self) -> Option<u64> {
+        const TRIES: usize = 4;
+        let look = || {
+            let mut seen = Vec::new();
+            self.each(|cache| {
+                let totals = cache.counts.totals();
+                seen.push((totals.live_bytes, totals.allocations + totals.deallocations));
+            });
+            seen
+        };
+        let mut last = look();
+        for _ in 0..TRIES {
+            let now = look();
+            // Nobody did anything between the end of the one look and the start of the other.
+            if now == last {
+                return Some(now.iter().map(|(live, _)| live).sum::<i64>().max(0) as u64);
+            }
+            last = now;
+        }
+        None
     }
 
     /// The pool ends: threads may forget their caches.

@@ -155,6 +155,7 @@ fn validate_counters(heaps: &Heaps, entered: &Entered) {
         bytes: all.live_bytes as u64,
         requested: all.live_requested as u64,
     };
+    heaps.shared.caches.validate_peak();
     let saved = heaps.shared.saved_by_odd.load(Ordering::Relaxed);
     assert_eq!(saved, entered.saved, "I23: bytes saved by blocks of odd sizes");
     assert_eq!(counted, entered.handed_out, "I23: what threads count, and what is handed out");

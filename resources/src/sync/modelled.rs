@@ -8,6 +8,13 @@ use std::time::Duration;
 pub(crate) use loom::sync::atomic::Ordering;
 pub(crate) use loom::{hint::spin_loop, thread::yield_now};
 
+/// A fence, where atomics order anything.
+pub(crate) fn fence(order: Ordering) {
+    if !ORDERS_NOTHING.get() {
+        loom::sync::atomic::fence(order);
+    }
+}
+
 thread_local! {
     /// All threads of a model are one for the standard library.
     static ORDERS_NOTHING: Cell<bool> = const { Cell::new(false) };

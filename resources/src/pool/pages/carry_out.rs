@@ -135,6 +135,13 @@ impl Work {
         self.sizes.iter().sum()
     }
 
+    /// Makes the new handles one.
+    pub(super) fn take_at_once(&mut self) {
+        let new = self.new_bytes();
+        self.sizes.clear();
+        self.sizes.extend((new > 0).then_some(new));
+    }
+
     /// How many handles are mapped in a view.
     pub(super) fn mappings(&self) -> u64 {
         let of = |source: &Source| match source {
@@ -201,29 +208,39 @@ impl Work {
         if let Some((bytes, least)) = wanted {
             self.reserved_homes = Some(reserve(driver, bytes, least, self.granularity)?);
         }
+        self.create(driver)?;
         let base = self.homes_at().expect("there are addresses by now");
         let mut addr = base;
-        let mut pending: Vec<u64> = self.sizes.iter().rev().copied().collect();
-        while let Some(bytes) = pending.pop() {
-            let physical = match driver.mem_create(bytes, self.backing.props) {
-                Ok(physical) => physical,
-                Err(error) if error.is_out_of_memory() && bytes > self.granularity => {
-                    let half = (bytes / 2).next_multiple_of(self.granularity);
-                    pending.extend([bytes - half, half]);
-                    continue;
-                }
-                Err(error) => return Err(error),
-            };
-            self.created.push(Created { physical, bytes, is_home: false });
+        for Created { physical, bytes, is_home } in &mut self.created {
             // SAFETY: the addresses are reserved, kept for these handles, and nothing is mapped there.
-            unsafe { driver.mem_map(DevicePtr::new(addr), bytes, physical)? };
-            if let Some(created) = self.created.last_mut() {
-                created.is_home = true;
-            }
-            addr += bytes;
+            unsafe { driver.mem_map(DevicePtr::new(addr), *bytes, *physical)? };
+            *is_home = true;
+            addr += *bytes;
         }
         // SAFETY: all of it was mapped just now, without a gap.
         unsafe { self.backing.grant(driver, base, addr - base) }
+    }
+
+    /// Creates all handles before any is mapped: where a rival took the memory, what has to be undone is
+    /// little. A handle that is refused is tried as smaller ones only while the driver has enough.
+    fn create(&mut self, driver: &dyn Driver) -> DriverResult<()> {
+        let mut pending: Vec<u64> = self.sizes.iter().rev().copied().collect();
+        let mut left = self.new_bytes();
+        while let Some(bytes) = pending.pop() {
+            let has_enough = || driver.mem_get_info().is_ok_and(|info| info.free >= left);
+            match driver.mem_create(bytes, self.backing.props) {
+                Ok(physical) => {
+                    self.created.push(Created { physical, bytes, is_home: false });
+                    left -= bytes;
+                }
+                Err(error) if error.is_out_of_memory() && bytes > self.granularity && has_enough() => {
+                    let half = (bytes / 2).next_multiple_of(self.granularity);
+                    pending.extend([bytes - half, half]);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     fn make_view(&mut self, driver: &dyn Driver) -> DriverResult<()> {

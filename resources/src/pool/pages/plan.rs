@@ -6,7 +6,7 @@ use super::carry_out::{Addresses, Source, Work};
 use super::ends::{FreeEnds, Piece, Whose};
 use super::handles::{Handle, HandleId, ViewId};
 use super::{Line, Pages};
-use crate::ordered::{ANYONE, Epoch, Owner, Request};
+use crate::ordered::{ANYONE, Epoch, Lack, Owner, Request};
 use crate::pool::chunk::{Chunk, ChunkId};
 
 /// Addresses kept for a view, as a multiple of what is mapped first: views go on at their ends.
@@ -61,10 +61,20 @@ pub(in crate::pool) struct Refused {
 }
 
 impl Plan {
+    /// Bytes of new memory.
+    pub(in crate::pool) fn new_bytes(&self) -> u64 {
+        self.work.new_bytes()
+    }
+
+    /// Makes the new memory one handle: the driver gives it all, or nothing.
+    pub(in crate::pool) fn take_at_once(&mut self) {
+        self.work.take_at_once();
+    }
+
     /// Makes the driver calls, without the pool's lock. Where one fails, those before it are undone.
     ///
     /// # Errors
-    /// What the driver reports. Where memory is short, smaller handles were tried first.
+    /// What the driver reports. Where it refuses a handle and has enough, smaller ones were tried first.
     pub(in crate::pool) fn carry_out(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         self.work.carry_out(driver)
     }
@@ -134,13 +144,22 @@ impl Pages {
         self.plan_growth(line, growth, tail.map(|tail| (tail, owner)), missing, most_new)
     }
 
-    /// Plans free memory of so many bytes and no block: for [`commit_reserve`](Self::commit_reserve).
+    /// Plans free memory of so many bytes, in whole granules, and no block: for
+    /// [`commit_reserve`](Self::commit_reserve). A maximum that ends within a granule leaves that out.
     ///
     /// # Errors
-    /// [`Refused`] where the pool's maximum is less.
-    pub(in crate::pool) fn plan_reserve(&mut self, bytes: u64) -> Result<Plan, Refused> {
+    /// [`Refused`] where the pool's maximum, or `most_new`, is less.
+    pub(in crate::pool) fn plan_reserve(&mut self, bytes: u64, most_new: u64) -> Result<Plan, Refused> {
         self.note_live(bytes);
-        self.plan_growth(Line::Large, self.whole_granules(bytes), None, 0, u64::MAX)
+        let whole = self.whole_granules(bytes);
+        let fits = whole <= self.available(u64::MAX);
+        let new = if fits { whole } else { bytes / self.granularity * self.granularity };
+        self.plan_growth(Line::Large, new, None, 0, most_new)
+    }
+
+    /// What was in the way of a plan that was refused.
+    pub(in crate::pool) fn lack(&self, refused: &Refused) -> Lack {
+        if refused.needed > self.available(u64::MAX) { Lack::OwnLimit } else { Lack::NewMemory }
     }
 
     /// What is free at the end of a line.

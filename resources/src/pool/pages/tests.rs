@@ -327,7 +327,7 @@ fn run(bench: &mut Bench, step: Step) {
         Step::Finish { index, does } => bench.finish(index, does),
         Step::Span { owner, bytes, wanted } => bench.span(owner, bytes, wanted.next_multiple_of(256)),
         Step::Reserve { bytes } => {
-            let Ok(mut plan) = bench.pages.plan_reserve(bytes) else { return };
+            let Ok(mut plan) = bench.pages.plan_reserve(bytes, u64::MAX) else { return };
             match plan.carry_out(&*bench.device) {
                 Ok(()) => bench.pages.commit_reserve(plan),
                 Err(_) => bench.pages.abandon(plan),
@@ -454,7 +454,7 @@ fn the_maximum_holds_and_is_said() {
 #[test]
 fn a_release_keeps_what_it_should_and_its_calls_are_limited() {
     let mut bench = Bench::new(16 << 30, u64::MAX);
-    let mut plan = bench.pages.plan_reserve(64 * MIB).expect("no maximum");
+    let mut plan = bench.pages.plan_reserve(64 * MIB, u64::MAX).expect("no maximum");
     plan.carry_out(&*bench.device).expect("room");
     bench.pages.commit_reserve(plan);
     bench.validate();

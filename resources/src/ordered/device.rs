@@ -1,0 +1,200 @@
+//! A device's memory as all resources of the process see it that take theirs from it directly.
+//!
+//! A growth makes several driver calls, one for each handle. So before the first it asks the driver what is
+//! free, and is promised what it needs of that: a rival in this process counts the promise as taken. Nothing
+//! is taken that cannot suffice, and of two that want the same memory exactly one gets it. Other processes,
+//! and allocations past millpond, know no promise: what they make insufficient is given back at once.
+//!
+//! A promise ends when its driver calls are made. From then on the driver counts what was taken; until then
+//! a part may be counted twice, never missed. Who finds too little while others hold promises waits for the
+//! end of one and looks again.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use millpond_core::driver::{DeviceAttribute, Driver, DriverResult, MemPoolAttribute};
+use millpond_core::{DeviceId, MemoryInfo};
+use parking_lot::{Condvar, Mutex};
+
+use super::pressure::Holder;
+
+/// One for each device, as long as a resource has it.
+static DEVICES: Mutex<Vec<(DeviceId, Weak<Device>)>> = Mutex::new(Vec::new());
+
+/// A growth waits so often for the end of another one's promise.
+const MOST_WAITS: u32 = 64;
+
+/// See the module.
+pub(super) struct Device {
+    /// Whether memory may be had although the driver counts none as free: the device shares its memory with
+    /// the host, or the system moves memory out of the way.
+    is_a_hint: bool,
+    books: Mutex<Books>,
+    /// A promise ended.
+    ended: Condvar,
+    /// How often memory went back to the driver, or was promised and not taken.
+    returned: AtomicU64,
+    holders: Mutex<Vec<Weak<dyn Holder>>>,
+}
+
+#[derive(Default)]
+struct Books {
+    /// Bytes of all promises.
+    promised: u64,
+    /// How many promises were made, and how many ended.
+    begun: u64,
+    ended: u64,
+}
+
+/// What was free at a moment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reading {
+    /// What the driver said; `None` where it said nothing.
+    pub(super) info: Option<MemoryInfo>,
+    /// Bytes that may be promised.
+    pub(super) available: u64,
+    /// Bytes that were promised to others.
+    promised: u64,
+    begun: u64,
+    ended: u64,
+    is_a_hint: bool,
+}
+
+impl Reading {
+    /// The most new bytes that a growth should plan with.
+    pub(super) fn most_new(&self) -> u64 {
+        if self.is_a_hint { u64::MAX } else { self.available }
+    }
+
+    /// Whether it is certain that the driver does not have so many bytes.
+    pub(super) fn rules_out(&self, bytes: u64) -> bool {
+        bytes > self.most_new()
+    }
+
+    /// What was free whoever it was promised to, if that is a bound.
+    pub(super) fn free_at_most(&self) -> Option<u64> {
+        (!self.is_a_hint).then(|| self.available.saturating_add(self.promised))
+    }
+}
+
+/// Bytes that a growth may take. It ends when the growth has taken them, or has given back what it took.
+pub(super) struct Promise<'a> {
+    device: &'a Device,
+    bytes: u64,
+}
+
+impl Drop for Promise<'_> {
+    fn drop(&mut self) {
+        let mut books = self.device.books.lock();
+        books.promised -= self.bytes;
+        books.ended += 1;
+        drop(books);
+        self.device.ended.notify_all();
+    }
+}
+
+impl Device {
+    /// The books of the driver's device, the same for all who ask while anybody has them.
+    pub(super) fn of(driver: &dyn Driver) -> Arc<Self> {
+        let id = driver.device();
+        let mut devices = DEVICES.lock();
+        devices.retain(|(_, device)| device.strong_count() > 0);
+        if let Some(device) = devices.iter().find(|(known, _)| *known == id).and_then(|(_, it)| it.upgrade())
+        {
+            return device;
+        }
+        // Windows pages device memory out to the host.
+        let is_a_hint = cfg!(windows) || !matches!(driver.attribute(DeviceAttribute::Integrated), Ok(0));
+        let device = Arc::new(Self {
+            is_a_hint,
+            books: Mutex::default(),
+            ended: Condvar::new(),
+            returned: AtomicU64::new(0),
+            holders: Mutex::default(),
+        });
+        devices.push((id, Arc::downgrade(&device)));
+        device
+    }
+
+    /// Others may ask this one for memory from here on.
+    pub(super) fn add_holder(&self, holder: Weak<dyn Holder>) {
+        let mut holders = self.holders.lock();
+        holders.retain(|holder| holder.strong_count() > 0);
+        holders.push(holder);
+    }
+
+    /// All resources that have memory of the device.
+    pub(super) fn holders(&self) -> Vec<Arc<dyn Holder>> {
+        self.holders.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Asks what is free; where that is less than `wanted`, what the driver's own default pool keeps counts,
+    /// too, since the driver takes that back before memory is out.
+    ///
+    /// # Errors
+    /// Where the device is lost. Of other errors a reading comes that rules nothing out.
+    pub(super) fn read(&self, driver: &dyn Driver, wanted: u64) -> DriverResult<Reading> {
+        let (promised, begun, ended) = {
+            let books = self.books.lock();
+            (books.promised, books.begun, books.ended)
+        };
+        // After the books: what was taken in between counts twice, and is not missed.
+        let info = match driver.mem_get_info() {
+            Ok(info) => Some(info),
+            Err(error) if error.is_sticky() => return Err(error),
+            Err(_) => None,
+        };
+        let mut free = info.map_or(0, |info| info.free);
+        if info.is_some() && free.saturating_sub(promised) < wanted {
+            free = free.saturating_add(kept_by_driver(driver));
+        }
+        let available = free.saturating_sub(promised);
+        let is_a_hint = self.is_a_hint || info.is_none();
+        Ok(Reading { info, available, promised, begun, ended, is_a_hint })
+    }
+
+    /// Promises bytes of what was free; `None` where others were promised some since.
+    pub(super) fn promise(&self, bytes: u64, reading: &Reading) -> Option<Promise<'_>> {
+        let mut books = self.books.lock();
+        if books.begun != reading.begun {
+            return None;
+        }
+        books.begun += 1;
+        books.promised += bytes;
+        Some(Promise { device: self, bytes })
+    }
+
+    /// Waits until a promise ends that the reading counted; `false` where it counted none.
+    pub(super) fn wait_for_rivals(&self, reading: &Reading, waits: &mut u32) -> bool {
+        *waits += 1;
+        if reading.promised == 0 || *waits > MOST_WAITS {
+            return false;
+        }
+        let mut books = self.books.lock();
+        while books.ended == reading.ended {
+            self.ended.wait(&mut books);
+        }
+        true
+    }
+
+    /// Notes that memory went back to the driver, or was promised and is free again.
+    pub(super) fn note_return(&self) {
+        self.returned.fetch_add(1, Ordering::Release);
+    }
+
+    /// How often memory was returned so far.
+    pub(super) fn returns(&self) -> u64 {
+        self.returned.load(Ordering::Acquire)
+    }
+}
+
+/// Bytes that the driver's default pool keeps and nobody uses.
+fn kept_by_driver(driver: &dyn Driver) -> u64 {
+    let kept = || {
+        let pool = driver.device_get_default_mem_pool()?;
+        let attribute = |attribute| driver.mem_pool_get_attribute(pool, attribute);
+        let reserved = attribute(MemPoolAttribute::ReservedMemCurrent)?;
+        DriverResult::Ok(reserved.saturating_sub(attribute(MemPoolAttribute::UsedMemCurrent)?))
+    };
+    kept().unwrap_or(0)
+}

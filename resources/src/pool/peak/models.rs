@@ -1,0 +1,70 @@
+use loom::thread;
+
+use super::*;
+use crate::sync::{AtomicU64, explore, explore_without_order};
+
+/// Two threads of a pool; the first keeps two blocks of one byte, which were in use when the peak was two.
+struct Setup {
+    caches: Caches,
+    /// The places of the two blocks.
+    places: [AtomicU64; 2],
+}
+
+impl Setup {
+    fn new() -> (Arc<Self>, [Arc<Cache>; 2]) {
+        let setup = Self { caches: Caches::default(), places: [(); 2].map(|()| AtomicU64::new(1)) };
+        let caches = [(); 2].map(|()| setup.caches.orphan());
+        let first = &caches[0].counts;
+        first.allocated(2, 2);
+        setup.caches.settle(first);
+        first.pushed(1, 1);
+        first.pushed(1, 1);
+        (Arc::new(setup), caches)
+    }
+
+    /// The first thread takes a block that it keeps.
+    fn pop(&self, thread: &ThreadCounts, place: usize) {
+        thread.pops(1);
+        assert_eq!(self.places[place].swap(0, Ordering::SeqCst), 1, "nobody else takes it");
+        thread.popped(1);
+        if thread.is_beyond() {
+            self.caches.settle(thread);
+        }
+    }
+
+    /// A thread takes a block past its fronts.
+    fn take(&self, thread: &ThreadCounts) {
+        thread.allocated(1, 1);
+        if thread.is_beyond() {
+            self.caches.settle(thread);
+        }
+    }
+}
+
+/// The first thread takes so many of its blocks, the second one a fresh block.
+fn two_allocate(pops: usize) {
+    let (setup, caches) = Setup::new();
+    let other = {
+        let (setup, cache) = (Arc::clone(&setup), Arc::clone(&caches[1]));
+        thread::spawn(move || setup.take(&cache.counts))
+    };
+    (0..pops).for_each(|place| setup.pop(&caches[0].counts, place));
+    other.join().expect("no assertion failed");
+    setup.caches.validate_peak();
+    assert_eq!(setup.caches.peak_bytes(), 2.max(pops as i64 + 1), "the peak is exact");
+}
+
+#[test]
+fn the_peak_does_not_rise_without_need() {
+    explore(|| two_allocate(1));
+}
+
+#[test]
+fn the_peak_rises_by_what_is_missing() {
+    explore(|| two_allocate(2));
+}
+
+#[test]
+fn canary_what_another_may_have_is_taken_without_order() {
+    explore_without_order("more in use than it may", || two_allocate(2));
+}

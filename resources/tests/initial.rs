@@ -1,0 +1,70 @@
+//! The memory that a pool takes when it is made.
+
+use millpond_core::StreamRef;
+use millpond_core::stack::{LayerTable, StackSpec};
+use millpond_core::{
+    AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, Driver, DriverHandle, Result,
+};
+use millpond_driver::sim::{SimConfig, SimDevice};
+
+const MIB: u64 = 1 << 20;
+
+fn build(text: &str, driver: &DriverHandle) -> Result<AnyResource> {
+    let table = LayerTable::new(millpond_resources::LAYERS.iter().copied());
+    text.parse::<StackSpec>().expect("a stack").build(&table, driver)
+}
+
+/// A maximum that is no multiple of a page leaves out what is less than one, and no more.
+#[test]
+fn issue_9_the_initial_size_is_taken_whatever_the_maximum() {
+    for (text, reserved) in [
+        ("cuda+pool:initial=1GB,max=1GB", 1_000_000_000 / (2 * MIB) * (2 * MIB)),
+        ("cuda+pool:initial=1GB", 1_000_000_000_u64.next_multiple_of(2 * MIB)),
+        ("cuda+pool:initial=1000000000B,max=1000000512B", 1_000_000_000 / (2 * MIB) * (2 * MIB)),
+        ("cuda+pool:initial=1GB,max=1002MiB", 1_000_000_000_u64.next_multiple_of(2 * MIB)),
+        ("cuda+pool:initial=1GB,max=1GB,pages=off", 1_000_000_000),
+    ] {
+        let device = SimDevice::new(SimConfig::h200());
+        let driver: DriverHandle = device.clone();
+        let pool = build(text, &driver).expect("there is room");
+        let statistics = pool.statistics().expect("a pool counts");
+        assert_eq!(statistics.bytes_reserved, reserved, "{text}");
+        assert_eq!(device.live_bytes(), reserved, "{text}");
+        let taken = device.live_bytes();
+        let ptr = pool.allocate_bytes(900 * MIB, StreamRef::LEGACY).expect("it was taken before");
+        assert_eq!(device.live_bytes(), taken, "{text}");
+        // SAFETY: the block came from this pool with this size and is given back once.
+        unsafe { pool.deallocate_bytes(ptr, 900 * MIB, StreamRef::LEGACY) };
+    }
+}
+
+/// Percentages of free memory end anywhere.
+#[test]
+fn issue_9_half_of_what_is_free_is_taken() {
+    let device = SimDevice::new(SimConfig::h200());
+    let _other = device.mem_alloc(600 * MIB + 512).expect("there is room");
+    let free = device.mem_get_info().expect("the device is well").free;
+    let driver: DriverHandle = device.clone();
+    let pool = build("cuda+pool:initial=50%,max=50%", &driver).expect("there is room");
+    let reserved = pool.statistics().expect("a pool counts").bytes_reserved;
+    assert!(reserved > free / 2 - 4 * MIB && reserved <= free / 2, "{reserved} of {free}");
+}
+
+/// What cannot be had is an error, and never silently nothing.
+#[test]
+fn issue_9_an_initial_size_that_is_not_there_is_an_error() {
+    for text in ["cuda+pool:initial=1GiB", "cuda+pool:initial=1GiB,pages=off"] {
+        let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
+        let other = device.mem_alloc(MIB).expect("there is room");
+        let driver: DriverHandle = device.clone();
+        let error = build(text, &driver).expect_err("a little is missing");
+        assert!(error.is_out_of_memory(), "{error}");
+        assert!(error.to_string().contains("initial size"), "{error}");
+        // SAFETY: nothing uses the block.
+        unsafe { device.mem_free(other).expect("it was allocated") };
+        // What another pool keeps is had for it.
+        let idle = build("cuda+pool:initial=500MiB", &driver).expect("there is room");
+        build(text, &driver).expect("the other pool gives back what it keeps");
+        assert_eq!(idle.statistics().expect("a pool counts").bytes_reserved, 0);
+    }
+}
