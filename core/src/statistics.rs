@@ -61,9 +61,9 @@ pub struct ResourceStatistics {
 }
 
 impl ResourceStatistics {
-    /// Whether nothing is known but [`misuses`](Self::misuses): plain CUDA memory counts no more.
+    /// Whether [`misuses`](Self::misuses) were counted and nothing else: plain CUDA memory counts no more.
     pub fn knows_only_misuses(&self) -> bool {
-        *self == Self { misuses: self.misuses, ..Self::default() }
+        self.misuses > 0 && *self == Self { misuses: self.misuses, ..Self::default() }
     }
 
     /// Bytes held from upstream and not handed out.

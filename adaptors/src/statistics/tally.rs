@@ -111,9 +111,9 @@ impl Tally {
         upstream: Option<ResourceStatistics>,
         refused: u64,
     ) -> ResourceStatistics {
-        let upstream = upstream.unwrap_or_default();
-        let known = if upstream.knows_only_misuses() { self.as_statistics() } else { upstream };
-        ResourceStatistics { misuses: upstream.misuses + refused, ..known }
+        let misuses = upstream.map_or(0, |known| known.misuses) + refused;
+        let known = upstream.filter(|known| !known.knows_only_misuses());
+        ResourceStatistics { misuses, ..known.unwrap_or_else(|| self.as_statistics()) }
     }
 
     /// All blocks are upstream's own, as large as they were asked for.
