@@ -1,14 +1,17 @@
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use millpond_core::{ByteSize, DriverHandle, Error, Result, parse_bytes};
 
 use crate::cuda::{self, CudaDriver};
-use crate::sim::{SimConfig, SimDevice};
+use crate::sim::{Profile, SimConfig, SimDevice};
 
-/// A device as a command line names it: `cuda:0`, `sim:h200`, `sim:a100` or `sim:8GiB`.
+/// A device as a command line names it: `cuda:0`, `sim:h200`, `sim:a100`, `sim:8GiB`, or `sim:FILE.toml` for
+/// a [profile](Profile) in a file.
 ///
-/// `cuda` is `cuda:0`, and `sim` is `sim:h200`. Upper and lower case are the same.
+/// `cuda` is `cuda:0`, and `sim` is `sim:h200`. Upper and lower case are the same, but in a path. A path
+/// ends in `.toml` or has a `/`.
 ///
 /// ```
 /// use millpond_driver::DeviceSpec;
@@ -19,7 +22,7 @@ use crate::sim::{SimConfig, SimDevice};
 /// assert_eq!(spec.open()?.mem_get_info()?.total, 8 << 30);
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum DeviceSpec {
     /// The CUDA device with this ordinal.
@@ -30,10 +33,12 @@ pub enum DeviceSpec {
     SimA100,
     /// A simulated H200 with so many bytes of memory.
     SimCapacity(u64),
+    /// A simulated device with the [profile](Profile) in this file.
+    SimProfile(PathBuf),
 }
 
-/// Below this a driver's own granularity leaves nothing to simulate: a forgotten unit, most likely.
-const SMALLEST_SIM: u64 = 1 << 20;
+/// Below one page of the driver's there is nothing to simulate: a forgotten unit, most likely.
+const SMALLEST_SIM: u64 = 2 << 20;
 /// Above any device there is, and still below the address space that a simulated device reserves.
 const LARGEST_SIM: u64 = 1 << 44;
 
@@ -44,23 +49,36 @@ impl DeviceSpec {
     }
 
     /// Whether the device is simulated.
-    pub const fn is_sim(self) -> bool {
+    pub const fn is_sim(&self) -> bool {
         !matches!(self, Self::Cuda(_))
+    }
+
+    /// The profile of a simulated device; `None` for a CUDA device.
+    ///
+    /// # Errors
+    /// As [`Profile::from_file`].
+    pub fn profile(&self) -> Result<Option<Profile>> {
+        Ok(Some(match self {
+            Self::Cuda(_) => return Ok(None),
+            Self::SimH200 => Profile::h200(),
+            Self::SimA100 => Profile::a100(),
+            Self::SimCapacity(bytes) => Profile::with_capacity(*bytes),
+            Self::SimProfile(path) => Profile::from_file(path)?,
+        }))
     }
 
     /// The device's driver. A CUDA device gives the same each time, a simulated one a new device each time,
     /// which lives as long as the handle.
     ///
     /// # Errors
-    /// As [`CudaDriver::open`]; a simulated device has none.
-    pub fn open(self) -> Result<DriverHandle> {
-        let config = match self {
-            Self::Cuda(ordinal) => return Ok(CudaDriver::open(ordinal)?),
-            Self::SimH200 => SimConfig::h200(),
-            Self::SimA100 => SimConfig::a100(),
-            Self::SimCapacity(bytes) => SimConfig::with_capacity(bytes),
-        };
-        Ok(SimDevice::new(config))
+    /// As [`CudaDriver::open`], and for a profile in a file as [`Profile::from_file`]; another simulated
+    /// device has none.
+    pub fn open(&self) -> Result<DriverHandle> {
+        match (self, self.profile()?) {
+            (_, Some(profile)) => Ok(SimDevice::new(SimConfig::new(profile))),
+            (Self::Cuda(ordinal), None) => Ok(CudaDriver::open(*ordinal)?),
+            (_, None) => Err(Error::invalid_argument(format!("{self} has no driver"))),
+        }
     }
 }
 
@@ -70,9 +88,16 @@ impl FromStr for DeviceSpec {
     fn from_str(text: &str) -> Result<Self> {
         let fail = |why: &str| {
             Error::invalid_argument(format!(
-                "`{text}` is not a device: {why}; write cuda:0, sim:h200, sim:a100 or a size such as sim:8GiB"
+                "`{text}` is not a device: {why}; write cuda:0, sim:h200, sim:a100, a size such as sim:8GiB, \
+                 or sim:FILE.toml with a profile"
             ))
         };
+        if let Some((kind, path)) = text.trim().split_once(':')
+            && kind.trim().eq_ignore_ascii_case("sim")
+            && is_path(path.trim())
+        {
+            return Ok(Self::SimProfile(path.trim().into()));
+        }
         let lower = text.trim().to_ascii_lowercase();
         let (kind, which) = match lower.split_once(':') {
             Some((kind, which)) => (kind, Some(which.trim())),
@@ -90,7 +115,7 @@ impl FromStr for DeviceSpec {
                 let bytes = parse_bytes(size)
                     .map_err(|_| fail("there is no simulated device of that name or size"))?;
                 match bytes {
-                    ..SMALLEST_SIM => Err(fail("a simulated device has at least 1 MiB")),
+                    ..SMALLEST_SIM => Err(fail("a simulated device has at least 2 MiB")),
                     SMALLEST_SIM..=LARGEST_SIM => Ok(Self::SimCapacity(bytes)),
                     _ => Err(fail("a simulated device has at most 16 TiB")),
                 }
@@ -107,8 +132,13 @@ impl fmt::Display for DeviceSpec {
             Self::SimH200 => f.write_str("sim:h200"),
             Self::SimA100 => f.write_str("sim:a100"),
             Self::SimCapacity(bytes) => write!(f, "sim:{}", ByteSize::Bytes(*bytes)),
+            Self::SimProfile(path) => write!(f, "sim:{}", path.display()),
         }
     }
+}
+
+fn is_path(text: &str) -> bool {
+    text.contains('/') || Path::new(text).extension().is_some_and(|end| end.eq_ignore_ascii_case("toml"))
 }
 
 #[cfg(test)]
@@ -125,7 +155,9 @@ mod tests {
             (" sim:a100 ", DeviceSpec::SimA100, "sim:a100"),
             ("sim:8GiB", DeviceSpec::SimCapacity(8 << 30), "sim:8GiB"),
             ("sim:0.5GB", DeviceSpec::SimCapacity(500_000_000), "sim:500000000"),
-            ("sim:1048576", DeviceSpec::SimCapacity(1 << 20), "sim:1MiB"),
+            ("sim:2097152", DeviceSpec::SimCapacity(2 << 20), "sim:2MiB"),
+            ("Sim: My/H100.TOML", DeviceSpec::SimProfile("My/H100.TOML".into()), "sim:My/H100.TOML"),
+            ("sim:/a", DeviceSpec::SimProfile("/a".into()), "sim:/a"),
         ] {
             assert_eq!(text.parse::<DeviceSpec>().unwrap(), spec, "{text}");
             assert_eq!(spec.to_string(), printed);
@@ -148,6 +180,7 @@ mod tests {
             ("sim:-8GiB", "name or size"),
             ("sim:0", "at least"),
             ("sim:8", "at least"),
+            ("sim:2097151", "at least"),
             ("sim:17TiB", "at most"),
             ("sim:16EiB", "name or size"),
         ] {
@@ -166,6 +199,13 @@ mod tests {
             // SAFETY: the pointer came from this driver and is not used again.
             unsafe { driver.mem_free(driver.mem_alloc(bytes / 2).unwrap()) }.unwrap();
         }
+    }
+
+    #[test]
+    fn a_profile_that_cannot_be_read_is_an_error_that_names_it() {
+        let spec: DeviceSpec = "sim:/nowhere/h100.toml".parse().unwrap();
+        let Err(error) = spec.open().map(|driver| driver.name()) else { panic!("it was opened") };
+        assert!(error.to_string().contains("/nowhere/h100.toml"), "{error}");
     }
 
     #[test]

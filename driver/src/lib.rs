@@ -12,6 +12,7 @@ mod counting;
 pub mod cuda;
 mod current;
 mod device_spec;
+mod plain;
 mod registry;
 pub mod sim;
 

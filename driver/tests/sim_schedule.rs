@@ -100,7 +100,7 @@ fn trace(config: SimConfig, program: u64) -> (u64, u64, u64) {
 
 #[test]
 fn the_same_program_leaves_the_same_trace() {
-    let config = || SimConfig::with_capacity(1 << 20).schedule(Schedule::Seeded(3));
+    let config = || SimConfig::with_capacity(2 << 20).schedule(Schedule::Seeded(3));
     assert_eq!(trace(config(), 1), trace(config(), 1));
     assert_ne!(trace(config(), 1).0, trace(config(), 2).0, "another program");
     assert_ne!(trace(config(), 1).0, trace(config().seed(9), 1).0, "another seed: other answers");
@@ -114,7 +114,7 @@ fn the_same_program_leaves_the_same_trace_in_every_process() {
     let small = device.mem_alloc(1000).unwrap();
     let large = device.mem_alloc(3 << 20).unwrap();
     let stream = device.stream_create(StreamFlags::NON_BLOCKING).unwrap();
-    assert_eq!((small.address(), large.address()), (0x1000_0000_0000, 0x1400_0000_0000));
+    assert_eq!((small.address(), large.address()), (0x1400_0000_0000, 0x1400_0020_0000));
     assert_eq!(stream.handle(), 0x51_0000_0000);
 }
 
@@ -123,7 +123,7 @@ fn millions_of_steps_of_a_correct_pool_break_no_rule() {
     let schedules =
         [(Schedule::Seeded(1), 8), (Schedule::Seeded(2), 2), (Schedule::Seeded(3), 16), (Schedule::Timed, 8)];
     for (schedule, streams) in schedules {
-        let mut pool = Pool::new(SimConfig::with_capacity(1 << 20).schedule(schedule), streams, 256);
+        let mut pool = Pool::new(SimConfig::with_capacity(2 << 20).schedule(schedule), streams, 256);
         let start = std::time::Instant::now();
         pool.run(&mut Rng(streams as u64), 1_000_000);
         let rate = pool.steps as f64 / start.elapsed().as_secs_f64() / 1e6;
@@ -160,7 +160,7 @@ fn threads_share_a_device() {
 #[test]
 fn a_million_streams_come_and_go() {
     for flags in [StreamFlags::NON_BLOCKING, StreamFlags::BLOCKING] {
-        let device = SimDevice::new(SimConfig::with_capacity(1 << 20).schedule(Schedule::Seeded(5)));
+        let device = SimDevice::new(SimConfig::with_capacity(2 << 20).schedule(Schedule::Seeded(5)));
         let block = device.mem_alloc(BLOCK).unwrap();
         let event = device.event_create(EventFlags::default()).unwrap();
         for index in 0..1_000_000 {
@@ -247,7 +247,7 @@ fn the_adversary_gives_either_answer_and_can_starve_a_stream() {
 #[test]
 fn the_adversary_keeps_the_order_that_there_is() {
     for seed in 0..300 {
-        let device = SimDevice::new(SimConfig::with_capacity(1 << 20).schedule(Schedule::Seeded(seed)));
+        let device = SimDevice::new(SimConfig::with_capacity(2 << 20).schedule(Schedule::Seeded(seed)));
         let [a, b] = [0, 1].map(|_| device.stream_create(StreamFlags::NON_BLOCKING).unwrap());
         let block = device.mem_alloc(BLOCK).unwrap();
         let event = device.event_create(EventFlags::default()).unwrap();

@@ -14,6 +14,7 @@
 //!
 //! [`mod@bench`] needs no log: it measures stacks on neutral workloads. [`busy`] replays logs with a kernel
 //! behind each allocation.
+//! [`mod@calibrate`] measures a device, for a simulated one like it.
 //!
 //! ```
 //! use millpond_replay::compare::{self, Settings, StackResult};
@@ -39,6 +40,7 @@
 
 pub mod bench;
 pub mod busy;
+pub mod calibrate;
 #[cfg(feature = "cli")]
 pub mod cli;
 pub mod compare;

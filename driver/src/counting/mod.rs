@@ -1,6 +1,7 @@
 //! A driver that counts what another one is asked.
 
 mod counts;
+mod probe;
 mod taken;
 #[cfg(test)]
 mod tests;
@@ -17,7 +18,8 @@ use millpond_core::driver::{
 use millpond_core::{DeviceId, DevicePtr, StreamRef};
 
 pub use counts::{CallCounts, CallKind, KindCounts};
-use taken::Taken;
+use probe::Probe;
+use taken::{Block, Taken};
 
 /// Forwards to a driver, counts the calls and their wall time by [`CallKind`], and follows how many bytes
 /// were taken from the device.
@@ -30,10 +32,10 @@ use taken::Taken;
 /// let driver = CountingDriver::new(SimDevice::new(SimConfig::h200()));
 /// let ptr = driver.mem_alloc(1 << 20)?;
 /// assert_eq!(driver.counts().get(CallKind::MemAlloc).calls, 1);
-/// assert_eq!(driver.bytes_taken(), 1 << 20);
+/// assert_eq!(driver.bytes_taken(), 2 << 20); // a page
 /// // SAFETY: the pointer came from this driver and is not used again.
 /// unsafe { driver.mem_free(ptr)? };
-/// assert_eq!((driver.bytes_taken(), driver.peak_bytes_taken()), (0, 1 << 20));
+/// assert_eq!((driver.bytes_taken(), driver.peak_bytes_taken()), (0, 2 << 20));
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
 #[derive(Debug)]
@@ -41,6 +43,7 @@ pub struct CountingDriver {
     inner: DriverHandle,
     cells: [Cell; CallKind::ALL.len()],
     taken: Taken,
+    probe: Probe,
 }
 
 #[derive(Debug, Default)]
@@ -53,7 +56,12 @@ struct Cell {
 impl CountingDriver {
     /// Counts what `inner` is asked from now on.
     pub fn new(inner: DriverHandle) -> Arc<Self> {
-        Arc::new(Self { inner, cells: std::array::from_fn(|_| Cell::default()), taken: Taken::default() })
+        Arc::new(Self {
+            inner,
+            cells: std::array::from_fn(|_| Cell::default()),
+            taken: Taken::default(),
+            probe: Probe::default(),
+        })
     }
 
     /// The driver that does the work.
@@ -74,9 +82,16 @@ impl CountingDriver {
         counts
     }
 
-    /// Bytes now taken from the device: plain, managed and stream-ordered allocations at the sizes asked for,
-    /// and physical memory until it is both released and mapped nowhere. A pool of the driver's own may hold
-    /// more than what is taken from it.
+    /// Bytes now taken from the device:
+    /// - plain memory by pages of 2 MiB, as an H200 does it: a block of more than 2 MiB counts with its size
+    ///   rounded up to whole pages, and smaller ones with the pages that their addresses lie in, each once;
+    /// - physical memory until it is both released and mapped nowhere;
+    /// - managed and stream-ordered allocations at the sizes asked for. Managed memory takes device memory
+    ///   only
+    ///   where the device touches it, and a pool of the driver's own may hold more than what is taken from
+    ///   it.
+    ///
+    /// The driver is not asked for this; [`probe_device`](Self::probe_device) asks it.
     pub fn bytes_taken(&self) -> u64 {
         self.taken.now()
     }
@@ -89,6 +104,21 @@ impl CountingDriver {
     /// Forgets the peak so far: the peak is what is taken now.
     pub fn reset_peak(&self) {
         self.taken.reset_peak();
+    }
+
+    /// From now on asks the device what is free whenever a new peak is a thousandth above the last that it
+    /// was asked at. That takes time, and is not counted.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn probe_device(&self) -> DriverResult<()> {
+        self.probe.begin(&*self.inner)
+    }
+
+    /// The most bytes of the device's free memory that were gone when it was asked, since
+    /// [`probe_device`](Self::probe_device): by this driver's user, the driver itself and all others.
+    pub fn probed_peak_bytes(&self) -> u64 {
+        self.probe.peak()
     }
 
     /// Starts again: all counts are 0, and the peak is what is taken now.
@@ -123,10 +153,13 @@ impl CountingDriver {
     fn counted_alloc(
         &self,
         kind: CallKind,
-        bytes: u64,
+        block: Block,
         call: impl FnOnce(&dyn Driver) -> DriverResult<DevicePtr>,
     ) -> DriverResult<DevicePtr> {
-        self.counted(kind, call).inspect(|ptr| self.taken.allocated(*ptr, bytes))
+        let ptr = self.counted(kind, call)?;
+        self.taken.allocated(ptr, block);
+        self.probe.look(&*self.inner, self.taken.peak());
+        Ok(ptr)
     }
 
     /// Forgets the block before the driver does: after, another thread may have the same address.
@@ -136,10 +169,10 @@ impl CountingDriver {
         ptr: DevicePtr,
         call: impl FnOnce(&dyn Driver) -> DriverResult<()>,
     ) -> DriverResult<()> {
-        let bytes = self.taken.freeing(ptr);
+        let block = self.taken.freeing(ptr);
         let answer = self.counted(kind, call);
-        if let (Err(_), Some(bytes)) = (&answer, bytes) {
-            self.taken.allocated(ptr, bytes);
+        if let (Err(_), Some(block)) = (&answer, block) {
+            self.taken.allocated(ptr, block);
         }
         answer
     }
@@ -197,11 +230,13 @@ impl Driver for CountingDriver {
     }
 
     fn mem_alloc(&self, bytes: u64) -> DriverResult<DevicePtr> {
-        self.counted_alloc(CallKind::MemAlloc, bytes, |driver| driver.mem_alloc(bytes))
+        self.counted_alloc(CallKind::MemAlloc, Block::Plain(bytes), |driver| driver.mem_alloc(bytes))
     }
 
     fn mem_alloc_managed(&self, bytes: u64) -> DriverResult<DevicePtr> {
-        self.counted_alloc(CallKind::MemAllocManaged, bytes, |driver| driver.mem_alloc_managed(bytes))
+        self.counted_alloc(CallKind::MemAllocManaged, Block::Other(bytes), |driver| {
+            driver.mem_alloc_managed(bytes)
+        })
     }
 
     unsafe fn mem_free(&self, ptr: DevicePtr) -> DriverResult<()> {
@@ -261,7 +296,9 @@ impl Driver for CountingDriver {
     }
 
     fn mem_alloc_async(&self, bytes: u64, stream: StreamRef) -> DriverResult<DevicePtr> {
-        self.counted_alloc(CallKind::MemAllocAsync, bytes, |driver| driver.mem_alloc_async(bytes, stream))
+        self.counted_alloc(CallKind::MemAllocAsync, Block::Other(bytes), |driver| {
+            driver.mem_alloc_async(bytes, stream)
+        })
     }
 
     fn mem_alloc_from_pool_async(
@@ -270,7 +307,7 @@ impl Driver for CountingDriver {
         pool: MemPool,
         stream: StreamRef,
     ) -> DriverResult<DevicePtr> {
-        self.counted_alloc(CallKind::MemAllocAsync, bytes, |driver| {
+        self.counted_alloc(CallKind::MemAllocAsync, Block::Other(bytes), |driver| {
             driver.mem_alloc_from_pool_async(bytes, pool, stream)
         })
     }
@@ -328,6 +365,7 @@ impl Driver for CountingDriver {
     fn mem_create(&self, bytes: u64, props: PhysicalProps) -> DriverResult<PhysicalHandle> {
         let handle = self.counted(CallKind::MemCreate, |driver| driver.mem_create(bytes, props))?;
         self.taken.created(handle, bytes);
+        self.probe.look(&*self.inner, self.taken.peak());
         Ok(handle)
     }
 

@@ -7,14 +7,27 @@ use millpond_core::driver::{DriverResult, PhysicalHandle};
 use parking_lot::Mutex;
 use rustc_hash::FxBuildHasher;
 
+use crate::plain::{self, PAGE};
+
 /// How many bytes of the device are taken, now and at most.
 #[derive(Debug, Default)]
 pub(super) struct Taken {
     now: AtomicU64,
     peak: AtomicU64,
-    /// The sizes in bytes of plain, managed and stream-ordered allocations.
-    blocks: DashMap<DevicePtr, u64, FxBuildHasher>,
+    /// Plain, managed and stream-ordered allocations.
+    blocks: DashMap<DevicePtr, Block, FxBuildHasher>,
+    /// How many plain blocks of up to 2 MiB lie in each page that has some, by the page's number.
+    shared_pages: DashMap<u64, u32, FxBuildHasher>,
     physical: Mutex<Physical>,
+}
+
+/// An allocation, by its size in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Block {
+    /// Plain memory, which takes pages.
+    Plain(u64),
+    /// Memory of another kind, which counts with its size.
+    Other(u64),
 }
 
 /// Physical memory lives until it is released *and* mapped nowhere; its handle may be another's by then.
@@ -56,16 +69,42 @@ impl Taken {
         self.now.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    pub(super) fn allocated(&self, ptr: DevicePtr, bytes: u64) {
-        self.blocks.insert(ptr, bytes);
-        self.add(bytes);
+    pub(super) fn allocated(&self, ptr: DevicePtr, block: Block) {
+        self.blocks.insert(ptr, block);
+        match block {
+            Block::Plain(bytes) if plain::shares(bytes) => {
+                let pages = plain::touched(ptr.address(), bytes, PAGE);
+                let new = pages.filter(|page| {
+                    let mut blocks = self.shared_pages.entry(*page).or_insert(0);
+                    *blocks += 1;
+                    *blocks == 1
+                });
+                self.add(new.count() as u64 * PAGE);
+            }
+            Block::Plain(bytes) => self.add(plain::own_pages(bytes)),
+            Block::Other(bytes) => self.add(bytes),
+        }
     }
 
-    /// Forgets a block and says how large it was; `None` if it is not from here.
-    pub(super) fn freeing(&self, ptr: DevicePtr) -> Option<u64> {
-        let (_, bytes) = self.blocks.remove(&ptr)?;
-        self.subtract(bytes);
-        Some(bytes)
+    /// Forgets a block and says what it was; `None` if it is not from here.
+    pub(super) fn freeing(&self, ptr: DevicePtr) -> Option<Block> {
+        let (_, block) = self.blocks.remove(&ptr)?;
+        match block {
+            Block::Plain(bytes) if plain::shares(bytes) => {
+                let pages = plain::touched(ptr.address(), bytes, PAGE);
+                let empty = pages.filter(|page| {
+                    let last = |_: &u64, blocks: &mut u32| {
+                        *blocks -= 1;
+                        *blocks == 0
+                    };
+                    self.shared_pages.remove_if_mut(page, last).is_some()
+                });
+                self.subtract(empty.count() as u64 * PAGE);
+            }
+            Block::Plain(bytes) => self.subtract(plain::own_pages(bytes)),
+            Block::Other(bytes) => self.subtract(bytes),
+        }
+        Some(block)
     }
 
     pub(super) fn created(&self, handle: PhysicalHandle, bytes: u64) {

@@ -4,9 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 /// lower end, or its upper one. The same calls give the same addresses, and freed ranges are used again.
 ///
 /// Sizes and alignments are multiples of the space's `unit`.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct AddressSpace {
     unit: u64,
+    /// Free ranges do not lie across multiples of this; `u64::MAX` for none.
+    page: u64,
     from_above: bool,
     by_start: BTreeMap<u64, u64>,
     by_size: BTreeSet<(u64, u64)>,
@@ -15,9 +17,23 @@ pub(super) struct AddressSpace {
 impl AddressSpace {
     pub(super) fn new(start: u64, end: u64, unit: u64, from_above: bool) -> Self {
         debug_assert!(start.is_multiple_of(unit) && end.is_multiple_of(unit) && start < end);
-        let mut space = Self { unit, from_above, by_start: BTreeMap::new(), by_size: BTreeSet::new() };
+        let mut space = Self { unit, page: u64::MAX, from_above, ..Self::default() };
         space.insert(start, end - start);
         space
+    }
+
+    /// A space without a free range, whose ranges never lie across a multiple of `page`.
+    pub(super) fn in_pages(page: u64, unit: u64, from_above: bool) -> Self {
+        Self { unit, page, from_above, ..Self::default() }
+    }
+
+    /// Takes a range out if all of it is free and it is no part of a larger one.
+    pub(super) fn take(&mut self, start: u64, bytes: u64) -> bool {
+        let is_free = self.by_start.get(&start) == Some(&bytes);
+        if is_free {
+            self.remove(start, bytes);
+        }
+        is_free
     }
 
     /// A range of `bytes` rounded up to the unit, at a multiple of the unit; `None` when there is none.
@@ -44,13 +60,14 @@ impl AddressSpace {
         let (mut start, mut size) = (start, bytes.next_multiple_of(self.unit).max(self.unit));
         if let Some((&before, &length)) = self.by_start.range(..start).next_back() {
             debug_assert!(before + length <= start, "freed twice");
-            if before + length == start {
+            if before + length == start && !start.is_multiple_of(self.page) {
                 self.remove(before, length);
                 (start, size) = (before, size + length);
             }
         }
-        if let Some(&length) = self.by_start.get(&(start + size)) {
-            self.remove(start + size, length);
+        let after = start + size;
+        if let Some(&length) = self.by_start.get(&after).filter(|_| !after.is_multiple_of(self.page)) {
+            self.remove(after, length);
             size += length;
         }
         self.insert(start, size);

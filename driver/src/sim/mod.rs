@@ -61,6 +61,7 @@ mod machine;
 mod memory;
 mod oracle;
 mod order;
+mod pages;
 mod plain;
 mod pools;
 mod profile;
@@ -86,7 +87,9 @@ pub use access::Access;
 pub use config::{Schedule, SimConfig};
 pub use fault::{Fault, FaultPlan};
 pub use machine::SimMachine;
-pub use profile::Profile;
+pub use profile::{
+    CallCosts, Costs, Curve, EventRecordCosts, PlainCosts, Profile, SetAccessCosts, SizeCosts, UnmapCosts,
+};
 use state::State;
 pub use violation::{Violation, ViolationKind};
 
@@ -243,13 +246,19 @@ impl SimDevice {
         self.lock().oracle.lent_blocks()
     }
 
-    /// Device memory in bytes that is taken: plain, managed and physical memory, and what pools hold. Each
-    /// allocation counts with its size rounded up to 512; pinned memory is the host's.
+    /// Bytes that were allocated and not given back: plain, managed and physical memory, and what pools hold.
+    /// Each allocation counts with its size rounded up to 512; pinned memory is the host's.
     pub fn live_bytes(&self) -> u64 {
+        self.lock().space.live()
+    }
+
+    /// Device memory in bytes that is gone for that, which `mem_get_info` misses: pages of 2 MiB for plain
+    /// memory, and nothing for managed memory.
+    pub fn used_bytes(&self) -> u64 {
         self.lock().space.used()
     }
 
-    /// The most that [`live_bytes`](Self::live_bytes) has been.
+    /// The most that [`used_bytes`](Self::used_bytes) has been.
     pub fn peak_bytes(&self) -> u64 {
         self.lock().space.peak()
     }
@@ -268,7 +277,13 @@ impl SimDevice {
 
     /// Lets virtual time pass outside of the driver.
     pub fn advance(&self, ns: u64) {
-        self.lock().pass(ns);
+        self.lock().let_pass(ns);
+    }
+
+    /// What the driver calls of each kind cost so far in virtual nanoseconds, without waiting: in the order
+    /// of [`CallKind::ALL`](crate::CallKind::ALL).
+    pub fn call_costs(&self) -> Vec<(crate::CallKind, u64)> {
+        self.lock().call_costs()
     }
 
     /// How many driver calls were made that can fail.

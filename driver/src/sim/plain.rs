@@ -13,19 +13,19 @@ use super::violation::ViolationKind;
 impl State {
     pub(super) fn mem_alloc(&mut self, bytes: u64) -> Answer<DevicePtr> {
         not_empty(bytes)?;
-        self.charge(bytes)?;
-        let start = self.space.reserve(bytes, 0).inspect_err(|_| self.space.credit(bytes))?;
+        let (start, pages_bytes) = self.taking(|space| space.allocate_plain(bytes))?;
         let physical = self.space.new_physical(bytes);
         self.space.map(start, bytes, physical, 0, Purpose::Plain);
-        self.pass(self.profile.mem_alloc_ns(bytes));
+        self.pass(self.profile.mem_alloc_ns(bytes, pages_bytes));
         self.note(start);
         Ok(DevicePtr::new(start))
     }
 
     pub(super) fn mem_alloc_managed(&mut self, bytes: u64) -> Answer<DevicePtr> {
         not_empty(bytes)?;
-        self.space.charge(bytes)?;
-        let host = self.host.allocate(bytes).inspect_err(|_| self.space.credit(bytes))?;
+        let host = self.host.allocate_managed(bytes)?;
+        self.space.add_live(bytes);
+        self.pass(self.profile.mem_alloc_managed_ns(bytes));
         let physical = self.space.new_physical(bytes);
         self.space.map(host as u64, bytes, physical, host, Purpose::Managed);
         Ok(DevicePtr::new(host as u64))
@@ -62,12 +62,13 @@ impl State {
         }
         self.retire(ptr, &mapping, call);
         if mapping.host == 0 {
-            self.space.unreserve(ptr.address(), bytes);
-            self.pass(self.profile.mem_free_ns(bytes));
+            let pages_bytes = self.space.free_plain(ptr.address(), bytes);
+            self.pass(self.profile.mem_free_ns(bytes, pages_bytes));
         } else {
             self.host.free(mapping.host);
+            self.space.remove_live(bytes);
+            self.pass(self.profile.mem_free_managed_ns(bytes));
         }
-        self.space.credit(bytes);
     }
 
     /// Ends the history and the contents of memory whose uses are over.
@@ -140,16 +141,8 @@ impl State {
 
     pub(super) fn mem_host_alloc(&mut self, bytes: u64) -> Answer<HostPtr> {
         not_empty(bytes)?;
-        if bytes > self.space.capacity() {
-            return Err(Refusal::new(
-                DriverError::OUT_OF_MEMORY,
-                format!(
-                    "the simulator pins no more at once than the device holds, {} bytes",
-                    self.space.capacity()
-                ),
-            ));
-        }
-        let address = self.host.allocate(bytes)?;
+        let address = self.host.allocate_pinned(bytes)?;
+        self.pass(self.profile.mem_host_alloc_ns(bytes));
         self.add_host(address, bytes, false);
         Ok(HostPtr(address))
     }
@@ -160,8 +153,9 @@ impl State {
     }
 
     pub(super) fn mem_free_host(&mut self, ptr: HostPtr) -> Answer<()> {
-        self.end_host(ptr, false, "cuMemFreeHost")?;
+        let bytes = self.end_host(ptr, false, "cuMemFreeHost")?;
         self.host.free(ptr.0);
+        self.pass(self.profile.mem_free_host_ns(bytes));
         Ok(())
     }
 
@@ -179,11 +173,11 @@ impl State {
     }
 
     pub(super) fn mem_host_unregister(&mut self, ptr: HostPtr) -> Answer<()> {
-        self.end_host(ptr, true, "cuMemHostUnregister")
+        self.end_host(ptr, true, "cuMemHostUnregister").map(drop)
     }
 
-    /// Ends pinned memory, once all work is done.
-    fn end_host(&mut self, ptr: HostPtr, registered: bool, call: &str) -> Answer<()> {
+    /// Ends pinned memory, once all work is done, and says how many bytes it had.
+    fn end_host(&mut self, ptr: HostPtr, registered: bool, call: &str) -> Answer<u64> {
         let start = DevicePtr::new(ptr.0 as u64);
         match self.space.at(start.address()).map(|mapping| mapping.purpose) {
             Some(Purpose::Host { registered: found }) if found == registered => {}
@@ -194,10 +188,9 @@ impl State {
             _ => return Err(self.unknown_pointer(start, call)),
         }
         self.synchronize();
-        if let Some(mapping) = self.space.unmap(start.address()) {
-            self.retire(start, &mapping, call);
-        }
-        Ok(())
+        let Some(mapping) = self.space.unmap(start.address()) else { return Ok(0) };
+        self.retire(start, &mapping, call);
+        Ok(mapping.end - start.address())
     }
 
     pub(super) fn mem_host_get_device_pointer(&self, ptr: HostPtr) -> Answer<DevicePtr> {

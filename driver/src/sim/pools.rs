@@ -16,7 +16,7 @@ use rustc_hash::FxHashMap;
 use super::answer::{Answer, Refusal};
 use super::clock::{Epoch, Slot};
 use super::plain::not_empty;
-use super::space::Purpose;
+use super::space::{Purpose, Space};
 use super::state::State;
 use super::work::Operation;
 
@@ -332,13 +332,18 @@ impl State {
 
     /// Takes bytes from the capacity; where there are too few, what the pools keep goes back first.
     pub(super) fn charge(&mut self, bytes: u64) -> Answer<()> {
-        if self.space.charge(bytes).is_ok() {
-            return Ok(());
+        self.taking(|space| space.charge(bytes))
+    }
+
+    /// Takes something from the capacity; where there is too little, what the pools keep goes back first.
+    pub(super) fn taking<T>(&mut self, take: impl Fn(&mut Space) -> Answer<T>) -> Answer<T> {
+        if let Ok(taken) = take(&mut self.space) {
+            return Ok(taken);
         }
         for index in 0..self.pools.pools.len() as u64 {
             self.shrink(MemPool(FIRST_POOL + index), 0, false);
         }
-        self.space.charge(bytes)
+        take(&mut self.space)
     }
 
     /// Gives memory back until `keep` bytes are held: only what is done, unless it may `wait`. A pool that

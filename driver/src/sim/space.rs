@@ -10,11 +10,13 @@ use smallvec::smallvec;
 use super::address::AddressSpace;
 use super::answer::{Answer, Refusal};
 use super::memory::{Piece, Pieces};
+use super::pages::SharedPages;
+use crate::plain::{self, PAGE};
 
 /// The size of the pages of virtual memory management, and the alignment of large allocations.
-pub(super) const GRANULARITY: u64 = 2 << 20;
+pub(super) const GRANULARITY: u64 = PAGE;
 
-/// Plain allocations take multiples of this from the device's capacity.
+/// What the driver's own pools take from the device's capacity is rounded up to this many bytes.
 const CHARGE_UNIT: u64 = 512;
 
 /// Physical memory never shares a page of contents.
@@ -84,11 +86,13 @@ pub(super) struct Space {
     mappings: BTreeMap<u64, Mapping>,
     small: AddressSpace,
     large: AddressSpace,
+    shared: SharedPages,
     next_physical: u64,
     next_generation: u64,
     capacity: u64,
     used: u64,
     peak: u64,
+    live: u64,
 }
 
 impl Space {
@@ -101,11 +105,13 @@ impl Space {
             mappings: BTreeMap::new(),
             small: AddressSpace::new(small.start, small.end, CHARGE_UNIT, from_above),
             large: AddressSpace::new(large.start, large.end, GRANULARITY, from_above),
+            shared: SharedPages::new(from_above),
             next_physical: PHYSICAL_UNIT,
             next_generation: 0,
             capacity,
             used: 0,
             peak: 0,
+            live: 0,
         }
     }
 
@@ -123,25 +129,84 @@ impl Space {
         self.peak
     }
 
-    /// Takes bytes, rounded up to 512, from the capacity.
+    /// Bytes of what was allocated and not given back, each size rounded up to 512.
+    pub(super) const fn live(&self) -> u64 {
+        self.live
+    }
+
+    /// Says that memory was allocated which takes nothing from the device.
+    pub(super) const fn add_live(&mut self, bytes: u64) {
+        self.live += bytes.next_multiple_of(CHARGE_UNIT);
+    }
+
+    /// Ends what [`add_live`](Self::add_live) said.
+    pub(super) const fn remove_live(&mut self, bytes: u64) {
+        self.live -= bytes.next_multiple_of(CHARGE_UNIT);
+    }
+
+    /// Takes an allocation of so many bytes, rounded up to 512, from the capacity.
     pub(super) fn charge(&mut self, bytes: u64) -> Answer<()> {
-        let free = self.capacity - self.used;
-        match bytes.checked_next_multiple_of(CHARGE_UNIT) {
-            Some(bytes) if bytes <= free => {
-                self.used += bytes;
-                self.peak = self.peak.max(self.used);
-                Ok(())
-            }
-            _ => Err(Refusal::new(
-                DriverError::OUT_OF_MEMORY,
-                format!("{bytes} bytes asked for, {free} of {} free", self.capacity),
-            )),
-        }
+        let rounded = bytes.checked_next_multiple_of(CHARGE_UNIT).unwrap_or(u64::MAX);
+        self.take(rounded, bytes)?;
+        self.add_live(bytes);
+        Ok(())
     }
 
     /// Gives back what [`charge`](Self::charge) took for `bytes`.
-    pub(super) fn credit(&mut self, bytes: u64) {
+    pub(super) const fn credit(&mut self, bytes: u64) {
         self.used -= bytes.next_multiple_of(CHARGE_UNIT);
+        self.remove_live(bytes);
+    }
+
+    /// Takes bytes from the capacity, for a request of `asked` bytes.
+    fn take(&mut self, bytes: u64, asked: u64) -> Answer<()> {
+        let free = self.capacity - self.used;
+        if bytes <= free {
+            self.used += bytes;
+            self.peak = self.peak.max(self.used);
+            return Ok(());
+        }
+        let in_pages = if bytes <= asked { String::new() } else { format!(", which take {bytes}") };
+        let text = format!("{asked} bytes asked for{in_pages}; {free} of {} free", self.capacity);
+        Err(Refusal::new(DriverError::OUT_OF_MEMORY, text))
+    }
+
+    // --- Plain memory ---
+
+    /// Addresses for a block of plain memory, and the bytes of pages that it takes from the device for that:
+    /// none where it shares one.
+    pub(super) fn allocate_plain(&mut self, bytes: u64) -> Answer<(u64, u64)> {
+        let (start, taken) = if !plain::shares(bytes) {
+            let taken = plain::own_pages(bytes);
+            (self.new_pages(taken, bytes)?, taken)
+        } else if let Some(start) = self.shared.allocate(bytes) {
+            (start, 0)
+        } else {
+            let page = self.new_pages(PAGE, bytes)?;
+            (self.shared.allocate_in_new(page, bytes), PAGE)
+        };
+        self.add_live(bytes);
+        Ok((start, taken))
+    }
+
+    fn new_pages(&mut self, pages_bytes: u64, bytes: u64) -> Answer<u64> {
+        self.take(pages_bytes, bytes)?;
+        self.reserve(pages_bytes, 0).inspect_err(|_| self.used -= pages_bytes)
+    }
+
+    /// Takes a block back that [`allocate_plain`](Self::allocate_plain) gave, and says how many bytes of
+    /// pages the device has again.
+    pub(super) fn free_plain(&mut self, start: u64, bytes: u64) -> u64 {
+        self.remove_live(bytes);
+        let (first, taken) = if plain::shares(bytes) {
+            let Some(page) = self.shared.free(start, bytes) else { return 0 };
+            (page, PAGE)
+        } else {
+            (start, plain::own_pages(bytes))
+        };
+        self.unreserve(first, taken);
+        self.used -= taken;
+        taken
     }
 
     // --- Addresses ---

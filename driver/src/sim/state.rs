@@ -47,6 +47,9 @@ pub(super) struct State {
     pub(super) peers_enabled: BTreeSet<DeviceId>,
     step: u64,
     calls: u64,
+    /// The call that began last, and the virtual nanoseconds of each kind.
+    call: CallKind,
+    spent_ns: [u64; CallKind::ALL.len()],
     trace: u64,
 }
 
@@ -64,7 +67,7 @@ impl State {
             oracle: Oracle::default(),
             pools: Pools::new(),
             vmm: VirtualMemory::default(),
-            host: HostMemory::default(),
+            host: HostMemory::beside(profile.capacity()),
             openings: Openings::new(device),
             profile,
             generation: 0,
@@ -72,6 +75,8 @@ impl State {
             peers_enabled: BTreeSet::new(),
             step: 0,
             calls: 0,
+            call: CallKind::Other,
+            spent_ns: [0; CallKind::ALL.len()],
             trace: 0,
         };
         for slot in 0..state.order.len() {
@@ -87,6 +92,7 @@ impl State {
     pub(super) fn begin_call(&mut self, kind: CallKind) -> Answer<()> {
         self.begin_step();
         self.calls += 1;
+        self.call = kind;
         self.note(kind as u64);
         self.faults.call(kind)?;
         self.pass(self.profile.call_ns(kind).unwrap_or(0));
@@ -100,10 +106,21 @@ impl State {
         self.work.begin_step(self.step, &mut self.effects);
     }
 
-    /// Lets virtual time pass.
+    /// Lets virtual time pass in the call that began last.
     #[inline]
     pub(super) fn pass(&mut self, ns: u64) {
+        self.spent_ns[self.call as usize] += ns;
+        self.let_pass(ns);
+    }
+
+    /// Lets virtual time pass outside of calls.
+    #[inline]
+    pub(super) fn let_pass(&mut self, ns: u64) {
         self.work.pass(ns, &mut self.effects);
+    }
+
+    pub(super) fn call_costs(&self) -> Vec<(CallKind, u64)> {
+        CallKind::ALL.into_iter().zip(self.spent_ns).collect()
     }
 
     /// Adds to the trace's hash.

@@ -1,6 +1,6 @@
 //! Virtual memory management: addresses, physical memory, and mappings between them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use millpond_core::driver::{AccessFlags, PhysicalHandle, PhysicalProps};
 use millpond_core::{DeviceId, DevicePtr};
@@ -10,8 +10,12 @@ use super::answer::{Answer, Refusal};
 use super::plain::not_empty;
 use super::space::{GRANULARITY, Purpose};
 use super::state::State;
+use crate::plain;
 
 const FIRST_HANDLE: u64 = 0x54_0000_0000;
+
+/// The addresses that one page table of the device serves, in bytes: the first mapping there costs more.
+const TABLE_REACH: u64 = 512 << 20;
 
 #[derive(Debug)]
 pub(super) struct Physical {
@@ -32,6 +36,8 @@ pub(super) struct VirtualMemory {
     physical: FxHashMap<u64, Physical>,
     /// Which memory each handle is that was not released.
     handles: FxHashMap<u64, u64>,
+    /// Page tables that were made, by number, until their addresses are given back.
+    tables: BTreeSet<u64>,
     created: u64,
     /// The other devices that may use a mapping, by its start.
     peers: FxHashMap<u64, Vec<DeviceId>>,
@@ -104,6 +110,8 @@ impl State {
             return Err(Refusal::invalid_value("something is mapped there; unmap it first"));
         }
         self.vmm.reserved.remove(&start);
+        let gone = plain::touched(start, bytes, TABLE_REACH);
+        self.vmm.tables.retain(|table| !gone.contains(table));
         self.space.unreserve(start, bytes);
         Ok(())
     }
@@ -111,6 +119,7 @@ impl State {
     pub(super) fn mem_create(&mut self, bytes: u64, props: PhysicalProps) -> Answer<PhysicalHandle> {
         whole_pages(bytes)?;
         self.charge(bytes)?;
+        self.pass(self.profile.mem_create_ns(bytes));
         let place = self.space.new_physical(bytes);
         let handle = self.vmm.new_handle(None);
         self.vmm.physical.insert(handle.0, Physical { bytes, place, mappings: 0, holders: 1, props });
@@ -179,10 +188,10 @@ impl State {
 
     pub(super) fn mem_unmap(&mut self, ptr: DevicePtr, bytes: u64) -> Answer<()> {
         let starts = self.whole_mappings(ptr, bytes)?;
-        self.pass(self.profile.mem_unmap_ns(starts.len() as u64));
         for start in starts {
             let Some(mapping) = self.space.unmap(start) else { continue };
             self.vmm.peers.remove(&start);
+            self.pass(self.profile.unmap_mapping_ns(mapping.end - start));
             let Purpose::Virtual(handle) = mapping.purpose else { continue };
             if let Some(physical) = self.vmm.physical.get_mut(&handle.0) {
                 physical.mappings -= 1;
@@ -206,20 +215,19 @@ impl State {
         me: DeviceId,
     ) -> Answer<()> {
         let starts = self.whole_mappings(ptr, bytes)?;
-        let is_only = |start: &u64| match self.space.at(*start).map(|mapping| mapping.purpose) {
-            Some(Purpose::Virtual(handle)) => self.vmm.physical.get(&handle.0).is_none_or(|p| p.mappings < 2),
-            _ => true,
-        };
-        let only = starts.iter().filter(|start| is_only(start)).count();
-        let for_one = self.profile.mem_set_access_ns(only as u64, (starts.len() - only) as u64);
-        self.pass(for_one * devices.len() as u64);
+        let mut ns = 0;
         for start in starts {
-            for device in devices {
-                let Some(mapping) = self.space.at_mut(start) else { continue };
-                if *device == me {
-                    mapping.accessible = access != AccessFlags::None;
-                    continue;
-                }
+            let Some(mapping) = self.space.at_mut(start) else { continue };
+            if devices.contains(&me) {
+                mapping.accessible = access != AccessFlags::None;
+            }
+            let (bytes, purpose) = (mapping.end - start, mapping.purpose);
+            let is_second = matches!(purpose, Purpose::Virtual(handle)
+                if self.vmm.physical.get(&handle.0).is_some_and(|physical| physical.mappings > 1));
+            let tables = plain::touched(start, bytes, TABLE_REACH);
+            let new = tables.filter(|table| self.vmm.tables.insert(*table)).count();
+            ns += self.profile.set_access_mapping_ns(bytes, is_second, new as u64);
+            for device in devices.iter().filter(|device| **device != me) {
                 let peers = self.vmm.peers.entry(start).or_default();
                 peers.retain(|peer| peer != device);
                 if access != AccessFlags::None {
@@ -227,6 +235,7 @@ impl State {
                 }
             }
         }
+        self.pass(ns * devices.len() as u64);
         Ok(())
     }
 }

@@ -78,6 +78,7 @@ use std::time::{Duration, Instant};
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{AnyResource, DeviceMemoryResourceExt, DriverHandle, StreamRef, format_bytes};
 use millpond_driver::DeviceSpec;
+use millpond_driver::sim::{SimConfig, SimDevice};
 use serde::Serialize;
 
 pub use report::{Format, print};
@@ -277,7 +278,7 @@ impl Report {
 /// # Errors
 /// The device cannot be opened.
 pub fn bench(settings: &Settings, table: &LayerTable, watch: &mut dyn FnMut(&str)) -> Result<Report> {
-    let device = DeviceFigures::new(settings.device, &settings.device.open()?)?;
+    let device = DeviceFigures::new(&settings.device, &settings.device.open()?)?;
     let report = Report {
         version: Report::VERSION,
         device,
@@ -366,7 +367,7 @@ impl Bench<'_> {
     fn roomy_device(&mut self, case: Case, bytes: u64) -> Attempt<DriverHandle> {
         /// By this factor stacks may waste memory. Bins round small blocks up to large ones.
         const ROOM: u64 = 4;
-        let (device, live) = (self.settings.device, format_bytes(bytes));
+        let (device, live) = (&self.settings.device, format_bytes(bytes));
         let driver = device.open()?;
         let free = driver.mem_get_info().map_err(millpond_core::Error::from)?.free;
         if !device.is_sim() {
@@ -377,10 +378,12 @@ impl Bench<'_> {
         if wanted <= free {
             return Ok(driver);
         }
-        let larger = DeviceSpec::SimCapacity(wanted.next_power_of_two());
-        let workload = case.workload;
-        self.note(format!("{workload} with {live} live ran on {larger}: {device} has too little memory"));
-        Ok(larger.open()?)
+        let Some(profile) = device.profile()? else { return Ok(driver) };
+        let larger = wanted.next_power_of_two();
+        let (workload, size) = (case.workload, format_bytes(larger));
+        let text = format!("{workload} with {live} live ran on sim:{size}: {device} has too little memory");
+        self.note(text);
+        Ok(SimDevice::new(SimConfig::new(profile.resized(larger))))
     }
 
     fn measure<S: Subject>(

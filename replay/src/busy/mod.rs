@@ -135,7 +135,7 @@ pub fn run(
     table: &LayerTable,
     watch: &mut dyn FnMut(&str),
 ) -> Result<Report> {
-    let device = DeviceFigures::new(settings.device, &settings.device.open()?)?;
+    let device = DeviceFigures::new(&settings.device, &settings.device.open()?)?;
     let mut report = Report {
         version: Report::VERSION,
         device,

@@ -25,7 +25,7 @@ pub(super) fn subject(
     table: &LayerTable,
 ) -> SubjectResult {
     let run = AssertUnwindSafe(|| -> Result<Vec<PassFigures>> {
-        let device = Device::open(settings.device, settings.host_ns)?;
+        let device = Device::open(&settings.device, settings.host_ns)?;
         let mut run = Run::new(plan, subject, host, device, table)?;
         (0..settings.passes).map(|_| run.pass()).collect()
     });

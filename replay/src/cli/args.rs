@@ -12,6 +12,7 @@ use millpond_driver::DeviceSpec;
 
 use super::bench::BenchArgs;
 use super::busy::BusyArgs;
+use super::calibrate::CalibrateArgs;
 
 /// Replays allocation logs through stacks of GPU memory resources, and compares the stacks.
 ///
@@ -43,8 +44,8 @@ pub(crate) struct Cli {
     #[arg(long = "stack", short = 's', value_name = "SPEC")]
     pub(crate) stacks: Vec<StackSpec>,
 
-    /// Where to replay: cuda:N, sim:h200, sim:a100, or sim:SIZE such as sim:8GiB [default: cuda:0 if
-    /// there is a GPU, else sim:h200]
+    /// Where to replay: cuda:N, sim:h200, sim:a100, sim:SIZE such as sim:8GiB, or sim:FILE.toml with a
+    /// profile that `calibrate` wrote [default: cuda:0 if there is a GPU, else sim:h200]
     #[arg(long, short = 'd', value_name = "DEVICE")]
     pub(crate) device: Option<DeviceSpec>,
 
@@ -83,6 +84,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     Bench(BenchArgs),
     Busy(BusyArgs),
+    Calibrate(CalibrateArgs),
 }
 
 const AFTER_HELP: &str = "\

@@ -73,7 +73,7 @@ impl From<BenchFormatArg> for Format {
 impl BenchArgs {
     pub(crate) fn settings(&self) -> Settings {
         Settings {
-            device: self.device.unwrap_or_else(DeviceSpec::default_device),
+            device: self.device.clone().unwrap_or_else(DeviceSpec::default_device),
             stacks: self.stacks.clone(),
             workloads: self.workloads.clone(),
             threads: self.threads.clone(),

@@ -80,7 +80,7 @@ impl BusyArgs {
             |given: &[Kernels], default: &[Kernels]| if given.is_empty() { default } else { given }.to_vec();
         let named = |text: &&str| text.parse::<Subject>().ok();
         Settings {
-            device: self.device.unwrap_or_else(DeviceSpec::default_device),
+            device: self.device.clone().unwrap_or_else(DeviceSpec::default_device),
             subjects: match self.stacks.as_slice() {
                 // The texts are ours, and a test reads each.
                 [] => Subject::DEFAULT.iter().filter_map(named).collect(),

@@ -26,6 +26,7 @@
 mod args;
 mod bench;
 mod busy;
+mod calibrate;
 mod overwrite;
 mod verdict;
 
@@ -81,6 +82,7 @@ fn dispatch(cli: &Cli, table: &LayerTable, out: impl Write) -> Result<Verdict, F
     match &cli.command {
         Some(Command::Bench(args)) => bench(args, table, out),
         Some(Command::Busy(args)) => busy(args, table, out),
+        Some(Command::Calibrate(args)) => calibrate::run(args, table, out),
         None => replay(cli, table, out),
     }
 }
@@ -160,7 +162,7 @@ fn check(stacks: &[StackSpec], table: &LayerTable) -> Result<(), Failure> {
 fn settings(cli: &Cli, table: &LayerTable) -> Result<Settings, Failure> {
     check(&cli.stacks, table)?;
     overwrite::refuse(&cli.logs, &cli.stacks)?;
-    let device = cli.device.unwrap_or_else(DeviceSpec::default_device);
+    let device = cli.device.clone().unwrap_or_else(DeviceSpec::default_device);
     device.open()?; // a device that is not there is said before logs are read
     Ok(Settings { device, stacks: cli.stacks.clone(), options: cli.options() })
 }

@@ -1,5 +1,4 @@
 use millpond_core::{DriverHandle, LadderCounts};
-use millpond_driver::sim::SimConfig;
 use millpond_driver::{CallCounts, CallKind, DeviceSpec};
 use serde::Serialize;
 
@@ -22,7 +21,7 @@ pub struct DeviceFigures {
 }
 
 impl DeviceFigures {
-    pub(crate) fn new(spec: DeviceSpec, driver: &DriverHandle) -> Result<Self> {
+    pub(crate) fn new(spec: &DeviceSpec, driver: &DriverHandle) -> Result<Self> {
         let memory = driver.mem_get_info().map_err(millpond_core::Error::from)?;
         Ok(Self {
             spec: spec.to_string(),
@@ -143,12 +142,8 @@ pub struct DriverFigures {
 }
 
 /// Which of these calls cost nothing on the simulated device because nobody knows what they cost.
-pub(super) fn unmeasured(device: DeviceSpec, counts: &CallCounts) -> Vec<CallKind> {
-    let config = match device {
-        DeviceSpec::Cuda(_) => return Vec::new(),
-        DeviceSpec::SimA100 => SimConfig::a100(),
-        _ => SimConfig::h200(),
-    };
+pub(super) fn unmeasured(device: &DeviceSpec, counts: &CallCounts) -> Result<Vec<CallKind>> {
+    let Some(profile) = device.profile()? else { return Ok(Vec::new()) };
     let kinds = counts.iter().map(|(kind, _)| kind);
-    kinds.filter(|kind| config.profile().call_ns(*kind).is_none()).collect()
+    Ok(kinds.filter(|kind| profile.call_ns(*kind).is_none()).collect())
 }

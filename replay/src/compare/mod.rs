@@ -71,7 +71,7 @@ pub fn compare(
     progress: &Progress,
 ) -> Result<Comparison> {
     let driver = settings.device.open()?;
-    let device = DeviceFigures::new(settings.device, &driver)?;
+    let device = DeviceFigures::new(&settings.device, &driver)?;
     drop(driver);
     let entries = match settings.stacks.as_slice() {
         [] => lineup::standard(program.summary(), &device),

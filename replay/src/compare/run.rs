@@ -59,7 +59,7 @@ fn build_and_replay(
     drop(resource);
     figures.asked_again = asked_again;
     figures.misuses_all_passes = misuse.count();
-    figures.driver.unmeasured = unmeasured(settings.device, &figures.driver.by_kind);
+    figures.driver.unmeasured = unmeasured(&settings.device, &figures.driver.by_kind)?;
     let shares_a_clock = settings.options.threads == Threads::Free && device.device().is_sim();
     if shares_a_clock || !figures.driver.unmeasured.is_empty() {
         (figures.ns_per_op_first, figures.ns_per_op_best) = (None, None);

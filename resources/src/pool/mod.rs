@@ -122,10 +122,11 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the initial size exceeds the
-    /// maximum, or the maximum exceeds the device; [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if
-    /// the initial size cannot be had; what the driver reports.
+    /// maximum, or the maximum exceeds the device and upstream is not managed memory;
+    /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if the initial size cannot be had; what the
+    /// driver reports.
     pub fn new(upstream: R, options: PoolOptions) -> Result<Self> {
-        let options = options.checked(&**upstream.driver())?;
+        let options = options.checked(&upstream)?;
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let pages = options.pages_over(&upstream)?;
         let backing = options.backing(&**upstream.driver(), pages.is_some())?;

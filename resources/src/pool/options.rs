@@ -11,7 +11,7 @@ use millpond_core::{
 
 use super::pages::Backing;
 use super::{Decay, Peers, PoolMemoryResource, Share};
-use crate::driver_memory::CudaMemoryResource;
+use crate::driver_memory::{CudaMemoryResource, ManagedMemoryResource};
 use crate::ordered::{LARGEST_REQUEST, Reuse};
 
 /// How `pool` is built from text.
@@ -192,8 +192,8 @@ impl PoolOptions {
         Ok(Some(granularity))
     }
 
-    /// Rounds and checks against the device.
-    pub(super) fn checked(self, driver: &dyn Driver) -> Result<Self> {
+    /// Rounds and checks against the device of upstream.
+    pub(super) fn checked(self, upstream: &dyn DeviceMemoryResource) -> Result<Self> {
         let rounded = self.initial_bytes.checked_next_multiple_of(ALLOCATION_ALIGNMENT);
         let initial_bytes = rounded.filter(|bytes| *bytes <= LARGEST_REQUEST).ok_or_else(|| {
             Error::invalid_argument(
@@ -209,8 +209,9 @@ impl PoolOptions {
                     format_bytes(maximum)
                 )));
             }
+            let driver = upstream.driver();
             let total = driver.mem_get_info()?.total;
-            if maximum > total {
+            if maximum > total && !is_managed(upstream) {
                 return Err(Error::invalid_argument(format!(
                     "the pool's maximum of {} exceeds the {} that {} has; lower `max`, or leave it out",
                     format_bytes(maximum),
@@ -221,6 +222,12 @@ impl PoolOptions {
         }
         Ok(Self { initial_bytes, maximum_bytes, decay: self.decay.in_milliseconds(), ..self })
     }
+}
+
+/// Whether the memory is managed: of that there may be more than the device has.
+fn is_managed(upstream: &dyn DeviceMemoryResource) -> bool {
+    let mut resources = std::iter::successors(Some(upstream), |resource| resource.upstream());
+    resources.any(|resource| downcast::<ManagedMemoryResource>(resource).is_some())
 }
 
 /// As parameters of a stack's text; empty for the defaults.

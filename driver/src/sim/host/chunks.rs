@@ -5,7 +5,7 @@ use memmap2::{MmapMut, MmapOptions};
 use rustc_hash::FxHashMap;
 
 /// Blocks begin at multiples of this.
-const ALIGNMENT: usize = 4 << 10;
+pub(super) const ALIGNMENT: usize = 4 << 10;
 
 /// A chunk has room for so many blocks of the largest size of its class.
 const BLOCKS_A_CHUNK: usize = 64;

@@ -1,0 +1,192 @@
+//! What driver calls cost, in nanoseconds on the host.
+
+use std::collections::BTreeMap;
+
+use super::Curve;
+use crate::CallKind;
+
+/// What the calls of a device's driver cost.
+///
+/// A cost that is `None`, or that [`calls_ns`](Self::calls_ns) does not name, nobody measured: such calls
+/// take no virtual time, and reports say that it is missing.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields, default))]
+#[non_exhaustive]
+pub struct Costs {
+    /// Nanoseconds of each call that costs the same whatever it is given.
+    pub calls_ns: CallCosts,
+    /// Recording an event.
+    pub event_record: EventRecordCosts,
+    /// `cuMemAlloc`.
+    pub mem_alloc: Option<PlainCosts>,
+    /// `cuMemFree` of plain memory.
+    pub mem_free: Option<PlainCosts>,
+    /// `cuMemAllocManaged`.
+    pub mem_alloc_managed: Option<SizeCosts>,
+    /// `cuMemFree` of managed memory that the device never touched.
+    pub mem_free_managed: Option<SizeCosts>,
+    /// `cuMemHostAlloc`.
+    pub mem_host_alloc: Option<SizeCosts>,
+    /// `cuMemFreeHost`.
+    pub mem_free_host: Option<SizeCosts>,
+    /// `cuMemCreate`.
+    pub mem_create: Option<SizeCosts>,
+    /// `cuMemRelease`.
+    pub mem_release: Option<SizeCosts>,
+    /// `cuMemSetAccess`.
+    pub mem_set_access: Option<SetAccessCosts>,
+    /// `cuMemUnmap`.
+    pub mem_unmap: Option<UnmapCosts>,
+}
+
+/// A cost that goes by the size in bytes alone.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields))]
+pub struct SizeCosts {
+    /// Nanoseconds for so many bytes.
+    pub by_bytes_ns: Curve,
+}
+
+/// What plain memory costs.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields))]
+pub struct PlainCosts {
+    /// Nanoseconds for a block of up to 2 MiB in a page that is there, or that stays.
+    pub in_page_ns: u64,
+    /// Nanoseconds for a larger block, by the bytes of its pages; at 2 MiB, what a page for a smaller one
+    /// costs besides.
+    pub by_bytes_ns: Curve,
+}
+
+/// What recording an event costs besides what `calls_ns` says.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields))]
+pub struct EventRecordCosts {
+    /// Nanoseconds more on the legacy default stream.
+    pub legacy_stream_extra_ns: u64,
+}
+
+/// What making mappings accessible costs: the call, and each mapping in its range.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields))]
+pub struct SetAccessCosts {
+    /// Nanoseconds for the call.
+    pub call_ns: u64,
+    /// Nanoseconds for each mapping, by its bytes.
+    pub mapping_by_bytes_ns: Curve,
+    /// Nanoseconds more for each mapping whose handle is mapped elsewhere, too.
+    pub second_mapping_extra_ns: u64,
+    /// Nanoseconds more for each aligned 512 MiB of addresses in which nothing was accessible before.
+    pub new_512_mib_extra_ns: u64,
+}
+
+/// What unmapping costs: the call, and each mapping in its range.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields))]
+pub struct UnmapCosts {
+    /// Nanoseconds for the call.
+    pub call_ns: u64,
+    /// Nanoseconds for each mapping, by its bytes.
+    pub mapping_by_bytes_ns: Curve,
+}
+
+/// Nanoseconds by kind of call, of those that cost the same whatever they are given.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(try_from = "BTreeMap<String, u64>"))]
+pub struct CallCosts(BTreeMap<CallKind, u64>);
+
+impl CallCosts {
+    /// What a call of this kind costs in nanoseconds, if it was measured.
+    pub fn get(&self, kind: CallKind) -> Option<u64> {
+        self.0.get(&kind).copied()
+    }
+
+    /// Each kind that was measured, with its nanoseconds.
+    pub fn iter(&self) -> impl Iterator<Item = (CallKind, u64)> {
+        self.0.iter().map(|(kind, ns)| (*kind, *ns))
+    }
+}
+
+impl FromIterator<(CallKind, u64)> for CallCosts {
+    /// Kinds whose cost goes by size are left out: [`Costs`] has them.
+    fn from_iter<I: IntoIterator<Item = (CallKind, u64)>>(costs: I) -> Self {
+        Self(costs.into_iter().filter(|(kind, _)| !goes_by_size(*kind)).collect())
+    }
+}
+
+/// From the names of the kinds.
+impl TryFrom<BTreeMap<String, u64>> for CallCosts {
+    type Error = String;
+
+    fn try_from(costs: BTreeMap<String, u64>) -> Result<Self, String> {
+        let known = || CallKind::ALL.into_iter().filter(|kind| !goes_by_size(*kind));
+        let kind = |(name, ns): (String, u64)| {
+            if let Some(kind) = known().find(|kind| kind.name() == name) {
+                return Ok((kind, ns));
+            }
+            if CallKind::ALL.iter().any(|kind| kind.name() == name) {
+                return Err(format!("`{name}` has no one cost: it goes by size; write [costs.{name}]"));
+            }
+            let names: Vec<_> = known().map(CallKind::name).collect();
+            Err(format!(
+                "there is no call `{name}`; those that cost the same always are {}",
+                names.join(", ")
+            ))
+        };
+        costs.into_iter().map(kind).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+/// Whether [`Costs`] has a field of its own for this kind.
+const fn goes_by_size(kind: CallKind) -> bool {
+    matches!(
+        kind,
+        CallKind::MemAlloc
+            | CallKind::MemFree
+            | CallKind::MemAllocManaged
+            | CallKind::MemHostAlloc
+            | CallKind::MemFreeHost
+            | CallKind::MemCreate
+            | CallKind::MemRelease
+            | CallKind::MemSetAccess
+            | CallKind::MemUnmap
+    )
+}
+
+impl Costs {
+    /// What a call of this kind costs, without what goes by size or by the number of mappings; `None` if
+    /// nobody measured it.
+    pub fn call_ns(&self, kind: CallKind) -> Option<u64> {
+        let by_size = |is_measured: bool| is_measured.then_some(0);
+        match kind {
+            CallKind::MemAlloc => by_size(self.mem_alloc.is_some()),
+            CallKind::MemFree => by_size(self.mem_free.is_some()),
+            CallKind::MemAllocManaged => by_size(self.mem_alloc_managed.is_some()),
+            CallKind::MemHostAlloc => by_size(self.mem_host_alloc.is_some()),
+            CallKind::MemFreeHost => by_size(self.mem_free_host.is_some()),
+            CallKind::MemCreate => by_size(self.mem_create.is_some()),
+            CallKind::MemRelease => by_size(self.mem_release.is_some()),
+            CallKind::MemSetAccess => self.mem_set_access.as_ref().map(|costs| costs.call_ns),
+            CallKind::MemUnmap => self.mem_unmap.as_ref().map(|costs| costs.call_ns),
+            kind => self.calls_ns.get(kind),
+        }
+    }
+}
+
+impl PlainCosts {
+    /// Of a block of this size, which takes or gives back so many bytes of pages: none if others share its
+    /// page.
+    pub fn ns(costs: Option<&Self>, bytes: u64, pages_bytes: u64) -> u64 {
+        let Some(costs) = costs else { return 0 };
+        let shares = if crate::plain::shares(bytes) { costs.in_page_ns } else { 0 };
+        let pages = if pages_bytes > 0 { costs.by_bytes_ns.ns(pages_bytes) } else { 0 };
+        shares.saturating_add(pages)
+    }
+}
+
+impl SizeCosts {
+    /// Of so many bytes; nothing where nobody measured it.
+    pub fn ns(costs: Option<&Self>, bytes: u64) -> u64 {
+        costs.map_or(0, |costs| costs.by_bytes_ns.ns(bytes))
+    }
+}

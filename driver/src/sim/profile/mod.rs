@@ -1,0 +1,267 @@
+//! What a device is, and what its driver calls cost.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `costs` | the costs, field by field as a file has them |
+//! | `curve` | a cost that goes by size |
+//! | `read`, `write` | profiles as TOML |
+//! | `h200` | the costs of an H200, as `driver/profiles/h200.toml` has them |
+
+mod costs;
+mod curve;
+#[rustfmt::skip]
+mod h200;
+#[cfg(feature = "profiles")]
+mod read;
+mod write;
+
+use std::path::Path;
+use std::sync::{Arc, LazyLock};
+
+pub use costs::{CallCosts, Costs, EventRecordCosts, PlainCosts, SetAccessCosts, SizeCosts, UnmapCosts};
+pub use curve::Curve;
+use millpond_core::Result;
+
+use crate::CallKind;
+
+const KIB: u64 = 1 << 10;
+const GIB: u64 = 1 << 30;
+
+/// What a device holds, and what its driver calls cost.
+///
+/// A profile is a TOML file, which `millpond-replay calibrate` writes from measurements and
+/// `Profile::from_toml` reads (with the feature `profiles`); `driver/profiles` has the built-in one of an
+/// H200. Its costs are nanoseconds of the host, the timer's in each; between two measured sizes a cost is on
+/// a straight line: see [`Curve`]. Calls that nobody measured cost nothing: see [`call_ns`](Self::call_ns).
+///
+/// How long work runs on the device is a plain model, not a measurement: a kernel takes 2 µs and 1 ns for
+/// each 4 KiB that it touches, a copy or fill 1 µs and 1 ns for each 1 KiB.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Profile {
+    name: String,
+    capacity: u64,
+    measured_on: Option<String>,
+    multiprocessors: i64,
+    compute_capability: (i64, i64),
+    costs: Arc<Costs>,
+    /// By kind, as [`Costs::call_ns`] says; it is asked in each call.
+    calls: [Option<u64>; CallKind::ALL.len()],
+}
+
+impl Profile {
+    /// An H200, as `driver/profiles/h200.toml` has it.
+    pub fn h200() -> Self {
+        static H200: LazyLock<Profile> = LazyLock::new(h200::profile);
+        H200.clone()
+    }
+
+    /// An A100 with 80 GB. Nobody measured its costs: those of the H200 stand in, and the name says so.
+    pub fn a100() -> Self {
+        Self {
+            name: "simulated A100 (call costs not measured: an H200's)".to_owned(),
+            capacity: 79 * GIB,
+            measured_on: None,
+            multiprocessors: 108,
+            compute_capability: (8, 0),
+            ..Self::h200()
+        }
+    }
+
+    /// An H200 with another capacity in bytes.
+    pub fn with_capacity(bytes: u64) -> Self {
+        Self::h200().resized(bytes)
+    }
+
+    /// The same device with another capacity in bytes; the name says so.
+    #[must_use]
+    pub fn resized(self, bytes: u64) -> Self {
+        let name = format!("{} with {}", self.name, millpond_core::format_bytes(bytes));
+        Self { name, capacity: bytes, ..self }
+    }
+
+    /// A device with these costs, measured where `measured_on` says.
+    pub fn measured(
+        name: impl Into<String>,
+        capacity: u64,
+        multiprocessors: i64,
+        compute_capability: (i64, i64),
+        measured_on: impl Into<String>,
+        costs: Costs,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            capacity,
+            measured_on: Some(measured_on.into()),
+            multiprocessors,
+            compute_capability,
+            calls: CallKind::ALL.map(|kind| costs.call_ns(kind)),
+            costs: Arc::new(costs),
+        }
+    }
+
+    /// The profile in a TOML file.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is wrong: as [`from_toml`](Self::from_toml).
+    #[cfg(feature = "profiles")]
+    pub fn from_file(path: &Path) -> Result<Self> {
+        read::file(path)
+    }
+
+    /// Refuses: profiles are read with the feature `profiles`.
+    ///
+    /// # Errors
+    /// Always.
+    #[cfg(not(feature = "profiles"))]
+    pub fn from_file(path: &Path) -> Result<Self> {
+        Err(millpond_core::Error::invalid_argument(format!(
+            "the profile {} cannot be read: this program was built without millpond's feature `profiles`",
+            path.display()
+        )))
+    }
+
+    /// The profile in this text; `source` names it in errors.
+    ///
+    /// # Errors
+    /// The text is no TOML, a field is missing, unknown or wrong; the error names the line and the field.
+    #[cfg(feature = "profiles")]
+    pub fn from_toml(text: &str, source: &str) -> Result<Self> {
+        read::parse(text, source)
+    }
+
+    /// As TOML, with what each field means, and what `comment` says about a field (as in
+    /// `mem_create` or `calls_ns.event_query`), or about its point at so many bytes.
+    pub fn to_toml(&self, comment: impl Fn(&str, Option<u64>) -> Option<String>) -> String {
+        write::toml(self, &comment)
+    }
+
+    /// The device's name, for people.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The capacity in bytes.
+    pub const fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// Whether the costs were measured on this kind of device.
+    pub const fn is_measured(&self) -> bool {
+        self.measured_on.is_some()
+    }
+
+    /// Where and when the costs were measured.
+    pub fn measured_on(&self) -> Option<&str> {
+        self.measured_on.as_deref()
+    }
+
+    /// What the calls cost.
+    pub fn costs(&self) -> &Costs {
+        &self.costs
+    }
+
+    /// How many multiprocessors the device has.
+    pub const fn multiprocessors(&self) -> i64 {
+        self.multiprocessors
+    }
+
+    /// The compute capability, major and minor.
+    pub const fn compute_capability(&self) -> (i64, i64) {
+        self.compute_capability
+    }
+
+    /// What a call of this kind costs in nanoseconds, without what goes by size or by the number of mappings;
+    /// `None` if nobody measured it, and it counts as nothing.
+    pub const fn call_ns(&self, kind: CallKind) -> Option<u64> {
+        self.calls[kind as usize]
+    }
+
+    /// What recording an event on the legacy default stream costs more than on others.
+    pub(super) fn legacy_record_extra_ns(&self) -> u64 {
+        self.costs.event_record.legacy_stream_extra_ns
+    }
+
+    /// Of a block that takes this many bytes of pages, none if it shares one that is there.
+    pub(super) fn mem_alloc_ns(&self, bytes: u64, pages_bytes: u64) -> u64 {
+        PlainCosts::ns(self.costs.mem_alloc.as_ref(), bytes, pages_bytes)
+    }
+
+    /// Of a block that gives this many bytes of pages back, none if others are left in its page.
+    pub(super) fn mem_free_ns(&self, bytes: u64, pages_bytes: u64) -> u64 {
+        PlainCosts::ns(self.costs.mem_free.as_ref(), bytes, pages_bytes)
+    }
+
+    pub(super) fn mem_alloc_managed_ns(&self, bytes: u64) -> u64 {
+        SizeCosts::ns(self.costs.mem_alloc_managed.as_ref(), bytes)
+    }
+
+    pub(super) fn mem_free_managed_ns(&self, bytes: u64) -> u64 {
+        SizeCosts::ns(self.costs.mem_free_managed.as_ref(), bytes)
+    }
+
+    pub(super) fn mem_host_alloc_ns(&self, bytes: u64) -> u64 {
+        SizeCosts::ns(self.costs.mem_host_alloc.as_ref(), bytes)
+    }
+
+    pub(super) fn mem_free_host_ns(&self, bytes: u64) -> u64 {
+        SizeCosts::ns(self.costs.mem_free_host.as_ref(), bytes)
+    }
+
+    pub(super) fn mem_create_ns(&self, bytes: u64) -> u64 {
+        SizeCosts::ns(self.costs.mem_create.as_ref(), bytes)
+    }
+
+    pub(super) fn mem_release_ns(&self, bytes: u64) -> u64 {
+        SizeCosts::ns(self.costs.mem_release.as_ref(), bytes)
+    }
+
+    /// Of one mapping in a call that makes it accessible, which has `new` aligned 512 MiB of addresses in
+    /// which nothing was accessible before.
+    pub(super) fn set_access_mapping_ns(&self, bytes: u64, is_second: bool, new: u64) -> u64 {
+        let Some(costs) = &self.costs.mem_set_access else { return 0 };
+        let extra = if is_second { costs.second_mapping_extra_ns } else { 0 };
+        costs.mapping_by_bytes_ns.ns(bytes) + extra + new.saturating_mul(costs.new_512_mib_extra_ns)
+    }
+
+    /// Of one mapping in a call that unmaps it.
+    pub(super) fn unmap_mapping_ns(&self, bytes: u64) -> u64 {
+        self.costs.mem_unmap.as_ref().map_or(0, |costs| costs.mapping_by_bytes_ns.ns(bytes))
+    }
+
+    pub(super) const fn kernel_ns(&self, bytes: u64) -> u64 {
+        2_000 + bytes / (4 * KIB)
+    }
+
+    pub(super) const fn copy_ns(&self, bytes: u64) -> u64 {
+        1_000 + bytes / KIB
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn the_built_in_profile_has_what_a_pool_calls() {
+        let h200 = Profile::h200();
+        for kind in CallKind::ALL {
+            let name = kind.name();
+            let needed = ["mem_alloc", "mem_free", "mem_create", "mem_map", "mem_unmap", "event_record"];
+            assert!(!needed.contains(&name) || h200.call_ns(kind).is_some(), "{name}");
+        }
+        assert!(h200.mem_create_ns(2 * MIB) > 1000);
+        assert!(h200.mem_alloc_ns(256, 0) < h200.mem_alloc_ns(256, 2 * MIB));
+        assert!(h200.mem_free_ns(64 * MIB, 64 * MIB) < h200.mem_free_ns(4 * GIB, 4 * GIB));
+        assert_eq!((h200.multiprocessors(), h200.compute_capability()), (132, (9, 0)));
+    }
+
+    #[test]
+    fn a_profile_that_nobody_measured_says_so() {
+        assert!(Profile::h200().is_measured());
+        assert!(!Profile::a100().is_measured());
+        assert!(Profile::a100().name().contains("not measured"));
+        assert_eq!(Profile::with_capacity(123).capacity(), 123);
+    }
+}

@@ -1,0 +1,233 @@
+//! Logs on a device and on the simulated one, side by side: what time the driver took, and what memory.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use millpond_core::stack::{LayerTable, StackSpec};
+use millpond_core::{Driver as _, DriverHandle, Error, format_bytes};
+use millpond_driver::sim::{Profile, SimConfig, SimDevice};
+use millpond_driver::{CallCounts, CallKind, CountingDriver};
+
+use crate::Result;
+use crate::engine::{self, Options, Watch};
+use crate::program::Program;
+
+/// The stacks whose driver time is compared unless others are named: a pool over pages, and over regions.
+pub const STACKS: [&str; 2] = ["cuda+pool", "cuda+pool:pages=off"];
+
+/// The stack over which memory is compared: all of a log is the driver's.
+const PLAIN: &str = "cuda";
+
+/// Kinds of calls that are printed: those with most time.
+const MOST_KINDS: usize = 6;
+
+/// What is compared.
+#[derive(Debug)]
+pub struct Check<'a> {
+    /// The device.
+    pub device: &'a DriverHandle,
+    /// The profile of the simulated one.
+    pub profile: &'a Profile,
+    /// The stacks; empty for [`STACKS`].
+    pub stacks: &'a [StackSpec],
+    /// How often a log goes through each on the device; the median counts.
+    pub runs: usize,
+    /// Every layer that a stack's text can name.
+    pub table: &'a LayerTable,
+}
+
+/// The first pass of a log through a new stack.
+struct Pass {
+    /// Time in driver calls.
+    ns: u64,
+    /// By kind: how many calls, and their time.
+    by_kind: Vec<(CallKind, u64, u64)>,
+    /// The most bytes taken, as counted by the rule of pages.
+    peak: u64,
+}
+
+/// What a comparison came to: simulated over measured, or the largest of several.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Outcome {
+    /// The simulated driver time farthest from the measured one, as a share of it.
+    pub worst_time: f64,
+    /// The counted bytes farthest from those that the device says are gone, likewise.
+    pub worst_memory: f64,
+}
+
+impl Check<'_> {
+    /// Compares one log and prints the result.
+    ///
+    /// # Errors
+    /// A stack's text is wrong, a device fails, or `out` cannot be written.
+    pub fn log(&self, program: &Program, outcome: &mut Outcome, out: &mut dyn Write) -> Result<()> {
+        let name = program.summary().file.clone();
+        let named = (!self.stacks.is_empty()).then(|| self.stacks.to_vec());
+        let usual = || STACKS.iter().map(|text| Ok(text.parse::<StackSpec>()?)).collect::<Result<Vec<_>>>();
+        for spec in named.map_or_else(usual, Ok)? {
+            self.time(program, &name, &spec, outcome, out)?;
+        }
+        self.memory(program, &name, outcome, out)
+    }
+
+    fn time(
+        &self,
+        program: &Program,
+        name: &str,
+        spec: &StackSpec,
+        outcome: &mut Outcome,
+        out: &mut dyn Write,
+    ) -> Result<()> {
+        let simulated = self.simulated(program, spec)?;
+        let runs = (0..self.runs.max(1)).map(|_| self.on_device(program, spec));
+        let mut runs = runs.collect::<Result<Vec<_>>>()?;
+        runs.sort_by_key(|pass| pass.ns);
+        let measured = &runs[runs.len() / 2];
+        let ratio = simulated.ns as f64 / measured.ns.max(1) as f64;
+        farther(&mut outcome.worst_time, ratio);
+        let (least, most) = (runs[0].ns, runs[runs.len() - 1].ns);
+        let line = format!(
+            "{name}, {spec}: driver time {} measured ({} to {}), {} simulated, {ratio:.3}",
+            ms(measured.ns),
+            ms(least),
+            ms(most),
+            ms(simulated.ns)
+        );
+        written(writeln!(out, "{line}"))?;
+        let mut kinds = measured.by_kind.clone();
+        kinds.sort_by_key(|(_, _, ns)| std::cmp::Reverse(*ns));
+        for (kind, calls, ns) in kinds.into_iter().take(MOST_KINDS) {
+            let there = simulated.by_kind.iter().find(|(of, ..)| *of == kind);
+            let (sim_calls, sim_ns) = there.map_or((0, 0), |(_, calls, ns)| (*calls, *ns));
+            let each = |ns: u64, calls: u64| ns / calls.max(1);
+            written(writeln!(
+                out,
+                "    {kind}: {calls} calls, {}, {} ns each; simulated {sim_calls}, {}, {}",
+                ms(ns),
+                each(ns, calls),
+                ms(sim_ns),
+                each(sim_ns, sim_calls)
+            ))?;
+        }
+        Ok(())
+    }
+
+    /// Once through plain memory, and the device is asked what is gone.
+    fn memory(
+        &self,
+        program: &Program,
+        name: &str,
+        outcome: &mut Outcome,
+        out: &mut dyn Write,
+    ) -> Result<()> {
+        let spec: StackSpec = PLAIN.parse()?;
+        let counting = CountingDriver::new(Arc::clone(self.device));
+        counting.probe_device().map_err(Error::from)?;
+        let real = replay(program, &spec, self.table, &counting, self.device, None)?;
+        let (gone, simulated) = (counting.probed_peak_bytes(), self.simulated(program, &spec)?.peak);
+        let ratio = real.peak as f64 / gone.max(1) as f64;
+        farther(&mut outcome.worst_memory, ratio);
+        farther(&mut outcome.worst_memory, simulated as f64 / gone.max(1) as f64);
+        let live = program.summary().peak_live_bytes;
+        let line = format!(
+            "{name}, {PLAIN}: live {}, gone from the device {}, counted {} ({ratio:.4}), simulated {} \
+             ({:.4})",
+            format_bytes(live),
+            format_bytes(gone),
+            format_bytes(real.peak),
+            format_bytes(simulated),
+            simulated as f64 / gone.max(1) as f64
+        );
+        written(writeln!(out, "{line}"))
+    }
+
+    fn on_device(&self, program: &Program, spec: &StackSpec) -> Result<Pass> {
+        let counting = CountingDriver::new(Arc::clone(self.device));
+        replay(program, spec, self.table, &counting, self.device, None)
+    }
+
+    /// The same on a new simulated device, whose time is virtual.
+    fn simulated(&self, program: &Program, spec: &StackSpec) -> Result<Pass> {
+        let device = SimDevice::new(SimConfig::new(self.profile.clone()));
+        let counting = CountingDriver::new(device.clone());
+        let handle: DriverHandle = device.clone();
+        replay(program, spec, self.table, &counting, &handle, Some(&device))
+    }
+}
+
+/// Looks at the driver when the pass begins and ends.
+struct FirstPass<'a> {
+    driver: &'a CountingDriver,
+    /// Where calls cost virtual time.
+    simulated: Option<&'a SimDevice>,
+    before: Moment,
+    during: Moment,
+}
+
+/// Calls, virtual time, and by kind what calls cost of it.
+#[derive(Default)]
+struct Moment {
+    counts: CallCounts,
+    virtual_ns: Option<u64>,
+    costs: Vec<(CallKind, u64)>,
+}
+
+impl FirstPass<'_> {
+    fn now(&self) -> Moment {
+        Moment {
+            counts: self.driver.counts(),
+            virtual_ns: self.driver.virtual_time_ns(),
+            costs: self.simulated.map_or(Vec::new(), SimDevice::call_costs),
+        }
+    }
+}
+
+impl Watch for FirstPass<'_> {
+    fn pass_begins(&mut self) {
+        self.before = self.now();
+    }
+
+    fn pass_ended(&mut self, _nanoseconds: u64) {
+        let (before, now) = (&self.before, self.now());
+        let costs =
+            now.costs.iter().zip(&before.costs).map(|((kind, now), (_, before))| (*kind, now - before));
+        self.during = Moment {
+            counts: now.counts.since(&before.counts),
+            virtual_ns: now.virtual_ns.zip(before.virtual_ns).map(|(now, before)| now - before),
+            costs: costs.collect(),
+        };
+    }
+}
+
+fn replay(
+    program: &Program,
+    spec: &StackSpec,
+    table: &LayerTable,
+    counting: &Arc<CountingDriver>,
+    device: &DriverHandle,
+    simulated: Option<&SimDevice>,
+) -> Result<Pass> {
+    let resource = spec.build(table, &(Arc::clone(counting) as DriverHandle))?;
+    let mut watch =
+        FirstPass { driver: counting, simulated, before: Moment::default(), during: Moment::default() };
+    engine::replay(program, &resource, device, Options::default(), &mut watch)?;
+    let Moment { counts, virtual_ns, costs } = watch.during;
+    let by_kind = counts.iter().map(|(kind, counts)| {
+        let virtual_ns = costs.iter().find(|(of, _)| *of == kind).map(|(_, ns)| *ns);
+        (kind, counts.calls, virtual_ns.unwrap_or(counts.wall_ns))
+    });
+    let ns = virtual_ns.unwrap_or_else(|| counts.total_wall_ns());
+    Ok(Pass { ns, by_kind: by_kind.collect(), peak: counting.peak_bytes_taken() })
+}
+
+fn farther(worst: &mut f64, ratio: f64) {
+    *worst = worst.max((ratio - 1.0).abs());
+}
+
+fn ms(ns: u64) -> String {
+    format!("{:.2} ms", ns as f64 / 1e6)
+}
+
+fn written(answer: io::Result<()>) -> Result<()> {
+    answer.map_err(crate::Error::io("writing the results"))
+}
