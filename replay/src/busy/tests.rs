@@ -131,7 +131,12 @@ fn without_an_allocator_a_host_far_ahead_takes_as_long_as_the_busiest_stream() {
             begins + kernels(stream).map(|(_, step)| u64::from(step.kernel_ns) + GAP_NS).sum::<u64>()
         });
         let end_ns = ends.max().unwrap();
-        assert!(passes(&report, "none").iter().all(|pass| pass.end_ns == end_ns), "{end_ns} {report:?}");
+        // Asking the streams for their ends takes time, too.
+        let ended = end_ns..end_ns + 10_000;
+        assert!(
+            passes(&report, "none").iter().all(|pass| ended.contains(&pass.end_ns)),
+            "{end_ns} {report:?}"
+        );
         assert!((case.busiest_stream_ns..case.busiest_stream_ns * 11 / 10).contains(&end_ns));
         assert!(passes(&report, "none").iter().all(|pass| pass.host_ns < pass.end_ns / 5));
     }
