@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use millpond::core::driver::StreamFlags;
+use millpond::core::driver::{CaptureMode, StreamFlags};
 use millpond::driver::sim::{Access, FaultPlan, SimConfig, SimDevice};
 use millpond::driver::{CallKind, CountingDriver};
 use millpond::resources::{CudaMemoryResource, PoolLayer, PoolMemoryResource};
@@ -329,12 +329,15 @@ fn a_stream_that_captures_is_left_alone() {
         setup.fill(requester);
         setup.busy(block, 4 * MIB, donor, LONG);
         setup.give(block, 4 * MIB, donor);
-        setup.device.set_capturing(donor, capturing);
+        if capturing {
+            setup.device.begin_capture(donor, CaptureMode::Global).expect("it does not capture");
+        }
         let served = setup.take(4 * MIB, requester);
         setup.assert_ordered();
         if capturing {
             assert_eq!(setup.calls_about_order(), []);
             assert_eq!((served == block, setup.ladder().grow), (false, 1));
+            setup.device.end_capture(donor).expect("the pool left it alone");
         } else {
             assert_eq!((served, setup.ladder().waited), (block, 1));
         }
@@ -355,14 +358,14 @@ fn a_stream_that_captures_gets_new_memory() {
         setup.busy(block, 4 * MIB, donor, LONG);
         setup.give(block, 4 * MIB, donor);
         setup.give(own, 2 * MIB, requester);
-        setup.device.set_capturing(requester, true);
+        setup.device.begin_capture(requester, CaptureMode::Global).expect("it does not capture");
         assert_eq!(setup.take(2 * MIB, requester), own);
         match setup.try_take(4 * MIB, requester) {
             Ok(served) => assert!(grows && served != block),
             Err(error) => assert!(!grows && error.is_out_of_memory(), "{error}"),
         }
         assert_eq!(setup.calls_about_order(), []);
-        setup.device.set_capturing(requester, false);
+        setup.device.end_capture(requester).expect("the pool left it alone");
         assert_eq!(setup.take(4 * MIB, requester), block, "the same request without the capture");
         setup.assert_ordered();
     }

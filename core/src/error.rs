@@ -320,9 +320,14 @@ impl From<DriverError> for Error {
         } else {
             ErrorKind::Driver
         };
-        Self::new(kind, "").caused_by(error)
+        let advice = if error.is_capture_refusal() { CAPTURE_ADVICE } else { "" };
+        Self::new(kind, advice).caused_by(error)
     }
 }
+
+/// What to do where the driver refuses a call because of a capture.
+const CAPTURE_ADVICE: &str = "not while a graph is being captured; do it before the capture begins, or after \
+    its end (memory that the graph needs can be reserved before: pool:initial=…)";
 
 impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Self {

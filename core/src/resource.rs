@@ -54,6 +54,16 @@ pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
 /// - Calls on a resource whose drop has begun are impossible in safe code; blocks still handed out by
 ///   then must not be used any more.
 ///
+/// # Captured graphs
+/// A call on any thread leaves graphs that are being captured valid, except that the caller orders the
+/// streams. For a stream that is capturing a graph, a request gets what is free for that stream or for any, or
+/// new memory; it waits for no other stream, and is out of memory where that would be needed.
+///
+/// A block that is given back on a capturing stream is free again when the *capture* has passed that point,
+/// as if its work ran then. Each launch of the graph uses the same addresses once more. So keep blocks that a
+/// graph uses until the graph has run for the last time, unless nothing else is allocated from the resource
+/// until then.
+///
 /// # Threads
 /// `Send` and `Sync` are not part of the trait. A resource for one thread is not `Sync`, and the
 /// thread-safe adaptor makes it so. [`AnyResource`] asks for both.

@@ -8,7 +8,7 @@ use std::ffi::c_void;
 
 use gpu::{MIB, destroy, device, fill, free, read};
 use libloading::Library;
-use millpond_core::driver::{EventFlags, StreamFlags};
+use millpond_core::driver::{CaptureMode, EventFlags, StreamFlags};
 use millpond_core::{Driver, ErrorKind, StreamRef};
 use millpond_driver::cuda;
 
@@ -106,62 +106,14 @@ fn destruction_never_passes_between_check_and_record() {
 #[test]
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn a_capturing_stream_says_so() {
-    type Begin = unsafe extern "C" fn(u64, u32) -> i32;
-    type End = unsafe extern "C" fn(u64, *mut u64) -> i32;
-    const RELAXED: u32 = 2;
     let driver = device();
     let stream = driver.stream_create(StreamFlags::NON_BLOCKING).unwrap();
-    let (begin, end): (Begin, End) = (symbol("cuStreamBeginCapture_v2"), symbol("cuStreamEndCapture"));
-    let destroy_graph: unsafe extern "C" fn(u64) -> i32 = symbol("cuGraphDestroy");
     assert_eq!(driver.stream_is_capturing(stream), Ok(false));
-    // SAFETY: the stream is living and not capturing.
-    assert_eq!(unsafe { begin(stream.handle(), RELAXED) }, 0);
+    driver.begin_capture(stream, CaptureMode::Relaxed).unwrap();
     assert_eq!(driver.stream_is_capturing(stream), Ok(true));
-    let mut graph = 0;
-    // SAFETY: the stream is capturing; the graph is nobody else's.
-    unsafe {
-        assert_eq!(end(stream.handle(), &raw mut graph), 0);
-        assert_eq!(destroy_graph(graph), 0);
-    }
+    assert_ne!(driver.end_capture(stream).unwrap().handle(), 0);
     assert_eq!(driver.stream_is_capturing(stream), Ok(false));
     destroy(&*driver, stream);
-}
-
-/// What a thread of our own does while somebody captures a graph: allowed, and the capture goes on.
-#[test]
-#[ignore = "needs a CUDA GPU; run by the GPU lane"]
-fn a_thread_that_ignores_captures_breaks_none() {
-    type Begin = unsafe extern "C" fn(u64, u32) -> i32;
-    type End = unsafe extern "C" fn(u64, *mut u64) -> i32;
-    const GLOBAL: u32 = 0;
-    let driver = device();
-    let flags = StreamFlags::NON_BLOCKING;
-    let (stream, other) = (driver.stream_create(flags).unwrap(), driver.stream_create(flags).unwrap());
-    let event = driver.event_create(EventFlags::default()).unwrap();
-    driver.event_record(event, other).unwrap();
-    let (begin, end): (Begin, End) = (symbol("cuStreamBeginCapture_v2"), symbol("cuStreamEndCapture"));
-    let destroy_graph: unsafe extern "C" fn(u64) -> i32 = symbol("cuGraphDestroy");
-    for ignores in [true, false] {
-        // SAFETY: the stream is living and not capturing.
-        assert_eq!(unsafe { begin(stream.handle(), GLOBAL) }, 0);
-        let elsewhere = || {
-            if ignores {
-                driver.ignore_captures_of_others().unwrap();
-            }
-            driver.event_query(event).is_ok()
-        };
-        let allowed = std::thread::scope(|scope| scope.spawn(elsewhere).join()).unwrap();
-        let mut graph = 0;
-        // SAFETY: the stream is capturing.
-        let ended = unsafe { end(stream.handle(), &raw mut graph) };
-        assert_eq!((allowed, ended == 0), (ignores, ignores));
-        // SAFETY: the graph is nobody else's.
-        assert!(graph == 0 || unsafe { destroy_graph(graph) } == 0);
-    }
-    // SAFETY: nothing waits for the event.
-    unsafe { driver.event_destroy(event) }.unwrap();
-    destroy(&*driver, stream);
-    destroy(&*driver, other);
 }
 
 #[cfg(feature = "cudarc")]

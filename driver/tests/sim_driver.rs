@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use millpond_core::driver::{
-    AccessFlags, DeviceAttribute, Driver, DriverError, DriverResult, EventFlags, HostFlags, HostPtr,
-    IpcMemHandle, MemAdvice, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind, PhysicalProps,
-    StreamFlags,
+    AccessFlags, DeviceAttribute, Driver, DriverError, DriverResult, HostFlags, HostPtr, IpcMemHandle,
+    MemAdvice, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind, PhysicalProps, StreamFlags,
 };
 use millpond_core::{DevicePtr, StreamRef};
 use millpond_driver::sim::{Access, SimConfig, SimDevice, ViolationKind};
@@ -231,26 +230,6 @@ fn copies_with_pinned_memory_wait_for_their_turn_and_others_do_not() {
     assert_eq!(code(device.mem_host_alloc(3 << 30, HostFlags::default())), DriverError::OUT_OF_MEMORY);
     assert_eq!(device.live_allocations(), 1);
     assert_eq!(kinds(&device), []);
-}
-
-#[test]
-fn a_stream_that_captures_cannot_be_asked() {
-    let device = device();
-    let s = stream(&device);
-    assert!(!device.stream_is_capturing(s).unwrap());
-    device.set_capturing(s, true);
-    assert!(device.stream_is_capturing(s).unwrap());
-    assert!(!device.stream_is_capturing(StreamRef::LEGACY).unwrap());
-    let event = device.event_create(EventFlags::default()).unwrap();
-    device.event_record(event, s).unwrap();
-    let refused = DriverError::STREAM_CAPTURE_UNSUPPORTED;
-    assert_eq!(code(device.event_query(event)), refused);
-    assert_eq!(code(device.event_synchronize(event)), refused);
-    assert_eq!(code(device.stream_query(s)), refused);
-    assert_eq!(code(device.stream_synchronize(s)), refused);
-    device.set_capturing(s, false);
-    device.event_synchronize(event).unwrap();
-    assert!(device.event_query(event).unwrap() && device.stream_query(s).unwrap());
 }
 
 #[test]

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use dashmap::DashMap;
-use millpond_core::driver::{DeviceAttribute, Driver, DriverResult, HostPtr};
+use millpond_core::driver::{CaptureModeGuard, DeviceAttribute, Driver, DriverResult, HostPtr};
 use millpond_core::{DevicePtr, DriverError, DriverHandle, Error, ErrorKind, Layout, Result};
 use parking_lot::RwLock;
 
@@ -32,6 +32,16 @@ enum Plain {
     Host { ptr: HostPtr, bytes: u64 },
     /// Somebody else's memory, pinned.
     Registered { ptr: HostPtr },
+}
+
+impl Plain {
+    /// Bytes that count as the device's.
+    const fn bytes(self) -> u64 {
+        match self {
+            Self::Device { bytes, .. } | Self::Host { bytes, .. } => bytes,
+            Self::Registered { .. } => 0,
+        }
+    }
 }
 
 /// What pointers keep alive so that their finalizers find it.
@@ -205,6 +215,7 @@ impl HostOnlyMemoryManager {
     /// Calls the driver; when memory is short, carries out what is pending and calls once more.
     fn attempt<T>(&self, what: &str, bytes: u64, body: impl Fn(&dyn Driver) -> DriverResult<T>) -> Result<T> {
         let driver = self.shared.driver()?;
+        let _captures = CaptureModeGuard::relaxed(&*driver);
         let mut outcome = call(&*driver, &body);
         if outcome.as_ref().is_err_and(Error::is_out_of_memory) && self.flush() > 0 {
             outcome = call(&*driver, &body);
@@ -274,12 +285,15 @@ impl Shared {
 
     fn end_all(&self, due: Vec<Plain>) -> usize {
         let count = due.len();
+        let driver = self.driver().ok();
+        let _captures = driver.as_deref().map(CaptureModeGuard::relaxed);
         due.into_iter().for_each(|plain| self.end(plain));
         count
     }
 
     fn end(&self, plain: Plain) {
         let Ok(driver) = self.driver() else { return };
+        let _captures = CaptureModeGuard::relaxed(&*driver);
         // SAFETY: whoever took `plain` out of `live` or `pending` (or never put it there) has the only copy,
         // so the memory ends once; the last pointer to it is gone or no longer live, so nobody uses it.
         let outcome = call(&*driver, |driver| unsafe {
@@ -289,7 +303,11 @@ impl Shared {
                 Plain::Registered { ptr } => driver.mem_host_unregister(ptr),
             }
         });
-        if let Err(error) = outcome {
+        let Err(error) = outcome else { return };
+        if error.driver_error().is_some_and(DriverError::is_capture_refusal) {
+            // Not while a graph is captured: with what is carried out next.
+            self.pending.park(plain, plain.bytes());
+        } else {
             // Expected while the process exits, or after somebody else reset the context: nobody can help it.
             tracing::debug!(target: "millpond::plugin", %error, ?plain, "could not end memory");
         }
@@ -310,8 +328,8 @@ impl Finalizer for Shared {
         match plain {
             // A pin that stays pending would make the next pin of the same memory fail.
             Plain::Registered { .. } => self.end(plain),
-            Plain::Device { bytes, .. } | Plain::Host { bytes, .. } => {
-                self.end_all(self.pending.push(plain, bytes));
+            Plain::Device { .. } | Plain::Host { .. } => {
+                self.end_all(self.pending.push(plain, plain.bytes()));
             }
         }
     }

@@ -20,7 +20,7 @@
 //! ```
 //! All numbers are little endian.
 
-use millpond_core::driver::{Driver, IpcMemHandle};
+use millpond_core::driver::{CaptureModeGuard, Driver, IpcMemHandle};
 use millpond_core::{DeviceId, DriverError, DriverHandle, Error, ErrorKind, Result};
 
 use crate::MemoryPointer;
@@ -126,10 +126,12 @@ impl IpcHandle {
             return Err(Error::invalid_argument("the handle is open already; close it first"));
         }
         let end = self.offset.checked_add(self.bytes).ok_or_else(|| self.out_of_bounds(u64::MAX))?;
+        let _captures = CaptureModeGuard::relaxed(&**driver);
         let ptr = call(&**driver, |driver| driver.ipc_open_mem_handle(&self.handle))
             .map_err(|error| error.context("opening shared memory"))?;
         let closer = DriverHandle::clone(driver);
         let whole = MemoryPointer::with_finalizer(device, ptr, end, move |_| {
+            let _captures = CaptureModeGuard::relaxed(&*closer);
             // SAFETY: the pointer came from `ipc_open_mem_handle`, and this closure runs at most once, when
             // no pointer is left or `close` declared them dead.
             if let Err(error) = call(&*closer, |driver| unsafe { driver.ipc_close_mem_handle(ptr) }) {

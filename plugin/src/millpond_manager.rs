@@ -2,7 +2,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use dashmap::DashMap;
-use millpond_core::driver::HostPtr;
+use millpond_core::driver::{CaptureModeGuard, HostPtr};
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{AnyResource, DevicePtr, DriverHandle, Error, Layout, MemoryInfo, Result, StreamRef};
 use parking_lot::{Mutex, RwLock};
@@ -339,13 +339,15 @@ impl DeviceHalf {
         if blocks.is_empty() {
             return true;
         }
-        match call(&*self.driver, |driver| driver.synchronize()) {
-            Err(error) if !error.is_sticky() => {
-                tracing::debug!(target: "millpond::plugin", %error, "could not wait for the device");
+        let _captures = CaptureModeGuard::relaxed(&*self.driver);
+        match call(&*self.driver, |driver| driver.synchronize_beside_captures()) {
+            Ok(true) => {}
+            Err(error) if error.is_sticky() => {}
+            waited => {
+                tracing::debug!(target: "millpond::plugin", ?waited, "could not wait for the device");
                 let count = blocks.len();
                 return self.give_back_all(resource, blocks) == count;
             }
-            Ok(()) | Err(_) => {}
         }
         for Block { ptr, layout, .. } in blocks {
             // SAFETY: pointer and layout as in `give_back`. All work that may use the block is done: the

@@ -1,5 +1,5 @@
-use millpond_core::driver::{Event, EventFlags};
-use millpond_core::{DriverHandle, Result, StreamId, StreamRef};
+use millpond_core::driver::{CaptureModeGuard, Event, EventFlags};
+use millpond_core::{DriverError, DriverHandle, Error, Result, StreamId, StreamRef};
 use parking_lot::Mutex;
 
 use crate::current_stream;
@@ -70,6 +70,7 @@ impl ReleaseOrder {
         {
             return Ok(scope); // alive, as it is this thread's stream now
         }
+        let _captures = CaptureModeGuard::relaxed(&*self.driver);
         let mut device_wide = false;
         for StreamUse { stream, .. } in &uses.others {
             // Per-thread streams are blocking: the legacy stream comes after them by itself.
@@ -77,8 +78,9 @@ impl ReleaseOrder {
                 device_wide = true;
             }
         }
-        if device_wide {
-            call(&*self.driver, |driver| driver.synchronize())?;
+        if device_wide && !call(&*self.driver, |driver| driver.synchronize_beside_captures())? {
+            let refused = DriverError::new(DriverError::STREAM_CAPTURE_UNSUPPORTED, "cuCtxSynchronize");
+            return Err(Error::from(refused).on_device(self.driver.device()));
         }
         Ok(StreamRef::LEGACY)
     }
@@ -91,6 +93,11 @@ impl ReleaseOrder {
             None => *slot.insert(call(&*self.driver, |driver| driver.event_create(EventFlags::default()))?),
         };
         call(&*self.driver, |driver| {
+            // While a blocking stream captures a graph, a wait of the legacy stream would end the capture.
+            match driver.stream_is_capturing(StreamRef::LEGACY) {
+                Err(error) if !error.is_unsupported() => return Err(error),
+                Ok(_) | Err(_) => {}
+            }
             let recorded = driver.event_record_if_alive(event, stream)?;
             if recorded {
                 driver.stream_wait_event(StreamRef::LEGACY, event)?;

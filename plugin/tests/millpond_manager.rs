@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::{MIB, layers, misuses};
-use millpond_core::driver::{MemoryInfo, StreamFlags};
+use millpond_core::driver::{CaptureMode, MemoryInfo, StreamFlags};
 use millpond_core::{
     AnyResource, DeviceMemoryResource, DevicePtr, Driver, DriverError, DriverHandle, Layout,
     ResourceStatistics, Result, StreamRef,
@@ -187,14 +187,12 @@ fn a_block_that_cannot_be_ordered_waits_for_the_next_allocation() {
     let setup = Setup::new();
     let stream = setup.stream();
     let memory = with_stream(stream, || setup.manager.memalloc(64).unwrap());
-    setup.device.set_capturing(stream, true);
-    let not_permitted = DriverError::STREAM_CAPTURE_UNSUPPORTED;
-    let fail = |kind| FaultPlan::nth_of(kind, 0, not_permitted).persistent();
-    setup.device.set_faults(fail(CallKind::EventRecord).and(fail(CallKind::Synchronize)));
+    setup.device.begin_capture(stream, CaptureMode::Global).unwrap();
+    setup.device.set_faults(no_device_wide_wait());
     drop(memory);
     assert_eq!((setup.manager.parked(), setup.manager.live()), (1, 0));
     setup.device.set_faults(FaultPlan::none());
-    setup.device.set_capturing(stream, false);
+    setup.device.end_capture(stream).unwrap();
     let next = setup.manager.memalloc(64).unwrap();
     assert_eq!(setup.manager.parked(), 0);
     drop(next);

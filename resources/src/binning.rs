@@ -217,10 +217,11 @@ impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
         self.bins.iter().map(|bin| (bin.bytes, bin.resource()))
     }
 
-    /// Gives the bins' free regions back to upstream and returns their bytes.
-    fn give_back_regions(&self) -> Result<u64> {
+    /// Gives the bins' free regions back to upstream, for a request on a stream if there is one, and returns
+    /// their bytes.
+    fn give_back_regions(&self, request: Option<StreamRef>) -> Result<u64> {
         let blocks = self.bins.iter().filter_map(|bin| match &bin.source {
-            Source::Blocks(blocks) => Some(blocks.give_back_regions()),
+            Source::Blocks(blocks) => Some(blocks.give_back_regions(request)),
             Source::Given(_) => None,
         });
         let bytes: u64 = blocks.sum::<Result<u64>>()?;
@@ -270,7 +271,7 @@ impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
         let explain =
             |error| if self.bin(layout).is_none() { self.name_callers_blocks(error) } else { error };
         // Other bins may hold what is missing here.
-        match self.give_back_regions() {
+        match self.give_back_regions(Some(stream)) {
             Err(error) if error.is_sticky() => return Err(error),
             Ok(1..) => {}
             Ok(0) | Err(_) => return Err(explain(refused)),
@@ -368,7 +369,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResou
     }
 
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        let to_upstream = self.give_back_regions()?;
+        let to_upstream = self.give_back_regions(None)?;
         // An upstream in stream order keeps what it is given, until it is trimmed itself.
         let mut given = if self.upstream.is_stream_ordered() { 0 } else { to_upstream };
         for bin in &self.bins {

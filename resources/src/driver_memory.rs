@@ -5,13 +5,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 
 use dashmap::DashMap;
-use millpond_core::driver::{DriverResult, Health};
+use millpond_core::driver::{CaptureModeGuard, DriverResult, Health};
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_core::{
     ALLOCATION_ALIGNMENT, DeviceId, DeviceMemoryResource, DevicePtr, DriverError, DriverHandle, Error,
     Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, downcast,
 };
+use parking_lot::Mutex;
 
 /// How `cuda` is built from text.
 pub(crate) const CUDA: LayerEntry = LayerEntry {
@@ -39,6 +40,10 @@ struct OverAligned {
     /// The opening of the device that it came from.
     health: Weak<Health>,
 }
+
+/// Blocks that the driver would not take back during the capture of a graph: it is asked again at the next
+/// deallocation, or where memory is short. With the opening of the device that each came from.
+static REFUSED: Mutex<Vec<(Weak<Health>, DevicePtr)>> = Mutex::new(Vec::new());
 
 /// What the two have in common: everything but the call that allocates.
 #[derive(Debug)]
@@ -72,7 +77,12 @@ impl DriverMemory {
             .rounded_bytes()
             .and_then(|bytes| bytes.checked_add(over))
             .ok_or_else(|| Error::request_too_large(layout, stream).in_stack(name))?;
-        let base = allocate(bytes).map_err(|error| {
+        let _captures = CaptureModeGuard::relaxed(&*self.driver);
+        let again = |error: DriverError| match error.is_out_of_memory() && self.free_refused() {
+            true => allocate(bytes),
+            false => Err(error),
+        };
+        let base = allocate(bytes).or_else(again).map_err(|error| {
             self.driver.health().note(&error);
             fail(error.into())
         })?;
@@ -89,6 +99,8 @@ impl DriverMemory {
         if ptr.is_null() || self.driver.health().is_lost() {
             return;
         }
+        let _captures = CaptureModeGuard::relaxed(&*self.driver);
+        let _ = self.free_refused();
         let over_aligned = OVER_ALIGNED.remove(&(self.driver.device(), ptr));
         let is_ours = |over: &OverAligned| over.health.as_ptr() == Arc::as_ptr(self.driver.health());
         let base = over_aligned.map(|(_, over)| over).filter(is_ours).map_or(ptr, |over| over.base);
@@ -96,7 +108,9 @@ impl DriverMemory {
         // pointer of which that is not true the driver refuses itself.
         let Err(error) = (unsafe { self.driver.mem_free(base) }) else { return };
         self.driver.health().note(&error);
-        if error.code() == DriverError::INVALID_VALUE || error.code() == DriverError::NOT_FOUND {
+        if error.is_capture_refusal() {
+            REFUSED.lock().push((Arc::downgrade(self.driver.health()), base));
+        } else if error.code() == DriverError::INVALID_VALUE || error.code() == DriverError::NOT_FOUND {
             self.misuses.fetch_add(1, Ordering::Relaxed);
             misuse::report(&Misuse {
                 kind: MisuseKind::ForeignPointer,
@@ -111,6 +125,21 @@ impl DriverMemory {
                 tracing::error!(target: "millpond::driver", %ptr, %error, "freeing device memory failed");
             }
         }
+    }
+
+    /// Frees what the driver would not take back before; whether there was anything, and it took some.
+    fn free_refused(&self) -> bool {
+        let is_mine = |health: &Weak<Health>| health.as_ptr() == Arc::as_ptr(self.driver.health());
+        let mine: Vec<_> = REFUSED.lock().extract_if(.., |(health, _)| is_mine(health)).collect();
+        let before = mine.len();
+        let is_refused = |(_, base): &(Weak<Health>, DevicePtr)| {
+            // SAFETY: the block was given back, and the driver has not taken it.
+            unsafe { self.driver.mem_free(*base) }.is_err_and(|error| error.is_capture_refusal())
+        };
+        let still: Vec<_> = mine.into_iter().filter(is_refused).collect();
+        let is_less = still.len() < before;
+        REFUSED.lock().extend(still);
+        is_less
     }
 
     fn statistics(&self) -> Option<ResourceStatistics> {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
 use std::time::Duration;
 
-use millpond_core::driver::{Driver, StreamFlags};
+use millpond_core::driver::{CaptureMode, Driver, StreamFlags};
 use millpond_core::{DeviceMemoryResourceExt, DevicePtr, StreamRef};
 use millpond_driver::sim::{Access, SimConfig, SimDevice};
 use millpond_driver::{CallKind, CountingDriver};
@@ -351,13 +351,13 @@ fn nobody_is_asked_during_a_capture() {
     let (one, other) = (setup.stream(), setup.stream());
     let ptr = take(&first, 200 * MIB, one);
     give(&first, ptr, 200 * MIB, one);
-    setup.device.set_capturing(other, true);
+    setup.device.begin_capture(other, CaptureMode::Global).expect("it does not capture");
     let questions = || [CallKind::EventQuery, CallKind::EventRecord].map(|kind| setup.calls(kind));
     let before = questions();
     let error = second.allocate_bytes(100 * MIB, other).expect_err("it belongs to a stream of the first's");
     assert!(error.is_out_of_memory(), "{error}");
     assert_eq!(questions(), before, "that would have ended the capture");
-    setup.device.set_capturing(other, false);
+    setup.device.end_capture(other).expect("nobody ended it");
     let ptr = take(&second, 100 * MIB, other);
     give(&second, ptr, 100 * MIB, other);
     setup.assert_order_was_kept();

@@ -8,9 +8,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use millpond_core::driver::{
-    AccessFlags, DeviceAttribute, Driver, DriverHandle, DriverResult, Event, EventFlags, Health, HostFlags,
-    HostPtr, IpcMemHandle, MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind,
-    PhysicalHandle, PhysicalProps, StreamFlags,
+    AccessFlags, CaptureMode, DeviceAttribute, Driver, DriverHandle, DriverResult, Event, EventFlags, Health,
+    HostFlags, HostPtr, IpcMemHandle, MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo,
+    MemoryKind, PhysicalHandle, PhysicalProps, StreamFlags,
 };
 use millpond_core::{DeviceId, DevicePtr, StreamId, StreamRef};
 use parking_lot::Mutex;
@@ -55,6 +55,7 @@ pub struct HookedDriver {
     is_timeless: AtomicBool,
     is_quiet: AtomicBool,
     is_late: AtomicBool,
+    keeps_modes: AtomicBool,
     queries: AtomicU64,
 }
 
@@ -96,7 +97,9 @@ impl HookedDriver {
         self.after_wait.set(hook);
     }
 
-    /// Runs before the next [`synchronize`](Driver::synchronize), which then covers what the closure does.
+    /// Runs before the next [`synchronize`](Driver::synchronize), or
+    /// [`synchronize_beside_captures`](Driver::synchronize_beside_captures), which then covers what the closure
+    /// does.
     pub fn before_synchronize(&self, hook: impl FnOnce() + Send + 'static) {
         self.before_synchronize.set(hook);
     }
@@ -152,6 +155,7 @@ impl HookedDriver {
             is_timeless: AtomicBool::new(false),
             is_quiet: AtomicBool::new(false),
             is_late: AtomicBool::new(false),
+            keeps_modes: AtomicBool::new(false),
             queries: AtomicU64::new(0),
         })
     }
@@ -201,6 +205,11 @@ impl HookedDriver {
         self.is_late.store(true, Ordering::Relaxed);
     }
 
+    /// From now on, no thread's capture mode is exchanged: calls are made as if nobody had thought of captures.
+    pub fn keep_capture_modes(&self) {
+        self.keeps_modes.store(true, Ordering::Relaxed);
+    }
+
     /// Says that the stream was made elsewhere: [`event_record_if_alive`](Driver::event_record_if_alive)
     /// answers `Ok(false)` for it and does nothing, as for a stream that another library created.
     pub fn foreign(&self, stream: StreamRef) {
@@ -248,6 +257,18 @@ impl Driver for HookedDriver {
     fn synchronize(&self) -> DriverResult<()> {
         self.before_synchronize.run();
         self.inner.synchronize()
+    }
+
+    fn thread_exchange_stream_capture_mode(&self, mode: CaptureMode) -> DriverResult<CaptureMode> {
+        if self.keeps_modes.load(Ordering::Relaxed) {
+            return Ok(CaptureMode::default());
+        }
+        self.inner.thread_exchange_stream_capture_mode(mode)
+    }
+
+    fn synchronize_beside_captures(&self) -> DriverResult<bool> {
+        self.before_synchronize.run();
+        self.inner.synchronize_beside_captures()
     }
 
     fn stream_wait_event(&self, stream: StreamRef, event: Event) -> DriverResult<()> {
@@ -350,7 +371,6 @@ impl Driver for HookedDriver {
         fn was_reset() -> bool;
         fn name() -> String;
         fn version() -> DriverResult<i32>;
-        fn ignore_captures_of_others() -> DriverResult<()>;
         fn mem_alloc_managed(bytes: u64) -> DriverResult<DevicePtr>;
         fn mem_get_address_range(ptr: DevicePtr) -> DriverResult<(DevicePtr, u64)>;
         fn pointer_kind(ptr: DevicePtr) -> DriverResult<MemoryKind>;

@@ -39,6 +39,8 @@ impl DriverError {
     pub const ECC_UNCORRECTABLE: i32 = 214;
     /// `CUDA_ERROR_INVALID_HANDLE`.
     pub const INVALID_HANDLE: i32 = 400;
+    /// `CUDA_ERROR_ILLEGAL_STATE`.
+    pub const ILLEGAL_STATE: i32 = 401;
     /// `CUDA_ERROR_NOT_FOUND`.
     pub const NOT_FOUND: i32 = 500;
     /// `CUDA_ERROR_NOT_READY`.
@@ -57,6 +59,21 @@ impl DriverError {
     pub const NOT_SUPPORTED: i32 = 801;
     /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`.
     pub const STREAM_CAPTURE_UNSUPPORTED: i32 = 900;
+    /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`: an earlier call ended the capture.
+    pub const STREAM_CAPTURE_INVALIDATED: i32 = 901;
+    /// `CUDA_ERROR_STREAM_CAPTURE_UNMATCHED`: the capture began on another stream.
+    pub const STREAM_CAPTURE_UNMATCHED: i32 = 903;
+    /// `CUDA_ERROR_STREAM_CAPTURE_UNJOINED`.
+    pub const STREAM_CAPTURE_UNJOINED: i32 = 904;
+    /// `CUDA_ERROR_STREAM_CAPTURE_ISOLATION`.
+    pub const STREAM_CAPTURE_ISOLATION: i32 = 905;
+    /// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`: a blocking stream captures, and the call is about the legacy
+    /// default stream.
+    pub const STREAM_CAPTURE_IMPLICIT: i32 = 906;
+    /// `CUDA_ERROR_CAPTURED_EVENT`: the event was last recorded in a capture.
+    pub const CAPTURED_EVENT: i32 = 907;
+    /// `CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD`.
+    pub const STREAM_CAPTURE_WRONG_THREAD: i32 = 908;
     /// Millpond's own: no CUDA driver library is installed.
     pub const NO_LIBRARY: i32 = -1;
     /// Millpond's own: the installed driver lacks the function.
@@ -99,6 +116,11 @@ impl DriverError {
         matches!(self.code, Self::NO_SYMBOL | Self::NOT_SUPPORTED)
     }
 
+    /// Whether the call was refused because a graph is being captured: it may succeed afterwards.
+    pub const fn is_capture_refusal(&self) -> bool {
+        matches!(self.code, 900..=908)
+    }
+
     /// Whether the context is lost: every later call in it fails the same way.
     pub const fn is_sticky(&self) -> bool {
         matches!(self.code, 4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721)
@@ -125,6 +147,7 @@ impl DriverError {
             218 => "CUDA_ERROR_INVALID_PTX",
             220 => "CUDA_ERROR_NVLINK_UNCORRECTABLE",
             400 => "CUDA_ERROR_INVALID_HANDLE",
+            401 => "CUDA_ERROR_ILLEGAL_STATE",
             500 => "CUDA_ERROR_NOT_FOUND",
             600 => "CUDA_ERROR_NOT_READY",
             700 => "CUDA_ERROR_ILLEGAL_ADDRESS",
@@ -142,7 +165,14 @@ impl DriverError {
             803 => "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
             804 => "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
             900 => "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+            901 => "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+            902 => "CUDA_ERROR_STREAM_CAPTURE_MERGE",
+            903 => "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED",
+            904 => "CUDA_ERROR_STREAM_CAPTURE_UNJOINED",
+            905 => "CUDA_ERROR_STREAM_CAPTURE_ISOLATION",
             906 => "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
+            907 => "CUDA_ERROR_CAPTURED_EVENT",
+            908 => "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
             999 => "CUDA_ERROR_UNKNOWN",
             _ => "an error code that this version does not name",
         }

@@ -5,6 +5,7 @@
 //! implementations are in the crate `millpond-driver`.
 
 mod call;
+mod capture;
 mod error;
 mod types;
 
@@ -12,6 +13,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 pub use call::call;
+pub use capture::{CaptureMode, CaptureModeGuard};
 pub use error::{DriverError, DriverResult};
 pub use types::{
     AccessFlags, DeviceAttribute, Event, EventFlags, Health, HostFlags, HostPtr, IpcMemHandle, MemAdvice,
@@ -63,7 +65,20 @@ pub trait Driver: Debug + Send + Sync + 'static {
     /// context, and must be given back. All else is gone with it. `millpond_driver::open` gives a new driver.
     fn was_reset(&self) -> bool;
     /// Waits for all work on the device (`cuCtxSynchronize`), that of destroyed streams included.
+    ///
+    /// While any stream captures a graph, in whatever mode, it is refused and ends the capture. Only a
+    /// program that asks for it may call it: a library calls
+    /// [`synchronize_beside_captures`](Self::synchronize_beside_captures).
     fn synchronize(&self) -> DriverResult<()>;
+    /// Waits for all work on the device, that of destroyed streams included, and ends no capture: what is
+    /// captured is no work yet. `Ok(false)` where that cannot be done now. Call it under a
+    /// [`CaptureModeGuard`].
+    ///
+    /// CUDA has no call for it. The end of pinned memory (`cuMemFreeHost`) waits on the drivers that were
+    /// measured, and is used where it was seen to; elsewhere it is
+    /// [`synchronize`](Self::synchronize), and `Ok(false)` while a capture is seen: of a stream from
+    /// [`stream_create`](Self::stream_create), or of any blocking stream.
+    fn synchronize_beside_captures(&self) -> DriverResult<bool>;
     /// The simulated time in nanoseconds that driver calls have taken so far; `None` on a real device.
     fn virtual_time_ns(&self) -> Option<u64> {
         None
@@ -74,12 +89,10 @@ pub trait Driver: Debug + Send + Sync + 'static {
     /// The other devices that can use this device's memory and whose primary contexts are active now, in
     /// order (`cuDevicePrimaryCtxGetState`, about 25 ns for each device on an H200).
     fn active_peers(&self) -> DriverResult<Vec<DeviceId>>;
-    /// From now on, graphs that other threads capture do not concern the calling thread: its calls are
-    /// allowed and break no capture (`cuThreadExchangeStreamCaptureMode`, relaxed). For threads of our own
-    /// only.
-    fn ignore_captures_of_others(&self) -> DriverResult<()> {
-        Ok(())
-    }
+    /// Sets what captures may forbid the calling thread, and gives what it was
+    /// (`cuThreadExchangeStreamCaptureMode`, about 8 ns on an H200). Use [`CaptureModeGuard`], which puts it
+    /// back.
+    fn thread_exchange_stream_capture_mode(&self, mode: CaptureMode) -> DriverResult<CaptureMode>;
 
     // --- Memory ---
 
@@ -87,7 +100,8 @@ pub trait Driver: Debug + Send + Sync + 'static {
     fn mem_alloc(&self, bytes: u64) -> DriverResult<DevicePtr>;
     /// Managed memory, attached globally (`cuMemAllocManaged`).
     fn mem_alloc_managed(&self, bytes: u64) -> DriverResult<DevicePtr>;
-    /// Ends plain or managed memory (`cuMemFree`); synchronises with the device.
+    /// Ends plain or managed memory (`cuMemFree`); synchronises with the device, but for what is captured and
+    /// not yet launched.
     unsafe fn mem_free(&self, ptr: DevicePtr) -> DriverResult<()>;
     /// The allocation that holds `ptr`: its base and its size in bytes (`cuMemGetAddressRange`).
     fn mem_get_address_range(&self, ptr: DevicePtr) -> DriverResult<(DevicePtr, u64)>;
@@ -195,7 +209,8 @@ pub trait Driver: Debug + Send + Sync + 'static {
     fn stream_query(&self, stream: StreamRef) -> DriverResult<bool>;
     /// Makes a stream's later work wait for the event (`cuStreamWaitEvent`).
     fn stream_wait_event(&self, stream: StreamRef, event: Event) -> DriverResult<()>;
-    /// Whether the stream is capturing a graph (`cuStreamIsCapturing`).
+    /// Whether the stream is capturing a graph (`cuStreamIsCapturing`). Of the legacy default stream it asks
+    /// whether a blocking stream captures: then the answer is the error 906. It ends no capture.
     fn stream_is_capturing(&self, stream: StreamRef) -> DriverResult<bool>;
 
     // --- Events ---
@@ -213,7 +228,9 @@ pub trait Driver: Debug + Send + Sync + 'static {
     /// [`stream_create`](Self::stream_create) that were not destroyed through
     /// [`stream_destroy`](Self::stream_destroy); no destruction passes between check and record. Of a
     /// stream from elsewhere, and of a per-thread stream, nothing is known: `Ok(false)`. Nor is the event
-    /// recorded on a stream that is capturing a graph, where the record would be a part of the graph.
+    /// recorded on a stream that is capturing a graph, where the record would be a part of the graph; where
+    /// a capture begins at this very moment, the answer is [`DriverError::CAPTURED_EVENT`], and the event
+    /// must be recorded anew before anything waits for it.
     fn event_record_if_alive(&self, event: Event, stream: StreamRef) -> DriverResult<bool>;
     /// Whether all work before the event's last record is done (`cuEventQuery`).
     fn event_query(&self, event: Event) -> DriverResult<bool>;

@@ -91,6 +91,8 @@ kinds! {
     EventSynchronize = "event_synchronize",
     /// Waiting for the device.
     Synchronize = "synchronize",
+    /// Exchanging a thread's capture mode.
+    CaptureMode = "capture_mode",
     /// Copies.
     Copy = "copy",
     /// Fills.

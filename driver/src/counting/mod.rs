@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use millpond_core::driver::{
-    AccessFlags, DeviceAttribute, Driver, DriverHandle, DriverResult, Event, EventFlags, Health, HostFlags,
-    HostPtr, IpcMemHandle, MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind,
-    PhysicalHandle, PhysicalProps, StreamFlags,
+    AccessFlags, CaptureMode, DeviceAttribute, Driver, DriverHandle, DriverResult, Event, EventFlags, Health,
+    HostFlags, HostPtr, IpcMemHandle, MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo,
+    MemoryKind, PhysicalHandle, PhysicalProps, StreamFlags,
 };
 use millpond_core::{DeviceId, DevicePtr, StreamRef};
 
@@ -225,8 +225,12 @@ impl Driver for CountingDriver {
         self.inner.virtual_time_ns()
     }
 
-    fn ignore_captures_of_others(&self) -> DriverResult<()> {
-        self.counted(CallKind::Other, |driver| driver.ignore_captures_of_others())
+    fn synchronize_beside_captures(&self) -> DriverResult<bool> {
+        self.counted(CallKind::Synchronize, |driver| driver.synchronize_beside_captures())
+    }
+
+    fn thread_exchange_stream_capture_mode(&self, mode: CaptureMode) -> DriverResult<CaptureMode> {
+        self.counted(CallKind::CaptureMode, |driver| driver.thread_exchange_stream_capture_mode(mode))
     }
 
     fn mem_alloc(&self, bytes: u64) -> DriverResult<DevicePtr> {

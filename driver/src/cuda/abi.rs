@@ -6,13 +6,12 @@
 use std::ffi::c_void;
 
 use millpond_core::driver::{
-    AccessFlags, DeviceAttribute, EventFlags, HostFlags, MemPoolAttribute, PhysicalProps,
+    AccessFlags, CaptureMode, DeviceAttribute, EventFlags, HostFlags, MemPoolAttribute, PhysicalProps,
 };
 
 pub(super) const CU_DEVICE_CPU: i32 = -1;
 pub(super) const CU_MEM_ATTACH_GLOBAL: u32 = 1;
 pub(super) const CU_STREAM_NON_BLOCKING: u32 = 1;
-pub(super) const CU_STREAM_CAPTURE_MODE_RELAXED: u32 = 2;
 pub(super) const CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: u32 = 1;
 pub(super) const CU_MEM_ALLOC_GRANULARITY_MINIMUM: u32 = 0;
 
@@ -170,6 +169,24 @@ pub(super) const fn access_flags(access: AccessFlags) -> u32 {
     }
 }
 
+/// `CUstreamCaptureMode`.
+pub(super) const fn capture_mode(mode: CaptureMode) -> u32 {
+    match mode {
+        CaptureMode::Global => 0,
+        CaptureMode::ThreadLocal => 1,
+        CaptureMode::Relaxed => 2,
+    }
+}
+
+/// The same back. There are no others.
+pub(super) const fn capture_mode_from(number: u32) -> CaptureMode {
+    match number {
+        0 => CaptureMode::Global,
+        1 => CaptureMode::ThreadLocal,
+        _ => CaptureMode::Relaxed,
+    }
+}
+
 /// `CUevent_flags`.
 pub(super) const fn event_flags(flags: EventFlags) -> u32 {
     let timing = if flags.timing { 0 } else { CU_EVENT_DISABLE_TIMING };
@@ -316,6 +333,13 @@ mod tests {
             access_flags(AccessFlags::ReadWrite),
             sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as u32
         );
+        for (ours, theirs) in [
+            (CaptureMode::Global, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL),
+            (CaptureMode::ThreadLocal, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+            (CaptureMode::Relaxed, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED),
+        ] {
+            assert_eq!((capture_mode(ours), capture_mode_from(theirs as u32)), (theirs as u32, ours));
+        }
         assert_eq!(CU_JIT_ERROR_LOG_BUFFER, sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER as u32);
         assert_eq!(
             CU_POINTER_ATTRIBUTE_IS_MANAGED,
@@ -333,7 +357,6 @@ mod tests {
         same! {
             CU_MEM_ATTACH_GLOBAL = CUmemAttach_flags;
             CU_STREAM_NON_BLOCKING = CUstream_flags;
-            CU_STREAM_CAPTURE_MODE_RELAXED = CUstreamCaptureMode;
             CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = CUipcMem_flags;
             CU_MEM_ALLOC_GRANULARITY_MINIMUM = CUmemAllocationGranularity_flags;
             CU_POINTER_ATTRIBUTE_MEMORY_TYPE = CUpointer_attribute;

@@ -59,18 +59,18 @@ impl PrimaryContext {
     /// # Errors
     /// [`DriverError::CONTEXT_IS_DESTROYED`] for a context that was reset.
     pub(super) fn enter(self) -> DriverResult<ContextGuard> {
-        if self.id.is_some() {
-            if matches!(id_of(self.functions, 0), Ok(current) if current == self.id) {
-                return Ok(ContextGuard { restore: None, thread_bound: PhantomData });
-            }
-            if self.was_reset() {
-                return Err(DriverError::new(DriverError::CONTEXT_IS_DESTROYED, "cuCtxGetId"));
-            }
-        }
         let mut previous = 0;
         // SAFETY: `previous` takes the result.
         unsafe { self.functions.ctx_get_current(&raw mut previous) }?;
-        if previous == self.handle {
+        let is_current = previous == self.handle;
+        // The id of the current context is asked for only where there is one: without, that takes 1.5 µs.
+        if is_current && matches!(id_of(self.functions, 0), Ok(current) if current == self.id) {
+            return Ok(ContextGuard { restore: None, thread_bound: PhantomData });
+        }
+        if self.id.is_some() && self.was_reset() {
+            return Err(DriverError::new(DriverError::CONTEXT_IS_DESTROYED, "cuCtxGetId"));
+        }
+        if is_current {
             return Ok(ContextGuard { restore: None, thread_bound: PhantomData });
         }
         // SAFETY: the context is retained for the life of the process.

@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use dashmap::DashMap;
-use millpond_core::driver::{Driver, DriverError, DriverResult, Event, Health};
+use millpond_core::driver::{CaptureMode, Driver, DriverError, DriverResult, Event, Health};
 use millpond_core::{DeviceId, Error, ErrorKind, Result, StreamId, StreamRef};
 use parking_lot::Mutex;
 
+use super::capture::exchange_mode;
 use super::context::{ContextGuard, PrimaryContext};
 use super::functions::Functions;
 use super::{library, unavailable};
@@ -41,6 +42,8 @@ pub struct CudaDriver {
     pub(super) streams: DashMap<u64, StreamId>,
     /// The other devices that can use this one's memory, once somebody asked.
     pub(super) reachable_by: OnceLock<Vec<(DeviceId, i32)>>,
+    /// Whether the end of pinned memory was seen to wait for the device.
+    pub(super) frees_wait: OnceLock<bool>,
 }
 
 static OPEN: Mutex<BTreeMap<u32, Arc<CudaDriver>>> = Mutex::new(BTreeMap::new());
@@ -80,7 +83,13 @@ impl CudaDriver {
         // SAFETY: `device` takes the result; the driver checks the ordinal.
         unsafe { functions.device_get(&raw mut device, number) }?;
         let name = device_name(functions, device)?;
-        let context = PrimaryContext::retain(functions, device)?;
+        // Where this makes the context, other threads may capture in other ones.
+        let mode = exchange_mode(functions, CaptureMode::Relaxed);
+        let context = PrimaryContext::retain(functions, device);
+        if let Ok(mode) = mode {
+            exchange_mode(functions, mode)?;
+        }
+        let context = context?;
         tracing::debug!(ordinal, name, "opened a CUDA device");
         Ok(Self {
             ordinal,
@@ -90,6 +99,7 @@ impl CudaDriver {
             health: Arc::default(),
             streams: DashMap::new(),
             reachable_by: OnceLock::new(),
+            frees_wait: OnceLock::new(),
         })
     }
 

@@ -4,14 +4,15 @@ use std::sync::Arc;
 
 use dashmap::Entry;
 use millpond_core::driver::{
-    AccessFlags, DeviceAttribute, Driver, DriverError, DriverResult, Event, EventFlags, Health, HostFlags,
-    HostPtr, IpcMemHandle, MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind,
-    PhysicalHandle, PhysicalProps, StreamFlags,
+    AccessFlags, CaptureMode, DeviceAttribute, Driver, DriverError, DriverResult, Event, EventFlags, Health,
+    HostFlags, HostPtr, IpcMemHandle, MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo,
+    MemoryKind, PhysicalHandle, PhysicalProps, StreamFlags,
 };
 use millpond_core::{DeviceId, DevicePtr, StreamRef};
 
 use super::CudaDriver;
 use super::abi::{self, AllocationProp, IpcHandle, Location, PoolProps};
+use super::capture::exchange_mode;
 
 // Two clauses serve nearly every `SAFETY` comment below. *Results*: the pointers that the call writes
 // through are to locals of the types that CUDA asks for. *Vouched*: the method is unsafe, and its caller has
@@ -104,6 +105,10 @@ impl Driver for CudaDriver {
         let _context = self.enter()?;
         // SAFETY: it takes no argument.
         unsafe { self.functions().ctx_synchronize() }
+    }
+
+    fn synchronize_beside_captures(&self) -> DriverResult<bool> {
+        self.synchronize_by_free()
     }
 
     fn mem_alloc(&self, bytes: u64) -> DriverResult<DevicePtr> {
@@ -471,10 +476,8 @@ impl Driver for CudaDriver {
         self.living_stream_is_capturing(stream)
     }
 
-    fn ignore_captures_of_others(&self) -> DriverResult<()> {
-        let mut mode = abi::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: it is exchanged for the mode that the thread had.
-        unsafe { self.functions().thread_exchange_stream_capture_mode(&raw mut mode) }
+    fn thread_exchange_stream_capture_mode(&self, mode: CaptureMode) -> DriverResult<CaptureMode> {
+        exchange_mode(self.functions(), mode)
     }
 
     fn event_create(&self, flags: EventFlags) -> DriverResult<Event> {
@@ -497,20 +500,13 @@ impl Driver for CudaDriver {
     }
 
     fn event_record_if_alive(&self, event: Event, stream: StreamRef) -> DriverResult<bool> {
-        // The legacy stream answers with an error while a capture is going on that it must not disturb.
-        let record = || match self.living_stream_is_capturing(stream) {
-            Err(error) if error.is_sticky() => Err(error),
-            Err(error) if !error.is_unsupported() => Ok(false),
-            Ok(true) => Ok(false),
-            Ok(false) | Err(_) => self.record_on_living(event, stream).map(|()| true),
-        };
         if stream.is_legacy() {
-            return record();
+            return self.record_outside_captures(event, stream);
         }
         // Nobody can say here whose per-thread stream the caller means: it has no entry, so it is not alive.
         // The entry's lock, held while recording, keeps `stream_destroy` out.
         match self.streams.get(&stream.handle()) {
-            Some(alive) if *alive == stream.id() => record(),
+            Some(alive) if *alive == stream.id() => self.record_outside_captures(event, stream),
             _ => Ok(false),
         }
     }

@@ -114,6 +114,11 @@ functions! {
     stream_query(stream: u64) = "cuStreamQuery";
     stream_wait_event(stream: u64, event: u64, flags: u32) = "cuStreamWaitEvent";
     stream_is_capturing(stream: u64, status: *mut u32) = "cuStreamIsCapturing";
+    launch_host_func(stream: u64, function: extern "C" fn(*mut c_void), data: *mut c_void)
+        = "cuLaunchHostFunc";
+    stream_begin_capture(stream: u64, mode: u32) = "cuStreamBeginCapture" "_v2";
+    stream_end_capture(stream: u64, graph: *mut u64) = "cuStreamEndCapture";
+    graph_destroy(graph: u64) = "cuGraphDestroy";
     thread_exchange_stream_capture_mode(mode: *mut u32) = "cuThreadExchangeStreamCaptureMode";
 
     event_create(event: *mut u64, flags: u32) = "cuEventCreate";

@@ -35,6 +35,7 @@
 mod abi;
 #[cfg(feature = "cudarc")]
 mod beside_cudarc;
+mod capture;
 mod context;
 mod device;
 mod driver_impl;
@@ -43,11 +44,13 @@ mod library;
 mod module;
 mod peers;
 mod physical;
+mod wait;
 
 use millpond_core::{Error, ErrorKind, Result};
 
 #[cfg(feature = "cudarc")]
 pub use beside_cudarc::{cudarc_stream_of, stream_ref_of};
+pub use capture::Graph;
 pub(crate) use context::ContextGuard;
 /// The crate whose streams and buffers are meant.
 #[cfg(feature = "cudarc")]

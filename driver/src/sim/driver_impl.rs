@@ -1,14 +1,15 @@
 use std::sync::Arc;
 
 use millpond_core::driver::{
-    AccessFlags, DeviceAttribute, Driver, DriverResult, Event, EventFlags, Health, HostFlags, HostPtr,
-    IpcMemHandle, MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind, PhysicalHandle,
-    PhysicalProps, StreamFlags,
+    AccessFlags, CaptureMode, DeviceAttribute, Driver, DriverResult, Event, EventFlags, Health, HostFlags,
+    HostPtr, IpcMemHandle, MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind,
+    PhysicalHandle, PhysicalProps, StreamFlags,
 };
 use millpond_core::{DeviceId, DevicePtr, DriverError, StreamRef};
 
 use super::SimDevice;
 use super::answer::{Answer, Refusal};
+use super::capture::About;
 use super::pools::Pools;
 use super::space::GRANULARITY;
 use super::state::State;
@@ -24,11 +25,24 @@ impl SimDevice {
         name: &'static str,
         call: impl FnOnce(&mut State) -> Answer<T>,
     ) -> DriverResult<T> {
+        self.call_about(About::Nothing, kind, name, call)
+    }
+
+    /// The same for a call about streams or events, which captures may refuse because of them.
+    #[inline]
+    fn call_about<T>(
+        &self,
+        about: About,
+        kind: CallKind,
+        name: &'static str,
+        call: impl FnOnce(&mut State) -> Answer<T>,
+    ) -> DriverResult<T> {
         let mut state = self.lock();
         if state.generation != self.generation {
             return Err(after_reset(name));
         }
-        state.begin_call(kind).and_then(|()| call(&mut state)).map_err(|refusal| refusal.named(name))
+        let begun = state.begin_call(kind).and_then(|()| state.check_captures(name, about));
+        begun.and_then(|()| call(&mut state)).map_err(|refusal| refusal.named(name))
     }
 
     /// The same for what outlives the context.
@@ -68,8 +82,10 @@ impl Driver for SimDevice {
         Some(Self::virtual_time_ns(self))
     }
 
-    fn ignore_captures_of_others(&self) -> DriverResult<()> {
-        Ok(()) // a capture concerns its own stream only, here
+    fn thread_exchange_stream_capture_mode(&self, mode: CaptureMode) -> DriverResult<CaptureMode> {
+        self.call_in_any_context(CallKind::CaptureMode, "cuThreadExchangeStreamCaptureMode", |state| {
+            Ok(state.captures.exchange_mode(mode))
+        })
     }
 
     fn health(&self) -> &Arc<Health> {
@@ -98,6 +114,14 @@ impl Driver for SimDevice {
 
     fn synchronize(&self) -> DriverResult<()> {
         self.call(CallKind::Synchronize, "cuCtxSynchronize", State::synchronize_all)
+    }
+
+    /// The wait of a call that frees.
+    fn synchronize_beside_captures(&self) -> DriverResult<bool> {
+        match self.call(CallKind::Synchronize, "cuMemFreeHost", State::synchronize_all) {
+            Err(error) if error.is_capture_refusal() => Ok(false),
+            answer => answer.map(|()| true),
+        }
     }
 
     // --- Memory ---
@@ -129,7 +153,9 @@ impl Driver for SimDevice {
         _to_host: bool,
         stream: StreamRef,
     ) -> DriverResult<()> {
-        self.call(CallKind::MemPrefetch, "cuMemPrefetchAsync", |state| state.prefetch(ptr, bytes, stream))
+        self.call_about(About::Stream(stream), CallKind::MemPrefetch, "cuMemPrefetchAsync", |state| {
+            state.prefetch(ptr, bytes, stream)
+        })
     }
 
     unsafe fn mem_advise(&self, ptr: DevicePtr, bytes: u64, _advice: MemAdvice) -> DriverResult<()> {
@@ -163,7 +189,7 @@ impl Driver for SimDevice {
     // --- Stream-ordered memory and its pools ---
 
     fn mem_alloc_async(&self, bytes: u64, stream: StreamRef) -> DriverResult<DevicePtr> {
-        self.call(CallKind::MemAllocAsync, "cuMemAllocAsync", |state| {
+        self.call_about(About::Stream(stream), CallKind::MemAllocAsync, "cuMemAllocAsync", |state| {
             state.mem_alloc_from_pool(bytes, Pools::default_pool(), stream, "cuMemAllocAsync")
         })
     }
@@ -174,13 +200,15 @@ impl Driver for SimDevice {
         pool: MemPool,
         stream: StreamRef,
     ) -> DriverResult<DevicePtr> {
-        self.call(CallKind::MemAllocAsync, "cuMemAllocFromPoolAsync", |state| {
+        self.call_about(About::Stream(stream), CallKind::MemAllocAsync, "cuMemAllocFromPoolAsync", |state| {
             state.mem_alloc_from_pool(bytes, pool, stream, "cuMemAllocFromPoolAsync")
         })
     }
 
     unsafe fn mem_free_async(&self, ptr: DevicePtr, stream: StreamRef) -> DriverResult<()> {
-        self.call(CallKind::MemFreeAsync, "cuMemFreeAsync", |state| state.mem_free_async(ptr, stream))
+        self.call_about(About::Stream(stream), CallKind::MemFreeAsync, "cuMemFreeAsync", |state| {
+            state.mem_free_async(ptr, stream)
+        })
     }
 
     fn mem_pool_create(&self, props: MemPoolProps) -> DriverResult<MemPool> {
@@ -293,23 +321,25 @@ impl Driver for SimDevice {
     }
 
     fn stream_synchronize(&self, stream: StreamRef) -> DriverResult<()> {
-        self.call(CallKind::StreamSynchronize, "cuStreamSynchronize", |state| {
+        self.call_about(About::Stream(stream), CallKind::StreamSynchronize, "cuStreamSynchronize", |state| {
             state.stream_synchronize(stream)
         })
     }
 
     fn stream_query(&self, stream: StreamRef) -> DriverResult<bool> {
-        self.call(CallKind::StreamQuery, "cuStreamQuery", |state| state.stream_query(stream))
+        self.call_about(About::Stream(stream), CallKind::StreamQuery, "cuStreamQuery", |state| {
+            state.stream_query(stream)
+        })
     }
 
     fn stream_wait_event(&self, stream: StreamRef, event: Event) -> DriverResult<()> {
-        self.call(CallKind::StreamWaitEvent, "cuStreamWaitEvent", |state| {
+        self.call_about(About::Wait(stream, event), CallKind::StreamWaitEvent, "cuStreamWaitEvent", |state| {
             state.stream_wait_event(stream, event)
         })
     }
 
     fn stream_is_capturing(&self, stream: StreamRef) -> DriverResult<bool> {
-        self.call(CallKind::StreamIsCapturing, "cuStreamIsCapturing", |state| {
+        self.call_about(About::Stream(stream), CallKind::StreamIsCapturing, "cuStreamIsCapturing", |state| {
             state.stream_is_capturing(stream)
         })
     }
@@ -325,7 +355,9 @@ impl Driver for SimDevice {
     }
 
     fn event_record(&self, event: Event, stream: StreamRef) -> DriverResult<()> {
-        self.call(CallKind::EventRecord, "cuEventRecord", |state| state.event_record(event, stream))
+        self.call_about(About::Stream(stream), CallKind::EventRecord, "cuEventRecord", |state| {
+            state.event_record(event, stream)
+        })
     }
 
     /// Not a call of the driver, and not counted, where the answer is `Ok(false)`.
@@ -343,11 +375,15 @@ impl Driver for SimDevice {
     }
 
     fn event_query(&self, event: Event) -> DriverResult<bool> {
-        self.call(CallKind::EventQuery, "cuEventQuery", |state| state.event_query(event))
+        self.call_about(About::Event(event), CallKind::EventQuery, "cuEventQuery", |state| {
+            state.event_query(event)
+        })
     }
 
     fn event_synchronize(&self, event: Event) -> DriverResult<()> {
-        self.call(CallKind::EventSynchronize, "cuEventSynchronize", |state| state.event_synchronize(event))
+        self.call_about(About::Event(event), CallKind::EventSynchronize, "cuEventSynchronize", |state| {
+            state.event_synchronize(event)
+        })
     }
 
     // --- Copies and fills ---
@@ -359,7 +395,7 @@ impl Driver for SimDevice {
         bytes: u64,
         stream: StreamRef,
     ) -> DriverResult<()> {
-        self.call(CallKind::Copy, "cuMemcpyHtoDAsync", |state| {
+        self.call_about(About::Stream(stream), CallKind::Copy, "cuMemcpyHtoDAsync", |state| {
             if bytes == 0 {
                 return Ok(());
             }
@@ -387,7 +423,7 @@ impl Driver for SimDevice {
         bytes: u64,
         stream: StreamRef,
     ) -> DriverResult<()> {
-        self.call(CallKind::Copy, "cuMemcpyDtoHAsync", |state| {
+        self.call_about(About::Stream(stream), CallKind::Copy, "cuMemcpyDtoHAsync", |state| {
             if bytes == 0 {
                 return Ok(());
             }
@@ -424,7 +460,7 @@ impl Driver for SimDevice {
         if self.is_foreign(&[dst, src]) {
             return self.copy_foreign(dst, src, bytes, stream);
         }
-        self.call(CallKind::Copy, "cuMemcpyDtoDAsync", |state| {
+        self.call_about(About::Stream(stream), CallKind::Copy, "cuMemcpyDtoDAsync", |state| {
             state.copy_on_device(dst, src, bytes, stream, "cuMemcpyDtoDAsync")
         })
     }
@@ -439,7 +475,9 @@ impl Driver for SimDevice {
         if self.is_foreign(&[dst]) {
             return self.fill_foreign(dst, value, bytes, stream);
         }
-        self.call(CallKind::Fill, "cuMemsetD8Async", |state| state.memset(dst, value, bytes, stream))
+        self.call_about(About::Stream(stream), CallKind::Fill, "cuMemsetD8Async", |state| {
+            state.memset(dst, value, bytes, stream)
+        })
     }
 
     // --- Between processes ---
@@ -491,7 +529,7 @@ impl State {
 
     fn stream_is_capturing(&mut self, stream: StreamRef) -> Answer<bool> {
         let slot = self.stream_slot(stream, "cuStreamIsCapturing")?;
-        Ok(self.order.lane(slot).capturing)
+        Ok(self.captures.of(slot).is_some())
     }
 
     fn stream_ref(&mut self, handle: u64) -> Answer<StreamRef> {

@@ -45,11 +45,14 @@
 //! | `plain`, `pools`, `vmm`, `ipc`, `streams` | one for each group of driver calls |
 //! | `machine`, `share` | several devices; physical memory for other processes |
 //! | `reset` | what a reset of the context leaves |
+//! | `capture`, `capture_rules` | graphs that are captured, and which calls they refuse |
 //! | `state`, `driver_impl` | what is behind the lock, and the `Driver` in front of it |
 
 mod access;
 mod address;
 mod answer;
+mod capture;
+mod capture_rules;
 mod clock;
 mod config;
 mod copies;
@@ -79,7 +82,7 @@ mod work;
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use millpond_core::driver::Health;
+use millpond_core::driver::{CaptureMode, DriverResult, Health};
 use millpond_core::{DeviceId, DevicePtr, StreamRef};
 use parking_lot::{Mutex, MutexGuard};
 
@@ -301,13 +304,49 @@ impl SimDevice {
         self.lock().faults.is_lost()
     }
 
-    /// Says that a stream is capturing a graph, or not any more. A capturing stream cannot be queried or
-    /// waited for, nor can an event that was recorded on it.
-    pub fn set_capturing(&self, stream: StreamRef, capturing: bool) {
+    /// Begins to capture a graph, by the calling thread (`cuStreamBeginCapture`).
+    ///
+    /// Until [`end_capture`](Self::end_capture), calls that CUDA refuses beside such a capture are refused
+    /// here, and end it where they end it there: see docs/GPU.md. What is submitted to the stream takes its
+    /// place in the order as if it ran; no graph is kept.
+    ///
+    /// ```
+    /// use millpond_core::Driver;
+    /// use millpond_core::driver::{CaptureMode, CaptureModeGuard, StreamFlags};
+    /// use millpond_driver::sim::{SimConfig, SimDevice};
+    ///
+    /// let device = SimDevice::new(SimConfig::h200());
+    /// let stream = device.stream_create(StreamFlags::NON_BLOCKING)?;
+    /// device.begin_capture(stream, CaptureMode::Global)?;
+    /// {
+    ///     let _guard = CaptureModeGuard::relaxed(&*device);
+    ///     device.mem_alloc(1 << 20)?;
+    /// }
+    /// device.end_capture(stream)?;
+    ///
+    /// device.begin_capture(stream, CaptureMode::Global)?;
+    /// assert!(device.mem_alloc(1 << 20).is_err()); // refused, and the capture is lost
+    /// assert!(device.end_capture(stream).is_err());
+    /// # Ok::<(), millpond_core::DriverError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ILLEGAL_STATE`](millpond_core::DriverError::ILLEGAL_STATE) where the stream captures already,
+    /// [`STREAM_CAPTURE_UNSUPPORTED`](millpond_core::DriverError::STREAM_CAPTURE_UNSUPPORTED) for the legacy
+    /// default stream.
+    pub fn begin_capture(&self, stream: StreamRef, mode: CaptureMode) -> DriverResult<()> {
         let mut state = self.lock();
-        if let Some(slot) = state.slot(stream, "set_capturing") {
-            state.order.lane_mut(slot).capturing = capturing;
-        }
+        state.begin_capture(stream, mode).map_err(|refusal| refusal.named("cuStreamBeginCapture"))
+    }
+
+    /// Ends the capture that the stream began (`cuStreamEndCapture`).
+    ///
+    /// # Errors
+    /// [`STREAM_CAPTURE_INVALIDATED`](millpond_core::DriverError::STREAM_CAPTURE_INVALIDATED) where a call
+    /// ended it before; the text names the call. CUDA's codes where the stream does not capture, another
+    /// thread began it, or a stream that belongs to it was not joined.
+    pub fn end_capture(&self, stream: StreamRef) -> DriverResult<()> {
+        self.lock().end_capture(stream).map_err(|refusal| refusal.named("cuStreamEndCapture"))
     }
 }
 

@@ -45,7 +45,6 @@ pub(super) struct Lane {
     kind: StreamKind,
     state: State,
     pub(super) handle: u64,
-    pub(super) capturing: bool,
     tick: u64,
     /// All that the stream's next work happens after, but for what the host knows and what the legacy
     /// rule adds at submission. Its own entry is `tick`.
@@ -54,7 +53,7 @@ pub(super) struct Lane {
 
 impl Lane {
     fn new(kind: StreamKind) -> Self {
-        Self { kind, state: State::Live, handle: 0, capturing: false, tick: 0, clock: Clock::default() }
+        Self { kind, state: State::Live, handle: 0, tick: 0, clock: Clock::default() }
     }
 }
 
@@ -99,7 +98,7 @@ impl Order {
             }
         };
         let lane = &mut self.lanes[slot];
-        (lane.kind, lane.state, lane.handle, lane.capturing) = (kind, State::Live, handle, false);
+        (lane.kind, lane.state, lane.handle) = (kind, State::Live, handle);
         lane.clock.clear();
         lane.clock.raise(slot, lane.tick);
         if kind == StreamKind::Blocking {
@@ -117,8 +116,9 @@ impl Order {
         &self.lanes[slot]
     }
 
-    pub(super) fn lane_mut(&mut self, slot: Slot) -> &mut Lane {
-        &mut self.lanes[slot]
+    /// Whether the legacy default stream's work is ordered with this stream's.
+    pub(super) fn is_blocking(&self, slot: Slot) -> bool {
+        self.lanes[slot].kind == StreamKind::Blocking
     }
 
     pub(super) const fn len(&self) -> usize {

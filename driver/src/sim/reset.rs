@@ -22,6 +22,7 @@ impl State {
         }
         self.oracle = Oracle::default();
         self.openings.clear();
+        self.captures.clear();
         self.pools.end_of_context();
         for (start, mapping) in self.space.take_mappings_of_context() {
             self.end_with_context(start, &mapping);

@@ -5,6 +5,7 @@ use millpond_core::{DeviceId, DriverError, StreamRef};
 
 use super::SimConfig;
 use super::answer::{Answer, Refusal};
+use super::capture::Captures;
 use super::clock::{Epoch, Slot};
 use super::fault::Faults;
 use super::host::HostMemory;
@@ -45,6 +46,7 @@ pub(super) struct State {
     pub(super) is_context_active: bool,
     /// The devices whose plain memory this one's kernels may use.
     pub(super) peers_enabled: BTreeSet<DeviceId>,
+    pub(super) captures: Captures,
     step: u64,
     calls: u64,
     /// The call that began last, and the virtual nanoseconds of each kind.
@@ -69,6 +71,7 @@ impl State {
             vmm: VirtualMemory::default(),
             host: HostMemory::beside(profile.capacity()),
             openings: Openings::new(device),
+            captures: Captures::default(),
             profile,
             generation: 0,
             is_context_active: false,
@@ -190,6 +193,7 @@ impl State {
             return Err(Refusal::new(DriverError::INVALID_HANDLE, "a default stream cannot be destroyed"));
         }
         let slot = self.stream_slot(stream, "cuStreamDestroy")?;
+        self.captures.forget(slot, "cuStreamDestroy");
         self.order.close(slot);
         self.names.remove_stream(stream);
         Ok(())
@@ -212,7 +216,6 @@ impl State {
 
     pub(super) fn stream_synchronize(&mut self, stream: StreamRef) -> Answer<()> {
         let slot = self.stream_slot(stream, "cuStreamSynchronize")?;
-        self.refuse_capturing(slot)?;
         self.work.finish(self.order.end(slot), &mut self.effects);
         self.order.host_learns_stream(slot);
         self.trim_pools();
@@ -221,7 +224,6 @@ impl State {
 
     pub(super) fn stream_query(&mut self, stream: StreamRef) -> Answer<bool> {
         let slot = self.stream_slot(stream, "cuStreamQuery")?;
-        self.refuse_capturing(slot)?;
         let done = self.work.is_done(self.order.end(slot));
         if done {
             self.order.host_learns_stream(slot);
@@ -235,13 +237,6 @@ impl State {
         self.work.finish_all(&mut self.effects);
         self.order.host_learns_all();
         self.trim_pools();
-    }
-
-    fn refuse_capturing(&self, slot: Slot) -> Answer<()> {
-        if self.order.lane(slot).capturing {
-            return Err(Refusal::new(DriverError::STREAM_CAPTURE_UNSUPPORTED, "the stream captures a graph"));
-        }
-        Ok(())
     }
 
     // --- Work ---
@@ -294,14 +289,14 @@ impl State {
             let epoch = self.order.advance(slot);
             self.submit((epoch, waits), Operation::Nothing, 0);
         }
-        let captured_on = self.order.lane(slot).capturing.then_some(slot);
-        self.names.set_record(event, self.order.end(slot), self.order.clock(slot), captured_on);
+        let captured_in = self.captures.of(slot);
+        self.names.set_record(event, self.order.end(slot), self.order.clock(slot), captured_in);
         Ok(())
     }
 
     /// Whether [`event_record`](Self::event_record) may be called: see the trait.
     pub(super) fn is_surely_alive(&self, stream: StreamRef) -> bool {
-        let is_free = |slot| !self.order.lane(slot).capturing;
+        let is_free = |slot| !self.is_captured(slot);
         !stream.is_per_thread() && self.names.slot(stream).is_some_and(is_free)
     }
 
@@ -329,7 +324,6 @@ impl State {
 
     pub(super) fn event_query(&mut self, event: Event) -> Answer<bool> {
         self.known_event(event, "cuEventQuery")?;
-        self.refuse_captured(event)?;
         let Some(record) = self.names.record(event) else { return Ok(true) };
         let done = self.work.is_done(record.epoch);
         if done {
@@ -341,18 +335,10 @@ impl State {
 
     pub(super) fn event_synchronize(&mut self, event: Event) -> Answer<()> {
         self.known_event(event, "cuEventSynchronize")?;
-        self.refuse_captured(event)?;
         let Some(record) = self.names.record(event) else { return Ok(()) };
         self.work.finish(record.epoch, &mut self.effects);
         self.order.host_learns(&record.clock);
         self.trim_pools();
         Ok(())
-    }
-
-    fn refuse_captured(&self, event: Event) -> Answer<()> {
-        match self.names.record(event).and_then(|record| record.captured_on) {
-            Some(slot) => self.refuse_capturing(slot),
-            None => Ok(()),
-        }
     }
 }

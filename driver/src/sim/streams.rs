@@ -4,6 +4,7 @@ use millpond_core::StreamRef;
 use millpond_core::driver::Event;
 use rustc_hash::FxHashMap;
 
+use super::capture::CaptureId;
 use super::clock::{Clock, Epoch, Slot};
 use super::order::LEGACY;
 
@@ -82,8 +83,8 @@ struct Stream {
 pub(super) struct Record {
     pub(super) epoch: Epoch,
     pub(super) clock: Clock,
-    /// Recorded into a graph that is captured on this slot.
-    pub(super) captured_on: Option<Slot>,
+    /// The capture that it was recorded in.
+    pub(super) captured_in: Option<CaptureId>,
 }
 
 #[derive(Debug, Default)]
@@ -184,7 +185,7 @@ impl Names {
         event: Event,
         epoch: Epoch,
         clock: &Clock,
-        captured_on: Option<Slot>,
+        captured_in: Option<CaptureId>,
     ) {
         let Some(entry) = self.events.get_mut(event.0) else { return };
         let mut own = match entry.record.take() {
@@ -192,7 +193,7 @@ impl Names {
             None => self.spare.pop().unwrap_or_default(),
         };
         own.copy_from(clock);
-        entry.record = Some(Record { epoch, clock: own, captured_on });
+        entry.record = Some(Record { epoch, clock: own, captured_in });
     }
 
     /// Calls `each` for the point of every event's last record.

@@ -2,7 +2,7 @@
 
 use millpond_core::StreamRef;
 use millpond_core::driver::{
-    DeviceAttribute, Driver, DriverResult, Event, EventFlags, HostFlags, MemAdvice, MemPool,
+    CaptureMode, DeviceAttribute, Driver, DriverResult, Event, EventFlags, HostFlags, MemAdvice, MemPool,
     MemPoolAttribute, MemPoolProps, StreamFlags,
 };
 use millpond_driver::CallKind;
@@ -57,8 +57,8 @@ pub(super) fn streams_and_events(session: &mut Session<'_>) -> DriverResult<()> 
 
 /// Calls for streams and events that are there.
 fn with_streams(session: &mut Session<'_>, streams: &[StreamRef], events: &[Event]) -> DriverResult<()> {
-    let mut times: [Samples; 10] = Default::default();
-    let [record, legacy, query, wait, sync_event, query_stream, capturing, id, sync_stream, sync] =
+    let mut times: [Samples; 11] = Default::default();
+    let [record, legacy, query, wait, sync_event, query_stream, capturing, mode, id, sync_stream, sync] =
         &mut times;
     let timed = &session.timed;
     for index in 0..MANY {
@@ -68,6 +68,9 @@ fn with_streams(session: &mut Session<'_>, streams: &[StreamRef], events: &[Even
         timed.call(wait, |driver| driver.stream_wait_event(other, event))?;
         timed.call(query_stream, |driver| driver.stream_query(stream))?;
         timed.call(capturing, |driver| driver.stream_is_capturing(stream))?;
+        for exchanged in [CaptureMode::Relaxed, CaptureMode::Global] {
+            timed.call(mode, |driver| driver.thread_exchange_stream_capture_mode(exchanged))?;
+        }
         // SAFETY: the stream is alive.
         timed.call(id, |driver| unsafe { driver.stream_ref(stream.handle()) })?;
         if index % (MANY / FEW) == 0 {
@@ -95,6 +98,7 @@ fn with_streams(session: &mut Session<'_>, streams: &[StreamRef], events: &[Even
         (CallKind::EventSynchronize, sync_event),
         (CallKind::StreamQuery, query_stream),
         (CallKind::StreamIsCapturing, capturing),
+        (CallKind::CaptureMode, mode),
         (CallKind::StreamGetId, id),
         (CallKind::StreamSynchronize, sync_stream),
         (CallKind::Synchronize, sync),

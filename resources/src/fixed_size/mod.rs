@@ -185,9 +185,14 @@ impl<R: DeviceMemoryResource> FixedSizeMemoryResource<R> {
         self.ordered.inspect(Store::validate);
     }
 
-    /// Gives all regions back to upstream that are free from end to end, and returns their bytes.
-    pub(crate) fn give_back_regions(&self) -> Result<u64> {
-        self.ordered.give_back_regions(0).map_err(|error| error.in_stack(self))
+    /// Gives all regions back to upstream that are free from end to end, and returns their bytes. For a
+    /// request on a stream that captures a graph, only those that are known to be done.
+    pub(crate) fn give_back_regions(&self, request: Option<StreamRef>) -> Result<u64> {
+        let may_wait = match request {
+            Some(stream) => !self.ordered.is_capturing(stream)?,
+            None => true,
+        };
+        self.ordered.give_back_regions(0, may_wait).map_err(|error| error.in_stack(self))
     }
 
     /// The blocks in use of a region, given where it starts, if it is one.

@@ -2,7 +2,7 @@
 //! longer than a few looks, and the ladder's lock for no longer than one stream's questions or one piece's
 //! driver calls. Nothing here waits for the device.
 
-use millpond_core::{Result, StreamId, StreamRef};
+use millpond_core::{Result, StreamId};
 use parking_lot::MutexGuard;
 
 use super::points::Donor;
@@ -21,8 +21,7 @@ impl<S: Store> Core<S> {
         };
         for id in streams {
             let slow = self.slow.lock();
-            // Questions would break the capture of a graph that the legacy stream belongs to.
-            if self.is_out_of_reach() || self.is_capturing(StreamRef::LEGACY)? {
+            if self.is_out_of_reach() {
                 return Ok(());
             }
             self.collect_of(id)?;
@@ -46,7 +45,7 @@ impl<S: Store> Core<S> {
             }
             Donor { id, epoch: slot.epoch() }
         };
-        let Some(point) = self.point_of(donor, StreamRef::LEGACY)? else { return Ok(()) };
+        let Some(point) = self.point_of(donor, None)? else { return Ok(()) };
         match self.driver.event_query(point.event) {
             Ok(true) => {}
             Ok(false) => return Ok(()),

@@ -3,6 +3,7 @@
 
 use std::sync::atomic::Ordering;
 
+use millpond_core::driver::CaptureModeGuard;
 use millpond_core::{
     ALLOCATION_ALIGNMENT, DeviceMemoryResource, DevicePtr, Error, ErrorKind, LadderCounts, Layout,
     MemoryInfo, Result, StreamRef,
@@ -331,6 +332,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     /// # Errors
     /// [`OutOfMemory`](ErrorKind::OutOfMemory) where it cannot be had; what the driver or upstream reports.
     pub(crate) fn reserve(&self, bytes: u64) -> Result<()> {
+        let _captures = CaptureModeGuard::relaxed(&*self.driver);
         let layout = Layout::new(bytes);
         let too_large = || Error::request_too_large(layout, StreamRef::LEGACY);
         let request = Request::new(layout).ok_or_else(too_large)?;

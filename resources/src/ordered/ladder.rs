@@ -1,5 +1,6 @@
 //! The steps of the ladder that call the driver or upstream; `grow` has the one that takes memory.
 
+use millpond_core::driver::CaptureModeGuard;
 use millpond_core::{DeviceMemoryResource, DevicePtr, Result, StreamRef};
 
 use super::device::Reading;
@@ -17,6 +18,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     /// Goes down the ladder beyond the steps that need no driver.
     #[cold]
     pub(super) fn climb(&self, request: &Request, stream: StreamRef) -> Result<DevicePtr> {
+        let _captures = CaptureModeGuard::relaxed(&*self.driver);
         let exact = request.exact();
         let mut pressure = Pressure::default();
         loop {
@@ -111,11 +113,11 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             let State { store, streams, .. } = &mut *state;
             streams.sweep(store);
         }
-        // Recording, querying, waiting and synchronising would break the capture of a graph, or become part
-        // of it.
+        // A wait would end the capture of a graph, a record would become a part of it. (What can be asked and
+        // waited for elsewhere is left alone, too: memory for a graph comes from the stream or is new.)
         let capturing = self.is_capturing(stream)?;
         if !capturing && self.reuse.completed && self.collection_is_due(request, stream) {
-            self.collect_completed(Some(request), stream)?;
+            self.collect_completed(Some(request), Some(stream))?;
         }
         // Another thread may have brought memory while this one waited for the lock.
         if let Some(ptr) = self.try_hit(request, stream) {
@@ -209,11 +211,11 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             if self.owned_free_bytes(Some(request)) == 0 {
                 return Ok(None);
             }
-            self.collect_completed(Some(request), stream)?;
+            self.collect_completed(Some(request), Some(stream))?;
             return Ok(self.try_hit(request, stream));
         }
         if !self.upstream_is_ordered && sets_a_peak() {
-            self.collect_completed(Some(request), stream)?;
+            self.collect_completed(Some(request), Some(stream))?;
             let keep = self.bytes_reserved().saturating_sub(request.bytes);
             self.release_free_regions(keep, stream);
         }
@@ -227,7 +229,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             return Ok(Some(ptr));
         }
         if self.reuse.completed && self.others_could_serve(request, stream) {
-            self.collect_completed(Some(request), stream)?;
+            self.collect_completed(Some(request), Some(stream))?;
             if let Some(ptr) = self.try_hit(request, stream) {
                 return Ok(Some(ptr));
             }
@@ -271,7 +273,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             return Ok(None);
         }
         for donor in self.donors_with_fit(request, stream) {
-            let Some(point) = self.point_of(donor, stream)? else { continue };
+            let Some(point) = self.point_of(donor, Some(stream))? else { continue };
             if self.reuse.completed && self.is_done(&point, Some(request))? {
                 if let Some(ptr) = self.try_hit(request, stream) {
                     return Ok(Some(ptr));
@@ -341,12 +343,12 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         lost.map(|(owner, _)| state.store.free_bytes(owner)).sum()
     }
 
-    /// Waits for the device and tries again, if any stream has blocks that waiting would free.
+    /// Waits for the streams that own blocks and tries again, if there are any.
     fn reclaim(&self, request: &Request, stream: StreamRef) -> Result<Option<DevicePtr>> {
         if self.owned_free_bytes(None) == 0 {
             return Ok(None);
         }
-        self.synchronize()?;
+        self.wait_for_owners(Some(stream))?;
         let mut state = self.state.lock();
         let Some(ptr) = state.store.take(ANYONE, Epoch::MAX, request) else {
             drop(state);

@@ -65,7 +65,7 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use millpond_core::driver::Health;
+use millpond_core::driver::{CaptureModeGuard, Health};
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::{
     DeviceMemoryResource, DevicePtr, DriverError, DriverHandle, Error, LadderCounts, Layout, MemoryInfo,
@@ -383,19 +383,14 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     /// Records a point on the calling stream, because another stream wanted its blocks and could not.
     #[cold]
     fn record_for_others(&self, ticket: Ticket, stream: StreamRef) {
-        // In a stream that captures a graph the record would be a part of the graph.
-        let record = || match self.is_capturing(stream) {
-            Ok(false) => {
-                let event = self.event_of(ticket.id)?;
-                self.driver.event_record(event, stream).map(|()| true)
-            }
-            _ => Ok(false),
-        };
+        let _captures = CaptureModeGuard::relaxed(&*self.driver);
+        let record = || self.event_of(ticket.id).and_then(|event| self.record(event, stream));
         let recorded = if self.health.is_lost() { Ok(false) } else { record() };
+        let id = ticket.id;
         self.state.lock().streams.settle(ticket, matches!(recorded, Ok(true)));
-        // Nothing depends on the point: without it the blocks stay with their stream.
+        // Nothing depends on the point: without it the blocks stay with their stream. A lost device is noted.
         if let Err(error) = recorded {
-            self.health.note(&error);
+            let _ = self.do_without(id, error);
         }
     }
 
@@ -479,8 +474,13 @@ impl<R: DeviceMemoryResource, S: Store> Drop for Ordered<R, S> {
         if self.core.is_copy() {
             return process::leave(&self.core);
         }
+        let _captures = CaptureModeGuard::relaxed(&*self.core.driver);
         // Whoever else holds the core makes no call from here on.
         let _slow = self.core.slow.lock();
+        if !self.health.is_lost() {
+            // What cannot be waited for here, for whatever reason, is below.
+            let _ = self.core.wait_for_owners(None);
+        }
         let mut state = self.core.state.lock();
         state.is_over = true;
         let was_reset = self.driver.was_reset();
@@ -499,13 +499,14 @@ impl<R: DeviceMemoryResource, S: Store> Drop for Ordered<R, S> {
         if regions.is_empty() && events.is_empty() && errand.is_none() {
             return;
         }
-        // All recorded use must be over before memory goes back. An upstream that synchronises itself sees to
-        // that alone.
-        if let Err(error) = self.driver.synchronize() {
-            self.health.note(&error);
+        // All recorded use must be over before memory goes back, that of blocks that are still in use and of
+        // streams that are gone, too. An upstream that synchronises itself sees to that alone.
+        let waited = self.driver.synchronize_beside_captures();
+        if waited != Ok(true) {
+            waited.as_ref().err().inspect(|error| self.health.note(error));
             // What ends without waiting must not end now.
             if self.health.is_lost() || self.upstream_is_ordered || errand.is_some() {
-                tracing::warn!(target: "millpond::driver", %error, "memory is left to the driver");
+                tracing::warn!(target: "millpond::driver", ?waited, "memory is left to the driver");
                 return;
             }
         }

@@ -3,7 +3,7 @@
 //! No step here is needed to serve a request. So an error of the driver that does not mean that the device is
 //! lost makes the resource do without the point, and is not the caller's.
 
-use millpond_core::driver::{Event, EventFlags};
+use millpond_core::driver::{DriverResult, Event, EventFlags};
 use millpond_core::{DriverError, Error, Result, StreamId, StreamRef};
 
 use super::store::{ANYONE, Epoch, Owner, Request, Store};
@@ -33,14 +33,16 @@ impl<S: Store> Core<S> {
     /// neighbours join whoever gave them back.
     ///
     /// For a request, only where that could be served from what they have.
-    pub(super) fn collect_completed(&self, request: Option<&Request>, stream: StreamRef) -> Result<()> {
-        let donors: Vec<Donor> = {
+    pub(super) fn collect_completed(
+        &self,
+        request: Option<&Request>,
+        stream: Option<StreamRef>,
+    ) -> Result<()> {
+        let donors = self.donors(request);
+        {
             let mut state = self.state.lock();
             state.given_at_collection = state.given + state.store.given();
-            let owns = |owner| state.store.free_bytes_for(request, owner) > 0;
-            let owning = state.streams.iter().filter(|(owner, _)| owns(*owner));
-            owning.map(|(_, slot)| Donor { id: slot.id, epoch: slot.epoch() }).collect()
-        };
+        }
         let mut done = false;
         for donor in donors {
             if let Some(point) = self.point_of(donor, stream)? {
@@ -54,10 +56,20 @@ impl<S: Store> Core<S> {
         Ok(())
     }
 
-    /// A recorded point of the donor that covers the epoch, for the requesting `stream`; records one if need
-    /// be.
-    /// `None` where the donor's stream may be gone: then its own next call is asked to record.
-    pub(super) fn point_of(&self, donor: Donor, stream: StreamRef) -> Result<Option<Point>> {
+    /// The streams that have free blocks: where there is a request, some that could serve it.
+    pub(super) fn donors(&self, request: Option<&Request>) -> Vec<Donor> {
+        let state = self.state.lock();
+        let owns = |owner| state.store.free_bytes_for(request, owner) > 0;
+        let owning = state.streams.iter().filter(|(owner, _)| owns(*owner));
+        owning.map(|(_, slot)| Donor { id: slot.id, epoch: slot.epoch() }).collect()
+    }
+
+    /// A recorded point of the donor that covers the epoch; records one if need be. `stream` is that of the
+    /// call, if there is one: it is alive.
+    ///
+    /// `None` where the donor's stream may be gone, or captures a graph: then its own next call is asked to
+    /// record.
+    pub(super) fn point_of(&self, donor: Donor, stream: Option<StreamRef>) -> Result<Option<Point>> {
         let (ticket, donors_stream) = {
             let mut state = self.state.lock();
             let Some((_, slot)) = state.streams.find_mut(donor.id) else { return Ok(None) };
@@ -75,11 +87,9 @@ impl<S: Store> Core<S> {
         };
         let (epoch, seen) = (ticket.epoch, ticket.seen.clone());
         let recorded = self.event_of(donor.id).and_then(|event| {
-            // The requesting stream is alive: the call is about it.
-            let done = if donor.id == stream.id() {
-                self.driver.event_record(event, stream).map(|()| true)
-            } else {
-                self.driver.event_record_if_alive(event, donors_stream)
+            let done = match stream {
+                Some(stream) if stream.id() == donor.id => self.record(event, stream),
+                _ => self.driver.event_record_if_alive(event, donors_stream),
             };
             Ok(done?.then_some(event))
         });
@@ -94,6 +104,37 @@ impl<S: Store> Core<S> {
             Ok(event) => Ok(event.map(|event| Point { donor: Donor { epoch, ..donor }, event, seen })),
             Err(error) => self.do_without(donor.id, error).map(|()| None),
         }
+    }
+
+    /// As [`point_of`](Self::point_of), or, where none can be recorded, the last that was: it covers what it
+    /// says.
+    pub(super) fn latest_point(&self, donor: Donor, stream: Option<StreamRef>) -> Result<Option<Point>> {
+        if let Some(point) = self.point_of(donor, stream)? {
+            return Ok(Some(point));
+        }
+        let mut state = self.state.lock();
+        let Some((_, slot)) = state.streams.find_mut(donor.id) else { return Ok(None) };
+        let point = slot.event.zip(slot.point).map(|(event, epoch)| {
+            let seen = slot.point_seen.clone();
+            Point { donor: Donor { epoch, ..donor }, event, seen }
+        });
+        Ok(point)
+    }
+
+    /// Records the event on a stream that is surely alive, unless the stream captures a graph.
+    ///
+    /// # Errors
+    /// What the driver reports; [`DriverError::CAPTURED_EVENT`] where a capture began at this very moment.
+    pub(super) fn record(&self, event: Event, stream: StreamRef) -> DriverResult<bool> {
+        if self.captures(stream)? {
+            return Ok(false);
+        }
+        self.driver.event_record(event, stream)?;
+        // The record may have become a part of a capture that began since.
+        if self.captures(stream)? {
+            return Err(DriverError::new(DriverError::CAPTURED_EVENT, "cuEventRecord"));
+        }
+        Ok(true)
     }
 
     /// The event of a stream that has a ticket out, made at first need.
@@ -127,6 +168,12 @@ impl<S: Store> Core<S> {
             Ok(false) => return Ok(false),
             Err(error) => return self.do_without(point.donor.id, error).map(|()| false),
         }
+        self.came_to(point, request);
+        Ok(true)
+    }
+
+    /// All work before the point is done: the blocks that it covers become anyone's.
+    pub(super) fn came_to(&self, point: &Point, request: Option<&Request>) {
         let mut state = self.state.lock();
         let State { store, streams, .. } = &mut *state;
         if let Some((owner, slot)) = streams.find_mut(point.donor.id) {
@@ -137,7 +184,6 @@ impl<S: Store> Core<S> {
                 slot.point = None;
             }
         }
-        Ok(true)
     }
 
     /// Goes on without the donor's point, unless the device is lost.
@@ -154,11 +200,19 @@ impl<S: Store> Core<S> {
     }
 
     /// Whether the stream is capturing a graph, or a capture is going on that work on it would disturb.
-    pub(super) fn is_capturing(&self, stream: StreamRef) -> Result<bool> {
+    pub(crate) fn is_capturing(&self, stream: StreamRef) -> Result<bool> {
+        self.captures(stream).or_else(|error| match error.is_sticky() {
+            true => Err(self.driver_error(error)),
+            // Whatever it is: the stream is better left alone.
+            false => Ok(true),
+        })
+    }
+
+    fn captures(&self, stream: StreamRef) -> DriverResult<bool> {
         match self.driver.stream_is_capturing(stream) {
-            Ok(capturing) => Ok(capturing),
-            Err(error) if error.is_sticky() => Err(self.driver_error(error)),
-            Err(error) => Ok(!error.is_unsupported()),
+            Err(error) if error.is_capture_refusal() => Ok(true),
+            Err(error) if error.is_unsupported() => Ok(false),
+            answer => answer,
         }
     }
 }

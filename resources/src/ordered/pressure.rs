@@ -25,11 +25,11 @@ pub(super) trait Holder: Send + Sync {
 /// How a holder may learn that work on its blocks is done.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Learn {
-    /// Not at all: who asks captures a graph, which any question would end.
+    /// Not at all: the request is for a stream that captures a graph, and neither asks nor waits.
     No,
     /// The driver is asked.
     Ask,
-    /// The device is waited for, so that blocks of streams from elsewhere are done, too.
+    /// Their streams are waited for, and for those of streams from elsewhere the device.
     Wait,
 }
 
@@ -80,10 +80,10 @@ impl<S: Store> Core<S> {
         }
         self.state.lock().store.gather(Gather::Everything);
         let may_ask = how != Learn::No && self.owned_free_bytes(None) > 0;
-        if may_ask && !self.is_capturing(StreamRef::LEGACY)? {
+        if may_ask {
             match how {
-                Learn::Wait => self.synchronize()?,
-                _ => self.collect_completed(None, StreamRef::LEGACY)?,
+                Learn::Wait => self.wait_for_owners(None)?,
+                _ => self.collect_completed(None, None)?,
             }
         }
         let keep = self.bytes_reserved().saturating_sub(bytes);

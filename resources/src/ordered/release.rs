@@ -1,5 +1,6 @@
 //! What goes back to the driver or to upstream: on `trim`, and before memory is out.
 
+use millpond_core::driver::CaptureModeGuard;
 use millpond_core::{DeviceMemoryResource, Error, Layout, Result, StreamRef};
 use parking_lot::MutexGuard;
 
@@ -12,8 +13,44 @@ use super::{Core, Ordered, State};
 const CALLS_AT_ONCE: usize = 64;
 
 impl<S: Store> Core<S> {
-    /// Waits for the device; after that, all free blocks are anyone's.
-    pub(super) fn synchronize(&self) -> Result<()> {
+    /// Waits for the streams that own free blocks, one by one, by events; after that, the blocks are anyone's.
+    ///
+    /// Streams that are gone, or may be, take the device as a whole with them. Where that cannot be waited for
+    /// now, their blocks stay theirs, and so do those of streams that capture a graph.
+    pub(super) fn wait_for_owners(&self, stream: Option<StreamRef>) -> Result<()> {
+        let donors = self.donors(None);
+        let mut points = Vec::with_capacity(donors.len());
+        let mut without = Vec::new();
+        for donor in donors {
+            match self.latest_point(donor, stream)? {
+                Some(point) => {
+                    if point.donor.epoch < donor.epoch {
+                        without.push(donor.id);
+                    }
+                    points.push(point);
+                }
+                None => without.push(donor.id),
+            }
+        }
+        for point in &points {
+            match self.driver.event_synchronize(point.event) {
+                Ok(()) => self.came_to(point, None),
+                Err(error) => self.do_without(point.donor.id, error)?,
+            }
+        }
+        let some_is_left = {
+            let mut state = self.state.lock();
+            let State { store, streams, .. } = &mut *state;
+            without
+                .iter()
+                .any(|id| streams.find_mut(*id).is_some_and(|(owner, _)| store.free_bytes(owner) > 0))
+        };
+        if some_is_left { self.wait_for_device().map(|_| ()) } else { Ok(()) }
+    }
+
+    /// Waits for the device as a whole, if that can be done now; says whether it was, so that all blocks that
+    /// were free before are anyone's.
+    pub(super) fn wait_for_device(&self) -> Result<bool> {
         let covered: Vec<Donor> = {
             let mut state = self.state.lock();
             let donors = state.streams.iter_mut();
@@ -21,7 +58,11 @@ impl<S: Store> Core<S> {
         };
         let watch = self.watch();
         let span = self.span("synchronize", 0, StreamRef::LEGACY);
-        span.in_scope(|| self.driver.synchronize()).map_err(|error| self.driver_error(error))?;
+        let waited = span.in_scope(|| self.driver.synchronize_beside_captures());
+        if !waited.map_err(|error| self.driver_error(error))? {
+            event!(self, DEBUG, "the device cannot be waited for during a capture");
+            return Ok(false);
+        }
         self.trace_synchronize(&watch);
         let mut state = self.state.lock();
         let State { store, streams, .. } = &mut *state;
@@ -34,7 +75,7 @@ impl<S: Store> Core<S> {
                 store.migrate(owner, donor.epoch, ANYONE, 0);
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Free bytes that belong to streams: where there is a request, those that could serve it.
@@ -121,13 +162,15 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
 
     /// Gives regions back until at most `keep_bytes` are held; returns what then went to the device.
     pub(crate) fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        let given = self.give_back_regions(keep_bytes)?;
+        let given = self.give_back_regions(keep_bytes, true)?;
         // An upstream in stream order keeps what it is given: from there on it is upstream's to give back.
         if self.upstream_is_ordered { self.upstream.trim(keep_bytes) } else { Ok(given) }
     }
 
-    /// Gives regions back to upstream until at most `keep_bytes` are held.
-    pub(crate) fn give_back_regions(&self, keep_bytes: u64) -> Result<u64> {
+    /// Gives regions back to upstream until at most `keep_bytes` are held: those that are free for anyone,
+    /// and, if it `may_wait`, those that are once their streams were waited for.
+    pub(crate) fn give_back_regions(&self, keep_bytes: u64, may_wait: bool) -> Result<u64> {
+        let _captures = CaptureModeGuard::relaxed(&*self.driver);
         let mut slow = self.slow.lock();
         if self.health.is_lost() {
             return Err(self.health.error());
@@ -137,8 +180,8 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             return Ok(0);
         }
         self.state.lock().store.gather(Gather::Everything);
-        if self.owned_free_bytes(None) > 0 {
-            self.synchronize()?;
+        if may_wait && self.owned_free_bytes(None) > 0 {
+            self.wait_for_owners(None)?;
         }
         let mut released = 0;
         while released < excess {

@@ -19,13 +19,13 @@ use super::{Core, Store};
 
 /// An event of a resource.
 macro_rules! event {
-    ($core:expr, $level:ident, $text:literal, $($fields:tt)*) => {
+    ($core:expr, $level:ident, $text:literal $(, $($fields:tt)*)?) => {
         tracing::event!(
             target: "millpond::pool",
             tracing::Level::$level,
             id = $core.name.id,
             stack = %$core.name.stack,
-            $($fields)*,
+            $($($fields)*,)?
             $text
         )
     };

@@ -19,6 +19,7 @@ mod window;
 use std::sync::Arc;
 use std::time::Duration;
 
+use millpond_core::driver::CaptureModeGuard;
 use millpond_core::{DriverHandle, Result};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -97,6 +98,7 @@ impl PoolDecay {
         if reserved <= keep && !idle.is_all {
             return Ok(0);
         }
+        let _captures = CaptureModeGuard::relaxed(&*self.driver);
         idle.fronts.iter().for_each(|front| self.drain(front));
         self.core.collect_in_bites()?;
         self.take_spans_back();

@@ -93,6 +93,10 @@ use thread::{Lease, PoolId};
 /// (at most 3.1 % more). A pointer that is not the start of a block
 /// in use, or a layout of another size, is refused.
 ///
+/// Graphs that are captured meanwhile, on whatever thread, stay valid. But a block that is given back during
+/// the capture of a graph may be handed out again, and the graph writes to it at each launch: see "Captured
+/// graphs" of [`DeviceMemoryResource`].
+///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
 /// use millpond_driver::sim::{SimConfig, SimDevice};

@@ -72,6 +72,7 @@ const CALLS: &[(CallKind, u64)] = &[
     (CallKind::EventQuery, 142),
     (CallKind::EventSynchronize, 450),
     (CallKind::Synchronize, 854),
+    (CallKind::CaptureMode, 8),
     (CallKind::Copy, 7900),
     (CallKind::Fill, 5080),
     (CallKind::Other, 68),

@@ -227,11 +227,7 @@ fn run(bell: &Bell) {
         let mut pause = Duration::from_secs(60);
         for pool in pools {
             pause = pause.min(pool.tick());
-            let step = || {
-                // Graphs may be captured meanwhile.
-                pool.driver.ignore_captures_of_others()?;
-                pool.step(start.elapsed())
-            };
+            let step = || pool.step(start.elapsed());
             match STEP.with(|| catch_unwind(AssertUnwindSafe(step))) {
                 Ok(Ok(_)) => {}
                 Ok(Err(error)) => {

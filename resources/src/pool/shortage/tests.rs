@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use millpond_core::driver::StreamFlags;
+use millpond_core::driver::{CaptureMode, CaptureModeGuard, StreamFlags};
 use millpond_core::{
     DeviceMemoryResource, DevicePtr, Driver, DriverError, Error, Layout, LiveBlock, OutOfMemoryReport,
     Remedy, RemedyAction, StreamRef,
@@ -130,7 +130,7 @@ impl World {
                     self.give(address, self.streams[stream]);
                 }
                 Step::Capture { stream, capturing } => {
-                    self.device.set_capturing(self.streams[stream], capturing);
+                    self.set_capturing(self.streams[stream], capturing);
                 }
             }
         }
@@ -152,7 +152,17 @@ impl World {
     }
 
     fn end_captures(&mut self) {
-        self.streams.iter().for_each(|stream| self.device.set_capturing(*stream, false));
+        self.streams.iter().for_each(|stream| self.set_capturing(*stream, false));
+    }
+
+    /// No call of the pool may have ended a capture.
+    fn set_capturing(&self, stream: StreamRef, capturing: bool) {
+        match (self.device.stream_is_capturing(stream), capturing) {
+            (Ok(false), true) => self.device.begin_capture(stream, CaptureMode::Global),
+            (Ok(true), false) => self.device.end_capture(stream),
+            (answer, _) => answer.map(|_| ()),
+        }
+        .expect("the capture is still valid");
     }
 
     /// Does what a report says.
@@ -170,6 +180,7 @@ impl World {
             }
             RemedyAction::FreeDeviceMemory { bytes, held_bytes } => {
                 assert!(bytes <= held_bytes, "more than there is");
+                let _captures = CaptureModeGuard::relaxed(&*self.device);
                 let free = || self.device.mem_get_info().expect("a device").free;
                 let enough = free() + bytes;
                 while free() < enough {

@@ -1,0 +1,115 @@
+//! Captures of graphs: leaving them alone, and making them.
+
+use std::fmt;
+use std::sync::Arc;
+
+use millpond_core::StreamRef;
+use millpond_core::driver::{CaptureMode, DriverError, DriverResult, Event};
+
+use super::functions::Functions;
+use super::{CudaDriver, abi};
+
+impl CudaDriver {
+    /// Begins to capture what is submitted to the stream (`cuStreamBeginCapture`).
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn begin_capture(&self, stream: StreamRef, mode: CaptureMode) -> DriverResult<()> {
+        let _context = self.enter()?;
+        // SAFETY: the stream is alive (`StreamRef`).
+        unsafe { self.functions().stream_begin_capture(stream.handle(), abi::capture_mode(mode)) }
+    }
+
+    /// Ends the capture that the stream began (`cuStreamEndCapture`).
+    ///
+    /// # Errors
+    /// [`DriverError::STREAM_CAPTURE_INVALIDATED`] where a call ended it before, and what else the driver
+    /// reports.
+    pub fn end_capture(self: &Arc<Self>, stream: StreamRef) -> DriverResult<Graph> {
+        let _context = self.enter()?;
+        let mut handle = 0;
+        // SAFETY: the stream is alive (`StreamRef`); `handle` takes the result.
+        unsafe { self.functions().stream_end_capture(stream.handle(), &raw mut handle) }?;
+        Ok(Graph { driver: Arc::clone(self), handle })
+    }
+
+    /// Whether the stream captures, or belongs to the legacy default stream while a blocking one does.
+    fn is_captured(&self, handle: u64) -> DriverResult<bool> {
+        let _context = self.enter()?;
+        let mut status = 0;
+        // SAFETY: every caller names a living stream; `status` takes the result.
+        match unsafe { self.functions().stream_is_capturing(handle, &raw mut status) } {
+            Ok(()) => Ok(status != 0),
+            Err(error) if error.is_capture_refusal() => Ok(true),
+            Err(error) if error.is_unsupported() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Records the event on a living stream, unless the stream captures.
+    ///
+    /// A capture may begin while this runs, by another thread. Then the record may have become a part of it,
+    /// and nobody can tell: the event is as lost as if it had.
+    pub(super) fn record_outside_captures(&self, event: Event, stream: StreamRef) -> DriverResult<bool> {
+        if self.is_captured(stream.handle())? {
+            return Ok(false);
+        }
+        self.record_on_living(event, stream)?;
+        if self.is_captured(stream.handle())? {
+            return Err(DriverError::new(DriverError::CAPTURED_EVENT, "cuEventRecord")
+                .with_detail("a capture began on the stream at this moment"));
+        }
+        Ok(true)
+    }
+
+    /// Whether a stream captures that can be asked: the living ones that were made here, and through the
+    /// legacy default stream all blocking ones.
+    pub(super) fn sees_captures(&self) -> DriverResult<bool> {
+        if self.is_captured(StreamRef::LEGACY.handle())? {
+            return Ok(true);
+        }
+        // Each entry's lock, held while its stream is asked, keeps `stream_destroy` out.
+        for alive in &self.streams {
+            if self.is_captured(*alive.key())? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Sets the calling thread's mode, and gives what it was.
+pub(super) fn exchange_mode(functions: &Functions, mode: CaptureMode) -> DriverResult<CaptureMode> {
+    let mut mode = abi::capture_mode(mode);
+    // SAFETY: the mode is exchanged for the one that the thread had.
+    unsafe { functions.thread_exchange_stream_capture_mode(&raw mut mode) }?;
+    Ok(abi::capture_mode_from(mode))
+}
+
+/// A graph that was captured. It can be looked at through its handle; it ends when it is dropped.
+pub struct Graph {
+    driver: Arc<CudaDriver>,
+    handle: u64,
+}
+
+impl Graph {
+    /// The raw handle (`CUgraph` as a number).
+    pub fn handle(&self) -> u64 {
+        self.handle
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: the graph is this value's own.
+        if let Err(error) = unsafe { self.driver.functions().graph_destroy(self.handle) } {
+            tracing::debug!(target: "millpond::driver", %error, "a graph could not be destroyed");
+        }
+    }
+}
+
+impl fmt::Debug for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Graph").field("handle", &format_args!("{:#x}", self.handle)).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,159 @@
+//! A device, simulated or real, on which one thread captures a graph while the library works.
+
+use std::any::Any;
+use std::sync::{Arc, Mutex};
+
+use millpond::core::driver::{CaptureMode, DriverResult, StreamFlags};
+use millpond::core::stack::StackSpec;
+use millpond::driver::cuda::CudaDriver;
+use millpond::driver::sim::{SimConfig, SimDevice};
+use millpond::driver::{CallKind, CountingDriver};
+use millpond::{
+    AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, DriverHandle, Result,
+    StreamRef,
+};
+use millpond_testkit::Checked;
+use millpond_testkit::hooked::HookedDriver;
+
+pub(crate) const MIB: u64 = 1 << 20;
+
+/// A device on which graphs are captured.
+#[derive(Clone)]
+pub(crate) enum Rig {
+    Sim(Arc<SimDevice>),
+    Cuda(Arc<CudaDriver>),
+}
+
+impl Rig {
+    pub(crate) fn sim() -> Self {
+        Self::Sim(SimDevice::new(SimConfig::with_capacity(256 * MIB)))
+    }
+
+    fn driver(&self) -> DriverHandle {
+        match self {
+            Self::Sim(device) => device.clone(),
+            Self::Cuda(driver) => driver.clone(),
+        }
+    }
+
+    pub(crate) fn begin(&self, stream: StreamRef, mode: CaptureMode) -> DriverResult<()> {
+        match self {
+            Self::Sim(device) => device.begin_capture(stream, mode),
+            Self::Cuda(driver) => driver.begin_capture(stream, mode),
+        }
+    }
+
+    pub(crate) fn end(&self, stream: StreamRef) -> DriverResult<()> {
+        match self {
+            Self::Sim(device) => device.end_capture(stream),
+            Self::Cuda(driver) => driver.end_capture(stream).map(drop),
+        }
+    }
+}
+
+/// The resource under test, under the oracles where the device is simulated.
+pub(crate) type Tested = Arc<Checked<AnyResource>>;
+
+pub(crate) struct Stage {
+    pub(crate) rig: Rig,
+    pub(crate) hooks: Arc<HookedDriver>,
+    pub(crate) counter: Arc<CountingDriver>,
+    /// Streams that gave blocks back.
+    pub(crate) others: [StreamRef; 2],
+    /// The stream of requests.
+    pub(crate) stream: StreamRef,
+    /// What ends after the capture.
+    kept: Mutex<Vec<Box<dyn Any + Send>>>,
+}
+
+impl Stage {
+    /// `stream` is the one that requests name; `None` for one of its own.
+    pub(crate) fn new(rig: Rig, stream: Option<StreamRef>) -> Self {
+        let hooks = HookedDriver::new(rig.driver());
+        let counter = CountingDriver::new(hooks.clone());
+        let new = || counter.stream_create(StreamFlags::NON_BLOCKING).expect("a stream");
+        let (others, stream) = ([new(), new()], stream.unwrap_or_else(new));
+        Self { rig, hooks, counter, others, stream, kept: Mutex::default() }
+    }
+
+    pub(crate) fn driver(&self) -> DriverHandle {
+        self.counter.clone()
+    }
+
+    /// Lets it live as long as the stage.
+    pub(crate) fn keep(&self, thing: Box<dyn Any + Send>) {
+        self.kept.lock().expect("no test panics meanwhile").push(thing);
+    }
+
+    /// A stack on the device.
+    pub(crate) fn build(&self, stack: &str) -> AnyResource {
+        let spec: StackSpec = stack.parse().expect("the stack's text is right");
+        spec.build(&millpond::layers(), &self.driver()).expect("there is memory")
+    }
+
+    /// The same under the oracles; it ends after the capture.
+    pub(crate) fn checked(&self, stack: &str) -> Tested {
+        let device = match &self.rig {
+            Rig::Sim(device) => Some(device.clone()),
+            Rig::Cuda(_) => None,
+        };
+        let resource = Arc::new(Checked::new(self.build(stack), device));
+        self.keep(Box::new(Arc::clone(&resource)));
+        resource
+    }
+
+    /// Work on a block, enough to be under way for some time.
+    pub(crate) fn busy(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
+        for value in 0..100 {
+            // SAFETY: every caller passes a living block of that size, for use on this stream.
+            unsafe { self.counter.memset_d8_async(ptr, value, bytes, stream) }.expect("the block is living");
+        }
+    }
+
+    /// Each of the other streams takes a block, works on it, and gives it back.
+    pub(crate) fn others_give_back(&self, resource: &dyn DeviceMemoryResource, bytes: u64, is_busy: bool) {
+        let blocks = self.others.map(|other| take(resource, bytes, other).expect("there is memory"));
+        for (ptr, other) in blocks.into_iter().zip(self.others) {
+            if is_busy {
+                self.busy(ptr, bytes, other);
+            }
+            give(resource, ptr, bytes, other);
+        }
+    }
+
+    /// Ends a stream of others, whose work goes on.
+    pub(crate) fn destroy(&self, stream: StreamRef) {
+        // SAFETY: every caller passes a stream of the stage, for the last time.
+        unsafe { self.counter.stream_destroy(stream) }.expect("the stream is living");
+    }
+
+    pub(crate) fn calls(&self, kind: CallKind) -> u64 {
+        self.counter.counts().get(kind).calls
+    }
+
+    /// Most of what the device has free.
+    pub(crate) fn most_of_the_device(&self) -> u64 {
+        self.counter.mem_get_info().expect("the driver says so").free / 8 * 7 / (2 * MIB) * (2 * MIB)
+    }
+
+    /// No rule of the simulated device was broken.
+    pub(crate) fn assert_order_was_kept(&self) {
+        if let Rig::Sim(device) = &self.rig {
+            assert_eq!(device.take_violations(), []);
+        }
+    }
+}
+
+pub(crate) fn take(resource: &dyn DeviceMemoryResource, bytes: u64, stream: StreamRef) -> Result<DevicePtr> {
+    resource.allocate_bytes(bytes, stream)
+}
+
+pub(crate) fn give(resource: &dyn DeviceMemoryResource, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
+    // SAFETY: every caller gives a block back once, with its size, after its uses on the stream.
+    unsafe { resource.deallocate_bytes(ptr, bytes, stream) };
+}
+
+/// Takes a block and gives it back.
+pub(crate) fn pass(resource: &dyn DeviceMemoryResource, bytes: u64, stream: StreamRef) -> Result<()> {
+    take(resource, bytes, stream).map(|ptr| give(resource, ptr, bytes, stream))
+}
