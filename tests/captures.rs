@@ -1,5 +1,6 @@
-//! Whatever the library does at the driver by itself, graphs that are captured meanwhile stay valid: each slow
-//! path, beside captures of each mode on blocking and non-blocking streams, of another thread and of its own.
+//! Whatever the library does at the driver by itself, graphs that are captured meanwhile stay valid: each
+//! slow path, beside captures of each mode on blocking and non-blocking streams, of another thread and of its
+//! own.
 
 #[path = "captures/cases.rs"]
 mod cases;

@@ -56,8 +56,8 @@ pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
 ///
 /// # Captured graphs
 /// A call on any thread leaves graphs that are being captured valid, except that the caller orders the
-/// streams. For a stream that is capturing a graph, a request gets what is free for that stream or for any, or
-/// new memory; it waits for no other stream, and is out of memory where that would be needed.
+/// streams. For a stream that is capturing a graph, a request gets what is free for that stream or for any,
+/// or new memory; it waits for no other stream, and is out of memory where that would be needed.
 ///
 /// A block that is given back on a capturing stream is free again when the *capture* has passed that point,
 /// as if its work ran then. Each launch of the graph uses the same addresses once more. So keep blocks that a

@@ -157,7 +157,8 @@ fn ask(name: &str, driver: &dyn Driver, scene: &Scene) -> Option<DriverResult<()
         "mem_pool_get_attribute" => {
             driver.mem_pool_get_attribute(scene.pool, MemPoolAttribute::UsedMemCurrent).map(drop)
         }
-        "stream_get_id(other)" => driver.stream_ref(scene.other.handle()).map(drop),
+        // SAFETY: the stream is alive.
+        "stream_get_id(other)" => unsafe { driver.stream_ref(scene.other.handle()) }.map(drop),
         "stream_is_capturing(other)" => driver.stream_is_capturing(scene.other).map(drop),
         "stream_is_capturing(legacy)" => driver.stream_is_capturing(StreamRef::LEGACY).map(drop),
         "stream_is_capturing(capturing)" => driver.stream_is_capturing(scene.capturing).map(drop),

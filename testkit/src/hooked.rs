@@ -98,8 +98,8 @@ impl HookedDriver {
     }
 
     /// Runs before the next [`synchronize`](Driver::synchronize), or
-    /// [`synchronize_beside_captures`](Driver::synchronize_beside_captures), which then covers what the closure
-    /// does.
+    /// [`synchronize_beside_captures`](Driver::synchronize_beside_captures), which then covers what the
+    /// closure does.
     pub fn before_synchronize(&self, hook: impl FnOnce() + Send + 'static) {
         self.before_synchronize.set(hook);
     }
@@ -205,7 +205,8 @@ impl HookedDriver {
         self.is_late.store(true, Ordering::Relaxed);
     }
 
-    /// From now on, no thread's capture mode is exchanged: calls are made as if nobody had thought of captures.
+    /// From now on, no thread's capture mode is exchanged: calls are made as if nobody had thought of
+    /// captures.
     pub fn keep_capture_modes(&self) {
         self.keeps_modes.store(true, Ordering::Relaxed);
     }

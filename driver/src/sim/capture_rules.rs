@@ -123,7 +123,8 @@ pub(super) const ABOUT_CAPTURED_EVENT: i32 = DriverError::CAPTURED_EVENT;
 /// The code of a capturing stream's wait for an event from outside, which ends the capture.
 pub(super) const WAIT_FROM_OUTSIDE: i32 = DriverError::STREAM_CAPTURE_ISOLATION;
 
-/// The rule of the call with this name. A call without one is taken as unsafe: a test says that there is none.
+/// The rule of the call with this name. A call without one is taken as unsafe: a test says that there is
+/// none.
 pub(super) fn rule(name: &str) -> Rule {
     RULES.iter().find(|(known, _)| *known == name).map_or(UNSAFE, |(_, rule)| *rule)
 }

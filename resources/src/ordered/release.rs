@@ -13,10 +13,11 @@ use super::{Core, Ordered, State};
 const CALLS_AT_ONCE: usize = 64;
 
 impl<S: Store> Core<S> {
-    /// Waits for the streams that own free blocks, one by one, by events; after that, the blocks are anyone's.
+    /// Waits for the streams that own free blocks, one by one, by events; after that, the blocks are
+    /// anyone's.
     ///
-    /// Streams that are gone, or may be, take the device as a whole with them. Where that cannot be waited for
-    /// now, their blocks stay theirs, and so do those of streams that capture a graph.
+    /// Streams that are gone, or may be, take the device as a whole with them. Where that cannot be waited
+    /// for now, their blocks stay theirs, and so do those of streams that capture a graph.
     pub(super) fn wait_for_owners(&self, stream: Option<StreamRef>) -> Result<()> {
         let donors = self.donors(None);
         let mut points = Vec::with_capacity(donors.len());
