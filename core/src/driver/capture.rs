@@ -57,9 +57,9 @@ impl<'a> CaptureModeGuard<'a> {
     pub fn relaxed(driver: &'a dyn Driver) -> Self {
         let device = driver.device();
         let outer = RELAXED.try_with(Cell::get).ok().flatten();
-        let exchange = || driver.thread_exchange_stream_capture_mode(CaptureMode::Relaxed).ok();
         let is_needed = outer != Some(device) && !driver.health().is_lost();
-        let previous = if is_needed { exchange().map(|mode| (mode, outer)) } else { None };
+        let previous = if is_needed { exchange(driver, CaptureMode::Relaxed) } else { None };
+        let previous = previous.map(|mode| (mode, outer));
         if previous.is_some() {
             let _ = RELAXED.try_with(|relaxed| relaxed.set(Some(device)));
         }
@@ -72,9 +72,15 @@ impl Drop for CaptureModeGuard<'_> {
         if let Some((mode, outer)) = self.previous {
             let _ = RELAXED.try_with(|relaxed| relaxed.set(outer));
             // A driver that took the relaxed mode takes the old one, unless it was lost meanwhile.
-            let _ = self.driver.thread_exchange_stream_capture_mode(mode);
+            exchange(self.driver, mode);
         }
     }
+}
+
+/// Sets the calling thread's mode and says what it was. That a device is lost is noted.
+fn exchange(driver: &dyn Driver, mode: CaptureMode) -> Option<CaptureMode> {
+    let exchanged = driver.thread_exchange_stream_capture_mode(mode);
+    exchanged.inspect_err(|error| driver.health().note(error)).ok()
 }
 
 impl fmt::Debug for CaptureModeGuard<'_> {
