@@ -39,11 +39,10 @@ impl State {
         match mapping.purpose {
             Purpose::Plain => {
                 self.effects.contents.forget(range);
-                self.space.unreserve(start, bytes);
-                self.space.credit(bytes);
+                self.space.free_plain(start, bytes);
             }
             // The simulator keeps the real memory, so that the program's old pointers lead nowhere else.
-            Purpose::Managed => self.space.credit(bytes),
+            Purpose::Managed => self.space.remove_live(bytes),
             Purpose::Ipc => self.space.unreserve(start, bytes),
             Purpose::Host { .. } | Purpose::Pool(_) | Purpose::Virtual(_) => {}
         }

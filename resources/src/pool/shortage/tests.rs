@@ -92,8 +92,8 @@ impl World {
         let device = SimDevice::new(SimConfig::with_capacity(setup.capacity));
         let stream = |_| device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream");
         let streams = (0..STREAMS).map(stream).collect();
-        let pieces = setup.elsewhere / (MIB / 4);
-        let elsewhere = (0..pieces).map(|_| device.mem_alloc(MIB / 4).expect("there is room")).collect();
+        let pieces = setup.elsewhere / PAGE;
+        let elsewhere = (0..pieces).map(|_| device.mem_alloc(PAGE).expect("there is room")).collect();
         if setup.lies {
             let plan = FaultPlan::nth_of(CallKind::MemCreate, 0, DriverError::OUT_OF_MEMORY);
             device.set_faults(plan.persistent());
@@ -294,7 +294,7 @@ fn setups() -> impl Strategy<Value = Setup> {
     (8..48u64, 0..12u64, prop::option::of(4..40u64), pages).prop_map(
         |(capacity, elsewhere, maximum, pages)| {
             let capacity = capacity * PAGE;
-            let elsewhere = (elsewhere * 3 * MIB / 4).min(capacity / 2);
+            let elsewhere = (elsewhere * 3 * MIB / 4).min(capacity / 2) / PAGE * PAGE;
             let maximum = maximum.map(|pages| (pages * PAGE - 256 * pages).min(capacity));
             Setup { capacity, elsewhere, maximum, pages, lies: false }
         },
@@ -446,10 +446,10 @@ fn others_give_back_what_is_missing_and_no_less() {
         let report = short.report();
         assert_eq!((advice(&report)[0], report.short_bytes), ("elsewhere", Some(6 * MIB)), "{report}");
         short.check(&report).unwrap();
-        let less = Remedy::free_device_memory(6 * MIB - MIB / 4, 30 * MIB, true);
+        let less = Remedy::free_device_memory(6 * MIB - PAGE, 30 * MIB, true);
         short.try_out(&[less]).unwrap_err();
         // Others have less than that.
-        let alone = Setup { elsewhere: 5 * MIB, ..setup };
+        let alone = Setup { elsewhere: 2 * PAGE, ..setup };
         let report = story(alone, &[take(50 * MIB, 0), take(20 * MIB, 1)]).report();
         assert_eq!(advice(&report), ["blocks"], "{report}");
     }
@@ -533,7 +533,7 @@ fn wrong_reports_are_found_out() {
         let full = Setup { elsewhere: 30 * MIB, ..setup };
         wrong(&story(full, &[take(20 * MIB, 0), take(20 * MIB, 1)]), &|action| {
             if let RemedyAction::FreeDeviceMemory { bytes, .. } = action {
-                *bytes -= MIB / 4;
+                *bytes -= PAGE;
             }
         });
         wrong(&story(setup, &holes(16 * MIB)), &|action| {
