@@ -70,6 +70,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let doubled = stream.clone_dtoh(&values)?;
     stream.synchronize()?;
     assert!(doubled.iter().zip(&numbers).all(|(twice, once)| *twice == once + once));
-    println!("doubled {count} numbers in memory of `{}`", values.into_buffer().0.resource());
+    // SAFETY: the stream lives as long as the buffer, in the same tuple.
+    let (buffer, _stream) = unsafe { values.into_buffer() };
+    println!("doubled {count} numbers in memory of `{}`", buffer.resource());
     Ok(())
 }

@@ -47,6 +47,7 @@
 //! | `cuda-12000` to `cuda-13040` | no | the version of CUDA whose bindings cudarc compiles: at most one |
 //! | `logging` | yes | the adaptor `logging`, which writes allocation logs as RMM does |
 //! | `serde` | no | reports, statistics and counts can be written and read with serde |
+//! | `profiles` | no | profiles of simulated devices can be read from TOML files: `sim:FILE.toml` |
 //!
 //! Nothing here depends on the version of CUDA. Beside a crate that has chosen one for cudarc, millpond takes
 //! that one, with its default features or without; where no crate chooses, cudarc asks `nvcc`, and takes its

@@ -123,8 +123,11 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         Self { address: buffer.as_ptr().address(), buffer, stream, len, values: PhantomData }
     }
 
-    /// The memory, and the stream in whose order it is to be used and given back: keep it alive as long.
-    pub fn into_buffer(self) -> (DeviceBuffer<R>, Arc<CudaStream>) {
+    /// The memory, and the stream in whose order it is to be used and given back.
+    ///
+    /// # Safety
+    /// The stream is kept alive as long as the buffer, or until that was moved to another stream.
+    pub unsafe fn into_buffer(self) -> (DeviceBuffer<R>, Arc<CudaStream>) {
         (self.buffer, self.stream)
     }
 

@@ -73,7 +73,8 @@ fn a_device_buffer_becomes_one_and_back() {
     let values = CudaBuffer::<u32>::from_buffer(bytes, &other).unwrap();
     assert_eq!((values.len(), values.stream().cu_stream()), (LEN, other.cu_stream()));
     assert_eq!(other.clone_dtoh(&values).unwrap(), numbers(3));
-    let (bytes, kept) = values.into_buffer();
+    // SAFETY: the stream is kept as long as the buffer.
+    let (bytes, kept) = unsafe { values.into_buffer() };
     assert_eq!(bytes.to_host::<u32>().unwrap(), numbers(3));
     drop((bytes, kept));
     let odd = DeviceBuffer::new(7, stream_ref, pool).unwrap();

@@ -101,9 +101,10 @@ impl DriverMemory {
         }
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
         let _ = self.free_refused();
-        let over_aligned = OVER_ALIGNED.remove(&(self.driver.device(), ptr));
+        // An entry of a later context under the same address stays.
         let is_ours = |over: &OverAligned| over.health.as_ptr() == Arc::as_ptr(self.driver.health());
-        let base = over_aligned.map(|(_, over)| over).filter(is_ours).map_or(ptr, |over| over.base);
+        let over_aligned = OVER_ALIGNED.remove_if(&(self.driver.device(), ptr), |_, over| is_ours(over));
+        let base = over_aligned.map_or(ptr, |(_, over)| over.base);
         // SAFETY: by the contract of `deallocate`, `ptr` came from `allocate` and is no longer used; a
         // pointer of which that is not true the driver refuses itself.
         let Err(error) = (unsafe { self.driver.mem_free(base) }) else { return };

@@ -153,10 +153,10 @@ const MISTAKES: &[Mistake] = &[
         "Device(",
     ),
     mistake(
-        "nobody waits for the device",
+        "nobody waits for streams",
         "ordered/release.rs",
-        "        self.driver.synchronize().map_err(|error| self.driver_error(error))?;\n",
-        "",
+        "match self.driver.event_synchronize(point.event) {",
+        "match millpond_core::driver::DriverResult::Ok(()) {",
         "Device(",
     ),
     mistake(

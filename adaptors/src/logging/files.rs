@@ -66,7 +66,7 @@ pub(super) fn journal(path: &Path, settings: &Settings) -> Result<Arc<Journal>> 
     let metadata = file.metadata().map_err(unwritable)?;
     if !metadata.is_file() {
         // A pipe, a terminal or the like: there is nothing to truncate.
-        return Journal::open(sink(file, path, settings), settings, None).map_err(unwritable);
+        return Journal::open(sink(file, path, settings), settings).map_err(unwritable);
     }
     let id = FileId::new(path, &metadata).map_err(unwritable)?;
     let mut open = OPEN.lock();
@@ -80,7 +80,9 @@ pub(super) fn journal(path: &Path, settings: &Settings) -> Result<Arc<Journal>> 
     }
     lock(&file).and_then(|()| file.set_len(0)).map_err(unwritable)?;
     let sink = sink(file, path, settings);
-    let journal = Journal::open(sink, settings, Some(OpenFile(id.clone()))).map_err(unwritable)?;
+    let journal = Journal::open(sink, settings).map_err(unwritable)?;
+    // Not before: where the header cannot be written, the entry's drop would wait for the lock held here.
+    journal.is_of(OpenFile(id.clone()));
     open.push((id, Arc::downgrade(&journal)));
     Ok(journal)
 }

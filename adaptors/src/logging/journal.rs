@@ -1,5 +1,5 @@
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use millpond_core::{DeviceId, Error, Result};
@@ -23,8 +23,8 @@ pub(super) struct Journal {
     columns: Columns,
     flush: Flush,
     devices: Arc<Devices>,
-    /// Dropped last, when everything is written.
-    _file: Option<OpenFile>,
+    /// There if other adaptors may share the journal. Dropped last, when everything is written.
+    file: OnceLock<OpenFile>,
 }
 
 /// Who writes the rows.
@@ -48,8 +48,8 @@ pub(super) struct Direct {
 }
 
 impl Journal {
-    /// Writes the header. `file` is there if other adaptors may share the journal.
-    pub(super) fn open(mut sink: Sink, settings: &Settings, file: Option<OpenFile>) -> io::Result<Arc<Self>> {
+    /// Writes the header.
+    pub(super) fn open(mut sink: Sink, settings: &Settings) -> io::Result<Arc<Self>> {
         let &Settings { columns, flush, .. } = settings;
         let devices = Arc::new(Devices::default());
         let mut text = Text::new(columns, Arc::clone(&devices), 512);
@@ -63,7 +63,12 @@ impl Journal {
         } else {
             Writing::Direct(Mutex::new(Direct { text, sink, sequence: 0, opened }))
         };
-        Ok(Arc::new(Self { writing, columns, flush, devices, _file: file }))
+        Ok(Arc::new(Self { writing, columns, flush, devices, file: OnceLock::new() }))
+    }
+
+    /// The journal writes this file, which others may begin anew when it is dropped.
+    pub(super) fn is_of(&self, file: OpenFile) {
+        let _ = self.file.set(file);
     }
 
     /// Whether a further adaptor asks for the log that this is.

@@ -112,7 +112,7 @@ impl LoggingLayer {
             Destination::Writer(writer) => {
                 let settings = Settings { path: None, columns, flush };
                 let sink = Sink::new(writer, "writer".to_owned(), flush);
-                let journal = Journal::open(sink, &settings, None);
+                let journal = Journal::open(sink, &settings);
                 return Ok((journal.map_err(|error| settings.unwritable(error))?, settings));
             }
             Destination::File(path) => path,

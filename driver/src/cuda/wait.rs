@@ -30,10 +30,12 @@ impl CudaDriver {
     pub(super) fn synchronize_by_free(&self) -> DriverResult<bool> {
         if self.frees_wait() {
             let pinned = self.mem_host_alloc(PINNED_BYTES, HostFlags::default());
-            return match pinned.and_then(|pinned| self.free_pinned(pinned)) {
-                Err(error) if error.is_capture_refusal() => Ok(false),
-                answer => answer.map(|()| true),
-            };
+            match pinned.and_then(|pinned| self.free_pinned(pinned)) {
+                Err(error) if error.is_capture_refusal() => return Ok(false),
+                // There is nothing to free: the other way needs no memory.
+                Err(error) if error.is_out_of_memory() => {}
+                answer => return answer.map(|()| true),
+            }
         }
         if self.sees_captures()? {
             return Ok(false);
@@ -49,13 +51,15 @@ impl CudaDriver {
         unsafe { self.mem_free_host(pinned) }
     }
 
-    /// Whether the end of pinned memory waits for work on other streams; found out at the first call.
+    /// Whether the end of pinned memory waits for work on other streams; found out at the first call, or
+    /// later where that failed.
     pub fn frees_wait(&self) -> bool {
-        *self.frees_wait.get_or_init(|| {
-            let seen = self.watch_a_free();
-            tracing::debug!(target: "millpond::driver", ?seen, "whether a free waits for the device");
-            seen.unwrap_or(false)
-        })
+        if let Some(seen) = self.frees_wait.get() {
+            return *seen;
+        }
+        let seen = self.watch_a_free();
+        tracing::debug!(target: "millpond::driver", ?seen, "whether a free waits for the device");
+        seen.is_ok_and(|seen| *self.frees_wait.get_or_init(|| seen))
     }
 
     /// Frees pinned memory while a stream of its own is at work, and says whether that was done afterwards.

@@ -525,6 +525,7 @@ impl<R: DeviceMemoryResource, S: Store> Drop for Ordered<R, S> {
             // SAFETY: the region came from upstream with this layout, and all work on the device is done.
             unsafe { self.upstream.deallocate(base, Layout::new(bytes), StreamRef::LEGACY) };
         }
+        self.core.note_return();
     }
 }
 

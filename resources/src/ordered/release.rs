@@ -33,11 +33,15 @@ impl<S: Store> Core<S> {
                 None => without.push(donor.id),
             }
         }
+        let watch = self.watch();
         for point in &points {
             match self.driver.event_synchronize(point.event) {
                 Ok(()) => self.came_to(point, None),
                 Err(error) => self.do_without(point.donor.id, error)?,
             }
+        }
+        if !points.is_empty() {
+            self.trace_synchronize(&watch);
         }
         let some_is_left = {
             let mut state = self.state.lock();

@@ -103,7 +103,7 @@ impl<S: Store> Core<S> {
 
     /// The host waited for the device.
     pub(super) fn trace_synchronize(&self, watch: &Watch) {
-        event!(self, DEBUG, "waited for the device", duration_ns = self.elapsed_ns(watch));
+        event!(self, DEBUG, "waited for work to end", duration_ns = self.elapsed_ns(watch));
     }
 
     /// A request fails for want of memory.

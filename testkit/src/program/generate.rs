@@ -136,7 +136,9 @@ impl Generator {
                 _ => Phase::Cross,
             };
             let places = self.streams.len() as u64;
-            self.busy = (0..BUSY_STREAMS).map(|_| self.rng.below(places) as usize).collect();
+            if self.streams.len() > BUSY_STREAMS {
+                self.busy = (0..BUSY_STREAMS).map(|_| self.rng.below(places) as usize).collect();
+            }
         }
         self.phase_left -= 1;
         let (allocate, deallocate) = match self.phase {
