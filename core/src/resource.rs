@@ -60,9 +60,9 @@ pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
 /// or new memory; it waits for no other stream, and is out of memory where that would be needed.
 ///
 /// A block that is given back on a capturing stream is free again when the *capture* has passed that point,
-/// as if its work ran then. Each launch of the graph uses the same addresses once more. So keep blocks that a
-/// graph uses until the graph has run for the last time, unless nothing else is allocated from the resource
-/// until then.
+/// as if its work ran then: it may be handed to others, and its memory may go back to the driver. Each launch
+/// of the graph uses the same addresses once more. So keep blocks that a graph uses until the graph has run
+/// for the last time.
 ///
 /// # Threads
 /// `Send` and `Sync` are not part of the trait. A resource for one thread is not `Sync`, and the

@@ -103,7 +103,7 @@ impl Scene {
         // SAFETY: the addresses are reserved, the block is living.
         unsafe {
             driver.mem_map(scene.mapped(), PAGE, scene.mapped_handle)?;
-            driver.mem_set_access(scene.mapped(), PAGE, AccessFlags::ReadWrite, &[])?;
+            driver.mem_set_access(scene.mapped(), PAGE, AccessFlags::ReadWrite, &[driver.device()])?;
             driver.memset_d8_async(scene.kept, 1, 4096, other)?;
         }
         driver.event_record(scene.outside, other)?;
@@ -194,9 +194,9 @@ fn take_or_end(name: &str, driver: &dyn Driver, scene: &Scene) -> Option<DriverR
             "mem_address_free" => driver.mem_address_free(scene.spare_space, PAGE),
             "mem_create" => driver.mem_create(PAGE, PhysicalProps::default()).map(drop),
             "mem_map" => driver.mem_map(scene.space, PAGE, scene.handle),
-            "mem_map+set_access" => driver
-                .mem_map(scene.space, PAGE, scene.handle)
-                .and_then(|()| driver.mem_set_access(scene.space, PAGE, AccessFlags::ReadWrite, &[])),
+            "mem_map+set_access" => driver.mem_map(scene.space, PAGE, scene.handle).and_then(|()| {
+                driver.mem_set_access(scene.space, PAGE, AccessFlags::ReadWrite, &[driver.device()])
+            }),
             "mem_unmap" => driver.mem_unmap(scene.mapped(), PAGE),
             "mem_release" => driver.mem_release(scene.handle),
             "mem_alloc_async(other)" => driver.mem_alloc_async(4096, scene.other).map(drop),

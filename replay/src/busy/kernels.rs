@@ -50,7 +50,7 @@ impl FromStr for Kernels {
     }
 }
 
-/// A source of random numbers: xorshift (Marsaglia 2003), 13-7-17. `busy_plan.hpp` of the peers has the same.
+/// A source of random numbers: xorshift (Marsaglia 2003), 13-7-17. `log.hpp` of the peers has the same.
 #[derive(Clone, Debug)]
 pub(super) struct Durations {
     state: u64,

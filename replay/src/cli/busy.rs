@@ -49,7 +49,7 @@ pub(crate) struct BusyArgs {
           value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) passes: u32,
 
-    /// Only the first so many operations of each log
+    /// Only the first N operations of each log
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) first: Option<u64>,
 
