@@ -173,7 +173,7 @@ fn point_for_others(stage: &Stage) -> (Act, Option<CallKind>) {
         give(&resource, kept, MIB, donor);
         Ok(())
     };
-    (Box::new(act), Some(CallKind::EventRecord))
+    (Box::new(act), None)
 }
 
 fn memory_info(stage: &Stage) -> (Act, Option<CallKind>) {
