@@ -30,7 +30,8 @@ fn run(stream: &Arc<CudaStream>, kernel: &CudaFunction, pool: AnyResource) -> Re
 }
 
 fn both_ways(stream: &CudaStream, context: &Arc<CudaContext>, pool: &AnyResource) -> Result<StreamRef> {
-    let stream = cuda::stream_ref_of(stream)?;
+    // SAFETY: the stream outlives every use of it here.
+    let stream = unsafe { cuda::stream_ref_of(stream) }?;
     // SAFETY: this program is never run.
     unsafe { cuda::cudarc_stream_of(stream, &**pool.driver(), context) }?;
     Ok(stream)
