@@ -1,5 +1,6 @@
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use dashmap::DashMap;
 use millpond_core::driver::{CaptureModeGuard, HostPtr};
@@ -151,10 +152,17 @@ impl MillpondMemoryManager {
         self.device.read().as_ref().map_or(0, |device| device.live.len())
     }
 
+    /// The device's part, in the context that there is now. A stack is asked by nothing else whether the
+    /// context was reset: a pool that has what it needs makes no driver call.
     fn device(&self) -> Result<Arc<DeviceHalf>> {
         let device = self.device.read().clone().ok_or_else(no_device)?;
-        let is_lost = matches!(device.source, Source::Built(_)) && device.driver.was_reset();
-        if is_lost { self.open_again(&device) } else { Ok(device) }
+        if !device.driver.was_reset() {
+            return Ok(device);
+        }
+        match &device.source {
+            Source::Built(_) => self.open_again(&device),
+            Source::Given(stack) => Err(device.driver.health().error().in_stack(stack)),
+        }
     }
 
     /// Begins anew after a reset of the context: with the device opened again, and a stack of its own. All
@@ -162,6 +170,8 @@ impl MillpondMemoryManager {
     fn open_again(&self, lost: &Arc<DeviceHalf>) -> Result<Arc<DeviceHalf>> {
         let driver = self.host.driver()?;
         let fresh = Arc::new(DeviceHalf::new(driver, lost.source.clone()));
+        // Others build the new stack once the lost one has given back what it holds.
+        let building = fresh.building.lock();
         {
             let mut device = self.device.write();
             match &*device {
@@ -170,6 +180,7 @@ impl MillpondMemoryManager {
             }
         }
         lost.forget();
+        drop(building);
         Ok(fresh)
     }
 }
@@ -250,12 +261,15 @@ impl DeviceHalf {
         }
     }
 
-    /// The context was reset: blocks went with it, and the stack gives back what did not.
+    /// The context was reset: blocks went with it, and the stack gives back what did not. A call that uses
+    /// the stack may be the caller's own: where it does not end, the stack ends with the last pointer.
     fn forget(&self) {
-        let mut stack = self.stack.write();
+        const PATIENCE: Duration = Duration::from_millis(200);
         self.live.clear();
         drop(self.parked.take_all());
-        *stack = None;
+        if let Some(mut stack) = self.stack.try_write_for(PATIENCE) {
+            *stack = None;
+        }
     }
 
     /// Calls `body` with the stack, which no reset takes away meanwhile; builds it if there is none.

@@ -1,7 +1,7 @@
 //! What managers do when the device's context is reset, as Numba's `cuda.close()` does it, with and without
 //! telling them first.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use millpond_core::driver::HostPtr;
 use millpond_core::stack::{LayerTable, StackSpec};
@@ -10,6 +10,7 @@ use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_plugin::{
     CudaMemoryManager, HostAllocFlags, ManagerRegistry, MemoryManager, MillpondMemoryManager,
 };
+use millpond_testkit::hooked::HookedDriver;
 
 const MIB: u64 = 1 << 20;
 
@@ -96,16 +97,49 @@ fn issue_9_a_registrys_manager_goes_on_in_the_new_context() {
     assert_eq!(device.violations(), []);
 }
 
+/// Neither by a driver call nor from what the pool has free.
 #[test]
 fn issue_9_a_manager_over_a_stack_that_was_passed_in_says_what_to_do() {
+    for text in ["cuda", "cuda+pool", "cuda+pool:pages=off", "cuda+pool+statistics"] {
+        let device = SimDevice::new(SimConfig::h200());
+        let driver: DriverHandle = device.clone();
+        let layers =
+            LayerTable::new(millpond_resources::LAYERS.iter().chain(millpond_adaptors::LAYERS).copied());
+        let stack = text.parse::<StackSpec>().unwrap().build(&layers, &driver).unwrap();
+        let manager = MillpondMemoryManager::new(stack);
+        let memory = manager.memalloc(100 * MIB).unwrap();
+        drop(manager.memalloc(200 * MIB).unwrap());
+        device.reset_context();
+        for bytes in [200 * MIB, 300 * MIB] {
+            let error = manager.memalloc(bytes).unwrap_err();
+            assert!(error.to_string().contains("make new resources"), "{text}, {bytes}: {error}");
+        }
+        drop((memory, manager));
+        assert_eq!((device.live_allocations(), device.live_bytes()), (0, 0), "{text}");
+        assert_eq!(device.violations(), [], "{text}");
+    }
+}
+
+/// A reset may be found out inside a call of the stack, as where a callback of a resource allocates from the
+/// same manager: that waits for nothing of its own.
+#[test]
+fn issue_9_a_reset_is_found_out_inside_a_call_of_the_stack() {
     let device = SimDevice::new(SimConfig::h200());
-    let driver: DriverHandle = device.clone();
-    let manager = MillpondMemoryManager::new(build("cuda+pool", &driver).unwrap());
-    let memory = manager.memalloc(100 * MIB).unwrap();
-    device.reset_context();
-    let error = manager.memalloc(200 * MIB).unwrap_err();
-    assert!(error.to_string().contains("make new resources"), "{error}");
-    drop((memory, manager));
-    assert_eq!((device.live_allocations(), device.live_bytes()), (0, 0));
-    assert_eq!(device.violations(), []);
+    let hooks = HookedDriver::new(device.clone());
+    let manager: Arc<OnceLock<MillpondMemoryManager>> = Arc::default();
+    let (inner, resets) = (Arc::clone(&manager), Arc::clone(&device));
+    let builder = Arc::new(|driver: &DriverHandle| build("cuda+pool:pages=off", driver));
+    let manager = manager.get_or_init(|| MillpondMemoryManager::with_builder(Some(hooks.clone()), builder));
+    let old = manager.memalloc(MIB).unwrap();
+    hooks.before_get_info(move || {
+        resets.reset_context();
+        let manager = inner.get().expect("the manager was made");
+        assert!(manager.memalloc(MIB).unwrap().is_live());
+    });
+    manager.memalloc(1 << 50).unwrap_err();
+    assert_eq!(hooks.hooks_left(), 0);
+    assert!(!old.is_live());
+    drop(old);
+    assert!(manager.memalloc(MIB).unwrap().is_live());
+    assert_eq!(device.open_again().violations(), []);
 }

@@ -336,3 +336,41 @@ fn issue_9_regions_are_as_large_as_there_is_room_for() {
     assert_eq!(held.len(), 8);
     assert_eq!(counter.counts().get(CallKind::MemAlloc).failures, 0);
 }
+
+/// While a driver call gives memory back, that memory is neither held nor free yet: a request that it would
+/// serve waits for the call's end.
+#[test]
+fn issue_9_memory_on_its_way_back_is_not_missed() {
+    for (pages, whole) in [(PagesMode::Off, false), (PagesMode::Off, true), (PagesMode::On, true)] {
+        let hooks = HookedDriver::new(SimDevice::new(SimConfig::with_capacity(GIB)));
+        let holder = pool_over(hooks.clone(), pages);
+        let ptr = holder.allocate_bytes(800 * MIB, S).expect("there is room");
+        give(&holder, ptr, 800 * MIB);
+        let asking = Arc::new(pool_over(hooks.clone(), pages));
+        let (answer, answered) = std::sync::mpsc::channel();
+        let hook = {
+            let asking = Arc::clone(&asking);
+            move || {
+                let (begins, begun) = std::sync::mpsc::channel();
+                std::thread::spawn(move || {
+                    begins.send(()).expect("somebody listens");
+                    answer.send(asking.allocate_bytes(700 * MIB, S)).expect("somebody listens");
+                });
+                begun.recv().expect("the thread begins");
+                // Time enough to be refused in.
+                std::thread::sleep(std::time::Duration::from_millis(50));
+            }
+        };
+        match pages {
+            PagesMode::Off => hooks.before_free(hook),
+            _ => hooks.before_unmap(hook),
+        }
+        if whole {
+            drop(holder);
+        } else {
+            holder.trim(0).expect("what is free can be given back");
+        }
+        let ptr = answered.recv().expect("the thread answers").expect("800 MiB are free by then");
+        give(&*asking, ptr, 700 * MIB);
+    }
+}

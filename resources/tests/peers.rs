@@ -171,6 +171,34 @@ fn issue_9_a_peer_that_the_driver_refuses_is_no_reason_to_fail() {
     assert_eq!(first.violations(), []);
 }
 
+/// Of several devices that come later, one that the driver refuses does not keep the others out; and a call
+/// for which memory ran short is no refusal.
+#[test]
+fn issue_9_a_refused_newcomer_keeps_nobody_else_out() {
+    let machine = SimMachine::new();
+    let [first] = devices(&machine);
+    let pool = pool(&first, PoolLayer::new());
+    let a = take(&pool, 5 * MIB);
+    let [second, third, fourth] = devices(&machine);
+    let fails = |nth, code| FaultPlan::nth_of(CallKind::MemSetAccess, nth, code);
+    // The call for all three, and the one for the third alone.
+    first.set_faults(fails(0, 217).and(fails(2, 217)));
+    let b = take(&pool, 500 * MIB);
+    assert_eq!(pool.peers(), [second.device(), fourth.device()]);
+    for (device, may) in [(&second, true), (&third, false), (&fourth, true)] {
+        assert_eq!((may_fill(device, a, 5 * MIB), may_fill(device, b, 500 * MIB)), (may, may));
+    }
+    let [fifth] = devices(&machine);
+    first.set_faults(fails(0, millpond_core::DriverError::OUT_OF_MEMORY));
+    take(&pool, 600 * MIB);
+    assert!(!may_fill(&fifth, a, 5 * MIB));
+    take(&pool, 700 * MIB);
+    assert!(may_fill(&fifth, a, 5 * MIB), "it is tried again");
+    assert!(!may_fill(&third, a, 5 * MIB), "what was refused is not");
+    pool.validate();
+    assert_eq!(first.violations(), []);
+}
+
 /// What access for more devices costs: mapping alone grows, and with one device nothing does.
 /// `cargo test -p millpond-resources --test peers -- --nocapture issue_9_the_cost` prints it.
 #[test]

@@ -44,6 +44,7 @@ pub struct HookedDriver {
     after_wait: Hook,
     before_synchronize: Hook,
     before_unmap: Hook,
+    before_free: Hook,
     before_query: Hook,
     before_create: Hook,
     before_get_info: Hook,
@@ -109,6 +110,11 @@ impl HookedDriver {
         self.before_unmap.set(hook);
     }
 
+    /// Runs before the next [`mem_free`](Driver::mem_free), on the thread that makes the call.
+    pub fn before_free(&self, hook: impl FnOnce() + Send + 'static) {
+        self.before_free.set(hook);
+    }
+
     /// Runs before the next [`mem_create`](Driver::mem_create).
     pub fn before_create(&self, hook: impl FnOnce() + Send + 'static) {
         self.before_create.set(hook);
@@ -145,6 +151,7 @@ impl HookedDriver {
             after_wait: Hook::default(),
             before_synchronize: Hook::default(),
             before_unmap: Hook::default(),
+            before_free: Hook::default(),
             before_query: Hook::default(),
             before_create: Hook::default(),
             before_get_info: Hook::default(),
@@ -224,6 +231,7 @@ impl HookedDriver {
             &self.after_wait,
             &self.before_synchronize,
             &self.before_unmap,
+            &self.before_free,
             &self.before_query,
             &self.before_create,
             &self.before_get_info,
@@ -318,6 +326,7 @@ impl Driver for HookedDriver {
     }
 
     unsafe fn mem_free(&self, ptr: DevicePtr) -> DriverResult<()> {
+        self.before_free.run();
         // SAFETY: the caller's promise.
         self.timed(|| unsafe { self.inner.mem_free(ptr) })
     }

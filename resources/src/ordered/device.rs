@@ -34,6 +34,8 @@ pub(super) struct Device {
     ended: Condvar,
     /// How often memory went back to the driver, or was promised and not taken.
     returned: AtomicU64,
+    /// Bytes of driver calls that give memory back and have not returned.
+    leaving: AtomicU64,
     holders: Mutex<Vec<Weak<dyn Holder>>>,
 }
 
@@ -93,6 +95,18 @@ impl Drop for Promise<'_> {
     }
 }
 
+/// Bytes that no resource holds any more and the driver does not yet count as free.
+pub(super) struct Leaving<'a> {
+    device: &'a Device,
+    bytes: u64,
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.device.leaving.fetch_sub(self.bytes, Ordering::Release);
+    }
+}
+
 impl Device {
     /// The books of the driver's device, the same for all who ask while anybody has them.
     pub(super) fn of(driver: &dyn Driver) -> Arc<Self> {
@@ -110,6 +124,7 @@ impl Device {
             books: Mutex::default(),
             ended: Condvar::new(),
             returned: AtomicU64::new(0),
+            leaving: AtomicU64::new(0),
             holders: Mutex::default(),
         });
         devices.push((id, Arc::downgrade(&device)));
@@ -175,6 +190,18 @@ impl Device {
             self.ended.wait(&mut books);
         }
         true
+    }
+
+    /// Counts bytes as leaving. The caller holds the lock of the resource that held them until now, and drops
+    /// the result after the driver call.
+    pub(super) fn leave(&self, bytes: u64) -> Leaving<'_> {
+        self.leaving.fetch_add(bytes, Ordering::Relaxed);
+        Leaving { device: self, bytes }
+    }
+
+    /// Bytes on their way back to the driver. To miss none, ask after the resources and before the driver.
+    pub(super) fn leaving_bytes(&self) -> u64 {
+        self.leaving.load(Ordering::Acquire)
     }
 
     /// Notes that memory went back to the driver, or was promised and is free again.

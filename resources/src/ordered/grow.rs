@@ -9,7 +9,7 @@ use millpond_core::{
     MemoryInfo, Result, StreamRef,
 };
 
-use super::device::{Device, Promise, Reading};
+use super::device::{Device, Leaving, Promise, Reading};
 use super::pressure::Pressure;
 use super::shortage::DEVICE_PAGE;
 use super::store::{ANYONE, Epoch, Errand, Growth, Lack, Owner, Request, Store};
@@ -75,6 +75,11 @@ impl<S: Store> Core<S> {
     pub(super) fn returns(&self) -> Returns {
         let own = self.own_returns.load(Ordering::Acquire);
         Returns { all: self.device.as_ref().map_or(own, |device| device.returns()), own }
+    }
+
+    /// Counts bytes of this resource as leaving; see [`Device::leave`].
+    pub(super) fn leave(&self, bytes: u64) -> Option<Leaving<'_>> {
+        self.device.as_ref().map(|device| device.leave(bytes))
     }
 
     /// Notes that memory went back to the device.

@@ -79,26 +79,27 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         if !self.runs_errands && request.bytes < DEVICE_PAGE {
             return Ok(false);
         }
-        // First what is idle, then what is free: memory that goes from the one to the other in between
-        // counts twice, and is not missed.
-        let idle = self.state.lock().store.idle_bytes();
+        // What is idle is read first, then what is leaving, then what is free: memory that goes from one to
+        // the next in between counts twice, and is not missed.
         let exceeds = |idle: u64, reading: &Reading| {
             let free = reading.free_at_most();
             free.is_some_and(|free| request.bytes > free.saturating_add(idle))
         };
+        let own = self.state.lock().store.idle_bytes();
+        let idle = own.saturating_add(device.leaving_bytes());
         let first = self.look_at(device, request)?;
         *reading = Some(first);
         if !exceeds(idle, &first) {
             return Ok(false);
         }
         let me = std::ptr::from_ref(&*self.core).cast::<()>();
-        let others = device.holders();
+        let holders = device.holders();
         // Each lock by itself: others may be doing the same.
-        let others: u64 = others.iter().filter(|it| it.id() != me).map(|other| other.idle_bytes()).sum();
-        let all = idle.saturating_add(others);
-        let last = if all > idle { self.look_at(device, request)? } else { first };
+        let others: u64 = holders.iter().filter(|it| it.id() != me).map(|other| other.idle_bytes()).sum();
+        let idle = own.saturating_add(others).saturating_add(device.leaving_bytes());
+        let last = self.look_at(device, request)?;
         *reading = Some(last);
-        Ok(exceeds(all, &last))
+        Ok(exceeds(idle, &last))
     }
 
     fn climb_for(

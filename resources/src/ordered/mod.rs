@@ -487,6 +487,7 @@ impl<R: DeviceMemoryResource, S: Store> Drop for Ordered<R, S> {
         if self.health.is_lost() && !was_reset {
             return;
         }
+        let leaving = self.core.leave(state.store.totals().bytes_reserved);
         let errand = state.store.errand_to_end();
         if was_reset {
             drop(state);
@@ -525,6 +526,7 @@ impl<R: DeviceMemoryResource, S: Store> Drop for Ordered<R, S> {
             // SAFETY: the region came from upstream with this layout, and all work on the device is done.
             unsafe { self.upstream.deallocate(base, Layout::new(bytes), StreamRef::LEGACY) };
         }
+        drop(leaving);
         self.core.note_return();
     }
 }

@@ -131,18 +131,19 @@ impl<S: Store> Core<S> {
             let warn = |error: &Error| event!(self, WARN, "memory could not be given back", %error);
             return self.run(errand).inspect_err(warn).ok();
         }
-        let region = {
+        let (base, bytes, leaving) = {
             let mut state = self.state.lock();
             if state.store.totals().bytes_reserved <= keep_bytes {
                 return None;
             }
-            state.store.remove_free_region()
+            let (base, bytes) = state.store.remove_free_region()?;
+            (base, bytes, self.leave(bytes))
         };
-        let (base, bytes) = region?;
         let watch = self.watch();
         // SAFETY: the region came from this upstream, or an equal one, with this layout; no block of it is in
         // use, and all work on its blocks is done.
         unsafe { upstream.deallocate(base, Layout::new(bytes), stream) };
+        drop(leaving);
         self.note_return();
         self.trace_release(bytes, &watch);
         Some(bytes)

@@ -96,7 +96,7 @@ impl Errand<Heaps> for PoolErrand {
         match self {
             Self::Block { plan, .. } | Self::Span { plan, .. } | Self::Reserve(plan) => pages.abandon(plan),
             Self::Release(release) => pages.finish_release(release),
-            Self::Admit(admission) => pages.abandon_admission(&admission),
+            Self::Admit(_) => {}
         }
     }
 

@@ -200,9 +200,12 @@ impl ThreadCounts {
         is_time
     }
 
-    /// What the thread keeps, and the least that it has to.
-    pub(super) fn marks(&self) -> (i64, i64) {
-        (self.kept_bytes.load(Ordering::Relaxed), self.floor.load(Ordering::Relaxed))
+    /// What the thread keeps, the least that it has to, and how often it changed either: two equal answers say
+    /// that nothing happened in between.
+    pub(super) fn marks(&self) -> ([i64; 2], [u64; 5]) {
+        let bytes = [&self.kept_bytes, &self.floor];
+        let counts = [&self.pops, &self.pushes, &self.given_up, &self.allocations, &self.deallocations];
+        (bytes.map(|it| it.load(Ordering::Relaxed)), counts.map(|it| it.load(Ordering::Relaxed)))
     }
 
     fn change(&self, bytes: i64, requested: i64) {

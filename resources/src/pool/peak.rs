@@ -1,4 +1,5 @@
-//! The most that was in use at a time, exactly, although each thread counts by itself.
+//! The most that was in use at a time, exactly, although each thread counts by itself. Only where other
+//! threads stay busy for 16 looks in a row, it may be too much, by what they had left to themselves.
 //!
 //! Each thread may have a certain amount in use before it asks, and these amounts add up to the peak. A
 //! thread that would have more takes from what others may have and have not; only where nothing is left
@@ -116,7 +117,8 @@ impl Caches {
     }
 }
 
-/// What the other threads keep and have to keep, in one number: it is another one if anything changed.
+/// What the other threads keep and have to keep, and how often that changed, in one number: it is another one
+/// if anything happened.
 fn marks(all: &[Arc<Cache>], mine: &ThreadCounts) -> u64 {
     let mut hasher = FxHasher::default();
     others(all, mine).for_each(|other| other.marks().hash(&mut hasher));

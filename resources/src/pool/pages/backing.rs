@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 #[cfg(unix)]
 use millpond_core::driver::PhysicalHandle;
-use millpond_core::driver::{AccessFlags, Driver, DriverResult, PhysicalProps};
+use millpond_core::driver::{AccessFlags, Driver, DriverError, DriverResult, PhysicalProps};
 use millpond_core::{DeviceId, DevicePtr};
 use parking_lot::Mutex;
 
@@ -98,7 +98,7 @@ impl Backing {
     }
 }
 
-fn warn_refused(peer: DeviceId, error: &dyn std::fmt::Display) {
+fn warn_refused(peer: DeviceId, error: &DriverError) {
     tracing::warn!(
         target: "millpond::pool", %peer, %error,
         "a device gets no access to the pool's memory; copies to and from it work by cuMemcpyPeer only"
@@ -109,6 +109,8 @@ fn warn_refused(peer: DeviceId, error: &dyn std::fmt::Display) {
 #[derive(Debug)]
 pub(in crate::pool) struct Admission {
     devices: Vec<DeviceId>,
+    /// Devices that the driver refused.
+    refused: Vec<DeviceId>,
     /// What is mapped without a gap: address and bytes.
     ranges: Vec<(u64, u64)>,
     /// Whether somebody asked for it, and hears of the error.
@@ -116,24 +118,37 @@ pub(in crate::pool) struct Admission {
 }
 
 impl Admission {
-    /// Makes the driver calls.
+    /// Makes the driver calls. Where nobody asked for a device by name, one that the driver refuses is left
+    /// out.
     ///
     /// # Errors
     /// What the driver reports.
-    pub(in crate::pool) fn carry_out(&self, driver: &dyn Driver) -> DriverResult<()> {
-        for (base, bytes) in &self.ranges {
+    pub(in crate::pool) fn carry_out(&mut self, driver: &dyn Driver) -> DriverResult<()> {
+        let is_refusal = |error: &DriverError| !error.is_sticky() && !error.is_out_of_memory();
+        match self.set_access(driver, &self.devices) {
+            Err(error) if !self.is_asked && is_refusal(&error) => {}
+            outcome => return outcome,
+        }
+        // The error does not say which device it is about.
+        for device in self.devices.clone() {
+            match self.set_access(driver, &[device]) {
+                Err(error) if is_refusal(&error) => {
+                    warn_refused(device, &error);
+                    self.refused.push(device);
+                }
+                outcome => outcome?,
+            }
+        }
+        self.devices.retain(|device| !self.refused.contains(device));
+        Ok(())
+    }
+
+    fn set_access(&self, driver: &dyn Driver, devices: &[DeviceId]) -> DriverResult<()> {
+        self.ranges.iter().try_for_each(|(base, bytes)| {
             // SAFETY: all of it is this pool's and mapped; whoever would unmap it holds the lock that the
             // caller holds.
-            unsafe {
-                driver.mem_set_access(
-                    DevicePtr::new(*base),
-                    *bytes,
-                    AccessFlags::ReadWrite,
-                    &self.devices,
-                )?;
-            };
-        }
-        Ok(())
+            unsafe { driver.mem_set_access(DevicePtr::new(*base), *bytes, AccessFlags::ReadWrite, devices) }
+        })
     }
 }
 
@@ -162,21 +177,17 @@ impl Pages {
             self.backing.admit(&devices);
             return None;
         }
-        Some(Admission { devices, ranges, is_asked })
+        Some(Admission { devices, refused: Vec::new(), ranges, is_asked })
     }
 
     /// Ends an admission that was carried out.
     pub(in crate::pool) fn finish_admission(&mut self, admission: &Admission) {
-        let Admission { devices, .. } = admission;
+        let Admission { devices, refused, .. } = admission;
         self.backing.admit(devices);
-        tracing::debug!(target: "millpond::pool", ?devices, "devices have access to the pool's memory");
-    }
-
-    /// Ends an admission that failed.
-    pub(in crate::pool) fn abandon_admission(&mut self, admission: &Admission) {
-        if !admission.is_asked {
-            self.backing.refuse(&admission.devices);
-        }
+        self.backing.refuse(refused);
+        tracing::debug!(
+            target: "millpond::pool", ?devices, ?refused, "devices have access to the pool's memory"
+        );
     }
 
     /// All that is mapped, at home and in views, as ranges without gaps: address and bytes.
