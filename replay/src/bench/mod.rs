@@ -64,7 +64,7 @@ mod measure;
 mod memory;
 #[cfg(test)]
 mod peers;
-mod plan;
+pub(crate) mod plan;
 mod report;
 mod run;
 mod streams;

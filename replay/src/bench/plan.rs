@@ -5,21 +5,21 @@ use millpond_core::format_bytes;
 /// A source of random numbers: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). The harness of the peers
 /// has the same, so that one seed is one plan for all.
 #[derive(Clone, Debug)]
-pub(super) struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
     /// The numbers of one lane of a seed; other lanes have others.
-    pub(super) const fn new(seed: u64, lane: u64) -> Self {
+    pub(crate) const fn new(seed: u64, lane: u64) -> Self {
         Self(mix(seed ^ mix(lane + 1)))
     }
 
-    pub(super) const fn next(&mut self) -> u64 {
+    pub(crate) const fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
     /// A number below `bound`, which is not 0.
-    pub(super) const fn below(&mut self, bound: u64) -> u64 {
+    pub(crate) const fn below(&mut self, bound: u64) -> u64 {
         ((self.next() as u128 * bound as u128) >> 64) as u64
     }
 

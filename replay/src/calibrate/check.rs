@@ -37,11 +37,11 @@ pub struct Check<'a> {
 }
 
 /// The first pass of a log through a new stack.
-struct Pass {
+pub(super) struct Pass {
     /// Time in driver calls.
     ns: u64,
     /// By kind: how many calls, and their time.
-    by_kind: Vec<(CallKind, u64, u64)>,
+    pub(super) by_kind: Vec<(CallKind, u64, u64)>,
     /// The most bytes taken, as counted by the rule of pages.
     peak: u64,
 }
@@ -141,13 +141,13 @@ impl Check<'_> {
         written(writeln!(out, "{line}"))
     }
 
-    fn on_device(&self, program: &Program, spec: &StackSpec) -> Result<Pass> {
+    pub(super) fn on_device(&self, program: &Program, spec: &StackSpec) -> Result<Pass> {
         let counting = CountingDriver::new(Arc::clone(self.device));
         replay(program, spec, self.table, &counting, self.device, None)
     }
 
     /// The same on a new simulated device, whose time is virtual.
-    fn simulated(&self, program: &Program, spec: &StackSpec) -> Result<Pass> {
+    pub(super) fn simulated(&self, program: &Program, spec: &StackSpec) -> Result<Pass> {
         let device = SimDevice::new(SimConfig::new(self.profile.clone()));
         let counting = CountingDriver::new(device.clone());
         let handle: DriverHandle = device.clone();

@@ -2,7 +2,8 @@
 //!
 //! Each call is made as a pool makes it: many blocks and mappings are alive, memory is taken in rows that use
 //! what is really free, other work lies between calls, and the device does nothing meanwhile. A cost is the
-//! mean of its samples without the slowest twentieth; medians stand beside it as comments.
+//! mean of its samples without the slowest twentieth; medians stand beside it as comments. Then each kind of
+//! call is scaled by what it takes in pools.
 //!
 //! | file | what it measures |
 //! |---|---|
@@ -10,12 +11,14 @@
 //! | `pages` | virtual memory management, by size and by number of mappings |
 //! | `calls` | streams, events, pools of the driver, and other calls that cost the same always |
 //! | `samples` | one call |
+//! | `pools` | a made-up log through pools, on the device and on the simulated one: what a kind's costs are scaled by |
 //! | `check` | logs on the device and on the simulated one, side by side |
 
 mod calls;
 pub mod check;
 mod memory;
 mod pages;
+mod pools;
 mod samples;
 
 use std::collections::BTreeMap;
@@ -39,10 +42,21 @@ const LEAST_BYTES: u64 = 256 << 20;
 pub struct Calibration {
     /// The profile for a simulated device.
     pub profile: Profile,
+    /// What the samples say, by field and bytes.
     comments: BTreeMap<(String, Option<u64>), String>,
 }
 
 impl Calibration {
+    /// Says beside the samples of a kind what its costs were scaled by.
+    fn note_factor(&mut self, kind: CallKind, factor: f64) {
+        let name = kind.name();
+        let is_of_kind =
+            |field: &str| field == format!("calls_ns.{name}") || field.split('.').next() == Some(name);
+        for (_, text) in self.comments.iter_mut().filter(|((field, _), _)| is_of_kind(field)) {
+            *text = format!("{factor:.2} of {text}");
+        }
+    }
+
     /// The profile as TOML, with what the samples of each cost say.
     pub fn to_toml(&self) -> String {
         self.profile.to_toml(|field, bytes| self.comments.get(&(field.to_owned(), bytes)).cloned())
@@ -79,7 +93,13 @@ pub fn calibrate(driver: &DriverHandle, say: &mut dyn FnMut(&str)) -> Result<Cal
             answer => answer.map_err(Error::from)?,
         }
     }
-    session.finish(driver)
+    let budget = session.budget;
+    let mut calibration = session.finish(driver)?;
+    if driver.virtual_time_ns().is_none() {
+        say("calls of pools");
+        pools::scale(&mut calibration, driver, budget)?;
+    }
+    Ok(calibration)
 }
 
 type Section = fn(&mut Session<'_>) -> DriverResult<()>;

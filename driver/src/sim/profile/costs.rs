@@ -173,6 +173,52 @@ impl Costs {
     }
 }
 
+impl Costs {
+    /// Multiplies what all calls of a kind cost, whatever they are given.
+    pub fn scale(&mut self, kind: CallKind, factor: f64) {
+        let scale = |ns: &mut u64| *ns = (*ns as f64 * factor).round() as u64;
+        let sizes =
+            |costs: Option<&mut SizeCosts>| costs.into_iter().for_each(|it| it.by_bytes_ns.scale(scale));
+        let plain = |costs: Option<&mut PlainCosts>| {
+            if let Some(costs) = costs {
+                scale(&mut costs.in_page_ns);
+                costs.by_bytes_ns.scale(scale);
+            }
+        };
+        match kind {
+            CallKind::MemAlloc => plain(self.mem_alloc.as_mut()),
+            CallKind::MemFree => plain(self.mem_free.as_mut()),
+            CallKind::MemAllocManaged => sizes(self.mem_alloc_managed.as_mut()),
+            CallKind::MemHostAlloc => sizes(self.mem_host_alloc.as_mut()),
+            CallKind::MemFreeHost => sizes(self.mem_free_host.as_mut()),
+            CallKind::MemCreate => sizes(self.mem_create.as_mut()),
+            CallKind::MemRelease => sizes(self.mem_release.as_mut()),
+            CallKind::MemSetAccess => {
+                if let Some(costs) = &mut self.mem_set_access {
+                    scale(&mut costs.call_ns);
+                    scale(&mut costs.second_mapping_extra_ns);
+                    scale(&mut costs.new_512_mib_extra_ns);
+                    costs.mapping_by_bytes_ns.scale(scale);
+                }
+            }
+            CallKind::MemUnmap => {
+                if let Some(costs) = &mut self.mem_unmap {
+                    scale(&mut costs.call_ns);
+                    costs.mapping_by_bytes_ns.scale(scale);
+                }
+            }
+            kind => {
+                if kind == CallKind::EventRecord {
+                    scale(&mut self.event_record.legacy_stream_extra_ns);
+                }
+                if let Some(ns) = self.calls_ns.0.get_mut(&kind) {
+                    scale(ns);
+                }
+            }
+        }
+    }
+}
+
 impl PlainCosts {
     /// Of a block of this size, which takes or gives back so many bytes of pages: none if others share its
     /// page.

@@ -28,6 +28,10 @@ impl Curve {
         &self.0
     }
 
+    pub(super) fn scale(&mut self, scale: impl Fn(&mut u64)) {
+        self.0.iter_mut().for_each(|(_, ns)| scale(ns));
+    }
+
     /// The cost of so many bytes in nanoseconds.
     pub fn ns(&self, bytes: u64) -> u64 {
         let points = &self.0;

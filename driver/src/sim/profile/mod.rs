@@ -99,6 +99,12 @@ impl Profile {
         }
     }
 
+    /// The same device with other costs.
+    #[must_use]
+    pub fn with_costs(self, costs: Costs) -> Self {
+        Self { calls: CallKind::ALL.map(|kind| costs.call_ns(kind)), costs: Arc::new(costs), ..self }
+    }
+
     /// The profile in a TOML file.
     ///
     /// # Errors

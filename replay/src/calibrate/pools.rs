@@ -1,0 +1,149 @@
+//! What calls take in pools, beside the same calls in rows.
+//!
+//! In rows, however cold, the driver's tables are warm and addresses were used before. On an H200 a
+//! `cuMemMap` took 1.4 µs in rows and 2 to 7 µs in the first passes of six logs. So the shape of a cost (by
+//! size, by number of mappings) is that of the rows, and its height is that of a made-up log.
+//!
+//! The host there was in one of two states, and changed between them every few seconds: all driver calls took
+//! 1.4 times as long in the slow one. The profile describes the fast one: of the rounds, the fastest counts.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use millpond_core::DriverHandle;
+use millpond_core::stack::LayerTable;
+use millpond_driver::CallKind;
+
+use super::Calibration;
+use super::check::{Check, Pass, STACKS};
+use crate::Result;
+use crate::bench::plan::Random;
+use crate::log::LogReader;
+use crate::program::{Limits, Program};
+
+/// How often the log goes through each pool on the device; for each kind of call the fastest counts.
+const ROUNDS: usize = 15;
+
+/// A kind of which fewer calls were made on the device keeps its costs.
+const LEAST_CALLS: u64 = 8;
+
+/// Calls that give memory back, which a first pass hardly does, and the calls that take it: what those are
+/// scaled by is taken for these, too.
+const TWINS: [(CallKind, CallKind); 3] = [
+    (CallKind::MemFree, CallKind::MemAlloc),
+    (CallKind::MemRelease, CallKind::MemCreate),
+    (CallKind::MemUnmap, CallKind::MemSetAccess),
+];
+
+/// Rows of the log.
+const ROWS: usize = 12_000;
+
+/// The most that is live in the log, in bytes: this, or half of what may be taken.
+const MOST_LIVE_BYTES: u64 = 2 << 30;
+
+/// By kind: calls, and nanoseconds.
+type Totals = BTreeMap<CallKind, (u64, u64)>;
+
+/// Scales each kind of call by what it takes in pools on the device, over what it takes on a device simulated
+/// with the costs so far.
+pub(super) fn scale(calibration: &mut Calibration, device: &DriverHandle, budget: u64) -> Result<()> {
+    let program = made_up_log(MOST_LIVE_BYTES.min(budget / 2))?;
+    let table = LayerTable::new(millpond_resources::LAYERS.iter().copied());
+    let profile = calibration.profile.clone();
+    let check = Check { device, profile: &profile, stacks: &[], runs: 1, table: &table };
+    let both = |pass: &dyn Fn(&Check<'_>, &str) -> Result<Pass>| {
+        let mut totals = Totals::new();
+        for stack in STACKS {
+            for (kind, calls, ns) in pass(&check, stack)?.by_kind {
+                let total = totals.entry(kind).or_default();
+                *total = (total.0 + calls, total.1 + ns);
+            }
+        }
+        Ok(totals)
+    };
+    let simulated = both(&|check, stack| check.simulated(&program, &stack.parse()?))?;
+    let rounds = (0..ROUNDS).map(|_| both(&|check, stack| check.on_device(&program, &stack.parse()?)));
+    let rounds = rounds.collect::<Result<Vec<_>>>()?;
+    let mut costs = profile.costs().clone();
+    for (kind, factor) in factors(&simulated, &rounds) {
+        costs.scale(kind, factor);
+        calibration.note_factor(kind, factor);
+    }
+    calibration.profile = profile.with_costs(costs);
+    Ok(())
+}
+
+/// What each kind takes in its fastest round, over what it takes on the simulated device.
+fn factors(simulated: &Totals, rounds: &[Totals]) -> BTreeMap<CallKind, f64> {
+    let factor = |(kind, (_, simulated_ns)): (&CallKind, &(u64, u64))| {
+        let measured = rounds.iter().filter_map(|round| round.get(kind));
+        let fastest = measured.filter(|(calls, _)| *calls >= LEAST_CALLS).map(|(_, ns)| *ns).min()?;
+        (*simulated_ns > 0).then(|| (*kind, fastest as f64 / *simulated_ns as f64))
+    };
+    let mut factors: BTreeMap<CallKind, f64> = simulated.iter().filter_map(factor).collect();
+    for (gives, takes) in TWINS {
+        if let Some(factor) = factors.get(&takes).copied() {
+            factors.entry(gives).or_insert(factor);
+        }
+    }
+    factors
+}
+
+/// A log of four streams whose blocks are of 256 B to 256 MiB. What is live swings between a third of
+/// `most_live` and all of it, as in the steps of a training; which blocks end is random.
+fn made_up_log(most_live: u64) -> Result<Program> {
+    let mut random = Random::new(9, 0);
+    let mut rows = String::from("Thread,Time,Action,Pointer,Size,Stream\n");
+    let mut live: Vec<(u64, u64, u64)> = Vec::new();
+    let (mut live_bytes, mut most, mut address) = (0, most_live, 0);
+    for _ in 0..ROWS {
+        if live_bytes < most {
+            let (least, doublings) = match random.below(20) {
+                0..12 => (8, 12), // 256 B to 1 MiB
+                12..19 => (20, 5),
+                _ => (25, 3),
+            };
+            let bytes = (1 << (least + random.below(doublings))) + 256 * random.below(1 << (least - 8));
+            let stream = 16 * (1 + random.below(4));
+            address += bytes.next_multiple_of(256);
+            live_bytes += bytes;
+            live.push((address, bytes, stream));
+            _ = writeln!(rows, "1,00:00:00.000000,allocate,{address:#x},{bytes},{stream:#x}");
+        } else {
+            most = most_live / 3;
+        }
+        if live_bytes >= most && !live.is_empty() {
+            let (address, bytes, stream) = live.swap_remove(random.below(live.len() as u64) as usize);
+            live_bytes -= bytes;
+            _ = writeln!(rows, "1,00:00:00.000000,free,{address:#x},{bytes},{stream:#x}");
+        } else {
+            most = most_live;
+        }
+    }
+    let reader = LogReader::from_reader("made up", rows.as_bytes())?;
+    Program::read(reader, Limits::default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_swings_below_its_limit() {
+        let summary = made_up_log(1 << 30).unwrap().summary().clone();
+        assert_eq!((summary.skipped_rows, summary.streams), (0, 4));
+        let most = u128::from(summary.peak_live_bytes);
+        assert!((1 << 29..(1 << 30) + (256 << 20)).contains(&most), "{most}");
+    }
+
+    #[test]
+    fn a_kind_is_scaled_by_its_fastest_round() {
+        let totals = |calls, ns| {
+            let few = (LEAST_CALLS - 1, 10);
+            Totals::from([(CallKind::MemAlloc, (calls, ns)), (CallKind::EventRecord, few)])
+        };
+        let rounds = [300, 900, 400].map(|ns| totals(10, ns));
+        let factors = factors(&totals(10, 100), &rounds);
+        assert_eq!(factors, BTreeMap::from([(CallKind::MemAlloc, 3.0), (CallKind::MemFree, 3.0)]));
+    }
+}
