@@ -38,7 +38,7 @@ pub use params::Params;
 pub use table::{LayerEntry, LayerKind, LayerTable};
 pub use value::{Piece, Value};
 
-use text::{Reader, Word};
+use text::{DEEPEST, Reader, Word};
 
 use crate::{AnyResource, DriverHandle, Error, Result};
 
@@ -90,12 +90,25 @@ impl StackSpec {
     /// A stack of these layers, base first.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if there are none.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if there are none, or if more than 32 stacks are
+    /// inside each other, which no text may have.
     pub fn new(layers: Vec<LayerSpec>) -> Result<Self> {
         if layers.is_empty() {
             return Err(Error::invalid_stack("the stack is empty; write for example `cuda+pool`"));
         }
-        Ok(Self { layers })
+        let stack = Self { layers };
+        if stack.depth() > DEEPEST {
+            return Err(Error::invalid_stack(format!(
+                "more than {DEEPEST} stacks are inside each other; put fewer into parentheses"
+            )));
+        }
+        Ok(stack)
+    }
+
+    /// How many stacks are inside each other below this one. Each of those was made with few.
+    fn depth(&self) -> usize {
+        let params = self.layers.iter().flat_map(|layer| &layer.params);
+        params.flat_map(|(_, value)| value.stacks()).map(|stack| 1 + stack.depth()).max().unwrap_or(0)
     }
 
     /// The layers, base first. Those of stacks in parentheses are not among them.

@@ -137,3 +137,17 @@ fn stacks_inside_each_other_have_an_end() {
     assert!(nested(33).unwrap_err().to_string().contains("too many"));
     assert!(nested(1_000_000).is_err());
 }
+
+/// A stack that is made in code prints a text that can be read, or is refused when it is made.
+#[test]
+fn stacks_inside_each_other_are_as_deep_in_code_as_in_text() {
+    let around = |inner: StackSpec| StackSpec::new(vec![LayerSpec::new("a").with("b", inner)]);
+    let mut stack = StackSpec::new(vec![LayerSpec::new("c")]).unwrap();
+    for _ in 0..32 {
+        stack = around(stack).unwrap();
+    }
+    assert_eq!(stack.to_string().parse::<StackSpec>().unwrap(), stack);
+    let error = around(stack).unwrap_err();
+    assert_eq!(error.kind(), crate::ErrorKind::InvalidStack);
+    assert!(error.to_string().contains("more than 32"), "{error}");
+}

@@ -7,7 +7,7 @@ use crate::{Error, Result};
 
 /// Stacks in parentheses in stacks in parentheses, and so on: more than anybody writes, and few enough for
 /// the call stack.
-const DEEPEST: usize = 32;
+pub(super) const DEEPEST: usize = 32;
 
 /// What ends a name, a key and a value that have no quotes.
 const NAME_ENDS: &[char] = &['+', ':', ',', '=', '(', ')', '"'];
