@@ -5,7 +5,7 @@
 //! processes that the file is being written.
 
 use std::fs::{File, Metadata, OpenOptions};
-use std::io;
+use std::io::{self, Write};
 use std::path::Path;
 use std::sync::{Arc, Weak};
 
@@ -78,8 +78,8 @@ pub(super) fn journal(path: &Path, settings: &Settings) -> Result<Arc<Journal>> 
         // Its last adaptor is being dropped, and writes what waits.
         CLOSED.wait(&mut open);
     }
-    lock(&file).and_then(|()| file.set_len(0)).map_err(unwritable)?;
-    let sink = sink(file, path, settings);
+    lock(&file).and_then(|()| truncate(path)).map_err(unwritable)?;
+    let sink = sink(Locked { file, process: std::process::id() }, path, settings);
     let journal = Journal::open(sink, settings).map_err(unwritable)?;
     // Not before: where the header cannot be written, the entry's drop would wait for the lock held here.
     journal.is_of(OpenFile(id.clone()));
@@ -87,8 +87,39 @@ pub(super) fn journal(path: &Path, settings: &Settings) -> Result<Arc<Journal>> 
     Ok(journal)
 }
 
-fn sink(file: File, path: &Path, settings: &Settings) -> Sink {
+fn sink(file: impl Write + Send + 'static, path: &Path, settings: &Settings) -> Sink {
     Sink::new(Box::new(file), path.display().to_string(), settings.flush)
+}
+
+/// A file with a [`lock`], which is given back when the file is closed. Closing alone does not do that while
+/// a child process has a copy of the handle, as each has until it runs its program.
+struct Locked {
+    file: File,
+    process: u32,
+}
+
+impl Write for Locked {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // A forked child must not give back its parent's lock.
+        if self.process == std::process::id() {
+            unlock(&self.file);
+        }
+    }
+}
+
+/// Empties the file by a handle of its own: on Windows, one that appends may not change the length.
+fn truncate(path: &Path) -> io::Result<()> {
+    OpenOptions::new().write(true).open(path)?.set_len(0)
 }
 
 /// Tells other processes, until the file is closed, that it is being written.
@@ -104,6 +135,15 @@ fn lock(file: &File) -> io::Result<()> {
         Ok(()) | Err(_) => Ok(()),
     }
 }
+
+#[cfg(unix)]
+fn unlock(file: &File) {
+    // Where there are no locks, there is nothing to give back.
+    let _ = rustix::fs::flock(file, rustix::fs::FlockOperation::Unlock);
+}
+
+#[cfg(not(unix))]
+fn unlock(_file: &File) {}
 
 /// Windows' locks would keep others from reading the log, too.
 #[cfg(not(unix))]

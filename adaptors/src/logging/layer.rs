@@ -55,7 +55,8 @@ pub enum Flush {
     EveryRow,
     /// Rows are written in blocks of 64 KiB, by [`flush`](LoggingResourceAdaptor::flush) and on drop, which
     /// gives up if the destination takes nothing for 10 seconds. What is in the buffer when a
-    /// process aborts, is killed, or exits without dropping the adaptor, is lost.
+    /// process aborts, is killed, or exits without dropping the adaptor, is lost. Not for a process that
+    /// forks and goes on allocating in the child: what the child logs is lost.
     Buffered,
     /// Rows wait in a queue and are written by a thread of the log's own, some milliseconds later: the call
     /// pays for the clock and the queue only. A full queue makes callers wait; no row is dropped. Everything

@@ -22,6 +22,8 @@ pub(super) struct Sink {
     destination: Box<dyn Write + Send>,
     name: String,
     flush: Flush,
+    /// A fork copies what waits, but its parent writes it.
+    process: u32,
     /// Whole rows that were not handed over yet.
     pending: Vec<u8>,
     pending_rows: u64,
@@ -40,6 +42,7 @@ impl Sink {
             destination,
             name,
             flush,
+            process: std::process::id(),
             pending: Vec::new(),
             pending_rows: 0,
             taken: Arc::default(),
@@ -62,11 +65,17 @@ impl Sink {
         if self.pending.len() >= BUFFER_BYTES { self.flush() } else { Ok(()) }
     }
 
-    /// Hands over what waits.
+    /// Hands over what waits. In a forked process nothing is written: it drops the copies of its parent's
+    /// rows, and its own rows among them.
     ///
     /// # Errors
     /// Counted and reported in here.
     pub(super) fn flush(&mut self) -> io::Result<()> {
+        if self.flush == Flush::Buffered && !self.is_own_process() {
+            self.pending.clear();
+            self.pending_rows = 0;
+            return Ok(());
+        }
         let mut pending = mem::take(&mut self.pending);
         let rows = mem::take(&mut self.pending_rows);
         let result = self.hand_over(&pending, rows);
@@ -84,8 +93,13 @@ impl Sink {
         Arc::clone(&self.taken)
     }
 
+    /// Whether rows wait that this process has to write.
     pub(super) fn has_pending(&self) -> bool {
-        !self.pending.is_empty()
+        !self.pending.is_empty() && self.is_own_process()
+    }
+
+    fn is_own_process(&self) -> bool {
+        self.process == std::process::id() || super::canary::without("process")
     }
 
     pub(super) fn rows_written(&self) -> u64 {

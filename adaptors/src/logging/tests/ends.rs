@@ -71,6 +71,11 @@ fn child_process() {
             log(&resource, FEW);
             std::mem::forget(resource);
         }
+        #[cfg(unix)]
+        "fork and drop in both" => {
+            log(&resource, FEW);
+            fork_and_drop(resource);
+        }
         _ => {
             RESOURCE.set(resource.into_any()).unwrap();
             end_with_a_static(&end, move |rows| log(RESOURCE.get().unwrap(), rows));
@@ -117,6 +122,19 @@ fn fork_and_exit() {
         let child = libc::fork();
         if child == 0 {
             libc::exit(0);
+        }
+        libc::waitpid(child, std::ptr::null_mut(), 0);
+    }
+}
+
+#[cfg(unix)]
+fn fork_and_drop(resource: impl DeviceMemoryResource) {
+    // SAFETY: the child drops what it has a copy of, and ends at once.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            drop(resource);
+            libc::_exit(0);
         }
         libc::waitpid(child, std::ptr::null_mut(), 0);
     }
@@ -224,6 +242,20 @@ fn issue_9_a_log_that_nobody_reads_keeps_no_process_from_ending() {
             assert!(child.join().unwrap(), "after {end}");
         }
     });
+}
+
+/// Rows that wait in a buffer are the parent's, who writes them; the child has a copy of them.
+#[cfg(unix)]
+#[test]
+fn a_forked_child_does_not_write_its_parents_rows_again() {
+    for flush in ["row", "buffered", "async"] {
+        assert_eq!(rows_left(flush, "fork and drop in both", ""), FEW, "{flush}");
+    }
+    assert_eq!(
+        rows_left("buffered", "fork and drop in both", "process"),
+        2 * FEW,
+        "the test sees rows twice"
+    );
 }
 
 /// What `flush=async` does not promise, as its documentation says.

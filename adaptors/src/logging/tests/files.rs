@@ -138,6 +138,27 @@ fn issue_9_a_file_that_another_process_writes_stays_as_it_is() {
     assert_eq!(taken, Err(rustix::io::Errno::WOULDBLOCK), "others can see that the file is written");
 }
 
+/// A child process has copies of its parent's handles, and with them the lock, until it runs its program.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_log_that_was_closed_is_free_though_a_child_has_a_copy_of_its_handle() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("log.csv");
+    for flush in EACH {
+        let one = log(&file, flush);
+        let handles = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
+        let mut copies = handles.filter(|handle| std::fs::read_link(handle).is_ok_and(|path| path == file));
+        let handle: i32 = copies.next().unwrap().file_name().unwrap().to_str().unwrap().parse().unwrap();
+        // SAFETY: the handle is open, and its copy is closed below.
+        let copy = unsafe { libc::dup(handle) };
+        drop(one);
+        log(&file, flush).allocate_bytes(1, S).unwrap();
+        // SAFETY: nobody else has it.
+        unsafe { libc::close(copy) };
+        assert_eq!(sizes(&file), [1], "{flush:?}");
+    }
+}
+
 #[test]
 fn issue_9_one_stack_does_not_log_twice_to_one_file() {
     let directory = tempfile::tempdir().unwrap();
@@ -155,4 +176,49 @@ fn issue_9_one_stack_does_not_log_twice_to_one_file() {
         let below = LoggingResourceAdaptor::to_file(mock().0, "/dev/null").unwrap();
         assert!(LoggingResourceAdaptor::to_file(below, "/dev/null").is_ok());
     }
+}
+
+#[cfg(target_os = "linux")]
+const CHILD_WITHOUT_ROOM: &str = "logging::tests::files::child_without_room";
+
+/// Not a test by itself: what the test below runs in a process of its own, whose files cannot grow.
+#[cfg(target_os = "linux")]
+#[test]
+fn child_without_room() {
+    let Some(file) = std::env::var_os("MILLPOND_TEST_CHILD_WITHOUT_ROOM").map(PathBuf::from) else { return };
+    let mut usual = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure lives through the call; no handler is installed; the alarm ends the process where
+    // it would wait for ever.
+    unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut usual), 0);
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+        libc::alarm(60);
+    }
+    let limit_file_size = |limit: libc::rlim_t| {
+        let limit = libc::rlimit { rlim_cur: limit, ..usual };
+        // SAFETY: the structure lives through the call.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+    };
+    for flush in EACH {
+        let layer = || LoggingLayer::new().file(&file).flush(flush).columns(Columns::Extended);
+        limit_file_size(0);
+        let error = layer().layer(mock().0).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+        limit_file_size(usual.rlim_cur);
+        layer().layer(mock().0).unwrap().allocate_bytes(1, S).unwrap();
+        assert_eq!(sizes(&file), [1], "{flush:?}");
+    }
+}
+
+/// The file is free again after that: neither the call nor the next one waits for ever.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_header_that_cannot_be_written_is_an_error() {
+    let directory = tempfile::tempdir().unwrap();
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", CHILD_WITHOUT_ROOM])
+        .env("MILLPOND_TEST_CHILD_WITHOUT_ROOM", directory.path().join("log.csv"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
 }
