@@ -408,12 +408,40 @@ fn links_to_files(file: &File) -> Vec<String> {
                 problem(&format!("docs.rs has no {target}"));
             }
         }
-        if text.contains(concat!("doc = ", "include_str!")) && before != "#[cfg(doctest)]" {
+        if let Some((_, included)) = text.split_once(concat!("#[doc = ", "include_str!(\""))
+            && before != "#[cfg(doctest)]"
+            && !has_no_links(file, included.split('"').next().unwrap_or_default())
+        {
             problem("a file's links need not live on docs.rs; write what the page says here");
         }
         before = text;
     }
     problems
+}
+
+/// Whether what a source includes is there, and has no links.
+fn has_no_links(file: &File, included: &str) -> bool {
+    let folder = file.path.rsplit_once('/').map_or("", |(folder, _)| folder);
+    let page = std::fs::read_to_string(root().join(folder).join(included));
+    page.is_ok_and(|page| markdown::links(&page).is_empty())
+}
+
+/// A page of options in `layers/` is of use in the documentation of the layer's type only.
+#[test]
+fn pages_of_layers_are_in_the_documentation() {
+    let all = files();
+    let pages: Vec<&File> = all.iter().filter(|file| file.path.contains("/layers/")).collect();
+    assert!(pages.len() >= 8, "only {} pages; is the search broken?", pages.len());
+    none(pages.into_iter().filter_map(|page| unused_page(page, &all)).collect());
+}
+
+fn unused_page(page: &File, files: &[File]) -> Option<String> {
+    let (member, name) = page.path.split_once("/layers/")?;
+    let source = format!("{member}/src/");
+    let included = format!("/layers/{name}\")]");
+    let mut sources = files.iter().filter(|file| file.path.starts_with(&source));
+    let is_used = sources.any(|file| file.text.contains(&included));
+    (!is_used).then(|| format!("{}: no type of {source} includes it in its documentation", page.path))
 }
 
 /// Each rule finds what it is there for.

@@ -24,7 +24,8 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
         ("max", "the largest bin is of 2^max bytes (default 22)"),
         (
             "bins",
-            "the bins' sizes instead, as in 4KiB/64KiB/1MiB; none; a bin may have a stack: 1MiB(cuda+pool)",
+            "the bins' sizes, as in 4KiB/64KiB/1MiB, or none (default: those from min to max); a bin may \
+             have a stack: 1MiB(cuda+pool)",
         ),
     ],
     kind: LayerKind::Layer(|params, upstream| {
@@ -76,6 +77,8 @@ fn read_bins(bins: &Value, params: &Params<'_>, driver: &DriverHandle) -> Result
 }
 
 /// Puts a [`BinningMemoryResource`] on top of a resource.
+///
+#[doc = include_str!("../layers/binning.md")]
 #[derive(Clone, Debug, Default)]
 #[must_use]
 pub struct BinningLayer {

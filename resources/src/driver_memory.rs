@@ -235,6 +235,8 @@ driver_memory_resource! {
     /// unsafe { resource.deallocate_bytes(ptr, 1000, StreamRef::LEGACY) };
     /// # Ok::<(), millpond_core::Error>(())
     /// ```
+    ///
+    #[doc = include_str!("../layers/cuda.md")]
     CudaMemoryResource, "cuda", mem_alloc
 }
 
@@ -243,5 +245,7 @@ driver_memory_resource! {
     /// `cuMemFree`. The stream is not looked at. Two of the same device are equal.
     ///
     /// The sum of managed memory may pass what the device has; it then moves back and forth.
+    ///
+    #[doc = include_str!("../layers/managed.md")]
     ManagedMemoryResource, "managed", mem_alloc_managed
 }

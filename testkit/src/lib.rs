@@ -11,6 +11,7 @@
 //! | [`Checked`] | a wrapper that tells the simulated device and the shadow what is handed out |
 //! | [`Several`] | several resources of one device behind one, so that they compete for its memory |
 //! | [`shadow`] | the plain model of an allocator that the others compare with |
+//! | [`layer_docs`] | the options of layers as pages of their documentation, made from their entries |
 //! | [`misuse_recorder`] | which refused calls the current thread caused |
 //! | [`canary`] | a stream-ordered pool that is wrong in a chosen way: proof that the oracles see it |
 //!
@@ -21,6 +22,7 @@ mod checked;
 pub mod conformance;
 pub mod faults;
 pub mod hooked;
+pub mod layer_docs;
 pub mod misuse_recorder;
 pub mod mock;
 pub mod program;

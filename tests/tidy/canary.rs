@@ -149,5 +149,18 @@ fn links_that_docs_rs_lacks_are_found() {
     let good = File::of("src/lib.rs", format!("//! [a](https://example.org/a.md) [b](Self::b)\n{include}"));
     finds(links_to_files, &File::of("src/lib.rs", "/// [a](docs/a.md)\n"), &good);
     finds(links_to_files, &File::of("src/lib.rs", "/// [a](../b.html)\n"), &good);
-    finds(links_to_files, &File::of("src/lib.rs", good.text.replace("#[cfg(doctest)]\n", "")), &good);
+    let missing = good.text.replace("#[cfg(doctest)]\n", "");
+    finds(links_to_files, &File::of("src/lib.rs", missing.as_str()), &good);
+    let [with_links, without] = ["../README.md", "../adaptors/layers/logging.md"]
+        .map(|page| File::of("src/lib.rs", missing.replace("a.md\")]", &format!("{page}\")]"))));
+    finds(links_to_files, &with_links, &without);
+}
+
+#[test]
+fn pages_that_no_type_includes_are_found() {
+    let page = File::of("core/layers/a.md", "");
+    let used = [File::of("core/src/a.rs", "#[doc = include(\"../layers/a.md\")]\n")];
+    assert_eq!(unused_page(&page, &used), None);
+    let elsewhere = [File::of("driver/src/a.rs", used[0].text.as_str())];
+    assert!(unused_page(&page, &elsewhere).is_some());
 }

@@ -6,6 +6,8 @@ use millpond_core::{AnyResource, ByteSize, DeviceMemoryResource, Error, Layer, R
 use super::LimitingResourceAdaptor;
 
 /// Adds a [`LimitingResourceAdaptor`].
+///
+#[doc = include_str!("../../layers/limiting.md")]
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LimitingLayer {
     limit: ByteSize,
@@ -29,8 +31,11 @@ impl<R: DeviceMemoryResource> Layer<R> for LimitingLayer {
 
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "limiting",
-    about: "hands out so many bytes at most",
-    params: &[("limit", "how many: a size, or a percentage of the device's free memory; always needed")],
+    about: "limits the bytes that are handed out",
+    params: &[(
+        "limit",
+        "the most bytes: a size, or a percentage of the device's free memory; always needed",
+    )],
     kind: LayerKind::Layer(build),
 };
 

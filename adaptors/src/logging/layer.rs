@@ -21,6 +21,8 @@ pub const FILE_VARIABLES: [&str; 2] = ["MILLPOND_LOG_FILE", "RMM_LOG_FILE"];
 /// use millpond_adaptors::logging::{Columns, LoggingLayer};
 /// let layer = LoggingLayer::new().file("allocations.csv").columns(Columns::Extended);
 /// ```
+///
+#[doc = include_str!("../../layers/logging.md")]
 #[derive(Default)]
 pub struct LoggingLayer {
     destination: Destination,
@@ -282,7 +284,7 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "logging",
     about: "writes a CSV row for every call, as RMM does",
     params: &[
-        ("file", "where to; without it MILLPOND_LOG_FILE or RMM_LOG_FILE says"),
+        ("file", "where to (default: the file that MILLPOND_LOG_FILE or RMM_LOG_FILE names)"),
         (
             "columns",
             "rmm (as RMM's logs, the default) or extended (device, alignment, clock and duration too)",
@@ -291,7 +293,7 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
             "flush",
             "row (nothing is lost in an abort, the default), async (by a thread of its own) or buffered",
         ),
-        ("to", "writer (a stack that a program built, where its log goes to a writer of the program's)"),
+        ("to", "writer, where a program gave one of its own (default: a file); cannot be built from text"),
     ],
     kind: LayerKind::Layer(build),
 };

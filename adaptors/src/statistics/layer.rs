@@ -6,6 +6,8 @@ use millpond_core::{Layer, Result};
 use super::StatisticsResourceAdaptor;
 
 /// Adds a [`StatisticsResourceAdaptor`].
+///
+#[doc = include_str!("../../layers/statistics.md")]
 #[derive(Clone, Copy, Default, Debug)]
 pub struct StatisticsLayer;
 

@@ -6,6 +6,8 @@ use millpond_core::{DeviceMemoryResource, Layer, Result};
 use super::ThreadSafeResourceAdaptor;
 
 /// Adds a [`ThreadSafeResourceAdaptor`].
+///
+#[doc = include_str!("../../layers/thread_safe.md")]
 #[derive(Clone, Copy, Default, Debug)]
 pub struct ThreadSafeLayer;
 

@@ -7,6 +7,8 @@ use millpond_core::{AnyResource, DeviceMemoryResource, Error, Layer, Result};
 use super::TrackingResourceAdaptor;
 
 /// Adds a [`TrackingResourceAdaptor`].
+///
+#[doc = include_str!("../../layers/tracking.md")]
 #[derive(Clone, Copy, Default, Debug)]
 pub struct TrackingLayer {
     stacks: Stacks,

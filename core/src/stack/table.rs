@@ -18,7 +18,7 @@ pub struct LayerEntry {
     pub name: &'static str,
     /// One line for people.
     pub about: &'static str,
-    /// The parameters: name, and one line for people.
+    /// The parameters: name, and one line for people, with the default.
     pub params: &'static [(&'static str, &'static str)],
     /// How it is built.
     pub kind: LayerKind,

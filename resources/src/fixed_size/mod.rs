@@ -91,6 +91,8 @@ impl fmt::Display for FixedSizeOptions {
 }
 
 /// Puts a [`FixedSizeMemoryResource`] on top of a resource.
+///
+#[doc = include_str!("../../layers/fixed_size.md")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[must_use]
 pub struct FixedSizeLayer(FixedSizeOptions);

@@ -280,6 +280,8 @@ impl fmt::Display for PoolOptions {
 /// assert_eq!(pool.to_string(), "cuda+pool:initial=64MiB,max=4GiB");
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
+///
+#[doc = include_str!("../../layers/pool.md")]
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[must_use]
 pub struct PoolLayer {
