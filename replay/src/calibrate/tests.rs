@@ -84,11 +84,37 @@ fn a_check_says_how_far_the_profile_is_off() {
     assert!(text.contains("cuda+pool:pages=off: driver time") && text.contains("mem_set_access"), "{text}");
     assert!(outcome.worst_memory < 0.002, "{text}");
     assert!(outcome.worst_time < 0.02, "{text}");
+    assert!(outcome.is_within_tolerance());
 
     let cheap = Profile::from_toml(&free_of_access(&profile), "test").unwrap();
     let check = Check { profile: &cheap, ..check };
     check.log(&program, &mut outcome, &mut Vec::new()).unwrap();
     assert!(outcome.worst_time > 0.2, "{outcome:?}");
+    assert!(!outcome.is_within_tolerance());
+}
+
+/// Nothing is compared where one of the two devices served less of the log than the other.
+#[test]
+fn a_stack_that_fails_is_noted_and_the_others_are_compared() {
+    let rows = "1,0,allocate,0x1000000,33554432,0\n1,0,free,0x1000000,33554432,0\n";
+    let text = format!("Thread,Time,Action,Pointer,Size,Stream\n{rows}");
+    let program = LogReader::from_reader("log", text.as_bytes()).unwrap();
+    let program = Program::read(program, Limits::default()).unwrap();
+    let table = crate::compare::layers();
+    let device: DriverHandle = SimDevice::new(SimConfig::h200());
+    let profile = Profile::h200();
+    let stacks = ["cuda+limiting:limit=1MiB", "cuda+pool"].map(|text| text.parse().unwrap());
+    let check = Check { device: &device, profile: &profile, stacks: &stacks, runs: 1, table: &table };
+    let (mut outcome, mut out) = (Outcome::default(), Vec::new());
+    check.log(&program, &mut outcome, &mut out).unwrap();
+    let text = String::from_utf8(out).unwrap();
+    assert!(text.contains("log, cuda+pool: driver time") && text.contains("log, cuda: live"), "{text}");
+    let [failure] = &*outcome.failures else { panic!("{outcome:?}") };
+    assert!(
+        failure.starts_with("log, cuda+limiting:limit=1MiB: ") && failure.contains("line 2"),
+        "{failure}"
+    );
+    assert!(!outcome.is_within_tolerance());
 }
 
 /// The same without the time that set access takes.

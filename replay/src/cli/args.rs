@@ -100,6 +100,8 @@ Examples:
       no log: what allocations cost on neutral workloads, beside mimalloc
   millpond-replay busy app.csv.gz --stack cuda+pool
       with a kernel behind each allocation: what reuse between streams costs
+  millpond-replay calibrate --out my.toml --check app.csv.gz
+      measure the GPU for `--device sim:my.toml`, and say how far a log on that is from the GPU
   millpond-replay ./bench
       a log whose name is that of a command
 
@@ -114,7 +116,8 @@ Figures:
 
 Exit status:
   0  the stacks named by --stack served every row, or of the standard line-up at least one did
-  1  they did not, or a stack could not be built; a row that failed when the log was written counts, too
+  1  they did not, or a stack could not be built; a row that failed when the log was written counts, too;
+     `calibrate --check` found the simulated device too far from the measured one
   2  a log, a stack's text, the device or the command line is wrong, or a stack would overwrite a log
 
 Environment:

@@ -17,8 +17,8 @@ pub(crate) struct BenchArgs {
     #[arg(long = "stack", short = 's', value_name = "SPEC")]
     pub(crate) stacks: Vec<StackSpec>,
 
-    /// Where to measure: cuda:N, sim:h200, sim:a100, or sim:SIZE [default: cuda:0 if there is a GPU, else
-    /// sim:h200]
+    /// Where to measure: cuda:N, sim:h200, sim:a100, sim:SIZE, or sim:FILE.toml with a profile that
+    /// `calibrate` wrote [default: cuda:0 if there is a GPU, else sim:h200]
     ///
     /// A simulated device gets as much memory as a workload needs; on a GPU a workload that does not fit is
     /// left out.

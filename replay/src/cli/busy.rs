@@ -26,8 +26,8 @@ pub(crate) struct BusyArgs {
     #[arg(long = "stack", short = 's', value_name = "SPEC")]
     pub(crate) stacks: Vec<Subject>,
 
-    /// Where to run: cuda:N, sim:h200, sim:a100, or sim:SIZE [default: cuda:0 if there is a GPU, else
-    /// sim:h200]
+    /// Where to run: cuda:N, sim:h200, sim:a100, sim:SIZE, or sim:FILE.toml with a profile that `calibrate`
+    /// wrote [default: cuda:0 if there is a GPU, else sim:h200]
     #[arg(long, short = 'd', value_name = "DEVICE")]
     pub(crate) device: Option<DeviceSpec>,
 

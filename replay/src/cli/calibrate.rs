@@ -1,13 +1,14 @@
 //! `millpond-replay calibrate`: its flags, and what it does with them.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use super::verdict::{Failure, Verdict};
-use crate::calibrate::check::{Check, Outcome};
+use super::verdict::{self, Failure, Verdict};
+use super::{overwrite, read};
+use crate::calibrate::check::{Check, MEMORY_TOLERANCE, Outcome, TIME_TOLERANCE};
 use crate::calibrate::{self, Calibration};
-use crate::log::LogReader;
 use crate::program::{Limits, Program};
+use crate::progress::Progress;
 use clap::Args;
 use millpond_core::Error;
 use millpond_core::stack::{LayerTable, StackSpec};
@@ -16,14 +17,17 @@ use millpond_driver::sim::Profile;
 
 /// Measures what a device's driver calls cost, and writes a profile that --device sim:FILE.toml reads
 ///
-/// Takes some seconds, and up to 6 GiB of device memory or a quarter of what is free.
+/// Takes some seconds, and up to 6 GiB of device memory or a quarter of what is free. With --check the exit
+/// status is 1 where simulated driver time is more than 10 % off the measured one, where simulated memory is
+/// more than 1 % off, or where a stack fails.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CalibrateArgs {
     /// The device to measure [default: cuda:0 if there is a GPU, else sim:h200]
     #[arg(long, short = 'd', value_name = "DEVICE")]
     pub(crate) device: Option<DeviceSpec>,
 
-    /// Write the profile to this file; `-` is the standard output
+    /// Write the profile to this file; `-` is the standard output, and a check is printed to the standard
+    /// error then
     #[arg(long, short = 'o', value_name = "FILE", required_unless_present = "profile")]
     pub(crate) out: Option<PathBuf>,
 
@@ -32,7 +36,7 @@ pub(crate) struct CalibrateArgs {
     pub(crate) profile: Option<PathBuf>,
 
     /// Replay these logs on the device and on a simulated one with the profile, and compare driver time and
-    /// memory
+    /// memory; `-` is the standard input
     #[arg(long, value_name = "LOG", num_args = 1..)]
     pub(crate) check: Vec<PathBuf>,
 
@@ -45,46 +49,87 @@ pub(crate) struct CalibrateArgs {
     pub(crate) runs: u8,
 }
 
+impl CalibrateArgs {
+    /// Where the profile is written, if that is a file.
+    fn file(&self) -> Option<&Path> {
+        self.out.as_deref().filter(|path| *path != Path::new("-"))
+    }
+}
+
 /// Measures or reads a profile, and compares logs.
 pub(crate) fn run(args: &CalibrateArgs, table: &LayerTable, mut out: impl Write) -> Result<Verdict, Failure> {
+    // What is wrong with stacks, files and the device is said before anything is measured.
+    super::check(&args.stacks, table)?;
+    overwrite::refuse(&args.check, &args.stacks)?;
+    if let Some(file) = args.file() {
+        overwrite::refuse_output(file, &args.check, &args.stacks)?;
+    }
     let spec = args.device.clone().unwrap_or_else(DeviceSpec::default_device);
     let device = spec.open()?;
-    let profile = match &args.profile {
-        Some(path) => Profile::from_file(path)?,
+    let known = args.profile.as_deref().map(Profile::from_file).transpose()?;
+    let (mut programs, mut verdict) = (Vec::new(), Verdict::Fine);
+    for log in &args.check {
+        match read(log, Limits::default(), Progress::new(false)) {
+            Ok(program) => programs.push(program),
+            // The other logs are not lost.
+            Err(error) => verdict = verdict.max(Verdict::of(Err(error.into()))),
+        }
+    }
+    if programs.is_empty() && !args.check.is_empty() {
+        return Ok(verdict);
+    }
+    let profile = match known {
+        Some(profile) => profile,
         None => {
             let mut say = |what: &str| tracing::info!(target: "millpond::calibrate", what, "measuring");
             let calibration = calibrate::calibrate(&device, &mut say)?;
-            let path = args.out.as_deref().unwrap_or(Path::new("-"));
-            write(&calibration, path, &mut out)?;
+            write(&calibration, args.file(), &mut out)?;
             calibration.profile
         }
     };
     let check =
         Check { device: &device, profile: &profile, stacks: &args.stacks, runs: args.runs.into(), table };
-    let mut outcome = Outcome::default();
-    for path in &args.check {
-        let program = LogReader::open(path).map_err(crate::Error::from)?;
-        let program = Program::read(program, Limits::default())?;
-        check.log(&program, &mut outcome, &mut out)?;
-        out.flush()?;
-    }
-    if !args.check.is_empty() {
-        let Outcome { worst_time, worst_memory } = outcome;
-        writeln!(
-            out,
-            "farthest from {spec}: driver time {:.1} %, memory {:.2} %",
-            100.0 * worst_time,
-            100.0 * worst_memory
-        )?;
-    }
-    Ok(Verdict::Fine)
+    // A profile on the standard output stays one that can be read.
+    let checked = if args.profile.is_none() && args.file().is_none() {
+        compare(&check, &programs, &spec, &mut io::stderr().lock())?
+    } else {
+        compare(&check, &programs, &spec, &mut out)?
+    };
+    Ok(verdict.max(checked))
 }
 
-fn write(calibration: &Calibration, path: &Path, out: &mut impl Write) -> Result<(), Failure> {
-    let text = calibration.to_toml();
-    if path == Path::new("-") {
-        return Ok(out.write_all(text.as_bytes())?);
+/// Compares the logs, and prints how far the profile is off.
+fn compare(
+    check: &Check<'_>,
+    programs: &[Program],
+    spec: &DeviceSpec,
+    out: &mut impl Write,
+) -> Result<Verdict, Failure> {
+    if programs.is_empty() {
+        return Ok(Verdict::Fine);
     }
+    let mut outcome = Outcome::default();
+    for program in programs {
+        check.log(program, &mut outcome, out)?;
+        out.flush()?;
+    }
+    let percent = |share: f64| 100.0 * share;
+    writeln!(
+        out,
+        "farthest from {spec}: driver time {:.1} % ({} % is allowed), memory {:.2} % ({} %)",
+        percent(outcome.worst_time),
+        percent(TIME_TOLERANCE),
+        percent(outcome.worst_memory),
+        percent(MEMORY_TOLERANCE)
+    )?;
+    outcome.failures.iter().for_each(|failure| verdict::report(failure));
+    Ok(if outcome.is_within_tolerance() { Verdict::Fine } else { Verdict::StackFailed })
+}
+
+/// To the standard output if there is no file.
+fn write(calibration: &Calibration, file: Option<&Path>, out: &mut impl Write) -> Result<(), Failure> {
+    let text = calibration.to_toml();
+    let Some(path) = file else { return Ok(out.write_all(text.as_bytes())?) };
     std::fs::write(path, text).map_err(|error| {
         let name = path.display();
         Error::invalid_argument(format!("the profile cannot be written to {name}: {error}")).into()

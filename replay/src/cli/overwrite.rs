@@ -41,6 +41,26 @@ pub(crate) fn refuse(logs: &[PathBuf], stacks: &[StackSpec]) -> Result<(), Error
     Ok(())
 }
 
+/// Refuses a file for the results that is a log to read, or that a stack's `logging` writes.
+///
+/// # Errors
+/// Says which.
+pub(crate) fn refuse_output(file: &Path, logs: &[PathBuf], stacks: &[StackSpec]) -> Result<(), Error> {
+    let shown = file.display();
+    if logs.iter().any(|log| is_same(input(log), file)) {
+        return Err(Error::invalid_argument(format!(
+            "the profile would be written to {shown}, which is a log to check, and destroy it; choose \
+             another file"
+        )));
+    }
+    match stacks.iter().find(|stack| outputs(stack).any(|log| is_same(&log, file))) {
+        Some(stack) => Err(Error::invalid_argument(format!(
+            "the profile would be written to {shown}, where {stack} writes its log; choose another file"
+        ))),
+        None => Ok(()),
+    }
+}
+
 /// The files that a stack's `logging` layers write. Without one the layer cannot be built, which says so.
 fn outputs(stack: &StackSpec) -> impl Iterator<Item = PathBuf> {
     stack.all_layers().into_iter().filter(|layer| layer.name == "logging").filter_map(|layer| {

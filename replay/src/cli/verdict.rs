@@ -118,6 +118,6 @@ impl From<io::Error> for Failure {
 }
 
 /// Like `eprintln!`, which panics where nobody reads.
-fn report(message: &str) {
+pub(super) fn report(message: &str) {
     let _ = io::Write::write_all(&mut io::stderr().lock(), format!("error: {message}\n").as_bytes());
 }

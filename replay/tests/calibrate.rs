@@ -1,0 +1,134 @@
+//! `millpond-replay calibrate`: what it refuses, what it prints where, and its exit status.
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use millpond_driver::sim::Profile;
+use support::{Folder, Run, program, rows};
+
+/// The device is the simulated H200, whose times are the same in every run.
+fn calibrate(arguments: &[&str]) -> Run {
+    let mut command = program();
+    command.args(["calibrate", "--device", "sim:h200", "--runs", "1"]).args(arguments);
+    command.stdin(Stdio::null()).output().unwrap().into()
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// The profile of the simulated H200.
+fn own_profile(folder: &Folder) -> PathBuf {
+    folder.write("own.toml", Profile::h200().to_toml(|_, _| None))
+}
+
+/// That with calls that cost ten thousand times as much.
+fn wrong_profile(folder: &Folder) -> PathBuf {
+    let own = Profile::h200().to_toml(|_, _| None);
+    let wrong = own.replace("\nmem_map = 500", "\nmem_map = 5000000");
+    assert_ne!(own, wrong);
+    folder.write("wrong.toml", wrong)
+}
+
+fn log(folder: &Folder) -> PathBuf {
+    folder.log(&rows(2, 4000))
+}
+
+const FARTHEST: &str = "farthest from sim:h200: driver time";
+
+#[test]
+fn the_exit_status_says_whether_the_profile_is_right() {
+    let folder = Folder::new();
+    let (log, own, wrong) = (log(&folder), own_profile(&folder), wrong_profile(&folder));
+    let run = calibrate(&["--profile", text(&own), "--check", text(&log)]);
+    assert_eq!(run.status, 0, "{}\n{}", run.stdout, run.stderr);
+    assert!(run.stdout.contains(FARTHEST) && run.stdout.contains("10 % is allowed"), "{}", run.stdout);
+    let run = calibrate(&["--profile", text(&wrong), "--check", text(&log)]);
+    assert_eq!(run.status, 1, "{}\n{}", run.stdout, run.stderr);
+}
+
+#[test]
+fn a_stack_that_fails_fails_the_check_and_not_the_other_stacks() {
+    let folder = Folder::new();
+    let (log, own) = (log(&folder), own_profile(&folder));
+    let stacks = ["--stack", "cuda+limiting:limit=1MiB", "--stack", "cuda+pool"];
+    let run = calibrate(&[&["--profile", text(&own), "--check", text(&log)], &stacks[..]].concat());
+    run.fails_with(1, &["cuda+limiting:limit=1MiB: ", "rows failed"]);
+    assert!(run.stdout.contains("cuda+pool: driver time"), "{}", run.stdout);
+}
+
+#[test]
+fn a_log_that_cannot_be_read_does_not_end_the_check_of_the_others() {
+    let folder = Folder::new();
+    let (log, own, missing) = (log(&folder), own_profile(&folder), folder.path("missing.csv"));
+    let run = calibrate(&["--profile", text(&own), "--check", text(&missing), text(&log)]);
+    run.fails_with(2, &["missing.csv"]);
+    assert!(run.stdout.contains("cuda+pool: driver time") && run.stdout.contains(FARTHEST), "{}", run.stdout);
+}
+
+/// Measuring takes seconds on a GPU, and writes a file.
+#[test]
+fn stacks_and_logs_are_looked_at_before_the_device_is_measured() {
+    let folder = Folder::new();
+    let (log, out) = (log(&folder), folder.path("out.toml"));
+    let (bad, missing) = (folder.write("bad.csv", "no log\n"), folder.path("missing.csv"));
+    for (arguments, reason) in [
+        (vec!["--check", text(&log), "--stack", "cuda+pond"], "there is no layer `pond`"),
+        (vec!["--check", text(&missing)], "missing.csv"),
+        (vec!["--check", text(&bad), text(&missing)], "bad.csv"),
+    ] {
+        let run = calibrate(&[&["--out", text(&out)], &arguments[..]].concat());
+        run.fails_with(2, &[reason]);
+        assert!(!out.exists(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_log_is_never_overwritten() {
+    let folder = Folder::new();
+    let log = log(&folder);
+    let before = fs::read(&log).unwrap();
+    let mut names = vec![log.clone(), folder.path(".").join("log.csv")];
+    if cfg!(unix) {
+        let link = folder.path("hard.csv");
+        fs::hard_link(&log, &link).unwrap();
+        names.push(link);
+    }
+    for name in &names {
+        let run = calibrate(&["--out", text(name), "--check", text(&log)]);
+        run.fails_with(2, &["which is a log to check"]);
+        let stack = format!("cuda+logging:file={}", text(name));
+        let out = folder.path("out.toml");
+        let run = calibrate(&["--out", text(&out), "--check", text(&log), "--stack", &stack]);
+        run.fails_with(2, &["which is a log to replay"]);
+        assert_eq!(fs::read(&log).unwrap(), before);
+    }
+    let out = folder.path("out");
+    let stack = format!("cuda+logging:file={}", text(&out));
+    let run = calibrate(&["--out", text(&out), "--check", text(&log), "--stack", &stack]);
+    run.fails_with(2, &["writes its log"]);
+    assert!(!out.exists());
+}
+
+#[test]
+fn a_profile_on_the_standard_output_is_all_that_is_there() {
+    let folder = Folder::new();
+    let run = calibrate(&["--out", "-", "--check", text(&log(&folder))]);
+    assert_eq!(run.status, 0, "{}", run.stderr);
+    assert_eq!(Profile::from_toml(&run.stdout, "stdout").unwrap().name(), "simulated H200");
+    assert!(run.stderr.contains(FARTHEST), "{}", run.stderr);
+}
+
+#[test]
+fn a_log_may_come_from_the_standard_input() {
+    let folder = Folder::new();
+    let (log, own) = (fs::File::open(log(&folder)).unwrap(), own_profile(&folder));
+    let mut command = program();
+    command.args(["calibrate", "--device", "sim:h200", "--profile", text(&own), "--check", "-"]);
+    let run = Run::from(command.stdin(log).output().unwrap());
+    assert_eq!(run.status, 0, "{}", run.stderr);
+    assert!(run.stdout.contains("standard input, cuda+pool: driver time"), "{}", run.stdout);
+}
