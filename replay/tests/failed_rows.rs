@@ -106,3 +106,23 @@ fn issue_9_of_the_standard_line_up_one_stack_that_serves_all_is_enough() {
     assert_eq!(replay(&log, &named).0, 1, "a named stack fails a row");
     assert_eq!(replay(&log, &[]).0, 0);
 }
+
+/// The failed requests are made in a replay of their own, whose rows belong to no log.
+#[test]
+fn a_stack_that_logs_writes_its_log_once() {
+    let folder = Folder::new();
+    let log = failing(&folder, 40);
+    let file = folder.path("out.csv");
+    let stack = |file: &str| format!("cuda+binning:bins=64MiB(cuda+logging:file={file})");
+    let (status, report) = replay(&log, &["-s", &stack(file.to_str().unwrap())]);
+    assert_eq!((status, &report["stacks"][0]["asked_again"]["served"]), (0, &json!(1)));
+    let rows = std::fs::read_to_string(&file).unwrap();
+    assert_eq!(rows.lines().count(), 5, "a header, two allocations and two frees: {rows}");
+    if cfg!(target_os = "linux") {
+        let stacks = [stack("/dev/stdout"), "cuda+logging:file=/dev/stdout".to_owned()];
+        for stack in stacks {
+            let run = Run::of(&log, &["--device", "sim:64MiB", "--format", "csv", "-s", &stack]);
+            assert_eq!(run.stdout.matches("Thread,Time").count(), 1, "{}", run.stdout);
+        }
+    }
+}

@@ -58,6 +58,25 @@ fn issue_9_the_command_line_replays_through_layers_of_the_callers_own() {
     assert!(is(status, 2), "millpond alone has no such layer");
 }
 
+/// A stack with such a layer cannot be built from the table of millpond alone.
+#[test]
+fn the_advice_builds_the_stack_from_the_table_of_the_run() {
+    let folder = Folder::new();
+    let log = folder.log(&rows(2, 4000));
+    let advice = |table: &LayerTable, stack: &str| {
+        let (_, out) = run(table, &[log.to_str().unwrap(), "-s", stack, "-d", "sim:h200"]).unwrap();
+        out.lines().last().unwrap_or_default().to_owned()
+    };
+    let own = advice(&compare::layers().with([OWN]), "cuda+own_pool");
+    assert!(own.contains("parse::<millpond::stack::StackSpec>()?.build(&table, &device)?"), "{own}");
+    assert!(!own.contains("millpond::layers()"), "{own}");
+    let replaced = LayerEntry { name: "pool", ..OWN };
+    let own = advice(&compare::layers().with([replaced]), "cuda+pool");
+    assert!(own.contains(".build(&table, &device)?"), "another `pool` than millpond's: {own}");
+    let millponds = advice(&compare::layers(), "cuda+pool");
+    assert!(millponds.contains(".build(&millpond::layers(), &device)?"), "{millponds}");
+}
+
 #[test]
 fn issue_9_wrong_arguments_do_not_end_the_callers_process() {
     let error = run(&compare::layers(), &["--no-such-flag"]).unwrap_err();

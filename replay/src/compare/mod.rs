@@ -7,7 +7,7 @@ mod figures;
 mod misuse;
 mod run;
 
-use millpond_core::stack::{LayerTable, StackSpec};
+use millpond_core::stack::{LayerEntry, LayerTable, StackSpec};
 use millpond_driver::DeviceSpec;
 use serde::Serialize;
 
@@ -22,6 +22,11 @@ use crate::{Result, lineup};
 pub fn layers() -> LayerTable {
     LayerTable::new(millpond_resources::LAYERS.iter().copied())
         .with(millpond_adaptors::LAYERS.iter().copied())
+}
+
+/// Whether it is an entry of [`layers`], as far as text can tell.
+fn is_millponds(entry: &LayerEntry) -> bool {
+    layers().get(entry.name).is_ok_and(|own| (own.about, own.params) == (entry.about, entry.params))
 }
 
 /// Where and how logs are replayed.
@@ -50,6 +55,9 @@ pub struct Comparison {
     pub passes: u32,
     /// The stacks, in the order asked for.
     pub stacks: Vec<StackReport>,
+    /// Whether the stacks were made of other layers than [`layers`], a table of the program's own.
+    #[serde(skip)]
+    pub has_own_layers: bool,
 }
 
 impl Comparison {
@@ -93,6 +101,7 @@ pub fn compare(
         stacks: stacks.collect(),
         device,
         log: program.summary().clone(),
+        has_own_layers: !table.entries().iter().all(is_millponds),
         thread_order: settings.options.threads.to_string(),
         passes: settings.options.passes,
     })

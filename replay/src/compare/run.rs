@@ -2,7 +2,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use indicatif::ProgressBar;
-use millpond_core::stack::{LayerTable, StackSpec};
+use millpond_core::stack::{LayerSpec, LayerTable, Piece, StackSpec, Value};
 use millpond_core::{
     AnyResource, DeviceMemoryResource, Driver, DriverHandle, ErrorKind, LadderCounts, ResourceStatistics,
 };
@@ -48,7 +48,6 @@ fn build_and_replay(
     bar: &ProgressBar,
 ) -> Result<StackFigures> {
     let misuse = MisuseCounter::install();
-    let asked_again = ask_again(program, spec, table, settings)?;
     let device = settings.device.open()?;
     let counting = CountingDriver::new(device.clone());
     let before = Moment::now(&counting);
@@ -57,7 +56,7 @@ fn build_and_replay(
     let outcome = engine::replay(program, &resource, &device, settings.options, &mut watch)?;
     let mut figures = watch.figures(program, outcome);
     drop(resource);
-    figures.asked_again = asked_again;
+    figures.asked_again = ask_again(program, spec, table, settings)?;
     figures.misuses_all_passes = misuse.count();
     figures.driver.unmeasured = unmeasured(&settings.device, &figures.driver.by_kind)?;
     let shares_a_clock = settings.options.threads == Threads::Free && device.device().is_sim();
@@ -68,7 +67,7 @@ fn build_and_replay(
 }
 
 /// Makes the requests that had failed when the log was written, in a replay of its own: a stack that grows
-/// for them has other figures afterwards.
+/// for them has other figures afterwards. Logs are of the replay that is reported, so this one writes none.
 fn ask_again(
     program: &Program,
     spec: &StackSpec,
@@ -79,9 +78,25 @@ fn ask_again(
         return Ok(None);
     }
     let device = settings.device.open()?;
-    let resource = spec.build(table, &device)?;
+    let resource = without_logging(spec)?.build(table, &device)?;
     let options = Options { passes: 1, ask_again: true, ..settings.options };
     Ok(engine::replay(program, &resource, &device, options, &mut ())?.asked_again)
+}
+
+/// The same stack without its `logging` layers, also in parentheses.
+fn without_logging(spec: &StackSpec) -> millpond_core::Result<StackSpec> {
+    let piece = |piece: &Piece| match piece {
+        Piece::Text(text) => Ok(Piece::Text(text.clone())),
+        Piece::Stack(stack) => without_logging(stack).map(Piece::Stack),
+    };
+    let layer = |layer: &LayerSpec| {
+        let params = layer.params.iter().map(|(key, value)| {
+            Ok((key.clone(), value.pieces().iter().map(piece).collect::<millpond_core::Result<Value>>()?))
+        });
+        Ok(LayerSpec { name: layer.name.clone(), params: params.collect::<millpond_core::Result<_>>()? })
+    };
+    let layers = spec.layers().iter().filter(|layer| layer.name != "logging").map(layer);
+    StackSpec::new(layers.collect::<millpond_core::Result<_>>()?)
 }
 
 /// What the driver was asked so far.

@@ -8,7 +8,7 @@ use millpond_core::{ByteSize, format_bytes};
 use super::table::{figures, thousands};
 use crate::compare::{Comparison, StackFigures};
 
-/// A stack spares driver calls if it makes fewer than one for so many operations of the log.
+/// A stack spares driver calls if it makes fewer than one for this many operations of the log.
 const OPERATIONS_A_CALL: u64 = 2;
 
 /// Peaks that are less apart than this are equal: then the simpler stack is better.
@@ -17,7 +17,7 @@ const SAME_PEAK: f64 = 1.02;
 /// A shorter log says little: a pool has yet to find its size.
 const SHORT_LOG: u64 = 1000;
 
-/// Simulated devices have at most so many bytes.
+/// The memory of the largest simulated device, in bytes.
 const LARGEST_DEVICE: u64 = 16 << 40;
 
 type Ran<'a> = (&'a str, &'a StackFigures);
@@ -62,9 +62,14 @@ fn use_stack(comparison: &Comparison, spec: &str, figures: &StackFigures, plain:
         let (served, requests) = (thousands(asked.served), thousands(asked.requests));
         format!(", and served {served} of {requests} requests that failed when the log was written")
     });
+    let (table, whose) = if comparison.has_own_layers {
+        ("&table", ", where `table` has the layers that this program replays with")
+    } else {
+        ("&millpond::layers()", "")
+    };
     format!(
         "build the program's resource from the text `{spec}` (in Rust: \
-         `{spec:?}.parse::<millpond::stack::StackSpec>()?.build(&millpond::layers(), &device)?`): on {} it \
+         `{spec:?}.parse::<millpond::stack::StackSpec>()?.build({table}, &device)?`{whose}): on {} it \
          served this log with {} for {} live, and {calls}{again}",
         comparison.device.spec,
         format_bytes(peak(figures)),

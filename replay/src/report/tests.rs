@@ -71,6 +71,7 @@ fn comparison() -> Comparison {
             stack("managed", StackResult::Skipped { reason: "too large".to_owned() }),
             stack("cuda+pond", StackResult::Failed { error: "no such layer".to_owned(), is_bad_input: true }),
         ],
+        has_own_layers: false,
     }
 }
 
