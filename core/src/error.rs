@@ -234,12 +234,22 @@ impl Error {
     }
 }
 
-/// What `main` prints when it returns the error: what `Display` does, and the kind. `{:#?}` has all fields.
+/// What `main` prints when it returns the error: what `Display` does, the kind, and the causes that `Display`
+/// does not name. `{:#?}` has all fields.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { kind, message, layout, stream, device, stack, report, source } = &*self.0;
         if !f.alternate() {
-            return write!(f, "{self} [{kind:?}]");
+            let mut text = format!("{self} [{kind:?}]");
+            let direct = source.as_deref().map(|source| source as &(dyn std::error::Error + 'static));
+            let causes = std::iter::successors(direct, |cause| cause.source());
+            for cause in causes.map(ToString::to_string) {
+                // The texts of some errors end with those of their causes.
+                if !text.contains(&cause) {
+                    text += &format!("\n  caused by: {cause}");
+                }
+            }
+            return f.write_str(&text);
         }
         f.debug_struct("Error")
             .field("kind", kind)
@@ -334,3 +344,6 @@ impl From<std::io::Error> for Error {
         Self::new(ErrorKind::Io, "").caused_by(error)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -357,7 +357,12 @@ pub(crate) fn pins_are_lifted_at_once(bench: &Bench) {
         touch(&pinned, 6);
         let error = pin(mapped).unwrap_err();
         assert!(error.to_string().contains("pinned already"), "{error}");
+        // A pin has to do with no stream, so the advice names none.
+        assert_eq!((error.stream(), error.requested_bytes()), (None, Some(bytes)));
+        assert!(!error.to_string().contains("stream"), "{error}");
     }
+    let error = manager.memhostalloc(1 << 50, HostAllocFlags::default()).unwrap_err();
+    assert!(error.stream().is_none() && !error.to_string().contains("stream"), "{error}");
     let guard = manager.defer_cleanup();
     for _ in 0..2 {
         drop(pin(true).unwrap());
