@@ -79,10 +79,7 @@ fn play(case: &Case, rig: &Rig, capture: Capture, has_guard: bool) -> Result<(),
             }
             Err(error) => {
                 assert!(is_captured && error.is_out_of_memory(), "{}, {capture:?}: {error}", case.name);
-                // What other resources hold is theirs to give, during a capture and outside.
-                let advice =
-                    ["outside the capture", "trim or end what else is on the device", "raise the maximum"];
-                let is_advised = advice.iter().any(|advice| error.to_string().contains(advice));
+                let is_advised = error.to_string().contains(case.advice);
                 assert!(is_advised, "{}, {capture:?}: {error}", case.name);
             }
         }

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use millpond::core::driver::{CaptureMode, Driver, StreamFlags};
 use millpond::driver::sim::{SimConfig, SimDevice};
 use millpond::plugin::{MemoryManager, MillpondMemoryManager};
 use millpond::stack::StackSpec;
@@ -168,4 +169,24 @@ fn what_bins_hold_is_named_by_what_callers_have() {
         give(&stack, DevicePtr::new(*address), *bytes);
     }
     assert!(stack.allocate_bytes(16 * MIB, S).is_ok());
+}
+
+/// During a capture bins wait for nobody, so they keep regions that no caller has a block in: there is none
+/// to give back, and outside the capture the bins give them back by themselves.
+#[test]
+fn what_bins_keep_during_a_capture_is_had_after_it() {
+    let device = device(64 * MIB);
+    let stack = stack("cuda+pool:pages=off,initial=32MiB,max=32MiB+binning:bins=1MiB", &device);
+    let small: Vec<DevicePtr> = std::iter::from_fn(|| stack.allocate_bytes(MIB, S).ok()).collect();
+    small.iter().for_each(|block| give(&stack, *block, MIB));
+    let stream = device.stream_create(StreamFlags::NON_BLOCKING).unwrap();
+    device.begin_capture(stream, CaptureMode::Global).unwrap();
+    let error = stack.allocate_bytes(24 * MIB, stream).unwrap_err();
+    let actions: Vec<&RemedyAction> = report(&error).remedies.iter().map(|remedy| &remedy.action).collect();
+    let is_empty = |action: &&RemedyAction| matches!(action, RemedyAction::FreeBlocks { number: 0, .. });
+    assert!(!actions.iter().any(is_empty), "{error}");
+    let is_merge = |action: &&RemedyAction| matches!(action, RemedyAction::MergeStreams { .. });
+    assert!(actions.iter().any(is_merge), "{error}");
+    device.end_capture(stream).unwrap();
+    assert!(stack.allocate_bytes(24 * MIB, stream).is_ok(), "as the error says");
 }

@@ -241,16 +241,24 @@ impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
                 Source::Given(_) => None,
             })
         };
-        for remedy in &mut report.remedies {
-            if let RemedyAction::FreeBlocks { number, blocks, .. } = &remedy.action
-                && *number == blocks.len() as u64
-            {
-                let of_callers = |block: &LiveBlock| {
-                    bins().find_map(|bin| bin.live_in(block.address)).unwrap_or(vec![*block])
-                };
-                *remedy = Remedy::free_blocks(blocks.iter().flat_map(of_callers).collect());
+        let is_capturing = report.is_capturing;
+        let named = std::mem::take(&mut report.remedies).into_iter().filter_map(|remedy| {
+            let RemedyAction::FreeBlocks { number, bytes, blocks } = &remedy.action else {
+                return Some(remedy);
+            };
+            if *number != blocks.len() as u64 {
+                return Some(remedy);
             }
-        }
+            let of_callers =
+                |block: &LiveBlock| bins().find_map(|bin| bin.live_in(block.address)).unwrap_or(vec![*block]);
+            let of_callers: Vec<LiveBlock> = blocks.iter().flat_map(of_callers).collect();
+            // Where callers have none, the bins give the regions back as soon as they may wait for them.
+            match of_callers.is_empty() {
+                true => is_capturing.then(|| Remedy::merge_streams(*bytes)),
+                false => Some(Remedy::free_blocks(of_callers)),
+            }
+        });
+        report.remedies = named.collect();
         error.with_report(report)
     }
 

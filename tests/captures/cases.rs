@@ -16,12 +16,20 @@ pub(crate) struct Case {
     pub(crate) name: &'static str,
     /// Whether one of its calls ends another thread's capture, if nothing is done about it.
     pub(crate) is_unsafe: bool,
+    /// What an error says that would have helped.
+    pub(crate) advice: &'static str,
     /// Sets the scene, before the capture begins. `Some` names a call that the act must make.
     pub(crate) prepare: fn(&Stage) -> (Act, Option<CallKind>),
 }
 
 const fn case(name: &'static str, is_unsafe: bool, prepare: fn(&Stage) -> (Act, Option<CallKind>)) -> Case {
-    Case { name, is_unsafe, prepare }
+    Case { name, is_unsafe, advice: "outside the capture", prepare }
+}
+
+impl Case {
+    const fn advising(self, advice: &'static str) -> Self {
+        Self { advice, ..self }
+    }
 }
 
 pub(crate) const CASES: &[Case] = &[
@@ -51,7 +59,8 @@ pub(crate) const CASES: &[Case] = &[
     case("trim over regions", true, |stage| trim(stage, "cuda+pool:pages=off")),
     case("trim of binning", true, |stage| trim(stage, "cuda+pool:pages=off+binning:bins=40MiB")),
     case("a step of the decay", true, decay),
-    case("pressure of another pool", true, pressure),
+    // What another resource holds is its own to give, during a capture and outside.
+    case("pressure of another pool", true, pressure).advising("trim or end what else is on the device"),
     case("blocks back from bins", true, bins),
     case("a new pool that reserves", true, new_pool),
     case("the end of a pool over pages", true, |stage| end(stage, "cuda+pool:decay=off")),
@@ -160,20 +169,27 @@ fn end(stage: &Stage, stack: &str) -> (Act, Option<CallKind>) {
     (Box::new(act), Some(CallKind::Synchronize))
 }
 
-/// A stream's own call records a point, since another one wanted its blocks and could not.
+/// A stream's own call records a point, since another one wanted its blocks and could not; not where it
+/// would be a part of a graph.
 fn point_for_others(stage: &Stage) -> (Act, Option<CallKind>) {
     let resource = stage.checked("cuda+pool:decay=off");
-    let [donor, other] = stage.others;
+    let (donor, other, counter) = (stage.stream, stage.others[0], stage.counter.clone());
+    // Only its own calls may record on the donor.
     stage.hooks.foreign(donor);
     let kept = take(&resource, MIB, donor).expect("there is memory");
-    pass(&resource, 40 * MIB, donor).expect("there is memory");
-    let served = take(&resource, 40 * MIB, other).expect("there is memory");
-    give(&resource, served, 40 * MIB, other);
+    // So much that the donor's block is too little to wait for the device because of it.
+    take(&resource, 80 * MIB, other).expect("there is memory");
+    pass(&resource, 4 * MIB, donor).expect("there is memory");
+    take(&resource, 4 * MIB, other).expect("there is memory");
     let act = move || {
+        let records = || counter.counts().get(CallKind::EventRecord).calls;
+        let is_captured = counter.stream_is_capturing(donor) != Ok(false);
+        let before = records();
         give(&resource, kept, MIB, donor);
+        assert_eq!(records() > before, !is_captured, "a record, and whether the stream may be recorded on");
         Ok(())
     };
-    (Box::new(act), None)
+    (Box::new(act), Some(CallKind::EventRecord))
 }
 
 fn memory_info(stage: &Stage) -> (Act, Option<CallKind>) {
