@@ -344,6 +344,41 @@ fn a_stream_that_captures_is_left_alone() {
     }
 }
 
+/// The donor's own call records a point for others. Just before the record, another thread begins a capture
+/// on the donor, so that the record becomes a part of the graph: the event may not be asked for or waited
+/// for, which would be an error and end the capture. The pool forgets the point, and records another one
+/// once the capture is over.
+#[test]
+fn a_capture_that_begins_at_a_record_costs_only_the_point() {
+    for hooked in [true, false] {
+        let setup = Setup::new(PoolLayer::new().initial_bytes(FIRST));
+        let (donor, requester) = (setup.foreign_stream(), setup.stream());
+        let [first, second, third] = [(); 3].map(|()| setup.take_apart(4 * MIB, donor));
+        setup.fill(requester);
+        setup.busy(first, 4 * MIB, donor, LONG);
+        setup.give(first, 4 * MIB, donor);
+        assert_ne!(setup.take(4 * MIB, requester), first, "wanted: the donor's next call records");
+        if hooked {
+            let device = setup.device.clone();
+            let begin = move || device.begin_capture(donor, CaptureMode::Relaxed).expect("the first");
+            setup.hooks.before_record(begin);
+        }
+        setup.give(second, 4 * MIB, donor);
+        assert_eq!(setup.calls(CallKind::EventRecord), 1);
+        let waited = setup.ladder().waited;
+        let block = setup.take(4 * MIB, requester);
+        assert_eq!([first, second].contains(&block), !hooked);
+        if hooked {
+            setup.device.end_capture(donor).expect("nobody asked for the event");
+            setup.give(third, 4 * MIB, donor);
+            assert_eq!(setup.calls(CallKind::EventRecord), 2, "it is recorded anew");
+            assert!([first, second, third].contains(&setup.take(4 * MIB, requester)));
+        }
+        assert_eq!(setup.ladder().waited, waited + 1);
+        setup.assert_ordered();
+    }
+}
+
 /// A stream that captures a graph may ask for memory. It gets its own blocks and new memory, and no driver
 /// call that would end up in the graph; if there is none, it is out of memory.
 #[test]
