@@ -6,7 +6,9 @@ use millpond_testkit::conformance::{self, Subject};
 fn check(text: &str) {
     let table = LayerTable::new(millpond_resources::LAYERS.iter().copied())
         .with(millpond_adaptors::LAYERS.iter().copied());
-    let report = conformance::run(&Subject::from_text(text, &table));
+    let subject = Subject::from_text(text, &table);
+    let subject = if text.contains("+pool") { subject } else { subject.hands_on() };
+    let report = conformance::run(&subject);
     assert!(report.passed(), "{report}");
 }
 

@@ -29,8 +29,8 @@ const RESOURCES: &[(&str, Knows)] = &[
     ("cuda+fixed_size:block_size=64KiB,blocks=16", Knows::its_blocks(Exact).up_to(64 << 10)),
     ("cuda+pool+fixed_size", Knows::its_blocks(Counts).up_to(1 << 20)),
     ("cuda+binning:min=10,max=16", Knows::nothing()),
-    ("cuda+pool+binning:bins=4KiB/64KiB/1MiB", Knows::nothing()),
-    ("cuda+tracking", Knows::its_blocks(None)),
+    ("cuda+pool+binning:bins=4KiB/64KiB/1MiB", Knows::nothing().holding()),
+    ("cuda+tracking", Knows::its_blocks(None).handing_on()),
 ];
 
 /// Every adaptor. Each is put on plain CUDA, on the pool, and, on the pool, on every other adaptor.
@@ -45,17 +45,26 @@ struct Knows {
     statistics: StatisticsCheck,
     refusals: Refusals,
     largest_bytes: u64,
+    hands_on: bool,
 }
 
 impl Knows {
-    /// It hands on what it gets.
+    /// It hands on what it gets from the device.
     const fn nothing() -> Self {
         let refusals = Refusals { foreign_pointer: false, double_free: false, wrong_size: false };
-        Self { statistics: None, refusals, largest_bytes: 64 << 20 }
+        Self { statistics: None, refusals, largest_bytes: 64 << 20, hands_on: true }
     }
 
     const fn its_blocks(statistics: StatisticsCheck) -> Self {
-        Self { statistics, refusals: Refusals::ALL, ..Self::nothing() }
+        Self { statistics, refusals: Refusals::ALL, hands_on: false, ..Self::nothing() }
+    }
+
+    const fn handing_on(self) -> Self {
+        Self { hands_on: true, ..self }
+    }
+
+    const fn holding(self) -> Self {
+        Self { hands_on: false, ..self }
     }
 
     const fn up_to(self, largest_bytes: u64) -> Self {
@@ -82,12 +91,13 @@ fn decay_pools(resource: &AnyResource, now: Duration) -> Result<()> {
 pub(crate) fn all() -> Vec<Subject> {
     let table = millpond::layers();
     let subject = |text: &str, knows: Knows| {
-        Subject::from_text(text, &table)
+        let subject = Subject::from_text(text, &table)
             .statistics(knows.statistics)
             .refuses(knows.refusals)
             .largest_bytes(knows.largest_bytes)
             .inspected_by(validate_pools)
-            .decayed_by(decay_pools)
+            .decayed_by(decay_pools);
+        if knows.hands_on { subject.hands_on() } else { subject }
     };
     let mut all: Vec<Subject> = RESOURCES.iter().map(|&(text, knows)| subject(text, knows)).collect();
     for first in ADAPTORS {

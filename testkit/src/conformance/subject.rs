@@ -44,6 +44,7 @@ pub struct Subject {
     pub(super) refusals: Refusals,
     pub(crate) statistics: StatisticsCheck,
     pub(super) device_bytes: u64,
+    pub(super) hands_on: bool,
     pub(crate) inspect: Option<Inspect>,
     pub(crate) decay: Option<Decay>,
 }
@@ -62,6 +63,7 @@ impl Subject {
             refusals: Refusals::default(),
             statistics: StatisticsCheck::None,
             device_bytes: 4 << 30,
+            hands_on: false,
             inspect: None,
             decay: None,
         }
@@ -99,6 +101,14 @@ impl Subject {
     #[must_use]
     pub fn device_bytes(mut self, bytes: u64) -> Self {
         self.device_bytes = bytes;
+        self
+    }
+
+    /// Says that the resource hands on blocks that are not its own, as plain CUDA's: when it is dropped, those
+    /// that are handed out stay with the device.
+    #[must_use]
+    pub fn hands_on(mut self) -> Self {
+        self.hands_on = true;
         self
     }
 
