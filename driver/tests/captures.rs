@@ -116,8 +116,9 @@ impl Scene {
         self.space.offset(PAGE)
     }
 
-    /// Gives back what a call has left. Each call may have ended some of it.
-    fn clear(self, driver: &dyn Driver) {
+    /// Gives back what a call has left. Each call may have ended some of it; a pool, of which a device has room
+    /// for some hundreds, is ended unless the call was to do it.
+    fn clear(self, driver: &dyn Driver, call: &str) {
         let _ = driver.synchronize();
         // SAFETY: what is ended here is this scene's, and nothing uses it; the driver refuses what was ended
         // before, or it is not touched.
@@ -134,6 +135,9 @@ impl Scene {
             let _ = driver.mem_free_async(self.pooled, self.other);
             let _ = driver.mem_free_host(self.pinned);
             let _ = driver.synchronize();
+            if !call.starts_with("mem_pool_destroy") {
+                let _ = driver.mem_pool_destroy(self.pool);
+            }
             for stream in [self.capturing, self.other, self.blocking] {
                 let _ = driver.stream_destroy(stream);
             }
@@ -272,7 +276,7 @@ fn measure(rig: &Rig, name: &str, column: &str) -> Option<String> {
     };
     let end = rig.end(scene.capturing);
     if matches!(rig, Rig::Cuda(_)) {
-        scene.clear(rig.driver());
+        scene.clear(rig.driver(), name);
     }
     answer.map(|answer| format!("{}/{}", code(&answer), code(&end)))
 }

@@ -72,6 +72,7 @@ pub use peers::{PeerList, Peers, Share};
 use crate::lock::QuickGuard;
 use crate::ordered::{ANYONE, Gather, Ordered, Request};
 use crate::process;
+use crate::sync::fence;
 use arena::{Arena, Arenas, Shard, Visit};
 use classes::{LARGEST_SMALL, rounded};
 use decay::{Member, PoolDecay};
@@ -333,20 +334,29 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
             return None;
         }
         let request = Request { bytes: rounded(layout.bytes()), ..Request::new(layout)? };
+        let thread = &front.thread;
+        thread.takes(request.bytes);
         let (shard, mut arena) = self.lock_arena(front);
-        let chunk = arena.heap.find_for(front.stream.owner, &request)?;
+        let Some(chunk) = arena.heap.find_for(front.stream.owner, &request) else {
+            thread.took_none(request.bytes);
+            return None;
+        };
         let was_anyones = arena.heap.chunk(chunk).owner() == ANYONE;
         let ptr = self.shared.take(shard, &mut arena, chunk, &request);
         drop(arena);
-        let thread = &front.thread;
         add(if was_anyones { &thread.completed } else { &thread.own_stream }, 1);
-        self.count(thread, layout.bytes());
+        thread.took(request.bytes, layout.bytes());
+        if thread.is_beyond() {
+            self.shared.caches.settle(thread);
+        }
         Some(ptr)
     }
 
-    /// Counts a block that was handed out past the fronts.
+    /// Counts a block that was handed out past the fronts and the arenas.
     fn count(&self, thread: &ThreadCounts, requested: u64) {
-        thread.allocated(rounded(requested), requested);
+        thread.takes(rounded(requested));
+        fence(Ordering::SeqCst);
+        thread.took(rounded(requested), requested);
         if thread.is_beyond() {
             self.shared.caches.settle(thread);
         }

@@ -15,7 +15,8 @@ impl Setup {
         let setup = Self { caches: Caches::default(), places: [(); 2].map(|()| AtomicU64::new(1)) };
         let caches = [(); 2].map(|()| setup.caches.orphan());
         let first = &caches[0].counts;
-        first.allocated(2, 2);
+        first.takes(2);
+        first.took(2, 2);
         setup.caches.settle(first);
         first.pushed(1, 1);
         first.pushed(1, 1);
@@ -34,7 +35,8 @@ impl Setup {
 
     /// A thread takes a block past its fronts.
     fn take(&self, thread: &ThreadCounts) {
-        thread.allocated(1, 1);
+        thread.takes(1);
+        thread.took(1, 1);
         if thread.is_beyond() {
             self.caches.settle(thread);
         }
