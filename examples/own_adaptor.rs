@@ -9,7 +9,7 @@ use millpond::driver::DeviceSpec;
 use millpond::stack::{LayerEntry, LayerKind, StackSpec};
 use millpond::{
     ByteSize, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle, Error, Layer, Layout,
-    MemoryInfo, ResourceStatistics, Result, StreamRef, downcast,
+    MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, downcast, find_trait,
 };
 
 /// Refuses requests of more than `largest` bytes. No bound on the struct: only the trait's impl needs one.
@@ -69,6 +69,22 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for RequestCap<R> {
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
         self.upstream.trim(keep_bytes)
     }
+
+    /// Only what this layer can do itself: what is below is asked by itself.
+    fn provide(&self, traits: &mut Traits) {
+        traits.add::<Self, dyn Cap>(|it| it);
+    }
+}
+
+/// What can be asked of the adaptor in a stack, whatever is below it.
+trait Cap {
+    fn largest(&self) -> u64;
+}
+
+impl<R> Cap for RequestCap<R> {
+    fn largest(&self) -> u64 {
+        self.largest
+    }
 }
 
 /// The layer holds the configuration and builds the adaptor.
@@ -102,7 +118,8 @@ fn main() -> Result<()> {
     let spec: StackSpec = "cuda+pool+request_cap:largest=1MiB".parse()?;
     let stack = spec.build(&layers, &device)?;
 
-    println!("{}", stack.allocate_bytes(1 << 20, StreamRef::LEGACY)?);
+    let largest = find_trait::<dyn Cap>(&stack).map_or(0, Cap::largest);
+    println!("{}", stack.allocate_bytes(largest, StreamRef::LEGACY)?);
     println!("{}", stack.allocate_bytes(1 << 40, StreamRef::LEGACY).expect_err("a terabyte by mistake"));
     Ok(())
 }

@@ -9,7 +9,7 @@ use millpond::driver::DeviceSpec;
 use millpond::resources::CudaMemoryResource;
 use millpond::{
     DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle, Error, Layout, MemoryInfo,
-    ResourceStatistics, Result, StreamRef, is_same,
+    ResourceStatistics, Result, StreamRef, Traits, is_same,
 };
 
 /// Hands out one region from its start to its end.
@@ -101,6 +101,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BumpMemoryResource
     fn trim(&self, _keep_bytes: u64) -> Result<u64> {
         Ok(0)
     }
+
+    fn provide(&self, _traits: &mut Traits) {}
 }
 
 fn main() -> Result<()> {

@@ -22,7 +22,7 @@ use std::time::Instant;
 use millpond_core::stack::{LayerEntry, LayerKind, LayerTable, StackSpec};
 use millpond_core::{
     AnyResource, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo, ResourceStatistics,
-    Result, StreamRef, is_same,
+    Result, StreamRef, Traits, is_same,
 };
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_testkit::Rng;
@@ -217,6 +217,8 @@ unsafe impl DeviceMemoryResource for Nothing {
     fn trim(&self, _: u64) -> Result<u64> {
         Ok(0)
     }
+
+    fn provide(&self, _traits: &mut Traits) {}
 }
 
 impl fmt::Display for Nothing {

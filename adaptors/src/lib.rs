@@ -10,7 +10,8 @@
 //!
 //! Every adaptor has a folder with the same files: `mod.rs` holds the adaptor, `layer.rs` its layer and what
 //! text can say about it, `tests.rs` its tests. [`LAYERS`] lists them for
-//! [`StackSpec`](millpond_core::stack::StackSpec).
+//! [`StackSpec`](millpond_core::stack::StackSpec). In a stack of whatever types they are found by their
+//! traits ([`AllocationCounters`], …), with [`find_trait`](millpond_core::find_trait).
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod limiting;
@@ -22,6 +23,7 @@ mod shards;
 pub mod statistics;
 pub mod thread_safe;
 pub mod tracking;
+mod traits;
 
 use millpond_core::stack::LayerEntry;
 
@@ -31,6 +33,9 @@ pub use logging::{LoggingLayer, LoggingResourceAdaptor};
 pub use statistics::{StatisticsLayer, StatisticsResourceAdaptor};
 pub use thread_safe::{ThreadSafeLayer, ThreadSafeResourceAdaptor};
 pub use tracking::{TrackingLayer, TrackingResourceAdaptor};
+#[cfg(feature = "logging")]
+pub use traits::AllocationLog;
+pub use traits::{AllocationCounters, AllocationLimit, AllocationTracker};
 
 /// The adaptors that a stack's text can name.
 pub const LAYERS: &[LayerEntry] = &[

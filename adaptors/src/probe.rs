@@ -4,6 +4,7 @@ use std::fmt;
 
 use millpond_core::{
     DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef,
+    Traits,
 };
 
 pub(crate) struct Probe<R, F> {
@@ -52,6 +53,8 @@ unsafe impl<R: DeviceMemoryResource, F: Fn(&str) + 'static> DeviceMemoryResource
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
         self.upstream.trim(keep_bytes)
     }
+
+    fn provide(&self, _traits: &mut Traits) {}
 }
 
 impl<R: fmt::Display, F> fmt::Display for Probe<R, F> {

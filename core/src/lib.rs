@@ -23,6 +23,7 @@ mod error;
 mod layer;
 mod layout;
 pub mod misuse;
+mod provide;
 mod ptr;
 mod resource;
 mod shortage;
@@ -36,6 +37,7 @@ pub use driver::{Driver, DriverError, DriverHandle, MemoryInfo};
 pub use error::{Error, ErrorKind, Result};
 pub use layer::{Identity, Layer, LayerFn, OptionLayer, layer_fn, option_layer};
 pub use layout::{ALLOCATION_ALIGNMENT, Layout, align_up};
+pub use provide::{Traits, as_trait, find_trait};
 pub use ptr::DevicePtr;
 pub use resource::{
     AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, Stack, downcast, find, find_layer, is_same,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::driver::{DriverHandle, MemoryInfo};
 use crate::stack::StackSpec;
-use crate::{DeviceId, DevicePtr, Layer, Layout, ResourceStatistics, Result, StreamRef};
+use crate::{DeviceId, DevicePtr, Layer, Layout, ResourceStatistics, Result, StreamRef, Traits};
 
 use std::fmt::Display;
 
@@ -70,7 +70,8 @@ pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
 ///
 /// # Wrappers
 /// A wrapper implements *every* method, also those with a default, or it silently loses what the
-/// wrapped resource does better. Put `#[deny(clippy::missing_trait_methods)]` on the impl.
+/// wrapped resource does better. Put `#[deny(clippy::missing_trait_methods)]` on the impl. Only
+/// [`provide`](Self::provide) is about the wrapper alone.
 ///
 /// # Safety
 /// Callers use the memory. An implementation that breaks one of the first, second or fourth duties
@@ -128,6 +129,10 @@ pub unsafe trait DeviceMemoryResource: Any + Debug + Display {
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
         self.upstream().map_or(Ok(0), |upstream| upstream.trim(keep_bytes))
     }
+
+    /// Says what else this resource is: each trait that [`find_trait`](crate::find_trait) is to find here, as
+    /// in `traits.add::<Self, dyn Nameable>(|it| it)`. What is below answers for itself.
+    fn provide(&self, _traits: &mut Traits) {}
 }
 
 macro_rules! forward {
@@ -175,6 +180,10 @@ macro_rules! forward {
 
             fn trim(&self, keep_bytes: u64) -> Result<u64> {
                 (**self).trim(keep_bytes)
+            }
+
+            fn provide(&self, traits: &mut Traits) {
+                (**self).provide(traits);
             }
         }
     };
@@ -232,7 +241,7 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
     where
         Self: Sized,
     {
-        Stack { next: Some(peel(self)) }
+        stack_of(self)
     }
 }
 
@@ -254,6 +263,10 @@ impl<'a> Iterator for Stack<'a> {
     }
 }
 
+pub(crate) fn stack_of(resource: &dyn DeviceMemoryResource) -> Stack<'_> {
+    Stack { next: Some(peel(resource)) }
+}
+
 /// Looks through the erased handles.
 fn peel(mut resource: &dyn DeviceMemoryResource) -> &dyn DeviceMemoryResource {
     loop {
@@ -273,10 +286,10 @@ fn peel(mut resource: &dyn DeviceMemoryResource) -> &dyn DeviceMemoryResource {
 /// The outermost resource of exactly this type in a stack, looking through handles.
 ///
 /// For stacks that are built from text, every layer's upstream is an [`AnyResource`]: look for
-/// `LoggingResourceAdaptor<AnyResource>`. [`find_layer`] asks for a name in place of a type.
+/// `LoggingResourceAdaptor<AnyResource>`. [`find_layer`] asks for a name in place of a type, and
+/// [`find_trait`](crate::find_trait) for what the layer can do.
 pub fn find<T: DeviceMemoryResource>(resource: &dyn DeviceMemoryResource) -> Option<&T> {
-    let mut stack = Stack { next: Some(peel(resource)) };
-    stack.find_map(|layer| downcast(layer))
+    stack_of(resource).find_map(|layer| downcast(layer))
 }
 
 /// The outermost resource of a stack that text calls by this name, looking through handles, whatever the
@@ -294,8 +307,7 @@ pub fn find_layer<'a>(
     resource: &'a dyn DeviceMemoryResource,
     name: &str,
 ) -> Option<&'a dyn DeviceMemoryResource> {
-    let mut stack = Stack { next: Some(peel(resource)) };
-    stack.find(|layer| {
+    stack_of(resource).find(|layer| {
         let text = layer.to_string().parse::<StackSpec>();
         text.is_ok_and(|stack| stack.layers().last().is_some_and(|layer| layer.name == name))
     })

@@ -11,7 +11,7 @@ use common::{MIB, layers, misuses};
 use millpond_core::driver::{CaptureMode, MemoryInfo, StreamFlags};
 use millpond_core::{
     AnyResource, DeviceMemoryResource, DevicePtr, Driver, DriverError, DriverHandle, Layout,
-    ResourceStatistics, Result, StreamRef,
+    ResourceStatistics, Result, StreamRef, Traits,
 };
 use millpond_driver::CallKind;
 use millpond_driver::sim::{Access, FaultPlan, Schedule, SimConfig, SimDevice};
@@ -82,6 +82,8 @@ unsafe impl DeviceMemoryResource for Recorder {
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
         self.upstream.trim(keep_bytes)
     }
+
+    fn provide(&self, _traits: &mut Traits) {}
 }
 
 fn build(device: &Arc<SimDevice>, stack: &str) -> AnyResource {

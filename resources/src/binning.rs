@@ -9,7 +9,7 @@ use millpond_core::stack::{LayerEntry, LayerKind, LayerSpec, Params, Piece, Valu
 use millpond_core::{
     ALLOCATION_ALIGNMENT, AnyResource, ByteSize, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr,
     DriverHandle, Error, Layer, Layout, LiveBlock, MemoryInfo, Remedy, RemedyAction, ResourceStatistics,
-    Result, StreamRef, align_up, is_same, parse_bytes,
+    Result, StreamRef, Traits, align_up, is_same, parse_bytes,
 };
 
 use crate::{FixedSizeMemoryResource, FixedSizeOptions};
@@ -390,4 +390,6 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResou
         }
         Ok(given + self.upstream.trim(keep_bytes)?)
     }
+
+    fn provide(&self, _traits: &mut Traits) {}
 }

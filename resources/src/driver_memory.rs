@@ -10,7 +10,7 @@ use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_core::{
     ALLOCATION_ALIGNMENT, DeviceId, DeviceMemoryResource, DevicePtr, DriverError, DriverHandle, Error,
-    Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, downcast,
+    Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, downcast,
 };
 use parking_lot::Mutex;
 
@@ -215,6 +215,8 @@ macro_rules! driver_memory_resource {
             fn trim(&self, _keep_bytes: u64) -> Result<u64> {
                 Ok(0)
             }
+
+            fn provide(&self, _traits: &mut Traits) {}
         }
     };
 }

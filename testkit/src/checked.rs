@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use millpond_core::driver::DriverHandle;
 use millpond_core::{
-    DeviceMemoryResource, DevicePtr, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, downcast,
+    DeviceMemoryResource, DevicePtr, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits,
+    downcast,
 };
 use millpond_driver::sim::SimDevice;
 use parking_lot::Mutex;
@@ -114,6 +115,8 @@ where
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
         self.inner.trim(keep_bytes)
     }
+
+    fn provide(&self, _traits: &mut Traits) {}
 }
 
 impl<R: fmt::Display> fmt::Display for Checked<R> {

@@ -28,7 +28,7 @@ use std::sync::Arc;
 
 use millpond_core::{
     DeviceMemoryResource, DevicePtr, DriverError, DriverHandle, Error, ErrorKind, Layout, MemoryInfo,
-    ResourceStatistics, Result, StreamRef, align_up, is_same,
+    ResourceStatistics, Result, StreamRef, Traits, align_up, is_same,
 };
 use parking_lot::Mutex;
 
@@ -247,6 +247,8 @@ unsafe impl DeviceMemoryResource for MockResource {
         state.calls.push(Call::Trim { keep_bytes });
         Ok(state.trimmed_bytes)
     }
+
+    fn provide(&self, _traits: &mut Traits) {}
 }
 
 impl fmt::Display for MockResource {

@@ -4,7 +4,7 @@ use std::fmt;
 use millpond_core::driver::DriverHandle;
 use millpond_core::{
     AnyResource, DeviceMemoryResource, DevicePtr, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef,
-    is_same,
+    Traits, is_same,
 };
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -85,6 +85,8 @@ where
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
         self.resources.iter().try_fold(0, |given, resource| Ok(given + resource.trim(keep_bytes)?))
     }
+
+    fn provide(&self, _traits: &mut Traits) {}
 }
 
 impl fmt::Debug for Several {

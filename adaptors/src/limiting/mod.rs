@@ -8,7 +8,7 @@ use std::fmt;
 
 use millpond_core::{
     ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error, Layout, MemoryInfo, ResourceStatistics,
-    Result, StreamRef, format_bytes, is_same,
+    Result, StreamRef, Traits, format_bytes, is_same,
 };
 
 pub use layer::LimitingLayer;
@@ -183,6 +183,10 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LimitingResourceAd
 
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
         self.upstream.trim(keep_bytes).map_err(|error| error.in_stack(self))
+    }
+
+    fn provide(&self, traits: &mut Traits) {
+        traits.add::<Self, dyn crate::AllocationLimit>(|it| it);
     }
 }
 

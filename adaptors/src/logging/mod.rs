@@ -37,7 +37,7 @@ use std::time::Instant;
 
 use millpond_core::{
     DeviceMemoryResource, DevicePtr, DriverHandle, Layer, Layout, MemoryInfo, ResourceStatistics, Result,
-    StreamRef, is_same,
+    StreamRef, Traits, is_same,
 };
 
 pub use layer::{Columns, FILE_VARIABLES, Flush, LoggingLayer, default_file_name};
@@ -194,6 +194,10 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResourceAda
 
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
         self.upstream.trim(keep_bytes).map_err(|error| error.in_stack(self))
+    }
+
+    fn provide(&self, traits: &mut Traits) {
+        traits.add::<Self, dyn crate::AllocationLog>(|it| it);
     }
 }
 

@@ -10,7 +10,7 @@ use std::fmt;
 
 use millpond_core::{
     DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef,
-    downcast,
+    Traits, downcast,
 };
 
 pub use counters::{Counter, Counters};
@@ -139,6 +139,10 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource
 
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
         self.upstream.trim(keep_bytes).map_err(|error| error.in_stack(self))
+    }
+
+    fn provide(&self, traits: &mut Traits) {
+        traits.add::<Self, dyn crate::AllocationCounters>(|it| it);
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use millpond_core::{
     AnyResource, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo, ResourceStatistics,
-    Result, StreamRef, downcast, is_same,
+    Result, StreamRef, Traits, downcast, is_same,
 };
 use parking_lot::ReentrantMutex;
 
@@ -112,6 +112,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for ThreadSafeResource
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
         self.upstream.lock().trim(keep_bytes).map_err(|error| error.in_stack(self))
     }
+
+    fn provide(&self, _traits: &mut Traits) {}
 }
 
 impl<R: fmt::Display> fmt::Display for ThreadSafeResourceAdaptor<R> {

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::{
     DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef,
-    is_same,
+    Traits, is_same,
 };
 
 pub use layer::{Stacks, TrackingLayer};
@@ -197,6 +197,10 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for TrackingResourceAd
 
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
         self.upstream.trim(keep_bytes).map_err(|error| error.in_stack(self))
+    }
+
+    fn provide(&self, traits: &mut Traits) {
+        traits.add::<Self, dyn crate::AllocationTracker>(|it| it);
     }
 }
 

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_core::{
     ALLOCATION_ALIGNMENT, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, Layer,
-    Layout, LiveBlock, MemoryInfo, ResourceStatistics, Result, StreamRef, align_up, format_bytes, is_same,
+    Layout, LiveBlock, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, align_up, format_bytes,
+    is_same,
 };
 
 use crate::ordered::{Ordered, Reuse, Store};
@@ -266,4 +267,6 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for FixedSizeMemoryRes
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
         self.ordered.trim(keep_bytes).map_err(|error| error.in_stack(self))
     }
+
+    fn provide(&self, _traits: &mut Traits) {}
 }

@@ -33,6 +33,7 @@ mod directory;
 mod errand;
 mod front;
 mod gather;
+mod handle;
 mod heap;
 mod heaps;
 mod keep;
@@ -59,10 +60,11 @@ use std::time::Duration;
 
 use millpond_core::{
     ALLOCATION_ALIGNMENT, DeviceId, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, Layout,
-    MemoryInfo, ResourceStatistics, Result, StreamRef, is_same,
+    MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, is_same,
 };
 
 pub use decay::Decay;
+pub use handle::Pool;
 pub(crate) use options::ENTRY;
 pub use options::{PagesMode, PoolLayer, PoolOptions};
 #[cfg(unix)]
@@ -584,5 +586,9 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PoolMemoryResource
 
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
         self.ordered.trim(keep_bytes).map_err(|error| error.in_stack(self))
+    }
+
+    fn provide(&self, traits: &mut Traits) {
+        traits.add::<Self, dyn Pool>(|it| it);
     }
 }

@@ -6,7 +6,7 @@ use millpond_core::driver::{DriverResult, Event, EventFlags};
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::{
     ALLOCATION_ALIGNMENT, AnyResource, DeviceMemoryResource, DevicePtr, DriverHandle, Error, Layout,
-    MemoryInfo, ResourceStatistics, Result, StreamRef, align_up, is_same,
+    MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, align_up, is_same,
 };
 use parking_lot::Mutex;
 
@@ -407,6 +407,8 @@ unsafe impl DeviceMemoryResource for CanaryPool {
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
         self.release(&mut self.state.lock(), keep_bytes).map_err(|error| Error::from(error).in_stack(self))
     }
+
+    fn provide(&self, _traits: &mut Traits) {}
 }
 
 impl fmt::Display for CanaryPool {

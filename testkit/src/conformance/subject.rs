@@ -104,8 +104,8 @@ impl Subject {
         self
     }
 
-    /// Says that the resource hands on blocks that are not its own, as plain CUDA's: when it is dropped, those
-    /// that are handed out stay with the device.
+    /// Says that the resource hands on blocks that are not its own, as plain CUDA does: when it is dropped,
+    /// those that are handed out stay with the device.
     #[must_use]
     pub fn hands_on(mut self) -> Self {
         self.hands_on = true;

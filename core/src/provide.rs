@@ -1,0 +1,67 @@
+//! Layers by what they can do, whatever their types.
+
+use std::any::{Any, TypeId};
+use std::fmt;
+
+use crate::DeviceMemoryResource;
+use crate::resource::{downcast, stack_of};
+
+/// What a resource is beside a [`DeviceMemoryResource`], as it says in
+/// [`provide`](DeviceMemoryResource::provide): traits of whatever crate. Only the one that is asked for is
+/// kept.
+pub struct Traits {
+    wanted: TypeId,
+    /// A [`Cast`] to what is wanted.
+    cast: Option<Box<dyn Any>>,
+}
+
+/// A resource as something else.
+type Cast<T> = Box<dyn for<'a> Fn(&'a dyn DeviceMemoryResource) -> Option<&'a T>>;
+
+impl Traits {
+    /// Says that the resource, which is an `R`, is a `T`, too; `cast` is `|it| it`.
+    pub fn add<R: DeviceMemoryResource, T: ?Sized + 'static>(&mut self, cast: fn(&R) -> &T) -> &mut Self {
+        if self.wanted == TypeId::of::<T>() {
+            let cast: Cast<T> = Box::new(move |resource| downcast::<R>(resource).map(cast));
+            self.cast = Some(Box::new(cast));
+        }
+        self
+    }
+}
+
+impl fmt::Debug for Traits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Traits").field("is_found", &self.cast.is_some()).finish_non_exhaustive()
+    }
+}
+
+/// The resource as this trait, if it [has](DeviceMemoryResource::provide) it, looking through handles (`Arc`,
+/// `Box`) but not at what is below.
+pub fn as_trait<T: ?Sized + 'static>(resource: &dyn DeviceMemoryResource) -> Option<&T> {
+    let mut traits = Traits { wanted: TypeId::of::<T>(), cast: None };
+    resource.provide(&mut traits);
+    let cast = traits.cast?.downcast::<Cast<T>>().ok()?;
+    cast(resource)
+}
+
+/// The outermost resource of a stack that [has](DeviceMemoryResource::provide) this trait, as that, looking
+/// through handles, whatever the types above and below it.
+///
+/// [`find`](crate::find) asks for a type, and [`find_layer`](crate::find_layer) for a name. All layers of a
+/// stack that have a trait are `stack.stack().filter_map(as_trait::<dyn Nameable>)`, outermost first.
+///
+/// ```
+/// use millpond_core::{AnyResource, find_trait};
+///
+/// /// What layers of some program can do: they say `traits.add::<Self, dyn Nameable>(|it| it)`.
+/// trait Nameable {
+///     fn name(&self) -> String;
+/// }
+///
+/// fn name_of(stack: &AnyResource) -> Option<String> {
+///     find_trait::<dyn Nameable>(stack).map(Nameable::name)
+/// }
+/// ```
+pub fn find_trait<T: ?Sized + 'static>(resource: &dyn DeviceMemoryResource) -> Option<&T> {
+    stack_of(resource).find_map(|layer| as_trait(layer))
+}

@@ -1,0 +1,101 @@
+//! A pool as a layer of a stack, whatever is below it.
+
+use std::time::Duration;
+
+use millpond_core::{DeviceId, DeviceMemoryResource, DevicePtr, Result};
+
+use super::{PoolMemoryResource, PoolOptions};
+
+/// What a [`PoolMemoryResource`] can do besides, whatever its type: found in a stack by
+/// [`find_trait`](millpond_core::find_trait).
+///
+/// ```
+/// use millpond_core::stack::{LayerTable, StackSpec};
+/// use millpond_core::{DeviceMemoryResourceExt, DriverHandle, StreamRef, find_trait};
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_resources::{CudaMemoryResource, FixedSizeLayer, LAYERS, Pool, PoolLayer};
+///
+/// let driver: DriverHandle = SimDevice::new(SimConfig::h200());
+/// let built = CudaMemoryResource::new(driver.clone())
+///     .layer(PoolLayer::new())?
+///     .layer(FixedSizeLayer::new())?
+///     .into_any();
+/// let table = LayerTable::new(LAYERS.iter().copied());
+/// let read = "cuda+pool+fixed_size".parse::<StackSpec>()?.build(&table, &driver)?;
+/// for stack in [built, read] {
+///     stack.allocate_bytes(1000, StreamRef::LEGACY)?;
+///     let pool = find_trait::<dyn Pool>(&stack).expect("there is one");
+///     assert!(pool.pool_bytes() > 0);
+/// }
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+pub trait Pool {
+    /// See [`PoolMemoryResource::pool_bytes`].
+    fn pool_bytes(&self) -> u64;
+
+    /// See [`PoolMemoryResource::known_streams`].
+    fn known_streams(&self) -> usize;
+
+    /// See [`PoolMemoryResource::maps_pages`].
+    fn maps_pages(&self) -> bool;
+
+    /// See [`PoolMemoryResource::options`].
+    fn options(&self) -> PoolOptions;
+
+    /// See [`PoolMemoryResource::peers`].
+    fn peers(&self) -> Vec<DeviceId>;
+
+    /// See [`PoolMemoryResource::add_peer`].
+    ///
+    /// # Errors
+    /// As there.
+    fn add_peer(&self, device: DeviceId) -> Result<()>;
+
+    /// See [`PoolMemoryResource::export_block`].
+    ///
+    /// # Errors
+    /// As there.
+    #[cfg(unix)]
+    fn export_block(&self, ptr: DevicePtr, bytes: u64) -> Result<crate::share::ExportedBlock>;
+
+    /// See [`PoolMemoryResource::decay_step`].
+    ///
+    /// # Errors
+    /// As there.
+    fn decay_step(&self, now: Duration) -> Result<u64>;
+}
+
+impl<R: DeviceMemoryResource> Pool for PoolMemoryResource<R> {
+    fn pool_bytes(&self) -> u64 {
+        self.pool_bytes()
+    }
+
+    fn known_streams(&self) -> usize {
+        self.known_streams()
+    }
+
+    fn maps_pages(&self) -> bool {
+        self.maps_pages()
+    }
+
+    fn options(&self) -> PoolOptions {
+        self.options()
+    }
+
+    fn peers(&self) -> Vec<DeviceId> {
+        self.peers()
+    }
+
+    fn add_peer(&self, device: DeviceId) -> Result<()> {
+        self.add_peer(device)
+    }
+
+    #[cfg(unix)]
+    fn export_block(&self, ptr: DevicePtr, bytes: u64) -> Result<crate::share::ExportedBlock> {
+        self.export_block(ptr, bytes)
+    }
+
+    fn decay_step(&self, now: Duration) -> Result<u64> {
+        self.decay_step(now)
+    }
+}
