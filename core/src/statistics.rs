@@ -36,7 +36,8 @@ pub struct ResourceStatistics {
     pub bytes_in_use: u64,
     /// Bytes in blocks handed out, as asked for.
     pub bytes_requested: u64,
-    /// The highest [`bytes_in_use`](Self::bytes_in_use) so far, whichever threads took and gave back.
+    /// The highest [`bytes_in_use`](Self::bytes_in_use) so far, whichever threads took and gave back. Where
+    /// several threads call a pool at the same time, it may be up to 2 % too high.
     pub peak_bytes_in_use: u64,
     /// Bytes held from upstream: in use and free.
     pub bytes_reserved: u64,

@@ -221,9 +221,9 @@ impl ThreadCounts {
     }
 
     /// What the thread keeps, the least that it has to, and how often it changed either: two equal answers say
-    /// that nothing happened in between.
-    pub(super) fn marks(&self) -> ([i64; 3], [u64; 5]) {
-        let bytes = [&self.kept_bytes, &self.floor, &self.lent];
+    /// that the thread did nothing in between.
+    pub(super) fn marks(&self) -> ([i64; 2], [u64; 5]) {
+        let bytes = [&self.kept_bytes, &self.floor];
         let counts = [&self.pops, &self.pushes, &self.given_up, &self.allocations, &self.deallocations];
         (bytes.map(|it| it.load(Ordering::Relaxed)), counts.map(|it| it.load(Ordering::Relaxed)))
     }

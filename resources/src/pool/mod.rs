@@ -364,6 +364,14 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         }
     }
 
+    /// Counts a block that was taken back past the fronts.
+    fn count_back(&self, thread: &ThreadCounts, requested: u64) {
+        thread.deallocated(rounded(requested), requested);
+        if self.shared.caches.peak.is_much(thread) {
+            self.shared.caches.peak.add_to_reserve(thread);
+        }
+    }
+
     /// The thread's arena: another one from now on, if the thread shares it with others at the same time.
     fn lock_arena(&self, front: &Front) -> (Shard, QuickGuard<'_, Arena>) {
         let (arenas, meetings) = (&self.shared.arenas, &front.thread.meetings);
@@ -448,7 +456,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
             return;
         }
         if self.ordered.deallocate(ptr, layout, stream, self) {
-            front.thread.deallocated(rounded(bytes), bytes);
+            self.count_back(&front.thread, bytes);
         }
     }
 
@@ -461,7 +469,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         if let Some(front) = self.front_or_new(&cache, stream) {
             self.deallocate_with(front, ptr, layout, stream);
         } else if self.ordered.deallocate(ptr, layout, stream, self) {
-            cache.counts.deallocated(rounded(layout.bytes()), layout.bytes());
+            self.count_back(&cache.counts, layout.bytes());
         }
     }
 
@@ -479,7 +487,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         if bytes == 0 || !self.shared.claim(entry, bytes) {
             return false;
         }
-        front.thread.deallocated(rounded(bytes), bytes);
+        self.count_back(&front.thread, bytes);
         match Arenas::shard(entry.block().0) {
             Some(_) => self.give_to_arena(front, entry, bytes),
             None => self.ordered.give_in_store(|heaps| heaps.give_kept(entry, &front.stream)),

@@ -13,7 +13,8 @@ use millpond_core::StreamId;
 use rustc_hash::FxHashMap;
 
 use super::front::{Front, ThreadCounts};
-use crate::sync::{AtomicI64, Mutex, Ordering, bounded, per_thread};
+use super::peak::Peak;
+use crate::sync::{Mutex, Ordering, bounded, per_thread};
 
 /// A pool's number, given once in the life of the process.
 pub(super) type PoolId = u64;
@@ -128,8 +129,7 @@ impl Drop for Lease {
 #[derive(Debug, Default)]
 pub(super) struct Caches {
     all: Mutex<Vec<Arc<Cache>>>,
-    /// The most bytes that were in use at a time; changed under the lock of `all`.
-    pub(super) peak_bytes: AtomicI64,
+    pub(super) peak: Peak,
 }
 
 impl Caches {

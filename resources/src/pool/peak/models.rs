@@ -70,3 +70,31 @@ fn the_peak_rises_by_what_is_missing() {
 fn canary_what_another_may_have_is_taken_without_order() {
     explore_without_order("more in use than it may", || two_allocate(2));
 }
+
+/// The first thread adds what it has left to the reserve, while the second one, which is short of a byte,
+/// looks for it.
+fn one_adds_to_the_reserve() {
+    let (setup, caches) = Setup::new();
+    let first = &caches[0].counts;
+    let other = {
+        let (setup, cache) = (Arc::clone(&setup), Arc::clone(&caches[1]));
+        thread::spawn(move || setup.take(&cache.counts))
+    };
+    setup.caches.peak.quantum.store(0, Ordering::Relaxed);
+    setup.caches.peak.add_to_reserve(first);
+    other.join().expect("no assertion failed");
+    setup.caches.validate_peak();
+    // What is on its way to the reserve may be missed.
+    let peak = setup.caches.peak_bytes();
+    assert!((2..=3).contains(&peak), "{peak}");
+}
+
+#[test]
+fn what_is_added_to_the_reserve_is_had_once() {
+    explore(one_adds_to_the_reserve);
+}
+
+#[test]
+fn canary_the_reserve_is_filled_without_order() {
+    explore_without_order("more in use than it may", one_adds_to_the_reserve);
+}
