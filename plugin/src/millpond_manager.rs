@@ -1,5 +1,6 @@
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dashmap::DashMap;
@@ -82,6 +83,8 @@ struct DeviceHalf {
     live: DashMap<Token, Block>,
     parked: DeferredQueue<Block>,
     order: ReleaseOrder,
+    /// The context was reset, and all of this is forgotten.
+    is_lost: AtomicBool,
 }
 
 /// A block that is handed out.
@@ -258,13 +261,15 @@ impl DeviceHalf {
             building: Mutex::new(()),
             live: DashMap::new(),
             parked: DeferredQueue::new(DeferredOptions::IMMEDIATE),
+            is_lost: AtomicBool::new(false),
         }
     }
 
-    /// The context was reset: blocks went with it, and the stack gives back what did not. A call that uses
-    /// the stack may be the caller's own: where it does not end, the stack ends with the last pointer.
+    /// The context was reset: blocks went with it, and the stack gives back what did not. A call may still use
+    /// the stack, the caller's own among them: then that call ends the stack, when it ends itself.
     fn forget(&self) {
         const PATIENCE: Duration = Duration::from_millis(200);
+        self.is_lost.store(true, Ordering::SeqCst);
         self.live.clear();
         drop(self.parked.take_all());
         if let Some(mut stack) = self.stack.try_write_for(PATIENCE) {
@@ -272,13 +277,30 @@ impl DeviceHalf {
         }
     }
 
+    /// Ends the stack after a call that kept [`forget`](Self::forget) from it.
+    fn end_if_lost(&self) {
+        if self.is_lost.load(Ordering::SeqCst)
+            && let Some(mut stack) = self.stack.try_write()
+        {
+            *stack = None;
+        }
+    }
+
     /// Calls `body` with the stack, which no reset takes away meanwhile; builds it if there is none.
     fn with_stack<T>(&self, body: impl FnOnce(&AnyResource) -> Result<T>) -> Result<T> {
         loop {
-            if let Some(resource) = &*self.stack.read_recursive() {
-                return body(resource);
+            let stack = self.stack.read_recursive();
+            if let Some(resource) = &*stack {
+                let answer = body(resource);
+                drop(stack);
+                self.end_if_lost();
+                return answer;
             }
+            drop(stack);
             let _building = self.building.lock();
+            if self.is_lost.load(Ordering::SeqCst) {
+                return Err(self.driver.health().error());
+            }
             if self.stack.read_recursive().is_none() {
                 let built = match &self.source {
                     Source::Given(resource) => Arc::clone(resource),
@@ -342,6 +364,8 @@ impl DeviceHalf {
         if let Some(resource) = &*stack {
             self.give_back_all(resource, due);
         }
+        drop(stack);
+        self.end_if_lost();
     }
 
     /// Gives everything parked or live back to the stack, after waiting for the device. If that cannot be
@@ -422,6 +446,8 @@ impl Finalizer for DeviceHalf {
         if let Some(resource) = &*stack {
             self.give_back_all(resource, due);
         }
+        drop(stack);
+        self.end_if_lost();
     }
 
     fn is_live(&self, token: Token) -> bool {

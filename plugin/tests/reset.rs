@@ -124,22 +124,22 @@ fn issue_9_a_manager_over_a_stack_that_was_passed_in_says_what_to_do() {
 /// same manager: that waits for nothing of its own.
 #[test]
 fn issue_9_a_reset_is_found_out_inside_a_call_of_the_stack() {
-    let device = SimDevice::new(SimConfig::h200());
+    let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
     let hooks = HookedDriver::new(device.clone());
     let manager: Arc<OnceLock<MillpondMemoryManager>> = Arc::default();
     let (inner, resets) = (Arc::clone(&manager), Arc::clone(&device));
-    let builder = Arc::new(|driver: &DriverHandle| build("cuda+pool:pages=off", driver));
+    let builder = Arc::new(|driver: &DriverHandle| build("cuda+pool", driver));
     let manager = manager.get_or_init(|| MillpondMemoryManager::with_builder(Some(hooks.clone()), builder));
-    let old = manager.memalloc(MIB).unwrap();
+    let old = manager.memalloc(800 * MIB).unwrap();
     hooks.before_get_info(move || {
         resets.reset_context();
         let manager = inner.get().expect("the manager was made");
         assert!(manager.memalloc(MIB).unwrap().is_live());
     });
-    manager.memalloc(1 << 50).unwrap_err();
+    manager.memalloc(1 << 29).unwrap_err();
     assert_eq!(hooks.hooks_left(), 0);
     assert!(!old.is_live());
+    assert!(manager.memalloc(700 * MIB).unwrap().is_live(), "the old pool's pages went back");
     drop(old);
-    assert!(manager.memalloc(MIB).unwrap().is_live());
     assert_eq!(device.open_again().violations(), []);
 }

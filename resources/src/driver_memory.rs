@@ -149,6 +149,13 @@ impl DriverMemory {
     }
 }
 
+impl CudaMemoryResource {
+    /// Frees what the driver would not take back before; whether there was anything, and it took some.
+    pub(crate) fn free_refused(&self) -> bool {
+        self.0.free_refused()
+    }
+}
+
 macro_rules! driver_memory_resource {
     ($(#[$doc:meta])* $name:ident, $text:literal, $allocate:ident) => {
         $(#[$doc])*

@@ -341,12 +341,25 @@ fn issue_9_regions_are_as_large_as_there_is_room_for() {
 /// serve waits for the call's end.
 #[test]
 fn issue_9_memory_on_its_way_back_is_not_missed() {
-    for (pages, whole) in [(PagesMode::Off, false), (PagesMode::Off, true), (PagesMode::On, true)] {
-        let hooks = HookedDriver::new(SimDevice::new(SimConfig::with_capacity(GIB)));
+    let cases = [
+        (PagesMode::Off, false, false),
+        (PagesMode::Off, true, false),
+        (PagesMode::On, true, false),
+        (PagesMode::On, true, true),
+    ];
+    for (pages, whole, is_reset) in cases {
+        let device = SimDevice::new(SimConfig::with_capacity(GIB));
+        let hooks = HookedDriver::new(device.clone());
         let holder = pool_over(hooks.clone(), pages);
         let ptr = holder.allocate_bytes(800 * MIB, S).expect("there is room");
         give(&holder, ptr, 800 * MIB);
-        let asking = Arc::new(pool_over(hooks.clone(), pages));
+        let asking: DriverHandle = if is_reset {
+            device.reset_context();
+            device.open_again()
+        } else {
+            hooks.clone()
+        };
+        let asking = Arc::new(pool_over(asking, pages));
         let (answer, answered) = std::sync::mpsc::channel();
         let hook = {
             let asking = Arc::clone(&asking);

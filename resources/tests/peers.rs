@@ -188,10 +188,12 @@ fn issue_9_a_refused_newcomer_keeps_nobody_else_out() {
     for (device, may) in [(&second, true), (&third, false), (&fourth, true)] {
         assert_eq!((may_fill(device, a, 5 * MIB), may_fill(device, b, 500 * MIB)), (may, may));
     }
-    let [fifth] = devices(&machine);
-    first.set_faults(fails(0, millpond_core::DriverError::OUT_OF_MEMORY));
+    let [fifth, sixth] = devices(&machine);
+    let out_of_memory = millpond_core::DriverError::OUT_OF_MEMORY;
+    first.set_faults(fails(0, 217).and(fails(1, out_of_memory)));
     take(&pool, 600 * MIB);
-    assert!(!may_fill(&fifth, a, 5 * MIB));
+    assert!(!may_fill(&fifth, a, 5 * MIB) && may_fill(&sixth, a, 5 * MIB));
+    assert_eq!(pool.peers(), [second.device(), fourth.device(), sixth.device()]);
     take(&pool, 700 * MIB);
     assert!(may_fill(&fifth, a, 5 * MIB), "it is tried again");
     assert!(!may_fill(&third, a, 5 * MIB), "what was refused is not");

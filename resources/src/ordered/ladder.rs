@@ -97,7 +97,10 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         // Each lock by itself: others may be doing the same.
         let others: u64 = holders.iter().filter(|it| it.id() != me).map(|other| other.idle_bytes()).sum();
         let idle = own.saturating_add(others).saturating_add(device.leaving_bytes());
-        let last = self.look_at(device, request)?;
+        let mut last = self.look_at(device, request)?;
+        if exceeds(idle, &last) && self.device_memory.as_ref().is_some_and(|it| it.free_refused()) {
+            last = self.look_at(device, request)?;
+        }
         *reading = Some(last);
         Ok(exceeds(idle, &last))
     }

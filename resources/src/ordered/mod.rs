@@ -543,6 +543,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             }
             Err(error) => tracing::warn!(target: "millpond::driver", %error, "memory is left to the driver"),
         }
+        self.core.note_return();
     }
 }
 

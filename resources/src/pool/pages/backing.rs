@@ -89,9 +89,13 @@ impl Backing {
         }
         set(&[own])?;
         for peer in peers {
-            if let Err(error) = set(&[peer]) {
-                warn_refused(peer, &error);
-                self.refuse(&[peer]);
+            match set(&[peer]) {
+                Err(error) if error.is_sticky() || error.is_out_of_memory() => return Err(error),
+                Err(error) => {
+                    warn_refused(peer, &error);
+                    self.refuse(&[peer]);
+                }
+                Ok(()) => {}
             }
         }
         Ok(())
@@ -119,27 +123,27 @@ pub(in crate::pool) struct Admission {
 
 impl Admission {
     /// Makes the driver calls. Where nobody asked for a device by name, one that the driver refuses is left
-    /// out.
+    /// out, and one for which memory ran short is left for another time.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// What the driver reports; of devices that nobody asked for, only that this one is lost.
     pub(in crate::pool) fn carry_out(&mut self, driver: &dyn Driver) -> DriverResult<()> {
-        let is_refusal = |error: &DriverError| !error.is_sticky() && !error.is_out_of_memory();
         match self.set_access(driver, &self.devices) {
-            Err(error) if !self.is_asked && is_refusal(&error) => {}
+            Err(error) if !self.is_asked && !error.is_sticky() => {}
             outcome => return outcome,
         }
         // The error does not say which device it is about.
-        for device in self.devices.clone() {
+        for device in std::mem::take(&mut self.devices) {
             match self.set_access(driver, &[device]) {
-                Err(error) if is_refusal(&error) => {
+                Ok(()) => self.devices.push(device),
+                Err(error) if error.is_sticky() => return Err(error),
+                Err(error) if error.is_out_of_memory() => {}
+                Err(error) => {
                     warn_refused(device, &error);
                     self.refused.push(device);
                 }
-                outcome => outcome?,
             }
         }
-        self.devices.retain(|device| !self.refused.contains(device));
         Ok(())
     }
 
