@@ -116,8 +116,8 @@ impl Scene {
         self.space.offset(PAGE)
     }
 
-    /// Gives back what a call has left. Each call may have ended some of it; a pool, of which a device has room
-    /// for some hundreds, is ended unless the call was to do it.
+    /// Gives back what a call has left. Each call may have ended some of it; a pool, of which a device has
+    /// room for some hundreds, is ended unless the call was to do it.
     fn clear(self, driver: &dyn Driver, call: &str) {
         let _ = driver.synchronize();
         // SAFETY: what is ended here is this scene's, and nothing uses it; the driver refuses what was ended

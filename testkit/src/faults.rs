@@ -263,9 +263,9 @@ impl<'a> Scenario<'a> {
         }
     }
 
-    /// Memory whose free failed stays taken: of plain memory, of which every free fails, so much that one page
-    /// is left. A request may be refused only where the device has too little for it, whatever the resource
-    /// gives back.
+    /// Memory whose free failed stays taken: of plain memory, of which every free fails, so much that one
+    /// page is left. A request may be refused only where the device has too little for it, whatever the
+    /// resource gives back.
     fn check_refusal(&self, resource: &Tested, bytes: u64, error: &Error) {
         assert!(
             error.is_out_of_memory() && self.failed_frees() > 0,

@@ -11,7 +11,7 @@
 //! | `pages` | virtual memory management, by size and by number of mappings |
 //! | `calls` | streams, events, pools of the driver, and other calls that cost the same always |
 //! | `samples` | one call |
-//! | `pools` | a made-up log through pools, on the device and on the simulated one: what a kind's costs are scaled by |
+//! | `pools` | a made-up log through pools, here and simulated: what a kind's costs are scaled by |
 //! | `check` | logs on the device and on the simulated one, side by side |
 
 mod calls;

@@ -183,8 +183,8 @@ impl ThreadCounts {
     /// A block of `bytes` is about to be handed out, past the fronts. Said before a lock is taken, and undone
     /// where there was none: the lock's exchange is the fence between this and
     /// [`is_beyond`](Self::is_beyond). An exchange of its own for this, and one for each block that is taken
-    /// back, would have 16 threads wait for their stores: on an H200's host 23 million steps a second in place
-    /// of 52.
+    /// back, would have 16 threads wait for their stores: on an H200's host 23 million steps a second in
+    /// place of 52.
     pub(super) fn takes(&self, bytes: u64) {
         raise(&self.floor, bytes as i64);
         compiler_fence(Ordering::SeqCst);
@@ -220,8 +220,8 @@ impl ThreadCounts {
         is_time
     }
 
-    /// What the thread keeps, the least that it has to, and how often it changed either: two equal answers say
-    /// that the thread did nothing in between.
+    /// What the thread keeps, the least that it has to, and how often it changed either: two equal answers
+    /// say that the thread did nothing in between.
     pub(super) fn marks(&self) -> ([i64; 2], [u64; 5]) {
         let bytes = [&self.kept_bytes, &self.floor];
         let counts = [&self.pops, &self.pushes, &self.given_up, &self.allocations, &self.deallocations];

@@ -1,5 +1,5 @@
-//! The most that was in use at a time, although each thread counts by itself: exact where one thread at a time
-//! calls the pool, whichever, and up to 2 % too much where several do.
+//! The most that was in use at a time, although each thread counts by itself: exact where one thread at a
+//! time calls the pool, whichever, and up to 2 % too much where several do.
 //!
 //! Each thread may have a certain amount in use before it asks, and these amounts and a **reserve** that is
 //! nobody's add up to the peak. A thread that would have more takes from the reserve, and where that has too
@@ -112,7 +112,8 @@ impl Peak {
         }
     }
 
-    /// Notes whether others were busy during a look; whether they were for long. Under the lock of all caches.
+    /// Notes whether others were busy during a look; whether they were for long. Under the lock of all
+    /// caches.
     fn is_busy_for_long(&self, is_busy: bool) -> bool {
         let looks = if is_busy { self.busy.load(Ordering::Relaxed) + 1 } else { 0 };
         let for_long = looks >= BUSY_LOOKS;
