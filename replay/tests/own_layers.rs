@@ -77,6 +77,28 @@ fn the_advice_builds_the_stack_from_the_table_of_the_run() {
     assert!(millponds.contains(".build(&millpond::layers(), &device)?"), "{millponds}");
 }
 
+/// Requests that had failed are asked for again without the logs of millpond, and with what else is there.
+#[test]
+fn a_layer_of_the_callers_that_is_named_logging_is_asked_again() {
+    static ASKED: AtomicU32 = AtomicU32::new(0);
+    let own = LayerEntry {
+        name: "logging",
+        about: "no log",
+        params: &[],
+        kind: LayerKind::Layer(|_, upstream| {
+            ASKED.fetch_add(1, Ordering::Relaxed);
+            Ok(upstream)
+        }),
+    };
+    let rows = "1,0,allocate,0x1000000,256,0x77\n1,0,allocate failure,(nil),512,0x77\n";
+    let folder = Folder::new();
+    let log = folder.log(rows);
+    let flags = [log.to_str().unwrap(), "--stack", "cuda+logging", "--device", "sim:h200"];
+    let (status, out) = run(&compare::layers().with([own]), &flags).unwrap();
+    assert!(is(status, 0), "{out}");
+    assert_eq!(ASKED.load(Ordering::Relaxed), 2);
+}
+
 #[test]
 fn issue_9_wrong_arguments_do_not_end_the_callers_process() {
     let error = run(&compare::layers(), &["--no-such-flag"]).unwrap_err();

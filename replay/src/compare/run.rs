@@ -10,7 +10,7 @@ use millpond_driver::{CallCounts, CountingDriver};
 
 use super::figures::unmeasured;
 use super::misuse::MisuseCounter;
-use super::{DriverFigures, Settings, StackFigures, StackResult};
+use super::{DriverFigures, Settings, StackFigures, StackResult, is_millponds};
 use crate::engine::{self, AskedAgain, Options, Outcome, Threads, Watch};
 use crate::program::Program;
 use crate::{Error, Result};
@@ -78,7 +78,10 @@ fn ask_again(
         return Ok(None);
     }
     let device = settings.device.open()?;
-    let resource = without_logging(spec)?.build(table, &device)?;
+    // A program's own layer of that name is another.
+    let has_millponds = table.get("logging").is_ok_and(is_millponds);
+    let spec = if has_millponds { &without_logging(spec)? } else { spec };
+    let resource = spec.build(table, &device)?;
     let options = Options { passes: 1, ask_again: true, ..settings.options };
     Ok(engine::replay(program, &resource, &device, options, &mut ())?.asked_again)
 }
