@@ -24,7 +24,7 @@ use crate::program::{Limits, Program};
 /// How often the log goes through each pool on the device; for each kind of call the fastest counts.
 const ROUNDS: usize = 15;
 
-/// A kind of which fewer calls were made on the device keeps its costs.
+/// A kind of which fewer calls were made on either device keeps its costs.
 const LEAST_CALLS: u64 = 8;
 
 /// Calls that give memory back, which a first pass hardly does, and the calls that take it: what those are
@@ -73,12 +73,14 @@ pub(super) fn scale(calibration: &mut Calibration, device: &DriverHandle, budget
     Ok(())
 }
 
-/// What each kind takes in its fastest round, over what it takes on the simulated device.
+/// What a call of each kind takes in its fastest round, over what it takes on the simulated device.
 fn factors(simulated: &Totals, rounds: &[Totals]) -> BTreeMap<CallKind, f64> {
-    let factor = |(kind, (_, simulated_ns)): (&CallKind, &(u64, u64))| {
-        let measured = rounds.iter().filter_map(|round| round.get(kind));
-        let fastest = measured.filter(|(calls, _)| *calls >= LEAST_CALLS).map(|(_, ns)| *ns).min()?;
-        (*simulated_ns > 0).then(|| (*kind, fastest as f64 / *simulated_ns as f64))
+    // Where pools ask a device for more than they ask the other, a call costs no more for that.
+    let each = |(calls, ns): &(u64, u64)| (*calls >= LEAST_CALLS).then(|| *ns as f64 / *calls as f64);
+    let factor = |(kind, simulated): (&CallKind, &(u64, u64))| {
+        let simulated = each(simulated).filter(|ns| *ns > 0.0)?;
+        let measured = rounds.iter().filter_map(|round| round.get(kind)).filter_map(each);
+        Some((*kind, measured.min_by(f64::total_cmp)? / simulated))
     };
     let mut factors: BTreeMap<CallKind, f64> = simulated.iter().filter_map(factor).collect();
     for (gives, takes) in TWINS {
@@ -89,7 +91,7 @@ fn factors(simulated: &Totals, rounds: &[Totals]) -> BTreeMap<CallKind, f64> {
     factors
 }
 
-/// A log of four streams whose blocks are of 256 B to 256 MiB. What is live swings between a third of
+/// A log of four streams whose blocks are of 256 B to below 160 MiB. What is live swings between a third of
 /// `most_live` and all of it, as in the steps of a training; which blocks end is random.
 fn made_up_log(most_live: u64) -> Result<Program> {
     let mut random = Random::new(9, 0);
@@ -143,7 +145,10 @@ mod tests {
             Totals::from([(CallKind::MemAlloc, (calls, ns)), (CallKind::EventRecord, few)])
         };
         let rounds = [300, 900, 400].map(|ns| totals(10, ns));
-        let factors = factors(&totals(10, 100), &rounds);
-        assert_eq!(factors, BTreeMap::from([(CallKind::MemAlloc, 3.0), (CallKind::MemFree, 3.0)]));
+        let tripled = BTreeMap::from([(CallKind::MemAlloc, 3.0), (CallKind::MemFree, 3.0)]);
+        assert_eq!(factors(&totals(10, 100), &rounds), tripled);
+        // Twice as many calls there, and each costs the same.
+        assert_eq!(factors(&totals(20, 200), &rounds), tripled);
+        assert_eq!(factors(&totals(LEAST_CALLS - 1, 100), &rounds), BTreeMap::new());
     }
 }
