@@ -115,6 +115,38 @@ fn a_log_is_never_overwritten() {
 }
 
 #[test]
+fn a_profile_is_never_overwritten() {
+    let folder = Folder::new();
+    let (log, own) = (log(&folder), own_profile(&folder));
+    let before = fs::read(&own).unwrap();
+    let (device, out) = (format!("sim:{}", text(&own)), folder.path("out.toml"));
+    let stack = format!("cuda+logging:file={}", text(&own));
+    let logs_there = ["--check", text(&log), "--stack", &stack];
+    for (arguments, reason) in [
+        (&["--out", text(&own), "--device", &device][..], "which is the profile of the device"),
+        (
+            &[&["--out", text(&out), "--device", &device], &logs_there[..]].concat(),
+            "which is a profile to read",
+        ),
+        (&[&["--profile", text(&own)], &logs_there[..]].concat(), "which is a profile to read"),
+    ] {
+        let run: Run = program().arg("calibrate").args(arguments).output().unwrap().into();
+        run.fails_with(2, &[reason]);
+        assert_eq!(fs::read(&own).unwrap(), before);
+    }
+}
+
+/// With the file that cannot be made, nothing is measured: a device of this size could not be.
+#[test]
+fn a_file_that_cannot_be_written_is_refused_before_the_device_is_measured() {
+    let folder = Folder::new();
+    let out = folder.path("no such folder").join("out.toml");
+    let arguments = ["calibrate", "--device", "sim:512MiB", "--out", text(&out)];
+    let run: Run = program().args(arguments).output().unwrap().into();
+    run.fails_with(2, &["the profile cannot be written to"]);
+}
+
+#[test]
 fn a_profile_on_the_standard_output_is_all_that_is_there() {
     let folder = Folder::new();
     let run = calibrate(&["--out", "-", "--check", text(&log(&folder))]);

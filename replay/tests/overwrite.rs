@@ -5,6 +5,7 @@ mod support;
 use std::fs;
 use std::path::Path;
 
+use millpond_driver::sim::Profile;
 use support::{Folder, Run, program, rows};
 
 /// Fails before anything runs, and leaves the log as it is.
@@ -88,6 +89,25 @@ fn several_logs_through_a_stack_that_logs() {
     let command = |out: &Path| program().args([&log, &log]).args(["-d", "sim", "-s", &logging(out)]).output();
     Run::from(command(&out).unwrap()).fails_with(2, &["replay one log at a time"]);
     assert!(!out.exists());
+}
+
+/// Each mode reads the profile of its simulated device before its stacks are built.
+#[test]
+fn a_stack_that_logs_to_the_profile_of_the_device() {
+    let folder = Folder::new();
+    let log = folder.log(&rows(1, 100));
+    let own = folder.write("own.toml", Profile::h200().to_toml(|_, _| None));
+    let before = fs::read(&own).unwrap();
+    let device = format!("sim:{}", own.display());
+    let log = log.to_str().unwrap();
+    for mode in [&[log][..], &["bench", "--quick"], &["busy", log], &["calibrate", "-o", "-", "--check", log]]
+    {
+        let mut command = program();
+        command.args(mode).args(["-d", &device, "-s", &logging(&own)]);
+        let run: Run = command.output().unwrap().into();
+        run.fails_with(2, &["which is a profile to read"]);
+        assert_eq!(fs::read(&own).unwrap(), before, "{mode:?}");
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! `millpond-replay calibrate`: its flags, and what it does with them.
 
+use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -60,9 +61,11 @@ impl CalibrateArgs {
 pub(crate) fn run(args: &CalibrateArgs, table: &LayerTable, mut out: impl Write) -> Result<Verdict, Failure> {
     // What is wrong with stacks, files and the device is said before anything is measured.
     super::check(&args.stacks, table)?;
-    overwrite::refuse(&args.check, &args.stacks)?;
+    let of_device = overwrite::profile(args.device.as_ref());
+    let profiles: Vec<&Path> = of_device.into_iter().chain(args.profile.as_deref()).collect();
+    overwrite::refuse(&args.check, &profiles, &args.stacks)?;
     if let Some(file) = args.file() {
-        overwrite::refuse_output(file, &args.check, &args.stacks)?;
+        overwrite::refuse_output(file, &args.check, &profiles, &args.stacks)?;
     }
     let spec = args.device.clone().unwrap_or_else(DeviceSpec::default_device);
     let device = spec.open()?;
@@ -81,6 +84,7 @@ pub(crate) fn run(args: &CalibrateArgs, table: &LayerTable, mut out: impl Write)
     let profile = match known {
         Some(profile) => profile,
         None => {
+            args.file().map_or(Ok(()), can_be_written)?;
             let mut say = |what: &str| tracing::info!(target: "millpond::calibrate", what, "measuring");
             let calibration = calibrate::calibrate(&device, &mut say)?;
             write(&calibration, args.file(), &mut out)?;
@@ -130,10 +134,17 @@ fn compare(
 fn write(calibration: &Calibration, file: Option<&Path>, out: &mut impl Write) -> Result<(), Failure> {
     let text = calibration.to_toml();
     let Some(path) = file else { return Ok(out.write_all(text.as_bytes())?) };
-    std::fs::write(path, text).map_err(|error| {
-        let name = path.display();
-        Error::invalid_argument(format!("the profile cannot be written to {name}: {error}")).into()
-    })
+    fs::write(path, text).map_err(|error| unwritable(path, &error).into())
+}
+
+/// Leaves what is in the file.
+fn can_be_written(path: &Path) -> Result<(), Error> {
+    let opened = fs::OpenOptions::new().append(true).create(true).open(path);
+    opened.map(drop).map_err(|error| unwritable(path, &error))
+}
+
+fn unwritable(path: &Path, error: &io::Error) -> Error {
+    Error::invalid_argument(format!("the profile cannot be written to {}: {error}", path.display()))
 }
 
 #[cfg(test)]

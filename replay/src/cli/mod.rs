@@ -115,6 +115,7 @@ fn replay(cli: &Cli, table: &LayerTable, mut out: impl Write) -> Result<Verdict,
 /// Runs the workloads on each stack and prints what steps take.
 fn bench(args: &BenchArgs, table: &LayerTable, out: impl Write) -> Result<Verdict, Failure> {
     check(&args.stacks, table)?;
+    overwrite::refuse(&[], overwrite::profile(args.device.as_ref()).as_slice(), &args.stacks)?;
     let bar = Progress::new(args.progress).waiting();
     let report = workloads::bench(&args.settings(), table, &mut |case| bar.set_message(case.to_owned()))?;
     bar.finish_and_clear();
@@ -128,7 +129,7 @@ fn busy(args: &BusyArgs, table: &LayerTable, out: impl Write) -> Result<Verdict,
     let stacks = settings.subjects.iter().filter_map(in_flight::Subject::stack);
     let stacks: Vec<StackSpec> = stacks.cloned().collect();
     check(&stacks, table)?;
-    overwrite::refuse(&args.logs, &stacks)?;
+    overwrite::refuse(&args.logs, overwrite::profile(args.device.as_ref()).as_slice(), &stacks)?;
     settings.device.open()?; // a device that is not there is said before logs are read
     let progress = Progress::new(args.progress);
     let mut print = in_flight::reporter(args.format.into(), out);
@@ -161,7 +162,7 @@ fn check(stacks: &[StackSpec], table: &LayerTable) -> Result<(), Failure> {
 
 fn settings(cli: &Cli, table: &LayerTable) -> Result<Settings, Failure> {
     check(&cli.stacks, table)?;
-    overwrite::refuse(&cli.logs, &cli.stacks)?;
+    overwrite::refuse(&cli.logs, overwrite::profile(cli.device.as_ref()).as_slice(), &cli.stacks)?;
     let device = cli.device.clone().unwrap_or_else(DeviceSpec::default_device);
     device.open()?; // a device that is not there is said before logs are read
     Ok(Settings { device, stacks: cli.stacks.clone(), options: cli.options() })

@@ -1,4 +1,4 @@
-//! Keeps logs that stacks write apart from the logs that are read, and from each other.
+//! Keeps what a run writes apart from the logs and the profiles that it reads, and from each other.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,12 +6,14 @@ use std::path::{Path, PathBuf};
 use millpond_adaptors::logging::default_file_name;
 use millpond_core::Error;
 use millpond_core::stack::StackSpec;
+use millpond_driver::DeviceSpec;
 
-/// Refuses stacks whose `logging` would overwrite a log that is read, or one that this run has written.
+/// Refuses stacks whose `logging` would overwrite a log or a profile that is read, or a log that this run has
+/// written.
 ///
 /// # Errors
 /// Says which file, and what to name instead.
-pub(crate) fn refuse(logs: &[PathBuf], stacks: &[StackSpec]) -> Result<(), Error> {
+pub(crate) fn refuse(logs: &[PathBuf], profiles: &[&Path], stacks: &[StackSpec]) -> Result<(), Error> {
     let mut written: Vec<(&StackSpec, PathBuf)> = Vec::new();
     for stack in stacks {
         for file in outputs(stack) {
@@ -24,6 +26,9 @@ pub(crate) fn refuse(logs: &[PathBuf], stacks: &[StackSpec]) -> Result<(), Error
             };
             if logs.iter().any(|log| is_same(input(log), &file)) {
                 return fail("which is a log to replay, and destroy it".to_owned());
+            }
+            if profiles.iter().any(|profile| is_same(profile, &file)) {
+                return fail("which is a profile to read, and destroy it".to_owned());
             }
             if let Some((other, _)) = written.iter().find(|(_, other)| is_same(other, &file)) {
                 return fail(format!("where {other} writes its own"));
@@ -41,17 +46,27 @@ pub(crate) fn refuse(logs: &[PathBuf], stacks: &[StackSpec]) -> Result<(), Error
     Ok(())
 }
 
-/// Refuses a file for the results that is a log to read, or that a stack's `logging` writes.
+/// Refuses a file for the results that is a log or a profile to read, or that a stack's `logging` writes.
 ///
 /// # Errors
 /// Says which.
-pub(crate) fn refuse_output(file: &Path, logs: &[PathBuf], stacks: &[StackSpec]) -> Result<(), Error> {
+pub(crate) fn refuse_output(
+    file: &Path,
+    logs: &[PathBuf],
+    profiles: &[&Path],
+    stacks: &[StackSpec],
+) -> Result<(), Error> {
     let shown = file.display();
+    let fail = |what: &str| {
+        Err(Error::invalid_argument(format!(
+            "the profile would be written to {shown}, which is {what}, and destroy it; choose another file"
+        )))
+    };
     if logs.iter().any(|log| is_same(input(log), file)) {
-        return Err(Error::invalid_argument(format!(
-            "the profile would be written to {shown}, which is a log to check, and destroy it; choose \
-             another file"
-        )));
+        return fail("a log to check");
+    }
+    if profiles.iter().any(|profile| is_same(profile, file)) {
+        return fail("the profile of the device to measure");
     }
     match stacks.iter().find(|stack| outputs(stack).any(|log| is_same(&log, file))) {
         Some(stack) => Err(Error::invalid_argument(format!(
@@ -59,6 +74,11 @@ pub(crate) fn refuse_output(file: &Path, logs: &[PathBuf], stacks: &[StackSpec])
         ))),
         None => Ok(()),
     }
+}
+
+/// The file that a simulated device's profile is read from.
+pub(crate) fn profile(device: Option<&DeviceSpec>) -> Option<&Path> {
+    if let Some(DeviceSpec::SimProfile(file)) = device { Some(file) } else { None }
 }
 
 /// The files that a stack's `logging` layers write. Without one the layer cannot be built, which says so.
