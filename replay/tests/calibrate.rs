@@ -46,7 +46,7 @@ fn the_exit_status_says_whether_the_profile_is_right() {
     let (log, own, wrong) = (log(&folder), own_profile(&folder), wrong_profile(&folder));
     let run = calibrate(&["--profile", text(&own), "--check", text(&log)]);
     assert_eq!(run.status, 0, "{}\n{}", run.stdout, run.stderr);
-    assert!(run.stdout.contains(FARTHEST) && run.stdout.contains("10 % is allowed"), "{}", run.stdout);
+    assert!(run.stdout.contains(FARTHEST) && run.stdout.contains("15 % is allowed"), "{}", run.stdout);
     let run = calibrate(&["--profile", text(&wrong), "--check", text(&log)]);
     assert_eq!(run.status, 1, "{}\n{}", run.stdout, run.stderr);
 }

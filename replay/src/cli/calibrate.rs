@@ -19,8 +19,8 @@ use millpond_driver::sim::Profile;
 /// Measures what a device's driver calls cost, and writes a profile that --device sim:FILE.toml reads
 ///
 /// Takes some seconds, and up to 6 GiB of device memory or a quarter of what is free. With --check the exit
-/// status is 1 where simulated driver time is more than 10 % off the measured one, where simulated memory is
-/// more than 1 % off, or where a stack fails.
+/// status is 1 where simulated driver time is more than 15 % off that of the fastest run, where simulated
+/// memory is more than 1 % off, or where a stack fails.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CalibrateArgs {
     /// The device to measure [default: cuda:0 if there is a GPU, else sim:h200]
@@ -45,7 +45,7 @@ pub(crate) struct CalibrateArgs {
     #[arg(long = "stack", short = 's', value_name = "SPEC", requires = "check")]
     pub(crate) stacks: Vec<StackSpec>,
 
-    /// How often a log goes through each stack on the device; the median is compared
+    /// How often a log goes through each stack on the device; the fastest run is compared
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..))]
     pub(crate) runs: u8,
 }

@@ -174,7 +174,8 @@ impl Costs {
 }
 
 impl Costs {
-    /// Multiplies what all calls of a kind cost, whatever they are given; of `MemFree`, those of plain memory.
+    /// Multiplies what all calls of a kind cost, whatever they are given. Of `MemFree`, those of plain
+    /// memory.
     pub fn scale(&mut self, kind: CallKind, factor: f64) {
         let scale = |ns: &mut u64| *ns = (*ns as f64 * factor).round() as u64;
         let sizes =
