@@ -13,6 +13,7 @@ use millpond_core::{
     Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, downcast,
 };
 use parking_lot::Mutex;
+use rustc_hash::FxBuildHasher;
 
 /// How `cuda` is built from text.
 pub(crate) const CUDA: LayerEntry = LayerEntry {
@@ -33,7 +34,8 @@ pub(crate) const MANAGED: LayerEntry = LayerEntry {
 /// Start of the driver's block, for blocks whose alignment the driver does not give; for all resources of the
 /// process, since a block may be given back to an equal one. What a context's reset took stays until the
 /// address comes back.
-static OVER_ALIGNED: LazyLock<DashMap<(DeviceId, DevicePtr), OverAligned>> = LazyLock::new(DashMap::new);
+static OVER_ALIGNED: LazyLock<DashMap<(DeviceId, DevicePtr), OverAligned, FxBuildHasher>> =
+    LazyLock::new(DashMap::default);
 
 struct OverAligned {
     base: DevicePtr,
@@ -132,6 +134,9 @@ impl DriverMemory {
     fn free_refused(&self) -> bool {
         let is_mine = |health: &Weak<Health>| health.as_ptr() == Arc::as_ptr(self.driver.health());
         let mine: Vec<_> = REFUSED.lock().extract_if(.., |(health, _)| is_mine(health)).collect();
+        if mine.is_empty() {
+            return false;
+        }
         let before = mine.len();
         let is_refused = |(_, base): &(Weak<Health>, DevicePtr)| {
             // SAFETY: the block was given back, and the driver has not taken it.

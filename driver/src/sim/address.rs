@@ -1,4 +1,6 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+
+use rustc_hash::FxHashMap;
 
 /// Hands out ranges of an address space: the smallest free range that fits, the lowest of those, and its
 /// lower end, or its upper one. The same calls give the same addresses, and freed ranges are used again.
@@ -10,7 +12,10 @@ pub(super) struct AddressSpace {
     /// Free ranges do not lie across multiples of this; `u64::MAX` for none.
     page: u64,
     from_above: bool,
-    by_start: BTreeMap<u64, u64>,
+    /// The sizes of free ranges by their starts, and their starts by their ends: so a range that comes back
+    /// finds its neighbours.
+    sizes: FxHashMap<u64, u64>,
+    starts: FxHashMap<u64, u64>,
     by_size: BTreeSet<(u64, u64)>,
 }
 
@@ -29,7 +34,7 @@ impl AddressSpace {
 
     /// Takes a range out if all of it is free and it is no part of a larger one.
     pub(super) fn take(&mut self, start: u64, bytes: u64) -> bool {
-        let is_free = self.by_start.get(&start) == Some(&bytes);
+        let is_free = self.sizes.get(&start) == Some(&bytes);
         if is_free {
             self.remove(start, bytes);
         }
@@ -58,15 +63,17 @@ impl AddressSpace {
     /// Takes back a range that [`allocate`](Self::allocate) gave for `bytes`.
     pub(super) fn free(&mut self, start: u64, bytes: u64) {
         let (mut start, mut size) = (start, bytes.next_multiple_of(self.unit).max(self.unit));
-        if let Some((&before, &length)) = self.by_start.range(..start).next_back() {
-            debug_assert!(before + length <= start, "freed twice");
-            if before + length == start && !start.is_multiple_of(self.page) {
-                self.remove(before, length);
-                (start, size) = (before, size + length);
-            }
-        }
+        debug_assert!(!self.sizes.contains_key(&start), "freed twice");
         let after = start + size;
-        if let Some(&length) = self.by_start.get(&after).filter(|_| !after.is_multiple_of(self.page)) {
+        if !start.is_multiple_of(self.page)
+            && let Some(&before) = self.starts.get(&start)
+        {
+            self.remove(before, start - before);
+            (start, size) = (before, after - before);
+        }
+        if !after.is_multiple_of(self.page)
+            && let Some(&length) = self.sizes.get(&after)
+        {
             self.remove(after, length);
             size += length;
         }
@@ -79,13 +86,15 @@ impl AddressSpace {
 
     fn insert(&mut self, start: u64, size: u64) {
         if size > 0 {
-            self.by_start.insert(start, size);
+            self.sizes.insert(start, size);
+            self.starts.insert(start + size, start);
             self.by_size.insert((size, start));
         }
     }
 
     fn remove(&mut self, start: u64, size: u64) {
-        self.by_start.remove(&start);
+        self.sizes.remove(&start);
+        self.starts.remove(&(start + size));
         self.by_size.remove(&(size, start));
     }
 }
@@ -125,7 +134,7 @@ mod tests {
             for (at, units) in live {
                 space.free(1024 + at as u64 * 16, units as u64 * 16);
             }
-            assert_eq!(space.by_start.len(), 1);
+            assert_eq!(space.sizes.len(), 1);
             assert_eq!(space.by_size.iter().copied().collect::<Vec<_>>(), [(UNITS as u64 * 16, 1024)]);
         }
     }

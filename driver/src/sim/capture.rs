@@ -5,7 +5,6 @@ use std::thread::{self, ThreadId};
 
 use millpond_core::driver::{CaptureMode, Event};
 use millpond_core::{DriverError, StreamRef};
-use rustc_hash::FxHashMap;
 
 use super::answer::{Answer, Refusal};
 use super::capture_rules::{self as rules, Outcome, Scope};
@@ -35,7 +34,7 @@ pub(super) struct Captures {
     live: Vec<Capture>,
     begun: CaptureId,
     /// Of threads whose mode is not the first one.
-    modes: FxHashMap<ThreadId, CaptureMode>,
+    modes: Vec<(ThreadId, CaptureMode)>,
 }
 
 /// What a call is about, as far as captures are concerned.
@@ -71,21 +70,26 @@ impl Captures {
 
     /// Sets the calling thread's mode, and gives what it was.
     pub(super) fn exchange_mode(&mut self, mode: CaptureMode) -> CaptureMode {
-        let me = thread::current().id();
-        let previous = match mode {
-            CaptureMode::Global => self.modes.remove(&me),
-            _ => self.modes.insert(me, mode),
-        };
+        let me = this_thread();
+        let at = self.modes.iter().position(|(thread, _)| *thread == me);
+        let previous = at.map(|at| self.modes.swap_remove(at).1);
+        if mode != CaptureMode::Global {
+            self.modes.push((me, mode));
+        }
         previous.unwrap_or_default()
+    }
+
+    /// The thread's mode.
+    fn mode_of(&self, thread: ThreadId) -> CaptureMode {
+        let mode = self.modes.iter().find(|(other, _)| *other == thread).map(|(_, mode)| *mode);
+        mode.unwrap_or_default()
     }
 
     /// Makes the captures invalid for which `is_meant` says so; whether there were any.
     fn break_where(&mut self, call: &str, code: i32, is_meant: impl Fn(&Capture) -> bool) -> bool {
         let mut any = false;
         for capture in self.live.iter_mut().filter(|capture| is_meant(capture)) {
-            capture
-                .broken_by
-                .get_or_insert_with(|| format!("{call} of {:?}: {code}", thread::current().id()));
+            capture.broken_by.get_or_insert_with(|| format!("{call} of {:?}: {code}", this_thread()));
             any = true;
         }
         any
@@ -104,6 +108,12 @@ impl Captures {
     }
 }
 
+/// The calling thread. Kept for each: [`thread::current`] counts its references.
+fn this_thread() -> ThreadId {
+    thread_local!(static ID: ThreadId = thread::current().id());
+    ID.with(|id| *id)
+}
+
 fn refusal(code: i32, call: &str) -> Refusal {
     Refusal::new(code, format!("{call} is refused while a graph is captured"))
 }
@@ -120,7 +130,7 @@ impl State {
         }
         self.captures.begun += 1;
         let id = self.captures.begun;
-        let by = thread::current().id();
+        let by = this_thread();
         self.captures.live.push(Capture {
             id,
             by,
@@ -138,7 +148,7 @@ impl State {
         let at = self.captures.live.iter().position(|capture| capture.slots().any(|of| of == slot));
         let at = at.ok_or_else(|| Refusal::new(DriverError::ILLEGAL_STATE, "the stream does not capture"))?;
         let capture = &self.captures.live[at];
-        if capture.mode != CaptureMode::Relaxed && capture.by != thread::current().id() {
+        if capture.mode != CaptureMode::Relaxed && capture.by != this_thread() {
             let code = DriverError::STREAM_CAPTURE_WRONG_THREAD;
             return Err(Refusal::new(code, "another thread began the capture"));
         }
@@ -200,8 +210,8 @@ impl State {
         if outcome == Outcome::Captured {
             return Ok(());
         }
-        let me = thread::current().id();
-        let mode = self.captures.modes.get(&me).copied().unwrap_or_default();
+        let me = this_thread();
+        let mode = self.captures.mode_of(me);
         let is_refused = match rule.scope {
             Scope::Safe => false,
             Scope::Context => self.captures.break_where(call, rules::FORBIDDEN, |_| true),

@@ -35,12 +35,13 @@ impl State {
         if ptr.is_null() {
             return Ok(());
         }
+        let is_own = |purpose| matches!(purpose, Purpose::Plain | Purpose::Managed);
+        if let Some(mapping) = self.space.unmap_if(ptr.address(), is_own) {
+            self.synchronize();
+            self.end_allocation(ptr, &mapping, "cuMemFree");
+            return Ok(());
+        }
         match self.space.at(ptr.address()).map(|mapping| mapping.purpose) {
-            Some(Purpose::Plain | Purpose::Managed) => {
-                self.synchronize();
-                self.end_allocation(ptr, "cuMemFree");
-                Ok(())
-            }
             Some(Purpose::Pool(_)) => {
                 self.synchronize();
                 self.end_pooled(ptr, None)?;
@@ -51,16 +52,15 @@ impl State {
         }
     }
 
-    /// Ends plain or managed memory; all work is done.
-    fn end_allocation(&mut self, ptr: DevicePtr, call: &str) {
-        let Some(mapping) = self.space.unmap(ptr.address()) else { return };
+    /// Ends plain or managed memory that is mapped no more; all work is done.
+    fn end_allocation(&mut self, ptr: DevicePtr, mapping: &Mapping, call: &str) {
         let bytes = mapping.end - ptr.address();
         if self.openings.is_open(mapping.generation) {
             self.violation(ViolationKind::EarlyReturn, || {
                 format!("{call}: the allocation at {ptr} is still open through an IPC handle")
             });
         }
-        self.retire(ptr, &mapping, call);
+        self.retire(ptr, mapping, call);
         if mapping.host == 0 {
             let pages_bytes = self.space.free_plain(ptr.address(), bytes);
             self.pass(self.profile.mem_free_ns(bytes, pages_bytes));

@@ -1,10 +1,13 @@
 //! Which addresses lead to which physical memory, and how much of the device is taken.
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::collections::hash_map::Entry;
 use std::ops::Range;
 
 use millpond_core::DriverError;
 use millpond_core::driver::{MemPool, PhysicalHandle};
+use rustc_hash::FxHashMap;
 use smallvec::smallvec;
 
 use super::address::AddressSpace;
@@ -80,10 +83,52 @@ impl Mapping {
     }
 }
 
+/// The starts of mappings in order.
+///
+/// Most programs never ask for what needs the order, so changes are only noted, and made when somebody asks.
+#[derive(Debug, Default)]
+struct Starts {
+    sorted: BTreeSet<u64>,
+    /// Where mappings began or ended since.
+    changed: Vec<u64>,
+    /// There were too many changes to note: nothing in `sorted` counts.
+    is_stale: bool,
+}
+
+impl Starts {
+    /// A mapping begins or ends, of `mappings` that there are.
+    fn note(&mut self, start: u64, mappings: usize) {
+        if self.is_stale {
+            return;
+        }
+        self.changed.push(start);
+        // By now it is as cheap to sort them all.
+        if self.changed.len() > 64 + mappings {
+            self.is_stale = true;
+            self.changed.clear();
+        }
+    }
+
+    fn up_to_date(&mut self, mappings: &FxHashMap<u64, Mapping>) -> &BTreeSet<u64> {
+        if std::mem::take(&mut self.is_stale) {
+            self.sorted = mappings.keys().copied().collect();
+        }
+        for start in self.changed.drain(..) {
+            if mappings.contains_key(&start) {
+                self.sorted.insert(start);
+            } else {
+                self.sorted.remove(&start);
+            }
+        }
+        &self.sorted
+    }
+}
+
 /// Addresses, mappings and capacity.
 #[derive(Debug)]
 pub(super) struct Space {
-    mappings: BTreeMap<u64, Mapping>,
+    mappings: FxHashMap<u64, Mapping>,
+    starts: RefCell<Starts>,
     small: AddressSpace,
     large: AddressSpace,
     shared: SharedPages,
@@ -102,7 +147,8 @@ impl Space {
         let part = |range: Range<u64>| slice.map_or(range.clone(), |index| part_of(range, index));
         let (small, large) = (part(SMALL), part(LARGE));
         Self {
-            mappings: BTreeMap::new(),
+            mappings: FxHashMap::default(),
+            starts: RefCell::default(),
             small: AddressSpace::new(small.start, small.end, CHARGE_UNIT, from_above),
             large: AddressSpace::new(large.start, large.end, GRANULARITY, from_above),
             shared: SharedPages::new(from_above),
@@ -253,18 +299,34 @@ impl Space {
             generation: self.next_generation,
         };
         self.mappings.insert(start, mapping);
+        self.starts.get_mut().note(start, self.mappings.len());
     }
 
     /// Takes out what ends with the context.
     pub(super) fn take_mappings_of_context(&mut self) -> Vec<(u64, Mapping)> {
         let stays = |mapping: &Mapping| matches!(mapping.purpose, Purpose::Pool(_) | Purpose::Virtual(_));
-        let gone: Vec<u64> =
-            self.mappings.iter().filter(|(_, mapping)| !stays(mapping)).map(|(start, _)| *start).collect();
-        gone.into_iter().filter_map(|start| Some((start, self.mappings.remove(&start)?))).collect()
+        let mut gone: Vec<_> = self.mappings.extract_if(|_, mapping| !stays(mapping)).collect();
+        gone.sort_unstable_by_key(|(start, _)| *start);
+        for (start, _) in &gone {
+            self.starts.get_mut().note(*start, self.mappings.len());
+        }
+        gone
     }
 
     pub(super) fn unmap(&mut self, start: u64) -> Option<Mapping> {
-        self.mappings.remove(&start)
+        self.unmap_if(start, |_| true)
+    }
+
+    /// As [`unmap`](Self::unmap), if the mapping is for a purpose of these.
+    pub(super) fn unmap_if(&mut self, start: u64, is_meant: impl FnOnce(Purpose) -> bool) -> Option<Mapping> {
+        match self.mappings.entry(start) {
+            Entry::Occupied(mapping) if is_meant(mapping.get().purpose) => {
+                let mapping = mapping.remove();
+                self.starts.get_mut().note(start, self.mappings.len());
+                Some(mapping)
+            }
+            _ => None,
+        }
     }
 
     /// The mapping that starts exactly here.
@@ -278,14 +340,24 @@ impl Space {
 
     /// The mapping that holds this address.
     pub(super) fn holding(&self, address: u64) -> Option<(u64, &Mapping)> {
-        let (&start, mapping) = self.mappings.range(..=address).next_back()?;
+        let start = if self.mappings.contains_key(&address) { address } else { self.last_before(address)? };
+        let mapping = self.mappings.get(&start)?;
         (address < mapping.end).then_some((start, mapping))
+    }
+
+    /// The start of the last mapping that begins below an address.
+    fn last_before(&self, address: u64) -> Option<u64> {
+        self.starts.borrow_mut().up_to_date(&self.mappings).range(..address).next_back().copied()
     }
 
     /// The mappings that overlap a range, in order.
     pub(super) fn within(&self, range: Range<u64>) -> impl Iterator<Item = (u64, &Mapping)> {
-        let before = self.mappings.range(..range.start).next_back().filter(|(_, m)| m.end > range.start);
-        before.into_iter().chain(self.mappings.range(range)).map(|(&start, mapping)| (start, mapping))
+        let mut starts = self.starts.borrow_mut();
+        let starts = starts.up_to_date(&self.mappings);
+        let before = starts.range(..range.start).next_back();
+        let found: Vec<u64> = before.into_iter().chain(starts.range(range.clone())).copied().collect();
+        let mappings = found.into_iter().filter_map(|start| Some((start, self.mappings.get(&start)?)));
+        mappings.filter(move |(_, mapping)| mapping.end > range.start)
     }
 
     /// The memory behind a range, if all of it is accessible and one allocation. Mappings side by side in
@@ -318,5 +390,51 @@ impl Space {
     /// How many mappings there are, but for those of virtual memory management.
     pub(super) fn live_mappings(&self) -> usize {
         self.mappings.values().filter(|mapping| !matches!(mapping.purpose, Purpose::Virtual(_))).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::sim::rng::Rng;
+
+    /// The naive model: an ordered map. Between questions lie few changes or more than are noted.
+    #[test]
+    fn mappings_are_found_in_order_however_many_changed_since_the_last_question() {
+        const UNIT: u64 = 512;
+        for seed in 0..50 {
+            let mut rng = Rng::new(seed);
+            let mut space = Space::new(1 << 30, false, None);
+            let mut model: BTreeMap<u64, u64> = BTreeMap::new();
+            for _ in 0..100 {
+                let changes = 1 << rng.below(10);
+                for _ in 0..changes {
+                    let start = UNIT * rng.below(100);
+                    let end = start + 1 + rng.below(UNIT);
+                    if model.remove(&start).is_some() {
+                        assert_eq!(
+                            space.unmap_if(start, |purpose| purpose == Purpose::Managed).map(drop),
+                            None
+                        );
+                        assert!(space.unmap(start).is_some());
+                    } else {
+                        model.insert(start, end);
+                        space.map(start, end - start, 0, 0, Purpose::Plain);
+                    }
+                }
+                let from = UNIT * rng.below(100) + rng.below(UNIT);
+                let to = from + UNIT * rng.below(5);
+                let before = model.range(..=from).next_back().filter(|(_, end)| **end > from);
+                let found = space.holding(from).map(|(start, mapping)| (start, mapping.end));
+                assert_eq!(found, before.map(|(start, end)| (*start, *end)), "seed {seed}");
+                let overlap = model.iter().filter(|(start, end)| **end > from && **start < to);
+                let expected: Vec<_> = overlap.map(|(start, end)| (*start, *end)).collect();
+                let found: Vec<_> =
+                    space.within(from..to).map(|(start, mapping)| (start, mapping.end)).collect();
+                assert_eq!(found, expected, "seed {seed}");
+            }
+        }
     }
 }
