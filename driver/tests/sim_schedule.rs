@@ -187,21 +187,24 @@ fn a_million_streams_come_and_go() {
 fn timed_work_is_done_when_its_time_has_come() {
     let device = SimDevice::new(SimConfig::h200());
     let [a, b] = [0, 1].map(|_| device.stream_create(StreamFlags::NON_BLOCKING).unwrap());
-    let start = device.virtual_time_ns();
-    device.launch(a, &[]); // 2 µs
     let event = device.event_create(EventFlags::default()).unwrap();
+    let bytes = 256 << 20;
+    let kernel = 2_000 + bytes / 4096; // longer than the calls below take
+    let block = device.mem_alloc(bytes).unwrap();
+    let start = device.virtual_time_ns();
+    device.launch(a, &[Access::write(block, bytes, 1)]);
     device.event_record(event, a).unwrap();
     device.stream_wait_event(b, event).unwrap();
-    device.launch(b, &[]); // 2 µs after that
+    device.launch(b, &[Access::check(block, bytes, 1)]); // after that
     assert!(!device.event_query(event).unwrap());
-    device.advance(start + 2_100 - device.virtual_time_ns());
+    device.advance(start + kernel + 100 - device.virtual_time_ns());
     assert!(device.event_query(event).unwrap());
     assert!(!device.stream_query(b).unwrap());
     device.stream_synchronize(b).unwrap();
-    assert_eq!(device.virtual_time_ns(), start + 4_000);
+    assert_eq!(device.virtual_time_ns(), start + 2 * kernel);
     device.stream_synchronize(b).unwrap();
     let asking = Profile::h200().call_ns(CallKind::StreamSynchronize).unwrap();
-    assert_eq!(device.virtual_time_ns(), start + 4_000 + asking, "nothing to wait for");
+    assert_eq!(device.virtual_time_ns(), start + 2 * kernel + asking, "nothing to wait for");
 }
 
 #[test]
@@ -212,15 +215,21 @@ fn calls_cost_what_they_were_measured_to() {
         call();
         device.virtual_time_ns() - before
     };
-    assert_eq!(cost(&|| assert!(device.mem_get_info().is_ok())), 3_274);
+    let h200 = Profile::h200();
+    let ns = |kind| h200.call_ns(kind).unwrap();
+    assert!(ns(CallKind::MemGetInfo) > ns(CallKind::EventRecord));
+    assert_eq!(cost(&|| assert!(device.mem_get_info().is_ok())), ns(CallKind::MemGetInfo));
     let event = device.event_create(EventFlags::default()).unwrap();
     let stream = device.stream_create(StreamFlags::NON_BLOCKING).unwrap();
-    assert_eq!(cost(&|| device.event_record(event, stream).unwrap()), 160);
-    assert_eq!(cost(&|| device.event_record(event, StreamRef::LEGACY).unwrap()), 263);
+    assert_eq!(cost(&|| device.event_record(event, stream).unwrap()), ns(CallKind::EventRecord));
+    let more = h200.costs().event_record.legacy_stream_extra_ns;
+    let on_legacy = ns(CallKind::EventRecord) + more;
+    assert!(more > 0);
+    assert_eq!(cost(&|| device.event_record(event, StreamRef::LEGACY).unwrap()), on_legacy);
     let ptr = device.mem_alloc(64 << 20).unwrap();
     // SAFETY: live and unused.
     let freeing = cost(&|| unsafe { device.mem_free(ptr) }.unwrap());
-    let costs = Profile::h200().costs().mem_free.clone().unwrap();
+    let costs = h200.costs().mem_free.clone().unwrap();
     assert_eq!(freeing, costs.by_bytes_ns.ns(64 << 20));
     assert!(freeing > 20 * costs.in_page_ns, "{freeing}");
     assert_eq!(Driver::virtual_time_ns(&*device), Some(device.virtual_time_ns()));
