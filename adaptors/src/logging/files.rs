@@ -78,8 +78,10 @@ pub(super) fn journal(path: &Path, settings: &Settings) -> Result<Arc<Journal>> 
         // Its last adaptor is being dropped, and writes what waits.
         CLOSED.wait(&mut open);
     }
-    lock(&file).and_then(|()| truncate(path)).map_err(unwritable)?;
-    let sink = sink(Locked { file, process: std::process::id() }, path, settings);
+    lock(&file).map_err(unwritable)?;
+    let file = Locked { file, process: std::process::id() };
+    truncate(&file.file, path).map_err(unwritable)?;
+    let sink = sink(file, path, settings);
     let journal = Journal::open(sink, settings).map_err(unwritable)?;
     // Not before: where the header cannot be written, the entry's drop would wait for the lock held here.
     journal.is_of(OpenFile(id.clone()));
@@ -92,7 +94,8 @@ fn sink(file: impl Write + Send + 'static, path: &Path, settings: &Settings) -> 
 }
 
 /// A file with a [`lock`], which is given back when the file is closed. Closing alone does not do that while
-/// a child process has a copy of the handle, as each has until it runs its program.
+/// a child process has a copy of the handle, as each has until it runs its program. So it is given up while a
+/// forked child still writes, too: such a child cannot be told from one that runs a program.
 struct Locked {
     file: File,
     process: u32,
@@ -117,8 +120,15 @@ impl Drop for Locked {
     }
 }
 
+/// Empties the file, whatever has its name by now.
+#[cfg(unix)]
+fn truncate(file: &File, _path: &Path) -> io::Result<()> {
+    file.set_len(0)
+}
+
 /// Empties the file by a handle of its own: on Windows, one that appends may not change the length.
-fn truncate(path: &Path) -> io::Result<()> {
+#[cfg(not(unix))]
+fn truncate(_file: &File, path: &Path) -> io::Result<()> {
     OpenOptions::new().write(true).open(path)?.set_len(0)
 }
 
@@ -149,4 +159,22 @@ fn unlock(_file: &File) {}
 #[cfg(not(unix))]
 fn lock(_file: &File) -> io::Result<()> {
     Ok(())
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_got_the_name_meanwhile_is_not_emptied() {
+        let folder = tempfile::tempdir().unwrap();
+        let [log, rotated] = ["log.csv", "log.1.csv"].map(|name| folder.path().join(name));
+        std::fs::write(&log, "rows").unwrap();
+        let file = OpenOptions::new().append(true).open(&log).unwrap();
+        std::fs::rename(&log, &rotated).unwrap();
+        std::fs::write(&log, "another's").unwrap();
+        truncate(&file, &log).unwrap();
+        assert_eq!(std::fs::read_to_string(&log).unwrap(), "another's");
+        assert_eq!(std::fs::read_to_string(&rotated).unwrap(), "");
+    }
 }
