@@ -57,8 +57,8 @@ pub enum Flush {
     EveryRow,
     /// Rows are written in blocks of 64 KiB, by [`flush`](LoggingResourceAdaptor::flush) and on drop, which
     /// gives up if the destination takes nothing for 10 seconds. What is in the buffer when a
-    /// process aborts, is killed, or exits without dropping the adaptor, is lost. Not for a process that
-    /// forks and goes on allocating in the child: what the child logs is lost.
+    /// process aborts, is killed, or exits without dropping the adaptor, is lost. A forked child leaves the
+    /// rows that wait to its parent, and appends its own to the log, as with [`EveryRow`](Self::EveryRow).
     Buffered,
     /// Rows wait in a queue and are written by a thread of the log's own, some milliseconds later: the call
     /// pays for the clock and the queue only. A full queue makes callers wait; no row is dropped. Everything
@@ -78,7 +78,9 @@ impl LoggingLayer {
 
     /// Writes to this file. What it held is lost, unless another adaptor of this process writes it at the
     /// moment: then both write one log, with one header, and must ask for the same columns and the same
-    /// flush. A file that another process writes is refused.
+    /// flush. A file that another process writes is refused, where the file system has locks. A forked child
+    /// does not count: once the process that opened the file has closed it, another may empty it, although
+    /// the child still writes.
     ///
     /// Rows of several devices are told apart by [`Columns::Extended`].
     #[must_use]
@@ -291,7 +293,8 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
         ),
         (
             "flush",
-            "row (nothing is lost in an abort, the default), async (by a thread of its own) or buffered",
+            "row (nothing is lost in an abort, the default), async (by a thread of its own) or \
+             buffered (in blocks of 64 KiB; lost in an abort)",
         ),
         ("to", "writer, where a program gave one of its own (default: a file); cannot be built from text"),
     ],

@@ -22,7 +22,7 @@ pub(super) struct Sink {
     destination: Box<dyn Write + Send>,
     name: String,
     flush: Flush,
-    /// A fork copies what waits, but its parent writes it.
+    /// Whose rows wait: a fork copies them, but its parent writes them.
     process: u32,
     /// Whole rows that were not handed over yet.
     pending: Vec<u8>,
@@ -60,22 +60,18 @@ impl Sink {
         if self.flush != Flush::Buffered {
             return self.hand_over(text, rows);
         }
+        self.leave_to_parent();
         self.pending.extend_from_slice(text);
         self.pending_rows += rows;
         if self.pending.len() >= BUFFER_BYTES { self.flush() } else { Ok(()) }
     }
 
-    /// Hands over what waits. In a forked process nothing is written: it drops the copies of its parent's
-    /// rows, and its own rows among them.
+    /// Hands over what waits.
     ///
     /// # Errors
     /// Counted and reported in here.
     pub(super) fn flush(&mut self) -> io::Result<()> {
-        if self.flush == Flush::Buffered && !self.is_own_process() {
-            self.pending.clear();
-            self.pending_rows = 0;
-            return Ok(());
-        }
+        self.leave_to_parent();
         let mut pending = mem::take(&mut self.pending);
         let rows = mem::take(&mut self.pending_rows);
         let result = self.hand_over(&pending, rows);
@@ -96,6 +92,15 @@ impl Sink {
     /// Whether rows wait that this process has to write.
     pub(super) fn has_pending(&self) -> bool {
         !self.pending.is_empty() && self.is_own_process()
+    }
+
+    /// In a forked process, drops the copies of its parent's rows. Those that wait from then on are its own.
+    fn leave_to_parent(&mut self) {
+        if !self.is_own_process() {
+            self.pending.clear();
+            self.pending_rows = 0;
+            self.process = std::process::id();
+        }
     }
 
     fn is_own_process(&self) -> bool {

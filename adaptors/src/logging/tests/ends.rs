@@ -74,7 +74,12 @@ fn child_process() {
         #[cfg(unix)]
         "fork and drop in both" => {
             log(&resource, FEW);
-            fork_and_drop(resource);
+            fork_and_drop(resource, |_| ());
+        }
+        #[cfg(unix)]
+        "fork, log and drop in both" => {
+            log(&resource, FEW);
+            fork_and_drop(resource, |resource| log(resource, FEW));
         }
         _ => {
             RESOURCE.set(resource.into_any()).unwrap();
@@ -128,11 +133,12 @@ fn fork_and_exit() {
 }
 
 #[cfg(unix)]
-fn fork_and_drop(resource: impl DeviceMemoryResource) {
-    // SAFETY: the child drops what it has a copy of, and ends at once.
+fn fork_and_drop<R: DeviceMemoryResource>(resource: R, first: impl Fn(&R)) {
+    // SAFETY: no other thread of the parent holds a lock; the child drops what it has a copy of, and ends.
     unsafe {
         let child = libc::fork();
         if child == 0 {
+            first(&resource);
             drop(resource);
             libc::_exit(0);
         }
@@ -256,6 +262,14 @@ fn a_forked_child_does_not_write_its_parents_rows_again() {
         2 * FEW,
         "the test sees rows twice"
     );
+}
+
+#[cfg(unix)]
+#[test]
+fn what_a_forked_child_logs_is_appended() {
+    for flush in ["row", "buffered"] {
+        assert_eq!(rows_left(flush, "fork, log and drop in both", ""), 2 * FEW, "{flush}");
+    }
 }
 
 /// What `flush=async` does not promise, as its documentation says.
