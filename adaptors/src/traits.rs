@@ -9,7 +9,7 @@ use crate::statistics::Counters;
 use crate::tracking::Allocation;
 use crate::{LimitingResourceAdaptor, StatisticsResourceAdaptor, TrackingResourceAdaptor};
 
-/// What a [`LimitingResourceAdaptor`] can do besides.
+/// Reads the limit of a [`LimitingResourceAdaptor`] and the bytes handed out.
 pub trait AllocationLimit {
     /// See [`LimitingResourceAdaptor::limit_bytes`].
     fn limit_bytes(&self) -> u64;
@@ -28,7 +28,7 @@ impl<R> AllocationLimit for LimitingResourceAdaptor<R> {
     }
 }
 
-/// What a [`LoggingResourceAdaptor`] can do besides.
+/// Flushes the log of a [`LoggingResourceAdaptor`] and counts its rows and errors.
 #[cfg(feature = "logging")]
 pub trait AllocationLog {
     /// See [`LoggingResourceAdaptor::flush`].
@@ -59,7 +59,7 @@ impl<R> AllocationLog for LoggingResourceAdaptor<R> {
     }
 }
 
-/// What a [`StatisticsResourceAdaptor`] can do besides.
+/// Reads the counters of a [`StatisticsResourceAdaptor`], and nests them.
 ///
 /// ```
 /// use millpond_adaptors::{AllocationCounters, LimitingLayer, StatisticsLayer};
@@ -104,7 +104,7 @@ impl<R> AllocationCounters for StatisticsResourceAdaptor<R> {
     }
 }
 
-/// What a [`TrackingResourceAdaptor`] can do besides.
+/// Lists the blocks of a [`TrackingResourceAdaptor`] that were not given back.
 pub trait AllocationTracker {
     /// See [`TrackingResourceAdaptor::outstanding`].
     fn outstanding(&self) -> Vec<Allocation>;

@@ -6,9 +6,8 @@ use std::fmt;
 use crate::DeviceMemoryResource;
 use crate::resource::{downcast, stack_of};
 
-/// What a resource is beside a [`DeviceMemoryResource`], as it says in
-/// [`provide`](DeviceMemoryResource::provide): traits of whatever crate. Only the one that is asked for is
-/// kept.
+/// Collects the trait that a caller asked for, of those that a resource names in
+/// [`provide`](DeviceMemoryResource::provide): traits of whatever crate.
 pub struct Traits {
     wanted: TypeId,
     /// A [`Cast`] to what is wanted.
@@ -49,6 +48,10 @@ pub fn as_trait<T: ?Sized + 'static>(resource: &dyn DeviceMemoryResource) -> Opt
 ///
 /// [`find`](crate::find) asks for a type, and [`find_layer`](crate::find_layer) for a name. All layers of a
 /// stack that have a trait are `stack.stack().filter_map(as_trait::<dyn Nameable>)`, outermost first.
+///
+/// Nothing is found below a `thread_safe` layer over a typed resource, which lends nothing from behind its
+/// lock. A trait is found as the type that the layer names: `dyn Nameable + Send + Sync` is another type, and
+/// finds nothing.
 ///
 /// ```
 /// use millpond_core::{AnyResource, find_trait};
