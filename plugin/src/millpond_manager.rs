@@ -265,8 +265,8 @@ impl DeviceHalf {
         }
     }
 
-    /// The context was reset: blocks went with it, and the stack gives back what did not. A call may still use
-    /// the stack, the caller's own among them: then that call ends the stack, when it ends itself.
+    /// The context was reset: blocks went with it, and the stack gives back what did not. A call may still
+    /// use the stack, the caller's own among them: then that call ends the stack, when it ends itself.
     fn forget(&self) {
         const PATIENCE: Duration = Duration::from_millis(200);
         self.is_lost.store(true, Ordering::SeqCst);

@@ -126,7 +126,7 @@ const MISTAKES: &[Mistake] = &[
     mistake(
         "a block given back past the front is not counted",
         "pool/mod.rs",
-        "        self.count_back(&front.thread, bytes);\n        match Arenas",
+        "        self.shared.caches.count_back(&front.thread, bytes);\n        match Arenas",
         "        match Arenas",
         "I23",
     ),

@@ -6,7 +6,7 @@ use millpond_core::{DeviceId, DeviceMemoryResource, DevicePtr, Result};
 
 use super::{PoolMemoryResource, PoolOptions};
 
-/// What a [`PoolMemoryResource`] can do besides, whatever its type: found in a stack by
+/// Calls of a [`PoolMemoryResource`] that a stack can be asked for without naming its type: see
 /// [`find_trait`](millpond_core::find_trait).
 ///
 /// ```

@@ -74,12 +74,11 @@ pub use peers::{PeerList, Peers, Share};
 use crate::lock::QuickGuard;
 use crate::ordered::{ANYONE, Gather, Ordered, Request};
 use crate::process;
-use crate::sync::fence;
 use arena::{Arena, Arenas, Shard, Visit};
 use classes::{LARGEST_SMALL, rounded};
 use decay::{Member, PoolDecay};
 use directory::Entry;
-use front::{Front, STEP, ThreadCounts, add};
+use front::{Front, STEP, add};
 use heaps::{Heaps, Shared};
 use thread::{Lease, PoolId};
 
@@ -354,24 +353,6 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         Some(ptr)
     }
 
-    /// Counts a block that was handed out past the fronts and the arenas.
-    fn count(&self, thread: &ThreadCounts, requested: u64) {
-        thread.takes(rounded(requested));
-        fence(Ordering::SeqCst);
-        thread.took(rounded(requested), requested);
-        if thread.is_beyond() {
-            self.shared.caches.settle(thread);
-        }
-    }
-
-    /// Counts a block that was taken back past the fronts.
-    fn count_back(&self, thread: &ThreadCounts, requested: u64) {
-        thread.deallocated(rounded(requested), requested);
-        if self.shared.caches.peak.is_much(thread) {
-            self.shared.caches.peak.add_to_reserve(thread);
-        }
-    }
-
     /// The thread's arena: another one from now on, if the thread shares it with others at the same time.
     fn lock_arena(&self, front: &Front) -> (Shard, QuickGuard<'_, Arena>) {
         let (arenas, meetings) = (&self.shared.arenas, &front.thread.meetings);
@@ -417,7 +398,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
             .allocate(layout, stream, shard, Some(&front.stream))
             .map_err(|error| error.in_stack(self))?;
         if !ptr.is_null() {
-            self.count(&front.thread, layout.bytes());
+            self.shared.caches.count(&front.thread, layout.bytes());
         }
         Ok(ptr)
     }
@@ -431,7 +412,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let shard = cache.counts.shard.load(Ordering::Relaxed);
         let ptr = self.ordered.allocate(layout, stream, shard, None).map_err(|error| error.in_stack(self))?;
         if !ptr.is_null() {
-            self.count(&cache.counts, layout.bytes());
+            self.shared.caches.count(&cache.counts, layout.bytes());
         }
         Ok(ptr)
     }
@@ -456,7 +437,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
             return;
         }
         if self.ordered.deallocate(ptr, layout, stream, self) {
-            self.count_back(&front.thread, bytes);
+            self.shared.caches.count_back(&front.thread, bytes);
         }
     }
 
@@ -469,7 +450,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         if let Some(front) = self.front_or_new(&cache, stream) {
             self.deallocate_with(front, ptr, layout, stream);
         } else if self.ordered.deallocate(ptr, layout, stream, self) {
-            self.count_back(&cache.counts, layout.bytes());
+            self.shared.caches.count_back(&cache.counts, layout.bytes());
         }
     }
 
@@ -487,7 +468,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         if bytes == 0 || !self.shared.claim(entry, bytes) {
             return false;
         }
-        self.count_back(&front.thread, bytes);
+        self.shared.caches.count_back(&front.thread, bytes);
         match Arenas::shard(entry.block().0) {
             Some(_) => self.give_to_arena(front, entry, bytes),
             None => self.ordered.give_in_store(|heaps| heaps.give_kept(entry, &front.stream)),

@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHasher;
 
+use super::classes::rounded;
 use super::front::ThreadCounts;
 use super::thread::{Cache, Caches};
 use crate::sync::{AtomicI64, Ordering, fence};
@@ -85,7 +86,7 @@ impl Peak {
 
     /// Whether a thread has so much left that it should add to the reserve.
     #[inline]
-    pub(super) fn is_much(&self, counts: &ThreadCounts) -> bool {
+    fn is_much(&self, counts: &ThreadCounts) -> bool {
         counts.left() / 2 > self.quantum.load(Ordering::Relaxed)
     }
 
@@ -174,6 +175,24 @@ impl ThreadCounts {
 }
 
 impl Caches {
+    /// Counts a block that was handed out past the fronts and the arenas.
+    pub(super) fn count(&self, thread: &ThreadCounts, requested: u64) {
+        thread.takes(rounded(requested));
+        fence(Ordering::SeqCst);
+        thread.took(rounded(requested), requested);
+        if thread.is_beyond() {
+            self.settle(thread);
+        }
+    }
+
+    /// Counts a block that was taken back past the fronts.
+    pub(super) fn count_back(&self, thread: &ThreadCounts, requested: u64) {
+        thread.deallocated(rounded(requested), requested);
+        if self.peak.is_much(thread) {
+            self.peak.add_to_reserve(thread);
+        }
+    }
+
     /// Lets a thread have in use what it has, which is more than it may.
     #[cold]
     pub(super) fn settle(&self, mine: &ThreadCounts) {
