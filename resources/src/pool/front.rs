@@ -182,9 +182,7 @@ fn raise(counter: &AtomicI64, by: i64) -> i64 {
 impl ThreadCounts {
     /// A block of `bytes` is about to be handed out, past the fronts. Said before a lock is taken, and undone
     /// where there was none: the lock's exchange is the fence between this and
-    /// [`is_beyond`](Self::is_beyond). An exchange of its own for this, and one for each block that is taken
-    /// back, would have 16 threads wait for their stores: on an H200's host 23 million steps a second in
-    /// place of 52.
+    /// [`is_beyond`](Self::is_beyond).
     pub(super) fn takes(&self, bytes: u64) {
         raise(&self.floor, bytes as i64);
         compiler_fence(Ordering::SeqCst);
