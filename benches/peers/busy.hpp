@@ -191,7 +191,7 @@ void busy_case(Log const& log, Kernels kernels, Host host, Options const& option
   Pace pace(host, streams);
   auto const subject = make();
   std::string passes;
-  for (uint32_t i = 0; i < options.passes; ++i) {
+  for (uint32_t i = 0; i < options.passes.value_or(3); ++i) {
     auto const pass = busy_pass(*subject, plan, log, streams, uses.all, pace, spin);
     auto const taken = subject->reserved();
     passes += i > 0 ? ",{" : "{";

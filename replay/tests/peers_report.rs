@@ -27,8 +27,9 @@ fn line(stack: &str, workload: &str, live: u64, ns: f64) -> String {
 fn comparison(passes: u32, first: u32, ratio: f64) -> String {
     format!(
         r#"{{"passes":{passes},"log":{{"file":"some/where/small.csv"}},"stacks":[{{"spec":"cuda+pool",
-        "ns_per_op_first":{first},"ns_per_op_best":7,"reserved_over_live_first":{ratio},
-        "driver":{{"calls_best_pass":0}}}}]}}"#
+        "ns_per_op_first":{first},"ns_per_op_best":7,"reserved_over_live_first":{ratio},"peak_live_bytes":200,
+        "driver":{{"calls_best_pass":0}},"passes":[{{"peak_taken_bytes":250}},{{"peak_taken_bytes":360}},
+        {{"peak_taken_bytes":320}}]}}]}}"#
     )
     .replace('\n', " ")
 }
@@ -44,12 +45,19 @@ fn sample() -> Data {
         writeln!(text, "{}", line("torch", "churn", live, ns)).unwrap();
     }
     writeln!(text, "{}", line("torch", "threads_own_stream", 1000, 80.0)).unwrap();
-    writeln!(text, "{}\n{}", comparison(1, 50, 1.25), comparison(5, 40, 1.5)).unwrap();
-    text += r#"{"workload":"replay","log":"small","stack":"torch","operations":4,"ns_per_op_first":90.4,
-        "ns_per_op_best":60,"peak_reserved_bytes":300,"peak_live_bytes":200}"#
-        .replace('\n', " ")
-        .as_str();
-    text += "\n{\"workload\":\"churn\",\"stack\":\"cut o";
+    writeln!(text, "{}\n{}", comparison(1, 50, 1.5), comparison(3, 40, 1.25)).unwrap();
+    for line in [
+        r#"{"workload":"replay","log":"small","stack":"torch","operations":4,"ns_per_op_first":90.4,
+        "ns_per_op_best":60,"peak_reserved_bytes_first":300,"peak_live_bytes":200,
+        "reserved_over_live_first":1.5,"passes":[{"peak_taken_bytes":300,"ns":362},
+        {"peak_taken_bytes":420,"ns":240}]}"#,
+        r#"{"workload":"replay","log":"small","stack":"rmm arena","operations":4,"ns_per_op_first":9,
+        "ns_per_op_best":8,"peak_live_bytes":200,"reserved_over_live_first":null,
+        "passes":[{"peak_taken_bytes":null,"ns":36}]}"#,
+    ] {
+        writeln!(text, "{}", line.replace('\n', " ")).unwrap();
+    }
+    text += "{\"workload\":\"churn\",\"stack\":\"cut o";
     let mut data = Data::default();
     data.read(&text).unwrap();
     data
@@ -79,11 +87,14 @@ fn each_figure_is_in_its_row_and_column() {
 }
 
 #[test]
-fn of_logs_times_are_of_several_passes_and_memory_is_of_one() {
+fn of_logs_the_first_pass_and_the_last_are_shown_and_the_last_run_counts() {
     let text = tables::markdown(&sample());
-    assert_eq!(row(&text, "Logs: nanoseconds an operation, first", "small"), ["small", "40", "90"]);
-    assert_eq!(row(&text, "Logs: nanoseconds an operation, best", "small"), ["small", "7", "60"]);
-    assert_eq!(row(&text, "Logs: bytes", "small"), ["small", "1.250", "1.500"]);
+    assert_eq!(row(&text, "Logs: nanoseconds an operation, first", "small"), ["small", "40", "90", "9"]);
+    assert_eq!(row(&text, "Logs: nanoseconds an operation, best", "small"), ["small", "7", "60", "8"]);
+    assert_eq!(row(&text, "Logs: bytes taken by bytes live, each", "| | "), ["cuda+pool", "torch"]);
+    assert_eq!(row(&text, "Logs: bytes taken by bytes live, each", "small"), ["small", "1.250", "1.500"]);
+    let all = "Logs: bytes taken by bytes live, all passes";
+    assert_eq!(row(&text, all, "small"), ["small", "1.800", "2.100"], "the most in any pass");
     assert_eq!(row(&text, "Logs: driver calls", "small"), ["small", "0"]);
 }
 

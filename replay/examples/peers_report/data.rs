@@ -42,6 +42,8 @@ pub(crate) struct Replay {
     pub(crate) best_ns: Option<f64>,
     /// After one pass.
     pub(crate) taken_over_live: Option<f64>,
+    /// After the last pass: the most in any of them.
+    pub(crate) taken_over_live_last: Option<f64>,
     /// Of the driver, in the best pass.
     pub(crate) calls: Option<u64>,
 }
@@ -93,7 +95,8 @@ impl Data {
             } else if value["stacks"].is_array() {
                 self.comparison(&value);
             } else if value["workload"] == "replay" {
-                self.replays.push(replay(&value));
+                let text = |key: &str| value[key].as_str().unwrap_or_default();
+                self.replays.push(replay(text("log"), text("stack"), &value));
             } else {
                 self.cases.push(serde_json::from_value(value)?);
             }
@@ -120,32 +123,13 @@ impl Data {
         }
     }
 
-    /// What millpond printed of a log: once after one pass, which says what a single replay takes, and once
-    /// after several, which says how long they take.
+    /// What millpond printed of a log. Of several runs the last counts.
     fn comparison(&mut self, value: &Value) {
         let log = log_name(value);
         for stack in value["stacks"].as_array().into_iter().flatten() {
             let spec = stack["spec"].as_str().unwrap_or_default();
-            let is_this = |replay: &&mut Replay| replay.log == log && replay.stack == spec;
-            let is_single = value["passes"] == 1;
-            if let Some(replay) = self.replays.iter_mut().find(is_this) {
-                if is_single {
-                    replay.taken_over_live = stack["reserved_over_live_first"].as_f64();
-                } else {
-                    replay.first_ns = stack["ns_per_op_first"].as_f64();
-                    replay.best_ns = stack["ns_per_op_best"].as_f64();
-                    replay.calls = stack["driver"]["calls_best_pass"].as_u64();
-                }
-            } else {
-                self.replays.push(Replay {
-                    log: log.to_owned(),
-                    stack: spec.to_owned(),
-                    first_ns: stack["ns_per_op_first"].as_f64(),
-                    best_ns: stack["ns_per_op_best"].as_f64(),
-                    taken_over_live: stack["reserved_over_live_first"].as_f64(),
-                    calls: stack["driver"]["calls_best_pass"].as_u64(),
-                });
-            }
+            self.replays.retain(|replay| (replay.log.as_str(), replay.stack.as_str()) != (log, spec));
+            self.replays.push(replay(log, spec, stack));
         }
     }
 }
@@ -178,17 +162,20 @@ fn busy(row: String, stack: &str, value: &Value) -> Busy {
     }
 }
 
-/// What a peer printed of a log.
-fn replay(value: &Value) -> Replay {
-    let text = |key: &str| value[key].as_str().unwrap_or_default().to_owned();
-    let taken = value["peak_reserved_bytes"].as_f64();
+/// What millpond or a peer printed of a log.
+fn replay(log: &str, stack: &str, value: &Value) -> Replay {
+    let figure = |key: &str| value[key].as_f64();
+    let passes = value["passes"].as_array().map_or(&[][..], Vec::as_slice);
+    let taken = passes.iter().filter_map(|pass| pass["peak_taken_bytes"].as_f64());
+    let live = figure("peak_live_bytes").filter(|live| *live > 0.0);
     Replay {
-        log: text("log"),
-        stack: text("stack"),
-        first_ns: value["ns_per_op_first"].as_f64(),
-        best_ns: value["ns_per_op_best"].as_f64(),
-        taken_over_live: taken.zip(value["peak_live_bytes"].as_f64()).map(|(taken, live)| taken / live),
-        calls: None,
+        log: log.to_owned(),
+        stack: stack.to_owned(),
+        first_ns: figure("ns_per_op_first"),
+        best_ns: figure("ns_per_op_best"),
+        taken_over_live: figure("reserved_over_live_first"),
+        taken_over_live_last: taken.reduce(f64::max).zip(live).map(|(taken, live)| taken / live),
+        calls: value["driver"]["calls_best_pass"].as_u64(),
     }
 }
 

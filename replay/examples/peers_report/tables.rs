@@ -48,10 +48,11 @@ const FIGURES: [Figure; 5] = [
 
 /// The same of logs.
 type OfLog = (&'static str, fn(&Replay) -> Option<f64>, usize);
-const OF_LOGS: [OfLog; 4] = [
+const OF_LOGS: [OfLog; 5] = [
     ("Logs: nanoseconds an operation, first pass", |replay| replay.first_ns, 0),
     ("Logs: nanoseconds an operation, best pass", |replay| replay.best_ns, 0),
     ("Logs: bytes taken by bytes live, each at its peak, one pass", |replay| replay.taken_over_live, 3),
+    ("Logs: bytes taken by bytes live, all passes", |replay| replay.taken_over_live_last, 3),
     ("Logs: driver calls in the best pass", |replay| replay.calls.map(|calls| calls as f64), 0),
 ];
 

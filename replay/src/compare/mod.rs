@@ -11,7 +11,7 @@ use millpond_core::stack::{LayerEntry, LayerTable, StackSpec};
 use millpond_driver::DeviceSpec;
 use serde::Serialize;
 
-pub use figures::{DeviceFigures, DriverFigures, StackFigures, StackReport, StackResult};
+pub use figures::{DeviceFigures, DriverFigures, PassFigures, StackFigures, StackReport, StackResult};
 
 use crate::engine::Options;
 use crate::program::{LogSummary, Program};
