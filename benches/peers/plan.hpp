@@ -218,6 +218,7 @@ struct Options {
   bool is_busy = false;
   std::vector<std::string> kernels{"5..25", "10..100"}, hosts{"ahead", "level", "sync"};
   uint64_t first = UINT64_MAX;  // operations of each log
+  std::string capacity;         // what is left of the device, as in 3GiB or 120%; all of it if empty
 
   static Options parse(int count, char** words) {
     Options options;
@@ -259,9 +260,12 @@ struct Options {
         options.passes = std::max(1u, static_cast<uint32_t>(std::stoul(value(i))));
       } else if (word == "--first") {
         options.first = std::stoull(value(i));
+      } else if (word == "--capacity") {
+        options.capacity = value(i);
       } else if (word.rfind("-", 0) == 0) {
         throw std::runtime_error(word + " is unknown; there are --quick, --seed, --threads, --workload, "
-                                 "--most-live, --log and --passes, and --busy with --kernels, --host and --first");
+                                 "--most-live, --log and --passes, and --busy with --kernels, --host, --first and "
+                                 "--capacity");
       } else {
         options.names.push_back(word);
       }

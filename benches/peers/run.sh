@@ -4,12 +4,14 @@
 #
 #   ./run.sh [--quick] [--seed N] [--threads N,…] [--workload NAME,…] [--passes N]
 #   ./run.sh --logs [--passes N]
-#   ./run.sh --busy [--kernels LO..HI,…] [--host NAME,…] [--passes N] [--first N] [--seed N]
+#   ./run.sh --busy [--kernels LO..HI,…] [--host NAME,…] [--passes N] [--first N] [--seed N] [--capacity SIZE]
 #
 # Each log is replayed N times (5) on one stack, and each pass is reported; with --logs nothing else runs.
 # With --busy the logs are replayed with work in flight, as `millpond-replay busy` does, and nothing else
 # runs. Kernels run for LO to HI microseconds (5..25,10..100), the host is ahead, level, sync (all), and each
-# log, or its first N operations, is replayed N times (3).
+# log, or its first N operations, is replayed N times (3). A capacity (120%, 800MiB, 3GiB; a share is of the
+# log's peak live bytes) is what is left of the device: the rest is reserved before, and allocations that fail
+# are counted.
 #
 # Everything goes to one file, results.jsonl in results/ beside this script, or in $OUT. Environment:
 #   STACKS   millpond's stacks ("cuda+pool cuda+pool:pages=off"; with --busy "cuda+pool cuda+pool:reuse=own

@@ -128,6 +128,27 @@ fn of_logs_with_work_in_flight_the_first_and_the_last_pass_are_shown_beside_no_a
 }
 
 #[test]
+fn at_a_capacity_rows_say_it_and_failures_are_added_up() {
+    let mut data = Data::default();
+    BUSY.iter().for_each(|line| data.read(&line.replace('\n', " ")).unwrap());
+    assert!(!tables::markdown(&data).contains("failed, all passes"), "nobody counts them");
+    let limited = [
+        r#"{"version":1,"log":{"file":"small.csv"},"capacity_bytes":3145728,"cases":[{"kernels":
+        {"shortest_ns":5000,"longest_ns":25000},"host":"ahead","stacks":[{"spec":"none","passes":
+        [{"end_ns":9,"failures":0}]},{"spec":"cuda+pool","passes":[{"end_ns":9,"failures":2},
+        {"end_ns":9,"failures":3}]}]}]}"#,
+        r#"{"workload":"busy","log":"small","stack":"torch","shortest_ns":5000,"longest_ns":25000,
+        "host":"ahead","capacity_bytes":3145728,"passes":[{"end_ns":9,"failures":0}]}"#,
+    ];
+    limited.iter().for_each(|line| data.read(&line.replace('\n', " ")).unwrap());
+    let text = tables::markdown(&data);
+    let (title, name) =
+        ("Work in flight: allocations that failed, all passes", "small, 5..25 µs, ahead, of 3 MiB");
+    assert_eq!(row(&text, title, "| | "), ["cuda+pool", "torch"]);
+    assert_eq!(row(&text, title, name), [name, "5", "0"]);
+}
+
+#[test]
 fn a_sweep_that_was_measured_is_drawn_with_each_allocator_that_has_figures() {
     let folder = tempfile::tempdir().unwrap();
     assert_eq!(plots::draw(&sample(), folder.path()).unwrap(), ["live.svg", "threads.svg"]);

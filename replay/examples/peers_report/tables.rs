@@ -59,7 +59,7 @@ const OF_LOGS: [OfLog; 5] = [
 /// The same of logs with work in flight.
 type OfBusy = (&'static str, fn(&Busy) -> Option<f64>, usize);
 const MIB: f64 = 1_048_576.0;
-const OF_BUSY: [OfBusy; 5] = [
+const OF_BUSY: [OfBusy; 6] = [
     (
         "Work in flight: milliseconds to the end of all streams, first pass",
         |busy| busy.first_ns.map(|ns| ns / 1e6),
@@ -69,6 +69,7 @@ const OF_BUSY: [OfBusy; 5] = [
     ("Work in flight: MiB taken, last pass", |busy| busy.taken_bytes.map(|bytes| bytes / MIB), 0),
     ("Work in flight: waits between streams, last pass", |busy| busy.stream_waits, 0),
     ("Work in flight: waits of the host, last pass", |busy| busy.host_waits, 0),
+    ("Work in flight: allocations that failed, all passes", |busy| busy.failures, 0),
 ];
 
 /// Everything that was measured.
