@@ -130,8 +130,8 @@ impl Store for Blocks {
         }
     }
 
-    fn join_with_anyones(&mut self, _owner: Owner, _request: &Request) -> bool {
-        false
+    fn take_with_anyones(&mut self, _owner: Owner, _request: &Request) -> Option<DevicePtr> {
+        None
     }
 
     fn free_bytes(&self, owner: Owner) -> u64 {

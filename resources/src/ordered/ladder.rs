@@ -8,7 +8,7 @@ use super::grow::Refusal;
 use super::points::{Donor, Point};
 use super::pressure::Pressure;
 use super::shortage::DEVICE_PAGE;
-use super::store::{ANYONE, Epoch, Fit, Gather, Request, Store};
+use super::store::{ANYONE, Epoch, Gather, Request, Store};
 use super::{Ordered, State};
 
 /// How often other threads may come in between before a request that somebody's block would serve fails.
@@ -120,9 +120,6 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         // A wait would end the capture of a graph, a record would become a part of it. (What can be asked and
         // waited for elsewhere is left alone, too: memory for a graph comes from the stream or is new.)
         let capturing = self.is_capturing(stream)?;
-        if !capturing && self.reuse.completed && self.collection_is_due(request, stream) {
-            self.collect_completed(Some(request), Some(stream))?;
-        }
         // Another thread may have brought memory while this one waited for the lock.
         if let Some(ptr) = self.try_hit(request, stream) {
             return Ok(Ok(ptr));
@@ -130,8 +127,8 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         if let Some(ptr) = self.gather_and_take(request, stream, capturing)? {
             return Ok(Ok(ptr));
         }
-        if !capturing && let Some(ptr) = self.make_room(request, stream)? {
-            return Ok(Ok(ptr));
+        if !capturing {
+            self.make_room(request, stream)?;
         }
         let mut refused = match self.grow(request, stream, reading, |ladder| &mut ladder.grow)? {
             Ok(ptr) => return Ok(Ok(ptr)),
@@ -145,8 +142,13 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         if let Some(ptr) = self.try_hit(request, stream) {
             return Ok(Ok(ptr));
         }
-        if !capturing && let Some(ptr) = self.reclaim(request, stream)? {
-            return Ok(Ok(ptr));
+        if !capturing {
+            if let Some(ptr) = self.wait_for_others(request, stream)? {
+                return Ok(Ok(ptr));
+            }
+            if let Some(ptr) = self.reclaim(request, stream)? {
+                return Ok(Ok(ptr));
+            }
         }
         if self.runs_errands {
             match self.grow(request, stream, &mut None, |ladder| &mut ladder.reclaim)? {
@@ -166,7 +168,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             if capturing || !self.anybody_has_a_fit(request) {
                 break;
             }
-            if let Some(ptr) = self.take_from_others(request, stream)? {
+            if let Some(ptr) = self.wait_for_others(request, stream)? {
                 return Ok(Ok(ptr));
             }
             if let Some(ptr) = self.reclaim(request, stream)? {
@@ -176,7 +178,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         Ok(Err(refused))
     }
 
-    /// Takes back what threads keep, and then what other streams have.
+    /// Takes back what threads keep, and then what other streams have and is done.
     fn gather_and_take(
         &self,
         request: &Request,
@@ -202,43 +204,33 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     }
 
     /// Gives regions back that are free from end to end, if growth would otherwise set a new peak: together
-    /// with what they leave, one larger region serves where several smaller ones did not.
-    fn make_room(&self, request: &Request, stream: StreamRef) -> Result<Option<DevicePtr>> {
-        let sets_a_peak = || {
+    /// with what they leave, one larger region serves where several smaller ones did not. Upstream waits for
+    /// the device to free them: not while streams are far behind.
+    fn make_room(&self, request: &Request, stream: StreamRef) -> Result<()> {
+        let is_worth_it = {
             let state = self.state.lock();
             let totals = state.store.totals();
             let growth = state.store.growth(request).map_or(0, |growth| growth.preferred);
-            totals.bytes_reserved + growth > totals.peak_bytes_reserved
+            !state.backlog.is_long() && totals.bytes_reserved + growth > totals.peak_bytes_reserved
         };
-        if self.runs_errands {
-            // What is anyone's joins, and can be put together, whosever it was.
-            if self.owned_free_bytes(Some(request)) == 0 {
-                return Ok(None);
-            }
-            self.collect_completed(Some(request), Some(stream))?;
-            return Ok(self.try_hit(request, stream));
-        }
-        if !self.upstream_is_ordered && sets_a_peak() {
-            self.collect_completed(Some(request), Some(stream))?;
+        if !self.runs_errands && !self.upstream_is_ordered && is_worth_it {
+            self.collect_completed(Some(request), Some(stream), true)?;
             let keep = self.bytes_reserved().saturating_sub(request.bytes);
             self.release_free_regions(keep, stream);
         }
-        Ok(None)
+        Ok(())
     }
 
-    /// The steps between streams: what is ordered, done, or can be waited for; and what lies with streams
-    /// that may be gone, where that is much.
+    /// What other streams have and is done, if they keep up with the host; and what lies with streams that may
+    /// be gone, where that is much.
     fn take_from_others(&self, request: &Request, stream: StreamRef) -> Result<Option<DevicePtr>> {
-        if let Some(ptr) = self.take_from_best_donor(request, stream)? {
-            return Ok(Some(ptr));
-        }
         if self.reuse.completed && self.others_could_serve(request, stream) {
-            self.collect_completed(Some(request), Some(stream))?;
+            self.collect_completed(Some(request), Some(stream), true)?;
             if let Some(ptr) = self.try_hit(request, stream) {
                 return Ok(Some(ptr));
             }
         }
-        if self.lost_bytes() > self.bytes_reserved() / 8 {
+        if !self.state.lock().backlog.is_long() && self.lost_bytes() > self.bytes_reserved() / 8 {
             // Growth may serve as well: only a lost device stops here.
             return self.reclaim(request, stream).or_else(|error| match self.health.is_lost() {
                 true => Err(error),
@@ -248,30 +240,40 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         Ok(None)
     }
 
+    /// What other streams have, once there is no more memory: what is done first, then what can be waited for.
+    fn wait_for_others(&self, request: &Request, stream: StreamRef) -> Result<Option<DevicePtr>> {
+        if self.reuse.completed {
+            self.collect_completed(Some(request), Some(stream), false)?;
+            if let Some(ptr) = self.try_hit(request, stream) {
+                return Ok(Some(ptr));
+            }
+            // In several places it may be enough.
+            if self.runs_errands
+                && let Ok(ptr) = self.grow(request, stream, &mut None, |ladder| &mut ladder.completed)?
+            {
+                return Ok(Some(ptr));
+            }
+        }
+        self.take_from_best_donor(request, stream)
+    }
+
     fn anybody_has_a_fit(&self, request: &Request) -> bool {
         let state = self.state.lock();
         let fits = |owner| state.store.find(owner, Epoch::MAX, request).is_some();
         fits(ANYONE) || state.streams.iter().any(|(owner, _)| fits(owner))
     }
 
-    fn collection_is_due(&self, request: &Request, stream: StreamRef) -> bool {
-        let mut state = self.state.lock();
-        let owner = state.owner_of(stream);
-        let largest = state.largest_without_collection(request);
-        let fits = |fit: Fit| fit.bytes <= largest;
-        largest < u64::MAX && !state.store.find(owner, Epoch::MAX, request).is_some_and(fits)
-    }
-
     fn try_hit(&self, request: &Request, stream: StreamRef) -> Option<DevicePtr> {
         let mut state = self.state.lock();
         let owner = state.owner_of(stream);
-        state.hit(owner, request, self.reuse, u64::MAX).or_else(|| {
-            let joined = state.store.join_with_anyones(owner, request);
-            joined.then(|| state.hit(owner, request, self.reuse, u64::MAX))?
+        state.hit(owner, request, self.reuse).or_else(|| {
+            let ptr = state.store.take_with_anyones(owner, request)?;
+            state.ladder.own_stream += 1;
+            Some(ptr)
         })
     }
 
-    /// Steps three and four: one other stream has a block that fits.
+    /// A block of one other stream that is done, or that this one is made to wait for.
     fn take_from_best_donor(&self, request: &Request, stream: StreamRef) -> Result<Option<DevicePtr>> {
         if !self.reuse.completed && !self.reuse.waited {
             return Ok(None);

@@ -9,10 +9,18 @@
 //! |---|---|---|
 //! | own stream | was given back on this stream (or is anyone's: counted as completed) | 0 |
 //! | ordered | belongs to a stream that this one was made to wait for after the block was given back | 0 |
-//! | completed | belongs to a stream whose recorded point is done | a query; a record where none is there |
-//! | waited | the same, but not done: this stream is made to wait for the point | one wait more |
+//! | completed | belonged to a stream whose recorded point is done; not while streams are far behind | a query; a record where none is there |
 //! | grow | is new, from upstream | upstream's |
+//! | waited | belongs to another stream: this one is made to wait for its point | a record and a wait |
 //! | reclaim | is had by synchronising, or by giving free regions back to grow anew | a synchronisation |
+//!
+//! **No stream waits for another, and no host for the device, while there is memory to be had.** A wait behind a
+//! stream that is far ahead costs more than all else that an allocator does, so it comes where growth is
+//! refused, by the device or by the resource's own maximum. CUDA's pools have the same rule: they make internal
+//! dependencies where they cannot map more memory.
+//!
+//! **Streams that are far behind keep what they free** ([`backlog`]): each serves itself first, and new memory
+//! comes before another stream's. What they then take is what each of them needs at its peak, and stays so.
 //!
 //! **Time is counted in points, not in frees.** Each stream has an epoch. A free notes the epoch and makes no
 //! driver call. Recording a point (one event per stream) ends the epoch and covers all blocks of it and
@@ -20,15 +28,11 @@
 //! what *that* stream had been made to wait for before is inherited: a block moved from stream to stream
 //! never loses what it depends on.
 //!
-//! **Memory flows back.** When a stream's best block is much too large for a request, and at least 256 blocks
-//! were given back since somebody last looked, the points of the streams that could serve are asked for
-//! first: what is done becomes anyone's, joins across streams, and may fit better. While the device is busy,
-//! that is asked less often.
-//!
 //! **Streams die.** A point can be recorded on a stream from elsewhere only while that stream is surely alive
 //! ([`Driver::event_record_if_alive`](millpond_core::Driver::event_record_if_alive)). Where it is not, the
-//! stream's own next call records it; blocks of streams that never call again are had back by synchronising,
-//! before the resource grows by more than an eighth because of them.
+//! stream's own next call records it; blocks of streams that never call again are reclaimed by synchronising,
+//! before the resource grows by more than an eighth because of them; while streams are far behind, only before
+//! memory is out.
 //!
 //! **Locks.** One short lock around the blocks and what is known of the streams; no driver call and no
 //! upstream call is made under it. A second lock lets one thread at a time go beyond the first two steps.
@@ -38,6 +42,7 @@
 //! |---|---|
 //! | `store` | what a store of blocks is |
 //! | `streams`, `points` | what is known of streams; events recorded on them |
+//! | `backlog` | how far streams are behind the host |
 //! | `ladder`, `grow` | the steps that call the driver or upstream; the one that takes memory |
 //! | `device` | what is free of a device, and promised to growths |
 //! | `release` | what goes back: trim, and before memory is out |
@@ -46,6 +51,7 @@
 //! | `pressure` | one resource asks the others of the device |
 //! | `trace` | what all this is told to `tracing` |
 
+mod backlog;
 mod bites;
 mod device;
 mod grow;
@@ -63,7 +69,8 @@ mod trace;
 use std::fmt::{self, Debug};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, LazyLock, Weak};
+use std::time::Instant;
 
 use millpond_core::driver::{CaptureModeGuard, Health};
 use millpond_core::misuse::{self, Misuse, MisuseKind};
@@ -76,6 +83,7 @@ use parking_lot::Mutex;
 use crate::driver_memory::CudaMemoryResource;
 use crate::lock::QuickLock;
 use crate::process::{self, Origin};
+use backlog::Backlog;
 use device::Device;
 
 pub use reuse::Reuse;
@@ -127,29 +135,19 @@ struct State<S> {
     store: S,
     streams: Streams,
     ladder: LadderCounts,
-    /// Deallocations under the lock so far.
-    given: u64,
-    /// Deallocations of all sorts when the points of the streams that could serve were last asked for.
-    given_at_collection: u64,
-    /// Ask again after so many.
-    collect_after: u64,
+    backlog: Backlog,
     /// The resource was dropped, and everything given back.
     is_over: bool,
 }
-
-/// Points of all streams are asked for after so many deallocations at the earliest …
-const COLLECT_AFTER_LEAST: u64 = 256;
-/// … and, where that brought nothing, at the latest.
-const COLLECT_AFTER_MOST: u64 = 16384;
 
 impl<S: Store> State<S> {
     fn owner_of(&mut self, stream: StreamRef) -> Owner {
         self.streams.owner_of(stream, &mut self.store)
     }
 
-    /// The steps without a driver call, with a block of at most `largest` bytes.
-    fn hit(&mut self, owner: Owner, request: &Request, reuse: Reuse, largest: u64) -> Option<DevicePtr> {
-        match self.store.hit(owner, request, largest) {
+    /// The steps without a driver call.
+    fn hit(&mut self, owner: Owner, request: &Request, reuse: Reuse) -> Option<DevicePtr> {
+        match self.store.hit(owner, request, self.backlog.is_long()) {
             Some(Hit::Own(ptr)) => {
                 self.ladder.own_stream += 1;
                 Some(ptr)
@@ -159,7 +157,7 @@ impl<S: Store> State<S> {
                 Some(ptr)
             }
             None => {
-                let (other, upto) = self.find_ordered(owner, request, reuse, largest)?;
+                let (other, upto) = self.find_ordered(owner, request, reuse)?;
                 let ptr = self.store.take(other, upto, request)?;
                 self.ladder.ordered += 1;
                 Some(ptr)
@@ -167,24 +165,8 @@ impl<S: Store> State<S> {
         }
     }
 
-    /// The size beyond which a block is so much larger than the request that a better fit may well lie with
-    /// another stream, if enough was given back since somebody last looked.
-    fn largest_without_collection(&self, request: &Request) -> u64 {
-        if self.streams.len() < 2 || self.store.is_in_a_hurry() {
-            return u64::MAX;
-        }
-        let given = self.given + self.store.given() - self.given_at_collection;
-        if given >= self.collect_after { request.bytes / 7 * 8 } else { u64::MAX }
-    }
-
     /// The stream that this one is ordered after and that has the best block, and up to when.
-    fn find_ordered(
-        &self,
-        owner: Owner,
-        request: &Request,
-        reuse: Reuse,
-        largest: u64,
-    ) -> Option<(Owner, Epoch)> {
+    fn find_ordered(&self, owner: Owner, request: &Request, reuse: Reuse) -> Option<(Owner, Epoch)> {
         if !reuse.ordered || self.streams.len() < 2 {
             return None;
         }
@@ -196,7 +178,6 @@ impl<S: Store> State<S> {
                 0 => None,
                 upto => self.store.find(other, upto, request).map(|fit| (fit.bytes, other, upto)),
             })
-            .filter(|(bytes, ..)| *bytes <= largest)
             .min_by_key(|(bytes, ..)| *bytes)
             .map(|(_, other, upto)| (other, upto))
     }
@@ -227,18 +208,18 @@ impl<S: Store> Core<S> {
         work(&mut self.state.lock().store)
     }
 
-    /// Gives a block back under the lock: `give` does.
-    pub(crate) fn give_in_store(&self, give: impl FnOnce(&mut S)) {
-        let mut state = self.state.lock();
-        state.given += 1;
-        give(&mut state.store);
-    }
-
     /// As [`with_store`](Self::with_store), for who may outlive the resource: `None` once everything was
     /// given back.
     pub(crate) fn with_living_store<T>(&self, work: impl FnOnce(&mut S) -> T) -> Option<T> {
         let mut state = self.state.lock();
         (!state.is_over).then(|| work(&mut state.store))
+    }
+
+    /// Nanoseconds since a moment that is the same for all who ask: of the device's own time where that is
+    /// simulated.
+    fn now_ns(&self) -> u64 {
+        static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+        self.driver.virtual_time_ns().unwrap_or_else(|| START.elapsed().as_nanos() as u64)
     }
 
     /// Notes a sticky error and turns it into millpond's.
@@ -270,9 +251,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
                 store,
                 streams: Streams::new(),
                 ladder: LadderCounts::default(),
-                given: 0,
-                given_at_collection: 0,
-                collect_after: COLLECT_AFTER_LEAST,
+                backlog: Backlog::default(),
                 is_over: false,
             }),
             slow: Mutex::new(()),
@@ -320,9 +299,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             request = state.store.request(layout).ok_or_else(|| Error::request_too_large(layout, stream))?;
             request.shard = shard;
             let owner = cell.map_or_else(|| state.owner_of(stream), |cell| cell.owner);
-            let largest =
-                if self.reuse.completed { state.largest_without_collection(&request) } else { u64::MAX };
-            if let Some(ptr) = state.hit(owner, &request, self.reuse, largest) {
+            if let Some(ptr) = state.hit(owner, &request, self.reuse) {
                 let wanted = state.streams.slot_mut(owner).ticket_if_wanted();
                 drop(state);
                 if let Some(ticket) = wanted {
@@ -353,7 +330,6 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         let wanted = {
             let mut state = self.state.lock();
             let owner = state.owner_of(stream);
-            state.given += 1;
             let State { store, streams, .. } = &mut *state;
             let slot = streams.slot_mut(owner);
             if let Err(kind) = store.give(ptr, layout, owner, slot.epoch()) {
@@ -387,7 +363,8 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         let record = || self.event_of(ticket.id).and_then(|event| self.record(event, stream));
         let recorded = if self.health.is_lost() { Ok(false) } else { record() };
         let id = ticket.id;
-        self.state.lock().streams.settle(ticket, matches!(recorded, Ok(true)));
+        let now_ns = self.now_ns();
+        self.state.lock().streams.settle(ticket, matches!(recorded, Ok(true)), now_ns);
         // Nothing depends on the point: without it the blocks stay with their stream. A lost device is noted.
         if let Err(error) = recorded {
             let _ = self.do_without(id, error);

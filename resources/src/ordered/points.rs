@@ -7,8 +7,9 @@ use millpond_core::driver::{DriverResult, Event, EventFlags};
 use millpond_core::{DriverError, Error, Result, StreamId, StreamRef};
 
 use super::store::{ANYONE, Epoch, Owner, Request, Store};
+use super::streams::Slot;
 use super::trace::event;
-use super::{COLLECT_AFTER_LEAST, COLLECT_AFTER_MOST, Core, State};
+use super::{Core, State};
 
 /// Another stream whose blocks are looked at.
 #[derive(Clone, Copy, Debug)]
@@ -28,32 +29,54 @@ pub(super) struct Point {
     pub(super) seen: Vec<(Owner, Epoch)>,
 }
 
+/// The last point that was recorded on a donor.
+fn last_point(slot: &Slot, donor: Donor) -> Option<Point> {
+    let (event, epoch) = slot.event.zip(slot.point)?;
+    Some(Point { donor: Donor { epoch, ..donor }, event, seen: slot.point_seen.clone() })
+}
+
 impl<S: Store> Core<S> {
-    /// Makes the blocks of all streams whose work is done anyone's, the requesting stream's too, so that
-    /// neighbours join whoever gave them back.
-    ///
-    /// For a request, only where that could be served from what they have.
+    /// Asks how far the streams have come that could serve the request, or all; notes how far behind the last
+    /// of them is. What is done becomes anyone's, so that neighbours join whoever gave them back: unless
+    /// streams are far behind and it `may_stay` theirs.
     pub(super) fn collect_completed(
         &self,
         request: Option<&Request>,
         stream: Option<StreamRef>,
+        may_stay: bool,
     ) -> Result<()> {
-        let donors = self.donors(request);
-        {
-            let mut state = self.state.lock();
-            state.given_at_collection = state.given + state.store.given();
-        }
-        let mut done = false;
-        for donor in donors {
-            if let Some(point) = self.point_of(donor, stream)? {
-                done |= self.is_done(&point, request)?;
+        let now_ns = self.now_ns();
+        let (mut done, mut behind_ns) = (Vec::new(), 0);
+        for donor in self.donors(request) {
+            if let Some((point, recorded_ns)) = self.recorded_point(donor) {
+                if !self.is_over(&point)? {
+                    behind_ns = now_ns.saturating_sub(recorded_ns).max(behind_ns);
+                    continue;
+                }
+                done.push(point);
+            }
+            if let Some(point) = self.point_of(donor, stream)?
+                && self.is_over(&point)?
+            {
+                done.push(point);
             }
         }
-        // While the device is busy, asking often brings nothing.
-        let mut state = self.state.lock();
-        state.collect_after =
-            if done { COLLECT_AFTER_LEAST } else { (state.collect_after * 2).min(COLLECT_AFTER_MOST) };
+        let keeps = {
+            let backlog = &mut self.state.lock().backlog;
+            backlog.note(behind_ns);
+            may_stay && backlog.is_long()
+        };
+        if !keeps {
+            done.iter().for_each(|point| self.came_to(point, request));
+        }
         Ok(())
+    }
+
+    /// The donor's last point, and when it was recorded.
+    fn recorded_point(&self, donor: Donor) -> Option<(Point, u64)> {
+        let mut state = self.state.lock();
+        let (_, slot) = state.streams.find_mut(donor.id)?;
+        Some((last_point(slot, donor)?, slot.recorded_ns))
     }
 
     /// The streams that have free blocks: where there is a request, some that could serve it.
@@ -73,11 +96,8 @@ impl<S: Store> Core<S> {
         let (ticket, donors_stream) = {
             let mut state = self.state.lock();
             let Some((_, slot)) = state.streams.find_mut(donor.id) else { return Ok(None) };
-            if let (Some(event), Some(epoch)) = (slot.event, slot.point)
-                && epoch >= donor.epoch
-            {
-                let seen = slot.point_seen.clone();
-                return Ok(Some(Point { donor: Donor { epoch, ..donor }, event, seen }));
+            if let Some(point) = last_point(slot, donor).filter(|point| point.donor.epoch >= donor.epoch) {
+                return Ok(Some(point));
             }
             if slot.id.is_per_thread() && slot.id != StreamRef::PER_THREAD.id() {
                 slot.set_wanted(true);
@@ -93,9 +113,10 @@ impl<S: Store> Core<S> {
             };
             Ok(done?.then_some(event))
         });
+        let now_ns = self.now_ns();
         {
             let mut state = self.state.lock();
-            state.streams.settle(ticket, matches!(recorded, Ok(Some(_))));
+            state.streams.settle(ticket, matches!(recorded, Ok(Some(_))), now_ns);
             if let (Ok(None), Some((_, slot))) = (&recorded, state.streams.find_mut(donor.id)) {
                 slot.set_wanted(true);
             }
@@ -112,13 +133,7 @@ impl<S: Store> Core<S> {
         if let Some(point) = self.point_of(donor, stream)? {
             return Ok(Some(point));
         }
-        let mut state = self.state.lock();
-        let Some((_, slot)) = state.streams.find_mut(donor.id) else { return Ok(None) };
-        let point = slot.event.zip(slot.point).map(|(event, epoch)| {
-            let seen = slot.point_seen.clone();
-            Point { donor: Donor { epoch, ..donor }, event, seen }
-        });
-        Ok(point)
+        Ok(self.recorded_point(donor).map(|(point, _)| point))
     }
 
     /// Records the event on a stream that is surely alive, unless the stream captures a graph.
@@ -160,16 +175,21 @@ impl<S: Store> Core<S> {
         Ok(event)
     }
 
-    /// Whether all work before the point is done; if so, the blocks that it covers become anyone's: where
-    /// there is a request, those that could serve it.
+    /// Whether all work before the point is done; where the driver cannot say, it is not.
+    fn is_over(&self, point: &Point) -> Result<bool> {
+        self.driver
+            .event_query(point.event)
+            .or_else(|error| self.do_without(point.donor.id, error).map(|()| false))
+    }
+
+    /// As [`is_over`](Self::is_over); if so, the blocks that it covers become anyone's: where there is a
+    /// request, those that could serve it.
     pub(super) fn is_done(&self, point: &Point, request: Option<&Request>) -> Result<bool> {
-        match self.driver.event_query(point.event) {
-            Ok(true) => {}
-            Ok(false) => return Ok(false),
-            Err(error) => return self.do_without(point.donor.id, error).map(|()| false),
+        let is_over = self.is_over(point)?;
+        if is_over {
+            self.came_to(point, request);
         }
-        self.came_to(point, request);
-        Ok(true)
+        Ok(is_over)
     }
 
     /// All work before the point is done: the blocks that it covers become anyone's.

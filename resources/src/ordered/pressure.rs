@@ -83,7 +83,7 @@ impl<S: Store> Core<S> {
         if may_ask {
             match how {
                 Learn::Wait => self.wait_for_owners(None)?,
-                _ => self.collect_completed(None, None)?,
+                _ => self.collect_completed(None, None, false)?,
             }
         }
         let keep = self.bytes_reserved().saturating_sub(bytes);

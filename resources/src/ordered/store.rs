@@ -304,13 +304,13 @@ pub(crate) trait Store: Debug + Send + Sized + 'static {
     fn find(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<Fit>;
     /// Hands the best such block out; what is left over stays with its owner.
     fn take(&mut self, owner: Owner, upto: Epoch, request: &Request) -> Option<DevicePtr>;
-    /// Hands out the better of the best block of `owner` and the best of anyone's, if it has at most
-    /// `largest` bytes.
-    fn hit(&mut self, owner: Owner, request: &Request, largest: u64) -> Option<Hit> {
-        let own = self.find(owner, Epoch::MAX, request).filter(|fit| fit.bytes <= largest);
-        let anyones = self.find(ANYONE, Epoch::MAX, request).filter(|fit| fit.bytes <= largest);
+    /// Hands out the better of the best block of `owner` and the best of anyone's, or any of the owner's first
+    /// (`is_own_first`).
+    fn hit(&mut self, owner: Owner, request: &Request, is_own_first: bool) -> Option<Hit> {
+        let own = self.find(owner, Epoch::MAX, request);
+        let anyones = self.find(ANYONE, Epoch::MAX, request);
         let prefers_anyones = match (own, anyones) {
-            (Some(own), Some(free)) => free.bytes < own.bytes,
+            (Some(own), Some(free)) => !is_own_first && free.bytes < own.bytes,
             (own, _) => own.is_none(),
         };
         if prefers_anyones {
@@ -350,9 +350,8 @@ pub(crate) trait Store: Debug + Send + Sized + 'static {
         self.migrate(from, upto, to, epoch);
         at.is_at_end = true;
     }
-    /// Joins free blocks of `owner` with neighbours that are anyone's, if that makes one that serves the
-    /// request.
-    fn join_with_anyones(&mut self, owner: Owner, request: &Request) -> bool;
+    /// Hands out a block that reaches over neighbours, some of `owner` and some that are anyone's.
+    fn take_with_anyones(&mut self, owner: Owner, request: &Request) -> Option<DevicePtr>;
     /// Bytes in the free blocks of an owner.
     fn free_bytes(&self, owner: Owner) -> u64;
     /// Bytes in those that could serve `request`, if there is one and they were the requester's.
@@ -363,14 +362,6 @@ pub(crate) trait Store: Debug + Send + Sized + 'static {
     fn largest_free_block(&self) -> u64;
     /// What to take from upstream to serve `request`, or `None` if nothing would.
     fn growth(&self, request: &Request) -> Option<Growth>;
-    /// How many blocks were given back past the lock so far, about.
-    fn given(&self) -> u64 {
-        0
-    }
-    /// Whether threads meet so often that a better fit is not worth asking the driver.
-    fn is_in_a_hurry(&self) -> bool {
-        false
-    }
     /// Upstream refused memory, or the store's own limit does: from here on, none is spared.
     fn refused(&mut self) {}
     /// Adds memory from upstream as one free block (or several) of `owner`.

@@ -49,6 +49,8 @@ pub(crate) struct Slot {
     /// The latest epoch that the event is known to cover, unless that is known to be done, and all that it
     /// covers is anyone's.
     pub(crate) point: Option<Epoch>,
+    /// When the event was recorded, in nanoseconds of [`Core::now_ns`](super::Core::now_ns).
+    pub(crate) recorded_ns: u64,
     /// What the stream was ordered after when the point was recorded.
     pub(crate) point_seen: Vec<(Owner, Epoch)>,
     /// Up to which epoch of which other stream this stream's next work is ordered after.
@@ -67,6 +69,7 @@ impl Slot {
             calls: 0,
             event: None,
             point: None,
+            recorded_ns: 0,
             point_seen: Vec::new(),
             seen: Vec::new(),
             tickets: 0,
@@ -233,13 +236,14 @@ impl Streams {
         self.by_id.len()
     }
 
-    /// The event of the ticket's stream was recorded after the ticket was made, or was not.
-    pub(crate) fn settle(&mut self, ticket: Ticket, recorded: bool) {
+    /// The event of the ticket's stream was recorded after the ticket was made, by `now_ns`, or was not.
+    pub(crate) fn settle(&mut self, ticket: Ticket, recorded: bool, now_ns: u64) {
         let (_, slot) = self.find_mut(ticket.id).expect("a stream with a ticket is not forgotten");
         slot.tickets -= 1;
         if recorded && slot.point.is_none_or(|old| old < ticket.epoch) {
             slot.point = Some(ticket.epoch);
             slot.point_seen = ticket.seen;
+            slot.recorded_ns = now_ns;
         }
     }
 

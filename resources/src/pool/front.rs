@@ -32,8 +32,6 @@ use super::directory::Entry;
 use crate::ordered::StreamCell;
 use crate::sync::{AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, bounded};
 
-/// Deallocations are told to the pool in steps of so many.
-pub(super) const STEP: u64 = 16;
 /// Blocks of one class, at most.
 const DEPTH: usize = bounded(32, 2);
 
@@ -238,12 +236,6 @@ impl ThreadCounts {
         raise(&self.kept_bytes, bytes as i64);
         raise(&self.kept_requested, requested as i64);
         add(&self.pushes, 1);
-    }
-
-    /// Whether this many more blocks were put in fronts since the last time it said so.
-    #[inline]
-    pub(super) fn is_step(&self) -> bool {
-        self.pushes.load(Ordering::Relaxed).is_multiple_of(STEP)
     }
 
     /// A block is about to be taken out of a front and handed out. Said before the exchange that takes it,

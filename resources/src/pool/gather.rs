@@ -35,10 +35,12 @@ impl Heaps {
         // Little is not worth the work, unless it is all there is; where mapping pages is much more, none is
         // little. Where threads meet, growing costs them less than what they keep.
         let reserved = match only {
-            Some(shard) if self.is_in_a_hurry() => self.shared.arenas.lock(shard).heap.bytes_reserved,
+            Some(shard) if self.shared.arenas.are_many() => {
+                self.shared.arenas.lock(shard).heap.bytes_reserved
+            }
             _ => self.large.bytes_reserved(),
         };
-        let little = match (self.runs_errands(), self.is_in_a_hurry()) {
+        let little = match (self.runs_errands(), self.shared.arenas.are_many()) {
             (false, false) => reserved / 256,
             (true, false) => 0,
             (false, true) => reserved / 16,

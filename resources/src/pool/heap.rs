@@ -17,9 +17,6 @@ use crate::ordered::{ANYONE, Epoch, Owner, Request};
 /// How many free blocks of a stream are looked at for neighbours that are anyone's, before the pool grows.
 const JOIN_SCAN_LIMIT: usize = 4096;
 
-/// Pieces of this size that are anyone's always join a neighbour that is given back.
-const ANYONES_KEPT: u64 = 32 << 20;
-
 /// Memory from one place, in chunks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Region {
@@ -138,15 +135,15 @@ impl Heap {
         rest
     }
 
-    /// Joins a free chunk, in no bin, with free neighbours of the same owner, and with those that are
-    /// anyone's and have `anyones` bytes at most; says what it is part of now.
-    fn join(&mut self, mut id: ChunkId, anyones: u64) -> ChunkId {
+    /// Joins a free chunk, in no bin, with free neighbours of the same owner, and with those that are anyone's
+    /// where there is one stream only; says what it is part of now.
+    fn join(&mut self, mut id: ChunkId) -> ChunkId {
         let owner = self.chunks[id].owner();
-        while let Some(next) = self.neighbour_for(owner, self.chunks[id].next, anyones) {
+        while let Some(next) = self.neighbour_for(owner, self.chunks[id].next) {
             self.take_from_bin(next);
             self.absorb_next(id);
         }
-        while let Some(prev) = self.neighbour_for(owner, self.chunks[id].prev, anyones) {
+        while let Some(prev) = self.neighbour_for(owner, self.chunks[id].prev) {
             self.take_from_bin(prev);
             let epoch = self.chunks[prev].epoch();
             self.chunks[prev].set_free(owner, epoch);
@@ -156,16 +153,9 @@ impl Heap {
         id
     }
 
-    fn neighbour_for(&self, owner: Owner, neighbour: ChunkId, anyones: u64) -> Option<ChunkId> {
-        let chunk = (neighbour != NIL).then(|| &self.chunks[neighbour])?;
-        let joins = chunk.owner() == owner || (chunk.owner() == ANYONE && chunk.bytes <= anyones);
-        joins.then_some(neighbour)
-    }
-
-    /// How large a neighbour that is anyone's may be for a block given back to take it along. Small pieces
-    /// are worth more joined; a large one is worth more to all streams.
-    fn worth_keeping(&self) -> u64 {
-        if self.is_alone { u64::MAX } else { (self.bytes_reserved / 16).max(ANYONES_KEPT) }
+    fn neighbour_for(&self, owner: Owner, neighbour: ChunkId) -> Option<ChunkId> {
+        let other = (neighbour != NIL).then(|| self.chunks[neighbour].owner())?;
+        (other == owner || (self.is_alone && other == ANYONE)).then_some(neighbour)
     }
 
     fn absorb_next(&mut self, id: ChunkId) {
@@ -246,10 +236,11 @@ impl Heap {
         self.bins(owner)?.find(&self.chunks, wanted, self.scan)
     }
 
-    /// The better of the owner's best chunk and the best of anyone's.
-    pub(super) fn find_for(&self, owner: Owner, request: &Request) -> Option<ChunkId> {
+    /// The better of the owner's best chunk and the best of anyone's, or any of the owner's first
+    /// (`is_own_first`).
+    pub(super) fn find_for(&self, owner: Owner, request: &Request, is_own_first: bool) -> Option<ChunkId> {
         let own = self.find(owner, Epoch::MAX, request);
-        if own.is_some_and(|own| self.chunks[own].bytes == request.bytes) {
+        if own.is_some_and(|own| is_own_first || self.chunks[own].bytes == request.bytes) {
             return own;
         }
         match (own, self.find(ANYONE, Epoch::MAX, request)) {
@@ -308,7 +299,7 @@ impl Heap {
         debug_assert!(self.chunks[id].is_in_use());
         self.blocks_in_use -= 1;
         self.chunks[id].set_free(owner, epoch);
-        let joined = self.join(id, self.worth_keeping());
+        let joined = self.join(id);
         self.put_in_bin(joined);
     }
 
@@ -332,29 +323,34 @@ impl Heap {
             let swallowed = self.chunks.get(id).is_none_or(|chunk| chunk.owner() != to);
             if !swallowed {
                 self.take_from_bin(id);
-                let joined = self.join(id, 0);
+                let joined = self.join(id);
                 self.put_in_bin(joined);
             }
         }
     }
 
-    /// Joins free chunks of `owner` with neighbours that are anyone's, if that makes one that serves the
-    /// request.
-    pub(super) fn join_with_anyones(&mut self, owner: Owner, request: &Request) -> bool {
-        let (Some(own), Some(anyones)) = (self.bins(owner), self.bins(ANYONE)) else { return false };
-        if anyones.blocks == 0 || own.bytes + anyones.bytes < request.bytes {
-            return false;
+    /// Free neighbours, some of `owner` and some that are anyone's, that serve the request together: the first
+    /// of them, and where the block starts. Of those, the one with the largest chunk of the owner's.
+    pub(super) fn find_run(&self, owner: Owner, request: &Request) -> Option<(ChunkId, u64)> {
+        let own = self.bins(owner)?;
+        if own.bytes + self.free_bytes(ANYONE) < request.bytes {
+            return None;
         }
-        let own = own.iter(&self.chunks).take(JOIN_SCAN_LIMIT);
-        let run =
-            own.map(|id| self.run_around(id, owner)).find(|(_, bytes)| *bytes >= request.padded_bytes());
-        let Some((first, _)) = run else { return false };
-        self.take_from_bin(first);
-        let epoch = self.chunks[first].epoch();
-        self.chunks[first].set_free(owner, epoch);
-        let joined = self.join(first, u64::MAX);
-        self.put_in_bin(joined);
-        true
+        let mut best: Option<(u64, ChunkId, u64)> = None;
+        for id in own.iter(&self.chunks).take(JOIN_SCAN_LIMIT) {
+            let chunk = &self.chunks[id];
+            if best.is_some_and(|(most, ..)| most >= chunk.bytes) {
+                continue;
+            }
+            let (first, bytes) = self.run_around(id, owner);
+            if bytes < request.padded_bytes() {
+                continue;
+            }
+            let start = self.chunks[first].addr;
+            let from = chunk.addr.min(start + bytes - request.padded_bytes());
+            best = Some((chunk.bytes, first, align_up(from, request.alignment)?));
+        }
+        best.map(|(_, first, addr)| (first, addr))
     }
 
     /// Bytes in the free chunks of an owner.

@@ -40,8 +40,6 @@ pub(super) struct Shared {
     /// Whether the pool maps pages itself.
     over_pages: bool,
     pub(super) limits: Limits,
-    /// Deallocations past the pool's lock, in steps.
-    pub(super) given: Apart,
     /// By how many bytes the blocks in use of odd sizes are smaller than the threads count them.
     pub(super) saved_by_odd: AtomicU64,
 }
@@ -59,11 +57,6 @@ pub(super) struct Limits {
     /// Blocks of at most so many bytes are in arenas.
     pub(super) small_upto: AtomicU64,
 }
-
-/// A counter that all threads write, away from what all read.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-pub(super) struct Apart(pub(super) AtomicU64);
 
 /// All free blocks of the pool, large and small: what is behind the pool's lock.
 #[derive(Debug)]
@@ -148,7 +141,6 @@ impl Heaps {
                 small_upto: AtomicU64::new(if pages.is_some() { LARGEST_OVER_PAGES } else { LARGEST_SMALL }),
                 ..Limits::default()
             },
-            given: Apart::default(),
             saved_by_odd: AtomicU64::new(0),
         };
         Self {
@@ -420,19 +412,15 @@ impl Store for Heaps {
         self.take_small(request, &[from], find).map(Hit::ptr)
     }
 
-    fn hit(&mut self, owner: Owner, request: &Request, largest: u64) -> Option<Hit> {
+    fn hit(&mut self, owner: Owner, request: &Request, is_own_first: bool) -> Option<Hit> {
         if self.is_small(request) {
-            // A span may be as large as it likes.
             let from = [owner, ANYONE].map(|owner| From { owner, upto: Epoch::MAX });
-            return self.take_small(request, &from, |heap| heap.find_for(owner, request));
+            return self.take_small(request, &from, |heap| heap.find_for(owner, request, is_own_first));
         }
-        let Some(found) = self.large.find_for(owner, request) else {
+        let Some(found) = self.large.find_for(owner, request, is_own_first) else {
             // In an otherwise empty span.
-            return self.take_in_arenas(request, None, |heap| heap.find_for(owner, request));
+            return self.take_in_arenas(request, None, |heap| heap.find_for(owner, request, is_own_first));
         };
-        if found.bytes > largest {
-            return None;
-        }
         let was_anyones = found.owner == ANYONE;
         let ptr = self.take_large(found, request);
         Some(if was_anyones { Hit::Anyones(ptr) } else { Hit::Own(ptr) })
@@ -483,11 +471,19 @@ impl Store for Heaps {
         super::decay::migrate_bite(self, from, upto, to, epoch, at);
     }
 
-    fn join_with_anyones(&mut self, owner: Owner, request: &Request) -> bool {
-        let joins = |(_, mut arena): (_, QuickGuard<'_, Arena>)| arena.heap.join_with_anyones(owner, request);
-        let in_arena =
-            self.is_small(request) && self.shared.arenas.each_of(owner, self.only_arena(request)).any(joins);
-        in_arena || self.large.join_with_anyones(owner, request)
+    fn take_with_anyones(&mut self, owner: Owner, request: &Request) -> Option<DevicePtr> {
+        let shared = Arc::clone(&self.shared);
+        if self.is_small(request) {
+            for (shard, mut arena) in shared.arenas.each_of(owner, self.only_arena(request)) {
+                if let Some((first, addr)) = arena.heap.find_run(owner, request) {
+                    let chunk = arena.heap.take_run(first, addr, request.bytes);
+                    let block = shared.entered(Arenas::heap_id(shard), chunk, request);
+                    return Some(DevicePtr::new(arena.heap.enter(&shared.directory, block)));
+                }
+            }
+        }
+        let block = || shared.entered(LARGE, NIL, request);
+        self.large.take_with_anyones(owner, request, block, &shared.directory).map(DevicePtr::new)
     }
 
     fn free_bytes(&self, owner: Owner) -> u64 {
@@ -513,14 +509,6 @@ impl Store for Heaps {
         let wanted = Heap::region_for(request, self.next_region.min(modest), REGION_UNIT);
         let preferred = wanted.min(room & !(ALLOCATION_ALIGNMENT - 1)).max(least);
         Some(Growth { preferred, least, unit: ALLOCATION_ALIGNMENT })
-    }
-
-    fn given(&self) -> u64 {
-        self.shared.given.0.load(Ordering::Relaxed)
-    }
-
-    fn is_in_a_hurry(&self) -> bool {
-        self.shared.arenas.are_many()
     }
 
     fn refused(&mut self) {

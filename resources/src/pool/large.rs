@@ -83,11 +83,13 @@ impl Large {
         }
     }
 
-    /// The better of the owner's best and the best of anyone's.
-    pub(super) fn find_for(&self, owner: Owner, request: &Request) -> Option<Found> {
+    /// The better of the owner's best and the best of anyone's, or any of the owner's first (`is_own_first`).
+    pub(super) fn find_for(&self, owner: Owner, request: &Request, is_own_first: bool) -> Option<Found> {
         match self {
-            Self::Regions(heap) => heap.find_for(owner, request).map(|id| Self::in_region(heap, id)),
-            Self::Pages(pages) => pages.find_for(owner, request).map(Self::in_pages),
+            Self::Regions(heap) => {
+                heap.find_for(owner, request, is_own_first).map(|id| Self::in_region(heap, id))
+            }
+            Self::Pages(pages) => pages.find_for(owner, request, is_own_first).map(Self::in_pages),
         }
     }
 
@@ -201,10 +203,26 @@ impl Large {
         heap.migrate_bite(from, upto, to, epoch, bytes)
     }
 
-    pub(super) fn join_with_anyones(&mut self, owner: Owner, request: &Request) -> bool {
+    /// Hands out bytes that are the owner's in part and anyone's in part, and enters them as `block`, but for
+    /// the chunk; says where they start.
+    pub(super) fn take_with_anyones(
+        &mut self,
+        owner: Owner,
+        request: &Request,
+        block: impl FnOnce() -> Block,
+        to: &Directory,
+    ) -> Option<u64> {
         match self {
-            Self::Regions(heap) => heap.join_with_anyones(owner, request),
-            Self::Pages(pages) => pages.join_with_anyones(owner, request),
+            Self::Regions(heap) => {
+                let (first, addr) = heap.find_run(owner, request)?;
+                let chunk = heap.take_run(first, addr, request.bytes);
+                Some(heap.enter(to, Block { chunk, ..block() }))
+            }
+            Self::Pages(pages) => {
+                let (chunk, addr) = pages.take_with_anyones(owner, request)?;
+                pages.enter(to, Block { chunk, ..block() }, addr);
+                Some(addr)
+            }
         }
     }
 

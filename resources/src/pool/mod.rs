@@ -78,7 +78,7 @@ use arena::{Arena, Arenas, Shard, Visit};
 use classes::{LARGEST_SMALL, rounded};
 use decay::{Member, PoolDecay};
 use directory::Entry;
-use front::{Front, STEP, add};
+use front::{Front, add};
 use heaps::{Heaps, Shared};
 use thread::{Lease, PoolId};
 
@@ -302,11 +302,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let room = self.shared.limits.keep_bytes.load(Ordering::Relaxed);
         let fits = front.thread.small_bytes_held() + rounded <= room;
         let class_room = self.shared.limits.keep_of_class.load(Ordering::Relaxed);
-        let kept = fits && front.push(ptr.address(), bytes, rounded, entry, class_room);
-        if kept && front.thread.is_step() {
-            self.shared.given.0.fetch_add(STEP, Ordering::Relaxed);
-        }
-        kept
+        fits && front.push(ptr.address(), bytes, rounded, entry, class_room)
     }
 
     /// Puts a large block into the front; the one before goes back.
@@ -338,7 +334,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let thread = &front.thread;
         thread.takes(request.bytes);
         let (shard, mut arena) = self.lock_arena(front);
-        let Some(chunk) = arena.heap.find_for(front.stream.owner, &request) else {
+        let Some(chunk) = arena.heap.find_for(front.stream.owner, &request, false) else {
             thread.took_none(request.bytes);
             return None;
         };
@@ -471,7 +467,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         self.shared.caches.count_back(&front.thread, bytes);
         match Arenas::shard(entry.block().0) {
             Some(_) => self.give_to_arena(front, entry, bytes),
-            None => self.ordered.give_in_store(|heaps| heaps.give_kept(entry, &front.stream)),
+            None => self.ordered.with_store(|heaps| heaps.give_kept(entry, &front.stream)),
         }
         true
     }

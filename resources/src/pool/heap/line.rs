@@ -25,7 +25,7 @@ impl Heap {
         }
         self.chunks[last].next = id;
         self.tail = id;
-        let joined = self.join(id, 0);
+        let joined = self.join(id);
         self.put_in_bin(joined);
         joined
     }
@@ -108,18 +108,33 @@ impl Heap {
         self.run_around(id, owner).0
     }
 
-    /// Joins a run of free chunks, from its first, for `owner`; a single chunk stays whose it is.
-    pub(in crate::pool) fn join_run(&mut self, first: ChunkId, owner: Owner) {
-        let next = self.chunks[first].next;
-        // Where the first was taken meanwhile, the run was joined for that.
-        if !self.chunks[first].is_free() || next == NIL || !self.is_joinable(next, owner) {
-            return;
+    /// Hands out these bytes of free neighbours, of which one that is `from` or comes later holds `addr`. What
+    /// is left over of each stays as it was.
+    pub(in crate::pool) fn take_run(&mut self, from: ChunkId, addr: u64, bytes: u64) -> ChunkId {
+        let mut id = self.chunk_from(from, addr);
+        self.take_from_bin(id);
+        let before = addr - self.chunks[id].addr;
+        if before > 0 {
+            let rest = self.cut(id, before);
+            self.put_in_bin(id);
+            id = rest;
         }
-        self.take_from_bin(first);
-        let epoch = self.chunks[first].epoch();
-        self.chunks[first].set_free(owner, epoch);
-        let joined = self.join(first, u64::MAX);
-        self.put_in_bin(joined);
+        while self.chunks[id].bytes < bytes {
+            let (next, missing) = (self.chunks[id].next, bytes - self.chunks[id].bytes);
+            self.take_from_bin(next);
+            if self.chunks[next].bytes > missing {
+                let rest = self.cut(next, missing);
+                self.put_in_bin(rest);
+            }
+            self.swallow_next(id);
+        }
+        if self.chunks[id].bytes > bytes {
+            let rest = self.cut(id, bytes);
+            self.put_in_bin(rest);
+        }
+        self.chunks[id].set_in_use();
+        self.blocks_in_use += 1;
+        id
     }
 
     /// The chunk that holds an address, on the same region as `from` and not before it.

@@ -253,10 +253,16 @@ impl Pages {
         }
     }
 
-    /// The best of what is the owner's and what is anyone's.
-    pub(in crate::pool) fn find_for(&self, owner: Owner, request: &Request) -> Option<Found> {
+    /// The best of what is the owner's and what is anyone's; or of the owner's own, where it has a hole that
+    /// serves (`is_own_first`).
+    pub(in crate::pool) fn find_for(
+        &self,
+        owner: Owner,
+        request: &Request,
+        is_own_first: bool,
+    ) -> Option<Found> {
         let own = self.find_at_home(owner, Epoch::MAX, request);
-        if let Some(own) = own.filter(|own| own.bytes == request.bytes) {
+        if let Some(own) = own.filter(|own| is_own_first || own.bytes == request.bytes) {
             return Some(self.found_at_home(own));
         }
         let anyones = if owner == ANYONE { None } else { self.find_at_home(ANYONE, Epoch::MAX, request) };
@@ -313,17 +319,14 @@ impl Pages {
 
     /// Takes pieces out of the free chunks.
     fn take_pieces(&mut self, pieces: &[Piece], owner: Owner) -> Vec<Kept> {
-        for piece in pieces.iter().filter(|piece| piece.joins) {
-            self.heap_mut(piece.line).join_run(piece.run, owner);
-        }
         let take = |piece: &Piece| {
             let heap = self.heap_mut(piece.line);
             // Other pieces of the run may have been taken before this one.
             let hole = heap.chunk_from(piece.run, piece.addr);
-            let (owner, epoch) = (heap.chunk(hole).owner(), heap.chunk(hole).epoch());
-            let id = heap.take_at(hole, piece.addr, piece.bytes);
+            let owner = if piece.joins { owner } else { heap.chunk(hole).owner() };
+            let id = heap.take_run(hole, piece.addr, piece.bytes);
             heap.set_link(id, NIL);
-            Kept { id: pack(piece.line, id), owner, epoch }
+            Kept { id: pack(piece.line, id), owner, epoch: piece.epoch }
         };
         pieces.iter().map(take).collect()
     }
@@ -466,10 +469,18 @@ impl Pages {
         self.heaps.iter_mut().for_each(|heap| heap.migrate(from, upto, to, epoch));
     }
 
-    /// Joins free chunks of `owner` with neighbours that are anyone's, if that makes one that serves the
-    /// request.
-    pub(in crate::pool) fn join_with_anyones(&mut self, owner: Owner, request: &Request) -> bool {
-        self.heap_mut(Line::Large).join_with_anyones(owner, request)
+    /// Hands out bytes of the large line that are the owner's in part and anyone's in part.
+    pub(in crate::pool) fn take_with_anyones(
+        &mut self,
+        owner: Owner,
+        request: &Request,
+    ) -> Option<(ChunkId, u64)> {
+        let heap = self.heap_mut(Line::Large);
+        let (first, addr) = heap.find_run(owner, request)?;
+        let id = heap.take_run(first, addr, request.bytes);
+        heap.set_link(id, NIL);
+        self.note_use();
+        Some((pack(Line::Large, id), addr))
     }
 
     /// Bytes in the free chunks of an owner.
