@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use millpond::core::driver::{CaptureMode, StreamFlags};
+use millpond::core::driver::{CaptureMode, PhysicalProps, StreamFlags};
 use millpond::driver::sim::{Access, FaultPlan, SimConfig, SimDevice};
 use millpond::driver::{CallKind, CountingDriver};
 use millpond::resources::{CudaMemoryResource, PoolLayer, PoolMemoryResource};
@@ -21,8 +21,8 @@ const MIB: u64 = 1 << 20;
 const FIRST: u64 = 256 * MIB;
 /// A block that keeps neighbours apart: small ones lie elsewhere.
 const APART: u64 = MIB + 256;
-/// Work that outlasts the test's driver calls.
-const LONG: usize = 800;
+/// Milliseconds of work that outlast the test's driver calls.
+const LONG: u64 = 800;
 
 /// A pool under the oracles, over a driver that counts what it is asked and then lets something else happen.
 struct Setup {
@@ -74,6 +74,17 @@ impl Setup {
         assert!(found, "{wanted} is not handed to {stream}");
     }
 
+    /// Runs a part of the story while the device has no memory left: a stream waits for another only then.
+    fn without_memory<T>(&self, part: impl FnOnce() -> T) -> T {
+        let free = self.device.mem_get_info().expect("the device tells").free;
+        // Neither call waits for the device, as cuMemFree does.
+        let taken = self.device.mem_create(free, PhysicalProps::default()).expect("it is free");
+        let told = part();
+        // SAFETY: the memory is mapped nowhere.
+        unsafe { self.device.mem_release(taken) }.expect("it is this test's");
+        told
+    }
+
     /// Takes what is left of the first region.
     fn fill(&self, stream: StreamRef) {
         let used = self.pool.statistics().expect("a pool counts").bytes_in_use;
@@ -84,9 +95,9 @@ impl Setup {
         give(&self.pool, ptr, bytes, stream);
     }
 
-    /// Kernels that write to the block, one after the other.
-    fn busy(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef, kernels: usize) {
-        (0..kernels).for_each(|_| self.device.launch(stream, &[Access::write(ptr, bytes, 1)]));
+    /// A kernel that writes to the block, and runs for so many milliseconds.
+    fn busy(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef, ms: u64) {
+        self.device.launch_for(stream, &[Access::write(ptr, bytes, 1)], ms * 1_000_000);
     }
 
     fn ladder(&self) -> LadderCounts {
@@ -130,6 +141,7 @@ fn a_wait_inherits_only_what_it_waited_for() {
         let slow = setup.take_apart(2 * MIB, donor);
         let others_slow = setup.take_apart(8 * MIB, other);
         let others_quick = setup.take_apart(6 * MIB, other);
+        let others_spare = setup.take_apart(5 * MIB, other);
         setup.fill(fourth);
 
         // The third stream wants the donor's block, and nobody may record on the donor: its next call does.
@@ -140,28 +152,32 @@ fn a_wait_inherits_only_what_it_waited_for() {
         setup.busy(others_quick, 6 * MIB, other, LONG / 4);
         setup.give(slow, 2 * MIB, donor); // point 1
         assert_eq!(setup.calls(CallKind::EventRecord), 1);
-        // The fourth stream wants what the donor gives next: the call after that records point 2.
+        // The fourth stream wants what the donor gives next, and has to do with another block: the donor's call
+        // after that records point 2.
         setup.give(wanted, 3 * MIB, donor);
-        assert_ne!(setup.take(3 * MIB, fourth), wanted);
+        setup.busy(others_spare, 5 * MIB, other, LONG / 8);
+        setup.give(others_spare, 5 * MIB, other);
+        assert_ne!(setup.without_memory(|| setup.take(3 * MIB, fourth)), wanted);
         setup.give(others_slow, 8 * MIB, other);
         setup.give(others_quick, 6 * MIB, other);
-        assert_eq!(setup.take(6 * MIB, donor), others_quick, "the donor waits for the other stream");
-        assert_eq!(setup.ladder().waited, 1);
+        let taken = setup.without_memory(|| setup.take(6 * MIB, donor));
+        assert_eq!(taken, others_quick, "the donor waits for the other stream");
+        assert_eq!(setup.ladder().waited, 2, "the fourth stream and the donor");
 
         let pool = setup.pool.clone();
         let record_again = move || give(&pool, later, 4 * MIB, donor); // point 2
         let records = setup.calls(CallKind::EventRecord);
         if hooked {
             setup.hooks.after_wait(record_again);
-            setup.take_until(first, 4 * MIB, third);
+            setup.without_memory(|| setup.take_until(first, 4 * MIB, third));
         } else {
-            setup.take_until(first, 4 * MIB, third);
+            setup.without_memory(|| setup.take_until(first, 4 * MIB, third));
             record_again();
         }
         assert_eq!(setup.calls(CallKind::EventRecord), records + 1, "point 2");
-        assert_eq!(setup.take(8 * MIB, third), others_slow);
+        assert_eq!(setup.without_memory(|| setup.take(8 * MIB, third)), others_slow);
         setup.assert_ordered();
-        assert_eq!(setup.ladder().waited, 3, "for the other stream, point 1, the other stream");
+        assert_eq!(setup.ladder().waited, 4, "besides, the third stream: for point 1, for the other stream");
     }
 }
 
@@ -183,7 +199,8 @@ fn a_ticket_outlives_no_sweep() {
 
         setup.busy(others, 6 * MIB, other, LONG / 8);
         setup.give(others, 6 * MIB, other);
-        assert_eq!(setup.take(6 * MIB, donor), others, "the donor waits for the other stream");
+        let taken = setup.without_memory(|| setup.take(6 * MIB, donor));
+        assert_eq!(taken, others, "the donor waits for the other stream");
         setup.busy(first, 4 * MIB, donor, LONG);
         setup.give(first, 4 * MIB, donor);
         assert_ne!(setup.take(4 * MIB, third), first, "wanted: the donor's next call records");
@@ -208,8 +225,10 @@ fn a_ticket_outlives_no_sweep() {
         setup.busy(block, 9 * MIB, new, LONG);
         setup.give(block, 9 * MIB, new);
         let waited = setup.ladder().waited;
-        assert!((0..50).any(|_| [first, second].contains(&setup.take(4 * MIB, third))));
-        assert_eq!(setup.take(9 * MIB, third), block);
+        setup.without_memory(|| {
+            assert!((0..50).any(|_| [first, second].contains(&setup.take(4 * MIB, third))));
+            assert_eq!(setup.take(9 * MIB, third), block);
+        });
         setup.assert_ordered();
         assert_eq!(setup.ladder().waited, waited + 2, "for the donor, and for the new stream");
         // Without the ticket the pool does forget: the number of streams is right for this test.
@@ -252,11 +271,11 @@ fn a_foreign_stream_does_not_wait_for_its_own_blocks() {
     let setup = Setup::new(PoolLayer::new());
     let (stream, other) = (setup.foreign_stream(), setup.foreign_stream());
     setup.take(64 * MIB, other); // So that what the other owns is not much of the pool.
-    let small = setup.take(256, other);
-    setup.give(small, 256, other); // Another owner: there is something to ask for.
+    let small = setup.take(4 * MIB, other);
+    setup.give(small, 4 * MIB, other); // Another owner: there is something to ask for.
     for round in 0..6 {
-        let bytes = (8 + 8 * round) * MIB;
-        let block = setup.take(bytes, stream);
+        let bytes = (8 + round) * MIB;
+        let block = setup.take_apart(bytes, stream);
         setup.busy(block, bytes, stream, 1);
         setup.give(block, bytes, stream);
     }
@@ -265,13 +284,16 @@ fn a_foreign_stream_does_not_wait_for_its_own_blocks() {
     setup.assert_ordered();
 }
 
+/// What [`hand_around`] needs if blocks pass between streams.
+const ENOUGH: u64 = 36 * MIB;
+
 /// Streams that hand blocks around: records, queries, waits, and a stream that must record for itself.
 fn hand_around(setup: &Setup) -> Result<()> {
     let streams = [setup.stream(), setup.foreign_stream(), setup.stream()];
     for round in 0..12 {
         let mut blocks = Vec::new();
         for stream in streams {
-            for bytes in [4 * MIB, (1 + round) * MIB] {
+            for bytes in [4 * MIB, (4 + round % 3) * MIB] {
                 blocks.push((setup.try_take(bytes, stream)?, bytes, stream));
             }
         }
@@ -281,7 +303,7 @@ fn hand_around(setup: &Setup) -> Result<()> {
         }
         // What one stream gave back, another wants.
         let taker = streams[round as usize % streams.len()];
-        for bytes in [4 * MIB, 6 * MIB, 2 * MIB] {
+        for bytes in [4 * MIB, 6 * MIB, 2 * MIB, 4 * MIB, 4 * MIB] {
             let block = setup.try_take(bytes, taker)?;
             setup.busy(block, bytes, taker, 1);
             blocks.push((block, bytes, taker));
@@ -292,10 +314,12 @@ fn hand_around(setup: &Setup) -> Result<()> {
 }
 
 /// A pool passes blocks between streams to save memory. Where the driver refuses a call that is only about
-/// that, the request is served from new memory: the error is not the caller's.
+/// that, the request is served by other means: the error is not the caller's.
 #[test]
 fn errors_of_reuse_are_not_the_callers() {
-    let undisturbed = Setup::new(PoolLayer::new());
+    // So little that streams have to wait for each other.
+    let layer = || PoolLayer::new().maximum_bytes(ENOUGH);
+    let undisturbed = Setup::new(layer());
     hand_around(&undisturbed).expect("nothing fails");
     undisturbed.assert_ordered();
     assert!(undisturbed.ladder().waited > 0, "{:?}", undisturbed.ladder());
@@ -305,7 +329,9 @@ fn errors_of_reuse_are_not_the_callers() {
         for (nth, code) in (0..3).flat_map(|nth| [(nth, 1), (nth, 2)]) {
             let once = FaultPlan::nth_of(kind, nth, code);
             for plan in [once.clone(), once.persistent()] {
-                let setup = Setup::new(PoolLayer::new());
+                // A stream that may capture does not wait: it needs new memory.
+                let is_limited = kind != StreamIsCapturing;
+                let setup = Setup::new(if is_limited { layer() } else { PoolLayer::new() });
                 setup.device.set_faults(plan.clone());
                 if let Err(error) = hand_around(&setup) {
                     panic!("{plan:?}: {error}");
@@ -332,7 +358,8 @@ fn a_stream_that_captures_is_left_alone() {
         if capturing {
             setup.device.begin_capture(donor, CaptureMode::Global).expect("it does not capture");
         }
-        let served = setup.take(4 * MIB, requester);
+        let take = || setup.take(4 * MIB, requester);
+        let served = if capturing { take() } else { setup.without_memory(take) };
         setup.assert_ordered();
         if capturing {
             assert_eq!(setup.calls_about_order(), []);
@@ -366,13 +393,14 @@ fn a_capture_that_begins_at_a_record_costs_only_the_point() {
         setup.give(second, 4 * MIB, donor);
         assert_eq!(setup.calls(CallKind::EventRecord), 1);
         let waited = setup.ladder().waited;
-        let block = setup.take(4 * MIB, requester);
+        let take = || setup.take(4 * MIB, requester);
+        let block = if hooked { take() } else { setup.without_memory(take) };
         assert_eq!([first, second].contains(&block), !hooked);
         if hooked {
             setup.device.end_capture(donor).expect("nobody asked for the event");
             setup.give(third, 4 * MIB, donor);
             assert_eq!(setup.calls(CallKind::EventRecord), 2, "it is recorded anew");
-            assert!([first, second, third].contains(&setup.take(4 * MIB, requester)));
+            assert!([first, second, third].contains(&setup.without_memory(take)));
         }
         assert_eq!(setup.ladder().waited, waited + 1);
         setup.assert_ordered();
@@ -401,7 +429,8 @@ fn a_stream_that_captures_gets_new_memory() {
         }
         assert_eq!(setup.calls_about_order(), []);
         setup.device.end_capture(requester).expect("the pool left it alone");
-        assert_eq!(setup.take(4 * MIB, requester), block, "the same request without the capture");
+        let taken = setup.without_memory(|| setup.take(4 * MIB, requester));
+        assert_eq!(taken, block, "the same request without the capture");
         setup.assert_ordered();
     }
 }

@@ -180,7 +180,8 @@ fn issue_9_waits_and_errors_of_the_driver_are_events() {
         let [one, other] =
             [(); 2].map(|()| device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream"));
         let ptr = pool.allocate_bytes(12 * MIB, one).expect("there is room");
-        device.launch(one, &[millpond_driver::sim::Access::write(ptr, 12 * MIB, 1)]);
+        let write = [millpond_driver::sim::Access::write(ptr, 12 * MIB, 1)];
+        device.launch_for(one, &write, 1_000_000_000);
         give(&*pool, ptr, 12 * MIB, one);
         let ptr = pool.allocate_bytes(12 * MIB, other).expect("the same block");
         let waits = collector.seen("a stream waits for another one's work");

@@ -119,8 +119,8 @@ const MISTAKES: &[Mistake] = &[
     mistake(
         "an arena does not ask whose block it is",
         "pool/mod.rs",
-        "= arena.heap.find_for(front.stream.owner, &request) else",
-        "= (0..9).find_map(|owner| arena.heap.find_for(owner, &request)) else",
+        "= arena.heap.find_for(front.stream.owner, &request, false) else",
+        "= (0..9).find_map(|owner| arena.heap.find_for(owner, &request, false)) else",
         "Device(",
     ),
     mistake(

@@ -343,12 +343,13 @@ impl Heap {
                 continue;
             }
             let (first, bytes) = self.run_around(id, owner);
-            if bytes < request.padded_bytes() {
-                continue;
+            let (start, end) = (self.chunks[first].addr, self.chunks[first].addr + bytes);
+            let fits = |from| align_up(from, request.alignment).filter(|addr| addr + request.bytes <= end);
+            if let Some(addr) =
+                fits(chunk.addr.min(end.saturating_sub(request.bytes)).max(start)).or_else(|| fits(start))
+            {
+                best = Some((chunk.bytes, first, addr));
             }
-            let start = self.chunks[first].addr;
-            let from = chunk.addr.min(start + bytes - request.padded_bytes());
-            best = Some((chunk.bytes, first, align_up(from, request.alignment)?));
         }
         best.map(|(_, first, addr)| (first, addr))
     }

@@ -64,8 +64,9 @@ proptest! {
     /// The heap against a map of what is handed out: nothing overlaps, every epoch is kept, all invariants
     /// hold.
     #[test]
-    fn heap_agrees_with_a_map(steps in steps()) {
+    fn heap_agrees_with_a_map(steps in steps(), is_alone in any::<bool>()) {
         let mut heap = heap();
+        heap.is_alone = is_alone;
         let mut live: BTreeMap<u64, (u64, u32)> = BTreeMap::new();
         let (mut at, mut epoch) = (1u64 << 40, 0);
         for step in steps {
@@ -107,8 +108,17 @@ proptest! {
                 }
                 Step::Migrate { .. } => {}
                 Step::Join { owner, bytes } => {
-                    if heap.join_with_anyones(owner, &request(bytes)) {
-                        prop_assert!(heap.find(owner, epoch, &request(bytes)).is_some());
+                    let request = request(bytes);
+                    if let Some((first, addr)) = heap.find_run(owner, &request) {
+                        let free = |heap: &Heap| [owner, ANYONE].map(|owner| heap.free_bytes(owner));
+                        let before = free(&heap);
+                        let id = heap.take_run(first, addr, request.bytes);
+                        prop_assert_eq!((heap.chunk(id).addr, heap.chunk(id).bytes), (addr, request.bytes));
+                        let after = free(&heap);
+                        prop_assert!(after[0] <= before[0] && after[1] <= before[1], "nothing changes hands");
+                        let taken = live.range(addr..addr + request.bytes).next();
+                        prop_assert!(taken.is_none(), "what is in use is no part of it");
+                        live.insert(addr, (request.bytes, id));
                     }
                 }
                 Step::Release => {

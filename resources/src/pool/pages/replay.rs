@@ -151,11 +151,11 @@ impl Bench {
         if bytes <= IN_ARENA {
             return Block::Small(self.allocate_small(&request));
         }
-        if let Some(found) = self.pages.find_for(OWNER, &request) {
+        if let Some(found) = self.pages.find_for(OWNER, &request, false) {
             return Block::Large(self.pages.take(found, &request).0);
         }
         self.gather();
-        if let Some(found) = self.pages.find_for(OWNER, &request) {
+        if let Some(found) = self.pages.find_for(OWNER, &request, false) {
             return Block::Large(self.pages.take(found, &request).0);
         }
         Block::Large(self.grow(&request, false).0)

@@ -52,6 +52,7 @@ struct Bench {
     live: u64,
     /// Of the last block that was given back.
     epoch: Epoch,
+    is_own_first: bool,
 }
 
 fn request(bytes: u64, alignment_log2: u32) -> Request {
@@ -72,6 +73,7 @@ impl Bench {
             under_way: Vec::new(),
             live: 0,
             epoch: 0,
+            is_own_first: false,
         }
     }
 
@@ -105,14 +107,17 @@ impl Bench {
     }
 
     fn find(&mut self, owner: Owner, request: &Request) -> bool {
-        if self.pages.find_for(owner, request).is_none() {
-            self.pages.join_with_anyones(owner, request);
+        let block = match self.pages.find_for(owner, request, self.is_own_first) {
+            Some(found) => {
+                assert!(found.bytes >= request.bytes);
+                Some(self.pages.take(found, request))
+            }
+            None => self.pages.take_with_anyones(owner, request),
+        };
+        if let Some(block) = block {
+            self.lend(owner, block, request);
         }
-        let Some(found) = self.pages.find_for(owner, request) else { return false };
-        assert!(found.bytes >= request.bytes);
-        let block = self.pages.take(found, request);
-        self.lend(owner, block, request);
-        true
+        block.is_some()
     }
 
     /// Allocates as a pool does; says whether it could.
@@ -351,9 +356,17 @@ proptest! {
 
     /// Random programs, on a device that is large enough and on one that is not, with driver calls that fail.
     #[test]
-    fn pages_hold_their_invariants(steps in steps(200), is_short in any::<bool>(), limited in any::<bool>()) {
+    fn pages_hold_their_invariants(
+        steps in steps(200),
+        is_short in any::<bool>(),
+        limited in any::<bool>(),
+        is_alone in any::<bool>(),
+        is_own_first in any::<bool>(),
+    ) {
         let capacity = if is_short { 300 * MIB } else { 16 << 30 };
         let mut bench = Bench::new(capacity, if limited { 500 * MIB } else { u64::MAX });
+        bench.pages.heaps_mut().iter_mut().for_each(|heap| heap.is_alone = is_alone);
+        bench.is_own_first = is_own_first;
         for step in steps {
             run(&mut bench, step);
             bench.validate();
