@@ -4,6 +4,8 @@
 //! links, lists that name what exists. A rule is a function from files to problems, so that the canaries at
 //! the end can show that each rule finds what it is there for.
 
+#[path = "tidy/circles.rs"]
+mod circles;
 #[path = "tidy/markdown.rs"]
 mod markdown;
 #[path = "tidy/repo.rs"]
@@ -20,6 +22,9 @@ const COLUMNS: usize = 110;
 const IGNORE_REASON: &str = "needs a CUDA GPU";
 /// The command of the README that passes all tests; the continuous integration runs it.
 const TEST_COMMAND: &str = "cargo test --workspace";
+
+/// Folders that some rules wait for, because they are being rebuilt.
+const REBUILT: [&str; 1] = ["resources/src/"];
 
 /// Fails with every problem, one in a line.
 fn none(problems: Vec<String>) {
@@ -442,6 +447,11 @@ fn unused_page(page: &File, files: &[File]) -> Option<String> {
     let mut sources = files.iter().filter(|file| file.path.starts_with(&source));
     let is_used = sources.any(|file| file.text.contains(&included));
     (!is_used).then(|| format!("{}: no type of {source} includes it in its documentation", page.path))
+}
+
+#[test]
+fn no_files_use_each_other_in_a_circle() {
+    none(circles::circles(&files(), &REBUILT));
 }
 
 /// Each rule finds what it is there for.

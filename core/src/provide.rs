@@ -1,18 +1,10 @@
 //! Layers by what they can do, whatever their types.
 
-use std::any::{Any, TypeId};
-use std::fmt;
+use std::any::TypeId;
 
-use crate::DeviceMemoryResource;
-use crate::resource::{downcast, stack_of};
-
-/// Collects the trait that a caller asked for, of those that a resource names in
-/// [`provide`](DeviceMemoryResource::provide): traits of whatever crate.
-pub struct Traits {
-    wanted: TypeId,
-    /// A [`Cast`] to what is wanted.
-    cast: Option<Box<dyn Any>>,
-}
+use crate::find::stack_of;
+use crate::handles::downcast;
+use crate::{DeviceMemoryResource, Traits};
 
 /// A resource as something else.
 type Cast<T> = Box<dyn for<'a> Fn(&'a dyn DeviceMemoryResource) -> Option<&'a T>>;
@@ -25,12 +17,6 @@ impl Traits {
             self.cast = Some(Box::new(cast));
         }
         self
-    }
-}
-
-impl fmt::Debug for Traits {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Traits").field("is_found", &self.cast.is_some()).finish_non_exhaustive()
     }
 }
 

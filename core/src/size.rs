@@ -1,39 +1,11 @@
+//! Reads sizes in bytes from text.
+
 use std::fmt;
 use std::str::FromStr;
 
 use crate::driver::Driver;
+use crate::format::UNITS;
 use crate::{Error, Result};
-
-const UNITS: [(&str, u64); 7] = [
-    ("EiB", 1 << 60),
-    ("PiB", 1 << 50),
-    ("TiB", 1 << 40),
-    ("GiB", 1 << 30),
-    ("MiB", 1 << 20),
-    ("KiB", 1 << 10),
-    ("B", 1),
-];
-
-/// Bytes for people: the largest binary unit, exact when it divides evenly.
-///
-/// ```
-/// use millpond_core::format_bytes;
-/// assert_eq!(format_bytes(1 << 30), "1GiB");
-/// assert_eq!(format_bytes(1536), "1.50KiB");
-/// assert_eq!(format_bytes(1000), "1000B");
-/// assert_eq!(format_bytes(1 << 60), "1EiB");
-/// ```
-pub fn format_bytes(bytes: u64) -> String {
-    for (unit, size) in UNITS {
-        if bytes >= size && bytes.is_multiple_of(size) {
-            return format!("{}{unit}", bytes / size);
-        }
-        if bytes >= size {
-            return format!("{:.2}{unit}", bytes as f64 / size as f64);
-        }
-    }
-    "0B".to_owned()
-}
 
 /// Bytes as a stack's text has them: the largest unit that divides evenly, so nothing is lost.
 fn exact_bytes(bytes: u64) -> String {
@@ -162,6 +134,7 @@ impl From<u64> for ByteSize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format_bytes;
 
     #[test]
     fn issue_9_every_unit_is_printed_and_read() {

@@ -1,10 +1,12 @@
+//! Chooses the current device of a thread for a while.
+
 use std::fmt;
 use std::marker::PhantomData;
 
 use millpond_core::{DeviceId, Result};
 
 use crate::cuda::{ContextGuard, CudaDriver};
-use crate::registry;
+use crate::{registry, thread_device};
 
 /// Makes a device the calling thread's current one, until the guard is dropped.
 ///
@@ -48,7 +50,7 @@ impl CurrentDeviceGuard {
             // CUDA knows by its context what is current.
             (None, Some(CudaDriver::open(device.ordinal())?.enter()?))
         };
-        let previous = registry::replace_current(chosen);
+        let previous = thread_device::replace(chosen);
         Ok(Self { device, previous, _context: context, thread_bound: PhantomData })
     }
 
@@ -60,7 +62,7 @@ impl CurrentDeviceGuard {
 
 impl Drop for CurrentDeviceGuard {
     fn drop(&mut self) {
-        registry::replace_current(self.previous);
+        thread_device::replace(self.previous);
     }
 }
 

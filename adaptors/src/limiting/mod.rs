@@ -195,3 +195,13 @@ impl<R: fmt::Display> fmt::Display for LimitingResourceAdaptor<R> {
         write!(f, "{}+limiting:limit={}", self.upstream, ByteSize::Bytes(self.limit_bytes))
     }
 }
+
+impl<R> crate::AllocationLimit for LimitingResourceAdaptor<R> {
+    fn limit_bytes(&self) -> u64 {
+        self.limit_bytes()
+    }
+
+    fn allocated_bytes(&self) -> u64 {
+        self.allocated_bytes()
+    }
+}

@@ -1,6 +1,6 @@
 //! Cells of a row as text, without the formatting machinery of `std`, which costs several times as much.
 
-use super::row::TimeOfDay;
+use super::time_of_day::TimeOfDay;
 
 /// `00` to `99`.
 static PAIRS: [[u8; 2]; 100] = {

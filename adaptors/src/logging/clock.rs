@@ -1,7 +1,7 @@
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-use super::row::TimeOfDay;
+use super::time_of_day::TimeOfDay;
 
 /// Every time zone's offset changes on a multiple of this, so it need not be looked up more often.
 const OFFSET_VALID_SECONDS: i64 = 15 * 60;

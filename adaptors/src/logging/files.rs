@@ -12,8 +12,8 @@ use std::sync::{Arc, Weak};
 use millpond_core::Result;
 use parking_lot::{Condvar, Mutex};
 
-use super::journal::Journal;
-use super::layer::Settings;
+use super::journal::{Journal, OpenFile};
+use super::settings::Settings;
 use super::sink::Sink;
 
 static OPEN: Mutex<Vec<(FileId, Weak<Journal>)>> = Mutex::new(Vec::new());
@@ -45,9 +45,11 @@ impl FileId {
 
 /// An entry in the table of open files. Dropping it lets others begin the file anew.
 #[derive(Debug)]
-pub(super) struct OpenFile(FileId);
+struct Entry(FileId);
 
-impl Drop for OpenFile {
+impl OpenFile for Entry {}
+
+impl Drop for Entry {
     fn drop(&mut self) {
         OPEN.lock().retain(|(id, _)| *id != self.0);
         CLOSED.notify_all();
@@ -84,7 +86,7 @@ pub(super) fn journal(path: &Path, settings: &Settings) -> Result<Arc<Journal>> 
     let sink = sink(file, path, settings);
     let journal = Journal::open(sink, settings).map_err(unwritable)?;
     // Not before: where the header cannot be written, the entry's drop would wait for the lock held here.
-    journal.is_of(OpenFile(id.clone()));
+    journal.is_of(Box::new(Entry(id.clone())));
     open.push((id, Arc::downgrade(&journal)));
     Ok(journal)
 }

@@ -1,20 +1,21 @@
-use std::io;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
+use std::{fmt, io};
 
 use millpond_core::{DeviceId, Error, Result};
 use parking_lot::Mutex;
 
 use super::devices::Devices;
 use super::ending::{self, Ending};
-use super::files::OpenFile;
-use super::layer::Settings;
 use super::queue::Queue;
 use super::record::{Entry, Record};
+use super::settings::{Columns, Flush, Settings};
 use super::sink::Sink;
 use super::text::Text;
 use super::writers::Writers;
-use super::{Columns, Flush};
+
+/// The entry of a journal's file in the table of open files. Dropping it removes the entry.
+pub(super) trait OpenFile: fmt::Debug + Send + Sync {}
 
 /// One log, as its adaptors see it.
 #[derive(Debug)]
@@ -24,7 +25,7 @@ pub(super) struct Journal {
     flush: Flush,
     devices: Arc<Devices>,
     /// There if other adaptors may share the journal. Dropped last, when everything is written.
-    file: OnceLock<OpenFile>,
+    file: OnceLock<Box<dyn OpenFile>>,
 }
 
 /// Who writes the rows.
@@ -67,7 +68,7 @@ impl Journal {
     }
 
     /// The journal writes this file, which others may begin anew when it is dropped.
-    pub(super) fn is_of(&self, file: OpenFile) {
+    pub(super) fn is_of(&self, file: Box<dyn OpenFile>) {
         let _ = self.file.set(file);
     }
 

@@ -10,6 +10,7 @@
 //! [`Row`] says what each column holds, and reads and writes it.
 
 mod at_exit;
+mod batch;
 mod canary;
 mod cells;
 mod clock;
@@ -22,11 +23,13 @@ mod outlet;
 mod queue;
 mod record;
 mod row;
+mod settings;
 mod sink;
 #[cfg(test)]
 mod tests;
 mod text;
 mod thread;
+mod time_of_day;
 mod writers;
 
 use std::fmt;
@@ -40,12 +43,14 @@ use millpond_core::{
     StreamRef, Traits, is_same,
 };
 
-pub use layer::{Columns, FILE_VARIABLES, Flush, LoggingLayer, default_file_name};
-pub use row::{Action, EXTENDED_HEADER, HEADER, Row, TimeOfDay};
+pub use layer::{FILE_VARIABLES, LoggingLayer, default_file_name};
+pub use row::{Action, EXTENDED_HEADER, HEADER, Row};
+pub use settings::{Columns, Flush};
+pub use time_of_day::TimeOfDay;
 
 use journal::Journal;
-use layer::Settings;
 use record::{Entry, nanoseconds_since};
+use settings::Settings;
 use sink::Sink;
 
 /// Writes a row of CSV for every allocation, failure and deallocation.
@@ -201,8 +206,30 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResourceAda
     }
 }
 
+impl<R: DeviceMemoryResource> Layer<R> for LoggingLayer {
+    type Resource = LoggingResourceAdaptor<R>;
+
+    fn layer(self, upstream: R) -> Result<Self::Resource> {
+        LoggingResourceAdaptor::new(upstream, self)
+    }
+}
+
 impl<R: fmt::Display> fmt::Display for LoggingResourceAdaptor<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}+{}", self.upstream, self.settings)
+    }
+}
+
+impl<R> crate::AllocationLog for LoggingResourceAdaptor<R> {
+    fn flush(&self) -> Result<()> {
+        self.flush()
+    }
+
+    fn rows_written(&self) -> u64 {
+        self.rows_written()
+    }
+
+    fn write_errors(&self) -> u64 {
+        self.write_errors()
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::queue::Batch;
+use super::batch::Batch;
 use super::sink::Sink;
 
 /// Where batches leave in their order, whatever the order in which their texts are ready.

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::batch::Batch;
 use super::ending::{self, Ending};
 use super::outlet::Outlet;
 use super::record::{Entry, Record, Times};
@@ -81,26 +82,6 @@ struct Waiting {
     closed: bool,
 }
 
-/// Some rows, one after the other.
-#[derive(Debug)]
-pub(super) struct Batch {
-    pub(super) first_row: u64,
-    pub(super) records: Vec<Record>,
-    text: Text,
-}
-
-impl Batch {
-    fn make_text(&mut self) {
-        self.records.iter().for_each(|record| self.text.row(record, record.number));
-    }
-
-    /// Empties the batch.
-    pub(super) fn write_to(&mut self, sink: &mut Sink) -> io::Result<()> {
-        self.records.clear();
-        self.text.take(|text, rows| sink.write(text, rows))
-    }
-}
-
 impl Waiting {
     /// Makes a batch of what is in the lanes, if that is so many rows, at least one, and a batch is there.
     fn gather(&mut self, queue: &Queue, at_least: u64) -> Option<Box<Batch>> {
@@ -136,7 +117,7 @@ impl Waiting {
 impl Queue {
     /// `text` makes what makes text, given how many bytes are expected at a time.
     pub(super) fn new(sink: Sink, opened: Option<Instant>, text: impl Fn(usize) -> Text) -> Self {
-        let batch = || Box::new(Batch { first_row: 0, records: Vec::new(), text: text(TEXT_BYTES) });
+        let batch = || Box::new(Batch::new(text(TEXT_BYTES)));
         Self {
             lanes: Shards::new(),
             next_row: Apart::default(),

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::Flush;
+use super::settings::Flush;
 
 /// With [`Flush::Buffered`], how many bytes of rows are kept before they are handed over.
 const BUFFER_BYTES: usize = 64 * 1024;

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use jiff::tz::TimeZone;
 use millpond_core::DeviceId;
 
-use super::Columns;
 use super::clock::Clock;
 use super::devices::Devices;
 use super::record::Record;
-use super::row::{Action, EXTENDED_HEADER, HEADER, Row, TimeOfDay};
+use super::row::{Action, EXTENDED_HEADER, HEADER, Row};
+use super::settings::Columns;
+use super::time_of_day::TimeOfDay;
 
 /// Rows as text, made by the crate csv. Every mode makes its rows here.
 pub(super) struct Text {

@@ -151,3 +151,17 @@ impl<R: fmt::Display> fmt::Display for StatisticsResourceAdaptor<R> {
         write!(f, "{}+statistics", self.upstream)
     }
 }
+
+impl<R> crate::AllocationCounters for StatisticsResourceAdaptor<R> {
+    fn counters(&self) -> Counters {
+        self.counters()
+    }
+
+    fn push_counters(&self) -> Counters {
+        self.push_counters()
+    }
+
+    fn pop_counters(&self) -> Result<Counters> {
+        self.pop_counters()
+    }
+}

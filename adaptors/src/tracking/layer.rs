@@ -1,17 +1,17 @@
+//! The layer that tracks allocations, and what text can say about it.
+
 use std::str::FromStr;
 use std::sync::Arc;
 
 use millpond_core::stack::{LayerEntry, LayerKind, Params};
-use millpond_core::{AnyResource, DeviceMemoryResource, Error, Layer, Result};
+use millpond_core::{AnyResource, Error, Layer, Result};
 
-use super::TrackingResourceAdaptor;
-
-/// Adds a [`TrackingResourceAdaptor`].
+/// Adds a [`TrackingResourceAdaptor`](super::TrackingResourceAdaptor).
 ///
 #[doc = include_str!("../../layers/tracking.md")]
 #[derive(Clone, Copy, Default, Debug)]
 pub struct TrackingLayer {
-    stacks: Stacks,
+    pub(super) stacks: Stacks,
 }
 
 /// Whether a backtrace is captured for every allocation.
@@ -35,14 +35,6 @@ impl TrackingLayer {
     pub const fn stacks(mut self, stacks: Stacks) -> Self {
         self.stacks = stacks;
         self
-    }
-}
-
-impl<R: DeviceMemoryResource> Layer<R> for TrackingLayer {
-    type Resource = TrackingResourceAdaptor<R>;
-
-    fn layer(self, upstream: R) -> Result<Self::Resource> {
-        Ok(TrackingResourceAdaptor::new(upstream, self.stacks))
     }
 }
 

@@ -1,3 +1,5 @@
+//! The outstanding allocations, in shards with a lock each.
+
 use std::backtrace::Backtrace;
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +9,8 @@ use millpond_core::misuse::MisuseKind;
 use millpond_core::{DevicePtr, StreamRef};
 use rustc_hash::FxHashMap;
 
-use super::table::{self, Block, Details, Table, Unknown};
+use super::hash::{SHARDS, shard_of};
+use super::table::{Block, Details, Table, Unknown};
 use crate::shards::Padded;
 
 /// An allocation that was not given back yet.
@@ -33,9 +36,6 @@ impl fmt::Display for Allocation {
         backtrace.as_ref().map_or(Ok(()), |backtrace| write!(f, ", allocated at\n{backtrace}"))
     }
 }
-
-/// A power of two, well above the number of threads that allocate at the same moment.
-pub(super) const SHARDS: usize = 64;
 
 /// All outstanding allocations by address, in shards with a lock each.
 pub(super) struct Ledger {
@@ -145,7 +145,7 @@ impl Ledger {
 
     #[inline]
     fn shard(&self, ptr: DevicePtr) -> &Padded<Shard> {
-        &self.shards[(table::hash(ptr.address()) >> (u64::BITS - SHARDS.ilog2())) as usize]
+        &self.shards[shard_of(ptr.address())]
     }
 
     #[inline]

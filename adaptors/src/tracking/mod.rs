@@ -1,5 +1,6 @@
 //! Tracking: every allocation that was not given back yet.
 
+mod hash;
 pub(crate) mod layer;
 mod ledger;
 mod table;
@@ -14,8 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::{
-    DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef,
-    Traits, is_same,
+    DeviceMemoryResource, DevicePtr, DriverHandle, Layer, Layout, MemoryInfo, ResourceStatistics, Result,
+    StreamRef, Traits, is_same,
 };
 
 pub use layer::{Stacks, TrackingLayer};
@@ -78,6 +79,14 @@ impl<R: DeviceMemoryResource> TrackingResourceAdaptor<R> {
         let tally = upstream.statistics().is_none_or(|known| known.knows_only_misuses()).then(Tally::new);
         let refused = AtomicU64::new(0);
         Self { tracker: Tracker { ledger, stacks, refused, process: process::id(), tally }, upstream }
+    }
+}
+
+impl<R: DeviceMemoryResource> Layer<R> for TrackingLayer {
+    type Resource = TrackingResourceAdaptor<R>;
+
+    fn layer(self, upstream: R) -> Result<Self::Resource> {
+        Ok(TrackingResourceAdaptor::new(upstream, self.stacks))
     }
 }
 
@@ -216,5 +225,19 @@ impl<R: fmt::Display> fmt::Display for TrackingResourceAdaptor<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let stacks = if self.tracker.stacks == Stacks::On { ":stacks=on" } else { "" };
         write!(f, "{}+tracking{stacks}", self.upstream)
+    }
+}
+
+impl<R> crate::AllocationTracker for TrackingResourceAdaptor<R> {
+    fn outstanding(&self) -> Vec<Allocation> {
+        self.outstanding()
+    }
+
+    fn allocated_bytes(&self) -> u64 {
+        self.allocated_bytes()
+    }
+
+    fn report(&self) -> String {
+        self.report()
     }
 }

@@ -1,5 +1,9 @@
+//! The blocks of one shard, by address.
+
 use millpond_core::StreamRef;
 use rustc_hash::FxHashMap;
+
+use super::hash::bits_below_shard;
 
 /// Blocks by address, made for one lookup to cost one cache line.
 ///
@@ -158,15 +162,9 @@ impl Table {
     /// 2019). There must be a bucket.
     #[inline]
     fn bucket_of(&self, address: u64) -> usize {
-        let hash = hash(address) << super::ledger::SHARDS.ilog2();
+        let hash = bits_below_shard(address);
         ((u128::from(hash) * self.buckets.len() as u128) >> u64::BITS) as usize
     }
-}
-
-/// Fibonacci hashing: the upper bits depend on all bits of the address.
-#[inline]
-pub(super) const fn hash(address: u64) -> u64 {
-    address.wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
 /// The slot that holds `address`. All four are compared before the first branch, which guesses well: it only

@@ -4,26 +4,8 @@ use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
 
-use super::Driver;
+use super::{CaptureMode, Driver};
 use crate::DeviceId;
-
-/// What a capture forbids, and what a thread lets captures forbid it (`CUstreamCaptureMode`).
-///
-/// Some driver calls are unsafe while a graph is captured: allocating and freeing plain memory, waiting for
-/// streams and events, asking whether they are done. Such a call is refused, and ends the captures that
-/// forbid it. A capture forbids it to a thread if neither the capture nor the thread is relaxed and
-/// - the thread began the capture itself, or
-/// - the capture and the thread are both global.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum CaptureMode {
-    /// Unsafe calls of all threads are meant. What a thread has at first, and what `torch.cuda.graph` uses.
-    #[default]
-    Global,
-    /// Unsafe calls of the thread that captures are meant.
-    ThreadLocal,
-    /// No unsafe calls are meant.
-    Relaxed,
-}
 
 thread_local! {
     /// The device whose guard is the outermost that is in effect on this thread.

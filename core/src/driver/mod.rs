@@ -7,18 +7,20 @@
 mod call;
 mod capture;
 mod error;
+mod health;
 mod types;
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
 pub use call::call;
-pub use capture::{CaptureMode, CaptureModeGuard};
+pub use capture::CaptureModeGuard;
 pub use error::{DriverError, DriverResult};
+pub use health::Health;
 pub use types::{
-    AccessFlags, DeviceAttribute, Event, EventFlags, Health, HostFlags, HostPtr, IpcMemHandle, MemAdvice,
-    MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind, PhysicalHandle, PhysicalProps,
-    StreamFlags,
+    AccessFlags, CaptureMode, DeviceAttribute, Event, EventFlags, HostFlags, HostPtr, IpcMemHandle,
+    MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind, PhysicalHandle,
+    PhysicalProps, StreamFlags,
 };
 
 use crate::{DeviceId, DevicePtr, StreamRef};

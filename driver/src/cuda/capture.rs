@@ -6,7 +6,6 @@ use std::sync::Arc;
 use millpond_core::StreamRef;
 use millpond_core::driver::{CaptureMode, DriverError, DriverResult, Event};
 
-use super::functions::Functions;
 use super::{CudaDriver, abi};
 
 impl CudaDriver {
@@ -76,14 +75,6 @@ impl CudaDriver {
         }
         Ok(false)
     }
-}
-
-/// Sets the calling thread's mode, and gives what it was.
-pub(super) fn exchange_mode(functions: &Functions, mode: CaptureMode) -> DriverResult<CaptureMode> {
-    let mut mode = abi::capture_mode(mode);
-    // SAFETY: the mode is exchanged for the one that the thread had.
-    unsafe { functions.thread_exchange_stream_capture_mode(&raw mut mode) }?;
-    Ok(abi::capture_mode_from(mode))
 }
 
 /// A graph that was captured. It can be looked at through its handle; it ends when it is dropped.

@@ -9,7 +9,7 @@ use millpond_core::driver::{CaptureMode, Driver, DriverError, DriverResult, Even
 use millpond_core::{DeviceId, Error, ErrorKind, Result, StreamId, StreamRef};
 use parking_lot::Mutex;
 
-use super::capture::exchange_mode;
+use super::capture_mode::exchange_mode;
 use super::context::{ContextGuard, PrimaryContext};
 use super::functions::Functions;
 use super::{library, unavailable};

@@ -12,7 +12,7 @@ use millpond_core::{DeviceId, DevicePtr, StreamRef};
 
 use super::CudaDriver;
 use super::abi::{self, AllocationProp, IpcHandle, Location, PoolProps};
-use super::capture::exchange_mode;
+use super::capture_mode::exchange_mode;
 
 // Two clauses serve nearly every `SAFETY` comment below. *Results*: the pointers that the call writes
 // through are to locals of the types that CUDA asks for. *Vouched*: the method is unsafe, and its caller has

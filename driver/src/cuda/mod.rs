@@ -36,6 +36,7 @@ mod abi;
 #[cfg(feature = "cudarc")]
 mod beside_cudarc;
 mod capture;
+mod capture_mode;
 mod context;
 mod device;
 mod driver_impl;

@@ -1,4 +1,7 @@
-use super::{FaultPlan, Profile};
+//! How a simulated device is set up.
+
+use super::model::fault::FaultPlan;
+use super::profile::Profile;
 
 /// Kernels, copies and fills on one stream that may be unfinished before a call that adds one waits for the
 /// first, as CUDA does when a stream's queue is full.

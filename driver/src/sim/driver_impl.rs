@@ -7,13 +7,13 @@ use millpond_core::driver::{
 };
 use millpond_core::{DeviceId, DevicePtr, DriverError, StreamRef};
 
-use super::SimDevice;
-use super::answer::{Answer, Refusal};
-use super::capture::About;
-use super::pools::Pools;
-use super::space::GRANULARITY;
+use super::device::SimDevice;
+use super::model::answer::{Answer, Refusal};
+use super::model::capture::About;
+use super::model::pools::Pools;
+use super::model::space::GRANULARITY;
+use super::model::violation::ViolationKind;
 use super::state::State;
-use super::violation::ViolationKind;
 use crate::CallKind;
 
 impl SimDevice {

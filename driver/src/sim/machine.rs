@@ -1,20 +1,20 @@
 //! Several devices of one machine, which can use each other's memory as CUDA lets them.
 
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use millpond_core::driver::DriverResult;
 use millpond_core::{DeviceId, DevicePtr, StreamRef};
-use parking_lot::Mutex;
 
-use super::access::{Access, Action};
-use super::answer::{Answer, Refusal};
-use super::memory::Pieces;
-use super::space::{MOST_DEVICES, Purpose, slice_of};
+use super::config::SimConfig;
+use super::device::{Devices, Shared, SimDevice};
+use super::model::access::{Access, Action};
+use super::model::answer::{Answer, Refusal};
+use super::model::memory::Pieces;
+use super::model::space::{MOST_DEVICES, Purpose, slice_of};
+use super::model::violation::ViolationKind;
+use super::model::work::Operation;
 use super::state::State;
-use super::violation::ViolationKind;
-use super::work::Operation;
-use super::{Shared, SimConfig, SimDevice};
 use crate::CallKind;
 
 /// A machine with several simulated devices.
@@ -40,7 +40,7 @@ use crate::CallKind;
 /// ```
 #[derive(Clone, Default)]
 pub struct SimMachine {
-    devices: Arc<Mutex<Vec<Weak<Shared>>>>,
+    devices: Devices,
 }
 
 /// How memory is used, which decides who may.
@@ -65,16 +65,17 @@ impl SimMachine {
         let mut devices = self.devices.lock();
         let index = devices.len();
         assert!(index < MOST_DEVICES, "a simulated machine has at most {MOST_DEVICES} devices");
-        let shared = SimDevice::build(config, Some((self.clone(), index)));
+        let shared = SimDevice::build(config, Some((Arc::clone(&self.devices), index)));
         devices.push(Arc::downgrade(&shared));
         shared.open()
     }
+}
 
-    fn others(&self, index: usize) -> Vec<Arc<Shared>> {
-        let devices = self.devices.lock();
-        let others = devices.iter().enumerate().filter(|(at, _)| *at != index);
-        others.filter_map(|(_, device)| device.upgrade()).collect()
-    }
+/// The living devices of a machine beside the one of this index.
+fn others(devices: &Devices, index: usize) -> Vec<Arc<Shared>> {
+    let devices = devices.lock();
+    let others = devices.iter().enumerate().filter(|(at, _)| *at != index);
+    others.filter_map(|(_, device)| device.upgrade()).collect()
 }
 
 impl fmt::Debug for SimMachine {
@@ -177,7 +178,7 @@ impl SimDevice {
     fn owner_of(&self, ptr: DevicePtr) -> Option<Arc<Shared>> {
         let (machine, own) = self.shared.machine.as_ref()?;
         let index = slice_of(ptr.address()).filter(|index| index != own)?;
-        machine.devices.lock().get(index)?.upgrade()
+        machine.lock().get(index)?.upgrade()
     }
 
     /// Whether any of these addresses is another device's.
@@ -285,7 +286,7 @@ impl SimDevice {
     fn reachable_by(&self) -> Vec<Arc<Shared>> {
         match &self.shared.machine {
             Some((machine, index)) if self.shared.has_peers => {
-                machine.others(*index).into_iter().filter(|other| other.has_peers).collect()
+                others(machine, *index).into_iter().filter(|other| other.has_peers).collect()
             }
             _ => Vec::new(),
         }

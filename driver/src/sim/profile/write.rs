@@ -20,18 +20,18 @@ const HEAD: &str = "\
 ";
 
 pub(super) fn toml(profile: &Profile, comment: Comment<'_>) -> String {
-    let mut out = format!("{HEAD}format = {FORMAT}\n\n[device]\nname = {}\n", quoted(&profile.name));
-    let (major, minor) = profile.compute_capability;
-    line(&mut out, format_args!("memory_bytes = {}", profile.capacity));
-    line(&mut out, format_args!("multiprocessors = {}", profile.multiprocessors));
+    let mut out = format!("{HEAD}format = {FORMAT}\n\n[device]\nname = {}\n", quoted(profile.name()));
+    let (major, minor) = profile.compute_capability();
+    line(&mut out, format_args!("memory_bytes = {}", profile.capacity()));
+    line(&mut out, format_args!("multiprocessors = {}", profile.multiprocessors()));
     line(&mut out, format_args!("compute_capability = [{major}, {minor}]"));
-    if let Some(measured_on) = &profile.measured_on {
+    if let Some(measured_on) = profile.measured_on() {
         line(&mut out, format_args!("measured_on = {}", quoted(measured_on)));
     }
-    write_calls(&mut out, &profile.costs, comment);
-    write_plain(&mut out, &profile.costs, comment);
-    write_by_size(&mut out, &profile.costs, comment);
-    write_mappings(&mut out, &profile.costs, comment);
+    write_calls(&mut out, profile.costs(), comment);
+    write_plain(&mut out, profile.costs(), comment);
+    write_by_size(&mut out, profile.costs(), comment);
+    write_mappings(&mut out, profile.costs(), comment);
     out
 }
 

@@ -1,0 +1,12 @@
+//! What the calls of the driver do to the state of a simulated device.
+
+mod capture;
+mod copies;
+mod events;
+mod ipc;
+mod oracle;
+mod plain;
+mod pools;
+mod share;
+mod streams;
+mod vmm;
