@@ -15,7 +15,8 @@ pub trait AllocationLimit {
     fn allocated_bytes(&self) -> u64;
 }
 
-/// Flushes the log of a [`LoggingResourceAdaptor`](crate::LoggingResourceAdaptor) and counts its rows and errors.
+/// Flushes the log of a [`LoggingResourceAdaptor`](crate::LoggingResourceAdaptor) and counts its rows and
+/// errors.
 #[cfg(feature = "logging")]
 pub trait AllocationLog {
     /// See [`LoggingResourceAdaptor::flush`](crate::LoggingResourceAdaptor::flush).
@@ -62,7 +63,8 @@ pub trait AllocationCounters {
     fn pop_counters(&self) -> Result<Counters>;
 }
 
-/// Lists the blocks of a [`TrackingResourceAdaptor`](crate::TrackingResourceAdaptor) that were not given back.
+/// Lists the blocks of a [`TrackingResourceAdaptor`](crate::TrackingResourceAdaptor) that were not given
+/// back.
 pub trait AllocationTracker {
     /// See [`TrackingResourceAdaptor::outstanding`](crate::TrackingResourceAdaptor::outstanding).
     fn outstanding(&self) -> Vec<Allocation>;

@@ -4,7 +4,8 @@ use crate::DeviceMemoryResource;
 use crate::handles::{downcast, peel};
 use crate::stack::StackSpec;
 
-/// The resources of a stack, outermost first; see [`DeviceMemoryResourceExt::stack`](crate::DeviceMemoryResourceExt::stack).
+/// The resources of a stack, outermost first; see
+/// [`DeviceMemoryResourceExt::stack`](crate::DeviceMemoryResourceExt::stack).
 #[derive(Debug)]
 pub struct Stack<'a> {
     next: Option<&'a dyn DeviceMemoryResource>,
@@ -26,8 +27,8 @@ pub(crate) fn stack_of(resource: &dyn DeviceMemoryResource) -> Stack<'_> {
 
 /// The outermost resource of exactly this type in a stack, looking through handles.
 ///
-/// For stacks that are built from text, every layer's upstream is an [`AnyResource`](crate::AnyResource): look for
-/// `LoggingResourceAdaptor<AnyResource>`. [`find_layer`] asks for a name in place of a type, and
+/// For stacks that are built from text, every layer's upstream is an [`AnyResource`](crate::AnyResource):
+/// look for `LoggingResourceAdaptor<AnyResource>`. [`find_layer`] asks for a name in place of a type, and
 /// [`find_trait`](crate::find_trait) for what the layer can do.
 pub fn find<T: DeviceMemoryResource>(resource: &dyn DeviceMemoryResource) -> Option<&T> {
     stack_of(resource).find_map(|layer| downcast(layer))

@@ -59,11 +59,10 @@ pub use cuda_manager::CudaMemoryManager;
 pub use deferred::{DeferredOptions, DeferredQueue};
 pub use host_only::HostOnlyMemoryManager;
 pub use ipc::{IpcHandle, SourceInfo, get_ipc_handle};
-pub use manager::{DeferCleanup, HostAllocFlags, INTERFACE_VERSION, MemoryManager};
+pub use manager::{DeferCleanup, HostAllocFlags, INTERFACE_VERSION, ManagerFactory, MemoryManager};
 pub use memory_pointer::{Finalizer, HostMemory, MappedMemory, MemoryPointer, Owner, PinnedMemory, Token};
 pub use millpond_manager::{MillpondMemoryManager, StackBuilder};
 pub use registry::{
-    Environment, MEMORY_MANAGER_VARIABLE, ManagerFactory, ManagerRegistry, OpenDevice, get_memory_manager,
-    set_memory_manager,
+    Environment, MEMORY_MANAGER_VARIABLE, ManagerRegistry, OpenDevice, get_memory_manager, set_memory_manager,
 };
 pub use stream_scope::{StreamScope, current_stream, with_stream};

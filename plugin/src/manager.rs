@@ -1,7 +1,10 @@
+//! The interface of a memory manager, as NBEP 7 describes it.
+
 use std::fmt;
+use std::sync::Arc;
 
 use millpond_core::driver::HostPtr;
-use millpond_core::{MemoryInfo, Result};
+use millpond_core::{DriverHandle, MemoryInfo, Result};
 
 use crate::{HostMemory, IpcHandle, MemoryPointer, Owner};
 
@@ -117,3 +120,8 @@ impl fmt::Debug for DeferCleanup {
         f.debug_struct("DeferCleanup").finish_non_exhaustive()
     }
 }
+
+/// Makes the manager of one device. Called with `None` to read the interface's version, and once for each
+/// device at its first use (by threads that race for it, more than once; one result stays). Making a
+/// manager must not touch CUDA: that is for [`MemoryManager::initialize`].
+pub type ManagerFactory = Arc<dyn Fn(Option<DriverHandle>) -> Result<Arc<dyn MemoryManager>> + Send + Sync>;

@@ -6,7 +6,9 @@ use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{DeviceId, DriverHandle, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
-use crate::{CudaMemoryManager, INTERFACE_VERSION, MemoryManager, MillpondMemoryManager, StackBuilder};
+use crate::{
+    CudaMemoryManager, INTERFACE_VERSION, ManagerFactory, MemoryManager, MillpondMemoryManager, StackBuilder,
+};
 
 /// The environment variable whose stack, as text, becomes the memory manager.
 pub const MEMORY_MANAGER_VARIABLE: &str = "MILLPOND_MEMORY_MANAGER";
@@ -14,11 +16,6 @@ pub const MEMORY_MANAGER_VARIABLE: &str = "MILLPOND_MEMORY_MANAGER";
 /// A stack to copy. As any program may ask for an IPC handle of its memory, it can give one: its pool maps no
 /// pages.
 const ADVISED_STACK: &str = "cuda+pool:initial=1GiB,pages=off";
-
-/// Makes the manager of one device. Called with `None` to read the interface's version, and once for each
-/// device at its first use (by threads that race for it, more than once; one result stays). Making a
-/// manager must not touch CUDA: that is for [`MemoryManager::initialize`].
-pub type ManagerFactory = Arc<dyn Fn(Option<DriverHandle>) -> Result<Arc<dyn MemoryManager>> + Send + Sync>;
 
 /// Which memory manager a process uses, and the one of each device.
 ///

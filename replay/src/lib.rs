@@ -44,6 +44,7 @@ pub mod calibrate;
 #[cfg(feature = "cli")]
 pub mod cli;
 pub mod compare;
+mod device_figures;
 pub mod engine;
 mod error;
 pub mod lineup;

@@ -3,7 +3,7 @@
 use millpond_core::stack::StackSpec;
 use millpond_core::{ByteSize, format_bytes};
 
-use crate::compare::DeviceFigures;
+use crate::device_figures::DeviceFigures;
 use crate::program::LogSummary;
 
 /// Base first, as [`StackSpec`] reads it. To add one that any log can use, add a line.

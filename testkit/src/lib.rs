@@ -30,6 +30,7 @@ pub mod race;
 mod rng;
 mod several;
 pub mod shadow;
+mod statistics_check;
 
 pub use checked::Checked;
 pub use rng::Rng;

@@ -164,3 +164,31 @@ fn pages_that_no_type_includes_are_found() {
     let elsewhere = [File::of("driver/src/a.rs", used[0].text.as_str())];
     assert!(unused_page(&page, &elsewhere).is_some());
 }
+
+#[test]
+fn circles_between_files_are_found() {
+    let files = |texts: [&str; 3]| {
+        let paths = ["a/src/lib.rs", "a/src/one.rs", "a/src/two/mod.rs"];
+        paths.into_iter().zip(texts).map(|(path, text)| File::of(path, text)).collect::<Vec<_>>()
+    };
+    fn found(files: Vec<File>, excluded: &[&str]) -> usize {
+        circles::circles(&files, excluded).len()
+    }
+    let root = "mod one;\nmod two;\npub use two::Two;\n";
+    let uses_two = "use crate::Two;\nfn f(_: Two) {}\n";
+    assert_eq!(found(files([root, uses_two, "pub struct Two;"]), &[]), 0);
+    // Through a re-export, through a path without `use`, through a group, and in a module of the file.
+    let back = ["use super::one::f;", "fn g() { crate::one::f() }", "use crate::{one::{self as x, f}};"];
+    for back in back.into_iter().chain(["mod inner { use crate::one::f; }"]) {
+        assert_eq!(found(files([root, uses_two, &format!("pub struct Two;\n{back}")]), &[]), 1, "{back}");
+    }
+    // A child that uses what its parent defines, and the parent uses the child.
+    let parent = "mod one;\nuse one::f;\npub struct Two;\n";
+    assert_eq!(found(files([parent, uses_two, ""]), &[]), 1);
+    assert_eq!(found(files([parent, uses_two, ""]), &["a/"]), 0);
+    let tests = "pub struct Two;\n#[cfg(test)]\nmod tests {\n    use crate::one::f;\n}\n";
+    assert_eq!(found(files([root, uses_two, tests]), &[]), 0);
+    // Comments, strings and other crates are not followed.
+    let text = "// use crate::one::f;\npub struct Two(std::io::Error);\nconst S: &str = \"crate::one::f\";\n";
+    assert_eq!(found(files([root, uses_two, text]), &[]), 0);
+}

@@ -1,7 +1,7 @@
 //! Files of one crate that use each other in a circle.
 //!
-//! A file uses another if a path in its code leads there; re-exports are followed to the file that has the
-//! item. Declaring or re-exporting a child is no use, and test code may use what it likes.
+//! A file uses another if a path in its code leads there; re-exports are followed to the file that defines
+//! the item. Declaring or re-exporting a child does not count, nor does anything in test code.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,11 +25,10 @@ struct Module {
 
 type Modules = BTreeMap<Names, Module>;
 
-/// One problem for each group of files that use each other; `excluded` folders are not looked at.
+/// The shortest circle of each crate; crates below the `excluded` folders are skipped.
 pub(crate) fn circles(files: &[File], excluded: &[&str]) -> Vec<String> {
     let is_in = |file: &File| !excluded.iter().any(|folder| file.path.starts_with(folder));
     let roots = (0..files.len()).filter(|&at| is_root(&files[at].path) && is_in(&files[at]));
-    for root in roots.clone() { let m = modules(files, root); for (path, module) in m.iter().filter(|(_, module)| !module.is_test) { for names in &module.paths { if let Some(t) = resolve(&m, path, names, 0) { if !m[&t].is_test && m[&t].file != module.file { eprintln!("EDGE {} {} {}", files[module.file].path, files[m[&t].file].path, names.join("::")); } } } } }
     roots.filter_map(|root| circle(files, &uses(&modules(files, root)))).collect()
 }
 
@@ -179,16 +178,10 @@ impl<'a> Reader<'a> {
             }
             _ if before.len() > start => {
                 let renamed = before.iter().position(|name| name == "as");
-                let target: Names = before[..renamed.unwrap_or(before.len())].to_vec();
-                let target = if target.last().is_some_and(|name| name == "self") {
-                    target[..target.len() - 1].to_vec()
-                } else {
-                    target
-                };
-                module.imports.insert(before[before.len() - 1].clone().replace("self", ""), target.clone());
-                if let Some(name) = target.last().filter(|_| renamed.is_none()) {
-                    module.imports.insert(name.clone(), target.clone());
-                }
+                let mut target: Names = before[..renamed.unwrap_or(before.len())].to_vec();
+                target.pop_if(|name| name == "self");
+                let name = if renamed.is_some() { before.last() } else { target.last() };
+                module.imports.extend(name.map(|name| (name.clone(), target.clone())));
                 if !is_public {
                     module.paths.push(target);
                 }
@@ -216,7 +209,8 @@ impl<'a> Reader<'a> {
     }
 
     fn written_path(&self) -> Option<String> {
-        self.attributes().find_map(|line| line.split_once("#[path = \"")?.1.split('"').next().map(str::to_owned))
+        self.attributes()
+            .find_map(|line| line.split_once("#[path = \"")?.1.split('"').next().map(str::to_owned))
     }
 }
 
@@ -273,7 +267,8 @@ fn resolve(modules: &Modules, from: &[String], names: &[String], depth: usize) -
                 let child: Names = at.iter().cloned().chain([name.clone()]).collect();
                 if modules.contains_key(&child) {
                     at = child;
-                } else if let Some(import) = modules.get(&at)?.imports.get(name).filter(|path| path.len() > 1) {
+                } else if let Some(import) = modules.get(&at)?.imports.get(name).filter(|path| path.len() > 1)
+                {
                     let rest = import.iter().chain(&names[index + 1..]).cloned().collect::<Names>();
                     return resolve(modules, &at, &rest, depth + 1);
                 } else {
@@ -306,9 +301,7 @@ fn circle(files: &[File], uses: &BTreeSet<(usize, usize)>) -> Option<String> {
         None
     };
     let starts: BTreeSet<usize> = uses.iter().map(|&(from, _)| from).collect();
-    let all: Vec<_> = starts.into_iter().filter_map(way).collect();
-    if false { for w in &all { eprintln!("{}", w.iter().chain([&w[0]]).map(|&at| files[at].path.as_str()).collect::<Vec<_>>().join(" -> ")); } }
-    let shortest = all.into_iter().min_by_key(Vec::len)?;
+    let shortest = starts.into_iter().filter_map(way).min_by_key(Vec::len)?;
     let named: Vec<&str> = shortest.iter().chain(&shortest[..1]).map(|&at| files[at].path.as_str()).collect();
     Some(format!("{} use each other in a circle", named.join(" → ")))
 }

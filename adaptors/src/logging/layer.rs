@@ -17,7 +17,8 @@ use super::sink::Sink;
 /// The variables that name the log, in the order in which they are asked.
 pub const FILE_VARIABLES: [&str; 2] = ["MILLPOND_LOG_FILE", "RMM_LOG_FILE"];
 
-/// Adds a [`LoggingResourceAdaptor`](super::LoggingResourceAdaptor); says where the log goes and what it looks like.
+/// Adds a [`LoggingResourceAdaptor`](super::LoggingResourceAdaptor); says where the log goes and what it
+/// looks like.
 ///
 /// ```no_run
 /// use millpond_adaptors::logging::{Columns, LoggingLayer};

@@ -28,18 +28,18 @@ pub enum Flush {
     /// a log that is complete whatever becomes of the process.
     #[default]
     EveryRow,
-    /// Rows are written in blocks of 64 KiB, by [`flush`](super::LoggingResourceAdaptor::flush) and on drop, which
-    /// gives up if the destination takes nothing for 10 seconds. What is in the buffer when a
-    /// process aborts, is killed, or exits without dropping the adaptor, is lost. A forked child leaves the
-    /// rows that wait to its parent, and appends its own to the log, as with [`EveryRow`](Self::EveryRow).
+    /// Rows are written in blocks of 64 KiB, by [`flush`](super::LoggingResourceAdaptor::flush) and on drop,
+    /// which gives up if the destination takes nothing for 10 seconds. What is in the buffer when a process
+    /// aborts, is killed, or exits without dropping the adaptor, is lost. A forked child leaves the rows that
+    /// wait to its parent, and appends its own to the log, as with [`EveryRow`](Self::EveryRow).
     Buffered,
     /// Rows wait in a queue and are written by a thread of the log's own, some milliseconds later: the call
     /// pays for the clock and the queue only. A full queue makes callers wait; no row is dropped. Everything
-    /// is written before [`flush`](super::LoggingResourceAdaptor::flush) and drop return, and before the process
-    /// exits, whether by the end of `main`, by `exit` or by a panic; drop and exit give up if the destination
-    /// takes nothing for 10 seconds, for instance a pipe whose reader stopped. What waits when a process
-    /// aborts, is killed, or leaves by `_exit` is lost. Not for a process that forks and goes on allocating
-    /// in the child.
+    /// is written before [`flush`](super::LoggingResourceAdaptor::flush) and drop return, and before the
+    /// process exits, whether by the end of `main`, by `exit` or by a panic; drop and exit give up if the
+    /// destination takes nothing for 10 seconds, for instance a pipe whose reader stopped. What waits when a
+    /// process aborts, is killed, or leaves by `_exit` is lost. Not for a process that forks and goes on
+    /// allocating in the child.
     Async,
 }
 

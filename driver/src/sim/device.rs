@@ -99,7 +99,8 @@ struct SimTable {
 
 static SIM_DEVICES: Mutex<SimTable> = Mutex::new(SimTable { next: 0, devices: BTreeMap::new() });
 
-/// Builds a simulated device under the next free number, so that [`open`](crate::open) finds it while it lives.
+/// Builds a simulated device under the next free number, so that [`open`](crate::open) finds it while it
+/// lives.
 fn register(build: impl FnOnce(DeviceId) -> Shared) -> Arc<Shared> {
     let id = {
         let mut table = SIM_DEVICES.lock();

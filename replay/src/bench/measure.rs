@@ -2,7 +2,7 @@ use std::hint::black_box;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use super::Attempt;
+use super::setback::Attempt;
 
 /// Of so many steps one is measured alone.
 const SAMPLE_EVERY: usize = 16;

@@ -59,6 +59,8 @@
 //! ```
 
 mod barrier;
+mod effort;
+mod figures;
 mod measure;
 #[cfg(feature = "mimalloc")]
 mod memory;
@@ -67,65 +69,33 @@ mod peers;
 pub(crate) mod plan;
 mod report;
 mod run;
+mod setback;
 mod streams;
 mod subject;
 #[cfg(test)]
 mod tests;
 mod workload;
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{AnyResource, DeviceMemoryResourceExt, DriverHandle, StreamRef, format_bytes};
 use millpond_driver::DeviceSpec;
 use millpond_driver::sim::{SimConfig, SimDevice};
-use serde::Serialize;
 
+pub use figures::{Figures, MIMALLOC, NotRun, Report, Status, Subjected};
 pub use report::{Format, print};
 pub use workload::Workload;
 
-use crate::compare::DeviceFigures;
+use crate::device_figures::DeviceFigures;
 use crate::{Result, lineup};
+use effort::Effort;
 use plan::Plan;
 use run::{Churn, Timing};
+use setback::{Attempt, Setback};
 use streams::Streams;
 use subject::Subject;
 use workload::Case;
-
-/// What one workload on one stack can fail with does not lose the others.
-type Attempt<T> = std::result::Result<T, Setback>;
-
-/// Why one workload on one stack has no figures.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct Setback {
-    status: Status,
-    reason: String,
-}
-
-impl Setback {
-    fn skipped(reason: String) -> Self {
-        Self { status: Status::Skipped, reason }
-    }
-
-    fn failed(reason: String) -> Self {
-        Self { status: Status::Failed, reason }
-    }
-}
-
-impl From<crate::Error> for Setback {
-    fn from(error: crate::Error) -> Self {
-        Self::failed(error.to_string())
-    }
-}
-
-impl From<millpond_core::Error> for Setback {
-    fn from(error: millpond_core::Error) -> Self {
-        Self::failed(error.to_string())
-    }
-}
-
-/// The name of the stack that is none: CPU memory.
-pub const MIMALLOC: &str = "mimalloc";
 
 /// What is measured, and where.
 #[derive(Clone, Debug)]
@@ -142,135 +112,6 @@ pub struct Settings {
     pub seed: u64,
     /// Few steps: all of it ends within 30 seconds, and figures are rough.
     pub quick: bool,
-}
-
-/// How much is done at each workload.
-#[derive(Clone, Copy, Debug)]
-struct Effort {
-    /// Measured steps of each thread.
-    steps: usize,
-    /// At most so many steps before.
-    warm_up: usize,
-    /// Time after which these end.
-    warming: Duration,
-    /// Time after which measuring ends, with as many steps as were done.
-    measured: Duration,
-    /// Time after which allocating the first blocks is given up.
-    preparing: Duration,
-}
-
-impl Effort {
-    const FULL: Self = Self {
-        steps: 200_000,
-        warm_up: 4_000_000,
-        warming: Duration::from_secs(4),
-        measured: Duration::from_secs(1),
-        preparing: Duration::from_secs(10),
-    };
-    const QUICK: Self = Self {
-        steps: 20_000,
-        warm_up: 5000,
-        warming: Duration::from_millis(50),
-        measured: Duration::from_millis(50),
-        preparing: Duration::from_secs(3),
-    };
-    /// How often each block is replaced before the clock starts, on average.
-    const REPLACEMENTS: usize = 4;
-    /// When a quick run has taken so long, preparing gets less time.
-    const QUICK_ENOUGH: Duration = Duration::from_secs(18);
-    const HASTE: Duration = Duration::from_millis(500);
-}
-
-/// What was measured.
-#[derive(Clone, Debug, Serialize)]
-pub struct Report {
-    /// The version of this format.
-    pub version: u32,
-    /// The device.
-    pub device: DeviceFigures,
-    /// How many threads this machine runs at once.
-    pub cpus: usize,
-    /// What plans were made of.
-    pub seed: u64,
-    /// Whether few steps were done.
-    pub quick: bool,
-    /// What ran.
-    pub results: Vec<Figures>,
-    /// What did not.
-    pub not_run: Vec<NotRun>,
-    /// What a reader should know.
-    pub notes: Vec<String>,
-}
-
-/// One workload on one stack.
-#[derive(Clone, Debug, Serialize)]
-pub struct Subjected {
-    /// The workload.
-    pub workload: &'static str,
-    /// The stack as text, or [`MIMALLOC`].
-    pub stack: String,
-    /// How many threads.
-    pub threads: usize,
-    /// Streams of all of them together.
-    pub streams: usize,
-    /// Blocks that each keeps live; 1 for a pair.
-    pub live: usize,
-    /// How many of a hundred blocks that fragment the heap were freed before; 0 for other workloads.
-    pub freed_percent: u32,
-    /// Of the block for a pair, else of all live blocks at the plan's peak.
-    pub bytes: u64,
-    /// The sizes of blocks, for people.
-    #[serde(skip)]
-    pub sizes: String,
-}
-
-/// What was measured of one workload on one stack.
-#[derive(Clone, Debug, Serialize)]
-pub struct Figures {
-    /// Which.
-    #[serde(flatten)]
-    pub of: Subjected,
-    /// How many steps were measured.
-    pub steps: u64,
-    /// Mean nanoseconds of a step on its thread.
-    pub ns_per_step: f64,
-    /// The 99th percentile, in nanoseconds.
-    pub p99_ns: u64,
-    /// Of all threads together.
-    pub steps_per_second: f64,
-    /// Mean nanoseconds of an allocation before the first step, growth included; none for a pair.
-    pub ns_per_fill: Option<f64>,
-    /// The most bytes taken from the driver, where the stack tells.
-    pub reserved_bytes: Option<u64>,
-}
-
-/// A workload that gave no figures.
-#[derive(Clone, Debug, Serialize)]
-pub struct NotRun {
-    /// Which.
-    #[serde(flatten)]
-    pub of: Subjected,
-    /// Whether it failed, or was not tried.
-    pub status: Status,
-    /// Why.
-    pub reason: String,
-}
-
-/// Why there are no figures.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Status {
-    /// It would not fit, or preparing took too long.
-    Skipped,
-    /// The stack needs more memory for it than the device has.
-    OutOfMemory,
-    /// The stack could not be built, or broke.
-    Failed,
-}
-
-impl Report {
-    /// The version of the JSON form. It grows when a field is renamed, removed or changes its meaning.
-    pub const VERSION: u32 = 1;
 }
 
 /// Runs the workloads; `watch` is told of each before it starts.

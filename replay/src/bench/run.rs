@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use millpond_core::StreamRef;
 
 use super::barrier::Barrier;
+use super::effort::Effort;
 use super::measure::{self, Lap};
 use super::plan::{Plan, Replacement, Request};
+use super::setback::{Attempt, Setback};
 use super::subject::Subject;
-use super::{Attempt, Effort, Setback};
 use crate::Error;
 
 /// A block that is live. All are given back before the subject is.

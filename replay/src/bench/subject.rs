@@ -1,6 +1,7 @@
 use millpond_core::{AnyResource, DeviceMemoryResource, DevicePtr, ErrorKind, Layout, StreamRef};
 
-use super::{Attempt, Setback, Status};
+use super::Status;
+use super::setback::{Attempt, Setback};
 
 /// What a workload runs on.
 pub(super) trait Subject: Sync {

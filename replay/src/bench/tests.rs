@@ -4,6 +4,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, ThreadId};
 
+use std::time::Duration;
+
 use super::*;
 
 /// A subject that knows what is live, and who allocated it on which stream.

@@ -2,7 +2,7 @@ use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
-use super::Effort;
+use super::effort::Effort;
 use super::plan::{Fragments, Order, Plan, Random, Shape, Sizes};
 
 /// A kind of work for an allocator.

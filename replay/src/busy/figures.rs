@@ -5,7 +5,7 @@ use millpond_driver::CallCounts;
 use serde::Serialize;
 
 use super::{Host, Kernels};
-use crate::compare::DeviceFigures;
+use crate::device_figures::DeviceFigures;
 use crate::program::LogSummary;
 
 /// One log with work in flight.

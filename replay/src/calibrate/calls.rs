@@ -7,7 +7,8 @@ use millpond_core::driver::{
 };
 use millpond_driver::CallKind;
 
-use super::{Samples, Session};
+use super::samples::Samples;
+use super::session::Session;
 
 const MIB: u64 = 1 << 20;
 

@@ -5,7 +5,8 @@ use millpond_core::DevicePtr;
 use millpond_core::driver::{Driver, DriverResult, HostFlags, HostPtr};
 use millpond_driver::sim::{Curve, PlainCosts, SizeCosts};
 
-use super::{Samples, Session};
+use super::samples::Samples;
+use super::session::Session;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;

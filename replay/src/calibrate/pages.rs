@@ -6,7 +6,8 @@ use millpond_core::driver::{AccessFlags, Driver, DriverResult, PhysicalHandle, P
 use millpond_driver::CallKind;
 use millpond_driver::sim::{SetAccessCosts, SizeCosts, UnmapCosts};
 
-use super::{Samples, Session};
+use super::samples::Samples;
+use super::session::Session;
 
 const MIB: u64 = 1 << 20;
 

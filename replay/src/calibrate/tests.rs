@@ -2,6 +2,8 @@ use std::sync::Arc;
 
 use millpond_driver::sim::{SimConfig, SimDevice};
 
+use millpond_driver::sim::{Costs, Profile};
+
 use super::check::{Check, Outcome};
 use super::*;
 use crate::log::LogReader;

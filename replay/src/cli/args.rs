@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use crate::engine::{Options, Threads};
 use crate::program::Limits;
 use crate::progress::Progress;
-use crate::report::Format;
 use clap::{Parser, Subcommand, ValueEnum};
 use millpond_core::stack::StackSpec;
 use millpond_driver::DeviceSpec;
@@ -13,6 +12,7 @@ use millpond_driver::DeviceSpec;
 use super::bench::BenchArgs;
 use super::busy::BusyArgs;
 use super::calibrate::CalibrateArgs;
+use super::format::FormatArg;
 
 /// Replays allocation logs through stacks of GPU memory resources, and compares the stacks.
 ///
@@ -123,28 +123,6 @@ Exit status:
 Environment:
   MILLPOND_LOG  which diagnostics go to the standard error, as in `debug` or `millpond=trace`";
 
-/// The values of `--format`.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, ValueEnum)]
-pub(crate) enum FormatArg {
-    /// For people
-    #[default]
-    Table,
-    /// One object for each log, each on a line of its own
-    Json,
-    /// One row for each stack of each log
-    Csv,
-}
-
-impl From<FormatArg> for Format {
-    fn from(format: FormatArg) -> Self {
-        match format {
-            FormatArg::Table => Self::Table,
-            FormatArg::Json => Self::Json,
-            FormatArg::Csv => Self::Csv,
-        }
-    }
-}
-
 /// The values of `--threads`.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, ValueEnum)]
 pub(crate) enum ThreadsArg {
@@ -191,6 +169,8 @@ impl Cli {
 
 #[cfg(test)]
 mod tests {
+    use crate::report::Format;
+
     use super::*;
 
     fn parse(line: &str) -> Result<Cli, String> {

@@ -7,7 +7,7 @@ use crate::program::Limits;
 use clap::Args;
 use millpond_driver::DeviceSpec;
 
-use super::args::FormatArg;
+use super::format::FormatArg;
 
 /// Replays logs with work in flight: a kernel behind each allocation
 ///

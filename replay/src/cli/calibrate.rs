@@ -4,8 +4,9 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use super::input::{check, read};
+use super::overwrite;
 use super::verdict::{self, Failure, Verdict};
-use super::{overwrite, read};
 use crate::calibrate::check::{Check, MEMORY_TOLERANCE, Outcome, TIME_TOLERANCE};
 use crate::calibrate::{self, Calibration};
 use crate::program::{Limits, Program};
@@ -60,7 +61,7 @@ impl CalibrateArgs {
 /// Measures or reads a profile, and compares logs.
 pub(crate) fn run(args: &CalibrateArgs, table: &LayerTable, mut out: impl Write) -> Result<Verdict, Failure> {
     // What is wrong with stacks, files and the device is said before anything is measured.
-    super::check(&args.stacks, table)?;
+    check(&args.stacks, table)?;
     let of_device = overwrite::profile(args.device.as_ref());
     let profiles: Vec<&Path> = of_device.into_iter().chain(args.profile.as_deref()).collect();
     overwrite::refuse(&args.check, &profiles, &args.stacks)?;

@@ -27,19 +27,18 @@ mod args;
 mod bench;
 mod busy;
 mod calibrate;
+mod format;
+mod input;
 mod overwrite;
 mod verdict;
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
-use std::path::Path;
 use std::process::ExitCode;
 
 use crate::bench as workloads;
 use crate::busy as in_flight;
 use crate::compare::{self, Settings};
-use crate::log::{self, LogReader};
-use crate::program::{Limits, Program};
 use crate::progress::Progress;
 use crate::report::Format;
 use clap::Parser;
@@ -51,6 +50,7 @@ use tracing_subscriber::EnvFilter;
 use args::{Cli, Command};
 use bench::BenchArgs;
 use busy::BusyArgs;
+use input::{check, read};
 use verdict::{Failure, Verdict};
 
 /// Does what the process's arguments say, with stacks made of the layers of `table`. Prints results to the
@@ -154,31 +154,12 @@ fn busy(args: &BusyArgs, table: &LayerTable, out: impl Write) -> Result<Verdict,
     Ok(verdict)
 }
 
-/// A layer or parameter that does not exist is said before anything is measured.
-fn check(stacks: &[StackSpec], table: &LayerTable) -> Result<(), Failure> {
-    stacks.iter().try_for_each(|stack| stack.check(table))?;
-    Ok(())
-}
-
 fn settings(cli: &Cli, table: &LayerTable) -> Result<Settings, Failure> {
     check(&cli.stacks, table)?;
     overwrite::refuse(&cli.logs, overwrite::profile(cli.device.as_ref()).as_slice(), &cli.stacks)?;
     let device = cli.device.clone().unwrap_or_else(DeviceSpec::default_device);
     device.open()?; // a device that is not there is said before logs are read
     Ok(Settings { device, stacks: cli.stacks.clone(), options: cli.options() })
-}
-
-fn read(path: &Path, limits: Limits, progress: Progress) -> crate::Result<Program> {
-    if path == Path::new("-") {
-        let reader = LogReader::from_reader("standard input", io::stdin())?;
-        return Program::read(reader, limits);
-    }
-    let name = path.display().to_string();
-    let file = log::open_file(path)?;
-    let bar = progress.reading(&name, file.metadata().map_or(0, |data| data.len()));
-    let program = Program::read(LogReader::from_reader(name, bar.wrap_read(file))?, limits);
-    bar.finish_and_clear();
-    program
 }
 
 fn list_layers(table: &LayerTable, out: &mut impl Write) -> io::Result<()> {

@@ -1,37 +1,9 @@
-use millpond_core::{DriverHandle, LadderCounts};
+use millpond_core::LadderCounts;
 use millpond_driver::{CallCounts, CallKind, DeviceSpec};
 use serde::Serialize;
 
 use crate::Result;
 use crate::engine::{AskedAgain, Failure};
-
-/// The device that logs are replayed on.
-#[derive(Clone, Debug, Serialize)]
-pub struct DeviceFigures {
-    /// As `--device` names it.
-    pub spec: String,
-    /// For people.
-    pub name: String,
-    /// Whether it is simulated. Then driver time is virtual, and time per operation is that of this machine.
-    pub simulated: bool,
-    /// Its memory in bytes.
-    pub total_bytes: u64,
-    /// What of it was free before the first stack was built.
-    pub free_bytes: u64,
-}
-
-impl DeviceFigures {
-    pub(crate) fn new(spec: &DeviceSpec, driver: &DriverHandle) -> Result<Self> {
-        let memory = driver.mem_get_info().map_err(millpond_core::Error::from)?;
-        Ok(Self {
-            spec: spec.to_string(),
-            name: driver.name(),
-            simulated: driver.device().is_sim(),
-            total_bytes: memory.total,
-            free_bytes: memory.free,
-        })
-    }
-}
 
 /// One stack, and what came of it.
 #[derive(Clone, Debug, Serialize)]

@@ -4,41 +4,22 @@
 //! before the next is built.
 
 mod figures;
+mod layers;
 mod misuse;
 mod run;
+mod settings;
 
-use millpond_core::stack::{LayerEntry, LayerTable, StackSpec};
-use millpond_driver::DeviceSpec;
+use millpond_core::stack::LayerTable;
 use serde::Serialize;
 
-pub use figures::{DeviceFigures, DriverFigures, StackFigures, StackReport, StackResult};
+pub use figures::{DriverFigures, StackFigures, StackReport, StackResult};
+pub use layers::layers;
+pub use settings::Settings;
 
-use crate::engine::Options;
+pub use crate::device_figures::DeviceFigures;
 use crate::program::{LogSummary, Program};
 use crate::progress::Progress;
 use crate::{Result, lineup};
-
-/// Every layer that a stack's text can name here.
-pub fn layers() -> LayerTable {
-    LayerTable::new(millpond_resources::LAYERS.iter().copied())
-        .with(millpond_adaptors::LAYERS.iter().copied())
-}
-
-/// Whether it is an entry of [`layers`], as far as text can tell.
-fn is_millponds(entry: &LayerEntry) -> bool {
-    layers().get(entry.name).is_ok_and(|own| (own.about, own.params) == (entry.about, entry.params))
-}
-
-/// Where and how logs are replayed.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// The device.
-    pub device: DeviceSpec,
-    /// The stacks; empty for the [standard line-up](crate::lineup).
-    pub stacks: Vec<StackSpec>,
-    /// The threads and passes.
-    pub options: Options,
-}
 
 /// One log through several stacks: what the reports print.
 #[derive(Clone, Debug, Serialize)]
@@ -101,7 +82,7 @@ pub fn compare(
         stacks: stacks.collect(),
         device,
         log: program.summary().clone(),
-        has_own_layers: !table.entries().iter().all(is_millponds),
+        has_own_layers: !table.entries().iter().all(layers::is_millponds),
         thread_order: settings.options.threads.to_string(),
         passes: settings.options.passes,
     })

@@ -9,8 +9,9 @@ use millpond_core::{
 use millpond_driver::{CallCounts, CountingDriver};
 
 use super::figures::unmeasured;
+use super::layers::is_millponds;
 use super::misuse::MisuseCounter;
-use super::{DriverFigures, Settings, StackFigures, StackResult, is_millponds};
+use super::{DriverFigures, Settings, StackFigures, StackResult};
 use crate::engine::{self, AskedAgain, Options, Outcome, Threads, Watch};
 use crate::program::Program;
 use crate::{Error, Result};

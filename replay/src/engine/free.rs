@@ -9,8 +9,9 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Instant;
 
+use super::runner::Runner;
 use super::work::StopOnPanic;
-use super::{Runner, Work};
+use super::work::Work;
 use crate::program::Op;
 use crate::{Error, Result};
 

@@ -20,68 +20,25 @@ mod again;
 mod clock;
 mod free;
 mod one;
+mod options;
+mod outcome;
 mod relay;
+mod runner;
 mod streams;
 mod work;
-
-use std::fmt;
-use std::sync::Arc;
 
 use millpond_core::{AnyResource, DriverHandle};
 
 pub use again::{AskedAgain, Unserved};
+pub use options::{MAX_THREADS, Options, Threads};
+pub use outcome::{Failure, Outcome};
 
-use crate::program::{Op, Program};
+use crate::program::Program;
 use crate::{Error, Result};
 use again::Again;
+use runner::Runner;
 use streams::Streams;
 use work::Work;
-
-/// Which threads replay, and in which order.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub enum Threads {
-    /// A thread for each thread of the log, one at a time, strictly in the order of the log. Where threads
-    /// alternate in the log, handing over takes most of the time that a replay takes: about 4 µs a row.
-    AsLogged,
-    /// A thread for each thread of the log, all at once. A block is freed after its allocation, and
-    /// threads drift apart by some thousand frees at most; nothing else of the log's order is kept, so the
-    /// peak of live bytes may be another than the log's.
-    Free,
-    /// One thread, in the order of the log.
-    #[default]
-    One,
-}
-
-impl fmt::Display for Threads {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::AsLogged => "as-logged",
-            Self::Free => "free",
-            Self::One => "1",
-        })
-    }
-}
-
-/// A log with more threads than this is replayed with this many; each stands for several.
-pub const MAX_THREADS: usize = 256;
-
-/// How a program is replayed.
-#[derive(Clone, Copy, Debug)]
-pub struct Options {
-    /// Which threads replay.
-    pub threads: Threads,
-    /// How often the program runs on the same resource; at least 1.
-    pub passes: u32,
-    /// Whether requests that failed when the log was written are made at their place. What is served goes
-    /// back at once; but the resource may have grown for it, and keep what it took.
-    pub ask_again: bool,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self { threads: Threads::default(), passes: 1, ask_again: false }
-    }
-}
 
 /// Told of what a replay does, outside the time that it measures.
 pub trait Watch {
@@ -94,46 +51,6 @@ pub trait Watch {
 }
 
 impl Watch for () {}
-
-/// The first allocation that failed.
-#[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
-pub struct Failure {
-    /// The line in the log.
-    pub line: u64,
-    /// The error. It may have several lines; the first says what matters.
-    pub error: String,
-    /// What the stack knew when memory was out, and what would have helped, where it said so.
-    pub report: Option<Box<millpond_core::OutOfMemoryReport>>,
-}
-
-impl Failure {
-    /// The error without the lines that go into details.
-    pub fn first_line(&self) -> &str {
-        self.error.lines().next().unwrap_or_default()
-    }
-}
-
-/// What a replay found out.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// Nanoseconds of each pass.
-    pub pass_ns: Vec<u64>,
-    /// Allocations that failed in each pass.
-    pub pass_failures: Vec<u64>,
-    /// Allocations that failed, in all passes. Their frees were left out.
-    pub failures: u64,
-    /// The first of them.
-    pub first_failure: Option<Failure>,
-    /// What became of the requests that had failed when the log was written, if they were made, in all
-    /// passes.
-    pub asked_again: Option<AskedAgain>,
-}
-
-/// Runs blocks of operations in one of the orders.
-trait Runner {
-    /// Runs one block and returns the nanoseconds that count.
-    fn run(&mut self, block: &Arc<[Op]>) -> Result<u64>;
-}
 
 /// Replays `program` through `resource`.
 ///

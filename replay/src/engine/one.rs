@@ -1,7 +1,8 @@
 use std::sync::Arc;
 
 use super::clock::Stopwatch;
-use super::{Runner, Work};
+use super::runner::Runner;
+use super::work::Work;
 use crate::Result;
 use crate::program::Op;
 

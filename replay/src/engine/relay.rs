@@ -11,8 +11,9 @@ use std::thread::{self, Scope, ScopedJoinHandle, Thread};
 use parking_lot::RwLock;
 
 use super::clock::Stopwatch;
+use super::runner::Runner;
 use super::work::StopOnPanic;
-use super::{Runner, Work};
+use super::work::Work;
 use crate::program::Op;
 use crate::{Error, Result};
 

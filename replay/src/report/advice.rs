@@ -5,7 +5,7 @@
 
 use millpond_core::{ByteSize, format_bytes};
 
-use super::table::{figures, thousands};
+use super::text::{figures, thousands};
 use crate::compare::{Comparison, StackFigures};
 
 /// A stack spares driver calls if it makes fewer than one for this many operations of the log.

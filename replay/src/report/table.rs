@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use millpond_core::{LadderCounts, format_bytes};
 
+use super::text::{figures, thousands};
 use super::{Reporter, advice};
 use crate::compare::{Comparison, StackFigures, StackReport, StackResult};
 
@@ -68,13 +69,6 @@ impl<W: Write> Reporter for TableReporter<W> {
             writeln!(out, "\n{advice}")?;
         }
         out.flush()
-    }
-}
-
-pub(super) fn figures(stack: &StackReport) -> Option<(&StackReport, &StackFigures)> {
-    match &stack.result {
-        StackResult::Ran(figures) => Some((stack, figures)),
-        StackResult::Skipped { .. } | StackResult::Failed { .. } => None,
     }
 }
 
@@ -306,19 +300,6 @@ fn counted(count: u64, noun: &str) -> String {
 fn ladder(counts: LadderCounts) -> String {
     let LadderCounts { own_stream, ordered, completed, waited, grow, reclaim, out_of_memory } = counts;
     format!("{own_stream}/{ordered}/{completed}/{waited}/{grow}/{reclaim}/{out_of_memory}")
-}
-
-/// `1234567` as `1,234,567`.
-pub(super) fn thousands(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 fn nanoseconds(ns: u64) -> String {

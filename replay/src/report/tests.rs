@@ -1,9 +1,11 @@
+use std::io;
+
 use millpond_core::LadderCounts;
 use millpond_driver::CallKind;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::compare::{DeviceFigures, DriverFigures, StackFigures, StackReport, StackResult};
+use crate::compare::{Comparison, DeviceFigures, DriverFigures, StackFigures, StackReport, StackResult};
 use crate::engine::Failure;
 use crate::program::LogSummary;
 

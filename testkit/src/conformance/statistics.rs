@@ -4,7 +4,7 @@ use millpond_core::{DeviceMemoryResource, ResourceStatistics, StreamRef};
 
 use super::Outcome::{self, Passed, Skipped};
 use super::context::{Block, Context, Tested};
-use crate::program::StatisticsCheck;
+use crate::statistics_check::StatisticsCheck;
 
 bodies![counts_follow_the_calls, peaks_stay, zero_bytes_are_not_counted];
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{AnyResource, DriverHandle, Result};
 
-use crate::program::StatisticsCheck;
+use crate::statistics_check::StatisticsCheck;
 
 /// Walks what a resource keeps inside, and panics where something is wrong.
 pub type Inspect = fn(&AnyResource);

@@ -7,7 +7,7 @@ use millpond_core::DriverError;
 use millpond_driver::CallKind;
 
 use super::Config;
-use super::execute::Execution;
+use super::execution::Execution;
 use super::op::{Block, Event, MAX_STREAMS, Op, Stream};
 use crate::Rng;
 

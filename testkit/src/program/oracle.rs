@@ -3,7 +3,8 @@
 use millpond_core::{ALLOCATION_ALIGNMENT, DeviceMemoryResource, Driver, Layout, StreamRef};
 use millpond_driver::sim::SimDevice;
 
-use super::execute::{Broken, Checks, Execution};
+use super::broken::{Broken, Checks};
+use super::execution::Execution;
 use super::op::Block;
 use super::{FailureKind, StatisticsCheck};
 

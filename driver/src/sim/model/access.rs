@@ -1,6 +1,7 @@
 use millpond_core::DevicePtr;
 
-/// What a simulated kernel does with a range of memory; see [`SimDevice::launch`](super::SimDevice::launch).
+/// What a simulated kernel does with a range of memory; see
+/// [`SimDevice::launch`](crate::sim::SimDevice::launch).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Access {
     pub(crate) ptr: DevicePtr,

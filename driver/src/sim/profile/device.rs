@@ -12,7 +12,8 @@ const KIB: u64 = 1 << 10;
 /// A profile is a TOML file, which `millpond-replay calibrate` writes from measurements and
 /// `Profile::from_toml` reads (with the feature `profiles`); `driver/profiles` has the built-in one of an
 /// H200. Its costs are nanoseconds of the host, the timer's in each; between two measured sizes a cost is on
-/// a straight line: see [`Curve`]. Calls that nobody measured cost nothing: see [`call_ns`](Self::call_ns).
+/// a straight line: see [`Curve`](super::Curve). Calls that nobody measured cost nothing: see
+/// [`call_ns`](Self::call_ns).
 ///
 /// How long work runs on the device is a plain model, not a measurement: a kernel takes 2 µs and 1 ns for
 /// each 4 KiB that it touches, a copy or fill 1 µs and 1 ns for each 1 KiB.
@@ -65,6 +66,12 @@ impl Profile {
             calls: CallKind::ALL.map(|kind| costs.call_ns(kind)),
             costs: Arc::new(costs),
         }
+    }
+
+    /// The same profile, measured where this says; `None` if nobody measured it.
+    #[cfg(feature = "profiles")]
+    pub(super) fn with_measured_on(self, measured_on: Option<String>) -> Self {
+        Self { measured_on, ..self }
     }
 
     /// The same device with other costs.

@@ -1,0 +1,100 @@
+//! What was measured.
+
+use serde::Serialize;
+
+use crate::device_figures::DeviceFigures;
+
+/// The name of the stack that is none: CPU memory.
+pub const MIMALLOC: &str = "mimalloc";
+
+/// What was measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// The version of this format.
+    pub version: u32,
+    /// The device.
+    pub device: DeviceFigures,
+    /// How many threads this machine runs at once.
+    pub cpus: usize,
+    /// What plans were made of.
+    pub seed: u64,
+    /// Whether few steps were done.
+    pub quick: bool,
+    /// What ran.
+    pub results: Vec<Figures>,
+    /// What did not.
+    pub not_run: Vec<NotRun>,
+    /// What a reader should know.
+    pub notes: Vec<String>,
+}
+
+/// One workload on one stack.
+#[derive(Clone, Debug, Serialize)]
+pub struct Subjected {
+    /// The workload.
+    pub workload: &'static str,
+    /// The stack as text, or [`MIMALLOC`].
+    pub stack: String,
+    /// How many threads.
+    pub threads: usize,
+    /// Streams of all of them together.
+    pub streams: usize,
+    /// Blocks that each keeps live; 1 for a pair.
+    pub live: usize,
+    /// How many of a hundred blocks that fragment the heap were freed before; 0 for other workloads.
+    pub freed_percent: u32,
+    /// Of the block for a pair, else of all live blocks at the plan's peak.
+    pub bytes: u64,
+    /// The sizes of blocks, for people.
+    #[serde(skip)]
+    pub sizes: String,
+}
+
+/// What was measured of one workload on one stack.
+#[derive(Clone, Debug, Serialize)]
+pub struct Figures {
+    /// Which.
+    #[serde(flatten)]
+    pub of: Subjected,
+    /// How many steps were measured.
+    pub steps: u64,
+    /// Mean nanoseconds of a step on its thread.
+    pub ns_per_step: f64,
+    /// The 99th percentile, in nanoseconds.
+    pub p99_ns: u64,
+    /// Of all threads together.
+    pub steps_per_second: f64,
+    /// Mean nanoseconds of an allocation before the first step, growth included; none for a pair.
+    pub ns_per_fill: Option<f64>,
+    /// The most bytes taken from the driver, where the stack tells.
+    pub reserved_bytes: Option<u64>,
+}
+
+/// A workload that gave no figures.
+#[derive(Clone, Debug, Serialize)]
+pub struct NotRun {
+    /// Which.
+    #[serde(flatten)]
+    pub of: Subjected,
+    /// Whether it failed, or was not tried.
+    pub status: Status,
+    /// Why.
+    pub reason: String,
+}
+
+/// Why there are no figures.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// It would not fit, or preparing took too long.
+    Skipped,
+    /// The stack needs more memory for it than the device has.
+    OutOfMemory,
+    /// The stack could not be built, or broke.
+    Failed,
+}
+
+impl Report {
+    /// The version of the JSON form. It grows when a field is renamed, removed or changes its meaning.
+    pub const VERSION: u32 = 1;
+}

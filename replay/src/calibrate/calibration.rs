@@ -1,0 +1,32 @@
+//! What was measured of a device.
+
+use std::collections::BTreeMap;
+
+use millpond_driver::CallKind;
+use millpond_driver::sim::Profile;
+
+/// What a device costs, and what the samples say besides.
+#[derive(Clone, Debug)]
+pub struct Calibration {
+    /// The profile for a simulated device.
+    pub profile: Profile,
+    /// What the samples say, by field and bytes.
+    pub(super) comments: BTreeMap<(String, Option<u64>), String>,
+}
+
+impl Calibration {
+    /// Says beside the samples of a kind what its costs were scaled by.
+    pub(super) fn note_factor(&mut self, kind: CallKind, factor: f64) {
+        let name = kind.name();
+        let is_of_kind =
+            |field: &str| field == format!("calls_ns.{name}") || field.split('.').next() == Some(name);
+        for (_, text) in self.comments.iter_mut().filter(|((field, _), _)| is_of_kind(field)) {
+            *text = format!("{factor:.2} of {text}");
+        }
+    }
+
+    /// The profile as TOML, with what the samples of each cost say.
+    pub fn to_toml(&self) -> String {
+        self.profile.to_toml(|field, bytes| self.comments.get(&(field.to_owned(), bytes)).cloned())
+    }
+}

@@ -1,0 +1,17 @@
+//! What is replayed, and where.
+
+use millpond_core::stack::StackSpec;
+use millpond_driver::DeviceSpec;
+
+use crate::engine::Options;
+
+/// Where and how logs are replayed.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The device.
+    pub device: DeviceSpec,
+    /// The stacks; empty for the [standard line-up](crate::lineup).
+    pub stacks: Vec<StackSpec>,
+    /// The threads and passes.
+    pub options: Options,
+}

@@ -1,0 +1,37 @@
+//! What a replay found out.
+
+use super::AskedAgain;
+
+/// The first allocation that failed.
+#[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
+pub struct Failure {
+    /// The line in the log.
+    pub line: u64,
+    /// The error. It may have several lines; the first says what matters.
+    pub error: String,
+    /// What the stack knew when memory was out, and what would have helped, where it said so.
+    pub report: Option<Box<millpond_core::OutOfMemoryReport>>,
+}
+
+impl Failure {
+    /// The error without the lines that go into details.
+    pub fn first_line(&self) -> &str {
+        self.error.lines().next().unwrap_or_default()
+    }
+}
+
+/// What a replay found out.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Nanoseconds of each pass.
+    pub pass_ns: Vec<u64>,
+    /// Allocations that failed in each pass.
+    pub pass_failures: Vec<u64>,
+    /// Allocations that failed, in all passes. Their frees were left out.
+    pub failures: u64,
+    /// The first of them.
+    pub first_failure: Option<Failure>,
+    /// What became of the requests that had failed when the log was written, if they were made, in all
+    /// passes.
+    pub asked_again: Option<AskedAgain>,
+}

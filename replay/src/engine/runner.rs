@@ -1,0 +1,12 @@
+//! What the orders of a replay have in common.
+
+use std::sync::Arc;
+
+use crate::Result;
+use crate::program::Op;
+
+/// Runs blocks of operations in one of the orders.
+pub(super) trait Runner {
+    /// Runs one block and returns the nanoseconds that count.
+    fn run(&mut self, block: &Arc<[Op]>) -> Result<u64>;
+}
