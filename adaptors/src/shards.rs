@@ -1,4 +1,4 @@
-//! A value in parts, one for each thread, so that threads which count do not take turns at a cache line.
+//! A value divided into parts, one for each thread, so that counting threads do not contend for a cache line.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ pub(crate) struct Apart<T>(pub(crate) T);
 /// One for each bit of [`Shards::used`]. Threads beyond that share.
 const SHARDS: usize = u64::BITS as usize;
 
-/// How many turns of a spinning loop there are at most between two looks at a lock: microseconds.
+/// The most iterations of a spin loop between two checks of a lock: microseconds.
 const LONGEST_PAUSE: u32 = 128;
 
 /// Held for a handful of instructions: giving it back is a plain store, half of what another lock costs.
@@ -29,9 +29,9 @@ impl<T> Padded<T> {
         self.0.0.try_lock().unwrap_or_else(|| self.wait())
     }
 
-    /// Looks at the lock less and less often, and in the end lets others run. Whoever looks takes the cache
-    /// line from the thread that works on it; left alone, that one gets done with many operations meanwhile,
-    /// and in sum that is faster than taking turns.
+    /// Checks the lock less and less often, and in the end yields. A check takes the cache line from the
+    /// thread that holds the lock; without checks, that thread completes many operations meanwhile, which is
+    /// faster in sum than alternating.
     #[cold]
     fn wait(&self) -> Guard<'_, T> {
         let mut pause = 1;
@@ -53,7 +53,7 @@ impl<T> Padded<T> {
     }
 }
 
-/// The parts. A thread works on its own; whoever needs the whole locks those that were ever used.
+/// The parts. A thread works on its own; a thread that needs the whole locks all parts that were ever used.
 pub(crate) struct Shards<T> {
     each: Box<[Padded<T>]>,
     /// A bit for each part that a thread has locked.
@@ -89,7 +89,7 @@ impl<T: Default> Shards<T> {
         let mine = shard_of_thread();
         let mut used = self.used.fetch_or(1 << mine, Ordering::Relaxed) | 1 << mine;
         loop {
-            // In one order for everybody, so that no two wait for each other.
+            // In one order for all threads, so that no two wait for each other.
             let each = (0..SHARDS).filter(|shard| used & 1 << shard != 0);
             let each: Vec<_> = each.map(|shard| self.each[shard].lock()).collect();
             // A thread that began meanwhile may have taken from a part before that was locked.
@@ -101,8 +101,8 @@ impl<T: Default> Shards<T> {
         }
     }
 
-    /// Shows `take` other parts, each locked, until it has had enough. The caller holds [`mine`](Self::mine)
-    /// meanwhile, so this waits for nobody: a part in use at the moment is left out.
+    /// Passes other parts, each locked, to `take` until it returns true. The caller holds
+    /// [`mine`](Self::mine) meanwhile, so this never waits: parts that are locked are skipped.
     pub(crate) fn visit_others(&self, mut take: impl FnMut(&mut T) -> bool) -> bool {
         let mine = shard_of_thread();
         let used = self.used.load(Ordering::Relaxed);

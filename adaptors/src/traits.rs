@@ -1,5 +1,5 @@
-//! The adaptors as layers of a stack, whatever is below them: [`find_trait`](millpond_core::find_trait) finds
-//! them.
+//! The traits of the adaptors, by which [`find_trait`](millpond_core::find_trait) finds them in a stack of
+//! any types.
 
 use millpond_core::Result;
 
@@ -22,7 +22,7 @@ pub trait AllocationLog {
     /// See [`LoggingResourceAdaptor::flush`](crate::LoggingResourceAdaptor::flush).
     ///
     /// # Errors
-    /// As there.
+    /// Those of the method.
     fn flush(&self) -> Result<()>;
 
     /// See [`LoggingResourceAdaptor::rows_written`](crate::LoggingResourceAdaptor::rows_written).
@@ -59,7 +59,7 @@ pub trait AllocationCounters {
     /// See [`StatisticsResourceAdaptor::pop_counters`](crate::StatisticsResourceAdaptor::pop_counters).
     ///
     /// # Errors
-    /// As there.
+    /// Those of the method.
     fn pop_counters(&self) -> Result<Counters>;
 }
 

@@ -73,7 +73,7 @@ fn levels_do_not_show_in_statistics() {
     resource.allocate_bytes(1, S).unwrap();
     let known = resource.statistics().unwrap();
     assert_eq!((known.bytes_requested, known.peak_bytes_in_use, known.allocations), (1011, 1011, 3));
-    assert_eq!(resource.counters().bytes.current, 1, "the levels are as they were");
+    assert_eq!(resource.counters().bytes.current, 1, "the levels are unchanged");
 }
 
 #[test]

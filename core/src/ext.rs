@@ -7,12 +7,12 @@ use crate::{
     AnyResource, DeviceId, DeviceMemoryResource, DevicePtr, Layer, Layout, Result, Stack, StreamRef,
 };
 
-/// What follows from [`DeviceMemoryResource`] for every resource. Not to be implemented by hand.
+/// Methods that every resource has, built on [`DeviceMemoryResource`]. Not to be implemented by hand.
 pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
     /// [`allocate`](DeviceMemoryResource::allocate) with the usual alignment.
     ///
     /// # Errors
-    /// As for `allocate`.
+    /// Those of `allocate`.
     fn allocate_bytes(&self, bytes: u64, stream: StreamRef) -> Result<DevicePtr> {
         self.allocate(Layout::new(bytes), stream)
     }
@@ -21,7 +21,7 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
     /// [`allocate_bytes`](Self::allocate_bytes).
     ///
     /// # Safety
-    /// As for `deallocate`.
+    /// Those of `deallocate`.
     unsafe fn deallocate_bytes(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         // SAFETY: the caller's promises, with the layout that `allocate_bytes` used.
         unsafe { self.deallocate(ptr, Layout::new(bytes), stream) }
@@ -35,7 +35,7 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
     /// Puts a layer on top; the last layer added is the outermost.
     ///
     /// # Errors
-    /// What the layer reports, for instance because a pool cannot reserve its first region.
+    /// Those of the layer, for instance because a pool cannot reserve its first region.
     fn layer<L: Layer<Self>>(self, layer: L) -> Result<L::Resource>
     where
         Self: Sized,

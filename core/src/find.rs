@@ -34,8 +34,8 @@ pub fn find<T: DeviceMemoryResource>(resource: &dyn DeviceMemoryResource) -> Opt
     stack_of(resource).find_map(|layer| downcast(layer))
 }
 
-/// The outermost resource of a stack that text calls by this name, looking through handles, whatever the
-/// types above and below it.
+/// The outermost resource of a stack that text calls by this name, looking through handles. The types above
+/// and below it do not matter.
 ///
 /// It answers what every resource does, as [`statistics`](DeviceMemoryResource::statistics) of a pool alone:
 ///

@@ -1,4 +1,4 @@
-//! Layers by what they can do, whatever their types.
+//! Finds a layer by a trait that it provides.
 
 use std::any::TypeId;
 
@@ -29,8 +29,8 @@ pub fn as_trait<T: ?Sized + 'static>(resource: &dyn DeviceMemoryResource) -> Opt
     cast(resource)
 }
 
-/// The outermost resource of a stack that [has](DeviceMemoryResource::provide) this trait, as that, looking
-/// through handles, whatever the types above and below it.
+/// The outermost resource of a stack that [provides](DeviceMemoryResource::provide) this trait, looking
+/// through handles. The types above and below it do not matter.
 ///
 /// [`find`](crate::find) asks for a type, and [`find_layer`](crate::find_layer) for a name. All layers of a
 /// stack that have a trait are `stack.stack().filter_map(as_trait::<dyn Nameable>)`, outermost first.

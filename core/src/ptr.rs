@@ -9,7 +9,7 @@ use std::fmt;
 pub struct DevicePtr(u64);
 
 impl DevicePtr {
-    /// What a request for zero bytes returns.
+    /// The result of a request for zero bytes.
     pub const NULL: Self = Self(0);
 
     /// The pointer with this address.

@@ -12,17 +12,17 @@ pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
 
 /// A source of device memory, in stream order.
 ///
-/// This documentation is the contract. "The resource" is whoever implements the trait, "the caller"
-/// whoever calls it; an adaptor is both.
+/// This documentation is the contract. "The resource" is the implementation of the trait, "the caller" is the
+/// code that calls it; an adaptor is both.
 ///
 /// # What a stream argument promises
-/// [`allocate`](Self::allocate) returns memory that may be used by work submitted to `stream` after the
-/// call: everything that earlier owners of the memory submitted before they gave it back happens before
-/// that work. Nothing is promised to other streams; a caller that uses the block on another stream orders
-/// that stream itself, after `stream` at the time of the call. [`deallocate`](Self::deallocate) gives the
-/// block back in the order of its `stream`: the caller vouches that all work that uses the block, on
-/// whatever stream, happens before work submitted to `stream` after the call. Neither call waits for the
-/// device, unless memory cannot be had otherwise.
+/// [`allocate`](Self::allocate) returns memory that may be used by work submitted to `stream` after the call:
+/// everything that earlier owners of the memory submitted before they gave it back happens before that work.
+/// Nothing is promised to other streams; a caller that uses the block on another stream orders that stream
+/// itself, after `stream` at the time of the call. [`deallocate`](Self::deallocate) gives the block back in
+/// the order of its `stream`: the caller vouches that all work that uses the block, on any stream, happens
+/// before work submitted to `stream` after the call. Neither call waits for the device, unless there is no
+/// other way to get memory.
 ///
 /// # Duties of the resource
 /// - Blocks that are handed out and not given back never overlap, lie in memory of the resource's
@@ -30,10 +30,10 @@ pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
 ///   (at least 256).
 /// - A request for zero bytes returns [`DevicePtr::NULL`] and takes nothing; `deallocate` of
 ///   `NULL` does nothing.
-/// - [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) is returned only if no block can be had,
-///   even after synchronising. A failed call changes nothing that a caller can see.
-/// - Memory goes back to where it came from only after all work ordered before its `deallocate` is done
-///   or ordered before whatever upstream does with it.
+/// - [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) is returned only if there is no block, even
+///   after synchronising. A failed call changes nothing that a caller can see.
+/// - Memory goes back to its source only after all work ordered before its `deallocate` is done, or ordered
+///   before any use that upstream makes of it.
 /// - `deallocate` never panics and never fails. A pointer that is foreign, free already, or of another
 ///   size is refused, counted, and reported through [`misuse`](crate::misuse), as far as the resource
 ///   can tell; it is never passed on. (The reporting hook, not the resource, panics in debug builds.)
@@ -59,9 +59,9 @@ pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
 /// or new memory; it waits for no other stream, and is out of memory where that would be needed.
 ///
 /// A block that is given back on a capturing stream is free again when the *capture* has passed that point,
-/// as if its work ran then: it may be handed to others, and its memory may go back to the driver. Each launch
-/// of the graph uses the same addresses once more. So keep blocks that a graph uses until the graph has run
-/// for the last time.
+/// as if its work ran then: the resource may hand it to other callers, and return its memory to the driver.
+/// Each launch of the graph uses the same addresses again. So keep blocks that a graph uses until the graph
+/// has run for the last time.
 ///
 /// # Threads
 /// `Send` and `Sync` are not part of the trait. A resource for one thread is not `Sync`, and the
@@ -79,9 +79,9 @@ pub unsafe trait DeviceMemoryResource: Any + Debug + Display {
     /// Hands out a block for use on `stream`.
     ///
     /// # Errors
-    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if no block can be had,
+    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if there is no such block,
     /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) for a request that no state of memory can
-    /// serve, or what the driver reports.
+    /// serve, or the driver's error.
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr>;
 
     /// Takes a block back, in the order of `stream`.
@@ -94,15 +94,15 @@ pub unsafe trait DeviceMemoryResource: Any + Debug + Display {
     /// The driver of the device whose memory this is.
     fn driver(&self) -> &DriverHandle;
 
-    /// What this resource takes its memory from, if that is a resource. A resource with several
-    /// upstreams names the one that serves what nothing else does.
+    /// The resource that this one takes its memory from, if there is one. A resource with several upstreams
+    /// returns the one that serves all requests that no other upstream serves.
     fn upstream(&self) -> Option<&dyn DeviceMemoryResource>;
 
     /// How much memory there is: `free` counts what the device has free and what this resource and those
     /// below could hand out again.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Those of the driver.
     fn memory_info(&self) -> Result<MemoryInfo>;
 
     /// Whether a block of one may be given back to the other.
@@ -115,7 +115,7 @@ pub unsafe trait DeviceMemoryResource: Any + Debug + Display {
         self.upstream().is_none_or(DeviceMemoryResource::is_stream_ordered)
     }
 
-    /// What the nearest resource of the stack that keeps statistics knows of its memory.
+    /// The statistics of the nearest resource of the stack that keeps any.
     fn statistics(&self) -> Option<ResourceStatistics> {
         self.upstream().and_then(DeviceMemoryResource::statistics)
     }
@@ -124,7 +124,7 @@ pub unsafe trait DeviceMemoryResource: Any + Debug + Display {
     /// are free; returns the number of bytes given back. May synchronise with the device.
     ///
     /// # Errors
-    /// What the driver reports. What was given back before the error stays given back.
+    /// Those of the driver. Memory that was given back before the error stays given back.
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
         self.upstream().map_or(Ok(0), |upstream| upstream.trim(keep_bytes))
     }
@@ -134,8 +134,8 @@ pub unsafe trait DeviceMemoryResource: Any + Debug + Display {
     fn provide(&self, _traits: &mut Traits) {}
 }
 
-/// Collects the trait that a caller asked for, of those that a resource names in
-/// [`provide`](DeviceMemoryResource::provide): traits of whatever crate.
+/// Collects the trait that a caller asked for, among those that a resource names in
+/// [`provide`](DeviceMemoryResource::provide). Any crate may define such a trait.
 pub struct Traits {
     pub(crate) wanted: TypeId,
     /// A cast to what is wanted.

@@ -78,9 +78,9 @@ pub fn parse_bytes(text: &str) -> Result<u64> {
 /// ```
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum ByteSize {
-    /// So many bytes.
+    /// A number of bytes.
     Bytes(u64),
-    /// So many hundredths of what the device has free when the stack is built.
+    /// A percentage of the bytes that the device has free when the stack is built.
     PercentOfFree(f64),
 }
 

@@ -21,7 +21,7 @@ pub(crate) const fn shares(bytes: u64) -> bool {
     bytes <= PAGE
 }
 
-/// The bytes of the pages of a block that has its own. A size that no device has stays as it is.
+/// The bytes of the pages of a block that shares none. A size that no device has is returned unchanged.
 pub(crate) const fn own_pages(bytes: u64) -> u64 {
     match bytes.checked_next_multiple_of(PAGE) {
         Some(rounded) => rounded,

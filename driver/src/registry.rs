@@ -19,8 +19,8 @@ use crate::{sim, thread_device};
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::NoDevice`] where there is no such CUDA device, or the simulated device was dropped; what the
-/// driver says where it refuses the device's context.
+/// [`ErrorKind::NoDevice`] if there is no such CUDA device, or the simulated device was dropped; the driver's
+/// error if it refuses the device's context.
 pub fn open(device: DeviceId) -> Result<DriverHandle> {
     if !device.is_sim() {
         return Ok(CudaDriver::open(device.ordinal())?);
@@ -56,7 +56,7 @@ pub fn current_device() -> Result<DeviceId> {
 /// The driver of the calling thread's [current device](current_device).
 ///
 /// # Errors
-/// As [`current_device`] and [`open`].
+/// Those of [`current_device`] and [`open`].
 pub fn current() -> Result<DriverHandle> {
     open(current_device()?)
 }

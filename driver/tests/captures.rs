@@ -53,7 +53,7 @@ impl Rig {
     }
 }
 
-/// What the calls are about.
+/// The handles that the calls need.
 struct Scene {
     capturing: StreamRef,
     other: StreamRef,
@@ -145,7 +145,7 @@ impl Scene {
     }
 }
 
-/// Makes the call that a row of the table is about; `None` if there is none in the seam.
+/// Makes the call that a row of the table names; `None` if [`Driver`] has no such call.
 fn call(name: &str, driver: &dyn Driver, scene: &Scene) -> Option<DriverResult<()>> {
     ask(name, driver, scene)
         .or_else(|| take_or_end(name, driver, scene))
@@ -255,7 +255,7 @@ fn code(answer: &DriverResult<()>) -> i32 {
 
 /// The cell of one row and column; `None` if the seam has no such call.
 fn measure(rig: &Rig, name: &str, column: &str) -> Option<String> {
-    let [mode, kind, thread, exchange] = column.as_bytes() else { panic!("{column} is no column") };
+    let [mode, kind, thread, exchange] = column.as_bytes() else { panic!("{column} is not a column") };
     let mode = match mode {
         b'G' => CaptureMode::Global,
         b'T' => CaptureMode::ThreadLocal,

@@ -58,7 +58,7 @@ fn with_fake(test: &str, empty: bool, environment: &[(&str, &str)], body: impl F
     assert!(output.status.success() && text.contains("1 passed"), "{}\n{text}", output.status);
 }
 
-/// What CUDA's functions about the current context say and do, past millpond.
+/// CUDA's functions about the current context, called directly.
 struct Contexts(Library);
 
 impl Contexts {
@@ -67,7 +67,7 @@ impl Contexts {
         Self(unsafe { Library::new("libcuda.so.1") }.unwrap())
     }
 
-    /// As another library of the process does it.
+    /// Calls a function of the primary context as another library of the process would.
     fn primary(&self, function: &str, device: i32) {
         let mut context = 0_u64;
         // SAFETY: the types are the functions'; `context` takes the result.
@@ -103,7 +103,7 @@ impl Contexts {
     }
 }
 
-/// CUDA cannot be used: every way in says so with this code, and the default device is simulated.
+/// CUDA cannot be used: every entry point fails with this code, and the default device is simulated.
 fn assert_unavailable(code: i32) {
     let error = cuda::availability().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoDevice, "{error}");
@@ -277,7 +277,7 @@ fn a_stream_is_told_from_a_later_one_with_its_handle() {
     });
 }
 
-/// Somebody resets the context, and perhaps somebody else makes a new one before millpond looks.
+/// Another library resets the context, and may make a new one before millpond notices.
 #[test]
 fn issue_9_a_reset_context_is_opened_again_and_the_old_driver_touches_nothing() {
     let name = "issue_9_a_reset_context_is_opened_again_and_the_old_driver_touches_nothing";

@@ -358,7 +358,7 @@ fn stream_ordered_memory_must_be_used_and_freed_in_order() {
 
 // --- Virtual memory management ---
 
-/// Reserved addresses for so many pages, the first handle mapped at the start.
+/// Reserves addresses for `pages` pages, and maps the first handle at the start.
 fn mapped(device: &SimDevice, pages: u64) -> (DevicePtr, millpond_core::driver::PhysicalHandle) {
     let base = device.mem_address_reserve(pages * PAGE, 0).unwrap();
     let handle = device.mem_create(PAGE, PhysicalProps::default()).unwrap();

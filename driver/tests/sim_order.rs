@@ -283,7 +283,7 @@ fn what_forgotten_blocking_streams_waited_for_still_orders_the_legacy_stream() {
     }
     let other = b.blocking();
     b.device.lend(b.block, BLOCK, other);
-    assert_eq!(b.kinds(), [ViolationKind::StreamOrder], "nobody waited for `user` here");
+    assert_eq!(b.kinds(), [ViolationKind::StreamOrder], "no call waited for `user` here");
     b.device.give_back(b.block, BLOCK, user);
     assert!(b.may_have(StreamRef::LEGACY));
 }
@@ -380,7 +380,7 @@ fn parts_keep_their_own_history() {
     b.device.lend(at(0), 2 * BLOCK, u);
     assert_eq!(b.kinds(), [ViolationKind::StreamOrder]);
     b.device.give_back(at(0), 2 * BLOCK, u);
-    // Split again: the second part's history was reported and is over, the first is `u`'s.
+    // Split again: the second part's history was reported and has ended, the first is `u`'s.
     b.device.lend(at(0), 256, u);
     b.device.lend(at(1), 256, u);
     assert_eq!(b.kinds(), []);

@@ -14,7 +14,7 @@ pub struct LimitingLayer {
 }
 
 impl LimitingLayer {
-    /// A limit of so many bytes, or of a share of what the device has free when the layer is put on.
+    /// A limit in bytes, or as a share of the bytes that the device has free when the layer is built.
     pub fn new(limit: impl Into<ByteSize>) -> Self {
         Self { limit: limit.into() }
     }

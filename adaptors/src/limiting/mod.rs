@@ -1,4 +1,4 @@
-//! Limiting: so many bytes at most.
+//! Limits the bytes that are handed out.
 
 pub(crate) mod layer;
 #[cfg(test)]
@@ -19,9 +19,9 @@ use crate::shards::{All, Guard, Shards};
 ///
 /// A request counts as RMM counts it: rounded up to
 /// [`ALLOCATION_ALIGNMENT`](millpond_core::ALLOCATION_ALIGNMENT), from before the upstream is asked until the
-/// upstream has failed or has taken the block back, so the upstream never has more handed out than the
-/// limit. A request that is refused here never counts, not even for a moment: whatever large requests other
-/// threads make in vain, a small one that fits is served.
+/// upstream has failed or has taken the block back, so the upstream never has more handed out than the limit.
+/// A request that is refused here never counts, not even for a moment: large requests of other threads that
+/// fail do not keep a small one that fits from being served.
 ///
 /// The adaptor knows how much is handed out, not what. A deallocation that the upstream refuses and
 /// reports has lowered the count; put [tracking](crate::TrackingResourceAdaptor) on top where callers may
@@ -48,8 +48,9 @@ use crate::shards::{All, Guard, Shards};
 pub struct LimitingResourceAdaptor<R> {
     upstream: R,
     limit_bytes: u64,
-    /// What is left of the limit, dealt out to the threads: one that has not enough looks at all shares at
-    /// one moment, so what fits is served, and threads seldom wait for each other.
+    /// The unused bytes of the limit, divided among the threads. A thread whose share is too small looks at
+    /// all shares under their locks, so a request that fits is served, and threads seldom wait for each
+    /// other.
     left: Shards<u64>,
 }
 
@@ -81,7 +82,7 @@ impl<R> LimitingResourceAdaptor<R> {
         self.acquire_beyond_share(mine, bytes)
     }
 
-    /// Takes from the shares of other threads, before everybody is stopped.
+    /// Takes from the shares of other threads, before it locks all of them.
     #[cold]
     fn acquire_beyond_share(&self, mut mine: Guard<'_, u64>, bytes: u64) -> Result<(), u64> {
         let enough = self.left.visit_others(|other| {
@@ -113,7 +114,7 @@ impl<R> LimitingResourceAdaptor<R> {
         *mine = mine.saturating_add(bytes).min(self.limit_bytes);
     }
 
-    /// What is left of the limit.
+    /// The unused bytes of the limit.
     fn sum(&self, all: &All<'_, u64>) -> u64 {
         all.each.iter().fold(0, |sum: u64, part| sum.saturating_add(**part)).min(self.limit_bytes)
     }

@@ -1,5 +1,5 @@
-//! Logs that must be written before the process ends, also where nobody drops them: in a `static`, in a
-//! leaked handle, or when `exit` is called.
+//! Writes the logs that no drop has written before the process ends: those in a `static`, in a leaked handle,
+//! or when `exit` is called.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Once, Weak};

@@ -21,7 +21,7 @@ impl Batch {
         Self { first_row: 0, records: Vec::new(), text }
     }
 
-    /// Turns the rows into text.
+    /// Formats the rows.
     pub(super) fn make_text(&mut self) {
         self.records.iter().for_each(|record| self.text.row(record, record.number));
     }

@@ -13,7 +13,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 2 } el
 /// How often it is looked at.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The last rows, on their way on a thread of their own, so that nobody who waits for them hangs.
+/// Writes the last rows on a thread of its own, so that a caller that waits for them never hangs.
 #[derive(Debug)]
 pub(super) struct Ending {
     /// The thread, and a channel that it closes when it is done; `None` if it was done at once.
@@ -59,7 +59,7 @@ impl Ending {
                 return false;
             }
         }
-        // A panic of its own is as good as an end: what it could write is written.
+        // A panic ends the thread too: it wrote the rows that it could write.
         let _ = thread.join();
         true
     }

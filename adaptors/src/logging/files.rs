@@ -1,8 +1,8 @@
 //! The log files that this process writes.
 //!
-//! Adaptors that name one file share one [`Journal`]: no log truncates another's rows, rows of one address
-//! are in order whatever adaptor they come from, and the counters are those of the file. A lock tells other
-//! processes that the file is being written.
+//! Adaptors that name one file share one [`Journal`]: no log truncates another's rows, the rows of one
+//! address are in order across adaptors, and the counters are those of the file. A lock tells other processes
+//! that the file is being written.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Write};
@@ -21,7 +21,7 @@ static OPEN: Mutex<Vec<(FileId, Weak<Journal>)>> = Mutex::new(Vec::new());
 /// A file was closed.
 static CLOSED: Condvar = Condvar::new();
 
-/// Which file it is, whatever its name.
+/// The identity of a file, independent of its name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct FileId {
     #[cfg(unix)]
@@ -122,7 +122,7 @@ impl Drop for Locked {
     }
 }
 
-/// Empties the file, whatever has its name by now.
+/// Empties the file, even if its name now belongs to another.
 #[cfg(unix)]
 fn truncate(file: &File, _path: &Path) -> io::Result<()> {
     file.set_len(0)
@@ -150,7 +150,7 @@ fn lock(file: &File) -> io::Result<()> {
 
 #[cfg(unix)]
 fn unlock(file: &File) {
-    // Where there are no locks, there is nothing to give back.
+    // Without locks there is nothing to unlock.
     let _ = rustix::fs::flock(file, rustix::fs::FlockOperation::Unlock);
 }
 

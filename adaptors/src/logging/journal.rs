@@ -28,7 +28,7 @@ pub(super) struct Journal {
     file: OnceLock<Box<dyn OpenFile>>,
 }
 
-/// Who writes the rows.
+/// How rows are written.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "there is one for each log, behind an Arc")]
 enum Writing {

@@ -55,10 +55,11 @@ use sink::Sink;
 
 /// Writes a row of CSV for every allocation, failure and deallocation.
 ///
-/// A deallocation is logged before the upstream is called, an allocation after it returned, so that the
-/// rows of an address that several threads reuse never overlap. Rows are whole and in order of time,
-/// whatever the threads. By default each row is with the operating system before the call that it is about
-/// returns, so that the log of a process that aborts is complete; [`Flush`] says what trades that for speed.
+/// A deallocation is logged before the upstream is called, an allocation after it returned, so that the rows
+/// of an address that several threads reuse never overlap. Rows are complete and in order of time, with any
+/// number of threads. By default each row is with the operating system before the call that it records
+/// returns, so that the log of a process that aborts is complete; [`Flush`] has faster modes that give this
+/// up.
 ///
 /// A log that cannot be opened is an error when the adaptor is built. A write that fails later never fails
 /// an allocation: it is counted in [`write_errors`](Self::write_errors) and reported through `tracing`
@@ -106,7 +107,7 @@ impl<R: DeviceMemoryResource> LoggingResourceAdaptor<R> {
     /// Logs to a file, as the [default layer](LoggingLayer::new) does; see [`LoggingLayer::file`].
     ///
     /// # Errors
-    /// As for [`new`](Self::new).
+    /// Those of [`new`](Self::new).
     pub fn to_file(upstream: R, path: impl Into<PathBuf>) -> Result<Self> {
         LoggingLayer::new().file(path).layer(upstream)
     }
@@ -114,7 +115,7 @@ impl<R: DeviceMemoryResource> LoggingResourceAdaptor<R> {
     /// Logs to the file that `MILLPOND_LOG_FILE` names, else to that of `RMM_LOG_FILE`.
     ///
     /// # Errors
-    /// As for [`new`](Self::new).
+    /// Those of [`new`](Self::new).
     pub fn from_env(upstream: R) -> Result<Self> {
         LoggingLayer::new().layer(upstream)
     }
@@ -122,7 +123,7 @@ impl<R: DeviceMemoryResource> LoggingResourceAdaptor<R> {
     /// Logs to a writer.
     ///
     /// # Errors
-    /// As for [`new`](Self::new).
+    /// Those of [`new`](Self::new).
     pub fn to_writer(upstream: R, writer: impl Write + Send + 'static) -> Result<Self> {
         LoggingLayer::new().writer(writer).layer(upstream)
     }
@@ -184,7 +185,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResourceAda
         self.upstream.memory_info().map_err(|error| error.in_stack(self))
     }
 
-    /// As in RMM, logs are told apart: a block that another log saw would be missing in this one.
+    /// As in RMM, logs are distinct: a block that another log saw would be missing in this one.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         is_same(self, other)
     }

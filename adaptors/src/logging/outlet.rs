@@ -8,17 +8,17 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::batch::Batch;
 use super::sink::Sink;
 
-/// Where batches leave in their order, whatever the order in which their texts are ready.
+/// Writes batches in order, though their texts become ready in any order.
 ///
-/// Nobody waits for an earlier batch: a thread leaves its own here, and whoever brings the one that is due
-/// writes those that follow, too.
+/// No thread waits for an earlier batch: it leaves its own here, and the thread that brings the batch that is
+/// due also writes those that follow.
 #[derive(Debug)]
 pub(super) struct Outlet {
     state: Mutex<State>,
     /// A batch was written.
     advanced: Condvar,
     sink: Mutex<Sink>,
-    /// Of the sink, for those who cannot wait for its lock.
+    /// The name of the sink, readable without its lock.
     name: String,
     taken: Arc<AtomicU64>,
 }
@@ -30,9 +30,9 @@ struct State {
     /// Batches whose text is ready.
     #[expect(clippy::vec_box, reason = "they come from the queue and go back there, and are large")]
     ready: Vec<Box<Batch>>,
-    /// Somebody writes.
+    /// A thread is writing.
     writing: bool,
-    /// The first error that nobody was told of.
+    /// The first error that no caller has received.
     error: Option<io::Error>,
 }
 
@@ -53,8 +53,8 @@ impl Outlet {
         self.state.lock().ready.push(batch);
     }
 
-    /// Writes at most so many batches that are due, unless somebody writes already. `recycle` gets what was
-    /// written. Returns whether a batch is due and nobody writes it.
+    /// Writes at most `most` batches that are due, unless another thread is writing. `recycle` receives
+    /// written batches. Returns whether a batch is due and no thread is writing it.
     pub(super) fn write_due(&self, most: usize, recycle: impl Fn(Box<Batch>)) -> bool {
         let mut state = self.state.lock();
         if state.writing {
@@ -93,7 +93,7 @@ impl Outlet {
         }
     }
 
-    /// What errors call the destination.
+    /// The name of the destination in errors.
     pub(super) fn name(&self) -> &str {
         &self.name
     }

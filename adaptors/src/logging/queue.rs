@@ -1,12 +1,12 @@
 //! [`Flush::Async`](super::Flush::Async): rows wait in a queue for the threads that write them.
 //!
-//! Each thread has a lane of its own, so callers meet only at the counter that gives each row its number.
-//! Whoever gathers locks all lanes at one moment: what is in them then are all rows up to a number, and they
-//! become a batch, in order. Anybody may take a batch, make its text and leave that at the
-//! [outlet](super::outlet), which writes texts in order: the threads of the log most of the time,
-//! [`flush`](Queue::flush), drop, the end of the process, and a caller that finds its lane full and so makes
-//! room. There is a fixed number of batches, and lanes have a fixed length, so rows take bounded memory; no
-//! row is ever dropped, and none depends on the log's threads.
+//! Each thread has a lane of its own, so callers contend only for the counter that numbers the rows.
+//! Gathering locks all lanes at one moment: the rows in them then are all rows up to a number, and become a
+//! batch, in order. Any thread may take a batch, format it and leave it at the [outlet](super::outlet), which
+//! writes batches in order: most of the time the log's threads do, otherwise [`flush`](Queue::flush), drop,
+//! the end of the process, or a caller that finds its lane full. The number of batches and the length of
+//! lanes are fixed, so rows take bounded memory; no row is ever dropped, and none depends on the log's
+//! threads.
 
 use std::collections::VecDeque;
 use std::io;
@@ -28,19 +28,19 @@ use crate::shards::{Apart, Guard, Shards};
 /// Rows that a lane holds: they and their text stay in a core's second-level cache.
 pub(super) const LANE_ROWS: usize = 4096;
 
-/// When a lane has so many rows, the log's thread is called.
+/// The rows in a lane at which the log's thread is woken.
 const MANY_ROWS: usize = LANE_ROWS / 2;
 
 /// Batches there are.
 pub(super) const BATCHES: usize = 16;
 
-/// What the crate csv collects before it passes it on: it stays in the first-level cache.
+/// The bytes that the crate csv collects before it passes them on: they fit the first-level cache.
 const TEXT_BYTES: usize = 8 * 1024;
 
 /// For how long rows wait that are not many: what an abort loses at most, beside what is being written.
 const GATHER: Duration = Duration::from_millis(5);
 
-/// After so many times [`GATHER`] without a row the writing thread sleeps until there is one.
+/// After this many [`GATHER`] periods without a row the writing thread sleeps until there is one.
 const IDLE_ROUNDS: u32 = if cfg!(test) { 2 } else { 200 };
 
 /// How many batches a caller writes that only wants room.
@@ -51,7 +51,8 @@ pub(super) struct Queue {
     lanes: Shards<Vec<Record>>,
     /// The number of the next row. Taken under the lock of the lane that the row goes to.
     next_row: Apart<AtomicU64>,
-    /// Whoever adds a row has to [call](Self::call), because the log's thread sleeps or is gone.
+    /// Whether a thread that adds a row has to [wake](Self::call) the log's thread, because that sleeps or
+    /// has ended.
     must_call: AtomicBool,
     waiting: Mutex<Waiting>,
     outlet: Outlet,
@@ -59,7 +60,7 @@ pub(super) struct Queue {
     opened: Option<Instant>,
     /// The log's threads.
     threads: OnceLock<Vec<Thread>>,
-    /// The destination hung when the log was to end: rows are dropped from then on, and nobody waits.
+    /// The destination hung while the log was ending: rows are dropped from then on, and no caller waits.
     abandoned: AtomicBool,
     /// A fork copies the queue, but not the log's threads.
     process: u32,
@@ -69,21 +70,22 @@ pub(super) struct Queue {
 struct Waiting {
     /// The number of the first row that is in a lane.
     first_row: u64,
-    /// Of the row before it.
+    /// The times of the row before it.
     last: Times,
-    /// Batches that nobody works on yet, oldest first.
+    /// Batches that no thread has taken yet, oldest first.
     gathered: VecDeque<Box<Batch>>,
     /// Empty ones. The last one used is the first to be used again, as the caches know it best.
     #[expect(clippy::vec_box, reason = "they go from hand to hand, and are large")]
     spare: Vec<Box<Batch>>,
     /// Empty lanes, to put in the place of those that are taken.
     empty: Vec<Vec<Record>>,
-    /// The log's threads are gone or may be any moment: who logs a row writes it.
+    /// The log's threads have ended or are ending: a thread that logs a row writes it itself.
     closed: bool,
 }
 
 impl Waiting {
-    /// Makes a batch of what is in the lanes, if that is so many rows, at least one, and a batch is there.
+    /// Makes a batch of the rows in the lanes, if there are at least `at_least` rows, at least one, and a
+    /// spare batch.
     fn gather(&mut self, queue: &Queue, at_least: u64) -> Option<Box<Batch>> {
         if queue.next_row.0.load(Ordering::SeqCst) - self.first_row < at_least.max(1) {
             return None;
@@ -138,7 +140,7 @@ impl Queue {
         }
     }
 
-    /// Says whom to wake.
+    /// Sets the threads to wake.
     pub(super) fn set_threads(&self, threads: Vec<Thread>) {
         let unset = self.threads.set(threads);
         debug_assert!(unset.is_ok(), "threads are started once");
@@ -193,7 +195,7 @@ impl Queue {
         }
     }
 
-    /// Calls whoever writes.
+    /// Wakes the thread that writes.
     #[cold]
     fn call(&self) {
         let waiting = self.waiting.lock();
@@ -211,7 +213,8 @@ impl Queue {
         self.threads.get().into_iter().flatten().take(threads).for_each(Thread::unpark);
     }
 
-    /// The oldest batch that nobody works on; of what is in the lanes only if it is so many rows.
+    /// The oldest batch that no thread has taken; gathers one from the lanes only if they hold at least
+    /// `at_least` rows.
     pub(super) fn take(&self, at_least: u64) -> Option<Box<Batch>> {
         let mut waiting = self.waiting.lock();
         waiting.gathered.pop_front().or_else(|| waiting.gather(self, at_least))
@@ -230,10 +233,10 @@ impl Queue {
         }
     }
 
-    /// Writes and flushes everything that was pushed so far, however long the destination takes.
+    /// The first write error of any thread since the last flush.
     ///
     /// # Errors
-    /// The first error of a write, whoever wrote, since the last flush.
+    /// Writes all rows. Returns the first write error of any thread since the last flush.
     pub(super) fn flush(&self) -> io::Result<()> {
         let end = self.next_row.0.load(Ordering::SeqCst);
         while !self.is_abandoned() {
@@ -262,7 +265,7 @@ impl Queue {
         self.process == std::process::id() || super::canary::without("process")
     }
 
-    /// From now on every row is written by whoever logs it; the log's threads end.
+    /// From now on each thread writes the rows that it logs; the log's threads end.
     pub(super) fn close(&self) {
         let mut waiting = self.waiting.lock();
         waiting.closed = true;
@@ -298,7 +301,7 @@ impl Queue {
         self.must_call.load(Ordering::SeqCst)
     }
 
-    /// What each of the log's threads does. The first one also takes rows that are not many.
+    /// The loop of each of the log's threads. The first one also takes batches of few rows.
     pub(super) fn run(&self, number: usize) {
         let mut idle_rounds = 0;
         while !self.waiting.lock().closed {
@@ -324,8 +327,9 @@ impl Queue {
         }
     }
 
-    /// Has the next row call, if there is none now. Whoever adds a row takes its number, then looks whether
-    /// to call; here it is the other way round, so one of the two sees the other.
+    /// Makes the next row wake this thread, if there is no row now. A thread that adds a row takes its
+    /// number, then checks whether to wake; this function does it in the opposite order, so one of the two
+    /// sees the other.
     fn falls_asleep(&self) -> bool {
         let waiting = self.waiting.lock();
         self.must_call.store(true, Ordering::SeqCst);

@@ -5,7 +5,7 @@ use millpond_core::{DevicePtr, Layout, StreamRef};
 use super::row::Action;
 use super::{clock, thread};
 
-/// What a row says that the adaptor knows.
+/// The part of a row that the adaptor knows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) action: Action,
@@ -13,7 +13,7 @@ pub(super) struct Entry {
     pub(super) layout: Layout,
     pub(super) stream: StreamRef,
     pub(super) duration_ns: Option<u64>,
-    /// As [`Journal::device_number`](super::journal::Journal::device_number) gave it.
+    /// The number that [`Journal::device_number`](super::journal::Journal::device_number) returned.
     pub(super) device: u16,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct Record {
     pub(super) monotonic_ns: u64,
     /// Zero without the further columns, and of a free, which has none.
     pub(super) duration_ns: u64,
-    /// Of the row; zero until it has one.
+    /// The number of the row; zero until it has one.
     pub(super) number: u64,
     pub(super) thread: u32,
     pub(super) device: u16,
@@ -43,8 +43,8 @@ pub(super) struct Times {
     monotonic_ns: u64,
 }
 
-/// A row's time that is behind the last one's by so many nanoseconds is so because the system's clock was set
-/// back.
+/// The nanoseconds by which a row's time must lie behind that of the last row before the system's clock
+/// counts as set back.
 const SET_BACK: u64 = 1_000_000_000;
 
 impl Record {
@@ -101,7 +101,7 @@ mod tests {
         Record { nanoseconds_since_1970, monotonic_ns, ..Record::now(entry, None) }
     }
 
-    /// So many bytes are a line of the caches.
+    /// The size of a cache line in bytes.
     #[test]
     fn a_record_has_64_bytes() {
         assert_eq!(size_of::<Record>(), 64);

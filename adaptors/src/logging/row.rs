@@ -1,4 +1,4 @@
-//! A row of a log, as it is written and read.
+//! A row of a log: its columns, read and written.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -30,7 +30,7 @@ pub const EXTENDED_HEADER: [&str; 11] = [
     "DurationNs",
 ];
 
-/// One row of a log, as it is written and read.
+/// One row of a log.
 ///
 /// With the crate csv, `Reader::deserialize` and `Writer::serialize` (without headers) do the rest. The
 /// further columns are `None` in RMM's logs.
@@ -52,7 +52,7 @@ pub struct Row {
     /// The local time of day at which the row was written.
     #[serde(deserialize_with = "from_text")]
     pub time: TimeOfDay,
-    /// What happened.
+    /// The logged call and its outcome.
     #[serde(deserialize_with = "from_text")]
     pub action: Action,
     /// The block, `(nil)` for none.
@@ -136,13 +136,13 @@ impl Serialize for Row {
     }
 }
 
-/// As glibc's `%p` prints a pointer, which is what RMM uses.
+/// Formats a pointer as glibc's `%p` does, which RMM uses.
 #[inline]
 fn pointer_cell(pointer: DevicePtr, digits: &mut Digits) -> &[u8] {
     if pointer.is_null() { b"(nil)" } else { cells::hexadecimal(pointer.address(), digits) }
 }
 
-/// As [`StreamRef`](millpond_core::StreamRef) prints itself.
+/// Formats a stream as [`StreamRef`](millpond_core::StreamRef) prints itself.
 #[inline]
 fn stream_cell(handle: u64, digits: &mut Digits) -> &[u8] {
     if handle == 0 { b"0" } else { cells::hexadecimal(handle, digits) }
@@ -152,7 +152,7 @@ fn text<E: ser::Error>(cell: &[u8]) -> Result<&str, E> {
     std::str::from_utf8(cell).map_err(E::custom)
 }
 
-/// What a row is about.
+/// The call that a row records.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Action {
     /// A block was handed out: `allocate`.
@@ -164,7 +164,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// As logs write it.
+    /// The text in logs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Allocate => "allocate",

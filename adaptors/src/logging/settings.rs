@@ -24,8 +24,8 @@ pub enum Columns {
 /// When rows leave the process.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Flush {
-    /// Each row is written and flushed before the call that it is about returns: one system call a row, and
-    /// a log that is complete whatever becomes of the process.
+    /// Each row is written and flushed before the call that it records returns: one system call a row, and
+    /// the log is complete however the process ends.
     #[default]
     EveryRow,
     /// Rows are written in blocks of 64 KiB, by [`flush`](super::LoggingResourceAdaptor::flush) and on drop,
@@ -46,7 +46,7 @@ pub enum Flush {
 /// Where a log goes that goes to no file, in text.
 const WRITER: &str = "writer";
 
-/// What an adaptor keeps of its layer; prints itself as text names the layer.
+/// The settings that an adaptor keeps of its layer; printed as text names the layer.
 #[derive(Debug)]
 pub(super) struct Settings {
     /// The file, if it is one.
@@ -66,7 +66,7 @@ impl Settings {
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if a resource below writes the same file.
     pub(super) fn check_not_below(&self, upstream: &impl fmt::Display) -> Result<()> {
-        // A resource of somebody's own may print what is no stack; it is not known what that logs.
+        // A resource of another crate may print text that is no stack; then its logs are unknown.
         let below: Option<StackSpec> = upstream.to_string().parse().ok();
         let layers = below.iter().flat_map(StackSpec::all_layers).filter(|layer| layer.name == LAYER);
         let files = layers.filter_map(|layer| layer.param("file")?.as_text());

@@ -16,13 +16,13 @@ const PIECE_BYTES: usize = 64 * 1024;
 
 /// Where rows go: hands whole rows to the destination.
 ///
-/// A failed write loses the rows that it was about, is counted, and the next row begins on a line of its
-/// own. So does a panic of somebody's writer, because freeing memory must not panic.
+/// A failed write loses its rows and is counted, and the next row begins on a new line. So does a panic of a
+/// caller's writer, because freeing memory must not panic.
 pub(super) struct Sink {
     destination: Box<dyn Write + Send>,
     name: String,
     flush: Flush,
-    /// Whose rows wait: a fork copies them, but its parent writes them.
+    /// The process that buffered the rows: a forked child has a copy of them, and its parent writes them.
     process: u32,
     /// Whole rows that were not handed over yet.
     pending: Vec<u8>,
@@ -52,7 +52,7 @@ impl Sink {
         }
     }
 
-    /// Takes the text of so many rows, and hands it over unless it is to wait.
+    /// Takes the text of `rows` rows, and hands it over unless it is to be buffered.
     ///
     /// # Errors
     /// Counted and reported in here.

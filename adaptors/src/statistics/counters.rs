@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Counter {
-    /// What is live now of what was counted (RMM's `value`).
+    /// The live amount (RMM's `value`).
     pub current: i64,
     /// The highest `current` so far; at least 0.
     pub peak: i64,
@@ -23,7 +23,7 @@ impl Counter {
     }
 }
 
-/// What a [`StatisticsResourceAdaptor`](super::StatisticsResourceAdaptor) counted in one level.
+/// The counters of one level of a [`StatisticsResourceAdaptor`](super::StatisticsResourceAdaptor).
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Counters {

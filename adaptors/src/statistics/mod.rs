@@ -25,10 +25,10 @@ use tally::Tally;
 /// deallocation before the upstream sees it, so the counters never show more than what is really live. A
 /// deallocation that the upstream refuses has been counted by then.
 ///
-/// The counters are exact under any number of threads, peaks included. Each thread counts by itself, unless
+/// The counters are exact with any number of threads, peaks included. Each thread counts separately, unless
 /// the peak may rise, so threads do not wait for each other; no lock is held while the upstream is called.
-/// [`statistics`](DeviceMemoryResource::statistics) is the upstream's; where that keeps none, as plain CUDA
-/// memory, it is what was counted here, at all levels.
+/// [`statistics`](DeviceMemoryResource::statistics) returns the upstream's; if the upstream keeps none, as
+/// plain CUDA memory, it returns the counts of this adaptor, at all levels.
 ///
 /// # Levels
 /// [`push_counters`](Self::push_counters) starts fresh counters for a part of the program and
@@ -124,7 +124,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource
         self.upstream.memory_info().map_err(|error| error.in_stack(self))
     }
 
-    /// As in RMM: whether `other` also counts, on top of an equal upstream. The one that is called counts.
+    /// As in RMM: whether `other` also counts, on top of an equal upstream. The adaptor that is called
+    /// counts.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
     }

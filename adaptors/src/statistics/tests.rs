@@ -120,7 +120,7 @@ fn the_last_level_stays() {
     free(&resource, ptr, 7);
 }
 
-/// What a level must show is what a fresh adaptor would, had it seen everything since the push.
+/// A level must show the counters of a fresh adaptor that saw all calls since the push.
 #[test]
 fn every_level_equals_a_recount_of_what_happened_since_its_push() {
     (0..200).for_each(|seed| check_recount(seed, |call| call()));

@@ -47,10 +47,10 @@ pub(super) struct Ledger {
 
 struct Shard {
     table: Table,
-    /// The last allocation, which waits for its place in the table to arrive from memory: it goes there when
-    /// the shard is used next. Address 0 if there is none.
+    /// The last allocation, which is written to the table when the shard is used next, so that its cache line
+    /// can arrive meanwhile. Address 0 if there is none.
     latest: (u64, Block),
-    /// Of all allocations of the shard.
+    /// The bytes of all allocations of the shard.
     bytes: u64,
     /// By address, with [`Stacks::On`](super::Stacks::On).
     backtraces: FxHashMap<u64, Arc<Backtrace>>,

@@ -1,4 +1,4 @@
-//! Tracking: every allocation that was not given back yet.
+//! Tracks every outstanding allocation.
 
 mod hash;
 pub(crate) mod layer;
@@ -25,13 +25,13 @@ pub use ledger::Allocation;
 use crate::statistics::tally::Tally;
 use ledger::Ledger;
 
-/// Knows every outstanding allocation: where, how large, for which stream, the how many-th, and, with
-/// [`Stacks::On`], allocated by whom.
+/// Records every outstanding allocation: its address, size, stream and sequence number, and, with
+/// [`Stacks::On`], the backtrace of its call.
 ///
-/// A deallocation of what is not outstanding, or with another size, is refused: it is reported through
-/// [`misuse`] and not passed on, whatever the upstream can tell by itself. A
-/// block that is free already is unknown here, so it is reported as a foreign pointer. A request for
-/// zero bytes gets a null pointer and is not tracked.
+/// A deallocation of a block that is not outstanding, or with another size, is refused: it is reported
+/// through [`misuse`] and not passed on, even if the upstream could detect it. A block that is free already
+/// is unknown here, so it is reported as a foreign pointer. A request for zero bytes gets a null pointer and
+/// is not tracked.
 ///
 /// An allocation is noted after the upstream returned it and forgotten before the upstream gets it back, so
 /// that an address that another thread gets at once is never mixed up. What is outstanding when the adaptor

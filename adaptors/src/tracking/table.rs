@@ -11,14 +11,15 @@ use super::hash::bits_below_shard;
 /// nothing ever moves from one bucket to another and nothing is left behind where a block was.
 pub(super) struct Table {
     buckets: Box<[Bucket]>,
-    /// Of the block in the slot of the same number; old news where the slot is free. Written when a block
-    /// comes, and read by reports only.
+    /// The details of the block in the slot of the same number; stale where the slot is free. Written when a
+    /// block is inserted, and read by reports only.
     details: Box<[[Details; SLOTS]]>,
     overflow: FxHashMap<u64, Block>,
     blocks: usize,
 }
 
-/// What a lookup reads: addresses, and sizes in bytes. Address 0, which no block has, is a free slot.
+/// The part of a bucket that a lookup reads: addresses, and sizes in bytes. Address 0, which no block has,
+/// marks a free slot.
 #[derive(Clone, Copy, Default)]
 #[repr(align(64))]
 struct Bucket {
@@ -31,7 +32,7 @@ const SLOTS: usize = 4;
 /// The table grows rather than hold more than this for a bucket, on average.
 const MOST_PER_BUCKET: (usize, usize) = (5, 2);
 
-/// What reports say of a block beside its address and its size.
+/// The details of a block that reports name beside its address and its size.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Details {
     pub(super) stream: StreamRef,

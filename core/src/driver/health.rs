@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use super::DriverError;
 use crate::Error;
 
-/// Whether a device is lost: after a [sticky](DriverError::is_sticky) error for this process, or with its
-/// context, which somebody reset, for everything that was made before.
+/// Whether a device is lost: to this process, after a [sticky](DriverError::is_sticky) error, or to
+/// everything made before its context was reset.
 ///
-/// Everything that is built on one opening of a device shares it, so that the first to see the error stops
-/// all others from calling a driver that can only fail. A device that is opened after a reset has a new one.
+/// All users of one opening of a device share it, so that after the first such error no user calls a driver
+/// that can only fail. A device that is opened after a reset has a new one.
 #[derive(Debug, Default)]
 pub struct Health {
     state: AtomicU8,
@@ -20,7 +20,7 @@ const LOST: u8 = 1;
 const RESET: u8 = 2;
 
 impl Health {
-    /// Whether the device is lost. It does not come back.
+    /// Whether the device is lost. A lost device stays lost.
     #[inline]
     pub fn is_lost(&self) -> bool {
         self.state.load(Ordering::Relaxed) != WELL
@@ -32,7 +32,7 @@ impl Health {
         self.state.load(Ordering::Relaxed) == RESET
     }
 
-    /// Looks at an error that the driver returned, and notes if it means that the device is lost.
+    /// Notes an error of the driver if it means that the device is lost.
     pub fn note(&self, error: &DriverError) {
         if error.code() == DriverError::CONTEXT_IS_DESTROYED {
             self.note_reset();
@@ -53,7 +53,7 @@ impl Health {
         }
     }
 
-    /// The error of a call on a device that is lost: it says why, and what to do.
+    /// The error of a call on a lost device, with the reason and the remedy.
     pub fn error(&self) -> Error {
         if self.is_reset() { Error::context_reset() } else { Error::poisoned() }
     }

@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct MemoryInfo {
-    /// Bytes that can be had.
+    /// Free bytes.
     pub free: u64,
     /// Bytes that there are.
     pub total: u64,
@@ -38,7 +38,7 @@ pub enum DeviceAttribute {
     RdmaOfPhysicalMemorySupported,
 }
 
-/// What kind of memory a pointer points into.
+/// The kind of memory that a pointer points into.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum MemoryKind {
     /// Device memory.
@@ -47,7 +47,7 @@ pub enum MemoryKind {
     Managed,
     /// Pinned or registered host memory.
     Host,
-    /// Nothing that the driver knows.
+    /// Memory that the driver does not know.
     Unknown,
 }
 
@@ -71,7 +71,7 @@ impl StreamFlags {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Event(pub u64);
 
-/// What an event can do.
+/// The properties of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct EventFlags {
     /// Takes a time when recorded; dearer.
@@ -96,7 +96,7 @@ pub struct MemPoolProps {
 /// An attribute of a driver's pool.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum MemPoolAttribute {
-    /// Reuse where an event says so (0 or 1).
+    /// Reuse memory of another stream that an event dependency orders before the request (0 or 1).
     ReuseFollowEventDependencies,
     /// Reuse of completed frees (0 or 1).
     ReuseAllowOpportunistic,
@@ -127,7 +127,7 @@ pub struct PhysicalProps {
     pub rdma: bool,
 }
 
-/// What a mapping may be used for.
+/// The access that a mapping allows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum AccessFlags {
     /// Nothing.
@@ -167,7 +167,7 @@ pub struct HostFlags {
 pub struct HostPtr(pub usize);
 
 impl HostPtr {
-    /// As a pointer.
+    /// The address as a pointer.
     pub fn as_mut_ptr(self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.0)
     }
@@ -177,7 +177,7 @@ impl HostPtr {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct IpcMemHandle(pub [u8; 64]);
 
-/// What a capture forbids, and what a thread lets captures forbid it (`CUstreamCaptureMode`).
+/// Which unsafe calls a capture forbids, and whether a thread is subject to captures (`CUstreamCaptureMode`).
 ///
 /// Some driver calls are unsafe while a graph is captured: allocating and freeing plain memory, waiting for
 /// streams and events, asking whether they are done. Such a call is refused, and ends the captures that

@@ -17,7 +17,7 @@ impl StackSpec {
             .try_for_each(|layer| Params::new(table.get(&layer.name)?, &layer.params, table).map(|_| ()))
     }
 
-    /// What the environment variable `MILLPOND_STACK` says, or `None` where it is not set.
+    /// The stack that the environment variable `MILLPOND_STACK` names, or `None` if it is not set.
     ///
     /// # Errors
     /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if it cannot be read.

@@ -2,8 +2,8 @@
 
 use crate::{Error, Result};
 
-/// Stacks in parentheses in stacks in parentheses, and so on: more than anybody writes, and few enough for
-/// the call stack.
+/// How deep stacks may nest in parentheses: deeper than any real stack, and shallow enough for the call
+/// stack.
 pub(super) const DEEPEST: usize = 32;
 
 /// One layer as text: its name and parameters.
@@ -52,7 +52,7 @@ impl StackSpec {
     ///
     /// # Errors
     /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if there are none, or if more than 32 stacks are
-    /// inside each other, which no text may have.
+    /// nested.
     pub fn new(layers: Vec<LayerSpec>) -> Result<Self> {
         if layers.is_empty() {
             return Err(Error::invalid_stack("the stack is empty; write for example `cuda+pool`"));
@@ -66,7 +66,7 @@ impl StackSpec {
         Ok(stack)
     }
 
-    /// How many stacks are inside each other below this one. Each of those was made with few.
+    /// How deep stacks nest below this one. The nesting of each was checked when it was made.
     fn depth(&self) -> usize {
         let params = self.layers.iter().flat_map(|layer| &layer.params);
         params.flat_map(|(_, value)| value.stacks()).map(|stack| 1 + stack.depth()).max().unwrap_or(0)
@@ -89,7 +89,7 @@ impl StackSpec {
     }
 }
 
-/// What a parameter is given: text, or stacks in parentheses, or both in a row, as in
+/// The value of a parameter: text, or stacks in parentheses, or both in a row, as in
 /// `bins=64KiB/1MiB(cuda+pool)`.
 ///
 /// ```

@@ -14,8 +14,8 @@ pub enum LayerKind {
     Layer(fn(&Params<'_>, AnyResource) -> Result<AnyResource>),
 }
 
-/// What one name in a stack's text means. Each resource and adaptor that text can name has one, beside
-/// its code.
+/// The meaning of one name in a stack's text. Each resource and adaptor that text can name has an entry
+/// beside its code.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerEntry {
     /// The name.
@@ -99,7 +99,7 @@ impl<'a> Params<'a> {
         Ok(Self { entry, values, table })
     }
 
-    /// A parameter as it is written, if given.
+    /// A parameter's value, if given.
     pub fn value(&self, key: &str) -> Option<&'a Value> {
         debug_assert!(self.entry.params.iter().any(|(known, _)| *known == key), "{key} is not declared");
         self.values.iter().find(|(name, _)| name == key).map(|(_, value)| value)
@@ -139,7 +139,7 @@ impl<'a> Params<'a> {
     /// Builds a stack that is a [`Piece`](super::Piece) of a parameter.
     ///
     /// # Errors
-    /// As for [`StackSpec::build`].
+    /// Those of [`StackSpec::build`].
     pub fn build(&self, stack: &StackSpec, driver: &DriverHandle) -> Result<AnyResource> {
         stack.build(self.table, driver)
     }
@@ -162,7 +162,7 @@ impl<'a> Params<'a> {
     /// A size in bytes, if given; percentages are of what `driver`'s device has free now.
     ///
     /// # Errors
-    /// As [`get`](Self::get), and the driver's.
+    /// Those of [`get`](Self::get), and the driver's.
     pub fn bytes(&self, key: &str, driver: &dyn Driver) -> Result<Option<u64>> {
         self.get::<ByteSize>(key)?.map(|size| size.resolve(driver)).transpose()
     }

@@ -7,7 +7,7 @@ use super::spec::DEEPEST;
 use super::{LayerSpec, Piece, StackSpec, Value};
 use crate::{Error, Result};
 
-/// What ends a name, a key and a value that have no quotes.
+/// The characters that end an unquoted name, key and value.
 const NAME_ENDS: &[char] = &['+', ':', ',', '=', '(', ')', '"'];
 const KEY_ENDS: &[char] = &['+', ',', '=', '(', ')', '"'];
 const VALUE_ENDS: &[char] = &['+', ',', '(', ')', '"'];
@@ -44,7 +44,7 @@ impl fmt::Display for Word<'_> {
     }
 }
 
-/// What is left to read.
+/// A text that is being read.
 struct Reader<'a> {
     whole: &'a str,
     rest: &'a str,
@@ -129,7 +129,7 @@ impl<'a> Reader<'a> {
         Ok(Some(word.trim_end()).filter(|word| !word.is_empty()).map(str::to_owned))
     }
 
-    /// What is left of a word after its first quote.
+    /// The rest of a word after its first quote.
     fn quoted(&mut self, mut rest: &'a str) -> Result<String> {
         let mut word = String::new();
         while let Some((text, after)) = rest.split_once('"') {
@@ -188,7 +188,7 @@ impl fmt::Display for StackSpec {
     }
 }
 
-/// As a stack's text has it, with quotes where they are needed.
+/// Prints the value as in a stack's text, with quotes where they are needed.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|piece| match piece {

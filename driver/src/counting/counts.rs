@@ -2,7 +2,7 @@ use std::fmt;
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident = $name:literal,)*) => {
-        /// What a driver is asked for; see [`CallCounts`].
+        /// The kind of a driver call; see [`CallCounts`].
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
         #[non_exhaustive]
@@ -29,7 +29,7 @@ kinds! {
     MemAllocManaged = "mem_alloc_managed",
     /// The end of plain or managed memory.
     MemFree = "mem_free",
-    /// Memory in stream order, whatever the pool.
+    /// Memory in stream order, from any pool.
     MemAllocAsync = "mem_alloc_async",
     /// The end of memory in stream order.
     MemFreeAsync = "mem_free_async",
@@ -57,7 +57,7 @@ kinds! {
     MemAdvise = "mem_advise",
     /// Free and total memory.
     MemGetInfo = "mem_get_info",
-    /// What a pointer is: its range, its kind, its address on the device.
+    /// A query about a pointer: its range, its kind, its address on the device.
     PointerQuery = "pointer_query",
     /// Pinned host memory.
     MemHostAlloc = "mem_host_alloc",
@@ -158,7 +158,7 @@ impl CallCounts {
         self.0.iter().map(|counts| counts.wall_ns).sum()
     }
 
-    /// What was counted since `earlier`, which the same driver gave before and without a reset since.
+    /// The calls since `earlier`, an earlier count of the same driver without a reset in between.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self(std::array::from_fn(|i| KindCounts {

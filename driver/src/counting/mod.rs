@@ -412,7 +412,7 @@ impl Driver for CountingDriver {
         self.counted(CallKind::Ipc, |driver| driver.mem_export_to_fd(handle))
     }
 
-    /// What another process took from the driver is not counted as taken here.
+    /// Memory that another process took from the driver does not count as taken here.
     fn mem_import_from_fd(&self, fd: i32) -> DriverResult<PhysicalHandle> {
         self.counted(CallKind::Ipc, |driver| driver.mem_import_from_fd(fd))
     }

@@ -30,8 +30,8 @@ pub(super) enum Block {
     Other(u64),
 }
 
-/// Physical memory lives until it is released *and* mapped nowhere; its handle may be another's by then.
-/// So blocks go by numbers of their own.
+/// Physical memory lives until it is released *and* has no mapping; by then the driver may have given its
+/// handle to other memory. So blocks are identified by numbers of their own.
 #[derive(Debug, Default)]
 struct Physical {
     next: u64,
@@ -150,7 +150,7 @@ impl Taken {
         answer
     }
 
-    /// As [`unmap`](Self::unmap), for a handle.
+    /// Does the same as [`unmap`](Self::unmap), for a handle.
     pub(super) fn release(
         &self,
         handle: PhysicalHandle,

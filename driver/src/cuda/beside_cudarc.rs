@@ -13,9 +13,9 @@ use super::CudaDriver;
 /// The reference does not keep the stream alive: see [`StreamRef`].
 ///
 /// # Errors
-/// As [`CudaDriver::open`] for the stream's device; the driver's where it does not know the stream;
-/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) where its context is not the device's
-/// primary one, in which nothing of millpond's can be used.
+/// Those of [`CudaDriver::open`] for the stream's device; the driver's if it does not know the stream;
+/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if its context is not the device's primary
+/// one, which millpond requires.
 ///
 /// # Safety
 /// The stream is kept alive as long as what is returned, or a copy of it, is passed to calls.
@@ -25,8 +25,8 @@ pub unsafe fn stream_ref_of(stream: &CudaStream) -> Result<StreamRef> {
     Ok(unsafe { CudaDriver::open(ordinal)?.stream_ref(stream.cu_stream().addr() as u64) }?)
 }
 
-/// A stream that millpond's calls name, as cudarc's: to launch kernels and to make copies with cudarc in the
-/// order of a stream that somebody else owns. Dropping what is returned does not destroy the stream.
+/// A stream of millpond's as cudarc's, to launch kernels and to make copies with cudarc in the order of a
+/// stream that another library owns. Dropping the result does not destroy the stream.
 ///
 /// # Errors
 /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) where `context` is not the primary one of

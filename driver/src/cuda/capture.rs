@@ -12,7 +12,7 @@ impl CudaDriver {
     /// Begins to capture what is submitted to the stream (`cuStreamBeginCapture`).
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Those of the driver.
     pub fn begin_capture(&self, stream: StreamRef, mode: CaptureMode) -> DriverResult<()> {
         let _context = self.enter()?;
         // SAFETY: the stream is alive (`StreamRef`).
@@ -47,8 +47,8 @@ impl CudaDriver {
 
     /// Records the event on a living stream, unless the stream captures.
     ///
-    /// A capture may begin while this runs, by another thread. Then the record may have become a part of it,
-    /// and nobody can tell: the event is as lost as if it had.
+    /// Another thread may begin a capture while this runs. Then the record may have become a part of it,
+    /// which cannot be detected: the event counts as captured.
     pub(super) fn record_outside_captures(&self, event: Event, stream: StreamRef) -> DriverResult<bool> {
         if self.is_captured(stream.handle())? {
             return Ok(false);

@@ -9,9 +9,9 @@ use super::functions::Functions;
 /// It is retained when the device is opened and never released: memory and streams in it outlive any use of
 /// it here, and the driver ends it with the process.
 ///
-/// Somebody may reset it (`cuDevicePrimaryCtxReset`), and the next to retain it gets a new context under the
-/// **same handle**. A call there with an event of the old one crashes the process, and an old pointer may be
-/// another's by then. So each use first compares the context's id, which is never used twice.
+/// Another library may reset it (`cuDevicePrimaryCtxReset`), and the next retain gets a new context under the
+/// **same handle**. A call there with an event of the old one crashes the process, and an old pointer may
+/// belong to another allocation by then. So each use first compares the context's id, which is never reused.
 #[derive(Clone, Copy)]
 pub(super) struct PrimaryContext {
     pub(super) functions: &'static Functions,
@@ -41,8 +41,8 @@ impl PrimaryContext {
         Ok(Self { functions, device, handle, id })
     }
 
-    /// Whether somebody reset the context since it was retained. A driver that does not number contexts
-    /// tells only until the next retains it.
+    /// Whether the context was reset since it was retained. A driver that does not number contexts shows a
+    /// reset only until the context is retained again.
     pub(super) fn was_reset(self) -> bool {
         let (mut flags, mut active) = (0, 1);
         // SAFETY: both take results, and the driver gave `device`.
@@ -83,7 +83,7 @@ impl PrimaryContext {
 #[must_use]
 pub(crate) struct ContextGuard {
     restore: Option<(&'static Functions, u64)>,
-    /// What is current is a matter of the thread.
+    /// The current context belongs to the thread.
     thread_bound: PhantomData<*const ()>,
 }
 

@@ -16,9 +16,9 @@ use super::{library, unavailable};
 
 /// One CUDA device, over its primary context.
 ///
-/// There is one per device and process, kept until the process ends: [`open`](Self::open) gives the same one
-/// each time, until somebody resets the context (`cuDevicePrimaryCtxReset`): then the old one is lost for
-/// good, its calls fail, and `open` gives a new one.
+/// There is one per device and process, kept until the process ends: [`open`](Self::open) returns the same
+/// one each time, until the context is reset (`cuDevicePrimaryCtxReset`): then the old driver is lost, its
+/// calls fail, and `open` returns a new one.
 ///
 /// Every call makes the primary context current and restores what was current before it, so it may
 /// be called from any thread, with any context or none.
@@ -40,7 +40,7 @@ pub struct CudaDriver {
     pub(super) health: Arc<Health>,
     /// The living streams that were made here, by handle.
     pub(super) streams: DashMap<u64, StreamId>,
-    /// The other devices that can use this one's memory, once somebody asked.
+    /// The other devices that can use this one's memory, once they were queried.
     pub(super) reachable_by: OnceLock<Vec<(DeviceId, i32)>>,
     /// Whether the end of pinned memory was seen to wait for the device.
     pub(super) frees_wait: OnceLock<bool>,
@@ -107,8 +107,8 @@ impl CudaDriver {
         self.context.functions
     }
 
-    /// Refuses a stream that was made here and is destroyed, or never was: CUDA would use what is behind the
-    /// handle. Who destroys a stream while another thread uses it is not kept from it.
+    /// Refuses a stream of this driver that was destroyed, or never existed: CUDA would dereference the
+    /// handle. A caller that destroys a stream while another thread uses it is not caught.
     pub(super) fn check_alive(&self, stream: StreamRef) -> DriverResult<()> {
         let is_vouched_for = stream.is_legacy() || stream.is_per_thread() || stream.is_foreign();
         if is_vouched_for || self.streams.get(&stream.handle()).is_some_and(|alive| *alive == stream.id()) {
@@ -176,7 +176,7 @@ impl CudaDriver {
     /// The stream with this handle and id.
     ///
     /// # Safety
-    /// As for [`StreamRef::foreign`], if it was not made here.
+    /// The stream is alive, as for [`StreamRef::foreign`], if it was not made here.
     pub(super) unsafe fn named(&self, handle: u64, id: u64) -> StreamRef {
         let own = StreamRef::from_raw_parts(handle, id);
         if self.streams.get(&handle).is_some_and(|alive| *alive == own.id()) {

@@ -503,8 +503,8 @@ impl Driver for CudaDriver {
         if stream.is_legacy() {
             return self.record_outside_captures(event, stream);
         }
-        // Nobody can say here whose per-thread stream the caller means: it has no entry, so it is not alive.
-        // The entry's lock, held while recording, keeps `stream_destroy` out.
+        // The per-thread stream of the caller's thread is unknown here: it has no entry, so it does not count
+        // as alive. The entry's lock, held while recording, keeps `stream_destroy` out.
         match self.streams.get(&stream.handle()) {
             Some(alive) if *alive == stream.id() => self.record_outside_captures(event, stream),
             _ => Ok(false),

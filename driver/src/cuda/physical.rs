@@ -1,4 +1,4 @@
-//! Who may use physical memory: other devices, other processes.
+//! Gives other devices and other processes access to physical memory.
 
 use std::ptr;
 
@@ -13,7 +13,7 @@ impl CudaDriver {
     /// See [`Driver::mem_set_access`](millpond_core::Driver::mem_set_access).
     ///
     /// # Safety
-    /// As there.
+    /// Those of [`Driver::mem_set_access`](millpond_core::Driver::mem_set_access).
     pub(super) unsafe fn set_access(
         &self,
         ptr: DevicePtr,

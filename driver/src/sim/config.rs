@@ -1,4 +1,4 @@
-//! How a simulated device is set up.
+//! The configuration of a simulated device.
 
 use super::model::fault::FaultPlan;
 use super::profile::Profile;
@@ -56,7 +56,7 @@ impl SimConfig {
         Self::new(Profile::h200())
     }
 
-    /// A simulated A100 with 80 GB. Nobody measured what its driver calls cost.
+    /// A simulated A100 with 80 GB. The costs of its driver calls are not measured.
     pub fn a100() -> Self {
         Self::new(Profile::a100())
     }

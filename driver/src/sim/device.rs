@@ -1,4 +1,4 @@
-//! A simulated device, and the table of those that live.
+//! A simulated device, and the table of the living ones.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,7 +22,7 @@ pub struct SimDevice {
     pub(super) shared: Arc<Shared>,
 }
 
-/// What all drivers of one device share.
+/// The state that all drivers of one device share.
 pub(crate) struct Shared {
     pub(super) id: DeviceId,
     pub(super) name: String,
@@ -74,7 +74,7 @@ impl SimDevice {
 }
 
 impl Shared {
-    /// The driver of the present context; the same one each time, while somebody keeps it.
+    /// The driver of the present context; the same one each time, while a caller keeps it.
     pub(crate) fn open(self: &Arc<Self>) -> Arc<SimDevice> {
         let mut newest = self.newest.lock();
         let generation = {

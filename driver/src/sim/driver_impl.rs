@@ -17,7 +17,8 @@ use super::state::State;
 use crate::CallKind;
 
 impl SimDevice {
-    /// One driver call: under the lock, counted, costed, and refused if the fault plan says so.
+    /// Makes one driver call: takes the lock, counts the call, adds its cost, and fails it if the fault plan
+    /// says so.
     #[inline]
     pub(super) fn call<T>(
         &self,

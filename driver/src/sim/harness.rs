@@ -1,4 +1,4 @@
-//! What a test asks of a simulated device beside the calls of the driver.
+//! Operations for tests, beside the driver's calls.
 
 use millpond_core::driver::{CaptureMode, DriverResult};
 use millpond_core::{DevicePtr, StreamRef};
@@ -8,8 +8,8 @@ use super::model::access::Access;
 use super::model::fault::{FaultPlan, Faults};
 use super::model::violation::Violation;
 
-/// What a device does for the harness around it. Unlike the calls of [`Driver`](millpond_core::Driver), these
-/// cost no virtual time, are not counted as calls and never fail.
+/// Operations for the test around a device. Unlike the calls of [`Driver`](millpond_core::Driver), these cost
+/// no virtual time, are not counted as calls and never fail.
 impl SimDevice {
     // --- The resource under test ---
 
@@ -33,7 +33,7 @@ impl SimDevice {
         self.lock().give_back(ptr, bytes, stream);
     }
 
-    /// Submits a simulated kernel that does all these accesses when its turn comes.
+    /// Submits a simulated kernel that does all these accesses when it runs.
     ///
     /// Checked when it is submitted: each range lies in accessible memory, and no earlier owner's use of
     /// it is unordered with this one. Checked when it runs: what [`Access::check`] asks for. In managed
@@ -42,8 +42,8 @@ impl SimDevice {
         self.launch_lasting(stream, accesses, None);
     }
 
-    /// As [`launch`](Self::launch), of a kernel that runs for `duration_ns` nanoseconds of virtual time once
-    /// its turn has come.
+    /// Does the same as [`launch`](Self::launch), with a kernel that runs for `duration_ns` nanoseconds of
+    /// virtual time.
     ///
     /// A stream has room for 1024 pieces of work that are not done: a launch above that waits, on the virtual
     /// clock, until the stream's first one is.
@@ -81,9 +81,9 @@ impl SimDevice {
 
     // --- What is there ---
 
-    /// What was taken from the driver and not given back: allocations of any kind (pooled ones while they
-    /// are handed out), pinned and registered memory, reservations, physical memory, opened IPC handles
-    /// and created pools.
+    /// The number of allocations of any kind (pooled ones while they are handed out), of pinned and
+    /// registered memory, reservations, physical memory, opened IPC handles and created pools that were not
+    /// given back.
     pub fn live_allocations(&self) -> usize {
         let state = self.lock();
         state.space.live_mappings() + state.vmm.live() + state.pools.created()
@@ -138,8 +138,8 @@ impl SimDevice {
         self.lock().let_pass(ns);
     }
 
-    /// What the driver calls of each kind cost so far in virtual nanoseconds, without waiting: in the order
-    /// of [`CallKind::ALL`](crate::CallKind::ALL).
+    /// The virtual nanoseconds that the driver calls of each kind have cost, without waiting, in the order of
+    /// [`CallKind::ALL`](crate::CallKind::ALL).
     pub fn call_costs(&self) -> Vec<(crate::CallKind, u64)> {
         self.lock().call_costs()
     }

@@ -1,4 +1,4 @@
-//! Several devices of one machine, which can use each other's memory as CUDA lets them.
+//! Several devices of one machine, which can use each other's memory as under CUDA.
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,9 +25,9 @@ use crate::CallKind;
 ///   [enabled peer access](SimDevice::enable_peer_access).
 /// - [`copy_peer`](SimDevice::copy_peer) copies from any device to any other.
 ///
-/// Everything else is refused with `CUDA_ERROR_INVALID_VALUE`. Work that uses another device's memory is done
-/// when it is submitted, once its stream is done with what came before; who comes before whom is checked
-/// within one device only.
+/// All other uses are refused with `CUDA_ERROR_INVALID_VALUE`. Work that uses another device's memory runs
+/// when it is submitted, once the earlier work of its stream is done; the order of work is checked within one
+/// device only.
 ///
 /// ```
 /// use millpond_core::Driver;
@@ -43,7 +43,7 @@ pub struct SimMachine {
     devices: Devices,
 }
 
-/// How memory is used, which decides who may.
+/// The kind of use of memory, which decides whether another device may.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum How {
     Kernel,
@@ -152,7 +152,7 @@ impl State {
     }
 }
 
-/// What other devices have to do with it.
+/// The calls that concern other devices.
 impl SimDevice {
     /// Lets this device's kernels and fills use the other's plain memory (`cuCtxEnablePeerAccess`).
     pub fn enable_peer_access(&self, peer: &Self) {

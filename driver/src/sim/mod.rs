@@ -1,4 +1,4 @@
-//! A simulated device, deterministic, that checks stream order by itself.
+//! A deterministic simulated device that checks stream order.
 //!
 //! [`SimDevice`] implements [`Driver`](millpond_core::Driver), so everything above the driver runs on it
 //! unchanged, on any machine. It has

@@ -50,11 +50,11 @@ impl State {
 }
 
 impl SimDevice {
-    /// Resets the device's context, as `cuDevicePrimaryCtxReset` does, on whatever library's account: every
-    /// later call through this driver fails with
+    /// Resets the device's context, as `cuDevicePrimaryCtxReset` does when any library calls it: every later
+    /// call through this driver fails with
     /// [`CONTEXT_IS_DESTROYED`](millpond_core::DriverError::CONTEXT_IS_DESTROYED), as
-    /// [`Driver::was_reset`](millpond_core::Driver::was_reset) says. [`open_again`](Self::open_again) and
-    /// [`open`](crate::open) give the driver of the new context.
+    /// [`Driver::was_reset`](millpond_core::Driver::was_reset) describes. [`open_again`](Self::open_again)
+    /// and [`open`](crate::open) return the driver of the new context.
     ///
     /// Plain, managed and pinned memory, streams and events are gone; physical memory, its mappings and its
     /// addresses stay until they are given back.

@@ -1,4 +1,4 @@
-//! What a simulated device is, behind its lock, and what each call and each step does to it.
+//! The state of a simulated device behind its lock, and the steps that all calls share.
 
 use std::collections::BTreeSet;
 
@@ -40,7 +40,7 @@ pub(super) struct State {
     pub(super) openings: Openings,
     /// How often the context was reset.
     pub(super) generation: u64,
-    /// Whether somebody opened the device, and nobody reset its context since.
+    /// Whether the device was opened, and its context not reset since.
     pub(super) is_context_active: bool,
     /// The devices whose plain memory this one's kernels may use.
     pub(super) peers_enabled: BTreeSet<DeviceId>,

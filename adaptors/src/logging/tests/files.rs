@@ -181,7 +181,7 @@ fn issue_9_one_stack_does_not_log_twice_to_one_file() {
 #[cfg(target_os = "linux")]
 const CHILD_WITHOUT_ROOM: &str = "logging::tests::files::child_without_room";
 
-/// Not a test by itself: what the test below runs in a process of its own, whose files cannot grow.
+/// Not a test: the code that the test below runs in another process, whose files cannot grow.
 #[cfg(target_os = "linux")]
 #[test]
 fn child_without_room() {

@@ -230,7 +230,7 @@ fn an_error_reaches_flush_whoever_met_it_and_once() {
     let resource = layer.layer(mock().0).unwrap();
     log.broken.store(true, Ordering::SeqCst);
     let ptr = resource.allocate_bytes(1, S).unwrap();
-    // The log's thread meets it.
+    // Waits until the log's thread has met the error.
     while resource.write_errors() == 0 {
         std::thread::yield_now();
     }
@@ -245,6 +245,6 @@ fn an_error_reaches_flush_whoever_met_it_and_once() {
     let queue = queue(&log);
     log.broken.store(true, Ordering::SeqCst);
     push(&queue, 0..1);
-    assert!(queue.flush().is_err(), "flush meets it itself");
+    assert!(queue.flush().is_err(), "flush reports its own error");
     assert!(queue.flush().is_ok());
 }

@@ -1,4 +1,4 @@
-//! What captures allow, and which calls end them.
+//! Begins and ends captures, and checks calls against them.
 
 use millpond_core::driver::{CaptureMode, Event};
 use millpond_core::{DriverError, StreamRef};

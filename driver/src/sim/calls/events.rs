@@ -1,4 +1,4 @@
-//! Events.
+//! Creates, records and queries events, and waits for them.
 
 use millpond_core::driver::Event;
 use millpond_core::{DriverError, StreamRef};

@@ -1,4 +1,4 @@
-//! Memory that is opened through IPC handles.
+//! Exports plain memory, and opens and closes it through IPC handles.
 
 use millpond_core::DevicePtr;
 use millpond_core::driver::IpcMemHandle;

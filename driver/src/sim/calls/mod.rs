@@ -1,4 +1,4 @@
-//! What the calls of the driver do to the state of a simulated device.
+//! The driver's calls, as changes of the state of a simulated device.
 
 mod capture;
 mod copies;

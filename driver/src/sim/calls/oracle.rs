@@ -1,4 +1,4 @@
-//! What the resource under test hands out and takes back, and what its users do with it.
+//! Tells the oracle which blocks are lent, given back and used.
 
 use millpond_core::{ALLOCATION_ALIGNMENT, DevicePtr, StreamRef};
 

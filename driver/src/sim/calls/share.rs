@@ -1,8 +1,8 @@
 //! Physical memory for other processes, within one: a file descriptor names it, and an import gives another
 //! handle of the same memory.
 //!
-//! Unlike CUDA's, the descriptor does not keep the memory by itself: when the last handle is released and
-//! nothing is mapped, an import fails.
+//! Unlike CUDA's, the descriptor alone does not keep the memory: once the last handle is released and no
+//! mapping is left, an import fails.
 
 use millpond_core::DeviceId;
 use millpond_core::driver::PhysicalHandle;

@@ -1,4 +1,4 @@
-//! Streams, and what is waited for.
+//! Creates and destroys streams, and waits for them.
 
 use millpond_core::driver::StreamFlags;
 use millpond_core::{DriverError, StreamRef};
@@ -66,7 +66,7 @@ impl State {
         Ok(())
     }
 
-    /// Forgets destroyed streams that nobody can ask about any more.
+    /// Forgets destroyed streams that no later call can refer to.
     fn fold_streams(&mut self) {
         if self.order.dead().len() > MOST_DEAD_AT_WORK {
             for slot in self.order.dead().to_vec() {

@@ -1,6 +1,6 @@
 use millpond_core::DevicePtr;
 
-/// What a simulated kernel does with a range of memory; see
+/// An access of a simulated kernel to a range of memory; see
 /// [`SimDevice::launch`](crate::sim::SimDevice::launch).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Access {
@@ -19,7 +19,7 @@ pub(crate) enum Action {
 }
 
 impl Access {
-    /// Reads `bytes` bytes at `ptr`, whatever they hold.
+    /// Reads `bytes` bytes at `ptr`, with any contents.
     pub const fn read(ptr: DevicePtr, bytes: u64) -> Self {
         Self { ptr, bytes, action: Action::Read }
     }

@@ -32,7 +32,7 @@ impl AddressSpace {
         Self { unit, page, from_above, ..Self::default() }
     }
 
-    /// Takes a range out if all of it is free and it is no part of a larger one.
+    /// Removes a range if all of it is free and it is not a part of a larger one.
     pub(crate) fn take(&mut self, start: u64, bytes: u64) -> bool {
         let is_free = self.sizes.get(&start) == Some(&bytes);
         if is_free {
@@ -41,7 +41,8 @@ impl AddressSpace {
         is_free
     }
 
-    /// A range of `bytes` rounded up to the unit, at a multiple of the unit; `None` when there is none.
+    /// Takes a range of `bytes` rounded up to the unit, at a multiple of the unit; `None` if there is no such
+    /// range.
     pub(crate) fn allocate(&mut self, bytes: u64, alignment: u64) -> Option<u64> {
         let bytes = self.rounded(bytes)?;
         let alignment = alignment.max(self.unit);

@@ -7,7 +7,7 @@ pub(crate) struct Refusal {
     detail: String,
 }
 
-/// What the simulated device answers to a call.
+/// The result of a call of the simulated device.
 pub(crate) type Answer<T> = Result<T, Refusal>;
 
 impl Refusal {

@@ -22,7 +22,7 @@ pub(crate) struct Capture {
     pub(crate) origin: Slot,
     /// All streams that belong to it, with their ticks when they came to.
     pub(crate) streams: Vec<(Slot, u64)>,
-    /// What ended it before its time.
+    /// The call that invalidated the capture.
     pub(crate) broken_by: Option<String>,
 }
 
@@ -31,11 +31,11 @@ pub(crate) struct Capture {
 pub(crate) struct Captures {
     pub(crate) live: Vec<Capture>,
     pub(crate) begun: CaptureId,
-    /// Of threads whose mode is not the first one.
+    /// The threads whose mode is not the default.
     pub(crate) modes: Vec<(ThreadId, CaptureMode)>,
 }
 
-/// What a call is about, as far as captures are concerned.
+/// The stream or event that a call concerns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum About {
     Nothing,
@@ -83,7 +83,7 @@ impl Captures {
         mode.unwrap_or_default()
     }
 
-    /// Makes the captures invalid for which `is_meant` says so; whether there were any.
+    /// Invalidates the captures that `is_meant` selects; returns whether there were any.
     pub(crate) fn break_where(&mut self, call: &str, code: i32, is_meant: impl Fn(&Capture) -> bool) -> bool {
         let mut any = false;
         for capture in self.live.iter_mut().filter(|capture| is_meant(capture)) {

@@ -5,7 +5,7 @@
 use millpond_core::DriverError;
 use millpond_core::driver::CaptureMode;
 
-/// What a call does while graphs are captured.
+/// The effect of a call while graphs are captured.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rule {
     pub(crate) scope: Scope,
@@ -15,23 +15,23 @@ pub(crate) struct Rule {
     pub(crate) on_legacy: Outcome,
 }
 
-/// Which captures a call meets.
+/// The captures that a call concerns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Scope {
     /// None.
     Safe,
     /// Those that forbid it to the thread; see [`forbids`].
     Unsafe,
-    /// All, whatever their modes.
+    /// All, in any mode.
     Context,
 }
 
-/// What comes of a stream that has to do with a capture.
+/// The effect of a call on a stream that a capture concerns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Outcome {
     /// Nothing: the scope decides.
     Nothing,
-    /// The call becomes a part of the graph, whatever its scope.
+    /// The call becomes a part of the graph, in any scope.
     Captured,
     /// The call is refused with this code.
     Refused(i32),
@@ -123,8 +123,8 @@ pub(crate) const ABOUT_CAPTURED_EVENT: i32 = DriverError::CAPTURED_EVENT;
 /// The code of a capturing stream's wait for an event from outside, which ends the capture.
 pub(crate) const WAIT_FROM_OUTSIDE: i32 = DriverError::STREAM_CAPTURE_ISOLATION;
 
-/// The rule of the call with this name. A call without one is taken as unsafe: a test says that there is
-/// none.
+/// The rule of the call with this name. A call without a rule counts as unsafe; a test checks that there is
+/// no such call.
 pub(crate) fn rule(name: &str) -> Rule {
     RULES.iter().find(|(known, _)| *known == name).map_or(UNSAFE, |(_, rule)| *rule)
 }

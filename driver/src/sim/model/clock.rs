@@ -56,7 +56,7 @@ impl Epochs {
     }
 }
 
-/// What a stream, an event or the host knows of each slot.
+/// The latest tick of each slot that a stream, an event or the host has observed.
 #[derive(Debug, Default)]
 pub(crate) struct Clock(Vec<u64>);
 

@@ -41,7 +41,7 @@ pub struct FaultPlan {
 }
 
 impl FaultPlan {
-    /// Nothing fails.
+    /// A plan without faults.
     pub const fn none() -> Self {
         Self { faults: Vec::new() }
     }

@@ -14,7 +14,7 @@ pub(crate) struct Opening {
     pub(crate) count: u32,
 }
 
-/// What is opened, by the address that it got.
+/// The opened allocations, by their second addresses.
 #[derive(Debug)]
 pub(crate) struct Openings {
     pub(crate) device: DeviceId,
@@ -26,7 +26,7 @@ impl Openings {
         Self { device, open: FxHashMap::default() }
     }
 
-    /// Nothing is opened any more.
+    /// Closes all.
     pub(crate) fn clear(&mut self) {
         self.open.clear();
     }

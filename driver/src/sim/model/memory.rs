@@ -7,7 +7,7 @@ use super::runs::RunMap;
 
 const PAGE: u64 = 64 << 10;
 
-/// What fresh device memory holds, in every byte.
+/// The value of every byte of fresh device memory.
 pub(crate) const POISON: u8 = 0xa5;
 
 /// A part of a range that lies in one piece of physical memory.

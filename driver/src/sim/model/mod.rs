@@ -1,4 +1,4 @@
-//! What a simulated device is made of: data and its rules, without the calls of the driver.
+//! The parts of a simulated device: data and its rules, without the driver's calls.
 
 pub(crate) mod access;
 pub(crate) mod address;

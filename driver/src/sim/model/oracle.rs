@@ -1,10 +1,9 @@
-//! The oracle of stream order: what was handed to whom, and who used it.
+//! The oracle of stream order: the history of blocks and of their memory.
 //!
 //! The history of memory is kept by *physical* place, so that a block reached through another mapping
 //! keeps its history. Each place knows two sets of points in the streams' order:
 //! - `released`: where earlier owners gave it back. A new owner must come after all of them;
-//! - `uses`: accesses since then by nobody in particular (a resource's own fills, memory that was never
-//!   lent).
+//! - `uses`: accesses since then outside any block (a resource's own fills, memory that was never lent).
 //!
 //! A block that comes back on stream `s` leaves `s`'s present end behind, and every older point that `s`
 //! does not happen after. That is the whole of what its next owner has to be ordered after: in particular
@@ -22,7 +21,7 @@ use super::order::Order;
 use super::runs::RunMap;
 use super::violation::ViolationKind;
 
-/// What is known of a range of physical memory. Where nothing is known, it is fresh.
+/// The history of a range of physical memory. A range without one is fresh.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Place {
     pub(crate) owner: Option<u32>,
@@ -50,7 +49,7 @@ pub(crate) struct Oracle {
     pub(crate) blocks: Vec<Option<Block>>,
     pub(crate) free: Vec<u32>,
     pub(crate) by_address: FxHashMap<DevicePtr, u32>,
-    /// What was used through mappings whose memory may have several, by the mapping's start.
+    /// The uses through mappings whose memory may have several, by the mapping's start.
     pub(crate) through: FxHashMap<u64, Epochs>,
 }
 
@@ -77,7 +76,8 @@ impl Oracle {
         Some(block)
     }
 
-    /// Hands a piece to a block on `slot`: nobody may have it, and `slot` must come after all its history.
+    /// Lends a piece to a block on `slot`: no other block may hold it, and `slot` must come after all its
+    /// history.
     pub(crate) fn lend(&mut self, order: &Order, piece: &Piece, slot: Slot, index: u32) -> Option<Finding> {
         let Self { places, blocks, .. } = self;
         let mut finding = None;
@@ -203,14 +203,14 @@ impl Oracle {
         }
     }
 
-    /// Memory begins a new life: whoever uses it must come after `epoch`.
+    /// Begins a new life of memory: its users must come after `epoch`.
     pub(crate) fn begin(&mut self, range: Range<u64>, epoch: Epoch) {
         let mut released = Epochs::default();
         released.add(epoch);
         self.places.replace(range, Place { owner: None, released, uses: Epochs::default() });
     }
 
-    /// Calls `each` for every point that somebody may still be compared with.
+    /// Calls `each` for every epoch that may still be compared with.
     pub(crate) fn for_each_epoch(&self, mut each: impl FnMut(Epoch)) {
         for place in self.places.values() {
             place.released.iter().chain(place.uses.iter()).for_each(&mut each);
@@ -221,7 +221,7 @@ impl Oracle {
         self.through.values().flat_map(Epochs::iter).for_each(each);
     }
 
-    /// Slots change hands: a block that was lent to a stream which is gone has nobody's slot.
+    /// Slots are reused: a block that was lent to a destroyed stream loses its slot.
     pub(crate) fn forget_slots(&mut self, is_free: impl Fn(Slot) -> bool) {
         for block in self.blocks.iter_mut().flatten() {
             if block.slot != NOBODY && is_free(block.slot) {

@@ -1,4 +1,4 @@
-//! Who happens before whom: the clocks of all streams and of the host.
+//! The happens-before order: the clocks of all streams and of the host.
 //!
 //! The rule, exactly. Work `a` happens before work `b` if
 //! - both are on one stream and `a` was submitted first;
@@ -9,10 +9,10 @@
 //!   stream or the device, by a query that said yes, or by a free that synchronises;
 //! - or by any chain of these.
 //!
-//! All threads count as one host: what one thread has learned, all know. That work happens to be finished
-//! says nothing, as long as nobody asked. One thing is forgotten: where 64 streams and more were destroyed,
-//! work of theirs that is done, that used no memory of which the oracle keeps a history, and that no event
-//! stands for. So a million streams, each used once, take no more memory than a few.
+//! All threads count as one host: every thread knows what one thread has learned. Finished work counts as
+//! finished only once the host has asked. One thing is forgotten: with 64 or more destroyed streams, their
+//! finished work, if it used no memory of which the oracle keeps a history, and no event stands for it. So a
+//! million streams, each used once, take no more memory than a few.
 
 use smallvec::SmallVec;
 
@@ -21,7 +21,7 @@ use super::clock::{Clock, Epoch, Epochs, MAX_SLOTS, Slot};
 /// The slot of the legacy default stream.
 pub(crate) const LEGACY: Slot = 0;
 
-/// What work has to wait for, apart from earlier work of its own stream.
+/// The epochs that work has to wait for, apart from earlier work of its own stream.
 pub(crate) type Waits = SmallVec<[Epoch; 2]>;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,7 +57,7 @@ impl Lane {
     }
 }
 
-/// The clocks. Slots are used again once nobody can ask about the streams that had them; their ticks go on.
+/// The clocks. Slots are reused once no call can refer to the streams that had them; their ticks go on.
 #[derive(Debug)]
 pub(crate) struct Order {
     lanes: Vec<Lane>,
@@ -72,7 +72,7 @@ pub(crate) struct Order {
 /// The slot that stands for all blocking streams that are forgotten, for the legacy stream's sake.
 const DEPARTED: Slot = 1;
 
-/// With fewer destroyed streams than this, nobody looks which of them can be forgotten.
+/// The number of destroyed streams below which none is forgotten.
 const FOLD_AT_LEAST: usize = 64;
 
 impl Order {
@@ -184,7 +184,7 @@ impl Order {
         new
     }
 
-    /// What an event recorded now on the stream stands for.
+    /// The clock that an event recorded now on the stream stands for.
     pub(crate) fn clock(&self, slot: Slot) -> &Clock {
         &self.lanes[slot].clock
     }
@@ -217,7 +217,8 @@ impl Order {
                 for &other in &self.blocking {
                     let Some(end) = self.unjoined(slot, other) else { continue };
                     if other == DEPARTED {
-                        // Nobody but the legacy stream waits for this one itself: name what it knows.
+                        // Only the legacy stream waits for this one itself, so other streams get the epochs
+                        // that it knows.
                         let known = self.lanes[other].clock.epochs().filter(|e| e.slot() != DEPARTED);
                         let open = |e: &Epoch| !self.lanes[slot].clock.knows(*e) && !self.host.knows(*e);
                         known.filter(open).for_each(|e| position.add(e));
@@ -265,8 +266,8 @@ impl Order {
         self.lanes[slot].state == State::Free
     }
 
-    /// Frees the slots of destroyed streams that are done, and that nobody can ask about any more:
-    /// because the host knows them, or because nothing refers to them.
+    /// Frees the slots of destroyed streams that are done, and that no call can refer to: because the host
+    /// knows them, or because nothing refers to them.
     pub(crate) fn fold(&mut self, referenced: &[bool], done: impl Fn(Slot) -> bool) {
         let mut dead = std::mem::take(&mut self.dead);
         dead.retain(|&slot| {

@@ -1,6 +1,6 @@
 //! The pages that blocks of plain memory share; what the rule is, [`crate::plain`] says.
 //!
-//! Which hole a block goes to nobody documents: here the smallest that fits, the lowest of those.
+//! CUDA does not document which hole a block goes to: here the smallest that fits, the lowest of those.
 
 use super::address::AddressSpace;
 use crate::plain::{PAGE, UNIT};

@@ -1,13 +1,13 @@
 //! Stream-ordered memory and its pools.
 //!
-//! A plain model of CUDA's: a pool keeps what comes back and gives it out again, best fit and whole (never
+//! A plain model of CUDA's: a pool keeps freed blocks and hands them out again, best fit and whole (never
 //! split, and never where more than an eighth would be wasted). A request is served, in this order, by
-//! 1. what the asking stream is ordered after (`ReuseFollowEventDependencies`; without it, only what came
-//!    back on that very stream);
-//! 2. what is done already (`ReuseAllowOpportunistic`);
-//! 3. new memory; where the device has none left, all pools give back what is done, once;
-//! 4. what can be had by a wait on the device (`ReuseAllowInternalDependencies`): only where there is no new
-//!    memory, as CUDA documents it.
+//! 1. blocks whose free the asking stream is ordered after (`ReuseFollowEventDependencies`; without it, only
+//!    blocks freed on that very stream);
+//! 2. blocks whose work is done already (`ReuseAllowOpportunistic`);
+//! 3. new memory; if the device has none left, all pools release the blocks whose work is done, once;
+//! 4. blocks that a wait on the device makes available (`ReuseAllowInternalDependencies`): only if there is
+//!    no new memory, as CUDA documents it.
 
 use millpond_core::driver::{MemPool, MemPoolAttribute};
 use rustc_hash::FxHashMap;
@@ -17,7 +17,7 @@ use super::clock::Epoch;
 
 pub(crate) const FIRST_POOL: u64 = 0x53_0000_0000;
 
-/// What pooled memory is rounded up to.
+/// The unit in bytes that pooled memory is rounded up to.
 pub(crate) const UNIT: u64 = 512;
 
 /// Memory that came back: where, how much, and the point at which it is free.

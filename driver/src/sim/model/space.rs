@@ -19,7 +19,7 @@ use crate::plain::{self, PAGE};
 /// The size of the pages of virtual memory management, and the alignment of large allocations.
 pub(crate) const GRANULARITY: u64 = PAGE;
 
-/// What the driver's own pools take from the device's capacity is rounded up to this many bytes.
+/// The unit in bytes that the capacity taken by the driver's own pools is rounded up to.
 const CHARGE_UNIT: u64 = 512;
 
 /// Physical memory never shares a page of contents.
@@ -29,7 +29,7 @@ const PHYSICAL_UNIT: u64 = 64 << 10;
 const SMALL: Range<u64> = 0x1000_0000_0000..0x1400_0000_0000;
 const LARGE: Range<u64> = 0x1400_0000_0000..0x5000_0000_0000;
 
-/// So many devices of a machine share the addresses.
+/// The most devices of a machine that share the addresses.
 pub(crate) const MOST_DEVICES: usize = 16;
 
 /// A device's part of a range of addresses.
@@ -45,12 +45,12 @@ pub(crate) fn slice_of(address: u64) -> Option<usize> {
         .find(|index| [SMALL, LARGE].into_iter().any(|range| part_of(range, *index).contains(&address)))
 }
 
-/// What a mapping belongs to.
+/// The owner of a mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Purpose {
     Plain,
     Managed,
-    /// Pinned memory: the simulator's, or registered by somebody else.
+    /// Pinned memory: the simulator's, or registered by the program.
     Host {
         registered: bool,
     },
@@ -85,7 +85,7 @@ impl Mapping {
 
 /// The starts of mappings in order.
 ///
-/// Most programs never ask for what needs the order, so changes are only noted, and made when somebody asks.
+/// Most programs never ask for the order, so changes are only recorded, and applied when it is needed.
 #[derive(Debug, Default)]
 struct Starts {
     sorted: BTreeSet<u64>,
@@ -141,8 +141,8 @@ pub(crate) struct Space {
 }
 
 impl Space {
-    /// With so many bytes; addresses are given from the lower end on, or from the upper one. `slice` is the
-    /// device's place among those of a machine.
+    /// A space of `capacity` bytes; addresses are given from the lower end on, or from the upper one. `slice`
+    /// is the device's place among those of a machine.
     pub(crate) fn new(capacity: u64, from_above: bool, slice: Option<usize>) -> Self {
         let part = |range: Range<u64>| slice.map_or(range.clone(), |index| part_of(range, index));
         let (small, large) = (part(SMALL), part(LARGE));
@@ -190,7 +190,7 @@ impl Space {
         self.live -= bytes.next_multiple_of(CHARGE_UNIT);
     }
 
-    /// Takes an allocation of so many bytes, rounded up to 512, from the capacity.
+    /// Takes an allocation of `bytes`, rounded up to 512, from the capacity.
     pub(crate) fn charge(&mut self, bytes: u64) -> Answer<()> {
         let rounded = bytes.checked_next_multiple_of(CHARGE_UNIT).unwrap_or(u64::MAX);
         self.take(rounded, bytes)?;
@@ -269,7 +269,7 @@ impl Space {
         found.ok_or_else(full)
     }
 
-    /// Ends a reservation of so many bytes.
+    /// Ends a reservation of `bytes` bytes.
     pub(crate) fn unreserve(&mut self, start: u64, bytes: u64) {
         if SMALL.contains(&start) {
             self.small.free(start, bytes);
@@ -317,7 +317,7 @@ impl Space {
         self.unmap_if(start, |_| true)
     }
 
-    /// As [`unmap`](Self::unmap), if the mapping is for a purpose of these.
+    /// Does the same as [`unmap`](Self::unmap), if the mapping's purpose is selected.
     pub(crate) fn unmap_if(&mut self, start: u64, is_meant: impl FnOnce(Purpose) -> bool) -> Option<Mapping> {
         match self.mappings.entry(start) {
             Entry::Occupied(mapping) if is_meant(mapping.get().purpose) => {

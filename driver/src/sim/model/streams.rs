@@ -78,7 +78,7 @@ struct Stream {
     slot: Slot,
 }
 
-/// What an event's last record stands for.
+/// The point that an event's last record stands for.
 #[derive(Debug)]
 pub(crate) struct Record {
     pub(crate) epoch: Epoch,

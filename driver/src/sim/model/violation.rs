@@ -48,7 +48,7 @@ impl ViolationKind {
 pub struct Violation {
     /// Which rule.
     pub kind: ViolationKind,
-    /// What happened, for people.
+    /// The message, for people.
     pub message: String,
     /// The number of the step at which it was seen, from 1: every driver call, `lend`, `give_back` and
     /// `launch` is a step. A [`ViolationKind::TagMismatch`] bears the step of its launch.

@@ -59,7 +59,7 @@ impl VirtualMemory {
         Ok((PhysicalHandle(first), physical))
     }
 
-    /// Another handle of the memory that was created as this one; `None` where it is over.
+    /// Another handle of the memory that was created as this one; `None` if it was released.
     pub(crate) fn hold_again(&mut self, first: PhysicalHandle) -> Option<PhysicalHandle> {
         self.physical.get_mut(&first.0)?.holders += 1;
         Some(self.new_handle(Some(first)))

@@ -12,13 +12,13 @@ use super::rng::Rng;
 use super::violation::{ViolationKind, ViolationLog};
 use crate::sim::config::{DEEPEST_QUEUE, Schedule};
 
-/// What a kernel does with one piece of memory.
+/// One access of a kernel to one piece of memory.
 pub(crate) type KernelAccess = (Piece, Action);
 
-/// What work does when it is done.
+/// The effect of work when it is done.
 #[derive(Debug)]
 pub(crate) enum Operation {
-    /// Nothing but hold its place in the order.
+    /// Work that only holds its place in the order.
     Nothing,
     Kernel(SmallVec<[KernelAccess; 2]>),
     Fill(Pieces, u8),
@@ -58,14 +58,14 @@ impl Queue {
     }
 }
 
-/// What work acts on.
+/// The state that work changes.
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
     pub(crate) contents: Contents,
     pub(crate) log: ViolationLog,
 }
 
-/// Who chooses the order of the work under [`Schedule::Seeded`].
+/// Chooses the order of the work under [`Schedule::Seeded`].
 #[derive(Debug)]
 struct Adversary {
     rng: Rng,
@@ -120,7 +120,7 @@ impl Work {
         queue.frozen_until = 0;
     }
 
-    /// Submits the work of one tick, which takes `duration_ns` once its turn has come.
+    /// Submits the work of one tick, which takes `duration_ns` once it starts.
     pub(crate) fn push(
         &mut self,
         epoch: Epoch,

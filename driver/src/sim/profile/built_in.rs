@@ -13,7 +13,7 @@ impl Profile {
         H200.clone()
     }
 
-    /// An A100 with 80 GB. Nobody measured its costs: those of the H200 stand in, and the name says so.
+    /// An A100 with 80 GB. Its costs are not measured: those of the H200 stand in, and the name says so.
     pub fn a100() -> Self {
         let name = "simulated A100 (call costs not measured: an H200's)".to_owned();
         Self::h200().standing_in_for(name, 79 * GIB, 108, (8, 0))

@@ -32,7 +32,7 @@ impl Curve {
         self.0.iter_mut().for_each(|(_, ns)| scale(ns));
     }
 
-    /// The cost of so many bytes in nanoseconds.
+    /// The cost of `bytes` bytes in nanoseconds.
     pub fn ns(&self, bytes: u64) -> u64 {
         let points = &self.0;
         let after = points.partition_point(|&(size, _)| size < bytes);

@@ -7,12 +7,12 @@ use crate::CallKind;
 
 const KIB: u64 = 1 << 10;
 
-/// What a device holds, and what its driver calls cost.
+/// A device's size and the costs of its driver calls.
 ///
 /// A profile is a TOML file, which `millpond-replay calibrate` writes from measurements and
 /// `Profile::from_toml` reads (with the feature `profiles`); `driver/profiles` has the built-in one of an
-/// H200. Its costs are nanoseconds of the host, the timer's in each; between two measured sizes a cost is on
-/// a straight line: see [`Curve`](super::Curve). Calls that nobody measured cost nothing: see
+/// H200. Its costs are nanoseconds of the host, those of the timer included; between two measured sizes a
+/// cost is interpolated linearly: see [`Curve`](super::Curve). Calls that were not measured cost nothing: see
 /// [`call_ns`](Self::call_ns).
 ///
 /// How long work runs on the device is a plain model, not a measurement: a kernel takes 2 µs and 1 ns for
@@ -30,14 +30,14 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// The same device with another capacity in bytes; the name says so.
+    /// The same device with another capacity in bytes, which its name states.
     #[must_use]
     pub fn resized(self, bytes: u64) -> Self {
         let name = format!("{} with {}", self.name, millpond_core::format_bytes(bytes));
         Self { name, capacity: bytes, ..self }
     }
 
-    /// Another device, whose costs nobody measured: those of this one stand in.
+    /// Another device without measured costs: those of this one stand in.
     pub(super) fn standing_in_for(
         self,
         name: String,
@@ -68,7 +68,7 @@ impl Profile {
         }
     }
 
-    /// The same profile, measured where this says; `None` if nobody measured it.
+    /// The same profile with another note on where it was measured; `None` if it was not measured.
     #[cfg(feature = "profiles")]
     pub(super) fn with_measured_on(self, measured_on: Option<String>) -> Self {
         Self { measured_on, ..self }
@@ -100,7 +100,7 @@ impl Profile {
         self.measured_on.as_deref()
     }
 
-    /// What the calls cost.
+    /// The costs of the calls.
     pub fn costs(&self) -> &Costs {
         &self.costs
     }
@@ -115,23 +115,24 @@ impl Profile {
         self.compute_capability
     }
 
-    /// What a call of this kind costs in nanoseconds, without what goes by size or by the number of mappings;
-    /// `None` if nobody measured it, and it counts as nothing.
+    /// The constant part of the cost of a call of this kind, in nanoseconds; `None` if it was not measured
+    /// and counts as nothing.
     pub const fn call_ns(&self, kind: CallKind) -> Option<u64> {
         self.calls[kind as usize]
     }
 
-    /// What recording an event on the legacy default stream costs more than on others.
+    /// The extra nanoseconds of recording an event on the legacy default stream.
     pub(in crate::sim) fn legacy_record_extra_ns(&self) -> u64 {
         self.costs.event_record.legacy_stream_extra_ns
     }
 
-    /// Of a block that takes this many bytes of pages, none if it shares one that is there.
+    /// The nanoseconds of allocating a block that takes this many bytes of pages, none if it shares a page.
     pub(in crate::sim) fn mem_alloc_ns(&self, bytes: u64, pages_bytes: u64) -> u64 {
         PlainCosts::ns(self.costs.mem_alloc.as_ref(), bytes, pages_bytes)
     }
 
-    /// Of a block that gives this many bytes of pages back, none if others are left in its page.
+    /// The nanoseconds of freeing a block that gives this many bytes of pages back, none if its page stays in
+    /// use.
     pub(in crate::sim) fn mem_free_ns(&self, bytes: u64, pages_bytes: u64) -> u64 {
         PlainCosts::ns(self.costs.mem_free.as_ref(), bytes, pages_bytes)
     }
@@ -160,15 +161,15 @@ impl Profile {
         SizeCosts::ns(self.costs.mem_release.as_ref(), bytes)
     }
 
-    /// Of one mapping in a call that makes it accessible, which has `new` aligned 512 MiB of addresses in
-    /// which nothing was accessible before.
+    /// The nanoseconds of one mapping in a call that makes it accessible, which touches `new` aligned 512 MiB
+    /// of addresses without any accessible mapping before.
     pub(in crate::sim) fn set_access_mapping_ns(&self, bytes: u64, is_second: bool, new: u64) -> u64 {
         let Some(costs) = &self.costs.mem_set_access else { return 0 };
         let extra = if is_second { costs.second_mapping_extra_ns } else { 0 };
         costs.mapping_by_bytes_ns.ns(bytes) + extra + new.saturating_mul(costs.new_512_mib_extra_ns)
     }
 
-    /// Of one mapping in a call that unmaps it.
+    /// The nanoseconds of one mapping in a call that unmaps it.
     pub(in crate::sim) fn unmap_mapping_ns(&self, bytes: u64) -> u64 {
         self.costs.mem_unmap.as_ref().map_or(0, |costs| costs.mapping_by_bytes_ns.ns(bytes))
     }

@@ -1,4 +1,4 @@
-//! Profiles from files and to files.
+//! Reads profiles from TOML, and writes them.
 
 use std::path::Path;
 
@@ -33,14 +33,14 @@ impl Profile {
     /// The profile in this text; `source` names it in errors.
     ///
     /// # Errors
-    /// The text is no TOML, a field is missing, unknown or wrong; the error names the line and the field.
+    /// The text is not TOML, a field is missing, unknown or wrong; the error names the line and the field.
     #[cfg(feature = "profiles")]
     pub fn from_toml(text: &str, source: &str) -> Result<Self> {
         read::parse(text, source)
     }
 
-    /// As TOML, with what each field means, and what `comment` says about a field (as in
-    /// `mem_create` or `calls_ns.event_query`), or about its point at so many bytes.
+    /// The profile as TOML, with the meaning of each field, and the text of `comment` about a field (as in
+    /// `mem_create` or `calls_ns.event_query`), or about its point at a size in bytes.
     pub fn to_toml(&self, comment: impl Fn(&str, Option<u64>) -> Option<String>) -> String {
         write::toml(self, &comment)
     }

@@ -6,7 +6,7 @@
 //! | `built_in` | the profiles that need no file |
 //! | `file` | profiles from files and to files |
 //! | `costs` | the costs, field by field as a file has them |
-//! | `curve` | a cost that goes by size |
+//! | `curve` | a cost that depends on the size |
 //! | `read`, `write` | profiles as TOML |
 //! | `h200` | the costs of an H200, as `driver/profiles/h200.toml` has them |
 

@@ -7,10 +7,10 @@ use rustc_hash::FxHashMap;
 /// Blocks begin at multiples of this.
 pub(super) const ALIGNMENT: usize = 4 << 10;
 
-/// A chunk has room for so many blocks of the largest size of its class.
+/// The blocks of the largest size of its class that a chunk has room for.
 const BLOCKS_A_CHUNK: usize = 64;
 
-/// What a freed block of this size and more committed goes back to the system at once, not with its chunk.
+/// The committed bytes from which a freed block goes back to the system at once, not with its chunk.
 const DISCARD_AT_LEAST: usize = 64 << 10;
 
 /// Zeroed blocks, cut from larger mappings.
@@ -41,7 +41,7 @@ struct Block {
 }
 
 impl Chunks {
-    /// The address of so many zero bytes; `None` when the system has no such range.
+    /// The address of `bytes` zero bytes; `None` if the system has no such range.
     pub(super) fn allocate(&mut self, bytes: usize) -> Option<usize> {
         let bytes = bytes.max(1).checked_next_multiple_of(ALIGNMENT)?;
         let class = bytes.checked_next_power_of_two()?.trailing_zeros();
@@ -65,7 +65,7 @@ impl Chunks {
         Some(address)
     }
 
-    /// Ends a block and says how large it was, rounded up; `None` if there is none at this address.
+    /// Ends a block and returns its size in bytes, rounded up; `None` if there is no block at this address.
     pub(super) fn free(&mut self, address: usize) -> Option<usize> {
         let Block { chunk: id, bytes } = self.blocks.remove(&address)?;
         let chunk = self.chunks.get_mut(&id)?;
@@ -100,7 +100,7 @@ impl Chunk {
         address
     }
 
-    /// Gives back what a freed block committed. Nobody reads it again.
+    /// Gives back the memory that a freed block committed. It is not read again.
     #[cfg(unix)]
     fn discard(&mut self, address: usize, bytes: usize) {
         let offset = address - self.memory.as_ptr().addr();

@@ -17,11 +17,11 @@ pub(crate) struct HostMemory {
     device_bytes: u64,
 }
 
-/// The simulated host has so many times the device's memory.
+/// The simulated host's memory, as a multiple of the device's.
 const HOST_OVER_DEVICE: u64 = 2;
 
 impl HostMemory {
-    /// That of a machine whose device has so many bytes.
+    /// The memory of a host beside a device of `device_bytes`.
     pub(crate) fn beside(device_bytes: u64) -> Self {
         Self { blocks: Chunks::default(), taken: 0, device_bytes }
     }
@@ -36,8 +36,9 @@ impl HostMemory {
         self.allocate(bytes, self.device_bytes.saturating_mul(HOST_OVER_DEVICE + 1))
     }
 
-    /// So many zero bytes, at a multiple of 4 KiB, with `most` taken in all. Fresh each time: what the
-    /// allocator of the process keeps it would have to clear, and so commit.
+    /// Allocates `bytes` zero bytes at a multiple of 4 KiB; the total stays within `most`. The memory is
+    /// fresh each time: memory that the allocator of the process reuses would have to be cleared, and so
+    /// committed.
     fn allocate(&mut self, bytes: u64, most: u64) -> Answer<usize> {
         let refused = || {
             let text = format!("{bytes} bytes of host memory asked for; {} of {most} are taken", self.taken);
