@@ -74,7 +74,7 @@ fn programs_on_every_stack_keep_the_order() {
     }
 }
 
-/// What no single thread can show: blocks change hands while others free, allocate, record and wait.
+/// Tests that no single thread can run: blocks change hands while others free, allocate, record and wait.
 #[test]
 fn racing_threads_keep_the_order() {
     let races = number("MILLPOND_ORDER_RACES", RACES);

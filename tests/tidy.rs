@@ -18,7 +18,7 @@ use repo::{File, file, files, members, names, root};
 const FILE_LINES: usize = 600;
 const FUNCTION_LINES: usize = 70;
 const COLUMNS: usize = 110;
-/// What every ignored test needs: the GPU lane runs those, and nothing else would.
+/// The reason of every ignored test: the GPU lane runs those, and no other tests.
 const IGNORE_REASON: &str = "needs a CUDA GPU";
 /// The command of the README that passes all tests; the continuous integration runs it.
 const TEST_COMMAND: &str = "cargo test --workspace";
@@ -76,7 +76,7 @@ const LEFTOVERS: [&str; 6] = [
 ];
 
 fn leftovers(file: &File) -> Vec<String> {
-    // The lock file's checksums are nobody's words, and the licences are others'.
+    // The lock file's checksums and the licences are not prose of this project.
     if file.path.ends_with("Cargo.lock") || file.path.starts_with("LICENSE") {
         return Vec::new();
     }
@@ -228,7 +228,7 @@ fn changelog(file: &File, version: &str) -> Vec<String> {
         }
     }
     if !file.text.contains("\n### Security\n") {
-        problem(1, "a reader who looks for `### Security` finds it, if only to read that there is nothing");
+        problem(1, "write a section `### Security`, even if it is empty");
     }
     problems
 }
@@ -284,7 +284,7 @@ fn layers_are_listed_and_tested() {
 #[derive(PartialEq, Eq, Debug)]
 struct LayerModule {
     module: String,
-    /// What its entries are called in text.
+    /// The names of its entries in text.
     names: Vec<String>,
 }
 
@@ -373,7 +373,7 @@ fn own_settings(manifest: &File) -> Vec<String> {
         .collect()
 }
 
-/// Features that stand for a version of CUDA are told of together.
+/// Features that select a version of CUDA are documented together.
 #[test]
 fn features_are_documented() {
     let pages = |member: &str| (format!("{member}Cargo.toml"), format!("{member}README.md"));
@@ -391,7 +391,7 @@ fn untold_features(manifest: &File, page: &File) -> Vec<String> {
         .filter_map(|line| Some(line.split_once(" = [")?.0))
         .filter(|name| *name != "default" && !name.starts_with("cuda-"))
         .filter(|name| !page.text.contains(&format!("| `{name}` |")))
-        .map(|name| format!("{}: the feature `{name}` of {} is not told of", page.path, manifest.path))
+        .map(|name| format!("{}: the feature `{name}` of {} is not documented", page.path, manifest.path))
         .collect()
 }
 

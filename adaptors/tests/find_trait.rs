@@ -45,7 +45,7 @@ fn check(stack: &dyn DeviceMemoryResource) {
 }
 
 #[test]
-fn issue_9_each_layer_is_found_by_its_trait_whatever_the_types_below() {
+fn issue_9_each_layer_is_found_by_its_trait_over_any_types() {
     check(&typed());
     check(&typed().into_any());
     // Handles on top and in the middle are looked through.

@@ -88,7 +88,7 @@ fn what_the_upstream_counts_stays_as_it_is() {
 }
 
 #[test]
-fn issue_9_a_layer_is_found_by_its_name_whatever_its_type() {
+fn issue_9_a_layer_of_any_type_is_found_by_its_name() {
     let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
     let pool = cuda.layer(PoolLayer::new().maximum_bytes(64 * MIB)).unwrap();
     let typed = pool.layer(TrackingLayer::new()).unwrap().layer(StatisticsLayer).unwrap();

@@ -54,9 +54,8 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
     /// Memory for `len` values, which are not defined.
     ///
     /// # Errors
-    /// What the resource reports;
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the stream is not of the resource's
-    /// device, or of a context that is not the device's primary one.
+    /// Those of the resource; [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the stream is
+    /// not of the resource's device, or of a context that is not the device's primary one.
     ///
     /// # Safety
     /// Values are written before they are read.
@@ -69,7 +68,7 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
     /// `len` zeros.
     ///
     /// # Errors
-    /// As for [`uninit`](Self::uninit), and what the driver reports.
+    /// Those of [`uninit`](Self::uninit), and those of the driver.
     pub fn zeros(len: usize, stream: &Arc<CudaStream>, resource: R) -> Result<Self>
     where
         T: DeviceRepr + ValidAsZeroBits,
@@ -85,7 +84,7 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
     /// A copy of `data`.
     ///
     /// # Errors
-    /// As for [`uninit`](Self::uninit), and what the driver reports.
+    /// Those of [`uninit`](Self::uninit), and those of the driver.
     pub fn from_host(data: &[T], stream: &Arc<CudaStream>, resource: R) -> Result<Self>
     where
         T: DeviceRepr,
@@ -101,8 +100,8 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
     /// The values that a buffer holds. Its memory moves to `stream`, in order.
     ///
     /// # Errors
-    /// As for [`uninit`](Self::uninit), and if the buffer holds no whole number of values or not at their
-    /// alignment; the buffer is dropped.
+    /// Those of [`uninit`](Self::uninit), and [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument)
+    /// if the buffer holds no whole number of values or not at their alignment; the buffer is dropped.
     pub fn from_buffer(mut buffer: DeviceBuffer<R>, stream: &Arc<CudaStream>) -> Result<Self>
     where
         T: Pod,
@@ -135,7 +134,7 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
     /// stopping the host.
     ///
     /// # Errors
-    /// As for [`uninit`](Self::uninit), and what the driver reports; the buffer keeps its stream.
+    /// Those of [`uninit`](Self::uninit), and those of the driver; the buffer keeps its stream.
     pub fn set_stream(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
         self.buffer.set_stream(checked_stream(stream, self.buffer.resource())?)?;
         self.stream = Arc::clone(stream);
@@ -147,7 +146,7 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the buffer has no values.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -189,7 +188,7 @@ fn checked_stream(stream: &CudaStream, resource: &impl DeviceMemoryResource) -> 
     unsafe { stream_ref_of(stream) }
 }
 
-/// The code alone: cudarc's text asks the driver, and panics where there is none.
+/// Converts the code alone: cudarc's text queries the driver, and panics without one.
 fn failed(error: &theirs::DriverError, call: &'static str) -> Error {
     DriverError::new(error.0 as i32, call).into()
 }

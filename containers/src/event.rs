@@ -31,7 +31,7 @@ impl Event {
     /// A new event of this driver's device.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Those of the driver.
     pub fn new(driver: DriverHandle, flags: EventFlags) -> Result<Self> {
         let event = call(&*driver, |driver| driver.event_create(flags))?;
         Ok(Self { driver, event, recorded: AtomicBool::new(false) })
@@ -40,7 +40,7 @@ impl Event {
     /// Moves the event to the present end of the work of `stream`.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Those of the driver.
     pub fn record(&self, stream: StreamRef) -> Result<()> {
         call(&*self.driver, |driver| driver.event_record(self.event, stream))?;
         self.recorded.store(true, Ordering::Release);
@@ -64,7 +64,7 @@ impl Event {
     /// Whether all work before the event is done; `true` for an event that was never recorded.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Those of the driver.
     pub fn query(&self) -> Result<bool> {
         call(&*self.driver, |driver| driver.event_query(self.event))
     }
@@ -72,7 +72,7 @@ impl Event {
     /// Waits on the host until all work before the event is done.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Those of the driver.
     pub fn synchronize(&self) -> Result<()> {
         call(&*self.driver, |driver| driver.event_synchronize(self.event))
     }

@@ -30,7 +30,7 @@ impl Stream {
     /// A new stream of this driver's device.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Those of the driver.
     pub fn new(driver: DriverHandle, flags: StreamFlags) -> Result<Self> {
         let stream = call(&*driver, |driver| driver.stream_create(flags))?;
         Ok(Self { driver, stream })
@@ -44,7 +44,7 @@ impl Stream {
     /// Waits on the host until all work is done.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Those of the driver.
     pub fn synchronize(&self) -> Result<()> {
         call(&*self.driver, |driver| driver.stream_synchronize(self.stream))
     }
@@ -52,7 +52,7 @@ impl Stream {
     /// Whether all work is done.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Those of the driver.
     pub fn query(&self) -> Result<bool> {
         call(&*self.driver, |driver| driver.stream_query(self.stream))
     }
@@ -60,7 +60,7 @@ impl Stream {
     /// Makes the later work of this stream wait for the event, without stopping the host.
     ///
     /// # Errors
-    /// As for [`Event::make_wait`].
+    /// Those of [`Event::make_wait`].
     pub fn wait(&self, event: &Event) -> Result<()> {
         event.make_wait(self.stream)
     }

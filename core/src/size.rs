@@ -88,7 +88,7 @@ impl ByteSize {
     /// The size in bytes on this device. Percentages are rounded down to 256 bytes.
     ///
     /// # Errors
-    /// The driver's, where it is asked for its free memory.
+    /// Those of the driver, if it is asked for its free memory.
     pub fn resolve(self, driver: &dyn Driver) -> Result<u64> {
         match self {
             Self::Bytes(bytes) => Ok(bytes),

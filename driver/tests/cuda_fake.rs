@@ -315,8 +315,8 @@ fn issue_9_a_reset_context_is_opened_again_and_the_old_driver_touches_nothing() 
 }
 
 #[test]
-fn issue_9_a_driver_that_does_not_number_contexts_tells_a_reset_until_somebody_retains_again() {
-    let name = "issue_9_a_driver_that_does_not_number_contexts_tells_a_reset_until_somebody_retains_again";
+fn issue_9_a_driver_that_does_not_number_contexts_shows_a_reset_until_the_next_retain() {
+    let name = "issue_9_a_driver_that_does_not_number_contexts_shows_a_reset_until_the_next_retain";
     with_fake(name, false, &[("FAKE_CUDA_IDS", "0")], || {
         let old = CudaDriver::open(0).unwrap();
         Contexts::new().primary("reset", 0);

@@ -443,7 +443,7 @@ fn mappings_are_whole_and_side_by_side_one_range() {
 }
 
 #[test]
-fn a_block_is_lent_once_whatever_its_address_and_keeps_its_history() {
+fn a_block_is_lent_once_at_any_address_and_keeps_its_history() {
     let device = device();
     let [s, t] = [0, 1].map(|_| stream(&device));
     let (base, handle) = mapped(&device, 2);

@@ -48,7 +48,7 @@ impl CudaMemoryManager {
         Self { host: HostOnlyMemoryManager::new(driver, options) }
     }
 
-    /// What makes one for each device; see [`set_memory_manager`](crate::set_memory_manager).
+    /// A factory of managers, one for each device; see [`set_memory_manager`](crate::set_memory_manager).
     pub fn factory() -> ManagerFactory {
         Arc::new(|driver| Ok(Arc::new(Self::new(driver))))
     }

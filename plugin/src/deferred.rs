@@ -12,7 +12,7 @@ pub struct DeferredOptions {
 }
 
 impl DeferredOptions {
-    /// Nothing stays pending, except while deallocation is deferred.
+    /// Deallocations wait only while cleanup is deferred.
     pub const IMMEDIATE: Self = Self { max_count: 0, max_ratio: 0.0 };
 }
 
@@ -25,8 +25,8 @@ impl Default for DeferredOptions {
 /// A queue of deallocations that are carried out together: ending memory synchronises with the device, so
 /// a few large pauses are better than many.
 ///
-/// The queue decides only *when*: what is due comes back to the caller, who carries it out after the
-/// queue's lock is released. Sizes are in bytes.
+/// The queue decides only *when*: it returns the deallocations that are due to the caller, which carries them
+/// out after the queue's lock is released. Sizes are in bytes.
 ///
 /// ```
 /// use millpond_plugin::{DeferredOptions, DeferredQueue};
@@ -68,8 +68,8 @@ impl<T> DeferredQueue<T> {
         self.state.lock().capacity.is_some()
     }
 
-    /// Adds a deallocation of so many bytes (0 if they are not the device's) and returns what is due now,
-    /// oldest first.
+    /// Adds a deallocation of `bytes` bytes (0 if they are not the device's) and returns those that are due
+    /// now, oldest first.
     #[must_use = "what comes back must be carried out"]
     pub fn push(&self, item: T, bytes: u64) -> Vec<T> {
         let mut state = self.state.lock();

@@ -15,9 +15,9 @@ use millpond_core::driver::call;
 /// The host half of a memory manager, done: pinned, mapped, registered and managed memory straight from the
 /// driver, with deallocation deferred as [`DeferredOptions`] say.
 ///
-/// It is not a [`MemoryManager`](crate::MemoryManager) by itself, since it hands out no device memory. A
-/// manager holds one, forwards to it, and calls its [`reset`](Self::reset) and
-/// [`defer_cleanup`](Self::defer_cleanup) in its own. Clones share the state.
+/// It is not a [`MemoryManager`](crate::MemoryManager), since it hands out no device memory. A manager holds
+/// one, forwards to it, and calls its [`reset`](Self::reset) and [`defer_cleanup`](Self::defer_cleanup) in
+/// its own. Clones share the state.
 #[derive(Clone, Debug)]
 pub struct HostOnlyMemoryManager {
     shared: Arc<Shared>,
@@ -30,7 +30,7 @@ enum Plain {
     Device { ptr: DevicePtr, bytes: u64 },
     /// Pinned host memory; `bytes` is 0 unless it is mapped, as only then it counts as the device's.
     Host { ptr: HostPtr, bytes: u64 },
-    /// Somebody else's memory, pinned.
+    /// The caller's memory, pinned.
     Registered { ptr: HostPtr },
 }
 
@@ -44,7 +44,7 @@ impl Plain {
     }
 }
 
-/// What pointers keep alive so that their finalizers find it.
+/// The state that pointers keep alive for their finalizers.
 #[derive(Debug)]
 struct Shared {
     /// Another one after each reset of the context.
@@ -91,7 +91,7 @@ impl HostOnlyMemoryManager {
     /// Learns the size of the device's memory, of which pending deallocations may hold a part.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Those of the driver.
     pub fn initialize(&self) -> Result<()> {
         if !self.shared.pending.has_capacity() {
             let memory = call(&*self.driver()?, |driver| driver.mem_get_info())?;
@@ -103,7 +103,7 @@ impl HostOnlyMemoryManager {
     /// See [`MemoryManager::memhostalloc`](crate::MemoryManager::memhostalloc).
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`MemoryManager::memhostalloc`](crate::MemoryManager::memhostalloc).
     pub fn memhostalloc(&self, bytes: u64, flags: HostAllocFlags) -> Result<HostMemory> {
         if bytes == 0 {
             return Err(Error::invalid_argument("zero bytes cannot be pinned; ask for at least one"));
@@ -120,10 +120,10 @@ impl HostOnlyMemoryManager {
     /// See [`MemoryManager::mempin`](crate::MemoryManager::mempin).
     ///
     /// # Errors
-    /// As there.
+    /// That of [`MemoryManager::mempin`](crate::MemoryManager::mempin).
     ///
     /// # Safety
-    /// As there.
+    /// Those of [`MemoryManager::mempin`](crate::MemoryManager::mempin).
     pub unsafe fn mempin(&self, owner: Owner, ptr: HostPtr, bytes: u64, mapped: bool) -> Result<HostMemory> {
         if bytes == 0 {
             return Err(Error::invalid_argument("zero bytes cannot be pinned; pin at least one"));
@@ -142,7 +142,7 @@ impl HostOnlyMemoryManager {
     /// See [`MemoryManager::memallocmanaged`](crate::MemoryManager::memallocmanaged).
     ///
     /// # Errors
-    /// As there.
+    /// Those of the driver.
     pub fn memallocmanaged(&self, bytes: u64, attach_global: bool) -> Result<MemoryPointer> {
         let driver = self.driver()?;
         // Where host and device may use managed memory at the same time the attachment makes no difference.
@@ -212,7 +212,7 @@ impl HostOnlyMemoryManager {
         self.shared.live.len()
     }
 
-    /// Calls the driver; when memory is short, carries out what is pending and calls once more.
+    /// Calls the driver; if memory is short, carries out the pending deallocations and calls again.
     fn attempt<T>(&self, what: &str, bytes: u64, body: impl Fn(&dyn Driver) -> DriverResult<T>) -> Result<T> {
         let driver = self.shared.driver()?;
         let _captures = CaptureModeGuard::relaxed(&*driver);
@@ -223,7 +223,7 @@ impl HostOnlyMemoryManager {
         outcome.map_err(|error| error.for_layout(Layout::new(bytes)).context(what))
     }
 
-    /// The device's address of mapped memory; ends the memory if there is none.
+    /// The device's address of mapped memory; frees the memory if there is none.
     fn device_pointer_of(&self, driver: &DriverHandle, ptr: HostPtr, plain: Plain) -> Result<DevicePtr> {
         call(&**driver, |driver| driver.mem_host_get_device_pointer(ptr)).map_err(|error| {
             self.shared.end(plain);
@@ -308,7 +308,8 @@ impl Shared {
             // Not while a graph is captured: with what is carried out next.
             self.pending.park(plain, plain.bytes());
         } else {
-            // Expected while the process exits, or after somebody else reset the context: nobody can help it.
+            // Expected while the process exits, or after another library reset the context: it cannot be
+            // prevented.
             tracing::debug!(target: "millpond::plugin", %error, ?plain, "could not end memory");
         }
     }

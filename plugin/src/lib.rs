@@ -1,7 +1,7 @@
 //! The memory-manager plug-in interface (NBEP 7) over millpond's stacks.
 //!
-//! [NBEP 7](https://numba.readthedocs.io/en/stable/proposals/external-memory-management.html) describes how
-//! a framework, Numba first of all, leaves its memory to somebody else. This is that interface in Rust: a
+//! [NBEP 7](https://numba.readthedocs.io/en/stable/proposals/external-memory-management.html) describes how a
+//! framework, Numba first of all, leaves its memory to an external manager. This is that interface in Rust: a
 //! framework asks [`get_memory_manager`] for the manager of its device; a program chooses which one that is.
 //!
 //! | here | what it is |
@@ -19,8 +19,8 @@
 //!
 //! # Rules
 //! - One manager per device, made at its first use. The choice is made once per process, before that.
-//! - Pointers may be dropped on any thread, after a reset, and while the process exits: that never panics
-//!   and prints nothing. A pointer that outlives a reset frees nothing, whoever has its address by then.
+//! - Pointers may be dropped on any thread, after a reset, and while the process exits: that never panics and
+//!   prints nothing. A pointer that outlives a reset frees nothing, even if its address has a new owner.
 //! - Managers call foreign code (builders, resources, finalizers) with no lock held that dropping a
 //!   pointer needs exclusively. A binding for a language with a global lock releases it around every call.
 //!

@@ -28,7 +28,7 @@ pub trait MemoryManager: fmt::Debug + Send + Sync + 'static {
     /// what the driver reports.
     fn memalloc(&self, bytes: u64) -> Result<MemoryPointer>;
 
-    /// Pinned host memory, mapped into the device's addresses if the flags say so.
+    /// Pinned host memory, mapped into the device's addresses if the flags ask for it.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for zero bytes, or what the driver
@@ -43,11 +43,11 @@ pub trait MemoryManager: fmt::Debug + Send + Sync + 'static {
     /// device where that differs, or what the driver reports.
     fn memallocmanaged(&self, bytes: u64, attach_global: bool) -> Result<MemoryPointer>;
 
-    /// Pins host memory that somebody else allocated. `owner` is kept until the pin is lifted, which happens
+    /// Pins host memory that the caller allocated. `owner` is kept until the pin is lifted, which happens
     /// when the last reference is dropped, at once and never deferred, so that it can be pinned again.
     ///
     /// # Errors
-    /// What the driver reports, for instance that a part of the range is pinned already.
+    /// Those of the driver, for instance that a part of the range is pinned already.
     ///
     /// # Safety
     /// `bytes` bytes at `ptr` are host memory that stays allocated as long as `owner` lives.
@@ -57,7 +57,7 @@ pub trait MemoryManager: fmt::Debug + Send + Sync + 'static {
     /// keeps what is there.
     ///
     /// # Errors
-    /// What the driver reports, or the stack that is built.
+    /// Those of the driver, or of building the stack.
     fn initialize(&self) -> Result<()>;
 
     /// Free and total memory in bytes.

@@ -9,16 +9,16 @@ use millpond_core::driver::HostPtr;
 use millpond_core::{DeviceId, DevicePtr, Error, ErrorKind, Result, format_bytes};
 use parking_lot::Mutex;
 
-/// Whatever owns host memory that was pinned: kept alive until the pin is lifted, and never looked into.
+/// The owner of host memory that was pinned: kept alive until the pin is lifted, and never inspected.
 pub type Owner = Box<dyn Any + Send + Sync>;
 
-/// What an allocation *is*, in difference to its address, which may belong to another allocation by the
+/// The identity of an allocation, as opposed to its address, which may belong to another allocation by the
 /// time a late finalizer runs. Unique for the life of the process.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Token(u64);
 
 impl Token {
-    /// A token that nobody else has.
+    /// A new token.
     pub fn next() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
@@ -30,7 +30,7 @@ impl Token {
     }
 }
 
-/// Who is told that the last reference to an allocation is gone.
+/// Receives the token of an allocation whose last reference was dropped.
 ///
 /// Called on any thread, with any CUDA context or none, perhaps after a reset, perhaps while the process
 /// exits. An implementation looks the token up and does nothing if it does not know it any more.
@@ -169,7 +169,7 @@ impl MemoryPointer {
         Self::new(device, device_pointer, bytes, Token::next(), finalizer)
     }
 
-    /// A pointer to memory that somebody else keeps alive and frees.
+    /// A pointer to memory that another owner keeps alive and frees.
     pub fn unowned(device: DeviceId, device_pointer: DevicePtr, bytes: u64) -> Self {
         let allocation = Arc::new(Allocation::new(device, Token::next(), None));
         Self { device_pointer, bytes, allocation }
@@ -195,7 +195,7 @@ impl MemoryPointer {
         self.bytes
     }
 
-    /// What the allocation is.
+    /// The identity of the allocation.
     pub fn token(&self) -> Token {
         self.allocation.token
     }
@@ -269,8 +269,8 @@ pub struct PinnedMemory {
 }
 
 impl PinnedMemory {
-    /// The first reference to memory that `finalizer` knows as `token`. `owner` is whoever allocated it, if
-    /// it was pinned later.
+    /// The first reference to memory that `finalizer` knows as `token`. `owner` is the memory's owner, if the
+    /// memory was pinned later.
     pub fn new(
         device: DeviceId,
         host_pointer: HostPtr,
@@ -294,7 +294,7 @@ impl PinnedMemory {
         self.bytes
     }
 
-    /// What the allocation is.
+    /// The identity of the allocation.
     pub fn token(&self) -> Token {
         self.allocation.token
     }
@@ -320,7 +320,7 @@ pub struct MappedMemory {
 
 impl MappedMemory {
     /// The first reference to memory that `finalizer` knows as `token`, at `host_pointer` for the host and at
-    /// `device_pointer` for the device. `owner` is whoever allocated it, if it was pinned later.
+    /// `device_pointer` for the device. `owner` is the memory's owner, if the memory was pinned later.
     pub fn new(
         device: DeviceId,
         (host_pointer, device_pointer): (HostPtr, DevicePtr),

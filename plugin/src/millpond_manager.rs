@@ -75,8 +75,8 @@ enum Source {
 struct DeviceHalf {
     driver: DriverHandle,
     source: Source,
-    /// Whoever uses the stack holds this shared, recursively, as a resource may call back; `reset` holds it
-    /// exclusively, so that nothing of before a reset reaches the stack after it.
+    /// Users of the stack hold this shared, recursively, as a resource may call back; `reset` holds it
+    /// exclusively, so that no operation from before a reset reaches the stack after it.
     stack: RwLock<Option<AnyResource>>,
     /// Held while the stack is built: two at a time would reserve memory twice.
     building: Mutex<()>,
@@ -108,7 +108,7 @@ impl MillpondMemoryManager {
         Self::with_source(driver, Source::Built(build))
     }
 
-    /// What makes a manager over the stack `spec` for each device; see
+    /// A factory of managers over the stack `spec`, one for each device; see
     /// [`set_memory_manager`](crate::set_memory_manager).
     pub fn factory(spec: StackSpec, layers: LayerTable) -> ManagerFactory {
         let build: StackBuilder = Arc::new(move |driver| spec.build(&layers, driver));
@@ -121,10 +121,10 @@ impl MillpondMemoryManager {
         Self { host, device: RwLock::new(device) }
     }
 
-    /// The stack, built if need be. Whoever keeps it keeps its memory from a reset.
+    /// The stack, built on first use. A caller that keeps it keeps its memory from a reset.
     ///
     /// # Errors
-    /// What building the stack reports.
+    /// Those of building the stack.
     pub fn stack(&self) -> Result<AnyResource> {
         self.device()?.with_stack(|resource| Ok(Arc::clone(resource)))
     }
@@ -132,8 +132,8 @@ impl MillpondMemoryManager {
     /// Says that work on `stream` uses `memory`, so that the block goes back only after that work. The stream
     /// is alive at the call.
     ///
-    /// Needed for every stream but the one that the memory was taken on. Memory that was taken on the legacy
-    /// default stream waits for blocking streams by itself, so there only non-blocking ones need it.
+    /// Needed for every stream but the one that the memory was allocated on. Memory that was allocated on the
+    /// legacy default stream waits for blocking streams implicitly, so there only non-blocking ones need it.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for memory that is gone or not this
@@ -286,7 +286,7 @@ impl DeviceHalf {
         }
     }
 
-    /// Calls `body` with the stack, which no reset takes away meanwhile; builds it if there is none.
+    /// Calls `body` with the stack, which no reset takes away meanwhile; builds it first if needed.
     fn with_stack<T>(&self, body: impl FnOnce(&AnyResource) -> Result<T>) -> Result<T> {
         loop {
             let stack = self.stack.read_recursive();
@@ -339,7 +339,7 @@ impl DeviceHalf {
     }
 
     fn give_back(&self, resource: &AnyResource, block: Block) -> Option<()> {
-        // A stack that is not stream-ordered waits for the device by itself.
+        // A stack that is not stream-ordered waits for the device anyway.
         let order =
             if resource.is_stream_ordered() { self.order.after(&block.uses) } else { Ok(StreamRef::LEGACY) };
         let stream = match order {

@@ -51,7 +51,7 @@ pub type OpenDevice = Box<dyn Fn(DeviceId) -> Result<DriverHandle> + Send + Sync
 
 #[derive(Default)]
 struct State {
-    /// What was set, or what the first device settled on.
+    /// The factory that was set, or that the first device chose.
     factory: Option<ManagerFactory>,
     managers: HashMap<DeviceId, Arc<dyn MemoryManager>>,
 }
@@ -136,8 +136,8 @@ impl ManagerRegistry {
         managers.iter().for_each(|manager| manager.reset());
     }
 
-    /// What makes managers: what the environment has `chosen`, what was set, or the default. From the first
-    /// call on it stays.
+    /// The factory of managers: the one from the environment (`chosen`), the one that was set, or the
+    /// default. The first call decides.
     fn settle(&self, chosen: Option<ManagerFactory>) -> ManagerFactory {
         let mut state = self.state.lock();
         // Once a manager exists the environment is not asked again: all devices have the same one.
@@ -208,7 +208,7 @@ impl fmt::Debug for ManagerRegistry {
 /// returns `Ok` and changes nothing.
 ///
 /// # Errors
-/// As for [`ManagerRegistry::set`].
+/// Those of [`ManagerRegistry::set`].
 pub fn set_memory_manager(factory: ManagerFactory) -> Result<()> {
     ManagerRegistry::process().set(factory)
 }
@@ -216,7 +216,7 @@ pub fn set_memory_manager(factory: ManagerFactory) -> Result<()> {
 /// The process's memory manager of a device, initialised; see [`ManagerRegistry::get`].
 ///
 /// # Errors
-/// As there.
+/// Those of [`ManagerRegistry::get`].
 pub fn get_memory_manager(device: DeviceId) -> Result<Arc<dyn MemoryManager>> {
     ManagerRegistry::process().get(device)
 }

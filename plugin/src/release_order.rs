@@ -16,13 +16,13 @@ struct StreamUse {
 /// All streams that use a block.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Uses {
-    /// The legacy default stream does, and with it perhaps blocking streams that nobody announced.
+    /// The legacy default stream, and with it perhaps blocking streams that were never announced.
     legacy: bool,
     others: Vec<StreamUse>,
 }
 
 impl Uses {
-    /// Of a block that is taken on `stream`.
+    /// The uses of a block that is allocated on `stream`.
     pub(crate) fn of(stream: StreamRef) -> Self {
         let mut uses = Self::default();
         uses.add(stream);
@@ -42,10 +42,9 @@ impl Uses {
 
 /// Finds the stream in whose order a block may go back, long after it was taken, on any thread.
 ///
-/// The streams that used the block may have been destroyed by then. So a block goes back in the order of
-/// the legacy default stream, which comes after all blocking streams by itself and is made to wait for the
-/// others: by an event on a stream that is surely alive, and by waiting for the device where nothing is
-/// known.
+/// The streams that used the block may have been destroyed by then. So a block goes back in the order of the
+/// legacy default stream, which comes after all blocking streams implicitly and is made to wait for the
+/// others: by an event on a stream that is known to be alive, and by waiting for the device otherwise.
 #[derive(Debug)]
 pub(crate) struct ReleaseOrder {
     driver: DriverHandle,
@@ -73,7 +72,7 @@ impl ReleaseOrder {
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
         let mut device_wide = false;
         for StreamUse { stream, .. } in &uses.others {
-            // Per-thread streams are blocking: the legacy stream comes after them by itself.
+            // Per-thread streams are blocking: the legacy stream comes after them implicitly.
             if !stream.is_per_thread() && !self.join(*stream)? {
                 device_wide = true;
             }

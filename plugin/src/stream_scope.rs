@@ -52,7 +52,7 @@ impl StreamScope {
 
 impl Drop for StreamScope {
     fn drop(&mut self) {
-        // Fails only at the thread's end, when nobody can be in the scope any more.
+        // Fails only at the thread's end, when the scope is no longer in use.
         let _ = CURRENT.try_with(|current| current.set(self.previous));
     }
 }

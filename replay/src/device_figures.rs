@@ -1,4 +1,4 @@
-//! The device of a run, as reports name it.
+//! The device of a run in reports.
 
 use millpond_core::DriverHandle;
 use millpond_driver::DeviceSpec;
@@ -9,7 +9,7 @@ use crate::Result;
 /// The device that logs are replayed on.
 #[derive(Clone, Debug, Serialize)]
 pub struct DeviceFigures {
-    /// As `--device` names it.
+    /// The text of `--device`.
     pub spec: String,
     /// For people.
     pub name: String,
@@ -17,7 +17,7 @@ pub struct DeviceFigures {
     pub simulated: bool,
     /// Its memory in bytes.
     pub total_bytes: u64,
-    /// What of it was free before the first stack was built.
+    /// The bytes that were free before the first stack was built.
     pub free_bytes: u64,
 }
 

@@ -15,12 +15,12 @@ pub enum Error {
     /// A stack or a device is wrong, or failed.
     #[error(transparent)]
     Stack(#[from] millpond_core::Error),
-    /// The temporary file or a thread of the replay could not be had.
+    /// The temporary file or a thread of the replay could not be created.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried, and what to do about it.
+        /// The failed step, and the remedy.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// A resource broke its contract by panicking.

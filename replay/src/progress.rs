@@ -12,7 +12,7 @@ use crate::program::Program;
 /// A run that takes less time than this needs no bar.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Makes the bars; none are drawn unless asked for, or where the standard error is no terminal.
+/// Makes the progress bars; none are drawn unless asked for, or if the standard error is not a terminal.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Progress {
     /// From when on bars are drawn, if ever.
@@ -30,7 +30,7 @@ impl Progress {
         Self { from: io::stderr().is_terminal().then(|| Instant::now() + PATIENCE) }
     }
 
-    /// For reading a file of so many bytes.
+    /// A bar for reading a file of `bytes` bytes.
     pub fn reading(self, name: &str, bytes: u64) -> ProgressBar {
         self.bar(bytes, format!("reading {name}"), "{msg} [{bar:30}] {bytes}/{total_bytes}")
     }
@@ -45,7 +45,7 @@ impl Progress {
         )
     }
 
-    /// For work of which nobody knows how long it takes; what is done now is its message.
+    /// A bar for work of unknown length; its message names the current step.
     pub fn waiting(self) -> ProgressBar {
         self.bar(0, String::new(), "{spinner} {msg}, {elapsed} in all")
     }
@@ -72,7 +72,7 @@ fn show(bar: &ProgressBar) {
 /// Draws the bar after that time, unless it is finished or gone by then.
 fn show_later(bar: &ProgressBar, wait: Duration) {
     let bar = bar.downgrade();
-    // Without the thread there is no bar, which loses nothing.
+    // Without the thread there is no bar, and nothing else is lost.
     let _ = thread::Builder::new().name("progress".to_owned()).spawn(move || {
         thread::sleep(wait);
         if let Some(bar) = bar.upgrade().filter(|bar| !bar.is_finished()) {

@@ -23,7 +23,7 @@ fn line(stack: &str, workload: &str, live: u64, ns: f64) -> String {
     .replace('\n', " ")
 }
 
-/// What millpond prints of a log.
+/// The output of millpond for a log.
 fn comparison(passes: u32, first: u32, ratio: f64) -> String {
     format!(
         r#"{{"passes":{passes},"log":{{"file":"some/where/small.csv"}},"stacks":[{{"spec":"cuda+pool",
@@ -73,7 +73,7 @@ fn each_figure_is_in_its_row_and_column() {
     assert_eq!(row(&text, "The 99th", "1000 live"), ["churn, 1000 live", "37", "240"]);
     assert_eq!(row(&text, "Million", "threads_own"), ["threads_own_stream, 2", "2.5"]);
     assert_eq!(row(&text, "Bytes taken", "1000 live"), ["churn, 1000 live", "1.500", "1.500"]);
-    assert!(!text.contains("**Nanoseconds of an allocation"), "nobody measured growth: {text}");
+    assert!(!text.contains("**Nanoseconds of an allocation"), "growth was not measured: {text}");
     assert!(text.contains("- rmm pool: churn, 9 live: it takes too long"), "{text}");
     assert!(text.contains("a line was cut off") && text.contains("`run.sh`, one GPU; commit 1"), "{text}");
 }
@@ -87,7 +87,7 @@ fn of_logs_times_are_of_several_passes_and_memory_is_of_one() {
     assert_eq!(row(&text, "Logs: driver calls", "small"), ["small", "0"]);
 }
 
-/// What millpond and a peer print of a log with work in flight.
+/// The output of millpond and a peer for a log with work in flight.
 const BUSY: [&str; 2] = [
     r#"{"version":1,"log":{"file":"some/where/small.csv"},"cases":[{"kernels":{"shortest_ns":5000,
     "longest_ns":25000},"host":"ahead","least_bytes_without_waits":3145728,"stacks":[{"spec":"none",

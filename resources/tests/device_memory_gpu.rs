@@ -65,7 +65,7 @@ fn of_two_pools_one_is_served() {
     }
 }
 
-/// What the other process does: asks and gives back as it is told, and says what it was told.
+/// The other process: allocates and frees as its input says, and prints the results.
 #[test]
 #[ignore = "needs a CUDA GPU; started by the test of two processes"]
 fn the_other_process() {

@@ -1,4 +1,4 @@
-//! Two GPUs that use each other's memory. With one GPU the tests say so, and do nothing.
+//! Tests two GPUs that use each other's memory. With one GPU the tests print that, and do nothing.
 #![cfg(target_os = "linux")]
 
 use std::time::Instant;
@@ -12,7 +12,7 @@ const LEGACY: StreamRef = StreamRef::LEGACY;
 
 type Pool = PoolMemoryResource<CudaMemoryResource>;
 
-/// Two devices that can use each other's memory, or a word why there are none.
+/// Two devices that can use each other's memory; prints the reason if there are none.
 fn two() -> Option<[DriverHandle; 2]> {
     if millpond_driver::cuda::device_count() < 2 {
         println!("skipped: there are not two GPUs");

@@ -35,7 +35,7 @@ static HOST: Counted = Counted;
 
 type Pool = PoolMemoryResource<CudaMemoryResource>;
 
-/// What may grow.
+/// The sizes that may grow.
 #[derive(Clone, Copy, Debug)]
 struct Size {
     host_bytes: i64,

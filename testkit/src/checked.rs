@@ -41,7 +41,7 @@ impl<R: DeviceMemoryResource> Checked<R> {
         &self.inner
     }
 
-    /// What the shadow found wrong so far; forgets it.
+    /// Takes the faults that the shadow has found so far.
     pub fn take_faults(&self) -> Vec<Fault> {
         std::mem::take(&mut self.state.lock().faults)
     }

@@ -36,7 +36,7 @@ pub use checked::Checked;
 pub use rng::Rng;
 pub use several::Several;
 
-/// What a panic said.
+/// The message of a panic.
 fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned())

@@ -8,7 +8,7 @@ use std::fmt;
 
 use millpond_core::{DevicePtr, Layout, align_up};
 
-/// What a resource did that no allocator may do.
+/// A violation that no allocator may commit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
     /// A request for bytes was answered with the null pointer.
@@ -18,26 +18,26 @@ pub enum Fault {
     },
     /// A request for no bytes was answered with a block.
     NotNull {
-        /// What was handed out.
+        /// The block that was handed out.
         ptr: DevicePtr,
     },
     /// The pointer is not a multiple of the alignment.
     Misaligned {
-        /// What was handed out.
+        /// The block that was handed out.
         ptr: DevicePtr,
         /// The request.
         layout: Layout,
     },
     /// The block ends behind the end of the address space.
     Wraps {
-        /// What was handed out.
+        /// The block that was handed out.
         ptr: DevicePtr,
         /// The request.
         layout: Layout,
     },
     /// The block overlaps one that is live.
     Overlap {
-        /// What was handed out.
+        /// The block that was handed out.
         ptr: DevicePtr,
         /// The request.
         layout: Layout,
@@ -48,16 +48,16 @@ pub enum Fault {
     },
     /// The block that comes back is not live.
     NotLive {
-        /// What came back.
+        /// The pointer that came back.
         ptr: DevicePtr,
     },
     /// The block comes back with another layout.
     WrongLayout {
-        /// What came back.
+        /// The pointer that came back.
         ptr: DevicePtr,
-        /// What was allocated.
+        /// The layout of the allocation.
         allocated: Layout,
-        /// What came back with it.
+        /// The layout of the deallocation.
         returned: Layout,
     },
 }

@@ -5,7 +5,7 @@
 pub enum StatisticsCheck {
     /// Nothing: the resource keeps none, or keeps those of something below it.
     None,
-    /// What was handed out: blocks, bytes as requested, and the number of calls.
+    /// The handed-out memory: blocks, bytes as requested, and the number of calls.
     Counts,
     /// The counts, and that the bytes reserved are those that the device has handed out.
     Exact,

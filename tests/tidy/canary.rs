@@ -1,6 +1,6 @@
 use super::*;
 
-/// That a rule finds exactly one problem in the bad file and none in the good one.
+/// Asserts that a rule finds exactly one problem in the bad file and none in the good one.
 fn finds(rule: fn(&File) -> Vec<String>, bad: &File, good: &File) {
     assert_eq!(rule(bad).len(), 1, "{bad:?}: {:?}", rule(bad));
     assert_eq!(rule(good), [""; 0], "{good:?}");

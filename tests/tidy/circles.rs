@@ -17,9 +17,9 @@ struct Module {
     /// The file's place in the list of files.
     file: usize,
     is_test: bool,
-    /// What `use` brings in: the name here, and the path it stands for.
+    /// The imported names, and the paths that they stand for.
     imports: BTreeMap<String, Names>,
-    /// All other paths, and those of imports that are no re-exports.
+    /// All other paths, and those of imports that are not re-exports.
     paths: Vec<Names>,
 }
 
@@ -155,7 +155,7 @@ impl<'a> Reader<'a> {
         names
     }
 
-    /// What stands after `use`, or between the braces there.
+    /// Reads the tree after `use`, or between braces in it.
     fn tree(&mut self, before: &mut Names, is_public: bool, module: &mut Module) {
         let start = before.len();
         while is_name(self.word(0)) || self.word(0) == "::" {

@@ -128,7 +128,7 @@ fn every_level_equals_a_recount_of_what_happened_since_its_push() {
 
 /// The same when each call is another thread's.
 #[test]
-fn every_level_equals_a_recount_whatever_threads_call() {
+fn every_level_equals_a_recount_with_any_threads() {
     (0..20).for_each(|seed| check_recount(seed, |call| std::thread::scope(|scope| drop(scope.spawn(call)))));
 }
 

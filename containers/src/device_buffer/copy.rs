@@ -12,7 +12,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// A copy of `data`.
     ///
     /// # Errors
-    /// What the resource and the driver report.
+    /// Those of the resource and the driver.
     pub fn from_host<T: Pod>(data: &[T], stream: StreamRef, resource: R) -> Result<Self> {
         let mut buffer = Self::with_layout(Layout::array::<T>(data.len() as u64)?, stream, resource)?;
         buffer.copy_from_host(data)?;

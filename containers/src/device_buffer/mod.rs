@@ -27,8 +27,8 @@ use millpond_core::driver::call;
 /// [`StreamRef::PER_THREAD`] that is used or dropped on another thread, where that is another stream, waits
 /// for the device first.
 ///
-/// Growing is exact: `resize` and `reserve` take as many bytes as asked for. A method that fails leaves
-/// contents, size and capacity as they were.
+/// Growth is exact: `resize` and `reserve` take exactly the requested bytes. A method that fails leaves
+/// contents, size and capacity unchanged.
 ///
 /// ```
 /// use millpond_containers::{DeviceBuffer, Stream};
@@ -50,7 +50,7 @@ use millpond_core::driver::call;
 pub struct DeviceBuffer<R: DeviceMemoryResource = AnyResource> {
     ptr: DevicePtr,
     len: u64,
-    /// What was allocated: its size is the capacity.
+    /// The layout of the allocation: its size is the capacity.
     layout: Layout,
     stream: StreamRef,
     /// Which stream that was on the thread that stored it.
@@ -58,14 +58,14 @@ pub struct DeviceBuffer<R: DeviceMemoryResource = AnyResource> {
     resource: R,
 }
 
-/// What a [`DeviceBuffer`] is made of.
+/// The parts of a [`DeviceBuffer`].
 #[derive(Debug)]
 pub struct RawParts<R> {
     /// The block; null if its layout has no bytes.
     pub ptr: DevicePtr,
     /// The size of the contents in bytes.
     pub len: u64,
-    /// What was allocated.
+    /// The layout of the allocation.
     pub layout: Layout,
     /// The stream on which it is to be given back.
     pub stream: StreamRef,
@@ -77,7 +77,7 @@ impl DeviceBuffer {
     /// `bytes` bytes from the current device's resource. Their values are not defined.
     ///
     /// # Errors
-    /// As for [`new`](Self::new), and if there is no current device.
+    /// Those of [`new`](Self::new), and an error if there is no current device.
     pub fn new_current(bytes: u64, stream: StreamRef) -> Result<Self> {
         Self::new(bytes, stream, get_current_device_resource()?)
     }
@@ -85,7 +85,7 @@ impl DeviceBuffer {
     /// A copy of `data` in memory from the current device's resource.
     ///
     /// # Errors
-    /// As for [`from_host`](Self::from_host), and if there is no current device.
+    /// Those of [`from_host`](Self::from_host), and an error if there is no current device.
     pub fn from_host_current<T: Pod>(data: &[T], stream: StreamRef) -> Result<Self> {
         Self::from_host(data, stream, get_current_device_resource()?)
     }
@@ -95,7 +95,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// `bytes` bytes. Their values are not defined. No bytes take no memory.
     ///
     /// # Errors
-    /// What the resource reports.
+    /// Those of the resource.
     pub fn new(bytes: u64, stream: StreamRef, resource: R) -> Result<Self> {
         Self::with_layout(Layout::new(bytes), stream, resource)
     }
@@ -118,7 +118,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// Growing beyond the [`capacity`](Self::capacity) takes another block, and a copy on `stream`.
     ///
     /// # Errors
-    /// What the resource and the driver report; contents, size and capacity stay as they were.
+    /// Those of the resource and the driver; contents, size and capacity stay unchanged.
     pub fn resize(&mut self, bytes: u64, stream: StreamRef) -> Result<()> {
         self.reserve(bytes, stream)?;
         self.len = bytes;
@@ -128,7 +128,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// Makes the [`capacity`](Self::capacity) at least `bytes`.
     ///
     /// # Errors
-    /// As for [`resize`](Self::resize).
+    /// Those of [`resize`](Self::resize).
     pub fn reserve(&mut self, bytes: u64, stream: StreamRef) -> Result<()> {
         self.set_stream(stream)?;
         if bytes > self.capacity() { self.reallocate(bytes) } else { Ok(()) }
@@ -137,7 +137,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// Makes the [`capacity`](Self::capacity) the [`len`](Self::len).
     ///
     /// # Errors
-    /// As for [`resize`](Self::resize).
+    /// Those of [`resize`](Self::resize).
     pub fn shrink_to_fit(&mut self, stream: StreamRef) -> Result<()> {
         self.set_stream(stream)?;
         if self.len < self.capacity() { self.reallocate(self.len) } else { Ok(()) }
@@ -146,7 +146,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// Stores the stream, and orders it after the one that was stored before.
     ///
     /// # Errors
-    /// What the driver reports; the buffer keeps its stream.
+    /// Those of the driver; the buffer keeps its stream.
     pub fn set_stream(&mut self, stream: StreamRef) -> Result<()> {
         if self.ptr.is_null() {
             // Nothing to order: no stream has used memory of this buffer.
@@ -246,9 +246,9 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// Puts a buffer together.
     ///
     /// # Safety
-    /// `ptr` came from `resource` with `layout` and is owned by nobody else, or is null and `layout` has no
-    /// bytes. `len` is at most the layout's size. All earlier uses of the block happen before the next
-    /// work of `stream`.
+    /// `ptr` came from `resource` with `layout` and has no other owner, or is null and `layout` has no bytes.
+    /// `len` is at most the layout's size. All earlier uses of the block happen before the next work of
+    /// `stream`.
     pub unsafe fn from_raw_parts(parts: RawParts<R>) -> Self {
         let RawParts { ptr, len, layout, stream, resource } = parts;
         Self { ptr, len, layout, stream, stream_id: stream.id(), resource }
@@ -272,9 +272,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
 impl<R: DeviceMemoryResource> Drop for DeviceBuffer<R> {
     fn drop(&mut self) {
         if !self.ptr.is_null() && self.left_its_thread() {
-            // The work of the other thread's stream can no longer be named. Memory that it may still use
-            // must not go to somebody else, so it stays out if the wait fails. A device that is lost runs
-            // nothing any more.
+            // The other thread's stream can no longer be named. Its work may still use the memory, so the
+            // block must not be reused: it is leaked if the wait fails. A lost device runs no work any more.
             if let Err(error) = self.synchronize_device()
                 && !error.is_sticky()
             {
@@ -294,7 +293,7 @@ fn allocate<R: DeviceMemoryResource>(resource: &R, layout: Layout, stream: Strea
 }
 
 /// # Safety
-/// As for [`DeviceMemoryResource::deallocate`], unless the pointer is null.
+/// Those of [`DeviceMemoryResource::deallocate`], unless the pointer is null.
 unsafe fn deallocate<R: DeviceMemoryResource>(
     resource: &R,
     (ptr, layout): (DevicePtr, Layout),

@@ -206,7 +206,11 @@ pub(crate) fn stale_pointers_free_nothing(bench: &Bench) {
     let heir = fresh.pop().unwrap();
     // A GPU's driver may choose other addresses for ever; the simulated device does not.
     if bench.driver.device().is_sim() {
-        assert_eq!(heir.device_pointer(), stale.device_pointer(), "nobody got the stale pointer's address");
+        assert_eq!(
+            heir.device_pointer(),
+            stale.device_pointer(),
+            "no new block got the stale pointer's address"
+        );
     }
     assert_ne!(heir.token(), stale.token());
     let sent = pattern(4096, 3);

@@ -1,8 +1,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-/// Threads meet here and go on together. The standard library's barrier wakes sleepers one after the other,
-/// which takes as long as a short round; this one spins a while first.
+/// Threads wait here for each other and go on together. The standard library's barrier wakes sleepers one
+/// after the other, which takes as long as a short round; this one spins a while first.
 #[derive(Debug)]
 pub(super) struct Barrier {
     threads: usize,
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_goes_on_before_all_are_there() {
+    fn no_thread_goes_on_before_all_have_arrived() {
         const THREADS: usize = 4;
         let (barrier, count) = (Barrier::new(THREADS), AtomicUsize::new(0));
         thread::scope(|scope| {

@@ -7,7 +7,7 @@ use std::time::Duration;
 pub(super) struct Effort {
     /// Measured steps of each thread.
     pub(super) steps: usize,
-    /// At most so many steps before.
+    /// The most steps before measuring.
     pub(super) warm_up: usize,
     /// Time after which these end.
     pub(super) warming: Duration,

@@ -1,13 +1,13 @@
-//! What was measured.
+//! The figures of a benchmark.
 
 use serde::Serialize;
 
 use crate::device_figures::DeviceFigures;
 
-/// The name of the stack that is none: CPU memory.
+/// The name of the entry that has no stack: CPU memory.
 pub const MIMALLOC: &str = "mimalloc";
 
-/// What was measured.
+/// The results of a benchmark.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// The version of this format.
@@ -16,15 +16,15 @@ pub struct Report {
     pub device: DeviceFigures,
     /// How many threads this machine runs at once.
     pub cpus: usize,
-    /// What plans were made of.
+    /// The seed of the plans.
     pub seed: u64,
     /// Whether few steps were done.
     pub quick: bool,
-    /// What ran.
+    /// The workloads that ran.
     pub results: Vec<Figures>,
-    /// What did not.
+    /// The workloads that did not run.
     pub not_run: Vec<NotRun>,
-    /// What a reader should know.
+    /// Remarks for readers of the figures.
     pub notes: Vec<String>,
 }
 
@@ -43,14 +43,14 @@ pub struct Subjected {
     pub live: usize,
     /// How many of a hundred blocks that fragment the heap were freed before; 0 for other workloads.
     pub freed_percent: u32,
-    /// Of the block for a pair, else of all live blocks at the plan's peak.
+    /// The bytes of the block for a pair, else of all live blocks at the plan's peak.
     pub bytes: u64,
     /// The sizes of blocks, for people.
     #[serde(skip)]
     pub sizes: String,
 }
 
-/// What was measured of one workload on one stack.
+/// The figures of one workload on one stack.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figures {
     /// Which.
@@ -62,7 +62,7 @@ pub struct Figures {
     pub ns_per_step: f64,
     /// The 99th percentile, in nanoseconds.
     pub p99_ns: u64,
-    /// Of all threads together.
+    /// The steps per second of all threads together.
     pub steps_per_second: f64,
     /// Mean nanoseconds of an allocation before the first step, growth included; none for a pair.
     pub ns_per_fill: Option<f64>,
@@ -82,7 +82,7 @@ pub struct NotRun {
     pub reason: String,
 }
 
-/// Why there are no figures.
+/// The reason why there are no figures.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {

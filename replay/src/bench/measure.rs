@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::setback::Attempt;
 
-/// Of so many steps one is measured alone.
+/// The number of steps of which one is timed alone.
 const SAMPLE_EVERY: usize = 16;
 
 /// A stretch of steps on one thread.
@@ -22,7 +22,7 @@ impl Lap {
     }
 }
 
-/// Does steps until `count` are done or `limit` is over. The time of every 16th goes to `samples`.
+/// Does steps until `count` are done or `limit` has passed. The time of every 16th goes to `samples`.
 #[inline]
 pub(super) fn steps(
     count: usize,
@@ -67,7 +67,7 @@ fn run(
     Ok((start, done))
 }
 
-/// What measuring costs, so that it can be taken off.
+/// The time that measuring takes, to be subtracted.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     /// Nanoseconds in each sample.

@@ -4,9 +4,10 @@ use std::fs;
 
 use millpond_core::format_bytes;
 
-/// Why so many bytes of CPU memory should not be tried, if so.
+/// The reason why `bytes` bytes of CPU memory should not be tried, if there is one.
 ///
-/// Nobody writes to the blocks, but an allocator that takes its memory in huge pages touches it all the same.
+/// The blocks are not written to, but an allocator that takes its memory in huge pages touches it all the
+/// same.
 pub(super) fn too_little_for(bytes: u64) -> Option<String> {
     let touched = bytes + bytes / 8;
     let available = available()?;

@@ -24,12 +24,12 @@
 //! - Each stack is built anew for each workload and dropped after it. Blocks are allocated, and each is
 //!   replaced four times on average, before the clock starts: what is measured is the steady state. If that
 //!   takes longer than 4 seconds, the clock starts earlier. `ns_per_fill` says what growth costs.
-//! - Every 16th step is timed alone; the 99th percentile is over these. What reading the clock costs is
-//!   measured on steps that do nothing, and taken off.
+//! - Every 16th step is timed alone; the 99th percentile is over these. The time of reading the clock is
+//!   measured on steps that do nothing, and subtracted.
 //! - `ns_per_step` is the mean on the thread that does the step, the look at the list of live blocks
 //!   included. `steps_per_second` is that of all threads together, from the first start to the last end.
 //! - In `cross_thread_free`, each thread allocates on a stream of its own, and its neighbour frees the block.
-//!   Threads meet after each 1000 steps to hand over, which is not measured.
+//!   Threads wait for each other after each 1000 steps to hand over, which is not measured.
 //! - No kernel runs and no memory is written to: what is measured is the allocator, not the device.
 //! - A workload that takes long ends early: the figures are then of fewer steps.
 //!
@@ -97,7 +97,7 @@ use streams::Streams;
 use subject::Subject;
 use workload::Case;
 
-/// What is measured, and where.
+/// The subjects of a benchmark, and the device.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The device. A simulated one gets as much memory as the workload needs.
@@ -108,13 +108,13 @@ pub struct Settings {
     pub workloads: Vec<Workload>,
     /// Numbers of threads for the workloads that have several; empty for 1, 2, 4, 8 and 16, or 2 if quick.
     pub threads: Vec<usize>,
-    /// What plans are made of.
+    /// The seed of the plans.
     pub seed: u64,
     /// Few steps: all of it ends within 30 seconds, and figures are rough.
     pub quick: bool,
 }
 
-/// Runs the workloads; `watch` is told of each before it starts.
+/// Runs the workloads; calls `watch` before each.
 ///
 /// # Errors
 /// The device cannot be opened.
@@ -258,7 +258,7 @@ impl Bench<'_> {
     }
 }
 
-/// Of the lowest layer that keeps statistics: what that holds is from the driver.
+/// The peak of the lowest layer that keeps statistics: its memory comes from the driver.
 fn reserved_bytes(resource: &AnyResource) -> Option<u64> {
     let peaks = resource.stack().filter_map(|layer| layer.statistics());
     peaks.last().map(|statistics| statistics.peak_bytes_reserved)

@@ -79,7 +79,7 @@ pub(super) struct Replacement {
     pub(super) by: Request,
 }
 
-/// What one thread does: made before, so that drawing numbers is no part of what is measured.
+/// The steps of one thread: drawn before, so that drawing numbers is not measured.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Plan {
     /// Blocks that are allocated first, to fragment the heap …
@@ -90,7 +90,7 @@ pub(super) struct Plan {
     pub(super) fill: Vec<Request>,
     /// Steps before the clock starts.
     pub(super) warm_up: Vec<Replacement>,
-    /// Steps that are measured, with a meeting of all threads before each round.
+    /// The steps that are measured; all threads wait for each other before each round.
     pub(super) rounds: Vec<Vec<Replacement>>,
     /// The most bytes that are live at one time.
     pub(super) peak_bytes: u64,
@@ -118,7 +118,7 @@ pub(super) struct Shape {
     pub(super) order: Order,
 }
 
-/// What a heap has been through before.
+/// The blocks that fragment a heap before the first step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Fragments {
     pub(super) count: usize,
@@ -207,7 +207,7 @@ impl Shape {
     }
 }
 
-/// So many of the numbers below `bound`, each once, in any order: the start of a shuffle.
+/// Draws `count` of the numbers below `bound`, each once, in any order: the start of a shuffle.
 fn some(random: &mut Random, bound: usize, count: usize) -> Vec<u32> {
     let mut numbers: Vec<u32> = (0..bound as u32).collect();
     for at in 0..count {

@@ -19,7 +19,7 @@ pub enum Format {
 /// Prints a report.
 ///
 /// # Errors
-/// What writing reports.
+/// Those of writing.
 pub fn print(report: &Report, format: Format, mut out: impl Write) -> io::Result<()> {
     match format {
         Format::Json => {

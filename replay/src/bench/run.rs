@@ -30,13 +30,13 @@ impl Block {
     }
 }
 
-/// What a run found out.
+/// The times of a run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Timing {
     /// By thread, then by round.
     laps: Vec<Vec<Lap>>,
     samples: Vec<u64>,
-    /// Of all threads together, before the clock starts.
+    /// The filling of all threads together, before the clock starts.
     filling: Filling,
 }
 
@@ -52,13 +52,13 @@ impl Timing {
         self.laps.iter().flatten().map(|lap| lap.steps).sum()
     }
 
-    /// What a step takes on the thread that does it, on average.
+    /// The mean nanoseconds of a step on its thread.
     pub(super) fn ns_per_step(&self) -> f64 {
         let ns: u64 = self.laps.iter().flatten().map(|lap| lap.ns).sum();
         ns as f64 / self.steps().max(1) as f64
     }
 
-    /// What a block takes while the resource grows, on average; none if none was allocated.
+    /// The mean nanoseconds of a block while the resource grows; `None` if none was allocated.
     pub(super) fn ns_per_fill(&self) -> Option<f64> {
         let Filling { blocks, time } = self.filling;
         (blocks > 0).then(|| time.as_nanos() as f64 / blocks as f64)
@@ -108,7 +108,7 @@ pub(super) struct Churn<'a, S> {
     subject: &'a S,
     /// One for each thread.
     plans: &'a [Plan],
-    /// As plans number them.
+    /// The streams, in the order of their numbers in plans.
     streams: Vec<StreamRef>,
     /// Whether each round's blocks are replaced by another thread than allocated them.
     hands_over: bool,
@@ -158,7 +158,7 @@ impl<'a, S: Subject> Churn<'a, S> {
         Ok(timing)
     }
 
-    /// One thread's work. It meets the others whatever happens, so that none waits for ever.
+    /// The work of one thread. It waits for the others even after an error, so that no thread waits for ever.
     fn work(&self, me: usize) -> Attempt<(Vec<Lap>, Vec<u64>, Filling)> {
         let plan = &self.plans[me];
         let mut samples = Vec::with_capacity(plan.steps() / 16 + plan.rounds.len());
@@ -166,8 +166,8 @@ impl<'a, S: Subject> Churn<'a, S> {
         let mut filling = Filling::default();
         let mut outcome = self.guarded(|| self.prepare(me, &mut filling));
         for (round, steps) in plan.rounds.iter().enumerate() {
-            // Stopping is only asked for between the second meeting and the first of the next round, so
-            // that all read the same here.
+            // A stop is requested only between the second barrier of a round and the first of the next, so
+            // that all threads read the same value here.
             self.barrier.wait();
             if self.stop.load(Ordering::Relaxed) {
                 break;
@@ -232,7 +232,7 @@ impl<'a, S: Subject> Churn<'a, S> {
         (steps, limit): (&[Replacement], Duration),
         samples: &mut Vec<u64>,
     ) -> Attempt<Lap> {
-        // Who hands over leaves a shelf to his neighbour.
+        // A thread that hands over leaves a shelf to its neighbour.
         let shift = if self.hands_over { round } else { 0 };
         let mut shelf = lock(&self.shelves[(me + shift) % self.plans.len()])?;
         let replace = |index: usize| self.replace(&mut shelf, steps[index]);
@@ -267,7 +267,7 @@ impl<'a, S: Subject> Churn<'a, S> {
         unsafe { self.subject.free(address, of.bytes.into(), self.streams[of.stream as usize]) };
     }
 
-    /// What a thread left that panicked stays with the resource: nobody knows which blocks are live.
+    /// The blocks of a thread that panicked stay with the resource: it is unknown which are live.
     fn empty(&self, me: usize) -> Attempt<()> {
         lock(&self.shelves[me])?
             .iter_mut()

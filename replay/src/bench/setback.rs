@@ -2,7 +2,7 @@
 
 use super::Status;
 
-/// What one workload on one stack can fail with does not lose the others.
+/// The result of one workload on one stack; a failure does not lose the others.
 pub(super) type Attempt<T> = std::result::Result<T, Setback>;
 
 /// Why one workload on one stack has no figures.

@@ -3,7 +3,7 @@ use millpond_core::{AnyResource, DeviceMemoryResource, DevicePtr, ErrorKind, Lay
 use super::Status;
 use super::setback::{Attempt, Setback};
 
-/// What a workload runs on.
+/// An allocator that a workload runs on.
 pub(super) trait Subject: Sync {
     /// The address of a new block.
     fn allocate(&self, bytes: u64, stream: StreamRef) -> Attempt<u64>;

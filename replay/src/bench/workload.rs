@@ -33,9 +33,10 @@ const LARGE_SIZES: Sizes = Sizes { smallest: 1 << 20, largest: 64 << 20 };
 const THREAD_LIVE: usize = 1000;
 /// How many blocks several streams keep live together.
 const STREAMS_LIVE: usize = 10_000;
-/// What fragments a heap: about 2.5 GB, of blocks like those of churn.
+/// The number of blocks that fragment a heap: about 2.5 GB, of sizes like those of churn.
 const FRAGMENTS: usize = 20_000;
-/// What then lives in it: about 3.8 GB, so that the most is live at the end, whatever was freed.
+/// The number of blocks that then live in it: about 3.8 GB, so that the live bytes are highest at the end,
+/// however many blocks were freed.
 const FRAGMENTED_LIVE: usize = 4000;
 const FRAGMENTED_SIZES: Sizes = Sizes { smallest: 64 << 10, largest: 4 << 20 };
 
@@ -52,7 +53,7 @@ impl Workload {
         Self::CrossThreadFree,
     ];
 
-    /// As `--workload` and reports name it.
+    /// The name in `--workload` and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Pair => "pair",
@@ -113,7 +114,7 @@ impl FromStr for Workload {
     }
 }
 
-/// A workload at one size, with so many live blocks on so many threads.
+/// A workload at one size, with its numbers of live blocks and threads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Case {
     pub(super) workload: Workload,

@@ -13,7 +13,7 @@ use super::figures::PassFigures;
 use super::subject::Subject;
 use crate::Result;
 
-/// What hands out blocks and takes them back.
+/// An allocator that is replayed.
 pub(super) enum Allocator {
     None,
     Async(CudaPool),
@@ -24,7 +24,7 @@ pub(super) enum Allocator {
 pub(super) struct Stack {
     resource: AnyResource,
     driver: Arc<CountingDriver>,
-    /// What the ladder had served before the pass.
+    /// The counts of the ladder before the pass.
     before: Option<LadderCounts>,
 }
 
@@ -45,7 +45,7 @@ impl Allocator {
         })
     }
 
-    /// A block; none if there is no allocator.
+    /// Allocates a block; `None` if there is no allocator.
     #[inline]
     pub(super) fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<Option<DevicePtr>> {
         Ok(match self {
@@ -127,7 +127,7 @@ impl Stack {
     }
 }
 
-/// What was served since `then`.
+/// The counts from `then` to `now`.
 fn served(now: LadderCounts, then: LadderCounts) -> LadderCounts {
     LadderCounts {
         own_stream: now.own_stream - then.own_stream,

@@ -8,8 +8,8 @@ use super::plan::{Plan, Step};
 /// How many launches of a stream may be unfinished before the next one waits, as in CUDA.
 const DEEPEST_QUEUE: usize = 1024;
 
-/// What any allocator takes at least, in bytes, that never makes a stream wait for another, with a host that
-/// takes `host_ns` nanoseconds for an allocation and its launch, and nothing else.
+/// The least bytes of any allocator that never makes a stream wait for another, with a host that takes
+/// `host_ns` nanoseconds for an allocation and its launch, and nothing else.
 ///
 /// At each moment the host knows of each stream which of its operations the device has done. What a stream
 /// held at any later one of them is not free for other streams, so the sum over streams of the most that each

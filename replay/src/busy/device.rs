@@ -10,13 +10,14 @@ use millpond_driver::sim::{Access, SimDevice};
 
 use crate::Result;
 
-/// What a simulated device needs between two kernels of a stream, in nanoseconds. An H200 that runs 60,354
+/// The nanoseconds that a simulated device needs between two kernels of a stream. An H200 that runs 60,354
 /// kernels of 5 to 25 µs on one stream needs 1.3 µs more for each than it runs; with 36,045 kernels 1.4 µs.
 const BETWEEN_KERNELS_NS: u64 = 1_300;
 
-/// What a host that waits for its last kernel loses besides on a simulated device, in nanoseconds: the kernel
-/// starts later on an idle stream, and the host learns of its end later. On an H200 a host that waits after
-/// each of 8000 launches takes 9.0 µs more for each than the kernel runs; 4.4 µs of that are the launch's.
+/// The further nanoseconds that a host loses on a simulated device when it waits for its last kernel: the
+/// kernel starts later on an idle stream, and the host learns of its end later. On an H200 a host that waits
+/// after each of 8000 launches takes 9.0 µs more for each than the kernel runs; 4.4 µs of that are the
+/// launch's.
 const WAKING_NS: u64 = 3_400;
 
 /// The text of the kernel for a GPU. `busy.hpp` of the peers has the same.
@@ -100,7 +101,7 @@ impl Device {
         }
     }
 
-    /// What the simulated device found wrong with the order of streams.
+    /// Returns the violations of stream order that the simulated device found as an error.
     ///
     /// # Errors
     /// The first of it: a bug of the stack.

@@ -17,7 +17,7 @@ pub struct Report {
     pub device: DeviceFigures,
     /// The log.
     pub log: LogSummary,
-    /// What durations were drawn from.
+    /// The seed of the durations.
     pub seed: u64,
     /// Nanoseconds that an allocation takes the host, where that is simulated.
     pub host_ns: u64,
@@ -37,7 +37,7 @@ impl Report {
 /// One range of kernels, with one host.
 #[derive(Clone, Debug, Serialize)]
 pub struct CaseFigures {
-    /// What durations were drawn from.
+    /// The range of the durations.
     pub kernels: Kernels,
     /// How far ahead the host was.
     pub host: Host,
@@ -56,12 +56,12 @@ pub struct CaseFigures {
 pub struct SubjectReport {
     /// The stack as text, `none` or `async`.
     pub spec: String,
-    /// What came of it.
+    /// The result.
     #[serde(flatten)]
     pub result: SubjectResult,
 }
 
-/// What came of a stack.
+/// The result of a stack.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "status", rename_all = "snake_case")]
 pub enum SubjectResult {
@@ -100,7 +100,7 @@ pub struct PassFigures {
     pub stream_waits: Option<u64>,
     /// Calls of the stack that made the host wait; none where it does not tell.
     pub host_waits: Option<u64>,
-    /// All driver calls of the stack; none where nobody counts.
+    /// All driver calls of the stack; `None` if they were not counted.
     pub driver_calls: Option<u64>,
     /// The same by kind.
     pub by_kind: CallCounts,

@@ -26,7 +26,7 @@ impl Host {
     /// peers has the same number.
     pub const LEVEL_KERNELS: usize = 4;
 
-    /// As `--host` and reports name it.
+    /// The name in `--host` and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ahead => "ahead",

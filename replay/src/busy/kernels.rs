@@ -27,7 +27,7 @@ impl fmt::Display for Kernels {
     }
 }
 
-/// As in `10..100`, in whole microseconds.
+/// Reads text such as `10..100`, in whole microseconds.
 impl FromStr for Kernels {
     type Err = String;
 

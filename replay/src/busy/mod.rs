@@ -102,7 +102,7 @@ use crate::device_figures::DeviceFigures;
 use crate::program::Program;
 use plan::Plan;
 
-/// Replays a log with work in flight; `watch` is told of each stack before it starts.
+/// Replays a log with work in flight; calls `watch` before each stack.
 ///
 /// A stack that fails is part of the result: it does not lose the others.
 ///

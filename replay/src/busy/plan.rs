@@ -47,7 +47,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Of the log's first operations, or of all.
+    /// The plan of the log's first operations, or of all.
     ///
     /// # Errors
     /// The temporary file of the program cannot be read.
@@ -113,7 +113,7 @@ impl Plan {
         &self.steps
     }
 
-    /// What the log calls each stream.
+    /// The log's names of the streams.
     pub(super) fn streams(&self) -> &[StreamKey] {
         &self.streams
     }

@@ -1,15 +1,15 @@
-//! What is run, and where.
+//! The settings of a replay with work in flight.
 
 use millpond_driver::DeviceSpec;
 
 use super::{Host, Kernels, Subject};
 
-/// What is run, and where.
+/// The device, the allocators and the work.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The device.
     pub device: DeviceSpec,
-    /// What allocates, beside [`Subject::None`], which always runs first.
+    /// The allocators, beside [`Subject::None`], which always runs first.
     pub subjects: Vec<Subject>,
     /// The ranges that kernels' durations are drawn from.
     pub kernels: Vec<Kernels>,
@@ -20,7 +20,7 @@ pub struct Settings {
     pub host_ns: u64,
     /// How often each log is replayed on the same stack.
     pub passes: u32,
-    /// What durations are drawn from; not 0.
+    /// The seed of the durations; not 0.
     pub seed: u64,
     /// Only this many operations of each log, from the first on.
     pub first: Option<u64>,

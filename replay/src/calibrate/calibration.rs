@@ -1,16 +1,16 @@
-//! What was measured of a device.
+//! The result of measuring a device.
 
 use std::collections::BTreeMap;
 
 use millpond_driver::CallKind;
 use millpond_driver::sim::Profile;
 
-/// What a device costs, and what the samples say besides.
+/// The costs of a device, and descriptions of the samples.
 #[derive(Clone, Debug)]
 pub struct Calibration {
     /// The profile for a simulated device.
     pub profile: Profile,
-    /// What the samples say, by field and bytes.
+    /// The descriptions of the samples, by field and bytes.
     pub(super) comments: BTreeMap<(String, Option<u64>), String>,
 }
 

@@ -1,4 +1,4 @@
-//! Calls that cost the same whatever they are given, in tight loops, as resources make them.
+//! Measures calls with a constant cost, in tight loops, as resources make them.
 
 use millpond_core::StreamRef;
 use millpond_core::driver::{

@@ -30,7 +30,7 @@ pub const TIME_TOLERANCE: f64 = 0.15;
 /// counted follows from a rule, and six logs on an H200 were within 0.7 %.
 pub const MEMORY_TOLERANCE: f64 = 0.01;
 
-/// What is compared.
+/// The device, stacks and passes of a comparison.
 #[derive(Debug)]
 pub struct Check<'a> {
     /// The device.
@@ -56,14 +56,14 @@ pub(super) struct Pass {
     peak: u64,
 }
 
-/// What the comparisons of several logs and stacks came to.
+/// The results of comparing several logs and stacks.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// The simulated driver time farthest from that of the fastest run, as a share of it.
     pub worst_time: f64,
     /// The counted bytes farthest from those that the device says are gone, likewise.
     pub worst_memory: f64,
-    /// What could not be compared: the log, the stack, and why.
+    /// The comparisons that failed: the log, the stack, and the reason.
     pub failures: Vec<String>,
 }
 

@@ -15,7 +15,7 @@ const MIB: u64 = 1 << 20;
 const ROW: u64 = 24;
 const SAMPLES: u64 = 36;
 
-/// Small blocks in a row: so many that the pages that they need are lost among them.
+/// The number of small blocks in a row: so high that the cost of their pages is negligible.
 const SMALL_ROW: u64 = 2000;
 
 pub(super) fn plain(session: &mut Session<'_>) -> DriverResult<()> {
@@ -58,7 +58,7 @@ fn plain_row(
     device_row(session, bytes, row, alloc, free, |driver, bytes| driver.mem_alloc(bytes))
 }
 
-/// One row. What was taken is given back, whatever fails.
+/// One row. Frees all blocks, also after an error.
 fn device_row(
     session: &mut Session<'_>,
     bytes: u64,

@@ -81,7 +81,7 @@ impl<'a> Range<'a> {
         session.timed.call_cold(samples, open)
     }
 
-    /// Unmaps what was mapped last, so many at a time in one call, until `keep` mappings are left.
+    /// Unmaps the last mappings, `batch` of them in one call, until `keep` mappings are left.
     fn unmap_to(
         &mut self,
         session: &mut Session<'_>,
@@ -301,7 +301,7 @@ fn summarize(
         .map(|mapping_by_bytes_ns| UnmapCosts { call_ns, mapping_by_bytes_ns });
 }
 
-/// What a call costs without its mappings, from that of one mapping and that of [`BATCH`].
+/// The cost of a call without its mappings, from that of one mapping and that of [`BATCH`].
 fn call_alone(one: u64, batch: u64) -> u64 {
     let further = batch.saturating_sub(one) / (BATCH - 1);
     one.saturating_sub(further)

@@ -73,7 +73,7 @@ pub(super) fn scale(calibration: &mut Calibration, device: &DriverHandle, budget
     Ok(())
 }
 
-/// What a call of each kind takes in its fastest round, over what it takes on the simulated device.
+/// The time of a call of each kind in its fastest round, over its time on the simulated device.
 fn factors(simulated: &Totals, rounds: &[Totals]) -> BTreeMap<CallKind, f64> {
     // Where pools ask a device for more than they ask the other, a call costs no more for that.
     let each = |(calls, ns): &(u64, u64)| (*calls >= LEAST_CALLS).then(|| *ns as f64 / *calls as f64);

@@ -8,7 +8,7 @@ use millpond_core::driver::{Driver, DriverResult};
 #[derive(Clone, Debug, Default)]
 pub(super) struct Samples(Vec<u64>);
 
-/// Of a hundred samples, so many of the slowest are left out: an interrupt is no cost of the call.
+/// The percentage of samples, the slowest, that are left out: an interrupt is not a cost of the call.
 const SLOWEST_PERCENT: usize = 5;
 
 impl Samples {
@@ -24,8 +24,8 @@ impl Samples {
         self.0.is_empty()
     }
 
-    /// What many such calls cost each: the mean without the slowest. A replay spends the sum of its calls, so
-    /// the median, which is below it, would promise too little.
+    /// The typical cost of one of many such calls: the mean without the slowest. A replay spends the sum of
+    /// its calls, so the median, which is lower, would promise too little.
     pub(super) fn typical(&self) -> u64 {
         let sorted = self.sorted();
         let kept = sorted.len() - sorted.len() * SLOWEST_PERCENT / 100;
@@ -55,16 +55,16 @@ fn mean(values: &[u64]) -> u64 {
     values.iter().sum::<u64>() / (values.len() as u64).max(1)
 }
 
-/// A driver whose calls are timed one by one, as [`CountingDriver`](millpond_driver::CountingDriver) does it:
-/// the timer's own time is in each. On a simulated device time is virtual.
+/// A driver whose calls are timed separately, as [`CountingDriver`](millpond_driver::CountingDriver) does:
+/// each includes the timer's own time. On a simulated device time is virtual.
 pub(super) struct Timed<'a> {
     pub(super) driver: &'a dyn Driver,
-    /// What the caches of the processor hold in place of the driver's data, between calls of a real one.
+    /// Memory that replaces the driver's data in the processor's caches, between calls of a real one.
     other_work: Vec<u64>,
 }
 
-/// Work between two calls as a pool does it: so many bytes are walked over, somewhat more than the nearest
-/// cache holds. With 2 MiB, an H200's cuMemCreate took 26 µs, where one in a pool's first pass takes 10.
+/// The bytes that are read between two calls, as a pool's work would do: somewhat more than the nearest cache
+/// holds. With 2 MiB, an H200's cuMemCreate took 26 µs, where one in a pool's first pass takes 10.
 const OTHER_WORK_BYTES: usize = 64 << 10;
 
 impl<'a> Timed<'a> {

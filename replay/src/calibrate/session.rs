@@ -1,4 +1,4 @@
-//! What is measured so far.
+//! The state of a calibration.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::Result;
 /// The most device memory that is taken for measuring: this, or a quarter of what is free.
 const MOST_BYTES: u64 = 6 << 30;
 
-/// What is measured so far.
+/// The measurements so far.
 pub(super) struct Session<'a> {
     pub(super) timed: Timed<'a>,
     /// The most device memory to hold at a time, in bytes.
@@ -48,13 +48,13 @@ impl<'a> Session<'a> {
         self.comments.insert((field.to_owned(), bytes), text);
     }
 
-    /// The cost of a call that goes by nothing.
+    /// The cost of a call with a constant cost.
     pub(super) fn constant(&mut self, kind: CallKind, samples: &Samples) {
         self.calls.insert(kind, samples.typical());
         self.comment(&format!("calls_ns.{kind}"), None, samples.describe());
     }
 
-    /// What was sampled at each size, in bytes and nanoseconds.
+    /// The typical cost at each size, in bytes and nanoseconds.
     pub(super) fn points(&mut self, field: &str, by_bytes: &[(u64, Samples)]) -> Vec<(u64, u64)> {
         let sampled = by_bytes.iter().filter(|(_, samples)| !samples.is_empty());
         let points = sampled.map(|(bytes, samples)| {

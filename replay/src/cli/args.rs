@@ -29,7 +29,7 @@ use super::format::FormatArg;
     disable_help_subcommand = true
 )]
 pub(crate) struct Cli {
-    /// What to do in place of replaying logs
+    /// Another task than replaying logs
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
 
@@ -79,7 +79,7 @@ pub(crate) struct Cli {
     pub(crate) list_layers: bool,
 }
 
-/// What the program does beside replaying logs.
+/// The tasks of the program beside replaying logs.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Command {
     Bench(BenchArgs),

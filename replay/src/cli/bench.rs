@@ -42,7 +42,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, short = 'q')]
     pub(crate) quick: bool,
 
-    /// What sizes and choices are drawn from; the same seed is the same work
+    /// The seed of sizes and choices; the same seed gives the same work
     #[arg(long, default_value_t = 42, value_name = "N")]
     pub(crate) seed: u64,
 

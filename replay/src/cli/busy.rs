@@ -53,7 +53,7 @@ pub(crate) struct BusyArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) first: Option<u64>,
 
-    /// What durations are drawn from; the same seed is the same work
+    /// The seed of durations; the same seed gives the same work
     #[arg(long, default_value_t = 42, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) seed: u64,
 
@@ -96,7 +96,7 @@ impl BusyArgs {
     }
 }
 
-/// Of microseconds, as in 4.5.
+/// Reads microseconds such as 4.5.
 fn nanoseconds(text: &str) -> Result<u64, String> {
     match text.trim().parse::<f64>() {
         Ok(us) if (0.0..=1e6).contains(&us) => Ok((us * 1000.0).round() as u64),

@@ -131,7 +131,7 @@ fn compare(
     Ok(if outcome.is_within_tolerance() { Verdict::Fine } else { Verdict::StackFailed })
 }
 
-/// To the standard output if there is no file.
+/// Writes to the standard output if there is no file.
 fn write(calibration: &Calibration, file: Option<&Path>, out: &mut impl Write) -> Result<(), Failure> {
     let text = calibration.to_toml();
     let Some(path) = file else { return Ok(out.write_all(text.as_bytes())?) };

@@ -68,7 +68,7 @@ pub fn main(table: &LayerTable) -> ExitCode {
 /// go to the standard error. Diagnostics are the caller's business: they go to its `tracing` subscriber.
 ///
 /// # Errors
-/// What help and wrong arguments print; nothing was done.
+/// The text of help and of wrong arguments; nothing was done.
 pub fn run(
     arguments: impl IntoIterator<Item = OsString>,
     table: &LayerTable,
@@ -172,7 +172,7 @@ fn list_layers(table: &LayerTable, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// What is shown without `MILLPOND_LOG`: errors, and what is to be said about a stack as it was built.
+/// The filter without `MILLPOND_LOG`: errors, and warnings about a stack as it was built.
 const USUAL: &str = "error,millpond::stack=warn";
 
 /// Diagnostics go to the standard error, as `MILLPOND_LOG` says.

@@ -81,7 +81,8 @@ pub(crate) fn profile(device: Option<&DeviceSpec>) -> Option<&Path> {
     if let Some(DeviceSpec::SimProfile(file)) = device { Some(file) } else { None }
 }
 
-/// The files that a stack's `logging` layers write. Without one the layer cannot be built, which says so.
+/// The files that a stack's `logging` layers write. A layer without one is skipped: building it fails with an
+/// error.
 fn outputs(stack: &StackSpec) -> impl Iterator<Item = PathBuf> {
     stack.all_layers().into_iter().filter(|layer| layer.name == "logging").filter_map(|layer| {
         let file = layer.param("file").and_then(|file| file.as_text());
@@ -94,7 +95,7 @@ fn input(log: &Path) -> &Path {
     if log == Path::new("-") { Path::new("/dev/stdin") } else { log }
 }
 
-/// Whether both are one file, whatever links lead there. Devices and pipes are none: nothing in them is
+/// Whether both are one file, after following links. Devices and pipes do not count: nothing in them is
 /// overwritten.
 fn is_same(a: &Path, b: &Path) -> bool {
     is_same_existing(a, b) || canonical(a).is_some_and(|a| canonical(b) == Some(a))
@@ -113,7 +114,7 @@ fn is_same_existing(_: &Path, _: &Path) -> bool {
     false
 }
 
-/// Without links, also where the file is yet to be made; none for what is no file.
+/// The path without links, also if the file does not exist yet; `None` if it is not a file.
 fn canonical(path: &Path) -> Option<PathBuf> {
     if let Ok(data) = fs::metadata(path) {
         return if data.is_file() { fs::canonicalize(path).ok() } else { None };

@@ -18,7 +18,7 @@ pub(crate) enum Verdict {
     BadInput = 2,
 }
 
-/// What ends the program, or one log, early.
+/// An error that ends the program, or one log, early.
 #[derive(Debug)]
 pub(crate) enum Failure {
     Replay(crate::Error),
@@ -30,7 +30,7 @@ impl Verdict {
     pub(crate) fn of(result: Result<Self, Failure>) -> Self {
         match result {
             Ok(verdict) => verdict,
-            // Whoever read the output has seen enough.
+            // The reader has closed the output.
             Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Self::Fine,
             Err(Failure::Output(error)) => {
                 report(&format!("the results cannot be written: {error}"));
@@ -117,7 +117,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Like `eprintln!`, which panics where nobody reads.
+/// Like `eprintln!`, which panics if the standard error is closed.
 pub(super) fn report(message: &str) {
     let _ = io::Write::write_all(&mut io::stderr().lock(), format!("error: {message}\n").as_bytes());
 }

@@ -10,12 +10,12 @@ use crate::engine::{AskedAgain, Failure};
 pub struct StackReport {
     /// The stack as text.
     pub spec: String,
-    /// What came of it.
+    /// The result.
     #[serde(flatten)]
     pub result: StackResult,
 }
 
-/// What came of a stack.
+/// The result of a stack.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "status", rename_all = "snake_case")]
 pub enum StackResult {
@@ -47,7 +47,7 @@ pub struct StackFigures {
     pub failures_all_passes: u64,
     /// The first of them.
     pub first_failure: Option<Failure>,
-    /// What became of the requests that had failed when the log was written; none if there are none. They
+    /// The outcome of the requests that had failed when the log was written; `None` if there are none. They
     /// are made in a replay of their own, so they change no other figure.
     pub asked_again: Option<AskedAgain>,
     /// Deallocations that the stack refused, in all passes together. Each is a bug.
@@ -65,8 +65,8 @@ pub struct StackFigures {
     /// The largest free block after the last operation of the last pass, where the stack keeps statistics.
     pub largest_free_block_bytes: Option<u64>,
     /// Time per operation of the first pass, in which a stack grows: the stack's own time and the driver's,
-    /// which is virtual on a simulated device. None where the driver's is not known: nobody has measured a
-    /// call that the stack makes, or threads that replay at once share the virtual clock.
+    /// which is virtual on a simulated device. `None` if the driver's is unknown: a call that the stack makes
+    /// was not measured, or threads that replay at once share the virtual clock.
     pub ns_per_op_first: Option<f64>,
     /// The same of the best pass, which is the one with the least of it.
     pub ns_per_op_best: Option<f64>,
@@ -75,7 +75,7 @@ pub struct StackFigures {
     pub own_ns_per_op_first: f64,
     /// The same of the best pass.
     pub own_ns_per_op_best: f64,
-    /// What the driver was asked.
+    /// The driver calls.
     pub driver: DriverFigures,
     /// Which step of the reuse ladder served how many requests in the first pass, where the stack keeps
     /// statistics.
@@ -90,7 +90,7 @@ impl StackFigures {
     }
 }
 
-/// What the driver was asked.
+/// The driver calls of a stack.
 #[derive(Clone, Debug, Serialize)]
 pub struct DriverFigures {
     /// Calls while the stack was built.
@@ -107,13 +107,13 @@ pub struct DriverFigures {
     pub ns_first_pass: u64,
     /// Time in calls in the best pass; virtual on a simulated device.
     pub ns_best_pass: u64,
-    /// Kinds of calls whose time on the simulated device nobody has measured: it is missing in the times.
+    /// Kinds of calls whose time on the simulated device was not measured: it is missing in the times.
     pub unmeasured: Vec<CallKind>,
     /// Calls, failures and time on the clock by kind of call, in the first pass.
     pub by_kind: CallCounts,
 }
 
-/// Which of these calls cost nothing on the simulated device because nobody knows what they cost.
+/// The kinds of these calls that cost nothing on the simulated device because they were not measured.
 pub(super) fn unmeasured(device: &DeviceSpec, counts: &CallCounts) -> Result<Vec<CallKind>> {
     let Some(profile) = device.profile()? else { return Ok(Vec::new()) };
     let kinds = counts.iter().map(|(kind, _)| kind);

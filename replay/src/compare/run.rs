@@ -103,7 +103,7 @@ fn without_logging(spec: &StackSpec) -> millpond_core::Result<StackSpec> {
     StackSpec::new(layers.collect::<millpond_core::Result<_>>()?)
 }
 
-/// What the driver was asked so far.
+/// The driver calls so far.
 #[derive(Clone, Debug)]
 struct Moment {
     counts: CallCounts,
@@ -115,7 +115,7 @@ impl Moment {
         Self { counts: driver.counts(), virtual_ns: driver.virtual_time_ns() }
     }
 
-    /// What was asked between `earlier` and this moment.
+    /// The driver calls between `earlier` and this moment.
     fn since(&self, earlier: &Self) -> Span {
         let counts = self.counts.since(&earlier.counts);
         let virtual_ns = self.virtual_ns.zip(earlier.virtual_ns).map(|(now, then)| now.saturating_sub(then));

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::program::{Op, Program};
 
-/// What became of the requests that had failed when the log was written.
+/// The outcome of the requests that had failed when the log was written.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
 pub struct AskedAgain {
     /// How many were made. Failures that a success of the same size, thread and stream follows are one.
@@ -27,7 +27,7 @@ pub struct Unserved {
     pub missing_bytes: u64,
     /// The error. It may have several lines; the first says what matters.
     pub error: String,
-    /// What the stack knew, and what would have helped, where it said so.
+    /// The stack's out-of-memory report, if it gave one.
     pub report: Option<Box<OutOfMemoryReport>>,
 }
 
@@ -42,14 +42,14 @@ impl Unserved {
     }
 }
 
-/// Of a log that failed more often, the rest is only counted.
+/// The most unserved requests that are listed; further ones are only counted.
 const MOST_UNSERVED: usize = 100;
 
 /// Makes the requests that had failed when the log was written.
 #[derive(Debug)]
 pub(super) struct Again<'a> {
     program: &'a Program,
-    /// The device's own, whose calls nobody counts.
+    /// The device's own driver, whose calls are not counted.
     driver: &'a DriverHandle,
     answers: Mutex<AskedAgain>,
 }

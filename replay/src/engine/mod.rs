@@ -40,13 +40,13 @@ use runner::Runner;
 use streams::Streams;
 use work::Work;
 
-/// Told of what a replay does, outside the time that it measures.
+/// Receives the events of a replay, outside the time that it measures.
 pub trait Watch {
     /// Operations are done.
     fn advanced(&mut self, _operations: usize) {}
     /// A pass begins.
     fn pass_begins(&mut self) {}
-    /// A pass ended after so many nanoseconds. What the log leaked is still live.
+    /// A pass ended; it took `nanoseconds`. The blocks that the log leaked are still live.
     fn pass_ended(&mut self, _nanoseconds: u64) {}
 }
 
@@ -58,8 +58,9 @@ impl Watch for () {}
 /// for itself. After a sticky error the replay ends early.
 ///
 /// # Errors
-/// A stream or a thread cannot be had, the temporary file of a long program cannot be read, the device
-/// cannot be synchronised with, or the resource panicked. A failed allocation is none: see [`Outcome`].
+/// A stream or a thread cannot be created, the temporary file of a long program cannot be read, the device
+/// cannot be synchronised with, or the resource panicked. A failed allocation is not an error: see
+/// [`Outcome`].
 pub fn replay(
     program: &Program,
     resource: &AnyResource,

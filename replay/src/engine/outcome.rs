@@ -1,4 +1,4 @@
-//! What a replay found out.
+//! The result of a replay.
 
 use super::AskedAgain;
 
@@ -9,7 +9,7 @@ pub struct Failure {
     pub line: u64,
     /// The error. It may have several lines; the first says what matters.
     pub error: String,
-    /// What the stack knew when memory was out, and what would have helped, where it said so.
+    /// The stack's out-of-memory report, if it gave one.
     pub report: Option<Box<millpond_core::OutOfMemoryReport>>,
 }
 
@@ -20,7 +20,7 @@ impl Failure {
     }
 }
 
-/// What a replay found out.
+/// The result of a replay.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// Nanoseconds of each pass.
@@ -31,7 +31,7 @@ pub struct Outcome {
     pub failures: u64,
     /// The first of them.
     pub first_failure: Option<Failure>,
-    /// What became of the requests that had failed when the log was written, if they were made, in all
+    /// The outcome of the requests that had failed when the log was written, if they were made, in all
     /// passes.
     pub asked_again: Option<AskedAgain>,
 }

@@ -1,7 +1,7 @@
 //! A thread for each logged one, strictly in the order of the log: a relay race.
 //!
-//! The baton is a position in the block. Whoever holds it does the operations from there on that are his,
-//! then looks whose the next one is and hands over: stores the position in that thread's mailbox and wakes
+//! The baton is a position in the block. The thread that holds it does its operations from there on, then
+//! looks up the thread of the next one and hands over: stores the position in that thread's mailbox and wakes
 //! it. At the block's end the coordinator gets the baton back. Only the holder's clock runs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +19,7 @@ use crate::{Error, Result};
 
 /// No baton here.
 const NONE: u64 = u64::MAX;
-/// The race is over.
+/// The position that ends a worker.
 const OVER: u64 = u64::MAX - 1;
 
 /// Rounds to spin for the baton before parking: about as long as a few operations take.
@@ -143,7 +143,7 @@ pub(super) fn with_runner<T>(work: &Work<'_>, body: impl FnOnce(&mut dyn Runner)
             spawn_all(scope, &relay, &mut workers).and_then(|()| body(&mut &relay))
         };
         let panics = workers.into_iter().filter_map(|worker| worker.join().err());
-        // All are joined; the first panic is the cause of whatever came after.
+        // All are joined; the first panic is the cause of all later errors.
         match panics.reduce(|first, _| first) {
             Some(panic) => Err(Error::panicked(&*panic)),
             None => result,

@@ -1,4 +1,4 @@
-//! What the orders of a replay have in common.
+//! The interface of the three orders of a replay.
 
 use std::sync::Arc;
 

@@ -13,7 +13,7 @@ const EMPTY: u64 = u64::MAX;
 /// A slot whose allocation failed.
 const FAILED: u64 = u64::MAX - 1;
 
-/// What all threads of a replay share: where operations go, and where blocks are remembered.
+/// The state that all threads of a replay share: the targets of operations, and the live blocks.
 #[derive(Debug)]
 pub(super) struct Work<'a> {
     resource: &'a AnyResource,
@@ -21,7 +21,7 @@ pub(super) struct Work<'a> {
     workers: usize,
     /// The blocks.
     slots: Vec<AtomicU64>,
-    /// The ticket whose turn it is at each slot, for threads that replay freely.
+    /// The ticket that may run next at each slot, for threads that replay freely.
     turns: Vec<AtomicU16>,
     again: Option<Again<'a>>,
     failures: AtomicU64,

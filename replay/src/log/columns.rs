@@ -72,7 +72,7 @@ impl Columns {
         ))
     }
 
-    /// An optional column; empty is as good as not there.
+    /// An optional column; an empty cell counts as missing.
     #[inline]
     fn further<T>(
         &self,

@@ -2,7 +2,7 @@ use std::fmt;
 
 use millpond_core::{DeviceId, DevicePtr};
 
-/// What a row says happened.
+/// The call that a row records.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
     /// A block was handed out.
@@ -20,7 +20,7 @@ pub struct Event {
     pub line: u64,
     /// The thread's number.
     pub thread: u64,
-    /// What happened.
+    /// The call.
     pub action: Action,
     /// The block's address; [`DevicePtr::NULL`] for `(nil)`.
     pub pointer: DevicePtr,
@@ -44,7 +44,7 @@ pub struct Event {
 ///
 /// RMM prints a stream's handle in hexadecimal: `0` (or `0x0`, `(nil)`) and `0x1` are the legacy default
 /// stream, `0x2` is the per-thread default stream, which is another stream on another thread. A decimal
-/// number other than 0 is a handle to nobody: it comes from logs whose streams were numbered.
+/// number other than 0 is not a handle: it comes from logs whose streams were numbered.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum StreamKey {
     /// The legacy default stream.

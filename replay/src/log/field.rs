@@ -88,7 +88,7 @@ pub(super) fn action(text: &[u8]) -> Field<Action> {
         b"free" => Ok(Action::Free),
         b"allocate failure" => Ok(Action::AllocateFailure),
         _ => Err(not_utf8(text).unwrap_or_else(|| {
-            format!("{} is no action; there are `allocate`, `allocate failure` and `free`", shown(text))
+            format!("{} is not an action; there are `allocate`, `allocate failure` and `free`", shown(text))
         })),
     }
 }
@@ -99,7 +99,7 @@ pub(super) fn pointer(text: &[u8]) -> Field<DevicePtr> {
     }
     hexadecimal(without_prefix(text).unwrap_or(text)).map(DevicePtr::new).ok_or_else(|| {
         not_utf8(text).unwrap_or_else(|| {
-            format!("{} is no address; it is written as `0x7f0000000000` or `(nil)`", shown(text))
+            format!("{} is not an address; it is written as `0x7f0000000000` or `(nil)`", shown(text))
         })
     })
 }
@@ -121,7 +121,7 @@ pub(super) fn stream(text: &[u8]) -> Field<StreamKey> {
         None => {}
     }
     Err(not_utf8(text).unwrap_or_else(|| {
-        format!("{} is no stream; it is written as `0`, `0x55e8c0a1b2d0` or a number", shown(text))
+        format!("{} is not a stream; it is written as `0`, `0x55e8c0a1b2d0` or a number", shown(text))
     }))
 }
 
@@ -133,7 +133,7 @@ pub(super) fn time(text: &[u8]) -> Field<()> {
         return Ok(());
     }
     Err(not_utf8(text)
-        .unwrap_or_else(|| format!("{} is no time; it is written as `14:03:07.123456`", shown(text))))
+        .unwrap_or_else(|| format!("{} is not a time; it is written as `14:03:07.123456`", shown(text))))
 }
 
 /// `cuda:0`, `sim:0`, or `0` for the first.
@@ -143,7 +143,8 @@ pub(super) fn device(text: &[u8]) -> Field<DeviceId> {
         None => ordinal(text.strip_prefix(b"cuda:").unwrap_or(text)).map(DeviceId::cuda),
     };
     device.ok_or_else(|| {
-        not_utf8(text).unwrap_or_else(|| format!("{} is no device; write for example `cuda:0`", shown(text)))
+        not_utf8(text)
+            .unwrap_or_else(|| format!("{} is not a device; write for example `cuda:0`", shown(text)))
     })
 }
 
@@ -178,7 +179,7 @@ mod tests {
         ] {
             assert_eq!(stream(text.as_bytes()), Ok(key), "{text}");
         }
-        assert!(stream(b"default").unwrap_err().contains("`default` is no stream"));
+        assert!(stream(b"default").unwrap_err().contains("`default` is not a stream"));
     }
 
     #[test]

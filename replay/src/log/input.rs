@@ -5,8 +5,8 @@ use flate2::bufread::MultiGzDecoder;
 const GZIP: &[u8] = &[0x1f, 0x8b];
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 
-/// A line longer than this is no row of a log. Without the bound, binary noise or a bomb of one long
-/// compressed line would fill memory.
+/// The longest line of a log in bytes. Without the bound, binary noise or a bomb of one long compressed line
+/// would fill memory.
 pub(super) const MAX_LINE_BYTES: usize = 64 << 10;
 
 const BUFFER_BYTES: usize = 128 << 10;

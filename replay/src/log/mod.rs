@@ -17,7 +17,7 @@
 //! | `MonotonicNs` (optional) | when, in nanoseconds of a monotonic clock |
 //! | `DurationNs` (optional) | how long the call took, in nanoseconds |
 //!
-//! gzip and zstd are recognised by their first bytes, whatever the file is called. Memory is bounded: a
+//! gzip and zstd are recognised by their first bytes, not by the file's name. Memory is bounded: a
 //! [`LogReader`] holds one row, and a line of more than 64 KiB is refused as not being a log.
 //!
 //! ```

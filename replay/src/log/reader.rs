@@ -24,7 +24,7 @@ pub struct LogReader<'a> {
 /// Opens the file of a log.
 ///
 /// # Errors
-/// There is no such file, or it may not be read, or it is a folder.
+/// The file does not exist, cannot be read, or is a folder.
 pub fn open_file(path: &Path) -> Result<File, LogError> {
     let fail = |reason: String| LogError { file: path.display().to_string(), line: 0, column: None, reason };
     let file = File::open(path)
@@ -49,7 +49,7 @@ impl<'a> LogReader<'a> {
     /// Reads from anything; `name` stands for the file in errors.
     ///
     /// # Errors
-    /// What is read does not start with a log's header.
+    /// The input does not start with a log's header.
     pub fn from_reader(name: impl Into<String>, raw: impl Read + Send + 'a) -> Result<Self, LogError> {
         let file = name.into();
         let text = input::unpack(raw).map_err(|error| read_error(&file, 0, &error))?;
@@ -67,7 +67,7 @@ impl<'a> LogReader<'a> {
         Ok(reader)
     }
 
-    /// The log, as it was named.
+    /// The name of the log.
     pub fn file(&self) -> &str {
         &self.file
     }
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_counted_whatever_ends_them() {
+    fn lines_are_counted_with_any_line_ending() {
         let row = "1,00:00:00,free,0x100,1,0";
         assert_eq!(lines(&format!("{HEADER}{row}\n{row}\n")), [2, 3]);
         assert_eq!(lines(&format!("{HEADER}{row}\n{row}")), [2, 3], "no line end at the end");

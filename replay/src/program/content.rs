@@ -36,7 +36,7 @@ impl Program {
         op.kind == OpKind::AskAgain && self.retries.get(op.slot as usize).copied().unwrap_or(false)
     }
 
-    /// What the log holds.
+    /// The summary of the log.
     pub fn summary(&self) -> &LogSummary {
         &self.summary
     }

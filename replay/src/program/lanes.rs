@@ -2,14 +2,14 @@ use rustc_hash::FxHashMap;
 
 use crate::log::{Event, StreamKey};
 
-/// One thread on one stream: who does an operation, and where.
+/// One thread on one stream, which an operation runs on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lane {
     /// The thread, counted from 0 in the order of their first rows.
     pub thread: u32,
     /// The stream, counted likewise. The per-thread default streams of two threads are two streams.
     pub stream: u32,
-    /// What the log calls the stream.
+    /// The log's name of the stream.
     pub key: StreamKey,
 }
 

@@ -3,7 +3,7 @@
 /// How a log is read.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// So many operations are kept in memory; a longer program goes to a temporary file.
+    /// The most operations that are kept in memory; a longer program goes to a temporary file.
     pub ops_in_memory: usize,
     /// Count bad rows and go on, instead of ending with the first one. Of a log that is cut off, what there
     /// is is read.

@@ -6,7 +6,7 @@
 //! stay in memory, longer programs go to an unnamed temporary file, from which the replay takes one
 //! block after the other outside the time that it measures.
 //!
-//! Rows that cannot be replayed as they are, are counted in the [`LogSummary`] and dealt with so:
+//! Rows that cannot be replayed unchanged are counted in the [`LogSummary`] and handled as follows:
 //!
 //! | in the log | in the program |
 //! |---|---|

@@ -1,6 +1,6 @@
 use millpond_core::Layout;
 
-/// What an operation does.
+/// The kind of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum OpKind {
@@ -28,11 +28,12 @@ pub struct Op {
     pub lane: u32,
     /// The line of the log; `u32::MAX` for anything behind that.
     pub line: u32,
-    /// What to do.
+    /// The kind.
     pub kind: OpKind,
     /// The alignment is two to the power of this.
     pub alignment_log2: u8,
-    /// How many operations on the same slot come before, modulo 2^16. Threads that replay freely go by it.
+    /// The number of earlier operations on the same slot, modulo 2^16. Threads that replay freely order
+    /// operations by it.
     pub ticket: u16,
 }
 
@@ -54,7 +55,7 @@ impl Op {
         }
     }
 
-    /// As the temporary file has it.
+    /// The operation as the temporary file stores it.
     pub(super) fn pack(&self) -> [u8; Self::PACKED_BYTES] {
         let mut packed = [0; Self::PACKED_BYTES];
         packed[0..8].copy_from_slice(&self.bytes.to_le_bytes());

@@ -10,7 +10,7 @@ impl Program {
     /// Reads the log at `path`.
     ///
     /// # Errors
-    /// As [`read`](Self::read); and the file cannot be opened.
+    /// Those of [`read`](Self::read); and the file cannot be opened.
     pub fn open(path: &Path, limits: Limits) -> Result<Self> {
         Self::read(LogReader::open(path)?, limits)
     }

@@ -46,7 +46,7 @@ fn send(reader: &mut LogReader<'_>, batches: SyncSender<Vec<Row>>) {
             batch.push((row, reader.is_broken()));
         }
         let is_last = batch.len() < BATCH;
-        // Nobody wants more after an error.
+        // The receiver stops after an error.
         if batches.send(batch).is_err() || is_last {
             return;
         }

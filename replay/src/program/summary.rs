@@ -1,9 +1,9 @@
 use serde::Serialize;
 
-/// What a log holds. Sizes in bytes, as requested.
+/// The contents of a log. Sizes in bytes, as requested.
 #[derive(Clone, Default, PartialEq, Debug, Serialize)]
 pub struct LogSummary {
-    /// The log, as it was named.
+    /// The name of the log.
     pub file: String,
     /// Rows, without the header and without skipped ones.
     pub events: u64,
@@ -45,7 +45,7 @@ pub struct LogSummary {
     pub out_of_sequence: u64,
     /// Bad rows that were left out.
     pub skipped_rows: u64,
-    /// What was wrong with the first of them.
+    /// The error of the first skipped row.
     pub first_skipped_row: Option<String>,
     /// Why reading ended before the log did, where bad rows were to be skipped.
     pub rest_missing: Option<String>,
@@ -59,7 +59,7 @@ impl LogSummary {
         format!("{count} request{}", if count == 1 { "" } else { "s" })
     }
 
-    /// What a reader of the figures should know of the log: one line of text each.
+    /// Remarks about the log for readers of the figures: one line of text each.
     pub fn notes(&self) -> Vec<String> {
         let at = |line: Option<u64>| line.map_or(String::new(), |line| format!(" (first at line {line})"));
         let first_skipped = self.first_skipped_row.as_deref().unwrap_or_default();

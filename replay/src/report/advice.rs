@@ -1,4 +1,4 @@
-//! What to do after a replay: one sentence for a reader who sees such a table for the first time.
+//! The advice after a replay: one sentence for a reader who sees the table for the first time.
 //!
 //! The advice rests on what a simulated device and a GPU agree in, bytes taken and driver calls, and not on
 //! times: those of a simulated device are a model's, and small differences are noise anywhere.

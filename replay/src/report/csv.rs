@@ -49,7 +49,7 @@ struct Row<'a> {
     first_failure: Option<&'a str>,
     asked_again: Option<u64>,
     asked_again_served: Option<u64>,
-    /// Of the first that was not served
+    /// The missing bytes of the first request that was not served.
     asked_again_missing_bytes: Option<u64>,
     misuses_all_passes: Option<u64>,
     peak_reserved_bytes_first: Option<u64>,

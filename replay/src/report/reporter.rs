@@ -1,4 +1,4 @@
-//! What prints comparisons.
+//! The interface of the printers of comparisons.
 
 use std::io;
 
@@ -9,6 +9,6 @@ pub trait Reporter {
     /// Prints one.
     ///
     /// # Errors
-    /// What writing reports.
+    /// Those of writing.
     fn report(&mut self, comparison: &Comparison) -> io::Result<()>;
 }

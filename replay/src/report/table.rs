@@ -198,7 +198,7 @@ fn write_driver_calls(out: &mut impl Write, ran: &Ran<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// The parts with commas between them, in lines of so many characters where that can be.
+/// Joins the parts with commas, in lines of at most `width` characters if possible.
 fn broken(parts: &[String], width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for (index, part) in parts.iter().enumerate() {
@@ -212,7 +212,7 @@ fn broken(parts: &[String], width: usize) -> Vec<String> {
     lines
 }
 
-/// What is wrong, or should be known, one line each. Stacks that failed are errors, said elsewhere.
+/// Problems and remarks, one line each. Stacks that failed are reported as errors elsewhere.
 fn write_notes(out: &mut impl Write, comparison: &Comparison, ran: &Ran<'_>) -> io::Result<()> {
     let mut notes = comparison.log.notes();
     if let Some(ns) = comparison.log.logged_ns_per_op {
@@ -253,7 +253,7 @@ fn add_notes(notes: &mut Vec<String>, spec: &str, figures: &StackFigures) {
     let unmeasured: Vec<&str> = figures.driver.unmeasured.iter().map(|kind| kind.name()).collect();
     if !unmeasured.is_empty() {
         let calls = unmeasured.join(", ");
-        notes.push(format!("{spec}: no driver time, as nobody has measured what {calls} takes"));
+        notes.push(format!("{spec}: no driver time, as the cost of {calls} was not measured"));
     }
     if figures.misuses_all_passes > 0 {
         let count = thousands(figures.misuses_all_passes);

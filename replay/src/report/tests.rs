@@ -142,7 +142,7 @@ fn the_table_says_all_that_matters() {
         "note: cuda+pool: failures: 3 (15 in all passes), the first at line 17: out of memory for 1GiB\n",
         "note: managed was left out: too large",
         "driver time is virtual",
-        "note: cuda+pool: no driver time, as nobody has measured what mem_alloc_managed takes",
+        "note: cuda+pool: no driver time, as the cost of mem_alloc_managed was not measured",
     ] {
         assert!(text.contains(note), "{note} in\n{text}");
     }

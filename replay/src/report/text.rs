@@ -1,4 +1,4 @@
-//! What the table and the advice have in common.
+//! Helpers of the table and the advice.
 
 use crate::compare::{StackFigures, StackReport, StackResult};
 

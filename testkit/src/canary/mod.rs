@@ -33,14 +33,14 @@ pub enum Wrong {
     CoalescesTooFar,
     /// A block is split at the requested size, not at the rounded one.
     SplitsUnrounded,
-    /// What remains of a stolen block goes to the thief's list, without recording the thief's event.
+    /// The remainder of a stolen block goes to the thief's list, without recording the thief's event.
     RemainderToThief,
-    /// The event is recorded only when somebody steals, on a stream that may be gone by then (as in PyTorch's
-    /// issue 66941).
+    /// The event is recorded only when a block is stolen, on a stream that may be destroyed by then (as in
+    /// PyTorch's issue 66941).
     RecordsLazily,
     /// A stolen block that fits exactly stays in the donor's list.
     HandsOutTwice,
-    /// That an event was done once is remembered and not forgotten at the next record.
+    /// A completed event still counts as completed after the next record.
     CompletedForever,
     /// Out of memory is reported without looking at other streams' blocks (as in PyTorch's issue 189504).
     GivesUpEarly,

@@ -308,7 +308,7 @@ impl CanaryPool {
         if self.is(Wrong::ReturnsEarly) { self.return_early(state, start, stream) } else { Ok(()) }
     }
 
-    /// Gives the region around `address` back if no block of it is handed out, whoever freed them.
+    /// Gives the region around `address` back if no block of it is handed out, on any stream.
     fn return_early(&self, state: &mut State, address: u64, stream: StreamRef) -> DriverResult<()> {
         let Some((&start, &size)) = state.regions.range(..=address).next_back() else { return Ok(()) };
         if state.live.range(start..start + size).next().is_some() {
@@ -326,7 +326,7 @@ impl CanaryPool {
         unsafe { self.driver.mem_free_async(DevicePtr::new(start), stream) }
     }
 
-    /// What sizes are rounded up to.
+    /// The unit that sizes are rounded up to, in bytes.
     fn granule(&self) -> u64 {
         if self.is(Wrong::SplitsUnrounded) { 64 } else { ALLOCATION_ALIGNMENT }
     }
@@ -421,7 +421,7 @@ impl Drop for CanaryPool {
     fn drop(&mut self) {
         let state = self.state.get_mut();
         let leaked = usize::from(self.wrong == Some(Wrong::LeaksRegion));
-        // There is nobody to report an error to; what cannot be given back stays the driver's.
+        // A drop cannot report an error; memory that cannot be freed stays with the driver.
         drop(self.driver.synchronize());
         for &start in state.regions.keys().skip(leaked) {
             // SAFETY: the region is the driver's, the device is idle, and nobody can use the pool any more.

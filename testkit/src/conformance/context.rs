@@ -8,7 +8,7 @@ use millpond_driver::sim::{Access, Schedule, SimConfig, SimDevice};
 use super::Subject;
 use crate::Checked;
 
-/// What a body gets: the subject and a device.
+/// The argument of a body: the subject and a device.
 pub(super) struct Context<'a> {
     pub(super) subject: &'a Subject,
     pub(super) driver: DriverHandle,
@@ -67,7 +67,7 @@ impl<'a> Context<'a> {
         sim.launch(stream, &[Access::check(block.ptr, bytes, tag)]);
     }
 
-    /// What a size is clipped to, so that the subject serves it.
+    /// A size that the subject serves: `bytes`, or the subject's maximum.
     pub(super) fn clip(&self, bytes: u64) -> u64 {
         bytes.min(self.subject.largest_bytes)
     }

@@ -116,7 +116,7 @@ fn works_after_an_error(context: &Context<'_>) -> Outcome {
     Passed
 }
 
-/// Takes blocks until there are no more, or so many that the resource has no limit.
+/// Takes blocks until memory is out, or until the count shows that the resource has no limit.
 fn fill(resource: &Tested, bytes: u64) -> (Vec<Block>, Option<Error>) {
     let layout = Layout::new(bytes);
     let mut blocks = Vec::new();
@@ -147,10 +147,10 @@ fn full_device_recovers(context: &Context<'_>) -> Outcome {
     };
     assert!(error.is_out_of_memory(), "{error}");
     let count = blocks.len();
-    assert!(count > 16, "only {count} blocks of {bytes} bytes were had");
+    assert!(count > 16, "only {count} blocks of {bytes} bytes were allocated");
     blocks.into_iter().for_each(|block| resource.put(block));
     let (again, _) = fill(&resource, bytes);
-    assert_eq!(again.len(), count, "the second time another number of blocks is had");
+    assert_eq!(again.len(), count, "the second time another number of blocks is allocated");
     again.into_iter().for_each(|block| resource.put(block));
     drop(resource);
     context.check_at_end();

@@ -74,7 +74,7 @@ fn another_driver_error_once(context: &Context<'_>) -> Outcome {
     Passed
 }
 
-/// Makes the device fail for good and the resource notice.
+/// Makes the device fail permanently and the resource notice.
 fn poison(context: &Context<'_>, sim: &SimDevice, resource: &Tested) -> (Vec<Block>, Error) {
     sim.set_faults(FaultPlan::nth_call(0, DriverError::ILLEGAL_ADDRESS).persistent());
     let (blocks, error) = until_error(context, resource);

@@ -3,7 +3,7 @@ use std::fmt;
 /// How a body ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// As it should.
+    /// The resource kept its duty.
     Passed,
     /// Not run, and why.
     Skipped(&'static str),
@@ -20,7 +20,7 @@ pub struct Finding {
     pub outcome: Outcome,
 }
 
-/// What the suite found about one subject. `Display` lists what failed and what was skipped.
+/// The findings of the suite about one subject. `Display` lists the failed and the skipped bodies.
 #[derive(Clone, Debug)]
 pub struct Report {
     subject: String,
@@ -42,7 +42,7 @@ impl Report {
         self.findings.len()
     }
 
-    /// What happened in each body, in the order in which they ran.
+    /// The outcome of each body, in the order in which they ran.
     pub fn findings(&self) -> &[Finding] {
         &self.findings
     }

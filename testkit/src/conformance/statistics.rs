@@ -12,7 +12,7 @@ const S: StreamRef = StreamRef::LEGACY;
 const NONE: Outcome = Skipped("the resource keeps no statistics of its own");
 
 fn statistics(resource: &Tested) -> ResourceStatistics {
-    resource.statistics().unwrap_or_else(|| panic!("there are no statistics"))
+    resource.statistics().unwrap_or_else(|| panic!("the resource has no statistics"))
 }
 
 fn counts_follow_the_calls(context: &Context<'_>) -> Outcome {

@@ -13,7 +13,7 @@ pub type Inspect = fn(&AnyResource);
 /// Lets a resource give back what it did not need lately; the time is since any moment.
 ///
 /// # Errors
-/// What the resource reports.
+/// Those of the resource.
 pub type Decay = fn(&AnyResource, Duration) -> Result<()>;
 
 type Build = dyn Fn(&DriverHandle) -> Result<AnyResource> + Send + Sync;
@@ -112,14 +112,15 @@ impl Subject {
         self
     }
 
-    /// What walks the resource's inside; it is called while no other thread uses the resource.
+    /// Sets the function that checks the resource's inside; it is called while no other thread uses the
+    /// resource.
     #[must_use]
     pub fn inspected_by(mut self, inspect: Inspect) -> Self {
         self.inspect = Some(inspect);
         self
     }
 
-    /// What lets the resource give back what it did not need lately, as time passes.
+    /// Sets the function that lets the resource release idle memory as time passes.
     #[must_use]
     pub fn decayed_by(mut self, decay: Decay) -> Self {
         self.decay = Some(decay);
@@ -134,7 +135,7 @@ impl Subject {
     /// Builds the resource on a device.
     ///
     /// # Errors
-    /// What building reports.
+    /// Those of building.
     pub fn build(&self, driver: &DriverHandle) -> Result<AnyResource> {
         (self.build)(driver)
     }

@@ -8,7 +8,7 @@ use crate::conformance::{Decay, Inspect, Subject};
 /// Builds the resource under test on a device.
 pub type Build<'a> = dyn Fn(&DriverHandle) -> Result<AnyResource> + Sync + 'a;
 
-/// What programs look like and what is checked.
+/// The shape of programs, and the checks.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The stack's text or another name, for people.
@@ -27,17 +27,17 @@ pub struct Config {
     pub fewest_streams: u16,
     /// The most streams alive at once, the two default ones included.
     pub streams: u16,
-    /// No more blocks than this are live at once: the interesting states are the crowded ones.
+    /// The most blocks that are live at once: states with many live blocks find most errors.
     pub most_live: usize,
-    /// Whether driver calls of the resource fail now and then, with errors that are not for good.
+    /// Whether driver calls of the resource sometimes fail, with errors that are not sticky.
     pub faults: bool,
     /// How much of the statistics is compared.
     pub statistics: StatisticsCheck,
     /// Whether an out-of-memory error is put to the test by trying again after synchronising and trimming.
     pub verify_out_of_memory: bool,
-    /// What walks the resource's inside, every 64 operations and at the end.
+    /// The function that checks the resource's inside, every 64 operations and at the end.
     pub inspect: Option<Inspect>,
-    /// What lets the resource give back what was not needed lately; without it, no time passes.
+    /// The function that lets the resource release idle memory; without it, no time passes.
     pub decay: Option<Decay>,
 }
 

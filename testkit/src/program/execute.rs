@@ -124,7 +124,7 @@ impl Execution<'_> {
         }
         let ptr = match result {
             Ok(ptr) => ptr,
-            // It may have failed because a driver call did, with whatever error that was.
+            // The driver call failed, so the request may fail with any error.
             Err(_) if may_fail => return Ok(()),
             Err(error) if error.is_out_of_memory() => {
                 self.summary.out_of_memory += 1;
@@ -240,7 +240,7 @@ impl Execution<'_> {
         Ok(())
     }
 
-    /// Waits for the device, gives every block back and looks at the oracles once more.
+    /// Waits for the device, frees every block and runs the oracles again.
     fn finish(&mut self) -> Checks {
         let unexpected = |error: millpond_core::DriverError| Broken::new(FailureKind::UnexpectedError, error);
         self.device.synchronize().map_err(unexpected)?;

@@ -46,7 +46,7 @@ pub(super) struct Execution<'a> {
     pub(super) next_block: Block,
     /// By number; those behind the last were not named yet.
     pub(super) streams: Vec<StreamState>,
-    /// What fails in the next operation on the resource.
+    /// The fault of the next operation on the resource.
     pub(super) fault: Option<FaultPlan>,
     pub(super) events: [Option<EventHandle>; MAX_EVENTS],
     pub(super) done: &'a mut Vec<Op>,

@@ -4,11 +4,11 @@ use millpond_driver::sim::ViolationKind;
 
 use super::Op;
 
-/// What rule a program's run broke.
+/// The rule that a program's run broke.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum FailureKind {
-    /// What the simulated device saw.
+    /// The simulated device found a violation.
     Device(ViolationKind),
     /// The shadow allocator disagrees about an address or layout.
     Shadow,
@@ -33,14 +33,14 @@ pub enum FailureKind {
 pub struct Failure {
     /// Which rule.
     pub kind: FailureKind,
-    /// What was seen.
+    /// The message.
     pub message: String,
     /// The seed of the program.
     pub seed: u64,
     /// The seed of the device's schedule: that of the program, until [`shrink`](super::shrink) finds that
     /// fewer operations fail under another.
     pub schedule: u64,
-    /// What ran, up to the operation that broke the rule.
+    /// The operations up to the one that broke the rule.
     pub operations: Vec<Op>,
     /// How many operations there were before shrinking.
     pub operations_found: usize,

@@ -45,7 +45,7 @@ enum Sizes {
     Mixed,
 }
 
-/// What a stretch of a program mostly does.
+/// The most frequent operation of a stretch of a program.
 #[derive(Clone, Copy, Debug)]
 enum Phase {
     Fill,

@@ -90,7 +90,7 @@ pub enum Op {
     },
     /// Waits on the host for the device.
     SyncDevice,
-    /// Destroys a stream, whatever is still to be done on it. Its number is not used again.
+    /// Destroys a stream, even with work left on it. Its number is not used again.
     DestroyStream {
         /// Which stream; 0 and 1 cannot be destroyed.
         stream: Stream,
@@ -100,19 +100,19 @@ pub enum Op {
         /// How many free bytes it may keep.
         keep_bytes: u64,
     },
-    /// Lets time pass, in which the resource may give back what nobody needs.
+    /// Lets time pass, in which the resource may release idle memory.
     PassTime {
         /// How long, in milliseconds.
         ms: u64,
     },
     /// Makes one driver call of the next operation on the resource fail.
     FailCall {
-        /// Of which kind.
+        /// The kind of the call.
         kind: CallKind,
         /// Which of its driver calls of that kind, from 0.
         nth: u8,
-        /// The code that it fails with, as in [`DriverError::code`](millpond_core::DriverError::code). It is
-        /// not one that is for good.
+        /// The code that the call fails with, as in [`DriverError::code`](millpond_core::DriverError::code).
+        /// It is not a sticky one.
         code: i32,
     },
 }

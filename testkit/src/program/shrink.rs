@@ -43,8 +43,8 @@ struct Shrinking<'a> {
 }
 
 impl Shrinking<'_> {
-    /// Runs other operations, under the present schedule and so many others; keeps them if they break the
-    /// same rule.
+    /// Runs other operations, under the present schedule and `others` more; keeps them if they break the same
+    /// rule.
     fn attempt(&mut self, operations: &[Op], others: u64) -> bool {
         let schedules = std::iter::once(self.best.schedule).chain(0..others);
         for schedule in schedules {

@@ -1,9 +1,9 @@
-//! What programs did, in numbers.
+//! Counts of what programs did.
 
 use std::fmt;
 use std::ops::AddAssign;
 
-/// What a program did.
+/// Counts of what a program did.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Summary {
     /// Programs run to their end.

@@ -10,14 +10,14 @@ use super::{Build, Config, Failure, Summary, run, shrink};
 pub struct Sweep {
     /// Which seeds.
     pub seeds: Range<u64>,
-    /// Stop after so many operations, whatever seeds are left.
+    /// Stop after this many operations, even if seeds are left.
     pub operations: u64,
     /// On how many threads.
     pub threads: usize,
 }
 
 impl Sweep {
-    /// Seeds from 0 until so many operations are done, on as many threads as the machine has.
+    /// Runs seeds from 0 until `operations` operations are done, on as many threads as the machine has.
     pub fn operations(operations: u64) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self { seeds: 0..u64::MAX, operations, threads }

@@ -10,13 +10,13 @@ pub(super) struct Handed {
     pub(super) ptr: DevicePtr,
     pub(super) layout: Layout,
     pub(super) tag: u64,
-    /// The stream on which it was used. It lives until the race is over.
+    /// The stream on which it was used. It lives until the race ends.
     pub(super) stream: StreamRef,
     /// Recorded on that stream after its last use.
     pub(super) event: Event,
 }
 
-/// What was given and not yet taken.
+/// The blocks that were handed over and not yet taken.
 #[derive(Debug, Default)]
 pub(super) struct HandOver(Mutex<Vec<Handed>>);
 

@@ -1,4 +1,4 @@
-//! How many threads race, and what they do.
+//! The number of threads in a race, and their work.
 
 /// How many threads there are and what they do.
 #[derive(Clone, Debug)]
@@ -13,7 +13,7 @@ pub struct Race {
     pub capacity_bytes: u64,
     /// Whether threads free each other's blocks, renew streams and trim.
     pub wide: bool,
-    /// What each thread's choices, and the device's, start from.
+    /// The seed of each thread's choices, and of the device's.
     pub seed: u64,
 }
 

@@ -206,7 +206,7 @@ fn without_its_mechanism_each_end_loses_rows_or_has_them_twice() {
 
 /// Whether a child ends although its log goes to a pipe without a reader.
 #[cfg(target_os = "linux")]
-fn ends_though_nobody_reads(flush: &str, end: &str) -> bool {
+fn ends_without_a_reader(flush: &str, end: &str) -> bool {
     use std::fs::OpenOptions;
     use std::time::{Duration, Instant};
     let directory = tempfile::tempdir().unwrap();
@@ -240,10 +240,10 @@ fn ends_though_nobody_reads(flush: &str, end: &str) -> bool {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn issue_9_a_log_that_nobody_reads_keeps_no_process_from_ending() {
+fn issue_9_a_log_without_a_reader_keeps_no_process_from_ending() {
     let ends = ["many rows and leak", "many rows and drop"];
     std::thread::scope(|scope| {
-        let children = ends.map(|end| (end, scope.spawn(move || ends_though_nobody_reads("async", end))));
+        let children = ends.map(|end| (end, scope.spawn(move || ends_without_a_reader("async", end))));
         for (end, child) in children {
             assert!(child.join().unwrap(), "after {end}");
         }

@@ -49,7 +49,7 @@ fn issue_9_two_stacks_on_one_file_lose_no_row_and_count_what_is_there() {
 
 #[cfg(unix)]
 #[test]
-fn issue_9_a_file_is_the_same_by_whatever_name() {
+fn issue_9_a_file_is_the_same_under_another_name() {
     let directory = tempfile::tempdir().unwrap();
     let [file, symbolic, hard] = ["log.csv", "symbolic", "hard"].map(|name| directory.path().join(name));
     let one = LoggingResourceAdaptor::to_file(mock().0, &file).unwrap();
@@ -64,7 +64,7 @@ fn issue_9_a_file_is_the_same_by_whatever_name() {
 }
 
 #[test]
-fn a_file_begins_anew_when_nobody_writes_it() {
+fn a_file_begins_anew_when_no_adaptor_writes_it() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("log.csv");
     for flush in EACH {

@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_that_nobody_measured_says_so() {
+    fn a_profile_that_was_not_measured_says_so() {
         assert!(Profile::h200().is_measured());
         assert!(!Profile::a100().is_measured());
         assert!(Profile::a100().name().contains("not measured"));

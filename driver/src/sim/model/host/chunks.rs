@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_had_is_none() {
+    fn a_range_that_the_system_lacks_is_none() {
         assert_eq!(Chunks::default().allocate(usize::MAX), None);
         assert_eq!(Chunks::default().allocate(1 << 60), None);
     }
