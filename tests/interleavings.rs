@@ -369,7 +369,7 @@ fn a_capture_that_begins_at_a_record_costs_only_the_point() {
         let block = setup.take(4 * MIB, requester);
         assert_eq!([first, second].contains(&block), !hooked);
         if hooked {
-            setup.device.end_capture(donor).expect("nobody asked for the event");
+            setup.device.end_capture(donor).expect("the event was not queried");
             setup.give(third, 4 * MIB, donor);
             assert_eq!(setup.calls(CallKind::EventRecord), 2, "it is recorded anew");
             assert!([first, second, third].contains(&setup.take(4 * MIB, requester)));

@@ -1,4 +1,4 @@
-//! Seeded programs of operations over several streams, on every stack, under the oracles of stream order.
+//! Tests seeded programs over several streams, on every stack, under the oracles of stream order.
 //!
 //! `MILLPOND_SEED` runs one seed, `MILLPOND_ORDER_STACK` one stack, `MILLPOND_ORDER_OPS` says how many
 //! operations are run in all, and `MILLPOND_ORDER_RACES` how many races over each stack.

@@ -1,5 +1,5 @@
-//! A log takes as much memory on a simulated device as on a real one, byte for byte, where the devices have
-//! the same size and nothing runs on them.
+//! Tests that a log takes as much memory on a simulated device as on a real one, byte for byte, if the
+//! devices have the same size and are otherwise idle.
 //!
 //! Differences between devices must not matter: the addresses that the driver gives, the costs of calls, and
 //! the identities of streams. The time at which work is done does matter; so here a query of an event waits

@@ -1,8 +1,7 @@
-//! Style is a test.
+//! Tests the style of the sources and the documents.
 //!
-//! What a reader of this code base may rely on, checked: short files and functions, no leftovers, living
-//! links, lists that name what exists. A rule is a function from files to problems, so that the canaries at
-//! the end can show that each rule finds what it is there for.
+//! The rules keep files and functions short, links alive, lists complete, and sentences plain. A rule is a
+//! function from files to problems, so that the canaries can show that each rule finds what it refuses.
 
 #[path = "tidy/circles.rs"]
 mod circles;
@@ -12,6 +11,8 @@ mod markdown;
 mod repo;
 #[path = "tidy/rust.rs"]
 mod rust;
+#[path = "tidy/words.rs"]
+mod words;
 
 use repo::{File, file, files, members, names, root};
 
@@ -23,8 +24,19 @@ const IGNORE_REASON: &str = "needs a CUDA GPU";
 /// The command of the README that passes all tests; the continuous integration runs it.
 const TEST_COMMAND: &str = "cargo test --workspace";
 
-/// Folders that some rules wait for, because they are being rebuilt.
-const REBUILT: [&str; 1] = ["resources/src/"];
+/// Folders and files that some rules skip for now, because they are being rebuilt or belong to that.
+const REBUILT: [&str; 6] = [
+    "resources/src/",
+    "tests/museum.rs",
+    "tests/museum/",
+    "docs/DESIGN.md",
+    "docs/INVARIANTS.md",
+    "docs/PAGES.md",
+];
+
+fn is_rebuilt(file: &File) -> bool {
+    REBUILT.iter().any(|path| file.path.starts_with(path))
+}
 
 /// Fails with every problem, one in a line.
 fn none(problems: Vec<String>) {
@@ -58,6 +70,48 @@ fn lengths(file: &File) -> Vec<String> {
         }
     }
     problems
+}
+
+#[test]
+fn documents_have_short_lines() {
+    none(files().iter().filter(|file| file.is("md") && !is_rebuilt(file)).flat_map(long_prose).collect());
+}
+
+/// Tables, code, headings, HTML and words that are longer than a line may be long.
+fn long_prose(file: &File) -> Vec<String> {
+    let is_free = |line: &str| line.starts_with(['|', '<', '#']) || !line.trim().contains(' ');
+    markdown::prose(&file.text)
+        .into_iter()
+        .filter(|(_, line)| line.chars().count() > COLUMNS && !is_free(line.trim_start()))
+        .map(|(number, _)| format!("{}:{number}: over {COLUMNS} columns", file.path))
+        .collect()
+}
+
+#[test]
+fn sources_say_what_they_are_for() {
+    none(files().iter().filter(|file| file.is("rs") && !is_rebuilt(file)).filter_map(no_purpose).collect());
+}
+
+fn no_purpose(file: &File) -> Option<String> {
+    (!file.text.starts_with("//! ")).then(|| format!("{}:1: open with a `//!` sentence", file.path))
+}
+
+#[test]
+fn sentences_are_plain() {
+    none(files().iter().filter(|file| !is_rebuilt(file)).flat_map(house_phrases).collect());
+}
+
+fn house_phrases(file: &File) -> Vec<String> {
+    let kinds = ["rs", "md", "toml", "sh", "py", "cpp", "hpp", "cu", "cuh"];
+    // The list itself has all of them.
+    if !kinds.iter().any(|kind| file.is(kind)) || file.path == "tests/tidy/words.rs" {
+        return Vec::new();
+    }
+    words::refused(&file.text)
+        .into_iter()
+        .map(|(line, place)| (line, words::PHRASES[place]))
+        .map(|(line, (phrase, advice))| format!("{}:{line}: `{phrase}`: {advice}", file.path))
+        .collect()
 }
 
 #[test]

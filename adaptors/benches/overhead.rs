@@ -180,7 +180,7 @@ const NOTHING: LayerEntry = LayerEntry {
 #[derive(Debug)]
 struct Nothing(DriverHandle);
 
-// SAFETY: the blocks of a plan have addresses of their own; nobody touches memory behind them.
+// SAFETY: the blocks of a plan have addresses of their own; no code touches memory behind them.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl DeviceMemoryResource for Nothing {
     fn allocate(&self, _: Layout, _: StreamRef) -> Result<DevicePtr> {

@@ -1,4 +1,4 @@
-//! Every stack that can be built prints text that builds an equal stack.
+//! Tests that every stack that can be built prints text that builds an equal stack.
 #![cfg(feature = "logging")]
 
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! What a stack knows of its memory where plain CUDA, which counts nothing, is below.
+//! Tests the statistics of stacks over plain CUDA memory, which keeps none.
 
 use std::sync::Arc;
 

@@ -339,7 +339,7 @@ void run_case(Case const& c, std::vector<Plan> const& plans, uint64_t bytes, Opt
   size_t free_bytes = 0, total_bytes = 0;
   check(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo");
   if (bytes > free_bytes) throw Skip("more bytes are live at once than the device has free");
-  if (c.live > options.most_live) throw Skip("so many blocks take this allocator too long");
+  if (c.live > options.most_live) throw Skip("this many blocks take this allocator too long");
   Streams const streams(c.streams);
   auto const subject = make();
   auto const& effort = options.effort();

@@ -1,3 +1,5 @@
+//! An event that destroys itself when it is dropped.
+
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -85,7 +87,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: the event came from this driver, and nobody else holds it. Waits that were inserted for it
+        // SAFETY: the event came from this driver, and has no other owner. Waits that were inserted for it
         // stay.
         if let Err(error) = call(&*self.driver, |driver| unsafe { driver.event_destroy(self.event) }) {
             tracing::debug!(target: "millpond::containers", %error, "an event could not be destroyed");

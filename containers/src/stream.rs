@@ -1,3 +1,5 @@
+//! A stream that destroys itself when it is dropped.
+
 use std::fmt;
 
 use millpond_core::driver::StreamFlags;

@@ -1,3 +1,5 @@
+//! Tests buffers, streams and events on the simulated device.
+
 use std::sync::Arc;
 
 use millpond_core::driver::{EventFlags, StreamFlags};

@@ -1,3 +1,5 @@
+//! The error of millpond and its categories.
+
 use std::fmt;
 
 use crate::driver::DriverError;

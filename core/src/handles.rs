@@ -1,4 +1,4 @@
-//! Shared and boxed resources are resources too.
+//! Forwards the trait through `Arc` and `Box`.
 
 use std::any::Any;
 use std::sync::Arc;

@@ -1,3 +1,5 @@
+//! Layers, which build a resource on top of another.
+
 use crate::Result;
 
 /// Puts a resource on top of another.

@@ -1,4 +1,4 @@
-//! Where a refused [`deallocate`](crate::DeviceMemoryResource::deallocate) is reported.
+//! Reports refused calls of [`deallocate`](crate::DeviceMemoryResource::deallocate).
 //!
 //! `deallocate` cannot return an error, and a resource must not hand a wrong pointer on. So misuse is
 //! refused, counted in the resource's statistics, and reported here, once, through one hook of the

@@ -1,3 +1,5 @@
+//! Addresses in device memory.
+
 use std::fmt;
 
 /// An address in device memory, or null.

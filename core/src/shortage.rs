@@ -1,3 +1,5 @@
+//! The report of a resource that ran out of memory.
+
 use std::fmt;
 
 use crate::{DevicePtr, Layout, MemoryInfo, StreamRef, format_bytes};

@@ -1,3 +1,5 @@
+//! The statistics of a resource.
+
 /// Which step of the reuse ladder served a request, or how often each did.
 ///
 /// The steps are tried in this order. A resource without streams of its own counts everything it

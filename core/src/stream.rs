@@ -1,3 +1,5 @@
+//! Streams as calls name them.
+
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 

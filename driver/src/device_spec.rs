@@ -1,3 +1,5 @@
+//! Reads the name of a device from a command line.
+
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;

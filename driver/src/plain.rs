@@ -1,10 +1,9 @@
-//! The rule of what plain memory (`cuMemAlloc`) takes from a device: pages of 2 MiB, which blocks share.
+//! The rule by which plain memory (`cuMemAlloc`) takes pages of 2 MiB, which blocks share.
 //!
 //! As measured on an H200 with `cuMemGetInfo`:
 //! - a block of up to 2 MiB, its size rounded up to a multiple of 512, lies in one page that blocks of any
-//!   such
-//!   size share, and never across two: so a page holds 20 blocks of 100 KiB, two of 1 MiB, one of 1 MiB + 1 B
-//!   and small ones beside it;
+//!   such size share, and never across two: so a page holds 20 blocks of 100 KiB, two of 1 MiB, one of 1 MiB
+//!   plus 1 B and small ones beside it;
 //! - a larger one has pages of its own: its size is rounded up to a multiple of 2 MiB;
 //! - a page goes back to the device with its last block.
 

@@ -1,4 +1,4 @@
-//! Which devices this process has, and which is current.
+//! Opens devices, and finds the current one.
 
 use millpond_core::{DeviceId, DriverHandle, Error, ErrorKind, Result};
 

@@ -1,10 +1,10 @@
-//! What each driver call does while a graph is captured: `data/capture_h200.txt` is what an H200 answered
-//! (driver 580.159.04, CUDA 13.0). The simulated device answers the same, cell by cell; so does the GPU on
-//! which this runs, or the table is to be measured anew.
+//! Tests the effect of each driver call while a graph is captured, against the answers of an H200 (driver
+//! 580.159.04, CUDA 13.0) in `data/capture_h200.txt`. The simulated device gives the same answers, cell by
+//! cell; if the GPU on which this runs does not, the table has to be measured again.
 //!
-//! The columns are a capture's mode (G global, T thread-local, R relaxed), the kind of the stream that
-//! captures (n non-blocking, b blocking), whose thread calls (o another, s the one that captures), and
-//! whether it is relaxed (x) or not (-). A cell is the call's code and that of the capture's end.
+//! The columns are a capture's mode (G global, T thread-local, R relaxed), the kind of the capturing stream
+//! (n non-blocking, b blocking), the calling thread (o another, s the capturing one), and whether it is
+//! relaxed (x) or not (-). A cell is the call's code and that of the capture's end.
 
 #[cfg(target_os = "linux")]
 mod gpu;

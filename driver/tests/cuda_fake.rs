@@ -1,5 +1,6 @@
-//! The CUDA driver against a stand-in for libcuda, with no GPU: what a missing, broken, old or strange driver
-//! does to a program. Each test runs in a process of its own, since a process loads the library once.
+//! Tests the CUDA driver against a stand-in for libcuda, with no GPU: the effects of a missing, broken, old
+//! or unusual driver on a program. Each test runs in a process of its own, since a process loads the library
+//! once.
 #![cfg(target_os = "linux")]
 
 use std::path::{Path, PathBuf};

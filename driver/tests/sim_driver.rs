@@ -1,4 +1,4 @@
-//! Every method of the driver on the simulated device, and what it checks at the driver's border.
+//! Tests every method of the driver on the simulated device, and its checks of arguments.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ fn kinds(device: &SimDevice) -> Vec<ViolationKind> {
 
 fn read(device: &SimDevice, ptr: DevicePtr, bytes: usize) -> Vec<u8> {
     let mut host = vec![0; bytes];
-    // SAFETY: `host` has so many bytes; the driver checks `ptr`.
+    // SAFETY: `host` has that many bytes; the driver checks `ptr`.
     unsafe { device.memcpy_dtoh_async(host.as_mut_ptr(), ptr, bytes as u64, StreamRef::LEGACY) }.unwrap();
     host
 }
@@ -119,7 +119,7 @@ fn memory_that_is_freed_with_a_lent_block_in_it_is_reported() {
     let ptr = device.mem_alloc(4096).unwrap();
     device.lend(ptr.offset(1024), 1024, StreamRef::LEGACY);
     assert_eq!(device.lent_blocks(), 1);
-    // SAFETY: live; nobody uses the block.
+    // SAFETY: live; no work uses the block.
     unsafe { device.mem_free(ptr) }.unwrap();
     assert_eq!(kinds(&device), [ViolationKind::LentReturned]);
     assert_eq!(device.lent_blocks(), 0);

@@ -1,4 +1,4 @@
-//! The order oracle against a naive model that keeps, for every point, the set of all work before it.
+//! Tests the order oracle against a naive model that keeps, for every point, the set of all work before it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

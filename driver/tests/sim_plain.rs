@@ -1,4 +1,5 @@
-//! What memory takes from the simulated device: plain memory by pages, managed memory nothing.
+//! Tests how much memory allocations take from the simulated device: plain memory by pages, managed memory
+//! none.
 
 use std::sync::Arc;
 

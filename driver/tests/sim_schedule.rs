@@ -1,4 +1,4 @@
-//! Schedules, time, determinism, faults, and programs of millions of steps.
+//! Tests schedules, time, determinism, faults, and programs of millions of steps.
 
 use std::sync::Arc;
 

@@ -1,3 +1,5 @@
+//! A memory manager over plain CUDA memory.
+
 use std::sync::Arc;
 
 use millpond_core::driver::HostPtr;

@@ -1,3 +1,5 @@
+//! The queue of deallocations that wait for a good moment.
+
 use std::collections::VecDeque;
 
 use parking_lot::Mutex;

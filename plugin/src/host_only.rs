@@ -1,3 +1,5 @@
+//! The host half of a memory manager.
+
 use std::sync::Arc;
 
 use dashmap::DashMap;
@@ -294,8 +296,9 @@ impl Shared {
     fn end(&self, plain: Plain) {
         let Ok(driver) = self.driver() else { return };
         let _captures = CaptureModeGuard::relaxed(&*driver);
-        // SAFETY: whoever took `plain` out of `live` or `pending` (or never put it there) has the only copy,
-        // so the memory ends once; the last pointer to it is gone or no longer live, so nobody uses it.
+        // SAFETY: the code that took `plain` out of `live` or `pending` (or never put it there) has the only
+        // copy, so the memory ends once; the last pointer to it is gone or no longer live, so it is not used
+        // any more.
         let outcome = call(&*driver, |driver| unsafe {
             match plain {
                 Plain::Device { ptr, .. } => driver.mem_free(ptr),

@@ -16,7 +16,7 @@
 //! offset                  u64     where it starts inside the allocation
 //! source                  u8      0: unknown, 1: follows
 //!   device                u32     the CUDA ordinal; the highest bit marks a simulated device
-//!   name                  u16 and so many bytes of UTF-8
+//!   name                  u16 and that many bytes of UTF-8
 //! ```
 //! All numbers are little endian.
 

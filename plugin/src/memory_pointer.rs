@@ -1,3 +1,5 @@
+//! Pointers that keep their memory alive.
+
 use std::any::Any;
 use std::fmt;
 use std::ops::Range;

@@ -1,3 +1,5 @@
+//! A memory manager over a stack of resources.
+
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,3 +1,5 @@
+//! Chooses the memory manager of the process, and keeps one per device.
+
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, LazyLock};

@@ -1,3 +1,5 @@
+//! Orders the release of a block after all streams that used it.
+
 use millpond_core::driver::{CaptureModeGuard, Event, EventFlags};
 use millpond_core::{DriverError, DriverHandle, Error, Result, StreamId, StreamRef};
 use parking_lot::Mutex;
@@ -108,7 +110,7 @@ impl ReleaseOrder {
     /// Ends the event, before the context goes.
     pub(crate) fn clear(&self) {
         if let Some(event) = self.event.lock().take() {
-            // SAFETY: created by `join` on this driver and taken out of the slot, so nobody names it again.
+            // SAFETY: created by `join` on this driver and taken out of the slot, so it is not named again.
             if let Err(error) = call(&*self.driver, |driver| unsafe { driver.event_destroy(event) }) {
                 tracing::debug!(target: "millpond::plugin", %error, "could not end an event");
             }

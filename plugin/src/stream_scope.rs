@@ -1,3 +1,5 @@
+//! The stream of a thread's allocations.
+
 use std::cell::Cell;
 use std::marker::PhantomData;
 

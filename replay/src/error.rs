@@ -1,3 +1,5 @@
+//! The errors of reading and replaying logs.
+
 use std::io;
 
 use crate::log::LogError;

@@ -1,4 +1,4 @@
-//! Bars on the standard error while logs are read and replayed.
+//! Progress bars on the standard error.
 
 use std::io::{self, IsTerminal};
 use std::thread;

@@ -1,4 +1,4 @@
-//! The last line of a replay: one thing to do, which the figures bear out, and which a GPU bears out, too.
+//! Tests the last line of a replay: one piece of advice, which the figures and a GPU confirm.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! `millpond-replay bench`.
+//! Tests `millpond-replay bench`.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! `millpond-replay calibrate`: what it refuses, what it prints where, and its exit status.
+//! Tests `millpond-replay calibrate`: its refusals, its outputs, and its exit status.
 
 mod support;
 

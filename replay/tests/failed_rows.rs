@@ -1,4 +1,4 @@
-//! Rows `allocate failure`: each stack is asked for them at their place, and answers.
+//! Tests rows `allocate failure`: each stack gets the requests at their places, and answers.
 
 mod support;
 

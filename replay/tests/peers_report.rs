@@ -1,4 +1,4 @@
-//! The tables and plots of `benches/peers`: examples/peers_report.
+//! Tests the tables and plots of `benches/peers`: examples/peers_report.
 
 #[path = "../examples/peers_report/data.rs"]
 mod data;

@@ -1,4 +1,4 @@
-//! Decay and pressure on a real device.
+//! Tests decay and pressure on a real device.
 
 use std::time::Duration;
 

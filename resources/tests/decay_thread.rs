@@ -1,5 +1,5 @@
-//! The thread that lets pools on real devices decay: one for all, as long as there is a pool. One test, since
-//! it looks at the threads of the process. The device is simulated, and hides its time.
+//! Tests the thread that lets pools on real devices decay: one for all, while there is a pool. It is one
+//! test, since it inspects the threads of the process. The device is simulated, and hides its virtual time.
 #![cfg(all(target_os = "linux", not(miri)))]
 
 use std::sync::atomic::{AtomicU64, Ordering};

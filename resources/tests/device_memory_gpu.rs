@@ -1,4 +1,4 @@
-//! On a GPU: how pools, processes and plain allocations share what is free of it.
+//! Tests on a GPU how pools, processes and plain allocations share its free memory.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};

@@ -1,4 +1,4 @@
-//! Blocks of one size beside a resource for what does not fit.
+//! Tests blocks of one size beside a resource for requests that do not fit.
 
 use std::sync::Arc;
 

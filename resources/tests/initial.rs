@@ -1,4 +1,4 @@
-//! The memory that a pool takes when it is made.
+//! Tests the memory that a pool takes when it is made.
 
 use millpond_core::StreamRef;
 use millpond_core::stack::{LayerTable, StackSpec};

@@ -1,4 +1,4 @@
-//! The most bytes in use at a time, where one thread gives back what another took.
+//! Tests the peak of bytes in use when one thread frees blocks of another.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 

@@ -1,4 +1,4 @@
-//! Other devices that use a pool's memory, on several simulated devices: as on two H200s.
+//! Tests other devices that use a pool's memory, on several simulated devices: as on two H200s.
 
 use std::sync::Arc;
 

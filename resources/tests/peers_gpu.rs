@@ -54,7 +54,7 @@ impl Cuda {
     /// `cuMemcpy` in the device's context.
     fn copy(&self, device: i32, dst: DevicePtr, src: DevicePtr, bytes: u64) -> i32 {
         let context = self.primary_context(device);
-        // SAFETY: types are the functions'; both blocks have so many bytes.
+        // SAFETY: types are the functions'; both blocks have that many bytes.
         unsafe {
             let set = self.0.get::<unsafe extern "C" fn(u64) -> i32>("cuCtxSetCurrent").unwrap();
             assert_eq!(set(context), 0);
@@ -65,7 +65,7 @@ impl Cuda {
 
     fn copy_peer(&self, dst: (DevicePtr, i32), src: (DevicePtr, i32), bytes: u64) -> i32 {
         let (to, from) = (self.primary_context(dst.1), self.primary_context(src.1));
-        // SAFETY: the type is the function's; both blocks have so many bytes.
+        // SAFETY: the type is the function's; both blocks have that many bytes.
         unsafe {
             let copy =
                 self.0.get::<unsafe extern "C" fn(u64, u64, u64, u64, u64) -> i32>("cuMemcpyPeer").unwrap();

@@ -1,4 +1,4 @@
-//! A pool as its users see it, alone and from many threads: what Miri and the sanitizers look at.
+//! Tests a pool as its users see it, alone and from many threads, for Miri and the sanitizers.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;

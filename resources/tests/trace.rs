@@ -1,4 +1,4 @@
-//! What resources do beyond their fast path is told to `tracing`, in every configuration.
+//! Tests the `tracing` events of resources, in every configuration.
 
 use std::collections::BTreeMap;
 use std::fmt::{Debug, Write};

@@ -1,3 +1,5 @@
+//! A wrapper that reports all blocks to the checks.
+
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;

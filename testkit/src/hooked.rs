@@ -137,8 +137,8 @@ impl HookedDriver {
         Self::named(inner, None)
     }
 
-    /// The same device under another name, as in another process: resources of one process that know of each
-    /// other go by the name.
+    /// The same device under another name, as in another process: resources of one process recognise each
+    /// other by the name of the device.
     pub fn in_another_process(inner: DriverHandle, name: DeviceId) -> Arc<Self> {
         Self::named(inner, Some(name))
     }

@@ -1,4 +1,4 @@
-//! What a memory resource is tested with: yours as well as millpond's own.
+//! Tools for testing memory resources: yours as well as millpond's own.
 //!
 //! | here | what it is for |
 //! |---|---|

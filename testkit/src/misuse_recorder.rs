@@ -1,4 +1,4 @@
-//! Which refused calls the current thread caused.
+//! Records the refused calls of the current thread.
 //!
 //! The process has one [hook](millpond_core::misuse) for misuse, while tests run on many threads. [`record`]
 //! installs one hook permanently, which keeps each thread's reports apart, and panics on threads that do not

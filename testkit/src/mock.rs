@@ -200,7 +200,7 @@ fn scripted(kind: ErrorKind) -> Error {
     }
 }
 
-// SAFETY: fresh addresses never overlap and are aligned; they stand for memory that nobody touches. A
+// SAFETY: fresh addresses never overlap and are aligned; they stand for memory that is never touched. A
 // script can break the contract, which is what it is for.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl DeviceMemoryResource for MockResource {

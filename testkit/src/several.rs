@@ -1,3 +1,5 @@
+//! Several resources of one device behind one.
+
 use std::any::Any;
 use std::fmt;
 

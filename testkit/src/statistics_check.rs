@@ -1,4 +1,4 @@
-//! How much of the statistics of a resource is compared.
+//! The extent of the comparison of statistics.
 
 /// How much of the statistics of a resource is compared with the shadow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,3 +1,5 @@
+//! Tests that each rule of style finds what it refuses.
+
 use super::*;
 
 /// Asserts that a rule finds exactly one problem in the bad file and none in the good one.
@@ -16,6 +18,34 @@ fn lengths_are_found() {
         |count: usize| File::of("a.rs", format!("fn f() {{\n{}}}\n", "f(\"{\");\n".repeat(count - 2)));
     finds(lengths, &function(FUNCTION_LINES + 1), &function(FUNCTION_LINES));
     finds(lengths, &File::of("run.sh", "#".repeat(COLUMNS + 1)), &File::of("a.md", "x".repeat(COLUMNS + 1)));
+}
+
+#[test]
+fn long_lines_of_documents_are_found() {
+    let text = |count: usize| format!("a {}\n", "x".repeat(count - 2));
+    finds(long_prose, &File::of("a.md", text(COLUMNS + 1)), &File::of("a.md", text(COLUMNS)));
+    let free = ["| ", "# ", "<img ", "https://a/"].map(|start| format!("{start}{}\n", "x".repeat(COLUMNS)));
+    let good = format!("{}```\n{}```\n", free.concat(), text(COLUMNS + 1));
+    finds(long_prose, &File::of("a.md", text(COLUMNS + 1)), &File::of("a.md", good));
+}
+
+#[test]
+fn sources_without_a_purpose_are_found() {
+    assert!(no_purpose(&File::of("a.rs", "use std::fmt;\n\n//! Prints.\n")).is_some());
+    assert_eq!(no_purpose(&File::of("a.rs", "//! Prints.\n\nuse std::fmt;\n")), None);
+}
+
+#[test]
+fn house_phrases_are_found() {
+    for (phrase, _) in words::PHRASES {
+        let good = File::of("a.rs", format!("// It uses_{phrase} {phrase}_of {phrase}ly.\n"));
+        finds(house_phrases, &File::of("a.rs", format!("//! Then {phrase}.\n")), &good);
+        // Across two lines of a comment, and with a capital letter.
+        let broken =
+            phrase.replacen(' ', "\n    /// ", 1).replacen(&phrase[..1], &phrase[..1].to_uppercase(), 1);
+        finds(house_phrases, &File::of("a.rs", format!("    /// {broken}\n")), &good);
+        finds(house_phrases, &File::of("a.md", format!("- {broken}\n")), &File::of("a.svg", phrase));
+    }
 }
 
 #[test]
@@ -93,7 +123,7 @@ fn unlisted_layers_are_found() {
             "pub const ENTRY: LayerEntry = LayerEntry {\n    name: \"pool\",\n",
         ),
         File::of("resources/src/pool/mod.rs", implements),
-        File::of("resources/src/map.rs", "// impl DeviceMemoryResource for nobody"),
+        File::of("resources/src/map.rs", "// impl DeviceMemoryResource for a comment"),
         File::of("resources/src/silent.rs", implements),
         File::of("resources/src/probe.rs", implements),
         File::of("resources/src/lib.rs", implements),

@@ -1,4 +1,4 @@
-//! Files of one crate that use each other in a circle.
+//! Finds files of one crate that use each other in a circle.
 //!
 //! A file uses another if a path in its code leads there; re-exports are followed to the file that defines
 //! the item. Declaring or re-exporting a child does not count, nor does anything in test code.

@@ -1,4 +1,4 @@
-//! Which files there are, and what is in them.
+//! Lists the files of the repository, and reads them.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! A scanner that knows enough of Rust to tell code from strings and comments, and where functions end.
+//! Tells code from strings and comments, and finds the ends of functions.
 
 /// A function with a body.
 #[derive(Debug, PartialEq, Eq)]

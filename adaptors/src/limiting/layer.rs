@@ -1,3 +1,5 @@
+//! The layer that limits allocations, and its parameters in text.
+
 use std::sync::Arc;
 
 use millpond_core::stack::{LayerEntry, LayerKind, Params};

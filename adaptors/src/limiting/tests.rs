@@ -1,3 +1,5 @@
+//! Tests the limit: its count, its refusals, and threads that share it.
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 

@@ -1,3 +1,5 @@
+//! Switches off mechanisms of the log, so that tests can show that they are needed.
+
 /// Whether a test wants to see what happens without one of the mechanisms that keep rows.
 #[cfg(test)]
 pub(super) fn without(mechanism: &str) -> bool {

@@ -1,3 +1,5 @@
+//! Reads the wall clock and converts it to the local time of day.
+
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 

@@ -1,3 +1,5 @@
+//! Numbers the devices whose rows share a log.
+
 use millpond_core::DeviceId;
 use parking_lot::RwLock;
 

@@ -1,5 +1,4 @@
-//! The end of a log whose destination may never take what is left: a pipe whose reader stopped, or a file
-//! system that hangs.
+//! Ends a log whose destination may hang: a pipe whose reader stopped, or a file system that does not answer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

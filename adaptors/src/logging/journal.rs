@@ -1,3 +1,5 @@
+//! A log that one or more adaptors write.
+
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use std::{fmt, io};

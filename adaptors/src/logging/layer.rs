@@ -1,4 +1,4 @@
-//! The layer that puts a log on a resource, and what text can say about it.
+//! The layer that puts a log on a resource, and its parameters in text.
 
 use std::ffi::OsString;
 use std::fmt;

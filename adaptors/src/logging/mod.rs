@@ -1,4 +1,4 @@
-//! Logging: a row of CSV for every call, as RMM writes it.
+//! Logs a row of CSV for every call, as RMM does.
 //!
 //! ```text
 //! Thread,Time,Action,Pointer,Size,Stream

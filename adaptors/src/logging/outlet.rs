@@ -1,3 +1,5 @@
+//! Writes the batches of an asynchronous log in order.
+
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;

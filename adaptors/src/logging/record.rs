@@ -1,3 +1,5 @@
+//! A row in the binary form in which it waits to be formatted.
+
 use std::time::Instant;
 
 use millpond_core::{DevicePtr, Layout, StreamRef};

@@ -1,4 +1,4 @@
-//! Where a log goes and what it looks like, as text.
+//! The destination and the format of a log.
 
 use std::fmt;
 use std::io;

@@ -1,3 +1,5 @@
+//! The destination of a log, with its buffer and its counters.
+
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
 use std::mem;

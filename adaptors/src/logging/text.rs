@@ -1,3 +1,5 @@
+//! Formats rows as CSV.
+
 use std::cell::RefCell;
 use std::fmt;
 use std::io::{self, Write};

@@ -1,3 +1,5 @@
+//! The operating system's id of the calling thread.
+
 /// The calling thread's id, as the operating system's tools show it.
 #[inline]
 pub(super) fn id() -> u32 {

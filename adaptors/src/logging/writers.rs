@@ -1,3 +1,5 @@
+//! The threads that write an asynchronous log.
+
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;

@@ -1,3 +1,5 @@
+//! Counters of bytes and allocations.
+
 /// One quantity over the time of a level.
 ///
 /// Signed, because a level may see more given back than handed out, when blocks are older than it is.

@@ -1,4 +1,4 @@
-//! Counting: how many bytes and allocations are live, were live at most, and were made.
+//! Counts bytes and allocations: live, peak and total.
 
 mod counters;
 pub(crate) mod layer;

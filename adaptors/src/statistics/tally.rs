@@ -1,3 +1,5 @@
+//! Counts in one part per thread, with an exact peak.
+
 use millpond_core::{Error, LadderCounts, ResourceStatistics, Result};
 
 use super::counters::{Counter, Counters};

@@ -1,3 +1,5 @@
+//! Tests the counters: peaks, levels, and threads.
+
 use std::sync::{Arc, Barrier, Mutex, OnceLock, Weak};
 
 use millpond_core::stack::{LayerTable, StackSpec};

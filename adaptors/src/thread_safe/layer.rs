@@ -1,3 +1,5 @@
+//! The layer that adds a lock.
+
 use std::sync::Arc;
 
 use millpond_core::stack::{LayerEntry, LayerKind};

@@ -1,4 +1,4 @@
-//! Locking: a resource for one thread becomes one for all.
+//! Puts a lock around a resource, so that threads may share it.
 
 pub(crate) mod layer;
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Which shard and which bucket an address belongs to.
+//! Chooses the shard and the bucket of an address.
 
 /// The number of shards: a power of two, well above the number of threads that allocate at the same moment.
 pub(super) const SHARDS: usize = 64;

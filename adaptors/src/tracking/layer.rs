@@ -1,4 +1,4 @@
-//! The layer that tracks allocations, and what text can say about it.
+//! The layer that tracks allocations, and its parameters in text.
 
 use std::str::FromStr;
 use std::sync::Arc;

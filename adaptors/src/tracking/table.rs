@@ -180,7 +180,7 @@ fn find(bucket: &Bucket, address: u64) -> Option<usize> {
 #[inline]
 fn prefetch<T>(place: &T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch changes nothing that a program sees, whatever the address; x86-64 has it.
+    // SAFETY: a prefetch of any address changes nothing that a program sees; x86-64 has it.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(place).cast());

@@ -1,3 +1,5 @@
+//! Tests the tracker: refusals, leaks, reports, and threads.
+
 use std::sync::{Arc, Barrier, Mutex, OnceLock, Weak};
 
 use millpond_core::misuse::{Misuse, MisuseKind};

@@ -1,4 +1,4 @@
-//! What a buffer's contents are copied from and to.
+//! Copies a buffer's contents from and to the host and other buffers.
 
 use bytemuck::Pod;
 use millpond_core::{DeviceMemoryResource, Error, Layout, Result, StreamRef};

@@ -1,3 +1,5 @@
+//! A buffer of bytes in device memory.
+
 mod copy;
 
 use std::mem::ManuallyDrop;

@@ -1,3 +1,5 @@
+//! The errors of driver calls.
+
 use std::fmt;
 
 /// The result of a driver call.

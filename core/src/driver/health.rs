@@ -1,4 +1,4 @@
-//! Whether a device is lost, shared by everything that uses it.
+//! The flag of a lost device, shared by all its users.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 

@@ -1,4 +1,4 @@
-//! A stack as text, and back.
+//! Stacks as text.
 //!
 //! ```text
 //! stack  = layer *( "+" layer )                base first, outermost last

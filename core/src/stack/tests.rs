@@ -1,3 +1,5 @@
+//! Tests that stacks are read and printed without loss, and that bad text is refused.
+
 use super::*;
 
 /// A small generator of numbers (SplitMix64), as the testkit depends on this crate.

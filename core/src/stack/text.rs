@@ -1,4 +1,4 @@
-//! Reading and quoting: the grammar of [`stack`](super).
+//! Reads and prints stacks: the grammar of [`stack`](super).
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,3 +1,5 @@
+//! The kinds of driver calls, and their counts.
+
 use std::fmt;
 
 macro_rules! kinds {

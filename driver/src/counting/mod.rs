@@ -1,4 +1,4 @@
-//! A driver that counts what another one is asked.
+//! A driver that counts the calls to another one.
 
 mod counts;
 mod probe;

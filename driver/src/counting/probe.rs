@@ -1,3 +1,5 @@
+//! Queries the device's free memory at new peaks.
+
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use millpond_core::driver::{Driver, DriverResult};

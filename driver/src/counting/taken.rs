@@ -1,3 +1,5 @@
+//! Computes the device memory that a driver's user holds.
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 

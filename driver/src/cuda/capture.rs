@@ -1,4 +1,4 @@
-//! Captures of graphs: leaving them alone, and making them.
+//! Begins and ends captures of graphs, and detects them.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,3 +1,5 @@
+//! The primary context of a device, and the guard that makes it current.
+
 use std::marker::PhantomData;
 
 use millpond_core::driver::{DriverError, DriverResult};

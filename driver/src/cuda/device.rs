@@ -1,3 +1,5 @@
+//! The driver of one CUDA device.
+
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
 use std::fmt;

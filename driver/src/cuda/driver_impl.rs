@@ -1,3 +1,5 @@
+//! The calls of [`Driver`] on CUDA.
+
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
@@ -400,7 +402,7 @@ impl Driver for CudaDriver {
         // SAFETY: Results.
         unsafe { self.functions().stream_create_with_priority(&raw mut handle, kind, flags.priority) }?;
         let id = self.identify_new_stream(handle).inspect_err(|_| {
-            // SAFETY: the stream was made above and nobody else knows it.
+            // SAFETY: the stream was made above and no other code knows it.
             let _ = unsafe { self.functions().stream_destroy(handle) };
         })?;
         let stream = StreamRef::from_raw_parts(handle, id);

@@ -1,4 +1,4 @@
-//! Finding and initialising the driver library, once per process.
+//! Finds and initialises the driver library, once per process.
 
 use std::sync::OnceLock;
 

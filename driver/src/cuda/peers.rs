@@ -1,4 +1,4 @@
-//! The other devices, and which of them can use this one's memory.
+//! Finds the other devices that can use this one's memory.
 
 use millpond_core::DeviceId;
 use millpond_core::driver::{DriverError, DriverResult};

@@ -29,7 +29,7 @@ impl CudaDriver {
         };
         let access: SmallVec<[AccessDesc; 8]> = devices.iter().map(describe).collect::<DriverResult<_>>()?;
         let count = access.len() as u64;
-        // SAFETY: the caller vouches for the range; `access` has so many descriptions and lives through the
+        // SAFETY: the caller vouches for the range; `access` has that many descriptions and lives through the
         // call.
         unsafe { self.functions().mem_set_access(ptr.address(), bytes, access.as_ptr(), count) }
     }

@@ -1,3 +1,5 @@
+//! The calls of [`Driver`] on a simulated device.
+
 use std::sync::Arc;
 
 use millpond_core::driver::{

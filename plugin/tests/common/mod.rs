@@ -421,7 +421,7 @@ pub(crate) fn streams_keep_their_order(bench: &Bench) {
     const BYTES: u64 = 8 * MIB;
     let (manager, driver) = (bench.manager(), &bench.driver);
     let fill = |ptr, value, stream| {
-        // SAFETY: memory of that length, which nobody else uses until the copy that waits for it.
+        // SAFETY: memory of that length, which no other code uses until the copy that waits for it.
         unsafe { driver.memset_d8_async(ptr, value, BYTES, stream).unwrap() };
     };
     for round in 0..16 {

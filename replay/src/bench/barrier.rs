@@ -1,3 +1,5 @@
+//! A barrier that spins before it sleeps.
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 

@@ -1,3 +1,5 @@
+//! Times the steps of a workload.
+
 use std::hint::black_box;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};

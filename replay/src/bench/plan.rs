@@ -1,3 +1,5 @@
+//! Plans of random steps, drawn before the clock starts.
+
 use std::ops::Range;
 
 use millpond_core::format_bytes;

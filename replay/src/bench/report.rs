@@ -1,3 +1,5 @@
+//! Prints the figures of a benchmark.
+
 use std::fmt;
 use std::io::{self, Write};
 

@@ -1,3 +1,5 @@
+//! The allocators that workloads run on.
+
 use millpond_core::{AnyResource, DeviceMemoryResource, DevicePtr, ErrorKind, Layout, StreamRef};
 
 use super::Status;

@@ -1,3 +1,5 @@
+//! Tests that workloads allocate and free as documented, and that failures are reported.
+
 use std::collections::HashMap;
 use std::panic::panic_any;
 use std::sync::Mutex;

@@ -1,3 +1,5 @@
+//! The workloads and their sizes.
+
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;

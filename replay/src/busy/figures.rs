@@ -1,4 +1,4 @@
-//! What is reported; the [module](super) says what each figure means.
+//! The figures of a report; the [module](super) explains each.
 
 use millpond_core::LadderCounts;
 use millpond_driver::CallCounts;

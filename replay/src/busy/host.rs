@@ -1,4 +1,4 @@
-//! How far the host is ahead of the device.
+//! The modes of how far the host runs ahead of the device.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! How long kernels run.
+//! The durations of kernels.
 
 use std::fmt;
 use std::str::FromStr;

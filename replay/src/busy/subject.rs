@@ -1,4 +1,4 @@
-//! What allocates: a stack, CUDA's own pool, or nothing.
+//! An allocator to replay with: a stack, CUDA's own pool, or none.
 
 use std::fmt;
 use std::str::FromStr;

@@ -92,7 +92,7 @@ pub(super) fn host(session: &mut Session<'_>) -> DriverResult<()> {
     let (mut allocs, mut frees) = (Vec::new(), Vec::new());
     for bytes in [64 * KIB, MIB, 2 * MIB, 16 * MIB, 64 * MIB, 256 * MIB] {
         let (mut alloc, mut free) = (Samples::default(), Samples::default());
-        let row = session.blocks(4 * bytes, ROW); // never much, whatever the device has
+        let row = session.blocks(4 * bytes, ROW); // never much, on any device
         device_row(session, bytes, row, &mut alloc, &mut free, |driver, bytes| {
             driver.mem_alloc_managed(bytes)
         })?;

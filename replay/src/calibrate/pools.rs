@@ -1,4 +1,4 @@
-//! What calls take in pools, beside the same calls in rows.
+//! Compares the calls of pools with the same calls in rows.
 //!
 //! In rows, however cold, the driver's tables are warm and addresses were used before. On an H200 a
 //! `cuMemMap` took 1.4 µs in rows and 2 to 7 µs in the first passes of six logs. So the shape of a cost (by

@@ -1,4 +1,4 @@
-//! Times of single calls, and what is made of them.
+//! Times single calls, and summarises the times.
 
 use std::time::Instant;
 

@@ -1,3 +1,5 @@
+//! Tests that a simulated device measures as the profile it was made of.
+
 use std::sync::Arc;
 
 use millpond_driver::sim::{SimConfig, SimDevice};

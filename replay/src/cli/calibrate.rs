@@ -1,4 +1,4 @@
-//! `millpond-replay calibrate`: its flags, and what it does with them.
+//! The command line of `calibrate`.
 
 use std::fs;
 use std::io::{self, Write};

@@ -1,4 +1,4 @@
-//! How the program ends: its exit status, and its errors on the standard error.
+//! The exit status of the program, and its errors on the standard error.
 
 use std::io;
 use std::process::ExitCode;

@@ -1,3 +1,5 @@
+//! The figures of a replay.
+
 use millpond_core::LadderCounts;
 use millpond_driver::{CallCounts, CallKind, DeviceSpec};
 use serde::Serialize;

@@ -1,3 +1,5 @@
+//! Counts refused deallocations.
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,3 +1,5 @@
+//! Replays a log through one stack.
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What is replayed, and where.
+//! The settings of a replay.
 
 use millpond_core::stack::StackSpec;
 use millpond_driver::DeviceSpec;

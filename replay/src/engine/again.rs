@@ -1,3 +1,5 @@
+//! Makes the requests again that had failed when the log was written.
+
 use millpond_core::{AnyResource, DriverHandle, OutOfMemoryReport, StreamRef, format_bytes};
 use parking_lot::Mutex;
 use serde::Serialize;

@@ -1,3 +1,5 @@
+//! A stopwatch that subtracts its own time.
+
 use std::sync::OnceLock;
 use std::time::Instant;
 

@@ -1,3 +1,5 @@
+//! Replays a program on one thread.
+
 use std::sync::Arc;
 
 use super::clock::Stopwatch;

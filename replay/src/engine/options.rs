@@ -1,4 +1,4 @@
-//! How a program is replayed.
+//! The options of a replay.
 
 use std::fmt;
 

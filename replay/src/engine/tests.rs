@@ -1,3 +1,5 @@
+//! Tests the three orders of a replay, and its errors.
+
 use std::collections::HashMap;
 use std::fmt::{self, Write};
 use std::sync::Arc;

@@ -1,3 +1,5 @@
+//! Carries out operations, and keeps the live blocks.
+
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 
 use millpond_core::{AnyResource, DevicePtr, StreamRef};

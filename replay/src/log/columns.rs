@@ -1,3 +1,5 @@
+//! The columns of a log.
+
 use csv::ByteRecord;
 use millpond_core::ALLOCATION_ALIGNMENT;
 

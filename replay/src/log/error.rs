@@ -1,3 +1,5 @@
+//! The errors of reading a log.
+
 use std::fmt;
 
 /// Why a log, or one row of it, cannot be read. Prints as `file:line: column: reason`.

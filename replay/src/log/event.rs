@@ -1,3 +1,5 @@
+//! A row of a log as data.
+
 use std::fmt;
 
 use millpond_core::{DeviceId, DevicePtr};

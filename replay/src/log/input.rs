@@ -1,3 +1,5 @@
+//! Reads lines of a file that may be compressed.
+
 use std::io::{self, BufRead, BufReader, Read};
 
 use flate2::bufread::MultiGzDecoder;

@@ -1,3 +1,5 @@
+//! Reads a log row by row.
+
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};

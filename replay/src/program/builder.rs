@@ -1,3 +1,5 @@
+//! Builds a program from the events of a log.
+
 use std::collections::VecDeque;
 
 use millpond_core::DeviceId;

@@ -1,4 +1,4 @@
-//! A log as operations.
+//! A program: the operations of a log.
 
 use std::sync::Arc;
 

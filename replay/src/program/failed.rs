@@ -1,3 +1,5 @@
+//! Tells first requests that failed from their retries.
+
 use rustc_hash::FxHashMap;
 
 /// The requests that failed when the log was written.

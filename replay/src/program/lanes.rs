@@ -1,3 +1,5 @@
+//! The pairs of thread and stream of a log.
+
 use rustc_hash::FxHashMap;
 
 use crate::log::{Event, StreamKey};

@@ -1,4 +1,4 @@
-//! How a log is read.
+//! The limits of reading a log.
 
 /// How a log is read.
 #[derive(Clone, Copy, Debug)]

@@ -1,3 +1,5 @@
+//! One operation of a program.
+
 use millpond_core::Layout;
 
 /// The kind of an operation.

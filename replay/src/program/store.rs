@@ -1,3 +1,5 @@
+//! Stores operations in memory or in a temporary file.
+
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::sync::Arc;

@@ -1,3 +1,5 @@
+//! Counts of the rows and blocks of a log.
+
 use serde::Serialize;
 
 /// The contents of a log. Sizes in bytes, as requested.

@@ -1,5 +1,5 @@
-//! CSV: a header, and one row for each stack of each log. Columns as the fields of the JSON, flattened;
-//! empty where there is no figure. Of errors of several lines, the first.
+//! Prints CSV: a header, and one row for each stack of each log. The columns are the fields of the JSON,
+//! flattened; empty if there is no figure. Of errors of several lines, the first.
 
 use std::io::{self, Write};
 

@@ -1,5 +1,5 @@
-//! For people: a headline for the log, a table with a row for each stack, what else should be known, and in
-//! the last line what to do.
+//! Prints tables for people: a headline for the log, a table with a row for each stack, remarks, and in the
+//! last line advice.
 
 use std::io::{self, Write};
 

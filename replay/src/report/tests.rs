@@ -1,3 +1,5 @@
+//! Tests the three formats of reports.
+
 use std::io;
 
 use millpond_core::LadderCounts;

@@ -1,3 +1,5 @@
+//! The free blocks of one stream of the canary pool.
+
 use std::collections::BTreeMap;
 
 use millpond_core::driver::Event;

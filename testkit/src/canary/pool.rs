@@ -1,3 +1,5 @@
+//! A small stream-ordered pool that makes a chosen mistake.
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
@@ -266,7 +268,7 @@ impl CanaryPool {
         }
         if found.is_none() && !self.is(Wrong::GivesUpEarly) {
             self.release(state, 0)?;
-            self.driver.synchronize()?; // What was given back can be had again only now.
+            self.driver.synchronize()?; // Memory that was given back is available only now.
             if self.grow(state, with_slack, stream)? {
                 found = self.find(state, bytes, alignment, stream)?;
             }
@@ -424,7 +426,7 @@ impl Drop for CanaryPool {
         // A drop cannot report an error; memory that cannot be freed stays with the driver.
         drop(self.driver.synchronize());
         for &start in state.regions.keys().skip(leaked) {
-            // SAFETY: the region is the driver's, the device is idle, and nobody can use the pool any more.
+            // SAFETY: the region is the driver's, the device is idle, and the pool is not used any more.
             drop(unsafe { self.driver.mem_free_async(DevicePtr::new(start), StreamRef::LEGACY) });
         }
         drop(self.driver.synchronize());
@@ -435,7 +437,7 @@ impl Drop for CanaryPool {
             .chain(state.spare_events.iter().map(|e| e.0))
             .collect();
         for event in events {
-            // SAFETY: the event is the pool's, and nobody can use the pool any more.
+            // SAFETY: the event is the pool's, and the pool is not used any more.
             drop(unsafe { self.driver.event_destroy(Event(event)) });
         }
     }

@@ -1,4 +1,4 @@
-//! What is written into a block is read from it.
+//! Checks that a block holds the values that were written into it.
 
 use millpond_core::StreamRef;
 

@@ -1,3 +1,5 @@
+//! The device, the resource and the streams that a body tests with.
+
 use std::ops::Deref;
 use std::sync::Arc;
 

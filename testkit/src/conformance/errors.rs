@@ -1,4 +1,4 @@
-//! Requests that cannot be served, and what holds afterwards.
+//! Checks requests that cannot be served, and the state afterwards.
 
 use millpond_core::{DeviceMemoryResource, Error, ErrorKind, Layout, StreamRef};
 

@@ -1,4 +1,4 @@
-//! The driver fails. Only the simulated device does that on request.
+//! Checks failing driver calls, which only the simulated device makes on request.
 
 use millpond_core::{DeviceMemoryResource, DriverError, Error, ErrorKind, Layout, StreamRef};
 use millpond_driver::sim::{FaultPlan, SimDevice};

@@ -1,4 +1,4 @@
-//! Trimming, dropping, moving.
+//! Checks trimming, dropping and moving.
 
 use millpond_core::{DeviceMemoryResource, Layout, StreamRef};
 use millpond_driver::sim::Access;

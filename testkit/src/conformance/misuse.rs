@@ -1,4 +1,4 @@
-//! A `deallocate` that cannot be right is refused, counted, reported, and changes nothing.
+//! Checks that an invalid `deallocate` is refused, counted, reported, and changes nothing.
 
 use millpond_core::misuse::{Misuse, MisuseKind};
 use millpond_core::{AnyResource, DeviceMemoryResource, DevicePtr, Layout, StreamRef};

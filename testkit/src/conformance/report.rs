@@ -1,3 +1,5 @@
+//! The outcomes of the bodies.
+
 use std::fmt;
 
 /// How a body ended.

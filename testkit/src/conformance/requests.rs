@@ -1,4 +1,4 @@
-//! Sizes and alignments.
+//! Checks sizes and alignments.
 
 use millpond_core::{ALLOCATION_ALIGNMENT, DeviceMemoryResource, DevicePtr, ErrorKind, Layout, StreamRef};
 

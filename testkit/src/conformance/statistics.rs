@@ -1,4 +1,4 @@
-//! Statistics, where there are any, follow what happens.
+//! Checks that statistics, where there are any, agree with the calls.
 
 use millpond_core::{DeviceMemoryResource, ResourceStatistics, StreamRef};
 

@@ -1,5 +1,5 @@
-//! Stream order: what a stream argument promises. On the simulated device its clocks are the judge, and tags
-//! in the data; elsewhere the bodies only see that the calls are served.
+//! Checks stream order: the promise of a stream argument. On the simulated device, its clocks and tags in the
+//! data decide; elsewhere the bodies only check that the calls are served.
 
 use millpond_core::{DeviceMemoryResource, StreamRef};
 

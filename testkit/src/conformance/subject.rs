@@ -1,3 +1,5 @@
+//! A resource under test.
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;

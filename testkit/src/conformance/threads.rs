@@ -1,4 +1,4 @@
-//! Several threads share a resource through the erased handle.
+//! Checks several threads that share a resource through the erased handle.
 
 use std::sync::Mutex;
 

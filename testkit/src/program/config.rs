@@ -1,4 +1,4 @@
-//! What programs look like and what is checked.
+//! The configuration of programs.
 
 use millpond_core::{AnyResource, DriverHandle, Result};
 

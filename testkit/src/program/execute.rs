@@ -251,12 +251,12 @@ impl Execution<'_> {
         oracle::at_end(self)?;
         for index in 2..self.streams.len() as Stream {
             if let StreamState::Alive(handle) = self.stream_state(index) {
-                // SAFETY: the program is over; nobody names the stream again.
+                // SAFETY: the program has ended, and the stream is not named again.
                 unsafe { self.device.stream_destroy(handle) }.map_err(unexpected)?;
             }
         }
         for handle in self.events.iter_mut().filter_map(Option::take) {
-            // SAFETY: the program is over; nobody names the event again.
+            // SAFETY: the program has ended, and the event is not named again.
             unsafe { self.device.event_destroy(handle) }.map_err(unexpected)?;
         }
         Ok(())

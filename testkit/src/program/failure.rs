@@ -1,3 +1,5 @@
+//! A failed program, and how to run it again.
+
 use std::fmt;
 
 use millpond_driver::sim::ViolationKind;

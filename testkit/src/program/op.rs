@@ -1,3 +1,5 @@
+//! The operations of a program.
+
 use std::fmt;
 
 use millpond_core::format_bytes;

@@ -1,4 +1,4 @@
-//! What must hold after every operation and at the end.
+//! Checks the rules that hold after every operation and at the end.
 
 use millpond_core::{ALLOCATION_ALIGNMENT, DeviceMemoryResource, Driver, Layout, StreamRef};
 use millpond_driver::sim::SimDevice;

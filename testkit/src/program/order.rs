@@ -1,4 +1,4 @@
-//! What a careful caller knows of the order of its own work: a vector clock for each stream.
+//! The order of a careful caller's own work: a vector clock for each stream.
 
 use smallvec::SmallVec;
 

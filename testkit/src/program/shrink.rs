@@ -1,3 +1,5 @@
+//! Shrinks a failed program.
+
 use std::collections::BTreeSet;
 
 use super::op::{Op, Stream};

@@ -1,3 +1,5 @@
+//! Runs many seeds on several threads.
+
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

@@ -1,4 +1,4 @@
-//! What one thread at a time does.
+//! The work of one thread of a race.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -110,7 +110,7 @@ impl<'a> Runner<'a> {
             self.free_one();
         }
         for stream in self.brief.into_iter().chain([self.stream]) {
-            // SAFETY: nobody else uses the stream any more, and what was handed over is freed here first.
+            // SAFETY: no other thread uses the stream any more, and what was handed over is freed here first.
             unsafe { self.device.stream_destroy(stream) }.map_err(text)?;
         }
         Ok(())

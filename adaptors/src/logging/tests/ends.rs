@@ -1,4 +1,4 @@
-//! Rows survive the end of the process, however it ends; and would not, without what keeps them.
+//! Tests that rows survive every end of the process, and that each mechanism that saves them is needed.
 
 use std::process::Command;
 use std::sync::OnceLock;

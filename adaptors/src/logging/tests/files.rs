@@ -1,4 +1,4 @@
-//! Several logs of one file, in this process and in others.
+//! Tests several logs of one file, in this process and in others.
 
 use super::*;
 
@@ -153,7 +153,7 @@ fn a_log_that_was_closed_is_free_though_a_child_has_a_copy_of_its_handle() {
         let copy = unsafe { libc::dup(handle) };
         drop(one);
         log(&file, flush).allocate_bytes(1, S).unwrap();
-        // SAFETY: nobody else has it.
+        // SAFETY: it has no other owner.
         unsafe { libc::close(copy) };
         assert_eq!(sizes(&file), [1], "{flush:?}");
     }

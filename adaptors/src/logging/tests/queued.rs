@@ -1,4 +1,4 @@
-//! `flush=async`: order, room, and errors, in one process.
+//! Tests `flush=async` in one process: order, room, and errors.
 
 use std::sync::Condvar;
 

@@ -1,4 +1,4 @@
-//! Work: kernels, copies and fills.
+//! Launches kernels, copies and fills.
 
 use millpond_core::{DevicePtr, StreamRef};
 use smallvec::SmallVec;

@@ -1,4 +1,4 @@
-//! Plain, managed and host memory.
+//! Allocates and frees plain, managed and host memory.
 
 use std::ops::Range;
 

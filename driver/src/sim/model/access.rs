@@ -1,3 +1,5 @@
+//! One access of a simulated kernel to memory.
+
 use millpond_core::DevicePtr;
 
 /// An access of a simulated kernel to a range of memory; see

@@ -1,3 +1,5 @@
+//! Hands out ranges of an address space.
+
 use std::collections::BTreeSet;
 
 use rustc_hash::FxHashMap;

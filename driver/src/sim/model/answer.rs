@@ -1,3 +1,5 @@
+//! The results of simulated calls.
+
 use millpond_core::DriverError;
 
 /// Why a call is refused: CUDA's code, and what is known besides.

@@ -1,5 +1,5 @@
-//! Captures of graphs: which there are, and which calls they refuse. What is submitted to a stream that
-//! captures takes its place in the order as if it ran; no graph is kept.
+//! The captures of graphs that are under way. Work that is submitted to a capturing stream takes its place in
+//! the order as if it ran; no graph is kept.
 
 use std::thread::{self, ThreadId};
 

@@ -1,3 +1,5 @@
+//! Makes chosen driver calls fail.
+
 use millpond_core::DriverError;
 
 use super::answer::Refusal;

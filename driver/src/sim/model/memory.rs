@@ -1,3 +1,5 @@
+//! The contents of simulated memory.
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 

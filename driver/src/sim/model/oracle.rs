@@ -30,7 +30,7 @@ pub(crate) struct Place {
 }
 
 /// The slot of a stream that is gone.
-pub(crate) const NOBODY: Slot = Slot::MAX;
+pub(crate) const NO_SLOT: Slot = Slot::MAX;
 
 /// A block that is lent.
 #[derive(Debug)]
@@ -224,8 +224,8 @@ impl Oracle {
     /// Slots are reused: a block that was lent to a destroyed stream loses its slot.
     pub(crate) fn forget_slots(&mut self, is_free: impl Fn(Slot) -> bool) {
         for block in self.blocks.iter_mut().flatten() {
-            if block.slot != NOBODY && is_free(block.slot) {
-                block.slot = NOBODY;
+            if block.slot != NO_SLOT && is_free(block.slot) {
+                block.slot = NO_SLOT;
             }
         }
     }

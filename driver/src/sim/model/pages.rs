@@ -1,4 +1,4 @@
-//! The pages that blocks of plain memory share; what the rule is, [`crate::plain`] says.
+//! The pages that blocks of plain memory share, by the rule in [`crate::plain`].
 //!
 //! CUDA does not document which hole a block goes to: here the smallest that fits, the lowest of those.
 

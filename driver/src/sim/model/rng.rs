@@ -1,3 +1,5 @@
+//! A small deterministic random generator.
+
 /// Small deterministic random numbers: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
 #[derive(Clone, Debug)]
 pub(crate) struct Rng(u64);

@@ -1,3 +1,5 @@
+//! A map from disjoint ranges of addresses to values.
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 

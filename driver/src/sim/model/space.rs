@@ -1,4 +1,4 @@
-//! Which addresses lead to which physical memory, and how much of the device is taken.
+//! The mappings from addresses to physical memory, and the device's taken capacity.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;

@@ -1,3 +1,5 @@
+//! Rules that were broken, and the log of them.
+
 use std::fmt;
 
 /// Which rule was broken.

@@ -1,4 +1,4 @@
-//! What driver calls cost, in nanoseconds on the host.
+//! The costs of driver calls, in nanoseconds of the host.
 
 use std::collections::BTreeMap;
 
@@ -125,7 +125,9 @@ impl TryFrom<BTreeMap<String, u64>> for CallCosts {
                 return Ok((kind, ns));
             }
             if CallKind::ALL.iter().any(|kind| kind.name() == name) {
-                return Err(format!("`{name}` has no one cost: it goes by size; write [costs.{name}]"));
+                return Err(format!(
+                    "`{name}` has no one cost: it depends on the size; write [costs.{name}]"
+                ));
             }
             let names: Vec<_> = known().map(CallKind::name).collect();
             Err(format!(

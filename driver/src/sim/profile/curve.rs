@@ -1,3 +1,5 @@
+//! A cost that depends on a size.
+
 /// A cost that grows with a size: points of bytes and nanoseconds, and straight lines between them.
 ///
 /// Below the first point the cost is the first's; beyond the last it goes on along the last line, or stays if

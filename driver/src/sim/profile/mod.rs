@@ -1,4 +1,4 @@
-//! What a device is, and what its driver calls cost.
+//! The profile of a device: its size and the costs of its driver calls.
 //!
 //! | file | what it is |
 //! |---|---|

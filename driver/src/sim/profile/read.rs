@@ -1,4 +1,4 @@
-//! Profiles as TOML, read with serde.
+//! Reads profiles from TOML with serde.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Profiles as TOML, written with a comment for each field.
+//! Writes profiles as TOML with a comment for each field.
 
 use std::fmt::Write as _;
 
@@ -14,7 +14,7 @@ const HEAD: &str = "\
 # `millpond-replay calibrate` measures a device and writes such a file.
 #
 # Bytes and nanoseconds of the host throughout; the time of the timer, some 20 to 40 ns, is in each. A list of
-# points [bytes, ns] is a cost that goes by size: on straight lines between the points, the first point's cost
+# points [bytes, ns] is a cost by size: on straight lines between the points, the first point's cost
 # below, on along the last line beyond. What is left out was not measured: such calls cost no time, and
 # reports say that it is missing.
 ";

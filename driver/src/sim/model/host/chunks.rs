@@ -1,5 +1,5 @@
-//! Real memory for many blocks at once: a mapping of its own for each block would cost more than all else
-//! that a simulated call does.
+//! Allocates real memory for many blocks at once: a mapping for each block would cost more than the rest of a
+//! simulated call.
 
 use memmap2::{MmapMut, MmapOptions};
 use rustc_hash::FxHashMap;
