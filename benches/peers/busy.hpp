@@ -146,38 +146,89 @@ class Pace {
   Events ends_;
 };
 
-// Nanoseconds of one pass: to the last operation on the host, and to the end of all streams.
+// As in 3GiB, or in 120% of what is live; as replay/src/busy/capacity.rs reads it, but for the other units.
+inline uint64_t capacity_of(std::string const& text, uint64_t peak_live_bytes) {
+  size_t end = 0;
+  double const number = std::stod(text, &end);
+  auto const unit = text.substr(end);
+  if (unit == "%") return static_cast<uint64_t>(static_cast<double>(peak_live_bytes) * number / 100);
+  if (unit.empty()) return static_cast<uint64_t>(number);
+  if (unit == "MiB") return static_cast<uint64_t>(number * (1 << 20));
+  if (unit == "GiB") return static_cast<uint64_t>(number * (1 << 30));
+  throw std::runtime_error(text + " is no capacity; write one as in 120%, 800MiB or 3GiB");
+}
+
+// The device's memory but for some, in whole pages; freed at the end.
+class Reservation {
+ public:
+  explicit Reservation(uint64_t left) {
+    constexpr size_t page_bytes = 2 << 20;
+    size_t free_bytes = 0, total_bytes = 0;
+    check(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo");
+    if (free_bytes < left) throw std::runtime_error("--capacity is more than the device has free");
+    size_t const bytes = (free_bytes - left) / page_bytes * page_bytes;
+    if (bytes > 0) check(cudaMalloc(&block_, bytes), "cudaMalloc");
+  }
+  Reservation(Reservation const&) = delete;
+  Reservation& operator=(Reservation const&) = delete;
+  ~Reservation() { cudaFree(block_); }
+
+ private:
+  void* block_ = nullptr;
+};
+
+// Null if there is no memory. Any other error comes up at the next launch.
+template <class Subject>
+void* try_allocate(Subject& subject, uint64_t bytes, cudaStream_t stream) {
+  void* block = nullptr;
+  try {
+    block = subject.allocate(bytes, stream);
+  } catch (std::exception const&) {
+  }
+  if (block == nullptr) cudaGetLastError();  // forgets it
+  return block;
+}
+
+// Nanoseconds of one pass: to the last operation on the host, and to the end of all streams. Failures are
+// counted at a capacity; without one, the first of them ends the run.
 struct BusyPass {
   double host_ns, end_ns;
+  uint64_t failures;
 };
 
 template <class Subject>
 BusyPass busy_pass(Subject& subject, BusyPlan const& plan, Log const& log, std::vector<cudaStream_t> const& streams,
-                   std::vector<cudaEvent_t> const& uses, Pace& pace, Spin const& spin) {
+                   std::vector<cudaEvent_t> const& uses, Pace& pace, Spin const& spin, bool counts_failures) {
   auto const synchronize = [&] {
     for (auto const stream : streams) check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
   };
   std::vector<void*> slots(log.slots);
+  uint64_t failures = 0;
+  auto const free = [&](Log::Op const& op) {
+    if (slots[op.slot] != nullptr) subject.free(slots[op.slot], op.bytes, streams[op.stream]);
+  };
   auto const start = Clock::now();
   for (auto const& [op, kernel_ns, stays] : plan.steps) {
     auto const stream = streams[op.stream];
     if (op.allocates) {
       pace.before(op.stream);
-      slots[op.slot] = must_allocate(subject, op.bytes, stream);
+      slots[op.slot] = counts_failures ? try_allocate(subject, op.bytes, stream)
+                                       : must_allocate(subject, op.bytes, stream);
+      failures += slots[op.slot] == nullptr;
       spin.launch(stream, kernel_ns);
       if (!stays) check(cudaEventRecord(uses[op.slot], stream), "cudaEventRecord");
       pace.after(op.stream);
     } else {
       if (!stays) check(cudaStreamWaitEvent(stream, uses[op.slot], 0), "cudaStreamWaitEvent");
-      subject.free(slots[op.slot], op.bytes, stream);
+      free(op);
     }
   }
   double const host_ns = nanoseconds(Clock::now() - start);
   synchronize();
   double const end_ns = nanoseconds(Clock::now() - start);
-  for (auto const& op : log.left) subject.free(slots[op.slot], op.bytes, streams[op.stream]);
+  for (auto const& op : log.left) free(op);
   synchronize();
-  return {host_ns, end_ns};
+  return {host_ns, end_ns, failures};
 }
 
 // One subject, made anew, on one log; prints the passes.
@@ -189,18 +240,23 @@ void busy_case(Log const& log, Kernels kernels, Host host, Options const& option
   bool const all_stay = std::all_of(plan.steps.begin(), plan.steps.end(), [](auto const& step) { return step.stays; });
   Events const uses(all_stay ? 0 : log.slots);
   Pace pace(host, streams);
+  std::optional<uint64_t> capacity;
+  std::optional<Reservation> reserved;
+  if (!options.capacity.empty()) reserved.emplace(*(capacity = capacity_of(options.capacity, log.peak_bytes)));
   auto const subject = make();
   std::string passes;
-  for (uint32_t i = 0; i < options.passes; ++i) {
-    auto const pass = busy_pass(*subject, plan, log, streams, uses.all, pace, spin);
+  for (uint32_t i = 0; i < options.passes.value_or(3); ++i) {
+    auto const pass = busy_pass(*subject, plan, log, streams, uses.all, pace, spin, capacity.has_value());
     auto const taken = subject->reserved();
     passes += i > 0 ? ",{" : "{";
     passes += "\"end_ns\":" + std::to_string(static_cast<uint64_t>(pass.end_ns));
     passes += ",\"host_ns\":" + std::to_string(static_cast<uint64_t>(pass.host_ns));
-    passes += ",\"peak_taken_bytes\":" + (taken ? std::to_string(*taken) : "null") + "}";
+    passes += ",\"peak_taken_bytes\":" + (taken ? std::to_string(*taken) : "null");
+    passes += ",\"failures\":" + std::to_string(pass.failures) + "}";
   }
   print_number("operations", log.ops.size());
   print_number("peak_live_bytes", log.peak_bytes);
+  print_number("capacity_bytes", capacity);
   std::printf(",\"passes\":[%s]", passes.c_str());
 }
 

@@ -180,7 +180,7 @@ def fill(allocate, streams, requests, blocks):
 
 
 def stepper(allocate, streams, blocks, planned):
-    """A step for each replacement. A block without a reference goes back to the stream it was allocated on."""
+    """A step for each replacement. A block without a reference goes back to its stream."""
     if len(streams) == 1:
 
         def step(index):

@@ -1,11 +1,13 @@
-// Replays allocation logs, as `millpond-replay --threads 1` does: one thread, in the log's order, five passes
-// on one resource; what a log never frees is freed after each pass. With --busy, as `millpond-replay busy`.
+// Replays allocation logs, as `millpond-replay --threads 1 --repeat N` does: one thread, in the log's order,
+// N passes on one resource; what a log never frees is freed after each pass. With --busy, as
+// `millpond-replay busy`.
 #pragma once
 
 #include "busy.hpp"
 
 namespace peers {
 
+// Nanoseconds of one pass, without freeing what the log leaves.
 template <class Subject>
 double pass(Subject& subject, Log const& log, std::vector<cudaStream_t> const& streams) {
   std::vector<void*> slots(log.slots);
@@ -17,7 +19,38 @@ double pass(Subject& subject, Log const& log, std::vector<cudaStream_t> const& s
   double const ns = nanoseconds(Clock::now() - start);
   for (auto const& op : log.left) subject.free(slots[op.slot], op.bytes, streams[op.stream]);
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  return ns / static_cast<double>(std::max<size_t>(log.ops.size(), 1));
+  return ns;
+}
+
+// The passes of one subject on one log, printed with the names of millpond's fields for a stack.
+template <class Subject>
+void replay(Subject& subject, Log const& log, std::vector<cudaStream_t> const& streams, uint32_t count) {
+  double first = 0, best = 0;
+  std::optional<uint64_t> first_taken, taken;
+  std::string passes;
+  for (uint32_t i = 0; i < count; ++i) {
+    double const ns = pass(subject, log, streams);
+    taken = subject.reserved();
+    if (i == 0) first = best = ns, first_taken = taken;
+    best = std::min(best, ns);
+    passes += i > 0 ? ",{" : "{";
+    passes += "\"peak_taken_bytes\":" + (taken ? std::to_string(*taken) : "null");
+    passes += ",\"ns\":" + std::to_string(static_cast<uint64_t>(ns)) + "}";
+  }
+  auto const per_op = [&](double ns) { return ns / static_cast<double>(std::max<size_t>(log.ops.size(), 1)); };
+  auto const over_live = [&](std::optional<uint64_t> bytes) -> std::optional<double> {
+    if (!bytes || log.peak_bytes == 0) return {};
+    return static_cast<double>(*bytes) / static_cast<double>(log.peak_bytes);
+  };
+  print_number("operations", log.ops.size());
+  print_number("ns_per_op_first", per_op(first), 2);
+  print_number("ns_per_op_best", per_op(best), 2);
+  print_number("peak_live_bytes", log.peak_bytes);
+  print_number("peak_reserved_bytes_first", first_taken);
+  print_number("peak_reserved_bytes_last", taken);
+  print_number("reserved_over_live_first", over_live(first_taken), 6);
+  print_number("reserved_over_live_last", over_live(taken), 6);
+  std::printf(",\"passes\":[%s]", passes.c_str());
 }
 
 // Replays the logs on a subject, made anew for each, and prints a line of JSON for each.
@@ -32,15 +65,7 @@ void replay_all(std::string const& stack, Options const& options, Make&& make) {
       Streams const made(log.is_default.size());
       auto const streams = streams_of(log, made);
       auto const subject = make();
-      double const first = pass(*subject, log, streams);
-      double best = first;
-      auto const reserved = subject->reserved();
-      for (int i = 1; i < (options.is_quick ? 2 : 5); ++i) best = std::min(best, pass(*subject, log, streams));
-      print_number("operations", log.ops.size());
-      print_number("ns_per_op_first", first, 2);
-      print_number("ns_per_op_best", best, 2);
-      print_number("peak_reserved_bytes", reserved);
-      print_number("peak_live_bytes", log.peak_bytes);
+      replay(*subject, log, streams, options.passes.value_or(5));
     } catch (std::exception const& error) {
       print_setback(error.what());
     }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -212,11 +213,12 @@ struct Options {
   std::vector<std::string> workloads;  // all of them if empty
   std::vector<std::string> logs;
   std::vector<std::string> names;  // what is left
+  std::optional<uint32_t> passes;  // how often each log is replayed
   // Logs with work in flight.
   bool is_busy = false;
   std::vector<std::string> kernels{"5..25", "10..100"}, hosts{"ahead", "level", "sync"};
-  uint32_t passes = 3;
   uint64_t first = UINT64_MAX;  // operations of each log
+  std::string capacity;         // what is left of the device, as in 3GiB or 120%; all of it if empty
 
   static Options parse(int count, char** words) {
     Options options;
@@ -255,12 +257,15 @@ struct Options {
       } else if (word == "--host") {
         options.hosts = split(value(i));
       } else if (word == "--passes") {
-        options.passes = static_cast<uint32_t>(std::stoul(value(i)));
+        options.passes = std::max(1u, static_cast<uint32_t>(std::stoul(value(i))));
       } else if (word == "--first") {
         options.first = std::stoull(value(i));
+      } else if (word == "--capacity") {
+        options.capacity = value(i);
       } else if (word.rfind("-", 0) == 0) {
         throw std::runtime_error(word + " is unknown; there are --quick, --seed, --threads, --workload, "
-                                 "--most-live and --log, and --busy with --kernels, --host, --passes and --first");
+                                 "--most-live, --log and --passes, and --busy with --kernels, --host, --first and "
+                                 "--capacity");
       } else {
         options.names.push_back(word);
       }

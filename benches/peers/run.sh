@@ -2,12 +2,16 @@
 # Runs millpond and the peers one after the other on the GPU of this machine. Lies beside what build.sh made.
 # Peers that this machine lacks (PyTorch, CuPy) are left out, with a note.
 #
-#   ./run.sh [--quick] [--seed N] [--threads N,…] [--workload NAME,…]
-#   ./run.sh --busy [--kernels LO..HI,…] [--host NAME,…] [--passes N] [--first N] [--seed N]
+#   ./run.sh [--quick] [--seed N] [--threads N,…] [--workload NAME,…] [--passes N]
+#   ./run.sh --logs [--passes N]
+#   ./run.sh --busy [--kernels LO..HI,…] [--host NAME,…] [--passes N] [--first N] [--seed N] [--capacity SIZE]
 #
+# Each log is replayed N times (5) on one stack, and each pass is reported; with --logs nothing else runs.
 # With --busy the logs are replayed with work in flight, as `millpond-replay busy` does, and nothing else
 # runs. Kernels run for LO to HI microseconds (5..25,10..100), the host is ahead, level, sync (all), and each
-# log, or its first N operations, is replayed N times (3).
+# log, or its first N operations, is replayed N times (3). A capacity (120%, 800MiB, 3GiB; a share is of the
+# log's peak live bytes) is what is left of the device: the rest is reserved before, and allocations that fail
+# are counted.
 #
 # Everything goes to one file, results.jsonl in results/ beside this script, or in $OUT. Environment:
 #   STACKS   millpond's stacks ("cuda+pool cuda+pool:pages=off"; with --busy "cuda+pool cuda+pool:reuse=own
@@ -15,7 +19,8 @@
 #   PEERS    what runs ("millpond async malloc rmm torch cupy"; with --busy "millpond rmm torch")
 #   LOGS     the logs to replay, by their names without ending (all that lie in logs/)
 #   DEVICE   millpond's device (cuda:0); the peers run on the first GPU
-#   SECONDS_EACH  after so long a program is ended; what a peer has printed by then counts (200)
+#   SECONDS_EACH  after so long a program is ended; what a peer has printed by then counts (200). Many passes
+#            take longer: RMM's pool and cudaMallocAsync need some 0.1 s for each pass of each log
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 out=${OUT:-$here/results}
@@ -24,8 +29,20 @@ results=$out/results.jsonl
 python=${PYTHON:-python3}
 limit=${SECONDS_EACH:-200}
 device=${DEVICE:-cuda:0}
-is_busy=0
-for word in "$@"; do [[ $word != --busy ]] || is_busy=1; done
+command="run.sh $*"
+# Passes are of logs: `bench` and CuPy know nothing of them.
+is_busy=0 is_logs=0 options=() mode=() passes=
+while (($#)); do
+    case $1 in
+        --busy) is_busy=1 mode=(--busy) ;;
+        --logs) is_logs=1 ;;
+        --passes=*) passes=${1#*=} ;;
+        --passes) passes=${2:-}; (($# == 1)) || shift ;;
+        *) options+=("$1") ;;
+    esac
+    shift
+done
+passes=${passes:-$((is_busy ? 3 : 5))}
 if ((is_busy)); then
     peers=" ${PEERS:-millpond rmm torch} "
     read -ra specs <<<"${STACKS:-cuda+pool cuda+pool:reuse=own async}"
@@ -52,8 +69,9 @@ attempt() {
 
 # benched PROGRAM [FLAG...]: the workloads and the logs, or the logs with work in flight.
 benched() {
-    ((is_busy)) || attempt "$@" "${options[@]}"
-    ((${#logs[@]} == 0)) || attempt "$@" "${options[@]}" "${logs[@]/#/--log=}"
+    ((is_busy || is_logs)) || attempt "$@" "${options[@]}"
+    ((${#logs[@]} == 0)) ||
+        attempt "$@" "${mode[@]}" "${options[@]}" --passes="$passes" "${logs[@]/#/--log=}"
 }
 
 build_torch() {
@@ -83,9 +101,6 @@ machine() {
     echo "$(nproc) CPUs"
 }
 
-options=("$@")
-busy_options=()
-for word in "$@"; do [[ $word == --busy ]] || busy_options+=("$word"); done
 flags=$(mktemp -d)
 trap 'rm -rf "$flags"' EXIT
 logs=()
@@ -98,23 +113,21 @@ done
 
 printf '{"date":"%s","machine":%s,"versions":%s,"command":%s}\n' "$(date -u +%F)" \
     "$(machine 2>&1 | paste -sd';' | quoted)" "$(versions | paste -sd';' | quoted)" \
-    "$(echo "run.sh $*" | quoted)" >"$results"
+    "$(echo "$command" | quoted)" >"$results"
 
 if wanted millpond && ((is_busy)); then
     attempt "$here/millpond-replay" busy --device "$device" --format json "${stacks[@]}" \
-        "${busy_options[@]}" "${logs[@]}"
+        "${options[@]}" --passes="$passes" "${logs[@]}"
 elif wanted millpond; then
-    attempt "$here/millpond-replay" bench --device "$device" --format json "${stacks[@]}" "${options[@]}"
-    # How much a single replay takes, and how long the first and the best of five take.
-    for passes in 1 5; do
-        ((${#logs[@]} == 0)) || attempt "$here/millpond-replay" --device "$device" --threads 1 --format json \
-            --repeat "$passes" "${stacks[@]}" "${logs[@]}"
-    done
+    ((is_logs)) ||
+        attempt "$here/millpond-replay" bench --device "$device" --format json "${stacks[@]}" "${options[@]}"
+    ((${#logs[@]} == 0)) || attempt "$here/millpond-replay" --device "$device" --threads 1 --format json \
+        --repeat="$passes" "${stacks[@]}" "${logs[@]}"
 fi
 if wanted async; then
     benched "$here/async" cudaMallocAsync
 fi
-if wanted malloc && ((!is_busy)); then
+if wanted malloc && ((!is_busy && !is_logs)); then
     # It waits for the device at each call: many blocks, threads and logs would take hours.
     attempt "$here/async" cudaMalloc --most-live=10000 "${options[@]}" --workload=pair,churn,churn_large
 fi
@@ -134,7 +147,7 @@ if wanted torch; then
         note "PyTorch is left out"
     fi
 fi
-if wanted cupy && ((!is_busy)); then
+if wanted cupy && ((!is_busy && !is_logs)); then
     if "$python" -c 'import cupy' 2>/dev/null; then
         attempt "$python" "$here/cupy_bench.py" "${options[@]}"
     else

@@ -53,6 +53,31 @@ fn one_seed_prints_one_table() {
 }
 
 #[test]
+fn at_a_capacity_the_failures_of_each_stack_are_counted() {
+    let folder = Folder::new();
+    let log = folder.log(&rows(3, 2000));
+    let run = |capacity| {
+        let flags = ["--capacity", capacity, "-s", "cuda+pool", "-s", "cuda", "-k", "5..25", "-n", "5"];
+        busy(&log, &[&flags[..], &["--format", "json"]].concat())
+    };
+    let enough = run("400%");
+    assert_eq!(enough.status, 0, "{}", enough.stderr);
+    let little = run("60%");
+    assert_eq!(little.status, 1, "rows were not served: {}", little.stderr);
+    let report: Value = serde_json::from_str(&little.stdout).unwrap();
+    let capacity = report["capacity_bytes"].as_u64().unwrap();
+    assert_eq!(capacity, report["peak_live_bytes"].as_u64().unwrap() * 60 / 100);
+    for case in report["cases"].as_array().unwrap() {
+        for stack in &case["stacks"].as_array().unwrap()[1..] {
+            let passes = stack["passes"].as_array().unwrap();
+            assert_eq!(passes.len(), 5, "{stack}");
+            assert!(passes.iter().all(|pass| pass["failures"].as_u64().unwrap() > 0), "{stack}");
+        }
+    }
+    busy(&log, &["--capacity", "0%"]).fails_with(2, &["as in 120%"]);
+}
+
+#[test]
 fn mistakes_end_with_status_2_and_failures_with_1() {
     let folder = Folder::new();
     let log = folder.log(&rows(2, 200));

@@ -27,8 +27,9 @@ fn line(stack: &str, workload: &str, live: u64, ns: f64) -> String {
 fn comparison(passes: u32, first: u32, ratio: f64) -> String {
     format!(
         r#"{{"passes":{passes},"log":{{"file":"some/where/small.csv"}},"stacks":[{{"spec":"cuda+pool",
-        "ns_per_op_first":{first},"ns_per_op_best":7,"reserved_over_live_first":{ratio},
-        "driver":{{"calls_best_pass":0}}}}]}}"#
+        "ns_per_op_first":{first},"ns_per_op_best":7,"reserved_over_live_first":{ratio},"peak_live_bytes":200,
+        "driver":{{"calls_best_pass":0}},"passes":[{{"peak_taken_bytes":250}},{{"peak_taken_bytes":360}},
+        {{"peak_taken_bytes":320}}]}}]}}"#
     )
     .replace('\n', " ")
 }
@@ -44,12 +45,19 @@ fn sample() -> Data {
         writeln!(text, "{}", line("torch", "churn", live, ns)).unwrap();
     }
     writeln!(text, "{}", line("torch", "threads_own_stream", 1000, 80.0)).unwrap();
-    writeln!(text, "{}\n{}", comparison(1, 50, 1.25), comparison(5, 40, 1.5)).unwrap();
-    text += r#"{"workload":"replay","log":"small","stack":"torch","operations":4,"ns_per_op_first":90.4,
-        "ns_per_op_best":60,"peak_reserved_bytes":300,"peak_live_bytes":200}"#
-        .replace('\n', " ")
-        .as_str();
-    text += "\n{\"workload\":\"churn\",\"stack\":\"cut o";
+    writeln!(text, "{}\n{}", comparison(1, 50, 1.5), comparison(3, 40, 1.25)).unwrap();
+    for line in [
+        r#"{"workload":"replay","log":"small","stack":"torch","operations":4,"ns_per_op_first":90.4,
+        "ns_per_op_best":60,"peak_reserved_bytes_first":300,"peak_live_bytes":200,
+        "reserved_over_live_first":1.5,"passes":[{"peak_taken_bytes":300,"ns":362},
+        {"peak_taken_bytes":420,"ns":240}]}"#,
+        r#"{"workload":"replay","log":"small","stack":"rmm arena","operations":4,"ns_per_op_first":9,
+        "ns_per_op_best":8,"peak_live_bytes":200,"reserved_over_live_first":null,
+        "passes":[{"peak_taken_bytes":null,"ns":36}]}"#,
+    ] {
+        writeln!(text, "{}", line.replace('\n', " ")).unwrap();
+    }
+    text += "{\"workload\":\"churn\",\"stack\":\"cut o";
     let mut data = Data::default();
     data.read(&text).unwrap();
     data
@@ -79,11 +87,14 @@ fn each_figure_is_in_its_row_and_column() {
 }
 
 #[test]
-fn of_logs_times_are_of_several_passes_and_memory_is_of_one() {
+fn of_logs_the_first_pass_and_the_last_are_shown_and_the_last_run_counts() {
     let text = tables::markdown(&sample());
-    assert_eq!(row(&text, "Logs: nanoseconds an operation, first", "small"), ["small", "40", "90"]);
-    assert_eq!(row(&text, "Logs: nanoseconds an operation, best", "small"), ["small", "7", "60"]);
-    assert_eq!(row(&text, "Logs: bytes", "small"), ["small", "1.250", "1.500"]);
+    assert_eq!(row(&text, "Logs: nanoseconds an operation, first", "small"), ["small", "40", "90", "9"]);
+    assert_eq!(row(&text, "Logs: nanoseconds an operation, best", "small"), ["small", "7", "60", "8"]);
+    assert_eq!(row(&text, "Logs: bytes taken by bytes live, each", "| | "), ["cuda+pool", "torch"]);
+    assert_eq!(row(&text, "Logs: bytes taken by bytes live, each", "small"), ["small", "1.250", "1.500"]);
+    let all = "Logs: bytes taken by bytes live, all passes";
+    assert_eq!(row(&text, all, "small"), ["small", "1.800", "2.100"], "the most in any pass");
     assert_eq!(row(&text, "Logs: driver calls", "small"), ["small", "0"]);
 }
 
@@ -114,6 +125,27 @@ fn of_logs_with_work_in_flight_the_first_and_the_last_pass_are_shown_beside_no_a
     assert_eq!(row(&text, taken, name), [name, "2", "3", "4"]);
     assert_eq!(row(&text, "Work in flight: waits between", name), [name, "7"]);
     assert_eq!(row(&text, "Work in flight: waits of the host", name), [name, "0"]);
+}
+
+#[test]
+fn at_a_capacity_rows_say_it_and_failures_are_added_up() {
+    let mut data = Data::default();
+    BUSY.iter().for_each(|line| data.read(&line.replace('\n', " ")).unwrap());
+    assert!(!tables::markdown(&data).contains("failed, all passes"), "they were not counted");
+    let limited = [
+        r#"{"version":1,"log":{"file":"small.csv"},"capacity_bytes":3145728,"cases":[{"kernels":
+        {"shortest_ns":5000,"longest_ns":25000},"host":"ahead","stacks":[{"spec":"none","passes":
+        [{"end_ns":9,"failures":0}]},{"spec":"cuda+pool","passes":[{"end_ns":9,"failures":2},
+        {"end_ns":9,"failures":3}]}]}]}"#,
+        r#"{"workload":"busy","log":"small","stack":"torch","shortest_ns":5000,"longest_ns":25000,
+        "host":"ahead","capacity_bytes":3145728,"passes":[{"end_ns":9,"failures":0}]}"#,
+    ];
+    limited.iter().for_each(|line| data.read(&line.replace('\n', " ")).unwrap());
+    let text = tables::markdown(&data);
+    let (title, name) =
+        ("Work in flight: allocations that failed, all passes", "small, 5..25 µs, ahead, of 3 MiB");
+    assert_eq!(row(&text, title, "| | "), ["cuda+pool", "torch"]);
+    assert_eq!(row(&text, title, name), [name, "5", "0"]);
 }
 
 #[test]

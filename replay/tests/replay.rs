@@ -77,6 +77,35 @@ fn a_pool_asks_the_driver_less_and_tells_how_it_reused() {
 }
 
 #[test]
+fn each_pass_has_its_figures() {
+    let folder = Folder::new();
+    let log = folder.log(&rows(4, 4000));
+    let report = Run::json(&log, &["--stack", "cuda+pool", "--stack", "managed", "--repeat", "4"]);
+    let number = |value: &Value| value.as_u64().unwrap();
+    for stack in report["stacks"].as_array().unwrap() {
+        let passes = stack["passes"].as_array().unwrap();
+        assert_eq!(passes.len(), 4);
+        let (first, last) = (&passes[0], &passes[3]);
+        assert_eq!(first["peak_taken_bytes"], stack["peak_reserved_bytes_first"]);
+        assert_eq!(last["peak_taken_bytes"], stack["peak_reserved_bytes_last"]);
+        assert_eq!(first["driver_calls"], stack["driver"]["calls_first_pass"]);
+        let calls = passes.iter().map(|pass| number(&pass["driver_calls"])).sum::<u64>();
+        assert!(
+            calls + number(&stack["driver"]["calls_building"])
+                <= number(&stack["driver"]["calls_all_passes"])
+        );
+        assert!(passes.iter().all(|pass| pass["failures"] == 0));
+        let best = passes.iter().map(|pass| pass["ns"].as_f64()).reduce(|one, other| match (one, other) {
+            (Some(one), Some(other)) => Some(one.min(other)),
+            _ => None,
+        });
+        let per_op = best.flatten().map(|ns| ns / 4000.0);
+        assert_eq!(per_op, stack["ns_per_op_best"].as_f64(), "null where the driver's time is not known");
+    }
+    assert!(report["stacks"][0]["ns_per_op_best"].is_number());
+}
+
+#[test]
 fn every_order_of_threads_replays_everything() {
     let folder = Folder::new();
     let log = folder.log(&rows(4, 3000));

@@ -42,6 +42,8 @@ pub(crate) struct Replay {
     pub(crate) best_ns: Option<f64>,
     /// After one pass.
     pub(crate) taken_over_live: Option<f64>,
+    /// After the last pass: the most in any of them.
+    pub(crate) taken_over_live_last: Option<f64>,
     /// Of the driver, in the best pass.
     pub(crate) calls: Option<u64>,
 }
@@ -49,7 +51,7 @@ pub(crate) struct Replay {
 /// One log with work in flight on one allocator: the first pass and the last.
 #[derive(Clone, Debug)]
 pub(crate) struct Busy {
-    /// The log, the kernels and the host.
+    /// The log, the kernels, the host, and the capacity if the device had less than all.
     pub(crate) row: String,
     pub(crate) stack: String,
     pub(crate) first_ns: Option<f64>,
@@ -57,6 +59,8 @@ pub(crate) struct Busy {
     pub(crate) taken_bytes: Option<f64>,
     pub(crate) stream_waits: Option<f64>,
     pub(crate) host_waits: Option<f64>,
+    /// Allocations that failed in all passes, where they are counted.
+    pub(crate) failures: Option<f64>,
 }
 
 /// The column for the least memory that needs no wait between streams.
@@ -88,12 +92,14 @@ impl Data {
             } else if value["cases"].is_array() {
                 self.busy_report(&value);
             } else if value["workload"] == "busy" {
-                let row = busy_row(&value, &value, value["log"].as_str().unwrap_or_default());
-                self.busy.push(busy(row, value["stack"].as_str().unwrap_or_default(), &value));
+                let row = busy_row(&value, &value, &value, value["log"].as_str().unwrap_or_default());
+                let is_limited = value["capacity_bytes"].is_number();
+                self.busy.push(busy(row, value["stack"].as_str().unwrap_or_default(), &value, is_limited));
             } else if value["stacks"].is_array() {
                 self.comparison(&value);
             } else if value["workload"] == "replay" {
-                self.replays.push(replay(&value));
+                let text = |key: &str| value[key].as_str().unwrap_or_default();
+                self.replays.push(replay(text("log"), text("stack"), &value));
             } else {
                 self.cases.push(serde_json::from_value(value)?);
             }
@@ -109,43 +115,25 @@ impl Data {
 
     /// What millpond printed of a log with work in flight.
     fn busy_report(&mut self, value: &Value) {
-        let log = log_name(value);
+        let (log, is_limited) = (log_name(value), value["capacity_bytes"].is_number());
         for case in value["cases"].as_array().into_iter().flatten() {
-            let row = busy_row(case, &case["kernels"], log);
+            let row = busy_row(value, case, &case["kernels"], log);
             for stack in case["stacks"].as_array().into_iter().flatten() {
-                self.busy.push(busy(row.clone(), stack["spec"].as_str().unwrap_or_default(), stack));
+                let spec = stack["spec"].as_str().unwrap_or_default();
+                self.busy.push(busy(row.clone(), spec, stack, is_limited));
             }
             let least = case["least_bytes_without_waits"].as_f64();
-            self.busy.push(Busy { taken_bytes: least, ..busy(row, LEAST, &Value::Null) });
+            self.busy.push(Busy { taken_bytes: least, ..busy(row, LEAST, &Value::Null, false) });
         }
     }
 
-    /// What millpond printed of a log: once after one pass, which says what a single replay takes, and once
-    /// after several, which says how long they take.
+    /// What millpond printed of a log. Of several runs the last counts.
     fn comparison(&mut self, value: &Value) {
         let log = log_name(value);
         for stack in value["stacks"].as_array().into_iter().flatten() {
             let spec = stack["spec"].as_str().unwrap_or_default();
-            let is_this = |replay: &&mut Replay| replay.log == log && replay.stack == spec;
-            let is_single = value["passes"] == 1;
-            if let Some(replay) = self.replays.iter_mut().find(is_this) {
-                if is_single {
-                    replay.taken_over_live = stack["reserved_over_live_first"].as_f64();
-                } else {
-                    replay.first_ns = stack["ns_per_op_first"].as_f64();
-                    replay.best_ns = stack["ns_per_op_best"].as_f64();
-                    replay.calls = stack["driver"]["calls_best_pass"].as_u64();
-                }
-            } else {
-                self.replays.push(Replay {
-                    log: log.to_owned(),
-                    stack: spec.to_owned(),
-                    first_ns: stack["ns_per_op_first"].as_f64(),
-                    best_ns: stack["ns_per_op_best"].as_f64(),
-                    taken_over_live: stack["reserved_over_live_first"].as_f64(),
-                    calls: stack["driver"]["calls_best_pass"].as_u64(),
-                });
-            }
+            self.replays.retain(|replay| (replay.log.as_str(), replay.stack.as_str()) != (log, spec));
+            self.replays.push(replay(log, spec, stack));
         }
     }
 }
@@ -157,14 +145,16 @@ fn log_name(value: &Value) -> &str {
     name.split('.').next().unwrap_or_default()
 }
 
-fn busy_row(case: &Value, kernels: &Value, log: &str) -> String {
+fn busy_row(run: &Value, case: &Value, kernels: &Value, log: &str) -> String {
     let us = |key: &str| kernels[key].as_u64().unwrap_or_default() / 1000;
     let host = case["host"].as_str().unwrap_or_default();
-    format!("{log}, {}..{} µs, {host}", us("shortest_ns"), us("longest_ns"))
+    let capacity = run["capacity_bytes"].as_u64().map(|bytes| format!(", of {} MiB", bytes >> 20));
+    let capacity = capacity.unwrap_or_default();
+    format!("{log}, {}..{} µs, {host}{capacity}", us("shortest_ns"), us("longest_ns"))
 }
 
 /// The passes of one allocator; none where it failed.
-fn busy(row: String, stack: &str, value: &Value) -> Busy {
+fn busy(row: String, stack: &str, value: &Value, is_limited: bool) -> Busy {
     let passes = value["passes"].as_array().map_or(&[][..], Vec::as_slice);
     let last = |key: &str| passes.last().and_then(|pass| pass[key].as_f64());
     Busy {
@@ -175,20 +165,25 @@ fn busy(row: String, stack: &str, value: &Value) -> Busy {
         taken_bytes: last("peak_taken_bytes").filter(|_| stack != "none"),
         stream_waits: last("stream_waits"),
         host_waits: last("host_waits"),
+        failures: (is_limited && !passes.is_empty() && stack != "none")
+            .then(|| passes.iter().filter_map(|pass| pass["failures"].as_f64()).sum()),
     }
 }
 
-/// What a peer printed of a log.
-fn replay(value: &Value) -> Replay {
-    let text = |key: &str| value[key].as_str().unwrap_or_default().to_owned();
-    let taken = value["peak_reserved_bytes"].as_f64();
+/// What millpond or a peer printed of a log.
+fn replay(log: &str, stack: &str, value: &Value) -> Replay {
+    let figure = |key: &str| value[key].as_f64();
+    let passes = value["passes"].as_array().map_or(&[][..], Vec::as_slice);
+    let taken = passes.iter().filter_map(|pass| pass["peak_taken_bytes"].as_f64());
+    let live = figure("peak_live_bytes").filter(|live| *live > 0.0);
     Replay {
-        log: text("log"),
-        stack: text("stack"),
-        first_ns: value["ns_per_op_first"].as_f64(),
-        best_ns: value["ns_per_op_best"].as_f64(),
-        taken_over_live: taken.zip(value["peak_live_bytes"].as_f64()).map(|(taken, live)| taken / live),
-        calls: None,
+        log: log.to_owned(),
+        stack: stack.to_owned(),
+        first_ns: figure("ns_per_op_first"),
+        best_ns: figure("ns_per_op_best"),
+        taken_over_live: figure("reserved_over_live_first"),
+        taken_over_live_last: taken.reduce(f64::max).zip(live).map(|(taken, live)| taken / live),
+        calls: value["driver"]["calls_best_pass"].as_u64(),
     }
 }
 

@@ -48,17 +48,18 @@ const FIGURES: [Figure; 5] = [
 
 /// The same of logs.
 type OfLog = (&'static str, fn(&Replay) -> Option<f64>, usize);
-const OF_LOGS: [OfLog; 4] = [
+const OF_LOGS: [OfLog; 5] = [
     ("Logs: nanoseconds an operation, first pass", |replay| replay.first_ns, 0),
     ("Logs: nanoseconds an operation, best pass", |replay| replay.best_ns, 0),
     ("Logs: bytes taken by bytes live, each at its peak, one pass", |replay| replay.taken_over_live, 3),
+    ("Logs: bytes taken by bytes live, all passes", |replay| replay.taken_over_live_last, 3),
     ("Logs: driver calls in the best pass", |replay| replay.calls.map(|calls| calls as f64), 0),
 ];
 
 /// The same of logs with work in flight.
 type OfBusy = (&'static str, fn(&Busy) -> Option<f64>, usize);
 const MIB: f64 = 1_048_576.0;
-const OF_BUSY: [OfBusy; 5] = [
+const OF_BUSY: [OfBusy; 6] = [
     (
         "Work in flight: milliseconds to the end of all streams, first pass",
         |busy| busy.first_ns.map(|ns| ns / 1e6),
@@ -68,6 +69,7 @@ const OF_BUSY: [OfBusy; 5] = [
     ("Work in flight: MiB taken, last pass", |busy| busy.taken_bytes.map(|bytes| bytes / MIB), 0),
     ("Work in flight: waits between streams, last pass", |busy| busy.stream_waits, 0),
     ("Work in flight: waits of the host, last pass", |busy| busy.host_waits, 0),
+    ("Work in flight: allocations that failed, all passes", |busy| busy.failures, 0),
 ];
 
 /// Everything that was measured.

@@ -89,6 +89,7 @@ impl Allocator {
             end_ns: 0,
             host_ns: 0,
             peak_taken_bytes: 0,
+            failures: 0,
             stream_waits: None,
             host_waits: None,
             driver_calls: None,

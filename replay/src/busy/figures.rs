@@ -25,6 +25,8 @@ pub struct Report {
     pub operations: u64,
     /// The most bytes that these have live at one time.
     pub peak_live_bytes: u64,
+    /// How many bytes of the device were left to each subject, if not all.
+    pub capacity_bytes: Option<u64>,
     /// Each range of kernels with each host.
     pub cases: Vec<CaseFigures>,
 }
@@ -65,7 +67,7 @@ pub struct SubjectReport {
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "status", rename_all = "snake_case")]
 pub enum SubjectResult {
-    /// It served every allocation.
+    /// It served every allocation, or those that failed are counted.
     Ran {
         /// The figures of each pass.
         passes: Vec<PassFigures>,
@@ -78,6 +80,11 @@ pub enum SubjectResult {
 }
 
 impl SubjectReport {
+    /// Allocations that failed, in all passes.
+    pub fn failures(&self) -> u64 {
+        self.passes().iter().map(|pass| pass.failures).sum()
+    }
+
     /// The figures of each pass; none if it failed.
     pub fn passes(&self) -> &[PassFigures] {
         match &self.result {
@@ -96,6 +103,8 @@ pub struct PassFigures {
     pub host_ns: u64,
     /// The most bytes taken from the device at one time.
     pub peak_taken_bytes: u64,
+    /// Allocations that failed.
+    pub failures: u64,
     /// Waits between streams that the stack inserted; none where it does not tell.
     pub stream_waits: Option<u64>,
     /// Calls of the stack that made the host wait; none where it does not tell.

@@ -39,6 +39,14 @@
 //!   less.
 //! - `async`: `cuMemAllocAsync` from the device's default pool, which keeps what is freed.
 //!
+//! # At a capacity
+//! With `--capacity`, as in `3GiB` or `120%` of the log's peak live bytes, only so much of the device is
+//! free when a subject is built: the rest is reserved, in whole pages of 2 MiB, so that at least this much
+//! is left. That is the same for stacks, `async` and the peers, on a GPU and on a simulated device. An
+//! allocator that is short of memory has to wait for what is in flight, or fail. An allocation that fails is
+//! counted, its kernel runs all the same, and there is nothing to free; without `--capacity` it ends the run
+//! of its stack.
+//!
 //! # JSON
 //! One object for each log, each on a line of its own:
 //! ```text
@@ -48,6 +56,7 @@
 //! seed, host_ns               as asked for; host_ns for each allocation
 //! operations                  in one pass: those of the log, or of its first part if that was asked for
 //! peak_live_bytes             of these
+//! capacity_bytes              what --capacity left to each subject; null without it
 //! cases[]                     one for each range of kernels and each host
 //!   kernels                   shortest_ns, longest_ns
 //!   host                      "ahead", "level" or "sync"
@@ -62,6 +71,7 @@
 //!                             device
 //!       host_ns               to the last operation's return on the host
 //!       peak_taken_bytes      the most bytes taken from the device at one time in the pass
+//!       failures              allocations that failed; always 0 without --capacity
 //!       stream_waits          waits between streams that the stack inserted; null if it does not tell
 //!                             ("async")
 //!       host_waits            calls of the stack that made the host wait: synchronisations with streams,
@@ -73,6 +83,7 @@
 
 mod allocator;
 mod bound;
+mod capacity;
 mod device;
 mod figures;
 mod host;
@@ -90,6 +101,7 @@ mod tests;
 
 use millpond_core::stack::LayerTable;
 
+pub use capacity::Capacity;
 pub use figures::{CaseFigures, PassFigures, Report, SubjectReport, SubjectResult};
 pub use host::Host;
 pub use kernels::Kernels;
@@ -123,11 +135,13 @@ pub fn run(
         host_ns: settings.host_ns,
         operations: 0,
         peak_live_bytes: 0,
+        capacity_bytes: None,
         cases: Vec::new(),
     };
     for &kernels in &settings.kernels {
         let plan = Plan::new(program, settings.first, kernels, settings.seed)?;
         (report.operations, report.peak_live_bytes) = (plan.steps().len() as u64, plan.peak_live_bytes());
+        report.capacity_bytes = settings.capacity.map(|capacity| capacity.bytes(plan.peak_live_bytes()));
         for &host in &settings.hosts {
             report.cases.push(case(&plan, kernels, host, settings, table, watch));
         }

@@ -44,12 +44,21 @@ pub fn reporter<'a>(format: Format, out: impl Write + 'a) -> Reporter<'a> {
     }
 }
 
-const HEADER: [&str; 7] =
-    ["stack", "end, ms", "/ none", "taken, MiB", "/ live", "waits between\nstreams", "waits of\nthe host"];
+const HEADER: [&str; 8] = [
+    "stack",
+    "end, ms",
+    "/ none",
+    "taken, MiB",
+    "/ least",
+    "/ live",
+    "waits between\nstreams",
+    "waits of\nthe host",
+];
 
 const LEGEND: &str = "\
 of each pass: time to the end of all streams, and bytes taken from the device at most
-/ none, / live: the last pass's time by that without an allocator, and bytes by the log's peak live";
+/ none: by the time of the same pass without an allocator; / least: by the least memory that needs no wait;
+/ live: the last pass's bytes by the log's peak live";
 
 fn tables(report: &Report, is_first: bool, out: &mut impl Write) -> io::Result<()> {
     if !is_first {
@@ -60,6 +69,9 @@ fn tables(report: &Report, is_first: bool, out: &mut impl Write) -> io::Result<(
     writeln!(out, "{file}: {operations} operations, {streams} streams, peak live {live}")?;
     let (spec, name, seed) = (&report.device.spec, &report.device.name, report.seed);
     writeln!(out, "with work in flight on {spec} ({name}), seed {seed}")?;
+    if let Some(bytes) = report.capacity_bytes {
+        writeln!(out, "each stack has {} of the device, the rest is reserved", format_bytes(bytes))?;
+    }
     for case in &report.cases {
         let ms = |ns: u64| format!("{:.1} ms", ns as f64 / 1e6);
         let (busiest, all) = (ms(case.busiest_stream_ns), ms(case.all_streams_ns));
@@ -67,7 +79,7 @@ fn tables(report: &Report, is_first: bool, out: &mut impl Write) -> io::Result<(
         let CaseFigures { kernels, host, .. } = case;
         writeln!(out, "\nkernels of {kernels}, busiest stream {busiest}, all {all}; host {host}")?;
         writeln!(out, "least memory that needs no wait: {least}")?;
-        writeln!(out, "{}", table(case, report.peak_live_bytes))?;
+        writeln!(out, "{}", table(case, report))?;
     }
     writeln!(out, "{LEGEND}")?;
     for note in notes(report) {
@@ -76,37 +88,46 @@ fn tables(report: &Report, is_first: bool, out: &mut impl Write) -> io::Result<(
     out.flush()
 }
 
-fn table(case: &CaseFigures, live: u64) -> Table {
-    let none_ns = case.stacks.first().and_then(|none| none.passes().last()).map(|pass| pass.end_ns);
+fn table(case: &CaseFigures, report: &Report) -> Table {
+    let none = case.stacks.first().map_or(&[][..], SubjectReport::passes);
+    let counts_failures = report.capacity_bytes.is_some();
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN).set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(HEADER);
+    table.set_header(HEADER.into_iter().chain(counts_failures.then_some("failures")));
     for (index, stack) in case.stacks.iter().enumerate() {
         let passes = stack.passes();
-        let each = |figure: &dyn Fn(&PassFigures) -> Option<String>| {
-            let figures: Option<Vec<String>> = passes.iter().map(figure).collect();
+        let each = |figure: &dyn Fn(usize, &PassFigures) -> Option<String>| {
+            let figures = passes.iter().enumerate().map(|(number, pass)| figure(number, pass));
+            let figures: Option<Vec<String>> = figures.collect();
             figures.filter(|figures| !figures.is_empty()).map_or("-".to_owned(), |figures| figures.join(", "))
         };
-        let ratio = |figure: fn(&PassFigures) -> u64, by: Option<u64>| {
-            let by = by.filter(|by| *by > 0);
-            let ratio = passes.last().zip(by).map(|(pass, by)| figure(pass) as f64 / by as f64);
-            ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.3}"))
-        };
         let takes = index > 0; // the first is no allocator
-        table.add_row([
+        let taken = |pass: &PassFigures| if takes { Some(pass.peak_taken_bytes) } else { None };
+        let last = passes.last().and_then(taken);
+        let least = case.least_bytes_without_waits;
+        let mut row = vec![
             stack.spec.clone(),
-            each(&|pass| Some(format!("{:.1}", pass.end_ns as f64 / 1e6))),
-            ratio(|pass| pass.end_ns, none_ns),
-            each(&|pass| takes.then(|| (pass.peak_taken_bytes >> 20).to_string())),
-            if takes { ratio(|pass| pass.peak_taken_bytes, Some(live)) } else { "-".to_owned() },
-            each(&|pass| pass.stream_waits.map(|waits| waits.to_string())),
-            each(&|pass| pass.host_waits.map(|waits| waits.to_string())),
-        ]);
+            each(&|_, pass| Some(format!("{:.1}", pass.end_ns as f64 / 1e6))),
+            each(&|number, pass| ratio(pass.end_ns, none.get(number)?.end_ns)),
+            each(&|_, pass| taken(pass).map(|bytes| (bytes >> 20).to_string())),
+            each(&|_, pass| taken(pass).and_then(|bytes| ratio(bytes, least))),
+            last.and_then(|bytes| ratio(bytes, report.peak_live_bytes)).unwrap_or("-".to_owned()),
+            each(&|_, pass| pass.stream_waits.map(|waits| waits.to_string())),
+            each(&|_, pass| pass.host_waits.map(|waits| waits.to_string())),
+        ];
+        if counts_failures {
+            row.push(each(&|_, pass| takes.then(|| pass.failures.to_string())));
+        }
+        table.add_row(row);
     }
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table
+}
+
+fn ratio(figure: u64, by: u64) -> Option<String> {
+    (by > 0).then(|| format!("{:.3}", figure as f64 / by as f64))
 }
 
 fn notes(report: &Report) -> Vec<String> {
@@ -150,6 +171,7 @@ struct Row<'a> {
     host_ns_each: u64,
     operations: u64,
     peak_live_bytes: u64,
+    capacity_bytes: Option<u64>,
     shortest_ns: u32,
     longest_ns: u32,
     host: &'static str,
@@ -164,6 +186,7 @@ struct Row<'a> {
     end_ns: Option<u64>,
     host_ns: Option<u64>,
     peak_taken_bytes: Option<u64>,
+    failures: Option<u64>,
     stream_waits: Option<u64>,
     host_waits: Option<u64>,
     driver_calls: Option<u64>,
@@ -195,6 +218,7 @@ impl<'a> Row<'a> {
             host_ns_each: report.host_ns,
             operations: report.operations,
             peak_live_bytes: report.peak_live_bytes,
+            capacity_bytes: report.capacity_bytes,
             shortest_ns: case.kernels.shortest_ns,
             longest_ns: case.kernels.longest_ns,
             host: case.host.name(),
@@ -208,6 +232,7 @@ impl<'a> Row<'a> {
             end_ns: figures.map(|figures| figures.end_ns),
             host_ns: figures.map(|figures| figures.host_ns),
             peak_taken_bytes: figures.map(|figures| figures.peak_taken_bytes),
+            failures: figures.map(|figures| figures.failures),
             stream_waits: figures.and_then(|figures| figures.stream_waits),
             host_waits: figures.and_then(|figures| figures.host_waits),
             driver_calls: figures.and_then(|figures| figures.driver_calls),

@@ -8,6 +8,7 @@ use millpond_core::{DevicePtr, DriverHandle, StreamRef};
 
 use super::Settings;
 use super::allocator::Allocator;
+use super::capacity::Reservation;
 use super::device::Device;
 use super::figures::{PassFigures, SubjectResult};
 use super::host::Host;
@@ -26,7 +27,7 @@ pub(super) fn subject(
 ) -> SubjectResult {
     let run = AssertUnwindSafe(|| -> Result<Vec<PassFigures>> {
         let device = Device::open(&settings.device, settings.host_ns)?;
-        let mut run = Run::new(plan, subject, host, device, table)?;
+        let mut run = Run::new(plan, subject, host, device, settings, table)?;
         (0..settings.passes).map(|_| run.pass()).collect()
     });
     match catch_unwind(run).unwrap_or_else(|panic| Err(Error::panicked(&*panic))) {
@@ -43,8 +44,11 @@ struct Run<'a> {
     blocks: Vec<Option<(DevicePtr, Step)>>,
     allocator: Allocator,
     uses: Uses,
+    reserved: Option<Reservation>,
     lanes: Lanes,
     device: Device,
+    /// Allocations that failed in this pass.
+    failures: u64,
 }
 
 impl<'a> Run<'a> {
@@ -53,14 +57,19 @@ impl<'a> Run<'a> {
         subject: &Subject,
         host: Host,
         device: Device,
+        settings: &Settings,
         table: &LayerTable,
     ) -> Result<Self> {
         let driver = device.driver().clone();
+        let left = settings.capacity.map(|capacity| capacity.bytes(plan.peak_live_bytes()));
+        // In this order: what streams take is not taken from the subject.
         Ok(Self {
             plan,
             host,
             blocks: vec![None; plan.slots()],
             lanes: Lanes::create(&driver, plan.streams(), host)?,
+            reserved: left.map(|left| Reservation::but(left, &driver)).transpose()?,
+            failures: 0,
             allocator: Allocator::build(subject, table, &driver)?,
             uses: Uses { events: vec![None; plan.slots()], driver },
             device,
@@ -70,6 +79,7 @@ impl<'a> Run<'a> {
     fn pass(&mut self) -> Result<PassFigures> {
         let plan = self.plan;
         self.allocator.begin_pass()?;
+        self.failures = 0;
         let begin = self.device.now_ns();
         for step in plan.steps() {
             if step.allocates() { self.allocate(step)? } else { self.free(step)? }
@@ -80,14 +90,20 @@ impl<'a> Run<'a> {
         let figures = self.allocator.figures()?;
         self.free_the_rest()?;
         self.device.check_order()?;
-        Ok(PassFigures { end_ns, host_ns, ..figures })
+        Ok(PassFigures { end_ns, host_ns, failures: self.failures, ..figures })
     }
 
     #[inline]
     fn allocate(&mut self, step: &Step) -> Result<()> {
         self.lanes.before(step.stream)?;
         let stream = self.lanes.stream(step.stream);
-        let ptr = self.allocator.allocate(step.layout(), stream)?;
+        let ptr = match self.allocator.allocate(step.layout(), stream) {
+            Err(Error::Stack(error)) if self.reserved.is_some() && error.is_out_of_memory() => {
+                self.failures += 1;
+                None
+            }
+            result => result?,
+        };
         if let Some(ptr) = ptr {
             self.device.lend(ptr, step.bytes, stream);
             self.blocks[step.slot as usize] = Some((ptr, *step));

@@ -2,7 +2,7 @@
 
 use millpond_driver::DeviceSpec;
 
-use super::{Host, Kernels, Subject};
+use super::{Capacity, Host, Kernels, Subject};
 
 /// The device, the allocators and the work.
 #[derive(Clone, Debug)]
@@ -24,4 +24,7 @@ pub struct Settings {
     pub seed: u64,
     /// Only this many operations of each log, from the first on.
     pub first: Option<u64>,
+    /// How much of the device is left to each subject; the rest is reserved before. With it, allocations
+    /// that fail are counted, and the pass goes on.
+    pub capacity: Option<Capacity>,
 }

@@ -65,6 +65,7 @@ fn settings(subjects: &[&str], host: Host) -> Settings {
         passes: 2,
         seed: 42,
         first: None,
+        capacity: None,
     }
 }
 
@@ -261,6 +262,39 @@ fn a_stack_that_fails_does_not_lose_the_others() {
 }
 
 #[test]
+fn at_a_capacity_a_pool_waits_and_what_does_not_fit_is_counted() {
+    let program = by_turns(10, 40);
+    let own = "cuda+pool:reuse=own";
+    let at = |capacity: &str| {
+        let capacity = Some(capacity.parse().unwrap());
+        run_on(&program, &Settings { capacity, ..settings(&["cuda+pool", own, "async"], Host::Ahead) })
+    };
+    // Without a limit it takes 80 MiB and does not wait.
+    let report = at("125%");
+    assert_eq!(report.capacity_bytes, Some(50 * MIB));
+    for pass in passes(&report, own) {
+        assert!(pass.peak_taken_bytes <= 50 * MIB && pass.failures == 0, "{pass:?}");
+        assert!(pass.host_waits.unwrap() > 0, "{pass:?}");
+    }
+    // 40 MiB are live.
+    let report = at("30MiB");
+    assert_eq!(passes(&report, "none").iter().map(|pass| pass.failures).sum::<u64>(), 0);
+    for spec in ["cuda+pool", own, "async"] {
+        let passes = passes(&report, spec);
+        assert!(passes.iter().all(|pass| (1..400).contains(&pass.failures)), "{passes:?}");
+        assert!(passes.iter().all(|pass| pass.peak_taken_bytes <= 30 * MIB), "{passes:?}");
+    }
+    let mut out = Vec::new();
+    reporter(Format::Table, &mut out)(&report).unwrap();
+    let table = String::from_utf8(out).unwrap();
+    assert!(table.contains("each stack has 30MiB of the device") && table.contains("| failures"), "{table}");
+
+    let report = at("1TiB");
+    let SubjectResult::Failed { error } = &report.cases[0].stacks[1].result else { panic!("{report:?}") };
+    assert!(error.contains("more than the device has free"), "{error}");
+}
+
+#[test]
 fn every_format_has_the_figures() {
     let report = run_on(&by_turns(4, 10), &settings(&["cuda+pool", "async"], Host::Ahead));
     let text = |format| {
@@ -282,10 +316,15 @@ fn every_format_has_the_figures() {
     };
     let ms = |pass: &PassFigures| format!("{:.1}", pass.end_ns as f64 / 1e6);
     assert_eq!(row("none")[1], format!("{}, {}", ms(&none[0]), ms(&none[1])));
-    assert_eq!(row("none")[2..], ["1.000", "-", "-", "-", "-"]);
-    assert_eq!(row("cuda+pool")[2], format!("{:.3}", pool[1].end_ns as f64 / none[1].end_ns as f64));
+    assert_eq!(row("none")[2..], ["1.000, 1.000", "-", "-", "-", "-", "-"]);
+    let by_none = |pass: usize| pool[pass].end_ns as f64 / none[pass].end_ns as f64;
+    assert_eq!(row("cuda+pool")[2], format!("{:.3}, {:.3}", by_none(0), by_none(1)));
+    let least = report.cases[0].least_bytes_without_waits as f64;
+    let by_least = |pass: usize| pool[pass].peak_taken_bytes as f64 / least;
+    assert_eq!(row("cuda+pool")[4], format!("{:.3}, {:.3}", by_least(0), by_least(1)));
     let waits = pool.iter().map(|pass| pass.stream_waits.unwrap().to_string()).collect::<Vec<_>>();
-    assert_eq!(row("cuda+pool")[5], waits.join(", "));
+    assert_eq!(row("cuda+pool")[6], waits.join(", "));
+    assert!(!table.contains("failures"), "{table}");
 
     let csv = text(Format::Csv);
     let mut reader = csv::Reader::from_reader(csv.as_bytes());

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::busy::{Host, Kernels, Settings, Subject};
+use crate::busy::{Capacity, Host, Kernels, Settings, Subject};
 use crate::program::Limits;
 use clap::Args;
 use millpond_driver::DeviceSpec;
@@ -53,6 +53,11 @@ pub(crate) struct BusyArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) first: Option<u64>,
 
+    /// Leave only this much of the device to each stack, and count allocations that fail: a size, as in 3GiB,
+    /// or a share of the log's peak live bytes, as in 120%
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub(crate) capacity: Option<Capacity>,
+
     /// The seed of durations; the same seed gives the same work
     #[arg(long, default_value_t = 42, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) seed: u64,
@@ -92,6 +97,7 @@ impl BusyArgs {
             passes: self.passes,
             seed: self.seed,
             first: self.first,
+            capacity: self.capacity,
         }
     }
 }
@@ -127,11 +133,14 @@ mod tests {
         assert_eq!(settings.hosts, Host::ALL);
         assert_eq!((settings.host_ns, settings.passes, settings.seed), (4000, 3, 42));
         assert_eq!((settings.first, settings.device), (None, DeviceSpec::default_device()));
+        assert_eq!(settings.capacity, None);
         assert!(parse("").unwrap_err().contains("<LOG>"));
     }
 
     #[test]
     fn lists_are_read() {
+        let shares = parse("a --capacity 120%").unwrap().settings().capacity;
+        assert_eq!(shares, Some(Capacity::PercentOfLive(120.0)));
         let line = "a b -s async -s cuda+pool -k 1..2,10..100 --host sync,ahead --first 9 --host-us 4.5 -n 5";
         let args = parse(line).unwrap();
         let settings = args.settings();
@@ -152,6 +161,8 @@ mod tests {
             ("a --host-us x", "as in 4.5"),
             ("a --passes 0", "passes"),
             ("a -f xml", "json"),
+            ("a --capacity 0%", "as in 120%"),
+            ("a --capacity -1", "negative"),
         ] {
             let error = parse(line).unwrap_err();
             assert!(error.contains(told), "{line}: {error}");

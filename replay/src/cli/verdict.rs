@@ -87,6 +87,9 @@ impl Verdict {
                     report(&format!("{spec} with kernels of {kernels}, host {host}: {error}"));
                     verdict = Self::StackFailed;
                 }
+                if stack.failures() > 0 {
+                    verdict = Self::StackFailed; // the table counts them
+                }
             }
         }
         verdict

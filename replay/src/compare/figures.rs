@@ -82,6 +82,23 @@ pub struct StackFigures {
     /// Which step of the reuse ladder served how many requests in the first pass, where the stack keeps
     /// statistics.
     pub ladder: Option<LadderCounts>,
+    /// Each pass.
+    pub passes: Vec<PassFigures>,
+}
+
+/// The figures of one pass.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct PassFigures {
+    /// The most bytes that were taken from the driver at one time: in the first pass, since before the stack
+    /// was built; in a later one, since the pass began.
+    pub peak_taken_bytes: u64,
+    /// The stack's own time in nanoseconds, and the driver's. None where the driver's is not known, as for
+    /// [`ns_per_op_first`](StackFigures::ns_per_op_first).
+    pub ns: Option<u64>,
+    /// Driver calls.
+    pub driver_calls: u64,
+    /// Allocations that failed.
+    pub failures: u64,
 }
 
 impl StackFigures {

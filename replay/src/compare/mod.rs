@@ -12,7 +12,7 @@ mod settings;
 use millpond_core::stack::LayerTable;
 use serde::Serialize;
 
-pub use figures::{DriverFigures, StackFigures, StackReport, StackResult};
+pub use figures::{DriverFigures, PassFigures, StackFigures, StackReport, StackResult};
 pub use layers::layers;
 pub use settings::Settings;
 

@@ -13,7 +13,7 @@ use millpond_driver::{CallCounts, CountingDriver};
 use super::figures::unmeasured;
 use super::layers::is_millponds;
 use super::misuse::MisuseCounter;
-use super::{DriverFigures, Settings, StackFigures, StackResult};
+use super::{DriverFigures, PassFigures, Settings, StackFigures, StackResult};
 use crate::engine::{self, AskedAgain, Options, Outcome, Threads, Watch};
 use crate::program::Program;
 use crate::{Error, Result};
@@ -65,6 +65,7 @@ fn build_and_replay(
     let shares_a_clock = settings.options.threads == Threads::Free && device.device().is_sim();
     if shares_a_clock || !figures.driver.unmeasured.is_empty() {
         (figures.ns_per_op_first, figures.ns_per_op_best) = (None, None);
+        figures.passes.iter_mut().for_each(|pass| pass.ns = None);
     }
     Ok(figures)
 }
@@ -188,8 +189,15 @@ impl<'a> StackWatch<'a> {
         let best = self.passes.iter().min_by_key(|pass| pass.total_ns).cloned().unwrap_or_default();
         let first = self.passes.first().cloned().unwrap_or_default();
         let last = self.passes.last().cloned().unwrap_or_default();
+        let passes = self.passes.iter().zip(&outcome.pass_failures).map(|(pass, failures)| PassFigures {
+            peak_taken_bytes: pass.peak_bytes,
+            ns: Some(pass.total_ns),
+            driver_calls: pass.counts.total_calls(),
+            failures: *failures,
+        });
         StackFigures {
             operations,
+            passes: passes.collect(),
             failures: outcome.pass_failures.first().copied().unwrap_or(0),
             failures_all_passes: outcome.failures,
             first_failure: outcome.first_failure,

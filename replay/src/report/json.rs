@@ -32,6 +32,12 @@
 //!                               by_kind (first pass): calls, failures, wall_ns
 //!   ladder                      in the first pass: own_stream, ordered, completed, waited, grow, reclaim,
 //!                               out_of_memory; null if the stack keeps no statistics
+//!   passes[]                    one for each pass
+//!     peak_taken_bytes          taken from the driver, the most at one time: in the first pass since before
+//!                               the stack was built, in later ones since the pass began
+//!     ns                        the stack's own time and the driver's; null where ns_per_op_first is
+//!     driver_calls              in the pass
+//!     failures                  allocations that failed
 //! ```
 //!
 //! The types say more: [`Comparison`], [`LogSummary`](crate::program::LogSummary) and

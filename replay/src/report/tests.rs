@@ -7,7 +7,9 @@ use millpond_driver::CallKind;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::compare::{Comparison, DeviceFigures, DriverFigures, StackFigures, StackReport, StackResult};
+use crate::compare::{
+    Comparison, DeviceFigures, DriverFigures, PassFigures, StackFigures, StackReport, StackResult,
+};
 use crate::engine::Failure;
 use crate::program::LogSummary;
 
@@ -46,6 +48,7 @@ fn comparison() -> Comparison {
             by_kind: Default::default(),
         },
         ladder: Some(LadderCounts { own_stream: 5, waited: 6, grow: 7, ..LadderCounts::default() }),
+        passes: vec![PassFigures { peak_taken_bytes: 3 << 20, ns: None, driver_calls: 9, failures: 3 }],
     };
     let stack = |spec: &str, result| StackReport { spec: spec.to_owned(), result };
     Comparison {

@@ -1,0 +1,111 @@
+//! A log in memory, and copies of it that are perturbed.
+
+use std::collections::HashMap;
+
+use millpond_core::Layout;
+use millpond_replay::log::StreamKey;
+use millpond_replay::program::{OpKind, Program};
+
+use crate::random::Random;
+
+/// One operation. Its size is an index into [`Log::sizes`], so that equal sizes change together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Step {
+    pub(crate) kind: OpKind,
+    pub(crate) slot: u32,
+    pub(crate) lane: u32,
+    pub(crate) alignment_log2: u8,
+    pub(crate) size: u32,
+}
+
+/// A log, ready to be replayed on one thread.
+#[derive(Clone, Debug)]
+pub(crate) struct Log {
+    pub(crate) steps: Vec<Step>,
+    /// The distinct sizes in bytes, in the order of their first operations.
+    pub(crate) sizes: Vec<u64>,
+    /// The stream of each lane: none for the legacy default stream, others numbered from 0.
+    pub(crate) streams: Vec<Option<u32>>,
+    pub(crate) slots: usize,
+}
+
+impl Log {
+    /// Requests that failed when the log was written are left out.
+    pub(crate) fn new(program: &Program) -> millpond_replay::Result<Self> {
+        let mut numbers: HashMap<u32, u32> = HashMap::new();
+        let streams = program.lanes().iter().map(|lane| {
+            let next = numbers.len() as u32;
+            (lane.key != StreamKey::Legacy).then(|| *numbers.entry(lane.stream).or_insert(next))
+        });
+        let streams = streams.collect();
+        let (mut steps, mut sizes, mut by_size) = (Vec::new(), Vec::new(), HashMap::new());
+        for index in 0..program.block_count() {
+            let block = program.block(index)?;
+            for op in block.iter().filter(|op| op.kind != OpKind::AskAgain) {
+                let size = *by_size.entry(op.bytes).or_insert_with(|| {
+                    sizes.push(op.bytes);
+                    sizes.len() as u32 - 1
+                });
+                let (kind, slot, lane, alignment_log2) = (op.kind, op.slot, op.lane, op.alignment_log2);
+                steps.push(Step { kind, slot, lane, alignment_log2, size });
+            }
+        }
+        Ok(Self { steps, sizes, streams, slots: program.slots() as usize })
+    }
+
+    /// A copy with other sizes, in which a share `swaps` of the neighbours that can swap places do.
+    pub(crate) fn perturbed(&self, spread: f64, swaps: f64, random: &mut Random) -> Self {
+        let mut copy = self.clone();
+        copy.change_sizes(spread, random);
+        if swaps > 0.0 {
+            copy.swap_neighbours(swaps, random);
+        }
+        copy
+    }
+
+    /// Multiplies each distinct size by a factor of its own. Nothing stays nothing.
+    pub(crate) fn change_sizes(&mut self, spread: f64, random: &mut Random) {
+        for size in self.sizes.iter_mut().filter(|size| **size > 0) {
+            *size = ((*size as f64 * random.factor(spread)).round() as u64).max(1);
+        }
+    }
+
+    /// An operation moves by one place at most. Two of the same slot never swap: the free of a block stays
+    /// behind its allocation, and before the next allocation into the slot.
+    fn swap_neighbours(&mut self, share: f64, random: &mut Random) {
+        let mut at = 1;
+        while at < self.steps.len() {
+            let independent = self.steps[at - 1].slot != self.steps[at].slot;
+            if independent && random.unit() < share {
+                self.steps.swap(at - 1, at);
+                at += 1;
+            }
+            at += 1;
+        }
+    }
+
+    #[inline]
+    pub(crate) fn layout(&self, step: &Step) -> Layout {
+        let plain = Layout::new(self.sizes[step.size as usize]);
+        let alignment = 1 << step.alignment_log2;
+        if alignment == plain.alignment() {
+            return plain;
+        }
+        Layout::with_alignment(plain.bytes(), alignment).unwrap_or(plain)
+    }
+
+    /// The most bytes live at one time in the first `count` operations.
+    pub(crate) fn peak_live(&self, count: usize) -> u64 {
+        let (mut live, mut peak) = (0_u64, 0_u64);
+        for step in &self.steps[..count] {
+            let bytes = self.sizes[step.size as usize];
+            match step.kind {
+                OpKind::Allocate => live = live.saturating_add(bytes),
+                OpKind::Free => live = live.saturating_sub(bytes),
+                _ => {}
+            }
+            peak = peak.max(live);
+        }
+        peak
+    }
+}
