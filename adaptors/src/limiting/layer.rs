@@ -36,7 +36,7 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
     about: "limits the bytes that are handed out",
     params: &[(
         "limit",
-        "the most bytes: a size, or a percentage of the device's free memory; always needed",
+        "the most bytes handed out: a size, or a percentage of the device's free memory; required",
     )],
     kind: LayerKind::Layer(build),
 };

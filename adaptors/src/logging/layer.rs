@@ -141,17 +141,14 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "logging",
     about: "writes a CSV row for every call, as RMM does",
     params: &[
-        ("file", "where to (default: the file that MILLPOND_LOG_FILE or RMM_LOG_FILE names)"),
-        (
-            "columns",
-            "rmm (as RMM's logs, the default) or extended (device, alignment, clock and duration too)",
-        ),
+        ("file", "the file (default: the one that MILLPOND_LOG_FILE or RMM_LOG_FILE names)"),
+        ("columns", "rmm (the default) or extended (also device, alignment, sequence, clock and duration)"),
         (
             "flush",
-            "row (nothing is lost in an abort, the default), async (by a thread of its own) or \
-             buffered (in blocks of 64 KiB; lost in an abort)",
+            "row (the default: an abort loses no row), async (a thread of the log writes rows) or buffered (rows \
+             are written in blocks of 64 KiB); an abort loses rows that wait",
         ),
-        ("to", "writer, where a program gave one of its own (default: a file); cannot be built from text"),
+        ("to", "writer, for a program's own writer (default: a file); cannot be built from text"),
     ],
     kind: LayerKind::Layer(build),
 };

@@ -30,7 +30,7 @@ impl<R: DeviceMemoryResource + Send> Layer<R> for ThreadSafeLayer {
 
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "thread_safe",
-    about: "lets one thread at a time into what is below",
+    about: "lets one thread at a time use the resource below",
     params: &[],
     kind: LayerKind::Layer(|_, upstream| Ok(Arc::new(ThreadSafeLayer.layer(upstream)?))),
 };

@@ -52,7 +52,7 @@ impl FromStr for Stacks {
 
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "tracking",
-    about: "knows every outstanding allocation; refuses what it does not know, reports leaks",
+    about: "records every outstanding allocation; refuses unknown pointers, reports leaks",
     params: &[("stacks", "on (a backtrace for every allocation) or off (the default)")],
     kind: LayerKind::Layer(build),
 };
