@@ -109,7 +109,7 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         let (bytes, size) = (buffer.len(), size_of::<T>() as u64);
         if size == 0 || !bytes.is_multiple_of(size) || buffer.alignment() < align_of::<T>() as u64 {
             return Err(Error::invalid_argument(format!(
-                "{bytes} bytes aligned to {} are no whole number of values of {size} bytes aligned to {}",
+                "{bytes} bytes aligned to {} are not a whole number of values of {size} bytes aligned to {}",
                 buffer.alignment(),
                 align_of::<T>()
             )));

@@ -83,5 +83,5 @@ pub(crate) fn whole_pages(bytes: u64) -> Answer<()> {
     if bytes.is_multiple_of(GRANULARITY) {
         return Ok(());
     }
-    Err(Refusal::invalid_value(format!("{bytes} bytes are no multiple of the granularity, {GRANULARITY}")))
+    Err(Refusal::invalid_value(format!("{bytes} bytes are not a multiple of the granularity, {GRANULARITY}")))
 }
