@@ -1,5 +1,5 @@
-//! Measures what allocations cost on neutral workloads, with mimalloc beside the stacks as the limit of what
-//! bookkeeping costs.
+//! Measures the costs of allocations on neutral workloads, with mimalloc beside the stacks as the lower bound
+//! for bookkeeping.
 //!
 //! # Workloads
 //! A step allocates one block and frees one. Sizes are log-uniform: each doubling is as likely.

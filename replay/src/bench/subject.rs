@@ -39,7 +39,7 @@ fn setback(error: &millpond_core::Error) -> Setback {
     Setback { status, reason: error.to_string() }
 }
 
-/// The allocator of CPU memory that sets the limit of what bookkeeping costs. It knows no streams.
+/// The allocator of CPU memory that is the lower bound for bookkeeping. It has no streams.
 #[cfg(feature = "mimalloc")]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mimalloc;

@@ -5,11 +5,11 @@ use clap::{Args, ValueEnum};
 use millpond_core::stack::StackSpec;
 use millpond_driver::DeviceSpec;
 
-/// Measures what allocations cost on neutral workloads, with mimalloc beside the stacks
+/// Measures the costs of allocations on neutral workloads, with mimalloc beside the stacks
 ///
 /// A step is one allocation and one free. mimalloc, an allocator of CPU memory, does the same steps: the
-/// limit of what bookkeeping costs. What each workload does, how it is measured and what the JSON holds is
-/// explained at millpond_replay::bench in the library's documentation.
+/// lower bound for bookkeeping. millpond_replay::bench in the library's documentation explains the workloads,
+/// the method and the JSON.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct BenchArgs {
     /// A stack to measure, base first, as in cuda+pool:max=8GiB; may be given several times [default: the

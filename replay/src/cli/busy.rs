@@ -11,10 +11,10 @@ use super::format::FormatArg;
 
 /// Replays logs with work in flight: a kernel behind each allocation
 ///
-/// What is freed is in use until the kernels before the free are done, and a wait between streams costs time.
-/// So this shows what a stack pays for reuse between streams: time to the end of all streams, bytes taken,
-/// waits; beside no allocator at all and the least memory that needs no wait. How it is done and what the
-/// JSON holds is explained at millpond_replay::busy in the library's documentation.
+/// A freed block is in use until the kernels before the free are done, and a wait between streams costs time.
+/// So this shows the price of reuse between streams: time to the end of all streams, bytes taken, and waits;
+/// beside no allocator, and beside the least memory that needs no wait. millpond_replay::busy in the
+/// library's documentation explains the method and the JSON.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct BusyArgs {
     /// The logs to replay
@@ -31,20 +31,20 @@ pub(crate) struct BusyArgs {
     #[arg(long, short = 'd', value_name = "DEVICE")]
     pub(crate) device: Option<DeviceSpec>,
 
-    /// How long kernels run, in microseconds: ranges that each is drawn from [default: 5..25,10..100]
+    /// The ranges that the durations of kernels are drawn from, in microseconds [default: 5..25,10..100]
     #[arg(long, short = 'k', value_name = "LO..HI,…", value_delimiter = ',')]
     pub(crate) kernels: Vec<Kernels>,
 
-    /// How far the host is ahead of the device: ahead, level, sync [default: all]
+    /// How far the host runs ahead of the device: ahead, level, sync [default: all]
     #[arg(long, value_name = "HOST,…", value_delimiter = ',')]
     pub(crate) host: Vec<Host>,
 
-    /// How long an allocation and its launch take the host on a simulated device, in microseconds
+    /// The microseconds that an allocation and its launch take the host on a simulated device
     #[arg(long = "host-us", value_name = "N", default_value = "4", value_parser = nanoseconds,
           allow_negative_numbers = true)]
     pub(crate) host_ns: u64,
 
-    /// How often each stack replays a log
+    /// The number of times each stack replays a log
     #[arg(long, short = 'n', value_name = "N", default_value_t = 3,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) passes: u32,
@@ -66,7 +66,7 @@ pub(crate) struct BusyArgs {
     #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) format: FormatArg,
 
-    /// Count rows that cannot be read, and replay the rest of the log; of one that is cut off, what there is
+    /// Skip rows that cannot be read, and count them; of a log that is cut off, replay the rows before that
     #[arg(long)]
     pub(crate) skip_bad_rows: bool,
 

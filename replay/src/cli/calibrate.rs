@@ -17,11 +17,11 @@ use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_driver::DeviceSpec;
 use millpond_driver::sim::Profile;
 
-/// Measures what a device's driver calls cost, and writes a profile that --device sim:FILE.toml reads
+/// Measures the costs of a device's driver calls, and writes a profile that --device sim:FILE.toml reads
 ///
-/// Takes some seconds, and up to 6 GiB of device memory or a quarter of what is free. With --check the exit
-/// status is 1 where simulated driver time is more than 15 % off that of the fastest run, where simulated
-/// memory is more than 1 % off, or where a stack fails.
+/// It takes some seconds, and at most a quarter of the free device memory, up to 6 GiB. With --check the exit
+/// status is 1 if simulated driver time is more than 15 % off that of the fastest run, if simulated memory is
+/// more than 1 % off, or if a stack fails.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CalibrateArgs {
     /// The device to measure [default: cuda:0 if there is a GPU, else sim:h200]
@@ -46,7 +46,7 @@ pub(crate) struct CalibrateArgs {
     #[arg(long = "stack", short = 's', value_name = "SPEC", requires = "check")]
     pub(crate) stacks: Vec<StackSpec>,
 
-    /// How often a log goes through each stack on the device; the fastest run is compared
+    /// The number of times a log goes through each stack on the device; the fastest run is compared
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..))]
     pub(crate) runs: u8,
 }
