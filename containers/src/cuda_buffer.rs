@@ -1,4 +1,4 @@
-//! Memory of any resource, where cudarc's functions take a `CudaSlice`.
+//! Memory of any resource that cudarc's functions take as a `CudaSlice`.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -16,7 +16,7 @@ use millpond_driver::cuda::stream_ref_of;
 
 use crate::DeviceBuffer;
 
-/// `len` values of `T` in device memory, for programs that use cudarc: it goes where a `CudaSlice` goes, but
+/// `len` values of `T` in device memory, for programs that use cudarc: it can be passed as a `CudaSlice`, but
 /// its memory comes from a resource and goes back to it.
 ///
 /// cudarc's copies and fills take it, as do its kernel launches and the libraries that cudarc wraps. It keeps
@@ -51,7 +51,7 @@ pub struct CudaBuffer<T, R: DeviceMemoryResource = AnyResource> {
 }
 
 impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
-    /// Memory for `len` values, which are not defined.
+    /// Memory for `len` values, which are uninitialised.
     ///
     /// # Errors
     /// Those of the resource; [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the stream is
@@ -97,7 +97,7 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         Ok(buffer)
     }
 
-    /// The values that a buffer holds. Its memory moves to `stream`, in order.
+    /// Converts a buffer of bytes to values. Its memory moves to `stream`, in order.
     ///
     /// # Errors
     /// Those of [`uninit`](Self::uninit), and [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument)
@@ -122,10 +122,10 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         Self { address: buffer.as_ptr().address(), buffer, stream, len, values: PhantomData }
     }
 
-    /// The memory, and the stream in whose order it is to be used and given back.
+    /// The memory, and the stream in whose order it is used and freed.
     ///
     /// # Safety
-    /// The stream is kept alive as long as the buffer, or until that was moved to another stream.
+    /// The stream is kept alive as long as the buffer, or until the buffer was moved to another stream.
     pub unsafe fn into_buffer(self) -> (DeviceBuffer<R>, Arc<CudaStream>) {
         (self.buffer, self.stream)
     }
@@ -141,7 +141,7 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         Ok(())
     }
 
-    /// How many values there are.
+    /// The number of values.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -151,12 +151,13 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         self.len == 0
     }
 
-    /// The stream that the buffer is used on.
+    /// The stream of the buffer.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
 
-    /// Orders `stream` for a use of the memory; what is returned orders the buffer's stream after that use.
+    /// Orders `stream` for a use of the memory; the result orders the buffer's stream after that use when it
+    /// is dropped.
     fn ordered<'a>(&self, stream: &'a CudaStream) -> SyncOnDrop<'a> {
         let left_its_thread = self.buffer.left_its_thread();
         let is_own =
@@ -170,7 +171,7 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         } else {
             stream.join(&self.stream).or_else(|_| self.stream.synchronize())
         };
-        // cudarc has no other place for it: the next call of this context returns it.
+        // cudarc has no other place for the error: the next call of this context returns it.
         context.record_err(waited);
         SyncOnDrop::sync_stream(stream)
     }

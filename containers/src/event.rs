@@ -53,7 +53,7 @@ impl Event {
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the event was never recorded, so
-    /// that nothing would be waited for; and what the driver reports.
+    /// that the wait would have no effect; and those of the driver.
     pub fn make_wait(&self, stream: StreamRef) -> Result<()> {
         if !self.recorded.load(Ordering::Acquire) {
             return Err(Error::invalid_argument(
@@ -101,8 +101,8 @@ impl fmt::Debug for Event {
     }
 }
 
-/// Orders what `then` does next after everything that `first` was given so far. One event, for two streams
-/// that differ; else nothing.
+/// Orders the next work of `then` after all present work of `first`. It makes an event for two streams that
+/// differ, and does nothing for equal ones.
 pub(crate) fn order(driver: &DriverHandle, first: StreamRef, then: StreamRef) -> Result<()> {
     if first == then {
         return Ok(());

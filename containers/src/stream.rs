@@ -8,7 +8,7 @@ use millpond_core::{DriverHandle, Result, StreamRef};
 use crate::Event;
 use millpond_core::driver::call;
 
-/// A stream of its own. Destroyed when dropped; the work that it was given goes on to its end.
+/// An owned stream. Destroyed when dropped; its submitted work runs to its end.
 ///
 /// Calls take the stream by its [`StreamRef`], which does not keep it alive: drop a stream after the
 /// buffers that are to be freed on it.

@@ -7,9 +7,9 @@ use parking_lot::Mutex;
 /// When pending deallocations are carried out. The defaults are Numba's.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct DeferredOptions {
-    /// More pending deallocations than this are too many.
+    /// The number of pending deallocations above which all are carried out.
     pub max_count: usize,
-    /// More pending bytes than this part of the device's memory (0.0 to 1.0) are too many.
+    /// The part of the device's memory (0.0 to 1.0) in pending bytes above which all are carried out.
     pub max_ratio: f64,
 }
 
@@ -24,8 +24,8 @@ impl Default for DeferredOptions {
     }
 }
 
-/// A queue of deallocations that are carried out together: ending memory synchronises with the device, so
-/// a few large pauses are better than many.
+/// A queue of deallocations that are carried out together: freeing memory synchronises with the device, so a
+/// few large pauses are better than many.
 ///
 /// The queue decides only *when*: it returns the deallocations that are due to the caller, which carries them
 /// out after the queue's lock is released. Sizes are in bytes.
@@ -87,14 +87,14 @@ impl<T> DeferredQueue<T> {
         state.bytes = state.bytes.saturating_add(bytes);
     }
 
-    /// Everything pending, unless deallocation is deferred: then nothing.
+    /// Takes all pending deallocations, unless deallocation is deferred: then none.
     #[must_use = "what comes back must be carried out"]
     pub fn take(&self) -> Vec<T> {
         let mut state = self.state.lock();
         if state.deferrals > 0 { Vec::new() } else { state.take() }
     }
 
-    /// Everything pending, even if deallocation is deferred.
+    /// Takes all pending deallocations, even if deallocation is deferred.
     #[must_use = "what comes back must be carried out"]
     pub fn take_all(&self) -> Vec<T> {
         self.state.lock().take()
@@ -105,7 +105,7 @@ impl<T> DeferredQueue<T> {
         self.state.lock().deferrals += 1;
     }
 
-    /// Ends one [`defer`](Self::defer); the outermost returns what is due then.
+    /// Ends one [`defer`](Self::defer); the outermost returns the deallocations that are due then.
     #[must_use = "what comes back must be carried out"]
     pub fn resume(&self) -> Vec<T> {
         let mut state = self.state.lock();
@@ -118,17 +118,17 @@ impl<T> DeferredQueue<T> {
         self.state.lock().deferrals > 0
     }
 
-    /// How many deallocations are pending.
+    /// The number of pending deallocations.
     pub fn len(&self) -> usize {
         self.state.lock().items.len()
     }
 
-    /// Whether none is pending.
+    /// Whether no deallocation is pending.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many bytes are pending.
+    /// The number of pending bytes.
     pub fn pending_bytes(&self) -> u64 {
         self.state.lock().bytes
     }

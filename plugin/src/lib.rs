@@ -9,13 +9,14 @@
 //! | [`MemoryManager`] | the interface |
 //! | [`MillpondMemoryManager`] | over any stack: `MILLPOND_MEMORY_MANAGER=cuda+pool:initial=1GiB,pages=off` |
 //! | [`CudaMemoryManager`] | the default: plain CUDA, frees deferred as Numba does |
-//! | [`HostOnlyMemoryManager`] | the host half, to build a manager of one's own on |
-//! | [`MemoryPointer`], [`MappedMemory`], [`PinnedMemory`] | what managers hand out: counted references |
-//! | [`Finalizer`], [`Token`] | how the last reference ends an allocation: by identity, not by address |
+//! | [`HostOnlyMemoryManager`] | the host half, as a base for your own managers |
+//! | [`MemoryPointer`], [`MappedMemory`], [`PinnedMemory`] | the counted references that managers hand out |
+//! | [`Finalizer`], [`Token`] | the end of an allocation with its last reference: by identity, not by address
+//! |
 //! | [`IpcHandle`] | memory for another process |
 //! | [`DeferredQueue`], [`DeferCleanup`] | deallocation that waits |
-//! | [`with_stream`] | memory in stream order, which the interface has no argument for |
-//! | [`set_memory_manager`], [`ManagerRegistry`] | which manager a process uses |
+//! | [`with_stream`] | memory in the order of a stream, which the interface has no argument for |
+//! | [`set_memory_manager`], [`ManagerRegistry`] | the choice of a process's manager |
 //!
 //! # Rules
 //! - One manager per device, made at its first use. The choice is made once per process, before that.
@@ -25,9 +26,9 @@
 //!   pointer needs exclusively. A binding for a language with a global lock releases it around every call.
 //!
 //! - The interface shares memory with other processes by CUDA's legacy IPC handles, which exist for memory of
-//!   `cuMemAlloc` only. So stacks for it say `pages=off`; the default manager and the stacks named here give
-//!   handles. A program that shares nothing takes less memory with `cuda+pool` (on one of the logs of
-//!   docs/BENCHMARKS.md 1.04 times what is in use instead of 1.51).
+//!   `cuMemAlloc` only. So stacks for it need `pages=off`; the default manager and the stacks named here give
+//!   handles. A program that shares no memory takes less with `cuda+pool` (on one of the logs of
+//!   docs/BENCHMARKS.md 1.04 times the bytes in use instead of 1.51).
 //!
 //! ```no_run
 //! use millpond_core::{DeviceId, stack::LayerTable};

@@ -35,16 +35,16 @@ impl Token {
 /// Receives the token of an allocation whose last reference was dropped.
 ///
 /// Called on any thread, with any CUDA context or none, perhaps after a reset, perhaps while the process
-/// exits. An implementation looks the token up and does nothing if it does not know it any more.
+/// exits. An implementation looks the token up and does nothing if the token is unknown.
 pub trait Finalizer: Send + Sync + 'static {
-    /// The allocation is not needed any more. Called at most once per token; must not panic.
+    /// Frees the allocation. Called at most once per token; must not panic.
     fn finalize(&self, token: Token);
 
-    /// Whether the allocation is still there: neither finalized nor swept away by a reset.
+    /// Whether the allocation is still live: neither finalized nor ended by a reset.
     fn is_live(&self, token: Token) -> bool;
 }
 
-/// The part that all pointers into one allocation share; the finalizer runs when the last one goes.
+/// The part that all pointers into one allocation share; the finalizer runs when the last one is dropped.
 struct Allocation {
     device: DeviceId,
     token: Token,
@@ -64,7 +64,7 @@ impl Allocation {
             && self.finalizer.as_ref().is_none_or(|finalizer| finalizer.is_live(self.token))
     }
 
-    /// Runs the finalizer unless it ran; says whether it did now.
+    /// Runs the finalizer unless it ran before; returns whether it ran now.
     fn finalize(&self) -> bool {
         if self.finalized.swap(true, Ordering::AcqRel) {
             return false;
@@ -177,7 +177,7 @@ impl MemoryPointer {
         Self { device_pointer, bytes, allocation }
     }
 
-    /// The pointer to nothing: what a request for zero bytes returns.
+    /// The null pointer: the result of a request for zero bytes.
     pub fn null(device: DeviceId) -> Self {
         Self::unowned(device, DevicePtr::NULL, 0)
     }
@@ -202,12 +202,12 @@ impl MemoryPointer {
         self.allocation.token
     }
 
-    /// How many references to the allocation there are: this one, its clones and all views.
+    /// The number of references to the allocation: this one, its clones and all views.
     pub fn references(&self) -> usize {
         Arc::strong_count(&self.allocation)
     }
 
-    /// Whether the memory is still there: not freed, and not ended by a reset of its manager.
+    /// Whether the memory is still live: not freed, and not ended by a reset of its manager.
     pub fn is_live(&self) -> bool {
         self.allocation.is_live()
     }
@@ -242,12 +242,12 @@ impl MemoryPointer {
     /// Runs the finalizer now, although references may be left; they are not live afterwards.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if the memory is gone already.
+    /// [`ErrorKind::InvalidArgument`] if the memory was freed before.
     pub fn free(&self) -> Result<()> {
         if self.is_live() && self.allocation.finalize() { Ok(()) } else { Err(self.gone("free")) }
     }
 
-    /// The error of a use of this pointer after its memory is gone.
+    /// The error of using this pointer after its memory was freed.
     pub(crate) fn gone(&self, what: &str) -> Error {
         Error::new(
             ErrorKind::InvalidArgument,
@@ -372,9 +372,9 @@ impl MappedMemory {
 /// Host memory as `memhostalloc` and `mempin` return it: mapped into the device's addresses or not.
 #[derive(Clone, Debug)]
 pub enum HostMemory {
-    /// Known to the host only.
+    /// Pinned, and not mapped.
     Pinned(PinnedMemory),
-    /// Known to the device as well.
+    /// Pinned and mapped into the device's addresses.
     Mapped(MappedMemory),
 }
 

@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 use crate::current_stream;
 use millpond_core::driver::call;
 
-/// A stream that uses a block, with its identity at the time: the per-thread stream is another one on
-/// the thread of a late finalizer.
+/// A stream that uses a block, with its identity at the time: the per-thread stream is another stream on the
+/// thread of a late finalizer.
 #[derive(Clone, Copy, Debug)]
 struct StreamUse {
     stream: StreamRef,
@@ -31,7 +31,7 @@ impl Uses {
         uses
     }
 
-    /// Adds what is alive now and uses the block.
+    /// Adds a stream that is alive and uses the block.
     pub(crate) fn add(&mut self, stream: StreamRef) {
         let id = stream.id();
         if stream.is_legacy() {
@@ -50,7 +50,8 @@ impl Uses {
 #[derive(Debug)]
 pub(crate) struct ReleaseOrder {
     driver: DriverHandle,
-    /// Recorded and waited for again and again: a wait that is enqueued keeps what it waits for.
+    /// The event. It is recorded and waited for repeatedly: an enqueued wait keeps the record that it waits
+    /// for.
     event: Mutex<Option<Event>>,
 }
 
@@ -62,7 +63,7 @@ impl ReleaseOrder {
     /// The stream to give a block back on after `uses`.
     ///
     /// # Errors
-    /// The driver's, if the block cannot be ordered now, for instance while a stream captures a graph.
+    /// Those of the driver, if the block cannot be ordered now, for instance while a stream captures a graph.
     pub(crate) fn after(&self, uses: &Uses) -> Result<StreamRef> {
         let scope = current_stream();
         if let [only] = uses.others[..]
@@ -86,7 +87,7 @@ impl ReleaseOrder {
         Ok(StreamRef::LEGACY)
     }
 
-    /// Makes the legacy stream wait for `stream` if that is surely alive, and says whether it did.
+    /// Makes the legacy stream wait for `stream` if that is known to be alive; returns whether it did.
     fn join(&self, stream: StreamRef) -> Result<bool> {
         let mut slot = self.event.lock();
         let event = match *slot {
@@ -107,7 +108,7 @@ impl ReleaseOrder {
         })
     }
 
-    /// Ends the event, before the context goes.
+    /// Destroys the event before the context is lost.
     pub(crate) fn clear(&self) {
         if let Some(event) = self.event.lock().take() {
             // SAFETY: created by `join` on this driver and taken out of the slot, so it is not named again.

@@ -15,7 +15,7 @@ pub use layer::LimitingLayer;
 
 use crate::shards::{All, Guard, Shards};
 
-/// Refuses what would bring the bytes that are handed out above a limit.
+/// Refuses requests that would bring the handed-out bytes above a limit.
 ///
 /// A request counts as RMM counts it: rounded up to
 /// [`ALLOCATION_ALIGNMENT`](millpond_core::ALLOCATION_ALIGNMENT), from before the upstream is asked until the
@@ -23,9 +23,8 @@ use crate::shards::{All, Guard, Shards};
 /// A request that is refused here never counts, not even for a moment: large requests of other threads that
 /// fail do not keep a small one that fits from being served.
 ///
-/// The adaptor knows how much is handed out, not what. A deallocation that the upstream refuses and
-/// reports has lowered the count; put [tracking](crate::TrackingResourceAdaptor) on top where callers may
-/// do that.
+/// The adaptor counts bytes and does not know blocks. A deallocation that the upstream refuses and reports
+/// has lowered the count; put [tracking](crate::TrackingResourceAdaptor) on top if callers may do that.
 ///
 /// ```
 /// use millpond_adaptors::LimitingResourceAdaptor;
@@ -55,24 +54,24 @@ pub struct LimitingResourceAdaptor<R> {
 }
 
 impl<R> LimitingResourceAdaptor<R> {
-    /// Lets `limit_bytes` of `upstream` be handed out at a time.
+    /// Limits the handed-out bytes of `upstream` to `limit_bytes`.
     pub fn new(upstream: R, limit_bytes: u64) -> Self {
         let left = Shards::new();
         *left.mine() = limit_bytes;
         Self { upstream, limit_bytes, left }
     }
 
-    /// How many bytes are handed out, after rounding. Never more than [`limit_bytes`](Self::limit_bytes).
+    /// The bytes that are handed out, after rounding. Never more than [`limit_bytes`](Self::limit_bytes).
     pub fn allocated_bytes(&self) -> u64 {
         self.limit_bytes - self.sum(&self.left.all())
     }
 
-    /// How many bytes may be handed out.
+    /// The limit in bytes.
     pub fn limit_bytes(&self) -> u64 {
         self.limit_bytes
     }
 
-    /// Counts a request if it fits; else returns what is handed out.
+    /// Counts a request if it fits; otherwise returns the bytes that are handed out.
     fn acquire(&self, bytes: u64) -> Result<(), u64> {
         let mut mine = self.left.mine();
         if let Some(left) = mine.checked_sub(bytes) {
@@ -108,7 +107,7 @@ impl<R> LimitingResourceAdaptor<R> {
         Ok(())
     }
 
-    /// Saturates, because a caller may give back what was never handed out.
+    /// Saturates, because a caller may free a block that was never handed out.
     fn release(&self, bytes: u64) {
         let mut mine = self.left.mine();
         *mine = mine.saturating_add(bytes).min(self.limit_bytes);
@@ -163,7 +162,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LimitingResourceAd
         Some(&self.upstream)
     }
 
-    /// The upstream's, but no more free than the limit leaves.
+    /// The upstream's, with at most the rest of the limit as free.
     fn memory_info(&self) -> Result<MemoryInfo> {
         let info = self.upstream.memory_info().map_err(|error| error.in_stack(self))?;
         Ok(MemoryInfo { free: info.free.min(self.limit_bytes - self.allocated_bytes()), ..info })

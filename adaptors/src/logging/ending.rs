@@ -6,10 +6,10 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// For how long a destination may take nothing before the end of a log gives up.
+/// The time in which a destination may take nothing before the end of a log gives up.
 pub(super) const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
 
-/// How often it is looked at.
+/// The time between two checks of the destination.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Writes the last rows on a thread of its own, so that a caller that waits for them never hangs.
@@ -17,14 +17,14 @@ const LOOK: Duration = Duration::from_millis(50);
 pub(super) struct Ending {
     /// The thread, and a channel that it closes when it is done; `None` if it was done at once.
     thread: Option<(JoinHandle<()>, Receiver<()>)>,
-    /// How many bytes the destination took so far.
+    /// The number of bytes that the destination took so far.
     taken: Arc<AtomicU64>,
     seen: u64,
     seen_at: Instant,
 }
 
 impl Ending {
-    /// Calls `write`, which may block for ever. `taken` counts what the destination takes.
+    /// Calls `write`, which may block for ever. `taken` counts the bytes that the destination takes.
     pub(super) fn begin(taken: Arc<AtomicU64>, write: impl Fn() + Send + Sync + 'static) -> Self {
         let write = Arc::new(write);
         let (done, finished) = mpsc::channel();
@@ -47,7 +47,7 @@ impl Ending {
         Self { thread, taken, seen, seen_at: Instant::now() }
     }
 
-    /// Waits until everything is written; false if the destination takes nothing any more.
+    /// Waits until everything is written; returns false if the destination takes nothing any more.
     pub(super) fn wait(mut self) -> bool {
         let Some((thread, finished)) = self.thread.take() else { return true };
         while finished.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {

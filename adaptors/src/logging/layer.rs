@@ -14,11 +14,11 @@ use super::journal::Journal;
 use super::settings::{Columns, Flush, Settings};
 use super::sink::Sink;
 
-/// The variables that name the log, in the order in which they are asked.
+/// The variables that name the log, in the order in which they are read.
 pub const FILE_VARIABLES: [&str; 2] = ["MILLPOND_LOG_FILE", "RMM_LOG_FILE"];
 
-/// Adds a [`LoggingResourceAdaptor`](super::LoggingResourceAdaptor); says where the log goes and what it
-/// looks like.
+/// Adds a [`LoggingResourceAdaptor`](super::LoggingResourceAdaptor); holds the destination and the format of
+/// the log.
 ///
 /// ```no_run
 /// use millpond_adaptors::logging::{Columns, LoggingLayer};
@@ -47,34 +47,33 @@ impl LoggingLayer {
         Self::default()
     }
 
-    /// Writes to this file. What it held is lost, unless another adaptor of this process writes it at the
-    /// moment: then both write one log, with one header, and must ask for the same columns and the same
-    /// flush. A file that another process writes is refused, where the file system has locks. A forked child
-    /// does not count: once the process that opened the file has closed it, another may empty it, although
-    /// the child still writes.
+    /// Writes to this file. Its contents are lost, unless another adaptor of this process is writing it: then
+    /// both write one log, with one header, and must ask for the same columns and the same flush. A file that
+    /// another process writes is refused, if the file system has locks. A forked child does not count: once
+    /// the process that opened the file has closed it, another may empty it, although the child still writes.
     ///
-    /// Rows of several devices are told apart by [`Columns::Extended`].
+    /// [`Columns::Extended`] distinguishes rows of several devices.
     #[must_use]
     pub fn file(mut self, path: impl Into<PathBuf>) -> Self {
         self.destination = Destination::File(path.into());
         self
     }
 
-    /// Writes to this writer. It gets whole rows; one that fails loses them.
+    /// Writes to this writer. It gets whole rows; a failed write loses them.
     #[must_use]
     pub fn writer(mut self, writer: impl Write + Send + 'static) -> Self {
         self.destination = Destination::Writer(Box::new(writer));
         self
     }
 
-    /// Which columns are written.
+    /// Sets the columns.
     #[must_use]
     pub fn columns(mut self, columns: Columns) -> Self {
         self.columns = columns;
         self
     }
 
-    /// When rows leave the process.
+    /// Sets when rows leave the process.
     #[must_use]
     pub fn flush(mut self, flush: Flush) -> Self {
         self.flush = flush;

@@ -7,7 +7,7 @@
 //! 140213,14:03:07.123610,allocate failure,(nil),1099511627776,0x55e8c0a1b2d0
 //! ```
 //!
-//! [`Row`] says what each column holds, and reads and writes it.
+//! [`Row`] documents the columns, and reads and writes them.
 
 mod at_exit;
 mod batch;
@@ -130,7 +130,7 @@ impl<R: DeviceMemoryResource> LoggingResourceAdaptor<R> {
 }
 
 impl<R> LoggingResourceAdaptor<R> {
-    /// Hands everything logged so far to the destination, and flushes that, however long it takes.
+    /// Hands all logged rows to the destination, and flushes that; waits as long as that takes.
     ///
     /// # Errors
     /// [`Io`](millpond_core::ErrorKind::Io); the rows that could not be written are lost. With
@@ -139,13 +139,13 @@ impl<R> LoggingResourceAdaptor<R> {
         self.journal.flush().map_err(|error| self.settings.unwritable(error))
     }
 
-    /// How many rows the destination has taken, the header not counted; with those of other adaptors that
-    /// write the same file.
+    /// The number of rows that the destination has taken, without the header; it includes rows of other
+    /// adaptors that write the same file.
     pub fn rows_written(&self) -> u64 {
         self.journal.ask(Sink::rows_written)
     }
 
-    /// How many writes to the destination failed. The rows of a failed write are lost.
+    /// The number of failed writes to the destination. The rows of a failed write are lost.
     pub fn write_errors(&self) -> u64 {
         self.journal.ask(Sink::write_errors)
     }

@@ -17,7 +17,7 @@ use super::sink::Sink;
 #[derive(Debug)]
 pub(super) struct Outlet {
     state: Mutex<State>,
-    /// A batch was written.
+    /// Notified when a batch was written.
     advanced: Condvar,
     sink: Mutex<Sink>,
     /// The name of the sink, readable without its lock.
@@ -50,7 +50,7 @@ impl Outlet {
         Self { state: Mutex::default(), advanced: Condvar::new(), sink: Mutex::new(sink), name, taken }
     }
 
-    /// Leaves a batch whose text is ready.
+    /// Takes a batch whose text is ready.
     pub(super) fn bring(&self, batch: Box<Batch>) {
         self.state.lock().ready.push(batch);
     }
@@ -82,12 +82,12 @@ impl Outlet {
         state.due().is_some()
     }
 
-    /// The number of the row that is due: all before it are written.
+    /// The number of the row that is due: all earlier rows are written.
     pub(super) fn next_row(&self) -> u64 {
         self.state.lock().next_row
     }
 
-    /// Waits until another row is due than `row`, but not for ever.
+    /// Waits until another row than `row` is due, for a limited time.
     pub(super) fn wait_while_due(&self, row: u64, patience: Duration) {
         let mut state = self.state.lock();
         if state.next_row == row {
@@ -100,7 +100,7 @@ impl Outlet {
         &self.name
     }
 
-    /// Counts the bytes that the destination takes.
+    /// The counter of the bytes that the destination takes.
     pub(super) fn taken(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.taken)
     }
@@ -110,7 +110,7 @@ impl Outlet {
         self.state.lock().error.take()
     }
 
-    /// Asks the sink, after what is being written.
+    /// Asks the sink, after the present write.
     pub(super) fn ask<T>(&self, question: impl FnOnce(&Sink) -> T) -> T {
         question(&self.sink.lock())
     }

@@ -1,4 +1,4 @@
-//! [`Flush::Async`](super::Flush::Async): rows wait in a queue for the threads that write them.
+//! The queue of [`Flush::Async`](super::Flush::Async), from which threads of the log write rows.
 //!
 //! Each thread has a lane of its own, so callers contend only for the counter that numbers the rows.
 //! Gathering locks all lanes at one moment: the rows in them then are all rows up to a number, and become a
@@ -25,44 +25,45 @@ use super::sink::Sink;
 use super::text::Text;
 use crate::shards::{Apart, Guard, Shards};
 
-/// Rows that a lane holds: they and their text stay in a core's second-level cache.
+/// The rows that a lane holds: they and their text stay in a core's second-level cache.
 pub(super) const LANE_ROWS: usize = 4096;
 
 /// The rows in a lane at which the log's thread is woken.
 const MANY_ROWS: usize = LANE_ROWS / 2;
 
-/// Batches there are.
+/// The number of batches.
 pub(super) const BATCHES: usize = 16;
 
 /// The bytes that the crate csv collects before it passes them on: they fit the first-level cache.
 const TEXT_BYTES: usize = 8 * 1024;
 
-/// For how long rows wait that are not many: what an abort loses at most, beside what is being written.
+/// The time after which a few rows are written, too: an abort loses at most the rows of this time, and those
+/// being written.
 const GATHER: Duration = Duration::from_millis(5);
 
 /// After this many [`GATHER`] periods without a row the writing thread sleeps until there is one.
 const IDLE_ROUNDS: u32 = if cfg!(test) { 2 } else { 200 };
 
-/// How many batches a caller writes that only wants room.
+/// The batches that a caller writes that only needs room.
 const A_CALLERS_SHARE: usize = 2;
 
 #[derive(Debug)]
 pub(super) struct Queue {
     lanes: Shards<Vec<Record>>,
-    /// The number of the next row. Taken under the lock of the lane that the row goes to.
+    /// The number of the next row. Incremented under the lock of the lane that the row goes to.
     next_row: Apart<AtomicU64>,
     /// Whether a thread that adds a row has to [wake](Self::call) the log's thread, because that sleeps or
     /// has ended.
     must_call: AtomicBool,
     waiting: Mutex<Waiting>,
     outlet: Outlet,
-    /// There if the further columns are written.
+    /// The moment at which the log was opened; set if the further columns are written.
     opened: Option<Instant>,
     /// The log's threads.
     threads: OnceLock<Vec<Thread>>,
     /// The destination hung while the log was ending: rows are dropped from then on, and no caller waits.
     abandoned: AtomicBool,
-    /// A fork copies the queue, but not the log's threads.
+    /// The process that opened the log: a fork copies the queue, but not the log's threads.
     process: u32,
 }
 
@@ -74,10 +75,10 @@ struct Waiting {
     last: Times,
     /// Batches that no thread has taken yet, oldest first.
     gathered: VecDeque<Box<Batch>>,
-    /// Empty ones. The last one used is the first to be used again, as the caches know it best.
+    /// Empty batches. The last one used is reused first, since it is most likely in the caches.
     #[expect(clippy::vec_box, reason = "they go from hand to hand, and are large")]
     spare: Vec<Box<Batch>>,
-    /// Empty lanes, to put in the place of those that are taken.
+    /// Empty lanes, which replace lanes that are gathered.
     empty: Vec<Vec<Record>>,
     /// The log's threads have ended or are ending: a thread that logs a row writes it itself.
     closed: bool,
@@ -117,7 +118,7 @@ impl Waiting {
 }
 
 impl Queue {
-    /// `text` makes what makes text, given how many bytes are expected at a time.
+    /// `text` makes a formatter for the given number of bytes.
     pub(super) fn new(sink: Sink, opened: Option<Instant>, text: impl Fn(usize) -> Text) -> Self {
         let batch = || Box::new(Batch::new(text(TEXT_BYTES)));
         Self {
@@ -158,8 +159,9 @@ impl Queue {
             let Some(room) = self.make_room() else { return };
             lane = room;
         }
-        // What this thread did before this call has lower numbers, and what follows has higher ones, on other
-        // threads, too: rows are in the order in which an address goes from thread to thread.
+        // Earlier calls of this thread have lower numbers, and later ones higher numbers, also on other
+        // threads that are ordered after it: rows are in the order in which an address goes from thread to
+        // thread.
         record.number = self.next_row.0.fetch_add(1, Ordering::SeqCst);
         lane.push(record);
         let rows = lane.len();
@@ -169,7 +171,7 @@ impl Queue {
         }
     }
 
-    /// The calling thread's lane, when there is room in it; `None` if there never will be.
+    /// The calling thread's lane, once there is room in it; `None` if the log was abandoned.
     #[cold]
     fn make_room(&self) -> Option<Guard<'_, Vec<Record>>> {
         loop {
@@ -203,7 +205,7 @@ impl Queue {
         self.must_call.store(closed, Ordering::SeqCst);
         drop(waiting);
         if closed && !super::canary::without("closing") {
-            // Counted and reported in there.
+            // The sink counts and reports errors.
             let _ = self.flush();
         }
         self.wake(if behind { usize::MAX } else { 1 });
@@ -220,7 +222,7 @@ impl Queue {
         waiting.gathered.pop_front().or_else(|| waiting.gather(self, at_least))
     }
 
-    /// Makes a batch's text, and writes what is due.
+    /// Formats a batch, and writes the batches that are due.
     pub(super) fn finish(&self, mut batch: Box<Batch>, most: usize) {
         batch.make_text();
         self.outlet.bring(batch);
@@ -233,10 +235,10 @@ impl Queue {
         }
     }
 
-    /// The first write error of any thread since the last flush.
+    /// Writes and flushes all rows that were pushed so far; waits as long as the destination takes.
     ///
     /// # Errors
-    /// Writes all rows. Returns the first write error of any thread since the last flush.
+    /// The first write error of any thread since the last flush.
     pub(super) fn flush(&self) -> io::Result<()> {
         let end = self.next_row.0.load(Ordering::SeqCst);
         while !self.is_abandoned() {
@@ -255,7 +257,7 @@ impl Queue {
         self.outlet.take_error().map_or(Ok(()), Err)
     }
 
-    /// Asks the sink, after what is being written.
+    /// Asks the sink, after the present write.
     pub(super) fn ask<T>(&self, question: impl FnOnce(&Sink) -> T) -> T {
         self.outlet.ask(question)
     }
@@ -274,15 +276,15 @@ impl Queue {
         self.wake(usize::MAX);
     }
 
-    /// Closes, and has what waits written. The log's threads may hang, or be gone.
+    /// Closes the queue, and starts writing the remaining rows. The log's threads may hang, or have ended.
     pub(super) fn begin_end(self: &Arc<Self>) -> Ending {
         self.close();
         let queue = Arc::clone(self);
-        // Counted and reported in there.
+        // The sink counts and reports errors.
         Ending::begin(self.outlet.taken(), move || drop(queue.flush()))
     }
 
-    /// Waits for what [`begin_end`](Self::begin_end) began; false if the destination hangs.
+    /// Waits for the end of [`begin_end`](Self::begin_end); returns false if the destination hangs.
     pub(super) fn end(&self, ending: Ending) -> bool {
         let ended = ending.wait();
         if !ended {

@@ -19,7 +19,7 @@ pub(super) struct Entry {
     pub(super) device: u16,
 }
 
-/// An entry with its thread and its time, small: what is left to do is text, which any thread can make.
+/// An entry with its thread and its time, in a small form; any thread can format it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Record {
     pub(super) nanoseconds_since_1970: u64,
@@ -28,7 +28,7 @@ pub(super) struct Record {
     pub(super) stream: u64,
     /// Zero without the further columns.
     pub(super) monotonic_ns: u64,
-    /// Zero without the further columns, and of a free, which has none.
+    /// The duration of the call in nanoseconds; zero without the further columns, and for a free.
     pub(super) duration_ns: u64,
     /// The number of the row; zero until it has one.
     pub(super) number: u64,
@@ -38,7 +38,7 @@ pub(super) struct Record {
     alignment_log2: u8,
 }
 
-/// Both times of a row.
+/// The wall time and the monotonic time of a row.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Times {
     nanoseconds_since_1970: u64,
@@ -50,7 +50,7 @@ pub(super) struct Times {
 const SET_BACK: u64 = 1_000_000_000;
 
 impl Record {
-    /// `opened` is there if the further columns are written.
+    /// `opened` is set if the further columns are written.
     #[inline]
     pub(super) fn now(entry: Entry, opened: Option<Instant>) -> Self {
         let Entry { action, ptr, layout, stream, duration_ns, device } = entry;
@@ -69,8 +69,8 @@ impl Record {
         }
     }
 
-    /// Makes rows, one after the other, be in order of time, too: a thread may be stopped between reading the
-    /// clock and getting its row's number.
+    /// Makes consecutive rows be in order of time, too: a thread may be stopped between reading the clock and
+    /// getting its row's number.
     #[inline]
     pub(super) fn follow(&mut self, last: &mut Times) {
         let behind = last.nanoseconds_since_1970.saturating_sub(self.nanoseconds_since_1970);
@@ -95,7 +95,7 @@ pub(super) fn nanoseconds_since(start: Instant) -> u64 {
 mod tests {
     use super::*;
 
-    /// A record whose clocks were read at these times.
+    /// A record with these clock readings.
     fn record(nanoseconds_since_1970: u64, monotonic_ns: u64) -> Record {
         let (ptr, layout) = (DevicePtr::NULL, Layout::new(1));
         let (action, stream) = (Action::Free, StreamRef::LEGACY);

@@ -58,12 +58,12 @@ pub struct Row {
     /// The block, `(nil)` for none.
     #[serde(deserialize_with = "pointer_from_text")]
     pub pointer: DevicePtr,
-    /// The size in bytes, as asked for.
+    /// The requested size in bytes.
     pub size: u64,
     /// The raw handle of the stream.
     #[serde(deserialize_with = "stream_from_text")]
     pub stream: u64,
-    /// The device. Further columns are written if this is there.
+    /// The device. The further columns are written if this is set.
     #[serde(default, deserialize_with = "device_from_text")]
     pub device: Option<DeviceId>,
     /// The alignment in bytes.
@@ -72,18 +72,18 @@ pub struct Row {
     /// The number of the row, from 0.
     #[serde(default)]
     pub sequence: Option<u64>,
-    /// Nanoseconds, on a clock that never goes back, since the log was opened.
+    /// Nanoseconds of a monotonic clock since the log was opened.
     #[serde(default)]
     pub monotonic_ns: Option<u64>,
-    /// How long the upstream took for an allocation, in nanoseconds. A `free` is logged before the upstream
+    /// The duration of an allocation in the upstream, in nanoseconds. A `free` is logged before the upstream
     /// is called, so it has none.
     #[serde(default)]
     pub duration_ns: Option<u64>,
 }
 
 impl Row {
-    /// Replaces what `record` holds, the cells of `last`, by those of this row. Many rows are of one thread
-    /// and one microsecond, so these cells stay if they can.
+    /// Replaces the cells of `last`, which `record` holds, by those of this row. Many consecutive rows have
+    /// the same thread and microsecond; then these cells stay.
     #[inline]
     pub(super) fn fill(&self, record: &mut csv::ByteRecord, last: Option<(u64, TimeOfDay)>) {
         let digits = &mut [0; 20];
@@ -113,7 +113,7 @@ impl Row {
     }
 }
 
-/// The cells as `fill` writes them.
+/// Serializes the same cells as `fill`.
 impl Serialize for Row {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let columns = if self.device.is_some() { EXTENDED_HEADER.len() } else { HEADER.len() };

@@ -11,7 +11,7 @@ use millpond_core::{Error, ErrorKind, Result};
 /// The name of the layer.
 const LAYER: &str = "logging";
 
-/// Which columns a log has.
+/// The columns of a log.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Columns {
     /// RMM's six: [`HEADER`](super::HEADER).
@@ -29,39 +29,40 @@ pub enum Flush {
     #[default]
     EveryRow,
     /// Rows are written in blocks of 64 KiB, by [`flush`](super::LoggingResourceAdaptor::flush) and on drop,
-    /// which gives up if the destination takes nothing for 10 seconds. What is in the buffer when a process
-    /// aborts, is killed, or exits without dropping the adaptor, is lost. A forked child leaves the rows that
-    /// wait to its parent, and appends its own to the log, as with [`EveryRow`](Self::EveryRow).
+    /// which gives up if the destination takes nothing for 10 seconds. Buffered rows are lost when a process
+    /// aborts, is killed, or exits without dropping the adaptor. A forked child leaves buffered rows to its
+    /// parent, and appends its own to the log, as with [`EveryRow`](Self::EveryRow).
     Buffered,
-    /// Rows wait in a queue and are written by a thread of the log's own, some milliseconds later: the call
-    /// pays for the clock and the queue only. A full queue makes callers wait; no row is dropped. Everything
-    /// is written before [`flush`](super::LoggingResourceAdaptor::flush) and drop return, and before the
-    /// process exits, whether by the end of `main`, by `exit` or by a panic; drop and exit give up if the
-    /// destination takes nothing for 10 seconds, for instance a pipe whose reader stopped. What waits when a
-    /// process aborts, is killed, or leaves by `_exit` is lost. Not for a process that forks and goes on
-    /// allocating in the child.
+    /// Rows wait in a queue and are written by threads of the log, some milliseconds later: the call pays for
+    /// the clock and the queue only. A full queue makes callers wait; no row is dropped. Everything is
+    /// written before [`flush`](super::LoggingResourceAdaptor::flush) and drop return, and before the process
+    /// exits, whether by the end of `main`, by `exit` or by a panic; drop and exit give up if the destination
+    /// takes nothing for 10 seconds, for instance a pipe whose reader stopped. Rows that wait are lost when a
+    /// process aborts, is killed, or leaves by `_exit`. Not for a process that forks and goes on allocating
+    /// in the child.
     Async,
 }
 
-/// Where a log goes that goes to no file, in text.
+/// The destination of a log without a file, in text.
 const WRITER: &str = "writer";
 
 /// The settings that an adaptor keeps of its layer; printed as text names the layer.
 #[derive(Debug)]
 pub(super) struct Settings {
-    /// The file, if it is one.
+    /// The file, if the destination is one.
     pub(super) path: Option<PathBuf>,
     pub(super) columns: Columns,
     pub(super) flush: Flush,
 }
 
 impl Settings {
-    /// Where the log goes, for people.
+    /// The destination, for people.
     pub(super) fn name(&self) -> String {
         self.path.as_ref().map_or("its writer".to_owned(), |path| format!("`{}`", path.display()))
     }
 
-    /// Two logs of one stack in one file: a region of a pool and its first block have one address.
+    /// Checks that a stack does not log to one file twice: a region of a pool and its first block have one
+    /// address.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if a resource below writes the same file.

@@ -6,7 +6,7 @@ pub(super) fn id() -> u32 {
     thread_local! {
         static MINE: u32 = ask();
     }
-    // A destructor of a thread's local may free memory after this one is gone.
+    // A destructor of another local of the thread may free memory after this one is destroyed.
     MINE.try_with(|id| *id).unwrap_or_else(|_| ask())
 }
 
@@ -15,7 +15,7 @@ fn ask() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()
 }
 
-/// Where the system has no such id, threads are numbered.
+/// On systems without such an id, threads are numbered.
 #[cfg(not(target_os = "linux"))]
 fn ask() -> u32 {
     use std::sync::atomic::{AtomicU32, Ordering};

@@ -18,12 +18,12 @@ pub use layer::StatisticsLayer;
 
 use tally::Tally;
 
-/// Counts what passes through: current, peak and total of bytes and of allocations.
+/// Counts the current, peak and total bytes and allocations.
 ///
-/// Bytes are counted as asked for, not as the upstream rounds them. A request for zero bytes counts as one
+/// Bytes are counted as requested, not as the upstream rounds them. A request for zero bytes counts as one
 /// allocation of zero bytes, as in RMM. An allocation counts once the upstream has returned it, a
-/// deallocation before the upstream sees it, so the counters never show more than what is really live. A
-/// deallocation that the upstream refuses has been counted by then.
+/// deallocation before the upstream sees it, so the counters never show more than is live. A deallocation
+/// that the upstream refuses has been counted by then.
 ///
 /// The counters are exact with any number of threads, peaks included. Each thread counts separately, unless
 /// the peak may rise, so threads do not wait for each other; no lock is held while the upstream is called.
@@ -76,7 +76,7 @@ impl<R> StatisticsResourceAdaptor<R> {
         self.tally.current()
     }
 
-    /// Starts a level with all counters at zero; returns those of the level below, as they are now.
+    /// Starts a level with all counters at zero; returns the present counters of the level below.
     pub fn push_counters(&self) -> Counters {
         self.tally.push()
     }

@@ -5,7 +5,7 @@ use millpond_core::{Error, LadderCounts, ResourceStatistics, Result};
 use super::counters::{Counter, Counters};
 use crate::shards::{All, Guard, Padded, Shards};
 
-/// Counts in parts, one for each thread, and still knows the exact peak.
+/// Counts in parts, one for each thread, with an exact peak.
 ///
 /// The peak is the sum of the allowances of the parts, and no part holds more than its allowance. So a thread
 /// counts alone as long as it stays within its allowance, and the sum of all stays below the peak. A thread
@@ -32,7 +32,7 @@ struct Part {
 struct Share {
     /// The amount that the thread allocated less the amount that it freed, of any thread's blocks.
     current: i64,
-    /// How high `current` may rise: the shares of all threads add up to the peak.
+    /// The most that `current` may reach: the allowances of all threads add up to the peak.
     allowed: i64,
     total: i64,
 }
@@ -194,8 +194,7 @@ impl Share {
     }
 }
 
-/// Makes room for `amount` in share number `mine`: raises the peak as far as that takes, and deals out evenly
-/// what is left.
+/// Makes room for `amount` in share number `mine`: raises the peak if needed, and divides the rest evenly.
 fn deal<'a>(shares: impl Iterator<Item = &'a mut Share>, mine: usize, amount: i64) {
     let mut shares: Vec<&mut Share> = shares.collect();
     let wide = |sum: fn(&Share) -> i64| shares.iter().map(|share| i128::from(sum(share))).sum::<i128>();
@@ -238,7 +237,7 @@ fn set(All { each, mine }: &mut All<'_, Part>, counters: Counters) {
     };
 }
 
-/// No block has 2^63 bytes. A caller's nonsense must not panic or wrap around, so nothing here does.
+/// No block has 2^63 bytes. A caller's invalid size must not panic or wrap around, so this saturates.
 fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }

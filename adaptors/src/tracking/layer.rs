@@ -17,10 +17,10 @@ pub struct TrackingLayer {
 /// Whether a backtrace is captured for every allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Stacks {
-    /// None.
+    /// No backtrace.
     #[default]
     Off,
-    /// One for each, which costs microseconds; it is resolved to names when it is printed.
+    /// A backtrace for each allocation, which costs microseconds; it is resolved to names when it is printed.
     On,
 }
 
@@ -30,7 +30,7 @@ impl TrackingLayer {
         Self { stacks: Stacks::Off }
     }
 
-    /// Whether a backtrace is captured for every allocation.
+    /// Sets whether a backtrace is captured for every allocation.
     #[must_use]
     pub const fn stacks(mut self, stacks: Stacks) -> Self {
         self.stacks = stacks;

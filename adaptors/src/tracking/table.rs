@@ -5,10 +5,10 @@ use rustc_hash::FxHashMap;
 
 use super::hash::bits_below_shard;
 
-/// Blocks by address, made for one lookup to cost one cache line.
+/// A map from addresses to blocks in which one lookup costs one cache line.
 ///
-/// An address has one bucket. What finds its bucket full, a few in a hundred, is in a map beside it, so
-/// nothing ever moves from one bucket to another and nothing is left behind where a block was.
+/// An address has one bucket. Blocks whose bucket is full, a few in a hundred, are in a map beside it, so no
+/// block moves from one bucket to another and no tombstones are left.
 pub(super) struct Table {
     buckets: Box<[Bucket]>,
     /// The details of the block in the slot of the same number; stale where the slot is free. Written when a
@@ -29,7 +29,7 @@ struct Bucket {
 
 const SLOTS: usize = 4;
 
-/// The table grows rather than hold more than this for a bucket, on average.
+/// The most blocks for a bucket on average, as a fraction; above it the table grows.
 const MOST_PER_BUCKET: (usize, usize) = (5, 2);
 
 /// The details of a block that reports name beside its address and its size.
@@ -94,7 +94,7 @@ impl Table {
         }
     }
 
-    /// Takes a block out if it is there and has this size in bytes.
+    /// Removes a block if it is there and has this size in bytes.
     #[inline]
     pub(super) fn remove(&mut self, address: u64, bytes: u64) -> Result<(), Unknown> {
         if self.buckets.is_empty() || address == 0 {
@@ -118,7 +118,7 @@ impl Table {
         Ok(())
     }
 
-    /// Addresses and blocks, in no order.
+    /// All addresses and blocks, in no order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, Block)> {
         let slots = self.buckets.iter().zip(&self.details).flat_map(|(bucket, details)| {
             (0..SLOTS).map(|slot| {
@@ -130,13 +130,13 @@ impl Table {
         slots.filter(|&(address, _)| address != 0).chain(overflow)
     }
 
-    /// Has the memory that `insert` of this address will touch brought near, without waiting for it.
+    /// Prefetches the memory that `insert` of this address will touch.
     #[inline]
     pub(super) fn prefetch(&self, address: u64) {
         if !self.buckets.is_empty() {
             let at = self.bucket_of(address);
             prefetch(&self.buckets[at]);
-            // Up to two lines.
+            // Up to two cache lines.
             prefetch(&self.details[at][0]);
             prefetch(&self.details[at][SLOTS - 1].sequence);
         }
@@ -168,8 +168,8 @@ impl Table {
     }
 }
 
-/// The slot that holds `address`. All four are compared before the first branch, which guesses well: it only
-/// says whether there is one.
+/// The slot that holds `address`. All four are compared before the first branch, which predicts well: it only
+/// depends on whether there is one.
 #[inline]
 fn find(bucket: &Bucket, address: u64) -> Option<usize> {
     let equal =

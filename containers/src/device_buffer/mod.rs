@@ -16,7 +16,7 @@ use millpond_resources::get_current_device_resource;
 use crate::event::order;
 use millpond_core::driver::call;
 
-/// A block of device memory that is given back when it is dropped.
+/// A block of device memory that is freed when it is dropped.
 ///
 /// Memory comes from the resource in the order of a stream, and goes back to it in the order of the stream
 /// that was named last: every method that takes a stream stores it, as RMM's `device_buffer` does. A
@@ -55,7 +55,7 @@ pub struct DeviceBuffer<R: DeviceMemoryResource = AnyResource> {
     /// The layout of the allocation: its size is the capacity.
     layout: Layout,
     stream: StreamRef,
-    /// Which stream that was on the thread that stored it.
+    /// The identity of that stream on the thread that stored it.
     stream_id: StreamId,
     resource: R,
 }
@@ -69,9 +69,9 @@ pub struct RawParts<R> {
     pub len: u64,
     /// The layout of the allocation.
     pub layout: Layout,
-    /// The stream on which it is to be given back.
+    /// The stream on which the block is to be freed.
     pub stream: StreamRef,
-    /// Where it came from.
+    /// The resource that the block came from.
     pub resource: R,
 }
 
@@ -94,7 +94,7 @@ impl DeviceBuffer {
 }
 
 impl<R: DeviceMemoryResource> DeviceBuffer<R> {
-    /// `bytes` bytes. Their values are not defined. No bytes take no memory.
+    /// A buffer of `bytes` uninitialised bytes. An empty buffer takes no memory.
     ///
     /// # Errors
     /// Those of the resource.
@@ -106,7 +106,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `alignment` is not a power of two,
-    /// and what the resource reports.
+    /// and those of the resource.
     pub fn with_alignment(bytes: u64, alignment: u64, stream: StreamRef, resource: R) -> Result<Self> {
         Self::with_layout(Layout::with_alignment(bytes, alignment)?, stream, resource)
     }
@@ -116,7 +116,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         Ok(Self { ptr, len: layout.bytes(), layout, stream, stream_id: stream.id(), resource })
     }
 
-    /// Changes the size. The contents stay, up to the smaller of both sizes; further bytes are not defined.
+    /// Changes the size. The contents stay, up to the smaller of both sizes; further bytes are uninitialised.
     /// Growing beyond the [`capacity`](Self::capacity) takes another block, and a copy on `stream`.
     ///
     /// # Errors
@@ -173,7 +173,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
                 unsafe { driver.memcpy_dtod_async(ptr, self.ptr, bytes, self.stream) }
             }),
         };
-        // Whichever block is not kept goes back, on the stream of the copy.
+        // The block that is not kept is freed, on the stream of the copy.
         let give_back = match &copied {
             Ok(()) => {
                 let old = (self.ptr, self.layout);
@@ -203,7 +203,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         self.len == 0
     }
 
-    /// How many bytes [`resize`](Self::resize) can go up to without another block.
+    /// The bytes that [`resize`](Self::resize) can grow to without another block.
     pub fn capacity(&self) -> u64 {
         self.layout.bytes()
     }
@@ -213,12 +213,12 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         self.layout.alignment()
     }
 
-    /// The stream on which the memory will be given back.
+    /// The stream on which the memory will be freed.
     pub fn stream(&self) -> StreamRef {
         self.stream
     }
 
-    /// Where the memory came from.
+    /// The resource that the memory came from.
     pub fn resource(&self) -> &R {
         &self.resource
     }
@@ -232,7 +232,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         self.resource.driver()
     }
 
-    /// Takes the buffer apart without giving its memory back.
+    /// Takes the buffer apart without freeing its memory.
     pub fn into_raw_parts(self) -> RawParts<R> {
         let this = ManuallyDrop::new(self);
         RawParts {
@@ -245,7 +245,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         }
     }
 
-    /// Puts a buffer together.
+    /// Makes a buffer of parts.
     ///
     /// # Safety
     /// `ptr` came from `resource` with `layout` and has no other owner, or is null and `layout` has no bytes.
@@ -256,7 +256,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         Self { ptr, len, layout, stream, stream_id: stream.id(), resource }
     }
 
-    /// Whether the stored stream is the per-thread one, of another thread than this.
+    /// Whether the stored stream is the per-thread one of another thread.
     pub(crate) fn left_its_thread(&self) -> bool {
         self.stream.is_per_thread() && self.stream.id() != self.stream_id
     }
@@ -289,7 +289,7 @@ impl<R: DeviceMemoryResource> Drop for DeviceBuffer<R> {
     }
 }
 
-/// No bytes are not asked for: the resource below has nothing to do or to log.
+/// Zero bytes are not requested: the resource below has nothing to do or to log.
 fn allocate<R: DeviceMemoryResource>(resource: &R, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
     if layout.bytes() == 0 { Ok(DevicePtr::NULL) } else { resource.allocate(layout, stream) }
 }
