@@ -11,14 +11,14 @@ use rustc_hash::FxBuildHasher;
 
 use crate::plain::{self, PAGE};
 
-/// How many bytes of the device are taken, now and at most.
+/// The bytes of the device that are taken, now and at the peak.
 #[derive(Debug, Default)]
 pub(super) struct Taken {
     now: AtomicU64,
     peak: AtomicU64,
     /// Plain, managed and stream-ordered allocations.
     blocks: DashMap<DevicePtr, Block, FxBuildHasher>,
-    /// How many plain blocks of up to 2 MiB lie in each page that has some, by the page's number.
+    /// The number of plain blocks of up to 2 MiB in each page that has some, by the page's number.
     shared_pages: DashMap<u64, u32, FxBuildHasher>,
     physical: Mutex<Physical>,
 }
@@ -28,7 +28,7 @@ pub(super) struct Taken {
 pub(super) enum Block {
     /// Plain memory, which takes pages.
     Plain(u64),
-    /// Memory of another kind, which counts with its size.
+    /// Memory of another kind, which counts with its requested size.
     Other(u64),
 }
 
@@ -88,7 +88,7 @@ impl Taken {
         }
     }
 
-    /// Forgets a block and says what it was; `None` if it is not from here.
+    /// Removes a block and returns it; `None` if it is not of this driver.
     pub(super) fn freeing(&self, ptr: DevicePtr) -> Option<Block> {
         let (_, block) = self.blocks.remove(&ptr)?;
         match block {
@@ -126,8 +126,8 @@ impl Taken {
         }
     }
 
-    /// Takes the mappings in a range out of the books and makes the driver's call: right after that, another
-    /// thread may map there. If the call fails, they are put back.
+    /// Removes the mappings in a range and makes the driver's call, under one lock: right after the call,
+    /// another thread may map there. If the call fails, the mappings are restored.
     pub(super) fn unmap(
         &self,
         ptr: DevicePtr,

@@ -8,7 +8,7 @@ use millpond_core::{DeviceId, Driver, Error, Result, StreamRef};
 
 use super::CudaDriver;
 
-/// A stream of cudarc's, as millpond's calls name it.
+/// A stream of cudarc's in the form that millpond's calls take.
 ///
 /// The reference does not keep the stream alive: see [`StreamRef`].
 ///
@@ -18,7 +18,7 @@ use super::CudaDriver;
 /// one, which millpond requires.
 ///
 /// # Safety
-/// The stream is kept alive as long as what is returned, or a copy of it, is passed to calls.
+/// The stream is kept alive as long as the result, or a copy of it, is passed to calls.
 pub unsafe fn stream_ref_of(stream: &CudaStream) -> Result<StreamRef> {
     let ordinal = ordinal_of(stream.context())?;
     // SAFETY: the stream is alive, as it is borrowed, and stays so, as the caller promises.
@@ -29,7 +29,7 @@ pub unsafe fn stream_ref_of(stream: &CudaStream) -> Result<StreamRef> {
 /// stream that another library owns. Dropping the result does not destroy the stream.
 ///
 /// # Errors
-/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) where `context` is not the primary one of
+/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `context` is not the primary one of
 /// `driver`'s device.
 ///
 /// # Safety

@@ -9,7 +9,7 @@ use millpond_core::driver::{CaptureMode, DriverError, DriverResult, Event};
 use super::{CudaDriver, abi};
 
 impl CudaDriver {
-    /// Begins to capture what is submitted to the stream (`cuStreamBeginCapture`).
+    /// Begins to capture the work that is submitted to the stream (`cuStreamBeginCapture`).
     ///
     /// # Errors
     /// Those of the driver.
@@ -22,8 +22,8 @@ impl CudaDriver {
     /// Ends the capture that the stream began (`cuStreamEndCapture`).
     ///
     /// # Errors
-    /// [`DriverError::STREAM_CAPTURE_INVALIDATED`] where a call ended it before, and what else the driver
-    /// reports.
+    /// [`DriverError::STREAM_CAPTURE_INVALIDATED`] if a call ended the capture before, and others of the
+    /// driver.
     pub fn end_capture(self: &Arc<Self>, stream: StreamRef) -> DriverResult<Graph> {
         let _context = self.enter()?;
         let mut handle = 0;
@@ -61,13 +61,13 @@ impl CudaDriver {
         Ok(true)
     }
 
-    /// Whether a stream captures that can be asked: the living ones that were made here, and through the
-    /// legacy default stream all blocking ones.
+    /// Whether a stream captures, as far as streams can be queried: the living ones that were made here, and
+    /// through the legacy default stream all blocking ones.
     pub(super) fn sees_captures(&self) -> DriverResult<bool> {
         if self.is_captured(StreamRef::LEGACY.handle())? {
             return Ok(true);
         }
-        // Each entry's lock, held while its stream is asked, keeps `stream_destroy` out.
+        // Each entry's lock, held during the query of its stream, keeps `stream_destroy` out.
         for alive in &self.streams {
             if self.is_captured(*alive.key())? {
                 return Ok(true);
@@ -77,7 +77,7 @@ impl CudaDriver {
     }
 }
 
-/// A graph that was captured. It can be looked at through its handle; it ends when it is dropped.
+/// A captured graph, for inspection through its handle. It is destroyed when dropped.
 pub struct Graph {
     driver: Arc<CudaDriver>,
     handle: u64,

@@ -5,7 +5,7 @@ use millpond_core::driver::{CaptureMode, DriverResult};
 use super::abi;
 use super::functions::Functions;
 
-/// Sets the calling thread's mode, and gives what it was.
+/// Sets the calling thread's mode, and returns the previous one.
 pub(super) fn exchange_mode(functions: &Functions, mode: CaptureMode) -> DriverResult<CaptureMode> {
     let mut mode = abi::capture_mode(mode);
     // SAFETY: the mode is exchanged for the one that the thread had.

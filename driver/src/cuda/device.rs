@@ -44,7 +44,7 @@ pub struct CudaDriver {
     pub(super) streams: DashMap<u64, StreamId>,
     /// The other devices that can use this one's memory, once they were queried.
     pub(super) reachable_by: OnceLock<Vec<(DeviceId, i32)>>,
-    /// Whether the end of pinned memory was seen to wait for the device.
+    /// Whether freeing pinned memory was observed to wait for the device.
     pub(super) frees_wait: OnceLock<bool>,
 }
 
@@ -55,8 +55,8 @@ impl CudaDriver {
     /// device's context was reset.
     ///
     /// # Errors
-    /// [`ErrorKind::NoDevice`] where CUDA cannot be used or has no such device; what the driver says where it
-    /// refuses the device's primary context.
+    /// [`ErrorKind::NoDevice`] if CUDA cannot be used or has no such device; the driver's error if it refuses
+    /// the device's primary context.
     pub fn open(ordinal: u32) -> Result<Arc<Self>> {
         let id = DeviceId::cuda(ordinal);
         let cuda = library::cuda().map_err(|error| unavailable(error).on_device(id))?;
@@ -85,7 +85,7 @@ impl CudaDriver {
         // SAFETY: `device` takes the result; the driver checks the ordinal.
         unsafe { functions.device_get(&raw mut device, number) }?;
         let name = device_name(functions, device)?;
-        // Where this makes the context, other threads may capture in other ones.
+        // If this creates the context, other threads may be capturing in other ones.
         let mode = exchange_mode(functions, CaptureMode::Relaxed);
         let context = PrimaryContext::retain(functions, device);
         if let Ok(mode) = mode {
@@ -125,7 +125,8 @@ impl CudaDriver {
         self.context.enter()
     }
 
-    /// The same for what outlives the context: `None` after a reset, when such calls need none.
+    /// The same for calls on objects that outlive the context: `None` after a reset, when such calls need no
+    /// context.
     pub(super) fn enter_if_there(&self) -> DriverResult<Option<ContextGuard>> {
         match self.enter() {
             Ok(guard) => Ok(Some(guard)),
@@ -134,8 +135,8 @@ impl CudaDriver {
         }
     }
 
-    /// The identity of a stream that was just made. Drivers before CUDA 12.0 do not number streams; there
-    /// millpond does, and tells such numbers apart from handles by a high bit.
+    /// The identity of a new stream. Drivers before CUDA 12.0 do not number streams; millpond does so then,
+    /// with a high bit that distinguishes these numbers from handles.
     pub(super) fn identify_new_stream(&self, handle: u64) -> DriverResult<u64> {
         static NEXT: AtomicU64 = AtomicU64::new(1 << 62);
         let mut id = 0;
@@ -166,7 +167,7 @@ impl fmt::Debug for CudaDriver {
 }
 
 impl CudaDriver {
-    /// [`Driver::stream_is_capturing`] of a stream that was looked up.
+    /// [`Driver::stream_is_capturing`] for a stream that was looked up.
     pub(super) fn living_stream_is_capturing(&self, stream: StreamRef) -> DriverResult<bool> {
         let _context = self.enter()?;
         let mut status = 0;
@@ -188,7 +189,7 @@ impl CudaDriver {
         unsafe { StreamRef::foreign(handle, id) }
     }
 
-    /// [`Driver::event_record`] on a stream that was looked up.
+    /// [`Driver::event_record`] for a stream that was looked up.
     pub(super) fn record_on_living(&self, event: Event, stream: StreamRef) -> DriverResult<()> {
         let _context = self.enter()?;
         // SAFETY: the stream is alive, and ending the event would have been unsafe.

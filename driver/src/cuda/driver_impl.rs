@@ -21,7 +21,7 @@ use super::capture_mode::exchange_mode;
 // vouched for the pointers and handles (`Driver`, "Safety of the unsafe methods"). Where a safe method takes
 // a handle, the handle's type asks for a living stream (`StreamRef`), or only unsafe methods end it.
 
-/// `CUDA_ERROR_NOT_READY` is an answer.
+/// Treats `CUDA_ERROR_NOT_READY` as an answer.
 fn is_done(query: DriverResult<()>) -> DriverResult<bool> {
     match query {
         Ok(()) => Ok(true),
@@ -35,7 +35,7 @@ fn host_ptr(ptr: HostPtr) -> *mut c_void {
 }
 
 impl CudaDriver {
-    /// An attribute of a pointer that CUDA gives as 32 bits; `None` for memory that it does not know.
+    /// An attribute of a pointer that CUDA returns as 32 bits; `None` for unknown memory.
     fn pointer_attribute(&self, attribute: u32, ptr: DevicePtr) -> DriverResult<Option<u32>> {
         let mut value = 0_u32;
         // SAFETY: Results; the attributes asked for here are 32 bits wide. Any address may be asked about.
@@ -148,7 +148,8 @@ impl Driver for CudaDriver {
         let Some(memory_type) = self.pointer_attribute(abi::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, ptr)? else {
             return Ok(MemoryKind::Unknown);
         };
-        // The memory type of managed memory is where it is now, or "unified", by the driver's version.
+        // Depending on the driver's version, the type of managed memory is its present location, or
+        // "unified".
         if self.pointer_attribute(abi::CU_POINTER_ATTRIBUTE_IS_MANAGED, ptr)?.is_some_and(|is| is & 0xff != 0)
         {
             return Ok(MemoryKind::Managed);

@@ -1,7 +1,7 @@
 //! CUDA, loaded at run time.
 //!
-//! Programs build, link and start where no CUDA is installed. There, [`availability`] says why CUDA cannot be
-//! used, [`device_count`] is 0 and [`CudaDriver::open`] is an error; nothing panics.
+//! Programs build, link and start without CUDA. Then [`availability`] returns the reason, [`device_count`] is
+//! 0 and [`CudaDriver::open`] is an error; nothing panics.
 //!
 //! ```
 //! use millpond_driver::cuda::{self, CudaDriver};

@@ -13,11 +13,11 @@ use super::state::State;
 
 /// A simulated device; see the [module](super).
 ///
-/// It may be used from many threads, which count as one host; then the order of their calls is the
-/// program's, and so is the trace.
+/// It may be used from many threads, which count as one host; then the trace depends on the order of their
+/// calls.
 pub struct SimDevice {
     pub(super) health: Arc<Health>,
-    /// Which context this is the driver of, of all that the device had.
+    /// The number of the context, of all that the device had.
     pub(super) generation: u64,
     pub(super) shared: Arc<Shared>,
 }
@@ -29,9 +29,9 @@ pub(crate) struct Shared {
     pub(super) state: Mutex<State>,
     /// The driver that was opened last.
     pub(super) newest: Mutex<Weak<SimDevice>>,
-    /// Where it is one of several devices, and which.
+    /// The machine and the index of the device in it, if there are several devices.
     pub(super) machine: Option<(Devices, usize)>,
-    /// Whether other devices can use its memory, and it theirs.
+    /// Whether other devices can use its memory, and this one theirs.
     pub(super) has_peers: bool,
 }
 
@@ -91,7 +91,7 @@ impl Shared {
     }
 }
 
-/// The simulated devices of this process. They are numbered from 0 and no number is used twice.
+/// The simulated devices of this process. They are numbered from 0 and no number is reused.
 struct SimTable {
     next: u32,
     devices: BTreeMap<DeviceId, Weak<Shared>>,

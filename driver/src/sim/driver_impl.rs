@@ -48,7 +48,7 @@ impl SimDevice {
         begun.and_then(|()| call(&mut state)).map_err(|refusal| refusal.named(name))
     }
 
-    /// The same for what outlives the context.
+    /// The same for a call on an object that outlives the context.
     fn call_in_any_context<T>(
         &self,
         kind: CallKind,
@@ -119,7 +119,7 @@ impl Driver for SimDevice {
         self.call(CallKind::Synchronize, "cuCtxSynchronize", State::synchronize_all)
     }
 
-    /// The wait of a call that frees.
+    /// Waits for all work, in a call that frees.
     fn synchronize_beside_captures(&self) -> DriverResult<bool> {
         match self.call(CallKind::Synchronize, "cuMemFreeHost", State::synchronize_all) {
             Err(error) if error.is_capture_refusal() => Ok(false),
@@ -363,7 +363,7 @@ impl Driver for SimDevice {
         })
     }
 
-    /// Not a call of the driver, and not counted, where the answer is `Ok(false)`.
+    /// It is not a call of the driver, and not counted, if the answer is `Ok(false)`.
     fn event_record_if_alive(&self, event: Event, stream: StreamRef) -> DriverResult<bool> {
         let mut state = self.lock();
         if state.generation != self.generation {

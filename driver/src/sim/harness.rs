@@ -16,10 +16,10 @@ impl SimDevice {
     /// The resource under test handed out `bytes` bytes at `ptr`, for use on `stream`. Call it after
     /// `allocate` returned.
     ///
-    /// Checked: the block lies in one allocation of this device, at a multiple of 256 bytes; no other
-    /// block that is lent shares its addresses or the memory behind them; and work submitted to `stream`
-    /// from now on happens after everything that earlier owners of the memory may have submitted before
-    /// they gave it back: the file `order` says what happens before what, `oracle` what is remembered.
+    /// Checked: the block lies in one allocation of this device, at a multiple of 256 bytes; no other lent
+    /// block shares its addresses or the memory behind them; and work submitted to `stream` from now on
+    /// happens after everything that earlier owners of the memory may have submitted before they gave it
+    /// back. The file `order` defines what happens before what, `oracle` what is remembered.
     pub fn lend(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         self.lock().lend(ptr, bytes, stream);
     }
@@ -27,17 +27,17 @@ impl SimDevice {
     /// The resource under test is about to take the block back in the order of `stream`. Call it before
     /// `deallocate`.
     ///
-    /// The next owner must come after `stream`'s present end; and after uses of the block that `stream`
-    /// does not happen after, if its owner left such.
+    /// The next owner must come after `stream`'s present end, and after those uses of the block that `stream`
+    /// does not happen after, if its owner left any.
     pub fn give_back(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         self.lock().give_back(ptr, bytes, stream);
     }
 
     /// Submits a simulated kernel that does all these accesses when it runs.
     ///
-    /// Checked when it is submitted: each range lies in accessible memory, and no earlier owner's use of
-    /// it is unordered with this one. Checked when it runs: what [`Access::check`] asks for. In managed
-    /// memory, what [`Access::write`] writes is seen by kernels and copies, and not by the host.
+    /// Checked when it is submitted: each range lies in accessible memory, and every earlier owner's use of
+    /// it is ordered before this one. Checked when it runs: the tags of [`Access::check`]. In managed memory,
+    /// kernels and copies see the bytes of [`Access::write`], and the host does not.
     pub fn launch(&self, stream: StreamRef, accesses: &[Access]) {
         self.launch_lasting(stream, accesses, None);
     }
@@ -45,8 +45,8 @@ impl SimDevice {
     /// Does the same as [`launch`](Self::launch), with a kernel that runs for `duration_ns` nanoseconds of
     /// virtual time.
     ///
-    /// A stream has room for 1024 pieces of work that are not done: a launch above that waits, on the virtual
-    /// clock, until the stream's first one is.
+    /// A stream has room for 1024 unfinished pieces of work: a further launch waits, on the virtual clock,
+    /// until the stream's first one is done.
     pub fn launch_for(&self, stream: StreamRef, accesses: &[Access], duration_ns: u64) {
         self.launch_lasting(stream, accesses, Some(duration_ns));
     }
@@ -63,12 +63,12 @@ impl SimDevice {
 
     // --- What was found ---
 
-    /// The rules broken so far; the first thousand.
+    /// The violations so far; the first thousand.
     pub fn violations(&self) -> Vec<Violation> {
         self.lock().effects.log.all().to_vec()
     }
 
-    /// The rules broken so far, which are forgotten.
+    /// The violations so far, which are removed.
     pub fn take_violations(&self) -> Vec<Violation> {
         self.lock().effects.log.take()
     }
@@ -89,46 +89,47 @@ impl SimDevice {
         state.space.live_mappings() + state.vmm.live() + state.pools.created()
     }
 
-    /// Streams that were created and not destroyed.
+    /// The number of streams that were created and not destroyed.
     pub fn live_streams(&self) -> usize {
         self.lock().names.live_streams()
     }
 
-    /// Events that were created and not destroyed.
+    /// The number of events that were created and not destroyed.
     pub fn live_events(&self) -> usize {
         self.lock().names.live_events()
     }
 
-    /// Blocks that are lent.
+    /// The number of lent blocks.
     pub fn lent_blocks(&self) -> usize {
         self.lock().oracle.lent_blocks()
     }
 
-    /// Bytes that were allocated and not given back: plain, managed and physical memory, and what pools hold.
-    /// Each allocation counts with its size rounded up to 512; pinned memory is the host's.
+    /// The bytes that were allocated and not freed: plain, managed and physical memory, and the memory of
+    /// pools. Each allocation counts with its size rounded up to 512; pinned memory belongs to the host.
     pub fn live_bytes(&self) -> u64 {
         self.lock().space.live()
     }
 
-    /// Device memory in bytes that is gone for that, which `mem_get_info` misses: pages of 2 MiB for plain
-    /// memory, and nothing for managed memory.
+    /// The device memory in bytes that these take, by which `mem_get_info` decreases: pages of 2 MiB for
+    /// plain memory, and none for managed memory.
     pub fn used_bytes(&self) -> u64 {
         self.lock().space.used()
     }
 
-    /// The most that [`used_bytes`](Self::used_bytes) has been.
+    /// The peak of [`used_bytes`](Self::used_bytes).
     pub fn peak_bytes(&self) -> u64 {
         self.lock().space.peak()
     }
 
-    /// Host memory in bytes that stands behind device memory.
+    /// The host memory in bytes behind device memory.
     pub fn committed_bytes(&self) -> u64 {
         self.lock().effects.contents.committed_bytes()
     }
 
     // --- Time, faults, capture ---
 
-    /// The virtual clock in nanoseconds: what driver calls cost so far, with the time spent waiting in them.
+    /// The virtual clock in nanoseconds: the costs of driver calls so far, and the time spent waiting in
+    /// them.
     pub fn virtual_time_ns(&self) -> u64 {
         self.lock().work.now_ns()
     }
@@ -144,12 +145,12 @@ impl SimDevice {
         self.lock().call_costs()
     }
 
-    /// How many driver calls were made that can fail.
+    /// The number of driver calls that can fail.
     pub fn driver_calls(&self) -> u64 {
         self.lock().calls()
     }
 
-    /// Replaces the fault plan. Its calls count from now, and a lost context is found again.
+    /// Replaces the fault plan. Its calls count from now, and a lost context is restored.
     pub fn set_faults(&self, faults: FaultPlan) {
         self.lock().faults = Faults::new(faults);
     }
@@ -162,7 +163,7 @@ impl SimDevice {
     /// Begins to capture a graph, by the calling thread (`cuStreamBeginCapture`).
     ///
     /// Until [`end_capture`](Self::end_capture), calls that CUDA refuses beside such a capture are refused
-    /// here, and end it where they end it there: see docs/GPU.md. What is submitted to the stream takes its
+    /// here, and end it if they end it there: see docs/GPU.md. Work that is submitted to the stream takes its
     /// place in the order as if it ran; no graph is kept.
     ///
     /// ```
@@ -186,7 +187,7 @@ impl SimDevice {
     /// ```
     ///
     /// # Errors
-    /// [`ILLEGAL_STATE`](millpond_core::DriverError::ILLEGAL_STATE) where the stream captures already,
+    /// [`ILLEGAL_STATE`](millpond_core::DriverError::ILLEGAL_STATE) if the stream captures already,
     /// [`STREAM_CAPTURE_UNSUPPORTED`](millpond_core::DriverError::STREAM_CAPTURE_UNSUPPORTED) for the legacy
     /// default stream.
     pub fn begin_capture(&self, stream: StreamRef, mode: CaptureMode) -> DriverResult<()> {
@@ -197,8 +198,8 @@ impl SimDevice {
     /// Ends the capture that the stream began (`cuStreamEndCapture`).
     ///
     /// # Errors
-    /// [`STREAM_CAPTURE_INVALIDATED`](millpond_core::DriverError::STREAM_CAPTURE_INVALIDATED) where a call
-    /// ended it before; the text names the call. CUDA's codes where the stream does not capture, another
+    /// [`STREAM_CAPTURE_INVALIDATED`](millpond_core::DriverError::STREAM_CAPTURE_INVALIDATED) if a call ended
+    /// the capture before; the text names the call. CUDA's codes if the stream does not capture, another
     /// thread began it, or a stream that belongs to it was not joined.
     pub fn end_capture(&self, stream: StreamRef) -> DriverResult<()> {
         self.lock().end_capture(stream).map_err(|refusal| refusal.named("cuStreamEndCapture"))

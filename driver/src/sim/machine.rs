@@ -19,7 +19,7 @@ use crate::CallKind;
 
 /// A machine with several simulated devices.
 ///
-/// Their addresses do not overlap, and a device that is given another's address does what CUDA does:
+/// The addresses of its devices do not overlap, and a device treats another's address as CUDA does:
 /// - **Physical memory** that is mapped can be used by the devices that were given access to the mapping.
 /// - **Plain memory** can be copied by any device, and filled and used by kernels of a device that
 ///   [enabled peer access](SimDevice::enable_peer_access).
@@ -71,7 +71,7 @@ impl SimMachine {
     }
 }
 
-/// The living devices of a machine beside the one of this index.
+/// The living devices of a machine without the one of this index.
 fn others(devices: &Devices, index: usize) -> Vec<Arc<Shared>> {
     let devices = devices.lock();
     let others = devices.iter().enumerate().filter(|(at, _)| *at != index);
@@ -126,7 +126,7 @@ impl State {
         }
     }
 
-    /// Lets a stream finish, and gives work on this device's part of a copy its place: the memory of these
+    /// Lets a stream finish, and orders the work on this device's part of a copy; returns the memory of these
     /// ranges.
     fn take_turn(
         &mut self,
@@ -163,7 +163,7 @@ impl SimDevice {
     /// need have access to the other's memory.
     ///
     /// # Errors
-    /// For a range that is not in one allocation.
+    /// If a range is not in one allocation.
     pub fn copy_peer(
         &self,
         dst: DevicePtr,

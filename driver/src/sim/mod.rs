@@ -3,19 +3,19 @@
 //! [`SimDevice`] implements [`Driver`](millpond_core::Driver), so everything above the driver runs on it
 //! unchanged, on any machine. It has
 //!
-//! - a capacity, and real bytes behind its addresses, which appear when they are written;
+//! - a capacity, and real bytes behind its addresses, which are allocated when they are written;
 //! - streams, events, and work that runs in any order that CUDA allows: by a virtual clock or by the choices
 //!   of a seeded adversary ([`Schedule`]);
-//! - a virtual clock that each call advances by what it costs on a real device ([`Profile`]);
-//! - faults where a plan asks for them ([`FaultPlan`]);
-//! - an oracle of stream order. It follows what happens before what with vector clocks and notes each rule
-//!   that is broken as a [`Violation`]. The harness around a resource says what the resource handed out
-//!   and took back, with [`lend`](SimDevice::lend) and [`give_back`](SimDevice::give_back), and what its
-//!   users do with it, with [`launch`](SimDevice::launch).
+//! - a virtual clock that each call advances by its cost on a real device ([`Profile`]);
+//! - faults according to a plan ([`FaultPlan`]);
+//! - an oracle of stream order. It tracks the happens-before order with vector clocks and records each broken
+//!   rule as a [`Violation`]. The test around a resource reports the blocks that the resource hands out and
+//!   takes back, with [`lend`](SimDevice::lend) and [`give_back`](SimDevice::give_back), and the work of
+//!   their users, with [`launch`](SimDevice::launch).
 //!
 //! The same calls in the same order give the same addresses, handles, answers and violations, in every
-//! process; [`SimDevice::trace_hash`] shows it. Two things are the process's own: the addresses of
-//! managed and pinned memory, which are real, and the ids of streams, which are unique in a process.
+//! process; [`SimDevice::trace_hash`] shows it. Two things depend on the process: the addresses of managed
+//! and pinned memory, which are real, and the ids of streams, which are unique in a process.
 //!
 //! ```
 //! use millpond_core::driver::{Driver, StreamFlags};

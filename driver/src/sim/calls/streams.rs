@@ -9,7 +9,7 @@ use crate::sim::model::order::StreamKind;
 use crate::sim::model::violation::ViolationKind;
 use crate::sim::state::State;
 
-/// Destroyed streams whose work is not done, before a call that creates one waits for theirs.
+/// The number of destroyed streams with unfinished work above which creating a stream waits for that work.
 const MOST_DEAD_AT_WORK: usize = 128;
 
 impl State {
@@ -99,7 +99,7 @@ impl State {
         Ok(done)
     }
 
-    /// Waits for everything (`cuCtxSynchronize`, `cuMemFree`).
+    /// Waits for all work (`cuCtxSynchronize`, `cuMemFree`).
     pub(crate) fn synchronize(&mut self) {
         self.work.finish_all(&mut self.effects);
         self.order.host_learns_all();

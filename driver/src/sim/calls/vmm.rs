@@ -59,12 +59,12 @@ impl State {
         Ok(())
     }
 
-    /// Ends physical memory that is released and mapped nowhere.
+    /// Destroys physical memory that is released and has no mapping.
     fn end_physical(&mut self, handle: PhysicalHandle) {
         let over = self.vmm.physical.get(&handle.0).is_some_and(|p| p.holders == 0 && p.mappings == 0);
         if let Some(physical) = over.then(|| self.vmm.physical.remove(&handle.0)).flatten() {
             let range = physical.place..physical.place + physical.bytes;
-            // What was used was unmapped since, and checked there.
+            // Uses through mappings were checked when those were unmapped.
             self.oracle.retire(range.clone(), |_| true);
             self.effects.contents.forget(range);
             self.space.credit(physical.bytes);
@@ -125,7 +125,7 @@ impl State {
         Ok(())
     }
 
-    /// `me` is the device that this is the state of.
+    /// `me` is the device of this state.
     pub(crate) fn mem_set_access(
         &mut self,
         ptr: DevicePtr,

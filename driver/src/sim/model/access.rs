@@ -11,8 +11,8 @@ pub struct Access {
     pub(crate) action: Action,
 }
 
-/// Tags stand for the range filled with the tag's eight little-endian bytes, over and over, in phase
-/// with the address.
+/// Tags stand for the range filled with the tag's eight little-endian bytes, repeated, in phase with the
+/// address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Action {
     Read,

@@ -11,11 +11,11 @@ use rustc_hash::FxHashMap;
 #[derive(Debug, Default)]
 pub(crate) struct AddressSpace {
     unit: u64,
-    /// Free ranges do not lie across multiples of this; `u64::MAX` for none.
+    /// Free ranges do not cross multiples of this; `u64::MAX` for no such limit.
     page: u64,
     from_above: bool,
-    /// The sizes of free ranges by their starts, and their starts by their ends: so a range that comes back
-    /// finds its neighbours.
+    /// The sizes of free ranges by their starts, and their starts by their ends, to find the neighbours of a
+    /// freed range.
     sizes: FxHashMap<u64, u64>,
     starts: FxHashMap<u64, u64>,
     by_size: BTreeSet<(u64, u64)>,
@@ -63,7 +63,7 @@ impl AddressSpace {
         Some(aligned)
     }
 
-    /// Takes back a range that [`allocate`](Self::allocate) gave for `bytes`.
+    /// Frees a range that [`allocate`](Self::allocate) returned for `bytes`.
     pub(crate) fn free(&mut self, start: u64, bytes: u64) {
         let (mut start, mut size) = (start, bytes.next_multiple_of(self.unit).max(self.unit));
         debug_assert!(!self.sizes.contains_key(&start), "freed twice");

@@ -2,7 +2,7 @@
 
 use millpond_core::DriverError;
 
-/// Why a call is refused: CUDA's code, and what is known besides.
+/// The reason of a refused call: CUDA's code, and details.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Refusal {
     code: i32,
