@@ -144,8 +144,8 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
         ("columns", "rmm (the default) or extended (also device, alignment, sequence, clock and duration)"),
         (
             "flush",
-            "row (the default: an abort loses no row), async (a thread of the log writes rows) or buffered (rows \
-             are written in blocks of 64 KiB); an abort loses rows that wait",
+            "row (the default: an abort loses no row), async (a thread of the log writes rows) or \
+             buffered (rows are written in blocks of 64 KiB); an abort loses rows that wait",
         ),
         ("to", "writer, for a program's own writer (default: a file); cannot be built from text"),
     ],

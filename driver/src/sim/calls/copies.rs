@@ -11,8 +11,8 @@ use crate::sim::model::work::Operation;
 use crate::sim::state::State;
 
 impl State {
-    /// See [`SimDevice::launch_for`](super::SimDevice::launch_for). Without a duration, the kernel takes as
-    /// long as the profile says for the bytes that it touches.
+    /// See [`SimDevice::launch_for`](crate::sim::SimDevice::launch_for). Without a duration, the kernel takes
+    /// as long as the profile says for the bytes that it touches.
     pub(crate) fn launch(&mut self, stream: StreamRef, accesses: &[Access], duration_ns: Option<u64>) {
         self.begin_step();
         let Some(slot) = self.slot(stream, "a launch") else { return };

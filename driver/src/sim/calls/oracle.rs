@@ -9,7 +9,7 @@ use crate::sim::model::violation::ViolationKind;
 use crate::sim::state::State;
 
 impl State {
-    /// See [`SimDevice::lend`](super::SimDevice::lend).
+    /// See [`SimDevice::lend`](crate::sim::SimDevice::lend).
     pub(crate) fn lend(&mut self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         self.begin_step();
         if ptr.is_null() && bytes == 0 {
@@ -42,7 +42,7 @@ impl State {
         }
     }
 
-    /// See [`SimDevice::give_back`](super::SimDevice::give_back).
+    /// See [`SimDevice::give_back`](crate::sim::SimDevice::give_back).
     pub(crate) fn give_back(&mut self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         self.begin_step();
         if ptr.is_null() && bytes == 0 {
@@ -61,7 +61,7 @@ impl State {
         self.oracle.give_back(&self.order, &block, slot);
     }
 
-    /// The memory behind an access, which is checked and noted as one at `epoch`.
+    /// The memory behind an access, which is checked and recorded as one at `epoch`.
     pub(crate) fn access(&mut self, ptr: DevicePtr, bytes: u64, epoch: Epoch) -> Option<Pieces> {
         if bytes == 0 {
             return Some(Pieces::new());

@@ -52,7 +52,7 @@ impl State {
         }
     }
 
-    /// Ends plain or managed memory that is mapped no more; all work is done.
+    /// Frees plain or managed memory that is not mapped any more; all work is done.
     fn end_allocation(&mut self, ptr: DevicePtr, mapping: &Mapping, call: &str) {
         let bytes = mapping.end - ptr.address();
         if self.openings.is_open(mapping.generation) {
@@ -71,7 +71,7 @@ impl State {
         }
     }
 
-    /// Ends the history and the contents of memory whose uses are over.
+    /// Ends the history and the contents of memory that is not used any more.
     pub(crate) fn retire(&mut self, ptr: DevicePtr, mapping: &Mapping, call: &str) {
         let range = mapping.piece(ptr.address()).range();
         let kind = self.oracle.retire(range.clone(), |epoch| self.order.host_knows(epoch));
@@ -122,7 +122,7 @@ impl State {
         }
     }
 
-    /// Whether the range is managed memory, as `cuMemAdvise` and `cuMemPrefetchAsync` ask for.
+    /// Checks that the range is managed memory, as `cuMemAdvise` and `cuMemPrefetchAsync` require.
     pub(crate) fn check_managed(&self, ptr: DevicePtr, bytes: u64) -> Answer<()> {
         match self.space.holding(ptr.address()) {
             Some((start, mapping)) if mapping.purpose == Purpose::Managed => {
@@ -176,7 +176,7 @@ impl State {
         self.end_host(ptr, true, "cuMemHostUnregister").map(drop)
     }
 
-    /// Ends pinned memory, once all work is done, and says how many bytes it had.
+    /// Frees pinned memory, once all work is done, and returns its size in bytes.
     fn end_host(&mut self, ptr: HostPtr, registered: bool, call: &str) -> Answer<u64> {
         let start = DevicePtr::new(ptr.0 as u64);
         match self.space.at(start.address()).map(|mapping| mapping.purpose) {

@@ -106,7 +106,7 @@ impl State {
         Ok(DevicePtr::new(start))
     }
 
-    /// Takes memory from what the pool holds, as its switches allow.
+    /// Takes one of the pool's cached blocks, as its reuse attributes allow.
     fn reuse(&mut self, pool: MemPool, size: u64, slot: Slot) -> Answer<Option<Cached>> {
         let Self { pools, order, work, .. } = self;
         let pool = pools.get(pool)?;
@@ -119,7 +119,7 @@ impl State {
         Ok(found.map(|index| pool.cached.swap_remove(index)))
     }
 
-    /// Takes memory that is not done, where the pool may insert a wait for it.
+    /// Takes a cached block whose work is not done, if the pool may insert a wait for it.
     fn reuse_by_waiting(&mut self, pool: MemPool, size: u64) -> Answer<Option<Cached>> {
         let pool = self.pools.get(pool)?;
         let found = pool.best(size, |_| pool.internal);
@@ -151,7 +151,7 @@ impl State {
         self.end_pooled(ptr, Some(slot))
     }
 
-    /// Takes pooled memory back: in the order of a stream, or, without one, after everything.
+    /// Frees pooled memory: in the order of a stream, or, without one, after all work.
     pub(crate) fn end_pooled(&mut self, ptr: DevicePtr, slot: Option<Slot>) -> Answer<()> {
         let freed = match slot {
             Some(slot) => {
@@ -182,8 +182,8 @@ impl State {
         Ok(())
     }
 
-    /// Gives back to the device what pools hold above their release threshold and that is done, as CUDA
-    /// does at every synchronisation.
+    /// Releases to the device the cached memory above the pools' release thresholds whose work is done, as
+    /// CUDA does at every synchronisation.
     pub(crate) fn trim_pools(&mut self) {
         for index in 0..self.pools.pools.len() {
             let Some(pool) = &self.pools.pools[index] else { continue };
@@ -194,12 +194,13 @@ impl State {
         }
     }
 
-    /// Takes bytes from the capacity; where there are too few, what the pools keep goes back first.
+    /// Takes bytes from the capacity; if there are too few, the pools' cached memory is released first.
     pub(crate) fn charge(&mut self, bytes: u64) -> Answer<()> {
         self.taking(|space| space.charge(bytes))
     }
 
-    /// Takes something from the capacity; where there is too little, what the pools keep goes back first.
+    /// Takes a range or a place from the capacity; if there is too little, the pools' cached memory is
+    /// released first.
     pub(crate) fn taking<T>(&mut self, take: impl Fn(&mut Space) -> Answer<T>) -> Answer<T> {
         if let Ok(taken) = take(&mut self.space) {
             return Ok(taken);
@@ -210,8 +211,8 @@ impl State {
         take(&mut self.space)
     }
 
-    /// Gives memory back until `keep` bytes are held: only what is done, unless it may `wait`. A pool that
-    /// was destroyed and holds nothing more is gone.
+    /// Releases memory until `keep` bytes are held: only memory whose work is done, unless it may `wait`. A
+    /// destroyed pool that holds nothing more is removed.
     fn shrink(&mut self, pool: MemPool, keep: u64, wait: bool) {
         let Self { pools, work, effects, space, .. } = self;
         let Ok(found) = pools.get(pool) else { return };

@@ -1,5 +1,5 @@
-//! Physical memory for other processes, within one: a file descriptor names it, and an import gives another
-//! handle of the same memory.
+//! Shares physical memory with other processes, simulated within one: a file descriptor names it, and an
+//! import returns another handle of the same memory.
 //!
 //! Unlike CUDA's, the descriptor alone does not keep the memory: once the last handle is released and no
 //! mapping is left, an import fails.
@@ -33,7 +33,7 @@ impl State {
 
 const MAGIC: u64 = u64::from_le_bytes(*b"millphys");
 
-/// A file without a name holds what the descriptor stands for.
+/// The memory that a descriptor names is written in a file without a name.
 #[cfg(unix)]
 mod files {
     use std::fs::{File, OpenOptions};

@@ -10,7 +10,7 @@ use super::answer::Refusal;
 use super::capture_rules::{self as rules};
 use super::clock::Slot;
 
-/// Tells captures apart, also after their ends.
+/// The identity of a capture, which stays unique after its end.
 pub(crate) type CaptureId = u64;
 
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub(crate) struct Capture {
     pub(crate) mode: CaptureMode,
     /// The stream on which it began.
     pub(crate) origin: Slot,
-    /// All streams that belong to it, with their ticks when they came to.
+    /// All streams that belong to it, with their ticks at the time they joined.
     pub(crate) streams: Vec<(Slot, u64)>,
     /// The call that invalidated the capture.
     pub(crate) broken_by: Option<String>,
@@ -66,7 +66,7 @@ impl Captures {
         self.live.iter().find(|capture| capture.slots().any(|of| of == slot)).map(|capture| capture.id)
     }
 
-    /// Sets the calling thread's mode, and gives what it was.
+    /// Sets the calling thread's mode, and returns the previous one.
     pub(crate) fn exchange_mode(&mut self, mode: CaptureMode) -> CaptureMode {
         let me = this_thread();
         let at = self.modes.iter().position(|(thread, _)| *thread == me);
@@ -93,12 +93,12 @@ impl Captures {
         any
     }
 
-    /// The context is gone, and all captures with it.
+    /// Removes all captures: the context was reset.
     pub(crate) fn clear(&mut self) {
         self.live.clear();
     }
 
-    /// A stream is gone, and with it its capture if it began there.
+    /// Removes a stream that was destroyed, and its capture if that began there.
     pub(crate) fn forget(&mut self, slot: Slot, call: &str) {
         self.break_where(call, rules::FORBIDDEN, |capture| capture.slots().any(|of| of == slot));
         self.live.retain(|capture| capture.origin != slot);
@@ -106,7 +106,7 @@ impl Captures {
     }
 }
 
-/// The calling thread. Kept for each: [`thread::current`] counts its references.
+/// The calling thread's id. Kept in a thread local: [`thread::current`] counts its references.
 pub(crate) fn this_thread() -> ThreadId {
     thread_local!(static ID: ThreadId = thread::current().id());
     ID.with(|id| *id)

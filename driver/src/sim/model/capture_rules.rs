@@ -9,9 +9,9 @@ use millpond_core::driver::CaptureMode;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rule {
     pub(crate) scope: Scope,
-    /// Where its stream captures.
+    /// The outcome if its stream captures.
     pub(crate) on_capturing: Outcome,
-    /// Where its stream is the legacy default stream, and a blocking stream captures.
+    /// The outcome if its stream is the legacy default stream, and a blocking stream captures.
     pub(crate) on_legacy: Outcome,
 }
 
@@ -45,7 +45,7 @@ const CONTEXT: Rule = Rule { scope: Scope::Context, ..SAFE };
 const IMPLICIT: Outcome = Outcome::Ends(DriverError::STREAM_CAPTURE_IMPLICIT);
 /// Work on a stream, and records.
 const SUBMITS: Rule = Rule { on_capturing: Outcome::Captured, on_legacy: IMPLICIT, ..SAFE };
-/// Questions about a stream.
+/// Queries of a stream.
 const ASKS: Rule = Rule {
     scope: Scope::Unsafe,
     on_capturing: Outcome::Ends(DriverError::STREAM_CAPTURE_UNSUPPORTED),
@@ -53,7 +53,7 @@ const ASKS: Rule = Rule {
 };
 /// Memory in stream order.
 const ORDERED_MEMORY: Rule = Rule { scope: Scope::Unsafe, ..SUBMITS };
-/// Asks whether a stream captures.
+/// Queries whether a stream captures.
 const LOOKS: Rule = Rule { on_legacy: Outcome::Refused(DriverError::STREAM_CAPTURE_IMPLICIT), ..SAFE };
 
 /// The rule of each call, by name.
@@ -118,7 +118,7 @@ pub(crate) const RULES: &[(&str, Rule)] = &[
 
 /// The code of a call that a capture forbids, and of one about the whole context.
 pub(crate) const FORBIDDEN: i32 = DriverError::STREAM_CAPTURE_UNSUPPORTED;
-/// The code of a question about an event that was recorded in a capture, which it ends.
+/// The code of a query of an event that was recorded in a capture, which it ends.
 pub(crate) const ABOUT_CAPTURED_EVENT: i32 = DriverError::CAPTURED_EVENT;
 /// The code of a capturing stream's wait for an event from outside, which ends the capture.
 pub(crate) const WAIT_FROM_OUTSIDE: i32 = DriverError::STREAM_CAPTURE_ISOLATION;

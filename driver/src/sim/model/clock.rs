@@ -1,9 +1,9 @@
 //! Vector clocks.
 //!
-//! A *slot* is the place of one stream in every clock. Each stream counts its *ticks*: one for every piece
-//! of work, and one for every wait that orders it after something new. The pair of slot and tick is an
-//! [`Epoch`]; a clock knows an epoch if its entry for the slot is at least the tick, and then it knows all
-//! that the stream knew at that tick (Lamport's happens-before; the single epochs are FastTrack's,
+//! A *slot* is the place of one stream in every clock. Each stream counts its *ticks*: one for every piece of
+//! work, and one for every wait that orders it after something new. The pair of slot and tick is an
+//! [`Epoch`]; a clock knows an epoch if its entry for the slot is at least the tick, and then it knows
+//! everything that the stream knew at that tick (Lamport's happens-before; the single epochs are FastTrack's,
 //! Flanagan and Freund, PLDI 2009).
 
 use smallvec::SmallVec;
@@ -35,7 +35,7 @@ impl Epoch {
     }
 }
 
-/// A few epochs, at most one of each slot: the latest.
+/// A few epochs, at most one of each slot, the latest.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Epochs(SmallVec<[Epoch; 2]>);
 
@@ -74,7 +74,7 @@ impl Clock {
         self.0.iter().enumerate().map(|(slot, tick)| Epoch::new(slot, *tick))
     }
 
-    /// Whether it knows all that `other` knows.
+    /// Whether it knows everything that `other` knows.
     pub(crate) fn knows_all(&self, other: &Self) -> bool {
         other.0.iter().enumerate().all(|(slot, tick)| self.get(slot) >= *tick)
     }
@@ -87,7 +87,7 @@ impl Clock {
         self.0[slot] = self.0[slot].max(tick);
     }
 
-    /// Learns all that `other` knows.
+    /// Adds the knowledge of `other`.
     pub(crate) fn join(&mut self, other: &Self) {
         if self.0.len() < other.0.len() {
             self.0.resize(other.0.len(), 0);
@@ -97,7 +97,7 @@ impl Clock {
         }
     }
 
-    /// Becomes a copy of `other`, in the memory that it has.
+    /// Becomes a copy of `other`, reusing its own memory.
     pub(crate) fn copy_from(&mut self, other: &Self) {
         self.0.clone_from(&other.0);
     }

@@ -12,7 +12,7 @@ pub struct Fault {
     pub kind: Option<CallKind>,
     /// Which of the counted calls fails: 0 is the first after the plan was set.
     pub nth: u64,
-    /// The code that it fails with, as in [`DriverError::code`].
+    /// The code of the failed call, as in [`DriverError::code`].
     pub code: i32,
     /// Whether all counted calls after it fail too.
     pub persistent: bool,
@@ -21,7 +21,7 @@ pub struct Fault {
 /// Which driver calls fail. A call that is made to fail does nothing else.
 ///
 /// After a [sticky](DriverError::is_sticky) code every later call fails with that code, planned or not,
-/// but for those of [`CallKind::Other`], which ask for versions and attributes.
+/// except those of [`CallKind::Other`], which query versions and attributes.
 ///
 /// Every method of the driver that can fail counts as one call of its [`CallKind`], the same kind under which
 /// [`CountingDriver`](crate::CountingDriver) counts it.
@@ -65,7 +65,7 @@ impl FaultPlan {
         self
     }
 
-    /// The faults of both plans; where both fail the same call, this plan's code counts.
+    /// The faults of both plans; if both fail the same call, this plan's code counts.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         self.faults.extend(other.faults);
@@ -79,7 +79,7 @@ impl From<Fault> for FaultPlan {
     }
 }
 
-/// Counts calls and lets those fail that the plan names.
+/// Counts calls, and fails those that the plan names.
 #[derive(Debug)]
 pub(crate) struct Faults {
     plan: FaultPlan,
@@ -97,7 +97,7 @@ impl Faults {
         self.sticky.is_some()
     }
 
-    /// Counts one call; says whether it fails.
+    /// Counts one call, and fails it if the plan names it.
     pub(crate) fn call(&mut self, kind: CallKind) -> Result<(), Refusal> {
         let (call, of_kind) = (self.calls, self.of_kind[kind as usize]);
         self.calls += 1;

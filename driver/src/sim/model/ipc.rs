@@ -1,4 +1,5 @@
-//! Memory between processes, within one: an allocation opened through its handle has a second address.
+//! Memory that is shared between processes, simulated within one: an allocation opened through its handle has
+//! a second address.
 
 use millpond_core::DeviceId;
 use rustc_hash::FxHashMap;
@@ -7,7 +8,7 @@ use super::rng::mix;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"millsim1");
 
-/// An allocation that is opened: which, and how often.
+/// An allocation that is opened: which one, and how many times.
 #[derive(Debug)]
 pub(crate) struct Opening {
     pub(crate) generation: u64,

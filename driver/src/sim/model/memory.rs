@@ -15,12 +15,12 @@ pub(crate) const POISON: u8 = 0xa5;
 /// A part of a range that lies in one piece of physical memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Piece {
-    /// Where the history and the tags of the memory are kept.
+    /// The physical address, by which history and tags are kept.
     pub(crate) physical: u64,
     pub(crate) bytes: u64,
-    /// The real memory behind it: managed and pinned memory; 0 for device memory.
+    /// The real memory behind it, for managed and pinned memory; 0 for device memory.
     pub(crate) host: usize,
-    /// The start of the mapping that led here, if the memory may have several; else 0.
+    /// The start of the mapping that led here, if the memory may have several; otherwise 0.
     pub(crate) via: u64,
 }
 
@@ -29,7 +29,7 @@ impl Piece {
         self.physical..self.physical + self.bytes
     }
 
-    /// Leaves the first `bytes` bytes out.
+    /// Removes the first `bytes` bytes.
     pub(crate) const fn advance(&mut self, bytes: u64) {
         self.physical += bytes;
         self.bytes -= bytes;
@@ -39,13 +39,13 @@ impl Piece {
     }
 }
 
-/// The parts of one range, in order; nearly always one.
+/// The parts of one range, in order; nearly always a single one.
 pub(crate) type Pieces = SmallVec<[Piece; 1]>;
 
 /// The bytes behind physical memory.
 ///
 /// A range filled with one pattern (by a kernel's tag or a fill) is kept as a run of that pattern; other
-/// bytes in pages of 64 KiB that appear when written. What is in neither is poison. In memory that the
+/// bytes in pages of 64 KiB that are allocated when written. Bytes in neither are poison. In memory that the
 /// host can see, fills and copies write the real bytes; tags stay in their runs.
 #[derive(Debug, Default)]
 pub(crate) struct Contents {
@@ -59,7 +59,7 @@ pub(crate) const fn pattern_of(byte: u8) -> u64 {
 }
 
 impl Contents {
-    /// Forgets a range of physical memory that ends.
+    /// Removes the contents of physical memory that ends.
     pub(crate) fn forget(&mut self, range: Range<u64>) {
         self.patterns.remove(range.clone());
         let pages = range.start.div_ceil(PAGE)..range.end.div_ceil(PAGE);
@@ -152,7 +152,7 @@ impl Contents {
         }
     }
 
-    /// If `range` is in one pattern, that pattern, and how far it goes on.
+    /// The pattern of `range` if it has only one, and how far that goes on.
     fn pattern_at(&self, piece: &Piece, range: Range<u64>) -> Option<(u64, u64)> {
         match self.patterns.overlapping(range.clone()).next() {
             Some((run, pattern)) => {
@@ -170,7 +170,7 @@ impl Contents {
         }
     }
 
-    /// Whether all of a piece holds the pattern; else the first bytes that do not, and their offset.
+    /// Compares all of a piece with the pattern; returns the first bytes that differ, and their offset.
     pub(crate) fn check(&self, piece: &Piece, pattern: u64) -> Result<(), (u64, u64)> {
         let mut at = piece.physical;
         for (run, found) in self.patterns.overlapping(piece.range()) {
@@ -207,7 +207,7 @@ impl Contents {
         Ok(())
     }
 
-    /// Host memory that the contents take, in bytes.
+    /// The host memory of the contents, in bytes.
     pub(crate) fn committed_bytes(&self) -> u64 {
         self.pages.len() as u64 * PAGE
     }
@@ -217,7 +217,7 @@ fn host_pointer(address: usize) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(address)
 }
 
-/// Splits `bytes` bytes from `start` at page borders: page, offset in it, and which of the bytes.
+/// Splits `bytes` bytes from `start` at page borders: the page, the offset in it, and the part of the bytes.
 fn for_pages(start: u64, bytes: usize, mut each: impl FnMut(u64, usize, Range<usize>)) {
     let mut done = 0;
     while done < bytes {

@@ -6,7 +6,7 @@
 //! - one of the two is on the legacy default stream, the other's stream is a blocking one, and `a` was
 //!   submitted first (recording an event on the legacy stream and making it wait count as work on it);
 //! - the host learned that `a` was done before it submitted `b`: by a synchronisation with the event, the
-//!   stream or the device, by a query that said yes, or by a free that synchronises;
+//!   stream or the device, by a query that returned true, or by a free that synchronises;
 //! - or by any chain of these.
 //!
 //! All threads count as one host: every thread knows what one thread has learned. Finished work counts as
@@ -34,7 +34,7 @@ pub(crate) enum StreamKind {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     Live,
-    /// The stream was destroyed, but what it did can still matter.
+    /// The stream was destroyed, but its work can still matter.
     Dead,
     Free,
 }
@@ -46,8 +46,8 @@ pub(crate) struct Lane {
     state: State,
     pub(crate) handle: u64,
     tick: u64,
-    /// All that the stream's next work happens after, but for what the host knows and what the legacy
-    /// rule adds at submission. Its own entry is `tick`.
+    /// The epochs that the stream's next work happens after, without those that the host knows and those that
+    /// the legacy rule adds at submission. Its own entry is `tick`.
     clock: Clock,
 }
 
@@ -62,14 +62,15 @@ impl Lane {
 pub(crate) struct Order {
     lanes: Vec<Lane>,
     host: Clock,
-    /// The blocking streams, with those destroyed whose work the legacy stream may still have to wait for.
+    /// The blocking streams, with those destroyed ones whose work the legacy stream may still have to wait
+    /// for.
     blocking: Vec<Slot>,
     dead: Vec<Slot>,
     free: Vec<Slot>,
     fold_at: usize,
 }
 
-/// The slot that stands for all blocking streams that are forgotten, for the legacy stream's sake.
+/// The slot that stands for all forgotten blocking streams, for the legacy stream.
 const DEPARTED: Slot = 1;
 
 /// The number of destroyed streams below which none is forgotten.
@@ -87,7 +88,7 @@ impl Order {
         }
     }
 
-    /// A slot for a new stream; `None` when there are more than clocks can name.
+    /// A slot for a new stream; `None` if there are more than clocks can name.
     pub(crate) fn open(&mut self, kind: StreamKind, handle: u64) -> Option<Slot> {
         let slot = match self.free.pop() {
             Some(slot) => slot,
@@ -130,7 +131,7 @@ impl Order {
         Epoch::new(slot, self.lanes[slot].tick)
     }
 
-    /// Adds one tick to a stream: work, or a wait for something new.
+    /// Adds one tick to a stream, for work or for a wait on something new.
     pub(crate) fn advance(&mut self, slot: Slot) -> Epoch {
         let lane = &mut self.lanes[slot];
         lane.tick += 1;
@@ -138,7 +139,7 @@ impl Order {
         Epoch::new(slot, lane.tick)
     }
 
-    /// Orders a stream's next work as the legacy rule asks for; what it has to wait for is added to `waits`.
+    /// Orders a stream's next work by the legacy rule; adds the epochs that it has to wait for to `waits`.
     pub(crate) fn join_implicit(&mut self, slot: Slot, waits: &mut Waits) {
         match self.lanes[slot].kind {
             StreamKind::NonBlocking => {}
@@ -174,7 +175,7 @@ impl Order {
         self.lanes[other].clock = clock;
     }
 
-    /// Orders a stream after an event's record; says whether that was new.
+    /// Orders a stream after an event's record; returns whether that was new.
     pub(crate) fn join_event(&mut self, slot: Slot, epoch: Epoch, clock: &Clock) -> bool {
         let lane = &mut self.lanes[slot];
         let new = !lane.clock.knows(epoch) && !self.host.knows_all(clock);
@@ -202,8 +203,8 @@ impl Order {
         }
     }
 
-    /// The points whose knowledge means knowing all that the stream's next work happens after; nothing if
-    /// the host knows it anyway.
+    /// The epochs that a clock must know to know everything that the stream's next work happens after; none
+    /// if the host knows it anyway.
     pub(crate) fn position(&self, slot: Slot) -> Epochs {
         let mut position = Epochs::default();
         let end = self.end(slot);
@@ -235,24 +236,24 @@ impl Order {
         self.host.knows(epoch)
     }
 
-    /// The host learns what an event stood for.
+    /// Adds an event's knowledge to the host's.
     pub(crate) fn host_learns(&mut self, clock: &Clock) {
         self.host.join(clock);
     }
 
-    /// The host learns that a stream is done.
+    /// Adds the knowledge of a stream that is done to the host's.
     pub(crate) fn host_learns_stream(&mut self, slot: Slot) {
         self.host.join(&self.lanes[slot].clock);
     }
 
-    /// The host learns that everything is done.
+    /// Adds everything to the host's knowledge.
     pub(crate) fn host_learns_all(&mut self) {
         for (slot, lane) in self.lanes.iter().enumerate() {
             self.host.raise(slot, lane.tick);
         }
     }
 
-    /// Whether it is time to forget destroyed streams.
+    /// Whether enough streams were destroyed to forget some.
     pub(crate) const fn wants_folding(&self) -> bool {
         self.free.is_empty() && self.dead.len() >= self.fold_at
     }
@@ -261,7 +262,7 @@ impl Order {
         &self.dead
     }
 
-    /// Whether the slot waits for its next stream.
+    /// Whether the slot is free for another stream.
     pub(crate) fn is_free(&self, slot: Slot) -> bool {
         self.lanes[slot].state == State::Free
     }

@@ -20,7 +20,7 @@ pub(crate) const FIRST_POOL: u64 = 0x53_0000_0000;
 /// The unit in bytes that pooled memory is rounded up to.
 pub(crate) const UNIT: u64 = 512;
 
-/// Memory that came back: where, how much, and the point at which it is free.
+/// A cached block: its address, its size, and the epoch at which it is free.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cached {
     pub(crate) start: u64,
@@ -31,7 +31,7 @@ pub(crate) struct Cached {
 
 #[derive(Debug)]
 pub(crate) struct Pool {
-    /// Destroyed; ends with the last memory that is still handed out.
+    /// Destroyed; removed with the last block that is still handed out.
     pub(crate) ended: bool,
     /// Made in a context that was reset: it can only be destroyed.
     pub(crate) is_of_old_context: bool,
@@ -51,7 +51,7 @@ pub(crate) struct Pool {
 #[derive(Debug)]
 pub(crate) struct Pools {
     pub(crate) pools: Vec<Option<Pool>>,
-    /// How large the memory behind each handed-out pointer is.
+    /// The size of the memory behind each handed-out pointer, in bytes.
     pub(crate) sizes: FxHashMap<u64, u64>,
 }
 
@@ -92,7 +92,7 @@ impl Pool {
         }
     }
 
-    /// The smallest that fits and may be used; of equals the one that came back last.
+    /// The smallest cached block that fits and may be used; of equal ones the one freed last.
     pub(crate) fn best(&self, bytes: u64, may: impl Fn(&Cached) -> bool) -> Option<usize> {
         let fits = |cached: &Cached| cached.bytes >= bytes && cached.bytes - bytes <= bytes / 8;
         let candidates =
@@ -126,7 +126,7 @@ impl Pools {
         }
     }
 
-    /// The context was reset: what pools hold stays with them, and the default pool goes on.
+    /// Marks the pools of a context that was reset: their cached memory stays, and the default pool goes on.
     pub(crate) fn end_of_context(&mut self) {
         self.pools[1..].iter_mut().flatten().for_each(|pool| pool.is_of_old_context = true);
     }
@@ -135,7 +135,7 @@ impl Pools {
         self.pools.iter().flatten().flat_map(|pool| &pool.cached).for_each(|cached| each(cached.freed));
     }
 
-    /// Pools that were made and not destroyed, the default pool not counted.
+    /// The number of pools that were created and not destroyed, without the default pool.
     pub(crate) fn created(&self) -> usize {
         self.pools[1..].iter().flatten().filter(|pool| !pool.ended).count()
     }

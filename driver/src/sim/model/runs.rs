@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Values attached to disjoint ranges of a line of addresses.
+/// A map from disjoint ranges of addresses to values.
 #[derive(Debug)]
 pub(crate) struct RunMap<V> {
     runs: BTreeMap<u64, Run<V>>,
@@ -22,7 +22,7 @@ impl<V> Default for RunMap<V> {
 }
 
 impl<V: Clone> RunMap<V> {
-    /// The run that holds the whole of `range`, if one does.
+    /// The run that holds the whole of `range`, if there is one.
     pub(crate) fn containing(&mut self, range: &Range<u64>) -> Option<&mut V> {
         let (_, run) = self.runs.range_mut(..=range.start).next_back()?;
         (run.end >= range.end).then_some(&mut run.value)
@@ -39,7 +39,7 @@ impl<V: Clone> RunMap<V> {
         self.runs.values().map(|run| &run.value)
     }
 
-    /// Gives `range` one value. An empty range changes nothing.
+    /// Sets the value of `range`. An empty range changes nothing.
     pub(crate) fn replace(&mut self, range: Range<u64>, value: V) {
         if range.is_empty() {
             return;
@@ -54,7 +54,7 @@ impl<V: Clone> RunMap<V> {
         self.runs.insert(range.start, Run { end: range.end, value });
     }
 
-    /// Leaves `range` without a value.
+    /// Removes the values of `range`.
     pub(crate) fn remove(&mut self, range: Range<u64>) {
         if self.runs.is_empty() {
             return;
@@ -92,7 +92,7 @@ impl<V: Clone> RunMap<V> {
         }
     }
 
-    /// Cuts the run that lies across `at`, if one does.
+    /// Cuts the run that crosses `at`, if there is one.
     fn split(&mut self, at: u64) {
         if let Some((_, run)) = self.runs.range_mut(..at).next_back()
             && run.end > at

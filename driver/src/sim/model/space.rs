@@ -39,7 +39,7 @@ fn part_of(range: Range<u64>, index: usize) -> Range<u64> {
     start..start + bytes
 }
 
-/// Which device of a machine has this address.
+/// The device of a machine that has this address.
 pub(crate) fn slice_of(address: u64) -> Option<usize> {
     (0..MOST_DEVICES)
         .find(|index| [SMALL, LARGE].into_iter().any(|range| part_of(range, *index).contains(&address)))
@@ -66,11 +66,11 @@ pub(crate) enum Purpose {
 pub(crate) struct Mapping {
     pub(crate) end: u64,
     pub(crate) physical: u64,
-    /// The real address behind it, for memory that the host can see; else 0.
+    /// The real address behind it, for memory that the host can see; otherwise 0.
     pub(crate) host: usize,
     pub(crate) accessible: bool,
     pub(crate) purpose: Purpose,
-    /// Which allocation this is, of all that there ever were.
+    /// The number of the allocation, unique for the life of the device.
     pub(crate) generation: u64,
 }
 
@@ -89,20 +89,20 @@ impl Mapping {
 #[derive(Debug, Default)]
 struct Starts {
     sorted: BTreeSet<u64>,
-    /// Where mappings began or ended since.
+    /// The starts where mappings began or ended since.
     changed: Vec<u64>,
-    /// There were too many changes to note: nothing in `sorted` counts.
+    /// There were too many changes to record: `sorted` is invalid.
     is_stale: bool,
 }
 
 impl Starts {
-    /// A mapping begins or ends, of `mappings` that there are.
+    /// Records that a mapping begins or ends, with `mappings` in all.
     fn note(&mut self, start: u64, mappings: usize) {
         if self.is_stale {
             return;
         }
         self.changed.push(start);
-        // By now it is as cheap to sort them all.
+        // By now sorting all of them is as cheap.
         if self.changed.len() > 64 + mappings {
             self.is_stale = true;
             self.changed.clear();
@@ -175,17 +175,17 @@ impl Space {
         self.peak
     }
 
-    /// Bytes of what was allocated and not given back, each size rounded up to 512.
+    /// The bytes of live allocations, each size rounded up to 512.
     pub(crate) const fn live(&self) -> u64 {
         self.live
     }
 
-    /// Says that memory was allocated which takes nothing from the device.
+    /// Counts an allocation that takes no device memory.
     pub(crate) const fn add_live(&mut self, bytes: u64) {
         self.live += bytes.next_multiple_of(CHARGE_UNIT);
     }
 
-    /// Ends what [`add_live`](Self::add_live) said.
+    /// Undoes [`add_live`](Self::add_live).
     pub(crate) const fn remove_live(&mut self, bytes: u64) {
         self.live -= bytes.next_multiple_of(CHARGE_UNIT);
     }
@@ -198,7 +198,7 @@ impl Space {
         Ok(())
     }
 
-    /// Gives back what [`charge`](Self::charge) took for `bytes`.
+    /// Returns the capacity that [`charge`](Self::charge) took for `bytes`.
     pub(crate) const fn credit(&mut self, bytes: u64) {
         self.used -= bytes.next_multiple_of(CHARGE_UNIT);
         self.remove_live(bytes);
@@ -219,8 +219,8 @@ impl Space {
 
     // --- Plain memory ---
 
-    /// Addresses for a block of plain memory, and the bytes of pages that it takes from the device for that:
-    /// none where it shares one.
+    /// Addresses for a block of plain memory, and the bytes of pages that it takes from the device: none if
+    /// it shares one.
     pub(crate) fn allocate_plain(&mut self, bytes: u64) -> Answer<(u64, u64)> {
         let (start, taken) = if !plain::shares(bytes) {
             let taken = plain::own_pages(bytes);
@@ -240,8 +240,8 @@ impl Space {
         self.reserve(pages_bytes, 0).inspect_err(|_| self.used -= pages_bytes)
     }
 
-    /// Takes a block back that [`allocate_plain`](Self::allocate_plain) gave, and says how many bytes of
-    /// pages the device has again.
+    /// Frees a block of [`allocate_plain`](Self::allocate_plain), and returns the bytes of pages that go back
+    /// to the device.
     pub(crate) fn free_plain(&mut self, start: u64, bytes: u64) -> u64 {
         self.remove_live(bytes);
         let (first, taken) = if plain::shares(bytes) {
@@ -278,7 +278,7 @@ impl Space {
         }
     }
 
-    /// New physical memory. Its place is never used again.
+    /// New physical memory. Its place is never reused.
     pub(crate) fn new_physical(&mut self, bytes: u64) -> u64 {
         let physical = self.next_physical;
         self.next_physical = physical.saturating_add(bytes.next_multiple_of(PHYSICAL_UNIT));
@@ -287,7 +287,7 @@ impl Space {
 
     // --- Mappings ---
 
-    /// Puts memory behind addresses.
+    /// Maps memory to addresses.
     pub(crate) fn map(&mut self, start: u64, bytes: u64, physical: u64, host: usize, purpose: Purpose) {
         self.next_generation += 1;
         let mapping = Mapping {
@@ -302,7 +302,7 @@ impl Space {
         self.starts.get_mut().note(start, self.mappings.len());
     }
 
-    /// Takes out what ends with the context.
+    /// Removes the mappings that end with the context.
     pub(crate) fn take_mappings_of_context(&mut self) -> Vec<(u64, Mapping)> {
         let stays = |mapping: &Mapping| matches!(mapping.purpose, Purpose::Pool(_) | Purpose::Virtual(_));
         let mut gone: Vec<_> = self.mappings.extract_if(|_, mapping| !stays(mapping)).collect();
@@ -387,7 +387,7 @@ impl Space {
         (at >= end).then_some(pieces)
     }
 
-    /// How many mappings there are, but for those of virtual memory management.
+    /// The number of mappings, without those of virtual memory management.
     pub(crate) fn live_mappings(&self) -> usize {
         self.mappings.values().filter(|mapping| !matches!(mapping.purpose, Purpose::Virtual(_))).count()
     }
@@ -400,7 +400,7 @@ mod tests {
     use super::*;
     use crate::sim::model::rng::Rng;
 
-    /// The naive model: an ordered map. Between questions lie few changes or more than are noted.
+    /// The naive model: an ordered map. Between queries lie few changes, or more than are recorded.
     #[test]
     fn mappings_are_found_in_order_however_many_changed_since_the_last_question() {
         const UNIT: u64 = 512;

@@ -1,4 +1,4 @@
-//! Streams and events by their handles, which are used again after their end, as CUDA's are.
+//! Streams and events by their handles, which are reused after their end, as CUDA's are.
 
 use millpond_core::StreamRef;
 use millpond_core::driver::Event;
@@ -12,7 +12,7 @@ const FIRST_STREAM: u64 = 0x51_0000_0000;
 const FIRST_EVENT: u64 = 0x52_0000_0000;
 const STRIDE: u64 = 0x80;
 
-/// A table of things with handles: the handle of the last one ended is given out first.
+/// A table of values with handles: the handle that was freed last is reused first.
 #[derive(Debug)]
 struct Handles<T> {
     first: u64,
@@ -25,7 +25,7 @@ impl<T> Handles<T> {
         Self { first, entries: Vec::new(), free: Vec::new() }
     }
 
-    /// The handle that the next [`insert`](Self::insert) gives.
+    /// The handle that the next [`insert`](Self::insert) returns.
     fn next(&self) -> u64 {
         self.first + *self.free.last().unwrap_or(&self.entries.len()) as u64 * STRIDE
     }
@@ -60,7 +60,7 @@ impl<T> Handles<T> {
         Some(value)
     }
 
-    /// Ends all of them.
+    /// Removes all values.
     fn clear(&mut self) -> Vec<T> {
         let ended: Vec<usize> = (0..self.entries.len()).filter(|at| self.entries[*at].is_some()).collect();
         self.free.extend(&ended);
@@ -83,13 +83,13 @@ struct Stream {
 pub(crate) struct Record {
     pub(crate) epoch: Epoch,
     pub(crate) clock: Clock,
-    /// The capture that it was recorded in.
+    /// The capture that it was recorded in, if any.
     pub(crate) captured_in: Option<CaptureId>,
 }
 
 #[derive(Debug, Default)]
 struct EventEntry {
-    /// Kept when the event ends, for its memory.
+    /// The record; kept when the event ends, to reuse its memory.
     record: Option<Record>,
 }
 
@@ -99,14 +99,14 @@ pub(crate) struct Names {
     streams: Handles<Stream>,
     events: Handles<EventEntry>,
     per_thread: FxHashMap<u64, Slot>,
-    /// Clocks of ended events, for the next.
+    /// The clocks of ended events, for reuse.
     spare: Vec<Clock>,
     first_id: u64,
     created: u64,
 }
 
 impl Names {
-    /// `first_id`: where the unique ids of this device's streams begin.
+    /// `first_id` is the first of the unique ids of this device's streams.
     pub(crate) fn new(first_id: u64) -> Self {
         Self {
             streams: Handles::new(FIRST_STREAM),
@@ -131,7 +131,7 @@ impl Names {
         StreamRef::from_raw_parts(handle, id)
     }
 
-    /// The slot of a stream that exists; of a per-thread stream only after
+    /// The slot of a stream that exists; for a per-thread stream only after
     /// [`add_per_thread`](Self::add_per_thread).
     #[inline]
     pub(crate) fn slot(&self, stream: StreamRef) -> Option<Slot> {
@@ -208,7 +208,7 @@ impl Names {
         true
     }
 
-    /// Ends all streams and events; says which slots the streams had.
+    /// Removes all streams and events; returns the slots of the streams.
     pub(crate) fn clear(&mut self) -> Vec<Slot> {
         self.events.clear();
         self.streams.clear().into_iter().map(|stream| stream.slot).collect()

@@ -2,29 +2,29 @@
 
 use std::fmt;
 
-/// Which rule was broken.
+/// The kind of a broken rule.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[non_exhaustive]
 pub enum ViolationKind {
-    /// Two lent blocks overlap, at their addresses or in the memory behind them; or a block came back that
-    /// was not lent like this.
+    /// Two lent blocks overlap, at their addresses or in the memory behind them; or a block was given back
+    /// that was not lent with this address and size.
     Overlap,
     /// A block or an access is null, misaligned, or not inside accessible memory of this device.
     OutOfBounds,
     /// A block was handed to a stream, or used by its owner, without being ordered after what earlier owners
     /// may have submitted.
     StreamOrder,
-    /// A simulated kernel found other bytes than it was told to expect.
+    /// A simulated kernel found other bytes than the expected tag.
     TagMismatch,
-    /// A call named a stream or an event that does not exist, or not any more.
+    /// A call named a stream or an event that does not exist.
     DeadHandle,
-    /// A wait on an event that was never recorded, which CUDA takes for nothing.
+    /// A wait on an event that was never recorded, which CUDA ignores.
     UnrecordedEvent,
     /// Memory went back to the driver while use of it was not ordered before.
     EarlyReturn,
     /// Memory went back to the driver while a block in it was lent.
     LentReturned,
-    /// The driver was given a pointer or a handle that it does not know, or not any more.
+    /// The driver was given a pointer or a handle that it does not know.
     UnknownPointer,
 }
 
@@ -52,8 +52,8 @@ pub struct Violation {
     pub kind: ViolationKind,
     /// The message, for people.
     pub message: String,
-    /// The number of the step at which it was seen, from 1: every driver call, `lend`, `give_back` and
-    /// `launch` is a step. A [`ViolationKind::TagMismatch`] bears the step of its launch.
+    /// The number of the step at which it was found, from 1: every driver call, `lend`, `give_back` and
+    /// `launch` is a step. A [`ViolationKind::TagMismatch`] has the step of its launch.
     pub step: u64,
 }
 
@@ -63,7 +63,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// The first violations; a program gone wrong does not fill the memory with more.
+/// The first violations; later ones are dropped, so that a program with many does not fill the memory.
 #[derive(Debug, Default)]
 pub(crate) struct ViolationLog(Vec<Violation>);
 

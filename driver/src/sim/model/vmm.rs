@@ -19,7 +19,7 @@ pub(crate) struct Physical {
     pub(crate) bytes: u64,
     pub(crate) place: u64,
     pub(crate) mappings: u32,
-    /// Handles that were not released: the one it was created as, and those it was imported as.
+    /// The number of handles that were not released: the one it was created as, and those it was imported as.
     pub(crate) holders: u32,
     pub(crate) props: PhysicalProps,
 }
@@ -29,11 +29,11 @@ pub(crate) struct Physical {
 pub(crate) struct VirtualMemory {
     /// Reserved ranges: start and bytes.
     pub(crate) reserved: BTreeMap<u64, u64>,
-    /// By the handle that it was created as.
+    /// The physical memory, by the handle that it was created as.
     pub(crate) physical: FxHashMap<u64, Physical>,
-    /// Which memory each handle is that was not released.
+    /// The memory of each handle that was not released.
     pub(crate) handles: FxHashMap<u64, u64>,
-    /// Page tables that were made, by number, until their addresses are given back.
+    /// The numbers of the page tables that were made and whose addresses are still reserved.
     pub(crate) tables: BTreeSet<u64>,
     pub(crate) created: u64,
     /// The other devices that may use a mapping, by its start.
@@ -41,7 +41,7 @@ pub(crate) struct VirtualMemory {
 }
 
 impl VirtualMemory {
-    /// Reservations and physical memory that are not given back.
+    /// The number of reservations and of physical memory that were not freed.
     pub(crate) fn live(&self) -> usize {
         self.reserved.len() + self.physical.len()
     }

@@ -44,7 +44,7 @@ struct Entry {
 #[derive(Debug, Default)]
 struct Queue {
     entries: VecDeque<Entry>,
-    /// How many of them are work, and more than a place in the order.
+    /// The number of them that are work, and not only a place in the order.
     launched: usize,
     ready_ns: u64,
     listed: bool,
@@ -52,7 +52,7 @@ struct Queue {
 }
 
 impl Queue {
-    /// Places in the order take room only where there are many.
+    /// Places in the order; most queues have few.
     fn is_full(&self) -> bool {
         self.launched >= DEEPEST_QUEUE || self.entries.len() >= 16 * DEEPEST_QUEUE
     }
@@ -69,7 +69,7 @@ pub(crate) struct Effects {
 #[derive(Debug)]
 struct Adversary {
     rng: Rng,
-    /// It does something once in two to the power of this many choices.
+    /// It does work once in two to the power of this many choices.
     patience: u32,
 }
 
@@ -110,7 +110,7 @@ impl Work {
         self.now_ns
     }
 
-    /// A slot was given to a stream.
+    /// Prepares the queue of a slot that was given to a stream.
     pub(crate) fn open(&mut self, slot: Slot) {
         if self.queues.len() <= slot {
             self.queues.resize_with(slot + 1, Queue::default);
@@ -148,25 +148,25 @@ impl Work {
         }
     }
 
-    /// When the work up to this point is done, on the virtual clock.
+    /// The virtual time at which the work up to this epoch is done.
     fn finish_ns(&self, point: Epoch) -> u64 {
         let queue = &self.queues[point.slot()];
         let after = queue.entries.partition_point(|entry| entry.tick <= point.tick());
         after.checked_sub(1).map_or(0, |last| queue.entries[last].finish_ns)
     }
 
-    /// Whether all work up to this point is done.
+    /// Whether all work up to this epoch is done.
     pub(crate) fn is_done(&self, point: Epoch) -> bool {
         let queue = &self.queues[point.slot()];
         queue.entries.front().is_none_or(|entry| entry.tick > point.tick())
     }
 
-    /// Whether the stream has nothing left to do.
+    /// Whether the stream's queue is empty.
     pub(crate) fn is_idle(&self, slot: Slot) -> bool {
         self.queues[slot].entries.is_empty()
     }
 
-    /// Lets virtual time pass; what is due is done.
+    /// Lets virtual time pass, and does the work that is due.
     pub(crate) fn pass(&mut self, ns: u64, effects: &mut Effects) {
         self.now_ns = self.now_ns.saturating_add(ns);
         if self.adversary.is_none() && self.now_ns >= self.next_finish_ns {
@@ -174,7 +174,7 @@ impl Work {
         }
     }
 
-    /// A step of the program begins, under this number; the adversary makes a choice.
+    /// Begins a step of the program, with this number; the adversary makes a choice.
     #[inline]
     pub(crate) fn begin_step(&mut self, step: u64, effects: &mut Effects) {
         self.step = step;
@@ -183,8 +183,8 @@ impl Work {
         }
     }
 
-    /// One choice of the adversary: nothing, or some work of a stream that it does not starve. How often it
-    /// does nothing changes now and then: from every other time to 127 of 128 times.
+    /// One choice of the adversary: none, or some work of a stream that it does not starve. How often it
+    /// chooses none changes from time to time: from every other time to 127 of 128 times.
     fn choose(&mut self, effects: &mut Effects) {
         let Some(Adversary { rng, patience }) = &mut self.adversary else { return };
         if self.active.is_empty() {
@@ -208,7 +208,7 @@ impl Work {
             queue.frozen_until = self.step + (16 << ((choice >> 40) % 9));
             return;
         }
-        // A little, or much, or all that there is.
+        // A little, or much, or all of the work.
         let most = match (choice >> 48) & 3 {
             0 | 1 => 1 + ((choice >> 50) & 3),
             2 => 1 + ((choice >> 50) & 63),
@@ -230,8 +230,8 @@ impl Work {
         }
     }
 
-    /// Makes the host wait for all work up to this point. By the clock, what is due by then is done too; the
-    /// adversary does what it needs, and between that what it likes.
+    /// Makes the host wait for all work up to this epoch. By the clock, work that is due by then is done too;
+    /// the adversary does the needed work, and other work at random between.
     pub(crate) fn finish(&mut self, point: Epoch, effects: &mut Effects) {
         if self.is_done(point) {
             return;

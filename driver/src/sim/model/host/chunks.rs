@@ -4,7 +4,7 @@
 use memmap2::{MmapMut, MmapOptions};
 use rustc_hash::FxHashMap;
 
-/// Blocks begin at multiples of this.
+/// The alignment of blocks in bytes.
 pub(super) const ALIGNMENT: usize = 4 << 10;
 
 /// The blocks of the largest size of its class that a chunk has room for.
@@ -15,8 +15,8 @@ const DISCARD_AT_LEAST: usize = 64 << 10;
 
 /// Zeroed blocks, cut from larger mappings.
 ///
-/// Addresses within a chunk are given once, from its start to its end, so each block is fresh. A chunk that
-/// is used up ends with the last of its blocks.
+/// Addresses within a chunk are handed out once, from its start to its end, so each block is fresh. A used-up
+/// chunk is unmapped with the last of its blocks.
 #[derive(Debug, Default)]
 pub(super) struct Chunks {
     chunks: FxHashMap<u64, Chunk>,
@@ -80,7 +80,7 @@ impl Chunks {
 }
 
 impl Chunk {
-    /// Room for many blocks; where the system refuses that, for the one.
+    /// A new chunk with room for many blocks; if the system refuses that, for the one.
     fn new(bytes: usize, class: u32) -> Option<Self> {
         let map = |bytes: usize| MmapOptions::new().len(bytes).no_reserve_swap().map_anon().ok();
         let many = 1_usize.checked_shl(class).and_then(|size| size.checked_mul(BLOCKS_A_CHUNK));
@@ -92,7 +92,7 @@ impl Chunk {
         self.memory.len() - self.next >= bytes
     }
 
-    /// The next block; there is room for it.
+    /// The next block; the chunk has room for it.
     fn cut(&mut self, bytes: usize) -> usize {
         let address = self.memory.as_ptr().expose_provenance() + self.next;
         self.next += bytes;

@@ -1,5 +1,5 @@
-//! Memory that the host can see: managed memory and pinned memory. It is real, at the very address that the
-//! driver gives out, and zero until written; the system commits its pages when they are touched.
+//! Memory that the host can see: managed memory and pinned memory. It is real memory at the address that the
+//! driver returns, and zero until written; the system commits its pages when they are touched.
 
 mod chunks;
 
@@ -26,12 +26,12 @@ impl HostMemory {
         Self { blocks: Chunks::default(), taken: 0, device_bytes }
     }
 
-    /// Pinned memory, of which there is as much as the host has.
+    /// Allocates pinned memory, of which there is as much as the host has.
     pub(crate) fn allocate_pinned(&mut self, bytes: u64) -> Answer<usize> {
         self.allocate(bytes, self.device_bytes.saturating_mul(HOST_OVER_DEVICE))
     }
 
-    /// Managed memory, of which there is as much as host and device have together.
+    /// Allocates managed memory, of which there is as much as host and device have together.
     pub(crate) fn allocate_managed(&mut self, bytes: u64) -> Answer<usize> {
         self.allocate(bytes, self.device_bytes.saturating_mul(HOST_OVER_DEVICE + 1))
     }
@@ -53,7 +53,7 @@ impl HostMemory {
         Ok(address)
     }
 
-    /// Ends pinned or managed memory.
+    /// Frees pinned or managed memory.
     pub(crate) fn free(&mut self, address: usize) {
         self.taken -= self.blocks.free(address).unwrap_or(0) as u64;
     }
