@@ -37,14 +37,14 @@ pub const CODES: [i32; 3] =
 
 const CAPACITY: u64 = 64 << 20;
 
-/// A call that failed, and what went wrong then.
+/// A call that failed, and the error that followed.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// The subject's name.
     pub subject: String,
-    /// Which driver call failed, from 0; `None` in the run without a failing call.
+    /// The number of the driver call that failed, from 0; `None` in the run without a failing call.
     pub call: Option<u64>,
-    /// With which code.
+    /// The code that it failed with.
     pub code: i32,
     /// Whether all later calls failed too.
     pub persistent: bool,
@@ -71,7 +71,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// How many driver calls the scenario makes when none fails.
+/// Returns the number of driver calls that the scenario makes without faults.
 ///
 /// # Errors
 /// The failure of a run without faults.
@@ -79,10 +79,10 @@ pub fn count_calls(subject: &Subject) -> Result<u64, Box<Failure>> {
     run(subject, None, 0, false)
 }
 
-/// Runs the scenario with every driver call failing in every way, and returns how many runs that were.
+/// Runs the scenario with every driver call failing in every way, and returns the number of runs.
 ///
 /// # Errors
-/// The first run in which something went wrong.
+/// The first run with an error.
 pub fn exhaust(subject: &Subject) -> Result<u64, Box<Failure>> {
     let calls = count_calls(subject)?;
     let mut runs = 1;
@@ -101,7 +101,7 @@ fn run(subject: &Subject, call: Option<u64>, code: i32, persistent: bool) -> Res
     let scenario = Scenario::new(subject, call, code);
     let faults = call.map_or_else(FaultPlan::none, |call| FaultPlan::nth_call(call, code));
     scenario.device.set_faults(if persistent { faults.persistent() } else { faults });
-    // A driver that refuses to free a live block looks to the resource like a caller's mistake.
+    // To the resource, a driver that refuses to free a live block looks like a caller's mistake.
     let (result, _misuses) = misuse_recorder::record(|| catch_unwind(AssertUnwindSafe(|| scenario.run())));
     result.map_err(|panic| {
         let failed = scenario.counting.counts();

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use super::Wrong;
 use super::free_list::FreeList;
 
-/// How much memory the pool takes from the driver at least.
+/// The least bytes that the pool takes from the driver at a time.
 const REGION_BYTES: u64 = 1 << 20;
 
 /// A small stream-ordered pool that makes one [mistake](Wrong), or none.
@@ -28,9 +28,9 @@ pub struct CanaryPool {
 
 #[derive(Default, Debug)]
 struct State {
-    /// By the identity of the stream.
+    /// The free lists, by the identity of the stream.
     lists: BTreeMap<u64, FreeList>,
-    /// Start and size of what the driver gave.
+    /// The start and the size of each allocation of the driver.
     regions: BTreeMap<u64, u64>,
     live: BTreeMap<u64, Live>,
     shared_event: Option<Event>,
@@ -46,7 +46,7 @@ struct Live {
 }
 
 impl CanaryPool {
-    /// The pool, erased. `wrong` is the mistake that it makes.
+    /// Builds the pool as a handle. `wrong` is the mistake that it makes.
     ///
     /// # Errors
     /// None; the signature is that of other builders.
@@ -79,7 +79,7 @@ impl CanaryPool {
         Ok(event)
     }
 
-    /// Makes the list's event cover all that the stream was given so far.
+    /// Makes the list's event cover all work that the stream was given so far.
     fn record(&self, list: &mut FreeList, stream: StreamRef) -> DriverResult<()> {
         if !(self.is(Wrong::CompletedForever) && list.recorded) {
             list.completed = false;
@@ -88,7 +88,7 @@ impl CanaryPool {
         self.driver.event_record(list.event, stream)
     }
 
-    /// Makes `stream` wait for the list's event, unless that is done.
+    /// Makes `stream` wait for the list's event, unless that is known to be done.
     fn wait(&self, list: &mut FreeList, stream: StreamRef) -> DriverResult<()> {
         if self.is(Wrong::RecordsLazily) {
             self.driver.event_record(list.event, list.stream)?;
@@ -208,7 +208,7 @@ impl CanaryPool {
         }
     }
 
-    /// Waits for the device and puts all free blocks into one list, free for every stream.
+    /// Waits for the device and merges all free blocks into one list, free for every stream.
     fn collapse(&self, state: &mut State) -> DriverResult<()> {
         self.driver.synchronize()?;
         self.list(state, StreamRef::LEGACY)?;
@@ -222,7 +222,7 @@ impl CanaryPool {
         Ok(())
     }
 
-    /// Gives regions back that are free as a whole, until at most `keep_bytes` are free.
+    /// Releases regions that are entirely free, until at most `keep_bytes` are free.
     fn release(&self, state: &mut State, keep_bytes: u64) -> DriverResult<u64> {
         self.collapse(state)?;
         let mut released = 0;

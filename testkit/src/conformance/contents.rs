@@ -14,7 +14,7 @@ bodies![
     contents_survive_trim,
 ];
 
-/// Bytes that tell blocks apart.
+/// Bytes that are different for each block.
 fn pattern(seed: u64, bytes: u64) -> Vec<u8> {
     (0..bytes).map(|index| (index.wrapping_mul(31) ^ seed.wrapping_mul(97) ^ (index >> 8)) as u8).collect()
 }

@@ -17,7 +17,7 @@ bodies![
 const S: StreamRef = StreamRef::LEGACY;
 const NEEDS_SIM: Outcome = Skipped("only the simulated device fails on request");
 
-/// Allocates until something fails, which it must when the driver fails and the resource has to ask it.
+/// Allocates until a request fails, as it must if the driver fails and the resource calls it.
 fn until_error(context: &Context<'_>, resource: &Tested) -> (Vec<Block>, Option<Error>) {
     let layout = Layout::new(context.clip(64 << 20));
     let mut blocks = Vec::new();

@@ -48,7 +48,7 @@ pub use subject::{Decay, Inspect, Refusals, Subject};
 
 use context::Context;
 
-/// A test of the suite: its name, and what it does.
+/// A test of the suite: its name, and its function.
 type Body = (&'static str, fn(&Context<'_>) -> Outcome);
 
 /// The names of all bodies, in the order in which they run.

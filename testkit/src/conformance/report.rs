@@ -2,23 +2,23 @@
 
 use std::fmt;
 
-/// How a body ended.
+/// The outcome of a body.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
     /// The resource kept its duty.
     Passed,
-    /// Not run, and why.
+    /// The body was not run, for this reason.
     Skipped(&'static str),
-    /// With this panic.
+    /// The body panicked with this message.
     Failed(String),
 }
 
-/// One body's end.
+/// The outcome of one body.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
     /// The name of the body.
     pub body: &'static str,
-    /// How it ended.
+    /// The outcome.
     pub outcome: Outcome,
 }
 
@@ -34,12 +34,12 @@ impl Report {
         Self { subject: subject.to_owned(), findings }
     }
 
-    /// Whether nothing failed.
+    /// Whether no body failed.
     pub fn passed(&self) -> bool {
         self.failures().next().is_none()
     }
 
-    /// How many bodies there are, skipped ones included.
+    /// The number of bodies, skipped ones included.
     pub fn bodies(&self) -> usize {
         self.findings.len()
     }

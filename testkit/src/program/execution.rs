@@ -20,9 +20,9 @@ pub(super) struct Live {
     pub(super) layout: Layout,
     pub(super) stream: Stream,
     pub(super) tag: u64,
-    /// The last write.
+    /// The clock of the last write.
     pub(super) written: Clock,
-    /// Everything that happened to the block, its allocation included.
+    /// The clock of all uses of the block, its allocation included.
     pub(super) used: Clock,
     pub(super) position: usize,
 }
@@ -44,7 +44,7 @@ pub(super) struct Execution<'a> {
     /// The live blocks in no particular order, for picking one at random.
     pub(super) live: Vec<Block>,
     pub(super) next_block: Block,
-    /// By number; those behind the last were not named yet.
+    /// The streams by number; those behind the last were not named yet.
     pub(super) streams: Vec<StreamState>,
     /// The fault of the next operation on the resource.
     pub(super) fault: Option<FaultPlan>,

@@ -16,11 +16,11 @@ pub enum FailureKind {
     Shadow,
     /// Out of memory, but the same request succeeds after synchronising and trimming.
     EarlyOutOfMemory,
-    /// Another error than out of memory, though nothing was wrong.
+    /// An error other than out of memory, without a cause.
     UnexpectedError,
     /// Statistics differ from the shadow's or the device's.
     Statistics,
-    /// A block that was handed out is refused when it comes back.
+    /// A deallocation of a block that was handed out is refused.
     Misuse,
     /// Memory, events or streams are left after the resource was dropped.
     Leak,
@@ -33,7 +33,7 @@ pub enum FailureKind {
 /// A program that broke a rule, and how to run it again.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Which rule.
+    /// The rule.
     pub kind: FailureKind,
     /// The message.
     pub message: String,
@@ -44,7 +44,7 @@ pub struct Failure {
     pub schedule: u64,
     /// The operations up to the one that broke the rule.
     pub operations: Vec<Op>,
-    /// How many operations there were before shrinking.
+    /// The number of operations before shrinking.
     pub operations_found: usize,
     /// The stack's text or another name.
     pub subject: String,

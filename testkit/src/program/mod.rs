@@ -6,9 +6,9 @@
 //! | 1 no overlap, 2 in bounds and aligned | the simulated device, and the [shadow](crate::shadow) |
 //! | 3 a stream gets a block after every release of it | the simulated device, by clocks and by data |
 //! | 4 no dead stream or event is named, 7 waits are on recorded events | the simulated device |
-//! | 5 what upstream gave is what statistics say | here, against the device's live bytes |
-//! | 6 out of memory is the truth | here: after synchronising and trimming, the request fails again |
-//! | 8 statistics are the shadow's | here |
+//! | 5 statistics show the bytes taken from upstream | here, against the device's live bytes |
+//! | 6 an out-of-memory error is true | here: after synchronising and trimming, the request fails again |
+//! | 8 statistics equal the shadow's | here |
 //! | 9 memory goes back to the driver after all use | the simulated device |
 //!
 //! ```

@@ -6,21 +6,21 @@ use std::ops::AddAssign;
 /// Counts of what a program did.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Summary {
-    /// Programs run to their end.
+    /// Programs that ran to their end.
     pub programs: u64,
-    /// Operations carried out.
+    /// Operations that were carried out.
     pub operations: u64,
-    /// Blocks handed out.
+    /// Blocks that were handed out.
     pub allocations: u64,
-    /// Requests refused because memory was short.
+    /// Requests that were refused because memory was short.
     pub out_of_memory: u64,
-    /// Requests refused because the resource does not do the alignment.
+    /// Requests that were refused because of their alignment.
     pub refused_alignments: u64,
-    /// Blocks given back on another stream than they were allocated for.
+    /// Blocks that were freed on another stream than they were allocated for.
     pub cross_stream_frees: u64,
-    /// Streams destroyed.
+    /// Streams that were destroyed.
     pub streams_destroyed: u64,
-    /// Operations on the resource in which a driver call was made to fail.
+    /// Operations on the resource with a failing driver call.
     pub faults: u64,
 }
 

@@ -10,11 +10,11 @@ use super::{Build, Config, Failure, Summary, run, shrink};
 /// Many seeds of one configuration, on several threads.
 #[derive(Clone, Debug)]
 pub struct Sweep {
-    /// Which seeds.
+    /// The seeds.
     pub seeds: Range<u64>,
     /// Stop after this many operations, even if seeds are left.
     pub operations: u64,
-    /// On how many threads.
+    /// The number of threads.
     pub threads: usize,
 }
 
@@ -38,7 +38,7 @@ impl Sweep {
 
 /// Runs programs until all seeds are run, enough operations are done, or one fails.
 ///
-/// Which seeds are run is the same on every machine, as far as `seeds` and `operations` decide.
+/// The same seeds are run on every machine, as far as `seeds` and `operations` decide.
 ///
 /// # Errors
 /// The failure with the lowest seed among those found, [shrunk](shrink).

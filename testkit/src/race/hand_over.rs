@@ -4,7 +4,7 @@ use millpond_core::driver::Event;
 use millpond_core::{DevicePtr, Layout, StreamRef};
 use parking_lot::Mutex;
 
-/// A block, what was written to it, and where its work ends.
+/// A block, its contents, and the end of its work.
 #[derive(Debug)]
 pub(super) struct Handed {
     pub(super) ptr: DevicePtr,
@@ -12,7 +12,7 @@ pub(super) struct Handed {
     pub(super) tag: u64,
     /// The stream on which it was used. It lives until the race ends.
     pub(super) stream: StreamRef,
-    /// Recorded on that stream after its last use.
+    /// The event recorded on that stream after its last use.
     pub(super) event: Event,
 }
 
@@ -25,7 +25,7 @@ impl HandOver {
         self.0.lock().push(block);
     }
 
-    /// One of them; which one depends on `choice`.
+    /// Takes one of them, depending on `choice`.
     pub(super) fn take(&self, choice: u64) -> Option<Handed> {
         let mut handed = self.0.lock();
         let index = choice.checked_rem(handed.len() as u64)?;

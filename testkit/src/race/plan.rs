@@ -1,13 +1,13 @@
 //! The number of threads in a race, and their work.
 
-/// How many threads there are and what they do.
+/// The number of threads, and their work.
 #[derive(Clone, Debug)]
 pub struct Race {
-    /// Threads, each with a stream of its own.
+    /// The number of threads, each with a stream of its own.
     pub threads: u64,
-    /// Operations of each thread.
+    /// The number of operations of each thread.
     pub operations: u64,
-    /// In how many rounds: after each the threads end, and others go on with their blocks and streams.
+    /// The number of rounds: after each the threads end, and others go on with their blocks and streams.
     pub rounds: u64,
     /// The capacity of the device in bytes.
     pub capacity_bytes: u64,
