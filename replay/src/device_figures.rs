@@ -11,7 +11,7 @@ use crate::Result;
 pub struct DeviceFigures {
     /// The text of `--device`.
     pub spec: String,
-    /// For people.
+    /// The device's name, for people.
     pub name: String,
     /// Whether it is simulated. Then driver time is virtual, and time per operation is that of this machine.
     pub simulated: bool,

@@ -19,7 +19,7 @@ impl Barrier {
         Self { threads, arrived: AtomicUsize::new(0), meeting: AtomicUsize::new(0) }
     }
 
-    /// Waits for all. What each did before, all see after.
+    /// Waits for all threads. The writes of each before it are visible to all after it.
     pub(super) fn wait(&self) {
         let meeting = self.meeting.load(Ordering::Acquire);
         if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.threads {

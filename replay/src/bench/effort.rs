@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-/// How much is done at each workload.
+/// The steps and the times of each workload.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Effort {
-    /// Measured steps of each thread.
+    /// The measured steps of each thread.
     pub(super) steps: usize,
     /// The most steps before measuring.
     pub(super) warm_up: usize,
-    /// Time after which these end.
+    /// The time after which these end.
     pub(super) warming: Duration,
-    /// Time after which measuring ends, with as many steps as were done.
+    /// The time after which measuring ends, with the steps done so far.
     pub(super) measured: Duration,
-    /// Time after which allocating the first blocks is given up.
+    /// The time after which allocating the first blocks is given up.
     pub(super) preparing: Duration,
 }
 
@@ -32,9 +32,9 @@ impl Effort {
         measured: Duration::from_millis(50),
         preparing: Duration::from_secs(3),
     };
-    /// How often each block is replaced before the clock starts, on average.
+    /// The number of times each block is replaced before the clock starts, on average.
     pub(super) const REPLACEMENTS: usize = 4;
-    /// When a quick run has taken so long, preparing gets less time.
+    /// The time of a quick run after which preparing gets less time.
     pub(super) const QUICK_ENOUGH: Duration = Duration::from_secs(18);
     pub(super) const HASTE: Duration = Duration::from_millis(500);
 }

@@ -14,7 +14,7 @@ pub struct Report {
     pub version: u32,
     /// The device.
     pub device: DeviceFigures,
-    /// How many threads this machine runs at once.
+    /// The number of threads that this machine runs at once.
     pub cpus: usize,
     /// The seed of the plans.
     pub seed: u64,
@@ -35,13 +35,13 @@ pub struct Subjected {
     pub workload: &'static str,
     /// The stack as text, or [`MIMALLOC`].
     pub stack: String,
-    /// How many threads.
+    /// The number of threads.
     pub threads: usize,
-    /// Streams of all of them together.
+    /// The number of streams of all threads together.
     pub streams: usize,
-    /// Blocks that each keeps live; 1 for a pair.
+    /// The number of blocks that each thread keeps live; 1 for a pair.
     pub live: usize,
-    /// How many of a hundred blocks that fragment the heap were freed before; 0 for other workloads.
+    /// The percentage of blocks that fragment the heap and were freed before; 0 for other workloads.
     pub freed_percent: u32,
     /// The bytes of the block for a pair, else of all live blocks at the plan's peak.
     pub bytes: u64,
@@ -53,10 +53,10 @@ pub struct Subjected {
 /// The figures of one workload on one stack.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figures {
-    /// Which.
+    /// The workload and the stack.
     #[serde(flatten)]
     pub of: Subjected,
-    /// How many steps were measured.
+    /// The number of measured steps.
     pub steps: u64,
     /// Mean nanoseconds of a step on its thread.
     pub ns_per_step: f64,
@@ -66,19 +66,19 @@ pub struct Figures {
     pub steps_per_second: f64,
     /// Mean nanoseconds of an allocation before the first step, growth included; none for a pair.
     pub ns_per_fill: Option<f64>,
-    /// The most bytes taken from the driver, where the stack tells.
+    /// The most bytes taken from the driver, if the stack reports them.
     pub reserved_bytes: Option<u64>,
 }
 
 /// A workload that gave no figures.
 #[derive(Clone, Debug, Serialize)]
 pub struct NotRun {
-    /// Which.
+    /// The workload and the stack.
     #[serde(flatten)]
     pub of: Subjected,
     /// Whether it failed, or was not tried.
     pub status: Status,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
@@ -86,7 +86,7 @@ pub struct NotRun {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
-    /// It would not fit, or preparing took too long.
+    /// The workload does not fit, or preparing took too long.
     Skipped,
     /// The stack needs more memory for it than the device has.
     OutOfMemory,

@@ -1,4 +1,4 @@
-//! Whether this machine has the memory for what mimalloc would touch.
+//! Checks that this machine has the memory that mimalloc would touch.
 
 use std::fs;
 
@@ -17,7 +17,7 @@ pub(super) fn too_little_for(bytes: u64) -> Option<String> {
     })
 }
 
-/// Bytes that this process can still get, where the system tells.
+/// The bytes that this process can still allocate, if the system reports them.
 fn available() -> Option<u64> {
     let free = meminfo_available(&read("/proc/meminfo")?)?;
     let groups = [

@@ -19,18 +19,18 @@
 //! 1 MiB are allocated, and 0, 25, 50, 75 or 90 of a hundred, drawn at random, are freed; the others stay.
 //!
 //! # Method
-//! - All that is random is planned before: the same plan for each stack, and for the peers of
-//!   `benches/peers`. A plan is made of the seed alone, so that a run can be repeated.
+//! - All random choices are made before: the same plan for each stack, and for the peers of `benches/peers`.
+//!   A plan depends on the seed alone, so that a run can be repeated.
 //! - Each stack is built anew for each workload and dropped after it. Blocks are allocated, and each is
-//!   replaced four times on average, before the clock starts: what is measured is the steady state. If that
-//!   takes longer than 4 seconds, the clock starts earlier. `ns_per_fill` says what growth costs.
+//!   replaced four times on average, before the clock starts, so that the steady state is measured. If that
+//!   takes longer than 4 seconds, the clock starts earlier. `ns_per_fill` is the cost of growth.
 //! - Every 16th step is timed alone; the 99th percentile is over these. The time of reading the clock is
 //!   measured on steps that do nothing, and subtracted.
-//! - `ns_per_step` is the mean on the thread that does the step, the look at the list of live blocks
+//! - `ns_per_step` is the mean on the thread that does the step, the access to the list of live blocks
 //!   included. `steps_per_second` is that of all threads together, from the first start to the last end.
 //! - In `cross_thread_free`, each thread allocates on a stream of its own, and its neighbour frees the block.
 //!   Threads wait for each other after each 1000 steps to hand over, which is not measured.
-//! - No kernel runs and no memory is written to: what is measured is the allocator, not the device.
+//! - No kernel runs and no memory is written to: the allocator is measured, not the device.
 //! - A workload that takes long ends early: the figures are then of fewer steps.
 //!
 //! # JSON
@@ -155,7 +155,7 @@ pub fn bench(settings: &Settings, table: &LayerTable, watch: &mut dyn FnMut(&str
     Ok(bench.report)
 }
 
-/// A run under way.
+/// A run in progress.
 struct Bench<'a> {
     settings: &'a Settings,
     table: &'a LayerTable,
@@ -177,7 +177,7 @@ impl Bench<'_> {
             return self.finish(of, Err(Setback::skipped(reason)));
         }
         watch(&of.to_string());
-        // It knows no streams, so one stands for all.
+        // mimalloc has no streams, so one stands for all.
         let streams = vec![StreamRef::LEGACY; case.streams];
         let timing = self.measure(&subject::Mimalloc, case, plans, streams);
         self.finish(of, timing.map(|timing| (timing, None)));
@@ -206,7 +206,7 @@ impl Bench<'_> {
 
     /// The device, if its memory is enough; a simulated one is made larger if it is not.
     fn roomy_device(&mut self, case: Case, bytes: u64) -> Attempt<DriverHandle> {
-        /// By this factor stacks may waste memory. Bins round small blocks up to large ones.
+        /// The factor by which stacks may waste memory. Bins round small blocks up to large ones.
         const ROOM: u64 = 4;
         let (device, live) = (&self.settings.device, format_bytes(bytes));
         let driver = device.open()?;

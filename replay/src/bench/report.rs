@@ -56,7 +56,7 @@ const HEADER: [&str; 12] = [
     "ns/fill",
     "taken / live",
 ];
-/// Those with names.
+/// The figures of stacks, with names.
 const LEFT: [usize; 3] = [0, 4, 5];
 
 fn table(report: &Report) -> Table {
@@ -96,7 +96,7 @@ impl Figures {
     }
 }
 
-/// How much longer a step takes than mimalloc's on the same workload.
+/// The ratio of a step's time to that of mimalloc's on the same workload.
 fn ratio(figures: &Figures, report: &Report) -> Option<f64> {
     let same = |other: &&Figures| {
         let key = |of: &Subjected| (of.workload, of.threads, of.streams, of.live, of.freed_percent, of.bytes);

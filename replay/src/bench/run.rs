@@ -16,7 +16,7 @@ use super::setback::{Attempt, Setback};
 use super::subject::Subject;
 use crate::Error;
 
-/// A block that is live. All are given back before the subject is.
+/// A live block. All are freed before the subject is dropped.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     address: u64,
@@ -24,7 +24,7 @@ struct Block {
 }
 
 impl Block {
-    /// A slot that holds nothing: its block was freed, and none took its place.
+    /// An empty slot: its block was freed, and none replaced it.
     const NONE: Self = Self { address: 0, of: Request { bytes: 0, stream: 0 } };
 
     const fn is_none(&self) -> bool {
@@ -35,14 +35,14 @@ impl Block {
 /// The times of a run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Timing {
-    /// By thread, then by round.
+    /// The laps by thread, then by round.
     laps: Vec<Vec<Lap>>,
     samples: Vec<u64>,
     /// The filling of all threads together, before the clock starts.
     filling: Filling,
 }
 
-/// Blocks allocated while the resource grows.
+/// The blocks that are allocated while the resource grows.
 #[derive(Clone, Copy, Debug, Default)]
 struct Filling {
     blocks: u64,
@@ -70,7 +70,7 @@ impl Timing {
         measure::percentile_99(&mut self.samples)
     }
 
-    /// Steps of all threads by the time from the first start to the last end, added up over rounds.
+    /// The steps of all threads by the time from the first start to the last end, summed over rounds.
     pub(super) fn steps_per_second(&self) -> f64 {
         let rounds = self.laps.iter().map(Vec::len).min().unwrap_or(0);
         let mut wall = Duration::ZERO;
@@ -108,11 +108,11 @@ pub(super) fn pairs<S: Subject>(
 /// Threads that keep blocks live and replace them.
 pub(super) struct Churn<'a, S> {
     subject: &'a S,
-    /// One for each thread.
+    /// The plans, one for each thread.
     plans: &'a [Plan],
     /// The streams, in the order of their numbers in plans.
     streams: Vec<StreamRef>,
-    /// Whether each round's blocks are replaced by another thread than allocated them.
+    /// Whether another thread replaces each round's blocks than allocated them.
     hands_over: bool,
     effort: Effort,
     shelves: Vec<Mutex<Vec<Block>>>,
@@ -185,7 +185,8 @@ impl<'a, S: Subject> Churn<'a, S> {
         outcome.and(emptied).map(|()| (laps, samples, filling))
     }
 
-    /// Asks all to stop if `phase` fails. A resource that panics has a bug, and must not hang the others.
+    /// Asks all threads to stop if `phase` fails. A resource that panics has a bug, and must not hang the
+    /// others.
     fn guarded<T>(&self, phase: impl FnOnce() -> Attempt<T>) -> Attempt<T> {
         let result = catch_unwind(AssertUnwindSafe(phase)).unwrap_or_else(|panic| Err(panicked(&*panic)));
         if result.is_err() {
@@ -245,7 +246,7 @@ impl<'a, S: Subject> Churn<'a, S> {
         Ok(lap)
     }
 
-    /// A step.
+    /// Does one step.
     #[inline]
     fn replace(&self, shelf: &mut [Block], step: Replacement) -> Attempt<()> {
         let slot = &mut shelf[step.slot as usize];

@@ -1,11 +1,11 @@
-//! Why a workload on a stack has no figures.
+//! The reason why a workload on a stack has no figures.
 
 use super::Status;
 
 /// The result of one workload on one stack; a failure does not lose the others.
 pub(super) type Attempt<T> = std::result::Result<T, Setback>;
 
-/// Why one workload on one stack has no figures.
+/// The reason why one workload on one stack has no figures.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Setback {
     pub(super) status: Status,

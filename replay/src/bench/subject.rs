@@ -7,13 +7,14 @@ use super::setback::{Attempt, Setback};
 
 /// An allocator that a workload runs on.
 pub(super) trait Subject: Sync {
-    /// The address of a new block.
+    /// Allocates a block; returns its address.
     fn allocate(&self, bytes: u64, stream: StreamRef) -> Attempt<u64>;
 
-    /// Gives a block back.
+    /// Frees a block.
     ///
     /// # Safety
-    /// The block comes from `allocate` of the same subject with the same `bytes`, once, and nothing uses it.
+    /// The block comes from `allocate` of the same subject with the same `bytes`, is freed once, and is not
+    /// used afterwards.
     unsafe fn free(&self, address: u64, bytes: u64, stream: StreamRef);
 }
 

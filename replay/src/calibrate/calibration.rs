@@ -15,7 +15,7 @@ pub struct Calibration {
 }
 
 impl Calibration {
-    /// Says beside the samples of a kind what its costs were scaled by.
+    /// Adds the factor of a kind to the descriptions of its samples.
     pub(super) fn note_factor(&mut self, kind: CallKind, factor: f64) {
         let name = kind.name();
         let is_of_kind =
@@ -25,7 +25,7 @@ impl Calibration {
         }
     }
 
-    /// The profile as TOML, with what the samples of each cost say.
+    /// The profile as TOML, with the descriptions of the samples of each cost.
     pub fn to_toml(&self) -> String {
         self.profile.to_toml(|field, bytes| self.comments.get(&(field.to_owned(), bytes)).cloned())
     }

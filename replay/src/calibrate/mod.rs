@@ -1,17 +1,17 @@
-//! Measures what a device's driver calls cost, and writes a profile for a simulated one.
+//! Measures the costs of a device's driver calls, and writes a profile for a simulated one.
 //!
 //! Each call is made as a pool makes it: many blocks and mappings are alive, memory is taken in rows that use
-//! what is really free, other work lies between calls, and the device does nothing meanwhile. A cost is the
-//! mean of its samples without the slowest twentieth; medians stand beside it as comments. Then each kind of
-//! call is scaled by what it takes in pools.
+//! the free memory, other work lies between calls, and the device is idle meanwhile. A cost is the mean of
+//! its samples without the slowest twentieth; medians stand beside it as comments. Then each kind of call is
+//! scaled by its time in pools.
 //!
 //! | file | what it measures |
 //! |---|---|
 //! | `memory` | plain, managed and pinned memory, by size |
 //! | `pages` | virtual memory management, by size and by number of mappings |
-//! | `calls` | streams, events, pools of the driver, and other calls that cost the same always |
+//! | `calls` | streams, events, pools of the driver, and other calls with a constant cost |
 //! | `samples` | one call |
-//! | `pools` | a made-up log through pools, here and simulated: what a kind's costs are scaled by |
+//! | `pools` | a made-up log through pools, here and simulated, by which the costs of a kind are scaled |
 //! | `check` | logs on the device and on the simulated one, side by side |
 
 mod calibration;
@@ -31,15 +31,15 @@ pub use calibration::Calibration;
 use crate::Result;
 use session::Session;
 
-/// The least that is needed.
+/// The least memory that measuring needs, in bytes.
 const LEAST_BYTES: u64 = 256 << 20;
 
-/// Measures the device of this driver, with up to 6 GiB of its memory, in some seconds. `say` is told what is
-/// measured next.
+/// Measures the device of this driver, with up to 6 GiB of its memory, in some seconds. Calls `say` with the
+/// name of each section.
 ///
 /// # Errors
-/// The device has too little free memory, or a call of the driver fails. What a device does not support is
-/// left out of the profile.
+/// The device has too little free memory, or a call of the driver fails. Calls that a device does not support
+/// are left out of the profile.
 pub fn calibrate(driver: &DriverHandle, say: &mut dyn FnMut(&str)) -> Result<Calibration> {
     let mut session = Session::new(&**driver).map_err(Error::from)?;
     if session.budget < LEAST_BYTES {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use millpond_core::driver::{Driver, DriverResult};
 
-/// Nanoseconds of calls of one sort, in any order.
+/// The nanoseconds of calls of one kind, in any order.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Samples(Vec<u64>);
 
@@ -36,7 +36,7 @@ impl Samples {
         self.sorted().get(self.0.len() / 2).copied().unwrap_or(0)
     }
 
-    /// For people: what else the samples say, in nanoseconds.
+    /// Describes the samples for people, in nanoseconds.
     pub(super) fn describe(&self) -> String {
         let sorted = self.sorted();
         let p90 = sorted.get(sorted.len() * 9 / 10).copied().unwrap_or(0);
@@ -89,7 +89,7 @@ impl<'a> Timed<'a> {
         Ok(answer)
     }
 
-    /// Times one call after other work, or, where calls follow each other in what is measured, in a loop.
+    /// Times one call after other work, or in a loop if the measured calls follow each other.
     pub(super) fn call_after<T>(
         &mut self,
         is_cold: bool,

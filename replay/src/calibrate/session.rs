@@ -11,7 +11,7 @@ use super::Calibration;
 use super::samples::{Samples, Timed};
 use crate::Result;
 
-/// The most device memory that is taken for measuring: this, or a quarter of what is free.
+/// The most device memory in bytes that is taken for measuring: this, or a quarter of the free memory.
 const MOST_BYTES: u64 = 6 << 30;
 
 /// The measurements so far.
@@ -39,7 +39,7 @@ impl<'a> Session<'a> {
         self.timed.driver
     }
 
-    /// How many blocks of a size to hold at a time.
+    /// The number of blocks of a size to hold at a time.
     pub(super) fn blocks(&self, bytes: u64, most: u64) -> u64 {
         (self.budget / bytes).clamp(1, most)
     }
@@ -64,7 +64,7 @@ impl<'a> Session<'a> {
         points.collect()
     }
 
-    /// A curve through that, less `call_ns`, which is counted elsewhere.
+    /// A curve through these points, less `call_ns`, which is counted elsewhere.
     pub(super) fn curve(&mut self, field: &str, by_bytes: &[(u64, Samples)], call_ns: u64) -> Option<Curve> {
         let points = self.points(field, by_bytes).into_iter();
         Curve::new(points.map(|(bytes, ns)| (bytes, ns.saturating_sub(call_ns))).collect()).ok()

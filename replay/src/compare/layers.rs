@@ -8,7 +8,7 @@ pub fn layers() -> LayerTable {
         .with(millpond_adaptors::LAYERS.iter().copied())
 }
 
-/// Whether it is an entry of [`layers`], as far as text can tell.
+/// Whether it is an entry of [`layers`], judged by its texts.
 pub(super) fn is_millponds(entry: &LayerEntry) -> bool {
     layers().get(entry.name).is_ok_and(|own| (own.about, own.params) == (entry.about, entry.params))
 }

@@ -1,7 +1,7 @@
-//! Replays one log through several stacks, each on a device as fresh as can be, and collects the figures.
+//! Replays one log through several stacks, each on a device as fresh as possible, and collects the figures.
 //!
-//! A simulated device is made anew for each stack. A GPU is the same one for all: each stack is dropped
-//! before the next is built.
+//! Each stack gets a new simulated device. All stacks get the same GPU: each is dropped before the next is
+//! built.
 
 mod figures;
 mod layers;
@@ -21,7 +21,7 @@ use crate::program::{LogSummary, Program};
 use crate::progress::Progress;
 use crate::{Result, lineup};
 
-/// One log through several stacks: what the reports print.
+/// The results of one log through several stacks, which the reports print.
 #[derive(Clone, Debug, Serialize)]
 pub struct Comparison {
     /// The version of this format.
@@ -30,13 +30,13 @@ pub struct Comparison {
     pub device: DeviceFigures,
     /// The log.
     pub log: LogSummary,
-    /// Which threads replayed: `as-logged`, `free` or `1`.
+    /// The order of the threads: `as-logged`, `free` or `1`.
     pub thread_order: String,
-    /// How often each stack replayed the log.
+    /// The number of times each stack replayed the log.
     pub passes: u32,
-    /// The stacks, in the order asked for.
+    /// The stacks, in the requested order.
     pub stacks: Vec<StackReport>,
-    /// Whether the stacks were made of other layers than [`layers`], a table of the program's own.
+    /// Whether the stacks were made of other layers than [`layers`].
     #[serde(skip)]
     pub has_own_layers: bool,
 }

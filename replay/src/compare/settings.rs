@@ -5,7 +5,7 @@ use millpond_driver::DeviceSpec;
 
 use crate::engine::Options;
 
-/// Where and how logs are replayed.
+/// The device, the stacks and the options of a replay.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The device.

@@ -8,13 +8,13 @@
 //! | `relay` | a thread for each logged one, in the log's order | that between hand-overs, added up |
 //! | `free` | a thread for each logged one, each block's own order | from the first start to the last end |
 //!
-//! One thread is the default: strictly in the log's order, several threads save no time, each hand-over
-//! takes longer than many operations, and figures stay the same from run to run. What threads change is what
-//! a pool keeps for each of them, and what they wait for each other.
+//! One thread is the default: strictly in the log's order, several threads save no time, each hand-over takes
+//! longer than many operations, and figures stay the same from run to run. Threads change the caches that a
+//! pool keeps for each of them, and the waits for each other.
 //!
-//! No kernel runs: what is measured is the allocator. Time is that of a monotonic clock around the calls;
-//! reading operations from a temporary file, handing over between threads, making streams, and freeing what
-//! the log leaked lie outside of it.
+//! No kernel runs: the allocator is measured. Time is that of a monotonic clock around the calls; it excludes
+//! reading operations from a temporary file, handing over between threads, making streams, and freeing the
+//! blocks that the log leaked.
 
 mod again;
 mod clock;
@@ -42,11 +42,11 @@ use work::Work;
 
 /// Receives the events of a replay, outside the time that it measures.
 pub trait Watch {
-    /// Operations are done.
+    /// Called when operations are done.
     fn advanced(&mut self, _operations: usize) {}
-    /// A pass begins.
+    /// Called when a pass begins.
     fn pass_begins(&mut self) {}
-    /// A pass ended; it took `nanoseconds`. The blocks that the log leaked are still live.
+    /// Called when a pass ended; it took `nanoseconds`. The blocks that the log leaked are still live.
     fn pass_ended(&mut self, _nanoseconds: u64) {}
 }
 
@@ -54,8 +54,8 @@ impl Watch for () {}
 
 /// Replays `program` through `resource`.
 ///
-/// Streams are made by `driver`, the device's own: one for each logged stream, the legacy default stream
-/// for itself. After a sticky error the replay ends early.
+/// Streams are made by `driver`, the device's own: one for each logged stream; the legacy default stream
+/// stands for itself. After a sticky error the replay ends early.
 ///
 /// # Errors
 /// A stream or a thread cannot be created, the temporary file of a long program cannot be read, the device
@@ -83,7 +83,7 @@ pub fn replay(
     Ok(Outcome { pass_ns, pass_failures, failures, first_failure, asked_again })
 }
 
-/// All passes: the nanoseconds and the failures of each.
+/// Runs all passes; returns the nanoseconds and the failures of each.
 fn drive(
     program: &Program,
     work: &Work<'_>,

@@ -8,7 +8,7 @@ use super::work::Work;
 use crate::Result;
 use crate::program::Op;
 
-/// Everything on the calling thread.
+/// Runs everything on the calling thread.
 struct One<'a, 'b>(&'a Work<'b>);
 
 impl Runner for One<'_, '_> {

@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-/// Which threads replay, and in which order.
+/// The threads of a replay, and their order.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Threads {
-    /// A thread for each thread of the log, one at a time, strictly in the order of the log. Where threads
-    /// alternate in the log, handing over takes most of the time that a replay takes: about 4 µs a row.
+    /// A thread for each thread of the log, one at a time, strictly in the order of the log. If threads
+    /// alternate in the log, handing over takes most of the time of a replay: about 4 µs a row.
     AsLogged,
     /// A thread for each thread of the log, all at once. A block is freed after its allocation, and
     /// threads drift apart by some thousand frees at most; nothing else of the log's order is kept, so the
@@ -27,18 +27,18 @@ impl fmt::Display for Threads {
     }
 }
 
-/// A log with more threads than this is replayed with this many; each stands for several.
+/// The most threads of a replay; a log with more is replayed with this many, and each stands for several.
 pub const MAX_THREADS: usize = 256;
 
 /// How a program is replayed.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Which threads replay.
+    /// The threads, and their order.
     pub threads: Threads,
-    /// How often the program runs on the same resource; at least 1.
+    /// The number of times the program runs on the same resource; at least 1.
     pub passes: u32,
-    /// Whether requests that failed when the log was written are made at their place. What is served goes
-    /// back at once; but the resource may have grown for it, and keep what it took.
+    /// Whether requests that failed when the log was written are made at their place. Served ones are freed
+    /// at once; but the resource may have grown for them, and keep that memory.
     pub ask_again: bool,
 }
 

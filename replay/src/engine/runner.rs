@@ -7,6 +7,6 @@ use crate::program::Op;
 
 /// Runs blocks of operations in one of the orders.
 pub(super) trait Runner {
-    /// Runs one block and returns the nanoseconds that count.
+    /// Runs one block and returns the measured nanoseconds.
     fn run(&mut self, block: &Arc<[Op]>) -> Result<u64>;
 }

@@ -21,7 +21,7 @@ pub(super) struct Work<'a> {
     resource: &'a AnyResource,
     lanes: Vec<Target>,
     workers: usize,
-    /// The blocks.
+    /// The addresses of the blocks, by slot.
     slots: Vec<AtomicU64>,
     /// The ticket that may run next at each slot, for threads that replay freely.
     turns: Vec<AtomicU16>,
@@ -62,12 +62,12 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// How many threads a replay as logged has.
+    /// The number of threads of a replay as logged.
     pub(super) fn workers(&self) -> usize {
         self.workers
     }
 
-    /// Which thread does this operation.
+    /// The thread that does this operation.
     #[inline]
     pub(super) fn worker_of(&self, op: &Op) -> usize {
         self.lanes[op.lane as usize].worker as usize
@@ -119,12 +119,12 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Makes ready for a pass, on one thread.
+    /// Prepares a pass, on one thread.
     pub(super) fn begin_pass(&self) {
         self.turns.iter().for_each(|turn| turn.store(0, Ordering::Relaxed));
     }
 
-    /// Does one operation as soon as the operations before it on the same slot are done; says whether it
+    /// Does one operation as soon as the operations before it on the same slot are done; returns whether it
     /// did, or the replay was stopped.
     #[inline]
     pub(super) fn execute_in_turn(&self, op: &Op) -> bool {
@@ -146,7 +146,7 @@ impl<'a> Work<'a> {
         true
     }
 
-    /// Counts a failure and returns what the slot remembers of it.
+    /// Counts a failure and returns the value for the slot.
     #[cold]
     fn failed(&self, op: &Op, error: &millpond_core::Error) -> u64 {
         self.failures.fetch_add(1, Ordering::Relaxed);
@@ -162,7 +162,7 @@ impl<'a> Work<'a> {
         FAILED
     }
 
-    /// Allocations that failed so far.
+    /// The allocations that failed so far.
     pub(super) fn failures(&self) -> u64 {
         self.failures.load(Ordering::Relaxed)
     }
