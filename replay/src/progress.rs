@@ -9,13 +9,13 @@ use millpond_core::stack::StackSpec;
 
 use crate::program::Program;
 
-/// A run that takes less time than this needs no bar.
+/// The duration of a run below which no bar is drawn.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Makes the progress bars; none are drawn unless asked for, or if the standard error is not a terminal.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Progress {
-    /// From when on bars are drawn, if ever.
+    /// The time after which bars are drawn; `None` for never.
     from: Option<Instant>,
 }
 
@@ -35,7 +35,7 @@ impl Progress {
         self.bar(bytes, format!("reading {name}"), "{msg} [{bar:30}] {bytes}/{total_bytes}")
     }
 
-    /// For replaying a program through a stack.
+    /// A bar for replaying a program through a stack.
     pub(crate) fn stack(self, spec: &StackSpec, program: &Program, passes: u32) -> ProgressBar {
         let operations = program.summary().operations * u64::from(passes);
         self.bar(
@@ -69,7 +69,7 @@ fn show(bar: &ProgressBar) {
     bar.enable_steady_tick(Duration::from_millis(200));
 }
 
-/// Draws the bar after that time, unless it is finished or gone by then.
+/// Draws the bar after that time, unless it is finished or dropped by then.
 fn show_later(bar: &ProgressBar, wait: Duration) {
     let bar = bar.downgrade();
     // Without the thread there is no bar, and nothing else is lost.

@@ -1,4 +1,4 @@
-//! Where kernels run: a GPU, or a simulated device and its virtual clock.
+//! The device that kernels run on: a GPU, or a simulated device and its virtual clock.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -55,7 +55,7 @@ impl Device {
         &self.driver
     }
 
-    /// Nanoseconds since some moment; virtual on a simulated device.
+    /// Nanoseconds since a fixed moment; virtual on a simulated device.
     pub(super) fn now_ns(&self) -> u64 {
         match &self.kind {
             Kind::Cuda { .. } => self.begin.elapsed().as_nanos() as u64,
@@ -63,7 +63,7 @@ impl Device {
         }
     }
 
-    /// Launches a kernel that runs for so long, and reads the block where that is simulated.
+    /// Launches a kernel that runs for `ns` nanoseconds, and on a simulated device reads the block.
     pub(super) fn launch(&self, stream: StreamRef, block: Option<(DevicePtr, u64)>, ns: u32) -> Result<()> {
         match &self.kind {
             Kind::Cuda { spin } => {
@@ -80,21 +80,21 @@ impl Device {
         Ok(())
     }
 
-    /// The host has waited for the kernel that it launched last.
+    /// Accounts for a host that has waited for its last kernel.
     pub(super) fn waited(&self) {
         if let Kind::Sim { device, .. } = &self.kind {
             device.advance(WAKING_NS);
         }
     }
 
-    /// The subject handed the block out: a simulated device checks that the stream may use it.
+    /// Reports a block that the subject handed out: a simulated device checks that the stream may use it.
     pub(super) fn lend(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         if let Kind::Sim { device, .. } = &self.kind {
             device.lend(ptr, bytes, stream);
         }
     }
 
-    /// The subject is about to get the block back.
+    /// Reports a block that the subject is about to get back.
     pub(super) fn give_back(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         if let Kind::Sim { device, .. } = &self.kind {
             device.give_back(ptr, bytes, stream);
@@ -104,7 +104,7 @@ impl Device {
     /// Returns the violations of stream order that the simulated device found as an error.
     ///
     /// # Errors
-    /// The first of it: a bug of the stack.
+    /// The first violation: a bug of the stack.
     pub(super) fn check_order(&self) -> Result<()> {
         let Kind::Sim { device, .. } = &self.kind else { return Ok(()) };
         match device.take_violations().as_slice() {

@@ -19,13 +19,13 @@ pub struct Report {
     pub log: LogSummary,
     /// The seed of the durations.
     pub seed: u64,
-    /// Nanoseconds that an allocation takes the host, where that is simulated.
+    /// The nanoseconds that an allocation takes the host on a simulated device.
     pub host_ns: u64,
-    /// Operations in one pass.
+    /// The operations of one pass.
     pub operations: u64,
     /// The most bytes that these have live at one time.
     pub peak_live_bytes: u64,
-    /// How many bytes of the device were left to each subject, if not all.
+    /// The bytes of the device that were left to each subject, if not all.
     pub capacity_bytes: Option<u64>,
     /// Each range of kernels with each host.
     pub cases: Vec<CaseFigures>,
@@ -41,7 +41,7 @@ impl Report {
 pub struct CaseFigures {
     /// The range of the durations.
     pub kernels: Kernels,
-    /// How far ahead the host was.
+    /// How far ahead the host ran.
     pub host: Host,
     /// The sum of the kernels of the stream where that is largest, in nanoseconds.
     pub busiest_stream_ns: u64,
@@ -49,11 +49,11 @@ pub struct CaseFigures {
     pub all_streams_ns: u64,
     /// The least memory in bytes that needs no wait between streams.
     pub least_bytes_without_waits: u64,
-    /// No allocator at all first, then those asked for.
+    /// The results without an allocator first, then those of the requested subjects.
     pub stacks: Vec<SubjectReport>,
 }
 
-/// One stack, and what came of it.
+/// One stack, and its result.
 #[derive(Clone, Debug, Serialize)]
 pub struct SubjectReport {
     /// The stack as text, `none` or `async`.
@@ -74,13 +74,13 @@ pub enum SubjectResult {
     },
     /// It could not be built, an allocation failed, or it broke.
     Failed {
-        /// Why.
+        /// The reason.
         error: String,
     },
 }
 
 impl SubjectReport {
-    /// Allocations that failed, in all passes.
+    /// The allocations that failed, in all passes.
     pub fn failures(&self) -> u64 {
         self.passes().iter().map(|pass| pass.failures).sum()
     }
@@ -103,16 +103,16 @@ pub struct PassFigures {
     pub host_ns: u64,
     /// The most bytes taken from the device at one time.
     pub peak_taken_bytes: u64,
-    /// Allocations that failed.
+    /// The allocations that failed.
     pub failures: u64,
-    /// Waits between streams that the stack inserted; none where it does not tell.
+    /// The waits between streams that the stack inserted; `None` if it does not report them.
     pub stream_waits: Option<u64>,
-    /// Calls of the stack that made the host wait; none where it does not tell.
+    /// The calls of the stack that made the host wait; `None` if it does not report them.
     pub host_waits: Option<u64>,
     /// All driver calls of the stack; `None` if they were not counted.
     pub driver_calls: Option<u64>,
     /// The same by kind.
     pub by_kind: CallCounts,
-    /// Which step of the reuse ladder served how many requests, where the stack keeps statistics.
+    /// The requests that each step of the reuse ladder served, if the stack keeps statistics.
     pub ladder: Option<LadderCounts>,
 }

@@ -58,12 +58,12 @@ pub(super) struct Durations {
 }
 
 impl Durations {
-    /// `seed` must not be 0, of which nothing but 0 would come: 1 stands for it.
+    /// `seed` must not be 0, which would only produce 0: 1 stands for it.
     pub(super) fn new(of: Kernels, seed: u64) -> Self {
         Self { state: seed.max(1), of }
     }
 
-    /// The next kernel's, in nanoseconds.
+    /// The duration of the next kernel, in nanoseconds.
     pub(super) fn draw(&mut self) -> u32 {
         self.state ^= self.state << 13;
         self.state ^= self.state >> 7;

@@ -8,7 +8,7 @@ use millpond_core::stack::StackSpec;
 /// An allocator to replay with.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Subject {
-    /// Nothing: the kernels alone.
+    /// No allocator: the kernels alone.
     None,
     /// `cuMemAllocAsync`, from the device's default pool.
     Async,

@@ -1,4 +1,4 @@
-//! The command line: each flag with its help; what its value means is tested below.
+//! The command line: each flag with its help.
 
 use std::path::PathBuf;
 
@@ -148,12 +148,12 @@ impl From<ThreadsArg> for Threads {
 }
 
 impl Cli {
-    /// How logs are read.
+    /// The limits of reading logs.
     pub(crate) fn limits(&self) -> Limits {
         Limits { skip_bad_rows: self.skip_bad_rows, ..Limits::default() }
     }
 
-    /// Whether bars are drawn.
+    /// The progress bars.
     pub(crate) fn progress(&self) -> Progress {
         match (self.progress, self.no_progress) {
             (true, _) => Progress::new(true),
@@ -162,7 +162,7 @@ impl Cli {
         }
     }
 
-    /// How they are replayed.
+    /// The options of the replay.
     pub(crate) fn options(&self) -> Options {
         Options { threads: self.threads.into(), passes: self.repeat, ask_again: false }
     }

@@ -83,7 +83,7 @@ impl BenchArgs {
     }
 }
 
-/// More threads than any machine has are a slip of the hand.
+/// The most threads; larger numbers are mistakes.
 const MOST_THREADS: usize = 1024;
 
 fn thread_count(text: &str) -> Result<usize, String> {

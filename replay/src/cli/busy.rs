@@ -87,7 +87,7 @@ impl BusyArgs {
         Settings {
             device: self.device.clone().unwrap_or_else(DeviceSpec::default_device),
             subjects: match self.stacks.as_slice() {
-                // The texts are ours, and a test reads each.
+                // The texts are constants, and a test reads each.
                 [] => Subject::DEFAULT.iter().filter_map(named).collect(),
                 stacks => stacks.to_vec(),
             },

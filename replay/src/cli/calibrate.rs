@@ -52,7 +52,7 @@ pub(crate) struct CalibrateArgs {
 }
 
 impl CalibrateArgs {
-    /// Where the profile is written, if that is a file.
+    /// The file that the profile is written to, if there is one.
     fn file(&self) -> Option<&Path> {
         self.out.as_deref().filter(|path| *path != Path::new("-"))
     }
@@ -60,7 +60,7 @@ impl CalibrateArgs {
 
 /// Measures or reads a profile, and compares logs.
 pub(crate) fn run(args: &CalibrateArgs, table: &LayerTable, mut out: impl Write) -> Result<Verdict, Failure> {
-    // What is wrong with stacks, files and the device is said before anything is measured.
+    // Errors of stacks, files and the device are reported before anything is measured.
     check(&args.stacks, table)?;
     let of_device = overwrite::profile(args.device.as_ref());
     let profiles: Vec<&Path> = of_device.into_iter().chain(args.profile.as_deref()).collect();
@@ -75,7 +75,7 @@ pub(crate) fn run(args: &CalibrateArgs, table: &LayerTable, mut out: impl Write)
     for log in &args.check {
         match read(log, Limits::default(), Progress::new(false)) {
             Ok(program) => programs.push(program),
-            // The other logs are not lost.
+            // The other logs are still compared.
             Err(error) => verdict = verdict.max(Verdict::of(Err(error.into()))),
         }
     }
@@ -94,7 +94,7 @@ pub(crate) fn run(args: &CalibrateArgs, table: &LayerTable, mut out: impl Write)
     };
     let check =
         Check { device: &device, profile: &profile, stacks: &args.stacks, runs: args.runs.into(), table };
-    // A profile on the standard output stays one that can be read.
+    // The standard output holds the profile alone, so that it can be read again.
     let checked = if args.profile.is_none() && args.file().is_none() {
         compare(&check, &programs, &spec, &mut io::stderr().lock())?
     } else {
@@ -103,7 +103,7 @@ pub(crate) fn run(args: &CalibrateArgs, table: &LayerTable, mut out: impl Write)
     Ok(verdict.max(checked))
 }
 
-/// Compares the logs, and prints how far the profile is off.
+/// Compares the logs, and prints the deviations of the profile.
 fn compare(
     check: &Check<'_>,
     programs: &[Program],

@@ -10,7 +10,7 @@ use crate::log::{self, LogReader};
 use crate::program::{Limits, Program};
 use crate::progress::Progress;
 
-/// A layer or parameter that does not exist is said before anything is measured.
+/// Checks that all layers and parameters exist, before anything is measured.
 pub(super) fn check(stacks: &[StackSpec], table: &LayerTable) -> Result<(), Failure> {
     stacks.iter().try_for_each(|stack| stack.check(table))?;
     Ok(())

@@ -53,10 +53,10 @@ use busy::BusyArgs;
 use input::{check, read};
 use verdict::{Failure, Verdict};
 
-/// Does what the process's arguments say, with stacks made of the layers of `table`. Prints results to the
-/// standard output, and diagnostics, as `MILLPOND_LOG` says, to the standard error.
+/// Runs the command of the process's arguments, with stacks made of the layers of `table`. Prints results to
+/// the standard output, and diagnostics, as `MILLPOND_LOG` selects, to the standard error.
 ///
-/// Ends the process where the arguments ask for help or are wrong.
+/// Ends the process if the arguments ask for help or are wrong.
 pub fn main(table: &LayerTable) -> ExitCode {
     let out = io::stdout().lock();
     let cli = Cli::parse();
@@ -64,8 +64,8 @@ pub fn main(table: &LayerTable) -> ExitCode {
     Verdict::of(result).into()
 }
 
-/// Does what `arguments` say, the first of which is the program's name, and prints results to `out`. Errors
-/// go to the standard error. Diagnostics are the caller's business: they go to its `tracing` subscriber.
+/// Runs the command of `arguments`, the first of which is the program's name, and prints results to `out`.
+/// Errors go to the standard error. Diagnostics go to the caller's `tracing` subscriber.
 ///
 /// # Errors
 /// The text of help and of wrong arguments; nothing was done.
@@ -87,7 +87,7 @@ fn dispatch(cli: &Cli, table: &LayerTable, out: impl Write) -> Result<Verdict, F
     }
 }
 
-/// The whole story: read each log, replay it through each stack, print the figures.
+/// Reads each log, replays it through each stack, and prints the figures.
 fn replay(cli: &Cli, table: &LayerTable, mut out: impl Write) -> Result<Verdict, Failure> {
     if cli.list_layers {
         list_layers(table, &mut out)?;
@@ -105,14 +105,14 @@ fn replay(cli: &Cli, table: &LayerTable, mut out: impl Write) -> Result<Verdict,
                 verdict = verdict.max(Verdict::of_stacks(&comparison.stacks, !cli.stacks.is_empty()));
                 reporter.report(&comparison)?;
             }
-            // The other logs are not lost.
+            // The other logs are still replayed.
             Err(error) => verdict = verdict.max(Verdict::of(Err(error.into()))),
         }
     }
     Ok(verdict)
 }
 
-/// Runs the workloads on each stack and prints what steps take.
+/// Runs the workloads on each stack and prints the times of steps.
 fn bench(args: &BenchArgs, table: &LayerTable, out: impl Write) -> Result<Verdict, Failure> {
     check(&args.stacks, table)?;
     overwrite::refuse(&[], overwrite::profile(args.device.as_ref()).as_slice(), &args.stacks)?;
@@ -147,7 +147,7 @@ fn busy(args: &BusyArgs, table: &LayerTable, out: impl Write) -> Result<Verdict,
                 verdict = verdict.max(Verdict::of_busy(&report));
                 print(&report)?;
             }
-            // The other logs are not lost.
+            // The other logs are still replayed.
             Err(error) => verdict = verdict.max(Verdict::of(Err(error.into()))),
         }
     }
@@ -175,7 +175,7 @@ fn list_layers(table: &LayerTable, out: &mut impl Write) -> io::Result<()> {
 /// The filter without `MILLPOND_LOG`: errors, and warnings about a stack as it was built.
 const USUAL: &str = "error,millpond::stack=warn";
 
-/// Diagnostics go to the standard error, as `MILLPOND_LOG` says.
+/// Prints diagnostics to the standard error, as `MILLPOND_LOG` selects.
 fn show_diagnostics() -> Result<(), Failure> {
     let text = std::env::var_os("MILLPOND_LOG").filter(|text| !text.is_empty()).unwrap_or(USUAL.into());
     let text = text.to_string_lossy();

@@ -1,4 +1,4 @@
-//! Keeps what a run writes apart from the logs and the profiles that it reads, and from each other.
+//! Keeps a run from overwriting the logs and the profiles that it reads, and its own outputs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use millpond_driver::DeviceSpec;
 /// written.
 ///
 /// # Errors
-/// Says which file, and what to name instead.
+/// The file, and another one to name instead.
 pub(crate) fn refuse(logs: &[PathBuf], profiles: &[&Path], stacks: &[StackSpec]) -> Result<(), Error> {
     let mut written: Vec<(&StackSpec, PathBuf)> = Vec::new();
     for stack in stacks {
@@ -33,7 +33,7 @@ pub(crate) fn refuse(logs: &[PathBuf], profiles: &[&Path], stacks: &[StackSpec])
             if let Some((other, _)) = written.iter().find(|(_, other)| is_same(other, &file)) {
                 return fail(format!("where {other} writes its own"));
             }
-            // A device or a pipe is not even the same as itself.
+            // A device or a pipe does not count as the same as itself.
             if logs.len() > 1 && is_same(&file, &file) {
                 let why = "anew for each log that is replayed, so that only the last would be left";
                 return Err(Error::invalid_argument(format!(
@@ -49,7 +49,7 @@ pub(crate) fn refuse(logs: &[PathBuf], profiles: &[&Path], stacks: &[StackSpec])
 /// Refuses a file for the results that is a log or a profile to read, or that a stack's `logging` writes.
 ///
 /// # Errors
-/// Says which.
+/// The file.
 pub(crate) fn refuse_output(
     file: &Path,
     logs: &[PathBuf],
@@ -90,7 +90,7 @@ fn outputs(stack: &StackSpec) -> impl Iterator<Item = PathBuf> {
     })
 }
 
-/// The standard input may be a file, too.
+/// The file of the standard input, if it is one.
 fn input(log: &Path) -> &Path {
     if log == Path::new("-") { Path::new("/dev/stdin") } else { log }
 }

@@ -43,8 +43,8 @@ impl Verdict {
         }
     }
 
-    /// A failed row counts where the user named the stacks; of the standard line-up, one stack that serves
-    /// the log is enough.
+    /// A failed row counts if the user named the stacks; of the standard line-up, one stack that serves the
+    /// log is enough.
     pub(crate) fn of_stacks(stacks: &[StackReport], named: bool) -> Self {
         let ran = || {
             stacks.iter().filter_map(|stack| match &stack.result {

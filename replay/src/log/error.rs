@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Why a log, or one row of it, cannot be read. Prints as `file:line: column: reason`.
+/// The reason why a log, or one row of it, cannot be read. Prints as `file:line: column: reason`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LogError {
     /// The name of the log.

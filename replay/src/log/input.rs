@@ -13,7 +13,7 @@ pub(super) const MAX_LINE_BYTES: usize = 64 << 10;
 
 const BUFFER_BYTES: usize = 128 << 10;
 
-/// The text of a log, unpacked as its first bytes say.
+/// The text of a log, unpacked according to its first bytes.
 pub(super) fn unpack<'a>(raw: impl Read + Send + 'a) -> io::Result<Box<dyn Read + Send + 'a>> {
     let mut raw = BufReader::with_capacity(BUFFER_BYTES, raw);
     let start = raw.fill_buf()?;
@@ -27,10 +27,10 @@ pub(super) fn unpack<'a>(raw: impl Read + Send + 'a) -> io::Result<Box<dyn Read 
     Ok(Box::new(Lines { text, open_bytes: 0, at_line_end: true }))
 }
 
-/// Refuses lines of more than [`MAX_LINE_BYTES`], and ends the last one if nothing else does.
+/// Refuses lines of more than [`MAX_LINE_BYTES`], and adds a line end to the last one if it has none.
 struct Lines<R> {
     text: R,
-    /// Bytes of the last line so far.
+    /// The bytes of the last line so far.
     open_bytes: usize,
     at_line_end: bool,
 }
@@ -48,7 +48,7 @@ impl<R: Read> Read for Lines<R> {
             self.at_line_end = true;
             return Ok(missing);
         }
-        // Between two line ends in one buffer there is less than the limit, as `wanted` is.
+        // Between two line ends in one buffer there are fewer bytes than the limit, as `wanted` is.
         let first_end = memchr::memchr(b'\n', &buffer[..count]);
         if self.open_bytes + first_end.unwrap_or(count) > MAX_LINE_BYTES {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a line is longer than 64 KiB"));

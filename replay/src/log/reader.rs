@@ -12,8 +12,8 @@ use super::{Event, LogError, input};
 
 /// Reads a log row by row, in bounded memory.
 ///
-/// It iterates over events. A bad row is an error, after which reading may go on; an error of reading
-/// itself (a packed file that is cut off, say) is the last item.
+/// It iterates over events. A bad row is an error, after which reading may go on; an error of reading itself
+/// (for instance a packed file that is cut off) is the last item.
 pub struct LogReader<'a> {
     file: String,
     csv: Reader<Box<dyn Read + Send + 'a>>,
@@ -38,7 +38,7 @@ pub fn open_file(path: &Path) -> Result<File, LogError> {
 }
 
 impl LogReader<'static> {
-    /// Opens a file: plain, gzip or zstd, as its first bytes say.
+    /// Opens a file: plain, gzip or zstd, according to its first bytes.
     ///
     /// # Errors
     /// The file cannot be read, or does not start with a log's header.
@@ -48,7 +48,7 @@ impl LogReader<'static> {
 }
 
 impl<'a> LogReader<'a> {
-    /// Reads from anything; `name` stands for the file in errors.
+    /// Reads from any reader; `name` stands for the file in errors.
     ///
     /// # Errors
     /// The input does not start with a log's header.
@@ -83,7 +83,7 @@ impl<'a> LogReader<'a> {
         match self.read_row() {
             Some(Ok(line)) => {
                 if let Some(first) = self.row.get(0).and_then(|name| name.strip_prefix(b"\xef\xbb\xbf")) {
-                    // A byte order mark, as some editors leave it.
+                    // A byte order mark, which some editors write.
                     let first = first.to_vec();
                     let rest: Vec<Vec<u8>> = self.row.iter().skip(1).map(<[u8]>::to_vec).collect();
                     self.row = std::iter::once(first).chain(rest).collect();
@@ -114,7 +114,7 @@ impl<'a> LogReader<'a> {
                     return Some(Err(read_error(&self.file, line, &crate::error::csv_to_io(error))));
                 }
             }
-            // The position is behind the row's `\n`, which the input makes sure that there is.
+            // The position is behind the row's `\n`, which the input guarantees.
             let line = self.csv.position().line() - 1;
             self.strip_carriage_return();
             let blank = self.row.is_empty() || self.row.len() == 1 && self.row[0].is_empty();

@@ -26,9 +26,9 @@ pub struct ProgramBuilder {
     failed: FailedRequests,
     live_bytes: u128,
     peak_live_bytes: u128,
-    /// Blocks whose address was allocated again without a free.
+    /// The blocks whose address was allocated again without a free.
     lost: Vec<Live>,
-    /// How many operations each slot has had.
+    /// The number of operations on each slot.
     tickets: Vec<u16>,
     free_slots: VecDeque<u32>,
     devices: FxHashSet<DeviceId>,
@@ -38,7 +38,7 @@ pub struct ProgramBuilder {
     summary: LogSummary,
 }
 
-/// Where a block is. Two devices may have blocks at one address.
+/// The place of a block. Two devices may have blocks at one address.
 type Place = (u64, Option<DeviceId>);
 
 #[derive(Clone, Copy, Debug)]

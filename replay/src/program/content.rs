@@ -30,8 +30,8 @@ pub struct Program {
 }
 
 impl Program {
-    /// Whether a request that failed when the log was written was one before: it failed, failed again, and
-    /// was served in the end. Always false for operations of other kinds than [`OpKind::AskAgain`].
+    /// Whether a request that failed when the log was written was a retry: it failed, failed again, and was
+    /// served in the end. Always false for operations of other kinds than [`OpKind::AskAgain`].
     pub fn is_retry(&self, op: &Op) -> bool {
         op.kind == OpKind::AskAgain && self.retries.get(op.slot as usize).copied().unwrap_or(false)
     }
@@ -46,17 +46,17 @@ impl Program {
         &self.lanes
     }
 
-    /// How many slots for blocks the operations use.
+    /// The number of slots that the operations use for blocks.
     pub fn slots(&self) -> u32 {
         self.slots
     }
 
-    /// The frees that give back what the log leaked.
+    /// The frees of the blocks that the log leaked.
     pub fn leaks(&self) -> &[Op] {
         &self.leaks
     }
 
-    /// In how many blocks the operations are kept.
+    /// The number of blocks of operations.
     pub fn block_count(&self) -> usize {
         self.ops.block_count()
     }

@@ -19,11 +19,11 @@ pub struct Lane {
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     threads: FxHashMap<u64, u32>,
-    /// With the thread, for per-thread streams.
+    /// The number of each stream; per-thread streams are keyed with their thread.
     streams: FxHashMap<(StreamKey, Option<u64>), u32>,
     lanes: Vec<Lane>,
     by_name: FxHashMap<(u64, StreamKey), u32>,
-    /// Most rows are of the same lane as the one before.
+    /// The last lane: most rows are of the same lane as the one before.
     last: Option<((u64, StreamKey), u32)>,
 }
 

@@ -1,22 +1,23 @@
 //! Turns a log into a program of operations that replays fast.
 //!
-//! Reading a row costs more than an allocation from a good pool, so a log is read once and kept as
-//! [`Op`]s of 24 bytes, addresses replaced by small slot numbers. That is done in one streaming pass that
-//! holds the blocks live at one time, not the rows: up to [`Limits::ops_in_memory`] operations (48 MiB)
-//! stay in memory, longer programs go to an unnamed temporary file, from which the replay takes one
-//! block after the other outside the time that it measures.
+//! Reading a row costs more than an allocation from a good pool, so a log is read once and kept as [`Op`]s of
+//! 24 bytes, addresses replaced by small slot numbers. One streaming pass does that; it holds the live
+//! blocks, not the rows: up to [`Limits::ops_in_memory`] operations (48 MiB) stay in memory, longer programs
+//! go to an unnamed temporary file, from which the replay takes one block after the other outside the time
+//! that it measures.
 //!
 //! Rows that cannot be replayed unchanged are counted in the [`LogSummary`] and handled as follows:
 //!
 //! | in the log | in the program |
 //! |---|---|
-//! | `allocate failure` | no operation; a replay that is told to asks for it there and gives it back |
-//! | `free` of an address that no earlier row allocated | left out |
+//! | `allocate failure` | no operation; a replay can be told to make the request there and to free the block
+//! |
+//! | `free` of an address that no earlier row allocated | none |
 //! | `allocate` at an address that is still live | a new block; the old one is a leak |
 //! | a block that is never freed | a leak: freed on its stream after the pass |
 //! | `free` with another size than the allocation | freed with the size of the allocation |
-//! | `free` on another stream than the allocation | as logged |
-//! | requests for zero bytes at `(nil)` and their frees | as logged |
+//! | `free` on another stream than the allocation | the same |
+//! | requests for zero bytes at `(nil)` and their frees | the same |
 
 mod builder;
 mod content;

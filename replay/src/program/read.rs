@@ -10,7 +10,7 @@ impl Program {
     /// Reads the log at `path`.
     ///
     /// # Errors
-    /// Those of [`read`](Self::read); and the file cannot be opened.
+    /// Those of [`read`](Self::read); and those of opening the file.
     pub fn open(path: &Path, limits: Limits) -> Result<Self> {
         Self::read(LogReader::open(path)?, limits)
     }
@@ -50,7 +50,7 @@ impl Program {
     }
 }
 
-/// The rest of a log need not be lost with a row.
+/// Adds the advice that the rest of a log can still be read.
 #[cold]
 fn with_advice(error: LogError, is_cut_off: bool) -> LogError {
     let advice = if is_cut_off { "replays what there is" } else { "leaves such rows out" };

@@ -22,10 +22,10 @@ const DETAILS_HEADER: [&str; 5] =
 
 const LADDER_NOTE: &str = "* own stream / ordered / completed / waited / grown / reclaimed / out of memory";
 
-/// Lines of calls are broken where they get longer.
+/// The width in characters above which lines of calls are broken.
 const LINE_WIDTH: usize = 100;
 
-/// Stacks whose times are less apart than this are equally fast.
+/// The ratio of times below which stacks are equally fast.
 const NOISE: f64 = 1.1;
 
 type Ran<'a> = [(&'a StackReport, &'a StackFigures)];
@@ -97,14 +97,14 @@ fn how_replayed(comparison: &Comparison) -> String {
     format!("replayed {times}, {order}, on {}", device(comparison))
 }
 
-/// The device's text, name and size: each said once.
+/// The device's text, name and size, each once.
 fn device(comparison: &Comparison) -> String {
     let (spec, size) = (&comparison.device.spec, format_bytes(comparison.device.total_bytes));
     let name = comparison.device.name.replace(&format!(" with {size}"), "");
     if spec.contains(&size) { format!("{spec} ({name})") } else { format!("{spec} ({name}, {size})") }
 }
 
-/// A column: its head, and what it shows of a stack.
+/// A column: its head, and the function of its cells.
 type Column = (&'static str, fn(&StackFigures) -> String);
 
 /// The columns of one pass.
@@ -129,7 +129,7 @@ const REPEATED: [Column; 9] = [
     ("failures\nfirst pass", |figures| thousands(figures.failures)),
 ];
 
-/// A column of logs in which requests failed.
+/// The column for logs in which requests failed.
 const ASKED_AGAIN: Column = ("failed then,\nserved now", |figures| {
     figures.asked_again.as_ref().map_or("-".to_owned(), |asked| {
         format!("{} of {}", thousands(asked.served), thousands(asked.requests))
@@ -239,7 +239,7 @@ fn add_notes(notes: &mut Vec<String>, spec: &str, figures: &StackFigures) {
     if let Some(first) = &figures.first_failure {
         let (count, all, line) = (figures.failures, figures.failures_all_passes, first.line);
         let all = if all == count { String::new() } else { format!(" ({} in all passes)", thousands(all)) };
-        // The stack is named already.
+        // The note names the stack already.
         let error = first.error.replace(&format!(" in `{spec}`"), "");
         let count = thousands(count);
         notes.push(format!("{spec}: failures: {count}{all}, the first at line {line}: {error}"));
@@ -261,8 +261,8 @@ fn add_notes(notes: &mut Vec<String>, spec: &str, figures: &StackFigures) {
     }
 }
 
-/// Which stacks took the least; all of those that share a first place, times within noise. A stack that
-/// failed to serve the log does not count.
+/// The stacks with the least memory and the least time; all that share a first place, times within noise. A
+/// stack that failed to serve the log does not count.
 fn winners(ran: &Ran<'_>) -> Option<String> {
     let served: Vec<_> = ran.iter().filter(|(_, figures)| figures.failures_all_passes == 0).collect();
     if ran.len() < 2 || served.is_empty() {
