@@ -205,7 +205,7 @@ class Churn {
     std::exception_ptr error;
   };
 
-  // It meets the others whatever happens, so that none waits for ever.
+  // It waits for the others even after an error, so that no thread waits for ever.
   void work(size_t me) {
     guarded(me, [&] { prepare(me); });
     for (size_t round = 0; round < plans_[me].rounds.size(); ++round) {
@@ -265,7 +265,7 @@ class Churn {
 
   Lap one_round(size_t me, size_t round) {
     auto& worker = workers_[me];
-    // Who hands over leaves a shelf to his neighbour.
+    // A thread that hands over leaves a shelf to its neighbour.
     auto& shelf = shelves_[hands_over_ ? (me + round + 1) % plans_.size() : me];
     double const spent = worker.laps.empty() ? 0 : nanoseconds(Clock::now() - worker.laps[0].start);
     auto const& steps = plans_[me].rounds[round];
