@@ -55,7 +55,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let kernel = context.load_module(Ptx::from_src(TWICE))?.load_function("twice")?;
     let pool: AnyResource = CudaMemoryResource::new(driver.clone()).layer(PoolLayer::new())?.into_any();
 
-    // A stream of millpond's, borrowed. A stream of cudarc's needs no borrowing: pass it as it is.
+    // A stream of millpond's, borrowed. A stream of cudarc's needs no borrowing: pass it directly.
     let owner = Stream::new(driver.clone(), StreamFlags::NON_BLOCKING)?;
     // SAFETY: `owner` lives until the end, longer than everything that uses the stream.
     let stream = unsafe { cuda::cudarc_stream_of(owner.as_ref(), &*driver, &context) }?;

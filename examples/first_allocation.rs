@@ -8,7 +8,7 @@ use millpond::resources::CudaMemoryResource;
 use millpond::{DeviceMemoryResource, DeviceMemoryResourceExt, Result, StreamRef};
 
 fn main() -> Result<()> {
-    // A driver is one device. Nothing in millpond panics where there is no CUDA: it says why.
+    // A driver is one device. Millpond never panics without CUDA: it returns the reason.
     if let Err(why) = cuda::availability() {
         println!("no GPU here ({why}), so the device is simulated");
     }
@@ -31,7 +31,7 @@ fn main() -> Result<()> {
     // SAFETY: the block came from this resource with this size, once, and nothing uses it.
     unsafe { resource.deallocate_bytes(block, 1000, stream) };
 
-    // A buffer does the same by itself: see containers::DeviceBuffer.
+    // A buffer does the same automatically: see containers::DeviceBuffer.
     println!("free again: {} bytes", resource.memory_info()?.free);
     Ok(())
 }

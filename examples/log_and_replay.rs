@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let log = std::env::temp_dir().join(format!("millpond-example-{}.csv", std::process::id()));
     let device = DeviceSpec::default_device();
 
-    // The logging adaptor goes on top of whatever the program uses. (MILLPOND_LOG_FILE names the file from
+    // The logging adaptor goes on top of the program's own stack. (MILLPOND_LOG_FILE names the file from
     // outside.)
     let spec: StackSpec = format!("cuda+pool+logging:file={}", log.display()).parse()?;
     let stack = spec.build(&millpond::layers(), &device.open()?)?;

@@ -70,13 +70,13 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for RequestCap<R> {
         self.upstream.trim(keep_bytes)
     }
 
-    /// Only what this layer can do itself: what is below is asked by itself.
+    /// Names only what this layer can do; the layers below are asked separately.
     fn provide(&self, traits: &mut Traits) {
         traits.add::<Self, dyn Cap>(|it| it);
     }
 }
 
-/// What can be asked of the adaptor in a stack, whatever is below it.
+/// The methods that a program can find on the adaptor in any stack.
 trait Cap {
     fn largest(&self) -> u64;
 }
@@ -101,7 +101,7 @@ impl<R: DeviceMemoryResource> Layer<R> for RequestCapLayer {
     }
 }
 
-/// What `request_cap` means in a stack's text.
+/// The meaning of `request_cap` in a stack's text.
 const ENTRY: LayerEntry = LayerEntry {
     name: "request_cap",
     about: "refuses single requests above a size",

@@ -14,7 +14,7 @@ fn main() -> Result<()> {
     let id = device.device();
     println!("{id} starts with `{}`", get_per_device_resource(id)?);
 
-    // Setting a default returns the one before. Both are owned handles: whoever holds one keeps it alive.
+    // Setting a default returns the previous one. Both are owned handles, which keep their resources alive.
     let pool = CudaMemoryResource::new(device.clone()).layer(PoolLayer::new())?.into_any();
     let before = set_per_device_resource(id, pool)?;
     println!("`{before}` was replaced by `{}`", get_per_device_resource(id)?);

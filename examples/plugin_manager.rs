@@ -31,7 +31,7 @@ fn main() -> Result<()> {
     }
     println!("after that: {}", manager.parked());
 
-    // Memory that outlives a reset frees nothing, even if somebody else has its address by then.
+    // A pointer that outlives a reset frees nothing, even if its address has a new owner by then.
     let stale = manager.memalloc(4096)?;
     manager.reset();
     let fresh = manager.memalloc(4096)?;
@@ -42,7 +42,7 @@ fn main() -> Result<()> {
     let stack = manager.stack()?;
     println!("`{stack}`: {:?} blocks in use", stack.statistics().map(|statistics| statistics.blocks_in_use));
 
-    // A process chooses its manager once, before the first use; a second choice is an error that says so.
+    // A process chooses its manager once, before the first use; a second choice is an error.
     let factory = || MillpondMemoryManager::factory(spec.clone(), millpond::layers());
     set_memory_manager(factory())?;
     if let Err(error) = set_memory_manager(Arc::clone(&factory())) {

@@ -56,8 +56,8 @@
 //!
 //! # Platforms
 //! It is built and tested on Linux, on x86-64; for macOS and Windows the library passes `cargo check`, and
-//! was not run there. CUDA is looked for at run time, on Linux and Windows; it was tested on Linux. Where
-//! there is none, everything runs on the simulated device.
+//! was not run there. CUDA is loaded at run time, on Linux and Windows; it was tested on Linux. Without CUDA,
+//! everything runs on the simulated device.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub use millpond_adaptors as adaptors;

@@ -1,6 +1,5 @@
-//! Whatever the library does at the driver by itself, graphs that are captured meanwhile stay valid: each
-//! slow path, beside captures of each mode on blocking and non-blocking streams, of another thread and of its
-//! own.
+//! Tests that graphs stay valid that are captured while the library makes driver calls: each slow path,
+//! beside captures of each mode on blocking and non-blocking streams, of another thread and of its own.
 
 #[path = "captures/cases.rs"]
 mod cases;
@@ -15,7 +14,7 @@ use millpond::driver::cuda::CudaDriver;
 use millpond::{Driver, StreamRef};
 use stage::{Rig, Stage};
 
-/// Who captures, and on which stream the library is asked.
+/// The capturing thread, and the stream on which the library is called.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Place {
     /// Another thread captures; the request names a stream of its own.

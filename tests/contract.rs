@@ -1,4 +1,5 @@
-//! Every resource, every adaptor and every ordered pair of adaptors keeps the contract of the trait.
+//! Tests that every resource, every adaptor and every ordered pair of adaptors keeps the contract of the
+//! trait.
 
 mod subjects;
 

@@ -1,4 +1,4 @@
-//! Whatever driver call fails, in whatever way: no panic, nothing freed twice, nothing left, and the stack
+//! Tests every stack with failing driver calls: no panic, no block freed twice, no memory left, and the stack
 //! works again afterwards or is poisoned.
 
 mod subjects;

@@ -1,4 +1,4 @@
-//! A copy of a process drops the stacks that it has copies of, whatever the other threads were doing.
+//! Tests that a forked process drops its copies of stacks, in any state of the other threads.
 #![cfg(all(unix, not(miri)))]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -78,7 +78,7 @@ fn forks_of(text: &str) {
         is_over.store(true, Ordering::Relaxed);
         failed
     });
-    assert_eq!(failed, None, "a copy of a process that uses `{text}` did not end by itself");
+    assert_eq!(failed, None, "a copy of a process that uses `{text}` did not end");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What goes wrong only where two threads meet at one driver call, or where the driver refuses to help.
+//! Tests interleavings of two threads at one driver call, and refusals of the driver.
 //!
 //! Each test tells one story with [`HookedDriver`]: what the other thread does is done in the middle of the
 //! call. The oracles of the simulated device say whether a block came too early; the other assertions say
@@ -46,7 +46,7 @@ impl Setup {
         self.device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream")
     }
 
-    /// A stream that nobody else may record on.
+    /// A stream that only its owner may record on.
     fn foreign_stream(&self) -> StreamRef {
         let stream = self.stream();
         self.hooks.foreign(stream);
@@ -68,7 +68,7 @@ impl Setup {
         block
     }
 
-    /// Takes blocks until it is this one's turn.
+    /// Takes blocks until one is `wanted`.
     fn take_until(&self, wanted: DevicePtr, bytes: u64, stream: StreamRef) {
         let found = (0..50).any(|_| self.take(bytes, stream) == wanted);
         assert!(found, "{wanted} is not handed to {stream}");
@@ -108,7 +108,7 @@ impl Setup {
         self.counter.counts().get(kind).calls
     }
 
-    /// Calls that have no place in the capture of a graph, as far as they were made.
+    /// The calls made so far that have no place in the capture of a graph.
     fn calls_about_order(&self) -> Vec<CallKind> {
         use CallKind::{EventQuery, EventRecord, StreamSynchronize, StreamWaitEvent, Synchronize};
         let kinds = [EventRecord, EventQuery, StreamWaitEvent, StreamSynchronize, Synchronize];
@@ -144,7 +144,7 @@ fn a_wait_inherits_only_what_it_waited_for() {
         let others_spare = setup.take_apart(5 * MIB, other);
         setup.fill(fourth);
 
-        // The third stream wants the donor's block, and nobody may record on the donor: its next call does.
+        // The third stream wants the donor's block, and only the donor's next call may record on the donor.
         setup.give(first, 4 * MIB, donor);
         assert_ne!(setup.take(4 * MIB, third), first);
         setup.busy(slow, 2 * MIB, donor, LONG);
@@ -182,8 +182,8 @@ fn a_wait_inherits_only_what_it_waited_for() {
 }
 
 /// The pool numbers its streams, and forgets idle ones as others come. A call that is about to record a point
-/// holds a list of numbers: what the stream is ordered after. Meanwhile so many streams come that a forgotten
-/// stream's number would go to a new one, after which nobody is ordered.
+/// holds a list of numbers: the streams that it is ordered after. Meanwhile enough streams come that a
+/// forgotten stream's number would go to a new one, which no stream is ordered after.
 #[test]
 fn a_ticket_outlives_no_sweep() {
     for hooked in [true, false] {
@@ -212,7 +212,7 @@ fn a_ticket_outlives_no_sweep() {
         let streams_come = move || {
             pool.allocate_bytes(60 * MIB, thirty_second).expect("there is memory");
             let block = pool.allocate_bytes(9 * MIB, new).expect("there is memory");
-            *note.lock().expect("nobody panicked") = Some((block, pool.inner().known_streams()));
+            *note.lock().expect("no thread panicked") = Some((block, pool.inner().known_streams()));
         };
         if hooked {
             setup.hooks.before_record(streams_come);
@@ -221,7 +221,7 @@ fn a_ticket_outlives_no_sweep() {
             setup.give(second, 4 * MIB, donor);
             streams_come();
         }
-        let (block, known) = came.lock().expect("nobody panicked").take().expect("the streams came");
+        let (block, known) = came.lock().expect("no thread panicked").take().expect("the streams came");
         setup.busy(block, 9 * MIB, new, LONG);
         setup.give(block, 9 * MIB, new);
         let waited = setup.ladder().waited;
@@ -263,9 +263,9 @@ fn what_comes_back_during_the_last_synchronisation_is_found() {
     }
 }
 
-/// A stream that nobody else may record on asks for ever more, and its own blocks are all too small. The pool
-/// asks how far it is; but the stream is there, since it calls. So its blocks are not lost, and no
-/// synchronisation is due to get them back.
+/// A stream that only its owner may record on asks for larger and larger blocks, and its own are all too
+/// small. The pool queries its progress; but the stream is alive, since it calls. So its blocks are not lost,
+/// and no synchronisation is due to reclaim them.
 #[test]
 fn a_foreign_stream_does_not_wait_for_its_own_blocks() {
     let setup = Setup::new(PoolLayer::new());
@@ -372,9 +372,9 @@ fn a_stream_that_captures_is_left_alone() {
 }
 
 /// The donor's own call records a point for others. Just before the record, another thread begins a capture
-/// on the donor, so that the record becomes a part of the graph: the event may not be asked for or waited
-/// for, which would be an error and end the capture. The pool forgets the point, and records another one
-/// once the capture is over.
+/// on the donor, so that the record becomes a part of the graph: the event may not be queried or waited for,
+/// which would be an error and end the capture. The pool forgets the point, and records another one after the
+/// capture.
 #[test]
 fn a_capture_that_begins_at_a_record_costs_only_the_point() {
     for hooked in [true, false] {
@@ -397,7 +397,7 @@ fn a_capture_that_begins_at_a_record_costs_only_the_point() {
         let block = if hooked { take() } else { setup.without_memory(take) };
         assert_eq!([first, second].contains(&block), !hooked);
         if hooked {
-            setup.device.end_capture(donor).expect("nobody asked for the event");
+            setup.device.end_capture(donor).expect("the event was not queried");
             setup.give(third, 4 * MIB, donor);
             assert_eq!(setup.calls(CallKind::EventRecord), 2, "it is recorded anew");
             assert!([first, second, third].contains(&setup.without_memory(take)));
@@ -408,7 +408,7 @@ fn a_capture_that_begins_at_a_record_costs_only_the_point() {
 }
 
 /// A stream that captures a graph may ask for memory. It gets its own blocks and new memory, and no driver
-/// call that would end up in the graph; if there is none, it is out of memory.
+/// call that would end up in the graph; without new memory, it is out of memory.
 #[test]
 fn a_stream_that_captures_gets_new_memory() {
     let layer = || PoolLayer::new().initial_bytes(FIRST);

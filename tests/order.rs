@@ -1,4 +1,4 @@
-//! Seeded programs of operations over several streams, on every stack, under the oracles of stream order.
+//! Tests seeded programs over several streams, on every stack, under the oracles of stream order.
 //!
 //! `MILLPOND_SEED` runs one seed, `MILLPOND_ORDER_STACK` one stack, `MILLPOND_ORDER_OPS` says how many
 //! operations are run in all, and `MILLPOND_ORDER_RACES` how many races over each stack.
@@ -74,7 +74,7 @@ fn programs_on_every_stack_keep_the_order() {
     }
 }
 
-/// What no single thread can show: blocks change hands while others free, allocate, record and wait.
+/// Tests that no single thread can run: blocks change hands while others free, allocate, record and wait.
 #[test]
 fn racing_threads_keep_the_order() {
     let races = number("MILLPOND_ORDER_RACES", RACES);

@@ -1,5 +1,5 @@
-//! What an out-of-memory error says reaches the caller, through whatever lies above the pool. (Whether it is
-//! true is looked at beside the pool: `resources/src/pool/shortage/tests.rs`.)
+//! Tests that an out-of-memory report reaches the caller through any layers above the pool.
+//! (`resources/src/pool/shortage/tests.rs` tests whether it is true.)
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ fn report(error: &Error) -> &OutOfMemoryReport {
     error.out_of_memory_report().unwrap_or_else(|| panic!("no report: {error}"))
 }
 
-/// What a stack says that holds 16 MiB and may hold 20 MiB, asked for 12 MiB.
+/// The error of a stack that holds 16 MiB and may hold 20 MiB, asked for 12 MiB.
 fn refusal(text: &str) -> Error {
     let stack = stack(text, &device(64 * MIB));
     let block = stack.allocate_bytes(16 * MIB, S).unwrap();
@@ -111,7 +111,8 @@ fn the_text_is_short_and_says_what_to_do() {
     assert_eq!(error.to_string(), expected);
 }
 
-/// What another pool has free it gives back by itself; what is in use there is held by others, to this one.
+/// Another pool releases its free memory automatically; for this pool, the blocks in use there are held by
+/// others.
 #[test]
 fn another_pool_gives_what_it_can() {
     for pages in ["on", "off"] {
@@ -171,10 +172,10 @@ fn what_bins_hold_is_named_by_what_callers_have() {
     assert!(stack.allocate_bytes(16 * MIB, S).is_ok());
 }
 
-/// During a capture bins wait for nobody, so they keep regions that no caller has a block in: there is none
-/// to give back, and outside the capture the bins give them back by themselves.
+/// During a capture bins wait for no stream, so they keep regions that no caller has a block in: the caller
+/// has no block to free, and outside the capture the bins release the regions automatically.
 #[test]
-fn what_bins_keep_during_a_capture_is_had_after_it() {
+fn regions_that_bins_keep_during_a_capture_are_reclaimed_after_it() {
     let device = device(64 * MIB);
     let stack = stack("cuda+pool:pages=off,initial=32MiB,max=32MiB+binning:bins=1MiB", &device);
     let small: Vec<DevicePtr> = std::iter::from_fn(|| stack.allocate_bytes(MIB, S).ok()).collect();

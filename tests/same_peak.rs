@@ -1,9 +1,9 @@
-//! A log takes as much memory on a simulated device as on a real one, byte for byte, where the devices have
-//! the same size and nothing runs on them.
+//! Tests that a log takes as much memory on a simulated device as on a real one, byte for byte, if the
+//! devices have the same size and are otherwise idle.
 //!
-//! What may differ between devices does not matter: which addresses the driver gives, what calls cost, and
-//! the identities of streams. When work is done does matter; so here whoever asks for an event waits for it.
-//! And time matters where a pool decays; so here none does.
+//! Differences between devices must not matter: the addresses that the driver gives, the costs of calls, and
+//! the identities of streams. The time at which work is done does matter; so here a query of an event waits
+//! for it. And time matters where a pool decays; so here no pool does.
 //!
 //! `MILLPOND_LOGS` names a folder with more logs.
 
@@ -33,7 +33,7 @@ const STACKS: [&str; 5] = [
 /// Several, since a pool is another one after its first pass.
 const PASSES: u32 = 2;
 
-/// What a log took, in bytes.
+/// The memory that a log took, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Peak {
     /// From the driver.
@@ -101,7 +101,7 @@ fn other_device() -> DriverHandle {
 }
 
 #[test]
-fn simulated_devices_agree_whatever_addresses_they_give_and_however_quick_they_are() {
+fn simulated_devices_agree_with_any_addresses_and_speed() {
     for (path, program) in logs() {
         for stack in STACKS {
             let first = peak(&program, stack, quiet(SimDevice::new(SimConfig::h200())));
@@ -110,9 +110,9 @@ fn simulated_devices_agree_whatever_addresses_they_give_and_however_quick_they_a
     }
 }
 
-/// The canary: where queries are answered as it comes, the peaks differ, and the tests here would say so.
+/// The canary: if queries are answered without waiting, the peaks differ, and the tests here would fail.
 #[test]
-fn devices_that_answer_as_it_comes_do_not_agree() {
+fn without_waiting_at_queries_devices_do_not_agree() {
     let own = |(path, _): &(PathBuf, Program)| path.ends_with("rmm_cupy_4streams.csv.gz");
     let (_, program) = logs().into_iter().find(own).expect("this log is in the repository");
     let first = peak(&program, STACKS[0], quiet(SimDevice::new(SimConfig::h200())));
@@ -123,7 +123,7 @@ fn devices_that_answer_as_it_comes_do_not_agree() {
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn a_simulated_device_agrees_with_a_real_one() {
     let real = DeviceSpec::Cuda(0).open().expect("there is a GPU");
-    let total = real.mem_get_info().expect("the driver says so").total;
+    let total = real.mem_get_info().expect("the driver answers").total;
     for (path, program) in logs() {
         for stack in STACKS {
             let simulated = SimDevice::new(SimConfig::with_capacity(total));

@@ -1,11 +1,11 @@
 //! Stream order on a real GPU: a kernel writes a tag into each block, and another checks it before the block
 //! is freed.
 //!
-//! Host threads with several streams each allocate, free, pass blocks from stream to stream and from
-//! thread to thread, destroy streams and trim, over one shared resource. A resource that hands a block to a
-//! stream too early, or to two owners, lets one owner's tag destroy another's, and the count of mismatches is
-//! not 0. `tests/order.rs` runs the like on the simulated device, where every order of execution can be had;
-//! here the hardware chooses.
+//! Host threads with several streams each allocate, free, pass blocks from stream to stream and from thread
+//! to thread, destroy streams and trim, over one shared resource. A resource that hands a block to a stream
+//! too early, or to two owners, lets one owner's tag destroy another's, and the count of mismatches is not 0.
+//! `tests/order.rs` runs similar programs on the simulated device, which can produce every order of
+//! execution; here the hardware chooses.
 //!
 //! | variable | what it sets | default |
 //! |---|---|---|
@@ -45,7 +45,7 @@ struct Phase {
     streams: usize,
 }
 
-/// What one soak found.
+/// The result of one soak.
 #[derive(Debug)]
 struct Report {
     stack: String,

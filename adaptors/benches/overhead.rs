@@ -8,10 +8,11 @@
 //! Logs are written to the folder of temporary files: set `TMPDIR` to one in memory (`/dev/shm`), or what is
 //! measured is how fast the disk takes them. Rows that need more cores than there are, are left out.
 //!
-//! A step gives a random block back and allocates another, as in the workload `churn` of `millpond-replay
-//! bench`. The same steps run without and with the adaptor, in turns; a row shows the median of the
-//! differences, for one of the two calls of a step, the least and the most. Times of several threads are
-//! means over the threads. Every block has a new address, in no order: no pool is so unkind to a table.
+//! A step gives a random block back and allocates another, as in the workload `churn` of
+//! `millpond-replay bench`. The same steps run without and with the adaptor, alternately; a row shows the
+//! median, the minimum and the maximum of the differences, for one of the two calls of a step. Times of
+//! several threads are means over the threads. Every block has a new address, in no order, which is harder on
+//! a table than any pool is.
 
 use std::cell::Cell;
 use std::fmt;
@@ -102,8 +103,8 @@ fn nanoseconds(resource: &AnyResource, plans: &[Plan]) -> f64 {
     each / plans.len() as f64
 }
 
-/// What one thread does, drawn before the clock starts. It is read in order: only the adaptor's memory is
-/// reached at random.
+/// The steps of one thread, drawn before the clock starts. They are read in order, so that only the adaptor's
+/// memory is accessed at random.
 struct Plan {
     fill: Vec<Block>,
     steps: Vec<Step>,
@@ -164,7 +165,7 @@ impl Plan {
 }
 
 thread_local! {
-    /// What [`Nothing`] hands out next.
+    /// The next address that [`Nothing`] hands out.
     static NEXT: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -179,7 +180,7 @@ const NOTHING: LayerEntry = LayerEntry {
 #[derive(Debug)]
 struct Nothing(DriverHandle);
 
-// SAFETY: the blocks of a plan have addresses of their own; nobody touches memory behind them.
+// SAFETY: the blocks of a plan have addresses of their own; no code touches memory behind them.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl DeviceMemoryResource for Nothing {
     fn allocate(&self, _: Layout, _: StreamRef) -> Result<DevicePtr> {

@@ -8,10 +8,10 @@
 //! | [`ThreadSafeResourceAdaptor`] | `thread_safe` | a lock, so that threads may share the resource |
 //! | [`TrackingResourceAdaptor`] | `tracking` | every outstanding allocation; refuses others, reports leaks |
 //!
-//! Every adaptor has a folder with the same files: `mod.rs` holds the adaptor, `layer.rs` its layer and what
-//! text can say about it, `tests.rs` its tests. [`LAYERS`] lists them for
-//! [`StackSpec`](millpond_core::stack::StackSpec). In a stack of whatever types they are found by their
-//! traits ([`AllocationCounters`], …), with [`find_trait`](millpond_core::find_trait).
+//! Every adaptor has a folder with the same files: `mod.rs` holds the adaptor, `layer.rs` its layer and its
+//! parameters in text, `tests.rs` its tests. [`LAYERS`] lists them for
+//! [`StackSpec`](millpond_core::stack::StackSpec). In a stack of any types,
+//! [`find_trait`](millpond_core::find_trait) finds them by their traits ([`AllocationCounters`], …).
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod limiting;

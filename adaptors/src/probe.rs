@@ -1,4 +1,4 @@
-//! An adaptor for tests that tells a closure of each call before it forwards it.
+//! An adaptor for tests that calls a closure before it forwards each call.
 
 use std::fmt;
 

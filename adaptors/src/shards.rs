@@ -1,22 +1,22 @@
-//! A value in parts, one for each thread, so that threads which count do not take turns at a cache line.
+//! A value divided into parts, one for each thread, so that counting threads do not contend for a cache line.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use spin::mutex::{SpinMutex, SpinMutexGuard};
 
-/// Apart from its neighbours' cache lines, which the hardware fetches in pairs.
+/// Aligned so that no other value shares its pair of cache lines, which the hardware fetches together.
 #[derive(Default, Debug)]
 #[repr(align(128))]
 pub(crate) struct Apart<T>(pub(crate) T);
 
-/// One for each bit of [`Shards::used`]. Threads beyond that share.
+/// The number of parts: one for each bit of [`Shards::used`]. Further threads share parts.
 const SHARDS: usize = u64::BITS as usize;
 
-/// How many turns of a spinning loop there are at most between two looks at a lock: microseconds.
+/// The most iterations of a spin loop between two checks of a lock: microseconds.
 const LONGEST_PAUSE: u32 = 128;
 
-/// Held for a handful of instructions: giving it back is a plain store, half of what another lock costs.
+/// A spin lock, held for a few instructions: its release is a plain store, half the cost of another lock.
 pub(crate) type Guard<'a, T> = SpinMutexGuard<'a, T>;
 
 /// A lock on a cache line of its own.
@@ -29,9 +29,9 @@ impl<T> Padded<T> {
         self.0.0.try_lock().unwrap_or_else(|| self.wait())
     }
 
-    /// Looks at the lock less and less often, and in the end lets others run. Whoever looks takes the cache
-    /// line from the thread that works on it; left alone, that one gets done with many operations meanwhile,
-    /// and in sum that is faster than taking turns.
+    /// Checks the lock less and less often, and in the end yields. A check takes the cache line from the
+    /// thread that holds the lock; without checks, that thread completes many operations meanwhile, which is
+    /// faster in sum than alternating.
     #[cold]
     fn wait(&self) -> Guard<'_, T> {
         let mut pause = 1;
@@ -53,7 +53,7 @@ impl<T> Padded<T> {
     }
 }
 
-/// The parts. A thread works on its own; whoever needs the whole locks those that were ever used.
+/// The parts. A thread works on its own; a thread that needs the whole locks all parts that were ever used.
 pub(crate) struct Shards<T> {
     each: Box<[Padded<T>]>,
     /// A bit for each part that a thread has locked.
@@ -70,15 +70,15 @@ impl<T: Default> Shards<T> {
     pub(crate) fn mine(&self) -> Guard<'_, T> {
         let mine = shard_of_thread();
         // Every thread's first access to `used` is this one, or comes after it, and all accesses are to one
-        // variable: of two threads that begin, at least one knows of the other.
+        // variable: of two threads that begin, at least one sees the other's bit.
         if self.used.load(Ordering::Relaxed) & 1 << mine == 0 {
             self.used.fetch_or(1 << mine, Ordering::Relaxed);
         }
         self.each[mine].lock()
     }
 
-    /// Whether no other part is in use. True as long as the caller holds [`mine`](Self::mine): a thread that
-    /// begins meanwhile has nothing yet, and waits for this one if it needs more.
+    /// Whether no other part is in use. It stays true while the caller holds [`mine`](Self::mine): a thread
+    /// that begins meanwhile has an empty part, and waits for this one if it needs more.
     #[inline]
     pub(crate) fn is_alone(&self) -> bool {
         self.used.load(Ordering::Relaxed) == 1 << shard_of_thread()
@@ -89,7 +89,7 @@ impl<T: Default> Shards<T> {
         let mine = shard_of_thread();
         let mut used = self.used.fetch_or(1 << mine, Ordering::Relaxed) | 1 << mine;
         loop {
-            // In one order for everybody, so that no two wait for each other.
+            // In one order for all threads, so that no two wait for each other.
             let each = (0..SHARDS).filter(|shard| used & 1 << shard != 0);
             let each: Vec<_> = each.map(|shard| self.each[shard].lock()).collect();
             // A thread that began meanwhile may have taken from a part before that was locked.
@@ -101,12 +101,12 @@ impl<T: Default> Shards<T> {
         }
     }
 
-    /// Shows `take` other parts, each locked, until it has had enough. The caller holds [`mine`](Self::mine)
-    /// meanwhile, so this waits for nobody: a part in use at the moment is left out.
+    /// Passes other parts, each locked, to `take` until it returns true. The caller holds
+    /// [`mine`](Self::mine) meanwhile, so this never waits: parts that are locked are skipped.
     pub(crate) fn visit_others(&self, mut take: impl FnMut(&mut T) -> bool) -> bool {
         let mine = shard_of_thread();
         let used = self.used.load(Ordering::Relaxed);
-        // Each thread begins at another one.
+        // Each thread begins at another part.
         (1..SHARDS)
             .map(|distance| (mine + distance) % SHARDS)
             .filter(|other| used & 1 << other != 0)
@@ -118,7 +118,7 @@ impl<T: Default> Shards<T> {
 /// The parts in use, locked.
 pub(crate) struct All<'a, T> {
     pub(crate) each: Vec<Guard<'a, T>>,
-    /// Which one is the calling thread's.
+    /// The index of the calling thread's part.
     pub(crate) mine: usize,
 }
 
@@ -128,7 +128,8 @@ fn shard_of_thread() -> usize {
     thread_local! {
         static MINE: usize = NEXT.fetch_add(1, Ordering::Relaxed) % SHARDS;
     }
-    // A destructor of a thread's local may free memory after this one is gone; any part will do.
+    // A destructor of another local of the thread may free memory after this one is destroyed; any part will
+    // do.
     MINE.try_with(|mine| *mine).unwrap_or(0)
 }
 

@@ -1,65 +1,38 @@
-//! The adaptors as layers of a stack, whatever is below them: [`find_trait`](millpond_core::find_trait) finds
-//! them.
+//! The traits of the adaptors, by which [`find_trait`](millpond_core::find_trait) finds them in a stack of
+//! any types.
 
 use millpond_core::Result;
 
-#[cfg(feature = "logging")]
-use crate::LoggingResourceAdaptor;
 use crate::statistics::Counters;
 use crate::tracking::Allocation;
-use crate::{LimitingResourceAdaptor, StatisticsResourceAdaptor, TrackingResourceAdaptor};
 
-/// Reads the limit of a [`LimitingResourceAdaptor`] and the bytes handed out.
+/// Reads the limit of a [`LimitingResourceAdaptor`](crate::LimitingResourceAdaptor) and the bytes handed out.
 pub trait AllocationLimit {
-    /// See [`LimitingResourceAdaptor::limit_bytes`].
+    /// See [`LimitingResourceAdaptor::limit_bytes`](crate::LimitingResourceAdaptor::limit_bytes).
     fn limit_bytes(&self) -> u64;
 
-    /// See [`LimitingResourceAdaptor::allocated_bytes`].
+    /// See [`LimitingResourceAdaptor::allocated_bytes`](crate::LimitingResourceAdaptor::allocated_bytes).
     fn allocated_bytes(&self) -> u64;
 }
 
-impl<R> AllocationLimit for LimitingResourceAdaptor<R> {
-    fn limit_bytes(&self) -> u64 {
-        self.limit_bytes()
-    }
-
-    fn allocated_bytes(&self) -> u64 {
-        self.allocated_bytes()
-    }
-}
-
-/// Flushes the log of a [`LoggingResourceAdaptor`] and counts its rows and errors.
+/// Flushes the log of a [`LoggingResourceAdaptor`](crate::LoggingResourceAdaptor) and counts its rows and
+/// errors.
 #[cfg(feature = "logging")]
 pub trait AllocationLog {
-    /// See [`LoggingResourceAdaptor::flush`].
+    /// See [`LoggingResourceAdaptor::flush`](crate::LoggingResourceAdaptor::flush).
     ///
     /// # Errors
-    /// As there.
+    /// Those of the method.
     fn flush(&self) -> Result<()>;
 
-    /// See [`LoggingResourceAdaptor::rows_written`].
+    /// See [`LoggingResourceAdaptor::rows_written`](crate::LoggingResourceAdaptor::rows_written).
     fn rows_written(&self) -> u64;
 
-    /// See [`LoggingResourceAdaptor::write_errors`].
+    /// See [`LoggingResourceAdaptor::write_errors`](crate::LoggingResourceAdaptor::write_errors).
     fn write_errors(&self) -> u64;
 }
 
-#[cfg(feature = "logging")]
-impl<R> AllocationLog for LoggingResourceAdaptor<R> {
-    fn flush(&self) -> Result<()> {
-        self.flush()
-    }
-
-    fn rows_written(&self) -> u64 {
-        self.rows_written()
-    }
-
-    fn write_errors(&self) -> u64 {
-        self.write_errors()
-    }
-}
-
-/// Reads the counters of a [`StatisticsResourceAdaptor`], and nests them.
+/// Reads the counters of a [`StatisticsResourceAdaptor`](crate::StatisticsResourceAdaptor), and nests them.
 ///
 /// ```
 /// use millpond_adaptors::{AllocationCounters, LimitingLayer, StatisticsLayer};
@@ -77,55 +50,28 @@ impl<R> AllocationLog for LoggingResourceAdaptor<R> {
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
 pub trait AllocationCounters {
-    /// See [`StatisticsResourceAdaptor::counters`].
+    /// See [`StatisticsResourceAdaptor::counters`](crate::StatisticsResourceAdaptor::counters).
     fn counters(&self) -> Counters;
 
-    /// See [`StatisticsResourceAdaptor::push_counters`].
+    /// See [`StatisticsResourceAdaptor::push_counters`](crate::StatisticsResourceAdaptor::push_counters).
     fn push_counters(&self) -> Counters;
 
-    /// See [`StatisticsResourceAdaptor::pop_counters`].
+    /// See [`StatisticsResourceAdaptor::pop_counters`](crate::StatisticsResourceAdaptor::pop_counters).
     ///
     /// # Errors
-    /// As there.
+    /// Those of the method.
     fn pop_counters(&self) -> Result<Counters>;
 }
 
-impl<R> AllocationCounters for StatisticsResourceAdaptor<R> {
-    fn counters(&self) -> Counters {
-        self.counters()
-    }
-
-    fn push_counters(&self) -> Counters {
-        self.push_counters()
-    }
-
-    fn pop_counters(&self) -> Result<Counters> {
-        self.pop_counters()
-    }
-}
-
-/// Lists the blocks of a [`TrackingResourceAdaptor`] that were not given back.
+/// Lists the blocks of a [`TrackingResourceAdaptor`](crate::TrackingResourceAdaptor) that were not given
+/// back.
 pub trait AllocationTracker {
-    /// See [`TrackingResourceAdaptor::outstanding`].
+    /// See [`TrackingResourceAdaptor::outstanding`](crate::TrackingResourceAdaptor::outstanding).
     fn outstanding(&self) -> Vec<Allocation>;
 
-    /// See [`TrackingResourceAdaptor::allocated_bytes`].
+    /// See [`TrackingResourceAdaptor::allocated_bytes`](crate::TrackingResourceAdaptor::allocated_bytes).
     fn allocated_bytes(&self) -> u64;
 
-    /// See [`TrackingResourceAdaptor::report`].
+    /// See [`TrackingResourceAdaptor::report`](crate::TrackingResourceAdaptor::report).
     fn report(&self) -> String;
-}
-
-impl<R> AllocationTracker for TrackingResourceAdaptor<R> {
-    fn outstanding(&self) -> Vec<Allocation> {
-        self.outstanding()
-    }
-
-    fn allocated_bytes(&self) -> u64 {
-        self.allocated_bytes()
-    }
-
-    fn report(&self) -> String {
-        self.report()
-    }
 }

@@ -1,4 +1,4 @@
-//! Every adaptor, and every ordered pair of adaptors, passes the conformance suite.
+//! Tests that every adaptor, and every ordered pair of adaptors, passes the conformance suite.
 
 use millpond_core::stack::LayerTable;
 use millpond_testkit::conformance::{self, Subject};

@@ -1,4 +1,4 @@
-//! Layers of a stack by what they can do, whatever their types.
+//! Finds layers of a stack by the traits that they provide.
 #![cfg(feature = "logging")]
 
 use std::sync::Arc;
@@ -45,7 +45,7 @@ fn check(stack: &dyn DeviceMemoryResource) {
 }
 
 #[test]
-fn issue_9_each_layer_is_found_by_its_trait_whatever_the_types_below() {
+fn issue_9_each_layer_is_found_by_its_trait_over_any_types() {
     check(&typed());
     check(&typed().into_any());
     // Handles on top and in the middle are looked through.
@@ -61,7 +61,7 @@ fn issue_9_each_layer_is_found_by_its_trait_whatever_the_types_below() {
     check(&text.parse::<StackSpec>().unwrap().build(&table, &driver).unwrap());
 }
 
-/// What programs may ask that no layer says of itself.
+/// A trait that no layer provides.
 trait Nobodys {}
 
 #[test]

@@ -1,4 +1,4 @@
-//! Every stack that can be built prints text that builds an equal stack.
+//! Tests that every stack that can be built prints text that builds an equal stack.
 #![cfg(feature = "logging")]
 
 use std::path::Path;
@@ -26,7 +26,7 @@ fn layers() -> LayerTable {
         .with(millpond_adaptors::LAYERS.iter().copied())
 }
 
-/// Builds stacks by the layers' own methods, whatever values these take.
+/// Builds stacks by the layers' own methods, with random values.
 struct Random<'a> {
     rng: Rng,
     device: DriverHandle,
@@ -132,7 +132,7 @@ impl Random<'_> {
     }
 }
 
-/// What a stack is made of, further upstreams included, as far as it can be asked.
+/// The names of the layers of a stack, further upstreams included.
 fn parts(resource: &dyn DeviceMemoryResource) -> Vec<String> {
     let mut parts = vec![resource.to_string(), format!("{:?}", resource.memory_info().unwrap().total)];
     if let Some(binning) = millpond_core::downcast::<BinningMemoryResource<AnyResource>>(resource) {

@@ -1,4 +1,4 @@
-//! What a stack knows of its memory where plain CUDA, which counts nothing, is below.
+//! Tests the statistics of stacks over plain CUDA memory, which keeps none.
 
 use std::sync::Arc;
 
@@ -73,7 +73,7 @@ fn levels_do_not_show_in_statistics() {
     resource.allocate_bytes(1, S).unwrap();
     let known = resource.statistics().unwrap();
     assert_eq!((known.bytes_requested, known.peak_bytes_in_use, known.allocations), (1011, 1011, 3));
-    assert_eq!(resource.counters().bytes.current, 1, "the levels are as they were");
+    assert_eq!(resource.counters().bytes.current, 1, "the levels are unchanged");
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn what_the_upstream_counts_stays_as_it_is() {
 }
 
 #[test]
-fn issue_9_a_layer_is_found_by_its_name_whatever_its_type() {
+fn issue_9_a_layer_of_any_type_is_found_by_its_name() {
     let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
     let pool = cuda.layer(PoolLayer::new().maximum_bytes(64 * MIB)).unwrap();
     let typed = pool.layer(TrackingLayer::new()).unwrap().layer(StatisticsLayer).unwrap();

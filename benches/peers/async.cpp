@@ -5,7 +5,7 @@ namespace {
 
 struct Async {
   Async() {
-    // Keep what is freed, as every other pool does.
+    // Keep freed memory, as every other pool does.
     check(cudaDeviceGetDefaultMemPool(&pool, 0), "cudaDeviceGetDefaultMemPool");
     uint64_t keep = UINT64_MAX;
     check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep), "cudaMemPoolSetAttribute");

@@ -100,7 +100,7 @@ class Plan:
         return self.random.below(self.case.live), *self.request(self.case.sizes)
 
     def some(self, bound, count):
-        """So many of the numbers below `bound`, in any order."""
+        """Draws `count` of the numbers below `bound`, in any order."""
         numbers = list(range(bound))
         for at in range(count):
             other = at + self.random.below(bound - at)
@@ -180,7 +180,7 @@ def fill(allocate, streams, requests, blocks):
 
 
 def stepper(allocate, streams, blocks, planned):
-    """A step for each replacement. A block that nobody holds goes back to the stream it was allocated on."""
+    """A step for each replacement. A block without a reference goes back to its stream."""
     if len(streams) == 1:
 
         def step(index):
@@ -218,7 +218,7 @@ def churn(allocate, streams, plan, effort):
 
 def pairs(allocate, size, effort):
     def step(index):
-        allocate(size)  # what nobody holds is freed
+        allocate(size)  # a block without a reference is freed
 
     measured(100, effort.measured_s, step)
     return measured(effort.steps, effort.measured_s, step), None
@@ -228,7 +228,7 @@ def run(cupy, case, options, result):
     """Adds what was measured to `result`."""
     effort = QUICK if options.quick else FULL
     if case.live > options.most_live:
-        return {"status": "skipped", "reason": "so many blocks take the interpreter too long"}
+        return {"status": "skipped", "reason": "this many blocks take the interpreter too long"}
     plan = None if case.workload == "pair" else Plan(options.seed, case, effort)
     result["bytes"] = plan.peak_bytes if plan else case.sizes[1]
     free, _ = cupy.cuda.runtime.memGetInfo()

@@ -204,7 +204,7 @@ inline std::vector<Plan> plans(Case const& c, uint64_t seed, Effort const& effor
   return all;
 }
 
-// What is on the command line of each program.
+// The command line of each program.
 struct Options {
   bool is_quick = false;
   uint64_t seed = 42;

@@ -205,7 +205,7 @@ class Churn {
     std::exception_ptr error;
   };
 
-  // It meets the others whatever happens, so that none waits for ever.
+  // It waits for the others even after an error, so that no thread waits for ever.
   void work(size_t me) {
     guarded(me, [&] { prepare(me); });
     for (size_t round = 0; round < plans_[me].rounds.size(); ++round) {
@@ -265,7 +265,7 @@ class Churn {
 
   Lap one_round(size_t me, size_t round) {
     auto& worker = workers_[me];
-    // Who hands over leaves a shelf to his neighbour.
+    // A thread that hands over leaves a shelf to its neighbour.
     auto& shelf = shelves_[hands_over_ ? (me + round + 1) % plans_.size() : me];
     double const spent = worker.laps.empty() ? 0 : nanoseconds(Clock::now() - worker.laps[0].start);
     auto const& steps = plans_[me].rounds[round];
@@ -339,7 +339,7 @@ void run_case(Case const& c, std::vector<Plan> const& plans, uint64_t bytes, Opt
   size_t free_bytes = 0, total_bytes = 0;
   check(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo");
   if (bytes > free_bytes) throw Skip("more bytes are live at once than the device has free");
-  if (c.live > options.most_live) throw Skip("so many blocks take this allocator too long");
+  if (c.live > options.most_live) throw Skip("this many blocks take this allocator too long");
   Streams const streams(c.streams);
   auto const subject = make();
   auto const& effort = options.effort();

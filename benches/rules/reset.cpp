@@ -209,7 +209,7 @@ int main(int argc, char **argv) {
         printf("   release %d\n", cuDevicePrimaryCtxRelease(dev));
         state("after release");
     });
-    child("old context pushed after reset; runtime-like retain by somebody else", [&] {
+    child("old context pushed after reset; runtime-like retain by another library", [&] {
         init();
         CUcontext old = ctx;
         printf("   reset %d\n", cuDevicePrimaryCtxReset(dev));

@@ -1,4 +1,4 @@
-//! Memory of any resource, where cudarc's functions take a `CudaSlice`.
+//! Memory of any resource that cudarc's functions take as a `CudaSlice`.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -16,7 +16,7 @@ use millpond_driver::cuda::stream_ref_of;
 
 use crate::DeviceBuffer;
 
-/// `len` values of `T` in device memory, for programs that use cudarc: it goes where a `CudaSlice` goes, but
+/// `len` values of `T` in device memory, for programs that use cudarc: it can be passed as a `CudaSlice`, but
 /// its memory comes from a resource and goes back to it.
 ///
 /// cudarc's copies and fills take it, as do its kernel launches and the libraries that cudarc wraps. It keeps
@@ -51,12 +51,11 @@ pub struct CudaBuffer<T, R: DeviceMemoryResource = AnyResource> {
 }
 
 impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
-    /// Memory for `len` values, which are not defined.
+    /// Memory for `len` values, which are uninitialised.
     ///
     /// # Errors
-    /// What the resource reports;
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the stream is not of the resource's
-    /// device, or of a context that is not the device's primary one.
+    /// Those of the resource; [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the stream is
+    /// not of the resource's device, or of a context that is not the device's primary one.
     ///
     /// # Safety
     /// Values are written before they are read.
@@ -69,7 +68,7 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
     /// `len` zeros.
     ///
     /// # Errors
-    /// As for [`uninit`](Self::uninit), and what the driver reports.
+    /// Those of [`uninit`](Self::uninit), and those of the driver.
     pub fn zeros(len: usize, stream: &Arc<CudaStream>, resource: R) -> Result<Self>
     where
         T: DeviceRepr + ValidAsZeroBits,
@@ -85,7 +84,7 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
     /// A copy of `data`.
     ///
     /// # Errors
-    /// As for [`uninit`](Self::uninit), and what the driver reports.
+    /// Those of [`uninit`](Self::uninit), and those of the driver.
     pub fn from_host(data: &[T], stream: &Arc<CudaStream>, resource: R) -> Result<Self>
     where
         T: DeviceRepr,
@@ -98,11 +97,11 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         Ok(buffer)
     }
 
-    /// The values that a buffer holds. Its memory moves to `stream`, in order.
+    /// Converts a buffer of bytes to values. Its memory moves to `stream`, in order.
     ///
     /// # Errors
-    /// As for [`uninit`](Self::uninit), and if the buffer holds no whole number of values or not at their
-    /// alignment; the buffer is dropped.
+    /// Those of [`uninit`](Self::uninit), and [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument)
+    /// if the buffer holds no whole number of values or not at their alignment; the buffer is dropped.
     pub fn from_buffer(mut buffer: DeviceBuffer<R>, stream: &Arc<CudaStream>) -> Result<Self>
     where
         T: Pod,
@@ -110,7 +109,7 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         let (bytes, size) = (buffer.len(), size_of::<T>() as u64);
         if size == 0 || !bytes.is_multiple_of(size) || buffer.alignment() < align_of::<T>() as u64 {
             return Err(Error::invalid_argument(format!(
-                "{bytes} bytes aligned to {} are no whole number of values of {size} bytes aligned to {}",
+                "{bytes} bytes aligned to {} are not a whole number of values of {size} bytes aligned to {}",
                 buffer.alignment(),
                 align_of::<T>()
             )));
@@ -123,10 +122,10 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         Self { address: buffer.as_ptr().address(), buffer, stream, len, values: PhantomData }
     }
 
-    /// The memory, and the stream in whose order it is to be used and given back.
+    /// The memory, and the stream in whose order it is used and freed.
     ///
     /// # Safety
-    /// The stream is kept alive as long as the buffer, or until that was moved to another stream.
+    /// The stream is kept alive as long as the buffer, or until the buffer was moved to another stream.
     pub unsafe fn into_buffer(self) -> (DeviceBuffer<R>, Arc<CudaStream>) {
         (self.buffer, self.stream)
     }
@@ -135,29 +134,30 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
     /// stopping the host.
     ///
     /// # Errors
-    /// As for [`uninit`](Self::uninit), and what the driver reports; the buffer keeps its stream.
+    /// Those of [`uninit`](Self::uninit), and those of the driver; the buffer keeps its stream.
     pub fn set_stream(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
         self.buffer.set_stream(checked_stream(stream, self.buffer.resource())?)?;
         self.stream = Arc::clone(stream);
         Ok(())
     }
 
-    /// How many values there are.
+    /// The number of values.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the buffer has no values.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The stream that the buffer is used on.
+    /// The stream of the buffer.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
 
-    /// Orders `stream` for a use of the memory; what is returned orders the buffer's stream after that use.
+    /// Orders `stream` for a use of the memory; the result orders the buffer's stream after that use when it
+    /// is dropped.
     fn ordered<'a>(&self, stream: &'a CudaStream) -> SyncOnDrop<'a> {
         let left_its_thread = self.buffer.left_its_thread();
         let is_own =
@@ -171,7 +171,7 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         } else {
             stream.join(&self.stream).or_else(|_| self.stream.synchronize())
         };
-        // cudarc has no other place for it: the next call of this context returns it.
+        // cudarc has no other place for the error: the next call of this context returns it.
         context.record_err(waited);
         SyncOnDrop::sync_stream(stream)
     }
@@ -189,7 +189,7 @@ fn checked_stream(stream: &CudaStream, resource: &impl DeviceMemoryResource) -> 
     unsafe { stream_ref_of(stream) }
 }
 
-/// The code alone: cudarc's text asks the driver, and panics where there is none.
+/// Converts the code alone: cudarc's text queries the driver, and panics without one.
 fn failed(error: &theirs::DriverError, call: &'static str) -> Error {
     DriverError::new(error.0 as i32, call).into()
 }

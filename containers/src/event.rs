@@ -1,3 +1,5 @@
+//! An event that destroys itself when it is dropped.
+
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -31,7 +33,7 @@ impl Event {
     /// A new event of this driver's device.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Those of the driver.
     pub fn new(driver: DriverHandle, flags: EventFlags) -> Result<Self> {
         let event = call(&*driver, |driver| driver.event_create(flags))?;
         Ok(Self { driver, event, recorded: AtomicBool::new(false) })
@@ -40,7 +42,7 @@ impl Event {
     /// Moves the event to the present end of the work of `stream`.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Those of the driver.
     pub fn record(&self, stream: StreamRef) -> Result<()> {
         call(&*self.driver, |driver| driver.event_record(self.event, stream))?;
         self.recorded.store(true, Ordering::Release);
@@ -51,7 +53,7 @@ impl Event {
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the event was never recorded, so
-    /// that nothing would be waited for; and what the driver reports.
+    /// that the wait would have no effect; and those of the driver.
     pub fn make_wait(&self, stream: StreamRef) -> Result<()> {
         if !self.recorded.load(Ordering::Acquire) {
             return Err(Error::invalid_argument(
@@ -64,7 +66,7 @@ impl Event {
     /// Whether all work before the event is done; `true` for an event that was never recorded.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Those of the driver.
     pub fn query(&self) -> Result<bool> {
         call(&*self.driver, |driver| driver.event_query(self.event))
     }
@@ -72,7 +74,7 @@ impl Event {
     /// Waits on the host until all work before the event is done.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Those of the driver.
     pub fn synchronize(&self) -> Result<()> {
         call(&*self.driver, |driver| driver.event_synchronize(self.event))
     }
@@ -85,7 +87,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: the event came from this driver, and nobody else holds it. Waits that were inserted for it
+        // SAFETY: the event came from this driver, and has no other owner. Waits that were inserted for it
         // stay.
         if let Err(error) = call(&*self.driver, |driver| unsafe { driver.event_destroy(self.event) }) {
             tracing::debug!(target: "millpond::containers", %error, "an event could not be destroyed");
@@ -99,8 +101,8 @@ impl fmt::Debug for Event {
     }
 }
 
-/// Orders what `then` does next after everything that `first` was given so far. One event, for two streams
-/// that differ; else nothing.
+/// Orders the next work of `then` after all present work of `first`. It makes an event for two streams that
+/// differ, and does nothing for equal ones.
 pub(crate) fn order(driver: &DriverHandle, first: StreamRef, then: StreamRef) -> Result<()> {
     if first == then {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Containers over millpond's memory resources, and what they are used with.
+//! Containers over millpond's memory resources, and the streams and events that they need.
 //!
 //! | here | what it is |
 //! |---|---|

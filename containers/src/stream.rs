@@ -1,3 +1,5 @@
+//! A stream that destroys itself when it is dropped.
+
 use std::fmt;
 
 use millpond_core::driver::StreamFlags;
@@ -6,7 +8,7 @@ use millpond_core::{DriverHandle, Result, StreamRef};
 use crate::Event;
 use millpond_core::driver::call;
 
-/// A stream of its own. Destroyed when dropped; the work that it was given goes on to its end.
+/// An owned stream. Destroyed when dropped; its submitted work runs to its end.
 ///
 /// Calls take the stream by its [`StreamRef`], which does not keep it alive: drop a stream after the
 /// buffers that are to be freed on it.
@@ -30,7 +32,7 @@ impl Stream {
     /// A new stream of this driver's device.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Those of the driver.
     pub fn new(driver: DriverHandle, flags: StreamFlags) -> Result<Self> {
         let stream = call(&*driver, |driver| driver.stream_create(flags))?;
         Ok(Self { driver, stream })
@@ -44,7 +46,7 @@ impl Stream {
     /// Waits on the host until all work is done.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Those of the driver.
     pub fn synchronize(&self) -> Result<()> {
         call(&*self.driver, |driver| driver.stream_synchronize(self.stream))
     }
@@ -52,7 +54,7 @@ impl Stream {
     /// Whether all work is done.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Those of the driver.
     pub fn query(&self) -> Result<bool> {
         call(&*self.driver, |driver| driver.stream_query(self.stream))
     }
@@ -60,7 +62,7 @@ impl Stream {
     /// Makes the later work of this stream wait for the event, without stopping the host.
     ///
     /// # Errors
-    /// As for [`Event::make_wait`].
+    /// Those of [`Event::make_wait`].
     pub fn wait(&self, event: &Event) -> Result<()> {
         event.make_wait(self.stream)
     }

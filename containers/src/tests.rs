@@ -1,3 +1,5 @@
+//! Tests buffers, streams and events on the simulated device.
+
 use std::sync::Arc;
 
 use millpond_core::driver::{EventFlags, StreamFlags};
@@ -42,7 +44,7 @@ impl Bench {
         self.pool.shadow(|shadow| shadow.live_blocks())
     }
 
-    /// Nothing is live, nothing was given back wrongly, and no stream used memory out of turn.
+    /// No block is live, no deallocation was refused, and no stream used memory out of order.
     #[track_caller]
     fn assert_clean(&self) {
         self.device.synchronize().unwrap();
@@ -216,7 +218,7 @@ fn overwrite(bench: &Bench, bytes: u64, stream: StreamRef) {
 }
 
 #[test]
-fn a_copy_outlives_its_source_on_whatever_streams() {
+fn a_copy_outlives_its_source_on_any_streams() {
     for seed in 0..100 {
         let bench = Bench::seeded(seed);
         let (first, second) = (bench.stream(), bench.stream());

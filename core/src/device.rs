@@ -1,3 +1,5 @@
+//! The name of a device.
+
 use std::fmt;
 
 /// Names one device: a CUDA ordinal, or a simulated device.

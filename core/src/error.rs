@@ -1,3 +1,5 @@
+//! The error of millpond and its categories.
+
 use std::fmt;
 
 use crate::driver::DriverError;
@@ -6,18 +8,18 @@ use crate::{DeviceId, Layout, OutOfMemoryReport, StreamRef, format_bytes};
 /// The result of everything in millpond that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, coarsely: enough to decide what to do next.
+/// The category of an error: enough to decide what to do next.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// No block of that size can be had now, even after synchronising. Freeing memory may help; where the
-    /// resource never has blocks of that size, another resource may.
+    /// No free block of that size, even after synchronising. Freeing memory may help; if the resource never
+    /// has blocks of that size, another resource may.
     OutOfMemory,
-    /// An argument cannot be right, whatever the state of memory.
+    /// An argument is invalid in any state of memory.
     InvalidArgument,
     /// A stack's text cannot be read, or names something that does not exist.
     InvalidStack,
-    /// There is no CUDA driver, no device, or not the one asked for.
+    /// There is no CUDA driver, no device, or no device of the number asked for.
     NoDevice,
     /// The driver or device cannot do what was asked for.
     Unsupported,
@@ -130,7 +132,7 @@ impl Error {
         self
     }
 
-    /// Adds the stack, as text; the innermost stack to say so stays.
+    /// Adds the stack, as text, unless an inner stack was added before.
     #[must_use]
     pub fn in_stack(mut self, stack: impl fmt::Display) -> Self {
         self.0.stack.get_or_insert_with(|| stack.to_string());
@@ -159,7 +161,7 @@ impl Error {
         self
     }
 
-    /// What went wrong, coarsely.
+    /// The category of the error.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
@@ -205,8 +207,8 @@ impl Error {
         self.0.stack.as_deref()
     }
 
-    /// What was known when memory was out, and what would have helped. Resources that share out memory add it
-    /// (`pool`, `fixed_size`), and what lies above them passes it on.
+    /// The state of memory when the request failed, and the remedies that would have helped. Resources that
+    /// divide memory (`pool`, `fixed_size`) add it, and layers above pass it on.
     pub fn out_of_memory_report(&self) -> Option<&OutOfMemoryReport> {
         self.0.report.as_deref()
     }
@@ -234,8 +236,8 @@ impl Error {
     }
 }
 
-/// What `main` prints when it returns the error: what `Display` does, the kind, and the causes that `Display`
-/// does not name. `{:#?}` has all fields.
+/// The text that `main` prints when it returns the error: that of `Display`, the kind, and the causes that
+/// `Display` does not name. `{:#?}` has all fields.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { kind, message, layout, stream, device, stack, report, source } = &*self.0;
@@ -335,7 +337,7 @@ impl From<DriverError> for Error {
     }
 }
 
-/// What to do where the driver refuses a call because of a capture.
+/// The remedy when the driver refuses a call because of a capture.
 const CAPTURE_ADVICE: &str = "not while a graph is being captured; do it before the capture begins, or after \
     its end (memory that the graph needs can be reserved before: pool:initial=…)";
 

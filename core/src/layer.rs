@@ -1,20 +1,22 @@
+//! Layers, which build a resource on top of another.
+
 use crate::Result;
 
 /// Puts a resource on top of another.
 ///
-/// A layer is a value that holds the configuration; [`layer`](Self::layer) builds. State that several
-/// stacks share lives in the layer, and its type says so.
+/// A layer is a value that holds the configuration; [`layer`](Self::layer) builds. State that several stacks
+/// share lives in the layer, and its type documents that.
 ///
 /// Order matters, and the last layer added is the outermost: statistics above a pool count the
 /// requests, below it they count the regions that the pool takes. `examples/stack.rs` shows both.
 pub trait Layer<R> {
-    /// What comes out.
+    /// The resource that the layer builds.
     type Resource;
 
     /// Builds the resource on top of `upstream`.
     ///
     /// # Errors
-    /// What building reports; a pool can fail to reserve.
+    /// Those of building; for instance, a pool can fail to reserve memory.
     fn layer(self, upstream: R) -> Result<Self::Resource>;
 }
 

@@ -20,6 +20,10 @@
 mod device;
 pub mod driver;
 mod error;
+mod ext;
+mod find;
+mod format;
+mod handles;
 mod layer;
 mod layout;
 pub mod misuse;
@@ -35,14 +39,16 @@ mod stream;
 pub use device::DeviceId;
 pub use driver::{Driver, DriverError, DriverHandle, MemoryInfo};
 pub use error::{Error, ErrorKind, Result};
+pub use ext::DeviceMemoryResourceExt;
+pub use find::{Stack, find, find_layer};
+pub use format::format_bytes;
+pub use handles::{downcast, is_same};
 pub use layer::{Identity, Layer, LayerFn, OptionLayer, layer_fn, option_layer};
 pub use layout::{ALLOCATION_ALIGNMENT, Layout, align_up};
-pub use provide::{Traits, as_trait, find_trait};
+pub use provide::{as_trait, find_trait};
 pub use ptr::DevicePtr;
-pub use resource::{
-    AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, Stack, downcast, find, find_layer, is_same,
-};
+pub use resource::{AnyResource, DeviceMemoryResource, Traits};
 pub use shortage::{FreeMemory, LiveBlock, OutOfMemoryReport, Remedy, RemedyAction};
-pub use size::{ByteSize, format_bytes, parse_bytes};
+pub use size::{ByteSize, parse_bytes};
 pub use statistics::{LadderCounts, ResourceStatistics};
 pub use stream::{StreamId, StreamRef};

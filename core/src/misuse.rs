@@ -1,4 +1,4 @@
-//! Where a refused [`deallocate`](crate::DeviceMemoryResource::deallocate) is reported.
+//! Reports refused calls of [`deallocate`](crate::DeviceMemoryResource::deallocate).
 //!
 //! `deallocate` cannot return an error, and a resource must not hand a wrong pointer on. So misuse is
 //! refused, counted in the resource's statistics, and reported here, once, through one hook of the
@@ -11,7 +11,7 @@ use parking_lot::RwLock;
 
 use crate::{DevicePtr, StreamRef};
 
-/// What was wrong with a `deallocate`.
+/// The kind of an invalid `deallocate`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum MisuseKind {
@@ -33,7 +33,7 @@ pub enum MisuseKind {
 /// One refused call.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Misuse {
-    /// What was wrong.
+    /// The kind of misuse.
     pub kind: MisuseKind,
     /// The pointer as passed in.
     pub ptr: DevicePtr,

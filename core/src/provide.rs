@@ -1,18 +1,10 @@
-//! Layers by what they can do, whatever their types.
+//! Finds a layer by a trait that it provides.
 
-use std::any::{Any, TypeId};
-use std::fmt;
+use std::any::TypeId;
 
-use crate::DeviceMemoryResource;
-use crate::resource::{downcast, stack_of};
-
-/// Collects the trait that a caller asked for, of those that a resource names in
-/// [`provide`](DeviceMemoryResource::provide): traits of whatever crate.
-pub struct Traits {
-    wanted: TypeId,
-    /// A [`Cast`] to what is wanted.
-    cast: Option<Box<dyn Any>>,
-}
+use crate::find::stack_of;
+use crate::handles::downcast;
+use crate::{DeviceMemoryResource, Traits};
 
 /// A resource as something else.
 type Cast<T> = Box<dyn for<'a> Fn(&'a dyn DeviceMemoryResource) -> Option<&'a T>>;
@@ -28,12 +20,6 @@ impl Traits {
     }
 }
 
-impl fmt::Debug for Traits {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Traits").field("is_found", &self.cast.is_some()).finish_non_exhaustive()
-    }
-}
-
 /// The resource as this trait, if it [has](DeviceMemoryResource::provide) it, looking through handles (`Arc`,
 /// `Box`) but not at what is below.
 pub fn as_trait<T: ?Sized + 'static>(resource: &dyn DeviceMemoryResource) -> Option<&T> {
@@ -43,8 +29,8 @@ pub fn as_trait<T: ?Sized + 'static>(resource: &dyn DeviceMemoryResource) -> Opt
     cast(resource)
 }
 
-/// The outermost resource of a stack that [has](DeviceMemoryResource::provide) this trait, as that, looking
-/// through handles, whatever the types above and below it.
+/// The outermost resource of a stack that [provides](DeviceMemoryResource::provide) this trait, looking
+/// through handles. The types above and below it do not matter.
 ///
 /// [`find`](crate::find) asks for a type, and [`find_layer`](crate::find_layer) for a name. All layers of a
 /// stack that have a trait are `stack.stack().filter_map(as_trait::<dyn Nameable>)`, outermost first.

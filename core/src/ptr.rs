@@ -1,3 +1,5 @@
+//! Addresses in device memory.
+
 use std::fmt;
 
 /// An address in device memory, or null.
@@ -9,7 +11,7 @@ use std::fmt;
 pub struct DevicePtr(u64);
 
 impl DevicePtr {
-    /// What a request for zero bytes returns.
+    /// The result of a request for zero bytes.
     pub const NULL: Self = Self(0);
 
     /// The pointer with this address.

@@ -1,29 +1,28 @@
-use std::any::Any;
-use std::fmt::Debug;
+//! The trait that every memory resource implements; its documentation is the contract.
+
+use std::any::{Any, TypeId};
+use std::fmt::{self, Debug, Display};
 use std::sync::Arc;
 
 use crate::driver::{DriverHandle, MemoryInfo};
-use crate::stack::StackSpec;
-use crate::{DeviceId, DevicePtr, Layer, Layout, ResourceStatistics, Result, StreamRef, Traits};
-
-use std::fmt::Display;
+use crate::{DevicePtr, Layout, ResourceStatistics, Result, StreamRef};
 
 /// The owned, erased handle to a resource that threads share. One call through it costs about 1 ns.
 pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
 
 /// A source of device memory, in stream order.
 ///
-/// This documentation is the contract. "The resource" is whoever implements the trait, "the caller"
-/// whoever calls it; an adaptor is both.
+/// This documentation is the contract. "The resource" is the implementation of the trait, "the caller" is the
+/// code that calls it; an adaptor is both.
 ///
 /// # What a stream argument promises
-/// [`allocate`](Self::allocate) returns memory that may be used by work submitted to `stream` after the
-/// call: everything that earlier owners of the memory submitted before they gave it back happens before
-/// that work. Nothing is promised to other streams; a caller that uses the block on another stream orders
-/// that stream itself, after `stream` at the time of the call. [`deallocate`](Self::deallocate) gives the
-/// block back in the order of its `stream`: the caller vouches that all work that uses the block, on
-/// whatever stream, happens before work submitted to `stream` after the call. Neither call waits for the
-/// device, unless memory cannot be had otherwise.
+/// [`allocate`](Self::allocate) returns memory that may be used by work submitted to `stream` after the call:
+/// everything that earlier owners of the memory submitted before they gave it back happens before that work.
+/// Nothing is promised to other streams; a caller that uses the block on another stream orders that stream
+/// itself, after `stream` at the time of the call. [`deallocate`](Self::deallocate) gives the block back in
+/// the order of its `stream`: the caller vouches that all work that uses the block, on any stream, happens
+/// before work submitted to `stream` after the call. Neither call waits for the device, unless there is no
+/// other way to get memory.
 ///
 /// # Duties of the resource
 /// - Blocks that are handed out and not given back never overlap, lie in memory of the resource's
@@ -31,10 +30,10 @@ pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
 ///   (at least 256).
 /// - A request for zero bytes returns [`DevicePtr::NULL`] and takes nothing; `deallocate` of
 ///   `NULL` does nothing.
-/// - [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) is returned only if no block can be had,
-///   even after synchronising. A failed call changes nothing that a caller can see.
-/// - Memory goes back to where it came from only after all work ordered before its `deallocate` is done
-///   or ordered before whatever upstream does with it.
+/// - [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) is returned only if there is no block, even
+///   after synchronising. A failed call changes nothing that a caller can see.
+/// - Memory goes back to its source only after all work ordered before its `deallocate` is done, or ordered
+///   before any use that upstream makes of it.
 /// - `deallocate` never panics and never fails. A pointer that is foreign, free already, or of another
 ///   size is refused, counted, and reported through [`misuse`](crate::misuse), as far as the resource
 ///   can tell; it is never passed on. (The reporting hook, not the resource, panics in debug builds.)
@@ -60,9 +59,9 @@ pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
 /// or new memory; it waits for no other stream, and is out of memory where that would be needed.
 ///
 /// A block that is given back on a capturing stream is free again when the *capture* has passed that point,
-/// as if its work ran then: it may be handed to others, and its memory may go back to the driver. Each launch
-/// of the graph uses the same addresses once more. So keep blocks that a graph uses until the graph has run
-/// for the last time.
+/// as if its work ran then: the resource may hand it to other callers, and return its memory to the driver.
+/// Each launch of the graph uses the same addresses again. So keep blocks that a graph uses until the graph
+/// has run for the last time.
 ///
 /// # Threads
 /// `Send` and `Sync` are not part of the trait. A resource for one thread is not `Sync`, and the
@@ -80,9 +79,9 @@ pub unsafe trait DeviceMemoryResource: Any + Debug + Display {
     /// Hands out a block for use on `stream`.
     ///
     /// # Errors
-    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if no block can be had,
+    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if there is no such block,
     /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) for a request that no state of memory can
-    /// serve, or what the driver reports.
+    /// serve, or the driver's error.
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr>;
 
     /// Takes a block back, in the order of `stream`.
@@ -95,15 +94,15 @@ pub unsafe trait DeviceMemoryResource: Any + Debug + Display {
     /// The driver of the device whose memory this is.
     fn driver(&self) -> &DriverHandle;
 
-    /// What this resource takes its memory from, if that is a resource. A resource with several
-    /// upstreams names the one that serves what nothing else does.
+    /// The resource that this one takes its memory from, if there is one. A resource with several upstreams
+    /// returns the one that serves all requests that no other upstream serves.
     fn upstream(&self) -> Option<&dyn DeviceMemoryResource>;
 
     /// How much memory there is: `free` counts what the device has free and what this resource and those
     /// below could hand out again.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Those of the driver.
     fn memory_info(&self) -> Result<MemoryInfo>;
 
     /// Whether a block of one may be given back to the other.
@@ -116,7 +115,7 @@ pub unsafe trait DeviceMemoryResource: Any + Debug + Display {
         self.upstream().is_none_or(DeviceMemoryResource::is_stream_ordered)
     }
 
-    /// What the nearest resource of the stack that keeps statistics knows of its memory.
+    /// The statistics of the nearest resource of the stack that keeps any.
     fn statistics(&self) -> Option<ResourceStatistics> {
         self.upstream().and_then(DeviceMemoryResource::statistics)
     }
@@ -125,7 +124,7 @@ pub unsafe trait DeviceMemoryResource: Any + Debug + Display {
     /// are free; returns the number of bytes given back. May synchronise with the device.
     ///
     /// # Errors
-    /// What the driver reports. What was given back before the error stays given back.
+    /// Those of the driver. Memory that was given back before the error stays given back.
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
         self.upstream().map_or(Ok(0), |upstream| upstream.trim(keep_bytes))
     }
@@ -135,194 +134,16 @@ pub unsafe trait DeviceMemoryResource: Any + Debug + Display {
     fn provide(&self, _traits: &mut Traits) {}
 }
 
-macro_rules! forward {
-    ($($pointer:tt)*) => {
-        // SAFETY: every call goes to the same resource with the same arguments, so its contract holds.
-        #[deny(clippy::missing_trait_methods)]
-        unsafe impl<R: DeviceMemoryResource + ?Sized> DeviceMemoryResource for $($pointer)*<R>
-        where
-            Self: Any,
-        {
-            #[inline]
-            fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
-                (**self).allocate(layout, stream)
-            }
-
-            #[inline]
-            unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
-                // SAFETY: the caller's promises are about the same resource.
-                unsafe { (**self).deallocate(ptr, layout, stream) }
-            }
-
-            fn driver(&self) -> &DriverHandle {
-                (**self).driver()
-            }
-
-            fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
-                (**self).upstream()
-            }
-
-            fn memory_info(&self) -> Result<MemoryInfo> {
-                (**self).memory_info()
-            }
-
-            fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
-                (**self).is_equal(peel(other))
-            }
-
-            fn is_stream_ordered(&self) -> bool {
-                (**self).is_stream_ordered()
-            }
-
-            fn statistics(&self) -> Option<ResourceStatistics> {
-                (**self).statistics()
-            }
-
-            fn trim(&self, keep_bytes: u64) -> Result<u64> {
-                (**self).trim(keep_bytes)
-            }
-
-            fn provide(&self, traits: &mut Traits) {
-                (**self).provide(traits);
-            }
-        }
-    };
+/// Collects the trait that a caller asked for, among those that a resource names in
+/// [`provide`](DeviceMemoryResource::provide). Any crate may define such a trait.
+pub struct Traits {
+    pub(crate) wanted: TypeId,
+    /// A cast to what is wanted.
+    pub(crate) cast: Option<Box<dyn Any>>,
 }
 
-forward!(Arc);
-forward!(Box);
-
-/// What follows from [`DeviceMemoryResource`] for every resource. Not to be implemented by hand.
-pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
-    /// [`allocate`](DeviceMemoryResource::allocate) with the usual alignment.
-    ///
-    /// # Errors
-    /// As for `allocate`.
-    fn allocate_bytes(&self, bytes: u64, stream: StreamRef) -> Result<DevicePtr> {
-        self.allocate(Layout::new(bytes), stream)
+impl fmt::Debug for Traits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Traits").field("is_found", &self.cast.is_some()).finish_non_exhaustive()
     }
-
-    /// [`deallocate`](DeviceMemoryResource::deallocate) of a block from
-    /// [`allocate_bytes`](Self::allocate_bytes).
-    ///
-    /// # Safety
-    /// As for `deallocate`.
-    unsafe fn deallocate_bytes(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
-        // SAFETY: the caller's promises, with the layout that `allocate_bytes` used.
-        unsafe { self.deallocate(ptr, Layout::new(bytes), stream) }
-    }
-
-    /// The device whose memory this is.
-    fn device(&self) -> DeviceId {
-        self.driver().device()
-    }
-
-    /// Puts a layer on top; the last layer added is the outermost.
-    ///
-    /// # Errors
-    /// What the layer reports, for instance because a pool cannot reserve its first region.
-    fn layer<L: Layer<Self>>(self, layer: L) -> Result<L::Resource>
-    where
-        Self: Sized,
-    {
-        layer.layer(self)
-    }
-
-    /// The owned, erased handle.
-    fn into_any(self) -> AnyResource
-    where
-        Self: Sized + Send + Sync,
-    {
-        Arc::new(self)
-    }
-
-    /// The resource and everything below it, outermost first.
-    fn stack(&self) -> Stack<'_>
-    where
-        Self: Sized,
-    {
-        stack_of(self)
-    }
-}
-
-impl<R: DeviceMemoryResource + ?Sized> DeviceMemoryResourceExt for R {}
-
-/// The resources of a stack, outermost first; see [`DeviceMemoryResourceExt::stack`].
-#[derive(Debug)]
-pub struct Stack<'a> {
-    next: Option<&'a dyn DeviceMemoryResource>,
-}
-
-impl<'a> Iterator for Stack<'a> {
-    type Item = &'a dyn DeviceMemoryResource;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let current = self.next?;
-        self.next = current.upstream().map(peel);
-        Some(current)
-    }
-}
-
-pub(crate) fn stack_of(resource: &dyn DeviceMemoryResource) -> Stack<'_> {
-    Stack { next: Some(peel(resource)) }
-}
-
-/// Looks through the erased handles.
-fn peel(mut resource: &dyn DeviceMemoryResource) -> &dyn DeviceMemoryResource {
-    loop {
-        let any: &dyn Any = resource;
-        if let Some(inner) = any.downcast_ref::<AnyResource>() {
-            resource = &**inner;
-        } else if let Some(inner) = any.downcast_ref::<Arc<dyn DeviceMemoryResource>>() {
-            resource = &**inner;
-        } else if let Some(inner) = any.downcast_ref::<Box<dyn DeviceMemoryResource>>() {
-            resource = &**inner;
-        } else {
-            return resource;
-        }
-    }
-}
-
-/// The outermost resource of exactly this type in a stack, looking through handles.
-///
-/// For stacks that are built from text, every layer's upstream is an [`AnyResource`]: look for
-/// `LoggingResourceAdaptor<AnyResource>`. [`find_layer`] asks for a name in place of a type, and
-/// [`find_trait`](crate::find_trait) for what the layer can do.
-pub fn find<T: DeviceMemoryResource>(resource: &dyn DeviceMemoryResource) -> Option<&T> {
-    stack_of(resource).find_map(|layer| downcast(layer))
-}
-
-/// The outermost resource of a stack that text calls by this name, looking through handles, whatever the
-/// types above and below it.
-///
-/// It answers what every resource does, as [`statistics`](DeviceMemoryResource::statistics) of a pool alone:
-///
-/// ```
-/// # use millpond_core::{AnyResource, find_layer};
-/// fn bytes_held(stack: &AnyResource) -> Option<u64> {
-///     Some(find_layer(stack, "pool")?.statistics()?.bytes_reserved)
-/// }
-/// ```
-pub fn find_layer<'a>(
-    resource: &'a dyn DeviceMemoryResource,
-    name: &str,
-) -> Option<&'a dyn DeviceMemoryResource> {
-    stack_of(resource).find(|layer| {
-        let text = layer.to_string().parse::<StackSpec>();
-        text.is_ok_and(|stack| stack.layers().last().is_some_and(|layer| layer.name == name))
-    })
-}
-
-/// The resource as exactly this type, looking through handles (`Arc`, `Box`) but not at what is below.
-pub fn downcast<T: DeviceMemoryResource>(resource: &dyn DeviceMemoryResource) -> Option<&T> {
-    let any: &dyn Any = peel(resource);
-    any.downcast_ref::<T>()
-        .or_else(|| any.downcast_ref::<Arc<T>>().map(|handle| &**handle))
-        .or_else(|| any.downcast_ref::<Box<T>>().map(|handle| &**handle))
-}
-
-/// Whether both are the same object, looking through handles: what
-/// [`is_equal`](DeviceMemoryResource::is_equal) means for a resource that keeps blocks.
-pub fn is_same<T: DeviceMemoryResource>(one: &T, other: &dyn DeviceMemoryResource) -> bool {
-    downcast::<T>(other).is_some_and(|other| std::ptr::eq(one, other))
 }

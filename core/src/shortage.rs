@@ -1,8 +1,10 @@
+//! The report of a resource that ran out of memory.
+
 use std::fmt;
 
 use crate::{DevicePtr, Layout, MemoryInfo, StreamRef, format_bytes};
 
-/// What a resource knew when it had no memory for a request, and what would have helped.
+/// The state of a resource when it had no memory for a request, and the remedies that would have helped.
 ///
 /// It comes with an error ([`Error::out_of_memory_report`](crate::Error::out_of_memory_report)), is printed
 /// with it, and is data: it can be decided on, and written with the feature `serde`. All sizes are in bytes.
@@ -23,7 +25,7 @@ use crate::{DevicePtr, Layout, MemoryInfo, StreamRef, format_bytes};
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct OutOfMemoryReport {
-    /// What was asked for.
+    /// The size of the request in bytes.
     pub requested_bytes: u64,
     /// To what the block was to be aligned.
     pub alignment: u64,
@@ -31,8 +33,7 @@ pub struct OutOfMemoryReport {
     pub stream: u64,
     /// Whether that stream was capturing a graph, during which a resource neither asks nor waits for others.
     pub is_capturing: bool,
-    /// With so many bytes more to take from below, the request would have been served; `None` where that is
-    /// not known.
+    /// How many more bytes from upstream would have served the request; `None` if unknown.
     pub short_bytes: Option<u64>,
     /// Held from below: in use and free.
     pub held_bytes: u64,
@@ -40,19 +41,19 @@ pub struct OutOfMemoryReport {
     pub live_bytes: u64,
     /// Blocks that are handed out.
     pub live_blocks: u64,
-    /// The largest free block, of whatever stream.
+    /// The largest free block in bytes, of any stream.
     pub largest_free_block: u64,
     /// The most that the resource may hold, if that is limited.
     pub maximum_bytes: Option<u64>,
-    /// What is free, by the stream that it is free for.
+    /// The free memory of each stream.
     pub free: Vec<FreeMemory>,
-    /// What the device said it has.
+    /// The device's memory, as the driver reported it.
     pub device: Option<MemoryInfo>,
-    /// What would have helped, the mildest first. Empty if nothing that the resource can see would.
+    /// The remedies that would have helped, the mildest first. Empty if the resource knows none.
     pub remedies: Vec<Remedy>,
     /// The held memory in the order of addresses, as letters: `#` in use, `+` partly, `.` free.
     pub map: Option<String>,
-    /// What the resource below knew that refused memory to this one; its remedies are above.
+    /// The report of the resource below that refused memory to this one; its remedies are above.
     pub upstream: Option<Box<Self>>,
 }
 
@@ -76,24 +77,25 @@ pub struct FreeMemory {
 pub struct LiveBlock {
     /// Where it starts.
     pub address: u64,
-    /// What was asked for.
+    /// The requested size in bytes.
     pub bytes: u64,
 }
 
-/// Something that would have let the request succeed, computed from the state in which it failed. What the
-/// resource does by itself before it fails (wait, synchronise, release, grow) is none.
+/// A change that would have let the request succeed, computed from the state in which it failed. It is never
+/// a step that the resource takes by itself before it fails (wait, synchronise, release, grow).
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Remedy {
-    /// What to do.
+    /// The change.
     #[cfg_attr(feature = "serde", serde(flatten))]
     pub action: RemedyAction,
-    /// Whether that alone is enough. Where not, it takes all such remedies of the report together;
-    /// [`RemedyAction::MapPages`] never says so, since the next run may put its blocks elsewhere.
+    /// Whether this remedy alone is enough. If not, all such remedies of the report are needed together;
+    /// [`RemedyAction::MapPages`] is never marked as enough, since the next run may place its blocks
+    /// elsewhere.
     pub suffices: bool,
 }
 
-/// What could be done.
+/// A change that would help a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(tag = "action", rename_all = "snake_case"))]
@@ -110,7 +112,7 @@ pub enum RemedyAction {
     /// Ask outside the capture: there the resource synchronises, after which the `free_bytes` of all streams
     /// join.
     MergeStreams {
-        /// What is free of all streams.
+        /// The free bytes of all streams.
         free_bytes: u64,
     },
     /// Let the resource hold `bytes` more.
@@ -118,23 +120,23 @@ pub enum RemedyAction {
         /// By how much.
         bytes: u64,
     },
-    /// Have `bytes` of the device given back by whoever else holds them: other resources, other processes.
+    /// Free `bytes` of the device's memory that others hold: other resources, other processes.
     FreeDeviceMemory {
         /// How much.
         bytes: u64,
-        /// What others hold.
+        /// The bytes that others hold.
         held_bytes: u64,
     },
     /// Give these blocks back, on the stream that asks or, outside a capture, on any.
     FreeBlocks {
         /// How many they are.
         number: u64,
-        /// What was asked for with all of them.
+        /// The requested bytes of all these blocks.
         bytes: u64,
         /// Each of them, by address; only the first thousand where they are more.
         blocks: Vec<LiveBlock>,
     },
-    /// Build the pool with `pages=on`: so many free pages lie apart that it could have mapped in a row.
+    /// Build the pool with `pages=on`: it could have mapped these free pages, which lie apart, in a row.
     MapPages {
         /// How many pages.
         pages: u64,
@@ -195,7 +197,7 @@ impl OutOfMemoryReport {
         }
     }
 
-    /// What is held and not handed out.
+    /// The bytes that are held and not handed out.
     pub fn free_bytes(&self) -> u64 {
         self.held_bytes.saturating_sub(self.live_bytes)
     }
@@ -273,7 +275,7 @@ impl fmt::Display for OutOfMemoryReport {
             None if self.is_capturing => {
                 f.write_str("no block may be taken during the capture of a graph")?
             }
-            None => f.write_str("no free block is large enough, and there is no more")?,
+            None => f.write_str("no free block is large enough, and there is no more memory")?,
         }
         self.write_remedies(f)?;
         let mut level = Some(self);
@@ -288,10 +290,10 @@ impl fmt::Display for OutOfMemoryReport {
     }
 }
 
-/// So many blocks are named; more would hide the rest.
+/// The most blocks that a message names; more would hide the rest.
 const NAMED: usize = 4;
 
-/// As advice.
+/// Prints the action as advice.
 impl fmt::Display for RemedyAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,39 +1,11 @@
+//! Reads sizes in bytes from text.
+
 use std::fmt;
 use std::str::FromStr;
 
 use crate::driver::Driver;
+use crate::format::UNITS;
 use crate::{Error, Result};
-
-const UNITS: [(&str, u64); 7] = [
-    ("EiB", 1 << 60),
-    ("PiB", 1 << 50),
-    ("TiB", 1 << 40),
-    ("GiB", 1 << 30),
-    ("MiB", 1 << 20),
-    ("KiB", 1 << 10),
-    ("B", 1),
-];
-
-/// Bytes for people: the largest binary unit, exact when it divides evenly.
-///
-/// ```
-/// use millpond_core::format_bytes;
-/// assert_eq!(format_bytes(1 << 30), "1GiB");
-/// assert_eq!(format_bytes(1536), "1.50KiB");
-/// assert_eq!(format_bytes(1000), "1000B");
-/// assert_eq!(format_bytes(1 << 60), "1EiB");
-/// ```
-pub fn format_bytes(bytes: u64) -> String {
-    for (unit, size) in UNITS {
-        if bytes >= size && bytes.is_multiple_of(size) {
-            return format!("{}{unit}", bytes / size);
-        }
-        if bytes >= size {
-            return format!("{:.2}{unit}", bytes as f64 / size as f64);
-        }
-    }
-    "0B".to_owned()
-}
 
 /// Bytes as a stack's text has them: the largest unit that divides evenly, so nothing is lost.
 fn exact_bytes(bytes: u64) -> String {
@@ -106,9 +78,9 @@ pub fn parse_bytes(text: &str) -> Result<u64> {
 /// ```
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum ByteSize {
-    /// So many bytes.
+    /// A number of bytes.
     Bytes(u64),
-    /// So many hundredths of what the device has free when the stack is built.
+    /// A percentage of the bytes that the device has free when the stack is built.
     PercentOfFree(f64),
 }
 
@@ -116,7 +88,7 @@ impl ByteSize {
     /// The size in bytes on this device. Percentages are rounded down to 256 bytes.
     ///
     /// # Errors
-    /// The driver's, where it is asked for its free memory.
+    /// Those of the driver, if it is asked for its free memory.
     pub fn resolve(self, driver: &dyn Driver) -> Result<u64> {
         match self {
             Self::Bytes(bytes) => Ok(bytes),
@@ -162,6 +134,7 @@ impl From<u64> for ByteSize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format_bytes;
 
     #[test]
     fn issue_9_every_unit_is_printed_and_read() {

@@ -1,3 +1,5 @@
+//! The statistics of a resource.
+
 /// Which step of the reuse ladder served a request, or how often each did.
 ///
 /// The steps are tried in this order. A resource without streams of its own counts everything it
@@ -15,7 +17,7 @@ pub struct LadderCounts {
     pub waited: u64,
     /// Fresh memory from upstream.
     pub grow: u64,
-    /// A block that was had only after synchronising with the device.
+    /// A block that became available only after synchronising with the device.
     pub reclaim: u64,
     /// Requests that failed after all of these.
     pub out_of_memory: u64,
@@ -28,7 +30,7 @@ impl LadderCounts {
     }
 }
 
-/// What a resource knows of its own memory. All sizes in bytes.
+/// The memory of a resource. All sizes are in bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ResourceStatistics {
@@ -43,7 +45,7 @@ pub struct ResourceStatistics {
     pub bytes_reserved: u64,
     /// The highest [`bytes_reserved`](Self::bytes_reserved) so far.
     pub peak_bytes_reserved: u64,
-    /// The largest free block: the largest request that a caller on the luckiest stream gets without growth.
+    /// The largest free block: an upper bound of the requests that can be served without growth.
     pub largest_free_block: u64,
     /// Blocks handed out now.
     pub blocks_in_use: u64,

@@ -1,8 +1,10 @@
+//! Streams as calls name them.
+
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a stream *is*, in difference to its handle, which CUDA gives to another stream after the
-/// first is destroyed. Unique for the life of the process.
+/// The identity of a stream, as opposed to its handle, which CUDA reuses once the stream is destroyed. Unique
+/// for the life of the process.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct StreamId(u64);
 
@@ -15,7 +17,7 @@ impl StreamId {
         self.0
     }
 
-    /// Whether this is a per-thread default stream, of whatever thread.
+    /// Whether this is the per-thread default stream of any thread.
     pub const fn is_per_thread(self) -> bool {
         self.0 & PER_THREAD_BIT != 0
     }
@@ -24,7 +26,7 @@ impl StreamId {
 /// Ids of per-thread default streams are numbered by millpond, apart from the driver's.
 const PER_THREAD_BIT: u64 = 1 << 63;
 
-/// Marks a [`StreamRef`] that somebody vouches for; no part of the identity.
+/// Marks a [`StreamRef`] whose maker vouches for it; not part of the identity.
 const FOREIGN_BIT: u64 = 1 << 62;
 
 /// A stream as calls name it: the raw handle, and the identity of the stream behind it.
@@ -35,10 +37,9 @@ const FOREIGN_BIT: u64 = 1 << 62;
 /// [`Driver::stream_ref`](crate::Driver::stream_ref), and carried along, so that a free-list hit
 /// asks the driver nothing.
 ///
-/// A `StreamRef` does not keep its stream alive, and copies of it may be left when the stream is destroyed. A
-/// driver knows the streams that were made through it: a call that names one of them after its end, or one
-/// that never was, is an error and goes no further. For streams that were made elsewhere somebody has to
-/// vouch ([`foreign`](Self::foreign)).
+/// A `StreamRef` does not keep its stream alive, and copies of it may outlive the stream. A driver knows the
+/// streams that were made through it: a call with a stream that was destroyed, or never existed, fails. For a
+/// stream that was made elsewhere, the caller vouches ([`foreign`](Self::foreign)).
 ///
 /// ```
 /// use millpond_core::StreamRef;
@@ -85,7 +86,7 @@ impl StreamRef {
         Self { id: stream.id | FOREIGN_BIT, ..stream }
     }
 
-    /// Whether somebody [vouches](Self::foreign) that the stream is alive.
+    /// Whether the caller [vouches](Self::foreign) that the stream is alive.
     pub const fn is_foreign(self) -> bool {
         self.id & FOREIGN_BIT != 0
     }
@@ -118,7 +119,7 @@ fn per_thread_id() -> StreamId {
     thread_local! {
         static MINE: StreamId = StreamId(NEXT.fetch_add(1, Ordering::Relaxed) | PER_THREAD_BIT);
     }
-    // After the thread's locals are gone every call gets an id that nobody else has.
+    // After the thread's locals are destroyed, every call gets a new id.
     MINE.try_with(|id| *id)
         .unwrap_or_else(|_| StreamId(NEXT.fetch_add(1, Ordering::Relaxed) | PER_THREAD_BIT))
 }
@@ -143,7 +144,7 @@ impl fmt::Debug for StreamRef {
     }
 }
 
-/// As RMM's logs print it: `0`, `0x1`, `0x2`, `0x55e8c0a1b2d0`.
+/// Prints the stream as RMM's logs do: `0`, `0x1`, `0x2`, `0x55e8c0a1b2d0`.
 impl fmt::Display for StreamRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.handle == 0 { f.write_str("0") } else { write!(f, "{:#x}", self.handle) }

@@ -1,15 +1,17 @@
+//! Chooses the current device of a thread for a while.
+
 use std::fmt;
 use std::marker::PhantomData;
 
 use millpond_core::{DeviceId, Result};
 
 use crate::cuda::{ContextGuard, CudaDriver};
-use crate::registry;
+use crate::{registry, thread_device};
 
 /// Makes a device the calling thread's current one, until the guard is dropped.
 ///
-/// Of a CUDA device, the primary context is current meanwhile, so that CUDA's own calls are about that
-/// device, too.
+/// For a CUDA device, the primary context is current meanwhile, so that CUDA's own calls concern that device,
+/// too.
 ///
 /// ```
 /// use millpond_core::Driver;
@@ -31,7 +33,7 @@ pub struct CurrentDeviceGuard {
     previous: Option<DeviceId>,
     /// Restores CUDA's current context.
     _context: Option<ContextGuard>,
-    /// What is current is a matter of the thread.
+    /// The current device belongs to the thread.
     thread_bound: PhantomData<*const ()>,
 }
 
@@ -39,7 +41,7 @@ impl CurrentDeviceGuard {
     /// Makes `device` current on this thread.
     ///
     /// # Errors
-    /// As [`open`](crate::open).
+    /// Those of [`open`](crate::open).
     pub fn new(device: DeviceId) -> Result<Self> {
         let (chosen, context) = if device.is_sim() {
             registry::open(device)?;
@@ -48,7 +50,7 @@ impl CurrentDeviceGuard {
             // CUDA knows by its context what is current.
             (None, Some(CudaDriver::open(device.ordinal())?.enter()?))
         };
-        let previous = registry::replace_current(chosen);
+        let previous = thread_device::replace(chosen);
         Ok(Self { device, previous, _context: context, thread_bound: PhantomData })
     }
 
@@ -60,7 +62,7 @@ impl CurrentDeviceGuard {
 
 impl Drop for CurrentDeviceGuard {
     fn drop(&mut self) {
-        registry::replace_current(self.previous);
+        thread_device::replace(self.previous);
     }
 }
 
@@ -104,7 +106,7 @@ mod tests {
         }
     }
 
-    /// As CUDA's device 0: threads that chose none share one.
+    /// Like CUDA's device 0, it is shared by all threads that chose no device.
     #[test]
     fn issue_9_without_a_gpu_a_simulated_device_is_current_on_every_thread() {
         if cuda::availability().is_ok() {

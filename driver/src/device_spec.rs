@@ -1,3 +1,5 @@
+//! Reads the name of a device from a command line.
+
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -31,7 +33,7 @@ pub enum DeviceSpec {
     SimH200,
     /// A simulated A100.
     SimA100,
-    /// A simulated H200 with so many bytes of memory.
+    /// A simulated H200 with this many bytes of memory.
     SimCapacity(u64),
     /// A simulated device with the [profile](Profile) in this file.
     SimProfile(PathBuf),
@@ -56,7 +58,7 @@ impl DeviceSpec {
     /// The profile of a simulated device; `None` for a CUDA device.
     ///
     /// # Errors
-    /// As [`Profile::from_file`].
+    /// Those of [`Profile::from_file`].
     pub fn profile(&self) -> Result<Option<Profile>> {
         Ok(Some(match self {
             Self::Cuda(_) => return Ok(None),
@@ -71,8 +73,8 @@ impl DeviceSpec {
     /// which lives as long as the handle.
     ///
     /// # Errors
-    /// As [`CudaDriver::open`], and for a profile in a file as [`Profile::from_file`]; another simulated
-    /// device has none.
+    /// Those of [`CudaDriver::open`], and for a profile in a file those of [`Profile::from_file`]; none for
+    /// another simulated device.
     pub fn open(&self) -> Result<DriverHandle> {
         match (self, self.profile()?) {
             (_, Some(profile)) => Ok(SimDevice::new(SimConfig::new(profile))),

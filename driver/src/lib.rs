@@ -15,6 +15,7 @@ mod device_spec;
 mod plain;
 mod registry;
 pub mod sim;
+mod thread_device;
 
 pub use counting::{CallCounts, CallKind, CountingDriver, KindCounts};
 pub use current::CurrentDeviceGuard;

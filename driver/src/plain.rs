@@ -1,10 +1,9 @@
-//! The rule of what plain memory (`cuMemAlloc`) takes from a device: pages of 2 MiB, which blocks share.
+//! The rule by which plain memory (`cuMemAlloc`) takes pages of 2 MiB, which blocks share.
 //!
 //! As measured on an H200 with `cuMemGetInfo`:
 //! - a block of up to 2 MiB, its size rounded up to a multiple of 512, lies in one page that blocks of any
-//!   such
-//!   size share, and never across two: so a page holds 20 blocks of 100 KiB, two of 1 MiB, one of 1 MiB + 1 B
-//!   and small ones beside it;
+//!   such size share, and never across two: so a page holds 20 blocks of 100 KiB, two of 1 MiB, one of 1 MiB
+//!   plus 1 B and small ones beside it;
 //! - a larger one has pages of its own: its size is rounded up to a multiple of 2 MiB;
 //! - a page goes back to the device with its last block.
 
@@ -21,7 +20,7 @@ pub(crate) const fn shares(bytes: u64) -> bool {
     bytes <= PAGE
 }
 
-/// The bytes of the pages of a block that has its own. A size that no device has stays as it is.
+/// The bytes of the pages of a block that shares none. A size that no device has is returned unchanged.
 pub(crate) const fn own_pages(bytes: u64) -> u64 {
     match bytes.checked_next_multiple_of(PAGE) {
         Some(rounded) => rounded,

@@ -1,52 +1,9 @@
-//! Which devices this process has, and which is current.
-
-use std::cell::Cell;
-use std::collections::BTreeMap;
-use std::sync::{Arc, Weak};
+//! Opens devices, and finds the current one.
 
 use millpond_core::{DeviceId, DriverHandle, Error, ErrorKind, Result};
-use parking_lot::Mutex;
 
 use crate::cuda::{self, CudaDriver};
-use crate::sim;
-
-/// The simulated devices of this process. They are numbered from 0 and no number is used twice.
-struct SimTable {
-    next: u32,
-    devices: BTreeMap<DeviceId, Weak<sim::Shared>>,
-}
-
-static SIM_DEVICES: Mutex<SimTable> = Mutex::new(SimTable { next: 0, devices: BTreeMap::new() });
-
-thread_local! {
-    static CURRENT: Cell<Option<DeviceId>> = const { Cell::new(None) };
-}
-
-/// Builds a simulated device under the next free number, so that [`open`] finds it while it lives.
-pub(crate) fn register_sim(build: impl FnOnce(DeviceId) -> sim::Shared) -> Arc<sim::Shared> {
-    let id = {
-        let mut table = SIM_DEVICES.lock();
-        table.next += 1;
-        DeviceId::sim(table.next - 1)
-    };
-    let device = Arc::new(build(id)); // outside the lock: building may be slow, or panic
-    let mut table = SIM_DEVICES.lock();
-    table.devices.retain(|_, device| device.strong_count() > 0);
-    table.devices.insert(id, Arc::downgrade(&device));
-    device
-}
-
-/// Makes a device the calling thread's current one; `None` leaves the choice to CUDA again. Returns what was
-/// chosen before.
-pub(crate) fn replace_current(device: Option<DeviceId>) -> Option<DeviceId> {
-    CURRENT.replace(device)
-}
-
-/// The first simulated device that lives.
-fn first_sim() -> Option<DeviceId> {
-    let table = SIM_DEVICES.lock();
-    table.devices.iter().find(|(_, device)| device.strong_count() > 0).map(|(id, _)| *id)
-}
+use crate::{sim, thread_device};
 
 /// The driver of a device. The same device gives the same driver each time, and a new one after its context
 /// was reset.
@@ -62,20 +19,14 @@ fn first_sim() -> Option<DeviceId> {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::NoDevice`] where there is no such CUDA device, or the simulated device was dropped; what the
-/// driver says where it refuses the device's context.
+/// [`ErrorKind::NoDevice`] if there is no such CUDA device, or the simulated device was dropped; the driver's
+/// error if it refuses the device's context.
 pub fn open(device: DeviceId) -> Result<DriverHandle> {
     if !device.is_sim() {
         return Ok(CudaDriver::open(device.ordinal())?);
     }
-    let found: DriverHandle = find_sim(device).ok_or_else(|| no_such_sim(device))?;
+    let found: DriverHandle = sim::find(device).ok_or_else(|| no_such_sim(device))?;
     Ok(found)
-}
-
-/// The simulated device of this number, while it lives.
-pub(crate) fn find_sim(device: DeviceId) -> Option<Arc<sim::SimDevice>> {
-    let shared = SIM_DEVICES.lock().devices.get(&device).and_then(Weak::upgrade);
-    shared.map(|shared| shared.open())
 }
 
 fn no_such_sim(device: DeviceId) -> Error {
@@ -93,19 +44,19 @@ fn no_such_sim(device: DeviceId) -> Error {
 /// # Errors
 /// [`ErrorKind::NoDevice`] where none is there.
 pub fn current_device() -> Result<DeviceId> {
-    if let Some(device) = CURRENT.get() {
+    if let Some(device) = thread_device::get() {
         return Ok(device);
     }
     match cuda::availability() {
         Ok(()) => Ok(DeviceId::cuda(cuda::current_ordinal())),
-        Err(unavailable) => first_sim().ok_or(unavailable),
+        Err(unavailable) => sim::first().ok_or(unavailable),
     }
 }
 
 /// The driver of the calling thread's [current device](current_device).
 ///
 /// # Errors
-/// As [`current_device`] and [`open`].
+/// Those of [`current_device`] and [`open`].
 pub fn current() -> Result<DriverHandle> {
     open(current_device()?)
 }
@@ -141,7 +92,7 @@ mod tests {
         // Another thread has CUDA's current device, or the first simulated one.
         let elsewhere = std::thread::spawn(current_device).join().unwrap().unwrap();
         assert_eq!(elsewhere.is_sim(), cuda::availability().is_err());
-        replace_current(None);
+        thread_device::replace(None);
         // Other tests' devices come and go.
         assert_eq!(current_device().unwrap().is_sim(), elsewhere.is_sim());
     }

@@ -1,10 +1,10 @@
-//! What each driver call does while a graph is captured: `data/capture_h200.txt` is what an H200 answered
-//! (driver 580.159.04, CUDA 13.0). The simulated device answers the same, cell by cell; so does the GPU on
-//! which this runs, or the table is to be measured anew.
+//! Tests the effect of each driver call while a graph is captured, against the answers of an H200 (driver
+//! 580.159.04, CUDA 13.0) in `data/capture_h200.txt`. The simulated device gives the same answers, cell by
+//! cell; if the GPU on which this runs does not, the table has to be measured again.
 //!
-//! The columns are a capture's mode (G global, T thread-local, R relaxed), the kind of the stream that
-//! captures (n non-blocking, b blocking), whose thread calls (o another, s the one that captures), and
-//! whether it is relaxed (x) or not (-). A cell is the call's code and that of the capture's end.
+//! The columns are a capture's mode (G global, T thread-local, R relaxed), the kind of the capturing stream
+//! (n non-blocking, b blocking), the calling thread (o another, s the capturing one), and whether it is
+//! relaxed (x) or not (-). A cell is the call's code and that of the capture's end.
 
 #[cfg(target_os = "linux")]
 mod gpu;
@@ -53,7 +53,7 @@ impl Rig {
     }
 }
 
-/// What the calls are about.
+/// The handles that the calls need.
 struct Scene {
     capturing: StreamRef,
     other: StreamRef,
@@ -145,7 +145,7 @@ impl Scene {
     }
 }
 
-/// Makes the call that a row of the table is about; `None` if there is none in the seam.
+/// Makes the call that a row of the table names; `None` if [`Driver`] has no such call.
 fn call(name: &str, driver: &dyn Driver, scene: &Scene) -> Option<DriverResult<()>> {
     ask(name, driver, scene)
         .or_else(|| take_or_end(name, driver, scene))
@@ -255,7 +255,7 @@ fn code(answer: &DriverResult<()>) -> i32 {
 
 /// The cell of one row and column; `None` if the seam has no such call.
 fn measure(rig: &Rig, name: &str, column: &str) -> Option<String> {
-    let [mode, kind, thread, exchange] = column.as_bytes() else { panic!("{column} is no column") };
+    let [mode, kind, thread, exchange] = column.as_bytes() else { panic!("{column} is not a column") };
     let mode = match mode {
         b'G' => CaptureMode::Global,
         b'T' => CaptureMode::ThreadLocal,

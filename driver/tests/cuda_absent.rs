@@ -1,5 +1,5 @@
-//! On a machine without CUDA everything starts and says why CUDA cannot be used. On one with CUDA the same
-//! questions have the other answer.
+//! Tests that without CUDA everything starts and reports why CUDA cannot be used, and that with CUDA the same
+//! calls report the opposite.
 
 use millpond_core::ErrorKind;
 use millpond_driver::cuda::{self, CudaDriver};

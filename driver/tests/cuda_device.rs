@@ -83,7 +83,7 @@ fn refusals_are_errors_with_cudas_codes() {
     assert_eq!((error.code(), error.call()), (DriverError::OUT_OF_MEMORY, "cuMemAlloc"));
     assert_eq!(driver.mem_alloc(0).unwrap_err().code(), DriverError::INVALID_VALUE);
     assert!(driver.mem_get_address_range(DevicePtr::new(4096)).is_err());
-    // SAFETY: the address is nobody's: the driver refuses it.
+    // SAFETY: no allocation has the address: the driver refuses it.
     assert!(unsafe { driver.mem_free(DevicePtr::new(4096)) }.is_err());
     for default in [StreamRef::LEGACY, StreamRef::PER_THREAD] {
         // SAFETY: it is refused.

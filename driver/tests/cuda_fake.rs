@@ -1,5 +1,6 @@
-//! The CUDA driver against a stand-in for libcuda, with no GPU: what a missing, broken, old or strange driver
-//! does to a program. Each test runs in a process of its own, since a process loads the library once.
+//! Tests the CUDA driver against a stand-in for libcuda, with no GPU: the effects of a missing, broken, old
+//! or unusual driver on a program. Each test runs in a process of its own, since a process loads the library
+//! once.
 #![cfg(target_os = "linux")]
 
 use std::path::{Path, PathBuf};
@@ -58,7 +59,7 @@ fn with_fake(test: &str, empty: bool, environment: &[(&str, &str)], body: impl F
     assert!(output.status.success() && text.contains("1 passed"), "{}\n{text}", output.status);
 }
 
-/// What CUDA's functions about the current context say and do, past millpond.
+/// CUDA's functions about the current context, called directly.
 struct Contexts(Library);
 
 impl Contexts {
@@ -67,7 +68,7 @@ impl Contexts {
         Self(unsafe { Library::new("libcuda.so.1") }.unwrap())
     }
 
-    /// As another library of the process does it.
+    /// Calls a function of the primary context as another library of the process would.
     fn primary(&self, function: &str, device: i32) {
         let mut context = 0_u64;
         // SAFETY: the types are the functions'; `context` takes the result.
@@ -103,7 +104,7 @@ impl Contexts {
     }
 }
 
-/// CUDA cannot be used: every way in says so with this code, and the default device is simulated.
+/// CUDA cannot be used: every entry point fails with this code, and the default device is simulated.
 fn assert_unavailable(code: i32) {
     let error = cuda::availability().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoDevice, "{error}");
@@ -277,7 +278,7 @@ fn a_stream_is_told_from_a_later_one_with_its_handle() {
     });
 }
 
-/// Somebody resets the context, and perhaps somebody else makes a new one before millpond looks.
+/// Another library resets the context, and may make a new one before millpond notices.
 #[test]
 fn issue_9_a_reset_context_is_opened_again_and_the_old_driver_touches_nothing() {
     let name = "issue_9_a_reset_context_is_opened_again_and_the_old_driver_touches_nothing";
@@ -315,8 +316,8 @@ fn issue_9_a_reset_context_is_opened_again_and_the_old_driver_touches_nothing() 
 }
 
 #[test]
-fn issue_9_a_driver_that_does_not_number_contexts_tells_a_reset_until_somebody_retains_again() {
-    let name = "issue_9_a_driver_that_does_not_number_contexts_tells_a_reset_until_somebody_retains_again";
+fn issue_9_a_driver_that_does_not_number_contexts_shows_a_reset_until_the_next_retain() {
+    let name = "issue_9_a_driver_that_does_not_number_contexts_shows_a_reset_until_the_next_retain";
     with_fake(name, false, &[("FAKE_CUDA_IDS", "0")], || {
         let old = CudaDriver::open(0).unwrap();
         Contexts::new().primary("reset", 0);

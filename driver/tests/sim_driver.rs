@@ -1,4 +1,4 @@
-//! Every method of the driver on the simulated device, and what it checks at the driver's border.
+//! Tests every method of the driver on the simulated device, and its checks of arguments.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ fn kinds(device: &SimDevice) -> Vec<ViolationKind> {
 
 fn read(device: &SimDevice, ptr: DevicePtr, bytes: usize) -> Vec<u8> {
     let mut host = vec![0; bytes];
-    // SAFETY: `host` has so many bytes; the driver checks `ptr`.
+    // SAFETY: `host` has that many bytes; the driver checks `ptr`.
     unsafe { device.memcpy_dtoh_async(host.as_mut_ptr(), ptr, bytes as u64, StreamRef::LEGACY) }.unwrap();
     host
 }
@@ -119,7 +119,7 @@ fn memory_that_is_freed_with_a_lent_block_in_it_is_reported() {
     let ptr = device.mem_alloc(4096).unwrap();
     device.lend(ptr.offset(1024), 1024, StreamRef::LEGACY);
     assert_eq!(device.lent_blocks(), 1);
-    // SAFETY: live; nobody uses the block.
+    // SAFETY: live; no work uses the block.
     unsafe { device.mem_free(ptr) }.unwrap();
     assert_eq!(kinds(&device), [ViolationKind::LentReturned]);
     assert_eq!(device.lent_blocks(), 0);
@@ -358,7 +358,7 @@ fn stream_ordered_memory_must_be_used_and_freed_in_order() {
 
 // --- Virtual memory management ---
 
-/// Reserved addresses for so many pages, the first handle mapped at the start.
+/// Reserves addresses for `pages` pages, and maps the first handle at the start.
 fn mapped(device: &SimDevice, pages: u64) -> (DevicePtr, millpond_core::driver::PhysicalHandle) {
     let base = device.mem_address_reserve(pages * PAGE, 0).unwrap();
     let handle = device.mem_create(PAGE, PhysicalProps::default()).unwrap();
@@ -443,7 +443,7 @@ fn mappings_are_whole_and_side_by_side_one_range() {
 }
 
 #[test]
-fn a_block_is_lent_once_whatever_its_address_and_keeps_its_history() {
+fn a_block_is_lent_once_at_any_address_and_keeps_its_history() {
     let device = device();
     let [s, t] = [0, 1].map(|_| stream(&device));
     let (base, handle) = mapped(&device, 2);

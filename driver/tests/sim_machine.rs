@@ -1,4 +1,4 @@
-//! Several simulated devices in one machine: who may use whose memory, as on two H200s (docs/GPU.md).
+//! Tests which devices of one machine may use whose memory, as on two H200s (docs/GPU.md).
 
 use std::sync::Arc;
 
@@ -169,7 +169,7 @@ fn issue_9_physical_memory_is_shared_through_a_file_descriptor() {
         device.mem_unmap(b, PAGE).unwrap();
     }
     assert_eq!(device.live_bytes(), PAGE);
-    assert!(device.mem_import_from_fd(fd.as_raw_fd()).is_err(), "the memory is over");
+    assert!(device.mem_import_from_fd(fd.as_raw_fd()).is_err(), "the memory was released");
     assert!(device.mem_import_from_fd(-1).is_err());
     let elsewhere = SimDevice::new(SimConfig::with_capacity(1 << 30));
     assert!(elsewhere.mem_import_from_fd(fd.as_raw_fd()).is_err());

@@ -1,4 +1,4 @@
-//! The order oracle against a naive model that keeps, for every point, the set of all work before it.
+//! Tests the order oracle against a naive model that keeps, for every point, the set of all work before it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -41,13 +41,13 @@ struct Model {
     /// All that each stream's next work happens after, apart from the legacy rule and the host.
     before: [Set; STREAMS],
     host: Set,
-    /// What the legacy stream has to wait for on account of destroyed blocking streams.
+    /// The work of destroyed blocking streams that the legacy stream has to wait for.
     departed: Set,
     /// The work of each present stream that uses no block, and that of destroyed ones.
     idle: [Set; STREAMS],
     gone: Set,
     events: Vec<Set>,
-    /// Of each block: what its next owner must come after, and what its present owner did.
+    /// For each block: the work that its next owner must come after, and the work of its present owner.
     history: [Set; BLOCKS],
     uses: [Set; BLOCKS],
     lent_to: [Option<usize>; BLOCKS],
@@ -109,7 +109,7 @@ impl Model {
         }
     }
 
-    /// What a new owner or a use on the stream is not ordered after and should be.
+    /// The work that a new owner or a use on the stream should be ordered after and is not.
     fn missing(&self, block: usize, stream: usize) -> Set {
         self.history[block].difference(&self.effective(stream)).copied().collect()
     }
@@ -213,7 +213,7 @@ impl Pair {
         None
     }
 
-    /// Destroys a stream and makes another; now and then so many that the simulator forgets old ones.
+    /// Destroys a stream and makes another; sometimes many, so that the simulator forgets old ones.
     fn replace(&mut self, stream: usize, rng: &mut Rng) {
         if self.model.kinds[stream] == Kind::Legacy {
             return;

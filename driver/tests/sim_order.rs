@@ -1,4 +1,4 @@
-//! What happens before what on the simulated device: each rule kept, and each broken.
+//! Tests the happens-before rules of the simulated device: each kept, and each broken.
 
 use millpond_core::driver::{Driver, Event, EventFlags, StreamFlags};
 use millpond_core::{DevicePtr, StreamRef};
@@ -200,7 +200,7 @@ fn a_query_orders_if_and_only_if_it_says_yes() {
     assert!(!b.device.event_query(event).unwrap() && !b.device.stream_query(s).unwrap());
     assert!(!b.may_have(t));
     let event = b.recorded(t);
-    b.device.advance(1_000_000); // it is done, but nobody asked
+    b.device.advance(1_000_000); // it is done, but was not queried
     assert!(!b.may_have(s));
     b.own(s);
     b.device.advance(1_000_000);
@@ -273,7 +273,7 @@ fn what_forgotten_blocking_streams_waited_for_still_orders_the_legacy_stream() {
     let (user, middle) = (b.stream(), b.blocking());
     b.own(user);
     b.wait(middle, b.recorded(user));
-    b.device.advance(1_000_000); // all is done, but nobody asked
+    b.device.advance(1_000_000); // all is done, but was not queried
     // SAFETY: not used again.
     unsafe { b.device.stream_destroy(middle) }.unwrap();
     for _ in 0..200 {
@@ -283,7 +283,7 @@ fn what_forgotten_blocking_streams_waited_for_still_orders_the_legacy_stream() {
     }
     let other = b.blocking();
     b.device.lend(b.block, BLOCK, other);
-    assert_eq!(b.kinds(), [ViolationKind::StreamOrder], "nobody waited for `user` here");
+    assert_eq!(b.kinds(), [ViolationKind::StreamOrder], "no call waited for `user` here");
     b.device.give_back(b.block, BLOCK, user);
     assert!(b.may_have(StreamRef::LEGACY));
 }
@@ -295,7 +295,7 @@ fn a_new_stream_is_not_taken_for_the_forgotten_one_that_a_block_was_lent_to() {
     b.own(user);
     b.wait(lessee, b.recorded(user));
     b.device.lend(b.block, BLOCK, lessee);
-    b.device.advance(1_000_000); // all is done, but nobody asked
+    b.device.advance(1_000_000); // all is done, but was not queried
     let others: Vec<_> = (0..100).map(|_| b.stream()).collect();
     for stream in others.into_iter().chain([lessee]) {
         // SAFETY: not used again.
@@ -380,7 +380,7 @@ fn parts_keep_their_own_history() {
     b.device.lend(at(0), 2 * BLOCK, u);
     assert_eq!(b.kinds(), [ViolationKind::StreamOrder]);
     b.device.give_back(at(0), 2 * BLOCK, u);
-    // Split again: the second part's history was reported and is over, the first is `u`'s.
+    // Split again: the second part's history was reported and has ended, the first is `u`'s.
     b.device.lend(at(0), 256, u);
     b.device.lend(at(1), 256, u);
     assert_eq!(b.kinds(), []);

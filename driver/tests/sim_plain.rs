@@ -1,4 +1,5 @@
-//! What memory takes from the simulated device: plain memory by pages, managed memory nothing.
+//! Tests how much memory allocations take from the simulated device: plain memory by pages, managed memory
+//! none.
 
 use std::sync::Arc;
 
@@ -88,7 +89,7 @@ fn issue_9_small_blocks_of_all_sizes_share_pages_and_never_cross_one() {
     assert_eq!(device.used_bytes(), 0);
 }
 
-/// As measured on an H200: 700 KiB and 100 KiB in turn, the large ones freed, 300 KiB into their holes.
+/// As measured on an H200: 700 KiB and 100 KiB alternately, the large ones freed, 300 KiB into their holes.
 #[test]
 fn issue_9_holes_in_pages_are_used_as_on_an_h200() {
     let device = device();

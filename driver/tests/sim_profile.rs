@@ -1,4 +1,4 @@
-//! Profiles as files: what is wrong is said with the line and the field. And the built-in one is a file's.
+//! Tests profiles as files: an error names the line and the field, and the built-in profile equals its file.
 #![cfg(feature = "profiles")]
 
 use millpond_core::Driver;
@@ -77,7 +77,7 @@ fn issue_9_a_wrong_file_is_an_error_that_says_where_and_what() {
         ("memory_bytes = 149250113536\n", "", &["missing field `memory_bytes`", "[device]"]),
         ("mem_map = 500", "mem_mop = 500", &["no call `mem_mop`", "mem_map"]),
         ("mem_map = 500", "mem_map = -500", &["mem_map", "invalid value"]),
-        ("mem_map = 500", "mem_create = 500", &["mem_create", "goes by size"]),
+        ("mem_map = 500", "mem_create = 500", &["mem_create", "depends on the size"]),
         ("[2097152, 10000]", "[2097152, 1], [2097152, 2]", &["`by_bytes_ns = [`", "few bytes to many"]),
         ("[costs.mem_unmap]\ncall_ns", "[costs.mem_unmap]\ncall", &["unknown field `call`"]),
         ("[costs.mem_unmap]", "[costs.mem_unmap", &["[costs.mem_unmap"]),

@@ -1,4 +1,4 @@
-//! What a reset of the context does on the simulated device: as on an H200 (docs/GPU.md).
+//! Tests a reset of the context on the simulated device, which behaves as on an H200 (docs/GPU.md).
 
 use std::sync::Arc;
 

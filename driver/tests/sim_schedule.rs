@@ -1,4 +1,4 @@
-//! Schedules, time, determinism, faults, and programs of millions of steps.
+//! Tests schedules, time, determinism, faults, and programs of millions of steps.
 
 use std::sync::Arc;
 
@@ -78,7 +78,7 @@ impl Pool {
         self.steps += 4;
     }
 
-    /// Runs until so many steps are done.
+    /// Runs `steps` steps.
     fn run(&mut self, rng: &mut Rng, steps: u64) {
         while self.steps < steps {
             match (self.free.is_empty(), self.live.is_empty()) {
@@ -176,7 +176,7 @@ fn a_million_streams_come_and_go() {
             unsafe { device.stream_destroy(stream) }.unwrap();
         }
         assert_eq!(device.live_streams(), 0);
-        // Nobody ever synchronised, and still the last one's work is to be waited for, and nothing else.
+        // Without any synchronisation, only the last stream's work is left to wait for.
         let last = device.stream_create(flags).unwrap();
         device.lend(block, BLOCK, last);
         assert_eq!(device.take_violations().len(), 1);
@@ -381,7 +381,7 @@ fn a_pool_takes_new_memory_before_it_makes_a_stream_wait() {
     device.launch_for(other, &[], 1000);
     device.stream_synchronize(other).unwrap();
     assert!(device.virtual_time_ns() < 1_000_000_000, "the other stream did not wait");
-    // There is no new memory any more.
+    // There is no new memory left.
     assert_eq!(device.mem_alloc_async(half, other).unwrap(), first);
     device.stream_synchronize(other).unwrap();
     assert!(device.virtual_time_ns() >= 1_000_000_000, "it waited for the kernel");

@@ -1,3 +1,5 @@
+//! A memory manager over plain CUDA memory.
+
 use std::sync::Arc;
 
 use millpond_core::driver::HostPtr;
@@ -9,7 +11,7 @@ use crate::{
 };
 use millpond_core::driver::call;
 
-/// No device addresses more bytes; drivers answer differently to more.
+/// More bytes than any device addresses; drivers answer differently to such sizes.
 const ADDRESS_SPACE: u64 = 1 << 57;
 
 /// The default manager: plain CUDA, as Numba's own.
@@ -43,22 +45,22 @@ impl CudaMemoryManager {
         Self::with_options(driver, DeferredOptions::default())
     }
 
-    /// A manager with limits of one's own on what may be pending.
+    /// A manager with its own limits on pending deallocations.
     pub fn with_options(driver: Option<DriverHandle>, options: DeferredOptions) -> Self {
         Self { host: HostOnlyMemoryManager::new(driver, options) }
     }
 
-    /// What makes one for each device; see [`set_memory_manager`](crate::set_memory_manager).
+    /// A factory of managers, one for each device; see [`set_memory_manager`](crate::set_memory_manager).
     pub fn factory() -> ManagerFactory {
         Arc::new(|driver| Ok(Arc::new(Self::new(driver))))
     }
 
-    /// Carries out what is pending, unless cleanup is deferred; returns how many deallocations it was.
+    /// Carries out pending deallocations, unless cleanup is deferred; returns their number.
     pub fn flush(&self) -> usize {
         self.host.flush()
     }
 
-    /// How many deallocations are pending.
+    /// The number of pending deallocations.
     pub fn pending(&self) -> usize {
         self.host.pending()
     }

@@ -1,3 +1,5 @@
+//! The queue of deallocations that wait for a good moment.
+
 use std::collections::VecDeque;
 
 use parking_lot::Mutex;
@@ -5,14 +7,14 @@ use parking_lot::Mutex;
 /// When pending deallocations are carried out. The defaults are Numba's.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct DeferredOptions {
-    /// More pending deallocations than this are too many.
+    /// The number of pending deallocations above which all are carried out.
     pub max_count: usize,
-    /// More pending bytes than this part of the device's memory (0.0 to 1.0) are too many.
+    /// The part of the device's memory (0.0 to 1.0) in pending bytes above which all are carried out.
     pub max_ratio: f64,
 }
 
 impl DeferredOptions {
-    /// Nothing stays pending, except while deallocation is deferred.
+    /// Deallocations wait only while cleanup is deferred.
     pub const IMMEDIATE: Self = Self { max_count: 0, max_ratio: 0.0 };
 }
 
@@ -22,11 +24,11 @@ impl Default for DeferredOptions {
     }
 }
 
-/// A queue of deallocations that are carried out together: ending memory synchronises with the device, so
-/// a few large pauses are better than many.
+/// A queue of deallocations that are carried out together: freeing memory synchronises with the device, so a
+/// few large pauses are better than many.
 ///
-/// The queue decides only *when*: what is due comes back to the caller, who carries it out after the
-/// queue's lock is released. Sizes are in bytes.
+/// The queue decides only *when*: it returns the deallocations that are due to the caller, which carries them
+/// out after the queue's lock is released. Sizes are in bytes.
 ///
 /// ```
 /// use millpond_plugin::{DeferredOptions, DeferredQueue};
@@ -68,8 +70,8 @@ impl<T> DeferredQueue<T> {
         self.state.lock().capacity.is_some()
     }
 
-    /// Adds a deallocation of so many bytes (0 if they are not the device's) and returns what is due now,
-    /// oldest first.
+    /// Adds a deallocation of `bytes` bytes (0 if they are not the device's) and returns those that are due
+    /// now, oldest first.
     #[must_use = "what comes back must be carried out"]
     pub fn push(&self, item: T, bytes: u64) -> Vec<T> {
         let mut state = self.state.lock();
@@ -85,14 +87,14 @@ impl<T> DeferredQueue<T> {
         state.bytes = state.bytes.saturating_add(bytes);
     }
 
-    /// Everything pending, unless deallocation is deferred: then nothing.
+    /// Takes all pending deallocations, unless deallocation is deferred: then none.
     #[must_use = "what comes back must be carried out"]
     pub fn take(&self) -> Vec<T> {
         let mut state = self.state.lock();
         if state.deferrals > 0 { Vec::new() } else { state.take() }
     }
 
-    /// Everything pending, even if deallocation is deferred.
+    /// Takes all pending deallocations, even if deallocation is deferred.
     #[must_use = "what comes back must be carried out"]
     pub fn take_all(&self) -> Vec<T> {
         self.state.lock().take()
@@ -103,7 +105,7 @@ impl<T> DeferredQueue<T> {
         self.state.lock().deferrals += 1;
     }
 
-    /// Ends one [`defer`](Self::defer); the outermost returns what is due then.
+    /// Ends one [`defer`](Self::defer); the outermost returns the deallocations that are due then.
     #[must_use = "what comes back must be carried out"]
     pub fn resume(&self) -> Vec<T> {
         let mut state = self.state.lock();
@@ -116,17 +118,17 @@ impl<T> DeferredQueue<T> {
         self.state.lock().deferrals > 0
     }
 
-    /// How many deallocations are pending.
+    /// The number of pending deallocations.
     pub fn len(&self) -> usize {
         self.state.lock().items.len()
     }
 
-    /// Whether none is pending.
+    /// Whether no deallocation is pending.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many bytes are pending.
+    /// The number of pending bytes.
     pub fn pending_bytes(&self) -> u64 {
         self.state.lock().bytes
     }

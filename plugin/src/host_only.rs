@@ -1,3 +1,5 @@
+//! The host half of a memory manager.
+
 use std::sync::Arc;
 
 use dashmap::DashMap;
@@ -12,30 +14,30 @@ use crate::{
 };
 use millpond_core::driver::call;
 
-/// The host half of a memory manager, done: pinned, mapped, registered and managed memory straight from the
-/// driver, with deallocation deferred as [`DeferredOptions`] say.
+/// The host half of a memory manager: pinned, mapped, registered and managed memory from the driver, with
+/// deallocation deferred as [`DeferredOptions`] say.
 ///
-/// It is not a [`MemoryManager`](crate::MemoryManager) by itself, since it hands out no device memory. A
-/// manager holds one, forwards to it, and calls its [`reset`](Self::reset) and
-/// [`defer_cleanup`](Self::defer_cleanup) in its own. Clones share the state.
+/// It is not a [`MemoryManager`](crate::MemoryManager), since it hands out no device memory. A manager holds
+/// one, forwards to it, and calls its [`reset`](Self::reset) and [`defer_cleanup`](Self::defer_cleanup) in
+/// its own. Clones share the state.
 #[derive(Clone, Debug)]
 pub struct HostOnlyMemoryManager {
     shared: Arc<Shared>,
 }
 
-/// Memory straight from the driver, and how it ends.
+/// Memory from the driver, and how it is freed.
 #[derive(Clone, Copy, Debug)]
 enum Plain {
     /// Device or managed memory.
     Device { ptr: DevicePtr, bytes: u64 },
-    /// Pinned host memory; `bytes` is 0 unless it is mapped, as only then it counts as the device's.
+    /// Pinned host memory; `bytes` is 0 unless it is mapped, since only mapped memory counts as the device's.
     Host { ptr: HostPtr, bytes: u64 },
-    /// Somebody else's memory, pinned.
+    /// The caller's memory, pinned.
     Registered { ptr: HostPtr },
 }
 
 impl Plain {
-    /// Bytes that count as the device's.
+    /// The bytes that count as the device's.
     const fn bytes(self) -> u64 {
         match self {
             Self::Device { bytes, .. } | Self::Host { bytes, .. } => bytes,
@@ -44,15 +46,15 @@ impl Plain {
     }
 }
 
-/// What pointers keep alive so that their finalizers find it.
+/// The state that pointers keep alive for their finalizers.
 #[derive(Debug)]
 struct Shared {
-    /// Another one after each reset of the context.
+    /// The driver; replaced after each reset of the context.
     driver: RwLock<Option<DriverHandle>>,
     live: DashMap<Token, Plain>,
     pending: DeferredQueue<Plain>,
-    /// Everything holds it shared, recursively, as dropping one thing may drop another; `reset` holds it
-    /// exclusively, so that nothing of before a reset reaches the driver after it.
+    /// Operations hold this shared, recursively, as dropping one value may drop another; `reset` holds it
+    /// exclusively, so that no operation from before a reset reaches the driver after it.
     gate: RwLock<()>,
 }
 
@@ -65,11 +67,11 @@ impl HostOnlyMemoryManager {
         Self { shared: Arc::new(shared) }
     }
 
-    /// The driver of the device: opened again if the device's context was reset, when all memory of before is
-    /// forgotten, as it went with the context.
+    /// The driver of the device. If the device's context was reset, opens it again and forgets all earlier
+    /// memory, which was lost with the context.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if the manager was made without a device, and what opening it reports.
+    /// [`ErrorKind::InvalidArgument`] if the manager was made without a device, and those of opening it.
     pub fn driver(&self) -> Result<DriverHandle> {
         let driver = self.shared.driver()?;
         if driver.was_reset() { self.open_again(&driver) } else { Ok(driver) }
@@ -88,10 +90,10 @@ impl HostOnlyMemoryManager {
         Ok(fresh)
     }
 
-    /// Learns the size of the device's memory, of which pending deallocations may hold a part.
+    /// Reads the size of the device's memory, of which pending deallocations may hold a part.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Those of the driver.
     pub fn initialize(&self) -> Result<()> {
         if !self.shared.pending.has_capacity() {
             let memory = call(&*self.driver()?, |driver| driver.mem_get_info())?;
@@ -103,7 +105,7 @@ impl HostOnlyMemoryManager {
     /// See [`MemoryManager::memhostalloc`](crate::MemoryManager::memhostalloc).
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`MemoryManager::memhostalloc`](crate::MemoryManager::memhostalloc).
     pub fn memhostalloc(&self, bytes: u64, flags: HostAllocFlags) -> Result<HostMemory> {
         if bytes == 0 {
             return Err(Error::invalid_argument("zero bytes cannot be pinned; ask for at least one"));
@@ -120,10 +122,10 @@ impl HostOnlyMemoryManager {
     /// See [`MemoryManager::mempin`](crate::MemoryManager::mempin).
     ///
     /// # Errors
-    /// As there.
+    /// That of [`MemoryManager::mempin`](crate::MemoryManager::mempin).
     ///
     /// # Safety
-    /// As there.
+    /// Those of [`MemoryManager::mempin`](crate::MemoryManager::mempin).
     pub unsafe fn mempin(&self, owner: Owner, ptr: HostPtr, bytes: u64, mapped: bool) -> Result<HostMemory> {
         if bytes == 0 {
             return Err(Error::invalid_argument("zero bytes cannot be pinned; pin at least one"));
@@ -142,10 +144,10 @@ impl HostOnlyMemoryManager {
     /// See [`MemoryManager::memallocmanaged`](crate::MemoryManager::memallocmanaged).
     ///
     /// # Errors
-    /// As there.
+    /// Those of the driver.
     pub fn memallocmanaged(&self, bytes: u64, attach_global: bool) -> Result<MemoryPointer> {
         let driver = self.driver()?;
-        // Where host and device may use managed memory at the same time the attachment makes no difference.
+        // If host and device may use managed memory at the same time, the attachment makes no difference.
         let concurrent = DeviceAttribute::ConcurrentManagedAccess;
         if !attach_global && call(&*driver, |driver| driver.attribute(concurrent))? == 0 {
             return Err(Error::new(
@@ -157,7 +159,7 @@ impl HostOnlyMemoryManager {
         self.alloc_device("managed memory", bytes, |driver| driver.mem_alloc_managed(bytes))
     }
 
-    /// Memory that ends with `cuMemFree`.
+    /// Memory that is freed with `cuMemFree`.
     pub(crate) fn alloc_device(
         &self,
         what: &str,
@@ -174,7 +176,7 @@ impl HostOnlyMemoryManager {
         Ok(MemoryPointer::new(device, ptr, bytes, token, self.finalizer()))
     }
 
-    /// Ends all memory that is left or pending, deferred or not.
+    /// Frees all live and pending memory, deferred or not.
     pub fn reset(&self) {
         let _gate = self.shared.gate.write();
         let live: Vec<Token> = self.shared.live.iter().map(|entry| *entry.key()).collect();
@@ -186,7 +188,7 @@ impl HostOnlyMemoryManager {
         self.shared.end_all(self.shared.pending.take_all());
     }
 
-    /// Puts deallocation off until the guard, and every other one, is dropped. Pins are still lifted at once.
+    /// Defers deallocation until the guard, and every other one, is dropped. Pins are still lifted at once.
     pub fn defer_cleanup(&self) -> DeferCleanup {
         self.shared.pending.defer();
         let shared = Arc::clone(&self.shared);
@@ -196,23 +198,23 @@ impl HostOnlyMemoryManager {
         })
     }
 
-    /// Carries out what is pending, unless deallocation is deferred; returns how many deallocations it was.
+    /// Carries out pending deallocations, unless deallocation is deferred; returns their number.
     pub fn flush(&self) -> usize {
         let _gate = self.shared.gate.read_recursive();
         self.shared.end_all(self.shared.pending.take())
     }
 
-    /// How many deallocations are pending.
+    /// The number of pending deallocations.
     pub fn pending(&self) -> usize {
         self.shared.pending.len()
     }
 
-    /// How many allocations and pins there are that were neither dropped nor reset.
+    /// The number of allocations and pins that were neither dropped nor reset.
     pub fn live(&self) -> usize {
         self.shared.live.len()
     }
 
-    /// Calls the driver; when memory is short, carries out what is pending and calls once more.
+    /// Calls the driver; if memory is short, carries out the pending deallocations and calls again.
     fn attempt<T>(&self, what: &str, bytes: u64, body: impl Fn(&dyn Driver) -> DriverResult<T>) -> Result<T> {
         let driver = self.shared.driver()?;
         let _captures = CaptureModeGuard::relaxed(&*driver);
@@ -223,7 +225,7 @@ impl HostOnlyMemoryManager {
         outcome.map_err(|error| error.for_layout(Layout::new(bytes)).context(what))
     }
 
-    /// The device's address of mapped memory; ends the memory if there is none.
+    /// The device's address of mapped memory; frees the memory if there is none.
     fn device_pointer_of(&self, driver: &DriverHandle, ptr: HostPtr, plain: Plain) -> Result<DevicePtr> {
         call(&**driver, |driver| driver.mem_host_get_device_pointer(ptr)).map_err(|error| {
             self.shared.end(plain);
@@ -262,7 +264,7 @@ pub(crate) fn no_device() -> Error {
     )
 }
 
-/// Says what to do about a range that is pinned twice.
+/// Adds advice to the error of a range that is pinned twice.
 fn explain_pin(error: Error) -> Error {
     let already = DriverError::HOST_MEMORY_ALREADY_REGISTERED;
     if error.driver_error().is_some_and(|driver| driver.code() == already) {
@@ -294,8 +296,9 @@ impl Shared {
     fn end(&self, plain: Plain) {
         let Ok(driver) = self.driver() else { return };
         let _captures = CaptureModeGuard::relaxed(&*driver);
-        // SAFETY: whoever took `plain` out of `live` or `pending` (or never put it there) has the only copy,
-        // so the memory ends once; the last pointer to it is gone or no longer live, so nobody uses it.
+        // SAFETY: the code that took `plain` out of `live` or `pending` (or never put it there) has the only
+        // copy, so the memory ends once; the last pointer to it is gone or no longer live, so it is not used
+        // any more.
         let outcome = call(&*driver, |driver| unsafe {
             match plain {
                 Plain::Device { ptr, .. } => driver.mem_free(ptr),
@@ -305,10 +308,11 @@ impl Shared {
         });
         let Err(error) = outcome else { return };
         if error.driver_error().is_some_and(DriverError::is_capture_refusal) {
-            // Not while a graph is captured: with what is carried out next.
+            // Not while a graph is captured: it is freed with the next deallocations.
             self.pending.park(plain, plain.bytes());
         } else {
-            // Expected while the process exits, or after somebody else reset the context: nobody can help it.
+            // Expected while the process exits, or after another library reset the context: it cannot be
+            // prevented.
             tracing::debug!(target: "millpond::plugin", %error, ?plain, "could not end memory");
         }
     }
@@ -316,7 +320,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Every pointer keeps the state alive, so only what is pending is left.
+        // Every pointer keeps the state alive, so only pending deallocations are left.
         self.end_all(self.pending.take_all());
     }
 }

@@ -1,11 +1,11 @@
-//! Sharing memory with another process.
+//! Shares memory with another process.
 //!
-//! CUDA's legacy handles, which NBEP 7 passes on, exist for memory of `cuMemAlloc` only. So a stack whose
-//! memory is shared this way says `pages=off` in its pools: `cuda+pool:pages=off`. Memory that a pool maps
+//! CUDA's legacy handles, which NBEP 7 passes on, exist for memory of `cuMemAlloc` only. So the pools of a
+//! stack whose memory is shared this way need `pages=off`: `cuda+pool:pages=off`. Memory that a pool maps
 //! itself is shared by file descriptors: `cuda+pool:share=fd` and `millpond_resources::share`.
 //!
 //! CUDA shares whole allocations; a block of a pool lies somewhere inside one. An [`IpcHandle`] therefore
-//! carries the offset of the memory inside its allocation, and the whole as bytes:
+//! carries the offset of the memory inside its allocation. Its form in bytes:
 //!
 //! ```text
 //! magic "MPIPC\r\n\x1a"   8 bytes
@@ -16,7 +16,7 @@
 //! offset                  u64     where it starts inside the allocation
 //! source                  u8      0: unknown, 1: follows
 //!   device                u32     the CUDA ordinal; the highest bit marks a simulated device
-//!   name                  u16 and so many bytes of UTF-8
+//!   name                  u16 and that many bytes of UTF-8
 //! ```
 //! All numbers are little endian.
 
@@ -32,7 +32,7 @@ const VERSION: u16 = 1;
 const FIXED_BYTES: usize = 8 + 2 + 4 + 64 + 8 + 8 + 1;
 const SIM_BIT: u32 = 1 << 31;
 
-/// The device that shared memory lies on, as the sharing process sees it.
+/// The device of shared memory, as the sharing process numbers it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SourceInfo {
     /// The device; another process may see it under another ordinal.
@@ -43,9 +43,9 @@ pub struct SourceInfo {
 
 /// Names memory so that another process can open it.
 ///
-/// In the process that made it, the handle keeps the memory alive ([`base`](Self::base)); what arrives in
-/// the other process through [`to_bytes`](Self::to_bytes) and [`from_bytes`](Self::from_bytes) does not.
-/// The sharing process must keep the memory until the other has closed it.
+/// In the process that made it, the handle keeps the memory alive ([`base`](Self::base)); the copy that
+/// arrives in the other process through [`to_bytes`](Self::to_bytes) and [`from_bytes`](Self::from_bytes)
+/// does not. The sharing process must keep the memory until the other has closed it.
 ///
 /// ```no_run
 /// # use millpond_plugin::{IpcHandle, MemoryManager};
@@ -99,22 +99,22 @@ impl IpcHandle {
         self.bytes
     }
 
-    /// Which device the memory lies on, as the sharing process sees it.
+    /// The device of the memory, as the sharing process numbers it.
     pub fn source_info(&self) -> Option<&SourceInfo> {
         self.source_info.as_ref()
     }
 
-    /// Where the memory starts inside the allocation, in bytes.
+    /// The offset of the memory inside the allocation, in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Maps the memory into this process. What is returned keeps the mapping open, as this handle does;
+    /// Maps the memory into this process. The returned pointer keeps the mapping open, as this handle does;
     /// [`close`](Self::close) ends it in any case.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] in the process that made the handle, if it is open already, or if it
-    /// names bytes beyond the allocation; and what the driver reports.
+    /// names bytes beyond the allocation; and those of the driver.
     pub fn open(&mut self, driver: &DriverHandle) -> Result<MemoryPointer> {
         let device = driver.device();
         if self.base.is_some() {
@@ -138,7 +138,7 @@ impl IpcHandle {
                 tracing::debug!(target: "millpond::plugin", %error, "could not close shared memory");
             }
         });
-        // The handle came from outside: what it says about the allocation is checked where the driver knows.
+        // The handle came from outside: its statements about the allocation are checked against the driver's.
         if let Ok((base, size)) = call(&**driver, |driver| driver.mem_get_address_range(ptr))
             && end > size.saturating_sub(ptr.address().saturating_sub(base.address()))
         {
@@ -149,7 +149,7 @@ impl IpcHandle {
         Ok(memory)
     }
 
-    /// Ends the mapping. Pointers that [`open`](Self::open) returned are not live any more.
+    /// Ends the mapping. Pointers that [`open`](Self::open) returned are not live afterwards.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if the handle is not open.
@@ -160,7 +160,7 @@ impl IpcHandle {
         }
     }
 
-    /// The handle for the journey to another process.
+    /// The handle as bytes for another process.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(FIXED_BYTES + 64);
         out.extend(MAGIC);
@@ -182,7 +182,7 @@ impl IpcHandle {
         out
     }
 
-    /// Reads what [`to_bytes`](Self::to_bytes) wrote.
+    /// Reads the bytes of [`to_bytes`](Self::to_bytes).
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for bytes that are not exactly one handle of this version.
@@ -225,12 +225,13 @@ impl IpcHandle {
     }
 }
 
-/// A handle of `memory` for another process, as most managers need it: CUDA's handle of the allocation that
-/// the driver finds around the memory, and the offset inside it.
+/// A handle of `memory` for another process, as most managers need it: CUDA's handle of the allocation around
+/// the memory, and the offset inside it.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] for memory that is gone or empty, [`ErrorKind::Unsupported`] for memory
-/// that CUDA cannot share this way: managed, stream-ordered, or mapped by a pool (which needs `pages=off`).
+/// [`ErrorKind::InvalidArgument`] for memory that was freed or is empty, [`ErrorKind::Unsupported`] for
+/// memory that CUDA cannot share this way: managed, stream-ordered, or mapped by a pool (which needs
+/// `pages=off`).
 pub fn get_ipc_handle(driver: &dyn Driver, memory: &MemoryPointer) -> Result<IpcHandle> {
     if !memory.is_live() {
         return Err(memory.gone("share"));
@@ -263,7 +264,7 @@ fn explain_share(error: Error) -> Error {
     error.context("sharing memory with another process")
 }
 
-/// The longest beginning of `text` that has at most `bytes` bytes.
+/// The longest prefix of `text` that has at most `bytes` bytes.
 fn cut(text: &str, bytes: u16) -> &str {
     let mut end = text.len().min(usize::from(bytes));
     while !text.is_char_boundary(end) {

@@ -1,7 +1,10 @@
+//! The interface of a memory manager, as NBEP 7 describes it.
+
 use std::fmt;
+use std::sync::Arc;
 
 use millpond_core::driver::HostPtr;
-use millpond_core::{MemoryInfo, Result};
+use millpond_core::{DriverHandle, MemoryInfo, Result};
 
 use crate::{HostMemory, IpcHandle, MemoryPointer, Owner};
 
@@ -10,7 +13,7 @@ pub use millpond_core::driver::HostFlags as HostAllocFlags;
 /// The version of the interface that this crate speaks: NBEP 7's.
 pub const INTERFACE_VERSION: u32 = 1;
 
-/// A memory manager as NBEP 7 describes it: what a framework asks for all its memory on one device.
+/// A memory manager as NBEP 7 describes it, from which a framework takes all its memory on one device.
 ///
 /// One instance serves one device. Methods are called from any thread, and pointers are dropped on any
 /// thread, at any time, also after the manager itself was dropped and while the process exits.
@@ -21,70 +24,69 @@ pub trait MemoryManager: fmt::Debug + Send + Sync + 'static {
     /// Device memory. Zero bytes give a null pointer that owns nothing.
     ///
     /// # Errors
-    /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) after everything pending was given back, or
-    /// what the driver reports.
+    /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) after all pending deallocations were carried
+    /// out, or those of the driver.
     fn memalloc(&self, bytes: u64) -> Result<MemoryPointer>;
 
-    /// Pinned host memory, mapped into the device's addresses if the flags say so.
+    /// Pinned host memory, mapped into the device's addresses if the flags ask for it.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for zero bytes, or what the driver
-    /// reports.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for zero bytes, or those of the driver.
     fn memhostalloc(&self, bytes: u64, flags: HostAllocFlags) -> Result<HostMemory>;
 
-    /// Managed memory: one address for host and device. `attach_global` says that any stream of any device
-    /// may use it at once.
+    /// Managed memory: one address for host and device. With `attach_global`, any stream of any device may
+    /// use it at once.
     ///
     /// # Errors
     /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) for memory attached to the host only, on a
-    /// device where that differs, or what the driver reports.
+    /// device where that differs, or those of the driver.
     fn memallocmanaged(&self, bytes: u64, attach_global: bool) -> Result<MemoryPointer>;
 
-    /// Pins host memory that somebody else allocated. `owner` is kept until the pin is lifted, which happens
+    /// Pins host memory that the caller allocated. `owner` is kept until the pin is lifted, which happens
     /// when the last reference is dropped, at once and never deferred, so that it can be pinned again.
     ///
     /// # Errors
-    /// What the driver reports, for instance that a part of the range is pinned already.
+    /// Those of the driver, for instance that a part of the range is pinned already.
     ///
     /// # Safety
     /// `bytes` bytes at `ptr` are host memory that stays allocated as long as `owner` lives.
     unsafe fn mempin(&self, owner: Owner, ptr: HostPtr, bytes: u64, mapped: bool) -> Result<HostMemory>;
 
-    /// Makes the manager ready for its device. Called often, before every use of the device: cheap, and
-    /// keeps what is there.
+    /// Makes the manager ready for its device. It is called before every use of the device, so it must be
+    /// cheap and keep existing state.
     ///
     /// # Errors
-    /// What the driver reports, or the stack that is built.
+    /// Those of the driver, or of building the stack.
     fn initialize(&self) -> Result<()>;
 
     /// Free and total memory in bytes.
     ///
     /// # Errors
-    /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) from a manager that cannot tell, or what the
-    /// driver reports.
+    /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) from a manager that cannot tell, or those of
+    /// the driver.
     fn get_memory_info(&self) -> Result<MemoryInfo>;
 
     /// A handle by which another process opens this memory. It keeps the memory alive.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for memory that is gone,
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for memory that was freed,
     /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) for memory that CUDA cannot share this way: a
     /// stack's pools need `pages=off`.
     fn get_ipc_handle(&self, memory: &MemoryPointer) -> Result<IpcHandle>;
 
-    /// Ends all memory of this manager, also memory that pointers are left to: they are not live any more
-    /// and dropping them does nothing. Called before the context is reset, perhaps before
+    /// Frees all memory of this manager, also memory with pointers left: they are not live afterwards and
+    /// dropping them does nothing. Called before the context is reset, perhaps before
     /// [`initialize`](Self::initialize). The manager can be used again afterwards.
     fn reset(&self);
 
-    /// Puts costly cleanup off until the guard, and every other one, is dropped. It nests.
+    /// Defers costly cleanup until the guard, and every other one, is dropped. It nests.
     fn defer_cleanup(&self) -> DeferCleanup;
 
-    /// Which version of the interface this is. Asked of a manager without a device: must not touch CUDA.
+    /// The version of the interface. It is read from a manager without a device, and must not touch CUDA.
     fn interface_version(&self) -> u32;
 }
 
-/// Cleanup stays put off while this lives; see [`MemoryManager::defer_cleanup`].
+/// Defers cleanup while it lives; see [`MemoryManager::defer_cleanup`].
 #[must_use = "cleanup is deferred only while the guard lives"]
 pub struct DeferCleanup {
     on_exit: Vec<Box<dyn FnOnce() + Send>>,
@@ -96,8 +98,7 @@ impl DeferCleanup {
         Self { on_exit: vec![Box::new(on_exit)] }
     }
 
-    /// This guard and another as one, as a manager needs that adds to what it is built on. `other` ends
-    /// first.
+    /// Combines this guard with another, for a manager that wraps another manager. `other` ends first.
     pub fn and(mut self, mut other: Self) -> Self {
         self.on_exit.append(&mut other.on_exit);
         self
@@ -117,3 +118,8 @@ impl fmt::Debug for DeferCleanup {
         f.debug_struct("DeferCleanup").finish_non_exhaustive()
     }
 }
+
+/// Makes the manager of one device. Called with `None` to read the interface's version, and once for each
+/// device at its first use (by threads that race for it, more than once; one result stays). Making a
+/// manager must not touch CUDA: that is for [`MemoryManager::initialize`].
+pub type ManagerFactory = Arc<dyn Fn(Option<DriverHandle>) -> Result<Arc<dyn MemoryManager>> + Send + Sync>;

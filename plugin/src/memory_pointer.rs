@@ -1,3 +1,5 @@
+//! Pointers that keep their memory alive.
+
 use std::any::Any;
 use std::fmt;
 use std::ops::Range;
@@ -9,16 +11,16 @@ use millpond_core::driver::HostPtr;
 use millpond_core::{DeviceId, DevicePtr, Error, ErrorKind, Result, format_bytes};
 use parking_lot::Mutex;
 
-/// Whatever owns host memory that was pinned: kept alive until the pin is lifted, and never looked into.
+/// The owner of host memory that was pinned: kept alive until the pin is lifted, and never inspected.
 pub type Owner = Box<dyn Any + Send + Sync>;
 
-/// What an allocation *is*, in difference to its address, which may belong to another allocation by the
+/// The identity of an allocation, as opposed to its address, which may belong to another allocation by the
 /// time a late finalizer runs. Unique for the life of the process.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Token(u64);
 
 impl Token {
-    /// A token that nobody else has.
+    /// A new token.
     pub fn next() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
@@ -30,19 +32,19 @@ impl Token {
     }
 }
 
-/// Who is told that the last reference to an allocation is gone.
+/// Receives the token of an allocation whose last reference was dropped.
 ///
 /// Called on any thread, with any CUDA context or none, perhaps after a reset, perhaps while the process
-/// exits. An implementation looks the token up and does nothing if it does not know it any more.
+/// exits. An implementation looks the token up and does nothing if the token is unknown.
 pub trait Finalizer: Send + Sync + 'static {
-    /// The allocation is not needed any more. Called at most once per token; must not panic.
+    /// Frees the allocation. Called at most once per token; must not panic.
     fn finalize(&self, token: Token);
 
-    /// Whether the allocation is still there: neither finalized nor swept away by a reset.
+    /// Whether the allocation is still live: neither finalized nor ended by a reset.
     fn is_live(&self, token: Token) -> bool;
 }
 
-/// The part that all pointers into one allocation share; the finalizer runs when the last one goes.
+/// The part that all pointers into one allocation share; the finalizer runs when the last one is dropped.
 struct Allocation {
     device: DeviceId,
     token: Token,
@@ -62,7 +64,7 @@ impl Allocation {
             && self.finalizer.as_ref().is_none_or(|finalizer| finalizer.is_live(self.token))
     }
 
-    /// Runs the finalizer unless it ran; says whether it did now.
+    /// Runs the finalizer unless it ran before; returns whether it ran now.
     fn finalize(&self) -> bool {
         if self.finalized.swap(true, Ordering::AcqRel) {
             return false;
@@ -169,13 +171,13 @@ impl MemoryPointer {
         Self::new(device, device_pointer, bytes, Token::next(), finalizer)
     }
 
-    /// A pointer to memory that somebody else keeps alive and frees.
+    /// A pointer to memory that another owner keeps alive and frees.
     pub fn unowned(device: DeviceId, device_pointer: DevicePtr, bytes: u64) -> Self {
         let allocation = Arc::new(Allocation::new(device, Token::next(), None));
         Self { device_pointer, bytes, allocation }
     }
 
-    /// The pointer to nothing: what a request for zero bytes returns.
+    /// The null pointer: the result of a request for zero bytes.
     pub fn null(device: DeviceId) -> Self {
         Self::unowned(device, DevicePtr::NULL, 0)
     }
@@ -195,17 +197,17 @@ impl MemoryPointer {
         self.bytes
     }
 
-    /// What the allocation is.
+    /// The identity of the allocation.
     pub fn token(&self) -> Token {
         self.allocation.token
     }
 
-    /// How many references to the allocation there are: this one, its clones and all views.
+    /// The number of references to the allocation: this one, its clones and all views.
     pub fn references(&self) -> usize {
         Arc::strong_count(&self.allocation)
     }
 
-    /// Whether the memory is still there: not freed, and not ended by a reset of its manager.
+    /// Whether the memory is still live: not freed, and not ended by a reset of its manager.
     pub fn is_live(&self) -> bool {
         self.allocation.is_live()
     }
@@ -240,12 +242,12 @@ impl MemoryPointer {
     /// Runs the finalizer now, although references may be left; they are not live afterwards.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if the memory is gone already.
+    /// [`ErrorKind::InvalidArgument`] if the memory was freed before.
     pub fn free(&self) -> Result<()> {
         if self.is_live() && self.allocation.finalize() { Ok(()) } else { Err(self.gone("free")) }
     }
 
-    /// The error of a use of this pointer after its memory is gone.
+    /// The error of using this pointer after its memory was freed.
     pub(crate) fn gone(&self, what: &str) -> Error {
         Error::new(
             ErrorKind::InvalidArgument,
@@ -269,8 +271,8 @@ pub struct PinnedMemory {
 }
 
 impl PinnedMemory {
-    /// The first reference to memory that `finalizer` knows as `token`. `owner` is whoever allocated it, if
-    /// it was pinned later.
+    /// The first reference to memory that `finalizer` knows as `token`. `owner` is the memory's owner, if the
+    /// memory was pinned later.
     pub fn new(
         device: DeviceId,
         host_pointer: HostPtr,
@@ -294,7 +296,7 @@ impl PinnedMemory {
         self.bytes
     }
 
-    /// What the allocation is.
+    /// The identity of the allocation.
     pub fn token(&self) -> Token {
         self.allocation.token
     }
@@ -320,7 +322,7 @@ pub struct MappedMemory {
 
 impl MappedMemory {
     /// The first reference to memory that `finalizer` knows as `token`, at `host_pointer` for the host and at
-    /// `device_pointer` for the device. `owner` is whoever allocated it, if it was pinned later.
+    /// `device_pointer` for the device. `owner` is the memory's owner, if the memory was pinned later.
     pub fn new(
         device: DeviceId,
         (host_pointer, device_pointer): (HostPtr, DevicePtr),
@@ -370,9 +372,9 @@ impl MappedMemory {
 /// Host memory as `memhostalloc` and `mempin` return it: mapped into the device's addresses or not.
 #[derive(Clone, Debug)]
 pub enum HostMemory {
-    /// Known to the host only.
+    /// Pinned, and not mapped.
     Pinned(PinnedMemory),
-    /// Known to the device as well.
+    /// Pinned and mapped into the device's addresses.
     Mapped(MappedMemory),
 }
 

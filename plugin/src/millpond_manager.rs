@@ -1,3 +1,5 @@
+//! A memory manager over a stack of resources.
+
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,16 +23,16 @@ use millpond_core::driver::call;
 
 /// A manager whose device memory comes from a stack of millpond's resources.
 ///
-/// - `memalloc` takes memory on the legacy default stream, or on the one that
-///   [`with_stream`](crate::with_stream) names. Memory used on non-blocking streams besides is announced by
+/// - `memalloc` allocates on the legacy default stream, or on the one that
+///   [`with_stream`](crate::with_stream) names. Announce memory that other non-blocking streams use by
 ///   [`record_stream`](Self::record_stream).
 /// - A dropped pointer gives its block back to the stack at once; the stack's pool keeps it for the next.
 /// - While cleanup is deferred, dropped device memory is parked: it does not even reach the stack until the
 ///   outermost guard is dropped, or until memory is short.
 /// - `get_memory_info` counts what the stack's pools could hand out again as free.
-/// - `reset` gives everything back to the driver. A stack that the manager built is dropped and built
-///   again at the next use; one that was passed in is trimmed and stays. While a stream captures a graph,
-///   memory whose use cannot be waited for stays parked, and with it the stack: reset again afterwards.
+/// - `reset` gives all memory back to the driver. A stack that the manager built is dropped and built again
+///   at the next use; one that was passed in is trimmed and stays. While a stream captures a graph, memory
+///   whose use cannot be waited for stays parked, and with it the stack: reset again afterwards.
 /// - After the device's context was reset (Numba's `cuda.close()`), a stack that the manager built is built
 ///   again in the new context; one that was passed in is lost, and so is the manager.
 ///
@@ -56,34 +58,34 @@ use millpond_core::driver::call;
 #[derive(Debug)]
 pub struct MillpondMemoryManager {
     host: HostOnlyMemoryManager,
-    /// Another one after each reset of the context.
+    /// The device's part; replaced after each reset of the context.
     device: RwLock<Option<Arc<DeviceHalf>>>,
 }
 
 /// Builds a stack on a device.
 pub type StackBuilder = Arc<dyn Fn(&DriverHandle) -> Result<AnyResource> + Send + Sync>;
 
-/// Where the stack comes from.
+/// The source of the stack.
 #[derive(Clone)]
 enum Source {
     Given(AnyResource),
     Built(StackBuilder),
 }
 
-/// The device's part of a manager: what pointers keep alive so that their finalizers find it.
+/// The device's part of a manager, which pointers keep alive for their finalizers.
 #[derive(Debug)]
 struct DeviceHalf {
     driver: DriverHandle,
     source: Source,
-    /// Whoever uses the stack holds this shared, recursively, as a resource may call back; `reset` holds it
-    /// exclusively, so that nothing of before a reset reaches the stack after it.
+    /// Users of the stack hold this shared, recursively, as a resource may call back; `reset` holds it
+    /// exclusively, so that no operation from before a reset reaches the stack after it.
     stack: RwLock<Option<AnyResource>>,
     /// Held while the stack is built: two at a time would reserve memory twice.
     building: Mutex<()>,
     live: DashMap<Token, Block>,
     parked: DeferredQueue<Block>,
     order: ReleaseOrder,
-    /// The context was reset, and all of this is forgotten.
+    /// Whether the context was reset, and this part was replaced.
     is_lost: AtomicBool,
 }
 
@@ -108,7 +110,7 @@ impl MillpondMemoryManager {
         Self::with_source(driver, Source::Built(build))
     }
 
-    /// What makes a manager over the stack `spec` for each device; see
+    /// A factory of managers over the stack `spec`, one for each device; see
     /// [`set_memory_manager`](crate::set_memory_manager).
     pub fn factory(spec: StackSpec, layers: LayerTable) -> ManagerFactory {
         let build: StackBuilder = Arc::new(move |driver| spec.build(&layers, driver));
@@ -121,23 +123,23 @@ impl MillpondMemoryManager {
         Self { host, device: RwLock::new(device) }
     }
 
-    /// The stack, built if need be. Whoever keeps it keeps its memory from a reset.
+    /// The stack, built on first use. A caller that keeps it keeps its memory from a reset.
     ///
     /// # Errors
-    /// What building the stack reports.
+    /// Those of building the stack.
     pub fn stack(&self) -> Result<AnyResource> {
         self.device()?.with_stack(|resource| Ok(Arc::clone(resource)))
     }
 
-    /// Says that work on `stream` uses `memory`, so that the block goes back only after that work. The stream
-    /// is alive at the call.
+    /// Announces that work on `stream` uses `memory`, so that the block goes back only after that work. The
+    /// stream is alive at the call.
     ///
-    /// Needed for every stream but the one that the memory was taken on. Memory that was taken on the legacy
-    /// default stream waits for blocking streams by itself, so there only non-blocking ones need it.
+    /// Needed for every stream but the one that the memory was allocated on. Memory that was allocated on the
+    /// legacy default stream waits for blocking streams implicitly, so there only non-blocking ones need it.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for memory that is gone or not this
-    /// manager's.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for memory that was freed or is not
+    /// this manager's.
     pub fn record_stream(&self, memory: &MemoryPointer, stream: StreamRef) -> Result<()> {
         let device = self.device()?;
         let mut block = device.live.get_mut(&memory.token()).ok_or_else(|| memory.gone("record a use of"))?;
@@ -145,18 +147,18 @@ impl MillpondMemoryManager {
         Ok(())
     }
 
-    /// How many device allocations were dropped and wait for the end of a deferral.
+    /// The number of device allocations that were dropped and wait for the end of a deferral.
     pub fn parked(&self) -> usize {
         self.device.read().as_ref().map_or(0, |device| device.parked.len())
     }
 
-    /// How many device allocations there are that were neither dropped nor reset.
+    /// The number of device allocations that were neither dropped nor reset.
     pub fn live(&self) -> usize {
         self.device.read().as_ref().map_or(0, |device| device.live.len())
     }
 
-    /// The device's part, in the context that there is now. A stack is asked by nothing else whether the
-    /// context was reset: a pool that has what it needs makes no driver call.
+    /// The device's part in the present context. It checks for a reset itself, since a pool that has enough
+    /// memory makes no driver call.
     fn device(&self) -> Result<Arc<DeviceHalf>> {
         let device = self.device.read().clone().ok_or_else(no_device)?;
         if !device.driver.was_reset() {
@@ -168,12 +170,12 @@ impl MillpondMemoryManager {
         }
     }
 
-    /// Begins anew after a reset of the context: with the device opened again, and a stack of its own. All
-    /// memory of before is forgotten.
+    /// Starts again after a reset of the context: opens the device again, with another stack, and forgets all
+    /// earlier memory.
     fn open_again(&self, lost: &Arc<DeviceHalf>) -> Result<Arc<DeviceHalf>> {
         let driver = self.host.driver()?;
         let fresh = Arc::new(DeviceHalf::new(driver, lost.source.clone()));
-        // Others build the new stack once the lost one has given back what it holds.
+        // Other threads build the new stack once the lost one has given back its memory.
         let building = fresh.building.lock();
         {
             let mut device = self.device.write();
@@ -265,8 +267,9 @@ impl DeviceHalf {
         }
     }
 
-    /// The context was reset: blocks went with it, and the stack gives back what did not. A call may still
-    /// use the stack, the caller's own among them: then that call ends the stack, when it ends itself.
+    /// Handles a reset of the context: blocks were lost with it, and the stack gives back what outlives it. A
+    /// call may still use the stack, the caller's own among them: then that call drops the stack when it
+    /// ends.
     fn forget(&self) {
         const PATIENCE: Duration = Duration::from_millis(200);
         self.is_lost.store(true, Ordering::SeqCst);
@@ -277,7 +280,7 @@ impl DeviceHalf {
         }
     }
 
-    /// Ends the stack after a call that kept [`forget`](Self::forget) from it.
+    /// Drops the stack after a call that kept [`forget`](Self::forget) from it.
     fn end_if_lost(&self) {
         if self.is_lost.load(Ordering::SeqCst)
             && let Some(mut stack) = self.stack.try_write()
@@ -286,7 +289,7 @@ impl DeviceHalf {
         }
     }
 
-    /// Calls `body` with the stack, which no reset takes away meanwhile; builds it if there is none.
+    /// Calls `body` with the stack, which no reset takes away meanwhile; builds it first if needed.
     fn with_stack<T>(&self, body: impl FnOnce(&AnyResource) -> Result<T>) -> Result<T> {
         loop {
             let stack = self.stack.read_recursive();
@@ -311,8 +314,8 @@ impl DeviceHalf {
         }
     }
 
-    /// Takes a block from the stack. When memory is short, everything parked and what `flush_host` finds goes
-    /// back first: running out would be worse than a pause.
+    /// Allocates a block from the stack. When memory is short, all parked blocks and those that `flush_host`
+    /// finds go back first: running out would be worse than a pause.
     fn allocate(
         &self,
         resource: &AnyResource,
@@ -333,13 +336,13 @@ impl DeviceHalf {
         Ok((ptr, token))
     }
 
-    /// Gives blocks back to the stack; returns how many went.
+    /// Frees blocks to the stack; returns their number.
     fn give_back_all(&self, resource: &AnyResource, blocks: Vec<Block>) -> usize {
         blocks.into_iter().filter_map(|block| self.give_back(resource, block)).count()
     }
 
     fn give_back(&self, resource: &AnyResource, block: Block) -> Option<()> {
-        // A stack that is not stream-ordered waits for the device by itself.
+        // A stack that is not stream-ordered waits for the device anyway.
         let order =
             if resource.is_stream_ordered() { self.order.after(&block.uses) } else { Ok(StreamRef::LEGACY) };
         let stream = match order {
@@ -368,8 +371,8 @@ impl DeviceHalf {
         self.end_if_lost();
     }
 
-    /// Gives everything parked or live back to the stack, after waiting for the device. If that cannot be
-    /// waited for, each block goes back after its own uses; says whether none had to stay parked.
+    /// Gives all parked and live blocks back to the stack, after waiting for the device. If that fails, each
+    /// block goes back after its own uses; returns whether none had to stay parked.
     fn give_back_at_once(&self, resource: &AnyResource) -> bool {
         let tokens: Vec<Token> = self.live.iter().map(|entry| *entry.key()).collect();
         let live = tokens.iter().filter_map(|token| self.live.remove(token)).map(|(_, block)| block);
@@ -421,7 +424,8 @@ impl DeviceHalf {
 
 impl Drop for DeviceHalf {
     fn drop(&mut self) {
-        // Every pointer keeps this alive, so only what could not be ordered when it was dropped is left.
+        // Every pointer keeps this alive, so only blocks that could not be ordered when they were dropped are
+        // left.
         if let Some(resource) = self.stack.get_mut().take()
             && !self.give_back_at_once(&resource)
         {
@@ -431,7 +435,7 @@ impl Drop for DeviceHalf {
                 "a memory manager went while work on the device could not be waited for; the memory that may \
                  be in use is lost until the process ends"
             );
-            // Not even the stack may end: it would give the memory under these blocks back.
+            // The stack is leaked too: dropping it would free the memory under these blocks.
             std::mem::forget(resource);
         }
     }

@@ -1,3 +1,5 @@
+//! Chooses the memory manager of the process, and keeps one per device.
+
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, LazyLock};
@@ -6,23 +8,19 @@ use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{DeviceId, DriverHandle, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
-use crate::{CudaMemoryManager, INTERFACE_VERSION, MemoryManager, MillpondMemoryManager, StackBuilder};
+use crate::{
+    CudaMemoryManager, INTERFACE_VERSION, ManagerFactory, MemoryManager, MillpondMemoryManager, StackBuilder,
+};
 
 /// The environment variable whose stack, as text, becomes the memory manager.
 pub const MEMORY_MANAGER_VARIABLE: &str = "MILLPOND_MEMORY_MANAGER";
 
-/// A stack to copy. As any program may ask for an IPC handle of its memory, it can give one: its pool maps no
-/// pages.
+/// A stack for users to copy. Its pool maps no pages, so that programs can get IPC handles of its memory.
 const ADVISED_STACK: &str = "cuda+pool:initial=1GiB,pages=off";
 
-/// Makes the manager of one device. Called with `None` to read the interface's version, and once for each
-/// device at its first use (by threads that race for it, more than once; one result stays). Making a
-/// manager must not touch CUDA: that is for [`MemoryManager::initialize`].
-pub type ManagerFactory = Arc<dyn Fn(Option<DriverHandle>) -> Result<Arc<dyn MemoryManager>> + Send + Sync>;
-
-/// Which memory manager a process uses, and the one of each device.
+/// Chooses the memory manager of a process, and keeps one for each device.
 ///
-/// There is one of the process ([`ManagerRegistry::process`]), which [`set_memory_manager`] and
+/// The process has one ([`ManagerRegistry::process`]), which [`set_memory_manager`] and
 /// [`get_memory_manager`] use; tests make their own.
 ///
 /// ```
@@ -54,13 +52,13 @@ pub type OpenDevice = Box<dyn Fn(DeviceId) -> Result<DriverHandle> + Send + Sync
 
 #[derive(Default)]
 struct State {
-    /// What was set, or what the first device settled on.
+    /// The factory that was set, or that the first device chose.
     factory: Option<ManagerFactory>,
     managers: HashMap<DeviceId, Arc<dyn MemoryManager>>,
 }
 
 impl ManagerRegistry {
-    /// A registry of one's own. `layers` are the names that the environment variable's stack may use.
+    /// A separate registry. `layers` are the names that the environment variable's stack may use.
     pub fn new(environment: Environment, open: OpenDevice, layers: LayerTable) -> Self {
         Self { environment, open, layers, state: Mutex::default() }
     }
@@ -82,9 +80,9 @@ impl ManagerRegistry {
     /// environment overrides it: then the call warns through `tracing`, returns `Ok` and changes nothing.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidStack`] if the variable is set to what is not a stack,
+    /// [`ErrorKind::InvalidStack`] if the variable is set to text that is not a stack,
     /// [`ErrorKind::InvalidArgument`] at the second call or after a device has its manager,
-    /// [`ErrorKind::Unsupported`] for another version of the interface, and what `factory` reports.
+    /// [`ErrorKind::Unsupported`] for another version of the interface, and those of `factory`.
     pub fn set(&self, factory: ManagerFactory) -> Result<()> {
         if let Some(text) = self.stack_text() {
             self.factory_of(&text)?; // what is wrong with it is said at the first use, and this is one
@@ -115,8 +113,8 @@ impl ManagerRegistry {
     /// The manager of a device, initialised; made at the first call.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidStack`] if [`MEMORY_MANAGER_VARIABLE`] is set to what is not a stack, and what
-    /// opening the device, making the manager and initialising it report.
+    /// [`ErrorKind::InvalidStack`] if [`MEMORY_MANAGER_VARIABLE`] is set to text that is not a stack, and
+    /// those of opening the device, making the manager and initialising it.
     pub fn get(&self, device: DeviceId) -> Result<Arc<dyn MemoryManager>> {
         let known = self.state.lock().managers.get(&device).cloned();
         let manager = match known {
@@ -125,7 +123,8 @@ impl ManagerRegistry {
                 let chosen = self.stack_text().map(|text| self.factory_of(&text)).transpose()?;
                 let driver = (self.open)(device)?;
                 let made = self.settle(chosen)(Some(driver))?;
-                // Another thread may have been faster; making one touches nothing, so the loser just goes.
+                // Another thread may have been faster; making a manager touches no device, so this one is
+                // simply dropped.
                 Arc::clone(self.state.lock().managers.entry(device).or_insert(made))
             }
         };
@@ -139,11 +138,11 @@ impl ManagerRegistry {
         managers.iter().for_each(|manager| manager.reset());
     }
 
-    /// What makes managers: what the environment has `chosen`, what was set, or the default. From the first
-    /// call on it stays.
+    /// The factory of managers: the one from the environment (`chosen`), the one that was set, or the
+    /// default. The first call decides.
     fn settle(&self, chosen: Option<ManagerFactory>) -> ManagerFactory {
         let mut state = self.state.lock();
-        // Once a manager exists the environment is not asked again: all devices have the same one.
+        // Once a manager exists the environment is not read again: all devices have the same one.
         if state.managers.is_empty()
             && let Some(chosen) = chosen
         {
@@ -158,7 +157,7 @@ impl ManagerRegistry {
             self.layers.get(&layer.name).map_err(|error| explain(text, error))?;
         }
         let (layers, text) = (self.layers.clone(), text.to_owned());
-        // Only building tells whether the layers fit together, and whether their parameters are right.
+        // Only building shows whether the layers fit together, and whether their parameters are right.
         let build: StackBuilder =
             Arc::new(move |driver| spec.build(&layers, driver).map_err(|error| explain(&text, error)));
         Ok(Arc::new(move |driver| {
@@ -171,7 +170,7 @@ impl ManagerRegistry {
     }
 }
 
-/// Says where a stack of the environment came from, and what it should look like if it is wrong.
+/// Adds to an error that the stack came from the environment, and a stack that would be right.
 fn explain(text: &str, error: Error) -> Error {
     if matches!(error.kind(), ErrorKind::InvalidStack | ErrorKind::InvalidArgument) {
         error.context(format_args!(
@@ -211,7 +210,7 @@ impl fmt::Debug for ManagerRegistry {
 /// returns `Ok` and changes nothing.
 ///
 /// # Errors
-/// As for [`ManagerRegistry::set`].
+/// Those of [`ManagerRegistry::set`].
 pub fn set_memory_manager(factory: ManagerFactory) -> Result<()> {
     ManagerRegistry::process().set(factory)
 }
@@ -219,7 +218,7 @@ pub fn set_memory_manager(factory: ManagerFactory) -> Result<()> {
 /// The process's memory manager of a device, initialised; see [`ManagerRegistry::get`].
 ///
 /// # Errors
-/// As there.
+/// Those of [`ManagerRegistry::get`].
 pub fn get_memory_manager(device: DeviceId) -> Result<Arc<dyn MemoryManager>> {
     ManagerRegistry::process().get(device)
 }

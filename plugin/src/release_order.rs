@@ -1,3 +1,5 @@
+//! Orders the release of a block after all streams that used it.
+
 use millpond_core::driver::{CaptureModeGuard, Event, EventFlags};
 use millpond_core::{DriverError, DriverHandle, Error, Result, StreamId, StreamRef};
 use parking_lot::Mutex;
@@ -5,8 +7,8 @@ use parking_lot::Mutex;
 use crate::current_stream;
 use millpond_core::driver::call;
 
-/// A stream that uses a block, with its identity at the time: the per-thread stream is another one on
-/// the thread of a late finalizer.
+/// A stream that uses a block, with its identity at the time: the per-thread stream is another stream on the
+/// thread of a late finalizer.
 #[derive(Clone, Copy, Debug)]
 struct StreamUse {
     stream: StreamRef,
@@ -16,20 +18,20 @@ struct StreamUse {
 /// All streams that use a block.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Uses {
-    /// The legacy default stream does, and with it perhaps blocking streams that nobody announced.
+    /// The legacy default stream, and with it perhaps blocking streams that were never announced.
     legacy: bool,
     others: Vec<StreamUse>,
 }
 
 impl Uses {
-    /// Of a block that is taken on `stream`.
+    /// The uses of a block that is allocated on `stream`.
     pub(crate) fn of(stream: StreamRef) -> Self {
         let mut uses = Self::default();
         uses.add(stream);
         uses
     }
 
-    /// Adds what is alive now and uses the block.
+    /// Adds a stream that is alive and uses the block.
     pub(crate) fn add(&mut self, stream: StreamRef) {
         let id = stream.id();
         if stream.is_legacy() {
@@ -42,14 +44,14 @@ impl Uses {
 
 /// Finds the stream in whose order a block may go back, long after it was taken, on any thread.
 ///
-/// The streams that used the block may have been destroyed by then. So a block goes back in the order of
-/// the legacy default stream, which comes after all blocking streams by itself and is made to wait for the
-/// others: by an event on a stream that is surely alive, and by waiting for the device where nothing is
-/// known.
+/// The streams that used the block may have been destroyed by then. So a block goes back in the order of the
+/// legacy default stream, which comes after all blocking streams implicitly and is made to wait for the
+/// others: by an event on a stream that is known to be alive, and by waiting for the device otherwise.
 #[derive(Debug)]
 pub(crate) struct ReleaseOrder {
     driver: DriverHandle,
-    /// Recorded and waited for again and again: a wait that is enqueued keeps what it waits for.
+    /// The event. It is recorded and waited for repeatedly: an enqueued wait keeps the record that it waits
+    /// for.
     event: Mutex<Option<Event>>,
 }
 
@@ -61,7 +63,7 @@ impl ReleaseOrder {
     /// The stream to give a block back on after `uses`.
     ///
     /// # Errors
-    /// The driver's, if the block cannot be ordered now, for instance while a stream captures a graph.
+    /// Those of the driver, if the block cannot be ordered now, for instance while a stream captures a graph.
     pub(crate) fn after(&self, uses: &Uses) -> Result<StreamRef> {
         let scope = current_stream();
         if let [only] = uses.others[..]
@@ -73,7 +75,7 @@ impl ReleaseOrder {
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
         let mut device_wide = false;
         for StreamUse { stream, .. } in &uses.others {
-            // Per-thread streams are blocking: the legacy stream comes after them by itself.
+            // Per-thread streams are blocking: the legacy stream comes after them implicitly.
             if !stream.is_per_thread() && !self.join(*stream)? {
                 device_wide = true;
             }
@@ -85,7 +87,7 @@ impl ReleaseOrder {
         Ok(StreamRef::LEGACY)
     }
 
-    /// Makes the legacy stream wait for `stream` if that is surely alive, and says whether it did.
+    /// Makes the legacy stream wait for `stream` if that is known to be alive; returns whether it did.
     fn join(&self, stream: StreamRef) -> Result<bool> {
         let mut slot = self.event.lock();
         let event = match *slot {
@@ -106,10 +108,10 @@ impl ReleaseOrder {
         })
     }
 
-    /// Ends the event, before the context goes.
+    /// Destroys the event before the context is lost.
     pub(crate) fn clear(&self) {
         if let Some(event) = self.event.lock().take() {
-            // SAFETY: created by `join` on this driver and taken out of the slot, so nobody names it again.
+            // SAFETY: created by `join` on this driver and taken out of the slot, so it is not named again.
             if let Err(error) = call(&*self.driver, |driver| unsafe { driver.event_destroy(event) }) {
                 tracing::debug!(target: "millpond::plugin", %error, "could not end an event");
             }

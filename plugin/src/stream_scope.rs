@@ -1,3 +1,5 @@
+//! The stream of a thread's allocations.
+
 use std::cell::Cell;
 use std::marker::PhantomData;
 
@@ -7,13 +9,13 @@ thread_local! {
     static CURRENT: Cell<Option<StreamRef>> = const { Cell::new(None) };
 }
 
-/// Runs `body` with `stream` as the stream on which this thread's `memalloc` takes memory.
+/// Runs `body` with `stream` as the stream on which this thread's `memalloc` allocates.
 ///
 /// NBEP 7 names no stream, so [`MillpondMemoryManager`](crate::MillpondMemoryManager) uses the legacy default
 /// stream, which is right for every blocking stream. Inside `with_stream`, memory is ready for use on
-/// `stream` instead, and memory that only `stream` uses goes back in its order if it is dropped inside; other
-/// uses are announced by [`record_stream`](crate::MillpondMemoryManager::record_stream).
-/// Calls nest; the stream must be alive until `body` returns.
+/// `stream` instead, and memory that only `stream` uses goes back in its order if it is dropped inside;
+/// announce other uses by [`record_stream`](crate::MillpondMemoryManager::record_stream). Calls nest; the
+/// stream must be alive until `body` returns.
 ///
 /// ```
 /// use millpond_core::StreamRef;
@@ -27,9 +29,9 @@ pub fn with_stream<T>(stream: StreamRef, body: impl FnOnce() -> T) -> T {
     body()
 }
 
-/// The stream on which this thread's `memalloc` takes memory; see [`with_stream`].
+/// The stream on which this thread's `memalloc` allocates; see [`with_stream`].
 pub fn current_stream() -> StreamRef {
-    // At a thread's end, when its locals are gone, late finalizers are outside of every scope.
+    // At a thread's end, after its locals are destroyed, late finalizers run outside of every scope.
     CURRENT.try_with(Cell::get).ok().flatten().unwrap_or(StreamRef::LEGACY)
 }
 
@@ -52,7 +54,7 @@ impl StreamScope {
 
 impl Drop for StreamScope {
     fn drop(&mut self) {
-        // Fails only at the thread's end, when nobody can be in the scope any more.
+        // Fails only at the thread's end, when the scope is no longer in use.
         let _ = CURRENT.try_with(|current| current.set(self.previous));
     }
 }

@@ -1,4 +1,4 @@
-//! The contract on a real GPU. Each test needs one; they take turns, as they look at its free memory.
+//! Tests the contract on a real GPU. The tests run one at a time, as they check its free memory.
 
 mod common;
 
@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 /// Carries a handle, in hexadecimal digits, to the child process.
 const HANDLE_VARIABLE: &str = "MILLPOND_TEST_IPC_HANDLE";
 const CHILD: &str = "ipc_child";
-/// What the child writes over the memory that it opened.
+/// The value that the child writes over the memory that it opened.
 const ANSWER: u8 = 0xA5;
 
 fn gpu() -> DriverHandle {

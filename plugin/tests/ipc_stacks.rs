@@ -1,5 +1,5 @@
-//! Which stacks give a legacy IPC handle: those that the plug-in chooses or names by itself; and what the
-//! others say to do.
+//! Tests which stacks give a legacy IPC handle: those that the plug-in chooses or recommends; and the advice
+//! in the errors of the others.
 
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{DriverHandle, ErrorKind};

@@ -20,7 +20,7 @@ use millpond_plugin::{
 };
 use parking_lot::Mutex;
 
-/// What the last work on a block writes, where that is checked.
+/// The value that the last work on a block writes, where that is checked.
 const WRITTEN: u64 = 1;
 
 /// A resource that writes down on which streams it is used.
@@ -451,7 +451,7 @@ fn reset_gives_blocks_back_and_keeps_a_stack_that_was_given() {
 }
 
 #[test]
-fn a_stack_is_built_once_by_whoever_comes_first_and_again_after_a_reset() {
+fn a_stack_is_built_once_by_the_first_caller_and_again_after_a_reset() {
     let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
     let builds = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&builds);

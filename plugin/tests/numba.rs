@@ -12,7 +12,7 @@ use common::{Bench, MIB};
 use millpond_driver::sim::{SimConfig, SimDevice};
 use numba::*;
 
-/// As C has it.
+/// The manager as a pointer for C.
 fn manager() -> *const Manager {
     let bench = Bench::stack(SimDevice::new(SimConfig::h200()), "cuda+pool:pages=off");
     Box::into_raw(Box::new(Manager(bench.manager())))

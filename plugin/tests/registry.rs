@@ -163,7 +163,7 @@ fn the_environment_wins_and_warns() {
 }
 
 #[test]
-fn without_the_variable_nobody_is_warned() {
+fn without_the_variable_there_is_no_warning() {
     for value in [None, Some(""), Some("  ")] {
         let (registry, _devices) = registry(value);
         assert_eq!(warnings::of(|| registry.set(counting(1).0).unwrap()), 0);
@@ -187,7 +187,7 @@ fn a_bad_stack_in_the_environment_names_the_variable() {
 }
 
 #[test]
-fn a_bad_stack_in_the_environment_is_seen_at_the_first_use_whatever_that_is() {
+fn a_bad_stack_in_the_environment_is_reported_at_any_first_use() {
     let (registry, _devices) = registry(Some("cuda+pond"));
     let uses = [registry.set(counting(1).0).unwrap_err(), registry.get(DeviceId::cuda(1000)).unwrap_err()];
     for error in uses {

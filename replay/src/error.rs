@@ -1,3 +1,5 @@
+//! The errors of reading and replaying logs.
+
 use std::io;
 
 use crate::log::LogError;
@@ -5,7 +7,7 @@ use crate::log::LogError;
 /// The result of reading and replaying.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a log could not be replayed.
+/// The reason why a log could not be replayed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -15,12 +17,12 @@ pub enum Error {
     /// A stack or a device is wrong, or failed.
     #[error(transparent)]
     Stack(#[from] millpond_core::Error),
-    /// The temporary file or a thread of the replay could not be had.
+    /// The temporary file or a thread of the replay could not be created.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried, and what to do about it.
+        /// The failed step, and the remedy.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// A resource broke its contract by panicking.
@@ -40,8 +42,8 @@ impl Error {
     }
 }
 
-/// The error of reading or writing behind csv's own, with its kind. Nothing else goes wrong in csv here:
-/// rows may have any length, and what is written is plain.
+/// The input/output error inside csv's own, with its kind. csv has no other errors here: rows may have any
+/// length, and the written values are plain.
 pub(crate) fn csv_to_io(error: csv::Error) -> io::Error {
     match error.into_kind() {
         csv::ErrorKind::Io(error) => error,

@@ -7,10 +7,10 @@
 //! | [`log`] | reads rows: RMM's CSV, plain, gzip or zstd |
 //! | [`program`] | turns rows into a compact program of operations, in bounded memory |
 //! | [`engine`] | replays the program through a stack, on one thread or on many |
-//! | [`compare`] | does that for several stacks and collects the figures |
+//! | [`compare`] | replays through several stacks and collects the figures |
 //! | [`lineup`] | the stacks that are compared unless others are named |
 //! | [`report`] | prints the figures as a table, JSON or CSV |
-//! | [`cli`] | the command line around all of it, for programs with layers of their own |
+//! | [`cli`] | the whole command line, for programs with layers of their own |
 //!
 //! [`mod@bench`] needs no log: it measures stacks on neutral workloads. [`busy`] replays logs with a kernel
 //! behind each allocation.
@@ -44,6 +44,7 @@ pub mod calibrate;
 #[cfg(feature = "cli")]
 pub mod cli;
 pub mod compare;
+mod device_figures;
 pub mod engine;
 mod error;
 pub mod lineup;

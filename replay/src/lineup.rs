@@ -3,29 +3,29 @@
 use millpond_core::stack::StackSpec;
 use millpond_core::{ByteSize, format_bytes};
 
-use crate::compare::DeviceFigures;
+use crate::device_figures::DeviceFigures;
 use crate::program::LogSummary;
 
-/// Base first, as [`StackSpec`] reads it. To add one that any log can use, add a line.
+/// The stacks, base first, as [`StackSpec`] reads them. To add one that any log can use, add a line.
 const ALWAYS: [&str; 5] = ["cuda", "managed", "cuda+pool", "cuda+binning", "cuda+pool+binning"];
 
-/// Managed memory is migrated page by page, so on a GPU only logs that need less than this share of its
-/// free memory are worth the time.
+/// The share of a GPU's free memory that a log may need for managed memory, which is migrated page by page,
+/// to be worth the time.
 const MANAGED_SHARE: u64 = 4;
 
-/// Blocks of one size serve a log only if that wastes less than this factor.
+/// The factor of waste below which blocks of one size serve a log.
 const FIXED_SIZE_WASTE: u64 = 4;
 
 /// A stack of the line-up.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Entry {
-    /// Replay through it.
+    /// A stack to replay through.
     Run(StackSpec),
-    /// Leave it out.
+    /// A stack to leave out.
     Skip {
         /// The stack.
         spec: StackSpec,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
@@ -33,11 +33,12 @@ pub enum Entry {
 /// The line-up for this log on this device.
 pub fn standard(log: &LogSummary, device: &DeviceFigures) -> Vec<Entry> {
     let texts = ALWAYS.iter().map(|text| (*text).to_owned()).chain(fixed_size(log, device));
-    // The texts are ours, and a test reads each.
+    // The texts are constants, and a test reads each.
     texts.filter_map(|text| text.parse().ok()).map(|spec| entry(spec, log, device)).collect()
 }
 
-/// Those of the line-up for any log that keep what is freed: what `bench` measures unless others are named.
+/// The stacks of the line-up for any log that cache freed memory: `bench` measures them unless others are
+/// named.
 pub fn pools() -> Vec<StackSpec> {
     let stacks = ALWAYS.iter().filter_map(|text| text.parse::<StackSpec>().ok());
     stacks.filter(|stack| stack.layers().len() > 1).collect()
@@ -57,7 +58,7 @@ fn entry(spec: StackSpec, log: &LogSummary, device: &DeviceFigures) -> Entry {
     Entry::Run(spec)
 }
 
-/// Blocks as large as the largest request, where that does not waste much.
+/// Blocks as large as the largest request, if that does not waste much.
 fn fixed_size(log: &LogSummary, device: &DeviceFigures) -> Option<String> {
     let block_bytes = log.largest_request_bytes.max(1).checked_next_multiple_of(256)?;
     let needed = block_bytes.checked_mul(log.peak_live_blocks)?;

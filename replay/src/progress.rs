@@ -1,4 +1,4 @@
-//! Bars on the standard error while logs are read and replayed.
+//! Progress bars on the standard error.
 
 use std::io::{self, IsTerminal};
 use std::thread;
@@ -9,13 +9,13 @@ use millpond_core::stack::StackSpec;
 
 use crate::program::Program;
 
-/// A run that takes less time than this needs no bar.
+/// The duration of a run below which no bar is drawn.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Makes the bars; none are drawn unless asked for, or where the standard error is no terminal.
+/// Makes the progress bars; none are drawn unless asked for, or if the standard error is not a terminal.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Progress {
-    /// From when on bars are drawn, if ever.
+    /// The time after which bars are drawn; `None` for never.
     from: Option<Instant>,
 }
 
@@ -30,12 +30,12 @@ impl Progress {
         Self { from: io::stderr().is_terminal().then(|| Instant::now() + PATIENCE) }
     }
 
-    /// For reading a file of so many bytes.
+    /// A bar for reading a file of `bytes` bytes.
     pub fn reading(self, name: &str, bytes: u64) -> ProgressBar {
         self.bar(bytes, format!("reading {name}"), "{msg} [{bar:30}] {bytes}/{total_bytes}")
     }
 
-    /// For replaying a program through a stack.
+    /// A bar for replaying a program through a stack.
     pub(crate) fn stack(self, spec: &StackSpec, program: &Program, passes: u32) -> ProgressBar {
         let operations = program.summary().operations * u64::from(passes);
         self.bar(
@@ -45,7 +45,7 @@ impl Progress {
         )
     }
 
-    /// For work of which nobody knows how long it takes; what is done now is its message.
+    /// A bar for work of unknown length; its message names the current step.
     pub fn waiting(self) -> ProgressBar {
         self.bar(0, String::new(), "{spinner} {msg}, {elapsed} in all")
     }
@@ -69,10 +69,10 @@ fn show(bar: &ProgressBar) {
     bar.enable_steady_tick(Duration::from_millis(200));
 }
 
-/// Draws the bar after that time, unless it is finished or gone by then.
+/// Draws the bar after that time, unless it is finished or dropped by then.
 fn show_later(bar: &ProgressBar, wait: Duration) {
     let bar = bar.downgrade();
-    // Without the thread there is no bar, which loses nothing.
+    // Without the thread there is no bar, and nothing else is lost.
     let _ = thread::Builder::new().name("progress".to_owned()).spawn(move || {
         thread::sleep(wait);
         if let Some(bar) = bar.upgrade().filter(|bar| !bar.is_finished()) {

@@ -1,4 +1,4 @@
-//! The last line of a replay: one thing to do, which the figures bear out, and which a GPU bears out, too.
+//! Tests the last line of a replay: one piece of advice, which the figures and a GPU confirm.
 
 mod support;
 
@@ -35,7 +35,7 @@ fn example_log() -> PathBuf {
     lane.filter(|path| path.is_file()).unwrap_or(own)
 }
 
-/// What the line says is what the figures say.
+/// Checks that the advice agrees with the figures.
 fn check(log: &Path, device: &str) -> String {
     let text = run(log, device, &[]);
     let line = last_line(&text);

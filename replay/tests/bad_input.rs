@@ -1,4 +1,4 @@
-//! Whatever is wrong with a log, a stack or a device: a clear error that names what to do, and exit code 2.
+//! Tests errors in logs, stacks and devices: a clear message that names the remedy, and exit code 2.
 
 mod support;
 
@@ -95,9 +95,9 @@ fn a_size_of_zero_is_nothing_special() {
 #[test]
 fn an_unknown_action_a_bad_pointer_and_a_bad_stream() {
     with_rows("1,0,reallocate,0x1,8,0\n")
-        .fails_with(2, &["log.csv:2: column Action: `reallocate` is no action"]);
-    with_rows("1,0,free,here,8,0\n").fails_with(2, &["column Pointer: `here` is no address"]);
-    with_rows("1,0,free,0x1,8,main\n").fails_with(2, &["column Stream: `main` is no stream"]);
+        .fails_with(2, &["log.csv:2: column Action: `reallocate` is not an action"]);
+    with_rows("1,0,free,here,8,0\n").fails_with(2, &["column Pointer: `here` is not an address"]);
+    with_rows("1,0,free,0x1,8,main\n").fails_with(2, &["column Stream: `main` is not a stream"]);
     with_rows("x,0,free,0x1,8,0\n").fails_with(2, &["column Thread: `x` is not a number"]);
     with_rows("1,0,allocate,(nil),8,0\n")
         .fails_with(2, &["column Pointer: no block of 8 bytes can be at (nil)"]);

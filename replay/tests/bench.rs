@@ -1,4 +1,4 @@
-//! `millpond-replay bench`.
+//! Tests `millpond-replay bench`.
 
 mod support;
 
@@ -15,7 +15,8 @@ fn text<'a>(value: &'a Value, key: &str) -> &'a str {
     value[key].as_str().unwrap_or_else(|| panic!("{key} in {value}"))
 }
 
-/// What a stack took from the driver: all that keep blocks say so, plain CUDA and mimalloc do not.
+/// The bytes that a stack took from the driver: resources that keep blocks report them, plain CUDA and
+/// mimalloc do not.
 fn taken(result: &Value) -> Option<u64> {
     let taken = result["reserved_bytes"].as_u64();
     assert_eq!(taken.is_some(), !["cuda", "mimalloc"].contains(&text(result, "stack")), "{result}");

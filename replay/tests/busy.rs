@@ -1,4 +1,4 @@
-//! `millpond-replay busy`.
+//! Tests `millpond-replay busy`.
 
 mod support;
 

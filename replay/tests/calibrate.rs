@@ -1,4 +1,4 @@
-//! `millpond-replay calibrate`: what it refuses, what it prints where, and its exit status.
+//! Tests `millpond-replay calibrate`: its refusals, its outputs, and its exit status.
 
 mod support;
 
@@ -25,7 +25,7 @@ fn own_profile(folder: &Folder) -> PathBuf {
     folder.write("own.toml", Profile::h200().to_toml(|_, _| None))
 }
 
-/// That with calls that cost ten thousand times as much.
+/// The same profile with calls that cost ten thousand times as much.
 fn wrong_profile(folder: &Folder) -> PathBuf {
     let own = Profile::h200().to_toml(|_, _| None);
     let (map, wrong_map) = ("mem_map = ", "mem_map = 5000000");

@@ -1,4 +1,4 @@
-//! Rows `allocate failure`: each stack is asked for them at their place, and answers.
+//! Tests rows `allocate failure`: each stack gets the requests at their places, and answers.
 
 mod support;
 
@@ -9,7 +9,7 @@ use support::{Folder, Run};
 
 const MIB: u64 = 1 << 20;
 
-/// A log that has 16 MiB live when a request of so many fails, is made again, and is given up.
+/// A log with 16 MiB live when a request of `mib` MiB fails, is made again, and is given up.
 fn failing(folder: &Folder, mib: u64) -> std::path::PathBuf {
     let (live, asked) = (16 * MIB, mib * MIB);
     folder.log(&format!(

@@ -1,4 +1,4 @@
-//! The copies of logs and the passes of examples/long_run.
+//! Tests the copies of logs and the passes of examples/long_run.
 
 #[path = "../examples/long_run/copy.rs"]
 mod copy;

@@ -1,5 +1,5 @@
-//! A log of ten million rows is replayed in bounded memory: not the rows count, but the blocks live at one
-//! time. And one whose threads take turns in each row is replayed without a hand-over for each.
+//! Tests that a log of ten million rows is replayed in memory that depends on the live blocks and not on the
+//! rows; and that a log whose thread changes in each row is replayed without a hand-over for each.
 
 #![cfg(target_os = "linux")]
 
@@ -19,7 +19,7 @@ use support::{Folder, HEADER, program};
 const ROWS: u64 = 10_000_000;
 const LIVE: u64 = 1000;
 
-/// As operations in memory the rows would take 240 MB, as events 1 GB, as text 500 MB.
+/// The rows would take 240 MB as operations in memory, 1 GB as events, 500 MB as text.
 const MOST_BYTES: u64 = 200 << 20;
 
 #[test]

@@ -8,7 +8,7 @@ use std::path::Path;
 use millpond_driver::sim::Profile;
 use support::{Folder, Run, program, rows};
 
-/// Fails before anything runs, and leaves the log as it is.
+/// Fails before anything runs, and leaves the log unchanged.
 #[track_caller]
 fn is_refused(log: &Path, stacks: &[String], variable: Option<&Path>, reason: &str) {
     let before = fs::read(log).unwrap();
@@ -21,7 +21,7 @@ fn is_refused(log: &Path, stacks: &[String], variable: Option<&Path>, reason: &s
     let run: Run = command.output().unwrap().into();
     run.fails_with(2, &[reason]);
     assert_eq!(run.stdout, "");
-    assert_eq!(fs::read(log).unwrap(), before, "the log is as it was");
+    assert_eq!(fs::read(log).unwrap(), before, "the log is unchanged");
 }
 
 fn logging(file: &Path) -> String {

@@ -1,4 +1,4 @@
-//! The tables and plots of `benches/peers`: examples/peers_report.
+//! Tests the tables and plots of `benches/peers`: examples/peers_report.
 
 #[path = "../examples/peers_report/data.rs"]
 mod data;
@@ -23,7 +23,7 @@ fn line(stack: &str, workload: &str, live: u64, ns: f64) -> String {
     .replace('\n', " ")
 }
 
-/// What millpond prints of a log.
+/// The output of millpond for a log.
 fn comparison(passes: u32, first: u32, ratio: f64) -> String {
     format!(
         r#"{{"passes":{passes},"log":{{"file":"some/where/small.csv"}},"stacks":[{{"spec":"cuda+pool",
@@ -81,7 +81,7 @@ fn each_figure_is_in_its_row_and_column() {
     assert_eq!(row(&text, "The 99th", "1000 live"), ["churn, 1000 live", "37", "240"]);
     assert_eq!(row(&text, "Million", "threads_own"), ["threads_own_stream, 2", "2.5"]);
     assert_eq!(row(&text, "Bytes taken", "1000 live"), ["churn, 1000 live", "1.500", "1.500"]);
-    assert!(!text.contains("**Nanoseconds of an allocation"), "nobody measured growth: {text}");
+    assert!(!text.contains("**Nanoseconds of an allocation"), "growth was not measured: {text}");
     assert!(text.contains("- rmm pool: churn, 9 live: it takes too long"), "{text}");
     assert!(text.contains("a line was cut off") && text.contains("`run.sh`, one GPU; commit 1"), "{text}");
 }
@@ -98,7 +98,7 @@ fn of_logs_the_first_pass_and_the_last_are_shown_and_the_last_run_counts() {
     assert_eq!(row(&text, "Logs: driver calls", "small"), ["small", "0"]);
 }
 
-/// What millpond and a peer print of a log with work in flight.
+/// The output of millpond and a peer for a log with work in flight.
 const BUSY: [&str; 2] = [
     r#"{"version":1,"log":{"file":"some/where/small.csv"},"cases":[{"kernels":{"shortest_ns":5000,
     "longest_ns":25000},"host":"ahead","least_bytes_without_waits":3145728,"stacks":[{"spec":"none",
@@ -131,7 +131,7 @@ fn of_logs_with_work_in_flight_the_first_and_the_last_pass_are_shown_beside_no_a
 fn at_a_capacity_rows_say_it_and_failures_are_added_up() {
     let mut data = Data::default();
     BUSY.iter().for_each(|line| data.read(&line.replace('\n', " ")).unwrap());
-    assert!(!tables::markdown(&data).contains("failed, all passes"), "nobody counts them");
+    assert!(!tables::markdown(&data).contains("failed, all passes"), "they were not counted");
     let limited = [
         r#"{"version":1,"log":{"file":"small.csv"},"capacity_bytes":3145728,"cases":[{"kernels":
         {"shortest_ns":5000,"longest_ns":25000},"host":"ahead","stacks":[{"spec":"none","passes":

@@ -1,5 +1,5 @@
-//! Whatever bytes a log has: an error or events, never a panic. And what the logging adaptor writes is read
-//! back as it was.
+//! Tests that a log of any bytes gives an error or events, never a panic, and that rows of the logging
+//! adaptor are read back unchanged.
 
 use std::io::Write;
 

@@ -1,4 +1,4 @@
-//! The main job: logs replayed through stacks, printed in each format.
+//! Tests replays of logs through stacks, printed in each format.
 
 mod support;
 

@@ -1,5 +1,6 @@
-//! Many streams and many threads: programs over 60 to 300 streams that come and go, with driver calls that
-//! fail, and races in which threads free each other's blocks. Pools compete for the device's memory in both.
+//! Tests many streams and many threads: programs over 60 to 300 streams that come and go, with driver calls
+//! that fail, and races in which threads free each other's blocks. Pools compete for the device's memory in
+//! both.
 
 mod looks;
 

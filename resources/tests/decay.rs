@@ -1,4 +1,5 @@
-//! What a pool gives back: what nobody needed for a while, and what another pool needs now.
+//! Tests which free memory a pool releases: memory that was idle for a while, and memory that another pool
+//! needs.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
@@ -105,7 +106,7 @@ fn what_an_idle_thread_keeps_goes_back() {
             done.send(()).expect("the test waits");
             ended.recv().expect("the test ends");
         });
-        wait.recv().expect("the thread says so");
+        wait.recv().expect("the thread answers");
         assert!(pool.inner().pool_bytes() > 0);
         for second in 0..16 {
             pool.inner().decay_step(second * SECOND).expect("the driver gives no error");
@@ -152,7 +153,7 @@ fn what_is_taken_again_and_again_stays() {
     setup.assert_order_was_kept();
 }
 
-/// What is not known to be done stays: the driver is asked, and not waited for.
+/// Memory whose work may still run stays: the driver is queried, and not waited for.
 #[test]
 fn what_a_stream_still_uses_stays() {
     let setup = Setup::new(1024 * MIB);
@@ -168,7 +169,7 @@ fn what_a_stream_still_uses_stays() {
         pool.inner().decay_step(second * SECOND).expect("the driver gives no error");
     }
     assert!(pool.inner().pool_bytes() >= 100 * MIB, "memory went back that is in use");
-    assert!(setup.calls(CallKind::EventQuery) > 0, "nobody asked whether it is");
+    assert!(setup.calls(CallKind::EventQuery) > 0, "the event was never queried");
     setup.device.synchronize().expect("the device is there");
     for second in 30..60 {
         pool.inner().decay_step(second * SECOND).expect("the driver gives no error");
@@ -178,7 +179,7 @@ fn what_a_stream_still_uses_stays() {
     setup.assert_order_was_kept();
 }
 
-/// What is given back while the driver is asked is of a later time than what was asked for.
+/// Memory that is freed while the driver is queried counts from a later time than the query.
 #[test]
 fn an_answer_is_about_what_was_given_back_before() {
     let setup = Setup::new(1024 * MIB);
@@ -205,7 +206,7 @@ fn an_answer_is_about_what_was_given_back_before() {
     setup.assert_order_was_kept();
 }
 
-/// While the thread that decays is held up in the driver, whoever hits does not notice.
+/// While the decay thread is held up in the driver, allocations that hit are not delayed.
 #[test]
 fn an_allocation_that_hits_never_waits_for_the_driver() {
     let setup = Setup::new(1024 * MIB);
@@ -265,7 +266,7 @@ fn a_second_pool_gets_what_decayed() {
     setup.assert_order_was_kept();
 }
 
-/// Without waiting for the decay: whoever has free memory is asked before memory is out.
+/// Without waiting for the decay: other pools are asked for free memory before memory is out.
 #[test]
 fn a_second_pool_gets_what_the_first_has_free() {
     for first_pages in [PagesMode::On, PagesMode::Off] {
@@ -299,7 +300,7 @@ fn a_second_pool_gets_what_the_first_has_free() {
 
 /// Only pools of the same device are asked, and only where the driver refused.
 #[test]
-fn a_pools_own_maximum_concerns_nobody_else() {
+fn a_pools_own_maximum_does_not_concern_other_pools() {
     let setup = Setup::new(256 * MIB);
     let (first, second) =
         (setup.pool(PoolLayer::new()), setup.pool(PoolLayer::new().maximum_bytes(200 * MIB)));
@@ -343,9 +344,9 @@ fn pools_that_ask_each_other_do_not_wait_for_ever() {
     setup.assert_order_was_kept();
 }
 
-/// Whoever captures a graph may not ask whether work is done, neither here nor there.
+/// A thread that captures a graph may not query whether work is done, on any pool.
 #[test]
-fn nobody_is_asked_during_a_capture() {
+fn no_event_is_queried_during_a_capture() {
     let setup = Setup::new(256 * MIB);
     let (first, second) = (setup.pool(PoolLayer::new()), setup.pool(PoolLayer::new()));
     let (one, other) = (setup.stream(), setup.stream());
@@ -357,15 +358,15 @@ fn nobody_is_asked_during_a_capture() {
     let error = second.allocate_bytes(100 * MIB, other).expect_err("it belongs to a stream of the first's");
     assert!(error.is_out_of_memory(), "{error}");
     assert_eq!(questions(), before, "that would have ended the capture");
-    setup.device.end_capture(other).expect("nobody ended it");
+    setup.device.end_capture(other).expect("no call ended it");
     let ptr = take(&second, 100 * MIB, other);
     give(&second, ptr, 100 * MIB, other);
     setup.assert_order_was_kept();
 }
 
-/// What others have free may come in larger pieces than what is missing.
+/// Other pools may hold free memory in larger pieces than the request lacks.
 #[test]
-fn a_little_is_had_of_others_who_have_much() {
+fn larger_free_pieces_of_other_pools_serve_a_small_shortage() {
     let setup = Setup::new(256 * MIB);
     let (first, second) = (setup.pool(PoolLayer::new()), setup.pool(PoolLayer::new()));
     let stream = setup.stream();
@@ -380,7 +381,7 @@ fn a_little_is_had_of_others_who_have_much() {
 
 /// Streams that other libraries made can only be waited for.
 #[test]
-fn what_streams_from_elsewhere_gave_back_is_had_of_others() {
+fn memory_freed_on_foreign_streams_is_reclaimed_from_other_pools() {
     let setup = Setup::new(256 * MIB);
     let (first, second) = (setup.pool(PoolLayer::new()), setup.pool(PoolLayer::new()));
     let (one, other) = (setup.stream(), setup.stream());

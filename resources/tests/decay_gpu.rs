@@ -1,4 +1,4 @@
-//! Decay and pressure on a real device.
+//! Tests decay and pressure on a real device.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn what_a_pool_does_not_need_is_the_devices_again() {
     let pool = |decay| {
         CudaMemoryResource::new(driver.clone()).layer(PoolLayer::new().decay(decay)).expect("there is memory")
     };
-    let free = || driver.mem_get_info().expect("the driver says so").free;
+    let free = || driver.mem_get_info().expect("the driver answers").free;
     let decaying = pool(Decay::Over(Duration::from_millis(200)));
     take_and_give(&decaying, 4 * GIB);
     let while_held = free();

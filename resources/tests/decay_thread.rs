@@ -1,5 +1,5 @@
-//! The thread that lets pools on real devices decay: one for all, as long as there is a pool. One test, since
-//! it looks at the threads of the process. The device is simulated, and hides its time.
+//! Tests the thread that lets pools on real devices decay: one for all, while there is a pool. It is one
+//! test, since it inspects the threads of the process. The device is simulated, and hides its virtual time.
 #![cfg(all(target_os = "linux", not(miri)))]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,7 +40,7 @@ fn until(is_so: impl Fn() -> bool) {
     }
 }
 
-/// What a forked process does with the pools that it has a copy of; its exit code says how it went.
+/// Runs `body` in a forked process, which has copies of the pools; returns whether it exited with success.
 fn in_a_fork(body: impl FnOnce() -> bool) -> bool {
     // SAFETY: the child makes no call that needs another thread of the parent's, and ends by `_exit`.
     let child = unsafe { libc::fork() };
@@ -131,7 +131,7 @@ fn a_fork_waits_for_the_step(layer: PoolLayer) {
     assert!(went_well, "the copy waits for a lock of a thread that it has not");
 }
 
-/// Whatever the thread is about when a pool ends, it looks at nothing of it any more.
+/// After a pool has ended, the decay thread does not touch it, in whichever step that happens.
 fn pools_end_in_the_middle_of_a_step(layer: PoolLayer) {
     static PANICS: AtomicU64 = AtomicU64::new(0);
     let before = std::panic::take_hook();

@@ -1,4 +1,5 @@
-//! How resources of one device share what is free of it: nothing is taken in vain, and who can be served is.
+//! Tests how resources of one device share its free memory: no memory is taken for a request that fails
+//! anyway, and each request that can be served is.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -45,8 +46,8 @@ fn calls(counter: &CountingDriver, work: impl FnOnce()) -> BTreeSet<&'static str
     more.map(CallKind::name).collect()
 }
 
-/// More than there can be is refused by asking what is free, and nothing else: no memory is taken, no event
-/// is asked, nobody waits or gives anything back.
+/// A request for more than the device can have only queries the free memory: it takes no memory, queries no
+/// event, and neither waits nor releases.
 #[test]
 fn issue_9_a_hopeless_request_asks_what_is_free_and_nothing_else() {
     for pages in MODES {
@@ -80,7 +81,7 @@ fn issue_9_a_hopeless_request_asks_what_is_free_and_nothing_else() {
     }
 }
 
-/// What cannot suffice is not taken, where the request might have been served by others, too.
+/// A request takes no memory that cannot suffice, even if other resources might have served it too.
 #[test]
 fn issue_9_nothing_is_taken_that_cannot_suffice() {
     for pages in MODES {
@@ -100,9 +101,9 @@ fn issue_9_nothing_is_taken_that_cannot_suffice() {
     }
 }
 
-/// As above, beside others that need a little.
+/// The same, beside resources that need a little memory.
 #[test]
-fn issue_9_requests_in_vain_disturb_nobody() {
+fn issue_9_failing_requests_do_not_disturb_other_resources() {
     for pages in MODES {
         let driver = slow_device(GIB);
         let _elsewhere = driver.mem_alloc(512 * MIB).expect("there is room");
@@ -134,8 +135,8 @@ fn issue_9_requests_in_vain_disturb_nobody() {
     }
 }
 
-/// What starts at a multiple of more than the device has can only be had by luck: that is not tried, however
-/// little it is.
+/// A block at a multiple of more than the device's size exists only by chance: that is not tried, however
+/// small the block.
 #[test]
 fn issue_9_a_huge_alignment_is_refused_early() {
     for (pages, integrated) in [(PagesMode::On, false), (PagesMode::On, true), (PagesMode::Off, false)] {
@@ -159,7 +160,7 @@ fn issue_9_a_huge_alignment_is_refused_early() {
     }
 }
 
-/// Of two that ask at one moment for more than the half of what is free, exactly one is served.
+/// If two resources ask for more than half of the free memory at the same moment, exactly one is served.
 fn one_of_two_is_served(drivers: [DriverHandle; 2], modes: [PagesMode; 2], bytes: u64, rounds: usize) {
     let pools = [0, 1].map(|index| pool_over(drivers[index].clone(), modes[index]));
     let barrier = Barrier::new(2);
@@ -195,7 +196,7 @@ fn issue_9_of_two_pools_one_is_served() {
     }
 }
 
-/// Of two processes neither knows what the other was promised.
+/// Two processes do not know each other's reservations.
 #[test]
 fn issue_9_of_two_processes_one_is_served() {
     for (mib, rounds) in [(520, 4), (700, 25), (1000, 4)] {
@@ -264,12 +265,13 @@ fn issue_9_what_an_integrated_device_has_free_is_a_hint() {
         assert_eq!(counter.counts().get(CallKind::MemCreate).calls, u64::from(pages == PagesMode::On));
         let error = pool.allocate_bytes(400 * MIB, S).expect_err("not even the host has that");
         assert!(error.is_out_of_memory(), "{error}");
-        assert_eq!(pool.pool_bytes(), 700 * MIB, "nothing was taken in vain");
+        assert_eq!(pool.pool_bytes(), 700 * MIB, "no memory was taken for a failed request");
         give(&pool, ptr, 700 * MIB);
     }
 }
 
-/// What the driver's own default pool keeps goes back by itself when memory is short: it counts as free.
+/// Memory that the driver's default pool keeps is released automatically when memory is short: it counts as
+/// free.
 #[test]
 fn issue_9_what_the_drivers_pool_keeps_is_free() {
     for pages in MODES {
@@ -288,7 +290,8 @@ fn issue_9_what_the_drivers_pool_keeps_is_free() {
     }
 }
 
-/// Eight pools, of which three at a time have or want a block: what the others keep is had of them, always.
+/// Eight pools, of which three at a time hold or want a block: the memory that the others keep is always
+/// reclaimed for them.
 #[test]
 fn issue_9_a_request_that_fits_is_served_under_pressure() {
     for pages in MODES {
@@ -306,8 +309,8 @@ fn issue_9_a_request_that_fits_is_served_under_pressure() {
                         x ^= x << 17;
                         let bytes = (20 + x % 220) * MIB;
                         let mut free = changed
-                            .wait_while(turns.lock().expect("nobody panicked"), |free| *free == 0)
-                            .expect("nobody panicked");
+                            .wait_while(turns.lock().expect("no thread panicked"), |free| *free == 0)
+                            .expect("no thread panicked");
                         *free -= 1;
                         drop(free);
                         let answer = pool.allocate_bytes(bytes, S);
@@ -366,8 +369,8 @@ fn issue_9_memory_on_its_way_back_is_not_missed() {
             move || {
                 let (begins, begun) = std::sync::mpsc::channel();
                 std::thread::spawn(move || {
-                    begins.send(()).expect("somebody listens");
-                    answer.send(asking.allocate_bytes(700 * MIB, S)).expect("somebody listens");
+                    begins.send(()).expect("the receiver lives");
+                    answer.send(asking.allocate_bytes(700 * MIB, S)).expect("the receiver lives");
                 });
                 begun.recv().expect("the thread begins");
                 // Time enough to be refused in.

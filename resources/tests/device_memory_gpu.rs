@@ -1,4 +1,4 @@
-//! On a GPU: how pools, processes and plain allocations share what is free of it.
+//! Tests on a GPU how pools, processes and plain allocations share its free memory.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -65,7 +65,7 @@ fn of_two_pools_one_is_served() {
     }
 }
 
-/// What the other process does: asks and gives back as it is told, and says what it was told.
+/// The other process: allocates and frees as its input says, and prints the results.
 #[test]
 #[ignore = "needs a CUDA GPU; started by the test of two processes"]
 fn the_other_process() {

@@ -1,4 +1,4 @@
-//! Memory whose free the driver refuses, as it may while a graph is captured.
+//! Tests memory whose free the driver refuses, as it may while a graph is captured.
 
 use std::sync::Arc;
 

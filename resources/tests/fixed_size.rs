@@ -1,4 +1,4 @@
-//! Blocks of one size beside a resource for what does not fit.
+//! Tests blocks of one size beside a resource for requests that do not fit.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use millpond_resources::{CudaMemoryResource, FixedSizeLayer, PoolLayer};
 const S: StreamRef = StreamRef::LEGACY;
 const BLOCK: u64 = 4096;
 
-/// What a program does that falls back on another resource for want of memory, and for nothing else.
+/// A program that falls back on another resource when memory is out, and for no other error.
 fn allocate(
     first: &dyn DeviceMemoryResource,
     fallback: &dyn DeviceMemoryResource,
@@ -43,7 +43,7 @@ fn issue_9_what_is_larger_than_a_block_is_served_by_a_fallback() {
     assert!(error.message().contains("raise block_size, or use binning"), "{error}");
 }
 
-/// Another alignment is no want of memory: a fallback would hide a mistake.
+/// A larger alignment is not a lack of memory: a fallback would hide a mistake.
 #[test]
 fn what_is_aligned_to_more_than_a_block_is_refused() {
     let driver: DriverHandle = SimDevice::new(SimConfig::h200());

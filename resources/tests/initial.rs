@@ -1,4 +1,4 @@
-//! The memory that a pool takes when it is made.
+//! Tests the memory that a pool takes when it is made.
 
 use millpond_core::StreamRef;
 use millpond_core::stack::{LayerTable, StackSpec};
@@ -14,9 +14,9 @@ fn build(text: &str, driver: &DriverHandle) -> Result<AnyResource> {
     text.parse::<StackSpec>().expect("a stack").build(&table, driver)
 }
 
-/// A maximum that is no multiple of a page leaves out what is less than one, and no more.
+/// A maximum that is not a multiple of a page leaves out only the part of the last page.
 #[test]
-fn issue_9_the_initial_size_is_taken_whatever_the_maximum() {
+fn issue_9_the_initial_size_is_taken_under_any_maximum() {
     for (text, reserved) in [
         ("cuda+pool:initial=1GB,max=1GB", 1_000_000_000 / (2 * MIB) * (2 * MIB)),
         ("cuda+pool:initial=1GB", 1_000_000_000_u64.next_multiple_of(2 * MIB)),
@@ -50,7 +50,7 @@ fn issue_9_half_of_what_is_free_is_taken() {
     assert!(reserved > free / 2 - 4 * MIB && reserved <= free / 2, "{reserved} of {free}");
 }
 
-/// What cannot be had is an error, and never silently nothing.
+/// An initial size that is not available is an error, and never ignored.
 #[test]
 fn issue_9_an_initial_size_that_is_not_there_is_an_error() {
     for text in ["cuda+pool:initial=1GiB", "cuda+pool:initial=1GiB,pages=off"] {
@@ -62,7 +62,7 @@ fn issue_9_an_initial_size_that_is_not_there_is_an_error() {
         assert!(error.to_string().contains("initial size"), "{error}");
         // SAFETY: nothing uses the block.
         unsafe { device.mem_free(other).expect("it was allocated") };
-        // What another pool keeps is had for it.
+        // Memory that another pool keeps is reclaimed for it.
         let idle = build("cuda+pool:initial=500MiB", &driver).expect("there is room");
         build(text, &driver).expect("the other pool gives back what it keeps");
         assert_eq!(idle.statistics().expect("a pool counts").bytes_reserved, 0);

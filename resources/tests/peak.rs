@@ -1,4 +1,4 @@
-//! The most bytes in use at a time, where one thread gives back what another took.
+//! Tests the peak of bytes in use when one thread frees blocks of another.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -13,7 +13,7 @@ const MIB: u64 = 1 << 20;
 
 type Pool = PoolMemoryResource<CudaMemoryResource>;
 
-/// What a thread is told to do.
+/// A command for a thread.
 enum Do {
     Take(u64),
     Give(DevicePtr, u64),
@@ -40,7 +40,7 @@ fn work(pool: &Pool, stream: StreamRef, orders: Receiver<Do>, answers: Sender<De
                 ptr
             }
         };
-        answers.send(ptr).expect("somebody listens");
+        answers.send(ptr).expect("the receiver lives");
     }
 }
 
@@ -69,7 +69,7 @@ fn issue_9_the_peak_of_blocks_that_are_handed_over_is_one_block() {
 /// Threads take and give back blocks of all sizes, each other's, too, one call at a time: after each the peak
 /// is the most that was in use after any.
 #[test]
-fn issue_9_the_peak_is_exact_whoever_gives_back() {
+fn issue_9_the_peak_is_exact_whichever_thread_frees() {
     const THREADS: usize = 4;
     for (seed, pages) in [(1, PagesMode::On), (2, PagesMode::Off), (3, PagesMode::On)] {
         let (pool, stream) = pool(pages);

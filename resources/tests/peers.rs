@@ -1,4 +1,4 @@
-//! Other devices that use a pool's memory, on several simulated devices: as on two H200s.
+//! Tests other devices that use a pool's memory, on several simulated devices: as on two H200s.
 
 use std::sync::Arc;
 
@@ -160,7 +160,7 @@ fn issue_9_a_peer_that_the_driver_refuses_is_no_reason_to_fail() {
     take(&auto, 500 * MIB);
     assert!(auto.peers().is_empty(), "it is not tried again …");
     auto.add_peer(second.device()).unwrap();
-    assert!(may_fill(&second, a, 5 * MIB), "… unless somebody asks");
+    assert!(may_fill(&second, a, 5 * MIB), "… unless a query asks");
 
     let named = PeerList::new(&[second.device().ordinal()]).unwrap();
     let named = pool(&first, PoolLayer::new().peers(Peers::Only(named)));
@@ -171,10 +171,10 @@ fn issue_9_a_peer_that_the_driver_refuses_is_no_reason_to_fail() {
     assert_eq!(first.violations(), []);
 }
 
-/// Of several devices that come later, one that the driver refuses does not keep the others out; and a call
-/// for which memory ran short is no refusal.
+/// If the driver refuses one of several devices that come later, the others are still let in; and a call that
+/// failed for lack of memory is not a refusal.
 #[test]
-fn issue_9_a_refused_newcomer_keeps_nobody_else_out() {
+fn issue_9_a_refused_newcomer_does_not_keep_others_out() {
     let machine = SimMachine::new();
     let [first] = devices(&machine);
     let pool = pool(&first, PoolLayer::new());
@@ -201,7 +201,7 @@ fn issue_9_a_refused_newcomer_keeps_nobody_else_out() {
     assert_eq!(first.violations(), []);
 }
 
-/// What access for more devices costs: mapping alone grows, and with one device nothing does.
+/// The cost of access for more devices: only mapping costs more, and with one device nothing does.
 /// `cargo test -p millpond-resources --test peers -- --nocapture issue_9_the_cost` prints it.
 #[test]
 fn issue_9_the_cost_of_1_2_and_8_devices() {

@@ -1,4 +1,4 @@
-//! Two GPUs that use each other's memory. With one GPU the tests say so, and do nothing.
+//! Tests two GPUs that use each other's memory. With one GPU the tests print that, and do nothing.
 #![cfg(target_os = "linux")]
 
 use std::time::Instant;
@@ -12,7 +12,7 @@ const LEGACY: StreamRef = StreamRef::LEGACY;
 
 type Pool = PoolMemoryResource<CudaMemoryResource>;
 
-/// Two devices that can use each other's memory, or a word why there are none.
+/// Two devices that can use each other's memory; prints the reason if there are none.
 fn two() -> Option<[DriverHandle; 2]> {
     if millpond_driver::cuda::device_count() < 2 {
         println!("skipped: there are not two GPUs");
@@ -54,7 +54,7 @@ impl Cuda {
     /// `cuMemcpy` in the device's context.
     fn copy(&self, device: i32, dst: DevicePtr, src: DevicePtr, bytes: u64) -> i32 {
         let context = self.primary_context(device);
-        // SAFETY: types are the functions'; both blocks have so many bytes.
+        // SAFETY: types are the functions'; both blocks have that many bytes.
         unsafe {
             let set = self.0.get::<unsafe extern "C" fn(u64) -> i32>("cuCtxSetCurrent").unwrap();
             assert_eq!(set(context), 0);
@@ -65,7 +65,7 @@ impl Cuda {
 
     fn copy_peer(&self, dst: (DevicePtr, i32), src: (DevicePtr, i32), bytes: u64) -> i32 {
         let (to, from) = (self.primary_context(dst.1), self.primary_context(src.1));
-        // SAFETY: the type is the function's; both blocks have so many bytes.
+        // SAFETY: the type is the function's; both blocks have that many bytes.
         unsafe {
             let copy =
                 self.0.get::<unsafe extern "C" fn(u64, u64, u64, u64, u64) -> i32>("cuMemcpyPeer").unwrap();

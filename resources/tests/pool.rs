@@ -1,4 +1,4 @@
-//! A pool as its users see it, alone and from many threads: what Miri and the sanitizers look at.
+//! Tests a pool as its users see it, alone and from many threads, for Miri and the sanitizers.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -40,7 +40,7 @@ impl Setup {
     fn take(&self, bytes: u64, stream: StreamRef) -> Option<Block> {
         match self.pool.allocate_bytes(bytes, stream) {
             Ok(ptr) => {
-                let fresh = self.live.lock().expect("nobody panicked").insert(ptr.address());
+                let fresh = self.live.lock().expect("no thread panicked").insert(ptr.address());
                 assert!(fresh, "{ptr} is handed out twice");
                 Some((ptr, bytes, stream))
             }
@@ -52,12 +52,13 @@ impl Setup {
     }
 
     fn give(&self, (ptr, bytes, stream): Block) {
-        assert!(self.live.lock().expect("nobody panicked").remove(&ptr.address()));
+        assert!(self.live.lock().expect("no thread panicked").remove(&ptr.address()));
         // SAFETY: the block came from the pool with this size and is given back once; nothing uses it.
         unsafe { self.pool.deallocate_bytes(ptr, bytes, stream) };
     }
 
-    /// What a thread does: blocks of all sorts come and go; some are left to others, some taken from them.
+    /// The work of a thread: allocates and frees blocks of all sizes; leaves some to other threads, and takes
+    /// some of theirs.
     fn work(&self, seed: u64, steps: u64) {
         let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         let mut random = |below: u64| {
@@ -74,9 +75,9 @@ impl Setup {
             };
             mine.extend(self.take(bytes, stream));
             if random(3) == 0 {
-                self.left.lock().expect("nobody panicked").extend(mine.pop());
+                self.left.lock().expect("no thread panicked").extend(mine.pop());
             }
-            let others = self.left.lock().expect("nobody panicked").pop();
+            let others = self.left.lock().expect("no thread panicked").pop();
             others.into_iter().for_each(|block| self.give(block));
             while mine.len() > 6 {
                 let index = random(mine.len() as u64) as usize;
@@ -105,7 +106,7 @@ fn threads_share_a_pool() {
             });
             setup.pool.validate();
         }
-        setup.left.lock().expect("nobody panicked").drain(..).for_each(|block| setup.give(block));
+        setup.left.lock().expect("no thread panicked").drain(..).for_each(|block| setup.give(block));
         setup.pool.validate();
         setup.pool.trim(0).expect("what is free can be given back");
         let after = setup.pool.statistics().expect("a pool counts");
@@ -129,9 +130,9 @@ fn trim_leaves_nothing_that_is_free() {
     }
 }
 
-/// What is free can be asked for while blocks go from thread to thread: figures of two moments make no panic.
+/// The free memory can be queried while blocks go from thread to thread: inconsistent figures must not panic.
 #[test]
-fn memory_info_is_had_at_any_time() {
+fn memory_info_works_at_any_time() {
     let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
     let stream = device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream");
     let pool = CudaMemoryResource::new(device).layer(PoolLayer::new()).expect("there is memory");
@@ -158,9 +159,9 @@ fn memory_info_is_had_at_any_time() {
     });
 }
 
-/// What the driver would not undo is tried again, and is no reason to stop there.
+/// A driver call that failed is tried again, and does not stop the trim.
 #[test]
-fn trim_leaves_nothing_whatever_failed_before() {
+fn trim_releases_everything_after_earlier_failures() {
     for failing in 0..60 {
         let device = SimDevice::new(SimConfig::with_capacity(4096 * MIB));
         let stream = device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream");

@@ -57,8 +57,8 @@ fn races_over_every_pool_keep_the_order() {
     }
 }
 
-/// Under a maximum that the class of a size exceeds and the size does not, its blocks are cut to it: they
-/// must not be had for a request that fills the class.
+/// Under a maximum that the class of a size exceeds and the size does not, blocks are cut to the size: they
+/// must not serve a request that fills the class.
 #[test]
 fn a_block_of_an_odd_size_is_in_no_class() {
     const MIB: u64 = 1 << 20;

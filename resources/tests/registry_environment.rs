@@ -10,13 +10,13 @@ use millpond_resources::{
     set_per_device_resource,
 };
 
-/// Not a test by itself: what the tests below run with a variable set.
+/// Not a test: the code that the tests below run with a variable set.
 #[test]
 fn child_process() {
     let Ok(expected) = std::env::var("MILLPOND_TEST_EXPECTED") else { return };
     let [device, other] = [(); 2].map(|()| SimDevice::new(SimConfig::h200()));
     let _guard = CurrentDeviceGuard::new(device.device()).unwrap();
-    // A program's own resource counts, whatever the environment says.
+    // A program's own resource takes precedence over the environment.
     let cuda = CudaMemoryResource::new(other.clone()).into_any();
     set_per_device_resource(other.device(), cuda).unwrap();
     assert_eq!(get_per_device_resource(other.device()).unwrap().to_string(), "cuda");

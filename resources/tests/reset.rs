@@ -1,5 +1,6 @@
-//! A context that somebody resets (`cuDevicePrimaryCtxReset`, Numba's `cuda.close()`): what was made before
-//! is lost, gives back what outlives the context and touches nothing else; what is made after works.
+//! Tests a reset of the context by another library (`cuDevicePrimaryCtxReset`, Numba's `cuda.close()`):
+//! resources made before it are lost, release what outlives the context and touch nothing else; resources
+//! made after it work.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -122,7 +123,7 @@ fn issue_9_a_lost_resource_frees_nothing_of_its_successors() {
 }
 
 #[test]
-fn issue_9_a_lost_pool_that_nobody_asked_since_gives_back_what_outlives_the_context() {
+fn issue_9_a_lost_pool_without_calls_since_releases_what_outlives_the_context() {
     let first = device();
     let pool = pool(first.clone(), PagesMode::On);
     work(&pool, GIB);

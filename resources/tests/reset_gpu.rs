@@ -1,4 +1,5 @@
-//! A reset of the context on a real device. Alone in its process: a reset takes everything from everybody.
+//! Tests a reset of the context on a real device. It runs alone in its process: a reset affects all users of
+//! the device.
 #![cfg(target_os = "linux")]
 
 use libloading::Library;
@@ -30,7 +31,7 @@ fn open() -> DriverHandle {
 }
 
 fn free() -> u64 {
-    open().mem_get_info().expect("the driver says so").free
+    open().mem_get_info().expect("the driver answers").free
 }
 
 /// Takes 10 GiB on two streams, with work and events on them.

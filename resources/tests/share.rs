@@ -31,14 +31,14 @@ fn pattern(bytes: u64) -> Vec<u8> {
 }
 
 fn write(driver: &DriverHandle, ptr: DevicePtr, bytes: &[u8]) {
-    // SAFETY: the block has so many bytes, and the copy is waited for.
+    // SAFETY: the block has that many bytes, and the copy is waited for.
     unsafe { driver.memcpy_htod_async(ptr, bytes.as_ptr(), bytes.len() as u64, LEGACY) }.unwrap();
     driver.synchronize().unwrap();
 }
 
 fn read(driver: &DriverHandle, ptr: DevicePtr, bytes: u64) -> Vec<u8> {
     let mut read = vec![0; bytes as usize];
-    // SAFETY: the block has so many bytes, and the copy is waited for.
+    // SAFETY: the block has that many bytes, and the copy is waited for.
     unsafe { driver.memcpy_dtoh_async(read.as_mut_ptr(), ptr, bytes, LEGACY) }.unwrap();
     driver.synchronize().unwrap();
     read

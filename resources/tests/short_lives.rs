@@ -35,7 +35,7 @@ static HOST: Counted = Counted;
 
 type Pool = PoolMemoryResource<CudaMemoryResource>;
 
-/// What may grow.
+/// The sizes that may grow.
 #[derive(Clone, Copy, Debug)]
 struct Size {
     host_bytes: i64,
@@ -88,7 +88,7 @@ impl Setup {
     fn short_lived_stream(&self, times: u64) {
         let stream = self.stream();
         self.work(stream, times);
-        // SAFETY: nobody names the stream again.
+        // SAFETY: the stream is not named again.
         unsafe { self.device.stream_destroy(stream) }.expect("it is there");
     }
 
@@ -123,7 +123,7 @@ impl Setup {
     }
 }
 
-/// A thread keeps the fronts of so many streams, about.
+/// About the number of streams whose caches a thread keeps.
 const MOST_KNOWN: usize = 1100;
 
 /// Host bytes that tables may differ by.

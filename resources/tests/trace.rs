@@ -1,4 +1,4 @@
-//! What resources do beyond their fast path is told to `tracing`, in every configuration.
+//! Tests the `tracing` events of resources, in every configuration.
 
 use std::collections::BTreeMap;
 use std::fmt::{Debug, Write};
@@ -60,19 +60,19 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Collector {
             let mut fields = Fields::default();
             event.record(&mut fields);
             let seen = Seen { level: *event.metadata().level(), fields: fields.0 };
-            self.events.lock().expect("nobody panicked").push(seen);
+            self.events.lock().expect("no thread panicked").push(seen);
         }
     }
 
     fn on_enter(&self, _: &tracing::span::Id, _: Context<'_, S>) {
-        *self.spans.lock().expect("nobody panicked") += 1;
+        *self.spans.lock().expect("no thread panicked") += 1;
     }
 }
 
 impl Collector {
     /// The events of this text.
     fn seen(&self, text: &str) -> Vec<Seen> {
-        let events = self.events.lock().expect("nobody panicked");
+        let events = self.events.lock().expect("no thread panicked");
         events
             .iter()
             .filter(|seen| seen.fields.get("message").is_some_and(|it| it == text))
@@ -81,10 +81,10 @@ impl Collector {
     }
 
     fn len(&self) -> usize {
-        self.events.lock().expect("nobody panicked").len()
+        self.events.lock().expect("no thread panicked").len()
     }
 
-    /// Does something and collects what is told of it.
+    /// Runs `work` and collects its events.
     fn of(work: impl FnOnce(&Self)) {
         let collector = Self::default();
         let subscriber = tracing_subscriber::registry().with(collector.clone());
@@ -141,7 +141,7 @@ fn issue_9_each_growth_and_each_refusal_is_an_event_in_every_configuration() {
                 errors.iter().all(|error| error.level == Level::WARN && error.number("bytes") >= 8 * MIB)
             );
             assert!(!collector.seen("did not grow").is_empty(), "{text}");
-            assert!(*collector.spans.lock().expect("nobody panicked") > 0, "{text}");
+            assert!(*collector.spans.lock().expect("no thread panicked") > 0, "{text}");
             // What goes back is told, too.
             blocks.into_iter().for_each(|ptr| give(&*resource, ptr, 8 * MIB, S));
             let before = device.live_bytes();
@@ -152,7 +152,7 @@ fn issue_9_each_growth_and_each_refusal_is_an_event_in_every_configuration() {
     }
 }
 
-/// A hit is nobody's business.
+/// A hit emits no event.
 #[test]
 fn issue_9_a_hit_leaves_no_event() {
     Collector::of(|collector| {

@@ -1,4 +1,4 @@
-//! A pool over a wrapper of `cuda` maps no pages, and says so.
+//! Tests that a pool over a wrapper of `cuda` maps no pages, and reports that.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,3 +1,5 @@
+//! A wrapper that reports all blocks to the checks.
+
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +14,8 @@ use parking_lot::Mutex;
 
 use crate::shadow::{Fault, ShadowAllocator};
 
-/// Tells the simulated device and a [`ShadowAllocator`] what the resource below hands out and takes back.
+/// Reports to the simulated device and a [`ShadowAllocator`] the blocks that the resource below hands out and
+/// takes back.
 ///
 /// Put it on top of the resource under test. The device then checks that blocks do not overlap, lie in
 /// memory that is allocated, and reach each stream after every earlier use; the shadow checks the same of
@@ -41,12 +44,12 @@ impl<R: DeviceMemoryResource> Checked<R> {
         &self.inner
     }
 
-    /// What the shadow found wrong so far; forgets it.
+    /// Takes the faults that the shadow has found so far.
     pub fn take_faults(&self) -> Vec<Fault> {
         std::mem::take(&mut self.state.lock().faults)
     }
 
-    /// Looks at the shadow.
+    /// Passes the shadow to `look`.
     pub fn shadow<T>(&self, look: impl FnOnce(&ShadowAllocator) -> T) -> T {
         look(&self.state.lock().shadow)
     }
@@ -71,7 +74,8 @@ where
         Ok(ptr)
     }
 
-    /// The checks see the block come back before the resource does: another thread may get it at once.
+    /// The checks see the free before the resource does: afterwards, another thread may get the block at
+    /// once.
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         {
             let mut state = self.state.lock();

@@ -2,9 +2,9 @@
 //!
 //! The scenario allocates and frees on two streams, steals, aligns, grows, runs out of memory, trims and
 //! drops. It is run once to count the driver calls, and then again for each call, each of three errors, and
-//! both for that call alone and for all calls from it on. Whatever fails: there is no panic, nothing is
-//! freed twice or too early, nothing is left but what a failed free left (or a failed wait when dropping),
-//! and afterwards the resource works again, or is poisoned after an error that is for good.
+//! both for that call alone and for all calls from it on. In every case there is no panic, no block is freed
+//! twice or too early, no memory is left but that of a failed free (or a failed wait when dropping), and
+//! afterwards the resource works again, or is poisoned after a sticky error.
 //!
 //! ```
 //! use millpond_testkit::canary::CanaryPool;
@@ -37,18 +37,18 @@ pub const CODES: [i32; 3] =
 
 const CAPACITY: u64 = 64 << 20;
 
-/// A call that failed, and what went wrong then.
+/// A call that failed, and the error that followed.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// The subject's name.
     pub subject: String,
-    /// Which driver call failed, from 0; `None` in the run without a failing call.
+    /// The number of the driver call that failed, from 0; `None` in the run without a failing call.
     pub call: Option<u64>,
-    /// With which code.
+    /// The code that it failed with.
     pub code: i32,
     /// Whether all later calls failed too.
     pub persistent: bool,
-    /// What went wrong.
+    /// The message.
     pub message: String,
 }
 
@@ -71,18 +71,18 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// How many driver calls the scenario makes when none fails.
+/// Returns the number of driver calls that the scenario makes without faults.
 ///
 /// # Errors
-/// What went wrong although nothing failed.
+/// The failure of a run without faults.
 pub fn count_calls(subject: &Subject) -> Result<u64, Box<Failure>> {
     run(subject, None, 0, false)
 }
 
-/// Runs the scenario with every driver call failing in every way, and returns how many runs that were.
+/// Runs the scenario with every driver call failing in every way, and returns the number of runs.
 ///
 /// # Errors
-/// The first run in which something went wrong.
+/// The first run with an error.
 pub fn exhaust(subject: &Subject) -> Result<u64, Box<Failure>> {
     let calls = count_calls(subject)?;
     let mut runs = 1;
@@ -101,7 +101,7 @@ fn run(subject: &Subject, call: Option<u64>, code: i32, persistent: bool) -> Res
     let scenario = Scenario::new(subject, call, code);
     let faults = call.map_or_else(FaultPlan::none, |call| FaultPlan::nth_call(call, code));
     scenario.device.set_faults(if persistent { faults.persistent() } else { faults });
-    // A driver that refuses to free a live block looks to the resource like a caller's mistake.
+    // To the resource, a driver that refuses to free a live block looks like a caller's mistake.
     let (result, _misuses) = misuse_recorder::record(|| catch_unwind(AssertUnwindSafe(|| scenario.run())));
     result.map_err(|panic| {
         let failed = scenario.counting.counts();
@@ -115,7 +115,7 @@ fn run(subject: &Subject, call: Option<u64>, code: i32, persistent: bool) -> Res
 struct Scenario<'a> {
     subject: &'a Subject,
     call: Option<u64>,
-    /// Whether the call fails with an error that is for good.
+    /// Whether the call fails with a sticky error.
     sticky: bool,
     device: Arc<SimDevice>,
     counting: Arc<CountingDriver>,
@@ -210,7 +210,8 @@ impl<'a> Scenario<'a> {
         Ok(block)
     }
 
-    /// What a program may do. The scenario itself makes no driver call: all that fail are the resource's.
+    /// The operations of a program. The scenario itself makes no driver call: all calls that fail are the
+    /// resource's.
     fn operate(&self, resource: &Tested, may_fail: bool) {
         let [a, b] = self.streams;
         let mut live: Vec<Block> = Vec::new();
@@ -251,21 +252,21 @@ impl<'a> Scenario<'a> {
         put_all(resource, &mut live);
     }
 
-    /// The driver is well again, or lost for good.
+    /// Checks that the device works again, or is permanently lost.
     fn check_afterwards(&self, resource: &Tested) {
         for (index, bytes) in [1, 1000, 1 << 20, 3 << 20].into_iter().enumerate() {
             match (self.allocate(resource, bytes, 256, self.streams[index % 2]), self.sticky) {
                 (Ok(block), false) => put_all(resource, &mut vec![block]),
-                (Ok(_), true) => panic!("{bytes} bytes are handed out after an error that is for good"),
+                (Ok(_), true) => panic!("{bytes} bytes are handed out after a sticky error"),
                 (Err(error), true) => assert!(error.is_sticky(), "{error}"),
                 (Err(error), false) => self.check_refusal(resource, bytes, &error),
             }
         }
     }
 
-    /// Memory whose free failed stays taken: of plain memory, of which every free fails, so much that one
-    /// page is left. A request may be refused only where the device has too little for it, whatever the
-    /// resource gives back.
+    /// Memory whose free failed stays taken: of plain memory, whose frees all fail, all but one page. A
+    /// request may be refused only if the device has too little memory for it, even after the resource
+    /// releases its own.
     fn check_refusal(&self, resource: &Tested, bytes: u64, error: &Error) {
         assert!(
             error.is_out_of_memory() && self.failed_frees() > 0,

@@ -17,9 +17,9 @@ use parking_lot::Mutex;
 
 /// Forwards to a driver, and runs a closure, once, before or after a chosen call.
 ///
-/// A resource makes its driver calls without its locks. So whatever another thread could do at that moment,
-/// the closure can do on this one, calls of the same resource included; only what would wait for the
-/// interrupted call to end waits for ever.
+/// A resource makes its driver calls without its locks. So the closure can do on this thread anything that
+/// another thread could do at that moment, calls of the same resource included; only a wait for the
+/// interrupted call would never end.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -60,7 +60,7 @@ pub struct HookedDriver {
     queries: AtomicU64,
 }
 
-/// What runs at one place, if something is to.
+/// The closure that runs at one place, if there is one.
 #[derive(Default)]
 struct Hook(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
@@ -137,8 +137,8 @@ impl HookedDriver {
         Self::named(inner, None)
     }
 
-    /// The same device by another name, as another process has it: what resources of one process know of each
-    /// other goes by the name.
+    /// The same device under another name, as in another process: resources of one process recognise each
+    /// other by the name of the device.
     pub fn in_another_process(inner: DriverHandle, name: DeviceId) -> Arc<Self> {
         Self::named(inner, Some(name))
     }
@@ -167,8 +167,8 @@ impl HookedDriver {
         })
     }
 
-    /// From now on the device has no [virtual time](Driver::virtual_time_ns), as a real one: what waits for
-    /// time to pass goes by the machine's clock.
+    /// From now on the device has no [virtual time](Driver::virtual_time_ns), like a real one: resources that
+    /// wait for time to pass use the machine's clock.
     pub fn hide_virtual_time(&self) {
         self.is_timeless.store(true, Ordering::Relaxed);
     }
@@ -179,8 +179,8 @@ impl HookedDriver {
         self.takes_time.store(true, Ordering::Relaxed);
     }
 
-    /// From now on the device shares its memory with the host, and [says](Driver::mem_get_info) that at most
-    /// so many bytes are free, whatever there is.
+    /// From now on the device shares its memory with the host, and [reports](Driver::mem_get_info) at most
+    /// `says_free` free bytes.
     pub fn be_integrated(&self, says_free: u64) {
         self.says_free.store(says_free, Ordering::Relaxed);
         self.is_integrated.store(true, Ordering::Relaxed);
@@ -200,8 +200,8 @@ impl HookedDriver {
         answer
     }
 
-    /// From now on whoever [asks](Driver::event_query) for an event is told that it is done, and waits until
-    /// that is so: where nothing runs, all devices give the same answers then, however quick they are.
+    /// From now on a [query](Driver::event_query) of an event waits for the event and returns that it is
+    /// done: without running work, all devices then give the same answers, however fast they are.
     pub fn wait_at_queries(&self) {
         self.is_quiet.store(true, Ordering::Relaxed);
     }
@@ -212,7 +212,7 @@ impl HookedDriver {
         self.is_late.store(true, Ordering::Relaxed);
     }
 
-    /// From now on, no thread's capture mode is exchanged: calls are made as if nobody had thought of
+    /// From now on, no thread's capture mode is exchanged: calls behave as in a library that ignores
     /// captures.
     pub fn keep_capture_modes(&self) {
         self.keeps_modes.store(true, Ordering::Relaxed);

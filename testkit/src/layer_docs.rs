@@ -19,7 +19,7 @@ pub fn page(entry: &LayerEntry) -> String {
     );
     page += match params {
         [] => "It has no options.\n",
-        _ => "| option | what it says |\n|---|---|\n",
+        _ => "| option | value |\n|---|---|\n",
     };
     for (option, about) in *params {
         // Writing to a text cannot fail.
@@ -29,7 +29,7 @@ pub fn page(entry: &LayerEntry) -> String {
 }
 
 /// Checks that `folder` has the [`page`] of each layer, and that each option says what its default is, or
-/// that it is always needed. With MILLPOND_WRITE=1 it writes the pages.
+/// that it is required. With MILLPOND_WRITE=1 it writes the pages.
 ///
 /// # Panics
 /// If that is not so, or a page cannot be written.
@@ -40,7 +40,7 @@ pub fn check(folder: impl AsRef<Path>, layers: &[LayerEntry]) {
 fn check_or_write(folder: &Path, layers: &[LayerEntry], writes: bool) {
     for entry in layers {
         for (option, about) in entry.params {
-            let has_default = ["default", "always needed"].iter().any(|word| about.contains(word));
+            let has_default = ["default", "required"].iter().any(|word| about.contains(word));
             assert!(has_default, "`{option}` of `{}` does not say its default: {about}", entry.name);
         }
         let (file, page) = (folder.join(format!("{}.md", entry.name)), page(entry));

@@ -1,4 +1,4 @@
-//! What a memory resource is tested with: yours as well as millpond's own.
+//! Tools for testing memory resources: yours as well as millpond's own.
 //!
 //! | here | what it is for |
 //! |---|---|
@@ -30,12 +30,13 @@ pub mod race;
 mod rng;
 mod several;
 pub mod shadow;
+mod statistics_check;
 
 pub use checked::Checked;
 pub use rng::Rng;
 pub use several::Several;
 
-/// What a panic said.
+/// The message of a panic.
 fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned())

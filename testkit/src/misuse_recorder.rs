@@ -1,8 +1,8 @@
-//! Which refused calls the current thread caused.
+//! Records the refused calls of the current thread.
 //!
-//! The [hook](millpond_core::misuse) for misuse is one for the process, while tests run on many threads.
-//! [`record`] installs one hook, for good, which keeps each thread's reports apart, and panics on
-//! threads that do not record, as the default hook does.
+//! The process has one [hook](millpond_core::misuse) for misuse, while tests run on many threads. [`record`]
+//! installs one hook permanently, which keeps each thread's reports apart, and panics on threads that do not
+//! record, as the default hook does.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Once};

@@ -37,18 +37,18 @@ use parking_lot::Mutex;
 pub enum Call {
     /// `allocate`.
     Allocate {
-        /// As asked for.
+        /// The requested layout.
         layout: Layout,
-        /// As passed in.
+        /// The stream of the call.
         stream: StreamRef,
     },
     /// `deallocate`.
     Deallocate {
-        /// As passed in.
+        /// The pointer of the call.
         ptr: DevicePtr,
-        /// As passed in.
+        /// The layout of the call.
         layout: Layout,
-        /// As passed in.
+        /// The stream of the call.
         stream: StreamRef,
     },
     /// `memory_info`.
@@ -57,7 +57,7 @@ pub enum Call {
     Statistics,
     /// `trim`.
     Trim {
-        /// As passed in.
+        /// The argument of the call, in bytes.
         keep_bytes: u64,
     },
 }
@@ -129,17 +129,17 @@ impl Handle {
         self.state.lock().answers.push_back(Answer::Ptr(ptr));
     }
 
-    /// What `memory_info` returns from now on.
+    /// Sets the result of `memory_info`.
     pub fn set_memory_info(&self, memory_info: MemoryInfo) {
         self.state.lock().memory_info = memory_info;
     }
 
-    /// What `statistics` returns from now on; `None` at first.
+    /// Sets the result of `statistics`; `None` at first.
     pub fn set_statistics(&self, statistics: Option<ResourceStatistics>) {
         self.state.lock().statistics = statistics;
     }
 
-    /// What `trim` returns from now on, in bytes.
+    /// Sets the result of `trim`, in bytes.
     pub fn set_trimmed_bytes(&self, bytes: u64) {
         self.state.lock().trimmed_bytes = bytes;
     }
@@ -200,7 +200,7 @@ fn scripted(kind: ErrorKind) -> Error {
     }
 }
 
-// SAFETY: fresh addresses never overlap and are aligned; they stand for memory that nobody touches. A
+// SAFETY: fresh addresses never overlap and are aligned; they stand for memory that is never touched. A
 // script can break the contract, which is what it is for.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl DeviceMemoryResource for MockResource {

@@ -1,3 +1,5 @@
+//! A small seeded random generator.
+
 /// A small random generator (SplitMix64), good enough to choose test cases and the same everywhere.
 ///
 /// Sebastiano Vigna's constants; see Steele, Lea, Flood, "Fast splittable pseudorandom number

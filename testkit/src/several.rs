@@ -1,3 +1,5 @@
+//! Several resources of one device behind one.
+
 use std::any::Any;
 use std::fmt;
 
@@ -12,10 +14,10 @@ use rustc_hash::FxHashMap;
 /// Several resources of one device behind one: each request goes to one of them, chosen by its size and its
 /// stream, and each block goes back to the resource that it came from.
 ///
-/// With pools in it, and too little memory, the pools have to give each other what is free.
+/// With pools among them, and too little memory, the pools have to release free memory to each other.
 pub struct Several {
     resources: Vec<AnyResource>,
-    /// Which resource a live block came from.
+    /// The index of the resource that each live block came from.
     owners: Mutex<FxHashMap<DevicePtr, usize>>,
 }
 

@@ -1,4 +1,4 @@
-//! A plain model of an allocator: which ranges are live, and what each was asked for.
+//! A plain model of an allocator: the live ranges, and the request of each.
 //!
 //! It does what a resource must do in the most obvious way, so that a resource can be compared with it.
 //! The idea is rlsf's shadow allocator.
@@ -8,7 +8,7 @@ use std::fmt;
 
 use millpond_core::{DevicePtr, Layout, align_up};
 
-/// What a resource did that no allocator may do.
+/// A violation that no allocator may commit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
     /// A request for bytes was answered with the null pointer.
@@ -18,26 +18,26 @@ pub enum Fault {
     },
     /// A request for no bytes was answered with a block.
     NotNull {
-        /// What was handed out.
+        /// The block that was handed out.
         ptr: DevicePtr,
     },
     /// The pointer is not a multiple of the alignment.
     Misaligned {
-        /// What was handed out.
+        /// The block that was handed out.
         ptr: DevicePtr,
         /// The request.
         layout: Layout,
     },
-    /// The block ends behind the end of the address space.
+    /// The block ends beyond the end of the address space.
     Wraps {
-        /// What was handed out.
+        /// The block that was handed out.
         ptr: DevicePtr,
         /// The request.
         layout: Layout,
     },
     /// The block overlaps one that is live.
     Overlap {
-        /// What was handed out.
+        /// The block that was handed out.
         ptr: DevicePtr,
         /// The request.
         layout: Layout,
@@ -48,16 +48,16 @@ pub enum Fault {
     },
     /// The block that comes back is not live.
     NotLive {
-        /// What came back.
+        /// The pointer that came back.
         ptr: DevicePtr,
     },
     /// The block comes back with another layout.
     WrongLayout {
-        /// What came back.
+        /// The pointer that came back.
         ptr: DevicePtr,
-        /// What was allocated.
+        /// The layout of the allocation.
         allocated: Layout,
-        /// What came back with it.
+        /// The layout of the deallocation.
         returned: Layout,
     },
 }
@@ -107,15 +107,15 @@ pub struct ShadowAllocator {
 }
 
 impl ShadowAllocator {
-    /// A model in which nothing is live.
+    /// A model without live blocks.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Notes that `ptr` was handed out for `layout`.
+    /// Records that `ptr` was handed out for `layout`.
     ///
     /// # Errors
-    /// The first rule that the block breaks; nothing is noted then.
+    /// The first rule that the block breaks; then nothing is recorded.
     pub fn allocate(&mut self, ptr: DevicePtr, layout: Layout) -> Result<(), Fault> {
         if layout.bytes() == 0 {
             return if ptr.is_null() { Ok(()) } else { Err(Fault::NotNull { ptr }) };
@@ -141,10 +141,10 @@ impl ShadowAllocator {
         Ok(())
     }
 
-    /// Notes that `ptr` came back.
+    /// Records that `ptr` was freed.
     ///
     /// # Errors
-    /// [`Fault::NotLive`] or [`Fault::WrongLayout`]; nothing is noted then.
+    /// [`Fault::NotLive`] or [`Fault::WrongLayout`]; then nothing is recorded.
     pub fn deallocate(&mut self, ptr: DevicePtr, layout: Layout) -> Result<(), Fault> {
         if layout.bytes() == 0 && ptr.is_null() {
             return Ok(());
@@ -167,7 +167,7 @@ impl ShadowAllocator {
         self.live.iter().map(|(&ptr, &layout)| (ptr, layout))
     }
 
-    /// How many blocks are live.
+    /// The number of live blocks.
     pub fn live_blocks(&self) -> u64 {
         self.live.len() as u64
     }
@@ -182,12 +182,12 @@ impl ShadowAllocator {
         self.rounded_bytes
     }
 
-    /// How many blocks were handed out so far; requests for no bytes are not counted.
+    /// The number of blocks handed out so far; requests for no bytes are not counted.
     pub const fn allocations(&self) -> u64 {
         self.allocations
     }
 
-    /// How many blocks came back so far.
+    /// The number of blocks freed so far.
     pub const fn deallocations(&self) -> u64 {
         self.deallocations
     }

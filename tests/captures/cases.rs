@@ -1,4 +1,4 @@
-//! What the library does at the driver by itself: one case for each slow path.
+//! The driver calls that the library makes on its own: one case for each slow path.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use millpond::{DeviceMemoryResource, DeviceMemoryResourceExt, Driver, Result};
 
 use super::stage::{MIB, Stage, give, pass, take};
 
-/// What happens while the graph is captured. An error is what the request got.
+/// The call that is made while the graph is captured. An error is that of the request.
 pub(crate) type Act = Box<dyn FnOnce() -> Result<()> + Send>;
 
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     /// Whether one of its calls ends another thread's capture, if nothing is done about it.
     pub(crate) is_unsafe: bool,
-    /// What an error says that would have helped.
+    /// The remedy that an error names.
     pub(crate) advice: &'static str,
     /// Sets the scene, before the capture begins. `Some` names a call that the act must make.
     pub(crate) prepare: fn(&Stage) -> (Act, Option<CallKind>),
@@ -93,7 +93,7 @@ fn out_of_memory(stage: &Stage) -> (Act, Option<CallKind>) {
     let (resource, stream) = (stage.checked("cuda+pool:decay=off"), stage.stream);
     stage.others_give_back(&resource, 40 * MIB, true);
     take(&resource, MIB, stage.others[0]).expect("there is memory");
-    let all = stage.counter.mem_get_info().expect("the driver says so").total;
+    let all = stage.counter.mem_get_info().expect("the driver answers").total;
     let act = move || {
         let error = pass(&resource, all, stream).expect_err("a part of the device is in use");
         assert!(error.is_out_of_memory(), "{error}");
@@ -177,7 +177,7 @@ fn point_for_others(stage: &Stage) -> (Act, Option<CallKind>) {
     // Only its own calls may record on the donor.
     stage.hooks.foreign(donor);
     let kept = take(&resource, MIB, donor).expect("there is memory");
-    // So much that the donor's block is too little to wait for the device because of it.
+    // Takes so much memory that the donor's block is too small to justify a wait for the device.
     take(&resource, 80 * MIB, other).expect("there is memory");
     pass(&resource, 4 * MIB, donor).expect("there is memory");
     take(&resource, 4 * MIB, other).expect("there is memory");

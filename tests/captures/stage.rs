@@ -62,7 +62,7 @@ pub(crate) struct Stage {
     pub(crate) others: [StreamRef; 2],
     /// The stream of requests.
     pub(crate) stream: StreamRef,
-    /// What ends after the capture.
+    /// Values that are dropped after the capture.
     kept: Mutex<Vec<Box<dyn Any + Send>>>,
 }
 
@@ -133,7 +133,7 @@ impl Stage {
 
     /// Most of what the device has free.
     pub(crate) fn most_of_the_device(&self) -> u64 {
-        self.counter.mem_get_info().expect("the driver says so").free / 8 * 7 / (2 * MIB) * (2 * MIB)
+        self.counter.mem_get_info().expect("the driver answers").free / 8 * 7 / (2 * MIB) * (2 * MIB)
     }
 
     /// No rule of the simulated device was broken.

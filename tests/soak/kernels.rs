@@ -63,7 +63,7 @@ impl Kernels {
     /// Counts the bytes of the block that do not hold its tag.
     ///
     /// # Safety
-    /// As for [`write_tag`](Self::write_tag).
+    /// Those of [`write_tag`](Self::write_tag).
     pub(crate) unsafe fn check_tag(&self, block: &Block, stream: StreamRef) -> millpond::Result<()> {
         let (mut ptr, mut bytes) = (block.ptr.address(), block.layout.bytes());
         let (mut words, mut tag) = (block.words(), block.tag);
@@ -79,7 +79,7 @@ impl Kernels {
         unsafe { launch(&self.check_tag, 4 * words, stream, &mut args) }
     }
 
-    /// Keeps the stream busy for so many clock cycles.
+    /// Keeps the stream busy for `cycles` clock cycles.
     pub(crate) fn spin(&self, mut cycles: u64, stream: StreamRef) -> millpond::Result<()> {
         // SAFETY: one argument, of the parameter's type; the kernel touches no memory.
         unsafe { launch(&self.spin, 1, stream, &mut [argument(&mut cycles)]) }
@@ -110,7 +110,7 @@ fn argument<T>(value: &mut T) -> *mut c_void {
 }
 
 /// # Safety
-/// As for [`Function::launch`].
+/// Those of [`Function::launch`].
 unsafe fn launch(
     function: &Function,
     threads: u32,

@@ -13,7 +13,7 @@ use super::kernels::{Block, Kernels};
 const TYPICAL_BLOCKS: u64 = 256;
 /// Sizes go from 1 byte to two to this power, evenly on a logarithmic scale.
 const LARGEST_LOG2: u64 = 22;
-/// In so many percent of the frees the check lags behind, while the host goes on and reuses the block.
+/// The percentage of frees whose check lags behind, while the host goes on and reuses the block.
 const LAGGING_PERCENT: u64 = 4;
 /// For how long it lags, in clock cycles: up to about 0.1 ms.
 const LAG_CYCLES: u64 = 200_000;
@@ -25,7 +25,7 @@ pub(crate) enum Trims {
     No,
 }
 
-/// What all workers of a soak share.
+/// The state that all workers of a soak share.
 #[derive(Debug)]
 pub(crate) struct Shared<'a> {
     pub(crate) driver: &'a CudaDriver,
@@ -64,7 +64,7 @@ impl<'a> Worker<'a> {
         })
     }
 
-    /// Does so many random operations, and then gives everything back.
+    /// Runs `operations` random operations, and then frees everything.
     pub(crate) fn run(mut self, operations: u64) -> Result<()> {
         for _ in 0..operations {
             self.step()?;

@@ -39,7 +39,7 @@ const ADAPTORS: &[&str] =
 
 const POOL: &str = "cuda+pool";
 
-/// What a resource can tell about its blocks; adaptors on top of it tell the same.
+/// The misuse that a resource can detect about its blocks; adaptors on top of it detect the same.
 #[derive(Clone, Copy)]
 struct Knows {
     statistics: StatisticsCheck,

@@ -1,6 +1,8 @@
+//! Tests that each rule of style finds what it refuses.
+
 use super::*;
 
-/// That a rule finds exactly one problem in the bad file and none in the good one.
+/// Asserts that a rule finds exactly one problem in the bad file and none in the good one.
 fn finds(rule: fn(&File) -> Vec<String>, bad: &File, good: &File) {
     assert_eq!(rule(bad).len(), 1, "{bad:?}: {:?}", rule(bad));
     assert_eq!(rule(good), [""; 0], "{good:?}");
@@ -16,6 +18,34 @@ fn lengths_are_found() {
         |count: usize| File::of("a.rs", format!("fn f() {{\n{}}}\n", "f(\"{\");\n".repeat(count - 2)));
     finds(lengths, &function(FUNCTION_LINES + 1), &function(FUNCTION_LINES));
     finds(lengths, &File::of("run.sh", "#".repeat(COLUMNS + 1)), &File::of("a.md", "x".repeat(COLUMNS + 1)));
+}
+
+#[test]
+fn long_lines_of_documents_are_found() {
+    let text = |count: usize| format!("a {}\n", "x".repeat(count - 2));
+    finds(long_prose, &File::of("a.md", text(COLUMNS + 1)), &File::of("a.md", text(COLUMNS)));
+    let free = ["| ", "# ", "<img ", "https://a/"].map(|start| format!("{start}{}\n", "x".repeat(COLUMNS)));
+    let good = format!("{}```\n{}```\n", free.concat(), text(COLUMNS + 1));
+    finds(long_prose, &File::of("a.md", text(COLUMNS + 1)), &File::of("a.md", good));
+}
+
+#[test]
+fn sources_without_a_purpose_are_found() {
+    assert!(no_purpose(&File::of("a.rs", "use std::fmt;\n\n//! Prints.\n")).is_some());
+    assert_eq!(no_purpose(&File::of("a.rs", "//! Prints.\n\nuse std::fmt;\n")), None);
+}
+
+#[test]
+fn house_phrases_are_found() {
+    for (phrase, _) in words::PHRASES {
+        let good = File::of("a.rs", format!("// It uses_{phrase} {phrase}_of {phrase}ly.\n"));
+        finds(house_phrases, &File::of("a.rs", format!("//! Then {phrase}.\n")), &good);
+        // Across two lines of a comment, and with a capital letter.
+        let broken =
+            phrase.replacen(' ', "\n    /// ", 1).replacen(&phrase[..1], &phrase[..1].to_uppercase(), 1);
+        finds(house_phrases, &File::of("a.rs", format!("    /// {broken}\n")), &good);
+        finds(house_phrases, &File::of("a.md", format!("- {broken}\n")), &File::of("a.svg", phrase));
+    }
 }
 
 #[test]
@@ -53,15 +83,14 @@ fn dead_links_are_found() {
 
 #[test]
 fn gaps_in_the_readme_are_found() {
-    let text = format!("| [`core/`](core/) | x |\n`first.rs`\n```sh\n{TEST_COMMAND}\n```\n");
-    let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
-    let problems = |text: &str, members: &[&str], examples: &[&str]| {
-        missing_from_readme(&File::of("README.md", text), &names(members), &names(examples)).len()
+    let text = format!("`first.rs`\n```sh\n{TEST_COMMAND}\n```\n");
+    let problems = |text: &str, examples: &[&str]| {
+        let examples: Vec<String> = examples.iter().map(|&name| name.to_owned()).collect();
+        missing_from_readme(&File::of("README.md", text), &examples).len()
     };
-    assert_eq!(problems(&text, &["core"], &["first.rs"]), 0);
-    assert_eq!(problems(&text, &["core", "driver"], &["first.rs"]), 1);
-    assert_eq!(problems(&text, &["core"], &["first.rs", "stack.rs"]), 1);
-    assert_eq!(problems(&text.replace("```sh", "```text"), &["core"], &["first.rs"]), 1);
+    assert_eq!(problems(&text, &["first.rs"]), 0);
+    assert_eq!(problems(&text, &["first.rs", "stack.rs"]), 1);
+    assert_eq!(problems(&text.replace("```sh", "```text"), &["first.rs"]), 1);
 }
 
 #[test]
@@ -93,7 +122,7 @@ fn unlisted_layers_are_found() {
             "pub const ENTRY: LayerEntry = LayerEntry {\n    name: \"pool\",\n",
         ),
         File::of("resources/src/pool/mod.rs", implements),
-        File::of("resources/src/map.rs", "// impl DeviceMemoryResource for nobody"),
+        File::of("resources/src/map.rs", "// impl DeviceMemoryResource for a comment"),
         File::of("resources/src/silent.rs", implements),
         File::of("resources/src/probe.rs", implements),
         File::of("resources/src/lib.rs", implements),
@@ -163,4 +192,40 @@ fn pages_that_no_type_includes_are_found() {
     assert_eq!(unused_page(&page, &used), None);
     let elsewhere = [File::of("driver/src/a.rs", used[0].text.as_str())];
     assert!(unused_page(&page, &elsewhere).is_some());
+}
+
+#[test]
+fn circles_between_files_are_found() {
+    let files = |texts: [&str; 3]| {
+        let paths = ["a/src/lib.rs", "a/src/one.rs", "a/src/two/mod.rs"];
+        paths.into_iter().zip(texts).map(|(path, text)| File::of(path, text)).collect::<Vec<_>>()
+    };
+    fn found(files: Vec<File>, excluded: &[&str]) -> usize {
+        circles::circles(&files, excluded).len()
+    }
+    let root = "mod one;\nmod two;\npub use two::Two;\n";
+    let uses_two = "use crate::Two;\nfn f(_: Two) {}\n";
+    assert_eq!(found(files([root, uses_two, "pub struct Two;"]), &[]), 0);
+    // Through a re-export, through a path without `use`, through a group, and in a module of the file.
+    let back = ["use super::one::f;", "fn g() { crate::one::f() }", "use crate::{one::{self as x, f}};"];
+    for back in back.into_iter().chain(["mod inner { use crate::one::f; }"]) {
+        assert_eq!(found(files([root, uses_two, &format!("pub struct Two;\n{back}")]), &[]), 1, "{back}");
+    }
+    // A child that uses what its parent defines, and the parent uses the child.
+    let parent = "mod one;\nuse one::f;\npub struct Two;\n";
+    assert_eq!(found(files([parent, uses_two, ""]), &[]), 1);
+    assert_eq!(found(files([parent, uses_two, ""]), &["a/"]), 0);
+    let tests = "pub struct Two;\n#[cfg(test)]\nmod tests {\n    use crate::one::f;\n}\n";
+    assert_eq!(found(files([root, uses_two, tests]), &[]), 0);
+    // Comments, strings and other crates are not followed.
+    let text = "// use crate::one::f;\npub struct Two(std::io::Error);\nconst S: &str = \"crate::one::f\";\n";
+    assert_eq!(found(files([root, uses_two, text]), &[]), 0);
+}
+
+#[test]
+fn documents_without_a_row_are_found() {
+    let index = File::of("docs/README.md", "| [GPU](GPU.md) | x |\n");
+    let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+    assert_eq!(unindexed(&index, &names(&["GPU.md", "README.md", "plots"])), [""; 0]);
+    assert_eq!(unindexed(&index, &names(&["GPU.md", "OTHER.md"])).len(), 1);
 }

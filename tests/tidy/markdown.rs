@@ -1,7 +1,7 @@
-//! As much of Markdown as the rules need: links, headings, code and tables.
+//! Reads Markdown as far as the rules need it: links, headings, code and tables.
 
-/// A line outside fenced code, with its number from 1.
-fn prose(text: &str) -> Vec<(usize, &str)> {
+/// The lines outside fenced code, with their numbers from 1.
+pub(crate) fn prose(text: &str) -> Vec<(usize, &str)> {
     let mut fence: Option<&str> = None;
     let mut lines = Vec::new();
     for (index, line) in text.lines().enumerate() {

@@ -1,4 +1,4 @@
-//! Which files there are, and what is in them.
+//! Lists the files of the repository, and reads them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -75,7 +75,7 @@ fn listed_by_git() -> Option<Vec<String>> {
         .filter(|output| output.status.success())?;
     let text = String::from_utf8(output.stdout).ok()?;
     let paths: Vec<String> = text.split_terminator('\0').map(str::to_owned).collect();
-    // A crate unpacked inside somebody else's repository lists nothing.
+    // A crate unpacked inside another repository lists nothing.
     (!paths.is_empty()).then_some(paths)
 }
 

@@ -1,4 +1,4 @@
-//! A scanner that knows enough of Rust to tell code from strings and comments, and where functions end.
+//! Tells code from strings and comments, and finds the ends of functions.
 
 /// A function with a body.
 #[derive(Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ fn string_end(chars: &[char], at: usize) -> usize {
     (end + 1).min(chars.len())
 }
 
-/// A character ends at its quote; a lifetime is no character.
+/// A character ends at its quote; a lifetime is not a character.
 fn char_end(chars: &[char], at: usize) -> usize {
     match (chars.get(at + 1), chars.get(at + 2)) {
         (Some('\\'), Some(_)) => {

@@ -1,3 +1,5 @@
+//! The layer that limits allocations, and its parameters in text.
+
 use std::sync::Arc;
 
 use millpond_core::stack::{LayerEntry, LayerKind, Params};
@@ -14,7 +16,7 @@ pub struct LimitingLayer {
 }
 
 impl LimitingLayer {
-    /// A limit of so many bytes, or of a share of what the device has free when the layer is put on.
+    /// A limit in bytes, or as a share of the bytes that the device has free when the layer is built.
     pub fn new(limit: impl Into<ByteSize>) -> Self {
         Self { limit: limit.into() }
     }
@@ -34,7 +36,7 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
     about: "limits the bytes that are handed out",
     params: &[(
         "limit",
-        "the most bytes: a size, or a percentage of the device's free memory; always needed",
+        "the most bytes handed out: a size, or a percentage of the device's free memory; required",
     )],
     kind: LayerKind::Layer(build),
 };

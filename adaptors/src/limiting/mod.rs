@@ -1,4 +1,4 @@
-//! Limiting: so many bytes at most.
+//! Limits the bytes that are handed out.
 
 pub(crate) mod layer;
 #[cfg(test)]
@@ -15,17 +15,16 @@ pub use layer::LimitingLayer;
 
 use crate::shards::{All, Guard, Shards};
 
-/// Refuses what would bring the bytes that are handed out above a limit.
+/// Refuses requests that would bring the handed-out bytes above a limit.
 ///
 /// A request counts as RMM counts it: rounded up to
 /// [`ALLOCATION_ALIGNMENT`](millpond_core::ALLOCATION_ALIGNMENT), from before the upstream is asked until the
-/// upstream has failed or has taken the block back, so the upstream never has more handed out than the
-/// limit. A request that is refused here never counts, not even for a moment: whatever large requests other
-/// threads make in vain, a small one that fits is served.
+/// upstream has failed or has taken the block back, so the upstream never has more handed out than the limit.
+/// A request that is refused here never counts, not even for a moment: large requests of other threads that
+/// fail do not keep a small one that fits from being served.
 ///
-/// The adaptor knows how much is handed out, not what. A deallocation that the upstream refuses and
-/// reports has lowered the count; put [tracking](crate::TrackingResourceAdaptor) on top where callers may
-/// do that.
+/// The adaptor counts bytes and does not know blocks. A deallocation that the upstream refuses and reports
+/// has lowered the count; put [tracking](crate::TrackingResourceAdaptor) on top if callers may do that.
 ///
 /// ```
 /// use millpond_adaptors::LimitingResourceAdaptor;
@@ -48,30 +47,31 @@ use crate::shards::{All, Guard, Shards};
 pub struct LimitingResourceAdaptor<R> {
     upstream: R,
     limit_bytes: u64,
-    /// What is left of the limit, dealt out to the threads: one that has not enough looks at all shares at
-    /// one moment, so what fits is served, and threads seldom wait for each other.
+    /// The unused bytes of the limit, divided among the threads. A thread whose share is too small looks at
+    /// all shares under their locks, so a request that fits is served, and threads seldom wait for each
+    /// other.
     left: Shards<u64>,
 }
 
 impl<R> LimitingResourceAdaptor<R> {
-    /// Lets `limit_bytes` of `upstream` be handed out at a time.
+    /// Limits the handed-out bytes of `upstream` to `limit_bytes`.
     pub fn new(upstream: R, limit_bytes: u64) -> Self {
         let left = Shards::new();
         *left.mine() = limit_bytes;
         Self { upstream, limit_bytes, left }
     }
 
-    /// How many bytes are handed out, after rounding. Never more than [`limit_bytes`](Self::limit_bytes).
+    /// The bytes that are handed out, after rounding. Never more than [`limit_bytes`](Self::limit_bytes).
     pub fn allocated_bytes(&self) -> u64 {
         self.limit_bytes - self.sum(&self.left.all())
     }
 
-    /// How many bytes may be handed out.
+    /// The limit in bytes.
     pub fn limit_bytes(&self) -> u64 {
         self.limit_bytes
     }
 
-    /// Counts a request if it fits; else returns what is handed out.
+    /// Counts a request if it fits; otherwise returns the bytes that are handed out.
     fn acquire(&self, bytes: u64) -> Result<(), u64> {
         let mut mine = self.left.mine();
         if let Some(left) = mine.checked_sub(bytes) {
@@ -81,7 +81,7 @@ impl<R> LimitingResourceAdaptor<R> {
         self.acquire_beyond_share(mine, bytes)
     }
 
-    /// Takes from the shares of other threads, before everybody is stopped.
+    /// Takes from the shares of other threads, before it locks all of them.
     #[cold]
     fn acquire_beyond_share(&self, mut mine: Guard<'_, u64>, bytes: u64) -> Result<(), u64> {
         let enough = self.left.visit_others(|other| {
@@ -107,13 +107,13 @@ impl<R> LimitingResourceAdaptor<R> {
         Ok(())
     }
 
-    /// Saturates, because a caller may give back what was never handed out.
+    /// Saturates, because a caller may free a block that was never handed out.
     fn release(&self, bytes: u64) {
         let mut mine = self.left.mine();
         *mine = mine.saturating_add(bytes).min(self.limit_bytes);
     }
 
-    /// What is left of the limit.
+    /// The unused bytes of the limit.
     fn sum(&self, all: &All<'_, u64>) -> u64 {
         all.each.iter().fold(0, |sum: u64, part| sum.saturating_add(**part)).min(self.limit_bytes)
     }
@@ -162,7 +162,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LimitingResourceAd
         Some(&self.upstream)
     }
 
-    /// The upstream's, but no more free than the limit leaves.
+    /// The upstream's, with at most the rest of the limit as free.
     fn memory_info(&self) -> Result<MemoryInfo> {
         let info = self.upstream.memory_info().map_err(|error| error.in_stack(self))?;
         Ok(MemoryInfo { free: info.free.min(self.limit_bytes - self.allocated_bytes()), ..info })
@@ -193,5 +193,15 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LimitingResourceAd
 impl<R: fmt::Display> fmt::Display for LimitingResourceAdaptor<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}+limiting:limit={}", self.upstream, ByteSize::Bytes(self.limit_bytes))
+    }
+}
+
+impl<R> crate::AllocationLimit for LimitingResourceAdaptor<R> {
+    fn limit_bytes(&self) -> u64 {
+        self.limit_bytes()
+    }
+
+    fn allocated_bytes(&self) -> u64 {
+        self.allocated_bytes()
     }
 }

@@ -1,3 +1,5 @@
+//! Tests the limit: its count, its refusals, and threads that share it.
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 
@@ -130,7 +132,7 @@ fn large_requests_in_vain_never_refuse_a_small_one() {
     assert_eq!(resource.allocated_bytes(), 0);
 }
 
-/// Whatever threads call: what fits is served, what does not is refused, and the count is exact.
+/// With any number of threads, requests that fit are served, others are refused, and the count is exact.
 #[test]
 fn the_limit_is_the_same_for_all_threads() {
     for seed in 0..20 {

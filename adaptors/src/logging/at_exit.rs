@@ -1,5 +1,5 @@
-//! Logs that must be written before the process ends, also where nobody drops them: in a `static`, in a
-//! leaked handle, or when `exit` is called.
+//! Writes the logs that no drop has written before the process ends: those in a `static`, in a leaked handle,
+//! or when `exit` is called.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Once, Weak};
@@ -35,9 +35,9 @@ extern "C" fn at_exit() {
     let live = std::mem::take(&mut *LIVE.lock());
     // A forked process has copies of its parent's logs, which the parent writes.
     let live: Vec<_> = live.iter().filter_map(Weak::upgrade).filter(|queue| queue.is_own_process()).collect();
-    // A subscriber's panic must not end the process in another way than it ends.
+    // A subscriber's panic must not change how the process ends.
     let _ = catch_unwind(AssertUnwindSafe(|| {
-        // All at once: several that hang take no longer than one.
+        // All at once: several destinations that hang take no longer than one.
         let endings: Vec<_> = live.iter().map(Queue::begin_end).collect();
         for (queue, ending) in live.iter().zip(endings) {
             queue.end(ending);

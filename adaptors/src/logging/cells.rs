@@ -1,6 +1,6 @@
 //! Cells of a row as text, without the formatting machinery of `std`, which costs several times as much.
 
-use super::row::TimeOfDay;
+use super::time_of_day::TimeOfDay;
 
 /// `00` to `99`.
 static PAIRS: [[u8; 2]; 100] = {
@@ -13,7 +13,7 @@ static PAIRS: [[u8; 2]; 100] = {
     pairs
 };
 
-/// Room for the longest number.
+/// Bytes for the longest number.
 pub(super) type Digits = [u8; 20];
 
 /// `1000`
@@ -31,7 +31,7 @@ pub(super) fn numbered<'a>(word: &str, number: u32, digits: &'a mut Digits) -> &
     &digits[start..]
 }
 
-/// Returns where it starts; it ends at the end.
+/// Writes the number at the end of `digits`, and returns where it starts.
 #[inline]
 fn write_decimal(mut number: u64, digits: &mut Digits) -> usize {
     let mut start = digits.len();

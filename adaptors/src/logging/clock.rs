@@ -1,14 +1,17 @@
+//! Reads the wall clock and converts it to the local time of day.
+
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-use super::row::TimeOfDay;
+use super::time_of_day::TimeOfDay;
 
-/// Every time zone's offset changes on a multiple of this, so it need not be looked up more often.
+/// Every time zone's offset changes on a multiple of this many seconds, so it need not be looked up more
+/// often.
 const OFFSET_VALID_SECONDS: i64 = 15 * 60;
 
 const NANOSECONDS: u64 = 1_000_000_000;
 
-/// Nanoseconds since 1970, by the system's clock; the last of them in the year 2554.
+/// Nanoseconds since 1970, by the system's clock; at most those of the year 2554.
 #[cfg(target_os = "linux")]
 #[inline]
 pub(super) fn now() -> u64 {
@@ -26,13 +29,13 @@ pub(super) fn now() -> u64 {
     since_1970.as_secs().saturating_mul(NANOSECONDS).saturating_add(since_1970.subsec_nanos().into())
 }
 
-/// Times as the local time of day.
+/// Converts times to the local time of day.
 #[derive(Debug)]
 pub(super) struct Clock {
     zone: TimeZone,
-    /// The last second that was asked for, since 1970, and in the zone since midnight.
+    /// The last converted second: since 1970, and since midnight of the local day.
     second: (u64, u64),
-    /// Which multiple of [`OFFSET_VALID_SECONDS`] the offset is for.
+    /// The multiple of [`OFFSET_VALID_SECONDS`] that the offset is for.
     period: i64,
     offset_seconds: i64,
 }

@@ -1,7 +1,9 @@
+//! Numbers the devices whose rows share a log.
+
 use millpond_core::DeviceId;
 use parking_lot::RwLock;
 
-/// The devices whose rows a log has, by the small number that a record has room for.
+/// The devices of a log, by the small number that a record has room for.
 #[derive(Default, Debug)]
 pub(super) struct Devices(RwLock<Vec<DeviceId>>);
 
@@ -17,7 +19,7 @@ impl Devices {
         Some(small)
     }
 
-    /// All of them, in the order of their numbers.
+    /// All devices, in the order of their numbers.
     pub(super) fn all(&self) -> Vec<DeviceId> {
         self.0.read().clone()
     }

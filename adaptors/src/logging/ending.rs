@@ -1,5 +1,4 @@
-//! The end of a log whose destination may never take what is left: a pipe whose reader stopped, or a file
-//! system that hangs.
+//! Ends a log whose destination may hang: a pipe whose reader stopped, or a file system that does not answer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,25 +6,25 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// For how long a destination may take nothing before the end of a log gives up.
+/// The time in which a destination may take nothing before the end of a log gives up.
 pub(super) const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
 
-/// How often it is looked at.
+/// The time between two checks of the destination.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The last rows, on their way on a thread of their own, so that nobody who waits for them hangs.
+/// Writes the last rows on a thread of its own, so that a caller that waits for them never hangs.
 #[derive(Debug)]
 pub(super) struct Ending {
     /// The thread, and a channel that it closes when it is done; `None` if it was done at once.
     thread: Option<(JoinHandle<()>, Receiver<()>)>,
-    /// How many bytes the destination took so far.
+    /// The number of bytes that the destination took so far.
     taken: Arc<AtomicU64>,
     seen: u64,
     seen_at: Instant,
 }
 
 impl Ending {
-    /// Calls `write`, which may block for ever. `taken` counts what the destination takes.
+    /// Calls `write`, which may block for ever. `taken` counts the bytes that the destination takes.
     pub(super) fn begin(taken: Arc<AtomicU64>, write: impl Fn() + Send + Sync + 'static) -> Self {
         let write = Arc::new(write);
         let (done, finished) = mpsc::channel();
@@ -48,7 +47,7 @@ impl Ending {
         Self { thread, taken, seen, seen_at: Instant::now() }
     }
 
-    /// Waits until everything is written; false if the destination takes nothing any more.
+    /// Waits until everything is written; returns false if the destination takes nothing any more.
     pub(super) fn wait(mut self) -> bool {
         let Some((thread, finished)) = self.thread.take() else { return true };
         while finished.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
@@ -59,7 +58,7 @@ impl Ending {
                 return false;
             }
         }
-        // A panic of its own is as good as an end: what it could write is written.
+        // A panic ends the thread too: it wrote the rows that it could write.
         let _ = thread.join();
         true
     }

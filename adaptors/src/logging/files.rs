@@ -1,8 +1,8 @@
 //! The log files that this process writes.
 //!
-//! Adaptors that name one file share one [`Journal`]: no log truncates another's rows, rows of one address
-//! are in order whatever adaptor they come from, and the counters are those of the file. A lock tells other
-//! processes that the file is being written.
+//! Adaptors that name one file share one [`Journal`]: no log truncates another's rows, the rows of one
+//! address are in order across adaptors, and the counters are those of the file. A lock tells other processes
+//! that the file is being written.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Write};
@@ -12,16 +12,16 @@ use std::sync::{Arc, Weak};
 use millpond_core::Result;
 use parking_lot::{Condvar, Mutex};
 
-use super::journal::Journal;
-use super::layer::Settings;
+use super::journal::{Journal, OpenFile};
+use super::settings::Settings;
 use super::sink::Sink;
 
 static OPEN: Mutex<Vec<(FileId, Weak<Journal>)>> = Mutex::new(Vec::new());
 
-/// A file was closed.
+/// Notified when a file was closed.
 static CLOSED: Condvar = Condvar::new();
 
-/// Which file it is, whatever its name.
+/// The identity of a file, independent of its name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct FileId {
     #[cfg(unix)]
@@ -43,25 +43,27 @@ impl FileId {
     }
 }
 
-/// An entry in the table of open files. Dropping it lets others begin the file anew.
+/// An entry in the table of open files. Dropping it lets other adaptors truncate and write the file.
 #[derive(Debug)]
-pub(super) struct OpenFile(FileId);
+struct Entry(FileId);
 
-impl Drop for OpenFile {
+impl OpenFile for Entry {}
+
+impl Drop for Entry {
     fn drop(&mut self) {
         OPEN.lock().retain(|(id, _)| *id != self.0);
         CLOSED.notify_all();
     }
 }
 
-/// The journal that writes this file: the one that does already, or a new one, which truncates it.
+/// The journal that writes this file: the one that is open, or a new one, which truncates the file.
 ///
 /// # Errors
 /// The system's; [`ResourceBusy`](io::ErrorKind::ResourceBusy) if another process writes the file; and
-/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if it is written in another way already.
+/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if it is open with other settings.
 pub(super) fn journal(path: &Path, settings: &Settings) -> Result<Arc<Journal>> {
     let unwritable = |error| settings.unwritable(error);
-    // Appends, so that a process that takes no notice of the lock overwrites no row of this one.
+    // Appends, so that a process that ignores the lock overwrites no row of this one.
     let file = OpenOptions::new().create(true).append(true).open(path).map_err(unwritable)?;
     let metadata = file.metadata().map_err(unwritable)?;
     if !metadata.is_file() {
@@ -75,7 +77,7 @@ pub(super) fn journal(path: &Path, settings: &Settings) -> Result<Arc<Journal>> 
             drop(open);
             return journal.check_same(settings).map(|()| journal);
         }
-        // Its last adaptor is being dropped, and writes what waits.
+        // Its last adaptor is being dropped, and writes the remaining rows.
         CLOSED.wait(&mut open);
     }
     lock(&file).map_err(unwritable)?;
@@ -83,8 +85,8 @@ pub(super) fn journal(path: &Path, settings: &Settings) -> Result<Arc<Journal>> 
     truncate(&file.file, path).map_err(unwritable)?;
     let sink = sink(file, path, settings);
     let journal = Journal::open(sink, settings).map_err(unwritable)?;
-    // Not before: where the header cannot be written, the entry's drop would wait for the lock held here.
-    journal.is_of(OpenFile(id.clone()));
+    // Not earlier: if the header cannot be written, the entry's drop would wait for the lock held here.
+    journal.is_of(Box::new(Entry(id.clone())));
     open.push((id, Arc::downgrade(&journal)));
     Ok(journal)
 }
@@ -93,9 +95,9 @@ fn sink(file: impl Write + Send + 'static, path: &Path, settings: &Settings) -> 
     Sink::new(Box::new(file), path.display().to_string(), settings.flush)
 }
 
-/// A file with a [`lock`], which is given back when the file is closed. Closing alone does not do that while
-/// a child process has a copy of the handle, as each has until it runs its program. So it is given up while a
-/// forked child still writes, too: such a child cannot be told from one that runs a program.
+/// A file with a [`lock`], which is released when the file is closed. Closing alone does not release it while
+/// a child process has a copy of the handle, as each has until it runs its program. So the lock is released
+/// while a forked child still writes, too: such a child cannot be distinguished from one that runs a program.
 struct Locked {
     file: File,
     process: u32,
@@ -113,20 +115,20 @@ impl Write for Locked {
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // A forked child must not give back its parent's lock.
+        // A forked child must not release its parent's lock.
         if self.process == std::process::id() {
             unlock(&self.file);
         }
     }
 }
 
-/// Empties the file, whatever has its name by now.
+/// Empties the file, even if its name now belongs to another.
 #[cfg(unix)]
 fn truncate(file: &File, _path: &Path) -> io::Result<()> {
     file.set_len(0)
 }
 
-/// Empties the file by a handle of its own: on Windows, one that appends may not change the length.
+/// Empties the file through another handle: on Windows, one that appends may not change the length.
 #[cfg(not(unix))]
 fn truncate(_file: &File, path: &Path) -> io::Result<()> {
     OpenOptions::new().write(true).open(path)?.set_len(0)
@@ -148,14 +150,14 @@ fn lock(file: &File) -> io::Result<()> {
 
 #[cfg(unix)]
 fn unlock(file: &File) {
-    // Where there are no locks, there is nothing to give back.
+    // Without locks there is nothing to unlock.
     let _ = rustix::fs::flock(file, rustix::fs::FlockOperation::Unlock);
 }
 
 #[cfg(not(unix))]
 fn unlock(_file: &File) {}
 
-/// Windows' locks would keep others from reading the log, too.
+/// Locks on Windows would keep other processes from reading the log, too.
 #[cfg(not(unix))]
 fn lock(_file: &File) -> io::Result<()> {
     Ok(())

@@ -1,54 +1,57 @@
-use std::io;
+//! A log that one or more adaptors write.
+
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
+use std::{fmt, io};
 
 use millpond_core::{DeviceId, Error, Result};
 use parking_lot::Mutex;
 
 use super::devices::Devices;
 use super::ending::{self, Ending};
-use super::files::OpenFile;
-use super::layer::Settings;
 use super::queue::Queue;
 use super::record::{Entry, Record};
+use super::settings::{Columns, Flush, Settings};
 use super::sink::Sink;
 use super::text::Text;
 use super::writers::Writers;
-use super::{Columns, Flush};
 
-/// One log, as its adaptors see it.
+/// The entry of a journal's file in the table of open files. Dropping it removes the entry.
+pub(super) trait OpenFile: fmt::Debug + Send + Sync {}
+
+/// One log, which adaptors share.
 #[derive(Debug)]
 pub(super) struct Journal {
     writing: Writing,
     columns: Columns,
     flush: Flush,
     devices: Arc<Devices>,
-    /// There if other adaptors may share the journal. Dropped last, when everything is written.
-    file: OnceLock<OpenFile>,
+    /// Set if other adaptors may share the journal. Dropped last, after everything is written.
+    file: OnceLock<Box<dyn OpenFile>>,
 }
 
-/// Who writes the rows.
+/// How rows are written.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "there is one for each log, behind an Arc")]
 enum Writing {
-    /// The thread that logs.
+    /// The logging thread writes each row.
     Direct(Mutex<Direct>),
-    /// Threads of the log's own.
+    /// Threads of the log write batches of rows.
     Queued(Writers),
 }
 
-/// Behind a lock, so that rows are whole, numbered, and in order of time.
+/// The state behind a lock, so that rows are whole, numbered, and in order of time.
 #[derive(Debug)]
 pub(super) struct Direct {
     text: Text,
     sink: Sink,
     sequence: u64,
-    /// There if the further columns are written.
+    /// The moment at which the log was opened; set if the further columns are written.
     opened: Option<Instant>,
 }
 
 impl Journal {
-    /// Writes the header.
+    /// Opens a log: writes the header, and starts threads if the settings ask for them.
     pub(super) fn open(mut sink: Sink, settings: &Settings) -> io::Result<Arc<Self>> {
         let &Settings { columns, flush, .. } = settings;
         let devices = Arc::new(Devices::default());
@@ -66,15 +69,15 @@ impl Journal {
         Ok(Arc::new(Self { writing, columns, flush, devices, file: OnceLock::new() }))
     }
 
-    /// The journal writes this file, which others may begin anew when it is dropped.
-    pub(super) fn is_of(&self, file: OpenFile) {
+    /// Sets the file of the journal, which other adaptors may truncate once it is dropped.
+    pub(super) fn is_of(&self, file: Box<dyn OpenFile>) {
         let _ = self.file.set(file);
     }
 
-    /// Whether a further adaptor asks for the log that this is.
+    /// Checks that a further adaptor asks for the same columns and flush.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if it does not.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if not.
     pub(super) fn check_same(&self, settings: &Settings) -> Result<()> {
         let &Self { columns, flush, .. } = self;
         if (columns, flush) == (settings.columns, settings.flush) {
@@ -87,7 +90,7 @@ impl Journal {
         )))
     }
 
-    /// The number of a device for an [`Entry`].
+    /// The number of a device in an [`Entry`].
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for too many devices.
@@ -96,7 +99,7 @@ impl Journal {
         self.devices.number(device).ok_or_else(full)
     }
 
-    /// Logs a row. What goes wrong is counted and reported by the sink.
+    /// Logs a row. The sink counts and reports errors.
     #[inline]
     pub(super) fn write(&self, entry: Entry) {
         match &self.writing {
@@ -130,7 +133,7 @@ impl Journal {
 }
 
 impl Drop for Direct {
-    /// Hands over what waits, unless the destination hangs.
+    /// Writes the remaining rows, unless the destination hangs.
     fn drop(&mut self) {
         if !self.sink.has_pending() {
             return;
@@ -138,7 +141,7 @@ impl Drop for Direct {
         let nowhere = Sink::new(Box::new(io::sink()), self.sink.name().to_owned(), Flush::EveryRow);
         let taken = self.sink.taken();
         let sink = Mutex::new(std::mem::replace(&mut self.sink, nowhere));
-        // Counted and reported in there.
+        // The sink counts and reports errors.
         if !Ending::begin(taken, move || drop(sink.lock().flush())).wait() {
             ending::report(self.sink.name());
         }
@@ -149,7 +152,7 @@ impl Direct {
     fn write(&mut self, entry: Entry) {
         self.text.row(&Record::now(entry, self.opened), self.sequence);
         self.sequence += 1;
-        // Counted and reported in there; an allocation must not fail for it.
+        // The sink counts and reports errors; an allocation must not fail because of them.
         let _ = self.text.take(|row, rows| self.sink.write(row, rows));
     }
 }

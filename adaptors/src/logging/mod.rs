@@ -1,4 +1,4 @@
-//! Logging: a row of CSV for every call, as RMM writes it.
+//! Logs a row of CSV for every call, as RMM does.
 //!
 //! ```text
 //! Thread,Time,Action,Pointer,Size,Stream
@@ -7,9 +7,10 @@
 //! 140213,14:03:07.123610,allocate failure,(nil),1099511627776,0x55e8c0a1b2d0
 //! ```
 //!
-//! [`Row`] says what each column holds, and reads and writes it.
+//! [`Row`] documents the columns, and reads and writes them.
 
 mod at_exit;
+mod batch;
 mod canary;
 mod cells;
 mod clock;
@@ -22,11 +23,13 @@ mod outlet;
 mod queue;
 mod record;
 mod row;
+mod settings;
 mod sink;
 #[cfg(test)]
 mod tests;
 mod text;
 mod thread;
+mod time_of_day;
 mod writers;
 
 use std::fmt;
@@ -40,20 +43,23 @@ use millpond_core::{
     StreamRef, Traits, is_same,
 };
 
-pub use layer::{Columns, FILE_VARIABLES, Flush, LoggingLayer, default_file_name};
-pub use row::{Action, EXTENDED_HEADER, HEADER, Row, TimeOfDay};
+pub use layer::{FILE_VARIABLES, LoggingLayer, default_file_name};
+pub use row::{Action, EXTENDED_HEADER, HEADER, Row};
+pub use settings::{Columns, Flush};
+pub use time_of_day::TimeOfDay;
 
 use journal::Journal;
-use layer::Settings;
 use record::{Entry, nanoseconds_since};
+use settings::Settings;
 use sink::Sink;
 
 /// Writes a row of CSV for every allocation, failure and deallocation.
 ///
-/// A deallocation is logged before the upstream is called, an allocation after it returned, so that the
-/// rows of an address that several threads reuse never overlap. Rows are whole and in order of time,
-/// whatever the threads. By default each row is with the operating system before the call that it is about
-/// returns, so that the log of a process that aborts is complete; [`Flush`] says what trades that for speed.
+/// A deallocation is logged before the upstream is called, an allocation after it returned, so that the rows
+/// of an address that several threads reuse never overlap. Rows are complete and in order of time, with any
+/// number of threads. By default each row is with the operating system before the call that it records
+/// returns, so that the log of a process that aborts is complete; [`Flush`] has faster modes that give this
+/// up.
 ///
 /// A log that cannot be opened is an error when the adaptor is built. A write that fails later never fails
 /// an allocation: it is counted in [`write_errors`](Self::write_errors) and reported through `tracing`
@@ -101,7 +107,7 @@ impl<R: DeviceMemoryResource> LoggingResourceAdaptor<R> {
     /// Logs to a file, as the [default layer](LoggingLayer::new) does; see [`LoggingLayer::file`].
     ///
     /// # Errors
-    /// As for [`new`](Self::new).
+    /// Those of [`new`](Self::new).
     pub fn to_file(upstream: R, path: impl Into<PathBuf>) -> Result<Self> {
         LoggingLayer::new().file(path).layer(upstream)
     }
@@ -109,7 +115,7 @@ impl<R: DeviceMemoryResource> LoggingResourceAdaptor<R> {
     /// Logs to the file that `MILLPOND_LOG_FILE` names, else to that of `RMM_LOG_FILE`.
     ///
     /// # Errors
-    /// As for [`new`](Self::new).
+    /// Those of [`new`](Self::new).
     pub fn from_env(upstream: R) -> Result<Self> {
         LoggingLayer::new().layer(upstream)
     }
@@ -117,14 +123,14 @@ impl<R: DeviceMemoryResource> LoggingResourceAdaptor<R> {
     /// Logs to a writer.
     ///
     /// # Errors
-    /// As for [`new`](Self::new).
+    /// Those of [`new`](Self::new).
     pub fn to_writer(upstream: R, writer: impl Write + Send + 'static) -> Result<Self> {
         LoggingLayer::new().writer(writer).layer(upstream)
     }
 }
 
 impl<R> LoggingResourceAdaptor<R> {
-    /// Hands everything logged so far to the destination, and flushes that, however long it takes.
+    /// Hands all logged rows to the destination, and flushes that; waits as long as that takes.
     ///
     /// # Errors
     /// [`Io`](millpond_core::ErrorKind::Io); the rows that could not be written are lost. With
@@ -133,13 +139,13 @@ impl<R> LoggingResourceAdaptor<R> {
         self.journal.flush().map_err(|error| self.settings.unwritable(error))
     }
 
-    /// How many rows the destination has taken, the header not counted; with those of other adaptors that
-    /// write the same file.
+    /// The number of rows that the destination has taken, without the header; it includes rows of other
+    /// adaptors that write the same file.
     pub fn rows_written(&self) -> u64 {
         self.journal.ask(Sink::rows_written)
     }
 
-    /// How many writes to the destination failed. The rows of a failed write are lost.
+    /// The number of failed writes to the destination. The rows of a failed write are lost.
     pub fn write_errors(&self) -> u64 {
         self.journal.ask(Sink::write_errors)
     }
@@ -179,7 +185,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResourceAda
         self.upstream.memory_info().map_err(|error| error.in_stack(self))
     }
 
-    /// As in RMM, logs are told apart: a block that another log saw would be missing in this one.
+    /// As in RMM, logs are distinct: a block that another log saw would be missing in this one.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         is_same(self, other)
     }
@@ -201,8 +207,30 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResourceAda
     }
 }
 
+impl<R: DeviceMemoryResource> Layer<R> for LoggingLayer {
+    type Resource = LoggingResourceAdaptor<R>;
+
+    fn layer(self, upstream: R) -> Result<Self::Resource> {
+        LoggingResourceAdaptor::new(upstream, self)
+    }
+}
+
 impl<R: fmt::Display> fmt::Display for LoggingResourceAdaptor<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}+{}", self.upstream, self.settings)
+    }
+}
+
+impl<R> crate::AllocationLog for LoggingResourceAdaptor<R> {
+    fn flush(&self) -> Result<()> {
+        self.flush()
+    }
+
+    fn rows_written(&self) -> u64 {
+        self.rows_written()
+    }
+
+    fn write_errors(&self) -> u64 {
+        self.write_errors()
     }
 }

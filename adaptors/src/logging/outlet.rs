@@ -1,3 +1,5 @@
+//! Writes the batches of an asynchronous log in order.
+
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -5,20 +7,20 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::queue::Batch;
+use super::batch::Batch;
 use super::sink::Sink;
 
-/// Where batches leave in their order, whatever the order in which their texts are ready.
+/// Writes batches in order, though their texts become ready in any order.
 ///
-/// Nobody waits for an earlier batch: a thread leaves its own here, and whoever brings the one that is due
-/// writes those that follow, too.
+/// No thread waits for an earlier batch: it leaves its own here, and the thread that brings the batch that is
+/// due also writes those that follow.
 #[derive(Debug)]
 pub(super) struct Outlet {
     state: Mutex<State>,
-    /// A batch was written.
+    /// Notified when a batch was written.
     advanced: Condvar,
     sink: Mutex<Sink>,
-    /// Of the sink, for those who cannot wait for its lock.
+    /// The name of the sink, readable without its lock.
     name: String,
     taken: Arc<AtomicU64>,
 }
@@ -30,9 +32,9 @@ struct State {
     /// Batches whose text is ready.
     #[expect(clippy::vec_box, reason = "they come from the queue and go back there, and are large")]
     ready: Vec<Box<Batch>>,
-    /// Somebody writes.
+    /// A thread is writing.
     writing: bool,
-    /// The first error that nobody was told of.
+    /// The first error that no caller has received.
     error: Option<io::Error>,
 }
 
@@ -48,13 +50,13 @@ impl Outlet {
         Self { state: Mutex::default(), advanced: Condvar::new(), sink: Mutex::new(sink), name, taken }
     }
 
-    /// Leaves a batch whose text is ready.
+    /// Takes a batch whose text is ready.
     pub(super) fn bring(&self, batch: Box<Batch>) {
         self.state.lock().ready.push(batch);
     }
 
-    /// Writes at most so many batches that are due, unless somebody writes already. `recycle` gets what was
-    /// written. Returns whether a batch is due and nobody writes it.
+    /// Writes at most `most` batches that are due, unless another thread is writing. `recycle` receives
+    /// written batches. Returns whether a batch is due and no thread is writing it.
     pub(super) fn write_due(&self, most: usize, recycle: impl Fn(Box<Batch>)) -> bool {
         let mut state = self.state.lock();
         if state.writing {
@@ -80,12 +82,12 @@ impl Outlet {
         state.due().is_some()
     }
 
-    /// The number of the row that is due: all before it are written.
+    /// The number of the row that is due: all earlier rows are written.
     pub(super) fn next_row(&self) -> u64 {
         self.state.lock().next_row
     }
 
-    /// Waits until another row is due than `row`, but not for ever.
+    /// Waits until another row than `row` is due, for a limited time.
     pub(super) fn wait_while_due(&self, row: u64, patience: Duration) {
         let mut state = self.state.lock();
         if state.next_row == row {
@@ -93,12 +95,12 @@ impl Outlet {
         }
     }
 
-    /// What errors call the destination.
+    /// The name of the destination in errors.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Counts the bytes that the destination takes.
+    /// The counter of the bytes that the destination takes.
     pub(super) fn taken(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.taken)
     }
@@ -108,7 +110,7 @@ impl Outlet {
         self.state.lock().error.take()
     }
 
-    /// Asks the sink, after what is being written.
+    /// Asks the sink, after the present write.
     pub(super) fn ask<T>(&self, question: impl FnOnce(&Sink) -> T) -> T {
         question(&self.sink.lock())
     }

@@ -1,12 +1,12 @@
-//! [`Flush::Async`](super::Flush::Async): rows wait in a queue for the threads that write them.
+//! The queue of [`Flush::Async`](super::Flush::Async), from which threads of the log write rows.
 //!
-//! Each thread has a lane of its own, so callers meet only at the counter that gives each row its number.
-//! Whoever gathers locks all lanes at one moment: what is in them then are all rows up to a number, and they
-//! become a batch, in order. Anybody may take a batch, make its text and leave that at the
-//! [outlet](super::outlet), which writes texts in order: the threads of the log most of the time,
-//! [`flush`](Queue::flush), drop, the end of the process, and a caller that finds its lane full and so makes
-//! room. There is a fixed number of batches, and lanes have a fixed length, so rows take bounded memory; no
-//! row is ever dropped, and none depends on the log's threads.
+//! Each thread has a lane of its own, so callers contend only for the counter that numbers the rows.
+//! Gathering locks all lanes at one moment: the rows in them then are all rows up to a number, and become a
+//! batch, in order. Any thread may take a batch, format it and leave it at the [outlet](super::outlet), which
+//! writes batches in order: most of the time the log's threads do, otherwise [`flush`](Queue::flush), drop,
+//! the end of the process, or a caller that finds its lane full. The number of batches and the length of
+//! lanes are fixed, so rows take bounded memory; no row is ever dropped, and none depends on the log's
+//! threads.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::batch::Batch;
 use super::ending::{self, Ending};
 use super::outlet::Outlet;
 use super::record::{Entry, Record, Times};
@@ -24,43 +25,45 @@ use super::sink::Sink;
 use super::text::Text;
 use crate::shards::{Apart, Guard, Shards};
 
-/// Rows that a lane holds: they and their text stay in a core's second-level cache.
+/// The rows that a lane holds: they and their text stay in a core's second-level cache.
 pub(super) const LANE_ROWS: usize = 4096;
 
-/// When a lane has so many rows, the log's thread is called.
+/// The rows in a lane at which the log's thread is woken.
 const MANY_ROWS: usize = LANE_ROWS / 2;
 
-/// Batches there are.
+/// The number of batches.
 pub(super) const BATCHES: usize = 16;
 
-/// What the crate csv collects before it passes it on: it stays in the first-level cache.
+/// The bytes that the crate csv collects before it passes them on: they fit the first-level cache.
 const TEXT_BYTES: usize = 8 * 1024;
 
-/// For how long rows wait that are not many: what an abort loses at most, beside what is being written.
+/// The time after which a few rows are written, too: an abort loses at most the rows of this time, and those
+/// being written.
 const GATHER: Duration = Duration::from_millis(5);
 
-/// After so many times [`GATHER`] without a row the writing thread sleeps until there is one.
+/// After this many [`GATHER`] periods without a row the writing thread sleeps until there is one.
 const IDLE_ROUNDS: u32 = if cfg!(test) { 2 } else { 200 };
 
-/// How many batches a caller writes that only wants room.
+/// The batches that a caller writes that only needs room.
 const A_CALLERS_SHARE: usize = 2;
 
 #[derive(Debug)]
 pub(super) struct Queue {
     lanes: Shards<Vec<Record>>,
-    /// The number of the next row. Taken under the lock of the lane that the row goes to.
+    /// The number of the next row. Incremented under the lock of the lane that the row goes to.
     next_row: Apart<AtomicU64>,
-    /// Whoever adds a row has to [call](Self::call), because the log's thread sleeps or is gone.
+    /// Whether a thread that adds a row has to [wake](Self::call) the log's thread, because that sleeps or
+    /// has ended.
     must_call: AtomicBool,
     waiting: Mutex<Waiting>,
     outlet: Outlet,
-    /// There if the further columns are written.
+    /// The moment at which the log was opened; set if the further columns are written.
     opened: Option<Instant>,
     /// The log's threads.
     threads: OnceLock<Vec<Thread>>,
-    /// The destination hung when the log was to end: rows are dropped from then on, and nobody waits.
+    /// The destination hung while the log was ending: rows are dropped from then on, and no caller waits.
     abandoned: AtomicBool,
-    /// A fork copies the queue, but not the log's threads.
+    /// The process that opened the log: a fork copies the queue, but not the log's threads.
     process: u32,
 }
 
@@ -68,41 +71,22 @@ pub(super) struct Queue {
 struct Waiting {
     /// The number of the first row that is in a lane.
     first_row: u64,
-    /// Of the row before it.
+    /// The times of the row before it.
     last: Times,
-    /// Batches that nobody works on yet, oldest first.
+    /// Batches that no thread has taken yet, oldest first.
     gathered: VecDeque<Box<Batch>>,
-    /// Empty ones. The last one used is the first to be used again, as the caches know it best.
+    /// Empty batches. The last one used is reused first, since it is most likely in the caches.
     #[expect(clippy::vec_box, reason = "they go from hand to hand, and are large")]
     spare: Vec<Box<Batch>>,
-    /// Empty lanes, to put in the place of those that are taken.
+    /// Empty lanes, which replace lanes that are gathered.
     empty: Vec<Vec<Record>>,
-    /// The log's threads are gone or may be any moment: who logs a row writes it.
+    /// The log's threads have ended or are ending: a thread that logs a row writes it itself.
     closed: bool,
 }
 
-/// Some rows, one after the other.
-#[derive(Debug)]
-pub(super) struct Batch {
-    pub(super) first_row: u64,
-    pub(super) records: Vec<Record>,
-    text: Text,
-}
-
-impl Batch {
-    fn make_text(&mut self) {
-        self.records.iter().for_each(|record| self.text.row(record, record.number));
-    }
-
-    /// Empties the batch.
-    pub(super) fn write_to(&mut self, sink: &mut Sink) -> io::Result<()> {
-        self.records.clear();
-        self.text.take(|text, rows| sink.write(text, rows))
-    }
-}
-
 impl Waiting {
-    /// Makes a batch of what is in the lanes, if that is so many rows, at least one, and a batch is there.
+    /// Makes a batch of the rows in the lanes, if there are at least `at_least` rows, at least one, and a
+    /// spare batch.
     fn gather(&mut self, queue: &Queue, at_least: u64) -> Option<Box<Batch>> {
         if queue.next_row.0.load(Ordering::SeqCst) - self.first_row < at_least.max(1) {
             return None;
@@ -134,9 +118,9 @@ impl Waiting {
 }
 
 impl Queue {
-    /// `text` makes what makes text, given how many bytes are expected at a time.
+    /// `text` makes a formatter for the given number of bytes.
     pub(super) fn new(sink: Sink, opened: Option<Instant>, text: impl Fn(usize) -> Text) -> Self {
-        let batch = || Box::new(Batch { first_row: 0, records: Vec::new(), text: text(TEXT_BYTES) });
+        let batch = || Box::new(Batch::new(text(TEXT_BYTES)));
         Self {
             lanes: Shards::new(),
             next_row: Apart::default(),
@@ -157,7 +141,7 @@ impl Queue {
         }
     }
 
-    /// Says whom to wake.
+    /// Sets the threads to wake.
     pub(super) fn set_threads(&self, threads: Vec<Thread>) {
         let unset = self.threads.set(threads);
         debug_assert!(unset.is_ok(), "threads are started once");
@@ -175,8 +159,9 @@ impl Queue {
             let Some(room) = self.make_room() else { return };
             lane = room;
         }
-        // What this thread did before this call has lower numbers, and what follows has higher ones, on other
-        // threads, too: rows are in the order in which an address goes from thread to thread.
+        // Earlier calls of this thread have lower numbers, and later ones higher numbers, also on other
+        // threads that are ordered after it: rows are in the order in which an address goes from thread to
+        // thread.
         record.number = self.next_row.0.fetch_add(1, Ordering::SeqCst);
         lane.push(record);
         let rows = lane.len();
@@ -186,7 +171,7 @@ impl Queue {
         }
     }
 
-    /// The calling thread's lane, when there is room in it; `None` if there never will be.
+    /// The calling thread's lane, once there is room in it; `None` if the log was abandoned.
     #[cold]
     fn make_room(&self) -> Option<Guard<'_, Vec<Record>>> {
         loop {
@@ -212,7 +197,7 @@ impl Queue {
         }
     }
 
-    /// Calls whoever writes.
+    /// Wakes the thread that writes.
     #[cold]
     fn call(&self) {
         let waiting = self.waiting.lock();
@@ -220,7 +205,7 @@ impl Queue {
         self.must_call.store(closed, Ordering::SeqCst);
         drop(waiting);
         if closed && !super::canary::without("closing") {
-            // Counted and reported in there.
+            // The sink counts and reports errors.
             let _ = self.flush();
         }
         self.wake(if behind { usize::MAX } else { 1 });
@@ -230,13 +215,14 @@ impl Queue {
         self.threads.get().into_iter().flatten().take(threads).for_each(Thread::unpark);
     }
 
-    /// The oldest batch that nobody works on; of what is in the lanes only if it is so many rows.
+    /// The oldest batch that no thread has taken; gathers one from the lanes only if they hold at least
+    /// `at_least` rows.
     pub(super) fn take(&self, at_least: u64) -> Option<Box<Batch>> {
         let mut waiting = self.waiting.lock();
         waiting.gathered.pop_front().or_else(|| waiting.gather(self, at_least))
     }
 
-    /// Makes a batch's text, and writes what is due.
+    /// Formats a batch, and writes the batches that are due.
     pub(super) fn finish(&self, mut batch: Box<Batch>, most: usize) {
         batch.make_text();
         self.outlet.bring(batch);
@@ -249,10 +235,10 @@ impl Queue {
         }
     }
 
-    /// Writes and flushes everything that was pushed so far, however long the destination takes.
+    /// Writes and flushes all rows that were pushed so far; waits as long as the destination takes.
     ///
     /// # Errors
-    /// The first error of a write, whoever wrote, since the last flush.
+    /// The first write error of any thread since the last flush.
     pub(super) fn flush(&self) -> io::Result<()> {
         let end = self.next_row.0.load(Ordering::SeqCst);
         while !self.is_abandoned() {
@@ -271,7 +257,7 @@ impl Queue {
         self.outlet.take_error().map_or(Ok(()), Err)
     }
 
-    /// Asks the sink, after what is being written.
+    /// Asks the sink, after the present write.
     pub(super) fn ask<T>(&self, question: impl FnOnce(&Sink) -> T) -> T {
         self.outlet.ask(question)
     }
@@ -281,7 +267,7 @@ impl Queue {
         self.process == std::process::id() || super::canary::without("process")
     }
 
-    /// From now on every row is written by whoever logs it; the log's threads end.
+    /// From now on each thread writes the rows that it logs; the log's threads end.
     pub(super) fn close(&self) {
         let mut waiting = self.waiting.lock();
         waiting.closed = true;
@@ -290,15 +276,15 @@ impl Queue {
         self.wake(usize::MAX);
     }
 
-    /// Closes, and has what waits written. The log's threads may hang, or be gone.
+    /// Closes the queue, and starts writing the remaining rows. The log's threads may hang, or have ended.
     pub(super) fn begin_end(self: &Arc<Self>) -> Ending {
         self.close();
         let queue = Arc::clone(self);
-        // Counted and reported in there.
+        // The sink counts and reports errors.
         Ending::begin(self.outlet.taken(), move || drop(queue.flush()))
     }
 
-    /// Waits for what [`begin_end`](Self::begin_end) began; false if the destination hangs.
+    /// Waits for the end of [`begin_end`](Self::begin_end); returns false if the destination hangs.
     pub(super) fn end(&self, ending: Ending) -> bool {
         let ended = ending.wait();
         if !ended {
@@ -317,7 +303,7 @@ impl Queue {
         self.must_call.load(Ordering::SeqCst)
     }
 
-    /// What each of the log's threads does. The first one also takes rows that are not many.
+    /// The loop of each of the log's threads. The first one also takes batches of few rows.
     pub(super) fn run(&self, number: usize) {
         let mut idle_rounds = 0;
         while !self.waiting.lock().closed {
@@ -343,8 +329,9 @@ impl Queue {
         }
     }
 
-    /// Has the next row call, if there is none now. Whoever adds a row takes its number, then looks whether
-    /// to call; here it is the other way round, so one of the two sees the other.
+    /// Makes the next row wake this thread, if there is no row now. A thread that adds a row takes its
+    /// number, then checks whether to wake; this function does it in the opposite order, so one of the two
+    /// sees the other.
     fn falls_asleep(&self) -> bool {
         let waiting = self.waiting.lock();
         self.must_call.store(true, Ordering::SeqCst);

@@ -1,3 +1,5 @@
+//! A row in the binary form in which it waits to be formatted.
+
 use std::time::Instant;
 
 use millpond_core::{DevicePtr, Layout, StreamRef};
@@ -5,7 +7,7 @@ use millpond_core::{DevicePtr, Layout, StreamRef};
 use super::row::Action;
 use super::{clock, thread};
 
-/// What a row says that the adaptor knows.
+/// The part of a row that the adaptor knows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) action: Action,
@@ -13,11 +15,11 @@ pub(super) struct Entry {
     pub(super) layout: Layout,
     pub(super) stream: StreamRef,
     pub(super) duration_ns: Option<u64>,
-    /// As [`Journal::device_number`](super::journal::Journal::device_number) gave it.
+    /// The number that [`Journal::device_number`](super::journal::Journal::device_number) returned.
     pub(super) device: u16,
 }
 
-/// An entry with its thread and its time, small: what is left to do is text, which any thread can make.
+/// An entry with its thread and its time, in a small form; any thread can format it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Record {
     pub(super) nanoseconds_since_1970: u64,
@@ -26,9 +28,9 @@ pub(super) struct Record {
     pub(super) stream: u64,
     /// Zero without the further columns.
     pub(super) monotonic_ns: u64,
-    /// Zero without the further columns, and of a free, which has none.
+    /// The duration of the call in nanoseconds; zero without the further columns, and for a free.
     pub(super) duration_ns: u64,
-    /// Of the row; zero until it has one.
+    /// The number of the row; zero until it has one.
     pub(super) number: u64,
     pub(super) thread: u32,
     pub(super) device: u16,
@@ -36,19 +38,19 @@ pub(super) struct Record {
     alignment_log2: u8,
 }
 
-/// Both times of a row.
+/// The wall time and the monotonic time of a row.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Times {
     nanoseconds_since_1970: u64,
     monotonic_ns: u64,
 }
 
-/// A row's time that is behind the last one's by so many nanoseconds is so because the system's clock was set
-/// back.
+/// The nanoseconds by which a row's time must lie behind that of the last row before the system's clock
+/// counts as set back.
 const SET_BACK: u64 = 1_000_000_000;
 
 impl Record {
-    /// `opened` is there if the further columns are written.
+    /// `opened` is set if the further columns are written.
     #[inline]
     pub(super) fn now(entry: Entry, opened: Option<Instant>) -> Self {
         let Entry { action, ptr, layout, stream, duration_ns, device } = entry;
@@ -67,8 +69,8 @@ impl Record {
         }
     }
 
-    /// Makes rows, one after the other, be in order of time, too: a thread may be stopped between reading the
-    /// clock and getting its row's number.
+    /// Makes consecutive rows be in order of time, too: a thread may be stopped between reading the clock and
+    /// getting its row's number.
     #[inline]
     pub(super) fn follow(&mut self, last: &mut Times) {
         let behind = last.nanoseconds_since_1970.saturating_sub(self.nanoseconds_since_1970);
@@ -93,7 +95,7 @@ pub(super) fn nanoseconds_since(start: Instant) -> u64 {
 mod tests {
     use super::*;
 
-    /// A record whose clocks were read at these times.
+    /// A record with these clock readings.
     fn record(nanoseconds_since_1970: u64, monotonic_ns: u64) -> Record {
         let (ptr, layout) = (DevicePtr::NULL, Layout::new(1));
         let (action, stream) = (Action::Free, StreamRef::LEGACY);
@@ -101,7 +103,7 @@ mod tests {
         Record { nanoseconds_since_1970, monotonic_ns, ..Record::now(entry, None) }
     }
 
-    /// So many bytes are a line of the caches.
+    /// The size of a cache line in bytes.
     #[test]
     fn a_record_has_64_bytes() {
         assert_eq!(size_of::<Record>(), 64);

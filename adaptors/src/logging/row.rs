@@ -1,3 +1,5 @@
+//! A row of a log: its columns, read and written.
+
 use std::fmt;
 use std::marker::PhantomData;
 use std::str::FromStr;
@@ -8,6 +10,7 @@ use serde::ser::{self, SerializeStruct, Serializer};
 use serde::{Deserialize, Serialize};
 
 use super::cells::{self, Digits};
+use super::time_of_day::TimeOfDay;
 
 /// The header of RMM's logs.
 pub const HEADER: [&str; 6] = ["Thread", "Time", "Action", "Pointer", "Size", "Stream"];
@@ -27,7 +30,7 @@ pub const EXTENDED_HEADER: [&str; 11] = [
     "DurationNs",
 ];
 
-/// One row of a log, as it is written and read.
+/// One row of a log.
 ///
 /// With the crate csv, `Reader::deserialize` and `Writer::serialize` (without headers) do the rest. The
 /// further columns are `None` in RMM's logs.
@@ -49,18 +52,18 @@ pub struct Row {
     /// The local time of day at which the row was written.
     #[serde(deserialize_with = "from_text")]
     pub time: TimeOfDay,
-    /// What happened.
+    /// The logged call and its outcome.
     #[serde(deserialize_with = "from_text")]
     pub action: Action,
     /// The block, `(nil)` for none.
     #[serde(deserialize_with = "pointer_from_text")]
     pub pointer: DevicePtr,
-    /// The size in bytes, as asked for.
+    /// The requested size in bytes.
     pub size: u64,
     /// The raw handle of the stream.
     #[serde(deserialize_with = "stream_from_text")]
     pub stream: u64,
-    /// The device. Further columns are written if this is there.
+    /// The device. The further columns are written if this is set.
     #[serde(default, deserialize_with = "device_from_text")]
     pub device: Option<DeviceId>,
     /// The alignment in bytes.
@@ -69,18 +72,18 @@ pub struct Row {
     /// The number of the row, from 0.
     #[serde(default)]
     pub sequence: Option<u64>,
-    /// Nanoseconds, on a clock that never goes back, since the log was opened.
+    /// Nanoseconds of a monotonic clock since the log was opened.
     #[serde(default)]
     pub monotonic_ns: Option<u64>,
-    /// How long the upstream took for an allocation, in nanoseconds. A `free` is logged before the upstream
+    /// The duration of an allocation in the upstream, in nanoseconds. A `free` is logged before the upstream
     /// is called, so it has none.
     #[serde(default)]
     pub duration_ns: Option<u64>,
 }
 
 impl Row {
-    /// Replaces what `record` holds, the cells of `last`, by those of this row. Many rows are of one thread
-    /// and one microsecond, so these cells stay if they can.
+    /// Replaces the cells of `last`, which `record` holds, by those of this row. Many consecutive rows have
+    /// the same thread and microsecond; then these cells stay.
     #[inline]
     pub(super) fn fill(&self, record: &mut csv::ByteRecord, last: Option<(u64, TimeOfDay)>) {
         let digits = &mut [0; 20];
@@ -110,7 +113,7 @@ impl Row {
     }
 }
 
-/// The cells as `fill` writes them.
+/// Serializes the same cells as `fill`.
 impl Serialize for Row {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let columns = if self.device.is_some() { EXTENDED_HEADER.len() } else { HEADER.len() };
@@ -133,13 +136,13 @@ impl Serialize for Row {
     }
 }
 
-/// As glibc's `%p` prints a pointer, which is what RMM uses.
+/// Formats a pointer as glibc's `%p` does, which RMM uses.
 #[inline]
 fn pointer_cell(pointer: DevicePtr, digits: &mut Digits) -> &[u8] {
     if pointer.is_null() { b"(nil)" } else { cells::hexadecimal(pointer.address(), digits) }
 }
 
-/// As [`StreamRef`](millpond_core::StreamRef) prints itself.
+/// Formats a stream as [`StreamRef`](millpond_core::StreamRef) prints itself.
 #[inline]
 fn stream_cell(handle: u64, digits: &mut Digits) -> &[u8] {
     if handle == 0 { b"0" } else { cells::hexadecimal(handle, digits) }
@@ -149,7 +152,7 @@ fn text<E: ser::Error>(cell: &[u8]) -> Result<&str, E> {
     std::str::from_utf8(cell).map_err(E::custom)
 }
 
-/// What a row is about.
+/// The call that a row records.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Action {
     /// A block was handed out: `allocate`.
@@ -161,7 +164,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// As logs write it.
+    /// The text in logs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Allocate => "allocate",
@@ -189,42 +192,6 @@ impl FromStr for Action {
                     "`{text}` is not an action; there are allocate, allocate failure and free"
                 ))
             })
-    }
-}
-
-/// A time of day in microseconds after midnight, written as `14:03:07.123456`.
-///
-/// A colon before the microseconds, which some logs have, is read as well.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
-pub struct TimeOfDay {
-    /// Microseconds after midnight.
-    pub micros: u64,
-}
-
-impl fmt::Display for TimeOfDay {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (seconds, micros) = (self.micros / 1_000_000, self.micros % 1_000_000);
-        let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-        write!(f, "{hours:02}:{minutes:02}:{seconds:02}.{micros:06}")
-    }
-}
-
-impl FromStr for TimeOfDay {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let numbers = text.split([':', '.']).map(|part| match part.len() {
-            2 | 6 if part.bytes().all(|byte| byte.is_ascii_digit()) => part.parse().ok(),
-            _ => None,
-        });
-        match numbers.collect::<Option<Vec<u64>>>().as_deref() {
-            Some([hours @ 0..24, minutes @ 0..60, seconds @ 0..61, micros]) => {
-                Ok(Self { micros: ((hours * 60 + minutes) * 60 + seconds) * 1_000_000 + micros })
-            }
-            _ => {
-                Err(Error::invalid_argument(format!("`{text}` is not a time of day such as 14:03:07.123456")))
-            }
-        }
     }
 }
 

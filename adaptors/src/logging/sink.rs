@@ -1,3 +1,5 @@
+//! The destination of a log, with its buffer and its counters.
+
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
 use std::mem;
@@ -5,38 +7,38 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::Flush;
+use super::settings::Flush;
 
-/// With [`Flush::Buffered`], how many bytes of rows are kept before they are handed over.
+/// The bytes of rows that [`Flush::Buffered`] keeps before they are handed over.
 const BUFFER_BYTES: usize = 64 * 1024;
 
-/// How many bytes of whole rows are handed over in one call: by that the end of a log can tell a destination
-/// that is slow from one that hangs.
+/// The bytes of whole rows that are handed over in one call: small, so that the end of a log can distinguish
+/// a slow destination from one that hangs.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// Where rows go: hands whole rows to the destination.
+/// The destination of rows; hands over whole rows.
 ///
-/// A failed write loses the rows that it was about, is counted, and the next row begins on a line of its
-/// own. So does a panic of somebody's writer, because freeing memory must not panic.
+/// A failed write loses its rows and is counted, and the next row begins on a new line. So does a panic of a
+/// caller's writer, because freeing memory must not panic.
 pub(super) struct Sink {
     destination: Box<dyn Write + Send>,
     name: String,
     flush: Flush,
-    /// Whose rows wait: a fork copies them, but its parent writes them.
+    /// The process that buffered the rows: a forked child has a copy of them, and its parent writes them.
     process: u32,
     /// Whole rows that were not handed over yet.
     pending: Vec<u8>,
     pending_rows: u64,
-    /// How many bytes the destination took.
+    /// The number of bytes that the destination took.
     taken: Arc<AtomicU64>,
-    /// A failed write ended inside a row.
+    /// Whether a failed write ended inside a row.
     torn: bool,
     rows_written: u64,
     write_errors: u64,
 }
 
 impl Sink {
-    /// `name` is what errors call the destination.
+    /// `name` names the destination in errors.
     pub(super) fn new(destination: Box<dyn Write + Send>, name: String, flush: Flush) -> Self {
         Self {
             destination,
@@ -52,10 +54,10 @@ impl Sink {
         }
     }
 
-    /// Takes the text of so many rows, and hands it over unless it is to wait.
+    /// Takes the text of `rows` rows, and hands it over unless it is to be buffered.
     ///
     /// # Errors
-    /// Counted and reported in here.
+    /// The sink counts and reports errors.
     pub(super) fn write(&mut self, text: &[u8], rows: u64) -> io::Result<()> {
         if self.flush != Flush::Buffered {
             return self.hand_over(text, rows);
@@ -66,10 +68,10 @@ impl Sink {
         if self.pending.len() >= BUFFER_BYTES { self.flush() } else { Ok(()) }
     }
 
-    /// Hands over what waits.
+    /// Hands over buffered rows.
     ///
     /// # Errors
-    /// Counted and reported in here.
+    /// The sink counts and reports errors.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         self.leave_to_parent();
         let mut pending = mem::take(&mut self.pending);
@@ -89,12 +91,12 @@ impl Sink {
         Arc::clone(&self.taken)
     }
 
-    /// Whether rows wait that this process has to write.
+    /// Whether rows are buffered that this process has to write.
     pub(super) fn has_pending(&self) -> bool {
         !self.pending.is_empty() && self.is_own_process()
     }
 
-    /// In a forked process, drops the copies of its parent's rows. Those that wait from then on are its own.
+    /// In a forked process, drops the copies of its parent's rows. Rows that are buffered later are its own.
     fn leave_to_parent(&mut self) {
         if !self.is_own_process() {
             self.pending.clear();
@@ -183,7 +185,7 @@ fn piece(text: &[u8]) -> &[u8] {
 
 impl Drop for Sink {
     fn drop(&mut self) {
-        // Counted and reported in there.
+        // The sink counts and reports errors.
         let _ = self.flush();
     }
 }

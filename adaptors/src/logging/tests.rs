@@ -1,3 +1,5 @@
+//! Tests the log: rows, columns, errors, and the order of rows.
+
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

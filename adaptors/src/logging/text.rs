@@ -1,3 +1,5 @@
+//! Formats rows as CSV.
+
 use std::cell::RefCell;
 use std::fmt;
 use std::io::{self, Write};
@@ -6,34 +8,35 @@ use std::sync::Arc;
 use jiff::tz::TimeZone;
 use millpond_core::DeviceId;
 
-use super::Columns;
 use super::clock::Clock;
 use super::devices::Devices;
 use super::record::Record;
-use super::row::{Action, EXTENDED_HEADER, HEADER, Row, TimeOfDay};
+use super::row::{Action, EXTENDED_HEADER, HEADER, Row};
+use super::settings::Columns;
+use super::time_of_day::TimeOfDay;
 
-/// Rows as text, made by the crate csv. Every mode makes its rows here.
+/// Formats rows with the crate csv, in every mode of the log.
 pub(super) struct Text {
     csv: csv::Writer<Tray>,
     cells: csv::ByteRecord,
-    /// Thread and time of the row in `cells`.
+    /// The thread and the time of the row in `cells`.
     last: Option<(u64, TimeOfDay)>,
     clock: Clock,
     /// Whether the further columns are written.
     further: bool,
     devices: Arc<Devices>,
-    /// Those of `devices` that were seen so far.
+    /// The devices that were seen so far.
     known: Vec<DeviceId>,
     rows: u64,
 }
 
-/// Where the crate csv puts what is finished.
+/// The output of the crate csv.
 struct Tray(RefCell<Vec<u8>>);
 
 impl Text {
-    /// `bytes` is how much text is expected at a time.
+    /// `bytes` is the expected length of the text at a time.
     pub(super) fn new(columns: Columns, devices: Arc<Devices>, bytes: usize) -> Self {
-        // No cell needs quotes: they are numbers and words of ours.
+        // No cell needs quotes: all are numbers and fixed words.
         let never = csv::QuoteStyle::Never;
         let mut csv = csv::WriterBuilder::new();
         csv.has_headers(false).quote_style(never).buffer_capacity(bytes);
@@ -49,14 +52,14 @@ impl Text {
         }
     }
 
-    /// The first line, which does not count as a row.
+    /// Formats the header, which does not count as a row.
     pub(super) fn header(&mut self) {
         let header: &[&str] = if self.further { &EXTENDED_HEADER } else { &HEADER };
         let written = self.csv.write_record(header);
         debug_assert!(written.is_ok(), "a tray takes everything: {written:?}");
     }
 
-    /// A row; `sequence` is its number.
+    /// Formats a row; `sequence` is its number.
     #[inline]
     pub(super) fn row(&mut self, record: &Record, sequence: u64) {
         let further = self.further;
@@ -88,7 +91,7 @@ impl Text {
         self.known.get(usize::from(number)).copied()
     }
 
-    /// Hands over what was made since the last time: text, and how many rows it has.
+    /// Hands over the text since the last call, and its number of rows.
     pub(super) fn take<T>(&mut self, take: impl FnOnce(&mut Vec<u8>, u64) -> T) -> T {
         let flushed = self.csv.flush();
         debug_assert!(flushed.is_ok(), "a tray takes everything: {flushed:?}");

@@ -1,3 +1,5 @@
+//! The threads that write an asynchronous log.
+
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -5,7 +7,7 @@ use std::thread::JoinHandle;
 use super::at_exit;
 use super::queue::Queue;
 
-/// The threads that write a log. Dropping them ends them, after everything is written, unless the destination
+/// The threads that write a log. Dropping them ends them, after all rows are written, unless the destination
 /// hangs.
 #[derive(Debug)]
 pub(super) struct Writers {
@@ -15,11 +17,11 @@ pub(super) struct Writers {
 
 impl Writers {
     /// # Errors
-    /// The system's, if it has no thread for the log.
+    /// Those of the system, if it cannot start a thread for the log.
     pub(super) fn start(queue: Queue) -> io::Result<Self> {
         let queue = Arc::new(queue);
         let mut writers = Self { queue: Arc::clone(&queue), threads: Vec::new() };
-        // To make a row's text and to write it takes one thread longer than it takes a caller to log the row.
+        // Formatting and writing a row takes one thread longer than logging it takes a caller.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = if cores < 4 { 1 } else { 2 };
         for number in 0..if super::canary::without("threads") { 0 } else { threads } {
@@ -53,7 +55,7 @@ impl Drop for Writers {
             return; // A fork has no such threads to wait for, and the rows are the parent's.
         }
         if self.queue.end(self.queue.begin_end()) {
-            // Nothing is left to write, so none of them hangs, and one that panicked has nothing to say.
+            // All rows are written, so no thread hangs, and a panic has been reported.
             self.threads.drain(..).for_each(|thread| drop(thread.join()));
         }
     }

@@ -1,19 +1,21 @@
-/// One quantity over the time of a level.
+//! Counters of bytes and allocations.
+
+/// The live, peak and total amount of one quantity in a level.
 ///
-/// Signed, because a level may see more given back than handed out, when blocks are older than it is.
+/// Signed, because in a level more may be freed than allocated, if blocks are older than the level.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Counter {
-    /// What is live now of what was counted (RMM's `value`).
+    /// The live amount (RMM's `value`).
     pub current: i64,
-    /// The highest `current` so far; at least 0.
+    /// The highest `current` of the level; at least 0.
     pub peak: i64,
-    /// The sum of everything that was handed out.
+    /// The sum of all allocations.
     pub total: i64,
 }
 
 impl Counter {
-    /// This, and what a level on top of it counted, as if it had been counted here.
+    /// These counts with those of a level on top, as if both had been counted here.
     fn fold(self, above: Self) -> Self {
         Self {
             current: self.current.saturating_add(above.current),
@@ -23,20 +25,20 @@ impl Counter {
     }
 }
 
-/// What a [`StatisticsResourceAdaptor`](super::StatisticsResourceAdaptor) counted in one level.
+/// The counters of one level of a [`StatisticsResourceAdaptor`](super::StatisticsResourceAdaptor).
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Counters {
-    /// Bytes, as asked for.
+    /// The bytes, as requested.
     pub bytes: Counter,
-    /// Allocations.
+    /// The number of allocations.
     pub allocations: Counter,
-    /// Requests that the upstream refused.
+    /// The number of requests that the upstream refused.
     pub failures: u64,
 }
 
 impl Counters {
-    /// These, and what a level on top of them counted, as if it had been counted here.
+    /// These counts with those of a level on top, as if both had been counted here.
     pub(super) fn fold(self, above: Self) -> Self {
         Self {
             bytes: self.bytes.fold(above.bytes),

@@ -1,3 +1,5 @@
+//! The layer that counts allocations.
+
 use std::sync::Arc;
 
 use millpond_core::stack::{LayerEntry, LayerKind};

@@ -1,4 +1,4 @@
-//! Counting: how many bytes and allocations are live, were live at most, and were made.
+//! Counts bytes and allocations: live, peak and total.
 
 mod counters;
 pub(crate) mod layer;
@@ -18,17 +18,17 @@ pub use layer::StatisticsLayer;
 
 use tally::Tally;
 
-/// Counts what passes through: current, peak and total of bytes and of allocations.
+/// Counts the current, peak and total bytes and allocations.
 ///
-/// Bytes are counted as asked for, not as the upstream rounds them. A request for zero bytes counts as one
+/// Bytes are counted as requested, not as the upstream rounds them. A request for zero bytes counts as one
 /// allocation of zero bytes, as in RMM. An allocation counts once the upstream has returned it, a
-/// deallocation before the upstream sees it, so the counters never show more than what is really live. A
-/// deallocation that the upstream refuses has been counted by then.
+/// deallocation before the upstream sees it, so the counters never show more than is live. A deallocation
+/// that the upstream refuses has been counted by then.
 ///
-/// The counters are exact under any number of threads, peaks included. Each thread counts by itself, unless
+/// The counters are exact with any number of threads, peaks included. Each thread counts separately, unless
 /// the peak may rise, so threads do not wait for each other; no lock is held while the upstream is called.
-/// [`statistics`](DeviceMemoryResource::statistics) is the upstream's; where that keeps none, as plain CUDA
-/// memory, it is what was counted here, at all levels.
+/// [`statistics`](DeviceMemoryResource::statistics) returns the upstream's; if the upstream keeps none, as
+/// plain CUDA memory, it returns the counts of this adaptor, at all levels.
 ///
 /// # Levels
 /// [`push_counters`](Self::push_counters) starts fresh counters for a part of the program and
@@ -76,7 +76,7 @@ impl<R> StatisticsResourceAdaptor<R> {
         self.tally.current()
     }
 
-    /// Starts a level with all counters at zero; returns those of the level below, as they are now.
+    /// Starts a level with all counters at zero; returns the present counters of the level below.
     pub fn push_counters(&self) -> Counters {
         self.tally.push()
     }
@@ -124,7 +124,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource
         self.upstream.memory_info().map_err(|error| error.in_stack(self))
     }
 
-    /// As in RMM: whether `other` also counts, on top of an equal upstream. The one that is called counts.
+    /// As in RMM: whether `other` also counts, on top of an equal upstream. The adaptor that is called
+    /// counts.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
     }
@@ -149,5 +150,19 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource
 impl<R: fmt::Display> fmt::Display for StatisticsResourceAdaptor<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}+statistics", self.upstream)
+    }
+}
+
+impl<R> crate::AllocationCounters for StatisticsResourceAdaptor<R> {
+    fn counters(&self) -> Counters {
+        self.counters()
+    }
+
+    fn push_counters(&self) -> Counters {
+        self.push_counters()
+    }
+
+    fn pop_counters(&self) -> Result<Counters> {
+        self.pop_counters()
     }
 }

@@ -1,15 +1,17 @@
+//! Counts in one part per thread, with an exact peak.
+
 use millpond_core::{Error, LadderCounts, ResourceStatistics, Result};
 
 use super::counters::{Counter, Counters};
 use crate::shards::{All, Guard, Padded, Shards};
 
-/// Counts in parts, one for each thread, and still knows the exact peak.
+/// Counts in parts, one for each thread, with an exact peak.
 ///
-/// The peak is the sum of what the parts are allowed to hold, and no part holds more. So a thread counts by
-/// itself as long as it stays within what it is allowed, and the sum of all stays below the peak. A thread
-/// that would pass it looks at all parts at one moment, raises the peak if the sum does pass it, and deals
-/// out anew what is left below the peak. It is the escrow method (O'Neil, "The escrow transactional method",
-/// ACM TODS 11, 1986), for a bound that gives way.
+/// The peak is the sum of the allowances of the parts, and no part holds more than its allowance. So a thread
+/// counts alone as long as it stays within its allowance, and the sum of all stays below the peak. A thread
+/// that would exceed it locks all parts, raises the peak if the sum exceeds it, and divides the rest below
+/// the peak among the parts again. It is the escrow method (O'Neil, "The escrow transactional method", ACM
+/// TODS 11, 1986), for a bound that can rise.
 #[derive(Debug)]
 pub(crate) struct Tally {
     shards: Shards<Part>,
@@ -17,7 +19,7 @@ pub(crate) struct Tally {
     below: Padded<Vec<Counters>>,
 }
 
-/// What one thread counted in the present level.
+/// The counts of one thread in the present level.
 #[derive(Default, Debug)]
 struct Part {
     bytes: Share,
@@ -28,9 +30,9 @@ struct Part {
 /// A thread's share of one quantity.
 #[derive(Default, Debug)]
 struct Share {
-    /// Handed out by the thread, less what it gave back, whoever got that.
+    /// The amount that the thread allocated less the amount that it freed, of any thread's blocks.
     current: i64,
-    /// How high `current` may rise: the shares of all threads add up to the peak.
+    /// The most that `current` may reach: the allowances of all threads add up to the peak.
     allowed: i64,
     total: i64,
 }
@@ -51,7 +53,7 @@ impl Tally {
         }
     }
 
-    /// Takes from what other threads are allowed and do not use, before everybody is stopped.
+    /// Takes unused allowance of other threads, before it locks all of them.
     #[cold]
     fn allocated_beyond_share(&self, mut mine: Guard<'_, Part>, bytes: i64) {
         let enough = self.shards.visit_others(|other| {
@@ -97,14 +99,14 @@ impl Tally {
         top
     }
 
-    /// The counters as they would be had no level been pushed.
+    /// The counters as if no level had been pushed.
     fn whole(&self) -> Counters {
         let all = self.shards.all();
         let below = self.below.lock();
         below.iter().rev().fold(sum(&all), |above, level| level.fold(above))
     }
 
-    /// What `upstream` knows, or what was counted here if that keeps no statistics; `refused` deallocations
+    /// The statistics of `upstream`, or the counts of this tally if that keeps none; `refused` deallocations
     /// are added.
     pub(crate) fn statistics(
         &self,
@@ -116,7 +118,7 @@ impl Tally {
         ResourceStatistics { misuses, ..known.unwrap_or_else(|| self.as_statistics()) }
     }
 
-    /// All blocks are upstream's own, as large as they were asked for.
+    /// The upstream hands each block out with the size that was requested.
     fn as_statistics(&self) -> ResourceStatistics {
         let Counters { bytes, allocations, failures } = self.whole();
         let count = |value: i64| u64::try_from(value).unwrap_or(0);
@@ -181,8 +183,7 @@ impl Share {
 }
 
 impl Share {
-    /// Takes half of what the other is allowed beyond what it has, or a little more. The sum of both stays as
-    /// it is.
+    /// Takes half of the other part's unused allowance, rounded up. The sum of both stays the same.
     fn take_half(&mut self, other: &mut Self) {
         let left = other.allowed.saturating_sub(other.current);
         let half = left - left / 2;
@@ -193,8 +194,7 @@ impl Share {
     }
 }
 
-/// Makes room for `amount` in share number `mine`: raises the peak as far as that takes, and deals out evenly
-/// what is left.
+/// Makes room for `amount` in share number `mine`: raises the peak if needed, and divides the rest evenly.
 fn deal<'a>(shares: impl Iterator<Item = &'a mut Share>, mine: usize, amount: i64) {
     let mut shares: Vec<&mut Share> = shares.collect();
     let wide = |sum: fn(&Share) -> i64| shares.iter().map(|share| i128::from(sum(share))).sum::<i128>();
@@ -237,7 +237,7 @@ fn set(All { each, mine }: &mut All<'_, Part>, counters: Counters) {
     };
 }
 
-/// No block has 2^63 bytes. A caller's nonsense must not panic or wrap around, so nothing here does.
+/// No block has 2^63 bytes. A caller's invalid size must not panic or wrap around, so this saturates.
 fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }

@@ -1,3 +1,5 @@
+//! Tests the counters: peaks, levels, and threads.
+
 use std::sync::{Arc, Barrier, Mutex, OnceLock, Weak};
 
 use millpond_core::stack::{LayerTable, StackSpec};
@@ -120,7 +122,7 @@ fn the_last_level_stays() {
     free(&resource, ptr, 7);
 }
 
-/// What a level must show is what a fresh adaptor would, had it seen everything since the push.
+/// A level must show the counters of a fresh adaptor that saw all calls since the push.
 #[test]
 fn every_level_equals_a_recount_of_what_happened_since_its_push() {
     (0..200).for_each(|seed| check_recount(seed, |call| call()));
@@ -128,7 +130,7 @@ fn every_level_equals_a_recount_of_what_happened_since_its_push() {
 
 /// The same when each call is another thread's.
 #[test]
-fn every_level_equals_a_recount_whatever_threads_call() {
+fn every_level_equals_a_recount_with_any_threads() {
     (0..20).for_each(|seed| check_recount(seed, |call| std::thread::scope(|scope| drop(scope.spawn(call)))));
 }
 

@@ -1,3 +1,5 @@
+//! The layer that adds a lock.
+
 use std::sync::Arc;
 
 use millpond_core::stack::{LayerEntry, LayerKind};
@@ -28,7 +30,7 @@ impl<R: DeviceMemoryResource + Send> Layer<R> for ThreadSafeLayer {
 
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "thread_safe",
-    about: "lets one thread at a time into what is below",
+    about: "lets one thread at a time use the resource below",
     params: &[],
     kind: LayerKind::Layer(|_, upstream| Ok(Arc::new(ThreadSafeLayer.layer(upstream)?))),
 };

@@ -1,4 +1,4 @@
-//! Locking: a resource for one thread becomes one for all.
+//! Puts a lock around a resource, so that threads may share it.
 
 pub(crate) mod layer;
 #[cfg(test)]
@@ -18,15 +18,15 @@ pub use layer::ThreadSafeLayer;
 
 /// Lets one thread at a time into a resource, so that `R: Send` is enough to share it.
 ///
-/// It does for resources what [`Mutex`](std::sync::Mutex) does for values. The resources of millpond that
-/// threads may share by themselves are faster without it; it is for your own, and for those that give up
-/// sharing for speed.
+/// It does for resources what [`Mutex`](std::sync::Mutex) does for values. Millpond's own resources that
+/// threads may share are faster without it; use it for your own, and for those that give up sharing for
+/// speed.
 ///
-/// The lock may be taken again by the thread that holds it: a resource below may call back into the whole
-/// stack, for instance to free memory when an allocation fails, without waiting for itself for ever.
+/// The lock is reentrant: a resource below may call back into the whole stack, for instance to free memory
+/// when an allocation fails, without a deadlock.
 ///
-/// [`upstream`](DeviceMemoryResource::upstream) cannot lend what only the holder of the lock may use, so
-/// [`find`](millpond_core::find) does not look below this adaptor, unless the upstream is an
+/// [`upstream`](DeviceMemoryResource::upstream) cannot lend a value that only the holder of the lock may use,
+/// so [`find`](millpond_core::find) does not look below this adaptor, unless the upstream is an
 /// [`AnyResource`], which threads may share.
 ///
 /// ```
@@ -49,7 +49,7 @@ pub use layer::ThreadSafeLayer;
 /// assert_eq!(resource.to_string(), "cuda+thread_safe");
 /// ```
 pub struct ThreadSafeResourceAdaptor<R> {
-    /// Asked for once: a reference into the upstream could not leave the lock.
+    /// Read once: a reference into the upstream could not outlive the lock.
     driver: DriverHandle,
     upstream: ReentrantMutex<R>,
 }
@@ -94,9 +94,9 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for ThreadSafeResource
         self.upstream.lock().memory_info().map_err(|error| error.in_stack(self))
     }
 
-    /// Two adaptors are equal over equal upstreams that may be shared; else each only to itself.
+    /// Two adaptors are equal over equal upstreams that may be shared; otherwise each equals only itself.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
-        // Never both locks: another thread may take them in the other order.
+        // Never holds both locks: another thread may take them in the other order.
         let shared = downcast::<Self>(other).and_then(|other| self.shareable().zip(other.shareable()));
         is_same(self, other) || shared.is_some_and(|(mine, theirs)| mine.is_equal(theirs))
     }

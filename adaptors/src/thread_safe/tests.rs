@@ -1,3 +1,5 @@
+//! Tests the lock: exclusion, forwarding, and panics.
+
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};

@@ -1,26 +1,26 @@
+//! The layer that tracks allocations, and its parameters in text.
+
 use std::str::FromStr;
 use std::sync::Arc;
 
 use millpond_core::stack::{LayerEntry, LayerKind, Params};
-use millpond_core::{AnyResource, DeviceMemoryResource, Error, Layer, Result};
+use millpond_core::{AnyResource, Error, Layer, Result};
 
-use super::TrackingResourceAdaptor;
-
-/// Adds a [`TrackingResourceAdaptor`].
+/// Adds a [`TrackingResourceAdaptor`](super::TrackingResourceAdaptor).
 ///
 #[doc = include_str!("../../layers/tracking.md")]
 #[derive(Clone, Copy, Default, Debug)]
 pub struct TrackingLayer {
-    stacks: Stacks,
+    pub(super) stacks: Stacks,
 }
 
 /// Whether a backtrace is captured for every allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Stacks {
-    /// None.
+    /// No backtrace.
     #[default]
     Off,
-    /// One for each, which costs microseconds; it is resolved to names when it is printed.
+    /// A backtrace for each allocation, which costs microseconds; it is resolved to names when it is printed.
     On,
 }
 
@@ -30,19 +30,11 @@ impl TrackingLayer {
         Self { stacks: Stacks::Off }
     }
 
-    /// Whether a backtrace is captured for every allocation.
+    /// Sets whether a backtrace is captured for every allocation.
     #[must_use]
     pub const fn stacks(mut self, stacks: Stacks) -> Self {
         self.stacks = stacks;
         self
-    }
-}
-
-impl<R: DeviceMemoryResource> Layer<R> for TrackingLayer {
-    type Resource = TrackingResourceAdaptor<R>;
-
-    fn layer(self, upstream: R) -> Result<Self::Resource> {
-        Ok(TrackingResourceAdaptor::new(upstream, self.stacks))
     }
 }
 
@@ -60,7 +52,7 @@ impl FromStr for Stacks {
 
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "tracking",
-    about: "knows every outstanding allocation; refuses what it does not know, reports leaks",
+    about: "records every outstanding allocation; refuses unknown pointers, reports leaks",
     params: &[("stacks", "on (a backtrace for every allocation) or off (the default)")],
     kind: LayerKind::Layer(build),
 };

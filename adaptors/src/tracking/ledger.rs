@@ -1,3 +1,5 @@
+//! The outstanding allocations, in shards with a lock each.
+
 use std::backtrace::Backtrace;
 use std::fmt;
 use std::sync::Arc;
@@ -7,21 +9,22 @@ use millpond_core::misuse::MisuseKind;
 use millpond_core::{DevicePtr, StreamRef};
 use rustc_hash::FxHashMap;
 
-use super::table::{self, Block, Details, Table, Unknown};
+use super::hash::{SHARDS, shard_of};
+use super::table::{Block, Details, Table, Unknown};
 use crate::shards::Padded;
 
 /// An allocation that was not given back yet.
 #[derive(Clone, Debug)]
 pub struct Allocation {
-    /// Where it starts.
+    /// The address of the block.
     pub ptr: DevicePtr,
-    /// Its size in bytes, as asked for.
+    /// The requested size in bytes.
     pub bytes: u64,
     /// The stream that it was allocated on.
     pub stream: StreamRef,
-    /// The number of the allocation, from 0, in the order in which the upstream's answers were noted.
+    /// The number of the allocation, from 0, in the order in which the upstream's results were recorded.
     pub sequence: u64,
-    /// Where it was allocated, with [`Stacks::On`](super::Stacks::On).
+    /// The backtrace of the call, with [`Stacks::On`](super::Stacks::On).
     pub backtrace: Option<Arc<Backtrace>>,
 }
 
@@ -34,25 +37,22 @@ impl fmt::Display for Allocation {
     }
 }
 
-/// A power of two, well above the number of threads that allocate at the same moment.
-pub(super) const SHARDS: usize = 64;
-
 /// All outstanding allocations by address, in shards with a lock each.
 pub(super) struct Ledger {
     shards: Box<[Padded<Shard>]>,
     next_sequence: AtomicU64,
-    /// The stack as text, for what is reported.
+    /// The stack as text, for reports.
     stack: String,
 }
 
 struct Shard {
     table: Table,
-    /// The last allocation, which waits for its place in the table to arrive from memory: it goes there when
-    /// the shard is used next. Address 0 if there is none.
+    /// The last allocation, which is written to the table when the shard is used next, so that its cache line
+    /// can arrive meanwhile. Address 0 if there is none.
     latest: (u64, Block),
-    /// Of all allocations of the shard.
+    /// The bytes of all allocations of the shard.
     bytes: u64,
-    /// By address, with [`Stacks::On`](super::Stacks::On).
+    /// The backtraces by address, with [`Stacks::On`](super::Stacks::On).
     backtraces: FxHashMap<u64, Arc<Backtrace>>,
 }
 
@@ -62,7 +62,7 @@ impl Ledger {
         Self { shards, next_sequence: AtomicU64::new(0), stack }
     }
 
-    /// Notes an allocation. One that was noted at this address before must be gone.
+    /// Records an allocation. An earlier one at this address must be lost.
     #[inline]
     pub(super) fn insert(
         &self,
@@ -78,7 +78,7 @@ impl Ledger {
         shard.table.prefetch(ptr.address());
         shard.bytes = shard.bytes.saturating_add(bytes);
         if let Some(backtrace) = backtrace {
-            // It took microseconds, so nothing is won by waiting; nothing has waited, so nothing was lost.
+            // Capturing the backtrace took microseconds, so the insert is not deferred.
             let backtrace = shard.backtraces.insert(ptr.address(), backtrace);
             lost = shard.settle().map(|lost| Allocation { backtrace, ..lost });
         }
@@ -86,7 +86,7 @@ impl Ledger {
         self.report(lost);
     }
 
-    /// Forgets an allocation if it is there and has that size.
+    /// Removes an allocation if it is there and has that size.
     #[inline]
     pub(super) fn remove(&self, ptr: DevicePtr, bytes: u64) -> Result<(), MisuseKind> {
         let mut shard = self.shard(ptr).lock();
@@ -100,7 +100,7 @@ impl Ledger {
             }
         }
         drop(shard);
-        // Takes its time to go.
+        // Freed after the lock is released, because it takes long.
         drop(backtrace);
         self.report(lost);
         removed.map_err(|unknown| match unknown {
@@ -109,7 +109,7 @@ impl Ledger {
         })
     }
 
-    /// All of them, oldest first.
+    /// All allocations, oldest first.
     pub(super) fn outstanding(&self) -> Vec<Allocation> {
         let mut all = Vec::new();
         self.each(|shard| all.extend(shard.table.iter().map(|(address, block)| shard.at(address, block))));
@@ -145,7 +145,7 @@ impl Ledger {
 
     #[inline]
     fn shard(&self, ptr: DevicePtr) -> &Padded<Shard> {
-        &self.shards[(table::hash(ptr.address()) >> (u64::BITS - SHARDS.ilog2())) as usize]
+        &self.shards[shard_of(ptr.address())]
     }
 
     #[inline]
@@ -168,8 +168,7 @@ impl Ledger {
 }
 
 impl Shard {
-    /// Brings the latest allocation into the table. Returns the one that was at its address before, which
-    /// must be gone.
+    /// Writes the latest allocation to the table. Returns an earlier one at its address, which must be lost.
     #[inline]
     fn settle(&mut self) -> Option<Allocation> {
         let (address, block) = self.latest;

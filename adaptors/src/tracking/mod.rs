@@ -1,5 +1,6 @@
-//! Tracking: every allocation that was not given back yet.
+//! Tracks every outstanding allocation.
 
+mod hash;
 pub(crate) mod layer;
 mod ledger;
 mod table;
@@ -14,8 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::{
-    DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef,
-    Traits, is_same,
+    DeviceMemoryResource, DevicePtr, DriverHandle, Layer, Layout, MemoryInfo, ResourceStatistics, Result,
+    StreamRef, Traits, is_same,
 };
 
 pub use layer::{Stacks, TrackingLayer};
@@ -24,17 +25,17 @@ pub use ledger::Allocation;
 use crate::statistics::tally::Tally;
 use ledger::Ledger;
 
-/// Knows every outstanding allocation: where, how large, for which stream, the how many-th, and, with
-/// [`Stacks::On`], allocated by whom.
+/// Records every outstanding allocation: its address, size, stream and sequence number, and, with
+/// [`Stacks::On`], the backtrace of its call.
 ///
-/// A deallocation of what is not outstanding, or with another size, is refused: it is reported through
-/// [`misuse`] and not passed on, whatever the upstream can tell by itself. A
-/// block that is free already is unknown here, so it is reported as a foreign pointer. A request for
-/// zero bytes gets a null pointer and is not tracked.
+/// A deallocation of a block that is not outstanding, or with another size, is refused: it is reported
+/// through [`misuse`] and not passed on, even if the upstream could detect it. A block that is free already
+/// is unknown here, so it is reported as a foreign pointer. A request for zero bytes gets a null pointer and
+/// is not tracked.
 ///
-/// An allocation is noted after the upstream returned it and forgotten before the upstream gets it back, so
-/// that an address that another thread gets at once is never mixed up. What is outstanding when the adaptor
-/// is dropped is reported through `tracing`, as a warning.
+/// An allocation is recorded after the upstream returned it and removed before the upstream gets it back, so
+/// that an address that another thread gets at once is never mixed up. Blocks that are outstanding when the
+/// adaptor is dropped are reported through `tracing`, as a warning.
 ///
 /// ```
 /// use millpond_adaptors::TrackingResourceAdaptor;
@@ -55,7 +56,7 @@ use ledger::Ledger;
 /// ```
 #[derive(Debug)]
 pub struct TrackingResourceAdaptor<R> {
-    /// First, so that leaks are reported before the upstream takes the memory back.
+    /// The first field, so that leaks are reported before the upstream takes the memory back.
     tracker: Tracker,
     upstream: R,
 }
@@ -65,9 +66,9 @@ struct Tracker {
     ledger: Ledger,
     stacks: Stacks,
     refused: AtomicU64,
-    /// The process that made it.
+    /// The process that made the adaptor.
     process: u32,
-    /// There if the upstream keeps no statistics.
+    /// The counts of this adaptor; set if the upstream keeps no statistics.
     tally: Option<Tally>,
 }
 
@@ -81,13 +82,22 @@ impl<R: DeviceMemoryResource> TrackingResourceAdaptor<R> {
     }
 }
 
+impl<R: DeviceMemoryResource> Layer<R> for TrackingLayer {
+    type Resource = TrackingResourceAdaptor<R>;
+
+    fn layer(self, upstream: R) -> Result<Self::Resource> {
+        Ok(TrackingResourceAdaptor::new(upstream, self.stacks))
+    }
+}
+
 impl<R> TrackingResourceAdaptor<R> {
-    /// Every outstanding allocation, oldest first. While other threads allocate it is of no one moment.
+    /// Every outstanding allocation, oldest first. While other threads allocate it is not a snapshot of one
+    /// moment.
     pub fn outstanding(&self) -> Vec<Allocation> {
         self.tracker.ledger.outstanding()
     }
 
-    /// How many bytes are outstanding, as asked for.
+    /// The outstanding bytes, as requested.
     pub fn allocated_bytes(&self) -> u64 {
         self.tracker.ledger.bytes()
     }
@@ -116,7 +126,8 @@ impl Tracker {
 impl Drop for Tracker {
     fn drop(&mut self) {
         if self.process != process::id() {
-            // The blocks are the first process's, and its threads may have been in the middle of a change.
+            // The blocks belong to the parent process, and its threads may have been in the middle of a
+            // change.
             return std::mem::forget(std::mem::replace(&mut self.ledger, Ledger::new(String::new())));
         }
         let leaks = self.ledger.outstanding();
@@ -175,7 +186,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for TrackingResourceAd
         self.upstream.memory_info().map_err(|error| error.in_stack(self))
     }
 
-    /// Only to itself: another tracker does not know the blocks of this one.
+    /// Equals only itself: another tracker does not know the blocks of this one.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         is_same(self, other)
     }
@@ -184,8 +195,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for TrackingResourceAd
         self.upstream.is_stream_ordered()
     }
 
-    /// The upstream's, or what was counted here if that keeps none; with the deallocations that were refused
-    /// here.
+    /// The upstream's statistics, or the counts of this adaptor if that keeps none; with the deallocations
+    /// that were refused here.
     fn statistics(&self) -> Option<ResourceStatistics> {
         let refused = self.tracker.refused.load(Ordering::Relaxed);
         let Some(tally) = &self.tracker.tally else {
@@ -216,5 +227,19 @@ impl<R: fmt::Display> fmt::Display for TrackingResourceAdaptor<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let stacks = if self.tracker.stacks == Stacks::On { ":stacks=on" } else { "" };
         write!(f, "{}+tracking{stacks}", self.upstream)
+    }
+}
+
+impl<R> crate::AllocationTracker for TrackingResourceAdaptor<R> {
+    fn outstanding(&self) -> Vec<Allocation> {
+        self.outstanding()
+    }
+
+    fn allocated_bytes(&self) -> u64 {
+        self.allocated_bytes()
+    }
+
+    fn report(&self) -> String {
+        self.report()
     }
 }

@@ -1,20 +1,25 @@
+//! The blocks of one shard, by address.
+
 use millpond_core::StreamRef;
 use rustc_hash::FxHashMap;
 
-/// Blocks by address, made for one lookup to cost one cache line.
+use super::hash::bits_below_shard;
+
+/// A map from addresses to blocks in which one lookup costs one cache line.
 ///
-/// An address has one bucket. What finds its bucket full, a few in a hundred, is in a map beside it, so
-/// nothing ever moves from one bucket to another and nothing is left behind where a block was.
+/// An address has one bucket. Blocks whose bucket is full, a few in a hundred, are in a map beside it, so no
+/// block moves from one bucket to another and no tombstones are left.
 pub(super) struct Table {
     buckets: Box<[Bucket]>,
-    /// Of the block in the slot of the same number; old news where the slot is free. Written when a block
-    /// comes, and read by reports only.
+    /// The details of the block in the slot of the same number; stale where the slot is free. Written when a
+    /// block is inserted, and read by reports only.
     details: Box<[[Details; SLOTS]]>,
     overflow: FxHashMap<u64, Block>,
     blocks: usize,
 }
 
-/// What a lookup reads: addresses, and sizes in bytes. Address 0, which no block has, is a free slot.
+/// The part of a bucket that a lookup reads: addresses, and sizes in bytes. Address 0, which no block has,
+/// marks a free slot.
 #[derive(Clone, Copy, Default)]
 #[repr(align(64))]
 struct Bucket {
@@ -24,10 +29,10 @@ struct Bucket {
 
 const SLOTS: usize = 4;
 
-/// The table grows rather than hold more than this for a bucket, on average.
+/// The most blocks for a bucket on average, as a fraction; above it the table grows.
 const MOST_PER_BUCKET: (usize, usize) = (5, 2);
 
-/// What reports say of a block beside its address and its size.
+/// The details of a block that reports name beside its address and its size.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Details {
     pub(super) stream: StreamRef,
@@ -89,7 +94,7 @@ impl Table {
         }
     }
 
-    /// Takes a block out if it is there and has this size in bytes.
+    /// Removes a block if it is there and has this size in bytes.
     #[inline]
     pub(super) fn remove(&mut self, address: u64, bytes: u64) -> Result<(), Unknown> {
         if self.buckets.is_empty() || address == 0 {
@@ -113,7 +118,7 @@ impl Table {
         Ok(())
     }
 
-    /// Addresses and blocks, in no order.
+    /// All addresses and blocks, in no order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, Block)> {
         let slots = self.buckets.iter().zip(&self.details).flat_map(|(bucket, details)| {
             (0..SLOTS).map(|slot| {
@@ -125,13 +130,13 @@ impl Table {
         slots.filter(|&(address, _)| address != 0).chain(overflow)
     }
 
-    /// Has the memory that `insert` of this address will touch brought near, without waiting for it.
+    /// Prefetches the memory that `insert` of this address will touch.
     #[inline]
     pub(super) fn prefetch(&self, address: u64) {
         if !self.buckets.is_empty() {
             let at = self.bucket_of(address);
             prefetch(&self.buckets[at]);
-            // Up to two lines.
+            // Up to two cache lines.
             prefetch(&self.details[at][0]);
             prefetch(&self.details[at][SLOTS - 1].sequence);
         }
@@ -158,19 +163,13 @@ impl Table {
     /// 2019). There must be a bucket.
     #[inline]
     fn bucket_of(&self, address: u64) -> usize {
-        let hash = hash(address) << super::ledger::SHARDS.ilog2();
+        let hash = bits_below_shard(address);
         ((u128::from(hash) * self.buckets.len() as u128) >> u64::BITS) as usize
     }
 }
 
-/// Fibonacci hashing: the upper bits depend on all bits of the address.
-#[inline]
-pub(super) const fn hash(address: u64) -> u64 {
-    address.wrapping_mul(0x9E37_79B9_7F4A_7C15)
-}
-
-/// The slot that holds `address`. All four are compared before the first branch, which guesses well: it only
-/// says whether there is one.
+/// The slot that holds `address`. All four are compared before the first branch, which predicts well: it only
+/// depends on whether there is one.
 #[inline]
 fn find(bucket: &Bucket, address: u64) -> Option<usize> {
     let equal =
@@ -181,7 +180,7 @@ fn find(bucket: &Bucket, address: u64) -> Option<usize> {
 #[inline]
 fn prefetch<T>(place: &T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch changes nothing that a program sees, whatever the address; x86-64 has it.
+    // SAFETY: a prefetch of any address changes nothing that a program sees; x86-64 has it.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(place).cast());

@@ -1,3 +1,5 @@
+//! Tests the tracker: refusals, leaks, reports, and threads.
+
 use std::sync::{Arc, Barrier, Mutex, OnceLock, Weak};
 
 use millpond_core::misuse::{Misuse, MisuseKind};
@@ -133,7 +135,7 @@ fn a_block_that_is_handed_out_again_is_reported_as_lost() {
     }
 }
 
-/// What an allocation is known by goes to its place later, and nothing must show it.
+/// An allocation is written to the table later, and no call must show that.
 #[test]
 fn blocks_are_known_through_growth_and_in_any_order() {
     let (resource, handle) = adaptor();

@@ -1,4 +1,4 @@
-//! What a buffer's contents are copied from and to.
+//! Copies a buffer's contents from and to the host and other buffers.
 
 use bytemuck::Pod;
 use millpond_core::{DeviceMemoryResource, Error, Layout, Result, StreamRef};
@@ -12,7 +12,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// A copy of `data`.
     ///
     /// # Errors
-    /// What the resource and the driver report.
+    /// Those of the resource and the driver.
     pub fn from_host<T: Pod>(data: &[T], stream: StreamRef, resource: R) -> Result<Self> {
         let mut buffer = Self::with_layout(Layout::array::<T>(data.len() as u64)?, stream, resource)?;
         buffer.copy_from_host(data)?;
@@ -24,8 +24,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// buffer may be changed or dropped at once.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the devices differ, and what the
-    /// resource and the driver report.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the devices differ, and those of the
+    /// resource and the driver.
     pub fn copy_of<S: DeviceMemoryResource>(
         other: &DeviceBuffer<S>,
         stream: StreamRef,
@@ -53,7 +53,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         let ordered = if other.left_its_thread() {
             copy.finish(Ok(()))
         } else {
-            // The copy is on its way: if the other stream cannot wait for it, the host does.
+            // The copy has been submitted: if the other stream cannot wait for it, the host does.
             order(copy.driver(), stream, other.stream).or_else(|error| copy.finish(Ok(())).and(Err(error)))
         };
         ordered.map(|()| copy)
@@ -63,13 +63,13 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `data` is larger than the buffer,
-    /// and what the driver reports.
+    /// and those of the driver.
     pub fn copy_from_host<T: Pod>(&mut self, data: &[T]) -> Result<()> {
         let bytes = self.checked_size(data)?;
         if bytes == 0 {
             return Ok(());
         }
-        // The wait that a change of thread asks for.
+        // The wait that a change of thread needs.
         self.set_stream(self.stream)?;
         let source = data.as_ptr().cast();
         // SAFETY: the block holds that many bytes and `data` has them; `finish` keeps it borrowed until the
@@ -83,7 +83,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `data` is larger than the buffer,
-    /// and what the driver reports.
+    /// and those of the driver.
     pub fn copy_to_host<T: Pod>(&self, data: &mut [T]) -> Result<()> {
         let bytes = self.checked_size(data)?;
         if bytes == 0 {
@@ -104,7 +104,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the size is not a multiple of that
-    /// of `T`, and what the driver reports.
+    /// of `T`, and those of the driver.
     pub fn to_host<T: Pod>(&self) -> Result<Vec<T>> {
         let size = size_of::<T>() as u64;
         if size == 0 || !self.len.is_multiple_of(size) {
@@ -130,7 +130,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     }
 
     /// Waits for a copy on the stored stream. Also after an error: the device must not touch the host's
-    /// memory once the caller has it back, so what the stream cannot tell, the device must.
+    /// memory once the caller has it back, so if the stream cannot be waited for, the device is.
     fn finish(&self, copied: Result<()>) -> Result<()> {
         let waited = self.call(|driver| driver.stream_synchronize(self.stream));
         let device = if waited.is_err() { self.synchronize_device() } else { Ok(()) };

@@ -1,3 +1,5 @@
+//! A buffer of bytes in device memory.
+
 mod copy;
 
 use std::mem::ManuallyDrop;
@@ -14,7 +16,7 @@ use millpond_resources::get_current_device_resource;
 use crate::event::order;
 use millpond_core::driver::call;
 
-/// A block of device memory that is given back when it is dropped.
+/// A block of device memory that is freed when it is dropped.
 ///
 /// Memory comes from the resource in the order of a stream, and goes back to it in the order of the stream
 /// that was named last: every method that takes a stream stores it, as RMM's `device_buffer` does. A
@@ -27,8 +29,8 @@ use millpond_core::driver::call;
 /// [`StreamRef::PER_THREAD`] that is used or dropped on another thread, where that is another stream, waits
 /// for the device first.
 ///
-/// Growing is exact: `resize` and `reserve` take as many bytes as asked for. A method that fails leaves
-/// contents, size and capacity as they were.
+/// Growth is exact: `resize` and `reserve` take exactly the requested bytes. A method that fails leaves
+/// contents, size and capacity unchanged.
 ///
 /// ```
 /// use millpond_containers::{DeviceBuffer, Stream};
@@ -50,26 +52,26 @@ use millpond_core::driver::call;
 pub struct DeviceBuffer<R: DeviceMemoryResource = AnyResource> {
     ptr: DevicePtr,
     len: u64,
-    /// What was allocated: its size is the capacity.
+    /// The layout of the allocation: its size is the capacity.
     layout: Layout,
     stream: StreamRef,
-    /// Which stream that was on the thread that stored it.
+    /// The identity of that stream on the thread that stored it.
     stream_id: StreamId,
     resource: R,
 }
 
-/// What a [`DeviceBuffer`] is made of.
+/// The parts of a [`DeviceBuffer`].
 #[derive(Debug)]
 pub struct RawParts<R> {
     /// The block; null if its layout has no bytes.
     pub ptr: DevicePtr,
     /// The size of the contents in bytes.
     pub len: u64,
-    /// What was allocated.
+    /// The layout of the allocation.
     pub layout: Layout,
-    /// The stream on which it is to be given back.
+    /// The stream on which the block is to be freed.
     pub stream: StreamRef,
-    /// Where it came from.
+    /// The resource that the block came from.
     pub resource: R,
 }
 
@@ -77,7 +79,7 @@ impl DeviceBuffer {
     /// `bytes` bytes from the current device's resource. Their values are not defined.
     ///
     /// # Errors
-    /// As for [`new`](Self::new), and if there is no current device.
+    /// Those of [`new`](Self::new), and an error if there is no current device.
     pub fn new_current(bytes: u64, stream: StreamRef) -> Result<Self> {
         Self::new(bytes, stream, get_current_device_resource()?)
     }
@@ -85,17 +87,17 @@ impl DeviceBuffer {
     /// A copy of `data` in memory from the current device's resource.
     ///
     /// # Errors
-    /// As for [`from_host`](Self::from_host), and if there is no current device.
+    /// Those of [`from_host`](Self::from_host), and an error if there is no current device.
     pub fn from_host_current<T: Pod>(data: &[T], stream: StreamRef) -> Result<Self> {
         Self::from_host(data, stream, get_current_device_resource()?)
     }
 }
 
 impl<R: DeviceMemoryResource> DeviceBuffer<R> {
-    /// `bytes` bytes. Their values are not defined. No bytes take no memory.
+    /// A buffer of `bytes` uninitialised bytes. An empty buffer takes no memory.
     ///
     /// # Errors
-    /// What the resource reports.
+    /// Those of the resource.
     pub fn new(bytes: u64, stream: StreamRef, resource: R) -> Result<Self> {
         Self::with_layout(Layout::new(bytes), stream, resource)
     }
@@ -104,7 +106,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `alignment` is not a power of two,
-    /// and what the resource reports.
+    /// and those of the resource.
     pub fn with_alignment(bytes: u64, alignment: u64, stream: StreamRef, resource: R) -> Result<Self> {
         Self::with_layout(Layout::with_alignment(bytes, alignment)?, stream, resource)
     }
@@ -114,11 +116,11 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         Ok(Self { ptr, len: layout.bytes(), layout, stream, stream_id: stream.id(), resource })
     }
 
-    /// Changes the size. The contents stay, up to the smaller of both sizes; further bytes are not defined.
+    /// Changes the size. The contents stay, up to the smaller of both sizes; further bytes are uninitialised.
     /// Growing beyond the [`capacity`](Self::capacity) takes another block, and a copy on `stream`.
     ///
     /// # Errors
-    /// What the resource and the driver report; contents, size and capacity stay as they were.
+    /// Those of the resource and the driver; contents, size and capacity stay unchanged.
     pub fn resize(&mut self, bytes: u64, stream: StreamRef) -> Result<()> {
         self.reserve(bytes, stream)?;
         self.len = bytes;
@@ -128,7 +130,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// Makes the [`capacity`](Self::capacity) at least `bytes`.
     ///
     /// # Errors
-    /// As for [`resize`](Self::resize).
+    /// Those of [`resize`](Self::resize).
     pub fn reserve(&mut self, bytes: u64, stream: StreamRef) -> Result<()> {
         self.set_stream(stream)?;
         if bytes > self.capacity() { self.reallocate(bytes) } else { Ok(()) }
@@ -137,7 +139,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// Makes the [`capacity`](Self::capacity) the [`len`](Self::len).
     ///
     /// # Errors
-    /// As for [`resize`](Self::resize).
+    /// Those of [`resize`](Self::resize).
     pub fn shrink_to_fit(&mut self, stream: StreamRef) -> Result<()> {
         self.set_stream(stream)?;
         if self.len < self.capacity() { self.reallocate(self.len) } else { Ok(()) }
@@ -146,7 +148,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// Stores the stream, and orders it after the one that was stored before.
     ///
     /// # Errors
-    /// What the driver reports; the buffer keeps its stream.
+    /// Those of the driver; the buffer keeps its stream.
     pub fn set_stream(&mut self, stream: StreamRef) -> Result<()> {
         if self.ptr.is_null() {
             // Nothing to order: no stream has used memory of this buffer.
@@ -171,7 +173,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
                 unsafe { driver.memcpy_dtod_async(ptr, self.ptr, bytes, self.stream) }
             }),
         };
-        // Whichever block is not kept goes back, on the stream of the copy.
+        // The block that is not kept is freed, on the stream of the copy.
         let give_back = match &copied {
             Ok(()) => {
                 let old = (self.ptr, self.layout);
@@ -201,7 +203,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         self.len == 0
     }
 
-    /// How many bytes [`resize`](Self::resize) can go up to without another block.
+    /// The bytes that [`resize`](Self::resize) can grow to without another block.
     pub fn capacity(&self) -> u64 {
         self.layout.bytes()
     }
@@ -211,12 +213,12 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         self.layout.alignment()
     }
 
-    /// The stream on which the memory will be given back.
+    /// The stream on which the memory will be freed.
     pub fn stream(&self) -> StreamRef {
         self.stream
     }
 
-    /// Where the memory came from.
+    /// The resource that the memory came from.
     pub fn resource(&self) -> &R {
         &self.resource
     }
@@ -230,7 +232,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         self.resource.driver()
     }
 
-    /// Takes the buffer apart without giving its memory back.
+    /// Takes the buffer apart without freeing its memory.
     pub fn into_raw_parts(self) -> RawParts<R> {
         let this = ManuallyDrop::new(self);
         RawParts {
@@ -243,18 +245,18 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         }
     }
 
-    /// Puts a buffer together.
+    /// Makes a buffer of parts.
     ///
     /// # Safety
-    /// `ptr` came from `resource` with `layout` and is owned by nobody else, or is null and `layout` has no
-    /// bytes. `len` is at most the layout's size. All earlier uses of the block happen before the next
-    /// work of `stream`.
+    /// `ptr` came from `resource` with `layout` and has no other owner, or is null and `layout` has no bytes.
+    /// `len` is at most the layout's size. All earlier uses of the block happen before the next work of
+    /// `stream`.
     pub unsafe fn from_raw_parts(parts: RawParts<R>) -> Self {
         let RawParts { ptr, len, layout, stream, resource } = parts;
         Self { ptr, len, layout, stream, stream_id: stream.id(), resource }
     }
 
-    /// Whether the stored stream is the per-thread one, of another thread than this.
+    /// Whether the stored stream is the per-thread one of another thread.
     pub(crate) fn left_its_thread(&self) -> bool {
         self.stream.is_per_thread() && self.stream.id() != self.stream_id
     }
@@ -272,9 +274,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
 impl<R: DeviceMemoryResource> Drop for DeviceBuffer<R> {
     fn drop(&mut self) {
         if !self.ptr.is_null() && self.left_its_thread() {
-            // The work of the other thread's stream can no longer be named. Memory that it may still use
-            // must not go to somebody else, so it stays out if the wait fails. A device that is lost runs
-            // nothing any more.
+            // The other thread's stream can no longer be named. Its work may still use the memory, so the
+            // block must not be reused: it is leaked if the wait fails. A lost device runs no work any more.
             if let Err(error) = self.synchronize_device()
                 && !error.is_sticky()
             {
@@ -288,13 +289,13 @@ impl<R: DeviceMemoryResource> Drop for DeviceBuffer<R> {
     }
 }
 
-/// No bytes are not asked for: the resource below has nothing to do or to log.
+/// Zero bytes are not requested: the resource below has nothing to do or to log.
 fn allocate<R: DeviceMemoryResource>(resource: &R, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
     if layout.bytes() == 0 { Ok(DevicePtr::NULL) } else { resource.allocate(layout, stream) }
 }
 
 /// # Safety
-/// As for [`DeviceMemoryResource::deallocate`], unless the pointer is null.
+/// Those of [`DeviceMemoryResource::deallocate`], unless the pointer is null.
 unsafe fn deallocate<R: DeviceMemoryResource>(
     resource: &R,
     (ptr, layout): (DevicePtr, Layout),

@@ -1,3 +1,5 @@
+//! Calls a driver and records the loss of its device.
+
 use super::{Driver, DriverResult};
 use crate::{Error, Result};
 

@@ -1,29 +1,11 @@
-//! How a thread's driver calls get on with CUDA graphs that are being captured.
+//! Keeps a thread's driver calls from ending CUDA graph captures.
 
 use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
 
-use super::Driver;
+use super::{CaptureMode, Driver};
 use crate::DeviceId;
-
-/// What a capture forbids, and what a thread lets captures forbid it (`CUstreamCaptureMode`).
-///
-/// Some driver calls are unsafe while a graph is captured: allocating and freeing plain memory, waiting for
-/// streams and events, asking whether they are done. Such a call is refused, and ends the captures that
-/// forbid it. A capture forbids it to a thread if neither the capture nor the thread is relaxed and
-/// - the thread began the capture itself, or
-/// - the capture and the thread are both global.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum CaptureMode {
-    /// Unsafe calls of all threads are meant. What a thread has at first, and what `torch.cuda.graph` uses.
-    #[default]
-    Global,
-    /// Unsafe calls of the thread that captures are meant.
-    ThreadLocal,
-    /// No unsafe calls are meant.
-    Relaxed,
-}
 
 thread_local! {
     /// The device whose guard is the outermost that is in effect on this thread.
@@ -44,7 +26,7 @@ thread_local! {
 #[must_use = "captures are left alone only while the guard lives"]
 pub struct CaptureModeGuard<'a> {
     driver: &'a dyn Driver,
-    /// What to put back; `None` inside another guard, and where the driver knows no modes.
+    /// The mode to restore; `None` inside another guard, and with a driver that has no modes.
     previous: Option<(CaptureMode, Option<DeviceId>)>,
     /// A mode belongs to its thread.
     _not_send: PhantomData<*const ()>,
@@ -53,7 +35,7 @@ pub struct CaptureModeGuard<'a> {
 impl<'a> CaptureModeGuard<'a> {
     /// Makes the calling thread's mode relaxed until the guard is dropped.
     ///
-    /// A driver that refuses is one without modes; one that is lost is not asked.
+    /// Skips drivers without modes, and devices that are lost.
     pub fn relaxed(driver: &'a dyn Driver) -> Self {
         let device = driver.device();
         let outer = RELAXED.try_with(Cell::get).ok().flatten();
@@ -77,7 +59,7 @@ impl Drop for CaptureModeGuard<'_> {
     }
 }
 
-/// Sets the calling thread's mode and says what it was. That a device is lost is noted.
+/// Sets the calling thread's mode and returns the previous one. Notes in the device's health that it is lost.
 fn exchange(driver: &dyn Driver, mode: CaptureMode) -> Option<CaptureMode> {
     let exchanged = driver.thread_exchange_stream_capture_mode(mode);
     exchanged.inspect_err(|error| driver.health().note(error)).ok()

@@ -1,11 +1,13 @@
+//! The errors of driver calls.
+
 use std::fmt;
 
 /// The result of a driver call.
 pub type DriverResult<T> = Result<T, DriverError>;
 
-/// What the driver answered: CUDA's code, and the call that got it.
+/// An error of a driver call: CUDA's code, and the name of the call.
 ///
-/// The simulated device answers with the same codes.
+/// The simulated device uses the same codes.
 ///
 /// ```
 /// use millpond_core::DriverError;
@@ -47,7 +49,7 @@ impl DriverError {
     pub const NOT_READY: i32 = 600;
     /// `CUDA_ERROR_ILLEGAL_ADDRESS`; sticky.
     pub const ILLEGAL_ADDRESS: i32 = 700;
-    /// `CUDA_ERROR_CONTEXT_IS_DESTROYED`: somebody reset the device's context.
+    /// `CUDA_ERROR_CONTEXT_IS_DESTROYED`: the device's context was reset.
     pub const CONTEXT_IS_DESTROYED: i32 = 709;
     /// `CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`.
     pub const HOST_MEMORY_ALREADY_REGISTERED: i32 = 712;
@@ -84,7 +86,7 @@ impl DriverError {
         Self { code, call, detail: None }
     }
 
-    /// Adds what else is known.
+    /// Adds a detail to the message.
     #[must_use]
     pub fn with_detail(mut self, detail: impl Into<String>) -> Self {
         self.detail = Some(detail.into());

@@ -1,24 +1,26 @@
-//! The seam behind which CUDA, or the simulated device, sits.
+//! The interface to a device, which CUDA and the simulated device implement.
 //!
-//! A [`Driver`] is one device. Everything that millpond asks of CUDA goes through this trait, under the
-//! driver API's own names, so that all code above it runs unchanged on the simulated device. Both
+//! A [`Driver`] is one device. Every call that millpond makes to CUDA goes through this trait, under the
+//! driver API's own names, so that the code above it runs unchanged on the simulated device. Both
 //! implementations are in the crate `millpond-driver`.
 
 mod call;
 mod capture;
 mod error;
+mod health;
 mod types;
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
 pub use call::call;
-pub use capture::{CaptureMode, CaptureModeGuard};
+pub use capture::CaptureModeGuard;
 pub use error::{DriverError, DriverResult};
+pub use health::Health;
 pub use types::{
-    AccessFlags, DeviceAttribute, Event, EventFlags, Health, HostFlags, HostPtr, IpcMemHandle, MemAdvice,
-    MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind, PhysicalHandle, PhysicalProps,
-    StreamFlags,
+    AccessFlags, CaptureMode, DeviceAttribute, Event, EventFlags, HostFlags, HostPtr, IpcMemHandle,
+    MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind, PhysicalHandle,
+    PhysicalProps, StreamFlags,
 };
 
 use crate::{DeviceId, DevicePtr, StreamRef};
@@ -28,12 +30,12 @@ pub type DriverHandle = Arc<dyn Driver>;
 
 /// One device: its memory, streams and events.
 ///
-/// Methods are named for the driver API's functions without the prefix `cu`, and do what those do.
-/// Whatever context is current on the calling thread before a call is current after it.
+/// Methods are named for the driver API's functions without the prefix `cu`, and do what those do. They leave
+/// the calling thread's current context as it was.
 ///
 /// # Errors
-/// Every method returns the driver's error as it is. A function that the installed driver lacks is
-/// [`DriverError::is_unsupported`], never a panic.
+/// Every method returns the driver's error unchanged. A function that the installed driver lacks returns
+/// [`DriverError::is_unsupported`] and never panics.
 ///
 /// # Safety of the unsafe methods
 /// They take back or touch memory. The caller vouches that pointers and handles came from this driver, are
@@ -53,8 +55,8 @@ pub trait Driver: Debug + Send + Sync + 'static {
     fn attribute(&self, attribute: DeviceAttribute) -> DriverResult<i64>;
     /// Free and total bytes of the device (`cuMemGetInfo`; about 3 µs on an H200).
     fn mem_get_info(&self) -> DriverResult<MemoryInfo>;
-    /// Whether the device is lost. The driver keeps this; the caller who gets an error from it notes it
-    /// there. It names the opening of the device, too: after a reset of the context there is another.
+    /// Whether the device is lost. The driver owns this value; callers note the driver's errors in it. It
+    /// also identifies the opening of the device: opening the device after a reset makes another.
     fn health(&self) -> &Arc<Health>;
     /// Whether the device's context was reset since it was opened (about 35 ns on an H200); notes it in
     /// [`health`](Self::health).
@@ -66,12 +68,12 @@ pub trait Driver: Debug + Send + Sync + 'static {
     fn was_reset(&self) -> bool;
     /// Waits for all work on the device (`cuCtxSynchronize`), that of destroyed streams included.
     ///
-    /// While any stream captures a graph, in whatever mode, it is refused and ends the capture. Only a
-    /// program that asks for it may call it: a library calls
+    /// While a stream captures a graph, in any mode, this call fails and ends the capture. Only a program
+    /// that asks for it may call it; a library calls
     /// [`synchronize_beside_captures`](Self::synchronize_beside_captures).
     fn synchronize(&self) -> DriverResult<()>;
-    /// Waits for all work on the device, that of destroyed streams included, and ends no capture: what is
-    /// captured is no work yet. `Ok(false)` where that cannot be done now. Call it under a
+    /// Waits for all work on the device, that of destroyed streams included, and ends no capture: captured
+    /// operations do not run yet. Returns `Ok(false)` if it cannot wait now. Call it under a
     /// [`CaptureModeGuard`].
     ///
     /// CUDA has no call for it. The end of pinned memory (`cuMemFreeHost`) waits on the drivers that were
@@ -83,8 +85,8 @@ pub trait Driver: Debug + Send + Sync + 'static {
     fn virtual_time_ns(&self) -> Option<u64> {
         None
     }
-    /// Whether `peer`, another device, can use this device's memory (`cuDeviceCanAccessPeer`); false for a
-    /// device that there is not.
+    /// Whether `peer`, another device, can use this device's memory (`cuDeviceCanAccessPeer`); false if there
+    /// is no such device.
     fn can_be_accessed_by(&self, peer: DeviceId) -> DriverResult<bool>;
     /// The other devices that can use this device's memory and whose primary contexts are active now, in
     /// order (`cuDevicePrimaryCtxGetState`, about 25 ns for each device on an H200).
@@ -105,7 +107,7 @@ pub trait Driver: Debug + Send + Sync + 'static {
     unsafe fn mem_free(&self, ptr: DevicePtr) -> DriverResult<()>;
     /// The allocation that holds `ptr`: its base and its size in bytes (`cuMemGetAddressRange`).
     fn mem_get_address_range(&self, ptr: DevicePtr) -> DriverResult<(DevicePtr, u64)>;
-    /// What kind of memory `ptr` points into, if the driver knows it (`cuPointerGetAttribute`).
+    /// The kind of memory that `ptr` points into (`cuPointerGetAttribute`).
     fn pointer_kind(&self, ptr: DevicePtr) -> DriverResult<MemoryKind>;
     /// Moves managed memory to the device, or to the host (`cuMemPrefetchAsync`).
     unsafe fn mem_prefetch_async(
@@ -124,7 +126,7 @@ pub trait Driver: Debug + Send + Sync + 'static {
     fn mem_host_alloc(&self, bytes: u64, flags: HostFlags) -> DriverResult<HostPtr>;
     /// Ends pinned host memory (`cuMemFreeHost`).
     unsafe fn mem_free_host(&self, ptr: HostPtr) -> DriverResult<()>;
-    /// Pins memory that somebody else allocated (`cuMemHostRegister`).
+    /// Pins memory that the caller allocated elsewhere (`cuMemHostRegister`).
     unsafe fn mem_host_register(&self, ptr: HostPtr, bytes: u64, flags: HostFlags) -> DriverResult<()>;
     /// Ends the pinning (`cuMemHostUnregister`).
     unsafe fn mem_host_unregister(&self, ptr: HostPtr) -> DriverResult<()>;

@@ -1,13 +1,10 @@
-use std::sync::atomic::{AtomicU8, Ordering};
-
-use super::DriverError;
-use crate::Error;
+//! The values that calls of the driver take and return.
 
 /// Free and total memory in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct MemoryInfo {
-    /// Bytes that can be had.
+    /// Free bytes.
     pub free: u64,
     /// Bytes that there are.
     pub total: u64,
@@ -41,7 +38,7 @@ pub enum DeviceAttribute {
     RdmaOfPhysicalMemorySupported,
 }
 
-/// What kind of memory a pointer points into.
+/// The kind of memory that a pointer points into.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum MemoryKind {
     /// Device memory.
@@ -50,7 +47,7 @@ pub enum MemoryKind {
     Managed,
     /// Pinned or registered host memory.
     Host,
-    /// Nothing that the driver knows.
+    /// Memory that the driver does not know.
     Unknown,
 }
 
@@ -74,7 +71,7 @@ impl StreamFlags {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Event(pub u64);
 
-/// What an event can do.
+/// The properties of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct EventFlags {
     /// Takes a time when recorded; dearer.
@@ -99,7 +96,7 @@ pub struct MemPoolProps {
 /// An attribute of a driver's pool.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum MemPoolAttribute {
-    /// Reuse where an event says so (0 or 1).
+    /// Reuse memory of another stream that an event dependency orders before the request (0 or 1).
     ReuseFollowEventDependencies,
     /// Reuse of completed frees (0 or 1).
     ReuseAllowOpportunistic,
@@ -130,7 +127,7 @@ pub struct PhysicalProps {
     pub rdma: bool,
 }
 
-/// What a mapping may be used for.
+/// The access that a mapping allows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum AccessFlags {
     /// Nothing.
@@ -170,7 +167,7 @@ pub struct HostFlags {
 pub struct HostPtr(pub usize);
 
 impl HostPtr {
-    /// As a pointer.
+    /// The address as a pointer.
     pub fn as_mut_ptr(self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.0)
     }
@@ -180,56 +177,20 @@ impl HostPtr {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct IpcMemHandle(pub [u8; 64]);
 
-/// Whether a device is lost: after a [sticky](DriverError::is_sticky) error for this process, or with its
-/// context, which somebody reset, for everything that was made before.
+/// Which unsafe calls a capture forbids, and whether a thread is subject to captures (`CUstreamCaptureMode`).
 ///
-/// Everything that is built on one opening of a device shares it, so that the first to see the error stops
-/// all others from calling a driver that can only fail. A device that is opened after a reset has a new one.
-#[derive(Debug, Default)]
-pub struct Health {
-    state: AtomicU8,
-}
-
-const WELL: u8 = 0;
-const LOST: u8 = 1;
-const RESET: u8 = 2;
-
-impl Health {
-    /// Whether the device is lost. It does not come back.
-    #[inline]
-    pub fn is_lost(&self) -> bool {
-        self.state.load(Ordering::Relaxed) != WELL
-    }
-
-    /// Whether it is lost because its context was reset.
-    #[inline]
-    pub fn is_reset(&self) -> bool {
-        self.state.load(Ordering::Relaxed) == RESET
-    }
-
-    /// Looks at an error that the driver returned, and notes if it means that the device is lost.
-    pub fn note(&self, error: &DriverError) {
-        if error.code() == DriverError::CONTEXT_IS_DESTROYED {
-            self.note_reset();
-        } else if error.is_sticky()
-            && self.state.compare_exchange(WELL, LOST, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-        {
-            tracing::error!(target: "millpond::driver", %error, "the device is lost for this process");
-        }
-    }
-
-    /// Notes that the device's context was reset.
-    pub fn note_reset(&self) {
-        if self.state.swap(RESET, Ordering::Relaxed) != RESET {
-            tracing::warn!(
-                target: "millpond::driver",
-                "the device's context was reset; what was made before is lost with it"
-            );
-        }
-    }
-
-    /// The error of a call on a device that is lost: it says why, and what to do.
-    pub fn error(&self) -> Error {
-        if self.is_reset() { Error::context_reset() } else { Error::poisoned() }
-    }
+/// Some driver calls are unsafe while a graph is captured: allocating and freeing plain memory, waiting for
+/// streams and events, asking whether they are done. Such a call is refused, and ends the captures that
+/// forbid it. A capture forbids it to a thread if neither the capture nor the thread is relaxed and
+/// - the thread began the capture itself, or
+/// - the capture and the thread are both global.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum CaptureMode {
+    /// Unsafe calls of all threads are meant. What a thread has at first, and what `torch.cuda.graph` uses.
+    #[default]
+    Global,
+    /// Unsafe calls of the thread that captures are meant.
+    ThreadLocal,
+    /// No unsafe calls are meant.
+    Relaxed,
 }

@@ -1,3 +1,5 @@
+//! Tests the texts of errors.
+
 use std::error::Error as _;
 use std::io;
 

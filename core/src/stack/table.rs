@@ -1,5 +1,9 @@
-use super::Params;
-use crate::{AnyResource, DriverHandle, Error, Result};
+//! The names that a stack's text may use, and what each builds.
+
+use std::str::FromStr;
+
+use super::{StackSpec, Value};
+use crate::{AnyResource, ByteSize, Driver, DriverHandle, Error, Result};
 
 /// How a layer is built from text.
 #[derive(Clone, Copy, Debug)]
@@ -10,8 +14,8 @@ pub enum LayerKind {
     Layer(fn(&Params<'_>, AnyResource) -> Result<AnyResource>),
 }
 
-/// What one name in a stack's text means. Each resource and adaptor that text can name has one, beside
-/// its code.
+/// The meaning of one name in a stack's text. Each resource and adaptor that text can name has an entry
+/// beside its code.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerEntry {
     /// The name.
@@ -62,5 +66,104 @@ impl LayerTable {
             let known: Vec<&str> = self.entries.iter().map(|entry| entry.name).collect();
             Error::invalid_stack(format!("there is no layer `{name}`; there are {}", known.join(", ")))
         })
+    }
+}
+
+/// The parameters of one layer, checked against the names that its [`LayerEntry`] knows.
+#[derive(Debug)]
+pub struct Params<'a> {
+    entry: &'a LayerEntry,
+    values: &'a [(String, Value)],
+    table: &'a LayerTable,
+}
+
+impl<'a> Params<'a> {
+    /// Checks that every key is known and given once. `table` is for stacks in parentheses.
+    ///
+    /// # Errors
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack), naming what the layer does know.
+    pub fn new(entry: &'a LayerEntry, values: &'a [(String, Value)], table: &'a LayerTable) -> Result<Self> {
+        for (index, (key, _)) in values.iter().enumerate() {
+            if !entry.params.iter().any(|(known, _)| known == key) {
+                let known: Vec<&str> = entry.params.iter().map(|(name, _)| *name).collect();
+                return Err(Error::invalid_stack(if known.is_empty() {
+                    format!("`{}` takes no parameters, so not `{key}`", entry.name)
+                } else {
+                    format!("`{}` has no parameter `{key}`; it knows {}", entry.name, known.join(", "))
+                }));
+            }
+            if values[..index].iter().any(|(earlier, _)| earlier == key) {
+                return Err(Error::invalid_stack(format!("`{key}` of `{}` is given twice", entry.name)));
+            }
+        }
+        Ok(Self { entry, values, table })
+    }
+
+    /// A parameter's value, if given.
+    pub fn value(&self, key: &str) -> Option<&'a Value> {
+        debug_assert!(self.entry.params.iter().any(|(known, _)| *known == key), "{key} is not declared");
+        self.values.iter().find(|(name, _)| name == key).map(|(_, value)| value)
+    }
+
+    /// The text of a parameter, if given.
+    ///
+    /// # Errors
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if it is a stack.
+    pub fn text(&self, key: &str) -> Result<Option<&'a str>> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        value.as_text().map(Some).ok_or_else(|| {
+            let name = self.entry.name;
+            Error::invalid_stack(format!(
+                "`{key}={value}` of `{name}`: a stack in parentheses is not possible"
+            ))
+        })
+    }
+
+    /// A further upstream, if given: the resource of a stack in parentheses, on `driver`'s device.
+    ///
+    /// # Errors
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if it is not a stack in parentheses; what building it
+    /// reports.
+    pub fn resource(&self, key: &str, driver: &DriverHandle) -> Result<Option<AnyResource>> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        let stack = value.as_stack().ok_or_else(|| {
+            Error::invalid_stack(format!(
+                "`{key}={value}` of `{}` is not a stack in parentheses; write for example \
+                 `{key}=(cuda+pool)`",
+                self.entry.name
+            ))
+        })?;
+        self.build(stack, driver).map(Some)
+    }
+
+    /// Builds a stack that is a [`Piece`](super::Piece) of a parameter.
+    ///
+    /// # Errors
+    /// Those of [`StackSpec::build`].
+    pub fn build(&self, stack: &StackSpec, driver: &DriverHandle) -> Result<AnyResource> {
+        stack.build(self.table, driver)
+    }
+
+    /// A parameter of any type that is read from text, if given.
+    ///
+    /// # Errors
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if it cannot be read.
+    pub fn get<T>(&self, key: &str) -> Result<Option<T>>
+    where
+        T: FromStr,
+        T::Err: std::fmt::Display,
+    {
+        let Some(text) = self.text(key)? else { return Ok(None) };
+        text.parse().map(Some).map_err(|error| {
+            Error::invalid_stack(format!("`{key}={text}` of `{}`: {error}", self.entry.name))
+        })
+    }
+
+    /// A size in bytes, if given; percentages are of what `driver`'s device has free now.
+    ///
+    /// # Errors
+    /// Those of [`get`](Self::get), and the driver's.
+    pub fn bytes(&self, key: &str, driver: &dyn Driver) -> Result<Option<u64>> {
+        self.get::<ByteSize>(key)?.map(|size| size.resolve(driver)).transpose()
     }
 }

@@ -1,3 +1,5 @@
+//! Tests that stacks are read and printed without loss, and that bad text is refused.
+
 use super::*;
 
 /// A small generator of numbers (SplitMix64), as the testkit depends on this crate.
@@ -12,7 +14,7 @@ impl Random {
         ((mixed ^ mixed >> 31) % bound as u64) as usize
     }
 
-    /// What the grammar uses, white space, control characters, and what is none of these.
+    /// Characters of the grammar, white space, control characters, and others.
     fn text(&mut self) -> String {
         const CHARS: [char; 24] = [
             '+', ':', ',', '=', '(', ')', '"', '\\', '/', '%', '\'', ' ', '\t', '\n', '\0', '\u{a0}',
@@ -50,7 +52,7 @@ fn issue_9_what_is_printed_is_read_as_the_same() {
     }
 }
 
-/// Whatever text is read or refused, and what was read is printed and read again.
+/// Any text is either refused or read; what is read is printed and read again.
 #[test]
 fn no_text_is_read_as_something_that_is_not_printed() {
     let mut read = 0;

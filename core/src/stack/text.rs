@@ -1,35 +1,33 @@
-//! Reading and quoting: the grammar of [`stack`](super).
+//! Reads and prints stacks: the grammar of [`stack`](super).
 
 use std::fmt;
+use std::str::FromStr;
 
+use super::spec::DEEPEST;
 use super::{LayerSpec, Piece, StackSpec, Value};
 use crate::{Error, Result};
 
-/// Stacks in parentheses in stacks in parentheses, and so on: more than anybody writes, and few enough for
-/// the call stack.
-pub(super) const DEEPEST: usize = 32;
-
-/// What ends a name, a key and a value that have no quotes.
+/// The characters that end an unquoted name, key and value.
 const NAME_ENDS: &[char] = &['+', ':', ',', '=', '(', ')', '"'];
 const KEY_ENDS: &[char] = &['+', ',', '=', '(', ')', '"'];
 const VALUE_ENDS: &[char] = &['+', ',', '(', ')', '"'];
 
 /// A name, a key or a piece of a value, in quotes if it would be read as something else without.
-pub(super) struct Word<'a> {
+struct Word<'a> {
     text: &'a str,
     ends: &'static [char],
 }
 
 impl<'a> Word<'a> {
-    pub(super) fn name(text: &'a str) -> Self {
+    fn name(text: &'a str) -> Self {
         Self { text, ends: NAME_ENDS }
     }
 
-    pub(super) fn key(text: &'a str) -> Self {
+    fn key(text: &'a str) -> Self {
         Self { text, ends: KEY_ENDS }
     }
 
-    pub(super) fn value(text: &'a str) -> Self {
+    fn value(text: &'a str) -> Self {
         Self { text, ends: VALUE_ENDS }
     }
 }
@@ -46,20 +44,20 @@ impl fmt::Display for Word<'_> {
     }
 }
 
-/// What is left to read.
-pub(super) struct Reader<'a> {
+/// A text that is being read.
+struct Reader<'a> {
     whole: &'a str,
     rest: &'a str,
     depth: usize,
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(whole: &'a str) -> Self {
+    fn new(whole: &'a str) -> Self {
         Self { whole, rest: whole, depth: 0 }
     }
 
     /// The whole text as a stack.
-    pub(super) fn read(mut self) -> Result<StackSpec> {
+    fn read(mut self) -> Result<StackSpec> {
         let stack = self.stack()?;
         match self.rest.chars().next() {
             None => Ok(stack),
@@ -131,7 +129,7 @@ impl<'a> Reader<'a> {
         Ok(Some(word.trim_end()).filter(|word| !word.is_empty()).map(str::to_owned))
     }
 
-    /// What is left of a word after its first quote.
+    /// The rest of a word after its first quote.
     fn quoted(&mut self, mut rest: &'a str) -> Result<String> {
         let mut word = String::new();
         while let Some((text, after)) = rest.split_once('"') {
@@ -160,5 +158,42 @@ impl<'a> Reader<'a> {
     fn wrong(&self, why: &str) -> Error {
         let whole = self.whole;
         Error::invalid_stack(format!("`{whole}`: {why}; write for example `cuda+pool:initial=1GiB,max=8GiB`"))
+    }
+}
+
+impl FromStr for StackSpec {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        Reader::new(text).read()
+    }
+}
+
+impl fmt::Display for LayerSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Word::name(&self.name).fmt(f)?;
+        for (index, (key, value)) in self.params.iter().enumerate() {
+            write!(f, "{}{}={value}", if index == 0 { ':' } else { ',' }, Word::key(key))?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for StackSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, layer) in self.layers.iter().enumerate() {
+            write!(f, "{}{layer}", if index == 0 { "" } else { "+" })?;
+        }
+        Ok(())
+    }
+}
+
+/// Prints the value as in a stack's text, with quotes where they are needed.
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|piece| match piece {
+            Piece::Text(text) => Word::value(text).fmt(f),
+            Piece::Stack(stack) => write!(f, "({stack})"),
+        })
     }
 }

@@ -1,8 +1,10 @@
+//! The kinds of driver calls, and their counts.
+
 use std::fmt;
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident = $name:literal,)*) => {
-        /// What a driver is asked for; see [`CallCounts`].
+        /// The kind of a driver call; see [`CallCounts`].
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
         #[non_exhaustive]
@@ -14,7 +16,7 @@ macro_rules! kinds {
             /// Every kind, in the order of the declaration.
             pub const ALL: [Self; [$($name),*].len()] = [$(Self::$kind),*];
 
-            /// The kind's name, as logs and serde have it.
+            /// The kind's name in logs and in serde's formats.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$kind => $name,)* }
             }
@@ -23,69 +25,69 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// Plain device memory.
+    /// Allocating plain device memory.
     MemAlloc = "mem_alloc",
-    /// Managed memory.
+    /// Allocating managed memory.
     MemAllocManaged = "mem_alloc_managed",
-    /// The end of plain or managed memory.
+    /// Freeing plain or managed memory.
     MemFree = "mem_free",
-    /// Memory in stream order, whatever the pool.
+    /// Allocating memory in stream order, from any pool.
     MemAllocAsync = "mem_alloc_async",
-    /// The end of memory in stream order.
+    /// Freeing memory in stream order.
     MemFreeAsync = "mem_free_async",
-    /// Making, ending, asking and setting pools of the driver.
+    /// Creating, destroying, querying and configuring pools of the driver.
     MemPool = "mem_pool",
     /// Trimming a pool of the driver.
     MemPoolTrim = "mem_pool_trim",
     /// Reserving addresses.
     MemAddressReserve = "mem_address_reserve",
-    /// The end of a reservation.
+    /// Freeing reserved addresses.
     MemAddressFree = "mem_address_free",
-    /// Physical memory.
+    /// Creating physical memory.
     MemCreate = "mem_create",
-    /// The end of physical memory.
+    /// Releasing physical memory.
     MemRelease = "mem_release",
-    /// Mapping.
+    /// Mapping physical memory.
     MemMap = "mem_map",
-    /// Unmapping.
+    /// Unmapping physical memory.
     MemUnmap = "mem_unmap",
     /// Making mappings accessible.
     MemSetAccess = "mem_set_access",
     /// Moving managed memory.
     MemPrefetch = "mem_prefetch",
-    /// Advice on managed memory.
+    /// Advising on managed memory.
     MemAdvise = "mem_advise",
-    /// Free and total memory.
+    /// Querying free and total memory.
     MemGetInfo = "mem_get_info",
-    /// What a pointer is: its range, its kind, its address on the device.
+    /// Querying a pointer: its range, its kind, its address on the device.
     PointerQuery = "pointer_query",
-    /// Pinned host memory.
+    /// Allocating pinned host memory.
     MemHostAlloc = "mem_host_alloc",
-    /// The end of pinned host memory.
+    /// Freeing pinned host memory.
     MemFreeHost = "mem_free_host",
-    /// Pinning and unpinning of others' memory.
+    /// Pinning and unpinning memory that the program allocated.
     MemHostRegister = "mem_host_register",
-    /// Making a stream.
+    /// Creating a stream.
     StreamCreate = "stream_create",
-    /// The end of a stream.
+    /// Destroying a stream.
     StreamDestroy = "stream_destroy",
-    /// A stream's identity.
+    /// Querying a stream's identity.
     StreamGetId = "stream_get_id",
     /// Waiting for a stream.
     StreamSynchronize = "stream_synchronize",
-    /// Whether a stream is done.
+    /// Querying whether a stream is done.
     StreamQuery = "stream_query",
-    /// Making a stream wait.
+    /// Making a stream wait for an event.
     StreamWaitEvent = "stream_wait_event",
-    /// Whether a stream is capturing.
+    /// Querying whether a stream is capturing.
     StreamIsCapturing = "stream_is_capturing",
-    /// Making an event.
+    /// Creating an event.
     EventCreate = "event_create",
-    /// The end of an event.
+    /// Destroying an event.
     EventDestroy = "event_destroy",
     /// Recording an event.
     EventRecord = "event_record",
-    /// Whether an event has happened.
+    /// Querying whether an event is done.
     EventQuery = "event_query",
     /// Waiting for an event.
     EventSynchronize = "event_synchronize",
@@ -93,13 +95,13 @@ kinds! {
     Synchronize = "synchronize",
     /// Exchanging a thread's capture mode.
     CaptureMode = "capture_mode",
-    /// Copies.
+    /// Copying memory.
     Copy = "copy",
-    /// Fills.
+    /// Filling memory.
     Fill = "fill",
-    /// Memory between processes.
+    /// Sharing memory between processes.
     Ipc = "ipc",
-    /// Versions, attributes and granularities.
+    /// Querying versions, attributes and granularities.
     Other = "other",
 }
 
@@ -113,15 +115,15 @@ impl fmt::Display for CallKind {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct KindCounts {
-    /// How many calls.
+    /// The number of calls.
     pub calls: u64,
-    /// How many of them the driver refused.
+    /// The number of calls that the driver refused.
     pub failures: u64,
-    /// Nanoseconds spent in them, all threads together.
+    /// The nanoseconds spent in them, all threads together.
     pub wall_ns: u64,
 }
 
-/// How often and how long a driver was asked, by kind.
+/// The number and the duration of a driver's calls, by kind.
 ///
 /// With the feature `serde` it is written as a map from the kinds that occurred to their [`KindCounts`].
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -153,12 +155,12 @@ impl CallCounts {
         self.0.iter().map(|counts| counts.calls).sum()
     }
 
-    /// Nanoseconds spent in all calls together.
+    /// The nanoseconds spent in all calls together.
     pub fn total_wall_ns(&self) -> u64 {
         self.0.iter().map(|counts| counts.wall_ns).sum()
     }
 
-    /// What was counted since `earlier`, which the same driver gave before and without a reset since.
+    /// The calls since `earlier`, an earlier count of the same driver without a reset in between.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self(std::array::from_fn(|i| KindCounts {

@@ -1,4 +1,4 @@
-//! A driver that counts what another one is asked.
+//! A driver that counts the calls to another one.
 
 mod counts;
 mod probe;
@@ -21,8 +21,8 @@ pub use counts::{CallCounts, CallKind, KindCounts};
 use probe::Probe;
 use taken::{Block, Taken};
 
-/// Forwards to a driver, counts the calls and their wall time by [`CallKind`], and follows how many bytes
-/// were taken from the device.
+/// Forwards to a driver, counts the calls and their wall time by [`CallKind`], and tracks the bytes that are
+/// taken from the device.
 ///
 /// ```
 /// use millpond_core::Driver;
@@ -54,7 +54,7 @@ struct Cell {
 }
 
 impl CountingDriver {
-    /// Counts what `inner` is asked from now on.
+    /// Counts the calls to `inner` from now on.
     pub fn new(inner: DriverHandle) -> Arc<Self> {
         Arc::new(Self {
             inner,
@@ -69,7 +69,7 @@ impl CountingDriver {
         &self.inner
     }
 
-    /// The calls so far. While other threads make calls, the numbers of one kind may be apart by those.
+    /// The calls so far. While other threads make calls, the numbers of one kind may differ by those.
     pub fn counts(&self) -> CallCounts {
         let mut counts = CallCounts::default();
         for (kind, cell) in CallKind::ALL.into_iter().zip(&self.cells) {
@@ -83,15 +83,14 @@ impl CountingDriver {
     }
 
     /// Bytes now taken from the device:
-    /// - plain memory by pages of 2 MiB, as an H200 does it: a block of more than 2 MiB counts with its size
+    /// - plain memory by pages of 2 MiB, as on an H200: a block of more than 2 MiB counts with its size
     ///   rounded up to whole pages, and smaller ones with the pages that their addresses lie in, each once;
-    /// - physical memory until it is both released and mapped nowhere;
-    /// - managed and stream-ordered allocations at the sizes asked for. Managed memory takes device memory
-    ///   only
-    ///   where the device touches it, and a pool of the driver's own may hold more than what is taken from
-    ///   it.
+    /// - physical memory until it is both released and without mappings;
+    /// - managed and stream-ordered allocations with their requested sizes. Managed memory takes device
+    ///   memory only if the device touches it, and a pool of the driver may hold more than its users have
+    ///   taken.
     ///
-    /// The driver is not asked for this; [`probe_device`](Self::probe_device) asks it.
+    /// These bytes are computed without queries; [`probe_device`](Self::probe_device) queries the device.
     pub fn bytes_taken(&self) -> u64 {
         self.taken.now()
     }
@@ -101,27 +100,27 @@ impl CountingDriver {
         self.taken.peak()
     }
 
-    /// Forgets the peak so far: the peak is what is taken now.
+    /// Forgets the peak so far: the peak is the present amount.
     pub fn reset_peak(&self) {
         self.taken.reset_peak();
     }
 
-    /// From now on asks the device what is free whenever a new peak is a thousandth above the last that it
-    /// was asked at. That takes time, and is not counted.
+    /// From now on queries the device's free memory whenever a new peak is a thousandth above the last that
+    /// was queried. The queries take time, and are not counted.
     ///
     /// # Errors
-    /// The driver's.
+    /// Those of the driver.
     pub fn probe_device(&self) -> DriverResult<()> {
         self.probe.begin(&*self.inner)
     }
 
-    /// The most bytes of the device's free memory that were gone when it was asked, since
+    /// The largest decrease of the device's free memory that a query has seen since
     /// [`probe_device`](Self::probe_device): by this driver's user, the driver itself and all others.
     pub fn probed_peak_bytes(&self) -> u64 {
         self.probe.peak()
     }
 
-    /// Starts again: all counts are 0, and the peak is what is taken now.
+    /// Starts again: all counts are 0, and the peak is the present amount.
     pub fn reset(&self) {
         for cell in &self.cells {
             cell.calls.store(0, Ordering::Relaxed);
@@ -162,7 +161,7 @@ impl CountingDriver {
         Ok(ptr)
     }
 
-    /// Forgets the block before the driver does: after, another thread may have the same address.
+    /// Removes the block before the driver frees it: afterwards, another thread may get the same address.
     fn counted_free(
         &self,
         kind: CallKind,
@@ -412,7 +411,7 @@ impl Driver for CountingDriver {
         self.counted(CallKind::Ipc, |driver| driver.mem_export_to_fd(handle))
     }
 
-    /// What another process took from the driver is not counted as taken here.
+    /// Memory that another process took from the driver does not count as taken here.
     fn mem_import_from_fd(&self, fd: i32) -> DriverResult<PhysicalHandle> {
         self.counted(CallKind::Ipc, |driver| driver.mem_import_from_fd(fd))
     }

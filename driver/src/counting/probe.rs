@@ -1,15 +1,17 @@
+//! Queries the device's free memory at new peaks.
+
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use millpond_core::driver::{Driver, DriverResult};
 
-/// Asks the device what is free at new peaks.
+/// Queries the device's free memory at new peaks.
 #[derive(Debug, Default)]
 pub(super) struct Probe {
     is_on: AtomicBool,
-    /// Free bytes at the beginning, and the least since.
+    /// The free bytes at the beginning, and the least since.
     free_before: AtomicU64,
     least_free: AtomicU64,
-    /// The peak in bytes at which the device is asked next.
+    /// The peak in bytes at which the device is queried next.
     next: AtomicU64,
 }
 
@@ -23,7 +25,8 @@ impl Probe {
         Ok(())
     }
 
-    /// Looks if `peak` is much above the last. A device that does not answer is not asked again until later.
+    /// Queries the device if `peak` is far enough above the last one. If the query fails, the next one
+    /// follows at a later peak.
     pub(super) fn look(&self, driver: &dyn Driver, peak: u64) {
         if !self.is_on.load(Ordering::Relaxed) || peak <= self.next.load(Ordering::Relaxed) {
             return;

@@ -1,3 +1,5 @@
+//! Computes the device memory that a driver's user holds.
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,14 +11,14 @@ use rustc_hash::FxBuildHasher;
 
 use crate::plain::{self, PAGE};
 
-/// How many bytes of the device are taken, now and at most.
+/// The bytes of the device that are taken, now and at the peak.
 #[derive(Debug, Default)]
 pub(super) struct Taken {
     now: AtomicU64,
     peak: AtomicU64,
     /// Plain, managed and stream-ordered allocations.
     blocks: DashMap<DevicePtr, Block, FxBuildHasher>,
-    /// How many plain blocks of up to 2 MiB lie in each page that has some, by the page's number.
+    /// The number of plain blocks of up to 2 MiB in each page that has some, by the page's number.
     shared_pages: DashMap<u64, u32, FxBuildHasher>,
     physical: Mutex<Physical>,
 }
@@ -26,12 +28,12 @@ pub(super) struct Taken {
 pub(super) enum Block {
     /// Plain memory, which takes pages.
     Plain(u64),
-    /// Memory of another kind, which counts with its size.
+    /// Memory of another kind, which counts with its requested size.
     Other(u64),
 }
 
-/// Physical memory lives until it is released *and* mapped nowhere; its handle may be another's by then.
-/// So blocks go by numbers of their own.
+/// Physical memory lives until it is released *and* has no mapping; by then the driver may have given its
+/// handle to other memory. So blocks are identified by numbers of their own.
 #[derive(Debug, Default)]
 struct Physical {
     next: u64,
@@ -86,7 +88,7 @@ impl Taken {
         }
     }
 
-    /// Forgets a block and says what it was; `None` if it is not from here.
+    /// Removes a block and returns it; `None` if it is not of this driver.
     pub(super) fn freeing(&self, ptr: DevicePtr) -> Option<Block> {
         let (_, block) = self.blocks.remove(&ptr)?;
         match block {
@@ -124,8 +126,8 @@ impl Taken {
         }
     }
 
-    /// Takes the mappings in a range out of the books and makes the driver's call: right after that, another
-    /// thread may map there. If the call fails, they are put back.
+    /// Removes the mappings in a range and makes the driver's call, under one lock: right after the call,
+    /// another thread may map there. If the call fails, the mappings are restored.
     pub(super) fn unmap(
         &self,
         ptr: DevicePtr,
@@ -150,7 +152,7 @@ impl Taken {
         answer
     }
 
-    /// As [`unmap`](Self::unmap), for a handle.
+    /// Does the same as [`unmap`](Self::unmap), for a handle.
     pub(super) fn release(
         &self,
         handle: PhysicalHandle,

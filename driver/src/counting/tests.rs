@@ -1,3 +1,5 @@
+//! Tests the counts of calls and of bytes.
+
 use std::sync::Arc;
 
 use millpond_core::driver::{DriverError, MemPoolProps, PhysicalProps};

@@ -1,4 +1,4 @@
-//! CUDA's numbers and structures, as far as they are used here.
+//! The numbers and structures of CUDA that are used here.
 //!
 //! Handles, device pointers and `size_t` are all `u64`: see `library` on 32-bit hosts. The tests compare
 //! everything with cudarc's generated bindings.
@@ -84,7 +84,7 @@ impl AllocationProp {
     }
 }
 
-/// `CUmemAccessDesc`: who may use a mapping, and how.
+/// `CUmemAccessDesc`: the access of one device to a mapping.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct AccessDesc {
@@ -178,7 +178,7 @@ pub(super) const fn capture_mode(mode: CaptureMode) -> u32 {
     }
 }
 
-/// The same back. There are no others.
+/// The mode of a number of CUDA's; there are no other numbers.
 pub(super) const fn capture_mode_from(number: u32) -> CaptureMode {
     match number {
         0 => CaptureMode::Global,

@@ -8,28 +8,28 @@ use millpond_core::{DeviceId, Driver, Error, Result, StreamRef};
 
 use super::CudaDriver;
 
-/// A stream of cudarc's, as millpond's calls name it.
+/// A stream of cudarc's in the form that millpond's calls take.
 ///
 /// The reference does not keep the stream alive: see [`StreamRef`].
 ///
 /// # Errors
-/// As [`CudaDriver::open`] for the stream's device; the driver's where it does not know the stream;
-/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) where its context is not the device's
-/// primary one, in which nothing of millpond's can be used.
+/// Those of [`CudaDriver::open`] for the stream's device; the driver's if it does not know the stream;
+/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if its context is not the device's primary
+/// one, which millpond requires.
 ///
 /// # Safety
-/// The stream is kept alive as long as what is returned, or a copy of it, is passed to calls.
+/// The stream is kept alive as long as the result, or a copy of it, is passed to calls.
 pub unsafe fn stream_ref_of(stream: &CudaStream) -> Result<StreamRef> {
     let ordinal = ordinal_of(stream.context())?;
     // SAFETY: the stream is alive, as it is borrowed, and stays so, as the caller promises.
     Ok(unsafe { CudaDriver::open(ordinal)?.stream_ref(stream.cu_stream().addr() as u64) }?)
 }
 
-/// A stream that millpond's calls name, as cudarc's: to launch kernels and to make copies with cudarc in the
-/// order of a stream that somebody else owns. Dropping what is returned does not destroy the stream.
+/// A stream of millpond's as cudarc's, to launch kernels and to make copies with cudarc in the order of a
+/// stream that another library owns. Dropping the result does not destroy the stream.
 ///
 /// # Errors
-/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) where `context` is not the primary one of
+/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `context` is not the primary one of
 /// `driver`'s device.
 ///
 /// # Safety

@@ -1,4 +1,4 @@
-//! Captures of graphs: leaving them alone, and making them.
+//! Begins and ends captures of graphs, and detects them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,14 +6,13 @@ use std::sync::Arc;
 use millpond_core::StreamRef;
 use millpond_core::driver::{CaptureMode, DriverError, DriverResult, Event};
 
-use super::functions::Functions;
 use super::{CudaDriver, abi};
 
 impl CudaDriver {
-    /// Begins to capture what is submitted to the stream (`cuStreamBeginCapture`).
+    /// Begins to capture the work that is submitted to the stream (`cuStreamBeginCapture`).
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Those of the driver.
     pub fn begin_capture(&self, stream: StreamRef, mode: CaptureMode) -> DriverResult<()> {
         let _context = self.enter()?;
         // SAFETY: the stream is alive (`StreamRef`).
@@ -23,8 +22,8 @@ impl CudaDriver {
     /// Ends the capture that the stream began (`cuStreamEndCapture`).
     ///
     /// # Errors
-    /// [`DriverError::STREAM_CAPTURE_INVALIDATED`] where a call ended it before, and what else the driver
-    /// reports.
+    /// [`DriverError::STREAM_CAPTURE_INVALIDATED`] if a call ended the capture before, and others of the
+    /// driver.
     pub fn end_capture(self: &Arc<Self>, stream: StreamRef) -> DriverResult<Graph> {
         let _context = self.enter()?;
         let mut handle = 0;
@@ -48,8 +47,8 @@ impl CudaDriver {
 
     /// Records the event on a living stream, unless the stream captures.
     ///
-    /// A capture may begin while this runs, by another thread. Then the record may have become a part of it,
-    /// and nobody can tell: the event is as lost as if it had.
+    /// Another thread may begin a capture while this runs. Then the record may have become a part of it,
+    /// which cannot be detected: the event counts as captured.
     pub(super) fn record_outside_captures(&self, event: Event, stream: StreamRef) -> DriverResult<bool> {
         if self.is_captured(stream.handle())? {
             return Ok(false);
@@ -62,13 +61,13 @@ impl CudaDriver {
         Ok(true)
     }
 
-    /// Whether a stream captures that can be asked: the living ones that were made here, and through the
-    /// legacy default stream all blocking ones.
+    /// Whether a stream captures, as far as streams can be queried: the living ones that were made here, and
+    /// through the legacy default stream all blocking ones.
     pub(super) fn sees_captures(&self) -> DriverResult<bool> {
         if self.is_captured(StreamRef::LEGACY.handle())? {
             return Ok(true);
         }
-        // Each entry's lock, held while its stream is asked, keeps `stream_destroy` out.
+        // Each entry's lock, held during the query of its stream, keeps `stream_destroy` out.
         for alive in &self.streams {
             if self.is_captured(*alive.key())? {
                 return Ok(true);
@@ -78,15 +77,7 @@ impl CudaDriver {
     }
 }
 
-/// Sets the calling thread's mode, and gives what it was.
-pub(super) fn exchange_mode(functions: &Functions, mode: CaptureMode) -> DriverResult<CaptureMode> {
-    let mut mode = abi::capture_mode(mode);
-    // SAFETY: the mode is exchanged for the one that the thread had.
-    unsafe { functions.thread_exchange_stream_capture_mode(&raw mut mode) }?;
-    Ok(abi::capture_mode_from(mode))
-}
-
-/// A graph that was captured. It can be looked at through its handle; it ends when it is dropped.
+/// A captured graph, for inspection through its handle. It is destroyed when dropped.
 pub struct Graph {
     driver: Arc<CudaDriver>,
     handle: u64,

@@ -1,3 +1,5 @@
+//! The primary context of a device, and the guard that makes it current.
+
 use std::marker::PhantomData;
 
 use millpond_core::driver::{DriverError, DriverResult};
@@ -6,12 +8,12 @@ use super::functions::Functions;
 
 /// A device's primary context, which cudart, cudarc and PyTorch use too.
 ///
-/// It is retained when the device is opened and never released: memory and streams in it outlive any use of
-/// it here, and the driver ends it with the process.
+/// It is retained when the device is opened and never released: memory and streams in it outlive any use
+/// here, and the driver destroys it with the process.
 ///
-/// Somebody may reset it (`cuDevicePrimaryCtxReset`), and the next to retain it gets a new context under the
-/// **same handle**. A call there with an event of the old one crashes the process, and an old pointer may be
-/// another's by then. So each use first compares the context's id, which is never used twice.
+/// Another library may reset it (`cuDevicePrimaryCtxReset`), and the next retain gets a new context under the
+/// **same handle**. A call there with an event of the old one crashes the process, and an old pointer may
+/// belong to another allocation by then. So each use first compares the context's id, which is never reused.
 #[derive(Clone, Copy)]
 pub(super) struct PrimaryContext {
     pub(super) functions: &'static Functions,
@@ -21,7 +23,7 @@ pub(super) struct PrimaryContext {
     id: Option<u64>,
 }
 
-/// The id of a context; `None` where the driver does not number them. A handle of 0 names the current one.
+/// The id of a context; `None` if the driver does not number contexts. A handle of 0 names the current one.
 fn id_of(functions: &Functions, handle: u64) -> DriverResult<Option<u64>> {
     let mut id = 0;
     // SAFETY: `id` takes the result; a primary context's handle stays valid, and 0 is allowed.
@@ -41,8 +43,8 @@ impl PrimaryContext {
         Ok(Self { functions, device, handle, id })
     }
 
-    /// Whether somebody reset the context since it was retained. A driver that does not number contexts
-    /// tells only until the next retains it.
+    /// Whether the context was reset since it was retained. A driver that does not number contexts shows a
+    /// reset only until the context is retained again.
     pub(super) fn was_reset(self) -> bool {
         let (mut flags, mut active) = (0, 1);
         // SAFETY: both take results, and the driver gave `device`.
@@ -53,8 +55,8 @@ impl PrimaryContext {
         is_inactive || (self.id.is_some() && id_of(self.functions, self.handle).ok().flatten() != self.id)
     }
 
-    /// Makes the context current until the guard is dropped. The thread is asked each time what is current:
-    /// others change it, so remembering would be wrong.
+    /// Makes the context current until the guard is dropped. It queries the current context each time, since
+    /// other libraries change it.
     ///
     /// # Errors
     /// [`DriverError::CONTEXT_IS_DESTROYED`] for a context that was reset.
@@ -63,7 +65,7 @@ impl PrimaryContext {
         // SAFETY: `previous` takes the result.
         unsafe { self.functions.ctx_get_current(&raw mut previous) }?;
         let is_current = previous == self.handle;
-        // The id of the current context is asked for only where there is one: without, that takes 1.5 µs.
+        // The id of the current context is queried only if there is one: without one, that takes 1.5 µs.
         if is_current && matches!(id_of(self.functions, 0), Ok(current) if current == self.id) {
             return Ok(ContextGuard { restore: None, thread_bound: PhantomData });
         }
@@ -79,11 +81,11 @@ impl PrimaryContext {
     }
 }
 
-/// Restores the caller's context, or its having none, when dropped.
+/// Restores the caller's context, or the absence of one, when dropped.
 #[must_use]
 pub(crate) struct ContextGuard {
     restore: Option<(&'static Functions, u64)>,
-    /// What is current is a matter of the thread.
+    /// The current context belongs to the thread.
     thread_bound: PhantomData<*const ()>,
 }
 

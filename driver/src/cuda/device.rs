@@ -1,3 +1,5 @@
+//! The driver of one CUDA device.
+
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
 use std::fmt;
@@ -9,16 +11,16 @@ use millpond_core::driver::{CaptureMode, Driver, DriverError, DriverResult, Even
 use millpond_core::{DeviceId, Error, ErrorKind, Result, StreamId, StreamRef};
 use parking_lot::Mutex;
 
-use super::capture::exchange_mode;
+use super::capture_mode::exchange_mode;
 use super::context::{ContextGuard, PrimaryContext};
 use super::functions::Functions;
 use super::{library, unavailable};
 
 /// One CUDA device, over its primary context.
 ///
-/// There is one per device and process, kept until the process ends: [`open`](Self::open) gives the same one
-/// each time, until somebody resets the context (`cuDevicePrimaryCtxReset`): then the old one is lost for
-/// good, its calls fail, and `open` gives a new one.
+/// There is one per device and process, kept until the process ends: [`open`](Self::open) returns the same
+/// one each time, until the context is reset (`cuDevicePrimaryCtxReset`): then the old driver is lost, its
+/// calls fail, and `open` returns a new one.
 ///
 /// Every call makes the primary context current and restores what was current before it, so it may
 /// be called from any thread, with any context or none.
@@ -40,9 +42,9 @@ pub struct CudaDriver {
     pub(super) health: Arc<Health>,
     /// The living streams that were made here, by handle.
     pub(super) streams: DashMap<u64, StreamId>,
-    /// The other devices that can use this one's memory, once somebody asked.
+    /// The other devices that can use this one's memory, once they were queried.
     pub(super) reachable_by: OnceLock<Vec<(DeviceId, i32)>>,
-    /// Whether the end of pinned memory was seen to wait for the device.
+    /// Whether freeing pinned memory was observed to wait for the device.
     pub(super) frees_wait: OnceLock<bool>,
 }
 
@@ -53,8 +55,8 @@ impl CudaDriver {
     /// device's context was reset.
     ///
     /// # Errors
-    /// [`ErrorKind::NoDevice`] where CUDA cannot be used or has no such device; what the driver says where it
-    /// refuses the device's primary context.
+    /// [`ErrorKind::NoDevice`] if CUDA cannot be used or has no such device; the driver's error if it refuses
+    /// the device's primary context.
     pub fn open(ordinal: u32) -> Result<Arc<Self>> {
         let id = DeviceId::cuda(ordinal);
         let cuda = library::cuda().map_err(|error| unavailable(error).on_device(id))?;
@@ -83,7 +85,7 @@ impl CudaDriver {
         // SAFETY: `device` takes the result; the driver checks the ordinal.
         unsafe { functions.device_get(&raw mut device, number) }?;
         let name = device_name(functions, device)?;
-        // Where this makes the context, other threads may capture in other ones.
+        // If this creates the context, other threads may be capturing in other ones.
         let mode = exchange_mode(functions, CaptureMode::Relaxed);
         let context = PrimaryContext::retain(functions, device);
         if let Ok(mode) = mode {
@@ -107,8 +109,8 @@ impl CudaDriver {
         self.context.functions
     }
 
-    /// Refuses a stream that was made here and is destroyed, or never was: CUDA would use what is behind the
-    /// handle. Who destroys a stream while another thread uses it is not kept from it.
+    /// Refuses a stream of this driver that was destroyed, or never existed: CUDA would dereference the
+    /// handle. A caller that destroys a stream while another thread uses it is not caught.
     pub(super) fn check_alive(&self, stream: StreamRef) -> DriverResult<()> {
         let is_vouched_for = stream.is_legacy() || stream.is_per_thread() || stream.is_foreign();
         if is_vouched_for || self.streams.get(&stream.handle()).is_some_and(|alive| *alive == stream.id()) {
@@ -123,7 +125,8 @@ impl CudaDriver {
         self.context.enter()
     }
 
-    /// The same for what outlives the context: `None` after a reset, when such calls need none.
+    /// The same for calls on objects that outlive the context: `None` after a reset, when such calls need no
+    /// context.
     pub(super) fn enter_if_there(&self) -> DriverResult<Option<ContextGuard>> {
         match self.enter() {
             Ok(guard) => Ok(Some(guard)),
@@ -132,8 +135,8 @@ impl CudaDriver {
         }
     }
 
-    /// The identity of a stream that was just made. Drivers before CUDA 12.0 do not number streams; there
-    /// millpond does, and tells such numbers apart from handles by a high bit.
+    /// The identity of a new stream. Drivers before CUDA 12.0 do not number streams; millpond does so then,
+    /// with a high bit that distinguishes these numbers from handles.
     pub(super) fn identify_new_stream(&self, handle: u64) -> DriverResult<u64> {
         static NEXT: AtomicU64 = AtomicU64::new(1 << 62);
         let mut id = 0;
@@ -164,7 +167,7 @@ impl fmt::Debug for CudaDriver {
 }
 
 impl CudaDriver {
-    /// [`Driver::stream_is_capturing`] of a stream that was looked up.
+    /// [`Driver::stream_is_capturing`] for a stream that was looked up.
     pub(super) fn living_stream_is_capturing(&self, stream: StreamRef) -> DriverResult<bool> {
         let _context = self.enter()?;
         let mut status = 0;
@@ -176,7 +179,7 @@ impl CudaDriver {
     /// The stream with this handle and id.
     ///
     /// # Safety
-    /// As for [`StreamRef::foreign`], if it was not made here.
+    /// The stream is alive, as for [`StreamRef::foreign`], if it was not made here.
     pub(super) unsafe fn named(&self, handle: u64, id: u64) -> StreamRef {
         let own = StreamRef::from_raw_parts(handle, id);
         if self.streams.get(&handle).is_some_and(|alive| *alive == own.id()) {
@@ -186,7 +189,7 @@ impl CudaDriver {
         unsafe { StreamRef::foreign(handle, id) }
     }
 
-    /// [`Driver::event_record`] on a stream that was looked up.
+    /// [`Driver::event_record`] for a stream that was looked up.
     pub(super) fn record_on_living(&self, event: Event, stream: StreamRef) -> DriverResult<()> {
         let _context = self.enter()?;
         // SAFETY: the stream is alive, and ending the event would have been unsafe.

@@ -1,3 +1,5 @@
+//! The calls of [`Driver`] on CUDA.
+
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
@@ -12,14 +14,14 @@ use millpond_core::{DeviceId, DevicePtr, StreamRef};
 
 use super::CudaDriver;
 use super::abi::{self, AllocationProp, IpcHandle, Location, PoolProps};
-use super::capture::exchange_mode;
+use super::capture_mode::exchange_mode;
 
 // Two clauses serve nearly every `SAFETY` comment below. *Results*: the pointers that the call writes
 // through are to locals of the types that CUDA asks for. *Vouched*: the method is unsafe, and its caller has
 // vouched for the pointers and handles (`Driver`, "Safety of the unsafe methods"). Where a safe method takes
 // a handle, the handle's type asks for a living stream (`StreamRef`), or only unsafe methods end it.
 
-/// `CUDA_ERROR_NOT_READY` is an answer.
+/// Treats `CUDA_ERROR_NOT_READY` as an answer.
 fn is_done(query: DriverResult<()>) -> DriverResult<bool> {
     match query {
         Ok(()) => Ok(true),
@@ -33,7 +35,7 @@ fn host_ptr(ptr: HostPtr) -> *mut c_void {
 }
 
 impl CudaDriver {
-    /// An attribute of a pointer that CUDA gives as 32 bits; `None` for memory that it does not know.
+    /// An attribute of a pointer that CUDA returns as 32 bits; `None` for unknown memory.
     fn pointer_attribute(&self, attribute: u32, ptr: DevicePtr) -> DriverResult<Option<u32>> {
         let mut value = 0_u32;
         // SAFETY: Results; the attributes asked for here are 32 bits wide. Any address may be asked about.
@@ -146,7 +148,8 @@ impl Driver for CudaDriver {
         let Some(memory_type) = self.pointer_attribute(abi::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, ptr)? else {
             return Ok(MemoryKind::Unknown);
         };
-        // The memory type of managed memory is where it is now, or "unified", by the driver's version.
+        // Depending on the driver's version, the type of managed memory is its present location, or
+        // "unified".
         if self.pointer_attribute(abi::CU_POINTER_ATTRIBUTE_IS_MANAGED, ptr)?.is_some_and(|is| is & 0xff != 0)
         {
             return Ok(MemoryKind::Managed);
@@ -400,7 +403,7 @@ impl Driver for CudaDriver {
         // SAFETY: Results.
         unsafe { self.functions().stream_create_with_priority(&raw mut handle, kind, flags.priority) }?;
         let id = self.identify_new_stream(handle).inspect_err(|_| {
-            // SAFETY: the stream was made above and nobody else knows it.
+            // SAFETY: the stream was made above and no other code knows it.
             let _ = unsafe { self.functions().stream_destroy(handle) };
         })?;
         let stream = StreamRef::from_raw_parts(handle, id);
@@ -503,8 +506,8 @@ impl Driver for CudaDriver {
         if stream.is_legacy() {
             return self.record_outside_captures(event, stream);
         }
-        // Nobody can say here whose per-thread stream the caller means: it has no entry, so it is not alive.
-        // The entry's lock, held while recording, keeps `stream_destroy` out.
+        // The per-thread stream of the caller's thread is unknown here: it has no entry, so it does not count
+        // as alive. The entry's lock, held while recording, keeps `stream_destroy` out.
         match self.streams.get(&stream.handle()) {
             Some(alive) if *alive == stream.id() => self.record_outside_captures(event, stream),
             _ => Ok(false),

@@ -28,7 +28,7 @@ macro_rules! functions {
 
             $(
                 /// # Safety
-                /// As CUDA's documentation of the function asks for.
+                /// Those that CUDA documents for the function.
                 #[allow(clippy::too_many_arguments)] // CUDA's own
                 pub(super) unsafe fn $method(&self, $($arg: $type),*) -> DriverResult<()> {
                     let Some(function) = self.$method else {

@@ -1,4 +1,4 @@
-//! Finding and initialising the driver library, once per process.
+//! Finds and initialises the driver library, once per process.
 
 use std::sync::OnceLock;
 
@@ -14,11 +14,11 @@ pub(super) struct Cuda {
     pub(super) device_count: u32,
 }
 
-/// The versioned name first: a toolkit's stub, which cannot do anything, goes by the other.
+/// The versioned name comes first: the other may be a toolkit's stub, which cannot do anything.
 const NAMES: &[&str] =
     if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so", "libcuda.dylib"] };
 
-/// The driver, or why there is none. The first call decides for the life of the process.
+/// The driver, or the reason why it cannot be loaded. The first call decides for the life of the process.
 pub(super) fn cuda() -> Result<&'static Cuda, &'static DriverError> {
     static CUDA: OnceLock<DriverResult<Cuda>> = OnceLock::new();
     CUDA.get_or_init(load).as_ref()

@@ -1,7 +1,7 @@
 //! CUDA, loaded at run time.
 //!
-//! Programs build, link and start where no CUDA is installed. There, [`availability`] says why CUDA cannot be
-//! used, [`device_count`] is 0 and [`CudaDriver::open`] is an error; nothing panics.
+//! Programs build, link and start without CUDA. Then [`availability`] returns the reason, [`device_count`] is
+//! 0 and [`CudaDriver::open`] is an error; nothing panics.
 //!
 //! ```
 //! use millpond_driver::cuda::{self, CudaDriver};
@@ -25,17 +25,18 @@
 //! [`cudarc_stream_of`]) and [`cudarc`] is re-exported. Both use the device's primary context,
 //! hence each other's pointers and streams.
 //!
-//! cudarc compiles the bindings of one version of CUDA, and two choices in one program do not build. So
-//! nothing is chosen here: what another crate of the program names is taken, and nothing here depends on
-//! which. Where no crate names one, cudarc asks `nvcc`, and takes the newest that it knows where there is no
-//! `nvcc`. A feature `cuda-12080` names one, as does the environment variable `CUDARC_CUDA_VERSION`: that is
-//! of use where `nvcc` is newer than cudarc, which refuses to build then. Linkage is left open in the same
-//! way (`fallback-dynamic-loading`).
+//! cudarc compiles the bindings of one version of CUDA, and a program that selects two does not build. So
+//! this crate selects none: it uses the version that another crate of the program selects, and works with
+//! any. If no crate selects one, cudarc asks `nvcc`, and without `nvcc` takes the newest version that it
+//! knows. A feature such as `cuda-12080` selects one, as does the environment variable `CUDARC_CUDA_VERSION`;
+//! that helps where `nvcc` is newer than cudarc, which refuses to build then. Linkage is left open in the
+//! same way (`fallback-dynamic-loading`).
 
 mod abi;
 #[cfg(feature = "cudarc")]
 mod beside_cudarc;
 mod capture;
+mod capture_mode;
 mod context;
 mod device;
 mod driver_impl;

@@ -1,3 +1,5 @@
+//! Loads device code and launches its functions.
+
 use std::ffi::{CStr, CString, c_void};
 use std::fmt;
 use std::ptr;

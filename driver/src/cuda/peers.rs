@@ -1,4 +1,4 @@
-//! The other devices, and which of them can use this one's memory.
+//! Finds the other devices that can use this one's memory.
 
 use millpond_core::DeviceId;
 use millpond_core::driver::{DriverError, DriverResult};
@@ -13,7 +13,7 @@ impl CudaDriver {
         }
         let ordinal = i32::try_from(device.ordinal()).ok().filter(|_| !device.is_sim());
         let invalid = || {
-            let detail = format!("{device} is no CUDA device of this machine");
+            let detail = format!("{device} is not a CUDA device of this machine");
             DriverError::new(DriverError::INVALID_DEVICE, call).with_detail(detail)
         };
         let mut number = 0;

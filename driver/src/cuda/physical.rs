@@ -1,4 +1,4 @@
-//! Who may use physical memory: other devices, other processes.
+//! Gives other devices and other processes access to physical memory.
 
 use std::ptr;
 
@@ -13,7 +13,7 @@ impl CudaDriver {
     /// See [`Driver::mem_set_access`](millpond_core::Driver::mem_set_access).
     ///
     /// # Safety
-    /// As there.
+    /// Those of [`Driver::mem_set_access`](millpond_core::Driver::mem_set_access).
     pub(super) unsafe fn set_access(
         &self,
         ptr: DevicePtr,
@@ -29,7 +29,7 @@ impl CudaDriver {
         };
         let access: SmallVec<[AccessDesc; 8]> = devices.iter().map(describe).collect::<DriverResult<_>>()?;
         let count = access.len() as u64;
-        // SAFETY: the caller vouches for the range; `access` has so many descriptions and lives through the
+        // SAFETY: the caller vouches for the range; `access` has that many descriptions and lives through the
         // call.
         unsafe { self.functions().mem_set_access(ptr.address(), bytes, access.as_ptr(), count) }
     }

@@ -1,4 +1,4 @@
-//! Waiting for all work on the device without ending a capture.
+//! Waits for all work on the device without ending a capture.
 //!
 //! `cuCtxSynchronize` ends every capture in the context, seen or not. The end of pinned memory waits for all
 //! work as well, that of destroyed streams included, and leaves captures alone: so it was measured
@@ -76,7 +76,7 @@ impl CudaDriver {
             return Err(error);
         }
         let watched = self.watch_on(stream, pinned);
-        // SAFETY: the stream was made above and nobody else knows it; its work goes on to its end.
+        // SAFETY: the stream was made above and no other code knows it; its work goes on to its end.
         unsafe { functions.stream_destroy(stream) }?;
         watched
     }

@@ -1,15 +1,18 @@
-use super::{FaultPlan, Profile};
+//! The configuration of a simulated device.
+
+use super::model::fault::FaultPlan;
+use super::profile::Profile;
 
 /// Kernels, copies and fills on one stream that may be unfinished before a call that adds one waits for the
 /// first, as CUDA does when a stream's queue is full.
 pub(super) const DEEPEST_QUEUE: usize = 1024;
 
-/// In which order the pending work of different streams is done.
+/// The order in which pending work of different streams is done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Schedule {
-    /// Work takes time, starts as soon as its stream and its waits allow, and is done when the virtual
-    /// clock has passed its end. Driver calls advance the clock by what they cost; synchronising advances
-    /// it until the work is done.
+    /// Work takes time, starts as soon as its stream and its waits allow, and is done when the virtual clock
+    /// has passed its end. Driver calls advance the clock by their costs; synchronising advances it until the
+    /// work is done.
     #[default]
     Timed,
     /// An adversary with this seed chooses. At each step it lets some pending work finish, or none, and
@@ -18,7 +21,7 @@ pub enum Schedule {
     Seeded(u64),
 }
 
-/// How a simulated device is made.
+/// The configuration of a simulated device.
 ///
 /// ```
 /// use millpond_driver::sim::{Schedule, SimConfig, SimDevice};
@@ -53,7 +56,7 @@ impl SimConfig {
         Self::new(Profile::h200())
     }
 
-    /// A simulated A100 with 80 GB. Nobody measured what its driver calls cost.
+    /// A simulated A100 with 80 GB. The costs of its driver calls are not measured.
     pub fn a100() -> Self {
         Self::new(Profile::a100())
     }
@@ -84,14 +87,15 @@ impl SimConfig {
         self
     }
 
-    /// Gives addresses out from the upper end of the address space on, as a driver may as well do.
+    /// Hands out addresses from the upper end of the address space on, as a driver may do, too.
     #[must_use]
     pub fn falling_addresses(mut self) -> Self {
         self.falling_addresses = true;
         self
     }
 
-    /// Other devices of its [machine](super::SimMachine) cannot use its memory, nor it theirs.
+    /// Denies other devices of its [machine](super::SimMachine) access to its memory, and it access to
+    /// theirs.
     #[must_use]
     pub fn without_peer_access(mut self) -> Self {
         self.peer_access = false;

@@ -1,3 +1,5 @@
+//! The calls of [`Driver`] on a simulated device.
+
 use std::sync::Arc;
 
 use millpond_core::driver::{
@@ -7,17 +9,18 @@ use millpond_core::driver::{
 };
 use millpond_core::{DeviceId, DevicePtr, DriverError, StreamRef};
 
-use super::SimDevice;
-use super::answer::{Answer, Refusal};
-use super::capture::About;
-use super::pools::Pools;
-use super::space::GRANULARITY;
+use super::device::SimDevice;
+use super::model::answer::{Answer, Refusal};
+use super::model::capture::About;
+use super::model::pools::Pools;
+use super::model::space::GRANULARITY;
+use super::model::violation::ViolationKind;
 use super::state::State;
-use super::violation::ViolationKind;
 use crate::CallKind;
 
 impl SimDevice {
-    /// One driver call: under the lock, counted, costed, and refused if the fault plan says so.
+    /// Makes one driver call: takes the lock, counts the call, adds its cost, and fails it if the fault plan
+    /// says so.
     #[inline]
     pub(super) fn call<T>(
         &self,
@@ -45,7 +48,7 @@ impl SimDevice {
         begun.and_then(|()| call(&mut state)).map_err(|refusal| refusal.named(name))
     }
 
-    /// The same for what outlives the context.
+    /// The same for a call on an object that outlives the context.
     fn call_in_any_context<T>(
         &self,
         kind: CallKind,
@@ -116,7 +119,7 @@ impl Driver for SimDevice {
         self.call(CallKind::Synchronize, "cuCtxSynchronize", State::synchronize_all)
     }
 
-    /// The wait of a call that frees.
+    /// Waits for all work, in a call that frees.
     fn synchronize_beside_captures(&self) -> DriverResult<bool> {
         match self.call(CallKind::Synchronize, "cuMemFreeHost", State::synchronize_all) {
             Err(error) if error.is_capture_refusal() => Ok(false),
@@ -360,7 +363,7 @@ impl Driver for SimDevice {
         })
     }
 
-    /// Not a call of the driver, and not counted, where the answer is `Ok(false)`.
+    /// It is not a call of the driver, and not counted, if the answer is `Ok(false)`.
     fn event_record_if_alive(&self, event: Event, stream: StreamRef) -> DriverResult<bool> {
         let mut state = self.lock();
         if state.generation != self.generation {

@@ -1,33 +1,33 @@
-//! Several devices of one machine, which can use each other's memory as CUDA lets them.
+//! Several devices of one machine, which can use each other's memory as under CUDA.
 
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use millpond_core::driver::DriverResult;
 use millpond_core::{DeviceId, DevicePtr, StreamRef};
-use parking_lot::Mutex;
 
-use super::access::{Access, Action};
-use super::answer::{Answer, Refusal};
-use super::memory::Pieces;
-use super::space::{MOST_DEVICES, Purpose, slice_of};
+use super::config::SimConfig;
+use super::device::{Devices, Shared, SimDevice};
+use super::model::access::{Access, Action};
+use super::model::answer::{Answer, Refusal};
+use super::model::memory::Pieces;
+use super::model::space::{MOST_DEVICES, Purpose, slice_of};
+use super::model::violation::ViolationKind;
+use super::model::work::Operation;
 use super::state::State;
-use super::violation::ViolationKind;
-use super::work::Operation;
-use super::{Shared, SimConfig, SimDevice};
 use crate::CallKind;
 
 /// A machine with several simulated devices.
 ///
-/// Their addresses do not overlap, and a device that is given another's address does what CUDA does:
+/// The addresses of its devices do not overlap, and a device treats another's address as CUDA does:
 /// - **Physical memory** that is mapped can be used by the devices that were given access to the mapping.
 /// - **Plain memory** can be copied by any device, and filled and used by kernels of a device that
 ///   [enabled peer access](SimDevice::enable_peer_access).
 /// - [`copy_peer`](SimDevice::copy_peer) copies from any device to any other.
 ///
-/// Everything else is refused with `CUDA_ERROR_INVALID_VALUE`. Work that uses another device's memory is done
-/// when it is submitted, once its stream is done with what came before; who comes before whom is checked
-/// within one device only.
+/// All other uses are refused with `CUDA_ERROR_INVALID_VALUE`. Work that uses another device's memory runs
+/// when it is submitted, once the earlier work of its stream is done; the order of work is checked within one
+/// device only.
 ///
 /// ```
 /// use millpond_core::Driver;
@@ -40,10 +40,10 @@ use crate::CallKind;
 /// ```
 #[derive(Clone, Default)]
 pub struct SimMachine {
-    devices: Arc<Mutex<Vec<Weak<Shared>>>>,
+    devices: Devices,
 }
 
-/// How memory is used, which decides who may.
+/// The kind of use of memory, which decides whether another device may.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum How {
     Kernel,
@@ -65,16 +65,17 @@ impl SimMachine {
         let mut devices = self.devices.lock();
         let index = devices.len();
         assert!(index < MOST_DEVICES, "a simulated machine has at most {MOST_DEVICES} devices");
-        let shared = SimDevice::build(config, Some((self.clone(), index)));
+        let shared = SimDevice::build(config, Some((Arc::clone(&self.devices), index)));
         devices.push(Arc::downgrade(&shared));
         shared.open()
     }
+}
 
-    fn others(&self, index: usize) -> Vec<Arc<Shared>> {
-        let devices = self.devices.lock();
-        let others = devices.iter().enumerate().filter(|(at, _)| *at != index);
-        others.filter_map(|(_, device)| device.upgrade()).collect()
-    }
+/// The living devices of a machine without the one of this index.
+fn others(devices: &Devices, index: usize) -> Vec<Arc<Shared>> {
+    let devices = devices.lock();
+    let others = devices.iter().enumerate().filter(|(at, _)| *at != index);
+    others.filter_map(|(_, device)| device.upgrade()).collect()
 }
 
 impl fmt::Debug for SimMachine {
@@ -125,7 +126,7 @@ impl State {
         }
     }
 
-    /// Lets a stream finish, and gives work on this device's part of a copy its place: the memory of these
+    /// Lets a stream finish, and orders the work on this device's part of a copy; returns the memory of these
     /// ranges.
     fn take_turn(
         &mut self,
@@ -151,7 +152,7 @@ impl State {
     }
 }
 
-/// What other devices have to do with it.
+/// The calls that concern other devices.
 impl SimDevice {
     /// Lets this device's kernels and fills use the other's plain memory (`cuCtxEnablePeerAccess`).
     pub fn enable_peer_access(&self, peer: &Self) {
@@ -162,7 +163,7 @@ impl SimDevice {
     /// need have access to the other's memory.
     ///
     /// # Errors
-    /// For a range that is not in one allocation.
+    /// If a range is not in one allocation.
     pub fn copy_peer(
         &self,
         dst: DevicePtr,
@@ -177,7 +178,7 @@ impl SimDevice {
     fn owner_of(&self, ptr: DevicePtr) -> Option<Arc<Shared>> {
         let (machine, own) = self.shared.machine.as_ref()?;
         let index = slice_of(ptr.address()).filter(|index| index != own)?;
-        machine.devices.lock().get(index)?.upgrade()
+        machine.lock().get(index)?.upgrade()
     }
 
     /// Whether any of these addresses is another device's.
@@ -285,7 +286,7 @@ impl SimDevice {
     fn reachable_by(&self) -> Vec<Arc<Shared>> {
         match &self.shared.machine {
             Some((machine, index)) if self.shared.has_peers => {
-                machine.others(*index).into_iter().filter(|other| other.has_peers).collect()
+                others(machine, *index).into_iter().filter(|other| other.has_peers).collect()
             }
             _ => Vec::new(),
         }

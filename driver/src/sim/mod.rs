@@ -1,21 +1,21 @@
-//! A simulated device, deterministic, that checks stream order by itself.
+//! A deterministic simulated device that checks stream order.
 //!
 //! [`SimDevice`] implements [`Driver`](millpond_core::Driver), so everything above the driver runs on it
 //! unchanged, on any machine. It has
 //!
-//! - a capacity, and real bytes behind its addresses, which appear when they are written;
+//! - a capacity, and real bytes behind its addresses, which are allocated when they are written;
 //! - streams, events, and work that runs in any order that CUDA allows: by a virtual clock or by the choices
 //!   of a seeded adversary ([`Schedule`]);
-//! - a virtual clock that each call advances by what it costs on a real device ([`Profile`]);
-//! - faults where a plan asks for them ([`FaultPlan`]);
-//! - an oracle of stream order. It follows what happens before what with vector clocks and notes each rule
-//!   that is broken as a [`Violation`]. The harness around a resource says what the resource handed out
-//!   and took back, with [`lend`](SimDevice::lend) and [`give_back`](SimDevice::give_back), and what its
-//!   users do with it, with [`launch`](SimDevice::launch).
+//! - a virtual clock that each call advances by its cost on a real device ([`Profile`]);
+//! - faults according to a plan ([`FaultPlan`]);
+//! - an oracle of stream order. It tracks the happens-before order with vector clocks and records each broken
+//!   rule as a [`Violation`]. The test around a resource reports the blocks that the resource hands out and
+//!   takes back, with [`lend`](SimDevice::lend) and [`give_back`](SimDevice::give_back), and the work of
+//!   their users, with [`launch`](SimDevice::launch).
 //!
 //! The same calls in the same order give the same addresses, handles, answers and violations, in every
-//! process; [`SimDevice::trace_hash`] shows it. Two things are the process's own: the addresses of
-//! managed and pinned memory, which are real, and the ids of streams, which are unique in a process.
+//! process; [`SimDevice::trace_hash`] shows it. Two things depend on the process: the addresses of managed
+//! and pinned memory, which are real, and the ids of streams, which are unique in a process.
 //!
 //! ```
 //! use millpond_core::driver::{Driver, StreamFlags};
@@ -35,326 +35,40 @@
 //! ```
 //!
 //! # Where things are
-//! | file | what it is |
+//! | file or folder | what it holds |
 //! |---|---|
-//! | `order`, `clock` | who happens before whom; the rule is written down there |
-//! | `oracle`, `violation` | blocks, the history of memory, and what is reported |
-//! | `work`, `copies` | queues, schedules, kernels, copies and fills |
-//! | `memory`, `host` | the bytes |
-//! | `space`, `address`, `runs` | addresses, mappings, capacity |
-//! | `plain`, `pools`, `vmm`, `ipc`, `streams` | one for each group of driver calls |
-//! | `machine`, `share` | several devices; physical memory for other processes |
+//! | `model` | the data of a device, each part with its rules |
+//! | `model/order`, `model/clock` | which work happens before which; the rule is written down there |
+//! | `model/oracle`, `model/violation` | blocks, the history of memory, and what is reported |
+//! | `model/work` | queues, schedules, kernels, copies and fills |
+//! | `model/memory`, `model/host` | the bytes |
+//! | `model/space`, `model/address`, `model/runs` | addresses, mappings, capacity |
+//! | `model/capture_rules` | which calls a capture refuses |
+//! | `state` | all parts of one device, behind its lock |
+//! | `calls` | one file for each group of driver calls |
+//! | `device`, `machine` | one device; several devices that reach each other's memory |
 //! | `reset` | what a reset of the context leaves |
-//! | `capture`, `capture_rules` | graphs that are captured, and which calls they refuse |
-//! | `state`, `driver_impl` | what is behind the lock, and the `Driver` in front of it |
+//! | `harness`, `driver_impl` | what a test asks of a device; the `Driver` in front of it |
+//! | `config`, `profile` | how a device is set up; what its calls cost |
 
-mod access;
-mod address;
-mod answer;
-mod capture;
-mod capture_rules;
-mod clock;
+mod calls;
 mod config;
-mod copies;
+mod device;
 mod driver_impl;
-mod fault;
-mod host;
-mod ipc;
+mod harness;
 mod machine;
-mod memory;
-mod oracle;
-mod order;
-mod pages;
-mod plain;
-mod pools;
+mod model;
 mod profile;
 mod reset;
-mod rng;
-mod runs;
-mod share;
-mod space;
 mod state;
-mod streams;
-mod violation;
-mod vmm;
-mod work;
 
-use std::fmt;
-use std::sync::{Arc, Weak};
-
-use millpond_core::driver::{CaptureMode, DriverResult, Health};
-use millpond_core::{DeviceId, DevicePtr, StreamRef};
-use parking_lot::{Mutex, MutexGuard};
-
-pub use access::Access;
 pub use config::{Schedule, SimConfig};
-pub use fault::{Fault, FaultPlan};
+pub use device::SimDevice;
+pub(crate) use device::{find, first};
 pub use machine::SimMachine;
+pub use model::access::Access;
+pub use model::fault::{Fault, FaultPlan};
+pub use model::violation::{Violation, ViolationKind};
 pub use profile::{
     CallCosts, Costs, Curve, EventRecordCosts, PlainCosts, Profile, SetAccessCosts, SizeCosts, UnmapCosts,
 };
-use state::State;
-pub use violation::{Violation, ViolationKind};
-
-/// A simulated device; see the [module](self).
-///
-/// It may be used from many threads, which count as one host; then the order of their calls is the
-/// program's, and so is the trace.
-pub struct SimDevice {
-    health: Arc<Health>,
-    /// Which context this is the driver of, of all that the device had.
-    generation: u64,
-    shared: Arc<Shared>,
-}
-
-/// What all drivers of one device share.
-pub(crate) struct Shared {
-    id: DeviceId,
-    name: String,
-    state: Mutex<State>,
-    /// The driver that was opened last.
-    newest: Mutex<Weak<SimDevice>>,
-    /// Where it is one of several devices, and which.
-    machine: Option<(SimMachine, usize)>,
-    /// Whether other devices can use its memory, and it theirs.
-    has_peers: bool,
-}
-
-/// What a device does for the harness around it. Unlike the calls of [`Driver`](millpond_core::Driver), these
-/// cost no virtual time, are not counted as calls and never fail.
-impl SimDevice {
-    /// A new device, under the next number of the process.
-    pub fn new(config: SimConfig) -> Arc<Self> {
-        Self::build(config, None).open()
-    }
-
-    fn build(config: SimConfig, machine: Option<(SimMachine, usize)>) -> Arc<Shared> {
-        let slice = machine.as_ref().map(|(_, index)| *index);
-        crate::registry::register_sim(|id| Shared {
-            id,
-            name: config.profile().name().to_owned(),
-            has_peers: config.peer_access,
-            state: Mutex::new(State::new(config, id, slice)),
-            newest: Mutex::default(),
-            machine,
-        })
-    }
-
-    /// The simulated device behind a driver, while it lives: `SimDevice::find(driver.device())`. `None` for a
-    /// CUDA device.
-    pub fn find(id: DeviceId) -> Option<Arc<Self>> {
-        crate::registry::find_sim(id)
-    }
-
-    /// Makes this the calling thread's current device: what [`crate::current`] finds. For a while only, see
-    /// [`CurrentDeviceGuard`](crate::CurrentDeviceGuard).
-    pub fn make_current(&self) {
-        crate::registry::replace_current(Some(self.shared.id));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.shared.state.lock()
-    }
-
-    // --- The resource under test ---
-
-    /// The resource under test handed out `bytes` bytes at `ptr`, for use on `stream`. Call it after
-    /// `allocate` returned.
-    ///
-    /// Checked: the block lies in one allocation of this device, at a multiple of 256 bytes; no other
-    /// block that is lent shares its addresses or the memory behind them; and work submitted to `stream`
-    /// from now on happens after everything that earlier owners of the memory may have submitted before
-    /// they gave it back: the file `order` says what happens before what, `oracle` what is remembered.
-    pub fn lend(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
-        self.lock().lend(ptr, bytes, stream);
-    }
-
-    /// The resource under test is about to take the block back in the order of `stream`. Call it before
-    /// `deallocate`.
-    ///
-    /// The next owner must come after `stream`'s present end; and after uses of the block that `stream`
-    /// does not happen after, if its owner left such.
-    pub fn give_back(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
-        self.lock().give_back(ptr, bytes, stream);
-    }
-
-    /// Submits a simulated kernel that does all these accesses when its turn comes.
-    ///
-    /// Checked when it is submitted: each range lies in accessible memory, and no earlier owner's use of
-    /// it is unordered with this one. Checked when it runs: what [`Access::check`] asks for. In managed
-    /// memory, what [`Access::write`] writes is seen by kernels and copies, and not by the host.
-    pub fn launch(&self, stream: StreamRef, accesses: &[Access]) {
-        self.launch_lasting(stream, accesses, None);
-    }
-
-    /// As [`launch`](Self::launch), of a kernel that runs for `duration_ns` nanoseconds of virtual time once
-    /// its turn has come.
-    ///
-    /// A stream has room for 1024 pieces of work that are not done: a launch above that waits, on the virtual
-    /// clock, until the stream's first one is.
-    pub fn launch_for(&self, stream: StreamRef, accesses: &[Access], duration_ns: u64) {
-        self.launch_lasting(stream, accesses, Some(duration_ns));
-    }
-
-    fn launch_lasting(&self, stream: StreamRef, accesses: &[Access], duration_ns: Option<u64>) {
-        let foreign = |access: &&Access| self.is_foreign(&[access.ptr]);
-        if self.shared.machine.is_some() && accesses.iter().any(|access| foreign(&access)) {
-            accesses.iter().filter(foreign).for_each(|access| self.launch_foreign(stream, access));
-            let own: Vec<Access> = accesses.iter().filter(|access| !foreign(access)).copied().collect();
-            return self.lock().launch(stream, &own, duration_ns);
-        }
-        self.lock().launch(stream, accesses, duration_ns);
-    }
-
-    // --- What was found ---
-
-    /// The rules broken so far; the first thousand.
-    pub fn violations(&self) -> Vec<Violation> {
-        self.lock().effects.log.all().to_vec()
-    }
-
-    /// The rules broken so far, which are forgotten.
-    pub fn take_violations(&self) -> Vec<Violation> {
-        self.lock().effects.log.take()
-    }
-
-    /// A hash of every driver call so far, with the addresses, handles and yes-or-no answers given: equal
-    /// for equal programs.
-    pub fn trace_hash(&self) -> u64 {
-        self.lock().trace()
-    }
-
-    // --- What is there ---
-
-    /// What was taken from the driver and not given back: allocations of any kind (pooled ones while they
-    /// are handed out), pinned and registered memory, reservations, physical memory, opened IPC handles
-    /// and created pools.
-    pub fn live_allocations(&self) -> usize {
-        let state = self.lock();
-        state.space.live_mappings() + state.vmm.live() + state.pools.created()
-    }
-
-    /// Streams that were created and not destroyed.
-    pub fn live_streams(&self) -> usize {
-        self.lock().names.live_streams()
-    }
-
-    /// Events that were created and not destroyed.
-    pub fn live_events(&self) -> usize {
-        self.lock().names.live_events()
-    }
-
-    /// Blocks that are lent.
-    pub fn lent_blocks(&self) -> usize {
-        self.lock().oracle.lent_blocks()
-    }
-
-    /// Bytes that were allocated and not given back: plain, managed and physical memory, and what pools hold.
-    /// Each allocation counts with its size rounded up to 512; pinned memory is the host's.
-    pub fn live_bytes(&self) -> u64 {
-        self.lock().space.live()
-    }
-
-    /// Device memory in bytes that is gone for that, which `mem_get_info` misses: pages of 2 MiB for plain
-    /// memory, and nothing for managed memory.
-    pub fn used_bytes(&self) -> u64 {
-        self.lock().space.used()
-    }
-
-    /// The most that [`used_bytes`](Self::used_bytes) has been.
-    pub fn peak_bytes(&self) -> u64 {
-        self.lock().space.peak()
-    }
-
-    /// Host memory in bytes that stands behind device memory.
-    pub fn committed_bytes(&self) -> u64 {
-        self.lock().effects.contents.committed_bytes()
-    }
-
-    // --- Time, faults, capture ---
-
-    /// The virtual clock in nanoseconds: what driver calls cost so far, with the time spent waiting in them.
-    pub fn virtual_time_ns(&self) -> u64 {
-        self.lock().work.now_ns()
-    }
-
-    /// Lets virtual time pass outside of the driver.
-    pub fn advance(&self, ns: u64) {
-        self.lock().let_pass(ns);
-    }
-
-    /// What the driver calls of each kind cost so far in virtual nanoseconds, without waiting: in the order
-    /// of [`CallKind::ALL`](crate::CallKind::ALL).
-    pub fn call_costs(&self) -> Vec<(crate::CallKind, u64)> {
-        self.lock().call_costs()
-    }
-
-    /// How many driver calls were made that can fail.
-    pub fn driver_calls(&self) -> u64 {
-        self.lock().calls()
-    }
-
-    /// Replaces the fault plan. Its calls count from now, and a lost context is found again.
-    pub fn set_faults(&self, faults: FaultPlan) {
-        self.lock().faults = fault::Faults::new(faults);
-    }
-
-    /// Whether a call failed with a sticky code, so that every later one fails.
-    pub fn is_lost(&self) -> bool {
-        self.lock().faults.is_lost()
-    }
-
-    /// Begins to capture a graph, by the calling thread (`cuStreamBeginCapture`).
-    ///
-    /// Until [`end_capture`](Self::end_capture), calls that CUDA refuses beside such a capture are refused
-    /// here, and end it where they end it there: see docs/GPU.md. What is submitted to the stream takes its
-    /// place in the order as if it ran; no graph is kept.
-    ///
-    /// ```
-    /// use millpond_core::Driver;
-    /// use millpond_core::driver::{CaptureMode, CaptureModeGuard, StreamFlags};
-    /// use millpond_driver::sim::{SimConfig, SimDevice};
-    ///
-    /// let device = SimDevice::new(SimConfig::h200());
-    /// let stream = device.stream_create(StreamFlags::NON_BLOCKING)?;
-    /// device.begin_capture(stream, CaptureMode::Global)?;
-    /// {
-    ///     let _guard = CaptureModeGuard::relaxed(&*device);
-    ///     device.mem_alloc(1 << 20)?;
-    /// }
-    /// device.end_capture(stream)?;
-    ///
-    /// device.begin_capture(stream, CaptureMode::Global)?;
-    /// assert!(device.mem_alloc(1 << 20).is_err()); // refused, and the capture is lost
-    /// assert!(device.end_capture(stream).is_err());
-    /// # Ok::<(), millpond_core::DriverError>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`ILLEGAL_STATE`](millpond_core::DriverError::ILLEGAL_STATE) where the stream captures already,
-    /// [`STREAM_CAPTURE_UNSUPPORTED`](millpond_core::DriverError::STREAM_CAPTURE_UNSUPPORTED) for the legacy
-    /// default stream.
-    pub fn begin_capture(&self, stream: StreamRef, mode: CaptureMode) -> DriverResult<()> {
-        let mut state = self.lock();
-        state.begin_capture(stream, mode).map_err(|refusal| refusal.named("cuStreamBeginCapture"))
-    }
-
-    /// Ends the capture that the stream began (`cuStreamEndCapture`).
-    ///
-    /// # Errors
-    /// [`STREAM_CAPTURE_INVALIDATED`](millpond_core::DriverError::STREAM_CAPTURE_INVALIDATED) where a call
-    /// ended it before; the text names the call. CUDA's codes where the stream does not capture, another
-    /// thread began it, or a stream that belongs to it was not joined.
-    pub fn end_capture(&self, stream: StreamRef) -> DriverResult<()> {
-        self.lock().end_capture(stream).map_err(|refusal| refusal.named("cuStreamEndCapture"))
-    }
-}
-
-impl fmt::Debug for SimDevice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SimDevice")
-            .field("id", &self.shared.id)
-            .field("name", &self.shared.name)
-            .finish_non_exhaustive()
-    }
-}

@@ -6,10 +6,10 @@
 
 use std::sync::Arc;
 
-use super::oracle::Oracle;
-use super::space::{Mapping, Purpose};
+use super::device::SimDevice;
+use super::model::oracle::Oracle;
+use super::model::space::{Mapping, Purpose};
 use super::state::State;
-use super::{Shared, SimDevice};
 
 impl State {
     /// Ends the context and all that ends with it.
@@ -50,11 +50,11 @@ impl State {
 }
 
 impl SimDevice {
-    /// Resets the device's context, as `cuDevicePrimaryCtxReset` does, on whatever library's account: every
-    /// later call through this driver fails with
+    /// Resets the device's context, as `cuDevicePrimaryCtxReset` does when any library calls it: every later
+    /// call through this driver fails with
     /// [`CONTEXT_IS_DESTROYED`](millpond_core::DriverError::CONTEXT_IS_DESTROYED), as
-    /// [`Driver::was_reset`](millpond_core::Driver::was_reset) says. [`open_again`](Self::open_again) and
-    /// [`open`](crate::open) give the driver of the new context.
+    /// [`Driver::was_reset`](millpond_core::Driver::was_reset) describes. [`open_again`](Self::open_again)
+    /// and [`open`](crate::open) return the driver of the new context.
     ///
     /// Plain, managed and pinned memory, streams and events are gone; physical memory, its mappings and its
     /// addresses stay until they are given back.
@@ -65,23 +65,5 @@ impl SimDevice {
     /// The device as its context is now: this one, unless the context was reset.
     pub fn open_again(&self) -> Arc<Self> {
         self.shared.open()
-    }
-}
-
-impl Shared {
-    /// The driver of the present context; the same one each time, while somebody keeps it.
-    pub(crate) fn open(self: &Arc<Self>) -> Arc<SimDevice> {
-        let mut newest = self.newest.lock();
-        let generation = {
-            let mut state = self.state.lock();
-            state.is_context_active = true;
-            state.generation
-        };
-        if let Some(device) = newest.upgrade().filter(|device| device.generation == generation) {
-            return device;
-        }
-        let device = Arc::new(SimDevice { health: Arc::default(), generation, shared: Arc::clone(self) });
-        *newest = Arc::downgrade(&device);
-        device
     }
 }

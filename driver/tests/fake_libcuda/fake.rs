@@ -94,7 +94,7 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut u64, device: i32
     0
 }
 
-/// As an H200 does it: the next to retain the context gets a new one under the same handle.
+/// Like an H200: the next retain of the context gets a new one under the same handle.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDevicePrimaryCtxReset_v2(device: i32) -> i32 {
     ACTIVE[device as usize].store(false, SeqCst);
@@ -203,7 +203,7 @@ pub extern "C" fn cuMemUnmap(_ptr: u64, _bytes: u64) -> i32 {
     0
 }
 
-/// A real driver may crash when the stream is gone. This one says so.
+/// A real driver may crash if the stream was destroyed. This one reports it.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventRecord(_event: u64, stream: u64) -> i32 {
     if is_alive(stream) { in_context(0) } else { INVALID_HANDLE }

@@ -1,4 +1,4 @@
-//! What the tests on a real device share. Every block, stream and range that is passed here is a living one.
+//! Helpers of the tests on a real device. Every block, stream and range that is passed here is alive.
 #![allow(dead_code)] // each test uses a part
 
 use std::sync::Arc;

@@ -16,8 +16,8 @@ use millpond_plugin::{
     get_memory_manager, set_memory_manager,
 };
 
-/// What is used unless the environment names a stack. CUDA shares plain memory with other processes, mapped
-/// pages it does not.
+/// The stack that is used unless the environment names one. CUDA shares plain memory with other processes,
+/// but not mapped pages.
 const DEFAULT_STACK: &str = "cuda+pool:pages=off";
 
 /// The manager of one device; lives as long as the process.
@@ -38,7 +38,7 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
     panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref().map(String::as_str)).unwrap_or("?")
 }
 
-/// What `body` returns; none if it fails, after remembering why.
+/// The result of `body`; on failure, stores the error and returns `None`.
 fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Option<T> {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(value)) => Some(value),

@@ -206,7 +206,11 @@ pub(crate) fn stale_pointers_free_nothing(bench: &Bench) {
     let heir = fresh.pop().unwrap();
     // A GPU's driver may choose other addresses for ever; the simulated device does not.
     if bench.driver.device().is_sim() {
-        assert_eq!(heir.device_pointer(), stale.device_pointer(), "nobody got the stale pointer's address");
+        assert_eq!(
+            heir.device_pointer(),
+            stale.device_pointer(),
+            "no new block got the stale pointer's address"
+        );
     }
     assert_ne!(heir.token(), stale.token());
     let sent = pattern(4096, 3);
@@ -417,7 +421,7 @@ pub(crate) fn streams_keep_their_order(bench: &Bench) {
     const BYTES: u64 = 8 * MIB;
     let (manager, driver) = (bench.manager(), &bench.driver);
     let fill = |ptr, value, stream| {
-        // SAFETY: memory of that length, which nobody else uses until the copy that waits for it.
+        // SAFETY: memory of that length, which no other code uses until the copy that waits for it.
         unsafe { driver.memset_d8_async(ptr, value, BYTES, stream).unwrap() };
     };
     for round in 0..16 {

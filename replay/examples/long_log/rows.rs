@@ -1,4 +1,4 @@
-//! Long logs, drawn by seed: threads that take turns in each row.
+//! Writes long seeded logs in which the thread changes in each row.
 
 use std::io::{self, Write};
 
@@ -12,12 +12,12 @@ struct Block {
     bytes: u64,
 }
 
-/// Writes a log of so many rows. Thread follows thread in each row, each on a stream of its own; first all
-/// allocate, then each frees its oldest block and allocates another in turn. Most blocks have less than
+/// Writes a log of `rows` rows. The thread changes in each row, each on a stream of its own; first all
+/// allocate, then each alternately frees its oldest block and allocates another. Most blocks have less than
 /// 60 KB, one of 64 has up to 4 MiB.
 ///
 /// # Errors
-/// What writing reports.
+/// Those of writing.
 pub(crate) fn write(out: &mut impl Write, rows: u64, threads: u64) -> io::Result<()> {
     out.write_all(b"Thread,Time,Action,Pointer,Size,Stream\n")?;
     let a_thread = LIVE / threads;

@@ -71,11 +71,11 @@ struct Args {
     #[arg(long, short = 'd', default_value = "sim:h200", value_name = "DEVICE")]
     device: DeviceSpec,
 
-    /// What copies, drift and cuts are drawn from
+    /// The seed of copies, drift and cuts
     #[arg(long, default_value_t = 1)]
     seed: u64,
 
-    /// What passes do
+    /// The work of a pass
     #[arg(long, value_enum, default_value = "repeat")]
     mode: Mode,
 
@@ -112,7 +112,7 @@ fn share(text: &str) -> Result<f64, String> {
     }
 }
 
-/// What one replay found out.
+/// The results of one replay.
 type AllPasses = Vec<Pass>;
 
 /// One copy of one log in one stack.

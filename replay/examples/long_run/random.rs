@@ -1,3 +1,5 @@
+//! Random numbers for the copies of logs.
+
 /// A source of random numbers: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
 pub(crate) struct Random(u64);
 

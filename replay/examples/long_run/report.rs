@@ -64,7 +64,7 @@ pub(crate) struct Row {
     pub(crate) failures: u64,
     pub(crate) taken_over_live: Vec<Mark>,
     pub(crate) calls_per_1000_last: Spread,
-    /// Of the pass with the fewest.
+    /// The calls of the pass with the fewest.
     pub(crate) calls_per_1000_best: Spread,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) curve: Vec<Point>,

@@ -13,7 +13,7 @@ use millpond_replay::program::OpKind;
 use crate::copy::{Log, Step};
 use crate::random::Random;
 
-/// What passes do.
+/// The work of a pass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Mode {
     /// Each pass replays the copy
@@ -115,7 +115,7 @@ pub(crate) fn run(
     Ok(done)
 }
 
-/// As many streams as the log with the most has; logs that alternate share them.
+/// As many streams as the log with the most streams; logs that alternate share them.
 fn streams(logs: &[Log], device: &DriverHandle) -> Result<Vec<StreamRef>> {
     let count = logs.iter().flat_map(|log| &log.streams).flatten().max().map_or(0, |last| last + 1);
     let made = (0..count).map(|_| device.stream_create(StreamFlags::NON_BLOCKING));

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-/// One workload on one allocator, whoever measured it. Times in nanoseconds.
+/// One workload on one allocator, measured by any program. Times in nanoseconds.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Case {
     pub(crate) workload: String,

@@ -1,8 +1,10 @@
+//! A barrier that spins before it sleeps.
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-/// Threads meet here and go on together. The standard library's barrier wakes sleepers one after the other,
-/// which takes as long as a short round; this one spins a while first.
+/// Threads wait here for each other and go on together. The standard library's barrier wakes sleepers one
+/// after the other, which takes as long as a short round; this one spins a while first.
 #[derive(Debug)]
 pub(super) struct Barrier {
     threads: usize,
@@ -17,7 +19,7 @@ impl Barrier {
         Self { threads, arrived: AtomicUsize::new(0), meeting: AtomicUsize::new(0) }
     }
 
-    /// Waits for all. What each did before, all see after.
+    /// Waits for all threads. The writes of each before it are visible to all after it.
     pub(super) fn wait(&self) {
         let meeting = self.meeting.load(Ordering::Acquire);
         if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.threads {
@@ -38,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_goes_on_before_all_are_there() {
+    fn no_thread_goes_on_before_all_have_arrived() {
         const THREADS: usize = 4;
         let (barrier, count) = (Barrier::new(THREADS), AtomicUsize::new(0));
         thread::scope(|scope| {

@@ -1,17 +1,19 @@
+//! Times the steps of a workload.
+
 use std::hint::black_box;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use super::Attempt;
+use super::setback::Attempt;
 
-/// Of so many steps one is measured alone.
+/// The number of steps of which one is timed alone.
 const SAMPLE_EVERY: usize = 16;
 
 /// A stretch of steps on one thread.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lap {
     pub(super) start: Instant,
-    /// Nanoseconds, less what measuring took.
+    /// The nanoseconds of the steps, less those of measuring.
     pub(super) ns: u64,
     pub(super) steps: u64,
 }
@@ -22,7 +24,7 @@ impl Lap {
     }
 }
 
-/// Does steps until `count` are done or `limit` is over. The time of every 16th goes to `samples`.
+/// Does steps until `count` are done or `limit` has passed. The time of every 16th goes to `samples`.
 #[inline]
 pub(super) fn steps(
     count: usize,
@@ -67,16 +69,16 @@ fn run(
     Ok((start, done))
 }
 
-/// What measuring costs, so that it can be taken off.
+/// The time that measuring takes, to be subtracted.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
-    /// Nanoseconds in each sample.
+    /// The nanoseconds of measuring in each sample.
     sample_ns: u64,
-    /// Nanoseconds in each group of steps with a sample.
+    /// The nanoseconds of measuring in each group of steps with a sample.
     group_ns: f64,
 }
 
-/// Measured once, on steps that do nothing: the least of several tries.
+/// Measured once, on empty steps: the least of several tries.
 fn cost() -> Cost {
     static COST: OnceLock<Cost> = OnceLock::new();
     *COST.get_or_init(|| {
@@ -89,7 +91,7 @@ fn cost() -> Cost {
                 black_box(index);
                 Ok(())
             };
-            // Nothing cannot fail.
+            // An empty step cannot fail.
             if let Ok((start, _)) = run(GROUPS * SAMPLE_EVERY, Duration::MAX, &mut samples, nothing) {
                 let ns = start.elapsed().as_nanos() as f64;
                 cost.group_ns = cost.group_ns.min(ns / GROUPS as f64);
@@ -100,7 +102,7 @@ fn cost() -> Cost {
     })
 }
 
-/// The sample that 99 of 100 do not exceed; 0 of none.
+/// The 99th percentile of the samples; 0 without samples.
 pub(super) fn percentile_99(samples: &mut [u64]) -> u64 {
     let index = samples.len() * 99 / 100;
     if samples.is_empty() { 0 } else { *samples.select_nth_unstable(index).1 }

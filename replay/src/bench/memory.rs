@@ -1,12 +1,13 @@
-//! Whether this machine has the memory for what mimalloc would touch.
+//! Checks that this machine has the memory that mimalloc would touch.
 
 use std::fs;
 
 use millpond_core::format_bytes;
 
-/// Why so many bytes of CPU memory should not be tried, if so.
+/// The reason why `bytes` bytes of CPU memory should not be tried, if there is one.
 ///
-/// Nobody writes to the blocks, but an allocator that takes its memory in huge pages touches it all the same.
+/// The blocks are not written to, but an allocator that takes its memory in huge pages touches it all the
+/// same.
 pub(super) fn too_little_for(bytes: u64) -> Option<String> {
     let touched = bytes + bytes / 8;
     let available = available()?;
@@ -16,7 +17,7 @@ pub(super) fn too_little_for(bytes: u64) -> Option<String> {
     })
 }
 
-/// Bytes that this process can still get, where the system tells.
+/// The bytes that this process can still allocate, if the system reports them.
 fn available() -> Option<u64> {
     let free = meminfo_available(&read("/proc/meminfo")?)?;
     let groups = [

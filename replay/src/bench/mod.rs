@@ -1,5 +1,5 @@
-//! Measures what allocations cost on neutral workloads, with mimalloc beside the stacks as the limit of what
-//! bookkeeping costs.
+//! Measures the costs of allocations on neutral workloads, with mimalloc beside the stacks as the lower bound
+//! for bookkeeping.
 //!
 //! # Workloads
 //! A step allocates one block and frees one. Sizes are log-uniform: each doubling is as likely.
@@ -19,18 +19,18 @@
 //! 1 MiB are allocated, and 0, 25, 50, 75 or 90 of a hundred, drawn at random, are freed; the others stay.
 //!
 //! # Method
-//! - All that is random is planned before: the same plan for each stack, and for the peers of
-//!   `benches/peers`. A plan is made of the seed alone, so that a run can be repeated.
+//! - All random choices are made before: the same plan for each stack, and for the peers of `benches/peers`.
+//!   A plan depends on the seed alone, so that a run can be repeated.
 //! - Each stack is built anew for each workload and dropped after it. Blocks are allocated, and each is
-//!   replaced four times on average, before the clock starts: what is measured is the steady state. If that
-//!   takes longer than 4 seconds, the clock starts earlier. `ns_per_fill` says what growth costs.
-//! - Every 16th step is timed alone; the 99th percentile is over these. What reading the clock costs is
-//!   measured on steps that do nothing, and taken off.
-//! - `ns_per_step` is the mean on the thread that does the step, the look at the list of live blocks
+//!   replaced four times on average, before the clock starts, so that the steady state is measured. If that
+//!   takes longer than 4 seconds, the clock starts earlier. `ns_per_fill` is the cost of growth.
+//! - Every 16th step is timed alone; the 99th percentile is over these. The time of reading the clock is
+//!   measured on steps that do nothing, and subtracted.
+//! - `ns_per_step` is the mean on the thread that does the step, the access to the list of live blocks
 //!   included. `steps_per_second` is that of all threads together, from the first start to the last end.
 //! - In `cross_thread_free`, each thread allocates on a stream of its own, and its neighbour frees the block.
-//!   Threads meet after each 1000 steps to hand over, which is not measured.
-//! - No kernel runs and no memory is written to: what is measured is the allocator, not the device.
+//!   Threads wait for each other after each 1000 steps to hand over, which is not measured.
+//! - No kernel runs and no memory is written to: the allocator is measured, not the device.
 //! - A workload that takes long ends early: the figures are then of fewer steps.
 //!
 //! # JSON
@@ -59,6 +59,8 @@
 //! ```
 
 mod barrier;
+mod effort;
+mod figures;
 mod measure;
 #[cfg(feature = "mimalloc")]
 mod memory;
@@ -67,67 +69,35 @@ mod peers;
 pub(crate) mod plan;
 mod report;
 mod run;
+mod setback;
 mod streams;
 mod subject;
 #[cfg(test)]
 mod tests;
 mod workload;
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{AnyResource, DeviceMemoryResourceExt, DriverHandle, StreamRef, format_bytes};
 use millpond_driver::DeviceSpec;
 use millpond_driver::sim::{SimConfig, SimDevice};
-use serde::Serialize;
 
+pub use figures::{Figures, MIMALLOC, NotRun, Report, Status, Subjected};
 pub use report::{Format, print};
 pub use workload::Workload;
 
-use crate::compare::DeviceFigures;
+use crate::device_figures::DeviceFigures;
 use crate::{Result, lineup};
+use effort::Effort;
 use plan::Plan;
 use run::{Churn, Timing};
+use setback::{Attempt, Setback};
 use streams::Streams;
 use subject::Subject;
 use workload::Case;
 
-/// What one workload on one stack can fail with does not lose the others.
-type Attempt<T> = std::result::Result<T, Setback>;
-
-/// Why one workload on one stack has no figures.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct Setback {
-    status: Status,
-    reason: String,
-}
-
-impl Setback {
-    fn skipped(reason: String) -> Self {
-        Self { status: Status::Skipped, reason }
-    }
-
-    fn failed(reason: String) -> Self {
-        Self { status: Status::Failed, reason }
-    }
-}
-
-impl From<crate::Error> for Setback {
-    fn from(error: crate::Error) -> Self {
-        Self::failed(error.to_string())
-    }
-}
-
-impl From<millpond_core::Error> for Setback {
-    fn from(error: millpond_core::Error) -> Self {
-        Self::failed(error.to_string())
-    }
-}
-
-/// The name of the stack that is none: CPU memory.
-pub const MIMALLOC: &str = "mimalloc";
-
-/// What is measured, and where.
+/// The subjects of a benchmark, and the device.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The device. A simulated one gets as much memory as the workload needs.
@@ -138,142 +108,13 @@ pub struct Settings {
     pub workloads: Vec<Workload>,
     /// Numbers of threads for the workloads that have several; empty for 1, 2, 4, 8 and 16, or 2 if quick.
     pub threads: Vec<usize>,
-    /// What plans are made of.
+    /// The seed of the plans.
     pub seed: u64,
     /// Few steps: all of it ends within 30 seconds, and figures are rough.
     pub quick: bool,
 }
 
-/// How much is done at each workload.
-#[derive(Clone, Copy, Debug)]
-struct Effort {
-    /// Measured steps of each thread.
-    steps: usize,
-    /// At most so many steps before.
-    warm_up: usize,
-    /// Time after which these end.
-    warming: Duration,
-    /// Time after which measuring ends, with as many steps as were done.
-    measured: Duration,
-    /// Time after which allocating the first blocks is given up.
-    preparing: Duration,
-}
-
-impl Effort {
-    const FULL: Self = Self {
-        steps: 200_000,
-        warm_up: 4_000_000,
-        warming: Duration::from_secs(4),
-        measured: Duration::from_secs(1),
-        preparing: Duration::from_secs(10),
-    };
-    const QUICK: Self = Self {
-        steps: 20_000,
-        warm_up: 5000,
-        warming: Duration::from_millis(50),
-        measured: Duration::from_millis(50),
-        preparing: Duration::from_secs(3),
-    };
-    /// How often each block is replaced before the clock starts, on average.
-    const REPLACEMENTS: usize = 4;
-    /// When a quick run has taken so long, preparing gets less time.
-    const QUICK_ENOUGH: Duration = Duration::from_secs(18);
-    const HASTE: Duration = Duration::from_millis(500);
-}
-
-/// What was measured.
-#[derive(Clone, Debug, Serialize)]
-pub struct Report {
-    /// The version of this format.
-    pub version: u32,
-    /// The device.
-    pub device: DeviceFigures,
-    /// How many threads this machine runs at once.
-    pub cpus: usize,
-    /// What plans were made of.
-    pub seed: u64,
-    /// Whether few steps were done.
-    pub quick: bool,
-    /// What ran.
-    pub results: Vec<Figures>,
-    /// What did not.
-    pub not_run: Vec<NotRun>,
-    /// What a reader should know.
-    pub notes: Vec<String>,
-}
-
-/// One workload on one stack.
-#[derive(Clone, Debug, Serialize)]
-pub struct Subjected {
-    /// The workload.
-    pub workload: &'static str,
-    /// The stack as text, or [`MIMALLOC`].
-    pub stack: String,
-    /// How many threads.
-    pub threads: usize,
-    /// Streams of all of them together.
-    pub streams: usize,
-    /// Blocks that each keeps live; 1 for a pair.
-    pub live: usize,
-    /// How many of a hundred blocks that fragment the heap were freed before; 0 for other workloads.
-    pub freed_percent: u32,
-    /// Of the block for a pair, else of all live blocks at the plan's peak.
-    pub bytes: u64,
-    /// The sizes of blocks, for people.
-    #[serde(skip)]
-    pub sizes: String,
-}
-
-/// What was measured of one workload on one stack.
-#[derive(Clone, Debug, Serialize)]
-pub struct Figures {
-    /// Which.
-    #[serde(flatten)]
-    pub of: Subjected,
-    /// How many steps were measured.
-    pub steps: u64,
-    /// Mean nanoseconds of a step on its thread.
-    pub ns_per_step: f64,
-    /// The 99th percentile, in nanoseconds.
-    pub p99_ns: u64,
-    /// Of all threads together.
-    pub steps_per_second: f64,
-    /// Mean nanoseconds of an allocation before the first step, growth included; none for a pair.
-    pub ns_per_fill: Option<f64>,
-    /// The most bytes taken from the driver, where the stack tells.
-    pub reserved_bytes: Option<u64>,
-}
-
-/// A workload that gave no figures.
-#[derive(Clone, Debug, Serialize)]
-pub struct NotRun {
-    /// Which.
-    #[serde(flatten)]
-    pub of: Subjected,
-    /// Whether it failed, or was not tried.
-    pub status: Status,
-    /// Why.
-    pub reason: String,
-}
-
-/// Why there are no figures.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Status {
-    /// It would not fit, or preparing took too long.
-    Skipped,
-    /// The stack needs more memory for it than the device has.
-    OutOfMemory,
-    /// The stack could not be built, or broke.
-    Failed,
-}
-
-impl Report {
-    /// The version of the JSON form. It grows when a field is renamed, removed or changes its meaning.
-    pub const VERSION: u32 = 1;
-}
-
-/// Runs the workloads; `watch` is told of each before it starts.
+/// Runs the workloads; calls `watch` before each.
 ///
 /// # Errors
 /// The device cannot be opened.
@@ -314,7 +155,7 @@ pub fn bench(settings: &Settings, table: &LayerTable, watch: &mut dyn FnMut(&str
     Ok(bench.report)
 }
 
-/// A run under way.
+/// A run in progress.
 struct Bench<'a> {
     settings: &'a Settings,
     table: &'a LayerTable,
@@ -336,7 +177,7 @@ impl Bench<'_> {
             return self.finish(of, Err(Setback::skipped(reason)));
         }
         watch(&of.to_string());
-        // It knows no streams, so one stands for all.
+        // mimalloc has no streams, so one stands for all.
         let streams = vec![StreamRef::LEGACY; case.streams];
         let timing = self.measure(&subject::Mimalloc, case, plans, streams);
         self.finish(of, timing.map(|timing| (timing, None)));
@@ -365,7 +206,7 @@ impl Bench<'_> {
 
     /// The device, if its memory is enough; a simulated one is made larger if it is not.
     fn roomy_device(&mut self, case: Case, bytes: u64) -> Attempt<DriverHandle> {
-        /// By this factor stacks may waste memory. Bins round small blocks up to large ones.
+        /// The factor by which stacks may waste memory. Bins round small blocks up to large ones.
         const ROOM: u64 = 4;
         let (device, live) = (&self.settings.device, format_bytes(bytes));
         let driver = device.open()?;
@@ -417,7 +258,7 @@ impl Bench<'_> {
     }
 }
 
-/// Of the lowest layer that keeps statistics: what that holds is from the driver.
+/// The peak of the lowest layer that keeps statistics: its memory comes from the driver.
 fn reserved_bytes(resource: &AnyResource) -> Option<u64> {
     let peaks = resource.stack().filter_map(|layer| layer.statistics());
     peaks.last().map(|statistics| statistics.peak_bytes_reserved)

@@ -1,4 +1,4 @@
-//! The programs of `benches/peers` do the same work as this: their plans are made of the same numbers.
+//! Tests that the programs of `benches/peers` do the same work as this one: that their plans are the same.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ fn folder() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../benches/peers"))
 }
 
-/// A line for each case, as all three programs write it.
+/// A line for each case, in the format of all three programs.
 fn digests(threads: &[usize]) -> String {
     let mut lines = String::new();
     let cases = Workload::ALL.into_iter().flat_map(|workload| workload.cases(threads));
@@ -28,7 +28,7 @@ fn digests(threads: &[usize]) -> String {
     lines
 }
 
-/// What was printed on the standard output.
+/// The standard output of a command.
 fn output(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));

@@ -1,14 +1,16 @@
+//! Plans of random steps, drawn before the clock starts.
+
 use std::ops::Range;
 
 use millpond_core::format_bytes;
 
-/// A source of random numbers: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). The harness of the peers
-/// has the same, so that one seed is one plan for all.
+/// A source of random numbers: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). The programs of the peers
+/// have the same, so that a seed gives the same plan everywhere.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// The numbers of one lane of a seed; other lanes have others.
+    /// The numbers of one lane of a seed; each lane has different ones.
     pub(crate) const fn new(seed: u64, lane: u64) -> Self {
         Self(mix(seed ^ mix(lane + 1)))
     }
@@ -68,7 +70,7 @@ impl std::fmt::Display for Sizes {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Request {
     pub(super) bytes: u32,
-    /// Which of the workload's streams.
+    /// The number of the stream.
     pub(super) stream: u32,
 }
 
@@ -79,7 +81,7 @@ pub(super) struct Replacement {
     pub(super) by: Request,
 }
 
-/// What one thread does: made before, so that drawing numbers is no part of what is measured.
+/// The steps of one thread: drawn before, so that drawing numbers is not measured.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Plan {
     /// Blocks that are allocated first, to fragment the heap …
@@ -90,40 +92,40 @@ pub(super) struct Plan {
     pub(super) fill: Vec<Request>,
     /// Steps before the clock starts.
     pub(super) warm_up: Vec<Replacement>,
-    /// Steps that are measured, with a meeting of all threads before each round.
+    /// The steps that are measured; all threads wait for each other before each round.
     pub(super) rounds: Vec<Vec<Replacement>>,
     /// The most bytes that are live at one time.
     pub(super) peak_bytes: u64,
 }
 
-/// Which slots steps replace.
+/// The slots that steps replace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Order {
-    /// Any, one round.
+    /// Any slot, in one round.
     Random,
-    /// Each once in a round, in an order drawn anew for each.
+    /// Each slot once in a round, in a new random order.
     Sweeps,
 }
 
-/// How many of what a plan has.
+/// The sizes of a plan.
 #[derive(Clone, Debug)]
 pub(super) struct Shape {
     pub(super) fragments: Fragments,
     pub(super) live: usize,
     pub(super) sizes: Sizes,
-    /// Each block is on one of these, drawn at random.
+    /// The number of streams; each block is on one of them, drawn at random.
     pub(super) streams: Range<u32>,
     pub(super) warm_up: usize,
     pub(super) steps: usize,
     pub(super) order: Order,
 }
 
-/// What a heap has been through before.
+/// The blocks that fragment a heap before the first step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Fragments {
     pub(super) count: usize,
     pub(super) sizes: Sizes,
-    /// How many of a hundred are freed.
+    /// The percentage of them that is freed.
     pub(super) freed_percent: u32,
 }
 
@@ -147,12 +149,12 @@ impl Plan {
         plan
     }
 
-    /// How many steps are measured, unless time runs out.
+    /// The number of measured steps, unless time runs out.
     pub(super) fn steps(&self) -> usize {
         self.rounds.iter().map(Vec::len).sum()
     }
 
-    /// Carries `hash` on over all numbers of the plan but the peak: FNV-1a, over 32 bits at a time.
+    /// Continues `hash` over all numbers of the plan but the peak: FNV-1a, over 32 bits at a time.
     #[cfg(test)]
     pub(super) fn digest(&self, hash: u64) -> u64 {
         let request = |of: &Request| [of.bytes, of.stream];
@@ -184,7 +186,7 @@ impl Shape {
     fn request(&self, sizes: Sizes, random: &mut Random) -> Request {
         let bytes = sizes.draw(random);
         let Range { start, end } = self.streams;
-        // One needs no number, so that a workload with one stream has the numbers of one without.
+        // A single stream needs no number, so that its plan equals that of a workload without streams.
         let stream =
             if end - start > 1 { start + random.below(u64::from(end - start)) as u32 } else { start };
         Request { bytes, stream }
@@ -207,7 +209,7 @@ impl Shape {
     }
 }
 
-/// So many of the numbers below `bound`, each once, in any order: the start of a shuffle.
+/// Draws `count` of the numbers below `bound`, each once, in any order: the start of a shuffle.
 fn some(random: &mut Random, bound: usize, count: usize) -> Vec<u32> {
     let mut numbers: Vec<u32> = (0..bound as u32).collect();
     for at in 0..count {

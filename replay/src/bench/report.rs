@@ -1,3 +1,5 @@
+//! Prints the figures of a benchmark.
+
 use std::fmt;
 use std::io::{self, Write};
 
@@ -19,7 +21,7 @@ pub enum Format {
 /// Prints a report.
 ///
 /// # Errors
-/// What writing reports.
+/// Those of writing.
 pub fn print(report: &Report, format: Format, mut out: impl Write) -> io::Result<()> {
     match format {
         Format::Json => {
@@ -54,7 +56,7 @@ const HEADER: [&str; 12] = [
     "ns/fill",
     "taken / live",
 ];
-/// Those with names.
+/// The figures of stacks, with names.
 const LEFT: [usize; 3] = [0, 4, 5];
 
 fn table(report: &Report) -> Table {
@@ -94,7 +96,7 @@ impl Figures {
     }
 }
 
-/// How much longer a step takes than mimalloc's on the same workload.
+/// The ratio of a step's time to that of mimalloc's on the same workload.
 fn ratio(figures: &Figures, report: &Report) -> Option<f64> {
     let same = |other: &&Figures| {
         let key = |of: &Subjected| (of.workload, of.threads, of.streams, of.live, of.freed_percent, of.bytes);

@@ -1,3 +1,5 @@
+//! Runs a workload on one or more threads.
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -7,13 +9,14 @@ use std::time::{Duration, Instant};
 use millpond_core::StreamRef;
 
 use super::barrier::Barrier;
+use super::effort::Effort;
 use super::measure::{self, Lap};
 use super::plan::{Plan, Replacement, Request};
+use super::setback::{Attempt, Setback};
 use super::subject::Subject;
-use super::{Attempt, Effort, Setback};
 use crate::Error;
 
-/// A block that is live. All are given back before the subject is.
+/// A live block. All are freed before the subject is dropped.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     address: u64,
@@ -21,7 +24,7 @@ struct Block {
 }
 
 impl Block {
-    /// A slot that holds nothing: its block was freed, and none took its place.
+    /// An empty slot: its block was freed, and none replaced it.
     const NONE: Self = Self { address: 0, of: Request { bytes: 0, stream: 0 } };
 
     const fn is_none(&self) -> bool {
@@ -29,17 +32,17 @@ impl Block {
     }
 }
 
-/// What a run found out.
+/// The times of a run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Timing {
-    /// By thread, then by round.
+    /// The laps by thread, then by round.
     laps: Vec<Vec<Lap>>,
     samples: Vec<u64>,
-    /// Of all threads together, before the clock starts.
+    /// The filling of all threads together, before the clock starts.
     filling: Filling,
 }
 
-/// Blocks allocated while the resource grows.
+/// The blocks that are allocated while the resource grows.
 #[derive(Clone, Copy, Debug, Default)]
 struct Filling {
     blocks: u64,
@@ -51,13 +54,13 @@ impl Timing {
         self.laps.iter().flatten().map(|lap| lap.steps).sum()
     }
 
-    /// What a step takes on the thread that does it, on average.
+    /// The mean nanoseconds of a step on its thread.
     pub(super) fn ns_per_step(&self) -> f64 {
         let ns: u64 = self.laps.iter().flatten().map(|lap| lap.ns).sum();
         ns as f64 / self.steps().max(1) as f64
     }
 
-    /// What a block takes while the resource grows, on average; none if none was allocated.
+    /// The mean nanoseconds of a block while the resource grows; `None` if none was allocated.
     pub(super) fn ns_per_fill(&self) -> Option<f64> {
         let Filling { blocks, time } = self.filling;
         (blocks > 0).then(|| time.as_nanos() as f64 / blocks as f64)
@@ -67,7 +70,7 @@ impl Timing {
         measure::percentile_99(&mut self.samples)
     }
 
-    /// Steps of all threads by the time from the first start to the last end, added up over rounds.
+    /// The steps of all threads by the time from the first start to the last end, summed over rounds.
     pub(super) fn steps_per_second(&self) -> f64 {
         let rounds = self.laps.iter().map(Vec::len).min().unwrap_or(0);
         let mut wall = Duration::ZERO;
@@ -105,11 +108,11 @@ pub(super) fn pairs<S: Subject>(
 /// Threads that keep blocks live and replace them.
 pub(super) struct Churn<'a, S> {
     subject: &'a S,
-    /// One for each thread.
+    /// The plans, one for each thread.
     plans: &'a [Plan],
-    /// As plans number them.
+    /// The streams, in the order of their numbers in plans.
     streams: Vec<StreamRef>,
-    /// Whether each round's blocks are replaced by another thread than allocated them.
+    /// Whether another thread replaces each round's blocks than allocated them.
     hands_over: bool,
     effort: Effort,
     shelves: Vec<Mutex<Vec<Block>>>,
@@ -157,7 +160,7 @@ impl<'a, S: Subject> Churn<'a, S> {
         Ok(timing)
     }
 
-    /// One thread's work. It meets the others whatever happens, so that none waits for ever.
+    /// The work of one thread. It waits for the others even after an error, so that no thread waits for ever.
     fn work(&self, me: usize) -> Attempt<(Vec<Lap>, Vec<u64>, Filling)> {
         let plan = &self.plans[me];
         let mut samples = Vec::with_capacity(plan.steps() / 16 + plan.rounds.len());
@@ -165,8 +168,8 @@ impl<'a, S: Subject> Churn<'a, S> {
         let mut filling = Filling::default();
         let mut outcome = self.guarded(|| self.prepare(me, &mut filling));
         for (round, steps) in plan.rounds.iter().enumerate() {
-            // Stopping is only asked for between the second meeting and the first of the next round, so
-            // that all read the same here.
+            // A stop is requested only between the second barrier of a round and the first of the next, so
+            // that all threads read the same value here.
             self.barrier.wait();
             if self.stop.load(Ordering::Relaxed) {
                 break;
@@ -182,7 +185,8 @@ impl<'a, S: Subject> Churn<'a, S> {
         outcome.and(emptied).map(|()| (laps, samples, filling))
     }
 
-    /// Asks all to stop if `phase` fails. A resource that panics has a bug, and must not hang the others.
+    /// Asks all threads to stop if `phase` fails. A resource that panics has a bug, and must not hang the
+    /// others.
     fn guarded<T>(&self, phase: impl FnOnce() -> Attempt<T>) -> Attempt<T> {
         let result = catch_unwind(AssertUnwindSafe(phase)).unwrap_or_else(|panic| Err(panicked(&*panic)));
         if result.is_err() {
@@ -231,7 +235,7 @@ impl<'a, S: Subject> Churn<'a, S> {
         (steps, limit): (&[Replacement], Duration),
         samples: &mut Vec<u64>,
     ) -> Attempt<Lap> {
-        // Who hands over leaves a shelf to his neighbour.
+        // A thread that hands over leaves a shelf to its neighbour.
         let shift = if self.hands_over { round } else { 0 };
         let mut shelf = lock(&self.shelves[(me + shift) % self.plans.len()])?;
         let replace = |index: usize| self.replace(&mut shelf, steps[index]);
@@ -242,7 +246,7 @@ impl<'a, S: Subject> Churn<'a, S> {
         Ok(lap)
     }
 
-    /// A step.
+    /// Does one step.
     #[inline]
     fn replace(&self, shelf: &mut [Block], step: Replacement) -> Attempt<()> {
         let slot = &mut shelf[step.slot as usize];
@@ -266,7 +270,7 @@ impl<'a, S: Subject> Churn<'a, S> {
         unsafe { self.subject.free(address, of.bytes.into(), self.streams[of.stream as usize]) };
     }
 
-    /// What a thread left that panicked stays with the resource: nobody knows which blocks are live.
+    /// The blocks of a thread that panicked stay with the resource: it is unknown which are live.
     fn empty(&self, me: usize) -> Attempt<()> {
         lock(&self.shelves[me])?
             .iter_mut()

@@ -1,3 +1,5 @@
+//! The streams of a workload.
+
 use millpond_core::driver::StreamFlags;
 use millpond_core::{DriverHandle, StreamRef};
 

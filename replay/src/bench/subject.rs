@@ -1,16 +1,20 @@
+//! The allocators that workloads run on.
+
 use millpond_core::{AnyResource, DeviceMemoryResource, DevicePtr, ErrorKind, Layout, StreamRef};
 
-use super::{Attempt, Setback, Status};
+use super::Status;
+use super::setback::{Attempt, Setback};
 
-/// What a workload runs on.
+/// An allocator that a workload runs on.
 pub(super) trait Subject: Sync {
-    /// The address of a new block.
+    /// Allocates a block; returns its address.
     fn allocate(&self, bytes: u64, stream: StreamRef) -> Attempt<u64>;
 
-    /// Gives a block back.
+    /// Frees a block.
     ///
     /// # Safety
-    /// The block comes from `allocate` of the same subject with the same `bytes`, once, and nothing uses it.
+    /// The block comes from `allocate` of the same subject with the same `bytes`, is freed once, and is not
+    /// used afterwards.
     unsafe fn free(&self, address: u64, bytes: u64, stream: StreamRef);
 }
 
@@ -36,7 +40,7 @@ fn setback(error: &millpond_core::Error) -> Setback {
     Setback { status, reason: error.to_string() }
 }
 
-/// The allocator of CPU memory that sets the limit of what bookkeeping costs. It knows no streams.
+/// The allocator of CPU memory that is the lower bound for bookkeeping. It has no streams.
 #[cfg(feature = "mimalloc")]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mimalloc;

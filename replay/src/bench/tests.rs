@@ -1,12 +1,16 @@
+//! Tests that workloads allocate and free as documented, and that failures are reported.
+
 use std::collections::HashMap;
 use std::panic::panic_any;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, ThreadId};
 
+use std::time::Duration;
+
 use super::*;
 
-/// A subject that knows what is live, and who allocated it on which stream.
+/// A subject that records its live blocks, and the thread and stream of each.
 #[derive(Default)]
 struct Ledger {
     live: Mutex<HashMap<u64, (u64, StreamRef, ThreadId)>>,
@@ -98,7 +102,7 @@ fn only_cross_thread_free_frees_what_others_allocated_and_on_the_stream_it_was_a
         run_on(&ledger, case_of(workload, 2)).unwrap();
         let by_others = ledger.freed_by_others.load(Ordering::Relaxed);
         let expected = if workload == Workload::CrossThreadFree { 2 * EFFORT.steps } else { 0 };
-        // What is left at the end is freed by whoever has it.
+        // The blocks that are left at the end are freed by the thread that holds them.
         assert!((expected..=expected + 2000).contains(&by_others), "{workload}: {by_others}");
         assert!(ledger.freed_on_other_streams.load(Ordering::Relaxed) <= 2000);
     }
@@ -117,7 +121,7 @@ fn an_allocation_that_fails_is_told_and_nothing_is_lost_or_hangs() {
 }
 
 #[test]
-fn a_resource_that_panics_is_told_and_hangs_nobody() {
+fn a_resource_that_panics_is_reported_and_hangs_no_thread() {
     for fails_after in [0, 2000, 5000] {
         let ledger = Ledger { fails_after: Some(fails_after), panics: true, ..Ledger::default() };
         let error = run_on(&ledger, case_of(Workload::CrossThreadFree, 3)).unwrap_err().reason;

@@ -1,15 +1,17 @@
+//! The workloads and their sizes.
+
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
-use super::Effort;
+use super::effort::Effort;
 use super::plan::{Fragments, Order, Plan, Random, Shape, Sizes};
 
 /// A kind of work for an allocator.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Workload {
-    /// One size, allocated and freed, over and over: what a program without fragmentation sees.
+    /// One size, allocated and freed repeatedly: a program without fragmentation.
     Pair,
     /// Many live blocks of all sizes; a step replaces one at random.
     Churn,
@@ -29,18 +31,19 @@ pub enum Workload {
 
 const CHURN_SIZES: Sizes = Sizes { smallest: 256, largest: 1 << 20 };
 const LARGE_SIZES: Sizes = Sizes { smallest: 1 << 20, largest: 64 << 20 };
-/// How many blocks each of several threads keeps live.
+/// The number of blocks that each of several threads keeps live.
 const THREAD_LIVE: usize = 1000;
-/// How many blocks several streams keep live together.
+/// The number of blocks that several streams keep live together.
 const STREAMS_LIVE: usize = 10_000;
-/// What fragments a heap: about 2.5 GB, of blocks like those of churn.
+/// The number of blocks that fragment a heap: about 2.5 GB, of sizes like those of churn.
 const FRAGMENTS: usize = 20_000;
-/// What then lives in it: about 3.8 GB, so that the most is live at the end, whatever was freed.
+/// The number of blocks that then live in it: about 3.8 GB, so that the live bytes are highest at the end,
+/// however many blocks were freed.
 const FRAGMENTED_LIVE: usize = 4000;
 const FRAGMENTED_SIZES: Sizes = Sizes { smallest: 64 << 10, largest: 4 << 20 };
 
 impl Workload {
-    /// All of them, in the order of reports.
+    /// All workloads, in the order of reports.
     pub const ALL: [Self; 8] = [
         Self::Pair,
         Self::Churn,
@@ -52,7 +55,7 @@ impl Workload {
         Self::CrossThreadFree,
     ];
 
-    /// As `--workload` and reports name it.
+    /// The name in `--workload` and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Pair => "pair",
@@ -66,7 +69,7 @@ impl Workload {
         }
     }
 
-    /// Its sizes and numbers of live blocks, of streams or of threads.
+    /// The sizes and the numbers of live blocks, of streams or of threads.
     pub(super) fn cases(self, threads: &[usize]) -> Vec<Case> {
         let case =
             |live, sizes| Case { workload: self, threads: 1, streams: 1, live, sizes, freed_percent: 0 };
@@ -87,7 +90,7 @@ impl Workload {
                 .to_vec(),
             Self::ThreadsOwnStream => threads.iter().map(|&threads| threaded(threads, threads)).collect(),
             Self::ThreadsOneStream => threads.iter().map(|&threads| threaded(threads, 1)).collect(),
-            // It takes two.
+            // It takes two threads.
             Self::CrossThreadFree => {
                 let mut threads: Vec<usize> = threads.iter().map(|&threads| threads.max(2)).collect();
                 threads.dedup();
@@ -113,17 +116,17 @@ impl FromStr for Workload {
     }
 }
 
-/// A workload at one size, with so many live blocks on so many threads.
+/// A workload at one size, with its numbers of live blocks and threads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Case {
     pub(super) workload: Workload,
     pub(super) threads: usize,
-    /// Streams of all threads together.
+    /// The number of streams of all threads together.
     pub(super) streams: usize,
-    /// Blocks that each thread keeps live.
+    /// The number of blocks that each thread keeps live.
     pub(super) live: usize,
     pub(super) sizes: Sizes,
-    /// How many of a hundred blocks that fragment the heap are freed before.
+    /// The percentage of blocks that fragment the heap and are freed before.
     pub(super) freed_percent: u32,
 }
 
@@ -156,7 +159,7 @@ impl Case {
         }
     }
 
-    /// The streams that a thread allocates on: its own, the one of all, or for one thread, all.
+    /// The streams that a thread allocates on: its own, the shared one, or for a single thread all.
     fn streams_of(&self, thread: usize) -> Range<u32> {
         let (streams, thread) = (self.streams as u32, thread as u32);
         match self.threads {
@@ -174,7 +177,7 @@ impl Case {
         }
     }
 
-    /// The most bytes live at one time: as the plans of the threads add up.
+    /// The most bytes live at one time: the sum over the plans of the threads.
     pub(super) fn bytes(&self, plans: &[Plan]) -> u64 {
         let of_pair = u64::from(self.sizes.largest);
         if plans.is_empty() { of_pair } else { plans.iter().map(|plan| plan.peak_bytes).sum() }

@@ -1,4 +1,4 @@
-//! A subject that is built: what hands out blocks and takes them back.
+//! A built subject, which allocates and frees.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::figures::PassFigures;
 use super::subject::Subject;
 use crate::Result;
 
-/// What hands out blocks and takes them back.
+/// An allocator that is replayed.
 pub(super) enum Allocator {
     None,
     Async(CudaPool),
@@ -24,7 +24,7 @@ pub(super) enum Allocator {
 pub(super) struct Stack {
     resource: AnyResource,
     driver: Arc<CountingDriver>,
-    /// What the ladder had served before the pass.
+    /// The counts of the ladder before the pass.
     before: Option<LadderCounts>,
 }
 
@@ -45,7 +45,7 @@ impl Allocator {
         })
     }
 
-    /// A block; none if there is no allocator.
+    /// Allocates a block; `None` if there is no allocator.
     #[inline]
     pub(super) fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<Option<DevicePtr>> {
         Ok(match self {
@@ -56,8 +56,8 @@ impl Allocator {
     }
 
     /// # Safety
-    /// The block came from [`allocate`](Self::allocate) with this layout, and work on it that is not done is
-    /// ordered before what `stream` does next.
+    /// The block came from [`allocate`](Self::allocate) with this layout, and its unfinished work is ordered
+    /// before the next work of `stream`.
     #[inline]
     pub(super) unsafe fn free(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) -> Result<()> {
         match self {
@@ -70,7 +70,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// Counts start again.
+    /// Resets the counts.
     pub(super) fn begin_pass(&mut self) -> Result<()> {
         match self {
             Self::None => {}
@@ -83,7 +83,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// The figures of the pass so far, but for its times.
+    /// The figures of the pass so far, without its times.
     pub(super) fn figures(&self) -> Result<PassFigures> {
         let mut figures = PassFigures {
             end_ns: 0,
@@ -128,7 +128,7 @@ impl Stack {
     }
 }
 
-/// What was served since `then`.
+/// The counts from `then` to `now`.
 fn served(now: LadderCounts, then: LadderCounts) -> LadderCounts {
     LadderCounts {
         own_stream: now.own_stream - then.own_stream,
@@ -141,7 +141,7 @@ fn served(now: LadderCounts, then: LadderCounts) -> LadderCounts {
     }
 }
 
-/// The device's default pool, which keeps what is freed as long as this lives.
+/// The device's default pool, which keeps freed memory while this lives.
 pub(super) struct CudaPool {
     driver: DriverHandle,
     pool: MemPool,

@@ -5,16 +5,16 @@ use std::collections::VecDeque;
 use super::host::Host;
 use super::plan::{Plan, Step};
 
-/// How many launches of a stream may be unfinished before the next one waits, as in CUDA.
+/// The launches of a stream that may be unfinished before the next one waits, as in CUDA.
 const DEEPEST_QUEUE: usize = 1024;
 
-/// What any allocator takes at least, in bytes, that never makes a stream wait for another, with a host that
-/// takes `host_ns` nanoseconds for an allocation and its launch, and nothing else.
+/// The least bytes of any allocator that never makes a stream wait for another, with a host that takes
+/// `host_ns` nanoseconds for an allocation and its launch, and nothing else.
 ///
-/// At each moment the host knows of each stream which of its operations the device has done. What a stream
+/// At each moment the host knows which operations of each stream the device has done. Memory that a stream
 /// held at any later one of them is not free for other streams, so the sum over streams of the most that each
 /// held since then is needed at once. A block that is freed on another stream than it was allocated on moves
-/// from one to the other; it counts only in what is live. The sum never falls below that.
+/// from one to the other; it counts only as live memory. The sum never falls below the live memory.
 pub(super) fn least_bytes_without_waits(plan: &Plan, host: Host, host_ns: u64) -> u64 {
     let mut model = Model {
         now_ns: 0,
@@ -33,26 +33,26 @@ struct Model {
     host: Host,
     host_ns: u64,
     streams: Vec<Stream>,
-    /// The sum over streams of what each holds since the last of its operations that is done.
+    /// The sum over streams of the most bytes that each holds since the last of its operations that is done.
     held: u64,
 }
 
 /// A stream, with its operations counted from 0.
 #[derive(Default)]
 struct Stream {
-    /// When its last kernel ends.
+    /// The virtual time at which its last kernel ends.
     ready_ns: u64,
-    /// The kernels that are not done: when each ends, and which operation it is.
+    /// The unfinished kernels: the time of each end, and its operation.
     unfinished: VecDeque<(u64, u64)>,
     operations: u64,
     live: u64,
-    /// Operations and what was live after them, of those that are not done or the last one done: only those
-    /// after which more was live than after any later one.
+    /// Operations and the live bytes after them, from the last one done: only those after which more was live
+    /// than after any later one.
     highs: VecDeque<(u64, u64)>,
 }
 
 impl Model {
-    /// Does the step on the host; returns what is held after it.
+    /// Does the step on the host; returns the bytes that are held after it.
     fn step(&mut self, step: &Step) -> u64 {
         if step.allocates() {
             self.launch(step.stream as usize, step.kernel_ns.into());
@@ -87,13 +87,13 @@ impl Model {
 }
 
 impl Stream {
-    /// When fewer than `most` kernels are unfinished.
+    /// The time at which fewer than `most` kernels are unfinished.
     fn room_at(&self, most: usize) -> u64 {
         let last = self.unfinished.len().checked_sub(most);
         last.map_or(0, |last| self.unfinished[last].0)
     }
 
-    /// An operation was added.
+    /// Records an operation.
     fn note(&mut self) {
         while self.highs.back().is_some_and(|(_, live)| *live <= self.live) {
             self.highs.pop_back();
@@ -102,8 +102,8 @@ impl Stream {
         self.operations += 1;
     }
 
-    /// It is `now_ns`: what is done is forgotten. What was live before the operation that precedes the first
-    /// one not done is free for all.
+    /// Advances to `now_ns` and removes finished kernels. Memory that was live before the operation that
+    /// precedes the first unfinished one is free for all streams.
     fn pass(&mut self, now_ns: u64) {
         while self.unfinished.front().is_some_and(|(end_ns, _)| *end_ns <= now_ns) {
             self.unfinished.pop_front();

@@ -1,4 +1,4 @@
-//! How much of the device a subject may take.
+//! The part of the device that a subject may take.
 
 use std::str::FromStr;
 
@@ -6,12 +6,12 @@ use millpond_core::{DevicePtr, DriverHandle, Error, format_bytes, parse_bytes};
 
 use crate::Result;
 
-/// How much of the device is left to a subject. `busy.hpp` of the peers reads the same texts.
+/// The part of the device that is left to a subject. `busy.hpp` of the peers reads the same texts.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Capacity {
-    /// So many bytes.
+    /// A number of bytes.
     Bytes(u64),
-    /// So many hundredths of the most that is live at one time.
+    /// A percentage of the peak live bytes.
     PercentOfLive(f64),
 }
 
@@ -25,7 +25,7 @@ impl Capacity {
     }
 }
 
-/// A size, as in 3GiB, or a share of what is live, as in 120%.
+/// Reads a size, as in 3GiB, or a share of the peak live bytes, as in 120%.
 impl FromStr for Capacity {
     type Err = Error;
 
@@ -36,26 +36,26 @@ impl FromStr for Capacity {
         match percent.trim().parse::<f64>() {
             Ok(percent) if (1.0..=10_000.0).contains(&percent) => Ok(Self::PercentOfLive(percent)),
             _ => Err(Error::invalid_argument(format!(
-                "`{text}` is no share of the peak live bytes; write one from 1% to 10000%, as in 120%"
+                "`{text}` is not a share of the peak live bytes; write one from 1% to 10000%, as in 120%"
             ))),
         }
     }
 }
 
-/// The driver hands out plain memory in pages of this many bytes.
+/// The page size of the driver's plain memory, in bytes.
 const PAGE_BYTES: u64 = 2 << 20;
 
-/// The device's memory but for some; freed at the end.
+/// A reservation of the device's memory except for a part; freed at the end.
 pub(super) struct Reservation {
     driver: DriverHandle,
     block: Option<DevicePtr>,
 }
 
 impl Reservation {
-    /// Takes what the device has free beyond `left` bytes, in whole pages.
+    /// Takes the device's free memory beyond `left` bytes, in whole pages.
     ///
     /// # Errors
-    /// The device has less than that free, or the memory cannot be had.
+    /// Those of reserving: the device has less free memory, or the driver refuses.
     pub(super) fn but(left: u64, driver: &DriverHandle) -> Result<Self> {
         let failed = |error| Error::from(error).context("reserving the device's memory but for --capacity");
         let free = driver.mem_get_info().map_err(failed)?.free;

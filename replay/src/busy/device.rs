@@ -1,4 +1,4 @@
-//! Where kernels run: a GPU, or a simulated device and its virtual clock.
+//! The device that kernels run on: a GPU, or a simulated device and its virtual clock.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,13 +10,14 @@ use millpond_driver::sim::{Access, SimDevice};
 
 use crate::Result;
 
-/// What a simulated device needs between two kernels of a stream, in nanoseconds. An H200 that runs 60,354
+/// The nanoseconds that a simulated device needs between two kernels of a stream. An H200 that runs 60,354
 /// kernels of 5 to 25 µs on one stream needs 1.3 µs more for each than it runs; with 36,045 kernels 1.4 µs.
 const BETWEEN_KERNELS_NS: u64 = 1_300;
 
-/// What a host that waits for its last kernel loses besides on a simulated device, in nanoseconds: the kernel
-/// starts later on an idle stream, and the host learns of its end later. On an H200 a host that waits after
-/// each of 8000 launches takes 9.0 µs more for each than the kernel runs; 4.4 µs of that are the launch's.
+/// The further nanoseconds that a host loses on a simulated device when it waits for its last kernel: the
+/// kernel starts later on an idle stream, and the host learns of its end later. On an H200 a host that waits
+/// after each of 8000 launches takes 9.0 µs more for each than the kernel runs; 4.4 µs of that are the
+/// launch's.
 const WAKING_NS: u64 = 3_400;
 
 /// The text of the kernel for a GPU. `busy.hpp` of the peers has the same.
@@ -54,7 +55,7 @@ impl Device {
         &self.driver
     }
 
-    /// Nanoseconds since some moment; virtual on a simulated device.
+    /// Nanoseconds since a fixed moment; virtual on a simulated device.
     pub(super) fn now_ns(&self) -> u64 {
         match &self.kind {
             Kind::Cuda { .. } => self.begin.elapsed().as_nanos() as u64,
@@ -62,7 +63,7 @@ impl Device {
         }
     }
 
-    /// Launches a kernel that runs for so long, and reads the block where that is simulated.
+    /// Launches a kernel that runs for `ns` nanoseconds, and on a simulated device reads the block.
     pub(super) fn launch(&self, stream: StreamRef, block: Option<(DevicePtr, u64)>, ns: u32) -> Result<()> {
         match &self.kind {
             Kind::Cuda { spin } => {
@@ -79,31 +80,31 @@ impl Device {
         Ok(())
     }
 
-    /// The host has waited for the kernel that it launched last.
+    /// Accounts for a host that has waited for its last kernel.
     pub(super) fn waited(&self) {
         if let Kind::Sim { device, .. } = &self.kind {
             device.advance(WAKING_NS);
         }
     }
 
-    /// The subject handed the block out: a simulated device checks that the stream may use it.
+    /// Reports a block that the subject handed out: a simulated device checks that the stream may use it.
     pub(super) fn lend(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         if let Kind::Sim { device, .. } = &self.kind {
             device.lend(ptr, bytes, stream);
         }
     }
 
-    /// The subject is about to get the block back.
+    /// Reports a block that the subject is about to get back.
     pub(super) fn give_back(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         if let Kind::Sim { device, .. } = &self.kind {
             device.give_back(ptr, bytes, stream);
         }
     }
 
-    /// What the simulated device found wrong with the order of streams.
+    /// Returns the violations of stream order that the simulated device found as an error.
     ///
     /// # Errors
-    /// The first of it: a bug of the stack.
+    /// The first violation: a bug of the stack.
     pub(super) fn check_order(&self) -> Result<()> {
         let Kind::Sim { device, .. } = &self.kind else { return Ok(()) };
         match device.take_violations().as_slice() {

@@ -1,11 +1,11 @@
-//! What is reported; the [module](super) says what each figure means.
+//! The figures of a report; the [module](super) explains each.
 
 use millpond_core::LadderCounts;
 use millpond_driver::CallCounts;
 use serde::Serialize;
 
 use super::{Host, Kernels};
-use crate::compare::DeviceFigures;
+use crate::device_figures::DeviceFigures;
 use crate::program::LogSummary;
 
 /// One log with work in flight.
@@ -17,15 +17,15 @@ pub struct Report {
     pub device: DeviceFigures,
     /// The log.
     pub log: LogSummary,
-    /// What durations were drawn from.
+    /// The seed of the durations.
     pub seed: u64,
-    /// Nanoseconds that an allocation takes the host, where that is simulated.
+    /// The nanoseconds that an allocation takes the host on a simulated device.
     pub host_ns: u64,
-    /// Operations in one pass.
+    /// The operations of one pass.
     pub operations: u64,
     /// The most bytes that these have live at one time.
     pub peak_live_bytes: u64,
-    /// How many bytes of the device were left to each subject, if not all.
+    /// The bytes of the device that were left to each subject, if not all.
     pub capacity_bytes: Option<u64>,
     /// Each range of kernels with each host.
     pub cases: Vec<CaseFigures>,
@@ -39,9 +39,9 @@ impl Report {
 /// One range of kernels, with one host.
 #[derive(Clone, Debug, Serialize)]
 pub struct CaseFigures {
-    /// What durations were drawn from.
+    /// The range of the durations.
     pub kernels: Kernels,
-    /// How far ahead the host was.
+    /// How far ahead the host ran.
     pub host: Host,
     /// The sum of the kernels of the stream where that is largest, in nanoseconds.
     pub busiest_stream_ns: u64,
@@ -49,21 +49,21 @@ pub struct CaseFigures {
     pub all_streams_ns: u64,
     /// The least memory in bytes that needs no wait between streams.
     pub least_bytes_without_waits: u64,
-    /// No allocator at all first, then those asked for.
+    /// The results without an allocator first, then those of the requested subjects.
     pub stacks: Vec<SubjectReport>,
 }
 
-/// One stack, and what came of it.
+/// One stack, and its result.
 #[derive(Clone, Debug, Serialize)]
 pub struct SubjectReport {
     /// The stack as text, `none` or `async`.
     pub spec: String,
-    /// What came of it.
+    /// The result.
     #[serde(flatten)]
     pub result: SubjectResult,
 }
 
-/// What came of a stack.
+/// The result of a stack.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "status", rename_all = "snake_case")]
 pub enum SubjectResult {
@@ -74,13 +74,13 @@ pub enum SubjectResult {
     },
     /// It could not be built, an allocation failed, or it broke.
     Failed {
-        /// Why.
+        /// The reason.
         error: String,
     },
 }
 
 impl SubjectReport {
-    /// Allocations that failed, in all passes.
+    /// The allocations that failed, in all passes.
     pub fn failures(&self) -> u64 {
         self.passes().iter().map(|pass| pass.failures).sum()
     }
@@ -103,16 +103,16 @@ pub struct PassFigures {
     pub host_ns: u64,
     /// The most bytes taken from the device at one time.
     pub peak_taken_bytes: u64,
-    /// Allocations that failed.
+    /// The allocations that failed.
     pub failures: u64,
-    /// Waits between streams that the stack inserted; none where it does not tell.
+    /// The waits between streams that the stack inserted; `None` if it does not report them.
     pub stream_waits: Option<u64>,
-    /// Calls of the stack that made the host wait; none where it does not tell.
+    /// The calls of the stack that made the host wait; `None` if it does not report them.
     pub host_waits: Option<u64>,
-    /// All driver calls of the stack; none where nobody counts.
+    /// All driver calls of the stack; `None` if they were not counted.
     pub driver_calls: Option<u64>,
     /// The same by kind.
     pub by_kind: CallCounts,
-    /// Which step of the reuse ladder served how many requests, where the stack keeps statistics.
+    /// The requests that each step of the reuse ladder served, if the stack keeps statistics.
     pub ladder: Option<LadderCounts>,
 }

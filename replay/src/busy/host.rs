@@ -1,15 +1,15 @@
-//! How far the host is ahead of the device.
+//! The modes of how far the host runs ahead of the device.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::Serialize;
 
-/// How far the host is ahead of the device; see the [module](super).
+/// How far the host runs ahead of the device; see the [module](super).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Host {
-    /// It never waits on its own account.
+    /// It never waits by choice.
     Ahead,
     /// Before an allocation it waits until fewer than [`LEVEL_KERNELS`](Self::LEVEL_KERNELS) kernels of the
     /// stream are unfinished.
@@ -22,11 +22,11 @@ impl Host {
     /// All of them, in the order of reports.
     pub const ALL: [Self; 3] = [Self::Ahead, Self::Level, Self::Sync];
 
-    /// How many kernels of one stream are in flight at most, with [`Level`](Self::Level). `busy.hpp` of the
-    /// peers has the same number.
+    /// The most kernels of one stream in flight with [`Level`](Self::Level). `busy.hpp` of the peers has the
+    /// same number.
     pub const LEVEL_KERNELS: usize = 4;
 
-    /// As `--host` and reports name it.
+    /// The name in `--host` and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ahead => "ahead",

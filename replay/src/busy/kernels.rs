@@ -1,4 +1,4 @@
-//! How long kernels run.
+//! The durations of kernels.
 
 use std::fmt;
 use std::str::FromStr;
@@ -27,7 +27,7 @@ impl fmt::Display for Kernels {
     }
 }
 
-/// As in `10..100`, in whole microseconds.
+/// Reads text such as `10..100`, in whole microseconds.
 impl FromStr for Kernels {
     type Err = String;
 
@@ -58,12 +58,12 @@ pub(super) struct Durations {
 }
 
 impl Durations {
-    /// `seed` must not be 0, of which nothing but 0 would come: 1 stands for it.
+    /// `seed` must not be 0, which would only produce 0: 1 stands for it.
     pub(super) fn new(of: Kernels, seed: u64) -> Self {
         Self { state: seed.max(1), of }
     }
 
-    /// The next kernel's, in nanoseconds.
+    /// The duration of the next kernel, in nanoseconds.
     pub(super) fn draw(&mut self) -> u32 {
         self.state ^= self.state << 13;
         self.state ^= self.state >> 7;

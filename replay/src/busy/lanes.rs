@@ -1,4 +1,4 @@
-//! The streams of a run, and how far the host may be ahead of each.
+//! The streams of a run, and the host's lead over each.
 
 use millpond_core::driver::{Event, EventFlags, StreamFlags};
 use millpond_core::{DriverHandle, Error, StreamRef};
@@ -16,14 +16,15 @@ pub(super) struct Lanes {
 /// A stream.
 struct Lane {
     stream: StreamRef,
-    /// Behind its last kernels, the oldest at `next`; as many as may be in flight, for a host that is level.
+    /// The events behind its last kernels, the oldest at `next`; as many as may be in flight with the host
+    /// `level`.
     ends: Vec<Event>,
     next: usize,
     launched: usize,
 }
 
 impl Lanes {
-    /// A non-blocking stream for each, and the legacy default stream for itself.
+    /// A non-blocking stream for each stream of the log; the legacy default stream stands for itself.
     pub(super) fn create(driver: &DriverHandle, streams: &[StreamKey], host: Host) -> Result<Self> {
         let mut all = Self { driver: driver.clone(), lanes: Vec::with_capacity(streams.len()) };
         let failed = |error| Error::from(error).context("making the log's streams and their events");
@@ -46,7 +47,7 @@ impl Lanes {
         self.lanes[index as usize].stream
     }
 
-    /// Before an allocation: a host that is level waits until the stream has room for one more kernel.
+    /// Before an allocation: with the host `level`, waits until the stream has room for one more kernel.
     #[inline]
     pub(super) fn before(&self, index: u32) -> Result<()> {
         let lane = &self.lanes[index as usize];
@@ -56,7 +57,7 @@ impl Lanes {
         Ok(())
     }
 
-    /// After a launch.
+    /// After a launch: with the host `sync`, waits for the stream; with `level`, records an event.
     #[inline]
     pub(super) fn after(&mut self, index: u32, host: Host) -> Result<()> {
         let lane = &mut self.lanes[index as usize];

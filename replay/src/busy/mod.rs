@@ -1,11 +1,11 @@
 //! Replays logs with work in flight: each allocation of a log launches a kernel on its stream.
 //!
-//! In a replay without work every block is free for all at the moment it is freed, and a wait between streams
-//! costs nothing. Here a block is in use until the kernels before its free are done, and a wait holds up a
-//! stream. So a stack pays for what it does with other streams' blocks: with time, if it waits for them, or
-//! with memory, if it takes more.
+//! In a replay without work every block is free for all streams at the moment it is freed, and a wait between
+//! streams costs nothing. Here a block is in use until the kernels before its free are done, and a wait holds
+//! up a stream. So a stack pays for reusing other streams' blocks: with time, if it waits for them, or with
+//! memory, if it takes more.
 //!
-//! # What is done
+//! # Method
 //! One thread goes through the log's operations in their order, on a stream for each of the log's:
 //!
 //! - An allocation asks the stack for the block and then launches a kernel on the stream, which runs for a
@@ -13,31 +13,30 @@
 //!   and in the programs of `benches/peers`. The kernel reads the block on a simulated device, where an
 //!   oracle checks stream order; on a GPU it spins and touches no memory.
 //! - A free gives the block back in the order of the stream that the log names.
-//! - At the end the host waits for all streams: that is the end of the pass. Then it frees what the log
-//!   leaves live, waits again, and the next pass begins, on the same stack.
+//! - At the end the host waits for all streams: that is the end of the pass. Then it frees the blocks that
+//!   the log leaves live, waits again, and the next pass begins, on the same stack.
 //!
-//! Requests for nothing, and those that failed when the log was written, are left out.
+//! Requests for zero bytes, and those that failed when the log was written, are left out.
 //!
 //! # How far ahead the host is
 //! | `--host` | before it allocates | after it has launched |
 //! |---|---|---|
-//! | `ahead` | nothing; a launch waits when 1024 of the stream are unfinished, as CUDA has it | nothing |
-//! | `level` | waits until fewer than 4 kernels of the stream are unfinished | nothing |
-//! | `sync` | nothing | waits for the stream, so that nothing is in flight at the next operation |
+//! | `ahead` | no wait; a launch waits when 1024 of the stream are unfinished, as in CUDA | no wait |
+//! | `level` | waits until fewer than 4 kernels of the stream are unfinished | no wait |
+//! | `sync` | no wait | waits for the stream, so that nothing is in flight at the next operation |
 //!
 //! On a simulated device each allocation also takes the host `--host-us` microseconds of virtual time, for
-//! the launch and the program around it, besides what the stack's driver calls cost; and between two kernels
-//! of a stream the device needs 1.3 µs; a host that waits after each launch loses 3.4 µs more. So it is on an
-//! H200. On a GPU the host takes the time that it takes.
+//! the launch and the program around it, besides the costs of the stack's driver calls; between two kernels
+//! of a stream the device needs 1.3 µs; and a host that waits after each launch loses 3.4 µs more, as on an
+//! H200. On a GPU the host takes its real time.
 //!
-//! # What it is compared with
-//! - `none`: no allocator at all, the same kernels. But for chance, no stack ends before it.
+//! # Comparisons
+//! - `none`: no allocator, the same kernels. But for chance, no stack ends before it.
 //! - The least memory that needs no wait: at each moment, the sum over streams of the most that the stream
 //!   held live since the last of its operations that the device has done. Memory that a stream held later
 //!   than that cannot go to another without a wait. It is computed for a host that takes `--host-us` for an
-//!   allocation and an allocator that takes no time; an allocator that holds up the host gets along with
-//!   less.
-//! - `async`: `cuMemAllocAsync` from the device's default pool, which keeps what is freed.
+//!   allocation and an allocator that takes no time; an allocator that holds up the host needs less.
+//! - `async`: `cuMemAllocAsync` from the device's default pool, which keeps freed memory.
 //!
 //! # At a capacity
 //! With `--capacity`, as in `3GiB` or `120%` of the log's peak live bytes, only so much of the device is
@@ -94,51 +93,27 @@ mod peers;
 mod plan;
 mod report;
 mod run;
+mod settings;
 mod subject;
 #[cfg(test)]
 mod tests;
 
 use millpond_core::stack::LayerTable;
-use millpond_driver::DeviceSpec;
 
 pub use capacity::Capacity;
 pub use figures::{CaseFigures, PassFigures, Report, SubjectReport, SubjectResult};
 pub use host::Host;
 pub use kernels::Kernels;
 pub use report::{Reporter, reporter};
+pub use settings::Settings;
 pub use subject::Subject;
 
 use crate::Result;
-use crate::compare::DeviceFigures;
+use crate::device_figures::DeviceFigures;
 use crate::program::Program;
 use plan::Plan;
 
-/// What is run, and where.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// The device.
-    pub device: DeviceSpec,
-    /// What allocates, beside [`Subject::None`], which always runs first.
-    pub subjects: Vec<Subject>,
-    /// The ranges that kernels' durations are drawn from.
-    pub kernels: Vec<Kernels>,
-    /// How far ahead the host is.
-    pub hosts: Vec<Host>,
-    /// Nanoseconds that an allocation takes the host on a simulated device, and for the least memory that
-    /// needs no wait.
-    pub host_ns: u64,
-    /// How often each log is replayed on the same stack.
-    pub passes: u32,
-    /// What durations are drawn from; not 0.
-    pub seed: u64,
-    /// Only this many operations of each log, from the first on.
-    pub first: Option<u64>,
-    /// How much of the device is left to each subject; the rest is reserved before. With it, allocations
-    /// that fail are counted, and the pass goes on.
-    pub capacity: Option<Capacity>,
-}
-
-/// Replays a log with work in flight; `watch` is told of each stack before it starts.
+/// Replays a log with work in flight; calls `watch` before each stack.
 ///
 /// A stack that fails is part of the result: it does not lose the others.
 ///

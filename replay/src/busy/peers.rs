@@ -65,7 +65,7 @@ fn unpack(to: &Path) {
     std::fs::write(to, text).unwrap();
 }
 
-/// What was printed on the standard output.
+/// The standard output of a command.
 fn output(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));

@@ -1,4 +1,4 @@
-//! What one pass does: the operations of a log, with a kernel for each allocation.
+//! The operations of one pass: those of a log, with a kernel for each allocation.
 
 use millpond_core::Layout;
 
@@ -12,13 +12,13 @@ use crate::program::{Op, OpKind, Program};
 pub(super) struct Step {
     /// The size of the block in bytes, as requested; of a free too.
     pub(super) bytes: u64,
-    /// Where the block is remembered between its allocation and its free.
+    /// The slot that holds the block between its allocation and its free.
     pub(super) slot: u32,
     /// An index into [`Plan::streams`].
     pub(super) stream: u32,
-    /// How long the kernel behind an allocation runs, in nanoseconds; 0 for a free.
+    /// The duration of the kernel behind an allocation, in nanoseconds; 0 for a free.
     pub(super) kernel_ns: u32,
-    /// The alignment is two to the power of this.
+    /// The binary logarithm of the alignment.
     pub(super) alignment_log2: u8,
     /// Whether the block is freed on the stream that it was allocated on, or never.
     pub(super) stays: bool,
@@ -30,7 +30,7 @@ impl Step {
     }
 
     pub(super) fn layout(&self) -> Layout {
-        // Only powers of two get here, so the error never comes up.
+        // All values are powers of two, so the error never occurs.
         Layout::with_alignment(self.bytes, 1 << self.alignment_log2).unwrap_or(Layout::new(self.bytes))
     }
 }
@@ -47,7 +47,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Of the log's first operations, or of all.
+    /// The plan of the log's first operations, or of all.
     ///
     /// # Errors
     /// The temporary file of the program cannot be read.
@@ -76,7 +76,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Says whether the operation is part of the plan.
+    /// Whether the operation is part of the plan.
     fn add(&mut self, op: &Op, program: &Program, durations: &mut Durations) -> bool {
         let kernel_ns = match op.kind {
             OpKind::Allocate => durations.draw(),
@@ -90,7 +90,7 @@ impl Plan {
         true
     }
 
-    /// Finds the peak of what is live, and the blocks that are freed on another stream.
+    /// Finds the peak of the live bytes, and the blocks that are freed on another stream.
     fn look_over(&mut self) {
         let mut allocations = vec![0; self.slots];
         let mut live = 0;
@@ -113,7 +113,7 @@ impl Plan {
         &self.steps
     }
 
-    /// What the log calls each stream.
+    /// The log's names of the streams.
     pub(super) fn streams(&self) -> &[StreamKey] {
         &self.streams
     }

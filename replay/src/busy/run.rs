@@ -40,14 +40,14 @@ pub(super) fn subject(
 struct Run<'a> {
     plan: &'a Plan,
     host: Host,
-    /// By slot: what is live, and how it was asked for.
+    /// The live blocks with their layouts, by slot.
     blocks: Vec<Option<(DevicePtr, Step)>>,
     allocator: Allocator,
     uses: Uses,
     reserved: Option<Reservation>,
     lanes: Lanes,
     device: Device,
-    /// Allocations that failed in this pass.
+    /// The allocations that failed in this pass.
     failures: u64,
 }
 
@@ -62,7 +62,7 @@ impl<'a> Run<'a> {
     ) -> Result<Self> {
         let driver = device.driver().clone();
         let left = settings.capacity.map(|capacity| capacity.bytes(plan.peak_live_bytes()));
-        // In this order: what streams take is not taken from the subject.
+        // In this order: memory that streams take is not counted as the subject's.
         Ok(Self {
             plan,
             host,
@@ -132,7 +132,7 @@ impl<'a> Run<'a> {
         unsafe { self.allocator.free(ptr, of.layout(), stream) }
     }
 
-    /// Frees what the log leaves live, each block on its own stream, and waits for all.
+    /// Frees the blocks that the log leaves live, each on its own stream, and waits for all streams.
     fn free_the_rest(&mut self) -> Result<()> {
         for slot in 0..self.blocks.len() {
             if let Some((_, of)) = self.blocks[slot] {
@@ -156,7 +156,7 @@ impl Drop for Run<'_> {
 /// wait for the kernel, as it did in the program that wrote the log.
 struct Uses {
     driver: DriverHandle,
-    /// By slot.
+    /// The events of the kernels, by slot.
     events: Vec<Option<Event>>,
 }
 

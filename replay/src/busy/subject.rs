@@ -1,14 +1,14 @@
-//! What allocates: a stack, CUDA's own pool, or nothing.
+//! An allocator to replay with: a stack, CUDA's own pool, or none.
 
 use std::fmt;
 use std::str::FromStr;
 
 use millpond_core::stack::StackSpec;
 
-/// What allocates.
+/// An allocator to replay with.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Subject {
-    /// Nothing: the kernels alone.
+    /// No allocator: the kernels alone.
     None,
     /// `cuMemAllocAsync`, from the device's default pool.
     Async,
@@ -17,7 +17,7 @@ pub enum Subject {
 }
 
 impl Subject {
-    /// What runs beside [`None`](Self::None) unless others are named.
+    /// The allocators that run beside [`None`](Self::None) unless others are named.
     pub const DEFAULT: [&str; 3] = ["cuda+pool", "cuda+pool:reuse=own", "async"];
 
     /// The stack, if it is one.

@@ -11,10 +11,10 @@ use crate::report::Format;
 
 const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream\n";
 const MIB: u64 = 1 << 20;
-/// What the device needs between two kernels.
+/// The nanoseconds that the device needs between two kernels.
 const GAP_NS: u64 = 1_300;
 const HOST_NS: u64 = 4_000;
-/// What a host loses that waits for its last kernel.
+/// The nanoseconds that a host loses when it waits for its last kernel.
 const WAKING_NS: u64 = 3_400;
 
 /// Allocations and frees of one log.

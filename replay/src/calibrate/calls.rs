@@ -1,4 +1,4 @@
-//! Calls that cost the same whatever they are given, in tight loops, as resources make them.
+//! Measures calls with a constant cost, in tight loops, as resources make them.
 
 use millpond_core::StreamRef;
 use millpond_core::driver::{
@@ -7,16 +7,17 @@ use millpond_core::driver::{
 };
 use millpond_driver::CallKind;
 
-use super::{Samples, Session};
+use super::samples::Samples;
+use super::session::Session;
 
 const MIB: u64 = 1 << 20;
 
-/// How often a quick call is made.
+/// The number of samples of a quick call.
 const MANY: usize = 2000;
-/// How often a slow one is.
+/// The number of samples of a slow call.
 const FEW: usize = 64;
 
-/// Streams and events that are made first: resources have several.
+/// The number of streams and events that are made first: resources have several.
 const STREAMS: usize = 8;
 
 pub(super) fn streams_and_events(session: &mut Session<'_>) -> DriverResult<()> {
@@ -55,7 +56,7 @@ pub(super) fn streams_and_events(session: &mut Session<'_>) -> DriverResult<()> 
     answer
 }
 
-/// Calls for streams and events that are there.
+/// Measures calls on existing streams and events.
 fn with_streams(session: &mut Session<'_>, streams: &[StreamRef], events: &[Event]) -> DriverResult<()> {
     let mut times: [Samples; 11] = Default::default();
     let [record, legacy, query, wait, sync_event, query_stream, capturing, mode, id, sync_stream, sync] =
@@ -168,7 +169,7 @@ fn copies(
     Ok(())
 }
 
-/// Pinning memory of the host's, 1 MiB of it.
+/// Measures pinning 1 MiB of the host's memory.
 fn registered(session: &mut Session<'_>) -> DriverResult<()> {
     let mut samples = Samples::default();
     let mut memory = vec![0_u64; MIB as usize / 8 + 1024];
@@ -196,7 +197,7 @@ pub(super) fn pools(session: &mut Session<'_>) -> DriverResult<()> {
     answer
 }
 
-/// Memory that the pool has: what growing costs is not in it.
+/// Measures memory that the pool has cached, without the cost of growth.
 fn in_pool(session: &mut Session<'_>, pool: MemPool) -> DriverResult<()> {
     let driver = session.driver();
     driver.mem_pool_set_attribute(pool, MemPoolAttribute::ReleaseThreshold, u64::MAX)?;

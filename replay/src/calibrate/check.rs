@@ -1,4 +1,4 @@
-//! Logs on a device and on the simulated one, side by side: what time the driver took, and what memory.
+//! Compares the driver time and the memory of logs on a device and on the simulated one.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -13,24 +13,24 @@ use crate::Result;
 use crate::engine::{self, Options, Watch};
 use crate::program::Program;
 
-/// The stacks whose driver time is compared unless others are named: a pool over pages, and over regions.
+/// The stacks whose driver time is compared unless others are named: a pool over pages, and one over regions.
 pub const STACKS: [&str; 2] = ["cuda+pool", "cuda+pool:pages=off"];
 
-/// The stack over which memory is compared: all of a log is the driver's.
+/// The stack over which memory is compared: the driver serves all of a log.
 const PLAIN: &str = "cuda";
 
-/// Kinds of calls that are printed: those with most time.
+/// The number of kinds of calls that are printed: those with most time.
 const MOST_KINDS: usize = 6;
 
 /// The largest share by which simulated driver time may differ from that of the fastest run. With the profile
 /// that was measured on it, an H200 was at 0.96 to 1.10 of the fastest of 21 runs, by log (2026-11-22).
 pub const TIME_TOLERANCE: f64 = 0.15;
 
-/// The largest share by which counted bytes may differ from those that the device says are gone. What is
-/// counted follows from a rule, and six logs on an H200 were within 0.7 %.
+/// The largest share by which counted bytes may differ from the decrease of the device's free memory. The
+/// counted bytes follow from a rule, and six logs on an H200 were within 0.7 %.
 pub const MEMORY_TOLERANCE: f64 = 0.01;
 
-/// What is compared.
+/// The device, stacks and passes of a comparison.
 #[derive(Debug)]
 pub struct Check<'a> {
     /// The device.
@@ -39,44 +39,44 @@ pub struct Check<'a> {
     pub profile: &'a Profile,
     /// The stacks; empty for [`STACKS`].
     pub stacks: &'a [StackSpec],
-    /// How often a log goes through each on the device; the fastest counts, as a profile describes the
-    /// fastest state of its host.
+    /// The number of times a log goes through each on the device; the fastest counts, as a profile describes
+    /// the fastest state of its host.
     pub runs: usize,
     /// Every layer that a stack's text can name.
     pub table: &'a LayerTable,
 }
 
-/// The first pass of a log through a new stack.
+/// The figures of the first pass of a log through a new stack.
 pub(super) struct Pass {
-    /// Time in driver calls.
+    /// The time in driver calls.
     ns: u64,
-    /// By kind: how many calls, and their time.
+    /// The number of calls and their time, by kind.
     pub(super) by_kind: Vec<(CallKind, u64, u64)>,
-    /// The most bytes taken, as counted by the rule of pages.
+    /// The most bytes taken, by the rule of pages.
     peak: u64,
 }
 
-/// What the comparisons of several logs and stacks came to.
+/// The results of comparing several logs and stacks.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// The simulated driver time farthest from that of the fastest run, as a share of it.
     pub worst_time: f64,
-    /// The counted bytes farthest from those that the device says are gone, likewise.
+    /// The counted bytes farthest from the decrease of the device's free memory, likewise.
     pub worst_memory: f64,
-    /// What could not be compared: the log, the stack, and why.
+    /// The comparisons that failed: the log, the stack, and the reason.
     pub failures: Vec<String>,
 }
 
 impl Outcome {
-    /// Whether all was compared, and is within [`TIME_TOLERANCE`] and [`MEMORY_TOLERANCE`].
+    /// Whether all logs were compared, and are within [`TIME_TOLERANCE`] and [`MEMORY_TOLERANCE`].
     pub fn is_within_tolerance(&self) -> bool {
         self.failures.is_empty() && self.worst_time <= TIME_TOLERANCE && self.worst_memory <= MEMORY_TOLERANCE
     }
 }
 
 impl Check<'_> {
-    /// Compares one log and prints the result. A stack that fails is noted in `outcome`, and the others are
-    /// compared all the same.
+    /// Compares one log and prints the result. A stack that fails is recorded in `outcome`, and the others
+    /// are still compared.
     ///
     /// # Errors
     /// `out` cannot be written.
@@ -131,7 +131,8 @@ impl Check<'_> {
         Ok(text)
     }
 
-    /// Once through plain memory, and the device is asked what is gone. Returns the line to print.
+    /// Replays the log once through plain memory, and queries the device's free memory. Returns the line to
+    /// print.
     fn memory(&self, program: &Program, worst: &mut f64) -> Result<String> {
         let spec: StackSpec = PLAIN.parse()?;
         let counting = CountingDriver::new(Arc::clone(self.device));
@@ -166,16 +167,16 @@ impl Check<'_> {
     }
 }
 
-/// Looks at the driver when the pass begins and ends.
+/// Reads the driver's counts when the pass begins and ends.
 struct FirstPass<'a> {
     driver: &'a CountingDriver,
-    /// Where calls cost virtual time.
+    /// Whether calls cost virtual time.
     simulated: Option<&'a SimDevice>,
     before: Moment,
     during: Moment,
 }
 
-/// Calls, virtual time, and by kind what calls cost of it.
+/// The calls, their virtual time, and the part of each kind.
 #[derive(Default)]
 struct Moment {
     counts: CallCounts,

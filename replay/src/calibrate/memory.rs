@@ -1,20 +1,21 @@
-//! Plain, managed and pinned memory: rows of blocks of one size, taken without giving any back, and then
-//! given back in the order taken.
+//! Measures plain, managed and pinned memory: rows of blocks of one size, all allocated first and then freed
+//! in the same order.
 
 use millpond_core::DevicePtr;
 use millpond_core::driver::{Driver, DriverResult, HostFlags, HostPtr};
 use millpond_driver::sim::{Curve, PlainCosts, SizeCosts};
 
-use super::{Samples, Session};
+use super::samples::Samples;
+use super::session::Session;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// Blocks in a row, at most, and samples of each size, at least.
+/// The most blocks in a row, and the fewest samples of each size.
 const ROW: u64 = 24;
 const SAMPLES: u64 = 36;
 
-/// Small blocks in a row: so many that the pages that they need are lost among them.
+/// The number of small blocks in a row: so high that the cost of their pages is negligible.
 const SMALL_ROW: u64 = 2000;
 
 pub(super) fn plain(session: &mut Session<'_>) -> DriverResult<()> {
@@ -35,7 +36,7 @@ pub(super) fn plain(session: &mut Session<'_>) -> DriverResult<()> {
     }
     let mut costs = |name: &str, small: &Samples, large: &[_]| {
         session.comment(&format!("{name}.in_page_ns"), None, small.describe());
-        // Blocks of up to a page cost what small ones do, and the page.
+        // The cost of blocks of up to a page is that of small ones, and that of the page.
         let in_page_ns = small.median();
         let points = session.points(name, large);
         let page = |bytes, ns: u64| if bytes <= 2 * MIB { ns.saturating_sub(in_page_ns) } else { ns };
@@ -57,7 +58,7 @@ fn plain_row(
     device_row(session, bytes, row, alloc, free, |driver, bytes| driver.mem_alloc(bytes))
 }
 
-/// One row. What was taken is given back, whatever fails.
+/// One row. Frees all blocks, also after an error.
 fn device_row(
     session: &mut Session<'_>,
     bytes: u64,
@@ -68,7 +69,7 @@ fn device_row(
 ) -> DriverResult<()> {
     let mut blocks = Vec::new();
     let mut answer = Ok(());
-    // Small blocks are taken one after the other where they are taken from the driver at all.
+    // Small blocks are consecutive if the driver serves them at all.
     let is_cold = bytes >= 2 * MIB;
     for _ in 0..row {
         match session.timed.call_after(is_cold, alloc, |driver| allocate(driver, bytes)) {
@@ -91,7 +92,7 @@ pub(super) fn host(session: &mut Session<'_>) -> DriverResult<()> {
     let (mut allocs, mut frees) = (Vec::new(), Vec::new());
     for bytes in [64 * KIB, MIB, 2 * MIB, 16 * MIB, 64 * MIB, 256 * MIB] {
         let (mut alloc, mut free) = (Samples::default(), Samples::default());
-        let row = session.blocks(4 * bytes, ROW); // never much, whatever the device has
+        let row = session.blocks(4 * bytes, ROW); // never much, on any device
         device_row(session, bytes, row, &mut alloc, &mut free, |driver, bytes| {
             driver.mem_alloc_managed(bytes)
         })?;

@@ -1,32 +1,33 @@
-//! Virtual memory management, as a pool uses it: handles are made, mapped and made accessible one after the
-//! other, mapped at a second address, and given back, while hundreds of other mappings are alive.
+//! Measures virtual memory management as a pool uses it: handles are created, mapped and made accessible one
+//! after the other, mapped at a second address, and released, while hundreds of other mappings are alive.
 
 use millpond_core::DevicePtr;
 use millpond_core::driver::{AccessFlags, Driver, DriverResult, PhysicalHandle, PhysicalProps};
 use millpond_driver::CallKind;
 use millpond_driver::sim::{SetAccessCosts, SizeCosts, UnmapCosts};
 
-use super::{Samples, Session};
+use super::samples::Samples;
+use super::session::Session;
 
 const MIB: u64 = 1 << 20;
 
 /// The addresses that one page table of the device serves, in bytes: the first mapping there costs more.
 const AREA: u64 = 512 * MIB;
 
-/// Areas that are used, at most: one half for first mappings, one for second ones.
+/// The most areas that are used: one half for first mappings, one for second ones.
 const AREAS: u64 = 64;
 
-/// Mappings that are alive besides, at most.
+/// The most other mappings that are alive.
 const BACKGROUND: u64 = 256;
 
-/// Handles in a row, at most, and samples of each size, at least.
+/// The most handles in a row, and the fewest samples of each size.
 const ROW: u64 = 32;
 
-/// Mappings in a range that one call makes accessible, or unmaps; how often.
+/// The mappings in a range that one call makes accessible, or unmaps; and the number of samples.
 const BATCH: u64 = 8;
 const BATCHES: u64 = 40;
 
-/// A reservation with mappings. All of it is given back when it is dropped.
+/// A reservation with mappings. Dropping it releases everything.
 struct Range<'a> {
     driver: &'a dyn Driver,
     start: DevicePtr,
@@ -41,7 +42,7 @@ impl<'a> Range<'a> {
         Ok(Self { driver, start, bytes, mappings: Vec::new(), handles: Vec::new() })
     }
 
-    /// Makes a handle, maps it at an offset, and makes it accessible if it is told to.
+    /// Creates a handle, maps it at an offset, and makes it accessible if asked to.
     fn add(&mut self, times: &mut Times, session: &mut Session<'_>, at: u64, bytes: u64) -> DriverResult<()> {
         let handle = session
             .timed
@@ -80,7 +81,7 @@ impl<'a> Range<'a> {
         session.timed.call_cold(samples, open)
     }
 
-    /// Unmaps what was mapped last, so many at a time in one call, until `keep` mappings are left.
+    /// Unmaps the last mappings, `batch` of them in one call, until `keep` mappings are left.
     fn unmap_to(
         &mut self,
         session: &mut Session<'_>,
@@ -116,7 +117,7 @@ impl<'a> Range<'a> {
 
 impl Drop for Range<'_> {
     fn drop(&mut self) {
-        // What fails here failed before, and the caller has the error.
+        // An error here follows an earlier one, which the caller has received.
         for (ptr, bytes) in self.mappings.drain(..) {
             // SAFETY: the mapping is alive, and nothing uses it.
             _ = unsafe { self.driver.mem_unmap(ptr, bytes) };
@@ -180,7 +181,7 @@ pub(super) fn all(session: &mut Session<'_>) -> DriverResult<()> {
     Ok(())
 }
 
-/// How long addresses take.
+/// Measures reserving and freeing addresses.
 fn reservations(session: &mut Session<'_>) -> DriverResult<()> {
     let (mut reserve, mut free) = (Samples::default(), Samples::default());
     for power in 0..32 {
@@ -300,7 +301,7 @@ fn summarize(
         .map(|mapping_by_bytes_ns| UnmapCosts { call_ns, mapping_by_bytes_ns });
 }
 
-/// What a call costs without its mappings, from that of one mapping and that of [`BATCH`].
+/// The cost of a call without its mappings, from that of one mapping and that of [`BATCH`].
 fn call_alone(one: u64, batch: u64) -> u64 {
     let further = batch.saturating_sub(one) / (BATCH - 1);
     one.saturating_sub(further)

@@ -1,8 +1,8 @@
-//! What calls take in pools, beside the same calls in rows.
+//! Compares the calls of pools with the same calls in rows.
 //!
 //! In rows, however cold, the driver's tables are warm and addresses were used before. On an H200 a
 //! `cuMemMap` took 1.4 µs in rows and 2 to 7 µs in the first passes of six logs. So the shape of a cost (by
-//! size, by number of mappings) is that of the rows, and its height is that of a made-up log.
+//! size, by number of mappings) is that of the rows, and its scale is that of a made-up log.
 //!
 //! The host there was in one of two states, and changed between them every few seconds: all driver calls took
 //! 1.4 times as long in the slow one. The profile describes the fast one: of the rounds, the fastest counts.
@@ -21,14 +21,15 @@ use crate::bench::plan::Random;
 use crate::log::LogReader;
 use crate::program::{Limits, Program};
 
-/// How often the log goes through each pool on the device; for each kind of call the fastest counts.
+/// The number of times the log goes through each pool on the device; for each kind of call the fastest
+/// counts.
 const ROUNDS: usize = 15;
 
-/// A kind of which fewer calls were made on either device keeps its costs.
+/// The number of calls on either device below which a kind keeps its costs.
 const LEAST_CALLS: u64 = 8;
 
-/// Calls that give memory back, which a first pass hardly does, and the calls that take it: what those are
-/// scaled by is taken for these, too.
+/// Calls that free memory, which are rare in a first pass, and the calls that allocate it: the factor of the
+/// latter is used for both.
 const TWINS: [(CallKind, CallKind); 3] = [
     (CallKind::MemFree, CallKind::MemAlloc),
     (CallKind::MemRelease, CallKind::MemCreate),
@@ -38,14 +39,14 @@ const TWINS: [(CallKind, CallKind); 3] = [
 /// Rows of the log.
 const ROWS: usize = 12_000;
 
-/// The most that is live in the log, in bytes: this, or half of what may be taken.
+/// The most live bytes of the log: this, or half of the bytes that may be taken.
 const MOST_LIVE_BYTES: u64 = 2 << 30;
 
-/// By kind: calls, and nanoseconds.
+/// The calls and the nanoseconds, by kind.
 type Totals = BTreeMap<CallKind, (u64, u64)>;
 
-/// Scales each kind of call by what it takes in pools on the device, over what it takes on a device simulated
-/// with the costs so far.
+/// Scales each kind of call by its time in pools on the device, over its time on a device simulated with the
+/// costs so far.
 pub(super) fn scale(calibration: &mut Calibration, device: &DriverHandle, budget: u64) -> Result<()> {
     let program = made_up_log(MOST_LIVE_BYTES.min(budget / 2))?;
     let table = LayerTable::new(millpond_resources::LAYERS.iter().copied());
@@ -73,9 +74,9 @@ pub(super) fn scale(calibration: &mut Calibration, device: &DriverHandle, budget
     Ok(())
 }
 
-/// What a call of each kind takes in its fastest round, over what it takes on the simulated device.
+/// The time of a call of each kind in its fastest round, over its time on the simulated device.
 fn factors(simulated: &Totals, rounds: &[Totals]) -> BTreeMap<CallKind, f64> {
-    // Where pools ask a device for more than they ask the other, a call costs no more for that.
+    // If pools ask one device for more than the other, a call does not cost more for that.
     let each = |(calls, ns): &(u64, u64)| (*calls >= LEAST_CALLS).then(|| *ns as f64 / *calls as f64);
     let factor = |(kind, simulated): (&CallKind, &(u64, u64))| {
         let simulated = each(simulated).filter(|ns| *ns > 0.0)?;
@@ -91,7 +92,7 @@ fn factors(simulated: &Totals, rounds: &[Totals]) -> BTreeMap<CallKind, f64> {
     factors
 }
 
-/// A log of four streams whose blocks are of 256 B to below 160 MiB. What is live swings between a third of
+/// A log of four streams whose blocks are of 256 B to below 160 MiB. The live bytes swing between a third of
 /// `most_live` and all of it, as in the steps of a training; which blocks end is random.
 fn made_up_log(most_live: u64) -> Result<Program> {
     let mut random = Random::new(9, 0);
@@ -147,7 +148,7 @@ mod tests {
         let rounds = [300, 900, 400].map(|ns| totals(10, ns));
         let tripled = BTreeMap::from([(CallKind::MemAlloc, 3.0), (CallKind::MemFree, 3.0)]);
         assert_eq!(factors(&totals(10, 100), &rounds), tripled);
-        // Twice as many calls there, and each costs the same.
+        // Twice as many calls on the device, each with the same cost.
         assert_eq!(factors(&totals(20, 200), &rounds), tripled);
         assert_eq!(factors(&totals(LEAST_CALLS - 1, 100), &rounds), BTreeMap::new());
     }

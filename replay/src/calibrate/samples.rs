@@ -1,14 +1,14 @@
-//! Times of single calls, and what is made of them.
+//! Times single calls, and summarises the times.
 
 use std::time::Instant;
 
 use millpond_core::driver::{Driver, DriverResult};
 
-/// Nanoseconds of calls of one sort, in any order.
+/// The nanoseconds of calls of one kind, in any order.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Samples(Vec<u64>);
 
-/// Of a hundred samples, so many of the slowest are left out: an interrupt is no cost of the call.
+/// The percentage of samples, the slowest, that are left out: an interrupt is not a cost of the call.
 const SLOWEST_PERCENT: usize = 5;
 
 impl Samples {
@@ -24,8 +24,8 @@ impl Samples {
         self.0.is_empty()
     }
 
-    /// What many such calls cost each: the mean without the slowest. A replay spends the sum of its calls, so
-    /// the median, which is below it, would promise too little.
+    /// The typical cost of one of many such calls: the mean without the slowest. A replay spends the sum of
+    /// its calls, so the median, which is lower, would promise too little.
     pub(super) fn typical(&self) -> u64 {
         let sorted = self.sorted();
         let kept = sorted.len() - sorted.len() * SLOWEST_PERCENT / 100;
@@ -36,7 +36,7 @@ impl Samples {
         self.sorted().get(self.0.len() / 2).copied().unwrap_or(0)
     }
 
-    /// For people: what else the samples say, in nanoseconds.
+    /// Describes the samples for people, in nanoseconds.
     pub(super) fn describe(&self) -> String {
         let sorted = self.sorted();
         let p90 = sorted.get(sorted.len() * 9 / 10).copied().unwrap_or(0);
@@ -55,16 +55,16 @@ fn mean(values: &[u64]) -> u64 {
     values.iter().sum::<u64>() / (values.len() as u64).max(1)
 }
 
-/// A driver whose calls are timed one by one, as [`CountingDriver`](millpond_driver::CountingDriver) does it:
-/// the timer's own time is in each. On a simulated device time is virtual.
+/// A driver whose calls are timed separately, as [`CountingDriver`](millpond_driver::CountingDriver) does:
+/// each includes the timer's own time. On a simulated device time is virtual.
 pub(super) struct Timed<'a> {
     pub(super) driver: &'a dyn Driver,
-    /// What the caches of the processor hold in place of the driver's data, between calls of a real one.
+    /// Memory that replaces the driver's data in the processor's caches, between calls of a real one.
     other_work: Vec<u64>,
 }
 
-/// Work between two calls as a pool does it: so many bytes are walked over, somewhat more than the nearest
-/// cache holds. With 2 MiB, an H200's cuMemCreate took 26 µs, where one in a pool's first pass takes 10.
+/// The bytes that are read between two calls, as a pool's work would do: somewhat more than the nearest cache
+/// holds. With 2 MiB, an H200's cuMemCreate took 26 µs, where one in a pool's first pass takes 10.
 const OTHER_WORK_BYTES: usize = 64 << 10;
 
 impl<'a> Timed<'a> {
@@ -89,7 +89,7 @@ impl<'a> Timed<'a> {
         Ok(answer)
     }
 
-    /// Times one call after other work, or, where calls follow each other in what is measured, in a loop.
+    /// Times one call after other work, or in a loop if the measured calls follow each other.
     pub(super) fn call_after<T>(
         &mut self,
         is_cold: bool,

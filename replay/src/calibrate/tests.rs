@@ -1,6 +1,10 @@
+//! Tests that a simulated device measures as the profile it was made of.
+
 use std::sync::Arc;
 
 use millpond_driver::sim::{SimConfig, SimDevice};
+
+use millpond_driver::sim::{Costs, Profile};
 
 use super::check::{Check, Outcome};
 use super::*;
@@ -94,7 +98,7 @@ fn a_check_says_how_far_the_profile_is_off() {
     assert!(!outcome.is_within_tolerance());
 }
 
-/// Nothing is compared where one of the two devices served less of the log than the other.
+/// A log is not compared if one of the two devices served less of it than the other.
 #[test]
 fn a_stack_that_fails_is_noted_and_the_others_are_compared() {
     let rows = "1,0,allocate,0x1000000,33554432,0\n1,0,free,0x1000000,33554432,0\n";

@@ -1,11 +1,10 @@
-//! The command line: each flag with its help; what its value means is tested below.
+//! The command line: each flag with its help.
 
 use std::path::PathBuf;
 
 use crate::engine::{Options, Threads};
 use crate::program::Limits;
 use crate::progress::Progress;
-use crate::report::Format;
 use clap::{Parser, Subcommand, ValueEnum};
 use millpond_core::stack::StackSpec;
 use millpond_driver::DeviceSpec;
@@ -13,6 +12,7 @@ use millpond_driver::DeviceSpec;
 use super::bench::BenchArgs;
 use super::busy::BusyArgs;
 use super::calibrate::CalibrateArgs;
+use super::format::FormatArg;
 
 /// Replays allocation logs through stacks of GPU memory resources, and compares the stacks.
 ///
@@ -29,7 +29,7 @@ use super::calibrate::CalibrateArgs;
     disable_help_subcommand = true
 )]
 pub(crate) struct Cli {
-    /// What to do in place of replaying logs
+    /// Another task than replaying logs
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
 
@@ -57,12 +57,13 @@ pub(crate) struct Cli {
     #[arg(long, short = 't', value_enum, default_value_t, value_name = "ORDER")]
     pub(crate) threads: ThreadsArg,
 
-    /// How often each stack replays a log; of several passes, the first, the last and the best are reported
+    /// The number of times each stack replays a log; of several passes, the first, the last and the best are
+    /// reported
     #[arg(long, short = 'n', value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) repeat: u32,
 
-    /// Count rows that cannot be read, and replay the rest of the log; of one that is cut off, what there is
+    /// Skip rows that cannot be read, and count them; of a log that is cut off, replay the rows before that
     #[arg(long)]
     pub(crate) skip_bad_rows: bool,
 
@@ -79,7 +80,7 @@ pub(crate) struct Cli {
     pub(crate) list_layers: bool,
 }
 
-/// What the program does beside replaying logs.
+/// The tasks of the program beside replaying logs.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Command {
     Bench(BenchArgs),
@@ -92,16 +93,16 @@ Examples:
   millpond-replay app.csv.gz
       the standard line-up, on the GPU if there is one
   millpond-replay app.csv --stack cuda+pool --stack cuda+pool:max=20GiB+binning --device sim:24GiB
-      would the job fit a card of 24 GiB?
+      does the job fit a card of 24 GiB?
   millpond-replay logs/*.csv.zst --format json | jq -r '.stacks[] | [.spec, .reserved_over_live_first] | @tsv'
       one JSON object for each log, on a line of its own; the fields are explained at
       millpond_replay::report in the library's documentation
   millpond-replay bench --quick
-      no log: what allocations cost on neutral workloads, beside mimalloc
+      no log: the costs of allocations on neutral workloads, beside mimalloc
   millpond-replay busy app.csv.gz --stack cuda+pool
-      with a kernel behind each allocation: what reuse between streams costs
+      with a kernel behind each allocation: the costs of reuse between streams
   millpond-replay calibrate --out my.toml --check app.csv.gz
-      measure the GPU for `--device sim:my.toml`, and say how far a log on that is from the GPU
+      measure the GPU for `--device sim:my.toml`, and compare a log on both
   millpond-replay ./bench
       a log whose name is that of a command
 
@@ -111,39 +112,17 @@ Figures:
   taken / live  that, divided by the most bytes that the log had live at one time; 1 is ideal
   ns/op         time per operation of the log: the stack's own, and the driver's, which is virtual on a
                 simulated device; with --repeat, in the first pass and in the fastest one
-  calls         of the driver, in the same passes
+  calls         calls of the driver, in the same passes
   failures      allocations that failed; `failed then, served now` is about rows `allocate failure`
 
 Exit status:
-  0  the stacks named by --stack served every row, or of the standard line-up at least one did
-  1  they did not, or a stack could not be built; a row that failed when the log was written counts, too;
+  0  every stack named by --stack, or at least one of the standard line-up, served every row
+  1  a stack did not, or could not be built; a row that failed when the log was written counts, too;
      `calibrate --check` found the simulated device too far from the measured one
   2  a log, a stack's text, the device or the command line is wrong, or a stack would overwrite a log
 
 Environment:
-  MILLPOND_LOG  which diagnostics go to the standard error, as in `debug` or `millpond=trace`";
-
-/// The values of `--format`.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, ValueEnum)]
-pub(crate) enum FormatArg {
-    /// For people
-    #[default]
-    Table,
-    /// One object for each log, each on a line of its own
-    Json,
-    /// One row for each stack of each log
-    Csv,
-}
-
-impl From<FormatArg> for Format {
-    fn from(format: FormatArg) -> Self {
-        match format {
-            FormatArg::Table => Self::Table,
-            FormatArg::Json => Self::Json,
-            FormatArg::Csv => Self::Csv,
-        }
-    }
-}
+  MILLPOND_LOG  the diagnostics on the standard error, as in `debug` or `millpond=trace`";
 
 /// The values of `--threads`.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, ValueEnum)]
@@ -169,12 +148,12 @@ impl From<ThreadsArg> for Threads {
 }
 
 impl Cli {
-    /// How logs are read.
+    /// The limits of reading logs.
     pub(crate) fn limits(&self) -> Limits {
         Limits { skip_bad_rows: self.skip_bad_rows, ..Limits::default() }
     }
 
-    /// Whether bars are drawn.
+    /// The progress bars.
     pub(crate) fn progress(&self) -> Progress {
         match (self.progress, self.no_progress) {
             (true, _) => Progress::new(true),
@@ -183,7 +162,7 @@ impl Cli {
         }
     }
 
-    /// How they are replayed.
+    /// The options of the replay.
     pub(crate) fn options(&self) -> Options {
         Options { threads: self.threads.into(), passes: self.repeat, ask_again: false }
     }
@@ -191,6 +170,8 @@ impl Cli {
 
 #[cfg(test)]
 mod tests {
+    use crate::report::Format;
+
     use super::*;
 
     fn parse(line: &str) -> Result<Cli, String> {

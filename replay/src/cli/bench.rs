@@ -5,11 +5,11 @@ use clap::{Args, ValueEnum};
 use millpond_core::stack::StackSpec;
 use millpond_driver::DeviceSpec;
 
-/// Measures what allocations cost on neutral workloads, with mimalloc beside the stacks
+/// Measures the costs of allocations on neutral workloads, with mimalloc beside the stacks
 ///
 /// A step is one allocation and one free. mimalloc, an allocator of CPU memory, does the same steps: the
-/// limit of what bookkeeping costs. What each workload does, how it is measured and what the JSON holds is
-/// explained at millpond_replay::bench in the library's documentation.
+/// lower bound for bookkeeping. millpond_replay::bench in the library's documentation explains the workloads,
+/// the method and the JSON.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct BenchArgs {
     /// A stack to measure, base first, as in cuda+pool:max=8GiB; may be given several times [default: the
@@ -42,7 +42,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, short = 'q')]
     pub(crate) quick: bool,
 
-    /// What sizes and choices are drawn from; the same seed is the same work
+    /// The seed of sizes and choices; the same seed gives the same work
     #[arg(long, default_value_t = 42, value_name = "N")]
     pub(crate) seed: u64,
 
@@ -83,7 +83,7 @@ impl BenchArgs {
     }
 }
 
-/// More threads than any machine has are a slip of the hand.
+/// The most threads; larger numbers are mistakes.
 const MOST_THREADS: usize = 1024;
 
 fn thread_count(text: &str) -> Result<usize, String> {

@@ -7,14 +7,14 @@ use crate::program::Limits;
 use clap::Args;
 use millpond_driver::DeviceSpec;
 
-use super::args::FormatArg;
+use super::format::FormatArg;
 
 /// Replays logs with work in flight: a kernel behind each allocation
 ///
-/// What is freed is in use until the kernels before the free are done, and a wait between streams costs time.
-/// So this shows what a stack pays for reuse between streams: time to the end of all streams, bytes taken,
-/// waits; beside no allocator at all and the least memory that needs no wait. How it is done and what the
-/// JSON holds is explained at millpond_replay::busy in the library's documentation.
+/// A freed block is in use until the kernels before the free are done, and a wait between streams costs time.
+/// So this shows the price of reuse between streams: time to the end of all streams, bytes taken, and waits;
+/// beside no allocator, and beside the least memory that needs no wait. millpond_replay::busy in the
+/// library's documentation explains the method and the JSON.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct BusyArgs {
     /// The logs to replay
@@ -31,20 +31,20 @@ pub(crate) struct BusyArgs {
     #[arg(long, short = 'd', value_name = "DEVICE")]
     pub(crate) device: Option<DeviceSpec>,
 
-    /// How long kernels run, in microseconds: ranges that each is drawn from [default: 5..25,10..100]
+    /// The ranges that the durations of kernels are drawn from, in microseconds [default: 5..25,10..100]
     #[arg(long, short = 'k', value_name = "LO..HI,…", value_delimiter = ',')]
     pub(crate) kernels: Vec<Kernels>,
 
-    /// How far the host is ahead of the device: ahead, level, sync [default: all]
+    /// How far the host runs ahead of the device: ahead, level, sync [default: all]
     #[arg(long, value_name = "HOST,…", value_delimiter = ',')]
     pub(crate) host: Vec<Host>,
 
-    /// How long an allocation and its launch take the host on a simulated device, in microseconds
+    /// The microseconds that an allocation and its launch take the host on a simulated device
     #[arg(long = "host-us", value_name = "N", default_value = "4", value_parser = nanoseconds,
           allow_negative_numbers = true)]
     pub(crate) host_ns: u64,
 
-    /// How often each stack replays a log
+    /// The number of times each stack replays a log
     #[arg(long, short = 'n', value_name = "N", default_value_t = 3,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) passes: u32,
@@ -53,12 +53,12 @@ pub(crate) struct BusyArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) first: Option<u64>,
 
-    /// Leave only so much of the device to each stack, and count allocations that fail: a size, as in 3GiB,
+    /// Leave only this much of the device to each stack, and count allocations that fail: a size, as in 3GiB,
     /// or a share of the log's peak live bytes, as in 120%
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub(crate) capacity: Option<Capacity>,
 
-    /// What durations are drawn from; the same seed is the same work
+    /// The seed of durations; the same seed gives the same work
     #[arg(long, default_value_t = 42, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) seed: u64,
 
@@ -66,7 +66,7 @@ pub(crate) struct BusyArgs {
     #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) format: FormatArg,
 
-    /// Count rows that cannot be read, and replay the rest of the log; of one that is cut off, what there is
+    /// Skip rows that cannot be read, and count them; of a log that is cut off, replay the rows before that
     #[arg(long)]
     pub(crate) skip_bad_rows: bool,
 
@@ -87,7 +87,7 @@ impl BusyArgs {
         Settings {
             device: self.device.clone().unwrap_or_else(DeviceSpec::default_device),
             subjects: match self.stacks.as_slice() {
-                // The texts are ours, and a test reads each.
+                // The texts are constants, and a test reads each.
                 [] => Subject::DEFAULT.iter().filter_map(named).collect(),
                 stacks => stacks.to_vec(),
             },
@@ -102,7 +102,7 @@ impl BusyArgs {
     }
 }
 
-/// Of microseconds, as in 4.5.
+/// Reads microseconds such as 4.5.
 fn nanoseconds(text: &str) -> Result<u64, String> {
     match text.trim().parse::<f64>() {
         Ok(us) if (0.0..=1e6).contains(&us) => Ok((us * 1000.0).round() as u64),

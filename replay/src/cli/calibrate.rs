@@ -1,11 +1,12 @@
-//! `millpond-replay calibrate`: its flags, and what it does with them.
+//! The command line of `calibrate`.
 
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use super::input::{check, read};
+use super::overwrite;
 use super::verdict::{self, Failure, Verdict};
-use super::{overwrite, read};
 use crate::calibrate::check::{Check, MEMORY_TOLERANCE, Outcome, TIME_TOLERANCE};
 use crate::calibrate::{self, Calibration};
 use crate::program::{Limits, Program};
@@ -16,11 +17,11 @@ use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_driver::DeviceSpec;
 use millpond_driver::sim::Profile;
 
-/// Measures what a device's driver calls cost, and writes a profile that --device sim:FILE.toml reads
+/// Measures the costs of a device's driver calls, and writes a profile that --device sim:FILE.toml reads
 ///
-/// Takes some seconds, and up to 6 GiB of device memory or a quarter of what is free. With --check the exit
-/// status is 1 where simulated driver time is more than 15 % off that of the fastest run, where simulated
-/// memory is more than 1 % off, or where a stack fails.
+/// It takes some seconds, and at most a quarter of the free device memory, up to 6 GiB. With --check the exit
+/// status is 1 if simulated driver time is more than 15 % off that of the fastest run, if simulated memory is
+/// more than 1 % off, or if a stack fails.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CalibrateArgs {
     /// The device to measure [default: cuda:0 if there is a GPU, else sim:h200]
@@ -45,13 +46,13 @@ pub(crate) struct CalibrateArgs {
     #[arg(long = "stack", short = 's', value_name = "SPEC", requires = "check")]
     pub(crate) stacks: Vec<StackSpec>,
 
-    /// How often a log goes through each stack on the device; the fastest run is compared
+    /// The number of times a log goes through each stack on the device; the fastest run is compared
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..))]
     pub(crate) runs: u8,
 }
 
 impl CalibrateArgs {
-    /// Where the profile is written, if that is a file.
+    /// The file that the profile is written to, if there is one.
     fn file(&self) -> Option<&Path> {
         self.out.as_deref().filter(|path| *path != Path::new("-"))
     }
@@ -59,8 +60,8 @@ impl CalibrateArgs {
 
 /// Measures or reads a profile, and compares logs.
 pub(crate) fn run(args: &CalibrateArgs, table: &LayerTable, mut out: impl Write) -> Result<Verdict, Failure> {
-    // What is wrong with stacks, files and the device is said before anything is measured.
-    super::check(&args.stacks, table)?;
+    // Errors of stacks, files and the device are reported before anything is measured.
+    check(&args.stacks, table)?;
     let of_device = overwrite::profile(args.device.as_ref());
     let profiles: Vec<&Path> = of_device.into_iter().chain(args.profile.as_deref()).collect();
     overwrite::refuse(&args.check, &profiles, &args.stacks)?;
@@ -74,7 +75,7 @@ pub(crate) fn run(args: &CalibrateArgs, table: &LayerTable, mut out: impl Write)
     for log in &args.check {
         match read(log, Limits::default(), Progress::new(false)) {
             Ok(program) => programs.push(program),
-            // The other logs are not lost.
+            // The other logs are still compared.
             Err(error) => verdict = verdict.max(Verdict::of(Err(error.into()))),
         }
     }
@@ -93,7 +94,7 @@ pub(crate) fn run(args: &CalibrateArgs, table: &LayerTable, mut out: impl Write)
     };
     let check =
         Check { device: &device, profile: &profile, stacks: &args.stacks, runs: args.runs.into(), table };
-    // A profile on the standard output stays one that can be read.
+    // The standard output holds the profile alone, so that it can be read again.
     let checked = if args.profile.is_none() && args.file().is_none() {
         compare(&check, &programs, &spec, &mut io::stderr().lock())?
     } else {
@@ -102,7 +103,7 @@ pub(crate) fn run(args: &CalibrateArgs, table: &LayerTable, mut out: impl Write)
     Ok(verdict.max(checked))
 }
 
-/// Compares the logs, and prints how far the profile is off.
+/// Compares the logs, and prints the deviations of the profile.
 fn compare(
     check: &Check<'_>,
     programs: &[Program],
@@ -130,7 +131,7 @@ fn compare(
     Ok(if outcome.is_within_tolerance() { Verdict::Fine } else { Verdict::StackFailed })
 }
 
-/// To the standard output if there is no file.
+/// Writes to the standard output if there is no file.
 fn write(calibration: &Calibration, file: Option<&Path>, out: &mut impl Write) -> Result<(), Failure> {
     let text = calibration.to_toml();
     let Some(path) = file else { return Ok(out.write_all(text.as_bytes())?) };

@@ -27,19 +27,18 @@ mod args;
 mod bench;
 mod busy;
 mod calibrate;
+mod format;
+mod input;
 mod overwrite;
 mod verdict;
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
-use std::path::Path;
 use std::process::ExitCode;
 
 use crate::bench as workloads;
 use crate::busy as in_flight;
 use crate::compare::{self, Settings};
-use crate::log::{self, LogReader};
-use crate::program::{Limits, Program};
 use crate::progress::Progress;
 use crate::report::Format;
 use clap::Parser;
@@ -51,12 +50,13 @@ use tracing_subscriber::EnvFilter;
 use args::{Cli, Command};
 use bench::BenchArgs;
 use busy::BusyArgs;
+use input::{check, read};
 use verdict::{Failure, Verdict};
 
-/// Does what the process's arguments say, with stacks made of the layers of `table`. Prints results to the
-/// standard output, and diagnostics, as `MILLPOND_LOG` says, to the standard error.
+/// Runs the command of the process's arguments, with stacks made of the layers of `table`. Prints results to
+/// the standard output, and diagnostics, as `MILLPOND_LOG` selects, to the standard error.
 ///
-/// Ends the process where the arguments ask for help or are wrong.
+/// Ends the process if the arguments ask for help or are wrong.
 pub fn main(table: &LayerTable) -> ExitCode {
     let out = io::stdout().lock();
     let cli = Cli::parse();
@@ -64,11 +64,11 @@ pub fn main(table: &LayerTable) -> ExitCode {
     Verdict::of(result).into()
 }
 
-/// Does what `arguments` say, the first of which is the program's name, and prints results to `out`. Errors
-/// go to the standard error. Diagnostics are the caller's business: they go to its `tracing` subscriber.
+/// Runs the command of `arguments`, the first of which is the program's name, and prints results to `out`.
+/// Errors go to the standard error. Diagnostics go to the caller's `tracing` subscriber.
 ///
 /// # Errors
-/// What help and wrong arguments print; nothing was done.
+/// The text of help and of wrong arguments; nothing was done.
 pub fn run(
     arguments: impl IntoIterator<Item = OsString>,
     table: &LayerTable,
@@ -87,7 +87,7 @@ fn dispatch(cli: &Cli, table: &LayerTable, out: impl Write) -> Result<Verdict, F
     }
 }
 
-/// The whole story: read each log, replay it through each stack, print the figures.
+/// Reads each log, replays it through each stack, and prints the figures.
 fn replay(cli: &Cli, table: &LayerTable, mut out: impl Write) -> Result<Verdict, Failure> {
     if cli.list_layers {
         list_layers(table, &mut out)?;
@@ -105,14 +105,14 @@ fn replay(cli: &Cli, table: &LayerTable, mut out: impl Write) -> Result<Verdict,
                 verdict = verdict.max(Verdict::of_stacks(&comparison.stacks, !cli.stacks.is_empty()));
                 reporter.report(&comparison)?;
             }
-            // The other logs are not lost.
+            // The other logs are still replayed.
             Err(error) => verdict = verdict.max(Verdict::of(Err(error.into()))),
         }
     }
     Ok(verdict)
 }
 
-/// Runs the workloads on each stack and prints what steps take.
+/// Runs the workloads on each stack and prints the times of steps.
 fn bench(args: &BenchArgs, table: &LayerTable, out: impl Write) -> Result<Verdict, Failure> {
     check(&args.stacks, table)?;
     overwrite::refuse(&[], overwrite::profile(args.device.as_ref()).as_slice(), &args.stacks)?;
@@ -147,17 +147,11 @@ fn busy(args: &BusyArgs, table: &LayerTable, out: impl Write) -> Result<Verdict,
                 verdict = verdict.max(Verdict::of_busy(&report));
                 print(&report)?;
             }
-            // The other logs are not lost.
+            // The other logs are still replayed.
             Err(error) => verdict = verdict.max(Verdict::of(Err(error.into()))),
         }
     }
     Ok(verdict)
-}
-
-/// A layer or parameter that does not exist is said before anything is measured.
-fn check(stacks: &[StackSpec], table: &LayerTable) -> Result<(), Failure> {
-    stacks.iter().try_for_each(|stack| stack.check(table))?;
-    Ok(())
 }
 
 fn settings(cli: &Cli, table: &LayerTable) -> Result<Settings, Failure> {
@@ -166,19 +160,6 @@ fn settings(cli: &Cli, table: &LayerTable) -> Result<Settings, Failure> {
     let device = cli.device.clone().unwrap_or_else(DeviceSpec::default_device);
     device.open()?; // a device that is not there is said before logs are read
     Ok(Settings { device, stacks: cli.stacks.clone(), options: cli.options() })
-}
-
-fn read(path: &Path, limits: Limits, progress: Progress) -> crate::Result<Program> {
-    if path == Path::new("-") {
-        let reader = LogReader::from_reader("standard input", io::stdin())?;
-        return Program::read(reader, limits);
-    }
-    let name = path.display().to_string();
-    let file = log::open_file(path)?;
-    let bar = progress.reading(&name, file.metadata().map_or(0, |data| data.len()));
-    let program = Program::read(LogReader::from_reader(name, bar.wrap_read(file))?, limits);
-    bar.finish_and_clear();
-    program
 }
 
 fn list_layers(table: &LayerTable, out: &mut impl Write) -> io::Result<()> {
@@ -191,10 +172,10 @@ fn list_layers(table: &LayerTable, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// What is shown without `MILLPOND_LOG`: errors, and what is to be said about a stack as it was built.
+/// The filter without `MILLPOND_LOG`: errors, and warnings about a stack as it was built.
 const USUAL: &str = "error,millpond::stack=warn";
 
-/// Diagnostics go to the standard error, as `MILLPOND_LOG` says.
+/// Prints diagnostics to the standard error, as `MILLPOND_LOG` selects.
 fn show_diagnostics() -> Result<(), Failure> {
     let text = std::env::var_os("MILLPOND_LOG").filter(|text| !text.is_empty()).unwrap_or(USUAL.into());
     let text = text.to_string_lossy();

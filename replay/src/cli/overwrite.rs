@@ -1,4 +1,4 @@
-//! Keeps what a run writes apart from the logs and the profiles that it reads, and from each other.
+//! Keeps a run from overwriting the logs and the profiles that it reads, and its own outputs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use millpond_driver::DeviceSpec;
 /// written.
 ///
 /// # Errors
-/// Says which file, and what to name instead.
+/// The file, and another one to name instead.
 pub(crate) fn refuse(logs: &[PathBuf], profiles: &[&Path], stacks: &[StackSpec]) -> Result<(), Error> {
     let mut written: Vec<(&StackSpec, PathBuf)> = Vec::new();
     for stack in stacks {
@@ -33,7 +33,7 @@ pub(crate) fn refuse(logs: &[PathBuf], profiles: &[&Path], stacks: &[StackSpec])
             if let Some((other, _)) = written.iter().find(|(_, other)| is_same(other, &file)) {
                 return fail(format!("where {other} writes its own"));
             }
-            // A device or a pipe is not even the same as itself.
+            // A device or a pipe does not count as the same as itself.
             if logs.len() > 1 && is_same(&file, &file) {
                 let why = "anew for each log that is replayed, so that only the last would be left";
                 return Err(Error::invalid_argument(format!(
@@ -49,7 +49,7 @@ pub(crate) fn refuse(logs: &[PathBuf], profiles: &[&Path], stacks: &[StackSpec])
 /// Refuses a file for the results that is a log or a profile to read, or that a stack's `logging` writes.
 ///
 /// # Errors
-/// Says which.
+/// The file.
 pub(crate) fn refuse_output(
     file: &Path,
     logs: &[PathBuf],
@@ -81,7 +81,8 @@ pub(crate) fn profile(device: Option<&DeviceSpec>) -> Option<&Path> {
     if let Some(DeviceSpec::SimProfile(file)) = device { Some(file) } else { None }
 }
 
-/// The files that a stack's `logging` layers write. Without one the layer cannot be built, which says so.
+/// The files that a stack's `logging` layers write. A layer without one is skipped: building it fails with an
+/// error.
 fn outputs(stack: &StackSpec) -> impl Iterator<Item = PathBuf> {
     stack.all_layers().into_iter().filter(|layer| layer.name == "logging").filter_map(|layer| {
         let file = layer.param("file").and_then(|file| file.as_text());
@@ -89,12 +90,12 @@ fn outputs(stack: &StackSpec) -> impl Iterator<Item = PathBuf> {
     })
 }
 
-/// The standard input may be a file, too.
+/// The file of the standard input, if it is one.
 fn input(log: &Path) -> &Path {
     if log == Path::new("-") { Path::new("/dev/stdin") } else { log }
 }
 
-/// Whether both are one file, whatever links lead there. Devices and pipes are none: nothing in them is
+/// Whether both are one file, after following links. Devices and pipes do not count: nothing in them is
 /// overwritten.
 fn is_same(a: &Path, b: &Path) -> bool {
     is_same_existing(a, b) || canonical(a).is_some_and(|a| canonical(b) == Some(a))
@@ -113,7 +114,7 @@ fn is_same_existing(_: &Path, _: &Path) -> bool {
     false
 }
 
-/// Without links, also where the file is yet to be made; none for what is no file.
+/// The path without links, also if the file does not exist yet; `None` if it is not a file.
 fn canonical(path: &Path) -> Option<PathBuf> {
     if let Ok(data) = fs::metadata(path) {
         return if data.is_file() { fs::canonicalize(path).ok() } else { None };

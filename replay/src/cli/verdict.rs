@@ -1,4 +1,4 @@
-//! How the program ends: its exit status, and its errors on the standard error.
+//! The exit status of the program, and its errors on the standard error.
 
 use std::io;
 use std::process::ExitCode;
@@ -18,7 +18,7 @@ pub(crate) enum Verdict {
     BadInput = 2,
 }
 
-/// What ends the program, or one log, early.
+/// An error that ends the program, or one log, early.
 #[derive(Debug)]
 pub(crate) enum Failure {
     Replay(crate::Error),
@@ -30,7 +30,7 @@ impl Verdict {
     pub(crate) fn of(result: Result<Self, Failure>) -> Self {
         match result {
             Ok(verdict) => verdict,
-            // Whoever read the output has seen enough.
+            // The reader has closed the output.
             Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Self::Fine,
             Err(Failure::Output(error)) => {
                 report(&format!("the results cannot be written: {error}"));
@@ -43,8 +43,8 @@ impl Verdict {
         }
     }
 
-    /// A failed row counts where the user named the stacks; of the standard line-up, one stack that serves
-    /// the log is enough.
+    /// A failed row counts if the user named the stacks; of the standard line-up, one stack that serves the
+    /// log is enough.
     pub(crate) fn of_stacks(stacks: &[StackReport], named: bool) -> Self {
         let ran = || {
             stacks.iter().filter_map(|stack| match &stack.result {
@@ -120,7 +120,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Like `eprintln!`, which panics where nobody reads.
+/// Like `eprintln!`, which panics if the standard error is closed.
 pub(super) fn report(message: &str) {
     let _ = io::Write::write_all(&mut io::stderr().lock(), format!("error: {message}\n").as_bytes());
 }

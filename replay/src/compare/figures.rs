@@ -1,49 +1,23 @@
-use millpond_core::{DriverHandle, LadderCounts};
+//! The figures of a replay.
+
+use millpond_core::LadderCounts;
 use millpond_driver::{CallCounts, CallKind, DeviceSpec};
 use serde::Serialize;
 
 use crate::Result;
 use crate::engine::{AskedAgain, Failure};
 
-/// The device that logs are replayed on.
-#[derive(Clone, Debug, Serialize)]
-pub struct DeviceFigures {
-    /// As `--device` names it.
-    pub spec: String,
-    /// For people.
-    pub name: String,
-    /// Whether it is simulated. Then driver time is virtual, and time per operation is that of this machine.
-    pub simulated: bool,
-    /// Its memory in bytes.
-    pub total_bytes: u64,
-    /// What of it was free before the first stack was built.
-    pub free_bytes: u64,
-}
-
-impl DeviceFigures {
-    pub(crate) fn new(spec: &DeviceSpec, driver: &DriverHandle) -> Result<Self> {
-        let memory = driver.mem_get_info().map_err(millpond_core::Error::from)?;
-        Ok(Self {
-            spec: spec.to_string(),
-            name: driver.name(),
-            simulated: driver.device().is_sim(),
-            total_bytes: memory.total,
-            free_bytes: memory.free,
-        })
-    }
-}
-
-/// One stack, and what came of it.
+/// One stack, and its result.
 #[derive(Clone, Debug, Serialize)]
 pub struct StackReport {
     /// The stack as text.
     pub spec: String,
-    /// What came of it.
+    /// The result.
     #[serde(flatten)]
     pub result: StackResult,
 }
 
-/// What came of a stack.
+/// The result of a stack.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "status", rename_all = "snake_case")]
 pub enum StackResult {
@@ -51,14 +25,14 @@ pub enum StackResult {
     Ran(Box<StackFigures>),
     /// It was left out.
     Skipped {
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// It could not be built, or broke.
     Failed {
-        /// Why.
+        /// The reason.
         error: String,
-        /// Whether another stack's text would help.
+        /// Whether another text for the stack would help.
         #[serde(skip)]
         is_bad_input: bool,
     },
@@ -67,18 +41,18 @@ pub enum StackResult {
 /// The figures of a stack. Bytes and nanoseconds throughout.
 #[derive(Clone, Debug, Serialize)]
 pub struct StackFigures {
-    /// Operations in one pass.
+    /// The operations of one pass.
     pub operations: u64,
-    /// Allocations that failed in the first pass.
+    /// The allocations that failed in the first pass.
     pub failures: u64,
-    /// Allocations that failed, in all passes together.
+    /// The allocations that failed, in all passes together.
     pub failures_all_passes: u64,
-    /// The first of them.
+    /// The first failed allocation.
     pub first_failure: Option<Failure>,
-    /// What became of the requests that had failed when the log was written; none if there are none. They
+    /// The outcome of the requests that had failed when the log was written; `None` if there are none. They
     /// are made in a replay of their own, so they change no other figure.
     pub asked_again: Option<AskedAgain>,
-    /// Deallocations that the stack refused, in all passes together. Each is a bug.
+    /// The deallocations that the stack refused, in all passes together. Each is a bug.
     pub misuses_all_passes: u64,
     /// The most bytes that were taken from the driver at one time, up to the end of the first pass.
     pub peak_reserved_bytes_first: u64,
@@ -86,29 +60,30 @@ pub struct StackFigures {
     pub peak_reserved_bytes_last: u64,
     /// The most bytes that the log has live at one time.
     pub peak_live_bytes: u64,
-    /// The peak up to the end of the first pass by what is live; none if the log has nothing live.
+    /// The peak up to the end of the first pass over the log's peak of live bytes; `None` if nothing is live.
     pub reserved_over_live_first: Option<f64>,
-    /// The same of the last pass.
+    /// The same for the last pass.
     pub reserved_over_live_last: Option<f64>,
-    /// The largest free block after the last operation of the last pass, where the stack keeps statistics.
+    /// The largest free block in bytes after the last operation of the last pass, if the stack keeps
+    /// statistics.
     pub largest_free_block_bytes: Option<u64>,
     /// Time per operation of the first pass, in which a stack grows: the stack's own time and the driver's,
-    /// which is virtual on a simulated device. None where the driver's is not known: nobody has measured a
-    /// call that the stack makes, or threads that replay at once share the virtual clock.
+    /// which is virtual on a simulated device. `None` if the driver's is unknown: a call that the stack makes
+    /// was not measured, or threads that replay at once share the virtual clock.
     pub ns_per_op_first: Option<f64>,
-    /// The same of the best pass, which is the one with the least of it.
+    /// The same for the best pass, which has the least of it.
     pub ns_per_op_best: Option<f64>,
-    /// Time per operation of the first pass outside of the driver: what the stack's own work takes on this
-    /// machine. With threads that replay at once, the driver's is in it.
+    /// Time per operation of the first pass outside of the driver: the stack's own work on this machine. With
+    /// threads that replay at once, it includes the driver's.
     pub own_ns_per_op_first: f64,
-    /// The same of the best pass.
+    /// The same for the best pass.
     pub own_ns_per_op_best: f64,
-    /// What the driver was asked.
+    /// The driver calls.
     pub driver: DriverFigures,
-    /// Which step of the reuse ladder served how many requests in the first pass, where the stack keeps
+    /// The requests that each step of the reuse ladder served in the first pass, if the stack keeps
     /// statistics.
     pub ladder: Option<LadderCounts>,
-    /// Each pass.
+    /// The figures of each pass.
     pub passes: Vec<PassFigures>,
 }
 
@@ -118,24 +93,24 @@ pub struct PassFigures {
     /// The most bytes that were taken from the driver at one time: in the first pass, since before the stack
     /// was built; in a later one, since the pass began.
     pub peak_taken_bytes: u64,
-    /// The stack's own time in nanoseconds, and the driver's. None where the driver's is not known, as for
+    /// The stack's own time and the driver's, in nanoseconds. `None` if the driver's is unknown, as for
     /// [`ns_per_op_first`](StackFigures::ns_per_op_first).
     pub ns: Option<u64>,
-    /// Driver calls.
+    /// The driver calls.
     pub driver_calls: u64,
-    /// Allocations that failed.
+    /// The allocations that failed.
     pub failures: u64,
 }
 
 impl StackFigures {
-    /// Whether a request of the log failed, also one that had failed when the log was written.
+    /// Whether a request of the log failed, or failed again.
     pub fn failed_a_row(&self) -> bool {
         let again = self.asked_again.as_ref().is_some_and(|asked| asked.served < asked.requests);
         again || self.failures_all_passes > 0
     }
 }
 
-/// What the driver was asked.
+/// The driver calls of a stack.
 #[derive(Clone, Debug, Serialize)]
 pub struct DriverFigures {
     /// Calls while the stack was built.
@@ -152,13 +127,13 @@ pub struct DriverFigures {
     pub ns_first_pass: u64,
     /// Time in calls in the best pass; virtual on a simulated device.
     pub ns_best_pass: u64,
-    /// Kinds of calls whose time on the simulated device nobody has measured: it is missing in the times.
+    /// Kinds of calls whose time on the simulated device was not measured: it is missing in the times.
     pub unmeasured: Vec<CallKind>,
     /// Calls, failures and time on the clock by kind of call, in the first pass.
     pub by_kind: CallCounts,
 }
 
-/// Which of these calls cost nothing on the simulated device because nobody knows what they cost.
+/// The kinds of these calls that cost nothing on the simulated device because they were not measured.
 pub(super) fn unmeasured(device: &DeviceSpec, counts: &CallCounts) -> Result<Vec<CallKind>> {
     let Some(profile) = device.profile()? else { return Ok(Vec::new()) };
     let kinds = counts.iter().map(|(kind, _)| kind);

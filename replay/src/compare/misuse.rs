@@ -1,9 +1,11 @@
+//! Counts refused deallocations.
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use millpond_core::misuse::{self, Hook};
 
-/// Counts refused deallocations of the whole process while it lives, in place of whatever hook there was.
+/// Counts refused deallocations of the whole process while it lives, in place of the previous hook.
 pub(super) struct MisuseCounter {
     count: Arc<AtomicU64>,
     before: Option<Hook>,

@@ -1,46 +1,27 @@
-//! Replays one log through several stacks, each on a device as fresh as can be, and collects the figures.
+//! Replays one log through several stacks, each on a device as fresh as possible, and collects the figures.
 //!
-//! A simulated device is made anew for each stack. A GPU is the same one for all: each stack is dropped
-//! before the next is built.
+//! Each stack gets a new simulated device. All stacks get the same GPU: each is dropped before the next is
+//! built.
 
 mod figures;
+mod layers;
 mod misuse;
 mod run;
+mod settings;
 
-use millpond_core::stack::{LayerEntry, LayerTable, StackSpec};
-use millpond_driver::DeviceSpec;
+use millpond_core::stack::LayerTable;
 use serde::Serialize;
 
-pub use figures::{DeviceFigures, DriverFigures, PassFigures, StackFigures, StackReport, StackResult};
+pub use figures::{DriverFigures, PassFigures, StackFigures, StackReport, StackResult};
+pub use layers::layers;
+pub use settings::Settings;
 
-use crate::engine::Options;
+pub use crate::device_figures::DeviceFigures;
 use crate::program::{LogSummary, Program};
 use crate::progress::Progress;
 use crate::{Result, lineup};
 
-/// Every layer that a stack's text can name here.
-pub fn layers() -> LayerTable {
-    LayerTable::new(millpond_resources::LAYERS.iter().copied())
-        .with(millpond_adaptors::LAYERS.iter().copied())
-}
-
-/// Whether it is an entry of [`layers`], as far as text can tell.
-fn is_millponds(entry: &LayerEntry) -> bool {
-    layers().get(entry.name).is_ok_and(|own| (own.about, own.params) == (entry.about, entry.params))
-}
-
-/// Where and how logs are replayed.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// The device.
-    pub device: DeviceSpec,
-    /// The stacks; empty for the [standard line-up](crate::lineup).
-    pub stacks: Vec<StackSpec>,
-    /// The threads and passes.
-    pub options: Options,
-}
-
-/// One log through several stacks: what the reports print.
+/// The results of one log through several stacks, which the reports print.
 #[derive(Clone, Debug, Serialize)]
 pub struct Comparison {
     /// The version of this format.
@@ -49,13 +30,13 @@ pub struct Comparison {
     pub device: DeviceFigures,
     /// The log.
     pub log: LogSummary,
-    /// Which threads replayed: `as-logged`, `free` or `1`.
+    /// The order of the threads: `as-logged`, `free` or `1`.
     pub thread_order: String,
-    /// How often each stack replayed the log.
+    /// The number of times each stack replayed the log.
     pub passes: u32,
-    /// The stacks, in the order asked for.
+    /// The stacks, in the requested order.
     pub stacks: Vec<StackReport>,
-    /// Whether the stacks were made of other layers than [`layers`], a table of the program's own.
+    /// Whether the stacks were made of other layers than [`layers`].
     #[serde(skip)]
     pub has_own_layers: bool,
 }
@@ -101,7 +82,7 @@ pub fn compare(
         stacks: stacks.collect(),
         device,
         log: program.summary().clone(),
-        has_own_layers: !table.entries().iter().all(is_millponds),
+        has_own_layers: !table.entries().iter().all(layers::is_millponds),
         thread_order: settings.options.threads.to_string(),
         passes: settings.options.passes,
     })

@@ -1,3 +1,5 @@
+//! Replays a log through one stack.
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -9,8 +11,9 @@ use millpond_core::{
 use millpond_driver::{CallCounts, CountingDriver};
 
 use super::figures::unmeasured;
+use super::layers::is_millponds;
 use super::misuse::MisuseCounter;
-use super::{DriverFigures, PassFigures, Settings, StackFigures, StackResult, is_millponds};
+use super::{DriverFigures, PassFigures, Settings, StackFigures, StackResult};
 use crate::engine::{self, AskedAgain, Options, Outcome, Threads, Watch};
 use crate::program::Program;
 use crate::{Error, Result};
@@ -28,7 +31,7 @@ pub(super) fn stack(
     match result {
         Ok(figures) => StackResult::Ran(Box::new(figures)),
         Err(error) => {
-            // The stack is named beside the error.
+            // The error names the stack separately.
             let text = error.to_string().replace(&format!(" in `{spec}`"), "");
             StackResult::Failed { error: text, is_bad_input: is_bad_input(&error) }
         }
@@ -68,7 +71,7 @@ fn build_and_replay(
 }
 
 /// Makes the requests that had failed when the log was written, in a replay of its own: a stack that grows
-/// for them has other figures afterwards. Logs are of the replay that is reported, so this one writes none.
+/// for them has other figures afterwards. Logs belong to the reported replay, so this one writes none.
 fn ask_again(
     program: &Program,
     spec: &StackSpec,
@@ -79,7 +82,7 @@ fn ask_again(
         return Ok(None);
     }
     let device = settings.device.open()?;
-    // A program's own layer of that name is another.
+    // A program's own layer of that name may be another.
     let has_millponds = table.get("logging").is_ok_and(is_millponds);
     let spec = if has_millponds { &without_logging(spec)? } else { spec };
     let resource = spec.build(table, &device)?;
@@ -87,7 +90,7 @@ fn ask_again(
     Ok(engine::replay(program, &resource, &device, options, &mut ())?.asked_again)
 }
 
-/// The same stack without its `logging` layers, also in parentheses.
+/// The same stack without its `logging` layers, those in parentheses included.
 fn without_logging(spec: &StackSpec) -> millpond_core::Result<StackSpec> {
     let piece = |piece: &Piece| match piece {
         Piece::Text(text) => Ok(Piece::Text(text.clone())),
@@ -103,7 +106,7 @@ fn without_logging(spec: &StackSpec) -> millpond_core::Result<StackSpec> {
     StackSpec::new(layers.collect::<millpond_core::Result<_>>()?)
 }
 
-/// What the driver was asked so far.
+/// The driver calls so far.
 #[derive(Clone, Debug)]
 struct Moment {
     counts: CallCounts,
@@ -115,7 +118,7 @@ impl Moment {
         Self { counts: driver.counts(), virtual_ns: driver.virtual_time_ns() }
     }
 
-    /// What was asked between `earlier` and this moment.
+    /// The driver calls between `earlier` and this moment.
     fn since(&self, earlier: &Self) -> Span {
         let counts = self.counts.since(&earlier.counts);
         let virtual_ns = self.virtual_ns.zip(earlier.virtual_ns).map(|(now, then)| now.saturating_sub(then));
@@ -126,18 +129,18 @@ impl Moment {
 #[derive(Clone, Default, Debug)]
 struct Span {
     counts: CallCounts,
-    /// Virtual where there is a virtual clock. That runs for the replay's own calls too, which lie
-    /// outside of the spans looked at: making streams and synchronising.
+    /// The time of the virtual clock, if there is one. That runs for the replay's own calls too, which lie
+    /// outside of the measured spans: making streams and synchronising.
     ns: u64,
-    /// Time outside of the driver; with threads that replay at once, all time.
+    /// The time outside of the driver; with threads that replay at once, all time.
     own_ns: u64,
-    /// Time in and outside of the driver.
+    /// The time in and outside of the driver.
     total_ns: u64,
     /// The most bytes taken at one time.
     peak_bytes: u64,
 }
 
-/// Looks at driver and resource at the ends of passes.
+/// Reads the driver's counts and the resource's statistics at the ends of passes.
 struct StackWatch<'a> {
     driver: &'a Arc<CountingDriver>,
     resource: &'a AnyResource,
@@ -242,7 +245,7 @@ impl Watch for StackWatch<'_> {
         let now = Moment::now(self.driver);
         let span = now.since(&self.pass_began);
         let (own_ns, total_ns) = if self.at_once {
-            // What several threads spend in the driver cannot be taken from what passes meanwhile.
+            // The driver time of several threads cannot be subtracted from the time that passes meanwhile.
             (nanoseconds, nanoseconds)
         } else {
             let own_ns = nanoseconds.saturating_sub(span.counts.total_wall_ns());

@@ -1,17 +1,20 @@
+//! Makes the requests again that had failed when the log was written.
+
 use millpond_core::{AnyResource, DriverHandle, OutOfMemoryReport, StreamRef, format_bytes};
 use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::program::{Op, Program};
 
-/// What became of the requests that had failed when the log was written.
+/// The outcome of the requests that had failed when the log was written.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
 pub struct AskedAgain {
-    /// How many were made. Failures that a success of the same size, thread and stream follows are one.
+    /// The number of requests. Failures that a success of the same size, thread and stream follows count as
+    /// one.
     pub requests: u64,
-    /// How many were served.
+    /// The number of requests that were served.
     pub served: u64,
-    /// Those that were not, in the log's order: the first hundred.
+    /// The requests that were not served, in the log's order: the first hundred.
     pub unserved: Vec<Unserved>,
 }
 
@@ -22,17 +25,17 @@ pub struct Unserved {
     pub line: u64,
     /// Its size in bytes.
     pub bytes: u64,
-    /// How many bytes were missing: as the resource says it, else what the device had free too little. 0 if
-    /// it had enough, but not for this request.
+    /// The missing bytes: those that the resource reports, otherwise those that the device lacked. 0 if it
+    /// had enough, but not for this request.
     pub missing_bytes: u64,
     /// The error. It may have several lines; the first says what matters.
     pub error: String,
-    /// What the stack knew, and what would have helped, where it said so.
+    /// The stack's out-of-memory report, if it gave one.
     pub report: Option<Box<OutOfMemoryReport>>,
 }
 
 impl Unserved {
-    /// Its size, line, and how much was missing.
+    /// Prints the size, the line, and the missing bytes.
     pub(crate) fn in_words(&self) -> String {
         let missing = match self.missing_bytes {
             0 => "for which no free memory was in a row".to_owned(),
@@ -42,14 +45,14 @@ impl Unserved {
     }
 }
 
-/// Of a log that failed more often, the rest is only counted.
+/// The most unserved requests that are listed; further ones are only counted.
 const MOST_UNSERVED: usize = 100;
 
 /// Makes the requests that had failed when the log was written.
 #[derive(Debug)]
 pub(super) struct Again<'a> {
     program: &'a Program,
-    /// The device's own, whose calls nobody counts.
+    /// The device's own driver, whose calls are not counted.
     driver: &'a DriverHandle,
     answers: Mutex<AskedAgain>,
 }
@@ -59,7 +62,7 @@ impl<'a> Again<'a> {
         Self { program, driver, answers: Mutex::default() }
     }
 
-    /// Makes one request, and gives back what it got. The error, if the device is lost.
+    /// Makes one request, and frees the block. Returns the error if the device is lost.
     #[cold]
     pub(super) fn ask(
         &self,

@@ -1,8 +1,10 @@
+//! A stopwatch that subtracts its own time.
+
 use std::sync::OnceLock;
 use std::time::Instant;
 
-/// Measures one stretch of work, less what taking the time costs: without that, a stretch of one
-/// operation would seem twice as long as it is.
+/// Measures one stretch of work, less the time of reading the clock: without that, a stretch of one operation
+/// would seem twice as long as it is.
 pub(super) struct Stopwatch(Instant);
 
 impl Stopwatch {
@@ -18,7 +20,7 @@ impl Stopwatch {
     }
 }
 
-/// What two readings of the clock in a row are apart, at least.
+/// The least nanoseconds between two consecutive readings of the clock.
 fn cost_ns() -> u64 {
     static COST: OnceLock<u64> = OnceLock::new();
     *COST.get_or_init(|| {

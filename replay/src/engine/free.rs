@@ -1,20 +1,21 @@
-//! A thread for each logged one, all at once: only each block's own order is kept.
+//! Replays with a thread for each logged one, all at once: only the order of each block's operations is kept.
 //!
 //! An operation waits for the one before it on the same slot: a free for its allocation, an allocation for
 //! the free of the block that had the slot before. That one is earlier in the log, and each thread goes in
-//! the log's order, so the earliest operation that is not done can always be done: no deadlock.
+//! the log's order, so the earliest unfinished operation can always run: no deadlock.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Instant;
 
+use super::runner::Runner;
 use super::work::StopOnPanic;
-use super::{Runner, Work};
+use super::work::Work;
 use crate::program::Op;
 use crate::{Error, Result};
 
-/// One worker's share of a block goes down, when it began and ended comes back.
+/// A worker receives its share of a block, and sends back when it began and ended.
 struct Worker {
     shares: Sender<Vec<Op>>,
     times: Receiver<(Instant, Instant)>,
@@ -34,7 +35,7 @@ impl Runner for Free<'_, '_> {
         let busy: Vec<bool> = shares.iter().map(|share| !share.is_empty()).collect();
         for (worker, share) in self.workers.iter().zip(shares) {
             if !share.is_empty() {
-                // A worker that is gone has panicked, which is reported when it is joined.
+                // A worker that ended has panicked, which is reported when it is joined.
                 let _ = worker.shares.send(share);
             }
         }
@@ -50,7 +51,7 @@ fn serve(work: &Work<'_>, shares: &Receiver<Vec<Op>>, times: &Sender<(Instant, I
     let _guard = StopOnPanic(work);
     while let Ok(share) = shares.recv() {
         let start = Instant::now();
-        // After a stop the rest is left out; the replay ends with this block.
+        // After a stop the remaining operations are skipped; the replay ends with this block.
         share.iter().all(|op| work.execute_in_turn(op));
         if times.send((start, Instant::now())).is_err() {
             return;

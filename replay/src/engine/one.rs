@@ -1,11 +1,14 @@
+//! Replays a program on one thread.
+
 use std::sync::Arc;
 
 use super::clock::Stopwatch;
-use super::{Runner, Work};
+use super::runner::Runner;
+use super::work::Work;
 use crate::Result;
 use crate::program::Op;
 
-/// Everything on the calling thread.
+/// Runs everything on the calling thread.
 struct One<'a, 'b>(&'a Work<'b>);
 
 impl Runner for One<'_, '_> {

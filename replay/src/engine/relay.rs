@@ -1,7 +1,7 @@
-//! A thread for each logged one, strictly in the order of the log: a relay race.
+//! Replays with a thread for each logged one, strictly in the order of the log: a relay race.
 //!
-//! The baton is a position in the block. Whoever holds it does the operations from there on that are his,
-//! then looks whose the next one is and hands over: stores the position in that thread's mailbox and wakes
+//! The baton is a position in the block. The thread that holds it does its operations from there on, then
+//! looks up the thread of the next one and hands over: stores the position in that thread's mailbox and wakes
 //! it. At the block's end the coordinator gets the baton back. Only the holder's clock runs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,28 +11,29 @@ use std::thread::{self, Scope, ScopedJoinHandle, Thread};
 use parking_lot::RwLock;
 
 use super::clock::Stopwatch;
+use super::runner::Runner;
 use super::work::StopOnPanic;
-use super::{Runner, Work};
+use super::work::Work;
 use crate::program::Op;
 use crate::{Error, Result};
 
-/// No baton here.
+/// The value of an empty mailbox.
 const NONE: u64 = u64::MAX;
-/// The race is over.
+/// The position that ends a worker.
 const OVER: u64 = u64::MAX - 1;
 
-/// Rounds to spin for the baton before parking: about as long as a few operations take.
+/// The rounds of spinning for the baton before parking: about as long as a few operations take.
 const SPIN_ROUNDS: u32 = 64;
 
 struct Relay<'a, 'b> {
     work: &'a Work<'b>,
     block: RwLock<Arc<[Op]>>,
-    /// One for each worker, then the coordinator's.
+    /// The mailboxes: one for each worker, then the coordinator's.
     mailboxes: Vec<Mailbox>,
     busy_ns: AtomicU64,
 }
 
-/// On a cache line of its own, as its owner spins on it.
+/// A mailbox on a cache line of its own, as its owner spins on it.
 #[repr(align(128))]
 struct Mailbox {
     baton: AtomicU64,
@@ -102,7 +103,7 @@ impl Runner for &Relay<'_, '_> {
         *self.block.write() = block.clone();
         self.busy_ns.store(0, Ordering::Relaxed);
         self.mailboxes[self.work.worker_of(first)].put(0);
-        // A panic of a worker, which brings no baton back, is reported when the workers are joined.
+        // A panic of a worker, which returns no baton, is reported when the workers are joined.
         self.coordinator().take();
         Ok(self.busy_ns.load(Ordering::Relaxed))
     }
@@ -119,7 +120,7 @@ impl Drop for WakeOnPanic<'_, '_, '_> {
     }
 }
 
-/// Ends the race, however the coordinator leaves.
+/// Ends the race, also if the coordinator panics.
 struct Finish<'a, 'b, 'c>(&'a Relay<'b, 'c>);
 
 impl Drop for Finish<'_, '_, '_> {
@@ -142,7 +143,7 @@ pub(super) fn with_runner<T>(work: &Work<'_>, body: impl FnOnce(&mut dyn Runner)
             spawn_all(scope, &relay, &mut workers).and_then(|()| body(&mut &relay))
         };
         let panics = workers.into_iter().filter_map(|worker| worker.join().err());
-        // All are joined; the first panic is the cause of whatever came after.
+        // All are joined; the first panic is the cause of all later errors.
         match panics.reduce(|first, _| first) {
             Some(panic) => Err(Error::panicked(&*panic)),
             None => result,

@@ -1,3 +1,5 @@
+//! The streams of a replay.
+
 use millpond_core::driver::StreamFlags;
 use millpond_core::{DriverHandle, StreamRef};
 
@@ -9,13 +11,13 @@ use crate::program::Program;
 #[derive(Debug)]
 pub(super) struct Streams<'a> {
     driver: &'a DriverHandle,
-    /// By [`Lane::stream`](crate::program::Lane::stream).
+    /// The streams, by [`Lane::stream`](crate::program::Lane::stream).
     streams: Vec<Option<StreamRef>>,
 }
 
 impl<'a> Streams<'a> {
-    /// One non-blocking stream for each stream of the log. A per-thread default stream becomes a
-    /// stream for its logged thread, so that it is the same one however many threads replay.
+    /// One non-blocking stream for each stream of the log. A per-thread default stream becomes a stream for
+    /// its logged thread, so that it is the same one with any number of replaying threads.
     pub(super) fn create(program: &Program, driver: &'a DriverHandle) -> Result<Self> {
         let mut all = Self { driver, streams: vec![None; program.summary().streams] };
         for lane in program.lanes() {

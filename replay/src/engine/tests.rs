@@ -1,3 +1,5 @@
+//! Tests the three orders of a replay, and its errors.
+
 use std::collections::HashMap;
 use std::fmt::{self, Write};
 use std::sync::Arc;
@@ -31,7 +33,7 @@ struct Call {
     thread: ThreadId,
 }
 
-/// Hands out numbers, writes down who asked, and insists on the caller's duties.
+/// Hands out numbers, records the callers, and checks the caller's duties.
 #[derive(Debug)]
 struct Witness {
     driver: DriverHandle,
@@ -141,7 +143,7 @@ fn entangled_rows(threads: u64, operations: usize) -> String {
     rows
 }
 
-/// What the log says: whether the row frees, its size, its thread.
+/// The rows of a log: whether the row frees, its size, its thread.
 fn logged(rows: &str) -> Vec<(bool, u64, u64)> {
     let text = format!("{HEADER}{rows}");
     let reader = LogReader::from_reader("log", text.as_bytes()).unwrap();
@@ -276,7 +278,7 @@ fn a_sticky_error_ends_the_replay() {
 }
 
 #[test]
-fn a_panic_of_a_worker_is_an_error_and_nobody_waits_for_ever() {
+fn a_panic_of_a_worker_is_an_error_and_no_thread_waits_for_ever() {
     for threads in [Threads::AsLogged, Threads::Free] {
         let rows = format!(
             "1,0,allocate,0x100,5,0\n2,0,allocate,0x200,{PANIC},0\n\

@@ -1,3 +1,5 @@
+//! Carries out operations, and keeps the live blocks.
+
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 
 use millpond_core::{AnyResource, DevicePtr, StreamRef};
@@ -13,15 +15,15 @@ const EMPTY: u64 = u64::MAX;
 /// A slot whose allocation failed.
 const FAILED: u64 = u64::MAX - 1;
 
-/// What all threads of a replay share: where operations go, and where blocks are remembered.
+/// The state that all threads of a replay share: the targets of operations, and the live blocks.
 #[derive(Debug)]
 pub(super) struct Work<'a> {
     resource: &'a AnyResource,
     lanes: Vec<Target>,
     workers: usize,
-    /// The blocks.
+    /// The addresses of the blocks, by slot.
     slots: Vec<AtomicU64>,
-    /// The ticket whose turn it is at each slot, for threads that replay freely.
+    /// The ticket that may run next at each slot, for threads that replay freely.
     turns: Vec<AtomicU16>,
     again: Option<Again<'a>>,
     failures: AtomicU64,
@@ -60,12 +62,12 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// How many threads a replay as logged has.
+    /// The number of threads of a replay as logged.
     pub(super) fn workers(&self) -> usize {
         self.workers
     }
 
-    /// Which thread does this operation.
+    /// The thread that does this operation.
     #[inline]
     pub(super) fn worker_of(&self, op: &Op) -> usize {
         self.lanes[op.lane as usize].worker as usize
@@ -117,12 +119,12 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Makes ready for a pass, on one thread.
+    /// Prepares a pass, on one thread.
     pub(super) fn begin_pass(&self) {
         self.turns.iter().for_each(|turn| turn.store(0, Ordering::Relaxed));
     }
 
-    /// Does one operation as soon as the operations before it on the same slot are done; says whether it
+    /// Does one operation as soon as the operations before it on the same slot are done; returns whether it
     /// did, or the replay was stopped.
     #[inline]
     pub(super) fn execute_in_turn(&self, op: &Op) -> bool {
@@ -144,7 +146,7 @@ impl<'a> Work<'a> {
         true
     }
 
-    /// Counts a failure and returns what the slot remembers of it.
+    /// Counts a failure and returns the value for the slot.
     #[cold]
     fn failed(&self, op: &Op, error: &millpond_core::Error) -> u64 {
         self.failures.fetch_add(1, Ordering::Relaxed);
@@ -160,7 +162,7 @@ impl<'a> Work<'a> {
         FAILED
     }
 
-    /// Allocations that failed so far.
+    /// The allocations that failed so far.
     pub(super) fn failures(&self) -> u64 {
         self.failures.load(Ordering::Relaxed)
     }

@@ -1,3 +1,5 @@
+//! The columns of a log.
+
 use csv::ByteRecord;
 use millpond_core::ALLOCATION_ALIGNMENT;
 
@@ -7,10 +9,10 @@ use super::{Action, Event};
 /// The columns that a log must have: RMM's.
 const REQUIRED: [&str; 6] = ["Thread", "Time", "Action", "Pointer", "Size", "Stream"];
 
-/// Columns that RMM lacks.
+/// The columns that RMM lacks.
 const FURTHER: [&str; 5] = ["Device", "Alignment", "Sequence", "MonotonicNs", "DurationNs"];
 
-/// Where the columns of one log are.
+/// The places of the columns in one log.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Columns {
     count: usize,
@@ -72,7 +74,7 @@ impl Columns {
         ))
     }
 
-    /// An optional column; empty is as good as not there.
+    /// An optional column; an empty cell counts as missing.
     #[inline]
     fn further<T>(
         &self,

@@ -1,15 +1,17 @@
+//! The errors of reading a log.
+
 use std::fmt;
 
-/// Why a log, or one row of it, cannot be read. Prints as `file:line: column: reason`.
+/// The reason why a log, or one row of it, cannot be read. Prints as `file:line: column: reason`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LogError {
-    /// The log, as it was named.
+    /// The name of the log.
     pub file: String,
     /// The line, counted from 1; 0 if the error is about the file as a whole.
     pub line: u64,
     /// The column's name, if the error is about one.
     pub column: Option<&'static str>,
-    /// What is wrong, and what to do about it.
+    /// The problem, and the remedy.
     pub reason: String,
 }
 

@@ -1,15 +1,17 @@
+//! A row of a log as data.
+
 use std::fmt;
 
 use millpond_core::{DeviceId, DevicePtr};
 
-/// What a row says happened.
+/// The call that a row records.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
     /// A block was handed out.
     Allocate,
     /// A request failed.
     AllocateFailure,
-    /// A block was given back.
+    /// A block was freed.
     Free,
 }
 
@@ -20,7 +22,7 @@ pub struct Event {
     pub line: u64,
     /// The thread's number.
     pub thread: u64,
-    /// What happened.
+    /// The call.
     pub action: Action,
     /// The block's address; [`DevicePtr::NULL`] for `(nil)`.
     pub pointer: DevicePtr,
@@ -28,23 +30,23 @@ pub struct Event {
     pub bytes: u64,
     /// The stream.
     pub stream: StreamKey,
-    /// The alignment in bytes that was asked for: a power of two, 256 where the log does not say.
+    /// The requested alignment in bytes: a power of two, 256 if the log has none.
     pub alignment: u64,
-    /// The device, where the log says.
+    /// The device, if the log has it.
     pub device: Option<DeviceId>,
-    /// The row's number, where the log says.
+    /// The row's number, if the log has it.
     pub sequence: Option<u64>,
-    /// The time in nanoseconds of a monotonic clock, where the log says.
+    /// The time in nanoseconds of a monotonic clock, if the log has it.
     pub monotonic_ns: Option<u64>,
-    /// How long the call took in nanoseconds, where the log says.
+    /// The duration of the call in nanoseconds, if the log has it.
     pub duration_ns: Option<u64>,
 }
 
-/// Which stream a row names.
+/// The stream that a row names.
 ///
 /// RMM prints a stream's handle in hexadecimal: `0` (or `0x0`, `(nil)`) and `0x1` are the legacy default
 /// stream, `0x2` is the per-thread default stream, which is another stream on another thread. A decimal
-/// number other than 0 is a handle to nobody: it comes from logs whose streams were numbered.
+/// number other than 0 is not a handle: it comes from logs whose streams were numbered.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum StreamKey {
     /// The legacy default stream.

@@ -1,13 +1,13 @@
-//! Reads the single fields of a row. By hand and from bytes: this is the inner loop of reading.
+//! Reads the single fields of a row, from bytes and by hand, since this is the inner loop of reading.
 
 use millpond_core::{ALLOCATION_ALIGNMENT, DeviceId, DevicePtr};
 
 use super::{Action, StreamKey};
 
-/// A field's value, or why it has none.
+/// A field's value, or the reason why it has none.
 pub(super) type Field<T> = Result<T, String>;
 
-/// At most this many bytes of a bad field are shown.
+/// The most bytes of a bad field that are shown.
 const SHOWN_BYTES: usize = 40;
 
 fn shown(text: &[u8]) -> String {
@@ -22,7 +22,7 @@ fn not_utf8(text: &[u8]) -> Option<String> {
         .then(|| format!("{} is not UTF-8 text; is this a log, and is it whole?", shown(text)))
 }
 
-/// Digits only; `None` for anything else, and for more than 64 bits hold.
+/// Reads digits; `None` for anything else, and above 64 bits.
 fn decimal(text: &[u8]) -> Option<u64> {
     if text.is_empty() {
         return None;
@@ -38,7 +38,7 @@ fn decimal(text: &[u8]) -> Option<u64> {
     Some(value)
 }
 
-/// Hexadecimal digits without prefix; `None` for anything else, and for more than 64 bits hold.
+/// Reads hexadecimal digits without prefix; `None` for anything else, and above 64 bits.
 fn hexadecimal(text: &[u8]) -> Option<u64> {
     if text.is_empty() {
         return None;
@@ -63,7 +63,7 @@ fn without_prefix(text: &[u8]) -> Option<&[u8]> {
     text.strip_prefix(b"0x").or_else(|| text.strip_prefix(b"0X"))
 }
 
-/// A whole number from 0 to 2^64 - 1; `what` names it in the error.
+/// Reads a whole number from 0 to 2^64 - 1; `what` names it in the error.
 pub(super) fn number(text: &[u8], what: &str) -> Field<u64> {
     decimal(text).ok_or_else(|| {
         not_utf8(text).unwrap_or_else(|| {
@@ -88,7 +88,7 @@ pub(super) fn action(text: &[u8]) -> Field<Action> {
         b"free" => Ok(Action::Free),
         b"allocate failure" => Ok(Action::AllocateFailure),
         _ => Err(not_utf8(text).unwrap_or_else(|| {
-            format!("{} is no action; there are `allocate`, `allocate failure` and `free`", shown(text))
+            format!("{} is not an action; there are `allocate`, `allocate failure` and `free`", shown(text))
         })),
     }
 }
@@ -99,7 +99,7 @@ pub(super) fn pointer(text: &[u8]) -> Field<DevicePtr> {
     }
     hexadecimal(without_prefix(text).unwrap_or(text)).map(DevicePtr::new).ok_or_else(|| {
         not_utf8(text).unwrap_or_else(|| {
-            format!("{} is no address; it is written as `0x7f0000000000` or `(nil)`", shown(text))
+            format!("{} is not an address; it is written as `0x7f0000000000` or `(nil)`", shown(text))
         })
     })
 }
@@ -121,11 +121,11 @@ pub(super) fn stream(text: &[u8]) -> Field<StreamKey> {
         None => {}
     }
     Err(not_utf8(text).unwrap_or_else(|| {
-        format!("{} is no stream; it is written as `0`, `0x55e8c0a1b2d0` or a number", shown(text))
+        format!("{} is not a stream; it is written as `0`, `0x55e8c0a1b2d0` or a number", shown(text))
     }))
 }
 
-/// Times are not used. But what holds other characters than times do is not a log.
+/// Times are not used, but a field with other characters than a time's shows that the file is not a log.
 pub(super) fn time(text: &[u8]) -> Field<()> {
     let plausible =
         |byte: &u8| byte.is_ascii_digit() || matches!(byte, b':' | b'.' | b'-' | b'T' | b'Z' | b'+' | b' ');
@@ -133,17 +133,18 @@ pub(super) fn time(text: &[u8]) -> Field<()> {
         return Ok(());
     }
     Err(not_utf8(text)
-        .unwrap_or_else(|| format!("{} is no time; it is written as `14:03:07.123456`", shown(text))))
+        .unwrap_or_else(|| format!("{} is not a time; it is written as `14:03:07.123456`", shown(text))))
 }
 
-/// `cuda:0`, `sim:0`, or `0` for the first.
+/// Reads `cuda:0`, `sim:0`, or `0` for the first.
 pub(super) fn device(text: &[u8]) -> Field<DeviceId> {
     let device = match text.strip_prefix(b"sim:") {
         Some(number) => ordinal(number).map(DeviceId::sim),
         None => ordinal(text.strip_prefix(b"cuda:").unwrap_or(text)).map(DeviceId::cuda),
     };
     device.ok_or_else(|| {
-        not_utf8(text).unwrap_or_else(|| format!("{} is no device; write for example `cuda:0`", shown(text)))
+        not_utf8(text)
+            .unwrap_or_else(|| format!("{} is not a device; write for example `cuda:0`", shown(text)))
     })
 }
 
@@ -178,7 +179,7 @@ mod tests {
         ] {
             assert_eq!(stream(text.as_bytes()), Ok(key), "{text}");
         }
-        assert!(stream(b"default").unwrap_err().contains("`default` is no stream"));
+        assert!(stream(b"default").unwrap_err().contains("`default` is not a stream"));
     }
 
     #[test]

@@ -1,3 +1,5 @@
+//! Reads lines of a file that may be compressed.
+
 use std::io::{self, BufRead, BufReader, Read};
 
 use flate2::bufread::MultiGzDecoder;
@@ -5,13 +7,13 @@ use flate2::bufread::MultiGzDecoder;
 const GZIP: &[u8] = &[0x1f, 0x8b];
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 
-/// A line longer than this is no row of a log. Without the bound, binary noise or a bomb of one long
-/// compressed line would fill memory.
+/// The longest line of a log in bytes. Without the bound, binary noise or a bomb of one long compressed line
+/// would fill memory.
 pub(super) const MAX_LINE_BYTES: usize = 64 << 10;
 
 const BUFFER_BYTES: usize = 128 << 10;
 
-/// The text of a log, unpacked as its first bytes say.
+/// The text of a log, unpacked according to its first bytes.
 pub(super) fn unpack<'a>(raw: impl Read + Send + 'a) -> io::Result<Box<dyn Read + Send + 'a>> {
     let mut raw = BufReader::with_capacity(BUFFER_BYTES, raw);
     let start = raw.fill_buf()?;
@@ -25,10 +27,10 @@ pub(super) fn unpack<'a>(raw: impl Read + Send + 'a) -> io::Result<Box<dyn Read 
     Ok(Box::new(Lines { text, open_bytes: 0, at_line_end: true }))
 }
 
-/// Refuses lines of more than [`MAX_LINE_BYTES`], and ends the last one if nothing else does.
+/// Refuses lines of more than [`MAX_LINE_BYTES`], and adds a line end to the last one if it has none.
 struct Lines<R> {
     text: R,
-    /// Bytes of the last line so far.
+    /// The bytes of the last line so far.
     open_bytes: usize,
     at_line_end: bool,
 }
@@ -46,7 +48,7 @@ impl<R: Read> Read for Lines<R> {
             self.at_line_end = true;
             return Ok(missing);
         }
-        // Between two line ends in one buffer there is less than the limit, as `wanted` is.
+        // Between two line ends in one buffer there are fewer bytes than the limit, as `wanted` is.
         let first_end = memchr::memchr(b'\n', &buffer[..count]);
         if self.open_bytes + first_end.unwrap_or(count) > MAX_LINE_BYTES {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a line is longer than 64 KiB"));

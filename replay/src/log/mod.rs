@@ -1,12 +1,12 @@
 //! Reads allocation logs: RMM's CSV, plain or compressed, row by row.
 //!
-//! A log has a header and one row for each event. The six columns of RMM must be there, in any order;
-//! the further columns that millpond writes are used when there, and any others are ignored.
+//! A log has a header and one row for each event. The six columns of RMM are required, in any order; the
+//! further columns that millpond writes are used if they exist, and any others are ignored.
 //!
 //! | column | content |
 //! |---|---|
 //! | `Thread` | the thread's number |
-//! | `Time` | a time of day; looked at only to tell a log from something else |
+//! | `Time` | a time of day; read only to distinguish a log from other files |
 //! | `Action` | `allocate`, `allocate failure` or `free` |
 //! | `Pointer` | hexadecimal, or `(nil)` |
 //! | `Size` | bytes, as requested |
@@ -14,10 +14,10 @@
 //! | `Device` (optional) | the device: `cuda:0`, `sim:0` or a number |
 //! | `Alignment` (optional) | bytes, a power of two |
 //! | `Sequence` (optional) | a number that grows from row to row |
-//! | `MonotonicNs` (optional) | when, in nanoseconds of a monotonic clock |
-//! | `DurationNs` (optional) | how long the call took, in nanoseconds |
+//! | `MonotonicNs` (optional) | the time, in nanoseconds of a monotonic clock |
+//! | `DurationNs` (optional) | the duration of the call, in nanoseconds |
 //!
-//! gzip and zstd are recognised by their first bytes, whatever the file is called. Memory is bounded: a
+//! gzip and zstd are recognised by their first bytes, not by the file's name. Memory is bounded: a
 //! [`LogReader`] holds one row, and a line of more than 64 KiB is refused as not being a log.
 //!
 //! ```

@@ -1,3 +1,5 @@
+//! Reads a log row by row.
+
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
@@ -10,8 +12,8 @@ use super::{Event, LogError, input};
 
 /// Reads a log row by row, in bounded memory.
 ///
-/// It iterates over events. A bad row is an error, after which reading may go on; an error of reading
-/// itself (a packed file that is cut off, say) is the last item.
+/// It iterates over events. A bad row is an error, after which reading may go on; an error of reading itself
+/// (for instance a packed file that is cut off) is the last item.
 pub struct LogReader<'a> {
     file: String,
     csv: Reader<Box<dyn Read + Send + 'a>>,
@@ -24,7 +26,7 @@ pub struct LogReader<'a> {
 /// Opens the file of a log.
 ///
 /// # Errors
-/// There is no such file, or it may not be read, or it is a folder.
+/// The file does not exist, cannot be read, or is a folder.
 pub fn open_file(path: &Path) -> Result<File, LogError> {
     let fail = |reason: String| LogError { file: path.display().to_string(), line: 0, column: None, reason };
     let file = File::open(path)
@@ -36,7 +38,7 @@ pub fn open_file(path: &Path) -> Result<File, LogError> {
 }
 
 impl LogReader<'static> {
-    /// Opens a file: plain, gzip or zstd, as its first bytes say.
+    /// Opens a file: plain, gzip or zstd, according to its first bytes.
     ///
     /// # Errors
     /// The file cannot be read, or does not start with a log's header.
@@ -46,10 +48,10 @@ impl LogReader<'static> {
 }
 
 impl<'a> LogReader<'a> {
-    /// Reads from anything; `name` stands for the file in errors.
+    /// Reads from any reader; `name` stands for the file in errors.
     ///
     /// # Errors
-    /// What is read does not start with a log's header.
+    /// The input does not start with a log's header.
     pub fn from_reader(name: impl Into<String>, raw: impl Read + Send + 'a) -> Result<Self, LogError> {
         let file = name.into();
         let text = input::unpack(raw).map_err(|error| read_error(&file, 0, &error))?;
@@ -67,7 +69,7 @@ impl<'a> LogReader<'a> {
         Ok(reader)
     }
 
-    /// The log, as it was named.
+    /// The name of the log.
     pub fn file(&self) -> &str {
         &self.file
     }
@@ -81,7 +83,7 @@ impl<'a> LogReader<'a> {
         match self.read_row() {
             Some(Ok(line)) => {
                 if let Some(first) = self.row.get(0).and_then(|name| name.strip_prefix(b"\xef\xbb\xbf")) {
-                    // A byte order mark, as some editors leave it.
+                    // A byte order mark, which some editors write.
                     let first = first.to_vec();
                     let rest: Vec<Vec<u8>> = self.row.iter().skip(1).map(<[u8]>::to_vec).collect();
                     self.row = std::iter::once(first).chain(rest).collect();
@@ -112,7 +114,7 @@ impl<'a> LogReader<'a> {
                     return Some(Err(read_error(&self.file, line, &crate::error::csv_to_io(error))));
                 }
             }
-            // The position is behind the row's `\n`, which the input makes sure that there is.
+            // The position is behind the row's `\n`, which the input guarantees.
             let line = self.csv.position().line() - 1;
             self.strip_carriage_return();
             let blank = self.row.is_empty() || self.row.len() == 1 && self.row[0].is_empty();
@@ -206,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_counted_whatever_ends_them() {
+    fn lines_are_counted_with_any_line_ending() {
         let row = "1,00:00:00,free,0x100,1,0";
         assert_eq!(lines(&format!("{HEADER}{row}\n{row}\n")), [2, 3]);
         assert_eq!(lines(&format!("{HEADER}{row}\n{row}")), [2, 3], "no line end at the end");

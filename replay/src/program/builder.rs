@@ -1,3 +1,5 @@
+//! Builds a program from the events of a log.
+
 use std::collections::VecDeque;
 
 use millpond_core::DeviceId;
@@ -10,12 +12,12 @@ use super::{Limits, LogSummary, Op, OpKind, Program};
 use crate::log::{Action, Event, LogError};
 use crate::{Error, Result};
 
-/// A slot is used again only when so many others are free. Threads that replay freely wait for the earlier
-/// blocks of a slot that they need, so the distance lets them drift apart by that many frees. And it keeps
-/// [`Op::ticket`] small: in a block of operations a slot comes up 130 times at most.
+/// A slot is reused only once this many slots are free. Threads that replay freely wait for the
+/// earlier blocks of a slot that they need, so the distance lets them drift apart by that many frees. And it
+/// keeps [`Op::ticket`] small: in a block of operations a slot comes up 130 times at most.
 const SLOT_DISTANCE: usize = 1024;
 
-/// Builds a [`Program`] from events, one by one.
+/// Builds a [`Program`] from a sequence of events.
 #[derive(Debug)]
 pub struct ProgramBuilder {
     ops: OpWriter,
@@ -24,9 +26,9 @@ pub struct ProgramBuilder {
     failed: FailedRequests,
     live_bytes: u128,
     peak_live_bytes: u128,
-    /// Blocks whose address was allocated again without a free.
+    /// The blocks whose address was allocated again without a free.
     lost: Vec<Live>,
-    /// How many operations each slot has had.
+    /// The number of operations on each slot.
     tickets: Vec<u16>,
     free_slots: VecDeque<u32>,
     devices: FxHashSet<DeviceId>,
@@ -36,7 +38,7 @@ pub struct ProgramBuilder {
     summary: LogSummary,
 }
 
-/// Where a block is. Two devices may have blocks at one address.
+/// The place of a block. Two devices may have blocks at one address.
 type Place = (u64, Option<DeviceId>);
 
 #[derive(Clone, Copy, Debug)]
@@ -90,7 +92,7 @@ impl ProgramBuilder {
         }
     }
 
-    /// A replay may ask for it again; it is no operation of the log's.
+    /// A replay may make the request again; it is not an operation of the log.
     fn fail(&mut self, event: &Event, lane: u32) -> Result<()> {
         self.summary.failed_allocations += 1;
         let (bytes, alignment_log2) = (event.bytes, event.alignment.trailing_zeros() as u8);

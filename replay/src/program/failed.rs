@@ -1,18 +1,20 @@
+//! Distinguishes first requests that failed from their retries.
+
 use rustc_hash::FxHashMap;
 
 /// The requests that failed when the log was written.
 ///
-/// A program that gets no memory often frees something and asks again. So failures that a success of the same
+/// A program that gets no memory often frees some and asks again. So failures that a success of the same
 /// size, thread and stream follows are one request, at the place of the first of them.
 #[derive(Debug, Default)]
 pub(super) struct FailedRequests {
-    /// By lane and size: the failures since the last success, by number, in the log's order.
+    /// The failures since the last success, by lane and size: their numbers, in the log's order.
     open: FxHashMap<(u32, u64), Vec<u32>>,
     retries: Vec<bool>,
 }
 
 impl FailedRequests {
-    /// A request failed: its number.
+    /// Records a failed request; returns its number.
     pub(super) fn failed(&mut self, lane: u32, bytes: u64) -> u32 {
         let number = u32::try_from(self.retries.len()).unwrap_or(u32::MAX);
         self.retries.push(false);
@@ -20,7 +22,7 @@ impl FailedRequests {
         number
     }
 
-    /// A request succeeded, which ends the failures of its like.
+    /// Records a successful request, which ends the failures of the same lane and size.
     #[inline]
     pub(super) fn succeeded(&mut self, lane: u32, bytes: u64) {
         if !self.open.is_empty()
@@ -30,7 +32,7 @@ impl FailedRequests {
         }
     }
 
-    /// How many requests there are: failures, without those that are retries of an earlier one.
+    /// The number of requests: failures, without those that are retries of an earlier one.
     pub(super) fn count(&self) -> u64 {
         self.retries.iter().filter(|is_retry| !**is_retry).count() as u64
     }

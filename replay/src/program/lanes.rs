@@ -1,15 +1,17 @@
+//! The pairs of thread and stream of a log.
+
 use rustc_hash::FxHashMap;
 
 use crate::log::{Event, StreamKey};
 
-/// One thread on one stream: who does an operation, and where.
+/// One thread on one stream, which an operation runs on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lane {
     /// The thread, counted from 0 in the order of their first rows.
     pub thread: u32,
     /// The stream, counted likewise. The per-thread default streams of two threads are two streams.
     pub stream: u32,
-    /// What the log calls the stream.
+    /// The log's name of the stream.
     pub key: StreamKey,
 }
 
@@ -17,11 +19,11 @@ pub struct Lane {
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     threads: FxHashMap<u64, u32>,
-    /// With the thread, for per-thread streams.
+    /// The number of each stream; per-thread streams are keyed with their thread.
     streams: FxHashMap<(StreamKey, Option<u64>), u32>,
     lanes: Vec<Lane>,
     by_name: FxHashMap<(u64, StreamKey), u32>,
-    /// Most rows are of the same lane as the one before.
+    /// The last lane: most rows are of the same lane as the one before.
     last: Option<((u64, StreamKey), u32)>,
 }
 

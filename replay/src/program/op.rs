@@ -1,6 +1,8 @@
+//! One operation of a program.
+
 use millpond_core::Layout;
 
-/// What an operation does.
+/// The kind of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum OpKind {
@@ -8,53 +10,54 @@ pub enum OpKind {
     Allocate,
     /// Frees the block of a slot.
     Free,
-    /// Allocates zero bytes, which takes nothing and needs no slot.
+    /// Allocates zero bytes, which takes no memory and needs no slot.
     AllocateNothing,
     /// Frees a null pointer.
     FreeNothing,
-    /// Asks for what failed when the log was written, and gives it back at once. The slot is the request's
-    /// number; see [`Program::is_retry`](super::Program::is_retry).
+    /// Makes a request that failed when the log was written, and frees the block at once. The slot is the
+    /// request's number; see [`Program::is_retry`](super::Program::is_retry).
     AskAgain,
 }
 
 /// One operation of a [`Program`](super::Program).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Op {
-    /// The size of the block in bytes, as requested; of a free too.
+    /// The size of the block in bytes, as requested; also for a free.
     pub bytes: u64,
-    /// Where the block is remembered between its allocation and its free.
+    /// The slot that holds the block between its allocation and its free.
     pub slot: u32,
     /// The thread and stream, as an index into [`Program::lanes`](super::Program::lanes).
     pub lane: u32,
-    /// The line of the log; `u32::MAX` for anything behind that.
+    /// The line of the log; `u32::MAX` for any later line.
     pub line: u32,
-    /// What to do.
+    /// The kind.
     pub kind: OpKind,
-    /// The alignment is two to the power of this.
+    /// The binary logarithm of the alignment.
     pub alignment_log2: u8,
-    /// How many operations on the same slot come before, modulo 2^16. Threads that replay freely go by it.
+    /// The number of earlier operations on the same slot, modulo 2^16. Threads that replay freely order
+    /// operations by it.
     pub ticket: u16,
 }
 
-/// Long logs are streamed through the caches, so operations stay small.
+/// Long logs are streamed through the caches, so operations must stay small.
 const _: () = assert!(size_of::<Op>() == Op::PACKED_BYTES);
 
 impl Op {
     pub(super) const PACKED_BYTES: usize = 24;
 
-    /// The layout that `allocate` and `deallocate` get.
+    /// The layout of the call.
     #[inline]
     pub fn layout(&self) -> Layout {
         let plain = Layout::new(self.bytes);
         if 1 << self.alignment_log2 == plain.alignment() {
             plain
         } else {
-            // Only powers of two get here, so the error never comes up.
+            // All values are powers of two, so the error never occurs.
             Layout::with_alignment(self.bytes, 1 << self.alignment_log2).unwrap_or(plain)
         }
     }
 
-    /// As the temporary file has it.
+    /// The operation as the temporary file stores it.
     pub(super) fn pack(&self) -> [u8; Self::PACKED_BYTES] {
         let mut packed = [0; Self::PACKED_BYTES];
         packed[0..8].copy_from_slice(&self.bytes.to_le_bytes());

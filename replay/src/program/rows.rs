@@ -1,5 +1,4 @@
-//! Reads a log on a thread of its own, so that unpacking and parsing rows and what is done with them use two
-//! cores.
+//! Reads a log on a thread of its own, so that unpacking and parsing rows and processing them use two cores.
 
 use std::sync::mpsc::{self, SyncSender};
 use std::thread;
@@ -7,16 +6,16 @@ use std::thread;
 use crate::Result;
 use crate::log::{Event, LogError, LogReader};
 
-/// Rows are handed over in batches of this many (about 120 KiB).
+/// The rows of a batch (about 120 KiB).
 const BATCH: usize = 1024;
 
-/// Batches that may wait.
+/// The most batches that wait.
 const WAITING: usize = 4;
 
 /// A row, and whether the log is cut off there.
 type Row = (Result<Event, LogError>, bool);
 
-/// Calls `each` with every row of the log in order, and whether the log is cut off there, until it fails.
+/// Calls `each` with every row of the log in order, and whether the log is cut off there, until `each` fails.
 ///
 /// # Errors
 /// Those of `each`.
@@ -46,7 +45,7 @@ fn send(reader: &mut LogReader<'_>, batches: SyncSender<Vec<Row>>) {
             batch.push((row, reader.is_broken()));
         }
         let is_last = batch.len() < BATCH;
-        // Nobody wants more after an error.
+        // The receiver stops after an error.
         if batches.send(batch).is_err() || is_last {
             return;
         }

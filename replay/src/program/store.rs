@@ -1,13 +1,15 @@
+//! Stores operations in memory or in a temporary file.
+
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::sync::Arc;
 
 use super::Op;
 
-/// Operations are kept, written, read and handed out in blocks of this many (1.5 MiB).
+/// The operations of a block, in which they are kept, written, read and handed out (1.5 MiB).
 pub(super) const BLOCK_OPS: usize = 64 << 10;
 
-/// The operations of a program: in memory, or in a file without a name that ends with the process.
+/// The operations of a program: in memory, or in an unnamed file that is deleted when the process ends.
 #[derive(Debug)]
 pub(super) enum OpStore {
     Memory(Vec<Arc<[Op]>>),

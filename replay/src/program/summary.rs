@@ -1,55 +1,58 @@
+//! Counts of the rows and blocks of a log.
+
 use serde::Serialize;
 
-/// What a log holds. Sizes in bytes, as requested.
+/// The contents of a log. Sizes in bytes, as requested.
 #[derive(Clone, Default, PartialEq, Debug, Serialize)]
 pub struct LogSummary {
-    /// The log, as it was named.
+    /// The name of the log.
     pub file: String,
-    /// Rows, without the header and without skipped ones.
+    /// The number of rows, without the header and without skipped ones.
     pub events: u64,
-    /// Operations that a replay does: rows that allocate or free something known.
+    /// The number of operations of a replay: rows that allocate, or free a known block.
     pub operations: u64,
-    /// Different streams.
+    /// The number of different streams.
     pub streams: usize,
-    /// Different threads.
+    /// The number of different threads.
     pub threads: usize,
-    /// Different devices, where the log says; a replay uses one.
+    /// The number of different devices, if the log has them; a replay uses one.
     pub devices: usize,
-    /// The highest sum of the sizes of live blocks.
+    /// The highest sum of the sizes of live blocks, in bytes.
     pub peak_live_bytes: u64,
     /// The highest number of live blocks.
     pub peak_live_blocks: u64,
-    /// The largest request.
+    /// The largest request in bytes.
     pub largest_request_bytes: u64,
-    /// `allocate failure` rows.
+    /// The number of rows `allocate failure`.
     pub failed_allocations: u64,
-    /// The requests in them: failures that a success of the same size, thread and stream follows are one.
+    /// The number of requests in them: failures that a success of the same size, thread and stream follows
+    /// are one.
     pub failed_requests: u64,
-    /// Frees of addresses that no earlier row allocated.
+    /// The number of frees of addresses that no earlier row allocated.
     pub unknown_frees: u64,
     /// The line of the first of them.
     pub first_unknown_free_line: Option<u64>,
-    /// Allocations at an address that was still live.
+    /// The number of allocations at an address that was still live.
     pub duplicate_allocations: u64,
     /// The line of the first of them.
     pub first_duplicate_allocation_line: Option<u64>,
-    /// Frees with another size than the allocation.
+    /// The number of frees with another size than the allocation.
     pub size_mismatches: u64,
     /// The line of the first of them.
     pub first_size_mismatch_line: Option<u64>,
-    /// Blocks that are never freed.
+    /// The number of blocks that are never freed.
     pub leaked_blocks: u64,
-    /// The bytes in them.
+    /// The bytes of these blocks.
     pub leaked_bytes: u64,
-    /// Rows whose sequence number is not above the one before.
+    /// The number of rows whose sequence number is not above the one before.
     pub out_of_sequence: u64,
-    /// Bad rows that were left out.
+    /// The number of bad rows that were left out.
     pub skipped_rows: u64,
-    /// What was wrong with the first of them.
+    /// The error of the first skipped row.
     pub first_skipped_row: Option<String>,
-    /// Why reading ended before the log did, where bad rows were to be skipped.
+    /// The reason why reading ended before the log did, if bad rows were to be skipped.
     pub rest_missing: Option<String>,
-    /// The mean of what calls took when the log was written, in nanoseconds, where the log says.
+    /// The mean duration of calls when the log was written, in nanoseconds, if the log has durations.
     pub logged_ns_per_op: Option<f64>,
 }
 
@@ -59,7 +62,7 @@ impl LogSummary {
         format!("{count} request{}", if count == 1 { "" } else { "s" })
     }
 
-    /// What a reader of the figures should know of the log: one line of text each.
+    /// Remarks about the log for readers of the figures: one line of text each.
     pub fn notes(&self) -> Vec<String> {
         let at = |line: Option<u64>| line.map_or(String::new(), |line| format!(" (first at line {line})"));
         let first_skipped = self.first_skipped_row.as_deref().unwrap_or_default();

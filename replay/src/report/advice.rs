@@ -1,11 +1,11 @@
-//! What to do after a replay: one sentence for a reader who sees such a table for the first time.
+//! The advice after a replay: one sentence for a reader who sees the table for the first time.
 //!
-//! The advice rests on what a simulated device and a GPU agree in, bytes taken and driver calls, and not on
-//! times: those of a simulated device are a model's, and small differences are noise anywhere.
+//! The advice rests on figures in which a simulated device and a GPU agree, bytes taken and driver calls, and
+//! not on times: those of a simulated device are a model's, and small differences are noise anywhere.
 
 use millpond_core::{ByteSize, format_bytes};
 
-use super::table::{figures, thousands};
+use super::text::{figures, thousands};
 use crate::compare::{Comparison, StackFigures};
 
 /// A stack spares driver calls if it makes fewer than one for this many operations of the log.
@@ -14,7 +14,7 @@ const OPERATIONS_A_CALL: u64 = 2;
 /// Peaks that are less apart than this are equal: then the simpler stack is better.
 const SAME_PEAK: f64 = 1.02;
 
-/// A shorter log says little: a pool has yet to find its size.
+/// The operations below which a log says little: a pool has yet to find its size.
 const SHORT_LOG: u64 = 1000;
 
 /// The memory of the largest simulated device, in bytes.
@@ -77,7 +77,7 @@ fn use_stack(comparison: &Comparison, spec: &str, figures: &StackFigures, plain:
     )
 }
 
-/// No stack served the log: the closest one, and where it would be served.
+/// The advice if no stack served the log: the closest stack, and a device that would serve it.
 fn larger_device(comparison: &Comparison, ran: &[Ran<'_>]) -> String {
     let log = &comparison.log;
     if log.peak_live_bytes > LARGEST_DEVICE {
@@ -115,14 +115,14 @@ fn served_again(figures: &StackFigures) -> u64 {
     figures.asked_again.as_ref().map_or(0, |asked| asked.served)
 }
 
-/// The one with the least memory; of several with nearly as little, the one with the fewest layers.
+/// The stack with the least memory; of several with nearly as little, the one with the fewest layers.
 fn smallest<'a>(stacks: &[Ran<'a>]) -> Option<Ran<'a>> {
     let least = stacks.iter().map(|(_, figures)| peak(figures)).min()?;
     let near = stacks.iter().filter(|(_, figures)| peak(figures) as f64 <= least as f64 * SAME_PEAK);
     near.min_by_key(|(spec, figures)| (spec.matches('+').count(), peak(figures))).copied()
 }
 
-/// The stack that asks the driver for each request.
+/// The stack that calls the driver for each request.
 fn plain<'a>(ran: &[Ran<'a>]) -> Option<Ran<'a>> {
     ran.iter().find(|(spec, _)| *spec == "cuda").copied()
 }

@@ -1,5 +1,5 @@
-//! CSV: a header, and one row for each stack of each log. Columns as the fields of the JSON, flattened;
-//! empty where there is no figure. Of errors of several lines, the first.
+//! Prints CSV: a header, and one row for each stack of each log. The columns are the fields of the JSON,
+//! flattened; empty if there is no figure. Of errors of several lines, the first.
 
 use std::io::{self, Write};
 
@@ -49,7 +49,7 @@ struct Row<'a> {
     first_failure: Option<&'a str>,
     asked_again: Option<u64>,
     asked_again_served: Option<u64>,
-    /// Of the first that was not served
+    /// The missing bytes of the first request that was not served.
     asked_again_missing_bytes: Option<u64>,
     misuses_all_passes: Option<u64>,
     peak_reserved_bytes_first: Option<u64>,

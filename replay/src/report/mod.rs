@@ -3,11 +3,13 @@
 mod advice;
 pub mod csv;
 pub mod json;
+mod reporter;
 mod table;
+mod text;
 
-use std::io::{self, Write};
+use std::io::Write;
 
-use crate::compare::Comparison;
+pub use reporter::Reporter;
 
 /// How results are printed.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -19,15 +21,6 @@ pub enum Format {
     Json,
     /// A header and one row for each stack of each log.
     Csv,
-}
-
-/// Prints one comparison after the other.
-pub trait Reporter {
-    /// Prints one.
-    ///
-    /// # Errors
-    /// What writing reports.
-    fn report(&mut self, comparison: &Comparison) -> io::Result<()>;
 }
 
 impl Format {

@@ -1,11 +1,12 @@
-//! For people: a headline for the log, a table with a row for each stack, what else should be known, and in
-//! the last line what to do.
+//! Prints tables for people: a headline for the log, a table with a row for each stack, remarks, and in the
+//! last line advice.
 
 use std::io::{self, Write};
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use millpond_core::{LadderCounts, format_bytes};
 
+use super::text::{figures, thousands};
 use super::{Reporter, advice};
 use crate::compare::{Comparison, StackFigures, StackReport, StackResult};
 
@@ -21,10 +22,10 @@ const DETAILS_HEADER: [&str; 5] =
 
 const LADDER_NOTE: &str = "* own stream / ordered / completed / waited / grown / reclaimed / out of memory";
 
-/// Lines of calls are broken where they get longer.
+/// The width in characters above which lines of calls are broken.
 const LINE_WIDTH: usize = 100;
 
-/// Stacks whose times are less apart than this are equally fast.
+/// The ratio of times below which stacks are equally fast.
 const NOISE: f64 = 1.1;
 
 type Ran<'a> = [(&'a StackReport, &'a StackFigures)];
@@ -71,13 +72,6 @@ impl<W: Write> Reporter for TableReporter<W> {
     }
 }
 
-pub(super) fn figures(stack: &StackReport) -> Option<(&StackReport, &StackFigures)> {
-    match &stack.result {
-        StackResult::Ran(figures) => Some((stack, figures)),
-        StackResult::Skipped { .. } | StackResult::Failed { .. } => None,
-    }
-}
-
 fn headline(comparison: &Comparison) -> String {
     let log = &comparison.log;
     format!(
@@ -103,14 +97,14 @@ fn how_replayed(comparison: &Comparison) -> String {
     format!("replayed {times}, {order}, on {}", device(comparison))
 }
 
-/// The device's text, name and size: each said once.
+/// The device's text, name and size, each once.
 fn device(comparison: &Comparison) -> String {
     let (spec, size) = (&comparison.device.spec, format_bytes(comparison.device.total_bytes));
     let name = comparison.device.name.replace(&format!(" with {size}"), "");
     if spec.contains(&size) { format!("{spec} ({name})") } else { format!("{spec} ({name}, {size})") }
 }
 
-/// A column: its head, and what it shows of a stack.
+/// A column: its head, and the function of its cells.
 type Column = (&'static str, fn(&StackFigures) -> String);
 
 /// The columns of one pass.
@@ -135,7 +129,7 @@ const REPEATED: [Column; 9] = [
     ("failures\nfirst pass", |figures| thousands(figures.failures)),
 ];
 
-/// A column of logs in which requests failed.
+/// The column for logs in which requests failed.
 const ASKED_AGAIN: Column = ("failed then,\nserved now", |figures| {
     figures.asked_again.as_ref().map_or("-".to_owned(), |asked| {
         format!("{} of {}", thousands(asked.served), thousands(asked.requests))
@@ -204,7 +198,7 @@ fn write_driver_calls(out: &mut impl Write, ran: &Ran<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// The parts with commas between them, in lines of so many characters where that can be.
+/// Joins the parts with commas, in lines of at most `width` characters if possible.
 fn broken(parts: &[String], width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for (index, part) in parts.iter().enumerate() {
@@ -218,7 +212,7 @@ fn broken(parts: &[String], width: usize) -> Vec<String> {
     lines
 }
 
-/// What is wrong, or should be known, one line each. Stacks that failed are errors, said elsewhere.
+/// Problems and remarks, one line each. Stacks that failed are reported as errors elsewhere.
 fn write_notes(out: &mut impl Write, comparison: &Comparison, ran: &Ran<'_>) -> io::Result<()> {
     let mut notes = comparison.log.notes();
     if let Some(ns) = comparison.log.logged_ns_per_op {
@@ -245,7 +239,7 @@ fn add_notes(notes: &mut Vec<String>, spec: &str, figures: &StackFigures) {
     if let Some(first) = &figures.first_failure {
         let (count, all, line) = (figures.failures, figures.failures_all_passes, first.line);
         let all = if all == count { String::new() } else { format!(" ({} in all passes)", thousands(all)) };
-        // The stack is named already.
+        // The note names the stack already.
         let error = first.error.replace(&format!(" in `{spec}`"), "");
         let count = thousands(count);
         notes.push(format!("{spec}: failures: {count}{all}, the first at line {line}: {error}"));
@@ -259,7 +253,7 @@ fn add_notes(notes: &mut Vec<String>, spec: &str, figures: &StackFigures) {
     let unmeasured: Vec<&str> = figures.driver.unmeasured.iter().map(|kind| kind.name()).collect();
     if !unmeasured.is_empty() {
         let calls = unmeasured.join(", ");
-        notes.push(format!("{spec}: no driver time, as nobody has measured what {calls} takes"));
+        notes.push(format!("{spec}: no driver time, as the cost of {calls} was not measured"));
     }
     if figures.misuses_all_passes > 0 {
         let count = thousands(figures.misuses_all_passes);
@@ -267,8 +261,8 @@ fn add_notes(notes: &mut Vec<String>, spec: &str, figures: &StackFigures) {
     }
 }
 
-/// Which stacks took the least; all of those that share a first place, times within noise. A stack that
-/// failed to serve the log does not count.
+/// The stacks with the least memory and the least time; all that share a first place, times within noise. A
+/// stack that failed to serve the log does not count.
 fn winners(ran: &Ran<'_>) -> Option<String> {
     let served: Vec<_> = ran.iter().filter(|(_, figures)| figures.failures_all_passes == 0).collect();
     if ran.len() < 2 || served.is_empty() {
@@ -306,19 +300,6 @@ fn counted(count: u64, noun: &str) -> String {
 fn ladder(counts: LadderCounts) -> String {
     let LadderCounts { own_stream, ordered, completed, waited, grow, reclaim, out_of_memory } = counts;
     format!("{own_stream}/{ordered}/{completed}/{waited}/{grow}/{reclaim}/{out_of_memory}")
-}
-
-/// `1234567` as `1,234,567`.
-pub(super) fn thousands(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 fn nanoseconds(ns: u64) -> String {

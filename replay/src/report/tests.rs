@@ -1,9 +1,15 @@
+//! Tests the three formats of reports.
+
+use std::io;
+
 use millpond_core::LadderCounts;
 use millpond_driver::CallKind;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::compare::{DeviceFigures, DriverFigures, PassFigures, StackFigures, StackReport, StackResult};
+use crate::compare::{
+    Comparison, DeviceFigures, DriverFigures, PassFigures, StackFigures, StackReport, StackResult,
+};
 use crate::engine::Failure;
 use crate::program::LogSummary;
 
@@ -141,7 +147,7 @@ fn the_table_says_all_that_matters() {
         "note: cuda+pool: failures: 3 (15 in all passes), the first at line 17: out of memory for 1GiB\n",
         "note: managed was left out: too large",
         "driver time is virtual",
-        "note: cuda+pool: no driver time, as nobody has measured what mem_alloc_managed takes",
+        "note: cuda+pool: no driver time, as the cost of mem_alloc_managed was not measured",
     ] {
         assert!(text.contains(note), "{note} in\n{text}");
     }

@@ -49,7 +49,7 @@ pub(crate) fn program() -> Command {
 impl From<Output> for Run {
     fn from(output: Output) -> Self {
         let run = Self {
-            status: output.status.code().expect("ended by itself"),
+            status: output.status.code().expect("ended without a signal"),
             stdout: String::from_utf8(output.stdout).unwrap(),
             stderr: String::from_utf8(output.stderr).unwrap(),
         };
@@ -65,7 +65,7 @@ impl Run {
         program().arg(log).args(device).args(flags).output().unwrap().into()
     }
 
-    /// As JSON, one object for each line.
+    /// Prints JSON, one object for each line.
     pub(crate) fn json(log: &Path, flags: &[&str]) -> Value {
         let run = Self::of(log, &[&["--format", "json"], flags].concat());
         assert!(run.status < 2, "{}", run.stderr);

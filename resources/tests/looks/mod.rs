@@ -1,4 +1,4 @@
-//! What looks into the pools of a stack while a program runs over it.
+//! Functions that check and decay the pools of a stack while a program runs over it.
 
 use std::time::Duration;
 

@@ -1,9 +1,11 @@
+//! The free blocks of one stream of the canary pool.
+
 use std::collections::BTreeMap;
 
 use millpond_core::driver::Event;
 use millpond_core::{StreamRef, align_up};
 
-/// The free blocks of one stream, and the event after which others may use them.
+/// The free blocks of one stream, and the event after which other streams may use them.
 #[derive(Debug)]
 pub(super) struct FreeList {
     pub(super) stream: StreamRef,
@@ -12,15 +14,15 @@ pub(super) struct FreeList {
     pub(super) completed: bool,
     /// Whether the event was ever recorded for this list.
     pub(super) recorded: bool,
-    /// Start and size of each block.
+    /// The start and the size of each block in bytes.
     blocks: BTreeMap<u64, u64>,
 }
 
-/// A block cut out of a list, and what is left of the block it was cut from.
+/// A block cut out of a list, and the rest of the block it was cut from.
 #[derive(Debug)]
 pub(super) struct Cut {
     pub(super) start: u64,
-    /// Start and size of the pieces before and behind.
+    /// The start and the size of the pieces before and behind it.
     pub(super) rest: [(u64, u64); 2],
 }
 
@@ -41,7 +43,7 @@ impl FreeList {
         self.blocks.remove(&start);
     }
 
-    /// Whether some block holds `bytes` at `alignment`.
+    /// Whether the list has a block of `bytes` at `alignment`.
     pub(super) fn fits(&self, bytes: u64, alignment: u64) -> bool {
         self.best_fit(bytes, alignment).is_some()
     }
@@ -63,8 +65,9 @@ impl FreeList {
         Some(Cut { start: aligned, rest: [(start, aligned - start), (end, start + size - end)] })
     }
 
-    /// Puts a block in and joins it with its neighbours in the list, `is_boundary` being an address that no
-    /// block may cross. `excess` is added to the size of joined blocks: 0, unless the pool is to be wrong.
+    /// Inserts a block and merges it with its neighbours in the list; `is_boundary` tells whether an address
+    /// is one that no block may cross. `excess` is added to the size of merged blocks: 0, unless the pool
+    /// makes that mistake.
     pub(super) fn insert(&mut self, block: (u64, u64), is_boundary: impl Fn(u64) -> bool, excess: u64) {
         let (mut start, mut size) = block;
         if size == 0 {

@@ -1,11 +1,11 @@
-//! A stream-ordered pool that is wrong in a chosen way.
+//! A stream-ordered pool that makes a chosen mistake.
 //!
-//! A checker that never complains proves nothing. So this pool, which is small and correct as it stands, can
-//! be told to make one well-known mistake; the test `museum` sees that each one is found by the
-//! [programs](crate::program), and shrunk to a few operations, and that nothing is found without a mistake.
+//! A checker that never fails proves nothing. So this pool, which is small and correct by default, can make
+//! one well-known mistake; the test `museum` checks that the [programs](crate::program) find each one, and
+//! shrink it to a few operations, and that they find nothing without a mistake.
 //!
-//! The pool works like RMM's: a free list and an event for each stream, the event recorded after each free;
-//! a stream that finds no block of its own takes one of another stream's and waits for that stream's event;
+//! The pool works like RMM's: a free list and an event for each stream, the event recorded after each free; a
+//! stream without a free block of its own takes one of another stream's and waits for that stream's event;
 //! failing that it merges other lists into its own, then grows.
 
 mod free_list;
@@ -27,36 +27,36 @@ pub enum Wrong {
     /// Free lists are keyed by the stream's handle, which the driver gives to the next stream after it was
     /// destroyed (as RMM's were before its pull request 2252).
     KeyedByHandle,
-    /// A region that became free goes back in the order of the last free alone.
+    /// A free region goes back in the order of the last free only.
     ReturnsEarly,
     /// Coalescing makes the merged block one granule too long.
     CoalescesTooFar,
     /// A block is split at the requested size, not at the rounded one.
     SplitsUnrounded,
-    /// What remains of a stolen block goes to the thief's list, without recording the thief's event.
+    /// The remainder of a stolen block goes to the thief's list, without recording the thief's event.
     RemainderToThief,
-    /// The event is recorded only when somebody steals, on a stream that may be gone by then (as in PyTorch's
-    /// issue 66941).
+    /// The event is recorded only when a block is stolen, on a stream that may be destroyed by then (as in
+    /// PyTorch's issue 66941).
     RecordsLazily,
     /// A stolen block that fits exactly stays in the donor's list.
     HandsOutTwice,
-    /// That an event was done once is remembered and not forgotten at the next record.
+    /// A completed event still counts as completed after the next record.
     CompletedForever,
     /// Out of memory is reported without looking at other streams' blocks (as in PyTorch's issue 189504).
     GivesUpEarly,
-    /// Alignments above 256 are not looked at.
+    /// Alignments above 256 are ignored.
     IgnoresAlignment,
     /// All streams share one event.
     OneEventForAll,
     /// A freed block goes to the list of the stream that it was allocated for.
     FreesToAllocatingStream,
-    /// Trimming gives regions back in which blocks are handed out.
+    /// Trimming releases regions with blocks that are handed out.
     TrimsLent,
     /// Frees on another stream are not counted.
     MiscountsFrees,
-    /// The last region is forgotten when the pool is dropped.
+    /// The last region is leaked when the pool is dropped.
     LeaksRegion,
-    /// The donor waits for the thief.
+    /// The donor waits for the thief, and not the thief for the donor.
     WaitsBackwards,
 }
 

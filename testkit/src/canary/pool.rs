@@ -1,3 +1,5 @@
+//! A small stream-ordered pool that makes a chosen mistake.
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +15,7 @@ use parking_lot::Mutex;
 use super::Wrong;
 use super::free_list::FreeList;
 
-/// How much memory the pool takes from the driver at least.
+/// The least bytes that the pool takes from the driver at a time.
 const REGION_BYTES: u64 = 1 << 20;
 
 /// A small stream-ordered pool that makes one [mistake](Wrong), or none.
@@ -26,9 +28,9 @@ pub struct CanaryPool {
 
 #[derive(Default, Debug)]
 struct State {
-    /// By the identity of the stream.
+    /// The free lists, by the identity of the stream.
     lists: BTreeMap<u64, FreeList>,
-    /// Start and size of what the driver gave.
+    /// The start and the size of each allocation of the driver.
     regions: BTreeMap<u64, u64>,
     live: BTreeMap<u64, Live>,
     shared_event: Option<Event>,
@@ -44,7 +46,7 @@ struct Live {
 }
 
 impl CanaryPool {
-    /// The pool, erased. `wrong` is the mistake that it makes.
+    /// Builds the pool as a handle. `wrong` is the mistake that it makes.
     ///
     /// # Errors
     /// None; the signature is that of other builders.
@@ -77,7 +79,7 @@ impl CanaryPool {
         Ok(event)
     }
 
-    /// Makes the list's event cover all that the stream was given so far.
+    /// Makes the list's event cover all work that the stream was given so far.
     fn record(&self, list: &mut FreeList, stream: StreamRef) -> DriverResult<()> {
         if !(self.is(Wrong::CompletedForever) && list.recorded) {
             list.completed = false;
@@ -86,7 +88,7 @@ impl CanaryPool {
         self.driver.event_record(list.event, stream)
     }
 
-    /// Makes `stream` wait for the list's event, unless that is done.
+    /// Makes `stream` wait for the list's event, unless that is known to be done.
     fn wait(&self, list: &mut FreeList, stream: StreamRef) -> DriverResult<()> {
         if self.is(Wrong::RecordsLazily) {
             self.driver.event_record(list.event, list.stream)?;
@@ -206,7 +208,7 @@ impl CanaryPool {
         }
     }
 
-    /// Waits for the device and puts all free blocks into one list, free for every stream.
+    /// Waits for the device and merges all free blocks into one list, free for every stream.
     fn collapse(&self, state: &mut State) -> DriverResult<()> {
         self.driver.synchronize()?;
         self.list(state, StreamRef::LEGACY)?;
@@ -220,7 +222,7 @@ impl CanaryPool {
         Ok(())
     }
 
-    /// Gives regions back that are free as a whole, until at most `keep_bytes` are free.
+    /// Releases regions that are entirely free, until at most `keep_bytes` are free.
     fn release(&self, state: &mut State, keep_bytes: u64) -> DriverResult<u64> {
         self.collapse(state)?;
         let mut released = 0;
@@ -266,7 +268,7 @@ impl CanaryPool {
         }
         if found.is_none() && !self.is(Wrong::GivesUpEarly) {
             self.release(state, 0)?;
-            self.driver.synchronize()?; // What was given back can be had again only now.
+            self.driver.synchronize()?; // Memory that was given back is available only now.
             if self.grow(state, with_slack, stream)? {
                 found = self.find(state, bytes, alignment, stream)?;
             }
@@ -308,7 +310,7 @@ impl CanaryPool {
         if self.is(Wrong::ReturnsEarly) { self.return_early(state, start, stream) } else { Ok(()) }
     }
 
-    /// Gives the region around `address` back if no block of it is handed out, whoever freed them.
+    /// Gives the region around `address` back if no block of it is handed out, on any stream.
     fn return_early(&self, state: &mut State, address: u64, stream: StreamRef) -> DriverResult<()> {
         let Some((&start, &size)) = state.regions.range(..=address).next_back() else { return Ok(()) };
         if state.live.range(start..start + size).next().is_some() {
@@ -326,7 +328,7 @@ impl CanaryPool {
         unsafe { self.driver.mem_free_async(DevicePtr::new(start), stream) }
     }
 
-    /// What sizes are rounded up to.
+    /// The unit that sizes are rounded up to, in bytes.
     fn granule(&self) -> u64 {
         if self.is(Wrong::SplitsUnrounded) { 64 } else { ALLOCATION_ALIGNMENT }
     }
@@ -421,10 +423,10 @@ impl Drop for CanaryPool {
     fn drop(&mut self) {
         let state = self.state.get_mut();
         let leaked = usize::from(self.wrong == Some(Wrong::LeaksRegion));
-        // There is nobody to report an error to; what cannot be given back stays the driver's.
+        // A drop cannot report an error; memory that cannot be freed stays with the driver.
         drop(self.driver.synchronize());
         for &start in state.regions.keys().skip(leaked) {
-            // SAFETY: the region is the driver's, the device is idle, and nobody can use the pool any more.
+            // SAFETY: the region is the driver's, the device is idle, and the pool is not used any more.
             drop(unsafe { self.driver.mem_free_async(DevicePtr::new(start), StreamRef::LEGACY) });
         }
         drop(self.driver.synchronize());
@@ -435,7 +437,7 @@ impl Drop for CanaryPool {
             .chain(state.spare_events.iter().map(|e| e.0))
             .collect();
         for event in events {
-            // SAFETY: the event is the pool's, and nobody can use the pool any more.
+            // SAFETY: the event is the pool's, and the pool is not used any more.
             drop(unsafe { self.driver.event_destroy(Event(event)) });
         }
     }

@@ -1,4 +1,4 @@
-//! What is written into a block is read from it.
+//! Checks that a block holds the values that were written into it.
 
 use millpond_core::StreamRef;
 
@@ -14,7 +14,7 @@ bodies![
     contents_survive_trim,
 ];
 
-/// Bytes that tell blocks apart.
+/// Bytes that are different for each block.
 fn pattern(seed: u64, bytes: u64) -> Vec<u8> {
     (0..bytes).map(|index| (index.wrapping_mul(31) ^ seed.wrapping_mul(97) ^ (index >> 8)) as u8).collect()
 }

@@ -1,3 +1,5 @@
+//! The device, the resource and the streams that a body tests with.
+
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -8,7 +10,7 @@ use millpond_driver::sim::{Access, Schedule, SimConfig, SimDevice};
 use super::Subject;
 use crate::Checked;
 
-/// What a body gets: the subject and a device.
+/// The argument of a body: the subject and a device.
 pub(super) struct Context<'a> {
     pub(super) subject: &'a Subject,
     pub(super) driver: DriverHandle,
@@ -20,7 +22,7 @@ impl<'a> Context<'a> {
         Self::on_sim_of(subject, subject.device_bytes)
     }
 
-    /// Another simulated device, of whose end the suite asks nothing, if the body runs on one.
+    /// Another simulated device, whose end is not checked, if the body runs on one.
     pub(super) fn apart(&self, bytes: u64) -> Option<(Self, Arc<SimDevice>)> {
         self.sim.as_ref()?;
         let context = Self::on_sim_of(self.subject, bytes);
@@ -45,14 +47,14 @@ impl<'a> Context<'a> {
         Tested { resource: Checked::new(resource, self.sim.clone()) }
     }
 
-    /// A stream of the body's own, with nothing to do with the legacy default stream.
+    /// A stream of the body's own, independent of the legacy default stream.
     pub(super) fn stream(&self) -> OwnStream {
         let stream = self.driver.stream_create(StreamFlags::NON_BLOCKING);
         let stream = stream.unwrap_or_else(|error| panic!("no stream can be created: {error}"));
         OwnStream { stream, driver: Arc::clone(&self.driver) }
     }
 
-    /// Makes work of `after` happen after all that `before` was given so far.
+    /// Makes work of `after` happen after all present work of `before`.
     pub(super) fn order(&self, before: StreamRef, after: StreamRef) {
         let event = OwnEvent::new(&self.driver);
         event.record(before);
@@ -67,12 +69,12 @@ impl<'a> Context<'a> {
         sim.launch(stream, &[Access::check(block.ptr, bytes, tag)]);
     }
 
-    /// What a size is clipped to, so that the subject serves it.
+    /// A size that the subject serves: `bytes`, or the subject's maximum.
     pub(super) fn clip(&self, bytes: u64) -> u64 {
         bytes.min(self.subject.largest_bytes)
     }
 
-    /// On the simulated device: no rule was broken, and nothing is left.
+    /// On the simulated device: checks that no rule was broken, and no memory is left.
     pub(super) fn check_at_end(&self) {
         let Some(sim) = &self.sim else { return };
         if let Some(violation) = sim.take_violations().first() {
@@ -87,7 +89,7 @@ impl<'a> Context<'a> {
     }
 }
 
-/// A block that a body got.
+/// A block of a body.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Block {
     pub(super) ptr: DevicePtr,
@@ -95,7 +97,7 @@ pub(super) struct Block {
     pub(super) stream: StreamRef,
 }
 
-/// The resource under test, with checks on top that are looked at when it is dropped.
+/// The resource under test, with checks on top that are evaluated when it is dropped.
 pub(super) struct Tested {
     resource: Checked<AnyResource>,
 }
@@ -113,12 +115,12 @@ impl Tested {
         }
     }
 
-    /// Gives a block back on the stream that it was allocated for.
+    /// Frees a block on the stream that it was allocated for.
     pub(super) fn put(&self, block: Block) {
         self.put_on(block, block.stream);
     }
 
-    /// Gives a block back. The body orders `stream` after all uses of the block first.
+    /// Frees a block. The body orders `stream` after all uses of the block first.
     pub(super) fn put_on(&self, block: Block, stream: StreamRef) {
         // SAFETY: bodies pass each block that `get` returned once, ordered as the contract asks for.
         unsafe { self.resource.deallocate(block.ptr, block.layout, stream) }

@@ -1,4 +1,4 @@
-//! Equality, and the chain of upstreams.
+//! Checks equality, and the chain of upstreams.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Requests that cannot be served, and what holds afterwards.
+//! Checks requests that cannot be served, and the state afterwards.
 
 use millpond_core::{DeviceMemoryResource, Error, ErrorKind, Layout, StreamRef};
 
@@ -28,7 +28,7 @@ fn refused(resource: &Tested, layout: Layout) -> Error {
     }
 }
 
-/// 1 PiB, as RMM's tests ask for.
+/// 1 PiB, as RMM's tests request.
 fn more_than_the_device_is_out_of_memory(context: &Context<'_>) -> Outcome {
     let resource = context.build();
     let error = refused(&resource, Layout::new(PIB));
@@ -47,7 +47,7 @@ fn two_to_the_63_is_refused(context: &Context<'_>) -> Outcome {
     Passed
 }
 
-/// Rounding such a size up overflows; RMM serves a block of no bytes.
+/// Rounding such a size up overflows; RMM then returns a block of no bytes.
 fn the_largest_number_is_refused(context: &Context<'_>) -> Outcome {
     let resource = context.build();
     for bytes in [u64::MAX, u64::MAX - 1, u64::MAX - 255, u64::MAX - 256, u64::MAX - (2 << 20)] {
@@ -116,7 +116,7 @@ fn works_after_an_error(context: &Context<'_>) -> Outcome {
     Passed
 }
 
-/// Takes blocks until there are no more, or so many that the resource has no limit.
+/// Takes blocks until memory is out, or until the count shows that the resource has no limit.
 fn fill(resource: &Tested, bytes: u64) -> (Vec<Block>, Option<Error>) {
     let layout = Layout::new(bytes);
     let mut blocks = Vec::new();
@@ -131,7 +131,7 @@ fn fill(resource: &Tested, bytes: u64) -> (Vec<Block>, Option<Error>) {
 
 const TOO_MUCH: Outcome = Skipped("it would take all of a GPU's memory");
 
-/// A device of a size that a few hundred blocks fill.
+/// A device that a few hundred blocks fill.
 fn small_device(context: &Context<'_>) -> u64 {
     context.subject.device_bytes.min(256 << 20)
 }
@@ -147,17 +147,17 @@ fn full_device_recovers(context: &Context<'_>) -> Outcome {
     };
     assert!(error.is_out_of_memory(), "{error}");
     let count = blocks.len();
-    assert!(count > 16, "only {count} blocks of {bytes} bytes were had");
+    assert!(count > 16, "only {count} blocks of {bytes} bytes were allocated");
     blocks.into_iter().for_each(|block| resource.put(block));
     let (again, _) = fill(&resource, bytes);
-    assert_eq!(again.len(), count, "the second time another number of blocks is had");
+    assert_eq!(again.len(), count, "the second time another number of blocks is allocated");
     again.into_iter().for_each(|block| resource.put(block));
     drop(resource);
     context.check_at_end();
     Passed
 }
 
-/// All memory was freed on one stream with work still to be done; another stream gets it.
+/// All memory was freed on one stream with unfinished work; another stream gets it.
 fn full_device_serves_another_stream(context: &Context<'_>) -> Outcome {
     let Some((context, _)) = &context.apart(small_device(context)) else { return TOO_MUCH };
     let resource = context.build();

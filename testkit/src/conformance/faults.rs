@@ -1,4 +1,4 @@
-//! The driver fails. Only the simulated device does that on request.
+//! Checks failing driver calls, which only the simulated device makes on request.
 
 use millpond_core::{DeviceMemoryResource, DriverError, Error, ErrorKind, Layout, StreamRef};
 use millpond_driver::sim::{FaultPlan, SimDevice};
@@ -17,7 +17,7 @@ bodies![
 const S: StreamRef = StreamRef::LEGACY;
 const NEEDS_SIM: Outcome = Skipped("only the simulated device fails on request");
 
-/// Allocates until something fails, which it must when the driver fails and the resource has to ask it.
+/// Allocates until a request fails, as it must if the driver fails and the resource calls it.
 fn until_error(context: &Context<'_>, resource: &Tested) -> (Vec<Block>, Option<Error>) {
     let layout = Layout::new(context.clip(64 << 20));
     let mut blocks = Vec::new();
@@ -74,7 +74,7 @@ fn another_driver_error_once(context: &Context<'_>) -> Outcome {
     Passed
 }
 
-/// Makes the device fail for good and the resource notice.
+/// Makes the device fail permanently and the resource notice.
 fn poison(context: &Context<'_>, sim: &SimDevice, resource: &Tested) -> (Vec<Block>, Error) {
     sim.set_faults(FaultPlan::nth_call(0, DriverError::ILLEGAL_ADDRESS).persistent());
     let (blocks, error) = until_error(context, resource);

@@ -1,4 +1,4 @@
-//! Trimming, dropping, moving.
+//! Checks trimming, dropping and moving.
 
 use millpond_core::{DeviceMemoryResource, Layout, StreamRef};
 use millpond_driver::sim::Access;
@@ -116,9 +116,9 @@ fn built_many_times(context: &Context<'_>) -> Outcome {
     Passed
 }
 
-/// The contract's last duty but two: whatever is current on the thread is current after every call.
+/// A duty of the contract: every call leaves the thread's current context unchanged.
 fn the_current_device_stays(context: &Context<'_>) -> Outcome {
-    // Where nothing is chosen and there is no GPU, other tests' devices come and go.
+    // If no device is chosen and there is no GPU, other tests' devices come and go.
     let simulated = || millpond_driver::CurrentDeviceGuard::new(context.driver.device()).ok();
     let _chosen = context.driver.device().is_sim().then(simulated);
     let current = || millpond_driver::current_device().ok();

@@ -1,4 +1,4 @@
-//! A `deallocate` that cannot be right is refused, counted, reported, and changes nothing.
+//! Checks that an invalid `deallocate` is refused, counted, reported, and changes nothing.
 
 use millpond_core::misuse::{Misuse, MisuseKind};
 use millpond_core::{AnyResource, DeviceMemoryResource, DevicePtr, Layout, StreamRef};
@@ -18,7 +18,7 @@ bodies![
 const S: StreamRef = StreamRef::LEGACY;
 const CANNOT_TELL: Outcome = Skipped("the resource cannot tell");
 
-/// Gives back what the caller must not give back, and returns what was reported.
+/// Makes an invalid `deallocate`, and returns the reports.
 fn misuse(resource: &AnyResource, ptr: DevicePtr, bytes: u64) -> Vec<Misuse> {
     let counted = || resource.statistics().map_or(0, |statistics| statistics.misuses);
     let before = counted();

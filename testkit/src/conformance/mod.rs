@@ -14,8 +14,8 @@
 //! ```
 //!
 //! [`run`] gives each body a fresh simulated device, on which stream order is checked too. [`run_on`] runs
-//! the same bodies on any driver; those that need the simulated device are skipped there, and the report says
-//! so.
+//! the same bodies on any driver; those that need the simulated device are skipped there, and the report
+//! lists them.
 
 /// The list of a file's bodies, each under its function's name.
 macro_rules! bodies {
@@ -48,7 +48,7 @@ pub use subject::{Decay, Inspect, Refusals, Subject};
 
 use context::Context;
 
-/// A test of the suite: its name, and what it does.
+/// A test of the suite: its name, and its function.
 type Body = (&'static str, fn(&Context<'_>) -> Outcome);
 
 /// The names of all bodies, in the order in which they run.

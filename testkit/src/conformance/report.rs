@@ -1,26 +1,28 @@
+//! The outcomes of the bodies.
+
 use std::fmt;
 
-/// How a body ended.
+/// The outcome of a body.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// As it should.
+    /// The resource kept its duty.
     Passed,
-    /// Not run, and why.
+    /// The body was not run, for this reason.
     Skipped(&'static str),
-    /// With this panic.
+    /// The body panicked with this message.
     Failed(String),
 }
 
-/// One body's end.
+/// The outcome of one body.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
     /// The name of the body.
     pub body: &'static str,
-    /// How it ended.
+    /// The outcome.
     pub outcome: Outcome,
 }
 
-/// What the suite found about one subject. `Display` lists what failed and what was skipped.
+/// The findings of the suite about one subject. `Display` lists the failed and the skipped bodies.
 #[derive(Clone, Debug)]
 pub struct Report {
     subject: String,
@@ -32,17 +34,17 @@ impl Report {
         Self { subject: subject.to_owned(), findings }
     }
 
-    /// Whether nothing failed.
+    /// Whether no body failed.
     pub fn passed(&self) -> bool {
         self.failures().next().is_none()
     }
 
-    /// How many bodies there are, skipped ones included.
+    /// The number of bodies, skipped ones included.
     pub fn bodies(&self) -> usize {
         self.findings.len()
     }
 
-    /// What happened in each body, in the order in which they ran.
+    /// The outcome of each body, in the order in which they ran.
     pub fn findings(&self) -> &[Finding] {
         &self.findings
     }

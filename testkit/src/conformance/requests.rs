@@ -1,4 +1,4 @@
-//! Sizes and alignments.
+//! Checks sizes and alignments.
 
 use millpond_core::{ALLOCATION_ALIGNMENT, DeviceMemoryResource, DevicePtr, ErrorKind, Layout, StreamRef};
 
@@ -56,7 +56,7 @@ fn sizes_from_one_byte_up(context: &Context<'_>) -> Outcome {
     Passed
 }
 
-/// A resource may refuse alignments above 256, but then it says so, and hands nothing else out.
+/// A resource may refuse alignments above 256, but only with an error, and without handing out another block.
 fn alignments_up_to_2_mib(context: &Context<'_>) -> Outcome {
     let resource = context.build();
     let mut blocks = Vec::new();

@@ -1,10 +1,10 @@
-//! Statistics, where there are any, follow what happens.
+//! Checks that statistics, where there are any, agree with the calls.
 
 use millpond_core::{DeviceMemoryResource, ResourceStatistics, StreamRef};
 
 use super::Outcome::{self, Passed, Skipped};
 use super::context::{Block, Context, Tested};
-use crate::program::StatisticsCheck;
+use crate::statistics_check::StatisticsCheck;
 
 bodies![counts_follow_the_calls, peaks_stay, zero_bytes_are_not_counted];
 
@@ -12,7 +12,7 @@ const S: StreamRef = StreamRef::LEGACY;
 const NONE: Outcome = Skipped("the resource keeps no statistics of its own");
 
 fn statistics(resource: &Tested) -> ResourceStatistics {
-    resource.statistics().unwrap_or_else(|| panic!("there are no statistics"))
+    resource.statistics().unwrap_or_else(|| panic!("the resource has no statistics"))
 }
 
 fn counts_follow_the_calls(context: &Context<'_>) -> Outcome {

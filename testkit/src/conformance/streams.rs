@@ -1,5 +1,5 @@
-//! Stream order: what a stream argument promises. On the simulated device its clocks are the judge, and tags
-//! in the data; elsewhere the bodies only see that the calls are served.
+//! Checks stream order: the promise of a stream argument. On the simulated device, its clocks and tags in the
+//! data decide; elsewhere the bodies only check that the calls are served.
 
 use millpond_core::{DeviceMemoryResource, StreamRef};
 
@@ -73,8 +73,8 @@ fn passed_from_stream_to_stream(context: &Context<'_>) -> Outcome {
     Passed
 }
 
-/// RMM's issue 2489: blocks of two streams are merged for a third, which gives a part back; a fourth takes
-/// that. It must wait for the first two as well.
+/// RMM's issue 2489: blocks of two streams are merged for a third, which frees a part; a fourth takes that
+/// part. It must wait for the first two as well.
 fn merged_blocks_are_ordered_for_a_third_stream(context: &Context<'_>) -> Outcome {
     let resource = context.build();
     let streams: Vec<OwnStream> = (0..4).map(|_| context.stream()).collect();
@@ -94,7 +94,7 @@ fn merged_blocks_are_ordered_for_a_third_stream(context: &Context<'_>) -> Outcom
     Passed
 }
 
-/// A free is a point in the order of the stream, not a wait: work that is still to be done counts.
+/// A free is a point in the order of the stream, not a wait: unfinished work counts.
 fn pending_work_is_not_overtaken(context: &Context<'_>) -> Outcome {
     let resource = context.build();
     let (busy, other) = (context.stream(), context.stream());
@@ -125,7 +125,7 @@ fn stream_destroyed_after_its_frees(context: &Context<'_>) -> Outcome {
     Passed
 }
 
-/// The driver gives a destroyed stream's handle to the next one, which is another stream all the same.
+/// The driver gives a destroyed stream's handle to the next one, which is another stream.
 fn stream_handles_are_used_again(context: &Context<'_>) -> Outcome {
     let resource = context.build();
     let mut handles = Vec::new();

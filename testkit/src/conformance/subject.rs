@@ -1,3 +1,5 @@
+//! A resource under test.
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -5,20 +7,20 @@ use std::time::Duration;
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{AnyResource, DriverHandle, Result};
 
-use crate::program::StatisticsCheck;
+use crate::statistics_check::StatisticsCheck;
 
-/// Walks what a resource keeps inside, and panics where something is wrong.
+/// Checks the inside of a resource, and panics if it is inconsistent.
 pub type Inspect = fn(&AnyResource);
 
-/// Lets a resource give back what it did not need lately; the time is since any moment.
+/// Lets a resource release idle memory; the time is measured from any fixed moment.
 ///
 /// # Errors
-/// What the resource reports.
+/// Those of the resource.
 pub type Decay = fn(&AnyResource, Duration) -> Result<()>;
 
 type Build = dyn Fn(&DriverHandle) -> Result<AnyResource> + Send + Sync;
 
-/// Which misuse a resource can tell.
+/// The kinds of misuse that a resource detects.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Refusals {
     /// A pointer that it never handed out, or into the middle of a block.
@@ -30,11 +32,11 @@ pub struct Refusals {
 }
 
 impl Refusals {
-    /// All of them.
+    /// All kinds.
     pub const ALL: Self = Self { foreign_pointer: true, double_free: true, wrong_size: true };
 }
 
-/// A resource under test, and what is known of it.
+/// A resource under test, and its properties.
 #[derive(Clone)]
 pub struct Subject {
     name: String,
@@ -76,50 +78,51 @@ impl Subject {
         Self { table: Some(table.clone()), ..Self::new(text, build) }
     }
 
-    /// The largest request that the resource serves, in bytes; 64 MiB and more if it is not told.
+    /// Sets the largest request that the resource serves, in bytes; 64 MiB and more by default.
     #[must_use]
     pub fn largest_bytes(mut self, bytes: u64) -> Self {
         self.largest_bytes = bytes;
         self
     }
 
-    /// Which misuse the resource can tell; none if it is not told.
+    /// Sets the kinds of misuse that the resource detects; none by default.
     #[must_use]
     pub fn refuses(mut self, refusals: Refusals) -> Self {
         self.refusals = refusals;
         self
     }
 
-    /// How much of the statistics must be right; nothing if it is not told.
+    /// Sets how much of the statistics must be right; nothing by default.
     #[must_use]
     pub fn statistics(mut self, statistics: StatisticsCheck) -> Self {
         self.statistics = statistics;
         self
     }
 
-    /// The capacity of the simulated device in bytes; 4 GiB if it is not told.
+    /// Sets the capacity of the simulated device in bytes; 4 GiB by default.
     #[must_use]
     pub fn device_bytes(mut self, bytes: u64) -> Self {
         self.device_bytes = bytes;
         self
     }
 
-    /// Says that the resource hands on blocks that are not its own, as plain CUDA does: when it is dropped,
-    /// those that are handed out stay with the device.
+    /// Declares that the resource passes on blocks that are not its own, as plain CUDA does: when it is
+    /// dropped, blocks that are handed out stay with the device.
     #[must_use]
     pub fn hands_on(mut self) -> Self {
         self.hands_on = true;
         self
     }
 
-    /// What walks the resource's inside; it is called while no other thread uses the resource.
+    /// Sets the function that checks the resource's inside; it is called while no other thread uses the
+    /// resource.
     #[must_use]
     pub fn inspected_by(mut self, inspect: Inspect) -> Self {
         self.inspect = Some(inspect);
         self
     }
 
-    /// What lets the resource give back what it did not need lately, as time passes.
+    /// Sets the function that lets the resource release idle memory as time passes.
     #[must_use]
     pub fn decayed_by(mut self, decay: Decay) -> Self {
         self.decay = Some(decay);
@@ -134,7 +137,7 @@ impl Subject {
     /// Builds the resource on a device.
     ///
     /// # Errors
-    /// What building reports.
+    /// Those of building.
     pub fn build(&self, driver: &DriverHandle) -> Result<AnyResource> {
         (self.build)(driver)
     }

@@ -1,4 +1,4 @@
-//! What a resource prints.
+//! Checks the text that a resource prints.
 
 use millpond_core::stack::StackSpec;
 

@@ -1,4 +1,4 @@
-//! Several threads share a resource through the erased handle.
+//! Checks several threads that share a resource through the erased handle.
 
 use std::sync::Mutex;
 
@@ -7,7 +7,7 @@ use millpond_core::{DeviceMemoryResource, StreamRef};
 use super::Outcome::{self, Passed};
 use super::context::{Block, Context, Tested};
 use crate::Rng;
-use crate::program::StatisticsCheck;
+use crate::statistics_check::StatisticsCheck;
 
 bodies![
     four_threads_with_a_stream_each,

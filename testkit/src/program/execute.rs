@@ -4,72 +4,17 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use millpond_core::driver::{Event as EventHandle, EventFlags, StreamFlags};
 use millpond_core::{
-    ALLOCATION_ALIGNMENT, AnyResource, DeviceMemoryResource, DevicePtr, Driver, DriverHandle, ErrorKind,
-    Layout, StreamRef,
+    ALLOCATION_ALIGNMENT, DeviceMemoryResource, DevicePtr, Driver, DriverHandle, ErrorKind, Layout, StreamRef,
 };
 use millpond_driver::sim::{Access, FaultPlan, Schedule, SimConfig, SimDevice};
-use rustc_hash::FxHashMap;
 
-use super::op::{Block, Event, MAX_EVENTS, MAX_STREAMS, Op, Stream};
-use super::order::{Clock, Order};
+use super::broken::{Broken, Checks};
+use super::execution::{Execution, Live, StreamState};
+use super::op::{Block, Op, Stream};
+use super::order::Clock;
 use super::{Build, Config, Failure, FailureKind, Summary, oracle};
-use crate::{Checked, misuse_recorder, text_of};
-
-/// A broken rule.
-#[derive(Debug)]
-pub(super) struct Broken {
-    pub(super) kind: FailureKind,
-    pub(super) message: String,
-}
-
-impl Broken {
-    pub(super) fn new(kind: FailureKind, message: impl ToString) -> Self {
-        Self { kind, message: message.to_string() }
-    }
-}
-
-pub(super) type Checks = Result<(), Broken>;
-
-/// A block that is handed out.
-#[derive(Clone, Debug)]
-pub(super) struct Live {
-    pub(super) ptr: DevicePtr,
-    pub(super) layout: Layout,
-    pub(super) stream: Stream,
-    tag: u64,
-    /// The last write.
-    written: Clock,
-    /// Everything that happened to the block, its allocation included.
-    pub(super) used: Clock,
-    position: usize,
-}
-
-#[derive(Clone, Copy)]
-enum StreamState {
-    Unnamed,
-    Alive(StreamRef),
-    Dead,
-}
-
-pub(super) struct Execution<'a> {
-    pub(super) config: &'a Config,
-    pub(super) device: Arc<SimDevice>,
-    pub(super) resource: Checked<AnyResource>,
-    pub(super) order: Order,
-    pub(super) summary: Summary,
-    pub(super) blocks: FxHashMap<Block, Live>,
-    /// The live blocks in no particular order, for picking one at random.
-    pub(super) live: Vec<Block>,
-    pub(super) next_block: Block,
-    /// By number; those behind the last were not named yet.
-    streams: Vec<StreamState>,
-    /// What fails in the next operation on the resource.
-    fault: Option<FaultPlan>,
-    events: [Option<EventHandle>; MAX_EVENTS],
-    done: &'a mut Vec<Op>,
-}
+use crate::{misuse_recorder, text_of};
 
 /// Builds the resource on a fresh device, runs `body`, and checks the end; a panic is a failure too.
 pub(super) fn guarded(
@@ -120,24 +65,7 @@ fn run(
     Ok(Summary { programs: 1, ..summary })
 }
 
-impl<'a> Execution<'a> {
-    fn new(config: &'a Config, device: Arc<SimDevice>, resource: AnyResource, done: &'a mut Vec<Op>) -> Self {
-        Self {
-            config,
-            resource: Checked::new(resource, Some(Arc::clone(&device))),
-            device,
-            order: Order::new(),
-            summary: Summary::default(),
-            blocks: FxHashMap::default(),
-            live: Vec::new(),
-            next_block: 0,
-            streams: [StreamRef::LEGACY, StreamRef::PER_THREAD].map(StreamState::Alive).into(),
-            fault: None,
-            events: [None; MAX_EVENTS],
-            done,
-        }
-    }
-
+impl Execution<'_> {
     /// Carries an operation out, or skips it if a careful caller would not do it now; then looks at every
     /// oracle.
     pub(super) fn step(&mut self, op: Op) -> Checks {
@@ -179,58 +107,6 @@ impl<'a> Execution<'a> {
         }
     }
 
-    fn is_legal(&self, op: Op) -> bool {
-        let alive = |stream: Stream| !matches!(self.stream_state(stream), StreamState::Dead);
-        let after = |stream, block, written_only: bool| {
-            self.blocks.get(&block).is_some_and(|live: &Live| {
-                alive(stream)
-                    && self.order.is_after(stream, if written_only { &live.written } else { &live.used })
-            })
-        };
-        let recorded = |event: Event| usize::from(event) < MAX_EVENTS && self.order.is_recorded(event);
-        match op {
-            Op::Allocate { block, stream, .. } => block >= self.next_block && alive(stream),
-            Op::Deallocate { block, stream } | Op::Write { block, stream } => after(stream, block, false),
-            Op::Read { block, stream } => after(stream, block, true),
-            Op::Record { event, stream } => usize::from(event) < MAX_EVENTS && alive(stream),
-            Op::Wait { stream, event } => alive(stream) && recorded(event),
-            Op::QueryEvent { event } | Op::SyncEvent { event } => recorded(event),
-            Op::SyncStream { stream } => alive(stream),
-            Op::DestroyStream { stream } => {
-                stream > 1 && matches!(self.stream_state(stream), StreamState::Alive(_))
-            }
-            Op::SyncDevice | Op::Trim { .. } | Op::PassTime { .. } | Op::FailCall { .. } => true,
-        }
-    }
-
-    fn stream_state(&self, stream: Stream) -> StreamState {
-        match self.streams.get(usize::from(stream)) {
-            Some(state) => *state,
-            None if usize::from(stream) < MAX_STREAMS => StreamState::Unnamed,
-            None => StreamState::Dead,
-        }
-    }
-
-    /// Whether the stream was named before and can be named again.
-    pub(super) fn is_alive(&self, stream: Stream) -> bool {
-        matches!(self.stream_state(stream), StreamState::Alive(_))
-    }
-
-    /// The stream, created if it is named for the first time.
-    pub(super) fn stream(&mut self, stream: Stream) -> Result<StreamRef, Broken> {
-        if let StreamState::Alive(found) = self.stream_state(stream) {
-            return Ok(found);
-        }
-        let flags = if stream.is_multiple_of(2) { StreamFlags::NON_BLOCKING } else { StreamFlags::BLOCKING };
-        let created = self.device.stream_create(flags);
-        let created = created.map_err(|error| Broken::new(FailureKind::UnexpectedError, error))?;
-        if self.streams.len() <= usize::from(stream) {
-            self.streams.resize(usize::from(stream) + 1, StreamState::Unnamed);
-        }
-        self.streams[usize::from(stream)] = StreamState::Alive(created);
-        Ok(created)
-    }
-
     fn allocate(&mut self, block: Block, stream: Stream, bytes: u64, alignment: u64) -> Checks {
         let handle = self.stream(stream)?;
         let layout = Layout::with_alignment(bytes, alignment)
@@ -248,7 +124,7 @@ impl<'a> Execution<'a> {
         }
         let ptr = match result {
             Ok(ptr) => ptr,
-            // It may have failed because a driver call did, with whatever error that was.
+            // The driver call failed, so the request may fail with any error.
             Err(_) if may_fail => return Ok(()),
             Err(error) if error.is_out_of_memory() => {
                 self.summary.out_of_memory += 1;
@@ -364,15 +240,7 @@ impl<'a> Execution<'a> {
         Ok(())
     }
 
-    fn event(&mut self, event: Event) -> Result<EventHandle, millpond_core::DriverError> {
-        let slot = &mut self.events[usize::from(event)];
-        match *slot {
-            Some(handle) => Ok(handle),
-            None => Ok(*slot.insert(self.device.event_create(EventFlags::default())?)),
-        }
-    }
-
-    /// Waits for the device, gives every block back and looks at the oracles once more.
+    /// Waits for the device, frees every block and runs the oracles again.
     fn finish(&mut self) -> Checks {
         let unexpected = |error: millpond_core::DriverError| Broken::new(FailureKind::UnexpectedError, error);
         self.device.synchronize().map_err(unexpected)?;
@@ -383,12 +251,12 @@ impl<'a> Execution<'a> {
         oracle::at_end(self)?;
         for index in 2..self.streams.len() as Stream {
             if let StreamState::Alive(handle) = self.stream_state(index) {
-                // SAFETY: the program is over; nobody names the stream again.
+                // SAFETY: the program has ended, and the stream is not named again.
                 unsafe { self.device.stream_destroy(handle) }.map_err(unexpected)?;
             }
         }
         for handle in self.events.iter_mut().filter_map(Option::take) {
-            // SAFETY: the program is over; nobody names the event again.
+            // SAFETY: the program has ended, and the event is not named again.
             unsafe { self.device.event_destroy(handle) }.map_err(unexpected)?;
         }
         Ok(())

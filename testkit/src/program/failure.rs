@@ -1,24 +1,26 @@
+//! A failed program, and how to run it again.
+
 use std::fmt;
 
 use millpond_driver::sim::ViolationKind;
 
 use super::Op;
 
-/// What rule a program's run broke.
+/// The rule that a program's run broke.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum FailureKind {
-    /// What the simulated device saw.
+    /// The simulated device found a violation.
     Device(ViolationKind),
     /// The shadow allocator disagrees about an address or layout.
     Shadow,
     /// Out of memory, but the same request succeeds after synchronising and trimming.
     EarlyOutOfMemory,
-    /// Another error than out of memory, though nothing was wrong.
+    /// An error other than out of memory, without a cause.
     UnexpectedError,
     /// Statistics differ from the shadow's or the device's.
     Statistics,
-    /// A block that was handed out is refused when it comes back.
+    /// A deallocation of a block that was handed out is refused.
     Misuse,
     /// Memory, events or streams are left after the resource was dropped.
     Leak,
@@ -31,18 +33,18 @@ pub enum FailureKind {
 /// A program that broke a rule, and how to run it again.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Which rule.
+    /// The rule.
     pub kind: FailureKind,
-    /// What was seen.
+    /// The message.
     pub message: String,
     /// The seed of the program.
     pub seed: u64,
     /// The seed of the device's schedule: that of the program, until [`shrink`](super::shrink) finds that
     /// fewer operations fail under another.
     pub schedule: u64,
-    /// What ran, up to the operation that broke the rule.
+    /// The operations up to the one that broke the rule.
     pub operations: Vec<Op>,
-    /// How many operations there were before shrinking.
+    /// The number of operations before shrinking.
     pub operations_found: usize,
     /// The stack's text or another name.
     pub subject: String,

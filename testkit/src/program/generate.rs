@@ -7,14 +7,14 @@ use millpond_core::DriverError;
 use millpond_driver::CallKind;
 
 use super::Config;
-use super::execute::Execution;
+use super::execution::Execution;
 use super::op::{Block, Event, MAX_STREAMS, Op, Stream};
 use crate::Rng;
 
 /// With more streams than this, a stretch of a program uses this many of them most of the time.
 const BUSY_STREAMS: usize = 12;
 
-/// The calls that are made to fail: not those that end something, since what they leave is a leak.
+/// The calls that are made to fail: not those that free, since a failed one is a leak.
 const FAILING: [CallKind; 12] = [
     CallKind::MemAlloc,
     CallKind::MemAddressReserve,
@@ -30,22 +30,22 @@ const FAILING: [CallKind; 12] = [
     CallKind::EventQuery,
 ];
 
-/// How sizes are chosen in one program.
+/// How a program chooses sizes.
 #[derive(Clone, Copy, Debug)]
 enum Sizes {
-    /// All the same: every freed block fits.
+    /// All equal: every freed block fits.
     Equal(u64),
-    /// One off the sizes where something changes.
+    /// Sizes next to those where the behaviour changes.
     Edges,
-    /// Any magnitude.
+    /// Sizes of any magnitude.
     Logarithmic,
     /// Shares of the device, so that memory runs out.
     Large,
-    /// All of these.
+    /// All of these ways.
     Mixed,
 }
 
-/// What a stretch of a program mostly does.
+/// The most frequent operation of a stretch of a program.
 #[derive(Clone, Copy, Debug)]
 enum Phase {
     Fill,
@@ -68,7 +68,7 @@ pub(super) struct Generator {
     most_live: usize,
     faults: bool,
     streams: Vec<Stream>,
-    /// Which places of `streams` this stretch of the program uses most.
+    /// The places of `streams` that this stretch of the program uses most.
     busy: Vec<usize>,
     next_stream: Stream,
     next_event: Event,
@@ -208,7 +208,7 @@ impl Generator {
         self.after_ordering(execution, block, stream, Op::Deallocate { block, stream })
     }
 
-    /// Plans what orders `stream` after all uses of the block, and then `op`.
+    /// Plans the operations that order `stream` after all uses of the block, and then `op`.
     fn after_ordering(&mut self, execution: &Execution<'_>, block: Block, stream: Stream, op: Op) -> Op {
         let missing =
             execution.blocks.get(&block).and_then(|live| execution.order.missing(stream, &live.used));
@@ -230,7 +230,7 @@ impl Generator {
 
     fn other(&mut self, execution: &Execution<'_>) -> Op {
         if self.passes_time && self.rng.percent(15) {
-            // From less than a tick of a decay of ten seconds to more than all of it.
+            // From less than a tick of a decay of ten seconds to more than the whole decay.
             return Op::PassTime { ms: self.rng.between(100, 12_000) };
         }
         if self.faults && self.rng.percent(15) {
@@ -264,7 +264,7 @@ impl Generator {
         }
     }
 
-    /// Ends a stream, with another one ordered after it or not, and brings a new one in its place.
+    /// Destroys a stream, with another one ordered after it or not, and creates a new one in its place.
     fn destroy(&mut self, execution: &Execution<'_>, stream: Stream) -> Op {
         let replaceable = usize::from(self.next_stream) < MAX_STREAMS;
         if !self.destroys || !replaceable || stream < 2 || !execution.is_alive(stream) {

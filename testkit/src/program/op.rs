@@ -1,3 +1,5 @@
+//! The operations of a program.
+
 use std::fmt;
 
 use millpond_core::format_bytes;
@@ -33,86 +35,86 @@ pub enum Op {
         block: Block,
         /// The stream of the call and of the write.
         stream: Stream,
-        /// How many bytes.
+        /// The size in bytes.
         bytes: u64,
-        /// A power of two.
+        /// The alignment in bytes: a power of two.
         alignment: u64,
     },
     /// Checks the block's tag and gives the block back.
     Deallocate {
-        /// Which block.
+        /// The block.
         block: Block,
         /// The stream of the call and of the check.
         stream: Stream,
     },
     /// Checks the block's tag.
     Read {
-        /// Which block.
+        /// The block.
         block: Block,
-        /// On which stream.
+        /// The stream.
         stream: Stream,
     },
     /// Writes a new tag into the block.
     Write {
-        /// Which block.
+        /// The block.
         block: Block,
-        /// On which stream.
+        /// The stream.
         stream: Stream,
     },
     /// Records an event.
     Record {
-        /// Which event.
+        /// The event.
         event: Event,
-        /// On which stream.
+        /// The stream.
         stream: Stream,
     },
     /// Makes a stream wait for an event.
     Wait {
-        /// Which stream.
+        /// The stream that waits.
         stream: Stream,
-        /// For which event.
+        /// The event.
         event: Event,
     },
-    /// Asks whether an event is done; if it is, the host knows.
+    /// Queries whether an event is done; if it is, the host learns that.
     QueryEvent {
-        /// Which event.
+        /// The event.
         event: Event,
     },
     /// Waits on the host for an event.
     SyncEvent {
-        /// Which event.
+        /// The event.
         event: Event,
     },
     /// Waits on the host for a stream.
     SyncStream {
-        /// Which stream.
+        /// The stream.
         stream: Stream,
     },
     /// Waits on the host for the device.
     SyncDevice,
-    /// Destroys a stream, whatever is still to be done on it. Its number is not used again.
+    /// Destroys a stream, even with work left on it. Its number is not used again.
     DestroyStream {
-        /// Which stream; 0 and 1 cannot be destroyed.
+        /// The stream; 0 and 1 cannot be destroyed.
         stream: Stream,
     },
-    /// Asks the resource to give memory back.
+    /// Trims the resource.
     Trim {
-        /// How many free bytes it may keep.
+        /// The free bytes that the resource may keep.
         keep_bytes: u64,
     },
-    /// Lets time pass, in which the resource may give back what nobody needs.
+    /// Lets time pass, in which the resource may release idle memory.
     PassTime {
-        /// How long, in milliseconds.
+        /// The time in milliseconds.
         ms: u64,
     },
     /// Makes one driver call of the next operation on the resource fail.
     FailCall {
-        /// Of which kind.
+        /// The kind of the call.
         kind: CallKind,
-        /// Which of its driver calls of that kind, from 0.
+        /// The number of the call among the driver calls of that kind, from 0.
         nth: u8,
-        /// The code that it fails with, as in [`DriverError::code`](millpond_core::DriverError::code). It is
-        /// not one that is for good.
+        /// The code that the call fails with, as in [`DriverError::code`](millpond_core::DriverError::code).
+        /// It is not a sticky one.
         code: i32,
     },
 }

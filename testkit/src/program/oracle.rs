@@ -1,19 +1,20 @@
-//! What must hold after every operation and at the end.
+//! Checks the rules that hold after every operation and at the end.
 
 use millpond_core::{ALLOCATION_ALIGNMENT, DeviceMemoryResource, Driver, Layout, StreamRef};
 use millpond_driver::sim::SimDevice;
 
-use super::execute::{Broken, Checks, Execution};
+use super::broken::{Broken, Checks};
+use super::execution::Execution;
 use super::op::Block;
 use super::{FailureKind, StatisticsCheck};
 
-/// Statistics are compared after every so many operations, because asking for them can be slow.
+/// The number of operations between two checks of the statistics, which can be slow to compute.
 const STATISTICS_EVERY: u64 = 8;
 
-/// The resource's inside is walked after every so many operations.
+/// The number of operations between two checks of the resource's inside.
 const INSPECT_EVERY: u64 = 64;
 
-/// What the simulated device rounds allocations up to, in bytes.
+/// The unit that the simulated device rounds allocations up to, in bytes.
 const DEVICE_UNIT: u64 = 512;
 
 pub(super) fn after_call(execution: &Execution<'_>) -> Checks {
@@ -56,7 +57,7 @@ fn statistics(execution: &Execution<'_>) -> Checks {
         return Ok(());
     }
     let Some(statistics) = execution.resource.statistics() else {
-        return Err(Broken::new(FailureKind::Statistics, "there are none"));
+        return Err(Broken::new(FailureKind::Statistics, "the resource has no statistics"));
     };
     let equal = |what: &str, theirs: u64, ours: u64| match theirs == ours {
         true => Ok(()),
@@ -106,7 +107,9 @@ pub(super) fn out_of_memory_is_true(
     if execution.config.statistics == StatisticsCheck::Exact && layout.alignment() == ALLOCATION_ALIGNMENT {
         let largest = execution.resource.statistics().map_or(0, |statistics| statistics.largest_free_block);
         if largest >= rounded {
-            return early(format!("no block of {rounded} bytes is had, though the largest has {largest}"));
+            return early(format!(
+                "no block of {rounded} bytes is returned, though the largest free one has {largest}"
+            ));
         }
     }
     if !block.is_multiple_of(4) {
@@ -123,7 +126,7 @@ pub(super) fn out_of_memory_is_true(
     }
 }
 
-/// After the resource is gone, the device is as it was.
+/// After the resource is dropped, the device holds nothing.
 pub(super) fn nothing_left(device: &SimDevice) -> Checks {
     if device.live_allocations() > 0 {
         let (count, bytes) = (device.live_allocations(), device.live_bytes());

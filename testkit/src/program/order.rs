@@ -1,10 +1,10 @@
-//! What a careful caller knows of the order of its own work: a vector clock for each stream.
+//! The order of a careful caller's own work: a vector clock for each stream.
 
 use smallvec::SmallVec;
 
 use super::op::{Event, MAX_EVENTS, Stream};
 
-/// How far along each stream something is known to be; 0 for the streams behind the last.
+/// The known ticks of each stream; 0 for the streams behind the last.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Clock(SmallVec<[u32; 24]>);
 
@@ -29,12 +29,12 @@ impl Clock {
         }
     }
 
-    /// Whether this clock, or the host's, has all of `other`.
+    /// Whether this clock, or the host's, includes all of `other`.
     fn covers(&self, host: &Self, other: &Self) -> bool {
         self.lacks(host, other).is_none()
     }
 
-    /// A stream on which `other` has gone further than this clock and the host's.
+    /// A stream on which `other` is ahead of this clock and the host's.
     fn lacks(&self, host: &Self, other: &Self) -> Option<Stream> {
         let known = |stream: usize| self.time(stream).max(host.time(stream));
         (0..).zip(&other.0).position(|(stream, theirs)| known(stream) < *theirs).map(|index| index as Stream)
@@ -120,7 +120,7 @@ impl Order {
         }
     }
 
-    /// The host knows that the event is done.
+    /// Adds to the host's knowledge that the event is done.
     pub(super) fn host_saw_event(&mut self, event: Event) {
         if let Some(clock) = &self.events[usize::from(event)] {
             self.host.join(clock);

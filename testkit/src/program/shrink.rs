@@ -1,18 +1,20 @@
+//! Shrinks a failed program.
+
 use std::collections::BTreeSet;
 
 use super::op::{Op, Stream};
 use super::{Build, Config, Failure, replay};
 
-/// How many other schedules are tried: fewer operations may fail only if the device works in another order.
+/// The number of other schedules that are tried: fewer operations may fail only in another order of work.
 const SCHEDULES: u64 = 12;
 
-/// The length up to which operations are also taken out two at a time.
+/// The length up to which operations are also removed in pairs.
 const PAIRS_UP_TO: usize = 60;
 
-/// Takes operations out of a failing program, and makes the rest simpler, as long as the same rule is broken.
+/// Removes operations from a failing program, and simplifies the rest, as long as the same rule is broken.
 ///
-/// First ever smaller stretches are taken out (Zeller's delta debugging), then pairs; then streams are made
-/// one, and sizes and alignments plain. The result is deterministic.
+/// First smaller and smaller stretches are removed (Zeller's delta debugging), then pairs; then streams are
+/// merged, and sizes and alignments simplified. The result is deterministic.
 pub fn shrink(failure: Failure, config: &Config, build: &Build<'_>) -> Failure {
     let mut shrinking =
         Shrinking { seed: failure.seed, found: failure.operations_found, best: failure, config, build };
@@ -43,8 +45,8 @@ struct Shrinking<'a> {
 }
 
 impl Shrinking<'_> {
-    /// Runs other operations, under the present schedule and so many others; keeps them if they break the
-    /// same rule.
+    /// Runs other operations, under the present schedule and `others` more; keeps them if they break the same
+    /// rule.
     fn attempt(&mut self, operations: &[Op], others: u64) -> bool {
         let schedules = std::iter::once(self.best.schedule).chain(0..others);
         for schedule in schedules {
@@ -119,7 +121,7 @@ impl Shrinking<'_> {
     }
 }
 
-/// Plainer forms of an operation, plainest first.
+/// Simpler forms of an operation, simplest first.
 fn simpler(op: Op) -> Vec<Op> {
     let Op::Allocate { block, stream, bytes, alignment } = op else { return Vec::new() };
     let smaller = [256, 1 << 20, bytes.next_power_of_two() / 2, bytes & !255];

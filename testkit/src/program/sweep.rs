@@ -1,3 +1,5 @@
+//! Runs many seeds on several threads.
+
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -8,16 +10,16 @@ use super::{Build, Config, Failure, Summary, run, shrink};
 /// Many seeds of one configuration, on several threads.
 #[derive(Clone, Debug)]
 pub struct Sweep {
-    /// Which seeds.
+    /// The seeds.
     pub seeds: Range<u64>,
-    /// Stop after so many operations, whatever seeds are left.
+    /// Stop after this many operations, even if seeds are left.
     pub operations: u64,
-    /// On how many threads.
+    /// The number of threads.
     pub threads: usize,
 }
 
 impl Sweep {
-    /// Seeds from 0 until so many operations are done, on as many threads as the machine has.
+    /// Runs seeds from 0 until `operations` operations are done, on as many threads as the machine has.
     pub fn operations(operations: u64) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self { seeds: 0..u64::MAX, operations, threads }
@@ -36,7 +38,7 @@ impl Sweep {
 
 /// Runs programs until all seeds are run, enough operations are done, or one fails.
 ///
-/// Which seeds are run is the same on every machine, as far as `seeds` and `operations` decide.
+/// The same seeds are run on every machine, as far as `seeds` and `operations` decide.
 ///
 /// # Errors
 /// The failure with the lowest seed among those found, [shrunk](shrink).

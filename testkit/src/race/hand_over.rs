@@ -4,19 +4,19 @@ use millpond_core::driver::Event;
 use millpond_core::{DevicePtr, Layout, StreamRef};
 use parking_lot::Mutex;
 
-/// A block, what was written to it, and where its work ends.
+/// A block, its contents, and the end of its work.
 #[derive(Debug)]
 pub(super) struct Handed {
     pub(super) ptr: DevicePtr,
     pub(super) layout: Layout,
     pub(super) tag: u64,
-    /// The stream on which it was used. It lives until the race is over.
+    /// The stream on which it was used. It lives until the race ends.
     pub(super) stream: StreamRef,
-    /// Recorded on that stream after its last use.
+    /// The event recorded on that stream after its last use.
     pub(super) event: Event,
 }
 
-/// What was given and not yet taken.
+/// The blocks that were handed over and not yet taken.
 #[derive(Debug, Default)]
 pub(super) struct HandOver(Mutex<Vec<Handed>>);
 
@@ -25,7 +25,7 @@ impl HandOver {
         self.0.lock().push(block);
     }
 
-    /// One of them; which one depends on `choice`.
+    /// Takes one of them, depending on `choice`.
     pub(super) fn take(&self, choice: u64) -> Option<Handed> {
         let mut handed = self.0.lock();
         let index = choice.checked_rem(handed.len() as u64)?;

@@ -1,4 +1,4 @@
-//! What one thread at a time does.
+//! The work of one thread of a race.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -23,9 +23,9 @@ struct Live {
 
 pub(super) struct Runner<'a> {
     rng: Rng,
-    /// Lives as long as the race.
+    /// The stream of the thread, which lives as long as the race.
     stream: StreamRef,
-    /// In a wide race: a stream that is renewed now and then.
+    /// In a wide race: a stream that is destroyed and made again from time to time.
     brief: Option<StreamRef>,
     device: &'a SimDevice,
     resource: &'a Checked<AnyResource>,
@@ -101,7 +101,7 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// Frees what is left and ends the streams. No other thread runs.
+    /// Frees the remaining blocks and destroys the streams. No other thread runs.
     pub(super) fn finish(&mut self) -> Result<(), String> {
         while let Some(handed) = self.hand_over.take(0) {
             self.free_handed(&handed, false)?;
@@ -110,7 +110,7 @@ impl<'a> Runner<'a> {
             self.free_one();
         }
         for stream in self.brief.into_iter().chain([self.stream]) {
-            // SAFETY: nobody else uses the stream any more, and what was handed over is freed here first.
+            // SAFETY: no other thread uses the stream any more, and what was handed over is freed here first.
             unsafe { self.device.stream_destroy(stream) }.map_err(text)?;
         }
         Ok(())
@@ -134,7 +134,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Gives a block of the lasting stream to whichever thread takes it.
+    /// Hands a block of the lasting stream over to any thread.
     fn give(&mut self) -> Result<(), String> {
         let Some(index) = self.live.iter().position(|live| live.stream == self.stream) else { return Ok(()) };
         let Live { ptr, layout, tag, stream } = self.live.swap_remove(index);
@@ -160,7 +160,7 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// Ends the brief stream and starts another. Its blocks are the lasting stream's from here on.
+    /// Destroys the brief stream and makes another. Its blocks belong to the lasting stream from here on.
     fn renew(&mut self) -> Result<(), String> {
         let Some(old) = self.brief else { return Ok(()) };
         let event = self.device.event_create(EventFlags::default()).map_err(text)?;

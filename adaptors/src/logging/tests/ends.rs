@@ -1,4 +1,4 @@
-//! Rows survive the end of the process, however it ends; and would not, without what keeps them.
+//! Tests that rows survive every end of the process, and that each mechanism that saves them is needed.
 
 use std::process::Command;
 use std::sync::OnceLock;
@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use super::super::queue::{BATCHES, LANE_ROWS};
 use super::*;
 
-/// Nobody drops it.
+/// No drop runs for it.
 static RESOURCE: OnceLock<AnyResource> = OnceLock::new();
 
 const CHILD: &str = "logging::tests::ends::child_process";
@@ -16,7 +16,7 @@ const MANY_BYTES: usize = 4000;
 /// More than there is room for in a queue.
 const MANY: usize = (BATCHES + 2) * LANE_ROWS;
 
-/// Not a test by itself: what the tests below run in a process of its own.
+/// Not a test: the code that the tests below run in another process.
 #[test]
 fn child_process() {
     let Ok(end) = std::env::var("MILLPOND_TEST_CHILD_ENDS_BY") else { return };
@@ -204,9 +204,9 @@ fn without_its_mechanism_each_end_loses_rows_or_has_them_twice() {
     }
 }
 
-/// Whether a child ends whose log goes to a pipe that nobody reads.
+/// Whether a child ends although its log goes to a pipe without a reader.
 #[cfg(target_os = "linux")]
-fn ends_though_nobody_reads(flush: &str, end: &str) -> bool {
+fn ends_without_a_reader(flush: &str, end: &str) -> bool {
     use std::fs::OpenOptions;
     use std::time::{Duration, Instant};
     let directory = tempfile::tempdir().unwrap();
@@ -240,17 +240,17 @@ fn ends_though_nobody_reads(flush: &str, end: &str) -> bool {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn issue_9_a_log_that_nobody_reads_keeps_no_process_from_ending() {
+fn issue_9_a_log_without_a_reader_keeps_no_process_from_ending() {
     let ends = ["many rows and leak", "many rows and drop"];
     std::thread::scope(|scope| {
-        let children = ends.map(|end| (end, scope.spawn(move || ends_though_nobody_reads("async", end))));
+        let children = ends.map(|end| (end, scope.spawn(move || ends_without_a_reader("async", end))));
         for (end, child) in children {
             assert!(child.join().unwrap(), "after {end}");
         }
     });
 }
 
-/// Rows that wait in a buffer are the parent's, who writes them; the child has a copy of them.
+/// Buffered rows belong to the parent, which writes them; the child has a copy of them.
 #[cfg(unix)]
 #[test]
 fn a_forked_child_does_not_write_its_parents_rows_again() {
@@ -272,7 +272,7 @@ fn what_a_forked_child_logs_is_appended() {
     }
 }
 
-/// What `flush=async` does not promise, as its documentation says.
+/// The documentation of `flush=async` does not promise this.
 #[test]
 fn an_abort_loses_what_waits() {
     assert!(rows_left("async", "abort", "threads") < FEW);

@@ -1,4 +1,4 @@
-//! Several logs of one file, in this process and in others.
+//! Tests several logs of one file, in this process and in others.
 
 use super::*;
 
@@ -49,7 +49,7 @@ fn issue_9_two_stacks_on_one_file_lose_no_row_and_count_what_is_there() {
 
 #[cfg(unix)]
 #[test]
-fn issue_9_a_file_is_the_same_by_whatever_name() {
+fn issue_9_a_file_is_the_same_under_another_name() {
     let directory = tempfile::tempdir().unwrap();
     let [file, symbolic, hard] = ["log.csv", "symbolic", "hard"].map(|name| directory.path().join(name));
     let one = LoggingResourceAdaptor::to_file(mock().0, &file).unwrap();
@@ -64,7 +64,7 @@ fn issue_9_a_file_is_the_same_by_whatever_name() {
 }
 
 #[test]
-fn a_file_begins_anew_when_nobody_writes_it() {
+fn a_file_begins_anew_when_no_adaptor_writes_it() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("log.csv");
     for flush in EACH {
@@ -153,7 +153,7 @@ fn a_log_that_was_closed_is_free_though_a_child_has_a_copy_of_its_handle() {
         let copy = unsafe { libc::dup(handle) };
         drop(one);
         log(&file, flush).allocate_bytes(1, S).unwrap();
-        // SAFETY: nobody else has it.
+        // SAFETY: it has no other owner.
         unsafe { libc::close(copy) };
         assert_eq!(sizes(&file), [1], "{flush:?}");
     }
@@ -181,7 +181,7 @@ fn issue_9_one_stack_does_not_log_twice_to_one_file() {
 #[cfg(target_os = "linux")]
 const CHILD_WITHOUT_ROOM: &str = "logging::tests::files::child_without_room";
 
-/// Not a test by itself: what the test below runs in a process of its own, whose files cannot grow.
+/// Not a test: the code that the test below runs in another process, whose files cannot grow.
 #[cfg(target_os = "linux")]
 #[test]
 fn child_without_room() {

@@ -1,4 +1,4 @@
-//! `flush=async`: order, room, and errors, in one process.
+//! Tests `flush=async` in one process: order, room, and errors.
 
 use std::sync::Condvar;
 
@@ -47,7 +47,7 @@ fn texts_that_are_ready_out_of_order_are_written_in_order() {
 }
 
 #[test]
-fn whoever_wants_room_only_writes_a_share_and_the_rest_is_not_forgotten() {
+fn a_caller_that_needs_room_writes_a_share_and_the_rest_is_not_forgotten() {
     let log = Shared::default();
     let queue = queue(&log);
     push(&queue, 0..3 * ROWS);
@@ -198,7 +198,7 @@ fn issue_9_a_destination_that_is_only_slow_gets_every_row() {
 }
 
 #[test]
-fn issue_9_a_destination_that_hangs_is_given_up_and_nobody_waits_for_it() {
+fn issue_9_a_destination_that_hangs_is_given_up_and_no_caller_waits_for_it() {
     let gate = Gate::default();
     let sink = Sink::new(Box::new(gate.clone()), "gate".to_owned(), Flush::Async);
     let text = |bytes| Text::new(Columns::Rmm, Arc::default(), bytes);
@@ -224,13 +224,13 @@ fn issue_9_a_buffer_whose_destination_hangs_is_given_up() {
 }
 
 #[test]
-fn an_error_reaches_flush_whoever_met_it_and_once() {
+fn an_error_of_any_thread_reaches_flush_once() {
     let log = Shared::default();
     let layer = LoggingLayer::new().writer(log.clone()).flush(Flush::Async);
     let resource = layer.layer(mock().0).unwrap();
     log.broken.store(true, Ordering::SeqCst);
     let ptr = resource.allocate_bytes(1, S).unwrap();
-    // The log's thread meets it.
+    // Waits until the log's thread has met the error.
     while resource.write_errors() == 0 {
         std::thread::yield_now();
     }
@@ -245,6 +245,6 @@ fn an_error_reaches_flush_whoever_met_it_and_once() {
     let queue = queue(&log);
     log.broken.store(true, Ordering::SeqCst);
     push(&queue, 0..1);
-    assert!(queue.flush().is_err(), "flush meets it itself");
+    assert!(queue.flush().is_err(), "flush reports its own error");
     assert!(queue.flush().is_ok());
 }

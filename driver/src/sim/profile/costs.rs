@@ -1,19 +1,19 @@
-//! What driver calls cost, in nanoseconds on the host.
+//! The costs of driver calls, in nanoseconds of the host.
 
 use std::collections::BTreeMap;
 
 use super::Curve;
 use crate::CallKind;
 
-/// What the calls of a device's driver cost.
+/// The costs of the calls of a device's driver.
 ///
-/// A cost that is `None`, or that [`calls_ns`](Self::calls_ns) does not name, nobody measured: such calls
-/// take no virtual time, and reports say that it is missing.
+/// A cost that is `None`, or that [`calls_ns`](Self::calls_ns) does not name, was not measured: such calls
+/// take no virtual time, and reports name them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields, default))]
 #[non_exhaustive]
 pub struct Costs {
-    /// Nanoseconds of each call that costs the same whatever it is given.
+    /// The nanoseconds of each call with a constant cost.
     pub calls_ns: CallCosts,
     /// Recording an event.
     pub event_record: EventRecordCosts,
@@ -39,15 +39,15 @@ pub struct Costs {
     pub mem_unmap: Option<UnmapCosts>,
 }
 
-/// A cost that goes by the size in bytes alone.
+/// A cost that depends on the size in bytes alone.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields))]
 pub struct SizeCosts {
-    /// Nanoseconds for so many bytes.
+    /// Nanoseconds by size in bytes.
     pub by_bytes_ns: Curve,
 }
 
-/// What plain memory costs.
+/// The costs of plain memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields))]
 pub struct PlainCosts {
@@ -58,7 +58,7 @@ pub struct PlainCosts {
     pub by_bytes_ns: Curve,
 }
 
-/// What recording an event costs besides what `calls_ns` says.
+/// The costs of recording an event beside those in `calls_ns`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields))]
 pub struct EventRecordCosts {
@@ -66,7 +66,7 @@ pub struct EventRecordCosts {
     pub legacy_stream_extra_ns: u64,
 }
 
-/// What making mappings accessible costs: the call, and each mapping in its range.
+/// The costs of making mappings accessible: of the call, and of each mapping in its range.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields))]
 pub struct SetAccessCosts {
@@ -80,7 +80,7 @@ pub struct SetAccessCosts {
     pub new_512_mib_extra_ns: u64,
 }
 
-/// What unmapping costs: the call, and each mapping in its range.
+/// The costs of unmapping: of the call, and of each mapping in its range.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields))]
 pub struct UnmapCosts {
@@ -90,13 +90,13 @@ pub struct UnmapCosts {
     pub mapping_by_bytes_ns: Curve,
 }
 
-/// Nanoseconds by kind of call, of those that cost the same whatever they are given.
+/// The nanoseconds of each kind of call with a constant cost.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(try_from = "BTreeMap<String, u64>"))]
 pub struct CallCosts(BTreeMap<CallKind, u64>);
 
 impl CallCosts {
-    /// What a call of this kind costs in nanoseconds, if it was measured.
+    /// The cost of a call of this kind in nanoseconds, if it was measured.
     pub fn get(&self, kind: CallKind) -> Option<u64> {
         self.0.get(&kind).copied()
     }
@@ -108,7 +108,7 @@ impl CallCosts {
 }
 
 impl FromIterator<(CallKind, u64)> for CallCosts {
-    /// Kinds whose cost goes by size are left out: [`Costs`] has them.
+    /// Leaves out kinds whose cost depends on the size: [`Costs`] has them.
     fn from_iter<I: IntoIterator<Item = (CallKind, u64)>>(costs: I) -> Self {
         Self(costs.into_iter().filter(|(kind, _)| !goes_by_size(*kind)).collect())
     }
@@ -125,7 +125,9 @@ impl TryFrom<BTreeMap<String, u64>> for CallCosts {
                 return Ok((kind, ns));
             }
             if CallKind::ALL.iter().any(|kind| kind.name() == name) {
-                return Err(format!("`{name}` has no one cost: it goes by size; write [costs.{name}]"));
+                return Err(format!(
+                    "`{name}` has no one cost: it depends on the size; write [costs.{name}]"
+                ));
             }
             let names: Vec<_> = known().map(CallKind::name).collect();
             Err(format!(
@@ -154,8 +156,7 @@ const fn goes_by_size(kind: CallKind) -> bool {
 }
 
 impl Costs {
-    /// What a call of this kind costs, without what goes by size or by the number of mappings; `None` if
-    /// nobody measured it.
+    /// The constant part of the cost of a call of this kind, in nanoseconds; `None` if it was not measured.
     pub fn call_ns(&self, kind: CallKind) -> Option<u64> {
         let by_size = |is_measured: bool| is_measured.then_some(0);
         match kind {
@@ -174,8 +175,7 @@ impl Costs {
 }
 
 impl Costs {
-    /// Multiplies what all calls of a kind cost, whatever they are given. Of `MemFree`, those of plain
-    /// memory.
+    /// Multiplies the costs of all calls of a kind. For `MemFree`, those of plain memory.
     pub fn scale(&mut self, kind: CallKind, factor: f64) {
         let scale = |ns: &mut u64| *ns = (*ns as f64 * factor).round() as u64;
         let sizes =
@@ -221,8 +221,8 @@ impl Costs {
 }
 
 impl PlainCosts {
-    /// Of a block of this size, which takes or gives back so many bytes of pages: none if others share its
-    /// page.
+    /// The nanoseconds of a block of this size, whose call takes or gives back `pages_bytes` of pages: none
+    /// if other blocks share its page.
     pub fn ns(costs: Option<&Self>, bytes: u64, pages_bytes: u64) -> u64 {
         let Some(costs) = costs else { return 0 };
         let shares = if crate::plain::shares(bytes) { costs.in_page_ns } else { 0 };
@@ -232,7 +232,7 @@ impl PlainCosts {
 }
 
 impl SizeCosts {
-    /// Of so many bytes; nothing where nobody measured it.
+    /// The nanoseconds for `bytes` bytes; 0 if not measured.
     pub fn ns(costs: Option<&Self>, bytes: u64) -> u64 {
         costs.map_or(0, |costs| costs.by_bytes_ns.ns(bytes))
     }

@@ -1,3 +1,5 @@
+//! A cost that depends on a size.
+
 /// A cost that grows with a size: points of bytes and nanoseconds, and straight lines between them.
 ///
 /// Below the first point the cost is the first's; beyond the last it goes on along the last line, or stays if
@@ -32,7 +34,7 @@ impl Curve {
         self.0.iter_mut().for_each(|(_, ns)| scale(ns));
     }
 
-    /// The cost of so many bytes in nanoseconds.
+    /// The cost of `bytes` bytes in nanoseconds.
     pub fn ns(&self, bytes: u64) -> u64 {
         let points = &self.0;
         let after = points.partition_point(|&(size, _)| size < bytes);

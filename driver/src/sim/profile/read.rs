@@ -1,4 +1,4 @@
-//! Profiles as TOML, read with serde.
+//! Reads profiles from TOML with serde.
 
 use std::path::Path;
 
@@ -72,7 +72,7 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Profile> {
         file.device;
     let capability = (i64::from(major), i64::from(minor));
     let profile = Profile::measured(name, memory_bytes.0, multiprocessors.into(), capability, "", file.costs);
-    Ok(Profile { measured_on, ..profile })
+    Ok(profile.with_measured_on(measured_on))
 }
 
 /// The file, the line, the field as it stands there, and what is wrong with it.

@@ -1,4 +1,4 @@
-//! Profiles as TOML, written with a comment for each field.
+//! Writes profiles as TOML with a comment for each field.
 
 use std::fmt::Write as _;
 
@@ -14,24 +14,24 @@ const HEAD: &str = "\
 # `millpond-replay calibrate` measures a device and writes such a file.
 #
 # Bytes and nanoseconds of the host throughout; the time of the timer, some 20 to 40 ns, is in each. A list of
-# points [bytes, ns] is a cost that goes by size: on straight lines between the points, the first point's cost
+# points [bytes, ns] is a cost by size: on straight lines between the points, the first point's cost
 # below, on along the last line beyond. What is left out was not measured: such calls cost no time, and
 # reports say that it is missing.
 ";
 
 pub(super) fn toml(profile: &Profile, comment: Comment<'_>) -> String {
-    let mut out = format!("{HEAD}format = {FORMAT}\n\n[device]\nname = {}\n", quoted(&profile.name));
-    let (major, minor) = profile.compute_capability;
-    line(&mut out, format_args!("memory_bytes = {}", profile.capacity));
-    line(&mut out, format_args!("multiprocessors = {}", profile.multiprocessors));
+    let mut out = format!("{HEAD}format = {FORMAT}\n\n[device]\nname = {}\n", quoted(profile.name()));
+    let (major, minor) = profile.compute_capability();
+    line(&mut out, format_args!("memory_bytes = {}", profile.capacity()));
+    line(&mut out, format_args!("multiprocessors = {}", profile.multiprocessors()));
     line(&mut out, format_args!("compute_capability = [{major}, {minor}]"));
-    if let Some(measured_on) = &profile.measured_on {
+    if let Some(measured_on) = profile.measured_on() {
         line(&mut out, format_args!("measured_on = {}", quoted(measured_on)));
     }
-    write_calls(&mut out, &profile.costs, comment);
-    write_plain(&mut out, &profile.costs, comment);
-    write_by_size(&mut out, &profile.costs, comment);
-    write_mappings(&mut out, &profile.costs, comment);
+    write_calls(&mut out, profile.costs(), comment);
+    write_plain(&mut out, profile.costs(), comment);
+    write_by_size(&mut out, profile.costs(), comment);
+    write_mappings(&mut out, profile.costs(), comment);
     out
 }
 

@@ -1,0 +1,60 @@
+//! The flag of a lost device, shared by all its users.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use super::DriverError;
+use crate::Error;
+
+/// Whether a device is lost: to this process, after a [sticky](DriverError::is_sticky) error, or to
+/// everything made before its context was reset.
+///
+/// All users of one opening of a device share it, so that after the first such error no user calls a driver
+/// that can only fail. A device that is opened after a reset has a new one.
+#[derive(Debug, Default)]
+pub struct Health {
+    state: AtomicU8,
+}
+
+const WELL: u8 = 0;
+const LOST: u8 = 1;
+const RESET: u8 = 2;
+
+impl Health {
+    /// Whether the device is lost. A lost device stays lost.
+    #[inline]
+    pub fn is_lost(&self) -> bool {
+        self.state.load(Ordering::Relaxed) != WELL
+    }
+
+    /// Whether it is lost because its context was reset.
+    #[inline]
+    pub fn is_reset(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == RESET
+    }
+
+    /// Notes an error of the driver if it means that the device is lost.
+    pub fn note(&self, error: &DriverError) {
+        if error.code() == DriverError::CONTEXT_IS_DESTROYED {
+            self.note_reset();
+        } else if error.is_sticky()
+            && self.state.compare_exchange(WELL, LOST, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        {
+            tracing::error!(target: "millpond::driver", %error, "the device is lost for this process");
+        }
+    }
+
+    /// Notes that the device's context was reset.
+    pub fn note_reset(&self) {
+        if self.state.swap(RESET, Ordering::Relaxed) != RESET {
+            tracing::warn!(
+                target: "millpond::driver",
+                "the device's context was reset; what was made before is lost with it"
+            );
+        }
+    }
+
+    /// The error of a call on a lost device, with the reason and the remedy.
+    pub fn error(&self) -> Error {
+        if self.is_reset() { Error::context_reset() } else { Error::poisoned() }
+    }
+}

@@ -1,0 +1,33 @@
+//! Prints sizes in bytes with binary units.
+
+/// Binary units and their sizes in bytes, the largest first.
+pub(crate) const UNITS: [(&str, u64); 7] = [
+    ("EiB", 1 << 60),
+    ("PiB", 1 << 50),
+    ("TiB", 1 << 40),
+    ("GiB", 1 << 30),
+    ("MiB", 1 << 20),
+    ("KiB", 1 << 10),
+    ("B", 1),
+];
+
+/// Bytes for people: the largest binary unit, exact when it divides evenly.
+///
+/// ```
+/// use millpond_core::format_bytes;
+/// assert_eq!(format_bytes(1 << 30), "1GiB");
+/// assert_eq!(format_bytes(1536), "1.50KiB");
+/// assert_eq!(format_bytes(1000), "1000B");
+/// assert_eq!(format_bytes(1 << 60), "1EiB");
+/// ```
+pub fn format_bytes(bytes: u64) -> String {
+    for (unit, size) in UNITS {
+        if bytes >= size && bytes.is_multiple_of(size) {
+            return format!("{}{unit}", bytes / size);
+        }
+        if bytes >= size {
+            return format!("{:.2}{unit}", bytes as f64 / size as f64);
+        }
+    }
+    "0B".to_owned()
+}

@@ -1,0 +1,34 @@
+//! The constructors of a layout that can fail.
+
+use super::{ALLOCATION_ALIGNMENT, Layout};
+use crate::{Error, Result};
+
+impl Layout {
+    /// `bytes` bytes at an `alignment` of the caller's; less than [`ALLOCATION_ALIGNMENT`] is raised to it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `alignment` is not a power of
+    /// two.
+    pub fn with_alignment(bytes: u64, alignment: u64) -> Result<Self> {
+        if !alignment.is_power_of_two() {
+            return Err(Error::invalid_argument(format!(
+                "alignment {alignment} is not a power of two; use 256, 512, 1024, …"
+            )));
+        }
+        Ok(Self { bytes, alignment: alignment.max(ALLOCATION_ALIGNMENT) })
+    }
+
+    /// The layout of `count` values of `T`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the size overflows.
+    pub fn array<T>(count: u64) -> Result<Self> {
+        let bytes = (size_of::<T>() as u64).checked_mul(count).ok_or_else(|| {
+            Error::invalid_argument(format!(
+                "{count} elements of {} bytes are more than an address space holds",
+                size_of::<T>()
+            ))
+        })?;
+        Self::with_alignment(bytes, align_of::<T>() as u64)
+    }
+}

@@ -1,0 +1,66 @@
+//! The size and the alignment of a request.
+
+mod checked;
+
+/// The alignment in bytes that every resource gives to every block, asked for or not: CUDA's own.
+pub const ALLOCATION_ALIGNMENT: u64 = 256;
+
+/// Rounds `bytes` up to a multiple of `alignment`, a power of two; `None` when that overflows.
+///
+/// ```
+/// assert_eq!(millpond_core::align_up(1000, 256), Some(1024));
+/// assert_eq!(millpond_core::align_up(u64::MAX, 256), None);
+/// ```
+pub const fn align_up(bytes: u64, alignment: u64) -> Option<u64> {
+    match bytes.checked_add(alignment - 1) {
+        Some(sum) => Some(sum & !(alignment - 1)),
+        None => None,
+    }
+}
+
+/// How many bytes a request is for, and at which alignment.
+///
+/// The same layout goes to `allocate` and to the `deallocate` that ends the block.
+///
+/// ```
+/// use millpond_core::Layout;
+/// let layout = Layout::new(1000);
+/// assert_eq!((layout.bytes(), layout.alignment()), (1000, 256));
+/// assert!(Layout::with_alignment(64, 4096).is_ok());
+/// assert!(Layout::with_alignment(64, 768).is_err()); // not a power of two
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Layout {
+    bytes: u64,
+    alignment: u64,
+}
+
+impl Layout {
+    /// `bytes` bytes at [`ALLOCATION_ALIGNMENT`].
+    pub const fn new(bytes: u64) -> Self {
+        Self { bytes, alignment: ALLOCATION_ALIGNMENT }
+    }
+
+    /// The size in bytes, as asked for.
+    #[inline]
+    pub const fn bytes(self) -> u64 {
+        self.bytes
+    }
+
+    /// The alignment in bytes: a power of two, at least [`ALLOCATION_ALIGNMENT`].
+    #[inline]
+    pub const fn alignment(self) -> u64 {
+        self.alignment
+    }
+
+    /// The size rounded up to [`ALLOCATION_ALIGNMENT`], or `None` when no address space is that large.
+    pub const fn rounded_bytes(self) -> Option<u64> {
+        align_up(self.bytes, ALLOCATION_ALIGNMENT)
+    }
+
+    /// The same size at the alignment that CUDA's own allocation gives.
+    #[must_use]
+    pub const fn at_base_alignment(self) -> Self {
+        Self::new(self.bytes)
+    }
+}

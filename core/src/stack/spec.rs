@@ -1,0 +1,177 @@
+//! A stack as data: its layers and their parameters.
+
+use crate::{Error, Result};
+
+/// How deep stacks may nest in parentheses: deeper than any real stack, and shallow enough for the call
+/// stack.
+pub(super) const DEEPEST: usize = 32;
+
+/// One layer as text: its name and parameters.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LayerSpec {
+    /// The name, as a [`LayerEntry`](super::LayerEntry) has it.
+    pub name: String,
+    /// The parameters, in the order written.
+    pub params: Vec<(String, Value)>,
+}
+
+impl LayerSpec {
+    /// A layer without parameters.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), params: Vec::new() }
+    }
+
+    /// Adds a parameter.
+    #[must_use]
+    pub fn with(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
+        self.params.push((key.into(), value.into()));
+        self
+    }
+
+    /// A parameter, if it is given.
+    pub fn param(&self, key: &str) -> Option<&Value> {
+        self.params.iter().find(|(name, _)| name == key).map(|(_, value)| value)
+    }
+}
+
+/// A whole stack as text, base first. At least one layer.
+///
+/// ```
+/// use millpond_core::stack::StackSpec;
+/// let spec: StackSpec = "cuda + pool:initial=1GiB,max=8GiB + statistics".parse().unwrap();
+/// assert_eq!(spec.layers().len(), 3);
+/// assert_eq!(spec.to_string(), "cuda+pool:initial=1GiB,max=8GiB+statistics");
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StackSpec {
+    pub(super) layers: Vec<LayerSpec>,
+}
+
+impl StackSpec {
+    /// A stack of these layers, base first.
+    ///
+    /// # Errors
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if there are none, or if more than 32 stacks are
+    /// nested.
+    pub fn new(layers: Vec<LayerSpec>) -> Result<Self> {
+        if layers.is_empty() {
+            return Err(Error::invalid_stack("the stack is empty; write for example `cuda+pool`"));
+        }
+        let stack = Self { layers };
+        if stack.depth() > DEEPEST {
+            return Err(Error::invalid_stack(format!(
+                "more than {DEEPEST} stacks are inside each other; put fewer into parentheses"
+            )));
+        }
+        Ok(stack)
+    }
+
+    /// How deep stacks nest below this one. The nesting of each was checked when it was made.
+    fn depth(&self) -> usize {
+        let params = self.layers.iter().flat_map(|layer| &layer.params);
+        params.flat_map(|(_, value)| value.stacks()).map(|stack| 1 + stack.depth()).max().unwrap_or(0)
+    }
+
+    /// The layers, base first. Those of stacks in parentheses are not among them.
+    pub fn layers(&self) -> &[LayerSpec] {
+        &self.layers
+    }
+
+    /// All layers: each layer is preceded by those of the stacks that its parameters name in parentheses.
+    pub fn all_layers(&self) -> Vec<&LayerSpec> {
+        let mut all = Vec::new();
+        for layer in &self.layers {
+            let stacks = layer.params.iter().flat_map(|(_, value)| value.stacks());
+            stacks.for_each(|stack| all.extend(stack.all_layers()));
+            all.push(layer);
+        }
+        all
+    }
+}
+
+/// The value of a parameter: text, or stacks in parentheses, or both in a row, as in
+/// `bins=64KiB/1MiB(cuda+pool)`.
+///
+/// ```
+/// use millpond_core::stack::Value;
+/// assert_eq!(Value::from("1GiB").to_string(), "1GiB");
+/// assert_eq!(Value::from("a,b.csv").to_string(), "\"a,b.csv\"");
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Value(pub(super) Vec<Piece>);
+
+/// A piece of a [`Value`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Piece {
+    /// Text, without the quotes that it may need.
+    Text(String),
+    /// A stack, which is written in parentheses.
+    Stack(StackSpec),
+}
+
+impl Value {
+    /// The pieces in the order written. There is one at least, and no two texts in a row.
+    pub fn pieces(&self) -> &[Piece] {
+        &self.0
+    }
+
+    /// The text, if that is all.
+    pub fn as_text(&self) -> Option<&str> {
+        match &*self.0 {
+            [Piece::Text(text)] => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The stack, if that is all.
+    pub fn as_stack(&self) -> Option<&StackSpec> {
+        match &*self.0 {
+            [Piece::Stack(stack)] => Some(stack),
+            _ => None,
+        }
+    }
+
+    /// All stacks in the value.
+    pub fn stacks(&self) -> impl Iterator<Item = &StackSpec> {
+        self.0.iter().filter_map(|piece| match piece {
+            Piece::Text(_) => None,
+            Piece::Stack(stack) => Some(stack),
+        })
+    }
+}
+
+/// Joins texts in a row; no pieces are the empty text.
+impl FromIterator<Piece> for Value {
+    fn from_iter<I: IntoIterator<Item = Piece>>(pieces: I) -> Self {
+        let mut joined: Vec<Piece> = Vec::new();
+        for piece in pieces {
+            match (joined.last_mut(), piece) {
+                (_, Piece::Text(text)) if text.is_empty() => {}
+                (Some(Piece::Text(last)), Piece::Text(text)) => last.push_str(&text),
+                (_, piece) => joined.push(piece),
+            }
+        }
+        if joined.is_empty() {
+            joined.push(Piece::Text(String::new()));
+        }
+        Self(joined)
+    }
+}
+
+impl From<&str> for Value {
+    fn from(text: &str) -> Self {
+        Self(vec![Piece::Text(text.to_owned())])
+    }
+}
+
+impl From<String> for Value {
+    fn from(text: String) -> Self {
+        Self(vec![Piece::Text(text)])
+    }
+}
+
+impl From<StackSpec> for Value {
+    fn from(stack: StackSpec) -> Self {
+        Self(vec![Piece::Stack(stack)])
+    }
+}

@@ -1,0 +1,168 @@
+//! Begins and ends captures, and checks calls against them.
+
+use millpond_core::driver::{CaptureMode, Event};
+use millpond_core::{DriverError, StreamRef};
+
+use crate::sim::model::answer::{Answer, Refusal};
+use crate::sim::model::capture::{About, Capture, CaptureId, refusal, this_thread};
+use crate::sim::model::capture_rules::{self as rules, Outcome, Scope};
+use crate::sim::model::clock::Slot;
+use crate::sim::model::order::LEGACY;
+use crate::sim::state::State;
+
+impl State {
+    /// Begins a capture of the calling thread (`cuStreamBeginCapture`).
+    pub(crate) fn begin_capture(&mut self, stream: StreamRef, mode: CaptureMode) -> Answer<()> {
+        let slot = self.stream_slot(stream, "cuStreamBeginCapture")?;
+        if slot == LEGACY {
+            return Err(Refusal::new(rules::FORBIDDEN, "the legacy default stream cannot capture"));
+        }
+        if self.captures.of(slot).is_some() {
+            return Err(Refusal::new(DriverError::ILLEGAL_STATE, "the stream captures already"));
+        }
+        self.captures.begun += 1;
+        let id = self.captures.begun;
+        let by = this_thread();
+        self.captures.live.push(Capture {
+            id,
+            by,
+            mode,
+            origin: slot,
+            streams: vec![(slot, self.order.end(slot).tick())],
+            broken_by: None,
+        });
+        Ok(())
+    }
+
+    /// Ends a capture (`cuStreamEndCapture`).
+    pub(crate) fn end_capture(&mut self, stream: StreamRef) -> Answer<()> {
+        let slot = self.stream_slot(stream, "cuStreamEndCapture")?;
+        let at = self.captures.live.iter().position(|capture| capture.slots().any(|of| of == slot));
+        let at = at.ok_or_else(|| Refusal::new(DriverError::ILLEGAL_STATE, "the stream does not capture"))?;
+        let capture = &self.captures.live[at];
+        if capture.mode != CaptureMode::Relaxed && capture.by != this_thread() {
+            let code = DriverError::STREAM_CAPTURE_WRONG_THREAD;
+            return Err(Refusal::new(code, "another thread began the capture"));
+        }
+        if capture.origin != slot {
+            let text = "the capture began on another stream";
+            return Err(Refusal::new(DriverError::STREAM_CAPTURE_UNMATCHED, text));
+        }
+        let Capture { origin, streams, broken_by, .. } = self.captures.live.swap_remove(at);
+        if let Some(call) = broken_by {
+            let text = format!("the capture was ended by {call}");
+            return Err(Refusal::new(DriverError::STREAM_CAPTURE_INVALIDATED, text));
+        }
+        // What a stream has not done since it came to the capture need not be waited for.
+        let is_joined = |&(slot, tick): &(Slot, u64)| {
+            let end = self.order.end(slot);
+            slot == origin || end.tick() <= tick + 1 || self.order.covers(origin, end)
+        };
+        if !streams.iter().all(is_joined) {
+            let text = "a stream of the capture was not joined to the one where it began";
+            return Err(Refusal::new(DriverError::STREAM_CAPTURE_UNJOINED, text));
+        }
+        Ok(())
+    }
+
+    /// Says whether captures let the calling thread make this call; where they do not, they may end by it.
+    #[inline]
+    pub(crate) fn check_captures(&mut self, call: &str, about: About) -> Answer<()> {
+        let is_about_event = matches!(about, About::Event(_) | About::Wait(..));
+        if self.captures.live.is_empty() && !is_about_event { Ok(()) } else { self.meet(call, about) }
+    }
+
+    fn meet(&mut self, call: &str, about: About) -> Answer<()> {
+        let rule = rules::rule(call);
+        let slot = about.stream().and_then(|stream| self.names.slot(stream));
+        let own = slot.and_then(|slot| self.captures.of(slot));
+        let outcome = match (own, slot) {
+            (Some(_), _) => rule.on_capturing,
+            (None, Some(LEGACY)) if self.is_legacy_captured() => rule.on_legacy,
+            _ => Outcome::Nothing,
+        };
+        match outcome {
+            Outcome::Refused(code) => return Err(refusal(code, call)),
+            Outcome::Ends(code) => {
+                let order = &self.order;
+                let is_blocking = |capture: &Capture| capture.slots().any(|slot| order.is_blocking(slot));
+                self.captures.break_where(call, code, |capture| match own {
+                    Some(id) => capture.id == id,
+                    None => is_blocking(capture),
+                });
+                return Err(refusal(code, call));
+            }
+            Outcome::Captured | Outcome::Nothing => {}
+        }
+        match about {
+            About::Event(event) => self.meet_event(call, event)?,
+            About::Wait(_, event) => return self.meet_wait(call, slot, own, event),
+            About::Nothing | About::Stream(_) => {}
+        }
+        if outcome == Outcome::Captured {
+            return Ok(());
+        }
+        let me = this_thread();
+        let mode = self.captures.mode_of(me);
+        let is_refused = match rule.scope {
+            Scope::Safe => false,
+            Scope::Context => self.captures.break_where(call, rules::FORBIDDEN, |_| true),
+            Scope::Unsafe => self.captures.break_where(call, rules::FORBIDDEN, |capture| {
+                rules::forbids(capture.mode, mode, capture.by == me)
+            }),
+        };
+        if is_refused { Err(refusal(rules::FORBIDDEN, call)) } else { Ok(()) }
+    }
+
+    /// A question about an event that was last recorded in a capture.
+    fn meet_event(&mut self, call: &str, event: Event) -> Answer<()> {
+        if !matches!(call, "cuEventQuery" | "cuEventSynchronize") {
+            return Ok(());
+        }
+        let Some(id) = self.captured_in(event) else { return Ok(()) };
+        let code = rules::ABOUT_CAPTURED_EVENT;
+        self.captures.break_where(call, code, |capture| capture.id == id);
+        Err(refusal(code, call))
+    }
+
+    /// A wait into a capture, or for what is in one: then the stream belongs to the capture, too.
+    fn meet_wait(
+        &mut self,
+        call: &str,
+        slot: Option<Slot>,
+        own: Option<CaptureId>,
+        event: Event,
+    ) -> Answer<()> {
+        let captured = self.captured_in(event);
+        match (own, captured) {
+            (own, captured) if own == captured => Ok(()),
+            (Some(id), _) => {
+                let code = rules::WAIT_FROM_OUTSIDE;
+                self.captures.break_where(call, code, |capture| capture.id == id);
+                Err(refusal(code, call))
+            }
+            (None, captured) => {
+                let live = self.captures.live.iter_mut().find(|capture| Some(capture.id) == captured);
+                let joined = live.zip(slot).map(|(capture, slot)| {
+                    // The wait itself is a tick.
+                    capture.streams.push((slot, self.order.end(slot).tick()));
+                });
+                joined.ok_or_else(|| refusal(rules::ABOUT_CAPTURED_EVENT, call))
+            }
+        }
+    }
+
+    fn captured_in(&self, event: Event) -> Option<CaptureId> {
+        self.names.record(event).and_then(|record| record.captured_in)
+    }
+
+    /// Whether the stream captures, or is the legacy default stream while a blocking one does.
+    pub(crate) fn is_captured(&self, slot: Slot) -> bool {
+        self.captures.of(slot).is_some() || (slot == LEGACY && self.is_legacy_captured())
+    }
+
+    fn is_legacy_captured(&self) -> bool {
+        let mut slots = self.captures.live.iter().flat_map(Capture::slots);
+        slots.any(|slot| self.order.is_blocking(slot))
+    }
+}

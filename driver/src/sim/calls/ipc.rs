@@ -1,0 +1,80 @@
+//! Exports plain memory, and opens and closes it through IPC handles.
+
+use millpond_core::DevicePtr;
+use millpond_core::driver::IpcMemHandle;
+
+use crate::sim::model::answer::{Answer, Refusal};
+use crate::sim::model::ipc::{MAGIC, Opening, checksum};
+use crate::sim::model::space::Purpose;
+use crate::sim::model::violation::ViolationKind;
+use crate::sim::state::State;
+
+impl State {
+    pub(crate) fn ipc_get_mem_handle(&self, ptr: DevicePtr) -> Answer<IpcMemHandle> {
+        let unknown = || Refusal::invalid_value(format!("{ptr} is in no allocation"));
+        let (base, mapping) = self.space.holding(ptr.address()).ok_or_else(unknown)?;
+        if mapping.purpose != Purpose::Plain {
+            return Err(Refusal::not_supported("only memory of cuMemAlloc can be opened by other processes"));
+        }
+        let device = u64::from(self.openings.device.ordinal());
+        let mut words = vec![MAGIC, device, base, mapping.generation, mapping.end - base];
+        words.push(checksum(&words));
+        let mut bytes = [0; 64];
+        for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        Ok(IpcMemHandle(bytes))
+    }
+
+    pub(crate) fn ipc_open_mem_handle(&mut self, handle: &IpcMemHandle) -> Answer<DevicePtr> {
+        let words: Vec<u64> = handle
+            .0
+            .chunks_exact(8)
+            .map(|c| c.iter().rev().fold(0, |word, b| word << 8 | u64::from(*b)))
+            .collect();
+        let &[magic, device, base, generation, bytes, sum, ..] = &words[..] else {
+            return Err(Refusal::invalid_value("not a handle"));
+        };
+        if magic != MAGIC || sum != checksum(&words[..5]) {
+            return Err(Refusal::invalid_value("not a handle of a simulated device"));
+        }
+        if device != u64::from(self.openings.device.ordinal()) {
+            return Err(Refusal::invalid_value(format!("a handle of device sim:{device}")));
+        }
+        let exported = self.space.at(base).filter(|mapping| mapping.generation == generation).copied();
+        let Some(exported) = exported else {
+            return Err(Refusal::invalid_value("the allocation of the handle was freed"));
+        };
+        let known = self.openings.open.iter_mut().find(|(_, opening)| opening.generation == generation);
+        if let Some((&start, opening)) = known {
+            opening.count += 1;
+            return Ok(DevicePtr::new(start));
+        }
+        let start = self.space.reserve(bytes, 0)?;
+        self.space.map(start, bytes, exported.physical, 0, Purpose::Ipc);
+        self.openings.open.insert(start, Opening { generation, count: 1 });
+        self.note(start);
+        Ok(DevicePtr::new(start))
+    }
+
+    pub(crate) fn ipc_close_mem_handle(&mut self, ptr: DevicePtr) -> Answer<()> {
+        let start = ptr.address();
+        let Some(opening) = self.openings.open.get_mut(&start) else {
+            return Err(self.unknown_pointer(ptr, "cuIpcCloseMemHandle"));
+        };
+        opening.count -= 1;
+        if opening.count > 0 {
+            return Ok(());
+        }
+        self.openings.open.remove(&start);
+        if let Some(mapping) = self.space.unmap(start) {
+            let bytes = mapping.end - start;
+            let piece = mapping.piece(start);
+            let kind: Option<ViolationKind> =
+                self.oracle.unmapped(&piece, start..mapping.end, |epoch| self.order.host_knows(epoch));
+            self.report_return(kind, ptr, bytes, "cuIpcCloseMemHandle");
+            self.space.unreserve(start, bytes);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,12 @@
+//! The driver's calls, as changes of the state of a simulated device.
+
+mod capture;
+mod copies;
+mod events;
+mod ipc;
+mod oracle;
+mod plain;
+mod pools;
+mod share;
+mod streams;
+mod vmm;

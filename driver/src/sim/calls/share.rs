@@ -1,0 +1,93 @@
+//! Shares physical memory with other processes, simulated within one: a file descriptor names it, and an
+//! import returns another handle of the same memory.
+//!
+//! Unlike CUDA's, the descriptor alone does not keep the memory: once the last handle is released and no
+//! mapping is left, an import fails.
+
+use millpond_core::DeviceId;
+use millpond_core::driver::PhysicalHandle;
+
+use crate::sim::model::answer::{Answer, Refusal};
+use crate::sim::state::State;
+
+impl State {
+    pub(crate) fn mem_export(&mut self, handle: PhysicalHandle, device: DeviceId) -> Answer<i32> {
+        let (first, physical) = self.vmm.held(handle)?;
+        if !physical.props.share_fd {
+            return Err(Refusal::invalid_value("the memory was not made to be shared"));
+        }
+        files::write([MAGIC, u64::from(device.ordinal()), first.0])
+    }
+
+    pub(crate) fn mem_import(&mut self, fd: i32, device: DeviceId) -> Answer<PhysicalHandle> {
+        let [magic, ordinal, first] = files::read(fd)?;
+        if magic != MAGIC || ordinal != u64::from(device.ordinal()) {
+            return Err(Refusal::invalid_value(format!("{fd} does not name physical memory of {device}")));
+        }
+        let handle = self.vmm.hold_again(PhysicalHandle(first));
+        let handle = handle.ok_or_else(|| Refusal::invalid_value("the memory was released"))?;
+        self.note(handle.0);
+        Ok(handle)
+    }
+}
+
+const MAGIC: u64 = u64::from_le_bytes(*b"millphys");
+
+/// The memory that a descriptor names is written in a file without a name.
+#[cfg(unix)]
+mod files {
+    use std::fs::{File, OpenOptions};
+    use std::os::fd::{BorrowedFd, IntoRawFd};
+    use std::os::unix::fs::FileExt;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use crate::sim::model::answer::{Answer, Refusal};
+
+    const WORDS: usize = 3;
+
+    pub(crate) fn write(words: [u64; WORDS]) -> Answer<i32> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("millpond-sim-{}-{number}", std::process::id()));
+        let make = || {
+            let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
+            std::fs::remove_file(&path)?;
+            file.write_all_at(&words.map(u64::to_le_bytes).concat(), 0)?;
+            Ok(file.into_raw_fd())
+        };
+        make()
+            .map_err(|error: std::io::Error| Refusal::not_supported(format!("no file can be made: {error}")))
+    }
+
+    pub(crate) fn read(fd: i32) -> Answer<[u64; WORDS]> {
+        let read = || {
+            if fd < 0 {
+                return Err(std::io::ErrorKind::InvalidInput.into());
+            }
+            // SAFETY: it is used for one call, which fails where no such descriptor is open.
+            let file: File = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()?.into();
+            let mut bytes = [0; WORDS * 8];
+            file.read_exact_at(&mut bytes, 0)?;
+            Ok(bytes)
+        };
+        let bytes = read().map_err(|error: std::io::Error| Refusal::invalid_value(error.to_string()))?;
+        let mut words = [0; WORDS];
+        for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+            *word = bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+        }
+        Ok(words)
+    }
+}
+
+#[cfg(not(unix))]
+mod files {
+    use crate::sim::model::answer::{Answer, Refusal};
+
+    pub(crate) fn write(_words: [u64; 3]) -> Answer<i32> {
+        Err(Refusal::not_supported("this system has no file descriptors"))
+    }
+
+    pub(crate) fn read(_fd: i32) -> Answer<[u64; 3]> {
+        Err(Refusal::not_supported("this system has no file descriptors"))
+    }
+}

@@ -1,0 +1,136 @@
+//! A simulated device, and the table of the living ones.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use millpond_core::DeviceId;
+use millpond_core::driver::Health;
+use parking_lot::{Mutex, MutexGuard};
+
+use super::config::SimConfig;
+use super::state::State;
+
+/// A simulated device; see the [module](super).
+///
+/// It may be used from many threads, which count as one host; then the trace depends on the order of their
+/// calls.
+pub struct SimDevice {
+    pub(super) health: Arc<Health>,
+    /// The number of the context, of all that the device had.
+    pub(super) generation: u64,
+    pub(super) shared: Arc<Shared>,
+}
+
+/// The state that all drivers of one device share.
+pub(crate) struct Shared {
+    pub(super) id: DeviceId,
+    pub(super) name: String,
+    pub(super) state: Mutex<State>,
+    /// The driver that was opened last.
+    pub(super) newest: Mutex<Weak<SimDevice>>,
+    /// The machine and the index of the device in it, if there are several devices.
+    pub(super) machine: Option<(Devices, usize)>,
+    /// Whether other devices can use its memory, and this one theirs.
+    pub(super) has_peers: bool,
+}
+
+/// The devices of one machine, in the order in which they were added.
+pub(super) type Devices = Arc<Mutex<Vec<Weak<Shared>>>>;
+
+impl SimDevice {
+    /// A new device, under the next number of the process.
+    pub fn new(config: SimConfig) -> Arc<Self> {
+        Self::build(config, None).open()
+    }
+
+    pub(super) fn build(config: SimConfig, machine: Option<(Devices, usize)>) -> Arc<Shared> {
+        let slice = machine.as_ref().map(|(_, index)| *index);
+        register(|id| Shared {
+            id,
+            name: config.profile().name().to_owned(),
+            has_peers: config.peer_access,
+            state: Mutex::new(State::new(config, id, slice)),
+            newest: Mutex::default(),
+            machine,
+        })
+    }
+
+    /// The simulated device behind a driver, while it lives: `SimDevice::find(driver.device())`. `None` for a
+    /// CUDA device.
+    pub fn find(id: DeviceId) -> Option<Arc<Self>> {
+        find(id)
+    }
+
+    /// Makes this the calling thread's current device: what [`crate::current`] finds. For a while only, see
+    /// [`CurrentDeviceGuard`](crate::CurrentDeviceGuard).
+    pub fn make_current(&self) {
+        crate::thread_device::replace(Some(self.shared.id));
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.shared.state.lock()
+    }
+}
+
+impl Shared {
+    /// The driver of the present context; the same one each time, while a caller keeps it.
+    pub(crate) fn open(self: &Arc<Self>) -> Arc<SimDevice> {
+        let mut newest = self.newest.lock();
+        let generation = {
+            let mut state = self.state.lock();
+            state.is_context_active = true;
+            state.generation
+        };
+        if let Some(device) = newest.upgrade().filter(|device| device.generation == generation) {
+            return device;
+        }
+        let device = Arc::new(SimDevice { health: Arc::default(), generation, shared: Arc::clone(self) });
+        *newest = Arc::downgrade(&device);
+        device
+    }
+}
+
+/// The simulated devices of this process. They are numbered from 0 and no number is reused.
+struct SimTable {
+    next: u32,
+    devices: BTreeMap<DeviceId, Weak<Shared>>,
+}
+
+static SIM_DEVICES: Mutex<SimTable> = Mutex::new(SimTable { next: 0, devices: BTreeMap::new() });
+
+/// Builds a simulated device under the next free number, so that [`open`](crate::open) finds it while it
+/// lives.
+fn register(build: impl FnOnce(DeviceId) -> Shared) -> Arc<Shared> {
+    let id = {
+        let mut table = SIM_DEVICES.lock();
+        table.next += 1;
+        DeviceId::sim(table.next - 1)
+    };
+    let device = Arc::new(build(id)); // outside the lock: building may be slow, or panic
+    let mut table = SIM_DEVICES.lock();
+    table.devices.retain(|_, device| device.strong_count() > 0);
+    table.devices.insert(id, Arc::downgrade(&device));
+    device
+}
+
+/// The first simulated device that lives.
+pub(crate) fn first() -> Option<DeviceId> {
+    let table = SIM_DEVICES.lock();
+    table.devices.iter().find(|(_, device)| device.strong_count() > 0).map(|(id, _)| *id)
+}
+
+/// The simulated device of this number, while it lives.
+pub(crate) fn find(device: DeviceId) -> Option<Arc<SimDevice>> {
+    let shared = SIM_DEVICES.lock().devices.get(&device).and_then(Weak::upgrade);
+    shared.map(|shared| shared.open())
+}
+
+impl fmt::Debug for SimDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimDevice")
+            .field("id", &self.shared.id)
+            .field("name", &self.shared.name)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,38 @@
+//! One access of a simulated kernel to memory.
+
+use millpond_core::DevicePtr;
+
+/// An access of a simulated kernel to a range of memory; see
+/// [`SimDevice::launch`](crate::sim::SimDevice::launch).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Access {
+    pub(crate) ptr: DevicePtr,
+    pub(crate) bytes: u64,
+    pub(crate) action: Action,
+}
+
+/// Tags stand for the range filled with the tag's eight little-endian bytes, repeated, in phase with the
+/// address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Action {
+    Read,
+    Write(u64),
+    Check(u64),
+}
+
+impl Access {
+    /// Reads `bytes` bytes at `ptr`, with any contents.
+    pub const fn read(ptr: DevicePtr, bytes: u64) -> Self {
+        Self { ptr, bytes, action: Action::Read }
+    }
+
+    /// Fills `bytes` bytes at `ptr` with a tag: its eight little-endian bytes, repeated.
+    pub const fn write(ptr: DevicePtr, bytes: u64, tag: u64) -> Self {
+        Self { ptr, bytes, action: Action::Write(tag) }
+    }
+
+    /// Reads `bytes` bytes at `ptr`; a byte that is not the tag's is a violation.
+    pub const fn check(ptr: DevicePtr, bytes: u64, tag: u64) -> Self {
+        Self { ptr, bytes, action: Action::Check(tag) }
+    }
+}

@@ -1,0 +1,117 @@
+//! The captures of graphs that are under way. Work that is submitted to a capturing stream takes its place in
+//! the order as if it ran; no graph is kept.
+
+use std::thread::{self, ThreadId};
+
+use millpond_core::StreamRef;
+use millpond_core::driver::{CaptureMode, Event};
+
+use super::answer::Refusal;
+use super::capture_rules::{self as rules};
+use super::clock::Slot;
+
+/// The identity of a capture, which stays unique after its end.
+pub(crate) type CaptureId = u64;
+
+#[derive(Debug)]
+pub(crate) struct Capture {
+    pub(crate) id: CaptureId,
+    pub(crate) by: ThreadId,
+    pub(crate) mode: CaptureMode,
+    /// The stream on which it began.
+    pub(crate) origin: Slot,
+    /// All streams that belong to it, with their ticks at the time they joined.
+    pub(crate) streams: Vec<(Slot, u64)>,
+    /// The call that invalidated the capture.
+    pub(crate) broken_by: Option<String>,
+}
+
+/// The captures that are under way, and the modes of threads.
+#[derive(Debug, Default)]
+pub(crate) struct Captures {
+    pub(crate) live: Vec<Capture>,
+    pub(crate) begun: CaptureId,
+    /// The threads whose mode is not the default.
+    pub(crate) modes: Vec<(ThreadId, CaptureMode)>,
+}
+
+/// The stream or event that a call concerns.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum About {
+    Nothing,
+    Stream(StreamRef),
+    Event(Event),
+    /// A stream that is made to wait for an event.
+    Wait(StreamRef, Event),
+}
+
+impl About {
+    pub(crate) const fn stream(self) -> Option<StreamRef> {
+        match self {
+            Self::Stream(stream) | Self::Wait(stream, _) => Some(stream),
+            Self::Nothing | Self::Event(_) => None,
+        }
+    }
+}
+
+impl Capture {
+    pub(crate) fn slots(&self) -> impl Iterator<Item = Slot> + '_ {
+        self.streams.iter().map(|(slot, _)| *slot)
+    }
+}
+
+impl Captures {
+    /// The capture that a stream belongs to.
+    pub(crate) fn of(&self, slot: Slot) -> Option<CaptureId> {
+        self.live.iter().find(|capture| capture.slots().any(|of| of == slot)).map(|capture| capture.id)
+    }
+
+    /// Sets the calling thread's mode, and returns the previous one.
+    pub(crate) fn exchange_mode(&mut self, mode: CaptureMode) -> CaptureMode {
+        let me = this_thread();
+        let at = self.modes.iter().position(|(thread, _)| *thread == me);
+        let previous = at.map(|at| self.modes.swap_remove(at).1);
+        if mode != CaptureMode::Global {
+            self.modes.push((me, mode));
+        }
+        previous.unwrap_or_default()
+    }
+
+    /// The thread's mode.
+    pub(crate) fn mode_of(&self, thread: ThreadId) -> CaptureMode {
+        let mode = self.modes.iter().find(|(other, _)| *other == thread).map(|(_, mode)| *mode);
+        mode.unwrap_or_default()
+    }
+
+    /// Invalidates the captures that `is_meant` selects; returns whether there were any.
+    pub(crate) fn break_where(&mut self, call: &str, code: i32, is_meant: impl Fn(&Capture) -> bool) -> bool {
+        let mut any = false;
+        for capture in self.live.iter_mut().filter(|capture| is_meant(capture)) {
+            capture.broken_by.get_or_insert_with(|| format!("{call} of {:?}: {code}", this_thread()));
+            any = true;
+        }
+        any
+    }
+
+    /// Removes all captures: the context was reset.
+    pub(crate) fn clear(&mut self) {
+        self.live.clear();
+    }
+
+    /// Removes a stream that was destroyed, and its capture if that began there.
+    pub(crate) fn forget(&mut self, slot: Slot, call: &str) {
+        self.break_where(call, rules::FORBIDDEN, |capture| capture.slots().any(|of| of == slot));
+        self.live.retain(|capture| capture.origin != slot);
+        self.live.iter_mut().for_each(|capture| capture.streams.retain(|(of, _)| *of != slot));
+    }
+}
+
+/// The calling thread's id. Kept in a thread local: [`thread::current`] counts its references.
+pub(crate) fn this_thread() -> ThreadId {
+    thread_local!(static ID: ThreadId = thread::current().id());
+    ID.with(|id| *id)
+}
+
+pub(crate) fn refusal(code: i32, call: &str) -> Refusal {
+    Refusal::new(code, format!("{call} is refused while a graph is captured"))
+}

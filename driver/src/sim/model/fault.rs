@@ -1,0 +1,156 @@
+//! Makes chosen driver calls fail.
+
+use millpond_core::DriverError;
+
+use super::answer::Refusal;
+use crate::CallKind;
+
+/// One driver call that is made to fail.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Fault {
+    /// Only calls of this kind count; `None` counts every call.
+    pub kind: Option<CallKind>,
+    /// Which of the counted calls fails: 0 is the first after the plan was set.
+    pub nth: u64,
+    /// The code of the failed call, as in [`DriverError::code`].
+    pub code: i32,
+    /// Whether all counted calls after it fail too.
+    pub persistent: bool,
+}
+
+/// Which driver calls fail. A call that is made to fail does nothing else.
+///
+/// After a [sticky](DriverError::is_sticky) code every later call fails with that code, planned or not,
+/// except those of [`CallKind::Other`], which query versions and attributes.
+///
+/// Every method of the driver that can fail counts as one call of its [`CallKind`], the same kind under which
+/// [`CountingDriver`](crate::CountingDriver) counts it.
+///
+/// ```
+/// use millpond_core::driver::{Driver, DriverError};
+/// use millpond_driver::CallKind;
+/// use millpond_driver::sim::{FaultPlan, SimConfig, SimDevice};
+///
+/// let plan = FaultPlan::nth_of(CallKind::MemAlloc, 1, DriverError::OUT_OF_MEMORY);
+/// let device = SimDevice::new(SimConfig::h200().faults(plan));
+/// assert!(device.mem_alloc(256).is_ok());
+/// assert!(device.mem_alloc(256).unwrap_err().is_out_of_memory());
+/// assert!(device.mem_alloc(256).is_ok());
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct FaultPlan {
+    faults: Vec<Fault>,
+}
+
+impl FaultPlan {
+    /// A plan without faults.
+    pub const fn none() -> Self {
+        Self { faults: Vec::new() }
+    }
+
+    /// The `n`-th driver call of any kind, from 0, fails with `code`.
+    pub fn nth_call(n: u64, code: i32) -> Self {
+        Fault { kind: None, nth: n, code, persistent: false }.into()
+    }
+
+    /// The `n`-th driver call of one kind, from 0, fails with `code`.
+    pub fn nth_of(kind: CallKind, n: u64, code: i32) -> Self {
+        Fault { kind: Some(kind), nth: n, code, persistent: false }.into()
+    }
+
+    /// All counted calls from then on fail too, for every fault of the plan.
+    #[must_use]
+    pub fn persistent(mut self) -> Self {
+        self.faults.iter_mut().for_each(|fault| fault.persistent = true);
+        self
+    }
+
+    /// The faults of both plans; if both fail the same call, this plan's code counts.
+    #[must_use]
+    pub fn and(mut self, other: Self) -> Self {
+        self.faults.extend(other.faults);
+        self
+    }
+}
+
+impl From<Fault> for FaultPlan {
+    fn from(fault: Fault) -> Self {
+        Self { faults: vec![fault] }
+    }
+}
+
+/// Counts calls, and fails those that the plan names.
+#[derive(Debug)]
+pub(crate) struct Faults {
+    plan: FaultPlan,
+    calls: u64,
+    of_kind: [u64; CallKind::ALL.len()],
+    sticky: Option<i32>,
+}
+
+impl Faults {
+    pub(crate) fn new(plan: FaultPlan) -> Self {
+        Self { plan, calls: 0, of_kind: [0; CallKind::ALL.len()], sticky: None }
+    }
+
+    pub(crate) const fn is_lost(&self) -> bool {
+        self.sticky.is_some()
+    }
+
+    /// Counts one call, and fails it if the plan names it.
+    pub(crate) fn call(&mut self, kind: CallKind) -> Result<(), Refusal> {
+        let (call, of_kind) = (self.calls, self.of_kind[kind as usize]);
+        self.calls += 1;
+        self.of_kind[kind as usize] += 1;
+        if self.plan.faults.is_empty() && self.sticky.is_none() {
+            return Ok(());
+        }
+        if let Some(code) = self.sticky.filter(|_| kind != CallKind::Other) {
+            return Err(Refusal::new(code, "an earlier call lost the context"));
+        }
+        let hit = self.plan.faults.iter().find(|fault| {
+            let at = if fault.kind.is_some() { of_kind } else { call };
+            fault.kind.is_none_or(|k| k == kind) && (at == fault.nth || (fault.persistent && at > fault.nth))
+        });
+        let Some(fault) = hit else { return Ok(()) };
+        if DriverError::new(fault.code, "").is_sticky() {
+            self.sticky = Some(fault.code);
+        }
+        Err(Refusal::new(fault.code, "as the fault plan asks for"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failing(plan: FaultPlan, calls: &[CallKind]) -> Vec<Option<i32>> {
+        let mut faults = Faults::new(plan);
+        calls.iter().map(|kind| faults.call(*kind).err().map(|refusal| refusal.named("").code())).collect()
+    }
+
+    const CALLS: [CallKind; 5] =
+        [CallKind::MemAlloc, CallKind::MemFree, CallKind::MemAlloc, CallKind::Other, CallKind::MemFree];
+
+    #[test]
+    fn counts_all_calls_or_those_of_a_kind() {
+        assert_eq!(failing(FaultPlan::none(), &CALLS), [None; 5]);
+        assert_eq!(failing(FaultPlan::nth_call(3, 1), &CALLS), [None, None, None, Some(1), None]);
+        let plan = FaultPlan::nth_of(CallKind::MemFree, 1, 2);
+        assert_eq!(failing(plan, &CALLS), [None, None, None, None, Some(2)]);
+    }
+
+    #[test]
+    fn a_persistent_fault_stays_and_a_plain_one_passes() {
+        let plan = FaultPlan::nth_of(CallKind::MemAlloc, 0, 2).persistent();
+        assert_eq!(failing(plan.clone(), &CALLS), [Some(2), None, Some(2), None, None]);
+        let both = plan.and(FaultPlan::nth_call(1, 1));
+        assert_eq!(failing(both, &CALLS), [Some(2), Some(1), Some(2), None, None]);
+    }
+
+    #[test]
+    fn a_sticky_code_stays_for_all_but_versions_and_attributes() {
+        let plan = FaultPlan::nth_call(1, DriverError::ILLEGAL_ADDRESS);
+        assert_eq!(failing(plan, &CALLS), [None, Some(700), Some(700), None, Some(700)]);
+    }
+}

@@ -1,0 +1,60 @@
+//! Memory that the host can see: managed memory and pinned memory. It is real memory at the address that the
+//! driver returns, and zero until written; the system commits its pages when they are touched.
+
+mod chunks;
+
+use millpond_core::DriverError;
+
+use chunks::{ALIGNMENT, Chunks};
+
+use super::answer::{Answer, Refusal};
+
+/// The host memory that the simulator owns, by address.
+#[derive(Debug)]
+pub(crate) struct HostMemory {
+    blocks: Chunks,
+    taken: u64,
+    device_bytes: u64,
+}
+
+/// The simulated host's memory, as a multiple of the device's.
+const HOST_OVER_DEVICE: u64 = 2;
+
+impl HostMemory {
+    /// The memory of a host beside a device of `device_bytes`.
+    pub(crate) fn beside(device_bytes: u64) -> Self {
+        Self { blocks: Chunks::default(), taken: 0, device_bytes }
+    }
+
+    /// Allocates pinned memory, of which there is as much as the host has.
+    pub(crate) fn allocate_pinned(&mut self, bytes: u64) -> Answer<usize> {
+        self.allocate(bytes, self.device_bytes.saturating_mul(HOST_OVER_DEVICE))
+    }
+
+    /// Allocates managed memory, of which there is as much as host and device have together.
+    pub(crate) fn allocate_managed(&mut self, bytes: u64) -> Answer<usize> {
+        self.allocate(bytes, self.device_bytes.saturating_mul(HOST_OVER_DEVICE + 1))
+    }
+
+    /// Allocates `bytes` zero bytes at a multiple of 4 KiB; the total stays within `most`. The memory is
+    /// fresh each time: memory that the allocator of the process reuses would have to be cleared, and so
+    /// committed.
+    fn allocate(&mut self, bytes: u64, most: u64) -> Answer<usize> {
+        let refused = || {
+            let text = format!("{bytes} bytes of host memory asked for; {} of {most} are taken", self.taken);
+            Refusal::new(DriverError::OUT_OF_MEMORY, text)
+        };
+        let rounded = bytes.checked_next_multiple_of(ALIGNMENT as u64);
+        let taken = rounded.and_then(|rounded| self.taken.checked_add(rounded));
+        let taken = taken.filter(|taken| *taken <= most).ok_or_else(refused)?;
+        let size = usize::try_from(bytes).map_err(|_| refused())?;
+        let address = self.blocks.allocate(size).ok_or_else(refused)?;
+        self.taken = taken;
+        Ok(address)
+    }
+
+    /// Frees pinned or managed memory.
+    pub(crate) fn free(&mut self, address: usize) {
+        self.taken -= self.blocks.free(address).unwrap_or(0) as u64;
+    }
+}

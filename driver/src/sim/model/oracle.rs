@@ -1,0 +1,252 @@
+//! The oracle of stream order: the history of blocks and of their memory.
+//!
+//! The history of memory is kept by *physical* place, so that a block reached through another mapping
+//! keeps its history. Each place knows two sets of points in the streams' order:
+//! - `released`: where earlier owners gave it back. A new owner must come after all of them;
+//! - `uses`: accesses since then outside any block (a resource's own fills, memory that was never lent).
+//!
+//! A block that comes back on stream `s` leaves `s`'s present end behind, and every older point that `s`
+//! does not happen after. That is the whole of what its next owner has to be ordered after: in particular
+//! also a use on another stream that the owner forgot to order before `s`, and what came before the owner
+//! if `s` was never ordered after the stream that the block was lent to.
+
+use std::ops::Range;
+
+use millpond_core::{ALLOCATION_ALIGNMENT, DevicePtr};
+use rustc_hash::FxHashMap;
+
+use super::clock::{Epoch, Epochs, Slot};
+use super::memory::{Piece, Pieces};
+use super::order::Order;
+use super::runs::RunMap;
+use super::violation::ViolationKind;
+
+/// The history of a range of physical memory. A range without one is fresh.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Place {
+    pub(crate) owner: Option<u32>,
+    pub(crate) released: Epochs,
+    pub(crate) uses: Epochs,
+}
+
+/// The slot of a stream that is gone.
+pub(crate) const NO_SLOT: Slot = Slot::MAX;
+
+/// A block that is lent.
+#[derive(Debug)]
+pub(crate) struct Block {
+    pub(crate) ptr: DevicePtr,
+    pub(crate) bytes: u64,
+    pub(crate) slot: Slot,
+    pub(crate) pieces: Pieces,
+    pub(crate) uses: Epochs,
+}
+
+/// Every block and the history of all memory.
+#[derive(Debug, Default)]
+pub(crate) struct Oracle {
+    pub(crate) places: RunMap<Place>,
+    pub(crate) blocks: Vec<Option<Block>>,
+    pub(crate) free: Vec<u32>,
+    pub(crate) by_address: FxHashMap<DevicePtr, u32>,
+    /// The uses through mappings whose memory may have several, by the mapping's start.
+    pub(crate) through: FxHashMap<u64, Epochs>,
+}
+
+/// A rule broken, found while the state is borrowed.
+pub(crate) type Finding = (ViolationKind, String);
+
+impl Oracle {
+    pub(crate) fn insert(&mut self, block: Block) -> u32 {
+        let index = self.free.pop().unwrap_or(self.blocks.len() as u32);
+        self.by_address.insert(block.ptr, index);
+        match self.blocks.get_mut(index as usize) {
+            Some(place) => *place = Some(block),
+            None => self.blocks.push(Some(block)),
+        }
+        index
+    }
+
+    pub(crate) fn take(&mut self, index: u32) -> Option<Block> {
+        let block = self.blocks.get_mut(index as usize)?.take()?;
+        self.free.push(index);
+        if self.by_address.get(&block.ptr) == Some(&index) {
+            self.by_address.remove(&block.ptr);
+        }
+        Some(block)
+    }
+
+    /// Lends a piece to a block on `slot`: no other block may hold it, and `slot` must come after all its
+    /// history.
+    pub(crate) fn lend(&mut self, order: &Order, piece: &Piece, slot: Slot, index: u32) -> Option<Finding> {
+        let Self { places, blocks, .. } = self;
+        let mut finding = None;
+        places.update(piece.range(), &Place::default(), |range, place| {
+            if let Some(other) = place.owner.and_then(|owner| blocks[owner as usize].as_ref()) {
+                let message = format!("{range:x?} in it is lent already, as a part of {}", other.describe());
+                finding.get_or_insert((ViolationKind::Overlap, message));
+            }
+            let first = place.released.iter().chain(place.uses.iter()).find(|e| !order.covers(slot, *e));
+            if let Some(epoch) = first {
+                finding.get_or_insert_with(|| (ViolationKind::StreamOrder, unordered(order, slot, epoch)));
+                place.released.clear(); // said once
+                place.uses.clear();
+            }
+            place.owner = Some(index);
+        });
+        finding
+    }
+
+    /// Leaves behind what the next owner of a block must come after.
+    pub(crate) fn give_back(&mut self, order: &Order, block: &Block, slot: Slot) {
+        let position = order.position(slot);
+        for piece in &block.pieces {
+            let mut released = position.clone();
+            let open = |epoch: &Epoch| !order.covers(slot, *epoch);
+            if piece.via != 0 {
+                let through = self.through.entry(piece.via).or_default();
+                position.iter().chain(block.uses.iter()).for_each(|epoch| through.add(epoch));
+            }
+            block.uses.iter().filter(open).for_each(|epoch| released.add(epoch));
+            for (_, place) in self.places.overlapping(piece.range()) {
+                let older = place.released.iter().chain(place.uses.iter());
+                older.filter(open).for_each(|epoch| released.add(epoch));
+            }
+            self.places.replace(piece.range(), Place { owner: None, released, uses: Epochs::default() });
+        }
+    }
+
+    /// Notes an access; it must come after everything that earlier owners submitted.
+    pub(crate) fn access(&mut self, order: &Order, piece: &Piece, epoch: Epoch) -> Option<Finding> {
+        let Self { places, blocks, through, .. } = self;
+        if piece.via != 0 {
+            through.entry(piece.via).or_default().add(epoch);
+        }
+        if let Some(Place { owner: Some(owner), .. }) = places.containing(&piece.range())
+            && let Some(Some(block)) = blocks.get_mut(*owner as usize)
+            && block.slot == epoch.slot()
+        {
+            block.uses.add(epoch); // the check was made when it was lent
+            return None;
+        }
+        let mut finding = None;
+        let start = piece.physical - piece.physical % ALLOCATION_ALIGNMENT;
+        let end = piece.range().end.next_multiple_of(ALLOCATION_ALIGNMENT);
+        places.update(start..end, &Place::default(), |_, place| {
+            let before = place.released.iter().find(|e| !order.covers(epoch.slot(), *e));
+            if let Some(before) = before {
+                finding.get_or_insert_with(|| {
+                    let message = format!("used in a race: {}", unordered(order, epoch.slot(), before));
+                    (ViolationKind::StreamOrder, message)
+                });
+                place.released.clear();
+            }
+            match place.owner.and_then(|owner| blocks[owner as usize].as_mut()) {
+                Some(block) => block.uses.add(epoch),
+                None => place.uses.add(epoch),
+            }
+        });
+        finding
+    }
+
+    /// Ends the history of memory that goes away. `ordered` says which uses are over by then.
+    pub(crate) fn retire(
+        &mut self,
+        range: Range<u64>,
+        mut ordered: impl FnMut(Epoch) -> bool,
+    ) -> Option<ViolationKind> {
+        let mut kind = None;
+        let mut owners: Vec<u32> = Vec::new();
+        for (_, place) in self.places.overlapping(range.clone()) {
+            owners.extend(place.owner);
+            if !place.released.iter().chain(place.uses.iter()).all(&mut ordered) {
+                kind = Some(ViolationKind::EarlyReturn);
+            }
+        }
+        self.places.remove(range);
+        if !owners.is_empty() {
+            kind = Some(ViolationKind::LentReturned);
+            for owner in owners {
+                self.take(owner);
+            }
+        }
+        kind
+    }
+
+    /// Ends a mapping whose memory may have others. The memory's history goes on, and so do blocks that
+    /// were lent at other addresses. `ordered` says which uses are over by then.
+    pub(crate) fn unmapped(
+        &mut self,
+        piece: &Piece,
+        addresses: Range<u64>,
+        mut ordered: impl FnMut(Epoch) -> bool,
+    ) -> Option<ViolationKind> {
+        let uses = self.through.remove(&piece.via).unwrap_or_default();
+        let early = !uses.iter().all(&mut ordered);
+        let owners: Vec<u32> = self.places.overlapping(piece.range()).filter_map(|(_, p)| p.owner).collect();
+        let mut lent = false;
+        for owner in owners {
+            let block = self.blocks.get(owner as usize).and_then(Option::as_ref);
+            let here = block.is_some_and(|block| {
+                let start = block.ptr.address();
+                start < addresses.end && start + block.bytes > addresses.start
+            });
+            if here {
+                lent = true;
+                self.take(owner);
+            }
+        }
+        match (lent, early) {
+            (true, _) => Some(ViolationKind::LentReturned),
+            (false, true) => Some(ViolationKind::EarlyReturn),
+            (false, false) => None,
+        }
+    }
+
+    /// Begins a new life of memory: its users must come after `epoch`.
+    pub(crate) fn begin(&mut self, range: Range<u64>, epoch: Epoch) {
+        let mut released = Epochs::default();
+        released.add(epoch);
+        self.places.replace(range, Place { owner: None, released, uses: Epochs::default() });
+    }
+
+    /// Calls `each` for every epoch that may still be compared with.
+    pub(crate) fn for_each_epoch(&self, mut each: impl FnMut(Epoch)) {
+        for place in self.places.values() {
+            place.released.iter().chain(place.uses.iter()).for_each(&mut each);
+        }
+        for block in self.blocks.iter().flatten() {
+            block.uses.iter().for_each(&mut each);
+        }
+        self.through.values().flat_map(Epochs::iter).for_each(each);
+    }
+
+    /// Slots are reused: a block that was lent to a destroyed stream loses its slot.
+    pub(crate) fn forget_slots(&mut self, is_free: impl Fn(Slot) -> bool) {
+        for block in self.blocks.iter_mut().flatten() {
+            if block.slot != NO_SLOT && is_free(block.slot) {
+                block.slot = NO_SLOT;
+            }
+        }
+    }
+
+    pub(crate) fn lent_blocks(&self) -> usize {
+        self.by_address.len()
+    }
+}
+
+impl Block {
+    pub(crate) fn describe(&self) -> String {
+        format!("the block of {} bytes at {}", self.bytes, self.ptr)
+    }
+}
+
+pub(crate) fn unordered(order: &Order, slot: Slot, epoch: Epoch) -> String {
+    let stream = |slot: Slot| format!("{:#x}", order.lane(slot).handle);
+    format!(
+        "stream {} is not ordered after point {} of stream {}, where an earlier owner may have used it",
+        stream(slot),
+        epoch.tick(),
+        stream(epoch.slot()),
+    )
+}

@@ -1,0 +1,89 @@
+//! Rules that were broken, and the log of them.
+
+use std::fmt;
+
+/// The kind of a broken rule.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[non_exhaustive]
+pub enum ViolationKind {
+    /// Two lent blocks overlap, at their addresses or in the memory behind them; or a block was given back
+    /// that was not lent with this address and size.
+    Overlap,
+    /// A block or an access is null, misaligned, or not inside accessible memory of this device.
+    OutOfBounds,
+    /// A block was handed to a stream, or used by its owner, without being ordered after what earlier owners
+    /// may have submitted.
+    StreamOrder,
+    /// A simulated kernel found other bytes than the expected tag.
+    TagMismatch,
+    /// A call named a stream or an event that does not exist.
+    DeadHandle,
+    /// A wait on an event that was never recorded, which CUDA ignores.
+    UnrecordedEvent,
+    /// Memory went back to the driver while use of it was not ordered before.
+    EarlyReturn,
+    /// Memory went back to the driver while a block in it was lent.
+    LentReturned,
+    /// The driver was given a pointer or a handle that it does not know.
+    UnknownPointer,
+}
+
+impl ViolationKind {
+    /// The number of the invariant that it breaks: 1 live ranges never overlap; 2 pointers are in bounds,
+    /// aligned, of their device; 3 a block handed to a stream happens after every release of it; 4 no call
+    /// names a destroyed stream or event; 7 every wait is on a recorded event; 9 memory returns to the
+    /// driver only after all recorded use.
+    pub const fn number(self) -> u32 {
+        match self {
+            Self::Overlap => 1,
+            Self::OutOfBounds | Self::UnknownPointer => 2,
+            Self::StreamOrder | Self::TagMismatch => 3,
+            Self::DeadHandle => 4,
+            Self::UnrecordedEvent => 7,
+            Self::EarlyReturn | Self::LentReturned => 9,
+        }
+    }
+}
+
+/// A rule that the program on the simulated device broke.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Violation {
+    /// Which rule.
+    pub kind: ViolationKind,
+    /// The message, for people.
+    pub message: String,
+    /// The number of the step at which it was found, from 1: every driver call, `lend`, `give_back` and
+    /// `launch` is a step. A [`ViolationKind::TagMismatch`] has the step of its launch.
+    pub step: u64,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "step {}: invariant {} ({:?}): {}", self.step, self.kind.number(), self.kind, self.message)
+    }
+}
+
+/// The first violations; later ones are dropped, so that a program with many does not fill the memory.
+#[derive(Debug, Default)]
+pub(crate) struct ViolationLog(Vec<Violation>);
+
+const MOST_KEPT: usize = 1000;
+
+impl ViolationLog {
+    #[cold]
+    pub(crate) fn add(&mut self, kind: ViolationKind, step: u64, message: impl FnOnce() -> String) {
+        if self.0.len() < MOST_KEPT {
+            let violation = Violation { kind, message: message(), step };
+            tracing::debug!(%violation, "the simulated device saw a violation");
+            self.0.push(violation);
+        }
+    }
+
+    pub(crate) fn all(&self) -> &[Violation] {
+        &self.0
+    }
+
+    pub(crate) fn take(&mut self) -> Vec<Violation> {
+        std::mem::take(&mut self.0)
+    }
+}

@@ -1,0 +1,56 @@
+//! The profiles that need no file.
+
+use std::sync::LazyLock;
+
+use super::{Profile, h200};
+
+const GIB: u64 = 1 << 30;
+
+impl Profile {
+    /// An H200, as `driver/profiles/h200.toml` has it.
+    pub fn h200() -> Self {
+        static H200: LazyLock<Profile> = LazyLock::new(h200::profile);
+        H200.clone()
+    }
+
+    /// An A100 with 80 GB. Its costs are not measured: those of the H200 stand in, and the name says so.
+    pub fn a100() -> Self {
+        let name = "simulated A100 (call costs not measured: an H200's)".to_owned();
+        Self::h200().standing_in_for(name, 79 * GIB, 108, (8, 0))
+    }
+
+    /// An H200 with another capacity in bytes.
+    pub fn with_capacity(bytes: u64) -> Self {
+        Self::h200().resized(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::CallKind;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn the_built_in_profile_has_what_a_pool_calls() {
+        let h200 = Profile::h200();
+        for kind in CallKind::ALL {
+            let name = kind.name();
+            let needed = ["mem_alloc", "mem_free", "mem_create", "mem_map", "mem_unmap", "event_record"];
+            assert!(!needed.contains(&name) || h200.call_ns(kind).is_some(), "{name}");
+        }
+        assert!(h200.mem_create_ns(2 * MIB) > 1000);
+        assert!(h200.mem_alloc_ns(256, 0) < h200.mem_alloc_ns(256, 2 * MIB));
+        assert!(h200.mem_free_ns(64 * MIB, 64 * MIB) < h200.mem_free_ns(4 * GIB, 4 * GIB));
+        assert_eq!((h200.multiprocessors(), h200.compute_capability()), (132, (9, 0)));
+    }
+
+    #[test]
+    fn a_profile_that_was_not_measured_says_so() {
+        assert!(Profile::h200().is_measured());
+        assert!(!Profile::a100().is_measured());
+        assert!(Profile::a100().name().contains("not measured"));
+        assert_eq!(Profile::with_capacity(123).capacity(), 123);
+    }
+}

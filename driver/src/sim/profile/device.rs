@@ -1,0 +1,184 @@
+//! A device's size and the costs of its driver calls.
+
+use std::sync::Arc;
+
+use super::{Costs, PlainCosts, SizeCosts};
+use crate::CallKind;
+
+const KIB: u64 = 1 << 10;
+
+/// A device's size and the costs of its driver calls.
+///
+/// A profile is a TOML file, which `millpond-replay calibrate` writes from measurements and
+/// `Profile::from_toml` reads (with the feature `profiles`); `driver/profiles` has the built-in one of an
+/// H200. Its costs are nanoseconds of the host, those of the timer included; between two measured sizes a
+/// cost is interpolated linearly: see [`Curve`](super::Curve). Calls that were not measured cost nothing: see
+/// [`call_ns`](Self::call_ns).
+///
+/// How long work runs on the device is a plain model, not a measurement: a kernel takes 2 µs and 1 ns for
+/// each 4 KiB that it touches, a copy or fill 1 µs and 1 ns for each 1 KiB.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Profile {
+    name: String,
+    capacity: u64,
+    measured_on: Option<String>,
+    multiprocessors: i64,
+    compute_capability: (i64, i64),
+    costs: Arc<Costs>,
+    /// By kind, as [`Costs::call_ns`] says; it is asked in each call.
+    calls: [Option<u64>; CallKind::ALL.len()],
+}
+
+impl Profile {
+    /// The same device with another capacity in bytes, which its name states.
+    #[must_use]
+    pub fn resized(self, bytes: u64) -> Self {
+        let name = format!("{} with {}", self.name, millpond_core::format_bytes(bytes));
+        Self { name, capacity: bytes, ..self }
+    }
+
+    /// Another device without measured costs: those of this one stand in.
+    pub(super) fn standing_in_for(
+        self,
+        name: String,
+        capacity: u64,
+        multiprocessors: i64,
+        compute_capability: (i64, i64),
+    ) -> Self {
+        Self { name, capacity, measured_on: None, multiprocessors, compute_capability, ..self }
+    }
+
+    /// A device with these costs, measured where `measured_on` says.
+    pub fn measured(
+        name: impl Into<String>,
+        capacity: u64,
+        multiprocessors: i64,
+        compute_capability: (i64, i64),
+        measured_on: impl Into<String>,
+        costs: Costs,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            capacity,
+            measured_on: Some(measured_on.into()),
+            multiprocessors,
+            compute_capability,
+            calls: CallKind::ALL.map(|kind| costs.call_ns(kind)),
+            costs: Arc::new(costs),
+        }
+    }
+
+    /// The same profile with another note on where it was measured; `None` if it was not measured.
+    #[cfg(feature = "profiles")]
+    pub(super) fn with_measured_on(self, measured_on: Option<String>) -> Self {
+        Self { measured_on, ..self }
+    }
+
+    /// The same device with other costs.
+    #[must_use]
+    pub fn with_costs(self, costs: Costs) -> Self {
+        Self { calls: CallKind::ALL.map(|kind| costs.call_ns(kind)), costs: Arc::new(costs), ..self }
+    }
+
+    /// The device's name, for people.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The capacity in bytes.
+    pub const fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// Whether the costs were measured on this kind of device.
+    pub const fn is_measured(&self) -> bool {
+        self.measured_on.is_some()
+    }
+
+    /// Where and when the costs were measured.
+    pub fn measured_on(&self) -> Option<&str> {
+        self.measured_on.as_deref()
+    }
+
+    /// The costs of the calls.
+    pub fn costs(&self) -> &Costs {
+        &self.costs
+    }
+
+    /// How many multiprocessors the device has.
+    pub const fn multiprocessors(&self) -> i64 {
+        self.multiprocessors
+    }
+
+    /// The compute capability, major and minor.
+    pub const fn compute_capability(&self) -> (i64, i64) {
+        self.compute_capability
+    }
+
+    /// The constant part of the cost of a call of this kind, in nanoseconds; `None` if it was not measured
+    /// and counts as nothing.
+    pub const fn call_ns(&self, kind: CallKind) -> Option<u64> {
+        self.calls[kind as usize]
+    }
+
+    /// The extra nanoseconds of recording an event on the legacy default stream.
+    pub(in crate::sim) fn legacy_record_extra_ns(&self) -> u64 {
+        self.costs.event_record.legacy_stream_extra_ns
+    }
+
+    /// The nanoseconds of allocating a block that takes this many bytes of pages, none if it shares a page.
+    pub(in crate::sim) fn mem_alloc_ns(&self, bytes: u64, pages_bytes: u64) -> u64 {
+        PlainCosts::ns(self.costs.mem_alloc.as_ref(), bytes, pages_bytes)
+    }
+
+    /// The nanoseconds of freeing a block that gives this many bytes of pages back, none if its page stays in
+    /// use.
+    pub(in crate::sim) fn mem_free_ns(&self, bytes: u64, pages_bytes: u64) -> u64 {
+        PlainCosts::ns(self.costs.mem_free.as_ref(), bytes, pages_bytes)
+    }
+
+    pub(in crate::sim) fn mem_alloc_managed_ns(&self, bytes: u64) -> u64 {
+        SizeCosts::ns(self.costs.mem_alloc_managed.as_ref(), bytes)
+    }
+
+    pub(in crate::sim) fn mem_free_managed_ns(&self, bytes: u64) -> u64 {
+        SizeCosts::ns(self.costs.mem_free_managed.as_ref(), bytes)
+    }
+
+    pub(in crate::sim) fn mem_host_alloc_ns(&self, bytes: u64) -> u64 {
+        SizeCosts::ns(self.costs.mem_host_alloc.as_ref(), bytes)
+    }
+
+    pub(in crate::sim) fn mem_free_host_ns(&self, bytes: u64) -> u64 {
+        SizeCosts::ns(self.costs.mem_free_host.as_ref(), bytes)
+    }
+
+    pub(in crate::sim) fn mem_create_ns(&self, bytes: u64) -> u64 {
+        SizeCosts::ns(self.costs.mem_create.as_ref(), bytes)
+    }
+
+    pub(in crate::sim) fn mem_release_ns(&self, bytes: u64) -> u64 {
+        SizeCosts::ns(self.costs.mem_release.as_ref(), bytes)
+    }
+
+    /// The nanoseconds of one mapping in a call that makes it accessible, which touches `new` aligned 512 MiB
+    /// of addresses without any accessible mapping before.
+    pub(in crate::sim) fn set_access_mapping_ns(&self, bytes: u64, is_second: bool, new: u64) -> u64 {
+        let Some(costs) = &self.costs.mem_set_access else { return 0 };
+        let extra = if is_second { costs.second_mapping_extra_ns } else { 0 };
+        costs.mapping_by_bytes_ns.ns(bytes) + extra + new.saturating_mul(costs.new_512_mib_extra_ns)
+    }
+
+    /// The nanoseconds of one mapping in a call that unmaps it.
+    pub(in crate::sim) fn unmap_mapping_ns(&self, bytes: u64) -> u64 {
+        self.costs.mem_unmap.as_ref().map_or(0, |costs| costs.mapping_by_bytes_ns.ns(bytes))
+    }
+
+    pub(in crate::sim) const fn kernel_ns(&self, bytes: u64) -> u64 {
+        2_000 + bytes / (4 * KIB)
+    }
+
+    pub(in crate::sim) const fn copy_ns(&self, bytes: u64) -> u64 {
+        1_000 + bytes / KIB
+    }
+}

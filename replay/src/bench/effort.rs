@@ -1,0 +1,40 @@
+//! How much is done at each workload.
+
+use std::time::Duration;
+
+/// The steps and the times of each workload.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Effort {
+    /// The measured steps of each thread.
+    pub(super) steps: usize,
+    /// The most steps before measuring.
+    pub(super) warm_up: usize,
+    /// The time after which these end.
+    pub(super) warming: Duration,
+    /// The time after which measuring ends, with the steps done so far.
+    pub(super) measured: Duration,
+    /// The time after which allocating the first blocks is given up.
+    pub(super) preparing: Duration,
+}
+
+impl Effort {
+    pub(super) const FULL: Self = Self {
+        steps: 200_000,
+        warm_up: 4_000_000,
+        warming: Duration::from_secs(4),
+        measured: Duration::from_secs(1),
+        preparing: Duration::from_secs(10),
+    };
+    pub(super) const QUICK: Self = Self {
+        steps: 20_000,
+        warm_up: 5000,
+        warming: Duration::from_millis(50),
+        measured: Duration::from_millis(50),
+        preparing: Duration::from_secs(3),
+    };
+    /// The number of times each block is replaced before the clock starts, on average.
+    pub(super) const REPLACEMENTS: usize = 4;
+    /// The time of a quick run after which preparing gets less time.
+    pub(super) const QUICK_ENOUGH: Duration = Duration::from_secs(18);
+    pub(super) const HASTE: Duration = Duration::from_millis(500);
+}

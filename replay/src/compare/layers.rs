@@ -1,0 +1,14 @@
+//! The layers of millpond that stacks can be made of.
+
+use millpond_core::stack::{LayerEntry, LayerTable};
+
+/// Every layer that a stack's text can name here.
+pub fn layers() -> LayerTable {
+    LayerTable::new(millpond_resources::LAYERS.iter().copied())
+        .with(millpond_adaptors::LAYERS.iter().copied())
+}
+
+/// Whether it is an entry of [`layers`], judged by its texts.
+pub(super) fn is_millponds(entry: &LayerEntry) -> bool {
+    layers().get(entry.name).is_ok_and(|own| (own.about, own.params) == (entry.about, entry.params))
+}

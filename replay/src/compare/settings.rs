@@ -1,0 +1,17 @@
+//! The settings of a replay.
+
+use millpond_core::stack::StackSpec;
+use millpond_driver::DeviceSpec;
+
+use crate::engine::Options;
+
+/// The device, the stacks and the options of a replay.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The device.
+    pub device: DeviceSpec,
+    /// The stacks; empty for the [standard line-up](crate::lineup).
+    pub stacks: Vec<StackSpec>,
+    /// The threads and passes.
+    pub options: Options,
+}

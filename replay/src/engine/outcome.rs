@@ -1,0 +1,37 @@
+//! The result of a replay.
+
+use super::AskedAgain;
+
+/// The first allocation that failed.
+#[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
+pub struct Failure {
+    /// The line in the log.
+    pub line: u64,
+    /// The error. It may have several lines; the first has the essence.
+    pub error: String,
+    /// The stack's out-of-memory report, if it gave one.
+    pub report: Option<Box<millpond_core::OutOfMemoryReport>>,
+}
+
+impl Failure {
+    /// The first line of the error.
+    pub fn first_line(&self) -> &str {
+        self.error.lines().next().unwrap_or_default()
+    }
+}
+
+/// The result of a replay.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The nanoseconds of each pass.
+    pub pass_ns: Vec<u64>,
+    /// The allocations that failed in each pass.
+    pub pass_failures: Vec<u64>,
+    /// The allocations that failed, in all passes. Their frees were left out.
+    pub failures: u64,
+    /// The first failed allocation.
+    pub first_failure: Option<Failure>,
+    /// The outcome of the requests that had failed when the log was written, if they were made, in all
+    /// passes.
+    pub asked_again: Option<AskedAgain>,
+}

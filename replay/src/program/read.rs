@@ -1,0 +1,58 @@
+//! Reads a log into a program.
+
+use std::path::Path;
+
+use super::{Limits, Program, ProgramBuilder, rows};
+use crate::Result;
+use crate::log::{LogError, LogReader};
+
+impl Program {
+    /// Reads the log at `path`.
+    ///
+    /// # Errors
+    /// Those of [`read`](Self::read); and those of opening the file.
+    pub fn open(path: &Path, limits: Limits) -> Result<Self> {
+        Self::read(LogReader::open(path)?, limits)
+    }
+
+    /// Reads a log.
+    ///
+    /// # Errors
+    /// A row is bad (and bad rows are not to be skipped), the log has no row, or the temporary file cannot be
+    /// written.
+    pub fn read(mut reader: LogReader<'_>, limits: Limits) -> Result<Self> {
+        let mut builder = ProgramBuilder::new(limits);
+        let mut cut_off = None;
+        rows::each(&mut reader, |row, is_cut_off| {
+            match row {
+                Ok(event) => builder.push(&event)?,
+                Err(error) if limits.skip_bad_rows && is_cut_off => cut_off = Some(error),
+                Err(error) if limits.skip_bad_rows => builder.skip(&error),
+                Err(error) => return Err(with_advice(error, is_cut_off).into()),
+            }
+            Ok(())
+        })?;
+        let mut program = builder.finish()?;
+        program.summary.file = reader.file().to_owned();
+        program.summary.rest_missing = cut_off.as_ref().map(LogError::to_string);
+        if program.summary.events == 0 {
+            if let Some(error) = cut_off {
+                return Err(error.into());
+            }
+            let reason = match program.summary.skipped_rows {
+                0 => "has a header and no rows: nothing to replay".to_owned(),
+                1 => "has no row that can be read (1 bad row was skipped)".to_owned(),
+                bad => format!("has no row that can be read ({bad} bad rows were skipped)"),
+            };
+            return Err(LogError { file: program.summary.file, line: 0, column: None, reason }.into());
+        }
+        Ok(program)
+    }
+}
+
+/// Adds the advice that the rest of a log can still be read.
+#[cold]
+fn with_advice(error: LogError, is_cut_off: bool) -> LogError {
+    let advice = if is_cut_off { "replays what there is" } else { "leaves such rows out" };
+    LogError { reason: format!("{}; --skip-bad-rows {advice}", error.reason), ..error }
+}

@@ -1,0 +1,24 @@
+//! Helpers of the table and the advice.
+
+use crate::compare::{StackFigures, StackReport, StackResult};
+
+/// The figures of a stack that ran.
+pub(super) fn figures(stack: &StackReport) -> Option<(&StackReport, &StackFigures)> {
+    match &stack.result {
+        StackResult::Ran(figures) => Some((stack, figures)),
+        StackResult::Skipped { .. } | StackResult::Failed { .. } => None,
+    }
+}
+
+/// `1234567` as `1,234,567`.
+pub(super) fn thousands(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}

@@ -1,0 +1,37 @@
+//! Runs one program, generated or given.
+
+use super::execute;
+use super::execution::Execution;
+use super::generate::Generator;
+use super::{Build, Config, Failure, Op, Summary};
+
+/// Generates the program of a seed and runs it on a fresh device.
+///
+/// # Errors
+/// The first rule that was broken, with the operations up to it; see [`shrink`](super::shrink).
+pub fn run(seed: u64, config: &Config, build: &Build<'_>) -> Result<Summary, Box<Failure>> {
+    let mut generator = Generator::new(seed, config);
+    execute::guarded(seed, config, build, |execution: &mut Execution<'_>| {
+        for _ in 0..config.operations {
+            let op = generator.next(execution);
+            execution.step(op)?;
+        }
+        Ok(())
+    })
+}
+
+/// Runs these operations on a fresh device whose schedule has this seed. Operations that would be illegal
+/// for the caller are skipped.
+///
+/// # Errors
+/// The first rule that was broken.
+pub fn replay(
+    schedule: u64,
+    operations: &[Op],
+    config: &Config,
+    build: &Build<'_>,
+) -> Result<Summary, Box<Failure>> {
+    execute::guarded(schedule, config, build, |execution: &mut Execution<'_>| {
+        operations.iter().try_for_each(|&op| execution.step(op))
+    })
+}

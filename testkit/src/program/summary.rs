@@ -1,0 +1,51 @@
+//! Counts of what programs did.
+
+use std::fmt;
+use std::ops::AddAssign;
+
+/// Counts of what a program did.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Summary {
+    /// Programs that ran to their end.
+    pub programs: u64,
+    /// Operations that were carried out.
+    pub operations: u64,
+    /// Blocks that were handed out.
+    pub allocations: u64,
+    /// Requests that were refused because memory was short.
+    pub out_of_memory: u64,
+    /// Requests that were refused because of their alignment.
+    pub refused_alignments: u64,
+    /// Blocks that were freed on another stream than they were allocated for.
+    pub cross_stream_frees: u64,
+    /// Streams that were destroyed.
+    pub streams_destroyed: u64,
+    /// Operations on the resource with a failing driver call.
+    pub faults: u64,
+}
+
+impl AddAssign for Summary {
+    fn add_assign(&mut self, other: Self) {
+        self.programs += other.programs;
+        self.operations += other.operations;
+        self.allocations += other.allocations;
+        self.out_of_memory += other.out_of_memory;
+        self.refused_alignments += other.refused_alignments;
+        self.cross_stream_frees += other.cross_stream_frees;
+        self.streams_destroyed += other.streams_destroyed;
+        self.faults += other.faults;
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { programs, operations, allocations, out_of_memory, .. } = self;
+        write!(f, "{programs} programs, {operations} operations, {allocations} allocations, ")?;
+        write!(
+            f,
+            "{out_of_memory} times out of memory, {} frees on another stream, ",
+            self.cross_stream_frees
+        )?;
+        write!(f, "{} streams destroyed, {} faults", self.streams_destroyed, self.faults)
+    }
+}

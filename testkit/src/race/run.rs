@@ -1,0 +1,72 @@
+//! Runs a race in rounds.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use millpond_core::{DeviceMemoryResource, DriverHandle};
+use millpond_driver::sim::{Schedule, SimConfig, SimDevice};
+
+use super::Race;
+use super::hand_over::HandOver;
+use super::runner::Runner;
+use crate::conformance::Subject;
+use crate::program::{StatisticsCheck, Summary};
+use crate::{Checked, text_of};
+
+impl Race {
+    /// Runs the race.
+    ///
+    /// # Errors
+    /// The failure, as text.
+    pub fn run(&self, subject: &Subject) -> Result<Summary, String> {
+        let config = SimConfig::with_capacity(self.capacity_bytes);
+        let device = SimDevice::new(config.schedule(Schedule::Seeded(self.seed)));
+        let driver: DriverHandle = Arc::clone(&device) as DriverHandle;
+        let resource = subject.build(&driver).map_err(|error| error.to_string())?;
+        let resource = Checked::new(resource, Some(Arc::clone(&device)));
+        let hand_over = HandOver::default();
+        let new = |index| Runner::new(self, index, &device, &resource, subject, &hand_over);
+        let runners = (0..self.threads).map(new);
+        let mut runners = runners.collect::<Result<Vec<_>, _>>()?;
+        for round in 1..=self.rounds {
+            let upto = self.operations * round / self.rounds;
+            run_round(&mut runners, upto)?;
+            if let Some(fault) = resource.take_faults().first() {
+                return Err(fault.to_string());
+            }
+            if let Some(inspect) = subject.inspect {
+                let inspect = AssertUnwindSafe(|| inspect(resource.inner()));
+                catch_unwind(inspect).map_err(|panic| text_of(&*panic))?;
+            }
+        }
+        for runner in &mut runners {
+            runner.finish()?;
+        }
+        let mut summary = Summary::default();
+        runners.into_iter().for_each(|runner| summary += runner.summary);
+        let statistics = resource.statistics().filter(|_| subject.statistics != StatisticsCheck::None);
+        let counted = statistics.map(|s| (s.blocks_in_use, s.bytes_in_use, s.deallocations == s.allocations));
+        drop(resource);
+        if counted.is_some_and(|counted| counted != (0, 0, true)) {
+            return Err(format!("after the last free the statistics are {statistics:?}"));
+        }
+        match (device.take_violations().first(), device.live_allocations()) {
+            (Some(violation), _) => Err(violation.to_string()),
+            (None, 0) => Ok(Summary { programs: 1, ..summary }),
+            (None, left) => Err(format!("{left} allocations are left")),
+        }
+    }
+}
+
+/// Lets each runner go on until it has done `upto` operations, on a thread of its own.
+fn run_round(runners: &mut [Runner<'_>], upto: u64) -> Result<(), String> {
+    let stop = AtomicBool::new(false);
+    let stop = &stop;
+    let results = std::thread::scope(|scope| {
+        let start = |runner| scope.spawn(move || Runner::run_until(runner, upto, stop));
+        let threads: Vec<_> = runners.iter_mut().map(start).collect();
+        threads.into_iter().map(|thread| thread.join()).collect::<Vec<_>>()
+    });
+    results.into_iter().try_for_each(|result| result.map_err(|panic| text_of(&*panic))?)
+}
