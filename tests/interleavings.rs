@@ -95,7 +95,7 @@ impl Setup {
         give(&self.pool, ptr, bytes, stream);
     }
 
-    /// A kernel that writes to the block, and runs for so many milliseconds.
+    /// Launches a kernel that writes to the block and runs for `ms` milliseconds.
     fn busy(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef, ms: u64) {
         self.device.launch_for(stream, &[Access::write(ptr, bytes, 1)], ms * 1_000_000);
     }
@@ -152,8 +152,8 @@ fn a_wait_inherits_only_what_it_waited_for() {
         setup.busy(others_quick, 6 * MIB, other, LONG / 4);
         setup.give(slow, 2 * MIB, donor); // point 1
         assert_eq!(setup.calls(CallKind::EventRecord), 1);
-        // The fourth stream wants what the donor gives next, and has to do with another block: the donor's call
-        // after that records point 2.
+        // The fourth stream wants what the donor gives next, and has to do with another block: the donor's
+        // call after that records point 2.
         setup.give(wanted, 3 * MIB, donor);
         setup.busy(others_spare, 5 * MIB, other, LONG / 8);
         setup.give(others_spare, 5 * MIB, other);

@@ -1,14 +1,16 @@
-//! How far the device is behind the host, and whether streams keep to themselves what they free because of it.
+//! How far the device is behind the host, and whether streams keep to themselves what they free because of
+//! it.
 //!
-//! A stream that is far behind holds what it freed until the device gets there. Where such streams take blocks
-//! of each other's whenever some are done, each soon owns pieces of the other's memory, none has room for its
-//! large blocks, and the resource grows. So while any stream is far behind, each serves itself first, and new
-//! memory is taken before another stream's. Where streams keep up, what they freed is soon for all.
+//! A stream that is far behind holds what it freed until the device gets there. Where such streams take
+//! blocks of each other's whenever some are done, each soon owns pieces of the other's memory, none has room
+//! for its large blocks, and the resource grows. So while any stream is far behind, each serves itself
+//! first, and new memory is taken before another stream's. Where streams keep up, what they freed is soon
+//! for all.
 
 /// A stream is far behind if its last recorded event is older than this, in nanoseconds, and not reached.
 ///
-/// A host that is four kernels of 100 µs ahead stays below this limit, also where streams wait for each other;
-/// one that never waits is 15 to 60 ms ahead (docs/BENCHMARKS.md, "With work in flight").
+/// A host that is four kernels of 100 µs ahead stays below this limit, also where streams wait for each
+/// other; one that never waits is 15 to 60 ms ahead (docs/BENCHMARKS.md, "With work in flight").
 const FAR_BEHIND_NS: u64 = 1_000_000;
 
 /// A backlog counts until this many looks in a row have found none. Without, a program that is far ahead for

@@ -130,10 +130,21 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         if !capturing {
             self.make_room(request, stream)?;
         }
-        let mut refused = match self.grow(request, stream, reading, |ladder| &mut ladder.grow)? {
+        let refused = match self.grow(request, stream, reading, |ladder| &mut ladder.grow)? {
             Ok(ptr) => return Ok(Ok(ptr)),
             Err(refused) => refused,
         };
+        self.serve_refused(request, stream, capturing, refused)
+    }
+
+    /// The steps where growth was refused: what is free somewhere, whoever has to be waited for.
+    fn serve_refused(
+        &self,
+        request: &Request,
+        stream: StreamRef,
+        capturing: bool,
+        mut refused: Refusal,
+    ) -> Result<Result<DevicePtr, Refusal>> {
         {
             let mut state = self.state.lock();
             state.store.refused();
@@ -221,8 +232,8 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         Ok(())
     }
 
-    /// What other streams have and is done, if they keep up with the host; and what lies with streams that may
-    /// be gone, where that is much.
+    /// What other streams have and is done, if they keep up with the host; and what lies with streams that
+    /// may be gone, where that is much.
     fn take_from_others(&self, request: &Request, stream: StreamRef) -> Result<Option<DevicePtr>> {
         if self.reuse.completed && self.others_could_serve(request, stream) {
             self.collect_completed(Some(request), Some(stream), true)?;
@@ -240,7 +251,8 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         Ok(None)
     }
 
-    /// What other streams have, once there is no more memory: what is done first, then what can be waited for.
+    /// What other streams have, once there is no more memory: what is done first, then what can be waited
+    /// for.
     fn wait_for_others(&self, request: &Request, stream: StreamRef) -> Result<Option<DevicePtr>> {
         if self.reuse.completed {
             self.collect_completed(Some(request), Some(stream), false)?;

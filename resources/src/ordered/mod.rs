@@ -2,37 +2,38 @@
 //! price.
 //!
 //! Every free block has an *owner*, the stream on which it was given back, or nobody in particular once all
-//! work on it is known to be done. The owner's stream takes it back at once, without any driver call. Another
-//! stream goes down the **reuse ladder**, and each step is counted ([`LadderCounts`]):
+//! work on it is known to be done. The owner's stream takes it back at once, without any driver call.
+//! Another stream goes down the **reuse ladder**, and each step is counted ([`LadderCounts`]):
 //!
 //! | step | a block that | driver calls |
 //! |---|---|---|
 //! | own stream | was given back on this stream (or is anyone's: counted as completed) | 0 |
 //! | ordered | belongs to a stream that this one was made to wait for after the block was given back | 0 |
-//! | completed | belonged to a stream whose recorded point is done; not while streams are far behind | a query; a record where none is there |
+//! | completed | belonged to a stream whose recorded point is done | a query; a record where none is there |
 //! | grow | is new, from upstream | upstream's |
 //! | waited | belongs to another stream: this one is made to wait for its point | a record and a wait |
 //! | reclaim | is had by synchronising, or by giving free regions back to grow anew | a synchronisation |
 //!
-//! **No stream waits for another, and no host for the device, while there is memory to be had.** A wait behind a
-//! stream that is far ahead costs more than all else that an allocator does, so it comes where growth is
-//! refused, by the device or by the resource's own maximum. CUDA's pools have the same rule: they make internal
-//! dependencies where they cannot map more memory.
+//! **No stream waits for another, and no host for the device, while there is memory to be had.** A wait
+//! behind a stream that is far ahead costs more than all else that an allocator does, so it comes where
+//! growth is refused, by the device or by the resource's own maximum. CUDA's pools have the same rule: they
+//! make internal dependencies where they cannot map more memory.
 //!
-//! **Streams that are far behind keep what they free** ([`backlog`]): each serves itself first, and new memory
-//! comes before another stream's. What they then take is what each of them needs at its peak, and stays so.
+//! **Streams that are far behind keep what they free** ([`backlog`]): each serves itself first, and new
+//! memory comes before another stream's. What they then take is what each of them needs at its peak, and
+//! stays so.
 //!
-//! **Time is counted in points, not in frees.** Each stream has an epoch. A free notes the epoch and makes no
-//! driver call. Recording a point (one event per stream) ends the epoch and covers all blocks of it and
+//! **Time is counted in points, not in frees.** Each stream has an epoch. A free notes the epoch and makes
+//! no driver call. Recording a point (one event per stream) ends the epoch and covers all blocks of it and
 //! before, so one record and one wait serve a batch. What a stream was made to wait for is remembered, and
 //! what *that* stream had been made to wait for before is inherited: a block moved from stream to stream
 //! never loses what it depends on.
 //!
-//! **Streams die.** A point can be recorded on a stream from elsewhere only while that stream is surely alive
-//! ([`Driver::event_record_if_alive`](millpond_core::Driver::event_record_if_alive)). Where it is not, the
-//! stream's own next call records it; blocks of streams that never call again are reclaimed by synchronising,
-//! before the resource grows by more than an eighth because of them; while streams are far behind, only before
-//! memory is out.
+//! **Streams die.** A point can be recorded on a stream from elsewhere only while that stream is surely
+//! alive ([`Driver::event_record_if_alive`](millpond_core::Driver::event_record_if_alive)). Where it is not,
+//! the stream's own next call records it; blocks of streams that never call again are reclaimed by
+//! synchronising, before the resource grows by more than an eighth because of them; while streams are far
+//! behind, only before memory is out.
 //!
 //! **Locks.** One short lock around the blocks and what is known of the streams; no driver call and no
 //! upstream call is made under it. A second lock lets one thread at a time go beyond the first two steps.

@@ -11,9 +11,9 @@ use millpond_core::{Error, Result};
 pub struct Reuse {
     /// Take blocks of streams that the requesting stream is already ordered after.
     pub ordered: bool,
-    /// Take blocks of streams whose recorded point is done.
+    /// Take blocks of streams whose recorded event the device has reached.
     pub completed: bool,
-    /// Make the requesting stream wait for another stream's point.
+    /// Make the requesting stream wait for another stream's event, where no more memory can be taken.
     pub waited: bool,
 }
 

@@ -304,8 +304,8 @@ pub(crate) trait Store: Debug + Send + Sized + 'static {
     fn find(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<Fit>;
     /// Hands the best such block out; what is left over stays with its owner.
     fn take(&mut self, owner: Owner, upto: Epoch, request: &Request) -> Option<DevicePtr>;
-    /// Hands out the better of the best block of `owner` and the best of anyone's, or any of the owner's first
-    /// (`is_own_first`).
+    /// Hands out the better of the best block of `owner` and the best of anyone's, or any of the owner's
+    /// first (`is_own_first`).
     fn hit(&mut self, owner: Owner, request: &Request, is_own_first: bool) -> Option<Hit> {
         let own = self.find(owner, Epoch::MAX, request);
         let anyones = self.find(ANYONE, Epoch::MAX, request);

@@ -135,8 +135,8 @@ impl Heap {
         rest
     }
 
-    /// Joins a free chunk, in no bin, with free neighbours of the same owner, and with those that are anyone's
-    /// where there is one stream only; says what it is part of now.
+    /// Joins a free chunk, in no bin, with free neighbours of the same owner, and with those that are
+    /// anyone's where there is one stream only; says what it is part of now.
     fn join(&mut self, mut id: ChunkId) -> ChunkId {
         let owner = self.chunks[id].owner();
         while let Some(next) = self.neighbour_for(owner, self.chunks[id].next) {
@@ -329,8 +329,8 @@ impl Heap {
         }
     }
 
-    /// Free neighbours, some of `owner` and some that are anyone's, that serve the request together: the first
-    /// of them, and where the block starts. Of those, the one with the largest chunk of the owner's.
+    /// Free neighbours, some of `owner` and some that are anyone's, that serve the request together: the
+    /// first of them, and where the block starts. Of those, the one with the largest chunk of the owner's.
     pub(super) fn find_run(&self, owner: Owner, request: &Request) -> Option<(ChunkId, u64)> {
         let own = self.bins(owner)?;
         if own.bytes + self.free_bytes(ANYONE) < request.bytes {

@@ -108,8 +108,8 @@ impl Heap {
         self.run_around(id, owner).0
     }
 
-    /// Hands out these bytes of free neighbours, of which one that is `from` or comes later holds `addr`. What
-    /// is left over of each stays as it was.
+    /// Hands out these bytes of free neighbours, of which one that is `from` or comes later holds `addr`.
+    /// What is left over of each stays as it was.
     pub(in crate::pool) fn take_run(&mut self, from: ChunkId, addr: u64, bytes: u64) -> ChunkId {
         let mut id = self.chunk_from(from, addr);
         self.take_from_bin(id);
