@@ -19,7 +19,7 @@
 //! growth is refused, by the device or by the resource's own maximum. CUDA's pools have the same rule: they
 //! make internal dependencies where they cannot map more memory.
 //!
-//! **Streams that are far behind keep what they free** ([`backlog`]): each serves itself first, and new
+//! **Streams that are far behind keep what they free** (`backlog`): each serves itself first, and new
 //! memory comes before another stream's. What they then take is what each of them needs at its peak, and
 //! stays so.
 //!
