@@ -18,20 +18,39 @@ const FAR_BEHIND_NS: u64 = 1_000_000;
 /// 25 µs took 5.4 GiB instead of 3.7.
 const LOOKS_WITHOUT: u32 = 256;
 
+/// It is over, too, when it was last seen this many nanoseconds ago: a program that found its device idle for
+/// so long is not ahead of it.
+const LONGEST_NS: u64 = 2_000_000_000;
+
 /// Whether streams were far behind lately.
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
     /// Looks that have to find none before it is over.
     looks_left: u32,
+    seen_ns: u64,
 }
 
 impl Backlog {
-    /// Notes that somebody looked, and that the stream that is furthest behind is so by `behind_ns`.
-    pub(super) fn note(&mut self, behind_ns: u64) {
-        self.looks_left = match behind_ns {
-            0..FAR_BEHIND_NS => self.looks_left.saturating_sub(1),
-            _ => LOOKS_WITHOUT,
-        };
+    /// Whether a stream that is this many nanoseconds behind is far behind.
+    pub(super) fn is_far(behind_ns: u64) -> bool {
+        behind_ns >= FAR_BEHIND_NS
+    }
+
+    /// Notes that somebody looked at `now_ns`, and that the stream that is furthest behind is so by
+    /// `behind_ns`.
+    pub(super) fn note(&mut self, now_ns: u64, behind_ns: u64) {
+        if Self::is_far(behind_ns) {
+            *self = Self { looks_left: LOOKS_WITHOUT, seen_ns: now_ns };
+        } else if now_ns.saturating_sub(self.seen_ns) >= LONGEST_NS {
+            self.looks_left = 0;
+        } else {
+            self.looks_left = self.looks_left.saturating_sub(1);
+        }
+    }
+
+    /// Notes that all work was waited for.
+    pub(super) fn end(&mut self) {
+        self.looks_left = 0;
     }
 
     /// Whether streams keep what they free to themselves.
@@ -48,13 +67,18 @@ mod tests {
     #[test]
     fn a_long_backlog_counts_for_a_while() {
         let mut backlog = Backlog::default();
-        backlog.note(FAR_BEHIND_NS - 1);
+        backlog.note(5, FAR_BEHIND_NS - 1);
         assert!(!backlog.is_long(), "a short one does not count");
-        backlog.note(FAR_BEHIND_NS);
+        backlog.note(5, FAR_BEHIND_NS);
         for _ in 0..LOOKS_WITHOUT {
             assert!(backlog.is_long(), "it was seen not long ago");
-            backlog.note(0);
+            backlog.note(6, 0);
         }
         assert!(!backlog.is_long());
+        backlog.note(7, FAR_BEHIND_NS);
+        backlog.note(6 + LONGEST_NS, 0);
+        assert!(backlog.is_long());
+        backlog.note(7 + LONGEST_NS, 0);
+        assert!(!backlog.is_long(), "it was seen long ago");
     }
 }

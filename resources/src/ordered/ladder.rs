@@ -218,14 +218,17 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     /// with what they leave, one larger region serves where several smaller ones did not. Upstream waits for
     /// the device to free them: not while streams are far behind.
     fn make_room(&self, request: &Request, stream: StreamRef) -> Result<()> {
-        let is_worth_it = {
+        let sets_a_peak = || {
             let state = self.state.lock();
             let totals = state.store.totals();
             let growth = state.store.growth(request).map_or(0, |growth| growth.preferred);
-            !state.backlog.is_long() && totals.bytes_reserved + growth > totals.peak_bytes_reserved
+            totals.bytes_reserved + growth > totals.peak_bytes_reserved
         };
-        if !self.runs_errands && !self.upstream_is_ordered && is_worth_it {
-            self.collect_completed(Some(request), Some(stream), true)?;
+        if self.runs_errands || self.upstream_is_ordered || !sets_a_peak() {
+            return Ok(());
+        }
+        self.collect_completed(Some(request), Some(stream), true)?;
+        if !self.state.lock().backlog.is_long() {
             let keep = self.bytes_reserved().saturating_sub(request.bytes);
             self.release_free_regions(keep, stream);
         }
@@ -235,7 +238,9 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     /// What other streams have and is done, if they keep up with the host; and what lies with streams that
     /// may be gone, where that is much.
     fn take_from_others(&self, request: &Request, stream: StreamRef) -> Result<Option<DevicePtr>> {
-        if self.reuse.completed && self.others_could_serve(request, stream) {
+        // A backlog ends only where somebody looks.
+        let is_behind = self.state.lock().backlog.is_long();
+        if self.reuse.completed && (is_behind || self.others_could_serve(request, stream)) {
             self.collect_completed(Some(request), Some(stream), true)?;
             if let Some(ptr) = self.try_hit(request, stream) {
                 return Ok(Some(ptr));

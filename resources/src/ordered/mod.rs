@@ -17,7 +17,8 @@
 //! **No stream waits for another, and no host for the device, while there is memory to be had.** A wait
 //! behind a stream that is far ahead costs more than all else that an allocator does, so it comes where
 //! growth is refused, by the device or by the resource's own maximum. CUDA's pools have the same rule: they
-//! make internal dependencies where they cannot map more memory.
+//! make internal dependencies where they cannot map more memory. Two exceptions make the host wait: blocks of
+//! streams that may be gone (below), and regions that go back to upstream while streams keep up.
 //!
 //! **Streams that are far behind keep what they free** (`backlog`): each serves itself first, and new
 //! memory comes before another stream's. What they then take is what each of them needs at its peak, and

@@ -6,6 +6,7 @@
 use millpond_core::driver::{DriverResult, Event, EventFlags};
 use millpond_core::{DriverError, Error, Result, StreamId, StreamRef};
 
+use super::backlog::Backlog;
 use super::store::{ANYONE, Epoch, Owner, Request, Store};
 use super::streams::Slot;
 use super::trace::event;
@@ -51,6 +52,10 @@ impl<S: Store> Core<S> {
             if let Some((point, recorded_ns)) = self.recorded_point(donor) {
                 if !self.is_over(&point)? {
                     behind_ns = now_ns.saturating_sub(recorded_ns).max(behind_ns);
+                    // Then nothing changes hands.
+                    if may_stay && Backlog::is_far(behind_ns) {
+                        break;
+                    }
                     continue;
                 }
                 done.push(point);
@@ -63,7 +68,7 @@ impl<S: Store> Core<S> {
         }
         let keeps = {
             let backlog = &mut self.state.lock().backlog;
-            backlog.note(behind_ns);
+            backlog.note(now_ns, behind_ns);
             may_stay && backlog.is_long()
         };
         if !keeps {

@@ -45,6 +45,7 @@ impl<S: Store> Core<S> {
         }
         let some_is_left = {
             let mut state = self.state.lock();
+            state.backlog.end();
             let State { store, streams, .. } = &mut *state;
             without
                 .iter()

@@ -330,28 +330,20 @@ impl Heap {
     }
 
     /// Free neighbours, some of `owner` and some that are anyone's, that serve the request together: the
-    /// first of them, and where the block starts. Of those, the one with the largest chunk of the owner's.
+    /// first of them, and where the block starts.
     pub(super) fn find_run(&self, owner: Owner, request: &Request) -> Option<(ChunkId, u64)> {
         let own = self.bins(owner)?;
         if own.bytes + self.free_bytes(ANYONE) < request.bytes {
             return None;
         }
-        let mut best: Option<(u64, ChunkId, u64)> = None;
-        for id in own.iter(&self.chunks).take(JOIN_SCAN_LIMIT) {
-            let chunk = &self.chunks[id];
-            if best.is_some_and(|(most, ..)| most >= chunk.bytes) {
-                continue;
-            }
+        own.iter(&self.chunks).take(JOIN_SCAN_LIMIT).find_map(|id| {
             let (first, bytes) = self.run_around(id, owner);
             let (start, end) = (self.chunks[first].addr, self.chunks[first].addr + bytes);
+            // From the own chunk on, if that is enough: so the block takes least of what is anyone's.
+            let from = self.chunks[id].addr.min(end.saturating_sub(request.bytes)).max(start);
             let fits = |from| align_up(from, request.alignment).filter(|addr| addr + request.bytes <= end);
-            if let Some(addr) =
-                fits(chunk.addr.min(end.saturating_sub(request.bytes)).max(start)).or_else(|| fits(start))
-            {
-                best = Some((chunk.bytes, first, addr));
-            }
-        }
-        best.map(|(_, first, addr)| (first, addr))
+            Some((first, fits(from).or_else(|| fits(start))?))
+        })
     }
 
     /// Bytes in the free chunks of an owner.

@@ -481,6 +481,8 @@ impl Store for Heaps {
                     return Some(DevicePtr::new(arena.heap.enter(&shared.directory, block)));
                 }
             }
+            // From the large heap it comes in a span.
+            return None;
         }
         let block = || shared.entered(LARGE, NIL, request);
         self.large.take_with_anyones(owner, request, block, &shared.directory).map(DevicePtr::new)

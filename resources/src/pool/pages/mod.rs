@@ -475,6 +475,9 @@ impl Pages {
         owner: Owner,
         request: &Request,
     ) -> Option<(ChunkId, u64)> {
+        if self.line_of(request) == Line::Small && self.may_grow() && !self.is_short {
+            return None;
+        }
         let heap = self.heap_mut(Line::Large);
         let (first, addr) = heap.find_run(owner, request)?;
         let id = heap.take_run(first, addr, request.bytes);
