@@ -118,7 +118,9 @@ fn streams_overlap_while_there_is_memory() {
         }
         let taken = figures(1, "peak_taken_bytes");
         assert!(*taken.iter().max().unwrap() <= least / 100 * 120, "{host}: {taken:?} of {least}");
-        assert!(taken[3] <= taken[1] / 100 * 105, "{host}: it grows with each pass: {taken:?}");
+        // Where streams keep up they share what is free, and the pool grows a little with each pass.
+        let most = if host == "ahead" { 103 } else { 110 };
+        assert!(taken[3] <= taken[1] / 100 * most, "{host}: it grows with each pass: {taken:?}");
         if host == "ahead" {
             assert!(figures(2, "host_waits").iter().chain(&figures(2, "stream_waits")).sum::<u64>() > 0);
         }
