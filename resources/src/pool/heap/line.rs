@@ -111,14 +111,10 @@ impl Heap {
     /// Hands out these bytes of free neighbours, of which one that is `from` or comes later holds `addr`.
     /// What is left over of each stays as it was.
     pub(in crate::pool) fn take_run(&mut self, from: ChunkId, addr: u64, bytes: u64) -> ChunkId {
-        let mut id = self.chunk_from(from, addr);
-        self.take_from_bin(id);
-        let before = addr - self.chunks[id].addr;
-        if before > 0 {
-            let rest = self.cut(id, before);
-            self.put_in_bin(id);
-            id = rest;
-        }
+        let first = self.chunk_from(from, addr);
+        self.take_from_bin(first);
+        let Chunk { addr: start, bytes: there, .. } = self.chunks[first];
+        let id = self.cut_out(first, addr, bytes.min(start + there - addr));
         while self.chunks[id].bytes < bytes {
             let (next, missing) = (self.chunks[id].next, bytes - self.chunks[id].bytes);
             self.take_from_bin(next);
@@ -127,10 +123,6 @@ impl Heap {
                 self.put_in_bin(rest);
             }
             self.swallow_next(id);
-        }
-        if self.chunks[id].bytes > bytes {
-            let rest = self.cut(id, bytes);
-            self.put_in_bin(rest);
         }
         self.chunks[id].set_in_use();
         self.blocks_in_use += 1;
