@@ -45,6 +45,9 @@ pub struct ResourceStatistics {
     pub bytes_reserved: u64,
     /// The highest [`bytes_reserved`](Self::bytes_reserved) so far.
     pub peak_bytes_reserved: u64,
+    /// Bytes that a pool took so far beyond its slack, since to save them would have cost more driver calls
+    /// than it may spend.
+    pub bytes_beyond_slack: u64,
     /// The largest free block: an upper bound of the requests that can be served without growth.
     pub largest_free_block: u64,
     /// Blocks handed out now.

@@ -26,7 +26,9 @@ mod sync;
 pub use binning::{BinningLayer, BinningMemoryResource};
 pub use driver_memory::{CudaMemoryResource, ManagedMemoryResource};
 pub use fixed_size::{FixedSizeLayer, FixedSizeMemoryResource, FixedSizeOptions};
-pub use pool::{Decay, PagesMode, PeerList, Peers, Pool, PoolLayer, PoolMemoryResource, PoolOptions, Share};
+pub use pool::{
+    Decay, PagesMode, PeerList, Peers, Pool, PoolLayer, PoolMemoryResource, PoolOptions, Share, Slack,
+};
 pub use registry::{
     get_current_device_resource, get_per_device_resource, reset_current_device_resource,
     reset_per_device_resource, set_current_device_resource, set_per_device_resource,

@@ -64,6 +64,7 @@ pub(super) fn sum(one: ResourceStatistics, other: ResourceStatistics) -> Resourc
         peak_bytes_in_use: one.peak_bytes_in_use + other.peak_bytes_in_use,
         bytes_reserved: one.bytes_reserved + other.bytes_reserved,
         peak_bytes_reserved: one.peak_bytes_reserved + other.peak_bytes_reserved,
+        bytes_beyond_slack: one.bytes_beyond_slack + other.bytes_beyond_slack,
         largest_free_block: one.largest_free_block.max(other.largest_free_block),
         blocks_in_use: one.blocks_in_use + other.blocks_in_use,
         blocks_free: one.blocks_free + other.blocks_free,

@@ -303,9 +303,13 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             let owner = cell.map_or_else(|| state.owner_of(stream), |cell| cell.owner);
             if let Some(ptr) = state.hit(owner, &request, self.reuse) {
                 let wanted = state.streams.slot_mut(owner).ticket_if_wanted();
+                let has_excess = !state.backlog.is_long() && state.store.has_excess();
                 drop(state);
                 if let Some(ticket) = wanted {
                     self.record_for_others(ticket, stream);
+                }
+                if has_excess {
+                    self.release_excess(stream);
                 }
                 return Ok(ptr);
             }
@@ -398,6 +402,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             peak_bytes_in_use: totals.peak_bytes_in_use,
             bytes_reserved: totals.bytes_reserved,
             peak_bytes_reserved: totals.peak_bytes_reserved,
+            bytes_beyond_slack: totals.bytes_beyond_slack,
             largest_free_block: state.store.largest_free_block(),
             blocks_in_use: totals.blocks_in_use,
             blocks_free: totals.blocks_free,

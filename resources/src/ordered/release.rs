@@ -167,6 +167,25 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         self.release_free(keep_bytes, &self.upstream, stream)
     }
 
+    /// Gives a little of what the store holds in excess back to the driver. Nothing waits; where a thread is
+    /// on the slow path, or the stream captures a graph, there is another time.
+    #[cold]
+    pub(super) fn release_excess(&self, stream: StreamRef) {
+        let Some(_slow) = self.slow.try_lock() else { return };
+        let _captures = CaptureModeGuard::relaxed(&*self.driver);
+        if !matches!(self.is_capturing(stream), Ok(false)) {
+            return;
+        }
+        let released = self.collect_completed(None, Some(stream), true).and_then(|()| {
+            let task = self.state.lock().store.errand_to_release_excess();
+            task.map_or(Ok(0), |task| self.run(task))
+        });
+        // The caller has its block: what failed is tried again with the next release.
+        if let Err(error) = released {
+            event!(self, WARN, "memory could not be given back", %error);
+        }
+    }
+
     /// Gives regions back until at most `keep_bytes` are held; returns what then went to the device.
     pub(crate) fn trim(&self, keep_bytes: u64) -> Result<u64> {
         let given = self.give_back_regions(keep_bytes, true)?;

@@ -134,6 +134,7 @@ pub(crate) struct StoreTotals {
     pub(crate) peak_bytes_in_use: u64,
     pub(crate) bytes_reserved: u64,
     pub(crate) peak_bytes_reserved: u64,
+    pub(crate) bytes_beyond_slack: u64,
     pub(crate) blocks_in_use: u64,
     pub(crate) blocks_free: u64,
     pub(crate) regions: u64,
@@ -272,6 +273,14 @@ pub(crate) trait Store: Debug + Send + Sized + 'static {
     /// An errand that gives back one piece of such memory, found within a few looks from the cursor on, as
     /// long as at least `keep_bytes` are held. `None` where nothing was found so far.
     fn errand_for_bite(&mut self, _keep_bytes: u64, _at: &mut Cursor) -> Option<Self::Errand> {
+        None
+    }
+    /// Whether the store holds more than it aims to, and this is a time to give some back: a quick look.
+    fn has_excess(&mut self) -> bool {
+        false
+    }
+    /// An errand of some driver calls that gives a part of that back.
+    fn errand_to_release_excess(&mut self) -> Option<Self::Errand> {
         None
     }
     /// After growth: an errand of some driver calls that undoes what makes the store slow, if there is much.

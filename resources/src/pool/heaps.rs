@@ -12,6 +12,7 @@ use super::errand::PoolErrand;
 use super::heap::Heap;
 use super::large::{Found, Large};
 use super::pages::{Pages, Policy};
+use super::slack::Slack;
 use super::thread::Caches;
 use crate::lock::QuickGuard;
 use crate::ordered::{
@@ -27,6 +28,9 @@ const REGION_UNIT: u64 = 2 << 20;
 
 /// Over pages, blocks of at most so many bytes are in arenas: larger ones are put together better.
 pub(super) const LARGEST_OVER_PAGES: u64 = 128 << 10;
+
+/// Between two steps that give excess back, this many large requests are served.
+const HITS_FOR_EXCESS: u32 = 64;
 
 /// How many blocks of a bin are compared.
 const SCAN: usize = 32;
@@ -74,6 +78,8 @@ pub(super) struct Heaps {
     pub(super) most_bytes: u64,
     /// The operations that there were when memory was last short of what was asked for.
     pub(super) scarce_at: u64,
+    /// Requests served while there was excess to give back.
+    hits_with_excess: u32,
 }
 
 /// Where a block is taken from.
@@ -123,13 +129,19 @@ impl Shared {
 impl Heaps {
     /// Over regions, or over pages with this granularity; from a device that has so many bytes, if all of it
     /// comes from there.
-    pub(super) fn new(maximum_bytes: Option<u64>, pages: Option<u64>, device_total: Option<u64>) -> Self {
+    pub(super) fn new(
+        maximum_bytes: Option<u64>,
+        pages: Option<u64>,
+        device_total: Option<u64>,
+        slack: Slack,
+    ) -> Self {
         let most = maximum_bytes.unwrap_or(u64::MAX);
         let large = match pages {
             None => Large::Regions(Heap::new(SCAN)),
             Some(granularity) => {
                 let total = device_total.unwrap_or(0);
-                Large::Pages(Box::new(Pages::new(granularity, total, most, Policy::default())))
+                let policy = Policy { slack: slack.thousandths().into(), ..Policy::default() };
+                Large::Pages(Box::new(Pages::new(granularity, total, most, policy)))
             }
         };
         let shared = Shared {
@@ -152,6 +164,7 @@ impl Heaps {
             is_short: false,
             streams: 0,
             scarce_at: 0,
+            hits_with_excess: 0,
             most_bytes: device_total.unwrap_or(u64::MAX).min(most),
         }
     }
@@ -342,6 +355,27 @@ impl Store for Heaps {
 
     fn errand_for_bite(&mut self, keep_bytes: u64, at: &mut Cursor) -> Option<PoolErrand> {
         super::decay::errand_for_bite(self, keep_bytes, at)
+    }
+
+    fn has_excess(&mut self) -> bool {
+        let Large::Pages(pages) = &self.large else { return false };
+        // Where threads contend, what they keep is worth more than memory.
+        if !pages.has_excess() || self.shared.arenas.are_many() {
+            return false;
+        }
+        self.hits_with_excess = self.hits_with_excess.wrapping_add(1);
+        if !self.hits_with_excess.is_multiple_of(HITS_FOR_EXCESS) {
+            return false;
+        }
+        let (_, operations) = self.live_bytes_and_operations();
+        let Large::Pages(pages) = &mut self.large else { return false };
+        pages.may_spend(operations)
+    }
+
+    fn errand_to_release_excess(&mut self) -> Option<PoolErrand> {
+        self.gather(Gather::Everything);
+        let Large::Pages(pages) = &mut self.large else { return None };
+        pages.plan_excess().map(PoolErrand::Release)
     }
 
     fn errand_to_tidy(&mut self) -> Option<PoolErrand> {
@@ -542,6 +576,7 @@ impl Store for Heaps {
         let mut totals = StoreTotals {
             bytes_reserved: self.large.bytes_reserved(),
             peak_bytes_reserved: self.peak_bytes_reserved.max(self.large.peak_bytes_reserved()),
+            bytes_beyond_slack: self.large.bytes_beyond_slack(),
             blocks_free: self.large.blocks_free(),
             regions: self.large.regions() as u64,
             ..StoreTotals::default()

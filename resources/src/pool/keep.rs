@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::classes::LARGEST_SMALL;
 use super::heaps::{Heaps, LARGEST_OVER_PAGES};
-use super::large::Large;
 
 /// A thread keeps a large block only if it has at most this part of what is in use: more would be missed
 /// where blocks are put together.
@@ -37,9 +36,6 @@ impl Heaps {
         });
         let little = self.shared.keeps_little();
         let is_calm = self.live_bytes_and_operations().1.saturating_sub(self.scarce_at) >= CALM_AFTER;
-        if let Large::Pages(pages) = &mut self.large {
-            pages.is_calm = is_calm;
-        }
         let (share, least, of_class) = match (little, is_calm) {
             (false, _) => (32, 4 << 20, 8 << 20),
             (true, true) => (1024, 1 << 20, 1 << 20),

@@ -279,6 +279,14 @@ impl Large {
         }
     }
 
+    /// Bytes taken so far since stitching would have cost too many driver calls.
+    pub(super) fn bytes_beyond_slack(&self) -> u64 {
+        match self {
+            Self::Regions(_) => 0,
+            Self::Pages(pages) => pages.totals().beyond_slack,
+        }
+    }
+
     pub(super) fn bytes_free(&self) -> u64 {
         self.heaps().iter().map(|heap| heap.bytes_free).sum()
     }

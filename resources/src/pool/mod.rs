@@ -47,6 +47,7 @@ mod peers;
 mod report;
 mod shortage;
 mod slabs;
+mod slack;
 #[cfg(test)]
 mod tests;
 mod thread;
@@ -70,6 +71,7 @@ pub use options::{PagesMode, PoolLayer, PoolOptions};
 #[cfg(unix)]
 pub(crate) use pages::Part;
 pub use peers::{PeerList, Peers, Share};
+pub use slack::Slack;
 
 use crate::lock::QuickGuard;
 use crate::ordered::{ANYONE, Gather, Ordered, Request};
@@ -137,7 +139,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let pages = options.pages_over(&upstream)?;
         let backing = options.backing(&**upstream.driver(), pages.is_some())?;
         let total = PoolOptions::device_total(&upstream)?;
-        let mut heaps = Heaps::new(options.maximum_bytes, pages, total);
+        let mut heaps = Heaps::new(options.maximum_bytes, pages, total, options.slack);
         heaps.large.set_backing(backing);
         let shared = Arc::clone(&heaps.shared);
         let ordered = Ordered::new(upstream, heaps, options.reuse, &format!("pool{options}"));

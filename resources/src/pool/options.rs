@@ -10,7 +10,7 @@ use millpond_core::{
 };
 
 use super::pages::Backing;
-use super::{Decay, Peers, PoolMemoryResource, Share};
+use super::{Decay, Peers, PoolMemoryResource, Share, Slack};
 use crate::driver_memory::{CudaMemoryResource, ManagedMemoryResource};
 use crate::ordered::{LARGEST_REQUEST, Reuse};
 
@@ -32,6 +32,10 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
              none, or numbers as 0/1",
         ),
         ("share", "whether blocks can be exported to other processes: none (default), fd"),
+        (
+            "slack",
+            "how much more than its peak of live memory a pool with pages aims to hold: 0.4% (default), 5%",
+        ),
         ("reuse", "steps between streams: ordered/completed/waited (default), some of them, or own"),
     ],
     kind: LayerKind::Layer(|params, upstream| {
@@ -43,6 +47,7 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
             decay: params.get("decay")?.unwrap_or_default(),
             peers: params.get("peers")?.unwrap_or_default(),
             share: params.get("share")?.unwrap_or_default(),
+            slack: params.get("slack")?.unwrap_or_default(),
             reuse: params.get("reuse")?.unwrap_or_default(),
         };
         Ok(Arc::new(PoolMemoryResource::new(upstream, options)?))
@@ -64,6 +69,8 @@ pub struct PoolOptions {
     pub peers: Peers,
     /// Whether blocks can be exported to other processes.
     pub share: Share,
+    /// How much more than its peak of live memory the pool aims to hold.
+    pub slack: Slack,
     /// Which steps of the reuse ladder between streams may be taken.
     pub reuse: Reuse,
 }
@@ -258,6 +265,10 @@ impl fmt::Display for PoolOptions {
             write!(f, "{separator}share={}", self.share)?;
             separator = ',';
         }
+        if self.slack != Slack::default() {
+            write!(f, "{separator}slack={}", self.slack)?;
+            separator = ',';
+        }
         if self.reuse != Reuse::ALL {
             write!(f, "{separator}reuse={}", self.reuse)?;
         }
@@ -336,6 +347,12 @@ impl PoolLayer {
     /// Makes blocks that can be exported to other processes, or not.
     pub fn share(mut self, share: Share) -> Self {
         self.options.share = share;
+        self
+    }
+
+    /// Aims to hold at most this much more than the peak of live memory.
+    pub fn slack(mut self, slack: Slack) -> Self {
+        self.options.slack = slack;
         self
     }
 

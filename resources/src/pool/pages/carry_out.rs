@@ -142,13 +142,13 @@ impl Work {
         self.sizes.extend((new > 0).then_some(new));
     }
 
-    /// How many handles are mapped in a view.
-    pub(super) fn mappings(&self) -> u64 {
+    /// Driver calls that map handles in a view and make them accessible.
+    pub(super) fn view_calls(&self) -> u64 {
         let of = |source: &Source| match source {
             Source::Old { .. } => 1,
             Source::New => self.sizes.len() as u64,
         };
-        self.sources.iter().map(of).sum()
+        self.sources.iter().map(of).sum::<u64>() + u64::from(!self.sources.is_empty())
     }
 
     /// Bytes that are mapped in the view.

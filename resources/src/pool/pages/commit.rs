@@ -12,7 +12,8 @@ impl Pages {
     /// Enters what a plan brought that was carried out: the block and its address.
     pub(in crate::pool) fn commit(&mut self, mut plan: Plan) -> (ChunkId, u64) {
         let created = self.enter_new(&mut plan);
-        self.moves += plan.work.mappings();
+        self.budget.spend(plan.work.view_calls());
+        self.beyond_slack += plan.beyond_slack;
         let new = self.take_new(&plan);
         self.note_use();
         let pieces = plan.before.iter().map(|kept| kept.id).chain(new).chain(plan.after.map(|kept| kept.id));

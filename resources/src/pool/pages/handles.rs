@@ -107,12 +107,6 @@ impl Handles {
         Some(self.granules[index].1[granule]).filter(|id| *id != NONE)
     }
 
-    /// Whether a handle starts or ends between `start` and `end`, both included. Both lie at home.
-    pub(super) fn has_border(&self, start: u64, end: u64) -> bool {
-        let handle = self.at(start).map(|id| self.get(id));
-        handle.is_none_or(|handle| handle.home == start || handle.end() <= end)
-    }
-
     /// The handles at home between two addresses, by address, those included that lie there in part.
     pub(super) fn within(&self, start: u64, end: u64) -> impl Iterator<Item = (HandleId, &Handle)> {
         let handle = move |addr: u64| (addr < end).then(|| self.at(addr)).flatten();

@@ -72,6 +72,7 @@ use handles::{Handles, ViewId};
 use holes::Hole;
 use plan::Kept;
 pub(in crate::pool) use plan::Plan;
+use policy::CallBudget;
 pub(in crate::pool) use policy::Policy;
 pub(in crate::pool) use release::Release;
 use views::Views;
@@ -116,14 +117,12 @@ pub(in crate::pool) struct Pages {
     /// How many bytes of addresses are reserved at a time.
     reservation_bytes: u64,
     maximum_bytes: u64,
-    /// Mappings in views that were made for blocks so far: the work of putting together.
-    moves: u64,
-    /// Allocations and deallocations of the pool so far.
-    operations: u64,
+    /// Driver calls that may be spent to hold less memory.
+    budget: CallBudget,
+    /// Bytes taken beyond the slack since stitching would have cost too many driver calls.
+    beyond_slack: u64,
     /// Whether there was no memory to be had, lately.
     pub(in crate::pool) is_short: bool,
-    /// Whether what there is was enough for long: then the first fit that is good will do.
-    pub(in crate::pool) is_calm: bool,
     /// The most that was in use when memory was short.
     peak_live: u64,
     /// The most that was not free since somebody asked last.
@@ -171,6 +170,8 @@ pub(in crate::pool) struct Totals {
     pub(in crate::pool) views: usize,
     /// Mappings in views.
     pub(in crate::pool) mappings: usize,
+    /// Bytes taken so far since stitching would have cost more driver calls than the pool had earned.
+    pub(in crate::pool) beyond_slack: u64,
 }
 
 impl Pages {
@@ -193,9 +194,8 @@ impl Pages {
             reservation_bytes,
             maximum_bytes,
             is_short: false,
-            is_calm: false,
-            moves: 0,
-            operations: 0,
+            budget: CallBudget::default(),
+            beyond_slack: 0,
             peak_live: 0,
             most_used: 0,
             planned: 0,
@@ -213,10 +213,6 @@ impl Pages {
 
     fn heap_mut(&mut self, line: Line) -> &mut Heap {
         &mut self.heaps[line as usize]
-    }
-
-    fn large(&self) -> &Heap {
-        self.heap(Line::Large)
     }
 
     fn find_in_views(&self, whose: Whose, request: &Request) -> Option<Found> {
@@ -522,6 +518,7 @@ impl Pages {
             handles: self.handles.len(),
             views: self.views.len(),
             mappings: self.views.mappings,
+            beyond_slack: self.beyond_slack,
         }
     }
 

@@ -289,7 +289,7 @@ fn made_up() -> Log {
 fn little_is_held_beyond_what_is_live_and_a_program_that_comes_again_asks_for_nothing() {
     let log = made_up();
     let mut bench =
-        Bench::new(Policy { first_moves: u64::MAX / 2, free_moves: u64::MAX / 2, ..Policy::default() });
+        Bench::new(Policy { first_calls: u64::MAX / 2, most_saved_calls: u64::MAX / 2, ..Policy::default() });
     bench.pass(&log);
     let ratio = bench.pages.totals().peak_bytes_reserved as f64 / bench.peak_live as f64;
     assert!(ratio < 1.1, "{ratio}");

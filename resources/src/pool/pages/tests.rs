@@ -19,16 +19,16 @@ const POLICY: Policy = Policy {
     handle_bytes: 4 * MIB,
     handle_share: 17,
     least_piece: MIB / 4,
-    inside: 125,
     mappings: 32,
     spans_share: 8,
     most_spans_at_once: 4 * MIB,
-    first_moves: u64::MAX / 2,
-    operations_for_first_move: 1,
-    free_moves: u64::MAX / 2,
-    operations_for_move: 1,
-    moves_for_slack: 1,
-    slack_when_busy: 3,
+    first_calls: u64::MAX / 2,
+    operations_for_early_call: 1,
+    early_calls: 0,
+    calls_per_thousand: 3,
+    most_saved_calls: u64::MAX / 2,
+    calls_for_slack: 1,
+    most_slack: 3,
 };
 
 #[derive(Clone, Copy, Debug)]
