@@ -172,16 +172,12 @@ impl<S: Store> State<S> {
         if !reuse.ordered || self.streams.len() < 2 {
             return None;
         }
-        let me = self.streams.slot(owner);
-        self.streams
-            .iter()
-            .filter(|(other, _)| *other != owner)
-            .filter_map(|(other, _)| match me.seen(other) {
-                0 => None,
-                upto => self.store.find(other, upto, request).map(|fit| (fit.bytes, other, upto)),
-            })
-            .min_by_key(|(bytes, ..)| *bytes)
-            .map(|(_, other, upto)| (other, upto))
+        let seen = self.streams.slot(owner).seen();
+        seen.filter_map(|(other, upto)| {
+            self.store.find(other, upto, request).map(|fit| (fit.bytes, other, upto))
+        })
+        .min_by_key(|(bytes, other, _)| (*bytes, *other))
+        .map(|(_, other, upto)| (other, upto))
     }
 }
 

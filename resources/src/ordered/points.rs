@@ -3,6 +3,8 @@
 //! No step here is needed to serve a request. So an error of the driver that does not mean that the device is
 //! lost makes the resource do without the point, and is not the caller's.
 
+use std::cmp::Reverse;
+
 use millpond_core::driver::{DriverResult, Event, EventFlags};
 use millpond_core::{DriverError, Error, Result, StreamId, StreamRef};
 
@@ -36,10 +38,35 @@ fn last_point(slot: &Slot, donor: Donor) -> Option<Point> {
     Some(Point { donor: Donor { epoch, ..donor }, event, seen: slot.point_seen.clone() })
 }
 
+/// So many streams are asked at once, however little some of them own.
+const FEW: usize = 16;
+
+/// Where streams are more, those are asked first that own this percentage of the bytes together.
+const MOST: u64 = 70;
+
+/// Sorts streams by what they own, the most first, where they are many; says how many to ask first.
+fn richest(donors: &mut [(u64, Donor)]) -> usize {
+    if donors.len() <= FEW {
+        return donors.len();
+    }
+    donors.sort_by_key(|(bytes, _)| Reverse(*bytes));
+    let all: u64 = donors.iter().map(|(bytes, _)| bytes).sum();
+    let mut before = 0;
+    let is_one = |(bytes, _): &&(u64, Donor)| {
+        let is_one = before * 100 < all * MOST;
+        before += bytes;
+        is_one
+    };
+    donors.iter().take_while(is_one).count().max(FEW)
+}
+
 impl<S: Store> Core<S> {
     /// Asks how far the streams have come that could serve the request, or all; notes how far behind the last
     /// of them is. What is done becomes anyone's, so that neighbours join whoever gave them back: unless
     /// streams are far behind and it `may_stay` theirs.
+    ///
+    /// Where streams are many, those that own most are asked first, and the others only if that did not bring
+    /// a block that fits: each costs two driver calls, and most own little.
     pub(super) fn collect_completed(
         &self,
         request: Option<&Request>,
@@ -47,34 +74,63 @@ impl<S: Store> Core<S> {
         may_stay: bool,
     ) -> Result<()> {
         let now_ns = self.now_ns();
-        let (mut done, mut behind_ns) = (Vec::new(), 0);
-        for donor in self.donors(request) {
+        let mut donors = self.donors_by_bytes(request);
+        let first = if request.is_some() { richest(&mut donors) } else { donors.len() };
+        let others = donors.split_off(first);
+        for donors in [donors, others] {
+            let (done, behind_ns) = self.ask(donors, stream, now_ns, may_stay)?;
+            let keeps = {
+                let backlog = &mut self.state.lock().backlog;
+                backlog.note(now_ns, behind_ns);
+                may_stay && backlog.is_long()
+            };
+            if keeps {
+                break;
+            }
+            done.iter().for_each(|point| self.came_to(point, request));
+            let fits = |request| self.state.lock().store.find(ANYONE, Epoch::MAX, request).is_some();
+            if request.is_some_and(fits) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks how far some streams have come: the points that are done, and by how many nanoseconds the stream
+    /// that is furthest behind is so. Where streams that are far behind keep what they own (`may_stay`), it
+    /// ends with the first of those.
+    fn ask(
+        &self,
+        donors: Vec<(u64, Donor)>,
+        stream: Option<StreamRef>,
+        now_ns: u64,
+        may_stay: bool,
+    ) -> Result<(Vec<Point>, u64)> {
+        let (mut done, mut recorded, mut behind_ns) = (Vec::new(), Vec::new(), 0);
+        for (_, donor) in donors {
             if let Some((point, recorded_ns)) = self.recorded_point(donor) {
                 if !self.is_over(&point)? {
                     behind_ns = now_ns.saturating_sub(recorded_ns).max(behind_ns);
-                    // Then nothing changes hands.
                     if may_stay && Backlog::is_far(behind_ns) {
-                        break;
+                        return Ok((done, behind_ns));
                     }
                     continue;
                 }
+                let covers_all = point.donor.epoch >= donor.epoch;
                 done.push(point);
+                if covers_all {
+                    continue;
+                }
             }
-            if let Some(point) = self.point_of(donor, stream)?
-                && self.is_over(&point)?
-            {
+            recorded.extend(self.point_of(donor, stream)?);
+        }
+        // All are recorded before the first is asked for: the device takes a moment to come to each.
+        for point in recorded {
+            if self.is_over(&point)? {
                 done.push(point);
             }
         }
-        let keeps = {
-            let backlog = &mut self.state.lock().backlog;
-            backlog.note(now_ns, behind_ns);
-            may_stay && backlog.is_long()
-        };
-        if !keeps {
-            done.iter().for_each(|point| self.came_to(point, request));
-        }
-        Ok(())
+        Ok((done, behind_ns))
     }
 
     /// The donor's last point, and when it was recorded.
@@ -86,10 +142,17 @@ impl<S: Store> Core<S> {
 
     /// The streams that have free blocks: where there is a request, some that could serve it.
     pub(super) fn donors(&self, request: Option<&Request>) -> Vec<Donor> {
+        self.donors_by_bytes(request).into_iter().map(|(_, donor)| donor).collect()
+    }
+
+    /// The same with the bytes of each.
+    fn donors_by_bytes(&self, request: Option<&Request>) -> Vec<(u64, Donor)> {
         let state = self.state.lock();
-        let owns = |owner| state.store.free_bytes_for(request, owner) > 0;
-        let owning = state.streams.iter().filter(|(owner, _)| owns(*owner));
-        owning.map(|(_, slot)| Donor { id: slot.id, epoch: slot.epoch() }).collect()
+        let donors = state.streams.iter().map(|(owner, slot)| {
+            let donor = Donor { id: slot.id, epoch: slot.epoch() };
+            (state.store.free_bytes_for(request, owner), donor)
+        });
+        donors.filter(|(bytes, _)| *bytes > 0).collect()
     }
 
     /// A recorded point of the donor that covers the epoch; records one if need be. `stream` is that of the

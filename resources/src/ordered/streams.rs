@@ -76,9 +76,9 @@ impl Slot {
         }
     }
 
-    /// The epoch of `other` up to which this stream is ordered after it.
-    pub(crate) fn seen(&self, other: Owner) -> Epoch {
-        self.seen.iter().find(|(owner, _)| *owner == other).map_or(0, |(_, epoch)| *epoch)
+    /// The streams that this one is ordered after, each up to an epoch.
+    pub(crate) fn seen(&self) -> impl Iterator<Item = (Owner, Epoch)> {
+        self.seen.iter().copied()
     }
 
     /// Ends the present epoch: blocks given back from now on are of the next.

@@ -15,6 +15,10 @@ const CALM_AFTER: u64 = 1 << 15;
 /// The part of what is free in a calm pool that threads may keep.
 const CALM_SHARE: u64 = 4;
 
+/// Where threads contend, they keep this part of what is in use at most. A part of what is free is no limit
+/// there: what is kept is missed by others, for whom the pool grows, and more is free.
+const MANY_SHARE: u64 = 12;
+
 /// What is written is taken from all who read it, even where it stays the same.
 fn set(limit: &AtomicU64, value: u64) {
     if limit.load(Ordering::Relaxed) != value {
@@ -43,6 +47,7 @@ impl Heaps {
         };
         let in_arenas = || self.shared.arenas.each().map(|(_, arena)| arena.heap.bytes_free).sum::<u64>();
         let free = if is_calm { (self.large.bytes_free() + in_arenas() + held) / CALM_SHARE } else { 0 };
+        let free = if self.shared.arenas.are_many() { free.min(in_use / MANY_SHARE) } else { free };
         let keep = ((in_use / share).max(free) / fronts.max(1)).max(least);
         // A thread that has the pool to itself gives it back before it looks for another.
         let large = if self.streams < 2 { u64::MAX } else { in_use / LARGE_SHARE };

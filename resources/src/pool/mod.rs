@@ -351,10 +351,14 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         Some(ptr)
     }
 
-    /// The thread's arena: another one from now on, if the thread shares it with others at the same time.
+    /// The thread's arena: another one from now on, if the thread shares it with others at the same time, or
+    /// if it is new where threads do.
     fn lock_arena(&self, front: &Front) -> (Shard, QuickGuard<'_, Arena>) {
         let (arenas, meetings) = (&self.shared.arenas, &front.thread.meetings);
-        let shard = front.thread.shard.load(Ordering::Relaxed);
+        let mut shard = front.thread.shard.load(Ordering::Relaxed);
+        if meetings.is_first() && arenas.are_many() {
+            shard = self.move_from(shard, front);
+        }
         let mut arena = arenas.try_lock(shard).unwrap_or_else(|| {
             meetings.found_locked();
             arenas.lock(shard)
@@ -365,11 +369,18 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
             return (shard, arena);
         }
         drop(arena);
-        let shard = arenas.next(shard);
-        front.thread.shard.store(shard, Ordering::Relaxed);
+        let shard = self.move_from(shard, front);
         let mut arena = arenas.lock(shard);
         arena.taker = me;
         (shard, arena)
+    }
+
+    /// Gives the thread an arena that fewer use, if there is one.
+    #[cold]
+    fn move_from(&self, shard: Shard, front: &Front) -> Shard {
+        let shard = self.shared.arenas.next(shard, &self.shared.caches.users_of_arenas());
+        front.thread.shard.store(shard, Ordering::Relaxed);
+        shard
     }
 
     /// The calling thread's front for a stream, made when the stream is used often, if it may be used now.

@@ -14,7 +14,7 @@ impl Front {
     pub(in crate::pool) fn drain_class(&self, class: usize, mut give: impl FnMut(u64)) {
         // SAFETY: a stack that is there lives as long as the front.
         let Some(stack) = (unsafe { self.small[class].load(Ordering::Acquire).as_ref() }) else { return };
-        for place in &stack.places {
+        for place in stack.filled() {
             if place.addr.load(Ordering::Relaxed) != 0
                 && let Some(addr) = place.take()
             {

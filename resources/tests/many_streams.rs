@@ -1,0 +1,78 @@
+//! One thread on many streams: how often the driver is asked.
+
+use millpond_core::driver::StreamFlags;
+use millpond_core::{DeviceMemoryResourceExt, DevicePtr, Driver, StreamRef};
+use millpond_driver::sim::{SimConfig, SimDevice};
+use millpond_driver::{CallKind, CountingDriver};
+use millpond_resources::{CudaMemoryResource, PagesMode, PoolLayer};
+
+/// A source of numbers (xorshift).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+
+    /// 256 B to 1 MiB, each doubling as likely as any other.
+    fn bytes(&mut self) -> u64 {
+        let least = 256 << self.below(12);
+        least + self.below(least) + 1
+    }
+}
+
+/// Calls that ask how far streams are, in a hundred steps of which each replaces one of 10,000 blocks; each
+/// block is on one of the streams, drawn at random.
+fn questions_in_100_steps(streams: usize, pages: PagesMode) -> u64 {
+    const LIVE: u64 = 10_000;
+    const STEPS: u64 = 40_000;
+    let driver = CountingDriver::new(SimDevice::new(SimConfig::h200()));
+    let new_stream = |_| driver.stream_create(StreamFlags::NON_BLOCKING).expect("a stream");
+    let streams: Vec<StreamRef> = (0..streams).map(new_stream).collect();
+    let pool = CudaMemoryResource::new(driver.clone()).layer(PoolLayer::new().pages(pages)).expect("a pool");
+    let mut random = Random(42);
+    let allocate = |random: &mut Random| {
+        let (bytes, stream) = (random.bytes(), streams[random.below(streams.len() as u64) as usize]);
+        (pool.allocate_bytes(bytes, stream).expect("there is room"), bytes, stream)
+    };
+    let free = |(ptr, bytes, stream): (DevicePtr, u64, StreamRef)| {
+        // SAFETY: the block came from the pool with this size and is given back once.
+        unsafe { pool.deallocate_bytes(ptr, bytes, stream) };
+    };
+    let questions = || {
+        let counts = driver.counts();
+        [CallKind::EventRecord, CallKind::EventQuery].map(|kind| counts.get(kind).calls).iter().sum::<u64>()
+    };
+    let mut blocks: Vec<_> = (0..LIVE).map(|_| allocate(&mut random)).collect();
+    let mut steps = |count| {
+        for _ in 0..count {
+            let index = random.below(LIVE) as usize;
+            free(blocks[index]);
+            blocks[index] = allocate(&mut random);
+        }
+    };
+    steps(STEPS);
+    let before = questions();
+    steps(STEPS);
+    let asked = questions() - before;
+    blocks.into_iter().for_each(free);
+    asked * 100 / STEPS
+}
+
+/// Each stream that is asked costs a record and a query. Where all that own anything were asked each time, it
+/// was twice as much.
+#[test]
+fn with_256_streams_a_step_asks_little() {
+    const MOST: u64 = 35;
+    if cfg!(miri) {
+        return; // too many steps
+    }
+    for pages in [PagesMode::On, PagesMode::Off] {
+        let asked = questions_in_100_steps(256, pages);
+        println!("{pages:?}: {asked} questions in 100 steps");
+        assert!(asked <= MOST, "{pages:?}: {asked} questions in 100 steps, at most {MOST}");
+    }
+}
