@@ -293,6 +293,11 @@ impl Heaps {
         }
     }
 
+    /// Driver calls that it takes at most to ask all streams what they have done: a record and a query each.
+    fn calls_of_look(&self) -> u64 {
+        2 * self.streams as u64
+    }
+
     /// Bytes handed out, and how many allocations and deallocations there were.
     pub(super) fn live_bytes_and_operations(&self) -> (u64, u64) {
         let (mut live, mut operations) = (0, 0);
@@ -367,15 +372,16 @@ impl Store for Heaps {
         if !self.hits_with_excess.is_multiple_of(HITS_FOR_EXCESS) {
             return false;
         }
-        let (_, operations) = self.live_bytes_and_operations();
+        let (calls, (_, operations)) = (self.calls_of_look(), self.live_bytes_and_operations());
         let Large::Pages(pages) = &mut self.large else { return false };
-        pages.may_spend(operations)
+        pages.may_spend(calls, operations)
     }
 
     fn errand_to_release_excess(&mut self) -> Option<PoolErrand> {
         self.gather(Gather::Everything);
+        let calls = self.calls_of_look();
         let Large::Pages(pages) = &mut self.large else { return None };
-        pages.plan_excess().map(PoolErrand::Release)
+        pages.plan_excess(calls).map(PoolErrand::Release)
     }
 
     fn errand_to_tidy(&mut self) -> Option<PoolErrand> {
