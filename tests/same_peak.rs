@@ -20,13 +20,13 @@ use millpond_replay::log::LogReader;
 use millpond_replay::program::{Limits, Program};
 use millpond_testkit::hooked::HookedDriver;
 
-/// Every sort of pool that maps pages, and what else keeps blocks. A pool over regions of the driver
-/// (`pages=off`) takes the lowest among holes of one size, and which region is lower is the driver's choice.
-const STACKS: [&str; 5] = [
+/// Every sort of pool, over pages and over regions, and what else keeps blocks.
+const STACKS: [&str; 6] = [
     "cuda+pool:decay=off",
     "cuda+pool:decay=off,reuse=own",
     "cuda+pool:decay=off+pool",
     "cuda+pool:decay=off+binning:bins=1KiB/64KiB/1MiB",
+    "cuda+pool:pages=off",
     "cuda+binning",
 ];
 

@@ -104,7 +104,8 @@ impl Bins {
         self.blocks -= 1;
     }
 
-    /// The best block: the smallest that is accepted, the lowest address among equals.
+    /// The best block: the smallest that is accepted, the first [place](super::chunk::Chunk::place) among
+    /// equals.
     ///
     /// Of a bin, so many blocks are compared as `scan` says before a fitting one is taken as it is: they
     /// differ by 3 % at most.
@@ -145,7 +146,7 @@ impl Bins {
         limit: usize,
         truncated: &mut bool,
     ) -> Option<u32> {
-        let mut best: Option<(u64, u64, u32)> = None;
+        let mut best: Option<(u64, (u32, u64), u32)> = None;
         let mut id = self.heads[level * SUBS + sub];
         let mut seen = 0;
         while id != NIL {
@@ -156,9 +157,9 @@ impl Bins {
             seen += 1;
             let chunk = &chunks[id];
             if wanted.accepts(chunk.addr, chunk.bytes, chunk.epoch())
-                && best.is_none_or(|(bytes, addr, _)| (chunk.bytes, chunk.addr) < (bytes, addr))
+                && best.is_none_or(|(bytes, place, _)| (chunk.bytes, chunk.place()) < (bytes, place))
             {
-                best = Some((chunk.bytes, chunk.addr, id));
+                best = Some((chunk.bytes, chunk.place(), id));
             }
             id = chunk.bin_next;
         }

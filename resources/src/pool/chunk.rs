@@ -30,6 +30,8 @@ pub(crate) struct Chunk {
     pub(crate) bin_next: u32,
     /// Whose free chunk, or `IN_USE`, or `VACANT`.
     owner: Owner,
+    /// The number of its region; see [`Chunk::place`].
+    pub(crate) region: u32,
     /// When it was given back, of a free chunk.
     epoch: Epoch,
     /// Its place in the directory, once it was handed out: as long as a chunk starts here.
@@ -38,7 +40,19 @@ pub(crate) struct Chunk {
 
 impl Chunk {
     pub(crate) fn free(addr: u64, bytes: u64, prev: u32, next: u32, owner: Owner, epoch: Epoch) -> Self {
-        Self { addr, bytes, prev, next, bin_prev: NIL, bin_next: NIL, owner, epoch, entry: ptr::null() }
+        let (bin_prev, bin_next, region, entry) = (NIL, NIL, 0, ptr::null());
+        Self { addr, bytes, prev, next, bin_prev, bin_next, owner, region, epoch, entry }
+    }
+
+    /// The same chunk in the region with this number.
+    pub(crate) fn in_region(self, region: u32) -> Self {
+        Self { region, ..self }
+    }
+
+    /// Where the chunk lies, in an order that does not depend on the addresses that the driver returns: its
+    /// region's number, then its address, which within one region stands for the offset.
+    pub(crate) fn place(&self) -> (u32, u64) {
+        (self.region, self.addr)
     }
 
     pub(crate) fn is_in_use(&self) -> bool {

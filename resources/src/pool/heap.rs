@@ -40,7 +40,7 @@ pub(super) struct Heap {
     /// By owner.
     bins: Vec<Option<Bins>>,
     pub(super) owners: Arc<Owners>,
-    /// By address.
+    /// By address, to be found by one; no choice depends on the order.
     regions: Vec<Region>,
     /// The last chunk of what [`extend`](Self::extend) added last.
     tail: ChunkId,
@@ -56,6 +56,8 @@ pub(super) struct Heap {
     pub(super) regions_free: usize,
     /// How often a chunk came into a bin, or left one.
     changes: u64,
+    /// The number that the next region gets; 0 for all where addresses are the same in every run.
+    pub(super) next_number: u32,
 }
 
 impl Heap {
@@ -74,6 +76,7 @@ impl Heap {
             blocks_in_use: 0,
             regions_free: 0,
             changes: 0,
+            next_number: 0,
         }
     }
 
@@ -123,7 +126,9 @@ impl Heap {
         let Chunk { addr, bytes, next, .. } = self.chunks[id];
         debug_assert!(0 < at && at < bytes);
         let (owner, epoch) = (self.chunks[id].owner(), self.chunks[id].epoch());
-        let rest = self.chunks.add(Chunk::free(addr + at, bytes - at, id, next, owner, epoch));
+        let region = self.chunks[id].region;
+        let rest = Chunk::free(addr + at, bytes - at, id, next, owner, epoch).in_region(region);
+        let rest = self.chunks.add(rest);
         if next != NIL {
             self.chunks[next].prev = rest;
         }
@@ -369,7 +374,8 @@ impl Heap {
 
     /// Adds memory as one free chunk of `owner`, which is returned.
     pub(super) fn add_region(&mut self, base: u64, bytes: u64, owner: Owner, epoch: Epoch) -> ChunkId {
-        let first = self.chunks.add(Chunk::free(base, bytes, NIL, NIL, owner, epoch));
+        let chunk = Chunk::free(base, bytes, NIL, NIL, owner, epoch).in_region(self.next_number);
+        let first = self.chunks.add(chunk);
         let at = self.regions.partition_point(|region| region.base < base);
         self.regions.insert(at, Region { base, bytes, first });
         self.bytes_reserved += bytes;
@@ -377,7 +383,8 @@ impl Heap {
         first
     }
 
-    /// Removes a region that is one free chunk which `accepts`; says whose it was.
+    /// Removes the first region that is one free chunk which `accepts`, in the order of creation; says whose
+    /// it was.
     pub(super) fn remove_free_region(
         &mut self,
         accepts: impl Fn(&Chunk) -> bool,
@@ -385,11 +392,10 @@ impl Heap {
         if self.regions_free == 0 {
             return None;
         }
-        let is_free = |region: &Region| {
-            let first = &self.chunks[region.first];
-            first.is_free() && first.is_whole_region() && accepts(first)
-        };
-        let index = self.regions.iter().position(is_free)?;
+        let firsts = self.regions.iter().map(|region| &self.chunks[region.first]).enumerate();
+        let is_free =
+            |(_, first): &(usize, &Chunk)| first.is_free() && first.is_whole_region() && accepts(first);
+        let (index, _) = firsts.filter(is_free).min_by_key(|(_, first)| first.place())?;
         let region = self.regions.remove(index);
         let (owner, epoch) = (self.chunks[region.first].owner(), self.chunks[region.first].epoch());
         self.take_from_bin(region.first);

@@ -185,6 +185,7 @@ impl Heaps {
         let mut arena = shared.arenas.lock(shard);
         let wanted = self.span_wanted(&arena, request);
         let span = self.large.take_span(from.owner, from.upto, wanted, request, self.is_short)?;
+        arena.heap.next_number = self.large.region_of(&span);
         arena.add_span(&span, from.owner);
         let chunk = arena.heap.find(from.owner, from.upto, request)?;
         Some(shared.take(shard, &mut arena, chunk, request))
@@ -560,6 +561,7 @@ impl Store for Heaps {
     fn add_region(&mut self, base: DevicePtr, bytes: u64, owner: Owner, epoch: Epoch) {
         self.set_short(false);
         if let Large::Regions(heap) = &mut self.large {
+            heap.next_number = heap.next_number.wrapping_add(1);
             heap.add_region(base.address(), bytes, owner, epoch);
         }
         self.next_region = self.next_region.saturating_mul(2);

@@ -144,6 +144,14 @@ impl Large {
         Some(NewSpan { chunk, base: heap.chunk(chunk).addr, bytes, epoch })
     }
 
+    /// The number of the region that a span lies in; 0 for all over pages, where addresses do not differ.
+    pub(super) fn region_of(&self, span: &NewSpan) -> u32 {
+        match self {
+            Self::Regions(heap) => heap.chunk(span.chunk).region,
+            Self::Pages(_) => 0,
+        }
+    }
+
     /// How many bytes a span has at most.
     pub(super) fn largest_span(&self, are_many: bool) -> u64 {
         match self {
@@ -333,7 +341,7 @@ impl Large {
         }
     }
 
-    /// Removes a region that is free for anyone.
+    /// Removes the oldest region that is free for anyone.
     pub(super) fn remove_free_region(&mut self) -> Option<(u64, u64)> {
         let Self::Regions(heap) = self else { return None };
         let (region, ..) = heap.remove_free_region(|chunk| chunk.owner() == ANYONE)?;

@@ -344,3 +344,39 @@ fn threads_in_arenas_of_their_own_take_little_more_than_they_use() {
         assert!(taken <= 1250, "{pages:?}: {taken} thousandths of what is live");
     }
 }
+
+/// Memory of two calls to the driver is never one block, also where the driver placed it side by side.
+#[test]
+fn regions_that_lie_side_by_side_do_not_join() {
+    let mut heap = heap();
+    for region in 0..2 {
+        heap.add_region((1 << 40) + region * 2048, 2048, ANYONE, 0);
+    }
+    let blocks: Vec<u32> = std::iter::from_fn(|| {
+        let found = heap.find(ANYONE, 0, &request(1024))?;
+        Some(heap.take(found, 1024, 256))
+    })
+    .collect();
+    assert_eq!(blocks.len(), 4);
+    blocks.into_iter().for_each(|block| heap.give(block, ANYONE, 0));
+    heap.validate();
+    assert_eq!((heap.largest_free_block(), heap.regions_free), (2048, 2));
+    assert!(heap.find(ANYONE, 0, &request(4096)).is_none());
+}
+
+/// Of equal blocks the one in the older region is taken, and of free regions the older one goes back,
+/// whichever lies lower.
+#[test]
+fn places_do_not_depend_on_addresses() {
+    for bases in [[1 << 40, 2 << 40], [2 << 40, 1 << 40]] {
+        let mut heap = heap();
+        for base in bases {
+            heap.next_number += 1;
+            heap.add_region(base, 4096, ANYONE, 0);
+        }
+        let found = heap.find(ANYONE, 0, &request(1024)).expect("there is room");
+        assert_eq!(heap.chunk(found).addr, bases[0]);
+        let (region, ..) = heap.remove_free_region(|_| true).expect("both are free");
+        assert_eq!(region.base, bases[0]);
+    }
+}

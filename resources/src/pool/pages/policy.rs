@@ -81,7 +81,10 @@ impl CallBudget {
     /// Notes how many allocations and deallocations there were: each earns a little.
     pub(super) fn note_operations(&mut self, policy: &Policy, operations: u64) {
         self.operations = operations;
-        self.spent = self.spent.max(policy.earned(operations).saturating_sub(policy.most_saved_calls));
+        let earned = policy.earned(operations);
+        // Debts that give no more slack are forgotten, or a busy time would leave nothing for a quiet one.
+        let most_owed = policy.calls_for_slack * policy.most_slack;
+        self.spent = self.spent.clamp(earned.saturating_sub(policy.most_saved_calls), earned + most_owed);
     }
 
     pub(super) fn spend(&mut self, calls: u64) {

@@ -1,0 +1,110 @@
+//! What a pool over pages holds over many passes, and that excess goes back while it is quiet.
+
+use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, StreamRef};
+use millpond_driver::sim::{SimConfig, SimDevice};
+use millpond_resources::{CudaMemoryResource, PoolLayer, PoolMemoryResource, Slack};
+
+const MIB: u64 = 1 << 20;
+const STREAM: StreamRef = StreamRef::LEGACY;
+
+type TestPool = PoolMemoryResource<CudaMemoryResource>;
+
+fn pool(layer: PoolLayer) -> TestPool {
+    CudaMemoryResource::new(SimDevice::new(SimConfig::h200())).layer(layer).expect("a pool")
+}
+
+fn allocate(pool: &TestPool, bytes: u64) -> (DevicePtr, u64) {
+    (pool.allocate_bytes(bytes, STREAM).expect("there is room"), bytes)
+}
+
+fn free(pool: &TestPool, (ptr, bytes): (DevicePtr, u64)) {
+    // SAFETY: the block came from the pool with this size and is given back once.
+    unsafe { pool.deallocate_bytes(ptr, bytes, STREAM) };
+}
+
+/// One pass of a job: blocks of many sizes come and go while about 2 GiB are live, then all go.
+fn pass(pool: &TestPool, seed: u64) {
+    let mut state = seed;
+    let mut random = |below: u64| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) % below
+    };
+    let (mut blocks, mut live) = (Vec::new(), 0);
+    for _ in 0..1500 {
+        let bytes = (1 + random(64)) * MIB + random(MIB);
+        while live + bytes > 2048 * MIB {
+            let block: (DevicePtr, u64) = blocks.swap_remove(random(blocks.len() as u64) as usize);
+            live -= block.1;
+            free(pool, block);
+        }
+        live += bytes;
+        blocks.push(allocate(pool, bytes));
+    }
+    blocks.into_iter().for_each(|block| free(pool, block));
+}
+
+fn ratio(pool: &TestPool) -> f64 {
+    let statistics = pool.statistics().expect("a pool keeps statistics");
+    statistics.peak_bytes_reserved as f64 / statistics.peak_bytes_in_use as f64
+}
+
+/// A job that comes again needs hardly more memory than the first time.
+#[test]
+fn the_fortieth_pass_takes_little_more_than_what_is_live() {
+    if cfg!(miri) {
+        return; // too many steps
+    }
+    let pool = pool(PoolLayer::new());
+    (0..40).for_each(|seed| pass(&pool, seed % 4));
+    let taken = ratio(&pool);
+    println!("taken / live {taken:.4}");
+    assert!(taken < 1.12, "{taken}");
+    pool.validate();
+}
+
+/// Where stitching costs more driver calls than the pool earns, it takes memory, and says how much.
+#[test]
+fn what_is_taken_beyond_the_slack_is_counted() {
+    if cfg!(miri) {
+        return; // too many steps
+    }
+    let beyond = |slack: &str| {
+        let pool = pool(PoolLayer::new().slack(slack.parse::<Slack>().expect("a slack")));
+        (0..10).for_each(|seed| pass(&pool, seed));
+        let statistics = pool.statistics().expect("a pool keeps statistics");
+        let above = statistics.peak_bytes_reserved - statistics.peak_bytes_in_use;
+        (statistics.bytes_beyond_slack, above, statistics.peak_bytes_in_use)
+    };
+    let (beyond_little, above_little, live) = beyond("0.4%");
+    println!("{beyond_little} beyond, {above_little} above {live}");
+    assert!(beyond_little > 0 && beyond_little <= above_little, "{beyond_little} of {above_little}");
+    // Within a slack that is large enough nothing is beyond it.
+    let (beyond_much, ..) = beyond("100%");
+    assert_eq!(beyond_much, 0);
+}
+
+/// A quiet pool gives back what it holds beyond its slack, a little at a time, and nothing below.
+#[test]
+fn a_quiet_pool_gives_excess_back() {
+    if cfg!(miri) {
+        return; // too many steps
+    }
+    let pool = pool(PoolLayer::new());
+    (0..10).for_each(|seed| pass(&pool, seed));
+    let before = pool.statistics().expect("a pool keeps statistics");
+    let target = before.peak_bytes_in_use + before.peak_bytes_in_use / 1000 * 4;
+    assert!(before.bytes_reserved > target + 32 * MIB, "there is excess: {before:?}");
+    // Little is in use, and requests are served from what there is. What was spent beyond the budget is earned
+    // first.
+    for step in 0..160_000 {
+        let one = allocate(&pool, 3 * MIB);
+        let other = allocate(&pool, (5 + step % 3) * MIB);
+        free(&pool, one);
+        free(&pool, other);
+    }
+    let after = pool.statistics().expect("a pool keeps statistics");
+    println!("{} before, {} after, target {target}", before.bytes_reserved, after.bytes_reserved);
+    assert!(after.bytes_reserved < before.bytes_reserved - 16 * MIB);
+    assert!(after.bytes_reserved + 64 * MIB > target, "the rest is kept for the next pass");
+    pool.validate();
+}
