@@ -208,7 +208,8 @@ impl Pages {
             Line::Large => self.policy.largest_handle(request, self.peak_live, self.granularity),
         };
         let mut count = new.div_ceil(most);
-        if line == Line::Large {
+        // Where streams are far behind, more is held, and none of it is worth the time.
+        if line == Line::Large && self.bytes_reserved() + new <= self.policy.most(self.peak_live) {
             let more = self.budget.available_later(&self.policy) / CALLS_FOR_HANDLE;
             let more = more.min((new / self.granularity).saturating_sub(count));
             self.budget.spend(more * CALLS_FOR_HANDLE);

@@ -129,7 +129,12 @@ impl Policy {
     /// ten microseconds. Then the pool takes more memory instead, until best fit serves.
     pub(super) fn allowed(&self, peak_live: u64, budget: &CallBudget) -> u64 {
         let more = budget.overdrawn(self) / self.calls_for_slack;
-        peak_live + peak_live / 1000 * (self.slack + more).min(self.most_slack.max(self.slack))
+        (peak_live + peak_live / 1000 * (self.slack + more)).min(self.most(peak_live))
+    }
+
+    /// The most physical bytes that the pool takes to save driver calls.
+    pub(super) fn most(&self, peak_live: u64) -> u64 {
+        peak_live + peak_live / 1000 * self.most_slack.max(self.slack)
     }
 
     /// How much a line of this many bytes grows at a time for spans.
