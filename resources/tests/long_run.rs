@@ -94,8 +94,8 @@ fn a_quiet_pool_gives_excess_back() {
     let before = pool.statistics().expect("a pool keeps statistics");
     let target = before.peak_bytes_in_use + before.peak_bytes_in_use / 1000 * 4;
     assert!(before.bytes_reserved > target + 32 * MIB, "there is excess: {before:?}");
-    // Little is in use, and requests are served from what there is. What was spent beyond the budget is earned
-    // first.
+    // Little is in use, and requests are served from what there is. What was spent beyond the budget is
+    // earned first.
     for step in 0..160_000 {
         let one = allocate(&pool, 3 * MIB);
         let other = allocate(&pool, (5 + step % 3) * MIB);

@@ -22,9 +22,9 @@ pub(super) const ARENAS: usize = 64;
 /// How many blocks of a bin are compared: sizes in a bin differ by 3 % at most.
 const SCAN: usize = 4;
 
-/// The bytes of a span where threads contend. With spans of 4 to 16 MiB, 16 threads with 1000 blocks each took
-/// 1.50 of what was live (over regions 1.45) on an H200, with these 1.33 (1.29), at 47 million steps a second
-/// instead of 52.
+/// The bytes of a span where threads contend. With spans of 4 to 16 MiB, 16 threads with 1000 blocks each
+/// took 1.50 of what was live (over regions 1.45) on an H200, with these 1.33 (1.29), at 47 million steps a
+/// second instead of 52.
 const SPAN_OF_MANY: u64 = 4 << 20;
 
 /// The number of an arena.

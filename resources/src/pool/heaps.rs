@@ -269,46 +269,6 @@ impl Heaps {
     pub(super) fn give_kept(&mut self, entry: &Entry, stream: &StreamCell) {
         Self::give_back(&mut self.large, &self.shared, entry, stream.owner, stream.epoch());
     }
-
-    /// Why a pointer that is no block in use is refused: error path, so it walks the region.
-    fn blame(&self, addr: u64) -> MisuseKind {
-        let Some(chunk) = self.large.chunk_at(addr) else { return MisuseKind::ForeignPointer };
-        if chunk.is_free() {
-            return MisuseKind::DoubleFree;
-        }
-        if self.shared.directory.find(addr).is_some_and(|entry| entry.requested() == 0) {
-            return MisuseKind::DoubleFree;
-        }
-        let is_free =
-            |(_, arena): (_, QuickGuard<'_, Arena>)| arena.heap.chunk_at(addr).is_some_and(Chunk::is_free);
-        if self.shared.arenas.each().any(is_free) {
-            return MisuseKind::DoubleFree;
-        }
-        MisuseKind::ForeignPointer
-    }
-
-    pub(super) fn set_short(&mut self, is_short: bool) {
-        self.is_short = is_short;
-        if let Large::Pages(pages) = &mut self.large {
-            pages.is_short = is_short;
-        }
-    }
-
-    /// Driver calls that it takes at most to ask all streams what they have done: a record and a query each.
-    fn calls_of_look(&self) -> u64 {
-        2 * self.streams as u64
-    }
-
-    /// Bytes handed out, and how many allocations and deallocations there were.
-    pub(super) fn live_bytes_and_operations(&self) -> (u64, u64) {
-        let (mut live, mut operations) = (0, 0);
-        self.shared.caches.each(|cache| {
-            let thread = cache.counts.totals();
-            live += thread.live_bytes;
-            operations += thread.allocations + thread.deallocations;
-        });
-        (live.max(0) as u64, operations)
-    }
 }
 
 impl Store for Heaps {

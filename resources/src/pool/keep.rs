@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::classes::LARGEST_SMALL;
 use super::heaps::{Heaps, LARGEST_OVER_PAGES};
+use super::large::Large;
 
 /// A thread keeps a large block only if it has at most this part of what is in use: more would be missed
 /// where blocks are put together.
@@ -57,5 +58,28 @@ impl Heaps {
         set(&limits.keep_of_class, of_class);
         set(&limits.keep_large, large);
         set(&limits.small_upto, small_upto);
+    }
+
+    /// Driver calls that it takes at most to ask all streams what they have done: a record and a query each.
+    pub(super) fn calls_of_look(&self) -> u64 {
+        2 * self.streams as u64
+    }
+
+    /// Bytes handed out, and how many allocations and deallocations there were.
+    pub(super) fn live_bytes_and_operations(&self) -> (u64, u64) {
+        let (mut live, mut operations) = (0, 0);
+        self.shared.caches.each(|cache| {
+            let thread = cache.counts.totals();
+            live += thread.live_bytes;
+            operations += thread.allocations + thread.deallocations;
+        });
+        (live.max(0) as u64, operations)
+    }
+
+    pub(super) fn set_short(&mut self, is_short: bool) {
+        self.is_short = is_short;
+        if let Large::Pages(pages) = &mut self.large {
+            pages.is_short = is_short;
+        }
     }
 }

@@ -29,6 +29,7 @@ mod bins;
 mod chunk;
 mod classes;
 mod decay;
+mod diagnose;
 mod directory;
 mod errand;
 mod front;

@@ -1,8 +1,8 @@
 //! The thresholds of the paged backing: when the pool takes memory instead of stitching, and how finely.
 //!
 //! "Bytes" beside a threshold are bytes taken over peak live, the mean over six logs after 40 passes, eight
-//! perturbed copies of each (`long_run --passes 40 --copies 8`, simulated H200): 1.063 as it is, with a spread
-//! of about 0.002.
+//! perturbed copies of each (`long_run --passes 40 --copies 8`, simulated H200): 1.063 as it is, with a
+//! spread of about 0.002.
 
 /// How large handles are, and how many driver calls the pool spends to hold little memory.
 ///
@@ -18,8 +18,8 @@ pub(in crate::pool) struct Policy {
     pub(in crate::pool) spans_share: u64,
     /// … but by at most this many bytes at a time.
     pub(in crate::pool) most_spans_at_once: u64,
-    /// The largest handle for large blocks has this many bytes (4 MiB: bytes 1.059, but first passes with short
-    /// kernels take up to 4 % longer) …
+    /// The largest handle for large blocks has this many bytes (4 MiB: bytes 1.059, but first passes with
+    /// short kernels take up to 4 % longer) …
     pub(in crate::pool) handle_bytes: u64,
     /// … or the geometric mean of the request and peak live, over this (25: bytes 1.060, with more calls in
     /// first passes).

@@ -1,0 +1,27 @@
+//! Why a free is refused.
+
+use millpond_core::misuse::MisuseKind;
+
+use super::arena::Arena;
+use super::chunk::Chunk;
+use super::heaps::Heaps;
+use crate::lock::QuickGuard;
+
+impl Heaps {
+    /// Why a pointer that is no block in use is refused: error path, so it walks the region.
+    pub(super) fn blame(&self, addr: u64) -> MisuseKind {
+        let Some(chunk) = self.large.chunk_at(addr) else { return MisuseKind::ForeignPointer };
+        if chunk.is_free() {
+            return MisuseKind::DoubleFree;
+        }
+        if self.shared.directory.find(addr).is_some_and(|entry| entry.requested() == 0) {
+            return MisuseKind::DoubleFree;
+        }
+        let is_free =
+            |(_, arena): (_, QuickGuard<'_, Arena>)| arena.heap.chunk_at(addr).is_some_and(Chunk::is_free);
+        if self.shared.arenas.each().any(is_free) {
+            return MisuseKind::DoubleFree;
+        }
+        MisuseKind::ForeignPointer
+    }
+}
