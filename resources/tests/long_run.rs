@@ -3,6 +3,7 @@
 use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, StreamRef};
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_resources::{CudaMemoryResource, PoolLayer, PoolMemoryResource, Slack};
+use millpond_testkit::Rng;
 
 const MIB: u64 = 1 << 20;
 const STREAM: StreamRef = StreamRef::LEGACY;
@@ -24,16 +25,12 @@ fn free(pool: &TestPool, (ptr, bytes): (DevicePtr, u64)) {
 
 /// One pass of a job: blocks of many sizes come and go while about 2 GiB are live, then all go.
 fn pass(pool: &TestPool, seed: u64) {
-    let mut state = seed;
-    let mut random = |below: u64| {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (state >> 33) % below
-    };
+    let mut random = Rng::new(seed);
     let (mut blocks, mut live) = (Vec::new(), 0);
     for _ in 0..1500 {
-        let bytes = (1 + random(64)) * MIB + random(MIB);
+        let bytes = (1 + random.below(64)) * MIB + random.below(MIB);
         while live + bytes > 2048 * MIB {
-            let block: (DevicePtr, u64) = blocks.swap_remove(random(blocks.len() as u64) as usize);
+            let block: (DevicePtr, u64) = blocks.swap_remove(random.below(blocks.len() as u64) as usize);
             live -= block.1;
             free(pool, block);
         }

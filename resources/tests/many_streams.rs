@@ -5,23 +5,12 @@ use millpond_core::{DeviceMemoryResourceExt, DevicePtr, Driver, StreamRef};
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_driver::{CallKind, CountingDriver};
 use millpond_resources::{CudaMemoryResource, PagesMode, PoolLayer};
+use millpond_testkit::Rng;
 
-/// A source of numbers (xorshift).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % bound
-    }
-
-    /// 256 B to 1 MiB, each doubling as likely as any other.
-    fn bytes(&mut self) -> u64 {
-        let least = 256 << self.below(12);
-        least + self.below(least) + 1
-    }
+/// 256 B to 1 MiB, each doubling as likely as any other.
+fn bytes(random: &mut Rng) -> u64 {
+    let least = 256 << random.below(12);
+    least + random.below(least) + 1
 }
 
 /// Calls that ask how far streams are, in a hundred steps of which each replaces one of 10,000 blocks; each
@@ -33,9 +22,9 @@ fn questions_in_100_steps(streams: usize, pages: PagesMode) -> u64 {
     let new_stream = |_| driver.stream_create(StreamFlags::NON_BLOCKING).expect("a stream");
     let streams: Vec<StreamRef> = (0..streams).map(new_stream).collect();
     let pool = CudaMemoryResource::new(driver.clone()).layer(PoolLayer::new().pages(pages)).expect("a pool");
-    let mut random = Random(42);
-    let allocate = |random: &mut Random| {
-        let (bytes, stream) = (random.bytes(), streams[random.below(streams.len() as u64) as usize]);
+    let mut random = Rng::new(42);
+    let allocate = |random: &mut Rng| {
+        let (bytes, stream) = (bytes(random), streams[random.below(streams.len() as u64) as usize]);
         (pool.allocate_bytes(bytes, stream).expect("there is room"), bytes, stream)
     };
     let free = |(ptr, bytes, stream): (DevicePtr, u64, StreamRef)| {

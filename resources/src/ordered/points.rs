@@ -38,7 +38,7 @@ fn last_point(slot: &Slot, donor: Donor) -> Option<Point> {
     Some(Point { donor: Donor { epoch, ..donor }, event, seen: slot.point_seen.clone() })
 }
 
-/// So many streams are asked at once, however little some of them own.
+/// Up to this many streams are all asked at once, however little some of them own.
 const FEW: usize = 16;
 
 /// Where streams are more, those are asked first that own this percentage of the bytes together.
@@ -77,7 +77,8 @@ impl<S: Store> Core<S> {
         let mut donors = self.donors_by_bytes(request);
         let first = if request.is_some() { richest(&mut donors) } else { donors.len() };
         let others = donors.split_off(first);
-        for donors in [donors, others] {
+        // A look counts once for the backlog where there are no others.
+        for donors in std::iter::once(donors).chain(Some(others).filter(|others| !others.is_empty())) {
             let (done, behind_ns) = self.ask(donors, stream, now_ns, may_stay)?;
             let keeps = {
                 let backlog = &mut self.state.lock().backlog;

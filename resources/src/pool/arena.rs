@@ -175,7 +175,7 @@ impl Arenas {
         Self::with_limit((threads * 2).clamp(1, ARENAS) as u8)
     }
 
-    /// With at most so many arenas.
+    /// With at most this many arenas.
     pub(super) fn with_limit(limit: u8) -> Self {
         let arenas = std::array::from_fn(|_| OnceLock::new());
         Self { arenas, made: AtomicU8::new(1), limit }

@@ -344,7 +344,7 @@ impl Heap {
         own.iter(&self.chunks).take(JOIN_SCAN_LIMIT).find_map(|id| {
             let (first, bytes) = self.run_around(id, owner);
             let (start, end) = (self.chunks[first].addr, self.chunks[first].addr + bytes);
-            // From the own chunk on, if that is enough: so the block takes least of what is anyone's.
+            // From the own chunk on, if that is enough: so the block takes the least from unowned neighbours.
             let from = self.chunks[id].addr.min(end.saturating_sub(request.bytes)).max(start);
             let fits = |from| align_up(from, request.alignment).filter(|addr| addr + request.bytes <= end);
             Some((first, fits(from).or_else(|| fits(start))?))

@@ -33,7 +33,7 @@ pub(in crate::pool) struct Policy {
     /// … and one more for this many allocations and deallocations (without either: multistream's first pass
     /// takes 1.083 of live instead of 1.037), …
     pub(in crate::pool) operations_for_early_call: u64,
-    /// … up to this many. …
+    /// … up to this many.
     pub(in crate::pool) early_calls: u64,
     /// All along it earns this many calls for each thousand operations (2: bytes 1.067, 6: 1.056), …
     pub(in crate::pool) calls_per_thousand: u64,
@@ -109,7 +109,7 @@ impl CallBudget {
 
 impl Policy {
     fn earned_steadily(&self, operations: u64) -> u64 {
-        operations / 1000 * self.calls_per_thousand + operations % 1000 * self.calls_per_thousand / 1000
+        operations.saturating_mul(self.calls_per_thousand) / 1000
     }
 
     /// Driver calls that a pool has earned after this many operations.

@@ -88,7 +88,8 @@ impl Pages {
     /// Whether more is held than the target, and the pool is quiet.
     pub(in crate::pool) fn has_excess(&self) -> bool {
         let reserved = self.bytes_reserved();
-        reserved > self.target_bytes() + self.granularity && self.used() <= reserved / QUIET_SHARE
+        // Each large request asks this: what is seldom true and needs no division comes first.
+        self.used() <= reserved / QUIET_SHARE && reserved > self.target_bytes() + self.granularity
     }
 
     /// Whether the budget has this many driver calls left, or half of all that may be saved, after this many
@@ -111,8 +112,7 @@ impl Pages {
     pub(in crate::pool) fn plan_excess(&mut self, calls_of_look: u64) -> Option<Release> {
         self.budget.spend(calls_of_look);
         let calls = self.budget.available(&self.policy).min(CALLS_FOR_EXCESS);
-        let release = self
-            .plan_release_of(self.target_bytes(), calls as usize, |free| (Reverse(0), Reverse(free.home)));
+        let release = self.plan_release_by(self.target_bytes(), calls as usize, |free| Reverse(free.home));
         let handles = release.as_ref().map_or(0, |release| release.retired.len() as u64);
         self.budget.spend(handles * CALLS_FOR_RETURN);
         release
@@ -124,15 +124,15 @@ impl Pages {
     ///
     /// What failed before is tried again first, and alone: it may be a mapping of a handle that is free now.
     pub(in crate::pool) fn plan_release(&mut self, keep_bytes: u64, most_calls: usize) -> Option<Release> {
-        self.plan_release_of(keep_bytes, most_calls, |free| (Reverse(free.bytes), Reverse(free.home)))
+        self.plan_release_by(keep_bytes, most_calls, |free| (Reverse(free.bytes), Reverse(free.home)))
     }
 
-    /// The same, in an order.
-    fn plan_release_of(
+    /// The same, with the handles in the order of a key, the least first.
+    fn plan_release_by<K: Ord>(
         &mut self,
         keep_bytes: u64,
         most_calls: usize,
-        order: impl Fn(&Free) -> (Reverse<u64>, Reverse<u64>),
+        key: impl FnMut(&Free) -> K,
     ) -> Option<Release> {
         let retired = std::mem::take(&mut self.unfinished);
         let mut release = Release { retired, views: Vec::new(), reservations: Vec::new() };
@@ -140,7 +140,7 @@ impl Pages {
             return Some(release);
         }
         let mut free = self.free_handles();
-        free.sort_unstable_by_key(order);
+        free.sort_unstable_by_key(key);
         let mut left = self.handles.bytes.saturating_sub(keep_bytes);
         let mut going = Vec::new();
         let mut calls = 0;
