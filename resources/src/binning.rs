@@ -224,7 +224,7 @@ impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
     /// their bytes.
     fn give_back_regions(&self, request: Option<StreamRef>) -> Result<u64> {
         let blocks = self.bins.iter().filter_map(|bin| match &bin.source {
-            Source::Blocks(blocks) => Some(blocks.give_back_regions(request)),
+            Source::Blocks(blocks) => Some(blocks.pool().give_back_regions(request)),
             Source::Given(_) => None,
         });
         let bytes: u64 = blocks.sum::<Result<u64>>()?;
@@ -249,8 +249,9 @@ impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
             if *number != blocks.len() as u64 {
                 return Some(remedy);
             }
-            let of_callers =
-                |block: &LiveBlock| bins().find_map(|bin| bin.live_in(block.address)).unwrap_or(vec![*block]);
+            let of_callers = |block: &LiveBlock| {
+                bins().find_map(|bin| bin.pool().live_in(block.address)).unwrap_or(vec![*block])
+            };
             let of_callers: Vec<LiveBlock> = blocks.iter().flat_map(of_callers).collect();
             // Where callers have none, the bins give the regions back as soon as they may wait for them.
             match of_callers.is_empty() {

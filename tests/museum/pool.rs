@@ -126,7 +126,7 @@ const MISTAKES: &[Mistake] = &[
     mistake(
         "a block given back past the front is not counted",
         "pool/mod.rs",
-        "        self.shared.caches.count_back(&front.thread, bytes);\n        match Arenas",
+        "        self.shared.count_back(&front.thread, bytes);\n        match Arenas",
         "        match Arenas",
         "I23",
     ),
@@ -183,15 +183,15 @@ const MISTAKES: &[Mistake] = &[
     mistake(
         "what an idle thread kept is anyone's",
         "pool/heaps.rs",
-        "entry, stream.owner, stream.epoch());",
-        "entry, ANYONE, 0);",
+        "entry, stream.owner, stream.epoch())",
+        "entry, ANYONE, 0)",
         "Device(",
     ),
     mistake(
         "a class that was drained in bites is still counted as kept",
         "pool/front/idle.rs",
-        "                self.thread.drained(bytes_of(class));\n",
-        "",
+        "self.thread.drained(give(addr));",
+        "give(addr);",
         "I24",
     ),
     mistake(
@@ -212,8 +212,8 @@ const MISTAKES: &[Mistake] = &[
     mistake(
         "a stream is forgotten while a thread keeps its blocks",
         "ordered/streams.rs",
-        "Arc::strong_count(&slot.cell) == 1 && store.free_bytes(owner) == 0",
-        "store.free_bytes(owner) == 0",
+        "Arc::strong_count(&slot.cell) == 1 && free_bytes(owner) == 0",
+        "free_bytes(owner) == 0",
         "Device(",
     )
     .in_a_crowd(),

@@ -6,10 +6,10 @@ use millpond_core::{Result, StreamId};
 use parking_lot::MutexGuard;
 
 use super::points::Donor;
-use super::store::{ANYONE, Cursor, Store};
+use super::store::{ANYONE, Cursor};
 use super::{Core, State};
 
-impl<S: Store> Core<S> {
+impl Core {
     /// Makes blocks anyone's that are known to be done, stream by stream.
     ///
     /// # Errors

@@ -12,9 +12,10 @@ use millpond_core::{
 use super::device::{Device, Leaving, Promise, Reading};
 use super::pressure::Pressure;
 use super::shortage::DEVICE_PAGE;
-use super::store::{ANYONE, Epoch, Errand, Growth, Lack, Owner, Request, Store};
+use super::store::{ANYONE, Epoch, Growth, Lack, Owner, Request};
 use super::trace::event;
 use super::{Core, Ordered, State};
+use crate::pool::PoolErrand;
 
 /// Why there is no new memory for a request.
 #[derive(Debug)]
@@ -62,9 +63,9 @@ enum Way {
 }
 
 /// An errand, and the promise of its new memory, where that comes from a device whose books are kept.
-type Planned<'a, S> = (<S as Store>::Errand, Option<Promise<'a>>);
+type Planned<'a> = (PoolErrand, Option<Promise<'a>>);
 
-impl<S: Store> Core<S> {
+impl Core {
     /// What the device has free, where `request` may take from it.
     pub(super) fn look_at(&self, device: &Device, request: &Request) -> Result<Reading> {
         let wanted = request.padded_bytes().saturating_add(DEVICE_PAGE);
@@ -91,7 +92,7 @@ impl<S: Store> Core<S> {
     }
 }
 
-impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
+impl<R: DeviceMemoryResource> Ordered<R> {
     /// Takes new memory and serves the request from it, which counts as `step`. `reading` is what the device
     /// had a moment ago, if it was asked.
     pub(super) fn grow(
@@ -146,7 +147,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     ) -> Result<Result<DevicePtr, Refusal>> {
         let mut refused = None;
         for way in [Way::Usual, Way::AtOnce, Way::AtOnce, Way::Nothing] {
-            let plan = |state: &mut State<S>, most_new| {
+            let plan = |state: &mut State, most_new| {
                 let owner = state.owner_of(stream);
                 state.store.errand_for(owner, request, most_new)
             };
@@ -193,8 +194,8 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         request: &Request,
         way: Way,
         reading: &mut Option<Reading>,
-        plan: impl Fn(&mut State<S>, u64) -> Result<S::Errand, Lack>,
-    ) -> Result<Result<Planned<'_, S>, Lack>> {
+        plan: impl Fn(&mut State, u64) -> Result<PoolErrand, Lack>,
+    ) -> Result<Result<Planned<'_>, Lack>> {
         let Some(device) = &self.device else {
             let most_new = if way == Way::Nothing { 0 } else { u64::MAX };
             return Ok(plan(&mut self.state.lock(), most_new).map(|errand| (errand, None)));
@@ -239,7 +240,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     }
 
     /// Adds a region for whom upstream's memory is ordered; says who that is.
-    fn add_region(&self, state: &mut State<S>, base: DevicePtr, bytes: u64, stream: StreamRef) -> Owner {
+    fn add_region(&self, state: &mut State, base: DevicePtr, bytes: u64, stream: StreamRef) -> Owner {
         let (owner, epoch) = if self.upstream_is_ordered {
             let owner = state.owner_of(stream);
             (owner, state.streams.slot(owner).epoch())
@@ -377,8 +378,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
         }
         let mut refused = None;
         for way in [Way::Usual, Way::AtOnce] {
-            let plan =
-                |state: &mut State<S>, most_new| state.store.errand_to_reserve(request.bytes, most_new);
+            let plan = |state: &mut State, most_new| state.store.errand_to_reserve(request.bytes, most_new);
             let (errand, promise) = match self.plan_errand(request, way, &mut reading, plan)? {
                 Ok(planned) => planned,
                 Err(Lack::OwnLimit) => return Ok(Err(Refusal::OwnLimit)),

@@ -8,18 +8,18 @@ use super::grow::Refusal;
 use super::points::{Donor, Point};
 use super::pressure::Pressure;
 use super::shortage::DEVICE_PAGE;
-use super::store::{ANYONE, Epoch, Gather, Request, Store};
+use super::store::{ANYONE, Epoch, Gather, Request};
 use super::{Ordered, State};
 
 /// How often other threads may come in between before a request that somebody's block would serve fails.
 const LAST_TRIES: usize = 8;
 
-impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
+impl<R: DeviceMemoryResource> Ordered<R> {
     /// Goes down the ladder beyond the steps that need no driver.
     #[cold]
     pub(super) fn climb(&self, request: &Request, stream: StreamRef) -> Result<DevicePtr> {
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
-        let exact = request.exact();
+        let exact = self.state.lock().store.exact(request);
         let mut pressure = Pressure::default();
         loop {
             // Before anything is looked at: whatever is returned later may have been missed.
@@ -115,7 +115,9 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             // Here nobody uses a stream's event: all who do hold the lock, or a ticket.
             let mut state = self.state.lock();
             let State { store, streams, .. } = &mut *state;
-            streams.sweep(store);
+            let gone = streams.sweep(|owner| store.free_bytes(owner));
+            gone.into_iter().for_each(|owner| store.remove_owner(owner));
+            store.set_streams(streams.len());
         }
         // A wait would end the capture of a graph, a record would become a part of it. (What can be asked and
         // waited for elsewhere is left alone, too: memory for a graph comes from the stream or is new.)

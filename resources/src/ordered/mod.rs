@@ -84,6 +84,7 @@ use parking_lot::Mutex;
 
 use crate::driver_memory::CudaMemoryResource;
 use crate::lock::QuickLock;
+use crate::pool::{Heaps, PoolErrand};
 use crate::process::{self, Origin};
 use backlog::Backlog;
 use device::Device;
@@ -91,8 +92,8 @@ use device::Device;
 pub use reuse::Reuse;
 pub(crate) use shortage::DEVICE_PAGE;
 pub(crate) use store::{
-    ANYONE, Cursor, Epoch, Errand, Fit, FreeOf, Gather, Growth, Hit, LARGEST_REQUEST, Lack, Owner, Request,
-    Room, Shortage, Store, StoreTotals,
+    ANYONE, Cursor, Epoch, Fit, FreeOf, Gather, Growth, Hit, LARGEST_REQUEST, Lack, Owner, Request, Room,
+    Shortage, StoreTotals,
 };
 pub(crate) use streams::StreamCell;
 #[cfg(all(test, millpond_loom))]
@@ -101,14 +102,14 @@ use streams::{Streams, Ticket};
 use trace::Name;
 
 /// A store of blocks over an upstream resource, in stream order.
-pub(crate) struct Ordered<R: DeviceMemoryResource, S: Store> {
+pub(crate) struct Ordered<R: DeviceMemoryResource> {
     upstream: R,
     pub(crate) health: Arc<Health>,
-    core: Arc<Core<S>>,
+    core: Arc<Core>,
 }
 
 /// What does not need upstream: other threads may hold it, whatever upstream is.
-pub(crate) struct Core<S> {
+pub(crate) struct Core {
     name: Name,
     driver: DriverHandle,
     /// Plain CUDA, if that is upstream: then others may ask for memory back.
@@ -124,7 +125,7 @@ pub(crate) struct Core<S> {
     runs_errands: bool,
     /// Whether other devices get access to its memory by themselves.
     admits_peers: bool,
-    state: QuickLock<State<S>>,
+    state: QuickLock<State>,
     /// Held beyond the first two steps of the ladder.
     slow: Mutex<()>,
     health: Arc<Health>,
@@ -133,8 +134,8 @@ pub(crate) struct Core<S> {
 }
 
 #[derive(Debug)]
-struct State<S> {
-    store: S,
+struct State {
+    store: Heaps,
     streams: Streams,
     ladder: LadderCounts,
     backlog: Backlog,
@@ -142,9 +143,11 @@ struct State<S> {
     is_over: bool,
 }
 
-impl<S: Store> State<S> {
+impl State {
     fn owner_of(&mut self, stream: StreamRef) -> Owner {
-        self.streams.owner_of(stream, &mut self.store)
+        let owner = self.streams.owner_of(stream);
+        self.store.set_streams(self.streams.len());
+        owner
     }
 
     /// The steps without a driver call.
@@ -181,16 +184,16 @@ impl<S: Store> State<S> {
     }
 }
 
-impl<R: DeviceMemoryResource, S: Store> Deref for Ordered<R, S> {
-    type Target = Core<S>;
+impl<R: DeviceMemoryResource> Deref for Ordered<R> {
+    type Target = Core;
 
     #[inline]
-    fn deref(&self) -> &Core<S> {
+    fn deref(&self) -> &Core {
         &self.core
     }
 }
 
-impl<S: Store> Core<S> {
+impl Core {
     /// Whether the store gets its memory by itself.
     pub(crate) fn runs_errands(&self) -> bool {
         self.runs_errands
@@ -202,13 +205,13 @@ impl<S: Store> Core<S> {
     }
 
     /// Works on the blocks under the lock.
-    pub(crate) fn with_store<T>(&self, work: impl FnOnce(&mut S) -> T) -> T {
+    pub(crate) fn with_store<T>(&self, work: impl FnOnce(&mut Heaps) -> T) -> T {
         work(&mut self.state.lock().store)
     }
 
     /// As [`with_store`](Self::with_store), for who may outlive the resource: `None` once everything was
     /// given back.
-    pub(crate) fn with_living_store<T>(&self, work: impl FnOnce(&mut S) -> T) -> Option<T> {
+    pub(crate) fn with_living_store<T>(&self, work: impl FnOnce(&mut Heaps) -> T) -> Option<T> {
         let mut state = self.state.lock();
         (!state.is_over).then(|| work(&mut state.store))
     }
@@ -228,10 +231,9 @@ impl<S: Store> Core<S> {
     }
 }
 
-impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
+impl<R: DeviceMemoryResource> Ordered<R> {
     /// `layer` is what lies on `upstream`, as text.
-    pub(crate) fn new(upstream: R, mut store: S, reuse: Reuse, layer: &str) -> Self {
-        store.add_owner(ANYONE);
+    pub(crate) fn new(upstream: R, store: Heaps, reuse: Reuse, layer: &str) -> Self {
         let driver = upstream.driver().clone();
         let is_over_device = downcast::<CudaMemoryResource>(&upstream).is_some();
         let core = Arc::new(Core {
@@ -257,14 +259,14 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
             origin: Origin::here(),
         });
         if let Some(device) = &core.device {
-            let holder: Weak<Core<S>> = Arc::downgrade(&core);
+            let holder: Weak<Core> = Arc::downgrade(&core);
             device.add_holder(holder);
         }
         Self { upstream, health: Arc::clone(&core.health), core }
     }
 
     /// What other threads may hold.
-    pub(crate) fn core(&self) -> &Arc<Core<S>> {
+    pub(crate) fn core(&self) -> &Arc<Core> {
         &self.core
     }
 
@@ -421,7 +423,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     }
 
     /// Looks at the blocks under the lock.
-    pub(crate) fn inspect<T>(&self, look: impl FnOnce(&S) -> T) -> T {
+    pub(crate) fn inspect<T>(&self, look: impl FnOnce(&Heaps) -> T) -> T {
         look(&self.state.lock().store)
     }
 
@@ -429,7 +431,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     /// meanwhile.
     pub(crate) fn validate(&self) {
         let state = self.state.lock();
-        state.streams.validate(&state.store);
+        state.streams.validate(|owner| state.store.free_bytes(owner));
         state.store.validate();
     }
 
@@ -440,7 +442,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
 }
 
 /// Upstream and options; not every block there is.
-impl<R: DeviceMemoryResource, S: Store> Debug for Ordered<R, S> {
+impl<R: DeviceMemoryResource> Debug for Ordered<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ordered")
             .field("upstream", &self.upstream)
@@ -449,7 +451,7 @@ impl<R: DeviceMemoryResource, S: Store> Debug for Ordered<R, S> {
     }
 }
 
-impl<R: DeviceMemoryResource, S: Store> Drop for Ordered<R, S> {
+impl<R: DeviceMemoryResource> Drop for Ordered<R> {
     fn drop(&mut self) {
         if self.core.is_copy() {
             return process::leave(&self.core);
@@ -511,10 +513,10 @@ impl<R: DeviceMemoryResource, S: Store> Drop for Ordered<R, S> {
     }
 }
 
-impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
+impl<R: DeviceMemoryResource> Ordered<R> {
     /// Gives back what outlives a context: physical memory that the store mapped. Regions and events went
     /// with it; their addresses and handles may be another's by now.
-    fn end_after_reset(&self, errand: Option<S::Errand>) {
+    fn end_after_reset(&self, errand: Option<PoolErrand>) {
         let Some(mut errand) = errand else { return };
         match errand.carry_out(&*self.driver) {
             Ok(()) => {
@@ -527,7 +529,7 @@ impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
     }
 }
 
-impl<S> Debug for Core<S> {
+impl Debug for Core {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Core").field("reuse", &self.reuse).finish_non_exhaustive()
     }

@@ -2,10 +2,9 @@
 
 use millpond_core::{DeviceId, DeviceMemoryResource, Result};
 
-use super::store::Store;
 use super::{Core, Ordered};
 
-impl<S: Store> Core<S> {
+impl Core {
     /// Gives devices access to all memory there is that came since, if the store takes them in. The caller
     /// holds the second lock, so nothing is mapped or unmapped meanwhile.
     ///
@@ -35,7 +34,7 @@ impl<S: Store> Core<S> {
     }
 }
 
-impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
+impl<R: DeviceMemoryResource> Ordered<R> {
     /// Gives a device access to all memory there is, and to what comes.
     pub(crate) fn add_peer(&self, device: DeviceId) -> Result<()> {
         let _slow = self.slow.lock();

@@ -9,7 +9,7 @@ use millpond_core::driver::{DriverResult, Event, EventFlags};
 use millpond_core::{DriverError, Error, Result, StreamId, StreamRef};
 
 use super::backlog::Backlog;
-use super::store::{ANYONE, Epoch, Owner, Request, Store};
+use super::store::{ANYONE, Epoch, Owner, Request};
 use super::streams::Slot;
 use super::trace::event;
 use super::{Core, State};
@@ -60,7 +60,7 @@ fn richest(donors: &mut [(u64, Donor)]) -> usize {
     donors.iter().take_while(is_one).count().max(FEW)
 }
 
-impl<S: Store> Core<S> {
+impl Core {
     /// Asks how far the streams have come that could serve the request, or all; notes how far behind the last
     /// of them is. What is done becomes anyone's, so that neighbours join whoever gave them back: unless
     /// streams are far behind and it `may_stay` theirs.

@@ -8,7 +8,7 @@
 use millpond_core::{DeviceMemoryResource, Result, StreamRef};
 
 use super::grow::Returns;
-use super::store::{Gather, Request, Store};
+use super::store::{Gather, Request};
 use super::trace::event;
 use super::{Core, Ordered};
 
@@ -51,7 +51,7 @@ pub(super) struct Pressure {
 /// request asks again.
 const ROUNDS: u32 = 32;
 
-impl<S: Store> Core<S> {
+impl Core {
     /// Frees memory of the device that other resources hold; whether any was.
     fn relieve(&self, bytes: u64, how: Learn) -> Given {
         let me = std::ptr::from_ref(self).cast::<()>();
@@ -93,7 +93,7 @@ impl<S: Store> Core<S> {
     }
 }
 
-impl<S: Store> Holder for Core<S> {
+impl Holder for Core {
     fn give_back(&self, bytes: u64, how: Learn) -> Given {
         let Some(upstream) = &self.device_memory else { return Given::default() };
         // An error of the driver here is no reason for another's request to fail: it asks the driver itself.
@@ -109,7 +109,7 @@ impl<S: Store> Holder for Core<S> {
     }
 }
 
-impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
+impl<R: DeviceMemoryResource> Ordered<R> {
     /// Asks the device's other resources for memory, for a request for which there was none; whether there
     /// may be some now. At first they give what is done; where that is nothing, the device is waited for,
     /// once.

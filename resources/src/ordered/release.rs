@@ -5,14 +5,15 @@ use millpond_core::{DeviceMemoryResource, Error, Layout, Result, StreamRef};
 use parking_lot::MutexGuard;
 
 use super::points::Donor;
-use super::store::{ANYONE, Errand, Gather, Request, Store};
+use super::store::{ANYONE, Gather, Request};
 use super::trace::event;
 use super::{Core, Ordered, State};
+use crate::pool::PoolErrand;
 
 /// Driver calls of one errand that gives memory back: other threads' calls come in between errands.
 const CALLS_AT_ONCE: usize = 64;
 
-impl<S: Store> Core<S> {
+impl Core {
     /// Waits for the streams that own free blocks, one by one, by events; after that, the blocks are
     /// anyone's.
     ///
@@ -95,7 +96,7 @@ impl<S: Store> Core<S> {
     }
 
     /// Carries an errand out; says how many bytes it gave back.
-    pub(super) fn run(&self, mut errand: S::Errand) -> Result<u64> {
+    pub(super) fn run(&self, mut errand: PoolErrand) -> Result<u64> {
         let watch = self.watch();
         let span = self.span("errand", errand.new_bytes(), StreamRef::LEGACY);
         let carried_out = span.in_scope(|| errand.carry_out(&*self.driver));
@@ -161,7 +162,7 @@ impl<S: Store> Core<S> {
     }
 }
 
-impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
+impl<R: DeviceMemoryResource> Ordered<R> {
     /// Gives memory that is free for anyone back until at most `keep_bytes` are held.
     pub(super) fn release_free_regions(&self, keep_bytes: u64, stream: StreamRef) -> u64 {
         self.release_free(keep_bytes, &self.upstream, stream)

@@ -10,7 +10,7 @@ use millpond_core::{
 };
 
 use super::grow::Refusal;
-use super::store::{ANYONE, Epoch, FreeOf, Request, Room, Shortage, Store};
+use super::store::{ANYONE, Epoch, FreeOf, Request, Room, Shortage};
 use super::{Ordered, State};
 use crate::driver_memory::CudaMemoryResource;
 
@@ -21,7 +21,7 @@ pub(crate) const DEVICE_PAGE: u64 = 2 << 20;
 /// So many streams are named as worth waiting for.
 const MOST_WAITS: usize = 4;
 
-impl<R: DeviceMemoryResource, S: Store> Ordered<R, S> {
+impl<R: DeviceMemoryResource> Ordered<R> {
     /// The error of a request that failed after all steps; `refusal` says why there was no new memory.
     #[cold]
     pub(super) fn out_of_memory(&self, request: &Request, stream: StreamRef, refusal: Refusal) -> Error {

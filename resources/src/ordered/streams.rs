@@ -4,7 +4,7 @@ use millpond_core::driver::Event;
 use millpond_core::{StreamId, StreamRef};
 use rustc_hash::FxHashMap;
 
-use super::store::{ANYONE, Epoch, Owner, Store};
+use super::store::{ANYONE, Epoch, Owner};
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
 
 /// What is asked about a stream without the lock. Its stream is not forgotten while somebody else holds it.
@@ -154,7 +154,7 @@ impl Streams {
     }
 
     /// The owner that stands for this stream.
-    pub(crate) fn owner_of(&mut self, stream: StreamRef, store: &mut impl Store) -> Owner {
+    pub(crate) fn owner_of(&mut self, stream: StreamRef) -> Owner {
         let id = stream.id();
         if let Some((last, owner)) = self.last
             && last == id
@@ -163,13 +163,13 @@ impl Streams {
         }
         let owner = match self.by_id.get(&id) {
             Some(owner) => *owner,
-            None => self.add(stream, store),
+            None => self.add(stream),
         };
         self.last = Some((id, owner));
         owner
     }
 
-    fn add(&mut self, stream: StreamRef, store: &mut impl Store) -> Owner {
+    fn add(&mut self, stream: StreamRef) -> Owner {
         let owner = self.vacant.pop().unwrap_or_else(|| {
             self.slots.push(None);
             (self.slots.len() - 1) as Owner
@@ -177,26 +177,25 @@ impl Streams {
         let slot = Slot::new(stream, owner);
         self.by_id.insert(slot.id, owner);
         self.slots[owner as usize] = Some(slot);
-        store.add_owner(owner);
         owner
     }
 
     /// Forgets the streams that own no free block, once there are many. They cost only what knowing their
     /// order was worth. The caller uses no stream's event meanwhile: a forgotten stream's goes to another.
-    pub(crate) fn sweep(&mut self, store: &mut impl Store) {
+    /// Returns the owners of the forgotten streams.
+    pub(crate) fn sweep(&mut self, free_bytes: impl Fn(Owner) -> u64) -> Vec<Owner> {
         // A ticket names owners, which a sweep would give to other streams.
         let in_use = |slot: &Slot| slot.tickets > 0;
         if self.by_id.len() < self.sweep_at || self.slots.iter().flatten().any(in_use) {
-            return;
+            return Vec::new();
         }
         self.last = None;
         let mut gone = Vec::new();
         for owner in 1..self.slots.len() as Owner {
-            let idle = |slot: &mut Slot| Arc::strong_count(&slot.cell) == 1 && store.free_bytes(owner) == 0;
+            let idle = |slot: &mut Slot| Arc::strong_count(&slot.cell) == 1 && free_bytes(owner) == 0;
             if let Some(slot) = self.slots[owner as usize].take_if(idle) {
                 self.by_id.remove(&slot.id);
                 self.spare_events.extend(slot.event);
-                store.remove_owner(owner);
                 self.vacant.push(owner);
                 gone.push(owner);
             }
@@ -206,6 +205,7 @@ impl Streams {
             slot.point_seen.retain(|(owner, _)| !gone.contains(owner));
         }
         self.sweep_at = FIRST_SWEEP.max(self.by_id.len() * 2);
+        gone
     }
 
     pub(crate) fn slot(&self, owner: Owner) -> &Slot {
@@ -271,13 +271,13 @@ impl Streams {
 
     /// Panics where what is known of the streams is not right. No thread is in a call of the resource
     /// meanwhile.
-    pub(crate) fn validate(&self, store: &impl Store) {
+    pub(crate) fn validate(&self, free_bytes: impl Fn(Owner) -> u64) {
         let known = self.iter().count();
         assert_eq!(known, self.by_id.len(), "I4: streams by number and by identity");
         assert_eq!(known + self.vacant.len() + 1, self.slots.len(), "I4: each number is known or vacant");
         for owner in &self.vacant {
             assert!(self.slots[*owner as usize].is_none(), "I4: {owner} is known and vacant");
-            assert_eq!(store.free_bytes(*owner), 0, "I4: {owner} was forgotten, and owns blocks");
+            assert_eq!(free_bytes(*owner), 0, "I4: {owner} was forgotten, and owns blocks");
         }
         for (owner, slot) in self.iter() {
             assert_eq!(self.by_id.get(&slot.id), Some(&owner), "I4: {owner} is another stream's number");

@@ -13,9 +13,9 @@ use std::time::Instant;
 use millpond_core::{DriverError, Error, StreamRef};
 use tracing::{Level, Span};
 
+use super::Core;
 use super::device::Reading;
 use super::store::Request;
-use super::{Core, Store};
 
 /// An event of a resource.
 macro_rules! event {
@@ -48,7 +48,7 @@ impl Name {
 /// How long something takes; nothing where nobody listens.
 pub(super) struct Watch(Option<(Instant, Option<u64>)>);
 
-impl<S: Store> Core<S> {
+impl Core {
     pub(super) fn watch(&self) -> Watch {
         let is_heard = tracing::enabled!(target: "millpond::pool", Level::DEBUG);
         Watch(is_heard.then(|| (Instant::now(), self.driver.virtual_time_ns())))

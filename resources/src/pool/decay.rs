@@ -40,7 +40,7 @@ const TICKS: u32 = 16;
 /// The decay of one pool.
 #[derive(Debug)]
 pub(super) struct PoolDecay {
-    core: Arc<Core<Heaps>>,
+    core: Arc<Core>,
     shared: Arc<Shared>,
     driver: DriverHandle,
     time: Duration,
@@ -59,7 +59,7 @@ struct Watch {
 
 impl PoolDecay {
     pub(super) fn new(
-        core: &Arc<Core<Heaps>>,
+        core: &Arc<Core>,
         shared: &Arc<Shared>,
         driver: &DriverHandle,
         time: Duration,
@@ -135,7 +135,7 @@ impl PoolDecay {
             self.core.with_living_store(|heaps| {
                 front.drain_class(class, |addr| {
                     let entry = self.shared.directory.find(addr).expect("a kept block is entered");
-                    heaps.give_kept(entry, &front.stream);
+                    heaps.give_kept(entry, &front.stream)
                 });
             });
         }

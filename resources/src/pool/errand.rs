@@ -8,7 +8,7 @@ use super::directory::Block;
 use super::heaps::{Heaps, LARGE};
 use super::large::{Large, NewSpan};
 use super::pages::{Admission, Plan, Release};
-use crate::ordered::{ANYONE, Epoch, Errand, Request};
+use crate::ordered::{ANYONE, Epoch, Request};
 
 /// What the pool does at the driver by itself.
 #[derive(Debug)]
@@ -31,22 +31,22 @@ pub(crate) enum PoolErrand {
     Admit(Admission),
 }
 
-impl Errand<Heaps> for PoolErrand {
-    fn new_bytes(&self) -> u64 {
+impl PoolErrand {
+    pub(crate) fn new_bytes(&self) -> u64 {
         match self {
             Self::Block { plan, .. } | Self::Span { plan, .. } | Self::Reserve(plan) => plan.new_bytes(),
             Self::Release(_) | Self::Admit(_) => 0,
         }
     }
 
-    fn take_at_once(&mut self) {
+    pub(crate) fn take_at_once(&mut self) {
         match self {
             Self::Block { plan, .. } | Self::Span { plan, .. } | Self::Reserve(plan) => plan.take_at_once(),
             Self::Release(_) | Self::Admit(_) => {}
         }
     }
 
-    fn carry_out(&mut self, driver: &dyn Driver) -> DriverResult<()> {
+    pub(crate) fn carry_out(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         match self {
             Self::Block { plan, .. } | Self::Span { plan, .. } | Self::Reserve(plan) => {
                 plan.carry_out(driver)
@@ -56,7 +56,7 @@ impl Errand<Heaps> for PoolErrand {
         }
     }
 
-    fn finish(self, heaps: &mut Heaps) -> Option<DevicePtr> {
+    pub(crate) fn finish(self, heaps: &mut Heaps) -> Option<DevicePtr> {
         let shared = Arc::clone(&heaps.shared);
         if !matches!(self, Self::Release(_) | Self::Admit(_)) {
             heaps.set_short(false);
@@ -91,7 +91,7 @@ impl Errand<Heaps> for PoolErrand {
         }
     }
 
-    fn abandon(self, heaps: &mut Heaps) {
+    pub(crate) fn abandon(self, heaps: &mut Heaps) {
         let Large::Pages(pages) = &mut heaps.large else { return };
         match self {
             Self::Block { plan, .. } | Self::Span { plan, .. } | Self::Reserve(plan) => pages.abandon(plan),
@@ -100,7 +100,7 @@ impl Errand<Heaps> for PoolErrand {
         }
     }
 
-    fn released_bytes(&self) -> u64 {
+    pub(crate) fn released_bytes(&self) -> u64 {
         match self {
             Self::Release(release) => release.released_bytes(),
             _ => 0,

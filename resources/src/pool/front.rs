@@ -314,8 +314,8 @@ impl Front {
     /// Takes a block for a request of `bytes`, whose blocks have `rounded`.
     #[inline]
     pub(super) fn pop(&self, bytes: u64, rounded: u64) -> Option<Held<'_>> {
-        let small = bytes <= LARGEST_SMALL;
-        let place = if small { self.pop_small(bytes, rounded) } else { self.pop_large(rounded) };
+        let small = rounded <= LARGEST_SMALL;
+        let place = if small { self.pop_small(rounded) } else { self.pop_large(rounded) };
         let (addr, place) = place?;
         self.thread.popped(bytes);
         let is_beyond = self.thread.is_beyond();
@@ -327,9 +327,9 @@ impl Front {
 
     /// Takes a block of a class out, to be handed out.
     #[inline]
-    fn pop_small(&self, bytes: u64, rounded: u64) -> Option<(u64, &Place)> {
+    fn pop_small(&self, rounded: u64) -> Option<(u64, &Place)> {
         self.thread.pops(rounded);
-        let taken = self.take_small(bytes);
+        let taken = self.take_small(rounded);
         if taken.is_none() {
             self.thread.popped_none(rounded);
         }
@@ -338,8 +338,8 @@ impl Front {
 
     /// Takes a block of a class out.
     #[inline]
-    fn take_small(&self, bytes: u64) -> Option<(u64, &Place)> {
-        let class = class_of(bytes);
+    fn take_small(&self, rounded: u64) -> Option<(u64, &Place)> {
+        let class = class_of(rounded);
         // Says so where nothing is, without the stack's lines: with many streams those are in no cache.
         if self.filled[class / 64].load(Ordering::Relaxed) >> (class % 64) & 1 == 0 {
             return None;
@@ -369,7 +369,7 @@ impl Front {
     /// Of one class, so many bytes have room, or one block.
     #[inline]
     pub(super) fn push(&self, addr: u64, bytes: u64, rounded: u64, entry: &Entry, room: u64) -> bool {
-        let kept = self.push_small(addr, bytes, rounded, entry, room);
+        let kept = self.push_small(addr, rounded, entry, room);
         if kept {
             self.thread.pushed(rounded, bytes);
         }
@@ -423,9 +423,9 @@ impl Front {
     }
 
     /// Takes up to half of what a class can keep, for others; `give_up` is told the entry of each.
-    pub(super) fn give_up_half(&self, bytes: u64, rounded: u64, mut give_up: impl FnMut(&Entry)) {
+    pub(super) fn give_up_half(&self, rounded: u64, mut give_up: impl FnMut(&Entry)) {
         for _ in 0..DEPTH / 2 {
-            let Some((_, place)) = self.take_small(bytes) else { return };
+            let Some((_, place)) = self.take_small(rounded) else { return };
             self.thread.gave_up(rounded);
             // SAFETY: as in `pop`.
             give_up(unsafe { &*place.entry.load(Ordering::Relaxed) });
@@ -433,8 +433,8 @@ impl Front {
     }
 
     #[inline]
-    fn push_small(&self, addr: u64, bytes: u64, rounded: u64, entry: &Entry, room: u64) -> bool {
-        let class = class_of(bytes);
+    fn push_small(&self, addr: u64, rounded: u64, entry: &Entry, room: u64) -> bool {
+        let class = class_of(rounded);
         let stack = made(&self.small[class]);
         let len = stack.len.load(Ordering::Relaxed);
         let Some(place) = stack.places.get(len as usize).filter(|_| u64::from(len) * rounded < room) else {
@@ -479,7 +479,7 @@ impl Front {
 }
 
 impl Front {
-    /// Looks at each kept block: its address, the size that its place says, its entry. No thread works on the
+    /// Looks at each kept block: its address, the largest size that its place takes, its entry. No thread works on the
     /// front meanwhile.
     pub(super) fn each_kept(&self, mut look: impl FnMut(u64, u64, &Entry)) {
         let mut look_at = |place: &Place, bytes: u64| {

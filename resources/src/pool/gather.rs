@@ -11,7 +11,7 @@ use super::arena::Shard;
 use super::front::Front;
 use super::heaps::Heaps;
 use super::thread::Cache;
-use crate::ordered::{Epoch, Gather, Owner, Request, Store};
+use crate::ordered::{Epoch, Gather, Owner, Request};
 
 impl Heaps {
     /// The arena that a request is served from, if not from all.

@@ -2,11 +2,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use millpond_core::misuse::MisuseKind;
-use millpond_core::{ALLOCATION_ALIGNMENT, DeviceId, DevicePtr, Layout};
+use millpond_core::{ALLOCATION_ALIGNMENT, DeviceId, DevicePtr, Layout, LiveBlock};
 
 use super::arena::{Arena, Arenas, Shard};
 use super::chunk::{Chunk, ChunkId, NIL};
-use super::classes::{LARGEST_SMALL, rounded};
+use super::classes::LARGEST_SMALL;
 use super::directory::{Directory, Entry, HeapId};
 use super::errand::PoolErrand;
 use super::heap::Heap;
@@ -17,7 +17,7 @@ use super::thread::Caches;
 use crate::lock::QuickGuard;
 use crate::ordered::{
     ANYONE, Cursor, DEVICE_PAGE, Epoch, Fit, Gather, Growth, Hit, Lack, Owner, Request, Room, Shortage,
-    Store, StoreTotals, StreamCell,
+    StoreTotals, StreamCell,
 };
 
 /// The heap of large blocks, to the directory.
@@ -44,6 +44,8 @@ pub(super) struct Shared {
     /// Whether the pool maps pages itself.
     over_pages: bool,
     pub(super) limits: Limits,
+    /// All blocks have one size.
+    pub(super) fixed: Option<FixedBlocks>,
     /// By how many bytes the blocks in use of odd sizes are smaller than the threads count them.
     pub(super) saved_by_odd: AtomicU64,
 }
@@ -62,9 +64,18 @@ pub(super) struct Limits {
     pub(super) small_upto: AtomicU64,
 }
 
+/// The blocks of a pool in which all have one size.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FixedBlocks {
+    /// Bytes of a block, a multiple of 256.
+    pub(crate) block_bytes: u64,
+    /// Blocks that a new region has at most.
+    pub(crate) blocks_per_region: u64,
+}
+
 /// All free blocks of the pool, large and small: what is behind the pool's lock.
 #[derive(Debug)]
-pub(super) struct Heaps {
+pub(crate) struct Heaps {
     pub(super) large: Large,
     pub(super) shared: Arc<Shared>,
     peak_bytes_reserved: u64,
@@ -93,6 +104,15 @@ impl Shared {
     /// Blocks of at most so many bytes are in arenas.
     pub(super) fn largest_in_arena(&self) -> u64 {
         self.limits.small_upto.load(Ordering::Relaxed)
+    }
+
+    /// The largest blocks that should be in arenas now.
+    pub(super) fn small_upto(&self) -> u64 {
+        match self.fixed {
+            Some(_) => 0,
+            None if self.keeps_little() => LARGEST_OVER_PAGES,
+            None => LARGEST_SMALL,
+        }
     }
 
     /// Whether memory goes before speed: over pages, unless threads meet.
@@ -134,6 +154,7 @@ impl Heaps {
         pages: Option<u64>,
         device_total: Option<u64>,
         slack: Slack,
+        fixed: Option<FixedBlocks>,
     ) -> Self {
         let most = maximum_bytes.unwrap_or(u64::MAX);
         let large = match pages {
@@ -149,12 +170,11 @@ impl Heaps {
             arenas: Arenas::new(),
             caches: Caches::default(),
             over_pages: pages.is_some(),
-            limits: Limits {
-                small_upto: AtomicU64::new(if pages.is_some() { LARGEST_OVER_PAGES } else { LARGEST_SMALL }),
-                ..Limits::default()
-            },
+            limits: Limits::default(),
+            fixed,
             saved_by_odd: AtomicU64::new(0),
         };
+        shared.limits.small_upto.store(shared.small_upto(), Ordering::Relaxed);
         Self {
             large,
             shared: Arc::new(shared),
@@ -265,20 +285,24 @@ impl Heaps {
         })
     }
 
-    /// Takes back a block that a front of this stream kept.
-    pub(super) fn give_kept(&mut self, entry: &Entry, stream: &StreamCell) {
-        Self::give_back(&mut self.large, &self.shared, entry, stream.owner, stream.epoch());
+    /// Takes back a block that a front of this stream kept; says its size.
+    pub(super) fn give_kept(&mut self, entry: &Entry, stream: &StreamCell) -> u64 {
+        Self::give_back(&mut self.large, &self.shared, entry, stream.owner, stream.epoch())
     }
 }
 
-impl Store for Heaps {
-    type Errand = PoolErrand;
-
-    fn runs_errands(&self) -> bool {
+/// What the slow path asks of the blocks.
+impl Heaps {
+    pub(crate) fn runs_errands(&self) -> bool {
         matches!(self.large, Large::Pages(_))
     }
 
-    fn errand_for(&mut self, owner: Owner, request: &Request, most_new: u64) -> Result<PoolErrand, Lack> {
+    pub(crate) fn errand_for(
+        &mut self,
+        owner: Owner,
+        request: &Request,
+        most_new: u64,
+    ) -> Result<PoolErrand, Lack> {
         let (live, operations) = self.live_bytes_and_operations();
         self.scarce_at = operations;
         let span = self.is_small(request).then(|| {
@@ -302,28 +326,28 @@ impl Store for Heaps {
         .map_err(|refused| pages.lack(&refused))
     }
 
-    fn can_ever_serve(&self, request: &Request) -> bool {
+    pub(crate) fn can_ever_serve(&self, request: &Request) -> bool {
         // What is to start at a multiple of more than a page is cut out of memory that is larger by that.
         let needed = if request.alignment > DEVICE_PAGE { request.padded_bytes() } else { request.bytes };
         needed <= self.most_bytes
     }
 
-    fn errand_to_reserve(&mut self, bytes: u64, most_new: u64) -> Result<PoolErrand, Lack> {
+    pub(crate) fn errand_to_reserve(&mut self, bytes: u64, most_new: u64) -> Result<PoolErrand, Lack> {
         let Large::Pages(pages) = &mut self.large else { return Err(Lack::OwnLimit) };
         let plan = pages.plan_reserve(bytes, most_new).map(PoolErrand::Reserve);
         plan.map_err(|refused| pages.lack(&refused))
     }
 
-    fn errand_to_release(&mut self, keep_bytes: u64, most_calls: usize) -> Option<PoolErrand> {
+    pub(crate) fn errand_to_release(&mut self, keep_bytes: u64, most_calls: usize) -> Option<PoolErrand> {
         let Large::Pages(pages) = &mut self.large else { return None };
         pages.plan_release(keep_bytes, most_calls).map(PoolErrand::Release)
     }
 
-    fn errand_for_bite(&mut self, keep_bytes: u64, at: &mut Cursor) -> Option<PoolErrand> {
+    pub(crate) fn errand_for_bite(&mut self, keep_bytes: u64, at: &mut Cursor) -> Option<PoolErrand> {
         super::decay::errand_for_bite(self, keep_bytes, at)
     }
 
-    fn has_excess(&mut self) -> bool {
+    pub(crate) fn has_excess(&mut self) -> bool {
         let Large::Pages(pages) = &self.large else { return false };
         // Where threads contend, what they keep is worth more than memory.
         if !pages.has_excess() || self.shared.arenas.are_many() {
@@ -338,51 +362,51 @@ impl Store for Heaps {
         pages.may_spend(calls, operations)
     }
 
-    fn errand_to_release_excess(&mut self) -> Option<PoolErrand> {
+    pub(crate) fn errand_to_release_excess(&mut self) -> Option<PoolErrand> {
         self.gather(Gather::Everything);
         let calls = self.calls_of_look();
         let Large::Pages(pages) = &mut self.large else { return None };
         pages.plan_excess(calls).map(PoolErrand::Release)
     }
 
-    fn errand_to_tidy(&mut self) -> Option<PoolErrand> {
+    pub(crate) fn errand_to_tidy(&mut self) -> Option<PoolErrand> {
         let Large::Pages(pages) = &mut self.large else { return None };
         pages.plan_tidying().map(PoolErrand::Release)
     }
 
-    fn admits_peers(&self) -> bool {
+    pub(crate) fn admits_peers(&self) -> bool {
         matches!(&self.large, Large::Pages(pages) if pages.backing().is_open())
     }
 
-    fn errand_to_admit(&mut self, devices: &[DeviceId], is_asked: bool) -> Option<PoolErrand> {
+    pub(crate) fn errand_to_admit(&mut self, devices: &[DeviceId], is_asked: bool) -> Option<PoolErrand> {
         let Large::Pages(pages) = &mut self.large else { return None };
         pages.plan_admission(devices, is_asked).map(PoolErrand::Admit)
     }
 
-    fn errand_to_end(&mut self) -> Option<PoolErrand> {
+    pub(crate) fn errand_to_end(&mut self) -> Option<PoolErrand> {
         let Large::Pages(pages) = &mut self.large else { return None };
         Some(PoolErrand::Release(pages.release_all()))
     }
 
-    fn request(&self, layout: Layout) -> Option<Request> {
-        Some(Request { bytes: rounded(layout.bytes()), ..Request::new(layout)? })
+    pub(crate) fn request(&self, layout: Layout) -> Option<Request> {
+        Some(Request { bytes: self.shared.block_bytes(layout.bytes()), ..Request::new(layout)? })
     }
 
-    fn add_owner(&mut self, owner: Owner) {
-        if owner != ANYONE {
-            self.streams += 1;
+    /// Notes how many streams there are.
+    #[inline]
+    pub(crate) fn set_streams(&mut self, streams: usize) {
+        if self.streams != streams {
+            self.streams = streams;
+            self.large.set_alone(streams < 2);
         }
-        self.large.set_alone(self.streams < 2);
     }
 
-    fn remove_owner(&mut self, owner: Owner) {
-        self.streams -= 1;
-        self.large.set_alone(self.streams < 2);
+    pub(crate) fn remove_owner(&mut self, owner: Owner) {
         self.large.remove_owner(owner);
         self.shared.arenas.each().for_each(|(_, mut arena)| arena.heap.remove_owner(owner));
     }
 
-    fn find(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<Fit> {
+    pub(crate) fn find(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<Fit> {
         let fit = |heap: &Heap, chunk| {
             let chunk: &Chunk = heap.chunk(chunk);
             Fit { bytes: chunk.bytes, epoch: chunk.epoch() }
@@ -401,7 +425,7 @@ impl Store for Heaps {
         if self.is_small(request) { in_arenas().or_else(in_large) } else { in_large().or_else(in_arenas) }
     }
 
-    fn take(&mut self, owner: Owner, upto: Epoch, request: &Request) -> Option<DevicePtr> {
+    pub(crate) fn take(&mut self, owner: Owner, upto: Epoch, request: &Request) -> Option<DevicePtr> {
         let from = From { owner, upto };
         let find = |heap: &Heap| heap.find(owner, upto, request);
         if !self.is_small(request) {
@@ -413,7 +437,7 @@ impl Store for Heaps {
         self.take_small(request, &[from], find).map(Hit::ptr)
     }
 
-    fn hit(&mut self, owner: Owner, request: &Request, is_own_first: bool) -> Option<Hit> {
+    pub(crate) fn hit(&mut self, owner: Owner, request: &Request, is_own_first: bool) -> Option<Hit> {
         if self.is_small(request) {
             let from = [owner, ANYONE].map(|owner| From { owner, upto: Epoch::MAX });
             return self.take_small(request, &from, |heap| heap.find_for(owner, request, is_own_first));
@@ -427,15 +451,21 @@ impl Store for Heaps {
         Some(if was_anyones { Hit::Anyones(ptr) } else { Hit::Own(ptr) })
     }
 
-    fn gather(&mut self, how: Gather) -> bool {
+    pub(crate) fn gather(&mut self, how: Gather) -> bool {
         self.gather_from(None, how)
     }
 
-    fn gather_for(&mut self, request: Option<&Request>, how: Gather) -> bool {
+    pub(crate) fn gather_for(&mut self, request: Option<&Request>, how: Gather) -> bool {
         self.gather_from(request.and_then(|request| self.only_arena(request)), how)
     }
 
-    fn give(&mut self, ptr: DevicePtr, layout: Layout, owner: Owner, epoch: Epoch) -> Result<(), MisuseKind> {
+    pub(crate) fn give(
+        &mut self,
+        ptr: DevicePtr,
+        layout: Layout,
+        owner: Owner,
+        epoch: Epoch,
+    ) -> Result<(), MisuseKind> {
         let Self { large, shared, .. } = self;
         let entry = shared.directory.find(ptr.address());
         let Some(entry) = entry.filter(|entry| entry.requested() != 0) else {
@@ -451,11 +481,11 @@ impl Store for Heaps {
         Ok(())
     }
 
-    fn migrate(&mut self, from: Owner, upto: Epoch, to: Owner, epoch: Epoch) {
+    pub(crate) fn migrate(&mut self, from: Owner, upto: Epoch, to: Owner, epoch: Epoch) {
         self.migrate_in(None, from, upto, to, epoch);
     }
 
-    fn migrate_for(
+    pub(crate) fn migrate_for(
         &mut self,
         request: Option<&Request>,
         from: Owner,
@@ -468,11 +498,18 @@ impl Store for Heaps {
         only.is_none() || !self.shared.arenas.are_many()
     }
 
-    fn migrate_bite(&mut self, from: Owner, upto: Epoch, to: Owner, epoch: Epoch, at: &mut Cursor) {
+    pub(crate) fn migrate_bite(
+        &mut self,
+        from: Owner,
+        upto: Epoch,
+        to: Owner,
+        epoch: Epoch,
+        at: &mut Cursor,
+    ) {
         super::decay::migrate_bite(self, from, upto, to, epoch, at);
     }
 
-    fn take_with_anyones(&mut self, owner: Owner, request: &Request) -> Option<DevicePtr> {
+    pub(crate) fn take_with_anyones(&mut self, owner: Owner, request: &Request) -> Option<DevicePtr> {
         let shared = Arc::clone(&self.shared);
         if self.is_small(request) {
             for (shard, mut arena) in shared.arenas.each_of(owner, self.only_arena(request)) {
@@ -489,20 +526,25 @@ impl Store for Heaps {
         self.large.take_with_anyones(owner, request, block, &shared.directory).map(DevicePtr::new)
     }
 
-    fn free_bytes(&self, owner: Owner) -> u64 {
+    pub(crate) fn free_bytes(&self, owner: Owner) -> u64 {
         self.free_bytes_in(None, owner)
     }
 
-    fn free_bytes_for(&self, request: Option<&Request>, owner: Owner) -> u64 {
+    pub(crate) fn free_bytes_for(&self, request: Option<&Request>, owner: Owner) -> u64 {
         self.free_bytes_in(request.and_then(|request| self.only_arena(request)), owner)
     }
 
-    fn largest_free_block(&self) -> u64 {
+    pub(crate) fn largest_free_block(&self) -> u64 {
         let small = self.shared.arenas.each().map(|(_, arena)| arena.heap.largest_free_block()).max();
         self.large.largest_free_block().max(small.unwrap_or(0))
     }
 
-    fn growth(&self, request: &Request) -> Option<Growth> {
+    pub(crate) fn growth(&self, request: &Request) -> Option<Growth> {
+        if let Some(FixedBlocks { block_bytes, blocks_per_region }) = self.shared.fixed {
+            // As many blocks again as are in use, so that few blocks in use keep few waiting.
+            let blocks = self.large.blocks_in_use().clamp(1, blocks_per_region);
+            return Some(Growth { preferred: blocks * block_bytes, least: block_bytes, unit: block_bytes });
+        }
         let room = self.maximum_bytes.saturating_sub(self.large.bytes_reserved());
         let least = request.padded_bytes();
         if least > room {
@@ -514,11 +556,27 @@ impl Store for Heaps {
         Some(Growth { preferred, least, unit: ALLOCATION_ALIGNMENT })
     }
 
-    fn refused(&mut self) {
+    pub(crate) fn refused(&mut self) {
         self.set_short(true);
     }
 
-    fn add_region(&mut self, base: DevicePtr, bytes: u64, owner: Owner, epoch: Epoch) {
+    /// The request cut to 256 bytes only: what is tried before memory is out.
+    pub(crate) fn exact(&self, request: &Request) -> Request {
+        if self.shared.fixed.is_some() { *request } else { request.exact() }
+    }
+
+    /// The blocks that are handed out of the region that starts at `base`, if one does.
+    pub(crate) fn live_in(&self, base: u64) -> Option<Vec<LiveBlock>> {
+        let Large::Regions(heap) = &self.large else { return None };
+        let region = heap.regions().iter().find(|region| region.base == base)?;
+        let live = |chunk: &Chunk| {
+            let bytes = chunk.entry().map_or(0, Entry::requested);
+            (chunk.is_in_use() && bytes > 0).then_some(LiveBlock { address: chunk.addr, bytes })
+        };
+        Some(heap.region_chunks(region).filter_map(live).collect())
+    }
+
+    pub(crate) fn add_region(&mut self, base: DevicePtr, bytes: u64, owner: Owner, epoch: Epoch) {
         self.set_short(false);
         if let Large::Regions(heap) = &mut self.large {
             heap.next_number = heap.next_number.wrapping_add(1);
@@ -529,18 +587,18 @@ impl Store for Heaps {
         self.set_keep_bytes();
     }
 
-    fn remove_free_region(&mut self) -> Option<(DevicePtr, u64)> {
+    pub(crate) fn remove_free_region(&mut self) -> Option<(DevicePtr, u64)> {
         let (base, bytes) = self.large.remove_free_region()?;
         Some((DevicePtr::new(base), bytes))
     }
 
-    fn remove_all_regions(&mut self) -> Vec<(DevicePtr, u64)> {
+    pub(crate) fn remove_all_regions(&mut self) -> Vec<(DevicePtr, u64)> {
         let Large::Regions(heap) = &mut self.large else { return Vec::new() };
         let regions = heap.remove_all_regions();
         regions.into_iter().map(|region| (DevicePtr::new(region.base), region.bytes)).collect()
     }
 
-    fn totals(&self) -> StoreTotals {
+    pub(crate) fn totals(&self) -> StoreTotals {
         let mut totals = StoreTotals {
             bytes_reserved: self.large.bytes_reserved(),
             peak_bytes_reserved: self.peak_bytes_reserved.max(self.large.peak_bytes_reserved()),
@@ -573,19 +631,19 @@ impl Store for Heaps {
         totals
     }
 
-    fn idle_bytes(&self) -> u64 {
+    pub(crate) fn idle_bytes(&self) -> u64 {
         self.large.bytes_reserved().saturating_sub(self.shared.least_live_bytes())
     }
 
-    fn has_idle(&self, bytes: u64) -> bool {
+    pub(crate) fn has_idle(&self, bytes: u64) -> bool {
         self.large.bytes_free() >= bytes || self.idle_bytes() >= bytes
     }
 
-    fn shortage(&mut self, request: &Request, room: &Room) -> Shortage {
+    pub(crate) fn shortage(&mut self, request: &Request, room: &Room) -> Shortage {
         super::shortage::shortage(self, request, room)
     }
 
-    fn validate(&self) {
+    pub(crate) fn validate(&self) {
         super::validate::validate(self);
     }
 }

@@ -2,8 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::classes::LARGEST_SMALL;
-use super::heaps::{Heaps, LARGEST_OVER_PAGES};
+use super::heaps::Heaps;
 use super::large::Large;
 
 /// A thread keeps a large block only if it has at most this part of what is in use: more would be missed
@@ -53,11 +52,10 @@ impl Heaps {
         // A thread that has the pool to itself gives it back before it looks for another.
         let large = if self.streams < 2 { u64::MAX } else { in_use / LARGE_SHARE };
         let limits = &self.shared.limits;
-        let small_upto = if little { LARGEST_OVER_PAGES } else { LARGEST_SMALL };
         set(&limits.keep_bytes, keep);
         set(&limits.keep_of_class, of_class);
         set(&limits.keep_large, large);
-        set(&limits.small_upto, small_upto);
+        set(&limits.small_upto, self.shared.small_upto());
     }
 
     /// Driver calls that it takes at most to ask all streams what they have done: a record and a query each.

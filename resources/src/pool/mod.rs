@@ -62,11 +62,13 @@ use std::time::Duration;
 
 use millpond_core::{
     ALLOCATION_ALIGNMENT, DeviceId, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, Layout,
-    MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, is_same,
+    LiveBlock, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, is_same,
 };
 
 pub use decay::Decay;
+pub(crate) use errand::PoolErrand;
 pub use handle::Pool;
+pub(crate) use heaps::{FixedBlocks, Heaps};
 pub(crate) use options::ENTRY;
 pub use options::{PagesMode, PoolLayer, PoolOptions};
 #[cfg(unix)]
@@ -78,11 +80,11 @@ use crate::lock::QuickGuard;
 use crate::ordered::{ANYONE, Gather, Ordered, Request};
 use crate::process;
 use arena::{Arena, Arenas, Shard, Visit};
-use classes::{LARGEST_SMALL, rounded};
+use classes::LARGEST_SMALL;
 use decay::{Member, PoolDecay};
 use directory::Entry;
 use front::{Front, add};
-use heaps::{Heaps, Shared};
+use heaps::Shared;
 use thread::{Lease, PoolId};
 
 /// A pool: takes large regions from upstream and hands out blocks of them, in stream order.
@@ -120,8 +122,10 @@ use thread::{Lease, PoolId};
 pub struct PoolMemoryResource<R: DeviceMemoryResource> {
     id: PoolId,
     shared: Arc<Shared>,
-    ordered: Ordered<R, Heaps>,
+    ordered: Ordered<R>,
     options: PoolOptions,
+    /// The layer as text.
+    layer: String,
     /// Dropped last: then its thread makes no more calls.
     decay: Option<Member>,
 }
@@ -136,25 +140,36 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     /// driver reports.
     pub fn new(upstream: R, options: PoolOptions) -> Result<Self> {
         let options = options.checked(&upstream)?;
+        let layer = format!("pool{options}");
+        Self::build(upstream, options, None, layer)
+    }
+
+    /// A pool of `fixed` blocks, or of blocks of all sizes, that is called `layer`.
+    pub(crate) fn build(
+        upstream: R,
+        options: PoolOptions,
+        fixed: Option<FixedBlocks>,
+        layer: String,
+    ) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let pages = options.pages_over(&upstream)?;
         let backing = options.backing(&**upstream.driver(), pages.is_some())?;
         let total = PoolOptions::device_total(&upstream)?;
-        let mut heaps = Heaps::new(options.maximum_bytes, pages, total, options.slack);
+        let mut heaps = Heaps::new(options.maximum_bytes, pages, total, options.slack, fixed);
         heaps.large.set_backing(backing);
         let shared = Arc::clone(&heaps.shared);
-        let ordered = Ordered::new(upstream, heaps, options.reuse, &format!("pool{options}"));
+        let ordered = Ordered::new(upstream, heaps, options.reuse, &layer);
         let time = options.decay.time()?.filter(|_| ordered.runs_errands());
         let decay = time
             .map(|time| {
                 PoolDecay::new(ordered.core(), &shared, ordered.driver(), time, options.initial_bytes)
             })
             .map(Member::new);
-        let pool = Self { id: NEXT.fetch_add(1, Ordering::Relaxed), shared, ordered, options, decay };
+        let pool = Self { id: NEXT.fetch_add(1, Ordering::Relaxed), shared, ordered, options, layer, decay };
         if options.initial_bytes > 0 {
-            pool.ordered
-                .reserve(options.initial_bytes)
-                .map_err(|error| error.context("taking the pool's initial size"))?;
+            let what =
+                if fixed.is_some() { "taking the first blocks" } else { "taking the pool's initial size" };
+            pool.ordered.reserve(options.initial_bytes).map_err(|error| error.context(what))?;
         }
         Ok(pool)
     }
@@ -236,6 +251,21 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         export().map_err(|error| error.in_stack(self))
     }
 
+    /// Gives all regions back to upstream that are free from end to end, and returns their bytes. For a
+    /// request on a stream that captures a graph, only those that are known to be done.
+    pub(crate) fn give_back_regions(&self, request: Option<StreamRef>) -> Result<u64> {
+        let may_wait = match request {
+            Some(stream) => !self.ordered.is_capturing(stream)?,
+            None => true,
+        };
+        self.ordered.give_back_regions(0, may_wait).map_err(|error| error.in_stack(self))
+    }
+
+    /// The blocks that are handed out of the region that starts at `base`, if one does.
+    pub(crate) fn live_in(&self, base: u64) -> Option<Vec<LiveBlock>> {
+        self.ordered.inspect(|heaps| heaps.live_in(base))
+    }
+
     /// The options, rounded.
     pub fn options(&self) -> PoolOptions {
         self.options
@@ -285,7 +315,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         if layout.alignment() > ALLOCATION_ALIGNMENT || bytes == 0 {
             return None;
         }
-        let rounded = rounded(bytes);
+        let rounded = self.shared.block_bytes(bytes);
         let held = front.pop(bytes, rounded)?;
         if held.is_beyond {
             self.shared.caches.settle(&front.thread);
@@ -297,11 +327,10 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     /// Puts a small block into the front, if it is one and there is room.
     #[inline]
     fn push(&self, front: &Front, ptr: DevicePtr, entry: &Entry, bytes: u64) -> bool {
-        // Zero bytes are more than the largest small block, too.
-        if bytes.wrapping_sub(1) >= LARGEST_SMALL || !entry.may_be_kept(bytes) {
+        let rounded = self.shared.block_bytes(bytes);
+        if bytes == 0 || rounded > LARGEST_SMALL || !entry.may_be_kept(bytes) {
             return false;
         }
-        let rounded = rounded(bytes);
         let room = self.shared.limits.keep_bytes.load(Ordering::Relaxed);
         let fits = front.thread.small_bytes_held() + rounded <= room;
         let class_room = self.shared.limits.keep_of_class.load(Ordering::Relaxed);
@@ -311,18 +340,19 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     /// Puts a large block into the front; the one before goes back.
     fn push_large(&self, front: &Front, ptr: DevicePtr, entry: &Entry, bytes: u64) -> bool {
         let most = self.shared.limits.keep_large.load(Ordering::Relaxed);
-        if bytes <= LARGEST_SMALL || bytes > most || !entry.may_be_kept(bytes) {
+        let rounded = self.shared.block_bytes(bytes);
+        if bytes == 0 || rounded <= LARGEST_SMALL || rounded > most || !entry.may_be_kept(bytes) {
             return false;
         }
         self.give_up_large(front);
-        front.push_large(ptr.address(), bytes, rounded(bytes), entry);
+        front.push_large(ptr.address(), bytes, rounded, entry);
         true
     }
 
     /// Gives the large block that the front has back to all.
     fn give_up_large(&self, front: &Front) {
         if let Some(entry) = front.give_up_large() {
-            self.ordered.with_store(|heaps| heaps.give_kept(entry, &front.stream));
+            self.ordered.with_store(|heaps| _ = heaps.give_kept(entry, &front.stream));
         }
     }
 
@@ -333,7 +363,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         if bytes == 0 || bytes > most || layout.alignment() > ALLOCATION_ALIGNMENT {
             return None;
         }
-        let request = Request { bytes: rounded(layout.bytes()), ..Request::new(layout)? };
+        let request = Request { bytes: self.shared.block_bytes(bytes), ..Request::new(layout)? };
         let thread = &front.thread;
         thread.takes(request.bytes);
         let (shard, mut arena) = self.lock_arena(front);
@@ -408,7 +438,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
             .allocate(layout, stream, shard, Some(&front.stream))
             .map_err(|error| error.in_stack(self))?;
         if !ptr.is_null() {
-            self.shared.caches.count(&front.thread, layout.bytes());
+            self.shared.count(&front.thread, layout.bytes());
         }
         Ok(ptr)
     }
@@ -422,7 +452,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let shard = cache.counts.shard.load(Ordering::Relaxed);
         let ptr = self.ordered.allocate(layout, stream, shard, None).map_err(|error| error.in_stack(self))?;
         if !ptr.is_null() {
-            self.shared.caches.count(&cache.counts, layout.bytes());
+            self.shared.count(&cache.counts, layout.bytes());
         }
         Ok(ptr)
     }
@@ -447,7 +477,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
             return;
         }
         if self.ordered.deallocate(ptr, layout, stream, self) {
-            self.shared.caches.count_back(&front.thread, bytes);
+            self.shared.count_back(&front.thread, bytes);
         }
     }
 
@@ -460,7 +490,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         if let Some(front) = self.front_or_new(&cache, stream) {
             self.deallocate_with(front, ptr, layout, stream);
         } else if self.ordered.deallocate(ptr, layout, stream, self) {
-            self.shared.caches.count_back(&cache.counts, layout.bytes());
+            self.shared.count_back(&cache.counts, layout.bytes());
         }
     }
 
@@ -478,10 +508,10 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         if bytes == 0 || !self.shared.claim(entry, bytes) {
             return false;
         }
-        self.shared.caches.count_back(&front.thread, bytes);
+        self.shared.count_back(&front.thread, bytes);
         match Arenas::shard(entry.block().0) {
             Some(_) => self.give_to_arena(front, entry, bytes),
-            None => self.ordered.with_store(|heaps| heaps.give_kept(entry, &front.stream)),
+            None => self.ordered.with_store(|heaps| _ = heaps.give_kept(entry, &front.stream)),
         }
         true
     }
@@ -492,8 +522,9 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let mut visit = Visit::new(&self.shared.arenas);
         visit.give(entry, owner, epoch);
         let mut large = Vec::new();
-        if bytes <= LARGEST_SMALL {
-            front.give_up_half(bytes, rounded(bytes), |entry| {
+        let rounded = self.shared.block_bytes(bytes);
+        if rounded <= LARGEST_SMALL {
+            front.give_up_half(rounded, |entry| {
                 large.extend(visit.give(entry, owner, epoch));
             });
         }
@@ -531,7 +562,7 @@ impl<R: DeviceMemoryResource> Drop for PoolMemoryResource<R> {
 
 impl<R: DeviceMemoryResource> fmt::Display for PoolMemoryResource<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}+pool{}", self.ordered.upstream(), self.options)
+        write!(f, "{}+{}", self.ordered.upstream(), self.layer)
     }
 }
 

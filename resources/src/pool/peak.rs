@@ -20,7 +20,6 @@ use std::sync::Arc;
 
 use rustc_hash::FxHasher;
 
-use super::classes::rounded;
 use super::front::ThreadCounts;
 use super::thread::{Cache, Caches};
 use crate::sync::{AtomicI64, Ordering, fence};
@@ -176,18 +175,18 @@ impl ThreadCounts {
 
 impl Caches {
     /// Counts a block that was handed out past the fronts and the arenas.
-    pub(super) fn count(&self, thread: &ThreadCounts, requested: u64) {
-        thread.takes(rounded(requested));
+    pub(super) fn count(&self, thread: &ThreadCounts, bytes: u64, requested: u64) {
+        thread.takes(bytes);
         fence(Ordering::SeqCst);
-        thread.took(rounded(requested), requested);
+        thread.took(bytes, requested);
         if thread.is_beyond() {
             self.settle(thread);
         }
     }
 
     /// Counts a block that was taken back past the fronts.
-    pub(super) fn count_back(&self, thread: &ThreadCounts, requested: u64) {
-        thread.deallocated(rounded(requested), requested);
+    pub(super) fn count_back(&self, thread: &ThreadCounts, bytes: u64, requested: u64) {
+        thread.deallocated(bytes, requested);
         if self.peak.is_much(thread) {
             self.peak.add_to_reserve(thread);
         }

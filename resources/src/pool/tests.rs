@@ -16,7 +16,7 @@ use super::arena::{ARENAS, Arenas};
 use super::heap::Heap;
 use super::{PagesMode, PoolLayer};
 use crate::CudaMemoryResource;
-use crate::ordered::{ANYONE, Epoch, Gather, Owner, Request, Store};
+use crate::ordered::{ANYONE, Epoch, Gather, Owner, Request};
 
 const OWNERS: Owner = 4;
 

@@ -63,8 +63,9 @@ fn validate_directory(heaps: &Heaps) -> Entered {
         if requested != 0 {
             *entered.blocks.entry(entry.block().0).or_default() += 1;
             // As the counters have it: what other blocks for such a request have.
-            entered.handed_out.add(rounded(requested), requested);
-            entered.saved += rounded(requested) - bytes_of(heaps, entry);
+            let usual = heaps.shared.block_bytes(requested);
+            entered.handed_out.add(usual, requested);
+            entered.saved += usual - bytes_of(heaps, entry);
         }
     });
     entered
@@ -89,7 +90,8 @@ fn validate_entry(heaps: &Heaps, addr: u64, entry: &Entry) -> bool {
         assert!(is_in_use, "I17: {addr:#x} is handed out and free");
         let bytes = bytes_of(heaps, entry);
         assert!(requested <= bytes, "I18: {requested} bytes were asked for at {addr:#x}, which has {bytes}");
-        assert_eq!(entry.is_odd(), bytes != rounded(requested), "I18: odd or not at {addr:#x}");
+        let usual = heaps.shared.block_bytes(requested);
+        assert_eq!(entry.is_odd(), bytes != usual, "I18: odd or not at {addr:#x}");
     }
     is_in_use
 }
@@ -111,7 +113,7 @@ fn validate_fronts(heaps: &Heaps) -> FxHashMap<u8, u64> {
     for (counts, fronts) in caches {
         let (mut kept, mut small) = (Sum::default(), 0);
         for front in fronts {
-            front.each_kept(|addr, bytes, entry| {
+            front.each_kept(|addr, most, entry| {
                 let found = heaps.shared.directory.find(addr);
                 let is_same = found.is_some_and(|found| std::ptr::eq(found, entry));
                 assert!(is_same, "I20: the entry of {addr:#x}, which a front keeps, is another's");
@@ -119,7 +121,8 @@ fn validate_fronts(heaps: &Heaps) -> FxHashMap<u8, u64> {
                 assert_eq!(entry.requested(), 0, "I21: {addr:#x} is kept and handed out");
                 assert!(!entry.is_odd(), "I22: {addr:#x} is kept and odd");
                 assert!(validate_entry(heaps, addr, entry), "I20: {addr:#x} is kept and free");
-                assert_eq!(bytes_of(heaps, entry), bytes, "I22: {addr:#x} is kept in the wrong class");
+                let bytes = bytes_of(heaps, entry);
+                assert_eq!(rounded(bytes), most, "I22: {addr:#x} is kept in the wrong class");
                 *by_heap.entry(entry.block().0).or_default() += 1;
                 kept.add(bytes, 0);
                 small += if bytes <= LARGEST_SMALL { bytes } else { 0 };

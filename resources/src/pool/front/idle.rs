@@ -1,4 +1,4 @@
-use super::{CLASSES, Front, bytes_of};
+use super::{CLASSES, Front};
 use crate::sync::Ordering;
 
 impl Front {
@@ -9,17 +9,16 @@ impl Front {
         (0..CLASSES).filter(is_filled).collect()
     }
 
-    /// Takes the blocks of one class out, on any thread, and tells `give` the address of each: what
-    /// [`drain`](Self::drain) does, in a bite.
-    pub(in crate::pool) fn drain_class(&self, class: usize, mut give: impl FnMut(u64)) {
+    /// Takes the blocks of one class out, on any thread, and tells `give` the address of each,
+    /// which returns its size: what [`drain`](Self::drain) does, in a bite.
+    pub(in crate::pool) fn drain_class(&self, class: usize, mut give: impl FnMut(u64) -> u64) {
         // SAFETY: a stack that is there lives as long as the front.
         let Some(stack) = (unsafe { self.small[class].load(Ordering::Acquire).as_ref() }) else { return };
         for place in stack.filled() {
             if place.addr.load(Ordering::Relaxed) != 0
                 && let Some(addr) = place.take()
             {
-                give(addr);
-                self.thread.drained(bytes_of(class));
+                self.thread.drained(give(addr));
             }
         }
     }

@@ -111,7 +111,7 @@ fn warn_refused(peer: DeviceId, error: &DriverError) {
 
 /// Access for other devices to all that is mapped.
 #[derive(Debug)]
-pub(in crate::pool) struct Admission {
+pub(crate) struct Admission {
     devices: Vec<DeviceId>,
     /// Devices that the driver refused.
     refused: Vec<DeviceId>,

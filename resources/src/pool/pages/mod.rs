@@ -62,19 +62,20 @@ use super::chunk::{Chunk, ChunkId, NIL};
 use super::directory::{Block, Directory};
 use super::heap::Heap;
 use crate::ordered::{ANYONE, Epoch, Owner, Request};
+pub(crate) use backing::Admission;
+pub(in crate::pool) use backing::Backing;
 #[cfg(unix)]
 pub(crate) use backing::Part;
-pub(in crate::pool) use backing::{Admission, Backing};
 use carry_out::Retired;
 use ends::{Piece, Whose};
 use gathered::Gathered;
 use handles::{Handles, ViewId};
 use holes::Hole;
 use plan::Kept;
-pub(in crate::pool) use plan::Plan;
+pub(crate) use plan::Plan;
 use policy::CallBudget;
 pub(in crate::pool) use policy::Policy;
-pub(in crate::pool) use release::Release;
+pub(crate) use release::Release;
 use views::Views;
 
 /// How many blocks of a bin are compared.

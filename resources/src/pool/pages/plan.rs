@@ -23,7 +23,7 @@ pub(super) const CALLS_FOR_HANDLE: u64 = 3;
 /// It ends with [`Pages::commit`] when it was carried out, or else with [`Pages::abandon`].
 #[derive(Debug)]
 #[must_use = "a plan keeps memory until it is committed or abandoned"]
-pub(in crate::pool) struct Plan {
+pub(crate) struct Plan {
     pub(super) line: Line,
     /// Pieces that come before the new memory, and the one behind it.
     pub(super) before: Vec<Kept>,

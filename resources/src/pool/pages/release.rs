@@ -32,7 +32,7 @@ const HANDLES_LOOKED_AT: usize = 4;
 /// Memory on its way back to the driver. It ends with [`Pages::finish_release`].
 #[derive(Debug)]
 #[must_use = "a release must be finished, whatever became of it"]
-pub(in crate::pool) struct Release {
+pub(crate) struct Release {
     retired: Vec<Retired>,
     /// Views where something is unmapped.
     views: Vec<ViewId>,

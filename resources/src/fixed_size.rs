@@ -1,21 +1,15 @@
 //! Blocks of one size.
 
-mod blocks;
-#[cfg(test)]
-mod tests;
-
 use std::fmt;
 use std::sync::Arc;
 
 use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_core::{
     ALLOCATION_ALIGNMENT, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, Layer,
-    Layout, LiveBlock, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, align_up, format_bytes,
-    is_same,
+    Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, align_up, format_bytes, is_same,
 };
 
-use crate::ordered::{Ordered, Reuse, Store};
-use blocks::Blocks;
+use crate::pool::{Decay, FixedBlocks, PagesMode, PoolMemoryResource, PoolOptions};
 
 /// How `fixed_size` is built from text.
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
@@ -93,7 +87,7 @@ impl fmt::Display for FixedSizeOptions {
 
 /// Puts a [`FixedSizeMemoryResource`] on top of a resource.
 ///
-#[doc = include_str!("../../layers/fixed_size.md")]
+#[doc = include_str!("../layers/fixed_size.md")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[must_use]
 pub struct FixedSizeLayer(FixedSizeOptions);
@@ -152,7 +146,8 @@ impl<R: DeviceMemoryResource> Layer<R> for FixedSizeLayer {
 /// ```
 #[derive(Debug)]
 pub struct FixedSizeMemoryResource<R: DeviceMemoryResource> {
-    ordered: Ordered<R, Blocks>,
+    /// A pool in which all blocks have one size.
+    pool: PoolMemoryResource<R>,
     options: FixedSizeOptions,
 }
 
@@ -165,14 +160,17 @@ impl<R: DeviceMemoryResource> FixedSizeMemoryResource<R> {
     /// be had.
     pub fn new(upstream: R, options: FixedSizeOptions) -> Result<Self> {
         let options = options.checked()?;
-        let blocks = Blocks::new(options.block_bytes, options.blocks_per_region);
-        let ordered = Ordered::new(upstream, blocks, Reuse::ALL, &format!("fixed_size{options}"));
-        let resource = Self { ordered, options };
-        if options.preallocated_blocks > 0 {
-            let bytes = options.block_bytes * options.preallocated_blocks;
-            resource.ordered.reserve(bytes).map_err(|error| error.context("taking the first blocks"))?;
-        }
-        Ok(resource)
+        let FixedSizeOptions { block_bytes, blocks_per_region, preallocated_blocks } = options;
+        let of_pool = PoolOptions {
+            initial_bytes: block_bytes * preallocated_blocks,
+            pages: PagesMode::Off,
+            decay: Decay::Off,
+            ..PoolOptions::default()
+        };
+        let fixed = FixedBlocks { block_bytes, blocks_per_region };
+        let layer = format!("fixed_size{options}");
+        let pool = PoolMemoryResource::build(upstream, of_pool, Some(fixed), layer)?;
+        Ok(Self { pool, options })
     }
 
     /// Bytes of a block.
@@ -185,22 +183,12 @@ impl<R: DeviceMemoryResource> FixedSizeMemoryResource<R> {
     /// # Panics
     /// Where an invariant does not hold: that is a bug of the resource.
     pub fn validate(&self) {
-        self.ordered.inspect(Store::validate);
+        self.pool.validate();
     }
 
-    /// Gives all regions back to upstream that are free from end to end, and returns their bytes. For a
-    /// request on a stream that captures a graph, only those that are known to be done.
-    pub(crate) fn give_back_regions(&self, request: Option<StreamRef>) -> Result<u64> {
-        let may_wait = match request {
-            Some(stream) => !self.ordered.is_capturing(stream)?,
-            None => true,
-        };
-        self.ordered.give_back_regions(0, may_wait).map_err(|error| error.in_stack(self))
-    }
-
-    /// The blocks in use of a region, given where it starts, if it is one.
-    pub(crate) fn live_in(&self, base: u64) -> Option<Vec<LiveBlock>> {
-        self.ordered.inspect(|blocks| blocks.live_in(base))
+    /// The pool that the blocks are in.
+    pub(crate) fn pool(&self) -> &PoolMemoryResource<R> {
+        &self.pool
     }
 
     fn check(&self, layout: Layout, stream: StreamRef) -> Result<()> {
@@ -222,34 +210,33 @@ impl<R: DeviceMemoryResource> FixedSizeMemoryResource<R> {
 
 impl<R: DeviceMemoryResource> fmt::Display for FixedSizeMemoryResource<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}+fixed_size{}", self.ordered.upstream(), self.options)
+        self.pool.fmt(f)
     }
 }
 
-// SAFETY: blocks are disjoint pieces of upstream's regions at multiples of 256; a block is handed to a stream
-// only if it belongs to it, or its owner's work is done or waited for (`Ordered`); regions go back to
-// upstream only when all work on them is done.
+// SAFETY: the pool's blocks, each at least as large as the request.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for FixedSizeMemoryResource<R> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
         self.check(layout, stream)?;
-        self.ordered.allocate(layout, stream, 0, None).map_err(|error| error.in_stack(self))
+        self.pool.allocate(layout, stream)
     }
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
-        self.ordered.deallocate(ptr, layout, stream, self);
+        // SAFETY: the caller's promise.
+        unsafe { self.pool.deallocate(ptr, layout, stream) };
     }
 
     fn driver(&self) -> &DriverHandle {
-        self.ordered.driver()
+        self.pool.driver()
     }
 
     fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
-        Some(self.ordered.upstream())
+        self.pool.upstream()
     }
 
     fn memory_info(&self) -> Result<MemoryInfo> {
-        self.ordered.memory_info()
+        self.pool.memory_info()
     }
 
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
@@ -261,11 +248,15 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for FixedSizeMemoryRes
     }
 
     fn statistics(&self) -> Option<ResourceStatistics> {
-        Some(self.ordered.statistics())
+        let statistics = self.pool.statistics()?;
+        // Free neighbours are one block to the pool.
+        let blocks_free = statistics.bytes_reserved / self.options.block_bytes - statistics.blocks_in_use;
+        let largest_free_block = if blocks_free > 0 { self.options.block_bytes } else { 0 };
+        Some(ResourceStatistics { blocks_free, largest_free_block, ..statistics })
     }
 
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        self.ordered.trim(keep_bytes).map_err(|error| error.in_stack(self))
+        self.pool.trim(keep_bytes)
     }
 
     fn provide(&self, _traits: &mut Traits) {}
