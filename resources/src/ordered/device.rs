@@ -68,11 +68,6 @@ impl Reading {
         if self.is_a_hint { u64::MAX } else { self.available }
     }
 
-    /// Whether it is certain that the driver does not have so many bytes.
-    pub(super) fn rules_out(&self, bytes: u64) -> bool {
-        bytes > self.most_new()
-    }
-
     /// What was free whoever it was promised to, if that is a bound.
     pub(super) fn free_at_most(&self) -> Option<u64> {
         (!self.is_a_hint).then(|| self.available.saturating_add(self.promised))

@@ -92,8 +92,8 @@ use device::Device;
 pub use reuse::Reuse;
 pub(crate) use shortage::DEVICE_PAGE;
 pub(crate) use store::{
-    ANYONE, Cursor, Epoch, Fit, FreeOf, Gather, Growth, Hit, LARGEST_REQUEST, Lack, Owner, Request, Room,
-    Shortage, StoreTotals,
+    ANYONE, Cursor, Epoch, Fit, FreeOf, Gather, Growth, Hit, LARGEST_REQUEST, Lack, Owner, Purpose, Request,
+    Room, Shortage, StoreTotals, Try,
 };
 pub(crate) use streams::StreamCell;
 #[cfg(all(test, millpond_loom))]

@@ -180,6 +180,43 @@ pub(crate) struct Shortage {
     pub(crate) map: Option<String>,
 }
 
+/// What new memory is taken for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Purpose {
+    /// To serve a request.
+    Serve,
+    /// To have it.
+    Reserve,
+}
+
+/// How new memory is taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Try {
+    /// In the sizes that serve best later.
+    Preferred,
+    /// A region of at most this many bytes, since a larger one was refused.
+    AtMost(u64),
+    /// Pages in one driver call, after a rival took a part of what there was: then one of the two gets it,
+    /// and not neither. This often again, if it is refused.
+    AtOnce(u32),
+    /// None: only pages that are free already.
+    FreeOnly,
+}
+
+impl Try {
+    /// What to try after this was refused; `smaller` is the next smaller region, over regions.
+    pub(crate) fn after(self, smaller: Option<Option<u64>>) -> Option<Self> {
+        match (self, smaller) {
+            (Self::AtMost(_), None) => None,
+            (_, Some(smaller)) => smaller.map(Self::AtMost),
+            (Self::Preferred, None) => Some(Self::AtOnce(1)),
+            (Self::AtOnce(again), None) if again > 0 => Some(Self::AtOnce(again - 1)),
+            (Self::AtOnce(_), None) => Some(Self::FreeOnly),
+            (Self::FreeOnly, None) => None,
+        }
+    }
+}
+
 /// Why a store has no errand that would bring a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Lack {

@@ -1,14 +1,14 @@
 use std::sync::Arc;
 
-use millpond_core::DevicePtr;
 use millpond_core::driver::{Driver, DriverResult};
+use millpond_core::{ALLOCATION_ALIGNMENT, DevicePtr};
 
 use super::chunk::NIL;
 use super::directory::Block;
 use super::heaps::{Heaps, LARGE};
 use super::large::{Large, NewSpan};
 use super::pages::{Admission, Plan, Release};
-use crate::ordered::{ANYONE, Epoch, Request};
+use crate::ordered::{ANYONE, DEVICE_PAGE, Epoch, Growth, Lack, Owner, Purpose, Request, Try};
 
 /// What the pool does at the driver by itself.
 #[derive(Debug)]
@@ -26,15 +26,89 @@ pub(crate) enum PoolErrand {
     },
     /// Free memory.
     Reserve(Plan),
+    /// A region from upstream.
+    Region(NewRegion),
     Release(Release),
     /// Access for other devices.
     Admit(Admission),
 }
 
+/// A region that is taken from upstream.
+#[derive(Debug)]
+pub(crate) struct NewRegion {
+    pub(crate) bytes: u64,
+    /// Bytes to try next, if upstream refuses.
+    smaller: Option<u64>,
+    /// The request that it is to serve.
+    request: Option<Request>,
+    /// Where it starts, once it is taken.
+    pub(crate) base: DevicePtr,
+    /// The stream, and its epoch, for which it is ordered.
+    pub(crate) owner: (Owner, Epoch),
+}
+
+impl Heaps {
+    /// A growth with at most `most_new` bytes of new memory.
+    pub(crate) fn plan_growth(
+        &mut self,
+        owner: Owner,
+        request: &Request,
+        purpose: Purpose,
+        this: Try,
+        most_new: u64,
+    ) -> Result<PoolErrand, Lack> {
+        match (&self.large, purpose) {
+            (Large::Regions(_), _) => self.plan_region(request, purpose, this, most_new),
+            (Large::Pages(_), Purpose::Serve) => self.plan_pages(owner, request, most_new),
+            (Large::Pages(_), Purpose::Reserve) => self.plan_reserve(request.bytes, most_new),
+        }
+    }
+
+    fn plan_region(
+        &self,
+        request: &Request,
+        purpose: Purpose,
+        this: Try,
+        most_new: u64,
+    ) -> Result<PoolErrand, Lack> {
+        let growth = match purpose {
+            Purpose::Serve => self.growth(request).ok_or(Lack::OwnLimit)?,
+            Purpose::Reserve => {
+                let bytes = request.bytes;
+                Growth { preferred: bytes, least: bytes, unit: ALLOCATION_ALIGNMENT }
+            }
+        };
+        let mut bytes = match this {
+            Try::AtMost(most) => most.clamp(growth.least, growth.preferred),
+            _ => growth.preferred,
+        };
+        // Small blocks may lie in pages that the driver has already.
+        while bytes >= DEVICE_PAGE && bytes > most_new {
+            bytes = growth.after_refusal(bytes).ok_or(Lack::NewMemory)?;
+        }
+        Ok(PoolErrand::Region(NewRegion {
+            bytes,
+            smaller: growth.after_refusal(bytes),
+            request: (purpose == Purpose::Serve).then_some(*request),
+            base: DevicePtr::NULL,
+            owner: (ANYONE, 0),
+        }))
+    }
+}
+
 impl PoolErrand {
+    /// Over regions: the next smaller region to try, if there is one.
+    pub(crate) fn smaller_region(&self) -> Option<Option<u64>> {
+        match self {
+            Self::Region(region) => Some(region.smaller),
+            _ => None,
+        }
+    }
+
     pub(crate) fn new_bytes(&self) -> u64 {
         match self {
             Self::Block { plan, .. } | Self::Span { plan, .. } | Self::Reserve(plan) => plan.new_bytes(),
+            Self::Region(region) => region.bytes,
             Self::Release(_) | Self::Admit(_) => 0,
         }
     }
@@ -42,7 +116,7 @@ impl PoolErrand {
     pub(crate) fn take_at_once(&mut self) {
         match self {
             Self::Block { plan, .. } | Self::Span { plan, .. } | Self::Reserve(plan) => plan.take_at_once(),
-            Self::Release(_) | Self::Admit(_) => {}
+            Self::Region(_) | Self::Release(_) | Self::Admit(_) => {}
         }
     }
 
@@ -51,6 +125,8 @@ impl PoolErrand {
             Self::Block { plan, .. } | Self::Span { plan, .. } | Self::Reserve(plan) => {
                 plan.carry_out(driver)
             }
+            // Upstream is not the driver's to call.
+            Self::Region(_) => Ok(()),
             Self::Release(release) => release.carry_out(driver),
             Self::Admit(admission) => admission.carry_out(driver),
         }
@@ -61,8 +137,14 @@ impl PoolErrand {
         if !matches!(self, Self::Release(_) | Self::Admit(_)) {
             heaps.set_short(false);
         }
+        if let Self::Region(region) = self {
+            let (owner, epoch) = region.owner;
+            heaps.add_region(region.base, region.bytes, owner, epoch);
+            return heaps.take(owner, Epoch::MAX, &region.request?);
+        }
         let Large::Pages(pages) = &mut heaps.large else { return None };
         match self {
+            Self::Region(_) => None,
             Self::Block { plan, request } => {
                 let (chunk, addr) = pages.commit(plan);
                 pages.enter(&shared.directory, Block { chunk, ..shared.entered(LARGE, NIL, &request) }, addr);
@@ -96,7 +178,7 @@ impl PoolErrand {
         match self {
             Self::Block { plan, .. } | Self::Span { plan, .. } | Self::Reserve(plan) => pages.abandon(plan),
             Self::Release(release) => pages.finish_release(release),
-            Self::Admit(_) => {}
+            Self::Region(_) | Self::Admit(_) => {}
         }
     }
 

@@ -297,7 +297,7 @@ impl Heaps {
         matches!(self.large, Large::Pages(_))
     }
 
-    pub(crate) fn errand_for(
+    pub(super) fn plan_pages(
         &mut self,
         owner: Owner,
         request: &Request,
@@ -332,7 +332,7 @@ impl Heaps {
         needed <= self.most_bytes
     }
 
-    pub(crate) fn errand_to_reserve(&mut self, bytes: u64, most_new: u64) -> Result<PoolErrand, Lack> {
+    pub(super) fn plan_reserve(&mut self, bytes: u64, most_new: u64) -> Result<PoolErrand, Lack> {
         let Large::Pages(pages) = &mut self.large else { return Err(Lack::OwnLimit) };
         let plan = pages.plan_reserve(bytes, most_new).map(PoolErrand::Reserve);
         plan.map_err(|refused| pages.lack(&refused))
