@@ -15,7 +15,7 @@ use millpond_core::{
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_resources::{
     BinningLayer, BinningMemoryResource, CudaMemoryResource, Decay, FixedSizeLayer, ManagedMemoryResource,
-    PagesMode, PoolLayer, ordered::Reuse,
+    PagesMode, PoolLayer, Reuse,
 };
 use millpond_testkit::Rng;
 

@@ -12,8 +12,8 @@ use millpond_core::{
     Result, StreamRef, Traits, align_up, is_same, parse_bytes,
 };
 
+use crate::binning::direct::Direct;
 use crate::{FixedSizeMemoryResource, FixedSizeOptions};
-use direct::Direct;
 
 /// How `binning` is built from text.
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
@@ -224,7 +224,7 @@ impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
     /// their bytes.
     fn give_back_regions(&self, request: Option<StreamRef>) -> Result<u64> {
         let blocks = self.bins.iter().filter_map(|bin| match &bin.source {
-            Source::Blocks(blocks) => Some(blocks.pool().give_back_regions(request)),
+            Source::Blocks(blocks) => Some(blocks.pool().release_regions(request)),
             Source::Given(_) => None,
         });
         let bytes: u64 = blocks.sum::<Result<u64>>()?;

@@ -8,20 +8,33 @@
 //! | [`FixedSizeMemoryResource`] | `fixed_size` | blocks of one size, in stream order |
 //! | [`BinningMemoryResource`] | `binning` | a resource per range of sizes |
 //!
-//! [`registry`] holds the default resource of each device. [`ordered`] is what pool and fixed size share:
-//! which block may be handed to which stream, and at what price.
+//! [`registry`] holds the default resource of each device.
+//!
+//! The pool is made of these folders, each of which uses only those below it:
+//!
+//! | folder | what it is |
+//! |---|---|
+//! | [`pool`] | the resource: caches of threads, arenas, the slow path, decay, reports |
+//! | `backing` | where physical memory comes from: regions of upstream, or pages that the pool maps |
+//! | `heap` | best fit with coalescing: chunks, bins, size classes |
+//! | `block_map` | address to block, without a lock |
+//! | `stream_order` | streams, epochs, and which stream is ordered after which; no memory, no driver |
+//! | `sync` | a spin lock; the atomics, or loom's |
 
+mod backing;
 pub mod binning;
+mod block_map;
 mod driver_memory;
 pub mod fixed_size;
-mod lock;
-pub mod ordered;
+mod heap;
 pub mod pool;
 mod process;
 pub mod registry;
 #[cfg(unix)]
 pub mod share;
+mod stream_order;
 mod sync;
+mod tuning;
 
 pub use binning::{BinningLayer, BinningMemoryResource};
 pub use driver_memory::{CudaMemoryResource, ManagedMemoryResource};
@@ -33,6 +46,7 @@ pub use registry::{
     get_current_device_resource, get_per_device_resource, reset_current_device_resource,
     reset_per_device_resource, set_current_device_resource, set_per_device_resource,
 };
+pub use stream_order::Reuse;
 
 use millpond_core::stack::LayerEntry;
 

@@ -8,13 +8,14 @@ use std::sync::{Arc, OnceLock};
 
 use rustc_hash::FxHashMap;
 
-use super::chunk::{Chunk, ChunkId};
-use super::directory::{Entry, HeapId};
-use super::heap::Heap;
-use super::large::{Large, NewSpan};
-use super::owners::Owners;
-use crate::lock::{QuickGuard, QuickLock};
-use crate::ordered::{Epoch, Owner};
+use crate::backing::{Large, NewSpan};
+use crate::block_map::ChunkId;
+use crate::block_map::{BlockEntry, HeapId};
+use crate::heap::Heap;
+use crate::heap::chunk::Chunk;
+use crate::heap::owner_bits::OwnerBits;
+use crate::stream_order::{Epoch, Owner};
+use crate::sync::spin_lock::{SpinGuard, SpinLock};
 
 /// At most so many arenas.
 pub(super) const ARENAS: usize = 64;
@@ -25,7 +26,7 @@ const SCAN: usize = 4;
 /// The bytes of a span where threads contend. With spans of 4 to 16 MiB, 16 threads with 1000 blocks each
 /// took 1.50 of what was live (over regions 1.45) on an H200, with these 1.33 (1.29), at 47 million steps a
 /// second instead of 52.
-const SPAN_OF_MANY: u64 = 4 << 20;
+const CONTENDED_SPAN: u64 = 4 << 20;
 
 /// The number of an arena.
 pub(super) type Shard = u8;
@@ -42,15 +43,15 @@ pub(super) struct Arenas {
 #[derive(Debug)]
 #[repr(align(128))]
 struct Padded {
-    arena: QuickLock<Arena>,
+    arena: SpinLock<Arena>,
     /// Those of the arena's heap.
-    owners: Arc<Owners>,
+    owners: Arc<OwnerBits>,
 }
 
 impl Padded {
     fn new() -> Self {
         let arena = Arena::new();
-        Self { owners: Arc::clone(&arena.heap.owners), arena: QuickLock::new(arena) }
+        Self { owners: Arc::clone(&arena.heap.owners), arena: SpinLock::new(arena) }
     }
 }
 
@@ -70,7 +71,7 @@ pub(super) struct Arena {
 /// then what another thread took from it is away from this one's caches each time, and costs more than
 /// waiting does.
 #[derive(Debug, Default)]
-pub(super) struct Meetings {
+pub(crate) struct Contention {
     /// For so many more blocks the threads count as running at the same time.
     window: AtomicU8,
     score: AtomicU8,
@@ -78,7 +79,7 @@ pub(super) struct Meetings {
     has_come: AtomicBool,
 }
 
-impl Meetings {
+impl Contention {
     const WINDOW: u8 = u8::MAX;
     /// A block that was taken after another thread's counts so much, and one after the own takes 1 off.
     const MEETING: u8 = 16;
@@ -100,7 +101,7 @@ impl Meetings {
     }
 
     /// Notes that a block is taken, after another thread or not; says whether the thread had better move on.
-    pub(super) fn are_many(&self, was_others: bool) -> bool {
+    pub(super) fn are_contended(&self, was_others: bool) -> bool {
         let window = self.window.load(Ordering::Relaxed);
         if window == 0 {
             return false;
@@ -108,9 +109,9 @@ impl Meetings {
         self.window.store(window - 1, Ordering::Relaxed);
         let score = self.score.load(Ordering::Relaxed);
         let score = if was_others { score + Self::MEETING } else { score.saturating_sub(1) };
-        let are_many = score >= Self::MOST;
-        self.score.store(if are_many { 0 } else { score }, Ordering::Relaxed);
-        are_many
+        let are_contended = score >= Self::MOST;
+        self.score.store(if are_contended { 0 } else { score }, Ordering::Relaxed);
+        are_contended
     }
 }
 
@@ -160,9 +161,9 @@ impl Arena {
 
     /// How large the next span should be: a share of what there is, so that few blocks keep few bytes. Where
     /// each thread has an arena it is the same for all: what is left of the last span counts once for each.
-    pub(super) fn span_wanted(&self, most: u64, are_many: bool) -> u64 {
-        if are_many {
-            return SPAN_OF_MANY.min(most);
+    pub(super) fn span_wanted(&self, most: u64, are_contended: bool) -> u64 {
+        if are_contended {
+            return CONTENDED_SPAN.min(most);
         }
         (self.heap.bytes_reserved / 8).next_power_of_two().clamp(512 << 10, most)
     }
@@ -182,18 +183,18 @@ impl Arenas {
     }
 
     #[inline]
-    fn mutex(&self, shard: Shard) -> &QuickLock<Arena> {
+    fn mutex(&self, shard: Shard) -> &SpinLock<Arena> {
         &self.arenas[shard as usize % ARENAS].get_or_init(Padded::new).arena
     }
 
     #[inline]
-    pub(super) fn lock(&self, shard: Shard) -> QuickGuard<'_, Arena> {
+    pub(super) fn lock(&self, shard: Shard) -> SpinGuard<'_, Arena> {
         self.mutex(shard).lock()
     }
 
     /// The arena, unless somebody else has it just now.
     #[inline]
-    pub(super) fn try_lock(&self, shard: Shard) -> Option<QuickGuard<'_, Arena>> {
+    pub(super) fn try_lock(&self, shard: Shard) -> Option<SpinGuard<'_, Arena>> {
         self.mutex(shard).try_lock()
     }
 
@@ -217,17 +218,17 @@ impl Arenas {
     }
 
     /// Whether threads met often enough for a second arena.
-    pub(super) fn are_many(&self) -> bool {
+    pub(super) fn are_contended(&self) -> bool {
         self.made.load(Ordering::Relaxed) > 1
     }
 
     /// An arena, if it was made.
-    pub(super) fn get(&self, shard: usize) -> Option<QuickGuard<'_, Arena>> {
+    pub(super) fn get(&self, shard: usize) -> Option<SpinGuard<'_, Arena>> {
         Some(self.arenas.get(shard)?.get()?.arena.lock())
     }
 
     /// All arenas, one after the other.
-    pub(super) fn each(&self) -> impl Iterator<Item = (Shard, QuickGuard<'_, Arena>)> {
+    pub(super) fn each(&self) -> impl Iterator<Item = (Shard, SpinGuard<'_, Arena>)> {
         let made = self.arenas.iter().enumerate();
         made.filter_map(|(shard, arena)| Some((shard as Shard, arena.get()?.arena.lock())))
     }
@@ -237,7 +238,7 @@ impl Arenas {
         &self,
         owner: Owner,
         only: Option<Shard>,
-    ) -> impl Iterator<Item = (Shard, QuickGuard<'_, Arena>)> {
+    ) -> impl Iterator<Item = (Shard, SpinGuard<'_, Arena>)> {
         let (first, count) = only.map_or((0, ARENAS), |only| (usize::from(only), 1));
         (0..).zip(&self.arenas).skip(first).take(count).filter_map(move |(shard, arena)| {
             let arena = arena.get().filter(|arena| arena.owners.may_have(owner))?;
@@ -245,7 +246,7 @@ impl Arenas {
         })
     }
 
-    /// The heap that an arena is, to the directory.
+    /// The heap that an arena is, to the block map.
     #[inline]
     pub(super) fn heap_id(shard: Shard) -> HeapId {
         shard + 1
@@ -261,7 +262,7 @@ impl Arenas {
 /// Gives blocks back to their arenas, keeping the lock from one block to the next of the same arena.
 pub(super) struct Visit<'a> {
     arenas: &'a Arenas,
-    at: Option<(Shard, QuickGuard<'a, Arena>)>,
+    at: Option<(Shard, SpinGuard<'a, Arena>)>,
     has_excess: bool,
 }
 
@@ -271,7 +272,7 @@ impl<'a> Visit<'a> {
     }
 
     /// Gives back a block that is not handed out; a large one is returned instead.
-    pub(super) fn give(&mut self, entry: &Entry, owner: Owner, epoch: Epoch) -> Option<ChunkId> {
+    pub(super) fn free(&mut self, entry: &BlockEntry, owner: Owner, epoch: Epoch) -> Option<ChunkId> {
         let (heap, chunk) = entry.block();
         entry.end();
         let Some(shard) = Arenas::shard(heap) else { return Some(chunk) };
@@ -280,7 +281,7 @@ impl<'a> Visit<'a> {
             self.at = None;
         }
         let (_, arena) = self.at.get_or_insert_with(|| (shard, self.arenas.lock(shard)));
-        arena.heap.give(chunk, owner, epoch);
+        arena.heap.free(chunk, owner, epoch);
         self.has_excess |= arena.has_excess();
         None
     }

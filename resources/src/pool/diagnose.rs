@@ -2,23 +2,23 @@
 
 use millpond_core::misuse::MisuseKind;
 
-use super::arena::Arena;
-use super::chunk::Chunk;
-use super::heaps::Heaps;
-use crate::lock::QuickGuard;
+use crate::heap::chunk::Chunk;
+use crate::pool::arena::Arena;
+use crate::pool::heaps::Heaps;
+use crate::sync::spin_lock::SpinGuard;
 
 impl Heaps {
     /// Why a pointer that is no block in use is refused: error path, so it walks the region.
-    pub(super) fn blame(&self, addr: u64) -> MisuseKind {
+    pub(super) fn diagnose_invalid_free(&self, addr: u64) -> MisuseKind {
         let Some(chunk) = self.large.chunk_at(addr) else { return MisuseKind::ForeignPointer };
         if chunk.is_free() {
             return MisuseKind::DoubleFree;
         }
-        if self.shared.directory.find(addr).is_some_and(|entry| entry.requested() == 0) {
+        if self.shared.block_map.find(addr).is_some_and(|entry| entry.requested() == 0) {
             return MisuseKind::DoubleFree;
         }
         let is_free =
-            |(_, arena): (_, QuickGuard<'_, Arena>)| arena.heap.chunk_at(addr).is_some_and(Chunk::is_free);
+            |(_, arena): (_, SpinGuard<'_, Arena>)| arena.heap.chunk_at(addr).is_some_and(Chunk::is_free);
         if self.shared.arenas.each().any(is_free) {
             return MisuseKind::DoubleFree;
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use millpond_core::{DeviceId, DeviceMemoryResource, DevicePtr, Result};
 
-use super::{PoolMemoryResource, PoolOptions};
+use crate::pool::{PoolMemoryResource, PoolOptions};
 
 /// Calls of a [`PoolMemoryResource`] that a stack can be asked for without naming its type: see
 /// [`find_trait`](millpond_core::find_trait).

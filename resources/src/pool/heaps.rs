@@ -4,29 +4,31 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use millpond_core::misuse::MisuseKind;
 use millpond_core::{ALLOCATION_ALIGNMENT, DeviceId, DevicePtr, Layout, LiveBlock};
 
-use super::arena::{Arena, Arenas, Shard};
-use super::chunk::{Chunk, ChunkId, NIL};
-use super::classes::LARGEST_SMALL;
-use super::directory::{Directory, Entry, HeapId};
-use super::errand::PoolErrand;
-use super::heap::Heap;
-use super::large::{Found, Large};
-use super::pages::{Pages, Policy};
-use super::slack::Slack;
-use super::thread::Caches;
-use crate::lock::QuickGuard;
-use crate::ordered::{
-    ANYONE, Cursor, DEVICE_PAGE, Epoch, Fit, Gather, Growth, Hit, Lack, Owner, Request, Room, Shortage,
-    StoreTotals, StreamCell,
-};
+use crate::backing::paged::{Pages, Policy};
+use crate::backing::{Found, Large};
+use crate::block_map::{BlockEntry, BlockMap, HeapId};
+use crate::block_map::{ChunkId, NIL};
+use crate::heap::Heap;
+use crate::heap::chunk::Chunk;
+use crate::heap::request::{Cursor, Fit, Request};
+use crate::heap::size_class::LARGEST_SMALL;
+use crate::pool::arena::{Arena, Arenas, Shard};
+use crate::pool::cache::thread_cache::ThreadCaches;
+use crate::pool::protocol::{Growth, Lack, PoolTotals, Ready, Reclaim, Room, Shortage};
+use crate::pool::slack::Slack;
+use crate::pool::task::Task;
+use crate::stream_order::streams::StreamCell;
+use crate::stream_order::{ANY_STREAM, Epoch, Owner};
+use crate::sync::spin_lock::SpinGuard;
+use crate::tuning::DEVICE_PAGE;
 
-/// The heap of large blocks, to the directory.
+/// The heap of large blocks, to the block map.
 pub(super) const LARGE: HeapId = 0;
 
 /// Regions grow from this many bytes on, and in multiples of it.
 const REGION_UNIT: u64 = 2 << 20;
 
-/// Over pages, blocks of at most so many bytes are in arenas: larger ones are put together better.
+/// Over pages, blocks of at most so many bytes are in arenas: larger ones are stitched better.
 pub(super) const LARGEST_OVER_PAGES: u64 = 128 << 10;
 
 /// Between two steps that give excess back, this many large requests are served.
@@ -38,27 +40,27 @@ const SCAN: usize = 32;
 /// What threads reach without the pool's lock.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) directory: Directory,
+    pub(super) block_map: BlockMap,
     pub(super) arenas: Arenas,
-    pub(super) caches: Caches,
+    pub(super) thread_caches: ThreadCaches,
     /// Whether the pool maps pages itself.
     over_pages: bool,
     pub(super) limits: Limits,
     /// All blocks have one size.
     pub(super) fixed: Option<FixedBlocks>,
-    /// By how many bytes the blocks in use of odd sizes are smaller than the threads count them.
-    pub(super) saved_by_odd: AtomicU64,
+    /// By how many bytes the blocks in use of exact sizes are smaller than the threads count them.
+    pub(super) saved_by_exact_size: AtomicU64,
 }
 
 /// What threads read in each call, and what is seldom written: away from all else.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct Limits {
-    /// Bytes that a thread may keep in its fronts.
+    /// Bytes that a thread may keep in its stream caches.
     pub(super) keep_bytes: AtomicU64,
     /// Of it, in blocks of one class.
     pub(super) keep_of_class: AtomicU64,
-    /// The largest block that a thread may keep in a front.
+    /// The largest block that a thread may keep in a stream cache.
     pub(super) keep_large: AtomicU64,
     /// Blocks of at most so many bytes are in arenas.
     pub(super) small_upto: AtomicU64,
@@ -88,7 +90,7 @@ pub(crate) struct Heaps {
     /// What the device has, as far as the pool knows, and its own maximum.
     pub(super) most_bytes: u64,
     /// The operations that there were when memory was last short of what was asked for.
-    pub(super) scarce_at: u64,
+    pub(super) last_growth_at: u64,
     /// Requests served while there was excess to give back.
     hits_with_excess: u32,
 }
@@ -110,15 +112,15 @@ impl Shared {
     pub(super) fn small_upto(&self) -> u64 {
         match self.fixed {
             Some(_) => 0,
-            None if self.keeps_little() => LARGEST_OVER_PAGES,
+            None if self.saves_memory() => LARGEST_OVER_PAGES,
             None => LARGEST_SMALL,
         }
     }
 
     /// Whether memory goes before speed: over pages, unless threads meet.
     #[inline]
-    pub(super) fn keeps_little(&self) -> bool {
-        self.over_pages && !self.arenas.are_many()
+    pub(super) fn saves_memory(&self) -> bool {
+        self.over_pages && !self.arenas.are_contended()
     }
 
     /// Takes a block out of an arena.
@@ -130,18 +132,18 @@ impl Shared {
         request: &Request,
     ) -> DevicePtr {
         let id = arena.heap.take(chunk, request.bytes, request.alignment);
-        let block = self.entered(Arenas::heap_id(shard), id, request);
-        DevicePtr::new(arena.heap.enter(&self.directory, block))
+        let block = self.block_for(Arenas::heap_id(shard), id, request);
+        DevicePtr::new(arena.heap.insert_block(&self.block_map, block))
     }
 
     /// Gives a block that is not handed out to its arena, and says its size; a large one is returned.
-    fn give_small(&self, entry: &Entry, owner: Owner, epoch: Epoch) -> Result<u64, ChunkId> {
+    fn free_small(&self, entry: &BlockEntry, owner: Owner, epoch: Epoch) -> Result<u64, ChunkId> {
         let (heap, chunk) = entry.block();
         entry.end();
         let Some(shard) = Arenas::shard(heap) else { return Err(chunk) };
         let mut arena = self.arenas.lock(shard);
         let bytes = arena.heap.chunk(chunk).bytes;
-        arena.heap.give(chunk, owner, epoch);
+        arena.heap.free(chunk, owner, epoch);
         Ok(bytes)
     }
 }
@@ -166,13 +168,13 @@ impl Heaps {
             }
         };
         let shared = Shared {
-            directory: Directory::new(),
+            block_map: BlockMap::new(),
             arenas: Arenas::new(),
-            caches: Caches::default(),
+            thread_caches: ThreadCaches::default(),
             over_pages: pages.is_some(),
             limits: Limits::default(),
             fixed,
-            saved_by_odd: AtomicU64::new(0),
+            saved_by_exact_size: AtomicU64::new(0),
         };
         shared.limits.small_upto.store(shared.small_upto(), Ordering::Relaxed);
         Self {
@@ -183,7 +185,7 @@ impl Heaps {
             maximum_bytes: most,
             is_short: false,
             streams: 0,
-            scarce_at: 0,
+            last_growth_at: 0,
             hits_with_excess: 0,
             most_bytes: device_total.unwrap_or(u64::MAX).min(most),
         }
@@ -195,8 +197,8 @@ impl Heaps {
 
     /// Hands out a large block.
     fn take_large(&mut self, found: Found, request: &Request) -> DevicePtr {
-        let block = self.shared.entered(LARGE, NIL, request);
-        DevicePtr::new(self.large.take(found, request, block, &self.shared.directory))
+        let block = self.shared.block_for(LARGE, NIL, request);
+        DevicePtr::new(self.large.take(found, request, block, &self.shared.block_map))
     }
 
     /// Adds a span to an arena and takes a small block from it.
@@ -213,9 +215,9 @@ impl Heaps {
 
     /// How large a span for a small request should be.
     pub(super) fn span_wanted(&self, arena: &Arena, request: &Request) -> u64 {
-        let are_many = self.shared.arenas.are_many();
-        let most = self.large.largest_span(are_many);
-        arena.span_wanted(most, are_many).max(request.bytes.next_power_of_two() * 2).min(most)
+        let are_contended = self.shared.arenas.are_contended();
+        let most = self.large.largest_span(are_contended);
+        arena.span_wanted(most, are_contended).max(request.bytes.next_power_of_two() * 2).min(most)
     }
 
     /// Takes a small block from an arena; `find` says which.
@@ -225,11 +227,11 @@ impl Heaps {
         arena: &mut Arena,
         request: &Request,
         find: impl Fn(&Heap) -> Option<ChunkId>,
-    ) -> Option<Hit> {
+    ) -> Option<Ready> {
         let chunk = find(&arena.heap)?;
-        let was_anyones = arena.heap.chunk(chunk).owner() == ANYONE;
+        let was_unowned = arena.heap.chunk(chunk).owner() == ANY_STREAM;
         let ptr = self.shared.take(shard, arena, chunk, request);
-        Some(if was_anyones { Hit::Anyones(ptr) } else { Hit::Own(ptr) })
+        Some(if was_unowned { Ready::Unowned(ptr) } else { Ready::Own(ptr) })
     }
 
     /// Takes a small block as `find` says: from the thread's arena; from a new span, of the first of `from`
@@ -240,7 +242,7 @@ impl Heaps {
         request: &Request,
         from: &[From],
         find: impl Fn(&Heap) -> Option<ChunkId>,
-    ) -> Option<Hit> {
+    ) -> Option<Ready> {
         let own = {
             let mut arena = self.shared.arenas.lock(request.shard);
             self.take_in_arena(request.shard, &mut arena, request, &find)
@@ -250,7 +252,7 @@ impl Heaps {
         }
         for from in from {
             if let Some(ptr) = self.take_in_new_span(request.shard, *from, request) {
-                return Some(if from.owner == ANYONE { Hit::Anyones(ptr) } else { Hit::Own(ptr) });
+                return Some(if from.owner == ANY_STREAM { Ready::Unowned(ptr) } else { Ready::Own(ptr) });
             }
         }
         if !self.is_short {
@@ -265,35 +267,35 @@ impl Heaps {
         request: &Request,
         but: Option<Shard>,
         find: impl Fn(&Heap) -> Option<ChunkId>,
-    ) -> Option<Hit> {
+    ) -> Option<Ready> {
         let mut others = self.shared.arenas.each().filter(|(shard, _)| Some(*shard) != but);
         others.find_map(|(shard, mut arena)| self.take_in_arena(shard, &mut arena, request, &find))
     }
 
     /// Ends a block that is not handed out; says its size.
-    pub(super) fn give_back(
+    pub(super) fn free_entry(
         large: &mut Large,
         shared: &Shared,
-        entry: &Entry,
+        entry: &BlockEntry,
         owner: Owner,
         epoch: Epoch,
     ) -> u64 {
-        shared.give_small(entry, owner, epoch).unwrap_or_else(|chunk| {
+        shared.free_small(entry, owner, epoch).unwrap_or_else(|chunk| {
             let bytes = large.bytes_of(chunk);
-            large.give(chunk, owner, epoch);
+            large.free(chunk, owner, epoch);
             bytes
         })
     }
 
-    /// Takes back a block that a front of this stream kept; says its size.
-    pub(super) fn give_kept(&mut self, entry: &Entry, stream: &StreamCell) -> u64 {
-        Self::give_back(&mut self.large, &self.shared, entry, stream.owner, stream.epoch())
+    /// Reclaims a block that a stream cache of this stream kept; says its size.
+    pub(super) fn free_cached(&mut self, entry: &BlockEntry, stream: &StreamCell) -> u64 {
+        Self::free_entry(&mut self.large, &self.shared, entry, stream.owner, stream.epoch())
     }
 }
 
 /// What the slow path asks of the blocks.
 impl Heaps {
-    pub(crate) fn runs_errands(&self) -> bool {
+    pub(crate) fn maps_pages(&self) -> bool {
         matches!(self.large, Large::Pages(_))
     }
 
@@ -302,9 +304,9 @@ impl Heaps {
         owner: Owner,
         request: &Request,
         most_new: u64,
-    ) -> Result<PoolErrand, Lack> {
+    ) -> Result<Task, Lack> {
         let (live, operations) = self.live_bytes_and_operations();
-        self.scarce_at = operations;
+        self.last_growth_at = operations;
         let span = self.is_small(request).then(|| {
             let arena = self.shared.arenas.lock(request.shard);
             self.span_wanted(&arena, request)
@@ -315,12 +317,12 @@ impl Heaps {
         match span {
             None => {
                 let plan = pages.plan(owner, &request, false, live, most_new);
-                plan.map(|plan| PoolErrand::Block { plan, request })
+                plan.map(|plan| Task::Block { plan, request })
             }
             Some(bytes) => {
                 let span = Request { bytes, ..request };
-                let plan = pages.plan(ANYONE, &span, true, live, most_new);
-                plan.map(|plan| PoolErrand::Span { plan, request, bytes })
+                let plan = pages.plan(ANY_STREAM, &span, true, live, most_new);
+                plan.map(|plan| Task::Span { plan, request, bytes })
             }
         }
         .map_err(|refused| pages.lack(&refused))
@@ -332,25 +334,25 @@ impl Heaps {
         needed <= self.most_bytes
     }
 
-    pub(super) fn plan_reserve(&mut self, bytes: u64, most_new: u64) -> Result<PoolErrand, Lack> {
+    pub(super) fn plan_reserve(&mut self, bytes: u64, most_new: u64) -> Result<Task, Lack> {
         let Large::Pages(pages) = &mut self.large else { return Err(Lack::OwnLimit) };
-        let plan = pages.plan_reserve(bytes, most_new).map(PoolErrand::Reserve);
+        let plan = pages.plan_reserve(bytes, most_new).map(Task::Reserve);
         plan.map_err(|refused| pages.lack(&refused))
     }
 
-    pub(crate) fn errand_to_release(&mut self, keep_bytes: u64, most_calls: usize) -> Option<PoolErrand> {
+    pub(crate) fn plan_release(&mut self, keep_bytes: u64, most_calls: usize) -> Option<Task> {
         let Large::Pages(pages) = &mut self.large else { return None };
-        pages.plan_release(keep_bytes, most_calls).map(PoolErrand::Release)
+        pages.plan_release(keep_bytes, most_calls).map(Task::Release)
     }
 
-    pub(crate) fn errand_for_bite(&mut self, keep_bytes: u64, at: &mut Cursor) -> Option<PoolErrand> {
-        super::decay::errand_for_bite(self, keep_bytes, at)
+    pub(crate) fn plan_release_step(&mut self, keep_bytes: u64, at: &mut Cursor) -> Option<Task> {
+        crate::pool::decay::plan_release_step(self, keep_bytes, at)
     }
 
     pub(crate) fn has_excess(&mut self) -> bool {
         let Large::Pages(pages) = &self.large else { return false };
         // Where threads contend, what they keep is worth more than memory.
-        if !pages.has_excess() || self.shared.arenas.are_many() {
+        if !pages.has_excess() || self.shared.arenas.are_contended() {
             return false;
         }
         self.hits_with_excess = self.hits_with_excess.wrapping_add(1);
@@ -362,30 +364,30 @@ impl Heaps {
         pages.may_spend(calls, operations)
     }
 
-    pub(crate) fn errand_to_release_excess(&mut self) -> Option<PoolErrand> {
-        self.gather(Gather::Everything);
+    pub(crate) fn plan_excess(&mut self) -> Option<Task> {
+        self.reclaim(Reclaim::Everything);
         let calls = self.calls_of_look();
         let Large::Pages(pages) = &mut self.large else { return None };
-        pages.plan_excess(calls).map(PoolErrand::Release)
+        pages.plan_excess(calls).map(Task::Release)
     }
 
-    pub(crate) fn errand_to_tidy(&mut self) -> Option<PoolErrand> {
+    pub(crate) fn plan_tidying(&mut self) -> Option<Task> {
         let Large::Pages(pages) = &mut self.large else { return None };
-        pages.plan_tidying().map(PoolErrand::Release)
+        pages.plan_tidying().map(Task::Release)
     }
 
     pub(crate) fn admits_peers(&self) -> bool {
         matches!(&self.large, Large::Pages(pages) if pages.backing().is_open())
     }
 
-    pub(crate) fn errand_to_admit(&mut self, devices: &[DeviceId], is_asked: bool) -> Option<PoolErrand> {
+    pub(crate) fn plan_admission(&mut self, devices: &[DeviceId], is_asked: bool) -> Option<Task> {
         let Large::Pages(pages) = &mut self.large else { return None };
-        pages.plan_admission(devices, is_asked).map(PoolErrand::Admit)
+        pages.plan_admission(devices, is_asked).map(Task::Admit)
     }
 
-    pub(crate) fn errand_to_end(&mut self) -> Option<PoolErrand> {
+    pub(crate) fn plan_end(&mut self) -> Option<Task> {
         let Large::Pages(pages) = &mut self.large else { return None };
-        Some(PoolErrand::Release(pages.release_all()))
+        Some(Task::Release(pages.release_all()))
     }
 
     pub(crate) fn request(&self, layout: Layout) -> Option<Request> {
@@ -397,7 +399,7 @@ impl Heaps {
     pub(crate) fn set_streams(&mut self, streams: usize) {
         if self.streams != streams {
             self.streams = streams;
-            self.large.set_alone(streams < 2);
+            self.large.set_one_stream(streams < 2);
         }
     }
 
@@ -412,7 +414,7 @@ impl Heaps {
             Fit { bytes: chunk.bytes, epoch: chunk.epoch() }
         };
         let in_arenas = || {
-            let of_arena = |(_, arena): (_, QuickGuard<'_, Arena>)| {
+            let of_arena = |(_, arena): (_, SpinGuard<'_, Arena>)| {
                 arena.heap.find(owner, upto, request).map(|chunk| fit(&arena.heap, chunk))
             };
             let arenas = self.shared.arenas.each_of(owner, self.only_arena(request));
@@ -431,35 +433,40 @@ impl Heaps {
         if !self.is_small(request) {
             return match self.large.find(owner, upto, request) {
                 Some(found) => Some(self.take_large(found, request)),
-                None => self.take_in_arenas(request, None, find).map(Hit::ptr),
+                None => self.take_in_arenas(request, None, find).map(Ready::ptr),
             };
         }
-        self.take_small(request, &[from], find).map(Hit::ptr)
+        self.take_small(request, &[from], find).map(Ready::ptr)
     }
 
-    pub(crate) fn hit(&mut self, owner: Owner, request: &Request, is_own_first: bool) -> Option<Hit> {
+    pub(crate) fn take_ready(
+        &mut self,
+        owner: Owner,
+        request: &Request,
+        is_own_first: bool,
+    ) -> Option<Ready> {
         if self.is_small(request) {
-            let from = [owner, ANYONE].map(|owner| From { owner, upto: Epoch::MAX });
+            let from = [owner, ANY_STREAM].map(|owner| From { owner, upto: Epoch::MAX });
             return self.take_small(request, &from, |heap| heap.find_for(owner, request, is_own_first));
         }
         let Some(found) = self.large.find_for(owner, request, is_own_first) else {
             // In an otherwise empty span.
             return self.take_in_arenas(request, None, |heap| heap.find_for(owner, request, is_own_first));
         };
-        let was_anyones = found.owner == ANYONE;
+        let was_unowned = found.owner == ANY_STREAM;
         let ptr = self.take_large(found, request);
-        Some(if was_anyones { Hit::Anyones(ptr) } else { Hit::Own(ptr) })
+        Some(if was_unowned { Ready::Unowned(ptr) } else { Ready::Own(ptr) })
     }
 
-    pub(crate) fn gather(&mut self, how: Gather) -> bool {
-        self.gather_from(None, how)
+    pub(crate) fn reclaim(&mut self, how: Reclaim) -> bool {
+        self.reclaim_from(None, how)
     }
 
-    pub(crate) fn gather_for(&mut self, request: Option<&Request>, how: Gather) -> bool {
-        self.gather_from(request.and_then(|request| self.only_arena(request)), how)
+    pub(crate) fn reclaim_for(&mut self, request: Option<&Request>, how: Reclaim) -> bool {
+        self.reclaim_from(request.and_then(|request| self.only_arena(request)), how)
     }
 
-    pub(crate) fn give(
+    pub(crate) fn free(
         &mut self,
         ptr: DevicePtr,
         layout: Layout,
@@ -467,9 +474,9 @@ impl Heaps {
         epoch: Epoch,
     ) -> Result<(), MisuseKind> {
         let Self { large, shared, .. } = self;
-        let entry = shared.directory.find(ptr.address());
+        let entry = shared.block_map.find(ptr.address());
         let Some(entry) = entry.filter(|entry| entry.requested() != 0) else {
-            return Err(self.blame(ptr.address()));
+            return Err(self.diagnose_invalid_free(ptr.address()));
         };
         if !shared.claim(entry, layout.bytes()) {
             return Err(match entry.requested() {
@@ -477,7 +484,7 @@ impl Heaps {
                 allocated_bytes => MisuseKind::WrongSize { allocated_bytes },
             });
         }
-        Self::give_back(large, shared, entry, owner, epoch);
+        Self::free_entry(large, shared, entry, owner, epoch);
         Ok(())
     }
 
@@ -495,10 +502,10 @@ impl Heaps {
     ) -> bool {
         let only = request.and_then(|request| self.only_arena(request));
         self.migrate_in(only, from, upto, to, epoch);
-        only.is_none() || !self.shared.arenas.are_many()
+        only.is_none() || !self.shared.arenas.are_contended()
     }
 
-    pub(crate) fn migrate_bite(
+    pub(crate) fn migrate_step(
         &mut self,
         from: Owner,
         upto: Epoch,
@@ -506,24 +513,24 @@ impl Heaps {
         epoch: Epoch,
         at: &mut Cursor,
     ) {
-        super::decay::migrate_bite(self, from, upto, to, epoch, at);
+        crate::pool::decay::migrate_step(self, from, upto, to, epoch, at);
     }
 
-    pub(crate) fn take_with_anyones(&mut self, owner: Owner, request: &Request) -> Option<DevicePtr> {
+    pub(crate) fn take_with_unowned(&mut self, owner: Owner, request: &Request) -> Option<DevicePtr> {
         let shared = Arc::clone(&self.shared);
         if self.is_small(request) {
             for (shard, mut arena) in shared.arenas.each_of(owner, self.only_arena(request)) {
                 if let Some((first, addr)) = arena.heap.find_run(owner, request) {
                     let chunk = arena.heap.take_run(first, addr, request.bytes);
-                    let block = shared.entered(Arenas::heap_id(shard), chunk, request);
-                    return Some(DevicePtr::new(arena.heap.enter(&shared.directory, block)));
+                    let block = shared.block_for(Arenas::heap_id(shard), chunk, request);
+                    return Some(DevicePtr::new(arena.heap.insert_block(&shared.block_map, block)));
                 }
             }
             // From the large heap it comes in a span.
             return None;
         }
-        let block = || shared.entered(LARGE, NIL, request);
-        self.large.take_with_anyones(owner, request, block, &shared.directory).map(DevicePtr::new)
+        let block = || shared.block_for(LARGE, NIL, request);
+        self.large.take_with_unowned(owner, request, block, &shared.block_map).map(DevicePtr::new)
     }
 
     pub(crate) fn free_bytes(&self, owner: Owner) -> u64 {
@@ -570,7 +577,7 @@ impl Heaps {
         let Large::Regions(heap) = &self.large else { return None };
         let region = heap.regions().iter().find(|region| region.base == base)?;
         let live = |chunk: &Chunk| {
-            let bytes = chunk.entry().map_or(0, Entry::requested);
+            let bytes = chunk.entry().map_or(0, BlockEntry::requested);
             (chunk.is_in_use() && bytes > 0).then_some(LiveBlock { address: chunk.addr, bytes })
         };
         Some(heap.region_chunks(region).filter_map(live).collect())
@@ -584,7 +591,7 @@ impl Heaps {
         }
         self.next_region = self.next_region.saturating_mul(2);
         self.peak_bytes_reserved = self.peak_bytes_reserved.max(self.large.bytes_reserved());
-        self.set_keep_bytes();
+        self.set_cache_limits();
     }
 
     pub(crate) fn remove_free_region(&mut self) -> Option<(DevicePtr, u64)> {
@@ -598,22 +605,22 @@ impl Heaps {
         regions.into_iter().map(|region| (DevicePtr::new(region.base), region.bytes)).collect()
     }
 
-    pub(crate) fn totals(&self) -> StoreTotals {
-        let mut totals = StoreTotals {
+    pub(crate) fn totals(&self) -> PoolTotals {
+        let mut totals = PoolTotals {
             bytes_reserved: self.large.bytes_reserved(),
             peak_bytes_reserved: self.peak_bytes_reserved.max(self.large.peak_bytes_reserved()),
             bytes_beyond_slack: self.large.bytes_beyond_slack(),
             blocks_free: self.large.blocks_free(),
             regions: self.large.regions() as u64,
-            ..StoreTotals::default()
+            ..PoolTotals::default()
         };
         for (_, arena) in self.shared.arenas.each() {
             totals.blocks_free += arena.heap.blocks_free;
         }
         // Threads go on meanwhile: what one took and another gave back may be counted by half.
         let (mut live, mut requested, mut blocks_held, mut blocks) = (0, 0, 0, 0);
-        self.shared.caches.each(|cache| {
-            let thread = cache.counts.totals();
+        self.shared.thread_caches.each(|thread_cache| {
+            let thread = thread_cache.counts.totals();
             live += thread.live_bytes;
             requested += thread.live_requested;
             blocks_held += thread.blocks_held as i64;
@@ -622,12 +629,12 @@ impl Heaps {
             totals.completed += thread.completed;
             totals.deallocations += thread.deallocations;
         });
-        let saved = self.shared.saved_by_odd.load(Ordering::Relaxed);
+        let saved = self.shared.saved_by_exact_size.load(Ordering::Relaxed);
         totals.bytes_in_use = (live.max(0) as u64).saturating_sub(saved);
         totals.bytes_requested = (requested.max(0) as u64).min(totals.bytes_in_use);
         totals.blocks_in_use = blocks.max(0) as u64;
         totals.blocks_free += blocks_held.max(0) as u64;
-        totals.peak_bytes_in_use = self.shared.caches.peak_bytes().max(live).max(0) as u64;
+        totals.peak_bytes_in_use = self.shared.thread_caches.peak_bytes().max(live).max(0) as u64;
         totals
     }
 
@@ -640,10 +647,10 @@ impl Heaps {
     }
 
     pub(crate) fn shortage(&mut self, request: &Request, room: &Room) -> Shortage {
-        super::shortage::shortage(self, request, room)
+        crate::pool::oom_advice::shortage(self, request, room)
     }
 
     pub(crate) fn validate(&self) {
-        super::validate::validate(self);
+        crate::pool::validate::validate(self);
     }
 }

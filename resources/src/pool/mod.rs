@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  a thread's call on a stream
-//!    │ 1  front    blocks of this size that the stream gave back on this thread   no lock   front, thread
+//!    │ 1  stream cache    blocks of this size that the stream gave back on this thread   no lock   stream cache, thread
 //!    │ 2  arena    small blocks, in spans                                         its lock  arena, heap
 //!    │ 3  core     large blocks and spans; the reuse ladder between streams       one lock  heaps, ordered
 //!    ▼ 4  upstream, or pages that the pool maps itself                             no lock   large, pages
@@ -14,44 +14,34 @@
 //!                                                  └ a heap of its own, of small chunks
 //! ```
 //!
-//! Read it in this order: [`PoolMemoryResource`], which is the way of a call; `front` and `thread`; `heap`,
-//! with `chunk` and `bins` below it; `arena` and `heaps`; `directory` (address to block);
-//! [`ordered`](crate::ordered) (for whom blocks are free); `keep` (how much fronts may keep), `decay` (what
+//! Read it in this order: [`PoolMemoryResource`], which is the way of a call; `stream_cache` and `thread`; `heap`,
+//! with `chunk` and `bins` below it; `arena` and `heaps`; `block_map` (address to block);
+//! [`central`](crate::pool::central) (for whom blocks are free); `keep` (how much stream caches may keep), `decay` (what
 //! goes back while the pool is idle), `shortage` (what would have helped, where memory is out).
 //!
-//! A block that is given back goes to the front first, where neighbours do not join. Before the pool takes
-//! more memory, everything is gathered: fronts are drained, neighbours join, and whole spans go back to the
+//! A block that is given back goes to the stream cache first, where neighbours do not join. Before the pool takes
+//! more memory, everything is reclaimed: stream caches are flushed, neighbours join, and whole spans go back to the
 //! core. (For a small request, from its own arena only, unless memory is short. Where threads meet, what they
 //! keep is left to them unless it is much.)
 
-mod arena;
-mod bins;
-mod chunk;
-mod classes;
+pub(crate) mod arena;
+pub(crate) mod cache;
+pub(crate) mod central;
 mod decay;
 mod diagnose;
-mod directory;
-mod errand;
-mod front;
-mod gather;
+mod exact_size;
 mod handle;
-mod heap;
 mod heaps;
-mod keep;
-mod large;
-mod odd;
+mod oom_advice;
+mod oom_map;
 mod options;
-mod owners;
-mod pages;
-mod peak;
 mod peers;
-mod report;
-mod shortage;
-mod slabs;
+pub(crate) mod protocol;
+mod reclaim;
 mod slack;
+mod task;
 #[cfg(test)]
 mod tests;
-mod thread;
 mod validate;
 
 use std::fmt;
@@ -65,32 +55,35 @@ use millpond_core::{
     LiveBlock, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, is_same,
 };
 
-pub use decay::Decay;
-pub(crate) use errand::PoolErrand;
-pub use handle::Pool;
-pub(crate) use heaps::{FixedBlocks, Heaps};
-pub(crate) use options::ENTRY;
-pub use options::{PagesMode, PoolLayer, PoolOptions};
 #[cfg(unix)]
-pub(crate) use pages::Part;
-pub use peers::{PeerList, Peers, Share};
-pub use slack::Slack;
+pub(crate) use crate::backing::paged::Part;
+pub use crate::pool::decay::Decay;
+pub use crate::pool::handle::Pool;
+pub(crate) use crate::pool::heaps::{FixedBlocks, Heaps};
+pub(crate) use crate::pool::options::ENTRY;
+pub use crate::pool::options::{PagesMode, PoolLayer, PoolOptions};
+pub use crate::pool::peers::{PeerList, Peers, Share};
+pub use crate::pool::slack::Slack;
+pub(crate) use crate::pool::task::Task;
 
-use crate::lock::QuickGuard;
-use crate::ordered::{ANYONE, Gather, Ordered, Request};
+use crate::block_map::BlockEntry;
+use crate::heap::request::Request;
+use crate::heap::size_class::LARGEST_SMALL;
+use crate::pool::arena::{Arena, Arenas, Shard, Visit};
+use crate::pool::cache::stream_cache::{StreamCache, add};
+use crate::pool::cache::thread_cache::{self, Lease, PoolId};
+use crate::pool::central::Central;
+use crate::pool::decay::{DecayHandle, PoolDecay};
+use crate::pool::heaps::Shared;
+use crate::pool::protocol::Reclaim;
 use crate::process;
-use arena::{Arena, Arenas, Shard, Visit};
-use classes::LARGEST_SMALL;
-use decay::{Member, PoolDecay};
-use directory::Entry;
-use front::{Front, add};
-use heaps::Shared;
-use thread::{Lease, PoolId};
+use crate::stream_order::ANY_STREAM;
+use crate::sync::spin_lock::SpinGuard;
 
 /// A pool: takes large regions from upstream and hands out blocks of them, in stream order.
 ///
-/// A block given back on a stream is had again by that stream without any driver call. What happens when the
-/// stream has none that fits is in [`ordered`](crate::ordered). The pool starts with
+/// A block freed on a stream is had again by that stream without any driver call. What happens when the
+/// stream has none that fits is in [`central`](crate::pool::central). The pool starts with
 /// [`initial_bytes`](PoolOptions::initial_bytes) and grows in regions that double, up to an eighth of what it
 /// holds; where upstream refuses, it asks for less, down to the request itself. Regions that are free from
 /// end to end go back on [`trim`](DeviceMemoryResource::trim), and by themselves before the pool is out of
@@ -122,12 +115,12 @@ use thread::{Lease, PoolId};
 pub struct PoolMemoryResource<R: DeviceMemoryResource> {
     id: PoolId,
     shared: Arc<Shared>,
-    ordered: Ordered<R>,
+    central: Central<R>,
     options: PoolOptions,
     /// The layer as text.
     layer: String,
     /// Dropped last: then its thread makes no more calls.
-    decay: Option<Member>,
+    decay: Option<DecayHandle>,
 }
 
 impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
@@ -158,42 +151,42 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let mut heaps = Heaps::new(options.maximum_bytes, pages, total, options.slack, fixed);
         heaps.large.set_backing(backing);
         let shared = Arc::clone(&heaps.shared);
-        let ordered = Ordered::new(upstream, heaps, options.reuse, &layer);
-        let time = options.decay.time()?.filter(|_| ordered.runs_errands());
+        let central = Central::new(upstream, heaps, options.reuse, &layer);
+        let time = options.decay.time()?.filter(|_| central.maps_pages());
         let decay = time
             .map(|time| {
-                PoolDecay::new(ordered.core(), &shared, ordered.driver(), time, options.initial_bytes)
+                PoolDecay::new(central.core(), &shared, central.driver(), time, options.initial_bytes)
             })
-            .map(Member::new);
-        let pool = Self { id: NEXT.fetch_add(1, Ordering::Relaxed), shared, ordered, options, layer, decay };
+            .map(DecayHandle::new);
+        let pool = Self { id: NEXT.fetch_add(1, Ordering::Relaxed), shared, central, options, layer, decay };
         if options.initial_bytes > 0 {
             let what =
                 if fixed.is_some() { "taking the first blocks" } else { "taking the pool's initial size" };
-            pool.ordered.reserve(options.initial_bytes).map_err(|error| error.context(what))?;
+            pool.central.reserve(options.initial_bytes).map_err(|error| error.context(what))?;
         }
         Ok(pool)
     }
 
     /// Bytes held from upstream, in use and free.
     pub fn pool_bytes(&self) -> u64 {
-        self.ordered.inspect(|heaps| heaps.large.bytes_reserved())
+        self.central.inspect(|heaps| heaps.large.bytes_reserved())
     }
 
     /// How many streams the pool knows; those without free blocks are forgotten as others come.
     pub fn known_streams(&self) -> usize {
-        self.ordered.streams()
+        self.central.streams()
     }
 
     /// Whether the pool maps physical memory itself: see [`PagesMode`].
     pub fn maps_pages(&self) -> bool {
-        self.ordered.runs_errands()
+        self.central.maps_pages()
     }
 
     /// The other devices that may use the pool's memory because the pool says so; see [`Peers`]. Memory of a
     /// pool that [maps no pages](Self::maps_pages) is plain memory, which others may use once they enabled
     /// peer access.
     pub fn peers(&self) -> Vec<DeviceId> {
-        self.ordered.inspect(|heaps| heaps.large.peers())
+        self.central.inspect(|heaps| heaps.large.peers())
     }
 
     /// Lets another device use the pool's memory: what is mapped now, and what will be. Takes about as long
@@ -204,7 +197,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     /// memory; [`Unsupported`](millpond_core::ErrorKind::Unsupported) where the pool maps no pages; what the
     /// driver reports.
     pub fn add_peer(&self, device: DeviceId) -> Result<()> {
-        let driver = self.ordered.driver();
+        let driver = self.central.driver();
         let add = || {
             if !self.maps_pages() {
                 return Err(Error::new(
@@ -217,7 +210,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
                 return Ok(());
             }
             peers::check(device, &**driver)?;
-            self.ordered.add_peer(device)
+            self.central.add_peer(device)
         };
         add().map_err(|error| error.in_stack(self))
     }
@@ -238,32 +231,32 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
                     "the pool's memory was not made to be exported; build it with share=fd",
                 ));
             }
-            let entry = self.shared.directory.find(ptr.address());
+            let entry = self.shared.block_map.find(ptr.address());
             if bytes == 0 || entry.is_none_or(|entry| entry.requested() != bytes) {
                 return Err(Error::invalid_argument(format!(
                     "{ptr} is no block of {bytes} bytes that this pool handed out; pass what `allocate` was \
                      asked for and returned"
                 )));
             }
-            let parts = self.ordered.inspect(|heaps| heaps.large.physical_of(ptr.address(), bytes));
-            crate::share::ExportedBlock::new(self.ordered.driver(), &parts)
+            let parts = self.central.inspect(|heaps| heaps.large.physical_of(ptr.address(), bytes));
+            crate::share::ExportedBlock::new(self.central.driver(), &parts)
         };
         export().map_err(|error| error.in_stack(self))
     }
 
     /// Gives all regions back to upstream that are free from end to end, and returns their bytes. For a
     /// request on a stream that captures a graph, only those that are known to be done.
-    pub(crate) fn give_back_regions(&self, request: Option<StreamRef>) -> Result<u64> {
+    pub(crate) fn release_regions(&self, request: Option<StreamRef>) -> Result<u64> {
         let may_wait = match request {
-            Some(stream) => !self.ordered.is_capturing(stream)?,
+            Some(stream) => !self.central.is_capturing(stream)?,
             None => true,
         };
-        self.ordered.give_back_regions(0, may_wait).map_err(|error| error.in_stack(self))
+        self.central.release_regions(0, may_wait).map_err(|error| error.in_stack(self))
     }
 
     /// The blocks that are handed out of the region that starts at `base`, if one does.
     pub(crate) fn live_in(&self, base: u64) -> Option<Vec<LiveBlock>> {
-        self.ordered.inspect(|heaps| heaps.live_in(base))
+        self.central.inspect(|heaps| heaps.live_in(base))
     }
 
     /// The options, rounded.
@@ -281,7 +274,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     /// # Errors
     /// What the driver reports. What went back before the error stays given back.
     pub fn decay_step(&self, now: Duration) -> Result<u64> {
-        let step = |decay: &Member| decay.decay().step(now).map_err(|error| error.in_stack(self));
+        let step = |decay: &DecayHandle| decay.decay().step(now).map_err(|error| error.in_stack(self));
         self.decay.as_ref().map_or(Ok(0), step)
     }
 
@@ -292,115 +285,115 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     /// # Panics
     /// Where an invariant does not hold: that is a bug of the pool.
     pub fn validate(&self) {
-        self.ordered.validate();
+        self.central.validate();
     }
 }
 
 /// The way of a call.
 impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
-    /// The calling thread's front for a stream, if it was used lately and may be used now.
+    /// The calling thread's stream cache for a stream, if it was used lately and may be used now.
     #[inline]
-    fn front(&self, stream: StreamRef) -> Option<&Front> {
-        let front = thread::front(self.id, stream.id())?;
-        // SAFETY: the front is in this thread's cache of this pool, where it stays until the thread adds
+    fn stream_cache(&self, stream: StreamRef) -> Option<&StreamCache> {
+        let stream_cache = thread_cache::stream_cache(self.id, stream.id())?;
+        // SAFETY: the stream cache is in this thread's cache of this pool, where it stays until the thread adds
         // another, which no call does while it has this one.
-        let front = unsafe { &*front };
-        (!front.stream.is_wanted() && !self.ordered.health.is_lost()).then_some(front)
+        let stream_cache = unsafe { &*stream_cache };
+        (!stream_cache.stream.is_record_requested() && !self.central.health.is_lost()).then_some(stream_cache)
     }
 
-    /// A block from the front.
+    /// A block from the stream cache.
     #[inline]
-    fn pop(&self, front: &Front, layout: Layout) -> Option<DevicePtr> {
+    fn pop(&self, stream_cache: &StreamCache, layout: Layout) -> Option<DevicePtr> {
         let bytes = layout.bytes();
         if layout.alignment() > ALLOCATION_ALIGNMENT || bytes == 0 {
             return None;
         }
         let rounded = self.shared.block_bytes(bytes);
-        let held = front.pop(bytes, rounded)?;
+        let held = stream_cache.pop(bytes, rounded)?;
         if held.is_beyond {
-            self.shared.caches.settle(&front.thread);
+            self.shared.thread_caches.settle(&stream_cache.thread);
         }
         held.entry.set_requested(bytes);
         Some(DevicePtr::new(held.addr))
     }
 
-    /// Puts a small block into the front, if it is one and there is room.
+    /// Puts a small block into the stream cache, if it is one and there is room.
     #[inline]
-    fn push(&self, front: &Front, ptr: DevicePtr, entry: &Entry, bytes: u64) -> bool {
+    fn push(&self, stream_cache: &StreamCache, ptr: DevicePtr, entry: &BlockEntry, bytes: u64) -> bool {
         let rounded = self.shared.block_bytes(bytes);
-        if bytes == 0 || rounded > LARGEST_SMALL || !entry.may_be_kept(bytes) {
+        if bytes == 0 || rounded > LARGEST_SMALL || !entry.is_cacheable(bytes) {
             return false;
         }
         let room = self.shared.limits.keep_bytes.load(Ordering::Relaxed);
-        let fits = front.thread.small_bytes_held() + rounded <= room;
+        let fits = stream_cache.thread.small_bytes_held() + rounded <= room;
         let class_room = self.shared.limits.keep_of_class.load(Ordering::Relaxed);
-        fits && front.push(ptr.address(), bytes, rounded, entry, class_room)
+        fits && stream_cache.push(ptr.address(), bytes, rounded, entry, class_room)
     }
 
-    /// Puts a large block into the front; the one before goes back.
-    fn push_large(&self, front: &Front, ptr: DevicePtr, entry: &Entry, bytes: u64) -> bool {
+    /// Puts a large block into the stream cache; the one before goes back.
+    fn push_large(&self, stream_cache: &StreamCache, ptr: DevicePtr, entry: &BlockEntry, bytes: u64) -> bool {
         let most = self.shared.limits.keep_large.load(Ordering::Relaxed);
         let rounded = self.shared.block_bytes(bytes);
-        if bytes == 0 || rounded <= LARGEST_SMALL || rounded > most || !entry.may_be_kept(bytes) {
+        if bytes == 0 || rounded <= LARGEST_SMALL || rounded > most || !entry.is_cacheable(bytes) {
             return false;
         }
-        self.give_up_large(front);
-        front.push_large(ptr.address(), bytes, rounded, entry);
+        self.evict_large(stream_cache);
+        stream_cache.push_large(ptr.address(), bytes, rounded, entry);
         true
     }
 
-    /// Gives the large block that the front has back to all.
-    fn give_up_large(&self, front: &Front) {
-        if let Some(entry) = front.give_up_large() {
-            self.ordered.with_store(|heaps| _ = heaps.give_kept(entry, &front.stream));
+    /// Gives the large block that the stream cache has back to all.
+    fn evict_large(&self, stream_cache: &StreamCache) {
+        if let Some(entry) = stream_cache.evict_large() {
+            self.central.with_heaps(|heaps| _ = heaps.free_cached(entry, &stream_cache.stream));
         }
     }
 
     /// A block from the thread's arena, for a small request.
-    fn take_in_arena(&self, front: &Front, layout: Layout) -> Option<DevicePtr> {
+    fn take_in_arena(&self, stream_cache: &StreamCache, layout: Layout) -> Option<DevicePtr> {
         let bytes = layout.bytes();
         let most = self.shared.largest_in_arena();
         if bytes == 0 || bytes > most || layout.alignment() > ALLOCATION_ALIGNMENT {
             return None;
         }
         let request = Request { bytes: self.shared.block_bytes(bytes), ..Request::new(layout)? };
-        let thread = &front.thread;
+        let thread = &stream_cache.thread;
         thread.takes(request.bytes);
-        let (shard, mut arena) = self.lock_arena(front);
-        let Some(chunk) = arena.heap.find_for(front.stream.owner, &request, false) else {
+        let (shard, mut arena) = self.lock_arena(stream_cache);
+        let Some(chunk) = arena.heap.find_for(stream_cache.stream.owner, &request, false) else {
             thread.took_none(request.bytes);
             return None;
         };
-        let was_anyones = arena.heap.chunk(chunk).owner() == ANYONE;
+        let was_unowned = arena.heap.chunk(chunk).owner() == ANY_STREAM;
         let ptr = self.shared.take(shard, &mut arena, chunk, &request);
         drop(arena);
-        add(if was_anyones { &thread.completed } else { &thread.own_stream }, 1);
+        add(if was_unowned { &thread.completed } else { &thread.own_stream }, 1);
         thread.took(request.bytes, layout.bytes());
         if thread.is_beyond() {
-            self.shared.caches.settle(thread);
+            self.shared.thread_caches.settle(thread);
         }
         Some(ptr)
     }
 
     /// The thread's arena: another one from now on, if the thread shares it with others at the same time, or
     /// if it is new where threads do.
-    fn lock_arena(&self, front: &Front) -> (Shard, QuickGuard<'_, Arena>) {
-        let (arenas, meetings) = (&self.shared.arenas, &front.thread.meetings);
-        let mut shard = front.thread.shard.load(Ordering::Relaxed);
-        if meetings.is_first() && arenas.are_many() {
-            shard = self.move_from(shard, front);
+    fn lock_arena(&self, stream_cache: &StreamCache) -> (Shard, SpinGuard<'_, Arena>) {
+        let (arenas, contention) = (&self.shared.arenas, &stream_cache.thread.contention);
+        let mut shard = stream_cache.thread.shard.load(Ordering::Relaxed);
+        if contention.is_first() && arenas.are_contended() {
+            shard = self.move_from(shard, stream_cache);
         }
         let mut arena = arenas.try_lock(shard).unwrap_or_else(|| {
-            meetings.found_locked();
+            contention.found_locked();
             arenas.lock(shard)
         });
-        let me = ptr::from_ref(&*front.thread).addr();
+        let me = ptr::from_ref(&*stream_cache.thread).addr();
         let was_others = std::mem::replace(&mut arena.taker, me) != me;
-        if !meetings.are_many(was_others) {
+        if !contention.are_contended(was_others) {
             return (shard, arena);
         }
         drop(arena);
-        let shard = self.move_from(shard, front);
+        let shard = self.move_from(shard, stream_cache);
         let mut arena = arenas.lock(shard);
         arena.taker = me;
         (shard, arena)
@@ -408,198 +401,216 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
 
     /// Gives the thread an arena that fewer use, if there is one.
     #[cold]
-    fn move_from(&self, shard: Shard, front: &Front) -> Shard {
-        let shard = self.shared.arenas.next(shard, &self.shared.caches.users_of_arenas());
-        front.thread.shard.store(shard, Ordering::Relaxed);
+    fn move_from(&self, shard: Shard, stream_cache: &StreamCache) -> Shard {
+        let shard = self.shared.arenas.next(shard, &self.shared.thread_caches.users_of_arenas());
+        stream_cache.thread.shard.store(shard, Ordering::Relaxed);
         shard
     }
 
-    /// The calling thread's front for a stream, made when the stream is used often, if it may be used now.
-    fn front_or_new(&self, cache: &Lease, stream: StreamRef) -> Option<&Front> {
-        let front = if cache.is_kept() { self.front_of(cache, stream)? } else { return None };
-        // SAFETY: as in `front`: this call adds no other from here on.
-        let front = unsafe { &*front };
-        (!front.stream.is_wanted() && !self.ordered.health.is_lost()).then_some(front)
+    /// The calling thread's stream cache for a stream, made when the stream is used often, if it may be used now.
+    fn stream_cache_or_new(&self, thread_cache: &Lease, stream: StreamRef) -> Option<&StreamCache> {
+        let stream_cache =
+            if thread_cache.is_kept() { self.stream_cache_of(thread_cache, stream)? } else { return None };
+        // SAFETY: as in `stream_cache`: this call adds no other from here on.
+        let stream_cache = unsafe { &*stream_cache };
+        (!stream_cache.stream.is_record_requested() && !self.central.health.is_lost()).then_some(stream_cache)
     }
 
-    /// The way past the front, for a thread that has one.
+    /// The way past the stream cache, for a thread that has one.
     #[inline(never)]
-    fn allocate_past(&self, front: &Front, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
-        if let Some(ptr) = self.take_in_arena(front, layout) {
+    fn allocate_past_cache(
+        &self,
+        stream_cache: &StreamCache,
+        layout: Layout,
+        stream: StreamRef,
+    ) -> Result<DevicePtr> {
+        if let Some(ptr) = self.take_in_arena(stream_cache, layout) {
             return Ok(ptr);
         }
         if layout.bytes() > LARGEST_SMALL {
             // It may be beside what is free, or serve.
-            self.give_up_large(front);
+            self.evict_large(stream_cache);
         }
-        let shard = front.thread.shard.load(Ordering::Relaxed);
+        let shard = stream_cache.thread.shard.load(Ordering::Relaxed);
         let ptr = self
-            .ordered
-            .allocate(layout, stream, shard, Some(&front.stream))
+            .central
+            .allocate(layout, stream, shard, Some(&stream_cache.stream))
             .map_err(|error| error.in_stack(self))?;
         if !ptr.is_null() {
-            self.shared.count(&front.thread, layout.bytes());
+            self.shared.count(&stream_cache.thread, layout.bytes());
         }
         Ok(ptr)
     }
 
     #[inline(never)]
-    fn allocate_without(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
-        let cache = self.shared.caches.mine(self.id);
-        if let Some(front) = self.front_or_new(&cache, stream) {
-            return self.pop(front, layout).map_or_else(|| self.allocate_past(front, layout, stream), Ok);
+    fn allocate_without_cache(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        let thread_cache = self.shared.thread_caches.my_cache(self.id);
+        if let Some(stream_cache) = self.stream_cache_or_new(&thread_cache, stream) {
+            return self
+                .pop(stream_cache, layout)
+                .map_or_else(|| self.allocate_past_cache(stream_cache, layout, stream), Ok);
         }
-        let shard = cache.counts.shard.load(Ordering::Relaxed);
-        let ptr = self.ordered.allocate(layout, stream, shard, None).map_err(|error| error.in_stack(self))?;
+        let shard = thread_cache.counts.shard.load(Ordering::Relaxed);
+        let ptr = self.central.allocate(layout, stream, shard, None).map_err(|error| error.in_stack(self))?;
         if !ptr.is_null() {
-            self.shared.count(&cache.counts, layout.bytes());
+            self.shared.count(&thread_cache.counts, layout.bytes());
         }
         Ok(ptr)
     }
 
-    /// The way past the front, for a thread that has one.
+    /// The way past the stream cache, for a thread that has one.
     #[inline(never)]
-    fn deallocate_past(
+    fn deallocate_past_cache(
         &self,
-        front: &Front,
+        stream_cache: &StreamCache,
         ptr: DevicePtr,
-        entry: Option<&Entry>,
+        entry: Option<&BlockEntry>,
         layout: Layout,
         stream: StreamRef,
     ) {
         let bytes = layout.bytes();
-        if front.thread.is_time_to_look() {
-            self.ordered.with_store(|heaps| heaps.set_keep_bytes());
+        if stream_cache.thread.is_time_to_look() {
+            self.central.with_heaps(|heaps| heaps.set_cache_limits());
         }
-        let is_given =
-            |entry| self.push_large(front, ptr, entry, bytes) || self.give_past(front, entry, bytes);
+        let is_given = |entry| {
+            self.push_large(stream_cache, ptr, entry, bytes)
+                || self.free_past_cache(stream_cache, entry, bytes)
+        };
         if ptr.is_null() || entry.is_some_and(is_given) {
             return;
         }
-        if self.ordered.deallocate(ptr, layout, stream, self) {
-            self.shared.count_back(&front.thread, bytes);
+        if self.central.deallocate(ptr, layout, stream, self) {
+            self.shared.count_back(&stream_cache.thread, bytes);
         }
     }
 
     #[inline(never)]
-    fn deallocate_without(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+    fn deallocate_without_cache(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         if ptr.is_null() {
             return;
         }
-        let cache = self.shared.caches.mine(self.id);
-        if let Some(front) = self.front_or_new(&cache, stream) {
-            self.deallocate_with(front, ptr, layout, stream);
-        } else if self.ordered.deallocate(ptr, layout, stream, self) {
-            self.shared.count_back(&cache.counts, layout.bytes());
+        let thread_cache = self.shared.thread_caches.my_cache(self.id);
+        if let Some(stream_cache) = self.stream_cache_or_new(&thread_cache, stream) {
+            self.deallocate_through_cache(stream_cache, ptr, layout, stream);
+        } else if self.central.deallocate(ptr, layout, stream, self) {
+            self.shared.count_back(&thread_cache.counts, layout.bytes());
         }
     }
 
-    /// The way of a block that is given back on a stream that the thread has a front for.
+    /// The way of a block that is freed on a stream that the thread has a stream cache for.
     #[inline]
-    fn deallocate_with(&self, front: &Front, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
-        let entry = self.shared.directory.find(ptr.address());
-        if !entry.is_some_and(|entry| self.push(front, ptr, entry, layout.bytes())) {
-            self.deallocate_past(front, ptr, entry, layout, stream);
+    fn deallocate_through_cache(
+        &self,
+        stream_cache: &StreamCache,
+        ptr: DevicePtr,
+        layout: Layout,
+        stream: StreamRef,
+    ) {
+        let entry = self.shared.block_map.find(ptr.address());
+        if !entry.is_some_and(|entry| self.push(stream_cache, ptr, entry, layout.bytes())) {
+            self.deallocate_past_cache(stream_cache, ptr, entry, layout, stream);
         }
     }
 
     /// Gives a block back to its heap, if it is handed out with this size.
-    fn give_past(&self, front: &Front, entry: &Entry, bytes: u64) -> bool {
+    fn free_past_cache(&self, stream_cache: &StreamCache, entry: &BlockEntry, bytes: u64) -> bool {
         if bytes == 0 || !self.shared.claim(entry, bytes) {
             return false;
         }
-        self.shared.count_back(&front.thread, bytes);
+        self.shared.count_back(&stream_cache.thread, bytes);
         match Arenas::shard(entry.block().0) {
-            Some(_) => self.give_to_arena(front, entry, bytes),
-            None => self.ordered.with_store(|heaps| _ = heaps.give_kept(entry, &front.stream)),
+            Some(_) => self.free_to_arena(stream_cache, entry, bytes),
+            None => self.central.with_heaps(|heaps| _ = heaps.free_cached(entry, &stream_cache.stream)),
         }
         true
     }
 
-    /// Gives a small block back to its arena, and what the front has of the same size: one visit for many.
-    fn give_to_arena(&self, front: &Front, entry: &Entry, bytes: u64) {
-        let (owner, epoch) = (front.stream.owner, front.stream.epoch());
+    /// Gives a small block back to its arena, and what the stream cache has of the same size: one visit for many.
+    fn free_to_arena(&self, stream_cache: &StreamCache, entry: &BlockEntry, bytes: u64) {
+        let (owner, epoch) = (stream_cache.stream.owner, stream_cache.stream.epoch());
         let mut visit = Visit::new(&self.shared.arenas);
-        visit.give(entry, owner, epoch);
+        visit.free(entry, owner, epoch);
         let mut large = Vec::new();
         let rounded = self.shared.block_bytes(bytes);
         if rounded <= LARGEST_SMALL {
-            front.give_up_half(rounded, |entry| {
-                large.extend(visit.give(entry, owner, epoch));
+            stream_cache.evict_half(rounded, |entry| {
+                large.extend(visit.free(entry, owner, epoch));
             });
         }
         let has_excess = visit.has_excess();
         drop(visit);
         if has_excess || !large.is_empty() {
-            self.ordered.with_store(|heaps| {
-                large.iter().for_each(|chunk| heaps.large.give(*chunk, owner, epoch));
+            self.central.with_heaps(|heaps| {
+                large.iter().for_each(|chunk| heaps.large.free(*chunk, owner, epoch));
                 heaps.take_spans_back();
             });
         }
     }
 
-    /// The thread's front for a stream, made when the stream is used often.
-    fn front_of(&self, cache: &Lease, stream: StreamRef) -> Option<*const Front> {
-        if let Some(front) = cache.front(self.id, stream.id()) {
-            return Some(front);
+    /// The thread's stream cache for a stream, made when the stream is used often.
+    fn stream_cache_of(&self, thread_cache: &Lease, stream: StreamRef) -> Option<*const StreamCache> {
+        if let Some(stream_cache) = thread_cache.stream_cache(self.id, stream.id()) {
+            return Some(stream_cache);
         }
-        let cell = self.ordered.stream_cell(stream)?;
-        let front = Front::new(stream.id(), cell, Arc::clone(&cache.counts));
-        let (front, others) = cache.add(self.id, front);
-        self.ordered.with_store(|heaps| others.iter().for_each(|front| _ = heaps.drain(front, Gather::All)));
-        Some(front)
+        let cell = self.central.stream_cell(stream)?;
+        let stream_cache = StreamCache::new(stream.id(), cell, Arc::clone(&thread_cache.counts));
+        let (stream_cache, others) = thread_cache.add(self.id, stream_cache);
+        self.central.with_heaps(|heaps| {
+            others.iter().for_each(|stream_cache| _ = heaps.flush(stream_cache, Reclaim::All))
+        });
+        Some(stream_cache)
     }
 }
 
 impl<R: DeviceMemoryResource> Drop for PoolMemoryResource<R> {
     fn drop(&mut self) {
-        if self.ordered.is_copy() {
+        if self.central.is_copy() {
             return process::leave(&self.shared);
         }
-        self.shared.caches.close();
+        self.shared.thread_caches.close();
     }
 }
 
 impl<R: DeviceMemoryResource> fmt::Display for PoolMemoryResource<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}+{}", self.ordered.upstream(), self.layer)
+        write!(f, "{}+{}", self.central.upstream(), self.layer)
     }
 }
 
 // SAFETY: chunks are disjoint pieces of upstream's regions, aligned as asked for (`Heap::take`); a chunk is
-// handed to a stream only if it belongs to it, or its owner's work is done or waited for (`Ordered`); regions
+// handed to a stream only if it belongs to it, or its owner's work is done or waited for (`Central`); regions
 // go back to upstream only when all work on them is done.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PoolMemoryResource<R> {
     #[inline]
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
-        match self.front(stream) {
-            Some(front) => match self.pop(front, layout) {
+        match self.stream_cache(stream) {
+            Some(stream_cache) => match self.pop(stream_cache, layout) {
                 Some(ptr) => Ok(ptr),
-                None => self.allocate_past(front, layout, stream),
+                None => self.allocate_past_cache(stream_cache, layout, stream),
             },
-            None => self.allocate_without(layout, stream),
+            None => self.allocate_without_cache(layout, stream),
         }
     }
 
     #[inline]
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
-        match self.front(stream) {
-            Some(front) => self.deallocate_with(front, ptr, layout, stream),
-            None => self.deallocate_without(ptr, layout, stream),
+        match self.stream_cache(stream) {
+            Some(stream_cache) => self.deallocate_through_cache(stream_cache, ptr, layout, stream),
+            None => self.deallocate_without_cache(ptr, layout, stream),
         }
     }
 
     fn driver(&self) -> &DriverHandle {
-        self.ordered.driver()
+        self.central.driver()
     }
 
     fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
-        Some(self.ordered.upstream())
+        Some(self.central.upstream())
     }
 
     fn memory_info(&self) -> Result<MemoryInfo> {
-        self.ordered.memory_info()
+        self.central.memory_info()
     }
 
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
@@ -611,11 +622,11 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PoolMemoryResource
     }
 
     fn statistics(&self) -> Option<ResourceStatistics> {
-        Some(self.ordered.statistics())
+        Some(self.central.statistics())
     }
 
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        self.ordered.trim(keep_bytes).map_err(|error| error.in_stack(self))
+        self.central.trim(keep_bytes).map_err(|error| error.in_stack(self))
     }
 
     fn provide(&self, traits: &mut Traits) {

@@ -9,10 +9,11 @@ use millpond_core::{
     format_bytes,
 };
 
-use super::pages::Backing;
-use super::{Decay, Peers, PoolMemoryResource, Share, Slack};
+use crate::backing::paged::Backing;
 use crate::driver_memory::{CudaMemoryResource, ManagedMemoryResource};
-use crate::ordered::{LARGEST_REQUEST, Reuse};
+use crate::heap::request::LARGEST_REQUEST;
+use crate::pool::{Decay, Peers, PoolMemoryResource, Share, Slack};
+use crate::stream_order::Reuse;
 
 /// How `pool` is built from text.
 pub(crate) const ENTRY: LayerEntry = LayerEntry {

@@ -5,13 +5,13 @@ use std::str::FromStr;
 
 use millpond_core::{Error, Result};
 
-/// By how much the physical memory of a pool that maps [pages](super::PagesMode) may exceed its peak of live
+/// By how much the physical memory of a pool that maps [pages](crate::pool::PagesMode) may exceed its peak of live
 /// memory before the pool saves memory at the price of driver calls.
 ///
 /// The pool keeps to it with 3 driver calls for each thousand operations. Where that would cost more, it
 /// takes memory instead, up to 10 % over the peak of live memory, and counts it in
 /// [`bytes_beyond_slack`](millpond_core::ResourceStatistics::bytes_beyond_slack). What this does not bound
-/// is memory taken since stream order keeps blocks apart, or since no free memory could be put together.
+/// is memory taken since stream order keeps blocks apart, or since no free memory could be stitched.
 /// Pools over regions take no notice of it.
 ///
 /// In text, as a percentage with at most one decimal place: `slack=0.4%` (the default), `slack=5%`.

@@ -12,11 +12,13 @@ use millpond_driver::sim::{SimConfig, SimDevice};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 
-use super::arena::{ARENAS, Arenas};
-use super::heap::Heap;
-use super::{PagesMode, PoolLayer};
 use crate::CudaMemoryResource;
-use crate::ordered::{ANYONE, Epoch, Gather, Owner, Request};
+use crate::heap::Heap;
+use crate::heap::request::Request;
+use crate::pool::arena::{ARENAS, Arenas};
+use crate::pool::protocol::Reclaim;
+use crate::pool::{PagesMode, PoolLayer};
+use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 
 const OWNERS: Owner = 4;
 
@@ -71,9 +73,9 @@ proptest! {
     /// The heap against a map of what is handed out: nothing overlaps, every epoch is kept, all invariants
     /// hold.
     #[test]
-    fn heap_agrees_with_a_map(steps in steps(), is_alone in any::<bool>()) {
+    fn heap_agrees_with_a_map(steps in steps(), has_one_stream in any::<bool>()) {
         let mut heap = heap();
-        heap.is_alone = is_alone;
+        heap.has_one_stream = has_one_stream;
         let mut live: BTreeMap<u64, (u64, u32)> = BTreeMap::new();
         let (mut at, mut epoch) = (1u64 << 40, 0);
         for step in steps {
@@ -106,18 +108,18 @@ proptest! {
                     let block = live.iter().nth(index % live.len());
                     let (start, (bytes, id)) = block.map(|(a, b)| (*a, *b)).expect("not empty");
                     prop_assert_eq!((heap.chunk(id).addr, heap.chunk(id).bytes), (start, bytes));
-                    heap.give(id, owner, epoch);
+                    heap.free(id, owner, epoch);
                     live.remove(&start);
                 }
                 Step::Give { .. } => {}
                 Step::Migrate { from, to, back } if from != to => {
-                    heap.migrate(from, epoch.saturating_sub(back), to, if to == ANYONE { 0 } else { epoch });
+                    heap.migrate(from, epoch.saturating_sub(back), to, if to == ANY_STREAM { 0 } else { epoch });
                 }
                 Step::Migrate { .. } => {}
                 Step::Join { owner, bytes } => {
                     let request = request(bytes);
                     if let Some((first, addr)) = heap.find_run(owner, &request) {
-                        let free = |heap: &Heap| [owner, ANYONE].map(|owner| heap.free_bytes(owner));
+                        let free = |heap: &Heap| [owner, ANY_STREAM].map(|owner| heap.free_bytes(owner));
                         let before = free(&heap);
                         let id = heap.take_run(first, addr, request.bytes);
                         prop_assert_eq!((heap.chunk(id).addr, heap.chunk(id).bytes), (addr, request.bytes));
@@ -129,7 +131,7 @@ proptest! {
                     }
                 }
                 Step::Release => {
-                    while let Some((region, ..)) = heap.remove_free_region(|chunk| chunk.owner() == ANYONE) {
+                    while let Some((region, ..)) = heap.remove_free_region(|chunk| chunk.owner() == ANY_STREAM) {
                         prop_assert!(live.range(region.base..region.base + region.bytes).next().is_none());
                     }
                 }
@@ -162,26 +164,26 @@ proptest! {
 #[test]
 fn neighbours_of_different_streams_join_once_both_are_anyones() {
     let mut heap = heap();
-    heap.add_region(1 << 40, 2048, ANYONE, 0);
+    heap.add_region(1 << 40, 2048, ANY_STREAM, 0);
     let blocks: Vec<u32> = (0..2)
         .map(|_| {
-            let found = heap.find(ANYONE, 0, &request(1024)).expect("there is room");
+            let found = heap.find(ANY_STREAM, 0, &request(1024)).expect("there is room");
             heap.take(found, 1024, 256)
         })
         .collect();
-    heap.give(blocks[0], 1, 5);
-    heap.give(blocks[1], 2, 7);
+    heap.free(blocks[0], 1, 5);
+    heap.free(blocks[1], 2, 7);
     assert_eq!(heap.largest_free_block(), 1024);
-    heap.migrate(1, 4, ANYONE, 0);
-    assert_eq!(heap.free_bytes(ANYONE), 0, "epoch 5 is not covered by a point of epoch 4");
-    heap.migrate(1, 5, ANYONE, 0);
-    heap.migrate(2, 7, ANYONE, 0);
+    heap.migrate(1, 4, ANY_STREAM, 0);
+    assert_eq!(heap.free_bytes(ANY_STREAM), 0, "epoch 5 is not covered by a point of epoch 4");
+    heap.migrate(1, 5, ANY_STREAM, 0);
+    heap.migrate(2, 7, ANY_STREAM, 0);
     assert_eq!(heap.largest_free_block(), 2048);
     let (region, ..) = heap.remove_free_region(|_| true).expect("it is free");
     assert_eq!((region.base, region.bytes), (1 << 40, 2048));
 }
 
-/// What lies in another thread's arena, or in its fronts, of another stream, is had before memory is out.
+/// What lies in another thread's arena, or in its stream caches, of another stream, is had before memory is out.
 #[test]
 fn what_lies_in_other_arenas_is_had_before_memory_is_out() {
     const MOST: u64 = 128 << 20;
@@ -195,7 +197,7 @@ fn what_lies_in_other_arenas_is_had_before_memory_is_out() {
             pool.validate();
             blocks
         };
-        let give_back = |blocks: Vec<DevicePtr>, bytes: u64, stream: StreamRef| {
+        let free_entry = |blocks: Vec<DevicePtr>, bytes: u64, stream: StreamRef| {
             // SAFETY: they came from this pool with this size, and nothing uses them.
             blocks.into_iter().for_each(|ptr| unsafe { pool.deallocate_bytes(ptr, bytes, stream) });
         };
@@ -206,22 +208,22 @@ fn what_lies_in_other_arenas_is_had_before_memory_is_out() {
         let (stay, go): (Vec<_>, Vec<_>) = (0..).zip(blocks).partition(|(number, _)| number % 4 == 0);
         let blocks_of = |numbered: Vec<(u64, DevicePtr)>| numbered.into_iter().map(|(_, ptr)| ptr).collect();
         let gone = go.len() as u64 * 100_000;
-        give_back(blocks_of(go), 100_000, StreamRef::LEGACY);
+        free_entry(blocks_of(go), 100_000, StreamRef::LEGACY);
         // From now on this thread has another arena, as one that met others.
         let shard = pool.shared.arenas.next(0, &users(&[2]));
         assert_eq!(shard, 1);
-        pool.shared.caches.mine(pool.id).counts.shard.store(shard, Ordering::Relaxed);
+        pool.shared.thread_caches.my_cache(pool.id).counts.shard.store(shard, Ordering::Relaxed);
         let flags = millpond_core::driver::StreamFlags::NON_BLOCKING;
         let stream = pool.driver().stream_create(flags).expect("a stream");
         let blocks = allocate_all(50_000, stream);
         let second = blocks.len() as u64 * 50_000;
         assert!(second > gone / 10 * 9, "{pages:?}: {second} of {gone}");
-        give_back(blocks, 50_000, stream);
-        give_back(blocks_of(stay), 100_000, StreamRef::LEGACY);
+        free_entry(blocks, 50_000, stream);
+        free_entry(blocks_of(stay), 100_000, StreamRef::LEGACY);
     }
 }
 
-/// A point that is done serves a request of one arena, and then one of another, though its stream has new
+/// A recorded event that is done serves a request of one arena, and then one of another, though its stream has new
 /// work.
 #[test]
 fn a_point_that_is_done_serves_all_arenas() {
@@ -235,7 +237,8 @@ fn a_point_that_is_done_serves_all_arenas() {
         (0..count).map(|_| pool.allocate_bytes(BYTES, stream).expect("there is room")).collect()
     };
     let second = pool.shared.arenas.next(0, &users(&[2]));
-    let use_arena = |shard| pool.shared.caches.mine(pool.id).counts.shard.store(shard, Ordering::Relaxed);
+    let use_arena =
+        |shard| pool.shared.thread_caches.my_cache(pool.id).counts.shard.store(shard, Ordering::Relaxed);
     // In each arena the donor gives back every second block, so that no span is free.
     let free_in = |shard| {
         use_arena(shard);
@@ -243,7 +246,7 @@ fn a_point_that_is_done_serves_all_arenas() {
         let go: Vec<(u32, DevicePtr)> = blocks.filter(|(number, _)| number % 2 == 1).collect();
         // SAFETY: they came from this pool with this size, and nothing uses them.
         go.iter().for_each(|(_, ptr)| unsafe { pool.deallocate_bytes(*ptr, BYTES, donor) });
-        pool.ordered.with_store(|heaps| heaps.gather(Gather::Everything));
+        pool.central.with_heaps(|heaps| heaps.reclaim(Reclaim::Everything));
         go.into_iter().map(|(_, ptr)| ptr).collect::<Vec<_>>()
     };
     let free: [Vec<DevicePtr>; 2] = [free_in(0), free_in(second)];
@@ -291,9 +294,9 @@ fn taken_by_threads_apart(pages: PagesMode) -> u64 {
         for (seed, stream) in (1..).zip(&streams) {
             let (pool, turn, all_are_there, live) = (&pool, &turn, &all_are_there, &live);
             scope.spawn(move || {
-                let mine = turn.lock();
+                let my_cache = turn.lock();
                 live.fetch_add(replace_blocks(pool, *stream, seed), Ordering::Relaxed);
-                drop(mine);
+                drop(my_cache);
                 all_are_there.wait();
             });
         }
@@ -350,18 +353,18 @@ fn threads_in_arenas_of_their_own_take_little_more_than_they_use() {
 fn regions_that_lie_side_by_side_do_not_join() {
     let mut heap = heap();
     for region in 0..2 {
-        heap.add_region((1 << 40) + region * 2048, 2048, ANYONE, 0);
+        heap.add_region((1 << 40) + region * 2048, 2048, ANY_STREAM, 0);
     }
     let blocks: Vec<u32> = std::iter::from_fn(|| {
-        let found = heap.find(ANYONE, 0, &request(1024))?;
+        let found = heap.find(ANY_STREAM, 0, &request(1024))?;
         Some(heap.take(found, 1024, 256))
     })
     .collect();
     assert_eq!(blocks.len(), 4);
-    blocks.into_iter().for_each(|block| heap.give(block, ANYONE, 0));
+    blocks.into_iter().for_each(|block| heap.free(block, ANY_STREAM, 0));
     heap.validate();
     assert_eq!((heap.largest_free_block(), heap.regions_free), (2048, 2));
-    assert!(heap.find(ANYONE, 0, &request(4096)).is_none());
+    assert!(heap.find(ANY_STREAM, 0, &request(4096)).is_none());
 }
 
 /// Of equal blocks the one in the older region is taken, and of free regions the older one goes back,
@@ -372,9 +375,9 @@ fn places_do_not_depend_on_addresses() {
         let mut heap = heap();
         for base in bases {
             heap.next_number += 1;
-            heap.add_region(base, 4096, ANYONE, 0);
+            heap.add_region(base, 4096, ANY_STREAM, 0);
         }
-        let found = heap.find(ANYONE, 0, &request(1024)).expect("there is room");
+        let found = heap.find(ANY_STREAM, 0, &request(1024)).expect("there is room");
         assert_eq!(heap.chunk(found).addr, bases[0]);
         let (region, ..) = heap.remove_free_region(|_| true).expect("both are free");
         assert_eq!(region.base, bases[0]);

@@ -5,12 +5,12 @@ use std::sync::atomic::Ordering;
 
 use rustc_hash::FxHashMap;
 
-use super::arena::Arenas;
-use super::chunk::Chunk;
-use super::classes::{LARGEST_SMALL, rounded};
-use super::directory::Entry;
-use super::front::ThreadTotals;
-use super::heaps::{Heaps, LARGE};
+use crate::block_map::BlockEntry;
+use crate::heap::chunk::Chunk;
+use crate::heap::size_class::{LARGEST_SMALL, rounded};
+use crate::pool::arena::Arenas;
+use crate::pool::cache::stream_cache::ThreadTotals;
+use crate::pool::heaps::{Heaps, LARGE};
 
 /// Blocks, their bytes, and the bytes asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -28,11 +28,11 @@ impl Sum {
     }
 }
 
-/// What the directory says, by address: the blocks that are handed out, and those that nobody has.
+/// What the block map says, by address: the blocks that are handed out, and those that nobody has.
 #[derive(Default)]
-struct Entered {
+struct Listed {
     handed_out: Sum,
-    /// By how much those of odd sizes are smaller than they are counted.
+    /// By how much those of exact sizes are smaller than they are counted.
     saved: u64,
     /// By heap: blocks that are handed out.
     blocks: FxHashMap<u8, u64>,
@@ -46,35 +46,35 @@ pub(super) fn validate(heaps: &Heaps) {
         arena.heap.validate();
         spans += arena.validate_spans(&heaps.large);
     }
-    let entered = validate_directory(heaps);
-    let kept = validate_fronts(heaps);
-    validate_blocks(heaps, spans, &entered, &kept);
-    validate_counters(heaps, &entered);
+    let block_for = validate_block_map(heaps);
+    let kept = validate_caches(heaps);
+    validate_blocks(heaps, spans, &block_for, &kept);
+    validate_counters(heaps, &block_for);
 }
 
 /// Each entry is where it is looked for, and names a block of its heap that starts there.
-fn validate_directory(heaps: &Heaps) -> Entered {
-    let mut entered = Entered::default();
-    heaps.shared.directory.each(|addr, entry| {
-        let found = heaps.shared.directory.find(addr);
+fn validate_block_map(heaps: &Heaps) -> Listed {
+    let mut block_for = Listed::default();
+    heaps.shared.block_map.each(|addr, entry| {
+        let found = heaps.shared.block_map.find(addr);
         assert!(found.is_some_and(|found| std::ptr::eq(found, entry)), "I16: {addr:#x} is entered twice");
         validate_entry(heaps, addr, entry);
         let requested = entry.requested();
         if requested != 0 {
-            *entered.blocks.entry(entry.block().0).or_default() += 1;
+            *block_for.blocks.entry(entry.block().0).or_default() += 1;
             // As the counters have it: what other blocks for such a request have.
             let usual = heaps.shared.block_bytes(requested);
-            entered.handed_out.add(usual, requested);
-            entered.saved += usual - bytes_of(heaps, entry);
+            block_for.handed_out.add(usual, requested);
+            block_for.saved += usual - bytes_of(heaps, entry);
         }
     });
-    entered
+    block_for
 }
 
 /// Whether the block is in use.
-fn validate_entry(heaps: &Heaps, addr: u64, entry: &Entry) -> bool {
+fn validate_entry(heaps: &Heaps, addr: u64, entry: &BlockEntry) -> bool {
     let (heap, id) = entry.block();
-    let start = |chunk: &Chunk| if entry.is_in_view() { addr } else { chunk.addr };
+    let start = |chunk: &Chunk| if entry.is_in_alias() { addr } else { chunk.addr };
     let found = match Arenas::shard(heap) {
         None => heaps.large.block(id).map(|chunk| (start(chunk), chunk.is_in_use())),
         Some(shard) => {
@@ -91,13 +91,13 @@ fn validate_entry(heaps: &Heaps, addr: u64, entry: &Entry) -> bool {
         let bytes = bytes_of(heaps, entry);
         assert!(requested <= bytes, "I18: {requested} bytes were asked for at {addr:#x}, which has {bytes}");
         let usual = heaps.shared.block_bytes(requested);
-        assert_eq!(entry.is_odd(), bytes != usual, "I18: odd or not at {addr:#x}");
+        assert_eq!(entry.is_exact_size(), bytes != usual, "I18: odd or not at {addr:#x}");
     }
     is_in_use
 }
 
 /// The bytes of a block in use.
-fn bytes_of(heaps: &Heaps, entry: &Entry) -> u64 {
+fn bytes_of(heaps: &Heaps, entry: &BlockEntry) -> u64 {
     let (heap, id) = entry.block();
     match Arenas::shard(heap) {
         None => heaps.large.bytes_of(id),
@@ -105,21 +105,24 @@ fn bytes_of(heaps: &Heaps, entry: &Entry) -> u64 {
     }
 }
 
-/// Each kept block is in one front, nobody's otherwise, and of the size that its place says. By heap.
-fn validate_fronts(heaps: &Heaps) -> FxHashMap<u8, u64> {
+/// Each kept block is in one stream cache, nobody's otherwise, and of the size that its place says. By heap.
+fn validate_caches(heaps: &Heaps) -> FxHashMap<u8, u64> {
     let (mut seen, mut by_heap) = (FxHashMap::default(), FxHashMap::default());
-    let mut caches = Vec::new();
-    heaps.shared.caches.each(|cache| caches.push((cache.counts.clone(), cache.fronts())));
-    for (counts, fronts) in caches {
+    let mut thread_caches = Vec::new();
+    heaps
+        .shared
+        .thread_caches
+        .each(|thread_cache| thread_caches.push((thread_cache.counts.clone(), thread_cache.stream_caches())));
+    for (counts, stream_caches) in thread_caches {
         let (mut kept, mut small) = (Sum::default(), 0);
-        for front in fronts {
-            front.each_kept(|addr, most, entry| {
-                let found = heaps.shared.directory.find(addr);
+        for stream_cache in stream_caches {
+            stream_cache.each_cached(|addr, most, entry| {
+                let found = heaps.shared.block_map.find(addr);
                 let is_same = found.is_some_and(|found| std::ptr::eq(found, entry));
                 assert!(is_same, "I20: the entry of {addr:#x}, which a front keeps, is another's");
                 assert_eq!(seen.insert(addr, ()), None, "I20: two fronts keep {addr:#x}");
                 assert_eq!(entry.requested(), 0, "I21: {addr:#x} is kept and handed out");
-                assert!(!entry.is_odd(), "I22: {addr:#x} is kept and odd");
+                assert!(!entry.is_exact_size(), "I22: {addr:#x} is kept and odd");
                 assert!(validate_entry(heaps, addr, entry), "I20: {addr:#x} is kept and free");
                 let bytes = bytes_of(heaps, entry);
                 assert_eq!(rounded(bytes), most, "I22: {addr:#x} is kept in the wrong class");
@@ -134,9 +137,9 @@ fn validate_fronts(heaps: &Heaps) -> FxHashMap<u8, u64> {
     by_heap
 }
 
-/// Every block in use is a span, or handed out, or kept by one front.
-fn validate_blocks(heaps: &Heaps, spans: u64, entered: &Entered, kept: &FxHashMap<u8, u64>) {
-    let known = |heap: u8| entered.blocks.get(&heap).unwrap_or(&0) + kept.get(&heap).unwrap_or(&0);
+/// Every block in use is a span, or handed out, or kept by one stream cache.
+fn validate_blocks(heaps: &Heaps, spans: u64, block_for: &Listed, kept: &FxHashMap<u8, u64>) {
+    let known = |heap: u8| block_for.blocks.get(&heap).unwrap_or(&0) + kept.get(&heap).unwrap_or(&0);
     for (shard, arena) in heaps.shared.arenas.each() {
         assert_eq!(arena.heap.blocks_in_use, known(Arenas::heap_id(shard)), "I19: blocks of arena {shard}");
     }
@@ -144,10 +147,10 @@ fn validate_blocks(heaps: &Heaps, spans: u64, entered: &Entered, kept: &FxHashMa
 }
 
 /// What threads count together is what is handed out.
-fn validate_counters(heaps: &Heaps, entered: &Entered) {
+fn validate_counters(heaps: &Heaps, block_for: &Listed) {
     let mut all = ThreadTotals::default();
-    heaps.shared.caches.each(|cache| {
-        let thread = cache.counts.totals();
+    heaps.shared.thread_caches.each(|thread_cache| {
+        let thread = thread_cache.counts.totals();
         all.live_bytes += thread.live_bytes;
         all.live_requested += thread.live_requested;
         all.allocations += thread.allocations;
@@ -158,8 +161,8 @@ fn validate_counters(heaps: &Heaps, entered: &Entered) {
         bytes: all.live_bytes as u64,
         requested: all.live_requested as u64,
     };
-    heaps.shared.caches.validate_peak();
-    let saved = heaps.shared.saved_by_odd.load(Ordering::Relaxed);
-    assert_eq!(saved, entered.saved, "I23: bytes saved by blocks of odd sizes");
-    assert_eq!(counted, entered.handed_out, "I23: what threads count, and what is handed out");
+    heaps.shared.thread_caches.validate_peak();
+    let saved = heaps.shared.saved_by_exact_size.load(Ordering::Relaxed);
+    assert_eq!(saved, block_for.saved, "I23: bytes saved by blocks of odd sizes");
+    assert_eq!(counted, block_for.handed_out, "I23: what threads count, and what is handed out");
 }

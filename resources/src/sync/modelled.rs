@@ -70,7 +70,7 @@ macro_rules! atomic {
                 if order == Ordering::Relaxed {
                     self.0.store(value, order);
                 } else {
-                    // loom lets an exchange miss a store at the same time whose value it then overwrites.
+                    // loom lets an exchange miss a pool at the same time whose value it then overwrites.
                     // No machine and no language does: what is stored this way is ordered with exchanges.
                     self.0.swap(value, ordering(order));
                 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::PoolDecay;
+use crate::pool::decay::PoolDecay;
 use crate::process::{Origin, leave as leave_in_place};
 
 /// The thread is not busy with a decay that is very short.
@@ -26,12 +26,12 @@ static PROCESS: AtomicU32 = AtomicU32::new(0);
 static POOLS: Mutex<Pools> = Mutex::new(Pools { all: Vec::new(), thread: None });
 
 /// Held through a step, and through a fork.
-static STEP: Turn = Turn(AtomicBool::new(false));
+static STEP: ForkLock = ForkLock(AtomicBool::new(false));
 
 /// A lock that a copy of the process can give back: a flag, and nobody who waits is known.
-struct Turn(AtomicBool);
+struct ForkLock(AtomicBool);
 
-impl Turn {
+impl ForkLock {
     /// Waits for it, for so long at most; says whether it was had.
     fn take(&self, patience: Duration) -> bool {
         let start = Instant::now();
@@ -44,16 +44,16 @@ impl Turn {
         true
     }
 
-    fn give_back(&self) {
+    fn free_entry(&self) {
         self.0.store(false, Ordering::Release);
     }
 
     /// Does work in its turn.
     fn with<T>(&self, work: impl FnOnce() -> T) -> T {
-        struct GiveBack<'a>(&'a Turn);
+        struct GiveBack<'a>(&'a ForkLock);
         impl Drop for GiveBack<'_> {
             fn drop(&mut self) {
-                self.0.give_back();
+                self.0.free_entry();
             }
         }
         while !self.take(Duration::MAX) {}
@@ -69,18 +69,18 @@ struct Pools {
 
 struct Thread {
     handle: JoinHandle<()>,
-    bell: Arc<Bell>,
+    wake_up: Arc<WakeUp>,
 }
 
 /// Wakes the thread.
 #[derive(Default)]
-struct Bell {
-    rung: Mutex<Rung>,
+struct WakeUp {
+    signal: Mutex<Signal>,
     changed: Condvar,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
-enum Rung {
+enum Signal {
     #[default]
     No,
     /// There are other pools.
@@ -88,53 +88,53 @@ enum Rung {
     End,
 }
 
-impl Bell {
-    fn ring(&self, why: Rung) {
-        *self.rung.lock() = why;
+impl WakeUp {
+    fn wake(&self, why: Signal) {
+        *self.signal.lock() = why;
         self.changed.notify_all();
     }
 
     /// Waits until it rings, for so long at most; whether the thread is to end.
     fn wait(&self, time: Duration) -> bool {
-        let mut rung = self.rung.lock();
-        if *rung == Rung::No {
-            self.changed.wait_for(&mut rung, time);
+        let mut signal = self.signal.lock();
+        if *signal == Signal::No {
+            self.changed.wait_for(&mut signal, time);
         }
-        if *rung == Rung::Look {
-            *rung = Rung::No;
+        if *signal == Signal::Look {
+            *signal = Signal::No;
         }
-        *rung == Rung::End
+        *signal == Signal::End
     }
 
     fn is_end(&self) -> bool {
-        *self.rung.lock() == Rung::End
+        *self.signal.lock() == Signal::End
     }
 }
 
 /// A pool that decays. It ends the thread if it was the last.
 #[derive(Debug)]
-pub(in crate::pool) struct Member {
+pub(crate) struct DecayHandle {
     decay: Arc<PoolDecay>,
     /// Whether the thread makes its steps.
     is_in_background: bool,
     origin: Origin,
 }
 
-impl Member {
+impl DecayHandle {
     /// The thread makes this pool's steps from here on, if the device is real. Simulated time passes where
     /// its tests let it.
-    pub(in crate::pool) fn new(decay: PoolDecay) -> Self {
+    pub(crate) fn new(decay: PoolDecay) -> Self {
         let decay = Arc::new(decay);
         let is_in_background = decay.driver.virtual_time_ns().is_none() && join(&decay);
         Self { decay, is_in_background, origin: Origin::here() }
     }
 
-    pub(in crate::pool) fn decay(&self) -> &PoolDecay {
+    pub(crate) fn decay(&self) -> &PoolDecay {
         &self.decay
     }
 }
 
-impl Drop for Member {
+impl Drop for DecayHandle {
     fn drop(&mut self) {
         if self.origin.is_elsewhere() {
             leave_in_place(&self.decay);
@@ -167,7 +167,7 @@ fn join(decay: &Arc<PoolDecay>) -> bool {
     }
     pools.all.push(Arc::downgrade(decay));
     if let Some(thread) = &pools.thread {
-        thread.bell.ring(Rung::Look);
+        thread.wake_up.wake(Signal::Look);
     }
     true
 }
@@ -182,10 +182,10 @@ fn start() -> std::io::Result<Thread> {
         #[cfg(unix)]
         forks::watch();
     }
-    let bell = Arc::<Bell>::default();
-    let heard = Arc::clone(&bell);
+    let wake_up = Arc::<WakeUp>::default();
+    let heard = Arc::clone(&wake_up);
     let handle = thread::Builder::new().name("millpond-decay".to_owned()).spawn(move || run(&heard))?;
-    Ok(Thread { handle, bell })
+    Ok(Thread { handle, wake_up })
 }
 
 /// Removes a pool, which is over.
@@ -195,8 +195,8 @@ fn leave(decay: &Arc<PoolDecay>) {
         pools.all.retain(|pool| !std::ptr::eq(pool.as_ptr(), Arc::as_ptr(decay)));
         if pools.all.is_empty() { pools.thread.take() } else { None }
     };
-    let Some(Thread { handle, bell }) = thread else { return };
-    bell.ring(Rung::End);
+    let Some(Thread { handle, wake_up }) = thread else { return };
+    wake_up.wake(Signal::End);
     if handle.join().is_err() {
         tracing::error!(target: "millpond::pool", "the thread that gives idle memory back had panicked");
     }
@@ -210,16 +210,16 @@ extern "C" fn at_exit() {
         return;
     }
     let Some(mut pools) = POOLS.try_lock_for(PATIENCE) else { return };
-    let Some(Thread { handle, bell }) = pools.thread.take() else { return };
+    let Some(Thread { handle, wake_up }) = pools.thread.take() else { return };
     drop(pools);
-    bell.ring(Rung::End);
+    wake_up.wake(Signal::End);
     let start = Instant::now();
     while !handle.is_finished() && start.elapsed() < PATIENCE {
         thread::sleep(Duration::from_millis(1));
     }
 }
 
-fn run(bell: &Bell) {
+fn run(wake_up: &WakeUp) {
     let start = Instant::now();
     loop {
         let all = || POOLS.lock().all.iter().filter_map(Weak::upgrade).collect();
@@ -236,11 +236,11 @@ fn run(bell: &Bell) {
                 // A bug, which is that pool's alone.
                 Err(_) => forget(&pool),
             }
-            if bell.is_end() {
+            if wake_up.is_end() {
                 return;
             }
         }
-        if bell.wait(pause.max(SHORTEST_PAUSE)) {
+        if wake_up.wait(pause.max(SHORTEST_PAUSE)) {
             return;
         }
     }
@@ -278,7 +278,7 @@ mod forks {
     /// In both processes.
     extern "C" fn after() {
         if FORKS.swap(false, Ordering::Relaxed) {
-            STEP.give_back();
+            STEP.free_entry();
         }
     }
 }

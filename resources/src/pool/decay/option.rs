@@ -6,7 +6,7 @@ use millpond_core::{Error, Result};
 
 /// Over which time a pool gives back memory that is not needed any more.
 ///
-/// A pool that maps [pages](super::super::PagesMode) keeps what was needed during that time, the less the
+/// A pool that maps [pages](crate::pool::PagesMode) keeps what was needed during that time, the less the
 /// longer it is ago. Pools over regions give memory back on `trim` and before memory is out only, since
 /// `cuMemFree` waits for all work of the device.
 ///
@@ -41,7 +41,7 @@ impl Decay {
     const LONGEST_MS: u64 = 24 * 60 * 60 * 1000;
 
     /// The same, rounded down to whole milliseconds: so text can say it.
-    pub(in crate::pool) fn in_milliseconds(self) -> Self {
+    pub(crate) fn in_milliseconds(self) -> Self {
         match self {
             Self::Over(time) => {
                 Self::Over(time - Duration::from_nanos(u64::from(time.subsec_nanos() % 1_000_000)))
@@ -51,7 +51,7 @@ impl Decay {
     }
 
     /// The time, checked.
-    pub(in crate::pool) fn time(self) -> Result<Option<Duration>> {
+    pub(crate) fn time(self) -> Result<Option<Duration>> {
         let Self::Over(time) = self else { return Ok(None) };
         if (1..=u128::from(Self::LONGEST_MS)).contains(&time.as_millis()) {
             return Ok(Some(time));

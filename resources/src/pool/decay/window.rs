@@ -23,7 +23,7 @@ impl Window {
     }
 
     /// When something was noted last.
-    pub(super) fn latest(&self) -> Option<Duration> {
+    pub(super) fn last_large(&self) -> Option<Duration> {
         self.needed.back().map(|(when, _)| *when)
     }
 

@@ -1,0 +1,306 @@
+use std::sync::Arc;
+
+use millpond_core::DevicePtr;
+use millpond_core::driver::{Driver, DriverResult, PhysicalHandle};
+
+use crate::backing::paged::AddressRange;
+use crate::backing::paged::access::Backing;
+use crate::backing::paged::handles::HandleId;
+
+/// Where addresses come from.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Addresses {
+    /// They are reserved already, from here on.
+    At(u64),
+    /// So many bytes are to be reserved.
+    Reserve(u64),
+    /// So many are to be reserved for each address range, the small one below the large one: so which of two primary mappings is
+    /// the lower does not depend on the driver. For the upper or the lower address range.
+    ReserveBoth { bytes: u64, is_upper: bool },
+}
+
+/// Where the upper of two address ranges starts in a reservation of so many bytes, from its base.
+pub(super) fn upper_range(bytes: u64, granularity: u64) -> u64 {
+    bytes / 2 / granularity * granularity
+}
+
+/// A new handle.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Created {
+    pub(super) physical: PhysicalHandle,
+    pub(super) bytes: u64,
+    is_primary: bool,
+}
+
+/// A part of an alias that is to be mapped.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Source {
+    /// A handle that there is already.
+    Old { id: HandleId, physical: PhysicalHandle, bytes: u64 },
+    /// All new handles.
+    New,
+}
+
+/// What a plan asks of the driver, and how far it has come.
+#[derive(Debug)]
+pub(super) struct Work {
+    backing: Arc<Backing>,
+    pub(super) granularity: u64,
+    /// Sizes of the new handles in bytes, and where their primary mappings are.
+    pub(super) sizes: Vec<u64>,
+    pub(super) primaries: Addresses,
+    /// What is mapped in an alias, and where.
+    pub(super) sources: Vec<Source>,
+    pub(super) alias: Addresses,
+    pub(super) created: Vec<Created>,
+    /// Mappings made in the alias: address, handle, bytes.
+    aliased: Vec<(u64, PhysicalHandle, u64)>,
+    /// What was reserved: base and bytes.
+    pub(super) reserved_primaries: Option<(u64, u64)>,
+    pub(super) reserved_alias: Option<(u64, u64)>,
+    /// What could not be undone.
+    pub(super) left: Vec<Retired>,
+}
+
+/// Physical memory, or mappings, on the way back to the driver.
+#[derive(Debug)]
+pub(super) struct Retired {
+    /// What is to be released when it is unmapped.
+    pub(super) physical: Option<PhysicalHandle>,
+    /// Bytes of the handle that count as taken from the driver; 0 where only mappings go.
+    pub(super) bytes: u64,
+    /// Mappings to end: address and bytes.
+    pub(super) mappings: Vec<(u64, u64)>,
+    /// The primary mapping's addresses, free when all is done.
+    pub(super) primary: Option<(AddressRange, u64)>,
+}
+
+impl Retired {
+    pub(super) fn complete_if_reached(&self) -> bool {
+        self.physical.is_none() && self.mappings.is_empty()
+    }
+
+    /// Goes as far as the driver lets it; called again, it goes on from there.
+    pub(super) fn run(&mut self, driver: &dyn Driver) -> DriverResult<()> {
+        while let Some((addr, bytes)) = self.mappings.last().copied() {
+            // SAFETY: the mapping was made by this pool, whoever retired it knows that all work on it is
+            // done, and no table names it any longer.
+            unsafe { driver.mem_unmap(DevicePtr::new(addr), bytes)? };
+            self.mappings.pop();
+        }
+        if let Some(physical) = self.physical {
+            // SAFETY: the handle is this pool's, and mapped nowhere.
+            unsafe { driver.mem_release(physical)? };
+            self.physical = None;
+        }
+        Ok(())
+    }
+}
+
+/// Reserves addresses: what was asked for, or less, but at least so many bytes and a guard.
+fn reserve(driver: &dyn Driver, bytes: u64, least: u64, granularity: u64) -> DriverResult<(u64, u64)> {
+    // The driver may put one reservation behind another; a block should not lie in two.
+    let (mut bytes, least) = (bytes.max(least + granularity), least + granularity);
+    loop {
+        match driver.mem_address_reserve(bytes, granularity) {
+            Ok(base) => return Ok((base.address(), bytes)),
+            // Another pool, or another process's limit, left less room: take what there is.
+            Err(error) if error.is_out_of_memory() && bytes / 2 >= least => {
+                bytes = (bytes / 2).next_multiple_of(granularity);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+impl Work {
+    pub(super) fn new(
+        backing: &Arc<Backing>,
+        granularity: u64,
+        sizes: Vec<u64>,
+        primaries: Addresses,
+    ) -> Self {
+        Self {
+            backing: Arc::clone(backing),
+            granularity,
+            sizes,
+            primaries,
+            sources: Vec::new(),
+            alias: Addresses::At(0),
+            created: Vec::new(),
+            aliased: Vec::new(),
+            reserved_primaries: None,
+            reserved_alias: None,
+            left: Vec::new(),
+        }
+    }
+
+    /// Bytes of new memory.
+    pub(super) fn new_bytes(&self) -> u64 {
+        self.sizes.iter().sum()
+    }
+
+    /// Makes the new handles one.
+    pub(super) fn take_at_once(&mut self) {
+        let new = self.new_bytes();
+        self.sizes.clear();
+        self.sizes.extend((new > 0).then_some(new));
+    }
+
+    /// Driver calls that map handles in an alias and make them accessible.
+    pub(super) fn alias_calls(&self) -> u64 {
+        let of = |source: &Source| match source {
+            Source::Old { .. } => 1,
+            Source::New => self.sizes.len() as u64,
+        };
+        self.sources.iter().map(of).sum::<u64>() + u64::from(!self.sources.is_empty())
+    }
+
+    /// Bytes that are mapped in the alias.
+    pub(super) fn alias_bytes(&self) -> u64 {
+        let bytes = |source: &Source| match source {
+            Source::Old { bytes, .. } => *bytes,
+            Source::New => self.new_bytes(),
+        };
+        self.sources.iter().map(bytes).sum()
+    }
+
+    /// Where the first new primary mapping is, as far as it is known.
+    pub(super) fn primaries_at(&self) -> Option<u64> {
+        match self.primaries {
+            Addresses::At(base) => Some(base),
+            Addresses::Reserve(_) | Addresses::ReserveBoth { is_upper: false, .. } => {
+                self.reserved_primaries.map(|(base, _)| base)
+            }
+            Addresses::ReserveBoth { is_upper: true, .. } => {
+                self.reserved_primaries.map(|(base, bytes)| base + upper_range(bytes, self.granularity))
+            }
+        }
+    }
+
+    /// Where the first new mapping in the alias is, as far as it is known.
+    pub(super) fn alias_at(&self) -> Option<u64> {
+        match self.alias {
+            Addresses::At(base) => Some(base),
+            _ => self.reserved_alias.map(|(base, _)| base),
+        }
+    }
+
+    /// Bytes of addresses for a new alias that wants `slot`: all of a reservation that turned out smaller.
+    pub(super) fn slot_bytes(&self, slot: u64) -> u64 {
+        self.reserved_alias.map_or(slot, |(_, bytes)| slot.min(bytes - self.granularity))
+    }
+
+    /// Makes the driver calls. Where one fails, those before it are undone.
+    pub(super) fn run(&mut self, driver: &dyn Driver) -> DriverResult<()> {
+        let outcome = self.map_primaries(driver).and_then(|()| self.map_alias(driver));
+        if let Err(error) = &outcome {
+            self.undo(driver, error.is_sticky());
+        }
+        outcome
+    }
+
+    fn map_primaries(&mut self, driver: &dyn Driver) -> DriverResult<()> {
+        if self.sizes.is_empty() {
+            return Ok(());
+        }
+        let new = self.new_bytes();
+        let wanted = match self.primaries {
+            Addresses::At(_) => None,
+            Addresses::Reserve(bytes) => Some((bytes, new)),
+            Addresses::ReserveBoth { bytes, .. } => Some((bytes * 2, (new + self.granularity) * 2)),
+        };
+        if let Some((bytes, least)) = wanted {
+            self.reserved_primaries = Some(reserve(driver, bytes, least, self.granularity)?);
+        }
+        self.create(driver)?;
+        let base = self.primaries_at().expect("there are addresses by now");
+        let mut addr = base;
+        for Created { physical, bytes, is_primary } in &mut self.created {
+            // SAFETY: the addresses are reserved, kept for these handles, and nothing is mapped there.
+            unsafe { driver.mem_map(DevicePtr::new(addr), *bytes, *physical)? };
+            *is_primary = true;
+            addr += *bytes;
+        }
+        // SAFETY: all of it was mapped just now, without a gap.
+        unsafe { self.backing.grant(driver, base, addr - base) }
+    }
+
+    /// Creates all handles before any is mapped: where a rival took the memory, what has to be undone is
+    /// little. A handle that is refused is tried as smaller ones only while the driver has enough.
+    fn create(&mut self, driver: &dyn Driver) -> DriverResult<()> {
+        let mut pending: Vec<u64> = self.sizes.iter().rev().copied().collect();
+        let mut left = self.new_bytes();
+        while let Some(bytes) = pending.pop() {
+            let has_enough = || driver.mem_get_info().is_ok_and(|info| info.free >= left);
+            match driver.mem_create(bytes, self.backing.props) {
+                Ok(physical) => {
+                    self.created.push(Created { physical, bytes, is_primary: false });
+                    left -= bytes;
+                }
+                Err(error) if error.is_out_of_memory() && bytes > self.granularity && has_enough() => {
+                    let half = (bytes / 2).next_multiple_of(self.granularity);
+                    pending.extend([bytes - half, half]);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn map_alias(&mut self, driver: &dyn Driver) -> DriverResult<()> {
+        if self.sources.is_empty() {
+            return Ok(());
+        }
+        let base = match self.alias {
+            Addresses::At(base) => base,
+            Addresses::Reserve(bytes) | Addresses::ReserveBoth { bytes, .. } => {
+                let reserved = reserve(driver, bytes, self.alias_bytes(), self.granularity)?;
+                self.reserved_alias.insert(reserved).0
+            }
+        };
+        let mut addr = base;
+        let mut maps = Vec::new();
+        for source in &self.sources {
+            match source {
+                Source::Old { physical, bytes, .. } => maps.push((*physical, *bytes)),
+                Source::New => maps.extend(self.created.iter().map(|new| (new.physical, new.bytes))),
+            }
+        }
+        for (physical, bytes) in maps {
+            // SAFETY: as above; the plan keeps a piece of every handle, so none is released meanwhile.
+            unsafe { driver.mem_map(DevicePtr::new(addr), bytes, physical)? };
+            self.aliased.push((addr, physical, bytes));
+            addr += bytes;
+        }
+        // SAFETY: all of it was mapped just now, without a gap.
+        unsafe { self.backing.grant(driver, base, addr - base) }
+    }
+
+    /// Ends what was mapped and created. Reservations stay: they serve the next time.
+    fn undo(&mut self, driver: &dyn Driver, is_lost: bool) {
+        let mut primary = self.primaries_at().unwrap_or(0);
+        let mut retired = Vec::new();
+        for new in std::mem::take(&mut self.created) {
+            let mappings = if new.is_primary { vec![(primary, new.bytes)] } else { Vec::new() };
+            primary += new.bytes;
+            retired.push(Retired { physical: Some(new.physical), bytes: new.bytes, mappings, primary: None });
+        }
+        for (addr, physical, bytes) in std::mem::take(&mut self.aliased) {
+            match retired.iter_mut().find(|retired| retired.physical == Some(physical)) {
+                Some(new) => new.mappings.push((addr, bytes)),
+                None => retired.push(Retired {
+                    physical: None,
+                    bytes: 0,
+                    mappings: vec![(addr, bytes)],
+                    primary: None,
+                }),
+            }
+        }
+        for mut retired in retired {
+            if is_lost || retired.run(driver).is_err() {
+                self.left.push(retired);
+            }
+        }
+    }
+}

@@ -1,0 +1,250 @@
+use crate::backing::paged::aliases::{Alias, Aliases};
+use crate::backing::paged::handles::{AliasId, HandleId, Handles, NONE};
+use crate::backing::paged::{AddressRange, Pages};
+use crate::block_map::ChunkId;
+use crate::stream_order::{ANY_STREAM, Epoch, Owner};
+
+/// Whose free bytes count.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum OwnerFilter {
+    /// Those of one owner, freed in this epoch or before.
+    Only(Owner, Epoch),
+    /// Those of an owner, and unowned.
+    With(Owner),
+}
+
+/// Free bytes in a row, at one end of a handle.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Part {
+    pub(super) bytes: u64,
+    /// The first chunk of the run of free chunks that these are in.
+    run: ChunkId,
+    /// Whether the run has more chunks than one.
+    joins: bool,
+    epoch: Epoch,
+}
+
+/// What is free of a handle at its start and at its end. A handle that is wholly free has both.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Ends {
+    pub(super) prefix: Part,
+    pub(super) suffix: Part,
+}
+
+/// A piece of a block: bytes in the primary mapping that are free.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    pub(super) range: AddressRange,
+    pub(super) addr: u64,
+    pub(super) bytes: u64,
+    pub(super) run: ChunkId,
+    pub(super) joins: bool,
+    pub(super) epoch: Epoch,
+}
+
+/// Mapped places of an alias, one behind the other, that are free: the end of one handle, whole handles, and
+/// the start of one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    pub(super) alias: AliasId,
+    pub(super) first: usize,
+    pub(super) last: usize,
+    pub(super) bytes: u64,
+}
+
+/// The free ends of all handles, for somebody.
+#[derive(PartialEq, Eq, Debug, Default)]
+pub(super) struct FreeEnds {
+    /// By handle: which entry is its own, from 1; 0 for none.
+    index: Vec<u32>,
+    entries: Vec<(HandleId, Ends)>,
+}
+
+impl FreeEnds {
+    /// Gathers them from free chunks of at least `least` bytes. Of the small address range only whole handles count.
+    pub(super) fn collect(&mut self, pages: &Pages, filter: OwnerFilter, least: u64) {
+        self.index.clear();
+        self.index.resize(pages.handles.numbers(), 0);
+        self.entries.clear();
+        for range in AddressRange::ALL {
+            match filter {
+                OwnerFilter::Only(owner, upto) => self.collect_only(pages, range, owner, upto, least),
+                OwnerFilter::With(owner) => {
+                    self.collect_with(pages, range, owner, owner, least);
+                    if owner != ANY_STREAM {
+                        self.collect_with(pages, range, owner, ANY_STREAM, least);
+                    }
+                }
+            }
+        }
+    }
+
+    fn collect_only(&mut self, pages: &Pages, range: AddressRange, owner: Owner, upto: Epoch, least: u64) {
+        for (id, chunk) in pages.heap(range).free_from(owner, least) {
+            if chunk.bytes >= least && chunk.epoch() <= upto {
+                let part = Part { bytes: 0, run: id, joins: false, epoch: chunk.epoch() };
+                self.add_part(&pages.handles, range, chunk.addr, chunk.addr + chunk.bytes, part);
+            }
+        }
+    }
+
+    /// The runs that hold a chunk of `of` large enough.
+    fn collect_with(&mut self, pages: &Pages, range: AddressRange, owner: Owner, of: Owner, least: u64) {
+        let heap = pages.heap(range);
+        for (id, chunk) in heap.free_from(of, least).filter(|(_, chunk)| chunk.bytes >= least) {
+            let first = heap.first_of_run(id, owner);
+            // A run counts once: for the first of its chunks that are large enough.
+            let counts = heap.run(first, owner).find(|chunk| chunk.bytes >= least);
+            if counts.is_none_or(|counts| counts.addr != chunk.addr) {
+                continue;
+            }
+            let (mut start, mut end, mut chunks, mut epoch) = (u64::MAX, 0, 0, 0);
+            for chunk in heap.run(first, owner) {
+                start = start.min(chunk.addr);
+                end = chunk.addr + chunk.bytes;
+                chunks += 1;
+                epoch = chunk.epoch().max(epoch);
+            }
+            let part = Part { bytes: 0, run: first, joins: chunks > 1, epoch };
+            self.add_part(&pages.handles, range, start, end, part);
+        }
+    }
+
+    fn add_part(&mut self, handles: &Handles, range: AddressRange, start: u64, end: u64, part: Part) {
+        for (id, handle) in handles.within(start, end) {
+            let (from, to) = (start.max(handle.primary), end.min(handle.end()));
+            if range == AddressRange::Small && to - from < handle.bytes {
+                continue;
+            }
+            let part = Part { bytes: to - from, ..part };
+            if from == handle.primary || to == handle.end() {
+                let ends = self.entry(id);
+                if from == handle.primary {
+                    ends.prefix = part;
+                }
+                if to == handle.end() {
+                    ends.suffix = part;
+                }
+            }
+        }
+    }
+
+    pub(super) fn get(&self, handle: HandleId) -> Ends {
+        match self.index[handle as usize] {
+            0 => Ends::default(),
+            entry => self.entries[entry as usize - 1].1,
+        }
+    }
+
+    fn entry(&mut self, handle: HandleId) -> &mut Ends {
+        let entry = &mut self.index[handle as usize];
+        if *entry == 0 {
+            self.entries.push((handle, Ends::default()));
+            *entry = self.entries.len() as u32;
+        }
+        &mut self.entries[*entry as usize - 1].1
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (HandleId, &Ends)> {
+        self.entries.iter().map(|(id, ends)| (*id, ends))
+    }
+
+    /// The run of at least so many bytes that has been there longest, over all aliases.
+    ///
+    /// Not the tightest: a program that comes again then gets what it was given the first time, step by step,
+    /// and asks the driver for nothing.
+    pub(super) fn oldest_run(&self, handles: &Handles, aliases: &Aliases, bytes: u64) -> Option<Run> {
+        let starts = self.iter().filter(|(_, ends)| ends.suffix.bytes > 0);
+        let mut best: Option<(u64, Run)> = None;
+        for (alias, first) in starts.flat_map(|(id, _)| &handles.get(id).aliases) {
+            let (id, first) = (*alias, *first as usize);
+            let alias = aliases.get(id);
+            // A run is as old as its last mapping, which is younger than its first.
+            if best.is_some_and(|(number, _)| alias.maps[first].number >= number) {
+                continue;
+            }
+            let Some(run) = self.run_from(alias, id, first, bytes) else { continue };
+            let number = alias.maps[run.last].number;
+            if best.is_none_or(|(least, best)| (number, run.first) < (least, best.first)) {
+                best = Some((number, run));
+            }
+        }
+        best.map(|(_, run)| run)
+    }
+
+    /// The shortest run from a place of an alias on that has so many bytes.
+    fn run_from(&self, alias: &Alias, id: AliasId, first: usize, bytes: u64) -> Option<Run> {
+        let mut run =
+            Run { alias: id, first, last: first, bytes: self.get(alias.maps[first].handle).suffix.bytes };
+        while run.bytes < bytes {
+            let before = &alias.maps[first..=run.last];
+            let next = alias.maps.get(run.last + 1).filter(|next| next.handle != NONE)?;
+            let prefix = self.get(next.handle).prefix.bytes;
+            if prefix == 0 || before.iter().any(|map| map.handle == next.handle) {
+                return None;
+            }
+            run.bytes += prefix;
+            run.last += 1;
+            if prefix < next.bytes && run.bytes < bytes {
+                return None;
+            }
+        }
+        (run.last > first).then_some(run)
+    }
+
+    /// What is free at the end of an alias, from which place on: the end of one handle, and whole ones.
+    pub(super) fn free_end(&self, alias: &Alias) -> Option<(usize, u64)> {
+        let (mut first, mut bytes) = (alias.maps.len(), 0);
+        while let Some(place) = first.checked_sub(1) {
+            let map = alias.maps[place];
+            let suffix = if map.handle == NONE { 0 } else { self.get(map.handle).suffix.bytes };
+            let again = alias.maps[first..].iter().any(|other| other.handle == map.handle);
+            if suffix == 0 || again {
+                break;
+            }
+            (first, bytes) = (place, bytes + suffix);
+            if suffix < map.bytes {
+                break;
+            }
+        }
+        (bytes > 0).then_some((first, bytes))
+    }
+
+    /// The free start of a handle, as a piece of so many bytes.
+    pub(super) fn start_of(&self, handles: &Handles, id: HandleId, bytes: u64) -> Piece {
+        let (handle, part) = (handles.get(id), self.get(id).prefix);
+        debug_assert!(bytes <= part.bytes);
+        let Part { run, joins, epoch, .. } = part;
+        Piece { range: handle.range, addr: handle.primary, bytes, run, joins, epoch }
+    }
+
+    /// The free end of a handle, as a piece of so many bytes.
+    pub(super) fn end_of(&self, handles: &Handles, id: HandleId, bytes: u64) -> Piece {
+        let (handle, part) = (handles.get(id), self.get(id).suffix);
+        debug_assert!(bytes <= part.bytes);
+        let Part { run, joins, epoch, .. } = part;
+        Piece { range: handle.range, addr: handle.end() - bytes, bytes, run, joins, epoch }
+    }
+
+    /// The pieces of a block in a run, and its address; what is left over is the end of the last handle.
+    pub(super) fn pieces(
+        &self,
+        handles: &Handles,
+        aliases: &Aliases,
+        run: &Run,
+        bytes: u64,
+    ) -> (Vec<Piece>, u64) {
+        let alias = aliases.get(run.alias);
+        let first = alias.maps[run.first];
+        let of_first = self.get(first.handle).suffix.bytes;
+        let mut pieces = vec![self.end_of(handles, first.handle, of_first)];
+        let mut rest = bytes - of_first;
+        for map in &alias.maps[run.first + 1..=run.last] {
+            let piece = rest.min(self.get(map.handle).prefix.bytes);
+            pieces.push(self.start_of(handles, map.handle, piece));
+            rest -= piece;
+        }
+        debug_assert_eq!(rest, 0);
+        (pieces, alias.addr(run.first) + first.bytes - of_first)
+    }
+}

@@ -1,0 +1,67 @@
+//! Which free extent in the primary mapping serves a request.
+
+use millpond_core::{ALLOCATION_ALIGNMENT, align_up};
+
+use crate::backing::paged::{AddressRange, Found, Location, Pages};
+use crate::block_map::ChunkId;
+use crate::heap::request::Request;
+use crate::stream_order::{Epoch, Owner};
+
+/// A free extent in the primary mapping that a block will be taken from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FreeExtent {
+    pub(super) range: AddressRange,
+    pub(super) chunk: ChunkId,
+    /// Of the free extent.
+    pub(super) bytes: u64,
+    /// Of the block.
+    pub(super) addr: u64,
+}
+
+impl FreeExtent {
+    /// The better of two comes first; whose they are does not matter.
+    pub(super) fn rank(&self) -> impl Ord + use<> {
+        (self.range == AddressRange::Large, self.bytes, self.addr)
+    }
+}
+
+impl Pages {
+    /// The address range that a request is served from.
+    pub(super) fn range_of(&self, request: &Request) -> AddressRange {
+        let is_small = request.bytes < self.policy.small_bytes && request.alignment == ALLOCATION_ALIGNMENT;
+        if is_small { AddressRange::Small } else { AddressRange::Large }
+    }
+
+    fn extent(&self, range: AddressRange, chunk: ChunkId, request: &Request) -> Option<FreeExtent> {
+        let extent = self.heap(range).chunk(chunk);
+        let addr = align_up(extent.addr, request.alignment)?;
+        Some(FreeExtent { range, chunk, bytes: extent.bytes, addr })
+    }
+
+    pub(super) fn found_in_primary(&self, extent: FreeExtent) -> Found {
+        let chunk = self.heap(extent.range).chunk(extent.chunk);
+        Found {
+            bytes: extent.bytes,
+            epoch: chunk.epoch(),
+            owner: chunk.owner(),
+            place: Location::Home(extent),
+        }
+    }
+
+    /// The best free extent of `owner` in the primary mapping, by best fit. A small request breaks into the large address range only where
+    /// the pool may not grow.
+    pub(super) fn find_in_primary(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<FreeExtent> {
+        let find = |range| {
+            let chunk = self.heap(range).find(owner, upto, request)?;
+            self.extent(range, chunk, request)
+        };
+        if self.range_of(request) == AddressRange::Small {
+            let small = find(AddressRange::Small);
+            if small.is_some() || (self.may_grow() && !self.is_short) {
+                return small;
+            }
+        }
+        // Before memory is out, a large request may have what is left of the small address range's handles, too.
+        find(AddressRange::Large).or_else(|| if self.is_short { find(AddressRange::Small) } else { None })
+    }
+}

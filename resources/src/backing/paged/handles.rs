@@ -1,0 +1,174 @@
+use millpond_core::driver::PhysicalHandle;
+
+use crate::backing::paged::address_space::Space;
+use crate::backing::paged::{AddressRange, RANGES};
+
+/// The number of a handle in [`Handles`].
+pub(super) type HandleId = u32;
+
+/// The number of an alias in [`Aliases`](crate::backing::paged::aliases::Aliases).
+pub(super) type AliasId = u32;
+
+/// No handle.
+pub(super) const NONE: HandleId = HandleId::MAX;
+
+/// Physical memory, mapped at its primary mapping and in aliases.
+#[derive(Clone, Debug)]
+pub(super) struct Handle {
+    pub(super) physical: PhysicalHandle,
+    pub(super) primary: u64,
+    pub(super) bytes: u64,
+    pub(super) range: AddressRange,
+    /// Where it is mapped besides: alias and place in the alias.
+    pub(super) aliases: Vec<(AliasId, u32)>,
+}
+
+impl Handle {
+    pub(super) fn end(&self) -> u64 {
+        self.primary + self.bytes
+    }
+}
+
+/// All handles, and which one is in the primary mapping where.
+#[derive(Debug)]
+pub(super) struct Handles {
+    table: Vec<Option<Handle>>,
+    vacant: Vec<HandleId>,
+    granularity: u64,
+    /// The granularity is two to this.
+    shift: u32,
+    /// What was reserved for primary mappings: base and bytes.
+    pub(super) reserved: Vec<(u64, u64)>,
+    /// The addresses of each address range.
+    pub(super) spaces: [Space; RANGES],
+    /// For each reservation: its base, and the handle at each granule as far as there are any.
+    granules: Vec<(u64, Vec<HandleId>)>,
+    /// Bytes of all handles.
+    pub(super) bytes: u64,
+}
+
+impl Handles {
+    pub(super) fn new(granularity: u64) -> Self {
+        Self {
+            table: Vec::new(),
+            vacant: Vec::new(),
+            granularity,
+            shift: granularity.trailing_zeros(),
+            reserved: Vec::new(),
+            spaces: Default::default(),
+            granules: Vec::new(),
+            bytes: 0,
+        }
+    }
+
+    /// Adds addresses for primary mappings of a address range.
+    pub(super) fn add_reservation(&mut self, range: AddressRange, base: u64, bytes: u64) {
+        self.spaces[range as usize].add(base, bytes, self.granularity);
+        self.granules.push((base, Vec::new()));
+    }
+
+    pub(super) fn get(&self, id: HandleId) -> &Handle {
+        self.table[id as usize].as_ref().expect("a handle in the tables exists")
+    }
+
+    pub(super) fn get_mut(&mut self, id: HandleId) -> &mut Handle {
+        self.table[id as usize].as_mut().expect("a handle in the tables exists")
+    }
+
+    /// Numbers and handles.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (HandleId, &Handle)> {
+        (0..).zip(&self.table).filter_map(|(id, handle)| Some((id, handle.as_ref()?)))
+    }
+
+    /// All numbers of handles are below this.
+    pub(super) fn numbers(&self) -> usize {
+        self.table.len()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.table.len() - self.vacant.len()
+    }
+
+    fn granules_in(&self, bytes: u64) -> usize {
+        (bytes >> self.shift) as usize
+    }
+
+    /// The granules of a address range's reservation that holds the address, and which granule that is.
+    fn granule(&self, addr: u64) -> Option<(usize, usize)> {
+        self.granules.iter().enumerate().find_map(|(index, (base, granules))| {
+            let granule = self.granules_in(addr.checked_sub(*base)?);
+            (granule < granules.len()).then_some((index, granule))
+        })
+    }
+
+    /// The handle whose primary mapping holds the address.
+    pub(super) fn at(&self, addr: u64) -> Option<HandleId> {
+        let (index, granule) = self.granule(addr)?;
+        Some(self.granules[index].1[granule]).filter(|id| *id != NONE)
+    }
+
+    /// The handles in the primary mapping between two addresses, by address, those included that lie there in part.
+    pub(super) fn within(&self, start: u64, end: u64) -> impl Iterator<Item = (HandleId, &Handle)> {
+        let handle = move |addr: u64| (addr < end).then(|| self.at(addr)).flatten();
+        std::iter::successors(handle(start), move |id| handle(self.get(*id).end()))
+            .map(|id| (id, self.get(id)))
+    }
+
+    pub(super) fn add(&mut self, handle: Handle) -> HandleId {
+        let (primary, bytes) = (handle.primary, handle.bytes);
+        self.bytes += bytes;
+        let id = if let Some(id) = self.vacant.pop() {
+            self.table[id as usize] = Some(handle);
+            id
+        } else {
+            self.table.push(Some(handle));
+            (self.table.len() - 1) as HandleId
+        };
+        self.insert_block(primary, bytes, id);
+        id
+    }
+
+    pub(super) fn remove(&mut self, id: HandleId) -> Handle {
+        let handle = self.table[id as usize].take().expect("a handle that is removed exists");
+        self.vacant.push(id);
+        self.bytes -= handle.bytes;
+        self.insert_block(handle.primary, handle.bytes, NONE);
+        handle
+    }
+
+    fn insert_block(&mut self, primary: u64, bytes: u64, id: HandleId) {
+        let reservation =
+            self.granules.iter_mut().filter(|(base, _)| *base <= primary).max_by_key(|(base, _)| *base);
+        let (base, granules) = reservation.expect("a home lies in a reservation");
+        let first = (primary - *base) as usize >> self.shift;
+        let end = first + (bytes as usize >> self.shift);
+        if granules.len() < end {
+            granules.resize(end, NONE);
+        }
+        granules[first..end].fill(id);
+    }
+
+    /// Panics where tables, sums and addresses disagree.
+    pub(super) fn validate(&self) {
+        let mut bytes = 0;
+        for (id, handle) in self.iter() {
+            bytes += handle.bytes;
+            assert!(
+                handle.primary.is_multiple_of(self.granularity)
+                    && handle.bytes.is_multiple_of(self.granularity)
+            );
+            let granules = handle.bytes / self.granularity;
+            let all =
+                (0..granules).all(|granule| self.at(handle.primary + granule * self.granularity) == Some(id));
+            assert!(all, "handle {id} is not entered at its home");
+        }
+        assert_eq!(bytes, self.bytes, "bytes of the handles");
+        let block_for =
+            self.granules.iter().flat_map(|(_, granules)| granules).filter(|id| **id != NONE).count();
+        assert_eq!(block_for as u64 * self.granularity, bytes, "a granule without a handle is entered");
+        for range in AddressRange::ALL {
+            let primaries = self.iter().filter(|(_, handle)| handle.range == range);
+            self.spaces[range as usize].validate(primaries.map(|(_, h)| (h.primary, h.bytes)).collect());
+        }
+    }
+}

@@ -1,0 +1,541 @@
+use std::sync::Arc;
+
+use millpond_core::driver::{Driver, DriverError, EventFlags, StreamFlags};
+use millpond_core::{DevicePtr, Layout, StreamRef};
+use millpond_driver::CallKind;
+use millpond_driver::sim::{Access, FaultPlan, SimConfig, SimDevice};
+use proptest::prelude::*;
+
+use crate::backing::paged::plan::Refused;
+use crate::backing::paged::*;
+
+const OWNERS: Owner = 4;
+const MIB: u64 = 1 << 20;
+
+/// Small handles and few mappings, so that few steps do much.
+const POLICY: Policy = Policy {
+    slack: 3,
+    small_bytes: MIB,
+    handle_bytes: 4 * MIB,
+    handle_share: 17,
+    least_piece: MIB / 4,
+    mappings: 32,
+    spans_share: 8,
+    most_spans_at_once: 4 * MIB,
+    first_calls: u64::MAX / 2,
+    operations_for_early_call: 1,
+    early_calls: 0,
+    calls_per_thousand: 3,
+    most_saved_calls: u64::MAX / 2,
+    calls_for_slack: 1,
+    most_slack: 3,
+};
+
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    id: ChunkId,
+    addr: u64,
+    bytes: u64,
+    /// Who had it last.
+    owner: Owner,
+}
+
+/// Pages on a simulated device whose oracle follows every block: no two that are lent share a byte of memory,
+/// nothing is handed on before its work is done, all of a block is accessible, and what is unmapped is idle.
+struct Bench {
+    pages: Pages,
+    device: Arc<SimDevice>,
+    /// By owner; nobody's is the host's.
+    streams: Vec<StreamRef>,
+    blocks: Vec<Block>,
+    under_way: Vec<(Plan, Owner, Request)>,
+    live: u64,
+    /// Of the last block that was given back.
+    epoch: Epoch,
+    is_own_first: bool,
+}
+
+fn request(bytes: u64, alignment_log2: u32) -> Request {
+    let layout = Layout::with_alignment(bytes, 1 << alignment_log2).expect("a power of two");
+    Request::new(layout).expect("not too large")
+}
+
+impl Bench {
+    fn new(capacity: u64, maximum_bytes: u64) -> Self {
+        let device = SimDevice::new(SimConfig::with_capacity(capacity));
+        let granularity = device.mem_get_allocation_granularity().expect("sim has virtual memory");
+        let stream = |_| device.stream_create(StreamFlags::NON_BLOCKING).expect("streams can be had");
+        Self {
+            pages: Pages::new(granularity, capacity, maximum_bytes, POLICY),
+            streams: (0..=OWNERS).map(stream).collect(),
+            device,
+            blocks: Vec::new(),
+            under_way: Vec::new(),
+            live: 0,
+            epoch: 0,
+            is_own_first: false,
+        }
+    }
+
+    /// Where an address is in the primary mapping.
+    fn primary(&self, addr: u64) -> u64 {
+        self.pages
+            .aliases
+            .at(addr)
+            .map_or(addr, |(id, start)| self.pages.handles.get(id).primary + (addr - start))
+    }
+
+    fn lend(&mut self, owner: Owner, (id, addr): (ChunkId, u64), request: &Request) {
+        let bytes = self.pages.bytes_of(id);
+        assert_eq!(bytes, request.bytes);
+        assert!(addr.is_multiple_of(request.alignment));
+        let mut at = addr;
+        for piece in self.pages.pieces_of(id) {
+            let ends = (self.primary(at), self.primary(at + piece.bytes - 1));
+            assert_eq!(
+                ends,
+                (piece.addr, piece.addr + piece.bytes - 1),
+                "a piece lies where the block has it"
+            );
+            at += piece.bytes;
+        }
+        let (stream, ptr) = (self.streams[owner as usize], DevicePtr::new(addr));
+        self.device.lend(ptr, bytes, stream);
+        let end = DevicePtr::new(addr + bytes - 256);
+        let tag = addr ^ bytes;
+        let write = [Access::read(ptr, bytes), Access::write(ptr, 256, tag), Access::write(end, 256, tag)];
+        self.device.launch(stream, &write);
+        self.live += bytes;
+        self.blocks.push(Block { id, addr, bytes, owner });
+    }
+
+    fn find(&mut self, owner: Owner, request: &Request) -> bool {
+        let block = match self.pages.find_for(owner, request, self.is_own_first) {
+            Some(found) => {
+                assert!(found.bytes >= request.bytes);
+                Some(self.pages.take(found, request))
+            }
+            None => self.pages.take_with_unowned(owner, request),
+        };
+        if let Some(block) = block {
+            self.lend(owner, block, request);
+        }
+        block.is_some()
+    }
+
+    /// Allocates as a pool does; says whether it could.
+    fn allocate(&mut self, owner: Owner, request: &Request, faults: FaultPlan) -> bool {
+        if self.find(owner, request) {
+            return true;
+        }
+        let free = self.free_chunks();
+        let Ok(mut plan) = self.pages.plan(owner, request, false, self.live, u64::MAX) else { return false };
+        self.device.set_faults(faults);
+        let outcome = plan.run(&*self.device);
+        self.device.set_faults(FaultPlan::none());
+        if outcome.is_err() {
+            self.pages.abort(plan);
+            self.assert_still_free(&free);
+            return false;
+        }
+        let block = self.pages.commit(plan);
+        self.lend(owner, block, request);
+        true
+    }
+
+    /// Where free chunks start, whose they are, and the epoch in which they were given back.
+    fn free_chunks(&self) -> Vec<(u64, Owner, Epoch)> {
+        let of = |owner| AddressRange::ALL.map(|range| self.pages.heap(range).free_from(owner, 1));
+        let chunks = (ANY_STREAM..=OWNERS).flat_map(|owner| {
+            of(owner).into_iter().flatten().map(move |(_, chunk)| (chunk.addr, owner, chunk.epoch()))
+        });
+        chunks.collect()
+    }
+
+    /// A plan that was abandoned leaves what it kept as free as before, and no earlier.
+    fn assert_still_free(&self, chunks: &[(u64, Owner, Epoch)]) {
+        for &(addr, owner, epoch) in chunks {
+            let chunk = self.pages.chunk_at(addr).expect("a chunk does not go with an abandoned plan");
+            assert!(chunk.is_free(), "{addr:#x} is not free any more");
+            // What nobody owned may have joined what the requester owns.
+            assert!(chunk.owner() == owner || owner == ANY_STREAM, "{addr:#x} is not {owner}'s any more");
+            assert!(chunk.epoch() >= epoch, "{addr:#x} was free from epoch {epoch}, not {}", chunk.epoch());
+        }
+    }
+
+    fn begin(&mut self, owner: Owner, request: Request) {
+        if !self.find(owner, &request)
+            && let Ok(plan) = self.pages.plan(owner, &request, false, self.live, u64::MAX)
+        {
+            self.under_way.push((plan, owner, request));
+        }
+    }
+
+    fn commit(&mut self, index: usize, does: bool) {
+        if self.under_way.is_empty() {
+            return;
+        }
+        let (mut plan, owner, request) = self.under_way.remove(index % self.under_way.len());
+        if does && plan.run(&*self.device).is_ok() {
+            let block = self.pages.commit(plan);
+            self.lend(owner, block, &request);
+        } else {
+            self.pages.abort(plan);
+        }
+    }
+
+    fn span(&mut self, owner: Owner, bytes: u64, wanted: u64) {
+        let small = request(bytes.clamp(1, wanted), 8);
+        let take = |pages: &mut Pages, owner| pages.take_span(owner, Epoch::MAX, wanted, &small);
+        let taken = take(&mut self.pages, owner).or_else(|| take(&mut self.pages, ANY_STREAM));
+        if let Some((id, addr, bytes, _)) = taken {
+            assert!(bytes >= small.bytes && bytes <= wanted.max(small.bytes));
+            self.lend(owner, (id, addr), &request(bytes, 8));
+            return;
+        }
+        let span = request(wanted, 8);
+        let Ok(mut plan) = self.pages.plan(owner, &span, true, self.live, u64::MAX) else { return };
+        match plan.run(&*self.device) {
+            Ok(()) => {
+                let block = self.pages.commit(plan);
+                self.lend(owner, block, &span);
+            }
+            Err(_) => self.pages.abort(plan),
+        }
+    }
+
+    fn free(&mut self, index: usize) {
+        if self.blocks.is_empty() {
+            return;
+        }
+        let Block { id, addr, bytes, owner } = self.blocks.swap_remove(index % self.blocks.len());
+        let (stream, ptr) = (self.streams[owner as usize], DevicePtr::new(addr));
+        let tag = addr ^ bytes;
+        let check =
+            [Access::check(ptr, 256, tag), Access::check(DevicePtr::new(addr + bytes - 256), 256, tag)];
+        self.device.launch(stream, &check);
+        self.device.give_back(ptr, bytes, stream);
+        self.epoch += 1;
+        self.pages.free(id, owner, self.epoch);
+        self.live -= bytes;
+    }
+
+    /// Makes what an owner gave back another's, in stream order; unowned, when it is done.
+    fn migrate(&mut self, from: Owner, to: Owner) {
+        if from == ANY_STREAM || from == to {
+            return;
+        }
+        if to == ANY_STREAM {
+            self.device.stream_synchronize(self.streams[from as usize]).expect("the device is well");
+        } else {
+            let event = self.device.event_create(EventFlags::default()).expect("the device is well");
+            self.device.event_record(event, self.streams[from as usize]).expect("the device is well");
+            self.device.stream_wait_event(self.streams[to as usize], event).expect("the device is well");
+        }
+        self.epoch += 1;
+        self.pages.migrate(from, Epoch::MAX, to, self.epoch);
+    }
+
+    fn release(&mut self, keep: u64, calls: usize, faults: FaultPlan) {
+        let Some(mut release) = self.pages.plan_release(keep, calls) else { return };
+        self.device.set_faults(faults);
+        _ = release.run(&*self.device);
+        self.device.set_faults(FaultPlan::none());
+        self.pages.commit_release(release);
+    }
+
+    fn validate(&self) {
+        self.pages.validate();
+        assert_eq!(self.device.violations(), []);
+        let totals = self.pages.totals();
+        assert_eq!(totals.blocks_in_use, self.blocks.len() as u64);
+        // Plans under way have not asked the driver yet.
+        assert_eq!(self.device.live_bytes(), totals.bytes_reserved - self.pages.planned);
+        let kept: u64 = totals.bytes_reserved - self.pages.planned - self.pages.retiring - totals.bytes_free;
+        if self.under_way.is_empty() {
+            assert_eq!(kept, self.live);
+        }
+        let by_owner = self.pages.heaps().iter().flat_map(Heap::free_by_owner);
+        assert_eq!(by_owner.map(|(_, _, bytes, _)| bytes).sum::<u64>(), totals.bytes_free);
+    }
+
+    /// Gives everything back; nothing may be left.
+    fn end(mut self) {
+        while !self.under_way.is_empty() {
+            self.commit(0, false);
+        }
+        while !self.blocks.is_empty() {
+            self.free(0);
+        }
+        (1..=OWNERS).for_each(|owner| self.migrate(owner, ANY_STREAM));
+        (0..2).for_each(|_| self.release(0, usize::MAX, FaultPlan::none()));
+        self.validate();
+        assert_eq!(self.device.live_bytes(), 0, "all handles go back");
+        self.pages.release_all().run(&*self.device).expect("the device is well");
+        assert_eq!(self.device.live_allocations(), 0, "no reservation is left");
+        assert_eq!(self.device.violations(), []);
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Allocate { owner: Owner, bytes: u64, alignment_log2: u32 },
+    Fail { owner: Owner, bytes: u64, call: u64, persistent: bool },
+    Begin { owner: Owner, bytes: u64 },
+    Finish { index: usize, does: bool },
+    Span { owner: Owner, bytes: u64, wanted: u64 },
+    Reserve { bytes: u64 },
+    Give { index: usize },
+    Migrate { from: Owner, to: Owner },
+    Release { keep: u64, calls: usize },
+    FailRelease { call: u64, persistent: bool },
+    Spans { owner: Owner },
+}
+
+fn faults(call: u64, persistent: bool, code: i32) -> FaultPlan {
+    let plan = FaultPlan::nth_call(call, code);
+    if persistent { plan.persistent() } else { plan }
+}
+
+fn steps(most: usize) -> impl Strategy<Value = Vec<Step>> {
+    let bytes = || {
+        let odd = (0..12u64).prop_map(|n| 2 * n * MIB + 1);
+        prop_oneof![3 => 1..(24 * MIB), 2 => 1..MIB, 1 => odd, 1 => 1..(120 * MIB)]
+    };
+    let step = prop_oneof![
+        12 => (1..=OWNERS, bytes(), 8..24u32).prop_map(|(owner, bytes, log2)| Step::Allocate {
+            owner, bytes, alignment_log2: if log2 > 9 && bytes % 5 != 0 { 8 } else { log2 }
+        }),
+        2 => (1..=OWNERS, bytes(), 0..20u64, any::<bool>())
+            .prop_map(|(owner, bytes, call, persistent)| Step::Fail { owner, bytes, call, persistent }),
+        2 => (1..=OWNERS, bytes()).prop_map(|(owner, bytes)| Step::Begin { owner, bytes }),
+        2 => (any::<usize>(), any::<bool>()).prop_map(|(index, does)| Step::Finish { index, does }),
+        1 => (1..=OWNERS, 1..MIB, 1..(2 * MIB))
+            .prop_map(|(owner, bytes, wanted)| Step::Span { owner, bytes, wanted }),
+        1 => (1..(64 * MIB)).prop_map(|bytes| Step::Reserve { bytes }),
+        12 => any::<usize>().prop_map(|index| Step::Give { index }),
+        4 => (1..=OWNERS, 0..=OWNERS).prop_map(|(from, to)| Step::Migrate { from, to }),
+        1 => (0..(256 * MIB), 0..200usize).prop_map(|(keep, calls)| Step::Release { keep, calls }),
+        1 => (0..20u64, any::<bool>()).prop_map(|(call, persistent)| Step::FailRelease { call, persistent }),
+        1 => (1..=OWNERS).prop_map(|owner| Step::Spans { owner }),
+    ];
+    prop::collection::vec(step, 1..most)
+}
+
+fn run(bench: &mut Bench, step: Step) {
+    match step {
+        Step::Allocate { owner, bytes, alignment_log2 } => {
+            bench.allocate(owner, &request(bytes, alignment_log2), FaultPlan::none());
+        }
+        Step::Fail { owner, bytes, call, persistent } => {
+            let code = if bytes % 2 == 0 { DriverError::OUT_OF_MEMORY } else { DriverError::INVALID_VALUE };
+            bench.allocate(owner, &request(bytes, 8), faults(call, persistent, code));
+        }
+        Step::Begin { owner, bytes } => bench.begin(owner, request(bytes, 8)),
+        Step::Finish { index, does } => bench.commit(index, does),
+        Step::Span { owner, bytes, wanted } => bench.span(owner, bytes, wanted.next_multiple_of(256)),
+        Step::Reserve { bytes } => {
+            let Ok(mut plan) = bench.pages.plan_reserve(bytes, u64::MAX) else { return };
+            match plan.run(&*bench.device) {
+                Ok(()) => bench.pages.commit_reserve(plan),
+                Err(_) => bench.pages.abort(plan),
+            }
+        }
+        Step::Give { index } => bench.free(index),
+        Step::Migrate { from, to } => bench.migrate(from, to),
+        Step::Release { keep, calls } => bench.release(keep, calls, FaultPlan::none()),
+        Step::FailRelease { call, persistent } => {
+            bench.release(0, usize::MAX, faults(call, persistent, DriverError::INVALID_VALUE));
+        }
+        Step::Spans { owner } => (0..4).for_each(|_| bench.span(owner, MIB, 2 * MIB)),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: if cfg!(miri) { 2 } else { 150 },
+        ..ProptestConfig::default()
+    })]
+
+    /// Random programs, on a device that is large enough and on one that is not, with driver calls that fail.
+    #[test]
+    fn pages_hold_their_invariants(
+        steps in steps(200),
+        is_short in any::<bool>(),
+        limited in any::<bool>(),
+        has_one_stream in any::<bool>(),
+        is_own_first in any::<bool>(),
+    ) {
+        let capacity = if is_short { 300 * MIB } else { 16 << 30 };
+        let mut bench = Bench::new(capacity, if limited { 500 * MIB } else { u64::MAX });
+        bench.pages.heaps_mut().iter_mut().for_each(|heap| heap.has_one_stream = has_one_stream);
+        bench.is_own_first = is_own_first;
+        for step in steps {
+            run(&mut bench, step);
+            bench.validate();
+        }
+        bench.end();
+    }
+}
+
+/// Four blocks of 8 MiB, of which the first and the third are free: 12 MiB need both.
+fn with_two_holes() -> Bench {
+    let mut bench = Bench::new(16 << 30, u64::MAX);
+    for _ in 0..4 {
+        assert!(bench.allocate(1, &request(8 * MIB, 8), FaultPlan::none()));
+    }
+    bench.blocks.sort_unstable_by_key(|block| block.addr);
+    bench.free(2);
+    bench.blocks.sort_unstable_by_key(|block| block.addr);
+    bench.free(0);
+    bench.validate();
+    bench
+}
+
+#[test]
+fn holes_become_one_block_in_a_view_which_serves_again_without_a_call() {
+    let mut bench = with_two_holes();
+    let (twelve, reserved) = (request(12 * MIB, 8), bench.pages.bytes_reserved());
+    assert!(bench.allocate(1, &twelve, FaultPlan::none()));
+    assert_eq!(bench.pages.bytes_reserved(), reserved, "no new memory");
+    let totals = bench.pages.totals();
+    assert_eq!((totals.aliases, totals.mappings), (1, 3), "handles of 4 MiB");
+    let block = bench.blocks.len() - 1;
+    assert!(bench.pages.pieces_of(bench.blocks[block].id).count() > 1);
+    let inside = bench.blocks[block].addr + 11 * MIB;
+    assert!(bench.pages.chunk_at(inside).is_some_and(Chunk::is_in_use));
+    bench.free(block);
+    assert!(bench.pages.chunk_at(inside).is_some_and(Chunk::is_free));
+    let calls = bench.device.driver_calls();
+    assert!(bench.find(1, &twelve), "the view serves again");
+    assert!(!bench.find(2, &request(3 * MIB, 8)), "another stream's bytes are not had");
+    assert_eq!(bench.device.driver_calls(), calls);
+    bench.validate();
+    bench.end();
+}
+
+/// More than the two free extents: takes old handles, new ones and a new alias.
+const THIRTY: u64 = 30 * MIB;
+
+#[test]
+fn whatever_call_fails_nothing_is_left_of_it() {
+    let mut bench = with_two_holes();
+    let before = bench.device.driver_calls();
+    assert!(bench.allocate(1, &request(THIRTY, 8), FaultPlan::none()));
+    let calls = bench.device.driver_calls() - before;
+    assert!(calls >= 10, "a reservation, creations and mappings: {calls}");
+    bench.end();
+    for (call, persistent) in (0..calls).flat_map(|call| [(call, false), (call, true)]) {
+        let mut bench = with_two_holes();
+        let before = (bench.pages.totals(), bench.device.live_bytes());
+        assert!(!bench.allocate(
+            1,
+            &request(THIRTY, 8),
+            faults(call, persistent, DriverError::INVALID_VALUE)
+        ));
+        bench.validate();
+        // What could not be undone goes with the next release.
+        bench.release(u64::MAX, usize::MAX, FaultPlan::none());
+        bench.validate();
+        assert_eq!((bench.pages.totals(), bench.device.live_bytes()), before);
+        assert!(bench.allocate(1, &request(THIRTY, 8), FaultPlan::none()), "it works the next time");
+        bench.end();
+    }
+}
+
+#[test]
+fn where_memory_is_short_handles_are_smaller() {
+    let mut bench = Bench::new(16 << 30, u64::MAX);
+    let faults = FaultPlan::nth_of(CallKind::MemCreate, 0, DriverError::OUT_OF_MEMORY);
+    assert!(bench.allocate(1, &request(12 * MIB, 8), faults));
+    let mut bytes: Vec<u64> = bench.pages.handles.iter().map(|(_, handle)| handle.bytes).collect();
+    bytes.sort_unstable();
+    assert_eq!(bytes, [2 * MIB, 2 * MIB, 4 * MIB, 4 * MIB]);
+    bench.validate();
+    bench.end();
+}
+
+#[test]
+fn the_maximum_holds_and_is_said() {
+    let mut bench = Bench::new(16 << 30, 20 * MIB);
+    assert!(bench.allocate(1, &request(10 * MIB, 8), FaultPlan::none()));
+    let refused = bench.pages.plan(1, &request(12 * MIB, 8), false, 10 * MIB, u64::MAX);
+    assert_eq!(refused.err(), Some(Refused { needed: 12 * MIB, available: 10 * MIB }));
+    let refused = bench.pages.plan(1, &request(9 * MIB, 8), false, 10 * MIB, 4 * MIB);
+    assert_eq!(refused.err(), Some(Refused { needed: 10 * MIB, available: 4 * MIB }));
+    assert!(bench.allocate(1, &request(9 * MIB, 8), FaultPlan::none()));
+    bench.end();
+}
+
+#[test]
+fn a_release_keeps_what_it_should_and_its_calls_are_limited() {
+    let mut bench = Bench::new(16 << 30, u64::MAX);
+    let mut plan = bench.pages.plan_reserve(64 * MIB, u64::MAX).expect("no maximum");
+    plan.run(&*bench.device).expect("room");
+    bench.pages.commit_reserve(plan);
+    bench.validate();
+    bench.release(64 * MIB - 1, usize::MAX, FaultPlan::none());
+    assert_eq!(bench.device.live_bytes(), 64 * MIB, "a handle is larger than what is too much");
+    let calls = bench.device.driver_calls();
+    bench.release(0, 5, FaultPlan::none());
+    assert!(bench.device.driver_calls() - calls <= 5);
+    let left = bench.device.live_bytes();
+    assert!(left < 64 * MIB && left > 0);
+    bench.validate();
+    bench.release(10 * MIB, usize::MAX, FaultPlan::none());
+    assert!((10 * MIB..18 * MIB).contains(&bench.device.live_bytes()));
+    bench.end();
+}
+
+/// A handle that takes more calls than a release makes goes alone.
+#[test]
+fn a_handle_in_many_views_goes_back() {
+    let mut bench = with_two_holes();
+    assert!(bench.allocate(1, &request(12 * MIB, 8), FaultPlan::none()));
+    while !bench.blocks.is_empty() {
+        bench.free(0);
+    }
+    bench.migrate(1, ANY_STREAM);
+    while bench.device.live_bytes() > 0 {
+        let before = bench.device.live_bytes();
+        bench.release(0, 1, FaultPlan::none());
+        bench.validate();
+        assert!(bench.device.live_bytes() < before, "nothing went back");
+    }
+    bench.end();
+}
+
+/// A long life of growing and shrinking, with blocks that stay: neither addresses nor aliases pile up.
+#[test]
+fn addresses_and_mappings_stay_bounded() {
+    let mut bench = Bench::new(2 << 30, u64::MAX);
+    for round in 0..6000u64 {
+        let bytes = (1 + mix(round) % 40) * MIB - 256 * (mix(round) % 1000);
+        if !bench.allocate(1 + (round % 3) as Owner, &request(bytes, 8), FaultPlan::none()) {
+            (1..=OWNERS).for_each(|owner| bench.migrate(owner, ANY_STREAM));
+        }
+        while bench.live > 800 * MIB {
+            bench.free(mix(round ^ bench.live) as usize);
+        }
+        if round % 16 == 0 {
+            (1..=OWNERS).for_each(|owner| bench.migrate(owner, ANY_STREAM));
+            let keep = if round % 160 == 0 { bench.live } else { u64::MAX };
+            bench.release(keep, 500, FaultPlan::none());
+        }
+        if round % 50 == 0 {
+            bench.validate();
+        }
+    }
+    let totals = bench.pages.totals();
+    // Not all leave at once: some are of handles in use.
+    assert!(totals.mappings < 600, "{totals:?}");
+    let spaces = bench.pages.handles.spaces.iter().chain([&bench.pages.aliases.space]);
+    assert!(spaces.map(|space| space.reservations().len()).sum::<usize>() <= 10, "{totals:?}");
+    bench.end();
+}
+
+/// Bits that look random.
+fn mix(number: u64) -> u64 {
+    let bits = (number ^ 0x9e37_79b9).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    (bits ^ (bits >> 29)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 20
+}

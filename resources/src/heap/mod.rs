@@ -1,0 +1,450 @@
+//! Best fit with coalescing over regions.
+
+pub(crate) mod address_range;
+pub(crate) mod bins;
+pub(crate) mod chunk;
+pub(crate) mod incremental;
+pub(crate) mod owner_bits;
+pub(crate) mod request;
+pub(crate) mod size_class;
+mod validate;
+
+use std::sync::Arc;
+
+use millpond_core::align_up;
+
+pub(crate) use crate::heap::incremental::{CHUNKS_PER_STEP, next_size};
+
+use crate::block_map::{Block, BlockMap};
+use crate::block_map::{ChunkId, NIL};
+use crate::heap::bins::{Bins, Wanted};
+use crate::heap::chunk::{Chunk, Chunks};
+use crate::heap::owner_bits::OwnerBits;
+use crate::heap::request::Request;
+use crate::stream_order::{ANY_STREAM, Epoch, Owner};
+
+/// How many free blocks of a stream are looked at for neighbours that are unowned, before the pool grows.
+const JOIN_SCAN_LIMIT: usize = 4096;
+
+/// Memory from one place, in chunks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Region {
+    pub(crate) base: u64,
+    pub(crate) bytes: u64,
+    /// The chunk at the base; the same one as long as the region lives.
+    pub(crate) first: ChunkId,
+}
+
+/// Best fit with coalescing over regions.
+///
+/// The published algorithm is TensorFlow's BFC allocator: chunks with physical neighbours, binned by size,
+/// split at allocation, joined with free neighbours at deallocation. Here a free chunk has an owner besides
+/// (see [`central`](crate::pool::central)), and only chunks of one owner join: a chunk depends on the work of its
+/// owner alone. Chunks whose owners' work is done become unowned, and join then.
+///
+/// Everything takes constant time, but for a bounded scan of a bin, and what goes over regions.
+#[derive(Debug)]
+pub(crate) struct Heap {
+    chunks: Chunks,
+    /// By owner.
+    bins: Vec<Option<Bins>>,
+    pub(crate) owners: Arc<OwnerBits>,
+    /// By address, to be found by one; no choice depends on the order.
+    regions: Vec<Region>,
+    /// The last chunk of what [`extend`](Self::extend) added last.
+    tail: ChunkId,
+    /// How many blocks of a bin are compared.
+    scan: usize,
+    /// Whether there is one stream only: then nothing is worth keeping apart.
+    pub(crate) has_one_stream: bool,
+    pub(crate) bytes_reserved: u64,
+    pub(crate) bytes_free: u64,
+    pub(crate) blocks_free: u64,
+    pub(crate) blocks_in_use: u64,
+    /// Regions that are one free chunk.
+    pub(crate) regions_free: usize,
+    /// How often a chunk came into a bin, or left one.
+    changes: u64,
+    /// The number that the next region gets; 0 for all where addresses are the same in every run.
+    pub(crate) next_number: u32,
+}
+
+impl Heap {
+    pub(crate) fn new(scan: usize) -> Self {
+        Self {
+            chunks: Chunks::default(),
+            bins: Vec::new(),
+            owners: Arc::default(),
+            regions: Vec::new(),
+            tail: NIL,
+            scan,
+            has_one_stream: true,
+            bytes_reserved: 0,
+            bytes_free: 0,
+            blocks_free: 0,
+            blocks_in_use: 0,
+            regions_free: 0,
+            changes: 0,
+            next_number: 0,
+        }
+    }
+
+    /// How often a chunk came into a bin, or left one: what is free is the same while this is.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    fn bins(&self, owner: Owner) -> Option<&Bins> {
+        self.bins.get(owner as usize)?.as_ref()
+    }
+
+    fn all_bins(&self) -> impl Iterator<Item = &Bins> {
+        self.bins.iter().flatten()
+    }
+
+    fn put_in_bin(&mut self, id: ChunkId) {
+        let chunk = &self.chunks[id];
+        let index = chunk.owner() as usize;
+        self.changes += 1;
+        self.blocks_free += 1;
+        self.bytes_free += chunk.bytes;
+        self.regions_free += usize::from(chunk.is_whole_region());
+        if self.bins.len() <= index {
+            self.bins.resize_with(index + 1, || None);
+        }
+        self.bins[index].get_or_insert_with(Bins::new).insert(&mut self.chunks, id);
+        self.owners.add(index);
+    }
+
+    fn take_from_bin(&mut self, id: ChunkId) {
+        let chunk = &self.chunks[id];
+        self.changes += 1;
+        self.blocks_free -= 1;
+        self.bytes_free -= chunk.bytes;
+        self.regions_free -= usize::from(chunk.is_whole_region());
+        let bins = self.bins[chunk.owner() as usize].as_mut().expect("a binned chunk's owner has bins");
+        bins.remove(&mut self.chunks, id);
+        if bins.blocks == 0 {
+            let index = self.chunks[id].owner() as usize;
+            self.owners.remove(index, self.bins.len());
+        }
+    }
+
+    /// Cuts a chunk, in no bin, in two; the second part is a free chunk of the same owner, in no bin.
+    fn cut(&mut self, id: ChunkId, at: u64) -> ChunkId {
+        let Chunk { addr, bytes, next, .. } = self.chunks[id];
+        debug_assert!(0 < at && at < bytes);
+        let (owner, epoch) = (self.chunks[id].owner(), self.chunks[id].epoch());
+        let region = self.chunks[id].region;
+        let rest = Chunk::free(addr + at, bytes - at, id, next, owner, epoch).in_region(region);
+        let rest = self.chunks.add(rest);
+        if next != NIL {
+            self.chunks[next].prev = rest;
+        }
+        self.chunks[id].next = rest;
+        self.chunks[id].bytes = at;
+        if self.tail == id {
+            self.tail = rest;
+        }
+        rest
+    }
+
+    /// Joins a free chunk, in no bin, with free neighbours of the same owner, and with those that are
+    /// unowned where there is one stream only; says what it is part of now.
+    fn join(&mut self, mut id: ChunkId) -> ChunkId {
+        let owner = self.chunks[id].owner();
+        while let Some(next) = self.neighbour_for(owner, self.chunks[id].next) {
+            self.take_from_bin(next);
+            self.absorb_next(id);
+        }
+        while let Some(prev) = self.neighbour_for(owner, self.chunks[id].prev) {
+            self.take_from_bin(prev);
+            let epoch = self.chunks[prev].epoch();
+            self.chunks[prev].set_free(owner, epoch);
+            self.absorb_next(prev);
+            id = prev;
+        }
+        id
+    }
+
+    fn neighbour_for(&self, owner: Owner, neighbour: ChunkId) -> Option<ChunkId> {
+        let other = (neighbour != NIL).then(|| self.chunks[neighbour].owner())?;
+        (other == owner || (self.has_one_stream && other == ANY_STREAM)).then_some(neighbour)
+    }
+
+    fn absorb_next(&mut self, id: ChunkId) {
+        let next = self.chunks[id].next;
+        let (owner, epoch) =
+            (self.chunks[id].owner(), self.chunks[id].epoch().max(self.chunks[next].epoch()));
+        self.swallow_next(id);
+        self.chunks[id].set_free(owner, epoch);
+    }
+
+    /// Makes a chunk and the next one a single chunk, neither in a bin.
+    fn swallow_next(&mut self, id: ChunkId) {
+        let next = self.chunks[id].next;
+        let Chunk { bytes, next: after, .. } = self.chunks[next];
+        self.chunks[id].bytes += bytes;
+        self.chunks[id].next = after;
+        if after != NIL {
+            self.chunks[after].prev = id;
+        }
+        if self.tail == next {
+            self.tail = id;
+        }
+        self.chunks.remove(next);
+    }
+
+    fn is_joinable(&self, id: ChunkId, owner: Owner) -> bool {
+        let chunk = &self.chunks[id];
+        chunk.owner() == owner || chunk.owner() == ANY_STREAM
+    }
+
+    /// The run of neighbours around a chunk that are free for `owner`: the first, and the bytes of all.
+    fn run_around(&self, id: ChunkId, owner: Owner) -> (ChunkId, u64) {
+        let mut first = id;
+        while self.chunks[first].prev != NIL && self.is_joinable(self.chunks[first].prev, owner) {
+            first = self.chunks[first].prev;
+        }
+        let (mut bytes, mut id) = (0, first);
+        while id != NIL && self.is_joinable(id, owner) {
+            bytes += self.chunks[id].bytes;
+            id = self.chunks[id].next;
+        }
+        (first, bytes)
+    }
+
+    /// The chunk, if this number is one.
+    pub(crate) fn get(&self, id: ChunkId) -> Option<&Chunk> {
+        self.chunks.get(id)
+    }
+
+    /// The chunk, in use or free.
+    pub(crate) fn chunk(&self, id: ChunkId) -> &Chunk {
+        &self.chunks[id]
+    }
+
+    /// Enters a chunk that is handed out; says where it starts.
+    pub(crate) fn insert_block(&mut self, block_map: &BlockMap, block: Block) -> u64 {
+        self.insert_block_as(block_map, block.chunk, block)
+    }
+
+    /// The same where the block is known by another number than the chunk's.
+    pub(crate) fn insert_block_as(&mut self, block_map: &BlockMap, id: ChunkId, block: Block) -> u64 {
+        let chunk = &mut self.chunks[id];
+        match chunk.entry() {
+            Some(entry) => entry.renew(block),
+            None => chunk.set_entry(block_map.insert(chunk.addr, block)),
+        }
+        chunk.addr
+    }
+
+    /// The chunk is no block to the block map.
+    pub(crate) fn remove_block(&mut self, id: ChunkId) {
+        self.chunks.remove_block(id);
+    }
+
+    /// The best free chunk of `owner` for the request, among those freed in epoch `upto` or before.
+    pub(crate) fn find(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<ChunkId> {
+        let wanted = Wanted { bytes: request.bytes, alignment: request.alignment, upto };
+        self.bins(owner)?.find(&self.chunks, wanted, self.scan)
+    }
+
+    /// The better of the owner's best chunk and the best of unowned, or any of the owner's first
+    /// (`is_own_first`).
+    pub(crate) fn find_for(&self, owner: Owner, request: &Request, is_own_first: bool) -> Option<ChunkId> {
+        let own = self.find(owner, Epoch::MAX, request);
+        if own.is_some_and(|own| is_own_first || self.chunks[own].bytes == request.bytes) {
+            return own;
+        }
+        match (own, self.find(ANY_STREAM, Epoch::MAX, request)) {
+            (Some(own), Some(free)) if self.chunks[free].bytes < self.chunks[own].bytes => Some(free),
+            (Some(own), _) => Some(own),
+            (None, free) => free,
+        }
+    }
+
+    /// The largest free chunk of `owner` freed in epoch `upto` or before that serves the request. (Of
+    /// the largest bin.)
+    pub(crate) fn largest_for(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<ChunkId> {
+        let largest = self.bins(owner)?.largest_chunk(&self.chunks)?;
+        let wanted = Wanted { bytes: request.bytes, alignment: request.alignment, upto };
+        let chunk = &self.chunks[largest];
+        if wanted.accepts(chunk.addr, chunk.bytes, chunk.epoch()) {
+            return Some(largest);
+        }
+        self.find(owner, upto, request)
+    }
+
+    /// Hands out `bytes` of a free chunk, from the first multiple of `alignment` on; what is left over stays
+    /// free.
+    pub(crate) fn take(&mut self, id: ChunkId, bytes: u64, alignment: u64) -> ChunkId {
+        let addr = self.chunks[id].addr;
+        let padding = addr.wrapping_neg() & (alignment - 1);
+        self.take_at(id, addr + padding, bytes)
+    }
+
+    /// Hands out these bytes of a free chunk.
+    pub(crate) fn take_at(&mut self, id: ChunkId, addr: u64, bytes: u64) -> ChunkId {
+        self.take_from_bin(id);
+        let id = self.cut_out(id, addr, bytes);
+        self.chunks[id].set_in_use();
+        self.blocks_in_use += 1;
+        id
+    }
+
+    /// Cuts these bytes out of a free chunk, in no bin; what is left over goes to the bins.
+    fn cut_out(&mut self, mut id: ChunkId, addr: u64, bytes: u64) -> ChunkId {
+        let before = addr - self.chunks[id].addr;
+        if before > 0 {
+            let rest = self.cut(id, before);
+            self.put_in_bin(id);
+            id = rest;
+        }
+        if self.chunks[id].bytes > bytes {
+            let rest = self.cut(id, bytes);
+            self.put_in_bin(rest);
+        }
+        id
+    }
+
+    /// Takes a chunk in use back for `owner`.
+    pub(crate) fn free(&mut self, id: ChunkId, owner: Owner, epoch: Epoch) {
+        debug_assert!(self.chunks[id].is_in_use());
+        self.blocks_in_use -= 1;
+        self.chunks[id].set_free(owner, epoch);
+        let joined = self.join(id);
+        self.put_in_bin(joined);
+    }
+
+    /// Moves free chunks freed in epoch `upto` or before to another owner, as freed in `epoch`.
+    pub(crate) fn migrate(&mut self, from: Owner, upto: Epoch, to: Owner, epoch: Epoch) {
+        let Some(bins) = self.bins(from).filter(|bins| bins.blocks > 0) else { return };
+        let moving: Vec<u32> =
+            bins.iter(&self.chunks).filter(|id| self.chunks[*id].epoch() <= upto).collect();
+        self.hand_over(&moving, to, epoch);
+    }
+
+    /// Free chunks change hands.
+    fn hand_over(&mut self, moving: &[ChunkId], to: Owner, epoch: Epoch) {
+        // First all change hands, then they join: a chunk that moves may swallow another that moves.
+        for id in moving {
+            self.take_from_bin(*id);
+            self.chunks[*id].set_free(to, epoch);
+            self.put_in_bin(*id);
+        }
+        for id in moving.iter().copied() {
+            let swallowed = self.chunks.get(id).is_none_or(|chunk| chunk.owner() != to);
+            if !swallowed {
+                self.take_from_bin(id);
+                let joined = self.join(id);
+                self.put_in_bin(joined);
+            }
+        }
+    }
+
+    /// Free neighbours, some of `owner` and some that are unowned, that serve the request together: the
+    /// first of them, and where the block starts.
+    pub(crate) fn find_run(&self, owner: Owner, request: &Request) -> Option<(ChunkId, u64)> {
+        let own = self.bins(owner)?;
+        if own.bytes + self.free_bytes(ANY_STREAM) < request.bytes {
+            return None;
+        }
+        own.iter(&self.chunks).take(JOIN_SCAN_LIMIT).find_map(|id| {
+            let (first, bytes) = self.run_around(id, owner);
+            let (start, end) = (self.chunks[first].addr, self.chunks[first].addr + bytes);
+            // From the own chunk on, if that is enough: so the block takes the least from unowned neighbours.
+            let from = self.chunks[id].addr.min(end.saturating_sub(request.bytes)).max(start);
+            let fits = |from| align_up(from, request.alignment).filter(|addr| addr + request.bytes <= end);
+            Some((first, fits(from).or_else(|| fits(start))?))
+        })
+    }
+
+    /// Bytes in the free chunks of an owner.
+    pub(crate) fn free_bytes(&self, owner: Owner) -> u64 {
+        self.bins(owner).map_or(0, |bins| bins.bytes)
+    }
+
+    /// Forgets an owner that has no free chunks.
+    pub(crate) fn remove_owner(&mut self, owner: Owner) {
+        debug_assert_eq!(self.free_bytes(owner), 0);
+        if let Some(bins) = self.bins.get_mut(owner as usize) {
+            *bins = None;
+        }
+    }
+
+    pub(crate) fn largest_free_block(&self) -> u64 {
+        self.all_bins().map(|bins| bins.largest(&self.chunks)).max().unwrap_or(0)
+    }
+
+    pub(crate) fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// Adds memory as one free chunk of `owner`, which is returned.
+    pub(crate) fn add_region(&mut self, base: u64, bytes: u64, owner: Owner, epoch: Epoch) -> ChunkId {
+        let chunk = Chunk::free(base, bytes, NIL, NIL, owner, epoch).in_region(self.next_number);
+        let first = self.chunks.add(chunk);
+        let at = self.regions.partition_point(|region| region.base < base);
+        self.regions.insert(at, Region { base, bytes, first });
+        self.bytes_reserved += bytes;
+        self.put_in_bin(first);
+        first
+    }
+
+    /// Removes the first region that is one free chunk which `accepts`, in the order of creation; says whose
+    /// it was.
+    pub(crate) fn remove_free_region(
+        &mut self,
+        accepts: impl Fn(&Chunk) -> bool,
+    ) -> Option<(Region, Owner, Epoch)> {
+        if self.regions_free == 0 {
+            return None;
+        }
+        let firsts = self.regions.iter().map(|region| &self.chunks[region.first]).enumerate();
+        let is_free =
+            |(_, first): &(usize, &Chunk)| first.is_free() && first.is_whole_region() && accepts(first);
+        let (index, _) = firsts.filter(is_free).min_by_key(|(_, first)| first.place())?;
+        let region = self.regions.remove(index);
+        let (owner, epoch) = (self.chunks[region.first].owner(), self.chunks[region.first].epoch());
+        self.take_from_bin(region.first);
+        self.chunks.remove(region.first);
+        self.bytes_reserved -= region.bytes;
+        Some((region, owner, epoch))
+    }
+
+    /// Removes all regions, whatever is in use.
+    pub(crate) fn remove_all_regions(&mut self) -> Vec<Region> {
+        std::mem::take(&mut self.regions)
+    }
+
+    /// Bytes that are enough, in a multiple of `unit`, for a region that serves the request.
+    pub(crate) fn region_for(request: &Request, wanted: u64, unit: u64) -> u64 {
+        let least = request.padded_bytes();
+        align_up(wanted.max(least), unit).unwrap_or(least)
+    }
+
+    /// The region that an address lies in, and the chunk there.
+    pub(crate) fn chunk_at(&self, addr: u64) -> Option<&Chunk> {
+        let after = self.regions.partition_point(|region| region.base <= addr);
+        let region = after.checked_sub(1).map(|index| &self.regions[index])?;
+        if addr - region.base >= region.bytes {
+            return None;
+        }
+        self.region_chunks(region).find(|chunk| addr < chunk.addr + chunk.bytes)
+    }
+
+    /// The chunks of a region, in address order.
+    pub(crate) fn region_chunks(&self, region: &Region) -> impl Iterator<Item = &Chunk> {
+        let first = Some(&self.chunks[region.first]);
+        std::iter::successors(first, |chunk| (chunk.next != NIL).then(|| &self.chunks[chunk.next]))
+    }
+
+    /// For each owner with free blocks: blocks, bytes, the largest.
+    pub(crate) fn free_by_owner(&self) -> impl Iterator<Item = (Owner, u64, u64, u64)> {
+        let owners = (0..).zip(&self.bins).filter_map(|(owner, bins)| Some((owner, bins.as_ref()?)));
+        owners
+            .filter(|(_, bins)| bins.blocks > 0)
+            .map(|(owner, bins)| (owner, bins.blocks, bins.bytes, bins.largest(&self.chunks)))
+    }
+}

@@ -1,0 +1,72 @@
+//! Sizes of small blocks.
+//!
+//! ```text
+//!  bytes / 256 =  1  2 … 32 | 33 34 … 64 | 66 68 … 128 | … | 2112 … 4096
+//!  class          0  1 … 31 | 32 … 63    | 64 … 95     | … | 224 … 255
+//! ```
+//!
+//! Up to 16 KiB every multiple of 256 is a class; above, 32 classes to a power of two, so that rounding up
+//! takes at most 3.1 % of a block, and nothing of the large blocks that make up most of a device's memory.
+
+use millpond_core::ALLOCATION_ALIGNMENT;
+
+/// Blocks of at most this many bytes are small: cut in classes.
+pub(crate) const LARGEST_SMALL: u64 = 1 << 20;
+
+/// How many classes there are.
+pub(crate) const CLASSES: usize = 256;
+
+const SUB_BITS: u32 = 5;
+const SUBS: u64 = 1 << SUB_BITS;
+
+/// The sizes of a class, in units of 256 bytes, are multiples of two to this, for a request of one unit more
+/// than `below`: 0 for the first two rows of classes.
+#[inline]
+fn shift_of(below: u64) -> u32 {
+    (below | SUBS).ilog2() - SUB_BITS
+}
+
+/// The class of a request of 1 to [`LARGEST_SMALL`] bytes.
+#[inline]
+pub(crate) fn class_of(bytes: u64) -> usize {
+    let below = (bytes - 1) / ALLOCATION_ALIGNMENT;
+    let shift = shift_of(below);
+    ((u64::from(shift) << SUB_BITS) + (below >> shift)) as usize
+}
+
+/// The bytes of the blocks of a class.
+pub(crate) fn bytes_of(class: usize) -> u64 {
+    let class = class as u64;
+    let shift = (class / SUBS).saturating_sub(1);
+    ((class - shift * SUBS + 1) << shift) * ALLOCATION_ALIGNMENT
+}
+
+/// What a request is rounded up to. (Almost: no device holds the largest numbers.)
+#[inline]
+pub(crate) fn rounded(bytes: u64) -> u64 {
+    if bytes > LARGEST_SMALL {
+        return bytes.saturating_add(ALLOCATION_ALIGNMENT - 1) & !(ALLOCATION_ALIGNMENT - 1);
+    }
+    let below = bytes.saturating_sub(1) / ALLOCATION_ALIGNMENT;
+    let shift = shift_of(below);
+    (((below >> shift) + 1) << shift) * ALLOCATION_ALIGNMENT
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_size_has_the_smallest_class_that_holds_it() {
+        assert_eq!((class_of(1), class_of(LARGEST_SMALL)), (0, CLASSES - 1));
+        assert_eq!(bytes_of(CLASSES - 1), LARGEST_SMALL);
+        for class in 0..CLASSES {
+            let bytes = bytes_of(class);
+            assert_eq!((class_of(bytes), rounded(bytes)), (class, bytes));
+            let below = class.checked_sub(1).map_or(0, bytes_of);
+            assert_eq!((class_of(below + 1), rounded(below + 1)), (class, bytes));
+            assert!(bytes - below <= 256.max(bytes / 32));
+        }
+        assert_eq!(rounded(LARGEST_SMALL + 1), LARGEST_SMALL + 256);
+    }
+}

@@ -1,0 +1,259 @@
+//! The step of the ladder that takes memory: a region from upstream, or pages from the driver. A growth is
+//! planned under the lock, run without it, and then committed or aborted.
+
+use std::sync::atomic::Ordering;
+
+use millpond_core::driver::CaptureModeGuard;
+use millpond_core::{
+    ALLOCATION_ALIGNMENT, DeviceMemoryResource, DevicePtr, Error, ErrorKind, LadderCounts, Layout,
+    MemoryInfo, Result, StreamRef,
+};
+
+use crate::heap::request::Request;
+use crate::pool::Task;
+use crate::pool::central::device_books::{Device, Leaving, Promise, Reading};
+use crate::pool::central::peer_reclaim::PeerReclaim;
+use crate::pool::central::trace::event;
+use crate::pool::central::{Central, CentralCore, State};
+use crate::pool::protocol::{Lack, Purpose, Try};
+use crate::stream_order::{ANY_STREAM, Epoch, Owner};
+use crate::tuning::DEVICE_PAGE;
+
+/// Why there is no new memory for a request.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// The resource may hold no more.
+    OwnLimit,
+    /// The driver or upstream has no more: its error, if it was asked for memory.
+    Below(Option<Error>),
+    /// There is less than the request, however much is given back; what the device said, if it was asked.
+    Impossible(Option<MemoryInfo>),
+}
+
+/// How often memory went back to the device up to a moment.
+#[derive(Clone, Copy)]
+pub(crate) struct Returns {
+    all: u64,
+    own: u64,
+}
+
+impl Returns {
+    /// Whether others returned some from this moment to that one.
+    pub(crate) fn others_until(self, later: Self) -> bool {
+        later.all - self.all > later.own - self.own
+    }
+}
+
+/// A planned growth, and the promise of its new memory, where that comes from a device whose books are kept.
+type Planned<'a> = (Task, Option<Promise<'a>>);
+
+impl CentralCore {
+    /// What the device has free, where `request` may take from it.
+    pub(crate) fn look_at(&self, device: &Device, request: &Request) -> Result<Reading> {
+        let wanted = request.padded_bytes().saturating_add(DEVICE_PAGE);
+        device.read(&*self.driver, wanted).map_err(|error| self.driver_error(error))
+    }
+
+    /// How often memory went back to the device so far, and how often it was this resource's.
+    pub(crate) fn returns(&self) -> Returns {
+        let own = self.own_returns.load(Ordering::Acquire);
+        Returns { all: self.device.as_ref().map_or(own, |device| device.returns()), own }
+    }
+
+    /// Counts bytes of this resource as leaving; see [`Device::remove_block`].
+    pub(crate) fn remove_block(&self, bytes: u64) -> Option<Leaving<'_>> {
+        self.device.as_ref().map(|device| device.remove_block(bytes))
+    }
+
+    /// Notes that memory went back to the device.
+    pub(crate) fn note_return(&self) {
+        self.own_returns.fetch_add(1, Ordering::Release);
+        if let Some(device) = &self.device {
+            device.note_return();
+        }
+    }
+}
+
+impl<R: DeviceMemoryResource> Central<R> {
+    /// Takes new memory and serves the request from it, which counts as `step`. `reading` is what the device
+    /// had a moment ago, if it was asked.
+    pub(crate) fn grow(
+        &self,
+        request: &Request,
+        stream: StreamRef,
+        reading: &mut Option<Reading>,
+        step: impl FnOnce(&mut LadderCounts) -> &mut u64,
+    ) -> Result<Result<DevicePtr, Refusal>> {
+        let ptr = match self.take_memory(request, Purpose::Serve, stream, reading)? {
+            Ok(ptr) => ptr.expect("a growth that serves a request brings a block"),
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        let mut state = self.state.lock();
+        *step(&mut state.ladder) += 1;
+        let tidying = state.heaps.plan_tidying();
+        drop(state);
+        // The block is there: what stays untidy is no error of this call.
+        if let Some(Err(error)) = tidying.map(|task| self.run_task(task)) {
+            event!(self, WARN, "mappings could not be undone", %error);
+        }
+        Ok(Ok(ptr))
+    }
+
+    /// Plans a growth under the lock, makes its calls without it, and commits it, or aborts it and tries
+    /// again as long as less, or memory in one piece, may be available. Returns the block, if the purpose is
+    /// to serve the request.
+    fn take_memory(
+        &self,
+        request: &Request,
+        purpose: Purpose,
+        stream: StreamRef,
+        reading: &mut Option<Reading>,
+    ) -> Result<Result<Option<DevicePtr>, Refusal>> {
+        let (mut refused, mut next) = (None, Some(Try::Preferred));
+        while let Some(this) = next {
+            let (mut task, promise) = match self.plan_growth(request, purpose, this, stream, reading)? {
+                Ok(planned) => planned,
+                Err(Lack::OwnLimit) if refused.is_none() => return Ok(Err(Refusal::OwnLimit)),
+                // No call was made, and a plan for less would not serve.
+                Err(_) if refused.is_none() => return Ok(Err(Refusal::Below(None))),
+                Err(_) => {
+                    next = this.after(None);
+                    continue;
+                }
+            };
+            let (bytes, smaller, watch) = (task.new_bytes(), task.smaller_region(), self.watch());
+            let outcome = self.span("growth", bytes, stream).in_scope(|| self.call_for(&mut task, stream));
+            drop(promise);
+            next = this.after(smaller);
+            let Err(error) = outcome else {
+                let mut state = self.state.lock();
+                if let Task::Region(region) = &mut task {
+                    region.owner = self.owner_of_region(&mut state, stream);
+                }
+                let ptr = task.commit(&mut state.heaps);
+                drop(state);
+                if ptr.is_some() || purpose == Purpose::Reserve {
+                    self.trace_growth(request, stream, bytes, &watch);
+                    return Ok(Ok(ptr));
+                }
+                continue;
+            };
+            let is_region = matches!(task, Task::Region(_));
+            task.abort(&mut self.state.lock().heaps);
+            // An upstream with a largest request says that the argument is invalid.
+            let is_too_large = is_region && next.is_some() && error.kind() == ErrorKind::InvalidArgument;
+            if !is_region {
+                self.note_return();
+            }
+            if !error.is_out_of_memory() && !is_too_large {
+                return Err(error);
+            }
+            if !is_region {
+                self.trace_rival(bytes, &error);
+            }
+            refused = Some(error).filter(Error::is_out_of_memory);
+        }
+        self.trace_refusal(request, reading.as_ref(), &"there is too little below");
+        Ok(Err(Refusal::Below(refused)))
+    }
+
+    /// Makes the calls of a growth: upstream's for a region, or the driver's.
+    fn call_for(&self, task: &mut Task, stream: StreamRef) -> Result<()> {
+        if let Task::Region(region) = task {
+            let base = self.upstream.allocate(Layout::new(region.bytes), stream)?;
+            debug_assert!(base.is_aligned_to(ALLOCATION_ALIGNMENT));
+            region.base = base;
+            return Ok(());
+        }
+        task.run(&*self.driver).map_err(|error| self.driver_error(error))
+    }
+
+    /// A plan for which there is memory, and the promise of it.
+    fn plan_growth(
+        &self,
+        request: &Request,
+        purpose: Purpose,
+        this: Try,
+        stream: StreamRef,
+        reading: &mut Option<Reading>,
+    ) -> Result<Result<Planned<'_>, Lack>> {
+        let plan = |most_new| {
+            let mut state = self.state.lock();
+            let owner = if purpose == Purpose::Serve { state.owner_of(stream) } else { ANY_STREAM };
+            state.heaps.plan_growth(owner, request, purpose, this, most_new)
+        };
+        let Some(device) = &self.device else {
+            let most_new = if this == Try::FreeOnly { 0 } else { u64::MAX };
+            return Ok(plan(most_new).map(|task| (task, None)));
+        };
+        let mut waits = 0;
+        loop {
+            let earlier = reading.take();
+            let now = match earlier {
+                Some(reading) => reading,
+                None => self.look_at(device, request)?,
+            };
+            let most_new = match this {
+                Try::Preferred | Try::AtMost(_) => now.most_new(),
+                Try::AtOnce(_) => now.available,
+                Try::FreeOnly => 0,
+            };
+            let mut task = match plan(most_new) {
+                Ok(task) => task,
+                // There may be more by now.
+                Err(Lack::NewMemory) if earlier.is_some() => continue,
+                Err(Lack::NewMemory) if this != Try::FreeOnly && device.wait_for_rivals(&now, &mut waits) => {
+                    continue;
+                }
+                Err(lack) => {
+                    let why = match lack {
+                        Lack::OwnLimit => "its own maximum",
+                        Lack::NewMemory => "the device has too little",
+                    };
+                    self.trace_refusal(request, Some(&now), &why);
+                    return Ok(Err(lack));
+                }
+            };
+            if this != Try::Preferred || task.new_bytes() > now.available {
+                task.take_at_once();
+            }
+            match device.promise(task.new_bytes(), &now) {
+                Some(promise) => return Ok(Ok((task, Some(promise)))),
+                // Others were promised some of it since: what is left?
+                None => task.abort(&mut self.state.lock().heaps),
+            }
+        }
+    }
+
+    /// The stream, and its epoch, for which upstream's memory is ordered.
+    fn owner_of_region(&self, state: &mut State, stream: StreamRef) -> (Owner, Epoch) {
+        if !self.upstream_is_ordered {
+            return (ANY_STREAM, 0);
+        }
+        let owner = state.owner_of(stream);
+        (owner, state.streams.slot(owner).epoch())
+    }
+
+    /// Takes the first memory, before any request: all of it, in whole pages where the pool has such.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](ErrorKind::OutOfMemory) where it cannot be had; what the driver or upstream reports.
+    pub(crate) fn reserve(&self, bytes: u64) -> Result<()> {
+        let _captures = CaptureModeGuard::relaxed(&*self.driver);
+        let layout = Layout::new(bytes);
+        let too_large = || Error::request_too_large(layout, StreamRef::LEGACY);
+        let request = Request::new(layout).ok_or_else(too_large)?;
+        self.admit_newcomers()?;
+        let mut peer_reclaim = PeerReclaim::default();
+        loop {
+            let returns = self.returns();
+            let reserved = self.take_memory(&request, Purpose::Reserve, StreamRef::LEGACY, &mut None)?;
+            let Err(refused) = reserved else { return Ok(()) };
+            let may_be_had = matches!(refused, Refusal::Below(_))
+                && self.ask_peer_pools(&mut peer_reclaim, returns, &request, StreamRef::LEGACY)?;
+            if !may_be_had {
+                return Err(self.out_of_memory(&request, StreamRef::LEGACY, refused));
+            }
+        }
+    }
+}

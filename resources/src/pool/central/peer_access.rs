@@ -1,0 +1,46 @@
+//! Other devices that may use what a resource hands out, where it maps memory itself.
+
+use millpond_core::{DeviceId, DeviceMemoryResource, Result};
+
+use crate::pool::central::{Central, CentralCore};
+
+impl CentralCore {
+    /// Gives devices access to all memory there is that came since, if the pool takes them in. The caller
+    /// holds the second lock, so nothing is mapped or unmapped meanwhile.
+    ///
+    /// # Errors
+    /// Only for a device that is lost: that a peer is refused is no reason for a request to fail.
+    pub(crate) fn admit_newcomers(&self) -> Result<()> {
+        if !self.admits_peers {
+            return Ok(());
+        }
+        match self.driver.active_peers() {
+            Ok(active) if active.is_empty() => Ok(()),
+            Ok(active) => self.admit(&active, false).or_else(|error| {
+                tracing::warn!(
+                    target: "millpond::pool", ?active, %error,
+                    "devices get no access to the pool's memory; copies of it work by cuMemcpyPeer only"
+                );
+                if self.health.is_lost() { Err(error) } else { Ok(()) }
+            }),
+            Err(error) if error.is_sticky() => Err(self.driver_error(error)),
+            Err(_cannot_say) => Ok(()),
+        }
+    }
+
+    fn admit(&self, devices: &[DeviceId], is_asked: bool) -> Result<()> {
+        let task = self.state.lock().heaps.plan_admission(devices, is_asked);
+        task.map_or(Ok(()), |task| self.run_task(task).map(drop))
+    }
+}
+
+impl<R: DeviceMemoryResource> Central<R> {
+    /// Gives a device access to all memory there is, and to what comes.
+    pub(crate) fn add_peer(&self, device: DeviceId) -> Result<()> {
+        let _slow = self.slow.lock();
+        if self.health.is_lost() {
+            return Err(self.health.error());
+        }
+        self.admit(&[device], true)
+    }
+}

@@ -1,0 +1,399 @@
+//! What would have helped a request that the pool could not serve: which blocks are in its way, what new
+//! memory it takes. On the failing path only, so it walks.
+
+use std::collections::BTreeMap;
+
+use millpond_core::{LiveBlock, align_up};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::backing::Large;
+use crate::backing::paged::Pages;
+use crate::block_map::BlockEntry;
+use crate::heap::Heap;
+use crate::heap::request::Request;
+use crate::pool::heaps::{Heaps, LARGE};
+use crate::pool::oom_map;
+use crate::pool::protocol::{FreeOf, Room, Shortage};
+use crate::stream_order::{ANY_STREAM, Owner};
+use crate::tuning::DEVICE_PAGE;
+
+/// A row of neighbours.
+type Row = Vec<Piece>;
+
+/// A chunk, as what is in the way sees it.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    addr: u64,
+    bytes: u64,
+    what: What,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum What {
+    Free,
+    /// A block that a caller has, by its place in [`Memory::blocks`].
+    Block(usize),
+    /// Small blocks: the span by its base.
+    Span(u64),
+    /// Nobody can give it back now.
+    Stays,
+}
+
+/// A large block that a caller has.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    live: LiveBlock,
+    /// All of it, wherever it lies.
+    whole: u64,
+}
+
+/// All memory of a pool as it was when a request failed.
+struct Memory {
+    /// Those of the large heaps first.
+    rows: Vec<Row>,
+    large_rows: usize,
+    blocks: Vec<Block>,
+    /// Bytes in use of each span, by its base.
+    spans: FxHashMap<u64, u64>,
+}
+
+/// A region or a handle.
+struct Part {
+    bytes: u64,
+    /// What is in use of it, and how many bytes that has wherever it lies.
+    what: Vec<What>,
+    cost: u64,
+    /// Free bytes at both ends with which a block may begin or end.
+    free_start: u64,
+    free_end: u64,
+}
+
+/// A choice of blocks to give back.
+struct Choice {
+    /// Its cost: bytes in use.
+    bytes: u64,
+    what: Vec<What>,
+}
+
+/// Why the request could not be served, and what would have helped.
+pub(super) fn shortage(heaps: &mut Heaps, request: &Request, room: &Room) -> Shortage {
+    let needed = needed(heaps, request, room.owner);
+    let heaps = &*heaps;
+    let in_the_way = choose(heaps, request, room, room.is_capturing);
+    // Whatever is free for others counts here: then nothing may be in the way.
+    let merging_suffices = room.is_capturing
+        && choose(heaps, request, room, false).is_some_and(|(_, choice)| choice.what.is_empty());
+    let in_the_way = in_the_way.map_or(Vec::new(), |(memory, choice)| blocks_of(heaps, &memory, &choice));
+    Shortage {
+        needed,
+        maximum_bytes: Some(heaps.maximum_bytes).filter(|bytes| *bytes != u64::MAX),
+        free: free_by_owner(heaps),
+        merging_suffices,
+        in_the_way,
+        pages: pages_needed(heaps, request, room),
+        map: oom_map::map(heaps.large.heaps()),
+    }
+}
+
+/// New memory that would serve the request.
+fn needed(heaps: &mut Heaps, request: &Request, owner: Owner) -> u64 {
+    let span = heaps.is_small(request).then(|| {
+        let arena = heaps.shared.arenas.lock(request.shard);
+        Request { bytes: heaps.span_wanted(&arena, request), ..*request }
+    });
+    match (&mut heaps.large, span) {
+        (Large::Regions(_), _) => request.padded_bytes(),
+        (Large::Pages(pages), Some(span)) => pages.needed(ANY_STREAM, &span, true),
+        (Large::Pages(pages), None) => pages.needed(owner, request, false),
+    }
+}
+
+/// The cheapest blocks without which the request would be served: those between free ones in a row, or those
+/// of whole regions or handles, which go back to the device to come again as one.
+///
+/// While a stream captures, only its own is free, and nothing goes back that is not unowned yet.
+fn choose(heaps: &Heaps, request: &Request, room: &Room, is_capturing: bool) -> Option<(Memory, Choice)> {
+    let memory = Memory::of(heaps, request, is_capturing.then_some(room.owner));
+    let in_row =
+        memory.rows.iter().filter_map(|row| memory.cheapest_in(row, request)).min_by_key(|it| it.bytes);
+    let anew = (!is_capturing).then(|| memory.cheapest_anew(heaps, request, room)).flatten();
+    let choice = in_row.into_iter().chain(anew).min_by_key(|choice| choice.bytes)?;
+    Some((memory, choice))
+}
+
+impl Memory {
+    /// What is free for `only` and for anyone is free; for `None` whatever is not handed out.
+    fn of(heaps: &Heaps, request: &Request, only: Option<Owner>) -> Self {
+        let (mut blocks, mut by_address) = (Vec::new(), FxHashMap::default());
+        heaps.shared.block_map.each(|address, entry| {
+            let (heap, chunk) = entry.block();
+            let bytes = entry.requested();
+            if heap != LARGE || bytes == 0 {
+                return;
+            }
+            let what = What::Block(blocks.len());
+            blocks.push(Block { live: LiveBlock { address, bytes }, whole: heaps.large.bytes_of(chunk) });
+            match &heaps.large {
+                Large::Regions(heap) => _ = by_address.insert(heap.chunk(chunk).addr, what),
+                Large::Pages(pages) => {
+                    by_address.extend(pages.pieces_of(chunk).map(|piece| (piece.addr, what)))
+                }
+            }
+        });
+        let mut spans = FxHashMap::default();
+        if only.is_none() {
+            for (_, arena) in heaps.shared.arenas.each() {
+                for span in arena.heap.regions() {
+                    let in_use = arena.heap.region_chunks(span).filter(|chunk| chunk.is_in_use());
+                    spans.insert(span.base, in_use.map(|chunk| chunk.bytes).sum());
+                    by_address.insert(span.base, What::Span(span.base));
+                }
+            }
+        }
+        let over_pages = matches!(heaps.large, Large::Pages(_));
+        let mut memory = Self { rows: Vec::new(), large_rows: 0, blocks, spans };
+        for (index, heap) in heaps.large.heaps().iter().enumerate() {
+            let joins = !over_pages || Pages::joins_with_unowned(index);
+            memory.add_rows(heap, &by_address, |owner| {
+                only.is_none_or(|only| owner == only || (joins && owner == ANY_STREAM))
+            });
+        }
+        memory.large_rows = memory.rows.len();
+        if heaps.is_small(request) {
+            memory.add_arenas(heaps, only);
+        }
+        memory
+    }
+
+    fn add_rows(&mut self, heap: &Heap, by_address: &FxHashMap<u64, What>, is_free: impl Fn(Owner) -> bool) {
+        for region in heap.regions() {
+            let pieces = heap.region_chunks(region).map(|chunk| {
+                let what = match by_address.get(&chunk.addr) {
+                    _ if chunk.is_free() && is_free(chunk.owner()) => What::Free,
+                    Some(what) if chunk.is_in_use() => *what,
+                    _ => What::Stays,
+                };
+                Piece { addr: chunk.addr, bytes: chunk.bytes, what }
+            });
+            self.rows.push(pieces.collect());
+        }
+    }
+
+    /// What is in spans, for a request that is served from one.
+    fn add_arenas(&mut self, heaps: &Heaps, only: Option<Owner>) {
+        for (_, arena) in heaps.shared.arenas.each() {
+            let mut small = FxHashMap::default();
+            for (_, chunk) in arena.heap.all_chunks().filter(|(_, chunk)| chunk.is_in_use()) {
+                let bytes = chunk.entry().map_or(0, BlockEntry::requested);
+                if bytes > 0 {
+                    small.insert(chunk.addr, What::Block(self.blocks.len()));
+                    let live = LiveBlock { address: chunk.addr, bytes };
+                    self.blocks.push(Block { live, whole: chunk.bytes });
+                }
+            }
+            self.add_rows(&arena.heap, &small, |owner| {
+                only.is_none_or(|only| owner == only || owner == ANY_STREAM)
+            });
+        }
+    }
+
+    fn cost(&self, what: What) -> u64 {
+        match what {
+            What::Free | What::Stays => 0,
+            What::Block(block) => self.blocks[block].whole,
+            What::Span(base) => self.spans[&base],
+        }
+    }
+
+    /// The neighbours with fewest bytes in use that make room for the request once all of them are free.
+    fn cheapest_in(&self, row: &Row, request: &Request) -> Option<Choice> {
+        let mut best: Option<(u64, usize, usize)> = None;
+        let (mut cost, mut end) = (0, 0);
+        for start in 0..row.len() {
+            if row[start].what == What::Stays {
+                (cost, end) = (0, start + 1);
+                continue;
+            }
+            let from = align_up(row[start].addr, request.alignment)?;
+            let reaches = |end: usize| row[end - 1].addr + row[end - 1].bytes >= from + request.bytes;
+            // At least the first is taken, which can be given back.
+            while (end <= start || !reaches(end)) && row.get(end).is_some_and(|it| it.what != What::Stays) {
+                cost += self.cost(row[end].what);
+                end += 1;
+            }
+            if reaches(end) && best.is_none_or(|(least, ..)| cost < least) {
+                best = Some((cost, start, end));
+            }
+            cost -= self.cost(row[start].what);
+        }
+        let (bytes, start, end) = best?;
+        let what = row[start..end].iter().map(|piece| piece.what).filter(|what| *what != What::Free);
+        Some(Choice { bytes, what: what.collect() })
+    }
+
+    /// The regions or handles with fewest bytes in use for what they bring that, with what the device has,
+    /// make room for the request once they are given back. Over pages, the largest free ends of two handles
+    /// do for the start and the end of the block.
+    fn cheapest_anew(&self, heaps: &Heaps, request: &Request, room: &Room) -> Option<Choice> {
+        let device = room.device_free?;
+        let limit = heaps.maximum_bytes.saturating_sub(heaps.large.bytes_reserved());
+        let mut parts = self.parts(heaps);
+        let pages = match &heaps.large {
+            Large::Regions(_) => {
+                let needed = request.padded_bytes();
+                let short = needed.next_multiple_of(DEVICE_PAGE).saturating_sub(device);
+                return emptied(&parts, short.max(needed.saturating_sub(limit)));
+            }
+            Large::Pages(pages) => pages,
+        };
+        let missing = |needed: u64| needed.saturating_sub(device.min(limit));
+        let anew = emptied(&parts, missing(pages.needed_alone(request)));
+        let Some(least) = pages.least_piece(request) else { return anew };
+        let ends = take_ends(&mut parts, least);
+        let rest = Request { bytes: request.bytes.saturating_sub(ends), ..*request };
+        let put_together = emptied(&parts, missing(pages.needed_alone(&rest)));
+        anew.into_iter().chain(put_together).min_by_key(|choice| choice.bytes)
+    }
+
+    /// The regions or handles, and what is in their way.
+    fn parts(&self, heaps: &Heaps) -> Vec<Part> {
+        let mut pieces: Vec<&Piece> = self.rows[..self.large_rows].iter().flatten().collect();
+        pieces.sort_unstable_by_key(|piece| piece.addr);
+        let part = |(base, bytes, has_ends): (u64, u64, bool)| {
+            let end = base + bytes;
+            let from = pieces.partition_point(|piece| piece.addr + piece.bytes <= base);
+            let upto = pieces.partition_point(|piece| piece.addr < end);
+            let within = &pieces[from..upto];
+            let is_used = |piece: &&&Piece| piece.what != What::Free;
+            let first = within.iter().find(is_used).map_or(end, |piece| piece.addr.max(base));
+            let last = within.iter().rfind(is_used).map_or(base, |piece| (piece.addr + piece.bytes).min(end));
+            let mut what: Vec<What> = within.iter().filter(is_used).map(|piece| piece.what).collect();
+            // Pieces of one block lie behind each other at times.
+            what.dedup();
+            let cost = what.iter().map(|what| self.cost(*what)).sum();
+            let has_ends = has_ends && !what.is_empty();
+            let (free_start, free_end) = if has_ends { (first - base, end - last) } else { (0, 0) };
+            Part { bytes, cost, what, free_start, free_end }
+        };
+        match &heaps.large {
+            Large::Regions(heap) => {
+                heap.regions().iter().map(|region| part((region.base, region.bytes, false))).collect()
+            }
+            Large::Pages(pages) => pages.primaries().map(part).collect(),
+        }
+    }
+}
+
+/// Takes two parts out, where there are such: one free at its end and one at its start, by `least` bytes
+/// each and by most together. Says by how many.
+fn take_ends(parts: &mut Vec<Part>, least: u64) -> u64 {
+    let enough = |bytes: u64| if bytes >= least { bytes } else { 0 };
+    let mut starts: Vec<(u64, usize)> = parts.iter().map(|part| enough(part.free_start)).zip(0..).collect();
+    starts.sort_unstable_by(|a, b| b.cmp(a));
+    let last = |first: usize| starts.iter().take(2).find(|(_, part)| *part != first).copied();
+    let both = |first: usize| enough(parts[first].free_end) + last(first).map_or(0, |(bytes, _)| bytes);
+    let Some((bytes, first)) = (0..parts.len()).map(|first| (both(first), first)).max() else { return 0 };
+    let last = last(first).map_or(first, |(_, part)| part);
+    parts.swap_remove(first.max(last));
+    if last != first {
+        parts.swap_remove(first.min(last));
+    }
+    bytes
+}
+
+/// The parts with fewest bytes in use for what they bring that bring as much as is missing.
+fn emptied(parts: &[Part], missing: u64) -> Option<Choice> {
+    let mut parts: Vec<&Part> = parts.iter().filter(|part| !part.what.contains(&What::Stays)).collect();
+    if missing == 0 {
+        return None;
+    }
+    let worth = |a: &Part, b: &Part| u128::from(a.cost) * u128::from(b.bytes);
+    parts.sort_by(|a, b| worth(a, b).cmp(&worth(b, a)));
+    let mut brought = 0;
+    parts.retain(|part| {
+        let is_record_requested = brought < missing;
+        brought += if is_record_requested { part.bytes } else { 0 };
+        is_record_requested
+    });
+    if brought < missing {
+        return None;
+    }
+    // The last ones may have brought so much that earlier ones are not needed.
+    parts.sort_by_key(|part| std::cmp::Reverse(part.cost));
+    parts.retain(|part| {
+        let is_needed = brought - part.bytes < missing;
+        brought -= if is_needed { 0 } else { part.bytes };
+        is_needed
+    });
+    let bytes = parts.iter().map(|part| part.cost).sum();
+    Some(Choice { bytes, what: parts.into_iter().flat_map(|part| part.what.iter().copied()).collect() })
+}
+
+/// The blocks that a choice is made of.
+fn blocks_of(heaps: &Heaps, memory: &Memory, choice: &Choice) -> Vec<LiveBlock> {
+    let (mut blocks, mut spans) = (Vec::new(), FxHashSet::default());
+    for what in &choice.what {
+        match what {
+            What::Block(block) => blocks.push(memory.blocks[*block].live),
+            What::Span(base) => _ = spans.insert(*base),
+            What::Free | What::Stays => {}
+        }
+    }
+    for (_, arena) in heaps.shared.arenas.each() {
+        for span in arena.heap.regions().iter().filter(|span| spans.contains(&span.base)) {
+            let in_use = arena.heap.region_chunks(span).filter(|chunk| chunk.is_in_use());
+            let live = in_use.filter_map(|chunk| {
+                let bytes = chunk.entry().map_or(0, BlockEntry::requested);
+                (bytes > 0).then_some(LiveBlock { address: chunk.addr, bytes })
+            });
+            blocks.extend(live);
+        }
+    }
+    // A block has pieces in several places at times.
+    blocks.sort_unstable();
+    blocks.dedup();
+    blocks
+}
+
+/// What is free, in all heaps.
+fn free_by_owner(heaps: &Heaps) -> Vec<FreeOf> {
+    let mut all: BTreeMap<Owner, FreeOf> = BTreeMap::new();
+    let mut add = |heap: &Heap| {
+        for (owner, blocks, bytes, largest) in heap.free_by_owner() {
+            let sum = all.entry(owner).or_insert(FreeOf { owner, blocks: 0, bytes: 0, largest: 0 });
+            sum.blocks += blocks;
+            sum.bytes += bytes;
+            sum.largest = sum.largest.max(largest);
+        }
+    };
+    heaps.large.heaps().iter().for_each(&mut add);
+    heaps.shared.arenas.each().for_each(|(_, arena)| add(&arena.heap));
+    all.into_values().collect()
+}
+
+/// How many free pages of regions would serve the request with what the device has, if they were mapped in a
+/// row; `None` where they are too few.
+fn pages_needed(heaps: &Heaps, request: &Request, room: &Room) -> Option<u64> {
+    let (Large::Regions(heap), Some(page), false) = (&heaps.large, room.page_bytes, room.is_capturing) else {
+        return None;
+    };
+    let limit = heaps.maximum_bytes.saturating_sub(heap.bytes_reserved);
+    let (needed, fresh) = (request.bytes.div_ceil(page), room.device_free?.min(limit) / page);
+    let mut free = 0;
+    for region in heap.regions() {
+        let (mut start, mut end) = (region.base, region.base);
+        for chunk in heap.region_chunks(region) {
+            end = chunk.addr;
+            if chunk.is_in_use() {
+                free += (end / page).saturating_sub(start.div_ceil(page));
+                start = chunk.addr + chunk.bytes;
+            }
+            end = end.max(chunk.addr + chunk.bytes);
+        }
+        free += (end / page).saturating_sub(start.div_ceil(page));
+    }
+    (free + fresh >= needed).then(|| needed.saturating_sub(fresh))
+}
+
+#[cfg(test)]
+mod tests;

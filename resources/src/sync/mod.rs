@@ -1,0 +1,42 @@
+//! What threads share: the atomics of the standard library; or, with `--cfg millpond_loom`, those of loom,
+//! which runs a model in every order that its threads may take and with every value that a load may see.
+//!
+//! The models are beside the code, in files named `models.rs`; docs/INVARIANTS.md says how they are run.
+
+pub(crate) mod spin_lock;
+
+#[cfg(not(millpond_loom))]
+pub(crate) use parking_lot::Mutex;
+#[cfg(not(millpond_loom))]
+pub(crate) use std::sync::atomic::{
+    AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, fence,
+};
+#[cfg(not(millpond_loom))]
+pub(crate) use std::{hint::spin_loop, thread::sleep, thread::yield_now};
+
+#[cfg(millpond_loom)]
+mod modelled;
+#[cfg(millpond_loom)]
+pub(crate) use crate::sync::modelled::*;
+
+/// A size: the first, or the second in models, whose length grows with it steeply.
+pub(crate) const fn bounded(full: usize, in_models: usize) -> usize {
+    if cfg!(millpond_loom) { in_models } else { full }
+}
+
+/// `std::thread_local!` for one variable, or loom's.
+macro_rules! per_thread {
+    (static $name:ident: $type:ty = const $value:block;) => {
+        #[cfg(not(millpond_loom))]
+        std::thread_local! { static $name: $type = const $value; }
+        #[cfg(millpond_loom)]
+        loom::thread_local! { static $name: $type = $value; }
+    };
+    (static $name:ident: $type:ty = $value:expr;) => {
+        #[cfg(not(millpond_loom))]
+        std::thread_local! { static $name: $type = $value; }
+        #[cfg(millpond_loom)]
+        loom::thread_local! { static $name: $type = $value; }
+    };
+}
+pub(crate) use per_thread;

@@ -1,0 +1,136 @@
+//! A lock for very short work: taken by one atomic exchange, given back by a plain pool.
+//!
+//! The pool's work under a lock takes some ten nanoseconds, and is done millions of times a second; a lock
+//! whose release has to look for sleepers costs as much again. Here nobody sleeps for long: who waits spins
+//! a little, then lets others run, then sleeps for some microseconds at a time.
+
+use std::cell::UnsafeCell;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::time::Duration;
+
+use crate::sync;
+use crate::sync::{AtomicBool, Ordering};
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct SpinLock<T> {
+    is_locked: AtomicBool,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value goes from thread to thread with the lock, one at a time.
+unsafe impl<T: Send> Send for SpinLock<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for SpinLock<T> {}
+
+/// The value, until it is dropped.
+pub(crate) struct SpinGuard<'a, T> {
+    lock: &'a SpinLock<T>,
+    /// A guard may be looked at by other threads only where its value may.
+    value: PhantomData<*const T>,
+}
+
+// SAFETY: who shares the guard shares the value, and no more.
+unsafe impl<T: Sync> Sync for SpinGuard<'_, T> {}
+
+impl<T> SpinLock<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self { is_locked: AtomicBool::new(false), value: UnsafeCell::new(value) }
+    }
+
+    #[inline]
+    pub(crate) fn try_lock(&self) -> Option<SpinGuard<'_, T>> {
+        let taken = !self.is_locked.swap(true, Ordering::Acquire);
+        // Not `then_some`: a guard that is made is dropped, and gives the lock back.
+        taken.then(|| SpinGuard { lock: self, value: PhantomData })
+    }
+
+    #[inline]
+    pub(crate) fn lock(&self) -> SpinGuard<'_, T> {
+        self.try_lock().unwrap_or_else(|| self.wait())
+    }
+
+    #[cold]
+    fn wait(&self) -> SpinGuard<'_, T> {
+        const SPINS: u32 = 200;
+        const YIELDS: u32 = 50;
+        let mut tries = 0;
+        loop {
+            while self.is_locked.load(Ordering::Relaxed) {
+                tries += 1;
+                if tries < SPINS {
+                    sync::spin_loop();
+                } else if tries < SPINS + YIELDS {
+                    sync::yield_now();
+                } else {
+                    sync::sleep(Duration::from_micros(20));
+                }
+            }
+            if let Some(guard) = self.try_lock() {
+                return guard;
+            }
+        }
+    }
+}
+
+impl<T> Deref for SpinGuard<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: this guard is the only one.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for SpinGuard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: this guard is the only one.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for SpinGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.lock.is_locked.store(false, Ordering::Release);
+    }
+}
+
+impl<T> fmt::Debug for SpinLock<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QuickLock").finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, millpond_loom))]
+mod models;
+
+#[cfg(all(test, not(millpond_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_count_together() {
+        let count = SpinLock::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..10_000).for_each(|_| *count.lock() += 1));
+            }
+        });
+        assert_eq!(*count.lock(), 40_000);
+    }
+
+    #[test]
+    fn who_panics_gives_the_lock_back() {
+        let lock = SpinLock::new(0);
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _guard = lock.lock();
+            panic!("on purpose");
+        }));
+        assert!(panicked.is_err() && lock.try_lock().is_some());
+    }
+}
