@@ -223,13 +223,6 @@ const MISTAKES: &[Mistake] = &[
         "Device(",
     )
     .in_a_crowd(),
-    mistake(
-        "free ends are used again after something was taken",
-        "backing/paged/free_ends_cache.rs",
-        " || reclaimed.changes != changes {",
-        " {",
-        "Panic",
-    ),
 ];
 
 fn root() -> &'static Path {

@@ -63,8 +63,6 @@ pub(crate) struct Heap {
     pub(crate) blocks_in_use: u64,
     /// Regions that are one free chunk.
     pub(crate) regions_free: usize,
-    /// How often a chunk came into a bin, or left one.
-    changes: u64,
     /// The number that the next region gets; 0 for all where addresses are the same in every run.
     pub(crate) next_number: u32,
 }
@@ -84,14 +82,8 @@ impl Heap {
             blocks_free: 0,
             blocks_in_use: 0,
             regions_free: 0,
-            changes: 0,
             next_number: 0,
         }
-    }
-
-    /// How often a chunk came into a bin, or left one: what is free is the same while this is.
-    pub(crate) fn changes(&self) -> u64 {
-        self.changes
     }
 
     fn bins(&self, owner: Owner) -> Option<&Bins> {
@@ -105,7 +97,6 @@ impl Heap {
     fn put_in_bin(&mut self, id: ChunkId) {
         let chunk = &self.chunks[id];
         let index = chunk.owner() as usize;
-        self.changes += 1;
         self.blocks_free += 1;
         self.bytes_free += chunk.bytes;
         self.regions_free += usize::from(chunk.is_whole_region());
@@ -118,7 +109,6 @@ impl Heap {
 
     fn take_from_bin(&mut self, id: ChunkId) {
         let chunk = &self.chunks[id];
-        self.changes += 1;
         self.blocks_free -= 1;
         self.bytes_free -= chunk.bytes;
         self.regions_free -= usize::from(chunk.is_whole_region());

@@ -69,11 +69,6 @@ impl Aliases {
         (0..).zip(&self.table).filter_map(|(id, alias)| Some((id, alias.as_ref()?)))
     }
 
-    /// How many mappings were ever made.
-    pub(super) fn made(&self) -> u64 {
-        self.made
-    }
-
     pub(super) fn len(&self) -> usize {
         self.table.len() - self.vacant.len()
     }

@@ -61,22 +61,23 @@ pub(super) struct FreeEnds {
 }
 
 impl FreeEnds {
-    /// Gathers them from free chunks of at least `least` bytes. Of the small address range only whole handles count.
-    pub(super) fn collect(&mut self, pages: &Pages, filter: OwnerFilter, least: u64) {
-        self.index.clear();
-        self.index.resize(pages.handles.numbers(), 0);
-        self.entries.clear();
+    /// Those of free chunks of at least a [piece](Policy::least_piece). Of the small address range only whole
+    /// handles count.
+    pub(super) fn of(pages: &Pages, filter: OwnerFilter) -> Self {
+        let mut ends = Self { index: vec![0; pages.handles.numbers()], entries: Vec::new() };
+        let least = pages.policy.least_piece;
         for range in AddressRange::ALL {
             match filter {
-                OwnerFilter::Only(owner, upto) => self.collect_only(pages, range, owner, upto, least),
+                OwnerFilter::Only(owner, upto) => ends.collect_only(pages, range, owner, upto, least),
                 OwnerFilter::With(owner) => {
-                    self.collect_with(pages, range, owner, owner, least);
+                    ends.collect_with(pages, range, owner, owner, least);
                     if owner != ANY_STREAM {
-                        self.collect_with(pages, range, owner, ANY_STREAM, least);
+                        ends.collect_with(pages, range, owner, ANY_STREAM, least);
                     }
                 }
             }
         }
+        ends
     }
 
     fn collect_only(&mut self, pages: &Pages, range: AddressRange, owner: Owner, upto: Epoch, least: u64) {

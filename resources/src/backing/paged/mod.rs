@@ -39,7 +39,6 @@ mod aliases;
 mod commit;
 mod driver_calls;
 mod free_ends;
-mod free_ends_cache;
 mod free_extents;
 mod handles;
 mod oom;
@@ -53,7 +52,6 @@ mod stitch;
 mod tests;
 mod validate;
 
-use std::cell::RefCell;
 use std::sync::Arc;
 
 use millpond_core::ALLOCATION_ALIGNMENT;
@@ -64,8 +62,7 @@ pub(crate) use crate::backing::paged::access::Backing;
 pub(crate) use crate::backing::paged::access::Part;
 use crate::backing::paged::aliases::Aliases;
 use crate::backing::paged::driver_calls::Retired;
-use crate::backing::paged::free_ends::{OwnerFilter, Piece};
-use crate::backing::paged::free_ends_cache::FreeEndsCache;
+use crate::backing::paged::free_ends::{FreeEnds, OwnerFilter, Piece};
 use crate::backing::paged::free_extents::FreeExtent;
 use crate::backing::paged::handles::{AliasId, Handles};
 use crate::backing::paged::plan::Kept;
@@ -139,7 +136,6 @@ pub(crate) struct Pages {
     extra_pieces: u64,
     /// What should have gone back and did not.
     unfinished: Vec<Retired>,
-    reclaimed: RefCell<FreeEndsCache>,
 }
 
 /// Free bytes that serve a request.
@@ -201,7 +197,6 @@ impl Pages {
             peak_bytes_reserved: 0,
             extra_pieces: 0,
             unfinished: Vec::new(),
-            reclaimed: RefCell::default(),
         }
     }
 
@@ -223,15 +218,8 @@ impl Pages {
         if !is_plain || free < request.bytes || self.aliases.mappings == 0 {
             return None;
         }
-        let mut reclaimed = self.free_ends(filter);
-        if reclaimed.no_run == Some(request.bytes) {
-            return None;
-        }
-        let run = reclaimed.ends.oldest_run(&self.handles, &self.aliases, request.bytes);
-        if run.is_none() {
-            reclaimed.no_run = Some(request.bytes);
-        }
-        let (run, ends) = (run?, &reclaimed.ends);
+        let ends = FreeEnds::of(self, filter);
+        let run = ends.oldest_run(&self.handles, &self.aliases, request.bytes)?;
         let (pieces, addr) = ends.pieces(&self.handles, &self.aliases, &run, request.bytes);
         let epoch = pieces.iter().map(|piece| piece.epoch).max()?;
         let is_unowned =

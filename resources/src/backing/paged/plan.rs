@@ -144,7 +144,7 @@ impl Pages {
             growth = growth.max(at_once.min(self.available(most_new)));
         }
         if range == AddressRange::Large && growth > room {
-            let ends = self.take_free_ends(OwnerFilter::With(owner));
+            let ends = FreeEnds::of(self, OwnerFilter::With(owner));
             let chosen = self.choose(&ends, request.bytes, room);
             if !chosen.before.is_empty() || chosen.last.is_some() {
                 return self.plan_stitching(owner, &ends, chosen, request, most_new);

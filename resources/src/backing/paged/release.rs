@@ -329,7 +329,6 @@ impl Pages {
         self.handles = crate::backing::paged::Handles::new(self.granularity);
         let heap = || Heap::new(crate::backing::paged::SCAN);
         self.heaps = [(); RANGES].map(|()| heap());
-        self.reclaimed = Default::default();
         (self.planned, self.retiring, self.extra_pieces) = (0, 0, 0);
         Release { retired, aliases: Vec::new(), reservations }
     }

@@ -14,7 +14,6 @@ use crate::block_map::NIL;
 /// 5. A block's pieces are chunks in use, each in one block only. Where one ends and another follows, the
 ///    first ends with its handle and the second starts with its own.
 /// 6. Physical memory is what handles hold, with what plans and releases have under way.
-/// 7. Free ends that were reclaimed are those that there are, unless something changed since.
 impl Pages {
     /// Panics where an invariant does not hold.
     pub(crate) fn validate(&self) {
@@ -23,7 +22,6 @@ impl Pages {
         self.aliases.validate(&self.handles); // 3, 4
         self.validate_ranges();
         self.validate_blocks();
-        self.validate_free_ends_cache(); // 7
         let unfinished: u64 = self.unfinished.iter().map(|retired| retired.bytes).sum();
         assert!(unfinished <= self.retiring, "what did not go back counts as taken"); // 6
         let reserved: u64 = self.heaps.iter().map(|heap| heap.bytes_reserved).sum();
