@@ -74,6 +74,7 @@ fn a_pool_asks_the_driver_less_and_tells_how_it_reused() {
     let served: u64 = ladder.values().map(|count| count.as_u64().unwrap()).sum();
     assert_eq!(served, 2000, "of one pass: {ladder:?}");
     assert!(pool["largest_free_block_bytes"].as_u64().unwrap() > 0);
+    assert_eq!(pool["bytes_beyond_slack"], 0, "over regions there is no slack");
 }
 
 #[test]

@@ -67,6 +67,9 @@ pub struct StackFigures {
     /// The largest free block in bytes after the last operation of the last pass, if the stack keeps
     /// statistics.
     pub largest_free_block_bytes: Option<u64>,
+    /// Bytes that the stack's pools took beyond their slack, in all passes together, if the stack keeps
+    /// statistics. See [`ResourceStatistics::bytes_beyond_slack`](millpond_core::ResourceStatistics).
+    pub bytes_beyond_slack: Option<u64>,
     /// Time per operation of the first pass, in which a stack grows: the stack's own time and the driver's,
     /// which is virtual on a simulated device. `None` if the driver's is unknown: a call that the stack makes
     /// was not measured, or threads that replay at once share the virtual clock.

@@ -209,6 +209,7 @@ impl<'a> StackWatch<'a> {
             reserved_over_live_first: over_live(first.peak_bytes),
             reserved_over_live_last: over_live(last.peak_bytes),
             largest_free_block_bytes: self.statistics.map(|statistics| statistics.largest_free_block),
+            bytes_beyond_slack: self.statistics.map(|statistics| statistics.bytes_beyond_slack),
             ns_per_op_first: Some(per_op(first.total_ns)),
             ns_per_op_best: Some(per_op(best.total_ns)),
             own_ns_per_op_first: per_op(first.own_ns),

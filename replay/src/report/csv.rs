@@ -57,6 +57,7 @@ struct Row<'a> {
     reserved_over_live_first: Option<f64>,
     reserved_over_live_last: Option<f64>,
     largest_free_block_bytes: Option<u64>,
+    bytes_beyond_slack: Option<u64>,
     ns_per_op_first: Option<f64>,
     ns_per_op_best: Option<f64>,
     own_ns_per_op_first: Option<f64>,
@@ -128,6 +129,7 @@ impl<'a> Row<'a> {
         self.reserved_over_live_first = figures.reserved_over_live_first;
         self.reserved_over_live_last = figures.reserved_over_live_last;
         self.largest_free_block_bytes = figures.largest_free_block_bytes;
+        self.bytes_beyond_slack = figures.bytes_beyond_slack;
         self.ns_per_op_first = figures.ns_per_op_first;
         self.ns_per_op_best = figures.ns_per_op_best;
         self.own_ns_per_op_first = Some(figures.own_ns_per_op_first);

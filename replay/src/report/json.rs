@@ -23,6 +23,8 @@
 //!   peak_live_bytes             of the log
 //!   reserved_over_live_first, _last  the ratios of these; null if nothing is live
 //!   largest_free_block_bytes    after the last pass; null if the stack keeps no statistics
+//!   bytes_beyond_slack          taken in all passes beyond the slack of pools, since to save them would have
+//!                               cost too many driver calls; null if the stack keeps no statistics
 //!   ns_per_op_first, _best      of the first and the best pass: the stack's own time and the driver's; null
 //!                               where the driver's is not known
 //!   own_ns_per_op_first, _best  the stack's own time: outside of the driver, on this machine

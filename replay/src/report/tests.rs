@@ -32,6 +32,7 @@ fn comparison() -> Comparison {
         reserved_over_live_first: Some(1.5),
         reserved_over_live_last: Some(2.0),
         largest_free_block_bytes: Some(1 << 20),
+        bytes_beyond_slack: Some(5 << 20),
         ns_per_op_first: None,
         ns_per_op_best: None,
         own_ns_per_op_first: 120.6,
@@ -115,6 +116,7 @@ fn json_has_the_documented_shape() {
         ("reserved_over_live_first", json!(1.5)),
         ("reserved_over_live_last", json!(2.0)),
         ("largest_free_block_bytes", json!(1 << 20)),
+        ("bytes_beyond_slack", json!(5 << 20)),
         ("ns_per_op_first", json!(null)),
         ("own_ns_per_op_first", json!(120.6)),
         ("own_ns_per_op_best", json!(41.25)),
@@ -215,6 +217,7 @@ fn csv_has_one_header_and_a_row_for_each_stack() {
         (cell(0, "spec"), cell(0, "reserved_over_live_first")),
         ("cuda+pool".to_owned(), "1.5".to_owned())
     );
+    assert_eq!(cell(0, "bytes_beyond_slack"), "5242880");
     assert_eq!((cell(0, "threads"), cell(0, "thread_order")), ("1".to_owned(), "as-logged".to_owned()));
     assert_eq!(cell(0, "first_failure"), "out of memory for 1GiB", "one line");
     assert_eq!((cell(0, "failures"), cell(0, "failures_all_passes")), ("3".to_owned(), "15".to_owned()));

@@ -15,10 +15,10 @@
 //! ```
 //!
 //! A page of 2 MiB has a cache line with places for three blocks, which is enough where blocks are large. It
-//! gets a table when there are more, and a larger one in stream cache of it when a bucket is full; the last has room
-//! for every start. A bucket is two cache lines side by side, which a processor fetches together, and is
-//! filled from its start: to find a block takes two cache misses at most, but for what a page had before it
-//! got a larger table.
+//! gets a table when there are more, and a larger one in stream cache of it when a bucket is full; the last
+//! has room for every start. A bucket is two cache lines side by side, which a processor fetches together,
+//! and is filled from its start: to find a block takes two cache misses at most, but for what a page had
+//! before it got a larger table.
 //!
 //! An entry stays where it is as long as its block is handed out or kept by a thread, so whoever has the
 //! block may write to its entry without a lock. Tables are given up with the block map only: whoever comes

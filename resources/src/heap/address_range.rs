@@ -3,15 +3,16 @@ use crate::heap::chunk::Chunk;
 use crate::heap::{Heap, Region};
 use crate::stream_order::{Epoch, Owner};
 
-/// What [`pages`](crate::backing::paged) need besides: memory in address ranges, which comes and goes by the handle.
+/// What [`pages`](crate::backing::paged) need besides: memory in address ranges, which comes and goes by the
+/// handle.
 impl Heap {
     /// The last chunk of the address range, if there is one.
     pub(crate) fn tail(&self) -> Option<ChunkId> {
         Some(self.tail).filter(|id| *id != NIL)
     }
 
-    /// Adds free memory, which goes on with the address range where it lies behind its end; says the free chunk that
-    /// it is part of now.
+    /// Adds free memory, which goes on with the address range where it lies behind its end; says the free
+    /// chunk that it is part of now.
     pub(crate) fn extend(&mut self, base: u64, bytes: u64, owner: Owner, epoch: Epoch) -> ChunkId {
         let Some((region, last)) = self.region_before(base) else {
             let first = self.add_region(base, bytes, owner, epoch);
@@ -31,8 +32,8 @@ impl Heap {
         joined
     }
 
-    /// The region that ends at an address, and its last chunk: the address range's tail, unless the address range went on
-    /// elsewhere meanwhile.
+    /// The region that ends at an address, and its last chunk: the address range's tail, unless the address
+    /// range went on elsewhere meanwhile.
     fn region_before(&self, end: u64) -> Option<(usize, ChunkId)> {
         let index = self.regions.partition_point(|region| region.base < end).checked_sub(1)?;
         let region = self.regions[index];

@@ -105,8 +105,8 @@ impl Bins {
         self.blocks -= 1;
     }
 
-    /// The best block: the smallest that is accepted, the first [place](crate::heap::chunk::Chunk::place) among
-    /// equals.
+    /// The best block: the smallest that is accepted, the first [place](crate::heap::chunk::Chunk::place)
+    /// among equals.
     ///
     /// Of a bin, so many blocks are compared as `scan` says before a fitting one is taken as it is: they
     /// differ by 3 % at most.

@@ -28,7 +28,7 @@ impl Heap {
         seen.retain(|id| self.chunks[*id].epoch() <= upto);
         // What moves leaves its bin; where nothing does, the next bin is next.
         let next = if seen.is_empty() { next_size(last) } else { last };
-        self.hand_over(&seen, to, epoch);
+        self.hand_over(&seen, from, to, epoch);
         may_be_more.then_some(next)
     }
 }

@@ -39,8 +39,8 @@ pub(crate) struct Region {
 ///
 /// The published algorithm is TensorFlow's BFC allocator: chunks with physical neighbours, binned by size,
 /// split at allocation, joined with free neighbours at deallocation. Here a free chunk has an owner besides
-/// (see [`central`](crate::pool::central)), and only chunks of one owner join: a chunk depends on the work of its
-/// owner alone. Chunks whose owners' work is done become unowned, and join then.
+/// (see [`central`](crate::pool::central)), and only chunks of one owner join: a chunk depends on the work of
+/// its owner alone. Chunks whose owners' work is done become unowned, and join then.
 ///
 /// Everything takes constant time, but for a bounded scan of a bin, and what goes over regions.
 #[derive(Debug)]
@@ -312,21 +312,16 @@ impl Heap {
         let Some(bins) = self.bins(from).filter(|bins| bins.blocks > 0) else { return };
         let moving: Vec<u32> =
             bins.iter(&self.chunks).filter(|id| self.chunks[*id].epoch() <= upto).collect();
-        self.hand_over(&moving, to, epoch);
+        self.hand_over(&moving, from, to, epoch);
     }
 
     /// Free chunks change hands.
-    fn hand_over(&mut self, moving: &[ChunkId], to: Owner, epoch: Epoch) {
-        // First all change hands, then they join: a chunk that moves may swallow another that moves.
-        for id in moving {
-            self.take_from_bin(*id);
-            self.chunks[*id].set_free(to, epoch);
-            self.put_in_bin(*id);
-        }
+    fn hand_over(&mut self, moving: &[ChunkId], from: Owner, to: Owner, epoch: Epoch) {
         for id in moving.iter().copied() {
-            let swallowed = self.chunks.get(id).is_none_or(|chunk| chunk.owner() != to);
-            if !swallowed {
+            // With one stream only, a chunk that moves may swallow another that is to move.
+            if self.chunks.get(id).is_some_and(|chunk| chunk.owner() == from) {
                 self.take_from_bin(id);
+                self.chunks[id].set_free(to, epoch);
                 let joined = self.join(id);
                 self.put_in_bin(joined);
             }

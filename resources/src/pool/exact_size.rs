@@ -1,5 +1,5 @@
-//! Blocks of exact sizes: cut to 256 bytes, and not to a class, where memory is nearly out. Threads count each
-//! block as what its request is rounded to; by how much that is too much is counted here.
+//! Blocks of exact sizes: cut to 256 bytes, and not to a class, where memory is nearly out. Threads count
+//! each block as what its request is rounded to; by how much that is too much is counted here.
 
 use std::sync::atomic::Ordering;
 

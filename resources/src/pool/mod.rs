@@ -14,15 +14,15 @@
 //!                                                  └ a heap of its own, of small chunks
 //! ```
 //!
-//! Read it in this order: [`PoolMemoryResource`], which is the way of a call; `stream_cache` and `thread`; `heap`,
-//! with `chunk` and `bins` below it; `arena` and `heaps`; `block_map` (address to block);
-//! [`central`](crate::pool::central) (for whom blocks are free); `keep` (how much stream caches may keep), `decay` (what
-//! goes back while the pool is idle), `shortage` (what would have helped, where memory is out).
+//! Read it in this order: [`PoolMemoryResource`], which is the way of a call; `stream_cache` and `thread`;
+//! `heap`, with `chunk` and `bins` below it; `arena` and `heaps`; `block_map` (address to block);
+//! [`central`](crate::pool::central) (for whom blocks are free); `keep` (how much stream caches may keep),
+//! `decay` (what goes back while the pool is idle), `shortage` (what would have helped, where memory is out).
 //!
-//! A block that is given back goes to the stream cache first, where neighbours do not join. Before the pool takes
-//! more memory, everything is reclaimed: stream caches are flushed, neighbours join, and whole spans go back to the
-//! core. (For a small request, from its own arena only, unless memory is short. Where threads meet, what they
-//! keep is left to them unless it is much.)
+//! A block that is given back goes to the stream cache first, where neighbours do not join. Before the pool
+//! takes more memory, everything is reclaimed: stream caches are flushed, neighbours join, and whole spans go
+//! back to the core. (For a small request, from its own arena only, unless memory is short. Where threads
+//! meet, what they keep is left to them unless it is much.)
 
 pub(crate) mod arena;
 pub(crate) mod cache;
@@ -295,8 +295,8 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     #[inline]
     fn stream_cache(&self, stream: StreamRef) -> Option<&StreamCache> {
         let stream_cache = thread_cache::stream_cache(self.id, stream.id())?;
-        // SAFETY: the stream cache is in this thread's cache of this pool, where it stays until the thread adds
-        // another, which no call does while it has this one.
+        // SAFETY: the stream cache is in this thread's cache of this pool, where it stays until the thread
+        // adds another, which no call does while it has this one.
         let stream_cache = unsafe { &*stream_cache };
         (!stream_cache.stream.is_record_requested() && !self.central.health.is_lost()).then_some(stream_cache)
     }
@@ -407,7 +407,8 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         shard
     }
 
-    /// The calling thread's stream cache for a stream, made when the stream is used often, if it may be used now.
+    /// The calling thread's stream cache for a stream, made when the stream is used often, if it may be used
+    /// now.
     fn stream_cache_or_new(&self, thread_cache: &Lease, stream: StreamRef) -> Option<&StreamCache> {
         let stream_cache =
             if thread_cache.is_kept() { self.stream_cache_of(thread_cache, stream)? } else { return None };
@@ -525,7 +526,8 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         true
     }
 
-    /// Gives a small block back to its arena, and what the stream cache has of the same size: one visit for many.
+    /// Gives a small block back to its arena, and what the stream cache has of the same size: one visit for
+    /// many.
     fn free_to_arena(&self, stream_cache: &StreamCache, entry: &BlockEntry, bytes: u64) {
         let (owner, epoch) = (stream_cache.stream.owner, stream_cache.stream.epoch());
         let mut visit = Visit::new(&self.shared.arenas);

@@ -5,6 +5,7 @@
 //! left behind in an arena that none uses any more is had by large requests, before memory is out, by trim
 //! and by decay.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::heap::request::Request;
@@ -24,18 +25,19 @@ impl Heaps {
     /// Reclaims what threads keep: all, or those that use one arena.
     pub(super) fn reclaim_from(&mut self, only: Option<Shard>, how: Reclaim) -> bool {
         let mut any = false;
-        let (mut stream_caches, mut held) = (Vec::new(), 0);
-        // Any large block may serve as a span.
-        let only = only.filter(|_| how != Reclaim::Large);
         let uses = |thread_cache: &ThreadCache| {
             only.is_none_or(|only| thread_cache.counts.shard.load(Ordering::Relaxed) == only)
         };
-        self.shared.thread_caches.each(|thread_cache| {
-            if uses(thread_cache) && thread_cache.counts.totals().blocks_held > 0 {
-                held += thread_cache.counts.small_bytes_held();
-                stream_caches.extend(thread_cache.stream_caches());
+        let has_some = |thread_cache: &&Arc<ThreadCache>| match how {
+            // Of any thread: it may serve as a span.
+            Reclaim::Large => thread_cache.counts.may_have_large(),
+            Reclaim::All | Reclaim::Everything => {
+                uses(thread_cache) && thread_cache.counts.totals().blocks_held > 0
             }
-        });
+        };
+        let mut thread_caches: Vec<Arc<ThreadCache>> =
+            self.shared.thread_caches.lock().iter().filter(has_some).cloned().collect();
+        let held: u64 = thread_caches.iter().map(|thread_cache| thread_cache.counts.small_bytes_held()).sum();
         // Little is not worth the work, unless it is all there is; where mapping pages is much more, none is
         // little. Where threads meet, growing costs them less than what they keep.
         let reserved = match only {
@@ -51,9 +53,9 @@ impl Heaps {
             (true, true) => reserved / 4,
         };
         if how == Reclaim::All && !self.is_short && held < little {
-            stream_caches.clear();
+            thread_caches.clear();
         }
-        for stream_cache in stream_caches {
+        for stream_cache in thread_caches.iter().flat_map(|thread_cache| thread_cache.stream_caches()) {
             any |= self.flush(&stream_cache, how);
         }
         self.set_cache_limits();

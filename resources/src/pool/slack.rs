@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 use millpond_core::{Error, Result};
 
-/// By how much the physical memory of a pool that maps [pages](crate::pool::PagesMode) may exceed its peak of live
-/// memory before the pool saves memory at the price of driver calls.
+/// By how much the physical memory of a pool that maps [pages](crate::pool::PagesMode) may exceed its peak of
+/// live memory before the pool saves memory at the price of driver calls.
 ///
 /// The pool keeps to it with 3 driver calls for each thousand operations. Where that would cost more, it
 /// takes memory instead, up to 10 % over the peak of live memory, and counts it in

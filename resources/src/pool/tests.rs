@@ -183,7 +183,8 @@ fn neighbours_of_different_streams_join_once_both_are_anyones() {
     assert_eq!((region.base, region.bytes), (1 << 40, 2048));
 }
 
-/// What lies in another thread's arena, or in its stream caches, of another stream, is had before memory is out.
+/// What lies in another thread's arena, or in its stream caches, of another stream, is had before memory is
+/// out.
 #[test]
 fn what_lies_in_other_arenas_is_had_before_memory_is_out() {
     const MOST: u64 = 128 << 20;
@@ -223,8 +224,8 @@ fn what_lies_in_other_arenas_is_had_before_memory_is_out() {
     }
 }
 
-/// A recorded event that is done serves a request of one arena, and then one of another, though its stream has new
-/// work.
+/// A recorded event that is done serves a request of one arena, and then one of another, though its stream
+/// has new work.
 #[test]
 fn a_point_that_is_done_serves_all_arenas() {
     const BYTES: u64 = 100_000;

@@ -16,6 +16,6 @@ pub(crate) type Owner = u32;
 /// Free blocks that every stream may use at once: all work on them is known to be done.
 pub(crate) const ANY_STREAM: Owner = 0;
 
-/// A stream's time, counted in recorded recorded events. A block that was freed in an epoch is covered by the
-/// stream's recorded recorded event of that epoch or any later one.
+/// A stream's time, counted in recorded events. A block that was freed in an epoch is covered by the
+/// stream's recorded event of that epoch or any later one.
 pub(crate) type Epoch = u64;

@@ -20,9 +20,9 @@ pub(crate) struct StreamCell {
 impl StreamCell {
     /// The epoch of a block that is freed now.
     ///
-    /// A free that reads an epoch here is covered by the recorded event that ends it: the epoch ends before the recorded event
-    /// is recorded, so whoever still reads it has submitted his work before the record, as the driver's own
-    /// lock on the stream orders the two.
+    /// A free that reads an epoch here is covered by the recorded event that ends it: the epoch ends before
+    /// the recorded event is recorded, so whoever still reads it has submitted his work before the record, as
+    /// the driver's own lock on the stream orders the two.
     #[inline]
     pub(crate) fn epoch(&self) -> Epoch {
         self.epoch.load(Ordering::Acquire)
@@ -43,13 +43,14 @@ pub(crate) struct Slot {
     pub(crate) cell: Arc<StreamCell>,
     /// Calls on this stream that came here, up to a few.
     pub(crate) calls: u32,
-    /// The stream's event, once one was needed. Recording it again only moves it to a later recorded event, which
-    /// covers everything that the earlier one did.
+    /// The stream's event, once one was needed. Recording it again only moves it to a later recorded event,
+    /// which covers everything that the earlier one did.
     pub(crate) event: Option<Event>,
     /// The latest epoch that the event is known to cover, unless that is known to be done, and all that it
     /// covers is unowned.
     pub(crate) recorded_epoch: Option<Epoch>,
-    /// When the event was recorded, in nanoseconds of [`CentralCore::now_ns`](crate::pool::central::Core::now_ns).
+    /// When the event was recorded, in nanoseconds of
+    /// [`CentralCore::now_ns`](crate::pool::central::Core::now_ns).
     pub(crate) recorded_ns: u64,
     /// What the stream was ordered after when the recorded event was recorded.
     pub(crate) recorded_seen: Vec<(Owner, Epoch)>,
@@ -105,16 +106,17 @@ impl Slot {
         Some(self.pending_record())
     }
 
-    /// Ends the present epoch for a caller who is about to record the recorded event that covers it, and then settles
-    /// the pending record. What the stream is ordered after is noted now, since a wait inserted meanwhile may miss
-    /// the recorded event.
+    /// Ends the present epoch for a caller who is about to record the recorded event that covers it, and then
+    /// settles the pending record. What the stream is ordered after is noted now, since a wait inserted
+    /// meanwhile may miss the recorded event.
     pub(crate) fn pending_record(&mut self) -> PendingRecord {
         self.pending_records += 1;
         PendingRecord { id: self.id, epoch: self.end_epoch(), seen: self.seen.clone() }
     }
 }
 
-/// The right to say that a recorded event was recorded; see [`Slot::pending_record`]. Its stream is not forgotten meanwhile.
+/// The right to say that a recorded event was recorded; see [`Slot::pending_record`]. Its stream is not
+/// forgotten meanwhile.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct PendingRecord {
@@ -236,7 +238,8 @@ impl Streams {
         self.by_id.len()
     }
 
-    /// The event of the pending record's stream was recorded after the pending record was made, by `now_ns`, or was not.
+    /// The event of the pending record's stream was recorded after the pending record was made, by `now_ns`,
+    /// or was not.
     pub(crate) fn settle(&mut self, pending_record: PendingRecord, recorded: bool, now_ns: u64) {
         let (_, slot) = self.find_mut(pending_record.id).expect("a stream with a ticket is not forgotten");
         slot.pending_records -= 1;
@@ -247,9 +250,9 @@ impl Streams {
         }
     }
 
-    /// `waiter` was made to wait for a recorded event of `donor` that covers `epoch`: it is now ordered after all that
-    /// the donor was ordered after at that recorded event, too. (Not after what the donor has seen since: the recorded event
-    /// may have been recorded again.)
+    /// `waiter` was made to wait for a recorded event of `donor` that covers `epoch`: it is now ordered after
+    /// all that the donor was ordered after at that recorded event, too. (Not after what the donor has seen
+    /// since: the recorded event may have been recorded again.)
     pub(crate) fn waited(&mut self, waiter: Owner, donor: Owner, epoch: Epoch, inherited: &[(Owner, Epoch)]) {
         let seen = &mut self.slot_mut(waiter).seen;
         raise(seen, donor, epoch);

@@ -24,7 +24,8 @@ impl Pages {
             None => {
                 let (range, first) = unpack(pieces[0]);
                 if pieces.len() > 1 {
-                    // The free end of the address range, and new memory behind it: one piece in the primary mapping.
+                    // The free end of the address range, and new memory behind it: one piece in the primary
+                    // mapping.
                     self.heap_mut(range).fuse_with_next(first);
                     pieces.truncate(1);
                 }

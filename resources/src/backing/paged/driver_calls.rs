@@ -14,8 +14,8 @@ pub(super) enum Addresses {
     At(u64),
     /// So many bytes are to be reserved.
     Reserve(u64),
-    /// So many are to be reserved for each address range, the small one below the large one: so which of two primary mappings is
-    /// the lower does not depend on the driver. For the upper or the lower address range.
+    /// So many are to be reserved for each address range, the small one below the large one: so which of two
+    /// primary mappings is the lower does not depend on the driver. For the upper or the lower address range.
     ReserveBoth { bytes: u64, is_upper: bool },
 }
 

@@ -48,8 +48,8 @@ impl Pages {
         }
     }
 
-    /// The best free extent of `owner` in the primary mapping, by best fit. A small request breaks into the large address range only where
-    /// the pool may not grow.
+    /// The best free extent of `owner` in the primary mapping, by best fit. A small request breaks into the
+    /// large address range only where the pool may not grow.
     pub(super) fn find_in_primary(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<FreeExtent> {
         let find = |range| {
             let chunk = self.heap(range).find(owner, upto, request)?;
@@ -61,7 +61,8 @@ impl Pages {
                 return small;
             }
         }
-        // Before memory is out, a large request may have what is left of the small address range's handles, too.
+        // Before memory is out, a large request may have what is left of the small address range's handles,
+        // too.
         find(AddressRange::Large).or_else(|| if self.is_short { find(AddressRange::Small) } else { None })
     }
 }

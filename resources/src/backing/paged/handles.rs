@@ -107,7 +107,8 @@ impl Handles {
         Some(self.granules[index].1[granule]).filter(|id| *id != NONE)
     }
 
-    /// The handles in the primary mapping between two addresses, by address, those included that lie there in part.
+    /// The handles in the primary mapping between two addresses, by address, those included that lie there in
+    /// part.
     pub(super) fn within(&self, start: u64, end: u64) -> impl Iterator<Item = (HandleId, &Handle)> {
         let handle = move |addr: u64| (addr < end).then(|| self.at(addr)).flatten();
         std::iter::successors(handle(start), move |id| handle(self.get(*id).end()))

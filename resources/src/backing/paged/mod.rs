@@ -9,12 +9,13 @@
 //!                      │      │▒▒▒▒▒▒▒ a block ▒▒▒▒▒▒▒│
 //! ```
 //!
-//! Every handle has a **primary mapping** in one of two address range, one for large blocks and one for the spans of
-//! small ones. At primary mapping free bytes join over the borders of handles: an ordinary [`Heap`], which serves nearly
-//! all requests. Where no free extent in the primary mapping is large enough, a block is stitched in a **alias**: the free end
-//! of one handle, whole free handles, new ones, and the free start of one, mapped a second time behind each
-//! other. A block in an alias still owns bytes in the primary mapping, in pieces, and goes back piece by piece. The alias stays
-//! and serves again without a driver call while its places are free.
+//! Every handle has a **primary mapping** in one of two address range, one for large blocks and one for the
+//! spans of small ones. At primary mapping free bytes join over the borders of handles: an ordinary [`Heap`],
+//! which serves nearly all requests. Where no free extent in the primary mapping is large enough, a block is
+//! stitched in a **alias**: the free end of one handle, whole free handles, new ones, and the free start of
+//! one, mapped a second time behind each other. A block in an alias still owns bytes in the primary mapping,
+//! in pieces, and goes back piece by piece. The alias stays and serves again without a driver call while its
+//! places are free.
 //!
 //! So memory never moves, nothing is unmapped while it is used, and what cannot be handed out is only what is
 //! free inside handles beside blocks in use. How large handles are made decides how much that is, and how
@@ -241,8 +242,8 @@ impl Pages {
         }
     }
 
-    /// The best of what is the owner's and what is unowned; or of the owner's own, where it has a free extent that
-    /// serves (`is_own_first`).
+    /// The best of what is the owner's and what is unowned; or of the owner's own, where it has a free extent
+    /// that serves (`is_own_first`).
     pub(crate) fn find_for(&self, owner: Owner, request: &Request, is_own_first: bool) -> Option<Found> {
         let own = self.find_in_primary(owner, Epoch::MAX, request);
         if let Some(own) = own.filter(|own| is_own_first || own.bytes == request.bytes) {
@@ -481,7 +482,8 @@ impl Pages {
         self.heaps.iter().map(Heap::largest_free_block).max().unwrap_or(0)
     }
 
-    /// The chunk that owns the memory at an address, in the primary mapping or in an alias. Error path: it walks.
+    /// The chunk that owns the memory at an address, in the primary mapping or in an alias. Error path: it
+    /// walks.
     pub(crate) fn chunk_at(&self, addr: u64) -> Option<&Chunk> {
         let primary = match self.aliases.at(addr) {
             Some((handle, start)) => self.handles.get(handle).primary + (addr - start),

@@ -24,7 +24,8 @@ impl Pages {
         self.whole_granules(if is_aligned { request.bytes } else { request.padded_bytes() })
     }
 
-    /// All handles in the primary mapping: where each starts, its bytes, and whether a block may begin or end in it.
+    /// All handles in the primary mapping: where each starts, its bytes, and whether a block may begin or end
+    /// in it.
     pub(crate) fn primaries(&self) -> impl Iterator<Item = (u64, u64, bool)> {
         self.handles
             .iter()

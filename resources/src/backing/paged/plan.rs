@@ -244,8 +244,8 @@ impl Pages {
         }
     }
 
-    /// Plans new memory at the end of a address range, of which `used` bytes are the block's; the free end of the address range
-    /// before it too, where there is one.
+    /// Plans new memory at the end of a address range, of which `used` bytes are the block's; the free end of
+    /// the address range before it too, where there is one.
     fn plan_growth(
         &mut self,
         range: AddressRange,

@@ -104,10 +104,10 @@ impl Pages {
         self.policy.target(self.peak_live).next_multiple_of(self.granularity)
     }
 
-    /// Takes handles out that are wholly free for anyone, the last of the address range first, while more than the
-    /// target is held: the next peak starts from memory that is free in a row, and takes small handles. (If
-    /// it were never done: bytes 1.065 instead of 1.060, gpt 1.045 instead of 1.031, resnet 1.017 instead
-    /// of 1.013, at 12 copies and 60 passes.)
+    /// Takes handles out that are wholly free for anyone, the last of the address range first, while more
+    /// than the target is held: the next peak starts from memory that is free in a row, and takes small
+    /// handles. (If it were never done: bytes 1.065 instead of 1.060, gpt 1.045 instead of 1.031, resnet
+    /// 1.017 instead of 1.013, at 12 copies and 60 passes.)
     ///
     /// `calls_of_look` is how many driver calls it took to ask all streams what they have done.
     pub(crate) fn plan_excess(&mut self, calls_of_look: u64) -> Option<Release> {

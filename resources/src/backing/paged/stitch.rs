@@ -78,8 +78,8 @@ impl Candidates {
 }
 
 impl Pages {
-    /// Chooses what a block of so many bytes is stitched from, where no run of an alias serves and the address range
-    /// may not grow by all of it.
+    /// Chooses what a block of so many bytes is stitched from, where no run of an alias serves and the
+    /// address range may not grow by all of it.
     ///
     /// The largest free end comes first (or the end of an alias, where that brings more), then whole handles,
     /// the largest first, until one handle's start completes the block or what is missing is within `room`.

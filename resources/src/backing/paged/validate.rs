@@ -3,8 +3,8 @@ use rustc_hash::FxHashSet;
 use crate::backing::paged::{AddressRange, Pages, pack, unpack};
 use crate::block_map::NIL;
 
-/// The invariants of pages. What is under way, in a [`Plan`](crate::backing::paged::Plan) or a [`Release`](crate::backing::paged::Release),
-/// belongs to nobody else.
+/// The invariants of pages. What is under way, in a [`Plan`](crate::backing::paged::Plan) or a
+/// [`Release`](crate::backing::paged::Release), belongs to nobody else.
 ///
 /// 1. The heap of a address range is whole: its chunks fill its regions, free neighbours of one owner are joined, bins
 ///    and sums agree (`Heap::validate`).

@@ -7,13 +7,13 @@
 //! rises. It is the escrow method (O'Neil, "The escrow transactional method", ACM TODS 11, 1986), for a bound
 //! that gives way. A thread that has much left, as others give back what it took, adds it to the reserve.
 //!
-//! What a thread has in use is what it took past its stream caches less what it keeps in them. So that a hit costs
-//! no more than a comparison, what it may have is written down as the least that it has to keep: its
-//! **floor**, and what it **lent** to others. Only the thread itself changes what it keeps and its floor,
-//! and only others, one at a time, what it lent. Of a thread that takes a block and of one that borrows from
-//! it at the same moment, at least one sees what the other did: each writes, passes a full fence (a hit's is
-//! its exchange, that of a block from an arena the exchange that takes the lock), and then reads. Where it
-//! was the borrower, it gives back what was too much; the other asks, which waits for that.
+//! What a thread has in use is what it took past its stream caches less what it keeps in them. So that a hit
+//! costs no more than a comparison, what it may have is written down as the least that it has to keep: its
+//! **floor**, and what it **lent** to others. Only the thread itself changes what it keeps and its floor, and
+//! only others, one at a time, what it lent. Of a thread that takes a block and of one that borrows from it
+//! at the same moment, at least one sees what the other did: each writes, passes a full fence (a hit's is its
+//! exchange, that of a block from an arena the exchange that takes the lock), and then reads. Where it was
+//! the borrower, it gives back what was too much; the other asks, which waits for that.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;

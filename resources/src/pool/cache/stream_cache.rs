@@ -11,12 +11,12 @@
 //! ```
 //!
 //! A place holds a block's address. Its thread alone puts blocks in, and takes the topmost out by exchanging
-//! it with 0; any thread may do the same with any place ([`StreamCache::flush`]), when memory is short. So of two
-//! who want a block one gets it, nobody waits, and putting one in is a plain store.
+//! it with 0; any thread may do the same with any place ([`StreamCache::flush`]), when memory is short. So of
+//! two who want a block one gets it, nobody waits, and putting one in is a plain store.
 //!
 //! A block here is free for its stream only, whose order its free was in: handing it out on the same stream
-//! needs nothing else. When it leaves the stream cache otherwise, it counts as given back at that moment, which is
-//! later than it was, and so safe.
+//! needs nothing else. When it leaves the stream cache otherwise, it counts as given back at that moment,
+//! which is later than it was, and so safe.
 
 mod idle;
 
@@ -78,8 +78,8 @@ impl Stack {
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct LastLarge {
-    /// The size of the block that was put here last; 0 once the thread took it out. Written by the stream cache's
-    /// thread only.
+    /// The size of the block that was put here last; 0 once the thread took it out. Written by the stream
+    /// cache's thread only.
     bytes: AtomicU64,
     slot: CacheSlot,
 }
@@ -113,8 +113,8 @@ pub(crate) fn add(counter: &AtomicU64, by: u64) {
 
 /// Counters of a thread: written by it, read by all.
 ///
-/// The stream caches count what they keep, and the pool what passes by them; what is handed out is the difference.
-/// So a block that goes in and out of a stream cache costs few stores.
+/// The stream caches count what they keep, and the pool what passes by them; what is handed out is the
+/// difference. So a block that goes in and out of a stream cache costs few stores.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct ThreadCounts {
@@ -122,8 +122,8 @@ pub(crate) struct ThreadCounts {
     pub(crate) cached_bytes: AtomicI64,
     /// Of it, bytes in large blocks.
     large_bytes: AtomicI64,
-    /// Where `cached_bytes` falls below this and `lent` together, the thread hands out more than it may without
-    /// asking: see [`peak`](crate::pool::cache::peak).
+    /// Where `cached_bytes` falls below this and `lent` together, the thread hands out more than it may
+    /// without asking: see [`peak`](crate::pool::cache::peak).
     pub(crate) floor: AtomicI64,
     /// What other threads took of what this one may hand out. Written by them.
     pub(crate) lent: AtomicI64,
@@ -185,8 +185,8 @@ fn raise(counter: &AtomicI64, by: i64) -> i64 {
 }
 
 impl ThreadCounts {
-    /// A block of `bytes` is about to be handed out, past the stream caches. Said before a lock is taken, and undone
-    /// where there was none: the lock's exchange is the fence between this and
+    /// A block of `bytes` is about to be handed out, past the stream caches. Said before a lock is taken, and
+    /// undone where there was none: the lock's exchange is the fence between this and
     /// [`is_beyond`](Self::is_beyond).
     pub(crate) fn takes(&self, bytes: u64) {
         raise(&self.floor, bytes as i64);
@@ -238,6 +238,11 @@ impl ThreadCounts {
         (self.cached_bytes.load(Ordering::Relaxed) - gone).max(0) as u64
     }
 
+    /// Whether a large block may be in the thread's stream caches.
+    pub(crate) fn may_have_large(&self) -> bool {
+        self.large_bytes.load(Ordering::Relaxed) > 0
+    }
+
     #[inline]
     pub(crate) fn pushed(&self, bytes: u64, requested: u64) {
         raise(&self.cached_bytes, bytes as i64);
@@ -245,8 +250,8 @@ impl ThreadCounts {
         add(&self.pushes, 1);
     }
 
-    /// A block is about to be taken out of a stream cache and handed out. Said before the exchange that takes it,
-    /// and undone where there was none: the exchange is the fence between this and
+    /// A block is about to be taken out of a stream cache and handed out. Said before the exchange that takes
+    /// it, and undone where there was none: the exchange is the fence between this and
     /// [`is_beyond`](Self::is_beyond).
     #[inline]
     pub(crate) fn pops(&self, bytes: u64) {
@@ -320,8 +325,8 @@ impl StreamCache {
         let (addr, slot) = slot?;
         self.thread.popped(bytes);
         let is_beyond = self.thread.is_beyond();
-        // SAFETY: the stream cache's thread, which this is, wrote the entry of the block that it put in; entries
-        // live as long as the pool, and the pool is borrowed by the call.
+        // SAFETY: the stream cache's thread, which this is, wrote the entry of the block that it put in;
+        // entries live as long as the pool, and the pool is borrowed by the call.
         let entry = unsafe { &*slot.entry.load(Ordering::Relaxed) };
         Some(CachedBlock { addr, entry, is_beyond })
     }
@@ -341,7 +346,8 @@ impl StreamCache {
     #[inline]
     fn take_small(&self, rounded: u64) -> Option<(u64, &CacheSlot)> {
         let class = class_of(rounded);
-        // Says so where nothing is, without the stack's address ranges: with many streams those are in no cache.
+        // Says so where nothing is, without the stack's address ranges: with many streams those are in no
+        // cache.
         if self.filled[class / 64].load(Ordering::Relaxed) >> (class % 64) & 1 == 0 {
             return None;
         }
@@ -480,8 +486,8 @@ impl StreamCache {
 }
 
 impl StreamCache {
-    /// Looks at each kept block: its address, the largest size that its place takes, its entry. No thread works on the
-    /// stream cache meanwhile.
+    /// Looks at each kept block: its address, the largest size that its place takes, its entry. No thread
+    /// works on the stream cache meanwhile.
     pub(crate) fn each_cached(&self, mut look: impl FnMut(u64, u64, &BlockEntry)) {
         let mut look_at = |slot: &CacheSlot, bytes: u64| {
             let addr = slot.addr.load(Ordering::Relaxed);

@@ -1,9 +1,9 @@
 //! Which stream caches a thread has.
 //!
-//! A thread has one [`ThreadCache`] in each pool that it calls, with a stream cache for each stream that it uses often. A
-//! table of the stream caches used last, without a lock, a destructor or an allocation, finds one in a few loads.
-//! When a thread ends, its caches are orphans: what is in them is free as before, and the next new thread of
-//! the pool takes them over.
+//! A thread has one [`ThreadCache`] in each pool that it calls, with a stream cache for each stream that it
+//! uses often. A table of the stream caches used last, without a lock, a destructor or an allocation, finds
+//! one in a few loads. When a thread ends, its caches are orphans: what is in them is free as before, and the
+//! next new thread of the pool takes them over.
 
 use std::cell::{Cell, RefCell};
 use std::ptr;
@@ -22,8 +22,8 @@ pub(crate) type PoolId = u64;
 
 /// A thread that has so many stream caches in a pool starts anew.
 const MAX_STREAM_CACHES: usize = 512;
-/// Stream caches that are found without a lock. A stream cache that is not among them costs a call some 80 ns more, which
-/// 512 places made one call in eight of a thread on 256 streams pay.
+/// Stream caches that are found without a lock. A stream cache that is not among them costs a call some 80 ns
+/// more, which 512 places made one call in eight of a thread on 256 streams pay.
 const RECENT_BITS: u32 = bounded(10, 6) as u32;
 const RECENT: usize = 1 << RECENT_BITS;
 
@@ -70,8 +70,8 @@ fn recent(pool: PoolId, stream: StreamId) -> usize {
     (mixed >> (u64::BITS - RECENT_BITS)) as usize
 }
 
-/// The calling thread's stream cache for a stream, if it was used lately. It is the thread's own: good until the
-/// thread adds another.
+/// The calling thread's stream cache for a stream, if it was used lately. It is the thread's own: good until
+/// the thread adds another.
 #[inline]
 pub(crate) fn stream_cache(pool: PoolId, stream: StreamId) -> Option<*const StreamCache> {
     RECENTS.with(|recents| {
@@ -231,8 +231,8 @@ impl ThreadCache {
         })
     }
 
-    /// Adds a stream cache; returns it, and those that have to be flushed and dropped instead. For the cache's
-    /// thread.
+    /// Adds a stream cache; returns it, and those that have to be flushed and dropped instead. For the
+    /// cache's thread.
     pub(crate) fn add(
         &self,
         pool: PoolId,
@@ -249,8 +249,8 @@ impl ThreadCache {
         (remember(pool, stream_cache), too_many)
     }
 
-    /// The stream caches of the thread, by owner: in the order in which the pool came to know the streams, whatever
-    /// identities those have.
+    /// The stream caches of the thread, by owner: in the order in which the pool came to know the streams,
+    /// whatever identities those have.
     pub(crate) fn stream_caches(&self) -> Vec<Arc<StreamCache>> {
         let mut stream_caches: Vec<Arc<StreamCache>> = self.stream_caches.lock().values().cloned().collect();
         stream_caches.sort_unstable_by_key(|stream_cache| stream_cache.stream.owner);

@@ -98,9 +98,9 @@ impl CentralCore {
         Ok(())
     }
 
-    /// Asks how far some streams have come: the recorded events that are done, and by how many nanoseconds the stream
-    /// that is furthest behind is so. Where streams that are far behind keep what they own (`may_stay`), it
-    /// ends with the first of those.
+    /// Asks how far some streams have come: the recorded events that are done, and by how many nanoseconds
+    /// the stream that is furthest behind is so. Where streams that are far behind keep what they own
+    /// (`may_stay`), it ends with the first of those.
     fn ask(
         &self,
         donors: Vec<(u64, Donor)>,
@@ -150,14 +150,14 @@ impl CentralCore {
     /// The same with the bytes of each.
     fn donors_by_bytes(&self, request: Option<&Request>) -> Vec<(u64, Donor)> {
         let state = self.state.lock();
-        let donors = state.streams.iter().map(|(owner, slot)| {
-            let donor = Donor { id: slot.id, epoch: slot.epoch() };
-            (state.heaps.free_bytes_for(request, owner), donor)
+        let donors = state.streams.iter().filter_map(|(owner, slot)| {
+            let bytes = state.heaps.free_bytes_for(request, owner);
+            (bytes > 0).then(|| (bytes, Donor { id: slot.id, epoch: slot.epoch() }))
         });
-        donors.filter(|(bytes, _)| *bytes > 0).collect()
+        donors.collect()
     }
 
-    /// A recorded recorded event of the donor that covers the epoch; records one if need be. `stream` is that of the
+    /// A recorded event of the donor that covers the epoch; records one if need be. `stream` is that of the
     /// call, if there is one: it is alive.
     ///
     /// `None` where the donor's stream may be gone, or captures a graph: then its own next call is asked to
@@ -205,8 +205,8 @@ impl CentralCore {
         }
     }
 
-    /// As [`recorded_event_of`](Self::recorded_event_of), or, where none can be recorded, the last that was: it covers what it
-    /// says.
+    /// As [`recorded_event_of`](Self::recorded_event_of), or, where none can be recorded, the last that was:
+    /// it covers what it says.
     pub(crate) fn recorded_event_or_last(
         &self,
         donor: Donor,
@@ -319,6 +319,35 @@ impl CentralCore {
             Err(error) if error.is_capture_refusal() => Ok(true),
             Err(error) if error.is_unsupported() => Ok(false),
             answer => answer,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millpond_driver::sim::{SimConfig, SimDevice};
+
+    use crate::CudaMemoryResource;
+    use crate::{PoolMemoryResource, PoolOptions};
+
+    #[test]
+    fn a_look_counts_once_for_the_backlog() {
+        let upstream = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+        let pool = PoolMemoryResource::new(upstream, PoolOptions::default()).expect("an empty pool");
+        let resource = &pool.central;
+        let looks_until_over = |look: &dyn Fn()| {
+            resource.state.lock().backlog.note(0, u64::MAX);
+            let mut looks = 0;
+            while resource.state.lock().backlog.is_long() {
+                look();
+                looks += 1;
+            }
+            looks
+        };
+        let expected = looks_until_over(&|| resource.state.lock().backlog.note(0, 0));
+        for may_stay in [false, true] {
+            let ask = || resource.collect_completed(None, None, may_stay).expect("the device is there");
+            assert_eq!(looks_until_over(&ask), expected, "may stay: {may_stay}");
         }
     }
 }

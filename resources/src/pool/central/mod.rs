@@ -9,7 +9,7 @@
 //! |---|---|---|
 //! | own stream | was freed on this stream (or is unowned: counted as completed) | 0 |
 //! | ordered | belongs to a stream that this one was made to wait for after the block was given back | 0 |
-//! | completed | belonged to a stream whose recorded recorded event is done | a query; a record where none is there |
+//! | completed | belonged to a stream whose recorded event is done | a query; a record where none is there |
 //! | grow | is new, from upstream | upstream's |
 //! | waited | belongs to another stream: this one is made to wait for its recorded event | a record and a wait |
 //! | reclaim | is had by synchronising, or by giving free regions back to grow anew | a synchronisation |
@@ -24,17 +24,17 @@
 //! memory comes before another stream's. What they then take is what each of them needs at its peak, and
 //! stays so.
 //!
-//! **Time is counted in recorded events, not in frees.** Each stream has an epoch. A free notes the epoch and makes
-//! no driver call. Recording a recorded event (one event per stream) ends the epoch and covers all blocks of it and
-//! before, so one record and one wait serve a batch. What a stream was made to wait for is remembered, and
-//! what *that* stream had been made to wait for before is inherited: a block moved from stream to stream
-//! never loses what it depends on.
+//! **Time is counted in recorded events, not in frees.** Each stream has an epoch. A free notes the epoch and
+//! makes no driver call. Recording a recorded event (one event per stream) ends the epoch and covers all
+//! blocks of it and before, so one record and one wait serve a batch. What a stream was made to wait for is
+//! remembered, and what *that* stream had been made to wait for before is inherited: a block moved from
+//! stream to stream never loses what it depends on.
 //!
-//! **Streams die.** A recorded event can be recorded on a stream from elsewhere only while that stream is surely
-//! alive ([`Driver::event_record_if_alive`](millpond_core::Driver::event_record_if_alive)). Where it is not,
-//! the stream's own next call records it; blocks of streams that never call again are reclaimed by
-//! synchronising, before the resource grows by more than an eighth because of them; while streams are far
-//! behind, only before memory is out.
+//! **Streams die.** A recorded event can be recorded on a stream from elsewhere only while that stream is
+//! surely alive ([`Driver::event_record_if_alive`](millpond_core::Driver::event_record_if_alive)). Where it
+//! is not, the stream's own next call records it; blocks of streams that have not called since an earlier
+//! request asked them to are reclaimed by synchronising, before the resource grows by more than an eighth
+//! because of them; while streams are far behind, only before memory is out.
 //!
 //! **Locks.** One short lock around the blocks and what is known of the streams; no driver call and no
 //! upstream call is made under it. A second lock lets one thread at a time go beyond the first two steps.
@@ -353,7 +353,8 @@ impl<R: DeviceMemoryResource> Central<R> {
         (slot.calls > FEW).then(|| Arc::clone(&slot.cell))
     }
 
-    /// Records a recorded event on the calling stream, because another stream wanted its blocks and could not.
+    /// Records a recorded event on the calling stream, because another stream wanted its blocks and could
+    /// not.
     #[cold]
     fn record_for_others(&self, pending_record: PendingRecord, stream: StreamRef) {
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
@@ -362,7 +363,8 @@ impl<R: DeviceMemoryResource> Central<R> {
         let id = pending_record.id;
         let now_ns = self.now_ns();
         self.state.lock().streams.settle(pending_record, matches!(recorded, Ok(true)), now_ns);
-        // Nothing depends on the recorded event: without it the blocks stay with their stream. A lost device is noted.
+        // Nothing depends on the recorded event: without it the blocks stay with their stream. A lost device
+        // is noted.
         if let Err(error) = recorded {
             let _ = self.skip_stream(id, error);
         }

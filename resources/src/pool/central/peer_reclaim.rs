@@ -1,9 +1,9 @@
 //! Before memory is out, the other resources of the device are asked for what they have free.
 //!
 //! Resources whose memory comes from the device directly are listed in its
-//! [books](crate::pool::central::device_books::Device), weakly. Who finds too little asks them, one after the other, with none of
-//! its own locks held; each takes its own. So two that ask each other at one moment wait for nothing but each
-//! other's driver calls.
+//! [books](crate::pool::central::device_books::Device), weakly. Who finds too little asks them, one after the
+//! other, with none of its own locks held; each takes its own. So two that ask each other at one moment wait
+//! for nothing but each other's driver calls.
 
 use millpond_core::{DeviceMemoryResource, Result, StreamRef};
 

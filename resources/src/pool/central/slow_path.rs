@@ -128,10 +128,15 @@ impl<R: DeviceMemoryResource> Central<R> {
         if let Some(ptr) = self.try_take(request, stream) {
             return Ok(Ok(ptr));
         }
+        // Before streams are asked: one that is asked now and cannot be recorded on may still call.
+        let lost_bytes = self.lost_bytes();
         if let Some(ptr) = self.reclaim_and_take(request, stream, capturing)? {
             return Ok(Ok(ptr));
         }
         if !capturing {
+            if let Some(ptr) = self.take_lost(request, stream, lost_bytes)? {
+                return Ok(Ok(ptr));
+            }
             self.make_room(request, stream)?;
         }
         let refused = match self.grow(request, stream, reading, |ladder| &mut ladder.grow)? {
@@ -239,25 +244,27 @@ impl<R: DeviceMemoryResource> Central<R> {
         Ok(())
     }
 
-    /// What other streams have and is done, if they keep up with the host; and what lies with streams that
-    /// may be gone, where that is much.
+    /// What other streams have and is done, if they keep up with the host.
     fn take_from_others(&self, request: &Request, stream: StreamRef) -> Result<Option<DevicePtr>> {
         // A backlog ends only where somebody looks.
         let is_behind = self.state.lock().backlog.is_long();
-        if self.reuse.completed && (is_behind || self.others_could_serve(request, stream)) {
-            self.collect_completed(Some(request), Some(stream), true)?;
-            if let Some(ptr) = self.try_take(request, stream) {
-                return Ok(Some(ptr));
-            }
+        if !self.reuse.completed || !(is_behind || self.others_could_serve(request, stream)) {
+            return Ok(None);
         }
-        if !self.state.lock().backlog.is_long() && self.lost_bytes() > self.bytes_reserved() / 8 {
-            // Growth may serve as well: only a lost device stops here.
-            return self.reclaim(request, stream).or_else(|error| match self.health.is_lost() {
-                true => Err(error),
-                false => Ok(None),
-            });
+        self.collect_completed(Some(request), Some(stream), true)?;
+        Ok(self.try_take(request, stream))
+    }
+
+    /// What lies with streams that may be gone, where that is much and streams keep up with the host.
+    fn take_lost(&self, request: &Request, stream: StreamRef, bytes: u64) -> Result<Option<DevicePtr>> {
+        if self.state.lock().backlog.is_long() || bytes <= self.bytes_reserved() / 8 {
+            return Ok(None);
         }
-        Ok(None)
+        // Growth may serve as well: only a lost device stops here.
+        self.reclaim(request, stream).or_else(|error| match self.health.is_lost() {
+            true => Err(error),
+            false => Ok(None),
+        })
     }
 
     /// What other streams have, once there is no more memory: what is done first, then what can be waited
@@ -363,7 +370,8 @@ impl<R: DeviceMemoryResource> Central<R> {
         others > 0 && others + free_bytes(ANY_STREAM) + free_bytes(me) >= request.bytes
     }
 
-    /// Bytes that no recorded event can be had for: their streams could not be recorded on and have not called since.
+    /// Bytes that no recorded event can be had for: their streams could not be recorded on and have not
+    /// called since.
     fn lost_bytes(&self) -> u64 {
         let state = self.state.lock();
         let lost = state.streams.iter().filter(|(_, slot)| slot.cell.is_record_requested());

@@ -188,8 +188,8 @@ pub(super) fn plan_release_step(heaps: &mut Heaps, keep_bytes: u64, at: &mut Cur
     pages.plan_release_step(keep_bytes, at).map(Task::Release)
 }
 
-/// [`Store::migrate_step`](crate::pool::central::Store::migrate_step) of a pool: first the large heaps, then the
-/// arenas.
+/// [`Store::migrate_step`](crate::pool::central::Store::migrate_step) of a pool: first the large heaps, then
+/// the arenas.
 pub(super) fn migrate_step(
     heaps: &mut Heaps,
     from: Owner,

@@ -455,7 +455,8 @@ fn others_give_back_what_is_missing_and_no_less() {
     }
 }
 
-/// Two free extents, of 8 and 6 MiB, with a small block between them and a large one behind, in what was one region.
+/// Two free extents, of 8 and 6 MiB, with a small block between them and a large one behind, in what was one
+/// region.
 fn free_extents(then: u64) -> [Step; 9] {
     let free = |bytes, stream| Step::GiveOf { bytes: bytes * MIB, stream };
     let take = |bytes| take(bytes * MIB, 0);

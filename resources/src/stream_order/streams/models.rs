@@ -77,8 +77,8 @@ fn canary_a_point_recorded_before_its_epoch_ends() {
     });
 }
 
-/// Somebody wants a stream's blocks while two threads make calls on the stream: `pending_record` says whether a call
-/// is to record.
+/// Somebody wants a stream's blocks while two threads make calls on the stream: `pending_record` says whether
+/// a call is to record.
 fn somebody_wants_a_point(pending_record: impl Fn(&Setup) -> bool + Clone + Send + 'static) {
     let setup = Setup::new();
     let calls = [(); 2].map(|()| {

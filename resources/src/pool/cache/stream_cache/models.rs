@@ -34,7 +34,8 @@ impl Setup {
         self.block_map.find(addr).expect("a block is entered")
     }
 
-    /// The stream cache's thread gives a block back: to the stream cache, or past it. Says whether it is in the stream cache.
+    /// The stream cache's thread gives a block back: to the stream cache, or past it. Says whether it is in
+    /// the stream cache.
     fn push(&self, number: u64, bytes: u64) -> bool {
         self.stream_cache.push(number << 8, bytes, rounded(bytes), self.entry(number << 8), u64::MAX)
     }
@@ -111,7 +112,8 @@ fn two_who_drain_share_the_blocks() {
     });
 }
 
-/// The stream cache's thread keeps large blocks, of which older ones go, and takes one; meanwhile another flushes.
+/// The stream cache's thread keeps large blocks, of which older ones go, and takes one; meanwhile another
+/// flushes.
 fn large_blocks_come_and_go() {
     let setup = Setup::new();
     [4, 5].into_iter().for_each(|number| _ = setup.hand_out(number, LARGE));
