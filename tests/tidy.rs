@@ -25,11 +25,7 @@ const IGNORE_REASON: &str = "needs a CUDA GPU";
 const TEST_COMMAND: &str = "cargo test --workspace";
 
 /// Folders and files that some rules skip for now, because they are being rebuilt or belong to that.
-const REBUILT: [&str; 3] = [
-    "resources/src/",
-    "tests/museum.rs",
-    "tests/museum/",
-];
+const REBUILT: [&str; 3] = ["resources/src/", "tests/museum.rs", "tests/museum/"];
 
 fn is_rebuilt(file: &File) -> bool {
     REBUILT.iter().any(|path| file.path.starts_with(path))
@@ -510,6 +506,62 @@ fn unused_page(page: &File, files: &[File]) -> Option<String> {
 fn no_files_use_each_other_in_a_circle() {
     none(circles::circles(&files(), &REBUILT));
 }
+
+/// The folders of the pool's sources, each of which uses only those below it.
+const LEVELS: [&str; 6] = ["pool", "backing", "heap", "block_map", "stream_order", "sync"];
+
+#[test]
+fn folders_use_only_those_below() {
+    none(circles::upward_uses(&files(), "resources/src/lib.rs", &LEVELS));
+}
+
+#[test]
+fn the_guide_names_what_there_is() {
+    let sources: Vec<File> =
+        files().into_iter().filter(|file| file.path.starts_with("resources/src/")).collect();
+    none(unknown_names(&file("docs/pool.md"), &sources));
+}
+
+/// Each function, type, constant or file that a document names in backticks and no source has.
+fn unknown_names(document: &File, sources: &[File]) -> Vec<String> {
+    let is_known = |name: &str| match name.strip_suffix('/').or(name.strip_suffix(".rs")) {
+        Some(path) => sources.iter().any(|file| {
+            let below = file.path.trim_start_matches("resources/src/");
+            below.contains(&format!("{path}/")) || below.ends_with(&format!("{path}.rs"))
+        }),
+        None => name.split("::").all(|part| {
+            let after = |text: &str, at: usize| text[at + part.len()..].chars().next();
+            let is_name =
+                |text: &str, at: usize| !after(text, at).is_some_and(|c| c.is_alphanumeric() || c == '_');
+            ["fn ", "struct ", "enum ", "trait ", "type ", "const ", "mod "].iter().any(|keyword| {
+                let definition = format!("{keyword}{part}");
+                sources.iter().any(|file| {
+                    let found = file.text.match_indices(&definition);
+                    found.into_iter().any(|(at, _)| is_name(&file.text, at + keyword.len()))
+                })
+            })
+        }),
+    };
+    let is_path = |name: &str| {
+        !name.is_empty()
+            && name.chars().all(|c| c.is_alphanumeric() || "_:/.".contains(c))
+            && !name.contains("=")
+    };
+    let mut problems = Vec::new();
+    for (index, line) in document.text.lines().enumerate().filter(|(_, line)| !line.starts_with("```")) {
+        let quoted = line.split('`').skip(1).step_by(2);
+        // What CUDA and Rust define, and what a stack's text says, is not ours.
+        let ours =
+            quoted.filter(|name| is_path(name) && !name.starts_with("cu") && !name.starts_with("limits."));
+        let unknown = ours.filter(|name| !is_known(name) && !OF_OTHERS.contains(name));
+        problems
+            .extend(unknown.map(|name| format!("{}:{}: no source has `{name}`", document.path, index + 1)));
+    }
+    problems
+}
+
+/// Names in the guide that other crates define.
+const OF_OTHERS: [&str; 5] = ["trim", "LadderCounts", "event_record_if_alive", "resources/src/", "allocate"];
 
 /// Each rule finds what it is there for.
 #[path = "tidy/canary.rs"]

@@ -223,6 +223,34 @@ fn circles_between_files_are_found() {
 }
 
 #[test]
+fn uses_of_folders_above_are_found() {
+    let files = |low: &str| {
+        let root = File::of("a/src/lib.rs", "mod high;\nmod low;\n");
+        let high = File::of("a/src/high/mod.rs", "use crate::low::Low;\npub struct High(Low);\n");
+        vec![root, high, File::of("a/src/low.rs", format!("pub struct Low;\n{low}"))]
+    };
+    let found = |low: &str| circles::upward_uses(&files(low), "a/src/lib.rs", &["high", "low"]).len();
+    assert_eq!((found(""), found("fn f(_: crate::high::High) {}\n")), (0, 1));
+}
+
+#[test]
+fn names_that_no_source_has_are_found() {
+    let sources =
+        [File::of("resources/src/pool/arena.rs", "impl Arena {\n    fn lock_all() {}\n}\nstruct Arena;")];
+    let page = |name: &str| {
+        unknown_names(&File::of("docs/pool.md", format!("see `{name}` and more")), &sources).len()
+    };
+    for name in
+        ["pool/", "pool/arena.rs", "arena.rs", "Arena::lock_all", "lock_all", "cuMemCreate", "pages=off"]
+    {
+        assert_eq!(page(name), 0, "{name}");
+    }
+    for name in ["pool/other.rs", "lock", "Arena::unlock", "lock_all_of", "heap/"] {
+        assert_eq!(page(name), 1, "{name}");
+    }
+}
+
+#[test]
 fn documents_without_a_row_are_found() {
     let index = File::of("docs/README.md", "| [GPU](GPU.md) | x |\n");
     let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();

@@ -32,6 +32,26 @@ pub(crate) fn circles(files: &[File], excluded: &[&str]) -> Vec<String> {
     roots.filter_map(|root| circle(files, &uses(&modules(files, root)))).collect()
 }
 
+/// Each use of a file in a folder of a crate by a file in a folder further down the list; `root` is the file
+/// that the crate starts in.
+pub(crate) fn upward_uses(files: &[File], root: &str, folders: &[&str]) -> Vec<String> {
+    let Some(root) = files.iter().position(|file| file.path == root) else {
+        return vec![format!("there is no {root}")];
+    };
+    let base = files[root].path.rsplit_once('/').map_or("", |(folder, _)| folder);
+    let level = |file: usize| {
+        let below = files[file].path.strip_prefix(base)?.strip_prefix('/')?;
+        let first = below.split('/').next()?.trim_end_matches(".rs");
+        folders.iter().position(|folder| *folder == first)
+    };
+    let is_upward = |&(from, to): &(usize, usize)| level(from).zip(level(to)).is_some_and(|(a, b)| a > b);
+    let uses = uses(&modules(files, root));
+    let upward = uses.into_iter().filter(is_upward);
+    upward
+        .map(|(from, to)| format!("{} uses {}, which lies above", files[from].path, files[to].path))
+        .collect()
+}
+
 /// Whether cargo starts a crate from this file.
 fn is_root(path: &str) -> bool {
     let Some((folder, name)) = path.rsplit_once('/') else { return false };
