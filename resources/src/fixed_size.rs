@@ -9,6 +9,7 @@ use millpond_core::{
     Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, align_up, format_bytes, is_same,
 };
 
+use crate::heap::size_class::BlockSize;
 use crate::pool::{Decay, FixedBlocks, PagesMode, PoolMemoryResource, PoolOptions};
 
 /// How `fixed_size` is built from text.
@@ -191,6 +192,10 @@ impl<R: DeviceMemoryResource> FixedSizeMemoryResource<R> {
         &self.pool
     }
 
+    fn block_size(&self, layout: Layout) -> BlockSize {
+        if layout.bytes() == 0 { BlockSize::of(0) } else { BlockSize::fixed(self.options.block_bytes) }
+    }
+
     fn check(&self, layout: Layout, stream: StreamRef) -> Result<()> {
         let error = if layout.bytes() > self.options.block_bytes {
             // What falls back on another resource for want of memory does so for this, too.
@@ -219,12 +224,11 @@ impl<R: DeviceMemoryResource> fmt::Display for FixedSizeMemoryResource<R> {
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for FixedSizeMemoryResource<R> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
         self.check(layout, stream)?;
-        self.pool.allocate(layout, stream)
+        self.pool.allocate_block(layout, stream, self.block_size(layout))
     }
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
-        // SAFETY: the caller's promise.
-        unsafe { self.pool.deallocate(ptr, layout, stream) };
+        self.pool.deallocate_block(ptr, layout, stream, self.block_size(layout));
     }
 
     fn driver(&self) -> &DriverHandle {

@@ -76,9 +76,9 @@ const MISTAKES: &[Mistake] = &[
     mistake(
         "a kept block is counted twice",
         "pool/cache/stream_cache.rs",
-        "        if kept {\n            self.thread.pushed(rounded, bytes);\n",
-        "        if kept {\n            self.thread.pushed(rounded, bytes);\n            \
-         self.thread.pushed(rounded, bytes);\n",
+        "        if kept {\n            self.thread.pushed(size.bytes, requested);\n",
+        "        if kept {\n            self.thread.pushed(size.bytes, requested);\n            \
+         self.thread.pushed(size.bytes, requested);\n",
         "I24",
     ),
     mistake(
@@ -98,7 +98,7 @@ const MISTAKES: &[Mistake] = &[
     mistake(
         "a block that is given up is still counted as kept",
         "pool/cache/stream_cache.rs",
-        "            self.thread.evicted(rounded);\n",
+        "            self.thread.evicted(size.bytes);\n",
         "",
         "I24",
     ),

@@ -21,13 +21,13 @@ const SUBS: u64 = 1 << SUB_BITS;
 
 /// The sizes of a class, in units of 256 bytes, are multiples of two to this, for a request of one unit more
 /// than `below`: 0 for the first two rows of classes.
-#[inline]
+#[inline(always)]
 fn shift_of(below: u64) -> u32 {
     (below | SUBS).ilog2() - SUB_BITS
 }
 
 /// The class of a request of 1 to [`LARGEST_SMALL`] bytes.
-#[inline]
+#[inline(always)]
 pub(crate) fn class_of(bytes: u64) -> usize {
     let below = (bytes - 1) / ALLOCATION_ALIGNMENT;
     let shift = shift_of(below);
@@ -42,7 +42,7 @@ pub(crate) fn bytes_of(class: usize) -> u64 {
 }
 
 /// What a request is rounded up to. (Almost: no device holds the largest numbers.)
-#[inline]
+#[inline(always)]
 pub(crate) fn rounded(bytes: u64) -> u64 {
     if bytes > LARGEST_SMALL {
         return bytes.saturating_add(ALLOCATION_ALIGNMENT - 1) & !(ALLOCATION_ALIGNMENT - 1);
@@ -50,6 +50,42 @@ pub(crate) fn rounded(bytes: u64) -> u64 {
     let below = bytes.saturating_sub(1) / ALLOCATION_ALIGNMENT;
     let shift = shift_of(below);
     (((below >> shift) + 1) << shift) * ALLOCATION_ALIGNMENT
+}
+
+/// The size of a block for a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockSize {
+    /// The block's size in bytes.
+    pub(crate) bytes: u64,
+    /// Bytes of a request of the same class. With the request itself, the class is found without waiting for
+    /// `bytes`: 21 ns for a pair instead of 29.
+    of_class: u64,
+}
+
+impl BlockSize {
+    /// The size of a block from a pool of blocks of all sizes.
+    #[inline(always)]
+    pub(crate) fn of(requested: u64) -> Self {
+        Self { bytes: rounded(requested), of_class: requested }
+    }
+
+    /// The size of each block of a pool in which all have one.
+    #[inline(always)]
+    pub(crate) fn fixed(bytes: u64) -> Self {
+        Self { bytes, of_class: bytes }
+    }
+
+    /// Whether the block has at most [`LARGEST_SMALL`] bytes, and the request more than none.
+    #[inline(always)]
+    pub(crate) fn is_small(self) -> bool {
+        self.of_class.wrapping_sub(1) < LARGEST_SMALL
+    }
+
+    /// The class of a small block.
+    #[inline(always)]
+    pub(crate) fn class(self) -> usize {
+        class_of(self.of_class)
+    }
 }
 
 #[cfg(test)]

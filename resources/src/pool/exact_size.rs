@@ -8,15 +8,19 @@ use millpond_core::ALLOCATION_ALIGNMENT;
 use crate::block_map::ChunkId;
 use crate::block_map::{Block, BlockEntry, HeapId};
 use crate::heap::request::Request;
-use crate::heap::size_class::rounded;
+use crate::heap::size_class::BlockSize;
 use crate::pool::cache::stream_cache::ThreadCounts;
 use crate::pool::heaps::Shared;
 
 impl Shared {
+    /// The size of a block for a request.
+    pub(super) fn block_size(&self, requested: u64) -> BlockSize {
+        self.fixed.map_or_else(|| BlockSize::of(requested), |fixed| BlockSize::fixed(fixed.block_bytes))
+    }
+
     /// The bytes of a block for a request.
-    #[inline]
     pub(super) fn block_bytes(&self, requested: u64) -> u64 {
-        self.fixed.map_or_else(|| rounded(requested), |fixed| fixed.block_bytes)
+        self.block_size(requested).bytes
     }
 
     /// Counts a block that was handed out past the stream caches and the arenas.

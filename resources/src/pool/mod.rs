@@ -68,7 +68,7 @@ pub(crate) use crate::pool::task::Task;
 
 use crate::block_map::BlockEntry;
 use crate::heap::request::Request;
-use crate::heap::size_class::LARGEST_SMALL;
+use crate::heap::size_class::BlockSize;
 use crate::pool::arena::{Arena, Arenas, Shard, Visit};
 use crate::pool::cache::stream_cache::{StreamCache, add};
 use crate::pool::cache::thread_cache::{self, Lease, PoolId};
@@ -292,7 +292,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
 /// The way of a call.
 impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     /// The calling thread's stream cache for a stream, if it was used lately and may be used now.
-    #[inline]
+    #[inline(always)]
     fn stream_cache(&self, stream: StreamRef) -> Option<&StreamCache> {
         let stream_cache = thread_cache::stream_cache(self.id, stream.id())?;
         // SAFETY: the stream cache is in this thread's cache of this pool, where it stays until the thread
@@ -301,15 +301,46 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         (!stream_cache.stream.is_record_requested() && !self.central.health.is_lost()).then_some(stream_cache)
     }
 
+    /// Hands out a block of this size for the request.
+    #[inline(always)]
+    pub(crate) fn allocate_block(
+        &self,
+        layout: Layout,
+        stream: StreamRef,
+        size: BlockSize,
+    ) -> Result<DevicePtr> {
+        match self.stream_cache(stream) {
+            Some(stream_cache) => match self.pop(stream_cache, layout, size) {
+                Some(ptr) => Ok(ptr),
+                None => self.allocate_past_cache(stream_cache, layout, stream),
+            },
+            None => self.allocate_without_cache(layout, stream),
+        }
+    }
+
+    /// Frees a block of this size.
+    #[inline(always)]
+    pub(crate) fn deallocate_block(
+        &self,
+        ptr: DevicePtr,
+        layout: Layout,
+        stream: StreamRef,
+        size: BlockSize,
+    ) {
+        match self.stream_cache(stream) {
+            Some(stream_cache) => self.deallocate_through_cache(stream_cache, ptr, layout, stream, size),
+            None => self.deallocate_without_cache(ptr, layout, stream),
+        }
+    }
+
     /// A block from the stream cache.
-    #[inline]
-    fn pop(&self, stream_cache: &StreamCache, layout: Layout) -> Option<DevicePtr> {
+    #[inline(always)]
+    fn pop(&self, stream_cache: &StreamCache, layout: Layout, size: BlockSize) -> Option<DevicePtr> {
         let bytes = layout.bytes();
         if layout.alignment() > ALLOCATION_ALIGNMENT || bytes == 0 {
             return None;
         }
-        let rounded = self.shared.block_bytes(bytes);
-        let held = stream_cache.pop(bytes, rounded)?;
+        let held = stream_cache.pop(bytes, size)?;
         if held.is_beyond {
             self.shared.thread_caches.settle(&stream_cache.thread);
         }
@@ -318,27 +349,33 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     }
 
     /// Puts a small block into the stream cache, if it is one and there is room.
-    #[inline]
-    fn push(&self, stream_cache: &StreamCache, ptr: DevicePtr, entry: &BlockEntry, bytes: u64) -> bool {
-        let rounded = self.shared.block_bytes(bytes);
-        if bytes == 0 || rounded > LARGEST_SMALL || !entry.is_cacheable(bytes) {
+    #[inline(always)]
+    fn push(
+        &self,
+        stream_cache: &StreamCache,
+        ptr: DevicePtr,
+        entry: &BlockEntry,
+        bytes: u64,
+        size: BlockSize,
+    ) -> bool {
+        if !size.is_small() || !entry.is_cacheable(bytes) {
             return false;
         }
         let room = self.shared.limits.keep_bytes.load(Ordering::Relaxed);
-        let fits = stream_cache.thread.small_bytes_held() + rounded <= room;
+        let fits = stream_cache.thread.small_bytes_held() + size.bytes <= room;
         let class_room = self.shared.limits.keep_of_class.load(Ordering::Relaxed);
-        fits && stream_cache.push(ptr.address(), bytes, rounded, entry, class_room)
+        fits && stream_cache.push(ptr.address(), bytes, size, entry, class_room)
     }
 
     /// Puts a large block into the stream cache; the one before goes back.
     fn push_large(&self, stream_cache: &StreamCache, ptr: DevicePtr, entry: &BlockEntry, bytes: u64) -> bool {
         let most = self.shared.limits.keep_large.load(Ordering::Relaxed);
-        let rounded = self.shared.block_bytes(bytes);
-        if bytes == 0 || rounded <= LARGEST_SMALL || rounded > most || !entry.is_cacheable(bytes) {
+        let size = self.shared.block_size(bytes);
+        if bytes == 0 || size.is_small() || size.bytes > most || !entry.is_cacheable(bytes) {
             return false;
         }
         self.evict_large(stream_cache);
-        stream_cache.push_large(ptr.address(), bytes, rounded, entry);
+        stream_cache.push_large(ptr.address(), bytes, size.bytes, entry);
         true
     }
 
@@ -428,7 +465,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         if let Some(ptr) = self.take_in_arena(stream_cache, layout) {
             return Ok(ptr);
         }
-        if layout.bytes() > LARGEST_SMALL {
+        if !self.shared.block_size(layout.bytes()).is_small() {
             // It may be beside what is free, or serve.
             self.evict_large(stream_cache);
         }
@@ -448,7 +485,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let thread_cache = self.shared.thread_caches.my_cache(self.id);
         if let Some(stream_cache) = self.stream_cache_or_new(&thread_cache, stream) {
             return self
-                .pop(stream_cache, layout)
+                .pop(stream_cache, layout, self.shared.block_size(layout.bytes()))
                 .map_or_else(|| self.allocate_past_cache(stream_cache, layout, stream), Ok);
         }
         let shard = thread_cache.counts.shard.load(Ordering::Relaxed);
@@ -492,23 +529,25 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         }
         let thread_cache = self.shared.thread_caches.my_cache(self.id);
         if let Some(stream_cache) = self.stream_cache_or_new(&thread_cache, stream) {
-            self.deallocate_through_cache(stream_cache, ptr, layout, stream);
+            let size = self.shared.block_size(layout.bytes());
+            self.deallocate_through_cache(stream_cache, ptr, layout, stream, size);
         } else if self.central.deallocate(ptr, layout, stream, self) {
             self.shared.count_back(&thread_cache.counts, layout.bytes());
         }
     }
 
     /// The way of a block that is freed on a stream that the thread has a stream cache for.
-    #[inline]
+    #[inline(always)]
     fn deallocate_through_cache(
         &self,
         stream_cache: &StreamCache,
         ptr: DevicePtr,
         layout: Layout,
         stream: StreamRef,
+        size: BlockSize,
     ) {
         let entry = self.shared.block_map.find(ptr.address());
-        if !entry.is_some_and(|entry| self.push(stream_cache, ptr, entry, layout.bytes())) {
+        if !entry.is_some_and(|entry| self.push(stream_cache, ptr, entry, layout.bytes(), size)) {
             self.deallocate_past_cache(stream_cache, ptr, entry, layout, stream);
         }
     }
@@ -533,9 +572,9 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let mut visit = Visit::new(&self.shared.arenas);
         visit.free(entry, owner, epoch);
         let mut large = Vec::new();
-        let rounded = self.shared.block_bytes(bytes);
-        if rounded <= LARGEST_SMALL {
-            stream_cache.evict_half(rounded, |entry| {
+        let size = self.shared.block_size(bytes);
+        if size.is_small() {
+            stream_cache.evict_half(size, |entry| {
                 large.extend(visit.free(entry, owner, epoch));
             });
         }
@@ -586,21 +625,12 @@ impl<R: DeviceMemoryResource> fmt::Display for PoolMemoryResource<R> {
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PoolMemoryResource<R> {
     #[inline]
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
-        match self.stream_cache(stream) {
-            Some(stream_cache) => match self.pop(stream_cache, layout) {
-                Some(ptr) => Ok(ptr),
-                None => self.allocate_past_cache(stream_cache, layout, stream),
-            },
-            None => self.allocate_without_cache(layout, stream),
-        }
+        self.allocate_block(layout, stream, BlockSize::of(layout.bytes()))
     }
 
     #[inline]
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
-        match self.stream_cache(stream) {
-            Some(stream_cache) => self.deallocate_through_cache(stream_cache, ptr, layout, stream),
-            None => self.deallocate_without_cache(ptr, layout, stream),
-        }
+        self.deallocate_block(ptr, layout, stream, BlockSize::of(layout.bytes()));
     }
 
     fn driver(&self) -> &DriverHandle {

@@ -27,7 +27,7 @@ use std::sync::atomic::compiler_fence;
 use millpond_core::StreamId;
 
 use crate::block_map::BlockEntry;
-use crate::heap::size_class::{CLASSES, LARGEST_SMALL, bytes_of, class_of};
+use crate::heap::size_class::{BlockSize, CLASSES, LARGEST_SMALL, bytes_of};
 use crate::pool::arena::Contention;
 use crate::stream_order::streams::StreamCell;
 use crate::sync::{AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, bounded};
@@ -317,13 +317,12 @@ impl StreamCache {
         Self { id, stream, thread, small, filled: Default::default(), large: LastLarge::default() }
     }
 
-    /// Takes a block for a request of `bytes`, whose blocks have `rounded`.
-    #[inline]
-    pub(crate) fn pop(&self, bytes: u64, rounded: u64) -> Option<CachedBlock<'_>> {
-        let small = rounded <= LARGEST_SMALL;
-        let slot = if small { self.pop_small(rounded) } else { self.pop_large(rounded) };
+    /// Takes a block of this size for a request of `requested` bytes.
+    #[inline(always)]
+    pub(crate) fn pop(&self, requested: u64, size: BlockSize) -> Option<CachedBlock<'_>> {
+        let slot = if size.is_small() { self.pop_small(size) } else { self.pop_large(size.bytes) };
         let (addr, slot) = slot?;
-        self.thread.popped(bytes);
+        self.thread.popped(requested);
         let is_beyond = self.thread.is_beyond();
         // SAFETY: the stream cache's thread, which this is, wrote the entry of the block that it put in;
         // entries live as long as the pool, and the pool is borrowed by the call.
@@ -332,20 +331,20 @@ impl StreamCache {
     }
 
     /// Takes a block of a class out, to be handed out.
-    #[inline]
-    fn pop_small(&self, rounded: u64) -> Option<(u64, &CacheSlot)> {
-        self.thread.pops(rounded);
-        let taken = self.take_small(rounded);
+    #[inline(always)]
+    fn pop_small(&self, size: BlockSize) -> Option<(u64, &CacheSlot)> {
+        self.thread.pops(size.bytes);
+        let taken = self.take_small(size);
         if taken.is_none() {
-            self.thread.popped_none(rounded);
+            self.thread.popped_none(size.bytes);
         }
         taken
     }
 
     /// Takes a block of a class out.
-    #[inline]
-    fn take_small(&self, rounded: u64) -> Option<(u64, &CacheSlot)> {
-        let class = class_of(rounded);
+    #[inline(always)]
+    fn take_small(&self, size: BlockSize) -> Option<(u64, &CacheSlot)> {
+        let class = size.class();
         // Says so where nothing is, without the stack's address ranges: with many streams those are in no
         // cache.
         if self.filled[class / 64].load(Ordering::Relaxed) >> (class % 64) & 1 == 0 {
@@ -374,11 +373,18 @@ impl StreamCache {
     /// Keeps a small block that was freed on the stream cache's stream, if there is room.
     ///
     /// Of one class, so many bytes have room, or one block.
-    #[inline]
-    pub(crate) fn push(&self, addr: u64, bytes: u64, rounded: u64, entry: &BlockEntry, room: u64) -> bool {
-        let kept = self.push_small(addr, rounded, entry, room);
+    #[inline(always)]
+    pub(crate) fn push(
+        &self,
+        addr: u64,
+        requested: u64,
+        size: BlockSize,
+        entry: &BlockEntry,
+        room: u64,
+    ) -> bool {
+        let kept = self.push_small(addr, size, entry, room);
         if kept {
-            self.thread.pushed(rounded, bytes);
+            self.thread.pushed(size.bytes, requested);
         }
         kept
     }
@@ -430,21 +436,21 @@ impl StreamCache {
     }
 
     /// Takes up to half of what a class can keep, for others; `evict` is told the entry of each.
-    pub(crate) fn evict_half(&self, rounded: u64, mut evict: impl FnMut(&BlockEntry)) {
+    pub(crate) fn evict_half(&self, size: BlockSize, mut evict: impl FnMut(&BlockEntry)) {
         for _ in 0..DEPTH / 2 {
-            let Some((_, slot)) = self.take_small(rounded) else { return };
-            self.thread.evicted(rounded);
+            let Some((_, slot)) = self.take_small(size) else { return };
+            self.thread.evicted(size.bytes);
             // SAFETY: as in `pop`.
             evict(unsafe { &*slot.entry.load(Ordering::Relaxed) });
         }
     }
 
-    #[inline]
-    fn push_small(&self, addr: u64, rounded: u64, entry: &BlockEntry, room: u64) -> bool {
-        let class = class_of(rounded);
+    #[inline(always)]
+    fn push_small(&self, addr: u64, size: BlockSize, entry: &BlockEntry, room: u64) -> bool {
+        let class = size.class();
         let stack = made(&self.small[class]);
         let len = stack.len.load(Ordering::Relaxed);
-        let Some(slot) = stack.slots.get(len as usize).filter(|_| u64::from(len) * rounded < room) else {
+        let Some(slot) = stack.slots.get(len as usize).filter(|_| u64::from(len) * size.bytes < room) else {
             return false;
         };
         if len == 0 {

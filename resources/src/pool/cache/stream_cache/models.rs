@@ -2,7 +2,7 @@ use loom::thread;
 use millpond_core::StreamRef;
 
 use crate::block_map::{Block, BlockMap};
-use crate::heap::size_class::rounded;
+use crate::heap::size_class::{BlockSize, rounded};
 use crate::pool::cache::stream_cache::*;
 use crate::stream_order::streams::stream_cell_for_models;
 use crate::sync::{explore, explore_canary, explore_without_order};
@@ -37,12 +37,12 @@ impl Setup {
     /// The stream cache's thread gives a block back: to the stream cache, or past it. Says whether it is in
     /// the stream cache.
     fn push(&self, number: u64, bytes: u64) -> bool {
-        self.stream_cache.push(number << 8, bytes, rounded(bytes), self.entry(number << 8), u64::MAX)
+        self.stream_cache.push(number << 8, bytes, BlockSize::of(bytes), self.entry(number << 8), u64::MAX)
     }
 
     /// The stream cache's thread takes a block for a request, if there is one.
     fn pop(&self, bytes: u64) -> Option<u64> {
-        let held = self.stream_cache.pop(bytes, rounded(bytes))?;
+        let held = self.stream_cache.pop(bytes, BlockSize::of(bytes))?;
         assert_eq!(held.entry.requested(), 0, "kept blocks are asked for by nobody");
         assert!(ptr::eq(held.entry, self.entry(held.addr)), "the entry is the block's");
         Some(held.addr >> 8)
