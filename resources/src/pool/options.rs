@@ -35,7 +35,7 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
         ("share", "whether blocks can be exported to other processes: none (default), fd"),
         (
             "slack",
-            "how much more than its peak of live memory a pool with pages aims to hold: 0.4% (default), 5%",
+            "how much more than its peak of live memory a pool with pages aims to hold: 1% (default), 5%",
         ),
         ("reuse", "steps between streams: ordered/completed/waited (default), some of them, or own"),
     ],

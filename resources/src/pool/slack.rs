@@ -14,13 +14,13 @@ use millpond_core::{Error, Result};
 /// is memory taken since stream order keeps blocks apart, or since no free memory could be stitched.
 /// Pools over regions take no notice of it.
 ///
-/// In text, as a percentage with at most one decimal place: `slack=0.4%` (the default), `slack=5%`.
+/// In text, as a percentage with at most one decimal place: `slack=1%` (the default), `slack=5%`.
 ///
 /// ```
 /// use millpond_resources::Slack;
 ///
 /// assert_eq!("0.5%".parse::<Slack>()?, Slack::from_thousandths(5)?);
-/// assert_eq!(Slack::default().to_string(), "0.4%");
+/// assert_eq!(Slack::default().to_string(), "1%");
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,7 +30,7 @@ pub struct Slack {
 
 impl Default for Slack {
     fn default() -> Self {
-        Self { thousandths: 4 }
+        Self { thousandths: 10 }
     }
 }
 
