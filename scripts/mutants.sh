@@ -3,9 +3,9 @@
 #
 #   scripts/mutants.sh [--seed TEXT] [--count N] [--shard K/N] [--out DIR] [FILE...]
 #
-# Draws --count mutants (150) of the files (resources/src/pool and resources/src/ordered; globs of cargo-
-# mutants) with --seed (the first eight digits of the commit), the same ones on every machine. --shard 0/4
-# runs the first quarter of them, so that several machines, or several evenings, share the work. A run
+# Draws --count mutants (150) of the files (the folders of the pool below resources/src; globs of
+# cargo-mutants) with --seed (the first eight digits of the commit), the same ones on every machine.
+# --shard 0/4 runs the first quarter of them, so that several machines, or several evenings, share the work. A run
 # that was stopped goes on where it was: mutants that --out (target/mutants) names as caught are not run
 # again. Each takes a build and the tests of the pool, a minute or more. Needs cargo-mutants (cargo
 # install cargo-mutants --locked).
@@ -26,7 +26,7 @@ while (($#)); do
     esac
 done
 [[ $count =~ ^[0-9]+$ && $shard =~ ^[0-9]+/[1-9][0-9]*$ ]] || usage
-((${#files[@]})) || files=('resources/src/pool/**/*.rs' 'resources/src/ordered/**/*.rs')
+((${#files[@]})) || files=(resources/src/{pool,backing,heap,block_map,stream_order}/'**/*.rs')
 cargo mutants --version >/dev/null 2>&1 || {
     echo "cargo-mutants is missing: cargo install cargo-mutants --locked" >&2
     exit 2
