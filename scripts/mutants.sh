@@ -5,10 +5,10 @@
 #
 # Draws --count mutants (150) of the files (the folders of the pool below resources/src; globs of
 # cargo-mutants) with --seed (the first eight digits of the commit), the same ones on every machine.
-# --shard 0/4 runs the first quarter of them, so that several machines, or several evenings, share the work. A run
-# that was stopped goes on where it was: mutants that --out (target/mutants) names as caught are not run
-# again. Each takes a build and the tests of the pool, a minute or more. Needs cargo-mutants (cargo
-# install cargo-mutants --locked).
+# --shard 0/4 runs the first quarter of them, so that several machines, or several evenings, share the
+# work. A run that was stopped goes on where it was: mutants that --out (target/mutants) names as caught
+# are not run again. Each takes a build and the tests of the pool, a minute or more. Needs cargo-mutants
+# (cargo install cargo-mutants --locked).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
