@@ -10,7 +10,7 @@
 //!                                              table of 8192 ◀───────┘
 //!                                              │  …
 //!                                              └▶ table of 32, the first
-//!  table: buckets of eight entries, one of them a start's; before them, a address range: the table before
+//!  table: buckets of eight entries, one of them a start's; before them, an address range: the table before
 //!  entry: key (a start's 13 bits, whose block, its number) and the bytes asked for
 //! ```
 //!

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use millpond_core::align_up;
 
-pub(crate) use crate::heap::incremental::{CHUNKS_PER_STEP, next_size};
+pub(crate) use crate::heap::incremental::next_size;
 
 use crate::block_map::{Block, BlockMap};
 use crate::block_map::{ChunkId, NIL};
