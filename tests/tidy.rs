@@ -25,12 +25,7 @@ const IGNORE_REASON: &str = "needs a CUDA GPU";
 const TEST_COMMAND: &str = "cargo test --workspace";
 
 /// Folders and files that some rules skip for now, because they are being rebuilt or belong to that.
-const REBUILT: [&str; 4] = [
-    "resources/src/pool/",
-    "docs/DESIGN.md",
-    "docs/INVARIANTS.md",
-    "docs/PAGES.md",
-];
+const REBUILT: [&str; 4] = ["resources/src/pool/", "docs/DESIGN.md", "docs/INVARIANTS.md", "docs/PAGES.md"];
 
 fn is_rebuilt(file: &File) -> bool {
     REBUILT.iter().any(|path| file.path.starts_with(path))

@@ -62,8 +62,8 @@ pub(super) struct FreeEnds {
 }
 
 impl FreeEnds {
-    /// Collects the ends of free chunks of at least [`least_piece`](crate::tuning::Policy::least_piece) bytes.
-    /// In the small address range only wholly free handles count.
+    /// Collects the ends of free chunks of at least [`least_piece`](crate::tuning::Policy::least_piece)
+    /// bytes. In the small address range only wholly free handles count.
     pub(super) fn of(pages: &Pages, filter: OwnerFilter) -> Self {
         let mut ends = Self { index: vec![0; pages.handles.numbers()], entries: Vec::new() };
         let least = pages.policy.least_piece;
@@ -96,8 +96,8 @@ impl FreeEnds {
         for (id, chunk) in heap.free_from(of, least).filter(|(_, chunk)| chunk.bytes >= least) {
             let first = heap.first_of_run(id, owner);
             // A run is added once: for its first chunk that is large enough.
-            let counts = heap.run(first, owner).find(|chunk| chunk.bytes >= least);
-            if counts.is_none_or(|counts| counts.addr != chunk.addr) {
+            let first_large = heap.run(first, owner).find(|chunk| chunk.bytes >= least);
+            if first_large.is_none_or(|first_large| first_large.addr != chunk.addr) {
                 continue;
             }
             let (mut start, mut end, mut chunks, mut epoch) = (u64::MAX, 0, 0, 0);

@@ -101,8 +101,8 @@ impl Pages {
         (room / self.granularity * self.granularity).min(self.available(most_new))
     }
 
-    /// Notes the live bytes, where the caller knows them: memory up to the peak of live bytes is never spared,
-    /// so a peak that is noted late costs driver calls.
+    /// Notes the live bytes, where the caller knows them: memory up to the peak of live bytes is never
+    /// spared, so a peak that is noted late costs driver calls.
     pub(crate) fn note_live(&mut self, live_bytes: u64) {
         self.peak_live = self.peak_live.max(live_bytes);
     }

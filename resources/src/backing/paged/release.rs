@@ -47,8 +47,8 @@ impl Release {
     /// Makes the driver calls, without the pool's lock: unmaps, releases, frees addresses.
     ///
     /// # Errors
-    /// The driver's first error. The other calls are made nevertheless; the next release tries the failed ones
-    /// again.
+    /// The driver's first error. The other calls are made nevertheless; the next release tries the failed
+    /// ones again.
     pub(crate) fn run(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         let mut outcome = Ok(());
         for retired in &mut self.retired {
@@ -162,8 +162,8 @@ impl Pages {
         (!release.retired.is_empty()).then_some(release)
     }
 
-    /// Plans to release one unowned, wholly free handle, if at least `keep_bytes` stay, among a few free chunks
-    /// from the cursor on. A release that failed before is tried again first.
+    /// Plans to release one unowned, wholly free handle, if at least `keep_bytes` stay, among a few free
+    /// chunks from the cursor on. A release that failed before is tried again first.
     pub(crate) fn plan_release_step(&mut self, keep_bytes: u64, at: &mut Cursor) -> Option<Release> {
         let mut release = Release { retired: Vec::new(), aliases: Vec::new(), reservations: Vec::new() };
         if let Some(retired) = self.unfinished.pop() {
@@ -225,8 +225,8 @@ impl Pages {
         self.policy.mappings + self.handles.len() * MAPPINGS_PER_HANDLE
     }
 
-    /// Unmaps free handles from aliases, the least recently used first, down to three quarters of the mappings
-    /// kept.
+    /// Unmaps free handles from aliases, the least recently used first, down to three quarters of the
+    /// mappings kept.
     fn thin_aliases(&mut self, free: &FxHashSet<HandleId>, most_calls: usize, release: &mut Release) {
         let surplus = (self.aliases.mappings - self.mappings_kept() / 4 * 3).min(most_calls);
         let mut aliases: Vec<(u64, AliasId)> =
@@ -304,8 +304,8 @@ impl Pages {
         aliases.into_iter().for_each(|alias| self.aliases.end_work(alias, is_clean));
     }
 
-    /// Plans to release everything, in use or not, when the pool ends. Afterwards only this may be called, again
-    /// where the release failed.
+    /// Plans to release everything, in use or not, when the pool ends. Afterwards only this may be called,
+    /// again where the release failed.
     pub(crate) fn release_all(&mut self) -> Release {
         let mut retired = std::mem::take(&mut self.unfinished);
         let ids: Vec<HandleId> = self.handles.iter().map(|(id, _)| id).collect();

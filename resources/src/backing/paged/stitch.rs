@@ -57,8 +57,8 @@ impl Candidates {
         Self { firsts, lasts, wholes }
     }
 
-    /// Returns the smallest handle that completes a block which lacks this many bytes. A handle in use in part
-    /// is preferred, so that wholly free ones stay whole (otherwise: bytes 1.064 instead of 1.061).
+    /// Returns the smallest handle that completes a block which lacks this many bytes. A handle in use in
+    /// part is preferred, so that wholly free ones stay whole (otherwise: bytes 1.064 instead of 1.061).
     fn ending(&self, bytes: u64, used: &[HandleId]) -> Option<HandleId> {
         let smallest = |list: &[Candidate]| {
             let from = list.partition_point(|(free, _)| *free < bytes);
@@ -118,7 +118,8 @@ impl Pages {
         chosen
     }
 
-    /// Chooses the first handles. Before an out-of-memory error, it is the end that needs the fewest new bytes.
+    /// Chooses the first handles. Before an out-of-memory error, it is the end that needs the fewest new
+    /// bytes.
     fn begin(&self, ends: &FreeEnds, candidates: &Candidates, bytes: u64, may_extend: bool) -> Stitching {
         let first = if self.is_short { candidates.best_first() } else { candidates.firsts.last().copied() };
         let whole = candidates.wholes.last().map_or(0, |(free, _)| *free);

@@ -41,7 +41,11 @@ impl Pages {
                 let handles = self.handles.within(region.base, region.base + region.bytes);
                 let mut at = region.base;
                 for (_, handle) in handles {
-                    assert_eq!((handle.primary, handle.range), (at, range), "primary mappings are not contiguous"); // 2
+                    assert_eq!(
+                        (handle.primary, handle.range),
+                        (at, range),
+                        "primary mappings are not contiguous"
+                    ); // 2
                     at = handle.end();
                 }
                 assert_eq!(at, region.base + region.bytes, "a region ends within a handle"); // 2
