@@ -124,10 +124,10 @@ impl ImportedBlock {
     pub fn open(driver: &DriverHandle, description: &[u8], descriptors: Vec<OwnedFd>) -> Result<Self> {
         let parts = read(description)?;
         if parts.len() != descriptors.len() {
-            return Err(malformed("it is of another number of descriptors"));
+            return Err(malformed("it belongs to another number of descriptors"));
         }
         let whole = parts.iter().try_fold(0_u64, |sum, part| sum.checked_add(part.handle_bytes));
-        let whole = whole.ok_or_else(|| malformed("it names more bytes than there can be"))?;
+        let whole = whole.ok_or_else(|| malformed("its bytes overflow"))?;
         let reserved = call(&**driver, |driver| {
             let granularity = driver.mem_get_allocation_granularity()?;
             driver.mem_address_reserve(whole, granularity)
@@ -206,9 +206,9 @@ fn malformed(why: &str) -> Error {
 
 /// Reads a description, which is untrusted.
 fn read(description: &[u8]) -> Result<Vec<SharedPart>> {
-    let rest = description.strip_prefix(&MAGIC).ok_or_else(|| malformed("it does not start as one"))?;
+    let rest = description.strip_prefix(&MAGIC).ok_or_else(|| malformed("its first bytes are wrong"))?;
     if rest.is_empty() || !rest.len().is_multiple_of(3 * WORD) {
-        return Err(malformed("it is cut"));
+        return Err(malformed("it is truncated"));
     }
     let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
     let part = |bytes: &[u8]| SharedPart {
@@ -226,5 +226,9 @@ fn read(description: &[u8]) -> Result<Vec<SharedPart>> {
             && (index == 0 || part.offset == 0)
             && goes_on
     };
-    if parts.iter().enumerate().all(is_right) { Ok(parts) } else { Err(malformed("its parts do not meet")) }
+    if parts.iter().enumerate().all(is_right) {
+        Ok(parts)
+    } else {
+        Err(malformed("its parts are not contiguous"))
+    }
 }

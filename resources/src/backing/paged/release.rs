@@ -47,8 +47,8 @@ impl Release {
     /// Makes the driver calls, without the pool's lock: unmaps, releases, frees addresses.
     ///
     /// # Errors
-    /// The driver's first error. The other calls are made nevertheless; the next release tries the failed
-    /// ones again.
+    /// The driver's first error. Unless the device is lost, the other handles are released nevertheless; the
+    /// next release tries the failed calls again.
     pub(crate) fn run(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         let mut outcome = Ok(());
         for retired in &mut self.retired {
@@ -151,7 +151,7 @@ impl Pages {
                 kept.insert(free.id);
             }
         }
-        if self.has_many_mappings() {
+        if self.has_too_many_mappings() {
             self.thin_aliases(&kept, most_calls.saturating_sub(calls), &mut release);
         }
         // The last handle of a chunk first: the bytes before it keep the chunk's number.
@@ -214,10 +214,10 @@ impl Pages {
 
     /// Plans to unmap free handles from aliases where there are too many mappings, which slow searches down.
     pub(crate) fn plan_tidying(&mut self) -> Option<Release> {
-        if self.has_many_mappings() { self.plan_release(u64::MAX, CALLS_FOR_TIDYING) } else { None }
+        if self.has_too_many_mappings() { self.plan_release(u64::MAX, CALLS_FOR_TIDYING) } else { None }
     }
 
-    fn has_many_mappings(&self) -> bool {
+    fn has_too_many_mappings(&self) -> bool {
         self.aliases.mappings > self.mappings_kept()
     }
 

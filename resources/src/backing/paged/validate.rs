@@ -69,9 +69,9 @@ impl Pages {
                 let next = self.heap(next_range).chunk(next);
                 assert!(next.is_in_use(), "a piece is not in use"); // 5
                 let end = self.handles.at(chunk.addr + chunk.bytes - 1).map(|id| self.handles.get(id).end());
-                assert_eq!(end, Some(chunk.addr + chunk.bytes), "a piece does not reach its handle's end"); // 5
+                assert_eq!(end, Some(chunk.addr + chunk.bytes), "a piece ends within a handle"); // 5
                 let start = self.handles.at(next.addr).map(|id| self.handles.get(id).primary);
-                assert_eq!(start, Some(next.addr), "a piece does not start with its handle"); // 5
+                assert_eq!(start, Some(next.addr), "a piece starts within a handle"); // 5
             }
         }
         assert!(links <= self.extra_pieces, "pieces beyond the first are not all counted"); // 5
