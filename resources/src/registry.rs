@@ -25,9 +25,7 @@ fn initial(device: DeviceId) -> Result<AnyResource> {
     let layers =
         LayerTable::new(crate::LAYERS.iter().copied()).with(millpond_adaptors::LAYERS.iter().copied());
     stack.build(&layers, &driver).map_err(|error| {
-        error.context(format_args!(
-            "building the default resource that the environment variable {STACK_VARIABLE} names"
-        ))
+        error.context(format_args!("building the default resource that {STACK_VARIABLE} names"))
     })
 }
 
@@ -98,7 +96,7 @@ pub fn set_per_device_resource(device: DeviceId, resource: AnyResource) -> Resul
     // Setting a resource must not fail because the initial default cannot be built.
     let fresh = initial(device).or_else(|error| {
         let plain = millpond_driver::open(device).map(plain);
-        tracing::warn!(target: "millpond::resources", %error, "the replaced default resource could not be built");
+        tracing::warn!(target: "millpond::resources", %error, "building the replaced default resource");
         plain
     })?;
     let mut slot = DEFAULTS.entry(device).or_insert(fresh);

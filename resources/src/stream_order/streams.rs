@@ -53,8 +53,7 @@ pub(crate) struct Slot {
     /// The latest epoch that the recorded event covers; `None` if the device has reached the event, and the
     /// blocks it covers are unowned.
     pub(crate) recorded_epoch: Option<Epoch>,
-    /// When the event was recorded, in nanoseconds of
-    /// [`CentralCore::now_ns`](crate::pool::central::Core::now_ns).
+    /// When the event was recorded, in nanoseconds of the pool's clock.
     pub(crate) recorded_ns: u64,
     /// The epochs of other streams that the stream was ordered after when its event was recorded.
     pub(crate) recorded_seen: Vec<(Owner, Epoch)>,
