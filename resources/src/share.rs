@@ -72,29 +72,29 @@ impl ExportedBlock {
         Ok(Self { parts: parts.iter().map(shared).collect(), descriptors })
     }
 
-    /// The length of the block in bytes.
+    /// Returns the length of the block in bytes.
     pub fn bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.bytes).sum()
     }
 
-    /// The parts, in the order in which they make up the block; each has one of the
+    /// Returns the parts, in the order in which they make up the block; each has one of the
     /// [`descriptors`](Self::descriptors).
     pub fn parts(&self) -> &[SharedPart] {
         &self.parts
     }
 
-    /// The file descriptors, one for each part; they are closed when this is dropped.
+    /// Returns the file descriptors, one for each part; dropping the exported block closes them.
     pub fn descriptors(&self) -> &[OwnedFd] {
         &self.descriptors
     }
 
-    /// Which bytes of the handles the block is, for [`ImportedBlock::open`]: 24 bytes a part and 8 more.
+    /// Returns a description of the block's parts for [`ImportedBlock::open`]: 8 bytes, and 24 for each part.
     pub fn description(&self) -> Vec<u8> {
         let words = self.parts.iter().flat_map(|part| [part.handle_bytes, part.offset, part.bytes]);
         MAGIC.into_iter().chain(words.flat_map(u64::to_le_bytes)).collect()
     }
 
-    /// The [`description`](Self::description) and the descriptors, which are the caller's to close now.
+    /// Returns the [`description`](Self::description) and the descriptors, which the caller now owns.
     pub fn into_parts(self) -> (Vec<u8>, Vec<OwnedFd>) {
         (self.description(), self.descriptors)
     }
@@ -169,12 +169,12 @@ impl ImportedBlock {
         mapped.inspect_err(|error| self.driver.health().note(error))
     }
 
-    /// Where the block starts in this process.
+    /// Returns the address of the block in this process.
     pub fn device_pointer(&self) -> DevicePtr {
         self.ptr
     }
 
-    /// The length of the block in bytes.
+    /// Returns the length of the block in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
