@@ -1,6 +1,8 @@
-//! The oracles see what they must see: each mistake of the canary pool is found within 10,000 seeds and
-//! shrunk to a handful of operations, and without a mistake nothing is found. The programs that find them
-//! pass over every pool of ours. So it is with mistakes in the source of the pool itself.
+//! Tests that the random programs find mistakes.
+//!
+//! They find each mistake of the canary pool within 10,000 seeds, shrink it to a few operations, and find
+//! nothing without a mistake. The programs that find a mistake pass over every pool of this repository. The
+//! same tests find mistakes in the source of the pool itself.
 
 #[path = "museum/pool.rs"]
 mod pool;
@@ -44,7 +46,7 @@ fn every_mistake_is_found_and_shrunk() {
     }
 }
 
-/// Runs what found a mistake over every pool of ours.
+/// Runs a program that found a mistake over every pool of this repository.
 fn keeps_the_order_over_our_pools(found: &Failure) {
     let pools: Vec<Subject> = subjects::all().into_iter().filter(|subject| is_pool(subject.name())).collect();
     assert!(pools.len() >= 8, "{pools:?}");
@@ -57,7 +59,7 @@ fn keeps_the_order_over_our_pools(found: &Failure) {
     }
 }
 
-/// Whether the last layer is a pool.
+/// Returns whether the last layer is a pool.
 fn is_pool(stack: &str) -> bool {
     stack.rsplit('+').next().is_some_and(|layer| layer.split(':').next() == Some("pool"))
 }

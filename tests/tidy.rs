@@ -25,7 +25,7 @@ const IGNORE_REASON: &str = "needs a CUDA GPU";
 const TEST_COMMAND: &str = "cargo test --workspace";
 
 /// Folders and files that some rules skip for now, because they are being rebuilt or belong to that.
-const REBUILT: [&str; 3] = ["resources/src/", "tests/museum.rs", "tests/museum/"];
+const REBUILT: [&str; 1] = ["resources/src/pool/"];
 
 fn is_rebuilt(file: &File) -> bool {
     REBUILT.iter().any(|path| file.path.starts_with(path))
@@ -504,7 +504,8 @@ fn unused_page(page: &File, files: &[File]) -> Option<String> {
 
 #[test]
 fn no_files_use_each_other_in_a_circle() {
-    none(circles::circles(&files(), &REBUILT));
+    // The pool still has circles; the rule looks at whole crates.
+    none(circles::circles(&files(), &["resources/src/"]));
 }
 
 /// The folders of the pool's sources, each of which uses only those below it.

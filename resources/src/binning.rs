@@ -1,4 +1,4 @@
-//! A resource per range of sizes.
+//! Sends each request to the resource for its range of sizes.
 
 mod direct;
 
@@ -15,7 +15,7 @@ use millpond_core::{
 use crate::binning::direct::Direct;
 use crate::{FixedSizeMemoryResource, FixedSizeOptions};
 
-/// How `binning` is built from text.
+/// Builds `binning` from text.
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "binning",
     about: "fixed-size blocks for some sizes, upstream for the rest",
@@ -45,10 +45,10 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
     }),
 };
 
-/// What `bins=` is for no bins at all.
+/// The text of `bins=` for no bins.
 const NO_BINS: &str = "none";
 
-/// The bins that `bins=` names: sizes with `/` between them, each followed by its stack if it has one.
+/// Reads the bins that `bins=` names: sizes separated by `/`, each followed by its stack if it has one.
 fn read_bins(bins: &Value, params: &Params<'_>, driver: &DriverHandle) -> Result<BinningLayer> {
     let mut layer = BinningLayer::new();
     if bins.as_text() == Some(NO_BINS) {
@@ -87,7 +87,7 @@ pub struct BinningLayer {
 }
 
 impl BinningLayer {
-    /// No bins yet: everything goes upstream.
+    /// Returns a layer without bins, which sends every request upstream.
     pub fn new() -> Self {
         Self::default()
     }
@@ -111,7 +111,7 @@ impl BinningLayer {
         self
     }
 
-    /// All bins, smallest first, each size once.
+    /// Returns all bins, the smallest first.
     fn into_bins(mut self) -> Result<Vec<(u64, Option<AnyResource>)>> {
         if let Some((min, max)) = self.exponents {
             if min > max || max > 40 {
@@ -188,9 +188,9 @@ impl<R: DeviceMemoryResource> Bin<R> {
 
 /// Sends each request to the resource for its size: the smallest bin that is large enough, or upstream.
 ///
-/// Bins are given when it is built ([`BinningLayer`]) and do not change, so a block always goes back to where
-/// it came from. A bin takes its blocks from upstream when they are asked for, a few at first. Requests
-/// aligned to more than 256 bytes go upstream.
+/// The [`BinningLayer`] fixes the bins, so a block always returns to the resource it came from. A bin takes
+/// blocks from upstream when requests need them, a few at first. Requests aligned to more than 256 bytes go
+/// upstream.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
@@ -207,32 +207,32 @@ impl<R: DeviceMemoryResource> Bin<R> {
 /// ```
 #[derive(Debug)]
 pub struct BinningMemoryResource<R: DeviceMemoryResource> {
-    // Before the upstream that they take their blocks from.
+    // Dropped before the upstream that their blocks came from.
     bins: Vec<Bin<R>>,
     upstream: Arc<R>,
-    /// There if upstream keeps no statistics.
+    /// Counts the requests served by upstream, if it keeps no statistics.
     direct: Option<Direct>,
 }
 
 impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
-    /// The bins' sizes in bytes and their resources, smallest first.
+    /// Returns the bins' sizes in bytes and their resources, the smallest first.
     pub fn bins(&self) -> impl Iterator<Item = (u64, &dyn DeviceMemoryResource)> {
         self.bins.iter().map(|bin| (bin.bytes, bin.resource()))
     }
 
-    /// Gives the bins' free regions back to upstream, for a request on a stream if there is one, and returns
-    /// their bytes.
-    fn give_back_regions(&self, request: Option<StreamRef>) -> Result<u64> {
+    /// Returns the bins' free regions to upstream, for a request on a stream if there is one. Returns their
+    /// bytes.
+    fn release_regions(&self, request: Option<StreamRef>) -> Result<u64> {
         let blocks = self.bins.iter().filter_map(|bin| match &bin.source {
             Source::Blocks(blocks) => Some(blocks.pool().release_regions(request)),
             Source::Given(_) => None,
         });
         let bytes: u64 = blocks.sum::<Result<u64>>()?;
-        tracing::debug!(target: "millpond::pool", stack = %self, bytes, "bins gave memory back");
+        tracing::debug!(target: "millpond::pool", stack = %self, bytes, "bins returned memory to upstream");
         Ok(bytes)
     }
 
-    /// A report of upstream's names blocks that are the bins' regions: callers have what is in use of those.
+    /// Replaces the bins' regions in a report of upstream by the callers' blocks in them.
     fn name_callers_blocks(&self, mut error: Error) -> Error {
         let Some(mut report) = error.take_out_of_memory_report() else { return error };
         let bins = || {
@@ -253,7 +253,8 @@ impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
                 bins().find_map(|bin| bin.pool().live_in(block.address)).unwrap_or(vec![*block])
             };
             let of_callers: Vec<LiveBlock> = blocks.iter().flat_map(of_callers).collect();
-            // Where callers have none, the bins give the regions back as soon as they may wait for them.
+            // Where callers have none, the bins return the regions as soon as they may wait for their
+            // streams.
             match of_callers.is_empty() {
                 true => is_capturing.then(|| Remedy::merge_streams(*bytes)),
                 false => Some(Remedy::free_blocks(of_callers)),
@@ -263,13 +264,13 @@ impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
         error.with_report(report)
     }
 
-    /// The bin that serves a request, if upstream does not.
+    /// Returns the bin that serves a request; `None` if upstream does.
     fn bin(&self, layout: Layout) -> Option<&Bin<R>> {
         let index = self.bins.partition_point(|bin| bin.bytes < layout.bytes());
         self.bins.get(index).filter(|_| layout.alignment() <= ALLOCATION_ALIGNMENT)
     }
 
-    /// What counts a request, if that is neither a bin nor upstream.
+    /// Returns the counters for a request that neither a bin nor upstream counts.
     fn counter(&self, layout: Layout) -> Option<&Direct> {
         self.direct.as_ref().filter(|_| self.bin(layout).is_none())
     }
@@ -282,8 +283,8 @@ impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
         };
         let explain =
             |error| if self.bin(layout).is_none() { self.name_callers_blocks(error) } else { error };
-        // Other bins may hold what is missing here.
-        match self.give_back_regions(Some(stream)) {
+        // Other bins may hold the missing memory.
+        match self.release_regions(Some(stream)) {
             Err(error) if error.is_sticky() => return Err(error),
             Ok(1..) => {}
             Ok(0) | Err(_) => return Err(explain(refused)),
@@ -304,7 +305,7 @@ impl<R: DeviceMemoryResource> fmt::Display for BinningMemoryResource<R> {
             pieces.push(Piece::Text(format!("{separator}{}", ByteSize::Bytes(bin.bytes))));
             if let Source::Given(other) = &bin.source {
                 let text = other.to_string();
-                // What prints no stack cannot be built from text, either.
+                // A resource that does not print a stack cannot be built from text, either.
                 pieces.push(text.parse().map_or(Piece::Text(text), Piece::Stack));
             }
         }
@@ -315,8 +316,8 @@ impl<R: DeviceMemoryResource> fmt::Display for BinningMemoryResource<R> {
     }
 }
 
-// SAFETY: each request goes to one resource, and back to the same one, since the bins do not change; those
-// keep the contract, over memory that is disjoint: the bins' blocks are blocks of upstream.
+// SAFETY: each block returns to the resource that it came from, since the bins do not change; all resources
+// keep the contract, over disjoint memory: the bins' regions are blocks of upstream.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResource<R> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
@@ -349,7 +350,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResou
         Some(&*self.upstream)
     }
 
-    /// Free bytes in bins count as free: trimming gives them back.
+    /// Counts free bytes in bins as free: trimming returns them to upstream.
     fn memory_info(&self) -> Result<MemoryInfo> {
         let MemoryInfo { free, total } = self.upstream.memory_info()?;
         let binned = self.bins.iter().filter_map(|bin| bin.resource().statistics());
@@ -365,31 +366,32 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResou
         true
     }
 
-    /// Upstream's, with the refusals of the bins added; see [`bins`](BinningMemoryResource::bins) for theirs.
-    /// Where upstream keeps none, the sum of the bins' and of what upstream serves directly: the peaks are
-    /// then sums of peaks, and the true ones may be lower.
+    /// Returns upstream's statistics, with the misuses of the bins added; see
+    /// [`bins`](BinningMemoryResource::bins) for those of each bin. If upstream keeps none, returns the sum
+    /// over the bins and the requests that upstream serves: its peaks are sums of peaks, so the true ones may
+    /// be lower.
     fn statistics(&self) -> Option<ResourceStatistics> {
         let bins = self.bins.iter().filter_map(|bin| bin.resource().statistics());
         let upstream = self.upstream.statistics();
         let Some(direct) = &self.direct else {
-            let refused: u64 = bins.map(|statistics| statistics.misuses).sum();
-            return upstream.map(|known| ResourceStatistics { misuses: known.misuses + refused, ..known });
+            let misuses: u64 = bins.map(|statistics| statistics.misuses).sum();
+            return upstream.map(|known| ResourceStatistics { misuses: known.misuses + misuses, ..known });
         };
-        let refused =
+        let direct =
             ResourceStatistics { misuses: upstream.map_or(0, |known| known.misuses), ..direct.statistics() };
-        Some(bins.fold(refused, direct::sum))
+        Some(bins.fold(direct, direct::sum))
     }
 
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        let to_upstream = self.give_back_regions(None)?;
-        // An upstream in stream order keeps what it is given, until it is trimmed itself.
-        let mut given = if self.upstream.is_stream_ordered() { 0 } else { to_upstream };
+        let to_upstream = self.release_regions(None)?;
+        // An upstream in stream order keeps the regions until it is trimmed itself.
+        let mut released = if self.upstream.is_stream_ordered() { 0 } else { to_upstream };
         for bin in &self.bins {
             if let Source::Given(other) = &bin.source {
-                given += other.trim(keep_bytes)?;
+                released += other.trim(keep_bytes)?;
             }
         }
-        Ok(given + self.upstream.trim(keep_bytes)?)
+        Ok(released + self.upstream.trim(keep_bytes)?)
     }
 
     fn provide(&self, _traits: &mut Traits) {}

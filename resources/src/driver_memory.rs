@@ -1,4 +1,4 @@
-//! The two resources that hand the driver's own memory on: plain and managed.
+//! The two resources that pass each call to the driver: plain and managed memory.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,23 +31,22 @@ pub(crate) const MANAGED: LayerEntry = LayerEntry {
     kind: LayerKind::Base(|_, driver| Ok(Arc::new(ManagedMemoryResource::new(Arc::clone(driver))))),
 };
 
-/// Start of the driver's block, for blocks whose alignment the driver does not give; for all resources of the
-/// process, since a block may be given back to an equal one. What a context's reset took stays until the
-/// address comes back.
+/// The start of the driver's block for each over-aligned block, for all resources of the process, since a
+/// block may be freed through an equal one. Entries of a reset context stay until their address comes again.
 static OVER_ALIGNED: LazyLock<DashMap<(DeviceId, DevicePtr), OverAligned, FxBuildHasher>> =
     LazyLock::new(DashMap::default);
 
 struct OverAligned {
     base: DevicePtr,
-    /// The opening of the device that it came from.
+    /// Identifies the opening of the device that the block came from.
     health: Weak<Health>,
 }
 
-/// Blocks that the driver would not take back during the capture of a graph: it is asked again at the next
-/// deallocation, or where memory is short. With the opening of the device that each came from.
+/// Blocks that the driver refused to free during a graph capture, each with the opening of its device. The
+/// next deallocation tries again, and so does an allocation where memory is short.
 static REFUSED: Mutex<Vec<(Weak<Health>, DevicePtr)>> = Mutex::new(Vec::new());
 
-/// What the two have in common: everything but the call that allocates.
+/// Everything that the two resources share: all but the call that allocates.
 #[derive(Debug)]
 struct DriverMemory {
     driver: DriverHandle,
@@ -103,12 +102,12 @@ impl DriverMemory {
         }
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
         let _ = self.free_refused();
-        // An entry of a later context under the same address stays.
+        // A later context may have an entry under the same address.
         let is_ours = |over: &OverAligned| over.health.as_ptr() == Arc::as_ptr(self.driver.health());
         let over_aligned = OVER_ALIGNED.remove_if(&(self.driver.device(), ptr), |_, over| is_ours(over));
         let base = over_aligned.map_or(ptr, |(_, over)| over.base);
-        // SAFETY: by the contract of `deallocate`, `ptr` came from `allocate` and is no longer used; a
-        // pointer of which that is not true the driver refuses itself.
+        // SAFETY: by the contract of `deallocate`, `ptr` came from `allocate` and is no longer used; the
+        // driver refuses any other pointer.
         let Err(error) = (unsafe { self.driver.mem_free(base) }) else { return };
         self.driver.health().note(&error);
         if error.is_capture_refusal() {
@@ -123,29 +122,29 @@ impl DriverMemory {
                 resource: name.to_owned(),
             });
         } else {
-            // After a reset the memory is gone already.
+            // After a reset the driver has freed the memory already.
             if error.code() != DriverError::CONTEXT_IS_DESTROYED {
                 tracing::error!(target: "millpond::driver", %ptr, %error, "freeing device memory failed");
             }
         }
     }
 
-    /// Frees what the driver would not take back before; whether there was anything, and it took some.
+    /// Frees blocks that the driver refused to free before, and returns whether it freed any.
     fn free_refused(&self) -> bool {
-        let is_mine = |health: &Weak<Health>| health.as_ptr() == Arc::as_ptr(self.driver.health());
-        let mine: Vec<_> = REFUSED.lock().extract_if(.., |(health, _)| is_mine(health)).collect();
-        if mine.is_empty() {
+        let is_own = |health: &Weak<Health>| health.as_ptr() == Arc::as_ptr(self.driver.health());
+        let own: Vec<_> = REFUSED.lock().extract_if(.., |(health, _)| is_own(health)).collect();
+        if own.is_empty() {
             return false;
         }
-        let before = mine.len();
+        let before = own.len();
         let is_refused = |(_, base): &(Weak<Health>, DevicePtr)| {
-            // SAFETY: the block was given back, and the driver has not taken it.
+            // SAFETY: the caller freed the block, and the driver refused it.
             unsafe { self.driver.mem_free(*base) }.is_err_and(|error| error.is_capture_refusal())
         };
-        let still: Vec<_> = mine.into_iter().filter(is_refused).collect();
-        let is_less = still.len() < before;
-        REFUSED.lock().extend(still);
-        is_less
+        let refused: Vec<_> = own.into_iter().filter(is_refused).collect();
+        let has_freed = refused.len() < before;
+        REFUSED.lock().extend(refused);
+        has_freed
     }
 
     fn statistics(&self) -> Option<ResourceStatistics> {
@@ -155,7 +154,7 @@ impl DriverMemory {
 }
 
 impl CudaMemoryResource {
-    /// Frees what the driver would not take back before; whether there was anything, and it took some.
+    /// Frees blocks that the driver refused to free before, and returns whether it freed any.
     pub(crate) fn free_refused(&self) -> bool {
         self.0.free_refused()
     }
@@ -168,7 +167,7 @@ macro_rules! driver_memory_resource {
         pub struct $name(DriverMemory);
 
         impl $name {
-            /// The resource of this driver's device.
+            /// Returns the resource of this driver's device.
             pub fn new(driver: DriverHandle) -> Self {
                 Self(DriverMemory::new(driver))
             }
@@ -180,8 +179,9 @@ macro_rules! driver_memory_resource {
             }
         }
 
-        // SAFETY: the driver hands out disjoint, aligned ranges and synchronises with the device when they
-        // are freed, so any stream may use them at once; over-alignment stays inside the driver's block.
+        // SAFETY: the driver hands out disjoint, aligned ranges and synchronises with the device when it
+        // frees them, so any stream may use them at once; an over-aligned block lies inside the driver's
+        // block.
         #[deny(clippy::missing_trait_methods)]
         unsafe impl DeviceMemoryResource for $name {
             fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
@@ -211,7 +211,7 @@ macro_rules! driver_memory_resource {
             }
 
             fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
-                // The same device, opened in the same context: a block of before a reset is nobody's.
+                // The same device, opened in the same context: a reset ends all blocks from before.
                 downcast::<Self>(other)
                     .is_some_and(|other| Arc::ptr_eq(self.0.driver.health(), other.0.driver.health()))
             }
@@ -234,8 +234,8 @@ macro_rules! driver_memory_resource {
 }
 
 driver_memory_resource! {
-    /// Plain device memory: `cuMemAlloc` and `cuMemFree`. The stream is not looked at: both calls synchronise
-    /// with the device. Two of the same device are equal.
+    /// Plain device memory: `cuMemAlloc` and `cuMemFree`. The stream does not matter: both calls synchronise
+    /// with the device. Two resources of the same device are equal.
     ///
     /// ```
     /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
@@ -256,9 +256,9 @@ driver_memory_resource! {
 
 driver_memory_resource! {
     /// Managed memory, which the host reads and writes at the same address: `cuMemAllocManaged` and
-    /// `cuMemFree`. The stream is not looked at. Two of the same device are equal.
+    /// `cuMemFree`. The stream does not matter. Two resources of the same device are equal.
     ///
-    /// The sum of managed memory may pass what the device has; it then moves back and forth.
+    /// The sum of managed memory may exceed the device's memory; the driver then moves it back and forth.
     ///
     #[doc = include_str!("../layers/managed.md")]
     ManagedMemoryResource, "managed", mem_alloc_managed

@@ -1,4 +1,4 @@
-//! Blocks of one size.
+//! Hands out blocks of one size, from a pool in which all blocks have that size.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use millpond_core::{
 use crate::heap::size_class::BlockSize;
 use crate::pool::{Decay, FixedBlocks, PagesMode, PoolMemoryResource, PoolOptions};
 
-/// How `fixed_size` is built from text.
+/// Builds `fixed_size` from text.
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "fixed_size",
     about: "blocks of one size, in stream order; larger requests fail",
@@ -33,15 +33,14 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
     }),
 };
 
-/// How a [`FixedSizeMemoryResource`] is made.
+/// Options of a [`FixedSizeMemoryResource`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FixedSizeOptions {
-    /// Bytes of a block, rounded up to 256; 1 MiB unless said otherwise.
+    /// Bytes of a block, rounded up to a multiple of 256 (default 1 MiB).
     pub block_bytes: u64,
-    /// Blocks taken from upstream at once, at most; 128 unless said otherwise. Fewer are taken while few are
-    /// in use.
+    /// The most blocks taken from upstream at once (default 128). Fewer are taken while few are in use.
     pub blocks_per_region: u64,
-    /// Blocks taken when the resource is built; 0 unless said otherwise.
+    /// The number of blocks taken when the resource is built (default 0).
     pub preallocated_blocks: u64,
 }
 
@@ -66,7 +65,7 @@ impl FixedSizeOptions {
     }
 }
 
-/// As parameters of a stack's text; empty for the defaults.
+/// Writes the options as parameters of a stack's text; empty for the defaults.
 impl fmt::Display for FixedSizeOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let defaults = Self::default();
@@ -94,24 +93,24 @@ impl fmt::Display for FixedSizeOptions {
 pub struct FixedSizeLayer(FixedSizeOptions);
 
 impl FixedSizeLayer {
-    /// Blocks of 1 MiB.
+    /// Returns a layer with blocks of 1 MiB.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Blocks of so many bytes.
+    /// Sets the bytes of a block.
     pub fn block_bytes(mut self, bytes: u64) -> Self {
         self.0.block_bytes = bytes;
         self
     }
 
-    /// Takes so many blocks from upstream at once, at most.
+    /// Sets the most blocks taken from upstream at once.
     pub fn blocks_per_region(mut self, blocks: u64) -> Self {
         self.0.blocks_per_region = blocks;
         self
     }
 
-    /// Takes so many blocks when built.
+    /// Sets the number of blocks taken when the resource is built.
     pub fn preallocated_blocks(mut self, blocks: u64) -> Self {
         self.0.preallocated_blocks = blocks;
         self
@@ -129,8 +128,8 @@ impl<R: DeviceMemoryResource> Layer<R> for FixedSizeLayer {
 /// Hands out blocks of one size, in stream order, each in constant time.
 ///
 /// A request of up to [`block_bytes`](FixedSizeOptions::block_bytes) gets a whole block. A larger one fails
-/// with [`OutOfMemory`](ErrorKind::OutOfMemory), so that whatever falls back on another resource for want of
-/// memory does so for this, too; one aligned to more than 256 bytes with
+/// with [`OutOfMemory`](ErrorKind::OutOfMemory), so that a layer that falls back on another resource when
+/// memory is out does so for this request, too. A request aligned to more than 256 bytes fails with
 /// [`InvalidArgument`](ErrorKind::InvalidArgument). Put a
 /// [`BinningMemoryResource`](crate::BinningMemoryResource) around several.
 ///
@@ -153,12 +152,12 @@ pub struct FixedSizeMemoryResource<R: DeviceMemoryResource> {
 }
 
 impl<R: DeviceMemoryResource> FixedSizeMemoryResource<R> {
-    /// Blocks over `upstream`.
+    /// Builds a resource whose blocks come from `upstream`.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for a block size or count of 0 or
-    /// beyond any device; [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if the first blocks cannot
-    /// be had.
+    /// beyond any device; [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if upstream refuses the
+    /// preallocated blocks.
     pub fn new(upstream: R, options: FixedSizeOptions) -> Result<Self> {
         let options = options.checked()?;
         let FixedSizeOptions { block_bytes, blocks_per_region, preallocated_blocks } = options;
@@ -174,20 +173,20 @@ impl<R: DeviceMemoryResource> FixedSizeMemoryResource<R> {
         Ok(Self { pool, options })
     }
 
-    /// Bytes of a block.
+    /// Returns the bytes of a block.
     pub fn block_bytes(&self) -> u64 {
         self.options.block_bytes
     }
 
-    /// Walks the whole structure, in time proportional to its size.
+    /// Checks all invariants, in time proportional to the resource's tables.
     ///
     /// # Panics
-    /// Where an invariant does not hold: that is a bug of the resource.
+    /// Panics if an invariant does not hold, which is a bug of the resource.
     pub fn validate(&self) {
         self.pool.validate();
     }
 
-    /// The pool that the blocks are in.
+    /// Returns the pool of the blocks.
     pub(crate) fn pool(&self) -> &PoolMemoryResource<R> {
         &self.pool
     }
@@ -198,7 +197,7 @@ impl<R: DeviceMemoryResource> FixedSizeMemoryResource<R> {
 
     fn check(&self, layout: Layout, stream: StreamRef) -> Result<()> {
         let error = if layout.bytes() > self.options.block_bytes {
-            // What falls back on another resource for want of memory does so for this, too.
+            // A layer that falls back when memory is out does so for this request, too.
             let block = format_bytes(self.options.block_bytes);
             let why = format!("blocks have {block}; raise block_size, or use binning for several sizes");
             Error::new(ErrorKind::OutOfMemory, why)
@@ -253,7 +252,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for FixedSizeMemoryRes
 
     fn statistics(&self) -> Option<ResourceStatistics> {
         let statistics = self.pool.statistics()?;
-        // Free neighbours are one block to the pool.
+        // Free neighbours are one block for the pool.
         let blocks_free = statistics.bytes_reserved / self.options.block_bytes - statistics.blocks_in_use;
         let largest_free_block = if blocks_free > 0 { self.options.block_bytes } else { 0 };
         Some(ResourceStatistics { blocks_free, largest_free_block, ..statistics })

@@ -1,6 +1,6 @@
 //! The memory resources of millpond and the per-device registry.
 //!
-//! | resource | in text | what it is |
+//! | resource | in text | what it does |
 //! |---|---|---|
 //! | [`CudaMemoryResource`] | `cuda` | plain device memory; synchronises at every call |
 //! | [`ManagedMemoryResource`] | `managed` | memory that host and device share |
@@ -10,16 +10,16 @@
 //!
 //! [`registry`] holds the default resource of each device.
 //!
-//! The pool is made of these folders, each of which uses only those below it:
+//! The pool consists of these folders, each of which uses only those below it:
 //!
-//! | folder | what it is |
+//! | folder | what it holds |
 //! |---|---|
-//! | [`pool`] | the resource: caches of threads, arenas, the slow path, decay, reports |
-//! | `backing` | where physical memory comes from: regions of upstream, or pages that the pool maps |
+//! | [`pool`] | the resource: thread caches, arenas, the slow path, decay, reports |
+//! | `backing` | physical memory: regions from upstream, or pages that the pool maps |
 //! | `heap` | best fit with coalescing: chunks, bins, size classes |
-//! | `block_map` | address to block, without a lock |
-//! | `stream_order` | streams, epochs, and which stream is ordered after which; no memory, no driver |
-//! | `sync` | a spin lock; the atomics, or loom's |
+//! | `block_map` | the map from addresses to blocks, without a lock |
+//! | `stream_order` | streams, epochs, and the order between streams; no memory, no driver |
+//! | `sync` | a spin lock; the standard library's atomics, or loom's |
 
 mod backing;
 pub mod binning;

@@ -1,14 +1,13 @@
-//! The process in which something was made.
+//! Recognises a forked child, which must not use its parent's resources.
 //!
-//! A fork copies memory, but neither the other threads nor CUDA. What those threads were in the middle of
-//! stays so in the copy for ever: locks are taken that nobody gives back, and tables are half changed. So the
-//! copy leaves everything of a resource where it is: it waits for no lock, makes no driver call and frees
-//! nothing. The device's memory is the first process's.
+//! A fork copies memory, but neither the other threads nor CUDA. In the child, locks that those threads held
+//! are never released, and tables that they changed stay half changed. So the child leaves a resource as it
+//! is: it waits for no lock, makes no driver call and frees nothing. The device memory belongs to the parent.
 
 use std::process;
 use std::sync::Arc;
 
-/// The process that made this.
+/// The process that created a resource.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Origin(u32);
 
@@ -17,13 +16,13 @@ impl Origin {
         Self(process::id())
     }
 
-    /// Whether this process is a copy of the one that made it.
+    /// Returns whether this process is a forked child of the one that created the resource.
     pub(crate) fn is_elsewhere(self) -> bool {
         self.0 != process::id()
     }
 }
 
-/// Keeps what is behind this for the rest of the process, whoever else lets it go.
+/// Keeps a value for the rest of the process.
 pub(crate) fn leave<T>(what: &Arc<T>) {
     std::mem::forget(Arc::clone(what));
 }

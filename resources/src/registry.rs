@@ -1,12 +1,12 @@
-//! The default resource of each device.
+//! Holds the default resource of each device.
 //!
 //! Until one is set, a device's default is the stack that the environment variable `MILLPOND_STACK` names,
 //! with the layers of resources and adaptors; or else its plain [`CudaMemoryResource`]. What is returned is
-//! an owned handle: a resource that was replaced lives on for as long as somebody holds it, and blocks go
-//! back to the resource they came from. All functions may be called from any thread at any time.
+//! an owned handle: a replaced resource lives as long as a handle to it, and blocks return to the resource
+//! they came from. Any thread may call all functions at any time.
 //!
-//! A default whose device's context was reset (`cuDevicePrimaryCtxReset`) is lost with it; what was the
-//! default at first takes its place.
+//! A default whose device's context was reset (`cuDevicePrimaryCtxReset`) is lost with it; the initial
+//! default takes its place.
 
 use std::sync::{Arc, LazyLock};
 
@@ -18,14 +18,14 @@ use crate::CudaMemoryResource;
 
 static DEFAULTS: LazyLock<DashMap<DeviceId, AnyResource>> = LazyLock::new(DashMap::new);
 
-/// What the environment names, or the plain resource.
+/// Builds the resource that the environment names, or the plain one.
 fn initial(device: DeviceId) -> Result<AnyResource> {
     let driver = millpond_driver::open(device)?;
     let Some(stack) = StackSpec::from_env()? else { return Ok(plain(driver)) };
     let layers =
         LayerTable::new(crate::LAYERS.iter().copied()).with(millpond_adaptors::LAYERS.iter().copied());
     stack.build(&layers, &driver).map_err(|error| {
-        error.context(format_args!("the default resource, as the environment variable {STACK_VARIABLE} says"))
+        error.context(format_args!("building the default resource that {STACK_VARIABLE} names"))
     })
 }
 
@@ -33,14 +33,14 @@ fn plain(driver: DriverHandle) -> AnyResource {
     Arc::new(CudaMemoryResource::new(driver))
 }
 
-/// The default resource of `device`.
+/// Returns the default resource of `device`.
 ///
 /// # Errors
-/// [`NoDevice`](millpond_core::ErrorKind::NoDevice) if the device is not there and nothing was set; what
-/// building the stack of `MILLPOND_STACK` reports.
+/// [`NoDevice`](millpond_core::ErrorKind::NoDevice) if there is no such device and no default was set; an
+/// error of building the stack of `MILLPOND_STACK`.
 pub fn get_per_device_resource(device: DeviceId) -> Result<AnyResource> {
-    // Of two threads that find none, or one that is lost, the first to come back wins. No lock is held
-    // meanwhile, as opening a device takes long, and so may the end of the resource that was lost.
+    // Of two threads that find no default, or a lost one, the first to build a resource wins. Neither holds a
+    // lock meanwhile: opening a device takes long, and so may dropping the lost resource.
     let known = DEFAULTS.get(&device).map(|resource| Arc::clone(&resource));
     let lost = match known {
         Some(resource) if resource.driver().was_reset() => Some(resource),
@@ -93,17 +93,17 @@ pub fn set_per_device_resource(device: DeviceId, resource: AnyResource) -> Resul
     if let Some(mut slot) = DEFAULTS.get_mut(&device) {
         return Ok(std::mem::replace(&mut *slot, resource));
     }
-    // Whoever sets a resource of their own must not fail because of one that nobody asked for.
+    // Setting a resource must not fail because the initial default cannot be built.
     let fresh = initial(device).or_else(|error| {
         let plain = millpond_driver::open(device).map(plain);
-        tracing::warn!(target: "millpond::resources", %error, "the default resource that is replaced");
+        tracing::warn!(target: "millpond::resources", %error, "building the replaced default resource");
         plain
     })?;
     let mut slot = DEFAULTS.entry(device).or_insert(fresh);
     Ok(std::mem::replace(&mut *slot, resource))
 }
 
-/// Makes the default of `device` what it was at first (see the [module](self)), and returns the one before.
+/// Restores the initial default of `device` (see the [module](self)), and returns the one before.
 ///
 /// # Errors
 /// [`NoDevice`](millpond_core::ErrorKind::NoDevice) if there is no such device.
@@ -111,7 +111,7 @@ pub fn reset_per_device_resource(device: DeviceId) -> Result<AnyResource> {
     set_per_device_resource(device, initial(device)?)
 }
 
-/// The default resource of the calling thread's current device.
+/// Returns the default resource of the calling thread's current device.
 ///
 /// # Errors
 /// As [`get_per_device_resource`].
@@ -127,7 +127,7 @@ pub fn set_current_device_resource(resource: AnyResource) -> Result<AnyResource>
     set_per_device_resource(millpond_driver::current_device()?, resource)
 }
 
-/// Makes the default of the calling thread's current device what it was at first, and returns the one before.
+/// Restores the initial default of the calling thread's current device, and returns the one before.
 ///
 /// # Errors
 /// As [`reset_per_device_resource`].

@@ -1,4 +1,4 @@
-//! Blocks of a pool for other processes, through POSIX file descriptors.
+//! Shares blocks of a pool with other processes, through POSIX file descriptors.
 //!
 //! A pool that was built with `share=fd` maps physical memory in handles that can be exported. A block lies
 //! in one handle or in several behind each other; an [`ExportedBlock`] has a file descriptor for each, and a
@@ -8,9 +8,9 @@
 //!
 //! - A descriptor, and the other process's mapping, keep the **physical memory**: it stays although the pool,
 //!   or its process, ends.
-//! - They do not keep the **block**. Give it back only when the other process is done with it: afterwards the
-//!   pool hands the same memory to somebody else. Nothing is reported when both use it.
-//! - A handle is shared whole. The other process could map what lies beside the block, too: share with
+//! - They do not keep the **block**. Free it only when the other process is done with it: afterwards the pool
+//!   hands the same memory out again. Nothing reports that both use it.
+//! - A handle is shared whole. The other process could also map the memory beside the block: share with
 //!   processes that you trust.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -72,38 +72,38 @@ impl ExportedBlock {
         Ok(Self { parts: parts.iter().map(shared).collect(), descriptors })
     }
 
-    /// The length of the block in bytes.
+    /// Returns the length of the block in bytes.
     pub fn bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.bytes).sum()
     }
 
-    /// The parts, in the order in which they make up the block; each has one of the
+    /// Returns the parts, in the order in which they make up the block; each has one of the
     /// [`descriptors`](Self::descriptors).
     pub fn parts(&self) -> &[SharedPart] {
         &self.parts
     }
 
-    /// The file descriptors, one for each part; they are closed when this is dropped.
+    /// Returns the file descriptors, one for each part; dropping the exported block closes them.
     pub fn descriptors(&self) -> &[OwnedFd] {
         &self.descriptors
     }
 
-    /// Which bytes of the handles the block is, for [`ImportedBlock::open`]: 24 bytes a part and 8 more.
+    /// Returns a description of the block's parts for [`ImportedBlock::open`]: 8 bytes, and 24 for each part.
     pub fn description(&self) -> Vec<u8> {
         let words = self.parts.iter().flat_map(|part| [part.handle_bytes, part.offset, part.bytes]);
         MAGIC.into_iter().chain(words.flat_map(u64::to_le_bytes)).collect()
     }
 
-    /// The [`description`](Self::description) and the descriptors, which are the caller's to close now.
+    /// Returns the [`description`](Self::description) and the descriptors, which the caller now owns.
     pub fn into_parts(self) -> (Vec<u8>, Vec<OwnedFd>) {
         (self.description(), self.descriptors)
     }
 }
 
-/// A block of another process's pool, mapped into this one until it is dropped.
+/// A block of another process's pool, mapped into this process until it is dropped.
 ///
-/// Drop it when this process's work on it is done: it waits for nothing, since waiting for the device would
-/// end the graph captures of others.
+/// Drop it when this process's work on it is done: the drop waits for nothing, since waiting for the device
+/// would end graph captures of other threads.
 #[derive(Debug)]
 pub struct ImportedBlock {
     driver: DriverHandle,
@@ -111,7 +111,7 @@ pub struct ImportedBlock {
     bytes: u64,
     /// Reserved addresses: base and bytes.
     reserved: (DevicePtr, u64),
-    /// What is mapped there: address and bytes.
+    /// Mappings there: address and bytes.
     mapped: Vec<(DevicePtr, u64)>,
 }
 
@@ -119,21 +119,21 @@ impl ImportedBlock {
     /// Maps what another process [exported](ExportedBlock::into_parts). The descriptors are closed.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for a description that is none, or does
-    /// not belong to these descriptors; what the driver reports.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the description is malformed or does
+    /// not belong to these descriptors; the driver's error.
     pub fn open(driver: &DriverHandle, description: &[u8], descriptors: Vec<OwnedFd>) -> Result<Self> {
         let parts = read(description)?;
         if parts.len() != descriptors.len() {
-            return Err(malformed("it is of another number of descriptors"));
+            return Err(malformed("it belongs to another number of descriptors"));
         }
         let whole = parts.iter().try_fold(0_u64, |sum, part| sum.checked_add(part.handle_bytes));
-        let whole = whole.ok_or_else(|| malformed("it names more bytes than there can be"))?;
+        let whole = whole.ok_or_else(|| malformed("its bytes overflow"))?;
         let reserved = call(&**driver, |driver| {
             let granularity = driver.mem_get_allocation_granularity()?;
             driver.mem_address_reserve(whole, granularity)
         })
         .map_err(|error| error.context("reserving addresses for a shared block"))?;
-        // From here on a drop undoes what was done.
+        // From here on, dropping the block undoes the calls.
         let mut block = Self {
             driver: DriverHandle::clone(driver),
             ptr: DevicePtr::new(reserved.address() + parts[0].offset),
@@ -147,7 +147,7 @@ impl ImportedBlock {
                 .map_err(|error| Error::from(error).context("mapping a part of a shared block"))?;
         }
         call(&**driver, |driver| {
-            // SAFETY: all of it was mapped just now, without a gap.
+            // SAFETY: the loop above mapped the whole range, without a gap.
             unsafe { driver.mem_set_access(reserved, whole, AccessFlags::ReadWrite, &[driver.device()]) }
         })?;
         Ok(block)
@@ -158,7 +158,7 @@ impl ImportedBlock {
             self.mapped.last().map_or(self.reserved.0, |(at, bytes)| DevicePtr::new(at.address() + bytes));
         let handle = self.driver.mem_import_from_fd(fd.as_raw_fd())?;
         // SAFETY: the addresses are reserved for this block, and nothing is mapped there. The mapping keeps
-        // the memory, so that the handle may go.
+        // the memory, so the handle may be released.
         let mapped = unsafe {
             let mapped = self.driver.mem_map(at, part.handle_bytes, handle);
             if mapped.is_ok() {
@@ -169,12 +169,12 @@ impl ImportedBlock {
         mapped.inspect_err(|error| self.driver.health().note(error))
     }
 
-    /// Where the block starts in this process.
+    /// Returns the address of the block in this process.
     pub fn device_pointer(&self) -> DevicePtr {
         self.ptr
     }
 
-    /// The length of the block in bytes.
+    /// Returns the length of the block in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -182,7 +182,7 @@ impl ImportedBlock {
 
 impl Drop for ImportedBlock {
     fn drop(&mut self) {
-        // Before a reset or after, what is mapped here is this block's.
+        // The mappings belong to this block, also after a reset of the context.
         let driver = &self.driver;
         let unmap = || {
             for (at, bytes) in &self.mapped {
@@ -204,11 +204,11 @@ fn malformed(why: &str) -> Error {
     ))
 }
 
-/// Reads a description, which came from outside.
+/// Reads a description, which is untrusted.
 fn read(description: &[u8]) -> Result<Vec<SharedPart>> {
-    let rest = description.strip_prefix(&MAGIC).ok_or_else(|| malformed("it does not start as one"))?;
+    let rest = description.strip_prefix(&MAGIC).ok_or_else(|| malformed("its first bytes are wrong"))?;
     if rest.is_empty() || !rest.len().is_multiple_of(3 * WORD) {
-        return Err(malformed("it is cut"));
+        return Err(malformed("it is truncated"));
     }
     let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
     let part = |bytes: &[u8]| SharedPart {
@@ -226,5 +226,9 @@ fn read(description: &[u8]) -> Result<Vec<SharedPart>> {
             && (index == 0 || part.offset == 0)
             && goes_on
     };
-    if parts.iter().enumerate().all(is_right) { Ok(parts) } else { Err(malformed("its parts do not meet")) }
+    if parts.iter().enumerate().all(is_right) {
+        Ok(parts)
+    } else {
+        Err(malformed("its parts are not contiguous"))
+    }
 }

@@ -1,17 +1,17 @@
-//! Mistakes of the pool itself: each is one change of its source, and must be found by the programs and races
-//! of `resources/tests/programs.rs` or `crowds.rs`, within their few seconds.
+//! Puts mistakes into the pool's own source: the programs and races of `resources/tests/programs.rs` or
+//! `crowds.rs` must find each within their few seconds.
 //!
-//! Every test run sees that the changes can still be made. To make them and look takes a build for each, so
-//! that happens where `MILLPOND_MUSEUM` is set: in a copy of the sources, below the build folder.
+//! Every test run checks that the source still has the changed text. Building and running each mistake takes
+//! long, so it happens only with `MILLPOND_MUSEUM` set, in a copy of the sources below the build folder.
 
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A change of one place in a file of `resources/src/`, and what a run that finds it says.
+/// A change of one place in a file of `resources/src/`, and the words of a run that finds it.
 struct Mistake {
-    /// The tests that find it: a file of `resources/tests/`.
+    /// The file of `resources/tests/` with the tests that find it.
     test: &'static str,
     name: &'static str,
     file: &'static str,
@@ -31,7 +31,7 @@ const fn mistake(
 }
 
 impl Mistake {
-    /// The same mistake, found by the tests over many streams.
+    /// Returns the same mistake, for the tests over many streams.
     const fn in_a_crowd(self) -> Self {
         Self { test: "crowds", ..self }
     }
@@ -67,14 +67,14 @@ const MISTAKES: &[Mistake] = &[
         "races_over_every_pool_keep_the_order ... FAILED",
     ),
     mistake(
-        "a span goes back with a block in it",
+        "a span is freed with a block in it",
         "heap/mod.rs",
         "first.is_free() && first.is_whole_region() && accepts(first)",
         "first.is_free() && accepts(first)",
         "Device(LentReturned)",
     ),
     mistake(
-        "a kept block is counted twice",
+        "a cached block is counted twice",
         "pool/cache/stream_cache.rs",
         "        if kept {\n            self.thread.pushed(size.bytes, requested);\n",
         "        if kept {\n            self.thread.pushed(size.bytes, requested);\n            \
@@ -89,49 +89,49 @@ const MISTAKES: &[Mistake] = &[
         "I22",
     ),
     mistake(
-        "a flushed block is still counted as kept",
+        "a flushed block is still counted as cached",
         "pool/cache/stream_cache.rs",
         "self.thread.flushed(free(addr));",
         "free(addr);",
         "I24",
     ),
     mistake(
-        "a block that is given up is still counted as kept",
+        "an evicted block is still counted as cached",
         "pool/cache/stream_cache.rs",
         "            self.thread.evicted(size.bytes);\n",
         "",
         "I24",
     ),
     mistake(
-        "a kept block is still handed out, for the block map",
+        "the block map says that a cached block is handed out",
         "pool/cache/stream_cache.rs",
         "        entry.set_requested(0);\n        slot.put(addr, entry);",
         "        slot.put(addr, entry);",
         "I21",
     ),
     mistake(
-        "a flush does not see a class",
+        "a flush misses a class",
         "pool/cache/stream_cache.rs",
         "filled.store(filled.load(Ordering::Relaxed) | 1 << (class % 64), Ordering::Relaxed);",
         "",
         "I21",
     ),
     mistake(
-        "an arena does not ask whose block it is",
+        "an arena does not check a block's owner",
         "pool/mod.rs",
         "= arena.heap.find_for(stream_cache.stream.owner, &request, false) else",
         "= (0..9).find_map(|owner| arena.heap.find_for(owner, &request, false)) else",
         "Device(",
     ),
     mistake(
-        "a block given back past the stream cache is not counted",
+        "a block freed past the stream cache is not counted",
         "pool/mod.rs",
         "        self.shared.count_back(&stream_cache.thread, bytes);\n        match Arenas",
         "        match Arenas",
         "I23",
     ),
     mistake(
-        "an alias's place stays in the block map",
+        "the entry of a block in an alias stays in the block map",
         "pool/heaps.rs",
         "        entry.end();\n",
         "",
@@ -145,28 +145,28 @@ const MISTAKES: &[Mistake] = &[
         "Device(",
     ),
     mistake(
-        "a wait counts for what is given back later, too",
+        "a wait counts for blocks that are freed later, too",
         "stream_order/streams.rs",
         "        raise(seen, donor, epoch);\n",
         "        raise(seen, donor, Epoch::MAX);\n",
         "I3",
     ),
     mistake(
-        "a recorded event that is done frees what came after it",
+        "a reached event makes blocks unowned that were freed after it",
         "pool/central/cross_stream.rs",
         "heaps.migrate_for(request, owner, epoch, ANY_STREAM, 0)",
         "heaps.migrate_for(request, owner, Epoch::MAX, ANY_STREAM, 0)",
         "Device(",
     ),
     mistake(
-        "nobody waits for streams",
+        "a release does not wait for streams",
         "pool/central/release.rs",
         "match self.driver.event_synchronize(recorded_event.event) {",
         "match millpond_core::driver::DriverResult::Ok(()) {",
         "Device(",
     ),
     mistake(
-        "decay gives back memory that a stream still owns",
+        "decay releases memory that a stream still owns",
         "backing/paged/release.rs",
         "free_from(ANY_STREAM, at.bytes.max(self.granularity))",
         "free_from(1, at.bytes.max(self.granularity))",
@@ -180,21 +180,21 @@ const MISTAKES: &[Mistake] = &[
         "Device(",
     ),
     mistake(
-        "decay does not wait for an answer",
+        "decay does not wait for the completion check",
         "pool/central/incremental.rs",
         "            Ok(false) => return Ok(()),\n",
         "            Ok(false) => {}\n",
         "Device(",
     ),
     mistake(
-        "what an idle thread kept is unowned",
+        "the blocks that an idle thread cached become unowned",
         "pool/heaps.rs",
         "entry, stream.owner, stream.epoch())",
         "entry, ANY_STREAM, 0)",
         "Device(",
     ),
     mistake(
-        "a class that was flushed incrementally is still counted as kept",
+        "a class that was flushed incrementally is still counted as cached",
         "pool/cache/stream_cache/idle.rs",
         "self.thread.flushed(free(addr));",
         "free(addr);",
@@ -208,7 +208,7 @@ const MISTAKES: &[Mistake] = &[
         "Device(",
     ),
     mistake(
-        "a forgotten stream's number stays in what others have seen",
+        "a forgotten stream stays in the order of others",
         "stream_order/streams.rs",
         "            slot.seen.retain(|(owner, _)| !gone.contains(owner));\n",
         "",
@@ -216,7 +216,7 @@ const MISTAKES: &[Mistake] = &[
     )
     .in_a_crowd(),
     mistake(
-        "a stream is forgotten while a thread keeps its blocks",
+        "a stream is forgotten while a thread caches its blocks",
         "stream_order/streams.rs",
         "Arc::strong_count(&slot.cell) == 1 && free_bytes(owner) == 0",
         "free_bytes(owner) == 0",
@@ -230,21 +230,21 @@ fn root() -> &'static Path {
 }
 
 impl Mistake {
-    /// The file, below a folder with the sources.
+    /// Reads the file, below a folder with the sources.
     fn read(&self, sources: &Path) -> String {
         let path = sources.join("resources/src").join(self.file);
         fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", self.file))
     }
 
-    /// The file's text with the mistake in it.
+    /// Returns the file's text with the mistake in it.
     fn made(&self, text: &str) -> String {
         let times = text.matches(self.from).count();
-        assert_eq!(times, 1, "{}: in {} its place is there {times} times", self.name, self.file);
+        assert_eq!(times, 1, "{}: {} has its text {times} times", self.name, self.file);
         text.replacen(self.from, self.to, 1)
     }
 }
 
-/// A copy of the sources, and where it is built.
+/// A copy of the sources, and its build folder.
 struct Copy {
     sources: PathBuf,
     target: PathBuf,
@@ -255,7 +255,7 @@ impl Copy {
         let base = Path::new(env!("CARGO_TARGET_TMPDIR")).join("museum");
         let copy = Self { sources: base.join("sources"), target: base.join("target") };
         if copy.sources.exists() {
-            fs::remove_dir_all(&copy.sources).expect("the last copy can be removed");
+            fs::remove_dir_all(&copy.sources).expect("the old copy can be removed");
         }
         copy_folder(root(), &copy.sources);
         copy
@@ -268,7 +268,7 @@ impl Copy {
         cargo.output().expect("cargo can be run")
     }
 
-    /// Makes the mistake, looks whether it is found, and takes it back; says what is wrong.
+    /// Makes the mistake, runs the tests, and undoes it; returns a problem if the tests do not find it.
     fn look_for(&self, mistake: &Mistake) -> Option<String> {
         let path = self.sources.join("resources/src").join(mistake.file);
         let right = mistake.read(&self.sources);
@@ -291,7 +291,7 @@ impl Copy {
     }
 }
 
-/// Copies a folder, but for what is built and what git keeps.
+/// Copies a folder without build outputs and git's data.
 fn copy_folder(from: &Path, to: &Path) {
     fs::create_dir_all(to).expect("a folder can be made");
     for entry in fs::read_dir(from).expect("a folder of the repository") {

@@ -1,16 +1,17 @@
-//! The pool's large blocks and spans: over regions from upstream, or over pages that the pool maps itself.
+//! Provides large blocks and spans, over regions from upstream or over pages that the pool maps itself.
 
 use millpond_core::{ALLOCATION_ALIGNMENT, DeviceId};
 
-use crate::block_map::ChunkId;
-use crate::block_map::{Block, BlockMap};
+pub(crate) mod paged;
+
+use crate::backing::paged::Pages;
+use crate::block_map::{Block, BlockMap, ChunkId};
 use crate::heap::Heap;
 use crate::heap::chunk::Chunk;
-use crate::heap::size_class::LARGEST_SMALL;
-pub(crate) mod paged;
-use crate::backing::paged::Pages;
 use crate::heap::request::Request;
+use crate::heap::size_class::LARGEST_SMALL;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
+use crate::tuning::{PAGED_SPAN_BYTES, SPAN_BYTES};
 
 /// Where large blocks come from.
 #[derive(Debug)]
@@ -44,14 +45,14 @@ pub(crate) struct NewSpan {
 }
 
 impl Large {
-    /// Says how pages are made, and who may use them.
+    /// Sets how pages are made, and which devices have access to them.
     pub(crate) fn set_backing(&mut self, backing: paged::Backing) {
         if let Self::Pages(pages) = self {
             pages.set_backing(backing);
         }
     }
 
-    /// The other devices that have access to what is mapped.
+    /// Returns the other devices that have access to mapped memory.
     pub(crate) fn peers(&self) -> Vec<DeviceId> {
         match self {
             Self::Regions(_) => Vec::new(),
@@ -59,7 +60,7 @@ impl Large {
         }
     }
 
-    /// The physical memory behind the bytes of a block; nothing over regions.
+    /// Returns the parts of handles that hold the bytes of a block; none over regions.
     #[cfg(unix)]
     pub(crate) fn physical_of(&self, addr: u64, bytes: u64) -> Vec<paged::Part> {
         match self {
@@ -68,35 +69,37 @@ impl Large {
         }
     }
 
-    fn in_region(heap: &Heap, id: ChunkId) -> Found {
+    fn found_in_region(heap: &Heap, id: ChunkId) -> Found {
         let chunk = heap.chunk(id);
         Found { bytes: chunk.bytes, epoch: chunk.epoch(), owner: chunk.owner(), place: Location::Chunk(id) }
     }
 
-    fn in_pages(found: paged::Found) -> Found {
+    fn found_in_pages(found: paged::Found) -> Found {
         let (bytes, epoch, owner) = (found.bytes, found.epoch, found.owner);
         Found { bytes, epoch, owner, place: Location::Pages(found) }
     }
 
-    /// The best of `owner` for the request, among what was freed in epoch `upto` or before.
+    /// Finds the best free bytes of `owner` for the request, among those freed in epoch `upto` or before.
     pub(crate) fn find(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<Found> {
         match self {
-            Self::Regions(heap) => heap.find(owner, upto, request).map(|id| Self::in_region(heap, id)),
-            Self::Pages(pages) => pages.find(owner, upto, request).map(Self::in_pages),
+            Self::Regions(heap) => heap.find(owner, upto, request).map(|id| Self::found_in_region(heap, id)),
+            Self::Pages(pages) => pages.find(owner, upto, request).map(Self::found_in_pages),
         }
     }
 
-    /// The better of the owner's best and the best of unowned, or any of the owner's first (`is_own_first`).
+    /// Finds the best free bytes among the owner's and the unowned ones; with `is_own_first`, among the
+    /// owner's alone if they serve.
     pub(crate) fn find_for(&self, owner: Owner, request: &Request, is_own_first: bool) -> Option<Found> {
         match self {
             Self::Regions(heap) => {
-                heap.find_for(owner, request, is_own_first).map(|id| Self::in_region(heap, id))
+                heap.find_for(owner, request, is_own_first).map(|id| Self::found_in_region(heap, id))
             }
-            Self::Pages(pages) => pages.find_for(owner, request, is_own_first).map(Self::in_pages),
+            Self::Pages(pages) => pages.find_for(owner, request, is_own_first).map(Self::found_in_pages),
         }
     }
 
-    /// Hands out what was found, and enters it as `block`, but for the chunk; says where it starts.
+    /// Hands out what was found, inserts it into the block map as `block` with its chunk, and returns its
+    /// address.
     pub(crate) fn take(&mut self, found: Found, request: &Request, block: Block, to: &BlockMap) -> u64 {
         match (self, found.place) {
             (Self::Regions(heap), Location::Chunk(id)) => {
@@ -108,11 +111,12 @@ impl Large {
                 pages.insert_block(to, Block { chunk, ..block }, addr);
                 addr
             }
-            _ => unreachable!("what was found here is taken here"),
+            _ => unreachable!("the bytes were found in another backing"),
         }
     }
 
-    /// A span of `wanted` bytes, or of as many as there are in a row, but enough for the request.
+    /// Takes a span of `wanted` contiguous bytes, or of as many as there are, but enough for the request.
+    /// `anywhere` lets small blocks use pages for large blocks.
     pub(crate) fn take_span(
         &mut self,
         owner: Owner,
@@ -139,7 +143,7 @@ impl Large {
         let best = heap.find(owner, upto, &Request { bytes: wanted, ..*request });
         let found = best.or_else(|| heap.largest_for(owner, upto, request))?;
         let (bytes, epoch) = (heap.chunk(found).bytes, heap.chunk(found).epoch());
-        // A rest too small for a large block would be of no use to anybody.
+        // A rest too small for a large block would serve no request.
         let is_small_rest = bytes.saturating_sub(wanted) <= LARGEST_SMALL;
         let bytes = if is_small_rest { bytes } else { wanted };
         let chunk = heap.take(found, bytes, ALLOCATION_ALIGNMENT);
@@ -147,7 +151,7 @@ impl Large {
         Some(NewSpan { chunk, base: heap.chunk(chunk).addr, bytes, epoch })
     }
 
-    /// The number of the region that a span lies in; 0 for all over pages, where addresses do not differ.
+    /// Returns the number of a span's region; always 0 over pages, whose addresses alone give the order.
     pub(crate) fn region_of(&self, span: &NewSpan) -> u32 {
         match self {
             Self::Regions(heap) => heap.chunk(span.chunk).region,
@@ -155,11 +159,11 @@ impl Large {
         }
     }
 
-    /// How many bytes a span has at most.
+    /// Returns the most bytes of a span.
     pub(crate) fn largest_span(&self, are_contended: bool) -> u64 {
         match self {
-            Self::Pages(_) if !are_contended => 2 << 20,
-            _ => 16 << 20,
+            Self::Pages(_) if !are_contended => PAGED_SPAN_BYTES,
+            _ => SPAN_BYTES,
         }
     }
 
@@ -177,7 +181,8 @@ impl Large {
         }
     }
 
-    /// The chunk that owns the memory at an address. Error path: it walks.
+    /// Returns the chunk that owns the memory at an address. Only error paths call this: it walks all chunks
+    /// of a region.
     pub(crate) fn chunk_at(&self, addr: u64) -> Option<&Chunk> {
         match self {
             Self::Regions(heap) => heap.chunk_at(addr),
@@ -192,12 +197,12 @@ impl Large {
         }
     }
 
-    /// How many heaps there are.
+    /// Returns the number of heaps.
     pub(crate) fn parts(&self) -> usize {
         self.heaps().len()
     }
 
-    /// [`Heap::migrate_step`] of one of them.
+    /// Does [`Heap::migrate_step`] in heap number `part`.
     pub(crate) fn migrate_step(
         &mut self,
         part: usize,
@@ -214,8 +219,8 @@ impl Large {
         heap.migrate_step(from, upto, to, epoch, bytes)
     }
 
-    /// Hands out bytes that are the owner's in part and unowned in part, and enters them as `block`, but for
-    /// the chunk; says where they start.
+    /// Takes contiguous bytes of which the owner owns a part and the rest is unowned, inserts them into the
+    /// block map as `block` with their chunk, and returns their address.
     pub(crate) fn take_with_unowned(
         &mut self,
         owner: Owner,
@@ -258,7 +263,7 @@ impl Large {
         }
     }
 
-    /// Whether one stream has the pool to itself.
+    /// Sets whether one stream alone uses the pool.
     pub(crate) fn set_one_stream(&mut self, has_one_stream: bool) {
         match self {
             Self::Regions(heap) => heap.has_one_stream = has_one_stream,
@@ -268,7 +273,7 @@ impl Large {
         }
     }
 
-    /// The heaps of chunks, in which all of it lies.
+    /// Returns the heaps that hold all chunks.
     pub(crate) fn heaps(&self) -> &[Heap] {
         match self {
             Self::Regions(heap) => std::slice::from_ref(heap),
@@ -276,7 +281,7 @@ impl Large {
         }
     }
 
-    /// Bytes taken from upstream or the driver.
+    /// Returns the bytes taken from upstream or the driver.
     pub(crate) fn bytes_reserved(&self) -> u64 {
         match self {
             Self::Regions(heap) => heap.bytes_reserved,
@@ -284,7 +289,7 @@ impl Large {
         }
     }
 
-    /// The most that was taken; 0 where upstream's caller counts that.
+    /// Returns the most bytes that were taken from the driver; 0 over regions, whose caller counts them.
     pub(crate) fn peak_bytes_reserved(&self) -> u64 {
         match self {
             Self::Regions(_) => 0,
@@ -292,7 +297,7 @@ impl Large {
         }
     }
 
-    /// Bytes taken so far since stitching would have cost too many driver calls.
+    /// Returns the bytes taken so far because stitching would have cost too many driver calls.
     pub(crate) fn bytes_beyond_slack(&self) -> u64 {
         match self {
             Self::Regions(_) => 0,
@@ -308,7 +313,7 @@ impl Large {
         self.heaps().iter().map(|heap| heap.blocks_free).sum()
     }
 
-    /// Regions, or handles of physical memory.
+    /// Returns the number of regions, or of handles of physical memory.
     pub(crate) fn regions(&self) -> usize {
         match self {
             Self::Regions(heap) => heap.regions().len(),
@@ -323,7 +328,7 @@ impl Large {
         }
     }
 
-    /// The chunk that a block is, or its first piece, if there is such a chunk.
+    /// Returns a block's chunk, or that of its first piece, if there is such a chunk.
     pub(crate) fn block(&self, block: ChunkId) -> Option<&Chunk> {
         match self {
             Self::Regions(heap) => heap.get(block),
@@ -338,7 +343,7 @@ impl Large {
         }
     }
 
-    /// Whether the block is one in use, of this base and size.
+    /// Returns whether the block in use has this base and size.
     pub(crate) fn has_block(&self, block: ChunkId, base: u64, bytes: u64) -> bool {
         match self {
             Self::Regions(heap) => heap.chunk(block).addr == base && heap.chunk(block).bytes == bytes,
@@ -346,7 +351,7 @@ impl Large {
         }
     }
 
-    /// Removes the oldest region that is free for anyone.
+    /// Removes the oldest region that is free and unowned, and returns its base and bytes.
     pub(crate) fn remove_free_region(&mut self) -> Option<(u64, u64)> {
         let Self::Regions(heap) = self else { return None };
         let (region, ..) = heap.remove_free_region(|chunk| chunk.owner() == ANY_STREAM)?;

@@ -1,9 +1,11 @@
+//! Counts the requests that neither a bin nor upstream counts.
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use millpond_core::{LadderCounts, ResourceStatistics};
 
-/// Counts the requests that no bin serves, for an upstream that keeps no statistics. Such an upstream calls
-/// the driver each time, so the counters cost nothing in comparison.
+/// Counters of the requests that go to an upstream without statistics. Such an upstream calls the driver each
+/// time, so the counters cost nothing in comparison.
 #[derive(Default, Debug)]
 pub(super) struct Direct {
     bytes: AtomicU64,
@@ -20,7 +22,8 @@ impl Direct {
         self.allocations.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Saturates, because a caller may give back what was never handed out.
+    /// Counts a deallocation. The bytes saturate, because a caller may free a block that was never handed
+    /// out.
     pub(super) fn deallocated(&self, bytes: u64) {
         let less = |now: u64| Some(now.saturating_sub(bytes));
         let _ = self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
@@ -54,8 +57,8 @@ impl Direct {
     }
 }
 
-/// The sum of both, as of two resources side by side. Peaks are added, too, though they may be of different
-/// moments.
+/// Returns the sum of both, as of two resources side by side. Peaks are added, too, though they may be of
+/// different moments.
 pub(super) fn sum(one: ResourceStatistics, other: ResourceStatistics) -> ResourceStatistics {
     let (a, b) = (one.ladder, other.ladder);
     ResourceStatistics {

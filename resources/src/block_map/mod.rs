@@ -1,4 +1,4 @@
-//! Which block starts where: address to block, read without a lock.
+//! Maps addresses to blocks; threads read and write it without a lock.
 //!
 //! ```text
 //!  address   ┌ gibibyte ┬ page: 9 bits ┬ start: 13 bits ┬ 8 bits, zero ┐
@@ -10,19 +10,19 @@
 //!                                              table of 8192 ◀───────┘
 //!                                              │  …
 //!                                              └▶ table of 32, the first
-//!  table: buckets of eight entries, one of them a start's; before them, a address range: the table before
-//!  entry: key (a start's 13 bits, whose block, its number) and the bytes asked for
+//!  table: buckets of eight entries, one bucket for each start; a header links to the table before
+//!  entry: key (a start's 13 bits, the block's heap, its number) and the bytes asked for
 //! ```
 //!
-//! A page of 2 MiB has a cache line with places for three blocks, which is enough where blocks are large. It
-//! gets a table when there are more, and a larger one in stream cache of it when a bucket is full; the last
-//! has room for every start. A bucket is two cache lines side by side, which a processor fetches together,
-//! and is filled from its start: to find a block takes two cache misses at most, but for what a page had
+//! A page of 2 MiB has one cache line with entries for three blocks, which is enough where blocks are large.
+//! The page gets a table when there are more, and a larger one in front of it when a bucket is full; the last
+//! table has room for every start. A bucket is two adjacent cache lines, which a processor fetches together,
+//! and is filled from its start: a look-up takes at most two cache misses, except for blocks that a page had
 //! before it got a larger table.
 //!
-//! An entry stays where it is as long as its block is handed out or kept by a thread, so whoever has the
-//! block may write to its entry without a lock. Tables are given up with the block map only: whoever comes
-//! with an address that is no block's reads what was there, and never memory that is gone.
+//! An entry stays in its place as long as its block is handed out or cached by a thread, so the thread that
+//! has the block may write to its entry without a lock. Tables live as long as the block map: a look-up of an
+//! unknown address reads a stale entry, never freed memory.
 
 pub(crate) mod metadata_arena;
 
@@ -40,10 +40,10 @@ const PAGE_BITS: u32 = bounded(21, 10) as u32;
 const LEAF_BITS: u32 = bounded(30, 11) as u32;
 const PAGES: usize = 1 << (LEAF_BITS - PAGE_BITS);
 const ROOTS: usize = bounded(1024, 1);
-/// Places for blocks beside the table.
+/// Entries of a page beside its tables.
 const INLINE: usize = bounded(3, 1);
 const BUCKET: usize = bounded(8, 1);
-/// Buckets of the first table of a page, the second, … The last has a place for every start.
+/// Buckets of a page's first table, its second, and so on. The last has an entry for every start.
 const BUCKETS: [usize; 4] = [bounded(4, 1), bounded(16, 2), bounded(128, 2), (1 << START_BITS) / BUCKET];
 
 /// The number of a chunk in its heap.
@@ -52,43 +52,43 @@ pub(crate) type ChunkId = u32;
 /// No chunk.
 pub(crate) const NIL: ChunkId = ChunkId::MAX;
 
-/// Which heap a block is of.
+/// The number of a block's heap.
 pub(crate) type HeapId = u8;
 
-/// One block.
+/// The entry of one block.
 #[derive(Debug, Default)]
 pub(crate) struct BlockEntry {
-    /// 0 for none.
+    /// The block's start, heap, chunk and flags; 0 for no block.
     key: AtomicU64,
-    /// The bytes asked for; 0 while a thread keeps the block, or nobody has it.
+    /// The bytes asked for; 0 while a thread caches the block, or it is free.
     requested: AtomicU64,
 }
 
 const PRESENT: u64 = 1 << 63;
-/// The block is smaller than others for such a request.
+/// The block has the exact size of its request, not that of the size class.
 const EXACT_SIZE: u64 = 1 << 62;
 
-/// The block starts in an alias, and not where its memory is in the primary mapping.
+/// The block starts in an alias mapping.
 const IN_ALIAS: u64 = 1 << 61;
 
-/// What is known of a block that is handed out.
+/// A block that is handed out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Block {
     pub(crate) heap: HeapId,
     pub(crate) chunk: ChunkId,
     /// The bytes asked for.
     pub(crate) requested: u64,
-    /// Whether the block is smaller than others for such a request: no thread keeps it.
+    /// Whether the block has the exact size of its request, not that of the size class: no thread caches it.
     pub(crate) is_exact_size: bool,
-    /// Whether it starts in an alias: when it ends, nothing starts there any more.
+    /// Whether the block starts in an alias: its entry is removed when it is freed.
     pub(crate) is_in_alias: bool,
 }
 
 impl BlockEntry {
     fn key(start: u64, block: Block) -> u64 {
-        let odd = if block.is_exact_size { EXACT_SIZE } else { 0 };
+        let exact_size = if block.is_exact_size { EXACT_SIZE } else { 0 };
         let alias = if block.is_in_alias { IN_ALIAS } else { 0 };
-        PRESENT | odd | alias | u64::from(block.heap) << 48 | start << 32 | u64::from(block.chunk)
+        PRESENT | exact_size | alias | u64::from(block.heap) << 48 | start << 32 | u64::from(block.chunk)
     }
 
     fn start(key: u64) -> u64 {
@@ -101,67 +101,67 @@ impl BlockEntry {
         key & PRESENT != 0 && Self::start(key) == start
     }
 
-    /// Makes the place a block's, if it is nobody's.
+    /// Takes the entry for a block, if it has none, and returns whether it did.
     #[inline]
     fn occupy(&self, start: u64, block: Block) -> bool {
         let key = Self::key(start, block);
-        let free = self.key.load(Ordering::Relaxed) == 0
+        let is_taken = self.key.load(Ordering::Relaxed) == 0
             && self.key.compare_exchange(0, key, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        if free {
+        if is_taken {
             self.set_requested(block.requested);
         }
-        free
+        is_taken
     }
 
-    /// Which block of which heap this is.
+    /// Returns the block's heap and its chunk there.
     #[inline]
     pub(crate) fn block(&self) -> (HeapId, ChunkId) {
         let key = self.key.load(Ordering::Relaxed);
         ((key >> 48) as HeapId, key as ChunkId)
     }
 
-    /// Whether the block is handed out for `bytes`, and a thread may keep it.
+    /// Returns whether the block is handed out for `bytes`, and a thread may cache it.
     #[inline]
     pub(crate) fn is_cacheable(&self, bytes: u64) -> bool {
         self.requested() == bytes && self.key.load(Ordering::Relaxed) & EXACT_SIZE == 0
     }
 
-    /// The block is given back: where it started in an alias, nothing does any more. For who has it.
+    /// Removes the entry of a freed block that starts in an alias. The calling thread has the block.
     pub(crate) fn end(&self) {
         if self.key.load(Ordering::Relaxed) & IN_ALIAS != 0 {
             self.remove();
         }
     }
 
-    /// Whether the block is smaller than others for such a request.
+    /// Returns whether the block has the exact size of its request.
     pub(crate) fn is_exact_size(&self) -> bool {
         self.key.load(Ordering::Relaxed) & EXACT_SIZE != 0
     }
 
-    /// Whether the block starts in an alias.
+    /// Returns whether the block starts in an alias.
     pub(crate) fn is_in_alias(&self) -> bool {
         self.key.load(Ordering::Relaxed) & IN_ALIAS != 0
     }
 
-    /// The bytes asked for; 0 of a block that is not handed out.
+    /// Returns the bytes asked for; 0 for a block that is not handed out.
     #[inline]
     pub(crate) fn requested(&self) -> u64 {
         self.requested.load(Ordering::Relaxed)
     }
 
-    /// Notes what was asked for, or 0. For who has the block.
+    /// Sets the bytes asked for, or 0. The calling thread has the block.
     #[inline]
     pub(crate) fn set_requested(&self, bytes: u64) {
         self.requested.store(bytes, Ordering::Relaxed);
     }
 
-    /// Takes the block back from the caller, if it is handed out with this size: of two who try, one does.
+    /// Takes the block back if it is handed out with this size; of two threads that try, one succeeds.
     #[inline]
     pub(crate) fn claim(&self, bytes: u64) -> bool {
         self.requested.compare_exchange(bytes, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// The block is handed out again. For who has it.
+    /// Updates the entry of a block that is handed out again. The calling thread has the block.
     #[inline]
     pub(crate) fn renew(&self, block: Block) {
         let key = self.key.load(Ordering::Relaxed);
@@ -172,7 +172,7 @@ impl BlockEntry {
         self.set_requested(block.requested);
     }
 
-    /// No block starts there any more. For who has it.
+    /// Removes the entry. The calling thread has the block.
     #[inline]
     pub(crate) fn remove(&self) {
         self.set_requested(0);
@@ -184,16 +184,16 @@ impl BlockEntry {
 #[repr(align(128))]
 struct Bucket([BlockEntry; BUCKET]);
 
-/// A table's buckets, behind its header. Which place of [`BUCKETS`] is its is in the lowest bits, which the
-/// alignment leaves free.
+/// A pointer to a table's buckets, which follow its header. The table's index in [`BUCKETS`] is in the lowest
+/// bits, which the alignment leaves free.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Table(*mut Bucket);
 
 impl Table {
-    /// A table in `slabs`, as long as which it lives.
-    fn new(slabs: &mut MetadataArena, depth: usize, earlier: Self) -> Self {
-        let first = slabs.make::<Bucket>(1 + BUCKETS[depth]);
-        // SAFETY: the header is the first of the buckets made here, which nobody else has seen.
+    /// Allocates a table, which lives as long as the arena.
+    fn new(arena: &mut MetadataArena, depth: usize, earlier: Self) -> Self {
+        let first = arena.allocate::<Bucket>(1 + BUCKETS[depth]);
+        // SAFETY: the header is the first of the new buckets, which no other thread has seen.
         let header = unsafe { &(&*first).0[0] };
         header.key.store(earlier.0.expose_provenance() as u64, Ordering::Relaxed);
         Self(first.wrapping_add(1).map_addr(|addr| addr | depth))
@@ -213,44 +213,44 @@ impl Table {
         self.0.map_addr(|addr| addr & !(align_of::<Bucket>() - 1))
     }
 
-    /// The bucket of a start.
+    /// Returns the bucket of a start.
     ///
     /// # Safety
-    /// The table is one, and its slabs are not dropped as long as the bucket is looked at.
+    /// The table is not null, and its arena outlives the bucket.
     #[inline]
     unsafe fn bucket_of<'a>(self, start: u64) -> &'a [BlockEntry; BUCKET] {
         let buckets = BUCKETS[self.depth() % BUCKETS.len()];
-        // Starts are mostly multiples of large powers of two: the product spreads them. Where every start has
-        // a place, those of a bucket are neighbours.
+        // Starts are mostly multiples of large powers of two: the product spreads them. In the last table,
+        // which has an entry for every start, neighbours share a bucket.
         let spread = (start as u32).wrapping_mul(0x9E37_79B1) >> 16;
         let is_last = buckets == BUCKETS[BUCKETS.len() - 1];
         let bucket = if is_last { start as usize / BUCKET } else { spread as usize & (buckets - 1) };
-        // SAFETY: the caller's promise; a start is below 8192, and so the bucket one of the table's.
+        // SAFETY: the caller's promise; a start is below 8192, so the bucket is in the table.
         unsafe { &(*self.first().add(bucket)).0 }
     }
 
-    /// All entries.
+    /// Returns all entries.
     ///
     /// # Safety
     /// As for [`bucket_of`](Self::bucket_of).
     unsafe fn entries<'a>(self) -> impl Iterator<Item = &'a BlockEntry> {
-        // SAFETY: the caller's promise; the table has so many buckets.
+        // SAFETY: the caller's promise; the table has this number of buckets.
         let buckets = unsafe { std::slice::from_raw_parts(self.first(), BUCKETS[self.depth()]) };
         buckets.iter().flat_map(|bucket| &bucket.0)
     }
 
-    /// The page's table before this one.
+    /// Returns the page's table before this one.
     ///
     /// # Safety
     /// As for [`bucket_of`](Self::bucket_of).
     unsafe fn earlier(self) -> Self {
-        // SAFETY: the caller's promise; before the buckets is the header.
+        // SAFETY: the caller's promise; the header precedes the buckets.
         let link = unsafe { &*self.first().sub(1) }.0[0].key.load(Ordering::Relaxed);
         Self(ptr::with_exposed_provenance_mut(link as usize))
     }
 }
 
-/// What is known of a page.
+/// The entries and tables of a page.
 #[derive(Default)]
 #[repr(align(64))]
 struct Page {
@@ -260,28 +260,28 @@ struct Page {
 }
 
 impl Page {
-    /// The table, as long as whose block map lives it may be looked at.
+    /// Returns the latest table, which lives as long as the block map.
     #[inline]
     fn table(&self) -> Table {
         Table(self.table.load(Ordering::Acquire))
     }
 
-    /// Puts a larger table in stream cache of the latest, unless somebody did meanwhile.
+    /// Puts a larger table in front of the latest, unless another thread did meanwhile.
     #[cold]
     #[inline(never)]
-    fn add_table(&self, last_large: Table, slabs: &Mutex<MetadataArena>) {
-        let mut slabs = slabs.lock();
-        if self.table() == last_large {
-            let depth = if last_large.is_none() { 0 } else { last_large.depth() + 1 };
-            self.table.store(Table::new(&mut slabs, depth, last_large).0, Ordering::Release);
+    fn add_table(&self, latest: Table, arena: &Mutex<MetadataArena>) {
+        let mut arena = arena.lock();
+        if self.table() == latest {
+            let depth = if latest.is_none() { 0 } else { latest.depth() + 1 };
+            self.table.store(Table::new(&mut arena, depth, latest).0, Ordering::Release);
         }
     }
 }
 
-/// What is known of a gibibyte of addresses.
+/// The pages of a gibibyte of addresses.
 struct Leaf {
     gibibyte: u64,
-    /// Another with the same root.
+    /// Another leaf with the same root.
     next: *const Self,
     pages: [Page; PAGES],
 }
@@ -292,15 +292,15 @@ impl Default for Leaf {
     }
 }
 
-/// See the module.
+/// The map from addresses to blocks; see the [module](self).
 pub(crate) struct BlockMap {
     roots: Box<[AtomicPtr<Leaf>]>,
-    /// Leaves and tables; who adds one has the lock.
-    slabs: Mutex<MetadataArena>,
+    /// Holds leaves and tables; a thread that adds one takes the lock.
+    arena: Mutex<MetadataArena>,
 }
 
-// SAFETY: leaves and tables are shared, never moved, and dropped with the block map; what changes in them is
-// atomic.
+// SAFETY: leaves and tables are shared, never moved, and dropped with the block map; threads change only
+// atomics in them.
 unsafe impl Send for BlockMap {}
 // SAFETY: as above.
 unsafe impl Sync for BlockMap {}
@@ -309,7 +309,7 @@ impl BlockMap {
     pub(crate) fn new() -> Self {
         Self {
             roots: (0..ROOTS).map(|_| AtomicPtr::default()).collect(),
-            slabs: Mutex::new(MetadataArena::default()),
+            arena: Mutex::new(MetadataArena::default()),
         }
     }
 
@@ -323,7 +323,7 @@ impl BlockMap {
         &self.roots[(addr >> LEAF_BITS) as usize % ROOTS]
     }
 
-    /// The leaf of an address, if it is in the list from `first` on, which was loaded from its root.
+    /// Returns the leaf of an address, if it is in the list from `first` on, which was loaded from its root.
     #[inline]
     fn leaf_from(&self, first: *const Leaf, addr: u64) -> Option<&Leaf> {
         let mut leaf = first;
@@ -344,7 +344,7 @@ impl BlockMap {
         (page as usize, start)
     }
 
-    /// The block that starts at an address, handed out or kept by a thread.
+    /// Returns the entry of the block that starts at an address, handed out or cached by a thread.
     #[inline]
     pub(crate) fn find(&self, addr: u64) -> Option<&BlockEntry> {
         if !addr.is_multiple_of(ALLOCATION_ALIGNMENT) {
@@ -368,7 +368,7 @@ impl BlockMap {
         None
     }
 
-    /// Looks at every entry, with the address that it stands for.
+    /// Calls `look` with the address and the entry of every block.
     pub(crate) fn each(&self, mut look: impl FnMut(u64, &BlockEntry)) {
         for root in &self.roots {
             let mut leaf = root.load(Ordering::Acquire).cast_const();
@@ -396,7 +396,7 @@ impl BlockMap {
         }
     }
 
-    /// Enters a block that is being handed out; nobody else has it, and its start is not entered.
+    /// Inserts a block that is being handed out. The calling thread has it, and its start has no entry.
     pub(crate) fn insert(&self, addr: u64, block: Block) -> &BlockEntry {
         debug_assert!(self.find(addr).is_none(), "a block starts there already");
         let (page, start) = Self::place(addr);
@@ -405,15 +405,15 @@ impl BlockMap {
             return entry;
         }
         loop {
-            let last_large = page.table();
-            if !last_large.is_none() {
+            let latest = page.table();
+            if !latest.is_none() {
                 // SAFETY: a table that was published lives as long as the block map.
-                let bucket = unsafe { last_large.bucket_of(start) };
+                let bucket = unsafe { latest.bucket_of(start) };
                 if let Some(entry) = bucket.iter().find(|entry| entry.occupy(start, block)) {
                     return entry;
                 }
             }
-            page.add_table(last_large, &self.slabs);
+            page.add_table(latest, &self.arena);
         }
     }
 
@@ -425,24 +425,24 @@ impl BlockMap {
     #[cold]
     #[inline(never)]
     fn add_leaf(&self, addr: u64) -> &Leaf {
-        let mut slabs = self.slabs.lock();
+        let mut arena = self.arena.lock();
         let (root, gibibyte) = (self.root(addr), addr >> LEAF_BITS);
         let next = root.load(Ordering::Relaxed);
         if let Some(leaf) = self.leaf_from(next, addr) {
             return leaf;
         }
-        let new = slabs.make::<Leaf>(1);
-        // SAFETY: it was made a moment ago, and nobody else has seen it.
+        let new = arena.allocate::<Leaf>(1);
+        // SAFETY: the leaf is new, and no other thread has seen it.
         unsafe { ((*new).gibibyte, (*new).next) = (gibibyte, next) };
         root.store(new, Ordering::Release);
-        // SAFETY: it lives as long as the slabs, and nobody writes to what is not atomic from here on.
+        // SAFETY: the leaf lives as long as the arena, and threads change only its atomics from here on.
         unsafe { &*new }
     }
 }
 
 impl fmt::Debug for BlockMap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Directory").finish_non_exhaustive()
+        f.debug_struct("BlockMap").finish_non_exhaustive()
     }
 }
 
@@ -466,27 +466,27 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(CASES))]
 
-        /// Against a map: starts close together, so that every table fills, and far apart.
+        /// Compares with a map; some starts are close together, so that every table fills, some far apart.
         #[test]
-        fn directory_agrees_with_a_map(
+        fn block_map_agrees_with_a_map(
             steps in prop::collection::vec((any::<bool>(), 0..3u64, 0..4u64, 0..8192u64), 1..MOST_STEPS)
         ) {
             let block_map = BlockMap::new();
             let mut map = BTreeMap::new();
-            for (number, (insert_block, gibibyte, page, start)) in steps.into_iter().enumerate() {
+            for (number, (inserts, gibibyte, page, start)) in steps.into_iter().enumerate() {
                 let addr = (gibibyte * ROOTS as u64) << LEAF_BITS | page << PAGE_BITS | start << 8;
                 prop_assert_eq!(block_map.find(addr).is_some(), map.contains_key(&addr));
-                if insert_block {
+                if inserts {
                     map.entry(addr).or_insert_with(|| {
                         block_map.insert(addr, block(3, number as u32, 77));
                         number as u32
                     });
                 } else if map.remove(&addr).is_some() {
-                    block_map.find(addr).expect("entered").remove();
+                    block_map.find(addr).expect("the block was inserted").remove();
                 }
             }
             for (addr, number) in map {
-                let entry = block_map.find(addr).expect("entered");
+                let entry = block_map.find(addr).expect("the block was inserted");
                 prop_assert_eq!((entry.block(), entry.requested()), ((3, number), 77));
                 prop_assert!(block_map.find(addr + 1).is_none());
             }
@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn every_start_of_a_page_has_a_place() {
+    fn every_start_of_a_page_has_an_entry() {
         let block_map = BlockMap::new();
         // Enough for the last table.
         let starts = if cfg!(miri) { 64 } else { 8192 };

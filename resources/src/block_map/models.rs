@@ -1,3 +1,5 @@
+//! Models of the block map: loom runs them in every order of threads.
+
 use std::sync::Arc;
 
 use loom::thread;
@@ -11,31 +13,31 @@ fn block(start: u64) -> Block {
     Block { heap: 1, chunk: start as ChunkId, requested: BYTES, is_exact_size: false, is_in_alias: false }
 }
 
-/// Whether this is the entry of the block at a start.
+/// Returns whether this is the entry of the block at a start.
 fn is_right(entry: &BlockEntry, start: u64) -> bool {
     entry.block() == (1, start as ChunkId) && entry.requested() == BYTES
 }
 
-/// Two threads enter blocks of one page, which has room for one in itself, one in its first table and two in
-/// its second; each looks for its own and for the other's.
-fn blocks_of_a_page_are_entered(before: u64, at_once: [u64; 2]) {
+/// Two threads insert blocks of one page, which has one entry itself, one in its first table and two in its
+/// second; each thread looks for both blocks.
+fn blocks_of_a_page_are_inserted(before: u64, at_once: [u64; 2]) {
     let block_map = Arc::new(BlockMap::new());
     (0..before).for_each(|start| _ = block_map.insert(start << 8, block(start)));
-    let insert_block = |my_cache: u64, others: u64| {
+    let insert = |own: u64, others: u64| {
         let block_map = Arc::clone(&block_map);
         move || {
-            let entry = ptr::from_ref(block_map.insert(my_cache << 8, block(my_cache)));
-            let found = block_map.find(my_cache << 8).expect("entered by this thread");
-            assert!(ptr::eq(entry, found) && is_right(found, my_cache));
-            // Not handed over to this thread, so its size need not be seen yet; but it is no other's.
+            let entry = ptr::from_ref(block_map.insert(own << 8, block(own)));
+            let found = block_map.find(own << 8).expect("inserted by this thread");
+            assert!(ptr::eq(entry, found) && is_right(found, own));
+            // The other thread did not hand the block over, so its size may not be visible yet.
             if let Some(found) = block_map.find(others << 8) {
                 assert_eq!(found.block(), (1, others as ChunkId));
             }
         }
     };
-    let [my_cache, others] = at_once;
-    let other = thread::spawn(insert_block(others, my_cache));
-    insert_block(my_cache, others)();
+    let [own, others] = at_once;
+    let other = thread::spawn(insert(others, own));
+    insert(own, others)();
     other.join().expect("no assertion failed");
     for start in (0..before).chain(at_once) {
         assert!(block_map.find(start << 8).is_some_and(|entry| is_right(entry, start)));
@@ -44,22 +46,22 @@ fn blocks_of_a_page_are_entered(before: u64, at_once: [u64; 2]) {
 
 #[test]
 fn two_blocks_share_an_empty_page() {
-    explore(|| blocks_of_a_page_are_entered(0, [0, 1]));
+    explore(|| blocks_of_a_page_are_inserted(0, [0, 1]));
 }
 
 #[test]
 fn two_blocks_share_a_page_with_one() {
-    explore(|| blocks_of_a_page_are_entered(1, [1, 2]));
+    explore(|| blocks_of_a_page_are_inserted(1, [1, 2]));
 }
 
 #[test]
 fn two_blocks_need_the_last_table() {
-    explore(|| blocks_of_a_page_are_entered(2, [2, 3]));
+    explore(|| blocks_of_a_page_are_inserted(2, [2, 3]));
 }
 
-/// A block leaves its place, and another start takes it, while somebody looks for a third.
+/// A block leaves its entry, and another start takes it, while a thread looks for a third block.
 #[test]
-fn a_place_changes_hands() {
+fn an_entry_passes_to_another_start() {
     explore(|| {
         let block_map = Arc::new(BlockMap::new());
         block_map.insert(0, block(0));
@@ -67,7 +69,7 @@ fn a_place_changes_hands() {
         let changing = {
             let block_map = Arc::clone(&block_map);
             thread::spawn(move || {
-                block_map.find(0).expect("entered").remove();
+                block_map.find(0).expect("the block was inserted").remove();
                 assert!(is_right(block_map.insert(2 << 8, block(2)), 2));
                 assert!(block_map.find(0).is_none());
             })
@@ -77,7 +79,7 @@ fn a_place_changes_hands() {
     });
 }
 
-/// A block is handed from thread to thread by way of a flag, as programs do.
+/// A thread hands a block to another by a flag, as programs do.
 fn a_block_is_handed_over() {
     let block_map = Arc::new(BlockMap::new());
     block_map.insert(0, block(0));
@@ -90,22 +92,25 @@ fn a_block_is_handed_over() {
         })
     };
     if ready.load(Ordering::Acquire) == 1 {
-        assert!(block_map.find(1 << 8).is_some_and(|entry| is_right(entry, 1)), "who has a block finds it");
+        assert!(
+            block_map.find(1 << 8).is_some_and(|entry| is_right(entry, 1)),
+            "a thread does not find its block"
+        );
     }
     from.join().expect("no assertion failed");
 }
 
 #[test]
-fn who_has_a_block_finds_it() {
+fn a_thread_finds_a_block_handed_to_it() {
     explore(a_block_is_handed_over);
 }
 
 #[test]
-fn canary_a_directory_that_orders_nothing() {
-    explore_without_order("who has a block finds it", a_block_is_handed_over);
+fn canary_a_block_map_that_orders_nothing() {
+    explore_without_order("a thread does not find its block", a_block_is_handed_over);
 }
 
-/// Enters a block where the page has none, after a look.
+/// Takes an entry by a load and a store, instead of an exchange.
 fn occupy_after_a_look(entry: &BlockEntry, start: u64) -> bool {
     let is_free = entry.key.load(Ordering::Acquire) == 0;
     if is_free {
@@ -116,22 +121,22 @@ fn occupy_after_a_look(entry: &BlockEntry, start: u64) -> bool {
 }
 
 #[test]
-fn canary_a_place_occupied_after_a_look() {
-    explore_canary("two blocks in one place", || {
-        let place = Arc::new(BlockEntry::default());
-        let insert_block = |start| {
-            let place = Arc::clone(&place);
-            move || occupy_after_a_look(&place, start)
+fn canary_an_entry_occupied_after_a_look() {
+    explore_canary("two blocks in one entry", || {
+        let entry = Arc::new(BlockEntry::default());
+        let occupy = |start| {
+            let entry = Arc::clone(&entry);
+            move || occupy_after_a_look(&entry, start)
         };
-        let other = thread::spawn(insert_block(1));
-        let my_cache = insert_block(0)();
+        let other = thread::spawn(occupy(1));
+        let own = occupy(0)();
         let others = other.join().expect("no assertion failed");
-        assert!(!(my_cache && others), "two blocks in one place");
+        assert!(!(own && others), "two blocks in one entry");
     });
 }
 
-/// Two threads give one block back: `claim` says who has.
-fn a_block_is_given_back_twice(claim: fn(&BlockEntry) -> bool) {
+/// Two threads free one block; `claim` returns whether a thread took it back.
+fn a_block_is_freed_twice(claim: fn(&BlockEntry) -> bool) {
     let block_map = Arc::new(BlockMap::new());
     block_map.insert(0, block(0));
     let free = || {
@@ -139,21 +144,21 @@ fn a_block_is_given_back_twice(claim: fn(&BlockEntry) -> bool) {
         move || block_map.find(0).is_some_and(claim)
     };
     let other = thread::spawn(free());
-    let my_cache = free()();
+    let own = free()();
     let others = other.join().expect("no assertion failed");
-    assert!(my_cache != others, "given back {} times", u8::from(my_cache) + u8::from(others));
+    assert!(own != others, "freed {} times", u8::from(own) + u8::from(others));
     assert_eq!(block_map.find(0).map(BlockEntry::requested), Some(0));
 }
 
 #[test]
-fn of_two_who_give_a_block_back_one_does() {
-    explore(|| a_block_is_given_back_twice(|entry| entry.claim(BYTES)));
+fn of_two_threads_that_free_a_block_one_does() {
+    explore(|| a_block_is_freed_twice(|entry| entry.claim(BYTES)));
 }
 
 #[test]
 fn canary_claimed_after_a_look() {
-    explore_canary("given back 2 times", || {
-        a_block_is_given_back_twice(|entry| {
+    explore_canary("freed 2 times", || {
+        a_block_is_freed_twice(|entry| {
             let is_handed_out = entry.requested() == BYTES;
             if is_handed_out {
                 entry.set_requested(0);

@@ -1,18 +1,18 @@
+//! Lets a heap grow and shrink by handles, as an address range of [`pages`](crate::backing::paged) does.
+
 use crate::block_map::{ChunkId, NIL};
 use crate::heap::chunk::Chunk;
 use crate::heap::{Heap, Region};
 use crate::stream_order::{Epoch, Owner};
 
-/// What [`pages`](crate::backing::paged) need besides: memory in address ranges, which comes and goes by the
-/// handle.
 impl Heap {
-    /// The last chunk of the address range, if there is one.
+    /// Returns the last chunk of the address range, if there is one.
     pub(crate) fn tail(&self) -> Option<ChunkId> {
         Some(self.tail).filter(|id| *id != NIL)
     }
 
-    /// Adds free memory, which goes on with the address range where it lies behind its end; says the free
-    /// chunk that it is part of now.
+    /// Adds free memory, which joins the region that ends at `base`, if there is one. Returns the free chunk
+    /// that holds it.
     pub(crate) fn extend(&mut self, base: u64, bytes: u64, owner: Owner, epoch: Epoch) -> ChunkId {
         let Some((region, last)) = self.region_before(base) else {
             let first = self.add_region(base, bytes, owner, epoch);
@@ -32,8 +32,7 @@ impl Heap {
         joined
     }
 
-    /// The region that ends at an address, and its last chunk: the address range's tail, unless the address
-    /// range went on elsewhere meanwhile.
+    /// Returns the region that ends at an address, and its last chunk: mostly the tail.
     fn region_before(&self, end: u64) -> Option<(usize, ChunkId)> {
         let index = self.regions.partition_point(|region| region.base < end).checked_sub(1)?;
         let region = self.regions[index];
@@ -47,19 +46,19 @@ impl Heap {
         ))
     }
 
-    /// Which region an address lies in.
+    /// Returns the index of the region that holds an address.
     fn region_index(&self, addr: u64) -> usize {
         self.regions.partition_point(|region| region.base <= addr) - 1
     }
 
-    /// Makes a chunk in use and the next one, in use too, a single one.
+    /// Makes a chunk in use and the next one, also in use, a single chunk.
     pub(crate) fn fuse_with_next(&mut self, id: ChunkId) {
         debug_assert!(self.chunks[id].is_in_use() && self.chunks[self.chunks[id].next].is_in_use());
-        self.swallow_next(id);
+        self.merge_next(id);
         self.blocks_in_use -= 1;
     }
 
-    /// Takes these bytes of a free chunk out of the heap: they are no memory of the pool any longer.
+    /// Removes these bytes of a free chunk from the heap.
     pub(crate) fn remove_range(&mut self, id: ChunkId, addr: u64, bytes: u64) {
         self.take_from_bin(id);
         let id = self.cut_out(id, addr, bytes);
@@ -88,26 +87,26 @@ impl Heap {
         self.bytes_reserved -= bytes;
     }
 
-    /// The free chunks of an owner with at least so many bytes, and a few smaller ones; by bins, the smallest
-    /// first.
+    /// Returns the free chunks of an owner with at least `bytes`, and a few smaller ones; by bins, the
+    /// smallest first.
     pub(crate) fn free_from(&self, owner: Owner, bytes: u64) -> impl Iterator<Item = (ChunkId, &Chunk)> {
         let bins = self.bins(owner).filter(|bins| bins.blocks > 0).into_iter();
         bins.flat_map(move |bins| bins.iter_from(&self.chunks, bytes)).map(|id| (id, &self.chunks[id]))
     }
 
-    /// The run of neighbours that are free for `owner`, from its first chunk on.
+    /// Returns the run of neighbours that are free for `owner`, from its first chunk on.
     pub(crate) fn run(&self, first: ChunkId, owner: Owner) -> impl Iterator<Item = &Chunk> {
         let chunk = move |id| (id != NIL && self.is_joinable(id, owner)).then(|| &self.chunks[id]);
         std::iter::successors(chunk(first), move |last| chunk(last.next))
     }
 
-    /// The first chunk of the run of neighbours that are free for `owner`.
+    /// Returns the first chunk of the run of neighbours that are free for `owner`.
     pub(crate) fn first_of_run(&self, id: ChunkId, owner: Owner) -> ChunkId {
         self.run_around(id, owner).0
     }
 
-    /// Hands out these bytes of free neighbours, of which one that is `from` or comes later holds `addr`.
-    /// What is left over of each stays as it was.
+    /// Hands out these bytes of free neighbours; `from` or a later chunk holds `addr`. The rest of each stays
+    /// free.
     pub(crate) fn take_run(&mut self, from: ChunkId, addr: u64, bytes: u64) -> ChunkId {
         let first = self.chunk_from(from, addr);
         self.take_from_bin(first);
@@ -120,14 +119,14 @@ impl Heap {
                 let rest = self.cut(next, missing);
                 self.put_in_bin(rest);
             }
-            self.swallow_next(id);
+            self.merge_next(id);
         }
         self.chunks[id].set_in_use();
         self.blocks_in_use += 1;
         id
     }
 
-    /// The chunk that holds an address, on the same region as `from` and not before it.
+    /// Returns the chunk that holds an address, in the region of `from` and not before it.
     pub(crate) fn chunk_from(&self, from: ChunkId, addr: u64) -> ChunkId {
         let mut id = from;
         while self.chunks[id].addr + self.chunks[id].bytes <= addr {
@@ -136,7 +135,7 @@ impl Heap {
         id
     }
 
-    /// Another piece of the same block, of a chunk in use; `NIL` where there is none.
+    /// Returns the next piece of the block that a chunk in use is a piece of; `NIL` where there is none.
     pub(crate) fn link(&self, id: ChunkId) -> ChunkId {
         debug_assert!(self.chunks[id].is_in_use());
         self.chunks[id].bin_next
@@ -147,7 +146,7 @@ impl Heap {
         self.chunks[id].bin_next = link;
     }
 
-    /// All chunks, by address.
+    /// Returns all chunks, by address.
     pub(crate) fn all_chunks(&self) -> impl Iterator<Item = (ChunkId, &Chunk)> {
         self.regions.iter().flat_map(|region| {
             let first = Some(region.first);

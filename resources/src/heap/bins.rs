@@ -1,3 +1,5 @@
+//! Keeps the free chunks of one owner by size, for best fit in constant time.
+
 use millpond_core::ALLOCATION_ALIGNMENT;
 
 use crate::block_map::NIL;
@@ -10,32 +12,32 @@ const SUBS: usize = 1 << SUB_BITS;
 /// Level 0 has one bin for each size up to 8 KiB; sizes end below 2^56 bytes.
 const LEVELS: usize = 44;
 
-/// The free blocks of one owner, by size.
+/// The free chunks of one owner, by size.
 ///
 /// ```text
-///  levels: u64      one bit a level that has a block
-///  subs: [u32; 44]  one bit a bin of the level that has a block
-///  heads            first block of each bin; the bin is a doubly linked list through the chunks
+///  levels: u64      one bit for each level that has a chunk
+///  subs: [u32; 44]  one bit for each bin of the level that has a chunk
+///  heads            first chunk of each bin; the bin is a doubly linked list through the chunks
 ///
 ///  size / 256 =   1  2 … 31 | 32 33 … 63 | 64, 66 … 126 | 128, 132 … | …
 ///                 level 0     level 1      level 2        level 3
 /// ```
 ///
-/// Two bit scans find the smallest bin that surely fits, as in TLSF (Masmano et al., 2004); within a bin the
-/// blocks are compared, which makes it best fit rather than good fit.
+/// Two bit scans find the smallest bin that surely fits, as in TLSF (Masmano et al., 2004). Within a bin the
+/// chunks are compared, which makes it best fit rather than good fit.
 #[derive(Debug)]
 pub(crate) struct Bins {
     levels: u64,
     subs: [u32; LEVELS],
-    /// As far as the largest level used.
+    /// The bins of all levels up to the largest used.
     heads: Vec<u32>,
-    /// Bytes in all blocks.
+    /// Bytes in all chunks.
     pub(crate) bytes: u64,
-    /// All blocks.
+    /// The number of chunks.
     pub(crate) blocks: u64,
 }
 
-/// The bin of a size in bytes: level and place in the level.
+/// Returns the bin of a size in bytes: level and index in the level.
 fn bin_of(bytes: u64) -> (usize, usize) {
     let granules = bytes / ALLOCATION_ALIGNMENT;
     if granules < SUBS as u64 {
@@ -105,11 +107,11 @@ impl Bins {
         self.blocks -= 1;
     }
 
-    /// The best block: the smallest that is accepted, the first [place](crate::heap::chunk::Chunk::place)
-    /// among equals.
+    /// Finds the best chunk: the smallest that is accepted, the first
+    /// [place](crate::heap::chunk::Chunk::place) among equals.
     ///
-    /// Of a bin, so many blocks are compared as `scan` says before a fitting one is taken as it is: they
-    /// differ by 3 % at most.
+    /// Of each bin, at most `scan` chunks are compared before the best of them is taken: they differ by 3 %
+    /// at most.
     pub(crate) fn find(&self, chunks: &Chunks, wanted: Wanted, scan: usize) -> Option<u32> {
         if self.bytes < wanted.bytes {
             return None;
@@ -127,7 +129,7 @@ impl Bins {
         if !truncated {
             return None;
         }
-        // A block may be left beyond the limit of some bin; before giving up, look at all.
+        // A chunk beyond the limit of some bin may fit: compare all.
         let mut bin = self.next_bin(first.0, first.1);
         while let Some((level, sub)) = bin {
             let found = self.scan(chunks, (level, sub), wanted, usize::MAX, &mut truncated);
@@ -167,7 +169,7 @@ impl Bins {
         best.map(|(_, _, id)| id)
     }
 
-    /// The next bin with a block, from this one on.
+    /// Returns the next bin with a chunk, from this one on.
     fn next_bin(&self, level: usize, sub: usize) -> Option<(usize, usize)> {
         let here = if sub < SUBS { self.subs[level] & (u32::MAX << sub) } else { 0 };
         if here != 0 {
@@ -180,7 +182,7 @@ impl Bins {
         })
     }
 
-    /// The largest block.
+    /// Returns the largest chunk.
     pub(crate) fn largest_chunk(&self, chunks: &Chunks) -> Option<u32> {
         if self.levels == 0 {
             return None;
@@ -190,17 +192,17 @@ impl Bins {
         self.list(chunks, level * SUBS + sub).max_by_key(|id| chunks[*id].bytes)
     }
 
-    /// The size of the largest block.
+    /// Returns the bytes of the largest chunk.
     pub(crate) fn largest(&self, chunks: &Chunks) -> u64 {
         self.largest_chunk(chunks).map_or(0, |id| chunks[id].bytes)
     }
 
-    /// All blocks, smallest bins first.
+    /// Returns all chunks, smallest bins first.
     pub(crate) fn iter<'a>(&'a self, chunks: &'a Chunks) -> impl Iterator<Item = u32> + 'a {
         self.iter_from(chunks, 0)
     }
 
-    /// The blocks from the bin of this size on, smallest bins first.
+    /// Returns the chunks from the bin of this size on, smallest bins first.
     pub(crate) fn iter_from<'a>(&'a self, chunks: &'a Chunks, bytes: u64) -> impl Iterator<Item = u32> + 'a {
         let first = bin_of(bytes);
         let next = |bin: &(usize, usize)| self.next_bin(bin.0, bin.1 + 1);
@@ -213,7 +215,7 @@ impl Bins {
         std::iter::successors(first, |id| Some(chunks[*id].bin_next).filter(|id| *id != NIL))
     }
 
-    /// Panics where the bits, the lists or the sums disagree.
+    /// Panics if the bits, the lists and the sums disagree.
     pub(crate) fn validate(&self, chunks: &Chunks) {
         let (mut bytes, mut blocks) = (0, 0);
         for level in 0..LEVELS {

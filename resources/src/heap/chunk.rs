@@ -1,16 +1,17 @@
+//! The table of chunks, the pieces of memory that a heap hands out.
+
 use std::ops::{Index, IndexMut};
 use std::ptr;
 
-use crate::block_map::BlockEntry;
-use crate::block_map::{ChunkId, NIL};
+use crate::block_map::{BlockEntry, ChunkId, NIL};
 use crate::stream_order::{Epoch, Owner};
 
 /// The owner of a chunk that is handed out.
 const IN_USE: Owner = Owner::MAX;
-/// The owner of a place in the table that holds no chunk.
+/// The owner of a table entry that holds no chunk.
 const VACANT: Owner = Owner::MAX - 1;
 
-/// A piece of a region, handed out or free. 64 bytes of host memory; device memory is never touched.
+/// A piece of a region, in use or free. It takes 64 bytes of host memory; device memory is never accessed.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub(crate) struct Chunk {
@@ -20,16 +21,17 @@ pub(crate) struct Chunk {
     pub(crate) prev: u32,
     /// The chunk that starts where this one ends, in the same region.
     pub(crate) next: u32,
-    /// Neighbours in the bin of a free chunk; the next vacant place where there is no chunk.
+    /// Neighbours of a free chunk in its bin. A chunk in use has its link to the next piece in `bin_next`, a
+    /// vacant entry the next vacant one.
     pub(crate) bin_prev: u32,
     pub(crate) bin_next: u32,
-    /// Whose free chunk, or `IN_USE`, or `VACANT`.
+    /// The owner of a free chunk, or `IN_USE`, or `VACANT`.
     owner: Owner,
     /// The number of its region; see [`Chunk::place`].
     pub(crate) region: u32,
-    /// When it was given back, of a free chunk.
+    /// The epoch in which a free chunk was freed.
     epoch: Epoch,
-    /// Its place in the block map, once it was handed out: as long as a chunk starts here.
+    /// Its entry in the block map, once it was handed out, as long as a chunk starts here.
     entry: *const BlockEntry,
 }
 
@@ -39,13 +41,13 @@ impl Chunk {
         Self { addr, bytes, prev, next, bin_prev, bin_next, owner, region, epoch, entry }
     }
 
-    /// The same chunk in the region with this number.
+    /// Returns the same chunk in the region with this number.
     pub(crate) fn in_region(self, region: u32) -> Self {
         Self { region, ..self }
     }
 
-    /// Where the chunk lies, in an order that does not depend on the addresses that the driver returns: its
-    /// region's number, then its address, which within one region stands for the offset.
+    /// Returns a key that orders chunks by place, independent of the addresses that the driver returns: the
+    /// region's number, then the address, which stands for the offset in the region.
     pub(crate) fn place(&self) -> (u32, u64) {
         (self.region, self.addr)
     }
@@ -58,25 +60,25 @@ impl Chunk {
         self.owner < VACANT
     }
 
-    /// Whether nothing else is in its region.
+    /// Returns whether the chunk is its whole region.
     pub(crate) fn is_whole_region(&self) -> bool {
         self.prev == NIL && self.next == NIL
     }
 
-    /// Whose free chunk this is; compare only with owners.
+    /// Returns the owner of a free chunk; for others, a number that no owner has.
     pub(crate) fn owner(&self) -> Owner {
         self.owner
     }
 
-    /// When a free chunk was given back.
+    /// Returns the epoch in which a free chunk was freed.
     pub(crate) fn epoch(&self) -> Epoch {
         debug_assert!(self.is_free());
         self.epoch
     }
 
-    /// The chunk's place in the block map.
+    /// Returns the chunk's entry in the block map.
     pub(crate) fn entry(&self) -> Option<&BlockEntry> {
-        // SAFETY: entries are set by the pool that has the block map, which lives as long as its chunks.
+        // SAFETY: the pool that set the entry has the block map, which lives as long as the pool's chunks.
         unsafe { self.entry.as_ref() }
     }
 
@@ -95,10 +97,10 @@ impl Chunk {
     }
 }
 
-// SAFETY: what an entry is made of is atomic, and it lives as long as the pool.
+// SAFETY: an entry consists of atomics, and lives as long as the pool.
 unsafe impl Send for Chunk {}
 
-/// All chunks of a heap, by number; vacant places are reused.
+/// All chunks of a heap, by number; vacant entries are reused.
 #[derive(Debug, Default)]
 pub(crate) struct Chunks {
     table: Vec<Chunk>,
@@ -128,7 +130,7 @@ impl Chunks {
         self.vacant = Some(id);
     }
 
-    /// Takes a chunk out of the block map.
+    /// Removes a chunk from the block map.
     pub(crate) fn remove_block(&mut self, id: ChunkId) {
         let chunk = &mut self.table[id as usize];
         if let Some(entry) = chunk.entry() {
@@ -137,7 +139,7 @@ impl Chunks {
         }
     }
 
-    /// The chunk, if this number is one.
+    /// Returns the chunk with this number, if there is one.
     pub(crate) fn get(&self, id: ChunkId) -> Option<&Chunk> {
         self.table.get(id as usize).filter(|chunk| chunk.owner != VACANT)
     }

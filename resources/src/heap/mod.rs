@@ -1,4 +1,4 @@
-//! Best fit with coalescing over regions.
+//! Allocates by best fit with coalescing, over regions or address ranges.
 
 pub(crate) mod address_range;
 pub(crate) mod bins;
@@ -13,57 +13,54 @@ use std::sync::Arc;
 
 use millpond_core::align_up;
 
-pub(crate) use crate::heap::incremental::{CHUNKS_PER_STEP, next_size};
+pub(crate) use crate::heap::incremental::next_size;
 
-use crate::block_map::{Block, BlockMap};
-use crate::block_map::{ChunkId, NIL};
+use crate::block_map::{Block, BlockMap, ChunkId, NIL};
 use crate::heap::bins::{Bins, Wanted};
 use crate::heap::chunk::{Chunk, Chunks};
 use crate::heap::owner_bits::OwnerBits;
 use crate::heap::request::Request;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
+use crate::tuning::JOIN_SCAN_LIMIT;
 
-/// How many free blocks of a stream are looked at for neighbours that are unowned, before the pool grows.
-const JOIN_SCAN_LIMIT: usize = 4096;
-
-/// Memory from one place, in chunks.
+/// Contiguous memory, divided into chunks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Region {
     pub(crate) base: u64,
     pub(crate) bytes: u64,
-    /// The chunk at the base; the same one as long as the region lives.
+    /// The chunk at the base; its number never changes.
     pub(crate) first: ChunkId,
 }
 
 /// Best fit with coalescing over regions.
 ///
 /// The published algorithm is TensorFlow's BFC allocator: chunks with physical neighbours, binned by size,
-/// split at allocation, joined with free neighbours at deallocation. Here a free chunk has an owner besides
-/// (see [`central`](crate::pool::central)), and only chunks of one owner join: a chunk depends on the work of
-/// its owner alone. Chunks whose owners' work is done become unowned, and join then.
+/// split at allocation, joined with free neighbours at deallocation. Here a free chunk also has an owner (see
+/// [`central`](crate::pool::central)), and only chunks of one owner join, so that a chunk depends on the work
+/// of one stream alone. Chunks become unowned once their owner's work is done, and join then.
 ///
-/// Everything takes constant time, but for a bounded scan of a bin, and what goes over regions.
+/// All operations take constant time, except a bounded scan of a bin and those that walk regions.
 #[derive(Debug)]
 pub(crate) struct Heap {
     chunks: Chunks,
     /// By owner.
     bins: Vec<Option<Bins>>,
     pub(crate) owners: Arc<OwnerBits>,
-    /// By address, to be found by one; no choice depends on the order.
+    /// By address, for look-ups; no choice depends on the order.
     regions: Vec<Region>,
-    /// The last chunk of what [`extend`](Self::extend) added last.
+    /// The last chunk of the memory that [`extend`](Self::extend) added last.
     tail: ChunkId,
-    /// How many blocks of a bin are compared.
+    /// The number of chunks of a bin that a search compares.
     scan: usize,
-    /// Whether there is one stream only: then nothing is worth keeping apart.
+    /// Whether one stream alone uses the pool: its chunks and unowned ones then join.
     pub(crate) has_one_stream: bool,
     pub(crate) bytes_reserved: u64,
     pub(crate) bytes_free: u64,
     pub(crate) blocks_free: u64,
     pub(crate) blocks_in_use: u64,
-    /// Regions that are one free chunk.
+    /// The number of regions that are one free chunk.
     pub(crate) regions_free: usize,
-    /// The number that the next region gets; 0 for all where addresses are the same in every run.
+    /// The number of the next region; 0 for all where addresses are the same in every run.
     pub(crate) next_number: u32,
 }
 
@@ -120,7 +117,7 @@ impl Heap {
         }
     }
 
-    /// Cuts a chunk, in no bin, in two; the second part is a free chunk of the same owner, in no bin.
+    /// Splits a chunk, in no bin, in two, and returns the second: a free chunk of the same owner, in no bin.
     fn cut(&mut self, id: ChunkId, at: u64) -> ChunkId {
         let Chunk { addr, bytes, next, .. } = self.chunks[id];
         debug_assert!(0 < at && at < bytes);
@@ -139,8 +136,8 @@ impl Heap {
         rest
     }
 
-    /// Joins a free chunk, in no bin, with free neighbours of the same owner, and with those that are
-    /// unowned where there is one stream only; says what it is part of now.
+    /// Joins a free chunk, in no bin, with free neighbours of the same owner, and with unowned ones if one
+    /// stream alone uses the pool. Returns the joined chunk.
     fn join(&mut self, mut id: ChunkId) -> ChunkId {
         let owner = self.chunks[id].owner();
         while let Some(next) = self.neighbour_for(owner, self.chunks[id].next) {
@@ -166,12 +163,12 @@ impl Heap {
         let next = self.chunks[id].next;
         let (owner, epoch) =
             (self.chunks[id].owner(), self.chunks[id].epoch().max(self.chunks[next].epoch()));
-        self.swallow_next(id);
+        self.merge_next(id);
         self.chunks[id].set_free(owner, epoch);
     }
 
-    /// Makes a chunk and the next one a single chunk, neither in a bin.
-    fn swallow_next(&mut self, id: ChunkId) {
+    /// Makes a chunk and the next one, neither in a bin, a single chunk.
+    fn merge_next(&mut self, id: ChunkId) {
         let next = self.chunks[id].next;
         let Chunk { bytes, next: after, .. } = self.chunks[next];
         self.chunks[id].bytes += bytes;
@@ -190,7 +187,8 @@ impl Heap {
         chunk.owner() == owner || chunk.owner() == ANY_STREAM
     }
 
-    /// The run of neighbours around a chunk that are free for `owner`: the first, and the bytes of all.
+    /// Returns the run of neighbours around a chunk that are free for `owner`: the first chunk, and all
+    /// bytes.
     fn run_around(&self, id: ChunkId, owner: Owner) -> (ChunkId, u64) {
         let mut first = id;
         while self.chunks[first].prev != NIL && self.is_joinable(self.chunks[first].prev, owner) {
@@ -204,22 +202,22 @@ impl Heap {
         (first, bytes)
     }
 
-    /// The chunk, if this number is one.
+    /// Returns the chunk with this number, if there is one.
     pub(crate) fn get(&self, id: ChunkId) -> Option<&Chunk> {
         self.chunks.get(id)
     }
 
-    /// The chunk, in use or free.
+    /// Returns a chunk, in use or free.
     pub(crate) fn chunk(&self, id: ChunkId) -> &Chunk {
         &self.chunks[id]
     }
 
-    /// Enters a chunk that is handed out; says where it starts.
+    /// Inserts a chunk that is handed out into the block map, and returns its address.
     pub(crate) fn insert_block(&mut self, block_map: &BlockMap, block: Block) -> u64 {
         self.insert_block_as(block_map, block.chunk, block)
     }
 
-    /// The same where the block is known by another number than the chunk's.
+    /// Inserts chunk `id` under the block's own chunk number, and returns its address.
     pub(crate) fn insert_block_as(&mut self, block_map: &BlockMap, id: ChunkId, block: Block) -> u64 {
         let chunk = &mut self.chunks[id];
         match chunk.entry() {
@@ -229,19 +227,19 @@ impl Heap {
         chunk.addr
     }
 
-    /// The chunk is no block to the block map.
+    /// Removes a chunk from the block map.
     pub(crate) fn remove_block(&mut self, id: ChunkId) {
         self.chunks.remove_block(id);
     }
 
-    /// The best free chunk of `owner` for the request, among those freed in epoch `upto` or before.
+    /// Finds the best free chunk of `owner` for the request, among those freed in epoch `upto` or before.
     pub(crate) fn find(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<ChunkId> {
         let wanted = Wanted { bytes: request.bytes, alignment: request.alignment, upto };
         self.bins(owner)?.find(&self.chunks, wanted, self.scan)
     }
 
-    /// The better of the owner's best chunk and the best of unowned, or any of the owner's first
-    /// (`is_own_first`).
+    /// Finds the best free chunk among the owner's and the unowned ones; with `is_own_first`, among the
+    /// owner's alone if one serves.
     pub(crate) fn find_for(&self, owner: Owner, request: &Request, is_own_first: bool) -> Option<ChunkId> {
         let own = self.find(owner, Epoch::MAX, request);
         if own.is_some_and(|own| is_own_first || self.chunks[own].bytes == request.bytes) {
@@ -254,8 +252,8 @@ impl Heap {
         }
     }
 
-    /// The largest free chunk of `owner` freed in epoch `upto` or before that serves the request. (Of
-    /// the largest bin.)
+    /// Returns the largest free chunk of `owner`, if it was freed in epoch `upto` or before and serves the
+    /// request, or else the best one.
     pub(crate) fn largest_for(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<ChunkId> {
         let largest = self.bins(owner)?.largest_chunk(&self.chunks)?;
         let wanted = Wanted { bytes: request.bytes, alignment: request.alignment, upto };
@@ -266,8 +264,7 @@ impl Heap {
         self.find(owner, upto, request)
     }
 
-    /// Hands out `bytes` of a free chunk, from the first multiple of `alignment` on; what is left over stays
-    /// free.
+    /// Hands out `bytes` of a free chunk, from the first multiple of `alignment` on; the rest stays free.
     pub(crate) fn take(&mut self, id: ChunkId, bytes: u64, alignment: u64) -> ChunkId {
         let addr = self.chunks[id].addr;
         let padding = addr.wrapping_neg() & (alignment - 1);
@@ -283,7 +280,7 @@ impl Heap {
         id
     }
 
-    /// Cuts these bytes out of a free chunk, in no bin; what is left over goes to the bins.
+    /// Cuts these bytes out of a free chunk, in no bin; the rest goes to the bins.
     fn cut_out(&mut self, mut id: ChunkId, addr: u64, bytes: u64) -> ChunkId {
         let before = addr - self.chunks[id].addr;
         if before > 0 {
@@ -298,7 +295,7 @@ impl Heap {
         id
     }
 
-    /// Takes a chunk in use back for `owner`.
+    /// Frees a chunk for `owner`.
     pub(crate) fn free(&mut self, id: ChunkId, owner: Owner, epoch: Epoch) {
         debug_assert!(self.chunks[id].is_in_use());
         self.blocks_in_use -= 1;
@@ -315,10 +312,10 @@ impl Heap {
         self.hand_over(&moving, from, to, epoch);
     }
 
-    /// Free chunks change hands.
+    /// Moves these free chunks to another owner.
     fn hand_over(&mut self, moving: &[ChunkId], from: Owner, to: Owner, epoch: Epoch) {
         for id in moving.iter().copied() {
-            // With one stream only, a chunk that moves may swallow another that is to move.
+            // With one stream alone, a chunk that moves may join another that is to move.
             if self.chunks.get(id).is_some_and(|chunk| chunk.owner() == from) {
                 self.take_from_bin(id);
                 self.chunks[id].set_free(to, epoch);
@@ -328,8 +325,8 @@ impl Heap {
         }
     }
 
-    /// Free neighbours, some of `owner` and some that are unowned, that serve the request together: the
-    /// first of them, and where the block starts.
+    /// Finds free neighbours, of `owner` and unowned, that serve the request together. Returns the first of
+    /// them, and the block's address.
     pub(crate) fn find_run(&self, owner: Owner, request: &Request) -> Option<(ChunkId, u64)> {
         let own = self.bins(owner)?;
         if own.bytes + self.free_bytes(ANY_STREAM) < request.bytes {
@@ -338,14 +335,14 @@ impl Heap {
         own.iter(&self.chunks).take(JOIN_SCAN_LIMIT).find_map(|id| {
             let (first, bytes) = self.run_around(id, owner);
             let (start, end) = (self.chunks[first].addr, self.chunks[first].addr + bytes);
-            // From the own chunk on, if that is enough: so the block takes the least from unowned neighbours.
+            // A block from the owner's chunk on takes the fewest bytes of unowned neighbours.
             let from = self.chunks[id].addr.min(end.saturating_sub(request.bytes)).max(start);
             let fits = |from| align_up(from, request.alignment).filter(|addr| addr + request.bytes <= end);
             Some((first, fits(from).or_else(|| fits(start))?))
         })
     }
 
-    /// Bytes in the free chunks of an owner.
+    /// Returns the bytes in the free chunks of an owner.
     pub(crate) fn free_bytes(&self, owner: Owner) -> u64 {
         self.bins(owner).map_or(0, |bins| bins.bytes)
     }
@@ -366,7 +363,7 @@ impl Heap {
         &self.regions
     }
 
-    /// Adds memory as one free chunk of `owner`, which is returned.
+    /// Adds memory as one free chunk of `owner`, and returns that chunk.
     pub(crate) fn add_region(&mut self, base: u64, bytes: u64, owner: Owner, epoch: Epoch) -> ChunkId {
         let chunk = Chunk::free(base, bytes, NIL, NIL, owner, epoch).in_region(self.next_number);
         let first = self.chunks.add(chunk);
@@ -377,8 +374,8 @@ impl Heap {
         first
     }
 
-    /// Removes the first region that is one free chunk which `accepts`, in the order of creation; says whose
-    /// it was.
+    /// Removes the oldest region that is one free chunk which `accepts`, and returns it with the owner and
+    /// the epoch of the chunk.
     pub(crate) fn remove_free_region(
         &mut self,
         accepts: impl Fn(&Chunk) -> bool,
@@ -398,18 +395,18 @@ impl Heap {
         Some((region, owner, epoch))
     }
 
-    /// Removes all regions, whatever is in use.
+    /// Removes all regions, in use or not.
     pub(crate) fn remove_all_regions(&mut self) -> Vec<Region> {
         std::mem::take(&mut self.regions)
     }
 
-    /// Bytes that are enough, in a multiple of `unit`, for a region that serves the request.
+    /// Returns the bytes of a region that serves the request: at least `wanted`, and a multiple of `unit`.
     pub(crate) fn region_for(request: &Request, wanted: u64, unit: u64) -> u64 {
         let least = request.padded_bytes();
         align_up(wanted.max(least), unit).unwrap_or(least)
     }
 
-    /// The region that an address lies in, and the chunk there.
+    /// Returns the chunk that holds an address. It walks the chunks of a region.
     pub(crate) fn chunk_at(&self, addr: u64) -> Option<&Chunk> {
         let after = self.regions.partition_point(|region| region.base <= addr);
         let region = after.checked_sub(1).map(|index| &self.regions[index])?;
@@ -419,13 +416,13 @@ impl Heap {
         self.region_chunks(region).find(|chunk| addr < chunk.addr + chunk.bytes)
     }
 
-    /// The chunks of a region, in address order.
+    /// Returns the chunks of a region, by address.
     pub(crate) fn region_chunks(&self, region: &Region) -> impl Iterator<Item = &Chunk> {
         let first = Some(&self.chunks[region.first]);
         std::iter::successors(first, |chunk| (chunk.next != NIL).then(|| &self.chunks[chunk.next]))
     }
 
-    /// For each owner with free blocks: blocks, bytes, the largest.
+    /// Returns each owner with free blocks: their number, their bytes, and the bytes of the largest.
     pub(crate) fn free_by_owner(&self) -> impl Iterator<Item = (Owner, u64, u64, u64)> {
         let owners = (0..).zip(&self.bins).filter_map(|(owner, bins)| Some((owner, bins.as_ref()?)));
         owners

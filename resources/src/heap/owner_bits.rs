@@ -1,12 +1,11 @@
-//! Whose free blocks a heap has, for who has not its lock.
+//! Says which owners have free blocks in a heap; readable without its lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::stream_order::Owner;
 
-/// A bit for each owner that has free blocks; from 64 owners on they share bits. Written under the heap's
-/// lock only. Who reads it without may find what was true a moment ago, as does who looked under the lock,
-/// once the lock is given back.
+/// A bit for each owner that has free blocks; more than 64 owners share bits. A thread stores under the
+/// heap's lock only. Readers without the lock may see a stale value, as they may after the lock is released.
 #[derive(Debug, Default)]
 pub(crate) struct OwnerBits(AtomicU64);
 
@@ -21,14 +20,14 @@ impl OwnerBits {
         }
     }
 
-    /// An owner has none any more; `all` are below this number. A bit that owners share stays.
+    /// Clears the bit of an owner that has no free blocks, unless owners share bits; all are below `all`.
     pub(crate) fn remove(&self, owner: usize, all: usize) {
         if all <= Self::BITS {
             self.0.store(self.0.load(Ordering::Relaxed) & !(1 << owner), Ordering::Relaxed);
         }
     }
 
-    /// Whether the owner may have some.
+    /// Returns whether the owner may have free blocks.
     pub(crate) fn may_have(&self, owner: Owner) -> bool {
         self.0.load(Ordering::Relaxed) >> (owner as usize % Self::BITS) & 1 == 1
     }

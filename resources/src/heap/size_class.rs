@@ -1,4 +1,4 @@
-//! Sizes of small blocks.
+//! Rounds small requests up to size classes.
 //!
 //! ```text
 //!  bytes / 256 =  1  2 … 32 | 33 34 … 64 | 66 68 … 128 | … | 2112 … 4096
@@ -10,23 +10,23 @@
 
 use millpond_core::ALLOCATION_ALIGNMENT;
 
-/// Blocks of at most this many bytes are small: cut in classes.
+/// Blocks of at most this many bytes are small, and have size classes.
 pub(crate) const LARGEST_SMALL: u64 = 1 << 20;
 
-/// How many classes there are.
+/// The number of classes.
 pub(crate) const CLASSES: usize = 256;
 
 const SUB_BITS: u32 = 5;
 const SUBS: u64 = 1 << SUB_BITS;
 
-/// The sizes of a class, in units of 256 bytes, are multiples of two to this, for a request of one unit more
-/// than `below`: 0 for the first two rows of classes.
+/// Returns the base-two logarithm of the step between classes, in units of 256 bytes, for a request of
+/// `below` + 1 units: 0 for the first two rows of classes.
 #[inline(always)]
 fn shift_of(below: u64) -> u32 {
     (below | SUBS).ilog2() - SUB_BITS
 }
 
-/// The class of a request of 1 to [`LARGEST_SMALL`] bytes.
+/// Returns the class of a request of 1 to [`LARGEST_SMALL`] bytes.
 #[inline(always)]
 pub(crate) fn class_of(bytes: u64) -> usize {
     let below = (bytes - 1) / ALLOCATION_ALIGNMENT;
@@ -34,14 +34,15 @@ pub(crate) fn class_of(bytes: u64) -> usize {
     ((u64::from(shift) << SUB_BITS) + (below >> shift)) as usize
 }
 
-/// The bytes of the blocks of a class.
+/// Returns the bytes of the blocks of a class.
 pub(crate) fn bytes_of(class: usize) -> u64 {
     let class = class as u64;
     let shift = (class / SUBS).saturating_sub(1);
     ((class - shift * SUBS + 1) << shift) * ALLOCATION_ALIGNMENT
 }
 
-/// What a request is rounded up to. (Almost: no device holds the largest numbers.)
+/// Returns the bytes to which a request is rounded up. (The largest numbers, which no device holds,
+/// saturate.)
 #[inline(always)]
 pub(crate) fn rounded(bytes: u64) -> u64 {
     if bytes > LARGEST_SMALL {

@@ -1,10 +1,12 @@
+//! Checks the invariants of a heap.
+
 use millpond_core::ALLOCATION_ALIGNMENT;
 
 use crate::block_map::NIL;
 use crate::heap::Heap;
 
 impl Heap {
-    /// Panics where chunks, bins, regions and sums disagree.
+    /// Panics if chunks, bins, regions and sums disagree.
     pub(crate) fn validate(&self) {
         let (mut free, mut used_blocks, mut free_blocks, mut free_regions) = (0, 0, 0, 0);
         for (index, region) in self.regions.iter().enumerate() {
@@ -15,8 +17,8 @@ impl Heap {
                 let chunk = &self.chunks[id];
                 let place = (chunk.addr, chunk.prev);
                 assert_eq!(place, (addr, prev), "I7: chunk {id} does not follow its neighbour");
-                let whole = chunk.bytes > 0 && chunk.bytes.is_multiple_of(ALLOCATION_ALIGNMENT);
-                assert!(whole, "I7: size of chunk {id}");
+                let is_whole = chunk.bytes > 0 && chunk.bytes.is_multiple_of(ALLOCATION_ALIGNMENT);
+                assert!(is_whole, "I7: size of chunk {id}");
                 if chunk.is_in_use() {
                     used_blocks += 1;
                     last_owner = None;
@@ -43,13 +45,10 @@ impl Heap {
         assert_eq!(reserved, self.bytes_reserved, "I10: bytes of the regions");
         self.all_bins().for_each(|bins| bins.validate(&self.chunks));
         let binned: (u64, u64) = self.all_bins().fold((0, 0), |sum, b| (sum.0 + b.bytes, sum.1 + b.blocks));
-        assert_eq!(binned, (free, free_blocks), "I9: what is free is in the bins");
+        assert_eq!(binned, (free, free_blocks), "I9: the free chunks are not those in the bins");
         for (owner, bins) in (0..).zip(&self.bins) {
             let has_some = bins.as_ref().is_some_and(|bins| bins.blocks > 0);
-            assert!(
-                !has_some || self.owners.may_have(owner),
-                "I9: who looks without the lock misses {owner}"
-            );
+            assert!(!has_some || self.owners.may_have(owner), "I9: the owner bits miss {owner}");
         }
     }
 }

@@ -1,8 +1,9 @@
-//! Which stream may use a free block, and since when: owners, epochs, and what is known of each stream.
+//! Says which stream may use a free block: owners, epochs, and the order between streams.
 //!
-//! There is no memory here and no driver. Each free block has an owner, the stream on which it was freed, or
-//! [`ANY_STREAM`] once all work on it is known to be done. Time is counted in recorded events: recording an
-//! event on a stream ends its epoch, and the event covers every block that was freed in that epoch or before.
+//! These modules hold no memory and make no driver call. Each free block has an owner: the stream on which it
+//! was freed, or [`ANY_STREAM`] once all work on the block is done. A stream's time is counted in recorded
+//! events: recording an event on a stream ends its epoch, and the event covers every block that was freed in
+//! that epoch or before.
 
 pub(crate) mod backlog;
 mod reuse;
@@ -10,12 +11,13 @@ pub(crate) mod streams;
 
 pub use reuse::Reuse;
 
-/// Whose free blocks: an index that [`Streams`](crate::stream_order::streams::Streams) gives to each stream.
+/// The owner of free blocks: a number that [`Streams`](crate::stream_order::streams::Streams) gives each
+/// stream.
 pub(crate) type Owner = u32;
 
-/// Free blocks that every stream may use at once: all work on them is known to be done.
+/// The owner of unowned blocks: all work on them is done, and every stream may use them at once.
 pub(crate) const ANY_STREAM: Owner = 0;
 
-/// A stream's time, counted in recorded events. A block that was freed in an epoch is covered by the
-/// stream's recorded event of that epoch or any later one.
+/// A stream's time, counted in recorded events. The stream's recorded event of an epoch covers every block
+/// that was freed in that epoch or before.
 pub(crate) type Epoch = u64;

@@ -1,26 +1,31 @@
+//! The option that says which steps of the reuse ladder a pool may take.
+
 use std::fmt;
 use std::str::FromStr;
 
 use millpond_core::{Error, Result};
 
-/// Which steps of the reuse ladder between streams a resource may take. The steps on the own stream, growth
-/// and reclaim are always there.
+/// Which steps of the reuse ladder between streams a resource may take. It always takes the steps on the
+/// requesting stream, growth and reclaim.
 ///
-/// In text: `reuse=ordered/completed/waited` (the default), any of the three, or `reuse=own` for none.
+/// In text: `reuse=ordered/completed/waited` (the default), any of the three, or `reuse=own` for none. CUDA's
+/// names for its own pools are beside the fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reuse {
-    /// Take blocks of streams that the requesting stream is already ordered after.
+    /// Take blocks of streams that the requesting stream is already ordered after (follow event
+    /// dependencies).
     pub ordered: bool,
-    /// Take blocks of streams whose recorded event the device has reached.
+    /// Take blocks of streams whose recorded event the device has reached (opportunistic).
     pub completed: bool,
-    /// Make the requesting stream wait for another stream's event, where no more memory can be taken.
+    /// Make the requesting stream wait for another stream's event where the pool cannot grow (internal
+    /// dependencies).
     pub waited: bool,
 }
 
 impl Reuse {
     /// All steps.
     pub const ALL: Self = Self { ordered: true, completed: true, waited: true };
-    /// No block passes from stream to stream, unless memory is short.
+    /// None: no block passes from stream to stream, unless memory is short.
     pub const OWN_STREAM: Self = Self { ordered: false, completed: false, waited: false };
 }
 

@@ -1,5 +1,6 @@
-//! What threads share: the atomics of the standard library; or, with `--cfg millpond_loom`, those of loom,
-//! which runs a model in every order that its threads may take and with every value that a load may see.
+//! Provides locks and atomics: those of the standard library, or loom's with `--cfg millpond_loom`.
+//!
+//! loom runs a model in every order that its threads may take, and with every value that a load may return.
 //!
 //! The models are beside the code, in files named `models.rs`; docs/INVARIANTS.md says how they are run.
 
@@ -19,12 +20,12 @@ mod modelled;
 #[cfg(millpond_loom)]
 pub(crate) use crate::sync::modelled::*;
 
-/// A size: the first, or the second in models, whose length grows with it steeply.
+/// Returns `full`, or `in_models` for models, whose running time grows steeply with sizes.
 pub(crate) const fn bounded(full: usize, in_models: usize) -> usize {
     if cfg!(millpond_loom) { in_models } else { full }
 }
 
-/// `std::thread_local!` for one variable, or loom's.
+/// Declares one variable by `std::thread_local!`, or loom's.
 macro_rules! per_thread {
     (static $name:ident: $type:ty = const $value:block;) => {
         #[cfg(not(millpond_loom))]

@@ -1,5 +1,5 @@
-//! loom's atomics, which a canary may ask to order nothing.
-#![allow(dead_code, reason = "each atomic has all operations, whoever uses which")]
+//! loom's atomics; a canary can make them order nothing.
+#![allow(dead_code, reason = "the macro gives each atomic all operations")]
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,7 +8,7 @@ use std::time::Duration;
 pub(crate) use loom::sync::atomic::Ordering;
 pub(crate) use loom::{hint::spin_loop, thread::yield_now};
 
-/// A fence, where atomics order anything.
+/// Runs a fence, unless atomics order nothing.
 pub(crate) fn fence(order: Ordering) {
     if !ORDERS_NOTHING.get() {
         loom::sync::atomic::fence(order);
@@ -16,12 +16,12 @@ pub(crate) fn fence(order: Ordering) {
 }
 
 thread_local! {
-    /// All threads of a model are one for the standard library.
+    /// Whether atomics order nothing. All threads of a model are one thread for the standard library.
     static ORDERS_NOTHING: Cell<bool> = const { Cell::new(false) };
 }
 
-fn ordering(wanted: Ordering) -> Ordering {
-    if ORDERS_NOTHING.get() { Ordering::Relaxed } else { wanted }
+fn ordering(order: Ordering) -> Ordering {
+    if ORDERS_NOTHING.get() { Ordering::Relaxed } else { order }
 }
 
 pub(crate) fn sleep(_: Duration) {
@@ -31,21 +31,21 @@ pub(crate) fn sleep(_: Duration) {
 /// Runs a model in every order that its threads may take.
 pub(crate) fn explore(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
-    // Bugs that need more than this many switches away from a thread that could go on are not known of.
+    // The models find no bug that needs more than this many preemptions.
     builder.preemption_bound = builder.preemption_bound.or(Some(6));
     builder.max_branches = 20_000;
     builder.check(model);
 }
 
-/// Runs a model that is wrong: in some order it must fail, and say so with these words.
+/// Runs a wrong model: in some order it must panic with these words.
 pub(crate) fn explore_canary(words: &str, model: impl Fn() + Send + Sync + 'static) {
-    let panic = catch_unwind(AssertUnwindSafe(|| explore(model))).expect_err("the canary was not seen");
+    let panic = catch_unwind(AssertUnwindSafe(|| explore(model))).expect_err("the canary was not found");
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or_default();
     assert!(text.contains(words), "the model failed for another reason: {text}");
 }
 
-/// Runs a model whose atomics order nothing: in some order it must fail, and say so with these words.
+/// Runs a model whose atomics order nothing: in some order it must panic with these words.
 pub(crate) fn explore_without_order(words: &str, model: impl Fn() + Send + Sync + 'static) {
     ORDERS_NOTHING.set(true);
     explore_canary(words, model);
@@ -70,8 +70,8 @@ macro_rules! atomic {
                 if order == Ordering::Relaxed {
                     self.0.store(value, order);
                 } else {
-                    // loom lets an exchange miss a pool at the same time whose value it then overwrites.
-                    // No machine and no language does: what is stored this way is ordered with exchanges.
+                    // loom lets an exchange miss a concurrent store, which it then overwrites. No machine
+                    // does: an exchange in place of the store keeps the two in order.
                     self.0.swap(value, ordering(order));
                 }
             }
@@ -127,7 +127,7 @@ impl<T> Default for AtomicPtr<T> {
     }
 }
 
-/// A lock that no panic poisons, as parking_lot's.
+/// A lock that panics do not poison, as parking_lot's.
 #[derive(Debug)]
 pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
 

@@ -1,8 +1,8 @@
-//! A lock for very short work: taken by one atomic exchange, given back by a plain pool.
+//! A spin lock for very short critical sections: one atomic exchange locks it, a plain store unlocks it.
 //!
-//! The pool's work under a lock takes some ten nanoseconds, and is done millions of times a second; a lock
-//! whose release has to look for sleepers costs as much again. Here nobody sleeps for long: who waits spins
-//! a little, then lets others run, then sleeps for some microseconds at a time.
+//! The pool holds these locks for some ten nanoseconds, millions of times a second; a lock that wakes
+//! sleepers when it is released costs as much again. A waiting thread spins, then yields, then sleeps for
+//! some microseconds at a time. The lock has no state of waiting threads, so a forked child can release it.
 
 use std::cell::UnsafeCell;
 use std::fmt;
@@ -12,27 +12,28 @@ use std::time::Duration;
 
 use crate::sync;
 use crate::sync::{AtomicBool, Ordering};
+use crate::tuning::{SLEEP_US, SPINS, YIELDS};
 
-/// See the module.
+/// A spin lock; see the [module](self).
 #[derive(Default)]
 pub(crate) struct SpinLock<T> {
     is_locked: AtomicBool,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value goes from thread to thread with the lock, one at a time.
+// SAFETY: one thread at a time has the value, under the lock.
 unsafe impl<T: Send> Send for SpinLock<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for SpinLock<T> {}
 
-/// The value, until it is dropped.
+/// Access to the value; releases the lock when it is dropped.
 pub(crate) struct SpinGuard<'a, T> {
     lock: &'a SpinLock<T>,
-    /// A guard may be looked at by other threads only where its value may.
+    /// Threads may share a guard only if they may share its value.
     value: PhantomData<*const T>,
 }
 
-// SAFETY: who shares the guard shares the value, and no more.
+// SAFETY: threads that share the guard share the value, and no more.
 unsafe impl<T: Sync> Sync for SpinGuard<'_, T> {}
 
 impl<T> SpinLock<T> {
@@ -43,7 +44,7 @@ impl<T> SpinLock<T> {
     #[inline]
     pub(crate) fn try_lock(&self) -> Option<SpinGuard<'_, T>> {
         let taken = !self.is_locked.swap(true, Ordering::Acquire);
-        // Not `then_some`: a guard that is made is dropped, and gives the lock back.
+        // Not `then_some`: it would make a guard in any case, whose drop releases the other thread's lock.
         taken.then(|| SpinGuard { lock: self, value: PhantomData })
     }
 
@@ -54,8 +55,6 @@ impl<T> SpinLock<T> {
 
     #[cold]
     fn wait(&self) -> SpinGuard<'_, T> {
-        const SPINS: u32 = 200;
-        const YIELDS: u32 = 50;
         let mut tries = 0;
         loop {
             while self.is_locked.load(Ordering::Relaxed) {
@@ -65,7 +64,7 @@ impl<T> SpinLock<T> {
                 } else if tries < SPINS + YIELDS {
                     sync::yield_now();
                 } else {
-                    sync::sleep(Duration::from_micros(20));
+                    sync::sleep(Duration::from_micros(SLEEP_US));
                 }
             }
             if let Some(guard) = self.try_lock() {
@@ -102,7 +101,7 @@ impl<T> Drop for SpinGuard<'_, T> {
 
 impl<T> fmt::Debug for SpinLock<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("QuickLock").finish_non_exhaustive()
+        f.debug_struct("SpinLock").finish_non_exhaustive()
     }
 }
 
@@ -125,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn who_panics_gives_the_lock_back() {
+    fn a_panic_releases_the_lock() {
         let lock = SpinLock::new(0);
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let _guard = lock.lock();

@@ -1,4 +1,4 @@
-//! How physical memory is made, and which devices may use it.
+//! Says how physical memory is made and which devices have access to it, and grants access.
 
 use std::sync::Arc;
 
@@ -10,41 +10,41 @@ use parking_lot::Mutex;
 
 use crate::backing::paged::Pages;
 
-/// How a pool's physical memory is made, and which devices may use it besides the pool's own.
+/// How a pool's physical memory is made, and which devices have access besides the pool's own.
 #[derive(Debug, Default)]
 pub(crate) struct Backing {
     pub(crate) props: PhysicalProps,
-    /// Whether devices get access by themselves; else a peer was asked for by name, and mapping fails where
-    /// the driver refuses it.
+    /// Whether devices get access as they come. If not, the user named the peers, and mapping fails if the
+    /// driver refuses one.
     is_open: bool,
     peers: Mutex<PeerTable>,
 }
 
 #[derive(Debug, Default)]
 struct PeerTable {
-    /// They have access to all that is mapped.
+    /// They have access to all mapped memory.
     admitted: Vec<DeviceId>,
-    /// The driver refused them once; they are not tried again unless somebody asks.
+    /// The driver refused them once; they are tried again only if the user names them.
     refused: Vec<DeviceId>,
 }
 
 impl Backing {
-    /// For these devices; and, if it `is_open`, for those that come.
+    /// Returns a backing with these peers; if it `is_open`, other devices get access as they come.
     pub(crate) fn new(props: PhysicalProps, peers: Vec<DeviceId>, is_open: bool) -> Self {
         Self { props, is_open, peers: Mutex::new(PeerTable { admitted: peers, refused: Vec::new() }) }
     }
 
-    /// Whether devices get access by themselves.
+    /// Returns whether devices get access as they come.
     pub(crate) fn is_open(&self) -> bool {
         self.is_open
     }
 
-    /// The other devices that have access.
+    /// Returns the other devices that have access.
     pub(crate) fn peers(&self) -> Vec<DeviceId> {
         self.peers.lock().admitted.clone()
     }
 
-    /// Those of `active` that have no access, and were not refused it.
+    /// Returns the devices of `active` that have no access and were not refused it.
     fn newcomers(&self, active: &[DeviceId]) -> Vec<DeviceId> {
         let peers = self.peers.lock();
         let is_new = |device: &&DeviceId| !peers.admitted.contains(device) && !peers.refused.contains(device);
@@ -64,14 +64,14 @@ impl Backing {
         peers.refused.extend(devices);
     }
 
-    /// Lets the pool's device and its peers use what was just mapped. A peer that the driver refuses, and
-    /// that nobody asked for by name, is a peer no longer.
+    /// Gives the pool's device and its peers access to newly mapped memory. If the driver refuses a peer that
+    /// the user did not name, the peer loses access.
     ///
     /// # Safety
-    /// All of the range is mapped by this pool, without a gap.
+    /// This pool mapped the whole range, without a gap.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub(super) unsafe fn grant(&self, driver: &dyn Driver, base: u64, bytes: u64) -> DriverResult<()> {
         // SAFETY: the caller's promise.
         let set = |devices: &[DeviceId]| unsafe {
@@ -109,30 +109,30 @@ fn warn_refused(peer: DeviceId, error: &DriverError) {
     );
 }
 
-/// Access for other devices to all that is mapped.
+/// Grants other devices access to all mapped memory.
 #[derive(Debug)]
 pub(crate) struct Admission {
     devices: Vec<DeviceId>,
     /// Devices that the driver refused.
     refused: Vec<DeviceId>,
-    /// What is mapped without a gap: address and bytes.
+    /// Mapped addresses without a gap: address and bytes.
     ranges: Vec<(u64, u64)>,
-    /// Whether somebody asked for it, and hears of the error.
+    /// Whether the user named the devices, and gets the error.
     is_asked: bool,
 }
 
 impl Admission {
-    /// Makes the driver calls. Where nobody asked for a device by name, one that the driver refuses is left
-    /// out, and one for which memory ran short is left for another time.
+    /// Makes the driver calls. If the user did not name the devices, one that the driver refuses is left out,
+    /// and one for which memory ran short is tried again later.
     ///
     /// # Errors
-    /// What the driver reports; of devices that nobody asked for, only that this one is lost.
+    /// The driver's error; if the user did not name the devices, only that the pool's device is lost.
     pub(crate) fn run(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         match self.set_access(driver, &self.devices) {
             Err(error) if !self.is_asked && !error.is_sticky() => {}
             outcome => return outcome,
         }
-        // The error does not say which device it is about.
+        // The error does not name the device.
         for device in std::mem::take(&mut self.devices) {
             match self.set_access(driver, &[device]) {
                 Ok(()) => self.devices.push(device),
@@ -149,7 +149,7 @@ impl Admission {
 
     fn set_access(&self, driver: &dyn Driver, devices: &[DeviceId]) -> DriverResult<()> {
         self.ranges.iter().try_for_each(|(base, bytes)| {
-            // SAFETY: all of it is this pool's and mapped; whoever would unmap it holds the lock that the
+            // SAFETY: this pool mapped the range, and a thread that would unmap it needs the lock that the
             // caller holds.
             unsafe { driver.mem_set_access(DevicePtr::new(*base), *bytes, AccessFlags::ReadWrite, devices) }
         })
@@ -157,7 +157,7 @@ impl Admission {
 }
 
 impl Pages {
-    /// Says how new memory is made, and who may use it.
+    /// Sets how new memory is made, and which devices have access to it.
     pub(crate) fn set_backing(&mut self, backing: Backing) {
         self.backing = Arc::new(backing);
     }
@@ -166,7 +166,7 @@ impl Pages {
         &self.backing
     }
 
-    /// Plans access for devices that have none to what is mapped; `None` where there is nothing to do.
+    /// Plans access for the devices that have none to mapped memory; `None` where there is nothing to do.
     pub(crate) fn plan_admission(&mut self, devices: &[DeviceId], is_asked: bool) -> Option<Admission> {
         let devices = if is_asked { devices.to_vec() } else { self.backing.newcomers(devices) };
         if devices.is_empty() {
@@ -180,7 +180,7 @@ impl Pages {
         Some(Admission { devices, refused: Vec::new(), ranges, is_asked })
     }
 
-    /// Ends an admission that was run.
+    /// Commits an admission that was run.
     pub(crate) fn commit_admission(&mut self, admission: &Admission) {
         let Admission { devices, refused, .. } = admission;
         self.backing.admit(devices);
@@ -190,11 +190,11 @@ impl Pages {
         );
     }
 
-    /// All that is mapped, in the primary mapping and in aliases, as ranges without gaps: address and bytes.
+    /// Returns all mapped addresses, of the primary mapping and of aliases, as ranges without gaps: address
+    /// and bytes.
     fn mapped_ranges(&self) -> Vec<(u64, u64)> {
         let primaries = self.handles.iter().map(|(_, handle)| (handle.primary, handle.bytes));
-        let in_views = self.aliases.mapped();
-        let mut all: Vec<(u64, u64)> = primaries.chain(in_views).collect();
+        let mut all: Vec<(u64, u64)> = primaries.chain(self.aliases.mapped()).collect();
         all.sort_unstable();
         let mut ranges: Vec<(u64, u64)> = Vec::new();
         for (base, bytes) in all {
@@ -206,7 +206,7 @@ impl Pages {
         ranges
     }
 
-    /// The memory behind the bytes of a block, in order: handle, its bytes, and which of them.
+    /// Returns the parts of handles that hold the bytes of a block, in order.
     #[cfg(unix)]
     pub(crate) fn physical_of(&self, addr: u64, bytes: u64) -> Vec<Part> {
         let end = addr + bytes;
@@ -233,7 +233,7 @@ impl Pages {
     }
 }
 
-/// A part of a block: some bytes of a handle.
+/// A part of a block: `bytes` of a handle from `offset` on.
 #[cfg(unix)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {

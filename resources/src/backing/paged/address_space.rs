@@ -1,9 +1,11 @@
+//! Hands out reserved addresses.
+
 use std::collections::BTreeMap;
 
-/// Reserved addresses: which are taken, which are free.
+/// Reserved addresses, taken and free.
 ///
-/// Addresses cost next to nothing (a reservation of 64 TiB takes a microsecond), but a mapping that is the
-/// first in its aligned 512 MiB costs half as much again: so what is taken is kept close together.
+/// Addresses cost next to nothing (a reservation of 64 TiB takes a microsecond), but the first mapping in an
+/// aligned 512 MiB costs half as much again: so taken addresses are kept close together.
 #[derive(Debug, Default)]
 pub(super) struct Space {
     /// Base and bytes, in the order in which they were reserved.
@@ -13,7 +15,7 @@ pub(super) struct Space {
 }
 
 impl Space {
-    /// Adds a reservation, all of it free but a guard at its end.
+    /// Adds a free reservation, without a guard of `guard` bytes at its end.
     pub(super) fn add(&mut self, base: u64, bytes: u64, guard: u64) {
         self.reservations.push((base, bytes));
         self.free.insert(base, bytes - guard);
@@ -29,7 +31,7 @@ impl Space {
         self.take_at(base, bytes).then_some(base)
     }
 
-    /// Takes the start of the largest free range: where there is most room to go on.
+    /// Takes the start of the largest free range, which leaves the most contiguous addresses behind it.
     pub(super) fn take_roomiest(&mut self, bytes: u64) -> Option<u64> {
         let (base, free) =
             self.free.iter().max_by_key(|(_, free)| **free).map(|(base, free)| (*base, *free))?;
@@ -50,7 +52,7 @@ impl Space {
         self.reservations.iter().position(|(base, bytes)| addr >= *base && addr - base < *bytes)
     }
 
-    /// Takes a range back.
+    /// Frees a range.
     pub(super) fn free(&mut self, mut base: u64, mut bytes: u64) {
         let reservation = self.reservation_of(base);
         debug_assert!(reservation.is_some());
@@ -69,17 +71,16 @@ impl Space {
         self.free.insert(base, bytes);
     }
 
-    /// Whether no free range and no other taken one shares a byte with these, which are all that is taken;
-    /// panics where it does. Addresses of work under way may be taken besides.
+    /// Panics if free ranges and those of `taken` share an address. Plans under way may have taken more.
     pub(super) fn validate(&self, mut taken: Vec<(u64, u64)>) {
         taken.extend(self.free.iter().map(|(base, bytes)| (*base, *bytes)));
         taken.sort_unstable();
         for pair in taken.windows(2) {
-            assert!(pair[0].0 + pair[0].1 <= pair[1].0, "ranges of addresses overlap: {pair:x?}");
+            assert!(pair[0].0 + pair[0].1 <= pair[1].0, "address ranges overlap: {pair:x?}");
         }
         for (base, bytes) in taken {
             let (start, length) = self.reservations[self.reservation_of(base).expect("a range is reserved")];
-            assert!(base + bytes <= start + length, "a range leaves its reservation");
+            assert!(base + bytes <= start + length, "a range exceeds its reservation");
         }
     }
 }
@@ -89,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_join_again() {
+    fn freed_ranges_join() {
         let mut space = Space::default();
         space.add(100, 110, 10);
         space.add(210, 50, 0);
@@ -99,7 +100,7 @@ mod tests {
         assert_eq!(space.take_lowest(11), None);
         space.free(210, 50);
         space.free(140, 50);
-        assert!(!space.take_at(140, 70), "a range does not reach into the guard");
+        assert!(!space.take_at(140, 70), "the guard is not handed out");
         assert!(space.take_at(140, 60));
         assert!(!space.take_at(100, 1));
         space.free(140, 60);

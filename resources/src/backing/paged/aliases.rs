@@ -1,43 +1,45 @@
+//! The table of alias mappings: handles mapped a second time, one behind the other.
+
 use crate::backing::paged::address_space::Space;
 use crate::backing::paged::handles::{AliasId, HandleId, Handles, NONE};
 
 /// A mapping in an alias.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Map {
-    /// `NONE` where something was unmapped.
+    /// `NONE` where a handle was unmapped.
     pub(super) handle: HandleId,
     /// From the start of the alias, in bytes.
     pub(super) offset: u64,
     pub(super) bytes: u64,
-    /// Which mapping of all that were ever made in aliases.
+    /// Counts all mappings ever made in aliases, so that the older of two has the smaller number.
     pub(super) number: u64,
 }
 
-/// Handles that are mapped a second time, one behind the other.
+/// Contiguous addresses at which handles are mapped one behind the other.
 #[derive(Debug)]
 pub(super) struct Alias {
     pub(super) base: u64,
-    /// Addresses kept for this alias, in bytes.
+    /// Bytes of addresses kept for this alias.
     pub(super) slot: u64,
-    /// How much of them is mapped, from the start.
+    /// Bytes of them that are mapped, from the start.
     pub(super) bytes: u64,
     pub(super) maps: Vec<Map>,
-    /// Plans and releases under way that map or unmap here. The alias keeps its end meanwhile.
+    /// The number of plans and releases under way that map or unmap here. The alias keeps its end meanwhile.
     pub(super) busy: u32,
-    /// Something could not be unmapped behind its end: it must not go on.
+    /// Whether a handle could not be unmapped behind its end: the alias must not be extended.
     pub(super) is_closed: bool,
-    /// When a block was last put there, in such blocks.
+    /// The number of the last block in this alias, counted over the blocks of all aliases.
     pub(super) used: u64,
 }
 
 impl Alias {
-    /// The address of a place.
+    /// Returns the address of a mapping.
     pub(super) fn addr(&self, place: usize) -> u64 {
         self.base + self.maps[place].offset
     }
 
-    /// Whether more may be mapped behind its end.
-    pub(super) fn may_go_on(&self) -> bool {
+    /// Returns whether more handles may be mapped behind its end.
+    pub(super) fn may_extend(&self) -> bool {
         self.busy == 0 && !self.is_closed
     }
 }
@@ -48,21 +50,21 @@ pub(super) struct Aliases {
     table: Vec<Option<Alias>>,
     vacant: Vec<AliasId>,
     pub(super) space: Space,
-    /// Mappings in all aliases.
+    /// The number of mappings in all aliases.
     pub(super) mappings: usize,
-    /// How many were ever made.
+    /// The number of mappings ever made.
     made: u64,
-    /// How many blocks were ever put in aliases.
+    /// The number of blocks ever stitched or served in aliases.
     blocks: u64,
 }
 
 impl Aliases {
     pub(super) fn get(&self, id: AliasId) -> &Alias {
-        self.table[id as usize].as_ref().expect("a view in the tables exists")
+        self.table[id as usize].as_ref().expect("an alias in the tables exists")
     }
 
     pub(super) fn get_mut(&mut self, id: AliasId) -> &mut Alias {
-        self.table[id as usize].as_mut().expect("a view in the tables exists")
+        self.table[id as usize].as_mut().expect("an alias in the tables exists")
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (AliasId, &Alias)> {
@@ -84,13 +86,13 @@ impl Aliases {
         (self.table.len() - 1) as AliasId
     }
 
-    /// Notes that a block is put in an alias.
+    /// Notes that an alias serves a block.
     pub(super) fn note_block(&mut self, id: AliasId) {
         self.blocks += 1;
         self.get_mut(id).used = self.blocks;
     }
 
-    /// Notes a mapping at the end of an alias.
+    /// Adds a mapping at the end of an alias.
     pub(super) fn push(&mut self, handles: &mut Handles, id: AliasId, handle: HandleId) {
         let bytes = handles.get(handle).bytes;
         let number = self.made;
@@ -103,7 +105,8 @@ impl Aliases {
         self.mappings += 1;
     }
 
-    /// Forgets a mapping, which the caller ends; says its address. The alias is busy until it is ended.
+    /// Removes a mapping from the table, and returns its address for the caller to unmap. The alias is busy
+    /// until then.
     pub(super) fn forget(&mut self, id: AliasId, place: usize) -> u64 {
         self.mappings -= 1;
         let alias = self.get_mut(id);
@@ -111,8 +114,8 @@ impl Aliases {
         alias.addr(place)
     }
 
-    /// A plan or a release that was under way in an alias is over: it ends with its last mapping. An alias in
-    /// which nothing is mapped is forgotten. `is_clean` says whether all that was to be unmapped is.
+    /// Ends a plan or a release that was under way in an alias; `is_clean` says whether it unmapped all that
+    /// it should. An idle alias ends with its last mapping, and is removed if it has none.
     pub(super) fn end_work(&mut self, id: AliasId, is_clean: bool) {
         let alias = self.get_mut(id);
         alias.busy -= 1;
@@ -133,7 +136,8 @@ impl Aliases {
         }
     }
 
-    /// The handle mapped at an address in an alias, and the address of its mapping. Error path: it walks.
+    /// Returns the handle mapped at an address in an alias, and the address of its mapping. It walks all
+    /// aliases: only error paths and exports call this.
     pub(super) fn at(&self, addr: u64) -> Option<(HandleId, u64)> {
         let (_, alias) =
             self.iter().find(|(_, alias)| addr >= alias.base && addr - alias.base < alias.bytes)?;
@@ -141,40 +145,40 @@ impl Aliases {
         (map.handle != NONE).then_some((map.handle, alias.base + map.offset))
     }
 
-    /// All mappings: address and bytes.
+    /// Returns the address and bytes of all mappings.
     pub(super) fn mapped(&self) -> impl Iterator<Item = (u64, u64)> {
-        let of = |alias: &'_ Alias| {
+        let mapped_in = |alias: &'_ Alias| {
             let maps = alias.maps.iter().filter(|map| map.handle != NONE);
             let base = alias.base;
             maps.map(move |map| (base + map.offset, map.bytes)).collect::<Vec<_>>()
         };
-        self.iter().flat_map(move |(_, alias)| of(alias))
+        self.iter().flat_map(move |(_, alias)| mapped_in(alias))
     }
 
     /// Panics where aliases and handles disagree.
     pub(super) fn validate(&self, handles: &Handles) {
         let mut mappings = 0;
         for (id, alias) in self.iter() {
-            assert!(alias.bytes <= alias.slot, "view {id} leaves its addresses");
+            assert!(alias.bytes <= alias.slot, "alias {id} exceeds its addresses");
             let mut offset = 0;
             for (place, map) in alias.maps.iter().enumerate() {
-                assert_eq!(map.offset, offset, "mappings of view {id} follow each other");
+                assert_eq!(map.offset, offset, "mappings of alias {id} have a gap");
                 offset += map.bytes;
                 if map.handle == NONE {
                     continue;
                 }
                 mappings += 1;
                 let handle = handles.get(map.handle);
-                assert_eq!(handle.bytes, map.bytes, "a handle is mapped whole");
-                assert!(handle.aliases.contains(&(id, place as u32)), "a handle knows its views");
+                assert_eq!(handle.bytes, map.bytes, "a handle is mapped in part");
+                assert!(handle.aliases.contains(&(id, place as u32)), "a handle lacks one of its aliases");
             }
             assert_eq!(offset, alias.bytes);
             let ends_mapped = alias.maps.last().is_some_and(|map| map.handle != NONE);
-            assert!(alias.busy > 0 || ends_mapped, "view {id} ends in a gap");
+            assert!(alias.busy > 0 || ends_mapped, "alias {id} ends in a gap");
         }
-        assert_eq!(mappings, self.mappings, "mappings in views");
+        assert_eq!(mappings, self.mappings, "mappings in aliases");
         let known: usize = handles.iter().map(|(_, handle)| handle.aliases.len()).sum();
-        assert_eq!(known, mappings, "a handle is mapped where no view knows it");
+        assert_eq!(known, mappings, "a handle names an alias that does not have it");
         self.space.validate(self.iter().map(|(_, alias)| (alias.base, alias.slot)).collect());
     }
 }

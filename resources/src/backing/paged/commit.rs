@@ -1,17 +1,18 @@
+//! Commits and aborts plans: new handles and aliases enter the tables, or everything kept is freed.
+
 use millpond_core::align_up;
 
 use crate::backing::paged::driver_calls::{Addresses, Created, Source, Work, upper_range};
 use crate::backing::paged::handles::{Handle, HandleId};
-use crate::backing::paged::plan::{InView, Kept, Plan};
+use crate::backing::paged::plan::{InAlias, Kept, Plan};
 use crate::backing::paged::{AddressRange, Pages, pack, unpack};
 use crate::block_map::{ChunkId, NIL};
 use crate::stream_order::ANY_STREAM;
 
-/// The end of a [`Plan`].
 impl Pages {
-    /// Enters what a plan brought that was run: the block and its address.
-    pub(crate) fn commit(&mut self, mut plan: Plan) -> (ChunkId, u64) {
-        let created = self.enter_new(&mut plan);
+    /// Commits a plan that was run, and returns the block and its address.
+    pub(crate) fn commit(&mut self, plan: Plan) -> (ChunkId, u64) {
+        let created = self.add_handles(&plan);
         self.budget.spend(plan.work.alias_calls());
         self.beyond_slack += plan.beyond_slack;
         let new = self.take_new(&plan);
@@ -20,12 +21,11 @@ impl Pages {
         let mut pieces: Vec<ChunkId> = pieces.collect();
         self.extra_pieces -= plan.kept();
         let addr = match &plan.alias {
-            Some(alias) => self.insert_alias_entry(alias, &plan.work, &created),
+            Some(alias) => self.extend_alias(alias, &plan.work, &created),
             None => {
                 let (range, first) = unpack(pieces[0]);
                 if pieces.len() > 1 {
-                    // The free end of the address range, and new memory behind it: one piece in the primary
-                    // mapping.
+                    // The free end of the address range and the new memory behind it are contiguous.
                     self.heap_mut(range).fuse_with_next(first);
                     pieces.truncate(1);
                 }
@@ -35,14 +35,14 @@ impl Pages {
         (self.link(&pieces), addr)
     }
 
-    /// Enters memory from [`plan_reserve`](Self::plan_reserve) that was run.
-    pub(crate) fn commit_reserve(&mut self, mut plan: Plan) {
-        self.enter_new(&mut plan);
+    /// Commits a plan of [`plan_reserve`](Self::plan_reserve) that was run.
+    pub(crate) fn commit_reserve(&mut self, plan: Plan) {
+        self.add_handles(&plan);
     }
 
-    /// Reclaims what a plan kept that was not run, or failed.
+    /// Frees what a plan kept that was not run, or whose run failed.
     pub(crate) fn abort(&mut self, mut plan: Plan) {
-        self.enter_reservations(&plan);
+        self.add_reservations(&plan);
         self.extra_pieces -= plan.kept();
         for Kept { id, owner, epoch } in plan.before.drain(..).chain(plan.after.take()) {
             let (range, chunk) = unpack(id);
@@ -51,7 +51,7 @@ impl Pages {
         let new = plan.work.new_bytes();
         self.planned -= new;
         let left = std::mem::take(&mut plan.work.left);
-        // What could not be unmapped still occupies its addresses: they are not used again.
+        // Mappings that could not be unmapped still occupy their addresses, which are not used again.
         let is_free = |base: u64, bytes: u64| {
             let mut mappings = left.iter().flat_map(|retired| &retired.mappings);
             !mappings.any(|(addr, _)| *addr >= base && *addr - base < bytes)
@@ -71,8 +71,8 @@ impl Pages {
         self.unfinished.extend(left);
     }
 
-    /// Enters what was reserved; what the plan itself uses of it is taken.
-    fn enter_reservations(&mut self, plan: &Plan) {
+    /// Adds the reservations that a plan made, and takes the addresses that the plan itself uses.
+    fn add_reservations(&mut self, plan: &Plan) {
         if let (Some((base, bytes)), Some(primaries)) =
             (plan.work.reserved_primaries, plan.work.primaries_at())
         {
@@ -92,26 +92,26 @@ impl Pages {
         }
     }
 
-    /// Enters new handles, whose memory is free for anyone.
-    fn enter_new(&mut self, plan: &mut Plan) -> Vec<HandleId> {
-        self.enter_reservations(plan);
+    /// Adds new handles, whose memory is unowned.
+    fn add_handles(&mut self, plan: &Plan) -> Vec<HandleId> {
+        self.add_reservations(plan);
         let new = plan.work.new_bytes();
         let Some(base) = plan.work.primaries_at().filter(|_| new > 0) else { return Vec::new() };
         let (range, mut primary) = (plan.range, base);
-        let insert_block = |created: &Created| {
+        let add = |created: &Created| {
             let Created { physical, bytes, .. } = *created;
             let id = self.handles.add(Handle { physical, primary, bytes, range, aliases: Vec::new() });
             primary += bytes;
             id
         };
-        let created = plan.work.created.iter().map(insert_block).collect();
+        let created = plan.work.created.iter().map(add).collect();
         self.planned -= new;
         self.heap_mut(range).extend(base, new, ANY_STREAM, 0);
         self.peak_bytes_reserved = self.peak_bytes_reserved.max(self.bytes_reserved());
         created
     }
 
-    /// Takes the block's part of the new memory, which is at the end of the address range now.
+    /// Takes the block's part of the new memory, which is now the end of the address range.
     fn take_new(&mut self, plan: &Plan) -> Option<ChunkId> {
         let base = plan.work.primaries_at().filter(|_| plan.used > 0)?;
         let addr = align_up(base, plan.alignment)?;
@@ -121,9 +121,9 @@ impl Pages {
         Some(pack(plan.range, id))
     }
 
-    /// Enters what was mapped in an alias; says the block's address.
-    fn insert_alias_entry(&mut self, alias: &InView, work: &Work, created: &[HandleId]) -> u64 {
-        let base = work.alias_at().expect("what is carried out has an address");
+    /// Adds the new mappings to their alias, and returns the block's address.
+    fn extend_alias(&mut self, alias: &InAlias, work: &Work, created: &[HandleId]) -> u64 {
+        let base = work.alias_at().expect("a plan that was run has addresses");
         let id = alias.alias.unwrap_or_else(|| self.aliases.add(base, work.slot_bytes(alias.slot)));
         for source in &work.sources {
             match source {
@@ -142,7 +142,7 @@ impl Pages {
 }
 
 impl Plan {
-    /// Pieces that it keeps, which are in use and no block.
+    /// Returns the number of pieces that the plan keeps: they are in use, and no blocks.
     pub(super) fn kept(&self) -> u64 {
         (self.before.len() + usize::from(self.after.is_some())) as u64
     }

@@ -1,3 +1,5 @@
+//! The driver calls of plans and releases, made without the pool's lock, and undone where one fails.
+
 use std::sync::Arc;
 
 use millpond_core::DevicePtr;
@@ -7,19 +9,19 @@ use crate::backing::paged::AddressRange;
 use crate::backing::paged::access::Backing;
 use crate::backing::paged::handles::HandleId;
 
-/// Where addresses come from.
+/// Where the addresses of new mappings come from.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Addresses {
-    /// They are reserved already, from here on.
+    /// They are reserved already, from this address on.
     At(u64),
-    /// So many bytes are to be reserved.
+    /// A new reservation of this many bytes.
     Reserve(u64),
-    /// So many are to be reserved for each address range, the small one below the large one: so which of two
-    /// primary mappings is the lower does not depend on the driver. For the upper or the lower address range.
+    /// A new reservation of `bytes` for each address range, the small one below the large one: so the order
+    /// of primary mappings does not depend on the driver. The mappings are in the upper or the lower half.
     ReserveBoth { bytes: u64, is_upper: bool },
 }
 
-/// Where the upper of two address ranges starts in a reservation of so many bytes, from its base.
+/// Returns where the upper of two address ranges starts in a reservation of `bytes`, from its base.
 pub(super) fn upper_range(bytes: u64, granularity: u64) -> u64 {
     bytes / 2 / granularity * granularity
 }
@@ -32,64 +34,63 @@ pub(super) struct Created {
     is_primary: bool,
 }
 
-/// A part of an alias that is to be mapped.
+/// A part of an alias that a plan maps.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Source {
-    /// A handle that there is already.
+    /// An existing handle.
     Old { id: HandleId, physical: PhysicalHandle, bytes: u64 },
     /// All new handles.
     New,
 }
 
-/// What a plan asks of the driver, and how far it has come.
+/// The driver calls of a plan, and those made so far.
 #[derive(Debug)]
 pub(super) struct Work {
     backing: Arc<Backing>,
     pub(super) granularity: u64,
-    /// Sizes of the new handles in bytes, and where their primary mappings are.
+    /// Sizes of the new handles in bytes, and the addresses of their primary mappings.
     pub(super) sizes: Vec<u64>,
     pub(super) primaries: Addresses,
-    /// What is mapped in an alias, and where.
+    /// The handles to map in an alias, and their addresses there.
     pub(super) sources: Vec<Source>,
     pub(super) alias: Addresses,
     pub(super) created: Vec<Created>,
     /// Mappings made in the alias: address, handle, bytes.
     aliased: Vec<(u64, PhysicalHandle, u64)>,
-    /// What was reserved: base and bytes.
+    /// Reservations made: base and bytes.
     pub(super) reserved_primaries: Option<(u64, u64)>,
     pub(super) reserved_alias: Option<(u64, u64)>,
-    /// What could not be undone.
+    /// Handles and mappings that could not be undone.
     pub(super) left: Vec<Retired>,
 }
 
-/// Physical memory, or mappings, on the way back to the driver.
+/// A handle, or only mappings, that returns to the driver.
 #[derive(Debug)]
 pub(super) struct Retired {
-    /// What is to be released when it is unmapped.
+    /// The handle to release once it is unmapped.
     pub(super) physical: Option<PhysicalHandle>,
-    /// Bytes of the handle that count as taken from the driver; 0 where only mappings go.
+    /// Bytes of the handle that count as taken from the driver; 0 if only mappings end.
     pub(super) bytes: u64,
     /// Mappings to end: address and bytes.
     pub(super) mappings: Vec<(u64, u64)>,
-    /// The primary mapping's addresses, free when all is done.
+    /// The address of the primary mapping, which is free again in the end.
     pub(super) primary: Option<(AddressRange, u64)>,
 }
 
 impl Retired {
-    pub(super) fn complete_if_reached(&self) -> bool {
+    pub(super) fn is_done(&self) -> bool {
         self.physical.is_none() && self.mappings.is_empty()
     }
 
-    /// Goes as far as the driver lets it; called again, it goes on from there.
+    /// Unmaps and releases until the driver fails; the next call continues from there.
     pub(super) fn run(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         while let Some((addr, bytes)) = self.mappings.last().copied() {
-            // SAFETY: the mapping was made by this pool, whoever retired it knows that all work on it is
-            // done, and no table names it any longer.
+            // SAFETY: this pool made the mapping, all work on it is done, and no table holds it any longer.
             unsafe { driver.mem_unmap(DevicePtr::new(addr), bytes)? };
             self.mappings.pop();
         }
         if let Some(physical) = self.physical {
-            // SAFETY: the handle is this pool's, and mapped nowhere.
+            // SAFETY: this pool created the handle, which is mapped nowhere.
             unsafe { driver.mem_release(physical)? };
             self.physical = None;
         }
@@ -97,14 +98,14 @@ impl Retired {
     }
 }
 
-/// Reserves addresses: what was asked for, or less, but at least so many bytes and a guard.
+/// Reserves `bytes` of addresses, or fewer, but at least `least` and a guard.
 fn reserve(driver: &dyn Driver, bytes: u64, least: u64, granularity: u64) -> DriverResult<(u64, u64)> {
-    // The driver may put one reservation behind another; a block should not lie in two.
+    // The driver may place one reservation directly behind another; the guard keeps blocks out of two.
     let (mut bytes, least) = (bytes.max(least + granularity), least + granularity);
     loop {
         match driver.mem_address_reserve(bytes, granularity) {
             Ok(base) => return Ok((base.address(), bytes)),
-            // Another pool, or another process's limit, left less room: take what there is.
+            // Other reservations or the process's limit leave less room: try half.
             Err(error) if error.is_out_of_memory() && bytes / 2 >= least => {
                 bytes = (bytes / 2).next_multiple_of(granularity);
             }
@@ -135,28 +136,28 @@ impl Work {
         }
     }
 
-    /// Bytes of new memory.
+    /// Returns the bytes of new memory.
     pub(super) fn new_bytes(&self) -> u64 {
         self.sizes.iter().sum()
     }
 
-    /// Makes the new handles one.
+    /// Makes the new memory one handle.
     pub(super) fn take_at_once(&mut self) {
         let new = self.new_bytes();
         self.sizes.clear();
         self.sizes.extend((new > 0).then_some(new));
     }
 
-    /// Driver calls that map handles in an alias and make them accessible.
+    /// Returns the number of driver calls that map handles in an alias and make them accessible.
     pub(super) fn alias_calls(&self) -> u64 {
-        let of = |source: &Source| match source {
+        let calls = |source: &Source| match source {
             Source::Old { .. } => 1,
             Source::New => self.sizes.len() as u64,
         };
-        self.sources.iter().map(of).sum::<u64>() + u64::from(!self.sources.is_empty())
+        self.sources.iter().map(calls).sum::<u64>() + u64::from(!self.sources.is_empty())
     }
 
-    /// Bytes that are mapped in the alias.
+    /// Returns the bytes to map in the alias.
     pub(super) fn alias_bytes(&self) -> u64 {
         let bytes = |source: &Source| match source {
             Source::Old { bytes, .. } => *bytes,
@@ -165,7 +166,7 @@ impl Work {
         self.sources.iter().map(bytes).sum()
     }
 
-    /// Where the first new primary mapping is, as far as it is known.
+    /// Returns the address of the first new primary mapping, if it is known yet.
     pub(super) fn primaries_at(&self) -> Option<u64> {
         match self.primaries {
             Addresses::At(base) => Some(base),
@@ -178,7 +179,7 @@ impl Work {
         }
     }
 
-    /// Where the first new mapping in the alias is, as far as it is known.
+    /// Returns the address of the first new mapping in the alias, if it is known yet.
     pub(super) fn alias_at(&self) -> Option<u64> {
         match self.alias {
             Addresses::At(base) => Some(base),
@@ -186,12 +187,13 @@ impl Work {
         }
     }
 
-    /// Bytes of addresses for a new alias that wants `slot`: all of a reservation that turned out smaller.
+    /// Returns the bytes of addresses for a new alias that asks for `slot`: fewer if the reservation turned
+    /// out smaller.
     pub(super) fn slot_bytes(&self, slot: u64) -> u64 {
         self.reserved_alias.map_or(slot, |(_, bytes)| slot.min(bytes - self.granularity))
     }
 
-    /// Makes the driver calls. Where one fails, those before it are undone.
+    /// Makes the driver calls. If one fails, those before it are undone.
     pub(super) fn run(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         let outcome = self.map_primaries(driver).and_then(|()| self.map_alias(driver));
         if let Err(error) = &outcome {
@@ -217,17 +219,17 @@ impl Work {
         let base = self.primaries_at().expect("there are addresses by now");
         let mut addr = base;
         for Created { physical, bytes, is_primary } in &mut self.created {
-            // SAFETY: the addresses are reserved, kept for these handles, and nothing is mapped there.
+            // SAFETY: the addresses are reserved and kept for these handles, and nothing is mapped there.
             unsafe { driver.mem_map(DevicePtr::new(addr), *bytes, *physical)? };
             *is_primary = true;
             addr += *bytes;
         }
-        // SAFETY: all of it was mapped just now, without a gap.
+        // SAFETY: this function mapped the whole range just now, without a gap.
         unsafe { self.backing.grant(driver, base, addr - base) }
     }
 
-    /// Creates all handles before any is mapped: where a rival took the memory, what has to be undone is
-    /// little. A handle that is refused is tried as smaller ones only while the driver has enough.
+    /// Creates all handles before any is mapped, so that little has to be undone where another process took
+    /// the memory. If the driver refuses a handle although it has enough memory, two halves are tried.
     fn create(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         let mut pending: Vec<u64> = self.sizes.iter().rev().copied().collect();
         let mut left = self.new_bytes();
@@ -268,16 +270,16 @@ impl Work {
             }
         }
         for (physical, bytes) in maps {
-            // SAFETY: as above; the plan keeps a piece of every handle, so none is released meanwhile.
+            // SAFETY: as in `map_primaries`; the plan keeps a piece of every handle, so none is released.
             unsafe { driver.mem_map(DevicePtr::new(addr), bytes, physical)? };
             self.aliased.push((addr, physical, bytes));
             addr += bytes;
         }
-        // SAFETY: all of it was mapped just now, without a gap.
+        // SAFETY: this function mapped the whole range just now, without a gap.
         unsafe { self.backing.grant(driver, base, addr - base) }
     }
 
-    /// Ends what was mapped and created. Reservations stay: they serve the next time.
+    /// Unmaps and releases everything mapped and created. Reservations stay for the next plan.
     fn undo(&mut self, driver: &dyn Driver, is_lost: bool) {
         let mut primary = self.primaries_at().unwrap_or(0);
         let mut retired = Vec::new();

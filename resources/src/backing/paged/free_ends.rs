@@ -1,37 +1,39 @@
+//! Finds the free bytes at the ends of handles, and runs of them in alias mappings.
+
 use crate::backing::paged::aliases::{Alias, Aliases};
 use crate::backing::paged::handles::{AliasId, HandleId, Handles, NONE};
 use crate::backing::paged::{AddressRange, Pages};
 use crate::block_map::ChunkId;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 
-/// Whose free bytes count.
+/// Which owners' free bytes count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum OwnerFilter {
-    /// Those of one owner, freed in this epoch or before.
+    /// Bytes of one owner, freed in this epoch or before.
     Only(Owner, Epoch),
-    /// Those of an owner, and unowned.
+    /// Bytes of an owner, and unowned ones.
     With(Owner),
 }
 
-/// Free bytes in a row, at one end of a handle.
+/// Contiguous free bytes at one end of a handle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Part {
     pub(super) bytes: u64,
-    /// The first chunk of the run of free chunks that these are in.
+    /// The first chunk of the run of free chunks that holds these bytes.
     run: ChunkId,
-    /// Whether the run has more chunks than one.
+    /// Whether the run has more than one chunk.
     joins: bool,
     epoch: Epoch,
 }
 
-/// What is free of a handle at its start and at its end. A handle that is wholly free has both.
+/// The free bytes at the start and at the end of a handle; a wholly free handle has both.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Ends {
     pub(super) prefix: Part,
     pub(super) suffix: Part,
 }
 
-/// A piece of a block: bytes in the primary mapping that are free.
+/// A piece for a block: free bytes in the primary mapping.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
     pub(super) range: AddressRange,
@@ -42,8 +44,7 @@ pub(super) struct Piece {
     pub(super) epoch: Epoch,
 }
 
-/// Mapped places of an alias, one behind the other, that are free: the end of one handle, whole handles, and
-/// the start of one.
+/// Contiguous free mappings of an alias: the end of one handle, whole handles, and the start of one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Run {
     pub(super) alias: AliasId,
@@ -52,17 +53,17 @@ pub(super) struct Run {
     pub(super) bytes: u64,
 }
 
-/// The free ends of all handles, for somebody.
+/// The free ends of all handles, for one owner filter.
 #[derive(PartialEq, Eq, Debug, Default)]
 pub(super) struct FreeEnds {
-    /// By handle: which entry is its own, from 1; 0 for none.
+    /// By handle: the number of its entry, from 1; 0 for none.
     index: Vec<u32>,
     entries: Vec<(HandleId, Ends)>,
 }
 
 impl FreeEnds {
-    /// Those of free chunks of at least a [piece](Policy::least_piece). Of the small address range only whole
-    /// handles count.
+    /// Collects the ends of free chunks of at least [`least_piece`](crate::tuning::Policy::least_piece)
+    /// bytes. In the small address range only wholly free handles count.
     pub(super) fn of(pages: &Pages, filter: OwnerFilter) -> Self {
         let mut ends = Self { index: vec![0; pages.handles.numbers()], entries: Vec::new() };
         let least = pages.policy.least_piece;
@@ -89,14 +90,14 @@ impl FreeEnds {
         }
     }
 
-    /// The runs that hold a chunk of `of` large enough.
+    /// Collects the runs for `owner` that hold a large enough chunk of `of`.
     fn collect_with(&mut self, pages: &Pages, range: AddressRange, owner: Owner, of: Owner, least: u64) {
         let heap = pages.heap(range);
         for (id, chunk) in heap.free_from(of, least).filter(|(_, chunk)| chunk.bytes >= least) {
             let first = heap.first_of_run(id, owner);
-            // A run counts once: for the first of its chunks that are large enough.
-            let counts = heap.run(first, owner).find(|chunk| chunk.bytes >= least);
-            if counts.is_none_or(|counts| counts.addr != chunk.addr) {
+            // A run is added once: for its first chunk that is large enough.
+            let first_large = heap.run(first, owner).find(|chunk| chunk.bytes >= least);
+            if first_large.is_none_or(|first_large| first_large.addr != chunk.addr) {
                 continue;
             }
             let (mut start, mut end, mut chunks, mut epoch) = (u64::MAX, 0, 0, 0);
@@ -150,10 +151,10 @@ impl FreeEnds {
         self.entries.iter().map(|(id, ends)| (*id, ends))
     }
 
-    /// The run of at least so many bytes that has been there longest, over all aliases.
+    /// Returns the oldest run of at least `bytes`, over all aliases.
     ///
-    /// Not the tightest: a program that comes again then gets what it was given the first time, step by step,
-    /// and asks the driver for nothing.
+    /// Not the tightest: a program that repeats its requests then gets the same runs each time, and causes no
+    /// driver call.
     pub(super) fn oldest_run(&self, handles: &Handles, aliases: &Aliases, bytes: u64) -> Option<Run> {
         let starts = self.iter().filter(|(_, ends)| ends.suffix.bytes > 0);
         let mut best: Option<(u64, Run)> = None;
@@ -173,7 +174,7 @@ impl FreeEnds {
         best.map(|(_, run)| run)
     }
 
-    /// The shortest run from a place of an alias on that has so many bytes.
+    /// Returns the shortest run of at least `bytes` that starts at a mapping of an alias.
     fn run_from(&self, alias: &Alias, id: AliasId, first: usize, bytes: u64) -> Option<Run> {
         let mut run =
             Run { alias: id, first, last: first, bytes: self.get(alias.maps[first].handle).suffix.bytes };
@@ -193,7 +194,8 @@ impl FreeEnds {
         (run.last > first).then_some(run)
     }
 
-    /// What is free at the end of an alias, from which place on: the end of one handle, and whole ones.
+    /// Returns the first mapping and the bytes of the free end of an alias: the end of one handle, and whole
+    /// handles.
     pub(super) fn free_end(&self, alias: &Alias) -> Option<(usize, u64)> {
         let (mut first, mut bytes) = (alias.maps.len(), 0);
         while let Some(place) = first.checked_sub(1) {
@@ -211,7 +213,7 @@ impl FreeEnds {
         (bytes > 0).then_some((first, bytes))
     }
 
-    /// The free start of a handle, as a piece of so many bytes.
+    /// Returns a piece of `bytes` at the free start of a handle.
     pub(super) fn start_of(&self, handles: &Handles, id: HandleId, bytes: u64) -> Piece {
         let (handle, part) = (handles.get(id), self.get(id).prefix);
         debug_assert!(bytes <= part.bytes);
@@ -219,7 +221,7 @@ impl FreeEnds {
         Piece { range: handle.range, addr: handle.primary, bytes, run, joins, epoch }
     }
 
-    /// The free end of a handle, as a piece of so many bytes.
+    /// Returns a piece of `bytes` at the free end of a handle.
     pub(super) fn end_of(&self, handles: &Handles, id: HandleId, bytes: u64) -> Piece {
         let (handle, part) = (handles.get(id), self.get(id).suffix);
         debug_assert!(bytes <= part.bytes);
@@ -227,7 +229,7 @@ impl FreeEnds {
         Piece { range: handle.range, addr: handle.end() - bytes, bytes, run, joins, epoch }
     }
 
-    /// The pieces of a block in a run, and its address; what is left over is the end of the last handle.
+    /// Returns the pieces of a block in a run, and its address. The rest of the run stays free at its end.
     pub(super) fn pieces(
         &self,
         handles: &Handles,

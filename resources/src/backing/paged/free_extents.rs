@@ -1,4 +1,4 @@
-//! Which free extent in the primary mapping serves a request.
+//! Finds a free extent in the primary mapping that serves a request.
 
 use millpond_core::{ALLOCATION_ALIGNMENT, align_up};
 
@@ -12,21 +12,21 @@ use crate::stream_order::{Epoch, Owner};
 pub(super) struct FreeExtent {
     pub(super) range: AddressRange,
     pub(super) chunk: ChunkId,
-    /// Of the free extent.
+    /// Bytes of the free extent.
     pub(super) bytes: u64,
-    /// Of the block.
+    /// The address of the block in it.
     pub(super) addr: u64,
 }
 
 impl FreeExtent {
-    /// The better of two comes first; whose they are does not matter.
+    /// Returns a key by which the better of two extents is the smaller, whatever their owners.
     pub(super) fn rank(&self) -> impl Ord + use<> {
         (self.range == AddressRange::Large, self.bytes, self.addr)
     }
 }
 
 impl Pages {
-    /// The address range that a request is served from.
+    /// Returns the address range that serves a request.
     pub(super) fn range_of(&self, request: &Request) -> AddressRange {
         let is_small = request.bytes < self.policy.small_bytes && request.alignment == ALLOCATION_ALIGNMENT;
         if is_small { AddressRange::Small } else { AddressRange::Large }
@@ -44,12 +44,12 @@ impl Pages {
             bytes: extent.bytes,
             epoch: chunk.epoch(),
             owner: chunk.owner(),
-            place: Location::Home(extent),
+            place: Location::Primary(extent),
         }
     }
 
-    /// The best free extent of `owner` in the primary mapping, by best fit. A small request breaks into the
-    /// large address range only where the pool may not grow.
+    /// Finds the best free extent of `owner` in the primary mapping. A small request takes one of the large
+    /// address range only where the pool may not grow.
     pub(super) fn find_in_primary(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<FreeExtent> {
         let find = |range| {
             let chunk = self.heap(range).find(owner, upto, request)?;
@@ -61,8 +61,7 @@ impl Pages {
                 return small;
             }
         }
-        // Before memory is out, a large request may have what is left of the small address range's handles,
-        // too.
+        // Before an out-of-memory error, a large request may use free handles of the small address range.
         find(AddressRange::Large).or_else(|| if self.is_short { find(AddressRange::Small) } else { None })
     }
 }

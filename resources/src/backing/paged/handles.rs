@@ -1,3 +1,5 @@
+//! The table of handles: physical memory, its primary mappings, and the handle at an address.
+
 use millpond_core::driver::PhysicalHandle;
 
 use crate::backing::paged::address_space::Space;
@@ -12,14 +14,15 @@ pub(super) type AliasId = u32;
 /// No handle.
 pub(super) const NONE: HandleId = HandleId::MAX;
 
-/// Physical memory, mapped at its primary mapping and in aliases.
+/// Physical memory, mapped in the primary mapping and in aliases.
 #[derive(Clone, Debug)]
 pub(super) struct Handle {
     pub(super) physical: PhysicalHandle,
+    /// The address of its primary mapping.
     pub(super) primary: u64,
     pub(super) bytes: u64,
     pub(super) range: AddressRange,
-    /// Where it is mapped besides: alias and place in the alias.
+    /// Its other mappings: alias, and index in the alias.
     pub(super) aliases: Vec<(AliasId, u32)>,
 }
 
@@ -29,19 +32,19 @@ impl Handle {
     }
 }
 
-/// All handles, and which one is in the primary mapping where.
+/// All handles, by number and by the address of the primary mapping.
 #[derive(Debug)]
 pub(super) struct Handles {
     table: Vec<Option<Handle>>,
     vacant: Vec<HandleId>,
     granularity: u64,
-    /// The granularity is two to this.
+    /// The base-two logarithm of the granularity.
     shift: u32,
-    /// What was reserved for primary mappings: base and bytes.
+    /// Reservations for primary mappings: base and bytes.
     pub(super) reserved: Vec<(u64, u64)>,
     /// The addresses of each address range.
     pub(super) spaces: [Space; RANGES],
-    /// For each reservation: its base, and the handle at each granule as far as there are any.
+    /// For each reservation: its base, and the handle at each granule, up to the last that was used.
     granules: Vec<(u64, Vec<HandleId>)>,
     /// Bytes of all handles.
     pub(super) bytes: u64,
@@ -61,7 +64,7 @@ impl Handles {
         }
     }
 
-    /// Adds addresses for primary mappings of a address range.
+    /// Adds addresses for primary mappings of an address range.
     pub(super) fn add_reservation(&mut self, range: AddressRange, base: u64, bytes: u64) {
         self.spaces[range as usize].add(base, bytes, self.granularity);
         self.granules.push((base, Vec::new()));
@@ -75,12 +78,12 @@ impl Handles {
         self.table[id as usize].as_mut().expect("a handle in the tables exists")
     }
 
-    /// Numbers and handles.
+    /// Returns all handles with their numbers.
     pub(super) fn iter(&self) -> impl Iterator<Item = (HandleId, &Handle)> {
         (0..).zip(&self.table).filter_map(|(id, handle)| Some((id, handle.as_ref()?)))
     }
 
-    /// All numbers of handles are below this.
+    /// Returns a bound above all numbers of handles.
     pub(super) fn numbers(&self) -> usize {
         self.table.len()
     }
@@ -93,7 +96,7 @@ impl Handles {
         (bytes >> self.shift) as usize
     }
 
-    /// The granules of a address range's reservation that holds the address, and which granule that is.
+    /// Returns the reservation that holds an address, and the granule in it.
     fn granule(&self, addr: u64) -> Option<(usize, usize)> {
         self.granules.iter().enumerate().find_map(|(index, (base, granules))| {
             let granule = self.granules_in(addr.checked_sub(*base)?);
@@ -101,14 +104,13 @@ impl Handles {
         })
     }
 
-    /// The handle whose primary mapping holds the address.
+    /// Returns the handle whose primary mapping holds the address.
     pub(super) fn at(&self, addr: u64) -> Option<HandleId> {
         let (index, granule) = self.granule(addr)?;
         Some(self.granules[index].1[granule]).filter(|id| *id != NONE)
     }
 
-    /// The handles in the primary mapping between two addresses, by address, those included that lie there in
-    /// part.
+    /// Returns the handles whose primary mappings overlap an interval of addresses, by address.
     pub(super) fn within(&self, start: u64, end: u64) -> impl Iterator<Item = (HandleId, &Handle)> {
         let handle = move |addr: u64| (addr < end).then(|| self.at(addr)).flatten();
         std::iter::successors(handle(start), move |id| handle(self.get(*id).end()))
@@ -125,7 +127,7 @@ impl Handles {
             self.table.push(Some(handle));
             (self.table.len() - 1) as HandleId
         };
-        self.insert_block(primary, bytes, id);
+        self.set_granules(primary, bytes, id);
         id
     }
 
@@ -133,14 +135,14 @@ impl Handles {
         let handle = self.table[id as usize].take().expect("a handle that is removed exists");
         self.vacant.push(id);
         self.bytes -= handle.bytes;
-        self.insert_block(handle.primary, handle.bytes, NONE);
+        self.set_granules(handle.primary, handle.bytes, NONE);
         handle
     }
 
-    fn insert_block(&mut self, primary: u64, bytes: u64, id: HandleId) {
+    fn set_granules(&mut self, primary: u64, bytes: u64, id: HandleId) {
         let reservation =
             self.granules.iter_mut().filter(|(base, _)| *base <= primary).max_by_key(|(base, _)| *base);
-        let (base, granules) = reservation.expect("a home lies in a reservation");
+        let (base, granules) = reservation.expect("a primary mapping lies in a reservation");
         let first = (primary - *base) as usize >> self.shift;
         let end = first + (bytes as usize >> self.shift);
         if granules.len() < end {
@@ -161,12 +163,11 @@ impl Handles {
             let granules = handle.bytes / self.granularity;
             let all =
                 (0..granules).all(|granule| self.at(handle.primary + granule * self.granularity) == Some(id));
-            assert!(all, "handle {id} is not entered at its home");
+            assert!(all, "handle {id} is missing at its primary mapping");
         }
         assert_eq!(bytes, self.bytes, "bytes of the handles");
-        let block_for =
-            self.granules.iter().flat_map(|(_, granules)| granules).filter(|id| **id != NONE).count();
-        assert_eq!(block_for as u64 * self.granularity, bytes, "a granule without a handle is entered");
+        let used = self.granules.iter().flat_map(|(_, granules)| granules).filter(|id| **id != NONE).count();
+        assert_eq!(used as u64 * self.granularity, bytes, "a granule names a handle that is not there");
         for range in AddressRange::ALL {
             let primaries = self.iter().filter(|(_, handle)| handle.range == range);
             self.spaces[range as usize].validate(primaries.map(|(_, h)| (h.primary, h.bytes)).collect());

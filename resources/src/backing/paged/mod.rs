@@ -1,38 +1,39 @@
 //! Pages: physical memory in handles, mapped in the primary mapping and, where blocks need it, in aliases.
 //!
 //! ```text
-//!  address range     ┌ handle 0 ──┬ handle 1 ┬ handle 2 ──┬ 3 ┬ handle 4 ────┐   primary mappings, without gaps
+//!  range    ┌ handle 0 ──┬ handle 1 ┬ handle 2 ──┬ 3 ┬ handle 4 ────┐   primary mappings, without gaps
 //!           │ used │ free│   free   │ free│ used │ …  │ free  │ used │   best fit over all borders
 //!           └──────┴─────┴──────────┴─────┴──────┴────┴───────┴──────┘
 //!
-//!  alias                ┌ handle 0 ──┬ handle 4 ────┬ handle 2 ─ …        the same handles again
+//!  alias               ┌ handle 0 ──┬ handle 4 ────┬ handle 2 ─ …        the same handles again
 //!                      │      │▒▒▒▒▒▒▒ a block ▒▒▒▒▒▒▒│
 //! ```
 //!
-//! Every handle has a **primary mapping** in one of two address range, one for large blocks and one for the
-//! spans of small ones. At primary mapping free bytes join over the borders of handles: an ordinary [`Heap`],
-//! which serves nearly all requests. Where no free extent in the primary mapping is large enough, a block is
-//! stitched in a **alias**: the free end of one handle, whole free handles, new ones, and the free start of
-//! one, mapped a second time behind each other. A block in an alias still owns bytes in the primary mapping,
-//! in pieces, and goes back piece by piece. The alias stays and serves again without a driver call while its
-//! places are free.
+//! Every handle has a **primary mapping** in one of two address ranges: one for large blocks, one for the
+//! spans of small blocks. In the primary mapping free bytes join over the borders of handles: an ordinary
+//! [`Heap`], which serves nearly all requests. Where no free extent there is large enough, the pool stitches
+//! a block in an **alias mapping**: the free end of one handle, whole free handles, new handles, and the free
+//! start of one, mapped a second time behind each other. A block in an alias owns bytes of the primary
+//! mapping, in pieces, and is freed piece by piece. The alias stays, and serves again without a driver call
+//! while its handles are free.
 //!
-//! So memory never moves, nothing is unmapped while it is used, and what cannot be handed out is only what is
-//! free inside handles beside blocks in use. How large handles are made decides how much that is, and how
-//! many driver calls it takes: [`Policy`].
+//! So memory never moves, and nothing is unmapped while it is in use. Only free bytes of handles that are in
+//! use in part cannot be handed out. The sizes of handles decide how many bytes that are, and how many driver
+//! calls the pool makes: [`Policy`].
 //!
-//! Here no driver call is made. What needs some comes out as a [`Plan`] or a [`Release`], to be run
-//! without the pool's lock, and comes back to be committed.
+//! This module makes no driver call while the pool's lock is held. A [`Plan`] or a [`Release`] holds the
+//! calls: it is planned under the lock, run without it, and committed or aborted under it again.
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `free_extents` | which free extent in the primary mapping, and where in it |
-//! | `ends`, `reclaimed`, `aliases` | free ends of handles; runs of them in aliases |
-//! | `stitch`, `plan` | which pieces make a block, how much is new; the three steps |
-//! | `release` | what goes back to the driver |
-//! | `run` | the driver calls of both |
-//! | `backing` | how physical memory is made, and which devices may use it |
-//! | `handles`, `space` | tables: handle at an address, free addresses |
+//! | `free_extents` | finds a free extent in the primary mapping |
+//! | `free_ends`, `aliases` | free ends of handles; runs of them in alias mappings |
+//! | `stitch`, `plan`, `commit` | which pieces make a block, how much memory is new; the three steps |
+//! | `release` | returns memory to the driver |
+//! | `driver_calls` | the driver calls of plans and releases |
+//! | `access` | how physical memory is made, and which devices have access to it |
+//! | `handles`, `address_space` | tables: the handle at an address, free addresses |
+//! | `policy` | what driver calls the pool may spend, and how large handles are |
 
 mod access;
 mod address_space;
@@ -69,7 +70,6 @@ use crate::backing::paged::handles::{AliasId, Handles};
 use crate::backing::paged::plan::Kept;
 pub(crate) use crate::backing::paged::plan::Plan;
 use crate::backing::paged::policy::CallBudget;
-pub(crate) use crate::backing::paged::policy::Policy;
 pub(crate) use crate::backing::paged::release::Release;
 use crate::block_map::{Block, BlockMap};
 use crate::block_map::{ChunkId, NIL};
@@ -77,11 +77,10 @@ use crate::heap::Heap;
 use crate::heap::chunk::Chunk;
 use crate::heap::request::Request;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
+pub(crate) use crate::tuning::Policy;
+use crate::tuning::{CHUNKS_COMPARED, LEAST_RESERVATION_BASIS, RESERVATION_FACTOR};
 
-/// How many blocks of a bin are compared.
-const SCAN: usize = 32;
-
-/// A address range of primary mappings.
+/// An address range of primary mappings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum AddressRange {
     /// Spans of small blocks.
@@ -95,7 +94,7 @@ impl AddressRange {
     const ALL: [Self; RANGES] = [Self::Small, Self::Large];
 }
 
-/// A chunk of a address range's heap as the rest of the pool names it.
+/// Returns the number by which the rest of the pool knows a chunk of an address range's heap.
 fn pack(range: AddressRange, chunk: ChunkId) -> ChunkId {
     debug_assert!(chunk < NIL >> 1);
     chunk << 1 | range as ChunkId
@@ -105,7 +104,7 @@ fn unpack(block: ChunkId) -> (AddressRange, ChunkId) {
     (if block & 1 == 0 { AddressRange::Small } else { AddressRange::Large }, block >> 1)
 }
 
-/// All large blocks and spans of a pool, over physical memory that it maps itself.
+/// The large blocks and spans of a pool, over physical memory that the pool maps itself.
 #[derive(Debug)]
 pub(crate) struct Pages {
     /// By address range.
@@ -115,52 +114,52 @@ pub(crate) struct Pages {
     policy: Policy,
     backing: Arc<Backing>,
     granularity: u64,
-    /// How many bytes of addresses are reserved at a time.
+    /// Bytes of addresses that one reservation asks for.
     reservation_bytes: u64,
     maximum_bytes: u64,
     /// Driver calls that may be spent to hold less memory.
     budget: CallBudget,
-    /// Bytes taken beyond the slack since stitching would have cost too many driver calls.
+    /// Bytes taken beyond the slack because stitching would have cost too many driver calls.
     beyond_slack: u64,
-    /// Whether there was no memory to be had, lately.
+    /// Whether the driver refused memory lately.
     pub(crate) is_short: bool,
-    /// The most that was in use when memory was short.
+    /// The most live bytes that a caller noted: at growth, and where memory was short.
     peak_live: u64,
-    /// The most that was not free since somebody asked last.
+    /// The most bytes that were not free since [`take_most_used`](Self::take_most_used) was called last.
     most_used: u64,
     /// Bytes of plans under way.
     planned: u64,
-    /// Bytes taken out to go back to the driver.
+    /// Bytes of releases under way.
     retiring: u64,
     peak_bytes_reserved: u64,
-    /// Pieces of blocks beyond the first of each, and pieces kept by plans.
+    /// Pieces of blocks beyond the first of each, and pieces that plans keep.
     extra_pieces: u64,
-    /// What should have gone back and did not.
+    /// Memory and mappings whose release failed; the next release tries again.
     unfinished: Vec<Retired>,
 }
 
 /// Free bytes that serve a request.
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
-    /// Of the free extent that the block is taken from.
+    /// Bytes of the free extent that the block is taken from.
     pub(crate) bytes: u64,
-    /// The latest in which any of them was given back.
+    /// The latest epoch in which any of them was freed.
     pub(crate) epoch: Epoch,
-    /// Whose they are; the requester's, if they are its own in part.
+    /// Their owner: the requester, if it owns some of them.
     pub(crate) owner: Owner,
     place: Location,
 }
 
 #[derive(Clone, Debug)]
 enum Location {
-    Home(FreeExtent),
+    Primary(FreeExtent),
     Alias { alias: AliasId, pieces: Vec<Piece>, addr: u64 },
 }
 
-/// Sizes and counts.
+/// Sizes and counts of [`Pages`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Totals {
-    /// Physical memory in bytes, with what is on its way from and to the driver.
+    /// Physical memory in bytes, including plans and releases under way.
     pub(crate) bytes_reserved: u64,
     pub(crate) peak_bytes_reserved: u64,
     pub(crate) bytes_free: u64,
@@ -170,17 +169,18 @@ pub(crate) struct Totals {
     pub(crate) aliases: usize,
     /// Mappings in aliases.
     pub(crate) mappings: usize,
-    /// Bytes taken so far since stitching would have cost more driver calls than the pool had earned.
+    /// Bytes taken so far because stitching would have cost more driver calls than the pool had earned.
     pub(crate) beyond_slack: u64,
 }
 
 impl Pages {
-    /// `granularity` is the driver's for mappings, `device_total` the device's memory, both in bytes.
+    /// Returns pages without memory. `granularity` is the driver's for mappings, `device_total` the device's
+    /// memory, both in bytes.
     pub(crate) fn new(granularity: u64, device_total: u64, maximum_bytes: u64, policy: Policy) -> Self {
-        // Room for handles that come and go, and never again a reservation in an ordinary life.
-        let reservation_bytes = (device_total.max(1 << 30) * 4).next_multiple_of(granularity);
+        let reservation_bytes = device_total.max(LEAST_RESERVATION_BASIS) * RESERVATION_FACTOR;
+        let reservation_bytes = reservation_bytes.next_multiple_of(granularity);
         Self {
-            heaps: [Heap::new(SCAN), Heap::new(SCAN)],
+            heaps: [(); RANGES].map(|()| Heap::new(CHUNKS_COMPARED)),
             handles: Handles::new(granularity),
             aliases: Aliases::default(),
             policy,
@@ -234,7 +234,7 @@ impl Pages {
         })
     }
 
-    /// The best free bytes of `owner` for a request, among those freed in epoch `upto` or before.
+    /// Finds the best free bytes of `owner` for a request, among those freed in epoch `upto` or before.
     pub(crate) fn find(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<Found> {
         match self.find_in_primary(owner, upto, request) {
             Some(extent) => Some(self.found_in_primary(extent)),
@@ -242,8 +242,8 @@ impl Pages {
         }
     }
 
-    /// The best of what is the owner's and what is unowned; or of the owner's own, where it has a free extent
-    /// that serves (`is_own_first`).
+    /// Finds the best free bytes among the owner's and the unowned ones; with `is_own_first`, among the
+    /// owner's alone if one of its free extents serves.
     pub(crate) fn find_for(&self, owner: Owner, request: &Request, is_own_first: bool) -> Option<Found> {
         let own = self.find_in_primary(owner, Epoch::MAX, request);
         if let Some(own) = own.filter(|own| is_own_first || own.bytes == request.bytes) {
@@ -261,24 +261,25 @@ impl Pages {
         }
     }
 
-    /// Bytes of handles that are not free.
+    /// Returns the bytes of handles that are not free.
     fn used(&self) -> u64 {
         self.handles.bytes - self.heaps.iter().map(|heap| heap.bytes_free).sum::<u64>()
     }
 
-    /// Notes that something was taken.
+    /// Raises the most used bytes after an allocation.
     #[inline]
     fn note_use(&mut self) {
         self.most_used = self.most_used.max(self.used());
     }
 
-    /// The most that was not free since this was asked last, in bytes.
+    /// Returns the most bytes that were not free since the last call.
     pub(crate) fn take_most_used(&mut self) -> u64 {
         let used = self.used();
         std::mem::replace(&mut self.most_used, used)
     }
 
-    /// Hands out what was found, with nothing done in between: the block and its address.
+    /// Hands out what was found, and returns the block and its address. The caller holds the lock since
+    /// `find`.
     pub(crate) fn take(&mut self, found: Found, request: &Request) -> (ChunkId, u64) {
         let taken = self.take_found(found, request);
         self.note_use();
@@ -287,7 +288,7 @@ impl Pages {
 
     fn take_found(&mut self, found: Found, request: &Request) -> (ChunkId, u64) {
         match found.place {
-            Location::Home(FreeExtent { range, chunk, addr, .. }) => {
+            Location::Primary(FreeExtent { range, chunk, addr, .. }) => {
                 let heap = self.heap_mut(range);
                 let id = heap.take_at(chunk, addr, request.bytes);
                 heap.set_link(id, NIL);
@@ -302,7 +303,7 @@ impl Pages {
         }
     }
 
-    /// Takes pieces out of the free chunks.
+    /// Takes pieces out of free chunks.
     fn take_pieces(&mut self, pieces: &[Piece], owner: Owner) -> Vec<Kept> {
         let take = |piece: &Piece| {
             let heap = self.heap_mut(piece.range);
@@ -316,7 +317,7 @@ impl Pages {
         pieces.iter().map(take).collect()
     }
 
-    /// Makes pieces one block, named for the first.
+    /// Links pieces to one block, and returns its number, that of the first piece.
     fn link(&mut self, pieces: &[ChunkId]) -> ChunkId {
         for pair in pieces.windows(2) {
             let (range, chunk) = unpack(pair[0]);
@@ -326,7 +327,7 @@ impl Pages {
         pieces[0]
     }
 
-    /// The pieces of a block.
+    /// Returns the pieces of a block.
     pub(crate) fn pieces_of(&self, block: ChunkId) -> impl Iterator<Item = &Chunk> {
         std::iter::successors(Some(block), |id| {
             let (range, chunk) = unpack(*id);
@@ -338,15 +339,15 @@ impl Pages {
         })
     }
 
-    /// Whether the pool may grow by a small handle before it does with what it has.
+    /// Returns whether the pool may grow by one granule rather than stitch blocks.
     fn may_grow(&self) -> bool {
         self.room(u64::MAX) >= self.granularity
     }
 
-    /// A span for small blocks, of `wanted` bytes or as many as there are in a row, but enough for the
-    /// request: the block, its address and bytes, and when it was given back.
+    /// Takes a span for small blocks: `wanted` contiguous bytes or as many as there are, but enough for the
+    /// request. Returns the block, its address, its bytes, and the epoch in which it was freed.
     ///
-    /// From the small address range; from the large one only while the pool may not grow.
+    /// It comes from the small address range, and from the large one only while the pool may not grow.
     pub(crate) fn take_span(
         &mut self,
         owner: Owner,
@@ -354,13 +355,13 @@ impl Pages {
         wanted: u64,
         request: &Request,
     ) -> Option<(ChunkId, u64, u64, Epoch)> {
-        let in_line = |range| self.find_span(range, owner, upto, wanted, request).map(|chunk| (range, chunk));
-        let found = in_line(AddressRange::Small);
-        let found = found.or_else(|| if self.may_grow() { None } else { in_line(AddressRange::Large) });
+        let find = |range| self.find_span(range, owner, upto, wanted, request).map(|chunk| (range, chunk));
+        let found = find(AddressRange::Small);
+        let found = found.or_else(|| if self.may_grow() { None } else { find(AddressRange::Large) });
         found.map(|(range, chunk)| self.cut_span(range, chunk, wanted.max(request.bytes)))
     }
 
-    /// A span from either address range: before memory is out.
+    /// Takes a span from either address range: the last attempt before an out-of-memory error.
     pub(crate) fn take_span_anywhere(
         &mut self,
         owner: Owner,
@@ -368,8 +369,8 @@ impl Pages {
         wanted: u64,
         request: &Request,
     ) -> Option<(ChunkId, u64, u64, Epoch)> {
-        let in_line = |range| self.find_span(range, owner, upto, wanted, request).map(|chunk| (range, chunk));
-        let found = in_line(AddressRange::Small).or_else(|| in_line(AddressRange::Large));
+        let find = |range| self.find_span(range, owner, upto, wanted, request).map(|chunk| (range, chunk));
+        let found = find(AddressRange::Small).or_else(|| find(AddressRange::Large));
         found.map(|(range, chunk)| self.cut_span(range, chunk, wanted.max(request.bytes)))
     }
 
@@ -383,7 +384,7 @@ impl Pages {
     ) -> Option<ChunkId> {
         let heap = self.heap(range);
         if range == AddressRange::Large {
-            // The smallest free extent that will do: small blocks live long, and break what they are in.
+            // The smallest free extent that serves: small blocks live long, and break up the extent.
             return heap.find(owner, upto, request);
         }
         let best = heap.find(owner, upto, &Request { bytes: wanted.max(request.bytes), ..*request });
@@ -400,7 +401,7 @@ impl Pages {
         (pack(range, id), base, bytes, epoch)
     }
 
-    /// Enters a block that is handed out at an address.
+    /// Inserts a block that is handed out at an address into the block map.
     pub(crate) fn insert_block(&mut self, block_map: &BlockMap, block: Block, addr: u64) {
         let (range, chunk) = unpack(block.chunk);
         let heap = self.heap_mut(range);
@@ -411,7 +412,7 @@ impl Pages {
         }
     }
 
-    /// The block is none to the block map.
+    /// Removes a block from the block map.
     pub(crate) fn remove_block(&mut self, block: ChunkId) {
         let (range, chunk) = unpack(block);
         self.heap_mut(range).remove_block(chunk);
@@ -421,12 +422,12 @@ impl Pages {
         &mut self.heaps
     }
 
-    /// The address ranges' heaps.
+    /// Returns the heaps of the address ranges.
     pub(crate) fn heaps(&self) -> &[Heap] {
         &self.heaps
     }
 
-    /// Takes a block back for `owner`, all its pieces.
+    /// Frees a block, with all its pieces, for `owner`.
     pub(crate) fn free(&mut self, block: ChunkId, owner: Owner, epoch: Epoch) {
         let mut next = block;
         while next != NIL {
@@ -438,23 +439,24 @@ impl Pages {
         }
     }
 
-    /// The first piece of a block, if there is such a chunk.
+    /// Returns the first piece of a block, if there is such a chunk.
     pub(crate) fn block(&self, block: ChunkId) -> Option<&Chunk> {
         let (range, chunk) = unpack(block);
         self.heap(range).get(chunk)
     }
 
-    /// The bytes of a block in use.
+    /// Returns the bytes of a block in use.
     pub(crate) fn bytes_of(&self, block: ChunkId) -> u64 {
         self.pieces_of(block).map(|piece| piece.bytes).sum()
     }
 
-    /// Moves free bytes freed in epoch `upto` or before to another owner, as freed in `epoch`.
+    /// Moves chunks freed in epoch `upto` or before to another owner, as freed in `epoch`.
     pub(crate) fn migrate(&mut self, from: Owner, upto: Epoch, to: Owner, epoch: Epoch) {
         self.heaps.iter_mut().for_each(|heap| heap.migrate(from, upto, to, epoch));
     }
 
-    /// Hands out bytes of the large address range that are the owner's in part and unowned in part.
+    /// Takes contiguous bytes of the large address range of which the owner owns a part and the rest is
+    /// unowned.
     pub(crate) fn take_with_unowned(&mut self, owner: Owner, request: &Request) -> Option<(ChunkId, u64)> {
         if self.range_of(request) == AddressRange::Small && self.may_grow() && !self.is_short {
             return None;
@@ -467,7 +469,7 @@ impl Pages {
         Some((pack(AddressRange::Large, id), addr))
     }
 
-    /// Bytes in the free chunks of an owner.
+    /// Returns the bytes in the free chunks of an owner.
     pub(crate) fn free_bytes(&self, owner: Owner) -> u64 {
         self.heaps.iter().map(|heap| heap.free_bytes(owner)).sum()
     }
@@ -477,13 +479,13 @@ impl Pages {
         self.heaps.iter_mut().for_each(|heap| heap.remove_owner(owner));
     }
 
-    /// The largest free extent in the primary mapping.
+    /// Returns the bytes of the largest free extent in the primary mapping.
     pub(crate) fn largest_free_block(&self) -> u64 {
         self.heaps.iter().map(Heap::largest_free_block).max().unwrap_or(0)
     }
 
-    /// The chunk that owns the memory at an address, in the primary mapping or in an alias. Error path: it
-    /// walks.
+    /// Returns the chunk that owns the memory at an address, in the primary mapping or in an alias. Only
+    /// error paths call this: it walks all chunks of a region.
     pub(crate) fn chunk_at(&self, addr: u64) -> Option<&Chunk> {
         let primary = match self.aliases.at(addr) {
             Some((handle, start)) => self.handles.get(handle).primary + (addr - start),
@@ -492,7 +494,7 @@ impl Pages {
         self.heaps.iter().find_map(|heap| heap.chunk_at(primary))
     }
 
-    /// Sizes and counts.
+    /// Returns sizes and counts.
     pub(crate) fn totals(&self) -> Totals {
         let sum = |of: fn(&Heap) -> u64| self.heaps.iter().map(of).sum::<u64>();
         Totals {
@@ -508,7 +510,7 @@ impl Pages {
         }
     }
 
-    /// Physical memory in bytes, with what is on its way from and to the driver.
+    /// Returns the bytes of physical memory, including plans and releases under way.
     pub(crate) fn bytes_reserved(&self) -> u64 {
         self.handles.bytes + self.planned + self.retiring
     }

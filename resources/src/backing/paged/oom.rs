@@ -1,3 +1,5 @@
+//! Figures of paged memory for the out-of-memory report.
+
 use millpond_core::ALLOCATION_ALIGNMENT;
 
 use crate::backing::paged::plan::Refused;
@@ -5,9 +7,8 @@ use crate::backing::paged::{AddressRange, Pages};
 use crate::heap::request::Request;
 use crate::stream_order::Owner;
 
-/// What a report needs to know of pages where memory is out.
 impl Pages {
-    /// Bytes of new memory with which the request would be served, with as much as can be of what is free.
+    /// Returns the bytes of new memory that the request needs beside the free bytes that it can use.
     pub(crate) fn needed(&mut self, owner: Owner, request: &Request, is_span: bool) -> u64 {
         match self.plan(owner, request, is_span, 0, 0) {
             Ok(plan) => {
@@ -18,30 +19,30 @@ impl Pages {
         }
     }
 
-    /// Bytes of new memory that serve the request whatever is free.
+    /// Returns the bytes of new memory that serve the request without any free bytes.
     pub(crate) fn needed_alone(&self, request: &Request) -> u64 {
         let is_aligned = request.alignment <= self.granularity;
         self.whole_granules(if is_aligned { request.bytes } else { request.padded_bytes() })
     }
 
-    /// All handles in the primary mapping: where each starts, its bytes, and whether a block may begin or end
-    /// in it.
+    /// Returns all handles in the primary mapping: address, bytes, and whether a stitched block may begin or
+    /// end in it.
     pub(crate) fn primaries(&self) -> impl Iterator<Item = (u64, u64, bool)> {
         self.handles
             .iter()
             .map(|(_, handle)| (handle.primary, handle.bytes, handle.range == AddressRange::Large))
     }
 
-    /// How large the free end of a handle must be for a block to begin or end in it; `None` for a request
-    /// that is not stitched.
+    /// Returns the least bytes at the free end of a handle with which a stitched block may begin or end;
+    /// `None` for a request that is never stitched.
     pub(crate) fn least_piece(&self, request: &Request) -> Option<u64> {
         let is_plain =
             request.alignment == ALLOCATION_ALIGNMENT && self.range_of(request) == AddressRange::Large;
         is_plain.then_some(self.policy.least_piece)
     }
 
-    /// Whether what is free for one stream and for anyone joins when a block beside it is given back: of the
-    /// heap of large blocks, but not of that of spans.
+    /// Returns whether chunks of one stream and unowned ones join when a block beside them is freed: in the
+    /// heap of large blocks, but not in that of spans.
     pub(crate) fn joins_with_unowned(heap: usize) -> bool {
         heap == AddressRange::Large as usize
     }

@@ -1,3 +1,5 @@
+//! Plans growth and stitching: keeps free pieces and addresses, and lists the driver calls.
+
 use millpond_core::ALLOCATION_ALIGNMENT;
 use millpond_core::driver::{Driver, DriverResult};
 
@@ -11,37 +13,32 @@ use crate::heap::chunk::Chunk;
 use crate::heap::request::Request;
 use crate::pool::protocol::Lack;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
-
-/// Addresses kept for an alias, as a multiple of what is mapped first: aliases go on at their ends.
-const SLOT_FACTOR: u64 = 4;
-
-/// The fewest addresses kept for an alias.
-const LEAST_SLOT: u64 = 64 << 20;
+use crate::tuning::{LEAST_SLOT, SLOT_FACTOR};
 
 /// Driver calls that bring a handle: it is created, mapped, and made accessible.
 pub(super) const CALLS_FOR_HANDLE: u64 = 3;
 
-/// A block that is on its way: pieces are kept for it, addresses too, and some work is for the driver.
+/// A block under way: the pieces and addresses kept for it, and the driver calls that it needs.
 ///
-/// It ends with [`Pages::commit`] when it was run, or else with [`Pages::abort`].
+/// [`Pages::commit`] ends a plan that was run, [`Pages::abort`] any other.
 #[derive(Debug)]
-#[must_use = "a plan keeps memory until it is committed or abandoned"]
+#[must_use = "a plan keeps memory until it is committed or aborted"]
 pub(crate) struct Plan {
     pub(super) range: AddressRange,
-    /// Pieces that come before the new memory, and the one behind it.
+    /// Pieces before the new memory, and the one behind it.
     pub(super) before: Vec<Kept>,
     pub(super) after: Option<Kept>,
-    /// Bytes of the new memory that are the block's, and to what its address is aligned.
+    /// Bytes of the new memory that the block uses, and the alignment of its address.
     pub(super) used: u64,
     pub(super) alignment: u64,
     /// Where the block lies, if not in the primary mapping.
-    pub(super) alias: Option<InView>,
+    pub(super) alias: Option<InAlias>,
     pub(super) work: Work,
     /// Bytes of the new memory that a larger budget of driver calls would have saved.
     pub(super) beyond_slack: u64,
 }
 
-/// A piece that is taken, and whose it was.
+/// A piece that a plan took, and its owner and epoch before.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kept {
     pub(super) id: ChunkId,
@@ -49,9 +46,10 @@ pub(super) struct Kept {
     pub(super) epoch: Epoch,
 }
 
+/// Where a stitched block lies.
 #[derive(Debug)]
-pub(super) struct InView {
-    /// An existing alias that goes on; `None` for a new one.
+pub(super) struct InAlias {
+    /// An existing alias that the plan extends; `None` for a new one.
     pub(super) alias: Option<AliasId>,
     /// From the start of the alias to the block, in bytes.
     pub(super) offset: u64,
@@ -59,7 +57,7 @@ pub(super) struct InView {
     pub(super) slot: u64,
 }
 
-/// Why no block can be had: more new memory is needed than there may be.
+/// A plan was refused: it needs more new memory than the pool may take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Refused {
     /// Bytes of new memory that the block would need.
@@ -69,59 +67,60 @@ pub(crate) struct Refused {
 }
 
 impl Plan {
-    /// Bytes of new memory.
+    /// Returns the bytes of new memory.
     pub(crate) fn new_bytes(&self) -> u64 {
         self.work.new_bytes()
     }
 
-    /// Makes the new memory one handle: the driver gives it all, or nothing.
+    /// Makes the new memory one handle: the driver creates all of it, or nothing.
     pub(crate) fn take_at_once(&mut self) {
         self.work.take_at_once();
     }
 
-    /// Makes the driver calls, without the pool's lock. Where one fails, those before it are undone.
+    /// Makes the driver calls, without the pool's lock. If one fails, those before it are undone.
     ///
     /// # Errors
-    /// What the driver reports. Where it refuses a handle and has enough, smaller ones were tried first.
+    /// The driver's error. If the driver refuses a handle although it has enough memory, smaller handles are
+    /// tried first.
     pub(crate) fn run(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         self.work.run(driver)
     }
 }
 
 impl Pages {
-    /// Bytes that the pool may take from the driver, in whole granules.
+    /// Returns the bytes that the pool may take from the driver, in whole granules.
     fn available(&self, most_new: u64) -> u64 {
         let available = self.maximum_bytes.saturating_sub(self.bytes_reserved()).min(most_new);
         available / self.granularity * self.granularity
     }
 
-    /// Bytes by which the pool may grow before it puts blocks together instead.
+    /// Returns the bytes by which the pool may grow before it stitches blocks instead.
     pub(super) fn room(&self, most_new: u64) -> u64 {
         let allowed = self.policy.allowed(self.peak_live, &self.budget);
         let room = allowed.saturating_sub(self.bytes_reserved());
         (room / self.granularity * self.granularity).min(self.available(most_new))
     }
 
-    /// Notes how many bytes are in use, where the caller knows it: the more the pool knows of the peak, the
-    /// less it does to save memory that was once needed anyway.
+    /// Notes the live bytes, where the caller knows them: memory up to the peak of live bytes is never
+    /// spared, so a peak that is noted late costs driver calls.
     pub(crate) fn note_live(&mut self, live_bytes: u64) {
         self.peak_live = self.peak_live.max(live_bytes);
     }
 
-    /// Notes how many allocations and deallocations there were: each earns a little of the driver
-    /// calls that the pool may spend to hold less memory.
+    /// Notes the number of allocations and deallocations so far: each earns a part of a driver call that the
+    /// pool may spend to hold less memory.
     pub(crate) fn note_operations(&mut self, operations: u64) {
         self.budget.note_operations(&self.policy, operations);
     }
 
-    /// Plans a block for which `find_for` found nothing. A span for small blocks (`is_span`, and the request
-    /// has its size) comes on the small address range whatever its size.
+    /// Plans a block for which `find_for` found nothing. A span for small blocks (`is_span`) comes from the
+    /// small address range, whatever its size.
     ///
-    /// `live_bytes` is what is in use now, without this request. At most `most_new` bytes are taken from the
-    /// driver: less than all is for when it had no more.
+    /// `live_bytes` are the bytes in use now, without this request. The plan takes at most `most_new` bytes
+    /// from the driver; a caller limits them after the driver refused memory.
     ///
     /// # Errors
-    /// [`Refused`] where that, or the pool's maximum, is too little.
+    /// [`Refused`] if `most_new` or the pool's maximum is too little.
     pub(crate) fn plan(
         &mut self,
         owner: Owner,
@@ -158,11 +157,12 @@ impl Pages {
         Ok(plan)
     }
 
-    /// Plans free memory of so many bytes, in whole granules, and no block: for
-    /// [`commit_reserve`](Self::commit_reserve). A maximum that ends within a granule leaves that out.
+    /// Plans `bytes` of free memory, in whole granules, and no block: for
+    /// [`commit_reserve`](Self::commit_reserve). If the pool's maximum ends within the last granule, the plan
+    /// leaves that granule out.
     ///
     /// # Errors
-    /// [`Refused`] where the pool's maximum, or `most_new`, is less.
+    /// [`Refused`] if the pool's maximum or `most_new` is less.
     pub(crate) fn plan_reserve(&mut self, bytes: u64, most_new: u64) -> Result<Plan, Refused> {
         self.note_live(bytes);
         let whole = self.whole_granules(bytes);
@@ -171,12 +171,12 @@ impl Pages {
         self.plan_growth(AddressRange::Large, new, None, 0, most_new)
     }
 
-    /// What was in the way of a plan that was refused.
+    /// Returns what a refused plan lacked.
     pub(crate) fn lack(&self, refused: &Refused) -> Lack {
         if refused.needed > self.available(u64::MAX) { Lack::OwnLimit } else { Lack::NewMemory }
     }
 
-    /// What is free at the end of a address range.
+    /// Returns the free end of an address range.
     fn tail(&self, range: AddressRange, owner: Owner) -> Option<Piece> {
         let heap = self.heap(range);
         let tail = heap.tail().filter(|id| heap.chunk(*id).is_free())?;
@@ -191,7 +191,7 @@ impl Pages {
         Some(Piece { range, addr, bytes, run, joins: run != tail, epoch })
     }
 
-    /// The address behind the last primary mapping of a address range.
+    /// Returns the address behind the last primary mapping of an address range.
     fn end_of(&self, range: AddressRange) -> Option<u64> {
         let heap = self.heap(range);
         heap.tail().map(|tail| heap.chunk(tail).addr + heap.chunk(tail).bytes)
@@ -202,16 +202,16 @@ impl Pages {
         if needed > available { Err(Refused { needed, available }) } else { Ok(()) }
     }
 
-    /// Sizes of new handles, about equal, that together have `new` bytes and serve a request: large ones, or
-    /// smaller ones as far as the budget pays for more. Small handles are what blocks are stitched from with
-    /// the least waste (without: bytes 1.083 after 40 passes instead of 1.063).
+    /// Returns the sizes of new handles, about equal, of `new` bytes together: large ones, or smaller ones as
+    /// far as the budget pays for more driver calls. Blocks are stitched from small handles with less waste
+    /// (without smaller ones: bytes 1.083 after 40 passes instead of 1.063).
     fn sizes(&mut self, range: AddressRange, new: u64, request: u64) -> Vec<u64> {
         let most = match range {
             AddressRange::Small => request.max(self.granularity),
             AddressRange::Large => self.policy.largest_handle(request, self.peak_live, self.granularity),
         };
         let mut count = new.div_ceil(most);
-        // Where streams are far behind, more is held, and none of it is worth the time.
+        // Beyond the most slack, smaller handles would not save memory worth their calls.
         if range == AddressRange::Large && self.bytes_reserved() + new <= self.policy.most(self.peak_live) {
             let more = self.budget.available_later(&self.policy) / CALLS_FOR_HANDLE;
             let more = more.min((new / self.granularity).saturating_sub(count));
@@ -227,7 +227,8 @@ impl Pages {
         (1..=count).rev().map(size).filter(|size| *size > 0).collect()
     }
 
-    /// Addresses for new primary mappings: behind the address range's end, if they are free, or elsewhere.
+    /// Takes addresses for new primary mappings: behind the end of the address range if they are free, or
+    /// else elsewhere.
     fn addresses_for(&mut self, range: AddressRange, new: u64) -> Addresses {
         let end = self.end_of(range);
         let space = &mut self.handles.spaces[range as usize];
@@ -244,8 +245,8 @@ impl Pages {
         }
     }
 
-    /// Plans new memory at the end of a address range, of which `used` bytes are the block's; the free end of
-    /// the address range before it too, where there is one.
+    /// Plans new memory at the end of an address range. The block uses `used` bytes of it, and the free end
+    /// of the address range before it (`tail`), if there is one.
     fn plan_growth(
         &mut self,
         range: AddressRange,
@@ -258,9 +259,9 @@ impl Pages {
         self.refuse(new, most_new)?;
         let end = self.end_of(range);
         let primaries = self.addresses_for(range, new);
-        let goes_on = matches!(primaries, Addresses::At(base) if Some(base) == end);
-        if tail.is_some() && !goes_on {
-            // The address range goes on elsewhere: its free end is of no use, and all of the block is new.
+        let is_contiguous = matches!(primaries, Addresses::At(base) if Some(base) == end);
+        if tail.is_some() && !is_contiguous {
+            // The new memory does not follow the free end, so the whole block must be new.
             self.free_addresses(range, &primaries, new);
             return self.plan_growth(range, self.whole_granules(whole), None, whole, most_new);
         }
@@ -282,8 +283,7 @@ impl Pages {
     }
 
     fn plan_aligned(&mut self, request: &Request, most_new: u64) -> Result<Plan, Refused> {
-        let is_free = request.alignment <= self.granularity; // as every primary mapping is
-        let new = self.whole_granules(if is_free { request.bytes } else { request.padded_bytes() });
+        let new = self.needed_alone(request);
         let plan = self.plan_growth(AddressRange::Large, new, None, request.bytes, most_new)?;
         Ok(Plan { alignment: request.alignment, ..plan })
     }
@@ -294,7 +294,7 @@ impl Pages {
         }
     }
 
-    /// What the block is stitched from, in an alias that goes on only where there are addresses enough.
+    /// Chooses what the block is stitched from; it extends an alias only where its addresses suffice.
     fn choose(&self, ends: &FreeEnds, bytes: u64, room: u64) -> Stitching {
         let chosen = self.stitch(ends, bytes, room, true);
         let Some((id, place)) = chosen.base else { return chosen };
@@ -350,8 +350,8 @@ impl Pages {
         })
     }
 
-    /// Where the block will lie: in an alias that goes on, or in a new one.
-    fn plan_alias(&mut self, chosen: &Stitching, offset: u64, work: &mut Work) -> InView {
+    /// Plans the mappings of a stitched block, in an alias that it extends or in a new one.
+    fn plan_alias(&mut self, chosen: &Stitching, offset: u64, work: &mut Work) -> InAlias {
         let mapped = chosen.base.map_or(0, |(id, place)| self.aliases.get(id).maps.len() - place);
         let old = |id: &HandleId| {
             let Handle { physical, bytes, .. } = *self.handles.get(*id);
@@ -366,11 +366,11 @@ impl Pages {
             let alias = self.aliases.get_mut(id);
             alias.busy += 1;
             work.alias = Addresses::At(alias.base + alias.bytes);
-            return InView { alias: Some(id), offset: alias.maps[place].offset + offset, slot: 0 };
+            return InAlias { alias: Some(id), offset: alias.maps[place].offset + offset, slot: 0 };
         }
         let slot = (work.alias_bytes() * SLOT_FACTOR).max(LEAST_SLOT).next_multiple_of(self.granularity);
         let there = self.aliases.space.take_lowest(slot);
         work.alias = there.map_or(Addresses::Reserve(self.reservation_bytes.max(slot)), Addresses::At);
-        InView { alias: None, offset, slot }
+        InAlias { alias: None, offset, slot }
     }
 }

@@ -1,3 +1,5 @@
+//! Returns memory to the driver: plans, runs and commits releases.
+
 use std::cmp::Reverse;
 
 use millpond_core::DevicePtr;
@@ -6,42 +8,33 @@ use millpond_core::driver::{Driver, DriverResult};
 use rustc_hash::FxHashSet;
 
 use crate::backing::paged::driver_calls::Retired;
-use crate::backing::paged::handles::{AliasId, Handle, HandleId};
+use crate::backing::paged::handles::{AliasId, Handle, HandleId, Handles};
 use crate::backing::paged::plan::CALLS_FOR_HANDLE;
 use crate::backing::paged::{AddressRange, Pages, RANGES};
 use crate::block_map::ChunkId;
 use crate::heap::request::Cursor;
-use crate::heap::{CHUNKS_PER_STEP, Heap, next_size};
+use crate::heap::{Heap, next_size};
 use crate::stream_order::ANY_STREAM;
+use crate::tuning::{
+    CALLS_FOR_EXCESS, CALLS_FOR_TIDYING, CHUNKS_COMPARED, CHUNKS_PER_STEP, HANDLES_PER_EXTENT,
+    MAPPINGS_PER_HANDLE, QUIET_SHARE,
+};
 
-/// So many mappings in aliases are kept for each handle, besides those of the policy.
-const MAPPINGS_PER_HANDLE: usize = 4;
-
-/// The pool is quiet while at most this part of what it holds is in use (an eighth to a fortieth: no
-/// difference; a half: bytes 1.074 instead of 1.063).
-const QUIET_SHARE: u64 = 16;
-
-/// Driver calls of one step that gives excess back.
-const CALLS_FOR_EXCESS: u64 = 64;
-
-/// Driver calls that a handle costs that is given back and created again later.
+/// Driver calls of a handle that is released and created again later: the release takes two.
 const CALLS_FOR_RETURN: u64 = 2 + CALLS_FOR_HANDLE;
 
-/// So many handles of a free extent are looked at for one that may go.
-const HANDLES_LOOKED_AT: usize = 4;
-
-/// Memory on its way back to the driver. It ends with [`Pages::commit_release`].
+/// Memory that returns to the driver, until [`Pages::commit_release`].
 #[derive(Debug)]
-#[must_use = "a release must be finished, whatever became of it"]
+#[must_use = "a release must be committed, even if its run failed"]
 pub(crate) struct Release {
     retired: Vec<Retired>,
-    /// Aliases where something is unmapped.
+    /// Aliases that lose mappings.
     aliases: Vec<AliasId>,
-    /// Reservations to end when all is done: base and bytes.
+    /// Reservations to free in the end: base and bytes.
     reservations: Vec<(u64, u64)>,
 }
 
-/// A handle that is wholly free for anyone, and the chunk that it is in.
+/// An unowned, wholly free handle, and the chunk that it is in.
 struct Free {
     range: AddressRange,
     chunk: ChunkId,
@@ -54,8 +47,8 @@ impl Release {
     /// Makes the driver calls, without the pool's lock: unmaps, releases, frees addresses.
     ///
     /// # Errors
-    /// The first that the driver reports. What can be done besides is done; the rest is tried again with the
-    /// next release.
+    /// The driver's first error. Unless the device is lost, the other handles are released nevertheless; the
+    /// next release tries the failed calls again.
     pub(crate) fn run(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         let mut outcome = Ok(());
         for retired in &mut self.retired {
@@ -67,7 +60,7 @@ impl Release {
         }
         if outcome.is_ok() {
             self.reservations.retain(|(base, bytes)| {
-                // SAFETY: the reservation is this pool's, which is over, and nothing is mapped there.
+                // SAFETY: the reservation is this pool's, which ends, and nothing is mapped there.
                 let freed = unsafe { driver.mem_address_free(DevicePtr::new(*base), *bytes) };
                 let is_left = freed.is_err();
                 if outcome.is_ok() {
@@ -79,22 +72,22 @@ impl Release {
         outcome
     }
 
-    /// Bytes that went back to the driver.
+    /// Returns the bytes that were returned to the driver.
     pub(crate) fn released_bytes(&self) -> u64 {
-        self.retired.iter().filter(|retired| retired.complete_if_reached()).map(|retired| retired.bytes).sum()
+        self.retired.iter().filter(|retired| retired.is_done()).map(|retired| retired.bytes).sum()
     }
 }
 
 impl Pages {
-    /// Whether more is held than the target, and the pool is quiet.
+    /// Returns whether the pool holds more than its target, and is quiet.
     pub(crate) fn has_excess(&self) -> bool {
         let reserved = self.bytes_reserved();
-        // Each large request asks this: what is seldom true and needs no division comes first.
+        // Each large request asks this: the condition that is seldom true comes first.
         self.used() <= reserved / QUIET_SHARE && reserved > self.target_bytes() + self.granularity
     }
 
-    /// Whether the budget has this many driver calls left, or half of all that may be saved, after this many
-    /// operations.
+    /// Returns whether the budget has more than this many driver calls left, or more than half of those that
+    /// may be saved, after this many operations.
     pub(crate) fn may_spend(&mut self, calls: u64, operations: u64) -> bool {
         self.note_operations(operations);
         self.budget.available(&self.policy) > calls.min(self.policy.most_saved_calls / 2)
@@ -104,12 +97,12 @@ impl Pages {
         self.policy.target(self.peak_live).next_multiple_of(self.granularity)
     }
 
-    /// Takes handles out that are wholly free for anyone, the last of the address range first, while more
-    /// than the target is held: the next peak starts from memory that is free in a row, and takes small
-    /// handles. (If it were never done: bytes 1.065 instead of 1.060, gpt 1.045 instead of 1.031, resnet
-    /// 1.017 instead of 1.013, at 12 copies and 60 passes.)
+    /// Plans to release unowned, wholly free handles while the pool holds more than its target, the last of
+    /// the address range first: the next peak then starts from contiguous free memory, and creates small
+    /// handles. (Without: bytes 1.065 instead of 1.060, gpt 1.045 instead of 1.031, resnet 1.017 instead of
+    /// 1.013, at 12 copies and 60 passes.)
     ///
-    /// `calls_of_look` is how many driver calls it took to ask all streams what they have done.
+    /// `calls_of_look` is the number of driver calls that the completion check of all streams took.
     pub(crate) fn plan_excess(&mut self, calls_of_look: u64) -> Option<Release> {
         self.budget.spend(calls_of_look);
         let calls = self.budget.available(&self.policy).min(CALLS_FOR_EXCESS);
@@ -119,16 +112,17 @@ impl Pages {
         release
     }
 
-    /// Takes handles out that are wholly free for anyone, while at least `keep_bytes` stay and about
-    /// `most_calls` driver calls are enough; large ones first. Where aliases have grown many, free handles
-    /// leave them. `None` where there is nothing to do.
+    /// Plans to release unowned, wholly free handles, large ones first, while at least `keep_bytes` stay and
+    /// about `most_calls` driver calls suffice. Where there are too many alias mappings, free handles that
+    /// stay leave their aliases. Returns `None` where there is nothing to do.
     ///
-    /// What failed before is tried again first, and alone: it may be a mapping of a handle that is free now.
+    /// Releases that failed before are tried again first, and alone: one may hold a mapping of a handle that
+    /// is free now.
     pub(crate) fn plan_release(&mut self, keep_bytes: u64, most_calls: usize) -> Option<Release> {
         self.plan_release_by(keep_bytes, most_calls, |free| (Reverse(free.bytes), Reverse(free.primary)))
     }
 
-    /// The same, with the handles in the order of a key, the least first.
+    /// Does what [`plan_release`](Self::plan_release) does, with the handles in the order of `key`.
     fn plan_release_by<K: Ord>(
         &mut self,
         keep_bytes: u64,
@@ -143,33 +137,33 @@ impl Pages {
         let mut free = self.free_handles();
         free.sort_unstable_by_key(key);
         let mut left = self.handles.bytes.saturating_sub(keep_bytes);
-        let mut going = Vec::new();
+        let mut chosen = Vec::new();
         let mut calls = 0;
-        let mut staying = FxHashSet::default();
+        let mut kept = FxHashSet::default();
         for free in free {
-            let its_calls = self.handles.get(free.id).aliases.len() + 2;
-            // One that takes more calls than that goes, too, but alone.
-            if free.bytes <= left && (calls == 0 || calls + its_calls <= most_calls) {
-                calls += its_calls;
+            let calls_of_handle = self.handles.get(free.id).aliases.len() + 2;
+            // A handle that takes more calls than `most_calls` is released, too, but alone.
+            if free.bytes <= left && (calls == 0 || calls + calls_of_handle <= most_calls) {
+                calls += calls_of_handle;
                 left -= free.bytes;
-                going.push(free);
+                chosen.push(free);
             } else {
-                staying.insert(free.id);
+                kept.insert(free.id);
             }
         }
-        if self.has_many_mappings() {
-            self.thin_aliases(&staying, most_calls.saturating_sub(calls), &mut release);
+        if self.has_too_many_mappings() {
+            self.thin_aliases(&kept, most_calls.saturating_sub(calls), &mut release);
         }
-        // Of one chunk the last goes first: what is before it keeps the chunk's number.
-        going.sort_unstable_by_key(|free| Reverse(free.primary));
-        for free in going {
+        // The last handle of a chunk first: the bytes before it keep the chunk's number.
+        chosen.sort_unstable_by_key(|free| Reverse(free.primary));
+        for free in chosen {
             self.retire(&free, &mut release);
         }
         (!release.retired.is_empty()).then_some(release)
     }
 
-    /// Takes one handle out that is wholly free for anyone, if at least `keep_bytes` stay: it is looked for
-    /// in a few free chunks from the cursor on. What failed before is tried again first.
+    /// Plans to release one unowned, wholly free handle, if at least `keep_bytes` stay, among a few free
+    /// chunks from the cursor on. A release that failed before is tried again first.
     pub(crate) fn plan_release_step(&mut self, keep_bytes: u64, at: &mut Cursor) -> Option<Release> {
         let mut release = Release { retired: Vec::new(), aliases: Vec::new(), reservations: Vec::new() };
         if let Some(retired) = self.unfinished.pop() {
@@ -182,14 +176,14 @@ impl Pages {
             return None;
         }
         let range = AddressRange::ALL[at.part];
-        let (mut looks, mut last, mut found) = (0, 0, None);
+        let (mut seen, mut last, mut found) = (0, 0, None);
         for (chunk, extent) in
             self.heap(range).free_from(ANY_STREAM, at.bytes.max(self.granularity)).take(CHUNKS_PER_STEP)
         {
-            (looks, last) = (looks + 1, extent.bytes);
+            (seen, last) = (seen + 1, extent.bytes);
             let end = extent.addr + extent.bytes;
             // The first handle may lie in the free extent in part.
-            let mut handles = self.handles.within(extent.addr, end).take(HANDLES_LOOKED_AT);
+            let mut handles = self.handles.within(extent.addr, end).take(HANDLES_PER_EXTENT);
             let whole = handles.find(|(_, handle)| {
                 handle.primary >= extent.addr && handle.end() <= end && handle.bytes <= left
             });
@@ -205,26 +199,25 @@ impl Pages {
             }
         }
         let Some(free) = found else {
-            if looks < CHUNKS_PER_STEP {
+            if seen < CHUNKS_PER_STEP {
                 at.end_part(RANGES)
             } else {
                 at.bytes = next_size(last)
             }
             return None;
         };
-        // What is left of the free extent is smaller: it comes earlier.
+        // The rest of the free extent is smaller, so it comes earlier.
         at.bytes = 0;
         self.retire(&free, &mut release);
         Some(release)
     }
 
-    /// Where aliases have grown so many that searches take long, some of what is free leaves them.
+    /// Plans to unmap free handles from aliases where there are too many mappings, which slow searches down.
     pub(crate) fn plan_tidying(&mut self) -> Option<Release> {
-        const CALLS: usize = 64;
-        if self.has_many_mappings() { self.plan_release(u64::MAX, CALLS) } else { None }
+        if self.has_too_many_mappings() { self.plan_release(u64::MAX, CALLS_FOR_TIDYING) } else { None }
     }
 
-    fn has_many_mappings(&self) -> bool {
+    fn has_too_many_mappings(&self) -> bool {
         self.aliases.mappings > self.mappings_kept()
     }
 
@@ -232,8 +225,8 @@ impl Pages {
         self.policy.mappings + self.handles.len() * MAPPINGS_PER_HANDLE
     }
 
-    /// Free handles leave aliases, those first in which no block was put for longest, until a quarter fewer
-    /// mappings are left than are kept.
+    /// Unmaps free handles from aliases, the least recently used first, down to three quarters of the
+    /// mappings kept.
     fn thin_aliases(&mut self, free: &FxHashSet<HandleId>, most_calls: usize, release: &mut Release) {
         let surplus = (self.aliases.mappings - self.mappings_kept() / 4 * 3).min(most_calls);
         let mut aliases: Vec<(u64, AliasId)> =
@@ -244,8 +237,8 @@ impl Pages {
             maps.filter(|(_, map)| free.contains(&map.handle)).map(move |(place, _)| (id, place as u32))
         });
         let places: Vec<(AliasId, u32)> = places.take(surplus).collect();
-        let remove_block = |(alias, place)| self.remove_alias_entry(alias, place, &mut release.aliases);
-        let mappings: Vec<(u64, u64)> = places.into_iter().map(remove_block).collect();
+        let remove = |(alias, place)| self.remove_mapping(alias, place, &mut release.aliases);
+        let mappings: Vec<(u64, u64)> = places.into_iter().map(remove).collect();
         if !mappings.is_empty() {
             release.retired.push(Retired { physical: None, bytes: 0, mappings, primary: None });
         }
@@ -266,8 +259,8 @@ impl Pages {
         free
     }
 
-    /// Forgets a mapping in an alias; says where it is.
-    fn remove_alias_entry(&mut self, alias: AliasId, place: u32, aliases: &mut Vec<AliasId>) -> (u64, u64) {
+    /// Removes a mapping of an alias from the tables, and returns its address and bytes.
+    fn remove_mapping(&mut self, alias: AliasId, place: u32, aliases: &mut Vec<AliasId>) -> (u64, u64) {
         if !aliases.contains(&alias) {
             self.aliases.get_mut(alias).busy += 1;
             aliases.push(alias);
@@ -280,7 +273,7 @@ impl Pages {
     fn retire(&mut self, free: &Free, release: &mut Release) {
         let mut mappings = vec![(free.primary, free.bytes)];
         for (alias, place) in self.handles.get(free.id).aliases.clone() {
-            mappings.push(self.remove_alias_entry(alias, place, &mut release.aliases));
+            mappings.push(self.remove_mapping(alias, place, &mut release.aliases));
         }
         self.heap_mut(free.range).remove_range(free.chunk, free.primary, free.bytes);
         let Handle { physical, bytes, primary, range, .. } = self.handles.remove(free.id);
@@ -293,12 +286,13 @@ impl Pages {
         });
     }
 
-    /// Ends a release, however far it came: addresses may be used again, and what failed is tried again.
+    /// Commits a release, however far its run came: frees its addresses, and keeps what failed for the next
+    /// release.
     pub(crate) fn commit_release(&mut self, release: Release) {
         let Release { retired, aliases, .. } = release;
-        let all_done = retired.iter().all(Retired::complete_if_reached);
+        let is_clean = retired.iter().all(Retired::is_done);
         for retired in retired {
-            if !retired.complete_if_reached() {
+            if !retired.is_done() {
                 self.unfinished.push(retired);
                 continue;
             }
@@ -307,11 +301,11 @@ impl Pages {
                 self.handles.spaces[range as usize].free(primary, retired.bytes);
             }
         }
-        aliases.into_iter().for_each(|alias| self.aliases.end_work(alias, all_done));
+        aliases.into_iter().for_each(|alias| self.aliases.end_work(alias, is_clean));
     }
 
-    /// Everything, whatever is in use: when the pool ends. Nothing may be asked of it afterwards, but for
-    /// this again, where the release failed.
+    /// Plans to release everything, in use or not, when the pool ends. Afterwards only this may be called,
+    /// again where the release failed.
     pub(crate) fn release_all(&mut self) -> Release {
         let mut retired = std::mem::take(&mut self.unfinished);
         let ids: Vec<HandleId> = self.handles.iter().map(|(id, _)| id).collect();
@@ -326,9 +320,8 @@ impl Pages {
         let reserved = self.handles.reserved.iter().chain(self.aliases.space.reservations());
         let reservations = reserved.copied().collect();
         self.aliases = Default::default();
-        self.handles = crate::backing::paged::Handles::new(self.granularity);
-        let heap = || Heap::new(crate::backing::paged::SCAN);
-        self.heaps = [(); RANGES].map(|()| heap());
+        self.handles = Handles::new(self.granularity);
+        self.heaps = [(); RANGES].map(|()| Heap::new(CHUNKS_COMPARED));
         (self.planned, self.retiring, self.extra_pieces) = (0, 0, 0);
         Release { retired, aliases: Vec::new(), reservations }
     }

@@ -1,4 +1,4 @@
-//! A program that comes again and again, on [`Pages`] alone: without the rest of the pool.
+//! Replays a program again and again on [`Pages`] alone, without the rest of the pool.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,11 +14,11 @@ use crate::heap::size_class::rounded;
 
 const OWNER: Owner = 1;
 
-/// Blocks of at most so many bytes come from spans of so many.
+/// Blocks of at most this many bytes come from spans.
 const IN_ARENA: u64 = 128 << 10;
 const SPAN: u64 = 2 << 20;
 
-/// A row of a log: a block's number and size, or the number of one that goes back.
+/// A row of a log: a block's number and size, or the number of one that is freed.
 #[derive(Clone, Copy)]
 enum Row {
     Allocate(u32, u64),
@@ -30,7 +30,7 @@ struct Log {
     blocks: usize,
 }
 
-/// Bits that differ for each size and seed.
+/// Returns pseudorandom bits.
 fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -43,7 +43,7 @@ enum Block {
     Small(ChunkId),
 }
 
-/// A pool in small: one stream, one arena for small blocks, no stream caches.
+/// A small pool: one stream, one arena for small blocks, no stream caches.
 struct Bench {
     pages: Pages,
     device: Arc<SimDevice>,
@@ -92,8 +92,8 @@ impl Bench {
         block
     }
 
-    /// What the pool does before it grows: whole spans go back, and what is done becomes unowned: on an idle
-    /// device, all.
+    /// Does what the pool does before it grows: frees whole spans, and makes completed free chunks unowned.
+    /// The device is idle, so all are completed.
     fn reclaim(&mut self) {
         self.misses += 1;
         while let Some((region, _, _)) = self.arena.remove_free_region(|_| true) {
@@ -140,9 +140,9 @@ impl Bench {
         self.arena.take(chunk, request.bytes, request.alignment)
     }
 
-    /// Replays a log; says how long it took without the driver.
+    /// Replays a log, and returns how long it took without the driver.
     fn pass(&mut self, log: &Log) -> Duration {
-        // Spans that an arena still holds would make each pass another program.
+        // Spans that the arena still holds would make each pass a different program.
         self.reclaim();
         let before = self.in_driver;
         let start = Instant::now();
@@ -156,7 +156,7 @@ impl Bench {
                     self.peak_live = self.peak_live.max(self.live);
                 }
                 Row::Deallocate(number) => {
-                    let (block, bytes) = blocks[number as usize].take().expect("a block goes back once");
+                    let (block, bytes) = blocks[number as usize].take().expect("a log frees a block once");
                     self.deallocate(block, bytes);
                 }
             }
@@ -174,13 +174,13 @@ impl Bench {
     }
 }
 
-/// What a program asks for, in bytes: no spans, which come and go as memory is short.
+/// Sizes of a program's requests in bytes; none is small, since spans come and go as memory is short.
 const SIZES: [u64; 10] = [
     300_000, 1_100_000, 2_500_000, 4_194_304, 6_000_000, 9_437_184, 17_000_000, 22_000_000, 33_554_432,
     49_000_000,
 ];
 
-/// Blocks that live for a while: about 400 MiB of them, and 512 now and then.
+/// Returns a log of blocks that live for a while: about 400 MiB of them, and 512 MiB now and then.
 fn made_up() -> Log {
     let (mut rows, mut live, mut bytes) = (Vec::new(), Vec::new(), 0);
     let mut blocks = 0;
@@ -200,7 +200,7 @@ fn made_up() -> Log {
 }
 
 #[test]
-fn little_is_held_beyond_what_is_live_and_a_program_that_comes_again_asks_for_nothing() {
+fn little_is_reserved_beyond_live_bytes_and_a_repeated_program_makes_no_driver_call() {
     let log = made_up();
     let mut bench =
         Bench::new(Policy { first_calls: u64::MAX / 2, most_saved_calls: u64::MAX / 2, ..Policy::default() });
@@ -208,13 +208,13 @@ fn little_is_held_beyond_what_is_live_and_a_program_that_comes_again_asks_for_no
     let ratio = bench.pages.totals().peak_bytes_reserved as f64 / bench.peak_live as f64;
     assert!(ratio < 1.1, "{ratio}");
     assert_eq!(bench.device.peak_bytes(), bench.pages.totals().peak_bytes_reserved);
-    // Each pass finds more in aliases; before long, all.
-    let asks = |bench: &mut Bench| {
+    // Each pass finds more of its blocks in aliases, and a later one all of them.
+    let calls_driver = |bench: &mut Bench| {
         let calls = bench.device.driver_calls();
         bench.pass(&log);
         bench.device.driver_calls() > calls
     };
-    let passes = (1..40).find(|_| !asks(&mut bench));
+    let passes = (1..40).find(|_| !calls_driver(&mut bench));
     assert!(passes.is_some(), "{:?}", bench.pages.totals());
     bench.pages.validate();
 }

@@ -1,3 +1,5 @@
+//! Tests the paged backing with random programs, faults, and a device that checks every access.
+
 use std::sync::Arc;
 
 use millpond_core::driver::{Driver, DriverError, EventFlags, StreamFlags};
@@ -12,7 +14,7 @@ use crate::backing::paged::*;
 const OWNERS: Owner = 4;
 const MIB: u64 = 1 << 20;
 
-/// Small handles and few mappings, so that few steps do much.
+/// Small handles and few mappings, so that short programs reach every path.
 const POLICY: Policy = Policy {
     slack: 3,
     small_bytes: MIB,
@@ -36,21 +38,21 @@ struct Block {
     id: ChunkId,
     addr: u64,
     bytes: u64,
-    /// Who had it last.
+    /// The stream that uses it.
     owner: Owner,
 }
 
-/// Pages on a simulated device whose oracle follows every block: no two that are lent share a byte of memory,
-/// nothing is handed on before its work is done, all of a block is accessible, and what is unmapped is idle.
+/// Pages on a simulated device that checks every block: no two lent blocks share memory, no block changes
+/// streams before its work is done, a block is accessible as a whole, and only idle memory is unmapped.
 struct Bench {
     pages: Pages,
     device: Arc<SimDevice>,
-    /// By owner; nobody's is the host's.
+    /// By owner; the first is the host's, for unowned blocks.
     streams: Vec<StreamRef>,
     blocks: Vec<Block>,
     under_way: Vec<(Plan, Owner, Request)>,
     live: u64,
-    /// Of the last block that was given back.
+    /// The epoch of the last block that was freed.
     epoch: Epoch,
     is_own_first: bool,
 }
@@ -64,7 +66,7 @@ impl Bench {
     fn new(capacity: u64, maximum_bytes: u64) -> Self {
         let device = SimDevice::new(SimConfig::with_capacity(capacity));
         let granularity = device.mem_get_allocation_granularity().expect("sim has virtual memory");
-        let stream = |_| device.stream_create(StreamFlags::NON_BLOCKING).expect("streams can be had");
+        let stream = |_| device.stream_create(StreamFlags::NON_BLOCKING).expect("the device creates streams");
         Self {
             pages: Pages::new(granularity, capacity, maximum_bytes, POLICY),
             streams: (0..=OWNERS).map(stream).collect(),
@@ -77,7 +79,7 @@ impl Bench {
         }
     }
 
-    /// Where an address is in the primary mapping.
+    /// Returns the address in the primary mapping of the memory at an address.
     fn primary(&self, addr: u64) -> u64 {
         self.pages
             .aliases
@@ -95,7 +97,7 @@ impl Bench {
             assert_eq!(
                 ends,
                 (piece.addr, piece.addr + piece.bytes - 1),
-                "a piece lies where the block has it"
+                "the block's addresses map another piece"
             );
             at += piece.bytes;
         }
@@ -123,7 +125,7 @@ impl Bench {
         block.is_some()
     }
 
-    /// Allocates as a pool does; says whether it could.
+    /// Allocates as a pool does, and returns whether it succeeded.
     fn allocate(&mut self, owner: Owner, request: &Request, faults: FaultPlan) -> bool {
         if self.find(owner, request) {
             return true;
@@ -143,22 +145,22 @@ impl Bench {
         true
     }
 
-    /// Where free chunks start, whose they are, and the epoch in which they were given back.
+    /// Returns the address, the owner and the epoch of all free chunks.
     fn free_chunks(&self) -> Vec<(u64, Owner, Epoch)> {
-        let of = |owner| AddressRange::ALL.map(|range| self.pages.heap(range).free_from(owner, 1));
+        let free = |owner| AddressRange::ALL.map(|range| self.pages.heap(range).free_from(owner, 1));
         let chunks = (ANY_STREAM..=OWNERS).flat_map(|owner| {
-            of(owner).into_iter().flatten().map(move |(_, chunk)| (chunk.addr, owner, chunk.epoch()))
+            free(owner).into_iter().flatten().map(move |(_, chunk)| (chunk.addr, owner, chunk.epoch()))
         });
         chunks.collect()
     }
 
-    /// A plan that was abandoned leaves what it kept as free as before, and no earlier.
+    /// Panics unless these chunks are free again after an aborted plan, in the same epoch or a later one.
     fn assert_still_free(&self, chunks: &[(u64, Owner, Epoch)]) {
         for &(addr, owner, epoch) in chunks {
-            let chunk = self.pages.chunk_at(addr).expect("a chunk does not go with an abandoned plan");
-            assert!(chunk.is_free(), "{addr:#x} is not free any more");
-            // What nobody owned may have joined what the requester owns.
-            assert!(chunk.owner() == owner || owner == ANY_STREAM, "{addr:#x} is not {owner}'s any more");
+            let chunk = self.pages.chunk_at(addr).expect("an aborted plan removed a chunk");
+            assert!(chunk.is_free(), "{addr:#x} is no longer free");
+            // An unowned chunk may have joined one of the requester.
+            assert!(chunk.owner() == owner || owner == ANY_STREAM, "{addr:#x} lost its owner {owner}");
             assert!(chunk.epoch() >= epoch, "{addr:#x} was free from epoch {epoch}, not {}", chunk.epoch());
         }
     }
@@ -171,12 +173,12 @@ impl Bench {
         }
     }
 
-    fn commit(&mut self, index: usize, does: bool) {
+    fn commit(&mut self, index: usize, runs: bool) {
         if self.under_way.is_empty() {
             return;
         }
         let (mut plan, owner, request) = self.under_way.remove(index % self.under_way.len());
-        if does && plan.run(&*self.device).is_ok() {
+        if runs && plan.run(&*self.device).is_ok() {
             let block = self.pages.commit(plan);
             self.lend(owner, block, &request);
         } else {
@@ -220,7 +222,8 @@ impl Bench {
         self.live -= bytes;
     }
 
-    /// Makes what an owner gave back another's, in stream order; unowned, when it is done.
+    /// Moves an owner's free chunks to another owner in stream order, or makes them unowned once its work is
+    /// done.
     fn migrate(&mut self, from: Owner, to: Owner) {
         if from == ANY_STREAM || from == to {
             return;
@@ -249,7 +252,7 @@ impl Bench {
         assert_eq!(self.device.violations(), []);
         let totals = self.pages.totals();
         assert_eq!(totals.blocks_in_use, self.blocks.len() as u64);
-        // Plans under way have not asked the driver yet.
+        // Plans under way have not been run yet.
         assert_eq!(self.device.live_bytes(), totals.bytes_reserved - self.pages.planned);
         let kept: u64 = totals.bytes_reserved - self.pages.planned - self.pages.retiring - totals.bytes_free;
         if self.under_way.is_empty() {
@@ -259,7 +262,7 @@ impl Bench {
         assert_eq!(by_owner.map(|(_, _, bytes, _)| bytes).sum::<u64>(), totals.bytes_free);
     }
 
-    /// Gives everything back; nothing may be left.
+    /// Frees and releases everything, and panics if anything is left.
     fn end(mut self) {
         while !self.under_way.is_empty() {
             self.commit(0, false);
@@ -270,9 +273,9 @@ impl Bench {
         (1..=OWNERS).for_each(|owner| self.migrate(owner, ANY_STREAM));
         (0..2).for_each(|_| self.release(0, usize::MAX, FaultPlan::none()));
         self.validate();
-        assert_eq!(self.device.live_bytes(), 0, "all handles go back");
+        assert_eq!(self.device.live_bytes(), 0, "a handle was not released");
         self.pages.release_all().run(&*self.device).expect("the device is well");
-        assert_eq!(self.device.live_allocations(), 0, "no reservation is left");
+        assert_eq!(self.device.live_allocations(), 0, "a reservation is left");
         assert_eq!(self.device.violations(), []);
     }
 }
@@ -282,10 +285,10 @@ enum Step {
     Allocate { owner: Owner, bytes: u64, alignment_log2: u32 },
     Fail { owner: Owner, bytes: u64, call: u64, persistent: bool },
     Begin { owner: Owner, bytes: u64 },
-    Finish { index: usize, does: bool },
+    Commit { index: usize, runs: bool },
     Span { owner: Owner, bytes: u64, wanted: u64 },
     Reserve { bytes: u64 },
-    Give { index: usize },
+    Free { index: usize },
     Migrate { from: Owner, to: Owner },
     Release { keep: u64, calls: usize },
     FailRelease { call: u64, persistent: bool },
@@ -309,11 +312,11 @@ fn steps(most: usize) -> impl Strategy<Value = Vec<Step>> {
         2 => (1..=OWNERS, bytes(), 0..20u64, any::<bool>())
             .prop_map(|(owner, bytes, call, persistent)| Step::Fail { owner, bytes, call, persistent }),
         2 => (1..=OWNERS, bytes()).prop_map(|(owner, bytes)| Step::Begin { owner, bytes }),
-        2 => (any::<usize>(), any::<bool>()).prop_map(|(index, does)| Step::Finish { index, does }),
+        2 => (any::<usize>(), any::<bool>()).prop_map(|(index, runs)| Step::Commit { index, runs }),
         1 => (1..=OWNERS, 1..MIB, 1..(2 * MIB))
             .prop_map(|(owner, bytes, wanted)| Step::Span { owner, bytes, wanted }),
         1 => (1..(64 * MIB)).prop_map(|bytes| Step::Reserve { bytes }),
-        12 => any::<usize>().prop_map(|index| Step::Give { index }),
+        12 => any::<usize>().prop_map(|index| Step::Free { index }),
         4 => (1..=OWNERS, 0..=OWNERS).prop_map(|(from, to)| Step::Migrate { from, to }),
         1 => (0..(256 * MIB), 0..200usize).prop_map(|(keep, calls)| Step::Release { keep, calls }),
         1 => (0..20u64, any::<bool>()).prop_map(|(call, persistent)| Step::FailRelease { call, persistent }),
@@ -332,7 +335,7 @@ fn run(bench: &mut Bench, step: Step) {
             bench.allocate(owner, &request(bytes, 8), faults(call, persistent, code));
         }
         Step::Begin { owner, bytes } => bench.begin(owner, request(bytes, 8)),
-        Step::Finish { index, does } => bench.commit(index, does),
+        Step::Commit { index, runs } => bench.commit(index, runs),
         Step::Span { owner, bytes, wanted } => bench.span(owner, bytes, wanted.next_multiple_of(256)),
         Step::Reserve { bytes } => {
             let Ok(mut plan) = bench.pages.plan_reserve(bytes, u64::MAX) else { return };
@@ -341,7 +344,7 @@ fn run(bench: &mut Bench, step: Step) {
                 Err(_) => bench.pages.abort(plan),
             }
         }
-        Step::Give { index } => bench.free(index),
+        Step::Free { index } => bench.free(index),
         Step::Migrate { from, to } => bench.migrate(from, to),
         Step::Release { keep, calls } => bench.release(keep, calls, FaultPlan::none()),
         Step::FailRelease { call, persistent } => {
@@ -357,7 +360,7 @@ proptest! {
         ..ProptestConfig::default()
     })]
 
-    /// Random programs, on a device that is large enough and on one that is not, with driver calls that fail.
+    /// Random programs, on a large device and on a small one, with driver calls that fail.
     #[test]
     fn pages_hold_their_invariants(
         steps in steps(200),
@@ -379,7 +382,7 @@ proptest! {
 }
 
 /// Four blocks of 8 MiB, of which the first and the third are free: 12 MiB need both.
-fn with_two_holes() -> Bench {
+fn with_two_free_blocks() -> Bench {
     let mut bench = Bench::new(16 << 30, u64::MAX);
     for _ in 0..4 {
         assert!(bench.allocate(1, &request(8 * MIB, 8), FaultPlan::none()));
@@ -393,8 +396,8 @@ fn with_two_holes() -> Bench {
 }
 
 #[test]
-fn holes_become_one_block_in_a_view_which_serves_again_without_a_call() {
-    let mut bench = with_two_holes();
+fn free_blocks_are_stitched_in_an_alias_that_serves_again_without_a_driver_call() {
+    let mut bench = with_two_free_blocks();
     let (twelve, reserved) = (request(12 * MIB, 8), bench.pages.bytes_reserved());
     assert!(bench.allocate(1, &twelve, FaultPlan::none()));
     assert_eq!(bench.pages.bytes_reserved(), reserved, "no new memory");
@@ -407,26 +410,26 @@ fn holes_become_one_block_in_a_view_which_serves_again_without_a_call() {
     bench.free(block);
     assert!(bench.pages.chunk_at(inside).is_some_and(Chunk::is_free));
     let calls = bench.device.driver_calls();
-    assert!(bench.find(1, &twelve), "the view serves again");
-    assert!(!bench.find(2, &request(3 * MIB, 8)), "another stream's bytes are not had");
+    assert!(bench.find(1, &twelve), "the alias does not serve again");
+    assert!(!bench.find(2, &request(3 * MIB, 8)), "another stream got the owner's bytes");
     assert_eq!(bench.device.driver_calls(), calls);
     bench.validate();
     bench.end();
 }
 
-/// More than the two free extents: takes old handles, new ones and a new alias.
+/// More bytes than the two free blocks: the plan takes old handles, new ones and a new alias.
 const THIRTY: u64 = 30 * MIB;
 
 #[test]
-fn whatever_call_fails_nothing_is_left_of_it() {
-    let mut bench = with_two_holes();
+fn a_failed_call_leaves_nothing_behind() {
+    let mut bench = with_two_free_blocks();
     let before = bench.device.driver_calls();
     assert!(bench.allocate(1, &request(THIRTY, 8), FaultPlan::none()));
     let calls = bench.device.driver_calls() - before;
     assert!(calls >= 10, "a reservation, creations and mappings: {calls}");
     bench.end();
     for (call, persistent) in (0..calls).flat_map(|call| [(call, false), (call, true)]) {
-        let mut bench = with_two_holes();
+        let mut bench = with_two_free_blocks();
         let before = (bench.pages.totals(), bench.device.live_bytes());
         assert!(!bench.allocate(
             1,
@@ -434,11 +437,11 @@ fn whatever_call_fails_nothing_is_left_of_it() {
             faults(call, persistent, DriverError::INVALID_VALUE)
         ));
         bench.validate();
-        // What could not be undone goes with the next release.
+        // The next release takes along what could not be undone.
         bench.release(u64::MAX, usize::MAX, FaultPlan::none());
         bench.validate();
         assert_eq!((bench.pages.totals(), bench.device.live_bytes()), before);
-        assert!(bench.allocate(1, &request(THIRTY, 8), FaultPlan::none()), "it works the next time");
+        assert!(bench.allocate(1, &request(THIRTY, 8), FaultPlan::none()), "the next allocation fails, too");
         bench.end();
     }
 }
@@ -456,7 +459,7 @@ fn where_memory_is_short_handles_are_smaller() {
 }
 
 #[test]
-fn the_maximum_holds_and_is_said() {
+fn the_maximum_holds_and_refusals_name_it() {
     let mut bench = Bench::new(16 << 30, 20 * MIB);
     assert!(bench.allocate(1, &request(10 * MIB, 8), FaultPlan::none()));
     let refused = bench.pages.plan(1, &request(12 * MIB, 8), false, 10 * MIB, u64::MAX);
@@ -468,14 +471,14 @@ fn the_maximum_holds_and_is_said() {
 }
 
 #[test]
-fn a_release_keeps_what_it_should_and_its_calls_are_limited() {
+fn a_release_keeps_the_bytes_it_should_within_its_calls() {
     let mut bench = Bench::new(16 << 30, u64::MAX);
     let mut plan = bench.pages.plan_reserve(64 * MIB, u64::MAX).expect("no maximum");
     plan.run(&*bench.device).expect("room");
     bench.pages.commit_reserve(plan);
     bench.validate();
     bench.release(64 * MIB - 1, usize::MAX, FaultPlan::none());
-    assert_eq!(bench.device.live_bytes(), 64 * MIB, "a handle is larger than what is too much");
+    assert_eq!(bench.device.live_bytes(), 64 * MIB, "a release went below the bytes to keep");
     let calls = bench.device.driver_calls();
     bench.release(0, 5, FaultPlan::none());
     assert!(bench.device.driver_calls() - calls <= 5);
@@ -487,10 +490,10 @@ fn a_release_keeps_what_it_should_and_its_calls_are_limited() {
     bench.end();
 }
 
-/// A handle that takes more calls than a release makes goes alone.
+/// A handle that takes more calls than a release may make is released alone.
 #[test]
-fn a_handle_in_many_views_goes_back() {
-    let mut bench = with_two_holes();
+fn a_handle_in_many_aliases_is_released() {
+    let mut bench = with_two_free_blocks();
     assert!(bench.allocate(1, &request(12 * MIB, 8), FaultPlan::none()));
     while !bench.blocks.is_empty() {
         bench.free(0);
@@ -500,12 +503,12 @@ fn a_handle_in_many_views_goes_back() {
         let before = bench.device.live_bytes();
         bench.release(0, 1, FaultPlan::none());
         bench.validate();
-        assert!(bench.device.live_bytes() < before, "nothing went back");
+        assert!(bench.device.live_bytes() < before, "nothing was released");
     }
     bench.end();
 }
 
-/// A long life of growing and shrinking, with blocks that stay: neither addresses nor aliases pile up.
+/// Neither reservations nor mappings pile up where a pool grows and shrinks often and some blocks stay.
 #[test]
 fn addresses_and_mappings_stay_bounded() {
     let mut bench = Bench::new(2 << 30, u64::MAX);
@@ -527,14 +530,14 @@ fn addresses_and_mappings_stay_bounded() {
         }
     }
     let totals = bench.pages.totals();
-    // Not all leave at once: some are of handles in use.
+    // More than the policy's: mappings of handles in use stay.
     assert!(totals.mappings < 600, "{totals:?}");
     let spaces = bench.pages.handles.spaces.iter().chain([&bench.pages.aliases.space]);
     assert!(spaces.map(|space| space.reservations().len()).sum::<usize>() <= 10, "{totals:?}");
     bench.end();
 }
 
-/// Bits that look random.
+/// Returns pseudorandom bits.
 fn mix(number: u64) -> u64 {
     let bits = (number ^ 0x9e37_79b9).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     (bits ^ (bits >> 29)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 20

@@ -1,3 +1,5 @@
+//! Models of recorded events: loom runs them in every order of threads.
+
 use std::sync::Arc;
 
 use loom::thread;
@@ -7,14 +9,14 @@ use crate::sync::{Mutex, explore, explore_canary};
 
 const STREAM: StreamRef = StreamRef::LEGACY;
 
-/// What the driver was given for a stream, in order, under its own lock.
+/// A call of the driver for a stream; the driver orders them under its own lock.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Submitted {
     Work,
     Record,
 }
 
-/// A stream: the driver's side of it, and the resource's, which is behind the resource's lock.
+/// The driver's side of a stream, and the resource's behind the resource's lock.
 struct Setup {
     driver: Mutex<Vec<Submitted>>,
     slot: Mutex<Slot>,
@@ -33,15 +35,15 @@ impl Setup {
         driver.len()
     }
 
-    /// Uses a block and gives it back, past the resource's lock; says when, for the driver, and of which
-    /// epoch the block is.
+    /// Uses a block and frees it without the resource's lock. Returns the place of its work in the driver's
+    /// order, and the block's epoch.
     fn free(&self) -> (usize, Epoch) {
         let submitted = self.submit(Submitted::Work);
         (submitted, self.cell.epoch())
     }
 }
 
-/// Frees race with a record: `record` says when it was for the driver, and up to which epoch it counts.
+/// Two frees race with a record: `record` returns its place in the driver's order and the epoch it covers.
 fn frees_race_with(record: impl Fn(&Setup) -> (usize, Epoch)) {
     let setup = Setup::new();
     let freeing = {
@@ -52,13 +54,13 @@ fn frees_race_with(record: impl Fn(&Setup) -> (usize, Epoch)) {
     for (submitted, epoch) in freeing.join().expect("no assertion failed") {
         assert!(
             epoch > covered || submitted < recorded,
-            "work {submitted} is not covered by point {recorded}"
+            "work {submitted} is not covered by event {recorded}"
         );
     }
 }
 
 #[test]
-fn a_point_covers_every_free_of_its_epoch() {
+fn a_recorded_event_covers_every_free_of_its_epoch() {
     explore(|| {
         frees_race_with(|setup| {
             let pending_record = setup.slot.lock().pending_record();
@@ -68,8 +70,8 @@ fn a_point_covers_every_free_of_its_epoch() {
 }
 
 #[test]
-fn canary_a_point_recorded_before_its_epoch_ends() {
-    explore_canary("is not covered by point", || {
+fn canary_an_event_recorded_before_its_epoch_ends() {
+    explore_canary("is not covered by event", || {
         frees_race_with(|setup| {
             let recorded = setup.submit(Submitted::Record);
             (recorded, setup.slot.lock().pending_record().epoch)
@@ -77,42 +79,42 @@ fn canary_a_point_recorded_before_its_epoch_ends() {
     });
 }
 
-/// Somebody wants a stream's blocks while two threads make calls on the stream: `pending_record` says whether
-/// a call is to record.
-fn somebody_wants_a_point(pending_record: impl Fn(&Setup) -> bool + Clone + Send + 'static) {
+/// A thread requests a record while two threads make calls on the stream; `takes_request` returns whether a
+/// call records.
+fn one_of_two_calls_records(takes_request: impl Fn(&Setup) -> bool + Clone + Send + 'static) {
     let setup = Setup::new();
     let calls = [(); 2].map(|()| {
-        let (setup, pending_record) = (Arc::clone(&setup), pending_record.clone());
-        thread::spawn(move || u32::from(pending_record(&setup)))
+        let (setup, takes_request) = (Arc::clone(&setup), takes_request.clone());
+        thread::spawn(move || u32::from(takes_request(&setup)))
     });
     setup.slot.lock().set_record_requested(true);
-    let taken: u32 = calls.into_iter().map(|call| call.join().expect("no assertion failed")).sum();
+    let recorded: u32 = calls.into_iter().map(|call| call.join().expect("no assertion failed")).sum();
     assert_eq!(
-        taken + u32::from(setup.cell.is_record_requested()),
+        recorded + u32::from(setup.cell.is_record_requested()),
         1,
-        "one call records, or one still has to"
+        "not one call records, or still has to"
     );
 }
 
 #[test]
-fn one_call_records_the_point_that_is_wanted() {
+fn one_call_takes_a_requested_record() {
     explore(|| {
-        somebody_wants_a_point(|setup| {
-            // As the pool does: the flag sends a call past the stream caches, where the lock is.
+        one_of_two_calls_records(|setup| {
+            // As the pool does: the flag sends a call past the stream caches, to the lock.
             setup.cell.is_record_requested() && setup.slot.lock().take_requested_record().is_some()
         });
     });
 }
 
 #[test]
-fn canary_the_flag_is_taken_without_the_lock() {
-    explore_canary("one call records", || {
-        somebody_wants_a_point(|setup| {
-            let wanted = setup.cell.is_record_requested();
-            if wanted {
-                setup.cell.wanted.store(false, Ordering::Relaxed);
+fn canary_a_request_taken_without_the_lock() {
+    explore_canary("not one call records", || {
+        one_of_two_calls_records(|setup| {
+            let is_requested = setup.cell.is_record_requested();
+            if is_requested {
+                setup.cell.record_requested.store(false, Ordering::Relaxed);
             }
-            wanted
+            is_requested
         });
     });
 }

@@ -1,3 +1,5 @@
+//! Models of the spin lock: loom runs them in every order of threads.
+
 use std::sync::Arc;
 
 use loom::cell::UnsafeCell;
@@ -6,7 +8,7 @@ use loom::thread;
 use crate::sync::spin_lock::*;
 use crate::sync::{explore, explore_canary, explore_without_order};
 
-/// loom sees two threads at the value at once, and a thread that reads it without having seen the last write.
+/// A value at which loom finds concurrent accesses, and reads that miss the last write.
 type Watched = UnsafeCell<u64>;
 
 fn add_one(value: &Watched) {
@@ -33,7 +35,7 @@ fn two_threads_wait() {
     assert_eq!(count(&lock), 2);
 }
 
-/// Three threads count where the lock is free; `try_lock` is how they see that.
+/// Three threads count if `try_lock` finds the lock free.
 fn three_threads_try(try_lock: fn(&SpinLock<Watched>) -> Option<SpinGuard<'_, Watched>>) {
     let lock = Arc::new(SpinLock::new(Watched::new(0)));
     let tries = || {
@@ -41,18 +43,18 @@ fn three_threads_try(try_lock: fn(&SpinLock<Watched>) -> Option<SpinGuard<'_, Wa
         move || try_lock(&lock).map(|guard| add_one(&guard)).map_or(0, |()| 1)
     };
     let others = [(); 2].map(|()| thread::spawn(tries()));
-    let mine = tries()();
+    let own = tries()();
     let others: u64 = others.into_iter().map(|other| other.join().expect("no assertion failed")).sum();
-    assert_eq!(count(&lock), mine + others);
+    assert_eq!(count(&lock), own + others);
 }
 
 #[test]
-fn who_waits_has_the_value_alone_and_sees_the_last_write() {
+fn a_waiting_thread_has_the_value_alone_and_sees_the_last_write() {
     explore(two_threads_wait);
 }
 
 #[test]
-fn who_tries_has_the_value_alone_and_sees_the_last_write() {
+fn a_trying_thread_has_the_value_alone_and_sees_the_last_write() {
     explore(|| three_threads_try(SpinLock::try_lock));
 }
 
@@ -61,7 +63,7 @@ fn canary_a_lock_that_orders_nothing() {
     explore_without_order(TORN, two_threads_wait);
 }
 
-/// The guard is made before it is known whether the lock is taken, and dropped where it is not.
+/// Makes the guard even if another thread holds the lock, and drops it then.
 fn try_lock_eagerly<T>(lock: &SpinLock<T>) -> Option<SpinGuard<'_, T>> {
     let taken = !lock.is_locked.swap(true, Ordering::Acquire);
     let guard = SpinGuard { lock, value: PhantomData };
