@@ -57,7 +57,7 @@ pub(crate) struct Policy {
 impl Default for Policy {
     fn default() -> Self {
         Self {
-            slack: 4,
+            slack: 10,
             small_bytes: 2 << 20,
             spans_share: 64,
             most_spans_at_once: 32 << 20,

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use millpond_core::misuse::MisuseKind;
 use millpond_core::{ALLOCATION_ALIGNMENT, DeviceId, DevicePtr, Layout, LiveBlock};
 
-use crate::backing::paged::{Pages, Policy};
+use crate::backing::paged::Pages;
 use crate::backing::{Found, Large};
 use crate::block_map::{BlockEntry, BlockMap, HeapId};
 use crate::block_map::{ChunkId, NIL};
@@ -21,6 +21,7 @@ use crate::stream_order::streams::StreamCell;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::sync::spin_lock::SpinGuard;
 use crate::tuning::DEVICE_PAGE;
+use crate::tuning::Policy;
 
 /// The heap of large blocks, to the block map.
 pub(super) const LARGE: HeapId = 0;

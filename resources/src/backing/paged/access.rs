@@ -1,14 +1,8 @@
 //! Says how physical memory is made and which devices have access to it, and grants access.
 
-use std::sync::Arc;
-
-#[cfg(unix)]
-use millpond_core::driver::PhysicalHandle;
 use millpond_core::driver::{AccessFlags, Driver, DriverError, DriverResult, PhysicalProps};
 use millpond_core::{DeviceId, DevicePtr};
 use parking_lot::Mutex;
-
-use crate::backing::paged::Pages;
 
 /// How a pool's physical memory is made, and which devices have access besides the pool's own.
 #[derive(Debug, Default)]
@@ -45,20 +39,20 @@ impl Backing {
     }
 
     /// Returns the devices of `active` that have no access and were not refused it.
-    fn newcomers(&self, active: &[DeviceId]) -> Vec<DeviceId> {
+    pub(super) fn newcomers(&self, active: &[DeviceId]) -> Vec<DeviceId> {
         let peers = self.peers.lock();
         let is_new = |device: &&DeviceId| !peers.admitted.contains(device) && !peers.refused.contains(device);
         active.iter().filter(is_new).copied().collect()
     }
 
-    fn admit(&self, devices: &[DeviceId]) {
+    pub(super) fn admit(&self, devices: &[DeviceId]) {
         let mut peers = self.peers.lock();
         peers.refused.retain(|device| !devices.contains(device));
         peers.admitted.retain(|device| !devices.contains(device));
         peers.admitted.extend(devices);
     }
 
-    fn refuse(&self, devices: &[DeviceId]) {
+    pub(super) fn refuse(&self, devices: &[DeviceId]) {
         let mut peers = self.peers.lock();
         peers.admitted.retain(|device| !devices.contains(device));
         peers.refused.extend(devices);
@@ -112,13 +106,13 @@ fn warn_refused(peer: DeviceId, error: &DriverError) {
 /// Grants other devices access to all mapped memory.
 #[derive(Debug)]
 pub(crate) struct Admission {
-    devices: Vec<DeviceId>,
+    pub(super) devices: Vec<DeviceId>,
     /// Devices that the driver refused.
-    refused: Vec<DeviceId>,
+    pub(super) refused: Vec<DeviceId>,
     /// Mapped addresses without a gap: address and bytes.
-    ranges: Vec<(u64, u64)>,
+    pub(super) ranges: Vec<(u64, u64)>,
     /// Whether the user named the devices, and gets the error.
-    is_asked: bool,
+    pub(super) is_asked: bool,
 }
 
 impl Admission {
@@ -154,91 +148,4 @@ impl Admission {
             unsafe { driver.mem_set_access(DevicePtr::new(*base), *bytes, AccessFlags::ReadWrite, devices) }
         })
     }
-}
-
-impl Pages {
-    /// Sets how new memory is made, and which devices have access to it.
-    pub(crate) fn set_backing(&mut self, backing: Backing) {
-        self.backing = Arc::new(backing);
-    }
-
-    pub(crate) fn backing(&self) -> &Backing {
-        &self.backing
-    }
-
-    /// Plans access for the devices that have none to mapped memory; `None` where there is nothing to do.
-    pub(crate) fn plan_admission(&mut self, devices: &[DeviceId], is_asked: bool) -> Option<Admission> {
-        let devices = if is_asked { devices.to_vec() } else { self.backing.newcomers(devices) };
-        if devices.is_empty() {
-            return None;
-        }
-        let ranges = self.mapped_ranges();
-        if ranges.is_empty() {
-            self.backing.admit(&devices);
-            return None;
-        }
-        Some(Admission { devices, refused: Vec::new(), ranges, is_asked })
-    }
-
-    /// Commits an admission that was run.
-    pub(crate) fn commit_admission(&mut self, admission: &Admission) {
-        let Admission { devices, refused, .. } = admission;
-        self.backing.admit(devices);
-        self.backing.refuse(refused);
-        tracing::debug!(
-            target: "millpond::pool", ?devices, ?refused, "devices have access to the pool's memory"
-        );
-    }
-
-    /// Returns all mapped addresses, of the primary mapping and of aliases, as ranges without gaps: address
-    /// and bytes.
-    fn mapped_ranges(&self) -> Vec<(u64, u64)> {
-        let primaries = self.handles.iter().map(|(_, handle)| (handle.primary, handle.bytes));
-        let mut all: Vec<(u64, u64)> = primaries.chain(self.aliases.mapped()).collect();
-        all.sort_unstable();
-        let mut ranges: Vec<(u64, u64)> = Vec::new();
-        for (base, bytes) in all {
-            match ranges.last_mut() {
-                Some((start, length)) if *start + *length == base => *length += bytes,
-                _ => ranges.push((base, bytes)),
-            }
-        }
-        ranges
-    }
-
-    /// Returns the parts of handles that hold the bytes of a block, in order.
-    #[cfg(unix)]
-    pub(crate) fn physical_of(&self, addr: u64, bytes: u64) -> Vec<Part> {
-        let end = addr + bytes;
-        let part = |(handle, start): (u32, u64)| {
-            let handle = self.handles.get(handle);
-            let (from, to) = (addr.max(start), end.min(start + handle.bytes));
-            Part {
-                physical: handle.physical,
-                handle_bytes: handle.bytes,
-                offset: from - start,
-                bytes: to - from,
-            }
-        };
-        if self.aliases.at(addr).is_some() {
-            let mut parts = Vec::new();
-            let mut at = addr;
-            while let Some((id, start)) = self.aliases.at(at).filter(|_| at < end) {
-                at = start + self.handles.get(id).bytes;
-                parts.push(part((id, start)));
-            }
-            return parts;
-        }
-        self.handles.within(addr, end).map(|(id, handle)| part((id, handle.primary))).collect()
-    }
-}
-
-/// A part of a block: `bytes` of a handle from `offset` on.
-#[cfg(unix)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Part {
-    pub(crate) physical: PhysicalHandle,
-    pub(crate) handle_bytes: u64,
-    pub(crate) offset: u64,
-    pub(crate) bytes: u64,
 }

@@ -3,9 +3,10 @@
 use millpond_core::align_up;
 
 use crate::backing::paged::driver_calls::{Addresses, Created, Source, Work, upper_range};
+use crate::backing::paged::handles::AddressRange;
 use crate::backing::paged::handles::{Handle, HandleId};
+use crate::backing::paged::pages::{Pages, pack, unpack};
 use crate::backing::paged::plan::{InAlias, Kept, Plan};
-use crate::backing::paged::{AddressRange, Pages, pack, unpack};
 use crate::block_map::{ChunkId, NIL};
 use crate::stream_order::ANY_STREAM;
 

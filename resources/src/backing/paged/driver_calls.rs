@@ -5,8 +5,8 @@ use std::sync::Arc;
 use millpond_core::DevicePtr;
 use millpond_core::driver::{Driver, DriverResult, PhysicalHandle};
 
-use crate::backing::paged::AddressRange;
 use crate::backing::paged::access::Backing;
+use crate::backing::paged::handles::AddressRange;
 use crate::backing::paged::handles::HandleId;
 
 /// Where the addresses of new mappings come from.

@@ -1,8 +1,9 @@
 //! Finds the free bytes at the ends of handles, and runs of them in alias mappings.
 
 use crate::backing::paged::aliases::{Alias, Aliases};
+use crate::backing::paged::handles::AddressRange;
 use crate::backing::paged::handles::{AliasId, HandleId, Handles, NONE};
-use crate::backing::paged::{AddressRange, Pages};
+use crate::backing::paged::pages::Pages;
 use crate::block_map::ChunkId;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 

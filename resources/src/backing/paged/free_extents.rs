@@ -2,7 +2,8 @@
 
 use millpond_core::{ALLOCATION_ALIGNMENT, align_up};
 
-use crate::backing::paged::{AddressRange, Found, Location, Pages};
+use crate::backing::paged::handles::AddressRange;
+use crate::backing::paged::pages::Pages;
 use crate::block_map::ChunkId;
 use crate::heap::request::Request;
 use crate::stream_order::{Epoch, Owner};
@@ -36,16 +37,6 @@ impl Pages {
         let extent = self.heap(range).chunk(chunk);
         let addr = align_up(extent.addr, request.alignment)?;
         Some(FreeExtent { range, chunk, bytes: extent.bytes, addr })
-    }
-
-    pub(super) fn found_in_primary(&self, extent: FreeExtent) -> Found {
-        let chunk = self.heap(extent.range).chunk(extent.chunk);
-        Found {
-            bytes: extent.bytes,
-            epoch: chunk.epoch(),
-            owner: chunk.owner(),
-            place: Location::Primary(extent),
-        }
     }
 
     /// Finds the best free extent of `owner` in the primary mapping. A small request takes one of the large

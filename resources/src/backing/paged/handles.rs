@@ -3,7 +3,20 @@
 use millpond_core::driver::PhysicalHandle;
 
 use crate::backing::paged::address_space::Space;
-use crate::backing::paged::{AddressRange, RANGES};
+
+/// An address range of primary mappings.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum AddressRange {
+    /// Spans of small blocks.
+    Small = 0,
+    Large = 1,
+}
+
+pub(super) const RANGES: usize = 2;
+
+impl AddressRange {
+    pub(super) const ALL: [Self; RANGES] = [Self::Small, Self::Large];
+}
 
 /// The number of a handle in [`Handles`].
 pub(super) type HandleId = u32;

@@ -2,8 +2,9 @@
 
 use millpond_core::ALLOCATION_ALIGNMENT;
 
+use crate::backing::paged::handles::AddressRange;
+use crate::backing::paged::pages::Pages;
 use crate::backing::paged::plan::Refused;
-use crate::backing::paged::{AddressRange, Pages};
 use crate::heap::request::Request;
 use crate::stream_order::Owner;
 

@@ -5,9 +5,10 @@ use millpond_core::driver::{Driver, DriverResult};
 
 use crate::backing::paged::driver_calls::{Addresses, Source, Work};
 use crate::backing::paged::free_ends::{FreeEnds, OwnerFilter, Piece};
+use crate::backing::paged::handles::AddressRange;
 use crate::backing::paged::handles::{AliasId, Handle, HandleId};
+use crate::backing::paged::pages::Pages;
 use crate::backing::paged::stitch::Stitching;
-use crate::backing::paged::{AddressRange, Pages};
 use crate::block_map::ChunkId;
 use crate::heap::chunk::Chunk;
 use crate::heap::request::Request;

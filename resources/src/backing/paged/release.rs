@@ -8,9 +8,10 @@ use millpond_core::driver::{Driver, DriverResult};
 use rustc_hash::FxHashSet;
 
 use crate::backing::paged::driver_calls::Retired;
+use crate::backing::paged::handles::{AddressRange, RANGES};
 use crate::backing::paged::handles::{AliasId, Handle, HandleId, Handles};
+use crate::backing::paged::pages::Pages;
 use crate::backing::paged::plan::CALLS_FOR_HANDLE;
-use crate::backing::paged::{AddressRange, Pages, RANGES};
 use crate::block_map::ChunkId;
 use crate::heap::request::Cursor;
 use crate::heap::{Heap, next_size};

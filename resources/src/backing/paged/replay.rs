@@ -8,9 +8,13 @@ use millpond_core::driver::Driver;
 use millpond_driver::sim::{SimConfig, SimDevice};
 use rustc_hash::FxHashMap;
 
-use crate::backing::paged::*;
+use crate::backing::paged::pages::Pages;
+use crate::block_map::ChunkId;
 use crate::heap::Heap;
+use crate::heap::request::Request;
 use crate::heap::size_class::rounded;
+use crate::stream_order::{ANY_STREAM, Epoch, Owner};
+use crate::tuning::Policy;
 
 const OWNER: Owner = 1;
 

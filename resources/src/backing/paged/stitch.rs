@@ -1,9 +1,9 @@
 //! Chooses the handles from which a block is stitched.
 
-use crate::backing::paged::Pages;
 use crate::backing::paged::aliases::Alias;
 use crate::backing::paged::free_ends::FreeEnds;
 use crate::backing::paged::handles::{AliasId, HandleId};
+use crate::backing::paged::pages::Pages;
 
 /// The handles from which a block is stitched, in the order of their mappings.
 #[derive(Debug, Default)]

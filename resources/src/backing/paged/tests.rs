@@ -8,8 +8,15 @@ use millpond_driver::CallKind;
 use millpond_driver::sim::{Access, FaultPlan, SimConfig, SimDevice};
 use proptest::prelude::*;
 
-use crate::backing::paged::plan::Refused;
-use crate::backing::paged::*;
+use crate::backing::paged::handles::AddressRange;
+use crate::backing::paged::pages::Pages;
+use crate::backing::paged::plan::{Plan, Refused};
+use crate::block_map::ChunkId;
+use crate::heap::Heap;
+use crate::heap::chunk::Chunk;
+use crate::heap::request::Request;
+use crate::stream_order::{ANY_STREAM, Epoch, Owner};
+use crate::tuning::Policy;
 
 const OWNERS: Owner = 4;
 const MIB: u64 = 1 << 20;

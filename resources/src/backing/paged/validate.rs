@@ -2,7 +2,8 @@
 
 use rustc_hash::FxHashSet;
 
-use crate::backing::paged::{AddressRange, Pages, pack, unpack};
+use crate::backing::paged::handles::AddressRange;
+use crate::backing::paged::pages::{Pages, pack, unpack};
 use crate::block_map::NIL;
 
 /// The invariants of pages. Only the [`Plan`](crate::backing::paged::Plan) or the

@@ -1,0 +1,86 @@
+//! Plans access of other devices to what is mapped, and names the memory behind a block.
+
+use millpond_core::DeviceId;
+#[cfg(unix)]
+use millpond_core::driver::PhysicalHandle;
+
+use crate::backing::paged::access::Admission;
+use crate::backing::paged::pages::Pages;
+
+impl Pages {
+    /// Plans access for the devices that have none to mapped memory; `None` where there is nothing to do.
+    pub(crate) fn plan_admission(&mut self, devices: &[DeviceId], is_asked: bool) -> Option<Admission> {
+        let devices = if is_asked { devices.to_vec() } else { self.backing.newcomers(devices) };
+        if devices.is_empty() {
+            return None;
+        }
+        let ranges = self.mapped_ranges();
+        if ranges.is_empty() {
+            self.backing.admit(&devices);
+            return None;
+        }
+        Some(Admission { devices, refused: Vec::new(), ranges, is_asked })
+    }
+
+    /// Commits an admission that was run.
+    pub(crate) fn commit_admission(&mut self, admission: &Admission) {
+        let Admission { devices, refused, .. } = admission;
+        self.backing.admit(devices);
+        self.backing.refuse(refused);
+        tracing::debug!(
+            target: "millpond::pool", ?devices, ?refused, "devices have access to the pool's memory"
+        );
+    }
+
+    /// Returns all mapped addresses, of the primary mapping and of aliases, as ranges without gaps: address
+    /// and bytes.
+    fn mapped_ranges(&self) -> Vec<(u64, u64)> {
+        let primaries = self.handles.iter().map(|(_, handle)| (handle.primary, handle.bytes));
+        let mut all: Vec<(u64, u64)> = primaries.chain(self.aliases.mapped()).collect();
+        all.sort_unstable();
+        let mut ranges: Vec<(u64, u64)> = Vec::new();
+        for (base, bytes) in all {
+            match ranges.last_mut() {
+                Some((start, length)) if *start + *length == base => *length += bytes,
+                _ => ranges.push((base, bytes)),
+            }
+        }
+        ranges
+    }
+
+    /// Returns the parts of handles that hold the bytes of a block, in order.
+    #[cfg(unix)]
+    pub(crate) fn physical_of(&self, addr: u64, bytes: u64) -> Vec<Part> {
+        let end = addr + bytes;
+        let part = |(handle, start): (u32, u64)| {
+            let handle = self.handles.get(handle);
+            let (from, to) = (addr.max(start), end.min(start + handle.bytes));
+            Part {
+                physical: handle.physical,
+                handle_bytes: handle.bytes,
+                offset: from - start,
+                bytes: to - from,
+            }
+        };
+        if self.aliases.at(addr).is_some() {
+            let mut parts = Vec::new();
+            let mut at = addr;
+            while let Some((id, start)) = self.aliases.at(at).filter(|_| at < end) {
+                at = start + self.handles.get(id).bytes;
+                parts.push(part((id, start)));
+            }
+            return parts;
+        }
+        self.handles.within(addr, end).map(|(id, handle)| part((id, handle.primary))).collect()
+    }
+}
+
+/// A part of a block: `bytes` of a handle from `offset` on.
+#[cfg(unix)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub(crate) physical: PhysicalHandle,
+    pub(crate) handle_bytes: u64,
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+}

@@ -1,0 +1,260 @@
+//! The state of a paged backing: heaps over the primary mappings, handles, aliases and counters.
+
+use std::sync::Arc;
+
+use crate::backing::paged::access::Backing;
+use crate::backing::paged::aliases::Aliases;
+use crate::backing::paged::driver_calls::Retired;
+use crate::backing::paged::handles::{AddressRange, Handles, RANGES};
+use crate::backing::paged::policy::CallBudget;
+use crate::block_map::{Block, BlockMap, ChunkId, NIL};
+use crate::heap::Heap;
+use crate::heap::chunk::Chunk;
+use crate::stream_order::{Epoch, Owner};
+use crate::tuning::{CHUNKS_COMPARED, LEAST_RESERVATION_BASIS, Policy, RESERVATION_FACTOR};
+
+/// Returns the number by which the rest of the pool knows a chunk of an address range's heap.
+pub(super) fn pack(range: AddressRange, chunk: ChunkId) -> ChunkId {
+    debug_assert!(chunk < NIL >> 1);
+    chunk << 1 | range as ChunkId
+}
+
+pub(super) fn unpack(block: ChunkId) -> (AddressRange, ChunkId) {
+    (if block & 1 == 0 { AddressRange::Small } else { AddressRange::Large }, block >> 1)
+}
+
+/// The large blocks and spans of a pool, over physical memory that the pool maps itself.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    /// By address range.
+    pub(super) heaps: [Heap; RANGES],
+    pub(super) handles: Handles,
+    pub(super) aliases: Aliases,
+    pub(super) policy: Policy,
+    pub(super) backing: Arc<Backing>,
+    pub(super) granularity: u64,
+    /// Bytes of addresses that one reservation asks for.
+    pub(super) reservation_bytes: u64,
+    pub(super) maximum_bytes: u64,
+    /// Driver calls that may be spent to hold less memory.
+    pub(super) budget: CallBudget,
+    /// Bytes taken beyond the slack because stitching would have cost too many driver calls.
+    pub(super) beyond_slack: u64,
+    /// Whether the driver refused memory lately.
+    pub(crate) is_short: bool,
+    /// The most live bytes that a caller noted: at growth, and where memory was short.
+    pub(super) peak_live: u64,
+    /// The most bytes that were not free since [`take_most_used`](Self::take_most_used) was called last.
+    pub(super) most_used: u64,
+    /// Bytes of plans under way.
+    pub(super) planned: u64,
+    /// Bytes of releases under way.
+    pub(super) retiring: u64,
+    pub(super) peak_bytes_reserved: u64,
+    /// Pieces of blocks beyond the first of each, and pieces that plans keep.
+    pub(super) extra_pieces: u64,
+    /// Memory and mappings whose release failed; the next release tries again.
+    pub(super) unfinished: Vec<Retired>,
+}
+
+/// Sizes and counts of [`Pages`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Totals {
+    /// Physical memory in bytes, including plans and releases under way.
+    pub(crate) bytes_reserved: u64,
+    pub(crate) peak_bytes_reserved: u64,
+    pub(crate) bytes_free: u64,
+    pub(crate) blocks_free: u64,
+    pub(crate) blocks_in_use: u64,
+    pub(crate) handles: usize,
+    pub(crate) aliases: usize,
+    /// Mappings in aliases.
+    pub(crate) mappings: usize,
+    /// Bytes taken so far because stitching would have cost more driver calls than the pool had earned.
+    pub(crate) beyond_slack: u64,
+}
+
+impl Pages {
+    /// Returns pages without memory. `granularity` is the driver's for mappings, `device_total` the device's
+    /// memory, both in bytes.
+    pub(crate) fn new(granularity: u64, device_total: u64, maximum_bytes: u64, policy: Policy) -> Self {
+        let reservation_bytes = device_total.max(LEAST_RESERVATION_BASIS) * RESERVATION_FACTOR;
+        let reservation_bytes = reservation_bytes.next_multiple_of(granularity);
+        Self {
+            heaps: [(); RANGES].map(|()| Heap::new(CHUNKS_COMPARED)),
+            handles: Handles::new(granularity),
+            aliases: Aliases::default(),
+            policy,
+            backing: Arc::default(),
+            granularity,
+            reservation_bytes,
+            maximum_bytes,
+            is_short: false,
+            budget: CallBudget::default(),
+            beyond_slack: 0,
+            peak_live: 0,
+            most_used: 0,
+            planned: 0,
+            retiring: 0,
+            peak_bytes_reserved: 0,
+            extra_pieces: 0,
+            unfinished: Vec::new(),
+        }
+    }
+
+    pub(super) fn heap(&self, range: AddressRange) -> &Heap {
+        &self.heaps[range as usize]
+    }
+
+    pub(super) fn heap_mut(&mut self, range: AddressRange) -> &mut Heap {
+        &mut self.heaps[range as usize]
+    }
+
+    /// Returns the bytes of handles that are not free.
+    pub(super) fn used(&self) -> u64 {
+        self.handles.bytes - self.heaps.iter().map(|heap| heap.bytes_free).sum::<u64>()
+    }
+
+    /// Raises the most used bytes after an allocation.
+    #[inline]
+    pub(super) fn note_use(&mut self) {
+        self.most_used = self.most_used.max(self.used());
+    }
+
+    /// Returns the most bytes that were not free since the last call.
+    pub(crate) fn take_most_used(&mut self) -> u64 {
+        let used = self.used();
+        std::mem::replace(&mut self.most_used, used)
+    }
+
+    /// Links pieces to one block, and returns its number, that of the first piece.
+    pub(super) fn link(&mut self, pieces: &[ChunkId]) -> ChunkId {
+        for pair in pieces.windows(2) {
+            let (range, chunk) = unpack(pair[0]);
+            self.heap_mut(range).set_link(chunk, pair[1]);
+        }
+        self.extra_pieces += pieces.len() as u64 - 1;
+        pieces[0]
+    }
+
+    /// Returns the pieces of a block.
+    pub(crate) fn pieces_of(&self, block: ChunkId) -> impl Iterator<Item = &Chunk> {
+        std::iter::successors(Some(block), |id| {
+            let (range, chunk) = unpack(*id);
+            Some(self.heap(range).link(chunk)).filter(|next| *next != NIL)
+        })
+        .map(|id| {
+            let (range, chunk) = unpack(id);
+            self.heap(range).chunk(chunk)
+        })
+    }
+
+    /// Inserts a block that is handed out at an address into the block map.
+    pub(crate) fn insert_block(&mut self, block_map: &BlockMap, block: Block, addr: u64) {
+        let (range, chunk) = unpack(block.chunk);
+        let heap = self.heap_mut(range);
+        if heap.chunk(chunk).addr == addr {
+            heap.insert_block_as(block_map, chunk, block);
+        } else {
+            block_map.insert(addr, Block { is_in_alias: true, ..block });
+        }
+    }
+
+    /// Removes a block from the block map.
+    pub(crate) fn remove_block(&mut self, block: ChunkId) {
+        let (range, chunk) = unpack(block);
+        self.heap_mut(range).remove_block(chunk);
+    }
+
+    pub(crate) fn heaps_mut(&mut self) -> &mut [Heap] {
+        &mut self.heaps
+    }
+
+    /// Returns the heaps of the address ranges.
+    pub(crate) fn heaps(&self) -> &[Heap] {
+        &self.heaps
+    }
+
+    /// Frees a block, with all its pieces, for `owner`.
+    pub(crate) fn free(&mut self, block: ChunkId, owner: Owner, epoch: Epoch) {
+        let mut next = block;
+        while next != NIL {
+            let (range, chunk) = unpack(next);
+            let heap = self.heap_mut(range);
+            next = heap.link(chunk);
+            heap.free(chunk, owner, epoch);
+            self.extra_pieces -= u64::from(next != NIL);
+        }
+    }
+
+    /// Returns the first piece of a block, if there is such a chunk.
+    pub(crate) fn block(&self, block: ChunkId) -> Option<&Chunk> {
+        let (range, chunk) = unpack(block);
+        self.heap(range).get(chunk)
+    }
+
+    /// Returns the bytes of a block in use.
+    pub(crate) fn bytes_of(&self, block: ChunkId) -> u64 {
+        self.pieces_of(block).map(|piece| piece.bytes).sum()
+    }
+
+    /// Moves chunks freed in epoch `upto` or before to another owner, as freed in `epoch`.
+    pub(crate) fn migrate(&mut self, from: Owner, upto: Epoch, to: Owner, epoch: Epoch) {
+        self.heaps.iter_mut().for_each(|heap| heap.migrate(from, upto, to, epoch));
+    }
+
+    /// Returns the bytes in the free chunks of an owner.
+    pub(crate) fn free_bytes(&self, owner: Owner) -> u64 {
+        self.heaps.iter().map(|heap| heap.free_bytes(owner)).sum()
+    }
+
+    /// Forgets an owner that has no free chunks.
+    pub(crate) fn remove_owner(&mut self, owner: Owner) {
+        self.heaps.iter_mut().for_each(|heap| heap.remove_owner(owner));
+    }
+
+    /// Returns the bytes of the largest free extent in the primary mapping.
+    pub(crate) fn largest_free_block(&self) -> u64 {
+        self.heaps.iter().map(Heap::largest_free_block).max().unwrap_or(0)
+    }
+
+    /// Returns the chunk that owns the memory at an address, in the primary mapping or in an alias. Only
+    /// error paths call this: it walks all chunks of a region.
+    pub(crate) fn chunk_at(&self, addr: u64) -> Option<&Chunk> {
+        let primary = match self.aliases.at(addr) {
+            Some((handle, start)) => self.handles.get(handle).primary + (addr - start),
+            None => addr,
+        };
+        self.heaps.iter().find_map(|heap| heap.chunk_at(primary))
+    }
+
+    /// Returns sizes and counts.
+    pub(crate) fn totals(&self) -> Totals {
+        let sum = |of: fn(&Heap) -> u64| self.heaps.iter().map(of).sum::<u64>();
+        Totals {
+            bytes_reserved: self.bytes_reserved(),
+            peak_bytes_reserved: self.peak_bytes_reserved,
+            bytes_free: sum(|heap| heap.bytes_free),
+            blocks_free: sum(|heap| heap.blocks_free),
+            blocks_in_use: sum(|heap| heap.blocks_in_use) - self.extra_pieces,
+            handles: self.handles.len(),
+            aliases: self.aliases.len(),
+            mappings: self.aliases.mappings,
+            beyond_slack: self.beyond_slack,
+        }
+    }
+
+    /// Returns the bytes of physical memory, including plans and releases under way.
+    pub(crate) fn bytes_reserved(&self) -> u64 {
+        self.handles.bytes + self.planned + self.retiring
+    }
+
+    /// Sets how new memory is made, and which devices have access to it.
+    pub(crate) fn set_backing(&mut self, backing: Backing) {
+        self.backing = Arc::new(backing);
+    }
+
+    pub(crate) fn backing(&self) -> &Backing {
+        &self.backing
+    }
+}
