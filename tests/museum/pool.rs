@@ -76,9 +76,9 @@ const MISTAKES: &[Mistake] = &[
     mistake(
         "a kept block is counted twice",
         "pool/cache/stream_cache.rs",
-        "        if kept {\n            self.thread.pushed(rounded, bytes);\n",
-        "        if kept {\n            self.thread.pushed(rounded, bytes);\n            \
-         self.thread.pushed(rounded, bytes);\n",
+        "        if is_cached {\n            self.thread.count_push(rounded, bytes);\n",
+        "        if is_cached {\n            self.thread.count_push(rounded, bytes);\n            \
+         self.thread.count_push(rounded, bytes);\n",
         "I24",
     ),
     mistake(
@@ -91,14 +91,14 @@ const MISTAKES: &[Mistake] = &[
     mistake(
         "a flushed block is still counted as kept",
         "pool/cache/stream_cache.rs",
-        "self.thread.flushed(free(addr));",
+        "self.thread.count_flush(free(addr));",
         "free(addr);",
         "I24",
     ),
     mistake(
         "a block that is given up is still counted as kept",
         "pool/cache/stream_cache.rs",
-        "            self.thread.evicted(rounded);\n",
+        "            self.thread.count_eviction(rounded);\n",
         "",
         "I24",
     ),
@@ -118,21 +118,21 @@ const MISTAKES: &[Mistake] = &[
     ),
     mistake(
         "an arena does not ask whose block it is",
-        "pool/mod.rs",
+        "pool/fast_path.rs",
         "= arena.heap.find_for(stream_cache.stream.owner, &request, false) else",
         "= (0..9).find_map(|owner| arena.heap.find_for(owner, &request, false)) else",
         "Device(",
     ),
     mistake(
         "a block given back past the stream cache is not counted",
-        "pool/mod.rs",
-        "        self.shared.count_back(&stream_cache.thread, bytes);\n        match Arenas",
+        "pool/fast_path.rs",
+        "        self.shared.count_free(&stream_cache.thread, bytes);\n        match Arenas",
         "        match Arenas",
         "I23",
     ),
     mistake(
         "an alias's place stays in the block map",
-        "pool/heaps.rs",
+        "pool/shared.rs",
         "        entry.end();\n",
         "",
         "Panic",
@@ -196,7 +196,7 @@ const MISTAKES: &[Mistake] = &[
     mistake(
         "a class that was flushed incrementally is still counted as kept",
         "pool/cache/stream_cache/idle.rs",
-        "self.thread.flushed(free(addr));",
+        "self.thread.count_flush(free(addr));",
         "free(addr);",
         "I24",
     ),

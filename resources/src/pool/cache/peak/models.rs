@@ -16,30 +16,30 @@ impl Setup {
             Self { thread_caches: ThreadCaches::default(), places: [(); 2].map(|()| AtomicU64::new(1)) };
         let thread_caches = [(); 2].map(|()| setup.thread_caches.orphan());
         let first = &thread_caches[0].counts;
-        first.takes(2);
-        first.took(2, 2);
-        setup.thread_caches.settle(first);
-        first.pushed(1, 1);
-        first.pushed(1, 1);
+        first.begin_allocation(2);
+        first.end_allocation(2, 2);
+        setup.thread_caches.acquire_quota(first);
+        first.count_push(1, 1);
+        first.count_push(1, 1);
         (Arc::new(setup), thread_caches)
     }
 
     /// The first thread takes a block that it keeps.
     fn pop(&self, thread: &ThreadCounts, place: usize) {
-        thread.pops(1);
+        thread.begin_pop(1);
         assert_eq!(self.places[place].swap(0, Ordering::SeqCst), 1, "nobody else takes it");
-        thread.popped(1);
-        if thread.is_beyond() {
-            self.thread_caches.settle(thread);
+        thread.end_pop(1);
+        if thread.exceeds_quota() {
+            self.thread_caches.acquire_quota(thread);
         }
     }
 
     /// A thread takes a block past its stream caches.
     fn take(&self, thread: &ThreadCounts) {
-        thread.takes(1);
-        thread.took(1, 1);
-        if thread.is_beyond() {
-            self.thread_caches.settle(thread);
+        thread.begin_allocation(1);
+        thread.end_allocation(1, 1);
+        if thread.exceeds_quota() {
+            self.thread_caches.acquire_quota(thread);
         }
     }
 }
@@ -69,7 +69,7 @@ fn the_peak_rises_by_what_is_missing() {
 
 #[test]
 fn canary_what_another_may_have_is_taken_without_order() {
-    explore_without_order("more in use than it may", || two_allocate(2));
+    explore_without_order("exceeds its quota", || two_allocate(2));
 }
 
 /// The first thread adds what it has left to the reserve, while the second one, which is short of a byte,
@@ -97,5 +97,5 @@ fn what_is_added_to_the_reserve_is_had_once() {
 
 #[test]
 fn canary_the_reserve_is_filled_without_order() {
-    explore_without_order("more in use than it may", one_adds_to_the_reserve);
+    explore_without_order("exceeds its quota", one_adds_to_the_reserve);
 }

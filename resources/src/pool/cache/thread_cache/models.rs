@@ -63,8 +63,8 @@ impl Setup {
     }
 }
 
-/// A thread leaves a block behind as it ends; two more come, each of which keeps a block of its own for a
-/// while.
+/// A thread leaves a block behind as it is_temporary; two more come, each of which keeps a block of its own
+/// for a while.
 fn a_thread_ends_and_others_come() {
     let setup = Setup::new();
     let first = {
@@ -103,7 +103,7 @@ fn canary_threads_that_are_not_ordered() {
 /// Two threads look for a cache at once, of which one is an orphan's; `adopt` is how.
 fn two_adopt(adopt: impl Fn(&ThreadCaches) -> Arc<ThreadCache> + Copy + Send + 'static) {
     let setup = Setup::new();
-    let orphan = setup.thread_caches.orphan();
+    let orphan = setup.thread_caches.unused_cache();
     orphan.counts.orphaned.store(true, Ordering::Release);
     let other = {
         let setup = Arc::clone(&setup);
@@ -117,7 +117,7 @@ fn two_adopt(adopt: impl Fn(&ThreadCaches) -> Arc<ThreadCache> + Copy + Send + '
 
 #[test]
 fn an_orphan_has_one_new_owner() {
-    explore(|| two_adopt(ThreadCaches::orphan));
+    explore(|| two_adopt(ThreadCaches::unused_cache));
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn canary_adopted_after_a_look() {
                 known.counts.orphaned.store(false, Ordering::Release);
                 return known;
             }
-            thread_caches.orphan()
+            thread_caches.unused_cache()
         });
     });
 }
