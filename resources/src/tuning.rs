@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Plain allocations of the driver are counted in pages of so many bytes, more or less: what is to suffice
-/// is rounded up to that.
+/// The bytes of the pages in which the driver counts plain allocations: sizes that must suffice are rounded
+/// up to it.
 pub(crate) const DEVICE_PAGE: u64 = 2 << 20;
 
 // The pool: slow path, caches, arenas, decay.

@@ -105,8 +105,8 @@ impl World {
         Self { device, pool, streams, live: BTreeMap::new(), elsewhere }
     }
 
-    /// Runs the steps up to the first request that fails after `skip` failed ones; returns that request and its
-    /// error.
+    /// Runs the steps up to the first request that fails after `skip` failed ones; returns that request and
+    /// its error.
     fn run(&mut self, steps: &[Step], mut skip: usize) -> Option<(Failed, Error)> {
         for step in steps {
             match *step {
@@ -457,8 +457,8 @@ fn others_free_what_is_missing_and_no_less() {
     }
 }
 
-/// Leaves two free extents, of 8 and 6 MiB, with a small block between them and a large one after them, in one
-/// region.
+/// Leaves two free extents, of 8 and 6 MiB, with a small block between them and a large one after them, in
+/// one region.
 fn free_extents(then: u64) -> [Step; 9] {
     let free = |bytes, stream| Step::FreeOfSize { bytes: bytes * MIB, stream };
     let take = |bytes| take(bytes * MIB, 0);
