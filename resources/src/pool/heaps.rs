@@ -96,6 +96,7 @@ impl Heaps {
         }
     }
 
+    /// Returns whether the request is served from an arena.
     pub(super) fn is_small(&self, request: &Request) -> bool {
         request.bytes <= self.shared.max_arena_block() && request.alignment == ALLOCATION_ALIGNMENT
     }
@@ -203,16 +204,19 @@ impl Heaps {
         matches!(self.large, Large::Pages(_))
     }
 
+    /// Returns whether the request fits the device and the pool's maximum.
     pub(crate) fn can_ever_serve(&self, request: &Request) -> bool {
         // The driver aligns to pages only: for a larger alignment the pool needs padding.
         let needed = if request.alignment > DEVICE_PAGE { request.padded_bytes() } else { request.bytes };
         needed <= self.most_bytes
     }
 
+    /// Returns whether devices with an active context get access without being named.
     pub(crate) fn admits_peers(&self) -> bool {
         matches!(&self.large, Large::Pages(pages) if pages.backing().is_open())
     }
 
+    /// Rounds a request to the size of its block; `None` if it is too large for any device.
     pub(crate) fn request(&self, layout: Layout) -> Option<Request> {
         Some(Request { bytes: self.shared.block_bytes(layout.bytes()), ..Request::new(layout)? })
     }
@@ -226,11 +230,13 @@ impl Heaps {
         }
     }
 
+    /// Forgets an owner without free blocks.
     pub(crate) fn remove_owner(&mut self, owner: Owner) {
         self.large.remove_owner(owner);
         self.shared.arenas.each().for_each(|(_, mut arena)| arena.heap.remove_owner(owner));
     }
 
+    /// Finds the best fit among the blocks that `owner` freed in epoch `upto` or before.
     pub(crate) fn find(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<Fit> {
         let fit = |heap: &Heap, chunk| {
             let chunk: &Chunk = heap.chunk(chunk);
@@ -250,6 +256,7 @@ impl Heaps {
         if self.is_small(request) { in_arenas().or_else(in_large) } else { in_large().or_else(in_arenas) }
     }
 
+    /// Allocates the block that [`find`](Self::find) finds.
     pub(crate) fn take(&mut self, owner: Owner, upto: Epoch, request: &Request) -> Option<DevicePtr> {
         let from = From { owner, upto };
         let find = |heap: &Heap| heap.find(owner, upto, request);
@@ -262,6 +269,7 @@ impl Heaps {
         self.take_small(request, &[from], find).map(Ready::ptr)
     }
 
+    /// Allocates an own or an unowned block; an own one first if `is_own_first`.
     pub(crate) fn take_ready(
         &mut self,
         owner: Owner,
@@ -281,6 +289,7 @@ impl Heaps {
         Some(if was_unowned { Ready::Unowned(ptr) } else { Ready::Own(ptr) })
     }
 
+    /// Frees a block in use, or returns why it cannot be freed.
     pub(crate) fn free(
         &mut self,
         ptr: DevicePtr,
@@ -303,6 +312,7 @@ impl Heaps {
         Ok(())
     }
 
+    /// Allocates neighbouring free blocks that are partly the owner's and partly unowned.
     pub(crate) fn take_with_unowned(&mut self, owner: Owner, request: &Request) -> Option<DevicePtr> {
         let shared = Arc::clone(&self.shared);
         if self.is_small(request) {
@@ -324,6 +334,7 @@ impl Heaps {
         self.large.largest_free_block().max(small.unwrap_or(0))
     }
 
+    /// Returns the sizes of a new region for the request; `None` if the pool's maximum does not allow one.
     pub(crate) fn growth(&self, request: &Request) -> Option<Growth> {
         if let Some(FixedBlocks { block_bytes, blocks_per_region }) = self.shared.fixed {
             // As many blocks as are in use, which bounds the free ones by that.
@@ -341,7 +352,8 @@ impl Heaps {
         Some(Growth { preferred, least, unit: ALLOCATION_ALIGNMENT })
     }
 
-    pub(crate) fn refused(&mut self) {
+    /// Notes that a growth was refused.
+    pub(crate) fn note_refusal(&mut self) {
         self.set_short(true);
     }
 
@@ -416,10 +428,12 @@ impl Heaps {
         totals
     }
 
+    /// Returns an upper bound of the reserved bytes that are in no block in use.
     pub(crate) fn idle_bytes(&self) -> u64 {
         self.large.bytes_reserved().saturating_sub(self.shared.least_live_bytes())
     }
 
+    /// Returns whether at least `bytes` may be idle.
     pub(crate) fn has_idle(&self, bytes: u64) -> bool {
         self.large.bytes_free() >= bytes || self.idle_bytes() >= bytes
     }

@@ -22,14 +22,17 @@ impl Heaps {
         (!self.is_short && self.is_small(request)).then_some(request.shard)
     }
 
+    /// Reclaims the caches of all threads; returns whether there were any blocks.
     pub(crate) fn reclaim(&mut self, how: Reclaim) -> bool {
         self.reclaim_from(None, how)
     }
 
+    /// Reclaims the caches of the threads whose blocks could serve the request.
     pub(crate) fn reclaim_for(&mut self, request: Option<&Request>, how: Reclaim) -> bool {
         self.reclaim_from(request.and_then(|request| self.only_arena(request)), how)
     }
 
+    /// Moves all blocks that were freed in epoch `upto` or before to another owner.
     pub(crate) fn migrate(&mut self, from: Owner, upto: Epoch, to: Owner, epoch: Epoch) {
         self.migrate_in(None, from, upto, to, epoch);
     }
@@ -49,10 +52,12 @@ impl Heaps {
         only.is_none() || !self.shared.arenas.are_contended()
     }
 
+    /// Returns the bytes of an owner's free blocks.
     pub(crate) fn free_bytes(&self, owner: Owner) -> u64 {
         self.free_bytes_in(None, owner)
     }
 
+    /// Returns the bytes of an owner's free blocks; with a request, only of those that could serve it.
     pub(crate) fn free_bytes_for(&self, request: Option<&Request>, owner: Owner) -> u64 {
         self.free_bytes_in(request.and_then(|request| self.only_arena(request)), owner)
     }

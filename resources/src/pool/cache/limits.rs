@@ -65,6 +65,7 @@ impl Heaps {
         (live.max(0) as u64, operations)
     }
 
+    /// Notes whether memory is short: whether the last growth was refused.
     pub(crate) fn set_short(&mut self, is_short: bool) {
         self.is_short = is_short;
         if let Large::Pages(pages) = &mut self.large {

@@ -36,6 +36,7 @@ impl CentralCore {
         self.health.is_lost() || self.state.lock().is_closed
     }
 
+    /// Makes the completed blocks of one stream unowned.
     fn collect_of(&self, id: StreamId) -> Result<()> {
         let donor = {
             let mut state = self.state.lock();

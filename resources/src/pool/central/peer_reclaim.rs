@@ -65,6 +65,7 @@ impl CentralCore {
         all
     }
 
+    /// Releases free memory for another pool's request.
     fn release_completed(
         &self,
         bytes: u64,

@@ -158,7 +158,7 @@ impl<R: DeviceMemoryResource> Central<R> {
     ) -> Result<Result<DevicePtr, Refusal>> {
         {
             let mut state = self.state.lock();
-            state.heaps.refused();
+            state.heaps.note_refusal();
             state.heaps.reclaim(Reclaim::All);
         }
         if let Some(ptr) = self.try_take(request, stream) {
@@ -293,12 +293,14 @@ impl<R: DeviceMemoryResource> Central<R> {
         self.take_from_best_donor(request, stream)
     }
 
+    /// Returns whether any stream has a free block that fits.
     fn any_block_fits(&self, request: &Request) -> bool {
         let state = self.state.lock();
         let fits = |owner| state.heaps.find(owner, Epoch::MAX, request).is_some();
         fits(ANY_STREAM) || state.streams.iter().any(|(owner, _)| fits(owner))
     }
 
+    /// Takes a block without a driver call.
     fn try_take(&self, request: &Request, stream: StreamRef) -> Option<DevicePtr> {
         let mut state = self.state.lock();
         let owner = state.owner_of(stream);
