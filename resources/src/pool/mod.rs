@@ -15,7 +15,7 @@
 //! ```
 //!
 //! Read it in this order: [`PoolMemoryResource`] and `fast_path`; `cache/`; `heap/`; `arena` and `heaps`;
-//! `block_map/` (from an address to its block); [`central`](crate::pool::central) (reuse between streams, and
+//! `block_map/` (from an address to its block); `central/` (reuse between streams, and
 //! growth); `decay/` (returns idle memory); `oom_advice` (what would have helped a request that failed).
 //!
 //! A freed block goes to the stream cache first, where neighbours do not join. Before the pool grows, it
