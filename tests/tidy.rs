@@ -24,13 +24,6 @@ const IGNORE_REASON: &str = "needs a CUDA GPU";
 /// The command of the README that passes all tests; the continuous integration runs it.
 const TEST_COMMAND: &str = "cargo test --workspace";
 
-/// Folders and files that some rules skip for now, because they are being rebuilt or belong to that.
-const REBUILT: [&str; 1] = ["resources/src/pool/"];
-
-fn is_rebuilt(file: &File) -> bool {
-    REBUILT.iter().any(|path| file.path.starts_with(path))
-}
-
 /// Fails with every problem, one in a line.
 fn none(problems: Vec<String>) {
     assert!(problems.is_empty(), "{} problems:\n  {}", problems.len(), problems.join("\n  "));
@@ -67,7 +60,7 @@ fn lengths(file: &File) -> Vec<String> {
 
 #[test]
 fn documents_have_short_lines() {
-    none(files().iter().filter(|file| file.is("md") && !is_rebuilt(file)).flat_map(long_prose).collect());
+    none(files().iter().filter(|file| file.is("md")).flat_map(long_prose).collect());
 }
 
 /// Tables, code, headings, HTML and words that are longer than a line may be long.
@@ -82,7 +75,7 @@ fn long_prose(file: &File) -> Vec<String> {
 
 #[test]
 fn sources_say_what_they_are_for() {
-    none(files().iter().filter(|file| file.is("rs") && !is_rebuilt(file)).filter_map(no_purpose).collect());
+    none(files().iter().filter(|file| file.is("rs")).filter_map(no_purpose).collect());
 }
 
 fn no_purpose(file: &File) -> Option<String> {
@@ -91,7 +84,7 @@ fn no_purpose(file: &File) -> Option<String> {
 
 #[test]
 fn sentences_are_plain() {
-    none(files().iter().filter(|file| !is_rebuilt(file)).flat_map(house_phrases).collect());
+    none(files().iter().flat_map(house_phrases).collect());
 }
 
 fn house_phrases(file: &File) -> Vec<String> {

@@ -1,8 +1,184 @@
 //! The thresholds of the pool, each with its reason and its measured effect.
 
-/// Bytes of the pages in which the driver places plain allocations. A request for just enough free memory is
-/// rounded up to it.
+use std::time::Duration;
+
+/// The bytes of the pages in which the driver counts plain allocations: sizes that must suffice are rounded
+/// up to it.
 pub(crate) const DEVICE_PAGE: u64 = 2 << 20;
+
+// The pool: slow path, caches, arenas, decay.
+
+/// Calls on a stream, by any thread, that are served without a stream cache. A stream that is used only a few
+/// times then costs no cache.
+pub(crate) const CALLS_WITHOUT_CACHE: u32 = 4;
+
+/// How often a request retries at the end of the slow path while another stream's block would fit: other
+/// threads may take each block that is released for it.
+pub(crate) const LAST_RETRIES: usize = 8;
+
+/// The pool waits for streams that may be destroyed before it grows if their blocks have more than this part
+/// of its reserved bytes: 1/8. With less, growing is cheaper than the wait.
+pub(crate) const UNREACHABLE_SHARE: u64 = 8;
+
+/// How often one growth waits for the end of another resource's promise. It bounds the time of a request
+/// while other resources keep growing.
+pub(crate) const PROMISE_WAITS: u32 = 64;
+
+/// Driver calls of one task that releases memory: the pool's lock is free between tasks.
+pub(crate) const CALLS_PER_RELEASE: usize = 64;
+
+/// How often a request asks the peer pools for memory: their free extents have other sizes, and another
+/// request may take the memory first.
+pub(crate) const PEER_ROUNDS: u32 = 32;
+
+/// Up to this number of streams, a request asks all that own free blocks at once.
+pub(crate) const STREAMS_ASKED_AT_LEAST: usize = 16;
+
+/// With more streams, a request first asks those that own this percentage of the free bytes together. Each
+/// stream costs two driver calls, and most own little.
+pub(crate) const STREAMS_ASKED_PERCENT: u64 = 70;
+
+/// Streams that an out-of-memory report names as worth waiting for: a reader needs no more.
+pub(crate) const STREAMS_NAMED: usize = 4;
+
+/// Regions are at least this many bytes, and multiples of it: the driver's page for plain allocations.
+pub(crate) const REGION_UNIT: u64 = DEVICE_PAGE;
+
+/// A region is at most this part of the reserved bytes, unless the request needs more: 1/8. It bounds the
+/// memory that a growth takes beyond the request.
+pub(crate) const REGION_SHARE: u64 = 8;
+
+/// The largest blocks in bytes that a pool with pages takes from arenas while threads do not contend: larger
+/// blocks are easier to stitch in the large heap.
+pub(crate) const LARGEST_SMALL_OVER_PAGES: u64 = 128 << 10;
+
+/// Large allocations between two releases of excess memory: each costs driver calls.
+pub(crate) const ALLOCATIONS_PER_RELEASE: u32 = 64;
+
+/// Free blocks of one bin that a search in the heap of large blocks compares, which bounds its time.
+pub(crate) const LARGE_FITS_COMPARED: usize = 32;
+
+/// Free blocks of one bin that a search in an arena compares: the sizes in a bin differ by at most 3 %.
+pub(crate) const SMALL_FITS_COMPARED: usize = 4;
+
+/// The largest number of arenas. It bounds the tables that have an entry for each arena.
+pub(crate) const ARENAS: usize = 64;
+
+/// Arenas per thread that can run at once, so that a thread that moves finds an unused one.
+pub(crate) const ARENAS_PER_THREAD: usize = 2;
+
+/// The bytes of a span while threads contend. With spans of 4 to 16 MiB, 16 threads with 1000 blocks each
+/// held 1.50 times the live bytes (over regions 1.45) on an H200; with these 1.33 (1.29), at 47 million steps
+/// per second instead of 52.
+pub(crate) const CONTENDED_SPAN: u64 = 4 << 20;
+
+/// While threads do not contend, a span is this part of its arena's bytes, 1/8, and at least
+/// [`SMALLEST_SPAN`] bytes, so that a few blocks in use keep few bytes.
+pub(crate) const SPAN_SHARE: u64 = 8;
+
+/// See [`SPAN_SHARE`].
+pub(crate) const SMALLEST_SPAN: u64 = 512 << 10;
+
+/// Blocks that a thread takes from its arena after it found it locked, during which it counts contention:
+/// threads that take turns do not contend.
+pub(crate) const CONTENTION_WINDOW: u8 = u8::MAX;
+
+/// What a thread's score of contention rises by for a block that it takes after another thread; it falls by 1
+/// for a block that it takes after its own.
+pub(crate) const CONTENTION_PER_BLOCK: u8 = 16;
+
+/// The score at which a thread moves to another arena: one that rarely meets others stays.
+pub(crate) const CONTENTION_AFTER: u8 = 160;
+
+/// Blocks of one size class in a stream cache, which bounds a cache's size.
+pub(crate) const STACK_BLOCKS: usize = 32;
+
+/// Blocks that a thread frees past its stream caches between two updates of the cache limits.
+pub(crate) const FREES_PER_LIMITS: u64 = 1024;
+
+/// Stream caches of a thread in one pool; a thread that needs more flushes all of them.
+pub(crate) const MAX_STREAM_CACHES: usize = 512;
+
+/// The binary logarithm of a thread's recently used stream caches, which it finds without a lock. Any other
+/// stream cache costs a call some 80 ns more; with 9 bits (512 entries), one call in eight of a thread on 256
+/// streams paid that.
+pub(crate) const RECENT_BITS: usize = 10;
+
+/// How often the live bytes are read until two readings agree; busy threads may change them each time.
+pub(crate) const LIVE_READINGS: usize = 4;
+
+/// How often a thread that needs quota searches all busy threads for it before it raises the peak.
+pub(crate) const PEAK_SCANS: usize = 4;
+
+/// Searches that found other threads busy after which the peak rises by 1 / [`PEAK_RISE_SHARE`] of itself,
+/// for the reserve. A search moves the counters of all other threads out of their processors' caches, some 12
+/// µs of 16 threads' time. With 16 threads on streams of their own on an H200's host, without reserve and
+/// rise: 25 million steps per second instead of 60.
+pub(crate) const BUSY_SCANS: i64 = 16;
+
+/// See [`BUSY_SCANS`].
+pub(crate) const PEAK_RISE_SHARE: i64 = 256;
+
+/// All threads together hold about this part of the peak as quota for their next allocations: 1/128.
+pub(crate) const RESERVE_SHARE: i64 = 128;
+
+/// The largest block that a thread caches, as a part of the bytes in use: 1/4096. Stitching misses larger
+/// ones.
+pub(crate) const CACHED_BLOCK_SHARE: u64 = 4096;
+
+/// Operations without growth after which a pool is in the steady state.
+pub(crate) const STEADY_AFTER: u64 = 1 << 15;
+
+/// The part of the free bytes that threads may cache in the steady state: 1/4.
+pub(crate) const STEADY_SHARE: u64 = 4;
+
+/// While threads contend, they cache at most this part of the bytes in use: 1/12. A part of the free bytes
+/// would be no bound then: the pool grows for the threads that miss the cached blocks, and more is free.
+pub(crate) const CONTENDED_SHARE: u64 = 12;
+
+/// The part of the bytes in use that threads cache (1/32), and the least bytes of a stream cache.
+pub(crate) const CACHED_SHARE: u64 = 32;
+/// See [`CACHED_SHARE`].
+pub(crate) const CACHED_LEAST: u64 = 4 << 20;
+/// The bytes of one size class in a stream cache; one block is always allowed.
+pub(crate) const CACHED_CLASS: u64 = 8 << 20;
+
+/// The same for a pool with pages while threads do not contend: stitching misses cached memory.
+pub(crate) const CACHED_SHARE_SAVING: u64 = 1024;
+/// See [`CACHED_SHARE_SAVING`].
+pub(crate) const CACHED_LEAST_SAVING: u64 = 1 << 20;
+/// See [`CACHED_SHARE_SAVING`]; in the steady state.
+pub(crate) const CACHED_CLASS_STEADY: u64 = 1 << 20;
+/// See [`CACHED_SHARE_SAVING`]; while the pool grows.
+pub(crate) const CACHED_CLASS_GROWING: u64 = 256 << 10;
+
+/// Before growth, caches are flushed only if they hold at least this part of the reserved bytes: 1/256. With
+/// pages they are always flushed, since mapping pages costs more.
+pub(crate) const FLUSH_SHARE: u64 = 256;
+/// The same while threads contend, as a part of the arena's bytes: growing costs contending threads less than
+/// the loss of their caches.
+pub(crate) const FLUSH_SHARE_CONTENDED: u64 = 16;
+/// The same while threads contend and the pool maps pages.
+pub(crate) const FLUSH_SHARE_CONTENDED_PAGES: u64 = 4;
+
+/// With `pages=auto`, a pool whose maximum is fewer pages than this maps none: rounding to pages would waste
+/// much of it.
+pub(crate) const LEAST_PAGES: u64 = 64;
+
+/// Decay steps in the decay's time.
+pub(crate) const DECAY_STEPS: u32 = 16;
+
+/// The shortest pause of the decay thread between two steps.
+pub(crate) const SHORTEST_DECAY_PAUSE: Duration = Duration::from_millis(1);
+
+/// The longest pause of the decay thread between two steps.
+pub(crate) const LONGEST_DECAY_PAUSE: Duration = Duration::from_secs(60);
+
+/// How long the end of the process waits for the decay thread to end.
+pub(crate) const EXIT_PATIENCE: Duration = Duration::from_millis(500);
+
+/// How long a fork waits for the decay step in progress.
+pub(crate) const FORK_PATIENCE: Duration = Duration::from_secs(1);
 
 // ---- backing, heap, block_map, stream_order, sync ----
 //

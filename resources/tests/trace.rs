@@ -146,7 +146,7 @@ fn issue_9_each_growth_and_each_refusal_is_an_event_in_every_configuration() {
             blocks.into_iter().for_each(|ptr| give(&*resource, ptr, 8 * MIB, S));
             let before = device.live_bytes();
             resource.trim(0).expect("what is free can be given back");
-            let given: u64 = collector.seen("gave memory back").iter().map(|it| it.number("bytes")).sum();
+            let given: u64 = collector.seen("released memory").iter().map(|it| it.number("bytes")).sum();
             assert!(given >= before - device.live_bytes() && given > 0, "{text}: {given}");
         });
     }
@@ -184,7 +184,7 @@ fn issue_9_waits_and_errors_of_the_driver_are_events() {
         device.launch_for(one, &write, 1_000_000_000);
         give(&*pool, ptr, 12 * MIB, one);
         let ptr = pool.allocate_bytes(12 * MIB, other).expect("the same block");
-        let waits = collector.seen("a stream waits for another one's work");
+        let waits = collector.seen("a stream waits for another stream's work");
         assert_eq!((waits.len(), waits[0].number("bytes")), (1, 12 * MIB));
         give(&*pool, ptr, 12 * MIB, other);
         device.set_faults(FaultPlan::nth_of(CallKind::MemUnmap, 0, DriverError::INVALID_VALUE));
@@ -212,7 +212,7 @@ fn issue_9_what_decays_and_what_another_asks_for_are_events() {
         for second in 0..40 {
             idle.decay_step(Duration::from_secs(second)).expect("no error");
         }
-        let decayed: u64 = collector.seen("gave idle memory back").iter().map(|it| it.number("bytes")).sum();
+        let decayed: u64 = collector.seen("released idle memory").iter().map(|it| it.number("bytes")).sum();
         assert_eq!(decayed, 40 * MIB);
         fill();
         asking.allocate_bytes(60 * MIB, stream).expect("the other one gives it");

@@ -1,17 +1,17 @@
-//! Puts mistakes into the pool's own source: the programs and races of `resources/tests/programs.rs` or
-//! `crowds.rs` must find each within their few seconds.
+//! Mistakes of the pool itself: each is one change of its source, and must be found by the programs and races
+//! of `resources/tests/programs.rs` or `crowds.rs`, within their few seconds.
 //!
-//! Every test run checks that the source still has the changed text. Building and running each mistake takes
-//! long, so it happens only with `MILLPOND_MUSEUM` set, in a copy of the sources below the build folder.
+//! Every test run sees that the changes can still be made. To make them and look takes a build for each, so
+//! that happens where `MILLPOND_MUSEUM` is set: in a copy of the sources, below the build folder.
 
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A change of one place in a file of `resources/src/`, and the words of a run that finds it.
+/// A change of one place in a file of `resources/src/`, and what a run that finds it says.
 struct Mistake {
-    /// The file of `resources/tests/` with the tests that find it.
+    /// The tests that find it: a file of `resources/tests/`.
     test: &'static str,
     name: &'static str,
     file: &'static str,
@@ -31,7 +31,7 @@ const fn mistake(
 }
 
 impl Mistake {
-    /// Returns the same mistake, for the tests over many streams.
+    /// The same mistake, found by the tests over many streams.
     const fn in_a_crowd(self) -> Self {
         Self { test: "crowds", ..self }
     }
@@ -67,7 +67,7 @@ const MISTAKES: &[Mistake] = &[
         "races_over_every_pool_keep_the_order ... FAILED",
     ),
     mistake(
-        "a span is freed with a block in it",
+        "a span goes back with a block in it",
         "heap/mod.rs",
         "first.is_free() && first.is_whole_region() && accepts(first)",
         "first.is_free() && accepts(first)",
@@ -76,9 +76,9 @@ const MISTAKES: &[Mistake] = &[
     mistake(
         "a cached block is counted twice",
         "pool/cache/stream_cache.rs",
-        "        if kept {\n            self.thread.pushed(size.bytes, requested);\n",
-        "        if kept {\n            self.thread.pushed(size.bytes, requested);\n            \
-         self.thread.pushed(size.bytes, requested);\n",
+        "        if is_cached {\n            self.thread.count_push(size.bytes, requested);\n",
+        "        if is_cached {\n            self.thread.count_push(size.bytes, requested);\n            \
+         self.thread.count_push(size.bytes, requested);\n",
         "I24",
     ),
     mistake(
@@ -91,48 +91,48 @@ const MISTAKES: &[Mistake] = &[
     mistake(
         "a flushed block is still counted as cached",
         "pool/cache/stream_cache.rs",
-        "self.thread.flushed(free(addr));",
+        "self.thread.count_flush(free(addr));",
         "free(addr);",
         "I24",
     ),
     mistake(
         "an evicted block is still counted as cached",
         "pool/cache/stream_cache.rs",
-        "            self.thread.evicted(size.bytes);\n",
+        "            self.thread.count_eviction(size.bytes);\n",
         "",
         "I24",
     ),
     mistake(
-        "the block map says that a cached block is handed out",
+        "a cached block is still in use, for the block map",
         "pool/cache/stream_cache.rs",
         "        entry.set_requested(0);\n        slot.put(addr, entry);",
         "        slot.put(addr, entry);",
         "I21",
     ),
     mistake(
-        "a flush misses a class",
+        "a flush does not see a class",
         "pool/cache/stream_cache.rs",
         "filled.store(filled.load(Ordering::Relaxed) | 1 << (class % 64), Ordering::Relaxed);",
         "",
         "I21",
     ),
     mistake(
-        "an arena does not check a block's owner",
-        "pool/mod.rs",
+        "an arena ignores the owner of a block",
+        "pool/fast_path.rs",
         "= arena.heap.find_for(stream_cache.stream.owner, &request, false) else",
         "= (0..9).find_map(|owner| arena.heap.find_for(owner, &request, false)) else",
         "Device(",
     ),
     mistake(
         "a block freed past the stream cache is not counted",
-        "pool/mod.rs",
-        "        self.shared.count_back(&stream_cache.thread, bytes);\n        match Arenas",
+        "pool/fast_path.rs",
+        "        self.shared.count_free(&stream_cache.thread, bytes);\n        match Arenas",
         "        match Arenas",
         "I23",
     ),
     mistake(
-        "the entry of a block in an alias stays in the block map",
-        "pool/heaps.rs",
+        "the entry of a freed block stays in the block map",
+        "pool/shared.rs",
         "        entry.end();\n",
         "",
         "Panic",
@@ -145,21 +145,21 @@ const MISTAKES: &[Mistake] = &[
         "Device(",
     ),
     mistake(
-        "a wait counts for blocks that are freed later, too",
+        "a wait also covers later frees",
         "stream_order/streams.rs",
         "        raise(seen, donor, epoch);\n",
         "        raise(seen, donor, Epoch::MAX);\n",
         "I3",
     ),
     mistake(
-        "a reached event makes blocks unowned that were freed after it",
+        "a completed event covers later frees",
         "pool/central/cross_stream.rs",
         "heaps.migrate_for(request, owner, epoch, ANY_STREAM, 0)",
         "heaps.migrate_for(request, owner, Epoch::MAX, ANY_STREAM, 0)",
         "Device(",
     ),
     mistake(
-        "a release does not wait for streams",
+        "the pool does not wait for streams",
         "pool/central/release.rs",
         "match self.driver.event_synchronize(recorded_event.event) {",
         "match millpond_core::driver::DriverResult::Ok(()) {",
@@ -180,14 +180,14 @@ const MISTAKES: &[Mistake] = &[
         "Device(",
     ),
     mistake(
-        "decay does not wait for the completion check",
+        "decay ignores that work is pending",
         "pool/central/incremental.rs",
         "            Ok(false) => return Ok(()),\n",
         "            Ok(false) => {}\n",
         "Device(",
     ),
     mistake(
-        "the blocks that an idle thread cached become unowned",
+        "a block from an idle thread's cache is unowned",
         "pool/heaps.rs",
         "entry, stream.owner, stream.epoch())",
         "entry, ANY_STREAM, 0)",
@@ -196,7 +196,7 @@ const MISTAKES: &[Mistake] = &[
     mistake(
         "a class that was flushed incrementally is still counted as cached",
         "pool/cache/stream_cache/idle.rs",
-        "self.thread.flushed(free(addr));",
+        "self.thread.count_flush(free(addr));",
         "free(addr);",
         "I24",
     ),
@@ -208,7 +208,7 @@ const MISTAKES: &[Mistake] = &[
         "Device(",
     ),
     mistake(
-        "a forgotten stream stays in the order of others",
+        "a forgotten stream's number stays in what others have seen",
         "stream_order/streams.rs",
         "            slot.seen.retain(|(owner, _)| !gone.contains(owner));\n",
         "",
@@ -230,21 +230,21 @@ fn root() -> &'static Path {
 }
 
 impl Mistake {
-    /// Reads the file, below a folder with the sources.
+    /// The file, below a folder with the sources.
     fn read(&self, sources: &Path) -> String {
         let path = sources.join("resources/src").join(self.file);
         fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", self.file))
     }
 
-    /// Returns the file's text with the mistake in it.
+    /// The file's text with the mistake in it.
     fn made(&self, text: &str) -> String {
         let times = text.matches(self.from).count();
-        assert_eq!(times, 1, "{}: {} has its text {times} times", self.name, self.file);
+        assert_eq!(times, 1, "{}: in {} its place is there {times} times", self.name, self.file);
         text.replacen(self.from, self.to, 1)
     }
 }
 
-/// A copy of the sources, and its build folder.
+/// A copy of the sources, and where it is built.
 struct Copy {
     sources: PathBuf,
     target: PathBuf,
@@ -255,7 +255,7 @@ impl Copy {
         let base = Path::new(env!("CARGO_TARGET_TMPDIR")).join("museum");
         let copy = Self { sources: base.join("sources"), target: base.join("target") };
         if copy.sources.exists() {
-            fs::remove_dir_all(&copy.sources).expect("the old copy can be removed");
+            fs::remove_dir_all(&copy.sources).expect("the last copy can be removed");
         }
         copy_folder(root(), &copy.sources);
         copy
@@ -268,7 +268,7 @@ impl Copy {
         cargo.output().expect("cargo can be run")
     }
 
-    /// Makes the mistake, runs the tests, and undoes it; returns a problem if the tests do not find it.
+    /// Makes the mistake, looks whether it is found, and takes it back; says what is wrong.
     fn look_for(&self, mistake: &Mistake) -> Option<String> {
         let path = self.sources.join("resources/src").join(mistake.file);
         let right = mistake.read(&self.sources);
@@ -291,7 +291,7 @@ impl Copy {
     }
 }
 
-/// Copies a folder without build outputs and git's data.
+/// Copies a folder, but for what is built and what git keeps.
 fn copy_folder(from: &Path, to: &Path) {
     fs::create_dir_all(to).expect("a folder can be made");
     for entry in fs::read_dir(from).expect("a folder of the repository") {

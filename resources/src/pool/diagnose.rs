@@ -1,4 +1,4 @@
-//! Why a free is refused.
+//! Finds out why a free is refused.
 
 use millpond_core::misuse::MisuseKind;
 
@@ -8,7 +8,8 @@ use crate::pool::heaps::Heaps;
 use crate::sync::spin_lock::SpinGuard;
 
 impl Heaps {
-    /// Why a pointer that is no block in use is refused: error path, so it walks the region.
+    /// Diagnoses the free of a pointer that is no block in use. Walks the region, since this is an error
+    /// path.
     pub(super) fn diagnose_invalid_free(&self, addr: u64) -> MisuseKind {
         let Some(chunk) = self.large.chunk_at(addr) else { return MisuseKind::ForeignPointer };
         if chunk.is_free() {

@@ -1,4 +1,4 @@
-//! A pool as a layer of a stack, whatever is below it.
+//! The trait [`Pool`], by which callers reach a pool in a stack of unknown type.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use millpond_core::{DeviceId, DeviceMemoryResource, DevicePtr, Result};
 
 use crate::pool::{PoolMemoryResource, PoolOptions};
 
-/// Calls of a [`PoolMemoryResource`] that a stack can be asked for without naming its type: see
+/// The calls of a [`PoolMemoryResource`], for a stack whose type the caller does not name: see
 /// [`find_trait`](millpond_core::find_trait).
 ///
 /// ```

@@ -1,28 +1,26 @@
-//! The pool: best fit with coalescing over regions from upstream, in stream order.
+//! The pool: stream-ordered best fit with coalescing, over regions from upstream or over pages.
 //!
 //! ```text
 //!  a thread's call on a stream
-//!    │ 1  stream cache    blocks of this size that the stream gave back on this thread   no lock   stream cache, thread
-//!    │ 2  arena    small blocks, in spans                                         its lock  arena, heap
-//!    │ 3  core     large blocks and spans; the reuse ladder between streams       one lock  heaps, ordered
-//!    ▼ 4  upstream, or pages that the pool maps itself                             no lock   large, pages
+//!    │ 1  stream cache  free blocks of this size, stream and thread      no lock      cache/
+//!    │ 2  arena         small blocks, in spans                           its lock     arena
+//!    │ 3  heaps         large blocks and spans; the reuse ladder         pool's lock  heaps, central/
+//!    ▼ 4  upstream, or pages that the pool maps                          no lock      central/, backing/
 //!
-//!  region from upstream ┌────────┬──────────────┬─────┬─────────────┐
-//!                       │ in use │ free: A      │ span│ free: anyone│   chunks, in address order
-//!                       └────────┴──────────────┴──│──┴─────────────┘
-//!                          A's free chunks by size │ ──▶ bins of A
-//!                                                  └ a heap of its own, of small chunks
+//!  region from upstream ┌────────┬─────────┬──────┬───────────────┐
+//!                       │ in use │ free: A │ span │ free: unowned │   chunks, in address order
+//!                       └────────┴─────────┴───│──┴───────────────┘
+//!                                     │        └ a region of an arena's heap, with small chunks
+//!                                     └ in stream A's bins, by size
 //! ```
 //!
-//! Read it in this order: [`PoolMemoryResource`], which is the way of a call; `stream_cache` and `thread`;
-//! `heap`, with `chunk` and `bins` below it; `arena` and `heaps`; `block_map` (address to block);
-//! [`central`](crate::pool::central) (for whom blocks are free); `keep` (how much stream caches may keep),
-//! `decay` (what goes back while the pool is idle), `shortage` (what would have helped, where memory is out).
+//! Read it in this order: [`PoolMemoryResource`] and `fast_path`; `cache/`; `heap/`; `arena` and `heaps`;
+//! `block_map/` (from an address to its block); `central/` (reuse between streams, and
+//! growth); `decay/` (returns idle memory); `oom_advice` (what would have helped a request that failed).
 //!
-//! A block that is given back goes to the stream cache first, where neighbours do not join. Before the pool
-//! takes more memory, everything is reclaimed: stream caches are flushed, neighbours join, and whole spans go
-//! back to the core. (For a small request, from its own arena only, unless memory is short. Where threads
-//! meet, what they keep is left to them unless it is much.)
+//! A freed block goes to the stream cache first, where neighbours do not join. Before the pool grows, it
+//! flushes the stream caches, so that neighbours join, and returns free spans to the large heap; see
+//! `reclaim` for what it leaves.
 
 pub(crate) mod arena;
 pub(crate) mod cache;
@@ -30,6 +28,7 @@ pub(crate) mod central;
 mod decay;
 mod diagnose;
 mod exact_size;
+mod fast_path;
 mod handle;
 mod heaps;
 mod oom_advice;
@@ -38,6 +37,7 @@ mod options;
 mod peers;
 pub(crate) mod protocol;
 mod reclaim;
+mod shared;
 mod slack;
 mod task;
 #[cfg(test)]
@@ -45,57 +45,49 @@ mod tests;
 mod validate;
 
 use std::fmt;
-use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use millpond_core::{
-    ALLOCATION_ALIGNMENT, DeviceId, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, Layout,
-    LiveBlock, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, is_same,
+    DeviceId, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, Layout, LiveBlock, MemoryInfo,
+    ResourceStatistics, Result, StreamRef, Traits, is_same,
 };
 
 #[cfg(unix)]
 pub(crate) use crate::backing::paged::Part;
 pub use crate::pool::decay::Decay;
 pub use crate::pool::handle::Pool;
-pub(crate) use crate::pool::heaps::{FixedBlocks, Heaps};
+pub(crate) use crate::pool::heaps::Heaps;
 pub(crate) use crate::pool::options::ENTRY;
 pub use crate::pool::options::{PagesMode, PoolLayer, PoolOptions};
 pub use crate::pool::peers::{PeerList, Peers, Share};
+pub(crate) use crate::pool::shared::FixedBlocks;
 pub use crate::pool::slack::Slack;
 pub(crate) use crate::pool::task::Task;
 
-use crate::block_map::BlockEntry;
-use crate::heap::request::Request;
 use crate::heap::size_class::BlockSize;
-use crate::pool::arena::{Arena, Arenas, Shard, Visit};
-use crate::pool::cache::stream_cache::{StreamCache, add};
-use crate::pool::cache::thread_cache::{self, Lease, PoolId};
+use crate::pool::cache::thread_cache::PoolId;
 use crate::pool::central::Central;
 use crate::pool::decay::{DecayHandle, PoolDecay};
-use crate::pool::heaps::Shared;
-use crate::pool::protocol::Reclaim;
+use crate::pool::shared::Shared;
 use crate::process;
-use crate::stream_order::ANY_STREAM;
-use crate::sync::spin_lock::SpinGuard;
 
-/// A pool: takes large regions from upstream and hands out blocks of them, in stream order.
+/// A pool: takes large regions from upstream, or maps pages, and allocates blocks in them, in stream order.
 ///
-/// A block freed on a stream is had again by that stream without any driver call. What happens when the
-/// stream has none that fits is in [`central`](crate::pool::central). The pool starts with
+/// A stream reuses its own freed blocks without a driver call. If none fits, the pool tries other streams'
+/// blocks, and then grows: see [`Reuse`](crate::Reuse). Over regions the pool starts with
 /// [`initial_bytes`](PoolOptions::initial_bytes) and grows in regions that double, up to an eighth of what it
-/// holds; where upstream refuses, it asks for less, down to the request itself. Regions that are free from
-/// end to end go back on [`trim`](DeviceMemoryResource::trim), and by themselves before the pool is out of
-/// memory.
+/// holds; if upstream refuses, it asks for less, down to the request itself. It returns fully free regions on
+/// [`trim`](DeviceMemoryResource::trim), and before it is out of memory.
 ///
-/// Requests are rounded up to 256 bytes, those between 16 KiB and 1 MiB to one of 32 sizes to a power of two
-/// (at most 3.1 % more). A pointer that is not the start of a block
-/// in use, or a layout of another size, is refused.
+/// Requests are rounded up to 256 bytes, and between 16 KiB and 1 MiB to one of 32 sizes per power of two (at
+/// most 3.1 % more). The pool refuses to free a pointer that is not the start of a block in use, or a layout
+/// of another size.
 ///
-/// Graphs that are captured meanwhile, on whatever thread, stay valid. But a block that is given back during
-/// the capture of a graph may be handed out again, and the graph writes to it at each launch: see "Captured
-/// graphs" of [`DeviceMemoryResource`].
+/// Graphs that any thread captures meanwhile stay valid. But a block that is freed during the capture of a
+/// graph may be allocated again, and the graph writes to it at each launch: see "Captured graphs" of
+/// [`DeviceMemoryResource`].
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
@@ -117,27 +109,27 @@ pub struct PoolMemoryResource<R: DeviceMemoryResource> {
     shared: Arc<Shared>,
     central: Central<R>,
     options: PoolOptions,
-    /// The layer as text.
+    /// The layer's text.
     layer: String,
-    /// Dropped last: then its thread makes no more calls.
+    /// Dropped last. After that, the decay thread makes no more calls for this pool.
     decay: Option<DecayHandle>,
 }
 
 impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
-    /// A pool over `upstream`.
+    /// Creates a pool over `upstream`.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the initial size exceeds the
     /// maximum, or the maximum exceeds the device and upstream is not managed memory;
-    /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if the initial size cannot be had; what the
-    /// driver reports.
+    /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if there is too little memory for the initial
+    /// size; what the driver reports.
     pub fn new(upstream: R, options: PoolOptions) -> Result<Self> {
         let options = options.checked(&upstream)?;
         let layer = format!("pool{options}");
         Self::build(upstream, options, None, layer)
     }
 
-    /// A pool of `fixed` blocks, or of blocks of all sizes, that is called `layer`.
+    /// Creates a pool of `fixed` blocks, or of blocks of all sizes; `layer` is its text.
     pub(crate) fn build(
         upstream: R,
         options: PoolOptions,
@@ -167,30 +159,31 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         Ok(pool)
     }
 
-    /// Bytes held from upstream, in use and free.
+    /// Returns the bytes held from upstream or the driver, in use and free.
     pub fn pool_bytes(&self) -> u64 {
         self.central.inspect(|heaps| heaps.large.bytes_reserved())
     }
 
-    /// How many streams the pool knows; those without free blocks are forgotten as others come.
+    /// Returns the number of streams that the pool knows. It forgets streams without free blocks when others
+    /// come.
     pub fn known_streams(&self) -> usize {
         self.central.streams()
     }
 
-    /// Whether the pool maps physical memory itself: see [`PagesMode`].
+    /// Returns whether the pool maps physical memory itself: see [`PagesMode`].
     pub fn maps_pages(&self) -> bool {
         self.central.maps_pages()
     }
 
-    /// The other devices that may use the pool's memory because the pool says so; see [`Peers`]. Memory of a
-    /// pool that [maps no pages](Self::maps_pages) is plain memory, which others may use once they enabled
-    /// peer access.
+    /// Returns the other devices to which the pool gives access to its memory; see [`Peers`]. A pool that
+    /// [maps no pages](Self::maps_pages) has plain memory, which other devices may use once they enabled peer
+    /// access.
     pub fn peers(&self) -> Vec<DeviceId> {
         self.central.inspect(|heaps| heaps.large.peers())
     }
 
-    /// Lets another device use the pool's memory: what is mapped now, and what will be. Takes about as long
-    /// as `cuMemSetAccess` for each handle that the pool has.
+    /// Gives another device access to the pool's memory: what is mapped now, and what will be. Takes about as
+    /// long as `cuMemSetAccess` for each handle that the pool has.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for a device that cannot use this one's
@@ -215,12 +208,12 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         add().map_err(|error| error.in_stack(self))
     }
 
-    /// A block that is handed out, for another process: see [`share`](crate::share). `bytes` is what was
-    /// asked for.
+    /// Exports a block in use to another process: see [`share`](crate::share). `bytes` is the size of its
+    /// request.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for what is no block of this pool that
-    /// is handed out with that many bytes; [`Unsupported`](millpond_core::ErrorKind::Unsupported) where the
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) unless `ptr` is a block of this pool in
+    /// use that was requested with `bytes`; [`Unsupported`](millpond_core::ErrorKind::Unsupported) if the
     /// pool was not built with [`Share::Fd`]; what the driver reports.
     #[cfg(unix)]
     pub fn export_block(&self, ptr: DevicePtr, bytes: u64) -> Result<crate::share::ExportedBlock> {
@@ -228,14 +221,14 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
             if self.options.share != Share::Fd {
                 return Err(Error::new(
                     ErrorKind::Unsupported,
-                    "the pool's memory was not made to be exported; build it with share=fd",
+                    "the pool's memory cannot be exported; build the pool with share=fd",
                 ));
             }
             let entry = self.shared.block_map.find(ptr.address());
             if bytes == 0 || entry.is_none_or(|entry| entry.requested() != bytes) {
                 return Err(Error::invalid_argument(format!(
-                    "{ptr} is no block of {bytes} bytes that this pool handed out; pass what `allocate` was \
-                     asked for and returned"
+                    "{ptr} is no block of {bytes} bytes that this pool allocated; pass the size that was \
+                     requested from `allocate`, and the pointer that it returned"
                 )));
             }
             let parts = self.central.inspect(|heaps| heaps.large.physical_of(ptr.address(), bytes));
@@ -244,8 +237,8 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         export().map_err(|error| error.in_stack(self))
     }
 
-    /// Gives all regions back to upstream that are free from end to end, and returns their bytes. For a
-    /// request on a stream that captures a graph, only those that are known to be done.
+    /// Returns all fully free regions to upstream; returns their bytes. For a request on a stream that
+    /// captures a graph, only unowned regions.
     pub(crate) fn release_regions(&self, request: Option<StreamRef>) -> Result<u64> {
         let may_wait = match request {
             Some(stream) => !self.central.is_capturing(stream)?,
@@ -254,352 +247,37 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         self.central.release_regions(0, may_wait).map_err(|error| error.in_stack(self))
     }
 
-    /// The blocks that are handed out of the region that starts at `base`, if one does.
+    /// Returns the blocks in use in the region at `base`, if there is one.
     pub(crate) fn live_in(&self, base: u64) -> Option<Vec<LiveBlock>> {
         self.central.inspect(|heaps| heaps.live_in(base))
     }
 
-    /// The options, rounded.
+    /// Returns the options, with rounded sizes.
     pub fn options(&self) -> PoolOptions {
         self.options
     }
 
-    /// Gives memory back that was not needed lately, as the pool's [`Decay`] says; `now` is the time since
-    /// any moment, the same at each call. Says how many bytes went back. Nothing waits for the device.
+    /// Returns memory to the driver that was not needed recently, as the pool's [`Decay`] says; returns the
+    /// bytes. `now` is the time since a moment that is the same for all calls. Does not wait for the device.
     ///
-    /// On a real device a thread of the library makes these steps, by its own clock. On a simulated one
-    /// nobody does but the caller. A step that comes sooner than a sixteenth of the decay's time after the
-    /// last one does nothing.
+    /// On a real device a thread of the library makes these steps, by its own clock. On a simulated device
+    /// only the caller makes them. A step less than a sixteenth of the decay's time after the last one does
+    /// nothing.
     ///
     /// # Errors
-    /// What the driver reports. What went back before the error stays given back.
+    /// What the driver reports. Memory that was returned before the error stays returned.
     pub fn decay_step(&self, now: Duration) -> Result<u64> {
         let step = |decay: &DecayHandle| decay.decay().step(now).map_err(|error| error.in_stack(self));
         self.decay.as_ref().map_or(Ok(0), step)
     }
 
-    /// Walks the whole structure, in time proportional to its size, and checks the invariants of
-    /// docs/INVARIANTS.md. Call it while no other thread is in a call of the pool: what threads do without a
-    /// lock would look like a mistake.
+    /// Checks the invariants of docs/INVARIANTS.md, in time proportional to the number of blocks. No other
+    /// thread may be in a call of the pool: changes that threads make without a lock would look like errors.
     ///
     /// # Panics
-    /// Where an invariant does not hold: that is a bug of the pool.
+    /// If an invariant does not hold, which is a bug of the pool.
     pub fn validate(&self) {
         self.central.validate();
-    }
-}
-
-/// The way of a call.
-impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
-    /// The calling thread's stream cache for a stream, if it was used lately and may be used now.
-    #[inline(always)]
-    fn stream_cache(&self, stream: StreamRef) -> Option<&StreamCache> {
-        let stream_cache = thread_cache::stream_cache(self.id, stream.id())?;
-        // SAFETY: the stream cache is in this thread's cache of this pool, where it stays until the thread
-        // adds another, which no call does while it has this one.
-        let stream_cache = unsafe { &*stream_cache };
-        (!stream_cache.stream.is_record_requested() && !self.central.health.is_lost()).then_some(stream_cache)
-    }
-
-    /// Hands out a block of this size for the request.
-    #[inline(always)]
-    pub(crate) fn allocate_block(
-        &self,
-        layout: Layout,
-        stream: StreamRef,
-        size: BlockSize,
-    ) -> Result<DevicePtr> {
-        match self.stream_cache(stream) {
-            Some(stream_cache) => match self.pop(stream_cache, layout, size) {
-                Some(ptr) => Ok(ptr),
-                None => self.allocate_past_cache(stream_cache, layout, stream),
-            },
-            None => self.allocate_without_cache(layout, stream),
-        }
-    }
-
-    /// Frees a block of this size.
-    #[inline(always)]
-    pub(crate) fn deallocate_block(
-        &self,
-        ptr: DevicePtr,
-        layout: Layout,
-        stream: StreamRef,
-        size: BlockSize,
-    ) {
-        match self.stream_cache(stream) {
-            Some(stream_cache) => self.deallocate_through_cache(stream_cache, ptr, layout, stream, size),
-            None => self.deallocate_without_cache(ptr, layout, stream),
-        }
-    }
-
-    /// A block from the stream cache.
-    #[inline(always)]
-    fn pop(&self, stream_cache: &StreamCache, layout: Layout, size: BlockSize) -> Option<DevicePtr> {
-        let bytes = layout.bytes();
-        if layout.alignment() > ALLOCATION_ALIGNMENT || bytes == 0 {
-            return None;
-        }
-        let held = stream_cache.pop(bytes, size)?;
-        if held.is_beyond {
-            self.shared.thread_caches.settle(&stream_cache.thread);
-        }
-        held.entry.set_requested(bytes);
-        Some(DevicePtr::new(held.addr))
-    }
-
-    /// Puts a small block into the stream cache, if it is one and there is room.
-    #[inline(always)]
-    fn push(
-        &self,
-        stream_cache: &StreamCache,
-        ptr: DevicePtr,
-        entry: &BlockEntry,
-        bytes: u64,
-        size: BlockSize,
-    ) -> bool {
-        if !size.is_small() || !entry.is_cacheable(bytes) {
-            return false;
-        }
-        let room = self.shared.limits.keep_bytes.load(Ordering::Relaxed);
-        let fits = stream_cache.thread.small_bytes_held() + size.bytes <= room;
-        let class_room = self.shared.limits.keep_of_class.load(Ordering::Relaxed);
-        fits && stream_cache.push(ptr.address(), bytes, size, entry, class_room)
-    }
-
-    /// Puts a large block into the stream cache; the one before goes back.
-    fn push_large(&self, stream_cache: &StreamCache, ptr: DevicePtr, entry: &BlockEntry, bytes: u64) -> bool {
-        let most = self.shared.limits.keep_large.load(Ordering::Relaxed);
-        let size = self.shared.block_size(bytes);
-        if bytes == 0 || size.is_small() || size.bytes > most || !entry.is_cacheable(bytes) {
-            return false;
-        }
-        self.evict_large(stream_cache);
-        stream_cache.push_large(ptr.address(), bytes, size.bytes, entry);
-        true
-    }
-
-    /// Gives the large block that the stream cache has back to all.
-    fn evict_large(&self, stream_cache: &StreamCache) {
-        if let Some(entry) = stream_cache.evict_large() {
-            self.central.with_heaps(|heaps| _ = heaps.free_cached(entry, &stream_cache.stream));
-        }
-    }
-
-    /// A block from the thread's arena, for a small request.
-    fn take_in_arena(&self, stream_cache: &StreamCache, layout: Layout) -> Option<DevicePtr> {
-        let bytes = layout.bytes();
-        let most = self.shared.largest_in_arena();
-        if bytes == 0 || bytes > most || layout.alignment() > ALLOCATION_ALIGNMENT {
-            return None;
-        }
-        let request = Request { bytes: self.shared.block_bytes(bytes), ..Request::new(layout)? };
-        let thread = &stream_cache.thread;
-        thread.takes(request.bytes);
-        let (shard, mut arena) = self.lock_arena(stream_cache);
-        let Some(chunk) = arena.heap.find_for(stream_cache.stream.owner, &request, false) else {
-            thread.took_none(request.bytes);
-            return None;
-        };
-        let was_unowned = arena.heap.chunk(chunk).owner() == ANY_STREAM;
-        let ptr = self.shared.take(shard, &mut arena, chunk, &request);
-        drop(arena);
-        add(if was_unowned { &thread.completed } else { &thread.own_stream }, 1);
-        thread.took(request.bytes, layout.bytes());
-        if thread.is_beyond() {
-            self.shared.thread_caches.settle(thread);
-        }
-        Some(ptr)
-    }
-
-    /// The thread's arena: another one from now on, if the thread shares it with others at the same time, or
-    /// if it is new where threads do.
-    fn lock_arena(&self, stream_cache: &StreamCache) -> (Shard, SpinGuard<'_, Arena>) {
-        let (arenas, contention) = (&self.shared.arenas, &stream_cache.thread.contention);
-        let mut shard = stream_cache.thread.shard.load(Ordering::Relaxed);
-        if contention.is_first() && arenas.are_contended() {
-            shard = self.move_from(shard, stream_cache);
-        }
-        let mut arena = arenas.try_lock(shard).unwrap_or_else(|| {
-            contention.found_locked();
-            arenas.lock(shard)
-        });
-        let me = ptr::from_ref(&*stream_cache.thread).addr();
-        let was_others = std::mem::replace(&mut arena.taker, me) != me;
-        if !contention.are_contended(was_others) {
-            return (shard, arena);
-        }
-        drop(arena);
-        let shard = self.move_from(shard, stream_cache);
-        let mut arena = arenas.lock(shard);
-        arena.taker = me;
-        (shard, arena)
-    }
-
-    /// Gives the thread an arena that fewer use, if there is one.
-    #[cold]
-    fn move_from(&self, shard: Shard, stream_cache: &StreamCache) -> Shard {
-        let shard = self.shared.arenas.next(shard, &self.shared.thread_caches.users_of_arenas());
-        stream_cache.thread.shard.store(shard, Ordering::Relaxed);
-        shard
-    }
-
-    /// The calling thread's stream cache for a stream, made when the stream is used often, if it may be used
-    /// now.
-    fn stream_cache_or_new(&self, thread_cache: &Lease, stream: StreamRef) -> Option<&StreamCache> {
-        let stream_cache =
-            if thread_cache.is_kept() { self.stream_cache_of(thread_cache, stream)? } else { return None };
-        // SAFETY: as in `stream_cache`: this call adds no other from here on.
-        let stream_cache = unsafe { &*stream_cache };
-        (!stream_cache.stream.is_record_requested() && !self.central.health.is_lost()).then_some(stream_cache)
-    }
-
-    /// The way past the stream cache, for a thread that has one.
-    #[inline(never)]
-    fn allocate_past_cache(
-        &self,
-        stream_cache: &StreamCache,
-        layout: Layout,
-        stream: StreamRef,
-    ) -> Result<DevicePtr> {
-        if let Some(ptr) = self.take_in_arena(stream_cache, layout) {
-            return Ok(ptr);
-        }
-        if !self.shared.block_size(layout.bytes()).is_small() {
-            // It may be beside what is free, or serve.
-            self.evict_large(stream_cache);
-        }
-        let shard = stream_cache.thread.shard.load(Ordering::Relaxed);
-        let ptr = self
-            .central
-            .allocate(layout, stream, shard, Some(&stream_cache.stream))
-            .map_err(|error| error.in_stack(self))?;
-        if !ptr.is_null() {
-            self.shared.count(&stream_cache.thread, layout.bytes());
-        }
-        Ok(ptr)
-    }
-
-    #[inline(never)]
-    fn allocate_without_cache(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
-        let thread_cache = self.shared.thread_caches.my_cache(self.id);
-        if let Some(stream_cache) = self.stream_cache_or_new(&thread_cache, stream) {
-            return self
-                .pop(stream_cache, layout, self.shared.block_size(layout.bytes()))
-                .map_or_else(|| self.allocate_past_cache(stream_cache, layout, stream), Ok);
-        }
-        let shard = thread_cache.counts.shard.load(Ordering::Relaxed);
-        let ptr = self.central.allocate(layout, stream, shard, None).map_err(|error| error.in_stack(self))?;
-        if !ptr.is_null() {
-            self.shared.count(&thread_cache.counts, layout.bytes());
-        }
-        Ok(ptr)
-    }
-
-    /// The way past the stream cache, for a thread that has one.
-    #[inline(never)]
-    fn deallocate_past_cache(
-        &self,
-        stream_cache: &StreamCache,
-        ptr: DevicePtr,
-        entry: Option<&BlockEntry>,
-        layout: Layout,
-        stream: StreamRef,
-    ) {
-        let bytes = layout.bytes();
-        if stream_cache.thread.is_time_to_look() {
-            self.central.with_heaps(|heaps| heaps.set_cache_limits());
-        }
-        let is_given = |entry| {
-            self.push_large(stream_cache, ptr, entry, bytes)
-                || self.free_past_cache(stream_cache, entry, bytes)
-        };
-        if ptr.is_null() || entry.is_some_and(is_given) {
-            return;
-        }
-        if self.central.deallocate(ptr, layout, stream, self) {
-            self.shared.count_back(&stream_cache.thread, bytes);
-        }
-    }
-
-    #[inline(never)]
-    fn deallocate_without_cache(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
-        if ptr.is_null() {
-            return;
-        }
-        let thread_cache = self.shared.thread_caches.my_cache(self.id);
-        if let Some(stream_cache) = self.stream_cache_or_new(&thread_cache, stream) {
-            let size = self.shared.block_size(layout.bytes());
-            self.deallocate_through_cache(stream_cache, ptr, layout, stream, size);
-        } else if self.central.deallocate(ptr, layout, stream, self) {
-            self.shared.count_back(&thread_cache.counts, layout.bytes());
-        }
-    }
-
-    /// The way of a block that is freed on a stream that the thread has a stream cache for.
-    #[inline(always)]
-    fn deallocate_through_cache(
-        &self,
-        stream_cache: &StreamCache,
-        ptr: DevicePtr,
-        layout: Layout,
-        stream: StreamRef,
-        size: BlockSize,
-    ) {
-        let entry = self.shared.block_map.find(ptr.address());
-        if !entry.is_some_and(|entry| self.push(stream_cache, ptr, entry, layout.bytes(), size)) {
-            self.deallocate_past_cache(stream_cache, ptr, entry, layout, stream);
-        }
-    }
-
-    /// Gives a block back to its heap, if it is handed out with this size.
-    fn free_past_cache(&self, stream_cache: &StreamCache, entry: &BlockEntry, bytes: u64) -> bool {
-        if bytes == 0 || !self.shared.claim(entry, bytes) {
-            return false;
-        }
-        self.shared.count_back(&stream_cache.thread, bytes);
-        match Arenas::shard(entry.block().0) {
-            Some(_) => self.free_to_arena(stream_cache, entry, bytes),
-            None => self.central.with_heaps(|heaps| _ = heaps.free_cached(entry, &stream_cache.stream)),
-        }
-        true
-    }
-
-    /// Gives a small block back to its arena, and what the stream cache has of the same size: one visit for
-    /// many.
-    fn free_to_arena(&self, stream_cache: &StreamCache, entry: &BlockEntry, bytes: u64) {
-        let (owner, epoch) = (stream_cache.stream.owner, stream_cache.stream.epoch());
-        let mut visit = Visit::new(&self.shared.arenas);
-        visit.free(entry, owner, epoch);
-        let mut large = Vec::new();
-        let size = self.shared.block_size(bytes);
-        if size.is_small() {
-            stream_cache.evict_half(size, |entry| {
-                large.extend(visit.free(entry, owner, epoch));
-            });
-        }
-        let has_excess = visit.has_excess();
-        drop(visit);
-        if has_excess || !large.is_empty() {
-            self.central.with_heaps(|heaps| {
-                large.iter().for_each(|chunk| heaps.large.free(*chunk, owner, epoch));
-                heaps.take_spans_back();
-            });
-        }
-    }
-
-    /// The thread's stream cache for a stream, made when the stream is used often.
-    fn stream_cache_of(&self, thread_cache: &Lease, stream: StreamRef) -> Option<*const StreamCache> {
-        if let Some(stream_cache) = thread_cache.stream_cache(self.id, stream.id()) {
-            return Some(stream_cache);
-        }
-        let cell = self.central.stream_cell(stream)?;
-        let stream_cache = StreamCache::new(stream.id(), cell, Arc::clone(&thread_cache.counts));
-        let (stream_cache, others) = thread_cache.add(self.id, stream_cache);
-        self.central.with_heaps(|heaps| {
-            others.iter().for_each(|stream_cache| _ = heaps.flush(stream_cache, Reclaim::All))
-        });
-        Some(stream_cache)
     }
 }
 
@@ -618,9 +296,9 @@ impl<R: DeviceMemoryResource> fmt::Display for PoolMemoryResource<R> {
     }
 }
 
-// SAFETY: chunks are disjoint pieces of upstream's regions, aligned as asked for (`Heap::take`); a chunk is
-// handed to a stream only if it belongs to it, or its owner's work is done or waited for (`Central`); regions
-// go back to upstream only when all work on them is done.
+// SAFETY: chunks are disjoint parts of the pool's memory, with the alignment of the request (`Heap::take`). A
+// stream gets a chunk only if it owns it, or if the owner's work is completed or waited for (`Central`). The
+// pool returns memory only when all work on it is done.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PoolMemoryResource<R> {
     #[inline]

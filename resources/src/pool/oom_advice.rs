@@ -1,5 +1,6 @@
-//! What would have helped a request that the pool could not serve: which blocks are in its way, what new
-//! memory it takes. On the failing path only, so it walks.
+//! Finds out what would have helped a request that failed: which blocks to free, and how much new memory.
+//!
+//! Only failing requests come here, so it walks all of the pool.
 
 use std::collections::BTreeMap;
 
@@ -17,10 +18,10 @@ use crate::pool::protocol::{FreeOf, Room, Shortage};
 use crate::stream_order::{ANY_STREAM, Owner};
 use crate::tuning::DEVICE_PAGE;
 
-/// A row of neighbours.
+/// The neighbouring chunks of a region, in address order.
 type Row = Vec<Piece>;
 
-/// A chunk, as what is in the way sees it.
+/// A chunk.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     addr: u64,
@@ -28,74 +29,78 @@ struct Piece {
     what: What,
 }
 
+/// The use of a chunk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum What {
     Free,
-    /// A block that a caller has, by its place in [`Memory::blocks`].
+    /// A block in use, by its index in [`Memory::blocks`].
     Block(usize),
-    /// Small blocks: the span by its base.
+    /// A span of small blocks, by its address.
     Span(u64),
-    /// Nobody can give it back now.
-    Stays,
+    /// No caller can free it now.
+    Fixed,
 }
 
-/// A large block that a caller has.
+/// A block in use.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     live: LiveBlock,
-    /// All of it, wherever it lies.
+    /// The bytes of all its pieces.
     whole: u64,
 }
 
-/// All memory of a pool as it was when a request failed.
+/// The memory of a pool when a request failed.
 struct Memory {
-    /// Those of the large heaps first.
+    /// The rows of the large heaps first.
     rows: Vec<Row>,
     large_rows: usize,
     blocks: Vec<Block>,
-    /// Bytes in use of each span, by its base.
+    /// The bytes in use of each span, by its address.
     spans: FxHashMap<u64, u64>,
 }
 
 /// A region or a handle.
 struct Part {
     bytes: u64,
-    /// What is in use of it, and how many bytes that has wherever it lies.
+    /// What is in use in it.
     what: Vec<What>,
+    /// The bytes of the blocks in use in it, including their pieces in other parts.
     cost: u64,
-    /// Free bytes at both ends with which a block may begin or end.
+    /// The free bytes at both ends, where a stitched block may end or begin.
     free_start: u64,
     free_end: u64,
 }
 
-/// A choice of blocks to give back.
+/// A choice of blocks to free.
 struct Choice {
-    /// Its cost: bytes in use.
+    /// The bytes of those blocks: the choice's cost.
     bytes: u64,
     what: Vec<What>,
 }
 
-/// Why the request could not be served, and what would have helped.
-pub(super) fn shortage(heaps: &mut Heaps, request: &Request, room: &Room) -> Shortage {
-    let needed = needed(heaps, request, room.owner);
-    let heaps = &*heaps;
-    let in_the_way = choose(heaps, request, room, room.is_capturing);
-    // Whatever is free for others counts here: then nothing may be in the way.
-    let merging_suffices = room.is_capturing
-        && choose(heaps, request, room, false).is_some_and(|(_, choice)| choice.what.is_empty());
-    let in_the_way = in_the_way.map_or(Vec::new(), |(memory, choice)| blocks_of(heaps, &memory, &choice));
-    Shortage {
-        needed,
-        maximum_bytes: Some(heaps.maximum_bytes).filter(|bytes| *bytes != u64::MAX),
-        free: free_by_owner(heaps),
-        merging_suffices,
-        in_the_way,
-        pages: pages_needed(heaps, request, room),
-        map: oom_map::map(heaps.large.heaps()),
+impl Heaps {
+    /// Returns why the request could not be served, and what would have helped.
+    pub(crate) fn shortage(&mut self, request: &Request, room: &Room) -> Shortage {
+        let needed = needed(self, request, room.owner);
+        let heaps = &*self;
+        let in_the_way = choose(heaps, request, room, room.is_capturing);
+        // If all free blocks were unowned: then no block in use may be in the way.
+        let merging_suffices = room.is_capturing
+            && choose(heaps, request, room, false).is_some_and(|(_, choice)| choice.what.is_empty());
+        let in_the_way = in_the_way.map_or(Vec::new(), |(memory, choice)| blocks_of(heaps, &memory, &choice));
+        Shortage {
+            needed,
+            maximum_bytes: Some(heaps.maximum_bytes).filter(|bytes| *bytes != u64::MAX),
+            free: free_by_owner(heaps),
+            merging_suffices,
+            in_the_way,
+            pages: pages_needed(heaps, request, room),
+            map: oom_map::map(heaps.large.heaps()),
+        }
     }
 }
 
-/// New memory that would serve the request.
+/// Returns the bytes of new memory that would serve the request.
 fn needed(heaps: &mut Heaps, request: &Request, owner: Owner) -> u64 {
     let span = heaps.is_small(request).then(|| {
         let arena = heaps.shared.arenas.lock(request.shard);
@@ -108,10 +113,10 @@ fn needed(heaps: &mut Heaps, request: &Request, owner: Owner) -> u64 {
     }
 }
 
-/// The cheapest blocks without which the request would be served: those between free ones in a row, or those
-/// of whole regions or handles, which go back to the device to come again as one.
+/// Returns the blocks with the fewest bytes whose free would serve the request: blocks between free chunks of
+/// a row, or the blocks of whole regions or handles, whose memory the device could provide in one piece.
 ///
-/// While a stream captures, only its own is free, and nothing goes back that is not unowned yet.
+/// While a stream captures, only its own and unowned blocks are free, and no memory returns to the device.
 fn choose(heaps: &Heaps, request: &Request, room: &Room, is_capturing: bool) -> Option<(Memory, Choice)> {
     let memory = Memory::of(heaps, request, is_capturing.then_some(room.owner));
     let in_row =
@@ -122,7 +127,8 @@ fn choose(heaps: &Heaps, request: &Request, room: &Room, is_capturing: bool) -> 
 }
 
 impl Memory {
-    /// What is free for `only` and for anyone is free; for `None` whatever is not handed out.
+    /// Lists the memory. With `only`, the blocks of that owner and unowned blocks are free; otherwise all
+    /// blocks that are not in use are free.
     fn of(heaps: &Heaps, request: &Request, only: Option<Owner>) -> Self {
         let (mut blocks, mut by_address) = (Vec::new(), FxHashMap::default());
         heaps.shared.block_map.each(|address, entry| {
@@ -171,7 +177,7 @@ impl Memory {
                 let what = match by_address.get(&chunk.addr) {
                     _ if chunk.is_free() && is_free(chunk.owner()) => What::Free,
                     Some(what) if chunk.is_in_use() => *what,
-                    _ => What::Stays,
+                    _ => What::Fixed,
                 };
                 Piece { addr: chunk.addr, bytes: chunk.bytes, what }
             });
@@ -179,7 +185,7 @@ impl Memory {
         }
     }
 
-    /// What is in spans, for a request that is served from one.
+    /// Adds the chunks of the spans, for a request that is served from one.
     fn add_arenas(&mut self, heaps: &Heaps, only: Option<Owner>) {
         for (_, arena) in heaps.shared.arenas.each() {
             let mut small = FxHashMap::default();
@@ -199,25 +205,25 @@ impl Memory {
 
     fn cost(&self, what: What) -> u64 {
         match what {
-            What::Free | What::Stays => 0,
+            What::Free | What::Fixed => 0,
             What::Block(block) => self.blocks[block].whole,
             What::Span(base) => self.spans[&base],
         }
     }
 
-    /// The neighbours with fewest bytes in use that make room for the request once all of them are free.
+    /// Returns the neighbours of a row with the fewest bytes in use that are large enough together.
     fn cheapest_in(&self, row: &Row, request: &Request) -> Option<Choice> {
         let mut best: Option<(u64, usize, usize)> = None;
         let (mut cost, mut end) = (0, 0);
         for start in 0..row.len() {
-            if row[start].what == What::Stays {
+            if row[start].what == What::Fixed {
                 (cost, end) = (0, start + 1);
                 continue;
             }
             let from = align_up(row[start].addr, request.alignment)?;
             let reaches = |end: usize| row[end - 1].addr + row[end - 1].bytes >= from + request.bytes;
-            // At least the first is taken, which can be given back.
-            while (end <= start || !reaches(end)) && row.get(end).is_some_and(|it| it.what != What::Stays) {
+            // Takes at least the first chunk, which is not fixed.
+            while (end <= start || !reaches(end)) && row.get(end).is_some_and(|it| it.what != What::Fixed) {
                 cost += self.cost(row[end].what);
                 end += 1;
             }
@@ -231,9 +237,9 @@ impl Memory {
         Some(Choice { bytes, what: what.collect() })
     }
 
-    /// The regions or handles with fewest bytes in use for what they bring that, with what the device has,
-    /// make room for the request once they are given back. Over pages, the largest free ends of two handles
-    /// do for the start and the end of the block.
+    /// Returns the blocks of the regions or handles with the fewest bytes in use per byte of memory whose
+    /// release, together with the device's free memory, would serve the request. With pages, the largest free
+    /// ends of two handles may be the start and the end of the block.
     fn cheapest_anew(&self, heaps: &Heaps, request: &Request, room: &Room) -> Option<Choice> {
         let device = room.device_free?;
         let limit = heaps.maximum_bytes.saturating_sub(heaps.large.bytes_reserved());
@@ -251,11 +257,11 @@ impl Memory {
         let Some(least) = pages.least_piece(request) else { return anew };
         let ends = take_ends(&mut parts, least);
         let rest = Request { bytes: request.bytes.saturating_sub(ends), ..*request };
-        let put_together = emptied(&parts, missing(pages.needed_alone(&rest)));
-        anew.into_iter().chain(put_together).min_by_key(|choice| choice.bytes)
+        let stitched = emptied(&parts, missing(pages.needed_alone(&rest)));
+        anew.into_iter().chain(stitched).min_by_key(|choice| choice.bytes)
     }
 
-    /// The regions or handles, and what is in their way.
+    /// Returns the regions or handles, and what is in use in each.
     fn parts(&self, heaps: &Heaps) -> Vec<Part> {
         let mut pieces: Vec<&Piece> = self.rows[..self.large_rows].iter().flatten().collect();
         pieces.sort_unstable_by_key(|piece| piece.addr);
@@ -268,7 +274,7 @@ impl Memory {
             let first = within.iter().find(is_used).map_or(end, |piece| piece.addr.max(base));
             let last = within.iter().rfind(is_used).map_or(base, |piece| (piece.addr + piece.bytes).min(end));
             let mut what: Vec<What> = within.iter().filter(is_used).map(|piece| piece.what).collect();
-            // Pieces of one block lie behind each other at times.
+            // Pieces of one block may be neighbours.
             what.dedup();
             let cost = what.iter().map(|what| self.cost(*what)).sum();
             let has_ends = has_ends && !what.is_empty();
@@ -284,8 +290,8 @@ impl Memory {
     }
 }
 
-/// Takes two parts out, where there are such: one free at its end and one at its start, by `least` bytes
-/// each and by most together. Says by how many.
+/// Removes the part with a free end and the part with a free start that have the most free bytes together, of
+/// at least `least` bytes each, if there are any. Returns those free bytes.
 fn take_ends(parts: &mut Vec<Part>, least: u64) -> u64 {
     let enough = |bytes: u64| if bytes >= least { bytes } else { 0 };
     let mut starts: Vec<(u64, usize)> = parts.iter().map(|part| enough(part.free_start)).zip(0..).collect();
@@ -301,42 +307,42 @@ fn take_ends(parts: &mut Vec<Part>, least: u64) -> u64 {
     bytes
 }
 
-/// The parts with fewest bytes in use for what they bring that bring as much as is missing.
+/// Returns the parts with the fewest bytes in use per byte that have at least `missing` bytes together.
 fn emptied(parts: &[Part], missing: u64) -> Option<Choice> {
-    let mut parts: Vec<&Part> = parts.iter().filter(|part| !part.what.contains(&What::Stays)).collect();
+    let mut parts: Vec<&Part> = parts.iter().filter(|part| !part.what.contains(&What::Fixed)).collect();
     if missing == 0 {
         return None;
     }
     let worth = |a: &Part, b: &Part| u128::from(a.cost) * u128::from(b.bytes);
     parts.sort_by(|a, b| worth(a, b).cmp(&worth(b, a)));
-    let mut brought = 0;
+    let mut sum = 0;
     parts.retain(|part| {
-        let is_record_requested = brought < missing;
-        brought += if is_record_requested { part.bytes } else { 0 };
-        is_record_requested
+        let is_needed = sum < missing;
+        sum += if is_needed { part.bytes } else { 0 };
+        is_needed
     });
-    if brought < missing {
+    if sum < missing {
         return None;
     }
-    // The last ones may have brought so much that earlier ones are not needed.
+    // The last parts may be large enough to do without earlier ones.
     parts.sort_by_key(|part| std::cmp::Reverse(part.cost));
     parts.retain(|part| {
-        let is_needed = brought - part.bytes < missing;
-        brought -= if is_needed { 0 } else { part.bytes };
+        let is_needed = sum - part.bytes < missing;
+        sum -= if is_needed { 0 } else { part.bytes };
         is_needed
     });
     let bytes = parts.iter().map(|part| part.cost).sum();
     Some(Choice { bytes, what: parts.into_iter().flat_map(|part| part.what.iter().copied()).collect() })
 }
 
-/// The blocks that a choice is made of.
+/// Returns the blocks of a choice.
 fn blocks_of(heaps: &Heaps, memory: &Memory, choice: &Choice) -> Vec<LiveBlock> {
     let (mut blocks, mut spans) = (Vec::new(), FxHashSet::default());
     for what in &choice.what {
         match what {
             What::Block(block) => blocks.push(memory.blocks[*block].live),
             What::Span(base) => _ = spans.insert(*base),
-            What::Free | What::Stays => {}
+            What::Free | What::Fixed => {}
         }
     }
     for (_, arena) in heaps.shared.arenas.each() {
@@ -349,13 +355,13 @@ fn blocks_of(heaps: &Heaps, memory: &Memory, choice: &Choice) -> Vec<LiveBlock> 
             blocks.extend(live);
         }
     }
-    // A block has pieces in several places at times.
+    // A block may have several pieces.
     blocks.sort_unstable();
     blocks.dedup();
     blocks
 }
 
-/// What is free, in all heaps.
+/// Returns the free blocks of each owner, in all heaps.
 fn free_by_owner(heaps: &Heaps) -> Vec<FreeOf> {
     let mut all: BTreeMap<Owner, FreeOf> = BTreeMap::new();
     let mut add = |heap: &Heap| {
@@ -371,8 +377,8 @@ fn free_by_owner(heaps: &Heaps) -> Vec<FreeOf> {
     all.into_values().collect()
 }
 
-/// How many free pages of regions would serve the request with what the device has, if they were mapped in a
-/// row; `None` where they are too few.
+/// Returns how many free pages of the regions would serve the request if the pool mapped pages, together with
+/// the device's free memory; `None` if there are too few.
 fn pages_needed(heaps: &Heaps, request: &Request, room: &Room) -> Option<u64> {
     let (Large::Regions(heap), Some(page), false) = (&heaps.large, room.page_bytes, room.is_capturing) else {
         return None;

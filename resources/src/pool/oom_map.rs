@@ -1,8 +1,12 @@
+//! Draws the memory of a pool as one line of text, for the out-of-memory report.
+
 use crate::heap::Heap;
 
+/// The cells of the line.
 const WIDTH: usize = 80;
 
-/// Memory as letters, in address order: `#` in use, `+` partly, `.` free; `None` where there is none.
+/// Returns the memory in address order, each cell as `#` (in use), `+` (partly in use) or `.` (free); `None`
+/// if the pool holds no memory.
 pub(super) fn map(heaps: &[Heap]) -> Option<String> {
     heaps.iter().any(|heap| heap.bytes_reserved > 0).then(|| picture(heaps, WIDTH))
 }
@@ -27,7 +31,7 @@ fn picture(heaps: &[Heap], width: usize) -> String {
     used.iter().map(letter).collect()
 }
 
-/// Adds `bytes` from place `at` on to the cells that they fall into.
+/// Adds the range of `bytes` from `at` on to the cells that it covers.
 fn spread(cells: &mut [u64], at: u64, bytes: u64, total: u64) {
     let cell = total.div_ceil(cells.len() as u64);
     let (mut at, end) = (at, at + bytes);

@@ -1,3 +1,5 @@
+//! The options of a pool, and its layer.
+
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -14,8 +16,9 @@ use crate::driver_memory::{CudaMemoryResource, ManagedMemoryResource};
 use crate::heap::request::LARGEST_REQUEST;
 use crate::pool::{Decay, Peers, PoolMemoryResource, Share, Slack};
 use crate::stream_order::Reuse;
+use crate::tuning::LEAST_PAGES;
 
-/// How `pool` is built from text.
+/// Builds the layer `pool` from text.
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "pool",
     about: "best fit with coalescing, growing, in stream order",
@@ -55,18 +58,18 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
     }),
 };
 
-/// How a [`PoolMemoryResource`] is made.
+/// The options of a [`PoolMemoryResource`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PoolOptions {
-    /// Bytes taken from upstream at once; rounded up to 256.
+    /// The bytes that the pool takes when it is created; rounded up to a multiple of 256.
     pub initial_bytes: u64,
-    /// Bytes held at most; rounded down to 256. `None` for what upstream gives.
+    /// The most bytes that the pool may hold; rounded down to a multiple of 256. `None` for no limit.
     pub maximum_bytes: Option<u64>,
     /// Whether the pool maps physical memory itself.
     pub pages: PagesMode,
-    /// Over which time memory that is not needed goes back to the driver.
+    /// Over which time the pool returns memory that it does not need.
     pub decay: Decay,
-    /// Which other devices may use what the pool maps.
+    /// Which other devices may use the memory that the pool maps.
     pub peers: Peers,
     /// Whether blocks can be exported to other processes.
     pub share: Share,
@@ -79,9 +82,9 @@ pub struct PoolOptions {
 /// Whether a pool maps physical memory itself, by the driver's virtual memory management, or takes regions
 /// from upstream.
 ///
-/// With pages, free memory in several places makes one block, so that the pool holds little more than what
-/// is in use. Blocks of such a pool cannot be shared with another process by CUDA's legacy IPC handles, which
-/// need `pages=off`; with `share=fd` they can by file descriptors.
+/// With pages, free memory in several places can become one block, so that the pool holds little more than
+/// the bytes in use. CUDA's legacy IPC handles cannot share blocks of such a pool with another process, and
+/// need `pages=off`; with `share=fd`, file descriptors can.
 ///
 /// A pool maps pages only directly over `cuda`. Over a wrapper (`cuda+statistics+pool`) `auto` is `off`, with
 /// a warning: put wrappers above the pool.
@@ -89,10 +92,10 @@ pub struct PoolOptions {
 /// In text: `pages=auto` (the default), `pages=on`, `pages=off`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum PagesMode {
-    /// Where upstream is plain CUDA memory, the driver can, and the pool may become large enough.
+    /// If upstream is plain CUDA memory, the driver supports it, and the pool's maximum is large enough.
     #[default]
     Auto,
-    /// Always; building the pool fails where that is not possible.
+    /// Always; if that is not possible, the pool cannot be built.
     On,
     /// Never.
     Off,
@@ -122,7 +125,8 @@ impl fmt::Display for PagesMode {
 }
 
 impl PoolOptions {
-    /// How the pool's pages are made, and who may use them; `has_pages` says whether it maps any.
+    /// Returns how the pool creates its pages and which devices have access; `has_pages` is whether it maps
+    /// any.
     pub(super) fn backing(&self, driver: &dyn Driver, has_pages: bool) -> Result<Backing> {
         let share_fd = self.share == Share::Fd;
         if share_fd && !has_pages {
@@ -146,8 +150,8 @@ impl PoolOptions {
         Ok(Backing::new(props, self.peers.named(driver)?, self.peers == Peers::Auto))
     }
 
-    /// A resource between the pool and `cuda` costs the pool its pages, which nobody may have meant.
-    fn say_that_pages_are_off(&self, upstream: &dyn DeviceMemoryResource) {
+    /// Warns that a layer between the pool and `cuda` prevents pages, which the caller may not expect.
+    fn warn_that_pages_are_off(&self, upstream: &dyn DeviceMemoryResource) {
         let below = std::iter::successors(Some(upstream), |resource| resource.upstream());
         let is_wrapped_cuda = !upstream.is_stream_ordered()
             && below.last().is_some_and(|base| downcast::<CudaMemoryResource>(base).is_some());
@@ -155,13 +159,13 @@ impl PoolOptions {
             tracing::warn!(
                 target: "millpond::stack",
                 %upstream,
-                "the pool maps no pages, and holds more memory than with them, since there is a layer \
-                 between it and `cuda`; put the layer above the pool (cuda+pool+…), or write pages=off"
+                "the pool maps no pages, and so holds more memory, since there is a layer between it and \
+                 `cuda`; put the layer above the pool (cuda+pool+…), or write pages=off"
             );
         }
     }
 
-    /// The bytes of the device, if all of the pool's memory comes from there.
+    /// Returns the device's total bytes, if all of the pool's memory comes from there.
     pub(super) fn device_total(upstream: &dyn DeviceMemoryResource) -> Result<Option<u64>> {
         match downcast::<CudaMemoryResource>(upstream) {
             Some(cuda) => Ok(Some(cuda.driver().mem_get_info()?.total)),
@@ -169,10 +173,8 @@ impl PoolOptions {
         }
     }
 
-    /// The granularity of mappings in bytes, if the pool is to map pages.
+    /// Returns the granularity of mappings in bytes, if the pool is to map pages.
     pub(super) fn pages_over(&self, upstream: &dyn DeviceMemoryResource) -> Result<Option<u64>> {
-        /// A pool of fewer pages at most is better off without.
-        const FEW: u64 = 64;
         if self.pages == PagesMode::Off {
             return Ok(None);
         }
@@ -182,7 +184,7 @@ impl PoolOptions {
             _ => Ok(None),
         };
         if downcast::<CudaMemoryResource>(upstream).is_none() {
-            self.say_that_pages_are_off(upstream);
+            self.warn_that_pages_are_off(upstream);
             return refuse("its upstream must be cuda, from whose driver they come");
         }
         let has_pages = driver.attribute(DeviceAttribute::VirtualMemoryManagementSupported);
@@ -194,13 +196,13 @@ impl PoolOptions {
             return refuse("the driver's granularity is no power of two");
         }
         let most = self.maximum_bytes.unwrap_or(u64::MAX);
-        if most < granularity || (self.pages == PagesMode::Auto && most / FEW < granularity) {
+        if most < granularity || (self.pages == PagesMode::Auto && most / LEAST_PAGES < granularity) {
             return refuse("its maximum is too small");
         }
         Ok(Some(granularity))
     }
 
-    /// Rounds and checks against the device of upstream.
+    /// Rounds the sizes, and checks them against the device.
     pub(super) fn checked(self, upstream: &dyn DeviceMemoryResource) -> Result<Self> {
         let rounded = self.initial_bytes.checked_next_multiple_of(ALLOCATION_ALIGNMENT);
         let initial_bytes = rounded.filter(|bytes| *bytes <= LARGEST_REQUEST).ok_or_else(|| {
@@ -232,13 +234,13 @@ impl PoolOptions {
     }
 }
 
-/// Whether the memory is managed: of that there may be more than the device has.
+/// Returns whether the memory is managed, and may so exceed the device's.
 fn is_managed(upstream: &dyn DeviceMemoryResource) -> bool {
     let mut resources = std::iter::successors(Some(upstream), |resource| resource.upstream());
     resources.any(|resource| downcast::<ManagedMemoryResource>(resource).is_some())
 }
 
-/// As parameters of a stack's text; empty for the defaults.
+/// Writes the parameters of the layer's text; nothing for the defaults.
 impl fmt::Display for PoolOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut separator = ':';
@@ -299,7 +301,7 @@ impl fmt::Display for PoolOptions {
 pub struct PoolLayer {
     initial: ByteSize,
     maximum: Option<ByteSize>,
-    /// The rest; its sizes are not looked at.
+    /// The other options; its two sizes are unused.
     options: PoolOptions,
 }
 
@@ -310,12 +312,12 @@ impl Default for PoolLayer {
 }
 
 impl PoolLayer {
-    /// A pool that starts empty and grows as far as upstream lets it.
+    /// Creates the layer of a pool that starts empty and grows as far as upstream allows.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes this size at once.
+    /// Takes this size when the pool is created.
     pub fn initial_bytes(mut self, size: impl Into<ByteSize>) -> Self {
         self.initial = size.into();
         self
@@ -333,13 +335,13 @@ impl PoolLayer {
         self
     }
 
-    /// Gives memory back that was not needed for so long, or never.
+    /// Returns memory that the pool does not need over this time, or never.
     pub fn decay(mut self, decay: Decay) -> Self {
         self.options.decay = decay;
         self
     }
 
-    /// Lets these other devices use what the pool maps.
+    /// Gives these other devices access to the memory that the pool maps.
     pub fn peers(mut self, peers: Peers) -> Self {
         self.options.peers = peers;
         self

@@ -1,27 +1,27 @@
-//! Which other devices may use a pool's memory.
+//! The options `peers` and `share`: which other devices and processes may use a pool's memory.
 
 use std::fmt;
 use std::str::FromStr;
 
 use millpond_core::{DeviceId, Driver, Error, Result};
 
-/// Which other devices of the machine may use a pool's memory, where the pool maps pages itself.
+/// Which other devices of the machine may use a pool's memory, if the pool maps pages itself.
 ///
-/// Memory that a pool maps can be used by another device only if the mapping says so: enabling peer access
-/// (`cudaDeviceEnablePeerAccess`) is not enough. Each device that has access makes mapping dearer by as much
-/// again as `cuMemSetAccess` takes for one.
+/// Another device can use mapped memory only if the mapping gives it access: enabling peer access
+/// (`cudaDeviceEnablePeerAccess`) is not enough. For each device with access, each mapping takes as much
+/// longer as `cuMemSetAccess` takes for one.
 ///
 /// In text: `peers=auto` (the default), `peers=none`, or the numbers of devices, as `peers=0/1`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Peers {
-    /// Devices whose primary context is active when memory is mapped, where they can. A device that comes
-    /// later gets access at the pool's next call that needs the driver, or by
+    /// Devices that can access the memory and whose primary context is active when it is mapped. A device
+    /// that becomes active later gets access at the pool's next call that needs the driver, or by
     /// [`add_peer`](crate::PoolMemoryResource::add_peer).
     #[default]
     Auto,
-    /// None but those given to [`add_peer`](crate::PoolMemoryResource::add_peer).
+    /// Only devices passed to [`add_peer`](crate::PoolMemoryResource::add_peer).
     None,
-    /// These, whether their contexts are active or not. The pool's own may be among them.
+    /// These devices, whether their contexts are active or not. The pool's own device may be among them.
     Only(PeerList),
 }
 
@@ -35,7 +35,7 @@ pub struct PeerList {
 impl PeerList {
     const MOST: usize = 16;
 
-    /// These devices, by number.
+    /// Creates the list of these devices.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for more than 16.
@@ -48,14 +48,14 @@ impl PeerList {
         Ok(list)
     }
 
-    /// The numbers.
+    /// Returns the numbers of the devices.
     pub fn ordinals(&self) -> &[u32] {
         &self.ordinals[..self.count]
     }
 }
 
 impl Peers {
-    /// The devices that are asked for by name, but for the driver's own.
+    /// Returns the named devices, without the driver's own.
     pub(super) fn named(&self, driver: &dyn Driver) -> Result<Vec<DeviceId>> {
         let Self::Only(list) = self else { return Ok(Vec::new()) };
         let own = driver.device();
@@ -69,7 +69,7 @@ impl Peers {
     }
 }
 
-/// Whether another device can use memory of the driver's.
+/// Fails unless another device can use memory of the driver's device.
 pub(super) fn check(device: DeviceId, driver: &dyn Driver) -> Result<()> {
     if driver.can_be_accessed_by(device)? {
         return Ok(());
@@ -114,16 +114,16 @@ impl fmt::Display for Peers {
     }
 }
 
-/// Whether a pool's memory can be shared with other processes, block by block.
+/// Whether a pool's blocks can be exported to other processes.
 ///
 /// In text: `share=none` (the default), `share=fd`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Share {
-    /// Not: physical memory is made without.
+    /// Not at all.
     #[default]
     None,
-    /// Through POSIX file descriptors, by
-    /// [`export_block`](crate::PoolMemoryResource::export_block); the pool must map pages.
+    /// As POSIX file descriptors, by [`export_block`](crate::PoolMemoryResource::export_block); the pool must
+    /// map pages.
     Fd,
 }
 

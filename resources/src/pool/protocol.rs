@@ -1,15 +1,15 @@
-//! What the slow path and the heaps say to each other.
+//! The types that the slow path and the heaps exchange.
 
 use millpond_core::{DevicePtr, LiveBlock};
 
 use crate::stream_order::Owner;
 
-/// Whose block served a request without a driver call.
+/// A block that needed no driver call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Ready {
-    /// The requesting stream's own.
+    /// A block that the requesting stream owned.
     Own(DevicePtr),
-    /// Unowned.
+    /// An unowned block.
     Unowned(DevicePtr),
 }
 
@@ -21,30 +21,30 @@ impl Ready {
     }
 }
 
-/// How much to take back from threads.
+/// How much to reclaim from the threads' caches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Reclaim {
-    /// The few large blocks.
+    /// The last large blocks only.
     Large,
-    /// All, if it is worth the work.
+    /// All blocks, if they are many enough to be worth a flush.
     All,
-    /// All, however little.
+    /// All blocks.
     Everything,
 }
 
-/// How much to take from upstream.
+/// The sizes in bytes of a new region from upstream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Growth {
-    /// Bytes to try first.
+    /// The size to try first.
     pub(crate) preferred: u64,
-    /// Bytes without which it is no use.
+    /// The smallest size that serves the request.
     pub(crate) least: u64,
     /// Sizes in between are multiples of this.
     pub(crate) unit: u64,
 }
 
 impl Growth {
-    /// The next size to try after `bytes` were refused.
+    /// Returns the next size to try after `bytes` were refused.
     pub(crate) fn after_refusal(&self, bytes: u64) -> Option<u64> {
         (bytes > self.least).then(|| {
             let half = (bytes / 2).next_multiple_of(self.unit);
@@ -53,7 +53,7 @@ impl Growth {
     }
 }
 
-/// Sizes and counts of a pool, without the streams.
+/// The sizes and counts of a pool.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct PoolTotals {
     pub(crate) bytes_in_use: u64,
@@ -67,25 +67,26 @@ pub(crate) struct PoolTotals {
     pub(crate) regions: u64,
     /// Accepted deallocations so far.
     pub(crate) deallocations: u64,
-    /// Allocations that were served past the lock, from the stream's own blocks and from unowned.
+    /// Allocations without the pool's lock that took a block of their own stream.
     pub(crate) own_stream: u64,
+    /// Allocations without the pool's lock that took an unowned block.
     pub(crate) completed: u64,
 }
 
-/// Where a request stood that could not be served.
+/// The circumstances of a request that could not be served.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Room {
-    /// The stream that asked.
+    /// The requesting stream.
     pub(crate) owner: Owner,
-    /// Whether it captures a graph: then nobody waits for other streams.
+    /// Whether that stream captures a graph: then the pool does not wait for other streams.
     pub(crate) is_capturing: bool,
-    /// What the device has free, where memory that the pool gives back goes there, and comes from there.
+    /// The device's free bytes, if the pool takes memory from the device and returns it there.
     pub(crate) device_free: Option<u64>,
-    /// The size of a page, where the pool could have mapped some instead of taking regions.
+    /// The bytes of a page, if the pool could map pages and takes regions instead.
     pub(crate) page_bytes: Option<u64>,
 }
 
-/// What is free for an owner.
+/// The free blocks of an owner.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FreeOf {
     pub(crate) owner: Owner,
@@ -97,46 +98,46 @@ pub(crate) struct FreeOf {
 /// Why a pool could not serve a request, and what would have helped.
 #[derive(Debug, Default)]
 pub(crate) struct Shortage {
-    /// New memory with which the request would be served, beside what is free for its stream.
+    /// The bytes of new memory that would serve the request together with its stream's free blocks.
     pub(crate) needed: u64,
-    /// The most that the pool may hold.
+    /// The most bytes that the pool may hold.
     pub(crate) maximum_bytes: Option<u64>,
     pub(crate) free: Vec<FreeOf>,
-    /// Whether what is free would serve the request if it were all unowned.
+    /// Whether the free blocks would serve the request if all were unowned.
     pub(crate) merging_suffices: bool,
-    /// Blocks in use without which the request would be served; none if there are no such.
+    /// Blocks in use without which the request could be served, if there are any such blocks.
     pub(crate) in_the_way: Vec<LiveBlock>,
-    /// Free pages that would have served it together: how many are needed.
+    /// The number of free pages that would serve the request if the pool mapped pages.
     pub(crate) pages: Option<u64>,
     /// See [`OutOfMemoryReport::map`](millpond_core::OutOfMemoryReport::map).
     pub(crate) map: Option<String>,
 }
 
-/// What new memory is taken for.
+/// Why the pool takes new memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Purpose {
     /// To serve a request.
     Serve,
-    /// To have it.
+    /// To hold it for later requests.
     Reserve,
 }
 
-/// How new memory is taken.
+/// How the pool tries to take new memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Try {
-    /// In the sizes that serve best later.
+    /// In the sizes that are best for later requests.
     Preferred,
-    /// A region of at most this many bytes, since a larger one was refused.
+    /// As a region of at most this many bytes, since a larger one was refused.
     AtMost(u64),
-    /// Pages in one driver call, after a rival took a part of what there was: then one of the two gets it,
-    /// and not neither. This often again, if it is refused.
+    /// As pages from one driver call, after another process took some of the free memory: so one of two
+    /// rivals succeeds. The number is how often it may be repeated.
     AtOnce(u32),
-    /// None: only pages that are free already.
+    /// No new memory: stitches free pages only.
     FreeOnly,
 }
 
 impl Try {
-    /// What to try after this was refused; `smaller` is the next smaller region, over regions.
+    /// Returns what to try after this was refused; `smaller` is the next smaller size of a region.
     pub(crate) fn after(self, smaller: Option<Option<u64>>) -> Option<Self> {
         match (self, smaller) {
             (Self::AtMost(_), None) => None,
@@ -149,11 +150,11 @@ impl Try {
     }
 }
 
-/// Why a pool has no task that would bring a block.
+/// Why there is no plan for a growth.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Lack {
-    /// The pool may not hold as much as it would need.
+    /// The pool's maximum does not allow it.
     OwnLimit,
-    /// It would need more new memory than it was told to plan with.
+    /// It needs more new memory than the plan may take.
     NewMemory,
 }

@@ -1,9 +1,8 @@
-//! What is reclaimed from threads and streams before the pool grows.
+//! Reclaims cached and stream-owned free blocks before the pool grows.
 //!
-//! A small request is served from its thread's arena alone, unless memory is short: so for that, the small
-//! blocks that threads of other arenas keep, and what streams own in those, stay as they are. What threads
-//! left behind in an arena that none uses any more is had by large requests, before memory is out, by trim
-//! and by decay.
+//! Unless memory is short, a small request is served from its thread's arena only, and then caches and arenas
+//! of other threads stay as they are. Blocks left in an unused arena are reclaimed by large requests, trim,
+//! decay, and before an out-of-memory error.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,21 +14,63 @@ use crate::pool::cache::thread_cache::ThreadCache;
 use crate::pool::heaps::Heaps;
 use crate::pool::protocol::Reclaim;
 use crate::stream_order::{Epoch, Owner};
+use crate::tuning::{FLUSH_SHARE, FLUSH_SHARE_CONTENDED, FLUSH_SHARE_CONTENDED_PAGES};
 
 impl Heaps {
-    /// The arena that a request is served from, if not from all.
+    /// Returns the only arena that serves the request; `None` if all arenas do.
     pub(super) fn only_arena(&self, request: &Request) -> Option<Shard> {
         (!self.is_short && self.is_small(request)).then_some(request.shard)
     }
 
-    /// Reclaims what threads keep: all, or those that use one arena.
-    pub(super) fn reclaim_from(&mut self, only: Option<Shard>, how: Reclaim) -> bool {
+    /// Reclaims the caches of all threads; returns whether there were any blocks.
+    pub(crate) fn reclaim(&mut self, how: Reclaim) -> bool {
+        self.reclaim_from(None, how)
+    }
+
+    /// Reclaims the caches of the threads whose blocks could serve the request.
+    pub(crate) fn reclaim_for(&mut self, request: Option<&Request>, how: Reclaim) -> bool {
+        self.reclaim_from(request.and_then(|request| self.only_arena(request)), how)
+    }
+
+    /// Moves all blocks that were freed in epoch `upto` or before to another owner.
+    pub(crate) fn migrate(&mut self, from: Owner, upto: Epoch, to: Owner, epoch: Epoch) {
+        self.migrate_in(None, from, upto, to, epoch);
+    }
+
+    /// Moves blocks that could serve the request, or all, to another owner; returns whether that is all that
+    /// a later request could need.
+    pub(crate) fn migrate_for(
+        &mut self,
+        request: Option<&Request>,
+        from: Owner,
+        upto: Epoch,
+        to: Owner,
+        epoch: Epoch,
+    ) -> bool {
+        let only = request.and_then(|request| self.only_arena(request));
+        self.migrate_in(only, from, upto, to, epoch);
+        only.is_none() || !self.shared.arenas.are_contended()
+    }
+
+    /// Returns the bytes of an owner's free blocks.
+    pub(crate) fn free_bytes(&self, owner: Owner) -> u64 {
+        self.free_bytes_in(None, owner)
+    }
+
+    /// Returns the bytes of an owner's free blocks; with a request, only of those that could serve it.
+    pub(crate) fn free_bytes_for(&self, request: Option<&Request>, owner: Owner) -> u64 {
+        self.free_bytes_in(request.and_then(|request| self.only_arena(request)), owner)
+    }
+
+    /// Reclaims the caches of all threads, or of those that use one arena; returns whether there were any
+    /// blocks.
+    fn reclaim_from(&mut self, only: Option<Shard>, how: Reclaim) -> bool {
         let mut any = false;
         let uses = |thread_cache: &ThreadCache| {
             only.is_none_or(|only| thread_cache.counts.shard.load(Ordering::Relaxed) == only)
         };
         let has_some = |thread_cache: &&Arc<ThreadCache>| match how {
-            // Of any thread: it may serve as a span.
+            // Of all threads: a large block may become a span.
             Reclaim::Large => thread_cache.counts.may_have_large(),
             Reclaim::All | Reclaim::Everything => {
                 uses(thread_cache) && thread_cache.counts.totals().blocks_held > 0
@@ -38,21 +79,19 @@ impl Heaps {
         let mut thread_caches: Vec<Arc<ThreadCache>> =
             self.shared.thread_caches.lock().iter().filter(has_some).cloned().collect();
         let held: u64 = thread_caches.iter().map(|thread_cache| thread_cache.counts.small_bytes_held()).sum();
-        // Little is not worth the work, unless it is all there is; where mapping pages is much more, none is
-        // little. Where threads meet, growing costs them less than what they keep.
         let reserved = match only {
             Some(shard) if self.shared.arenas.are_contended() => {
                 self.shared.arenas.lock(shard).heap.bytes_reserved
             }
             _ => self.large.bytes_reserved(),
         };
-        let little = match (self.maps_pages(), self.shared.arenas.are_contended()) {
-            (false, false) => reserved / 256,
+        let worthwhile = match (self.maps_pages(), self.shared.arenas.are_contended()) {
+            (false, false) => reserved / FLUSH_SHARE,
             (true, false) => 0,
-            (false, true) => reserved / 16,
-            (true, true) => reserved / 4,
+            (false, true) => reserved / FLUSH_SHARE_CONTENDED,
+            (true, true) => reserved / FLUSH_SHARE_CONTENDED_PAGES,
         };
-        if how == Reclaim::All && !self.is_short && held < little {
+        if how == Reclaim::All && !self.is_short && held < worthwhile {
             thread_caches.clear();
         }
         for stream_cache in thread_caches.iter().flat_map(|thread_cache| thread_cache.stream_caches()) {
@@ -62,20 +101,20 @@ impl Heaps {
         any | (how != Reclaim::Large && self.take_spans_back())
     }
 
-    /// Reclaims all that is in a stream cache.
+    /// Frees all blocks of a stream cache, or only the large one; returns whether there were any.
     pub(super) fn flush(&mut self, stream_cache: &StreamCache, how: Reclaim) -> bool {
         let Self { large, shared, .. } = self;
         let (owner, epoch) = (stream_cache.stream.owner, stream_cache.stream.epoch());
         let mut any = false;
         stream_cache.flush(how == Reclaim::Large, |addr| {
             any = true;
-            let entry = shared.block_map.find(addr).expect("a kept block is entered");
+            let entry = shared.block_map.find(addr).expect("a cached block has a block entry");
             Self::free_entry(large, shared, entry, owner, epoch)
         });
         any
     }
 
-    /// Takes whole spans back from the arenas.
+    /// Returns the arenas' free spans to the large heap; returns whether there were any.
     pub(super) fn take_spans_back(&mut self) -> bool {
         let mut any = false;
         for (_, mut arena) in self.shared.arenas.each() {
@@ -87,26 +126,19 @@ impl Heaps {
         any
     }
 
-    /// Moves free blocks freed in epoch `upto` or before to another owner: large ones, and those in all
-    /// arenas, or one.
-    pub(super) fn migrate_in(
-        &mut self,
-        only: Option<Shard>,
-        from: Owner,
-        upto: Epoch,
-        to: Owner,
-        epoch: Epoch,
-    ) {
+    /// Moves the blocks that were freed in epoch `upto` or before to another owner: large ones, and those of
+    /// all arenas or one.
+    fn migrate_in(&mut self, only: Option<Shard>, from: Owner, upto: Epoch, to: Owner, epoch: Epoch) {
         for (_, mut arena) in self.shared.arenas.each_of(from, only) {
             arena.heap.migrate(from, upto, to, epoch);
         }
-        // Spans come back as their owner's.
+        // Before the large blocks, since spans keep their owner.
         self.take_spans_back();
         self.large.migrate(from, upto, to, epoch);
     }
 
-    /// Bytes in the free blocks of an owner: large ones, and those in all arenas, or one.
-    pub(super) fn free_bytes_in(&self, only: Option<Shard>, owner: Owner) -> u64 {
+    /// Returns the bytes of an owner's free blocks: large ones, and those of all arenas or one.
+    fn free_bytes_in(&self, only: Option<Shard>, owner: Owner) -> u64 {
         let arenas = self.shared.arenas.each_of(owner, only);
         arenas.map(|(_, arena)| arena.heap.free_bytes(owner)).sum::<u64>() + self.large.free_bytes(owner)
     }

@@ -1,57 +1,53 @@
+//! The tasks of a pool at the driver or upstream: planned and committed under the pool's lock, run without
+//! it.
+
 use std::sync::Arc;
 
 use millpond_core::driver::{Driver, DriverResult};
-use millpond_core::{ALLOCATION_ALIGNMENT, DevicePtr};
+use millpond_core::{ALLOCATION_ALIGNMENT, DeviceId, DevicePtr};
 
 use crate::backing::paged::{Admission, Plan, Release};
 use crate::backing::{Large, NewSpan};
-use crate::block_map::Block;
-use crate::block_map::NIL;
+use crate::block_map::{Block, NIL};
 use crate::heap::request::Request;
 use crate::pool::heaps::{Heaps, LARGE};
-use crate::pool::protocol::{Growth, Lack, Purpose, Try};
+use crate::pool::protocol::{Growth, Lack, Purpose, Reclaim, Try};
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
-use crate::tuning::DEVICE_PAGE;
+use crate::tuning::{ALLOCATIONS_PER_RELEASE, DEVICE_PAGE};
 
-/// What the pool does at the driver by itself.
+/// A change of the pool's memory that needs calls of the driver or upstream.
 #[derive(Debug)]
 pub(crate) enum Task {
-    /// A large block.
-    Block {
-        plan: Plan,
-        request: Request,
-    },
-    /// A span, and a small block in it.
-    Span {
-        plan: Plan,
-        request: Request,
-        bytes: u64,
-    },
-    /// Free memory.
+    /// Maps a large block.
+    Block { plan: Plan, request: Request },
+    /// Maps a span, and allocates a small block in it.
+    Span { plan: Plan, request: Request, bytes: u64 },
+    /// Maps free memory.
     Reserve(Plan),
-    /// A region from upstream.
+    /// Takes a region from upstream.
     Region(NewRegion),
+    /// Unmaps memory, and releases it to the driver.
     Release(Release),
-    /// Access for other devices.
+    /// Gives other devices access.
     Admit(Admission),
 }
 
-/// A region that is taken from upstream.
+/// A region that the pool takes from upstream.
 #[derive(Debug)]
 pub(crate) struct NewRegion {
     pub(crate) bytes: u64,
-    /// Bytes to try next, if upstream refuses.
+    /// The bytes to try next if upstream refuses.
     smaller: Option<u64>,
-    /// The request that it is to serve.
+    /// The request to allocate from it.
     request: Option<Request>,
-    /// Where it starts, once it is taken.
+    /// Its address, once upstream has allocated it.
     pub(crate) base: DevicePtr,
-    /// The stream, and its epoch, for which it is ordered.
+    /// The stream that owns it, and its epoch.
     pub(crate) owner: (Owner, Epoch),
 }
 
 impl Heaps {
-    /// A growth with at most `most_new` bytes of new memory.
+    /// Plans a growth with at most `most_new` bytes of new memory.
     pub(crate) fn plan_growth(
         &mut self,
         owner: Owner,
@@ -85,7 +81,7 @@ impl Heaps {
             Try::AtMost(most) => most.clamp(growth.least, growth.preferred),
             _ => growth.preferred,
         };
-        // Small blocks may lie in pages that the driver has already.
+        // The driver serves regions below a page from pages that it has.
         while bytes >= DEVICE_PAGE && bytes > most_new {
             bytes = growth.after_refusal(bytes).ok_or(Lack::NewMemory)?;
         }
@@ -97,10 +93,85 @@ impl Heaps {
             owner: (ANY_STREAM, 0),
         }))
     }
+
+    fn plan_pages(&mut self, owner: Owner, request: &Request, most_new: u64) -> Result<Task, Lack> {
+        let (live, operations) = self.live_bytes_and_operations();
+        self.last_growth_at = operations;
+        let span = self.is_small(request).then(|| {
+            let arena = self.shared.arenas.lock(request.shard);
+            self.span_wanted(&arena, request)
+        });
+        let Large::Pages(pages) = &mut self.large else { return Err(Lack::OwnLimit) };
+        pages.note_operations(operations);
+        let request = *request;
+        match span {
+            None => {
+                let plan = pages.plan(owner, &request, false, live, most_new);
+                plan.map(|plan| Task::Block { plan, request })
+            }
+            Some(bytes) => {
+                let span = Request { bytes, ..request };
+                let plan = pages.plan(ANY_STREAM, &span, true, live, most_new);
+                plan.map(|plan| Task::Span { plan, request, bytes })
+            }
+        }
+        .map_err(|refused| pages.lack(&refused))
+    }
+
+    fn plan_reserve(&mut self, bytes: u64, most_new: u64) -> Result<Task, Lack> {
+        let Large::Pages(pages) = &mut self.large else { return Err(Lack::OwnLimit) };
+        let plan = pages.plan_reserve(bytes, most_new).map(Task::Reserve);
+        plan.map_err(|refused| pages.lack(&refused))
+    }
+
+    pub(crate) fn plan_release(&mut self, keep_bytes: u64, most_calls: usize) -> Option<Task> {
+        let Large::Pages(pages) = &mut self.large else { return None };
+        pages.plan_release(keep_bytes, most_calls).map(Task::Release)
+    }
+
+    /// Returns whether the pool should release excess memory now.
+    pub(crate) fn has_excess(&mut self) -> bool {
+        let Large::Pages(pages) = &self.large else { return false };
+        // Contending threads lose more by a flush of their caches than the memory is worth.
+        if !pages.has_excess() || self.shared.arenas.are_contended() {
+            return false;
+        }
+        self.allocations_with_excess = self.allocations_with_excess.wrapping_add(1);
+        if !self.allocations_with_excess.is_multiple_of(ALLOCATIONS_PER_RELEASE) {
+            return false;
+        }
+        let (calls, (_, operations)) = (self.calls_to_collect(), self.live_bytes_and_operations());
+        let Large::Pages(pages) = &mut self.large else { return false };
+        pages.may_spend(calls, operations)
+    }
+
+    pub(crate) fn plan_excess(&mut self) -> Option<Task> {
+        self.reclaim(Reclaim::Everything);
+        let calls = self.calls_to_collect();
+        let Large::Pages(pages) = &mut self.large else { return None };
+        pages.plan_excess(calls).map(Task::Release)
+    }
+
+    /// Plans the removal of mappings that a growth left behind.
+    pub(crate) fn plan_tidying(&mut self) -> Option<Task> {
+        let Large::Pages(pages) = &mut self.large else { return None };
+        pages.plan_tidying().map(Task::Release)
+    }
+
+    pub(crate) fn plan_admission(&mut self, devices: &[DeviceId], is_asked: bool) -> Option<Task> {
+        let Large::Pages(pages) = &mut self.large else { return None };
+        pages.plan_admission(devices, is_asked).map(Task::Admit)
+    }
+
+    /// Plans the release of all memory.
+    pub(crate) fn plan_shutdown(&mut self) -> Option<Task> {
+        let Large::Pages(pages) = &mut self.large else { return None };
+        Some(Task::Release(pages.release_all()))
+    }
 }
 
 impl Task {
-    /// Over regions: the next smaller region to try, if there is one.
+    /// Returns, for a region, the next smaller size to try, if there is one.
     pub(crate) fn smaller_region(&self) -> Option<Option<u64>> {
         match self {
             Self::Region(region) => Some(region.smaller),
@@ -108,6 +179,7 @@ impl Task {
         }
     }
 
+    /// Returns the bytes of new memory that the task takes.
     pub(crate) fn new_bytes(&self) -> u64 {
         match self {
             Self::Block { plan, .. } | Self::Span { plan, .. } | Self::Reserve(plan) => plan.new_bytes(),
@@ -116,6 +188,7 @@ impl Task {
         }
     }
 
+    /// Changes the task to take its new memory in one driver call.
     pub(crate) fn take_at_once(&mut self) {
         match self {
             Self::Block { plan, .. } | Self::Span { plan, .. } | Self::Reserve(plan) => plan.take_at_once(),
@@ -123,16 +196,17 @@ impl Task {
         }
     }
 
+    /// Makes the task's driver calls. A region's memory comes from upstream, which the caller calls.
     pub(crate) fn run(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         match self {
             Self::Block { plan, .. } | Self::Span { plan, .. } | Self::Reserve(plan) => plan.run(driver),
-            // Upstream is not the driver's to call.
             Self::Region(_) => Ok(()),
             Self::Release(release) => release.run(driver),
             Self::Admit(admission) => admission.run(driver),
         }
     }
 
+    /// Notes in the heaps what the task has done; returns the block, if the task allocates one.
     pub(crate) fn commit(self, heaps: &mut Heaps) -> Option<DevicePtr> {
         let shared = Arc::clone(&heaps.shared);
         if !matches!(self, Self::Release(_) | Self::Admit(_)) {
@@ -178,6 +252,7 @@ impl Task {
         }
     }
 
+    /// Undoes the plan of a task whose run failed, or that was not run.
     pub(crate) fn abort(self, heaps: &mut Heaps) {
         let Large::Pages(pages) = &mut heaps.large else { return };
         match self {
@@ -187,6 +262,7 @@ impl Task {
         }
     }
 
+    /// Returns the bytes that the task's run released to the driver.
     pub(crate) fn released_bytes(&self) -> u64 {
         match self {
             Self::Release(release) => release.released_bytes(),

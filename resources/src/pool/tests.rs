@@ -1,5 +1,6 @@
-use std::collections::BTreeMap;
+//! Tests of the heaps and arenas that need no public call, or look below one.
 
+use std::collections::BTreeMap;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -14,15 +15,17 @@ use proptest::prelude::*;
 
 use crate::CudaMemoryResource;
 use crate::heap::Heap;
+use crate::heap::chunk::Chunk;
 use crate::heap::request::Request;
-use crate::pool::arena::{ARENAS, Arenas};
+use crate::pool::arena::Arenas;
 use crate::pool::protocol::Reclaim;
 use crate::pool::{PagesMode, PoolLayer};
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
+use crate::tuning::ARENAS;
 
 const OWNERS: Owner = 4;
 
-/// Adds a region well apart from the others.
+/// Adds a region that has no neighbour.
 fn grow(heap: &mut Heap, request: &Request, owner: Owner, epoch: Epoch, at: &mut u64) {
     let bytes = Heap::region_for(request, 0, 2 << 20);
     assert!(bytes >= request.padded_bytes());
@@ -41,8 +44,8 @@ fn request(bytes: u64) -> Request {
 /// One step of a random test.
 #[derive(Clone, Debug)]
 enum Step {
-    Take { owner: Owner, bytes: u64, alignment_log2: u32 },
-    Give { index: usize, owner: Owner },
+    Allocate { owner: Owner, bytes: u64, alignment_log2: u32 },
+    Free { index: usize, owner: Owner },
     Migrate { from: Owner, to: Owner, back: Epoch },
     Join { owner: Owner, bytes: u64 },
     Release,
@@ -58,8 +61,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         6 => (0..OWNERS, bytes, 8..22u32)
             .prop_map(|(owner, bytes, log2)| (owner, bytes, if log2 > 12 { 8 } else { log2 }))
-            .prop_map(|(owner, bytes, alignment_log2)| Step::Take { owner, bytes, alignment_log2 }),
-        5 => (any::<usize>(), 0..OWNERS).prop_map(|(index, owner)| Step::Give { index, owner }),
+            .prop_map(|(owner, bytes, alignment_log2)| Step::Allocate { owner, bytes, alignment_log2 }),
+        5 => (any::<usize>(), 0..OWNERS).prop_map(|(index, owner)| Step::Free { index, owner }),
         1 => (0..OWNERS, 0..OWNERS, 0..20u64).prop_map(|(from, to, back)| Step::Migrate { from, to, back }),
         1 => (1..OWNERS, 1..(8u64 << 20)).prop_map(|(owner, bytes)| Step::Join { owner, bytes }),
         1 => Just(Step::Release),
@@ -70,8 +73,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 3 } else { 200 }))]
 
-    /// The heap against a map of what is handed out: nothing overlaps, every epoch is kept, all invariants
-    /// hold.
+    /// Compares the heap with a map of the blocks in use: no blocks overlap, epochs are respected, and all
+    /// invariants hold.
     #[test]
     fn heap_agrees_with_a_map(steps in steps(), has_one_stream in any::<bool>()) {
         let mut heap = heap();
@@ -81,17 +84,17 @@ proptest! {
         for step in steps {
             epoch += 1;
             match step {
-                Step::Take { owner, bytes, alignment_log2 } => {
+                Step::Allocate { owner, bytes, alignment_log2 } => {
                     let layout = Layout::with_alignment(bytes, 1 << alignment_log2).expect("a power of two");
                     let request = Request::new(layout).expect("not too large");
                     if heap.find(owner, Epoch::MAX, &request).is_none() {
                         grow(&mut heap, &request, owner, epoch, &mut at);
                     }
                     let found = heap.find(owner, Epoch::MAX, &request).expect("the heap grew");
-                    let (size, given) = (heap.chunk(found).bytes, heap.chunk(found).epoch());
-                    prop_assert!(size >= request.bytes && given <= epoch);
-                    if given > 0 {
-                        prop_assert_ne!(heap.find(owner, given - 1, &request), Some(found));
+                    let (size, freed) = (heap.chunk(found).bytes, heap.chunk(found).epoch());
+                    prop_assert!(size >= request.bytes && freed <= epoch);
+                    if freed > 0 {
+                        prop_assert_ne!(heap.find(owner, freed - 1, &request), Some(found));
                     }
                     let id = heap.take(found, request.bytes, request.alignment);
                     let start = heap.chunk(id).addr;
@@ -104,16 +107,16 @@ proptest! {
                     }
                     live.insert(start, (request.bytes, id));
                 }
-                Step::Give { index, owner } if !live.is_empty() => {
-                    let block = live.iter().nth(index % live.len());
-                    let (start, (bytes, id)) = block.map(|(a, b)| (*a, *b)).expect("not empty");
+                Step::Free { index, owner } if !live.is_empty() => {
+                    let (&start, &(bytes, id)) = live.iter().nth(index % live.len()).expect("not empty");
                     prop_assert_eq!((heap.chunk(id).addr, heap.chunk(id).bytes), (start, bytes));
                     heap.free(id, owner, epoch);
                     live.remove(&start);
                 }
-                Step::Give { .. } => {}
+                Step::Free { .. } => {}
                 Step::Migrate { from, to, back } if from != to => {
-                    heap.migrate(from, epoch.saturating_sub(back), to, if to == ANY_STREAM { 0 } else { epoch });
+                    let upto = epoch.saturating_sub(back);
+                    heap.migrate(from, upto, to, if to == ANY_STREAM { 0 } else { epoch });
                 }
                 Step::Migrate { .. } => {}
                 Step::Join { owner, bytes } => {
@@ -124,14 +127,15 @@ proptest! {
                         let id = heap.take_run(first, addr, request.bytes);
                         prop_assert_eq!((heap.chunk(id).addr, heap.chunk(id).bytes), (addr, request.bytes));
                         let after = free(&heap);
-                        prop_assert!(after[0] <= before[0] && after[1] <= before[1], "nothing changes hands");
-                        let taken = live.range(addr..addr + request.bytes).next();
-                        prop_assert!(taken.is_none(), "what is in use is no part of it");
+                        let is_same_owner = after[0] <= before[0] && after[1] <= before[1];
+                        prop_assert!(is_same_owner, "a free block changed its owner");
+                        prop_assert!(live.range(addr..addr + request.bytes).next().is_none());
                         live.insert(addr, (request.bytes, id));
                     }
                 }
                 Step::Release => {
-                    while let Some((region, ..)) = heap.remove_free_region(|chunk| chunk.owner() == ANY_STREAM) {
+                    let is_unowned = |chunk: &Chunk| chunk.owner() == ANY_STREAM;
+                    while let Some((region, ..)) = heap.remove_free_region(is_unowned) {
                         prop_assert!(live.range(region.base..region.base + region.bytes).next().is_none());
                     }
                 }
@@ -143,7 +147,7 @@ proptest! {
         prop_assert_eq!(in_use, live.values().map(|(rounded, _)| rounded).sum::<u64>());
     }
 
-    /// Whatever is free for an owner and large enough is found, however many blocks share its bin.
+    /// The heap finds a free block that is large enough, however many blocks share its bin.
     #[test]
     fn a_fitting_block_is_always_found(
         sizes in prop::collection::vec(32..64u64, 1..300),
@@ -162,7 +166,7 @@ proptest! {
 }
 
 #[test]
-fn neighbours_of_different_streams_join_once_both_are_anyones() {
+fn neighbours_of_different_streams_join_once_both_are_unowned() {
     let mut heap = heap();
     heap.add_region(1 << 40, 2048, ANY_STREAM, 0);
     let blocks: Vec<u32> = (0..2)
@@ -175,7 +179,7 @@ fn neighbours_of_different_streams_join_once_both_are_anyones() {
     heap.free(blocks[1], 2, 7);
     assert_eq!(heap.largest_free_block(), 1024);
     heap.migrate(1, 4, ANY_STREAM, 0);
-    assert_eq!(heap.free_bytes(ANY_STREAM), 0, "epoch 5 is not covered by a point of epoch 4");
+    assert_eq!(heap.free_bytes(ANY_STREAM), 0, "an event of epoch 4 does not cover epoch 5");
     heap.migrate(1, 5, ANY_STREAM, 0);
     heap.migrate(2, 7, ANY_STREAM, 0);
     assert_eq!(heap.largest_free_block(), 2048);
@@ -183,10 +187,9 @@ fn neighbours_of_different_streams_join_once_both_are_anyones() {
     assert_eq!((region.base, region.bytes), (1 << 40, 2048));
 }
 
-/// What lies in another thread's arena, or in its stream caches, of another stream, is had before memory is
-/// out.
+/// Before memory is out, a request takes free blocks of other arenas, caches and streams.
 #[test]
-fn what_lies_in_other_arenas_is_had_before_memory_is_out() {
+fn blocks_of_other_arenas_are_reclaimed_before_memory_is_out() {
     const MOST: u64 = 128 << 20;
     for pages in [PagesMode::On, PagesMode::Off] {
         let device = SimDevice::new(SimConfig::h200());
@@ -198,19 +201,19 @@ fn what_lies_in_other_arenas_is_had_before_memory_is_out() {
             pool.validate();
             blocks
         };
-        let free_entry = |blocks: Vec<DevicePtr>, bytes: u64, stream: StreamRef| {
+        let free_all = |blocks: Vec<DevicePtr>, bytes: u64, stream: StreamRef| {
             // SAFETY: they came from this pool with this size, and nothing uses them.
             blocks.into_iter().for_each(|ptr| unsafe { pool.deallocate_bytes(ptr, bytes, stream) });
         };
         let blocks = allocate_all(100_000, StreamRef::LEGACY);
         let first = blocks.len() as u64 * 100_000;
         assert!(first > MOST / 10 * 9, "{pages:?}: {first} of {MOST}");
-        // Some stay, so that no span goes back whole.
-        let (stay, go): (Vec<_>, Vec<_>) = (0..).zip(blocks).partition(|(number, _)| number % 4 == 0);
+        // Some blocks stay, so that no span is fully free.
+        let (kept, freed): (Vec<_>, Vec<_>) = (0..).zip(blocks).partition(|(number, _)| number % 4 == 0);
         let blocks_of = |numbered: Vec<(u64, DevicePtr)>| numbered.into_iter().map(|(_, ptr)| ptr).collect();
-        let gone = go.len() as u64 * 100_000;
-        free_entry(blocks_of(go), 100_000, StreamRef::LEGACY);
-        // From now on this thread has another arena, as one that met others.
+        let freed_bytes = freed.len() as u64 * 100_000;
+        free_all(blocks_of(freed), 100_000, StreamRef::LEGACY);
+        // Moves this thread to another arena, as if threads contended.
         let shard = pool.shared.arenas.next(0, &users(&[2]));
         assert_eq!(shard, 1);
         pool.shared.thread_caches.my_cache(pool.id).counts.shard.store(shard, Ordering::Relaxed);
@@ -218,16 +221,16 @@ fn what_lies_in_other_arenas_is_had_before_memory_is_out() {
         let stream = pool.driver().stream_create(flags).expect("a stream");
         let blocks = allocate_all(50_000, stream);
         let second = blocks.len() as u64 * 50_000;
-        assert!(second > gone / 10 * 9, "{pages:?}: {second} of {gone}");
-        free_entry(blocks, 50_000, stream);
-        free_entry(blocks_of(stay), 100_000, StreamRef::LEGACY);
+        assert!(second > freed_bytes / 10 * 9, "{pages:?}: {second} of {freed_bytes}");
+        free_all(blocks, 50_000, stream);
+        free_all(blocks_of(kept), 100_000, StreamRef::LEGACY);
     }
 }
 
-/// A recorded event that is done serves a request of one arena, and then one of another, though its stream
-/// has new work.
+/// A completed event serves a request of one arena, and then one of another, although its stream has new work
+/// by then.
 #[test]
-fn a_point_that_is_done_serves_all_arenas() {
+fn a_completed_event_serves_all_arenas() {
     const BYTES: u64 = 100_000;
     let device = SimDevice::new(SimConfig::h200());
     let layer = PoolLayer::new().pages(PagesMode::Off);
@@ -240,65 +243,65 @@ fn a_point_that_is_done_serves_all_arenas() {
     let second = pool.shared.arenas.next(0, &users(&[2]));
     let use_arena =
         |shard| pool.shared.thread_caches.my_cache(pool.id).counts.shard.store(shard, Ordering::Relaxed);
-    // In each arena the donor gives back every second block, so that no span is free.
+    // In each arena the donor frees every second block, so that no span is free.
     let free_in = |shard| {
         use_arena(shard);
         let blocks = (0..).zip(allocate(64, donor));
-        let go: Vec<(u32, DevicePtr)> = blocks.filter(|(number, _)| number % 2 == 1).collect();
+        let freed: Vec<(u32, DevicePtr)> = blocks.filter(|(number, _)| number % 2 == 1).collect();
         // SAFETY: they came from this pool with this size, and nothing uses them.
-        go.iter().for_each(|(_, ptr)| unsafe { pool.deallocate_bytes(*ptr, BYTES, donor) });
+        freed.iter().for_each(|(_, ptr)| unsafe { pool.deallocate_bytes(*ptr, BYTES, donor) });
         pool.central.with_heaps(|heaps| heaps.reclaim(Reclaim::Everything));
-        go.into_iter().map(|(_, ptr)| ptr).collect::<Vec<_>>()
+        freed.into_iter().map(|(_, ptr)| ptr).collect::<Vec<_>>()
     };
     let free: [Vec<DevicePtr>; 2] = [free_in(0), free_in(second)];
     for (shard, free) in [0, second].into_iter().zip(free) {
         use_arena(shard);
         let taken = allocate(256, taker);
-        assert!(free.iter().all(|ptr| taken.contains(ptr)), "arena {shard}: what was done was not had");
+        assert!(free.iter().all(|ptr| taken.contains(ptr)), "arena {shard}: completed blocks were not taken");
         assert_eq!(pool.statistics().expect("a pool counts").ladder.waited, 0, "arena {shard}");
         device.launch(donor, &[]);
     }
 }
 
-/// The numbers of users of arenas, the first ones given.
+/// Returns the number of users of each arena: the `first` ones as given, and 0 for the others.
 fn users(first: &[u32]) -> [u32; ARENAS] {
     std::array::from_fn(|shard| first.get(shard).copied().unwrap_or(0))
 }
 
 #[test]
-fn a_thread_that_moves_prefers_an_arena_that_nobody_uses() {
+fn a_thread_that_moves_prefers_an_unused_arena() {
     let arenas = Arenas::with_limit(3);
-    assert_eq!(arenas.next(0, &users(&[1])), 0, "nobody else is there");
-    assert_eq!(arenas.next(0, &users(&[2])), 1, "a new one");
-    assert_eq!(arenas.next(0, &users(&[2, 0])), 1, "one that was left");
-    assert_eq!(arenas.next(1, &users(&[0, 2])), 0, "one that was left");
-    assert_eq!(arenas.next(0, &users(&[2, 1])), 2, "a new one");
-    assert_eq!(arenas.next(0, &users(&[3, 2, 1])), 2, "the one that fewest use");
-    assert_eq!(arenas.next(0, &users(&[2, 1, 1])), 0, "it would meet as many there");
+    assert_eq!(arenas.next(0, &users(&[1])), 0, "the thread is alone");
+    assert_eq!(arenas.next(0, &users(&[2])), 1, "a new arena");
+    assert_eq!(arenas.next(0, &users(&[2, 0])), 1, "an unused arena");
+    assert_eq!(arenas.next(1, &users(&[0, 2])), 0, "an unused arena");
+    assert_eq!(arenas.next(0, &users(&[2, 1])), 2, "a new arena");
+    assert_eq!(arenas.next(0, &users(&[3, 2, 1])), 2, "the arena with the fewest users");
+    assert_eq!(arenas.next(0, &users(&[2, 1, 1])), 0, "a move would not help");
 }
 
-/// 16 threads, one after the other, each with 1000 blocks and an arena of its own, as far as there are so
-/// many: what they take together, in thousandths of the most that each had live.
-fn taken_by_threads_apart(pages: PagesMode) -> u64 {
+/// Lets 16 threads run one after the other, each with 1000 blocks and an arena of its own, up to the limit of
+/// arenas. Returns the reserved bytes in thousandths of the sum of each thread's most live bytes.
+fn reserved_by_threads_apart(pages: PagesMode) -> u64 {
     const THREADS: usize = 16;
     let device = SimDevice::new(SimConfig::h200());
     let streams: Vec<StreamRef> =
         (0..THREADS).map(|_| device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream")).collect();
     let pool = CudaMemoryResource::new(device).layer(PoolLayer::new().pages(pages)).expect("a pool");
-    // As if two threads had met.
+    // Makes a second arena, as if two threads had contended.
     pool.shared.arenas.next(0, &users(&[2]));
     let turn = Mutex::new(());
-    // A thread that ends leaves its arena to the next: so none does before the last has begun.
-    let all_are_there = Barrier::new(THREADS);
+    // A new thread takes over the arena of one that has ended, so no thread ends before the last has begun.
+    let all_have_run = Barrier::new(THREADS);
     let live = AtomicU64::new(0);
     thread::scope(|scope| {
         for (seed, stream) in (1..).zip(&streams) {
-            let (pool, turn, all_are_there, live) = (&pool, &turn, &all_are_there, &live);
+            let (pool, turn, all_have_run, live) = (&pool, &turn, &all_have_run, &live);
             scope.spawn(move || {
-                let my_cache = turn.lock();
+                let own_turn = turn.lock();
                 live.fetch_add(replace_blocks(pool, *stream, seed), Ordering::Relaxed);
-                drop(my_cache);
-                all_are_there.wait();
+                drop(own_turn);
+                all_have_run.wait();
             });
         }
     });
@@ -308,8 +311,8 @@ fn taken_by_threads_apart(pages: PagesMode) -> u64 {
     totals.peak_bytes_reserved * 1000 / live.into_inner()
 }
 
-/// Keeps 1000 blocks of 256 B to 1 MiB, and replaces each some four times. They stay; says how many bytes
-/// were live at most.
+/// Allocates 1000 blocks of 256 B to 1 MiB, and replaces each about four times. The last ones stay in use.
+/// Returns the most live bytes.
 fn replace_blocks(pool: &impl DeviceMemoryResource, stream: StreamRef, seed: u64) -> u64 {
     let mut random = seed << 32;
     let mut below = |bound: u64| {
@@ -327,7 +330,7 @@ fn replace_blocks(pool: &impl DeviceMemoryResource, stream: StreamRef, seed: u64
     for step in 0..4000 {
         let index = step * 7919 % blocks.len();
         let (ptr, old) = blocks[index];
-        // SAFETY: the block came from the pool with this size and is given back once.
+        // SAFETY: the block came from the pool with this size and is freed once.
         unsafe { pool.deallocate_bytes(ptr, old, stream) };
         blocks[index] = allocate(bytes());
         live = live + blocks[index].1 - old;
@@ -337,19 +340,19 @@ fn replace_blocks(pool: &impl DeviceMemoryResource, stream: StreamRef, seed: u64
 }
 
 #[test]
-fn threads_in_arenas_of_their_own_take_little_more_than_they_use() {
+fn threads_in_arenas_of_their_own_reserve_little_more_than_they_use() {
     if cfg!(miri) {
         return; // too many steps
     }
     for pages in [PagesMode::On, PagesMode::Off] {
-        let taken = taken_by_threads_apart(pages);
-        println!("{pages:?}: {taken} thousandths");
+        let reserved = reserved_by_threads_apart(pages);
+        println!("{pages:?}: {reserved} thousandths");
         // With spans of 4 to 16 MiB it was 1337 over regions, with an arena for each thread.
-        assert!(taken <= 1250, "{pages:?}: {taken} thousandths of what is live");
+        assert!(reserved <= 1250, "{pages:?}: {reserved} thousandths of the live bytes");
     }
 }
 
-/// Memory of two calls to the driver is never one block, also where the driver placed it side by side.
+/// The memory of two driver calls never becomes one block, even if the driver placed it side by side.
 #[test]
 fn regions_that_lie_side_by_side_do_not_join() {
     let mut heap = heap();
@@ -368,10 +371,10 @@ fn regions_that_lie_side_by_side_do_not_join() {
     assert!(heap.find(ANY_STREAM, 0, &request(4096)).is_none());
 }
 
-/// Of equal blocks the one in the older region is taken, and of free regions the older one goes back,
-/// whichever lies lower.
+/// The heap takes the block of the older region among equal ones, and removes the older of two free regions,
+/// whatever their addresses are.
 #[test]
-fn places_do_not_depend_on_addresses() {
+fn choices_do_not_depend_on_addresses() {
     for bases in [[1 << 40, 2 << 40], [2 << 40, 1 << 40]] {
         let mut heap = heap();
         for base in bases {

@@ -1,25 +1,15 @@
-//! How much threads keep in their stream caches.
+//! Sets the cache limits: how much each thread may hold in its stream caches.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::backing::Large;
 use crate::pool::heaps::Heaps;
+use crate::tuning::{
+    CACHED_BLOCK_SHARE, CACHED_CLASS, CACHED_CLASS_GROWING, CACHED_CLASS_STEADY, CACHED_LEAST,
+    CACHED_LEAST_SAVING, CACHED_SHARE, CACHED_SHARE_SAVING, CONTENDED_SHARE, STEADY_AFTER, STEADY_SHARE,
+};
 
-/// A thread keeps a large block only if it has at most this part of what is in use: more would be missed
-/// where blocks are stitched.
-const LARGE_SHARE: u64 = 4096;
-
-/// A pool that had enough for so many operations is steady: what it has is what it needs.
-const STEADY_AFTER: u64 = 1 << 15;
-
-/// The part of what is free in a steady pool that threads may keep.
-const STEADY_SHARE: u64 = 4;
-
-/// Where threads contend, they keep this part of what is in use at most. A part of what is free is no limit
-/// there: what is kept is missed by others, for whom the pool grows, and more is free.
-const CONTENDED_SHARE: u64 = 12;
-
-/// What is written is taken from all who read it, even where it stays the same.
+/// Stores only a changed value: a store invalidates the cache line of every thread that reads it.
 fn set(limit: &AtomicU64, value: u64) {
     if limit.load(Ordering::Relaxed) != value {
         limit.store(value, Ordering::Relaxed);
@@ -27,10 +17,10 @@ fn set(limit: &AtomicU64, value: u64) {
 }
 
 impl Heaps {
-    /// Says what a thread may keep.
+    /// Sets the cache limits.
     ///
-    /// What is kept is missed where blocks are stitched, so over pages it is little as long as the pool
-    /// grows now and then. Where it has not for long, a part of what is free anyway is kept.
+    /// Stitching misses cached blocks, so with pages the limits are low while the pool grows. In the steady
+    /// state threads may cache a part of the free bytes.
     pub(crate) fn set_cache_limits(&mut self) {
         let in_use = self.large.bytes_reserved() - self.large.bytes_free();
         let (mut stream_caches, mut held) = (0, 0);
@@ -38,33 +28,33 @@ impl Heaps {
             stream_caches += thread_cache.stream_cache_count() as u64;
             held += thread_cache.counts.small_bytes_held();
         });
-        let little = self.shared.saves_memory();
         let is_steady =
             self.live_bytes_and_operations().1.saturating_sub(self.last_growth_at) >= STEADY_AFTER;
-        let (share, least, of_class) = match (little, is_steady) {
-            (false, _) => (32, 4 << 20, 8 << 20),
-            (true, true) => (1024, 1 << 20, 1 << 20),
-            (true, false) => (1024, 1 << 20, 256 << 10),
+        let (share, least, of_class) = match (self.shared.saves_memory(), is_steady) {
+            (false, _) => (CACHED_SHARE, CACHED_LEAST, CACHED_CLASS),
+            (true, true) => (CACHED_SHARE_SAVING, CACHED_LEAST_SAVING, CACHED_CLASS_STEADY),
+            (true, false) => (CACHED_SHARE_SAVING, CACHED_LEAST_SAVING, CACHED_CLASS_GROWING),
         };
         let in_arenas = || self.shared.arenas.each().map(|(_, arena)| arena.heap.bytes_free).sum::<u64>();
         let free = if is_steady { (self.large.bytes_free() + in_arenas() + held) / STEADY_SHARE } else { 0 };
         let free = if self.shared.arenas.are_contended() { free.min(in_use / CONTENDED_SHARE) } else { free };
-        let keep = ((in_use / share).max(free) / stream_caches.max(1)).max(least);
-        // A thread that has the pool to itself gives it back before it looks for another.
-        let large = if self.streams < 2 { u64::MAX } else { in_use / LARGE_SHARE };
+        let cached = ((in_use / share).max(free) / stream_caches.max(1)).max(least);
+        // With one stream, the thread evicts its large block before the search, so no stitching misses it.
+        let large = if self.streams < 2 { u64::MAX } else { in_use / CACHED_BLOCK_SHARE };
         let limits = &self.shared.limits;
-        set(&limits.keep_bytes, keep);
-        set(&limits.keep_of_class, of_class);
-        set(&limits.keep_large, large);
-        set(&limits.small_upto, self.shared.small_upto());
+        set(&limits.max_cached_bytes, cached);
+        set(&limits.max_class_bytes, of_class);
+        set(&limits.max_large_block, large);
+        set(&limits.max_arena_block, self.shared.current_max_arena_block());
     }
 
-    /// Driver calls that it takes at most to ask all streams what they have done: a record and a query each.
-    pub(crate) fn calls_of_look(&self) -> u64 {
+    /// Returns the most driver calls that it takes to find out what all streams have completed: a record and
+    /// a query each.
+    pub(crate) fn calls_to_collect(&self) -> u64 {
         2 * self.streams as u64
     }
 
-    /// Bytes handed out, and how many allocations and deallocations there were.
+    /// Returns the live bytes, and the number of allocations and deallocations so far.
     pub(crate) fn live_bytes_and_operations(&self) -> (u64, u64) {
         let (mut live, mut operations) = (0, 0);
         self.shared.thread_caches.each(|thread_cache| {
@@ -75,6 +65,7 @@ impl Heaps {
         (live.max(0) as u64, operations)
     }
 
+    /// Notes whether memory is short: whether the last growth was refused.
     pub(crate) fn set_short(&mut self, is_short: bool) {
         self.is_short = is_short;
         if let Large::Pages(pages) = &mut self.large {

@@ -1,6 +1,8 @@
-//! What threads keep of free blocks, without the pool's lock.
+//! Keeps free blocks per thread and stream, which the thread takes and frees without a lock.
 
+pub(crate) mod contention;
 mod limits;
 pub(crate) mod peak;
 pub(crate) mod stream_cache;
 pub(crate) mod thread_cache;
+pub(crate) mod thread_counts;

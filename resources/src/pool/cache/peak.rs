@@ -1,55 +1,44 @@
-//! The most that was in use at a time, although each thread counts by itself: exact where one thread at a
-//! time calls the pool, whichever, and up to 2 % too much where several do.
+//! Measures the peak of live bytes, although each thread counts by itself.
 //!
-//! Each thread may have a certain amount in use before it asks, and these amounts and a **reserve** that is
-//! nobody's add up to the peak. A thread that would have more takes from the reserve, and where that has too
-//! little, from what others may have and have not; only where nothing is left there the peak is passed, and
-//! rises. It is the escrow method (O'Neil, "The escrow transactional method", ACM TODS 11, 1986), for a bound
-//! that gives way. A thread that has much left, as others give back what it took, adds it to the reserve.
+//! The peak is exact if one thread at a time calls the pool, and up to 2 % too high if several do.
 //!
-//! What a thread has in use is what it took past its stream caches less what it keeps in them. So that a hit
-//! costs no more than a comparison, what it may have is written down as the least that it has to keep: its
-//! **floor**, and what it **lent** to others. Only the thread itself changes what it keeps and its floor, and
-//! only others, one at a time, what it lent. Of a thread that takes a block and of one that borrows from it
-//! at the same moment, at least one sees what the other did: each writes, passes a full fence (a hit's is its
-//! exchange, that of a block from an arena the exchange that takes the lock), and then reads. Where it was
-//! the borrower, it gives back what was too much; the other asks, which waits for that.
+//! Each thread has a **quota**: the live bytes that it may have. The quotas and an unassigned **reserve** add
+//! up to the peak. A thread that exceeds its quota takes from the reserve, and then from the unused quota of
+//! other threads; the peak rises only if none is left. This is the escrow method (O'Neil, "The escrow
+//! transactional method", ACM TODS 11, 1986) for a bound that can rise. A thread with much unused quota,
+//! since other threads free its blocks, adds it to the reserve.
+//!
+//! A thread's live bytes are those that it took past its stream caches, less those in its caches. A pop must
+//! cost no more than a comparison, so the quota is stored as the least bytes that the caches must hold: the
+//! thread's **floor**, plus the quota that it **lent** to others. Only the thread itself changes its cached
+//! bytes and its floor; only other threads, one at a time, change what it lent. Of a thread that takes a
+//! block and one that borrows from it at the same time, at least one sees the other's store: each stores,
+//! passes a full fence (the exchange of the pop, or of the arena's lock), and then loads. A borrower that
+//! sees it returns what is too much. An owner that sees it acquires quota, which waits for the borrower.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use rustc_hash::FxHasher;
 
-use crate::pool::cache::stream_cache::ThreadCounts;
 use crate::pool::cache::thread_cache::{ThreadCache, ThreadCaches};
+use crate::pool::cache::thread_counts::ThreadCounts;
 use crate::sync::{AtomicI64, Ordering, fence};
+use crate::tuning::{BUSY_SCANS, PEAK_RISE_SHARE, PEAK_SCANS, RESERVE_SHARE};
 
-/// How often a thread looks through all others while those are busy, before it raises the peak.
-const MOST_LOOKS: usize = 4;
-
-/// A look takes the counters of all other threads out of their processors' caches, some 12 µs of 16 threads'
-/// time. So where others were busy in this many looks, the peak rises by a share of itself, to the reserve.
-/// With 16 threads on streams of their own on an H200's host, without reserve and rise: 25 million steps a
-/// second in place of 60.
-const BUSY_LOOKS: i64 = 16;
-const RISE: i64 = 256;
-
-/// All threads together keep about this share of the peak for what they take next.
-const KEPT_SHARE: i64 = 128;
-
-/// What threads may have in use together.
+/// The peak of live bytes, and the quota that no thread has.
 #[derive(Debug)]
 pub(crate) struct Peak {
-    /// The most bytes that were in use at a time. Changed under the lock of all caches.
+    /// The most live bytes so far. Changed under the lock of all caches.
     bytes: AtomicI64,
-    /// The bytes that a thread takes from the reserve besides what it needs, and keeps when it adds to it.
+    /// The spare bytes of quota that a thread takes from the reserve, and keeps when it adds to the reserve.
     quantum: AtomicI64,
-    /// Looks that found others busy, since the peak rose or nobody was. Changed under that lock, too.
+    /// Consecutive searches that found other threads busy. Changed under the lock of all caches.
     busy: AtomicI64,
     reserve: Reserve,
 }
 
-/// The part that is nobody's, in a cache line of its own.
+/// The unassigned quota in bytes, in a cache line of its own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Reserve(AtomicI64);
@@ -63,70 +52,70 @@ impl Default for Peak {
 }
 
 impl Peak {
-    /// Takes what the thread is short of, and some more, if there are at least so many bytes; whether it is
-    /// short of nothing then.
-    fn take_from_reserve(&self, my_cache: &ThreadCounts, least: i64) -> bool {
-        let missing = -my_cache.left();
+    /// Takes the quota that the thread is missing, and some spare quota, if the reserve has at least `least`
+    /// bytes; returns whether the thread then has enough.
+    fn take_from_reserve(&self, counts: &ThreadCounts, least: i64) -> bool {
+        let missing = -counts.quota_left();
         let wanted = missing.saturating_add(self.quantum.load(Ordering::Relaxed));
-        let mut there = self.reserve.0.load(Ordering::Relaxed);
-        while there >= least {
-            let taken = wanted.min(there);
-            let now = there - taken;
-            match self.reserve.0.compare_exchange(there, now, Ordering::AcqRel, Ordering::Relaxed) {
+        let mut reserve = self.reserve.0.load(Ordering::Relaxed);
+        while reserve >= least {
+            let taken = wanted.min(reserve);
+            let rest = reserve - taken;
+            match self.reserve.0.compare_exchange(reserve, rest, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => {
-                    my_cache.gain(taken);
+                    counts.add_quota(taken);
                     return taken >= missing;
                 }
-                Err(other) => there = other,
+                Err(other) => reserve = other,
             }
         }
         false
     }
 
-    /// Whether a thread has so much left that it should add to the reserve.
+    /// Returns whether a thread has so much unused quota that it should add to the reserve.
     #[inline]
-    fn is_much(&self, counts: &ThreadCounts) -> bool {
-        counts.left() / 2 > self.quantum.load(Ordering::Relaxed)
+    fn has_surplus(&self, counts: &ThreadCounts) -> bool {
+        counts.quota_left() / 2 > self.quantum.load(Ordering::Relaxed)
     }
 
-    /// Adds what a thread has left to the reserve. For the thread itself.
+    /// Adds the calling thread's unused quota to the reserve.
     #[cold]
-    pub(crate) fn add_to_reserve(&self, my_cache: &ThreadCounts) {
-        let excess = my_cache.left().saturating_sub(self.quantum.load(Ordering::Relaxed));
+    pub(crate) fn add_to_reserve(&self, counts: &ThreadCounts) {
+        let excess = counts.quota_left().saturating_sub(self.quantum.load(Ordering::Relaxed));
         if excess <= 0 {
             return;
         }
-        my_cache.gain(-excess);
+        counts.add_quota(-excess);
         fence(Ordering::SeqCst);
-        // Another thread may have borrowed it at the same moment.
-        let too_much = (-my_cache.left()).clamp(0, excess);
-        my_cache.gain(too_much);
+        // Another thread may have borrowed it at the same time.
+        let too_much = (-counts.quota_left()).clamp(0, excess);
+        counts.add_quota(too_much);
         self.reserve.0.fetch_add(excess - too_much, Ordering::AcqRel);
     }
 
-    /// Notes that there are so many threads. Under the lock of all caches.
+    /// Adjusts the quantum to the number of threads. Called under the lock of all caches.
     fn note_threads(&self, threads: usize) {
         if threads > 1 {
-            let quantum = self.bytes.load(Ordering::Relaxed) / (KEPT_SHARE * threads as i64);
+            let quantum = self.bytes.load(Ordering::Relaxed) / (RESERVE_SHARE * threads as i64);
             self.quantum.store(quantum, Ordering::Relaxed);
         }
     }
 
-    /// Notes whether others were busy during a look; whether they were for long. Under the lock of all
-    /// caches.
+    /// Notes whether other threads were busy during a search; returns whether that was the last of
+    /// [`BUSY_SCANS`] in a row. Called under the lock of all caches.
     fn is_busy_for_long(&self, is_busy: bool) -> bool {
-        let looks = if is_busy { self.busy.load(Ordering::Relaxed) + 1 } else { 0 };
-        let for_long = looks >= BUSY_LOOKS;
-        self.busy.store(if for_long { 0 } else { looks }, Ordering::Relaxed);
+        let scans = if is_busy { self.busy.load(Ordering::Relaxed) + 1 } else { 0 };
+        let for_long = scans >= BUSY_SCANS;
+        self.busy.store(if for_long { 0 } else { scans }, Ordering::Relaxed);
         for_long
     }
 
-    /// Raises the peak by what a thread is short of, and by some bytes for the reserve. Under the lock of all
-    /// caches.
-    fn rise(&self, my_cache: &ThreadCounts, more: i64) {
-        let missing = (-my_cache.left()).max(0);
+    /// Raises the peak by the quota that a thread is missing, and by `more` bytes for the reserve. Called
+    /// under the lock of all caches.
+    fn rise(&self, counts: &ThreadCounts, more: i64) {
+        let missing = (-counts.quota_left()).max(0);
         self.bytes.fetch_add(missing + more, Ordering::Relaxed);
-        my_cache.gain(missing);
+        counts.add_quota(missing);
         if more > 0 {
             self.reserve.0.fetch_add(more, Ordering::AcqRel);
         }
@@ -134,136 +123,134 @@ impl Peak {
 }
 
 impl ThreadCounts {
-    /// Whether more is in use on this thread than it may have without asking. For the thread itself, after an
-    /// exchange.
+    /// Returns whether the calling thread exceeds its quota. Called after an exchange.
     #[inline]
-    pub(crate) fn is_beyond(&self) -> bool {
-        // Elsewhere an exchange orders too little.
+    pub(crate) fn exceeds_quota(&self) -> bool {
+        // On other architectures an exchange is no full fence.
         if cfg!(any(not(target_arch = "x86_64"), millpond_loom)) {
             fence(Ordering::SeqCst);
         }
-        self.left() < 0
+        self.quota_left() < 0
     }
 
-    /// What the thread may have in use beyond what it has; may be below zero until it has asked.
-    fn left(&self) -> i64 {
+    /// Returns the thread's unused quota in bytes; negative while the thread exceeds its quota.
+    fn quota_left(&self) -> i64 {
         let least = self.floor.load(Ordering::Acquire).wrapping_add(self.lent.load(Ordering::Relaxed));
         self.cached_bytes.load(Ordering::Relaxed).wrapping_sub(least)
     }
 
-    /// The thread may have so much more. For the thread itself.
-    fn gain(&self, bytes: i64) {
+    /// Adds to the calling thread's quota.
+    fn add_quota(&self, bytes: i64) {
         self.floor.store(self.floor.load(Ordering::Relaxed).wrapping_sub(bytes), Ordering::Relaxed);
     }
 
-    /// Takes what another thread may have and has not: up to `most`, or half of it. For the thread itself,
-    /// which holds the lock of all.
-    fn take_from(&self, other: &Self, most: i64) {
-        let left = other.left();
+    /// Borrows unused quota of another thread: `most` bytes, or half of it if that is more. The calling
+    /// thread is `self`, and holds the lock of all caches.
+    fn borrow_from(&self, other: &Self, most: i64) {
+        let left = other.quota_left();
         if left <= 0 {
             return;
         }
-        // Half of it at least, so that this is seldom done.
+        // At least half of it, so that borrowing is rare.
         let wanted = most.max(left - left / 2).min(left);
         other.lent.fetch_add(wanted, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        let too_much = (-other.left()).clamp(0, wanted);
+        let too_much = (-other.quota_left()).clamp(0, wanted);
         other.lent.fetch_add(-too_much, Ordering::SeqCst);
-        self.gain(wanted - too_much);
+        self.add_quota(wanted - too_much);
     }
 }
 
 impl ThreadCaches {
-    /// Counts a block that was handed out past the stream caches and the arenas.
-    pub(crate) fn count(&self, thread: &ThreadCounts, bytes: u64, requested: u64) {
-        thread.takes(bytes);
+    /// Counts a block that was allocated past the stream caches and the arenas.
+    pub(crate) fn count_allocation(&self, thread: &ThreadCounts, bytes: u64, requested: u64) {
+        thread.begin_allocation(bytes);
         fence(Ordering::SeqCst);
-        thread.took(bytes, requested);
-        if thread.is_beyond() {
-            self.settle(thread);
+        thread.end_allocation(bytes, requested);
+        if thread.exceeds_quota() {
+            self.acquire_quota(thread);
         }
     }
 
-    /// Counts a block that was reclaimed past the stream caches.
-    pub(crate) fn count_back(&self, thread: &ThreadCounts, bytes: u64, requested: u64) {
-        thread.deallocated(bytes, requested);
-        if self.peak.is_much(thread) {
+    /// Counts a block that was freed past the stream caches.
+    pub(crate) fn count_free(&self, thread: &ThreadCounts, bytes: u64, requested: u64) {
+        thread.count_deallocation(bytes, requested);
+        if self.peak.has_surplus(thread) {
             self.peak.add_to_reserve(thread);
         }
     }
 
-    /// Lets a thread have in use what it has, which is more than it may.
+    /// Gives the calling thread, which exceeds its quota, the quota that it is missing.
     #[cold]
-    pub(crate) fn settle(&self, my_cache: &ThreadCounts) {
+    pub(crate) fn acquire_quota(&self, counts: &ThreadCounts) {
         let peak = &self.peak;
-        if peak.take_from_reserve(my_cache, -my_cache.left()) {
+        if peak.take_from_reserve(counts, -counts.quota_left()) {
             return;
         }
         let all = self.lock();
-        let first = marks(&all, my_cache);
+        let first = activity(&all, counts);
         let mut last = None;
-        for look in 0.. {
-            if my_cache.left() >= 0
-                || peak.take_from_reserve(my_cache, 1)
-                || self.take_from_others(&all, my_cache)
+        for scan in 0.. {
+            if counts.quota_left() >= 0
+                || peak.take_from_reserve(counts, 1)
+                || self.borrow_from_others(&all, counts)
             {
                 break;
             }
-            // Nothing was left anywhere at one moment, at which the sum was passed.
-            let now = Some((marks(&all, my_cache), peak.reserve.0.load(Ordering::Relaxed)));
-            if all.len() == 1 || now == last || look >= MOST_LOOKS {
-                peak.rise(my_cache, 0);
+            // Two equal readings: at one moment no quota was unused, so the live bytes exceeded the peak.
+            let now = Some((activity(&all, counts), peak.reserve.0.load(Ordering::Relaxed)));
+            if all.len() == 1 || now == last || scan >= PEAK_SCANS {
+                peak.rise(counts, 0);
                 break;
             }
             last = now;
         }
-        if all.len() > 1 && peak.is_busy_for_long(marks(&all, my_cache) != first) {
-            peak.rise(my_cache, peak.bytes.load(Ordering::Relaxed) / RISE);
+        if all.len() > 1 && peak.is_busy_for_long(activity(&all, counts) != first) {
+            peak.rise(counts, peak.bytes.load(Ordering::Relaxed) / PEAK_RISE_SHARE);
         }
         peak.note_threads(all.len());
     }
 
-    /// Takes what the thread is short of from others; whether they had as much left.
-    fn take_from_others(&self, all: &[Arc<ThreadCache>], my_cache: &ThreadCounts) -> bool {
-        others(all, my_cache).any(|other| {
-            my_cache.take_from(other, -my_cache.left());
-            my_cache.left() >= 0
+    /// Borrows the quota that the thread is missing from others; returns whether it then has enough.
+    fn borrow_from_others(&self, all: &[Arc<ThreadCache>], counts: &ThreadCounts) -> bool {
+        others(all, counts).any(|other| {
+            counts.borrow_from(other, -counts.quota_left());
+            counts.quota_left() >= 0
         })
     }
 
-    /// The most bytes that were in use at a time.
+    /// Returns the most live bytes so far.
     pub(crate) fn peak_bytes(&self) -> i64 {
         self.peak.bytes.load(Ordering::Relaxed)
     }
 
-    /// Panics where what threads may have does not add up. No thread is in a call of the pool meanwhile.
+    /// Panics if the quotas do not add up to the peak. No thread may be in a call of the pool meanwhile.
     pub(crate) fn validate_peak(&self) {
-        let (mut may_have, mut has) = (self.peak.reserve.0.load(Ordering::Relaxed), 0);
-        assert!(may_have >= 0, "I32: more than the reserve was taken from it");
+        let (mut quotas, mut all_live) = (self.peak.reserve.0.load(Ordering::Relaxed), 0);
+        assert!(quotas >= 0, "I32: the reserve is negative");
         for thread_cache in self.lock().iter() {
             let live = thread_cache.counts.totals().live_bytes;
-            assert!(thread_cache.counts.left() >= 0, "I32: a thread has more in use than it may");
-            may_have += live + thread_cache.counts.left();
-            has += live;
+            assert!(thread_cache.counts.quota_left() >= 0, "I32: a thread exceeds its quota");
+            quotas += live + thread_cache.counts.quota_left();
+            all_live += live;
         }
-        assert_eq!(may_have, self.peak_bytes(), "I32: what threads may have in use is the peak");
-        assert!(has <= may_have, "I32: more is in use than ever was");
+        assert_eq!(quotas, self.peak_bytes(), "I32: the quotas and the reserve add up to the peak");
+        assert!(all_live <= quotas, "I32: the live bytes exceed the peak");
     }
 }
 
-/// What the other threads keep and have to keep, and how often that changed, in one number: it is another one
-/// if any of them did anything.
-fn marks(all: &[Arc<ThreadCache>], my_cache: &ThreadCounts) -> u64 {
+/// Returns a hash of the other threads' [activity](ThreadCounts::activity).
+fn activity(all: &[Arc<ThreadCache>], counts: &ThreadCounts) -> u64 {
     let mut hasher = FxHasher::default();
-    others(all, my_cache).for_each(|other| other.marks().hash(&mut hasher));
+    others(all, counts).for_each(|other| other.activity().hash(&mut hasher));
     hasher.finish()
 }
 
 fn others<'a>(
     all: &'a [Arc<ThreadCache>],
-    my_cache: &'a ThreadCounts,
+    counts: &'a ThreadCounts,
 ) -> impl Iterator<Item = &'a ThreadCounts> {
-    all.iter().map(|thread_cache| &*thread_cache.counts).filter(|other| !std::ptr::eq(*other, my_cache))
+    all.iter().map(|thread_cache| &*thread_cache.counts).filter(|other| !std::ptr::eq(*other, counts))
 }
 
 #[cfg(all(test, millpond_loom))]

@@ -1,7 +1,7 @@
-//! Points: events recorded on streams, by which other streams learn that work is done, or wait for it.
+//! Records, queries and waits for events of other streams, whose free blocks a request may then take.
 //!
-//! No step here is needed to serve a request. So an error of the driver that does not mean that the device is
-//! lost makes the resource do without the recorded event, and is not the caller's.
+//! A request can be served without any step here. So a driver error is reported to the caller only if the
+//! device is lost; otherwise the pool goes on without that event.
 
 use std::cmp::Reverse;
 
@@ -14,60 +14,57 @@ use crate::pool::central::{CentralCore, State};
 use crate::stream_order::backlog::Backlog;
 use crate::stream_order::streams::Slot;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
+use crate::tuning::{STREAMS_ASKED_AT_LEAST, STREAMS_ASKED_PERCENT};
 
-/// Another stream whose blocks are looked at.
+/// A stream whose free blocks another stream may take.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Donor {
     pub(crate) id: StreamId,
-    /// Blocks of this epoch and before are meant.
+    /// Means the blocks that were freed in this epoch or before.
     pub(crate) epoch: Epoch,
 }
 
-/// A donor's recorded event, recorded.
+/// An event that was recorded on a donor's stream.
 #[derive(Clone, Debug)]
 pub(crate) struct RecordedEvent {
     pub(crate) donor: Donor,
     pub(crate) event: Event,
-    /// What the donor was ordered after at this record or before. The event may be recorded again at any
-    /// time, by when the donor may have seen more: that must not be inherited from this recorded event.
+    /// What the donor had waited for when the event was recorded. The event may be recorded again after the
+    /// donor has waited for more, which a stream that waits for this record must not inherit.
     pub(crate) seen: Vec<(Owner, Epoch)>,
 }
 
-/// The last recorded event that was recorded on a donor.
+/// Returns the donor's last recorded event.
 fn last_recorded_event(slot: &Slot, donor: Donor) -> Option<RecordedEvent> {
     let (event, epoch) = slot.event.zip(slot.recorded_epoch)?;
     Some(RecordedEvent { donor: Donor { epoch, ..donor }, event, seen: slot.recorded_seen.clone() })
 }
 
-/// Up to this many streams are all asked at once, however little some of them own.
-const FEW: usize = 16;
-
-/// Where streams are more, those are asked first that own this percentage of the bytes together.
-const MOST: u64 = 70;
-
-/// Sorts streams by what they own, the most first, where they are many; says how many to ask first.
-fn richest(donors: &mut [(u64, Donor)]) -> usize {
-    if donors.len() <= FEW {
+/// Returns how many streams to ask first; if that is not all, sorts them by the bytes that they own, the most
+/// first.
+fn sort_largest_first(donors: &mut [(u64, Donor)]) -> usize {
+    if donors.len() <= STREAMS_ASKED_AT_LEAST {
         return donors.len();
     }
     donors.sort_by_key(|(bytes, _)| Reverse(*bytes));
     let all: u64 = donors.iter().map(|(bytes, _)| bytes).sum();
     let mut before = 0;
-    let is_one = |(bytes, _): &&(u64, Donor)| {
-        let is_one = before * 100 < all * MOST;
+    let is_needed = |(bytes, _): &&(u64, Donor)| {
+        let is_needed = before * 100 < all * STREAMS_ASKED_PERCENT;
         before += bytes;
-        is_one
+        is_needed
     };
-    donors.iter().take_while(is_one).count().max(FEW)
+    donors.iter().take_while(is_needed).count().max(STREAMS_ASKED_AT_LEAST)
 }
 
 impl CentralCore {
-    /// Asks how far the streams have come that could serve the request, or all; notes how far behind the last
-    /// of them is. What is done becomes unowned, so that neighbours join whoever gave them back: unless
-    /// streams are far behind and it `may_stay` theirs.
+    /// Asks the driver which work of other streams is completed, and makes the completed blocks unowned, so
+    /// that neighbours of different streams join. With a request, it asks only streams that could serve it.
+    /// Notes how far behind the host the streams are; if they are far behind and blocks `may_stay` owned,
+    /// they do.
     ///
-    /// Where streams are many, those that own most are asked first, and the others only if that did not bring
-    /// a block that fits: each costs two driver calls, and most own little.
+    /// If there are many streams, it first asks those that own most bytes, and the others only if no block
+    /// fits then: each stream costs two driver calls, and most own little.
     pub(crate) fn collect_completed(
         &self,
         request: Option<&Request>,
@@ -76,9 +73,9 @@ impl CentralCore {
     ) -> Result<()> {
         let now_ns = self.now_ns();
         let mut donors = self.donors_by_bytes(request);
-        let first = if request.is_some() { richest(&mut donors) } else { donors.len() };
+        let first = if request.is_some() { sort_largest_first(&mut donors) } else { donors.len() };
         let others = donors.split_off(first);
-        // A look counts once for the backlog where there are no others.
+        // An empty second group must not count for the backlog.
         for donors in std::iter::once(donors).chain(Some(others).filter(|others| !others.is_empty())) {
             let (done, behind_ns) = self.ask(donors, stream, now_ns, may_stay)?;
             let keeps = {
@@ -98,9 +95,8 @@ impl CentralCore {
         Ok(())
     }
 
-    /// Asks how far some streams have come: the recorded events that are done, and by how many nanoseconds
-    /// the stream that is furthest behind is so. Where streams that are far behind keep what they own
-    /// (`may_stay`), it ends with the first of those.
+    /// Returns the events of some streams that are done, and how many nanoseconds the stream that is furthest
+    /// behind is behind the host. If blocks `may_stay` owned, stops at the first stream that is far behind.
     fn ask(
         &self,
         donors: Vec<(u64, Donor)>,
@@ -126,7 +122,7 @@ impl CentralCore {
             }
             recorded.extend(self.recorded_event_of(donor, stream)?);
         }
-        // All are recorded before the first is asked for: the device takes a moment to come to each.
+        // Record all events before the first query: the device takes a moment to reach each.
         for recorded_event in recorded {
             if self.is_reached(&recorded_event)? {
                 done.push(recorded_event);
@@ -135,19 +131,19 @@ impl CentralCore {
         Ok((done, behind_ns))
     }
 
-    /// The donor's last recorded event, and when it was recorded.
+    /// Returns the donor's last recorded event, and when it was recorded, in nanoseconds.
     fn last_record(&self, donor: Donor) -> Option<(RecordedEvent, u64)> {
         let mut state = self.state.lock();
         let (_, slot) = state.streams.find_mut(donor.id)?;
         Some((last_recorded_event(slot, donor)?, slot.recorded_ns))
     }
 
-    /// The streams that have free blocks: where there is a request, some that could serve it.
+    /// Returns the streams that own free blocks; with a request, only those that could serve it.
     pub(crate) fn donors(&self, request: Option<&Request>) -> Vec<Donor> {
         self.donors_by_bytes(request).into_iter().map(|(_, donor)| donor).collect()
     }
 
-    /// The same with the bytes of each.
+    /// Returns the same streams, each with the bytes of its free blocks.
     fn donors_by_bytes(&self, request: Option<&Request>) -> Vec<(u64, Donor)> {
         let state = self.state.lock();
         let donors = state.streams.iter().filter_map(|(owner, slot)| {
@@ -157,11 +153,11 @@ impl CentralCore {
         donors.collect()
     }
 
-    /// A recorded event of the donor that covers the epoch; records one if need be. `stream` is that of the
-    /// call, if there is one: it is alive.
+    /// Returns an event that covers the donor's epoch; records it if needed. `stream` is the stream of the
+    /// call in progress, if there is one, which is certainly alive.
     ///
-    /// `None` where the donor's stream may be gone, or captures a graph: then its own next call is asked to
-    /// record.
+    /// Returns `None` if the donor's stream may be destroyed, or captures a graph: then it requests a record,
+    /// which the stream's own next call makes.
     pub(crate) fn recorded_event_of(
         &self,
         donor: Donor,
@@ -205,8 +201,8 @@ impl CentralCore {
         }
     }
 
-    /// As [`recorded_event_of`](Self::recorded_event_of), or, where none can be recorded, the last that was:
-    /// it covers what it says.
+    /// Returns [`recorded_event_of`](Self::recorded_event_of), or, if none can be recorded, the donor's last
+    /// one, which covers an earlier epoch.
     pub(crate) fn recorded_event_or_last(
         &self,
         donor: Donor,
@@ -218,27 +214,28 @@ impl CentralCore {
         Ok(self.last_record(donor).map(|(recorded_event, _)| recorded_event))
     }
 
-    /// Records the event on a stream that is surely alive, unless the stream captures a graph.
+    /// Records the event on a stream that is certainly alive, unless the stream captures a graph.
     ///
     /// # Errors
-    /// What the driver reports; [`DriverError::CAPTURED_EVENT`] where a capture began at this very moment.
+    /// What the driver reports; [`DriverError::CAPTURED_EVENT`] if a capture began during the call.
     pub(crate) fn record(&self, event: Event, stream: StreamRef) -> DriverResult<bool> {
         if self.captures(stream)? {
             return Ok(false);
         }
         self.driver.event_record(event, stream)?;
-        // The record may have become a part of a capture that began since.
+        // If a capture began before the record, the record is a part of it.
         if self.captures(stream)? {
             return Err(DriverError::new(DriverError::CAPTURED_EVENT, "cuEventRecord"));
         }
         Ok(true)
     }
 
-    /// The event of a stream that has a pending record out, made at first need.
+    /// Returns the event of a stream that has a pending record; creates it if needed.
     pub(crate) fn event_of(&self, id: StreamId) -> Result<Event, DriverError> {
+        const NOT_FORGOTTEN: &str = "the table keeps a stream with a pending record";
         let spare = {
             let mut state = self.state.lock();
-            let (_, slot) = state.streams.find_mut(id).expect("a stream with a ticket is not forgotten");
+            let (_, slot) = state.streams.find_mut(id).expect(NOT_FORGOTTEN);
             match slot.event {
                 Some(event) => return Ok(event),
                 None => state.streams.take_spare_event(),
@@ -249,7 +246,7 @@ impl CentralCore {
             None => self.driver.event_create(EventFlags::default())?,
         };
         let mut state = self.state.lock();
-        let (_, slot) = state.streams.find_mut(id).expect("a stream with a ticket is not forgotten");
+        let (_, slot) = state.streams.find_mut(id).expect(NOT_FORGOTTEN);
         let event = *slot.event.get_or_insert(fresh);
         if event != fresh {
             state.streams.keep_event(fresh);
@@ -257,15 +254,14 @@ impl CentralCore {
         Ok(event)
     }
 
-    /// Whether all work before the recorded event is done; where the driver cannot say, it is not.
+    /// Returns whether all work before the recorded event is done; `false` if the driver cannot say.
     fn is_reached(&self, recorded_event: &RecordedEvent) -> Result<bool> {
         self.driver
             .event_query(recorded_event.event)
             .or_else(|error| self.skip_stream(recorded_event.donor.id, error).map(|()| false))
     }
 
-    /// As [`is_reached`](Self::is_reached); if so, the blocks that it covers become unowned: where there is a
-    /// request, those that could serve it.
+    /// Returns [`is_reached`](Self::is_reached), and if so, [completes](Self::complete) the event.
     pub(crate) fn complete_if_reached(
         &self,
         recorded_event: &RecordedEvent,
@@ -278,21 +274,21 @@ impl CentralCore {
         Ok(is_reached)
     }
 
-    /// All work before the recorded event is done: the blocks that it covers become unowned.
+    /// Makes the blocks that a reached event covers unowned; with a request, only those that could serve it.
     pub(crate) fn complete(&self, recorded_event: &RecordedEvent, request: Option<&Request>) {
         let mut state = self.state.lock();
         let State { heaps, streams, .. } = &mut *state;
         if let Some((owner, slot)) = streams.find_mut(recorded_event.donor.id) {
             let epoch = recorded_event.donor.epoch;
             let is_all = heaps.migrate_for(request, owner, epoch, ANY_STREAM, 0);
-            // Others may still ask for the rest.
+            // Otherwise the event is still needed for the remaining blocks.
             if is_all && slot.recorded_epoch == Some(epoch) {
                 slot.recorded_epoch = None;
             }
         }
     }
 
-    /// Goes on without the donor's recorded event, unless the device is lost.
+    /// Forgets the donor's recorded event after an error, unless the device is lost.
     pub(crate) fn skip_stream(&self, donor: StreamId, error: DriverError) -> Result<()> {
         self.health.note(&error);
         if self.health.is_lost() {
@@ -305,11 +301,11 @@ impl CentralCore {
         Ok(())
     }
 
-    /// Whether the stream is capturing a graph, or a capture is going on that work on it would disturb.
+    /// Returns whether the stream captures a graph, or work on it would disturb a capture elsewhere.
     pub(crate) fn is_capturing(&self, stream: StreamRef) -> Result<bool> {
         self.captures(stream).or_else(|error| match error.is_sticky() {
             true => Err(self.driver_error(error)),
-            // Whatever it is: the stream is better left alone.
+            // After any other error, treat the stream as if it captures.
             false => Ok(true),
         })
     }
@@ -331,23 +327,23 @@ mod tests {
     use crate::{PoolMemoryResource, PoolOptions};
 
     #[test]
-    fn a_look_counts_once_for_the_backlog() {
+    fn one_collection_counts_once_for_the_backlog() {
         let upstream = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
         let pool = PoolMemoryResource::new(upstream, PoolOptions::default()).expect("an empty pool");
         let resource = &pool.central;
-        let looks_until_over = |look: &dyn Fn()| {
+        let notes_until_short = |note: &dyn Fn()| {
             resource.state.lock().backlog.note(0, u64::MAX);
-            let mut looks = 0;
+            let mut notes = 0;
             while resource.state.lock().backlog.is_long() {
-                look();
-                looks += 1;
+                note();
+                notes += 1;
             }
-            looks
+            notes
         };
-        let expected = looks_until_over(&|| resource.state.lock().backlog.note(0, 0));
+        let expected = notes_until_short(&|| resource.state.lock().backlog.note(0, 0));
         for may_stay in [false, true] {
-            let ask = || resource.collect_completed(None, None, may_stay).expect("the device is there");
-            assert_eq!(looks_until_over(&ask), expected, "may stay: {may_stay}");
+            let collect = || resource.collect_completed(None, None, may_stay).expect("the device is there");
+            assert_eq!(notes_until_short(&collect), expected, "may stay: {may_stay}");
         }
     }
 }

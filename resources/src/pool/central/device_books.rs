@@ -1,13 +1,15 @@
-//! A device's memory as all resources of the process see it that take theirs from it directly.
+//! Keeps a device's books: the promises and returns of all resources of this process that take memory from
+//! it.
 //!
-//! A growth makes several driver calls, one for each handle. So before the first it asks the driver what is
-//! free, and is promised what it needs of that: a rival in this process counts the promise as taken. Nothing
-//! is taken that cannot suffice, and of two that want the same memory exactly one gets it. Other processes,
-//! and allocations past millpond, know no promise: what they make insufficient is given back at once.
+//! A growth makes several driver calls, one for each handle. Before the first it asks the driver how much is
+//! free and gets a promise of what it needs; the other resources of this process count that as taken. So no
+//! resource takes memory that cannot suffice, and of two that need the same memory exactly one gets it. Other
+//! processes, and allocations past millpond, see no promise: if they leave too little, the growth returns
+//! what it took.
 //!
-//! A promise ends when its driver calls are made. From then on the driver counts what was taken; until then
-//! a part may be counted twice, never missed. Who finds too little while others hold promises waits for the
-//! end of one and looks again.
+//! A promise ends when its driver calls have returned. From then on the driver counts the memory as taken;
+//! until then a part may count twice, and none is missed. A resource that finds too little while others hold
+//! promises waits for one to end and reads again.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -17,25 +19,23 @@ use millpond_core::{DeviceId, MemoryInfo};
 use parking_lot::{Condvar, Mutex};
 
 use crate::pool::central::peer_reclaim::PeerPool;
+use crate::tuning::PROMISE_WAITS;
 
-/// One for each device, as long as a resource has it.
+/// The books of each device that a resource uses.
 static DEVICES: Mutex<Vec<(DeviceId, Weak<Device>)>> = Mutex::new(Vec::new());
 
-/// A growth waits so often for the end of another one's promise.
-const MOST_WAITS: u32 = 64;
-
-/// See the module.
+/// The books of one device.
 pub(crate) struct Device {
-    /// Whether memory may be had although the driver counts none as free: the device shares its memory with
-    /// the host, or the system moves memory out of the way.
+    /// Whether an allocation may succeed beyond the free memory that the driver reports: the device shares
+    /// its memory with the host, or the system pages device memory out.
     is_a_hint: bool,
     books: Mutex<Books>,
-    /// A promise ended.
+    /// Signals the end of a promise.
     ended: Condvar,
-    /// How often memory went back to the driver, or was promised and not taken.
+    /// How often memory was returned to the driver, or was promised and not taken.
     returned: AtomicU64,
-    /// Bytes of driver calls that give memory back and have not returned.
-    leaving: AtomicU64,
+    /// Bytes that driver calls in progress return.
+    returning: AtomicU64,
     peer_pools: Mutex<Vec<Weak<dyn PeerPool>>>,
 }
 
@@ -43,19 +43,19 @@ pub(crate) struct Device {
 struct Books {
     /// Bytes of all promises.
     promised: u64,
-    /// How many promises were made, and how many ended.
+    /// The number of promises made, and of those that ended.
     begun: u64,
     ended: u64,
 }
 
-/// What was free at a moment.
+/// How much memory was free at a moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reading {
-    /// What the driver said; `None` where it said nothing.
+    /// The driver's answer; `None` if it failed.
     pub(crate) info: Option<MemoryInfo>,
     /// Bytes that may be promised.
     pub(crate) available: u64,
-    /// Bytes that were promised to others.
+    /// Bytes that were promised at that moment.
     promised: u64,
     begun: u64,
     ended: u64,
@@ -63,18 +63,18 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// The most new bytes that a growth should plan with.
+    /// Returns the most new bytes that a growth should plan with.
     pub(crate) fn most_new(&self) -> u64 {
         if self.is_a_hint { u64::MAX } else { self.available }
     }
 
-    /// What was free whoever it was promised to, if that is a bound.
+    /// Returns the free bytes including promised ones; `None` if an allocation may succeed beyond them.
     pub(crate) fn free_at_most(&self) -> Option<u64> {
         (!self.is_a_hint).then(|| self.available.saturating_add(self.promised))
     }
 }
 
-/// Bytes that a growth may take. It ends when the growth has taken them, or has given back what it took.
+/// Bytes that a growth may take. It ends when the growth has taken them, or has returned what it took.
 pub(crate) struct Promise<'a> {
     device: &'a Device,
     bytes: u64,
@@ -90,20 +90,20 @@ impl Drop for Promise<'_> {
     }
 }
 
-/// Bytes that no resource holds any more and the driver does not yet count as free.
-pub(crate) struct Leaving<'a> {
+/// Bytes that no resource holds any more and that the driver does not yet count as free.
+pub(crate) struct PendingReturn<'a> {
     device: &'a Device,
     bytes: u64,
 }
 
-impl Drop for Leaving<'_> {
+impl Drop for PendingReturn<'_> {
     fn drop(&mut self) {
-        self.device.leaving.fetch_sub(self.bytes, Ordering::Release);
+        self.device.returning.fetch_sub(self.bytes, Ordering::Release);
     }
 }
 
 impl Device {
-    /// The books of the driver's device, the same for all who ask while anybody has them.
+    /// Returns the books of the driver's device, which all resources on the device share.
     pub(crate) fn of(driver: &dyn Driver) -> Arc<Self> {
         let id = driver.device();
         let mut devices = DEVICES.lock();
@@ -119,36 +119,36 @@ impl Device {
             books: Mutex::default(),
             ended: Condvar::new(),
             returned: AtomicU64::new(0),
-            leaving: AtomicU64::new(0),
+            returning: AtomicU64::new(0),
             peer_pools: Mutex::default(),
         });
         devices.push((id, Arc::downgrade(&device)));
         device
     }
 
-    /// Others may ask this one for memory from here on.
+    /// Adds a pool from which the others may reclaim memory.
     pub(crate) fn add_peer_pool(&self, peer_pool: Weak<dyn PeerPool>) {
         let mut peer_pools = self.peer_pools.lock();
         peer_pools.retain(|peer_pool| peer_pool.strong_count() > 0);
         peer_pools.push(peer_pool);
     }
 
-    /// All resources that have memory of the device.
+    /// Returns all resources that hold memory of the device.
     pub(crate) fn peer_pools(&self) -> Vec<Arc<dyn PeerPool>> {
         self.peer_pools.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Asks what is free; where that is less than `wanted`, what the driver's own default pool keeps counts,
-    /// too, since the driver takes that back before memory is out.
+    /// Reads the device's free memory. If that is less than `wanted`, counts the free memory of the driver's
+    /// default pool too, which the driver reclaims before it is out of memory.
     ///
     /// # Errors
-    /// Where the device is lost. Of other errors a reading comes that rules nothing out.
+    /// If the device is lost. After other errors the reading is a hint.
     pub(crate) fn read(&self, driver: &dyn Driver, wanted: u64) -> DriverResult<Reading> {
         let (promised, begun, ended) = {
             let books = self.books.lock();
             (books.promised, books.begun, books.ended)
         };
-        // After the books: what was taken in between counts twice, and is not missed.
+        // After the books: memory that is taken in between counts twice, and is not missed.
         let info = match driver.mem_get_info() {
             Ok(info) => Some(info),
             Err(error) if error.is_sticky() => return Err(error),
@@ -156,14 +156,14 @@ impl Device {
         };
         let mut free = info.map_or(0, |info| info.free);
         if info.is_some() && free.saturating_sub(promised) < wanted {
-            free = free.saturating_add(kept_by_driver(driver));
+            free = free.saturating_add(free_in_default_pool(driver));
         }
         let available = free.saturating_sub(promised);
         let is_a_hint = self.is_a_hint || info.is_none();
         Ok(Reading { info, available, promised, begun, ended, is_a_hint })
     }
 
-    /// Promises bytes of what was free; `None` where others were promised some since.
+    /// Promises bytes of the reading's free memory; `None` if another promise was made since the reading.
     pub(crate) fn promise(&self, bytes: u64, reading: &Reading) -> Option<Promise<'_>> {
         let mut books = self.books.lock();
         if books.begun != reading.begun {
@@ -174,10 +174,11 @@ impl Device {
         Some(Promise { device: self, bytes })
     }
 
-    /// Waits until a promise ends that the reading counted; `false` where it counted none.
+    /// Waits until a promise ends that the reading counted; returns `false` if it counted none, or if the
+    /// caller waited often enough.
     pub(crate) fn wait_for_rivals(&self, reading: &Reading, waits: &mut u32) -> bool {
         *waits += 1;
-        if reading.promised == 0 || *waits > MOST_WAITS {
+        if reading.promised == 0 || *waits > PROMISE_WAITS {
             return false;
         }
         let mut books = self.books.lock();
@@ -187,31 +188,32 @@ impl Device {
         true
     }
 
-    /// Counts bytes as leaving. The caller holds the lock of the resource that held them until now, and drops
-    /// the result after the driver call.
-    pub(crate) fn remove_block(&self, bytes: u64) -> Leaving<'_> {
-        self.leaving.fetch_add(bytes, Ordering::Relaxed);
-        Leaving { device: self, bytes }
+    /// Counts bytes as on their way to the driver. The caller holds the lock of the resource that held them
+    /// until now, and drops the result after the driver call.
+    pub(crate) fn begin_return(&self, bytes: u64) -> PendingReturn<'_> {
+        self.returning.fetch_add(bytes, Ordering::Relaxed);
+        PendingReturn { device: self, bytes }
     }
 
-    /// Bytes on their way back to the driver. To miss none, ask after the resources and before the driver.
-    pub(crate) fn leaving_bytes(&self) -> u64 {
-        self.leaving.load(Ordering::Acquire)
+    /// Returns the bytes on their way to the driver. To miss none, a caller reads the resources before this,
+    /// and the driver after it.
+    pub(crate) fn returning_bytes(&self) -> u64 {
+        self.returning.load(Ordering::Acquire)
     }
 
-    /// Notes that memory went back to the driver, or was promised and is free again.
+    /// Notes that memory was returned to the driver, or was promised and is free again.
     pub(crate) fn note_return(&self) {
         self.returned.fetch_add(1, Ordering::Release);
     }
 
-    /// How often memory was returned so far.
+    /// Returns how often memory was returned so far.
     pub(crate) fn returns(&self) -> u64 {
         self.returned.load(Ordering::Acquire)
     }
 }
 
-/// Bytes that the driver's default pool keeps and nobody uses.
-fn kept_by_driver(driver: &dyn Driver) -> u64 {
+/// Returns the free bytes of the driver's default pool.
+fn free_in_default_pool(driver: &dyn Driver) -> u64 {
     let kept = || {
         let pool = driver.device_get_default_mem_pool()?;
         let attribute = |attribute| driver.mem_pool_get_attribute(pool, attribute);

@@ -1,5 +1,5 @@
-//! The step of the ladder that takes memory: a region from upstream, or pages from the driver. A growth is
-//! planned under the lock, run without it, and then committed or aborted.
+//! Takes new memory for the pool: a region from upstream, or pages from the driver. A growth is planned under
+//! the lock, run without it, and then committed or aborted.
 
 use std::sync::atomic::Ordering;
 
@@ -11,7 +11,7 @@ use millpond_core::{
 
 use crate::heap::request::Request;
 use crate::pool::Task;
-use crate::pool::central::device_books::{Device, Leaving, Promise, Reading};
+use crate::pool::central::device_books::{Device, PendingReturn, Promise, Reading};
 use crate::pool::central::peer_reclaim::PeerReclaim;
 use crate::pool::central::trace::event;
 use crate::pool::central::{Central, CentralCore, State};
@@ -22,15 +22,15 @@ use crate::tuning::DEVICE_PAGE;
 /// Why there is no new memory for a request.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// The resource may hold no more.
+    /// The resource's maximum does not allow it.
     OwnLimit,
-    /// The driver or upstream has no more: its error, if it was asked for memory.
+    /// The driver or upstream has too little: its error, if it was asked for memory.
     Below(Option<Error>),
-    /// There is less than the request, however much is given back; what the device said, if it was asked.
+    /// The request exceeds all memory that could become free: the device's answer, if it was asked.
     Impossible(Option<MemoryInfo>),
 }
 
-/// How often memory went back to the device up to a moment.
+/// How often memory was returned to the device up to a moment.
 #[derive(Clone, Copy)]
 pub(crate) struct Returns {
     all: u64,
@@ -38,34 +38,34 @@ pub(crate) struct Returns {
 }
 
 impl Returns {
-    /// Whether others returned some from this moment to that one.
+    /// Returns whether other resources returned memory between this moment and `later`.
     pub(crate) fn others_until(self, later: Self) -> bool {
         later.all - self.all > later.own - self.own
     }
 }
 
-/// A planned growth, and the promise of its new memory, where that comes from a device whose books are kept.
+/// A planned growth, and the promise of its new memory if the pool keeps the device's books.
 type Planned<'a> = (Task, Option<Promise<'a>>);
 
 impl CentralCore {
-    /// What the device has free, where `request` may take from it.
-    pub(crate) fn look_at(&self, device: &Device, request: &Request) -> Result<Reading> {
+    /// Reads how much memory the device has free for `request`.
+    pub(crate) fn read_device(&self, device: &Device, request: &Request) -> Result<Reading> {
         let wanted = request.padded_bytes().saturating_add(DEVICE_PAGE);
         device.read(&*self.driver, wanted).map_err(|error| self.driver_error(error))
     }
 
-    /// How often memory went back to the device so far, and how often it was this resource's.
+    /// Returns how often memory was returned to the device so far, by all resources and by this one.
     pub(crate) fn returns(&self) -> Returns {
         let own = self.own_returns.load(Ordering::Acquire);
         Returns { all: self.device.as_ref().map_or(own, |device| device.returns()), own }
     }
 
-    /// Counts bytes of this resource as leaving; see [`Device::remove_block`].
-    pub(crate) fn remove_block(&self, bytes: u64) -> Option<Leaving<'_>> {
-        self.device.as_ref().map(|device| device.remove_block(bytes))
+    /// Counts bytes of this resource as on their way to the device; see [`Device::begin_return`].
+    pub(crate) fn begin_return(&self, bytes: u64) -> Option<PendingReturn<'_>> {
+        self.device.as_ref().map(|device| device.begin_return(bytes))
     }
 
-    /// Notes that memory went back to the device.
+    /// Notes that this resource returned memory to the device.
     pub(crate) fn note_return(&self) {
         self.own_returns.fetch_add(1, Ordering::Release);
         if let Some(device) = &self.device {
@@ -75,8 +75,8 @@ impl CentralCore {
 }
 
 impl<R: DeviceMemoryResource> Central<R> {
-    /// Takes new memory and serves the request from it, which counts as `step`. `reading` is what the device
-    /// had a moment ago, if it was asked.
+    /// Takes new memory, allocates the request from it, and counts that as `step` of the ladder. `reading` is
+    /// the device's answer of a moment ago, if it was asked.
     pub(crate) fn grow(
         &self,
         request: &Request,
@@ -85,23 +85,23 @@ impl<R: DeviceMemoryResource> Central<R> {
         step: impl FnOnce(&mut LadderCounts) -> &mut u64,
     ) -> Result<Result<DevicePtr, Refusal>> {
         let ptr = match self.take_memory(request, Purpose::Serve, stream, reading)? {
-            Ok(ptr) => ptr.expect("a growth that serves a request brings a block"),
+            Ok(ptr) => ptr.expect("a growth that serves a request returns a block"),
             Err(refusal) => return Ok(Err(refusal)),
         };
         let mut state = self.state.lock();
         *step(&mut state.ladder) += 1;
         let tidying = state.heaps.plan_tidying();
         drop(state);
-        // The block is there: what stays untidy is no error of this call.
+        // The request is served, so an error here must not fail it.
         if let Some(Err(error)) = tidying.map(|task| self.run_task(task)) {
             event!(self, WARN, "mappings could not be undone", %error);
         }
         Ok(Ok(ptr))
     }
 
-    /// Plans a growth under the lock, makes its calls without it, and commits it, or aborts it and tries
-    /// again as long as less, or memory in one piece, may be available. Returns the block, if the purpose is
-    /// to serve the request.
+    /// Plans a growth under the lock, runs it without the lock, and commits it. If the driver or upstream
+    /// refuses, aborts it and tries again with the next [`Try`]. Returns the block if the purpose is to serve
+    /// the request.
     fn take_memory(
         &self,
         request: &Request,
@@ -114,7 +114,7 @@ impl<R: DeviceMemoryResource> Central<R> {
             let (mut task, promise) = match self.plan_growth(request, purpose, this, stream, reading)? {
                 Ok(planned) => planned,
                 Err(Lack::OwnLimit) if refused.is_none() => return Ok(Err(Refusal::OwnLimit)),
-                // No call was made, and a plan for less would not serve.
+                // No memory was refused yet, so there is no smaller plan that would serve the request.
                 Err(_) if refused.is_none() => return Ok(Err(Refusal::Below(None))),
                 Err(_) => {
                     next = this.after(None);
@@ -122,7 +122,7 @@ impl<R: DeviceMemoryResource> Central<R> {
                 }
             };
             let (bytes, smaller, watch) = (task.new_bytes(), task.smaller_region(), self.watch());
-            let outcome = self.span("growth", bytes, stream).in_scope(|| self.call_for(&mut task, stream));
+            let outcome = self.span("growth", bytes, stream).in_scope(|| self.run_growth(&mut task, stream));
             drop(promise);
             next = this.after(smaller);
             let Err(error) = outcome else {
@@ -140,7 +140,7 @@ impl<R: DeviceMemoryResource> Central<R> {
             };
             let is_region = matches!(task, Task::Region(_));
             task.abort(&mut self.state.lock().heaps);
-            // An upstream with a largest request says that the argument is invalid.
+            // An upstream that bounds its requests reports an invalid argument for larger ones.
             let is_too_large = is_region && next.is_some() && error.kind() == ErrorKind::InvalidArgument;
             if !is_region {
                 self.note_return();
@@ -153,12 +153,12 @@ impl<R: DeviceMemoryResource> Central<R> {
             }
             refused = Some(error).filter(Error::is_out_of_memory);
         }
-        self.trace_refusal(request, reading.as_ref(), &"there is too little below");
+        self.trace_refusal(request, reading.as_ref(), &"upstream has too little");
         Ok(Err(Refusal::Below(refused)))
     }
 
-    /// Makes the calls of a growth: upstream's for a region, or the driver's.
-    fn call_for(&self, task: &mut Task, stream: StreamRef) -> Result<()> {
+    /// Runs a growth: allocates its region from upstream, or makes its driver calls.
+    fn run_growth(&self, task: &mut Task, stream: StreamRef) -> Result<()> {
         if let Task::Region(region) = task {
             let base = self.upstream.allocate(Layout::new(region.bytes), stream)?;
             debug_assert!(base.is_aligned_to(ALLOCATION_ALIGNMENT));
@@ -168,7 +168,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         task.run(&*self.driver).map_err(|error| self.driver_error(error))
     }
 
-    /// A plan for which there is memory, and the promise of it.
+    /// Plans a growth for which the device has enough memory, and gets the promise of that memory.
     fn plan_growth(
         &self,
         request: &Request,
@@ -191,7 +191,7 @@ impl<R: DeviceMemoryResource> Central<R> {
             let earlier = reading.take();
             let now = match earlier {
                 Some(reading) => reading,
-                None => self.look_at(device, request)?,
+                None => self.read_device(device, request)?,
             };
             let most_new = match this {
                 Try::Preferred | Try::AtMost(_) => now.most_new(),
@@ -200,7 +200,7 @@ impl<R: DeviceMemoryResource> Central<R> {
             };
             let mut task = match plan(most_new) {
                 Ok(task) => task,
-                // There may be more by now.
+                // The reading is stale: the device may have more by now.
                 Err(Lack::NewMemory) if earlier.is_some() => continue,
                 Err(Lack::NewMemory) if this != Try::FreeOnly && device.wait_for_rivals(&now, &mut waits) => {
                     continue;
@@ -219,13 +219,13 @@ impl<R: DeviceMemoryResource> Central<R> {
             }
             match device.promise(task.new_bytes(), &now) {
                 Some(promise) => return Ok(Ok((task, Some(promise)))),
-                // Others were promised some of it since: what is left?
+                // Another resource got a promise since the reading: read again.
                 None => task.abort(&mut self.state.lock().heaps),
             }
         }
     }
 
-    /// The stream, and its epoch, for which upstream's memory is ordered.
+    /// Returns the stream, and its epoch, that owns memory from upstream.
     fn owner_of_region(&self, state: &mut State, stream: StreamRef) -> (Owner, Epoch) {
         if !self.upstream_is_ordered {
             return (ANY_STREAM, 0);
@@ -234,10 +234,10 @@ impl<R: DeviceMemoryResource> Central<R> {
         (owner, state.streams.slot(owner).epoch())
     }
 
-    /// Takes the first memory, before any request: all of it, in whole pages where the pool has such.
+    /// Takes the pool's initial memory: `bytes`, rounded up to whole pages if the pool maps pages.
     ///
     /// # Errors
-    /// [`OutOfMemory`](ErrorKind::OutOfMemory) where it cannot be had; what the driver or upstream reports.
+    /// [`OutOfMemory`](ErrorKind::OutOfMemory) if there is too little; what the driver or upstream reports.
     pub(crate) fn reserve(&self, bytes: u64) -> Result<()> {
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
         let layout = Layout::new(bytes);
@@ -249,9 +249,9 @@ impl<R: DeviceMemoryResource> Central<R> {
             let returns = self.returns();
             let reserved = self.take_memory(&request, Purpose::Reserve, StreamRef::LEGACY, &mut None)?;
             let Err(refused) = reserved else { return Ok(()) };
-            let may_be_had = matches!(refused, Refusal::Below(_))
+            let should_retry = matches!(refused, Refusal::Below(_))
                 && self.ask_peer_pools(&mut peer_reclaim, returns, &request, StreamRef::LEGACY)?;
-            if !may_be_had {
+            if !should_retry {
                 return Err(self.out_of_memory(&request, StreamRef::LEGACY, refused));
             }
         }

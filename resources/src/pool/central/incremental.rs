@@ -1,6 +1,7 @@
-//! Memory goes back in the background, a little at a time: no lock that an allocation can meet is held for
-//! longer than a few looks, and the ladder's lock for no longer than one stream's questions or one piece's
-//! driver calls. Nothing here waits for the device.
+//! Releases memory in the background, in small steps, for decay.
+//!
+//! The pool's lock is held for a bounded number of blocks at a time, and the slow path's lock for one
+//! stream's driver queries or one task. Nothing here waits for the device.
 
 use millpond_core::{Result, StreamId};
 use parking_lot::MutexGuard;
@@ -11,10 +12,10 @@ use crate::pool::central::{CentralCore, State};
 use crate::stream_order::ANY_STREAM;
 
 impl CentralCore {
-    /// Makes blocks unowned that are known to be done, stream by stream.
+    /// Makes completed blocks unowned, stream by stream.
     ///
     /// # Errors
-    /// Where the device is lost.
+    /// If the device is lost.
     pub(crate) fn collect_incrementally(&self) -> Result<()> {
         let streams: Vec<StreamId> = {
             let state = self.state.lock();
@@ -22,7 +23,7 @@ impl CentralCore {
         };
         for id in streams {
             let slow = self.slow.lock();
-            if self.is_out_of_reach() {
+            if self.is_closed_or_lost() {
                 return Ok(());
             }
             self.collect_of(id)?;
@@ -31,11 +32,11 @@ impl CentralCore {
         Ok(())
     }
 
-    /// The resource ended, or its device.
-    fn is_out_of_reach(&self) -> bool {
-        self.health.is_lost() || self.state.lock().is_over
+    fn is_closed_or_lost(&self) -> bool {
+        self.health.is_lost() || self.state.lock().is_closed
     }
 
+    /// Makes the completed blocks of one stream unowned.
     fn collect_of(&self, id: StreamId) -> Result<()> {
         let donor = {
             let mut state = self.state.lock();
@@ -54,32 +55,32 @@ impl CentralCore {
         }
         let mut at = Cursor::default();
         while !at.is_at_end {
-            // The resource does not end meanwhile: that takes the ladder's lock, too.
+            // The caller holds the slow path's lock, without which no thread closes the resource or forgets
+            // the stream.
             let mut state = self.state.lock();
             let State { heaps, streams, .. } = &mut *state;
-            // Nobody forgets the stream meanwhile: that takes the ladder's lock.
             let Some((owner, _)) = streams.find_mut(id) else { return Ok(()) };
             heaps.migrate_step(owner, recorded_event.donor.epoch, ANY_STREAM, 0, &mut at);
         }
         Ok(())
     }
 
-    /// Gives pieces of free memory back to the driver, one at a time, as long as at least `keep_bytes` are
-    /// held; says how many bytes.
+    /// Releases free extents to the driver, one at a time, while the pool holds more than `keep_bytes`;
+    /// returns the bytes.
     ///
     /// # Errors
-    /// The first that the driver reports. What could not be given back is tried again another time.
+    /// The first that the driver reports. A later call tries the remaining extents again.
     pub(crate) fn release_incrementally(&self, keep_bytes: u64) -> Result<u64> {
         let mut released = 0;
         let mut at = Cursor::default();
         while !at.is_at_end {
             let slow = self.slow.lock();
-            if self.is_out_of_reach() {
+            if self.is_closed_or_lost() {
                 break;
             }
             let task = self.state.lock().heaps.plan_release_step(keep_bytes, &mut at);
             released += task.map_or(Ok(0), |task| self.run_task(task))?;
-            // Whoever waits to grow goes first.
+            // A thread that waits to grow goes first.
             MutexGuard::unlock_fair(slow);
         }
         Ok(released)

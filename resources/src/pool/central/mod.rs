@@ -1,57 +1,43 @@
-//! Stream order for resources that keep free blocks: which block may be handed to which stream, at what
-//! price.
+//! Stream-ordered reuse of free blocks under the pool's lock, and the slow path where no free block fits.
 //!
-//! Every free block has an *owner*, the stream on which it was given back, or nobody in particular once all
-//! work on it is known to be done. The owner's stream takes it back at once, without any driver call.
-//! Another stream goes down the **reuse ladder**, and each step is counted ([`LadderCounts`]):
+//! Every free block has an *owner*: the stream on which it was freed. Once all work on a block is known to be
+//! done, it is unowned ([`ANY_STREAM`](crate::stream_order::ANY_STREAM)). The owner's stream takes its blocks
+//! without a driver call. Another stream goes down the **reuse ladder**, which counts each step
+//! ([`LadderCounts`]):
 //!
-//! | step | a block that | driver calls |
+//! | step | the block | driver calls |
 //! |---|---|---|
-//! | own stream | was freed on this stream (or is unowned: counted as completed) | 0 |
-//! | ordered | belongs to a stream that this one was made to wait for after the block was given back | 0 |
-//! | completed | belonged to a stream whose recorded event is done | a query; a record where none is there |
-//! | grow | is new, from upstream | upstream's |
-//! | waited | belongs to another stream: this one is made to wait for its recorded event | a record and a wait |
-//! | reclaim | is had by synchronising, or by giving free regions back to grow anew | a synchronisation |
+//! | own stream | was freed on this stream (or is unowned: counted as completed) | none |
+//! | ordered | belongs to a stream that this one has waited for since the free | none |
+//! | completed | belonged to a stream whose recorded event is done | a query, and a record if needed |
+//! | grow | is new, from upstream or the driver | those of the growth |
+//! | waited | belongs to a stream that this one is made to wait for | a record and a wait |
+//! | reclaim | is free after a synchronisation, or new after free regions were released | a synchronisation |
 //!
-//! **No stream waits for another, and no host for the device, while there is memory to be had.** A wait
-//! behind a stream that is far ahead costs more than all else that an allocator does, so it comes where
-//! growth is refused, by the device or by the resource's own maximum. CUDA's pools have the same rule: they
-//! make internal dependencies where they cannot map more memory. Two exceptions make the host wait: blocks of
-//! streams that may be gone (below), and regions that go back to upstream while streams keep up.
+//! **No stream waits for another stream, and no thread for the device, while memory is available.** Waiting
+//! for a stream with much pending work costs more than any other step, so a wait happens only if growth is
+//! refused, by the device or by the resource's own maximum. CUDA's pools have the same rule: they insert
+//! internal dependencies if they cannot map more memory. In two cases the calling thread waits earlier: for
+//! blocks of streams that may be destroyed (below), and when regions return to upstream.
 //!
-//! **Streams that are far behind keep what they free** (`backlog`): each serves itself first, and new
-//! memory comes before another stream's. What they then take is what each of them needs at its peak, and
-//! stays so.
+//! **Streams that are far behind keep their free blocks** ([`Backlog`]): each serves itself first, and takes
+//! new memory before another stream's blocks. Each then holds what it needs at its peak.
 //!
-//! **Time is counted in recorded events, not in frees.** Each stream has an epoch. A free notes the epoch and
-//! makes no driver call. Recording a recorded event (one event per stream) ends the epoch and covers all
-//! blocks of it and before, so one record and one wait serve a batch. What a stream was made to wait for is
-//! remembered, and what *that* stream had been made to wait for before is inherited: a block moved from
-//! stream to stream never loses what it depends on.
+//! **Time is counted in recorded events, not in frees.** Each stream has an epoch. A free stores the epoch
+//! and makes no driver call. Recording the stream's event ends the epoch and covers all blocks freed in it or
+//! before, so one record and one wait serve a batch. The pool remembers what a stream has waited for, and a
+//! waiting stream inherits what the other one had waited for: a block that moves from stream to stream keeps
+//! all its dependencies.
 //!
-//! **Streams die.** A recorded event can be recorded on a stream from elsewhere only while that stream is
-//! surely alive ([`Driver::event_record_if_alive`](millpond_core::Driver::event_record_if_alive)). Where it
-//! is not, the stream's own next call records it; blocks of streams that have not called since an earlier
-//! request asked them to are reclaimed by synchronising, before the resource grows by more than an eighth
-//! because of them; while streams are far behind, only before memory is out.
+//! **Streams are destroyed.** The pool records an event on another thread's stream only while that stream is
+//! certainly alive ([`Driver::event_record_if_alive`](millpond_core::Driver::event_record_if_alive)).
+//! Otherwise it requests a record, which the stream's own next call makes. If a stream has not called since
+//! the request, the pool reclaims its blocks by synchronising: before it grows if they are more than an
+//! eighth of its memory, or, while streams are far behind, only before it is out of memory.
 //!
-//! **Locks.** One short lock around the blocks and what is known of the streams; no driver call and no
-//! upstream call is made under it. A second lock lets one thread at a time go beyond the first two steps.
-//! Neither is held while another resource is asked for memory.
-//!
-//! | file | what it is |
-//! |---|---|
-//! | `heaps` | what a pool of blocks is |
-//! | `streams`, `recorded_events` | what is known of streams; events recorded on them |
-//! | `backlog` | how far streams are behind the host |
-//! | `ladder`, `grow` | the steps that call the driver or upstream; the one that takes memory |
-//! | `device` | what is free of a device, and promised to growths |
-//! | `release` | what goes back: trim, and before memory is out |
-//! | `bites` | the same in the background, a little at a time |
-//! | `peers` | access for other devices |
-//! | `peer_reclaim` | one resource asks the others of the device |
-//! | `trace` | what all this is told to `tracing` |
+//! **Locks.** One spin lock guards the blocks and the stream table; no driver call and no upstream call is
+//! made under it. A second lock admits one thread at a time to the slow path. Neither is held while another
+//! resource is asked for memory.
 
 mod cross_stream;
 mod device_books;
@@ -90,6 +76,7 @@ use crate::stream_order::backlog::Backlog;
 use crate::stream_order::streams::StreamCell;
 use crate::stream_order::{Epoch, Owner, Reuse};
 use crate::sync::spin_lock::SpinLock;
+use crate::tuning::CALLS_WITHOUT_CACHE;
 
 use crate::pool::central::trace::Name;
 use crate::stream_order::streams::{PendingRecord, Streams};
@@ -101,25 +88,25 @@ pub(crate) struct Central<R: DeviceMemoryResource> {
     core: Arc<CentralCore>,
 }
 
-/// What does not need upstream: other threads may hold it, whatever upstream is.
+/// The part of [`Central`] that does not depend on the type of upstream: peer pools and decay hold it.
 pub(crate) struct CentralCore {
     name: Name,
     driver: DriverHandle,
-    /// Plain CUDA, if that is upstream: then others may ask for memory back.
+    /// Plain CUDA memory, if that is upstream: peer pools may then reclaim memory from this one.
     device_memory: Option<CudaMemoryResource>,
-    /// The same: what all who take from the device know of each other.
+    /// The device's books, if upstream is plain CUDA memory.
     device: Option<Arc<Device>>,
-    /// How often this resource gave memory back to it.
+    /// How often this resource returned memory to the device.
     own_returns: AtomicU64,
     reuse: Reuse,
-    /// Whether fresh memory is ordered for the stream that took it, or for all.
+    /// Whether new memory is ordered after the stream that took it only, and not after all streams.
     upstream_is_ordered: bool,
-    /// Whether the pool gets its memory by itself.
+    /// Whether the pool maps its memory itself.
     maps_pages: bool,
-    /// Whether other devices get access to its memory by themselves.
+    /// Whether devices with an active context get access to the pool's memory without being named.
     admits_peers: bool,
     state: SpinLock<State>,
-    /// Held beyond the first two steps of the ladder.
+    /// Held on the slow path: beyond the first two steps of the ladder.
     slow: Mutex<()>,
     health: Arc<Health>,
     misuses: AtomicU64,
@@ -132,8 +119,8 @@ struct State {
     streams: Streams,
     ladder: LadderCounts,
     backlog: Backlog,
-    /// The resource was dropped, and everything given back.
-    is_over: bool,
+    /// The resource was dropped, and all its memory returned.
+    is_closed: bool,
 }
 
 impl State {
@@ -143,7 +130,7 @@ impl State {
         owner
     }
 
-    /// The steps without a driver call.
+    /// Takes a block by the steps that make no driver call.
     fn take_ready(&mut self, owner: Owner, request: &Request, reuse: Reuse) -> Option<DevicePtr> {
         match self.heaps.take_ready(owner, request, self.backlog.is_long()) {
             Some(Ready::Own(ptr)) => {
@@ -163,7 +150,7 @@ impl State {
         }
     }
 
-    /// The stream that this one is ordered after and that has the best block, and up to when.
+    /// Returns the stream that `owner` has waited for and that has the best fit, and up to which epoch.
     fn find_ordered(&self, owner: Owner, request: &Request, reuse: Reuse) -> Option<(Owner, Epoch)> {
         if !reuse.ordered || self.streams.len() < 2 {
             return None;
@@ -187,36 +174,33 @@ impl<R: DeviceMemoryResource> Deref for Central<R> {
 }
 
 impl CentralCore {
-    /// Whether the pool gets its memory by itself.
     pub(crate) fn maps_pages(&self) -> bool {
         self.maps_pages
     }
 
-    /// Whether this process is a copy of the one that made it, in which nothing may be touched.
+    /// Returns whether this process is a fork of the one that made the resource: then it must not be used.
     pub(crate) fn is_copy(&self) -> bool {
         self.origin.is_elsewhere()
     }
 
-    /// Works on the blocks under the lock.
+    /// Runs `work` under the lock.
     pub(crate) fn with_heaps<T>(&self, work: impl FnOnce(&mut Heaps) -> T) -> T {
         work(&mut self.state.lock().heaps)
     }
 
-    /// As [`with_heaps`](Self::with_heaps), for who may outlive the resource: `None` once everything was
-    /// given back.
+    /// Runs `work` under the lock, unless the resource was dropped. For callers that may outlive it.
     pub(crate) fn with_live_heaps<T>(&self, work: impl FnOnce(&mut Heaps) -> T) -> Option<T> {
         let mut state = self.state.lock();
-        (!state.is_over).then(|| work(&mut state.heaps))
+        (!state.is_closed).then(|| work(&mut state.heaps))
     }
 
-    /// Nanoseconds since a moment that is the same for all who ask: of the device's own time where that is
-    /// simulated.
+    /// Returns nanoseconds since a fixed moment of the process; on a simulated device, of the device's time.
     fn now_ns(&self) -> u64 {
         static START: LazyLock<Instant> = LazyLock::new(Instant::now);
         self.driver.virtual_time_ns().unwrap_or_else(|| START.elapsed().as_nanos() as u64)
     }
 
-    /// Notes a sticky error and turns it into millpond's.
+    /// Notes a sticky error and converts it to an [`Error`].
     fn driver_error(&self, error: DriverError) -> Error {
         self.health.note(&error);
         self.trace_error(&error);
@@ -225,7 +209,7 @@ impl CentralCore {
 }
 
 impl<R: DeviceMemoryResource> Central<R> {
-    /// `layer` is what lies on `upstream`, as text.
+    /// Creates the resource; `layer` is the text of the layer over `upstream`.
     pub(crate) fn new(upstream: R, heaps: Heaps, reuse: Reuse, layer: &str) -> Self {
         let driver = upstream.driver().clone();
         let is_over_device = downcast::<CudaMemoryResource>(&upstream).is_some();
@@ -245,7 +229,7 @@ impl<R: DeviceMemoryResource> Central<R> {
                 streams: Streams::new(),
                 ladder: LadderCounts::default(),
                 backlog: Backlog::default(),
-                is_over: false,
+                is_closed: false,
             }),
             slow: Mutex::new(()),
             misuses: AtomicU64::new(0),
@@ -258,7 +242,6 @@ impl<R: DeviceMemoryResource> Central<R> {
         Self { upstream, health: Arc::clone(&core.health), core }
     }
 
-    /// What other threads may hold.
     pub(crate) fn core(&self) -> &Arc<CentralCore> {
         &self.core
     }
@@ -271,8 +254,8 @@ impl<R: DeviceMemoryResource> Central<R> {
         &self.driver
     }
 
-    /// Hands out a block; `shard` is the part of the pool that the calling thread uses first, `cell` is the
-    /// stream's, where the caller has it.
+    /// Allocates a block. `shard` is the calling thread's arena; `cell` is the stream's, if the caller has
+    /// it.
     pub(crate) fn allocate(
         &self,
         layout: Layout,
@@ -293,10 +276,10 @@ impl<R: DeviceMemoryResource> Central<R> {
             request.shard = shard;
             let owner = cell.map_or_else(|| state.owner_of(stream), |cell| cell.owner);
             if let Some(ptr) = state.take_ready(owner, &request, self.reuse) {
-                let wanted = state.streams.slot_mut(owner).take_requested_record();
+                let requested_record = state.streams.slot_mut(owner).take_requested_record();
                 let has_excess = !state.backlog.is_long() && state.heaps.has_excess();
                 drop(state);
-                if let Some(pending_record) = wanted {
+                if let Some(pending_record) = requested_record {
                     self.record_for_others(pending_record, stream);
                 }
                 if has_excess {
@@ -306,14 +289,14 @@ impl<R: DeviceMemoryResource> Central<R> {
             }
         }
         self.allocate_slow(&request, stream).map_err(|error| match error.requested_bytes() {
-            // What upstream says is about the region it was asked for; the caller asked for this.
+            // Upstream's error names the region's size; the caller needs its own.
             Some(bytes) if bytes == layout.bytes() => error,
             _ => error.for_request(layout, stream),
         })
     }
 
-    /// Takes a block back and says whether it was one; `name` is the resource as text, for the report of a
-    /// misuse.
+    /// Frees a block; returns `false` for null and for a misuse, which it reports. `name` is the resource's
+    /// text for that report.
     pub(crate) fn deallocate(
         &self,
         ptr: DevicePtr,
@@ -324,7 +307,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         if ptr.is_null() {
             return false;
         }
-        let wanted = {
+        let requested_record = {
             let mut state = self.state.lock();
             let owner = state.owner_of(stream);
             let State { heaps, streams, .. } = &mut *state;
@@ -336,25 +319,23 @@ impl<R: DeviceMemoryResource> Central<R> {
             }
             slot.take_requested_record()
         };
-        if let Some(pending_record) = wanted {
+        if let Some(pending_record) = requested_record {
             self.record_for_others(pending_record, stream);
         }
         true
     }
 
-    /// What a thread needs to know of a stream that it uses often: from the fifth call on, by whatever
-    /// thread. A stream that is used a few times leaves no trace beyond the lock.
+    /// Returns the stream's cell, from which a thread makes a stream cache, once the stream is used often:
+    /// after [`CALLS_WITHOUT_CACHE`] calls by any thread.
     pub(crate) fn stream_cell(&self, stream: StreamRef) -> Option<Arc<StreamCell>> {
-        const FEW: u32 = 4;
         let mut state = self.state.lock();
         let owner = state.owner_of(stream);
         let slot = state.streams.slot_mut(owner);
         slot.calls = slot.calls.saturating_add(1);
-        (slot.calls > FEW).then(|| Arc::clone(&slot.cell))
+        (slot.calls > CALLS_WITHOUT_CACHE).then(|| Arc::clone(&slot.cell))
     }
 
-    /// Records a recorded event on the calling stream, because another stream wanted its blocks and could
-    /// not.
+    /// Records the calling stream's event, because another stream requested the record.
     #[cold]
     fn record_for_others(&self, pending_record: PendingRecord, stream: StreamRef) {
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
@@ -363,8 +344,8 @@ impl<R: DeviceMemoryResource> Central<R> {
         let id = pending_record.id;
         let now_ns = self.now_ns();
         self.state.lock().streams.settle(pending_record, matches!(recorded, Ok(true)), now_ns);
-        // Nothing depends on the recorded event: without it the blocks stay with their stream. A lost device
-        // is noted.
+        // Without the event the blocks stay with their stream, so an error fails no call. A lost device is
+        // noted.
         if let Err(error) = recorded {
             let _ = self.skip_stream(id, error);
         }
@@ -407,39 +388,38 @@ impl<R: DeviceMemoryResource> Central<R> {
         }
     }
 
-    /// What upstream has, and what is free here.
+    /// Returns upstream's memory information, plus the free bytes held here.
     pub(crate) fn memory_info(&self) -> Result<MemoryInfo> {
         let upstream = self.upstream.memory_info()?;
         let state = self.state.lock();
         let totals = state.heaps.totals();
-        // Threads count what they hand out without the lock.
+        // Saturating: threads change `bytes_in_use` without the lock.
         let here = totals.bytes_reserved.saturating_sub(totals.bytes_in_use);
         Ok(MemoryInfo { free: (upstream.free + here).min(upstream.total), total: upstream.total })
     }
 
-    /// Looks at the blocks under the lock.
-    pub(crate) fn inspect<T>(&self, look: impl FnOnce(&Heaps) -> T) -> T {
-        look(&self.state.lock().heaps)
+    /// Runs `read` under the lock.
+    pub(crate) fn inspect<T>(&self, read: impl FnOnce(&Heaps) -> T) -> T {
+        read(&self.state.lock().heaps)
     }
 
-    /// Walks the whole structure and panics where an invariant does not hold. No thread is in a call
-    /// meanwhile.
+    /// Panics if an invariant of the pool does not hold. No thread may be in a call meanwhile.
     pub(crate) fn validate(&self) {
         let state = self.state.lock();
         state.streams.validate(|owner| state.heaps.free_bytes(owner));
         state.heaps.validate();
     }
 
-    /// How many streams the resource knows.
+    /// Returns the number of streams in the stream table.
     pub(crate) fn streams(&self) -> usize {
         self.state.lock().streams.len()
     }
 }
 
-/// Upstream and options; not every block there is.
+/// Shows upstream and options, and no blocks.
 impl<R: DeviceMemoryResource> Debug for Central<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ordered")
+        f.debug_struct("Central")
             .field("upstream", &self.upstream)
             .field("reuse", &self.reuse)
             .finish_non_exhaustive()
@@ -452,23 +432,23 @@ impl<R: DeviceMemoryResource> Drop for Central<R> {
             return process::leave(&self.core);
         }
         let _captures = CaptureModeGuard::relaxed(&*self.core.driver);
-        // Whoever else holds the core makes no call from here on.
+        // Decay and peer pools, which also hold the core, make no call from here on.
         let _slow = self.core.slow.lock();
         if !self.health.is_lost() {
-            // What cannot be waited for here, for whatever reason, is below.
+            // If that fails, the synchronisation below waits for all streams.
             let _ = self.core.wait_for_owners(None);
         }
         let mut state = self.core.state.lock();
-        state.is_over = true;
+        state.is_closed = true;
         let was_reset = self.driver.was_reset();
         if self.health.is_lost() && !was_reset {
             return;
         }
-        let leaving = self.core.remove_block(state.heaps.totals().bytes_reserved);
-        let task = state.heaps.plan_end();
+        let returning = self.core.begin_return(state.heaps.totals().bytes_reserved);
+        let task = state.heaps.plan_shutdown();
         if was_reset {
             drop(state);
-            self.end_after_reset(task);
+            self.release_after_reset(task);
             return;
         }
         let regions = state.heaps.remove_all_regions();
@@ -477,12 +457,12 @@ impl<R: DeviceMemoryResource> Drop for Central<R> {
         if regions.is_empty() && events.is_empty() && task.is_none() {
             return;
         }
-        // All recorded use must be over before memory goes back, that of blocks that are still in use and of
-        // streams that are gone, too. An upstream that synchronises itself sees to that alone.
+        // All work on the blocks must end before their memory is returned: also work on blocks that are still
+        // in use, and on streams that are destroyed. An upstream that synchronises itself needs no wait here.
         let waited = self.driver.synchronize_beside_captures();
         if waited != Ok(true) {
             waited.as_ref().err().inspect(|error| self.health.note(error));
-            // What ends without waiting must not end now.
+            // Memory that is returned without a wait of upstream's own must stay.
             if self.health.is_lost() || self.upstream_is_ordered || task.is_some() {
                 tracing::warn!(target: "millpond::driver", ?waited, "memory is left to the driver");
                 return;
@@ -503,20 +483,20 @@ impl<R: DeviceMemoryResource> Drop for Central<R> {
             // SAFETY: the region came from upstream with this layout, and all work on the device is done.
             unsafe { self.upstream.deallocate(base, Layout::new(bytes), StreamRef::LEGACY) };
         }
-        drop(leaving);
+        drop(returning);
         self.core.note_return();
     }
 }
 
 impl<R: DeviceMemoryResource> Central<R> {
-    /// Gives back what outlives a context: physical memory that the pool mapped. Regions and events went
-    /// with it; their addresses and handles may be another's by now.
-    fn end_after_reset(&self, task: Option<Task>) {
+    /// Releases the physical memory that the pool mapped, which outlives its context. Regions and events were
+    /// destroyed with the context; their addresses and handles may be in use again.
+    fn release_after_reset(&self, task: Option<Task>) {
         let Some(mut task) = task else { return };
         match task.run(&*self.driver) {
             Ok(()) => {
                 let bytes = task.released_bytes();
-                tracing::debug!(target: "millpond::driver", bytes, "gave back what outlived a reset context");
+                tracing::debug!(target: "millpond::driver", bytes, "released what outlived a reset context");
             }
             Err(error) => tracing::warn!(target: "millpond::driver", %error, "memory is left to the driver"),
         }
@@ -526,6 +506,6 @@ impl<R: DeviceMemoryResource> Central<R> {
 
 impl Debug for CentralCore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Core").field("reuse", &self.reuse).finish_non_exhaustive()
+        f.debug_struct("CentralCore").field("reuse", &self.reuse).finish_non_exhaustive()
     }
 }

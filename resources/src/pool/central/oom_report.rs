@@ -1,7 +1,7 @@
-//! What an out-of-memory error says: why nothing was left to try, and what would have helped.
+//! Builds the report of an out-of-memory error: why the request failed, and what would have helped.
 //!
-//! All of it is computed when a request has failed for good, and from what is there then. What the ladder
-//! does by itself is no advice: outside a capture it has waited, synchronised and released by then.
+//! The report is computed from the state after all steps failed. It advises nothing that the slow path does
+//! itself: outside a capture that has waited, synchronised and released memory by then.
 
 use millpond_core::driver::DeviceAttribute;
 use millpond_core::{
@@ -15,13 +15,10 @@ use crate::pool::central::grow::Refusal;
 use crate::pool::central::{Central, State};
 use crate::pool::protocol::{FreeOf, Room, Shortage};
 use crate::stream_order::{ANY_STREAM, Epoch};
-use crate::tuning::DEVICE_PAGE;
-
-/// So many streams are named as worth waiting for.
-const MOST_WAITS: usize = 4;
+use crate::tuning::{DEVICE_PAGE, STREAMS_NAMED};
 
 impl<R: DeviceMemoryResource> Central<R> {
-    /// The error of a request that failed after all steps; `refusal` says why there was no new memory.
+    /// Returns the error of a request that failed after all steps; `refusal` is why there was no new memory.
     #[cold]
     pub(crate) fn out_of_memory(&self, request: &Request, stream: StreamRef, refusal: Refusal) -> Error {
         let layout = Layout::with_alignment(request.requested, request.alignment);
@@ -34,7 +31,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         let below = refused.as_mut().and_then(Error::take_out_of_memory_report);
         let is_by_device = below.is_none()
             && refused.as_ref().and_then(Error::driver_error).is_some_and(|error| error.is_out_of_memory());
-        // Whether what is given back goes to the device.
+        // Whether memory that the pool returns goes to the device.
         let is_direct = self.maps_pages || downcast::<CudaMemoryResource>(&self.upstream).is_some();
         let device = match hopeless.flatten() {
             None if is_direct || is_by_device => self.device_memory(),
@@ -53,7 +50,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         if is_by_device || is_direct {
             self.advise_on_growth(&mut report, &shortage, room.device_free.is_some());
         } else {
-            limit(&mut report, &shortage);
+            advise_on_limit(&mut report, &shortage);
         }
         self.add_upstream(&mut report, below);
         self.advise_on_blocks(&mut report, shortage, room);
@@ -69,7 +66,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         self.driver.mem_get_info().inspect_err(|error| self.health.note(error)).ok()
     }
 
-    /// The size of pages that the resource could map, and does not.
+    /// Returns the size of the pages that the resource could map, if it maps none.
     fn page_bytes(&self) -> Option<u64> {
         let has_pages = || self.driver.attribute(DeviceAttribute::VirtualMemoryManagementSupported);
         let could = !self.maps_pages && downcast::<CudaMemoryResource>(&self.upstream).is_some();
@@ -78,7 +75,7 @@ impl<R: DeviceMemoryResource> Central<R> {
             .flatten()
     }
 
-    /// What is held, and for whom it is free; whom it would help to wait for.
+    /// Adds what the pool holds, for which streams it is free, and which streams are worth waiting for.
     fn fill_in(
         &self,
         report: &mut OutOfMemoryReport,
@@ -115,7 +112,7 @@ impl<R: DeviceMemoryResource> Central<R> {
             .collect();
         fits.sort_unstable_by_key(|(bytes, stream)| (*bytes, stream.handle()));
         let waits =
-            fits.iter().take(MOST_WAITS).map(|(bytes, stream)| Remedy::wait_for_stream(*stream, *bytes));
+            fits.iter().take(STREAMS_NAMED).map(|(bytes, stream)| Remedy::wait_for_stream(*stream, *bytes));
         report.remedies.extend(waits);
         if fits.is_empty() && shortage.merging_suffices {
             report.remedies.push(Remedy::merge_streams(shortage.free.iter().map(|free| free.bytes).sum()));
@@ -123,7 +120,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         shortage
     }
 
-    /// What the resource's maximum and the device lacked for new memory.
+    /// Adds what the resource's maximum and the device lacked for new memory.
     fn advise_on_growth(&self, report: &mut OutOfMemoryReport, shortage: &Shortage, is_direct: bool) {
         let limit = limit_short(report, shortage);
         let Some(MemoryInfo { free, total }) = report.device else { return };
@@ -131,9 +128,9 @@ impl<R: DeviceMemoryResource> Central<R> {
             if self.maps_pages { shortage.needed } else { shortage.needed.next_multiple_of(DEVICE_PAGE) };
         let short = from_device.saturating_sub(free);
         let others = (total - free).saturating_sub(report.held_bytes);
-        // By how much the very request exceeds what is there; a page may be more.
-        let exactly = shortage.needed.saturating_sub(free).max(limit);
-        report.short_bytes = Some(exactly).filter(|bytes| *bytes > 0);
+        // Not rounded up to a page, unlike `short`.
+        let missing = shortage.needed.saturating_sub(free).max(limit);
+        report.short_bytes = Some(missing).filter(|bytes| *bytes > 0);
         if short > others {
             return;
         }
@@ -145,8 +142,8 @@ impl<R: DeviceMemoryResource> Central<R> {
         }
     }
 
-    /// Takes over what upstream says; its advice, but for blocks that are this resource's regions, is as good
-    /// here.
+    /// Adds upstream's report. Its advice applies here too, except to free blocks: upstream's blocks are this
+    /// resource's regions.
     fn add_upstream(&self, report: &mut OutOfMemoryReport, below: Option<Box<OutOfMemoryReport>>) {
         let Some(mut below) = below else { return };
         let may_follow = |remedy: &Remedy| !matches!(remedy.action, RemedyAction::FreeBlocks { .. });
@@ -166,14 +163,14 @@ impl<R: DeviceMemoryResource> Central<R> {
     }
 }
 
-/// By how much the resource's own maximum is too little for what is needed.
+/// Returns how many bytes the resource's maximum is too small for the request.
 fn limit_short(report: &OutOfMemoryReport, shortage: &Shortage) -> u64 {
     let room = shortage.maximum_bytes.map_or(u64::MAX, |maximum| maximum.saturating_sub(report.held_bytes));
     shortage.needed.saturating_sub(room)
 }
 
-/// The same where nothing is known of what is below.
-fn limit(report: &mut OutOfMemoryReport, shortage: &Shortage) {
+/// Adds the bytes by which the resource's maximum is too small, if nothing is known of the device.
+fn advise_on_limit(report: &mut OutOfMemoryReport, shortage: &Shortage) {
     let short = limit_short(report, shortage);
     if short > 0 {
         report.short_bytes = Some(short);

@@ -1,15 +1,15 @@
-//! Other devices that may use what a resource hands out, where it maps memory itself.
+//! Gives other devices access to the memory of a pool that maps pages.
 
 use millpond_core::{DeviceId, DeviceMemoryResource, Result};
 
 use crate::pool::central::{Central, CentralCore};
 
 impl CentralCore {
-    /// Gives devices access to all memory there is that came since, if the pool takes them in. The caller
-    /// holds the second lock, so nothing is mapped or unmapped meanwhile.
+    /// Gives access to devices with an active context that have none yet, if the pool's options say so. The
+    /// caller holds the slow path's lock, so no thread maps or unmaps memory meanwhile.
     ///
     /// # Errors
-    /// Only for a device that is lost: that a peer is refused is no reason for a request to fail.
+    /// If the device is lost. A refused peer only causes a warning.
     pub(crate) fn admit_newcomers(&self) -> Result<()> {
         if !self.admits_peers {
             return Ok(());
@@ -35,7 +35,7 @@ impl CentralCore {
 }
 
 impl<R: DeviceMemoryResource> Central<R> {
-    /// Gives a device access to all memory there is, and to what comes.
+    /// Gives a device access to the pool's memory: what is mapped now, and what will be.
     pub(crate) fn add_peer(&self, device: DeviceId) -> Result<()> {
         let _slow = self.slow.lock();
         if self.health.is_lost() {

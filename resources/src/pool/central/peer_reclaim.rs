@@ -1,9 +1,9 @@
-//! Before memory is out, the other resources of the device are asked for what they have free.
+//! Reclaims free memory from the device's other pools before a request fails.
 //!
-//! Resources whose memory comes from the device directly are listed in its
-//! [books](crate::pool::central::device_books::Device), weakly. Who finds too little asks them, one after the
-//! other, with none of its own locks held; each takes its own. So two that ask each other at one moment wait
-//! for nothing but each other's driver calls.
+//! The device's [books](crate::pool::central::device_books::Device) list all pools whose memory comes from
+//! the device directly. A pool that finds too little asks the others one after the other, without any of its
+//! own locks; each takes its own. So two pools that ask each other at once wait only for each other's driver
+//! calls.
 
 use millpond_core::{DeviceMemoryResource, Result, StreamRef};
 
@@ -12,63 +12,60 @@ use crate::pool::central::grow::Returns;
 use crate::pool::central::trace::event;
 use crate::pool::central::{Central, CentralCore};
 use crate::pool::protocol::Reclaim;
+use crate::tuning::PEER_ROUNDS;
 
-/// A resource that has memory of a device.
+/// A pool that holds memory of a device.
 pub(crate) trait PeerPool: Send + Sync {
-    /// Gives free memory back until it was so many bytes.
+    /// Returns free memory to the device until that is at least `bytes`.
     fn release(&self, bytes: u64, how: CompletionCheck) -> Released;
-    /// Bytes that it holds and nobody uses: at least as many as there are.
+    /// Returns an upper bound of the bytes that the pool holds and that are in no block in use.
     fn idle_bytes(&self) -> u64;
-    /// Which one it is.
+    /// Identifies the pool.
     fn id(&self) -> *const ();
 }
 
-/// How a holder may learn that work on its blocks is done.
+/// How a peer pool finds out that work on its free blocks is done.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CompletionCheck {
-    /// Not at all: the request is for a stream that captures a graph, and neither asks nor waits.
+    /// Not at all: the request's stream captures a graph, which forbids queries and waits.
     No,
-    /// The driver is asked.
+    /// It asks the driver.
     Ask,
-    /// Their streams are waited for, and for those of streams from elsewhere the device.
+    /// It waits for the streams, or for the device if a stream may be destroyed.
     Wait,
 }
 
-/// What a holder gave back, and whether more is free but not known to be done.
+/// The bytes that a peer pool released, and whether it has free blocks that are not known to be completed.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Released {
     bytes: u64,
-    is_waiting: bool,
+    has_pending: bool,
 }
 
-/// How far one request has come in asking.
+/// What one request has asked the peer pools for so far.
 #[derive(Default)]
 pub(crate) struct PeerReclaim {
     rounds: u32,
     has_waited: bool,
 }
 
-/// Others' free memory comes in pieces of their sizes, and somebody else may take it first: so many times a
-/// request asks again.
-const ROUNDS: u32 = 32;
-
 impl CentralCore {
-    /// Frees memory of the device that other resources hold; whether any was.
+    /// Asks the peer pools to release `bytes` of the device's memory.
     fn reclaim_from_peers(&self, bytes: u64, how: CompletionCheck) -> Released {
-        let me = std::ptr::from_ref(self).cast::<()>();
-        let others = self.device.as_ref().map_or(Vec::new(), |device| device.peer_pools());
+        let peer_pools = self.device.as_ref().map_or(Vec::new(), |device| device.peer_pools());
         let mut all = Released::default();
-        for other in others.iter().filter(|other| other.id() != me) {
+        for other in peer_pools.iter().filter(|other| other.id() != self.id()) {
             if all.bytes >= bytes {
                 break;
             }
             let released = other.release(bytes - all.bytes, how);
             all.bytes += released.bytes;
-            all.is_waiting |= released.is_waiting;
+            all.has_pending |= released.has_pending;
         }
         all
     }
 
+    /// Releases free memory for another pool's request.
     fn release_completed(
         &self,
         bytes: u64,
@@ -76,28 +73,28 @@ impl CentralCore {
         upstream: &dyn DeviceMemoryResource,
     ) -> Result<Released> {
         let _slow = self.slow.lock();
-        if self.health.is_lost() || self.state.lock().is_over {
+        if self.health.is_lost() || self.state.lock().is_closed {
             return Ok(Released::default());
         }
         self.state.lock().heaps.reclaim(Reclaim::Everything);
-        let may_ask = how != CompletionCheck::No && self.owned_free_bytes(None) > 0;
-        if may_ask {
+        if self.owned_free_bytes(None) > 0 {
             match how {
+                CompletionCheck::No => {}
+                CompletionCheck::Ask => self.collect_completed(None, None, false)?,
                 CompletionCheck::Wait => self.wait_for_owners(None)?,
-                _ => self.collect_completed(None, None, false)?,
             }
         }
         let keep = self.bytes_reserved().saturating_sub(bytes);
         let released = self.release_free(keep, upstream, StreamRef::LEGACY);
         event!(self, DEBUG, "another resource asked for memory", asked = bytes, bytes = released);
-        Ok(Released { bytes: released, is_waiting: self.owned_free_bytes(None) > 0 })
+        Ok(Released { bytes: released, has_pending: self.owned_free_bytes(None) > 0 })
     }
 }
 
 impl PeerPool for CentralCore {
     fn release(&self, bytes: u64, how: CompletionCheck) -> Released {
         let Some(upstream) = &self.device_memory else { return Released::default() };
-        // An error of the driver here is no reason for another's request to fail: it asks the driver itself.
+        // A driver error here must not fail the other pool's request, which asks the driver itself.
         self.release_completed(bytes, how, upstream).unwrap_or_default()
     }
 
@@ -111,12 +108,12 @@ impl PeerPool for CentralCore {
 }
 
 impl<R: DeviceMemoryResource> Central<R> {
-    /// Asks the device's other resources for memory, for a request for which there was none; whether there
-    /// may be some now. At first they give what is done; where that is nothing, the device is waited for,
-    /// once.
+    /// Asks the device's other pools to release memory for a request that found none; returns whether the
+    /// request should try again. The other pools first release completed memory; if there is none, they wait
+    /// for their streams, once.
     ///
-    /// `returns` is how often memory had gone back to the device before the request was tried: if others
-    /// returned some since, the request may have missed it.
+    /// `returns` was read before the request was tried: if other pools have returned memory since, the
+    /// request may have missed it.
     #[cold]
     pub(crate) fn ask_peer_pools(
         &self,
@@ -126,21 +123,21 @@ impl<R: DeviceMemoryResource> Central<R> {
         stream: StreamRef,
     ) -> Result<bool> {
         peer_reclaim.rounds += 1;
-        if self.device_memory.is_none() || peer_reclaim.rounds > ROUNDS {
+        if self.device_memory.is_none() || peer_reclaim.rounds > PEER_ROUNDS {
             return Ok(false);
         }
         let is_capturing = self.is_capturing(stream)?;
-        // Twice that much at first, since what is freed comes in other pieces; then all there is.
+        // First twice the request, since the other pools' extents have other sizes; then all they have.
         let wanted =
             if peer_reclaim.rounds == 1 { request.padded_bytes().saturating_mul(2) } else { u64::MAX };
         let reclaim_from_peers = |how| match self.reclaim_from_peers(wanted, how) {
-            // What there is may be one piece that is larger.
+            // The only free region may be larger than `wanted`.
             Released { bytes: 0, .. } => self.reclaim_from_peers(u64::MAX, how),
             released => released,
         };
         let released =
             reclaim_from_peers(if is_capturing { CompletionCheck::No } else { CompletionCheck::Ask });
-        if released.bytes > 0 || !released.is_waiting || peer_reclaim.has_waited || is_capturing {
+        if released.bytes > 0 || !released.has_pending || peer_reclaim.has_waited || is_capturing {
             return Ok(released.bytes > 0 || returns.others_until(self.returns()));
         }
         peer_reclaim.has_waited = true;

@@ -1,4 +1,5 @@
-//! What goes back to the driver or to upstream: on `trim`, and before memory is out.
+//! Returns memory to the driver or to upstream: on `trim`, when the pool holds excess, and before it is out
+//! of memory.
 
 use millpond_core::driver::CaptureModeGuard;
 use millpond_core::{DeviceMemoryResource, Error, Layout, Result, StreamRef};
@@ -11,29 +12,27 @@ use crate::pool::central::trace::event;
 use crate::pool::central::{Central, CentralCore, State};
 use crate::pool::protocol::Reclaim;
 use crate::stream_order::ANY_STREAM;
-
-/// Driver calls of one task that gives memory back: other threads' calls come in between tasks.
-const CALLS_AT_ONCE: usize = 64;
+use crate::tuning::CALLS_PER_RELEASE;
 
 impl CentralCore {
-    /// Waits for the streams that own free blocks, one by one, by events; after that, the blocks are
-    /// unowned.
+    /// Waits for the recorded events of all streams that own free blocks; the blocks are then unowned.
     ///
-    /// Streams that are gone, or may be, take the device as a whole with them. Where that cannot be waited
-    /// for now, their blocks stay theirs, and so do those of streams that capture a graph.
+    /// If a stream may be destroyed, this waits for the whole device. If that is not possible now, such
+    /// streams keep their blocks, and so do streams that capture a graph.
     pub(crate) fn wait_for_owners(&self, stream: Option<StreamRef>) -> Result<()> {
         let donors = self.donors(None);
         let mut recorded_events = Vec::with_capacity(donors.len());
-        let mut without = Vec::new();
+        // Streams with blocks that no event covers.
+        let mut uncovered = Vec::new();
         for donor in donors {
             match self.recorded_event_or_last(donor, stream)? {
                 Some(recorded_event) => {
                     if recorded_event.donor.epoch < donor.epoch {
-                        without.push(donor.id);
+                        uncovered.push(donor.id);
                     }
                     recorded_events.push(recorded_event);
                 }
-                None => without.push(donor.id),
+                None => uncovered.push(donor.id),
             }
         }
         let watch = self.watch();
@@ -46,19 +45,19 @@ impl CentralCore {
         if !recorded_events.is_empty() {
             self.trace_synchronize(&watch);
         }
-        let some_is_left = {
+        let some_are_owned = {
             let mut state = self.state.lock();
             state.backlog.end();
             let State { heaps, streams, .. } = &mut *state;
-            without
+            uncovered
                 .iter()
                 .any(|id| streams.find_mut(*id).is_some_and(|(owner, _)| heaps.free_bytes(owner) > 0))
         };
-        if some_is_left { self.wait_for_device().map(|_| ()) } else { Ok(()) }
+        if some_are_owned { self.wait_for_device().map(|_| ()) } else { Ok(()) }
     }
 
-    /// Waits for the device as a whole, if that can be done now; says whether it was, so that all blocks that
-    /// were free before are unowned.
+    /// Waits for the whole device, unless a capture is in progress. Returns whether it did: then all blocks
+    /// that were free before are unowned.
     pub(crate) fn wait_for_device(&self) -> Result<bool> {
         let covered: Vec<Donor> = {
             let mut state = self.state.lock();
@@ -87,7 +86,7 @@ impl CentralCore {
         Ok(true)
     }
 
-    /// Free bytes that belong to streams: where there is a request, those that could serve it.
+    /// Returns the free bytes that streams own; with a request, only those that could serve it.
     pub(crate) fn owned_free_bytes(&self, request: Option<&Request>) -> u64 {
         let state = self.state.lock();
         state.streams.iter().map(|(owner, _)| state.heaps.free_bytes_for(request, owner)).sum()
@@ -97,10 +96,10 @@ impl CentralCore {
         self.state.lock().heaps.totals().bytes_reserved
     }
 
-    /// Carries a task out; says how many bytes it gave back.
+    /// Runs a task and commits or aborts it; returns the bytes that it released.
     pub(crate) fn run_task(&self, mut task: Task) -> Result<u64> {
         let watch = self.watch();
-        let span = self.span("errand", task.new_bytes(), StreamRef::LEGACY);
+        let span = self.span("task", task.new_bytes(), StreamRef::LEGACY);
         let outcome = span.in_scope(|| task.run(&*self.driver));
         let bytes = task.released_bytes();
         let mut state = self.state.lock();
@@ -121,9 +120,9 @@ impl CentralCore {
         Ok(bytes)
     }
 
-    /// Gives memory back that is free for anyone, if more than `keep_bytes` are held: one task, or one
-    /// region to `upstream`. Says how much, which is nothing where only mappings went; `None` where there is
-    /// nothing to do, or it failed.
+    /// Releases unowned memory, if the pool holds more than `keep_bytes`: runs one task, or returns one
+    /// region to `upstream`. Returns the bytes, which are 0 if it only removed mappings; `None` if there is
+    /// nothing to release, or the task failed.
     fn release_some(
         &self,
         keep_bytes: u64,
@@ -131,29 +130,29 @@ impl CentralCore {
         stream: StreamRef,
     ) -> Option<u64> {
         if self.maps_pages {
-            let task = self.state.lock().heaps.plan_release(keep_bytes, CALLS_AT_ONCE)?;
-            let warn = |error: &Error| event!(self, WARN, "memory could not be given back", %error);
+            let task = self.state.lock().heaps.plan_release(keep_bytes, CALLS_PER_RELEASE)?;
+            let warn = |error: &Error| event!(self, WARN, "memory could not be released", %error);
             return self.run_task(task).inspect_err(warn).ok();
         }
-        let (base, bytes, leaving) = {
+        let (base, bytes, returning) = {
             let mut state = self.state.lock();
             if state.heaps.totals().bytes_reserved <= keep_bytes {
                 return None;
             }
             let (base, bytes) = state.heaps.remove_free_region()?;
-            (base, bytes, self.remove_block(bytes))
+            (base, bytes, self.begin_return(bytes))
         };
         let watch = self.watch();
         // SAFETY: the region came from this upstream, or an equal one, with this layout; no block of it is in
         // use, and all work on its blocks is done.
         unsafe { upstream.deallocate(base, Layout::new(bytes), stream) };
-        drop(leaving);
+        drop(returning);
         self.note_return();
         self.trace_release(bytes, &watch);
         Some(bytes)
     }
 
-    /// Gives memory that is free for anyone back until at most `keep_bytes` are held.
+    /// Releases unowned memory until the pool holds at most `keep_bytes`; returns the bytes released.
     pub(crate) fn release_free(
         &self,
         keep_bytes: u64,
@@ -165,13 +164,13 @@ impl CentralCore {
 }
 
 impl<R: DeviceMemoryResource> Central<R> {
-    /// Gives memory that is free for anyone back until at most `keep_bytes` are held.
+    /// Releases unowned memory until the pool holds at most `keep_bytes`; returns the bytes released.
     pub(crate) fn release_free_regions(&self, keep_bytes: u64, stream: StreamRef) -> u64 {
         self.release_free(keep_bytes, &self.upstream, stream)
     }
 
-    /// Gives a little of what the pool holds in excess back to the driver. Nothing waits; where a thread is
-    /// on the slow path, or the stream captures a graph, there is another time.
+    /// Releases a part of the pool's excess memory to the driver, without waiting for the device. Does
+    /// nothing if another thread is on the slow path, or if the stream captures a graph.
     #[cold]
     pub(crate) fn release_excess(&self, stream: StreamRef) {
         let Some(_slow) = self.slow.try_lock() else { return };
@@ -183,21 +182,21 @@ impl<R: DeviceMemoryResource> Central<R> {
             let task = self.state.lock().heaps.plan_excess();
             task.map_or(Ok(0), |task| self.run_task(task))
         });
-        // The caller has its block: what failed is tried again with the next release.
+        // The caller has its block, so an error here must not fail it; the next release tries again.
         if let Err(error) = released {
-            event!(self, WARN, "memory could not be given back", %error);
+            event!(self, WARN, "memory could not be released", %error);
         }
     }
 
-    /// Gives regions back until at most `keep_bytes` are held; returns what then went to the device.
+    /// Returns memory until the pool holds at most `keep_bytes`; returns the bytes that reached the device.
     pub(crate) fn trim(&self, keep_bytes: u64) -> Result<u64> {
         let released = self.release_regions(keep_bytes, true)?;
-        // An upstream in stream order keeps what it is given: from there on it is upstream's to give back.
+        // A stream-ordered upstream keeps the regions that it gets, so trim it too.
         if self.upstream_is_ordered { self.upstream.trim(keep_bytes) } else { Ok(released) }
     }
 
-    /// Gives regions back to upstream until at most `keep_bytes` are held: those that are free for anyone,
-    /// and, if it `may_wait`, those that are once their streams were waited for.
+    /// Returns unowned memory until the pool holds at most `keep_bytes`. If it `may_wait`, first waits for
+    /// the streams that own free blocks.
     pub(crate) fn release_regions(&self, keep_bytes: u64, may_wait: bool) -> Result<u64> {
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
         let mut slow = self.slow.lock();
@@ -218,7 +217,7 @@ impl<R: DeviceMemoryResource> Central<R> {
                 None => break,
                 Some(bytes) => released += bytes,
             }
-            // Whoever waits to grow goes first.
+            // A thread that waits to grow goes first.
             MutexGuard::bump(&mut slow);
         }
         Ok(released)

@@ -1,4 +1,6 @@
-//! The steps of the ladder that call the driver or upstream; `grow` has the one that takes memory.
+//! The slow path: the steps of the reuse ladder that call the driver or upstream, in their order.
+//!
+//! [`grow`](crate::pool::central::grow) has the step that takes new memory.
 
 use millpond_core::driver::CaptureModeGuard;
 use millpond_core::{DeviceMemoryResource, DevicePtr, Result, StreamRef};
@@ -7,24 +9,21 @@ use crate::heap::request::Request;
 use crate::pool::central::cross_stream::{Donor, RecordedEvent};
 use crate::pool::central::device_books::Reading;
 use crate::pool::central::grow::Refusal;
-use crate::pool::central::peer_reclaim::PeerReclaim;
+use crate::pool::central::peer_reclaim::{PeerPool, PeerReclaim};
 use crate::pool::central::{Central, State};
 use crate::pool::protocol::Reclaim;
 use crate::stream_order::{ANY_STREAM, Epoch};
-use crate::tuning::DEVICE_PAGE;
-
-/// How often other threads may come in between before a request that somebody's block would serve fails.
-const LAST_TRIES: usize = 8;
+use crate::tuning::{DEVICE_PAGE, LAST_RETRIES, UNREACHABLE_SHARE};
 
 impl<R: DeviceMemoryResource> Central<R> {
-    /// Goes down the ladder beyond the steps that need no driver.
+    /// Allocates a block after the steps that make no driver call found none.
     #[cold]
     pub(crate) fn allocate_slow(&self, request: &Request, stream: StreamRef) -> Result<DevicePtr> {
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
         let exact = self.state.lock().heaps.exact(request);
         let mut peer_reclaim = PeerReclaim::default();
         loop {
-            // Before anything is looked at: whatever is returned later may have been missed.
+            // Read first: the request may miss memory that is returned after this.
             let returns = self.returns();
             let slow = self.slow.lock();
             let mut reading = None;
@@ -43,24 +42,23 @@ impl<R: DeviceMemoryResource> Central<R> {
                     Err(again) => refused = again,
                 }
             }
-            // Others are asked without this resource's locks: they may be asking, too.
+            // A peer pool may be asking this one at the same time, so no lock is held here.
             drop(slow);
-            let may_be_had = match &refused {
+            let should_retry = match &refused {
                 Refusal::Below(_) => self.ask_peer_pools(&mut peer_reclaim, returns, request, stream)?,
                 Refusal::OwnLimit | Refusal::Impossible(_) => false,
             };
-            if !may_be_had {
+            if !should_retry {
                 return Err(self.out_of_memory(&exact, stream, refused));
             }
         }
     }
 
-    /// Whether no state of memory would serve the request; then what threads keep is reclaimed, for the
-    /// report: it is free, too. What was read of the device is left in `reading`, for the growth.
+    /// Returns whether the request exceeds all memory that could become free. Then it also reclaims the
+    /// threads' caches, so that the report counts their blocks as free. Leaves the device's answer in
+    /// `reading`, for the growth.
     ///
-    /// Where the device's free memory, and all that the process's resources hold of it and nobody uses, are
-    /// less than the request, that is found out by asking what is free. No other driver call is made, but for
-    /// the report's question whether the stream captures a graph.
+    /// The only driver call is the query of the device's free memory.
     fn is_impossible(&self, request: &Request, reading: &mut Option<Reading>) -> Result<bool> {
         let (can_ever, has_idle) = {
             let state = self.state.lock();
@@ -74,39 +72,42 @@ impl<R: DeviceMemoryResource> Central<R> {
         Ok(is_impossible)
     }
 
-    /// Whether the device cannot have the bytes of a request, whoever gives back what nobody uses.
+    /// Returns whether the request exceeds the device's free memory and all idle memory of this process's
+    /// pools together.
     fn exceeds_device(&self, request: &Request, reading: &mut Option<Reading>) -> Result<bool> {
         let Some(device) = &self.device else { return Ok(false) };
-        // The driver has shared pages for small blocks, of which some may be free where no page is.
+        // The driver serves small allocations from pages that it has, even if no page is free.
         if !self.maps_pages && request.bytes < DEVICE_PAGE {
             return Ok(false);
         }
-        // What is idle is read first, then what is leaving, then what is free: memory that goes from one to
-        // the next in between counts twice, and is not missed.
+        // Idle memory becomes returning memory, and then free memory. Reading in this order counts memory
+        // that moves meanwhile twice, and never misses it.
         let exceeds = |idle: u64, reading: &Reading| {
             let free = reading.free_at_most();
             free.is_some_and(|free| request.bytes > free.saturating_add(idle))
         };
         let own = self.state.lock().heaps.idle_bytes();
-        let idle = own.saturating_add(device.leaving_bytes());
-        let first = self.look_at(device, request)?;
+        let idle = own.saturating_add(device.returning_bytes());
+        let first = self.read_device(device, request)?;
         *reading = Some(first);
         if !exceeds(idle, &first) {
             return Ok(false);
         }
-        let me = std::ptr::from_ref(&*self.core).cast::<()>();
+        let own_id = self.core.id();
         let peer_pools = device.peer_pools();
-        // Each lock by itself: others may be doing the same.
-        let others: u64 = peer_pools.iter().filter(|it| it.id() != me).map(|other| other.idle_bytes()).sum();
-        let idle = own.saturating_add(others).saturating_add(device.leaving_bytes());
-        let mut last = self.look_at(device, request)?;
+        // One lock at a time: a peer pool may be doing the same.
+        let others: u64 = peer_pools.iter().filter(|it| it.id() != own_id).map(|it| it.idle_bytes()).sum();
+        let idle = own.saturating_add(others).saturating_add(device.returning_bytes());
+        let mut last = self.read_device(device, request)?;
         if exceeds(idle, &last) && self.device_memory.as_ref().is_some_and(|it| it.free_refused()) {
-            last = self.look_at(device, request)?;
+            last = self.read_device(device, request)?;
         }
         *reading = Some(last);
         Ok(exceeds(idle, &last))
     }
 
+    /// Tries all steps of the slow path once.
+    /// Tries all steps of the slow path once.
     fn try_steps(
         &self,
         request: &Request,
@@ -114,27 +115,27 @@ impl<R: DeviceMemoryResource> Central<R> {
         reading: &mut Option<Reading>,
     ) -> Result<Result<DevicePtr, Refusal>> {
         {
-            // Here nobody uses a stream's event: all who do hold the lock, or a pending record.
+            // No thread uses the events of the forgotten streams: that takes this lock or a pending record.
             let mut state = self.state.lock();
             let State { heaps, streams, .. } = &mut *state;
             let gone = streams.sweep(|owner| heaps.free_bytes(owner));
             gone.into_iter().for_each(|owner| heaps.remove_owner(owner));
             heaps.set_streams(streams.len());
         }
-        // A wait would end the capture of a graph, a record would become a part of it. (What can be asked and
-        // waited for elsewhere is left alone, too: memory for a graph comes from the stream or is new.)
+        // A wait would end the capture of a graph, and a record would become a part of it. So memory for a
+        // graph comes from the capturing stream itself or is new.
         let capturing = self.is_capturing(stream)?;
-        // Another thread may have brought memory while this one waited for the lock.
+        // Another thread may have grown the pool while this one waited for the lock.
         if let Some(ptr) = self.try_take(request, stream) {
             return Ok(Ok(ptr));
         }
-        // Before streams are asked: one that is asked now and cannot be recorded on may still call.
-        let lost_bytes = self.lost_bytes();
+        // Counted before records are requested: a stream that is asked from now on may still call.
+        let unreachable_bytes = self.unreachable_bytes();
         if let Some(ptr) = self.reclaim_and_take(request, stream, capturing)? {
             return Ok(Ok(ptr));
         }
         if !capturing {
-            if let Some(ptr) = self.take_lost(request, stream, lost_bytes)? {
+            if let Some(ptr) = self.take_unreachable(request, stream, unreachable_bytes)? {
                 return Ok(Ok(ptr));
             }
             self.make_room(request, stream)?;
@@ -146,7 +147,8 @@ impl<R: DeviceMemoryResource> Central<R> {
         self.after_refused_growth(request, stream, capturing, refused)
     }
 
-    /// The steps where growth was refused: what is free somewhere, whoever has to be waited for.
+    /// Tries the steps that follow a refused growth: they wait for other streams, and return free memory to
+    /// grow again.
     fn after_refused_growth(
         &self,
         request: &Request,
@@ -156,7 +158,7 @@ impl<R: DeviceMemoryResource> Central<R> {
     ) -> Result<Result<DevicePtr, Refusal>> {
         {
             let mut state = self.state.lock();
-            state.heaps.refused();
+            state.heaps.note_refusal();
             state.heaps.reclaim(Reclaim::All);
         }
         if let Some(ptr) = self.try_take(request, stream) {
@@ -182,8 +184,8 @@ impl<R: DeviceMemoryResource> Central<R> {
                 Err(again) => refused = again,
             }
         }
-        // What other threads gave back meanwhile may fit, and may belong to any stream.
-        for _ in 0..LAST_TRIES {
+        // Other threads may have freed a block that fits meanwhile, on any stream.
+        for _ in 0..LAST_RETRIES {
             self.state.lock().heaps.reclaim(Reclaim::All);
             if capturing || !self.any_block_fits(request) {
                 break;
@@ -198,16 +200,16 @@ impl<R: DeviceMemoryResource> Central<R> {
         Ok(Err(refused))
     }
 
-    /// Reclaims what threads keep, and then what other streams have and is done.
+    /// Reclaims the threads' caches, and then the completed blocks of other streams.
     fn reclaim_and_take(
         &self,
         request: &Request,
         stream: StreamRef,
         capturing: bool,
     ) -> Result<Option<DevicePtr>> {
-        // What threads keep is reclaimed in two steps: all of it is much work, and saves only memory.
+        // Large blocks first: reclaiming all of the caches is expensive.
         for how in [Reclaim::Large, Reclaim::All] {
-            // Within a capture, growth may be refused for reasons of its own.
+            // The driver may refuse to grow during a capture, so all caches are reclaimed before.
             let only_for = (!capturing).then_some(request);
             let reclaimed = self.state.lock().heaps.reclaim_for(only_for, how);
             if reclaimed && let Some(ptr) = self.try_take(request, stream) {
@@ -223,9 +225,9 @@ impl<R: DeviceMemoryResource> Central<R> {
         Ok(None)
     }
 
-    /// Gives regions back that are free from end to end, if growth would otherwise set a new peak: together
-    /// with what they leave, one larger region serves where several smaller ones did not. Upstream waits for
-    /// the device to free them: not while streams are far behind.
+    /// Returns fully free regions to upstream, if growth would otherwise set a new peak of reserved bytes:
+    /// one larger region may serve where several smaller ones did not. Upstream waits for the device to free
+    /// them, so this does nothing while streams are far behind.
     fn make_room(&self, request: &Request, stream: StreamRef) -> Result<()> {
         let sets_a_peak = || {
             let state = self.state.lock();
@@ -244,9 +246,9 @@ impl<R: DeviceMemoryResource> Central<R> {
         Ok(())
     }
 
-    /// What other streams have and is done, if they keep up with the host.
+    /// Takes a completed block of another stream, unless streams are far behind.
     fn take_from_others(&self, request: &Request, stream: StreamRef) -> Result<Option<DevicePtr>> {
-        // A backlog ends only where somebody looks.
+        // Only `collect_completed` finds out that a backlog has ended.
         let is_behind = self.state.lock().backlog.is_long();
         if !self.reuse.completed || !(is_behind || self.others_could_serve(request, stream)) {
             return Ok(None);
@@ -255,27 +257,33 @@ impl<R: DeviceMemoryResource> Central<R> {
         Ok(self.try_take(request, stream))
     }
 
-    /// What lies with streams that may be gone, where that is much and streams keep up with the host.
-    fn take_lost(&self, request: &Request, stream: StreamRef, bytes: u64) -> Result<Option<DevicePtr>> {
-        if self.state.lock().backlog.is_long() || bytes <= self.bytes_reserved() / 8 {
+    /// Waits for the blocks of streams that may be destroyed and takes one, if those blocks have many bytes
+    /// and no stream is far behind.
+    fn take_unreachable(
+        &self,
+        request: &Request,
+        stream: StreamRef,
+        bytes: u64,
+    ) -> Result<Option<DevicePtr>> {
+        if self.state.lock().backlog.is_long() || bytes <= self.bytes_reserved() / UNREACHABLE_SHARE {
             return Ok(None);
         }
-        // Growth may serve as well: only a lost device stops here.
+        // Growth may still serve the request, so only a lost device is an error.
         self.reclaim(request, stream).or_else(|error| match self.health.is_lost() {
             true => Err(error),
             false => Ok(None),
         })
     }
 
-    /// What other streams have, once there is no more memory: what is done first, then what can be waited
-    /// for.
+    /// Takes a block of another stream once growth was refused: a completed one, or one that `stream` is made
+    /// to wait for.
     fn wait_for_others(&self, request: &Request, stream: StreamRef) -> Result<Option<DevicePtr>> {
         if self.reuse.completed {
             self.collect_completed(Some(request), Some(stream), false)?;
             if let Some(ptr) = self.try_take(request, stream) {
                 return Ok(Some(ptr));
             }
-            // In several places it may be enough.
+            // The completed blocks may be large enough together.
             if self.maps_pages
                 && let Ok(ptr) = self.grow(request, stream, &mut None, |ladder| &mut ladder.completed)?
             {
@@ -285,12 +293,14 @@ impl<R: DeviceMemoryResource> Central<R> {
         self.take_from_best_donor(request, stream)
     }
 
+    /// Returns whether any stream has a free block that fits.
     fn any_block_fits(&self, request: &Request) -> bool {
         let state = self.state.lock();
         let fits = |owner| state.heaps.find(owner, Epoch::MAX, request).is_some();
         fits(ANY_STREAM) || state.streams.iter().any(|(owner, _)| fits(owner))
     }
 
+    /// Takes a block without a driver call.
     fn try_take(&self, request: &Request, stream: StreamRef) -> Option<DevicePtr> {
         let mut state = self.state.lock();
         let owner = state.owner_of(stream);
@@ -301,7 +311,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         })
     }
 
-    /// A block of one other stream that is done, or that this one is made to wait for.
+    /// Takes a block of one other stream that is completed, or that `stream` is made to wait for.
     fn take_from_best_donor(&self, request: &Request, stream: StreamRef) -> Result<Option<DevicePtr>> {
         if !self.reuse.completed && !self.reuse.waited {
             return Ok(None);
@@ -321,14 +331,14 @@ impl<R: DeviceMemoryResource> Central<R> {
         Ok(None)
     }
 
-    /// The other streams that have a block that fits, the best fit first.
+    /// Returns the other streams that have a block that fits, the best fit first.
     fn donors_with_fit(&self, request: &Request, stream: StreamRef) -> Vec<Donor> {
         let mut state = self.state.lock();
-        let me = state.owner_of(stream);
+        let taker = state.owner_of(stream);
         let State { heaps, streams, .. } = &*state;
         let mut found: Vec<(u64, Donor)> = streams
             .iter()
-            .filter(|(owner, _)| *owner != me)
+            .filter(|(owner, _)| *owner != taker)
             .filter_map(|(owner, slot)| {
                 let fit = heaps.find(owner, Epoch::MAX, request)?;
                 Some((fit.bytes, Donor { id: slot.id, epoch: fit.epoch }))
@@ -338,7 +348,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         found.into_iter().map(|(_, donor)| donor).collect()
     }
 
-    /// Makes `stream` wait for the recorded event and hands a block out that the recorded event covers.
+    /// Makes `stream` wait for the recorded event and takes a block that the event covers.
     fn wait_and_take(
         &self,
         recorded_event: &RecordedEvent,
@@ -351,34 +361,34 @@ impl<R: DeviceMemoryResource> Central<R> {
         }
         self.trace_wait(stream, recorded_event.donor.id.get(), request.requested);
         let mut state = self.state.lock();
-        let me = state.owner_of(stream);
+        let taker = state.owner_of(stream);
         let Some((donor, _)) = state.streams.find_mut(recorded_event.donor.id) else { return Ok(None) };
-        state.streams.waited(me, donor, recorded_event.donor.epoch, &recorded_event.seen);
+        state.streams.waited(taker, donor, recorded_event.donor.epoch, &recorded_event.seen);
         let Some(ptr) = state.heaps.take(donor, recorded_event.donor.epoch, request) else { return Ok(None) };
         state.ladder.waited += 1;
         Ok(Some(ptr))
     }
 
-    /// Whether the blocks of all others together are worth asking for.
+    /// Returns whether the request could be served if all work of the other streams were completed.
     fn others_could_serve(&self, request: &Request, stream: StreamRef) -> bool {
         let mut state = self.state.lock();
-        let me = state.owner_of(stream);
+        let taker = state.owner_of(stream);
         let State { heaps, streams, .. } = &*state;
         let free_bytes = |owner| heaps.free_bytes_for(Some(request), owner);
         let others: u64 =
-            streams.iter().map(|(owner, _)| owner).filter(|owner| *owner != me).map(free_bytes).sum();
-        others > 0 && others + free_bytes(ANY_STREAM) + free_bytes(me) >= request.bytes
+            streams.iter().map(|(owner, _)| owner).filter(|owner| *owner != taker).map(free_bytes).sum();
+        others > 0 && others + free_bytes(ANY_STREAM) + free_bytes(taker) >= request.bytes
     }
 
-    /// Bytes that no recorded event can be had for: their streams could not be recorded on and have not
+    /// Returns the free bytes of streams that may be destroyed: a record was requested, and they have not
     /// called since.
-    fn lost_bytes(&self) -> u64 {
+    fn unreachable_bytes(&self) -> u64 {
         let state = self.state.lock();
-        let lost = state.streams.iter().filter(|(_, slot)| slot.cell.is_record_requested());
-        lost.map(|(owner, _)| state.heaps.free_bytes(owner)).sum()
+        let unreachable = state.streams.iter().filter(|(_, slot)| slot.cell.is_record_requested());
+        unreachable.map(|(owner, _)| state.heaps.free_bytes(owner)).sum()
     }
 
-    /// Waits for the streams that own blocks and tries again, if there are any.
+    /// Waits for the streams that own free blocks, if there are any, and takes a block.
     fn reclaim(&self, request: &Request, stream: StreamRef) -> Result<Option<DevicePtr>> {
         if self.owned_free_bytes(None) == 0 {
             return Ok(None);
@@ -387,7 +397,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         let mut state = self.state.lock();
         let Some(ptr) = state.heaps.take(ANY_STREAM, Epoch::MAX, request) else {
             drop(state);
-            // Another thread may have given a block back on this stream meanwhile.
+            // Another thread may have freed a block on this stream meanwhile.
             return Ok(self.try_take(request, stream));
         };
         state.ladder.reclaim += 1;

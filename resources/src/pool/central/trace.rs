@@ -1,10 +1,10 @@
-//! What a resource does beyond its fast path, as `tracing` events with fields.
+//! Reports what a pool does beyond its fast path, as `tracing` events with fields.
 //!
-//! All have the target `millpond::pool`, the resource's number in the process (`id`) and its stack as text
-//! (`stack`); sizes are in bytes, times in nanoseconds: of the device's own time where that is simulated, or
-//! else of the machine's clock. Growth, and what goes back, is `debug`; waiting for other streams `trace`;
-//! requests that fail, and errors of the driver, `warn`. Calls that may take long are in spans (`debug`). A
-//! block that is had without a driver call leaves no event.
+//! All events have the target `millpond::pool`, the resource's number in the process (`id`) and its stack as
+//! text (`stack`). Sizes are in bytes; times are in nanoseconds of the machine's clock, or, on a simulated
+//! device, of the device's time. The level is `debug` for growth and release, `trace` for waits between
+//! streams, and `warn` for requests that fail and errors of the driver. Calls that may take long are in spans
+//! (`debug`). An allocation without a driver call leaves no event.
 
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,7 +32,7 @@ macro_rules! event {
 }
 pub(crate) use event;
 
-/// A resource, to who reads events.
+/// How events name a resource.
 pub(crate) struct Name {
     pub(crate) id: u64,
     pub(crate) stack: String,
@@ -45,16 +45,16 @@ impl Name {
     }
 }
 
-/// How long something takes; nothing where nobody listens.
+/// Measures a duration, if a subscriber is enabled for it.
 pub(crate) struct Watch(Option<(Instant, Option<u64>)>);
 
 impl CentralCore {
     pub(crate) fn watch(&self) -> Watch {
-        let is_heard = tracing::enabled!(target: "millpond::pool", Level::DEBUG);
-        Watch(is_heard.then(|| (Instant::now(), self.driver.virtual_time_ns())))
+        let is_enabled = tracing::enabled!(target: "millpond::pool", Level::DEBUG);
+        Watch(is_enabled.then(|| (Instant::now(), self.driver.virtual_time_ns())))
     }
 
-    /// Nanoseconds since the watch was started; 0 where nobody listens.
+    /// Returns nanoseconds since the watch was started; 0 if it measures nothing.
     pub(crate) fn elapsed_ns(&self, watch: &Watch) -> u64 {
         let Watch(Some((start, in_device))) = watch else { return 0 };
         match (in_device, self.driver.virtual_time_ns()) {
@@ -63,50 +63,50 @@ impl CentralCore {
         }
     }
 
-    /// A span around calls that may take long.
+    /// Returns a span around calls that may take long.
     pub(crate) fn span(&self, what: &'static str, bytes: u64, stream: StreamRef) -> Span {
         let (id, stack) = (self.name.id, &self.name.stack);
         tracing::debug_span!(target: "millpond::pool", "slow call", what, id, %stack, bytes, stream = %stream)
     }
 
-    /// New memory came for a request, or before any.
+    /// Reports a growth.
     pub(crate) fn trace_growth(&self, request: &Request, stream: StreamRef, bytes: u64, watch: &Watch) {
         let (asked, duration_ns) = (request.requested, self.elapsed_ns(watch));
         event!(self, DEBUG, "grew", bytes, asked, stream = %stream, duration_ns);
     }
 
-    /// A growth was not tried, since it could not have sufficed.
+    /// Reports a growth that was not tried, because it could not have sufficed.
     pub(crate) fn trace_refusal(&self, request: &Request, reading: Option<&Reading>, why: &dyn Display) {
         let available = reading.map(|reading| reading.available);
         event!(self, DEBUG, "did not grow", asked = request.requested, available, reason = %why);
     }
 
-    /// The driver refused memory although there was enough a moment ago.
+    /// Reports that the driver refused memory that it had counted as free.
     pub(crate) fn trace_rival(&self, bytes: u64, error: &dyn Display) {
-        event!(self, DEBUG, "what was free is taken: what was taken for a growth went back", bytes, %error);
+        event!(self, DEBUG, "free memory was taken from elsewhere; the growth was undone", bytes, %error);
     }
 
-    /// Memory went back to the driver or to upstream.
+    /// Reports that memory was returned to the driver or to upstream.
     pub(crate) fn trace_release(&self, bytes: u64, watch: &Watch) {
-        event!(self, DEBUG, "gave memory back", bytes, duration_ns = self.elapsed_ns(watch));
+        event!(self, DEBUG, "released memory", bytes, duration_ns = self.elapsed_ns(watch));
     }
 
-    /// Memory that was not needed for a while went back.
+    /// Reports that decay returned memory to the driver.
     pub(crate) fn trace_decay(&self, bytes: u64, keep: u64) {
-        event!(self, DEBUG, "gave idle memory back", bytes, keep);
+        event!(self, DEBUG, "released idle memory", bytes, keep);
     }
 
-    /// A stream is made to wait for another one, whose block it takes.
+    /// Reports that a stream is made to wait for another one, whose block it takes.
     pub(crate) fn trace_wait(&self, stream: StreamRef, other: u64, bytes: u64) {
-        event!(self, TRACE, "a stream waits for another one's work", stream = %stream, other, bytes);
+        event!(self, TRACE, "a stream waits for another stream's work", stream = %stream, other, bytes);
     }
 
-    /// The host waited for the device.
+    /// Reports that the calling thread waited for the device.
     pub(crate) fn trace_synchronize(&self, watch: &Watch) {
         event!(self, DEBUG, "waited for work to end", duration_ns = self.elapsed_ns(watch));
     }
 
-    /// A request fails for want of memory.
+    /// Reports that a request failed because memory is out.
     pub(crate) fn trace_out_of_memory(&self, stream: StreamRef, error: &Error) {
         let report = error.out_of_memory_report();
         let short_bytes = report.and_then(|report| report.short_bytes);
@@ -126,7 +126,7 @@ impl CentralCore {
         );
     }
 
-    /// The driver reports an error. That it is out of memory is said by what the caller is told.
+    /// Reports an error of the driver; an out-of-memory error only at `debug`, since the caller gets it too.
     pub(crate) fn trace_error(&self, error: &DriverError) {
         let (call, code) = (error.call(), error.code());
         if error.is_out_of_memory() {

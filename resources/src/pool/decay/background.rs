@@ -1,10 +1,10 @@
-//! The thread that makes the steps on real devices: one for all pools of the process.
+//! The decay thread, which makes the decay steps of all pools of the process on real devices.
 //!
-//! It starts with the first pool that decays, and ends with the last, which waits for its end; at the end of
-//! the process the pools that are left wait for it, too, but not for long. A process that was forked has
-//! none: threads are not inherited, and nor is CUDA. It leaves the pools that it has copies of as they are
-//! ([`process`](crate::process)). A fork waits for the end of a step all the same: a copy that goes on using
-//! a pool, of which no other thread was in a call, finds no lock taken by the thread that it has not.
+//! The first pool that decays starts it, and the last one ends it and waits for that. The end of the process
+//! waits for it too, but only briefly. A forked process has no decay thread, since it inherits neither
+//! threads nor CUDA, and leaves its copies of the pools as they are ([`process`](crate::process)). A fork
+//! still waits for the step in progress, so that in the forked process no pool is locked by a thread that
+//! does not exist there.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process;
@@ -17,23 +17,21 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::pool::decay::PoolDecay;
 use crate::process::{Origin, leave as leave_in_place};
+use crate::tuning::{EXIT_PATIENCE, LONGEST_DECAY_PAUSE, SHORTEST_DECAY_PAUSE};
 
-/// The thread is not busy with a decay that is very short.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
-
-/// The process that has the thread; 0 before there was one.
+/// The process that has the decay thread; 0 before there was one.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 static POOLS: Mutex<Pools> = Mutex::new(Pools { all: Vec::new(), thread: None });
 
-/// Held through a step, and through a fork.
+/// Held during a step, and during a fork.
 static STEP: ForkLock = ForkLock(AtomicBool::new(false));
 
-/// A lock that a copy of the process can give back: a flag, and nobody who waits is known.
+/// A flag as a lock: it has no waiter state, so that a forked child can unlock it.
 struct ForkLock(AtomicBool);
 
 impl ForkLock {
-    /// Waits for it, for so long at most; says whether it was had.
-    fn take(&self, patience: Duration) -> bool {
+    /// Waits for the lock, for at most `patience`; returns whether it was taken.
+    fn lock(&self, patience: Duration) -> bool {
         let start = Instant::now();
         while self.0.swap(true, Ordering::Acquire) {
             if start.elapsed() > patience {
@@ -44,20 +42,20 @@ impl ForkLock {
         true
     }
 
-    fn free_entry(&self) {
+    fn unlock(&self) {
         self.0.store(false, Ordering::Release);
     }
 
-    /// Does work in its turn.
+    /// Runs `work` under the lock.
     fn with<T>(&self, work: impl FnOnce() -> T) -> T {
-        struct GiveBack<'a>(&'a ForkLock);
-        impl Drop for GiveBack<'_> {
+        struct Unlock<'a>(&'a ForkLock);
+        impl Drop for Unlock<'_> {
             fn drop(&mut self) {
-                self.0.free_entry();
+                self.0.unlock();
             }
         }
-        while !self.take(Duration::MAX) {}
-        let _turn = GiveBack(self);
+        while !self.lock(Duration::MAX) {}
+        let _unlock = Unlock(self);
         work()
     }
 }
@@ -72,7 +70,7 @@ struct Thread {
     wake_up: Arc<WakeUp>,
 }
 
-/// Wakes the thread.
+/// Wakes the decay thread from its pause.
 #[derive(Default)]
 struct WakeUp {
     signal: Mutex<Signal>,
@@ -83,8 +81,9 @@ struct WakeUp {
 enum Signal {
     #[default]
     No,
-    /// There are other pools.
-    Look,
+    /// A pool was added.
+    PoolAdded,
+    /// The thread is to end.
     End,
 }
 
@@ -94,13 +93,13 @@ impl WakeUp {
         self.changed.notify_all();
     }
 
-    /// Waits until it rings, for so long at most; whether the thread is to end.
+    /// Waits for a signal, for at most `time`; returns whether the thread is to end.
     fn wait(&self, time: Duration) -> bool {
         let mut signal = self.signal.lock();
         if *signal == Signal::No {
             self.changed.wait_for(&mut signal, time);
         }
-        if *signal == Signal::Look {
+        if *signal == Signal::PoolAdded {
             *signal = Signal::No;
         }
         *signal == Signal::End
@@ -111,21 +110,21 @@ impl WakeUp {
     }
 }
 
-/// A pool that decays. It ends the thread if it was the last.
+/// The decay of a pool. Its drop ends the decay thread if it was the last.
 #[derive(Debug)]
 pub(crate) struct DecayHandle {
     decay: Arc<PoolDecay>,
-    /// Whether the thread makes its steps.
+    /// Whether the decay thread makes its steps.
     is_in_background: bool,
     origin: Origin,
 }
 
 impl DecayHandle {
-    /// The thread makes this pool's steps from here on, if the device is real. Simulated time passes where
-    /// its tests let it.
+    /// Lets the decay thread make this pool's steps, if the device is real. A simulated device has its own
+    /// time, so its tests make the steps.
     pub(crate) fn new(decay: PoolDecay) -> Self {
         let decay = Arc::new(decay);
-        let is_in_background = decay.driver.virtual_time_ns().is_none() && join(&decay);
+        let is_in_background = decay.driver.virtual_time_ns().is_none() && add_pool(&decay);
         Self { decay, is_in_background, origin: Origin::here() }
     }
 
@@ -139,19 +138,19 @@ impl Drop for DecayHandle {
         if self.origin.is_elsewhere() {
             leave_in_place(&self.decay);
         } else if self.is_in_background {
-            leave(&self.decay);
+            remove_pool(&self.decay);
         }
     }
 }
 
-/// Whether this process is a copy of one that had the thread.
+/// Returns whether this process was forked from the one with the decay thread.
 fn is_forked() -> bool {
     let owner = PROCESS.load(Ordering::Relaxed);
     owner != 0 && owner != process::id()
 }
 
-/// Adds a pool; whether there is a thread for it.
-fn join(decay: &Arc<PoolDecay>) -> bool {
+/// Adds a pool; returns whether there is a thread for it.
+fn add_pool(decay: &Arc<PoolDecay>) -> bool {
     if is_forked() {
         return false;
     }
@@ -160,36 +159,39 @@ fn join(decay: &Arc<PoolDecay>) -> bool {
         match start() {
             Ok(thread) => pools.thread = Some(thread),
             Err(error) => {
-                tracing::warn!(target: "millpond::pool", %error, "no thread: idle memory stays until `trim`");
+                tracing::warn!(
+                    target: "millpond::pool", %error,
+                    "the decay thread did not start: idle memory stays until `trim`"
+                );
                 return false;
             }
         }
     }
     pools.all.push(Arc::downgrade(decay));
     if let Some(thread) = &pools.thread {
-        thread.wake_up.wake(Signal::Look);
+        thread.wake_up.wake(Signal::PoolAdded);
     }
     true
 }
 
 fn start() -> std::io::Result<Thread> {
     static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
-    // Before the thread is there: a fork can happen at any time.
+    // Stored before the thread starts, since another thread may fork at any time.
     PROCESS.store(process::id(), Ordering::Relaxed);
     if !IS_REGISTERED.swap(true, Ordering::Relaxed) {
-        // SAFETY: the handler does not unwind, and uses statics only, which are never dropped.
+        // SAFETY: the handler does not unwind, and uses only statics, which are never dropped.
         unsafe { libc::atexit(at_exit) };
         #[cfg(unix)]
         forks::watch();
     }
     let wake_up = Arc::<WakeUp>::default();
-    let heard = Arc::clone(&wake_up);
-    let handle = thread::Builder::new().name("millpond-decay".to_owned()).spawn(move || run(&heard))?;
+    let own = Arc::clone(&wake_up);
+    let handle = thread::Builder::new().name("millpond-decay".to_owned()).spawn(move || run(&own))?;
     Ok(Thread { handle, wake_up })
 }
 
-/// Removes a pool, which is over.
-fn leave(decay: &Arc<PoolDecay>) {
+/// Removes a dropped pool, and ends the decay thread if it was the last.
+fn remove_pool(decay: &Arc<PoolDecay>) {
     let thread = {
         let mut pools = POOLS.lock();
         pools.all.retain(|pool| !std::ptr::eq(pool.as_ptr(), Arc::as_ptr(decay)));
@@ -198,23 +200,22 @@ fn leave(decay: &Arc<PoolDecay>) {
     let Some(Thread { handle, wake_up }) = thread else { return };
     wake_up.wake(Signal::End);
     if handle.join().is_err() {
-        tracing::error!(target: "millpond::pool", "the thread that gives idle memory back had panicked");
+        tracing::error!(target: "millpond::pool", "the decay thread had panicked");
     }
 }
 
-/// At the end of the process the driver goes away: the thread goes first. Where it is held up, by a lock that
-/// the ending thread holds, the process ends all the same.
+/// Ends the decay thread before the process unloads the driver. The wait is bounded, since the exiting thread
+/// may hold a lock that the decay thread waits for.
 extern "C" fn at_exit() {
-    const PATIENCE: Duration = Duration::from_millis(500);
     if is_forked() {
         return;
     }
-    let Some(mut pools) = POOLS.try_lock_for(PATIENCE) else { return };
+    let Some(mut pools) = POOLS.try_lock_for(EXIT_PATIENCE) else { return };
     let Some(Thread { handle, wake_up }) = pools.thread.take() else { return };
     drop(pools);
     wake_up.wake(Signal::End);
     let start = Instant::now();
-    while !handle.is_finished() && start.elapsed() < PATIENCE {
+    while !handle.is_finished() && start.elapsed() < EXIT_PATIENCE {
         thread::sleep(Duration::from_millis(1));
     }
 }
@@ -224,61 +225,59 @@ fn run(wake_up: &WakeUp) {
     loop {
         let all = || POOLS.lock().all.iter().filter_map(Weak::upgrade).collect();
         let pools: Vec<Arc<PoolDecay>> = STEP.with(all);
-        let mut pause = Duration::from_secs(60);
+        let mut pause = LONGEST_DECAY_PAUSE;
         for pool in pools {
-            pause = pause.min(pool.tick());
+            pause = pause.min(pool.interval());
             let step = || pool.step(start.elapsed());
             match STEP.with(|| catch_unwind(AssertUnwindSafe(step))) {
                 Ok(Ok(_)) => {}
                 Ok(Err(error)) => {
-                    tracing::warn!(target: "millpond::pool", %error, "idle memory could not be given back");
+                    tracing::warn!(target: "millpond::pool", %error, "idle memory could not be released");
                 }
-                // A bug, which is that pool's alone.
+                // A bug, which must not stop the decay of other pools.
                 Err(_) => forget(&pool),
             }
             if wake_up.is_end() {
                 return;
             }
         }
-        if wake_up.wait(pause.max(SHORTEST_PAUSE)) {
+        if wake_up.wait(pause.max(SHORTEST_DECAY_PAUSE)) {
             return;
         }
     }
 }
 
-/// No more steps are made for this pool.
+/// Stops the decay of a pool whose step panicked.
 fn forget(pool: &Arc<PoolDecay>) {
-    tracing::error!(target: "millpond::pool", "giving idle memory back panicked; the pool does not decay");
+    tracing::error!(target: "millpond::pool", "a decay step panicked; the pool does not decay any more");
     POOLS.lock().all.retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(pool)));
 }
 
-/// A fork takes the turn, so that it finds the thread between steps.
+/// Handlers that hold the lock during a fork, so that it happens between steps.
 #[cfg(unix)]
 mod forks {
-    use std::sync::atomic::{AtomicBool, Ordering};
-    use std::time::Duration;
-
     use super::STEP;
+    use crate::tuning::FORK_PATIENCE;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
-    /// Whether the thread that forks has its turn: steps that take very long are not waited for.
-    static FORKS: AtomicBool = AtomicBool::new(false);
+    /// Whether the forking thread holds the lock: it does not wait for a very long step.
+    static IS_LOCKED: AtomicBool = AtomicBool::new(false);
 
     pub(super) fn watch() {
-        // SAFETY: the handlers do not unwind, and use statics only, which are never dropped.
+        // SAFETY: the handlers do not unwind, and use only statics, which are never dropped.
         unsafe { libc::pthread_atfork(Some(before), Some(after), Some(after)) };
     }
 
     extern "C" fn before() {
-        const PATIENCE: Duration = Duration::from_secs(1);
-        if STEP.take(PATIENCE) {
-            FORKS.store(true, Ordering::Relaxed);
+        if STEP.lock(FORK_PATIENCE) {
+            IS_LOCKED.store(true, Ordering::Relaxed);
         }
     }
 
-    /// In both processes.
+    /// Runs in both processes.
     extern "C" fn after() {
-        if FORKS.swap(false, Ordering::Relaxed) {
-            STEP.free_entry();
+        if IS_LOCKED.swap(false, Ordering::Relaxed) {
+            STEP.unlock();
         }
     }
 }

@@ -1,16 +1,16 @@
-//! Memory that nobody has needed for a while goes back to the driver.
+//! Decay: returns memory to the driver that the pool has not needed for a while.
 //!
-//! At each tick, a sixteenth of the decay's time, the pool notes how many bytes it needed since the last one.
-//! It keeps what the ticks of that time needed, each the less the longer it is ago ([`window`]): what a loop
-//! takes again and again stays, and what is left over after a peak goes in small steps. Then
+//! At each step, a sixteenth of the decay's time, the pool notes the bytes that it needed since the last
+//! step. It keeps what the steps of that time needed, each weighted less the longer ago it is ([`window`]).
+//! So a loop keeps its memory, and the rest of a peak is released in small parts. Then a step
 //!
-//! 1. what idle threads keep in stream caches is reclaimed, a class at a time;
-//! 2. what streams gave back and is done becomes unowned: the driver is asked, and nobody waits;
-//! 3. spans of small blocks that are free go back to the large heap, one at a time;
-//! 4. handles that are free from end to end go back to the driver, one at a time.
+//! 1. flushes the stream caches of idle threads, one size class at a time;
+//! 2. asks the driver which work is completed, and makes those blocks unowned;
+//! 3. returns free spans to the large heap, one at a time;
+//! 4. releases fully free handles to the driver, one at a time.
 //!
-//! So no allocation waits for more than the driver calls of one handle, and that only where it needs new
-//! memory itself. On a real device a thread of the process's own makes the steps ([`background`]).
+//! So no allocation waits for more than the driver calls of one handle, and only if it needs new memory. On a
+//! real device, one thread for all pools of the process makes the steps ([`background`]).
 
 mod background;
 mod option;
@@ -32,13 +32,12 @@ use crate::heap::request::Cursor;
 use crate::pool::cache::stream_cache::StreamCache;
 use crate::pool::central::CentralCore;
 use crate::pool::decay::window::Window;
-use crate::pool::heaps::{Heaps, Shared};
+use crate::pool::heaps::Heaps;
 use crate::pool::protocol::Reclaim;
+use crate::pool::shared::Shared;
 use crate::pool::task::Task;
 use crate::stream_order::{Epoch, Owner};
-
-/// So many steps are made in the decay's time.
-const TICKS: u32 = 16;
+use crate::tuning::DECAY_STEPS;
 
 /// The decay of one pool.
 #[derive(Debug)]
@@ -47,16 +46,16 @@ pub(super) struct PoolDecay {
     shared: Arc<Shared>,
     driver: DriverHandle,
     time: Duration,
-    /// Bytes that are kept in any case.
+    /// The bytes that the pool always keeps.
     least_bytes: u64,
-    watch: Mutex<Watch>,
+    history: Mutex<History>,
 }
 
-/// What the last steps saw.
+/// What the last steps observed.
 #[derive(Debug)]
-struct Watch {
+struct History {
     window: Window,
-    /// Calls of each thread so far, by the address of its counters.
+    /// The number of calls of each thread so far, by the address of its counters.
     calls: FxHashMap<usize, u64>,
 }
 
@@ -68,36 +67,37 @@ impl PoolDecay {
         time: Duration,
         least_bytes: u64,
     ) -> Self {
-        let watch = Watch { window: Window::new(time), calls: FxHashMap::default() };
+        let history = History { window: Window::new(time), calls: FxHashMap::default() };
         Self {
             core: Arc::clone(core),
             shared: Arc::clone(shared),
             driver: Arc::clone(driver),
             time,
             least_bytes,
-            watch: Mutex::new(watch),
+            history: Mutex::new(history),
         }
     }
 
-    /// How often a step is made.
-    fn tick(&self) -> Duration {
-        self.time / TICKS
+    /// Returns the time between two steps.
+    fn interval(&self) -> Duration {
+        self.time / DECAY_STEPS
     }
 
-    /// Makes a step, if one is due at this time; says how many bytes went back.
+    /// Makes a step, if one is due at this time; returns the bytes released to the driver.
     ///
     /// # Errors
-    /// What the driver reports. What went back before stays there; the rest is tried again.
+    /// What the driver reports. Memory that was released before the error stays released; the next step tries
+    /// the rest again.
     pub(super) fn step(&self, now: Duration) -> Result<u64> {
-        let mut watch = self.watch.lock();
-        if watch.window.last_large().is_some_and(|last_large| now.saturating_sub(last_large) < self.tick()) {
+        let mut history = self.history.lock();
+        if history.window.last_step().is_some_and(|last| now.saturating_sub(last) < self.interval()) {
             return Ok(0);
         }
         let needed = |heaps: &mut Heaps| (heaps.large.bytes_reserved(), most_used(heaps));
         let Some((reserved, used)) = self.core.with_live_heaps(needed) else { return Ok(0) };
-        watch.window.add(now, used);
-        let keep = watch.window.keep(now).max(self.least_bytes);
-        let idle = self.idle_caches(&mut watch.calls);
+        history.window.add(now, used);
+        let keep = history.window.keep(now).max(self.least_bytes);
+        let idle = self.idle_caches(&mut history.calls);
         if reserved <= keep && !idle.is_all {
             return Ok(0);
         }
@@ -106,7 +106,7 @@ impl PoolDecay {
         self.core.collect_incrementally()?;
         self.take_spans_back();
         let released = self.core.release_incrementally(keep)?;
-        // What was needed from here on is the next step's.
+        // Resets the peak, so that the next step counts from here on.
         self.core.with_live_heaps(most_used);
         if released > 0 {
             self.core.trace_decay(released, keep);
@@ -114,7 +114,7 @@ impl PoolDecay {
         Ok(released)
     }
 
-    /// The stream caches of threads that made no call since the last step.
+    /// Returns the stream caches of threads that made no call since the last step.
     fn idle_caches(&self, calls: &mut FxHashMap<usize, u64>) -> Idle {
         let before = std::mem::take(calls);
         let mut idle = Idle { stream_caches: Vec::new(), is_all: true };
@@ -132,20 +132,20 @@ impl PoolDecay {
         idle
     }
 
-    /// Reclaims what is in a stream cache. Each class is a step.
+    /// Flushes a stream cache; takes the pool's lock for one size class at a time.
     fn flush(&self, stream_cache: &StreamCache) {
         self.core.with_live_heaps(|heaps| heaps.flush(stream_cache, Reclaim::Large));
         for class in stream_cache.filled_classes() {
             self.core.with_live_heaps(|heaps| {
                 stream_cache.flush_class(class, |addr| {
-                    let entry = self.shared.block_map.find(addr).expect("a kept block is entered");
+                    let entry = self.shared.block_map.find(addr).expect("a cached block has a block entry");
                     heaps.free_cached(entry, &stream_cache.stream)
                 });
             });
         }
     }
 
-    /// Takes whole spans back from the arenas. Each span is a step.
+    /// Returns the arenas' free spans to the large heap; takes the pool's lock for one span at a time.
     fn take_spans_back(&self) {
         let mut shard = 0;
         while let Some(Some(found)) = self.core.with_live_heaps(|heaps| take_span_back(heaps, shard)) {
@@ -154,14 +154,14 @@ impl PoolDecay {
     }
 }
 
-/// Threads that made no call for a while.
+/// The caches of threads that made no call since the last step.
 struct Idle {
     stream_caches: Vec<Arc<StreamCache>>,
-    /// Whether no thread made any.
+    /// Whether no thread made a call.
     is_all: bool,
 }
 
-/// The most bytes that were not free since this was asked last.
+/// Returns the most bytes that were not free since the last call.
 fn most_used(heaps: &mut Heaps) -> u64 {
     match &mut heaps.large {
         Large::Regions(heap) => heap.bytes_reserved,
@@ -169,7 +169,7 @@ fn most_used(heaps: &mut Heaps) -> u64 {
     }
 }
 
-/// Takes one span back from an arena; `None` beyond the last arena.
+/// Returns one free span of an arena to the large heap; `None` beyond the last arena.
 fn take_span_back(heaps: &mut Heaps, shard: usize) -> Option<bool> {
     let shared = Arc::clone(&heaps.shared);
     let span = shared.arenas.get(shard)?.remove_free_span();
@@ -179,35 +179,37 @@ fn take_span_back(heaps: &mut Heaps, shard: usize) -> Option<bool> {
     Some(span.is_some())
 }
 
-/// [`Store::plan_release_step`](crate::pool::central::Store::plan_release_step) of a pool.
-pub(super) fn plan_release_step(heaps: &mut Heaps, keep_bytes: u64, at: &mut Cursor) -> Option<Task> {
-    let Large::Pages(pages) = &mut heaps.large else {
-        at.is_at_end = true;
-        return None;
-    };
-    pages.plan_release_step(keep_bytes, at).map(Task::Release)
-}
+impl Heaps {
+    /// Plans the release of the next free extent, while the pool holds more than `keep_bytes`.
+    pub(crate) fn plan_release_step(&mut self, keep_bytes: u64, at: &mut Cursor) -> Option<Task> {
+        let Large::Pages(pages) = &mut self.large else {
+            at.is_at_end = true;
+            return None;
+        };
+        pages.plan_release_step(keep_bytes, at).map(Task::Release)
+    }
 
-/// [`Store::migrate_step`](crate::pool::central::Store::migrate_step) of a pool: first the large heaps, then
-/// the arenas.
-pub(super) fn migrate_step(
-    heaps: &mut Heaps,
-    from: Owner,
-    upto: Epoch,
-    to: Owner,
-    epoch: Epoch,
-    at: &mut Cursor,
-) {
-    let large = heaps.large.parts();
-    let next = match at.part.checked_sub(large) {
-        None => heaps.large.migrate_step(at.part, from, upto, to, epoch, at.bytes),
-        Some(shard) => match heaps.shared.arenas.get(shard) {
-            Some(mut arena) => arena.heap.migrate_step(from, upto, to, epoch, at.bytes),
-            None => return at.is_at_end = true,
-        },
-    };
-    match next {
-        Some(bytes) => at.bytes = bytes,
-        None => at.end_part(usize::MAX),
+    /// Moves some blocks that were freed in epoch `upto` or before to another owner: first those of the large
+    /// heaps, then those of the arenas.
+    pub(crate) fn migrate_step(
+        &mut self,
+        from: Owner,
+        upto: Epoch,
+        to: Owner,
+        epoch: Epoch,
+        at: &mut Cursor,
+    ) {
+        let large = self.large.parts();
+        let next = match at.part.checked_sub(large) {
+            None => self.large.migrate_step(at.part, from, upto, to, epoch, at.bytes),
+            Some(shard) => match self.shared.arenas.get(shard) {
+                Some(mut arena) => arena.heap.migrate_step(from, upto, to, epoch, at.bytes),
+                None => return at.is_at_end = true,
+            },
+        };
+        match next {
+            Some(bytes) => at.bytes = bytes,
+            None => at.end_part(usize::MAX),
+        }
     }
 }

@@ -1,14 +1,16 @@
+//! The option `decay`: over which time a pool returns idle memory.
+
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
 use millpond_core::{Error, Result};
 
-/// Over which time a pool gives back memory that is not needed any more.
+/// Over which time a pool returns memory that it no longer needs to the driver.
 ///
-/// A pool that maps [pages](crate::pool::PagesMode) keeps what was needed during that time, the less the
-/// longer it is ago. Pools over regions give memory back on `trim` and before memory is out only, since
-/// `cuMemFree` waits for all work of the device.
+/// A pool that maps [pages](crate::pool::PagesMode) keeps the memory that it needed during that time, the
+/// less the longer ago it needed it. A pool over regions returns memory only on `trim` and before it is out
+/// of memory, since `cuMemFree` waits for all work of the device.
 ///
 /// In text: `decay=10s` (the default), `decay=500ms`, `decay=2min`, `decay=off`.
 ///
@@ -23,7 +25,7 @@ use millpond_core::{Error, Result};
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Decay {
-    /// In this time; from a millisecond to a day, rounded down to whole milliseconds.
+    /// Over this time: from a millisecond to a day, rounded down to whole milliseconds.
     Over(Duration),
     /// Never.
     Off,
@@ -40,7 +42,7 @@ impl Decay {
     const UNITS: [(&'static str, u64); 3] = [("ms", 1), ("min", 60_000), ("s", 1000)];
     const LONGEST_MS: u64 = 24 * 60 * 60 * 1000;
 
-    /// The same, rounded down to whole milliseconds: so text can say it.
+    /// Rounds the time down to whole milliseconds, which text can express.
     pub(crate) fn in_milliseconds(self) -> Self {
         match self {
             Self::Over(time) => {
@@ -50,7 +52,7 @@ impl Decay {
         }
     }
 
-    /// The time, checked.
+    /// Returns the time, if it is valid.
     pub(crate) fn time(self) -> Result<Option<Duration>> {
         let Self::Over(time) = self else { return Ok(None) };
         if (1..=u128::from(Self::LONGEST_MS)).contains(&time.as_millis()) {

@@ -1,18 +1,18 @@
-//! How much of what was needed lately is kept.
+//! Computes how many bytes a decaying pool keeps, from what it needed recently.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// What was needed at each tick of a time.
+/// The bytes that the pool needed in each step of the decay's time.
 #[derive(Debug)]
 pub(super) struct Window {
     time: Duration,
-    /// When, and how many bytes; the latest last.
+    /// The time of each step and the bytes needed since the one before; the last step is last.
     needed: VecDeque<(Duration, u64)>,
 }
 
-/// From 1 to 0 as `x` goes from 0 to 1, flat at both ends: 1 less Perlin's smootherstep, by which jemalloc
-/// lets unused pages go.
+/// Falls from 1 to 0 as `x` rises from 0 to 1, flat at both ends: 1 minus Perlin's smootherstep, which is
+/// also jemalloc's decay curve.
 fn fading(x: f64) -> f64 {
     1.0 - x * x * x * (x * (x * 6.0 - 15.0) + 10.0)
 }
@@ -22,12 +22,12 @@ impl Window {
         Self { time, needed: VecDeque::new() }
     }
 
-    /// When something was noted last.
-    pub(super) fn last_large(&self) -> Option<Duration> {
+    /// Returns the time of the last step.
+    pub(super) fn last_step(&self) -> Option<Duration> {
         self.needed.back().map(|(when, _)| *when)
     }
 
-    /// Notes how many bytes were needed up to now, and forgets what is too long ago.
+    /// Adds a step that needed `bytes`, and forgets steps before the window.
     pub(super) fn add(&mut self, now: Duration, bytes: u64) {
         self.needed.push_back((now, bytes));
         while self.needed.front().is_some_and(|(when, _)| now.saturating_sub(*when) >= self.time) {
@@ -35,8 +35,8 @@ impl Window {
         }
     }
 
-    /// How many bytes are kept now: as many as the latest tick needed, and of earlier ones the less, the
-    /// longer they are ago.
+    /// Returns the bytes to keep now: all that the last step needed, or a part of what an earlier step
+    /// needed, the smaller the longer ago it is.
     pub(super) fn keep(&self, now: Duration) -> u64 {
         let faded = |&(when, bytes): &(Duration, u64)| {
             let age = now.saturating_sub(when);
@@ -57,7 +57,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn what_was_needed_fades() {
+    fn the_bytes_of_an_old_step_fade() {
         let mut window = Window::new(10 * SECOND);
         window.add(SECOND, 1000);
         assert_eq!(window.keep(SECOND), 1000, "all of it at first");
@@ -68,12 +68,12 @@ mod tests {
         }
         assert!(kept.is_sorted_by(|a, b| a >= b), "{kept:?}");
         assert!(kept[0] > 980 && (490..510).contains(&kept[4]) && kept[8] < 20, "{kept:?}");
-        assert_eq!(kept[10], 10, "nothing is left of what is longer ago");
-        assert!(window.needed.len() <= 11, "what is longer ago is forgotten");
+        assert_eq!(kept[10], 10, "nothing is kept of steps before the window");
+        assert!(window.needed.len() <= 11, "steps before the window are forgotten");
     }
 
     #[test]
-    fn what_is_needed_again_and_again_stays() {
+    fn bytes_that_are_needed_repeatedly_stay() {
         let mut window = Window::new(10 * SECOND);
         for second in 0..100 {
             window.add(second * SECOND, if second % 4 == 0 { 1000 } else { 0 });

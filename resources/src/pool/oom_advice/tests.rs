@@ -1,5 +1,5 @@
-//! Every report is put to the test: what happened is done again, its advice is followed, and the request must
-//! succeed. A report that says too little, or names the wrong thing, must fail that test, too.
+//! Tests the advice of out-of-memory reports: repeats what happened and follows the advice, after which the
+//! request must succeed. Wrong reports must fail that test.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ const STREAMS: usize = 3;
 #[derive(Clone, Copy, Debug)]
 struct Setup {
     capacity: u64,
-    /// Held by somebody else, in pieces of a quarter MiB.
+    /// Bytes that are allocated past the pool.
     elsewhere: u64,
     maximum: Option<u64>,
     pages: PagesMode,
@@ -48,8 +48,8 @@ enum Step {
         alignment: u64,
         stream: usize,
     },
-    /// Gives a block back that was taken before, by its number among those that are live.
-    Give {
+    /// Frees a live block, by its number.
+    Free {
         number: usize,
         stream: usize,
     },
@@ -57,8 +57,8 @@ enum Step {
         stream: usize,
         capturing: bool,
     },
-    /// Gives the block of this size back.
-    GiveOf {
+    /// Frees the block of this size.
+    FreeOfSize {
         bytes: u64,
         stream: usize,
     },
@@ -69,7 +69,7 @@ const fn take(bytes: u64, stream: usize) -> Step {
 }
 
 const fn free(number: usize, stream: usize) -> Step {
-    Step::Give { number, stream }
+    Step::Free { number, stream }
 }
 
 /// A request that failed.
@@ -105,7 +105,8 @@ impl World {
         Self { device, pool, streams, live: BTreeMap::new(), elsewhere }
     }
 
-    /// Takes the steps up to the one that fails, which is not `skip`ped, and says what failed.
+    /// Runs the steps up to the first request that fails after `skip` failed ones; returns that request and
+    /// its error.
     fn run(&mut self, steps: &[Step], mut skip: usize) -> Option<(Failed, Error)> {
         for step in steps {
             match *step {
@@ -118,13 +119,13 @@ impl World {
                         Err(_) => skip -= 1,
                     }
                 }
-                Step::Give { number, stream } if !self.live.is_empty() => {
+                Step::Free { number, stream } if !self.live.is_empty() => {
                     let number = number % self.live.len();
                     let address = *self.live.keys().nth(number).expect("there are as many");
                     self.free(address, self.streams[stream]);
                 }
-                Step::Give { .. } => {}
-                Step::GiveOf { bytes, stream } => {
+                Step::Free { .. } => {}
+                Step::FreeOfSize { bytes, stream } => {
                     let found = self.live.iter().find(|(_, live)| **live == bytes);
                     let address = *found.expect("there is one").0;
                     self.free(address, self.streams[stream]);
@@ -147,7 +148,7 @@ impl World {
 
     fn free(&mut self, address: u64, stream: StreamRef) {
         let bytes = self.live.remove(&address).expect("a report names what is live");
-        // SAFETY: the block came from the pool with this size and is given back once; nothing uses it.
+        // SAFETY: the block came from the pool with this size and is freed once; nothing uses it.
         unsafe { self.pool.deallocate(DevicePtr::new(address), Layout::new(bytes), stream) };
     }
 
@@ -155,7 +156,7 @@ impl World {
         self.streams.iter().for_each(|stream| self.set_capturing(*stream, false));
     }
 
-    /// No call of the pool may have ended a capture.
+    /// Begins or ends a capture. Panics if a call of the pool has ended one.
     fn set_capturing(&self, stream: StreamRef, capturing: bool) {
         match (self.device.stream_is_capturing(stream), capturing) {
             (Ok(false), true) => self.device.begin_capture(stream, CaptureMode::Global),
@@ -165,7 +166,7 @@ impl World {
         .expect("the capture is still valid");
     }
 
-    /// Does what a report says.
+    /// Follows the advice of a report.
     fn follow(&mut self, action: &RemedyAction, failed: Failed) {
         match action {
             RemedyAction::WaitForStream { .. } | RemedyAction::MergeStreams { .. } => self.end_captures(),
@@ -179,7 +180,7 @@ impl World {
                 });
             }
             RemedyAction::FreeDeviceMemory { bytes, held_bytes } => {
-                assert!(bytes <= held_bytes, "more than there is");
+                assert!(bytes <= held_bytes, "the report asks for more than others hold");
                 let _captures = CaptureModeGuard::relaxed(&*self.device);
                 let free = || self.device.mem_get_info().expect("a device").free;
                 let enough = free() + bytes;
@@ -190,7 +191,7 @@ impl World {
                 }
             }
             RemedyAction::FreeBlocks { number, bytes, blocks } => {
-                assert_eq!(*number, blocks.len() as u64, "so few are all named");
+                assert_eq!(*number, blocks.len() as u64, "a report names all of a few blocks");
                 assert_eq!(*bytes, blocks.iter().map(|block| block.bytes).sum::<u64>());
                 for LiveBlock { address, bytes } in blocks {
                     assert_eq!(self.live.get(address), Some(bytes), "a report names what is live");
@@ -202,12 +203,12 @@ impl World {
     }
 }
 
-/// What happened up to a request that failed, to be done again as often as need be.
+/// The steps up to a request that failed, which a test can repeat.
 #[derive(Clone, Debug)]
 struct Story {
     setup: Setup,
     steps: Vec<Step>,
-    /// How many requests failed before.
+    /// The number of requests that failed before.
     earlier: usize,
 }
 
@@ -224,7 +225,7 @@ impl Story {
         self.tell().expect("the last step is to fail").2
     }
 
-    /// Whether all of it is true.
+    /// Checks that all advice is true.
     fn check(&self, report: &OutOfMemoryReport) -> Result<(), String> {
         for remedy in report.remedies.iter().filter(|remedy| remedy.suffices) {
             self.try_out(std::slice::from_ref(remedy))?;
@@ -235,7 +236,7 @@ impl Story {
         if together.is_empty() { Ok(()) } else { self.try_out(&together) }
     }
 
-    /// Whether the request succeeds once all of these are followed.
+    /// Checks that the request succeeds after all of this advice is followed.
     fn try_out(&self, remedies: &[Remedy]) -> Result<(), String> {
         let (mut world, failed, _) = self.tell().expect("it failed before");
         remedies.iter().for_each(|remedy| world.follow(&remedy.action, failed));
@@ -246,7 +247,8 @@ impl Story {
     }
 }
 
-/// New memory that a request takes of the limit and of the device, if nothing that is free is used.
+/// Returns the new memory that a request takes of the pool's maximum and of the device, if no free block
+/// serves it.
 fn needed(layout: Layout, over_pages: bool) -> (u64, u64) {
     let exact = layout.bytes().next_multiple_of(256);
     let padded = exact + layout.alignment() - 256;
@@ -257,7 +259,7 @@ fn needed(layout: Layout, over_pages: bool) -> (u64, u64) {
     (padded, padded.next_multiple_of(512))
 }
 
-/// Memory is out only where there is none: not on the device, or not within the maximum.
+/// Checks that a request failed only since the device or the pool's maximum has too little.
 fn check_failure(story: &Story) -> Result<(), String> {
     let (world, failed, report) = story.tell().expect("it failed before");
     let (_, _, again) = story.tell().expect("it failed before");
@@ -276,15 +278,15 @@ fn check_failure(story: &Story) -> Result<(), String> {
     if report.is_capturing {
         return Ok(());
     }
-    // Giving everything back helps if anything does, so some blocks must be named.
+    // If anything helps, then freeing all blocks does, so the report must name some.
     let names_blocks = |remedy: &Remedy| matches!(remedy.action, RemedyAction::FreeBlocks { .. });
     let there_is = (story.setup.capacity - story.setup.elsewhere).min(maximum);
     if of_device.next_multiple_of(PAGE) <= there_is && !report.remedies.iter().any(names_blocks) {
-        return Err(format!("all of {there_is} bytes could be had, and no block is named: {report}"));
+        return Err(format!("{there_is} bytes could be free, and the report names no block: {report}"));
     }
     world.pool.trim(0).map_err(|error| error.to_string())?;
     match world.take(failed) {
-        Ok(_) => Err(format!("it is had after trimming: {report}")),
+        Ok(_) => Err(format!("the request succeeds after a trim: {report}")),
         Err(_) => Ok(()),
     }
 }
@@ -312,13 +314,13 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         8 => (bytes, alignment, 0..STREAMS)
             .prop_map(|(bytes, alignment, stream)| Step::Take { bytes, alignment, stream }),
-        5 => (any::<usize>(), 0..STREAMS).prop_map(|(number, stream)| Step::Give { number, stream }),
+        5 => (any::<usize>(), 0..STREAMS).prop_map(|(number, stream)| Step::Free { number, stream }),
         1 => (0..STREAMS, any::<bool>()).prop_map(|(stream, capturing)| Step::Capture { stream, capturing }),
     ];
     prop::collection::vec(step, 20..if cfg!(miri) { 40 } else { 200 })
 }
 
-/// Small devices, random steps: each time that memory is out, there is none, and all advice is true.
+/// On small devices, with random steps: each request that fails had to, and all advice is true.
 #[test]
 fn all_advice_is_true() {
     let cases = std::env::var("MILLPOND_SHORTAGES").ok().and_then(|cases| cases.parse().ok());
@@ -374,12 +376,12 @@ fn pages() -> Setup {
     Setup::of(64 * MIB, PagesMode::On)
 }
 
-/// The advice, by name, in the order of the report.
+/// Returns the names of the advice, in the order of the report.
 fn advice(report: &OutOfMemoryReport) -> Vec<&'static str> {
     report.remedies.iter().map(|remedy| name(&remedy.action, remedy.suffices)).collect()
 }
 
-/// The device is full of blocks of 16 MiB; two streams then give blocks back, and the first one captures.
+/// Fills the device with blocks of 16 MiB; then streams free some, and the first stream captures.
 fn captured(given: &[Step], then: u64) -> Vec<Step> {
     let mut steps = vec![take(16 * MIB, 0), take(16 * MIB, 1), take(16 * MIB, 2), take(16 * MIB, 0)];
     steps.extend(given);
@@ -388,7 +390,7 @@ fn captured(given: &[Step], then: u64) -> Vec<Step> {
 }
 
 #[test]
-fn during_a_capture_others_have_what_fits() {
+fn during_a_capture_the_report_names_streams_with_a_fit() {
     for setup in [regions(), pages()] {
         let one = story(setup, &captured(&[free(1, 1)], 16 * MIB));
         let report = one.report();
@@ -404,7 +406,7 @@ fn during_a_capture_others_have_what_fits() {
         let steps = [take(40 * MIB, 1), free(0, 1), take(40 * MIB, 0), take(40 * MIB, 0)];
         let report = story(setup, &steps).report();
         assert!(advice(&report).iter().all(|it| !["wait", "merge"].contains(it)), "{report}");
-        // Nor does it help to wait for a stream that has too little.
+        // It does not help either to wait for a stream that has too little.
         let little = story(setup, &captured(&[free(1, 1)], 17 * MIB));
         let report = little.report();
         assert!(advice(&report).iter().all(|it| !["wait", "merge"].contains(it)), "{report}");
@@ -422,7 +424,7 @@ fn the_maximum_is_raised_by_what_is_missing_and_no_less() {
         assert_eq!((advice(&report)[0], report.short_bytes), ("raise", Some(6 * MIB)), "{report}");
         short.check(&report).unwrap();
         short.try_out(&[Remedy::raise_maximum(6 * MIB - 256, true)]).unwrap_err();
-        // Where the device has too little besides, both are needed, if others have it.
+        // If the device has too little too, both are needed, as far as others hold the rest.
         let full = Setup { elsewhere: 42 * MIB, ..setup };
         let both = story(full, &[take(16 * MIB, 0), take(10 * MIB, 1)]);
         let report = both.report();
@@ -439,7 +441,7 @@ fn the_maximum_is_raised_by_what_is_missing_and_no_less() {
 }
 
 #[test]
-fn others_give_back_what_is_missing_and_no_less() {
+fn others_free_what_is_missing_and_no_less() {
     for setup in [regions(), pages()] {
         let setup = Setup { elsewhere: 30 * MIB, ..setup };
         let short = story(setup, &[take(20 * MIB, 0), take(20 * MIB, 1)]);
@@ -455,10 +457,10 @@ fn others_give_back_what_is_missing_and_no_less() {
     }
 }
 
-/// Two free extents, of 8 and 6 MiB, with a small block between them and a large one behind, in what was one
-/// region.
+/// Leaves two free extents, of 8 and 6 MiB, with a small block between them and a large one after them, in
+/// one region.
 fn free_extents(then: u64) -> [Step; 9] {
-    let free = |bytes, stream| Step::GiveOf { bytes: bytes * MIB, stream };
+    let free = |bytes, stream| Step::FreeOfSize { bytes: bytes * MIB, stream };
     let take = |bytes| take(bytes * MIB, 0);
     let (left, between, right, rest) = (take(8), take(2), take(6), take(48));
     let then = Step::Take { bytes: then, alignment: 256, stream: 1 };
@@ -474,7 +476,7 @@ fn named(report: &OutOfMemoryReport) -> Vec<LiveBlock> {
 }
 
 #[test]
-fn the_block_between_two_holes_is_named() {
+fn the_block_between_two_free_extents_is_named() {
     for setup in [regions(), pages()] {
         let free_extents = story(setup, &free_extents(16 * MIB));
         let report = free_extents.report();
@@ -501,7 +503,7 @@ fn pages_are_advised_where_enough_lie_apart() {
 fn small_blocks_that_keep_a_span_are_named() {
     for setup in [regions(), pages()] {
         let setup = Setup { capacity: 8 * MIB, ..setup };
-        // Spans of small blocks, of which a few stay.
+        // A few small blocks stay in their spans.
         let mut steps = vec![take(64 << 10, 0); 120];
         steps.extend((0..100).map(|_| free(1, 0)));
         steps.push(take(7 * MIB, 0));
@@ -513,7 +515,7 @@ fn small_blocks_that_keep_a_span_are_named() {
     }
 }
 
-/// What a wrong report would look like: each is found out.
+/// The test finds wrong reports.
 #[test]
 fn wrong_reports_are_found_out() {
     let wrong = |story: &Story, change: &dyn Fn(&mut RemedyAction)| {
@@ -542,7 +544,7 @@ fn wrong_reports_are_found_out() {
                 (*number, *bytes, *blocks) = (0, 0, Vec::new());
             }
         });
-        // To wait for a stream that has too little.
+        // A stream to wait for that has too little.
         let little = story(setup, &captured(&[free(1, 1)], 17 * MIB));
         let mut report = little.report();
         report.remedies = vec![Remedy::wait_for_stream(StreamRef::LEGACY, 16 * MIB)];

@@ -1,57 +1,59 @@
+//! Models of the peak of live bytes, which loom runs in every order of their threads' steps.
+
 use loom::thread;
 
 use crate::pool::cache::peak::*;
 use crate::sync::{AtomicU64, explore, explore_without_order};
 
-/// Two threads of a pool; the first keeps two blocks of one byte, which were in use when the peak was two.
+/// Two threads of a pool. The first caches two blocks of one byte, which were live when the peak was two.
 struct Setup {
     thread_caches: ThreadCaches,
-    /// The places of the two blocks.
-    places: [AtomicU64; 2],
+    /// The slots of the two blocks.
+    slots: [AtomicU64; 2],
 }
 
 impl Setup {
     fn new() -> (Arc<Self>, [Arc<ThreadCache>; 2]) {
         let setup =
-            Self { thread_caches: ThreadCaches::default(), places: [(); 2].map(|()| AtomicU64::new(1)) };
-        let thread_caches = [(); 2].map(|()| setup.thread_caches.orphan());
+            Self { thread_caches: ThreadCaches::default(), slots: [(); 2].map(|()| AtomicU64::new(1)) };
+        let thread_caches = [(); 2].map(|()| setup.thread_caches.unused_cache());
         let first = &thread_caches[0].counts;
-        first.takes(2);
-        first.took(2, 2);
-        setup.thread_caches.settle(first);
-        first.pushed(1, 1);
-        first.pushed(1, 1);
+        first.begin_allocation(2);
+        first.end_allocation(2, 2);
+        setup.thread_caches.acquire_quota(first);
+        first.count_push(1, 1);
+        first.count_push(1, 1);
         (Arc::new(setup), thread_caches)
     }
 
-    /// The first thread takes a block that it keeps.
-    fn pop(&self, thread: &ThreadCounts, place: usize) {
-        thread.pops(1);
-        assert_eq!(self.places[place].swap(0, Ordering::SeqCst), 1, "nobody else takes it");
-        thread.popped(1);
-        if thread.is_beyond() {
-            self.thread_caches.settle(thread);
+    /// The first thread pops a cached block.
+    fn pop(&self, thread: &ThreadCounts, slot: usize) {
+        thread.begin_pop(1);
+        assert_eq!(self.slots[slot].swap(0, Ordering::SeqCst), 1, "no other thread takes it");
+        thread.end_pop(1);
+        if thread.exceeds_quota() {
+            self.thread_caches.acquire_quota(thread);
         }
     }
 
-    /// A thread takes a block past its stream caches.
+    /// A thread allocates a block past its stream caches.
     fn take(&self, thread: &ThreadCounts) {
-        thread.takes(1);
-        thread.took(1, 1);
-        if thread.is_beyond() {
-            self.thread_caches.settle(thread);
+        thread.begin_allocation(1);
+        thread.end_allocation(1, 1);
+        if thread.exceeds_quota() {
+            self.thread_caches.acquire_quota(thread);
         }
     }
 }
 
-/// The first thread takes so many of its blocks, the second one a fresh block.
+/// The first thread pops `pops` blocks, and the second one allocates a new block.
 fn two_allocate(pops: usize) {
     let (setup, thread_caches) = Setup::new();
     let other = {
         let (setup, thread_cache) = (Arc::clone(&setup), Arc::clone(&thread_caches[1]));
         thread::spawn(move || setup.take(&thread_cache.counts))
     };
-    (0..pops).for_each(|place| setup.pop(&thread_caches[0].counts, place));
+    (0..pops).for_each(|slot| setup.pop(&thread_caches[0].counts, slot));
     other.join().expect("no assertion failed");
     setup.thread_caches.validate_peak();
     assert_eq!(setup.thread_caches.peak_bytes(), 2.max(pops as i64 + 1), "the peak is exact");
@@ -68,12 +70,11 @@ fn the_peak_rises_by_what_is_missing() {
 }
 
 #[test]
-fn canary_what_another_may_have_is_taken_without_order() {
-    explore_without_order("more in use than it may", || two_allocate(2));
+fn canary_quota_borrowed_without_order() {
+    explore_without_order("exceeds its quota", || two_allocate(2));
 }
 
-/// The first thread adds what it has left to the reserve, while the second one, which is short of a byte,
-/// looks for it.
+/// The first thread adds its unused quota to the reserve, while the second one is missing one byte of quota.
 fn one_adds_to_the_reserve() {
     let (setup, thread_caches) = Setup::new();
     let first = &thread_caches[0].counts;
@@ -85,17 +86,17 @@ fn one_adds_to_the_reserve() {
     setup.thread_caches.peak.add_to_reserve(first);
     other.join().expect("no assertion failed");
     setup.thread_caches.validate_peak();
-    // What is on its way to the reserve may be missed.
+    // The second thread may miss quota that is on its way to the reserve.
     let peak = setup.thread_caches.peak_bytes();
     assert!((2..=3).contains(&peak), "{peak}");
 }
 
 #[test]
-fn what_is_added_to_the_reserve_is_had_once() {
+fn quota_in_the_reserve_is_taken_once() {
     explore(one_adds_to_the_reserve);
 }
 
 #[test]
 fn canary_the_reserve_is_filled_without_order() {
-    explore_without_order("more in use than it may", one_adds_to_the_reserve);
+    explore_without_order("exceeds its quota", one_adds_to_the_reserve);
 }

@@ -1,3 +1,5 @@
+//! Models of thread caches, which loom runs in every order of their threads' steps.
+
 use loom::thread;
 use millpond_core::StreamRef;
 
@@ -45,27 +47,26 @@ impl Setup {
         unsafe { &*stream_cache }.pop(BYTES, BYTES).map(|held| held.addr >> 8)
     }
 
-    /// What is left in all stream caches, and whether the counters say the same.
-    fn drain_all(&self) -> Vec<u64> {
-        let mut had = Vec::new();
+    /// Flushes all stream caches; returns their blocks, after a check of the counters.
+    fn flush_all(&self) -> Vec<u64> {
+        let mut flushed = Vec::new();
         let mut counted = 0;
         self.thread_caches.each(|thread_cache| counted += thread_cache.counts.totals().blocks_held);
         let mut stream_caches = Vec::new();
         self.thread_caches.each(|thread_cache| stream_caches.extend(thread_cache.stream_caches()));
         stream_caches.iter().for_each(|stream_cache| {
             stream_cache.flush(false, |addr| {
-                had.push(addr >> 8);
+                flushed.push(addr >> 8);
                 BYTES
             });
         });
-        assert_eq!(counted, had.len() as u64, "blocks counted, and blocks there");
-        had
+        assert_eq!(counted, flushed.len() as u64, "the counters match the blocks");
+        flushed
     }
 }
 
-/// A thread leaves a block behind as it ends; two more come, each of which keeps a block of its own for a
-/// while.
-fn a_thread_ends_and_others_come() {
+/// A thread ends with a block in its cache, while another thread caches a block of its own for a while.
+fn a_thread_ends_and_another_comes() {
     let setup = Setup::new();
     let first = {
         let setup = Arc::clone(&setup);
@@ -80,48 +81,48 @@ fn a_thread_ends_and_others_come() {
             let thread_cache = setup.thread_caches.my_cache(POOL);
             let stream_cache = setup.stream_cache(&thread_cache);
             setup.push(stream_cache, 2);
-            setup.pop(stream_cache).expect("its own, at least")
+            setup.pop(stream_cache).expect("its own block, at least")
         })
     };
     first.join().expect("no assertion failed");
-    let mut had = vec![second.join().expect("no assertion failed")];
-    had.extend(setup.drain_all());
-    had.sort_unstable();
-    assert_eq!(had, [1, 2], "each is had once");
+    let mut taken = vec![second.join().expect("no assertion failed")];
+    taken.extend(setup.flush_all());
+    taken.sort_unstable();
+    assert_eq!(taken, [1, 2], "each block is taken once");
 }
 
 #[test]
-fn what_a_thread_leaves_is_taken_over_once() {
-    explore(a_thread_ends_and_others_come);
+fn a_cache_of_an_ended_thread_is_taken_over_once() {
+    explore(a_thread_ends_and_another_comes);
 }
 
 #[test]
 fn canary_threads_that_are_not_ordered() {
-    explore_without_order("each is had once", a_thread_ends_and_others_come);
+    explore_without_order("each block is taken once", a_thread_ends_and_another_comes);
 }
 
-/// Two threads look for a cache at once, of which one is an orphan's; `adopt` is how.
+/// Two threads get a cache by `adopt` at once, while there is one orphaned cache.
 fn two_adopt(adopt: impl Fn(&ThreadCaches) -> Arc<ThreadCache> + Copy + Send + 'static) {
     let setup = Setup::new();
-    let orphan = setup.thread_caches.orphan();
+    let orphan = setup.thread_caches.unused_cache();
     orphan.counts.orphaned.store(true, Ordering::Release);
     let other = {
         let setup = Arc::clone(&setup);
         thread::spawn(move || adopt(&setup.thread_caches))
     };
-    let my_cache = adopt(&setup.thread_caches);
-    let others = other.join().expect("no assertion failed");
-    assert!(!Arc::ptr_eq(&my_cache, &others), "two threads have one cache");
-    assert!(Arc::ptr_eq(&my_cache, &orphan) || Arc::ptr_eq(&others, &orphan), "nobody took the orphan over");
+    let first = adopt(&setup.thread_caches);
+    let second = other.join().expect("no assertion failed");
+    assert!(!Arc::ptr_eq(&first, &second), "two threads have one cache");
+    assert!(Arc::ptr_eq(&first, &orphan) || Arc::ptr_eq(&second, &orphan), "no thread took the orphan over");
 }
 
 #[test]
 fn an_orphan_has_one_new_owner() {
-    explore(|| two_adopt(ThreadCaches::orphan));
+    explore(|| two_adopt(ThreadCaches::unused_cache));
 }
 
 #[test]
-fn canary_adopted_after_a_look() {
+fn canary_adoption_that_is_not_atomic() {
     explore_canary("two threads have one cache", || {
         two_adopt(|thread_caches| {
             let known = thread_caches.all.lock()[0].clone();
@@ -129,7 +130,7 @@ fn canary_adopted_after_a_look() {
                 known.counts.orphaned.store(false, Ordering::Release);
                 return known;
             }
-            thread_caches.orphan()
+            thread_caches.unused_cache()
         });
     });
 }

@@ -1,0 +1,50 @@
+//! Detects that a thread shares its arena with threads that run at the same time.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use crate::tuning::{CONTENTION_AFTER, CONTENTION_PER_BLOCK, CONTENTION_WINDOW};
+
+/// Decides whether a thread should move to another arena. Only the thread itself writes it.
+///
+/// Threads that take turns share an arena well. A thread that finds its arena locked runs at the same time as
+/// another one; then each block that the other takes moves the arena's cache lines away, which costs more
+/// than the wait for the lock.
+#[derive(Debug, Default)]
+pub(crate) struct Contention {
+    /// The number of blocks for which the thread still counts as running at the same time as others.
+    window: AtomicU8,
+    score: AtomicU8,
+    /// Whether the thread has taken a block from an arena.
+    has_taken: AtomicBool,
+}
+
+impl Contention {
+    /// Returns whether the thread takes a block from an arena for the first time.
+    pub(crate) fn is_first(&self) -> bool {
+        let is_first = !self.has_taken.load(Ordering::Relaxed);
+        if is_first {
+            self.has_taken.store(true, Ordering::Relaxed);
+        }
+        is_first
+    }
+
+    /// Notes that the thread found its arena locked.
+    pub(crate) fn found_locked(&self) {
+        self.window.store(CONTENTION_WINDOW, Ordering::Relaxed);
+    }
+
+    /// Notes that the thread takes a block, and whether another thread took the last one; returns whether the
+    /// thread should move to another arena.
+    pub(crate) fn should_move(&self, was_others: bool) -> bool {
+        let window = self.window.load(Ordering::Relaxed);
+        if window == 0 {
+            return false;
+        }
+        self.window.store(window - 1, Ordering::Relaxed);
+        let score = self.score.load(Ordering::Relaxed);
+        let score = if was_others { score + CONTENTION_PER_BLOCK } else { score.saturating_sub(1) };
+        let should_move = score >= CONTENTION_AFTER;
+        self.score.store(if should_move { 0 } else { score }, Ordering::Relaxed);
+        should_move
+    }
+}

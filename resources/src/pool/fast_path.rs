@@ -1,0 +1,336 @@
+//! The path of an allocation and of a free: through the stream cache, the arena, or the pool's lock.
+
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use millpond_core::{ALLOCATION_ALIGNMENT, DeviceMemoryResource, DevicePtr, Layout, Result, StreamRef};
+
+use crate::block_map::BlockEntry;
+use crate::heap::request::Request;
+use crate::heap::size_class::BlockSize;
+use crate::pool::PoolMemoryResource;
+use crate::pool::arena::{Arena, Arenas, BatchFree, Shard};
+use crate::pool::cache::stream_cache::StreamCache;
+use crate::pool::cache::thread_cache::{self, Lease};
+use crate::pool::cache::thread_counts::add;
+use crate::pool::protocol::Reclaim;
+use crate::stream_order::ANY_STREAM;
+use crate::sync::spin_lock::SpinGuard;
+
+impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
+    /// Returns the calling thread's stream cache for a stream, if it was used recently and may be used now.
+    #[inline(always)]
+    fn stream_cache(&self, stream: StreamRef) -> Option<&StreamCache> {
+        let stream_cache = thread_cache::stream_cache(self.id, stream.id())?;
+        // SAFETY: this thread's cache of this pool holds the stream cache until the thread adds another one,
+        // which no call does while it uses this one.
+        let stream_cache = unsafe { &*stream_cache };
+        (!stream_cache.stream.is_record_requested() && !self.central.health.is_lost()).then_some(stream_cache)
+    }
+
+    /// Allocates a block of this size for a request.
+    #[inline(always)]
+    pub(crate) fn allocate_block(
+        &self,
+        layout: Layout,
+        stream: StreamRef,
+        size: BlockSize,
+    ) -> Result<DevicePtr> {
+        match self.stream_cache(stream) {
+            Some(stream_cache) => match self.pop(stream_cache, layout, size) {
+                Some(ptr) => Ok(ptr),
+                None => self.allocate_past_cache(stream_cache, layout, stream),
+            },
+            None => self.allocate_without_cache(layout, stream),
+        }
+    }
+
+    /// Frees a block of this size.
+    #[inline(always)]
+    pub(crate) fn deallocate_block(
+        &self,
+        ptr: DevicePtr,
+        layout: Layout,
+        stream: StreamRef,
+        size: BlockSize,
+    ) {
+        match self.stream_cache(stream) {
+            Some(stream_cache) => self.deallocate_through_cache(stream_cache, ptr, layout, stream, size),
+            None => self.deallocate_without_cache(ptr, layout, stream),
+        }
+    }
+
+    /// Allocates a block from the stream cache.
+    #[inline(always)]
+    fn pop(&self, stream_cache: &StreamCache, layout: Layout, size: BlockSize) -> Option<DevicePtr> {
+        let bytes = layout.bytes();
+        if layout.alignment() > ALLOCATION_ALIGNMENT || bytes == 0 {
+            return None;
+        }
+        let cached = stream_cache.pop(bytes, size)?;
+        if cached.exceeds_quota {
+            self.shared.thread_caches.acquire_quota(&stream_cache.thread);
+        }
+        cached.entry.set_requested(bytes);
+        Some(DevicePtr::new(cached.addr))
+    }
+
+    /// Frees a small block to the stream cache, within the cache limits; returns whether it did.
+    #[inline(always)]
+    fn push(
+        &self,
+        stream_cache: &StreamCache,
+        ptr: DevicePtr,
+        entry: &BlockEntry,
+        bytes: u64,
+        size: BlockSize,
+    ) -> bool {
+        if !size.is_small() || !entry.is_cacheable(bytes) {
+            return false;
+        }
+        let room = self.shared.limits.max_cached_bytes.load(Ordering::Relaxed);
+        let fits = stream_cache.thread.small_bytes_held() + size.bytes <= room;
+        let class_room = self.shared.limits.max_class_bytes.load(Ordering::Relaxed);
+        fits && stream_cache.push(ptr.address(), bytes, size, entry, class_room)
+    }
+
+    /// Frees a large block to the stream cache, and evicts the one before; returns whether it did.
+    fn push_large(&self, stream_cache: &StreamCache, ptr: DevicePtr, entry: &BlockEntry, bytes: u64) -> bool {
+        let most = self.shared.limits.max_large_block.load(Ordering::Relaxed);
+        let size = self.shared.block_size(bytes);
+        if bytes == 0 || size.is_small() || size.bytes > most || !entry.is_cacheable(bytes) {
+            return false;
+        }
+        self.evict_large(stream_cache);
+        stream_cache.push_large(ptr.address(), bytes, size.bytes, entry);
+        true
+    }
+
+    /// Frees the stream cache's large block to the heap.
+    fn evict_large(&self, stream_cache: &StreamCache) {
+        if let Some(entry) = stream_cache.evict_large() {
+            self.central.with_heaps(|heaps| _ = heaps.free_cached(entry, &stream_cache.stream));
+        }
+    }
+
+    /// Allocates a small block from the thread's arena.
+    fn take_in_arena(&self, stream_cache: &StreamCache, layout: Layout) -> Option<DevicePtr> {
+        let bytes = layout.bytes();
+        let most = self.shared.max_arena_block();
+        if bytes == 0 || bytes > most || layout.alignment() > ALLOCATION_ALIGNMENT {
+            return None;
+        }
+        let request = Request { bytes: self.shared.block_bytes(bytes), ..Request::new(layout)? };
+        let thread = &stream_cache.thread;
+        thread.begin_allocation(request.bytes);
+        let (shard, mut arena) = self.lock_arena(stream_cache);
+        let Some(chunk) = arena.heap.find_for(stream_cache.stream.owner, &request, false) else {
+            thread.cancel_allocation(request.bytes);
+            return None;
+        };
+        let was_unowned = arena.heap.chunk(chunk).owner() == ANY_STREAM;
+        let ptr = self.shared.take(shard, &mut arena, chunk, &request);
+        drop(arena);
+        add(if was_unowned { &thread.completed } else { &thread.own_stream }, 1);
+        thread.end_allocation(request.bytes, layout.bytes());
+        if thread.exceeds_quota() {
+            self.shared.thread_caches.acquire_quota(thread);
+        }
+        Some(ptr)
+    }
+
+    /// Locks the thread's arena. The thread first moves to another arena if it contends with other threads,
+    /// or if it is new and threads contend already.
+    fn lock_arena(&self, stream_cache: &StreamCache) -> (Shard, SpinGuard<'_, Arena>) {
+        let (arenas, contention) = (&self.shared.arenas, &stream_cache.thread.contention);
+        let mut shard = stream_cache.thread.shard.load(Ordering::Relaxed);
+        if contention.is_first() && arenas.are_contended() {
+            shard = self.move_from(shard, stream_cache);
+        }
+        let mut arena = arenas.try_lock(shard).unwrap_or_else(|| {
+            contention.found_locked();
+            arenas.lock(shard)
+        });
+        let taker = ptr::from_ref(&*stream_cache.thread).addr();
+        let was_others = std::mem::replace(&mut arena.taker, taker) != taker;
+        if !contention.should_move(was_others) {
+            return (shard, arena);
+        }
+        drop(arena);
+        let shard = self.move_from(shard, stream_cache);
+        let mut arena = arenas.lock(shard);
+        arena.taker = taker;
+        (shard, arena)
+    }
+
+    /// Moves the thread to an arena that fewer threads use, if there is one.
+    #[cold]
+    fn move_from(&self, shard: Shard, stream_cache: &StreamCache) -> Shard {
+        let shard = self.shared.arenas.next(shard, &self.shared.thread_caches.users_of_arenas());
+        stream_cache.thread.shard.store(shard, Ordering::Relaxed);
+        shard
+    }
+
+    /// Returns the calling thread's stream cache for a stream, if it may be used now; makes it if the stream
+    /// is used often.
+    fn stream_cache_or_new(&self, thread_cache: &Lease, stream: StreamRef) -> Option<&StreamCache> {
+        let stream_cache = if thread_cache.is_permanent() {
+            self.stream_cache_of(thread_cache, stream)?
+        } else {
+            return None;
+        };
+        // SAFETY: as in `stream_cache`; this call adds no stream cache from here on.
+        let stream_cache = unsafe { &*stream_cache };
+        (!stream_cache.stream.is_record_requested() && !self.central.health.is_lost()).then_some(stream_cache)
+    }
+
+    /// Allocates from the arena, or under the pool's lock, if the stream cache has no block.
+    #[inline(never)]
+    fn allocate_past_cache(
+        &self,
+        stream_cache: &StreamCache,
+        layout: Layout,
+        stream: StreamRef,
+    ) -> Result<DevicePtr> {
+        if let Some(ptr) = self.take_in_arena(stream_cache, layout) {
+            return Ok(ptr);
+        }
+        if !self.shared.block_size(layout.bytes()).is_small() {
+            // The cached block may be large enough, or join a free neighbour.
+            self.evict_large(stream_cache);
+        }
+        let shard = stream_cache.thread.shard.load(Ordering::Relaxed);
+        let ptr = self
+            .central
+            .allocate(layout, stream, shard, Some(&stream_cache.stream))
+            .map_err(|error| error.in_stack(self))?;
+        if !ptr.is_null() {
+            self.shared.count_allocation(&stream_cache.thread, layout.bytes());
+        }
+        Ok(ptr)
+    }
+
+    /// Allocates if the stream cache was not used recently, or does not exist.
+    #[inline(never)]
+    fn allocate_without_cache(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        let thread_cache = self.shared.thread_caches.my_cache(self.id);
+        if let Some(stream_cache) = self.stream_cache_or_new(&thread_cache, stream) {
+            return self
+                .pop(stream_cache, layout, self.shared.block_size(layout.bytes()))
+                .map_or_else(|| self.allocate_past_cache(stream_cache, layout, stream), Ok);
+        }
+        let shard = thread_cache.counts.shard.load(Ordering::Relaxed);
+        let ptr = self.central.allocate(layout, stream, shard, None).map_err(|error| error.in_stack(self))?;
+        if !ptr.is_null() {
+            self.shared.count_allocation(&thread_cache.counts, layout.bytes());
+        }
+        Ok(ptr)
+    }
+
+    /// Frees a block that the stream cache does not take as a small one.
+    #[inline(never)]
+    fn deallocate_past_cache(
+        &self,
+        stream_cache: &StreamCache,
+        ptr: DevicePtr,
+        entry: Option<&BlockEntry>,
+        layout: Layout,
+        stream: StreamRef,
+    ) {
+        let bytes = layout.bytes();
+        if stream_cache.thread.are_limits_due() {
+            self.central.with_heaps(|heaps| heaps.set_cache_limits());
+        }
+        let free = |entry| {
+            self.push_large(stream_cache, ptr, entry, bytes)
+                || self.free_past_cache(stream_cache, entry, bytes)
+        };
+        if ptr.is_null() || entry.is_some_and(free) {
+            return;
+        }
+        if self.central.deallocate(ptr, layout, stream, self) {
+            self.shared.count_free(&stream_cache.thread, bytes);
+        }
+    }
+
+    /// Frees a block if the stream cache was not used recently, or does not exist.
+    #[inline(never)]
+    fn deallocate_without_cache(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+        if ptr.is_null() {
+            return;
+        }
+        let thread_cache = self.shared.thread_caches.my_cache(self.id);
+        if let Some(stream_cache) = self.stream_cache_or_new(&thread_cache, stream) {
+            let size = self.shared.block_size(layout.bytes());
+            self.deallocate_through_cache(stream_cache, ptr, layout, stream, size);
+        } else if self.central.deallocate(ptr, layout, stream, self) {
+            self.shared.count_free(&thread_cache.counts, layout.bytes());
+        }
+    }
+
+    /// Frees a block on a stream that the thread has a stream cache for.
+    #[inline(always)]
+    fn deallocate_through_cache(
+        &self,
+        stream_cache: &StreamCache,
+        ptr: DevicePtr,
+        layout: Layout,
+        stream: StreamRef,
+        size: BlockSize,
+    ) {
+        let entry = self.shared.block_map.find(ptr.address());
+        if !entry.is_some_and(|entry| self.push(stream_cache, ptr, entry, layout.bytes(), size)) {
+            self.deallocate_past_cache(stream_cache, ptr, entry, layout, stream);
+        }
+    }
+
+    /// Frees a block to its heap, if it is in use with this size; returns whether it is.
+    fn free_past_cache(&self, stream_cache: &StreamCache, entry: &BlockEntry, bytes: u64) -> bool {
+        if bytes == 0 || !self.shared.claim(entry, bytes) {
+            return false;
+        }
+        self.shared.count_free(&stream_cache.thread, bytes);
+        match Arenas::shard(entry.block().0) {
+            Some(_) => self.free_to_arena(stream_cache, entry, bytes),
+            None => self.central.with_heaps(|heaps| _ = heaps.free_cached(entry, &stream_cache.stream)),
+        }
+        true
+    }
+
+    /// Frees a small block to its arena, together with half of the stream cache's blocks of that size.
+    fn free_to_arena(&self, stream_cache: &StreamCache, entry: &BlockEntry, bytes: u64) {
+        let (owner, epoch) = (stream_cache.stream.owner, stream_cache.stream.epoch());
+        let mut batch = BatchFree::new(&self.shared.arenas);
+        batch.free(entry, owner, epoch);
+        let mut large = Vec::new();
+        let size = self.shared.block_size(bytes);
+        if size.is_small() {
+            stream_cache.evict_half(size, |entry| {
+                large.extend(batch.free(entry, owner, epoch));
+            });
+        }
+        let has_excess = batch.has_excess();
+        drop(batch);
+        if has_excess || !large.is_empty() {
+            self.central.with_heaps(|heaps| {
+                large.iter().for_each(|chunk| heaps.large.free(*chunk, owner, epoch));
+                heaps.take_spans_back();
+            });
+        }
+    }
+
+    /// Returns the thread's stream cache for a stream; makes it if the stream is used often.
+    fn stream_cache_of(&self, thread_cache: &Lease, stream: StreamRef) -> Option<*const StreamCache> {
+        if let Some(stream_cache) = thread_cache.stream_cache(self.id, stream.id()) {
+            return Some(stream_cache);
+        }
+        let cell = self.central.stream_cell(stream)?;
+        let stream_cache = StreamCache::new(stream.id(), cell, Arc::clone(&thread_cache.counts));
+        let (stream_cache, replaced) = thread_cache.add(self.id, stream_cache);
+        self.central.with_heaps(|heaps| {
+            replaced.iter().for_each(|stream_cache| _ = heaps.flush(stream_cache, Reclaim::All))
+        });
+        Some(stream_cache)
+    }
+}
