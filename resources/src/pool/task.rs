@@ -6,12 +6,13 @@ use std::sync::Arc;
 use millpond_core::driver::{Driver, DriverResult};
 use millpond_core::{ALLOCATION_ALIGNMENT, DeviceId, DevicePtr};
 
+use crate::backing::Lack;
 use crate::backing::paged::{Admission, Plan, Release};
 use crate::backing::{Large, NewSpan};
 use crate::block_map::{Block, NIL};
 use crate::heap::request::Request;
 use crate::pool::heaps::{Heaps, LARGE};
-use crate::pool::protocol::{Growth, Lack, Purpose, Reclaim, Try};
+use crate::pool::protocol::{Growth, Purpose, Reclaim, Try};
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::tuning::{ALLOCATIONS_PER_RELEASE, DEVICE_PAGE};
 

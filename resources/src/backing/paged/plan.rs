@@ -3,6 +3,7 @@
 use millpond_core::ALLOCATION_ALIGNMENT;
 use millpond_core::driver::{Driver, DriverResult};
 
+use crate::backing::Lack;
 use crate::backing::paged::driver_calls::{Addresses, Source, Work};
 use crate::backing::paged::free_ends::{FreeEnds, OwnerFilter, Piece};
 use crate::backing::paged::handles::AddressRange;
@@ -12,7 +13,6 @@ use crate::backing::paged::stitch::Stitching;
 use crate::block_map::ChunkId;
 use crate::heap::chunk::Chunk;
 use crate::heap::request::Request;
-use crate::pool::protocol::Lack;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::tuning::{LEAST_SLOT, SLOT_FACTOR};
 

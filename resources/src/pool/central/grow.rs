@@ -9,13 +9,14 @@ use millpond_core::{
     MemoryInfo, Result, StreamRef,
 };
 
+use crate::backing::Lack;
 use crate::heap::request::Request;
 use crate::pool::Task;
 use crate::pool::central::device_books::{Device, PendingReturn, Promise, Reading};
 use crate::pool::central::peer_reclaim::PeerReclaim;
 use crate::pool::central::trace::event;
 use crate::pool::central::{Central, CentralCore, State};
-use crate::pool::protocol::{Lack, Purpose, Try};
+use crate::pool::protocol::{Purpose, Try};
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::tuning::DEVICE_PAGE;
 
