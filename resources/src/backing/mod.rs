@@ -2,6 +2,7 @@
 
 use millpond_core::{ALLOCATION_ALIGNMENT, DeviceId};
 
+pub(crate) mod lack;
 pub(crate) mod paged;
 
 use crate::backing::paged::Pages;
@@ -12,15 +13,6 @@ use crate::heap::request::Request;
 use crate::heap::size_class::LARGEST_SMALL;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::tuning::{PAGED_SPAN_BYTES, SPAN_BYTES};
-
-/// Why there is no plan for a growth.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Lack {
-    /// The pool's maximum does not allow it.
-    OwnLimit,
-    /// It needs more new memory than the plan may take.
-    NewMemory,
-}
 
 /// Where large blocks come from.
 #[derive(Debug)]

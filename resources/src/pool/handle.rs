@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use millpond_core::{DeviceId, DeviceMemoryResource, DevicePtr, Result};
+use millpond_core::{DeviceId, DevicePtr, Result};
 
-use crate::pool::{PoolMemoryResource, PoolOptions};
+use crate::pool::options::PoolOptions;
 
 /// The calls of a [`PoolMemoryResource`], for a stack whose type the caller does not name: see
 /// [`find_trait`](millpond_core::find_trait).
@@ -63,39 +63,4 @@ pub trait Pool {
     /// # Errors
     /// As there.
     fn decay_step(&self, now: Duration) -> Result<u64>;
-}
-
-impl<R: DeviceMemoryResource> Pool for PoolMemoryResource<R> {
-    fn pool_bytes(&self) -> u64 {
-        self.pool_bytes()
-    }
-
-    fn known_streams(&self) -> usize {
-        self.known_streams()
-    }
-
-    fn maps_pages(&self) -> bool {
-        self.maps_pages()
-    }
-
-    fn options(&self) -> PoolOptions {
-        self.options()
-    }
-
-    fn peers(&self) -> Vec<DeviceId> {
-        self.peers()
-    }
-
-    fn add_peer(&self, device: DeviceId) -> Result<()> {
-        self.add_peer(device)
-    }
-
-    #[cfg(unix)]
-    fn export_block(&self, ptr: DevicePtr, bytes: u64) -> Result<crate::share::ExportedBlock> {
-        self.export_block(ptr, bytes)
-    }
-
-    fn decay_step(&self, now: Duration) -> Result<u64> {
-        self.decay_step(now)
-    }
 }

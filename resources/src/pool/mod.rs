@@ -31,6 +31,7 @@ mod exact_size;
 mod fast_path;
 mod handle;
 mod heaps;
+mod layer;
 mod oom_advice;
 mod oom_map;
 mod options;
@@ -59,8 +60,9 @@ pub(crate) use crate::backing::paged::Part;
 pub use crate::pool::decay::Decay;
 pub use crate::pool::handle::Pool;
 pub(crate) use crate::pool::heaps::Heaps;
-pub(crate) use crate::pool::options::ENTRY;
-pub use crate::pool::options::{PagesMode, PoolLayer, PoolOptions};
+pub(crate) use crate::pool::layer::ENTRY;
+pub use crate::pool::layer::PoolLayer;
+pub use crate::pool::options::{PagesMode, PoolOptions};
 pub use crate::pool::peers::{PeerList, Peers, Share};
 pub(crate) use crate::pool::shared::FixedBlocks;
 pub use crate::pool::slack::Slack;
@@ -341,5 +343,40 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PoolMemoryResource
 
     fn provide(&self, traits: &mut Traits) {
         traits.add::<Self, dyn Pool>(|it| it);
+    }
+}
+
+impl<R: DeviceMemoryResource> Pool for PoolMemoryResource<R> {
+    fn pool_bytes(&self) -> u64 {
+        self.pool_bytes()
+    }
+
+    fn known_streams(&self) -> usize {
+        self.known_streams()
+    }
+
+    fn maps_pages(&self) -> bool {
+        self.maps_pages()
+    }
+
+    fn options(&self) -> PoolOptions {
+        self.options()
+    }
+
+    fn peers(&self) -> Vec<DeviceId> {
+        self.peers()
+    }
+
+    fn add_peer(&self, device: DeviceId) -> Result<()> {
+        self.add_peer(device)
+    }
+
+    #[cfg(unix)]
+    fn export_block(&self, ptr: DevicePtr, bytes: u64) -> Result<crate::share::ExportedBlock> {
+        self.export_block(ptr, bytes)
+    }
+
+    fn decay_step(&self, now: Duration) -> Result<u64> {
+        self.decay_step(now)
     }
 }

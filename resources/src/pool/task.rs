@@ -6,7 +6,7 @@ use std::sync::Arc;
 use millpond_core::driver::{Driver, DriverResult};
 use millpond_core::{ALLOCATION_ALIGNMENT, DeviceId, DevicePtr};
 
-use crate::backing::Lack;
+use crate::backing::lack::Lack;
 use crate::backing::paged::{Admission, Plan, Release};
 use crate::backing::{Large, NewSpan};
 use crate::block_map::{Block, NIL};

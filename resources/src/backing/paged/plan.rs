@@ -3,7 +3,7 @@
 use millpond_core::ALLOCATION_ALIGNMENT;
 use millpond_core::driver::{Driver, DriverResult};
 
-use crate::backing::Lack;
+use crate::backing::lack::Lack;
 use crate::backing::paged::driver_calls::{Addresses, Source, Work};
 use crate::backing::paged::free_ends::{FreeEnds, OwnerFilter, Piece};
 use crate::backing::paged::handles::AddressRange;

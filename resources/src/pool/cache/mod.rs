@@ -3,6 +3,7 @@
 pub(crate) mod contention;
 mod limits;
 pub(crate) mod peak;
+mod quota;
 pub(crate) mod stream_cache;
 pub(crate) mod thread_cache;
 pub(crate) mod thread_counts;

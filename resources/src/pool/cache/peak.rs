@@ -16,32 +16,26 @@
 //! passes a full fence (the exchange of the pop, or of the arena's lock), and then loads. A borrower that
 //! sees it returns what is too much. An owner that sees it acquires quota, which waits for the borrower.
 
-use std::hash::{Hash, Hasher};
-use std::sync::Arc;
-
-use rustc_hash::FxHasher;
-
-use crate::pool::cache::thread_cache::{ThreadCache, ThreadCaches};
 use crate::pool::cache::thread_counts::ThreadCounts;
 use crate::sync::{AtomicI64, Ordering, fence};
-use crate::tuning::{BUSY_SCANS, PEAK_RISE_SHARE, PEAK_SCANS, RESERVE_SHARE};
+use crate::tuning::{BUSY_SCANS, RESERVE_SHARE};
 
 /// The peak of live bytes, and the quota that no thread has.
 #[derive(Debug)]
 pub(crate) struct Peak {
     /// The most live bytes so far. Changed under the lock of all caches.
-    bytes: AtomicI64,
+    pub(super) bytes: AtomicI64,
     /// The spare bytes of quota that a thread takes from the reserve, and keeps when it adds to the reserve.
     quantum: AtomicI64,
     /// Consecutive searches that found other threads busy. Changed under the lock of all caches.
     busy: AtomicI64,
-    reserve: Reserve,
+    pub(super) reserve: Reserve,
 }
 
 /// The unassigned quota in bytes, in a cache line of its own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Reserve(AtomicI64);
+pub(super) struct Reserve(pub(super) AtomicI64);
 
 impl Default for Peak {
     fn default() -> Self {
@@ -54,7 +48,7 @@ impl Default for Peak {
 impl Peak {
     /// Takes the quota that the thread is missing, and some spare quota, if the reserve has at least `least`
     /// bytes; returns whether the thread then has enough.
-    fn take_from_reserve(&self, counts: &ThreadCounts, least: i64) -> bool {
+    pub(super) fn take_from_reserve(&self, counts: &ThreadCounts, least: i64) -> bool {
         let missing = -counts.quota_left();
         let wanted = missing.saturating_add(self.quantum.load(Ordering::Relaxed));
         let mut reserve = self.reserve.0.load(Ordering::Relaxed);
@@ -74,7 +68,7 @@ impl Peak {
 
     /// Returns whether a thread has so much unused quota that it should add to the reserve.
     #[inline]
-    fn has_surplus(&self, counts: &ThreadCounts) -> bool {
+    pub(super) fn has_surplus(&self, counts: &ThreadCounts) -> bool {
         counts.quota_left() / 2 > self.quantum.load(Ordering::Relaxed)
     }
 
@@ -94,7 +88,7 @@ impl Peak {
     }
 
     /// Adjusts the quantum to the number of threads. Called under the lock of all caches.
-    fn note_threads(&self, threads: usize) {
+    pub(super) fn note_threads(&self, threads: usize) {
         if threads > 1 {
             let quantum = self.bytes.load(Ordering::Relaxed) / (RESERVE_SHARE * threads as i64);
             self.quantum.store(quantum, Ordering::Relaxed);
@@ -103,7 +97,7 @@ impl Peak {
 
     /// Notes whether other threads were busy during a search; returns whether that was the last of
     /// [`BUSY_SCANS`] in a row. Called under the lock of all caches.
-    fn is_busy_for_long(&self, is_busy: bool) -> bool {
+    pub(super) fn is_busy_for_long(&self, is_busy: bool) -> bool {
         let scans = if is_busy { self.busy.load(Ordering::Relaxed) + 1 } else { 0 };
         let for_long = scans >= BUSY_SCANS;
         self.busy.store(if for_long { 0 } else { scans }, Ordering::Relaxed);
@@ -112,7 +106,7 @@ impl Peak {
 
     /// Raises the peak by the quota that a thread is missing, and by `more` bytes for the reserve. Called
     /// under the lock of all caches.
-    fn rise(&self, counts: &ThreadCounts, more: i64) {
+    pub(super) fn rise(&self, counts: &ThreadCounts, more: i64) {
         let missing = (-counts.quota_left()).max(0);
         self.bytes.fetch_add(missing + more, Ordering::Relaxed);
         counts.add_quota(missing);
@@ -134,19 +128,19 @@ impl ThreadCounts {
     }
 
     /// Returns the thread's unused quota in bytes; negative while the thread exceeds its quota.
-    fn quota_left(&self) -> i64 {
+    pub(super) fn quota_left(&self) -> i64 {
         let least = self.floor.load(Ordering::Acquire).wrapping_add(self.lent.load(Ordering::Relaxed));
         self.cached_bytes.load(Ordering::Relaxed).wrapping_sub(least)
     }
 
     /// Adds to the calling thread's quota.
-    fn add_quota(&self, bytes: i64) {
+    pub(super) fn add_quota(&self, bytes: i64) {
         self.floor.store(self.floor.load(Ordering::Relaxed).wrapping_sub(bytes), Ordering::Relaxed);
     }
 
     /// Borrows unused quota of another thread: `most` bytes, or half of it if that is more. The calling
     /// thread is `self`, and holds the lock of all caches.
-    fn borrow_from(&self, other: &Self, most: i64) {
+    pub(super) fn borrow_from(&self, other: &Self, most: i64) {
         let left = other.quota_left();
         if left <= 0 {
             return;
@@ -160,98 +154,3 @@ impl ThreadCounts {
         self.add_quota(wanted - too_much);
     }
 }
-
-impl ThreadCaches {
-    /// Counts a block that was allocated past the stream caches and the arenas.
-    pub(crate) fn count_allocation(&self, thread: &ThreadCounts, bytes: u64, requested: u64) {
-        thread.begin_allocation(bytes);
-        fence(Ordering::SeqCst);
-        thread.end_allocation(bytes, requested);
-        if thread.exceeds_quota() {
-            self.acquire_quota(thread);
-        }
-    }
-
-    /// Counts a block that was freed past the stream caches.
-    pub(crate) fn count_free(&self, thread: &ThreadCounts, bytes: u64, requested: u64) {
-        thread.count_deallocation(bytes, requested);
-        if self.peak.has_surplus(thread) {
-            self.peak.add_to_reserve(thread);
-        }
-    }
-
-    /// Gives the calling thread, which exceeds its quota, the quota that it is missing.
-    #[cold]
-    pub(crate) fn acquire_quota(&self, counts: &ThreadCounts) {
-        let peak = &self.peak;
-        if peak.take_from_reserve(counts, -counts.quota_left()) {
-            return;
-        }
-        let all = self.lock();
-        let first = activity(&all, counts);
-        let mut last = None;
-        for scan in 0.. {
-            if counts.quota_left() >= 0
-                || peak.take_from_reserve(counts, 1)
-                || self.borrow_from_others(&all, counts)
-            {
-                break;
-            }
-            // Two equal readings: at one moment no quota was unused, so the live bytes exceeded the peak.
-            let now = Some((activity(&all, counts), peak.reserve.0.load(Ordering::Relaxed)));
-            if all.len() == 1 || now == last || scan >= PEAK_SCANS {
-                peak.rise(counts, 0);
-                break;
-            }
-            last = now;
-        }
-        if all.len() > 1 && peak.is_busy_for_long(activity(&all, counts) != first) {
-            peak.rise(counts, peak.bytes.load(Ordering::Relaxed) / PEAK_RISE_SHARE);
-        }
-        peak.note_threads(all.len());
-    }
-
-    /// Borrows the quota that the thread is missing from others; returns whether it then has enough.
-    fn borrow_from_others(&self, all: &[Arc<ThreadCache>], counts: &ThreadCounts) -> bool {
-        others(all, counts).any(|other| {
-            counts.borrow_from(other, -counts.quota_left());
-            counts.quota_left() >= 0
-        })
-    }
-
-    /// Returns the most live bytes so far.
-    pub(crate) fn peak_bytes(&self) -> i64 {
-        self.peak.bytes.load(Ordering::Relaxed)
-    }
-
-    /// Panics if the quotas do not add up to the peak. No thread may be in a call of the pool meanwhile.
-    pub(crate) fn validate_peak(&self) {
-        let (mut quotas, mut all_live) = (self.peak.reserve.0.load(Ordering::Relaxed), 0);
-        assert!(quotas >= 0, "I32: the reserve is negative");
-        for thread_cache in self.lock().iter() {
-            let live = thread_cache.counts.totals().live_bytes;
-            assert!(thread_cache.counts.quota_left() >= 0, "I32: a thread exceeds its quota");
-            quotas += live + thread_cache.counts.quota_left();
-            all_live += live;
-        }
-        assert_eq!(quotas, self.peak_bytes(), "I32: the quotas and the reserve add up to the peak");
-        assert!(all_live <= quotas, "I32: the live bytes exceed the peak");
-    }
-}
-
-/// Returns a hash of the other threads' [activity](ThreadCounts::activity).
-fn activity(all: &[Arc<ThreadCache>], counts: &ThreadCounts) -> u64 {
-    let mut hasher = FxHasher::default();
-    others(all, counts).for_each(|other| other.activity().hash(&mut hasher));
-    hasher.finish()
-}
-
-fn others<'a>(
-    all: &'a [Arc<ThreadCache>],
-    counts: &'a ThreadCounts,
-) -> impl Iterator<Item = &'a ThreadCounts> {
-    all.iter().map(|thread_cache| &*thread_cache.counts).filter(|other| !std::ptr::eq(*other, counts))
-}
-
-#[cfg(all(test, millpond_loom))]
-mod models;

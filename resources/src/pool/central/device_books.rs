@@ -18,7 +18,7 @@ use millpond_core::driver::{DeviceAttribute, Driver, DriverResult, MemPoolAttrib
 use millpond_core::{DeviceId, MemoryInfo};
 use parking_lot::{Condvar, Mutex};
 
-use crate::pool::central::peer_reclaim::PeerPool;
+use crate::pool::central::peer_pool::PeerPool;
 use crate::tuning::PROMISE_WAITS;
 
 /// The books of each device that a resource uses.
@@ -71,6 +71,20 @@ impl Reading {
     /// Returns the free bytes including promised ones; `None` if an allocation may succeed beyond them.
     pub(crate) fn free_at_most(&self) -> Option<u64> {
         (!self.is_a_hint).then(|| self.available.saturating_add(self.promised))
+    }
+}
+
+/// How often memory was returned to the device up to a moment.
+#[derive(Clone, Copy)]
+pub(crate) struct Returns {
+    pub(crate) all: u64,
+    pub(crate) own: u64,
+}
+
+impl Returns {
+    /// Returns whether other resources returned memory between this moment and `later`.
+    pub(crate) fn others_until(self, later: Self) -> bool {
+        later.all - self.all > later.own - self.own
     }
 }
 

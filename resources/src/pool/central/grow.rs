@@ -9,10 +9,10 @@ use millpond_core::{
     MemoryInfo, Result, StreamRef,
 };
 
-use crate::backing::Lack;
+use crate::backing::lack::Lack;
 use crate::heap::request::Request;
 use crate::pool::Task;
-use crate::pool::central::device_books::{Device, PendingReturn, Promise, Reading};
+use crate::pool::central::device_books::{Device, PendingReturn, Promise, Reading, Returns};
 use crate::pool::central::peer_reclaim::PeerReclaim;
 use crate::pool::central::trace::event;
 use crate::pool::central::{Central, CentralCore, State};
@@ -29,20 +29,6 @@ pub(crate) enum Refusal {
     Below(Option<Error>),
     /// The request exceeds all memory that could become free: the device's answer, if it was asked.
     Impossible(Option<MemoryInfo>),
-}
-
-/// How often memory was returned to the device up to a moment.
-#[derive(Clone, Copy)]
-pub(crate) struct Returns {
-    all: u64,
-    own: u64,
-}
-
-impl Returns {
-    /// Returns whether other resources returned memory between this moment and `later`.
-    pub(crate) fn others_until(self, later: Self) -> bool {
-        later.all - self.all > later.own - self.own
-    }
 }
 
 /// A planned growth, and the promise of its new memory if the pool keeps the device's books.

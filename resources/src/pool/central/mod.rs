@@ -45,6 +45,7 @@ mod grow;
 mod incremental;
 mod oom_report;
 mod peer_access;
+mod peer_pool;
 mod peer_reclaim;
 mod release;
 mod slow_path;
@@ -78,7 +79,6 @@ use crate::stream_order::{Epoch, Owner, Reuse};
 use crate::sync::spin_lock::SpinLock;
 use crate::tuning::CALLS_WITHOUT_CACHE;
 
-use crate::pool::central::trace::Name;
 use crate::stream_order::streams::{PendingRecord, Streams};
 
 /// A pool of blocks over an upstream resource, in stream order.
@@ -161,6 +161,19 @@ impl State {
         })
         .min_by_key(|(bytes, other, _)| (*bytes, *other))
         .map(|(_, other, upto)| (other, upto))
+    }
+}
+
+/// How events name a resource.
+pub(crate) struct Name {
+    pub(crate) id: u64,
+    pub(crate) stack: String,
+}
+
+impl Name {
+    pub(crate) fn new(stack: String) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self { id: NEXT.fetch_add(1, Ordering::Relaxed), stack }
     }
 }
 

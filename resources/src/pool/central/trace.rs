@@ -7,7 +7,6 @@
 //! (`debug`). An allocation without a driver call leaves no event.
 
 use std::fmt::Display;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use millpond_core::{DriverError, Error, StreamRef};
@@ -31,19 +30,6 @@ macro_rules! event {
     };
 }
 pub(crate) use event;
-
-/// How events name a resource.
-pub(crate) struct Name {
-    pub(crate) id: u64,
-    pub(crate) stack: String,
-}
-
-impl Name {
-    pub(crate) fn new(stack: String) -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        Self { id: NEXT.fetch_add(1, Ordering::Relaxed), stack }
-    }
-}
 
 /// Measures a duration, if a subscriber is enabled for it.
 pub(crate) struct Watch(Option<(Instant, Option<u64>)>);

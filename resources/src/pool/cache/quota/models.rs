@@ -2,7 +2,7 @@
 
 use loom::thread;
 
-use crate::pool::cache::peak::*;
+use crate::pool::cache::quota::*;
 use crate::sync::{AtomicU64, explore, explore_without_order};
 
 /// Two threads of a pool. The first caches two blocks of one byte, which were live when the peak was two.

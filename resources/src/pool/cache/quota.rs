@@ -1,0 +1,106 @@
+//! Lets a thread have more live bytes: from the reserve, from other threads, or by raising the peak.
+
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use rustc_hash::FxHasher;
+
+use crate::pool::cache::thread_cache::{ThreadCache, ThreadCaches};
+use crate::pool::cache::thread_counts::ThreadCounts;
+use crate::sync::{Ordering, fence};
+use crate::tuning::{PEAK_RISE_SHARE, PEAK_SCANS};
+
+impl ThreadCaches {
+    /// Counts a block that was allocated past the stream caches and the arenas.
+    pub(crate) fn count_allocation(&self, thread: &ThreadCounts, bytes: u64, requested: u64) {
+        thread.begin_allocation(bytes);
+        fence(Ordering::SeqCst);
+        thread.end_allocation(bytes, requested);
+        if thread.exceeds_quota() {
+            self.acquire_quota(thread);
+        }
+    }
+
+    /// Counts a block that was freed past the stream caches.
+    pub(crate) fn count_free(&self, thread: &ThreadCounts, bytes: u64, requested: u64) {
+        thread.count_deallocation(bytes, requested);
+        if self.peak.has_surplus(thread) {
+            self.peak.add_to_reserve(thread);
+        }
+    }
+
+    /// Gives the calling thread, which exceeds its quota, the quota that it is missing.
+    #[cold]
+    pub(crate) fn acquire_quota(&self, counts: &ThreadCounts) {
+        let peak = &self.peak;
+        if peak.take_from_reserve(counts, -counts.quota_left()) {
+            return;
+        }
+        let all = self.lock();
+        let first = activity(&all, counts);
+        let mut last = None;
+        for scan in 0.. {
+            if counts.quota_left() >= 0
+                || peak.take_from_reserve(counts, 1)
+                || self.borrow_from_others(&all, counts)
+            {
+                break;
+            }
+            // Two equal readings: at one moment no quota was unused, so the live bytes exceeded the peak.
+            let now = Some((activity(&all, counts), peak.reserve.0.load(Ordering::Relaxed)));
+            if all.len() == 1 || now == last || scan >= PEAK_SCANS {
+                peak.rise(counts, 0);
+                break;
+            }
+            last = now;
+        }
+        if all.len() > 1 && peak.is_busy_for_long(activity(&all, counts) != first) {
+            peak.rise(counts, peak.bytes.load(Ordering::Relaxed) / PEAK_RISE_SHARE);
+        }
+        peak.note_threads(all.len());
+    }
+
+    /// Borrows the quota that the thread is missing from others; returns whether it then has enough.
+    fn borrow_from_others(&self, all: &[Arc<ThreadCache>], counts: &ThreadCounts) -> bool {
+        others(all, counts).any(|other| {
+            counts.borrow_from(other, -counts.quota_left());
+            counts.quota_left() >= 0
+        })
+    }
+
+    /// Returns the most live bytes so far.
+    pub(crate) fn peak_bytes(&self) -> i64 {
+        self.peak.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Panics if the quotas do not add up to the peak. No thread may be in a call of the pool meanwhile.
+    pub(crate) fn validate_peak(&self) {
+        let (mut quotas, mut all_live) = (self.peak.reserve.0.load(Ordering::Relaxed), 0);
+        assert!(quotas >= 0, "I32: the reserve is negative");
+        for thread_cache in self.lock().iter() {
+            let live = thread_cache.counts.totals().live_bytes;
+            assert!(thread_cache.counts.quota_left() >= 0, "I32: a thread exceeds its quota");
+            quotas += live + thread_cache.counts.quota_left();
+            all_live += live;
+        }
+        assert_eq!(quotas, self.peak_bytes(), "I32: the quotas and the reserve add up to the peak");
+        assert!(all_live <= quotas, "I32: the live bytes exceed the peak");
+    }
+}
+
+/// Returns a hash of the other threads' [activity](ThreadCounts::activity).
+fn activity(all: &[Arc<ThreadCache>], counts: &ThreadCounts) -> u64 {
+    let mut hasher = FxHasher::default();
+    others(all, counts).for_each(|other| other.activity().hash(&mut hasher));
+    hasher.finish()
+}
+
+fn others<'a>(
+    all: &'a [Arc<ThreadCache>],
+    counts: &'a ThreadCounts,
+) -> impl Iterator<Item = &'a ThreadCounts> {
+    all.iter().map(|thread_cache| &*thread_cache.counts).filter(|other| !std::ptr::eq(*other, counts))
+}
+
+#[cfg(all(test, millpond_loom))]
+mod models;

@@ -1,0 +1,154 @@
+//! The layer `pool`, from code and from text.
+
+use std::sync::Arc;
+
+use millpond_core::stack::{LayerEntry, LayerKind};
+use millpond_core::{ByteSize, DeviceMemoryResource, Layer, Result};
+
+use crate::pool::PoolMemoryResource;
+use crate::pool::decay::Decay;
+use crate::pool::options::{PagesMode, PoolOptions};
+use crate::pool::peers::{Peers, Share};
+use crate::pool::slack::Slack;
+use crate::stream_order::Reuse;
+
+/// Builds the layer `pool` from text.
+pub(crate) const ENTRY: LayerEntry = LayerEntry {
+    name: "pool",
+    about: "best fit with coalescing, growing, in stream order",
+    params: &[
+        ("initial", "bytes to take at once (default 0); a size, or a percentage of free memory"),
+        (
+            "max",
+            "bytes to hold at most (default: what upstream gives); a size, or a percentage of free memory",
+        ),
+        ("pages", "take physical pages from the driver: auto (default: if upstream is cuda), on, off"),
+        ("decay", "time over which memory that is not needed goes back: 10s (default), 500ms, 2min, off"),
+        (
+            "peers",
+            "other devices that may use what the pool maps: auto (default: those with an active context), \
+             none, or numbers as 0/1",
+        ),
+        ("share", "whether blocks can be exported to other processes: none (default), fd"),
+        (
+            "slack",
+            "how much more than its peak of live memory a pool with pages aims to hold: 1% (default), 5%",
+        ),
+        ("reuse", "steps between streams: ordered/completed/waited (default), some of them, or own"),
+    ],
+    kind: LayerKind::Layer(|params, upstream| {
+        let driver = upstream.driver().clone();
+        let options = PoolOptions {
+            initial_bytes: params.bytes("initial", &*driver)?.unwrap_or(0),
+            maximum_bytes: params.bytes("max", &*driver)?,
+            pages: params.get("pages")?.unwrap_or_default(),
+            decay: params.get("decay")?.unwrap_or_default(),
+            peers: params.get("peers")?.unwrap_or_default(),
+            share: params.get("share")?.unwrap_or_default(),
+            slack: params.get("slack")?.unwrap_or_default(),
+            reuse: params.get("reuse")?.unwrap_or_default(),
+        };
+        Ok(Arc::new(PoolMemoryResource::new(upstream, options)?))
+    }),
+};
+
+/// Puts a [`PoolMemoryResource`] on top of a resource.
+///
+/// Sizes are bytes, or a share of what the device has free when the layer is put on:
+///
+/// ```
+/// use millpond_core::{ByteSize, DeviceMemoryResourceExt};
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_resources::{CudaMemoryResource, PoolLayer};
+///
+/// let device = SimDevice::new(SimConfig::with_capacity(8 << 30));
+/// let half = PoolLayer::new().initial_bytes(64 << 20).maximum_bytes(ByteSize::PercentOfFree(50.0));
+/// let pool = CudaMemoryResource::new(device).layer(half)?;
+/// assert_eq!(pool.to_string(), "cuda+pool:initial=64MiB,max=4GiB");
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+///
+#[doc = include_str!("../../layers/pool.md")]
+#[derive(Clone, Copy, PartialEq, Debug)]
+#[must_use]
+pub struct PoolLayer {
+    initial: ByteSize,
+    maximum: Option<ByteSize>,
+    /// The other options; its two sizes are unused.
+    options: PoolOptions,
+}
+
+impl Default for PoolLayer {
+    fn default() -> Self {
+        Self { initial: ByteSize::Bytes(0), maximum: None, options: PoolOptions::default() }
+    }
+}
+
+impl PoolLayer {
+    /// Creates the layer of a pool that starts empty and grows as far as upstream allows.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes this size when the pool is created.
+    pub fn initial_bytes(mut self, size: impl Into<ByteSize>) -> Self {
+        self.initial = size.into();
+        self
+    }
+
+    /// Holds this size at most.
+    pub fn maximum_bytes(mut self, size: impl Into<ByteSize>) -> Self {
+        self.maximum = Some(size.into());
+        self
+    }
+
+    /// Maps pages, or does not.
+    pub fn pages(mut self, pages: PagesMode) -> Self {
+        self.options.pages = pages;
+        self
+    }
+
+    /// Returns memory that the pool does not need over this time, or never.
+    pub fn decay(mut self, decay: Decay) -> Self {
+        self.options.decay = decay;
+        self
+    }
+
+    /// Gives these other devices access to the memory that the pool maps.
+    pub fn peers(mut self, peers: Peers) -> Self {
+        self.options.peers = peers;
+        self
+    }
+
+    /// Makes blocks that can be exported to other processes, or not.
+    pub fn share(mut self, share: Share) -> Self {
+        self.options.share = share;
+        self
+    }
+
+    /// Aims to hold at most this much more than the peak of live memory.
+    pub fn slack(mut self, slack: Slack) -> Self {
+        self.options.slack = slack;
+        self
+    }
+
+    /// Allows these steps of the reuse ladder.
+    pub fn reuse(mut self, reuse: Reuse) -> Self {
+        self.options.reuse = reuse;
+        self
+    }
+}
+
+impl<R: DeviceMemoryResource> Layer<R> for PoolLayer {
+    type Resource = PoolMemoryResource<R>;
+
+    fn layer(self, upstream: R) -> Result<Self::Resource> {
+        let driver = upstream.driver();
+        let options = PoolOptions {
+            initial_bytes: self.initial.resolve(&**driver)?,
+            maximum_bytes: self.maximum.map(|size| size.resolve(&**driver)).transpose()?,
+            ..self.options
+        };
+        PoolMemoryResource::new(upstream, options)
+    }
+}
