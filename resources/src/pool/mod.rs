@@ -55,8 +55,6 @@ use millpond_core::{
     ResourceStatistics, Result, StreamRef, Traits, is_same,
 };
 
-#[cfg(unix)]
-pub(crate) use crate::backing::paged::Part;
 pub use crate::pool::decay::Decay;
 pub use crate::pool::handle::Pool;
 pub(crate) use crate::pool::heaps::Heaps;

@@ -26,7 +26,7 @@ pub(crate) struct Peak {
     /// The most live bytes so far. Changed under the lock of all caches.
     pub(super) bytes: AtomicI64,
     /// The spare bytes of quota that a thread takes from the reserve, and keeps when it adds to the reserve.
-    quantum: AtomicI64,
+    pub(super) quantum: AtomicI64,
     /// Consecutive searches that found other threads busy. Changed under the lock of all caches.
     busy: AtomicI64,
     pub(super) reserve: Reserve,

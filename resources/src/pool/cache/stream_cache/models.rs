@@ -4,7 +4,7 @@ use loom::thread;
 use millpond_core::StreamRef;
 
 use crate::block_map::{Block, BlockMap};
-use crate::heap::size_class::{BlockSize, rounded};
+use crate::heap::size_class::{BlockSize, LARGEST_SMALL, rounded};
 use crate::pool::cache::stream_cache::*;
 use crate::stream_order::streams::stream_cell_for_models;
 use crate::sync::{explore, explore_canary, explore_without_order};

@@ -4,6 +4,7 @@ use loom::thread;
 use millpond_core::StreamRef;
 
 use crate::block_map::{Block, BlockMap};
+use crate::heap::size_class::BlockSize;
 use crate::pool::cache::thread_cache::*;
 use crate::stream_order::streams::stream_cell_for_models;
 use crate::sync::{explore, explore_canary, explore_without_order};
@@ -39,12 +40,12 @@ impl Setup {
     fn push(&self, stream_cache: *const StreamCache, number: u64) {
         let entry = self.block_map.find(number << 8).expect("entered");
         // SAFETY: the calling thread's cache has the stream cache, and adds no other.
-        assert!(unsafe { &*stream_cache }.push(number << 8, BYTES, BYTES, entry, u64::MAX));
+        assert!(unsafe { &*stream_cache }.push(number << 8, BYTES, BlockSize::of(BYTES), entry, u64::MAX));
     }
 
     fn pop(&self, stream_cache: *const StreamCache) -> Option<u64> {
         // SAFETY: as above.
-        unsafe { &*stream_cache }.pop(BYTES, BYTES).map(|held| held.addr >> 8)
+        unsafe { &*stream_cache }.pop(BYTES, BlockSize::of(BYTES)).map(|held| held.addr >> 8)
     }
 
     /// Flushes all stream caches; returns their blocks, after a check of the counters.
