@@ -122,8 +122,8 @@ pub(crate) const PEAK_RISE_SHARE: i64 = 256;
 /// All threads together hold about this part of the peak as quota for their next allocations: 1/128.
 pub(crate) const RESERVE_SHARE: i64 = 128;
 
-/// The largest block that a thread caches, as a part of the bytes in use: 1/4096. Stitching misses larger
-/// ones.
+/// With several streams, the largest block that a thread caches, as a part of the bytes in use: 1/4096.
+/// Larger ones are missed where blocks are stitched.
 pub(crate) const CACHED_BLOCK_SHARE: u64 = 4096;
 
 /// Operations without growth after which a pool is in the steady state.
@@ -136,9 +136,9 @@ pub(crate) const STEADY_SHARE: u64 = 4;
 /// would be no bound then: the pool grows for the threads that miss the cached blocks, and more is free.
 pub(crate) const CONTENDED_SHARE: u64 = 12;
 
-/// The part of the bytes in use that threads cache (1/32), and the least bytes of a stream cache.
+/// All stream caches together may hold this part of the bytes in use: 1/32.
 pub(crate) const CACHED_SHARE: u64 = 32;
-/// See [`CACHED_SHARE`].
+/// A thread may cache at least this many bytes, whatever the share.
 pub(crate) const CACHED_LEAST: u64 = 4 << 20;
 /// The bytes of one size class in a stream cache; one block is always allowed.
 pub(crate) const CACHED_CLASS: u64 = 8 << 20;
@@ -276,8 +276,8 @@ pub(crate) const MAPPINGS_PER_HANDLE: usize = 4;
 /// a half: bytes 1.074 instead of 1.063).
 pub(crate) const QUIET_SHARE: u64 = 16;
 
-/// The most driver calls of one step that returns excess memory to the driver: it bounds how long one
-/// deallocation takes.
+/// The most driver calls of one step that returns excess memory to the driver: it bounds how long the
+/// allocation takes that makes the step.
 pub(crate) const CALLS_FOR_EXCESS: u64 = 64;
 
 /// The most driver calls of one step that unmaps free handles from aliases: it bounds how long the allocation

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::stream_order::Owner;
 
 /// A bit for each owner that has free blocks; more than 64 owners share bits. A thread stores under the
-/// heap's lock only. Readers without the lock may see a stale value, as they may after the lock is released.
+/// heap's lock only. Readers without the lock may see a stale value.
 #[derive(Debug, Default)]
 pub(crate) struct OwnerBits(AtomicU64);
 

@@ -14,12 +14,12 @@ use crate::pool::cache::thread_counts::ThreadCounts;
 use crate::pool::shared::Shared;
 
 impl Shared {
-    /// Returns the size of a block for a request, unless it has its exact size.
+    /// Returns the usual size of a block for a request.
     pub(super) fn block_size(&self, requested: u64) -> BlockSize {
         self.fixed.map_or_else(|| BlockSize::of(requested), |fixed| BlockSize::fixed(fixed.block_bytes))
     }
 
-    /// Returns the bytes of that block.
+    /// Returns the bytes of a block of the usual size for a request.
     pub(super) fn block_bytes(&self, requested: u64) -> u64 {
         self.block_size(requested).bytes
     }

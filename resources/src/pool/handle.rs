@@ -6,8 +6,8 @@ use millpond_core::{DeviceId, DevicePtr, Result};
 
 use crate::pool::options::PoolOptions;
 
-/// The calls of a [`PoolMemoryResource`], for a stack whose type the caller does not name: see
-/// [`find_trait`](millpond_core::find_trait).
+/// The calls of a [`PoolMemoryResource`](crate::PoolMemoryResource), for a stack whose type the caller does
+/// not name: see [`find_trait`](millpond_core::find_trait).
 ///
 /// ```
 /// use millpond_core::stack::{LayerTable, StackSpec};
@@ -30,35 +30,35 @@ use crate::pool::options::PoolOptions;
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
 pub trait Pool {
-    /// See [`PoolMemoryResource::pool_bytes`].
+    /// See [`PoolMemoryResource::pool_bytes`](crate::PoolMemoryResource::pool_bytes).
     fn pool_bytes(&self) -> u64;
 
-    /// See [`PoolMemoryResource::known_streams`].
+    /// See [`PoolMemoryResource::known_streams`](crate::PoolMemoryResource::known_streams).
     fn known_streams(&self) -> usize;
 
-    /// See [`PoolMemoryResource::maps_pages`].
+    /// See [`PoolMemoryResource::maps_pages`](crate::PoolMemoryResource::maps_pages).
     fn maps_pages(&self) -> bool;
 
-    /// See [`PoolMemoryResource::options`].
+    /// See [`PoolMemoryResource::options`](crate::PoolMemoryResource::options).
     fn options(&self) -> PoolOptions;
 
-    /// See [`PoolMemoryResource::peers`].
+    /// See [`PoolMemoryResource::peers`](crate::PoolMemoryResource::peers).
     fn peers(&self) -> Vec<DeviceId>;
 
-    /// See [`PoolMemoryResource::add_peer`].
+    /// See [`PoolMemoryResource::add_peer`](crate::PoolMemoryResource::add_peer).
     ///
     /// # Errors
     /// As there.
     fn add_peer(&self, device: DeviceId) -> Result<()>;
 
-    /// See [`PoolMemoryResource::export_block`].
+    /// See [`PoolMemoryResource::export_block`](crate::PoolMemoryResource::export_block).
     ///
     /// # Errors
     /// As there.
     #[cfg(unix)]
     fn export_block(&self, ptr: DevicePtr, bytes: u64) -> Result<crate::share::ExportedBlock>;
 
-    /// See [`PoolMemoryResource::decay_step`].
+    /// See [`PoolMemoryResource::decay_step`](crate::PoolMemoryResource::decay_step).
     ///
     /// # Errors
     /// As there.

@@ -37,8 +37,8 @@ impl Heaps {
         self.migrate_in(None, from, upto, to, epoch);
     }
 
-    /// Moves blocks that could serve the request, or all, to another owner; returns whether that is all that
-    /// a later request could need.
+    /// Moves blocks that could serve the request, or all, to another owner; returns whether
+    /// all of their blocks were moved.
     pub(crate) fn migrate_for(
         &mut self,
         request: Option<&Request>,

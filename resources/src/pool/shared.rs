@@ -31,7 +31,7 @@ pub(super) struct Shared {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct CacheLimits {
-    /// The most bytes in small blocks in all stream caches of a thread.
+    /// A thread's stream caches together hold at most this many bytes of small blocks.
     pub(super) max_cached_bytes: AtomicU64,
     /// The most bytes of one size class in a stream cache.
     pub(super) max_class_bytes: AtomicU64,

@@ -50,8 +50,8 @@ pub(crate) struct Slot {
     pub(crate) calls: u32,
     /// The stream's event, once one was needed. A later record covers everything that an earlier one did.
     pub(crate) event: Option<Event>,
-    /// The latest epoch that the recorded event covers; `None` if the device has reached the event, and the
-    /// blocks it covers are unowned.
+    /// The latest epoch that the recorded event covers; `None` before the first record, after an error, and
+    /// once the device has reached the event and the blocks it covers are unowned.
     pub(crate) recorded_epoch: Option<Epoch>,
     /// When the event was recorded, in nanoseconds of the pool's clock.
     pub(crate) recorded_ns: u64,

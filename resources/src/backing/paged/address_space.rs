@@ -15,7 +15,7 @@ pub(super) struct Space {
 }
 
 impl Space {
-    /// Adds a free reservation, without a guard of `guard` bytes at its end.
+    /// Adds a reservation, of which all but the last `guard` bytes are free: those are never used.
     pub(super) fn add(&mut self, base: u64, bytes: u64, guard: u64) {
         self.reservations.push((base, bytes));
         self.free.insert(base, bytes - guard);

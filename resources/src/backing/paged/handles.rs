@@ -7,7 +7,7 @@ use crate::backing::paged::address_space::Space;
 /// An address range of primary mappings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum AddressRange {
-    /// Spans of small blocks.
+    /// Spans of small blocks, and requests below [`Policy::small_bytes`](crate::tuning::Policy::small_bytes).
     Small = 0,
     Large = 1,
 }

@@ -39,7 +39,7 @@ impl Heaps {
         let free = if is_steady { (self.large.bytes_free() + in_arenas() + held) / STEADY_SHARE } else { 0 };
         let free = if self.shared.arenas.are_contended() { free.min(in_use / CONTENDED_SHARE) } else { free };
         let cached = ((in_use / share).max(free) / stream_caches.max(1)).max(least);
-        // With one stream, the thread evicts its large block before the search, so no stitching misses it.
+        // With one stream, a thread evicts its large block before it searches, so its stitching misses none.
         let large = if self.streams < 2 { u64::MAX } else { in_use / CACHED_BLOCK_SHARE };
         let limits = &self.shared.limits;
         set(&limits.max_cached_bytes, cached);

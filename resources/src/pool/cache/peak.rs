@@ -13,8 +13,12 @@
 //! thread's **floor**, plus the quota that it **lent** to others. Only the thread itself changes its cached
 //! bytes and its floor; only other threads, one at a time, change what it lent. Of a thread that takes a
 //! block and one that borrows from it at the same time, at least one sees the other's store: each stores,
-//! passes a full fence (the exchange of the pop, or of the arena's lock), and then loads. A borrower that
-//! sees it returns what is too much. An owner that sees it acquires quota, which waits for the borrower.
+//! passes a full fence (the exchange of the pop, or of the arena's lock), and then loads. If the
+//! borrower sees the block, it returns the quota that the other thread needs. If the other thread sees the
+//! loan, it acquires quota, which waits for the borrower.
+//!
+//! For example: a thread took 10 bytes past its caches, caches 4 of them, and may have 8 live. Its floor is
+//! 2: it has 6 live bytes, and may pop blocks until its caches hold 2.
 
 use crate::pool::cache::thread_counts::ThreadCounts;
 use crate::sync::{AtomicI64, Ordering, fence};
@@ -25,7 +29,8 @@ use crate::tuning::{BUSY_SCANS, RESERVE_SHARE};
 pub(crate) struct Peak {
     /// The most live bytes so far. Changed under the lock of all caches.
     pub(super) bytes: AtomicI64,
-    /// The spare bytes of quota that a thread takes from the reserve, and keeps when it adds to the reserve.
+    /// A thread takes this many bytes of quota more than it needs from the reserve, and keeps as many when it
+    /// returns quota.
     pub(super) quantum: AtomicI64,
     /// Consecutive searches that found other threads busy. Changed under the lock of all caches.
     busy: AtomicI64,

@@ -1,6 +1,6 @@
 //! Records, queries and waits for events of other streams, whose free blocks a request may then take.
 //!
-//! A request can be served without any step here. So a driver error is reported to the caller only if the
+//! The pool can also serve a request by growth. So a driver error is reported to the caller only if the
 //! device is lost; otherwise the pool goes on without that event.
 
 use std::cmp::Reverse;
@@ -60,8 +60,8 @@ fn sort_largest_first(donors: &mut [(u64, Donor)]) -> usize {
 impl CentralCore {
     /// Asks the driver which work of other streams is completed, and makes the completed blocks unowned, so
     /// that neighbours of different streams join. With a request, it asks only streams that could serve it.
-    /// Notes how far behind the host the streams are; if they are far behind and blocks `may_stay` owned,
-    /// they do.
+    /// Notes how far behind the host the streams are. With `may_stay`, blocks of streams stay owned while any
+    /// stream is far behind.
     ///
     /// If there are many streams, it first asks those that own most bytes, and the others only if no block
     /// fits then: each stream costs two driver calls, and most own little.

@@ -230,11 +230,14 @@ impl<R: DeviceMemoryResource> Central<R> {
         let layout = Layout::new(bytes);
         let too_large = || Error::request_too_large(layout, StreamRef::LEGACY);
         let request = Request::new(layout).ok_or_else(too_large)?;
-        self.admit_newcomers()?;
         let mut peer_reclaim = PeerReclaim::default();
         loop {
             let returns = self.returns();
+            let slow = self.slow.lock();
+            self.admit_newcomers()?;
             let reserved = self.take_memory(&request, Purpose::Reserve, StreamRef::LEGACY, &mut None)?;
+            // Peer pools are asked without this resource's locks: they may be asking, too.
+            drop(slow);
             let Err(refused) = reserved else { return Ok(()) };
             let should_retry = matches!(refused, Refusal::Below(_))
                 && self.ask_peer_pools(&mut peer_reclaim, returns, &request, StreamRef::LEGACY)?;

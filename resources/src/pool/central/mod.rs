@@ -36,7 +36,7 @@
 //! eighth of its memory, or, while streams are far behind, only before it is out of memory.
 //!
 //! **Locks.** One spin lock guards the blocks and the stream table; no driver call and no upstream call is
-//! made under it. A second lock admits one thread at a time to the slow path. Neither is held while another
+//! made under it. The slow lock admits one thread at a time to the slow path. Neither is held while another
 //! resource is asked for memory.
 
 mod cross_stream;
@@ -99,7 +99,7 @@ pub(crate) struct CentralCore {
     /// How often this resource returned memory to the device.
     own_returns: AtomicU64,
     reuse: Reuse,
-    /// Whether new memory is ordered after the stream that took it only, and not after all streams.
+    /// Whether upstream's memory is ready only for the stream that it was taken on.
     upstream_is_ordered: bool,
     /// Whether the pool maps its memory itself.
     maps_pages: bool,
@@ -471,7 +471,8 @@ impl<R: DeviceMemoryResource> Drop for Central<R> {
             return;
         }
         // All work on the blocks must end before their memory is returned: also work on blocks that are still
-        // in use, and on streams that are destroyed. An upstream that synchronises itself needs no wait here.
+        // in use, and on streams that are destroyed. An upstream that synchronises itself needs
+        // no success here.
         let waited = self.driver.synchronize_beside_captures();
         if waited != Ok(true) {
             waited.as_ref().err().inspect(|error| self.health.note(error));

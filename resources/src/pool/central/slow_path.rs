@@ -108,7 +108,6 @@ impl<R: DeviceMemoryResource> Central<R> {
     }
 
     /// Tries all steps of the slow path once.
-    /// Tries all steps of the slow path once.
     fn try_steps(
         &self,
         request: &Request,
