@@ -53,3 +53,66 @@ fn what_is_aligned_to_more_than_a_block_is_refused() {
     let error = blocks.allocate(layout, S).expect_err("blocks are aligned to 256");
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 }
+
+/// Few blocks in use keep few waiting, and what is refused is asked for in smaller regions.
+#[test]
+fn regions_grow_with_use_and_back_off_in_whole_blocks() {
+    const LARGE: u64 = 2 << 20;
+    let driver: DriverHandle = SimDevice::new(SimConfig::h200());
+    let cuda = CudaMemoryResource::new(Arc::clone(&driver));
+    let upstream = CudaMemoryResource::new(Arc::clone(&driver));
+    let blocks = upstream.layer(FixedSizeLayer::new().block_bytes(LARGE)).expect("blocks");
+    let reserved = || blocks.statistics().expect("it counts").bytes_reserved / LARGE;
+    let allocate = || blocks.allocate_bytes(LARGE, S).expect("there is room");
+    let taken: Vec<(DevicePtr, u64)> = (0..4).map(|_| (allocate(), reserved())).collect();
+    assert_eq!(taken.iter().map(|(_, reserved)| *reserved).collect::<Vec<_>>(), [1, 2, 4, 4]);
+    // Four are wanted, three fit, and two are half of four.
+    let free = driver.mem_get_info().expect("the device answers").free;
+    let rest = cuda.allocate_bytes(free - 3 * LARGE, S).expect("it was free");
+    let last = allocate();
+    assert_eq!(reserved(), 6);
+    // SAFETY: the blocks came from these resources with these sizes, and nothing uses them.
+    unsafe {
+        cuda.deallocate_bytes(rest, free - 3 * LARGE, S);
+        for ptr in taken.iter().map(|(ptr, _)| *ptr).chain([last]) {
+            blocks.deallocate_bytes(ptr, LARGE, S);
+        }
+    }
+    blocks.validate();
+    assert_eq!(blocks.trim(0).expect("the device answers"), 6 * LARGE);
+    assert_eq!(reserved(), 0);
+}
+
+/// Sizes that are no size class of a pool, the smallest, and some that threads do not cache by class.
+#[test]
+fn blocks_have_their_size_whatever_it_is() {
+    for block in [256, 4096, 16_640, 300_032, 1 << 20, (1 << 20) + 256, 3 << 20] {
+        let driver: DriverHandle = SimDevice::new(SimConfig::h200());
+        let upstream = CudaMemoryResource::new(driver);
+        let blocks = upstream.layer(FixedSizeLayer::new().block_bytes(block)).expect("blocks");
+        let statistics = || blocks.statistics().expect("it counts");
+        for round in 0..3 {
+            // From the fifth call on, the thread caches blocks.
+            let allocate = |n| blocks.allocate_bytes(block * n / 20, S).expect("there is room");
+            let ptrs: Vec<DevicePtr> = (1..=20).map(allocate).collect();
+            let mut addresses: Vec<u64> = ptrs.iter().map(|ptr| ptr.address()).collect();
+            addresses.sort_unstable();
+            assert!(addresses.windows(2).all(|pair| pair[1] - pair[0] >= block), "{block}: blocks overlap");
+            assert_eq!((statistics().blocks_in_use, statistics().bytes_in_use), (20, 20 * block), "{block}");
+            assert_eq!(
+                statistics().bytes_requested,
+                (1..=20).map(|n| block * n / 20).sum::<u64>(),
+                "{block}"
+            );
+            for (ptr, n) in ptrs.into_iter().zip(1..) {
+                // SAFETY: the block came from this resource with this size, and nothing uses it.
+                unsafe { blocks.deallocate_bytes(ptr, block * n / 20, S) };
+            }
+            assert_eq!((statistics().blocks_in_use, statistics().bytes_in_use), (0, 0), "{block}: {round}");
+            assert_eq!(statistics().blocks_free, statistics().bytes_reserved / block, "{block}");
+            blocks.validate();
+        }
+        blocks.trim(0).expect("the device answers");
+        assert_eq!(statistics().bytes_reserved, 0, "{block}");
+    }
+}

@@ -383,6 +383,9 @@ fn pages_needed(heaps: &Heaps, request: &Request, room: &Room) -> Option<u64> {
     let (Large::Regions(heap), Some(page), false) = (&heaps.large, room.page_bytes, room.is_capturing) else {
         return None;
     };
+    if heaps.shared.fixed.is_some() {
+        return None;
+    }
     let limit = heaps.maximum_bytes.saturating_sub(heap.bytes_reserved);
     let (needed, fresh) = (request.bytes.div_ceil(page), room.device_free?.min(limit) / page);
     let mut free = 0;

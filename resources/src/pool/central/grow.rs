@@ -140,7 +140,9 @@ impl<R: DeviceMemoryResource> Central<R> {
             }
             refused = Some(error).filter(Error::is_out_of_memory);
         }
-        self.trace_refusal(request, reading.as_ref(), &"upstream has too little");
+        if refused.is_some() {
+            self.trace_refusal(request, None, &"upstream has too little");
+        }
         Ok(Err(Refusal::Below(refused)))
     }
 
@@ -169,9 +171,20 @@ impl<R: DeviceMemoryResource> Central<R> {
             let owner = if purpose == Purpose::Serve { state.owner_of(stream) } else { ANY_STREAM };
             state.heaps.plan_growth(owner, request, purpose, this, most_new)
         };
-        let Some(device) = &self.device else {
+        let trace = |lack: &Lack, reading: Option<&Reading>| {
+            let why = match lack {
+                Lack::OwnLimit => "its own maximum",
+                Lack::NewMemory => "the device has too little",
+            };
+            self.trace_refusal(request, reading, &why);
+        };
+        // A pool over regions at its maximum need not ask the driver.
+        let is_at_limit = purpose == Purpose::Serve
+            && !self.maps_pages
+            && self.state.lock().heaps.growth(request).is_none();
+        let Some(device) = self.device.as_ref().filter(|_| !is_at_limit) else {
             let most_new = if this == Try::FreeOnly { 0 } else { u64::MAX };
-            return Ok(plan(most_new).map(|task| (task, None)));
+            return Ok(plan(most_new).inspect_err(|lack| trace(lack, None)).map(|task| (task, None)));
         };
         let mut waits = 0;
         loop {
@@ -193,11 +206,7 @@ impl<R: DeviceMemoryResource> Central<R> {
                     continue;
                 }
                 Err(lack) => {
-                    let why = match lack {
-                        Lack::OwnLimit => "its own maximum",
-                        Lack::NewMemory => "the device has too little",
-                    };
-                    self.trace_refusal(request, Some(&now), &why);
+                    trace(&lack, Some(&now));
                     return Ok(Err(lack));
                 }
             };

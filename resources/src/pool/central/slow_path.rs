@@ -138,7 +138,9 @@ impl<R: DeviceMemoryResource> Central<R> {
             if let Some(ptr) = self.take_unreachable(request, stream, unreachable_bytes)? {
                 return Ok(Ok(ptr));
             }
-            self.make_room(request, stream)?;
+            if self.make_room(request, stream)? > 0 {
+                *reading = None;
+            }
         }
         let refused = match self.grow(request, stream, reading, |ladder| &mut ladder.grow)? {
             Ok(ptr) => return Ok(Ok(ptr)),
@@ -227,8 +229,8 @@ impl<R: DeviceMemoryResource> Central<R> {
 
     /// Returns fully free regions to upstream, if growth would otherwise set a new peak of reserved bytes:
     /// one larger region may serve where several smaller ones did not. Upstream waits for the device to free
-    /// them, so this does nothing while streams are far behind.
-    fn make_room(&self, request: &Request, stream: StreamRef) -> Result<()> {
+    /// them, so this does nothing while streams are far behind. Returns the bytes that it returned.
+    fn make_room(&self, request: &Request, stream: StreamRef) -> Result<u64> {
         let sets_a_peak = || {
             let state = self.state.lock();
             let totals = state.heaps.totals();
@@ -236,14 +238,14 @@ impl<R: DeviceMemoryResource> Central<R> {
             totals.bytes_reserved + growth > totals.peak_bytes_reserved
         };
         if self.maps_pages || self.upstream_is_ordered || !sets_a_peak() {
-            return Ok(());
+            return Ok(0);
         }
         self.collect_completed(Some(request), Some(stream), true)?;
-        if !self.state.lock().backlog.is_long() {
-            let keep = self.bytes_reserved().saturating_sub(request.bytes);
-            self.release_free_regions(keep, stream);
+        if self.state.lock().backlog.is_long() {
+            return Ok(0);
         }
-        Ok(())
+        let keep = self.bytes_reserved().saturating_sub(request.bytes);
+        Ok(self.release_free_regions(keep, stream))
     }
 
     /// Takes a completed block of another stream, unless streams are far behind.
@@ -258,13 +260,15 @@ impl<R: DeviceMemoryResource> Central<R> {
     }
 
     /// Waits for the blocks of streams that may be destroyed and takes one, if those blocks have many bytes
-    /// and no stream is far behind.
+    /// and no stream is far behind. `bytes` are those that were unreachable before other streams were asked.
     fn take_unreachable(
         &self,
         request: &Request,
         stream: StreamRef,
         bytes: u64,
     ) -> Result<Option<DevicePtr>> {
+        // Some may have called since, or their work may be completed.
+        let bytes = bytes.min(self.unreachable_bytes());
         if self.state.lock().backlog.is_long() || bytes <= self.bytes_reserved() / UNREACHABLE_SHARE {
             return Ok(None);
         }
