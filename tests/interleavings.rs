@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use millpond::core::driver::{CaptureMode, PhysicalProps, StreamFlags};
 use millpond::driver::sim::{Access, FaultPlan, SimConfig, SimDevice};
 use millpond::driver::{CallKind, CountingDriver};
-use millpond::resources::{CudaMemoryResource, PoolLayer, PoolMemoryResource};
+use millpond::resources::{CudaMemoryResource, PoolLayer, PoolMemoryResource, Slack};
 use millpond::{
     DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, LadderCounts, Result, StreamRef,
 };
@@ -37,7 +37,10 @@ impl Setup {
         let device = SimDevice::new(SimConfig::with_capacity(4096 * MIB));
         let hooks = HookedDriver::new(device.clone());
         let counter = CountingDriver::new(hooks.clone());
-        let pool = CudaMemoryResource::new(counter.clone()).layer(layer).expect("there is memory");
+        // With little slack the pool takes no memory that the story does not ask for.
+        let slack = Slack::from_thousandths(4).expect("a slack");
+        let pool =
+            CudaMemoryResource::new(counter.clone()).layer(layer.slack(slack)).expect("there is memory");
         let pool = Arc::new(Checked::new(pool, Some(device.clone())));
         Self { device, hooks, counter, pool }
     }
