@@ -71,7 +71,7 @@ const MISTAKES: &[Mistake] = &[
         "heap/mod.rs",
         "first.is_free() && first.is_whole_region() && accepts(first)",
         "first.is_free() && accepts(first)",
-        "Device(LentReturned)",
+        "I10",
     ),
     mistake(
         "a cached block is counted twice",
@@ -142,7 +142,7 @@ const MISTAKES: &[Mistake] = &[
         "stream_order/streams.rs",
         "self.cell.epoch.fetch_add(1, Ordering::AcqRel)",
         "self.cell.epoch.load(Ordering::Acquire)",
-        "Device(",
+        "I2",
     ),
     mistake(
         "a wait also covers later frees",
