@@ -116,11 +116,12 @@ fn decay(stage: &Stage) -> (Act, Option<CallKind>) {
     let pool = CudaMemoryResource::new(stage.driver()).layer(PoolLayer::new()).expect("there is memory");
     stage.others_give_back(&pool, 40 * MIB, false);
     stage.counter.synchronize().expect("nothing is captured yet");
+    let is_simulated = stage.counter.virtual_time_ns().is_some();
     let act = move || {
         let steps = (0..200).map(|second| pool.decay_step(Duration::from_secs(second)));
         let released: u64 = steps.sum::<Result<u64>>()?;
-        // On a real device the library's own thread makes such steps, too.
-        assert!(released + pool.statistics().map_or(0, |it| it.bytes_reserved) >= 80 * MIB);
+        // On a real device the library's own thread may release a part of it.
+        assert!(!is_simulated || released >= 80 * MIB, "{released}");
         assert_eq!(pool.pool_bytes(), 0);
         Ok(())
     };
