@@ -535,11 +535,8 @@ fn unknown_names(document: &File, sources: &[File]) -> Vec<String> {
             })
         }),
     };
-    let is_path = |name: &str| {
-        !name.is_empty()
-            && name.chars().all(|c| c.is_alphanumeric() || "_:/.".contains(c))
-            && !name.contains("=")
-    };
+    let is_path =
+        |name: &str| !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || "_:/.".contains(c));
     let mut problems = Vec::new();
     for (index, line) in document.text.lines().enumerate().filter(|(_, line)| !line.starts_with("```")) {
         let quoted = line.split('`').skip(1).step_by(2);

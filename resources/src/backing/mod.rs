@@ -129,11 +129,7 @@ impl Large {
         let heap = match self {
             Self::Regions(heap) => heap,
             Self::Pages(pages) => {
-                let taken = if anywhere {
-                    pages.take_span_anywhere(owner, upto, wanted, request)
-                } else {
-                    pages.take_span(owner, upto, wanted, request)
-                };
+                let taken = pages.take_span(owner, upto, wanted, request, anywhere);
                 return taken.map(|(chunk, base, bytes, epoch)| {
                     // The first small block starts where the span does.
                     pages.remove_block(chunk);

@@ -59,7 +59,8 @@ pub(crate) struct BlockSize {
     /// The block's size in bytes.
     pub(crate) bytes: u64,
     /// Bytes of a request of the same class. With the request itself, the class is found without waiting for
-    /// `bytes`: 21 ns for a pair instead of 29.
+    /// `bytes`. This and `inline(always)` on the way there: 24 ns for a pair instead of 29
+    /// (`millpond-replay bench --device sim:h200 --stack cuda+pool --workload pair`).
     of_class: u64,
 }
 

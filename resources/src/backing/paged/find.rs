@@ -139,30 +139,21 @@ impl Pages {
     /// Takes a span for small blocks: `wanted` contiguous bytes or as many as there are, but enough for the
     /// request. Returns the block, its address, its bytes, and the epoch in which it was freed.
     ///
-    /// It comes from the small address range, and from the large one only while the pool may not grow.
+    /// It comes from the small address range, and from the large one only while the pool may not grow; with
+    /// `anywhere`, from either: the last attempt before an out-of-memory error.
     pub(crate) fn take_span(
         &mut self,
         owner: Owner,
         upto: Epoch,
         wanted: u64,
         request: &Request,
+        anywhere: bool,
     ) -> Option<(ChunkId, u64, u64, Epoch)> {
         let find = |range| self.find_span(range, owner, upto, wanted, request).map(|chunk| (range, chunk));
-        let found = find(AddressRange::Small);
-        let found = found.or_else(|| if self.may_grow() { None } else { find(AddressRange::Large) });
-        found.map(|(range, chunk)| self.cut_span(range, chunk, wanted.max(request.bytes)))
-    }
-
-    /// Takes a span from either address range: the last attempt before an out-of-memory error.
-    pub(crate) fn take_span_anywhere(
-        &mut self,
-        owner: Owner,
-        upto: Epoch,
-        wanted: u64,
-        request: &Request,
-    ) -> Option<(ChunkId, u64, u64, Epoch)> {
-        let find = |range| self.find_span(range, owner, upto, wanted, request).map(|chunk| (range, chunk));
-        let found = find(AddressRange::Small).or_else(|| find(AddressRange::Large));
+        let found = find(AddressRange::Small).or_else(|| {
+            let may_use_large = anywhere || !self.may_grow();
+            if may_use_large { find(AddressRange::Large) } else { None }
+        });
         found.map(|(range, chunk)| self.cut_span(range, chunk, wanted.max(request.bytes)))
     }
 

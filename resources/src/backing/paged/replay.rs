@@ -124,7 +124,7 @@ impl Bench {
     }
 
     fn take_span(&mut self, request: &Request) -> Option<(ChunkId, u64, u64, Epoch)> {
-        let mut take = |owner| self.pages.take_span(owner, Epoch::MAX, SPAN, request);
+        let mut take = |owner| self.pages.take_span(owner, Epoch::MAX, SPAN, request, false);
         take(OWNER).or_else(|| take(ANY_STREAM))
     }
 

@@ -195,7 +195,7 @@ impl Bench {
 
     fn span(&mut self, owner: Owner, bytes: u64, wanted: u64) {
         let small = request(bytes.clamp(1, wanted), 8);
-        let take = |pages: &mut Pages, owner| pages.take_span(owner, Epoch::MAX, wanted, &small);
+        let take = |pages: &mut Pages, owner| pages.take_span(owner, Epoch::MAX, wanted, &small, false);
         let taken = take(&mut self.pages, owner).or_else(|| take(&mut self.pages, ANY_STREAM));
         if let Some((id, addr, bytes, _)) = taken {
             assert!(bytes >= small.bytes && bytes <= wanted.max(small.bytes));

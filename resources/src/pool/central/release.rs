@@ -93,7 +93,7 @@ impl CentralCore {
     }
 
     pub(crate) fn bytes_reserved(&self) -> u64 {
-        self.state.lock().heaps.totals().bytes_reserved
+        self.state.lock().heaps.large.bytes_reserved()
     }
 
     /// Runs a task and commits or aborts it; returns the bytes that it released.

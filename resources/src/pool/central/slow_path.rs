@@ -267,9 +267,9 @@ impl<R: DeviceMemoryResource> Central<R> {
         stream: StreamRef,
         bytes: u64,
     ) -> Result<Option<DevicePtr>> {
+        let are_many = |bytes: u64| bytes > 0 && bytes > self.bytes_reserved() / UNREACHABLE_SHARE;
         // Some may have called since, or their work may be completed.
-        let bytes = bytes.min(self.unreachable_bytes());
-        if self.state.lock().backlog.is_long() || bytes <= self.bytes_reserved() / UNREACHABLE_SHARE {
+        if !are_many(bytes) || !are_many(self.unreachable_bytes()) || self.state.lock().backlog.is_long() {
             return Ok(None);
         }
         // Growth may still serve the request, so only a lost device is an error.
