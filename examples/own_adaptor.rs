@@ -8,8 +8,8 @@ use std::sync::Arc;
 use millpond::driver::DeviceSpec;
 use millpond::stack::{LayerEntry, LayerKind, StackSpec};
 use millpond::{
-    ByteSize, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle, Error, Layer, Layout,
-    MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, downcast, find_trait,
+    Accessibility, ByteSize, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle, Error,
+    Layer, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, downcast, find_trait,
 };
 
 /// Refuses requests of more than `largest` bytes. No bound on the struct: only the trait's impl needs one.
@@ -60,6 +60,10 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for RequestCap<R> {
 
     fn is_stream_ordered(&self) -> bool {
         self.upstream.is_stream_ordered()
+    }
+
+    fn accessibility(&self) -> Accessibility {
+        self.upstream.accessibility()
     }
 
     fn statistics(&self) -> Option<ResourceStatistics> {

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use millpond::driver::DeviceSpec;
 use millpond::resources::CudaMemoryResource;
 use millpond::{
-    DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle, Error, Layout, MemoryInfo,
-    ResourceStatistics, Result, StreamRef, Traits, is_same,
+    Accessibility, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle, Error, Layout,
+    MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, is_same,
 };
 
 /// Hands out one region from its start to its end.
@@ -92,6 +92,10 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BumpMemoryResource
 
     fn is_stream_ordered(&self) -> bool {
         self.upstream.is_stream_ordered()
+    }
+
+    fn accessibility(&self) -> Accessibility {
+        self.upstream.accessibility()
     }
 
     fn statistics(&self) -> Option<ResourceStatistics> {

@@ -22,8 +22,8 @@ use std::time::Instant;
 
 use millpond_core::stack::{LayerEntry, LayerKind, LayerTable, StackSpec};
 use millpond_core::{
-    AnyResource, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo, ResourceStatistics,
-    Result, StreamRef, Traits, is_same,
+    Accessibility, AnyResource, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo,
+    ResourceStatistics, Result, StreamRef, Traits, is_same,
 };
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_testkit::Rng;
@@ -209,6 +209,10 @@ unsafe impl DeviceMemoryResource for Nothing {
 
     fn is_stream_ordered(&self) -> bool {
         true
+    }
+
+    fn accessibility(&self) -> Accessibility {
+        Accessibility::DEVICE
     }
 
     fn statistics(&self) -> Option<ResourceStatistics> {

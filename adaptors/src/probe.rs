@@ -3,8 +3,8 @@
 use std::fmt;
 
 use millpond_core::{
-    DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef,
-    Traits,
+    Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo, ResourceStatistics,
+    Result, StreamRef, Traits,
 };
 
 pub(crate) struct Probe<R, F> {
@@ -44,6 +44,10 @@ unsafe impl<R: DeviceMemoryResource, F: Fn(&str) + 'static> DeviceMemoryResource
 
     fn is_stream_ordered(&self) -> bool {
         self.upstream.is_stream_ordered()
+    }
+
+    fn accessibility(&self) -> Accessibility {
+        self.upstream.accessibility()
     }
 
     fn statistics(&self) -> Option<ResourceStatistics> {

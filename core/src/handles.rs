@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use crate::driver::{DriverHandle, MemoryInfo};
 use crate::{
-    AnyResource, DeviceMemoryResource, DevicePtr, Layout, ResourceStatistics, Result, StreamRef, Traits,
+    Accessibility, AnyResource, DeviceMemoryResource, DevicePtr, Layout, ResourceStatistics, Result,
+    StreamRef, Traits,
 };
 
 macro_rules! forward {
@@ -45,6 +46,10 @@ macro_rules! forward {
 
             fn is_stream_ordered(&self) -> bool {
                 (**self).is_stream_ordered()
+            }
+
+            fn accessibility(&self) -> Accessibility {
+                (**self).accessibility()
             }
 
             fn statistics(&self) -> Option<ResourceStatistics> {

@@ -17,6 +17,7 @@
 //! | [`misuse`] | where a refused `deallocate` is reported |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod accessibility;
 mod device;
 pub mod driver;
 mod error;
@@ -36,6 +37,7 @@ pub mod stack;
 mod statistics;
 mod stream;
 
+pub use accessibility::Accessibility;
 pub use device::DeviceId;
 pub use driver::{Driver, DriverError, DriverHandle, MemoryInfo};
 pub use error::{Error, ErrorKind, Result};

@@ -5,7 +5,7 @@ use std::fmt::{self, Debug, Display};
 use std::sync::Arc;
 
 use crate::driver::{DriverHandle, MemoryInfo};
-use crate::{DevicePtr, Layout, ResourceStatistics, Result, StreamRef};
+use crate::{Accessibility, DevicePtr, Layout, ResourceStatistics, Result, StreamRef};
 
 /// The owned, erased handle to a resource that threads share. One call through it costs about 1 ns.
 pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
@@ -113,6 +113,11 @@ pub unsafe trait DeviceMemoryResource: Any + Debug + Display {
     /// CUDA).
     fn is_stream_ordered(&self) -> bool {
         self.upstream().is_none_or(DeviceMemoryResource::is_stream_ordered)
+    }
+
+    /// What reaches the memory at its address: the device, the host, or both.
+    fn accessibility(&self) -> Accessibility {
+        self.upstream().map_or(Accessibility::DEVICE, DeviceMemoryResource::accessibility)
     }
 
     /// The statistics of the nearest resource of the stack that keeps any.

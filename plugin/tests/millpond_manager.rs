@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use common::{MIB, layers, misuses};
 use millpond_core::driver::{CaptureMode, MemoryInfo, StreamFlags};
 use millpond_core::{
-    AnyResource, DeviceMemoryResource, DevicePtr, Driver, DriverError, DriverHandle, Layout,
+    Accessibility, AnyResource, DeviceMemoryResource, DevicePtr, Driver, DriverError, DriverHandle, Layout,
     ResourceStatistics, Result, StreamRef, Traits,
 };
 use millpond_driver::CallKind;
@@ -73,6 +73,10 @@ unsafe impl DeviceMemoryResource for Recorder {
 
     fn is_stream_ordered(&self) -> bool {
         self.upstream.is_stream_ordered()
+    }
+
+    fn accessibility(&self) -> Accessibility {
+        self.upstream.accessibility()
     }
 
     fn statistics(&self) -> Option<ResourceStatistics> {

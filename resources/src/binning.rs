@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use millpond_core::stack::{LayerEntry, LayerKind, LayerSpec, Params, Piece, Value};
 use millpond_core::{
-    ALLOCATION_ALIGNMENT, AnyResource, ByteSize, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr,
-    DriverHandle, Error, Layer, Layout, LiveBlock, MemoryInfo, Remedy, RemedyAction, ResourceStatistics,
-    Result, StreamRef, Traits, align_up, is_same, parse_bytes,
+    ALLOCATION_ALIGNMENT, Accessibility, AnyResource, ByteSize, DeviceMemoryResource,
+    DeviceMemoryResourceExt, DevicePtr, DriverHandle, Error, Layer, Layout, LiveBlock, MemoryInfo, Remedy,
+    RemedyAction, ResourceStatistics, Result, StreamRef, Traits, align_up, is_same, parse_bytes,
 };
 
 use crate::binning::direct::Direct;
@@ -364,6 +364,13 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResou
 
     fn is_stream_ordered(&self) -> bool {
         true
+    }
+
+    fn accessibility(&self) -> Accessibility {
+        self.bins
+            .iter()
+            .map(|bin| bin.resource().accessibility())
+            .fold(self.upstream.accessibility(), Accessibility::and)
     }
 
     /// Returns upstream's statistics, with the misuses of the bins added; see

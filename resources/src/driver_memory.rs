@@ -9,8 +9,8 @@ use millpond_core::driver::{CaptureModeGuard, DriverResult, Health};
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_core::{
-    ALLOCATION_ALIGNMENT, DeviceId, DeviceMemoryResource, DevicePtr, DriverError, DriverHandle, Error,
-    Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, downcast,
+    ALLOCATION_ALIGNMENT, Accessibility, DeviceId, DeviceMemoryResource, DevicePtr, DriverError,
+    DriverHandle, Error, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, downcast,
 };
 use parking_lot::Mutex;
 use rustc_hash::FxBuildHasher;
@@ -161,7 +161,7 @@ impl CudaMemoryResource {
 }
 
 macro_rules! driver_memory_resource {
-    ($(#[$doc:meta])* $name:ident, $text:literal, $allocate:ident) => {
+    ($(#[$doc:meta])* $name:ident, $text:literal, $allocate:ident, $accessibility:ident) => {
         $(#[$doc])*
         #[derive(Debug)]
         pub struct $name(DriverMemory);
@@ -220,6 +220,10 @@ macro_rules! driver_memory_resource {
                 false
             }
 
+            fn accessibility(&self) -> Accessibility {
+                Accessibility::$accessibility
+            }
+
             fn statistics(&self) -> Option<ResourceStatistics> {
                 self.0.statistics()
             }
@@ -251,7 +255,7 @@ driver_memory_resource! {
     /// ```
     ///
     #[doc = include_str!("../layers/cuda.md")]
-    CudaMemoryResource, "cuda", mem_alloc
+    CudaMemoryResource, "cuda", mem_alloc, DEVICE
 }
 
 driver_memory_resource! {
@@ -261,5 +265,5 @@ driver_memory_resource! {
     /// The sum of managed memory may exceed the device's memory; the driver then moves it back and forth.
     ///
     #[doc = include_str!("../layers/managed.md")]
-    ManagedMemoryResource, "managed", mem_alloc_managed
+    ManagedMemoryResource, "managed", mem_alloc_managed, DEVICE_AND_HOST
 }

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_core::{
-    ALLOCATION_ALIGNMENT, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, Layer,
-    Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, align_up, format_bytes, is_same,
+    ALLOCATION_ALIGNMENT, Accessibility, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error,
+    ErrorKind, Layer, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, align_up,
+    format_bytes, is_same,
 };
 
 use crate::heap::size_class::BlockSize;
@@ -249,6 +250,10 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for FixedSizeMemoryRes
 
     fn is_stream_ordered(&self) -> bool {
         true
+    }
+
+    fn accessibility(&self) -> Accessibility {
+        self.pool.accessibility()
     }
 
     fn statistics(&self) -> Option<ResourceStatistics> {

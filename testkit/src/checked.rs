@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use millpond_core::driver::DriverHandle;
 use millpond_core::{
-    DeviceMemoryResource, DevicePtr, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits,
-    downcast,
+    Accessibility, DeviceMemoryResource, DevicePtr, Layout, MemoryInfo, ResourceStatistics, Result,
+    StreamRef, Traits, downcast,
 };
 use millpond_driver::sim::SimDevice;
 use parking_lot::Mutex;
@@ -110,6 +110,10 @@ where
 
     fn is_stream_ordered(&self) -> bool {
         self.inner.is_stream_ordered()
+    }
+
+    fn accessibility(&self) -> Accessibility {
+        self.inner.accessibility()
     }
 
     fn statistics(&self) -> Option<ResourceStatistics> {

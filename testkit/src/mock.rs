@@ -27,8 +27,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use millpond_core::{
-    DeviceMemoryResource, DevicePtr, DriverError, DriverHandle, Error, ErrorKind, Layout, MemoryInfo,
-    ResourceStatistics, Result, StreamRef, Traits, align_up, is_same,
+    Accessibility, DeviceMemoryResource, DevicePtr, DriverError, DriverHandle, Error, ErrorKind, Layout,
+    MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, align_up, is_same,
 };
 use parking_lot::Mutex;
 
@@ -234,6 +234,10 @@ unsafe impl DeviceMemoryResource for MockResource {
 
     fn is_stream_ordered(&self) -> bool {
         true
+    }
+
+    fn accessibility(&self) -> Accessibility {
+        Accessibility::DEVICE
     }
 
     fn statistics(&self) -> Option<ResourceStatistics> {

@@ -5,8 +5,8 @@ use std::fmt;
 
 use millpond_core::driver::DriverHandle;
 use millpond_core::{
-    AnyResource, DeviceMemoryResource, DevicePtr, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef,
-    Traits, is_same,
+    Accessibility, AnyResource, DeviceMemoryResource, DevicePtr, Layout, MemoryInfo, ResourceStatistics,
+    Result, StreamRef, Traits, is_same,
 };
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -78,6 +78,13 @@ where
 
     fn is_stream_ordered(&self) -> bool {
         self.resources.iter().any(|resource| resource.is_stream_ordered())
+    }
+
+    fn accessibility(&self) -> Accessibility {
+        self.resources
+            .iter()
+            .map(|resource| resource.accessibility())
+            .fold(Accessibility::DEVICE_AND_HOST, Accessibility::and)
     }
 
     fn statistics(&self) -> Option<ResourceStatistics> {

@@ -7,8 +7,8 @@ mod tests;
 use std::fmt;
 
 use millpond_core::{
-    ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error, Layout, MemoryInfo, ResourceStatistics,
-    Result, StreamRef, Traits, format_bytes, is_same,
+    Accessibility, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error, Layout, MemoryInfo,
+    ResourceStatistics, Result, StreamRef, Traits, format_bytes, is_same,
 };
 
 pub use layer::LimitingLayer;
@@ -175,6 +175,10 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LimitingResourceAd
 
     fn is_stream_ordered(&self) -> bool {
         self.upstream.is_stream_ordered()
+    }
+
+    fn accessibility(&self) -> Accessibility {
+        self.upstream.accessibility()
     }
 
     fn statistics(&self) -> Option<ResourceStatistics> {

@@ -39,8 +39,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use millpond_core::{
-    DeviceMemoryResource, DevicePtr, DriverHandle, Layer, Layout, MemoryInfo, ResourceStatistics, Result,
-    StreamRef, Traits, is_same,
+    Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, Layer, Layout, MemoryInfo,
+    ResourceStatistics, Result, StreamRef, Traits, is_same,
 };
 
 pub use layer::{FILE_VARIABLES, LoggingLayer, default_file_name};
@@ -192,6 +192,10 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResourceAda
 
     fn is_stream_ordered(&self) -> bool {
         self.upstream.is_stream_ordered()
+    }
+
+    fn accessibility(&self) -> Accessibility {
+        self.upstream.accessibility()
     }
 
     fn statistics(&self) -> Option<ResourceStatistics> {

@@ -9,8 +9,8 @@ mod tests;
 use std::fmt;
 
 use millpond_core::{
-    DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef,
-    Traits, downcast,
+    Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo, ResourceStatistics,
+    Result, StreamRef, Traits, downcast,
 };
 
 pub use counters::{Counter, Counters};
@@ -132,6 +132,10 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource
 
     fn is_stream_ordered(&self) -> bool {
         self.upstream.is_stream_ordered()
+    }
+
+    fn accessibility(&self) -> Accessibility {
+        self.upstream.accessibility()
     }
 
     fn statistics(&self) -> Option<ResourceStatistics> {

@@ -9,8 +9,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use millpond_core::{
-    AnyResource, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo, ResourceStatistics,
-    Result, StreamRef, Traits, downcast, is_same,
+    Accessibility, AnyResource, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo,
+    ResourceStatistics, Result, StreamRef, Traits, downcast, is_same,
 };
 use parking_lot::ReentrantMutex;
 
@@ -103,6 +103,10 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for ThreadSafeResource
 
     fn is_stream_ordered(&self) -> bool {
         self.upstream.lock().is_stream_ordered()
+    }
+
+    fn accessibility(&self) -> Accessibility {
+        self.upstream.lock().accessibility()
     }
 
     fn statistics(&self) -> Option<ResourceStatistics> {

@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::{
-    DeviceMemoryResource, DevicePtr, DriverHandle, Layer, Layout, MemoryInfo, ResourceStatistics, Result,
-    StreamRef, Traits, is_same,
+    Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, Layer, Layout, MemoryInfo,
+    ResourceStatistics, Result, StreamRef, Traits, is_same,
 };
 
 pub use layer::{Stacks, TrackingLayer};
@@ -193,6 +193,10 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for TrackingResourceAd
 
     fn is_stream_ordered(&self) -> bool {
         self.upstream.is_stream_ordered()
+    }
+
+    fn accessibility(&self) -> Accessibility {
+        self.upstream.accessibility()
     }
 
     /// The upstream's statistics, or the counts of this adaptor if that keeps none; with the deallocations

@@ -51,8 +51,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use millpond_core::{
-    DeviceId, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, Layout, LiveBlock, MemoryInfo,
-    ResourceStatistics, Result, StreamRef, Traits, is_same,
+    Accessibility, DeviceId, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, Layout,
+    LiveBlock, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, is_same,
 };
 
 pub use crate::pool::decay::Decay;
@@ -329,6 +329,10 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PoolMemoryResource
 
     fn is_stream_ordered(&self) -> bool {
         true
+    }
+
+    fn accessibility(&self) -> Accessibility {
+        self.central.upstream().accessibility()
     }
 
     fn statistics(&self) -> Option<ResourceStatistics> {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use millpond_core::driver::{DriverResult, Event, EventFlags};
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::{
-    ALLOCATION_ALIGNMENT, AnyResource, DeviceMemoryResource, DevicePtr, DriverHandle, Error, Layout,
-    MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, align_up, is_same,
+    ALLOCATION_ALIGNMENT, Accessibility, AnyResource, DeviceMemoryResource, DevicePtr, DriverHandle, Error,
+    Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, align_up, is_same,
 };
 use parking_lot::Mutex;
 
@@ -393,6 +393,10 @@ unsafe impl DeviceMemoryResource for CanaryPool {
 
     fn is_stream_ordered(&self) -> bool {
         true
+    }
+
+    fn accessibility(&self) -> Accessibility {
+        Accessibility::DEVICE
     }
 
     fn statistics(&self) -> Option<ResourceStatistics> {
