@@ -326,6 +326,9 @@ fn layers_are_listed_and_tested() {
     none(problems);
 }
 
+/// The layers that text cannot name, since they are made of functions.
+const RUST_ONLY: [&str; 1] = ["callback"];
+
 /// A module that implements the trait.
 #[derive(PartialEq, Eq, Debug)]
 struct LayerModule {
@@ -366,7 +369,8 @@ fn unlisted(folder: &str, layers: &[LayerModule], library: &str, subjects: &str)
     let mut problems = Vec::new();
     for LayerModule { module, names } in layers {
         let entries = list.matches(&format!("{module}::")).count();
-        if entries == 0 || entries != names.len() {
+        let is_rust_only = names.is_empty() && RUST_ONLY.contains(&module.as_str());
+        if !is_rust_only && (entries == 0 || entries != names.len()) {
             problems
                 .push(format!("{folder}/src/lib.rs: LAYERS has {entries} entries of {module}: {names:?}"));
         }

@@ -54,7 +54,7 @@ fn a_device_says_what_it_is() {
         (DeviceAttribute::VirtualMemoryManagementSupported, 1),
         (DeviceAttribute::ConcurrentManagedAccess, 1),
         (DeviceAttribute::IpcEventSupported, 1),
-        (DeviceAttribute::PageableMemoryAccess, 0),
+        (DeviceAttribute::PageableMemoryAccess, 1),
         (DeviceAttribute::Integrated, 0),
     ];
     for (attribute, value) in attributes {

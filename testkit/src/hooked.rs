@@ -12,7 +12,7 @@ use millpond_core::driver::{
     HostFlags, HostPtr, IpcMemHandle, MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo,
     MemoryKind, PhysicalHandle, PhysicalProps, StreamFlags,
 };
-use millpond_core::{DeviceId, DevicePtr, StreamId, StreamRef};
+use millpond_core::{DeviceId, DevicePtr, Layout, StreamId, StreamRef};
 use parking_lot::Mutex;
 
 /// Forwards to a driver, and runs a closure, once, before or after a chosen call.
@@ -386,6 +386,8 @@ impl Driver for HookedDriver {
         fn pointer_kind(ptr: DevicePtr) -> DriverResult<MemoryKind>;
         fn mem_host_alloc(bytes: u64, flags: HostFlags) -> DriverResult<HostPtr>;
         fn mem_host_get_device_pointer(ptr: HostPtr) -> DriverResult<DevicePtr>;
+        fn pageable_alloc(layout: Layout) -> DriverResult<HostPtr>;
+        fn host_memory_info() -> DriverResult<MemoryInfo>;
         fn mem_alloc_async(bytes: u64, stream: StreamRef) -> DriverResult<DevicePtr>;
         fn mem_alloc_from_pool_async(bytes: u64, pool: MemPool, stream: StreamRef) -> DriverResult<DevicePtr>;
         fn mem_pool_create(props: MemPoolProps) -> DriverResult<MemPool>;
@@ -415,6 +417,7 @@ impl Driver for HookedDriver {
         ) -> DriverResult<()>;
         fn mem_advise(ptr: DevicePtr, bytes: u64, advice: MemAdvice) -> DriverResult<()>;
         fn mem_free_host(ptr: HostPtr) -> DriverResult<()>;
+        fn pageable_free(ptr: HostPtr, layout: Layout) -> ();
         fn mem_host_register(ptr: HostPtr, bytes: u64, flags: HostFlags) -> DriverResult<()>;
         fn mem_host_unregister(ptr: HostPtr) -> DriverResult<()>;
         fn mem_free_async(ptr: DevicePtr, stream: StreamRef) -> DriverResult<()>;

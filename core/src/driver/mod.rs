@@ -23,7 +23,7 @@ pub use types::{
     PhysicalProps, StreamFlags,
 };
 
-use crate::{DeviceId, DevicePtr, StreamRef};
+use crate::{DeviceId, DevicePtr, Layout, StreamRef};
 
 /// A shared driver.
 pub type DriverHandle = Arc<dyn Driver>;
@@ -132,6 +132,26 @@ pub trait Driver: Debug + Send + Sync + 'static {
     unsafe fn mem_host_unregister(&self, ptr: HostPtr) -> DriverResult<()>;
     /// The device's address of mapped host memory (`cuMemHostGetDevicePointer`).
     fn mem_host_get_device_pointer(&self, ptr: HostPtr) -> DriverResult<DevicePtr>;
+
+    /// Memory of the system's allocator, which is not pinned. CUDA is not called; the simulated device has a
+    /// simulated host, with as much memory as it has pinned memory. The device reaches it where
+    /// [`DeviceAttribute::PageableMemoryAccess`] is 1.
+    fn pageable_alloc(&self, layout: Layout) -> DriverResult<HostPtr> {
+        let refused = || DriverError::new(DriverError::OUT_OF_MEMORY, "malloc");
+        let layout = layout.of_host().filter(|layout| layout.size() > 0).ok_or_else(refused)?;
+        // SAFETY: the size is not zero.
+        let memory = unsafe { std::alloc::alloc(layout) };
+        if memory.is_null() { Err(refused()) } else { Ok(HostPtr(memory.expose_provenance())) }
+    }
+    /// Ends memory of [`pageable_alloc`](Self::pageable_alloc) with its layout; waits for nothing.
+    unsafe fn pageable_free(&self, ptr: HostPtr, layout: Layout) {
+        if let Some(layout) = layout.of_host() {
+            // SAFETY: vouched.
+            unsafe { std::alloc::dealloc(ptr.as_mut_ptr(), layout) }
+        }
+    }
+    /// Available and total bytes of the host's memory.
+    fn host_memory_info(&self) -> DriverResult<MemoryInfo>;
 
     // --- Stream-ordered memory and its pools ---
 

@@ -15,7 +15,7 @@ use millpond_core::driver::{
     HostFlags, HostPtr, IpcMemHandle, MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo,
     MemoryKind, PhysicalHandle, PhysicalProps, StreamFlags,
 };
-use millpond_core::{DeviceId, DevicePtr, StreamRef};
+use millpond_core::{DeviceId, DevicePtr, Layout, StreamRef};
 
 pub use counts::{CallCounts, CallKind, KindCounts};
 use probe::Probe;
@@ -281,6 +281,20 @@ impl Driver for CountingDriver {
     unsafe fn mem_free_host(&self, ptr: HostPtr) -> DriverResult<()> {
         // SAFETY: the caller's promise.
         self.counted(CallKind::MemFreeHost, |driver| unsafe { driver.mem_free_host(ptr) })
+    }
+
+    fn pageable_alloc(&self, layout: Layout) -> DriverResult<HostPtr> {
+        self.counted(CallKind::PageableAlloc, |driver| driver.pageable_alloc(layout))
+    }
+
+    /// Not counted: no driver is called.
+    unsafe fn pageable_free(&self, ptr: HostPtr, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.pageable_free(ptr, layout) }
+    }
+
+    fn host_memory_info(&self) -> DriverResult<MemoryInfo> {
+        self.counted(CallKind::Other, |driver| driver.host_memory_info())
     }
 
     unsafe fn mem_host_register(&self, ptr: HostPtr, bytes: u64, flags: HostFlags) -> DriverResult<()> {

@@ -228,6 +228,10 @@ impl Driver for CudaDriver {
         unsafe { self.functions().mem_host_unregister(host_ptr(ptr)) }
     }
 
+    fn host_memory_info(&self) -> DriverResult<MemoryInfo> {
+        Ok(super::host::memory_info())
+    }
+
     fn mem_host_get_device_pointer(&self, ptr: HostPtr) -> DriverResult<DevicePtr> {
         let _context = self.enter()?;
         let mut device_ptr = 0;

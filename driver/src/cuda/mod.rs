@@ -41,6 +41,7 @@ mod context;
 mod device;
 mod driver_impl;
 mod functions;
+mod host;
 mod library;
 mod module;
 mod peers;

@@ -7,7 +7,7 @@ use millpond_core::driver::{
     HostPtr, IpcMemHandle, MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind,
     PhysicalHandle, PhysicalProps, StreamFlags,
 };
-use millpond_core::{DeviceId, DevicePtr, DriverError, StreamRef};
+use millpond_core::{DeviceId, DevicePtr, DriverError, Layout, StreamRef};
 
 use super::device::SimDevice;
 use super::model::answer::{Answer, Refusal};
@@ -173,6 +173,18 @@ impl Driver for SimDevice {
 
     unsafe fn mem_free_host(&self, ptr: HostPtr) -> DriverResult<()> {
         self.call(CallKind::MemFreeHost, "cuMemFreeHost", |state| state.mem_free_host(ptr))
+    }
+
+    fn pageable_alloc(&self, layout: Layout) -> DriverResult<HostPtr> {
+        self.call(CallKind::PageableAlloc, "malloc", |state| state.pageable_alloc(layout))
+    }
+
+    unsafe fn pageable_free(&self, ptr: HostPtr, layout: Layout) {
+        self.lock().pageable_free(ptr, layout);
+    }
+
+    fn host_memory_info(&self) -> DriverResult<MemoryInfo> {
+        self.call(CallKind::Other, "host memory", |state| Ok(state.host.info()))
     }
 
     unsafe fn mem_host_register(&self, ptr: HostPtr, bytes: u64, _flags: HostFlags) -> DriverResult<()> {
@@ -516,6 +528,7 @@ impl State {
             | DeviceAttribute::RdmaOfPhysicalMemorySupported
             | DeviceAttribute::IpcEventSupported => 1,
             DeviceAttribute::PosixFdHandlesSupported => i64::from(cfg!(unix)),
+            DeviceAttribute::PageableMemoryAccess => i64::from(self.pageable_access),
             _ => 0,
         }
     }

@@ -45,6 +45,8 @@ pub(super) struct State {
     /// The devices whose plain memory this one's kernels may use.
     pub(super) peers_enabled: BTreeSet<DeviceId>,
     pub(super) captures: Captures,
+    /// Whether the device reaches pageable host memory.
+    pub(super) pageable_access: bool,
     step: u64,
     calls: u64,
     /// The call that began last, and the virtual nanoseconds of each kind.
@@ -70,6 +72,7 @@ impl State {
             host: HostMemory::beside(profile.capacity()),
             openings: Openings::new(device),
             captures: Captures::default(),
+            pageable_access: config.pageable_access,
             profile,
             generation: 0,
             is_context_active: false,

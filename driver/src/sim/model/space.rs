@@ -54,6 +54,8 @@ pub(crate) enum Purpose {
     Host {
         registered: bool,
     },
+    /// Memory of the system's allocator.
+    Pageable,
     Pool(MemPool),
     /// Mapped by virtual memory management.
     Virtual(PhysicalHandle),
