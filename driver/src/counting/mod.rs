@@ -12,8 +12,8 @@ use std::time::Instant;
 
 use millpond_core::driver::{
     AccessFlags, CaptureMode, DeviceAttribute, Driver, DriverHandle, DriverResult, Event, EventFlags, Health,
-    HostFlags, HostPtr, IpcMemHandle, MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo,
-    MemoryKind, PhysicalHandle, PhysicalProps, StreamFlags,
+    HostFlags, HostPtr, IpcMemHandle, MemAdvice, MemAllocationType, MemLocation, MemPool, MemPoolAttribute,
+    MemPoolProps, MemPoolPtrData, MemoryInfo, MemoryKind, PhysicalHandle, PhysicalProps, StreamFlags,
 };
 use millpond_core::{DeviceId, DevicePtr, Layout, StreamRef};
 
@@ -175,6 +175,15 @@ impl CountingDriver {
         }
         answer
     }
+}
+
+/// Methods that count their call, and do nothing else.
+macro_rules! counted {
+    ($($kind:ident: fn $name:ident($($arg:ident: $type:ty),*) -> $answer:ty;)*) => {$(
+        fn $name(&self, $($arg: $type),*) -> DriverResult<$answer> {
+            self.counted(CallKind::$kind, |driver| driver.$name($($arg),*))
+        }
+    )*};
 }
 
 // Every unsafe method below forwards under its caller's promise.
@@ -350,6 +359,21 @@ impl Driver for CountingDriver {
         self.counted(CallKind::MemPool, |driver| driver.device_get_default_mem_pool())
     }
 
+    counted! {
+        MemPool: fn device_get_mem_pool() -> MemPool;
+        MemPool: fn device_set_mem_pool(pool: MemPool) -> ();
+        MemPool: fn mem_get_default_mem_pool(location: MemLocation, kind: MemAllocationType) -> MemPool;
+        MemPool: fn mem_get_mem_pool(location: MemLocation, kind: MemAllocationType) -> MemPool;
+        MemPool: fn mem_set_mem_pool(location: MemLocation, kind: MemAllocationType, pool: MemPool) -> ();
+        MemPool: fn mem_pool_set_access(pool: MemPool, access: AccessFlags, devices: &[DeviceId]) -> ();
+        MemPool: fn mem_pool_get_access(pool: MemPool, device: DeviceId) -> AccessFlags;
+        Ipc: fn mem_pool_export_to_fd(pool: MemPool) -> i32;
+        Ipc: fn mem_pool_import_from_fd(fd: i32) -> MemPool;
+        Ipc: fn mem_pool_export_pointer(ptr: DevicePtr) -> MemPoolPtrData;
+        Ipc: fn mem_pool_import_pointer(pool: MemPool, data: &MemPoolPtrData) -> DevicePtr;
+        PointerQuery: fn pointer_mem_pool(ptr: DevicePtr) -> Option<MemPool>;
+    }
+
     fn mem_pool_trim_to(&self, pool: MemPool, keep_bytes: u64) -> DriverResult<()> {
         self.counted(CallKind::MemPoolTrim, |driver| driver.mem_pool_trim_to(pool, keep_bytes))
     }
@@ -446,6 +470,11 @@ impl Driver for CountingDriver {
         }
         // SAFETY: the caller's promise.
         self.counted(CallKind::StreamGetId, |driver| unsafe { driver.stream_ref(handle) })
+    }
+
+    /// Not counted: it asks the driver nothing.
+    fn stream_is_gone(&self, stream: StreamRef) -> bool {
+        self.inner.stream_is_gone(stream)
     }
 
     fn stream_synchronize(&self, stream: StreamRef) -> DriverResult<()> {

@@ -46,6 +46,7 @@ mod library;
 mod module;
 mod peers;
 mod physical;
+mod pools;
 mod wait;
 
 use millpond_core::{Error, ErrorKind, Result};

@@ -43,7 +43,7 @@ impl State {
             }
             // The simulator keeps the real memory, so that the program's old pointers lead nowhere else.
             Purpose::Managed | Purpose::Host { registered: false } => self.space.remove_live(bytes),
-            Purpose::Ipc => self.space.unreserve(start, bytes),
+            Purpose::Ipc | Purpose::Imported(_) => self.space.unreserve(start, bytes),
             Purpose::Host { .. } | Purpose::Pageable | Purpose::Pool(_) | Purpose::Virtual(_) => {}
         }
     }

@@ -67,7 +67,7 @@ impl State {
             names: Names::new((u64::from(device.ordinal()) << 32) + 1),
             space: Space::new(profile.capacity(), config.falling_addresses, slice),
             oracle: Oracle::default(),
-            pools: Pools::new(),
+            pools: Pools::new(slice),
             vmm: VirtualMemory::default(),
             host: HostMemory::beside(profile.capacity()),
             openings: Openings::new(device),

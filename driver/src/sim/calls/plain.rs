@@ -48,6 +48,10 @@ impl State {
                 self.trim_pools();
                 Ok(())
             }
+            Some(Purpose::Imported(pool)) => {
+                self.synchronize();
+                self.end_imported(ptr, pool, None, "cuMemFree")
+            }
             _ => Err(self.unknown_pointer(ptr, "cuMemFree")),
         }
     }
@@ -119,6 +123,11 @@ impl State {
             Some(Purpose::Managed) => MemoryKind::Managed,
             Some(Purpose::Host { .. }) => MemoryKind::Host,
             Some(Purpose::Pageable) => MemoryKind::Unknown,
+            Some(Purpose::Pool(pool) | Purpose::Imported(pool)) => match self.pools.of_mapping(pool) {
+                Some(pool) if pool.is_managed() => MemoryKind::Managed,
+                Some(pool) if pool.is_on_host() => MemoryKind::Host,
+                _ => MemoryKind::Device,
+            },
             Some(_) => MemoryKind::Device,
         }
     }
@@ -127,7 +136,9 @@ impl State {
     /// and `cuMemPrefetchAsync` require.
     pub(crate) fn check_managed(&self, ptr: DevicePtr, bytes: u64) -> Answer<()> {
         match self.space.holding(ptr.address()) {
-            Some((start, mapping)) if matches!(mapping.purpose, Purpose::Managed | Purpose::Pageable) => {
+            Some((start, mapping))
+                if self.pointer_kind(ptr) == MemoryKind::Managed || mapping.purpose == Purpose::Pageable =>
+            {
                 let room = mapping.end - start - (ptr.address() - start);
                 if bytes <= room {
                     Ok(())
