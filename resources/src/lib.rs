@@ -10,6 +10,7 @@
 //! | [`SamHeadroomMemoryResource`] | `sam_headroom` | the same, leaving a part of the device free |
 //! | [`CallbackMemoryResource`] | | functions of the program |
 //! | [`PoolMemoryResource`] | `pool` | best fit with coalescing over regions from upstream, in stream order |
+//! | [`ArenaMemoryResource`] | `arena` | a pool that takes a large part of the device at once |
 //! | [`FixedSizeMemoryResource`] | `fixed_size` | blocks of one size, in stream order |
 //! | [`BinningMemoryResource`] | `binning` | a resource per range of sizes |
 //!
@@ -26,6 +27,7 @@
 //! | `stream_order` | streams, epochs, and the order between streams; no memory, no driver |
 //! | `sync` | a spin lock; the standard library's atomics, or loom's |
 
+pub mod arena;
 mod backing;
 pub mod binning;
 mod block_map;
@@ -43,6 +45,7 @@ mod stream_order;
 mod sync;
 mod tuning;
 
+pub use arena::{ArenaLayer, ArenaMemoryResource, ArenaOptions};
 pub use binning::{BinningLayer, BinningMemoryResource};
 pub use callback::CallbackMemoryResource;
 pub use driver_memory::{CudaMemoryResource, ManagedMemoryResource, PinnedHostMemoryResource};
@@ -73,4 +76,5 @@ pub const LAYERS: &[LayerEntry] = &[
     pool::ENTRY,
     fixed_size::ENTRY,
     binning::ENTRY,
+    arena::ENTRY,
 ];

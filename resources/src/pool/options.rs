@@ -163,7 +163,7 @@ impl PoolOptions {
     }
 
     /// Rounds the sizes, and checks them against the device.
-    pub(super) fn checked(self, upstream: &dyn DeviceMemoryResource) -> Result<Self> {
+    pub(crate) fn checked(self, upstream: &dyn DeviceMemoryResource) -> Result<Self> {
         let rounded = self.initial_bytes.checked_next_multiple_of(ALLOCATION_ALIGNMENT);
         let initial_bytes = rounded.filter(|bytes| *bytes <= LARGEST_REQUEST).ok_or_else(|| {
             Error::invalid_argument(
