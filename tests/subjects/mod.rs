@@ -34,7 +34,7 @@ const RESOURCES: &[(&str, Knows)] = &[
     ("managed+pool:max=50%", Knows::its_blocks(Exact)),
     ("cuda+pool+pool", Knows::its_blocks(Counts)),
     ("cuda+arena:size=64MiB", Knows::its_blocks(Exact)),
-    ("managed+arena:size=1MiB", Knows::its_blocks(Exact)),
+    ("managed+arena:size=128MiB", Knows::its_blocks(Exact)),
     ("cuda+fixed_size:block_size=64KiB,blocks=16", Knows::its_blocks(Exact).up_to(64 << 10)),
     ("cuda+pool+fixed_size", Knows::its_blocks(Counts).up_to(1 << 20)),
     ("cuda+binning:min=10,max=16", Knows::nothing()),
