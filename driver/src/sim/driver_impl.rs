@@ -153,11 +153,11 @@ impl Driver for SimDevice {
         &self,
         ptr: DevicePtr,
         bytes: u64,
-        _to_host: bool,
+        to_host: bool,
         stream: StreamRef,
     ) -> DriverResult<()> {
         self.call_about(About::Stream(stream), CallKind::MemPrefetch, "cuMemPrefetchAsync", |state| {
-            state.prefetch(ptr, bytes, stream)
+            state.prefetch(ptr, bytes, to_host, stream)
         })
     }
 

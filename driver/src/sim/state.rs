@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use millpond_core::DeviceId;
+use millpond_core::{DeviceId, DevicePtr};
 
 use super::config::SimConfig;
 use super::model::answer::Answer;
@@ -45,6 +45,8 @@ pub(super) struct State {
     /// The devices whose plain memory this one's kernels may use.
     pub(super) peers_enabled: BTreeSet<DeviceId>,
     pub(super) captures: Captures,
+    /// The last range that was prefetched, and whether it was to the host.
+    pub(super) last_prefetch: Option<(DevicePtr, u64, bool)>,
     step: u64,
     calls: u64,
     /// The call that began last, and the virtual nanoseconds of each kind.
@@ -70,6 +72,7 @@ impl State {
             host: HostMemory::beside(profile.capacity()),
             openings: Openings::new(device),
             captures: Captures::default(),
+            last_prefetch: None,
             profile,
             generation: 0,
             is_context_active: false,
