@@ -33,7 +33,7 @@
 //! |---|---|
 //! | [`DeviceMemoryResource`] | the trait: its documentation is the contract between resource and caller |
 //! | [`resources`] | `cuda`, `managed`, `pool`, `fixed_size`, `binning`; each device's default |
-//! | [`adaptors`] | `logging`, `statistics`, `limiting`, `tracking`, `thread_safe` |
+//! | [`adaptors`] | `logging`, `statistics`, `limiting`, `tracking`, `fallback`, `retry`, `prefetch`, … |
 //! | [`containers`] | buffers that give their memory back, owned streams and events |
 //! | [`driver`] | CUDA, loaded at run time, and the simulated device |
 //! | [`stack`] | a stack as text (`cuda+pool:max=50%+statistics`) and back |

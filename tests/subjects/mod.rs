@@ -31,11 +31,24 @@ const RESOURCES: &[(&str, Knows)] = &[
     ("cuda+binning:min=10,max=16", Knows::nothing()),
     ("cuda+pool+binning:bins=4KiB/64KiB/1MiB", Knows::nothing().holding()),
     ("cuda+tracking", Knows::its_blocks(None).handing_on()),
+    ("managed+prefetch", Knows::nothing()),
+    ("managed+pool:max=50%+prefetch", Knows::its_blocks(Exact)),
+    ("cuda+pool:max=25%+fallback:to=(cuda+pool)", Knows::its_blocks(Exact)),
 ];
 
 /// Every adaptor. Each is put on plain CUDA, on the pool, and, on the pool, on every other adaptor.
-const ADAPTORS: &[&str] =
-    &["limiting:limit=100%", "logging:file=/dev/null", "statistics", "thread_safe", "tracking"];
+const ADAPTORS: &[&str] = &[
+    "aligned:alignment=4KiB,threshold=64KiB",
+    "fallback:to=(cuda)",
+    "limiting:limit=100%",
+    "logging:file=/dev/null",
+    "prefetch",
+    // The programs of one thread would wait in vain.
+    "retry:timeout=1us",
+    "statistics",
+    "thread_safe",
+    "tracking",
+];
 
 const POOL: &str = "cuda+pool";
 
