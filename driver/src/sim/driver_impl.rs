@@ -468,6 +468,17 @@ impl Driver for SimDevice {
         })
     }
 
+    unsafe fn memcpy_peer_async(
+        &self,
+        dst: DevicePtr,
+        src: DevicePtr,
+        src_device: DeviceId,
+        bytes: u64,
+        stream: StreamRef,
+    ) -> DriverResult<()> {
+        self.copy_from_peer(dst, src, src_device, bytes, stream)
+    }
+
     unsafe fn memset_d8_async(
         &self,
         dst: DevicePtr,
