@@ -49,7 +49,10 @@ pub struct PrefetchResourceAdaptor<R> {
 impl<R: DeviceMemoryResource> PrefetchResourceAdaptor<R> {
     /// Prefetches what `upstream` hands out.
     pub fn new(upstream: R) -> Self {
-        let concurrent = || upstream.driver().attribute(DeviceAttribute::ConcurrentManagedAccess);
+        let concurrent = || {
+            let driver = &**upstream.driver();
+            call(driver, |driver| driver.attribute(DeviceAttribute::ConcurrentManagedAccess))
+        };
         let prefetches = upstream.accessibility().host && matches!(concurrent(), Ok(1));
         Self { upstream, prefetches: AtomicBool::new(prefetches) }
     }
@@ -62,7 +65,7 @@ impl<R: DeviceMemoryResource> PrefetchResourceAdaptor<R> {
     fn prefetch(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         let driver = &**self.driver();
         // The legacy stream's answer is an error while a blocking stream captures.
-        if !matches!(driver.stream_is_capturing(stream), Ok(false)) {
+        if !matches!(call(driver, |driver| driver.stream_is_capturing(stream)), Ok(false)) {
             return;
         }
         // SAFETY: the block is live, holds that many bytes, and is ordered for this stream.
