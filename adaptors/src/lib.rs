@@ -15,12 +15,13 @@
 //!
 //! Every adaptor has a folder with the same files: `mod.rs` holds the adaptor, `layer.rs` its layer and its
 //! parameters in text, `tests.rs` its tests. [`LAYERS`] lists them for
-//! [`StackSpec`](millpond_core::stack::StackSpec); `failure_callback` is not among them, since text cannot name
-//! a function. In a stack of any types, [`find_trait`](millpond_core::find_trait) finds them by their traits ([`AllocationCounters`], …).
+//! [`StackSpec`](millpond_core::stack::StackSpec); `failure_callback` is not among them, since text cannot
+//! name a function. In a stack of any types, [`find_trait`](millpond_core::find_trait) finds them by their
+//! traits ([`AllocationCounters`], …).
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod aligned;
-pub mod failure_callback;
+pub mod failure_callback; // no text: it has a function
 pub mod fallback;
 mod forward;
 pub mod limiting;

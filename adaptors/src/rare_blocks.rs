@@ -8,13 +8,13 @@ use millpond_core::{DevicePtr, Layout, ResourceStatistics, StreamRef};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-/// A table of blocks that costs one load as long as it is empty. It refuses to remove a block with a size that
-/// is not the block's.
+/// A table of blocks that costs one load as long as it is empty. It refuses to remove a block with a size
+/// that is not the block's.
 #[derive(Debug)]
 pub(crate) struct RareBlocks<T> {
     blocks: Mutex<FxHashMap<DevicePtr, Entry<T>>>,
-    /// The number of blocks. Whoever frees a block came to know it after its entry was counted, so it never
-    /// reads a zero that is older than that.
+    /// The number of blocks. A thread that frees a block learned its address after the block was counted, so
+    /// it reads no zero from before.
     len: AtomicUsize,
     misuses: AtomicU64,
 }
@@ -49,8 +49,8 @@ impl<T> RareBlocks<T> {
         self.len.store(blocks.len(), Ordering::Relaxed);
     }
 
-    /// Removes a block before it goes back, so that its address cannot come again meanwhile. `stack` names the
-    /// resource in the report of a wrong size.
+    /// Removes a block before it goes back, so that its address cannot come again meanwhile. `stack` names
+    /// the resource in the report of a wrong size.
     #[inline]
     pub(crate) fn remove(
         &self,

@@ -19,7 +19,7 @@ fn adaptors(directory: &tempfile::TempDir, name: &str) -> Vec<String> {
         "limiting" => "limiting:limit=90%".to_owned(),
         "aligned" => "aligned:alignment=4KiB,threshold=64KiB".to_owned(),
         "fallback" => "fallback:to=(cuda)".to_owned(),
-        // Nobody frees while the suite's only thread waits.
+        // No other thread frees while the suite's thread waits.
         "retry" => "retry:timeout=1us".to_owned(),
         name => name.to_owned(),
     };

@@ -1,4 +1,4 @@
-//! A stream that somebody else owns.
+//! A stream that another value, or another library, owns.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -6,10 +6,10 @@ use std::marker::PhantomData;
 use millpond_core::driver::call;
 use millpond_core::{DriverHandle, Result, StreamRef};
 
-use crate::{Event, Stream};
+use crate::Event;
 
-/// A stream that somebody else owns, with its device: a borrow of a [`Stream`], a default stream, or one of
-/// another library. Dropping it does nothing.
+/// A stream without its ownership, with its device: a borrow of a [`Stream`](crate::Stream), a default
+/// stream, or a stream of another library. Dropping it does nothing.
 ///
 /// ```
 /// use millpond_containers::{BorrowedStream, Stream};
@@ -30,7 +30,7 @@ use crate::{Event, Stream};
 pub struct BorrowedStream<'a> {
     driver: DriverHandle,
     stream: StreamRef,
-    owner: PhantomData<&'a Stream>,
+    owner: PhantomData<&'a ()>,
 }
 
 impl<'a> BorrowedStream<'a> {

@@ -25,8 +25,8 @@ pub fn available_device_memory() -> Result<MemoryInfo> {
 /// A share of the bytes that the current device has free, rounded down to 256: the initial size of a pool.
 ///
 /// # Errors
-/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for less than 0 or more than 100 percent, and
-/// those of [`available_device_memory`].
+/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for less than 0 or more than 100 percent,
+/// and those of [`available_device_memory`].
 pub fn percent_of_free_device_memory(percent: f64) -> Result<u64> {
     if !(0.0..=100.0).contains(&percent) {
         return Err(Error::invalid_argument(format!(

@@ -37,7 +37,8 @@ impl<T, R: DeviceMemoryResource> DeviceScalar<T, R> {
         Ok(Self { vec: DeviceVec::uninit(1, stream, resource)? })
     }
 
-    /// A copy of another scalar, made on `stream`; see [`DeviceBuffer::copy_of`](crate::DeviceBuffer::copy_of).
+    /// A copy of another scalar, made on `stream`; see
+    /// [`DeviceBuffer::copy_of`](crate::DeviceBuffer::copy_of).
     ///
     /// # Errors
     /// Those of the method.

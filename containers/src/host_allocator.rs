@@ -39,8 +39,8 @@ impl HostAllocator {
     /// allocated.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the host does not reach the resource's
-    /// memory.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the host does not reach the
+    /// resource's memory.
     pub fn new(resource: AnyResource, stream: StreamRef) -> Result<Self> {
         let reached_by = resource.accessibility();
         if !reached_by.host {
@@ -101,8 +101,8 @@ unsafe impl Allocator for HostAllocator {
         let Ok(layout) = layout_of(layout) else { return };
         if layout.bytes() > 0 {
             let ptr = DevicePtr::new(ptr.as_ptr().expose_provenance() as u64);
-            // SAFETY: the caller vouches that the block came from this allocator with this layout, and that it
-            // is used no more.
+            // SAFETY: the caller vouches that the block came from this allocator with this layout, and that
+            // it is used no more.
             unsafe { self.resource.deallocate(ptr, layout, self.stream) }
         }
     }

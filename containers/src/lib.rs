@@ -6,7 +6,7 @@
 //! | [`DeviceVec`] | values of one type in device memory |
 //! | [`DeviceScalar`] | one value in device memory |
 //! | [`HostStaging`], [`HostCopy`] | pinned memory of the host, through which asynchronous copies go |
-//! | [`Stream`], [`BorrowedStream`] | a stream that destroys itself, and one that somebody else owns |
+//! | [`Stream`], [`BorrowedStream`] | a stream that destroys itself, and one that another value owns |
 //! | [`StreamPool`] | streams that are handed out in turn |
 //! | [`Event`] | an event that destroys itself |
 //! | [`DeviceGuard`] | makes a device the thread's current one for a while |

@@ -14,10 +14,10 @@ use crate::Event;
 
 /// Pinned host memory of one device, through which asynchronous copies go.
 ///
-/// A copy to the device is first made into a block of this memory, so that the caller's slice may change or go
-/// at once; a copy from the device ends in such a block, from which [`HostCopy`] hands out the values. A block
-/// is used again once the device has passed the copy. So there are as many blocks as copies are under way at
-/// the same time; [`trim`](Self::trim) gives those back that are not used. Threads may share it.
+/// A copy to the device is first made into a block of this memory, so that the caller's slice may change or
+/// go at once; a copy from the device ends in such a block, from which [`HostCopy`] hands out the values. A
+/// block is used again once the device has passed the copy. So there are as many blocks as copies are under
+/// way at the same time; [`trim`](Self::trim) gives those back that are not used. Threads may share it.
 ///
 /// ```
 /// use millpond_containers::{DeviceVec, HostStaging, Stream};
@@ -98,8 +98,8 @@ impl HostStaging {
         }
         if call(&*self.shared.driver, |driver| driver.stream_is_capturing(stream))? {
             return Err(Error::invalid_argument(
-                "a copy through staging memory cannot be a part of a graph; make it before the capture begins, \
-                 or after its end",
+                "a copy through staging memory cannot be a part of a graph; make it before the capture \
+                 begins, or after its end",
             ));
         }
         Ok(())
@@ -256,7 +256,8 @@ impl<T: Pod> HostCopy<T> {
     pub fn wait_into(self, values: &mut [T]) -> Result<()> {
         if values.len() != self.len {
             return Err(Error::invalid_argument(format!(
-                "{} values were copied from the device, but there is room for {}; pass a slice of that length",
+                "{} values were copied from the device, but there is room for {}; pass a slice of that \
+                 length",
                 self.len,
                 values.len()
             )));
@@ -271,7 +272,8 @@ impl<T: Pod> HostCopy<T> {
         let Some(block) = &self.block else { return Ok(()) };
         block.passed.synchronize()?;
         let from = block.ptr.as_mut_ptr().cast::<u8>();
-        // SAFETY: the block holds that many values, which the device has written; all bytes are values of `T`.
+        // SAFETY: the block holds that many values, which the device has written; all bytes are values of
+        // `T`.
         unsafe { values.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(from, size_of_val(values)) };
         Ok(())
     }

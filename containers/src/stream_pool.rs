@@ -36,7 +36,8 @@ impl StreamPool {
     /// A pool of `len` streams of this driver's device.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for no streams, and those of the driver.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for no streams, and those of the
+    /// driver.
     pub fn new(driver: DriverHandle, len: usize, flags: StreamFlags) -> Result<Self> {
         if len == 0 {
             return Err(Error::invalid_argument("a pool of 0 streams has none to hand out; use 1 or more"));
@@ -45,7 +46,8 @@ impl StreamPool {
         Ok(Self { streams, next: AtomicUsize::new(0) })
     }
 
-    /// The next stream in turn. Threads that call it at the same time get different ones, as far as there are.
+    /// The next stream in turn. Threads that call it at the same time get different ones, as far as there
+    /// are.
     pub fn get(&self) -> &Stream {
         self.get_at(self.next.fetch_add(1, Ordering::Relaxed))
     }

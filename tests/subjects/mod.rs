@@ -46,7 +46,8 @@ const ADAPTORS: &[&str] = &[
     "tracking",
 ];
 
-/// The other adaptors, which are put on plain CUDA and on the pool. Their pairs are in the tests of the crate.
+/// The other adaptors, which are put on plain CUDA and on the pool. Their pairs are in the tests of the
+/// crate.
 const SIMPLE_ADAPTORS: &[&str] = &[
     "aligned:alignment=4KiB,threshold=64KiB",
     "prefetch",

@@ -178,7 +178,7 @@ fn is_refusal(kind: ErrorKind) -> bool {
 impl<R: fmt::Display> fmt::Display for AlignedResourceAdaptor<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let size = |bytes: u64| ByteSize::Bytes(bytes).to_string();
-        let mut layer = LayerSpec::new(layer::ENTRY.name);
+        let mut layer = LayerSpec::new("aligned");
         if self.alignment != ALLOCATION_ALIGNMENT {
             layer = layer.with("alignment", size(self.alignment));
         }

@@ -183,7 +183,7 @@ impl<R: fmt::Display, F: fmt::Display> fmt::Display for FallbackResourceAdaptor<
         let text = self.fallback.to_string();
         // A resource that does not print a stack cannot be built from text, either.
         let to = text.parse().map_or(Piece::Text(text), Piece::Stack);
-        let layer = LayerSpec::new(layer::ENTRY.name).with("to", Value::from_iter([to]));
+        let layer = LayerSpec::new("fallback").with("to", Value::from_iter([to]));
         write!(f, "{}+{layer}", self.upstream)
     }
 }

@@ -7,7 +7,7 @@ use millpond_core::stack::{LayerEntry, LayerKind, Params};
 use millpond_core::{AnyResource, DeviceMemoryResource, Layer, Result};
 
 use super::RetryResourceAdaptor;
-use super::timeout::Timeout;
+use super::timeout::{self, Timeout};
 
 /// Adds a [`RetryResourceAdaptor`].
 ///
@@ -26,7 +26,7 @@ impl Default for RetryLayer {
 
 impl RetryLayer {
     /// How long a request waits, unless [`timeout`](Self::timeout) says otherwise.
-    pub const DEFAULT_TIMEOUT: Duration = Duration::from_millis(100);
+    pub const DEFAULT_TIMEOUT: Duration = timeout::DEFAULT_TIMEOUT;
 
     /// Waits for [`DEFAULT_TIMEOUT`](Self::DEFAULT_TIMEOUT) at most.
     pub fn new() -> Self {

@@ -21,11 +21,12 @@ use timeout::Timeout;
 /// this much.
 const LONGEST_NAP: Duration = Duration::from_millis(10);
 
-/// When the upstream is out of memory, waits for a free by another thread and tries again, for a bounded time.
+/// When the upstream is out of memory, waits for a free by another thread and tries again, for a bounded
+/// time.
 ///
 /// This is the rule of TensorFlow's BFC allocator, for programs whose threads hold much memory for short
-/// times. The error is returned once the time is over, and at once for a request of more bytes than the device
-/// has. A single thread waits in vain: nobody frees meanwhile.
+/// times. The error is returned once the time is over, and at once for a request of more bytes than the
+/// device has. A single thread waits in vain: no other thread frees meanwhile.
 ///
 /// A deallocation costs one load more as long as no thread waits. No lock is held while a thread waits or
 /// tries again, but one of the layers above may hold its own: put `retry` above `thread_safe`, not below.
@@ -151,7 +152,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for RetryResourceAdapt
 impl<R: fmt::Display> fmt::Display for RetryResourceAdaptor<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}+retry", self.upstream)?;
-        if self.timeout.0 != RetryLayer::DEFAULT_TIMEOUT {
+        if self.timeout.0 != timeout::DEFAULT_TIMEOUT {
             write!(f, ":timeout={}", self.timeout)
         } else {
             Ok(())

@@ -10,6 +10,9 @@ use millpond_core::{Error, Result};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Timeout(pub(super) Duration);
 
+/// How long a request waits, unless the program says otherwise.
+pub(super) const DEFAULT_TIMEOUT: Duration = Duration::from_millis(100);
+
 const UNITS: [(&str, u64); 3] = [("us", 1), ("ms", 1000), ("s", 1_000_000)];
 
 /// The longest time: a request that waits for longer hangs.

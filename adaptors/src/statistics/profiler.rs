@@ -16,8 +16,8 @@ use crate::AllocationCounters;
 /// A part is what happens between the creation and the drop of a [`scope`](Self::scope), or in a closure. Its
 /// counters are a [level](super::StatisticsResourceAdaptor#levels) of a
 /// [`StatisticsResourceAdaptor`](super::StatisticsResourceAdaptor), so parts may be nested, and an outer one
-/// counts what its inner ones allocate, too. Levels belong to the resource, not to a thread: what other threads
-/// allocate meanwhile is counted, and scopes end in the reverse order of their beginnings.
+/// counts what its inner ones allocate, too. Levels belong to the resource, not to a thread: what other
+/// threads allocate meanwhile is counted, and scopes end in the reverse order of their beginnings.
 ///
 /// ```
 /// use millpond_adaptors::StatisticsResourceAdaptor;
@@ -158,7 +158,8 @@ impl Drop for ProfilerScope<'_> {
         match self.counters.pop_counters() {
             Ok(counted) => self.records.add(std::mem::take(&mut self.name), &counted),
             Err(error) => {
-                tracing::warn!(target: "millpond::adaptors", name = %self.name, %error, "nothing is recorded");
+                let name = &self.name;
+                tracing::warn!(target: "millpond::adaptors", %name, %error, "nothing is recorded");
             }
         }
     }

@@ -25,10 +25,10 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
 
     /// A copy of the contents of another buffer, made on `stream`.
     ///
-    /// Within one device the host does not stop: the other buffer's stream is ordered before the copy, and after
-    /// it again, so that the other buffer may be changed or dropped at once. Between two devices the host waits
-    /// for the other buffer's stream first, and then for the copy; neither device needs access to the other's
-    /// memory.
+    /// Within one device the host does not stop: the other buffer's stream is ordered before the copy, and
+    /// after it again, so that the other buffer may be changed or dropped at once. Between two devices the
+    /// host waits for the other buffer's stream first, and then for the copy; neither device needs access to
+    /// the other's memory.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the devices are not of one machine,
@@ -62,8 +62,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         ordered.map(|()| copy)
     }
 
-    /// Copies the contents of a buffer of another device. Events of one device mean nothing to a stream of the
-    /// other in the driver's interface, so the host orders them.
+    /// Copies the contents of a buffer of another device. Events of one device mean nothing to a stream of
+    /// the other in the driver's interface, so the host orders them.
     fn copied_from_peer<S: DeviceMemoryResource>(self, other: &DeviceBuffer<S>) -> Result<Self> {
         if other.left_its_thread() {
             other.synchronize_device()?;
@@ -117,8 +117,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// data is copied to staging memory first, and may change or go at once.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `data` is larger than the buffer, the
-    /// staging memory is another device's, or the stream captures a graph; and those of the driver.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `data` is larger than the buffer,
+    /// the staging memory is another device's, or the stream captures a graph; and those of the driver.
     pub fn copy_from_host_async<T: Pod>(&mut self, data: &[T], staging: &HostStaging) -> Result<()> {
         self.write_async(0, data, staging)
     }
@@ -137,8 +137,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         self.set_stream(self.stream)?;
         let (target, stream) = (self.ptr.offset(offset), self.stream);
         staging.send(data, self.device(), stream, |source| {
-            // SAFETY: the block and the staging block hold that many bytes; the latter stays as it is until the
-            // device has passed the copy.
+            // SAFETY: the block and the staging block hold that many bytes; the latter stays as it is until
+            // the device has passed the copy.
             self.call(|driver| unsafe { driver.memcpy_htod_async(target, source, bytes, stream) })
         })
     }
@@ -183,8 +183,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
             self.synchronize_device()?;
         }
         let source = self.ptr.offset(offset);
-        // SAFETY: the block holds that many bytes, and the caller vouches for the host's; `finish` ends the copy
-        // before the caller has its memory back.
+        // SAFETY: the block holds that many bytes, and the caller vouches for the host's; `finish` ends the
+        // copy before the caller has its memory back.
         let copied =
             self.call(|driver| unsafe { driver.memcpy_dtoh_async(destination, source, bytes, self.stream) });
         self.finish(copied)
@@ -208,8 +208,9 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// changed or dropped at once.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the size is not a multiple of that of
-    /// `T`, the staging memory is another device's, or the stream captures a graph; and those of the driver.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the size is not a multiple of that
+    /// of `T`, the staging memory is another device's, or the stream captures a graph; and those of the
+    /// driver.
     pub fn copy_to_host_async<T: Pod>(&self, staging: &HostStaging) -> Result<HostCopy<T>> {
         let len = self.checked_len::<T>()?;
         let left_its_thread = self.left_its_thread();

@@ -27,8 +27,8 @@ use millpond_core::driver::call;
 ///
 /// The stored stream must be alive until another one is stored or the buffer is dropped. A buffer on
 /// [`StreamRef::PER_THREAD`] that is used or dropped on another thread, where that is another stream, waits
-/// for the device first. Which device is current on the thread does not matter: memory is allocated, copied and
-/// freed on the device of the resource.
+/// for the device first. Which device is current on the thread does not matter: memory is allocated, copied
+/// and freed on the device of the resource.
 ///
 /// Growth is exact: `resize` and `reserve` take exactly the requested bytes. A method that fails leaves
 /// contents, size and capacity unchanged.

@@ -47,8 +47,8 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
     /// `len` values, which are uninitialised: the memory holds any bytes.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the size overflows or the device does
-    /// not reach the resource's memory, and those of the resource.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the size overflows or the device
+    /// does not reach the resource's memory, and those of the resource.
     pub fn uninit(len: usize, stream: StreamRef, resource: R) -> Result<Self> {
         Ok(Self::of(DeviceBuffer::with_layout(Self::layout(len)?, stream, resource)?))
     }
@@ -103,7 +103,8 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         let (bytes, alignment) = (buffer.len(), align_of::<T>() as u64);
         if !bytes.is_multiple_of(Self::SIZE) || buffer.alignment() < alignment {
             return Err(Error::invalid_argument(format!(
-                "{bytes} bytes aligned to {} are not a whole number of values of {} bytes aligned to {alignment}",
+                "{bytes} bytes aligned to {} are not a whole number of values of {} bytes aligned to \
+                 {alignment}",
                 buffer.alignment(),
                 Self::SIZE,
             )));

@@ -186,7 +186,7 @@ fn managed_memory_is_prefetched_and_other_memory_is_not() {
         // SAFETY: the range is the scalar's, which lives on.
         let part = unsafe { crate::prefetch(driver, scalar.as_ptr(), 2, PrefetchTo::Host, stream) };
         assert_eq!(part.unwrap(), is_managed);
-        // SAFETY: an empty range is nobody's.
+        // SAFETY: an empty range has no memory.
         let none = unsafe { crate::prefetch(driver, DevicePtr::NULL, 0, PrefetchTo::Host, stream) };
         assert!(!none.unwrap());
         assert!(!DeviceBuffer::new(0, stream, resource).unwrap().prefetch(PrefetchTo::Host).unwrap());

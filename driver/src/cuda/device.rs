@@ -170,8 +170,8 @@ impl CudaDriver {
     /// An attribute of a pointer that CUDA returns as 32 bits; `None` for unknown memory.
     pub(super) fn pointer_attribute(&self, attribute: u32, ptr: DevicePtr) -> DriverResult<Option<u32>> {
         let mut value = 0_u32;
-        // SAFETY: `value` takes the result, and the attributes asked for here are 32 bits wide. Any address may
-        // be asked about.
+        // SAFETY: `value` takes the result, and the attributes asked for here are 32 bits wide. Any address
+        // may be asked about.
         let answer = unsafe {
             self.functions().pointer_get_attribute((&raw mut value).cast(), attribute, ptr.address())
         };

@@ -62,8 +62,8 @@ impl CudaDriver {
         })?;
         let (to, from) = (self.context.handle(), source.context.handle());
         let _context = self.enter()?;
-        // SAFETY: the caller vouches for both ranges and the stream; the contexts are retained for the life of
-        // the process.
+        // SAFETY: the caller vouches for both ranges and the stream; the contexts are retained for the life
+        // of the process.
         unsafe {
             let functions = self.functions();
             functions.memcpy_peer_async(dst.address(), to, src.address(), from, bytes, stream.handle())

@@ -121,7 +121,8 @@ impl SimDevice {
         self.lock().space.peak()
     }
 
-    /// The start and the size in bytes of the range that was prefetched last, and whether it went to the host.
+    /// The start and the size in bytes of the range that was prefetched last, and whether it went to the
+    /// host.
     pub fn last_prefetch(&self) -> Option<(DevicePtr, u64, bool)> {
         self.lock().last_prefetch
     }
