@@ -33,8 +33,8 @@
 //! |---|---|
 //! | [`DeviceMemoryResource`] | the trait: its documentation is the contract between resource and caller |
 //! | [`resources`] | `cuda`, `managed`, memory of the host, `pool`, `arena`, `binning` …; the defaults of devices |
-//! | [`adaptors`] | `logging`, `statistics`, `limiting`, `tracking`, `thread_safe` |
-//! | [`containers`] | buffers that give their memory back, owned streams and events |
+//! | [`adaptors`] | `logging`, `statistics`, `limiting`, `tracking`, `fallback`, `retry`, `prefetch`, … |
+//! | [`containers`] | buffers, vectors and scalars that give their memory back, streams and events |
 //! | [`driver`] | CUDA, loaded at run time, and the simulated device |
 //! | [`stack`] | a stack as text (`cuda+pool:max=50%+statistics`) and back |
 //! | [`plugin`] | the memory-manager interface of NBEP 7, Numba's |
@@ -46,6 +46,7 @@
 //! | `cudarc` | yes | streams, buffers and launches beside cudarc: [`driver::cuda`], [`containers`] |
 //! | `cuda-12000` to `cuda-13040` | no | the version of CUDA whose bindings cudarc compiles: at most one |
 //! | `logging` | yes | the adaptor `logging`, which writes allocation logs as RMM does |
+//! | `allocator-api2` | no | collections of the host in memory that the device reaches: [`containers`] |
 //! | `serde` | no | reports, statistics and counts can be written and read with serde |
 //! | `profiles` | no | profiles of simulated devices can be read from TOML files: `sim:FILE.toml` |
 //!

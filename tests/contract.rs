@@ -1,5 +1,5 @@
-//! Tests that every resource, every adaptor and every ordered pair of adaptors keeps the contract of the
-//! trait.
+//! Tests that every resource, every adaptor and every ordered pair of adaptors that keep accounts keeps the
+//! contract of the trait.
 
 mod subjects;
 

@@ -40,6 +40,12 @@ const ROWS: &[(&str, usize, usize, usize)] = &[
     ("limiting:limit=100%", 1000, 2, 1_000_000),
     ("limiting:limit=100%", 1000, 4, 1_000_000),
     ("limiting:limit=100%", 1000, 16, 1_000_000),
+    ("failure_callback", 1000, 1, 1_000_000),
+    ("retry", 1000, 1, 1_000_000),
+    ("fallback:to=(nothing)", 1000, 1, 1_000_000),
+    ("aligned:alignment=4KiB,threshold=1MiB", 1000, 1, 1_000_000),
+    ("aligned:alignment=4KiB", 1000, 1, 1_000_000),
+    ("prefetch", 1000, 1, 1_000_000),
     ("tracking", 1000, 1, 1_000_000),
     ("tracking", 10_000, 1, 1_000_000),
     ("tracking", 100_000, 1, 1_000_000),
@@ -89,7 +95,7 @@ fn added(adaptor: &str, live: usize, threads: usize, steps: usize) -> [f64; 3] {
 
 fn stack(text: &str) -> AnyResource {
     let driver: DriverHandle = SimDevice::new(SimConfig::h200());
-    let table = LayerTable::new(millpond_adaptors::LAYERS.iter().copied()).with([NOTHING]);
+    let table = LayerTable::new(millpond_adaptors::LAYERS.iter().copied()).with([NOTHING, FAILURE_CALLBACK]);
     text.parse::<StackSpec>().and_then(|spec| spec.build(&table, &driver)).unwrap_or_else(|e| panic!("{e}"))
 }
 
@@ -174,6 +180,17 @@ const NOTHING: LayerEntry = LayerEntry {
     about: "hands out what the benchmark says",
     params: &[],
     kind: LayerKind::Base(|_, driver| Ok(std::sync::Arc::new(Nothing(driver.clone())))),
+};
+
+/// Text cannot name a function, so the benchmark has a layer for its own.
+const FAILURE_CALLBACK: LayerEntry = LayerEntry {
+    name: "failure_callback",
+    about: "a function that is never called",
+    params: &[],
+    kind: LayerKind::Layer(|_, upstream| {
+        let layer = millpond_adaptors::FailureCallbackLayer::new(|_| false);
+        Ok(std::sync::Arc::new(millpond_core::Layer::layer(layer, upstream)?))
+    }),
 };
 
 /// Hands out what the thread says, and does nothing else.

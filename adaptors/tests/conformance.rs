@@ -17,6 +17,10 @@ fn adaptors(directory: &tempfile::TempDir, name: &str) -> Vec<String> {
     let text = |entry: &millpond_core::stack::LayerEntry| match entry.name {
         "logging" => format!("logging:file={}", directory.path().join(name).display()),
         "limiting" => "limiting:limit=90%".to_owned(),
+        "aligned" => "aligned:alignment=4KiB,threshold=64KiB".to_owned(),
+        "fallback" => "fallback:to=(cuda)".to_owned(),
+        // No other thread frees while the suite's thread waits.
+        "retry" => "retry:timeout=1us".to_owned(),
         name => name.to_owned(),
     };
     millpond_adaptors::LAYERS.iter().map(text).collect()

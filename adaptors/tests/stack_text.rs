@@ -7,7 +7,10 @@ use std::time::Duration;
 
 use millpond_adaptors::logging::{Columns, Flush};
 use millpond_adaptors::tracking::Stacks;
-use millpond_adaptors::{LimitingLayer, LoggingLayer, StatisticsLayer, ThreadSafeLayer, TrackingLayer};
+use millpond_adaptors::{
+    AlignedLayer, FallbackLayer, LimitingLayer, LoggingLayer, PrefetchLayer, RetryLayer, StatisticsLayer,
+    ThreadSafeLayer, TrackingLayer,
+};
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{
     AnyResource, ByteSize, DeviceMemoryResource, DeviceMemoryResourceExt, DriverHandle, ErrorKind, Result,
@@ -65,7 +68,7 @@ impl Random<'_> {
     }
 
     fn layer(&mut self, below: AnyResource, depth: u64) -> Result<AnyResource> {
-        Ok(match self.rng.below(8) {
+        Ok(match self.rng.below(12) {
             0 => below.layer(self.pool())?.into_any(),
             1 => below.layer(self.fixed_size())?.into_any(),
             2 => below.layer(self.binning(depth))?.into_any(),
@@ -82,6 +85,19 @@ impl Random<'_> {
             6 => {
                 let stacks = self.one_of(&[Stacks::On, Stacks::Off]);
                 below.layer(TrackingLayer::new().stacks(stacks))?.into_any()
+            }
+            7 => below.layer(PrefetchLayer::new())?.into_any(),
+            8 => {
+                let timeout = Duration::from_nanos(self.rng.below(3_600_000_000_000) >> self.rng.below(40));
+                below.layer(RetryLayer::new().timeout(timeout))?.into_any()
+            }
+            9 => {
+                let layer = AlignedLayer::new(1 << self.rng.below(30));
+                below.layer(layer.threshold_bytes(self.rng.below(MIB)))?.into_any()
+            }
+            10 => {
+                let other = self.stack(depth.saturating_sub(1));
+                below.layer(FallbackLayer::new(other))?.into_any()
             }
             _ => {
                 let layer = LoggingLayer::new()

@@ -5,7 +5,7 @@ use std::fmt;
 use millpond_core::driver::StreamFlags;
 use millpond_core::{DriverHandle, Result, StreamRef};
 
-use crate::Event;
+use crate::{BorrowedStream, Event};
 use millpond_core::driver::call;
 
 /// An owned stream. Destroyed when dropped; its submitted work runs to its end.
@@ -41,6 +41,11 @@ impl Stream {
     /// The stream as calls take it.
     pub fn as_ref(&self) -> StreamRef {
         self.stream
+    }
+
+    /// A borrow, which does not destroy the stream.
+    pub fn borrow(&self) -> BorrowedStream<'_> {
+        BorrowedStream::of(self.driver.clone(), self.stream)
     }
 
     /// Waits on the host until all work is done.

@@ -1,16 +1,26 @@
 //! Tests buffers, streams and events on the simulated device.
 
+mod device_buffer;
+mod device_vec;
+mod devices;
+#[cfg(feature = "allocator-api2")]
+mod host_allocator;
+mod staging;
+mod streams;
+
 use std::sync::Arc;
 
 use millpond_core::driver::{EventFlags, StreamFlags};
-use millpond_core::{DevicePtr, Driver, DriverError, DriverHandle, ErrorKind, Layout, StreamRef};
+use millpond_core::{
+    DeviceMemoryResource, DevicePtr, Driver, DriverError, DriverHandle, ErrorKind, Layout, StreamRef,
+};
 use millpond_driver::CallKind;
 use millpond_driver::sim::{Access, FaultPlan, Schedule, SimConfig, SimDevice, ViolationKind};
 use millpond_resources::{CudaMemoryResource, PoolMemoryResource, PoolOptions, set_per_device_resource};
 use millpond_testkit::mock::{self, Call};
 use millpond_testkit::{Checked, Rng};
 
-use crate::{DeviceBuffer, Event, RawParts, Stream};
+use crate::{DeviceBuffer, DeviceScalar, DeviceVec, Event, PrefetchTo, RawParts, Stream};
 
 type Pool = Arc<Checked<PoolMemoryResource<CudaMemoryResource>>>;
 
@@ -200,15 +210,6 @@ fn the_current_devices_resource_is_the_default() {
     drop((fresh, copied));
     millpond_resources::reset_per_device_resource(id).unwrap();
     bench.assert_clean();
-}
-
-#[test]
-fn buffers_of_different_devices_are_not_copied_directly() {
-    let (one, other) = (Bench::new(SimConfig::h200()), Bench::new(SimConfig::h200()));
-    let buffer = one.filled(10, StreamRef::LEGACY);
-    let error = DeviceBuffer::copy_of(&buffer, StreamRef::LEGACY, other.pool.clone()).map(drop).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    assert_eq!(other.live_blocks(), 0);
 }
 
 /// A block that goes back too early is handed out again at once and overwritten.

@@ -72,6 +72,37 @@ impl ResourceStatistics {
         self.misuses > 0 && *self == Self { misuses: self.misuses, ..Self::default() }
     }
 
+    /// The sums over two resources side by side. Peaks are added, too, though they may be of different
+    /// moments; the largest free block is the larger one.
+    #[must_use]
+    pub fn beside(self, other: Self) -> Self {
+        let (a, b) = (self.ladder, other.ladder);
+        Self {
+            bytes_in_use: self.bytes_in_use + other.bytes_in_use,
+            bytes_requested: self.bytes_requested + other.bytes_requested,
+            peak_bytes_in_use: self.peak_bytes_in_use + other.peak_bytes_in_use,
+            bytes_reserved: self.bytes_reserved + other.bytes_reserved,
+            peak_bytes_reserved: self.peak_bytes_reserved + other.peak_bytes_reserved,
+            bytes_beyond_slack: self.bytes_beyond_slack + other.bytes_beyond_slack,
+            largest_free_block: self.largest_free_block.max(other.largest_free_block),
+            blocks_in_use: self.blocks_in_use + other.blocks_in_use,
+            blocks_free: self.blocks_free + other.blocks_free,
+            regions: self.regions + other.regions,
+            allocations: self.allocations + other.allocations,
+            deallocations: self.deallocations + other.deallocations,
+            misuses: self.misuses + other.misuses,
+            ladder: LadderCounts {
+                own_stream: a.own_stream + b.own_stream,
+                ordered: a.ordered + b.ordered,
+                completed: a.completed + b.completed,
+                waited: a.waited + b.waited,
+                grow: a.grow + b.grow,
+                reclaim: a.reclaim + b.reclaim,
+                out_of_memory: a.out_of_memory + b.out_of_memory,
+            },
+        }
+    }
+
     /// Bytes held from upstream and not handed out.
     pub fn bytes_free(&self) -> u64 {
         self.bytes_reserved.saturating_sub(self.bytes_in_use)

@@ -175,3 +175,23 @@ fn issue_9_physical_memory_is_shared_through_a_file_descriptor() {
     assert!(elsewhere.mem_import_from_fd(fd.as_raw_fd()).is_err());
     assert_eq!(device.violations(), []);
 }
+
+#[test]
+fn a_copy_from_a_device_that_is_named_needs_no_access() {
+    let (_machine, first, second) = machine();
+    let ((a, _), (b, _)) = (page(&first), page(&second));
+    fill(&first, a, 7).unwrap();
+    let copy = |src: DevicePtr, device| {
+        // SAFETY: the pages are mapped; what the device may not use it refuses.
+        unsafe { second.memcpy_peer_async(b, src, device, 4096, LEGACY) }.map_err(|error| error.code())
+    };
+    copy(a, first.device()).unwrap();
+    assert_eq!(first_byte(&second, b), 7);
+    fill(&second, b.offset(PAGE / 2), 9).unwrap();
+    copy(b.offset(PAGE / 2), second.device()).unwrap();
+    assert_eq!(first_byte(&second, b), 9, "from the device itself");
+    let elsewhere = SimDevice::new(SimConfig::h200());
+    assert_eq!(copy(a, elsewhere.device()), Err(DriverError::INVALID_DEVICE));
+    assert_eq!(copy(a, millpond_core::DeviceId::cuda(0)), Err(DriverError::INVALID_DEVICE));
+    assert_eq!((first.violations(), second.violations()), (vec![], vec![]));
+}

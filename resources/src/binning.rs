@@ -386,7 +386,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResou
         };
         let direct =
             ResourceStatistics { misuses: upstream.map_or(0, |known| known.misuses), ..direct.statistics() };
-        Some(bins.fold(direct, direct::sum))
+        Some(bins.fold(direct, ResourceStatistics::beside))
     }
 
     fn trim(&self, keep_bytes: u64) -> Result<u64> {

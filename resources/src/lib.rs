@@ -31,7 +31,7 @@ pub mod arena;
 mod backing;
 pub mod binning;
 mod block_map;
-mod callback;
+mod callback; // no text: its calls are functions
 mod driver_memory;
 pub mod fixed_size;
 mod heap;

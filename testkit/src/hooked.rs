@@ -487,6 +487,9 @@ impl Driver for HookedDriver {
         fn memcpy_dtod_async(
             dst: DevicePtr, src: DevicePtr, bytes: u64, stream: StreamRef
         ) -> DriverResult<()>;
+        fn memcpy_peer_async(
+            dst: DevicePtr, src: DevicePtr, src_device: DeviceId, bytes: u64, stream: StreamRef
+        ) -> DriverResult<()>;
         fn memset_d8_async(dst: DevicePtr, value: u8, bytes: u64, stream: StreamRef) -> DriverResult<()>;
         fn ipc_close_mem_handle(ptr: DevicePtr) -> DriverResult<()>;
     }

@@ -40,11 +40,29 @@ const RESOURCES: &[(&str, Knows)] = &[
     ("cuda+binning:min=10,max=16", Knows::nothing()),
     ("cuda+pool+binning:bins=4KiB/64KiB/1MiB", Knows::nothing().holding()),
     ("cuda+tracking", Knows::its_blocks(None).handing_on()),
+    ("managed+prefetch", Knows::nothing()),
+    ("managed+pool:max=50%+prefetch", Knows::its_blocks(Exact)),
+    ("cuda+pool:max=25%+fallback:to=(cuda+pool)", Knows::its_blocks(Exact)),
 ];
 
-/// Every adaptor. Each is put on plain CUDA, on the pool, and, on the pool, on every other adaptor.
-const ADAPTORS: &[&str] =
-    &["limiting:limit=100%", "logging:file=/dev/null", "statistics", "thread_safe", "tracking"];
+/// Adaptors that keep accounts. Each is put on plain CUDA, on the pool, and, on the pool, on every other one.
+const ADAPTORS: &[&str] = &[
+    "fallback:to=(cuda)",
+    "limiting:limit=100%",
+    "logging:file=/dev/null",
+    "statistics",
+    "thread_safe",
+    "tracking",
+];
+
+/// The other adaptors, which are put on plain CUDA and on the pool. Their pairs are in the tests of the
+/// crate.
+const SIMPLE_ADAPTORS: &[&str] = &[
+    "aligned:alignment=4KiB,threshold=64KiB",
+    "prefetch",
+    // The programs of one thread would wait in vain.
+    "retry:timeout=1us",
+];
 
 const POOL: &str = "cuda+pool";
 
@@ -95,8 +113,8 @@ fn decay_pools(resource: &AnyResource, now: Duration) -> Result<()> {
     pools.try_for_each(|pool| pool.decay_step(now).map(|_| ()))
 }
 
-/// Every resource, every adaptor on plain CUDA and on the pool, and every ordered pair of adaptors on the
-/// pool.
+/// Every resource, every adaptor on plain CUDA and on the pool, and every ordered pair of those that keep
+/// accounts on the pool.
 pub(crate) fn all() -> Vec<Subject> {
     let table = millpond::layers();
     let subject = |text: &str, knows: Knows| {
@@ -109,9 +127,11 @@ pub(crate) fn all() -> Vec<Subject> {
         if knows.hands_on { subject.hands_on() } else { subject }
     };
     let mut all: Vec<Subject> = RESOURCES.iter().map(|&(text, knows)| subject(text, knows)).collect();
+    for adaptor in ADAPTORS.iter().chain(SIMPLE_ADAPTORS) {
+        all.push(subject(&format!("cuda+{adaptor}"), Knows::nothing()));
+        all.push(subject(&format!("{POOL}+{adaptor}"), Knows::its_blocks(Exact)));
+    }
     for first in ADAPTORS {
-        all.push(subject(&format!("cuda+{first}"), Knows::nothing()));
-        all.push(subject(&format!("{POOL}+{first}"), Knows::its_blocks(Exact)));
         for second in ADAPTORS {
             all.push(subject(&format!("{POOL}+{first}+{second}"), Knows::its_blocks(Exact)));
         }

@@ -139,6 +139,10 @@ fn unlisted_layers_are_found() {
     assert_eq!(unlisted("resources", &found, library, "cuda+pool").len(), 1);
     assert_eq!(unlisted("resources", &found[..1], "pool::ENTRY;", "cuda+pool").len(), 1);
     assert_eq!(unlisted("resources", &found[..1], library, "cuda").len(), 1);
+    let told = format!("mod silent; // no text: it has a function\n{library}");
+    assert_eq!(unlisted("resources", &found, &told, "cuda+pool"), [""; 0]);
+    let told = format!("mod pool; // no text\n{}", library.replace("pool::ENTRY", ""));
+    assert_eq!(unlisted("resources", &found[..1], &told, "cuda+pool").len(), 1, "it has one");
 }
 
 #[test]

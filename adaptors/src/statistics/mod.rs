@@ -2,6 +2,7 @@
 
 mod counters;
 pub(crate) mod layer;
+mod profiler;
 pub(crate) mod tally;
 #[cfg(test)]
 mod tests;
@@ -15,6 +16,7 @@ use millpond_core::{
 
 pub use counters::{Counter, Counters};
 pub use layer::StatisticsLayer;
+pub use profiler::{MemoryRecord, ProfilerRecords, ProfilerReport, ProfilerScope, ReportOrder};
 
 use tally::Tally;
 
@@ -33,7 +35,7 @@ use tally::Tally;
 /// # Levels
 /// [`push_counters`](Self::push_counters) starts fresh counters for a part of the program and
 /// [`pop_counters`](Self::pop_counters) ends them and folds them into those below, which then are what they
-/// would be without the push.
+/// would be without the push. [`ProfilerRecords`] does that for named parts, and makes a table of them.
 ///
 /// ```
 /// use millpond_adaptors::StatisticsResourceAdaptor;

@@ -1,13 +1,17 @@
 //! Copies a buffer's contents from and to the host and other buffers.
 
+use std::mem::MaybeUninit;
+
 use bytemuck::Pod;
-use millpond_core::{DeviceMemoryResource, Error, Layout, Result, StreamRef};
+use millpond_core::{DeviceMemoryResource, DriverError, Error, Layout, Result, StreamRef};
 
 use super::DeviceBuffer;
 use crate::event::order;
+use crate::{HostCopy, HostStaging, PrefetchTo};
 
-/// Copies from and to the host are complete when the call returns: it waits for the stream, once. None of
-/// them may be called while the stream captures a graph.
+/// Copies from and to the host are complete when the call returns: it waits for the stream, once. Those whose
+/// name ends in `async` go through [staging memory](HostStaging) and do not wait. None of them may be called
+/// while the stream captures a graph.
 impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// A copy of `data`.
     ///
@@ -19,28 +23,27 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         Ok(buffer)
     }
 
-    /// A copy of the contents of another buffer of the same device, made on `stream` without stopping the
-    /// host. The other buffer's stream is ordered before the copy, and after it again, so that the other
-    /// buffer may be changed or dropped at once.
+    /// A copy of the contents of another buffer, made on `stream`.
+    ///
+    /// Within one device the host does not stop: the other buffer's stream is ordered before the copy, and
+    /// after it again, so that the other buffer may be changed or dropped at once. Between two devices the
+    /// host waits for the other buffer's stream first, and then for the copy; neither device needs access to
+    /// the other's memory.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the devices differ, and those of the
-    /// resource and the driver.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the devices are not of one machine,
+    /// and those of the resource and the driver.
     pub fn copy_of<S: DeviceMemoryResource>(
         other: &DeviceBuffer<S>,
         stream: StreamRef,
         resource: R,
     ) -> Result<Self> {
-        let device = resource.driver().device();
-        if device != other.device() {
-            return Err(Error::invalid_argument(format!(
-                "a buffer of {} cannot be copied to {device} directly; copy through the host",
-                other.device()
-            )));
-        }
         let copy = Self::with_alignment(other.len, other.alignment(), stream, resource)?;
         if copy.len == 0 {
             return Ok(copy);
+        }
+        if copy.device() != other.device() {
+            return copy.copied_from_peer(other);
         }
         if other.left_its_thread() {
             other.synchronize_device()?;
@@ -59,24 +62,85 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         ordered.map(|()| copy)
     }
 
+    /// Copies the contents of a buffer of another device. Events of one device mean nothing to a stream of
+    /// the other in the driver's interface, so the host orders them.
+    fn copied_from_peer<S: DeviceMemoryResource>(self, other: &DeviceBuffer<S>) -> Result<Self> {
+        if other.left_its_thread() {
+            other.synchronize_device()?;
+        } else {
+            other.call(|driver| driver.stream_synchronize(other.stream))?;
+        }
+        let (source, device) = (other.ptr, other.device());
+        // SAFETY: both blocks are live and hold that many bytes; the other one's contents are complete, and
+        // `finish` keeps it borrowed until the copy is done.
+        let copied = self.call(|driver| unsafe {
+            driver.memcpy_peer_async(self.ptr, source, device, self.len, self.stream)
+        });
+        self.finish(copied).map_err(|error| {
+            match error.driver_error().is_some_and(|error| error.code() == DriverError::INVALID_DEVICE) {
+                true => Error::invalid_argument(format!(
+                    "a buffer of {device} cannot be copied to {} directly; copy through the host",
+                    self.device()
+                )),
+                false => error,
+            }
+        })?;
+        Ok(self)
+    }
+
     /// Overwrites the first bytes with `data`.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `data` is larger than the buffer,
     /// and those of the driver.
     pub fn copy_from_host<T: Pod>(&mut self, data: &[T]) -> Result<()> {
-        let bytes = self.checked_size(data)?;
+        self.write(0, data)
+    }
+
+    /// Overwrites the bytes from `offset` on with `data`.
+    pub(crate) fn write<T: Pod>(&mut self, offset: u64, data: &[T]) -> Result<()> {
+        let bytes = self.checked_size(offset, size_of_val(data))?;
         if bytes == 0 {
             return Ok(());
         }
         // The wait that a change of thread needs.
         self.set_stream(self.stream)?;
-        let source = data.as_ptr().cast();
+        let (target, source) = (self.ptr.offset(offset), data.as_ptr().cast());
         // SAFETY: the block holds that many bytes and `data` has them; `finish` keeps it borrowed until the
         // copy is done.
         let copied =
-            self.call(|driver| unsafe { driver.memcpy_htod_async(self.ptr, source, bytes, self.stream) });
+            self.call(|driver| unsafe { driver.memcpy_htod_async(target, source, bytes, self.stream) });
         self.finish(copied)
+    }
+
+    /// Overwrites the first bytes with `data`, in the order of the stored stream, without waiting for it: the
+    /// data is copied to staging memory first, and may change or go at once.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `data` is larger than the buffer,
+    /// the staging memory is another device's, or the stream captures a graph; and those of the driver.
+    pub fn copy_from_host_async<T: Pod>(&mut self, data: &[T], staging: &HostStaging) -> Result<()> {
+        self.write_async(0, data, staging)
+    }
+
+    /// Overwrites the bytes from `offset` on with `data`, through staging memory.
+    pub(crate) fn write_async<T: Pod>(
+        &mut self,
+        offset: u64,
+        data: &[T],
+        staging: &HostStaging,
+    ) -> Result<()> {
+        let bytes = self.checked_size(offset, size_of_val(data))?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.set_stream(self.stream)?;
+        let (target, stream) = (self.ptr.offset(offset), self.stream);
+        staging.send(data, self.device(), stream, |source| {
+            // SAFETY: the block and the staging block hold that many bytes; the latter stays as it is until
+            // the device has passed the copy.
+            self.call(|driver| unsafe { driver.memcpy_htod_async(target, source, bytes, stream) })
+        })
     }
 
     /// Copies the first bytes into `data`.
@@ -85,18 +149,44 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `data` is larger than the buffer,
     /// and those of the driver.
     pub fn copy_to_host<T: Pod>(&self, data: &mut [T]) -> Result<()> {
-        let bytes = self.checked_size(data)?;
+        self.read(0, data)
+    }
+
+    /// Copies the first bytes into `data`, which need not be initialised; then it is.
+    ///
+    /// # Errors
+    /// Those of [`copy_to_host`](Self::copy_to_host).
+    pub fn copy_to_uninit<'a, T: Pod>(&self, data: &'a mut [MaybeUninit<T>]) -> Result<&'a mut [T]> {
+        let bytes = self.checked_size(0, size_of_val(data))?;
+        // SAFETY: `data` has room for that many bytes and is borrowed.
+        unsafe { self.read_bytes(0, data.as_mut_ptr().cast(), bytes) }?;
+        // SAFETY: the copy has written all of `data`, and all bytes are values of `T`.
+        Ok(unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), data.len()) })
+    }
+
+    /// Copies the bytes from `offset` on into `data`.
+    pub(crate) fn read<T: Pod>(&self, offset: u64, data: &mut [T]) -> Result<()> {
+        let bytes = self.checked_size(offset, size_of_val(data))?;
+        // SAFETY: `data` has room for that many bytes, is borrowed, and all bytes are values of `T`.
+        unsafe { self.read_bytes(offset, data.as_mut_ptr().cast(), bytes) }
+    }
+
+    /// Copies `bytes` bytes from `offset` on, which are in the buffer.
+    ///
+    /// # Safety
+    /// `destination` has room for them.
+    unsafe fn read_bytes(&self, offset: u64, destination: *mut u8, bytes: u64) -> Result<()> {
         if bytes == 0 {
             return Ok(());
         }
         if self.left_its_thread() {
             self.synchronize_device()?;
         }
-        let destination = data.as_mut_ptr().cast();
-        // SAFETY: the block holds that many bytes and `data` has room for them, of a type for which all bytes
-        // are values; `finish` keeps it borrowed until the copy is done.
-        let copied = self
-            .call(|driver| unsafe { driver.memcpy_dtoh_async(destination, self.ptr, bytes, self.stream) });
+        let source = self.ptr.offset(offset);
+        // SAFETY: the block holds that many bytes, and the caller vouches for the host's; `finish` ends the
+        // copy before the caller has its memory back.
+        let copied =
+            self.call(|driver| unsafe { driver.memcpy_dtoh_async(destination, source, bytes, self.stream) });
         self.finish(copied)
     }
 
@@ -106,6 +196,39 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the size is not a multiple of that
     /// of `T`, and those of the driver.
     pub fn to_host<T: Pod>(&self) -> Result<Vec<T>> {
+        let len = self.checked_len::<T>()?;
+        let mut data = Vec::with_capacity(len);
+        self.copy_to_uninit(&mut data.spare_capacity_mut()[..len])?;
+        // SAFETY: the copy has written that many values.
+        unsafe { data.set_len(len) };
+        Ok(data)
+    }
+
+    /// Begins a copy of the contents as values of `T`, in the order of the stored stream. The buffer may be
+    /// changed or dropped at once.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the size is not a multiple of that
+    /// of `T`, the staging memory is another device's, or the stream captures a graph; and those of the
+    /// driver.
+    pub fn copy_to_host_async<T: Pod>(&self, staging: &HostStaging) -> Result<HostCopy<T>> {
+        let len = self.checked_len::<T>()?;
+        let left_its_thread = self.left_its_thread();
+        if left_its_thread {
+            self.synchronize_device()?;
+        }
+        let copy = staging.receive(len, self.device(), self.stream, |destination| {
+            // SAFETY: the block and the staging block hold that many bytes; the latter is not used by anyone
+            // else until the device has passed the copy.
+            self.call(|driver| unsafe {
+                driver.memcpy_dtoh_async(destination, self.ptr, self.len, self.stream)
+            })
+        })?;
+        // The stored stream, another thread's, is not ordered after the copy.
+        if left_its_thread { self.finish(Ok(())).map(|()| copy) } else { Ok(copy) }
+    }
+
+    fn checked_len<T>(&self) -> Result<usize> {
         let size = size_of::<T>() as u64;
         if size == 0 || !self.len.is_multiple_of(size) {
             return Err(Error::invalid_argument(format!(
@@ -113,20 +236,44 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
                 self.len
             )));
         }
-        let mut data = vec![T::zeroed(); (self.len / size) as usize];
-        self.copy_to_host(&mut data)?;
-        Ok(data)
+        usize::try_from(self.len / size)
+            .map_err(|_| Error::invalid_argument(format!("the host has no room for {} bytes", self.len)))
     }
 
-    fn checked_size<T>(&self, data: &[T]) -> Result<u64> {
-        let bytes = size_of_val(data) as u64;
-        if bytes > self.len {
+    fn checked_size(&self, offset: u64, host_bytes: usize) -> Result<u64> {
+        let bytes = host_bytes as u64;
+        if offset.checked_add(bytes).is_none_or(|end| end > self.len) {
             return Err(Error::invalid_argument(format!(
                 "{bytes} bytes on the host do not fit a buffer of {} bytes; resize it first",
                 self.len
             )));
         }
         Ok(bytes)
+    }
+
+    /// Fills `bytes` bytes from `offset` on with zeros, in the order of the stored stream; those beyond the
+    /// buffer's end are left out.
+    pub(crate) fn write_zeros(&mut self, offset: u64, bytes: u64) -> Result<()> {
+        let bytes = bytes.min(self.len.saturating_sub(offset));
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.set_stream(self.stream)?;
+        let target = self.ptr.offset(offset);
+        // SAFETY: the range is in the block, which is live and ordered for this stream.
+        self.call(|driver| unsafe { driver.memset_d8_async(target, 0, bytes, self.stream) })
+    }
+
+    /// Moves the memory to the device or to the host, in the order of the stored stream, if it is managed.
+    /// Returns whether it was; see [`prefetch`](crate::prefetch).
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn prefetch(&mut self, to: PrefetchTo) -> Result<bool> {
+        self.set_stream(self.stream)?;
+        // SAFETY: the block is live, and is freed in the order of the stream.
+        let submitted = unsafe { crate::prefetch(&**self.driver(), self.ptr, self.len, to, self.stream) };
+        submitted.map_err(|error| error.in_stack(&self.resource))
     }
 
     /// Waits for a copy on the stored stream. Also after an error: the device must not touch the host's

@@ -8,8 +8,8 @@ use std::ptr;
 use bytemuck::Pod;
 use millpond_core::driver::DriverResult;
 use millpond_core::{
-    AnyResource, DeviceId, DeviceMemoryResource, DevicePtr, Driver, DriverHandle, Layout, Result, StreamId,
-    StreamRef,
+    AnyResource, DeviceId, DeviceMemoryResource, DevicePtr, Driver, DriverHandle, Error, Layout, Result,
+    StreamId, StreamRef,
 };
 use millpond_resources::get_current_device_resource;
 
@@ -27,7 +27,8 @@ use millpond_core::driver::call;
 ///
 /// The stored stream must be alive until another one is stored or the buffer is dropped. A buffer on
 /// [`StreamRef::PER_THREAD`] that is used or dropped on another thread, where that is another stream, waits
-/// for the device first.
+/// for the device first. Which device is current on the thread does not matter: memory is allocated, copied
+/// and freed on the device of the resource.
 ///
 /// Growth is exact: `resize` and `reserve` take exactly the requested bytes. A method that fails leaves
 /// contents, size and capacity unchanged.
@@ -97,7 +98,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// A buffer of `bytes` uninitialised bytes. An empty buffer takes no memory.
     ///
     /// # Errors
-    /// Those of the resource.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the device does not reach the
+    /// resource's memory, and those of the resource.
     pub fn new(bytes: u64, stream: StreamRef, resource: R) -> Result<Self> {
         Self::with_layout(Layout::new(bytes), stream, resource)
     }
@@ -112,6 +114,14 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     }
 
     pub(crate) fn with_layout(layout: Layout, stream: StreamRef, resource: R) -> Result<Self> {
+        let reached_by = resource.accessibility();
+        if !reached_by.device {
+            let message = format!(
+                "this memory is reached by the {reached_by} alone; a buffer needs a resource that the device \
+                 reaches, as cuda, managed or pinned memory"
+            );
+            return Err(Error::invalid_argument(message).in_stack(&resource));
+        }
         let ptr = allocate(&resource, layout, stream)?;
         Ok(Self { ptr, len: layout.bytes(), layout, stream, stream_id: stream.id(), resource })
     }

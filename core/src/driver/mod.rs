@@ -337,6 +337,17 @@ pub trait Driver: Debug + Send + Sync + 'static {
         bytes: u64,
         stream: StreamRef,
     ) -> DriverResult<()>;
+    /// From another device to this one, on a stream of this one (`cuMemcpyPeerAsync`); neither device needs
+    /// access to the other's memory. The error is [`DriverError::INVALID_DEVICE`] for a device that is not of
+    /// this machine.
+    unsafe fn memcpy_peer_async(
+        &self,
+        dst: DevicePtr,
+        src: DevicePtr,
+        src_device: DeviceId,
+        bytes: u64,
+        stream: StreamRef,
+    ) -> DriverResult<()>;
     /// Fills bytes (`cuMemsetD8Async`).
     unsafe fn memset_d8_async(
         &self,

@@ -556,6 +556,20 @@ impl Driver for CountingDriver {
         self.counted(CallKind::Copy, |driver| unsafe { driver.memcpy_dtod_async(dst, src, bytes, stream) })
     }
 
+    unsafe fn memcpy_peer_async(
+        &self,
+        dst: DevicePtr,
+        src: DevicePtr,
+        src_device: DeviceId,
+        bytes: u64,
+        stream: StreamRef,
+    ) -> DriverResult<()> {
+        self.counted(CallKind::Copy, |driver| {
+            // SAFETY: the caller's promise.
+            unsafe { driver.memcpy_peer_async(dst, src, src_device, bytes, stream) }
+        })
+    }
+
     unsafe fn memset_d8_async(
         &self,
         dst: DevicePtr,

@@ -43,6 +43,11 @@ impl PrimaryContext {
         Ok(Self { functions, device, handle, id })
     }
 
+    /// The context, as calls that concern several devices name it.
+    pub(super) const fn handle(self) -> u64 {
+        self.handle
+    }
+
     /// Whether the context was reset since it was retained. A driver that does not number contexts shows a
     /// reset only until the context is retained again.
     pub(super) fn was_reset(self) -> bool {

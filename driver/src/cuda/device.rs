@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use dashmap::DashMap;
 use millpond_core::driver::{CaptureMode, Driver, DriverError, DriverResult, Event, Health};
-use millpond_core::{DeviceId, Error, ErrorKind, Result, StreamId, StreamRef};
+use millpond_core::{DeviceId, DevicePtr, Error, ErrorKind, Result, StreamId, StreamRef};
 use parking_lot::Mutex;
 
 use super::capture_mode::exchange_mode;
@@ -163,6 +163,23 @@ impl fmt::Debug for CudaDriver {
             .field("device", &DeviceId::cuda(self.ordinal))
             .field("name", &self.name)
             .finish_non_exhaustive()
+    }
+}
+
+impl CudaDriver {
+    /// An attribute of a pointer that CUDA returns as 32 bits; `None` for unknown memory.
+    pub(super) fn pointer_attribute(&self, attribute: u32, ptr: DevicePtr) -> DriverResult<Option<u32>> {
+        let mut value = 0_u32;
+        // SAFETY: `value` takes the result, and the attributes asked for here are 32 bits wide. Any address
+        // may be asked about.
+        let answer = unsafe {
+            self.functions().pointer_get_attribute((&raw mut value).cast(), attribute, ptr.address())
+        };
+        match answer {
+            Ok(()) => Ok(Some(value)),
+            Err(error) if error.code() == DriverError::INVALID_VALUE => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 }
 

@@ -34,22 +34,6 @@ fn host_ptr(ptr: HostPtr) -> *mut c_void {
     ptr.as_mut_ptr().cast()
 }
 
-impl CudaDriver {
-    /// An attribute of a pointer that CUDA returns as 32 bits; `None` for unknown memory.
-    fn pointer_attribute(&self, attribute: u32, ptr: DevicePtr) -> DriverResult<Option<u32>> {
-        let mut value = 0_u32;
-        // SAFETY: Results; the attributes asked for here are 32 bits wide. Any address may be asked about.
-        let answer = unsafe {
-            self.functions().pointer_get_attribute((&raw mut value).cast(), attribute, ptr.address())
-        };
-        match answer {
-            Ok(()) => Ok(Some(value)),
-            Err(error) if error.code() == DriverError::INVALID_VALUE => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-}
-
 /// Methods that are written elsewhere, as methods of `CudaDriver` under the same names.
 macro_rules! forward {
     ($(fn $name:ident($($arg:ident: $type:ty),*) -> $answer:ty;)*) => {$(
@@ -554,6 +538,18 @@ impl Driver for CudaDriver {
         let _context = self.enter()?;
         // SAFETY: Vouched.
         unsafe { self.functions().memcpy_dtod_async(dst.address(), src.address(), bytes, stream.handle()) }
+    }
+
+    unsafe fn memcpy_peer_async(
+        &self,
+        dst: DevicePtr,
+        src: DevicePtr,
+        src_device: DeviceId,
+        bytes: u64,
+        stream: StreamRef,
+    ) -> DriverResult<()> {
+        // SAFETY: Vouched.
+        unsafe { self.copy_from_peer(dst, src, src_device, bytes, stream) }
     }
 
     unsafe fn memset_d8_async(

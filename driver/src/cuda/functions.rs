@@ -143,6 +143,14 @@ functions! {
     memcpy_htod_async(dst: u64, src: *const c_void, bytes: u64, stream: u64) = "cuMemcpyHtoDAsync" "_v2";
     memcpy_dtoh_async(dst: *mut c_void, src: u64, bytes: u64, stream: u64) = "cuMemcpyDtoHAsync" "_v2";
     memcpy_dtod_async(dst: u64, src: u64, bytes: u64, stream: u64) = "cuMemcpyDtoDAsync" "_v2";
+    memcpy_peer_async(
+        dst: u64,
+        dst_context: u64,
+        src: u64,
+        src_context: u64,
+        bytes: u64,
+        stream: u64
+    ) = "cuMemcpyPeerAsync";
     memset_d8_async(dst: u64, value: u8, bytes: u64, stream: u64) = "cuMemsetD8Async";
 
     ipc_get_mem_handle(handle: *mut IpcHandle, ptr: u64) = "cuIpcGetMemHandle";

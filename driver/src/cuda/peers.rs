@@ -1,7 +1,7 @@
 //! Finds the other devices that can use this one's memory.
 
-use millpond_core::DeviceId;
 use millpond_core::driver::{DriverError, DriverResult};
+use millpond_core::{DeviceId, DevicePtr, StreamRef};
 
 use super::{CudaDriver, library};
 
@@ -40,6 +40,34 @@ impl CudaDriver {
             }
         }
         Ok(self.reachable_by.get_or_init(|| found))
+    }
+
+    /// [`Driver::memcpy_peer_async`](millpond_core::Driver::memcpy_peer_async).
+    ///
+    /// # Safety
+    /// Those of the method.
+    pub(super) unsafe fn copy_from_peer(
+        &self,
+        dst: DevicePtr,
+        src: DevicePtr,
+        src_device: DeviceId,
+        bytes: u64,
+        stream: StreamRef,
+    ) -> DriverResult<()> {
+        const CALL: &str = "cuMemcpyPeerAsync";
+        self.device_number(src_device, CALL)?;
+        let source = Self::open(src_device.ordinal()).map_err(|error| match error.driver_error() {
+            Some(error) => error.clone(),
+            None => DriverError::new(DriverError::INVALID_DEVICE, CALL).with_detail(error.to_string()),
+        })?;
+        let (to, from) = (self.context.handle(), source.context.handle());
+        let _context = self.enter()?;
+        // SAFETY: the caller vouches for both ranges and the stream; the contexts are retained for the life
+        // of the process.
+        unsafe {
+            let functions = self.functions();
+            functions.memcpy_peer_async(dst.address(), to, src.address(), from, bytes, stream.handle())
+        }
     }
 
     /// Whether a device's primary context is active.

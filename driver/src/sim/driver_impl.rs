@@ -165,11 +165,11 @@ impl Driver for SimDevice {
         &self,
         ptr: DevicePtr,
         bytes: u64,
-        _to_host: bool,
+        to_host: bool,
         stream: StreamRef,
     ) -> DriverResult<()> {
         self.call_about(About::Stream(stream), CallKind::MemPrefetch, "cuMemPrefetchAsync", |state| {
-            state.prefetch(ptr, bytes, stream)
+            state.prefetch(ptr, bytes, to_host, stream)
         })
     }
 
@@ -568,6 +568,17 @@ impl Driver for SimDevice {
         self.call_about(About::Stream(stream), CallKind::Copy, "cuMemcpyDtoDAsync", |state| {
             state.copy_on_device(dst, src, bytes, stream, "cuMemcpyDtoDAsync")
         })
+    }
+
+    unsafe fn memcpy_peer_async(
+        &self,
+        dst: DevicePtr,
+        src: DevicePtr,
+        src_device: DeviceId,
+        bytes: u64,
+        stream: StreamRef,
+    ) -> DriverResult<()> {
+        self.copy_from_peer(dst, src, src_device, bytes, stream)
     }
 
     unsafe fn memset_d8_async(

@@ -121,6 +121,12 @@ impl SimDevice {
         self.lock().space.peak()
     }
 
+    /// The start and the size in bytes of the range that was prefetched last, and whether it went to the
+    /// host.
+    pub fn last_prefetch(&self) -> Option<(DevicePtr, u64, bool)> {
+        self.lock().last_prefetch
+    }
+
     /// The host memory in bytes behind device memory.
     pub fn committed_bytes(&self) -> u64 {
         self.lock().effects.contents.committed_bytes()

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use millpond_core::driver::{AccessFlags, DriverResult};
+use millpond_core::driver::{AccessFlags, DriverError, DriverResult};
 use millpond_core::{DeviceId, DevicePtr, StreamRef};
 
 use super::config::SimConfig;
@@ -177,6 +177,24 @@ impl SimDevice {
         stream: StreamRef,
     ) -> DriverResult<()> {
         self.copy_between(dst, src, bytes, stream, How::PeerCopy, "cuMemcpyPeerAsync")
+    }
+
+    /// The same from a device that is named, to this one.
+    pub(super) fn copy_from_peer(
+        &self,
+        dst: DevicePtr,
+        src: DevicePtr,
+        src_device: DeviceId,
+        bytes: u64,
+        stream: StreamRef,
+    ) -> DriverResult<()> {
+        let peers = self.shared.machine.as_ref().map(|(machine, index)| others(machine, *index));
+        let is_peer = peers.is_some_and(|peers| peers.iter().any(|peer| peer.id == src_device));
+        if !is_peer && src_device != self.shared.id {
+            let error = DriverError::new(DriverError::INVALID_DEVICE, "cuMemcpyPeerAsync");
+            return Err(error.with_detail(format!("{src_device} is not a device of this machine")));
+        }
+        self.copy_peer(dst, src, bytes, stream)
     }
 
     /// The other device of the machine that has these addresses.

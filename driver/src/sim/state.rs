@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use millpond_core::DeviceId;
+use millpond_core::{DeviceId, DevicePtr};
 
 use super::config::SimConfig;
 use super::model::answer::Answer;
@@ -47,6 +47,8 @@ pub(super) struct State {
     pub(super) captures: Captures,
     /// Whether the device reaches pageable host memory.
     pub(super) pageable_access: bool,
+    /// The last range that was prefetched, and whether it was to the host.
+    pub(super) last_prefetch: Option<(DevicePtr, u64, bool)>,
     step: u64,
     calls: u64,
     /// The call that began last, and the virtual nanoseconds of each kind.
@@ -73,6 +75,7 @@ impl State {
             openings: Openings::new(device),
             captures: Captures::default(),
             pageable_access: config.pageable_access,
+            last_prefetch: None,
             profile,
             generation: 0,
             is_context_active: false,

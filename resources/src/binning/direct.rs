@@ -56,33 +56,3 @@ impl Direct {
         }
     }
 }
-
-/// Returns the sum of both, as of two resources side by side. Peaks are added, too, though they may be of
-/// different moments.
-pub(super) fn sum(one: ResourceStatistics, other: ResourceStatistics) -> ResourceStatistics {
-    let (a, b) = (one.ladder, other.ladder);
-    ResourceStatistics {
-        bytes_in_use: one.bytes_in_use + other.bytes_in_use,
-        bytes_requested: one.bytes_requested + other.bytes_requested,
-        peak_bytes_in_use: one.peak_bytes_in_use + other.peak_bytes_in_use,
-        bytes_reserved: one.bytes_reserved + other.bytes_reserved,
-        peak_bytes_reserved: one.peak_bytes_reserved + other.peak_bytes_reserved,
-        bytes_beyond_slack: one.bytes_beyond_slack + other.bytes_beyond_slack,
-        largest_free_block: one.largest_free_block.max(other.largest_free_block),
-        blocks_in_use: one.blocks_in_use + other.blocks_in_use,
-        blocks_free: one.blocks_free + other.blocks_free,
-        regions: one.regions + other.regions,
-        allocations: one.allocations + other.allocations,
-        deallocations: one.deallocations + other.deallocations,
-        misuses: one.misuses + other.misuses,
-        ladder: LadderCounts {
-            own_stream: a.own_stream + b.own_stream,
-            ordered: a.ordered + b.ordered,
-            completed: a.completed + b.completed,
-            waited: a.waited + b.waited,
-            grow: a.grow + b.grow,
-            reclaim: a.reclaim + b.reclaim,
-            out_of_memory: a.out_of_memory + b.out_of_memory,
-        },
-    }
-}

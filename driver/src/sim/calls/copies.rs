@@ -119,8 +119,16 @@ impl State {
         found.is_some_and(|(_, m)| m.host != 0 && bytes <= m.end - address as u64)
     }
 
-    pub(crate) fn prefetch(&mut self, ptr: DevicePtr, bytes: u64, stream: StreamRef) -> Answer<()> {
+    pub(crate) fn prefetch(
+        &mut self,
+        ptr: DevicePtr,
+        bytes: u64,
+        to_host: bool,
+        stream: StreamRef,
+    ) -> Answer<()> {
         self.check_managed(ptr, bytes)?;
-        self.submit_on(stream, "cuMemPrefetchAsync", bytes, &[ptr], |_| Operation::Nothing)
+        self.submit_on(stream, "cuMemPrefetchAsync", bytes, &[ptr], |_| Operation::Nothing)?;
+        self.last_prefetch = Some((ptr, bytes, to_host));
+        Ok(())
     }
 }

@@ -1,0 +1,65 @@
+//! The layer that aligns blocks, and its parameters in text.
+
+use std::sync::Arc;
+
+use millpond_core::stack::{LayerEntry, LayerKind, Params};
+use millpond_core::{
+    ALLOCATION_ALIGNMENT, AnyResource, DeviceMemoryResource, Error, Layer, Layout, Result, parse_bytes,
+};
+
+use super::AlignedResourceAdaptor;
+
+/// Adds an [`AlignedResourceAdaptor`].
+///
+#[doc = include_str!("../../layers/aligned.md")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub struct AlignedLayer {
+    alignment: u64,
+    threshold_bytes: u64,
+}
+
+impl AlignedLayer {
+    /// Aligns all blocks to `alignment` bytes; less than 256 is raised to that.
+    pub fn new(alignment: u64) -> Self {
+        Self { alignment, threshold_bytes: 0 }
+    }
+
+    /// Aligns blocks of at least `bytes` only.
+    pub fn threshold_bytes(mut self, bytes: u64) -> Self {
+        self.threshold_bytes = bytes;
+        self
+    }
+}
+
+/// # Errors
+/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the alignment is not a power of two.
+impl<R: DeviceMemoryResource> Layer<R> for AlignedLayer {
+    type Resource = AlignedResourceAdaptor<R>;
+
+    fn layer(self, upstream: R) -> Result<Self::Resource> {
+        let alignment = Layout::with_alignment(0, self.alignment)?.alignment();
+        Ok(AlignedResourceAdaptor::new(upstream, alignment, self.threshold_bytes))
+    }
+}
+
+pub(crate) const ENTRY: LayerEntry = LayerEntry {
+    name: "aligned",
+    about: "aligns blocks to more than 256 bytes",
+    params: &[
+        ("alignment", "the alignment in bytes, a power of two, as in 4KiB (default 256)"),
+        ("threshold", "the smallest request in bytes that is aligned, as in 64KiB (default 0)"),
+    ],
+    kind: LayerKind::Layer(build),
+};
+
+fn build(params: &Params<'_>, upstream: AnyResource) -> Result<AnyResource> {
+    let size = |key: &str| -> Result<Option<u64>> {
+        let Some(text) = params.text(key)? else { return Ok(None) };
+        let wrong = |error: Error| Error::invalid_stack(format!("`{key}={text}` of `aligned`: {error}"));
+        parse_bytes(text).map(Some).map_err(wrong)
+    };
+    let layer = AlignedLayer::new(size("alignment")?.unwrap_or(ALLOCATION_ALIGNMENT))
+        .threshold_bytes(size("threshold")?.unwrap_or(0));
+    Ok(Arc::new(layer.layer(upstream)?))
+}

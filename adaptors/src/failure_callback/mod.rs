@@ -1,0 +1,140 @@
+//! Calls a function where memory is out, and tries again if that says so.
+
+pub(crate) mod layer;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+use millpond_core::{DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamRef, downcast};
+
+pub use layer::FailureCallbackLayer;
+
+use crate::forward::forward_to_upstream;
+
+/// What a failure callback learns about the request that failed.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct FailedRequest<'a> {
+    /// The upstream's error, which is [out of memory](Error::is_out_of_memory).
+    pub error: &'a Error,
+    /// The requested layout.
+    pub layout: Layout,
+    /// The stream of the request.
+    pub stream: StreamRef,
+    /// How often the request has failed, from 1.
+    pub attempt: u32,
+}
+
+/// Calls a function when the upstream is out of memory; if that returns true, the request is tried again.
+///
+/// The function frees memory that the program can spare: it drops a cache, or spills to the host. It is
+/// called on the thread of the request, and for [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory)
+/// alone; other errors pass. A request is tried again at most
+/// [10 times](FailureCallbackLayer::DEFAULT_MAX_RETRIES) by default; then its last error is returned, and the
+/// function is not called for it.
+///
+/// The adaptor holds no lock while it calls the function, which may use the whole stack: it may free blocks
+/// and allocate others, and several threads may be in it at the same time. Inside it, a request that runs out
+/// of memory calls it again, one level deeper: a function that allocates has to end that itself.
+///
+/// ```
+/// use std::sync::{Arc, Mutex};
+///
+/// use millpond_adaptors::{FailedRequest, FailureCallbackLayer, LimitingLayer};
+/// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, StreamRef};
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_resources::CudaMemoryResource;
+///
+/// let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+/// let limited = Arc::new(cuda.layer(LimitingLayer::new(1 << 20))?);
+/// let cache = Arc::new(Mutex::new(vec![limited.allocate_bytes(1 << 20, StreamRef::LEGACY)?]));
+///
+/// let (memory, kept) = (Arc::clone(&limited), Arc::clone(&cache));
+/// let drop_one = move |_: &FailedRequest<'_>| match kept.lock().unwrap().pop() {
+///     Some(block) => {
+///         // SAFETY: the block is the cache's, unused, and given back with its size.
+///         unsafe { memory.deallocate_bytes(block, 1 << 20, StreamRef::LEGACY) };
+///         true
+///     }
+///     None => false,
+/// };
+/// let stack = limited.layer(FailureCallbackLayer::new(drop_one))?;
+/// let block = stack.allocate_bytes(1000, StreamRef::LEGACY)?; // the cache makes room
+/// assert!(cache.lock().unwrap().is_empty());
+/// # // SAFETY: the block is live, unused, and given back with its size.
+/// # unsafe { stack.deallocate_bytes(block, 1000, StreamRef::LEGACY) };
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+pub struct FailureCallbackResourceAdaptor<R, F> {
+    upstream: R,
+    callback: F,
+    max_retries: u32,
+}
+
+impl<R, F> FailureCallbackResourceAdaptor<R, F> {
+    /// How often one request is tried again at most.
+    pub fn max_retries(&self) -> u32 {
+        self.max_retries
+    }
+}
+
+impl<R: DeviceMemoryResource, F: Fn(&FailedRequest<'_>) -> bool> FailureCallbackResourceAdaptor<R, F> {
+    #[cold]
+    fn retry(&self, mut error: Error, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        for attempt in 1..=self.max_retries {
+            if !(self.callback)(&FailedRequest { error: &error, layout, stream, attempt }) {
+                return Err(error);
+            }
+            match self.upstream.allocate(layout, stream) {
+                Err(again) if again.is_out_of_memory() => error = again,
+                other => return other,
+            }
+        }
+        let retries = self.max_retries;
+        Err(error.context(format!("the failure callback did not make room in {retries} retries")))
+    }
+}
+
+// SAFETY: every call goes to the upstream with the same arguments, so its contract holds.
+#[deny(clippy::missing_trait_methods)]
+unsafe impl<R, F> DeviceMemoryResource for FailureCallbackResourceAdaptor<R, F>
+where
+    R: DeviceMemoryResource,
+    F: Fn(&FailedRequest<'_>) -> bool + 'static,
+{
+    fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        let allocated = match self.upstream.allocate(layout, stream) {
+            Err(error) if error.is_out_of_memory() => self.retry(error, layout, stream),
+            other => other,
+        };
+        allocated.map_err(|error| error.in_stack(self))
+    }
+
+    unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+        // SAFETY: the caller's promises hold for the upstream, where the block came from.
+        unsafe { self.upstream.deallocate(ptr, layout, stream) }
+    }
+
+    /// To an adaptor with the same type of function, on top of an equal upstream.
+    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+        downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
+    }
+
+    forward_to_upstream!();
+}
+
+impl<R: fmt::Display, F> fmt::Display for FailureCallbackResourceAdaptor<R, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}+failure_callback", self.upstream)
+    }
+}
+
+impl<R: fmt::Debug, F> fmt::Debug for FailureCallbackResourceAdaptor<R, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FailureCallbackResourceAdaptor")
+            .field("upstream", &self.upstream)
+            .field("max_retries", &self.max_retries)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,47 @@
+//! The layer that adds another resource for when memory is out, and its parameters in text.
+
+use std::sync::Arc;
+
+use millpond_core::stack::{LayerEntry, LayerKind, Params};
+use millpond_core::{AnyResource, DeviceMemoryResource, Error, Layer, Result};
+
+use super::FallbackResourceAdaptor;
+
+/// Adds a [`FallbackResourceAdaptor`].
+///
+#[doc = include_str!("../../layers/fallback.md")]
+#[derive(Clone, Debug)]
+pub struct FallbackLayer<F = AnyResource> {
+    fallback: F,
+}
+
+impl<F: DeviceMemoryResource> FallbackLayer<F> {
+    /// Takes memory from `fallback` where what is below is out of it.
+    pub fn new(fallback: F) -> Self {
+        Self { fallback }
+    }
+}
+
+impl<R: DeviceMemoryResource, F: DeviceMemoryResource> Layer<R> for FallbackLayer<F> {
+    type Resource = FallbackResourceAdaptor<R, F>;
+
+    fn layer(self, upstream: R) -> Result<Self::Resource> {
+        FallbackResourceAdaptor::new(upstream, self.fallback)
+    }
+}
+
+pub(crate) const ENTRY: LayerEntry = LayerEntry {
+    name: "fallback",
+    about: "takes memory from another stack where the one below is out of memory",
+    params: &[("to", "the other stack in parentheses, as in to=(managed); required")],
+    kind: LayerKind::Layer(build),
+};
+
+fn build(params: &Params<'_>, upstream: AnyResource) -> Result<AnyResource> {
+    let fallback = params.resource("to", upstream.driver())?.ok_or_else(|| {
+        Error::invalid_stack(
+            "`fallback` needs another stack in parentheses; write for example `fallback:to=(managed)`",
+        )
+    })?;
+    Ok(Arc::new(FallbackLayer::new(fallback).layer(upstream)?))
+}

@@ -1,0 +1,189 @@
+//! Takes memory from another resource where the upstream is out of memory.
+
+pub(crate) mod layer;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+use millpond_core::driver::call;
+use millpond_core::stack::{LayerSpec, Piece, Value};
+use millpond_core::{
+    Accessibility, AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle,
+    Error, ErrorKind, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, is_same,
+};
+
+pub use layer::FallbackLayer;
+
+use crate::rare_blocks::{RareBlocks, Removed};
+
+/// Serves requests from its upstream, and those that run out of memory there from another resource, the
+/// fallback.
+///
+/// A block goes back to where it came from. The adaptor remembers the fallback's blocks only: as long as
+/// there are none, a deallocation costs one load more. A request for which the fallback has no memory, or
+/// which it cannot serve, fails with the upstream's error.
+///
+/// The memory is reached by what reaches both, and is in stream order if that of one is. Statistics are the
+/// sums over both, so their peaks may be of different moments.
+///
+/// ```
+/// use millpond_adaptors::{FallbackLayer, LimitingLayer};
+/// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_resources::{CudaMemoryResource, ManagedMemoryResource};
+///
+/// let device = SimDevice::new(SimConfig::h200());
+/// let stack = CudaMemoryResource::new(device.clone())
+///     .layer(LimitingLayer::new(1 << 20))?
+///     .layer(FallbackLayer::new(ManagedMemoryResource::new(device)))?;
+/// assert_eq!(stack.to_string(), "cuda+limiting:limit=1MiB+fallback:to=(managed)");
+/// let block = stack.allocate_bytes(2 << 20, StreamRef::LEGACY)?;
+/// assert_eq!(stack.fallback_blocks(), 1);
+/// # // SAFETY: the block is live, unused, and given back with its size.
+/// # unsafe { stack.deallocate_bytes(block, 2 << 20, StreamRef::LEGACY) };
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct FallbackResourceAdaptor<R, F = AnyResource> {
+    upstream: R,
+    fallback: F,
+    /// The fallback's live blocks.
+    blocks: RareBlocks<()>,
+}
+
+impl<R: DeviceMemoryResource, F: DeviceMemoryResource> FallbackResourceAdaptor<R, F> {
+    /// Serves requests from `upstream`, and from `fallback` where that is out of memory.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if they are of different devices.
+    pub fn new(upstream: R, fallback: F) -> Result<Self> {
+        if upstream.device() != fallback.device() {
+            return Err(Error::invalid_argument(format!(
+                "the fallback allocates on {}, what is below on {}; use two resources of one device",
+                fallback.device(),
+                upstream.device()
+            )));
+        }
+        Ok(Self { upstream, fallback, blocks: RareBlocks::new() })
+    }
+
+    /// The resource that serves what the upstream has no memory for.
+    pub fn fallback(&self) -> &F {
+        &self.fallback
+    }
+
+    /// The number of live blocks that came from the fallback.
+    pub fn fallback_blocks(&self) -> usize {
+        self.blocks.len()
+    }
+
+    #[cold]
+    fn fall_back(&self, error: Error, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        match self.fallback.allocate(layout, stream) {
+            Ok(ptr) => {
+                self.blocks.insert(ptr, layout.bytes(), ());
+                Ok(ptr)
+            }
+            Err(second) if is_refusal(second.kind()) => {
+                Err(error.context(format!("`{}` cannot serve it either", self.fallback)))
+            }
+            Err(second) => Err(second),
+        }
+    }
+}
+
+/// Whether an error is about the request alone.
+fn is_refusal(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::OutOfMemory | ErrorKind::InvalidArgument | ErrorKind::Unsupported)
+}
+
+// SAFETY: each block goes back to the resource that it came from; both keep the contract, and live blocks of
+// one device do not overlap.
+#[deny(clippy::missing_trait_methods)]
+unsafe impl<R: DeviceMemoryResource, F: DeviceMemoryResource> DeviceMemoryResource
+    for FallbackResourceAdaptor<R, F>
+{
+    fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        let allocated = match self.upstream.allocate(layout, stream) {
+            Err(error) if error.is_out_of_memory() => self.fall_back(error, layout, stream),
+            other => other,
+        };
+        allocated.map_err(|error| error.in_stack(self))
+    }
+
+    unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+        match self.blocks.remove(ptr, layout, stream, self) {
+            // SAFETY: the caller's promises hold for the upstream, where the block came from.
+            Removed::NotHere => unsafe { self.upstream.deallocate(ptr, layout, stream) },
+            // SAFETY: the caller's promises hold for the fallback, where the block came from.
+            Removed::Here(()) => unsafe { self.fallback.deallocate(ptr, layout, stream) },
+            Removed::Refused => {}
+        }
+    }
+
+    fn driver(&self) -> &DriverHandle {
+        self.upstream.driver()
+    }
+
+    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
+        Some(&self.upstream)
+    }
+
+    /// What both have. What both count as free, the device's free memory, is counted once, so this is rather
+    /// too little.
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        let infos = || {
+            let (one, other) = (self.upstream.memory_info()?, self.fallback.memory_info()?);
+            Ok((one, other, call(&**self.driver(), |driver| driver.mem_get_info())?))
+        };
+        let (one, other, device) = infos().map_err(|error: Error| error.in_stack(self))?;
+        if one.total != other.total {
+            let (free, total) = (one.free + other.free, one.total + other.total);
+            return Ok(MemoryInfo { free, total });
+        }
+        let both = device.free.min(one.free).min(other.free);
+        Ok(MemoryInfo { free: (one.free + other.free - both).min(one.total), total: one.total })
+    }
+
+    /// Only to itself: another adaptor does not know the fallback's blocks.
+    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+        is_same(self, other)
+    }
+
+    fn is_stream_ordered(&self) -> bool {
+        self.upstream.is_stream_ordered() || self.fallback.is_stream_ordered()
+    }
+
+    fn accessibility(&self) -> Accessibility {
+        self.upstream.accessibility().and(self.fallback.accessibility())
+    }
+
+    /// The sums over both; if one keeps none, those of the other.
+    fn statistics(&self) -> Option<ResourceStatistics> {
+        let both = [self.upstream.statistics(), self.fallback.statistics()];
+        self.blocks.add_misuses(both.into_iter().flatten().reduce(ResourceStatistics::beside))
+    }
+
+    /// Trims both, so that they hold at most `keep_bytes` together.
+    fn trim(&self, keep_bytes: u64) -> Result<u64> {
+        let trim = || {
+            let released = self.upstream.trim(keep_bytes)?;
+            let held = self.upstream.statistics().map_or(0, |known| known.bytes_free());
+            Ok(released + self.fallback.trim(keep_bytes.saturating_sub(held))?)
+        };
+        trim().map_err(|error: Error| error.in_stack(self))
+    }
+
+    fn provide(&self, _traits: &mut Traits) {}
+}
+
+impl<R: fmt::Display, F: fmt::Display> fmt::Display for FallbackResourceAdaptor<R, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = self.fallback.to_string();
+        // A resource that does not print a stack cannot be built from text, either.
+        let to = text.parse().map_or(Piece::Text(text), Piece::Stack);
+        let layer = LayerSpec::new("fallback").with("to", Value::from_iter([to]));
+        write!(f, "{}+{layer}", self.upstream)
+    }
+}

@@ -1,0 +1,38 @@
+//! The methods of the trait that an adaptor leaves to its upstream.
+
+/// Implements the methods that pass to the field `upstream` unchanged; an error names the adaptor's stack.
+macro_rules! forward_to_upstream {
+    () => {
+        fn driver(&self) -> &::millpond_core::DriverHandle {
+            self.upstream.driver()
+        }
+
+        fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
+            Some(&self.upstream)
+        }
+
+        fn memory_info(&self) -> Result<::millpond_core::MemoryInfo> {
+            self.upstream.memory_info().map_err(|error| error.in_stack(self))
+        }
+
+        fn is_stream_ordered(&self) -> bool {
+            self.upstream.is_stream_ordered()
+        }
+
+        fn accessibility(&self) -> ::millpond_core::Accessibility {
+            self.upstream.accessibility()
+        }
+
+        fn statistics(&self) -> Option<::millpond_core::ResourceStatistics> {
+            self.upstream.statistics()
+        }
+
+        fn trim(&self, keep_bytes: u64) -> Result<u64> {
+            self.upstream.trim(keep_bytes).map_err(|error| error.in_stack(self))
+        }
+
+        fn provide(&self, _traits: &mut ::millpond_core::Traits) {}
+    };
+}
+
+pub(crate) use forward_to_upstream;

@@ -1,0 +1,36 @@
+//! The layer that moves blocks to the device.
+
+use std::sync::Arc;
+
+use millpond_core::stack::{LayerEntry, LayerKind};
+use millpond_core::{DeviceMemoryResource, Layer, Result};
+
+use super::PrefetchResourceAdaptor;
+
+/// Adds a [`PrefetchResourceAdaptor`].
+///
+#[doc = include_str!("../../layers/prefetch.md")]
+#[derive(Clone, Copy, Default, Debug)]
+pub struct PrefetchLayer;
+
+impl PrefetchLayer {
+    /// The layer; it has no options.
+    pub const fn new() -> Self {
+        Self
+    }
+}
+
+impl<R: DeviceMemoryResource> Layer<R> for PrefetchLayer {
+    type Resource = PrefetchResourceAdaptor<R>;
+
+    fn layer(self, upstream: R) -> Result<Self::Resource> {
+        Ok(PrefetchResourceAdaptor::new(upstream))
+    }
+}
+
+pub(crate) const ENTRY: LayerEntry = LayerEntry {
+    name: "prefetch",
+    about: "moves managed memory to the device when it is allocated",
+    params: &[],
+    kind: LayerKind::Layer(|_, upstream| Ok(Arc::new(PrefetchLayer.layer(upstream)?))),
+};

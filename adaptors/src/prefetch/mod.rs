@@ -1,0 +1,122 @@
+//! Moves managed memory to the device when it is allocated.
+
+pub(crate) mod layer;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use millpond_core::driver::{DeviceAttribute, MemoryKind, call};
+use millpond_core::{
+    DeviceMemoryResource, DevicePtr, DriverError, Error, Layout, Result, StreamRef, downcast,
+};
+
+pub use layer::PrefetchLayer;
+
+use crate::forward::forward_to_upstream;
+
+/// Moves each block of managed memory to the device, on the stream of the allocation, so that the first
+/// kernel does not fault its pages in one after the other (`cuMemPrefetchAsync`).
+///
+/// Put it over `managed`, or over a pool of managed memory. Over memory that the host does not reach, and on
+/// a device that cannot use managed memory while the host does, it does nothing; over other memory that the
+/// host reaches, the driver refuses the first time and is not asked again. A prefetch that fails for another
+/// reason is logged, and the block is handed out all the same. On a stream that captures a graph nothing is
+/// prefetched.
+///
+/// ```
+/// use millpond_adaptors::PrefetchLayer;
+/// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_resources::ManagedMemoryResource;
+///
+/// let device = SimDevice::new(SimConfig::h200());
+/// let stack = ManagedMemoryResource::new(device.clone()).layer(PrefetchLayer)?;
+/// let block = stack.allocate_bytes(1000, StreamRef::LEGACY)?;
+/// assert_eq!(device.last_prefetch(), Some((block, 1000, false)));
+/// # // SAFETY: the block is live, unused, and given back with its size.
+/// # unsafe { stack.deallocate_bytes(block, 1000, StreamRef::LEGACY) };
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct PrefetchResourceAdaptor<R> {
+    upstream: R,
+    /// Whether the memory can be prefetched, as far as is known.
+    prefetches: AtomicBool,
+}
+
+impl<R: DeviceMemoryResource> PrefetchResourceAdaptor<R> {
+    /// Prefetches what `upstream` hands out.
+    pub fn new(upstream: R) -> Self {
+        let concurrent = || {
+            let driver = &**upstream.driver();
+            call(driver, |driver| driver.attribute(DeviceAttribute::ConcurrentManagedAccess))
+        };
+        let prefetches = upstream.accessibility().host && matches!(concurrent(), Ok(1));
+        Self { upstream, prefetches: AtomicBool::new(prefetches) }
+    }
+
+    /// Whether blocks are prefetched: false where it is known that this memory, or this device, cannot.
+    pub fn is_prefetching(&self) -> bool {
+        self.prefetches.load(Ordering::Relaxed)
+    }
+
+    fn prefetch(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
+        let driver = &**self.driver();
+        // The legacy stream's answer is an error while a blocking stream captures.
+        if !matches!(call(driver, |driver| driver.stream_is_capturing(stream)), Ok(false)) {
+            return;
+        }
+        // SAFETY: the block is live, holds that many bytes, and is ordered for this stream.
+        let submit =
+            || call(driver, |driver| unsafe { driver.mem_prefetch_async(ptr, bytes, false, stream) });
+        if let Err(error) = submit() {
+            let is_refused = self.is_refusal(ptr, &error);
+            if is_refused {
+                self.prefetches.store(false, Ordering::Relaxed);
+            }
+            tracing::debug!(
+                target: "millpond::adaptors", stack = %self, %error, is_refused, "a prefetch failed"
+            );
+        }
+    }
+
+    /// Whether the driver cannot prefetch such memory at all.
+    fn is_refusal(&self, ptr: DevicePtr, error: &Error) -> bool {
+        let Some(code) = error.driver_error() else { return false };
+        let is_managed = || matches!(self.driver().pointer_kind(ptr), Ok(MemoryKind::Managed));
+        code.is_unsupported() || code.code() == DriverError::INVALID_VALUE && !is_managed()
+    }
+}
+
+// SAFETY: every call goes to the upstream with the same arguments, so its contract holds; a prefetch changes
+// no contents, and is ordered before all work that the block's owner submits.
+#[deny(clippy::missing_trait_methods)]
+unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PrefetchResourceAdaptor<R> {
+    fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        let ptr = self.upstream.allocate(layout, stream).map_err(|error| error.in_stack(self))?;
+        if self.is_prefetching() && !ptr.is_null() {
+            self.prefetch(ptr, layout.bytes(), stream);
+        }
+        Ok(ptr)
+    }
+
+    unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+        // SAFETY: the caller's promises hold for the upstream, where the block came from.
+        unsafe { self.upstream.deallocate(ptr, layout, stream) }
+    }
+
+    /// To an adaptor on top of an equal upstream.
+    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+        downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
+    }
+
+    forward_to_upstream!();
+}
+
+impl<R: fmt::Display> fmt::Display for PrefetchResourceAdaptor<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}+prefetch", self.upstream)
+    }
+}

@@ -1,0 +1,108 @@
+//! The few blocks that an adaptor treats in another way than the rest.
+
+use std::fmt::Display;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use millpond_core::misuse::{self, Misuse, MisuseKind};
+use millpond_core::{DevicePtr, Layout, ResourceStatistics, StreamRef};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+/// A table of blocks that costs one load as long as it is empty. It refuses to remove a block with a size
+/// that is not the block's.
+#[derive(Debug)]
+pub(crate) struct RareBlocks<T> {
+    blocks: Mutex<FxHashMap<DevicePtr, Entry<T>>>,
+    /// The number of blocks. A thread that frees a block learned its address after the block was counted, so
+    /// it reads no zero from before.
+    len: AtomicUsize,
+    misuses: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    /// The size in bytes that was requested.
+    bytes: u64,
+    value: T,
+}
+
+/// What [`RareBlocks::remove`] found.
+#[derive(Debug)]
+pub(crate) enum Removed<T> {
+    /// The block is not in the table.
+    NotHere,
+    /// The block was in the table.
+    Here(T),
+    /// The block has another size and stays in the table; this was reported.
+    Refused,
+}
+
+impl<T> RareBlocks<T> {
+    pub(crate) fn new() -> Self {
+        Self { blocks: Mutex::default(), len: AtomicUsize::new(0), misuses: AtomicU64::new(0) }
+    }
+
+    /// Adds a block before it is handed out.
+    pub(crate) fn insert(&self, ptr: DevicePtr, bytes: u64, value: T) {
+        let mut blocks = self.blocks.lock();
+        blocks.insert(ptr, Entry { bytes, value });
+        self.len.store(blocks.len(), Ordering::Relaxed);
+    }
+
+    /// Removes a block before it goes back, so that its address cannot come again meanwhile. `stack` names
+    /// the resource in the report of a wrong size.
+    #[inline]
+    pub(crate) fn remove(
+        &self,
+        ptr: DevicePtr,
+        layout: Layout,
+        stream: StreamRef,
+        stack: &dyn Display,
+    ) -> Removed<T> {
+        match self.len.load(Ordering::Relaxed) {
+            0 => Removed::NotHere,
+            _ => self.remove_found(ptr, layout, stream, stack),
+        }
+    }
+
+    #[cold]
+    fn remove_found(
+        &self,
+        ptr: DevicePtr,
+        layout: Layout,
+        stream: StreamRef,
+        stack: &dyn Display,
+    ) -> Removed<T> {
+        let mut blocks = self.blocks.lock();
+        let allocated_bytes = match blocks.get(&ptr) {
+            None => return Removed::NotHere,
+            Some(entry) => entry.bytes,
+        };
+        if allocated_bytes == layout.bytes() {
+            let entry = blocks.remove(&ptr);
+            self.len.store(blocks.len(), Ordering::Relaxed);
+            return entry.map_or(Removed::NotHere, |entry| Removed::Here(entry.value));
+        }
+        drop(blocks);
+        self.misuses.fetch_add(1, Ordering::Relaxed);
+        let kind = MisuseKind::WrongSize { allocated_bytes };
+        misuse::report(&Misuse { kind, ptr, bytes: layout.bytes(), stream, resource: stack.to_string() });
+        Removed::Refused
+    }
+
+    /// The number of blocks in the table.
+    pub(crate) fn len(&self) -> usize {
+        self.len.load(Ordering::Relaxed)
+    }
+
+    /// Adds the refusals of this table to the statistics of what is below.
+    pub(crate) fn add_misuses(&self, known: Option<ResourceStatistics>) -> Option<ResourceStatistics> {
+        match self.misuses.load(Ordering::Relaxed) {
+            0 => known,
+            misuses => {
+                let known = known.unwrap_or_default();
+                Some(ResourceStatistics { misuses: known.misuses + misuses, ..known })
+            }
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! The layer that waits for other threads' frees, and its parameters in text.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millpond_core::stack::{LayerEntry, LayerKind, Params};
+use millpond_core::{AnyResource, DeviceMemoryResource, Layer, Result};
+
+use super::RetryResourceAdaptor;
+use super::timeout::{self, Timeout};
+
+/// Adds a [`RetryResourceAdaptor`].
+///
+#[doc = include_str!("../../layers/retry.md")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub struct RetryLayer {
+    timeout: Duration,
+}
+
+impl Default for RetryLayer {
+    fn default() -> Self {
+        Self { timeout: Self::DEFAULT_TIMEOUT }
+    }
+}
+
+impl RetryLayer {
+    /// How long a request waits, unless [`timeout`](Self::timeout) says otherwise.
+    pub const DEFAULT_TIMEOUT: Duration = timeout::DEFAULT_TIMEOUT;
+
+    /// Waits for [`DEFAULT_TIMEOUT`](Self::DEFAULT_TIMEOUT) at most.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets how long a request waits at most: up to an hour, in whole microseconds.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+}
+
+/// # Errors
+/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for a timeout of more than an hour.
+impl<R: DeviceMemoryResource> Layer<R> for RetryLayer {
+    type Resource = RetryResourceAdaptor<R>;
+
+    fn layer(self, upstream: R) -> Result<Self::Resource> {
+        Ok(RetryResourceAdaptor::new(upstream, Timeout::new(self.timeout)?))
+    }
+}
+
+pub(crate) const ENTRY: LayerEntry = LayerEntry {
+    name: "retry",
+    about: "waits for other threads' frees before memory is out",
+    params: &[("timeout", "how long a request waits at most: 100ms (default), 2s, 50us")],
+    kind: LayerKind::Layer(build),
+};
+
+fn build(params: &Params<'_>, upstream: AnyResource) -> Result<AnyResource> {
+    let timeout = params.get::<Timeout>("timeout")?.map_or(RetryLayer::DEFAULT_TIMEOUT, |timeout| timeout.0);
+    Ok(Arc::new(RetryLayer::new().timeout(timeout).layer(upstream)?))
+}

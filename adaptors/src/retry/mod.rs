@@ -1,0 +1,161 @@
+//! Waits for other threads' frees before memory is out.
+
+pub(crate) mod layer;
+#[cfg(test)]
+mod tests;
+mod timeout;
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use millpond_core::{DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamRef, downcast};
+use parking_lot::{Condvar, Mutex};
+
+pub use layer::RetryLayer;
+
+use crate::forward::forward_to_upstream;
+use timeout::Timeout;
+
+/// How long a thread waits without an attempt. A free that does not see that a thread waits costs that thread
+/// this much.
+const LONGEST_NAP: Duration = Duration::from_millis(10);
+
+/// When the upstream is out of memory, waits for a free by another thread and tries again, for a bounded
+/// time.
+///
+/// This is the rule of TensorFlow's BFC allocator, for programs whose threads hold much memory for short
+/// times. The error is returned once the time is over, and at once for a request of more bytes than the
+/// device has. A single thread waits in vain: no other thread frees meanwhile.
+///
+/// A deallocation costs one load more as long as no thread waits. No lock is held while a thread waits or
+/// tries again, but one of the layers above may hold its own: put `retry` above `thread_safe`, not below.
+/// Waiting is the host's alone, so it does a graph that is being captured no harm.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use millpond_adaptors::{LimitingLayer, RetryLayer};
+/// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_resources::CudaMemoryResource;
+///
+/// let stack = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()))
+///     .layer(LimitingLayer::new(1 << 20))?
+///     .layer(RetryLayer::new().timeout(Duration::from_secs(60)))?;
+/// let block = stack.allocate_bytes(1 << 20, StreamRef::LEGACY)?;
+/// let second = std::thread::scope(|scope| {
+///     let waiting = scope.spawn(|| stack.allocate_bytes(1 << 20, StreamRef::LEGACY));
+///     // SAFETY: the block is live, unused, and given back with its size.
+///     unsafe { stack.deallocate_bytes(block, 1 << 20, StreamRef::LEGACY) };
+///     waiting.join().unwrap()
+/// })?;
+/// # // SAFETY: as above.
+/// # unsafe { stack.deallocate_bytes(second, 1 << 20, StreamRef::LEGACY) };
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct RetryResourceAdaptor<R> {
+    upstream: R,
+    timeout: Timeout,
+    /// The number of threads that wait.
+    waiting: AtomicUsize,
+    /// The number of frees while a thread waited.
+    frees: Mutex<u64>,
+    freed: Condvar,
+}
+
+/// Counts a thread that waits, while it lives.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl<'a> Waiting<'a> {
+    fn begin(waiting: &'a AtomicUsize) -> Self {
+        waiting.fetch_add(1, Ordering::SeqCst);
+        Self(waiting)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl<R: DeviceMemoryResource> RetryResourceAdaptor<R> {
+    fn new(upstream: R, timeout: Timeout) -> Self {
+        let (frees, freed) = (Mutex::new(0), Condvar::new());
+        Self { upstream, timeout, waiting: AtomicUsize::new(0), frees, freed }
+    }
+
+    /// How long a request waits at most.
+    pub fn timeout(&self) -> Duration {
+        self.timeout.0
+    }
+
+    #[cold]
+    fn retry(&self, first: Error, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        let begin = Instant::now();
+        let left = || self.timeout.0.checked_sub(begin.elapsed()).filter(|left| !left.is_zero());
+        let never_fits = || self.upstream.memory_info().is_ok_and(|info| layout.bytes() > info.total);
+        if left().is_none() || never_fits() {
+            return Err(first);
+        }
+        let _waiting = Waiting::begin(&self.waiting);
+        loop {
+            // Read before the attempt: a free that comes after it ends the nap at once.
+            let seen = *self.frees.lock();
+            let error = match self.upstream.allocate(layout, stream) {
+                Err(error) if error.is_out_of_memory() => error,
+                other => return other,
+            };
+            if left().is_none() {
+                return Err(error);
+            }
+            let mut frees = self.frees.lock();
+            while let (true, Some(left)) = (*frees == seen, left()) {
+                if self.freed.wait_for(&mut frees, left.min(LONGEST_NAP)).timed_out() {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+// SAFETY: every call goes to the upstream with the same arguments, so its contract holds.
+#[deny(clippy::missing_trait_methods)]
+unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for RetryResourceAdaptor<R> {
+    fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        let allocated = match self.upstream.allocate(layout, stream) {
+            Err(error) if error.is_out_of_memory() => self.retry(error, layout, stream),
+            other => other,
+        };
+        allocated.map_err(|error| error.in_stack(self))
+    }
+
+    unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+        // SAFETY: the caller's promises hold for the upstream, where the block came from.
+        unsafe { self.upstream.deallocate(ptr, layout, stream) }
+        if self.waiting.load(Ordering::Relaxed) > 0 {
+            *self.frees.lock() += 1;
+            self.freed.notify_all();
+        }
+    }
+
+    /// To an adaptor on top of an equal upstream. A free through another one wakes no thread that waits here.
+    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+        downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
+    }
+
+    forward_to_upstream!();
+}
+
+impl<R: fmt::Display> fmt::Display for RetryResourceAdaptor<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}+retry", self.upstream)?;
+        if self.timeout.0 != timeout::DEFAULT_TIMEOUT {
+            write!(f, ":timeout={}", self.timeout)
+        } else {
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Tests waiting: what ends it, and what is never waited for.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use millpond_core::stack::{LayerTable, StackSpec};
+use millpond_core::{
+    AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, ErrorKind, Layout, MemoryInfo,
+    Result, StreamRef,
+};
+use millpond_driver::sim::{SimConfig, SimDevice};
+use millpond_testkit::mock::{self, Call, MockResource};
+
+use super::{RetryLayer, RetryResourceAdaptor};
+use crate::probe::Probe;
+use crate::{LimitingLayer, LimitingResourceAdaptor};
+
+const S: StreamRef = StreamRef::LEGACY;
+const LONG: Duration = Duration::from_secs(3600);
+
+type Limited = RetryResourceAdaptor<LimitingResourceAdaptor<MockResource>>;
+
+fn mock() -> (MockResource, mock::Handle) {
+    mock::resource(SimDevice::new(SimConfig::h200()))
+}
+
+fn limited(bytes: u64, timeout: Duration) -> (Limited, mock::Handle) {
+    let (upstream, handle) = mock();
+    let limited = upstream.layer(LimitingLayer::new(bytes)).unwrap();
+    (limited.layer(RetryLayer::new().timeout(timeout)).unwrap(), handle)
+}
+
+fn free(resource: &impl DeviceMemoryResource, ptr: DevicePtr, bytes: u64) {
+    // SAFETY: the tests give each block back once, with its size; no work uses it.
+    unsafe { resource.deallocate_bytes(ptr, bytes, S) }
+}
+
+fn waits(resource: &Limited) -> bool {
+    resource.waiting.load(Ordering::SeqCst) > 0
+}
+
+#[test]
+fn a_request_waits_for_another_threads_free() {
+    let (resource, handle) = limited(256, LONG);
+    let first = resource.allocate_bytes(200, S).unwrap();
+    let second = std::thread::scope(|scope| {
+        let second = scope.spawn(|| resource.allocate_bytes(200, S));
+        while !waits(&resource) {
+            std::thread::yield_now();
+        }
+        free(&resource, first, 200);
+        second.join().unwrap()
+    });
+    assert!(!waits(&resource));
+    assert_eq!(*resource.frees.lock(), 1, "the free was told to the thread that waited");
+    free(&resource, second.unwrap(), 200);
+    assert_eq!(*resource.frees.lock(), 1, "no thread waits any more");
+    assert_eq!(handle.live(), []);
+}
+
+/// Each thread needs the whole limit, so that all but one wait.
+#[test]
+fn threads_take_turns() {
+    let (resource, handle) = limited(256, LONG);
+    let served = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..50 {
+                    let ptr = resource.allocate_bytes(256, S).unwrap();
+                    served.fetch_add(1, Ordering::Relaxed);
+                    std::thread::yield_now();
+                    free(&resource, ptr, 256);
+                }
+            });
+        }
+    });
+    assert_eq!((served.into_inner(), waits(&resource), handle.live()), (200, false, vec![]));
+}
+
+#[test]
+fn the_error_is_returned_after_the_time() {
+    let (upstream, handle) = mock();
+    let attempts = Arc::new(AtomicU32::new(0));
+    let seen = Arc::clone(&attempts);
+    let before = move |call: &str| {
+        seen.fetch_add(u32::from(call == "allocate"), Ordering::Relaxed);
+    };
+    let limited = Probe { upstream, before }.layer(LimitingLayer::new(1 << 20)).unwrap();
+    let resource = Probe { upstream: limited, before: |_: &str| {} }
+        .layer(RetryLayer::new().timeout(Duration::from_millis(1)))
+        .unwrap();
+    let block = resource.allocate_bytes(1 << 20, S).unwrap();
+    let error = resource.allocate_bytes(300, S).unwrap_err();
+    assert_eq!((error.kind(), error.requested_bytes()), (ErrorKind::OutOfMemory, Some(300)));
+    assert!(error.stack().unwrap().ends_with("limiting:limit=1MiB"), "{error}");
+    assert_eq!(attempts.load(Ordering::Relaxed), 1, "the limit refused every attempt");
+    free(&resource, block, 1 << 20);
+    assert_eq!((resource.waiting.load(Ordering::SeqCst), handle.live()), (0, vec![]));
+}
+
+#[test]
+fn a_request_is_tried_again_before_and_after_it_waits() {
+    let (upstream, handle) = mock();
+    let resource = upstream.layer(RetryLayer::new().timeout(Duration::from_millis(20))).unwrap();
+    (0..3).for_each(|_| handle.fail_next(ErrorKind::OutOfMemory));
+    let ptr = resource.allocate_bytes(100, S).unwrap();
+    let asked = Call::allocate(Layout::new(100), S);
+    handle.assert_calls([asked, Call::MemoryInfo, asked, asked, asked]);
+    free(&resource, ptr, 100);
+}
+
+#[test]
+fn what_waiting_cannot_help_fails_at_once() {
+    let (upstream, handle) = mock();
+    let resource = upstream.layer(RetryLayer::new().timeout(LONG)).unwrap();
+    for kind in [ErrorKind::InvalidArgument, ErrorKind::Driver, ErrorKind::Poisoned, ErrorKind::Unsupported] {
+        handle.fail_next(kind);
+        assert_eq!(resource.allocate_bytes(100, S).unwrap_err().kind(), kind);
+    }
+    assert_eq!(handle.take_calls().len(), 4);
+    handle.set_memory_info(MemoryInfo { free: 0, total: 5000 });
+    handle.fail_next(ErrorKind::OutOfMemory);
+    assert!(resource.allocate_bytes(5001, S).unwrap_err().is_out_of_memory());
+    handle.assert_calls([Call::allocate(Layout::new(5001), S), Call::MemoryInfo]);
+    handle.fail_next(ErrorKind::OutOfMemory);
+    handle.fail_next(ErrorKind::Driver);
+    assert_eq!(resource.allocate_bytes(5000, S).unwrap_err().kind(), ErrorKind::Driver);
+    assert_eq!(resource.waiting.load(Ordering::SeqCst), 0);
+
+    let (resource, handle) = limited(256, Duration::ZERO);
+    assert!(resource.allocate_bytes(257, S).unwrap_err().is_out_of_memory());
+    handle.assert_calls([]);
+}
+
+#[test]
+fn everything_else_is_the_upstreams() {
+    let (upstream, handle) = mock();
+    let resource = upstream.layer(RetryLayer::new()).unwrap();
+    assert_eq!(resource.timeout(), Duration::from_millis(100));
+    handle.set_memory_info(MemoryInfo { free: 5, total: 9 });
+    handle.set_trimmed_bytes(77);
+    assert_eq!(resource.memory_info().unwrap(), MemoryInfo { free: 5, total: 9 });
+    assert_eq!((resource.statistics(), resource.trim(11).unwrap()), (None, 77));
+    assert!(resource.is_equal(&resource) && !resource.is_equal(resource.upstream().unwrap()));
+}
+
+#[test]
+fn text_builds_it() {
+    let device = SimDevice::new(SimConfig::with_capacity(1 << 30)) as _;
+    let table =
+        LayerTable::new(millpond_resources::LAYERS.iter().copied()).with(crate::LAYERS.iter().copied());
+    let build = |text: &str| -> Result<AnyResource> { text.parse::<StackSpec>()?.build(&table, &device) };
+    for (text, printed) in [
+        ("cuda+retry", "cuda+retry"),
+        ("cuda+retry:timeout=100ms", "cuda+retry"),
+        ("cuda+retry:timeout=2000ms", "cuda+retry:timeout=2s"),
+        ("cuda+pool+retry:timeout=50us", "cuda+pool+retry:timeout=50us"),
+    ] {
+        assert_eq!(build(text).unwrap().to_string(), printed);
+    }
+    for (wrong, message) in [
+        (
+            "soon",
+            "`timeout=soon` of `retry`: invalid argument: `soon` is not a time; write for example 100ms",
+        ),
+        ("2h", "`2h` is not a time"),
+        ("4000s", "a request waits for an hour at most, not for 4000s"),
+    ] {
+        let error = build(&format!("cuda+retry:timeout={wrong}")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidStack, "{wrong}: {error}");
+        assert!(error.to_string().contains(message), "{wrong}: {error}");
+    }
+    let error = mock().0.layer(RetryLayer::new().timeout(2 * LONG)).map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+}

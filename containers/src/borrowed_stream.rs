@@ -1,0 +1,123 @@
+//! A stream that another value, or another library, owns.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use millpond_core::driver::call;
+use millpond_core::{DriverHandle, Result, StreamRef};
+
+use crate::Event;
+
+/// A stream without its ownership, with its device: a borrow of a [`Stream`](crate::Stream), a default
+/// stream, or a stream of another library. Dropping it does nothing.
+///
+/// ```
+/// use millpond_containers::{BorrowedStream, Stream};
+/// use millpond_core::driver::StreamFlags;
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+///
+/// fn finish(stream: BorrowedStream<'_>) -> millpond_core::Result<()> {
+///     stream.synchronize()
+/// }
+///
+/// let device = SimDevice::new(SimConfig::h200());
+/// let stream = Stream::new(device.clone(), StreamFlags::NON_BLOCKING)?;
+/// finish(stream.borrow())?;
+/// finish(BorrowedStream::legacy(device))?;
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct BorrowedStream<'a> {
+    driver: DriverHandle,
+    stream: StreamRef,
+    owner: PhantomData<&'a ()>,
+}
+
+impl<'a> BorrowedStream<'a> {
+    pub(crate) fn of(driver: DriverHandle, stream: StreamRef) -> Self {
+        Self { driver, stream, owner: PhantomData }
+    }
+
+    /// The legacy default stream of this driver's device.
+    pub fn legacy(driver: DriverHandle) -> Self {
+        Self::of(driver, StreamRef::LEGACY)
+    }
+
+    /// The per-thread default stream of this driver's device: another stream on another thread.
+    pub fn per_thread(driver: DriverHandle) -> Self {
+        Self::of(driver, StreamRef::PER_THREAD)
+    }
+
+    /// The stream behind a raw handle (`CUstream` as a number).
+    ///
+    /// # Errors
+    /// Those of the driver.
+    ///
+    /// # Safety
+    /// The handle is that of a stream of the driver's device that lives as long as `'a`.
+    pub unsafe fn from_raw(driver: DriverHandle, handle: u64) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        let stream = call(&*driver, |driver| unsafe { driver.stream_ref(handle) })?;
+        Ok(Self::of(driver, stream))
+    }
+
+    /// The stream as calls take it.
+    pub fn as_ref(&self) -> StreamRef {
+        self.stream
+    }
+
+    /// Waits on the host until all work is done.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn synchronize(&self) -> Result<()> {
+        call(&*self.driver, |driver| driver.stream_synchronize(self.stream))
+    }
+
+    /// Whether all work is done.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn query(&self) -> Result<bool> {
+        call(&*self.driver, |driver| driver.stream_query(self.stream))
+    }
+
+    /// Makes the later work of this stream wait for the event, without stopping the host.
+    ///
+    /// # Errors
+    /// Those of [`Event::make_wait`].
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        event.make_wait(self.stream)
+    }
+}
+
+impl From<&BorrowedStream<'_>> for StreamRef {
+    fn from(stream: &BorrowedStream<'_>) -> Self {
+        stream.stream
+    }
+}
+
+/// Equal are two borrows of one stream of one device.
+impl PartialEq for BorrowedStream<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.driver.device() == other.driver.device() && self.stream == other.stream
+    }
+}
+
+impl Eq for BorrowedStream<'_> {}
+
+/// Prints the stream as a log does; see [`StreamRef`].
+impl fmt::Display for BorrowedStream<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.stream.fmt(f)
+    }
+}
+
+impl fmt::Debug for BorrowedStream<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BorrowedStream")
+            .field("device", &self.driver.device())
+            .field("stream", &self.stream)
+            .finish()
+    }
+}

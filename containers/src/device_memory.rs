@@ -1,0 +1,81 @@
+//! Questions about the current device's memory, and prefetches of managed memory.
+
+use millpond_core::driver::{DeviceAttribute, MemoryInfo, MemoryKind, call};
+use millpond_core::{ByteSize, DevicePtr, Driver, DriverError, Error, Result, StreamRef};
+
+/// The free and total bytes of the calling thread's current device.
+///
+/// # Errors
+/// Those of the driver, and [`NoDevice`](millpond_core::ErrorKind::NoDevice) if there is no current device.
+///
+/// ```
+/// use millpond_containers::{available_device_memory, percent_of_free_device_memory};
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+///
+/// let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
+/// device.make_current();
+/// assert_eq!(available_device_memory()?.total, 1 << 30);
+/// assert_eq!(percent_of_free_device_memory(50.0)?, 1 << 29);
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+pub fn available_device_memory() -> Result<MemoryInfo> {
+    call(&*millpond_driver::current()?, |driver| driver.mem_get_info())
+}
+
+/// A share of the bytes that the current device has free, rounded down to 256: the initial size of a pool.
+///
+/// # Errors
+/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for less than 0 or more than 100 percent,
+/// and those of [`available_device_memory`].
+pub fn percent_of_free_device_memory(percent: f64) -> Result<u64> {
+    if !(0.0..=100.0).contains(&percent) {
+        return Err(Error::invalid_argument(format!(
+            "{percent} is not a percentage of free memory; use one from 0 to 100"
+        )));
+    }
+    ByteSize::PercentOfFree(percent).resolve(&*millpond_driver::current()?)
+}
+
+/// Where managed memory is moved to.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum PrefetchTo {
+    /// To the device of the driver.
+    Device,
+    /// To the host.
+    Host,
+}
+
+/// Moves a range of managed memory, in the order of `stream`. Returns whether it was submitted: for an empty
+/// range, for memory that is not managed, and on a device that cannot use managed memory while the host does,
+/// it is false.
+///
+/// # Errors
+/// Those of the driver.
+///
+/// # Safety
+/// The range is memory of the driver's device until the stream has passed this point.
+pub unsafe fn prefetch(
+    driver: &dyn Driver,
+    ptr: DevicePtr,
+    bytes: u64,
+    to: PrefetchTo,
+    stream: StreamRef,
+) -> Result<bool> {
+    let moves = call(driver, |driver| driver.attribute(DeviceAttribute::ConcurrentManagedAccess))? == 1;
+    if bytes == 0 || !moves {
+        return Ok(false);
+    }
+    let submitted = call(driver, |driver| {
+        // SAFETY: the caller's promise.
+        unsafe { driver.mem_prefetch_async(ptr, bytes, to == PrefetchTo::Host, stream) }
+    });
+    let is_refusal = |error: &Error| {
+        let invalid = error.driver_error().is_some_and(|error| error.code() == DriverError::INVALID_VALUE);
+        invalid && !matches!(driver.pointer_kind(ptr), Ok(MemoryKind::Managed))
+    };
+    match submitted {
+        Ok(()) => Ok(true),
+        Err(error) if is_refusal(&error) => Ok(false),
+        Err(error) => Err(error),
+    }
+}

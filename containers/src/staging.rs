@@ -1,0 +1,300 @@
+//! Pinned host memory through which asynchronous copies go.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+
+use bytemuck::Pod;
+use millpond_core::driver::{CaptureModeGuard, EventFlags, HostFlags, HostPtr, call};
+use millpond_core::{DeviceId, DriverHandle, Error, Result, StreamRef};
+use parking_lot::Mutex;
+
+use crate::Event;
+
+/// Pinned host memory of one device, through which asynchronous copies go.
+///
+/// A copy to the device is first made into a block of this memory, so that the caller's slice may change or
+/// go at once; a copy from the device ends in such a block, from which [`HostCopy`] hands out the values. A
+/// block is used again once the device has passed the copy. So there are as many blocks as copies are under
+/// way at the same time; [`trim`](Self::trim) gives those back that are not used. Threads may share it.
+///
+/// ```
+/// use millpond_containers::{DeviceVec, HostStaging, Stream};
+/// use millpond_core::driver::StreamFlags;
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_resources::CudaMemoryResource;
+///
+/// let device = SimDevice::new(SimConfig::h200());
+/// let stream = Stream::new(device.clone(), StreamFlags::NON_BLOCKING)?;
+/// let staging = HostStaging::new(device.clone());
+///
+/// let resource = CudaMemoryResource::new(device);
+/// let mut numbers = DeviceVec::<u32, _>::zeroed(3, stream.as_ref(), resource)?;
+/// numbers.copy_from_host_async(&vec![1, 2, 3], &staging)?; // the vector is gone before the copy is made
+/// let copy = numbers.copy_to_host_async(&staging)?;
+/// assert_eq!(copy.wait()?, [1, 2, 3]);
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct HostStaging {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    driver: DriverHandle,
+    /// The blocks that no copy holds; the device may still have to pass them.
+    idle: Mutex<Vec<Block>>,
+}
+
+/// A block of pinned memory.
+struct Block {
+    ptr: HostPtr,
+    bytes: u64,
+    /// Where the device passes the last copy through the block.
+    passed: Event,
+}
+
+/// The smallest block in bytes: what small copies share without many sizes of blocks.
+const LEAST_BYTES: u64 = 4096;
+
+impl HostStaging {
+    /// Staging memory for copies to and from this driver's device; it takes none yet.
+    pub fn new(driver: DriverHandle) -> Self {
+        Self { shared: Arc::new(Shared { driver, idle: Mutex::default() }) }
+    }
+
+    /// The device whose copies go through this memory.
+    pub fn device(&self) -> DeviceId {
+        self.shared.driver.device()
+    }
+
+    /// The bytes of the blocks that no copy holds.
+    pub fn idle_bytes(&self) -> u64 {
+        self.shared.idle.lock().iter().map(|block| block.bytes).sum()
+    }
+
+    /// Gives back the blocks that the device has passed; returns their bytes.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn trim(&self) -> Result<u64> {
+        let mut trimmed = 0;
+        let _captures = CaptureModeGuard::relaxed(&*self.shared.driver);
+        while let Some(block) = self.shared.take_passed(|_| true)? {
+            trimmed += block.bytes;
+            self.shared.free(&block)?;
+        }
+        Ok(trimmed)
+    }
+
+    /// Checks that the stream is no part of a graph, which would use a block again at each launch.
+    fn check(&self, device: DeviceId, stream: StreamRef) -> Result<()> {
+        if device != self.device() {
+            return Err(Error::invalid_argument(format!(
+                "the staging memory is for copies of {}, the buffer is of {device}; make one for that device",
+                self.device()
+            )));
+        }
+        if call(&*self.shared.driver, |driver| driver.stream_is_capturing(stream))? {
+            return Err(Error::invalid_argument(
+                "a copy through staging memory cannot be a part of a graph; make it before the capture \
+                 begins, or after its end",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Copies `data` into a block; `submit` then has the block's address, and submits work on `stream` that
+    /// reads it.
+    pub(crate) fn send<T: Pod>(
+        &self,
+        data: &[T],
+        device: DeviceId,
+        stream: StreamRef,
+        submit: impl FnOnce(*const u8) -> Result<()>,
+    ) -> Result<()> {
+        self.check(device, stream)?;
+        let block = self.shared.take(size_of_val(data) as u64)?;
+        let ptr = block.ptr.as_mut_ptr();
+        // SAFETY: the block holds that many bytes, and the device has passed its last copy.
+        unsafe { ptr.copy_from_nonoverlapping(data.as_ptr().cast(), size_of_val(data)) };
+        let submitted = submit(ptr);
+        self.shared.put_after(block, stream)?;
+        submitted
+    }
+
+    /// Takes a block into which `submit` copies, on `stream`, `len` values.
+    pub(crate) fn receive<T: Pod>(
+        &self,
+        len: usize,
+        device: DeviceId,
+        stream: StreamRef,
+        submit: impl FnOnce(*mut u8) -> Result<()>,
+    ) -> Result<HostCopy<T>> {
+        self.check(device, stream)?;
+        let shared = Arc::clone(&self.shared);
+        if len == 0 {
+            return Ok(HostCopy { shared, block: None, len, values: PhantomData });
+        }
+        let block = shared.take((len * size_of::<T>()) as u64)?;
+        let submitted = submit(block.ptr.as_mut_ptr());
+        let recorded = block.passed.record(stream);
+        if let Err(error) = submitted.and(recorded) {
+            shared.put_after(block, stream)?;
+            return Err(error);
+        }
+        Ok(HostCopy { shared, block: Some(block), len, values: PhantomData })
+    }
+}
+
+impl Shared {
+    /// Takes an idle block that the device has passed, the first that `fits`.
+    fn take_passed(&self, fits: impl Fn(&Block) -> bool) -> Result<Option<Block>> {
+        let mut idle = self.idle.lock();
+        for index in 0..idle.len() {
+            if fits(&idle[index]) && idle[index].passed.query()? {
+                return Ok(Some(idle.swap_remove(index)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A block of at least `bytes` that the device has passed.
+    fn take(&self, bytes: u64) -> Result<Block> {
+        let rounded = bytes.max(LEAST_BYTES).checked_next_power_of_two().unwrap_or(bytes);
+        // A query is refused while another thread captures in the global mode.
+        let _captures = CaptureModeGuard::relaxed(&*self.driver);
+        // A block has exactly the size of its class: large ones are not kept busy by small copies.
+        if let Some(block) = self.take_passed(|block| block.bytes == rounded)? {
+            return Ok(block);
+        }
+        let passed = Event::new(self.driver.clone(), EventFlags::default())?;
+        let flags = HostFlags { portable: true, ..Default::default() };
+        let ptr = call(&*self.driver, |driver| driver.mem_host_alloc(rounded, flags))?;
+        Ok(Block { ptr, bytes: rounded, passed })
+    }
+
+    /// Puts a block back that the present work of `stream` uses. If the end of that work cannot be marked, it
+    /// is waited for, or the block is leaked.
+    fn put_after(&self, block: Block, stream: StreamRef) -> Result<()> {
+        let recorded = block.passed.record(stream);
+        let waited = recorded.or_else(|_| call(&*self.driver, |driver| driver.stream_synchronize(stream)));
+        if waited.is_ok() {
+            self.idle.lock().push(block);
+        }
+        waited
+    }
+
+    /// Ends a block that the device has passed.
+    fn free(&self, block: &Block) -> Result<()> {
+        // SAFETY: the block came from this driver, and nothing uses it any more.
+        call(&*self.driver, |driver| unsafe { driver.mem_free_host(block.ptr) })
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let _captures = CaptureModeGuard::relaxed(&*self.driver);
+        for block in std::mem::take(self.idle.get_mut()) {
+            // A block that the device may still use is leaked. A lost device has freed its memory.
+            if let Err(error) = block.passed.synchronize().and_then(|()| self.free(&block)) {
+                tracing::debug!(target: "millpond::containers", %error, "staging memory was not given back");
+            }
+        }
+    }
+}
+
+/// Values that are being copied from the device.
+///
+/// Dropping it leaves the copy to itself: its memory is used again once the device has passed it.
+#[must_use = "wait() gives the values"]
+pub struct HostCopy<T> {
+    shared: Arc<Shared>,
+    /// There is none for no values, and once it was given back.
+    block: Option<Block>,
+    len: usize,
+    values: PhantomData<T>,
+}
+
+impl<T: Pod> HostCopy<T> {
+    /// The number of values.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no values.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether the copy is done, so that [`wait`](Self::wait) returns at once.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn is_done(&self) -> Result<bool> {
+        self.block.as_ref().map_or(Ok(true), |block| block.passed.query())
+    }
+
+    /// Waits on the host for the copy, and returns the values.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn wait(self) -> Result<Vec<T>> {
+        let mut values = Vec::with_capacity(self.len);
+        self.finish(&mut values.spare_capacity_mut()[..self.len])?;
+        // SAFETY: `finish` wrote that many values.
+        unsafe { values.set_len(self.len) };
+        Ok(values)
+    }
+
+    /// Waits on the host for the copy, and writes the values to `values`.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `values` is not as long as the copy,
+    /// and those of the driver.
+    pub fn wait_into(self, values: &mut [T]) -> Result<()> {
+        if values.len() != self.len {
+            return Err(Error::invalid_argument(format!(
+                "{} values were copied from the device, but there is room for {}; pass a slice of that \
+                 length",
+                self.len,
+                values.len()
+            )));
+        }
+        let ptr = values.as_mut_ptr().cast::<MaybeUninit<T>>();
+        // SAFETY: the slice is borrowed meanwhile, and `finish` writes values only.
+        self.finish(unsafe { std::slice::from_raw_parts_mut(ptr, values.len()) })
+    }
+
+    /// Waits, and writes the values.
+    fn finish(&self, values: &mut [MaybeUninit<T>]) -> Result<()> {
+        let Some(block) = &self.block else { return Ok(()) };
+        block.passed.synchronize()?;
+        let from = block.ptr.as_mut_ptr().cast::<u8>();
+        // SAFETY: the block holds that many values, which the device has written; all bytes are values of
+        // `T`.
+        unsafe { values.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(from, size_of_val(values)) };
+        Ok(())
+    }
+}
+
+impl<T> Drop for HostCopy<T> {
+    fn drop(&mut self) {
+        if let Some(block) = self.block.take() {
+            self.shared.idle.lock().push(block);
+        }
+    }
+}
+
+impl fmt::Debug for HostStaging {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostStaging").field("device", &self.device()).finish_non_exhaustive()
+    }
+}
+
+impl<T> fmt::Debug for HostCopy<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostCopy").field("len", &self.len).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,65 @@
+//! Several streams that are handed out in turn.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use millpond_core::driver::StreamFlags;
+use millpond_core::{DriverHandle, Error, Result};
+
+use crate::Stream;
+
+/// A number of streams of one device that are handed out in turn, so that a program creates none while it
+/// works.
+///
+/// Streams are lent, so the same one is handed out again after [`len`](Self::len) others. They are destroyed
+/// with the pool.
+///
+/// ```
+/// use millpond_containers::StreamPool;
+/// use millpond_core::driver::StreamFlags;
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+///
+/// let streams = StreamPool::new(SimDevice::new(SimConfig::h200()), 4, StreamFlags::NON_BLOCKING)?;
+/// assert_ne!(streams.get().as_ref(), streams.get().as_ref());
+/// assert_eq!(streams.get_at(1).as_ref(), streams.get_at(5).as_ref());
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct StreamPool {
+    streams: Vec<Stream>,
+    next: AtomicUsize,
+}
+
+impl StreamPool {
+    /// The usual number of streams.
+    pub const DEFAULT_LEN: usize = 16;
+
+    /// A pool of `len` streams of this driver's device.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for no streams, and those of the
+    /// driver.
+    pub fn new(driver: DriverHandle, len: usize, flags: StreamFlags) -> Result<Self> {
+        if len == 0 {
+            return Err(Error::invalid_argument("a pool of 0 streams has none to hand out; use 1 or more"));
+        }
+        let streams = (0..len).map(|_| Stream::new(driver.clone(), flags)).collect::<Result<_>>()?;
+        Ok(Self { streams, next: AtomicUsize::new(0) })
+    }
+
+    /// The next stream in turn. Threads that call it at the same time get different ones, as far as there
+    /// are.
+    pub fn get(&self) -> &Stream {
+        self.get_at(self.next.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The stream of this number, modulo [`len`](Self::len).
+    pub fn get_at(&self, number: usize) -> &Stream {
+        &self.streams[number % self.streams.len()]
+    }
+
+    /// The number of streams; at least 1.
+    #[allow(clippy::len_without_is_empty)] // it never is
+    pub fn len(&self) -> usize {
+        self.streams.len()
+    }
+}

@@ -1,0 +1,217 @@
+//! Tests copies through staging memory, under schedules that run them as late as CUDA may.
+
+use millpond_core::driver::CaptureMode;
+
+use super::*;
+use crate::{HostCopy, HostStaging};
+
+#[test]
+fn the_slice_may_change_and_go_at_once() {
+    for seed in 0..100 {
+        let bench = Bench::seeded(seed);
+        let (stream, staging) = (bench.stream(), HostStaging::new(bench.device.clone()));
+        let mut buffer = DeviceBuffer::new(4096, stream.as_ref(), bench.pool.clone()).unwrap();
+        let mut data = pattern(4096);
+        buffer.copy_from_host_async(&data, &staging).unwrap();
+        data.fill(0xAA);
+        drop(data);
+        let copy = buffer.copy_to_host_async::<u8>(&staging).unwrap();
+        buffer.copy_from_host_async(&[0xBB_u8; 4096], &staging).unwrap();
+        let last = buffer.copy_to_host_async::<u8>(&staging).unwrap();
+        drop(buffer);
+        overwrite(&bench, 4096, stream.as_ref());
+        assert_eq!(copy.wait().unwrap(), pattern(4096), "seed {seed}");
+        assert_eq!(last.wait().unwrap(), [0xBB; 4096], "seed {seed}");
+        drop(staging);
+        bench.assert_clean();
+    }
+}
+
+/// The canary of the test above: pinned memory that is changed too early changes what is copied.
+#[test]
+fn the_device_reads_pinned_memory_late() {
+    let found = (0..100).any(|seed| {
+        let bench = Bench::seeded(seed);
+        let stream = bench.stream();
+        let pinned = bench.device.mem_host_alloc(4096, Default::default()).unwrap();
+        let ptr = pinned.as_mut_ptr();
+        let buffer = DeviceBuffer::new(4096, stream.as_ref(), bench.pool.clone()).unwrap();
+        // SAFETY: the pinned block has 4096 bytes, and the buffer, too.
+        unsafe {
+            ptr.write_bytes(1, 4096);
+            bench.device.memcpy_htod_async(buffer.as_ptr(), ptr, 4096, stream.as_ref()).unwrap();
+            ptr.write_bytes(2, 4096);
+        }
+        let copied = buffer.to_host::<u8>().unwrap();
+        // SAFETY: the block came from this device, and its last copy is done.
+        unsafe { bench.device.mem_free_host(pinned) }.unwrap();
+        copied.contains(&2)
+    });
+    assert!(found);
+}
+
+#[test]
+fn a_block_is_used_again_once_the_device_has_passed_it() {
+    let bench = Bench::new(SimConfig::h200());
+    let (stream, staging) = (bench.stream(), HostStaging::new(bench.device.clone()));
+    let mut buffer = DeviceBuffer::new(10_000, stream.as_ref(), bench.pool.clone()).unwrap();
+    for _ in 0..10 {
+        buffer.copy_from_host_async(&pattern(10_000), &staging).unwrap();
+        stream.synchronize().unwrap();
+    }
+    assert_eq!(staging.idle_bytes(), 16384, "one block, of the next power of two");
+    bench.device.launch_for(stream.as_ref(), &[], 1_000_000_000_000);
+    for _ in 0..3 {
+        buffer.copy_from_host_async(&pattern(10_000), &staging).unwrap();
+    }
+    assert_eq!(staging.idle_bytes(), 3 * 16384, "the device has passed none of them");
+    assert_eq!(staging.trim().unwrap(), 0);
+    stream.synchronize().unwrap();
+    assert_eq!(staging.trim().unwrap(), 3 * 16384);
+    assert_eq!((staging.idle_bytes(), staging.device()), (0, bench.device.device()));
+    buffer.copy_from_host_async(&[1_u8], &staging).unwrap();
+    assert_eq!(staging.idle_bytes(), 4096, "the smallest block");
+    drop((buffer, staging));
+    bench.assert_clean();
+}
+
+#[test]
+fn a_copy_may_be_dropped_and_outlive_what_it_came_from() {
+    for seed in 0..50 {
+        let bench = Bench::seeded(seed);
+        let (stream, staging) = (bench.stream(), HostStaging::new(bench.device.clone()));
+        let buffer = bench.filled(4096, stream.as_ref());
+        for _ in 0..3 {
+            drop(buffer.copy_to_host_async::<u8>(&staging).unwrap());
+        }
+        let kept: HostCopy<u8> = buffer.copy_to_host_async(&staging).unwrap();
+        drop((buffer, staging));
+        overwrite(&bench, 4096, stream.as_ref());
+        let kept = std::thread::spawn(move || kept.wait()).join().unwrap();
+        assert_eq!(kept.unwrap(), pattern(4096), "seed {seed}");
+        bench.assert_clean();
+    }
+}
+
+#[test]
+fn a_copy_says_when_it_is_done_and_how_long_it_is() {
+    let bench = Bench::new(SimConfig::h200());
+    let (stream, staging) = (bench.stream(), HostStaging::new(bench.device.clone()));
+    let buffer = bench.filled(12, stream.as_ref());
+    bench.device.launch_for(stream.as_ref(), &[], 1_000_000_000_000);
+    let copy = buffer.copy_to_host_async::<u32>(&staging).unwrap();
+    assert!(!copy.is_done().unwrap());
+    stream.synchronize().unwrap();
+    assert!(copy.is_done().unwrap());
+    let error = copy.wait_into(&mut [0; 2]).unwrap_err();
+    let message =
+        "3 values were copied from the device, but there is room for 2; pass a slice of that length";
+    assert_eq!((error.kind(), error.message()), (ErrorKind::InvalidArgument, message));
+    let odd = buffer.copy_to_host_async::<[u8; 5]>(&staging).map(drop).unwrap_err();
+    assert_eq!(odd.message(), "12 bytes are not a whole number of values of 5 bytes");
+    let empty = DeviceBuffer::new(0, stream.as_ref(), bench.pool.clone()).unwrap();
+    let nothing = empty.copy_to_host_async::<u32>(&staging).unwrap();
+    assert!(nothing.is_empty() && nothing.is_done().unwrap());
+    assert_eq!(nothing.wait().unwrap(), []);
+}
+
+#[test]
+fn copies_that_cannot_go_through_it_are_refused() {
+    let bench = Bench::new(SimConfig::h200());
+    let (stream, staging) = (bench.stream(), HostStaging::new(bench.device.clone()));
+    let elsewhere = HostStaging::new(SimDevice::new(SimConfig::h200()));
+    let mut buffer = bench.filled(100, stream.as_ref());
+    let too_much = buffer.copy_from_host_async(&[0_u8; 101], &staging).unwrap_err();
+    assert_eq!(too_much.message(), "101 bytes on the host do not fit a buffer of 100 bytes; resize it first");
+    let (own, other) = (bench.device.device(), elsewhere.device());
+    let message = format!(
+        "the staging memory is for copies of {other}, the buffer is of {own}; make one for that device"
+    );
+    let wrong = buffer.copy_to_host_async::<u8>(&elsewhere).map(drop).unwrap_err();
+    assert_eq!((wrong.kind(), wrong.message()), (ErrorKind::InvalidArgument, message.as_str()));
+
+    bench.device.begin_capture(stream.as_ref(), CaptureMode::Global).unwrap();
+    let captured = [
+        buffer.copy_from_host_async(&[1_u8], &staging).unwrap_err(),
+        buffer.copy_to_host_async::<u8>(&staging).map(drop).unwrap_err(),
+    ];
+    for error in captured {
+        assert!(error.message().starts_with("a copy through staging memory cannot be a part of a graph"));
+    }
+    // Beside the capture, on another stream, copies do it no harm.
+    let aside = bench.stream();
+    let mut second = DeviceBuffer::new(100, aside.as_ref(), bench.pool.clone()).unwrap();
+    for _ in 0..2 {
+        second.copy_from_host_async(&pattern(100), &staging).unwrap();
+    }
+    bench.device.end_capture(stream.as_ref()).unwrap();
+    assert_eq!(second.to_host::<u8>().unwrap(), pattern(100));
+    drop((buffer, second, staging));
+    bench.assert_clean();
+}
+
+#[test]
+fn a_failing_driver_call_leaks_nothing() {
+    let mut failures = 0;
+    for n in 0..40 {
+        let bench = Bench::new(SimConfig::h200());
+        let (stream, staging) = (bench.stream(), HostStaging::new(bench.device.clone()));
+        let mut buffer = bench.filled(100, stream.as_ref());
+        bench.device.set_faults(FaultPlan::nth_call(n, DriverError::NOT_PERMITTED));
+        let result = buffer
+            .copy_from_host_async(&pattern(100), &staging)
+            .and_then(|()| buffer.copy_to_host_async::<u8>(&staging))
+            .and_then(HostCopy::wait);
+        bench.device.set_faults(FaultPlan::none());
+        match result {
+            Ok(values) => assert_eq!(values, pattern(100)),
+            Err(_) => failures += 1,
+        }
+        let copy = buffer.copy_to_host_async::<u8>(&staging).unwrap();
+        assert_eq!(copy.wait().unwrap().len(), 100, "call {n}");
+        drop((buffer, staging));
+        bench.assert_clean();
+        let Bench { device, pool } = bench;
+        drop((pool, stream));
+        assert_eq!((device.live_allocations(), device.live_events()), (0, 0), "call {n}");
+    }
+    assert!(failures >= 5, "only {failures} of the faults hit");
+}
+
+#[test]
+fn copies_of_another_threads_stream_wait() {
+    for seed in 0..50 {
+        let bench = Bench::seeded(seed);
+        let staging = HostStaging::new(bench.device.clone());
+        let buffer = DeviceBuffer::new(4096, StreamRef::PER_THREAD, bench.pool.clone()).unwrap();
+        bench.device.launch(StreamRef::PER_THREAD, &[Access::write(buffer.as_ptr(), 4096, 42)]);
+        std::thread::scope(|scope| {
+            let copy = scope.spawn(|| buffer.copy_to_host_async::<u64>(&staging)).join().unwrap();
+            assert_eq!(copy.unwrap().wait().unwrap(), [42; 512], "seed {seed}");
+        });
+        drop((buffer, staging));
+        bench.assert_clean();
+    }
+}
+
+#[test]
+fn threads_share_staging_memory() {
+    let bench = Bench::new(SimConfig::h200());
+    let staging = HostStaging::new(bench.device.clone());
+    std::thread::scope(|scope| {
+        for thread in 0..4_u8 {
+            let (bench, staging) = (&bench, staging.clone());
+            scope.spawn(move || {
+                let stream = bench.stream();
+                let mut vec = DeviceVec::<u8, _>::zeroed(500, stream.as_ref(), bench.pool.clone()).unwrap();
+                for round in 0..50 {
+                    let value = thread * 50 + round;
+                    vec.copy_from_host_async(&[value; 500], &staging).unwrap();
+                    assert_eq!(vec.copy_to_host_async(&staging).unwrap().wait().unwrap(), [value; 500]);
+                }
+            });
+        }
+    });
+    drop(staging);
+    bench.assert_clean();
+}
