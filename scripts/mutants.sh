@@ -32,9 +32,11 @@ cargo mutants --version >/dev/null 2>&1 || {
     exit 2
 }
 
+only=(--package millpond-resources "${files[@]/#/--file=}" --exclude '**/models.rs' --exclude '**/tests.rs')
+
 # One line for each mutant of this shard: its name, as a regular expression that is that name and no other.
 chosen() {
-    cargo mutants --package millpond-resources --list "${files[@]/#/--file=}" --exclude '**/models.rs' --exclude '**/tests.rs' |
+    cargo mutants --list "${only[@]}" |
         while IFS= read -r name; do
             printf '%s\t%s\n' "$(sha256sum <<<"$seed $name")" "$name"
         done | sort | cut -f 2 | sed -n "1,${count}p" |
@@ -48,5 +50,5 @@ mapfile -t names < <(chosen)
 export MILLPOND_ORDER_OPS=${MILLPOND_ORDER_OPS:-1000000}
 mkdir -p "$out"
 echo "== seed $seed, shard $shard: ${#names[@]} mutants"
-exec cargo mutants --package millpond-resources --no-shuffle --iterate --baseline skip --timeout 900 --output "$out" "${names[@]}" \
-    --test-package millpond-resources --test-package millpond -- --locked
+exec cargo mutants "${only[@]}" --no-shuffle --iterate --baseline skip --timeout 240 --output "$out" \
+    "${names[@]}" --test-package millpond-resources --test-package millpond -- --locked

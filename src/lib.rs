@@ -32,7 +32,7 @@
 //! | here | what it is |
 //! |---|---|
 //! | [`DeviceMemoryResource`] | the trait: its documentation is the contract between resource and caller |
-//! | [`resources`] | `cuda`, `managed`, `pool`, `fixed_size`, `binning`; each device's default |
+//! | [`resources`] | `cuda`, `managed`, memory of the host, `pool`, `arena`, `binning` …; the defaults of devices |
 //! | [`adaptors`] | `logging`, `statistics`, `limiting`, `tracking`, `fallback`, `retry`, `prefetch`, … |
 //! | [`containers`] | buffers, vectors and scalars that give their memory back, streams and events |
 //! | [`driver`] | CUDA, loaded at run time, and the simulated device |

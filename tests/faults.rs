@@ -9,7 +9,7 @@ use millpond_testkit::faults;
 fn every_driver_call_of_every_stack_may_fail() {
     let mut runs = 0;
     let mut failed = Vec::new();
-    for subject in subjects::all() {
+    for subject in subjects::wanted() {
         match faults::exhaust(&subject) {
             Ok(count) => runs += count,
             Err(failure) => failed.push(failure.to_string()),
@@ -17,5 +17,6 @@ fn every_driver_call_of_every_stack_may_fail() {
     }
     assert!(failed.is_empty(), "\n{}", failed.join("\n"));
     println!("{runs} runs, each with another driver call failing");
-    assert!(runs > 5_000, "only {runs} runs: the scenario does not reach the driver");
+    let is_limited = std::env::var_os("MILLPOND_SUBJECT").is_some();
+    assert!(is_limited || runs > 5_000, "only {runs} runs: the scenario does not reach the driver");
 }

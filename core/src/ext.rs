@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::driver::call;
 use crate::find::stack_of;
 use crate::{
     AnyResource, DeviceId, DeviceMemoryResource, DevicePtr, Layer, Layout, Result, Stack, StreamRef,
@@ -25,6 +26,32 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
     unsafe fn deallocate_bytes(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         // SAFETY: the caller's promises, with the layout that `allocate_bytes` used.
         unsafe { self.deallocate(ptr, Layout::new(bytes), stream) }
+    }
+
+    /// Allocates a block that any stream may use at once: [`allocate`](DeviceMemoryResource::allocate) on the
+    /// legacy default stream, and a wait for it where the resource is stream-ordered.
+    ///
+    /// # Errors
+    /// Those of `allocate`, and those of the wait; then no block is held.
+    fn allocate_sync(&self, layout: Layout) -> Result<DevicePtr> {
+        let ptr = self.allocate(layout, StreamRef::LEGACY)?;
+        if self.is_stream_ordered() && !ptr.is_null() {
+            let waited = call(&**self.driver(), |driver| driver.stream_synchronize(StreamRef::LEGACY));
+            waited.inspect_err(|_| {
+                // SAFETY: the block was just allocated with this layout, and no work used it.
+                unsafe { self.deallocate(ptr, layout, StreamRef::LEGACY) }
+            })?;
+        }
+        Ok(ptr)
+    }
+
+    /// Frees a block that nothing uses any more, whichever streams used it.
+    ///
+    /// # Safety
+    /// Those of [`deallocate`](DeviceMemoryResource::deallocate), and all work that uses the block is done.
+    unsafe fn deallocate_sync(&self, ptr: DevicePtr, layout: Layout) {
+        // SAFETY: the caller's promises; work that is done is ordered before any stream.
+        unsafe { self.deallocate(ptr, layout, StreamRef::LEGACY) }
     }
 
     /// The device whose memory this is.

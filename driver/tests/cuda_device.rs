@@ -9,8 +9,8 @@ use std::process::Command;
 
 use gpu::{KIB, MIB, destroy, device, fill, free, read, write};
 use millpond_core::driver::{
-    AccessFlags, DeviceAttribute, DriverError, HostFlags, HostPtr, IpcMemHandle, MemAdvice, MemPoolAttribute,
-    MemPoolProps, MemoryKind, PhysicalProps, StreamFlags,
+    AccessFlags, DeviceAttribute, DriverError, HandleTypes, HostFlags, HostPtr, IpcMemHandle, MemAdvice,
+    MemPoolAttribute, MemPoolProps, MemoryKind, PhysicalProps, StreamFlags,
 };
 use millpond_core::{DeviceId, DevicePtr, Driver, StreamRef};
 use millpond_driver::{CallKind, CountingDriver, cuda};
@@ -190,7 +190,7 @@ fn stream_ordered_memory_comes_from_pools() {
             driver.mem_free_async(ptr, on).unwrap();
         }
     }
-    let pool = driver.mem_pool_create(MemPoolProps { max_bytes: 64 * MIB, export_posix_fd: false }).unwrap();
+    let pool = driver.mem_pool_create(MemPoolProps { max_bytes: 64 * MIB, ..Default::default() }).unwrap();
     assert_ne!(pool, driver.device_get_default_mem_pool().unwrap());
     let ptr = driver.mem_alloc_from_pool_async(8 * MIB, pool, stream).unwrap();
     let get = |attribute| driver.mem_pool_get_attribute(pool, attribute).unwrap();
@@ -217,7 +217,9 @@ fn stream_ordered_memory_comes_from_pools() {
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
 fn pool_attributes_can_be_set() {
     let driver = device();
-    let pool = driver.mem_pool_create(MemPoolProps { max_bytes: 0, export_posix_fd: true }).unwrap();
+    let pool = driver
+        .mem_pool_create(MemPoolProps { handles: HandleTypes::POSIX_FD, ..Default::default() })
+        .unwrap();
     for attribute in [
         MemPoolAttribute::ReuseFollowEventDependencies,
         MemPoolAttribute::ReuseAllowOpportunistic,

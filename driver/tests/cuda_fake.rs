@@ -8,16 +8,22 @@ use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
 use libloading::Library;
-use millpond_core::driver::{DriverError, EventFlags, MemPoolProps, MemoryKind, StreamFlags};
+use millpond_core::driver::{
+    AccessFlags, DriverError, EventFlags, HandleTypes, MemAllocationType, MemLocation, MemPool,
+    MemPoolAttribute, MemPoolProps, MemPoolPtrData, MemoryKind, StreamFlags,
+};
 use millpond_core::{DeviceId, DevicePtr, Driver, ErrorKind, StreamRef};
 use millpond_driver::DeviceSpec;
 use millpond_driver::cuda::{self, CudaDriver};
 
+/// The kinds of the stand-in: without functions, of CUDA 11.4, and of CUDA 13.2 with pools.
+const KINDS: [&str; 3] = ["empty", "whole", "pools"];
+
 /// Compiles the stand-in as `libcuda.so.1`, and gives its folder.
-fn fake_library(empty: bool) -> PathBuf {
-    static FOLDERS: [OnceLock<PathBuf>; 2] = [OnceLock::new(), OnceLock::new()];
+fn fake_library(kind: usize) -> PathBuf {
+    static FOLDERS: [OnceLock<PathBuf>; KINDS.len()] = [const { OnceLock::new() }; KINDS.len()];
     let compile = || {
-        let kind = if empty { "empty" } else { "whole" };
+        let kind = KINDS[kind];
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("fake_libcuda_{kind}"));
         std::fs::create_dir_all(&folder).unwrap();
         // Under another name first, so that a test process at the same time never loads half a library.
@@ -25,25 +31,32 @@ fn fake_library(empty: bool) -> PathBuf {
         let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or("rustc".into()));
         rustc.args(["--crate-type=cdylib", "--crate-name=fake", "--edition=2024", "-o"]).arg(&unfinished);
         rustc.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake_libcuda/fake.rs"));
-        if empty {
-            rustc.args(["--cfg", "empty"]);
-        }
+        rustc.args(["--cfg", kind]);
         let output = rustc.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         std::fs::rename(&unfinished, folder.join("libcuda.so.1")).unwrap();
         folder
     };
-    FOLDERS[usize::from(empty)].get_or_init(compile).clone()
+    FOLDERS[kind].get_or_init(compile).clone()
 }
 
 const IN_CHILD: &str = "MILLPOND_TEST_WITH_FAKE_CUDA";
 
 /// Runs `body`, which is the test of this name, in a process in which the stand-in is the driver.
 fn with_fake(test: &str, empty: bool, environment: &[(&str, &str)], body: impl FnOnce()) {
+    with_kind(test, usize::from(!empty), environment, body);
+}
+
+/// The same with the stand-in of CUDA 13.2.
+fn with_pools(test: &str, body: impl FnOnce()) {
+    with_kind(test, 2, &[], body);
+}
+
+fn with_kind(test: &str, kind: usize, environment: &[(&str, &str)], body: impl FnOnce()) {
     if std::env::var_os(IN_CHILD).is_some() {
         return body();
     }
-    let mut path = fake_library(empty).into_os_string();
+    let mut path = fake_library(kind).into_os_string();
     if let Some(rest) = std::env::var_os("LD_LIBRARY_PATH") {
         path.push(":");
         path.push(rest);
@@ -216,6 +229,25 @@ fn what_an_old_driver_lacks_is_unsupported_or_done_the_old_way() {
         let error = driver.mem_pool_create(MemPoolProps::default()).unwrap_err();
         assert_eq!((error.code(), error.call()), (DriverError::NO_SYMBOL, "cuMemPoolCreate"));
         assert!(error.is_unsupported());
+        let pool = MemPool(1);
+        let data = MemPoolPtrData([0; 64]);
+        let (place, kind) = (MemLocation::Device, MemAllocationType::Pinned);
+        for (call, answer) in [
+            ("cuDeviceGetMemPool", driver.device_get_mem_pool().map(drop)),
+            ("cuDeviceSetMemPool", driver.device_set_mem_pool(pool)),
+            ("cuMemGetDefaultMemPool", driver.mem_get_default_mem_pool(place, kind).map(drop)),
+            ("cuMemGetMemPool", driver.mem_get_mem_pool(place, kind).map(drop)),
+            ("cuMemSetMemPool", driver.mem_set_mem_pool(place, kind, pool)),
+            ("cuMemPoolSetAccess", driver.mem_pool_set_access(pool, AccessFlags::Read, &[driver.device()])),
+            ("cuMemPoolGetAccess", driver.mem_pool_get_access(pool, driver.device()).map(drop)),
+            ("cuMemPoolExportToShareableHandle", driver.mem_pool_export_to_fd(pool).map(drop)),
+            ("cuMemPoolImportFromShareableHandle", driver.mem_pool_import_from_fd(3).map(drop)),
+            ("cuMemPoolExportPointer", driver.mem_pool_export_pointer(DevicePtr::new(4096)).map(drop)),
+            ("cuMemPoolImportPointer", driver.mem_pool_import_pointer(pool, &data).map(drop)),
+        ] {
+            let error = answer.unwrap_err();
+            assert!(error.is_unsupported() && error.call() == call, "{call}: {error}");
+        }
         assert!(driver.load_ptx("").is_err_and(|error| error.kind() == ErrorKind::Unsupported));
         let ptr = DevicePtr::new(0x1000 << 32);
         for to_host in [false, true] {
@@ -325,5 +357,119 @@ fn issue_9_a_driver_that_does_not_number_contexts_shows_a_reset_until_the_next_r
         let new = CudaDriver::open(0).unwrap();
         assert!(!Arc::ptr_eq(&old, &new) && old.health().is_reset());
         new.mem_alloc(256).unwrap();
+    });
+}
+
+#[test]
+fn pools_are_described_to_cuda_as_its_header_says() {
+    with_pools("pools_are_described_to_cuda_as_its_header_says", || {
+        let driver = CudaDriver::open(1).unwrap();
+        // The stand-in makes a handle of what it reads: usage, handle types, kind, place, node, maximum.
+        let make = |props| driver.mem_pool_create(props).map(|pool| format!("{:012x}", pool.0));
+        let props = MemPoolProps::default();
+        assert_eq!(make(props).unwrap(), "000000110100");
+        let handles = HandleTypes::POSIX_FD | HandleTypes::FABRIC;
+        assert_eq!(make(MemPoolProps { max_bytes: 7, handles, ..props }).unwrap(), "000009110107");
+        assert_eq!(make(MemPoolProps { hw_decompress: true, ..props }).unwrap(), "000200110100");
+        let managed = MemPoolProps { kind: MemAllocationType::Managed, ..props };
+        assert_eq!(make(managed).unwrap(), "000000210100");
+        for (location, expected) in [
+            (MemLocation::Host, "000000120000"),
+            (MemLocation::HostNuma(3), "000000130300"),
+            (MemLocation::HostNumaCurrent, "000000140000"),
+        ] {
+            assert_eq!(make(MemPoolProps { location, ..props }).unwrap(), expected);
+        }
+        let [managed, host] = [
+            (MemLocation::Device, MemAllocationType::Managed),
+            (MemLocation::Host, MemAllocationType::Pinned),
+        ]
+        .map(|(location, kind)| driver.mem_get_default_mem_pool(location, kind).unwrap());
+        assert_eq!((managed, host), (MemPool(0xd_2101), MemPool(0xd_1200)));
+        assert_eq!(
+            driver.mem_get_mem_pool(MemLocation::HostNuma(2), MemAllocationType::Pinned),
+            Ok(MemPool(0xc_1302))
+        );
+        assert_eq!(
+            driver.mem_set_mem_pool(MemLocation::Device, MemAllocationType::Pinned, MemPool(9)),
+            Ok(())
+        );
+        assert_eq!(driver.device_get_mem_pool(), Ok(MemPool(9)));
+        driver.device_set_mem_pool(MemPool(8)).unwrap();
+        assert_eq!(driver.device_get_mem_pool(), Ok(MemPool(8)));
+    });
+}
+
+#[test]
+fn attributes_of_pools_are_read_and_written_in_cudas_widths() {
+    with_pools("attributes_of_pools_are_read_and_written_in_cudas_widths", || {
+        use MemPoolAttribute::*;
+        let driver = CudaDriver::open(0).unwrap();
+        let pool = driver.mem_pool_create(MemPoolProps::default()).unwrap();
+        // The stand-in writes as many bytes as CUDA does, all set, with the attribute's number in the lowest.
+        for (attribute, expected) in [
+            (ReuseFollowEventDependencies, 0xffff_ff01),
+            (ReuseAllowOpportunistic, 0xffff_ff02),
+            (ReuseAllowInternalDependencies, 0xffff_ff03),
+            (ReleaseThreshold, u64::MAX - 0xff + 4),
+            (ReservedMemCurrent, u64::MAX - 0xff + 5),
+            (ReservedMemHigh, u64::MAX - 0xff + 6),
+            (UsedMemCurrent, u64::MAX - 0xff + 7),
+            (UsedMemHigh, u64::MAX - 0xff + 8),
+            (AllocationType, 0xffff_ff09),
+            (ExportHandleTypes, 0xffff_ff0a),
+            (LocationId, 0xffff_ff0b),
+            (LocationType, 0xffff_ff0c),
+            (MaxPoolSize, u64::MAX - 0xff + 13),
+            (HwDecompressEnabled, 0xffff_ff0e),
+        ] {
+            assert_eq!(driver.mem_pool_get_attribute(pool, attribute), Ok(expected), "{attribute:?}");
+        }
+        driver.mem_pool_set_attribute(pool, ReleaseThreshold, u64::MAX).unwrap();
+        driver.mem_pool_set_attribute(pool, ReuseAllowOpportunistic, 0).unwrap();
+        let error = driver.mem_pool_set_attribute(pool, MaxPoolSize, 1).unwrap_err();
+        assert_eq!(error.code(), DriverError::INVALID_VALUE);
+    });
+}
+
+#[test]
+fn pools_are_shared_with_devices_and_processes() {
+    with_pools("pools_are_shared_with_devices_and_processes", || {
+        let driver = CudaDriver::open(0).unwrap();
+        let pool = driver.mem_pool_create(MemPoolProps::default()).unwrap();
+        let other = DeviceId::cuda(1);
+        assert_eq!(driver.mem_pool_get_access(pool, other), Ok(AccessFlags::None));
+        driver.mem_pool_set_access(pool, AccessFlags::ReadWrite, &[other]).unwrap();
+        assert_eq!(driver.mem_pool_get_access(pool, other), Ok(AccessFlags::ReadWrite));
+        let strange = driver.mem_pool_set_access(pool, AccessFlags::Read, &[DeviceId::sim(0)]).unwrap_err();
+        assert_eq!((strange.code(), strange.call()), (DriverError::INVALID_DEVICE, "cuMemPoolSetAccess"));
+
+        assert_eq!(driver.mem_pool_export_to_fd(pool), Ok(77));
+        assert_eq!(driver.mem_pool_import_from_fd(77), Ok(MemPool(0x77)));
+        assert_eq!(driver.mem_pool_import_from_fd(78).unwrap_err().code(), DriverError::INVALID_VALUE);
+        let ptr = DevicePtr::new(0x1000 << 32);
+        let data = driver.mem_pool_export_pointer(ptr).unwrap();
+        assert_eq!(data.0, std::array::from_fn(|at| at as u8));
+        assert_eq!(driver.mem_pool_import_pointer(MemPool(0x77), &data), Ok(DevicePtr::new(0x3f)));
+        assert_eq!(driver.pointer_mem_pool(ptr), Ok(Some(MemPool(0x5001))));
+        assert_eq!(driver.pointer_mem_pool(DevicePtr::new(4096)), Ok(None));
+    });
+}
+
+#[test]
+fn a_stream_is_gone_once_it_is_destroyed() {
+    with_fake("a_stream_is_gone_once_it_is_destroyed", false, &[], || {
+        let driver = CudaDriver::open(0).unwrap();
+        let stream = driver.stream_create(StreamFlags::NON_BLOCKING).unwrap();
+        // SAFETY: no call is made with it.
+        let foreign = unsafe { StreamRef::foreign(0x9999, 5) };
+        assert!(
+            ![stream, foreign, StreamRef::LEGACY, StreamRef::PER_THREAD]
+                .map(|s| driver.stream_is_gone(s))
+                .contains(&true)
+        );
+        // SAFETY: the stream came from this driver.
+        unsafe { driver.stream_destroy(stream) }.unwrap();
+        assert!(driver.stream_is_gone(stream));
     });
 }

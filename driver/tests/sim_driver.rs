@@ -54,7 +54,7 @@ fn a_device_says_what_it_is() {
         (DeviceAttribute::VirtualMemoryManagementSupported, 1),
         (DeviceAttribute::ConcurrentManagedAccess, 1),
         (DeviceAttribute::IpcEventSupported, 1),
-        (DeviceAttribute::PageableMemoryAccess, 0),
+        (DeviceAttribute::PageableMemoryAccess, 1),
         (DeviceAttribute::Integrated, 0),
     ];
     for (attribute, value) in attributes {
@@ -296,7 +296,7 @@ fn pools_keep_memory_in_stream_order() {
 fn pools_wait_on_the_device_where_they_may() {
     let device = device();
     let [s, t] = [0, 1].map(|_| stream(&device));
-    let pool = device.mem_pool_create(MemPoolProps { max_bytes: MIB, export_posix_fd: false }).unwrap();
+    let pool = device.mem_pool_create(MemPoolProps { max_bytes: MIB, ..Default::default() }).unwrap();
     let a = device.mem_alloc_from_pool_async(MIB, pool, s).unwrap();
     device.launch(s, &[Access::write(a, MIB, 1)]);
     let full = device.mem_alloc_from_pool_async(MIB, pool, t);

@@ -1,11 +1,11 @@
-//! The two resources that pass each call to the driver: plain and managed memory.
+//! The resources that pass each call to the driver: plain, managed and pinned memory.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 
 use dashmap::DashMap;
-use millpond_core::driver::{CaptureModeGuard, DriverResult, Health};
+use millpond_core::driver::{CaptureModeGuard, Driver, DriverResult, Health, HostFlags, HostPtr};
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_core::{
@@ -31,6 +31,54 @@ pub(crate) const MANAGED: LayerEntry = LayerEntry {
     kind: LayerKind::Base(|_, driver| Ok(Arc::new(ManagedMemoryResource::new(Arc::clone(driver))))),
 };
 
+/// How `pinned_host` is built from text.
+pub(crate) const PINNED_HOST: LayerEntry = LayerEntry {
+    name: "pinned_host",
+    about: "pinned host memory, which the device reaches, too (cuMemHostAlloc, cuMemFreeHost)",
+    params: &[],
+    kind: LayerKind::Base(|_, driver| Ok(Arc::new(PinnedHostMemoryResource::new(Arc::clone(driver))))),
+};
+
+/// The calls of one kind of memory.
+#[derive(Debug)]
+struct Calls {
+    /// The resource's name in text.
+    name: &'static str,
+    allocate: fn(&dyn Driver, u64) -> DriverResult<DevicePtr>,
+    /// Frees a block; the driver waits for all work of the device.
+    free: unsafe fn(&dyn Driver, DevicePtr) -> DriverResult<()>,
+    memory_info: fn(&dyn Driver) -> DriverResult<MemoryInfo>,
+    accessibility: Accessibility,
+}
+
+const PLAIN_CALLS: Calls = Calls {
+    name: "cuda",
+    allocate: |driver, bytes| driver.mem_alloc(bytes),
+    // SAFETY: the caller's promise.
+    free: |driver, ptr| unsafe { driver.mem_free(ptr) },
+    memory_info: |driver| driver.mem_get_info(),
+    accessibility: Accessibility::DEVICE,
+};
+
+const MANAGED_CALLS: Calls = Calls {
+    name: "managed",
+    allocate: |driver, bytes| driver.mem_alloc_managed(bytes),
+    accessibility: Accessibility::DEVICE_AND_HOST,
+    ..PLAIN_CALLS
+};
+
+const PINNED_CALLS: Calls = Calls {
+    name: "pinned_host",
+    allocate: |driver, bytes| {
+        let flags = HostFlags { portable: true, mapped: true, write_combined: false };
+        driver.mem_host_alloc(bytes, flags).map(|ptr| DevicePtr::new(ptr.0 as u64))
+    },
+    // SAFETY: the caller's promise.
+    free: |driver, ptr| unsafe { driver.mem_free_host(HostPtr(ptr.address() as usize)) },
+    memory_info: |driver| driver.host_memory_info(),
+    accessibility: Accessibility::DEVICE_AND_HOST,
+};
+
 /// The start of the driver's block for each over-aligned block, for all resources of the process, since a
 /// block may be freed through an equal one. Entries of a reset context stay until their address comes again.
 static OVER_ALIGNED: LazyLock<DashMap<(DeviceId, DevicePtr), OverAligned, FxBuildHasher>> =
@@ -42,32 +90,36 @@ struct OverAligned {
     health: Weak<Health>,
 }
 
-/// Blocks that the driver refused to free during a graph capture, each with the opening of its device. The
-/// next deallocation tries again, and so does an allocation where memory is short.
-static REFUSED: Mutex<Vec<(Weak<Health>, DevicePtr)>> = Mutex::new(Vec::new());
+/// A block that the driver refused to free during a graph capture. The next deallocation tries again, and so
+/// does an allocation where memory is short.
+struct Refused {
+    /// Identifies the opening of the device that the block came from.
+    health: Weak<Health>,
+    base: DevicePtr,
+    calls: &'static Calls,
+}
 
-/// Everything that the two resources share: all but the call that allocates.
+static REFUSED: Mutex<Vec<Refused>> = Mutex::new(Vec::new());
+
+/// Everything that the resources share: all but the calls.
 #[derive(Debug)]
 struct DriverMemory {
     driver: DriverHandle,
+    calls: &'static Calls,
     misuses: AtomicU64,
 }
 
 impl DriverMemory {
-    fn new(driver: DriverHandle) -> Self {
-        Self { driver, misuses: AtomicU64::new(0) }
+    fn new(driver: DriverHandle, calls: &'static Calls) -> Self {
+        Self { driver, calls, misuses: AtomicU64::new(0) }
     }
 
-    fn allocate(
-        &self,
-        layout: Layout,
-        stream: StreamRef,
-        name: &str,
-        allocate: impl Fn(u64) -> DriverResult<DevicePtr>,
-    ) -> Result<DevicePtr> {
+    fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
         if layout.bytes() == 0 {
             return Ok(DevicePtr::NULL);
         }
+        let name = self.calls.name;
+        let allocate = |bytes| (self.calls.allocate)(&*self.driver, bytes);
         let fail =
             |error: Error| error.for_request(layout, stream).on_device(self.driver.device()).in_stack(name);
         if self.driver.health().is_lost() {
@@ -96,7 +148,7 @@ impl DriverMemory {
         Ok(ptr)
     }
 
-    fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef, name: &str) {
+    fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         if ptr.is_null() || self.driver.health().is_lost() {
             return;
         }
@@ -108,10 +160,11 @@ impl DriverMemory {
         let base = over_aligned.map_or(ptr, |(_, over)| over.base);
         // SAFETY: by the contract of `deallocate`, `ptr` came from `allocate` and is no longer used; the
         // driver refuses any other pointer.
-        let Err(error) = (unsafe { self.driver.mem_free(base) }) else { return };
+        let Err(error) = (unsafe { (self.calls.free)(&*self.driver, base) }) else { return };
         self.driver.health().note(&error);
         if error.is_capture_refusal() {
-            REFUSED.lock().push((Arc::downgrade(self.driver.health()), base));
+            let health = Arc::downgrade(self.driver.health());
+            REFUSED.lock().push(Refused { health, base, calls: self.calls });
         } else if error.code() == DriverError::INVALID_VALUE || error.code() == DriverError::NOT_FOUND {
             self.misuses.fetch_add(1, Ordering::Relaxed);
             misuse::report(&Misuse {
@@ -119,7 +172,7 @@ impl DriverMemory {
                 ptr,
                 bytes: layout.bytes(),
                 stream,
-                resource: name.to_owned(),
+                resource: self.calls.name.to_owned(),
             });
         } else {
             // After a reset the driver has freed the memory already.
@@ -131,15 +184,15 @@ impl DriverMemory {
 
     /// Frees blocks that the driver refused to free before, and returns whether it freed any.
     fn free_refused(&self) -> bool {
-        let is_own = |health: &Weak<Health>| health.as_ptr() == Arc::as_ptr(self.driver.health());
-        let own: Vec<_> = REFUSED.lock().extract_if(.., |(health, _)| is_own(health)).collect();
+        let is_own = |block: &mut Refused| block.health.as_ptr() == Arc::as_ptr(self.driver.health());
+        let own: Vec<_> = REFUSED.lock().extract_if(.., is_own).collect();
         if own.is_empty() {
             return false;
         }
         let before = own.len();
-        let is_refused = |(_, base): &(Weak<Health>, DevicePtr)| {
+        let is_refused = |Refused { base, calls, .. }: &Refused| {
             // SAFETY: the caller freed the block, and the driver refused it.
-            unsafe { self.driver.mem_free(*base) }.is_err_and(|error| error.is_capture_refusal())
+            unsafe { (calls.free)(&*self.driver, *base) }.is_err_and(|error| error.is_capture_refusal())
         };
         let refused: Vec<_> = own.into_iter().filter(is_refused).collect();
         let has_freed = refused.len() < before;
@@ -161,7 +214,7 @@ impl CudaMemoryResource {
 }
 
 macro_rules! driver_memory_resource {
-    ($(#[$doc:meta])* $name:ident, $text:literal, $allocate:ident, $accessibility:ident) => {
+    ($(#[$doc:meta])* $name:ident, $calls:ident) => {
         $(#[$doc])*
         #[derive(Debug)]
         pub struct $name(DriverMemory);
@@ -169,13 +222,13 @@ macro_rules! driver_memory_resource {
         impl $name {
             /// Returns the resource of this driver's device.
             pub fn new(driver: DriverHandle) -> Self {
-                Self(DriverMemory::new(driver))
+                Self(DriverMemory::new(driver, &$calls))
             }
         }
 
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str($text)
+                f.write_str($calls.name)
             }
         }
 
@@ -185,11 +238,11 @@ macro_rules! driver_memory_resource {
         #[deny(clippy::missing_trait_methods)]
         unsafe impl DeviceMemoryResource for $name {
             fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
-                self.0.allocate(layout, stream, $text, |bytes| self.0.driver.$allocate(bytes))
+                self.0.allocate(layout, stream)
             }
 
             unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
-                self.0.deallocate(ptr, layout, stream, $text);
+                self.0.deallocate(ptr, layout, stream);
             }
 
             fn driver(&self) -> &DriverHandle {
@@ -202,11 +255,11 @@ macro_rules! driver_memory_resource {
 
             fn memory_info(&self) -> Result<MemoryInfo> {
                 if self.0.driver.health().is_lost() {
-                    return Err(self.0.driver.health().error().in_stack($text));
+                    return Err(self.0.driver.health().error().in_stack($calls.name));
                 }
-                self.0.driver.mem_get_info().map_err(|error| {
+                (self.0.calls.memory_info)(&*self.0.driver).map_err(|error| {
                     self.0.driver.health().note(&error);
-                    Error::from(error).in_stack($text)
+                    Error::from(error).in_stack($calls.name)
                 })
             }
 
@@ -221,7 +274,7 @@ macro_rules! driver_memory_resource {
             }
 
             fn accessibility(&self) -> Accessibility {
-                Accessibility::$accessibility
+                self.0.calls.accessibility
             }
 
             fn statistics(&self) -> Option<ResourceStatistics> {
@@ -255,7 +308,7 @@ driver_memory_resource! {
     /// ```
     ///
     #[doc = include_str!("../layers/cuda.md")]
-    CudaMemoryResource, "cuda", mem_alloc, DEVICE
+    CudaMemoryResource, PLAIN_CALLS
 }
 
 driver_memory_resource! {
@@ -265,5 +318,27 @@ driver_memory_resource! {
     /// The sum of managed memory may exceed the device's memory; the driver then moves it back and forth.
     ///
     #[doc = include_str!("../layers/managed.md")]
-    ManagedMemoryResource, "managed", mem_alloc_managed, DEVICE_AND_HOST
+    ManagedMemoryResource, MANAGED_CALLS
+}
+
+driver_memory_resource! {
+    /// Pinned host memory, which host and device reach at the same address: `cuMemHostAlloc` and
+    /// `cuMemFreeHost`. The stream does not matter. Two resources of the same device are equal.
+    ///
+    /// Both calls take long (some hundred microseconds for a MiB): put a pool on top. The memory counts as
+    /// pinned for every device of the process.
+    ///
+    /// ```
+    /// use millpond_core::{Accessibility, DeviceMemoryResource, DeviceMemoryResourceExt};
+    /// use millpond_driver::sim::{SimConfig, SimDevice};
+    /// use millpond_resources::{PinnedHostMemoryResource, PoolLayer};
+    ///
+    /// let pinned = PinnedHostMemoryResource::new(SimDevice::new(SimConfig::h200()));
+    /// let staging = pinned.layer(PoolLayer::new())?;
+    /// assert_eq!(staging.accessibility(), Accessibility::DEVICE_AND_HOST);
+    /// # Ok::<(), millpond_core::Error>(())
+    /// ```
+    ///
+    #[doc = include_str!("../layers/pinned_host.md")]
+    PinnedHostMemoryResource, PINNED_CALLS
 }

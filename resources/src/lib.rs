@@ -4,7 +4,13 @@
 //! |---|---|---|
 //! | [`CudaMemoryResource`] | `cuda` | plain device memory; synchronises at every call |
 //! | [`ManagedMemoryResource`] | `managed` | memory that host and device share |
+//! | [`PinnedHostMemoryResource`] | `pinned_host` | pinned host memory, which the device reaches, too |
+//! | [`PageableHostMemoryResource`] | `host` | memory of the system's allocator, for the host alone |
+//! | [`SystemMemoryResource`] | `system` | the same, where the device reaches it |
+//! | [`SamHeadroomMemoryResource`] | `sam_headroom` | the same, leaving a part of the device free |
+//! | [`CallbackMemoryResource`] | | functions of the program |
 //! | [`PoolMemoryResource`] | `pool` | best fit with coalescing over regions from upstream, in stream order |
+//! | [`ArenaMemoryResource`] | `arena` | a pool that takes a large part of the device at once |
 //! | [`FixedSizeMemoryResource`] | `fixed_size` | blocks of one size, in stream order |
 //! | [`BinningMemoryResource`] | `binning` | a resource per range of sizes |
 //!
@@ -21,12 +27,15 @@
 //! | `stream_order` | streams, epochs, and the order between streams; no memory, no driver |
 //! | `sync` | a spin lock; the standard library's atomics, or loom's |
 
+pub mod arena;
 mod backing;
 pub mod binning;
 mod block_map;
+mod callback; // no text: its calls are functions
 mod driver_memory;
 pub mod fixed_size;
 mod heap;
+pub mod host_memory;
 pub mod pool;
 mod process;
 pub mod registry;
@@ -36,9 +45,15 @@ mod stream_order;
 mod sync;
 mod tuning;
 
+pub use arena::{ArenaLayer, ArenaMemoryResource, ArenaOptions};
 pub use binning::{BinningLayer, BinningMemoryResource};
-pub use driver_memory::{CudaMemoryResource, ManagedMemoryResource};
+pub use callback::CallbackMemoryResource;
+pub use driver_memory::{CudaMemoryResource, ManagedMemoryResource, PinnedHostMemoryResource};
 pub use fixed_size::{FixedSizeLayer, FixedSizeMemoryResource, FixedSizeOptions};
+pub use host_memory::{
+    AnyHostResource, HostMemoryResource, HostResource, PageableHostMemoryResource, SamHeadroomMemoryResource,
+    SystemMemoryResource,
+};
 pub use pool::{
     Decay, PagesMode, PeerList, Peers, Pool, PoolLayer, PoolMemoryResource, PoolOptions, Share, Slack,
 };
@@ -51,5 +66,15 @@ pub use stream_order::Reuse;
 use millpond_core::stack::LayerEntry;
 
 /// The resources that a stack's text can name.
-pub const LAYERS: &[LayerEntry] =
-    &[driver_memory::CUDA, driver_memory::MANAGED, pool::ENTRY, fixed_size::ENTRY, binning::ENTRY];
+pub const LAYERS: &[LayerEntry] = &[
+    driver_memory::CUDA,
+    driver_memory::MANAGED,
+    driver_memory::PINNED_HOST,
+    host_memory::HOST,
+    host_memory::SYSTEM,
+    host_memory::SAM_HEADROOM,
+    pool::ENTRY,
+    fixed_size::ENTRY,
+    binning::ENTRY,
+    arena::ENTRY,
+];

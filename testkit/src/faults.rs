@@ -202,7 +202,7 @@ impl<'a> Scenario<'a> {
         let layout = Layout::with_alignment(bytes.min(self.subject.largest_bytes), alignment)?;
         let ptr = resource.allocate(layout, stream)?;
         let block = Block { ptr, layout, stream };
-        if layout.bytes() > 0 {
+        if layout.bytes() > 0 && resource.accessibility().device {
             let tag = ptr.address();
             self.device.launch(stream, &[Access::write(ptr, layout.bytes(), tag)]);
             self.device.launch(stream, &[Access::check(ptr, layout.bytes(), tag)]);
@@ -309,9 +309,10 @@ const PAGE: u64 = 2 << 20;
 const RESERVATIONS: u64 = 3;
 
 /// The calls after whose failure memory may be left.
-const FREES: [CallKind; 5] = [
+const FREES: [CallKind; 6] = [
     CallKind::MemFree,
     CallKind::MemFreeAsync,
+    CallKind::MemFreeHost,
     CallKind::MemRelease,
     CallKind::MemUnmap,
     CallKind::MemAddressFree,

@@ -3,16 +3,16 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use millpond_core::driver::{
     AccessFlags, CaptureMode, DeviceAttribute, Driver, DriverHandle, DriverResult, Event, EventFlags, Health,
-    HostFlags, HostPtr, IpcMemHandle, MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo,
-    MemoryKind, PhysicalHandle, PhysicalProps, StreamFlags,
+    HostFlags, HostPtr, IpcMemHandle, MemAdvice, MemAllocationType, MemLocation, MemPool, MemPoolAttribute,
+    MemPoolProps, MemPoolPtrData, MemoryInfo, MemoryKind, PhysicalHandle, PhysicalProps, StreamFlags,
 };
-use millpond_core::{DeviceId, DevicePtr, StreamId, StreamRef};
+use millpond_core::{DeviceId, DevicePtr, DriverError, Layout, StreamId, StreamRef};
 use parking_lot::Mutex;
 
 /// Forwards to a driver, and runs a closure, once, before or after a chosen call.
@@ -51,6 +51,7 @@ pub struct HookedDriver {
     foreign: Mutex<Vec<StreamId>>,
     takes_time: AtomicBool,
     says_free: AtomicU64,
+    says_version: AtomicI32,
     is_integrated: AtomicBool,
     other_name: Option<DeviceId>,
     is_timeless: AtomicBool,
@@ -158,6 +159,7 @@ impl HookedDriver {
             foreign: Mutex::default(),
             takes_time: AtomicBool::new(false),
             says_free: AtomicU64::new(u64::MAX),
+            says_version: AtomicI32::new(0),
             is_integrated: AtomicBool::new(false),
             is_timeless: AtomicBool::new(false),
             is_quiet: AtomicBool::new(false),
@@ -184,6 +186,17 @@ impl HookedDriver {
     pub fn be_integrated(&self, says_free: u64) {
         self.says_free.store(says_free, Ordering::Relaxed);
         self.is_integrated.store(true, Ordering::Relaxed);
+    }
+
+    /// From now on the driver is that of this version of CUDA, as 12090 for 12.9: before 13.0 it lacks the
+    /// default pools of managed memory.
+    pub fn be_version(&self, version: i32) {
+        self.says_version.store(version, Ordering::Relaxed);
+    }
+
+    /// The name by which the device knows itself.
+    fn own_name_of(&self, id: DeviceId) -> DeviceId {
+        if Some(id) == self.other_name { self.inner.device() } else { id }
     }
 
     /// Makes a call take its time.
@@ -353,11 +366,41 @@ impl Driver for HookedDriver {
         access: AccessFlags,
         devices: &[DeviceId],
     ) -> DriverResult<()> {
-        // The device knows itself by its own name.
-        let named = |id: &DeviceId| if Some(*id) == self.other_name { self.inner.device() } else { *id };
-        let devices: Vec<DeviceId> = devices.iter().map(named).collect();
+        let devices: Vec<DeviceId> = devices.iter().map(|id| self.own_name_of(*id)).collect();
         // SAFETY: the caller's promise.
         self.timed(|| unsafe { self.inner.mem_set_access(ptr, bytes, access, &devices) })
+    }
+
+    fn mem_pool_set_access(
+        &self,
+        pool: MemPool,
+        access: AccessFlags,
+        devices: &[DeviceId],
+    ) -> DriverResult<()> {
+        let devices: Vec<DeviceId> = devices.iter().map(|id| self.own_name_of(*id)).collect();
+        self.inner.mem_pool_set_access(pool, access, &devices)
+    }
+
+    fn mem_pool_get_access(&self, pool: MemPool, device: DeviceId) -> DriverResult<AccessFlags> {
+        self.inner.mem_pool_get_access(pool, self.own_name_of(device))
+    }
+
+    fn version(&self) -> DriverResult<i32> {
+        match self.says_version.load(Ordering::Relaxed) {
+            0 => self.inner.version(),
+            version => Ok(version),
+        }
+    }
+
+    fn mem_get_default_mem_pool(
+        &self,
+        location: MemLocation,
+        kind: MemAllocationType,
+    ) -> DriverResult<MemPool> {
+        if (1..13_000).contains(&self.says_version.load(Ordering::Relaxed)) {
+            return Err(DriverError::new(DriverError::NO_SYMBOL, "cuMemGetDefaultMemPool"));
+        }
+        self.inner.mem_get_default_mem_pool(location, kind)
     }
 
     fn event_query(&self, event: Event) -> DriverResult<bool> {
@@ -380,16 +423,29 @@ impl Driver for HookedDriver {
     forward! {
         fn was_reset() -> bool;
         fn name() -> String;
-        fn version() -> DriverResult<i32>;
         fn mem_alloc_managed(bytes: u64) -> DriverResult<DevicePtr>;
         fn mem_get_address_range(ptr: DevicePtr) -> DriverResult<(DevicePtr, u64)>;
         fn pointer_kind(ptr: DevicePtr) -> DriverResult<MemoryKind>;
         fn mem_host_alloc(bytes: u64, flags: HostFlags) -> DriverResult<HostPtr>;
         fn mem_host_get_device_pointer(ptr: HostPtr) -> DriverResult<DevicePtr>;
+        fn pageable_alloc(layout: Layout) -> DriverResult<HostPtr>;
+        fn host_memory_info() -> DriverResult<MemoryInfo>;
         fn mem_alloc_async(bytes: u64, stream: StreamRef) -> DriverResult<DevicePtr>;
         fn mem_alloc_from_pool_async(bytes: u64, pool: MemPool, stream: StreamRef) -> DriverResult<DevicePtr>;
         fn mem_pool_create(props: MemPoolProps) -> DriverResult<MemPool>;
         fn device_get_default_mem_pool() -> DriverResult<MemPool>;
+        fn device_get_mem_pool() -> DriverResult<MemPool>;
+        fn device_set_mem_pool(pool: MemPool) -> DriverResult<()>;
+        fn mem_get_mem_pool(location: MemLocation, kind: MemAllocationType) -> DriverResult<MemPool>;
+        fn mem_set_mem_pool(
+            location: MemLocation, kind: MemAllocationType, pool: MemPool
+        ) -> DriverResult<()>;
+        fn mem_pool_export_to_fd(pool: MemPool) -> DriverResult<i32>;
+        fn mem_pool_import_from_fd(fd: i32) -> DriverResult<MemPool>;
+        fn mem_pool_export_pointer(ptr: DevicePtr) -> DriverResult<MemPoolPtrData>;
+        fn mem_pool_import_pointer(pool: MemPool, data: &MemPoolPtrData) -> DriverResult<DevicePtr>;
+        fn pointer_mem_pool(ptr: DevicePtr) -> DriverResult<Option<MemPool>>;
+        fn stream_is_gone(stream: StreamRef) -> bool;
         fn mem_pool_trim_to(pool: MemPool, keep_bytes: u64) -> DriverResult<()>;
         fn mem_pool_get_attribute(pool: MemPool, attribute: MemPoolAttribute) -> DriverResult<u64>;
         fn mem_pool_set_attribute(pool: MemPool, attribute: MemPoolAttribute, value: u64) -> DriverResult<()>;
@@ -415,6 +471,7 @@ impl Driver for HookedDriver {
         ) -> DriverResult<()>;
         fn mem_advise(ptr: DevicePtr, bytes: u64, advice: MemAdvice) -> DriverResult<()>;
         fn mem_free_host(ptr: HostPtr) -> DriverResult<()>;
+        fn pageable_free(ptr: HostPtr, layout: Layout) -> ();
         fn mem_host_register(ptr: HostPtr, bytes: u64, flags: HostFlags) -> DriverResult<()>;
         fn mem_host_unregister(ptr: HostPtr) -> DriverResult<()>;
         fn mem_free_async(ptr: DevicePtr, stream: StreamRef) -> DriverResult<()>;

@@ -11,6 +11,13 @@ use millpond_testkit::program::StatisticsCheck::{self, Counts, Exact, None};
 const RESOURCES: &[(&str, Knows)] = &[
     ("cuda", Knows::nothing()),
     ("managed", Knows::nothing()),
+    ("pinned_host", Knows::nothing()),
+    ("pinned_host+pool:max=1GiB", Knows::its_blocks(Exact)),
+    ("host", Knows::its_blocks(None).handing_on()),
+    ("host+pool+statistics", Knows::its_blocks(Exact)),
+    ("system", Knows::its_blocks(None).handing_on()),
+    ("system+pool", Knows::its_blocks(Exact)),
+    ("sam_headroom:headroom=1GiB", Knows::its_blocks(None).handing_on()),
     (POOL, Knows::its_blocks(Exact)),
     ("cuda+pool:initial=10%,max=75%", Knows::its_blocks(Exact)),
     ("cuda+pool:reuse=own", Knows::its_blocks(Exact)),
@@ -26,6 +33,8 @@ const RESOURCES: &[(&str, Knows)] = &[
     ("cuda+pool:pages=on+pool:max=75%", Knows::its_blocks(Counts)),
     ("managed+pool:max=50%", Knows::its_blocks(Exact)),
     ("cuda+pool+pool", Knows::its_blocks(Counts)),
+    ("cuda+arena:size=64MiB", Knows::its_blocks(Exact)),
+    ("managed+arena:size=128MiB", Knows::its_blocks(Exact)),
     ("cuda+fixed_size:block_size=64KiB,blocks=16", Knows::its_blocks(Exact).up_to(64 << 10)),
     ("cuda+pool+fixed_size", Knows::its_blocks(Counts).up_to(1 << 20)),
     ("cuda+binning:min=10,max=16", Knows::nothing()),
@@ -130,6 +139,16 @@ pub(crate) fn all() -> Vec<Subject> {
         }
     }
     all
+}
+
+/// All of them, or the one that MILLPOND_SUBJECT names.
+#[allow(dead_code, reason = "not every test can be limited to one stack")]
+pub(crate) fn wanted() -> Vec<Subject> {
+    let only = std::env::var("MILLPOND_SUBJECT").ok();
+    let mut subjects = all();
+    subjects.retain(|subject| only.as_deref().is_none_or(|only| only == subject.name()));
+    assert!(!subjects.is_empty(), "no stack in tests/subjects is called {only:?}");
+    subjects
 }
 
 /// The layers that text can name are all in one of the stacks.

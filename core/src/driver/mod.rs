@@ -8,6 +8,7 @@ mod call;
 mod capture;
 mod error;
 mod health;
+mod pools;
 mod types;
 
 use std::fmt::Debug;
@@ -17,13 +18,15 @@ pub use call::call;
 pub use capture::CaptureModeGuard;
 pub use error::{DriverError, DriverResult};
 pub use health::Health;
+pub use pools::{
+    HandleTypes, MemAllocationType, MemLocation, MemPool, MemPoolAttribute, MemPoolProps, MemPoolPtrData,
+};
 pub use types::{
     AccessFlags, CaptureMode, DeviceAttribute, Event, EventFlags, HostFlags, HostPtr, IpcMemHandle,
-    MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind, PhysicalHandle,
-    PhysicalProps, StreamFlags,
+    MemAdvice, MemoryInfo, MemoryKind, PhysicalHandle, PhysicalProps, StreamFlags,
 };
 
-use crate::{DeviceId, DevicePtr, StreamRef};
+use crate::{DeviceId, DevicePtr, Layout, StreamRef};
 
 /// A shared driver.
 pub type DriverHandle = Arc<dyn Driver>;
@@ -133,6 +136,26 @@ pub trait Driver: Debug + Send + Sync + 'static {
     /// The device's address of mapped host memory (`cuMemHostGetDevicePointer`).
     fn mem_host_get_device_pointer(&self, ptr: HostPtr) -> DriverResult<DevicePtr>;
 
+    /// Memory of the system's allocator, which is not pinned. CUDA is not called; the simulated device has a
+    /// simulated host, with as much memory as it has pinned memory. The device reaches it where
+    /// [`DeviceAttribute::PageableMemoryAccess`] is 1.
+    fn pageable_alloc(&self, layout: Layout) -> DriverResult<HostPtr> {
+        let refused = || DriverError::new(DriverError::OUT_OF_MEMORY, "malloc");
+        let layout = layout.of_host().filter(|layout| layout.size() > 0).ok_or_else(refused)?;
+        // SAFETY: the size is not zero.
+        let memory = unsafe { std::alloc::alloc(layout) };
+        if memory.is_null() { Err(refused()) } else { Ok(HostPtr(memory.expose_provenance())) }
+    }
+    /// Ends memory of [`pageable_alloc`](Self::pageable_alloc) with its layout; waits for nothing.
+    unsafe fn pageable_free(&self, ptr: HostPtr, layout: Layout) {
+        if let Some(layout) = layout.of_host() {
+            // SAFETY: vouched.
+            unsafe { std::alloc::dealloc(ptr.as_mut_ptr(), layout) }
+        }
+    }
+    /// Available and total bytes of the host's memory.
+    fn host_memory_info(&self) -> DriverResult<MemoryInfo>;
+
     // --- Stream-ordered memory and its pools ---
 
     /// Memory in stream order, from the device's current pool (`cuMemAllocAsync`).
@@ -146,12 +169,58 @@ pub trait Driver: Debug + Send + Sync + 'static {
     ) -> DriverResult<DevicePtr>;
     /// Ends memory in stream order (`cuMemFreeAsync`).
     unsafe fn mem_free_async(&self, ptr: DevicePtr, stream: StreamRef) -> DriverResult<()>;
-    /// A new pool on this device (`cuMemPoolCreate`).
+    /// A new pool (`cuMemPoolCreate`).
     fn mem_pool_create(&self, props: MemPoolProps) -> DriverResult<MemPool>;
-    /// Ends a pool (`cuMemPoolDestroy`).
+    /// Ends a pool (`cuMemPoolDestroy`). What it handed out stays until it is freed; the device's default pool
+    /// becomes current where this one was.
     unsafe fn mem_pool_destroy(&self, pool: MemPool) -> DriverResult<()>;
     /// The device's default pool (`cuDeviceGetDefaultMemPool`).
     fn device_get_default_mem_pool(&self) -> DriverResult<MemPool>;
+    /// The device's current pool, from which [`mem_alloc_async`](Self::mem_alloc_async) takes
+    /// (`cuDeviceGetMemPool`).
+    fn device_get_mem_pool(&self) -> DriverResult<MemPool>;
+    /// Makes a pool of this device the current one, for the whole process (`cuDeviceSetMemPool`).
+    fn device_set_mem_pool(&self, pool: MemPool) -> DriverResult<()>;
+    /// The default pool of a location and a kind of memory (`cuMemGetDefaultMemPool`, CUDA 13.0).
+    fn mem_get_default_mem_pool(
+        &self,
+        location: MemLocation,
+        kind: MemAllocationType,
+    ) -> DriverResult<MemPool>;
+    /// The current pool of a location and a kind of memory (`cuMemGetMemPool`, CUDA 13.0).
+    fn mem_get_mem_pool(&self, location: MemLocation, kind: MemAllocationType) -> DriverResult<MemPool>;
+    /// Makes a pool the current one of a location and a kind of memory (`cuMemSetMemPool`, CUDA 13.0).
+    fn mem_set_mem_pool(
+        &self,
+        location: MemLocation,
+        kind: MemAllocationType,
+        pool: MemPool,
+    ) -> DriverResult<()>;
+    /// Says how each of these devices may use a pool's memory, that of now and of later
+    /// (`cuMemPoolSetAccess`). The device on which the memory lies keeps its access.
+    fn mem_pool_set_access(
+        &self,
+        pool: MemPool,
+        access: AccessFlags,
+        devices: &[DeviceId],
+    ) -> DriverResult<()>;
+    /// How a device may use a pool's memory (`cuMemPoolGetAccess`).
+    fn mem_pool_get_access(&self, pool: MemPool, device: DeviceId) -> DriverResult<AccessFlags>;
+    /// A file descriptor by which another process imports a pool that was made with
+    /// [`HandleTypes::POSIX_FD`] (`cuMemPoolExportToShareableHandle`). It is the caller's to close.
+    fn mem_pool_export_to_fd(&self, pool: MemPool) -> DriverResult<i32>;
+    /// The pool behind such a file descriptor, which stays the caller's
+    /// (`cuMemPoolImportFromShareableHandle`). An imported pool hands out what its exporter exports, and
+    /// nothing else.
+    fn mem_pool_import_from_fd(&self, fd: i32) -> DriverResult<MemPool>;
+    /// Describes an allocation of an exported pool for the importer (`cuMemPoolExportPointer`).
+    fn mem_pool_export_pointer(&self, ptr: DevicePtr) -> DriverResult<MemPoolPtrData>;
+    /// The allocation that the exporter described, at an address of this process
+    /// (`cuMemPoolImportPointer`). It must be freed here before the exporter frees it.
+    fn mem_pool_import_pointer(&self, pool: MemPool, data: &MemPoolPtrData) -> DriverResult<DevicePtr>;
+    /// The pool that an address was taken from; `None` if it is in no memory of a pool
+    /// (`cuPointerGetAttribute`).
+    fn pointer_mem_pool(&self, ptr: DevicePtr) -> DriverResult<Option<MemPool>>;
     /// Gives memory back until `keep_bytes` are left (`cuMemPoolTrimTo`).
     fn mem_pool_trim_to(&self, pool: MemPool, keep_bytes: u64) -> DriverResult<()>;
     /// Reads an attribute of a pool (`cuMemPoolGetAttribute`).
@@ -205,6 +274,9 @@ pub trait Driver: Debug + Send + Sync + 'static {
     /// that the handle is that of a living stream; and, if it was not made by this driver, that it lives as
     /// long as what is returned is [used](StreamRef::foreign).
     unsafe fn stream_ref(&self, handle: u64) -> DriverResult<StreamRef>;
+    /// Whether a stream that was made by this driver was destroyed since, or never existed; it asks CUDA
+    /// nothing. Of a stream from elsewhere, and of a default stream, the answer is `false`.
+    fn stream_is_gone(&self, stream: StreamRef) -> bool;
     /// Waits for a stream's work (`cuStreamSynchronize`).
     fn stream_synchronize(&self, stream: StreamRef) -> DriverResult<()>;
     /// Whether a stream's work is done (`cuStreamQuery`).

@@ -36,6 +36,8 @@ pub enum DeviceAttribute {
     PosixFdHandlesSupported,
     /// Whether other hardware can reach physical memory that is made for it, by GPUDirect RDMA (0 or 1).
     RdmaOfPhysicalMemorySupported,
+    /// The kinds of handles that pools can be exported by: the bits of [`HandleTypes`](super::HandleTypes).
+    MemPoolSupportedHandleTypes,
 }
 
 /// The kind of memory that a pointer points into.
@@ -78,40 +80,6 @@ pub struct EventFlags {
     pub timing: bool,
     /// A waiting host thread sleeps instead of spinning.
     pub blocking_sync: bool,
-}
-
-/// A pool of the driver, by its raw handle.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct MemPool(pub u64);
-
-/// How a pool of the driver is made.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct MemPoolProps {
-    /// The most bytes it may hold; 0 for no limit.
-    pub max_bytes: u64,
-    /// Handles for other processes, through POSIX file descriptors.
-    pub export_posix_fd: bool,
-}
-
-/// An attribute of a driver's pool.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum MemPoolAttribute {
-    /// Reuse memory of another stream that an event dependency orders before the request (0 or 1).
-    ReuseFollowEventDependencies,
-    /// Reuse of completed frees (0 or 1).
-    ReuseAllowOpportunistic,
-    /// Reuse by inserting dependencies (0 or 1).
-    ReuseAllowInternalDependencies,
-    /// Bytes held before memory is given back at the next synchronisation.
-    ReleaseThreshold,
-    /// Bytes held now.
-    ReservedMemCurrent,
-    /// The most bytes held; may be set to 0.
-    ReservedMemHigh,
-    /// Bytes handed out now.
-    UsedMemCurrent,
-    /// The most bytes handed out; may be set to 0.
-    UsedMemHigh,
 }
 
 /// Physical memory without an address, by its raw handle.

@@ -58,6 +58,12 @@ impl Layout {
         align_up(self.bytes, ALLOCATION_ALIGNMENT)
     }
 
+    /// The layout for an allocator of the host; `None` when no address space is that large.
+    pub(crate) fn of_host(self) -> Option<std::alloc::Layout> {
+        let (bytes, alignment) = (usize::try_from(self.bytes).ok()?, usize::try_from(self.alignment).ok()?);
+        std::alloc::Layout::from_size_align(bytes, alignment).ok()
+    }
+
     /// The same size at the alignment that CUDA's own allocation gives.
     #[must_use]
     pub const fn at_base_alignment(self) -> Self {

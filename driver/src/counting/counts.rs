@@ -67,6 +67,8 @@ kinds! {
     MemFreeHost = "mem_free_host",
     /// Pinning and unpinning memory that the program allocated.
     MemHostRegister = "mem_host_register",
+    /// Allocating pageable host memory, which is no call of CUDA.
+    PageableAlloc = "pageable_alloc",
     /// Creating a stream.
     StreamCreate = "stream_create",
     /// Destroying a stream.

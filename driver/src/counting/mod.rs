@@ -12,10 +12,10 @@ use std::time::Instant;
 
 use millpond_core::driver::{
     AccessFlags, CaptureMode, DeviceAttribute, Driver, DriverHandle, DriverResult, Event, EventFlags, Health,
-    HostFlags, HostPtr, IpcMemHandle, MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo,
-    MemoryKind, PhysicalHandle, PhysicalProps, StreamFlags,
+    HostFlags, HostPtr, IpcMemHandle, MemAdvice, MemAllocationType, MemLocation, MemPool, MemPoolAttribute,
+    MemPoolProps, MemPoolPtrData, MemoryInfo, MemoryKind, PhysicalHandle, PhysicalProps, StreamFlags,
 };
-use millpond_core::{DeviceId, DevicePtr, StreamRef};
+use millpond_core::{DeviceId, DevicePtr, Layout, StreamRef};
 
 pub use counts::{CallCounts, CallKind, KindCounts};
 use probe::Probe;
@@ -177,6 +177,15 @@ impl CountingDriver {
     }
 }
 
+/// Methods that count their call, and do nothing else.
+macro_rules! counted {
+    ($($kind:ident: fn $name:ident($($arg:ident: $type:ty),*) -> $answer:ty;)*) => {$(
+        fn $name(&self, $($arg: $type),*) -> DriverResult<$answer> {
+            self.counted(CallKind::$kind, |driver| driver.$name($($arg),*))
+        }
+    )*};
+}
+
 // Every unsafe method below forwards under its caller's promise.
 #[deny(clippy::missing_trait_methods)]
 impl Driver for CountingDriver {
@@ -283,6 +292,20 @@ impl Driver for CountingDriver {
         self.counted(CallKind::MemFreeHost, |driver| unsafe { driver.mem_free_host(ptr) })
     }
 
+    fn pageable_alloc(&self, layout: Layout) -> DriverResult<HostPtr> {
+        self.counted(CallKind::PageableAlloc, |driver| driver.pageable_alloc(layout))
+    }
+
+    /// Not counted: no driver is called.
+    unsafe fn pageable_free(&self, ptr: HostPtr, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.pageable_free(ptr, layout) }
+    }
+
+    fn host_memory_info(&self) -> DriverResult<MemoryInfo> {
+        self.counted(CallKind::Other, |driver| driver.host_memory_info())
+    }
+
     unsafe fn mem_host_register(&self, ptr: HostPtr, bytes: u64, flags: HostFlags) -> DriverResult<()> {
         self.counted(CallKind::MemHostRegister, |driver| {
             // SAFETY: the caller's promise.
@@ -334,6 +357,21 @@ impl Driver for CountingDriver {
 
     fn device_get_default_mem_pool(&self) -> DriverResult<MemPool> {
         self.counted(CallKind::MemPool, |driver| driver.device_get_default_mem_pool())
+    }
+
+    counted! {
+        MemPool: fn device_get_mem_pool() -> MemPool;
+        MemPool: fn device_set_mem_pool(pool: MemPool) -> ();
+        MemPool: fn mem_get_default_mem_pool(location: MemLocation, kind: MemAllocationType) -> MemPool;
+        MemPool: fn mem_get_mem_pool(location: MemLocation, kind: MemAllocationType) -> MemPool;
+        MemPool: fn mem_set_mem_pool(location: MemLocation, kind: MemAllocationType, pool: MemPool) -> ();
+        MemPool: fn mem_pool_set_access(pool: MemPool, access: AccessFlags, devices: &[DeviceId]) -> ();
+        MemPool: fn mem_pool_get_access(pool: MemPool, device: DeviceId) -> AccessFlags;
+        Ipc: fn mem_pool_export_to_fd(pool: MemPool) -> i32;
+        Ipc: fn mem_pool_import_from_fd(fd: i32) -> MemPool;
+        Ipc: fn mem_pool_export_pointer(ptr: DevicePtr) -> MemPoolPtrData;
+        Ipc: fn mem_pool_import_pointer(pool: MemPool, data: &MemPoolPtrData) -> DevicePtr;
+        PointerQuery: fn pointer_mem_pool(ptr: DevicePtr) -> Option<MemPool>;
     }
 
     fn mem_pool_trim_to(&self, pool: MemPool, keep_bytes: u64) -> DriverResult<()> {
@@ -432,6 +470,11 @@ impl Driver for CountingDriver {
         }
         // SAFETY: the caller's promise.
         self.counted(CallKind::StreamGetId, |driver| unsafe { driver.stream_ref(handle) })
+    }
+
+    /// Not counted: it asks the driver nothing.
+    fn stream_is_gone(&self, stream: StreamRef) -> bool {
+        self.inner.stream_is_gone(stream)
     }
 
     fn stream_synchronize(&self, stream: StreamRef) -> DriverResult<()> {

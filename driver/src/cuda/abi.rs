@@ -6,7 +6,8 @@
 use std::ffi::c_void;
 
 use millpond_core::driver::{
-    AccessFlags, CaptureMode, DeviceAttribute, EventFlags, HostFlags, MemPoolAttribute, PhysicalProps,
+    AccessFlags, CaptureMode, DeviceAttribute, EventFlags, HostFlags, MemLocation, MemPoolAttribute,
+    MemPoolProps, PhysicalProps,
 };
 
 pub(super) const CU_DEVICE_CPU: i32 = -1;
@@ -17,6 +18,7 @@ pub(super) const CU_MEM_ALLOC_GRANULARITY_MINIMUM: u32 = 0;
 
 pub(super) const CU_POINTER_ATTRIBUTE_MEMORY_TYPE: u32 = 2;
 pub(super) const CU_POINTER_ATTRIBUTE_IS_MANAGED: u32 = 8;
+pub(super) const CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: u32 = 17;
 pub(super) const CU_MEMORYTYPE_HOST: u32 = 1;
 
 pub(super) const CU_MEM_ADVISE_SET_READ_MOSTLY: u32 = 1;
@@ -30,6 +32,7 @@ const CU_MEM_LOCATION_TYPE_DEVICE: u32 = 1;
 const CU_MEM_LOCATION_TYPE_HOST: u32 = 2;
 const CU_MEM_ALLOCATION_TYPE_PINNED: u32 = 1;
 pub(super) const CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: u32 = 1;
+const CU_MEM_POOL_CREATE_USAGE_HW_DECOMPRESS: u16 = 2;
 
 const CU_EVENT_BLOCKING_SYNC: u32 = 1;
 const CU_EVENT_DISABLE_TIMING: u32 = 2;
@@ -51,6 +54,16 @@ impl Location {
 
     pub(super) const fn device(device: i32) -> Self {
         Self { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: device }
+    }
+
+    /// The location of a pool, of the driver with this device.
+    pub(super) const fn of(location: MemLocation, device: i32) -> Self {
+        let id = match location {
+            MemLocation::Device => device,
+            MemLocation::HostNuma(node) => node,
+            MemLocation::Host | MemLocation::HostNumaCurrent => 0,
+        };
+        Self { kind: location.cuda_type(), id }
     }
 }
 
@@ -101,22 +114,29 @@ pub(super) struct PoolProps {
     location: Location,
     win32_attributes: *mut c_void,
     max_size: u64,
-    reserved: [u8; 56],
+    usage: u16,
+    reserved: [u8; 54],
 }
 
 impl PoolProps {
-    /// A pool of device memory.
-    pub(super) const fn on_device(device: i32, max_size: u64, export_posix_fd: bool) -> Self {
+    /// A pool of the driver with this device.
+    pub(super) const fn new(device: i32, props: MemPoolProps) -> Self {
         Self {
-            kind: CU_MEM_ALLOCATION_TYPE_PINNED,
-            handle_types: if export_posix_fd { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR } else { 0 },
-            location: Location::device(device),
+            kind: props.kind.cuda_number(),
+            handle_types: props.handles.bits(),
+            location: Location::of(props.location, device),
             win32_attributes: std::ptr::null_mut(),
-            max_size,
-            reserved: [0; 56],
+            max_size: props.max_bytes,
+            usage: if props.hw_decompress { CU_MEM_POOL_CREATE_USAGE_HW_DECOMPRESS } else { 0 },
+            reserved: [0; 54],
         }
     }
 }
+
+/// `CUmemPoolPtrExportData`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PtrExportData(pub(super) [u8; 64]);
 
 /// `CUipcMemHandle`, which CUDA takes by value.
 #[repr(C)]
@@ -136,6 +156,7 @@ pub(super) const fn device_attribute(attribute: DeviceAttribute) -> Option<u32> 
         DeviceAttribute::PosixFdHandlesSupported => 103,
         DeviceAttribute::RdmaOfPhysicalMemorySupported => 110,
         DeviceAttribute::MemoryPoolsSupported => 115,
+        DeviceAttribute::MemPoolSupportedHandleTypes => 119,
         DeviceAttribute::IpcEventSupported => 125,
         _ => return None,
     })
@@ -152,12 +173,18 @@ pub(super) const fn pool_attribute(attribute: MemPoolAttribute) -> u32 {
         MemPoolAttribute::ReservedMemHigh => 6,
         MemPoolAttribute::UsedMemCurrent => 7,
         MemPoolAttribute::UsedMemHigh => 8,
+        MemPoolAttribute::AllocationType => 9,
+        MemPoolAttribute::ExportHandleTypes => 10,
+        MemPoolAttribute::LocationId => 11,
+        MemPoolAttribute::LocationType => 12,
+        MemPoolAttribute::MaxPoolSize => 13,
+        MemPoolAttribute::HwDecompressEnabled => 14,
     }
 }
 
-/// Whether CUDA passes this attribute of a pool as an `int`; the others are 64 bits wide.
+/// Whether CUDA passes this attribute of a pool as an `int` or an enumeration; the others are 64 bits wide.
 pub(super) const fn pool_attribute_is_int(attribute: MemPoolAttribute) -> bool {
-    pool_attribute(attribute) <= 3
+    matches!(pool_attribute(attribute), 1..=3 | 9..=12 | 14)
 }
 
 /// `CUmemAccess_flags`.
@@ -166,6 +193,15 @@ pub(super) const fn access_flags(access: AccessFlags) -> u32 {
         AccessFlags::None => 0,
         AccessFlags::Read => 1,
         AccessFlags::ReadWrite => 3,
+    }
+}
+
+/// The access of a number of CUDA's; there are no other numbers.
+pub(super) const fn access_flags_from(number: u32) -> AccessFlags {
+    match number {
+        0 => AccessFlags::None,
+        1 => AccessFlags::Read,
+        _ => AccessFlags::ReadWrite,
     }
 }
 
@@ -224,6 +260,7 @@ mod tests {
             AllocationProp, sys::CUmemAllocationProp;
             AccessDesc, sys::CUmemAccessDesc;
             PoolProps, sys::CUmemPoolProps;
+            PtrExportData, sys::CUmemPoolPtrExportData;
         }
         assert_eq!(size_of::<IpcHandle>(), size_of::<sys::CUipcMemHandle>());
         assert_eq!(size_of::<u64>(), size_of::<sys::CUdeviceptr>());
@@ -251,7 +288,7 @@ mod tests {
         same!(PoolProps, sys::CUmemPoolProps: win32_attributes = win32SecurityAttributes);
         // Reserved before 12.2. Without a feature the version is whichever is installed.
         #[cfg(any(feature = "cuda-12080", feature = "cuda-13000", feature = "cuda-13040"))]
-        same!(PoolProps, sys::CUmemPoolProps: max_size = maxSize);
+        same!(PoolProps, sys::CUmemPoolProps: max_size = maxSize, usage = usage);
     }
 
     #[test]
@@ -274,6 +311,9 @@ mod tests {
             DeviceAttribute::MemoryPoolsSupported => Theirs::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED,
             DeviceAttribute::VirtualMemoryManagementSupported => {
                 Theirs::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+            }
+            DeviceAttribute::MemPoolSupportedHandleTypes => {
+                Theirs::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES
             }
             DeviceAttribute::ConcurrentManagedAccess => Theirs::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS,
             DeviceAttribute::PageableMemoryAccess => Theirs::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS,
@@ -299,6 +339,7 @@ mod tests {
             DeviceAttribute::IpcEventSupported,
             DeviceAttribute::PosixFdHandlesSupported,
             DeviceAttribute::RdmaOfPhysicalMemorySupported,
+            DeviceAttribute::MemPoolSupportedHandleTypes,
         ] {
             assert_eq!(device_attribute(attribute), Some(theirs(attribute) as u32), "{attribute:?}");
         }
@@ -345,6 +386,61 @@ mod tests {
             CU_POINTER_ATTRIBUTE_IS_MANAGED,
             sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED as u32
         );
+        assert_eq!(
+            CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
+            sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE as u32
+        );
+    }
+
+    /// The attributes and places that the bindings name since CUDA 13.
+    #[cfg(feature = "cuda-13040")]
+    #[test]
+    fn what_pools_have_since_cuda_13_is_that_of_the_generated_bindings() {
+        use MemPoolAttribute as Ours;
+        use millpond_core::driver::MemAllocationType;
+        use sys::{CUmemAllocationType, CUmemLocationType, CUmemPool_attribute as Theirs};
+
+        for (ours, theirs) in [
+            (Ours::AllocationType, Theirs::CU_MEMPOOL_ATTR_ALLOCATION_TYPE),
+            (Ours::ExportHandleTypes, Theirs::CU_MEMPOOL_ATTR_EXPORT_HANDLE_TYPES),
+            (Ours::LocationId, Theirs::CU_MEMPOOL_ATTR_LOCATION_ID),
+            (Ours::LocationType, Theirs::CU_MEMPOOL_ATTR_LOCATION_TYPE),
+            (Ours::MaxPoolSize, Theirs::CU_MEMPOOL_ATTR_MAX_POOL_SIZE),
+            (Ours::HwDecompressEnabled, Theirs::CU_MEMPOOL_ATTR_HW_DECOMPRESS_ENABLED),
+        ] {
+            assert_eq!(pool_attribute(ours), theirs as u32, "{ours:?}");
+        }
+        for (ours, theirs) in [
+            (MemLocation::Device, CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE),
+            (MemLocation::Host, CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST),
+            (MemLocation::HostNuma(0), CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA),
+            (MemLocation::HostNumaCurrent, CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT),
+        ] {
+            assert_eq!(ours.cuda_type(), theirs as u32, "{ours:?}");
+        }
+        for (ours, theirs) in [
+            (MemAllocationType::Pinned, CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED),
+            (MemAllocationType::Managed, CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_MANAGED),
+        ] {
+            assert_eq!(ours.cuda_number(), theirs as u32, "{ours:?}");
+        }
+        assert_eq!(
+            u32::from(CU_MEM_POOL_CREATE_USAGE_HW_DECOMPRESS),
+            sys::CU_MEM_POOL_CREATE_USAGE_HW_DECOMPRESS
+        );
+    }
+
+    #[test]
+    fn handle_types_are_those_of_the_generated_bindings() {
+        use millpond_core::driver::HandleTypes as Ours;
+        use sys::CUmemAllocationHandleType as Theirs;
+
+        assert_eq!(Ours::NONE.bits(), 0);
+        assert_eq!(Ours::POSIX_FD.bits(), Theirs::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.0);
+        assert_eq!(Ours::WIN32.bits(), Theirs::CU_MEM_HANDLE_TYPE_WIN32.0);
+        assert_eq!(Ours::WIN32_KMT.bits(), Theirs::CU_MEM_HANDLE_TYPE_WIN32_KMT.0);
+        #[cfg(any(feature = "cuda-12080", feature = "cuda-13000", feature = "cuda-13040"))]
+        assert_eq!(Ours::FABRIC.bits(), Theirs::CU_MEM_HANDLE_TYPE_FABRIC.0);
     }
 
     #[test]

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use dashmap::Entry;
 use millpond_core::driver::{
     AccessFlags, CaptureMode, DeviceAttribute, Driver, DriverError, DriverResult, Event, EventFlags, Health,
-    HostFlags, HostPtr, IpcMemHandle, MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo,
-    MemoryKind, PhysicalHandle, PhysicalProps, StreamFlags,
+    HostFlags, HostPtr, IpcMemHandle, MemAdvice, MemAllocationType, MemLocation, MemPool, MemPoolAttribute,
+    MemPoolProps, MemPoolPtrData, MemoryInfo, MemoryKind, PhysicalHandle, PhysicalProps, StreamFlags,
 };
 use millpond_core::{DeviceId, DevicePtr, StreamRef};
 
 use super::CudaDriver;
-use super::abi::{self, AllocationProp, IpcHandle, Location, PoolProps};
+use super::abi::{self, AllocationProp, IpcHandle, Location};
 use super::capture_mode::exchange_mode;
 
 // Two clauses serve nearly every `SAFETY` comment below. *Results*: the pointers that the call writes
@@ -32,6 +32,15 @@ fn is_done(query: DriverResult<()>) -> DriverResult<bool> {
 
 fn host_ptr(ptr: HostPtr) -> *mut c_void {
     ptr.as_mut_ptr().cast()
+}
+
+/// Methods that are written elsewhere, as methods of `CudaDriver` under the same names.
+macro_rules! forward {
+    ($(fn $name:ident($($arg:ident: $type:ty),*) -> $answer:ty;)*) => {$(
+        fn $name(&self, $($arg: $type),*) -> DriverResult<$answer> {
+            Self::$name(self, $($arg),*)
+        }
+    )*};
 }
 
 impl Driver for CudaDriver {
@@ -212,6 +221,10 @@ impl Driver for CudaDriver {
         unsafe { self.functions().mem_host_unregister(host_ptr(ptr)) }
     }
 
+    fn host_memory_info(&self) -> DriverResult<MemoryInfo> {
+        Ok(super::host::memory_info())
+    }
+
     fn mem_host_get_device_pointer(&self, ptr: HostPtr) -> DriverResult<DevicePtr> {
         let _context = self.enter()?;
         let mut device_ptr = 0;
@@ -249,15 +262,6 @@ impl Driver for CudaDriver {
         unsafe { self.functions().mem_free_async(ptr.address(), stream.handle()) }
     }
 
-    fn mem_pool_create(&self, props: MemPoolProps) -> DriverResult<MemPool> {
-        let _context = self.enter()?;
-        let props = PoolProps::on_device(self.device, props.max_bytes, props.export_posix_fd);
-        let mut pool = 0;
-        // SAFETY: Results; `props` lives through the call, which copies it.
-        unsafe { self.functions().mem_pool_create(&raw mut pool, &raw const props) }?;
-        Ok(MemPool(pool))
-    }
-
     unsafe fn mem_pool_destroy(&self, pool: MemPool) -> DriverResult<()> {
         let _context = self.enter()?;
         // SAFETY: Vouched.
@@ -277,36 +281,22 @@ impl Driver for CudaDriver {
         unsafe { self.functions().mem_pool_trim_to(pool.0, keep_bytes) }
     }
 
-    fn mem_pool_get_attribute(&self, pool: MemPool, attribute: MemPoolAttribute) -> DriverResult<u64> {
-        let _context = self.enter()?;
-        let (functions, number) = (self.functions(), abi::pool_attribute(attribute));
-        if abi::pool_attribute_is_int(attribute) {
-            let mut value = 0_i32;
-            // SAFETY: Results; ending the pool would have been unsafe.
-            unsafe { functions.mem_pool_get_attribute(pool.0, number, (&raw mut value).cast()) }?;
-            return Ok(u64::from(value != 0));
-        }
-        let mut value = 0_u64;
-        // SAFETY: Results; ending the pool would have been unsafe.
-        unsafe { functions.mem_pool_get_attribute(pool.0, number, (&raw mut value).cast()) }?;
-        Ok(value)
-    }
-
-    fn mem_pool_set_attribute(
-        &self,
-        pool: MemPool,
-        attribute: MemPoolAttribute,
-        mut value: u64,
-    ) -> DriverResult<()> {
-        let _context = self.enter()?;
-        let (functions, number) = (self.functions(), abi::pool_attribute(attribute));
-        if abi::pool_attribute_is_int(attribute) {
-            let mut value = i32::from(value != 0);
-            // SAFETY: the call reads an `int` through the pointer; ending the pool would have been unsafe.
-            return unsafe { functions.mem_pool_set_attribute(pool.0, number, (&raw mut value).cast()) };
-        }
-        // SAFETY: the call reads 64 bits through the pointer; ending the pool would have been unsafe.
-        unsafe { functions.mem_pool_set_attribute(pool.0, number, (&raw mut value).cast()) }
+    forward! {
+        fn mem_pool_create(props: MemPoolProps) -> MemPool;
+        fn device_get_mem_pool() -> MemPool;
+        fn device_set_mem_pool(pool: MemPool) -> ();
+        fn mem_get_default_mem_pool(location: MemLocation, kind: MemAllocationType) -> MemPool;
+        fn mem_get_mem_pool(location: MemLocation, kind: MemAllocationType) -> MemPool;
+        fn mem_set_mem_pool(location: MemLocation, kind: MemAllocationType, pool: MemPool) -> ();
+        fn mem_pool_get_attribute(pool: MemPool, attribute: MemPoolAttribute) -> u64;
+        fn mem_pool_set_attribute(pool: MemPool, attribute: MemPoolAttribute, value: u64) -> ();
+        fn mem_pool_set_access(pool: MemPool, access: AccessFlags, devices: &[DeviceId]) -> ();
+        fn mem_pool_get_access(pool: MemPool, device: DeviceId) -> AccessFlags;
+        fn mem_pool_export_to_fd(pool: MemPool) -> i32;
+        fn mem_pool_import_from_fd(fd: i32) -> MemPool;
+        fn mem_pool_export_pointer(ptr: DevicePtr) -> MemPoolPtrData;
+        fn mem_pool_import_pointer(pool: MemPool, data: &MemPoolPtrData) -> DevicePtr;
+        fn pointer_mem_pool(ptr: DevicePtr) -> Option<MemPool>;
     }
 
     fn mem_get_allocation_granularity(&self) -> DriverResult<u64> {
@@ -435,6 +425,10 @@ impl Driver for CudaDriver {
         }
         // SAFETY: Vouched.
         Ok(unsafe { self.named(handle, id) })
+    }
+
+    fn stream_is_gone(&self, stream: StreamRef) -> bool {
+        self.check_alive(stream).is_err()
     }
 
     fn stream_synchronize(&self, stream: StreamRef) -> DriverResult<()> {

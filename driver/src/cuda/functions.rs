@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_void};
 use libloading::Library;
 use millpond_core::driver::{DriverError, DriverResult};
 
-use super::abi::{AccessDesc, AllocationProp, IpcHandle, Location, PoolProps};
+use super::abi::{AccessDesc, AllocationProp, IpcHandle, Location, PoolProps, PtrExportData};
 
 /// Each line is `method(arguments) = "name" "suffix of the symbol";`. The method calls the function, and is
 /// [`DriverError::NO_SYMBOL`] where the driver lacks it. Errors name the function without the suffix.
@@ -88,9 +88,22 @@ functions! {
     mem_pool_create(pool: *mut u64, props: *const PoolProps) = "cuMemPoolCreate";
     mem_pool_destroy(pool: u64) = "cuMemPoolDestroy";
     device_get_default_mem_pool(pool: *mut u64, device: i32) = "cuDeviceGetDefaultMemPool";
+    device_get_mem_pool(pool: *mut u64, device: i32) = "cuDeviceGetMemPool";
+    device_set_mem_pool(device: i32, pool: u64) = "cuDeviceSetMemPool";
+    mem_get_default_mem_pool(pool: *mut u64, location: *mut Location, kind: u32) = "cuMemGetDefaultMemPool";
+    mem_get_mem_pool(pool: *mut u64, location: *mut Location, kind: u32) = "cuMemGetMemPool";
+    mem_set_mem_pool(location: *mut Location, kind: u32, pool: u64) = "cuMemSetMemPool";
     mem_pool_trim_to(pool: u64, keep_bytes: u64) = "cuMemPoolTrimTo";
     mem_pool_get_attribute(pool: u64, attribute: u32, value: *mut c_void) = "cuMemPoolGetAttribute";
     mem_pool_set_attribute(pool: u64, attribute: u32, value: *mut c_void) = "cuMemPoolSetAttribute";
+    mem_pool_set_access(pool: u64, access: *const AccessDesc, count: u64) = "cuMemPoolSetAccess";
+    mem_pool_get_access(flags: *mut u32, pool: u64, location: *mut Location) = "cuMemPoolGetAccess";
+    mem_pool_export_to_shareable_handle(out: *mut c_void, pool: u64, kind: u32, flags: u64)
+        = "cuMemPoolExportToShareableHandle";
+    mem_pool_import_from_shareable_handle(pool: *mut u64, os_handle: *mut c_void, kind: u32, flags: u64)
+        = "cuMemPoolImportFromShareableHandle";
+    mem_pool_export_pointer(data: *mut PtrExportData, ptr: u64) = "cuMemPoolExportPointer";
+    mem_pool_import_pointer(ptr: *mut u64, pool: u64, data: *mut PtrExportData) = "cuMemPoolImportPointer";
 
     mem_get_allocation_granularity(bytes: *mut u64, props: *const AllocationProp, option: u32)
         = "cuMemGetAllocationGranularity";

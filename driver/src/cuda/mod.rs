@@ -41,10 +41,12 @@ mod context;
 mod device;
 mod driver_impl;
 mod functions;
+mod host;
 mod library;
 mod module;
 mod peers;
 mod physical;
+mod pools;
 mod wait;
 
 use millpond_core::{Error, ErrorKind, Result};

@@ -36,6 +36,7 @@ pub struct SimConfig {
     pub(super) faults: FaultPlan,
     pub(super) falling_addresses: bool,
     pub(super) peer_access: bool,
+    pub(super) pageable_access: bool,
 }
 
 impl SimConfig {
@@ -48,6 +49,7 @@ impl SimConfig {
             faults: FaultPlan::none(),
             falling_addresses: false,
             peer_access: true,
+            pageable_access: true,
         }
     }
 
@@ -99,6 +101,13 @@ impl SimConfig {
     #[must_use]
     pub fn without_peer_access(mut self) -> Self {
         self.peer_access = false;
+        self
+    }
+
+    /// Denies the device access to pageable host memory, as on systems without it.
+    #[must_use]
+    pub fn without_pageable_access(mut self) -> Self {
+        self.pageable_access = false;
         self
     }
 

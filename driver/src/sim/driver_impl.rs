@@ -4,17 +4,15 @@ use std::sync::Arc;
 
 use millpond_core::driver::{
     AccessFlags, CaptureMode, DeviceAttribute, Driver, DriverResult, Event, EventFlags, Health, HostFlags,
-    HostPtr, IpcMemHandle, MemAdvice, MemPool, MemPoolAttribute, MemPoolProps, MemoryInfo, MemoryKind,
-    PhysicalHandle, PhysicalProps, StreamFlags,
+    HostPtr, IpcMemHandle, MemAdvice, MemAllocationType, MemLocation, MemPool, MemPoolAttribute,
+    MemPoolProps, MemPoolPtrData, MemoryInfo, MemoryKind, PhysicalHandle, PhysicalProps, StreamFlags,
 };
-use millpond_core::{DeviceId, DevicePtr, DriverError, StreamRef};
+use millpond_core::{DeviceId, DevicePtr, DriverError, Layout, StreamRef};
 
 use super::device::SimDevice;
 use super::model::answer::{Answer, Refusal};
 use super::model::capture::About;
-use super::model::pools::Pools;
 use super::model::space::GRANULARITY;
-use super::model::violation::ViolationKind;
 use super::state::State;
 use crate::CallKind;
 
@@ -57,6 +55,20 @@ impl SimDevice {
     ) -> DriverResult<T> {
         let mut state = self.lock();
         state.begin_call(kind).and_then(|()| call(&mut state)).map_err(|refusal| refusal.named(name))
+    }
+}
+
+impl SimDevice {
+    /// Refuses devices that cannot use this one's memory.
+    fn stranger(&self, devices: &[DeviceId]) -> Answer<()> {
+        let me = self.shared.id;
+        match devices.iter().find(|device| **device != me && !self.can_reach_from(**device)) {
+            Some(device) => {
+                let detail = format!("{device} cannot use memory of {me}");
+                Err(Refusal::new(DriverError::INVALID_DEVICE, detail))
+            }
+            None => Ok(()),
+        }
     }
 }
 
@@ -175,6 +187,18 @@ impl Driver for SimDevice {
         self.call(CallKind::MemFreeHost, "cuMemFreeHost", |state| state.mem_free_host(ptr))
     }
 
+    fn pageable_alloc(&self, layout: Layout) -> DriverResult<HostPtr> {
+        self.call(CallKind::PageableAlloc, "malloc", |state| state.pageable_alloc(layout))
+    }
+
+    unsafe fn pageable_free(&self, ptr: HostPtr, layout: Layout) {
+        self.lock().pageable_free(ptr, layout);
+    }
+
+    fn host_memory_info(&self) -> DriverResult<MemoryInfo> {
+        self.call(CallKind::Other, "host memory", |state| Ok(state.host.info()))
+    }
+
     unsafe fn mem_host_register(&self, ptr: HostPtr, bytes: u64, _flags: HostFlags) -> DriverResult<()> {
         self.call(CallKind::MemHostRegister, "cuMemHostRegister", |state| state.mem_host_register(ptr, bytes))
     }
@@ -193,7 +217,7 @@ impl Driver for SimDevice {
 
     fn mem_alloc_async(&self, bytes: u64, stream: StreamRef) -> DriverResult<DevicePtr> {
         self.call_about(About::Stream(stream), CallKind::MemAllocAsync, "cuMemAllocAsync", |state| {
-            state.mem_alloc_from_pool(bytes, Pools::default_pool(), stream, "cuMemAllocAsync")
+            state.mem_alloc_from_pool(bytes, state.pools.current(), stream, "cuMemAllocAsync")
         })
     }
 
@@ -215,7 +239,7 @@ impl Driver for SimDevice {
     }
 
     fn mem_pool_create(&self, props: MemPoolProps) -> DriverResult<MemPool> {
-        self.call(CallKind::MemPool, "cuMemPoolCreate", |state| Ok(state.mem_pool_create(props)))
+        self.call(CallKind::MemPool, "cuMemPoolCreate", |state| state.mem_pool_create(props))
     }
 
     unsafe fn mem_pool_destroy(&self, pool: MemPool) -> DriverResult<()> {
@@ -223,7 +247,84 @@ impl Driver for SimDevice {
     }
 
     fn device_get_default_mem_pool(&self) -> DriverResult<MemPool> {
-        self.call(CallKind::MemPool, "cuDeviceGetDefaultMemPool", |_| Ok(Pools::default_pool()))
+        self.call(CallKind::MemPool, "cuDeviceGetDefaultMemPool", |state| Ok(state.pools.default_pool()))
+    }
+
+    fn device_get_mem_pool(&self) -> DriverResult<MemPool> {
+        self.call(CallKind::MemPool, "cuDeviceGetMemPool", |state| Ok(state.pools.current()))
+    }
+
+    fn device_set_mem_pool(&self, pool: MemPool) -> DriverResult<()> {
+        let place = (MemLocation::Device, MemAllocationType::Pinned);
+        self.call(CallKind::MemPool, "cuDeviceSetMemPool", |state| state.pools.set_current(place, pool))
+    }
+
+    fn mem_get_default_mem_pool(
+        &self,
+        location: MemLocation,
+        kind: MemAllocationType,
+    ) -> DriverResult<MemPool> {
+        self.call(CallKind::MemPool, "cuMemGetDefaultMemPool", |state| {
+            state.pools.default_of((location, kind))
+        })
+    }
+
+    fn mem_get_mem_pool(&self, location: MemLocation, kind: MemAllocationType) -> DriverResult<MemPool> {
+        self.call(CallKind::MemPool, "cuMemGetMemPool", |state| state.pools.current_of((location, kind)))
+    }
+
+    fn mem_set_mem_pool(
+        &self,
+        location: MemLocation,
+        kind: MemAllocationType,
+        pool: MemPool,
+    ) -> DriverResult<()> {
+        self.call(CallKind::MemPool, "cuMemSetMemPool", |state| {
+            state.pools.set_current((location, kind), pool)
+        })
+    }
+
+    fn mem_pool_set_access(
+        &self,
+        pool: MemPool,
+        access: AccessFlags,
+        devices: &[DeviceId],
+    ) -> DriverResult<()> {
+        let stranger = self.stranger(devices);
+        self.call(CallKind::MemPool, "cuMemPoolSetAccess", |state| {
+            stranger?;
+            state.mem_pool_set_access(pool, access, devices)
+        })
+    }
+
+    fn mem_pool_get_access(&self, pool: MemPool, device: DeviceId) -> DriverResult<AccessFlags> {
+        self.call(CallKind::MemPool, "cuMemPoolGetAccess", |state| state.mem_pool_get_access(pool, device))
+    }
+
+    fn mem_pool_export_to_fd(&self, pool: MemPool) -> DriverResult<i32> {
+        let device = self.shared.id;
+        self.call(CallKind::Ipc, "cuMemPoolExportToShareableHandle", |state| {
+            state.mem_pool_export(pool, device)
+        })
+    }
+
+    fn mem_pool_import_from_fd(&self, fd: i32) -> DriverResult<MemPool> {
+        let device = self.shared.id;
+        self.call(CallKind::Ipc, "cuMemPoolImportFromShareableHandle", |state| {
+            state.mem_pool_import(fd, device)
+        })
+    }
+
+    fn mem_pool_export_pointer(&self, ptr: DevicePtr) -> DriverResult<MemPoolPtrData> {
+        self.call(CallKind::Ipc, "cuMemPoolExportPointer", |state| state.mem_pool_export_pointer(ptr))
+    }
+
+    fn mem_pool_import_pointer(&self, pool: MemPool, data: &MemPoolPtrData) -> DriverResult<DevicePtr> {
+        self.call(CallKind::Ipc, "cuMemPoolImportPointer", |state| state.mem_pool_import_pointer(pool, data))
+    }
+
+    fn pointer_mem_pool(&self, ptr: DevicePtr) -> DriverResult<Option<MemPool>> {
+        self.call(CallKind::PointerQuery, "cuPointerGetAttribute", |state| Ok(state.pointer_mem_pool(ptr)))
     }
 
     fn mem_pool_trim_to(&self, pool: MemPool, keep_bytes: u64) -> DriverResult<()> {
@@ -288,14 +389,10 @@ impl Driver for SimDevice {
         access: AccessFlags,
         devices: &[DeviceId],
     ) -> DriverResult<()> {
-        let me = self.shared.id;
-        let stranger = devices.iter().find(|device| **device != me && !self.can_reach_from(**device));
-        self.call(CallKind::MemSetAccess, "cuMemSetAccess", |state| match stranger {
-            Some(device) => {
-                let detail = format!("{device} cannot use memory of {me}");
-                Err(Refusal::new(DriverError::INVALID_DEVICE, detail))
-            }
-            None => state.mem_set_access(ptr, bytes, access, devices, me),
+        let stranger = self.stranger(devices);
+        self.call(CallKind::MemSetAccess, "cuMemSetAccess", |state| {
+            stranger?;
+            state.mem_set_access(ptr, bytes, access, devices, self.shared.id)
         })
     }
 
@@ -321,6 +418,11 @@ impl Driver for SimDevice {
 
     unsafe fn stream_ref(&self, handle: u64) -> DriverResult<StreamRef> {
         self.call(CallKind::StreamGetId, "cuStreamGetId", |state| state.stream_ref(handle))
+    }
+
+    fn stream_is_gone(&self, stream: StreamRef) -> bool {
+        let is_known = stream.is_legacy() || stream.is_per_thread() || stream.is_foreign();
+        !is_known && self.lock().names.slot(stream).is_none()
     }
 
     fn stream_synchronize(&self, stream: StreamRef) -> DriverResult<()> {
@@ -512,47 +614,4 @@ impl Driver for SimDevice {
 fn host_size(bytes: u64) -> Answer<usize> {
     let fits = usize::try_from(bytes).ok().filter(|size| isize::try_from(*size).is_ok());
     fits.ok_or_else(|| Refusal::invalid_value(format!("no host memory has {bytes} bytes")))
-}
-
-impl State {
-    fn attribute(&self, attribute: DeviceAttribute) -> i64 {
-        let (major, minor) = self.profile.compute_capability();
-        match attribute {
-            DeviceAttribute::MultiprocessorCount => self.profile.multiprocessors(),
-            DeviceAttribute::ComputeCapabilityMajor => major,
-            DeviceAttribute::ComputeCapabilityMinor => minor,
-            DeviceAttribute::MemoryPoolsSupported
-            | DeviceAttribute::VirtualMemoryManagementSupported
-            | DeviceAttribute::ConcurrentManagedAccess
-            | DeviceAttribute::RdmaOfPhysicalMemorySupported
-            | DeviceAttribute::IpcEventSupported => 1,
-            DeviceAttribute::PosixFdHandlesSupported => i64::from(cfg!(unix)),
-            _ => 0,
-        }
-    }
-
-    fn mem_get_info(&self) -> MemoryInfo {
-        let total = self.space.capacity();
-        MemoryInfo { free: total - self.space.used(), total }
-    }
-
-    fn synchronize_all(&mut self) -> Answer<()> {
-        self.synchronize();
-        Ok(())
-    }
-
-    fn stream_is_capturing(&mut self, stream: StreamRef) -> Answer<bool> {
-        let slot = self.stream_slot(stream, "cuStreamIsCapturing")?;
-        Ok(self.captures.of(slot).is_some())
-    }
-
-    fn stream_ref(&mut self, handle: u64) -> Answer<StreamRef> {
-        if let Some(stream) = self.names.stream(handle) {
-            return Ok(stream);
-        }
-        self.violation(ViolationKind::DeadHandle, || {
-            format!("there is no stream {handle:#x}, or not any more")
-        });
-        Err(Refusal::new(DriverError::INVALID_HANDLE, "no such stream"))
-    }
 }

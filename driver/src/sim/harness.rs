@@ -104,8 +104,8 @@ impl SimDevice {
         self.lock().oracle.lent_blocks()
     }
 
-    /// The bytes that were allocated and not freed: plain, managed and physical memory, and the memory of
-    /// pools. Each allocation counts with its size rounded up to 512; pinned memory belongs to the host.
+    /// The bytes that were allocated and not freed: plain, managed and physical memory, the memory
+    /// of pools, and memory of the host. Each allocation counts with its size rounded up to 512.
     pub fn live_bytes(&self) -> u64 {
         self.lock().space.live()
     }

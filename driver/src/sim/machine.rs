@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use millpond_core::driver::{DriverError, DriverResult};
+use millpond_core::driver::{AccessFlags, DriverError, DriverResult};
 use millpond_core::{DeviceId, DevicePtr, StreamRef};
 
 use super::config::SimConfig;
@@ -23,6 +23,7 @@ use crate::CallKind;
 /// - **Physical memory** that is mapped can be used by the devices that were given access to the mapping.
 /// - **Plain memory** can be copied by any device, and filled and used by kernels of a device that
 ///   [enabled peer access](SimDevice::enable_peer_access).
+/// - **Pools of the driver**: their memory can be used by the devices that were given access to the pool.
 /// - [`copy_peer`](SimDevice::copy_peer) copies from any device to any other.
 ///
 /// All other uses are refused with `CUDA_ERROR_INVALID_VALUE`. Work that uses another device's memory runs
@@ -97,6 +98,10 @@ impl Shared {
         let may_use = |start: u64, purpose: Purpose| match (purpose, how) {
             (_, How::PeerCopy) | (Purpose::Plain, How::Copy) => true,
             (Purpose::Plain, How::Kernel) => enabled,
+            (Purpose::Pool(pool), _) => state
+                .pools
+                .of_mapping(pool)
+                .is_some_and(|pool| pool.access_of(by.shared.id) != AccessFlags::None),
             (Purpose::Virtual(_), _) => state.vmm.may_use(start, by.shared.id),
             _ => false,
         };

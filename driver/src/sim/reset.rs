@@ -42,9 +42,9 @@ impl State {
                 self.space.free_plain(start, bytes);
             }
             // The simulator keeps the real memory, so that the program's old pointers lead nowhere else.
-            Purpose::Managed => self.space.remove_live(bytes),
-            Purpose::Ipc => self.space.unreserve(start, bytes),
-            Purpose::Host { .. } | Purpose::Pool(_) | Purpose::Virtual(_) => {}
+            Purpose::Managed | Purpose::Host { registered: false } => self.space.remove_live(bytes),
+            Purpose::Ipc | Purpose::Imported(_) => self.space.unreserve(start, bytes),
+            Purpose::Host { .. } | Purpose::Pageable | Purpose::Pool(_) | Purpose::Virtual(_) => {}
         }
     }
 }

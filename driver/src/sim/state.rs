@@ -45,6 +45,8 @@ pub(super) struct State {
     /// The devices whose plain memory this one's kernels may use.
     pub(super) peers_enabled: BTreeSet<DeviceId>,
     pub(super) captures: Captures,
+    /// Whether the device reaches pageable host memory.
+    pub(super) pageable_access: bool,
     /// The last range that was prefetched, and whether it was to the host.
     pub(super) last_prefetch: Option<(DevicePtr, u64, bool)>,
     step: u64,
@@ -67,11 +69,12 @@ impl State {
             names: Names::new((u64::from(device.ordinal()) << 32) + 1),
             space: Space::new(profile.capacity(), config.falling_addresses, slice),
             oracle: Oracle::default(),
-            pools: Pools::new(),
+            pools: Pools::new(slice),
             vmm: VirtualMemory::default(),
             host: HostMemory::beside(profile.capacity()),
             openings: Openings::new(device),
             captures: Captures::default(),
+            pageable_access: config.pageable_access,
             last_prefetch: None,
             profile,
             generation: 0,

@@ -1,4 +1,5 @@
-//! A stand-in for the driver library of CUDA 11.4, as far as `cuda_fake.rs` needs one. That test compiles it.
+//! A stand-in for the driver library of CUDA 11.4, or with `--cfg pools` of CUDA 13.2, as far as `cuda_fake.rs`
+//! needs one. That test compiles it.
 //!
 //! It has two devices, does nothing, and checks what a real driver would: that the right context is current.
 //! Its contexts can be reset, and have ids as from CUDA 12.0 on, unless `FAKE_CUDA_IDS` is 0. The environment
@@ -6,6 +7,11 @@
 //! a library without any function.
 #![cfg(not(empty))]
 #![allow(non_snake_case)]
+#![allow(unexpected_cfgs)]
+
+#[cfg(pools)]
+#[path = "pools.rs"]
+mod pools;
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_void};
@@ -164,6 +170,8 @@ pub unsafe extern "C" fn cuPointerGetAttribute(value: *mut c_void, attribute: u3
         (0, _) => return 1,
         (_, 2) => unsafe { *value.cast::<u32>() = 2 },
         (_, 8) => unsafe { *value.cast::<u8>() = 0 },
+        #[cfg(pools)]
+        (_, 17) => unsafe { *value.cast::<u64>() = 0x5001 },
         _ => return 1,
     }
     0

@@ -120,7 +120,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the initial size exceeds the
-    /// maximum, or the maximum exceeds the device and upstream is not managed memory;
+    /// maximum, or the maximum exceeds the device and the host does not reach upstream's memory;
     /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if there is too little memory for the initial
     /// size; what the driver reports.
     pub fn new(upstream: R, options: PoolOptions) -> Result<Self> {

@@ -10,7 +10,7 @@ use millpond_core::{
 };
 
 use crate::backing::paged::Backing;
-use crate::driver_memory::{CudaMemoryResource, ManagedMemoryResource};
+use crate::driver_memory::CudaMemoryResource;
 use crate::heap::request::LARGEST_REQUEST;
 use crate::pool::decay::Decay;
 use crate::pool::peers::{Peers, Share};
@@ -163,7 +163,7 @@ impl PoolOptions {
     }
 
     /// Rounds the sizes, and checks them against the device.
-    pub(super) fn checked(self, upstream: &dyn DeviceMemoryResource) -> Result<Self> {
+    pub(crate) fn checked(self, upstream: &dyn DeviceMemoryResource) -> Result<Self> {
         let rounded = self.initial_bytes.checked_next_multiple_of(ALLOCATION_ALIGNMENT);
         let initial_bytes = rounded.filter(|bytes| *bytes <= LARGEST_REQUEST).ok_or_else(|| {
             Error::invalid_argument(
@@ -181,7 +181,8 @@ impl PoolOptions {
             }
             let driver = upstream.driver();
             let total = driver.mem_get_info()?.total;
-            if maximum > total && !is_managed(upstream) {
+            // Memory that the host reaches may exceed the device's.
+            if maximum > total && !upstream.accessibility().host {
                 return Err(Error::invalid_argument(format!(
                     "the pool's maximum of {} exceeds the {} that {} has; lower `max`, or leave it out",
                     format_bytes(maximum),
@@ -192,12 +193,6 @@ impl PoolOptions {
         }
         Ok(Self { initial_bytes, maximum_bytes, decay: self.decay.in_milliseconds(), ..self })
     }
-}
-
-/// Returns whether the memory is managed, and may so exceed the device's.
-fn is_managed(upstream: &dyn DeviceMemoryResource) -> bool {
-    let mut resources = std::iter::successors(Some(upstream), |resource| resource.upstream());
-    resources.any(|resource| downcast::<ManagedMemoryResource>(resource).is_some())
 }
 
 /// Writes the parameters of the layer's text; nothing for the defaults.

@@ -3,8 +3,10 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use millpond_core::driver::{Event, EventFlags, StreamFlags};
-use millpond_core::{AnyResource, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, StreamRef};
+use millpond_core::driver::{Event, EventFlags, HostPtr, StreamFlags};
+use millpond_core::{
+    Accessibility, AnyResource, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, StreamRef,
+};
 use millpond_driver::sim::{Access, Schedule, SimConfig, SimDevice};
 
 use super::Subject;
@@ -61,8 +63,12 @@ impl<'a> Context<'a> {
         event.make_wait(after);
     }
 
-    /// On the simulated device: writes a tag into a block and checks it.
+    /// On the simulated device: writes a tag into a block and checks it. Where the device does not reach the
+    /// memory, the host writes.
     pub(super) fn touch(&self, block: Block, stream: StreamRef) {
+        if block.is_on_host() {
+            return block.write_on_host(&vec![stream.id().get() as u8; block.layout.bytes() as usize]);
+        }
         let Some(sim) = &self.sim else { return };
         let (bytes, tag) = (block.layout.bytes(), block.ptr.address() ^ stream.id().get());
         sim.launch(stream, &[Access::write(block.ptr, bytes, tag)]);
@@ -95,6 +101,30 @@ pub(super) struct Block {
     pub(super) ptr: DevicePtr,
     pub(super) layout: Layout,
     pub(super) stream: StreamRef,
+    pub(super) reach: Accessibility,
+}
+
+impl Block {
+    /// Whether the host alone reaches the block.
+    pub(super) fn is_on_host(&self) -> bool {
+        !self.reach.device
+    }
+
+    /// Writes the first bytes of a block that the host reaches.
+    pub(super) fn write_on_host(&self, data: &[u8]) {
+        // SAFETY: the block is live and holds the bytes; bodies use it on one thread at a time.
+        unsafe { self.on_host().copy_from_nonoverlapping(data.as_ptr(), data.len()) }
+    }
+
+    /// Reads `data.len()` bytes of a block that the host reaches, from `offset`.
+    pub(super) fn read_on_host(&self, offset: u64, data: &mut [u8]) {
+        // SAFETY: as in `write_on_host`.
+        unsafe { self.on_host().add(offset as usize).copy_to_nonoverlapping(data.as_mut_ptr(), data.len()) }
+    }
+
+    fn on_host(&self) -> *mut u8 {
+        HostPtr(self.ptr.address() as usize).as_mut_ptr()
+    }
 }
 
 /// The resource under test, with checks on top that are evaluated when it is dropped.
@@ -110,9 +140,14 @@ impl Tested {
 
     pub(super) fn get_layout(&self, layout: Layout, stream: StreamRef) -> Block {
         match self.resource.allocate(layout, stream) {
-            Ok(ptr) => Block { ptr, layout, stream },
+            Ok(ptr) => self.block(ptr, layout, stream),
             Err(error) => panic!("{layout:?} cannot be allocated: {error}"),
         }
+    }
+
+    /// A block that the body allocated by itself.
+    pub(super) fn block(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) -> Block {
+        Block { ptr, layout, stream, reach: self.resource.accessibility() }
     }
 
     /// Frees a block on the stream that it was allocated for.

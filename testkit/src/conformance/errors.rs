@@ -63,7 +63,7 @@ fn a_huge_alignment_is_refused_or_served(context: &Context<'_>) -> Outcome {
     for (bytes, power) in [(1, 63), (u64::MAX, 63), (1 << 62, 62), (256, 40)] {
         let layout = Layout::with_alignment(bytes, 1 << power).unwrap_or(Layout::new(bytes));
         match resource.allocate(layout, S) {
-            Ok(ptr) => resource.put(Block { ptr, layout, stream: S }),
+            Ok(ptr) => resource.put(resource.block(ptr, layout, S)),
             Err(error) => assert!(
                 matches!(
                     error.kind(),
@@ -122,7 +122,7 @@ fn fill(resource: &Tested, bytes: u64) -> (Vec<Block>, Option<Error>) {
     let mut blocks = Vec::new();
     while blocks.len() < 4096 {
         match resource.allocate(layout, S) {
-            Ok(ptr) => blocks.push(Block { ptr, layout, stream: S }),
+            Ok(ptr) => blocks.push(resource.block(ptr, layout, S)),
             Err(error) => return (blocks, Some(error)),
         }
     }

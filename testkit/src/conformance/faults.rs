@@ -23,7 +23,7 @@ fn until_error(context: &Context<'_>, resource: &Tested) -> (Vec<Block>, Option<
     let mut blocks = Vec::new();
     for _ in 0..2048 {
         match resource.allocate(layout, S) {
-            Ok(ptr) => blocks.push(Block { ptr, layout, stream: S }),
+            Ok(ptr) => blocks.push(resource.block(ptr, layout, S)),
             Err(error) => return (blocks, Some(error)),
         }
     }
@@ -39,7 +39,7 @@ fn driver_out_of_memory_once(context: &Context<'_>) -> Outcome {
     let resource = context.build();
     sim.set_faults(FaultPlan::nth_call(0, DriverError::OUT_OF_MEMORY));
     match resource.allocate(Layout::new(context.clip(64 << 20)), S) {
-        Ok(ptr) => resource.put(Block { ptr, layout: Layout::new(context.clip(64 << 20)), stream: S }),
+        Ok(ptr) => resource.put(resource.block(ptr, Layout::new(context.clip(64 << 20)), S)),
         Err(error) => assert!(error.is_out_of_memory(), "{error}"),
     }
     sim.set_faults(FaultPlan::none());

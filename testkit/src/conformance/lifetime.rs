@@ -1,7 +1,6 @@
 //! Checks trimming, dropping and moving.
 
 use millpond_core::{DeviceMemoryResource, Layout, StreamRef};
-use millpond_driver::sim::Access;
 
 use super::Outcome::{self, Passed, Skipped};
 use super::context::{Block, Context};
@@ -83,12 +82,14 @@ fn drop_gives_back_what_is_handed_out(context: &Context<'_>) -> Outcome {
 }
 
 fn drop_waits_for_pending_work(context: &Context<'_>) -> Outcome {
-    let Some(sim) = &context.sim else { return Skipped("the simulated device must watch") };
+    if context.sim.is_none() {
+        return Skipped("the simulated device must watch");
+    }
     let stream = context.stream();
     let resource = context.build();
     for _ in 0..4 {
         let block = resource.get(context.clip(1 << 20), *stream);
-        sim.launch(*stream, &[Access::write(block.ptr, block.layout.bytes(), 7)]);
+        context.touch(block, *stream);
         resource.put(block);
     }
     drop(resource);

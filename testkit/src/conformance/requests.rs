@@ -38,7 +38,7 @@ fn zero_bytes_are_null(context: &Context<'_>) -> Outcome {
 fn null_is_given_back_to_nothing(context: &Context<'_>) -> Outcome {
     let resource = context.build();
     let block = resource.get(context.clip(1000), S);
-    resource.put(Block { ptr: DevicePtr::NULL, layout: Layout::new(0), stream: S });
+    resource.put(resource.block(DevicePtr::NULL, Layout::new(0), S));
     assert_eq!(resource.shadow(|shadow| shadow.live_blocks()), 1);
     resource.put(block);
     Passed
@@ -65,7 +65,7 @@ fn alignments_up_to_2_mib(context: &Context<'_>) -> Outcome {
             let layout =
                 Layout::with_alignment(context.clip(bytes), 1 << power).unwrap_or(Layout::new(bytes));
             match resource.allocate(layout, S) {
-                Ok(ptr) => blocks.push(Block { ptr, layout, stream: S }),
+                Ok(ptr) => blocks.push(resource.block(ptr, layout, S)),
                 Err(error) => {
                     let refused = matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::InvalidArgument);
                     let too_large = error.is_out_of_memory() && 1 << power > context.subject.largest_bytes;

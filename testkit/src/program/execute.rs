@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millpond_core::{
-    ALLOCATION_ALIGNMENT, DeviceMemoryResource, DevicePtr, Driver, DriverHandle, ErrorKind, Layout, StreamRef,
+    ALLOCATION_ALIGNMENT, Accessibility, DeviceMemoryResource, DevicePtr, Driver, DriverHandle, ErrorKind,
+    Layout, StreamRef,
 };
 use millpond_driver::sim::{Access, FaultPlan, Schedule, SimConfig, SimDevice};
 
@@ -151,23 +152,25 @@ impl Execution<'_> {
 
     fn write(&mut self, block: Block, stream: Stream) -> Checks {
         let handle = self.stream(stream)?;
+        let reach = self.resource.accessibility();
         let point = self.order.submit(stream);
         let Some(live) = self.blocks.get_mut(&block) else { return Ok(()) };
         live.tag += 1;
         live.used.add(point);
         live.written = live.used.clone();
         let tag = u64::from(block) << 32 | live.tag;
-        launch(&self.device, handle, live, |ptr, bytes| Access::write(ptr, bytes, tag));
+        launch(&self.device, handle, live, reach, |ptr, bytes| Access::write(ptr, bytes, tag));
         Ok(())
     }
 
     fn read(&mut self, block: Block, stream: Stream) -> Checks {
         let handle = self.stream(stream)?;
+        let reach = self.resource.accessibility();
         let point = self.order.submit(stream);
         let Some(live) = self.blocks.get_mut(&block) else { return Ok(()) };
         live.used.add(point);
         let tag = u64::from(block) << 32 | live.tag;
-        launch(&self.device, handle, live, |ptr, bytes| Access::check(ptr, bytes, tag));
+        launch(&self.device, handle, live, reach, |ptr, bytes| Access::check(ptr, bytes, tag));
         Ok(())
     }
 
@@ -263,9 +266,15 @@ impl Execution<'_> {
     }
 }
 
-/// Touches the whole of a block on a stream.
-fn launch(device: &SimDevice, stream: StreamRef, live: &Live, access: impl Fn(DevicePtr, u64) -> Access) {
-    if live.layout.bytes() > 0 {
+/// Touches the whole of a block on a stream, if the device reaches it.
+fn launch(
+    device: &SimDevice,
+    stream: StreamRef,
+    live: &Live,
+    reach: Accessibility,
+    access: impl Fn(DevicePtr, u64) -> Access,
+) {
+    if live.layout.bytes() > 0 && reach.device {
         device.launch(stream, &[access(live.ptr, live.layout.bytes())]);
     }
 }

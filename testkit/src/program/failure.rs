@@ -65,7 +65,7 @@ impl fmt::Display for Failure {
             writeln!(f, "  {:>3}  {op}", index + 1)?;
         }
         writeln!(f, "  end  the host waits for the device, gives every block back and drops the resource")?;
-        write!(f, "run it again: MILLPOND_SEED={seed} MILLPOND_ORDER_STACK='{subject}' {command}")
+        write!(f, "run it again: MILLPOND_SEED={seed} MILLPOND_SUBJECT='{subject}' {command}")
     }
 }
 

@@ -6,7 +6,6 @@ use smallvec::SmallVec;
 use crate::sim::model::access::{Access, Action};
 use crate::sim::model::answer::{Answer, Refusal};
 use crate::sim::model::memory::Pieces;
-use crate::sim::model::space::Purpose;
 use crate::sim::model::work::Operation;
 use crate::sim::state::State;
 
@@ -117,9 +116,7 @@ impl State {
     /// Whether host memory is pinned or managed, so that copies need not be done at once.
     pub(crate) fn is_pinned(&self, address: usize, bytes: u64) -> bool {
         let found = self.space.holding(address as u64);
-        found.is_some_and(|(_, m)| {
-            matches!(m.purpose, Purpose::Host { .. } | Purpose::Managed) && bytes <= m.end - address as u64
-        })
+        found.is_some_and(|(_, m)| m.host != 0 && bytes <= m.end - address as u64)
     }
 
     pub(crate) fn prefetch(

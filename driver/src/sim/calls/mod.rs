@@ -2,10 +2,12 @@
 
 mod capture;
 mod copies;
+mod device;
 mod events;
 mod ipc;
 mod oracle;
 mod plain;
+mod pool_share;
 mod pools;
 mod share;
 mod streams;

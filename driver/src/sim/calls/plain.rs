@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use millpond_core::driver::{HostPtr, MemoryKind};
-use millpond_core::{DevicePtr, DriverError};
+use millpond_core::{DevicePtr, DriverError, Layout};
 
 use crate::sim::model::answer::{Answer, Refusal, not_empty};
 use crate::sim::model::space::{Mapping, Purpose};
@@ -47,6 +47,10 @@ impl State {
                 self.end_pooled(ptr, None)?;
                 self.trim_pools();
                 Ok(())
+            }
+            Some(Purpose::Imported(pool)) => {
+                self.synchronize();
+                self.end_imported(ptr, pool, None, "cuMemFree")
             }
             _ => Err(self.unknown_pointer(ptr, "cuMemFree")),
         }
@@ -118,14 +122,23 @@ impl State {
             None => MemoryKind::Unknown,
             Some(Purpose::Managed) => MemoryKind::Managed,
             Some(Purpose::Host { .. }) => MemoryKind::Host,
+            Some(Purpose::Pageable) => MemoryKind::Unknown,
+            Some(Purpose::Pool(pool) | Purpose::Imported(pool)) => match self.pools.of_mapping(pool) {
+                Some(pool) if pool.is_managed() => MemoryKind::Managed,
+                Some(pool) if pool.is_on_host() => MemoryKind::Host,
+                _ => MemoryKind::Device,
+            },
             Some(_) => MemoryKind::Device,
         }
     }
 
-    /// Checks that the range is managed memory, as `cuMemAdvise` and `cuMemPrefetchAsync` require.
+    /// Checks that the range is managed memory, or pageable memory that the device reaches, as `cuMemAdvise`
+    /// and `cuMemPrefetchAsync` require.
     pub(crate) fn check_managed(&self, ptr: DevicePtr, bytes: u64) -> Answer<()> {
         match self.space.holding(ptr.address()) {
-            Some((start, mapping)) if mapping.purpose == Purpose::Managed => {
+            Some((start, mapping))
+                if self.pointer_kind(ptr) == MemoryKind::Managed || mapping.purpose == Purpose::Pageable =>
+            {
                 let room = mapping.end - start - (ptr.address() - start);
                 if bytes <= room {
                     Ok(())
@@ -142,9 +155,37 @@ impl State {
     pub(crate) fn mem_host_alloc(&mut self, bytes: u64) -> Answer<HostPtr> {
         not_empty(bytes)?;
         let address = self.host.allocate_pinned(bytes)?;
+        self.space.add_live(bytes);
         self.pass(self.profile.mem_host_alloc_ns(bytes));
         self.add_host(address, bytes, false);
         Ok(HostPtr(address))
+    }
+
+    /// Allocates pageable memory, and maps it if the device reaches it.
+    pub(crate) fn pageable_alloc(&mut self, layout: Layout) -> Answer<HostPtr> {
+        not_empty(layout.bytes())?;
+        let address = self.host.allocate_pageable(layout)?;
+        self.space.add_live(layout.bytes());
+        if self.pageable_access {
+            let physical = self.space.new_physical(layout.bytes());
+            self.space.map(address as u64, layout.bytes(), physical, address, Purpose::Pageable);
+        }
+        Ok(HostPtr(address))
+    }
+
+    /// Frees pageable memory. The device does not wait: work that uses it and is not known to be done is a
+    /// violation.
+    pub(crate) fn pageable_free(&mut self, ptr: HostPtr, layout: Layout) {
+        if let Some(mapping) = self.space.unmap_if(ptr.0 as u64, |purpose| purpose == Purpose::Pageable) {
+            // A lost device does no more work.
+            if !self.faults.is_lost() {
+                self.retire(DevicePtr::new(ptr.0 as u64), &mapping, "free");
+            }
+            // What is left of that work writes to the memory, which must not be unmapped by then.
+            self.synchronize();
+        }
+        self.host.free(ptr.0);
+        self.space.remove_live(layout.bytes());
     }
 
     fn add_host(&mut self, address: usize, bytes: u64, registered: bool) {
@@ -155,6 +196,7 @@ impl State {
     pub(crate) fn mem_free_host(&mut self, ptr: HostPtr) -> Answer<()> {
         let bytes = self.end_host(ptr, false, "cuMemFreeHost")?;
         self.host.free(ptr.0);
+        self.space.remove_live(bytes);
         self.pass(self.profile.mem_free_host_ns(bytes));
         Ok(())
     }

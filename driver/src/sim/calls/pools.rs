@@ -1,33 +1,79 @@
 //! The calls of the driver's pools.
 
-use millpond_core::driver::{MemPool, MemPoolAttribute, MemPoolProps};
-use millpond_core::{DevicePtr, DriverError, StreamRef};
+use millpond_core::driver::{AccessFlags, HandleTypes, MemPool, MemPoolAttribute, MemPoolProps};
+use millpond_core::{DeviceId, DevicePtr, DriverError, StreamRef};
 
 use crate::sim::model::answer::{Answer, Refusal, not_empty};
 use crate::sim::model::clock::{Epoch, Slot};
-use crate::sim::model::pools::{Cached, FIRST_POOL, Pool, Pools, UNIT};
-use crate::sim::model::space::{Purpose, Space};
+use crate::sim::model::pools::{Cached, Pool, UNIT, check_place};
+use crate::sim::model::space::{Mapping, Purpose, Space};
+use crate::sim::model::violation::ViolationKind;
 use crate::sim::model::work::Operation;
 use crate::sim::state::State;
 
 impl State {
-    pub(crate) fn mem_pool_create(&mut self, props: MemPoolProps) -> MemPool {
-        let pool = MemPool(FIRST_POOL + self.pools.pools.len() as u64);
-        self.pools.pools.push(Some(Pool::new(props.max_bytes)));
-        self.note(pool.0);
-        pool
+    pub(crate) fn mem_pool_create(&mut self, props: MemPoolProps) -> Answer<MemPool> {
+        check_place(props.location)?;
+        if !(HandleTypes::POSIX_FD.contains(props.handles) && (cfg!(unix) || props.handles.is_none())) {
+            return Err(Refusal::not_supported("the simulated device has handles of POSIX only"));
+        }
+        let pool = Pool::new(props);
+        if pool.is_managed() && (!props.handles.is_none() || props.max_bytes > 0) {
+            let text = "pools of managed memory cannot be exported, and have no maximum";
+            return Err(Refusal::invalid_value(text));
+        }
+        let index = self.pools.pools.len();
+        self.note(index as u64);
+        Ok(self.pools.add(pool))
     }
 
     pub(crate) fn mem_pool_destroy(&mut self, pool: MemPool) -> Answer<()> {
-        if pool == Pools::default_pool() {
-            return Err(Refusal::invalid_value("the default pool cannot be destroyed"));
-        }
         match self.pools.get(pool)? {
+            Pool { is_default: true, .. } => {
+                return Err(Refusal::invalid_value("the default pool cannot be destroyed"));
+            }
             Pool { ended: true, .. } => return Err(Refusal::invalid_value("the pool was destroyed")),
             found => found.ended = true,
         }
+        self.pools.forget_current(pool);
         self.shrink(pool, 0, true);
         Ok(())
+    }
+
+    pub(crate) fn mem_pool_set_access(
+        &mut self,
+        pool: MemPool,
+        access: AccessFlags,
+        devices: &[DeviceId],
+    ) -> Answer<()> {
+        let me = self.openings.device;
+        let found = self.pools.alive(pool)?;
+        if !found.is_on_host() && devices.contains(&me) && access != AccessFlags::ReadWrite {
+            return Err(Refusal::invalid_value("the device keeps the access to its own memory"));
+        }
+        for device in devices {
+            found.access.retain(|(known, _)| known != device);
+            found.access.push((*device, access));
+        }
+        if found.is_on_host() && devices.contains(&me) {
+            self.space.set_accessible(pool, access != AccessFlags::None);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn mem_pool_get_access(&mut self, pool: MemPool, device: DeviceId) -> Answer<AccessFlags> {
+        let me = self.openings.device;
+        let found = self.pools.alive(pool)?;
+        let is_own = device == me && !found.is_on_host();
+        Ok(if is_own { AccessFlags::ReadWrite } else { found.access_of(device) })
+    }
+
+    /// The pool that an address was taken from.
+    pub(crate) fn pointer_mem_pool(&self, ptr: DevicePtr) -> Option<MemPool> {
+        match self.space.holding(ptr.address())?.1.purpose {
+            Purpose::Pool(pool) | Purpose::Imported(pool) => Some(pool),
+            _ => None,
+        }
     }
 
     pub(crate) fn mem_pool_trim_to(&mut self, pool: MemPool, keep_bytes: u64) -> Answer<()> {
@@ -41,7 +87,11 @@ impl State {
         pool: MemPool,
         attribute: MemPoolAttribute,
     ) -> Answer<u64> {
+        let me = self.openings.device;
         let pool = self.pools.alive(pool)?;
+        if let Some(fixed) = pool.fixed_attribute(attribute, me) {
+            return Ok(fixed);
+        }
         Ok(match pool.switch(attribute) {
             Some(switch) => u64::from(*switch),
             None => *pool.attribute(attribute),
@@ -76,7 +126,9 @@ impl State {
         call: &str,
     ) -> Answer<DevicePtr> {
         not_empty(bytes)?;
-        self.pools.alive(pool)?;
+        if self.pools.alive(pool)?.imported_from.is_some() {
+            return Err(Refusal::invalid_value("nothing can be allocated from an imported pool"));
+        }
         let slot = self.stream_slot(stream, call)?;
         let size =
             bytes.checked_next_multiple_of(UNIT).ok_or_else(|| Refusal::invalid_value("too many bytes"))?;
@@ -95,14 +147,22 @@ impl State {
         let (epoch, mut waits) = self.place(slot);
         waits.extend(wait);
         self.submit((epoch, waits), Operation::Nothing, 0);
-        let Cached { start, bytes: size, physical, .. } = memory;
+        let Cached { start, bytes: size, physical, host, .. } = memory;
         self.oracle.begin(physical..physical + size, epoch);
-        self.space.map(start, bytes, physical, 0, Purpose::Pool(pool));
+        self.space.map(start, bytes, physical, host, Purpose::Pool(pool));
         self.pools.sizes.insert(start, size);
+        let me = self.openings.device;
         let pool = self.pools.get(pool)?;
+        if pool.is_on_host()
+            && pool.access_of(me) == AccessFlags::None
+            && let Some(mapping) = self.space.at_mut(start)
+        {
+            mapping.accessible = false;
+        }
         pool.used += size;
         pool.used_high = pool.used_high.max(pool.used);
-        self.note(start);
+        // The address of memory that the host can see depends on the process.
+        self.note(if host == 0 { start } else { size });
         Ok(DevicePtr::new(start))
     }
 
@@ -127,28 +187,41 @@ impl State {
     }
 
     fn grow(&mut self, pool: MemPool, size: u64) -> Answer<Cached> {
-        let Pool { max_bytes, reserved, .. } = *self.pools.get(pool)?;
-        if max_bytes > 0 && reserved.saturating_add(size) > max_bytes {
-            return Err(Refusal::new(
-                DriverError::OUT_OF_MEMORY,
-                format!("the pool holds at most {max_bytes} bytes"),
-            ));
+        let Pool { reserved, props, .. } = self.pools.get(pool)?;
+        if props.max_bytes > 0 && reserved.saturating_add(size) > props.max_bytes {
+            let text = format!("the pool holds at most {} bytes", props.max_bytes);
+            return Err(Refusal::new(DriverError::OUT_OF_MEMORY, text));
         }
-        self.charge(size)?;
-        let start = self.space.reserve(size, 0).inspect_err(|_| self.space.credit(size))?;
+        let found = self.pools.get(pool)?;
+        let (start, host) = match (found.is_managed(), found.is_on_host()) {
+            (true, _) => {
+                let host = self.host.allocate_managed(size)?;
+                self.space.add_live(size);
+                (host as u64, host)
+            }
+            (false, true) => {
+                let host = self.host.allocate_pinned(size)?;
+                (host as u64, host)
+            }
+            (false, false) => {
+                self.charge(size)?;
+                (self.space.reserve(size, 0).inspect_err(|_| self.space.credit(size))?, 0)
+            }
+        };
         let physical = self.space.new_physical(size);
         let pool = self.pools.get(pool)?;
         pool.reserved += size;
         pool.reserved_high = pool.reserved_high.max(pool.reserved);
-        Ok(Cached { start, bytes: size, physical, freed: Epoch::new(0, 0) })
+        Ok(Cached { start, bytes: size, physical, host, freed: Epoch::new(0, 0) })
     }
 
     pub(crate) fn mem_free_async(&mut self, ptr: DevicePtr, stream: StreamRef) -> Answer<()> {
         let slot = self.stream_slot(stream, "cuMemFreeAsync")?;
-        if !matches!(self.space.at(ptr.address()).map(|mapping| mapping.purpose), Some(Purpose::Pool(_))) {
-            return Err(self.unknown_pointer(ptr, "cuMemFreeAsync"));
+        match self.space.at(ptr.address()).map(|mapping| mapping.purpose) {
+            Some(Purpose::Pool(_)) => self.end_pooled(ptr, Some(slot)),
+            Some(Purpose::Imported(pool)) => self.end_imported(ptr, pool, Some(slot), "cuMemFreeAsync"),
+            _ => Err(self.unknown_pointer(ptr, "cuMemFreeAsync")),
         }
-        self.end_pooled(ptr, Some(slot))
     }
 
     /// Frees pooled memory: in the order of a stream, or, without one, after all work.
@@ -167,15 +240,22 @@ impl State {
         else {
             return Ok(());
         };
+        let call = if slot.is_some() { "cuMemFreeAsync" } else { "cuMemFree" };
+        if self.pools.imports.values().any(|generation| *generation == mapping.generation) {
+            self.violation(ViolationKind::EarlyReturn, || {
+                format!("{call}: another process has imported the allocation at {ptr}, and not freed it")
+            });
+        }
         let range = mapping.physical..mapping.physical + bytes;
         let kind = self.oracle.retire(range, |epoch| match slot {
             Some(slot) => self.order.covers(slot, epoch),
             None => self.order.host_knows(epoch),
         });
-        self.report_return(kind, ptr, bytes, if slot.is_some() { "cuMemFreeAsync" } else { "cuMemFree" });
+        self.report_return(kind, ptr, bytes, call);
         let found = self.pools.get(pool)?;
         found.used -= bytes;
-        found.cached.push(Cached { start: ptr.address(), bytes, physical: mapping.physical, freed });
+        let Mapping { physical, host, .. } = mapping;
+        found.cached.push(Cached { start: ptr.address(), bytes, physical, host, freed });
         if found.ended {
             self.shrink(pool, 0, true);
         }
@@ -189,7 +269,7 @@ impl State {
             let Some(pool) = &self.pools.pools[index] else { continue };
             if pool.reserved > pool.threshold && !pool.cached.is_empty() {
                 let keep = pool.threshold;
-                self.shrink(MemPool(FIRST_POOL + index as u64), keep, false);
+                self.shrink(self.pools.handle(index), keep, false);
             }
         }
     }
@@ -205,17 +285,26 @@ impl State {
         if let Ok(taken) = take(&mut self.space) {
             return Ok(taken);
         }
-        for index in 0..self.pools.pools.len() as u64 {
-            self.shrink(MemPool(FIRST_POOL + index), 0, false);
+        for index in 0..self.pools.pools.len() {
+            self.shrink(self.pools.handle(index), 0, false);
         }
         take(&mut self.space)
     }
 
     /// Releases memory until `keep` bytes are held: only memory whose work is done, unless it may `wait`. A
-    /// destroyed pool that holds nothing more is removed.
+    /// destroyed pool that holds nothing more is removed; one that is shared between processes releases
+    /// nothing before its end, as CUDA's do.
     fn shrink(&mut self, pool: MemPool, keep: u64, wait: bool) {
-        let Self { pools, work, effects, space, .. } = self;
+        let Self { pools, work, effects, space, host, .. } = self;
         let Ok(found) = pools.get(pool) else { return };
+        if found.is_shared() && !found.ended {
+            return;
+        }
+        let (is_managed, is_on_host) = (found.is_managed(), found.is_on_host());
+        if (is_managed || is_on_host) && !found.cached.is_empty() {
+            // The memory is real: no work may touch it any more, in whatever order it was submitted.
+            work.finish_all(effects);
+        }
         let Pool { cached, reserved, .. } = found;
         cached.retain(|memory| {
             if wait {
@@ -225,14 +314,25 @@ impl State {
                 return true;
             }
             *reserved -= memory.bytes;
-            space.credit(memory.bytes);
-            space.unreserve(memory.start, memory.bytes);
             effects.contents.forget(memory.physical..memory.physical + memory.bytes);
+            if memory.host == 0 {
+                space.credit(memory.bytes);
+                space.unreserve(memory.start, memory.bytes);
+                return false;
+            }
+            host.free(memory.host);
+            if is_managed {
+                space.remove_live(memory.bytes);
+            }
             false
         });
-        if found.ended && found.reserved == 0 {
-            let index = (pool.0 - FIRST_POOL) as usize;
-            pools.pools[index] = None;
+        self.remove_ended(pool);
+    }
+
+    /// Removes a destroyed pool that holds nothing more.
+    pub(crate) fn remove_ended(&mut self, pool: MemPool) {
+        if self.pools.get(pool).is_ok_and(|found| found.ended && found.reserved == 0) {
+            self.pools.remove(pool);
         }
     }
 }

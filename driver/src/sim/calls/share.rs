@@ -35,7 +35,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"millphys");
 
 /// The memory that a descriptor names is written in a file without a name.
 #[cfg(unix)]
-mod files {
+pub(super) mod files {
     use std::fs::{File, OpenOptions};
     use std::os::fd::{BorrowedFd, IntoRawFd};
     use std::os::unix::fs::FileExt;
@@ -80,7 +80,7 @@ mod files {
 }
 
 #[cfg(not(unix))]
-mod files {
+pub(super) mod files {
     use crate::sim::model::answer::{Answer, Refusal};
 
     pub(crate) fn write(_words: [u64; 3]) -> Answer<i32> {

@@ -81,6 +81,17 @@ pub(crate) const RULES: &[(&str, Rule)] = &[
     ("cuMemPoolCreate", UNSAFE),
     ("cuMemPoolDestroy", UNSAFE),
     ("cuDeviceGetDefaultMemPool", SAFE), // not measured: as other questions about devices
+    ("cuDeviceGetMemPool", SAFE),        // the same
+    ("cuDeviceSetMemPool", UNSAFE),      // not measured, as all the others about pools below
+    ("cuMemGetDefaultMemPool", SAFE),
+    ("cuMemGetMemPool", SAFE),
+    ("cuMemSetMemPool", UNSAFE),
+    ("cuMemPoolSetAccess", UNSAFE),
+    ("cuMemPoolGetAccess", UNSAFE),
+    ("cuMemPoolExportToShareableHandle", UNSAFE),
+    ("cuMemPoolImportFromShareableHandle", UNSAFE),
+    ("cuMemPoolExportPointer", UNSAFE),
+    ("cuMemPoolImportPointer", UNSAFE),
     ("cuMemPoolTrimTo", UNSAFE),
     ("cuMemPoolGetAttribute", UNSAFE),
     ("cuMemPoolSetAttribute", UNSAFE), // not measured

@@ -9,7 +9,10 @@
 //! 4. blocks that a wait on the device makes available (`ReuseAllowInternalDependencies`): only if there is
 //!    no new memory, as CUDA documents it.
 
-use millpond_core::driver::{MemPool, MemPoolAttribute};
+use millpond_core::DeviceId;
+use millpond_core::driver::{
+    AccessFlags, HandleTypes, MemAllocationType, MemLocation, MemPool, MemPoolAttribute, MemPoolProps,
+};
 use rustc_hash::FxHashMap;
 
 use super::answer::{Answer, Refusal};
@@ -26,8 +29,18 @@ pub(crate) struct Cached {
     pub(crate) start: u64,
     pub(crate) bytes: u64,
     pub(crate) physical: u64,
+    /// The real address behind it, for memory that the host can see; otherwise 0.
+    pub(crate) host: usize,
     pub(crate) freed: Epoch,
 }
+
+/// A location and a kind of memory, which have a default pool and a current one.
+pub(crate) type Place = (MemLocation, MemAllocationType);
+
+const DEVICE_MEMORY: Place = (MemLocation::Device, MemAllocationType::Pinned);
+
+/// The pools of a machine's devices have different handles.
+const HANDLES_OF_A_DEVICE: u64 = 1 << 24;
 
 #[derive(Debug)]
 pub(crate) struct Pool {
@@ -35,7 +48,13 @@ pub(crate) struct Pool {
     pub(crate) ended: bool,
     /// Made in a context that was reset: it can only be destroyed.
     pub(crate) is_of_old_context: bool,
-    pub(crate) max_bytes: u64,
+    /// One of the pools that the driver made.
+    pub(crate) is_default: bool,
+    pub(crate) props: MemPoolProps,
+    /// The pool of which this is an import.
+    pub(crate) imported_from: Option<MemPool>,
+    /// The other devices that may use its memory; for memory on the host, this one, too.
+    pub(crate) access: Vec<(DeviceId, AccessFlags)>,
     pub(crate) follow_events: bool,
     pub(crate) opportunistic: bool,
     pub(crate) internal: bool,
@@ -50,17 +69,26 @@ pub(crate) struct Pool {
 /// The pools, by number; the first is the device's default.
 #[derive(Debug)]
 pub(crate) struct Pools {
+    first: u64,
     pub(crate) pools: Vec<Option<Pool>>,
+    /// The default pools of other places, once they were asked for, and the current pools that were set.
+    defaults: FxHashMap<Place, MemPool>,
+    current: FxHashMap<Place, MemPool>,
     /// The size of the memory behind each handed-out pointer, in bytes.
     pub(crate) sizes: FxHashMap<u64, u64>,
+    /// The allocation behind each imported pointer, by its generation.
+    pub(crate) imports: FxHashMap<u64, u64>,
 }
 
 impl Pool {
-    pub(crate) const fn new(max_bytes: u64) -> Self {
+    pub(crate) const fn new(props: MemPoolProps) -> Self {
         Self {
             ended: false,
             is_of_old_context: false,
-            max_bytes,
+            is_default: false,
+            props,
+            imported_from: None,
+            access: Vec::new(),
             follow_events: true,
             opportunistic: true,
             internal: true,
@@ -71,6 +99,49 @@ impl Pool {
             used_high: 0,
             cached: Vec::new(),
         }
+    }
+
+    pub(crate) fn place(&self) -> Place {
+        (self.props.location, self.props.kind)
+    }
+
+    /// Whether its memory is managed.
+    pub(crate) fn is_managed(&self) -> bool {
+        self.props.kind == MemAllocationType::Managed
+    }
+
+    /// Whether its memory is the host's, and not the device's.
+    pub(crate) fn is_on_host(&self) -> bool {
+        self.props.location.is_host() && !self.is_managed()
+    }
+
+    /// Pools that are shared between processes keep their memory until they end.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.imported_from.is_some() || !self.props.handles.is_none()
+    }
+
+    pub(crate) fn access_of(&self, device: DeviceId) -> AccessFlags {
+        let found = self.access.iter().find(|(known, _)| *known == device);
+        found.map_or(AccessFlags::None, |(_, access)| *access)
+    }
+
+    /// The attributes that never change.
+    pub(crate) fn fixed_attribute(&self, attribute: MemPoolAttribute, device: DeviceId) -> Option<u64> {
+        let MemPoolProps { location, kind, handles, max_bytes, hw_decompress } = self.props;
+        let handles = if self.imported_from.is_some() { HandleTypes::NONE } else { handles };
+        Some(match attribute {
+            MemPoolAttribute::AllocationType => u64::from(kind.cuda_number()),
+            MemPoolAttribute::ExportHandleTypes => u64::from(handles.bits()),
+            MemPoolAttribute::LocationType => u64::from(location.cuda_type()),
+            MemPoolAttribute::LocationId => match location {
+                MemLocation::Device => u64::from(device.ordinal()),
+                MemLocation::HostNuma(node) => u64::from(node.cast_unsigned()),
+                MemLocation::Host | MemLocation::HostNumaCurrent => 0,
+            },
+            MemPoolAttribute::MaxPoolSize => max_bytes,
+            MemPoolAttribute::HwDecompressEnabled => u64::from(hw_decompress),
+            _ => return None,
+        })
     }
 
     pub(crate) fn attribute(&mut self, attribute: MemPoolAttribute) -> &mut u64 {
@@ -102,18 +173,96 @@ impl Pool {
 }
 
 impl Pools {
-    pub(crate) fn new() -> Self {
-        Self { pools: vec![Some(Pool::new(0))], sizes: FxHashMap::default() }
+    /// `slice` is the device's place among those of a machine.
+    pub(crate) fn new(slice: Option<usize>) -> Self {
+        let default = Pool { is_default: true, ..Pool::new(MemPoolProps::default()) };
+        Self {
+            first: FIRST_POOL + slice.unwrap_or(0) as u64 * HANDLES_OF_A_DEVICE,
+            pools: vec![Some(default)],
+            defaults: FxHashMap::default(),
+            current: FxHashMap::default(),
+            sizes: FxHashMap::default(),
+            imports: FxHashMap::default(),
+        }
     }
 
-    pub(crate) const fn default_pool() -> MemPool {
-        MemPool(FIRST_POOL)
+    pub(crate) const fn default_pool(&self) -> MemPool {
+        MemPool(self.first)
+    }
+
+    pub(crate) const fn handle(&self, index: usize) -> MemPool {
+        MemPool(self.first + index as u64)
+    }
+
+    pub(crate) fn add(&mut self, pool: Pool) -> MemPool {
+        self.pools.push(Some(pool));
+        self.handle(self.pools.len() - 1)
+    }
+
+    pub(crate) fn remove(&mut self, pool: MemPool) {
+        let index = self.index(pool);
+        self.pools[index] = None;
+    }
+
+    fn index(&self, pool: MemPool) -> usize {
+        usize::try_from(pool.0.wrapping_sub(self.first)).unwrap_or(usize::MAX)
+    }
+
+    /// The default pool of a place, which CUDA has for each.
+    pub(crate) fn default_of(&mut self, place: Place) -> Answer<MemPool> {
+        if place == DEVICE_MEMORY {
+            return Ok(self.default_pool());
+        }
+        let (location, kind) = place;
+        check_place(location)?;
+        if let Some(known) = self.defaults.get(&place) {
+            return Ok(*known);
+        }
+        let props = MemPoolProps { location, kind, ..MemPoolProps::default() };
+        let pool = self.add(Pool { is_default: true, ..Pool::new(props) });
+        self.defaults.insert(place, pool);
+        Ok(pool)
+    }
+
+    pub(crate) fn current_of(&mut self, place: Place) -> Answer<MemPool> {
+        match self.current.get(&place) {
+            Some(pool) => Ok(*pool),
+            None => self.default_of(place),
+        }
+    }
+
+    /// The current pool of the device's own memory.
+    pub(crate) fn current(&self) -> MemPool {
+        self.current.get(&DEVICE_MEMORY).copied().unwrap_or(self.default_pool())
+    }
+
+    pub(crate) fn set_current(&mut self, place: Place, pool: MemPool) -> Answer<()> {
+        check_place(place.0)?;
+        let found = self.alive(pool)?;
+        if found.imported_from.is_some() {
+            return Err(Refusal::invalid_value("an imported pool cannot be a current pool"));
+        }
+        if found.place() != place {
+            return Err(Refusal::invalid_value("the pool has memory of another place or kind"));
+        }
+        self.current.insert(place, pool);
+        Ok(())
+    }
+
+    /// A pool that ends is current no more.
+    pub(crate) fn forget_current(&mut self, pool: MemPool) {
+        self.current.retain(|_, current| *current != pool);
     }
 
     pub(crate) fn get(&mut self, pool: MemPool) -> Answer<&mut Pool> {
-        let index = usize::try_from(pool.0.wrapping_sub(FIRST_POOL)).unwrap_or(usize::MAX);
-        let unknown = || Refusal::invalid_value(format!("there is no pool {:#x}", pool.0));
+        let index = self.index(pool);
+        let unknown = || Refusal::invalid_value(format!("there is no pool {:#x} of this device", pool.0));
         self.pools.get_mut(index).and_then(Option::as_mut).ok_or_else(unknown)
+    }
+
+    /// The pool of a mapping, which exists as long as the mapping.
+    pub(crate) fn of_mapping(&self, pool: MemPool) -> Option<&Pool> {
+        self.pools.get(self.index(pool))?.as_ref()
     }
 
     pub(crate) fn alive(&mut self, pool: MemPool) -> Answer<&mut Pool> {
@@ -126,17 +275,31 @@ impl Pools {
         }
     }
 
-    /// Marks the pools of a context that was reset: their cached memory stays, and the default pool goes on.
+    /// Marks the pools of a context that was reset: their cached memory stays, and the default pools go on.
     pub(crate) fn end_of_context(&mut self) {
-        self.pools[1..].iter_mut().flatten().for_each(|pool| pool.is_of_old_context = true);
+        let made = self.pools.iter_mut().flatten().filter(|pool| !pool.is_default);
+        made.for_each(|pool| pool.is_of_old_context = true);
+        self.current.clear();
+        self.imports.clear();
     }
 
     pub(crate) fn for_each_epoch(&self, mut each: impl FnMut(Epoch)) {
         self.pools.iter().flatten().flat_map(|pool| &pool.cached).for_each(|cached| each(cached.freed));
     }
 
-    /// The number of pools that were created and not destroyed, without the default pool.
+    /// The number of pools that were created and not destroyed, without the default pools.
     pub(crate) fn created(&self) -> usize {
-        self.pools[1..].iter().flatten().filter(|pool| !pool.ended).count()
+        self.pools.iter().flatten().filter(|pool| !pool.is_default && !pool.ended).count()
+    }
+}
+
+/// Refuses a place where CUDA has no pools; the simulated host has one NUMA node.
+pub(crate) fn check_place(location: MemLocation) -> Answer<()> {
+    match location {
+        MemLocation::Device | MemLocation::Host | MemLocation::HostNuma(0) => Ok(()),
+        MemLocation::HostNuma(node) => {
+            Err(Refusal::invalid_value(format!("the host has no NUMA node {node}")))
+        }
+        MemLocation::HostNumaCurrent => Err(Refusal::invalid_value("pools are on a NUMA node by its number")),
     }
 }

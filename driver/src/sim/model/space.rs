@@ -54,7 +54,11 @@ pub(crate) enum Purpose {
     Host {
         registered: bool,
     },
+    /// Memory of the system's allocator.
+    Pageable,
     Pool(MemPool),
+    /// Another address of an exported pool's allocation, imported into this pool.
+    Imported(MemPool),
     /// Mapped by virtual memory management.
     Virtual(PhysicalHandle),
     /// Another address of an allocation, opened through a handle.
@@ -77,7 +81,7 @@ pub(crate) struct Mapping {
 impl Mapping {
     /// All of the mapping that starts here.
     pub(crate) const fn piece(&self, start: u64) -> Piece {
-        let several = matches!(self.purpose, Purpose::Virtual(_) | Purpose::Ipc);
+        let several = matches!(self.purpose, Purpose::Virtual(_) | Purpose::Ipc | Purpose::Imported(_));
         let via = if several { start } else { 0 };
         Piece { physical: self.physical, bytes: self.end - start, host: self.host, via }
     }
@@ -336,6 +340,12 @@ impl Space {
 
     pub(crate) fn at_mut(&mut self, start: u64) -> Option<&mut Mapping> {
         self.mappings.get_mut(&start)
+    }
+
+    /// Makes all memory that a pool has handed out accessible to the device, or not.
+    pub(crate) fn set_accessible(&mut self, pool: MemPool, accessible: bool) {
+        let of_pool = self.mappings.values_mut().filter(|mapping| mapping.purpose == Purpose::Pool(pool));
+        of_pool.for_each(|mapping| mapping.accessible = accessible);
     }
 
     /// The mapping that holds this address.

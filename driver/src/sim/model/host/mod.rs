@@ -1,9 +1,10 @@
-//! Memory that the host can see: managed memory and pinned memory. It is real memory at the address that the
-//! driver returns, and zero until written; the system commits its pages when they are touched.
+//! Memory that the host can see: managed, pinned and pageable memory. It is real memory at the address that
+//! the driver returns, and zero until written; the system commits its pages when they are touched.
 
 mod chunks;
 
-use millpond_core::DriverError;
+use millpond_core::{DriverError, Layout, MemoryInfo};
+use rustc_hash::FxHashMap;
 
 use chunks::{ALIGNMENT, Chunks};
 
@@ -13,6 +14,8 @@ use super::answer::{Answer, Refusal};
 #[derive(Debug)]
 pub(crate) struct HostMemory {
     blocks: Chunks,
+    /// The start of each block that is aligned to more than a page, by its address.
+    aligned: FxHashMap<usize, usize>,
     taken: u64,
     device_bytes: u64,
 }
@@ -23,12 +26,30 @@ const HOST_OVER_DEVICE: u64 = 2;
 impl HostMemory {
     /// The memory of a host beside a device of `device_bytes`.
     pub(crate) fn beside(device_bytes: u64) -> Self {
-        Self { blocks: Chunks::default(), taken: 0, device_bytes }
+        Self { blocks: Chunks::default(), aligned: FxHashMap::default(), taken: 0, device_bytes }
     }
 
     /// Allocates pinned memory, of which there is as much as the host has.
     pub(crate) fn allocate_pinned(&mut self, bytes: u64) -> Answer<usize> {
         self.allocate(bytes, self.device_bytes.saturating_mul(HOST_OVER_DEVICE))
+    }
+
+    /// Allocates pageable memory, of which there is as much as the host has, pinned memory included.
+    pub(crate) fn allocate_pageable(&mut self, layout: Layout) -> Answer<usize> {
+        let over = if layout.alignment() > ALIGNMENT as u64 { layout.alignment() } else { 0 };
+        let start = self.allocate_pinned(layout.bytes().saturating_add(over))?;
+        if over == 0 {
+            return Ok(start);
+        }
+        let aligned = start.next_multiple_of(over as usize);
+        self.aligned.insert(aligned, start);
+        Ok(aligned)
+    }
+
+    /// The host's free and total bytes.
+    pub(crate) fn info(&self) -> MemoryInfo {
+        let total = self.device_bytes.saturating_mul(HOST_OVER_DEVICE);
+        MemoryInfo { free: total.saturating_sub(self.taken), total }
     }
 
     /// Allocates managed memory, of which there is as much as host and device have together.
@@ -53,8 +74,9 @@ impl HostMemory {
         Ok(address)
     }
 
-    /// Frees pinned or managed memory.
+    /// Frees memory of the host.
     pub(crate) fn free(&mut self, address: usize) {
+        let address = self.aligned.remove(&address).unwrap_or(address);
         self.taken -= self.blocks.free(address).unwrap_or(0) as u64;
     }
 }

@@ -1,0 +1,198 @@
+//! Pools of the stream-ordered allocator: their attributes, access, and sharing with other processes.
+
+use std::ptr;
+
+use millpond_core::driver::{
+    AccessFlags, DriverError, DriverResult, MemAllocationType, MemLocation, MemPool, MemPoolAttribute,
+    MemPoolProps, MemPoolPtrData,
+};
+use millpond_core::{DeviceId, DevicePtr};
+use smallvec::SmallVec;
+
+use super::CudaDriver;
+use super::abi::{self, AccessDesc, Location, PoolProps, PtrExportData};
+
+// `SAFETY` comments: see `driver_impl`. In every call here, ending the pool would have been unsafe.
+
+/// The methods of [`Driver`](millpond_core::Driver) of these names.
+impl CudaDriver {
+    pub(super) fn mem_pool_create(&self, props: MemPoolProps) -> DriverResult<MemPool> {
+        let _context = self.enter()?;
+        let props = PoolProps::new(self.device, props);
+        let mut pool = 0;
+        // SAFETY: Results; `props` lives through the call, which copies it.
+        unsafe { self.functions().mem_pool_create(&raw mut pool, &raw const props) }?;
+        Ok(MemPool(pool))
+    }
+
+    pub(super) fn device_get_mem_pool(&self) -> DriverResult<MemPool> {
+        let mut pool = 0;
+        // SAFETY: Results.
+        unsafe { self.functions().device_get_mem_pool(&raw mut pool, self.device) }?;
+        Ok(MemPool(pool))
+    }
+
+    pub(super) fn device_set_mem_pool(&self, pool: MemPool) -> DriverResult<()> {
+        // SAFETY: the driver gave the device.
+        unsafe { self.functions().device_set_mem_pool(self.device, pool.0) }
+    }
+
+    pub(super) fn mem_get_default_mem_pool(
+        &self,
+        location: MemLocation,
+        kind: MemAllocationType,
+    ) -> DriverResult<MemPool> {
+        let _context = self.enter()?;
+        let (mut pool, mut location) = (0, Location::of(location, self.device));
+        // SAFETY: Results; the location lives through the call.
+        unsafe {
+            let (pool, location) = (&raw mut pool, &raw mut location);
+            self.functions().mem_get_default_mem_pool(pool, location, kind.cuda_number())
+        }?;
+        Ok(MemPool(pool))
+    }
+
+    pub(super) fn mem_get_mem_pool(
+        &self,
+        location: MemLocation,
+        kind: MemAllocationType,
+    ) -> DriverResult<MemPool> {
+        let _context = self.enter()?;
+        let (mut pool, mut location) = (0, Location::of(location, self.device));
+        // SAFETY: Results; the location lives through the call.
+        unsafe {
+            let (pool, location) = (&raw mut pool, &raw mut location);
+            self.functions().mem_get_mem_pool(pool, location, kind.cuda_number())
+        }?;
+        Ok(MemPool(pool))
+    }
+
+    pub(super) fn mem_set_mem_pool(
+        &self,
+        location: MemLocation,
+        kind: MemAllocationType,
+        pool: MemPool,
+    ) -> DriverResult<()> {
+        let _context = self.enter()?;
+        let mut location = Location::of(location, self.device);
+        // SAFETY: the location lives through the call.
+        unsafe { self.functions().mem_set_mem_pool(&raw mut location, kind.cuda_number(), pool.0) }
+    }
+
+    pub(super) fn mem_pool_get_attribute(
+        &self,
+        pool: MemPool,
+        attribute: MemPoolAttribute,
+    ) -> DriverResult<u64> {
+        let _context = self.enter()?;
+        let (functions, number) = (self.functions(), abi::pool_attribute(attribute));
+        if abi::pool_attribute_is_int(attribute) {
+            let mut value = 0_u32;
+            // SAFETY: Results; CUDA's `int` and its enumerations are 32 bits wide.
+            unsafe { functions.mem_pool_get_attribute(pool.0, number, (&raw mut value).cast()) }?;
+            return Ok(u64::from(value));
+        }
+        let mut value = 0_u64;
+        // SAFETY: Results.
+        unsafe { functions.mem_pool_get_attribute(pool.0, number, (&raw mut value).cast()) }?;
+        Ok(value)
+    }
+
+    pub(super) fn mem_pool_set_attribute(
+        &self,
+        pool: MemPool,
+        attribute: MemPoolAttribute,
+        mut value: u64,
+    ) -> DriverResult<()> {
+        let _context = self.enter()?;
+        let (functions, number) = (self.functions(), abi::pool_attribute(attribute));
+        if abi::pool_attribute_is_int(attribute) {
+            let mut value = i32::from(value != 0);
+            // SAFETY: the call reads an `int` through the pointer.
+            return unsafe { functions.mem_pool_set_attribute(pool.0, number, (&raw mut value).cast()) };
+        }
+        // SAFETY: the call reads 64 bits through the pointer.
+        unsafe { functions.mem_pool_set_attribute(pool.0, number, (&raw mut value).cast()) }
+    }
+
+    pub(super) fn mem_pool_set_access(
+        &self,
+        pool: MemPool,
+        access: AccessFlags,
+        devices: &[DeviceId],
+    ) -> DriverResult<()> {
+        let _context = self.enter()?;
+        let flags = abi::access_flags(access);
+        let describe = |device: &DeviceId| {
+            let location = Location::device(self.device_number(*device, "cuMemPoolSetAccess")?);
+            Ok(AccessDesc { location, flags })
+        };
+        let access: SmallVec<[AccessDesc; 8]> = devices.iter().map(describe).collect::<DriverResult<_>>()?;
+        // SAFETY: `access` has that many descriptions and lives through the call.
+        unsafe { self.functions().mem_pool_set_access(pool.0, access.as_ptr(), access.len() as u64) }
+    }
+
+    pub(super) fn mem_pool_get_access(&self, pool: MemPool, device: DeviceId) -> DriverResult<AccessFlags> {
+        let _context = self.enter()?;
+        let mut location = Location::device(self.device_number(device, "cuMemPoolGetAccess")?);
+        let mut flags = 0;
+        // SAFETY: Results; the location lives through the call.
+        unsafe { self.functions().mem_pool_get_access(&raw mut flags, pool.0, &raw mut location) }?;
+        Ok(abi::access_flags_from(flags))
+    }
+
+    pub(super) fn mem_pool_export_to_fd(&self, pool: MemPool) -> DriverResult<i32> {
+        let _context = self.enter()?;
+        let (mut fd, kind) = (-1_i32, abi::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+        // SAFETY: a file descriptor is an `int`, which `fd` takes.
+        unsafe {
+            self.functions().mem_pool_export_to_shareable_handle((&raw mut fd).cast(), pool.0, kind, 0)
+        }?;
+        Ok(fd)
+    }
+
+    pub(super) fn mem_pool_import_from_fd(&self, fd: i32) -> DriverResult<MemPool> {
+        let _context = self.enter()?;
+        let kind = abi::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        let os_handle = ptr::without_provenance_mut(fd as usize);
+        let mut pool = 0;
+        // SAFETY: Results; the file descriptor itself is passed as the pointer, and the driver refuses one
+        // that it did not export.
+        unsafe { self.functions().mem_pool_import_from_shareable_handle(&raw mut pool, os_handle, kind, 0) }?;
+        Ok(MemPool(pool))
+    }
+
+    pub(super) fn mem_pool_export_pointer(&self, ptr: DevicePtr) -> DriverResult<MemPoolPtrData> {
+        let _context = self.enter()?;
+        let mut data = PtrExportData([0; 64]);
+        // SAFETY: Results; the driver refuses a pointer that is none of an exported pool.
+        unsafe { self.functions().mem_pool_export_pointer(&raw mut data, ptr.address()) }?;
+        Ok(MemPoolPtrData(data.0))
+    }
+
+    pub(super) fn mem_pool_import_pointer(
+        &self,
+        pool: MemPool,
+        data: &MemPoolPtrData,
+    ) -> DriverResult<DevicePtr> {
+        let _context = self.enter()?;
+        let (mut ptr, mut data) = (0, PtrExportData(data.0));
+        // SAFETY: Results; the driver refuses data that is none of the pool's.
+        unsafe { self.functions().mem_pool_import_pointer(&raw mut ptr, pool.0, &raw mut data) }?;
+        Ok(DevicePtr::new(ptr))
+    }
+
+    pub(super) fn pointer_mem_pool(&self, ptr: DevicePtr) -> DriverResult<Option<MemPool>> {
+        let _context = self.enter()?;
+        let (mut pool, attribute) = (0_u64, abi::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE);
+        // SAFETY: Results; the attribute is a handle. Any address may be asked about.
+        let answer = unsafe {
+            self.functions().pointer_get_attribute((&raw mut pool).cast(), attribute, ptr.address())
+        };
+        match answer {
+            Ok(()) => Ok((pool != 0).then_some(MemPool(pool))),
+            Err(error) if error.code() == DriverError::INVALID_VALUE => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! The pools of the stand-in: it checks what it is given, and answers with numbers made of that.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+
+const INVALID_VALUE: i32 = 1;
+
+#[repr(C)]
+pub struct Location {
+    kind: u32,
+    id: i32,
+}
+
+#[repr(C)]
+pub struct Props {
+    kind: u32,
+    handle_types: u32,
+    location: Location,
+    win32: *mut c_void,
+    max_size: u64,
+    usage: u16,
+    reserved: [u8; 54],
+}
+
+#[repr(C)]
+pub struct Access {
+    location: Location,
+    flags: u32,
+}
+
+static CURRENT: AtomicU64 = AtomicU64::new(0);
+static ACCESS: AtomicU32 = AtomicU32::new(0);
+
+/// The kind of memory, the kind of place and its number, as hexadecimal digits.
+fn digits(kind: u32, location: &Location) -> u64 {
+    u64::from(kind) << 12 | u64::from(location.kind) << 8 | location.id as u64
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemPoolCreate(pool: *mut u64, props: *const Props) -> i32 {
+    let props = unsafe { &*props };
+    if !props.win32.is_null() || props.reserved != [0; 54] {
+        return INVALID_VALUE;
+    }
+    let described = u64::from(props.usage) << 32 | u64::from(props.handle_types) << 24;
+    unsafe { *pool = described | digits(props.kind, &props.location) << 8 | props.max_size };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetMemPool(pool: *mut u64, _device: i32) -> i32 {
+    unsafe { *pool = CURRENT.load(SeqCst) };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDeviceSetMemPool(_device: i32, pool: u64) -> i32 {
+    CURRENT.store(pool, SeqCst);
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemGetDefaultMemPool(pool: *mut u64, location: *mut Location, kind: u32) -> i32 {
+    unsafe { *pool = 0xd_0000 | digits(kind, &*location) };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemGetMemPool(pool: *mut u64, location: *mut Location, kind: u32) -> i32 {
+    unsafe { *pool = 0xc_0000 | digits(kind, &*location) };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemSetMemPool(location: *mut Location, kind: u32, pool: u64) -> i32 {
+    if digits(kind, unsafe { &*location }) != 0x1101 {
+        return INVALID_VALUE;
+    }
+    CURRENT.store(pool, SeqCst);
+    0
+}
+
+fn is_int(attribute: u32) -> bool {
+    matches!(attribute, 1..=3 | 9..=12 | 14)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemPoolGetAttribute(_pool: u64, attribute: u32, value: *mut c_void) -> i32 {
+    match attribute {
+        1..=14 if is_int(attribute) => unsafe { *value.cast::<u32>() = !0xff | attribute },
+        1..=14 => unsafe { *value.cast::<u64>() = !0xff | u64::from(attribute) },
+        _ => return INVALID_VALUE,
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemPoolSetAttribute(_pool: u64, attribute: u32, value: *mut c_void) -> i32 {
+    match attribute {
+        1..=3 if unsafe { *value.cast::<u32>() } <= 1 => 0,
+        4 if unsafe { *value.cast::<u64>() } == u64::MAX => 0,
+        _ => INVALID_VALUE,
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemPoolSetAccess(_pool: u64, access: *const Access, count: u64) -> i32 {
+    let access = unsafe { &*access };
+    if count != 1 || (access.location.kind, access.location.id) != (1, 1) {
+        return INVALID_VALUE;
+    }
+    ACCESS.store(access.flags, SeqCst);
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemPoolGetAccess(flags: *mut u32, _pool: u64, location: *mut Location) -> i32 {
+    let location = unsafe { &*location };
+    unsafe { *flags = if (location.kind, location.id) == (1, 1) { ACCESS.load(SeqCst) } else { 3 } };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemPoolExportToShareableHandle(
+    out: *mut c_void,
+    _pool: u64,
+    kind: u32,
+    flags: u64,
+) -> i32 {
+    if (kind, flags) != (1, 0) {
+        return INVALID_VALUE;
+    }
+    unsafe { *out.cast::<i32>() = 77 };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemPoolImportFromShareableHandle(
+    pool: *mut u64,
+    os_handle: *mut c_void,
+    kind: u32,
+    flags: u64,
+) -> i32 {
+    if (os_handle as usize, kind, flags) != (77, 1, 0) {
+        return INVALID_VALUE;
+    }
+    unsafe { *pool = 0x77 };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemPoolExportPointer(data: *mut [u8; 64], _ptr: u64) -> i32 {
+    unsafe { *data = std::array::from_fn(|at| at as u8) };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemPoolImportPointer(ptr: *mut u64, pool: u64, data: *mut [u8; 64]) -> i32 {
+    if pool != 0x77 {
+        return INVALID_VALUE;
+    }
+    unsafe { *ptr = u64::from((*data)[63]) };
+    0
+}

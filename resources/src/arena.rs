@@ -1,0 +1,221 @@
+//! An arena: a pool that takes a large part of the device at once.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use millpond_core::stack::{LayerEntry, LayerKind};
+use millpond_core::{
+    Accessibility, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error, Layer, Layout, MemoryInfo,
+    ResourceStatistics, Result, StreamRef, Traits, is_same,
+};
+
+use crate::pool::{PoolMemoryResource, PoolOptions};
+
+/// The least size of an arena in bytes, as RMM's: its smallest superblock.
+const LEAST_BYTES: u64 = 1 << 20;
+
+/// Builds `arena` from text.
+pub(crate) const ENTRY: LayerEntry = LayerEntry {
+    name: "arena",
+    about: "a pool that takes a large part of the device at once, and grows beyond it",
+    params: &[
+        ("size", "bytes to take at once; a size, or a percentage of free memory (default 50%)"),
+        ("max", "bytes to hold at most (default: what upstream gives); a size, or a percentage"),
+        ("dump_log_on_failure", "a file to write the state to when memory is out (default: none)"),
+    ],
+    kind: LayerKind::Layer(|params, upstream| {
+        let driver = upstream.driver().clone();
+        let options = ArenaOptions {
+            size_bytes: params.bytes("size", &*driver)?,
+            maximum_bytes: params.bytes("max", &*driver)?,
+            dump_log_on_failure: params.text("dump_log_on_failure")?.map(PathBuf::from),
+        };
+        Ok(Arc::new(ArenaMemoryResource::new(upstream, options)?))
+    }),
+};
+
+/// Options of an [`ArenaMemoryResource`].
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ArenaOptions {
+    /// The bytes that are taken when it is built, at least 1 MiB, rounded up to a multiple of 256. `None` is
+    /// half of what is free.
+    pub size_bytes: Option<u64>,
+    /// The most bytes that it may hold. `None` for no limit.
+    pub maximum_bytes: Option<u64>,
+    /// The file that describes the state of the last request for which memory was out.
+    pub dump_log_on_failure: Option<PathBuf>,
+}
+
+/// Puts an [`ArenaMemoryResource`] on top of a resource.
+///
+#[doc = include_str!("../layers/arena.md")]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[must_use]
+pub struct ArenaLayer(ArenaOptions);
+
+impl ArenaLayer {
+    /// Returns a layer that takes half of what is free.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the bytes that are taken when the arena is built.
+    pub fn size_bytes(mut self, bytes: u64) -> Self {
+        self.0.size_bytes = Some(bytes);
+        self
+    }
+
+    /// Sets the most bytes that the arena may hold.
+    pub fn maximum_bytes(mut self, bytes: u64) -> Self {
+        self.0.maximum_bytes = Some(bytes);
+        self
+    }
+
+    /// Sets the file that describes the state when memory is out.
+    pub fn dump_log_on_failure(mut self, file: impl Into<PathBuf>) -> Self {
+        self.0.dump_log_on_failure = Some(file.into());
+        self
+    }
+}
+
+impl<R: DeviceMemoryResource> Layer<R> for ArenaLayer {
+    type Resource = ArenaMemoryResource<R>;
+
+    fn layer(self, upstream: R) -> Result<Self::Resource> {
+        ArenaMemoryResource::new(upstream, self.0)
+    }
+}
+
+/// An arena, as RMM's users know it: one large piece of memory taken at once, of which threads and streams
+/// have parts of their own.
+///
+/// It is a [pool](PoolMemoryResource) with an initial size. RMM's parts are the pool's: superblocks are spans
+/// (up to 4 MiB), of which each thread has its own; a block that a stream freed goes to that stream
+/// first; requests above a span come from memory that all share; defragmentation is what the pool does
+/// before memory is out, when free parts of all threads and streams join again. Unlike RMM's, it grows beyond
+/// its size, and no free waits for a stream.
+///
+/// ```
+/// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_resources::{ArenaLayer, CudaMemoryResource};
+///
+/// let device = SimDevice::new(SimConfig::h200());
+/// let arena = CudaMemoryResource::new(device).layer(ArenaLayer::new().size_bytes(64 << 20))?;
+/// assert!(arena.allocate_bytes(80 << 20, StreamRef::LEGACY).is_ok(), "it grows");
+/// assert_eq!(arena.to_string(), "cuda+arena:size=64MiB");
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct ArenaMemoryResource<R: DeviceMemoryResource> {
+    pool: PoolMemoryResource<R>,
+    dump_log_on_failure: Option<PathBuf>,
+}
+
+impl<R: DeviceMemoryResource> ArenaMemoryResource<R> {
+    /// Builds an arena whose memory comes from `upstream`.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for a size below 1 MiB or above the
+    /// maximum, [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if there is too little memory for the
+    /// size, and those of the driver.
+    pub fn new(upstream: R, options: ArenaOptions) -> Result<Self> {
+        let ArenaOptions { size_bytes, maximum_bytes, dump_log_on_failure } = options;
+        let size_bytes = match size_bytes {
+            Some(bytes) => bytes,
+            None => upstream.memory_info()?.free / 2,
+        };
+        if size_bytes < LEAST_BYTES {
+            return Err(Error::invalid_argument(format!(
+                "an arena of {size_bytes} bytes is smaller than its smallest part, 1MiB; raise `size`"
+            )));
+        }
+        let of_pool = PoolOptions { initial_bytes: size_bytes, maximum_bytes, ..PoolOptions::default() };
+        let of_pool = of_pool.checked(&upstream)?;
+        let mut layer = format!("arena:size={}", ByteSize::Bytes(of_pool.initial_bytes));
+        if let Some(maximum) = of_pool.maximum_bytes {
+            layer += &format!(",max={}", ByteSize::Bytes(maximum));
+        }
+        if let Some(file) = &dump_log_on_failure {
+            layer += &format!(",dump_log_on_failure={}", file.display());
+        }
+        Ok(Self { pool: PoolMemoryResource::build(upstream, of_pool, None, layer)?, dump_log_on_failure })
+    }
+
+    /// Returns the pool that the arena is.
+    pub fn pool(&self) -> &PoolMemoryResource<R> {
+        &self.pool
+    }
+
+    /// Writes the state to the file for it, in place of what it held.
+    fn dump(&self, file: &Path, error: &Error) -> io::Result<()> {
+        let statistics = self.pool.statistics().unwrap_or_default();
+        let mut file = File::create(file)?;
+        writeln!(file, "{error}")?;
+        writeln!(file, "fragmentation: {:.1} %", 100.0 * statistics.fragmentation())
+    }
+}
+
+impl<R: DeviceMemoryResource> fmt::Display for ArenaMemoryResource<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.pool.fmt(f)
+    }
+}
+
+// SAFETY: every call goes to the pool.
+#[deny(clippy::missing_trait_methods)]
+unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for ArenaMemoryResource<R> {
+    fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        self.pool.allocate(layout, stream).inspect_err(|error| {
+            let Some(file) = self.dump_log_on_failure.as_deref().filter(|_| error.is_out_of_memory()) else {
+                return;
+            };
+            if let Err(why) = self.dump(file, error) {
+                let file = file.display();
+                tracing::warn!(target: "millpond::pool", %file, %why, "the state could not be written");
+            }
+        })
+    }
+
+    unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+        // SAFETY: the caller's promises hold for the pool, where the block came from.
+        unsafe { self.pool.deallocate(ptr, layout, stream) }
+    }
+
+    fn driver(&self) -> &DriverHandle {
+        self.pool.driver()
+    }
+
+    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
+        self.pool.upstream()
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        self.pool.memory_info()
+    }
+
+    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+        is_same(self, other)
+    }
+
+    fn is_stream_ordered(&self) -> bool {
+        self.pool.is_stream_ordered()
+    }
+
+    fn accessibility(&self) -> Accessibility {
+        self.pool.accessibility()
+    }
+
+    fn statistics(&self) -> Option<ResourceStatistics> {
+        self.pool.statistics()
+    }
+
+    fn trim(&self, keep_bytes: u64) -> Result<u64> {
+        self.pool.trim(keep_bytes)
+    }
+
+    fn provide(&self, _traits: &mut Traits) {}
+}

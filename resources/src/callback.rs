@@ -1,0 +1,168 @@
+//! A resource whose calls are functions of the program.
+
+use std::fmt;
+
+use millpond_core::{
+    Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, Error, Layout, MemoryInfo,
+    ResourceStatistics, Result, StreamRef, Traits, is_same,
+};
+
+/// The function that hands out a block.
+type Allocate = dyn Fn(Layout, StreamRef) -> Result<DevicePtr> + Send + Sync;
+/// The function that takes a block back.
+type Deallocate = dyn Fn(DevicePtr, Layout, StreamRef) + Send + Sync;
+
+/// A resource that calls functions of the program: for an allocator that is not millpond's, or one that a
+/// test makes up.
+///
+/// Requests for zero bytes and null pointers do not reach the functions. A block that is null or not aligned
+/// as asked for is an error of the call.
+///
+/// ```
+/// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_resources::{CallbackMemoryResource, CudaMemoryResource};
+/// use std::sync::Arc;
+///
+/// let device = SimDevice::new(SimConfig::h200());
+/// let cuda = CudaMemoryResource::new(device.clone()).into_any();
+/// let upstream = Arc::clone(&cuda);
+/// // SAFETY: both functions pass the call to a resource that keeps the contract.
+/// let resource = unsafe {
+///     CallbackMemoryResource::new(
+///         device,
+///         move |layout, stream| cuda.allocate(layout, stream),
+///         move |ptr, layout, stream| upstream.deallocate(ptr, layout, stream),
+///     )
+/// };
+/// let block = resource.allocate_bytes(1000, StreamRef::LEGACY)?;
+/// // SAFETY: the block came from this resource with this size, once.
+/// unsafe { resource.deallocate_bytes(block, 1000, StreamRef::LEGACY) };
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+pub struct CallbackMemoryResource {
+    driver: DriverHandle,
+    allocate: Box<Allocate>,
+    deallocate: Box<Deallocate>,
+    accessibility: Accessibility,
+    is_stream_ordered: bool,
+}
+
+impl CallbackMemoryResource {
+    /// Makes a resource of two functions. It is stream-ordered, and the device alone reaches its memory,
+    /// unless the methods below say otherwise.
+    ///
+    /// # Safety
+    /// The functions keep the contract of [`DeviceMemoryResource`] for memory of the driver's device, when
+    /// any thread calls them.
+    pub unsafe fn new(
+        driver: DriverHandle,
+        allocate: impl Fn(Layout, StreamRef) -> Result<DevicePtr> + Send + Sync + 'static,
+        deallocate: impl Fn(DevicePtr, Layout, StreamRef) + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            driver,
+            allocate: Box::new(allocate),
+            deallocate: Box::new(deallocate),
+            accessibility: Accessibility::DEVICE,
+            is_stream_ordered: true,
+        }
+    }
+
+    /// Sets what reaches the memory.
+    ///
+    /// # Safety
+    /// It does.
+    #[must_use]
+    pub unsafe fn accessible_by(self, accessibility: Accessibility) -> Self {
+        Self { accessibility, ..self }
+    }
+
+    /// Declares that any stream may use a block at once.
+    ///
+    /// # Safety
+    /// Both functions synchronise with the device, as plain CUDA does.
+    #[must_use]
+    pub unsafe fn not_stream_ordered(self) -> Self {
+        Self { is_stream_ordered: false, ..self }
+    }
+}
+
+impl fmt::Debug for CallbackMemoryResource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CallbackMemoryResource").field("driver", &self.driver).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for CallbackMemoryResource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("callback")
+    }
+}
+
+// SAFETY: the functions keep the contract, as `new` asks for.
+#[deny(clippy::missing_trait_methods)]
+unsafe impl DeviceMemoryResource for CallbackMemoryResource {
+    fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        if layout.bytes() == 0 {
+            return Ok(DevicePtr::NULL);
+        }
+        let fail =
+            |error: Error| error.for_request(layout, stream).on_device(self.driver.device()).in_stack(self);
+        if self.driver.health().is_lost() {
+            return Err(fail(self.driver.health().error()));
+        }
+        let ptr = (self.allocate)(layout, stream).map_err(fail)?;
+        if ptr.is_null() {
+            return Err(Error::out_of_memory(layout, stream).on_device(self.driver.device()).in_stack(self));
+        }
+        if !ptr.is_aligned_to(layout.alignment()) {
+            (self.deallocate)(ptr, layout, stream);
+            return Err(fail(Error::invalid_argument(format!(
+                "the function returned {ptr}, which is not aligned to {} bytes",
+                layout.alignment()
+            ))));
+        }
+        Ok(ptr)
+    }
+
+    unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+        if !ptr.is_null() && !self.driver.health().is_lost() {
+            (self.deallocate)(ptr, layout, stream);
+        }
+    }
+
+    fn driver(&self) -> &DriverHandle {
+        &self.driver
+    }
+
+    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
+        None
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        self.driver.mem_get_info().map_err(|error| Error::from(error).in_stack(self))
+    }
+
+    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+        is_same(self, other)
+    }
+
+    fn is_stream_ordered(&self) -> bool {
+        self.is_stream_ordered
+    }
+
+    fn accessibility(&self) -> Accessibility {
+        self.accessibility
+    }
+
+    fn statistics(&self) -> Option<ResourceStatistics> {
+        None
+    }
+
+    fn trim(&self, _keep_bytes: u64) -> Result<u64> {
+        Ok(0)
+    }
+
+    fn provide(&self, _traits: &mut Traits) {}
+}

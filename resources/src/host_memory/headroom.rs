@@ -1,0 +1,143 @@
+//! Memory of the system's allocator, of which a part stays off the device.
+
+use std::fmt;
+use std::sync::Arc;
+
+use millpond_core::driver::MemAdvice;
+use millpond_core::stack::{LayerEntry, LayerKind};
+use millpond_core::{
+    ALLOCATION_ALIGNMENT, Accessibility, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error,
+    Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, is_same,
+};
+
+use super::pageable::Pageable;
+
+/// How `sam_headroom` is built from text.
+pub(crate) const ENTRY: LayerEntry = LayerEntry {
+    name: "sam_headroom",
+    about: "memory of the system's allocator that leaves a part of the device free",
+    params: &[("headroom", "bytes of the device to leave free; required")],
+    kind: LayerKind::Base(|params, driver| {
+        let headroom_bytes = params.bytes("headroom", &**driver)?.ok_or_else(|| {
+            Error::invalid_stack(
+                "`sam_headroom` needs the bytes to leave free; write for example headroom=1GiB",
+            )
+        })?;
+        Ok(Arc::new(SamHeadroomMemoryResource::new(Arc::clone(driver), headroom_bytes)?))
+    }),
+};
+
+/// Memory of the system's allocator, as from [`SystemMemoryResource`](crate::SystemMemoryResource), of which
+/// the device is advised to keep only as much as leaves `headroom_bytes` of it free.
+///
+/// Of each new block, the part that fits above the headroom, rounded down to 256 bytes, prefers the device,
+/// and the rest prefers the host: one query and one or two calls of `cuMemAdvise`, which are advice. A driver
+/// that refuses one costs the advice and not the block.
+///
+/// ```
+/// use millpond_core::DeviceMemoryResourceExt;
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_resources::SamHeadroomMemoryResource;
+///
+/// let device = SimDevice::new(SimConfig::h200());
+/// let resource = SamHeadroomMemoryResource::new(device, 1 << 30)?;
+/// assert_eq!(resource.to_string(), "sam_headroom:headroom=1GiB");
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+///
+#[doc = include_str!("../../layers/sam_headroom.md")]
+#[derive(Debug)]
+pub struct SamHeadroomMemoryResource {
+    memory: Pageable,
+    headroom_bytes: u64,
+}
+
+impl SamHeadroomMemoryResource {
+    /// Returns a resource that leaves `headroom_bytes` of the device free.
+    ///
+    /// # Errors
+    /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) if the device does not reach pageable memory,
+    /// and those of the driver.
+    pub fn new(driver: DriverHandle, headroom_bytes: u64) -> Result<Self> {
+        Ok(Self { memory: Pageable::for_device(driver)?, headroom_bytes })
+    }
+
+    /// Returns the bytes of the device that are left free.
+    pub fn headroom_bytes(&self) -> u64 {
+        self.headroom_bytes
+    }
+
+    fn advise(&self, ptr: DevicePtr, bytes: u64) {
+        let driver = &self.memory.driver;
+        let free = driver.mem_get_info().map_or(0, |info| info.free);
+        let on_device = free.saturating_sub(self.headroom_bytes).min(bytes) & !(ALLOCATION_ALIGNMENT - 1);
+        let parts = [
+            (ptr, on_device, MemAdvice::PreferDevice),
+            (ptr.offset(on_device), bytes - on_device, MemAdvice::PreferHost),
+        ];
+        for (start, bytes, advice) in parts.into_iter().filter(|(_, bytes, _)| *bytes > 0) {
+            // SAFETY: the range lies in a block that was just allocated.
+            if let Err(error) = unsafe { driver.mem_advise(start, bytes, advice) } {
+                driver.health().note(&error);
+                let ptr = start;
+                tracing::debug!(target: "millpond::driver", %ptr, bytes, %error, "advice was refused");
+            }
+        }
+    }
+}
+
+impl fmt::Display for SamHeadroomMemoryResource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:headroom={}", ENTRY.name, ByteSize::Bytes(self.headroom_bytes))
+    }
+}
+
+// SAFETY: the blocks are those of the shared part, which keeps the contract; advice changes no contents.
+#[deny(clippy::missing_trait_methods)]
+unsafe impl DeviceMemoryResource for SamHeadroomMemoryResource {
+    fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        let ptr = self.memory.allocate(layout, stream, ENTRY.name)?;
+        if !ptr.is_null() {
+            self.advise(ptr, layout.bytes());
+        }
+        Ok(ptr)
+    }
+
+    unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+        self.memory.deallocate(ptr, layout, stream, ENTRY.name);
+    }
+
+    fn driver(&self) -> &DriverHandle {
+        &self.memory.driver
+    }
+
+    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
+        None
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        self.memory.memory_info(ENTRY.name)
+    }
+
+    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+        is_same(self, other)
+    }
+
+    fn is_stream_ordered(&self) -> bool {
+        false
+    }
+
+    fn accessibility(&self) -> Accessibility {
+        Accessibility::DEVICE_AND_HOST
+    }
+
+    fn statistics(&self) -> Option<ResourceStatistics> {
+        self.memory.statistics()
+    }
+
+    fn trim(&self, _keep_bytes: u64) -> Result<u64> {
+        Ok(0)
+    }
+
+    fn provide(&self, _traits: &mut Traits) {}
+}

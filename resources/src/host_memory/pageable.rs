@@ -1,0 +1,308 @@
+//! Memory of the system's allocator.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Weak};
+
+use dashmap::DashMap;
+use dashmap::mapref::entry::Entry;
+use millpond_core::driver::{CaptureModeGuard, DeviceAttribute, Health, HostPtr};
+use millpond_core::misuse::{self, Misuse, MisuseKind};
+use millpond_core::stack::{LayerEntry, LayerKind};
+use millpond_core::{
+    Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, Layout, MemoryInfo,
+    ResourceStatistics, Result, StreamRef, Traits, downcast,
+};
+use parking_lot::Mutex;
+use rustc_hash::FxBuildHasher;
+
+/// How `host` is built from text.
+pub(crate) const HOST: LayerEntry = LayerEntry {
+    name: "host",
+    about: "memory of the system's allocator, for the host alone",
+    params: &[],
+    kind: LayerKind::Base(|_, driver| Ok(Arc::new(PageableHostMemoryResource::new(Arc::clone(driver))))),
+};
+
+/// How `system` is built from text.
+pub(crate) const SYSTEM: LayerEntry = LayerEntry {
+    name: "system",
+    about: "memory of the system's allocator, where the device reaches it",
+    params: &[],
+    kind: LayerKind::Base(|_, driver| Ok(Arc::new(SystemMemoryResource::new(Arc::clone(driver))?))),
+};
+
+/// The blocks that are handed out, for all resources of the process, since a block may be freed through an
+/// equal one. A pointer that is not here never reaches the system's allocator, whose heap it would corrupt.
+static LIVE: LazyLock<DashMap<DevicePtr, Live, FxBuildHasher>> = LazyLock::new(DashMap::default);
+
+struct Live {
+    layout: Layout,
+    /// Identifies the opening of the device that the block was allocated for.
+    health: Weak<Health>,
+}
+
+/// Freed blocks that the device may still use: it could not be waited for, since a graph was captured. The
+/// next call tries again.
+static DEFERRED: Mutex<Vec<(DevicePtr, Live)>> = Mutex::new(Vec::new());
+
+/// All that the resources share.
+#[derive(Debug)]
+pub(super) struct Pageable {
+    pub(super) driver: DriverHandle,
+    /// Whether the device may use a block, so that its work is waited for before the block is freed.
+    reaches_device: bool,
+    misuses: AtomicU64,
+}
+
+impl Pageable {
+    fn new(driver: DriverHandle, reaches_device: bool) -> Self {
+        Self { driver, reaches_device, misuses: AtomicU64::new(0) }
+    }
+
+    /// For host and device.
+    pub(super) fn for_device(driver: DriverHandle) -> Result<Self> {
+        if driver.attribute(DeviceAttribute::PageableMemoryAccess)? != 1 {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "{} does not reach pageable host memory; use `managed` or `pinned_host` instead",
+                    driver.device()
+                ),
+            ));
+        }
+        Ok(Self::new(driver, true))
+    }
+
+    pub(super) fn allocate(&self, layout: Layout, stream: StreamRef, name: &str) -> Result<DevicePtr> {
+        if layout.bytes() == 0 {
+            return Ok(DevicePtr::NULL);
+        }
+        let health = self.driver.health();
+        let fail =
+            |error: Error| error.for_request(layout, stream).on_device(self.driver.device()).in_stack(name);
+        if health.is_lost() {
+            return Err(fail(health.error()));
+        }
+        self.free_deferred();
+        let allocated = self.driver.pageable_alloc(layout).map_err(|error| {
+            health.note(&error);
+            fail(error.into())
+        })?;
+        let ptr = DevicePtr::new(allocated.0 as u64);
+        LIVE.insert(ptr, Live { layout, health: Arc::downgrade(health) });
+        Ok(ptr)
+    }
+
+    pub(super) fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef, name: &str) {
+        if ptr.is_null() {
+            return;
+        }
+        let live = match self.take(ptr, layout) {
+            Ok(live) => live,
+            Err(kind) => {
+                self.misuses.fetch_add(1, Ordering::Relaxed);
+                let (bytes, resource) = (layout.bytes(), name.to_owned());
+                return misuse::report(&Misuse { kind, ptr, bytes, stream, resource });
+            }
+        };
+        self.free_deferred();
+        if self.wait() {
+            self.free(ptr, live.layout);
+        } else {
+            DEFERRED.lock().push((ptr, live));
+        }
+    }
+
+    /// Removes a block from those that are handed out, unless it is not one of them.
+    fn take(&self, ptr: DevicePtr, layout: Layout) -> Result<Live, MisuseKind> {
+        let Entry::Occupied(live) = LIVE.entry(ptr) else { return Err(MisuseKind::ForeignPointer) };
+        if live.get().health.as_ptr() != Arc::as_ptr(self.driver.health()) {
+            return Err(MisuseKind::WrongDevice);
+        }
+        let allocated_bytes = live.get().layout.bytes();
+        if allocated_bytes != layout.bytes() {
+            return Err(MisuseKind::WrongSize { allocated_bytes });
+        }
+        Ok(live.remove())
+    }
+
+    fn free(&self, ptr: DevicePtr, layout: Layout) {
+        // SAFETY: the block came from this driver's `pageable_alloc` with this layout, it was removed from
+        // those that are handed out, and no work uses it.
+        unsafe { self.driver.pageable_free(HostPtr(ptr.address() as usize), layout) }
+    }
+
+    /// Waits until no work of the device uses memory that was freed, and returns whether that is certain.
+    ///
+    /// It waits for the device and not for the stream, which may be destroyed, and since memory that is not
+    /// stream-ordered goes to any stream.
+    fn wait(&self) -> bool {
+        // On a lost device no work runs any more.
+        if !self.reaches_device || self.driver.health().is_lost() {
+            return true;
+        }
+        let _captures = CaptureModeGuard::relaxed(&*self.driver);
+        self.driver.synchronize_beside_captures().unwrap_or_else(|error| {
+            self.driver.health().note(&error);
+            self.driver.health().is_lost()
+        })
+    }
+
+    /// Frees the blocks that had to wait, if the device can be waited for now.
+    fn free_deferred(&self) {
+        let is_own =
+            |(_, live): &mut (DevicePtr, Live)| live.health.as_ptr() == Arc::as_ptr(self.driver.health());
+        let own: Vec<_> = DEFERRED.lock().extract_if(.., is_own).collect();
+        if own.is_empty() {
+            return;
+        }
+        if self.wait() {
+            own.into_iter().for_each(|(ptr, live)| self.free(ptr, live.layout));
+        } else {
+            DEFERRED.lock().extend(own);
+        }
+    }
+
+    pub(super) fn memory_info(&self, name: &str) -> Result<MemoryInfo> {
+        let health = self.driver.health();
+        if health.is_lost() {
+            return Err(health.error().in_stack(name));
+        }
+        self.driver.host_memory_info().map_err(|error| Error::from(error).in_stack(name))
+    }
+
+    pub(super) fn is_equal(&self, other: &Self) -> bool {
+        Arc::ptr_eq(self.driver.health(), other.driver.health())
+    }
+
+    pub(super) fn statistics(&self) -> Option<ResourceStatistics> {
+        let misuses = self.misuses.load(Ordering::Relaxed);
+        (misuses > 0).then(|| ResourceStatistics { misuses, ..Default::default() })
+    }
+}
+
+impl Drop for Pageable {
+    fn drop(&mut self) {
+        self.free_deferred();
+    }
+}
+
+macro_rules! pageable_resource {
+    ($(#[$doc:meta])* $name:ident, $text:expr, $accessibility:expr) => {
+        $(#[$doc])*
+        #[derive(Debug)]
+        pub struct $name(Pageable);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str($text)
+            }
+        }
+
+        // SAFETY: the system's allocator hands out disjoint ranges with the layout's alignment. Where the
+        // device may use them, a free waits for its work, so any stream may use them at once.
+        #[deny(clippy::missing_trait_methods)]
+        unsafe impl DeviceMemoryResource for $name {
+            fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+                self.0.allocate(layout, stream, $text)
+            }
+
+            unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+                self.0.deallocate(ptr, layout, stream, $text);
+            }
+
+            fn driver(&self) -> &DriverHandle {
+                &self.0.driver
+            }
+
+            fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
+                None
+            }
+
+            fn memory_info(&self) -> Result<MemoryInfo> {
+                self.0.memory_info($text)
+            }
+
+            fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+                downcast::<Self>(other).is_some_and(|other| self.0.is_equal(&other.0))
+            }
+
+            fn is_stream_ordered(&self) -> bool {
+                false
+            }
+
+            fn accessibility(&self) -> Accessibility {
+                $accessibility
+            }
+
+            fn statistics(&self) -> Option<ResourceStatistics> {
+                self.0.statistics()
+            }
+
+            fn trim(&self, _keep_bytes: u64) -> Result<u64> {
+                Ok(0)
+            }
+
+            fn provide(&self, _traits: &mut Traits) {}
+        }
+    };
+}
+
+pageable_resource! {
+    /// Memory of the system's allocator, aligned as asked for, for the host alone. The stream does not
+    /// matter, and nothing is waited for: the caller frees a block when no copy reads or writes it any more.
+    ///
+    /// A wrong free is refused: the resource knows its blocks.
+    ///
+    /// ```
+    /// use millpond_core::{Accessibility, DeviceMemoryResource};
+    /// use millpond_driver::sim::{SimConfig, SimDevice};
+    /// use millpond_resources::{HostMemoryResource, HostResource, PageableHostMemoryResource};
+    ///
+    /// let pageable = PageableHostMemoryResource::new(SimDevice::new(SimConfig::h200()));
+    /// assert_eq!(pageable.accessibility(), Accessibility::HOST);
+    /// let host = HostResource::new(pageable)?;
+    /// let layout = millpond_core::Layout::new(1000);
+    /// let block = host.allocate(layout)?;
+    /// // SAFETY: the block has 1000 bytes, and is freed once.
+    /// unsafe {
+    ///     block.write_bytes(7, 1000);
+    ///     host.deallocate(block, layout);
+    /// }
+    /// # Ok::<(), millpond_core::Error>(())
+    /// ```
+    ///
+    #[doc = include_str!("../../layers/host.md")]
+    PageableHostMemoryResource, HOST.name, Accessibility::HOST
+}
+
+impl PageableHostMemoryResource {
+    /// Returns the resource. Pools on top of it use the device's streams.
+    pub fn new(driver: DriverHandle) -> Self {
+        Self(Pageable::new(driver, false))
+    }
+}
+
+pageable_resource! {
+    /// Memory of the system's allocator, on a device that reaches it. Pages move to where they are first
+    /// used.
+    ///
+    /// A free waits for the work of the device, as that of plain CUDA memory does; where that would end the
+    /// capture of a graph, a later call frees the block. A wrong free is refused: the resource knows its
+    /// blocks. Two resources of the same device are equal.
+    ///
+    #[doc = include_str!("../../layers/system.md")]
+    SystemMemoryResource, SYSTEM.name, Accessibility::DEVICE_AND_HOST
+}
+
+impl SystemMemoryResource {
+    /// Returns the resource of this driver's device.
+    ///
+    /// # Errors
+    /// [`Unsupported`](ErrorKind::Unsupported) if the device does not reach pageable memory, and those of the
+    /// driver.
+    pub fn new(driver: DriverHandle) -> Result<Self> {
+        Pageable::for_device(driver).map(Self)
+    }
+}
