@@ -27,7 +27,7 @@ const RACES: u64 = 4;
 /// Managed memory is the host's, and each block of it a real mapping: one operation there costs what a
 /// hundred cost elsewhere.
 fn share(subject: &Subject) -> u64 {
-    if subject.name().starts_with("managed") { 1 } else { 20 }
+    if subject.name().contains("managed") { 1 } else { 20 }
 }
 
 fn number(variable: &str, default: u64) -> u64 {

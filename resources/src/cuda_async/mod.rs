@@ -9,7 +9,7 @@ use std::fmt;
 use millpond_core::driver::{DeviceAttribute, MemAllocationType, MemLocation, call};
 use millpond_core::{
     Accessibility, DeviceMemoryResource, DevicePtr, DriverError, DriverHandle, Error, ErrorKind, Layout,
-    MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, downcast,
+    MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, downcast, format_bytes,
 };
 
 use crate::memory_pool::{MemoryPool, MemoryPoolOptions};
@@ -59,6 +59,11 @@ impl CudaAsyncMemoryResource {
     pub fn new(driver: DriverHandle, options: CudaAsyncOptions) -> Result<Self> {
         let build = || {
             check_pools(&driver)?;
+            if let Some(most) = options.maximum_bytes.filter(|most| options.initial_bytes > *most) {
+                let (initial, most) = (format_bytes(options.initial_bytes), format_bytes(most));
+                let message = format!("the initial {initial} are more than the most, {most}; raise max");
+                return Err(Error::invalid_argument(message).on_device(driver.device()));
+            }
             let pool = make_pool(&driver, options)?;
             if options.initial_bytes > 0 {
                 pool.inner().prime(options.initial_bytes)?;

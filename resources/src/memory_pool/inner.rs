@@ -114,7 +114,11 @@ impl Inner {
         }
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
         let base = if self.is_captured(stream)? {
-            self.allocate_aside(bytes)?
+            self.allocate_aside(bytes).map_err(|error| {
+                let advice = "a stream that captures a graph waits for no other; ask outside the capture";
+                let is_out = error.is_out_of_memory();
+                if is_out { Error::from(error).context(advice) } else { error.into() }
+            })?
         } else {
             self.free_deferred_of(stream);
             self.allocate_on(bytes, stream)?
@@ -134,17 +138,12 @@ impl Inner {
     }
 
     /// Allocates on the pool's own stream, for use on any: the memory is ready when this returns.
-    fn allocate_aside(&self, bytes: u64) -> Result<DevicePtr> {
+    fn allocate_aside(&self, bytes: u64) -> DriverResult<DevicePtr> {
         let aside = self.ask(|_| self.aside())?;
-        let taken = self.ask(|driver| driver.mem_alloc_from_pool_async(bytes, self.raw, aside));
-        let base = taken.map_err(|error| {
-            let is_out = error.is_out_of_memory();
-            let advice = "a stream that captures a graph waits for no other; ask outside the capture";
-            if is_out { Error::from(error).context(advice) } else { error.into() }
-        })?;
+        let base = self.ask(|driver| driver.mem_alloc_from_pool_async(bytes, self.raw, aside))?;
         if let Err(error) = self.ask(|driver| driver.stream_synchronize(aside)) {
             self.free_on(base, bytes, aside);
-            return Err(error.into());
+            return Err(error);
         }
         Ok(base)
     }
