@@ -12,7 +12,7 @@ use millpond_core::{
     MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, downcast, format_bytes,
 };
 
-use crate::memory_pool::{MemoryPool, MemoryPoolOptions};
+use crate::memory_pool::{DriverPool, MemoryPool, MemoryPoolOptions};
 pub(crate) use layers::{CUDA_ASYNC, CUDA_ASYNC_MANAGED, CUDA_ASYNC_VIEW};
 use memory::AsyncMemory;
 pub use options::{CudaAsyncOptions, HwDecompress};
@@ -345,7 +345,15 @@ macro_rules! async_resource {
                 self.memory.pool().trim(keep_bytes).map_err(|error| error.in_stack(self))
             }
 
-            fn provide(&self, _traits: &mut Traits) {}
+            fn provide(&self, traits: &mut Traits) {
+                traits.add::<Self, dyn DriverPool>(|it| it);
+            }
+        }
+
+        impl DriverPool for $name {
+            fn memory_pool(&self) -> &MemoryPool {
+                self.memory.pool()
+            }
         }
     )*};
 }

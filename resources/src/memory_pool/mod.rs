@@ -71,6 +71,26 @@ static CURRENT: Mutex<Vec<MemoryPool>> = Mutex::new(Vec::new());
 #[derive(Clone)]
 pub struct MemoryPool(Arc<Inner>);
 
+/// A resource that hands out memory of a pool of the driver:
+/// [`find_trait`](millpond_core::find_trait) finds the one at the bottom of a stack.
+///
+/// ```
+/// use millpond_core::{DeviceMemoryResource, find_trait};
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_resources::memory_pool::DriverPool;
+/// use millpond_resources::{CudaAsyncMemoryResource, CudaAsyncOptions};
+///
+/// let device = SimDevice::new(SimConfig::h200());
+/// let stack = CudaAsyncMemoryResource::new(device, CudaAsyncOptions::default())?;
+/// let base = find_trait::<dyn DriverPool>(&stack).expect("the stack stands on a pool");
+/// assert_eq!(base.memory_pool(), stack.pool());
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+pub trait DriverPool {
+    /// Returns the pool.
+    fn memory_pool(&self) -> &MemoryPool;
+}
+
 fn key(driver: &DriverHandle, raw: MemPool) -> (usize, MemPool) {
     let health: *const Health = Arc::as_ptr(driver.health());
     (health.addr(), raw)
