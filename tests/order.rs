@@ -28,7 +28,7 @@ const RACES: u64 = 4;
 /// hundred cost elsewhere.
 fn share(subject: &Subject) -> u64 {
     let of_host = ["managed", "pinned_host", "host", "system", "sam_headroom"];
-    if of_host.iter().any(|base| subject.name().starts_with(base)) { 1 } else { 20 }
+    if of_host.iter().any(|base| subject.name().contains(base)) { 1 } else { 20 }
 }
 
 fn number(variable: &str, default: u64) -> u64 {

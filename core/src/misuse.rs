@@ -26,11 +26,13 @@ pub enum MisuseKind {
     },
     /// The block belongs to another device.
     WrongDevice,
+    /// The stream was destroyed before. The block is taken back all the same, after all work of the device.
+    DeadStream,
     /// A container or a memory pointer outlived what it points into and tried to free it.
     StaleHandle,
 }
 
-/// One refused call.
+/// One refused call, or one that was a mistake.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Misuse {
     /// The kind of misuse.
@@ -48,8 +50,13 @@ pub struct Misuse {
 impl fmt::Display for Misuse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, ptr, bytes, stream, resource } = self;
-        write!(f, "refused to deallocate {ptr} ({bytes} bytes, stream {stream}) in `{resource}`: ")?;
+        let what = if *kind == MisuseKind::DeadStream { "took back" } else { "refused to deallocate" };
+        write!(f, "{what} {ptr} ({bytes} bytes, stream {stream}) in `{resource}`: ")?;
         match kind {
+            MisuseKind::DeadStream => f.write_str(
+                "the stream was destroyed before, so the block waits for all work of the device; pass a living \
+                 stream that comes after the block's uses",
+            ),
             MisuseKind::ForeignPointer => f.write_str(
                 "no block that this resource handed out starts there; pass a pointer back to the resource \
                  that allocated it",

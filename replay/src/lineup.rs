@@ -7,7 +7,7 @@ use crate::device_figures::DeviceFigures;
 use crate::program::LogSummary;
 
 /// The stacks, base first, as [`StackSpec`] reads them. To add one that any log can use, add a line.
-const ALWAYS: [&str; 5] = ["cuda", "managed", "cuda+pool", "cuda+binning", "cuda+pool+binning"];
+const ALWAYS: [&str; 6] = ["cuda", "managed", "cuda_async", "cuda+pool", "cuda+binning", "cuda+pool+binning"];
 
 /// The share of a GPU's free memory that a log may need for managed memory, which is migrated page by page,
 /// to be worth the time.
@@ -37,7 +37,7 @@ pub fn standard(log: &LogSummary, device: &DeviceFigures) -> Vec<Entry> {
     texts.filter_map(|text| text.parse().ok()).map(|spec| entry(spec, log, device)).collect()
 }
 
-/// The stacks of the line-up for any log that cache freed memory: `bench` measures them unless others are
+/// The stacks of the line-up for any log that cache freed memory above the driver: `bench` measures them unless others are
 /// named.
 pub fn pools() -> Vec<StackSpec> {
     let stacks = ALWAYS.iter().filter_map(|text| text.parse::<StackSpec>().ok());

@@ -23,7 +23,7 @@ fn the_standard_line_up_replays_a_log_without_a_failure() {
     let (events, threads, streams) =
         (&report["log"]["events"], &report["log"]["threads"], &report["log"]["streams"]);
     assert_eq!((events.as_u64(), threads.as_u64(), streams.as_u64()), (Some(4000), Some(4), Some(4)));
-    assert!(specs(&report).starts_with(&["cuda", "managed", "cuda+pool"].map(str::to_owned)));
+    assert!(specs(&report).starts_with(&["cuda", "managed", "cuda_async", "cuda+pool"].map(str::to_owned)));
     let live = report["log"]["peak_live_bytes"].as_u64().unwrap();
     for stack in report["stacks"].as_array().unwrap() {
         let spec = &stack["spec"];
@@ -75,6 +75,22 @@ fn a_pool_asks_the_driver_less_and_tells_how_it_reused() {
     assert_eq!(served, 2000, "of one pass: {ladder:?}");
     assert!(pool["largest_free_block_bytes"].as_u64().unwrap() > 0);
     assert_eq!(pool["bytes_beyond_slack"], 0, "over regions there is no slack");
+}
+
+/// The counting driver sees the blocks that a pool of the driver hands out; what counts is what it holds.
+#[test]
+fn a_pool_of_the_driver_counts_with_what_it_holds() {
+    let folder = Folder::new();
+    let log = folder.log(&rows(4, 4000));
+    let report = Run::json(&log, &["--stack", "cuda_async", "--stack", "managed", "--repeat", "2"]);
+    let [pool, blocks] = [0, 1].map(|at: usize| report["stacks"][at]["passes"].as_array().unwrap().clone());
+    for (pool, blocks) in pool.iter().zip(&blocks) {
+        let [held, used] = [pool, blocks].map(|pass| pass["peak_taken_bytes"].as_u64().unwrap());
+        assert!(held > used, "{held} held, {used} used");
+    }
+    let note = "a simulated driver never splits what its pools hold";
+    assert!(Run::of(&log, &["--stack", "cuda_async"]).stdout.contains(note));
+    assert!(!Run::of(&log, &["--stack", "cuda+pool"]).stdout.contains(note));
 }
 
 #[test]

@@ -4,6 +4,9 @@
 //! |---|---|---|
 //! | [`CudaMemoryResource`] | `cuda` | plain device memory; synchronises at every call |
 //! | [`ManagedMemoryResource`] | `managed` | memory that host and device share |
+//! | [`CudaAsyncMemoryResource`] | `cuda_async` | a pool of CUDA's stream-ordered allocator |
+//! | [`CudaAsyncViewMemoryResource`] | `cuda_async_view` | the device's default or current such pool |
+//! | [`CudaAsyncManagedMemoryResource`] | `cuda_async_managed` | such a pool of managed memory |
 //! | [`PinnedHostMemoryResource`] | `pinned_host` | pinned host memory, which the device reaches, too |
 //! | [`PageableHostMemoryResource`] | `host` | memory of the system's allocator, for the host alone |
 //! | [`SystemMemoryResource`] | `system` | the same, where the device reaches it |
@@ -14,7 +17,7 @@
 //! | [`FixedSizeMemoryResource`] | `fixed_size` | blocks of one size, in stream order |
 //! | [`BinningMemoryResource`] | `binning` | a resource per range of sizes |
 //!
-//! [`registry`] holds the default resource of each device.
+//! [`registry`] holds the default resource of each device; [`memory_pool`] has the driver's pools as a type.
 //!
 //! The pool consists of these folders, each of which uses only those below it:
 //!
@@ -32,10 +35,12 @@ mod backing;
 pub mod binning;
 mod block_map;
 mod callback; // no text: its calls are functions
+mod cuda_async;
 mod driver_memory;
 pub mod fixed_size;
 mod heap;
 pub mod host_memory;
+pub mod memory_pool;
 pub mod pool;
 mod process;
 pub mod registry;
@@ -48,6 +53,10 @@ mod tuning;
 pub use arena::{ArenaLayer, ArenaMemoryResource, ArenaOptions};
 pub use binning::{BinningLayer, BinningMemoryResource};
 pub use callback::CallbackMemoryResource;
+pub use cuda_async::{
+    CudaAsyncManagedMemoryResource, CudaAsyncMemoryResource, CudaAsyncOptions, CudaAsyncViewMemoryResource,
+    HwDecompress,
+};
 pub use driver_memory::{CudaMemoryResource, ManagedMemoryResource, PinnedHostMemoryResource};
 pub use fixed_size::{FixedSizeLayer, FixedSizeMemoryResource, FixedSizeOptions};
 pub use host_memory::{
@@ -69,6 +78,9 @@ use millpond_core::stack::LayerEntry;
 pub const LAYERS: &[LayerEntry] = &[
     driver_memory::CUDA,
     driver_memory::MANAGED,
+    cuda_async::CUDA_ASYNC,
+    cuda_async::CUDA_ASYNC_VIEW,
+    cuda_async::CUDA_ASYNC_MANAGED,
     driver_memory::PINNED_HOST,
     host_memory::HOST,
     host_memory::SYSTEM,

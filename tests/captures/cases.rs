@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use millpond::driver::CallKind;
 use millpond::plugin::{MemoryManager, MillpondMemoryManager, with_stream};
-use millpond::resources::{CudaMemoryResource, PoolLayer};
+use millpond::resources::{CudaAsyncMemoryResource, CudaAsyncOptions, CudaMemoryResource, PoolLayer};
 use millpond::{DeviceMemoryResource, DeviceMemoryResourceExt, Driver, Result};
 
 use super::stage::{MIB, Stage, give, pass, take};
@@ -45,6 +45,14 @@ pub(crate) const CASES: &[Case] = &[
         grow(stage, "cuda+pool:pages=off+pool", CallKind::MemAlloc)
     }),
     case("plain memory", true, |stage| grow(stage, "cuda", CallKind::MemFree)),
+    case("a pool of the driver", true, |stage| grow(stage, "cuda_async", CallKind::MemAllocAsync)),
+    case("the driver's default pool", true, |stage| grow(stage, "cuda_async_view", CallKind::MemAllocAsync)),
+    case("trim of a pool of the driver", true, |stage| {
+        let (act, _) = trim(stage, "cuda_async");
+        (act, Some(CallKind::MemPoolTrim))
+    }),
+    case("the end of a pool of the driver", true, |stage| end(stage, "cuda_async")),
+    case("a new pool of the driver", true, new_driver_pool),
     case("managed memory", true, |stage| grow(stage, "managed", CallKind::MemFree)),
     case("a block of a stream that is done", true, |stage| {
         other_streams(stage, 40, false, CallKind::EventQuery)
@@ -155,6 +163,16 @@ fn new_pool(stage: &Stage) -> (Act, Option<CallKind>) {
         pass(&pool, 1000, stream)
     };
     (Box::new(act), Some(CallKind::MemAlloc))
+}
+
+fn new_driver_pool(stage: &Stage) -> (Act, Option<CallKind>) {
+    let (driver, stream) = (stage.driver(), stage.stream);
+    let act = move || {
+        let options = CudaAsyncOptions { initial_bytes: 64 * MIB, ..CudaAsyncOptions::default() };
+        let resource = CudaAsyncMemoryResource::new(driver, options)?;
+        pass(&resource, 1000, stream)
+    };
+    (Box::new(act), Some(CallKind::MemPool))
 }
 
 /// With blocks that are at work: given back, and still in use.

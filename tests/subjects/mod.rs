@@ -18,6 +18,14 @@ const RESOURCES: &[(&str, Knows)] = &[
     ("system", Knows::its_blocks(None).handing_on()),
     ("system+pool", Knows::its_blocks(Exact)),
     ("sam_headroom:headroom=1GiB", Knows::its_blocks(None).handing_on()),
+    ("cuda_async", Knows::its_blocks(None)),
+    ("cuda_async:initial=10%,max=75%", Knows::its_blocks(None)),
+    ("cuda_async:release_threshold=0,reuse=own", Knows::its_blocks(None)),
+    ("cuda_async:reuse=opportunistic,handles=fd,hw_decompress=off", Knows::its_blocks(None)),
+    ("cuda_async_view", Knows::its_blocks(None).sharing()),
+    ("cuda_async_view:pool=current", Knows::its_blocks(None).sharing()),
+    ("cuda_async_managed", Knows::its_blocks(None).sharing()),
+    ("cuda_async+pool:max=50%", Knows::its_blocks(Counts)),
     (POOL, Knows::its_blocks(Exact)),
     ("cuda+pool:initial=10%,max=75%", Knows::its_blocks(Exact)),
     ("cuda+pool:reuse=own", Knows::its_blocks(Exact)),
@@ -73,13 +81,14 @@ struct Knows {
     refusals: Refusals,
     largest_bytes: u64,
     hands_on: bool,
+    shares_pools: bool,
 }
 
 impl Knows {
     /// It hands on what it gets from the device.
     const fn nothing() -> Self {
         let refusals = Refusals { foreign_pointer: false, double_free: false, wrong_size: false };
-        Self { statistics: None, refusals, largest_bytes: 64 << 20, hands_on: true }
+        Self { statistics: None, refusals, largest_bytes: 64 << 20, hands_on: true, shares_pools: false }
     }
 
     const fn its_blocks(statistics: StatisticsCheck) -> Self {
@@ -88,6 +97,11 @@ impl Knows {
 
     const fn handing_on(self) -> Self {
         Self { hands_on: true, ..self }
+    }
+
+    /// Its memory is that of a pool of the driver.
+    const fn sharing(self) -> Self {
+        Self { hands_on: true, shares_pools: true, ..self }
     }
 
     const fn holding(self) -> Self {
@@ -124,6 +138,7 @@ pub(crate) fn all() -> Vec<Subject> {
             .largest_bytes(knows.largest_bytes)
             .inspected_by(validate_pools)
             .decayed_by(decay_pools);
+        let subject = if knows.shares_pools { subject.shares_pools() } else { subject };
         if knows.hands_on { subject.hands_on() } else { subject }
     };
     let mut all: Vec<Subject> = RESOURCES.iter().map(|&(text, knows)| subject(text, knows)).collect();

@@ -4,11 +4,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use indicatif::ProgressBar;
+use millpond_core::driver::{MemPool, MemPoolAttribute};
 use millpond_core::stack::{LayerSpec, LayerTable, Piece, StackSpec, Value};
 use millpond_core::{
     AnyResource, DeviceMemoryResource, Driver, DriverHandle, ErrorKind, LadderCounts, ResourceStatistics,
+    find_trait,
 };
 use millpond_driver::{CallCounts, CountingDriver};
+use millpond_resources::memory_pool::DriverPool;
 
 use super::figures::unmeasured;
 use super::layers::is_millponds;
@@ -180,6 +183,20 @@ impl<'a> StackWatch<'a> {
         }
     }
 
+    /// The pool of the driver at the bottom of the stack.
+    fn pool_of_driver(&self) -> Option<MemPool> {
+        find_trait::<dyn DriverPool>(&**self.resource).map(|resource| resource.memory_pool().raw())
+    }
+
+    /// The most bytes taken at one time. A pool of the driver holds more than it has handed out, which is all
+    /// that the counting driver sees, so the pool is asked; that is not counted as a call of the stack.
+    fn peak_bytes(&self) -> u64 {
+        let held = self.pool_of_driver().and_then(|pool| {
+            self.driver.inner().mem_pool_get_attribute(pool, MemPoolAttribute::ReservedMemHigh).ok()
+        });
+        self.driver.peak_bytes_taken().max(held.unwrap_or(0))
+    }
+
     fn figures(self, program: &Program, outcome: Outcome) -> StackFigures {
         let log = program.summary();
         let operations = log.operations;
@@ -238,6 +255,11 @@ impl Watch for StackWatch<'_> {
     fn pass_begins(&mut self) {
         if !self.passes.is_empty() {
             self.driver.reset_peak();
+            if let Some(pool) = self.pool_of_driver() {
+                // Where the driver refuses, the peak so far stands for this pass, too.
+                let _ =
+                    self.driver.inner().mem_pool_set_attribute(pool, MemPoolAttribute::ReservedMemHigh, 0);
+            }
         }
         self.pass_began = Moment::now(self.driver);
     }
@@ -252,7 +274,7 @@ impl Watch for StackWatch<'_> {
             let own_ns = nanoseconds.saturating_sub(span.counts.total_wall_ns());
             (own_ns, own_ns + span.ns)
         };
-        self.passes.push(Span { own_ns, total_ns, peak_bytes: self.driver.peak_bytes_taken(), ..span });
+        self.passes.push(Span { own_ns, total_ns, peak_bytes: self.peak_bytes(), ..span });
         self.calls = now.counts.total_calls();
         self.statistics = self.resource.statistics();
         if self.passes.len() == 1 {

@@ -3,9 +3,11 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use millpond_core::driver::{Event, EventFlags, HostPtr, StreamFlags};
+use millpond_core::driver::{
+    DriverResult, Event, EventFlags, HostPtr, MemAllocationType, MemLocation, StreamFlags,
+};
 use millpond_core::{
-    Accessibility, AnyResource, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, StreamRef,
+    Accessibility, AnyResource, DeviceMemoryResource, DevicePtr, Driver, DriverHandle, Layout, StreamRef,
 };
 use millpond_driver::sim::{Access, Schedule, SimConfig, SimDevice};
 
@@ -86,6 +88,9 @@ impl<'a> Context<'a> {
         if let Some(violation) = sim.take_violations().first() {
             panic!("{violation}");
         }
+        if self.subject.shares_pools {
+            trim_default_pools(sim).unwrap_or_else(|error| panic!("{error}"));
+        }
         assert_eq!(
             (sim.live_bytes(), sim.live_allocations()),
             (0, 0),
@@ -93,6 +98,15 @@ impl<'a> Context<'a> {
         );
         assert_eq!((sim.live_events(), sim.live_streams()), (0, 0), "events and streams left at the end");
     }
+}
+
+/// Lets the driver's default pools give back what is free.
+fn trim_default_pools(sim: &SimDevice) -> DriverResult<()> {
+    sim.synchronize()?;
+    let managed = sim.mem_get_default_mem_pool(MemLocation::Device, MemAllocationType::Managed)?;
+    [sim.device_get_default_mem_pool()?, managed]
+        .into_iter()
+        .try_for_each(|pool| sim.mem_pool_trim_to(pool, 0))
 }
 
 /// A block of a body.

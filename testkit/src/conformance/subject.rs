@@ -47,6 +47,7 @@ pub struct Subject {
     pub(crate) statistics: StatisticsCheck,
     pub(super) device_bytes: u64,
     pub(super) hands_on: bool,
+    pub(super) shares_pools: bool,
     pub(crate) inspect: Option<Inspect>,
     pub(crate) decay: Option<Decay>,
 }
@@ -66,6 +67,7 @@ impl Subject {
             statistics: StatisticsCheck::None,
             device_bytes: 4 << 30,
             hands_on: false,
+            shares_pools: false,
             inspect: None,
             decay: None,
         }
@@ -111,6 +113,14 @@ impl Subject {
     #[must_use]
     pub fn hands_on(mut self) -> Self {
         self.hands_on = true;
+        self
+    }
+
+    /// Declares that the resource takes its memory from default pools of the driver: what it has freed stays
+    /// there until they are trimmed.
+    #[must_use]
+    pub fn shares_pools(mut self) -> Self {
+        self.shares_pools = true;
         self
     }
 

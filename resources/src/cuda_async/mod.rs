@@ -1,0 +1,361 @@
+//! The resources over the pools of CUDA's stream-ordered allocator.
+
+mod layers;
+mod memory;
+mod options;
+
+use std::fmt;
+
+use millpond_core::driver::{DeviceAttribute, MemAllocationType, MemLocation, call};
+use millpond_core::{
+    Accessibility, DeviceMemoryResource, DevicePtr, DriverError, DriverHandle, Error, ErrorKind, Layout,
+    MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, downcast, format_bytes,
+};
+
+use crate::memory_pool::{DriverPool, MemoryPool, MemoryPoolOptions};
+pub(crate) use layers::{CUDA_ASYNC, CUDA_ASYNC_MANAGED, CUDA_ASYNC_VIEW};
+use memory::AsyncMemory;
+pub use options::{CudaAsyncOptions, HwDecompress};
+
+/// The first version of CUDA whose pools know the decompression engine.
+const HW_DECOMPRESS_SINCE: i32 = 12_080;
+
+/// Hands out memory of a pool of its own, by `cuMemAllocFromPoolAsync` and `cuMemFreeAsync`.
+///
+/// The driver reuses memory between streams, and gives nothing back at synchronisations unless
+/// [`release_threshold`](CudaAsyncOptions::release_threshold) says so. Blocks that are handed out are freed
+/// when the resource is dropped, unless a clone of its [`pool`](Self::pool) is still there.
+///
+/// See [`memory_pool`](crate::memory_pool) for graphs that are being captured.
+///
+/// ```
+/// use millpond_core::{DeviceMemoryResourceExt, StreamRef};
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_resources::{CudaAsyncMemoryResource, CudaAsyncOptions};
+///
+/// let device = SimDevice::new(SimConfig::h200());
+/// let resource = CudaAsyncMemoryResource::new(device, CudaAsyncOptions::default())?;
+/// let ptr = resource.allocate_bytes(1000, StreamRef::LEGACY)?;
+/// assert_eq!(resource.pool().used_bytes()?, 1024);
+/// // SAFETY: the block came from this resource with this size, and nothing uses it.
+/// unsafe { resource.deallocate_bytes(ptr, 1000, StreamRef::LEGACY) };
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+///
+#[doc = include_str!("../../layers/cuda_async.md")]
+#[derive(Debug)]
+pub struct CudaAsyncMemoryResource {
+    memory: AsyncMemory,
+    options: CudaAsyncOptions,
+}
+
+impl CudaAsyncMemoryResource {
+    /// Makes a pool, and a resource over it.
+    ///
+    /// # Errors
+    /// [`Unsupported`](ErrorKind::Unsupported) if the driver or the device has no such pools,
+    /// [`OutOfMemory`](ErrorKind::OutOfMemory) if there is no room for the initial bytes, and the driver's
+    /// error.
+    pub fn new(driver: DriverHandle, options: CudaAsyncOptions) -> Result<Self> {
+        let build = || {
+            check_pools(&driver)?;
+            if let Some(most) = options.maximum_bytes.filter(|most| options.initial_bytes > *most) {
+                let (initial, most) = (format_bytes(options.initial_bytes), format_bytes(most));
+                let message = format!("the initial {initial} are more than the most, {most}; raise max");
+                return Err(Error::invalid_argument(message).on_device(driver.device()));
+            }
+            let pool = make_pool(&driver, options)?;
+            if options.initial_bytes > 0 {
+                pool.inner().prime(options.initial_bytes)?;
+            }
+            Ok(pool)
+        };
+        let pool = build().map_err(|error: Error| error.in_stack(format!("cuda_async{options}")))?;
+        Ok(Self { memory: AsyncMemory::new(pool, Accessibility::DEVICE), options })
+    }
+
+    /// Returns the resource's pool.
+    pub fn pool(&self) -> &MemoryPool {
+        self.memory.pool()
+    }
+}
+
+impl fmt::Display for CudaAsyncMemoryResource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cuda_async{}", self.options)
+    }
+}
+
+/// Refuses a device without pools, by its own answer: other devices of the machine may have them.
+fn check_pools(driver: &DriverHandle) -> Result<()> {
+    if call(&**driver, |driver| driver.attribute(DeviceAttribute::MemoryPoolsSupported))? == 0 {
+        let message = "the device has no stream-ordered memory pools; use cuda+pool";
+        return Err(Error::new(ErrorKind::Unsupported, message).on_device(driver.device()));
+    }
+    Ok(())
+}
+
+fn make_pool(driver: &DriverHandle, options: CudaAsyncOptions) -> Result<MemoryPool> {
+    let of_pool = MemoryPoolOptions::new()
+        .handles(options.handles)
+        .max_bytes(options.maximum_bytes.unwrap_or(0))
+        .release_threshold(options.release_threshold.unwrap_or(u64::MAX))
+        .reuse(options.reuse);
+    let make = |is_on| MemoryPool::build(DriverHandle::clone(driver), of_pool.hw_decompress(is_on), true);
+    let is_wanted = match options.hw_decompress {
+        HwDecompress::On => return make(true),
+        HwDecompress::Off => false,
+        // A simulated device has no version.
+        HwDecompress::Auto => {
+            matches!(call(&**driver, |driver| driver.version())?, 0 | HW_DECOMPRESS_SINCE..)
+        }
+    };
+    let is_refused = |error: &Error| {
+        let code = error.driver_error().map(DriverError::code);
+        matches!(code, Some(DriverError::INVALID_VALUE | DriverError::NOT_SUPPORTED))
+    };
+    match make(is_wanted) {
+        Err(error) if is_wanted && is_refused(&error) => make(false),
+        made => made,
+    }
+}
+
+/// The pool that a [`CudaAsyncViewMemoryResource`] was made for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Viewed {
+    Default,
+    Current,
+    Other,
+}
+
+/// Hands out memory of a pool that others may use, too: the device's default or current pool, or any
+/// [`MemoryPool`].
+///
+/// The pool's settings stay as they are; CUDA's default pool gives all free memory back at each
+/// synchronisation. Blocks that are handed out when the resource is dropped stay with the driver.
+///
+/// ```
+/// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_resources::CudaAsyncViewMemoryResource;
+/// use millpond_resources::memory_pool::{MemoryPool, MemoryPoolOptions};
+///
+/// let pool = MemoryPool::new(SimDevice::new(SimConfig::h200()), MemoryPoolOptions::new())?;
+/// let [first, second] = [(); 2].map(|()| CudaAsyncViewMemoryResource::new(pool.clone()));
+/// let (first, second) = (first?, second?);
+/// assert!(first.is_equal(&second));
+/// let ptr = first.allocate_bytes(1000, StreamRef::LEGACY)?;
+/// // SAFETY: the block came from an equal resource with this size, and nothing uses it.
+/// unsafe { second.deallocate_bytes(ptr, 1000, StreamRef::LEGACY) };
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+///
+#[doc = include_str!("../../layers/cuda_async_view.md")]
+#[derive(Debug)]
+pub struct CudaAsyncViewMemoryResource {
+    memory: AsyncMemory,
+    viewed: Viewed,
+}
+
+impl CudaAsyncViewMemoryResource {
+    /// Returns a resource over this pool.
+    ///
+    /// # Errors
+    /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's error.
+    pub fn new(pool: MemoryPool) -> Result<Self> {
+        Self::over(pool, Viewed::Other)
+    }
+
+    /// Returns a resource over the device's default pool.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn of_default(driver: DriverHandle) -> Result<Self> {
+        Self::over(MemoryPool::default_of(driver)?, Viewed::Default)
+    }
+
+    /// Returns a resource over the device's current pool, as it is now.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn of_current(driver: DriverHandle) -> Result<Self> {
+        Self::over(MemoryPool::current_of(driver)?, Viewed::Current)
+    }
+
+    fn over(pool: MemoryPool, viewed: Viewed) -> Result<Self> {
+        pool.refuse_import("allocate")?;
+        let accessibility = accessibility_of(&pool, viewed)?;
+        Ok(Self { memory: AsyncMemory::new(pool, accessibility), viewed })
+    }
+
+    /// Returns the pool.
+    pub fn pool(&self) -> &MemoryPool {
+        self.memory.pool()
+    }
+}
+
+impl fmt::Display for CudaAsyncViewMemoryResource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.viewed {
+            Viewed::Default => "cuda_async_view",
+            Viewed::Current => "cuda_async_view:pool=current",
+            Viewed::Other => "cuda_async_view:pool=other",
+        })
+    }
+}
+
+/// What reaches a pool's memory. A driver before CUDA 13.2 does not say how a pool was made that was not made
+/// here; it is taken for one of device memory, as the device's default and current pools are.
+fn accessibility_of(pool: &MemoryPool, viewed: Viewed) -> Result<Accessibility> {
+    if viewed != Viewed::Other {
+        return Ok(Accessibility::DEVICE);
+    }
+    let props = match pool.properties() {
+        Ok(props) => props,
+        Err(error) if error.is_sticky() => return Err(error),
+        Err(_unknown) => return Ok(Accessibility::DEVICE),
+    };
+    Ok(match (props.kind, props.location.is_host()) {
+        (MemAllocationType::Managed, _) => Accessibility::DEVICE_AND_HOST,
+        (MemAllocationType::Pinned, false) => Accessibility::DEVICE,
+        (MemAllocationType::Pinned, true) => {
+            let is_reached =
+                pool.access(pool.driver().device())? == millpond_core::driver::AccessFlags::ReadWrite;
+            if is_reached { Accessibility::DEVICE_AND_HOST } else { Accessibility::HOST }
+        }
+    })
+}
+
+/// Hands out managed memory, which host and device use at one address, from the driver's default pool of such
+/// memory (CUDA 13.0).
+///
+/// Two resources of a device are equal, since they share the pool. If the pool's release threshold is 0,
+/// CUDA's default, it is set so that nothing goes back at synchronisations: giving managed memory back and
+/// taking it again stalls a program for longer than its kernels take (RMM's issue 2510). Blocks that are
+/// handed out when the resource is dropped stay with the driver.
+///
+/// ```
+/// use millpond_core::{Accessibility, DeviceMemoryResource};
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_resources::CudaAsyncManagedMemoryResource;
+///
+/// let managed = CudaAsyncManagedMemoryResource::new(SimDevice::new(SimConfig::h200()))?;
+/// assert_eq!(managed.accessibility(), Accessibility::DEVICE_AND_HOST);
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+///
+#[doc = include_str!("../../layers/cuda_async_managed.md")]
+#[derive(Debug)]
+pub struct CudaAsyncManagedMemoryResource {
+    memory: AsyncMemory,
+}
+
+impl CudaAsyncManagedMemoryResource {
+    /// Returns a resource over the driver's default pool of managed memory.
+    ///
+    /// # Errors
+    /// [`Unsupported`](ErrorKind::Unsupported) before CUDA 13.0, and on a device that cannot use managed
+    /// memory while the host does; the driver's error.
+    pub fn new(driver: DriverHandle) -> Result<Self> {
+        let pool = Self::pool_of(driver).map_err(|error| error.in_stack("cuda_async_managed"))?;
+        Ok(Self { memory: AsyncMemory::new(pool, Accessibility::DEVICE_AND_HOST) })
+    }
+
+    fn pool_of(driver: DriverHandle) -> Result<MemoryPool> {
+        let unsupported = |why: String| Error::new(ErrorKind::Unsupported, why).on_device(driver.device());
+        let version = call(&*driver, |driver| driver.version())?;
+        let needs = |version: i32| {
+            let (major, minor) = (version / 1000, version % 1000 / 10);
+            format!(
+                "pools of managed memory need a driver of CUDA 13.0; this is {major}.{minor}: use managed"
+            )
+        };
+        if (1..13_000).contains(&version) {
+            return Err(unsupported(needs(version)));
+        }
+        if call(&*driver, |driver| driver.attribute(DeviceAttribute::ConcurrentManagedAccess))? == 0 {
+            let why = "host and device cannot use managed memory at the same time here; use managed";
+            return Err(unsupported(why.to_owned()));
+        }
+        let pool = MemoryPool::default_for(driver, MemLocation::Device, MemAllocationType::Managed)?;
+        if pool.release_threshold()? == 0 {
+            pool.set_release_threshold(u64::MAX)?;
+        }
+        Ok(pool)
+    }
+
+    /// Returns the pool.
+    pub fn pool(&self) -> &MemoryPool {
+        self.memory.pool()
+    }
+}
+
+impl fmt::Display for CudaAsyncManagedMemoryResource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("cuda_async_managed")
+    }
+}
+
+macro_rules! async_resource {
+    ($($name:ident),*) => {$(
+        // SAFETY: the driver hands out disjoint ranges, each ordered for its stream; an over-aligned block
+        // lies inside the driver's block. During a capture of the stream, the memory is ready before the call
+        // returns.
+        #[deny(clippy::missing_trait_methods)]
+        unsafe impl DeviceMemoryResource for $name {
+            fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+                self.memory.allocate(layout, stream, self)
+            }
+
+            unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+                self.memory.deallocate(ptr, layout, stream, self);
+            }
+
+            fn driver(&self) -> &DriverHandle {
+                self.memory.pool().driver()
+            }
+
+            fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
+                None
+            }
+
+            fn memory_info(&self) -> Result<MemoryInfo> {
+                self.memory.pool().memory_info().map_err(|error| error.in_stack(self))
+            }
+
+            /// Whether the pool is the same.
+            fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+                downcast::<Self>(other).is_some_and(|other| self.memory.pool() == other.memory.pool())
+            }
+
+            fn is_stream_ordered(&self) -> bool {
+                true
+            }
+
+            fn accessibility(&self) -> Accessibility {
+                self.memory.accessibility()
+            }
+
+            /// Only the misuses, once there are any: the pool says what is in use.
+            fn statistics(&self) -> Option<ResourceStatistics> {
+                self.memory.statistics()
+            }
+
+            fn trim(&self, keep_bytes: u64) -> Result<u64> {
+                self.memory.pool().trim(keep_bytes).map_err(|error| error.in_stack(self))
+            }
+
+            fn provide(&self, traits: &mut Traits) {
+                traits.add::<Self, dyn DriverPool>(|it| it);
+            }
+        }
+
+        impl DriverPool for $name {
+            fn memory_pool(&self) -> &MemoryPool {
+                self.memory.pool()
+            }
+        }
+    )*};
+}
+
+async_resource!(CudaAsyncMemoryResource, CudaAsyncViewMemoryResource, CudaAsyncManagedMemoryResource);

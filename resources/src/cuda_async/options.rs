@@ -1,0 +1,113 @@
+//! The options of a resource with a pool of its own.
+
+use std::fmt;
+use std::str::FromStr;
+
+use millpond_core::driver::HandleTypes;
+use millpond_core::{ByteSize, Error, Result};
+
+use crate::memory_pool::PoolReuse;
+
+/// Whether a pool's memory is made usable by the device's decompression engine.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum HwDecompress {
+    /// Where the driver knows it (CUDA 12.8), and makes such a pool.
+    #[default]
+    Auto,
+    /// Always: a driver that cannot is an error.
+    On,
+    /// Never.
+    Off,
+}
+
+impl fmt::Display for HwDecompress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::On => "on",
+            Self::Off => "off",
+        })
+    }
+}
+
+impl FromStr for HwDecompress {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "on" => Ok(Self::On),
+            "off" => Ok(Self::Off),
+            _ => Err(Error::invalid_argument("write auto, on or off")),
+        }
+    }
+}
+
+/// The kinds of handles as text: `fd`, `fabric`, or `fd/fabric`.
+pub(super) fn handles_of(text: &str) -> Result<HandleTypes> {
+    text.split('/').try_fold(HandleTypes::NONE, |all, name| match name {
+        "fd" => Ok(all | HandleTypes::POSIX_FD),
+        "fabric" => Ok(all | HandleTypes::FABRIC),
+        "none" if text == "none" => Ok(all),
+        _ => Err(Error::invalid_stack(format!(
+            "`handles={text}` of `cuda_async`: `{name}` is no kind of handle; write none, fd, fabric or \
+             fd/fabric"
+        ))),
+    })
+}
+
+/// The options of a [`CudaAsyncMemoryResource`](crate::CudaAsyncMemoryResource).
+///
+/// ```
+/// use millpond_resources::CudaAsyncOptions;
+///
+/// let options = CudaAsyncOptions { maximum_bytes: Some(1 << 30), ..CudaAsyncOptions::default() };
+/// assert_eq!(options.to_string(), ":max=1GiB");
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CudaAsyncOptions {
+    /// Bytes that the pool takes when it is made (default 0).
+    pub initial_bytes: u64,
+    /// Bytes that the pool keeps at a synchronisation; `None` (default): all, since giving memory back and
+    /// taking it again stalls the program.
+    pub release_threshold: Option<u64>,
+    /// The most bytes that the pool may hold; `None` (default): what the device has.
+    pub maximum_bytes: Option<u64>,
+    /// Which memory of other streams the driver may hand out (default: all).
+    pub reuse: PoolReuse,
+    /// The handles by which other processes can import the pool (default: none). The driver gives nothing of
+    /// such a pool back before its end.
+    pub handles: HandleTypes,
+    /// Whether the decompression engine can use the memory.
+    pub hw_decompress: HwDecompress,
+}
+
+/// Writes the options as parameters of a stack's text; empty for the defaults.
+impl fmt::Display for CudaAsyncOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { initial_bytes, release_threshold, maximum_bytes, reuse, handles, hw_decompress } = self;
+        let mut parts = Vec::new();
+        if *initial_bytes > 0 {
+            parts.push(format!("initial={}", ByteSize::Bytes(*initial_bytes)));
+        }
+        if let Some(bytes) = release_threshold {
+            parts.push(format!("release_threshold={}", ByteSize::Bytes(*bytes)));
+        }
+        if let Some(bytes) = maximum_bytes {
+            parts.push(format!("max={}", ByteSize::Bytes(*bytes)));
+        }
+        if *reuse != PoolReuse::ALL {
+            parts.push(format!("reuse={reuse}"));
+        }
+        let kinds = [(HandleTypes::POSIX_FD, "fd"), (HandleTypes::FABRIC, "fabric")];
+        let named = kinds.into_iter().filter(|(kind, _)| handles.contains(*kind)).map(|(_, name)| name);
+        let named: Vec<&str> = named.collect();
+        if !named.is_empty() {
+            parts.push(format!("handles={}", named.join("/")));
+        }
+        if *hw_decompress != HwDecompress::Auto {
+            parts.push(format!("hw_decompress={hw_decompress}"));
+        }
+        if parts.is_empty() { Ok(()) } else { write!(f, ":{}", parts.join(",")) }
+    }
+}

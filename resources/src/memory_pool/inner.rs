@@ -1,0 +1,358 @@
+//! A pool's blocks, and the order in which they go back: on the caller's stream, or outside of a capture.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use dashmap::DashMap;
+use millpond_core::driver::{
+    CaptureModeGuard, Driver, DriverResult, MemAllocationType, MemPool, MemPoolAttribute, MemPoolProps,
+    StreamFlags, call,
+};
+use millpond_core::misuse::MisuseKind;
+use millpond_core::{
+    ALLOCATION_ALIGNMENT, DevicePtr, DriverError, DriverHandle, Error, Layout, Result, StreamId, StreamRef,
+};
+use parking_lot::Mutex;
+use rustc_hash::FxBuildHasher;
+
+use super::POOLS;
+use crate::process;
+
+/// More than this, in bytes, no device has addresses for.
+const MOST_BYTES: u64 = 1 << 56;
+
+/// Where a pool comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Origin {
+    /// It was made here, and is destroyed at its end; before, if `frees_at_end`, what it has handed out is
+    /// freed.
+    Made { props: MemPoolProps, frees_at_end: bool },
+    /// It was made by another process, and is destroyed here at its end.
+    Imported,
+    /// It is the driver's, or of another library.
+    Elsewhere,
+}
+
+/// A block that is handed out.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    /// The start of the driver's block, which is before an over-aligned one.
+    base: DevicePtr,
+    /// As asked for.
+    bytes: u64,
+}
+
+/// A block that came back, and that the driver does not have yet.
+#[derive(Clone, Copy, Debug)]
+struct Deferred {
+    base: DevicePtr,
+    bytes: u64,
+    /// Where it came back.
+    stream: StreamId,
+}
+
+/// What became of a block that came back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Freed {
+    /// It was taken back.
+    Taken,
+    /// It was refused, and is as before.
+    Refused(MisuseKind),
+    /// It was taken back, but the call was a mistake.
+    TakenDespite(MisuseKind),
+}
+
+/// A pool, shared by all values that name it.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(super) driver: DriverHandle,
+    pub(super) raw: MemPool,
+    pub(super) origin: Origin,
+    process: process::Origin,
+    blocks: DashMap<DevicePtr, Block, FxBuildHasher>,
+    deferred: Mutex<Vec<Deferred>>,
+    /// How many are deferred, readable without the lock.
+    deferred_count: AtomicUsize,
+    /// A stream of the pool's own, made when it is needed.
+    aside: Mutex<Option<StreamRef>>,
+}
+
+impl Inner {
+    pub(super) fn new(driver: DriverHandle, raw: MemPool, origin: Origin) -> Self {
+        Self {
+            driver,
+            raw,
+            origin,
+            process: process::Origin::here(),
+            blocks: DashMap::default(),
+            deferred: Mutex::default(),
+            deferred_count: AtomicUsize::new(0),
+            aside: Mutex::default(),
+        }
+    }
+
+    pub(super) fn call<T>(&self, body: impl FnOnce(&dyn Driver) -> DriverResult<T>) -> Result<T> {
+        let _captures = CaptureModeGuard::relaxed(&*self.driver);
+        call(&*self.driver, body)
+    }
+
+    /// Makes a call whose error the caller handles; notes in the device's health that it is lost.
+    fn ask<T>(&self, body: impl FnOnce(&dyn Driver) -> DriverResult<T>) -> DriverResult<T> {
+        body(&*self.driver).inspect_err(|error| self.driver.health().note(error))
+    }
+
+    // --- Allocation ---
+
+    /// Hands out a block of at least one byte.
+    pub(crate) fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        let over = if layout.alignment() > ALLOCATION_ALIGNMENT { layout.alignment() } else { 0 };
+        let bytes = layout.rounded_bytes().and_then(|bytes| bytes.checked_add(over));
+        let bytes = bytes.filter(|bytes| *bytes <= MOST_BYTES);
+        let bytes = bytes.ok_or_else(|| Error::request_too_large(layout, stream))?;
+        if self.driver.health().is_lost() {
+            return Err(self.driver.health().error());
+        }
+        let _captures = CaptureModeGuard::relaxed(&*self.driver);
+        let base = if self.is_captured(stream)? {
+            self.allocate_aside(bytes).map_err(|error| {
+                let advice = "a stream that captures a graph waits for no other; ask outside the capture";
+                let is_out = error.is_out_of_memory();
+                if is_out { Error::from(error).context(advice) } else { error.into() }
+            })?
+        } else {
+            self.free_deferred_of(stream);
+            self.allocate_on(bytes, stream)?
+        };
+        let mask = over.max(1) - 1;
+        let ptr = DevicePtr::new((base.address() + mask) & !mask);
+        self.blocks.insert(ptr, Block { base, bytes: layout.bytes() });
+        Ok(ptr)
+    }
+
+    fn allocate_on(&self, bytes: u64, stream: StreamRef) -> DriverResult<DevicePtr> {
+        let take = || self.ask(|driver| driver.mem_alloc_from_pool_async(bytes, self.raw, stream));
+        match take() {
+            Err(error) if error.is_out_of_memory() && self.can_hold(bytes) && self.make_room() => take(),
+            answer => answer,
+        }
+    }
+
+    /// Allocates on the pool's own stream, for use on any: the memory is ready when this returns.
+    fn allocate_aside(&self, bytes: u64) -> DriverResult<DevicePtr> {
+        let aside = self.ask(|_| self.aside())?;
+        let base = self.ask(|driver| driver.mem_alloc_from_pool_async(bytes, self.raw, aside))?;
+        if let Err(error) = self.ask(|driver| driver.stream_synchronize(aside)) {
+            self.free_on(base, bytes, aside);
+            return Err(error);
+        }
+        Ok(base)
+    }
+
+    /// Whether work that is submitted to the stream now would be a part of a graph, or end its capture.
+    fn is_captured(&self, stream: StreamRef) -> DriverResult<bool> {
+        match self.ask(|driver| driver.stream_is_capturing(stream)) {
+            Err(error) if error.is_capture_refusal() => Ok(true),
+            Err(error) if error.is_unsupported() => Ok(false),
+            answer => answer,
+        }
+    }
+
+    /// The stream of the pool's own. It is never captured, and no default stream waits for it.
+    fn aside(&self) -> DriverResult<StreamRef> {
+        let mut aside = self.aside.lock();
+        if let Some(stream) = *aside {
+            return Ok(stream);
+        }
+        let stream = self.driver.stream_create(StreamFlags::NON_BLOCKING)?;
+        Ok(*aside.insert(stream))
+    }
+
+    /// Takes `bytes` once and gives them back, so that the pool holds them.
+    pub(crate) fn prime(&self, bytes: u64) -> Result<()> {
+        let _captures = CaptureModeGuard::relaxed(&*self.driver);
+        let base = self.allocate_aside(bytes)?;
+        self.free_on(base, bytes, self.ask(|_| self.aside())?);
+        Ok(())
+    }
+
+    // --- Deallocation ---
+
+    /// Takes a block back in the order of `stream`.
+    pub(crate) fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) -> Freed {
+        if self.driver.health().is_lost() {
+            return Freed::Taken;
+        }
+        let is_whole = |_: &DevicePtr, block: &Block| block.bytes == layout.bytes();
+        let Some((_, block)) = self.blocks.remove_if(&ptr, is_whole) else {
+            return Freed::Refused(match self.blocks.get(&ptr) {
+                Some(block) => MisuseKind::WrongSize { allocated_bytes: block.bytes },
+                None => MisuseKind::ForeignPointer,
+            });
+        };
+        let _captures = CaptureModeGuard::relaxed(&*self.driver);
+        if self.driver.stream_is_gone(stream) {
+            self.defer(block.base, block.bytes, stream.id());
+            self.free_deferred();
+            return Freed::TakenDespite(MisuseKind::DeadStream);
+        }
+        match self.is_captured(stream) {
+            Ok(false) => {
+                self.free_deferred_of(stream);
+                self.free_on(block.base, block.bytes, stream);
+            }
+            _ => self.defer(block.base, block.bytes, stream.id()),
+        }
+        Freed::Taken
+    }
+
+    /// Frees a block in the order of a stream that does not capture. What the driver refuses is kept for
+    /// later.
+    fn free_on(&self, base: DevicePtr, bytes: u64, stream: StreamRef) {
+        // SAFETY: the block is the driver's, was handed out, and came back in the order of this stream.
+        let Err(error) = self.ask(|driver| unsafe { driver.mem_free_async(base, stream) }) else { return };
+        if !self.driver.health().is_lost() {
+            tracing::warn!(target: "millpond::driver", ptr = %base, %error, "a block is freed later");
+            self.defer(base, bytes, stream.id());
+        }
+    }
+
+    fn defer(&self, base: DevicePtr, bytes: u64, stream: StreamId) {
+        let mut deferred = self.deferred.lock();
+        deferred.push(Deferred { base, bytes, stream });
+        self.deferred_count.store(deferred.len(), Ordering::Relaxed);
+    }
+
+    fn take_deferred(&self, is_meant: impl Fn(&Deferred) -> bool) -> Vec<Deferred> {
+        if self.deferred_count.load(Ordering::Relaxed) == 0 {
+            return Vec::new();
+        }
+        let mut deferred = self.deferred.lock();
+        let taken = deferred.extract_if(.., |block| is_meant(block)).collect();
+        self.deferred_count.store(deferred.len(), Ordering::Relaxed);
+        taken
+    }
+
+    pub(super) fn deferred_bytes(&self) -> u64 {
+        self.deferred.lock().iter().map(|block| block.bytes).sum()
+    }
+
+    /// Frees what came back on this stream while it captured.
+    fn free_deferred_of(&self, stream: StreamRef) {
+        for Deferred { base, bytes, .. } in self.take_deferred(|block| block.stream == stream.id()) {
+            self.free_on(base, bytes, stream);
+        }
+    }
+
+    /// Waits for the device, and frees all that is deferred; returns whether it waited.
+    fn free_deferred(&self) -> bool {
+        let Ok(true) = self.ask(|driver| driver.synchronize_beside_captures()) else { return false };
+        let deferred = self.take_deferred(|_| true);
+        if deferred.is_empty() {
+            return true;
+        }
+        match self.ask(|_| self.aside()) {
+            Ok(aside) => deferred.into_iter().for_each(|block| self.free_on(block.base, block.bytes, aside)),
+            Err(_) => {
+                deferred.into_iter().for_each(|block| self.defer(block.base, block.bytes, block.stream))
+            }
+        }
+        true
+    }
+
+    /// Whether a request of this size can be served if nothing else is handed out. Of pools that were not made
+    /// here, nothing is known.
+    fn can_hold(&self, bytes: u64) -> bool {
+        let Origin::Made { props, .. } = self.origin else { return true };
+        let MemPoolProps { location, kind, max_bytes, .. } = props;
+        if max_bytes > 0 && bytes > max_bytes {
+            return false;
+        }
+        let is_on_device = !location.is_host() && kind == MemAllocationType::Pinned;
+        !is_on_device || self.ask(|driver| driver.mem_get_info()).is_ok_and(|info| bytes <= info.total)
+    }
+
+    /// Frees what is deferred, and gives back what is free: memory is out. Returns whether a request may
+    /// succeed now.
+    fn make_room(&self) -> bool {
+        self.free_deferred() && self.ask(|driver| driver.mem_pool_trim_to(self.raw, 0)).is_ok()
+    }
+
+    pub(super) fn trim(&self, keep_bytes: u64) -> Result<u64> {
+        let reserved = || {
+            self.call(|driver| driver.mem_pool_get_attribute(self.raw, MemPoolAttribute::ReservedMemCurrent))
+        };
+        let before = reserved()?;
+        if before <= keep_bytes {
+            return Ok(0);
+        }
+        {
+            let _captures = CaptureModeGuard::relaxed(&*self.driver);
+            self.free_deferred();
+        }
+        self.call(|driver| driver.mem_pool_trim_to(self.raw, keep_bytes))?;
+        Ok(before.saturating_sub(reserved()?))
+    }
+
+    /// Frees an imported pointer in the order of a stream.
+    pub(super) fn free_imported(&self, ptr: DevicePtr, stream: StreamRef) -> Result<()> {
+        // SAFETY: the caller owns the pointer.
+        self.call(|driver| unsafe { driver.mem_free_async(ptr, stream) })
+    }
+
+    /// Frees an imported pointer once the device has done all its work, and waits for that.
+    pub(super) fn free_imported_after_all(&self, ptr: DevicePtr) -> Result<()> {
+        let _captures = CaptureModeGuard::relaxed(&*self.driver);
+        if !self.call(|driver| driver.synchronize_beside_captures())? {
+            let error = DriverError::new(DriverError::STREAM_CAPTURE_UNSUPPORTED, "cuCtxSynchronize");
+            return Err(error.into());
+        }
+        let aside = self.ask(|_| self.aside())?;
+        self.free_imported(ptr, aside)?;
+        self.call(|driver| driver.stream_synchronize(aside))
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.process.is_elsewhere() {
+            return;
+        }
+        POOLS.remove_if(&super::key(&self.driver, self.raw), |_, pool| pool.strong_count() == 0);
+        let driver = Arc::clone(&self.driver);
+        if driver.health().is_lost() {
+            return;
+        }
+        let _captures = CaptureModeGuard::relaxed(&*driver);
+        if let Origin::Made { frees_at_end: true, .. } = self.origin {
+            for block in std::mem::take(&mut self.blocks).into_iter().map(|(_, block)| block) {
+                self.defer(block.base, block.bytes, StreamId::LEGACY);
+            }
+        }
+        // What came back on a stream that captures is not ordered before the end otherwise.
+        if self.deferred_count.load(Ordering::Relaxed) > 0 && !self.free_deferred() {
+            tracing::warn!(target: "millpond::driver", "blocks of a pool are left to the driver");
+        }
+        let mut end = || {
+            if let Some(aside) = self.aside.get_mut().take() {
+                // SAFETY: the stream is this pool's own; its work goes on to its end.
+                self.ask(|driver| unsafe { driver.stream_destroy(aside) })?;
+            }
+            Ok(())
+        };
+        let stream: DriverResult<()> = end();
+        let mut pool = Ok(());
+        if self.origin != Origin::Elsewhere {
+            // SAFETY: no value names the pool any more.
+            let destroy = || self.ask(|driver| unsafe { driver.mem_pool_destroy(self.raw) });
+            pool = destroy();
+            if pool.is_err() && !driver.health().is_lost() {
+                pool = destroy();
+            }
+        }
+        if let Err(error) = stream.and(pool)
+            && !driver.health().is_lost()
+        {
+            tracing::warn!(target: "millpond::driver", %error, "a pool of the driver is left to it");
+        }
+    }
+}

@@ -1,0 +1,442 @@
+//! The pools of CUDA's stream-ordered allocator, as a type.
+//!
+//! A [`MemoryPool`] is made of [`MemoryPoolOptions`], or is the device's default or current pool. Its clones
+//! name the same pool, which ends with the last of them. [`CudaAsyncMemoryResource`] has a pool of its own;
+//! [`CudaAsyncViewMemoryResource`] hands out blocks of any other.
+//!
+//! # What ends when
+//! - A pool that was made here is destroyed with its last clone. What it has handed out stays valid until it
+//!   is freed, and the driver keeps the pool until then: that is CUDA's rule.
+//! - The default pools belong to the driver, and are never destroyed.
+//! - A current pool is kept while it is current, so that a view of it cannot outlive it. That holds for pools
+//!   made current here. A pool that another library made current is its own to keep.
+//! - After an error that loses the device, and after a reset of its context, no further call is made.
+//!
+//! # Graphs that are captured
+//! CUDA turns an allocation on a stream that captures a graph into a node of the graph, and a free likewise.
+//! The resources over a pool do neither:
+//! - A request on such a stream is served on a stream of the pool's own, outside of the capture, and the host
+//!   waits until the memory is ready there. If the driver has no memory but what other streams still use, it
+//!   may make that stream wait, and so the host.
+//! - A block that comes back on such a stream waits in a list. It is freed on the same stream by the next
+//!   call that names it after the capture's end. When memory is out, at [`trim`](MemoryPool::trim), and at the
+//!   end of the pool, the host waits for the device instead, and frees what is left in the list.
+//!
+//! [`CudaAsyncMemoryResource`]: crate::CudaAsyncMemoryResource
+//! [`CudaAsyncViewMemoryResource`]: crate::CudaAsyncViewMemoryResource
+
+mod inner;
+mod options;
+#[cfg(unix)]
+mod share;
+
+use std::fmt;
+use std::sync::{Arc, LazyLock, Weak};
+
+use dashmap::DashMap;
+use millpond_core::driver::{
+    AccessFlags, Driver, DriverResult, Health, MemAllocationType, MemLocation, MemPool, MemPoolAttribute,
+    MemPoolProps, call,
+};
+use millpond_core::{DeviceId, DriverHandle, Error, ErrorKind, MemoryInfo, Result};
+use parking_lot::Mutex;
+use rustc_hash::FxBuildHasher;
+
+pub(crate) use inner::Freed;
+use inner::{Inner, Origin};
+pub use options::{MemoryPoolOptions, PoolReuse};
+#[cfg(unix)]
+pub use share::{ImportedAllocation, ImporterToken, Importers, handshake};
+
+/// The pools that live, by the opening of their device and their handle: so that whoever asks for the same
+/// pool gets the same blocks.
+static POOLS: LazyLock<DashMap<(usize, MemPool), Weak<Inner>, FxBuildHasher>> =
+    LazyLock::new(DashMap::default);
+
+/// The pools that were made current here, each kept until another takes its place.
+static CURRENT: Mutex<Vec<MemoryPool>> = Mutex::new(Vec::new());
+
+/// A pool of CUDA's stream-ordered allocator; see the [module](self).
+///
+/// ```
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_resources::memory_pool::{MemoryPool, MemoryPoolOptions};
+///
+/// let device = SimDevice::new(SimConfig::h200());
+/// let pool = MemoryPool::new(device.clone(), MemoryPoolOptions::new())?;
+/// pool.set_current()?;
+/// assert_eq!(MemoryPool::current_of(device)?, pool);
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct MemoryPool(Arc<Inner>);
+
+/// A resource that hands out memory of a pool of the driver:
+/// [`find_trait`](millpond_core::find_trait) finds the one at the bottom of a stack.
+///
+/// ```
+/// use millpond_core::{DeviceMemoryResource, find_trait};
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_resources::memory_pool::DriverPool;
+/// use millpond_resources::{CudaAsyncMemoryResource, CudaAsyncOptions};
+///
+/// let device = SimDevice::new(SimConfig::h200());
+/// let stack = CudaAsyncMemoryResource::new(device, CudaAsyncOptions::default())?;
+/// let base = find_trait::<dyn DriverPool>(&stack).expect("the stack stands on a pool");
+/// assert_eq!(base.memory_pool(), stack.pool());
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+pub trait DriverPool {
+    /// Returns the pool.
+    fn memory_pool(&self) -> &MemoryPool;
+}
+
+fn key(driver: &DriverHandle, raw: MemPool) -> (usize, MemPool) {
+    let health: *const Health = Arc::as_ptr(driver.health());
+    (health.addr(), raw)
+}
+
+impl MemoryPool {
+    /// Makes a pool.
+    ///
+    /// # Errors
+    /// [`Unsupported`](ErrorKind::Unsupported) if the driver or the device has no such pools, and the
+    /// driver's error.
+    pub fn new(driver: DriverHandle, options: MemoryPoolOptions) -> Result<Self> {
+        Self::build(driver, options, false)
+    }
+
+    /// Makes a pool that frees at its end what it has handed out, if `frees_at_end`.
+    pub(crate) fn build(
+        driver: DriverHandle,
+        options: MemoryPoolOptions,
+        frees_at_end: bool,
+    ) -> Result<Self> {
+        check_handles(&*driver, options.props)?;
+        let _captures = millpond_core::driver::CaptureModeGuard::relaxed(&*driver);
+        let raw = call(&*driver, |driver| driver.mem_pool_create(options.props))?;
+        let origin = Origin::Made { props: options.props, frees_at_end };
+        let pool = Self::register(driver.clone(), raw, origin);
+        if let Some(bytes) = options.release_threshold {
+            pool.set_release_threshold(bytes)?;
+        }
+        if options.reuse != PoolReuse::ALL {
+            pool.set_reuse(options.reuse)?;
+        }
+        Ok(pool)
+    }
+
+    /// Returns the device's default pool.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn default_of(driver: DriverHandle) -> Result<Self> {
+        let raw = call(&*driver, |driver| driver.device_get_default_mem_pool())?;
+        Ok(Self::known(driver, raw))
+    }
+
+    /// Returns the default pool of a place and a kind of memory (CUDA 13.0).
+    ///
+    /// # Errors
+    /// [`Unsupported`](ErrorKind::Unsupported) on an older driver, and the driver's error.
+    pub fn default_for(driver: DriverHandle, location: MemLocation, kind: MemAllocationType) -> Result<Self> {
+        let raw = call(&*driver, |driver| driver.mem_get_default_mem_pool(location, kind))?;
+        Ok(Self::known(driver, raw))
+    }
+
+    /// Returns the device's current pool, from which `cuMemAllocAsync` takes.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn current_of(driver: DriverHandle) -> Result<Self> {
+        // No pool stops being current, and ends, between the question and its answer's use.
+        let _current = CURRENT.lock();
+        let raw = call(&*driver, |driver| driver.device_get_mem_pool())?;
+        Ok(Self::known(driver, raw))
+    }
+
+    /// Names a pool that was made elsewhere, and that is destroyed there.
+    ///
+    /// # Safety
+    /// It is a pool of this driver's context, and lives as long as this value, its clones, and the resources
+    /// over them.
+    pub unsafe fn from_raw(driver: DriverHandle, raw: MemPool) -> Self {
+        Self::known(driver, raw)
+    }
+
+    /// The living value of this pool, or a new one that does not own it.
+    fn known(driver: DriverHandle, raw: MemPool) -> Self {
+        let found = POOLS.get(&key(&driver, raw)).and_then(|pool| pool.upgrade());
+        found.map_or_else(|| Self::register(driver, raw, Origin::Elsewhere), Self)
+    }
+
+    fn register(driver: DriverHandle, raw: MemPool, origin: Origin) -> Self {
+        let key = key(&driver, raw);
+        let mut entry = POOLS.entry(key).or_default();
+        // Another thread may have come first.
+        if let Some(known) = entry.upgrade() {
+            return Self(known);
+        }
+        let pool = Arc::new(Inner::new(driver, raw, origin));
+        *entry = Arc::downgrade(&pool);
+        Self(pool)
+    }
+
+    /// Makes this the current pool of its device, for the whole process. It is kept as long as it is current.
+    ///
+    /// # Errors
+    /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's error.
+    pub fn set_current(&self) -> Result<()> {
+        self.refuse_import("be a device's current pool")?;
+        let mut current = CURRENT.lock();
+        self.call(|driver| driver.device_set_mem_pool(self.raw()))?;
+        let is_same_device = |pool: &mut Self| {
+            pool.0.driver.health().is_lost() || Arc::ptr_eq(pool.0.driver.health(), self.0.driver.health())
+        };
+        let replaced: Vec<Self> = current.extract_if(.., is_same_device).collect();
+        current.push(self.clone());
+        drop(current);
+        drop(replaced); // which may end pools, and so call the driver
+        Ok(())
+    }
+
+    /// Returns the raw handle (`CUmemoryPool` as a number).
+    pub fn raw(&self) -> MemPool {
+        self.0.raw
+    }
+
+    /// Returns the driver of the pool's device.
+    pub fn driver(&self) -> &DriverHandle {
+        &self.0.driver
+    }
+
+    /// Returns whether another process made the pool.
+    pub fn is_imported(&self) -> bool {
+        self.0.origin == Origin::Imported
+    }
+
+    /// Returns how the pool was made. Of a pool that was not made here, only CUDA 13.2 says it.
+    ///
+    /// # Errors
+    /// Those of the driver, which does not know these attributes before CUDA 13.2.
+    pub fn properties(&self) -> Result<MemPoolProps> {
+        if let Origin::Made { props, .. } = self.0.origin {
+            return Ok(props);
+        }
+        let [kind, handles, location, id, max_bytes, hw_decompress] = [
+            MemPoolAttribute::AllocationType,
+            MemPoolAttribute::ExportHandleTypes,
+            MemPoolAttribute::LocationType,
+            MemPoolAttribute::LocationId,
+            MemPoolAttribute::MaxPoolSize,
+            MemPoolAttribute::HwDecompressEnabled,
+        ]
+        .map(|attribute| self.get(attribute));
+        let managed = u64::from(MemAllocationType::Managed.cuda_number());
+        Ok(MemPoolProps {
+            kind: if kind? == managed { MemAllocationType::Managed } else { MemAllocationType::Pinned },
+            handles: millpond_core::driver::HandleTypes::from_bits(handles? as u32),
+            location: MemLocation::from_cuda(location?, id?).ok_or_else(|| {
+                Error::new(ErrorKind::Unsupported, "the pool lies where this version knows no place")
+            })?,
+            max_bytes: max_bytes?,
+            hw_decompress: hw_decompress? != 0,
+        })
+    }
+
+    // --- What it holds ---
+
+    /// Gives free memory back to the device until at most `keep_bytes` are held, and returns the bytes given
+    /// back. Waits for the device, unless a graph is being captured and it cannot.
+    ///
+    /// # Errors
+    /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's error.
+    pub fn trim(&self, keep_bytes: u64) -> Result<u64> {
+        self.refuse_import("be trimmed")?;
+        self.0.trim(keep_bytes)
+    }
+
+    /// Returns the bytes that the pool keeps at a synchronisation.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn release_threshold(&self) -> Result<u64> {
+        self.get(MemPoolAttribute::ReleaseThreshold)
+    }
+
+    /// Sets the bytes that the pool keeps at a synchronisation: CUDA's default is 0, and `u64::MAX` keeps all.
+    ///
+    /// # Errors
+    /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's error.
+    pub fn set_release_threshold(&self, bytes: u64) -> Result<()> {
+        self.refuse_import("have a release threshold")?;
+        self.set(MemPoolAttribute::ReleaseThreshold, bytes)
+    }
+
+    /// Returns the bytes of memory that the pool holds.
+    ///
+    /// # Errors
+    /// Those of the driver, as of the five questions below.
+    pub fn reserved_bytes(&self) -> Result<u64> {
+        self.get(MemPoolAttribute::ReservedMemCurrent)
+    }
+
+    /// Returns the most bytes of memory that the pool has held.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn reserved_high(&self) -> Result<u64> {
+        self.get(MemPoolAttribute::ReservedMemHigh)
+    }
+
+    /// Starts [`reserved_high`](Self::reserved_high) again from what the pool holds now.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn reset_reserved_high(&self) -> Result<()> {
+        self.set(MemPoolAttribute::ReservedMemHigh, 0)
+    }
+
+    /// Returns the bytes that are handed out.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn used_bytes(&self) -> Result<u64> {
+        self.get(MemPoolAttribute::UsedMemCurrent)
+    }
+
+    /// Returns the most bytes that were handed out at a time.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn used_high(&self) -> Result<u64> {
+        self.get(MemPoolAttribute::UsedMemHigh)
+    }
+
+    /// Starts [`used_high`](Self::used_high) again from what is handed out now.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn reset_used_high(&self) -> Result<()> {
+        self.set(MemPoolAttribute::UsedMemHigh, 0)
+    }
+
+    /// Returns which memory of other streams is handed out.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn reuse(&self) -> Result<PoolReuse> {
+        Ok(PoolReuse {
+            follow_event_dependencies: self.get(MemPoolAttribute::ReuseFollowEventDependencies)? != 0,
+            opportunistic: self.get(MemPoolAttribute::ReuseAllowOpportunistic)? != 0,
+            internal_dependencies: self.get(MemPoolAttribute::ReuseAllowInternalDependencies)? != 0,
+        })
+    }
+
+    /// Sets which memory of other streams is handed out.
+    ///
+    /// # Errors
+    /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's error.
+    pub fn set_reuse(&self, reuse: PoolReuse) -> Result<()> {
+        self.refuse_import("hand out freed memory")?;
+        let PoolReuse { follow_event_dependencies, opportunistic, internal_dependencies } = reuse;
+        self.set(MemPoolAttribute::ReuseFollowEventDependencies, follow_event_dependencies.into())?;
+        self.set(MemPoolAttribute::ReuseAllowOpportunistic, opportunistic.into())?;
+        self.set(MemPoolAttribute::ReuseAllowInternalDependencies, internal_dependencies.into())
+    }
+
+    // --- Other devices ---
+
+    /// Returns how a device may use the pool's memory.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn access(&self, device: DeviceId) -> Result<AccessFlags> {
+        self.call(|driver| driver.mem_pool_get_access(self.raw(), device))
+    }
+
+    /// Sets how other devices may use the pool's memory, that of now and of later.
+    ///
+    /// # Errors
+    /// The driver's error, for instance for a device that cannot use this one's memory.
+    pub fn set_access(&self, access: AccessFlags, devices: &[DeviceId]) -> Result<()> {
+        self.call(|driver| driver.mem_pool_set_access(self.raw(), access, devices))
+    }
+
+    // --- For the resources ---
+
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.0
+    }
+
+    /// How much memory there is, with what the pool could hand out again.
+    pub(crate) fn memory_info(&self) -> Result<MemoryInfo> {
+        let MemoryInfo { free, total } = self.call(|driver| driver.mem_get_info())?;
+        let idle = self.reserved_bytes()?.saturating_sub(self.used_bytes()?);
+        let free = free.saturating_add(idle).saturating_add(self.0.deferred_bytes());
+        Ok(MemoryInfo { free: free.min(total), total })
+    }
+
+    fn get(&self, attribute: MemPoolAttribute) -> Result<u64> {
+        self.call(|driver| driver.mem_pool_get_attribute(self.raw(), attribute))
+    }
+
+    fn set(&self, attribute: MemPoolAttribute, value: u64) -> Result<()> {
+        self.call(|driver| driver.mem_pool_set_attribute(self.raw(), attribute, value))
+    }
+
+    fn call<T>(&self, body: impl FnOnce(&dyn Driver) -> DriverResult<T>) -> Result<T> {
+        self.0.call(body)
+    }
+
+    pub(crate) fn refuse_import(&self, what: &str) -> Result<()> {
+        if !self.is_imported() {
+            return Ok(());
+        }
+        let message = format!(
+            "an imported pool cannot {what}; it has only what the process that made it exports, so do it there"
+        );
+        Err(Error::new(ErrorKind::Unsupported, message).on_device(self.0.driver.device()))
+    }
+}
+
+/// Refuses handles that the device has not for pools. A driver that does not say is asked for the pool.
+fn check_handles(driver: &dyn Driver, props: MemPoolProps) -> Result<()> {
+    use millpond_core::driver::{DeviceAttribute, HandleTypes};
+
+    if props.handles.is_none() {
+        return Ok(());
+    }
+    if props.kind == MemAllocationType::Managed {
+        let message = "pools of managed memory cannot be exported; leave out either";
+        return Err(Error::new(ErrorKind::Unsupported, message).on_device(driver.device()));
+    }
+    match call(driver, |driver| driver.attribute(DeviceAttribute::MemPoolSupportedHandleTypes)) {
+        Ok(bits) if !HandleTypes::from_bits(bits as u32).contains(props.handles) => {
+            let message = "the device has no pools with such handles; ask for another kind, or for none";
+            Err(Error::new(ErrorKind::Unsupported, message).on_device(driver.device()))
+        }
+        Err(error) if error.is_sticky() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Two values are equal if they name the same pool.
+impl PartialEq for MemoryPool {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for MemoryPool {}
+
+impl fmt::Debug for MemoryPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let handle = self.0.raw.0;
+        f.debug_struct("MemoryPool")
+            .field("device", &self.0.driver.device())
+            .field("handle", &format_args!("{handle:#x}"))
+            .field("origin", &self.0.origin)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,152 @@
+//! How a pool of the driver is made.
+
+use std::fmt;
+use std::str::FromStr;
+
+use millpond_core::driver::{HandleTypes, MemAllocationType, MemLocation, MemPoolProps};
+use millpond_core::{Error, Result};
+
+/// Which memory that another stream freed the driver may hand out. All are on at first.
+///
+/// As text it is `follow/opportunistic/internal`, some of them, or `own` for none.
+///
+/// ```
+/// use millpond_resources::memory_pool::PoolReuse;
+///
+/// let reuse: PoolReuse = "follow/opportunistic".parse()?;
+/// assert!(reuse.opportunistic && !reuse.internal_dependencies);
+/// assert_eq!(PoolReuse::OWN_STREAM.to_string(), "own");
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct PoolReuse {
+    /// Memory whose free an event orders before the request.
+    pub follow_event_dependencies: bool,
+    /// Memory whose free is done already.
+    pub opportunistic: bool,
+    /// Memory that a wait makes available, which the driver inserts into the requesting stream.
+    pub internal_dependencies: bool,
+}
+
+impl PoolReuse {
+    /// No memory of other streams.
+    pub const OWN_STREAM: Self =
+        Self { follow_event_dependencies: false, opportunistic: false, internal_dependencies: false };
+    /// All of it, as CUDA's default is.
+    pub const ALL: Self =
+        Self { follow_event_dependencies: true, opportunistic: true, internal_dependencies: true };
+}
+
+impl Default for PoolReuse {
+    fn default() -> Self {
+        Self::ALL
+    }
+}
+
+impl fmt::Display for PoolReuse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = [
+            (self.follow_event_dependencies, "follow"),
+            (self.opportunistic, "opportunistic"),
+            (self.internal_dependencies, "internal"),
+        ];
+        let on: Vec<&str> = names.into_iter().filter(|(is_on, _)| *is_on).map(|(_, name)| name).collect();
+        f.write_str(&if on.is_empty() { "own".to_owned() } else { on.join("/") })
+    }
+}
+
+impl FromStr for PoolReuse {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let mut reuse = Self::OWN_STREAM;
+        if text == "own" {
+            return Ok(reuse);
+        }
+        for name in text.split('/') {
+            *match name {
+                "follow" => &mut reuse.follow_event_dependencies,
+                "opportunistic" => &mut reuse.opportunistic,
+                "internal" => &mut reuse.internal_dependencies,
+                _ => {
+                    return Err(Error::invalid_argument(format!(
+                        "`{name}` is none of follow, opportunistic and internal; write for example \
+                         follow/opportunistic, or own"
+                    )));
+                }
+            } = true;
+        }
+        Ok(reuse)
+    }
+}
+
+/// The properties of a new [`MemoryPool`](super::MemoryPool).
+///
+/// ```
+/// use millpond_core::driver::HandleTypes;
+/// use millpond_driver::sim::{SimConfig, SimDevice};
+/// use millpond_resources::memory_pool::{MemoryPool, MemoryPoolOptions};
+///
+/// let options = MemoryPoolOptions::new().max_bytes(1 << 30).handles(HandleTypes::POSIX_FD);
+/// let pool = MemoryPool::new(SimDevice::new(SimConfig::h200()), options.release_threshold(u64::MAX))?;
+/// assert_eq!(pool.release_threshold()?, u64::MAX);
+/// # Ok::<(), millpond_core::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[must_use]
+pub struct MemoryPoolOptions {
+    pub(super) props: MemPoolProps,
+    pub(super) release_threshold: Option<u64>,
+    pub(super) reuse: PoolReuse,
+}
+
+impl MemoryPoolOptions {
+    /// Returns the options of a pool of the device's memory, for this process alone, without a limit, that
+    /// gives all free memory back at each synchronisation: CUDA's defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets where the memory lies.
+    pub fn location(mut self, location: MemLocation) -> Self {
+        self.props.location = location;
+        self
+    }
+
+    /// Makes the memory managed: host and device use it at one address (CUDA 13.0).
+    pub fn managed(mut self) -> Self {
+        self.props.kind = MemAllocationType::Managed;
+        self
+    }
+
+    /// Sets the handles by which other processes can import the pool. The driver gives nothing of such a pool
+    /// back before its end: trimming and the release threshold have no effect.
+    pub fn handles(mut self, handles: HandleTypes) -> Self {
+        self.props.handles = handles;
+        self
+    }
+
+    /// Sets the most bytes that the pool may hold (CUDA 12.2); 0 for no limit.
+    pub fn max_bytes(mut self, bytes: u64) -> Self {
+        self.props.max_bytes = bytes;
+        self
+    }
+
+    /// Makes the memory usable by the device's decompression engine (CUDA 12.8).
+    pub fn hw_decompress(mut self, is_on: bool) -> Self {
+        self.props.hw_decompress = is_on;
+        self
+    }
+
+    /// Sets the bytes that the pool keeps at a synchronisation.
+    pub fn release_threshold(mut self, bytes: u64) -> Self {
+        self.release_threshold = Some(bytes);
+        self
+    }
+
+    /// Sets which memory of other streams may be handed out.
+    pub fn reuse(mut self, reuse: PoolReuse) -> Self {
+        self.reuse = reuse;
+        self
+    }
+}
