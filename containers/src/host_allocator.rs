@@ -59,8 +59,8 @@ fn layout_of(layout: alloc::Layout) -> Result<Layout> {
     Layout::with_alignment(layout.size() as u64, layout.align() as u64)
 }
 
-// SAFETY: a block is the caller's alone until it is given back; the resource lives as long as one clone of the
-// allocator, and clones share it.
+// SAFETY: a block is the caller's alone until it is given back; the resource lives as long as one clone of
+// the allocator, and clones share it.
 unsafe impl Allocator for HostAllocator {
     fn allocate(&self, layout: alloc::Layout) -> std::result::Result<NonNull<[u8]>, AllocError> {
         let block = layout_of(layout).and_then(|layout| self.resource.allocate(layout));
