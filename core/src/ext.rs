@@ -5,7 +5,8 @@ use std::sync::Arc;
 use crate::driver::call;
 use crate::find::stack_of;
 use crate::{
-    AnyResource, DeviceId, DeviceMemoryResource, DevicePtr, Layer, Layout, Result, Stack, StreamRef,
+    AnyResource, BlockInfo, DeviceId, DeviceMemoryResource, DevicePtr, Layer, Layout, MemoryReport,
+    ReportsMemory, Result, Stack, StreamRef, as_trait,
 };
 
 /// Methods that every resource has, built on [`DeviceMemoryResource`]. Not to be implemented by hand.
@@ -52,6 +53,40 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
     unsafe fn deallocate_sync(&self, ptr: DevicePtr, layout: Layout) {
         // SAFETY: the caller's promises; work that is done is ordered before any stream.
         unsafe { self.deallocate(ptr, layout, StreamRef::LEGACY) }
+    }
+
+    /// The memory of the whole stack now: see [`MemoryReport`].
+    fn memory_report(&self) -> MemoryReport
+    where
+        Self: Sized,
+    {
+        MemoryReport::of(self)
+    }
+
+    /// The block in use that starts at `ptr`: what the layers of the stack know of it, the outermost first;
+    /// `None` if no layer knows it.
+    fn block_at(&self, ptr: DevicePtr) -> Option<BlockInfo>
+    where
+        Self: Sized,
+    {
+        let known = |layer| as_trait::<dyn ReportsMemory>(layer)?.block_at(ptr);
+        stack_of(self).filter_map(known).reduce(|above, below| BlockInfo {
+            address: above.address,
+            bytes: above.bytes,
+            sequence: above.sequence.or(below.sequence),
+            stream: above.stream.or(below.stream),
+            tag: above.tag.or(below.tag),
+            backtrace: above.backtrace.or(below.backtrace),
+        })
+    }
+
+    /// Begins the peaks and totals of all layers of the stack anew, from what is in use now.
+    fn clear_counters(&self)
+    where
+        Self: Sized,
+    {
+        let reporters = stack_of(self).filter_map(|layer| as_trait::<dyn ReportsMemory>(layer));
+        reporters.for_each(ReportsMemory::clear_counters);
     }
 
     /// The device whose memory this is.

@@ -14,6 +14,7 @@
 //! | [`driver::Driver`] | the seam behind which CUDA or the simulated device sits |
 //! | [`Error`] | one error for everything |
 //! | [`OutOfMemoryReport`] | what would have helped where memory was out |
+//! | [`MemoryReport`] | the memory of a whole stack at one moment |
 //! | [`misuse`] | where a refused `deallocate` is reported |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -27,6 +28,7 @@ mod format;
 mod handles;
 mod layer;
 mod layout;
+mod memory_report;
 pub mod misuse;
 mod provide;
 mod ptr;
@@ -47,6 +49,7 @@ pub use format::format_bytes;
 pub use handles::{downcast, is_same};
 pub use layer::{Identity, Layer, LayerFn, OptionLayer, layer_fn, option_layer};
 pub use layout::{ALLOCATION_ALIGNMENT, Layout, align_up};
+pub use memory_report::{BlockInfo, Holder, LayerMemory, MemoryReport, ReportsMemory};
 pub use provide::{as_trait, find_trait};
 pub use ptr::DevicePtr;
 pub use resource::{AnyResource, DeviceMemoryResource, Traits};

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_core::{
-    Accessibility, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error, Layer, Layout, MemoryInfo,
-    ResourceStatistics, Result, StreamRef, Traits, is_same,
+    Accessibility, BlockInfo, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error, Layer,
+    LayerMemory, Layout, MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, is_same,
 };
 
 use crate::pool::{PoolMemoryResource, PoolOptions};
@@ -217,5 +217,17 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for ArenaMemoryResourc
         self.pool.trim(keep_bytes)
     }
 
-    fn provide(&self, _traits: &mut Traits) {}
+    fn provide(&self, traits: &mut Traits) {
+        traits.add::<Self, dyn ReportsMemory>(|it| it);
+    }
+}
+
+impl<R: DeviceMemoryResource> ReportsMemory for ArenaMemoryResource<R> {
+    fn layer_memory(&self) -> LayerMemory {
+        self.pool.layer_memory()
+    }
+
+    fn block_at(&self, ptr: DevicePtr) -> Option<BlockInfo> {
+        self.pool.block_at(ptr)
+    }
 }

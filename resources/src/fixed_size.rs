@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_core::{
-    ALLOCATION_ALIGNMENT, Accessibility, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error,
-    ErrorKind, Layer, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, align_up,
-    format_bytes, is_same,
+    ALLOCATION_ALIGNMENT, Accessibility, BlockInfo, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle,
+    Error, ErrorKind, Layer, LayerMemory, Layout, MemoryInfo, ReportsMemory, ResourceStatistics, Result,
+    StreamRef, Traits, align_up, format_bytes, is_same,
 };
 
 use crate::heap::size_class::BlockSize;
@@ -270,5 +270,19 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for FixedSizeMemoryRes
         self.pool.trim(keep_bytes)
     }
 
-    fn provide(&self, _traits: &mut Traits) {}
+    fn provide(&self, traits: &mut Traits) {
+        traits.add::<Self, dyn ReportsMemory>(|it| it);
+    }
+}
+
+impl<R: DeviceMemoryResource> ReportsMemory for FixedSizeMemoryResource<R> {
+    fn layer_memory(&self) -> LayerMemory {
+        let mut memory = self.pool.layer_memory();
+        memory.statistics = self.statistics();
+        memory
+    }
+
+    fn block_at(&self, ptr: DevicePtr) -> Option<BlockInfo> {
+        self.pool.block_at(ptr)
+    }
 }

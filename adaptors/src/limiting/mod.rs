@@ -7,8 +7,8 @@ mod tests;
 use std::fmt;
 
 use millpond_core::{
-    Accessibility, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error, Layout, MemoryInfo,
-    ResourceStatistics, Result, StreamRef, Traits, format_bytes, is_same,
+    Accessibility, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error, LayerMemory, Layout,
+    MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, format_bytes, is_same,
 };
 
 pub use layer::LimitingLayer;
@@ -190,7 +190,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LimitingResourceAd
     }
 
     fn provide(&self, traits: &mut Traits) {
-        traits.add::<Self, dyn crate::AllocationLimit>(|it| it);
+        traits.add::<Self, dyn crate::AllocationLimit>(|it| it).add::<Self, dyn ReportsMemory>(|it| it);
     }
 }
 
@@ -207,5 +207,13 @@ impl<R> crate::AllocationLimit for LimitingResourceAdaptor<R> {
 
     fn allocated_bytes(&self) -> u64 {
         self.allocated_bytes()
+    }
+}
+
+impl<R: DeviceMemoryResource> ReportsMemory for LimitingResourceAdaptor<R> {
+    fn layer_memory(&self) -> LayerMemory {
+        let mut memory = LayerMemory::default();
+        memory.limit_bytes = Some(self.limit_bytes);
+        memory
     }
 }

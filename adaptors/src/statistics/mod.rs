@@ -10,8 +10,8 @@ mod tests;
 use std::fmt;
 
 use millpond_core::{
-    Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo, ResourceStatistics,
-    Result, StreamRef, Traits, downcast,
+    Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, LayerMemory, Layout, MemoryInfo,
+    ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, downcast,
 };
 
 pub use counters::{Counter, Counters};
@@ -83,6 +83,11 @@ impl<R> StatisticsResourceAdaptor<R> {
         self.tally.push()
     }
 
+    /// Begins all counters anew, as if what is in use had been allocated now; levels below end.
+    pub fn clear_counters(&self) {
+        self.tally.clear();
+    }
+
     /// Ends the present level, folds its counters into the level below, and returns them.
     ///
     /// # Errors
@@ -149,7 +154,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource
     }
 
     fn provide(&self, traits: &mut Traits) {
-        traits.add::<Self, dyn crate::AllocationCounters>(|it| it);
+        traits.add::<Self, dyn crate::AllocationCounters>(|it| it).add::<Self, dyn ReportsMemory>(|it| it);
     }
 }
 
@@ -170,5 +175,17 @@ impl<R> crate::AllocationCounters for StatisticsResourceAdaptor<R> {
 
     fn pop_counters(&self) -> Result<Counters> {
         self.pop_counters()
+    }
+}
+
+impl<R: DeviceMemoryResource> ReportsMemory for StatisticsResourceAdaptor<R> {
+    fn layer_memory(&self) -> LayerMemory {
+        let mut memory = LayerMemory::default();
+        memory.statistics = Some(self.tally.as_statistics());
+        memory
+    }
+
+    fn clear_counters(&self) {
+        self.clear_counters();
     }
 }

@@ -99,6 +99,16 @@ impl Tally {
         top
     }
 
+    /// Begins anew from what is in use, of all levels.
+    pub(super) fn clear(&self) {
+        let mut all = self.shards.all();
+        let mut below = self.below.lock();
+        let whole = below.drain(..).rev().fold(sum(&all), |above, level| level.fold(above));
+        let anew = |Counter { current, .. }: Counter| Counter { current, peak: current, total: current };
+        let (bytes, allocations) = (anew(whole.bytes), anew(whole.allocations));
+        set(&mut all, Counters { bytes, allocations, failures: 0 });
+    }
+
     /// The counters as if no level had been pushed.
     fn whole(&self) -> Counters {
         let all = self.shards.all();
@@ -119,7 +129,7 @@ impl Tally {
     }
 
     /// The upstream hands each block out with the size that was requested.
-    fn as_statistics(&self) -> ResourceStatistics {
+    pub(super) fn as_statistics(&self) -> ResourceStatistics {
         let Counters { bytes, allocations, failures } = self.whole();
         let count = |value: i64| u64::try_from(value).unwrap_or(0);
         let (current, peak) = (count(bytes.current), count(bytes.peak));

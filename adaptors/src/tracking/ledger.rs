@@ -26,13 +26,25 @@ pub struct Allocation {
     pub sequence: u64,
     /// The backtrace of the call, with [`Stacks::On`](super::Stacks::On).
     pub backtrace: Option<Arc<Backtrace>>,
+    /// The [tag](super::tag) that the thread had.
+    pub tag: Option<Arc<str>>,
+}
+
+/// Where the program made an allocation.
+#[derive(Clone, Default)]
+pub(super) struct Origin {
+    pub(super) backtrace: Option<Arc<Backtrace>>,
+    pub(super) tag: Option<Arc<str>>,
 }
 
 /// One line, and the backtrace below it if there is one.
 impl fmt::Display for Allocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { ptr, bytes, stream, sequence, backtrace } = self;
+        let Self { ptr, bytes, stream, sequence, backtrace, tag } = self;
         write!(f, "{ptr}: {bytes} B, stream {stream}, allocation {sequence}")?;
+        if let Some(tag) = tag {
+            write!(f, ", for `{tag}`")?;
+        }
         backtrace.as_ref().map_or(Ok(()), |backtrace| write!(f, ", allocated at\n{backtrace}"))
     }
 }
@@ -52,8 +64,8 @@ struct Shard {
     latest: (u64, Block),
     /// The bytes of all allocations of the shard.
     bytes: u64,
-    /// The backtraces by address, with [`Stacks::On`](super::Stacks::On).
-    backtraces: FxHashMap<u64, Arc<Backtrace>>,
+    /// The origins that are known, by address: with [`Stacks::On`](super::Stacks::On), or with a tag.
+    origins: FxHashMap<u64, Origin>,
 }
 
 impl Ledger {
@@ -64,23 +76,17 @@ impl Ledger {
 
     /// Records an allocation. An earlier one at this address must be lost.
     #[inline]
-    pub(super) fn insert(
-        &self,
-        ptr: DevicePtr,
-        bytes: u64,
-        stream: StreamRef,
-        backtrace: Option<Arc<Backtrace>>,
-    ) {
+    pub(super) fn insert(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef, origin: Option<Origin>) {
         let sequence = self.next_sequence.fetch_add(1, Ordering::Relaxed);
         let mut shard = self.shard(ptr).lock();
         let mut lost = shard.settle();
         shard.latest = (ptr.address(), Block { bytes, details: Details { stream, sequence } });
         shard.table.prefetch(ptr.address());
         shard.bytes = shard.bytes.saturating_add(bytes);
-        if let Some(backtrace) = backtrace {
-            // Capturing the backtrace took microseconds, so the insert is not deferred.
-            let backtrace = shard.backtraces.insert(ptr.address(), backtrace);
-            lost = shard.settle().map(|lost| Allocation { backtrace, ..lost });
+        if let Some(origin) = origin {
+            // A map is written to as well, so the insert is not deferred.
+            let Origin { backtrace, tag } = shard.origins.insert(ptr.address(), origin).unwrap_or_default();
+            lost = shard.settle().map(|lost| Allocation { backtrace, tag, ..lost });
         }
         drop(shard);
         self.report(lost);
@@ -92,16 +98,16 @@ impl Ledger {
         let mut shard = self.shard(ptr).lock();
         let lost = shard.settle();
         let removed = shard.table.remove(ptr.address(), bytes);
-        let mut backtrace = None;
+        let mut origin = None;
         if removed.is_ok() {
             shard.bytes = shard.bytes.saturating_sub(bytes);
-            if !shard.backtraces.is_empty() {
-                backtrace = shard.backtraces.remove(&ptr.address());
+            if !shard.origins.is_empty() {
+                origin = shard.origins.remove(&ptr.address());
             }
         }
         drop(shard);
         // Freed after the lock is released, because it takes long.
-        drop(backtrace);
+        drop(origin);
         self.report(lost);
         removed.map_err(|unknown| match unknown {
             Unknown::Address => MisuseKind::ForeignPointer,
@@ -115,6 +121,17 @@ impl Ledger {
         self.each(|shard| all.extend(shard.table.iter().map(|(address, block)| shard.at(address, block))));
         all.sort_unstable_by_key(|allocation| allocation.sequence);
         all
+    }
+
+    /// The allocation at an address.
+    pub(super) fn find(&self, ptr: DevicePtr) -> Option<Allocation> {
+        let mut shard = self.shard(ptr).lock();
+        let lost = shard.settle();
+        let found = shard.table.iter().find(|(address, _)| *address == ptr.address());
+        let found = found.map(|(address, block)| shard.at(address, block));
+        drop(shard);
+        self.report(lost);
+        found
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -178,20 +195,20 @@ impl Shard {
         self.latest.0 = 0;
         let lost = self.table.insert(address, block)?;
         self.bytes = self.bytes.saturating_sub(lost.bytes);
-        Some(Allocation { backtrace: None, ..self.at(address, lost) })
+        Some(Allocation { backtrace: None, tag: None, ..self.at(address, lost) })
     }
 
     fn at(&self, address: u64, Block { bytes, details }: Block) -> Allocation {
         let Details { stream, sequence } = details;
-        let backtrace = self.backtraces.get(&address).cloned();
-        Allocation { ptr: DevicePtr::new(address), bytes, stream, sequence, backtrace }
+        let Origin { backtrace, tag } = self.origins.get(&address).cloned().unwrap_or_default();
+        Allocation { ptr: DevicePtr::new(address), bytes, stream, sequence, backtrace, tag }
     }
 }
 
 impl Default for Shard {
     fn default() -> Self {
         let nothing = Block { bytes: 0, details: Details { stream: StreamRef::LEGACY, sequence: 0 } };
-        Self { table: Table::new(), latest: (0, nothing), bytes: 0, backtraces: FxHashMap::default() }
+        Self { table: Table::new(), latest: (0, nothing), bytes: 0, origins: FxHashMap::default() }
     }
 }
 

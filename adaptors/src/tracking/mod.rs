@@ -4,10 +4,12 @@ mod hash;
 pub(crate) mod layer;
 mod ledger;
 mod table;
+mod tag;
 #[cfg(test)]
 mod tests;
 
 use std::backtrace::Backtrace;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::process;
 use std::sync::Arc;
@@ -15,15 +17,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::{
-    Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, Layer, Layout, MemoryInfo,
-    ResourceStatistics, Result, StreamRef, Traits, is_same,
+    Accessibility, BlockInfo, DeviceMemoryResource, DevicePtr, DriverHandle, Error, Holder, Layer,
+    LayerMemory, Layout, MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, is_same,
 };
 
 pub use layer::{Stacks, TrackingLayer};
 pub use ledger::Allocation;
+pub use tag::{TagGuard, tag};
 
 use crate::statistics::tally::Tally;
-use ledger::Ledger;
+use ledger::{Ledger, Origin};
 
 /// Records every outstanding allocation: its address, size, stream and sequence number, and, with
 /// [`Stacks::On`], the backtrace of its call.
@@ -116,7 +119,9 @@ fn text(allocations: &[Allocation]) -> String {
 impl Tracker {
     fn allocated(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         let backtrace = (self.stacks == Stacks::On).then(|| Arc::new(Backtrace::force_capture()));
-        self.ledger.insert(ptr, bytes, stream, backtrace);
+        let tag = tag::current();
+        let origin = (backtrace.is_some() || tag.is_some()).then_some(Origin { backtrace, tag });
+        self.ledger.insert(ptr, bytes, stream, origin);
         if let Some(tally) = &self.tally {
             tally.allocated(bytes);
         }
@@ -152,7 +157,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for TrackingResourceAd
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
         let ptr = self.upstream.allocate(layout, stream).map_err(|error| {
             self.tracker.tally.as_ref().inspect(|tally| tally.failed());
-            error.in_stack(self)
+            self.with_holders(error).in_stack(self)
         })?;
         if !ptr.is_null() {
             self.tracker.allocated(ptr, layout.bytes(), stream);
@@ -215,11 +220,23 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for TrackingResourceAd
     }
 
     fn provide(&self, traits: &mut Traits) {
-        traits.add::<Self, dyn crate::AllocationTracker>(|it| it);
+        traits.add::<Self, dyn crate::AllocationTracker>(|it| it).add::<Self, dyn ReportsMemory>(|it| it);
     }
 }
 
 impl<R: DeviceMemoryResource> TrackingResourceAdaptor<R> {
+    /// Adds the holders of memory to the report of an error, if it has one.
+    #[cold]
+    fn with_holders(&self, mut error: Error) -> Error {
+        match error.take_out_of_memory_report() {
+            Some(mut report) => {
+                report.holders = holders(&self.outstanding());
+                error.with_report(report)
+            }
+            None => error,
+        }
+    }
+
     #[cold]
     fn refuse(&self, kind: MisuseKind, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         self.tracker.refused.fetch_add(1, Ordering::Relaxed);
@@ -245,5 +262,42 @@ impl<R> crate::AllocationTracker for TrackingResourceAdaptor<R> {
 
     fn report(&self) -> String {
         self.report()
+    }
+}
+
+/// The allocations by tag and backtrace, those with most bytes first.
+fn holders(allocations: &[Allocation]) -> Vec<Holder> {
+    let mut groups: BTreeMap<(Option<String>, Option<String>), Holder> = BTreeMap::new();
+    for allocation in allocations {
+        let tag = allocation.tag.as_deref().map(str::to_owned);
+        let backtrace = allocation.backtrace.as_ref().map(ToString::to_string);
+        let holder = groups.entry((tag, backtrace)).or_default();
+        holder.blocks += 1;
+        holder.bytes = holder.bytes.saturating_add(allocation.bytes);
+    }
+    let named = groups.into_iter().map(|((tag, backtrace), mut holder)| {
+        (holder.tag, holder.backtrace) = (tag, backtrace);
+        holder
+    });
+    let mut holders: Vec<Holder> = named.collect();
+    holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
+    holders
+}
+
+impl<R: DeviceMemoryResource> ReportsMemory for TrackingResourceAdaptor<R> {
+    fn layer_memory(&self) -> LayerMemory {
+        let mut memory = LayerMemory::default();
+        memory.holders = holders(&self.outstanding());
+        memory
+    }
+
+    fn block_at(&self, ptr: DevicePtr) -> Option<BlockInfo> {
+        let found = self.tracker.ledger.find(ptr)?;
+        let mut block = BlockInfo::default();
+        (block.address, block.bytes) = (ptr.address(), found.bytes);
+        (block.sequence, block.stream) = (Some(found.sequence), Some(found.stream.handle()));
+        block.tag = found.tag.as_deref().map(str::to_owned);
+        block.backtrace = found.backtrace.as_ref().map(ToString::to_string);
+        Some(block)
     }
 }

@@ -26,6 +26,7 @@ impl Shared {
 
     /// Counts a block that was allocated past the stream caches and the arenas.
     pub(super) fn count_allocation(&self, thread: &ThreadCounts, requested: u64) {
+        self.note_block(self.block_bytes(requested));
         self.thread_caches.count_allocation(thread, self.block_bytes(requested), requested);
     }
 

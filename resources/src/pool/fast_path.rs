@@ -132,6 +132,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let was_unowned = arena.heap.chunk(chunk).owner() == ANY_STREAM;
         let ptr = self.shared.take(shard, &mut arena, chunk, &request);
         drop(arena);
+        self.shared.note_block(request.bytes);
         add(if was_unowned { &thread.completed } else { &thread.own_stream }, 1);
         thread.end_allocation(request.bytes, layout.bytes());
         if thread.exceeds_quota() {

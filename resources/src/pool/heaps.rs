@@ -80,6 +80,7 @@ impl Heaps {
             limits: CacheLimits::default(),
             fixed,
             saved_by_exact_size: AtomicU64::new(0),
+            largest_block: AtomicU64::new(0),
         };
         shared.limits.max_arena_block.store(shared.current_max_arena_block(), Ordering::Relaxed);
         Self {

@@ -32,12 +32,13 @@ mod fast_path;
 mod handle;
 mod heaps;
 mod layer;
-mod oom_advice;
+pub(crate) mod oom_advice;
 mod oom_map;
 mod options;
 mod peers;
 pub(crate) mod protocol;
 mod reclaim;
+mod report;
 mod shared;
 mod slack;
 mod task;
@@ -52,7 +53,7 @@ use std::time::Duration;
 
 use millpond_core::{
     Accessibility, DeviceId, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, Layout,
-    LiveBlock, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, is_same,
+    LiveBlock, MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, is_same,
 };
 
 pub use crate::pool::decay::Decay;
@@ -344,7 +345,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PoolMemoryResource
     }
 
     fn provide(&self, traits: &mut Traits) {
-        traits.add::<Self, dyn Pool>(|it| it);
+        traits.add::<Self, dyn Pool>(|it| it).add::<Self, dyn ReportsMemory>(|it| it);
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use millpond_core::{LiveBlock, align_up};
+use millpond_core::{Layout, LiveBlock, align_up};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::backing::Large;
@@ -97,6 +97,20 @@ impl Heaps {
             pages: pages_needed(heaps, request, room),
             map: oom_map::map(heaps.large.heaps()),
         }
+    }
+}
+
+impl Heaps {
+    /// Returns the bytes of whole regions or handles that are free: of those that are free for any stream, and
+    /// of all. Blocks that threads cache count as in use.
+    pub(crate) fn reclaimable_bytes(&self) -> (u64, u64) {
+        let Some(large) = Request::new(Layout::new(self.large.bytes_reserved())) else { return (0, 0) };
+        let free_parts = |only| {
+            let memory = Memory::of(self, &large, only);
+            let is_free = |part: &&Part| part.cost == 0 && !part.what.contains(&What::Fixed);
+            memory.parts(self).iter().filter(is_free).map(|part| part.bytes).sum()
+        };
+        (free_parts(Some(ANY_STREAM)), free_parts(None))
     }
 }
 
@@ -362,7 +376,7 @@ fn blocks_of(heaps: &Heaps, memory: &Memory, choice: &Choice) -> Vec<LiveBlock> 
 }
 
 /// Returns the free blocks of each owner, in all heaps.
-fn free_by_owner(heaps: &Heaps) -> Vec<FreeOf> {
+pub(crate) fn free_by_owner(heaps: &Heaps) -> Vec<FreeOf> {
     let mut all: BTreeMap<Owner, FreeOf> = BTreeMap::new();
     let mut add = |heap: &Heap| {
         for (owner, blocks, bytes, largest) in heap.free_by_owner() {

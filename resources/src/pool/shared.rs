@@ -25,6 +25,8 @@ pub(super) struct Shared {
     pub(super) fixed: Option<FixedBlocks>,
     /// The bytes by which the threads' counters exceed the sizes of the blocks in use of exact sizes.
     pub(super) saved_by_exact_size: AtomicU64,
+    /// The bytes of the largest block so far. Blocks from a stream cache were allocated without one before.
+    pub(super) largest_block: AtomicU64,
 }
 
 /// The cache limits, in bytes: threads read them in each call, so they have cache lines of their own.
@@ -51,6 +53,18 @@ pub(crate) struct FixedBlocks {
 }
 
 impl Shared {
+    /// Notes a block that did not come from a stream cache.
+    pub(super) fn note_block(&self, bytes: u64) {
+        if bytes > self.largest_block.load(Ordering::Relaxed) {
+            self.largest_block.fetch_max(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the bytes of the largest block so far.
+    pub(super) fn largest_block(&self) -> u64 {
+        self.largest_block.load(Ordering::Relaxed)
+    }
+
     /// Returns the largest block in bytes that comes from an arena.
     pub(super) fn max_arena_block(&self) -> u64 {
         self.limits.max_arena_block.load(Ordering::Relaxed)

@@ -48,6 +48,7 @@ mod peer_access;
 mod peer_pool;
 mod peer_reclaim;
 mod release;
+mod report;
 mod slow_path;
 mod trace;
 

@@ -5,16 +5,16 @@
 
 use millpond_core::driver::DeviceAttribute;
 use millpond_core::{
-    DeviceMemoryResource, Error, FreeMemory, Layout, MemoryInfo, OutOfMemoryReport, Remedy, RemedyAction,
-    StreamRef, downcast,
+    DeviceMemoryResource, Error, Layout, MemoryInfo, OutOfMemoryReport, Remedy, RemedyAction, StreamRef,
+    downcast,
 };
 
 use crate::driver_memory::CudaMemoryResource;
 use crate::heap::request::Request;
 use crate::pool::central::grow::Refusal;
 use crate::pool::central::{Central, State};
-use crate::pool::protocol::{FreeOf, Room, Shortage};
-use crate::stream_order::{ANY_STREAM, Epoch};
+use crate::pool::protocol::{Room, Shortage};
+use crate::stream_order::Epoch;
 use crate::tuning::{DEVICE_PAGE, STREAMS_NAMED};
 
 impl<R: DeviceMemoryResource> Central<R> {
@@ -92,17 +92,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         (report.held_bytes, report.live_bytes) = (totals.bytes_reserved, totals.bytes_in_use);
         (report.live_blocks, report.largest_free_block) = (totals.blocks_in_use, heaps.largest_free_block());
         report.maximum_bytes = shortage.maximum_bytes;
-        let name = |owner| match owner {
-            ANY_STREAM => None,
-            _ => Some(streams.slot(owner).stream.handle()),
-        };
-        let of = |FreeOf { owner, blocks, bytes, largest }: &FreeOf| FreeMemory {
-            stream: name(*owner),
-            blocks: *blocks,
-            bytes: *bytes,
-            largest_block: *largest,
-        };
-        report.free = shortage.free.iter().map(of).collect();
+        report.free = state.free_memory(&shortage.free);
         if !report.is_capturing {
             return shortage;
         }

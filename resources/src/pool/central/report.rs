@@ -1,0 +1,40 @@
+//! Reads what the pool holds, for reports at any time.
+
+use millpond_core::{DeviceMemoryResource, FreeMemory, LayerMemory};
+
+use crate::pool::central::{Central, State};
+use crate::pool::oom_advice::free_by_owner;
+use crate::pool::protocol::FreeOf;
+use crate::stream_order::ANY_STREAM;
+
+impl State {
+    /// Returns the free memory with the names of its streams.
+    pub(super) fn free_memory(&self, free: &[FreeOf]) -> Vec<FreeMemory> {
+        let of = |FreeOf { owner, blocks, bytes, largest }: &FreeOf| FreeMemory {
+            stream: (*owner != ANY_STREAM).then(|| self.streams.slot(*owner).stream.handle()),
+            blocks: *blocks,
+            bytes: *bytes,
+            largest_block: *largest,
+        };
+        free.iter().map(of).collect()
+    }
+}
+
+impl<R: DeviceMemoryResource> Central<R> {
+    /// Returns what is free, for whom, and what could go back to the device.
+    pub(crate) fn layer_memory(&self) -> LayerMemory {
+        let statistics = self.statistics();
+        let state = self.state.lock();
+        let (now, after_sync) = state.heaps.reclaimable_bytes();
+        let mut memory = LayerMemory::default();
+        memory.statistics = Some(statistics);
+        memory.limit_bytes = Some(state.heaps.maximum_bytes).filter(|bytes| *bytes != u64::MAX);
+        memory.reclaimable_bytes = Some(now);
+        memory.reclaimable_after_sync_bytes = Some(after_sync);
+        let free = free_by_owner(&state.heaps);
+        let listed: u64 = free.iter().map(|free| free.bytes).sum();
+        memory.cached_bytes = Some(statistics.bytes_free().saturating_sub(listed));
+        memory.free = state.free_memory(&free);
+        memory
+    }
+}
