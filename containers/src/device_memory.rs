@@ -36,7 +36,7 @@ pub fn percent_of_free_device_memory(percent: f64) -> Result<u64> {
     ByteSize::PercentOfFree(percent).resolve(&*millpond_driver::current()?)
 }
 
-/// Where managed memory is moved to.
+/// Where memory is moved to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum PrefetchTo {
     /// To the device of the driver.
@@ -45,9 +45,9 @@ pub enum PrefetchTo {
     Host,
 }
 
-/// Moves a range of managed memory, in the order of `stream`. Returns whether it was submitted: for an empty
-/// range, for memory that is not managed, and on a device that cannot use managed memory while the host does,
-/// it is false.
+/// Moves a range of managed memory, or of the system's where the device reaches it, in the order of `stream`.
+/// Returns whether it was submitted: for an empty range, for other memory, and on a device that cannot use
+/// managed memory while the host does, it is false.
 ///
 /// # Errors
 /// Those of the driver.

@@ -89,7 +89,7 @@ impl<T, R: DeviceMemoryResource> DeviceScalar<T, R> {
         self.vec.device()
     }
 
-    /// Moves the memory to the device or to the host if it is managed; see
+    /// Moves the memory to the device or to the host if it can be moved; see
     /// [`DeviceBuffer::prefetch`](crate::DeviceBuffer::prefetch).
     ///
     /// # Errors

@@ -50,6 +50,8 @@ const RESOURCES: &[(&str, Knows)] = &[
     ("cuda+tracking", Knows::its_blocks(None).handing_on()),
     ("managed+prefetch", Knows::nothing()),
     ("managed+pool:max=50%+prefetch", Knows::its_blocks(Exact)),
+    ("system+prefetch", Knows::its_blocks(None).handing_on()),
+    ("pinned_host+prefetch", Knows::nothing()),
     ("cuda+pool:max=25%+fallback:to=(cuda+pool)", Knows::its_blocks(Exact)),
 ];
 

@@ -10,7 +10,8 @@ use millpond_core::driver::call;
 use millpond_core::stack::{LayerSpec, Piece, Value};
 use millpond_core::{
     Accessibility, AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle,
-    Error, ErrorKind, Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, is_same,
+    Error, ErrorKind, LayerMemory, Layout, MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef,
+    Traits, is_same,
 };
 
 pub use layer::FallbackLayer;
@@ -175,7 +176,9 @@ unsafe impl<R: DeviceMemoryResource, F: DeviceMemoryResource> DeviceMemoryResour
         trim().map_err(|error: Error| error.in_stack(self))
     }
 
-    fn provide(&self, _traits: &mut Traits) {}
+    fn provide(&self, traits: &mut Traits) {
+        traits.add::<Self, dyn ReportsMemory>(|it| it);
+    }
 }
 
 impl<R: fmt::Display, F: fmt::Display> fmt::Display for FallbackResourceAdaptor<R, F> {
@@ -185,5 +188,14 @@ impl<R: fmt::Display, F: fmt::Display> fmt::Display for FallbackResourceAdaptor<
         let to = text.parse().map_or(Piece::Text(text), Piece::Stack);
         let layer = LayerSpec::new("fallback").with("to", Value::from_iter([to]));
         write!(f, "{}+{layer}", self.upstream)
+    }
+}
+
+/// Reports what the fallback holds: the layers of the upstream report for themselves.
+impl<R: DeviceMemoryResource, F: DeviceMemoryResource> ReportsMemory for FallbackResourceAdaptor<R, F> {
+    fn layer_memory(&self) -> LayerMemory {
+        let mut memory = LayerMemory::default();
+        memory.statistics = self.fallback.statistics();
+        memory
     }
 }

@@ -155,6 +155,10 @@ fn memory_that_pools_hold_is_counted_beside_what_the_device_has() {
     assert_eq!(find::<FallbackResourceAdaptor<AnyResource>>(&resource).unwrap().fallback_blocks(), 1);
     let known = resource.statistics().unwrap();
     assert_eq!((known.blocks_in_use, known.bytes_in_use), (2, 80 * MIB));
+    let layers = resource.memory_report().layers;
+    let in_use = layers.iter().map(|layer| layer.statistics.map_or(0, |known| known.bytes_in_use));
+    assert_eq!(in_use.collect::<Vec<_>>(), [40 * MIB; 2], "{layers:?}");
+    assert!(layers[0].layer.starts_with("fallback:") && layers[1].layer.starts_with("pool:"));
     blocks.into_iter().for_each(|ptr| assert_eq!(free(&resource, ptr, 40 * MIB), []));
     let after = resource.memory_info().unwrap();
     assert!(after.free >= before.free - 64 * MIB && after.free <= before.total, "{before:?} then {after:?}");

@@ -19,11 +19,11 @@ use crate::forward::forward_to_upstream;
 /// Moves each block of managed memory to the device, on the stream of the allocation, so that the first
 /// kernel does not fault its pages in one after the other (`cuMemPrefetchAsync`).
 ///
-/// Put it over `managed`, or over a pool of managed memory. Over memory that the host does not reach, and on
-/// a device that cannot use managed memory while the host does, it does nothing; over other memory that the
-/// host reaches, the driver refuses the first time and is not asked again. A prefetch that fails for another
-/// reason is logged, and the block is handed out all the same. On a stream that captures a graph nothing is
-/// prefetched.
+/// Put it over `managed`, over `system`, whose memory is moved in the same way, or over a pool of either.
+/// Over memory that the host does not reach, and on a device that cannot use managed memory while the host
+/// does, it does nothing; over other memory that the host reaches, the driver refuses the first time and is
+/// not asked again. A prefetch that fails for another reason is logged, and the block is handed out all the
+/// same. On a stream that captures a graph nothing is prefetched.
 ///
 /// ```
 /// use millpond_adaptors::PrefetchLayer;

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use millpond_core::driver::{CaptureMode, StreamFlags};
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{
-    Accessibility, AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver,
-    DriverError, ErrorKind, MemoryInfo, StreamRef, find,
+    AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, DriverError, ErrorKind,
+    MemoryInfo, StreamRef, find,
 };
 use millpond_driver::sim::{FaultPlan, SimConfig, SimDevice};
 use millpond_driver::{CallKind, CountingDriver};
-use millpond_testkit::mock::{self, MockResource};
+use millpond_testkit::mock;
 
 use super::{PrefetchLayer, PrefetchResourceAdaptor};
 use crate::fallback::FallbackResourceAdaptor;
@@ -50,7 +50,9 @@ impl Bench {
 
 #[test]
 fn blocks_are_moved_to_the_device_once_they_are_allocated() {
-    for text in ["managed+prefetch", "managed+pool+prefetch", "managed+prefetch+statistics"] {
+    for text in
+        ["managed+prefetch", "managed+pool+prefetch", "system+prefetch", "managed+prefetch+statistics"]
+    {
         let bench = Bench::new(text);
         for (bytes, count) in [(1000, 1), (5 << 20, 2), (1, 3)] {
             let ptr = bench.stack.allocate_bytes(bytes, S).unwrap();
@@ -76,26 +78,15 @@ fn memory_of_the_device_is_never_prefetched() {
     }
 }
 
-/// Stands for pinned memory: the host reaches it, and the driver refuses to prefetch it.
 #[test]
 fn a_refusal_is_found_out_once() {
-    let device = SimDevice::new(SimConfig::h200());
-    let counting = CountingDriver::new(device.clone());
-    let (upstream, handle) = mock::resource(counting.clone());
-    let resource = PrefetchResourceAdaptor::new(HostToo(upstream));
-    let blocks: Vec<_> = (0..5)
-        .map(|_| {
-            let pinned = device.mem_host_alloc(4096, Default::default()).unwrap();
-            handle.answer_next(device.mem_host_get_device_pointer(pinned).unwrap());
-            assert!(!resource.allocate_bytes(4096, S).unwrap().is_null());
-            pinned
-        })
-        .collect();
-    assert!(!resource.is_prefetching());
-    assert_eq!(counting.counts().get(CallKind::MemPrefetch).calls, 1);
-    assert_eq!(handle.live().len(), 5);
-    // SAFETY: the memory came from this device and is used no more.
-    blocks.into_iter().for_each(|ptr| unsafe { device.mem_free_host(ptr).unwrap() });
+    for text in ["pinned_host+prefetch", "pinned_host+pool+prefetch"] {
+        let bench = Bench::new(text);
+        assert!(bench.adaptor().is_prefetching(), "the host reaches it");
+        let blocks = [(); 5].map(|()| bench.stack.allocate_bytes(4096, S).unwrap());
+        assert_eq!((bench.adaptor().is_prefetching(), bench.prefetches()), (false, 1), "{text}");
+        blocks.into_iter().for_each(|ptr| bench.free(ptr, 4096));
+    }
 }
 
 #[test]
@@ -156,46 +147,4 @@ fn everything_else_is_the_upstreams() {
     assert_eq!((error.kind(), error.stack()), (ErrorKind::OutOfMemory, Some("mock")));
     let mixed = FallbackResourceAdaptor::new(mock::resource(device.clone()).0, resource).unwrap();
     assert_eq!(mixed.to_string(), "mock+fallback:to=(mock+prefetch)");
-}
-
-/// The mock, with memory that the host reaches, too.
-#[derive(Debug)]
-struct HostToo(MockResource);
-
-// SAFETY: every call goes to the mock, whose addresses stand for memory that is never touched.
-unsafe impl DeviceMemoryResource for HostToo {
-    fn allocate(&self, layout: millpond_core::Layout, stream: StreamRef) -> millpond_core::Result<DevicePtr> {
-        self.0.allocate(layout, stream)
-    }
-
-    unsafe fn deallocate(&self, ptr: DevicePtr, layout: millpond_core::Layout, stream: StreamRef) {
-        // SAFETY: the caller's promises.
-        unsafe { self.0.deallocate(ptr, layout, stream) }
-    }
-
-    fn driver(&self) -> &millpond_core::DriverHandle {
-        self.0.driver()
-    }
-
-    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
-        None
-    }
-
-    fn memory_info(&self) -> millpond_core::Result<MemoryInfo> {
-        self.0.memory_info()
-    }
-
-    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
-        millpond_core::is_same(self, other)
-    }
-
-    fn accessibility(&self) -> Accessibility {
-        Accessibility::DEVICE_AND_HOST
-    }
-}
-
-impl std::fmt::Display for HostToo {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("host_too")
-    }
 }

@@ -264,8 +264,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         self.call(|driver| unsafe { driver.memset_d8_async(target, 0, bytes, self.stream) })
     }
 
-    /// Moves the memory to the device or to the host, in the order of the stored stream, if it is managed.
-    /// Returns whether it was; see [`prefetch`](crate::prefetch).
+    /// Moves the memory to the device or to the host, in the order of the stored stream, if it can be moved.
+    /// Returns whether it can; see [`prefetch`](crate::prefetch).
     ///
     /// # Errors
     /// Those of the driver.

@@ -206,7 +206,7 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         self.buffer.device()
     }
 
-    /// Moves the memory to the device or to the host if it is managed; see [`DeviceBuffer::prefetch`].
+    /// Moves the memory to the device or to the host if it can be moved; see [`DeviceBuffer::prefetch`].
     ///
     /// # Errors
     /// Those of the method.

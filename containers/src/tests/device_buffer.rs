@@ -1,18 +1,22 @@
-//! Tests what RMM's tests ask of a `device_buffer`, over plain, managed and pooled memory.
+//! Tests what RMM's tests ask of a `device_buffer`, over memory of each kind.
 
-use millpond_core::{Accessibility, AnyResource, DeviceMemoryResourceExt};
-use millpond_resources::ManagedMemoryResource;
+use millpond_core::{AnyResource, DeviceMemoryResourceExt};
+use millpond_resources::{
+    ManagedMemoryResource, PageableHostMemoryResource, PinnedHostMemoryResource, SystemMemoryResource,
+};
 
 use super::*;
 
 /// A device, and each kind of memory on it.
 fn each_memory(check: impl Fn(&Arc<SimDevice>, AnyResource, StreamRef)) {
-    for kind in 0..3 {
+    for kind in 0..5 {
         let device = SimDevice::new(SimConfig::h200());
         let stream = Stream::new(device.clone(), StreamFlags::NON_BLOCKING).unwrap();
         let resource = match kind {
             0 => CudaMemoryResource::new(device.clone()).into_any(),
             1 => ManagedMemoryResource::new(device.clone()).into_any(),
+            2 => PinnedHostMemoryResource::new(device.clone()).into_any(),
+            3 => SystemMemoryResource::new(device.clone()).unwrap().into_any(),
             _ => {
                 let cuda = CudaMemoryResource::new(device.clone());
                 PoolMemoryResource::new(cuda, PoolOptions::default()).unwrap().into_any()
@@ -103,54 +107,22 @@ fn alignments_are_kept_by_copies_and_moves_and_must_be_powers_of_two() {
 
 #[test]
 fn memory_that_the_device_does_not_reach_is_refused() {
-    #[derive(Debug)]
-    struct HostOnly(mock::MockResource);
-    // SAFETY: every call goes to the mock, whose addresses stand for memory that is never touched.
-    unsafe impl DeviceMemoryResource for HostOnly {
-        fn allocate(&self, layout: Layout, stream: StreamRef) -> millpond_core::Result<DevicePtr> {
-            self.0.allocate(layout, stream)
-        }
-        unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
-            // SAFETY: the caller's promises.
-            unsafe { self.0.deallocate(ptr, layout, stream) }
-        }
-        fn driver(&self) -> &DriverHandle {
-            self.0.driver()
-        }
-        fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
-            None
-        }
-        fn memory_info(&self) -> millpond_core::Result<millpond_core::MemoryInfo> {
-            self.0.memory_info()
-        }
-        fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
-            millpond_core::is_same(self, other)
-        }
-        fn accessibility(&self) -> Accessibility {
-            Accessibility::HOST
-        }
-    }
-    impl std::fmt::Display for HostOnly {
-        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str("host_only")
-        }
-    }
-    let (upstream, handle) = mock::resource(SimDevice::new(SimConfig::h200()));
-    let resource = HostOnly(upstream).into_any();
+    let device = SimDevice::new(SimConfig::h200());
+    let resource = PageableHostMemoryResource::new(device.clone()).into_any();
     let errors = [
         DeviceBuffer::new(100, StreamRef::LEGACY, resource.clone()).map(drop).unwrap_err(),
         DeviceVec::<u32>::uninit(100, StreamRef::LEGACY, resource.clone()).map(drop).unwrap_err(),
         DeviceScalar::from_value(1_u8, StreamRef::LEGACY, resource).map(drop).unwrap_err(),
     ];
     for error in errors {
-        assert_eq!((error.kind(), error.stack()), (ErrorKind::InvalidArgument, Some("host_only")));
+        assert_eq!((error.kind(), error.stack()), (ErrorKind::InvalidArgument, Some("host")));
         assert_eq!(
             error.message(),
             "this memory is reached by the host alone; a buffer needs a resource that the device reaches, as \
              cuda, managed or pinned memory"
         );
     }
-    handle.assert_calls([]);
+    assert_eq!(device.live_allocations(), 0);
 }
 
 #[test]
@@ -167,25 +139,25 @@ fn values_are_read_into_memory_that_was_not_initialised() {
 }
 
 #[test]
-fn managed_memory_is_prefetched_and_other_memory_is_not() {
+fn managed_memory_and_that_of_the_system_is_prefetched_and_other_memory_is_not() {
     each_memory(|device, resource, stream| {
-        let is_managed = resource.to_string() == "managed";
+        let moves = ["managed", "system"].contains(&&*resource.to_string());
         let mut buffer = DeviceBuffer::new(5000, stream, resource.clone()).unwrap();
         for (to, to_host) in [(PrefetchTo::Device, false), (PrefetchTo::Host, true)] {
-            assert_eq!(buffer.prefetch(to).unwrap(), is_managed);
-            let expected = is_managed.then_some((buffer.as_ptr(), 5000, to_host));
+            assert_eq!(buffer.prefetch(to).unwrap(), moves);
+            let expected = moves.then_some((buffer.as_ptr(), 5000, to_host));
             assert_eq!(device.last_prefetch(), expected);
         }
         let mut vec = DeviceVec::<u64>::zeroed(100, stream, resource.clone()).unwrap();
-        assert_eq!(vec.prefetch(PrefetchTo::Device).unwrap(), is_managed);
-        assert_eq!(device.last_prefetch(), is_managed.then_some((vec.as_ptr(), 800, false)));
+        assert_eq!(vec.prefetch(PrefetchTo::Device).unwrap(), moves);
+        assert_eq!(device.last_prefetch(), moves.then_some((vec.as_ptr(), 800, false)));
         let mut scalar = DeviceScalar::from_value(1_u32, stream, resource.clone()).unwrap();
-        assert_eq!(scalar.prefetch(PrefetchTo::Device).unwrap(), is_managed);
-        assert_eq!(device.last_prefetch(), is_managed.then_some((scalar.as_ptr(), 4, false)));
+        assert_eq!(scalar.prefetch(PrefetchTo::Device).unwrap(), moves);
+        assert_eq!(device.last_prefetch(), moves.then_some((scalar.as_ptr(), 4, false)));
         let driver: &dyn Driver = &**device;
         // SAFETY: the range is the scalar's, which lives on.
         let part = unsafe { crate::prefetch(driver, scalar.as_ptr(), 2, PrefetchTo::Host, stream) };
-        assert_eq!(part.unwrap(), is_managed);
+        assert_eq!(part.unwrap(), moves);
         // SAFETY: an empty range has no memory.
         let none = unsafe { crate::prefetch(driver, DevicePtr::NULL, 0, PrefetchTo::Host, stream) };
         assert!(!none.unwrap());

@@ -7,74 +7,15 @@ use millpond_core::driver::{
     HostPtr, IpcMemHandle, MemAdvice, MemAllocationType, MemLocation, MemPool, MemPoolAttribute,
     MemPoolProps, MemPoolPtrData, MemoryInfo, MemoryKind, PhysicalHandle, PhysicalProps, StreamFlags,
 };
-use millpond_core::{DeviceId, DevicePtr, DriverError, Layout, StreamRef};
+use millpond_core::{DeviceId, DevicePtr, Layout, StreamRef};
 
+use super::call::after_reset;
 use super::device::SimDevice;
 use super::model::answer::{Answer, Refusal};
 use super::model::capture::About;
 use super::model::space::GRANULARITY;
 use super::state::State;
 use crate::CallKind;
-
-impl SimDevice {
-    /// Makes one driver call: takes the lock, counts the call, adds its cost, and fails it if the fault plan
-    /// says so.
-    #[inline]
-    pub(super) fn call<T>(
-        &self,
-        kind: CallKind,
-        name: &'static str,
-        call: impl FnOnce(&mut State) -> Answer<T>,
-    ) -> DriverResult<T> {
-        self.call_about(About::Nothing, kind, name, call)
-    }
-
-    /// The same for a call about streams or events, which captures may refuse because of them.
-    #[inline]
-    fn call_about<T>(
-        &self,
-        about: About,
-        kind: CallKind,
-        name: &'static str,
-        call: impl FnOnce(&mut State) -> Answer<T>,
-    ) -> DriverResult<T> {
-        let mut state = self.lock();
-        if state.generation != self.generation {
-            return Err(after_reset(name));
-        }
-        let begun = state.begin_call(kind).and_then(|()| state.check_captures(name, about));
-        begun.and_then(|()| call(&mut state)).map_err(|refusal| refusal.named(name))
-    }
-
-    /// The same for a call on an object that outlives the context.
-    fn call_in_any_context<T>(
-        &self,
-        kind: CallKind,
-        name: &'static str,
-        call: impl FnOnce(&mut State) -> Answer<T>,
-    ) -> DriverResult<T> {
-        let mut state = self.lock();
-        state.begin_call(kind).and_then(|()| call(&mut state)).map_err(|refusal| refusal.named(name))
-    }
-}
-
-impl SimDevice {
-    /// Refuses devices that cannot use this one's memory.
-    fn stranger(&self, devices: &[DeviceId]) -> Answer<()> {
-        let me = self.shared.id;
-        match devices.iter().find(|device| **device != me && !self.can_reach_from(**device)) {
-            Some(device) => {
-                let detail = format!("{device} cannot use memory of {me}");
-                Err(Refusal::new(DriverError::INVALID_DEVICE, detail))
-            }
-            None => Ok(()),
-        }
-    }
-}
-
-fn after_reset(call: &'static str) -> DriverError {
-    DriverError::new(DriverError::CONTEXT_IS_DESTROYED, call)
-}
 
 #[deny(clippy::missing_trait_methods)]
 impl Driver for SimDevice {

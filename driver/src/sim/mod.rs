@@ -48,9 +48,11 @@
 //! | `calls` | one file for each group of driver calls |
 //! | `device`, `machine` | one device; several devices that reach each other's memory |
 //! | `reset` | what a reset of the context leaves |
-//! | `harness`, `driver_impl` | what a test asks of a device; the `Driver` in front of it |
+//! | `harness` | what a test asks of a device |
+//! | `call`, `driver_impl` | what every driver call does; the `Driver` in front of the device |
 //! | `config`, `profile` | how a device is set up; what its calls cost |
 
+mod call;
 mod calls;
 mod config;
 mod device;
