@@ -388,7 +388,8 @@ fn the_current_pool_of_another_device_cannot_be_set() {
     let error: Error = b.device_set_mem_pool(pool.raw()).unwrap_err().into();
     assert_eq!(error.kind(), ErrorKind::Driver);
     let text = format!(
-        "driver error: cuDeviceSetMemPool: CUDA_ERROR_INVALID_VALUE (1): there is no pool {:#x} of this device",
+        "driver error: cuDeviceSetMemPool: CUDA_ERROR_INVALID_VALUE (1): there is no pool {:#x} of this \
+         device",
         pool.raw().0
     );
     assert_eq!(error.to_string(), text);
@@ -400,8 +401,8 @@ fn the_current_pool_of_another_device_cannot_be_set() {
 fn a_handle_that_names_no_pool() {
     // SAFETY: the simulated device finds out.
     let pool = unsafe { MemoryPool::from_raw(device(), MemPool(0)) };
-    let text = "driver error of DEVICE: cuMemPoolGetAttribute: CUDA_ERROR_INVALID_VALUE (1): there is no pool \
-                0x0 of this device";
+    let text = "driver error of DEVICE: cuMemPoolGetAttribute: CUDA_ERROR_INVALID_VALUE (1): there is no \
+                pool 0x0 of this device";
     assert_eq!(said(pool.used_bytes()), (ErrorKind::Driver, text.to_owned()));
 }
 

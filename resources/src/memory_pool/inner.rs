@@ -1,12 +1,12 @@
 //! A pool's blocks, and the order in which they go back: on the caller's stream, or outside of a capture.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Weak};
 
 use dashmap::DashMap;
 use millpond_core::driver::{
-    CaptureModeGuard, Driver, DriverResult, MemAllocationType, MemPool, MemPoolAttribute, MemPoolProps,
-    StreamFlags, call,
+    CaptureModeGuard, Driver, DriverResult, Health, MemAllocationType, MemPool, MemPoolAttribute,
+    MemPoolProps, StreamFlags, call,
 };
 use millpond_core::misuse::MisuseKind;
 use millpond_core::{
@@ -15,8 +15,17 @@ use millpond_core::{
 use parking_lot::Mutex;
 use rustc_hash::FxBuildHasher;
 
-use super::POOLS;
 use crate::process;
+
+/// The pools that live, by the opening of their device and their handle: all that ask for the same pool get
+/// the same blocks.
+pub(super) static POOLS: LazyLock<DashMap<(usize, MemPool), Weak<Inner>, FxBuildHasher>> =
+    LazyLock::new(DashMap::default);
+
+pub(super) fn key(driver: &DriverHandle, raw: MemPool) -> (usize, MemPool) {
+    let health: *const Health = Arc::as_ptr(driver.health());
+    (health.addr(), raw)
+}
 
 /// More than this, in bytes, no device has addresses for.
 const MOST_BYTES: u64 = 1 << 56;
@@ -259,8 +268,8 @@ impl Inner {
         true
     }
 
-    /// Whether a request of this size can be served if nothing else is handed out. Of pools that were not made
-    /// here, nothing is known.
+    /// Whether a request of this size can be served if nothing else is handed out. Of pools that were not
+    /// made here, nothing is known.
     fn can_hold(&self, bytes: u64) -> bool {
         let Origin::Made { props, .. } = self.origin else { return true };
         let MemPoolProps { location, kind, max_bytes, .. } = props;
@@ -317,7 +326,7 @@ impl Drop for Inner {
         if self.process.is_elsewhere() {
             return;
         }
-        POOLS.remove_if(&super::key(&self.driver, self.raw), |_, pool| pool.strong_count() == 0);
+        POOLS.remove_if(&key(&self.driver, self.raw), |_, pool| pool.strong_count() == 0);
         let driver = Arc::clone(&self.driver);
         if driver.health().is_lost() {
             return;
