@@ -10,7 +10,7 @@ use millpond_core::{
     DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, DriverError, DriverHandle, Error,
     ErrorKind, Result, StreamRef,
 };
-use millpond_driver::sim::{Access, SimConfig, SimDevice, SimMachine};
+use millpond_driver::sim::{Access, FaultPlan, SimConfig, SimDevice, SimMachine};
 use millpond_resources::CudaAsyncViewMemoryResource;
 use millpond_resources::memory_pool::{MemoryPool, MemoryPoolOptions, PoolReuse};
 
@@ -439,6 +439,37 @@ fn a_pool_after_a_reset_of_the_context() {
     let again = device.open_again();
     assert!(MemoryPool::default_of(again.clone()).unwrap().used_bytes().is_ok());
     assert_eq!(again.take_violations(), []);
+}
+
+/// The first call after a reset is a free, on a stream that ended with the context.
+#[test]
+fn a_free_after_a_reset_of_the_context() {
+    let device = device();
+    let (pool, s) = (pool(&device, options()), stream(&device));
+    let resource = view(&pool);
+    let ptr = resource.allocate_bytes(MIB, s).unwrap();
+    device.reset_context();
+    put(&resource, ptr, MIB, s);
+    assert!(device.health().is_reset());
+    assert_eq!(resource.statistics(), None, "it was no mistake");
+    assert_eq!(device.take_violations(), []);
+}
+
+/// A driver that refuses a free gets it again, once the device has done its work.
+#[test]
+fn a_free_that_the_driver_refused_is_made_later() {
+    let device = device();
+    let (pool, s) = (pool(&device, options().release_threshold(u64::MAX)), stream(&device));
+    let resource = view(&pool);
+    let ptr = resource.allocate_bytes(MIB, s).unwrap();
+    // The second call of a free: the first asks whether the stream captures.
+    device.set_faults(FaultPlan::nth_call(1, DriverError::INVALID_VALUE));
+    put(&resource, ptr, MIB, s);
+    device.set_faults(FaultPlan::none());
+    assert_eq!(pool.used_bytes().unwrap(), MIB);
+    assert_eq!(resource.memory_info().unwrap().free, 1 << 30, "it counts as free");
+    assert_eq!(pool.trim(0).unwrap(), MIB);
+    assert_eq!(device.take_violations(), []);
 }
 
 #[test]

@@ -56,8 +56,9 @@ struct Block {
 struct Deferred {
     base: DevicePtr,
     bytes: u64,
-    /// Where it came back.
-    stream: StreamId,
+    /// Where it came back while the stream captured. `None`: the driver refused it there, so it is freed only
+    /// after a wait for the device.
+    stream: Option<StreamId>,
 }
 
 /// What became of a block that came back.
@@ -200,16 +201,18 @@ impl Inner {
         };
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
         if self.driver.stream_is_gone(stream) {
-            self.defer(block.base, block.bytes, stream.id());
+            self.defer(block.base, block.bytes, None);
             self.free_deferred();
-            return Freed::TakenDespite(MisuseKind::DeadStream);
+            // A reset of the context ends all streams, and is no mistake of the caller.
+            let is_lost = self.driver.health().is_lost();
+            return if is_lost { Freed::Taken } else { Freed::TakenDespite(MisuseKind::DeadStream) };
         }
         match self.is_captured(stream) {
             Ok(false) => {
                 self.free_deferred_of(stream);
                 self.free_on(block.base, block.bytes, stream);
             }
-            _ => self.defer(block.base, block.bytes, stream.id()),
+            _ => self.defer(block.base, block.bytes, Some(stream.id())),
         }
         Freed::Taken
     }
@@ -221,11 +224,11 @@ impl Inner {
         let Err(error) = self.ask(|driver| unsafe { driver.mem_free_async(base, stream) }) else { return };
         if !self.driver.health().is_lost() {
             tracing::warn!(target: "millpond::driver", ptr = %base, %error, "a block is freed later");
-            self.defer(base, bytes, stream.id());
+            self.defer(base, bytes, error.is_capture_refusal().then(|| stream.id()));
         }
     }
 
-    fn defer(&self, base: DevicePtr, bytes: u64, stream: StreamId) {
+    fn defer(&self, base: DevicePtr, bytes: u64, stream: Option<StreamId>) {
         let mut deferred = self.deferred.lock();
         deferred.push(Deferred { base, bytes, stream });
         self.deferred_count.store(deferred.len(), Ordering::Relaxed);
@@ -247,7 +250,7 @@ impl Inner {
 
     /// Frees what came back on this stream while it captured.
     fn free_deferred_of(&self, stream: StreamRef) {
-        for Deferred { base, bytes, .. } in self.take_deferred(|block| block.stream == stream.id()) {
+        for Deferred { base, bytes, .. } in self.take_deferred(|block| block.stream == Some(stream.id())) {
             self.free_on(base, bytes, stream);
         }
     }
@@ -334,7 +337,7 @@ impl Drop for Inner {
         let _captures = CaptureModeGuard::relaxed(&*driver);
         if let Origin::Made { frees_at_end: true, .. } = self.origin {
             for block in std::mem::take(&mut self.blocks).into_iter().map(|(_, block)| block) {
-                self.defer(block.base, block.bytes, StreamId::LEGACY);
+                self.defer(block.base, block.bytes, None);
             }
         }
         // What came back on a stream that captures is not ordered before the end otherwise.
