@@ -54,8 +54,8 @@ impl fmt::Display for Misuse {
         write!(f, "{what} {ptr} ({bytes} bytes, stream {stream}) in `{resource}`: ")?;
         match kind {
             MisuseKind::DeadStream => f.write_str(
-                "the stream was destroyed before, so the block waits for all work of the device; pass a living \
-                 stream that comes after the block's uses",
+                "the stream was destroyed before, so the block waits for all work of the device; pass a \
+                 living stream that comes after the block's uses",
             ),
             MisuseKind::ForeignPointer => f.write_str(
                 "no block that this resource handed out starts there; pass a pointer back to the resource \

@@ -37,8 +37,8 @@ pub fn standard(log: &LogSummary, device: &DeviceFigures) -> Vec<Entry> {
     texts.filter_map(|text| text.parse().ok()).map(|spec| entry(spec, log, device)).collect()
 }
 
-/// The stacks of the line-up for any log that cache freed memory above the driver: `bench` measures them unless others are
-/// named.
+/// The stacks of the line-up for any log that cache freed memory above the driver: `bench` measures them
+/// unless others are named.
 pub fn pools() -> Vec<StackSpec> {
     let stacks = ALWAYS.iter().filter_map(|text| text.parse::<StackSpec>().ok());
     stacks.filter(|stack| stack.layers().len() > 1).collect()

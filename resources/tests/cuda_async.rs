@@ -301,8 +301,8 @@ fn a_wrong_size() {
     let resource = resource(&device());
     let ptr = resource.allocate_bytes(1000, StreamRef::LEGACY).unwrap();
     let text = format!(
-        "refused to deallocate {ptr} (999 bytes, stream 0) in `cuda_async`: the block was allocated with 1000 \
-         bytes; pass the same layout to both calls"
+        "refused to deallocate {ptr} (999 bytes, stream 0) in `cuda_async`: the block was allocated with \
+         1000 bytes; pass the same layout to both calls"
     );
     assert_eq!(refusal(|| put(&resource, ptr, 999, StreamRef::LEGACY)), text);
     put(&resource, ptr, 1000, StreamRef::LEGACY);
@@ -359,8 +359,8 @@ fn an_alignment_that_is_not_a_power_of_two() {
 fn managed_memory_on_a_driver_before_cuda_13() {
     let driver = HookedDriver::new(device());
     driver.be_version(12_090);
-    let text = "not supported of DEVICE in `cuda_async_managed`: pools of managed memory need a driver of CUDA \
-                13.0; this is 12.9: use managed";
+    let text = "not supported of DEVICE in `cuda_async_managed`: pools of managed memory need a driver of \
+                CUDA 13.0; this is 12.9: use managed";
     let refused = CudaAsyncManagedMemoryResource::new(driver.clone());
     assert_eq!(said(refused), (ErrorKind::Unsupported, text.to_owned()));
     driver.be_version(13_000);
@@ -381,8 +381,8 @@ fn more_than_the_maximum_is_out_of_memory() {
     let options = CudaAsyncOptions { maximum_bytes: Some(2 * MIB), ..defaults() };
     let device = device();
     let resource = CudaAsyncMemoryResource::new(device.clone(), options).unwrap();
-    let text = "out of memory for 3MiB on stream 0 of DEVICE in `cuda_async:max=2MiB`: cuMemAllocFromPoolAsync: \
-                CUDA_ERROR_OUT_OF_MEMORY (2): the pool holds at most 2097152 bytes";
+    let text = "out of memory for 3MiB on stream 0 of DEVICE in `cuda_async:max=2MiB`: \
+                cuMemAllocFromPoolAsync: CUDA_ERROR_OUT_OF_MEMORY (2): the pool holds at most 2097152 bytes";
     let refused = resource.allocate_bytes(3 * MIB, StreamRef::LEGACY);
     assert_eq!(said(refused), (ErrorKind::OutOfMemory, text.to_owned()));
     // What is free in other sizes makes room.
@@ -423,7 +423,8 @@ fn a_stack_prints_the_text_that_builds_it() {
     let device = device();
     for text in [
         "cuda_async",
-        "cuda_async:initial=1MiB,release_threshold=2MiB,max=4MiB,reuse=follow/internal,handles=fd,hw_decompress=on",
+        "cuda_async:initial=1MiB,release_threshold=2MiB,max=4MiB,reuse=follow/internal",
+        "cuda_async:handles=fd,hw_decompress=on",
         "cuda_async:release_threshold=0,reuse=own,hw_decompress=off",
         "cuda_async_view",
         "cuda_async_view:pool=current",
@@ -565,8 +566,8 @@ fn out_of_memory_on_a_capturing_stream_says_what_to_do() {
     let (kind, text) = said(resource.allocate_bytes(700 * MIB, s));
     assert_eq!(kind, ErrorKind::OutOfMemory);
     let start = format!(
-        "out of memory for 700MiB on stream {s} of DEVICE in `cuda_async`: a stream that captures a graph waits \
-         for no other; ask outside the capture: cuMemAllocFromPoolAsync: CUDA_ERROR_OUT_OF_MEMORY (2): "
+        "out of memory for 700MiB on stream {s} of DEVICE in `cuda_async`: a stream that captures a graph \
+         waits for no other; ask outside the capture: cuMemAllocFromPoolAsync: CUDA_ERROR_OUT_OF_MEMORY (2): "
     );
     assert!(text.starts_with(&start), "{text}");
     device.end_capture(s).unwrap();

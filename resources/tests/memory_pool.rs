@@ -10,7 +10,7 @@ use millpond_core::{
     DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, DriverError, DriverHandle, Error,
     ErrorKind, Result, StreamRef,
 };
-use millpond_driver::sim::{Access, SimConfig, SimDevice, SimMachine};
+use millpond_driver::sim::{Access, FaultPlan, SimConfig, SimDevice, SimMachine};
 use millpond_resources::CudaAsyncViewMemoryResource;
 use millpond_resources::memory_pool::{MemoryPool, MemoryPoolOptions, PoolReuse};
 
@@ -388,7 +388,8 @@ fn the_current_pool_of_another_device_cannot_be_set() {
     let error: Error = b.device_set_mem_pool(pool.raw()).unwrap_err().into();
     assert_eq!(error.kind(), ErrorKind::Driver);
     let text = format!(
-        "driver error: cuDeviceSetMemPool: CUDA_ERROR_INVALID_VALUE (1): there is no pool {:#x} of this device",
+        "driver error: cuDeviceSetMemPool: CUDA_ERROR_INVALID_VALUE (1): there is no pool {:#x} of this \
+         device",
         pool.raw().0
     );
     assert_eq!(error.to_string(), text);
@@ -400,8 +401,8 @@ fn the_current_pool_of_another_device_cannot_be_set() {
 fn a_handle_that_names_no_pool() {
     // SAFETY: the simulated device finds out.
     let pool = unsafe { MemoryPool::from_raw(device(), MemPool(0)) };
-    let text = "driver error of DEVICE: cuMemPoolGetAttribute: CUDA_ERROR_INVALID_VALUE (1): there is no pool \
-                0x0 of this device";
+    let text = "driver error of DEVICE: cuMemPoolGetAttribute: CUDA_ERROR_INVALID_VALUE (1): there is no \
+                pool 0x0 of this device";
     assert_eq!(said(pool.used_bytes()), (ErrorKind::Driver, text.to_owned()));
 }
 
@@ -438,6 +439,37 @@ fn a_pool_after_a_reset_of_the_context() {
     let again = device.open_again();
     assert!(MemoryPool::default_of(again.clone()).unwrap().used_bytes().is_ok());
     assert_eq!(again.take_violations(), []);
+}
+
+/// The first call after a reset is a free, on a stream that ended with the context.
+#[test]
+fn a_free_after_a_reset_of_the_context() {
+    let device = device();
+    let (pool, s) = (pool(&device, options()), stream(&device));
+    let resource = view(&pool);
+    let ptr = resource.allocate_bytes(MIB, s).unwrap();
+    device.reset_context();
+    put(&resource, ptr, MIB, s);
+    assert!(device.health().is_reset());
+    assert_eq!(resource.statistics(), None, "it was no mistake");
+    assert_eq!(device.take_violations(), []);
+}
+
+/// A driver that refuses a free gets it again, once the device has done its work.
+#[test]
+fn a_free_that_the_driver_refused_is_made_later() {
+    let device = device();
+    let (pool, s) = (pool(&device, options().release_threshold(u64::MAX)), stream(&device));
+    let resource = view(&pool);
+    let ptr = resource.allocate_bytes(MIB, s).unwrap();
+    // The second call of a free: the first asks whether the stream captures.
+    device.set_faults(FaultPlan::nth_call(1, DriverError::INVALID_VALUE));
+    put(&resource, ptr, MIB, s);
+    device.set_faults(FaultPlan::none());
+    assert_eq!(pool.used_bytes().unwrap(), MIB);
+    assert_eq!(resource.memory_info().unwrap().free, 1 << 30, "it counts as free");
+    assert_eq!(pool.trim(0).unwrap(), MIB);
+    assert_eq!(device.take_violations(), []);
 }
 
 #[test]

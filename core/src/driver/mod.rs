@@ -171,8 +171,8 @@ pub trait Driver: Debug + Send + Sync + 'static {
     unsafe fn mem_free_async(&self, ptr: DevicePtr, stream: StreamRef) -> DriverResult<()>;
     /// A new pool (`cuMemPoolCreate`).
     fn mem_pool_create(&self, props: MemPoolProps) -> DriverResult<MemPool>;
-    /// Ends a pool (`cuMemPoolDestroy`). What it handed out stays until it is freed; the device's default pool
-    /// becomes current where this one was.
+    /// Ends a pool (`cuMemPoolDestroy`). What it handed out stays until it is freed; the device's default
+    /// pool becomes current where this one was.
     unsafe fn mem_pool_destroy(&self, pool: MemPool) -> DriverResult<()>;
     /// The device's default pool (`cuDeviceGetDefaultMemPool`).
     fn device_get_default_mem_pool(&self) -> DriverResult<MemPool>;

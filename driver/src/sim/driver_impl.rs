@@ -362,8 +362,12 @@ impl Driver for SimDevice {
     }
 
     fn stream_is_gone(&self, stream: StreamRef) -> bool {
-        let is_known = stream.is_legacy() || stream.is_per_thread() || stream.is_foreign();
-        !is_known && self.lock().names.slot(stream).is_none()
+        if stream.is_legacy() || stream.is_per_thread() || stream.is_foreign() {
+            return false;
+        }
+        let state = self.lock();
+        // After a reset, every call says so.
+        state.generation == self.generation && state.names.slot(stream).is_none()
     }
 
     fn stream_synchronize(&self, stream: StreamRef) -> DriverResult<()> {

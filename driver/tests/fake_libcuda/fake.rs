@@ -1,5 +1,5 @@
-//! A stand-in for the driver library of CUDA 11.4, or with `--cfg pools` of CUDA 13.2, as far as `cuda_fake.rs`
-//! needs one. That test compiles it.
+//! A stand-in for the driver library of CUDA 11.4, or with `--cfg pools` of CUDA 13.2, as far as
+//! `cuda_fake.rs` needs one. That test compiles it.
 //!
 //! It has two devices, does nothing, and checks what a real driver would: that the right context is current.
 //! Its contexts can be reset, and have ids as from CUDA 12.0 on, unless `FAKE_CUDA_IDS` is 0. The environment

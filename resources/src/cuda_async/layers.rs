@@ -23,8 +23,8 @@ pub(crate) const CUDA_ASYNC: LayerEntry = LayerEntry {
         ),
         (
             "reuse",
-            "memory of other streams that the driver hands out: follow/opportunistic/internal (default), some \
-             of them, or own",
+            "memory of other streams that the driver hands out: follow/opportunistic/internal (default), \
+             some of them, or own",
         ),
         ("handles", "handles for other processes: none (default), fd, fabric, fd/fabric"),
         ("hw_decompress", "memory for the decompression engine: auto (default: where CUDA 12.8 is), on, off"),

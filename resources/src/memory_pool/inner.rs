@@ -1,12 +1,12 @@
 //! A pool's blocks, and the order in which they go back: on the caller's stream, or outside of a capture.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Weak};
 
 use dashmap::DashMap;
 use millpond_core::driver::{
-    CaptureModeGuard, Driver, DriverResult, MemAllocationType, MemPool, MemPoolAttribute, MemPoolProps,
-    StreamFlags, call,
+    CaptureModeGuard, Driver, DriverResult, Health, MemAllocationType, MemPool, MemPoolAttribute,
+    MemPoolProps, StreamFlags, call,
 };
 use millpond_core::misuse::MisuseKind;
 use millpond_core::{
@@ -15,8 +15,17 @@ use millpond_core::{
 use parking_lot::Mutex;
 use rustc_hash::FxBuildHasher;
 
-use super::POOLS;
 use crate::process;
+
+/// The pools that live, by the opening of their device and their handle: all that ask for the same pool get
+/// the same blocks.
+pub(super) static POOLS: LazyLock<DashMap<(usize, MemPool), Weak<Inner>, FxBuildHasher>> =
+    LazyLock::new(DashMap::default);
+
+pub(super) fn key(driver: &DriverHandle, raw: MemPool) -> (usize, MemPool) {
+    let health: *const Health = Arc::as_ptr(driver.health());
+    (health.addr(), raw)
+}
 
 /// More than this, in bytes, no device has addresses for.
 const MOST_BYTES: u64 = 1 << 56;
@@ -47,8 +56,9 @@ struct Block {
 struct Deferred {
     base: DevicePtr,
     bytes: u64,
-    /// Where it came back.
-    stream: StreamId,
+    /// Where it came back while the stream captured. `None`: the driver refused it there, so it is freed only
+    /// after a wait for the device.
+    stream: Option<StreamId>,
 }
 
 /// What became of a block that came back.
@@ -191,16 +201,18 @@ impl Inner {
         };
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
         if self.driver.stream_is_gone(stream) {
-            self.defer(block.base, block.bytes, stream.id());
+            self.defer(block.base, block.bytes, None);
             self.free_deferred();
-            return Freed::TakenDespite(MisuseKind::DeadStream);
+            // A reset of the context ends all streams, and is no mistake of the caller.
+            let is_lost = self.driver.health().is_lost();
+            return if is_lost { Freed::Taken } else { Freed::TakenDespite(MisuseKind::DeadStream) };
         }
         match self.is_captured(stream) {
             Ok(false) => {
                 self.free_deferred_of(stream);
                 self.free_on(block.base, block.bytes, stream);
             }
-            _ => self.defer(block.base, block.bytes, stream.id()),
+            _ => self.defer(block.base, block.bytes, Some(stream.id())),
         }
         Freed::Taken
     }
@@ -212,11 +224,11 @@ impl Inner {
         let Err(error) = self.ask(|driver| unsafe { driver.mem_free_async(base, stream) }) else { return };
         if !self.driver.health().is_lost() {
             tracing::warn!(target: "millpond::driver", ptr = %base, %error, "a block is freed later");
-            self.defer(base, bytes, stream.id());
+            self.defer(base, bytes, error.is_capture_refusal().then(|| stream.id()));
         }
     }
 
-    fn defer(&self, base: DevicePtr, bytes: u64, stream: StreamId) {
+    fn defer(&self, base: DevicePtr, bytes: u64, stream: Option<StreamId>) {
         let mut deferred = self.deferred.lock();
         deferred.push(Deferred { base, bytes, stream });
         self.deferred_count.store(deferred.len(), Ordering::Relaxed);
@@ -238,7 +250,7 @@ impl Inner {
 
     /// Frees what came back on this stream while it captured.
     fn free_deferred_of(&self, stream: StreamRef) {
-        for Deferred { base, bytes, .. } in self.take_deferred(|block| block.stream == stream.id()) {
+        for Deferred { base, bytes, .. } in self.take_deferred(|block| block.stream == Some(stream.id())) {
             self.free_on(base, bytes, stream);
         }
     }
@@ -259,8 +271,8 @@ impl Inner {
         true
     }
 
-    /// Whether a request of this size can be served if nothing else is handed out. Of pools that were not made
-    /// here, nothing is known.
+    /// Whether a request of this size can be served if nothing else is handed out. Of pools that were not
+    /// made here, nothing is known.
     fn can_hold(&self, bytes: u64) -> bool {
         let Origin::Made { props, .. } = self.origin else { return true };
         let MemPoolProps { location, kind, max_bytes, .. } = props;
@@ -317,7 +329,7 @@ impl Drop for Inner {
         if self.process.is_elsewhere() {
             return;
         }
-        POOLS.remove_if(&super::key(&self.driver, self.raw), |_, pool| pool.strong_count() == 0);
+        POOLS.remove_if(&key(&self.driver, self.raw), |_, pool| pool.strong_count() == 0);
         let driver = Arc::clone(&self.driver);
         if driver.health().is_lost() {
             return;
@@ -325,7 +337,7 @@ impl Drop for Inner {
         let _captures = CaptureModeGuard::relaxed(&*driver);
         if let Origin::Made { frees_at_end: true, .. } = self.origin {
             for block in std::mem::take(&mut self.blocks).into_iter().map(|(_, block)| block) {
-                self.defer(block.base, block.bytes, StreamId::LEGACY);
+                self.defer(block.base, block.bytes, None);
             }
         }
         // What came back on a stream that captures is not ordered before the end otherwise.

@@ -19,8 +19,8 @@
 //!   waits until the memory is ready there. If the driver has no memory but what other streams still use, it
 //!   may make that stream wait, and so the host.
 //! - A block that comes back on such a stream waits in a list. It is freed on the same stream by the next
-//!   call that names it after the capture's end. When memory is out, at [`trim`](MemoryPool::trim), and at the
-//!   end of the pool, the host waits for the device instead, and frees what is left in the list.
+//!   call that names it after the capture's end. When memory is out, at [`trim`](MemoryPool::trim), and at
+//!   the end of the pool, the host waits for the device instead, and frees what is left in the list.
 //!
 //! [`CudaAsyncMemoryResource`]: crate::CudaAsyncMemoryResource
 //! [`CudaAsyncViewMemoryResource`]: crate::CudaAsyncViewMemoryResource
@@ -31,27 +31,20 @@ mod options;
 mod share;
 
 use std::fmt;
-use std::sync::{Arc, LazyLock, Weak};
+use std::sync::Arc;
 
-use dashmap::DashMap;
 use millpond_core::driver::{
-    AccessFlags, Driver, DriverResult, Health, MemAllocationType, MemLocation, MemPool, MemPoolAttribute,
+    AccessFlags, Driver, DriverResult, MemAllocationType, MemLocation, MemPool, MemPoolAttribute,
     MemPoolProps, call,
 };
 use millpond_core::{DeviceId, DriverHandle, Error, ErrorKind, MemoryInfo, Result};
 use parking_lot::Mutex;
-use rustc_hash::FxBuildHasher;
 
 pub(crate) use inner::Freed;
-use inner::{Inner, Origin};
+use inner::{Inner, Origin, POOLS, key};
 pub use options::{MemoryPoolOptions, PoolReuse};
 #[cfg(unix)]
 pub use share::{ImportedAllocation, ImporterToken, Importers, handshake};
-
-/// The pools that live, by the opening of their device and their handle: so that whoever asks for the same
-/// pool gets the same blocks.
-static POOLS: LazyLock<DashMap<(usize, MemPool), Weak<Inner>, FxBuildHasher>> =
-    LazyLock::new(DashMap::default);
 
 /// The pools that were made current here, each kept until another takes its place.
 static CURRENT: Mutex<Vec<MemoryPool>> = Mutex::new(Vec::new());
@@ -89,11 +82,6 @@ pub struct MemoryPool(Arc<Inner>);
 pub trait DriverPool {
     /// Returns the pool.
     fn memory_pool(&self) -> &MemoryPool;
-}
-
-fn key(driver: &DriverHandle, raw: MemPool) -> (usize, MemPool) {
-    let health: *const Health = Arc::as_ptr(driver.health());
-    (health.addr(), raw)
 }
 
 impl MemoryPool {
@@ -264,7 +252,8 @@ impl MemoryPool {
         self.get(MemPoolAttribute::ReleaseThreshold)
     }
 
-    /// Sets the bytes that the pool keeps at a synchronisation: CUDA's default is 0, and `u64::MAX` keeps all.
+    /// Sets the bytes that the pool keeps at a synchronisation: CUDA's default is 0, and `u64::MAX` keeps
+    /// all.
     ///
     /// # Errors
     /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's error.
@@ -394,7 +383,8 @@ impl MemoryPool {
             return Ok(());
         }
         let message = format!(
-            "an imported pool cannot {what}; it has only what the process that made it exports, so do it there"
+            "an imported pool cannot {what}; it has only what the process that made it exports, so do it \
+             there"
         );
         Err(Error::new(ErrorKind::Unsupported, message).on_device(self.0.driver.device()))
     }

@@ -33,7 +33,7 @@ impl MemoryPool {
     /// errors.
     ///
     /// # Safety
-    /// Nobody but the two processes knows who uses the memory. The caller vouches that
+    /// Neither the driver nor this library knows which process uses the memory. The caller vouches that
     /// - each imported block is freed here, and that free is done, before the exporter frees the block:
     ///   [`handshake`] tells the exporter so;
     /// - the block is used here only after the exporter's allocation is done on the device.
@@ -58,8 +58,8 @@ impl MemoryPool {
     /// Describes a block of this pool for the process that imported it.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a pointer that is none of this pool's, or of a pool
-    /// without handles; the driver's error.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a pointer that is none of this pool's, or of a
+    /// pool without handles; the driver's error.
     pub fn export_pointer(&self, ptr: DevicePtr) -> Result<MemPoolPtrData> {
         self.check_export()?;
         if self.call(|driver| driver.pointer_mem_pool(ptr))? != Some(self.raw()) {

@@ -1,5 +1,5 @@
-//! Shares pools with other processes, simulated within one: a file descriptor names the pool, and an import is
-//! another pool, whose pointers are second addresses of the exporter's memory.
+//! Shares pools with other processes, simulated within one: a file descriptor names the pool, and an import
+//! is another pool, whose pointers are second addresses of the exporter's memory.
 
 use millpond_core::driver::{MemPool, MemPoolPtrData};
 use millpond_core::{DeviceId, DevicePtr};
