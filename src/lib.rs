@@ -32,7 +32,7 @@
 //! | here | what it is |
 //! |---|---|
 //! | [`DeviceMemoryResource`] | the trait: its documentation is the contract between resource and caller |
-//! | [`resources`] | `cuda`, `managed`, memory of the host, `pool`, `arena`, `binning` …; the defaults of devices |
+//! | [`resources`] | `cuda`, `managed`, `cuda_async`, memory of the host, `pool`, `arena`, … and defaults |
 //! | [`adaptors`] | `logging`, `statistics`, `limiting`, `tracking`, `fallback`, `retry`, `prefetch`, … |
 //! | [`containers`] | buffers, vectors and scalars that give their memory back, streams and events |
 //! | [`driver`] | CUDA, loaded at run time, and the simulated device |

@@ -23,7 +23,8 @@ fn device() -> Arc<SimDevice> {
 }
 
 fn put(resource: &AnyResource, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
-    // SAFETY: tests pass each block that `allocate_bytes` returned once, and no work uses it on other streams.
+    // SAFETY: tests pass each block that `allocate_bytes` returned once, and no work uses it on other
+    // streams.
     unsafe { resource.deallocate_bytes(ptr, bytes, stream) }
 }
 

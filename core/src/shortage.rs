@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::memory_report::{Holder, write_holders};
+use crate::holder::{Holder, write_holders};
 use crate::{DevicePtr, Layout, MemoryInfo, StreamRef, format_bytes};
 
 /// The state of a resource when it had no memory for a request, and the remedies that would have helped.
@@ -54,7 +54,8 @@ pub struct OutOfMemoryReport {
     pub remedies: Vec<Remedy>,
     /// The held memory in the order of addresses, as letters: `#` in use, `+` partly, `.` free.
     pub map: Option<String>,
-    /// The blocks in use by who allocated them, those with most bytes first, where `tracking` is in the stack.
+    /// The blocks in use, by the parts of the program that allocated them, those with most bytes first; where
+    /// `tracking` is in the stack.
     pub holders: Vec<Holder>,
     /// The report of the resource below that refused memory to this one; its remedies are above.
     pub upstream: Option<Box<Self>>,

@@ -101,8 +101,8 @@ impl Heaps {
 }
 
 impl Heaps {
-    /// Returns the bytes of whole regions or handles that are free: of those that are free for any stream, and
-    /// of all. Blocks that threads cache count as in use.
+    /// Returns the bytes of whole regions or handles that are free: of those that are free for any stream,
+    /// and of all. Blocks that threads cache count as in use.
     pub(crate) fn reclaimable_bytes(&self) -> (u64, u64) {
         let Some(large) = Request::new(Layout::new(self.large.bytes_reserved())) else { return (0, 0) };
         let free_parts = |only| {

@@ -1,0 +1,46 @@
+//! Who holds memory: blocks in use, grouped by the part of the program that allocated them.
+
+use std::fmt;
+
+use crate::format_bytes;
+
+/// Blocks in use that were allocated at one place of the program.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct Holder {
+    /// The tag that the thread had.
+    pub tag: Option<String>,
+    /// The backtrace of the allocations.
+    pub backtrace: Option<String>,
+    /// The number of blocks.
+    pub blocks: u64,
+    /// Their requested bytes.
+    pub bytes: u64,
+}
+
+/// The most holders that a text names; more would hide the rest.
+const NAMED: usize = 8;
+
+/// Writes a line for each of the first holders, and the backtrace below it if there is one.
+pub(crate) fn write_holders(f: &mut fmt::Formatter<'_>, holders: &[Holder]) -> fmt::Result {
+    for holder in holders.iter().take(NAMED) {
+        write!(f, "\n  {holder}")?;
+    }
+    match holders.len().saturating_sub(NAMED) {
+        0 => Ok(()),
+        more => write!(f, "\n  and {more} more holders"),
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} in {} blocks, allocated", format_bytes(self.bytes), self.blocks)?;
+        match &self.tag {
+            Some(tag) => write!(f, " for `{tag}`")?,
+            None if self.backtrace.is_none() => f.write_str(" without a tag")?,
+            None => {}
+        }
+        self.backtrace.as_ref().map_or(Ok(()), |backtrace| write!(f, " at\n{backtrace}"))
+    }
+}
