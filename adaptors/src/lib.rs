@@ -21,6 +21,8 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod aligned;
+#[cfg(feature = "debug-log")]
+pub mod debug_log;
 pub mod failure_callback; // no text: it has a function
 pub mod fallback;
 mod forward;

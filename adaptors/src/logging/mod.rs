@@ -48,6 +48,13 @@ pub use row::{Action, EXTENDED_HEADER, HEADER, Row};
 pub use settings::{Columns, Flush};
 pub use time_of_day::TimeOfDay;
 
+/// The calling thread's id and the local time of day, for lines of the debug log.
+#[cfg(feature = "debug-log")]
+pub(crate) fn thread_and_time() -> (u32, TimeOfDay) {
+    let mut clock = clock::Clock::new(jiff::tz::TimeZone::system());
+    (thread::id(), clock.time_of_day(clock::now()))
+}
+
 use journal::Journal;
 use record::{Entry, nanoseconds_since};
 use settings::Settings;

@@ -1,0 +1,167 @@
+//! The debug log: what the crates report of their work, written where RMM's goes.
+//!
+//! Every crate reports to `tracing`; a program that has a subscriber of its own needs nothing of this. [`init`]
+//! is for programs that only want the lines: to the file that `RMM_DEBUG_LOG_FILE` names, which is emptied
+//! first, else to the standard error, in RMM's form:
+//!
+//! ```text
+//! [  4213][14:03:07:123456][WARN  ] pages are off, since the pool is over a wrapper
+//! ```
+//!
+//! ```
+//! use millpond_adaptors::debug_log::{self, Level};
+//!
+//! debug_log::init()?;
+//! debug_log::set_level(Some(Level::DEBUG))?;
+//! assert!(debug_log::should_log(Level::DEBUG)? && !debug_log::should_log(Level::TRACE)?);
+//! debug_log::flush()?;
+//! # Ok::<(), millpond_core::Error>(())
+//! ```
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+use millpond_core::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
+pub use tracing::Level;
+use tracing::{Event, Subscriber};
+use tracing_subscriber::Registry;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::reload;
+use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::logging::thread_and_time;
+
+/// The variable that names the file, as RMM's.
+const FILE_VARIABLE: &str = "RMM_DEBUG_LOG_FILE";
+
+/// The log of the process.
+static LOG: OnceLock<DebugLog> = OnceLock::new();
+
+struct DebugLog {
+    level: reload::Handle<LevelFilter, Registry>,
+    output: Output,
+}
+
+/// Where the lines go; all threads share it.
+#[derive(Clone)]
+struct Output(Arc<Mutex<Box<dyn Write + Send>>>);
+
+/// Installs the debug log as the process's subscriber of `tracing`, with information and all that is graver.
+/// A second call does nothing.
+///
+/// # Errors
+/// [`Io`](ErrorKind::Io) if the file cannot be created, and
+/// [`InvalidArgument`](ErrorKind::InvalidArgument) if the program has another subscriber.
+pub fn init() -> Result<()> {
+    if LOG.get().is_some() {
+        return Ok(());
+    }
+    let output: Box<dyn Write + Send> = match std::env::var_os(FILE_VARIABLE).filter(|name| !name.is_empty())
+    {
+        Some(name) => {
+            let file = PathBuf::from(name);
+            Box::new(File::create(&file).map_err(|error| {
+                let text = format!("{FILE_VARIABLE}: {} cannot be written: {error}", file.display());
+                Error::new(ErrorKind::Io, text)
+            })?)
+        }
+        None => Box::new(io::stderr()),
+    };
+    let output = Output(Arc::new(Mutex::new(output)));
+    let (filter, level) = reload::Layer::new(LevelFilter::INFO);
+    let lines =
+        tracing_subscriber::fmt::layer().event_format(Lines).with_writer(output.clone()).with_ansi(false);
+    tracing_subscriber::registry().with(filter).with(lines).try_init().map_err(|_| {
+        Error::invalid_argument(
+            "the program has a subscriber of `tracing` already; millpond's events go there, and the debug log \
+             is not needed",
+        )
+    })?;
+    // Only one thread installs a subscriber.
+    let _ = LOG.set(DebugLog { level, output });
+    Ok(())
+}
+
+/// Sets the least grave level that is written; `None` writes nothing.
+///
+/// # Errors
+/// [`InvalidArgument`](ErrorKind::InvalidArgument) before [`init`].
+pub fn set_level(level: Option<Level>) -> Result<()> {
+    let filter = level.map_or(LevelFilter::OFF, LevelFilter::from_level);
+    log()?.level.reload(filter).map_err(|error| Error::invalid_argument(error.to_string()))
+}
+
+/// Returns the least grave level that is written.
+///
+/// # Errors
+/// Those of [`set_level`].
+pub fn level() -> Result<Option<Level>> {
+    Ok(log()?.level.clone_current().and_then(|filter| filter.into_level()))
+}
+
+/// Returns whether events of this level are written.
+///
+/// # Errors
+/// Those of [`set_level`].
+pub fn should_log(level: Level) -> Result<bool> {
+    Ok(self::level()?.is_some_and(|most| level <= most))
+}
+
+/// Writes what waits in buffers.
+///
+/// # Errors
+/// Those of [`set_level`], and [`Io`](ErrorKind::Io) if it cannot be written.
+pub fn flush() -> Result<()> {
+    let mut output = log()?.output.0.lock();
+    output.flush().map_err(|error| Error::new(ErrorKind::Io, format!("the debug log: {error}")))
+}
+
+fn log() -> Result<&'static DebugLog> {
+    LOG.get().ok_or_else(|| Error::invalid_argument("there is no debug log; call debug_log::init first"))
+}
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.lock().flush()
+    }
+}
+
+impl MakeWriter<'_> for Output {
+    type Writer = Self;
+
+    fn make_writer(&self) -> Self {
+        self.clone()
+    }
+}
+
+/// RMM's form of a line: thread, local time, level, message.
+struct Lines;
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>, N: for<'a> FormatFields<'a> + 'static> FormatEvent<S, N>
+    for Lines
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut to: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let (thread, time) = thread_and_time();
+        let (time, level) = (time.to_string().replace('.', ":"), event.metadata().level().as_str());
+        write!(to, "[{thread:6}][{time}][{level:6}] ")?;
+        context.format_fields(to.by_ref(), event)?;
+        writeln!(to)
+    }
+}
