@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use millpond_core::driver::{
-    CaptureMode, HandleTypes, MemAllocationType, MemLocation, MemoryKind, StreamFlags,
+    CaptureMode, HandleTypes, MemAllocationType, MemLocation, MemPoolAttribute, MemoryKind, StreamFlags,
 };
 use millpond_core::misuse::Misuse;
 use millpond_core::stack::{LayerTable, StackSpec};
@@ -18,7 +18,7 @@ use millpond_driver::sim::{Access, SimConfig, SimDevice};
 use millpond_resources::memory_pool::{MemoryPool, MemoryPoolOptions};
 use millpond_resources::{
     CudaAsyncManagedMemoryResource, CudaAsyncMemoryResource, CudaAsyncOptions, CudaAsyncViewMemoryResource,
-    LAYERS,
+    HwDecompress, LAYERS,
 };
 use millpond_testkit::hooked::HookedDriver;
 use millpond_testkit::{Checked, misuse_recorder};
@@ -115,6 +115,27 @@ fn fabric_handles_support() {
                 handles; ask for another kind, or for none";
     let refused = CudaAsyncMemoryResource::new(device(), options);
     assert_eq!(said(refused), (ErrorKind::Unsupported, text.to_owned()));
+}
+
+/// RMM's defect of capabilities that are cached for the first device that is asked: each driver answers for
+/// itself.
+#[test]
+fn memory_for_the_decompression_engine_is_made_where_the_driver_knows_it() {
+    let (new, old) = (HookedDriver::new(device()), HookedDriver::new(device()));
+    new.be_version(12_080);
+    old.be_version(12_060);
+    for (driver, hw_decompress, expected) in [
+        (&new, HwDecompress::Auto, 1),
+        (&old, HwDecompress::Auto, 0),
+        (&new, HwDecompress::Off, 0),
+        (&new, HwDecompress::On, 1),
+    ] {
+        let options = CudaAsyncOptions { hw_decompress, ..defaults() };
+        let resource = CudaAsyncMemoryResource::new(driver.clone(), options).unwrap();
+        let pool = resource.pool().raw();
+        let is_on = driver.mem_pool_get_attribute(pool, MemPoolAttribute::HwDecompressEnabled);
+        assert_eq!(is_on, Ok(expected), "{hw_decompress}");
+    }
 }
 
 // --- RMM's tests of cuda_async_managed ---
