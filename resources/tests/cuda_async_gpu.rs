@@ -164,7 +164,7 @@ fn another_process_uses_a_block_of_an_exported_pool() {
     let hex: String = pool.export_pointer(ptr).unwrap().0.iter().map(|byte| format!("{byte:02x}")).collect();
     let (importers, token) = handshake().unwrap();
     let mut other = Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "another_process_uses_a_block_of_an_exported_pool"])
+        .args(["--ignored", "--exact", "another_process_uses_a_block_of_an_exported_pool", "--nocapture"])
         .env(POINTER, hex)
         .stdin(Stdio::from(pool.export_fd().unwrap()))
         .stdout(Stdio::from(OwnedFd::from(token)))

@@ -114,7 +114,8 @@ fn trim(stage: &Stage, stack: &str) -> (Act, Option<CallKind>) {
     let resource = stage.checked(stack);
     stage.others_give_back(&resource, 40 * MIB, true);
     let act = move || {
-        assert!(resource.trim(0)? >= 80 * MIB);
+        let trimmed = resource.trim(0)?;
+        assert!(trimmed >= 80 * MIB, "{trimmed} bytes of {}", *resource);
         Ok(())
     };
     (Box::new(act), Some(CallKind::EventSynchronize))

@@ -258,6 +258,8 @@ impl Inner {
     /// Waits for the device, and frees all that is deferred; returns whether it waited.
     fn free_deferred(&self) -> bool {
         let Ok(true) = self.ask(|driver| driver.synchronize_beside_captures()) else { return false };
+        // A pool sees that work is done at the synchronisation of a stream, and not where a free waits.
+        let _ = self.ask(|driver| driver.stream_synchronize(self.aside()?));
         let deferred = self.take_deferred(|_| true);
         if deferred.is_empty() {
             return true;

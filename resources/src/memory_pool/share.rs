@@ -4,7 +4,7 @@ use std::io::{PipeReader, PipeWriter, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use millpond_core::driver::{HandleTypes, MemPoolPtrData};
-use millpond_core::{DevicePtr, DriverHandle, Error, ErrorKind, Result, StreamRef};
+use millpond_core::{DevicePtr, DriverError, DriverHandle, Error, ErrorKind, Result, StreamRef};
 
 use super::MemoryPool;
 use super::inner::Origin;
@@ -66,7 +66,12 @@ impl MemoryPool {
             let message = format!("{ptr} is in no block of this pool; export it from the pool that it is of");
             return Err(Error::invalid_argument(message).on_device(self.driver().device()));
         }
-        self.call(|driver| driver.mem_pool_export_pointer(ptr))
+        // An H200's driver (580.159.04) refuses pointers of a pool that was never exported itself.
+        let again = |_: DriverError| {
+            drop(self.export_fd());
+            self.driver().mem_pool_export_pointer(ptr)
+        };
+        self.call(|driver| driver.mem_pool_export_pointer(ptr).or_else(again))
             .map_err(|error| error.context("exporting a block; pass its first byte"))
     }
 
