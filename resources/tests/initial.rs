@@ -69,8 +69,8 @@ fn issue_9_an_initial_size_that_is_not_there_is_an_error() {
     }
 }
 
-/// RMM's pool with a maximum cannot reach it once its regions are in parts (its issue 1957), and its growth may
-/// pass a maximum that is no multiple of 256.
+/// RMM's pool with a maximum cannot reach it once its regions are in parts (its issue 1957), and its growth
+/// may pass a maximum that is no multiple of 256.
 #[test]
 fn a_pool_reaches_its_maximum_after_churn_and_never_passes_it() {
     for text in ["cuda+pool:max=67108865,pages=off", "managed+pool:max=67108865", "cuda+pool:max=67108865"] {

@@ -1,5 +1,5 @@
-//! Tests the registry: what is set is what all threads get, and `MILLPOND_STACK` reaches it, in a process of its
-//! own, since the environment is the process's.
+//! Tests the registry: what is set is what all threads get, and `MILLPOND_STACK` reaches it, in a process of
+//! its own, since the environment is the process's.
 
 use std::process::Command;
 use std::sync::Arc;
