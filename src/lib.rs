@@ -79,3 +79,8 @@ pub fn layers() -> stack::LayerTable {
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// So is the program of the guide for RMM's users.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/RMM.md")]
+struct FromRmm;

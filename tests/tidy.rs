@@ -7,6 +7,8 @@
 mod circles;
 #[path = "tidy/markdown.rs"]
 mod markdown;
+#[path = "tidy/named.rs"]
+mod named;
 #[path = "tidy/repo.rs"]
 mod repo;
 #[path = "tidy/rust.rs"]
@@ -512,48 +514,19 @@ fn folders_use_only_those_below() {
 
 #[test]
 fn the_guide_names_what_there_is() {
-    let sources: Vec<File> =
-        files().into_iter().filter(|file| file.path.starts_with("resources/src/")).collect();
-    none(unknown_names(&file("docs/pool.md"), &sources));
+    let files = files();
+    let of_pool = files.iter().filter(|file| file.path.starts_with("resources/src/"));
+    let sources: Vec<File> = of_pool.cloned().collect();
+    let guide = file("docs/RMM.md");
+    none(
+        [
+            named::unknown_in_guide(&file("docs/pool.md"), &sources),
+            named::unknown_names(&guide, &files),
+            named::code_outside_the_program(&guide, "Snippets"),
+        ]
+        .concat(),
+    );
 }
-
-/// Each function, type, constant or file that a document names in backticks and no source has.
-fn unknown_names(document: &File, sources: &[File]) -> Vec<String> {
-    let is_known = |name: &str| match name.strip_suffix('/').or(name.strip_suffix(".rs")) {
-        Some(path) => sources.iter().any(|file| {
-            let below = file.path.trim_start_matches("resources/src/");
-            below.contains(&format!("{path}/")) || below.ends_with(&format!("{path}.rs"))
-        }),
-        None => name.split("::").all(|part| {
-            let after = |text: &str, at: usize| text[at + part.len()..].chars().next();
-            let is_name =
-                |text: &str, at: usize| !after(text, at).is_some_and(|c| c.is_alphanumeric() || c == '_');
-            ["fn ", "struct ", "enum ", "trait ", "type ", "const ", "mod "].iter().any(|keyword| {
-                let definition = format!("{keyword}{part}");
-                sources.iter().any(|file| {
-                    let found = file.text.match_indices(&definition);
-                    found.into_iter().any(|(at, _)| is_name(&file.text, at + keyword.len()))
-                })
-            })
-        }),
-    };
-    let is_path =
-        |name: &str| !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || "_:/.".contains(c));
-    let mut problems = Vec::new();
-    for (index, line) in document.text.lines().enumerate().filter(|(_, line)| !line.starts_with("```")) {
-        let quoted = line.split('`').skip(1).step_by(2);
-        // What CUDA and Rust define, and what a stack's text says, is not ours.
-        let ours =
-            quoted.filter(|name| is_path(name) && !name.starts_with("cu") && !name.starts_with("limits."));
-        let unknown = ours.filter(|name| !is_known(name) && !OF_OTHERS.contains(name));
-        problems
-            .extend(unknown.map(|name| format!("{}:{}: no source has `{name}`", document.path, index + 1)));
-    }
-    problems
-}
-
-/// Names in the guide that other crates define.
-const OF_OTHERS: [&str; 5] = ["trim", "LadderCounts", "event_record_if_alive", "resources/src/", "allocate"];
 
 /// Each rule finds what it is there for.
 #[path = "tidy/canary.rs"]

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use millpond_adaptors::{StatisticsLayer, StatisticsResourceAdaptor, TrackingLayer};
+use millpond_adaptors::{AllocationCounters, StatisticsLayer, StatisticsResourceAdaptor, TrackingLayer};
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{
     AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, ResourceStatistics, StreamRef,
-    find_layer, misuse,
+    find_layer, find_trait, misuse,
 };
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_resources::{CudaMemoryResource, PoolLayer};
@@ -101,4 +101,26 @@ fn issue_9_a_layer_of_any_type_is_found_by_its_name() {
         assert!(find_layer(stack, "binning").is_none() && find_layer(stack, "poo").is_none());
         assert!(find_layer(stack, "pool").unwrap().statistics().is_some());
     }
+}
+
+/// RMM's tests MultiTracking: what is above counts what passed through it, what is below counts all.
+#[test]
+fn counting_adaptors_on_each_other_count_what_passed_through_them() {
+    let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+    let below = Arc::new(cuda.layer(StatisticsLayer::new()).unwrap().layer(TrackingLayer::new()).unwrap());
+    let middle = Arc::new(Arc::clone(&below).layer(TrackingLayer::new()).unwrap());
+    let above = Arc::new(Arc::clone(&middle).layer(StatisticsLayer::new()).unwrap());
+    let counts = || {
+        let [deep, high] = [below.upstream(), Some(&*above as &dyn DeviceMemoryResource)]
+            .map(|it| find_trait::<dyn AllocationCounters>(it.unwrap()).unwrap().counters().bytes.current);
+        [deep as u64, below.allocated_bytes(), middle.allocated_bytes(), high as u64]
+    };
+    let (below_any, above_any): (AnyResource, AnyResource) = (below.clone(), above.clone());
+    let early = below_any.allocate_bytes(10 * MIB, S).unwrap();
+    let late = above_any.allocate_bytes(5 * MIB, S).unwrap();
+    assert_eq!(counts(), [15 * MIB, 15 * MIB, 5 * MIB, 5 * MIB]);
+    free(&below_any, early, 10 * MIB);
+    assert_eq!(counts(), [5 * MIB; 4]);
+    free(&above_any, late, 5 * MIB);
+    assert_eq!((counts(), below.outstanding().len(), middle.outstanding().len()), ([0; 4], 0, 0));
 }

@@ -212,6 +212,20 @@ fn the_current_devices_resource_is_the_default() {
     bench.assert_clean();
 }
 
+/// RMM's plug-in for PyTorch frees to the resource that is the default by then.
+#[test]
+fn a_buffer_goes_back_to_its_resource_after_the_default_changed() {
+    let bench = Bench::new(SimConfig::h200());
+    let id = bench.device.device();
+    bench.device.make_current();
+    set_per_device_resource(id, bench.pool.clone()).unwrap();
+    let buffer = DeviceBuffer::new_current(100, StreamRef::LEGACY).unwrap();
+    millpond_resources::reset_per_device_resource(id).unwrap();
+    assert_eq!(bench.live_blocks(), 1);
+    drop(buffer);
+    bench.assert_clean();
+}
+
 /// A block that goes back too early is handed out again at once and overwritten.
 fn overwrite(bench: &Bench, bytes: u64, stream: StreamRef) {
     let buffer = DeviceBuffer::new(bytes, stream, bench.pool.clone()).unwrap();

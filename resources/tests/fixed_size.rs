@@ -1,4 +1,4 @@
-//! Tests blocks of one size beside a resource for requests that do not fit.
+//! Tests blocks of one size, and bins of them, beside a resource for requests that do not fit.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use millpond_core::{
     StreamRef,
 };
 use millpond_driver::sim::{SimConfig, SimDevice};
-use millpond_resources::{CudaMemoryResource, FixedSizeLayer, PoolLayer};
+use millpond_resources::{BinningLayer, CudaMemoryResource, FixedSizeLayer, PoolLayer};
 
 const S: StreamRef = StreamRef::LEGACY;
 const BLOCK: u64 = 4096;
@@ -115,4 +115,41 @@ fn blocks_have_their_size_whatever_it_is() {
         blocks.trim(0).expect("the device answers");
         assert_eq!(statistics().bytes_reserved, 0, "{block}");
     }
+}
+
+/// RMM's resource without blocks hands out null.
+#[test]
+fn a_resource_without_blocks_is_refused() {
+    let driver: DriverHandle = SimDevice::new(SimConfig::h200());
+    for layer in [FixedSizeLayer::new().blocks_per_region(0), FixedSizeLayer::new().block_bytes(0)] {
+        let cuda = CudaMemoryResource::new(Arc::clone(&driver));
+        let error = cuda.layer(layer).map(drop).expect_err("it has no blocks");
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    }
+}
+
+/// RMM's bins take 992 MiB when they are built, and overflow from 2^31 bytes on.
+#[test]
+fn bins_take_nothing_until_they_are_used_and_serve_up_to_their_size() {
+    let device = SimDevice::new(SimConfig::h200());
+    let cuda = || CudaMemoryResource::new(device.clone());
+    let bins = cuda().layer(BinningLayer::new().exponents(18, 22)).expect("bins");
+    assert_eq!((device.live_bytes(), bins.bins().count()), (0, 5));
+    let served = || -> Vec<u64> {
+        bins.bins().map(|(_, bin)| bin.statistics().expect("it counts").allocations).collect()
+    };
+    for (bytes, expected) in [
+        (0, [0, 0, 0, 0, 0]),
+        (1, [1, 0, 0, 0, 0]),
+        (1 << 18, [2, 0, 0, 0, 0]),
+        ((1 << 18) + 1, [2, 1, 0, 0, 0]),
+        (1 << 22, [2, 1, 0, 0, 1]),
+        ((1 << 22) + 1, [2, 1, 0, 0, 1]),
+    ] {
+        bins.allocate_bytes(bytes, S).expect("there is room");
+        assert_eq!(served(), expected, "{bytes} bytes");
+    }
+    let large = cuda().layer(BinningLayer::new().exponents(30, 33)).expect("bins");
+    large.allocate_bytes(1 << 33, S).expect("the last bin serves it");
+    assert_eq!(large.bins().last().and_then(|(_, bin)| bin.statistics()).map(|s| s.allocations), Some(1));
 }

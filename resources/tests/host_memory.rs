@@ -154,6 +154,14 @@ fn a_device_without_access_to_pageable_memory_has_no_system_memory() {
     unsafe { host.deallocate_bytes(block, 100, S) };
 }
 
+/// RMM keeps what the first device of a process answered.
+#[test]
+fn each_device_is_asked_what_it_can() {
+    let without = || SimDevice::new(SimConfig::with_capacity(1 << 30).without_pageable_access());
+    let can = [device(), without(), device(), without()].map(|it| SystemMemoryResource::new(it).is_ok());
+    assert_eq!(can, [true, false, true, false]);
+}
+
 #[test]
 fn headroom_leaves_a_part_of_the_device_free() {
     let error = build("sam_headroom", device()).unwrap_err();

@@ -1,4 +1,4 @@
-//! Tests the memory that a pool takes when it is made.
+//! Tests the memory that a pool takes when it is made, and how it reaches its maximum.
 
 use millpond_core::StreamRef;
 use millpond_core::stack::{LayerTable, StackSpec};
@@ -66,5 +66,47 @@ fn issue_9_an_initial_size_that_is_not_there_is_an_error() {
         let idle = build("cuda+pool:initial=500MiB", &driver).expect("there is room");
         build(text, &driver).expect("the other pool gives back what it keeps");
         assert_eq!(idle.statistics().expect("a pool counts").bytes_reserved, 0);
+    }
+}
+
+/// RMM's pool with a maximum cannot reach it once its regions are in parts (its issue 1957), and its growth
+/// may pass a maximum that is no multiple of 256.
+#[test]
+fn a_pool_reaches_its_maximum_after_churn_and_never_passes_it() {
+    for text in ["cuda+pool:max=67108865,pages=off", "managed+pool:max=67108865", "cuda+pool:max=67108865"] {
+        let driver: DriverHandle = SimDevice::new(SimConfig::with_capacity(1 << 30));
+        let pool = build(text, &driver).expect("there is room");
+        let free = |ptr, bytes| {
+            // SAFETY: the block came from this pool with this size and is given back once.
+            unsafe { pool.deallocate_bytes(ptr, bytes, StreamRef::LEGACY) }
+        };
+        for bytes in [300 << 10, MIB, 3 * MIB + 256, 10 * MIB] {
+            // What does not fit any more between the others is refused.
+            let take = |_| pool.allocate_bytes(bytes, StreamRef::LEGACY).ok();
+            let blocks: Vec<_> = (0..48 * MIB / bytes).filter_map(take).collect();
+            let reserved = pool.statistics().expect("a pool counts").bytes_reserved;
+            assert!(reserved <= 64 * MIB + 1, "{text} holds {reserved}");
+            blocks.into_iter().for_each(|ptr| free(ptr, bytes));
+        }
+        let all = pool.allocate_bytes(64 * MIB, StreamRef::LEGACY).expect("all of the maximum is free");
+        assert!(pool.allocate_bytes(1, StreamRef::LEGACY).expect_err("no byte is left").is_out_of_memory());
+        free(all, 64 * MIB);
+    }
+}
+
+/// RMM's test ForceGrowth, in MiB: an upstream that refuses what a pool asks for beyond the request.
+#[test]
+fn a_pool_over_a_limit_takes_what_requests_need() {
+    let driver: DriverHandle = SimDevice::new(SimConfig::h200());
+    for text in ["cuda+limiting:limit=6000MiB+pool", "cuda+limiting:limit=6000MiB+pool:max=8GiB"] {
+        let table = LayerTable::new(millpond_resources::LAYERS.iter().copied())
+            .with(millpond_adaptors::LAYERS.iter().copied());
+        let pool = text.parse::<StackSpec>().expect("a stack").build(&table, &driver).expect("no memory yet");
+        for bytes in [1000, 4000, 500] {
+            let served = pool.allocate_bytes(bytes * MIB, StreamRef::LEGACY);
+            served.unwrap_or_else(|error| panic!("{bytes} MiB: {error}"));
+        }
+        let error = pool.allocate_bytes(2000 * MIB, StreamRef::LEGACY).expect_err("the limit is 6000 MiB");
+        assert!(error.is_out_of_memory(), "{error}");
     }
 }

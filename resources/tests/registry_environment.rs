@@ -1,8 +1,10 @@
-//! `MILLPOND_STACK` reaches the registry. In a process of its own, since the environment is the process's.
+//! Tests the registry: what is set is what all threads get, and `MILLPOND_STACK` reaches it, in a process of
+//! its own, since the environment is the process's.
 
 use std::process::Command;
+use std::sync::Arc;
 
-use millpond_core::{DeviceMemoryResourceExt, Driver};
+use millpond_core::{AnyResource, DeviceMemoryResourceExt, Driver, ErrorKind, StreamRef};
 use millpond_driver::CurrentDeviceGuard;
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_resources::{
@@ -59,4 +61,35 @@ fn issue_9_the_default_is_the_stack_of_the_environment() {
 fn issue_9_a_wrong_stack_of_the_environment_is_an_error_that_names_it() {
     check(Some("cuda+pol"), "there is no layer `pol`");
     check(Some("cuda+pool:max"), "key=value");
+}
+
+/// RMM's tests of the default resource, with four threads each.
+#[test]
+fn all_threads_get_the_resource_that_was_set() {
+    let device = SimDevice::new(SimConfig::h200());
+    let threads_get = |expected: &AnyResource| {
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let _guard = CurrentDeviceGuard::new(device.device()).unwrap();
+                    let current = get_current_device_resource().unwrap();
+                    assert!(Arc::ptr_eq(&current, expected));
+                    let ptr = current.allocate_bytes(1024, StreamRef::LEGACY).unwrap();
+                    // SAFETY: the block came from this resource with this size, and nothing uses it.
+                    unsafe { current.deallocate_bytes(ptr, 1024, StreamRef::LEGACY) };
+                });
+            }
+        });
+    };
+    let _guard = CurrentDeviceGuard::new(device.device()).unwrap();
+    let initial = get_current_device_resource().unwrap();
+    threads_get(&initial);
+    let own = CudaMemoryResource::new(device.clone()).into_any();
+    assert!(Arc::ptr_eq(&set_per_device_resource(device.device(), own.clone()).unwrap(), &initial));
+    threads_get(&own);
+    assert!(Arc::ptr_eq(&reset_current_device_resource().unwrap(), &own), "the one before comes back");
+    assert!(!Arc::ptr_eq(&get_current_device_resource().unwrap(), &own));
+    let other = CudaMemoryResource::new(SimDevice::new(SimConfig::h200())).into_any();
+    let error = set_per_device_resource(device.device(), other).map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "it is of another device");
 }

@@ -242,7 +242,7 @@ fn names_that_no_source_has_are_found() {
     let sources =
         [File::of("resources/src/pool/arena.rs", "impl Arena {\n    fn lock_all() {}\n}\nstruct Arena;")];
     let page = |name: &str| {
-        unknown_names(&File::of("docs/pool.md", format!("see `{name}` and more")), &sources).len()
+        named::unknown_in_guide(&File::of("docs/pool.md", format!("see `{name}` and more")), &sources).len()
     };
     for name in
         ["pool/", "pool/arena.rs", "arena.rs", "Arena::lock_all", "lock_all", "cuMemCreate", "pages=off"]
@@ -252,6 +252,46 @@ fn names_that_no_source_has_are_found() {
     for name in ["pool/other.rs", "lock", "Arena::unlock", "lock_all_of", "heap/"] {
         assert_eq!(page(name), 1, "{name}");
     }
+}
+
+#[test]
+fn names_that_no_file_has_are_found() {
+    let files = [
+        File::of("a/tests/one.rs", "fn it_works() {}\nfn helper() {}\nrun! {\n    in_turn => body;\n}\n"),
+        File::of("a/src/lib.rs", "pub struct Pool;\nenum Kind {\n    Large,\n}\nname: \"pool\","),
+    ];
+    let problems = |row: &str| named::unknown_names(&File::of("docs/RMM.md", row), &files).len();
+    for right in [
+        "| `their_pool` | `Pool`, `pool`, `Kind::Large`, `pool:max=1` | `a/tests/one.rs`: `it_works` |",
+        "| a | b | `a/tests/one.rs`: `in_turn` |",
+        "| a | `a/src/` | b |",
+        "`Pool` in prose",
+        "```cpp\n| a | `nothing` |\n```",
+    ] {
+        assert_eq!(problems(right), 0, "{right}");
+    }
+    for wrong in [
+        "| `Pool` | `TheirPool` | |",
+        "| a | b | `a/tests/two.rs` |",
+        "| a | b | `a/tests/one.rs`: `it_work` |",
+        "| a | b | `a/src/lib.rs`: `it_works` |",
+        "| a | `Kind::Small` | |",
+        "| a | `a/other/` | |",
+        "`their_pool` in prose",
+    ] {
+        assert_eq!(problems(wrong), 1, "{wrong}");
+    }
+}
+
+#[test]
+fn code_that_no_program_has_is_found() {
+    let page = |row: &str| {
+        let text =
+            format!("## Snippets\n| c++ | rust |\n|---|---|\n{row}\n```rust\nlet a = |b|\n    b + 1;\n```\n");
+        named::code_outside_the_program(&File::of("docs/RMM.md", text), "Snippets").len()
+    };
+    assert_eq!(page("| `x` | `let a = \\|b\\| b + 1;` |"), 0);
+    assert_eq!(page("| `x` | `let a = \\|b\\| b + 2;` |"), 1);
 }
 
 #[test]

@@ -10,7 +10,7 @@ pub(crate) fn root() -> PathBuf {
 }
 
 /// A text file of the repository.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct File {
     /// From the root, with `/` between parts.
     pub(crate) path: String,

@@ -11,6 +11,7 @@ use crate::mock;
 bodies![
     equal_to_itself,
     equal_through_erased_handles,
+    a_copy_of_the_handle_takes_blocks_back,
     equality_is_symmetrical,
     equal_resources_take_each_others_blocks,
     not_equal_to_something_else,
@@ -39,6 +40,18 @@ fn equal_through_erased_handles(context: &Context<'_>) -> Outcome {
     let boxed: AnyResource = Arc::new(Arc::clone(&resource));
     assert!(boxed.is_equal(&*resource), "an erased handle of an erased handle");
     assert!(resource.is_equal(&*boxed), "the other way round");
+    Passed
+}
+
+/// RMM's tests of shared ownership. The first handle is gone when the block goes back.
+fn a_copy_of_the_handle_takes_blocks_back(context: &Context<'_>) -> Outcome {
+    let resource = build(context);
+    let copy: AnyResource = Arc::clone(&resource);
+    let layout = Layout::new(1000);
+    let ptr = resource.allocate(layout, StreamRef::LEGACY).unwrap_or_else(|error| panic!("{error}"));
+    drop(resource);
+    // SAFETY: the block came from this resource with this layout, and nothing uses it.
+    unsafe { copy.deallocate(ptr, layout, StreamRef::LEGACY) };
     Passed
 }
 
