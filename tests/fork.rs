@@ -66,7 +66,11 @@ fn fork_and_drop(stack: &AnyResource, with_handlers: bool) -> bool {
 }
 
 fn forks_of(text: &str) {
-    let (stack, is_over) = (stack(text), AtomicBool::new(false));
+    forks_of_stack(text, stack(text));
+}
+
+fn forks_of_stack(text: &str, stack: AnyResource) {
+    let is_over = AtomicBool::new(false);
     let failed = std::thread::scope(|scope| {
         for seed in 0..THREADS {
             scope.spawn({
@@ -98,5 +102,15 @@ fn issue_9_a_forked_child_drops_a_log() {
         let file = format!("{}/fork_{flush}.csv", env!("CARGO_TARGET_TMPDIR"));
         forks_of(&format!("cuda+pool:decay=20ms+logging:file={file},flush={flush}"));
         std::fs::remove_file(file).expect("the log is there");
+    }
+}
+
+#[test]
+fn a_forked_child_drops_memory_of_the_host() {
+    for text in ["host", "system", "sam_headroom:headroom=1MiB"] {
+        let stack = stack(text);
+        // The device itself is a table that threads change; the child keeps it.
+        std::mem::forget(stack.driver().clone());
+        forks_of_stack(text, stack);
     }
 }

@@ -61,6 +61,8 @@ struct Output(Arc<Mutex<Box<dyn Write + Send>>>);
 /// [`Io`](ErrorKind::Io) if the file cannot be created, and
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the program has another subscriber.
 pub fn init() -> Result<()> {
+    static FIRST: Mutex<()> = Mutex::new(());
+    let _first = FIRST.lock();
     if LOG.get().is_some() {
         return Ok(());
     }
@@ -85,7 +87,7 @@ pub fn init() -> Result<()> {
              is not needed",
         )
     })?;
-    // Only one thread installs a subscriber.
+    // The lock keeps others out.
     let _ = LOG.set(DebugLog { level, output });
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::driver::call;
+use crate::driver::{CaptureModeGuard, call};
 use crate::find::stack_of;
 use crate::{
     AnyResource, BlockInfo, DeviceId, DeviceMemoryResource, DevicePtr, Layer, Layout, MemoryReport,
@@ -33,10 +33,12 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
     /// legacy default stream, and a wait for it where the resource is stream-ordered.
     ///
     /// # Errors
-    /// Those of `allocate`, and those of the wait; then no block is held.
+    /// Those of `allocate`, and those of the wait, which CUDA refuses while a blocking stream captures a
+    /// graph; then no block is held.
     fn allocate_sync(&self, layout: Layout) -> Result<DevicePtr> {
         let ptr = self.allocate(layout, StreamRef::LEGACY)?;
         if self.is_stream_ordered() && !ptr.is_null() {
+            let _captures = CaptureModeGuard::relaxed(&**self.driver());
             let waited = call(&**self.driver(), |driver| driver.stream_synchronize(StreamRef::LEGACY));
             waited.inspect_err(|_| {
                 // SAFETY: the block was just allocated with this layout, and no work used it.

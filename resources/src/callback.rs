@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use millpond_core::driver::call;
 use millpond_core::{
     Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, Error, Layout, MemoryInfo,
     ResourceStatistics, Result, StreamRef, Traits, is_same,
@@ -141,7 +142,7 @@ unsafe impl DeviceMemoryResource for CallbackMemoryResource {
     }
 
     fn memory_info(&self) -> Result<MemoryInfo> {
-        self.driver.mem_get_info().map_err(|error| Error::from(error).in_stack(self))
+        call(&*self.driver, |driver| driver.mem_get_info()).map_err(|error| error.in_stack(self))
     }
 
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {

@@ -1,18 +1,20 @@
 //! Tests the driver's pools as a type: what they are made of, who keeps them, what they share, and what they
 //! say to mistakes.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use millpond_core::driver::{
-    AccessFlags, HandleTypes, MemAllocationType, MemLocation, MemPool, MemPoolProps, StreamFlags,
+    AccessFlags, CaptureMode, HandleTypes, MemAllocationType, MemLocation, MemPool, MemPoolProps, StreamFlags,
 };
 use millpond_core::{
-    DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, DriverError, DriverHandle, Error,
-    ErrorKind, Result, StreamRef,
+    DeviceId, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, DriverError, DriverHandle,
+    Error, ErrorKind, Result, StreamRef,
 };
 use millpond_driver::sim::{Access, FaultPlan, SimConfig, SimDevice, SimMachine};
 use millpond_resources::CudaAsyncViewMemoryResource;
 use millpond_resources::memory_pool::{MemoryPool, MemoryPoolOptions, PoolReuse};
+use millpond_testkit::hooked::HookedDriver;
 
 const MIB: u64 = 1 << 20;
 
@@ -482,4 +484,75 @@ fn reuse_is_read_from_text() {
     let text = "invalid argument: `some` is none of follow, opportunistic and internal; write for example \
                 follow/opportunistic, or own";
     assert_eq!("follow/some".parse::<PoolReuse>().unwrap_err().to_string(), text);
+}
+
+// --- Found by review ---
+
+/// A block that another thread defers between the wait for the device and its end is not freed by it.
+#[test]
+fn a_block_that_is_deferred_beside_a_trim_is_not_freed_early() {
+    let device = device();
+    let driver = HookedDriver::new(device.clone());
+    let pool = MemoryPool::new(driver.clone(), options()).unwrap();
+    let resource = Arc::new(view(&pool));
+    let (one, other) = (stream(&device), stream(&device));
+    let block = resource.allocate_bytes(4 * MIB, one).unwrap();
+    device.stream_synchronize(one).unwrap();
+    let (of_thread, sim) = (Arc::clone(&resource), device.clone());
+    driver.after_synchronize(move || {
+        sim.launch(one, &[Access::write(block, 4 * MIB, 7)]);
+        sim.begin_capture(one, CaptureMode::Relaxed).unwrap();
+        put(&of_thread, block, 4 * MIB, one);
+        sim.end_capture(one).unwrap();
+    });
+    resource.trim(0).unwrap();
+    let again = resource.allocate_bytes(4 * MIB, other).unwrap();
+    device.launch(other, &[Access::write(again, 4 * MIB, 9)]);
+    device.synchronize().unwrap();
+    assert_eq!(device.take_violations(), []);
+    put(&*resource, again, 4 * MIB, other);
+}
+
+/// Another library destroyed its pool, of which a view is left, and the driver uses the handle again.
+#[test]
+fn a_new_pool_with_an_old_handle_is_a_pool_of_its_own() {
+    let device = device();
+    let driver = HookedDriver::new(device.clone());
+    let raw = device.mem_pool_create(MemPoolProps::default()).unwrap();
+    device.device_set_mem_pool(raw).unwrap();
+    let stale = CudaAsyncViewMemoryResource::of_current(driver.clone()).unwrap();
+    driver.next_pool_is(raw);
+    let made = MemoryPool::new(driver.clone(), options().handles(HandleTypes::POSIX_FD)).unwrap();
+    assert_ne!(made, *stale.pool());
+    drop(stale);
+    // The one that is left is found, and not a new one that would not own the pool.
+    assert_eq!(MemoryPool::current_of(driver.clone()).unwrap(), made);
+    let before = device.live_allocations();
+    drop(made);
+    assert!(device.live_allocations() < before, "the pool is destroyed");
+}
+
+#[test]
+fn an_imported_block_is_not_freed_by_a_graph() {
+    let device = device();
+    let pool = pool(&device, options().handles(HandleTypes::POSIX_FD));
+    let resource = view(&pool);
+    let (one, capturing) = (stream(&device), stream(&device));
+    let block = resource.allocate_bytes(MIB, one).unwrap();
+    device.stream_synchronize(one).unwrap();
+    let fd = pool.export_fd().unwrap();
+    let other = HookedDriver::in_another_process(device.clone(), DeviceId::sim(9_999));
+    // SAFETY: the block is freed there first.
+    let imported = unsafe { MemoryPool::import_fd(other, fd.as_fd()) }.unwrap();
+    let there = imported.import_pointer(&pool.export_pointer(block).unwrap()).unwrap();
+    device.begin_capture(capturing, CaptureMode::Relaxed).unwrap();
+    let error = there.free_on(capturing).unwrap_err();
+    assert_eq!(
+        error.message(),
+        "a block of another process cannot be freed by a graph; free it outside the capture"
+    );
+    device.end_capture(capturing).unwrap();
+    put(&resource, block, MIB, one);
+    device.synchronize().unwrap();
+    assert_eq!(device.take_violations(), []);
 }

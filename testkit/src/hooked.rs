@@ -43,6 +43,8 @@ pub struct HookedDriver {
     before_record: Hook,
     after_wait: Hook,
     before_synchronize: Hook,
+    after_synchronize: Hook,
+    next_pool: Mutex<Option<MemPool>>,
     before_unmap: Hook,
     before_free: Hook,
     before_query: Hook,
@@ -106,6 +108,17 @@ impl HookedDriver {
         self.before_synchronize.set(hook);
     }
 
+    /// Runs after the next [`synchronize_beside_captures`](Driver::synchronize_beside_captures), before it
+    /// returns.
+    pub fn after_synchronize(&self, hook: impl FnOnce() + Send + 'static) {
+        self.after_synchronize.set(hook);
+    }
+
+    /// The next pool that is made gets this handle, as of a pool that was destroyed before.
+    pub fn next_pool_is(&self, pool: MemPool) {
+        *self.next_pool.lock() = Some(pool);
+    }
+
     /// Runs before the next [`mem_unmap`](Driver::mem_unmap), on the thread that makes the call.
     pub fn before_unmap(&self, hook: impl FnOnce() + Send + 'static) {
         self.before_unmap.set(hook);
@@ -151,6 +164,8 @@ impl HookedDriver {
             before_record: Hook::default(),
             after_wait: Hook::default(),
             before_synchronize: Hook::default(),
+            after_synchronize: Hook::default(),
+            next_pool: Mutex::default(),
             before_unmap: Hook::default(),
             before_free: Hook::default(),
             before_query: Hook::default(),
@@ -290,7 +305,9 @@ impl Driver for HookedDriver {
 
     fn synchronize_beside_captures(&self) -> DriverResult<bool> {
         self.before_synchronize.run();
-        self.inner.synchronize_beside_captures()
+        let answer = self.inner.synchronize_beside_captures();
+        self.after_synchronize.run();
+        answer
     }
 
     fn stream_wait_event(&self, stream: StreamRef, event: Event) -> DriverResult<()> {
@@ -403,6 +420,11 @@ impl Driver for HookedDriver {
         self.inner.mem_get_default_mem_pool(location, kind)
     }
 
+    fn mem_pool_create(&self, props: MemPoolProps) -> DriverResult<MemPool> {
+        let next = self.next_pool.lock().take();
+        next.map_or_else(|| self.inner.mem_pool_create(props), Ok)
+    }
+
     fn event_query(&self, event: Event) -> DriverResult<bool> {
         self.before_query.run();
         if self.is_quiet.load(Ordering::Relaxed) {
@@ -432,7 +454,6 @@ impl Driver for HookedDriver {
         fn host_memory_info() -> DriverResult<MemoryInfo>;
         fn mem_alloc_async(bytes: u64, stream: StreamRef) -> DriverResult<DevicePtr>;
         fn mem_alloc_from_pool_async(bytes: u64, pool: MemPool, stream: StreamRef) -> DriverResult<DevicePtr>;
-        fn mem_pool_create(props: MemPoolProps) -> DriverResult<MemPool>;
         fn device_get_default_mem_pool() -> DriverResult<MemPool>;
         fn device_get_mem_pool() -> DriverResult<MemPool>;
         fn device_set_mem_pool(pool: MemPool) -> DriverResult<()>;

@@ -110,7 +110,11 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for AlignedResourceAda
             }
             match self.upstream.allocate(aligned, stream) {
                 Err(error) if is_refusal(error.kind()) => {
-                    let ptr = self.allocate_inside(aligned, stream).map_err(|_| error)?;
+                    // Layers above act on a lack of memory, not on the refusal.
+                    let says_more = |inside: &Error| inside.is_out_of_memory() || inside.is_sticky();
+                    let ptr = self
+                        .allocate_inside(aligned, stream)
+                        .map_err(|inside| if says_more(&inside) { inside } else { error })?;
                     self.upstream_refuses.store(true, Ordering::Relaxed);
                     Ok(ptr)
                 }

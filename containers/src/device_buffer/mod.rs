@@ -6,7 +6,7 @@ use std::mem::ManuallyDrop;
 use std::ptr;
 
 use bytemuck::Pod;
-use millpond_core::driver::DriverResult;
+use millpond_core::driver::{CaptureModeGuard, DriverResult};
 use millpond_core::{
     AnyResource, DeviceId, DeviceMemoryResource, DevicePtr, Driver, DriverHandle, Error, Layout, Result,
     StreamId, StreamRef,
@@ -272,7 +272,12 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     }
 
     fn synchronize_device(&self) -> Result<()> {
-        self.call(|driver| driver.synchronize())
+        let _captures = CaptureModeGuard::relaxed(&**self.driver());
+        if self.call(|driver| driver.synchronize_beside_captures())? {
+            return Ok(());
+        }
+        let why = "the device cannot be waited for while a graph is captured; end the capture first";
+        Err(Error::invalid_argument(why).in_stack(&self.resource))
     }
 
     /// Calls the driver; an error names the stack.

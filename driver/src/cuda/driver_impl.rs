@@ -269,6 +269,7 @@ impl Driver for CudaDriver {
     }
 
     fn device_get_default_mem_pool(&self) -> DriverResult<MemPool> {
+        let _context = self.enter()?;
         let mut pool = 0;
         // SAFETY: Results.
         unsafe { self.functions().device_get_default_mem_pool(&raw mut pool, self.device) }?;

@@ -1,5 +1,8 @@
 //! Gives other devices and other processes access to physical memory.
 
+use std::ffi::c_void;
+#[cfg(unix)]
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
 use millpond_core::driver::{AccessFlags, DriverResult, PhysicalHandle};
@@ -47,11 +50,41 @@ impl CudaDriver {
     pub(super) fn import_from_fd(&self, fd: i32) -> DriverResult<PhysicalHandle> {
         let _context = self.enter()?;
         let kind = abi::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-        let os_handle = ptr::without_provenance_mut(fd as usize);
         let mut handle = 0;
-        // SAFETY: `handle` takes the result; the file descriptor itself is passed as the pointer, and the
-        // driver refuses one that it did not export.
-        unsafe { self.functions().mem_import_from_shareable_handle(&raw mut handle, os_handle, kind) }?;
+        // SAFETY: `handle` takes the result; the driver refuses a descriptor that it did not export.
+        with_os_handle(fd, |os_handle| unsafe {
+            self.functions().mem_import_from_shareable_handle(&raw mut handle, os_handle, kind)
+        })?;
         Ok(PhysicalHandle(handle))
+    }
+}
+
+/// Passes a file descriptor as CUDA takes it: as a pointer. A null pointer is refused, so descriptor 0 is
+/// passed by a copy.
+pub(super) fn with_os_handle<T>(
+    fd: i32,
+    import: impl FnOnce(*mut c_void) -> DriverResult<T>,
+) -> DriverResult<T> {
+    #[cfg(unix)]
+    if fd == 0 {
+        // SAFETY: the descriptor is open, or the copy fails.
+        let copy = unsafe { BorrowedFd::borrow_raw(0) }.try_clone_to_owned();
+        if let Ok(copy) = copy {
+            return import(ptr::without_provenance_mut(copy.as_raw_fd() as usize));
+        }
+    }
+    import(ptr::without_provenance_mut(fd as usize))
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_descriptor_is_a_null_pointer() {
+        for fd in [0, 1, 7] {
+            let passed = with_os_handle(fd, |os_handle| Ok(os_handle.addr())).unwrap();
+            assert!(passed > 0 && (fd == 0 || passed == fd as usize), "{fd} is passed as {passed}");
+        }
     }
 }

@@ -1,7 +1,5 @@
 //! Pools of the stream-ordered allocator: their attributes, access, and sharing with other processes.
 
-use std::ptr;
-
 use millpond_core::driver::{
     AccessFlags, DriverError, DriverResult, MemAllocationType, MemLocation, MemPool, MemPoolAttribute,
     MemPoolProps, MemPoolPtrData,
@@ -11,6 +9,7 @@ use smallvec::SmallVec;
 
 use super::CudaDriver;
 use super::abi::{self, AccessDesc, Location, PoolProps, PtrExportData};
+use super::physical::with_os_handle;
 
 // `SAFETY` comments: see `driver_impl`. In every call here, ending the pool would have been unsafe.
 
@@ -26,6 +25,7 @@ impl CudaDriver {
     }
 
     pub(super) fn device_get_mem_pool(&self) -> DriverResult<MemPool> {
+        let _context = self.enter()?;
         let mut pool = 0;
         // SAFETY: Results.
         unsafe { self.functions().device_get_mem_pool(&raw mut pool, self.device) }?;
@@ -33,6 +33,8 @@ impl CudaDriver {
     }
 
     pub(super) fn device_set_mem_pool(&self, pool: MemPool) -> DriverResult<()> {
+        // A pool of a context that was reset must not become the process's.
+        let _context = self.enter()?;
         // SAFETY: the driver gave the device.
         unsafe { self.functions().device_set_mem_pool(self.device, pool.0) }
     }
@@ -154,11 +156,11 @@ impl CudaDriver {
     pub(super) fn mem_pool_import_from_fd(&self, fd: i32) -> DriverResult<MemPool> {
         let _context = self.enter()?;
         let kind = abi::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-        let os_handle = ptr::without_provenance_mut(fd as usize);
         let mut pool = 0;
-        // SAFETY: Results; the file descriptor itself is passed as the pointer, and the driver refuses one
-        // that it did not export.
-        unsafe { self.functions().mem_pool_import_from_shareable_handle(&raw mut pool, os_handle, kind, 0) }?;
+        // SAFETY: Results; the driver refuses a descriptor that it did not export.
+        with_os_handle(fd, |os_handle| unsafe {
+            self.functions().mem_pool_import_from_shareable_handle(&raw mut pool, os_handle, kind, 0)
+        })?;
         Ok(MemPool(pool))
     }
 

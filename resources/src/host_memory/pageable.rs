@@ -16,6 +16,8 @@ use millpond_core::{
 use parking_lot::Mutex;
 use rustc_hash::FxBuildHasher;
 
+use crate::process;
+
 /// How `host` is built from text.
 pub(crate) const HOST: LayerEntry = LayerEntry {
     name: "host",
@@ -53,11 +55,12 @@ pub(super) struct Pageable {
     /// Whether the device may use a block, so that its work is waited for before the block is freed.
     reaches_device: bool,
     misuses: AtomicU64,
+    process: process::Origin,
 }
 
 impl Pageable {
     fn new(driver: DriverHandle, reaches_device: bool) -> Self {
-        Self { driver, reaches_device, misuses: AtomicU64::new(0) }
+        Self { driver, reaches_device, misuses: AtomicU64::new(0), process: process::Origin::here() }
     }
 
     /// For host and device.
@@ -151,6 +154,9 @@ impl Pageable {
 
     /// Frees the blocks that had to wait, if the device can be waited for now.
     fn free_deferred(&self) {
+        if !self.reaches_device {
+            return;
+        }
         let is_own =
             |(_, live): &mut (DevicePtr, Live)| live.health.as_ptr() == Arc::as_ptr(self.driver.health());
         let own: Vec<_> = DEFERRED.lock().extract_if(.., is_own).collect();
@@ -184,6 +190,10 @@ impl Pageable {
 
 impl Drop for Pageable {
     fn drop(&mut self) {
+        // In a forked child, a thread that is not there may hold the lock.
+        if self.process.is_elsewhere() {
+            return;
+        }
         self.free_deferred();
     }
 }

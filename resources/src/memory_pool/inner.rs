@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock, Weak};
 
 use dashmap::DashMap;
 use millpond_core::driver::{
-    CaptureModeGuard, Driver, DriverResult, Health, MemAllocationType, MemPool, MemPoolAttribute,
+    CaptureModeGuard, Driver, DriverResult, EventFlags, Health, MemAllocationType, MemPool, MemPoolAttribute,
     MemPoolProps, StreamFlags, call,
 };
 use millpond_core::misuse::MisuseKind;
@@ -13,7 +13,7 @@ use millpond_core::{
     ALLOCATION_ALIGNMENT, DevicePtr, DriverError, DriverHandle, Error, Layout, Result, StreamId, StreamRef,
 };
 use parking_lot::Mutex;
-use rustc_hash::FxBuildHasher;
+use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use crate::process;
 
@@ -81,6 +81,8 @@ pub(crate) struct Inner {
     process: process::Origin,
     blocks: DashMap<DevicePtr, Block, FxBuildHasher>,
     deferred: Mutex<Vec<Deferred>>,
+    /// The streams on which blocks were freed since the last trim.
+    freed_on: Mutex<FxHashMap<StreamId, StreamRef>>,
     /// How many are deferred, readable without the lock.
     deferred_count: AtomicUsize,
     /// A stream of the pool's own, made when it is needed.
@@ -96,6 +98,7 @@ impl Inner {
             process: process::Origin::here(),
             blocks: DashMap::default(),
             deferred: Mutex::default(),
+            freed_on: Mutex::default(),
             deferred_count: AtomicUsize::new(0),
             aside: Mutex::default(),
         }
@@ -221,7 +224,9 @@ impl Inner {
     /// later.
     fn free_on(&self, base: DevicePtr, bytes: u64, stream: StreamRef) {
         // SAFETY: the block is the driver's, was handed out, and came back in the order of this stream.
-        let Err(error) = self.ask(|driver| unsafe { driver.mem_free_async(base, stream) }) else { return };
+        let Err(error) = self.ask(|driver| unsafe { driver.mem_free_async(base, stream) }) else {
+            return self.freed_on.lock().insert(stream.id(), stream).map_or((), drop);
+        };
         if !self.driver.health().is_lost() {
             tracing::warn!(target: "millpond::driver", ptr = %base, %error, "a block is freed later");
             self.defer(base, bytes, error.is_capture_refusal().then(|| stream.id()));
@@ -255,22 +260,43 @@ impl Inner {
         }
     }
 
-    /// Waits for the device, and frees all that is deferred; returns whether it waited.
-    fn free_deferred(&self) -> bool {
-        let Ok(true) = self.ask(|driver| driver.synchronize_beside_captures()) else { return false };
-        // A pool sees that work is done at the synchronisation of a stream, and not where a free waits.
-        let _ = self.ask(|driver| driver.stream_synchronize(self.aside()?));
-        let deferred = self.take_deferred(|_| true);
-        if deferred.is_empty() {
-            return true;
-        }
-        match self.ask(|_| self.aside()) {
-            Ok(aside) => deferred.into_iter().for_each(|block| self.free_on(block.base, block.bytes, aside)),
-            Err(_) => {
-                deferred.into_iter().for_each(|block| self.defer(block.base, block.bytes, block.stream))
+    /// Lets the driver see that frees are done. It counts memory as in use until a synchronisation with the
+    /// stream of its free (CUDA's documentation of `cuMemPoolTrimTo`), and a wait for the device by a free is
+    /// none (H200, driver 580.159.04). Streams that may be gone cannot be named.
+    fn observe_frees(&self) {
+        let streams = std::mem::take(&mut *self.freed_on.lock());
+        let Ok(event) = self.ask(|driver| driver.event_create(EventFlags::default())) else { return };
+        for stream in streams.into_values() {
+            if let Ok(true) = self.ask(|driver| driver.event_record_if_alive(event, stream)) {
+                let _ = self.ask(|driver| driver.event_synchronize(event));
             }
         }
+        // SAFETY: the event is this function's own, and nothing waits for it.
+        let _ = self.ask(|driver| unsafe { driver.event_destroy(event) });
+    }
+
+    /// Waits for the device, and frees all that was deferred before; returns whether it waited.
+    fn free_deferred(&self) -> bool {
+        // Taken first: what another thread defers meanwhile may be in use after the wait.
+        let deferred = self.take_deferred(|_| true);
+        let Ok(true) = self.ask(|driver| driver.synchronize_beside_captures()) else {
+            self.defer_again(deferred);
+            return false;
+        };
+        if !deferred.is_empty() {
+            match self.ask(|_| self.aside()) {
+                Ok(aside) => {
+                    deferred.into_iter().for_each(|block| self.free_on(block.base, block.bytes, aside))
+                }
+                Err(_) => self.defer_again(deferred),
+            }
+        }
+        self.observe_frees();
         true
+    }
+
+    fn defer_again(&self, blocks: Vec<Deferred>) {
+        blocks.into_iter().for_each(|block| self.defer(block.base, block.bytes, block.stream));
     }
 
     /// Whether a request of this size can be served if nothing else is handed out. Of pools that were not
@@ -331,7 +357,8 @@ impl Drop for Inner {
         if self.process.is_elsewhere() {
             return;
         }
-        POOLS.remove_if(&key(&self.driver, self.raw), |_, pool| pool.strong_count() == 0);
+        let this = std::ptr::from_ref(self);
+        POOLS.remove_if(&key(&self.driver, self.raw), |_, pool| pool.as_ptr() == this);
         let driver = Arc::clone(&self.driver);
         if driver.health().is_lost() {
             return;

@@ -1,6 +1,6 @@
 //! Shares a pool's memory with other processes, through POSIX file descriptors.
 
-use std::io::{PipeReader, PipeWriter, Read};
+use std::io::{PipeReader, PipeWriter};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use millpond_core::driver::{HandleTypes, MemPoolPtrData};
@@ -128,12 +128,17 @@ impl ImportedAllocation {
     /// Frees the block in the order of `stream`. Tell the exporter once that stream's work is done.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) while the stream captures a graph, and those of the
+    /// driver; then the block is freed after a wait for the device.
     pub fn free_on(mut self, stream: StreamRef) -> Result<()> {
-        match self.ptr.take() {
-            Some(ptr) => self.pool.inner().free_imported(ptr, stream),
-            None => Ok(()),
+        let Some(ptr) = self.ptr else { return Ok(()) };
+        if self.pool.call(|driver| driver.stream_is_capturing(stream))? {
+            let why = "a block of another process cannot be freed by a graph; free it outside the capture";
+            return Err(Error::invalid_argument(why).on_device(self.pool.driver().device()));
         }
+        self.pool.inner().free_imported(ptr, stream)?;
+        self.ptr = None;
+        Ok(())
     }
 }
 
@@ -177,8 +182,8 @@ impl Importers {
     /// # Errors
     /// [`Io`](ErrorKind::Io).
     pub fn wait(mut self) -> Result<()> {
-        // Nothing is ever written: the end of the file is the message.
-        while self.0.read(&mut [0; 64])? > 0 {}
+        // What is written does not matter: the end of the file is the message. `copy` goes on after a signal.
+        std::io::copy(&mut self.0, &mut std::io::sink())?;
         Ok(())
     }
 }

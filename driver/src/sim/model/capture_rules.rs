@@ -62,6 +62,8 @@ pub(crate) const RULES: &[(&str, Rule)] = &[
     ("cuDeviceGetAttribute", SAFE),
     ("cuThreadExchangeStreamCaptureMode", SAFE),
     ("cuMemGetInfo", SAFE),
+    ("malloc", SAFE),      // no call of CUDA
+    ("host memory", SAFE), // no call of CUDA
     ("cuCtxSynchronize", CONTEXT),
     ("cuMemAlloc", UNSAFE),
     ("cuMemAllocManaged", UNSAFE),
