@@ -46,6 +46,7 @@
 //! | `cudarc` | yes | streams, buffers and launches beside cudarc: [`driver::cuda`], [`containers`] |
 //! | `cuda-12000` to `cuda-13040` | no | the version of CUDA whose bindings cudarc compiles: at most one |
 //! | `logging` | yes | the adaptor `logging`, which writes allocation logs as RMM does |
+//! | `debug-log` | no | what the crates report goes to the file that `RMM_DEBUG_LOG_FILE` names |
 //! | `allocator-api2` | no | collections of the host in memory that the device reaches: [`containers`] |
 //! | `serde` | no | reports, statistics and counts can be written and read with serde |
 //! | `profiles` | no | profiles of simulated devices can be read from TOML files: `sim:FILE.toml` |

@@ -1,8 +1,8 @@
 //! The debug log: what the crates report of their work, written where RMM's goes.
 //!
-//! Every crate reports to `tracing`; a program that has a subscriber of its own needs nothing of this. [`init`]
-//! is for programs that only want the lines: to the file that `RMM_DEBUG_LOG_FILE` names, which is emptied
-//! first, else to the standard error, in RMM's form:
+//! Every crate reports to `tracing`; a program that has a subscriber of its own needs nothing of this.
+//! [`init`] is for programs that only want the lines: to the file that `RMM_DEBUG_LOG_FILE` names, which is
+//! emptied first, else to the standard error, in RMM's form:
 //!
 //! ```text
 //! [  4213][14:03:07:123456][WARN  ] pages are off, since the pool is over a wrapper
@@ -83,8 +83,8 @@ pub fn init() -> Result<()> {
         tracing_subscriber::fmt::layer().event_format(Lines).with_writer(output.clone()).with_ansi(false);
     tracing_subscriber::registry().with(filter).with(lines).try_init().map_err(|_| {
         Error::invalid_argument(
-            "the program has a subscriber of `tracing` already; millpond's events go there, and the debug log \
-             is not needed",
+            "the program has a subscriber of `tracing` already; millpond's events go there, and the debug \
+             log is not needed",
         )
     })?;
     // The lock keeps others out.

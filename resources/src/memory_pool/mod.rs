@@ -161,8 +161,8 @@ impl MemoryPool {
     fn register(driver: DriverHandle, raw: MemPool, origin: Origin) -> Self {
         let key = key(&driver, raw);
         let mut entry = POOLS.entry(key).or_default();
-        // Another thread may have come first. A pool that was just made is no other, even where a view is left
-        // of a pool that had its handle before.
+        // Another thread may have come first. A pool that was just made is no other, even where a view is
+        // left of a pool that had its handle before.
         if let Some(known) = entry.upgrade().filter(|_| origin == Origin::Elsewhere) {
             return Self(known);
         }
