@@ -152,7 +152,7 @@ impl<'a> Runner<'a> {
         self.device.stream_wait_event(stream, event).map_err(text)?;
         // SAFETY: the event is named here only.
         unsafe { self.device.event_destroy(event) }.map_err(text)?;
-        self.device.launch(stream, &[Access::check(ptr, layout.bytes(), tag)]);
+        self.touch(stream, Access::check(ptr, layout.bytes(), tag));
         self.summary.cross_stream_frees += u64::from(!on_its_stream);
         // SAFETY: the block came from this resource with this layout, is given back once, and the next work
         // of the stream comes after all of its uses.
@@ -179,13 +179,20 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
+    /// Uses a block, if the device reaches it.
+    fn touch(&self, stream: StreamRef, access: Access) {
+        if self.resource.accessibility().device {
+            self.device.launch(stream, &[access]);
+        }
+    }
+
     fn allocate(&mut self) -> Result<(), String> {
         let stream = self.brief.filter(|_| self.rng.percent(40)).unwrap_or(self.stream);
         let layout = Layout::new(self.unit * self.rng.between(1, 4));
         match self.resource.allocate(layout, stream) {
             Ok(ptr) => {
                 let tag = ptr.address() ^ stream.id().get();
-                self.device.launch(stream, &[Access::write(ptr, layout.bytes(), tag)]);
+                self.touch(stream, Access::write(ptr, layout.bytes(), tag));
                 self.live.push(Live { ptr, layout, tag, stream });
                 self.summary.allocations += 1;
                 Ok(())
@@ -205,7 +212,7 @@ impl<'a> Runner<'a> {
         }
         let index = self.rng.below(self.live.len() as u64) as usize;
         let Live { ptr, layout, tag, stream } = self.live.swap_remove(index);
-        self.device.launch(stream, &[Access::check(ptr, layout.bytes(), tag)]);
+        self.touch(stream, Access::check(ptr, layout.bytes(), tag));
         // SAFETY: the block came from this resource with this layout, is given back once, and the next work
         // of the stream comes after all of its uses.
         unsafe { self.resource.deallocate(ptr, layout, stream) }
