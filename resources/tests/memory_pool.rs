@@ -12,6 +12,7 @@ use millpond_core::{
     Error, ErrorKind, Result, StreamRef,
 };
 use millpond_driver::sim::{Access, FaultPlan, SimConfig, SimDevice, SimMachine};
+use millpond_driver::{CallKind, CountingDriver};
 use millpond_resources::CudaAsyncViewMemoryResource;
 use millpond_resources::memory_pool::{MemoryPool, MemoryPoolOptions, PoolReuse};
 use millpond_testkit::hooked::HookedDriver;
@@ -555,4 +556,26 @@ fn an_imported_block_is_not_freed_by_a_graph() {
     put(&resource, block, MIB, one);
     device.synchronize().unwrap();
     assert_eq!(device.take_violations(), []);
+}
+
+/// A pool remembers few of the streams on which blocks were freed, and a trim asks few.
+#[test]
+fn streams_that_come_and_go_do_not_fill_a_pools_table() {
+    let device = device();
+    let counting = CountingDriver::new(device.clone());
+    let resource = view(&MemoryPool::new(counting.clone(), options()).unwrap());
+    let lasting = stream(&device);
+    let block = resource.allocate_bytes(MIB, lasting).unwrap();
+    for _ in 0..1000 {
+        let brief = stream(&device);
+        let block = resource.allocate_bytes(MIB, brief).unwrap();
+        put(&resource, block, MIB, brief);
+        // SAFETY: the stream is not named again.
+        unsafe { device.stream_destroy(brief) }.unwrap();
+    }
+    put(&resource, block, MIB, lasting);
+    let records = || counting.counts().get(CallKind::EventRecord).calls;
+    let before = records();
+    assert!(resource.trim(0).unwrap() >= MIB);
+    assert!((1..=64).contains(&(records() - before)), "{} streams were asked", records() - before);
 }

@@ -1,6 +1,6 @@
 //! A pool's blocks, and the order in which they go back: on the caller's stream, or outside of a capture.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 
 use dashmap::DashMap;
@@ -29,6 +29,13 @@ pub(super) fn key(driver: &DriverHandle, raw: MemPool) -> (usize, MemPool) {
 
 /// More than this, in bytes, no device has addresses for.
 const MOST_BYTES: u64 = 1 << 56;
+
+/// The most streams whose frees a trim observes: a program that makes a stream for each request must not fill
+/// the table.
+const MOST_OBSERVED: usize = 64;
+
+/// No stream's id.
+const NO_STREAM: u64 = u64::MAX;
 
 /// Where a pool comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -83,6 +90,8 @@ pub(crate) struct Inner {
     deferred: Mutex<Vec<Deferred>>,
     /// The streams on which blocks were freed since the last trim.
     freed_on: Mutex<FxHashMap<StreamId, StreamRef>>,
+    /// The one of the last free, or [`NO_STREAM`].
+    last_freed_on: AtomicU64,
     /// How many are deferred, readable without the lock.
     deferred_count: AtomicUsize,
     /// A stream of the pool's own, made when it is needed.
@@ -99,6 +108,7 @@ impl Inner {
             blocks: DashMap::default(),
             deferred: Mutex::default(),
             freed_on: Mutex::default(),
+            last_freed_on: AtomicU64::new(NO_STREAM),
             deferred_count: AtomicUsize::new(0),
             aside: Mutex::default(),
         }
@@ -225,11 +235,26 @@ impl Inner {
     fn free_on(&self, base: DevicePtr, bytes: u64, stream: StreamRef) {
         // SAFETY: the block is the driver's, was handed out, and came back in the order of this stream.
         let Err(error) = self.ask(|driver| unsafe { driver.mem_free_async(base, stream) }) else {
-            return self.freed_on.lock().insert(stream.id(), stream).map_or((), drop);
+            return self.note_free(stream);
         };
         if !self.driver.health().is_lost() {
             tracing::warn!(target: "millpond::driver", ptr = %base, %error, "a block is freed later");
             self.defer(base, bytes, error.is_capture_refusal().then(|| stream.id()));
+        }
+    }
+
+    /// Notes that a trim has to observe the frees of this stream, without a lock where it was the last one.
+    fn note_free(&self, stream: StreamRef) {
+        if self.last_freed_on.swap(stream.id().get(), Ordering::SeqCst) == stream.id().get() {
+            return;
+        }
+        let mut streams = self.freed_on.lock();
+        if streams.len() >= MOST_OBSERVED {
+            streams.retain(|_, known| !self.driver.stream_is_gone(*known));
+        }
+        // A trim gives less back where a program has more streams.
+        if streams.len() < MOST_OBSERVED {
+            streams.insert(stream.id(), stream);
         }
     }
 
@@ -264,6 +289,8 @@ impl Inner {
     /// stream of its free (CUDA's documentation of `cuMemPoolTrimTo`), and a wait for the device by a free is
     /// none (H200, driver 580.159.04). Streams that may be gone cannot be named.
     fn observe_frees(&self) {
+        // First: a free that still sees its stream here came before the events below.
+        self.last_freed_on.store(NO_STREAM, Ordering::SeqCst);
         let streams = std::mem::take(&mut *self.freed_on.lock());
         let Ok(event) = self.ask(|driver| driver.event_create(EventFlags::default())) else { return };
         for stream in streams.into_values() {
