@@ -82,8 +82,12 @@ impl HostStaging {
         let mut trimmed = 0;
         let _captures = CaptureModeGuard::relaxed(&*self.shared.driver);
         while let Some(block) = self.shared.take_passed(|_| true)? {
-            trimmed += block.bytes;
-            self.shared.free(&block)?;
+            let bytes = block.bytes;
+            if let Err(error) = self.shared.free(&block) {
+                self.shared.idle.lock().push(block);
+                return Err(error);
+            }
+            trimmed += bytes;
         }
         Ok(trimmed)
     }

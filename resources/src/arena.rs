@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use millpond_core::stack::{LayerEntry, LayerKind};
+use millpond_core::stack::{LayerEntry, LayerKind, LayerSpec};
 use millpond_core::{
     Accessibility, BlockInfo, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error, Layer,
     LayerMemory, Layout, MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, is_same,
@@ -135,14 +135,16 @@ impl<R: DeviceMemoryResource> ArenaMemoryResource<R> {
         }
         let of_pool = PoolOptions { initial_bytes: size_bytes, maximum_bytes, ..PoolOptions::default() };
         let of_pool = of_pool.checked(&upstream)?;
-        let mut layer = format!("arena:size={}", ByteSize::Bytes(of_pool.initial_bytes));
+        let bytes = |bytes| ByteSize::Bytes(bytes).to_string();
+        let mut layer = LayerSpec::new("arena").with("size", bytes(of_pool.initial_bytes));
         if let Some(maximum) = of_pool.maximum_bytes {
-            layer += &format!(",max={}", ByteSize::Bytes(maximum));
+            layer = layer.with("max", bytes(maximum));
         }
         if let Some(file) = &dump_log_on_failure {
-            layer += &format!(",dump_log_on_failure={}", file.display());
+            layer = layer.with("dump_log_on_failure", file.display().to_string());
         }
-        Ok(Self { pool: PoolMemoryResource::build(upstream, of_pool, None, layer)?, dump_log_on_failure })
+        let pool = PoolMemoryResource::build(upstream, of_pool, None, layer.to_string())?;
+        Ok(Self { pool, dump_log_on_failure })
     }
 
     /// Returns the pool that the arena is.

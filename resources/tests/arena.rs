@@ -153,7 +153,7 @@ fn an_arena_grows_to_its_maximum() {
 #[test]
 fn the_state_is_written_when_memory_is_out() {
     let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("dump.log");
+    let file = folder.path().join("dump, of the arena.log");
     let options = ArenaOptions {
         size_bytes: Some(MIB),
         maximum_bytes: Some(2 * MIB),
@@ -161,7 +161,9 @@ fn the_state_is_written_when_memory_is_out() {
     };
     let arena =
         millpond_resources::ArenaMemoryResource::new(CudaMemoryResource::new(device()), options).unwrap();
-    assert!(arena.to_string().ends_with(&format!("dump_log_on_failure={}", file.display())));
+    let spec: StackSpec = arena.to_string().parse().expect("the name is quoted");
+    assert_eq!(spec.to_string(), arena.to_string());
+    assert!(arena.to_string().ends_with(&format!("dump_log_on_failure=\"{}\"", file.display())));
     let block = arena.allocate_bytes(1000, S).unwrap();
     assert!(!file.exists(), "nothing failed yet");
     arena.allocate_bytes(3 * MIB, S).unwrap_err();

@@ -127,7 +127,7 @@ pub trait Driver: Debug + Send + Sync + 'static {
 
     /// Pinned host memory (`cuMemHostAlloc`).
     fn mem_host_alloc(&self, bytes: u64, flags: HostFlags) -> DriverResult<HostPtr>;
-    /// Ends pinned host memory (`cuMemFreeHost`).
+    /// Ends pinned host memory, after all work that was submitted to the device (`cuMemFreeHost`).
     unsafe fn mem_free_host(&self, ptr: HostPtr) -> DriverResult<()>;
     /// Pins memory that the caller allocated elsewhere (`cuMemHostRegister`).
     unsafe fn mem_host_register(&self, ptr: HostPtr, bytes: u64, flags: HostFlags) -> DriverResult<()>;

@@ -200,9 +200,8 @@ impl Driver for CudaDriver {
     }
 
     unsafe fn mem_free_host(&self, ptr: HostPtr) -> DriverResult<()> {
-        let _context = self.enter()?;
         // SAFETY: Vouched.
-        unsafe { self.functions().mem_free_host(host_ptr(ptr)) }
+        unsafe { self.free_host_after_work(ptr) }
     }
 
     unsafe fn mem_host_register(&self, ptr: HostPtr, bytes: u64, flags: HostFlags) -> DriverResult<()> {

@@ -46,9 +46,23 @@ impl CudaDriver {
         }
     }
 
+    /// Frees pinned memory that was just allocated here, and that nothing uses.
     fn free_pinned(&self, pinned: HostPtr) -> DriverResult<()> {
-        // SAFETY: every caller has just allocated it, and nothing uses it.
-        unsafe { self.mem_free_host(pinned) }
+        let _context = self.enter()?;
+        // SAFETY: every caller has just allocated it.
+        unsafe { self.functions().mem_free_host(pinned.as_mut_ptr().cast()) }
+    }
+
+    /// See [`Driver::mem_free_host`].
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn free_host_after_work(&self, pinned: HostPtr) -> DriverResult<()> {
+        if !self.frees_wait() && !self.synchronize_by_free()? {
+            return Err(DriverError::new(DriverError::STREAM_CAPTURE_UNSUPPORTED, "cuMemFreeHost")
+                .with_detail("the device cannot be waited for while a graph is captured"));
+        }
+        self.free_pinned(pinned)
     }
 
     /// Whether the end of pinned memory waits for work on other streams; found out at the first call, or

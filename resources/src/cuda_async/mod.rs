@@ -64,6 +64,7 @@ impl CudaAsyncMemoryResource {
                 let message = format!("the initial {initial} are more than the most, {most}; raise max");
                 return Err(Error::invalid_argument(message).on_device(driver.device()));
             }
+            check_initial(&driver, options.initial_bytes)?;
             let pool = make_pool(&driver, options)?;
             if options.initial_bytes > 0 {
                 pool.inner().prime(options.initial_bytes)?;
@@ -93,6 +94,20 @@ fn check_pools(driver: &DriverHandle) -> Result<()> {
         return Err(Error::new(ErrorKind::Unsupported, message).on_device(driver.device()));
     }
     Ok(())
+}
+
+/// Refuses what the device can never hold: the driver's answer to it names no reason.
+fn check_initial(driver: &DriverHandle, bytes: u64) -> Result<()> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    let total = call(&**driver, |driver| driver.mem_get_info())?.total;
+    if bytes <= total {
+        return Ok(());
+    }
+    let (initial, total) = (format_bytes(bytes), format_bytes(total));
+    let message = format!("the initial {initial} are more than the device has, {total}; lower initial");
+    Err(Error::new(ErrorKind::OutOfMemory, message).on_device(driver.device()))
 }
 
 fn make_pool(driver: &DriverHandle, options: CudaAsyncOptions) -> Result<MemoryPool> {
