@@ -9,6 +9,7 @@ use dashmap::DashMap;
 use millpond_core::driver::{CaptureModeGuard, HostPtr};
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{AnyResource, DevicePtr, DriverHandle, Error, Layout, MemoryInfo, Result, StreamRef};
+use millpond_resources::get_per_device_resource;
 use parking_lot::{Mutex, RwLock};
 
 use crate::host_only::no_device;
@@ -108,6 +109,34 @@ impl MillpondMemoryManager {
     /// only be asked for its version. `build` must not use the manager.
     pub fn with_builder(driver: Option<DriverHandle>, build: StackBuilder) -> Self {
         Self::with_source(driver, Source::Built(build))
+    }
+
+    /// A manager over the device's [default resource](millpond_resources::registry), whichever that is at the
+    /// first use, and at the first use after a reset.
+    ///
+    /// ```
+    /// use millpond_core::DeviceMemoryResource;
+    /// use millpond_driver::sim::{SimConfig, SimDevice};
+    /// use millpond_plugin::{MemoryManager, MillpondMemoryManager};
+    ///
+    /// let manager = MillpondMemoryManager::over_default(SimDevice::new(SimConfig::h200()));
+    /// let memory = manager.memalloc(1000)?;
+    /// assert_eq!(manager.stack()?.to_string(), "cuda"); // no other was set
+    /// # drop(memory);
+    /// # Ok::<(), millpond_core::Error>(())
+    /// ```
+    pub fn over_default(driver: DriverHandle) -> Self {
+        let build = |driver: &DriverHandle| get_per_device_resource(driver.device());
+        Self::with_builder(Some(driver), Arc::new(build))
+    }
+
+    /// The driver of the manager's device, opened again after a reset of the context.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the manager was made without a
+    /// device, and those of opening it.
+    pub fn driver(&self) -> Result<DriverHandle> {
+        self.host.driver()
     }
 
     /// A factory of managers over the stack `spec`, one for each device; see
@@ -411,13 +440,12 @@ impl DeviceHalf {
                  reset again when no stream captures a graph"
             );
         }
-        match &self.source {
-            Source::Built(_) if all => *stack = None,
-            Source::Built(_) | Source::Given(_) => {
-                if let Err(error) = resource.trim(0) {
-                    tracing::debug!(target: "millpond::plugin", %error, "could not trim the stack");
-                }
-            }
+        // A stack that was built may have other owners: the default resource of the device has.
+        if let Err(error) = resource.trim(0) {
+            tracing::debug!(target: "millpond::plugin", %error, "could not trim the stack");
+        }
+        if all && matches!(self.source, Source::Built(_)) {
+            *stack = None;
         }
     }
 }

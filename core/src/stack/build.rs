@@ -33,7 +33,24 @@ impl StackSpec {
     /// [`InvalidStack`](crate::ErrorKind::InvalidStack) for a name or parameter that `table` lacks, a base
     /// that is not first or is missing; and what building a layer reports.
     pub fn build(&self, table: &LayerTable, driver: &DriverHandle) -> Result<AnyResource> {
-        let mut built: Option<AnyResource> = None;
+        self.put_on(None, table, driver)
+    }
+
+    /// Builds the layers on a resource that is there: the text has no base, as `pool+statistics`.
+    ///
+    /// # Errors
+    /// Those of [`build`](Self::build).
+    pub fn build_on(&self, upstream: AnyResource, table: &LayerTable) -> Result<AnyResource> {
+        let driver = DriverHandle::clone(upstream.driver());
+        self.put_on(Some(upstream), table, &driver)
+    }
+
+    fn put_on(
+        &self,
+        mut built: Option<AnyResource>,
+        table: &LayerTable,
+        driver: &DriverHandle,
+    ) -> Result<AnyResource> {
         for layer in &self.layers {
             let entry = table.get(&layer.name)?;
             let params = Params::new(entry, &layer.params, table)?;

@@ -1,0 +1,673 @@
+/* The C interface of millpond. Generated from capi/src by cbindgen: see capi/README.md. */
+
+#ifndef MILLPOND_H
+#define MILLPOND_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+// The outcome of a call.
+enum millpond_status
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // The call did what it says.
+  MILLPOND_STATUS_OK = 0,
+  // There is no free block of that size, even after waiting for the device.
+  MILLPOND_STATUS_OUT_OF_MEMORY = 1,
+  // An argument is invalid in any state of memory.
+  MILLPOND_STATUS_INVALID_ARGUMENT = 2,
+  // The text of a stack cannot be read, or names something that does not exist.
+  MILLPOND_STATUS_INVALID_STACK = 3,
+  // There is no CUDA driver, or no such device.
+  MILLPOND_STATUS_NO_DEVICE = 4,
+  // The driver or the device cannot do it.
+  MILLPOND_STATUS_UNSUPPORTED = 5,
+  // The driver reported an error.
+  MILLPOND_STATUS_DRIVER = 6,
+  // An earlier error of the driver cannot be recovered from, or the device's context was reset.
+  MILLPOND_STATUS_POISONED = 7,
+  // Reading or writing a file failed.
+  MILLPOND_STATUS_IO = 8,
+  // A fault of millpond itself. Please report it.
+  MILLPOND_STATUS_INTERNAL = 9,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum millpond_status millpond_status;
+#else
+typedef int32_t millpond_status;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// Cleanup that is deferred until this is freed.
+typedef struct millpond_deferral millpond_deferral;
+
+// A device. A simulated one lives as long as its handles, resources and blocks.
+typedef struct millpond_device millpond_device;
+
+// A memory manager over the default resource of its device, whichever that is when it first allocates.
+typedef struct millpond_manager millpond_manager;
+
+// Memory of a manager. A manager's reset ends the memory, and leaves the handle to be freed.
+typedef struct millpond_memory millpond_memory;
+
+// A resource, with all that stands below it. It lives as long as one of its handles, or a resource on it.
+typedef struct millpond_resource millpond_resource;
+
+// What a resource counts. All sizes are in bytes.
+typedef struct millpond_statistics {
+  // Bytes in blocks handed out, after rounding.
+  uint64_t bytes_in_use;
+  // Bytes in blocks handed out, as asked for.
+  uint64_t bytes_requested;
+  // The highest `bytes_in_use` so far.
+  uint64_t peak_bytes_in_use;
+  // Bytes held from below: in use and free.
+  uint64_t bytes_reserved;
+  // The highest `bytes_reserved` so far.
+  uint64_t peak_bytes_reserved;
+  // The largest free block.
+  uint64_t largest_free_block;
+  // Blocks handed out now.
+  uint64_t blocks_in_use;
+  // Free blocks held.
+  uint64_t blocks_free;
+  // Successful allocations so far.
+  uint64_t allocations;
+  // Accepted deallocations so far.
+  uint64_t deallocations;
+  // Deallocations refused.
+  uint64_t misuses;
+} millpond_statistics;
+
+// The counters of one level of the adaptor `statistics`; signed, since blocks may be older than the level.
+typedef struct millpond_level_counters {
+  // Bytes in use.
+  int64_t current_bytes;
+  // The most of them in the level.
+  int64_t peak_bytes;
+  // The sum of all allocations.
+  int64_t total_bytes;
+  // Blocks in use.
+  int64_t current_count;
+  // The most of them in the level.
+  int64_t peak_count;
+  // All allocations.
+  int64_t total_count;
+} millpond_level_counters;
+
+// Hands out a block, or null if memory is out.
+typedef void *(*millpond_allocate_function)(void *context,
+                                            uint64_t bytes,
+                                            uint64_t alignment,
+                                            void *stream);
+
+// Takes a block back.
+typedef void (*millpond_deallocate_function)(void *context,
+                                             void *ptr,
+                                             uint64_t bytes,
+                                             uint64_t alignment,
+                                             void *stream);
+
+// Ends a context. May be null.
+typedef void (*millpond_end_function)(void *context);
+
+// Frees memory that the program can spare for a request of `bytes`; whether to try the request again.
+typedef bool (*millpond_failure_function)(void *context, uint64_t bytes);
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// Ends a text that this library handed out. Does nothing for null.
+//
+// # Safety
+// `text` is null, or from a function of this library that says so, and ends here.
+void millpond_string_free(char *text);
+
+// The version of this interface. It grows by 1 with each change that breaks programs; functions may be added
+// without one.
+uint32_t millpond_abi_version(void);
+
+// The version of the library, as `0.1.0`. Never freed.
+const char *millpond_version(void);
+
+// What was wrong at the last failing call on this thread, and what to do about it. Valid until the thread's
+// next failing call.
+const char *millpond_error_message(void);
+
+// The code of the driver (`CUresult`) at the last failing call on this thread; 0 if it was no error of the
+// driver.
+int32_t millpond_error_driver_code(void);
+
+// The state of memory at the last failing call on this thread, and what would have helped, as text. Null if
+// the call did not run out of memory, or nothing is known. Valid until the thread's next failing call.
+const char *millpond_error_report(void);
+
+// The same as JSON.
+const char *millpond_error_report_json(void);
+
+// Opens a device: `cuda:0`, or a simulated one, as `sim:h200`, `sim:8GiB` or `sim:FILE.toml`. Null is
+// `cuda:0` where CUDA can be used, else `sim:h200`. A simulated device is a new one each time.
+//
+// # Safety
+// `name` is null or a string; `device` may be written.
+millpond_status millpond_device_open(const char *name,
+                                     struct millpond_device **device);
+
+// Opens the device with this number: `ordinal` of CUDA's, or that of a simulated device that is open.
+//
+// # Safety
+// `device` may be written.
+millpond_status millpond_device_find(uint32_t ordinal,
+                                     bool is_simulated,
+                                     struct millpond_device **device);
+
+// Opens the calling thread's current device.
+//
+// # Safety
+// `device` may be written.
+millpond_status millpond_device_current(struct millpond_device **device);
+
+// Ends a handle. Does nothing for null.
+//
+// # Safety
+// `device` is null, or a handle of this library's that ends here.
+void millpond_device_free(struct millpond_device *device);
+
+// The number of the device; -1 for null.
+//
+// # Safety
+// `device` is null or a handle of this library's.
+int32_t millpond_device_ordinal(const struct millpond_device *device);
+
+// Whether the device is simulated; `false` for null.
+//
+// # Safety
+// `device` is null or a handle of this library's.
+bool millpond_device_is_simulated(const struct millpond_device *device);
+
+// The name of the device, as `NVIDIA H200`; ended by `millpond_string_free`.
+//
+// # Safety
+// `device` is a handle of this library's; `name` may be written.
+millpond_status millpond_device_name(const struct millpond_device *device, char **name);
+
+// The free and total bytes of the device.
+//
+// # Safety
+// `device` is a handle of this library's; both numbers may be written.
+millpond_status millpond_device_memory_info(const struct millpond_device *device,
+                                            uint64_t *free_bytes,
+                                            uint64_t *total_bytes);
+
+// Waits for all work on the device.
+//
+// # Safety
+// `device` is a handle of this library's.
+millpond_status millpond_device_synchronize(const struct millpond_device *device);
+
+// Makes a stream of the device. Ended by `millpond_stream_destroy`.
+//
+// # Safety
+// `device` is a handle of this library's; `stream` may be written.
+millpond_status millpond_stream_create(const struct millpond_device *device,
+                                       bool is_non_blocking,
+                                       void **stream);
+
+// Ends a stream; its work goes on to its end.
+//
+// # Safety
+// `device` is a handle of this library's; the stream is from `millpond_stream_create` with this device.
+millpond_status millpond_stream_destroy(const struct millpond_device *device,
+                                        void *stream);
+
+// Waits for the work of a stream.
+//
+// # Safety
+// `device` is a handle of this library's; the stream is alive.
+millpond_status millpond_stream_synchronize(const struct millpond_device *device, void *stream);
+
+// Whether the work of a stream is done.
+//
+// # Safety
+// `device` is a handle of this library's; the stream is alive; `is_done` may be written.
+millpond_status millpond_stream_query(const struct millpond_device *device,
+                                      void *stream,
+                                      bool *is_done);
+
+// Makes the later work of `stream` wait for what was submitted to `other`.
+//
+// # Safety
+// `device` is a handle of this library's; both streams are alive.
+millpond_status millpond_stream_wait(const struct millpond_device *device,
+                                     void *stream,
+                                     void *other);
+
+// Copies from the host to the device, in the order of the stream.
+//
+// # Safety
+// `device` is a handle of this library's; the stream is alive; `bytes` bytes may be read from `source` until
+// the stream has passed the copy, and written to `target` in the order of the stream.
+millpond_status millpond_copy_to_device(const struct millpond_device *device,
+                                        void *target,
+                                        const void *source,
+                                        uint64_t bytes,
+                                        void *stream);
+
+// Copies from the device to the host, in the order of the stream.
+//
+// # Safety
+// As `millpond_copy_to_device`, with host and device exchanged.
+millpond_status millpond_copy_to_host(const struct millpond_device *device,
+                                      void *target,
+                                      const void *source,
+                                      uint64_t bytes,
+                                      void *stream);
+
+// Copies on the device, in the order of the stream.
+//
+// # Safety
+// `device` is a handle of this library's; the stream is alive; the ranges hold `bytes` bytes and may be used
+// in the order of the stream.
+millpond_status millpond_copy_on_device(const struct millpond_device *device,
+                                        void *target,
+                                        const void *source,
+                                        uint64_t bytes,
+                                        void *stream);
+
+// Sets each byte of a range of the device's memory, in the order of the stream.
+//
+// # Safety
+// As `millpond_copy_on_device`.
+millpond_status millpond_fill(const struct millpond_device *device,
+                              void *target,
+                              uint8_t value,
+                              uint64_t bytes,
+                              void *stream);
+
+// Builds a stack from text, as `cuda+pool:initial=1GiB+statistics`, on a device; null is the default device,
+// as in `millpond_device_open`.
+//
+// # Safety
+// `device` is null or a handle of this library's; `stack` is a string; `resource` may be written.
+millpond_status millpond_resource_new(const struct millpond_device *device,
+                                      const char *stack,
+                                      struct millpond_resource **resource);
+
+// Builds layers from text, as `pool:initial=1GiB+statistics`, on a resource, which stays the caller's.
+//
+// # Safety
+// `upstream` is a handle of this library's; `layer` is a string; `resource` may be written.
+millpond_status millpond_resource_layer(const struct millpond_resource *upstream,
+                                        const char *layer,
+                                        struct millpond_resource **resource);
+
+// Makes another handle of the same resource.
+//
+// # Safety
+// `resource` is a handle of this library's; `clone` may be written.
+millpond_status millpond_resource_clone(const struct millpond_resource *resource,
+                                        struct millpond_resource **clone);
+
+// Ends a handle; the resource ends with its last one. Does nothing for null.
+//
+// # Safety
+// `resource` is null, or a handle of this library's that ends here.
+void millpond_resource_free(struct millpond_resource *resource);
+
+// Hands out a block for use on `stream`, at a multiple of `alignment` (at least 256; 0 is that, too). No
+// bytes are a null pointer.
+//
+// # Safety
+// `resource` is a handle of this library's; the stream is alive and of the device; `ptr` may be written.
+millpond_status millpond_allocate(const struct millpond_resource *resource,
+                                  uint64_t bytes,
+                                  uint64_t alignment,
+                                  void *stream,
+                                  void **ptr);
+
+// Takes a block back, in the order of `stream`. Does nothing for a null pointer. A block that is refused
+// (foreign, free already, of another size) is reported as `millpond::misuse`, and counted.
+//
+// # Safety
+// `resource` is a handle of this library's; the block is from `millpond_allocate` of it with these bytes and
+// this alignment, comes back once, and all work that uses it is ordered before the stream's next work; the
+// stream is alive and of the device.
+millpond_status millpond_deallocate(const struct millpond_resource *resource,
+                                    void *ptr,
+                                    uint64_t bytes,
+                                    uint64_t alignment,
+                                    void *stream);
+
+// Hands out a block that any stream may use at once; waits for the device if it has to.
+//
+// # Safety
+// `resource` is a handle of this library's; `ptr` may be written.
+millpond_status millpond_allocate_sync(const struct millpond_resource *resource,
+                                       uint64_t bytes,
+                                       uint64_t alignment,
+                                       void **ptr);
+
+// Takes a block back that nothing uses any more, whichever streams used it.
+//
+// # Safety
+// As for `millpond_deallocate`, and all work that uses the block is done.
+millpond_status millpond_deallocate_sync(const struct millpond_resource *resource,
+                                         void *ptr,
+                                         uint64_t bytes,
+                                         uint64_t alignment);
+
+// The text of the stack, base first; ended by `millpond_string_free`.
+//
+// # Safety
+// `resource` is a handle of this library's; `text` may be written.
+millpond_status millpond_resource_text(const struct millpond_resource *resource, char **text);
+
+// The device of a resource, as a handle of the caller's.
+//
+// # Safety
+// `resource` is a handle of this library's; `device` may be written.
+millpond_status millpond_resource_device(const struct millpond_resource *resource,
+                                         struct millpond_device **device);
+
+// Whether a block of one may be given back to the other; `false` if one is null.
+//
+// # Safety
+// Both are null or handles of this library's.
+bool millpond_resource_is_equal(const struct millpond_resource *one,
+                                const struct millpond_resource *other);
+
+// What reaches the memory at its address: the device, and the host.
+//
+// # Safety
+// `resource` is a handle of this library's; both may be written.
+millpond_status millpond_resource_accessibility(const struct millpond_resource *resource,
+                                                bool *by_device,
+                                                bool *by_host);
+
+// The bytes that are free, with what the resource could hand out again, and the total bytes.
+//
+// # Safety
+// `resource` is a handle of this library's; both numbers may be written.
+millpond_status millpond_resource_memory_info(const struct millpond_resource *resource,
+                                              uint64_t *free_bytes,
+                                              uint64_t *total_bytes);
+
+// Gives free memory back to the device until at most `keep_bytes` are held. `freed_bytes` may be null.
+//
+// # Safety
+// `resource` is a handle of this library's; `freed_bytes` is null or may be written.
+millpond_status millpond_resource_trim(const struct millpond_resource *resource,
+                                       uint64_t keep_bytes,
+                                       uint64_t *freed_bytes);
+
+// What the nearest layer counts that keeps counts. `MILLPOND_STATUS_UNSUPPORTED` if none does.
+//
+// # Safety
+// `resource` is a handle of this library's; `statistics` may be written.
+millpond_status millpond_resource_statistics(const struct millpond_resource *resource,
+                                             struct millpond_statistics *statistics);
+
+// The memory of the whole stack now, as text for people, or as JSON; ended by `millpond_string_free`.
+//
+// # Safety
+// `resource` is a handle of this library's; `report` may be written.
+millpond_status millpond_resource_memory_report(const struct millpond_resource *resource,
+                                                bool as_json,
+                                                char **report);
+
+// The block in use that starts at `ptr`, as JSON: what the layers know of it. Null if none knows it. Ended
+// by `millpond_string_free`.
+//
+// # Safety
+// `resource` is a handle of this library's; `block` may be written.
+millpond_status millpond_resource_block_at(const struct millpond_resource *resource,
+                                           void *ptr,
+                                           char **block);
+
+// Begins the peaks and totals of all layers anew.
+//
+// # Safety
+// `resource` is a handle of this library's.
+millpond_status millpond_resource_clear_counters(const struct millpond_resource *resource);
+
+// The counters of the present level of the adaptor `statistics`.
+//
+// # Safety
+// `resource` is a handle of this library's; `counters` may be written.
+millpond_status millpond_statistics_counters(const struct millpond_resource *resource,
+                                             struct millpond_level_counters *counters);
+
+// Starts a level with all counters at zero; `counters` are those of the level below.
+//
+// # Safety
+// `resource` is a handle of this library's; `counters` may be written.
+millpond_status millpond_statistics_push(const struct millpond_resource *resource,
+                                         struct millpond_level_counters *counters);
+
+// Ends the present level, whose counters are returned and go into the level below.
+//
+// # Safety
+// `resource` is a handle of this library's; `counters` may be written.
+millpond_status millpond_statistics_pop(const struct millpond_resource *resource,
+                                        struct millpond_level_counters *counters);
+
+// The allocations that the adaptor `tracking` knows and that were not given back, as text; their bytes go to
+// `bytes`. Ended by `millpond_string_free`.
+//
+// # Safety
+// `resource` is a handle of this library's; both results may be written.
+millpond_status millpond_tracking_outstanding(const struct millpond_resource *resource,
+                                              uint64_t *bytes,
+                                              char **text);
+
+// Writes all rows that the adaptor `logging` holds.
+//
+// # Safety
+// `resource` is a handle of this library's.
+millpond_status millpond_logging_flush(const struct millpond_resource *resource);
+
+// The default resource of a device: the one that was set, or else the stack of the environment variable
+// `MILLPOND_STACK`, or else plain CUDA.
+//
+// # Safety
+// `device` is a handle of this library's; `resource` may be written.
+millpond_status millpond_get_per_device_resource(const struct millpond_device *device,
+                                                 struct millpond_resource **resource);
+
+// Makes a resource the default of its device. The one before goes to `previous`, unless that is null. Blocks
+// still go back to the resource that they came from.
+//
+// # Safety
+// `resource` is a handle of this library's, and stays the caller's; `previous` is null or may be written.
+millpond_status millpond_set_per_device_resource(const struct millpond_resource *resource,
+                                                 struct millpond_resource **previous);
+
+// Restores the initial default of a device.
+//
+// # Safety
+// `device` is a handle of this library's.
+millpond_status millpond_reset_per_device_resource(const struct millpond_device *device);
+
+// Makes a resource of two functions. `end` gets `context` when the resource has ended, also if this call
+// fails.
+//
+// # Safety
+// `device` is a handle of this library's; `resource` may be written. The functions may be called on any
+// thread, do not unwind, and keep the contract of a resource: blocks do not overlap, are of the device, hold
+// the bytes, start at a multiple of the alignment, and are ordered for the stream.
+millpond_status millpond_resource_callback(const struct millpond_device *device,
+                                           millpond_allocate_function allocate,
+                                           millpond_deallocate_function deallocate,
+                                           void *context,
+                                           millpond_end_function end,
+                                           struct millpond_resource **resource);
+
+// Puts a handler on a resource: when memory is out, `handle` frees what the program can spare, and says
+// whether to try again. `end` gets `context` when the resource has ended, also if this call fails.
+//
+// # Safety
+// `upstream` is a handle of this library's; `resource` may be written. The functions may be called on any
+// thread, and do not unwind.
+millpond_status millpond_resource_failure_callback(const struct millpond_resource *upstream,
+                                                   millpond_failure_function handle,
+                                                   void *context,
+                                                   millpond_end_function end,
+                                                   struct millpond_resource **resource);
+
+// Makes a memory manager over the device's default resource.
+//
+// # Safety
+// `device` is a handle of this library's; `manager` may be written.
+millpond_status millpond_manager_new(const struct millpond_device *device,
+                                     struct millpond_manager **manager);
+
+// Ends a handle. Memory of the manager stays until it is freed. Does nothing for null.
+//
+// # Safety
+// `manager` is null, or a handle of this library's that ends here.
+void millpond_manager_free(struct millpond_manager *manager);
+
+// Makes the manager ready, again after a reset.
+//
+// # Safety
+// `manager` is a handle of this library's.
+millpond_status millpond_manager_initialize(const struct millpond_manager *manager);
+
+// Allocates on `stream`, and returns the address and what frees it. No bytes are a null address.
+//
+// # Safety
+// `manager` is a handle of this library's; the stream is alive and of its device; both results may be
+// written.
+millpond_status millpond_manager_allocate(const struct millpond_manager *manager,
+                                          uint64_t bytes,
+                                          void *stream,
+                                          uint64_t *address,
+                                          struct millpond_memory **memory);
+
+// Frees memory, on any thread, also after a reset of the manager or of the device's context. Does nothing
+// for null.
+//
+// # Safety
+// `memory` is null, or a handle of this library's that ends here.
+void millpond_memory_free(struct millpond_memory *memory);
+
+// Whether the memory is there, and no reset has ended it; `false` for null.
+//
+// # Safety
+// `memory` is null or a handle of this library's.
+bool millpond_memory_is_live(const struct millpond_memory *memory);
+
+// Announces that work on `stream` uses the memory, so that it goes back only after that work.
+//
+// # Safety
+// Both are handles of this library's; the stream is alive and of the device.
+millpond_status millpond_manager_record_stream(const struct millpond_manager *manager,
+                                               const struct millpond_memory *memory,
+                                               void *stream);
+
+// The free bytes, with what the manager's stack could hand out again, and the total bytes.
+//
+// # Safety
+// `manager` is a handle of this library's; both numbers may be written.
+millpond_status millpond_manager_memory_info(const struct millpond_manager *manager,
+                                             uint64_t *free_bytes,
+                                             uint64_t *total_bytes);
+
+// CUDA's legacy handle of the memory for another process: 64 bytes, and where the memory starts inside of
+// what the handle names.
+//
+// # Safety
+// Both are handles of this library's; 64 bytes may be written at `handle`, and a number at `offset`.
+millpond_status millpond_manager_ipc_handle(const struct millpond_manager *manager,
+                                            const struct millpond_memory *memory,
+                                            uint8_t *handle,
+                                            uint64_t *offset);
+
+// Ends all memory of the manager.
+//
+// # Safety
+// `manager` is a handle of this library's.
+millpond_status millpond_manager_reset(const struct millpond_manager *manager);
+
+// Puts cleanup off until `millpond_deferral_free`: memory that is freed meanwhile is kept.
+//
+// # Safety
+// `manager` is a handle of this library's; `deferral` may be written.
+millpond_status millpond_manager_defer(const struct millpond_manager *manager,
+                                       struct millpond_deferral **deferral);
+
+// Ends a deferral. Does nothing for null.
+//
+// # Safety
+// `deferral` is null, or a handle of this library's that ends here.
+void millpond_deferral_free(struct millpond_deferral *deferral);
+
+// Allocates `bytes` for use on `stream` from the default resource of the device with this number. Null if
+// that fails: `millpond_error_message` says why.
+//
+// # Safety
+// The stream is alive and of the device, as long as the block.
+void *millpond_malloc(size_t bytes,
+                      int32_t device,
+                      void *stream);
+
+// Frees a block, in the order of the stream that it was allocated on, and after all work on the streams that
+// `millpond_record_stream` named. A null pointer is ignored. What `bytes`, `device` and `stream` say is not
+// looked at: the block knows it.
+//
+// # Safety
+// The block is from `millpond_malloc`; all work that uses it, on other streams than those recorded, is
+// ordered before the next work of the stream that it was allocated on.
+void millpond_free(void *ptr,
+                   size_t bytes,
+                   int32_t device,
+                   void *stream);
+
+// Announces that work on `stream` uses a block, which then goes back only after that work.
+//
+// # Safety
+// The stream is alive, and of the block's device, until the block is freed.
+millpond_status millpond_record_stream(void *ptr, void *stream);
+
+// The block of `millpond_malloc` in which an address lies is found by its start: `bytes` is its size.
+//
+// # Safety
+// `bytes` may be written.
+millpond_status millpond_block_size(void *ptr,
+                                    uint64_t *bytes);
+
+// Gives the free memory of the default resources of all devices that were asked for memory back to the
+// driver.
+millpond_status millpond_empty_cache(void);
+
+// `millpond_malloc`, but throws `std::runtime_error` with the text of the error.
+//
+// # Safety
+// As for `millpond_malloc`; the caller is C++, or lets its exceptions pass.
+void *millpond_malloc_or_throw(size_t bytes, int32_t device, void *stream);
+
+// Allocates for CuPy's `CFunctionAllocator`, on the legacy default stream; throws `std::bad_alloc` if memory
+// is out, which CuPy makes a `MemoryError`. `parameter` is not used.
+//
+// # Safety
+// As for `millpond_malloc`; the caller is C++, or lets its exceptions pass.
+void *millpond_cupy_malloc(void *parameter,
+                           size_t bytes,
+                           int32_t device);
+
+// Frees a block of `millpond_cupy_malloc`.
+//
+// # Safety
+// As for `millpond_free`.
+void millpond_cupy_free(void *parameter, void *ptr, int32_t device);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* MILLPOND_H */

@@ -1,0 +1,124 @@
+//! Resources, and handlers of failures, that are functions of the program.
+
+use std::ffi::c_void;
+
+use millpond_adaptors::FailureCallbackLayer;
+use millpond_core::{DeviceMemoryResourceExt, DevicePtr, Error, ErrorKind};
+use millpond_resources::CallbackMemoryResource;
+
+use crate::device::Device;
+use crate::resource::{Resource, with_resource};
+use crate::status::{Status, borrowed, guarded, put_handle};
+
+/// Hands out a block, or null if memory is out.
+pub type AllocateFunction =
+    extern "C" fn(context: *mut c_void, bytes: u64, alignment: u64, stream: *mut c_void) -> *mut c_void;
+
+/// Takes a block back.
+pub type DeallocateFunction =
+    extern "C" fn(context: *mut c_void, ptr: *mut c_void, bytes: u64, alignment: u64, stream: *mut c_void);
+
+/// Frees memory that the program can spare for a request of `bytes`; whether to try the request again.
+pub type FailureFunction = extern "C" fn(context: *mut c_void, bytes: u64) -> bool;
+
+/// Ends a context. May be null.
+pub type EndFunction = Option<extern "C" fn(context: *mut c_void)>;
+
+/// The program's value that its functions get, ended with its last user.
+struct Context {
+    value: *mut c_void,
+    end: EndFunction,
+}
+
+// SAFETY: the caller of the ABI promises that its functions may be called on any thread.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    fn value(&self) -> *mut c_void {
+        self.value
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if let Some(end) = self.end {
+            end(self.value);
+        }
+    }
+}
+
+fn pointer(address: u64) -> *mut c_void {
+    std::ptr::without_provenance_mut(address as usize)
+}
+
+/// Makes a resource of two functions. `end` gets `context` when the resource has ended, also if this call
+/// fails.
+///
+/// # Safety
+/// `device` is a handle of this library's; `resource` may be written. The functions may be called on any
+/// thread, do not unwind, and keep the contract of a resource: blocks do not overlap, are of the device, hold
+/// the bytes, start at a multiple of the alignment, and are ordered for the stream.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_resource_callback(
+    device: *const Device,
+    allocate: AllocateFunction,
+    deallocate: DeallocateFunction,
+    context: *mut c_void,
+    end: EndFunction,
+    resource: *mut *mut Resource,
+) -> Status {
+    let context = std::sync::Arc::new(Context { value: context, end });
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let device = unsafe { borrowed(device, "the device") }?;
+        let of_free = context.clone();
+        // SAFETY: the caller's promise.
+        let made = unsafe {
+            CallbackMemoryResource::new(
+                device.0.clone(),
+                move |layout, stream| {
+                    let (bytes, alignment) = (layout.bytes(), layout.alignment());
+                    let block = allocate(context.value(), bytes, alignment, pointer(stream.handle()));
+                    match block.addr() {
+                        0 => Err(Error::new(ErrorKind::OutOfMemory, "the callback returned no block")),
+                        address => Ok(DevicePtr::new(address as u64)),
+                    }
+                },
+                move |ptr, layout, stream| {
+                    let (bytes, alignment) = (layout.bytes(), layout.alignment());
+                    let ptr = pointer(ptr.address());
+                    deallocate(of_free.value(), ptr, bytes, alignment, pointer(stream.handle()));
+                },
+            )
+        };
+        // SAFETY: the caller's promise.
+        unsafe { put_handle(resource, Resource(made.into_any())) }
+    })
+}
+
+/// Puts a handler on a resource: when memory is out, `handle` frees what the program can spare, and says
+/// whether to try again. `end` gets `context` when the resource has ended, also if this call fails.
+///
+/// # Safety
+/// `upstream` is a handle of this library's; `resource` may be written. The functions may be called on any
+/// thread, and do not unwind.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_resource_failure_callback(
+    upstream: *const Resource,
+    handle: FailureFunction,
+    context: *mut c_void,
+    end: EndFunction,
+    resource: *mut *mut Resource,
+) -> Status {
+    let context = Context { value: context, end };
+    with_resource(upstream, |upstream| {
+        let layer = FailureCallbackLayer::new(move |failed: &millpond_adaptors::FailedRequest<'_>| {
+            handle(context.value(), failed.layout.bytes())
+        });
+        let made = upstream.clone().layer(layer)?;
+        // SAFETY: the caller's promise.
+        unsafe { put_handle(resource, Resource(made.into_any())) }
+    })
+}

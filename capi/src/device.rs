@@ -1,0 +1,316 @@
+//! Devices: open them, ask them, their streams, and copies.
+
+use std::ffi::{c_char, c_void};
+
+use millpond_core::driver::{EventFlags, StreamFlags, call};
+use millpond_core::{DeviceId, DevicePtr, DriverHandle, Result};
+use millpond_driver::DeviceSpec;
+
+use crate::status::{
+    Status, borrowed, end, guarded, guarded_or, put, put_handle, put_text, stream_of, text_of,
+};
+
+/// A device. A simulated one lives as long as its handles, resources and blocks.
+#[derive(Debug)]
+pub struct Device(pub(crate) DriverHandle);
+
+/// Opens a device: `cuda:0`, or a simulated one, as `sim:h200`, `sim:8GiB` or `sim:FILE.toml`. Null is
+/// `cuda:0` where CUDA can be used, else `sim:h200`. A simulated device is a new one each time.
+///
+/// # Safety
+/// `name` is null or a string; `device` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_device_open(name: *const c_char, device: *mut *mut Device) -> Status {
+    guarded(|| {
+        let spec = if name.is_null() {
+            DeviceSpec::default_device()
+        } else {
+            // SAFETY: the caller's promise.
+            unsafe { text_of(name, "the name of the device") }?.parse()?
+        };
+        // SAFETY: the caller's promise.
+        unsafe { put_handle(device, Device(spec.open()?)) }
+    })
+}
+
+/// Opens the device with this number: `ordinal` of CUDA's, or that of a simulated device that is open.
+///
+/// # Safety
+/// `device` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_device_find(
+    ordinal: u32,
+    is_simulated: bool,
+    device: *mut *mut Device,
+) -> Status {
+    let id = if is_simulated { DeviceId::sim(ordinal) } else { DeviceId::cuda(ordinal) };
+    // SAFETY: the caller's promise.
+    guarded(|| unsafe { put_handle(device, Device(millpond_driver::open(id)?)) })
+}
+
+/// Opens the calling thread's current device.
+///
+/// # Safety
+/// `device` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_device_current(device: *mut *mut Device) -> Status {
+    // SAFETY: the caller's promise.
+    guarded(|| unsafe { put_handle(device, Device(millpond_driver::current()?)) })
+}
+
+/// Ends a handle. Does nothing for null.
+///
+/// # Safety
+/// `device` is null, or a handle of this library's that ends here.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_device_free(device: *mut Device) {
+    // SAFETY: the caller's promise.
+    unsafe { end(device) }
+}
+
+/// The number of the device; -1 for null.
+///
+/// # Safety
+/// `device` is null or a handle of this library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_device_ordinal(device: *const Device) -> i32 {
+    // SAFETY: the caller's promise.
+    let device = unsafe { device.as_ref() };
+    guarded_or(-1, || device.map_or(-1, |device| device.0.device().ordinal() as i32))
+}
+
+/// Whether the device is simulated; `false` for null.
+///
+/// # Safety
+/// `device` is null or a handle of this library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_device_is_simulated(device: *const Device) -> bool {
+    // SAFETY: the caller's promise.
+    let device = unsafe { device.as_ref() };
+    guarded_or(false, || device.is_some_and(|device| device.0.device().is_sim()))
+}
+
+/// The name of the device, as `NVIDIA H200`; ended by `millpond_string_free`.
+///
+/// # Safety
+/// `device` is a handle of this library's; `name` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_device_name(device: *const Device, name: *mut *mut c_char) -> Status {
+    // SAFETY: the caller's promise.
+    guarded(|| unsafe { put_text(name, &borrowed(device, "the device")?.0.name()) })
+}
+
+/// The free and total bytes of the device.
+///
+/// # Safety
+/// `device` is a handle of this library's; both numbers may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_device_memory_info(
+    device: *const Device,
+    free_bytes: *mut u64,
+    total_bytes: *mut u64,
+) -> Status {
+    // SAFETY: the caller's promise.
+    with_device(device, |driver| unsafe {
+        let info = call(&**driver, |driver| driver.mem_get_info())?;
+        put(free_bytes, info.free)?;
+        put(total_bytes, info.total)
+    })
+}
+
+/// Waits for all work on the device.
+///
+/// # Safety
+/// `device` is a handle of this library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_device_synchronize(device: *const Device) -> Status {
+    with_device(device, |driver| call(&**driver, |driver| driver.synchronize()))
+}
+
+fn with_device(device: *const Device, body: impl FnOnce(&DriverHandle) -> Result<()>) -> Status {
+    // SAFETY: every function of this module passes on a handle of the caller's, which it asks for.
+    guarded(|| body(&unsafe { borrowed(device, "the device") }?.0))
+}
+
+// --- Streams ---
+
+/// Makes a stream of the device. Ended by `millpond_stream_destroy`.
+///
+/// # Safety
+/// `device` is a handle of this library's; `stream` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_stream_create(
+    device: *const Device,
+    is_non_blocking: bool,
+    stream: *mut *mut c_void,
+) -> Status {
+    with_device(device, |driver| {
+        let flags = if is_non_blocking { StreamFlags::NON_BLOCKING } else { StreamFlags::default() };
+        let made = call(&**driver, |driver| driver.stream_create(flags))?;
+        // SAFETY: the caller's promise.
+        unsafe { put(stream, std::ptr::without_provenance_mut(made.handle() as usize)) }
+    })
+}
+
+/// Ends a stream; its work goes on to its end.
+///
+/// # Safety
+/// `device` is a handle of this library's; the stream is from `millpond_stream_create` with this device.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_stream_destroy(device: *const Device, stream: *mut c_void) -> Status {
+    with_device(device, |driver| {
+        let stream = stream_of(driver, stream)?;
+        // SAFETY: the caller's promise.
+        call(&**driver, |driver| unsafe { driver.stream_destroy(stream) })
+    })
+}
+
+/// Waits for the work of a stream.
+///
+/// # Safety
+/// `device` is a handle of this library's; the stream is alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_stream_synchronize(device: *const Device, stream: *mut c_void) -> Status {
+    with_device(device, |driver| {
+        let stream = stream_of(driver, stream)?;
+        call(&**driver, |driver| driver.stream_synchronize(stream))
+    })
+}
+
+/// Whether the work of a stream is done.
+///
+/// # Safety
+/// `device` is a handle of this library's; the stream is alive; `is_done` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_stream_query(
+    device: *const Device,
+    stream: *mut c_void,
+    is_done: *mut bool,
+) -> Status {
+    with_device(device, |driver| {
+        let stream = stream_of(driver, stream)?;
+        // SAFETY: the caller's promise.
+        unsafe { put(is_done, call(&**driver, |driver| driver.stream_query(stream))?) }
+    })
+}
+
+/// Makes the later work of `stream` wait for what was submitted to `other`.
+///
+/// # Safety
+/// `device` is a handle of this library's; both streams are alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_stream_wait(
+    device: *const Device,
+    stream: *mut c_void,
+    other: *mut c_void,
+) -> Status {
+    with_device(device, |driver| order(driver, stream_of(driver, stream)?, stream_of(driver, other)?))
+}
+
+/// Makes the later work of `stream` wait for what was submitted to `other`.
+fn order(
+    driver: &DriverHandle,
+    stream: millpond_core::StreamRef,
+    other: millpond_core::StreamRef,
+) -> Result<()> {
+    if stream == other {
+        return Ok(());
+    }
+    call(&**driver, |driver| {
+        let event = driver.event_create(EventFlags::default())?;
+        let ordered =
+            driver.event_record(event, other).and_then(|()| driver.stream_wait_event(stream, event));
+        // SAFETY: the event is this function's own; a wait that was submitted keeps what it needs.
+        ordered.and(unsafe { driver.event_destroy(event) })
+    })
+}
+
+// --- Copies ---
+
+/// Copies from the host to the device, in the order of the stream.
+///
+/// # Safety
+/// `device` is a handle of this library's; the stream is alive; `bytes` bytes may be read from `source` until
+/// the stream has passed the copy, and written to `target` in the order of the stream.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_copy_to_device(
+    device: *const Device,
+    target: *mut c_void,
+    source: *const c_void,
+    bytes: u64,
+    stream: *mut c_void,
+) -> Status {
+    with_device(device, |driver| {
+        let stream = stream_of(driver, stream)?;
+        // SAFETY: the caller's promise.
+        call(&**driver, |driver| unsafe {
+            driver.memcpy_htod_async(device_ptr(target), source.cast(), bytes, stream)
+        })
+    })
+}
+
+/// Copies from the device to the host, in the order of the stream.
+///
+/// # Safety
+/// As `millpond_copy_to_device`, with host and device exchanged.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_copy_to_host(
+    device: *const Device,
+    target: *mut c_void,
+    source: *const c_void,
+    bytes: u64,
+    stream: *mut c_void,
+) -> Status {
+    with_device(device, |driver| {
+        let stream = stream_of(driver, stream)?;
+        // SAFETY: the caller's promise.
+        call(&**driver, |driver| unsafe {
+            driver.memcpy_dtoh_async(target.cast(), device_ptr(source.cast_mut()), bytes, stream)
+        })
+    })
+}
+
+/// Copies on the device, in the order of the stream.
+///
+/// # Safety
+/// `device` is a handle of this library's; the stream is alive; the ranges hold `bytes` bytes and may be used
+/// in the order of the stream.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_copy_on_device(
+    device: *const Device,
+    target: *mut c_void,
+    source: *const c_void,
+    bytes: u64,
+    stream: *mut c_void,
+) -> Status {
+    with_device(device, |driver| {
+        let stream = stream_of(driver, stream)?;
+        // SAFETY: the caller's promise.
+        call(&**driver, |driver| unsafe {
+            driver.memcpy_dtod_async(device_ptr(target), device_ptr(source.cast_mut()), bytes, stream)
+        })
+    })
+}
+
+/// Sets each byte of a range of the device's memory, in the order of the stream.
+///
+/// # Safety
+/// As `millpond_copy_on_device`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_fill(
+    device: *const Device,
+    target: *mut c_void,
+    value: u8,
+    bytes: u64,
+    stream: *mut c_void,
+) -> Status {
+    with_device(device, |driver| {
+        let stream = stream_of(driver, stream)?;
+        // SAFETY: the caller's promise.
+        call(&**driver, |driver| unsafe { driver.memset_d8_async(device_ptr(target), value, bytes, stream) })
+    })
+}
+
+pub(crate) fn device_ptr(ptr: *mut c_void) -> DevicePtr {
+    DevicePtr::new(ptr.addr() as u64)
+}

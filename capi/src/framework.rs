@@ -1,0 +1,257 @@
+//! `malloc` and `free` as PyTorch and CuPy call them, over the default resource of each device.
+//!
+//! A free names no resource, so a table remembers each block. A block that other streams used goes back once
+//! the device has passed their work: no stream waits for another.
+
+use std::ffi::c_void;
+use std::ptr::{null_mut, without_provenance_mut};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use dashmap::{DashMap, DashSet};
+use millpond_core::driver::{CaptureModeGuard, Event, EventFlags, call};
+use millpond_core::{
+    AnyResource, DeviceId, DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamRef,
+};
+use millpond_resources::registry::get_per_device_resource;
+use parking_lot::Mutex;
+
+use crate::device::device_ptr;
+use crate::status::{Status, guarded, put, stream_on};
+
+/// A block that is handed out.
+struct Block {
+    ptr: DevicePtr,
+    resource: AnyResource,
+    layout: Layout,
+    stream: StreamRef,
+    /// Other streams that use it.
+    used_on: Vec<StreamRef>,
+}
+
+/// A block that came back while other streams may still use it.
+struct Parked {
+    block: Block,
+    /// Where each of these streams was when the block came back.
+    events: Vec<Event>,
+}
+
+static LIVE: LazyLock<DashMap<DevicePtr, Block>> = LazyLock::new(DashMap::new);
+static PARKED: Mutex<Vec<Parked>> = Mutex::new(Vec::new());
+static PARKED_COUNT: AtomicUsize = AtomicUsize::new(0);
+/// The devices that were asked for memory.
+static DEVICES: LazyLock<DashSet<DeviceId>> = LazyLock::new(DashSet::new);
+
+/// The device with this number: CUDA's, or where CUDA cannot be used, a simulated one.
+fn device_id(number: i32) -> Result<DeviceId> {
+    let ordinal = u32::try_from(number);
+    let ordinal = ordinal.map_err(|_| Error::invalid_argument(format!("there is no device {number}")))?;
+    let is_cuda = millpond_driver::cuda::availability().is_ok();
+    Ok(if is_cuda { DeviceId::cuda(ordinal) } else { DeviceId::sim(ordinal) })
+}
+
+impl Block {
+    /// Gives the block back, in the order of the stream that it was allocated on.
+    fn give_back(self) {
+        // SAFETY: the block came from this resource with this layout, and was taken out of the table, where
+        // it was once. By the rules of `millpond_free` its stream is after all of its uses that were not
+        // recorded, and the device has passed those that were.
+        unsafe { self.resource.deallocate(self.ptr, self.layout, self.stream) };
+    }
+}
+
+impl Parked {
+    /// Marks where the streams are that are not marked yet. One that captures a graph is marked afterwards.
+    fn mark(&mut self) -> Result<()> {
+        let driver = self.block.resource.driver();
+        let _captures = CaptureModeGuard::relaxed(&**driver);
+        let mut failure = Ok(());
+        let events = &mut self.events;
+        self.block.used_on.retain(|stream| {
+            let marked = call(&**driver, |driver| {
+                if driver.stream_is_capturing(*stream)? {
+                    return Ok(None);
+                }
+                let event = driver.event_create(EventFlags::default())?;
+                let recorded = driver.event_record(event, *stream);
+                // SAFETY: the event is this function's own, and nothing waits for it.
+                recorded.inspect_err(|_| drop(unsafe { driver.event_destroy(event) })).map(|()| Some(event))
+            });
+            match marked {
+                Ok(Some(event)) => {
+                    events.push(event);
+                    false
+                }
+                Ok(None) => true,
+                Err(error) => {
+                    failure = Err(error);
+                    true
+                }
+            }
+        });
+        failure
+    }
+
+    /// Whether the device has passed all uses.
+    fn is_passed(&mut self) -> bool {
+        if self.block.resource.driver().health().is_lost() {
+            return true;
+        }
+        if self.mark().is_err() || !self.block.used_on.is_empty() {
+            return false;
+        }
+        let driver = self.block.resource.driver();
+        let _captures = CaptureModeGuard::relaxed(&**driver);
+        while let Some(event) = self.events.last() {
+            if !call(&**driver, |driver| driver.event_query(*event)).unwrap_or(false) {
+                return false;
+            }
+            // SAFETY: the event is the block's own, and leaves the list here.
+            let _ = call(&**driver, |driver| unsafe { driver.event_destroy(*event) });
+            self.events.pop();
+        }
+        true
+    }
+
+    /// Waits for all uses that are marked.
+    fn wait(&mut self) {
+        let driver = self.block.resource.driver();
+        let _captures = CaptureModeGuard::relaxed(&**driver);
+        for event in &self.events {
+            let _ = call(&**driver, |driver| driver.event_synchronize(*event));
+        }
+    }
+}
+
+/// Gives back the parked blocks that the device has passed; if `is_waiting`, after a wait. Returns how many.
+fn give_back_parked(is_waiting: bool) -> usize {
+    if PARKED_COUNT.load(Ordering::Relaxed) == 0 {
+        return 0;
+    }
+    let passed: Vec<Parked> = {
+        let mut parked = PARKED.lock();
+        if is_waiting {
+            parked.iter_mut().for_each(Parked::wait);
+        }
+        let passed = parked.extract_if(.., Parked::is_passed).collect();
+        PARKED_COUNT.store(parked.len(), Ordering::Relaxed);
+        passed
+    };
+    let count = passed.len();
+    passed.into_iter().for_each(|parked| parked.block.give_back());
+    count
+}
+
+pub(crate) fn allocate(bytes: u64, device: i32, stream: *mut c_void) -> Result<*mut c_void> {
+    if bytes == 0 {
+        return Ok(null_mut());
+    }
+    let id = device_id(device)?;
+    let resource = get_per_device_resource(id)?;
+    let (layout, stream) = (Layout::new(bytes), stream_on(&*resource, stream)?);
+    give_back_parked(false);
+    let mut outcome = resource.allocate(layout, stream);
+    if outcome.as_ref().is_err_and(Error::is_out_of_memory) && give_back_parked(true) > 0 {
+        outcome = resource.allocate(layout, stream);
+    }
+    let ptr = outcome?;
+    DEVICES.insert(id);
+    LIVE.insert(ptr, Block { ptr, resource, layout, stream, used_on: Vec::new() });
+    Ok(without_provenance_mut(ptr.address() as usize))
+}
+
+pub(crate) fn free(ptr: *mut c_void) -> Result<()> {
+    if ptr.is_null() {
+        return Ok(());
+    }
+    let Some((_, block)) = LIVE.remove(&device_ptr(ptr)) else {
+        return Err(Error::invalid_argument(format!(
+            "{ptr:p} is no block of millpond_malloc that is in use"
+        )));
+    };
+    if block.used_on.is_empty() || block.resource.driver().health().is_lost() {
+        block.give_back();
+        return Ok(());
+    }
+    let mut parked = Parked { block, events: Vec::new() };
+    let marked = parked.mark();
+    let mut all = PARKED.lock();
+    all.push(parked);
+    PARKED_COUNT.store(all.len(), Ordering::Relaxed);
+    marked
+}
+
+/// Allocates `bytes` for use on `stream` from the default resource of the device with this number. Null if
+/// that fails: `millpond_error_message` says why.
+///
+/// # Safety
+/// The stream is alive and of the device, as long as the block.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_malloc(bytes: usize, device: i32, stream: *mut c_void) -> *mut c_void {
+    let mut ptr = null_mut();
+    guarded(|| {
+        ptr = allocate(bytes as u64, device, stream)?;
+        Ok(())
+    });
+    ptr
+}
+
+/// Frees a block, in the order of the stream that it was allocated on, and after all work on the streams that
+/// `millpond_record_stream` named. A null pointer is ignored. What `bytes`, `device` and `stream` say is not
+/// looked at: the block knows it.
+///
+/// # Safety
+/// The block is from `millpond_malloc`; all work that uses it, on other streams than those recorded, is
+/// ordered before the next work of the stream that it was allocated on.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_free(ptr: *mut c_void, bytes: usize, device: i32, stream: *mut c_void) {
+    let _ = (bytes, device, stream);
+    if guarded(|| free(ptr)) != Status::Ok {
+        tracing::warn!(target: "millpond::misuse", ?ptr, "a free was refused");
+    }
+}
+
+/// Announces that work on `stream` uses a block, which then goes back only after that work.
+///
+/// # Safety
+/// The stream is alive, and of the block's device, until the block is freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_record_stream(ptr: *mut c_void, stream: *mut c_void) -> Status {
+    guarded(|| {
+        let Some(mut block) = LIVE.get_mut(&device_ptr(ptr)) else {
+            return Err(Error::invalid_argument(format!(
+                "{ptr:p} is no block of millpond_malloc that is in use"
+            )));
+        };
+        let stream = stream_on(&*block.resource, stream)?;
+        if stream != block.stream && !block.used_on.contains(&stream) {
+            block.used_on.push(stream);
+        }
+        Ok(())
+    })
+}
+
+/// The block of `millpond_malloc` in which an address lies is found by its start: `bytes` is its size.
+///
+/// # Safety
+/// `bytes` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_block_size(ptr: *mut c_void, bytes: *mut u64) -> Status {
+    guarded(|| {
+        let block = LIVE.get(&device_ptr(ptr)).map(|block| block.layout.bytes());
+        let size = block.ok_or_else(|| Error::invalid_argument(format!("{ptr:p} is no block in use")))?;
+        // SAFETY: the caller's promise.
+        unsafe { put(bytes, size) }
+    })
+}
+
+/// Gives the free memory of the default resources of all devices that were asked for memory back to the
+/// driver.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_empty_cache() -> Status {
+    guarded(|| {
+        give_back_parked(true);
+        let devices: Vec<DeviceId> = DEVICES.iter().map(|id| *id).collect();
+        devices.into_iter().try_for_each(|id| get_per_device_resource(id)?.trim(0).map(drop))
+    })
+}

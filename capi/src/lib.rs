@@ -1,0 +1,30 @@
+//! The C ABI of millpond: `libmillpond.so`, the one owner of all pools of a process.
+//!
+//! | module | functions |
+//! |---|---|
+//! | `status` | errors of the last call |
+//! | `device` | devices, their streams, copies |
+//! | `resource` | stacks of resources: build, allocate, give back, ask |
+//! | `registry` | the default resource of each device |
+//! | `callback` | resources and failure handlers that are functions of the program |
+//! | `manager` | the memory-manager plug-in interface (NBEP 7) |
+//! | `framework` | `malloc` and `free` as PyTorch and CuPy call them, over the defaults |
+//! | `throwing` | the same two, with C++ exceptions for errors |
+//!
+//! # Rules
+//! - A function that can fail returns a [`Status`](status::Status), and writes its result through its last
+//!   arguments, only if it succeeds. The text of an error belongs to the thread, until its next failing call.
+//! - Handles are pointers to opaque types. Each that is returned is owned by the caller, who ends it with the
+//!   `_free` function of its type; a null handle is refused, and `_free` ignores it.
+//! - A `stream` is a `cudaStream_t` or `CUstream`; null is the legacy default stream. It is alive during the
+//!   call, and belongs to the device.
+//! - All functions may be called on any thread. None unwinds, but the two that say so.
+
+pub mod callback;
+pub mod device;
+pub mod framework;
+pub mod manager;
+pub mod registry;
+pub mod resource;
+pub mod status;
+pub mod throwing;

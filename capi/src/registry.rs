@@ -1,0 +1,58 @@
+//! The default resource of each device.
+
+use millpond_resources::registry;
+
+use crate::device::Device;
+use crate::resource::Resource;
+use crate::status::{Status, borrowed, guarded, put_handle};
+
+/// The default resource of a device: the one that was set, or else the stack of the environment variable
+/// `MILLPOND_STACK`, or else plain CUDA.
+///
+/// # Safety
+/// `device` is a handle of this library's; `resource` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_get_per_device_resource(
+    device: *const Device,
+    resource: *mut *mut Resource,
+) -> Status {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let device = unsafe { borrowed(device, "the device") }?;
+        // SAFETY: the caller's promise.
+        unsafe { put_handle(resource, Resource(registry::get_per_device_resource(device.0.device())?)) }
+    })
+}
+
+/// Makes a resource the default of its device. The one before goes to `previous`, unless that is null. Blocks
+/// still go back to the resource that they came from.
+///
+/// # Safety
+/// `resource` is a handle of this library's, and stays the caller's; `previous` is null or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_set_per_device_resource(
+    resource: *const Resource,
+    previous: *mut *mut Resource,
+) -> Status {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let resource = unsafe { borrowed(resource, "the resource") }?;
+        let device = resource.0.driver().device();
+        let before = registry::set_per_device_resource(device, resource.0.clone())?;
+        // SAFETY: the caller's promise.
+        if previous.is_null() { Ok(()) } else { unsafe { put_handle(previous, Resource(before)) } }
+    })
+}
+
+/// Restores the initial default of a device.
+///
+/// # Safety
+/// `device` is a handle of this library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_reset_per_device_resource(device: *const Device) -> Status {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let device = unsafe { borrowed(device, "the device") }?;
+        registry::reset_per_device_resource(device.0.device()).map(drop)
+    })
+}

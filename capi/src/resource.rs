@@ -1,0 +1,508 @@
+//! Stacks of resources: build them, allocate, give back, ask.
+
+use std::ffi::{c_char, c_void};
+
+use millpond_adaptors::statistics::Counters;
+use millpond_adaptors::{LoggingResourceAdaptor, StatisticsResourceAdaptor, TrackingResourceAdaptor};
+use millpond_core::stack::{LayerTable, StackSpec};
+use millpond_core::{
+    AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, Error, Layout, Result, find,
+};
+use millpond_driver::DeviceSpec;
+
+use crate::device::{Device, device_ptr};
+use crate::status::{
+    Status, borrowed, end, guarded, guarded_or, put, put_handle, put_text, stream_on, text_of,
+};
+
+/// A resource, with all that stands below it. It lives as long as one of its handles, or a resource on it.
+#[derive(Debug)]
+pub struct Resource(pub(crate) AnyResource);
+
+/// What a resource counts. All sizes are in bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Statistics {
+    /// Bytes in blocks handed out, after rounding.
+    pub bytes_in_use: u64,
+    /// Bytes in blocks handed out, as asked for.
+    pub bytes_requested: u64,
+    /// The highest `bytes_in_use` so far.
+    pub peak_bytes_in_use: u64,
+    /// Bytes held from below: in use and free.
+    pub bytes_reserved: u64,
+    /// The highest `bytes_reserved` so far.
+    pub peak_bytes_reserved: u64,
+    /// The largest free block.
+    pub largest_free_block: u64,
+    /// Blocks handed out now.
+    pub blocks_in_use: u64,
+    /// Free blocks held.
+    pub blocks_free: u64,
+    /// Successful allocations so far.
+    pub allocations: u64,
+    /// Accepted deallocations so far.
+    pub deallocations: u64,
+    /// Deallocations refused.
+    pub misuses: u64,
+}
+
+/// The counters of one level of the adaptor `statistics`; signed, since blocks may be older than the level.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LevelCounters {
+    /// Bytes in use.
+    pub current_bytes: i64,
+    /// The most of them in the level.
+    pub peak_bytes: i64,
+    /// The sum of all allocations.
+    pub total_bytes: i64,
+    /// Blocks in use.
+    pub current_count: i64,
+    /// The most of them in the level.
+    pub peak_count: i64,
+    /// All allocations.
+    pub total_count: i64,
+}
+
+/// Every layer that text can name.
+pub(crate) fn layers() -> LayerTable {
+    LayerTable::new(millpond_resources::LAYERS.iter().copied())
+        .with(millpond_adaptors::LAYERS.iter().copied())
+}
+
+/// Builds a stack from text, as `cuda+pool:initial=1GiB+statistics`, on a device; null is the default device,
+/// as in `millpond_device_open`.
+///
+/// # Safety
+/// `device` is null or a handle of this library's; `stack` is a string; `resource` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_resource_new(
+    device: *const Device,
+    stack: *const c_char,
+    resource: *mut *mut Resource,
+) -> Status {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let (device, stack) = unsafe { (device.as_ref(), text_of(stack, "the text of the stack")?) };
+        let spec: StackSpec = stack.parse()?;
+        let driver = match device {
+            Some(device) => device.0.clone(),
+            None => DeviceSpec::default_device().open()?,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { put_handle(resource, Resource(spec.build(&layers(), &driver)?)) }
+    })
+}
+
+/// Builds layers from text, as `pool:initial=1GiB+statistics`, on a resource, which stays the caller's.
+///
+/// # Safety
+/// `upstream` is a handle of this library's; `layer` is a string; `resource` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_resource_layer(
+    upstream: *const Resource,
+    layer: *const c_char,
+    resource: *mut *mut Resource,
+) -> Status {
+    with_resource(upstream, |upstream| {
+        // SAFETY: the caller's promise.
+        let spec: StackSpec = unsafe { text_of(layer, "the text of the layer") }?.parse()?;
+        // SAFETY: the caller's promise.
+        unsafe { put_handle(resource, Resource(spec.build_on(upstream.clone(), &layers())?)) }
+    })
+}
+
+/// Makes another handle of the same resource.
+///
+/// # Safety
+/// `resource` is a handle of this library's; `clone` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_resource_clone(
+    resource: *const Resource,
+    clone: *mut *mut Resource,
+) -> Status {
+    // SAFETY: the caller's promise.
+    with_resource(resource, |resource| unsafe { put_handle(clone, Resource(resource.clone())) })
+}
+
+/// Ends a handle; the resource ends with its last one. Does nothing for null.
+///
+/// # Safety
+/// `resource` is null, or a handle of this library's that ends here.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_resource_free(resource: *mut Resource) {
+    // SAFETY: the caller's promise.
+    unsafe { end(resource) }
+}
+
+/// Hands out a block for use on `stream`, at a multiple of `alignment` (at least 256; 0 is that, too). No
+/// bytes are a null pointer.
+///
+/// # Safety
+/// `resource` is a handle of this library's; the stream is alive and of the device; `ptr` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_allocate(
+    resource: *const Resource,
+    bytes: u64,
+    alignment: u64,
+    stream: *mut c_void,
+    ptr: *mut *mut c_void,
+) -> Status {
+    with_resource(resource, |resource| {
+        let layout = layout_of(bytes, alignment)?;
+        if ptr.is_null() {
+            return Err(Error::invalid_argument("the place for the block's address is a null pointer"));
+        }
+        let block = resource.allocate(layout, stream_on(&**resource, stream)?)?;
+        // SAFETY: the caller's promise.
+        unsafe { put(ptr, std::ptr::without_provenance_mut(block.address() as usize)) }
+    })
+}
+
+/// Takes a block back, in the order of `stream`. Does nothing for a null pointer. A block that is refused
+/// (foreign, free already, of another size) is reported as `millpond::misuse`, and counted.
+///
+/// # Safety
+/// `resource` is a handle of this library's; the block is from `millpond_allocate` of it with these bytes and
+/// this alignment, comes back once, and all work that uses it is ordered before the stream's next work; the
+/// stream is alive and of the device.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_deallocate(
+    resource: *const Resource,
+    ptr: *mut c_void,
+    bytes: u64,
+    alignment: u64,
+    stream: *mut c_void,
+) -> Status {
+    with_resource(resource, |resource| {
+        let (layout, stream) = (layout_of(bytes, alignment)?, stream_on(&**resource, stream)?);
+        // SAFETY: the caller's promise.
+        unsafe { resource.deallocate(device_ptr(ptr), layout, stream) };
+        Ok(())
+    })
+}
+
+/// Hands out a block that any stream may use at once; waits for the device if it has to.
+///
+/// # Safety
+/// `resource` is a handle of this library's; `ptr` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_allocate_sync(
+    resource: *const Resource,
+    bytes: u64,
+    alignment: u64,
+    ptr: *mut *mut c_void,
+) -> Status {
+    with_resource(resource, |resource| {
+        if ptr.is_null() {
+            return Err(Error::invalid_argument("the place for the block's address is a null pointer"));
+        }
+        let block = resource.allocate_sync(layout_of(bytes, alignment)?)?;
+        // SAFETY: the caller's promise.
+        unsafe { put(ptr, std::ptr::without_provenance_mut(block.address() as usize)) }
+    })
+}
+
+/// Takes a block back that nothing uses any more, whichever streams used it.
+///
+/// # Safety
+/// As for `millpond_deallocate`, and all work that uses the block is done.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_deallocate_sync(
+    resource: *const Resource,
+    ptr: *mut c_void,
+    bytes: u64,
+    alignment: u64,
+) -> Status {
+    with_resource(resource, |resource| {
+        let layout = layout_of(bytes, alignment)?;
+        // SAFETY: the caller's promise.
+        unsafe { resource.deallocate_sync(device_ptr(ptr), layout) };
+        Ok(())
+    })
+}
+
+pub(crate) fn layout_of(bytes: u64, alignment: u64) -> Result<Layout> {
+    if alignment == 0 { Ok(Layout::new(bytes)) } else { Layout::with_alignment(bytes, alignment) }
+}
+
+/// The text of the stack, base first; ended by `millpond_string_free`.
+///
+/// # Safety
+/// `resource` is a handle of this library's; `text` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_resource_text(resource: *const Resource, text: *mut *mut c_char) -> Status {
+    // SAFETY: the caller's promise.
+    with_resource(resource, |resource| unsafe { put_text(text, &resource.to_string()) })
+}
+
+/// The device of a resource, as a handle of the caller's.
+///
+/// # Safety
+/// `resource` is a handle of this library's; `device` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_resource_device(
+    resource: *const Resource,
+    device: *mut *mut Device,
+) -> Status {
+    // SAFETY: the caller's promise.
+    with_resource(resource, |resource| unsafe { put_handle(device, Device(resource.driver().clone())) })
+}
+
+/// Whether a block of one may be given back to the other; `false` if one is null.
+///
+/// # Safety
+/// Both are null or handles of this library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_resource_is_equal(one: *const Resource, other: *const Resource) -> bool {
+    // SAFETY: the caller's promise.
+    let (one, other) = unsafe { (one.as_ref(), other.as_ref()) };
+    guarded_or(false, || one.zip(other).is_some_and(|(one, other)| one.0.is_equal(&*other.0)))
+}
+
+/// What reaches the memory at its address: the device, and the host.
+///
+/// # Safety
+/// `resource` is a handle of this library's; both may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_resource_accessibility(
+    resource: *const Resource,
+    by_device: *mut bool,
+    by_host: *mut bool,
+) -> Status {
+    // SAFETY: the caller's promise.
+    with_resource(resource, |resource| unsafe {
+        let accessibility = resource.accessibility();
+        put(by_device, accessibility.device)?;
+        put(by_host, accessibility.host)
+    })
+}
+
+/// The bytes that are free, with what the resource could hand out again, and the total bytes.
+///
+/// # Safety
+/// `resource` is a handle of this library's; both numbers may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_resource_memory_info(
+    resource: *const Resource,
+    free_bytes: *mut u64,
+    total_bytes: *mut u64,
+) -> Status {
+    // SAFETY: the caller's promise.
+    with_resource(resource, |resource| unsafe {
+        let info = resource.memory_info()?;
+        put(free_bytes, info.free)?;
+        put(total_bytes, info.total)
+    })
+}
+
+/// Gives free memory back to the device until at most `keep_bytes` are held. `freed_bytes` may be null.
+///
+/// # Safety
+/// `resource` is a handle of this library's; `freed_bytes` is null or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_resource_trim(
+    resource: *const Resource,
+    keep_bytes: u64,
+    freed_bytes: *mut u64,
+) -> Status {
+    with_resource(resource, |resource| {
+        let freed = resource.trim(keep_bytes)?;
+        // SAFETY: the caller's promise.
+        if freed_bytes.is_null() { Ok(()) } else { unsafe { put(freed_bytes, freed) } }
+    })
+}
+
+/// What the nearest layer counts that keeps counts. `MILLPOND_STATUS_UNSUPPORTED` if none does.
+///
+/// # Safety
+/// `resource` is a handle of this library's; `statistics` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_resource_statistics(
+    resource: *const Resource,
+    statistics: *mut Statistics,
+) -> Status {
+    with_resource(resource, |resource| {
+        let counted = resource.statistics().ok_or_else(|| lacks(resource, "counts", "statistics"))?;
+        let counted = Statistics {
+            bytes_in_use: counted.bytes_in_use,
+            bytes_requested: counted.bytes_requested,
+            peak_bytes_in_use: counted.peak_bytes_in_use,
+            bytes_reserved: counted.bytes_reserved,
+            peak_bytes_reserved: counted.peak_bytes_reserved,
+            largest_free_block: counted.largest_free_block,
+            blocks_in_use: counted.blocks_in_use,
+            blocks_free: counted.blocks_free,
+            allocations: counted.allocations,
+            deallocations: counted.deallocations,
+            misuses: counted.misuses,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { put(statistics, counted) }
+    })
+}
+
+/// The memory of the whole stack now, as text for people, or as JSON; ended by `millpond_string_free`.
+///
+/// # Safety
+/// `resource` is a handle of this library's; `report` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_resource_memory_report(
+    resource: *const Resource,
+    as_json: bool,
+    report: *mut *mut c_char,
+) -> Status {
+    with_resource(resource, |resource| {
+        let memory = resource.memory_report();
+        let text = if as_json { json(&memory)? } else { memory.to_string() };
+        // SAFETY: the caller's promise.
+        unsafe { put_text(report, &text) }
+    })
+}
+
+/// The block in use that starts at `ptr`, as JSON: what the layers know of it. Null if none knows it. Ended
+/// by `millpond_string_free`.
+///
+/// # Safety
+/// `resource` is a handle of this library's; `block` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_resource_block_at(
+    resource: *const Resource,
+    ptr: *mut c_void,
+    block: *mut *mut c_char,
+) -> Status {
+    with_resource(resource, |resource| match resource.block_at(device_ptr(ptr)) {
+        // SAFETY: the caller's promise.
+        Some(known) => unsafe { put_text(block, &json(&known)?) },
+        // SAFETY: the caller's promise.
+        None => unsafe { put(block, std::ptr::null_mut()) },
+    })
+}
+
+/// Begins the peaks and totals of all layers anew.
+///
+/// # Safety
+/// `resource` is a handle of this library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_resource_clear_counters(resource: *const Resource) -> Status {
+    with_resource(resource, |resource| {
+        resource.clear_counters();
+        Ok(())
+    })
+}
+
+// --- The adaptor `statistics` ---
+
+/// The counters of the present level of the adaptor `statistics`.
+///
+/// # Safety
+/// `resource` is a handle of this library's; `counters` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_statistics_counters(
+    resource: *const Resource,
+    counters: *mut LevelCounters,
+) -> Status {
+    with_counters(resource, counters, |adaptor| Ok(adaptor.counters()))
+}
+
+/// Starts a level with all counters at zero; `counters` are those of the level below.
+///
+/// # Safety
+/// `resource` is a handle of this library's; `counters` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_statistics_push(
+    resource: *const Resource,
+    counters: *mut LevelCounters,
+) -> Status {
+    with_counters(resource, counters, |adaptor| Ok(adaptor.push_counters()))
+}
+
+/// Ends the present level, whose counters are returned and go into the level below.
+///
+/// # Safety
+/// `resource` is a handle of this library's; `counters` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_statistics_pop(
+    resource: *const Resource,
+    counters: *mut LevelCounters,
+) -> Status {
+    with_counters(resource, counters, StatisticsResourceAdaptor::pop_counters)
+}
+
+fn with_counters(
+    resource: *const Resource,
+    out: *mut LevelCounters,
+    ask: impl FnOnce(&StatisticsResourceAdaptor<AnyResource>) -> Result<Counters>,
+) -> Status {
+    with_resource(resource, |resource| {
+        let adaptor = find::<StatisticsResourceAdaptor<AnyResource>>(resource);
+        let counted = ask(adaptor.ok_or_else(|| lacks(resource, "counts by level", "statistics"))?)?;
+        let (bytes, count) = (counted.bytes, counted.allocations);
+        let counted = LevelCounters {
+            current_bytes: bytes.current,
+            peak_bytes: bytes.peak,
+            total_bytes: bytes.total,
+            current_count: count.current,
+            peak_count: count.peak,
+            total_count: count.total,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { put(out, counted) }
+    })
+}
+
+// --- The adaptors `tracking` and `logging` ---
+
+/// The allocations that the adaptor `tracking` knows and that were not given back, as text; their bytes go to
+/// `bytes`. Ended by `millpond_string_free`.
+///
+/// # Safety
+/// `resource` is a handle of this library's; both results may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_tracking_outstanding(
+    resource: *const Resource,
+    bytes: *mut u64,
+    text: *mut *mut c_char,
+) -> Status {
+    with_resource(resource, |resource| {
+        let adaptor = find::<TrackingResourceAdaptor<AnyResource>>(resource);
+        let adaptor = adaptor.ok_or_else(|| lacks(resource, "tracks allocations", "tracking"))?;
+        // SAFETY: the caller's promise.
+        unsafe {
+            put(bytes, adaptor.allocated_bytes())?;
+            put_text(text, &adaptor.report())
+        }
+    })
+}
+
+/// Writes all rows that the adaptor `logging` holds.
+///
+/// # Safety
+/// `resource` is a handle of this library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_logging_flush(resource: *const Resource) -> Status {
+    with_resource(resource, |resource| {
+        let adaptor = find::<LoggingResourceAdaptor<AnyResource>>(resource);
+        adaptor.ok_or_else(|| lacks(resource, "logs", "logging"))?.flush()
+    })
+}
+
+fn lacks(resource: &AnyResource, what: &str, layer: &str) -> Error {
+    Error::new(
+        millpond_core::ErrorKind::Unsupported,
+        format!("no layer of `{resource}` {what}; add `+{layer}` to the stack"),
+    )
+}
+
+fn json(value: &impl serde::Serialize) -> Result<String> {
+    serde_json::to_string(value).map_err(|error| Error::invalid_argument(error.to_string()))
+}
+
+pub(crate) fn with_resource(
+    resource: *const Resource,
+    body: impl FnOnce(&AnyResource) -> Result<()>,
+) -> Status {
+    // SAFETY: every function passes on a handle of the caller's, which it asks for.
+    guarded(|| body(&unsafe { borrowed(resource, "the resource") }?.0))
+}

@@ -1,0 +1,366 @@
+//! The functions of the ABI, as C calls them: null handles, errors, streams, and whose a block is.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::ptr::{null, null_mut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use millpond_c::callback::{millpond_resource_callback, millpond_resource_failure_callback};
+use millpond_c::device::*;
+use millpond_c::framework::*;
+use millpond_c::manager::*;
+use millpond_c::registry::*;
+use millpond_c::resource::*;
+use millpond_c::status::*;
+use millpond_core::{DeviceId, DevicePtr, StreamRef};
+use millpond_driver::sim::{Access, SimDevice};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+fn message() -> String {
+    // SAFETY: the text is the thread's, and is copied at once.
+    unsafe { CStr::from_ptr(millpond_error_message()) }.to_string_lossy().into_owned()
+}
+
+fn string(text: *mut c_char) -> String {
+    // SAFETY: every caller has the text from the library, and ends it here.
+    unsafe {
+        let copy = CStr::from_ptr(text).to_string_lossy().into_owned();
+        millpond_string_free(text);
+        copy
+    }
+}
+
+/// A simulated device of its own, with what looks at it.
+struct Bench {
+    device: *mut Device,
+    sim: Arc<SimDevice>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let mut device = null_mut();
+        // SAFETY: the name is a string, and the result may be written.
+        let opened = unsafe { millpond_device_open(c"sim:64MiB".as_ptr(), &raw mut device) };
+        assert_eq!(opened, Status::Ok);
+        // SAFETY: the handle is new.
+        let ordinal = unsafe { millpond_device_ordinal(device) };
+        let sim = SimDevice::find(DeviceId::sim(ordinal as u32)).expect("the device is open");
+        Self { device, sim }
+    }
+
+    fn number(&self) -> i32 {
+        self.sim_number() as i32
+    }
+
+    fn sim_number(&self) -> u32 {
+        millpond_core::Driver::device(&*self.sim).ordinal()
+    }
+
+    fn resource(&self, stack: &str) -> *mut Resource {
+        let (mut resource, stack) = (null_mut(), CString::new(stack).unwrap());
+        // SAFETY: all arguments are as asked for.
+        let made = unsafe { millpond_resource_new(self.device, stack.as_ptr(), &raw mut resource) };
+        assert_eq!(made, Status::Ok, "{}", message());
+        resource
+    }
+
+    fn stream(&self) -> *mut c_void {
+        let mut stream = null_mut();
+        // SAFETY: all arguments are as asked for.
+        assert_eq!(unsafe { millpond_stream_create(self.device, true, &raw mut stream) }, Status::Ok);
+        stream
+    }
+
+    fn stream_ref(&self, stream: *mut c_void) -> StreamRef {
+        // SAFETY: the stream is alive.
+        unsafe { millpond_core::Driver::stream_ref(&*self.sim, stream.addr() as u64) }.expect("it is alive")
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        // SAFETY: the handle ends here.
+        unsafe { millpond_device_free(self.device) };
+    }
+}
+
+fn ptr_of(block: *mut c_void) -> DevicePtr {
+    DevicePtr::new(block.addr() as u64)
+}
+
+#[test]
+fn null_pointers_are_refused_and_named() {
+    let bench = Bench::new();
+    let resource = bench.resource("cuda");
+    let (mut number, mut text) = (0_u64, null_mut::<c_char>());
+    // SAFETY: null is what is asked about; other arguments are as asked for.
+    let outcomes = unsafe {
+        [
+            (millpond_allocate(null(), 1, 0, null_mut(), (&raw mut text).cast()), "the resource"),
+            (millpond_allocate(resource, 1, 0, null_mut(), null_mut()), "the place for the block's address"),
+            (millpond_deallocate(null(), null_mut(), 1, 0, null_mut()), "the resource"),
+            (millpond_resource_new(bench.device, null(), (&raw mut text).cast()), "the text of the stack"),
+            (millpond_resource_new(bench.device, c"cuda".as_ptr(), null_mut()), "the place for a result"),
+            (millpond_resource_layer(null(), c"pool".as_ptr(), null_mut()), "the resource"),
+            (millpond_resource_text(resource, null_mut()), "the place for a result"),
+            (millpond_resource_memory_info(resource, null_mut(), &raw mut number), "the place for a result"),
+            (millpond_device_memory_info(null(), &raw mut number, &raw mut number), "the device"),
+            (millpond_stream_create(null(), true, null_mut()), "the device"),
+            (millpond_get_per_device_resource(null(), null_mut()), "the device"),
+            (millpond_set_per_device_resource(null(), null_mut()), "the resource"),
+            (millpond_manager_new(null(), null_mut()), "the device"),
+            (millpond_manager_initialize(null()), "the manager"),
+        ]
+    };
+    for (index, (status, _)) in outcomes.into_iter().enumerate() {
+        assert_eq!(status, Status::InvalidArgument, "{index}");
+    }
+    // SAFETY: as above, one at a time for its text.
+    unsafe {
+        millpond_manager_initialize(null());
+        assert_eq!(message(), "invalid argument: the manager is a null pointer");
+        millpond_resource_new(bench.device, null(), null_mut());
+        assert_eq!(message(), "invalid argument: the text of the stack is a null pointer");
+        assert_eq!(millpond_device_ordinal(null()), -1);
+        assert!(!millpond_resource_is_equal(null(), resource));
+        millpond_resource_free(null_mut());
+        millpond_string_free(null_mut());
+        millpond_memory_free(null_mut());
+        millpond_resource_free(resource);
+    }
+}
+
+#[test]
+fn an_error_has_a_status_a_text_and_a_report() {
+    let bench = Bench::new();
+    let pool = bench.resource("cuda+pool");
+    let mut block = null_mut();
+    // SAFETY: all arguments are as asked for.
+    let status = unsafe { millpond_allocate(pool, 1 << 40, 0, null_mut(), &raw mut block) };
+    assert_eq!((status, block), (Status::OutOfMemory, null_mut()));
+    assert!(message().starts_with("out of memory for 1TiB on stream 0 of sim:"), "{}", message());
+    assert_eq!(millpond_error_driver_code(), 0);
+    // SAFETY: the texts are the thread's.
+    let [report, json] = [millpond_error_report(), millpond_error_report_json()]
+        .map(|text| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned());
+    assert!(report.contains("64MiB"), "{report}");
+    let json: serde_json::Value = serde_json::from_str(&json).expect("the report is JSON");
+    assert_eq!(json["requested_bytes"], 1_u64 << 40);
+    std::thread::spawn(|| assert_eq!(message(), "", "an error is its thread's")).join().unwrap();
+    // SAFETY: all arguments are as asked for.
+    unsafe {
+        let wrong = millpond_resource_new(bench.device, c"cuda+pol".as_ptr(), (&raw mut block).cast());
+        assert_eq!(wrong, Status::InvalidStack);
+        assert!(millpond_error_report().is_null(), "that of the last error");
+        assert_eq!(millpond_allocate(pool, 8, 3, null_mut(), &raw mut block), Status::InvalidArgument);
+        millpond_resource_free(pool);
+    }
+}
+
+#[test]
+fn a_stack_is_built_asked_and_layered() {
+    let bench = Bench::new();
+    let pool = bench.resource("cuda+pool");
+    let (mut counted, mut text, mut block) = (null_mut(), null_mut::<c_char>(), null_mut());
+    let mut counters = LevelCounters::default();
+    // SAFETY: all arguments are as asked for.
+    unsafe {
+        assert_eq!(
+            millpond_resource_layer(pool, c"statistics+tracking".as_ptr(), &raw mut counted),
+            Status::Ok
+        );
+        assert_eq!(
+            millpond_resource_layer(pool, c"cuda".as_ptr(), (&raw mut text).cast()),
+            Status::InvalidStack
+        );
+        millpond_resource_free(pool); // the layers keep it
+        assert_eq!(millpond_resource_text(counted, &raw mut text), Status::Ok);
+        assert_eq!(string(text), "cuda+pool+statistics+tracking");
+        assert_eq!(millpond_allocate(counted, 1000, 0, null_mut(), &raw mut block), Status::Ok);
+        assert_eq!(millpond_statistics_push(counted, &raw mut counters), Status::Ok);
+        assert_eq!(counters.current_bytes, 1000);
+        assert_eq!(millpond_statistics_pop(counted, &raw mut counters), Status::Ok);
+        assert_eq!(counters.total_count, 0);
+        assert_eq!(millpond_statistics_pop(counted, &raw mut counters), Status::InvalidArgument);
+        let mut outstanding = 0;
+        assert_eq!(millpond_tracking_outstanding(counted, &raw mut outstanding, &raw mut text), Status::Ok);
+        assert!(outstanding == 1000 && string(text).contains("1000 B"));
+        assert_eq!(millpond_logging_flush(counted), Status::Unsupported);
+        assert!(message().ends_with("logs; add `+logging` to the stack"), "{}", message());
+        assert_eq!(millpond_resource_block_at(counted, block, &raw mut text), Status::Ok);
+        assert!(string(text).contains("\"bytes\":1000"));
+        assert_eq!(millpond_resource_block_at(counted, null_mut(), &raw mut text), Status::Ok);
+        assert!(text.is_null());
+        assert_eq!(millpond_resource_memory_report(counted, false, &raw mut text), Status::Ok);
+        assert!(string(text).starts_with("memory of `cuda+pool+statistics+tracking` on sim:"));
+        assert_eq!(millpond_resource_memory_report(counted, true, &raw mut text), Status::Ok);
+        assert!(string(text).starts_with("{\"stack\":\"cuda+pool+statistics+tracking\""));
+        assert_eq!(millpond_deallocate(counted, block, 1000, 0, null_mut()), Status::Ok);
+        let mut freed = 0;
+        assert_eq!(millpond_resource_trim(counted, 0, &raw mut freed), Status::Ok);
+        assert_eq!(freed, 2 * MIB);
+        millpond_resource_free(counted);
+    }
+}
+
+/// What `record_stream` is for: without it, the block below goes to another user while a kernel writes to it.
+#[test]
+fn a_block_goes_back_after_the_streams_that_were_recorded() {
+    for is_recorded in [true, false] {
+        let bench = Bench::new();
+        let pool = bench.resource("cuda+pool");
+        let (own, other) = (bench.stream(), bench.stream());
+        let [own_ref, other_ref] = [own, other].map(|stream| bench.stream_ref(stream));
+        // SAFETY: all arguments are as asked for, but for the use that is not recorded, which the device
+        // finds.
+        unsafe {
+            assert_eq!(millpond_set_per_device_resource(pool, null_mut()), Status::Ok);
+            let block = millpond_malloc(MIB as usize, bench.number(), own);
+            bench.sim.lend(ptr_of(block), MIB, own_ref);
+            assert_eq!(millpond_stream_wait(bench.device, other, own), Status::Ok);
+            bench.sim.launch_for(other_ref, &[Access::write(ptr_of(block), MIB, 1)], 1_000_000);
+            if is_recorded {
+                assert_eq!(millpond_record_stream(block, other), Status::Ok);
+            }
+            bench.sim.give_back(ptr_of(block), MIB, own_ref);
+            millpond_free(block, 0, 0, null_mut());
+            let again = millpond_malloc(MIB as usize, bench.number(), own);
+            assert_eq!(again == block, !is_recorded);
+            bench.sim.lend(ptr_of(again), MIB, own_ref);
+            bench.sim.launch(own_ref, &[Access::write(ptr_of(again), MIB, 2)]);
+            let found = bench.sim.take_violations();
+            assert_eq!(found.is_empty(), is_recorded, "{found:?}");
+            millpond_free(again, 0, 0, null_mut());
+            // Once the device has passed the use, the block is handed out again.
+            assert_eq!(millpond_device_synchronize(bench.device), Status::Ok);
+            let blocks = [(); 2].map(|()| millpond_malloc(MIB as usize, bench.number(), own));
+            assert!(blocks.contains(&block));
+            blocks.into_iter().for_each(|block| millpond_free(block, 0, 0, null_mut()));
+            assert_eq!(millpond_empty_cache(), Status::Ok);
+            assert_eq!(millpond_reset_per_device_resource(bench.device), Status::Ok);
+            millpond_resource_free(pool);
+        }
+    }
+}
+
+#[test]
+fn memory_that_waits_for_a_stream_is_waited_for_before_memory_is_out() {
+    let bench = Bench::new();
+    let pool = bench.resource("cuda+pool");
+    let (own, other) = (bench.stream(), bench.stream());
+    let bytes = 40 * MIB as usize;
+    // SAFETY: all arguments are as asked for.
+    unsafe {
+        assert_eq!(millpond_set_per_device_resource(pool, null_mut()), Status::Ok);
+        let block = millpond_malloc(bytes, bench.number(), own);
+        bench.sim.launch_for(bench.stream_ref(other), &[], 1_000_000);
+        assert_eq!(millpond_record_stream(block, other), Status::Ok);
+        millpond_free(block, bytes, 0, own);
+        let again = millpond_malloc(bytes, bench.number(), own);
+        assert!(!again.is_null(), "{}", message());
+        millpond_free(again, bytes, 0, own);
+        assert!(millpond_malloc(1 << 40, bench.number(), own).is_null());
+        assert!(message().starts_with("out of memory for 1TiB"), "{}", message());
+        assert_eq!(millpond_record_stream(again, other), Status::InvalidArgument);
+        assert_eq!(millpond_reset_per_device_resource(bench.device), Status::Ok);
+        millpond_resource_free(pool);
+    }
+}
+
+static ENDED: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn refuse(_: *mut c_void, _: u64, _: u64, _: *mut c_void) -> *mut c_void {
+    null_mut()
+}
+
+extern "C" fn keep(_: *mut c_void, _: *mut c_void, _: u64, _: u64, _: *mut c_void) {}
+
+extern "C" fn end(_: *mut c_void) {
+    ENDED.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Frees the block that `context` points to, once.
+extern "C" fn make_room(context: *mut c_void, _: u64) -> bool {
+    // SAFETY: the test's context is an array of a resource and a block.
+    let kept = unsafe { &mut *context.cast::<[*mut c_void; 2]>() };
+    if kept[1].is_null() {
+        return false;
+    }
+    // SAFETY: the block is the resource's, with these bytes.
+    let freed = unsafe { millpond_deallocate(kept[0].cast(), kept[1], 40 * MIB, 0, null_mut()) };
+    kept[1] = null_mut();
+    freed == Status::Ok
+}
+
+#[test]
+fn functions_of_the_program_are_resources_and_make_room() {
+    let bench = Bench::new();
+    let (mut made, mut block) = (null_mut(), null_mut());
+    // SAFETY: all arguments are as asked for.
+    unsafe {
+        let outcome =
+            millpond_resource_callback(bench.device, refuse, keep, null_mut(), Some(end), &raw mut made);
+        assert_eq!(outcome, Status::Ok);
+        assert_eq!(millpond_allocate(made, 8, 0, null_mut(), &raw mut block), Status::OutOfMemory);
+        assert!(message().contains("the callback returned no block"), "{}", message());
+        millpond_resource_free(made);
+        assert_eq!(ENDED.load(Ordering::Relaxed), 1);
+        let refused = millpond_resource_callback(null(), refuse, keep, null_mut(), Some(end), &raw mut made);
+        assert_eq!((refused, ENDED.load(Ordering::Relaxed)), (Status::InvalidArgument, 2));
+
+        let pool = bench.resource("cuda+pool");
+        assert_eq!(millpond_allocate(pool, 40 * MIB, 0, null_mut(), &raw mut block), Status::Ok);
+        let mut context = [pool.cast::<c_void>(), block];
+        let mut patient = null_mut();
+        let context = (&raw mut context).cast();
+        let layered = millpond_resource_failure_callback(pool, make_room, context, None, &raw mut patient);
+        assert_eq!(layered, Status::Ok);
+        assert_eq!(millpond_allocate(patient, 40 * MIB, 0, null_mut(), &raw mut block), Status::Ok);
+        assert_eq!(millpond_deallocate(patient, block, 40 * MIB, 0, null_mut()), Status::Ok);
+        millpond_resource_free(patient);
+        millpond_resource_free(pool);
+    }
+}
+
+#[test]
+fn a_manager_serves_the_default_resource_and_survives_a_reset() {
+    let bench = Bench::new();
+    let pool = bench.resource("cuda+pool");
+    let (mut manager, mut memory, mut other, mut deferral) = (null_mut(), null_mut(), null_mut(), null_mut());
+    let (mut address, mut second, mut free, mut total) = (0, 0, 0, 0);
+    // SAFETY: all arguments are as asked for.
+    unsafe {
+        assert_eq!(millpond_set_per_device_resource(pool, null_mut()), Status::Ok);
+        assert_eq!(millpond_manager_new(bench.device, &raw mut manager), Status::Ok);
+        assert_eq!(millpond_manager_initialize(manager), Status::Ok);
+        let allocate = |address: &mut u64, memory: &mut *mut Memory| {
+            let made = millpond_manager_allocate(manager, KIB, null_mut(), address, memory);
+            assert_eq!(made, Status::Ok, "{}", message());
+        };
+        allocate(&mut address, &mut memory);
+        assert_eq!(millpond_manager_defer(manager, &raw mut deferral), Status::Ok);
+        millpond_memory_free(memory);
+        allocate(&mut second, &mut other);
+        assert_ne!(address, second, "the first is parked");
+        millpond_deferral_free(deferral);
+        allocate(&mut second, &mut memory);
+        assert_eq!(address, second);
+        assert_eq!(millpond_manager_memory_info(manager, &raw mut free, &raw mut total), Status::Ok);
+        assert_eq!(total, 64 * MIB);
+        assert!(millpond_memory_is_live(memory));
+        assert_eq!(millpond_manager_reset(manager), Status::Ok);
+        assert!(!millpond_memory_is_live(memory) && !millpond_memory_is_live(other));
+        let mut statistics = Statistics::default();
+        assert_eq!(millpond_resource_statistics(pool, &raw mut statistics), Status::Ok);
+        assert_eq!((statistics.blocks_in_use, statistics.bytes_reserved), (0, 0), "it all went back");
+        allocate(&mut second, &mut memory); // under the old address, perhaps
+        millpond_memory_free(other); // of before the reset: it frees nothing
+        assert!(millpond_memory_is_live(memory));
+        millpond_memory_free(memory);
+        millpond_manager_free(manager);
+        assert_eq!(millpond_reset_per_device_resource(bench.device), Status::Ok);
+        millpond_resource_free(pool);
+    }
+}

@@ -1,0 +1,139 @@
+//! Programs in C and C++ are built over what `install.sh` installs, and run.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The output of a command that has to succeed.
+fn output(command: &mut Command) -> String {
+    let done = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let text = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert!(done.status.success(), "{command:?}\n{text}\n{}", String::from_utf8_lossy(&done.stderr));
+    text
+}
+
+/// Whether there is this program; the tests that need it say aloud that they are skipped.
+fn is_there(program: &str) -> bool {
+    let is_there = Command::new(program).arg("--version").output().is_ok_and(|done| done.status.success());
+    if !is_there {
+        println!("SKIPPED: there is no {program} on this machine");
+    }
+    is_there
+}
+
+/// Installs the library that was built for this test.
+fn installed(prefix: &Path) {
+    let test = std::env::current_exe().expect("a test knows its file");
+    let library = test.with_file_name("libmillpond_c.so");
+    assert!(library.exists(), "cargo builds the library beside its tests: {}", library.display());
+    output(Command::new(root().join("install.sh")).arg(prefix).arg(library));
+}
+
+/// What pkg-config says of the installed package.
+fn flags(prefix: &Path) -> Vec<String> {
+    let mut config = Command::new("pkg-config");
+    config.env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig")).args(["--cflags", "--libs", "millpond"]);
+    output(&mut config).split_whitespace().map(str::to_owned).collect()
+}
+
+/// Builds an example, and returns what it prints.
+fn built_and_run(
+    prefix: &Path,
+    compiler: &str,
+    options: &[&str],
+    source: &str,
+    arguments: &[&str],
+) -> String {
+    let program = prefix.join(source.replace('.', "_"));
+    let mut build = Command::new(compiler);
+    build.args(options).args(["-Wall", "-Wextra", "-Werror"]);
+    build.arg(root().join("examples").join(source)).arg("-o").arg(&program).args(flags(prefix));
+    output(&mut build);
+    output(Command::new(program).args(arguments).env("LD_LIBRARY_PATH", prefix.join("lib")))
+}
+
+#[test]
+fn a_program_in_c_uses_a_pool() {
+    if !is_there("cc") || !is_there("pkg-config") {
+        return;
+    }
+    let prefix = tempfile::tempdir().expect("a folder");
+    installed(prefix.path());
+    let text = built_and_run(prefix.path(), "cc", &["-std=c11"], "pool.c", &["sim:1GiB"]);
+    assert!(text.starts_with("the last byte is 7\nout of memory for 1PiB on stream 0x"), "{text}");
+    assert!(text.contains(" of sim:0 in `cuda+pool`: ") && text.ends_with("peak 1000 bytes\n"), "{text}");
+}
+
+#[test]
+fn errors_are_exceptions_where_cpp_calls() {
+    if !is_there("c++") || !is_there("pkg-config") {
+        return;
+    }
+    let prefix = tempfile::tempdir().expect("a folder");
+    installed(prefix.path());
+    let text = built_and_run(prefix.path(), "c++", &["-std=c++17"], "throwing.cpp", &[]);
+    assert!(
+        text.starts_with("a block: 1\nout of memory for 1PiB") && text.ends_with("std::bad_alloc\n"),
+        "{text}"
+    );
+}
+
+/// The headers of CCCL and of CUDA's runtime, from their wheels: none where Python or its index is missing.
+fn cccl() -> Option<Vec<PathBuf>> {
+    let test = std::env::current_exe().expect("a test knows its file");
+    let folder = test.ancestors().nth(3).expect("below target").join("cccl");
+    let include = folder.join("nvidia/cu13/include");
+    if !include.join("crt/host_defines.h").exists() {
+        let wheels =
+            ["nvidia-cuda-cccl==13.3.5.0.6", "nvidia-cuda-runtime==13.5.37", "nvidia-cuda-crt==13.5.37"];
+        let mut pip = Command::new("python3");
+        pip.args(["-m", "pip", "install", "-q", "--no-deps", "--only-binary=:all:", "--target"]);
+        if !pip.arg(&folder).args(wheels).status().is_ok_and(|status| status.success()) {
+            println!("SKIPPED: the wheels with CCCL's headers are not available");
+            return None;
+        }
+    }
+    Some(vec![include.join("cccl"), include])
+}
+
+#[test]
+fn a_pool_is_a_memory_resource_of_cccl() {
+    let Some(headers) = cccl().filter(|_| is_there("c++") && is_there("pkg-config")) else { return };
+    let prefix = tempfile::tempdir().expect("a folder");
+    installed(prefix.path());
+    for standard in ["-std=c++17", "-std=c++20"] {
+        let headers: Vec<String> = headers.iter().map(|path| format!("-isystem{}", path.display())).collect();
+        let mut options: Vec<&str> = headers.iter().map(String::as_str).collect();
+        options.push(standard);
+        let text = built_and_run(prefix.path(), "c++", &options, "memory_resource.cpp", &[]);
+        assert!(text.starts_with("the same block: 1\nout of memory for 1PiB"), "{text}");
+        assert!(text.contains("\n3: invalid stack: there is no layer `pol`; there are cuda, "), "{text}");
+    }
+}
+
+#[test]
+fn cmake_finds_the_package() {
+    if !is_there("cmake") || !is_there("cc") {
+        return;
+    }
+    let prefix = tempfile::tempdir().expect("a folder");
+    installed(prefix.path());
+    let (source, build) = (prefix.path().join("source"), prefix.path().join("build"));
+    std::fs::create_dir(&source).expect("a folder");
+    let lists = format!(
+        "cmake_minimum_required(VERSION 3.20)\nproject(test C)\nfind_package(millpond 0.1 REQUIRED)\n\
+         add_executable(pool {})\ntarget_link_libraries(pool millpond::millpond)\n",
+        root().join("examples/pool.c").display()
+    );
+    std::fs::write(source.join("CMakeLists.txt"), lists).expect("a file");
+    let mut configure = Command::new("cmake");
+    configure.arg("-S").arg(&source).arg("-B").arg(&build);
+    configure.arg(format!("-DCMAKE_PREFIX_PATH={}", prefix.path().display()));
+    output(&mut configure);
+    output(Command::new("cmake").arg("--build").arg(&build));
+    let text = output(Command::new(build.join("pool")).arg("sim:1GiB"));
+    assert!(text.starts_with("the last byte is 7\n"), "{text}");
+}
