@@ -271,6 +271,18 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         self.stream.is_per_thread() && self.stream.id() != self.stream_id
     }
 
+    /// The per-thread default stream that was stored, if it was one.
+    #[cfg(feature = "cudarc")]
+    pub(crate) fn thread(&self) -> Option<StreamId> {
+        self.stream.is_per_thread().then_some(self.stream_id)
+    }
+
+    /// The address, as a place in the host's memory.
+    #[cfg(feature = "cudarc")]
+    pub(crate) fn ptr_ref(&self) -> &DevicePtr {
+        &self.ptr
+    }
+
     fn synchronize_device(&self) -> Result<()> {
         let _captures = CaptureModeGuard::relaxed(&**self.driver());
         if self.call(|driver| driver.synchronize_beside_captures())? {

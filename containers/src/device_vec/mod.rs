@@ -122,7 +122,8 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         &self.buffer
     }
 
-    fn of(buffer: DeviceBuffer<R>) -> Self {
+    /// The size of the buffer is a whole number of values.
+    pub(crate) fn of(buffer: DeviceBuffer<R>) -> Self {
         Self { buffer, values: PhantomData }
     }
 
