@@ -125,7 +125,7 @@ impl<T> AdoptedSlice<T> {
         match ordered {
             Ok(_current) => drop(slice),
             Err(error) => {
-                tracing::error!(target: "millpond::containers", %error, "an adopted slice could not be freed");
+                tracing::error!(target: "millpond::containers", %error, "an adopted slice was leaked");
                 mem::forget(slice);
             }
         }

@@ -14,7 +14,8 @@
 //! | [`available_device_memory`], [`percent_of_free_device_memory`] | what the current device has free |
 //! | [`StreamAllocator`] | a resource together with the stream that it is used on |
 //! | `HostAllocator` | with the feature `allocator-api2`: collections of the host in memory of a resource |
-//! | `CudaBuffer`, `CudaBufferView`, `CudaBufferViewMut` | with the feature `cudarc`: values in device memory that go where a `CudaSlice` goes, all or in part |
+//! | `CudaBuffer` | with the feature `cudarc`: values in device memory that go where a `CudaSlice` goes |
+//! | `CudaBufferView`, `CudaBufferViewMut` | with the feature `cudarc`: a part of one, for such calls |
 //! | `AdoptedSlice` | with the feature `cudarc`: memory of a `CudaSlice` that a container took over |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -1,5 +1,5 @@
-//! Containers beside cudarc with no GPU, against a stand-in for libcuda and libcublas that checks the order of
-//! streams. Each test runs in a process of its own, since a process loads the libraries once.
+//! Tests the containers beside cudarc with no GPU, against a stand-in for libcuda and libcublas that checks
+//! the order of streams. Each test runs in a process of its own, since a process loads the libraries once.
 #![cfg(all(feature = "cudarc", target_os = "linux"))]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -285,7 +285,8 @@ fn an_adopted_slice_is_freed_once_and_in_order() {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert_eq!(values.to_host().unwrap(), [1.0, 0.0, 0.0]);
         values.set_to_zero_async(0).unwrap();
-        // No context is current on the thread that drops it.
+        // Any function takes it now, and no context is current on the thread that drops it.
+        let values: DeviceVec<f32> = values.into_any();
         std::thread::spawn(move || drop(values)).join().unwrap();
         assert_eq!(bench.frees(), 1);
 

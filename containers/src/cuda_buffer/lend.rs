@@ -64,8 +64,8 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
     /// Those of [`lend_as_cuda_slice`](Self::lend_as_cuda_slice).
     ///
     /// # Safety
-    /// However `writes` ends, the slice is in its place: what was moved out, as with `mem::replace`, was moved
-    /// in again, and was not dropped, because cudarc would free memory of the resource.
+    /// However `writes` ends, the slice is in its place: what was moved out, as with `mem::replace`, was
+    /// moved in again, and was not dropped, because cudarc would free memory of the resource.
     pub unsafe fn lend_as_cuda_slice_mut<O>(
         &mut self,
         writes: impl FnOnce(&mut CudaSlice<T>) -> O,

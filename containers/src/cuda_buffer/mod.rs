@@ -27,13 +27,13 @@ use crate::{ConversionError, CudaBufferView, CudaBufferViewMut, DeviceBuffer, De
 ///
 /// A kernel launch (which is unsafe in cudarc) orders nothing: launch on the buffer's own stream.
 ///
-/// | to | there is |
-/// |---|---|
-/// | pass a part of it | [`as_view`](Self::as_view), [`as_view_mut`](Self::as_view_mut) |
-/// | pass it to code that asks for a `CudaSlice` | [`lend_as_cuda_slice`](Self::lend_as_cuda_slice), and two more |
-/// | make one of a container, or the reverse | [`from_vec`](Self::from_vec), [`into_vec`](Self::into_vec), [`from_buffer`](Self::from_buffer) |
-/// | make one of a `CudaSlice`, or the reverse | [`adopt`](CudaBuffer::adopt), [`give_back`](CudaBuffer::give_back) |
-/// | pass a container and keep it | [`DeviceVec::cuda_view`], and the container itself to a launch |
+/// - To pass a part of it, there are [`as_view`](Self::as_view) and [`as_view_mut`](Self::as_view_mut); to
+///   code that asks for a `CudaSlice`, [`lend_as_cuda_slice`](Self::lend_as_cuda_slice) and two more.
+/// - It is made of a vector, and becomes one, without a copy: [`from_vec`](Self::from_vec),
+///   [`into_vec`](Self::into_vec). The same goes for a `CudaSlice`: [`adopt`](CudaBuffer::adopt),
+///   [`give_back`](CudaBuffer::give_back).
+/// - A container need not become one to be passed: [`DeviceVec::cuda_view`], and a launch takes the container
+///   itself.
 ///
 /// ```no_run
 /// use millpond_containers::CudaBuffer;

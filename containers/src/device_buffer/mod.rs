@@ -8,8 +8,8 @@ use std::ptr;
 use bytemuck::Pod;
 use millpond_core::driver::{CaptureModeGuard, DriverResult};
 use millpond_core::{
-    AnyResource, DeviceId, DeviceMemoryResource, DevicePtr, Driver, DriverHandle, Error, Layout, Result,
-    StreamId, StreamRef,
+    AnyResource, DeviceId, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, DriverHandle,
+    Error, Layout, Result, StreamId, StreamRef,
 };
 use millpond_resources::get_current_device_resource;
 
@@ -253,6 +253,16 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
             // SAFETY: `this` is never used or dropped again, so the resource is moved, not copied.
             resource: unsafe { ptr::read(&raw const this.resource) },
         }
+    }
+
+    /// The buffer over the erased handle of its resource, as functions take it that do not care which.
+    pub fn into_any(self) -> DeviceBuffer
+    where
+        R: Send + Sync,
+    {
+        let stream_id = self.stream_id;
+        let RawParts { ptr, len, layout, stream, resource } = self.into_raw_parts();
+        DeviceBuffer { ptr, len, layout, stream, stream_id, resource: resource.into_any() }
     }
 
     /// Makes a buffer of parts.
