@@ -9,7 +9,7 @@ use cudarc::driver::{CudaSlice, CudaStream};
 use millpond_core::driver::call;
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::{
-    Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, Error, Layout, MemoryInfo,
+    Accessibility, DeviceMemoryResource, DevicePtr, Driver, DriverHandle, Error, Layout, MemoryInfo,
     ResourceStatistics, Result, StreamRef, Traits, is_same,
 };
 use millpond_driver::CurrentDeviceGuard;
@@ -93,6 +93,9 @@ impl<T> AdoptedSlice<T> {
     /// The slice. All uses of its memory happen before the next work of its stream, where uses that cudarc
     /// tracks will find them.
     pub(crate) fn take(&self) -> Result<CudaSlice<T>> {
+        if self.is_lost() {
+            return Err(self.driver.health().error());
+        }
         let mut held = self.slice.lock();
         let mut slice = held.take().ok_or_else(gone)?;
         let marked = CurrentDeviceGuard::new(self.driver.device()).and_then(|_current| {
@@ -111,10 +114,21 @@ impl<T> AdoptedSlice<T> {
         }
     }
 
+    /// Whether the memory is gone: after an error that nothing mends, or a reset of the context, by which the
+    /// address may have become another allocation's.
+    fn is_lost(&self) -> bool {
+        let health = self.driver.health();
+        let is_same = || {
+            let opened = CudaDriver::open(self.driver.device().ordinal());
+            opened.is_ok_and(|driver| Arc::ptr_eq(driver.health(), health))
+        };
+        health.is_lost() || !is_same()
+    }
+
     /// Drops the slice after the work of `last`, whatever context is current. If it cannot be ordered the
     /// memory is leaked: its next owner would get it too early.
     fn free(&self, slice: CudaSlice<T>, last: StreamRef) {
-        if self.driver.health().is_lost() {
+        if self.is_lost() {
             return mem::forget(slice);
         }
         let ordered = CurrentDeviceGuard::new(self.driver.device()).and_then(|current| {

@@ -169,7 +169,9 @@ impl<'a, T> CudaBufferViewMut<'a, T> {
     }
 }
 
-/// For calls of cudarc. Any bytes are a value, since memory may not have been written.
+/// For calls of cudarc. A kernel launch takes the vector itself, as `arg(&vec)` or `arg(&mut vec)`; it orders
+/// nothing, so it is made on the vector's stream. All other calls take a view. There any bytes have to be a
+/// value, since memory may not have been written.
 impl<T: Pod, R: DeviceMemoryResource> DeviceVec<T, R> {
     /// The values, as cudarc reads them. `stream` is the one that the vector is on, as cudarc names it; if it
     /// is another, [`set_stream`](Self::set_stream) comes first.

@@ -348,6 +348,23 @@ fn a_slice_of_the_per_thread_stream_is_adopted_on_another_thread() {
     });
 }
 
+/// After a reset the address may be another allocation's.
+#[test]
+fn an_adopted_slice_is_not_freed_after_a_reset() {
+    with_fake("an_adopted_slice_is_not_freed_after_a_reset", |bench| {
+        let adopt = || CudaBuffer::adopt(bench.stream.clone_htod(&[1.0_f32]).unwrap()).unwrap();
+        let (freed, given) = (adopt(), adopt());
+        // SAFETY: the type is the function's.
+        unsafe { bench.fake.get::<extern "C" fn()>("fake_reset").unwrap()() };
+        drop(freed);
+        assert_eq!(bench.frees(), 0);
+        let (error, given) = given.give_back().unwrap_err().into_parts();
+        assert_eq!(error.kind(), ErrorKind::Poisoned);
+        drop(given);
+        assert_eq!(bench.frees(), 0);
+    });
+}
+
 #[test]
 fn a_slice_that_cannot_be_adopted_is_returned() {
     with_fake("a_slice_that_cannot_be_adopted_is_returned", |bench| {

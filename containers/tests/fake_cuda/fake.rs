@@ -12,7 +12,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 const INVALID_VALUE: i32 = 1;
 const OUT_OF_MEMORY: i32 = 2;
@@ -31,6 +31,7 @@ thread_local! {
 static NEXT: AtomicU64 = AtomicU64::new(0x100);
 /// How many of the next events cannot be made.
 static FAILING_EVENTS: AtomicU64 = AtomicU64::new(0);
+static WAS_RESET: AtomicBool = AtomicBool::new(false);
 static FREES: AtomicU64 = AtomicU64::new(0);
 static DEVICE: Mutex<Device> = Mutex::new(Device::new());
 
@@ -196,8 +197,21 @@ pub unsafe extern "C" fn cuGetErrorString(_code: i32, text: *mut *const c_char) 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut u64, _device: i32) -> i32 {
+    WAS_RESET.store(false, SeqCst);
     unsafe { *context = CONTEXT };
     0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDevicePrimaryCtxGetState(_device: i32, flags: *mut u32, active: *mut i32) -> i32 {
+    unsafe { (*flags, *active) = (0, i32::from(!WAS_RESET.load(SeqCst))) };
+    0
+}
+
+/// Until the context is retained again, it is seen to have been reset.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_reset() {
+    WAS_RESET.store(true, SeqCst);
 }
 
 #[unsafe(no_mangle)]
