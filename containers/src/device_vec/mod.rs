@@ -122,7 +122,16 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         &self.buffer
     }
 
-    fn of(buffer: DeviceBuffer<R>) -> Self {
+    /// The vector over the erased handle of its resource, as functions take it that do not care which.
+    pub fn into_any(self) -> DeviceVec<T>
+    where
+        R: Send + Sync,
+    {
+        DeviceVec::of(self.buffer.into_any())
+    }
+
+    /// The size of the buffer is a whole number of values.
+    pub(crate) fn of(buffer: DeviceBuffer<R>) -> Self {
         Self { buffer, values: PhantomData }
     }
 

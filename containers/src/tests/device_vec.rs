@@ -277,3 +277,15 @@ fn values_are_aligned() {
     assert!(bytes.as_ptr().is_aligned_to(256));
     assert!(format!("{bytes:?}").contains("len: 1"));
 }
+
+#[test]
+fn a_scalar_is_made_of_a_vector_of_one() {
+    let setting = Setting::new(false);
+    let vec = |data: &[u32]| DeviceVec::from_host(data, setting.stream(), setting.resource.clone()).unwrap();
+    let scalar = DeviceScalar::from_vec(vec(&[7])).unwrap();
+    assert_eq!((scalar.value().unwrap(), scalar.as_vec().len()), (7, 1));
+    for wrong in [vec(&[]), vec(&[7, 8])] {
+        let error = DeviceScalar::from_vec(wrong.into_any()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    }
+}
