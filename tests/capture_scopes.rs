@@ -1,5 +1,5 @@
-//! Replays captured graphs, whose memory is that of a scope, while other threads allocate from the same stack;
-//! checks the contents of all.
+//! Replays captured graphs, whose memory is that of a scope, while other threads allocate from the same
+//! stack, and checks the contents of all.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -35,6 +35,9 @@ enum Op {
     Copy(DevicePtr, DevicePtr, u64),
 }
 
+/// Captures work.
+type Submit<'a> = dyn FnMut(Op) + 'a;
+
 /// A captured graph. The simulated device keeps none: there, the same work is submitted again.
 enum Graph {
     Sim(Vec<Op>),
@@ -66,7 +69,7 @@ impl Rig {
     }
 
     /// Captures what `act` submits through its argument.
-    fn capture(&self, stream: StreamRef, mode: CaptureMode, act: impl FnOnce(&mut dyn FnMut(Op))) -> Graph {
+    fn capture(&self, stream: StreamRef, mode: CaptureMode, act: impl FnOnce(&mut Submit<'_>)) -> Graph {
         let mut ops = Vec::new();
         let mut record = |op| {
             self.submit(op, stream).expect("the block is alive");
@@ -184,7 +187,7 @@ fn replay_beside(
 ) -> usize {
     let take = |bytes| stack.allocate_bytes(bytes, s).expect("there is memory");
     let scope = has_scope.then(|| CaptureScope::of(stack).expect("the layer is there"));
-    let captured = |act: &dyn Fn(&mut dyn FnMut(Op))| {
+    let captured = |act: &dyn Fn(&mut Submit<'_>)| {
         let opened = scope.as_ref().map(|scope| scope.begin(s).expect("the stream is open nowhere"));
         let graph = rig.capture(s, mode, act);
         (graph, opened.map(|opened| opened.end().len()))
@@ -216,7 +219,7 @@ fn replay_beside(
     let driver = rig.driver();
     let _captures = CaptureModeGuard::relaxed(&*driver);
     for round in 0..REPLAYS {
-        // What anybody may do on the stream between launches.
+        // Between launches, the stream is used by others.
         let held = [bytes, 2 * bytes].map(|bytes| (take(bytes), bytes));
         held.iter().for_each(|(ptr, bytes)| rig.fill(*ptr, HELD, *bytes, s));
         let value = round as u8;

@@ -67,7 +67,7 @@ pub struct ScopeMemory {
     pub blocks: u64,
     /// The bytes of these, as asked for.
     pub bytes_in_use: u64,
-    /// The bytes that it holds from upstream, which nobody else gets before its end.
+    /// The bytes that it holds from upstream, which no other part of the program gets before its end.
     pub bytes_held: u64,
     /// Whether its owner has dropped it: it holds what is still handed out.
     pub has_ended: bool,

@@ -67,7 +67,7 @@ fn capture(device: &SimDevice, scope: &CaptureScope, stream: StreamRef, act: imp
 }
 
 #[test]
-fn what_is_freed_in_a_capture_is_reused_there_and_by_nobody_else() {
+fn what_is_freed_in_a_capture_is_reused_there_and_nowhere_else() {
     for stack in STACKS {
         let device = device();
         let stack = stack_on(&device, stack);
@@ -86,7 +86,7 @@ fn what_is_freed_in_a_capture_is_reused_there_and_by_nobody_else() {
             give(&stack, outside, MIB, other);
         });
         assert_eq!(left, [kept.address()], "{stack}");
-        // Everybody takes all that there is: none of it is the scope's.
+        // Other requests take all that there is: none of it is the scope's.
         let spans = scope.memory().bytes_held;
         assert!((2 * MIB..=8 * MIB).contains(&spans), "{spans}");
         let mut others = Vec::new();
@@ -198,7 +198,7 @@ fn a_block_that_left_is_reused_when_its_work_is_done() {
     }
 }
 
-/// A graph of nobody's uses the block each time that it is launched.
+/// A graph outside of the scope uses the block each time that it is launched.
 #[test]
 fn a_block_that_is_freed_in_another_graph_waits_for_the_end() {
     let device = device();

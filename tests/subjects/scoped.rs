@@ -1,6 +1,7 @@
 //! A resource all of whose memory is that of one scope for captured graphs, in which all streams are open.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
@@ -36,11 +37,8 @@ impl fmt::Display for Scoped {
 #[deny(clippy::missing_trait_methods)]
 unsafe impl DeviceMemoryResource for Scoped {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
-        {
-            let mut opened = self.opened.lock().expect("no test panics meanwhile");
-            if !opened.contains_key(&stream.id()) {
-                opened.insert(stream.id(), self.scope.begin(stream)?);
-            }
+        if let Entry::Vacant(stream_id) = self.opened.lock().expect("no test panics").entry(stream.id()) {
+            stream_id.insert(self.scope.begin(stream)?);
         }
         self.stack.allocate(layout, stream)
     }

@@ -35,7 +35,7 @@ pub(super) enum Order {
     Captured(StreamId),
     /// On this stream, which captures nothing.
     Stream(StreamRef),
-    /// In a graph that is not the scope's: nobody gets it before the end of the scope.
+    /// In a graph that is not the scope's: it is withheld until the scope ends.
     OtherGraph,
     /// On a stream that cannot be asked, as one that is gone: a wait for the device is enough.
     Unknown,

@@ -42,9 +42,10 @@ const LARGEST_SPARE: u64 = 64 << 20;
 
 /// Makes [scopes](CaptureScope) for captured graphs; passes all requests on that belong to none.
 ///
-/// While no stream is open in a scope, an allocation costs one load more. While no scope has memory, so does a
-/// free; else it looks its address up in a sharded table. While a stream is open, the requests of others look
-/// through the open streams and ask the driver whether they belong to a capture (`cuStreamGetCaptureInfo`).
+/// While no stream is open in a scope, an allocation costs one load more. While no scope has memory, a free
+/// does, too; else it looks its address up in a sharded table. While a stream is open, the requests of others
+/// look through the open streams and ask the driver whether they belong to a capture
+/// (`cuStreamGetCaptureInfo`).
 ///
 /// See [`CaptureScope`] for an example.
 ///
@@ -207,8 +208,8 @@ impl<R: DeviceMemoryResource> Inner<R> {
         Some(ptr)
     }
 
-    /// Takes a span that serves the request, for use on any stream: on a stream of the layer's own, outside of
-    /// all captures. It is larger if there is memory.
+    /// Takes a span that serves the request, on a stream of the layer's own, outside of all captures. Any
+    /// stream may use it. It is larger than needed if there is memory.
     fn take_span(&self, request: &Request, held: u64) -> Result<(DevicePtr, u64)> {
         let aside = self.ask(|_| self.aside())?;
         let exact = request.padded_bytes();
@@ -255,15 +256,30 @@ impl<R: DeviceMemoryResource> Inner<R> {
 
     // --- Deallocation ---
 
-    /// Takes a block back that is a scope's; returns whether it is.
+    /// The scope that has a block or a span there.
+    fn scope_at(&self, ptr: DevicePtr) -> Option<Arc<Scope>> {
+        // A thread that frees a block of a scope learned its address after it was counted.
+        match self.place_count.load(Ordering::Relaxed) {
+            0 => None,
+            _ => self.places.get(&ptr).map(|scope| Arc::clone(&scope)),
+        }
+    }
+
+    /// Takes a block of a scope back.
     #[cold]
-    fn take_back(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef, name: &dyn Display) -> bool {
-        let Some(scope) = self.places.get(&ptr).map(|scope| Arc::clone(&scope)) else { return false };
+    fn take_back(
+        &self,
+        scope: &Arc<Scope>,
+        ptr: DevicePtr,
+        layout: Layout,
+        stream: StreamRef,
+        name: &dyn Display,
+    ) {
         if self.driver().health().is_lost() {
-            return true;
+            return;
         }
         let _captures = CaptureModeGuard::relaxed(self.driver());
-        let order = self.order_of(&scope, stream);
+        let order = self.order_of(scope, stream);
         let mut memory = scope.memory.lock();
         let held = match memory.claim(ptr, layout.bytes()) {
             Ok(held) => held,
@@ -272,7 +288,7 @@ impl<R: DeviceMemoryResource> Inner<R> {
                 self.misuses.fetch_add(1, Ordering::Relaxed);
                 let (bytes, resource) = (layout.bytes(), name.to_string());
                 misuse::report(&Misuse { kind, ptr, bytes, stream, resource });
-                return true;
+                return;
             }
         };
         if !memory.is_span(ptr) {
@@ -282,9 +298,8 @@ impl<R: DeviceMemoryResource> Inner<R> {
         let has_ended = memory.has_ended;
         drop(memory);
         if has_ended {
-            self.release(&scope);
+            self.release(scope);
         }
-        true
     }
 
     // --- The end of scopes ---
@@ -327,8 +342,8 @@ impl<R: DeviceMemoryResource> Inner<R> {
         released
     }
 
-    /// Waits for all work of the device, where upstream does not do that itself; returns whether memory may go
-    /// back.
+    /// Waits for all work of the device; returns whether memory may go back. Plain memory may in any case, as
+    /// its free waits by itself.
     fn has_waited(&self) -> bool {
         self.ask(|driver| driver.synchronize_beside_captures()) == Ok(true)
             || !(self.upstream.is_stream_ordered() || self.driver().health().is_lost())
@@ -476,9 +491,8 @@ unsafe impl<R: DeviceMemoryResource + Send + Sync> DeviceMemoryResource for Capt
     #[inline]
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         let inner = &*self.0;
-        // A thread that frees a block of a scope learned its address after it was counted.
-        if inner.place_count.load(Ordering::Relaxed) > 0 && inner.take_back(ptr, layout, stream, self) {
-            return;
+        if let Some(scope) = inner.scope_at(ptr) {
+            return inner.take_back(&scope, ptr, layout, stream, self);
         }
         // SAFETY: the caller's promises hold for the upstream, where the block came from.
         unsafe { inner.upstream.deallocate(ptr, layout, stream) }
@@ -539,7 +553,7 @@ impl<R: DeviceMemoryResource + Send + Sync> ReportsMemory for CaptureScopesMemor
     }
 
     fn block_at(&self, ptr: DevicePtr) -> Option<BlockInfo> {
-        let scope = self.0.places.get(&ptr).map(|scope| Arc::clone(&scope))?;
+        let scope = self.0.scope_at(ptr)?;
         scope.memory.lock().block_at(ptr, scope.id)
     }
 }

@@ -21,9 +21,9 @@ use super::memory::Memory;
 ///
 /// # What is reused
 /// A block that is freed in the capture is reused by later requests of the same stream of the capture. Once
-/// the scope is open on no stream, all that was freed in its captures is free for its next capture. So several
-/// graphs may share a scope, and need no more memory than the largest of them, with these duties of the
-/// program:
+/// the scope is open on no stream, all that was freed in its captures is free for its next capture. So
+/// several graphs may share a scope, and need no more memory than the largest of them, with these duties of
+/// the program:
 ///
 /// - they never run at once, on whichever streams they are launched; what a stream that is open does outside
 ///   of a capture with blocks of the scope counts as a graph;
@@ -34,8 +34,8 @@ use super::memory::Memory;
 ///
 /// [`ScopedStream::end`] says which blocks left. Such a block is freed as any other, on any stream; it goes
 /// back to its scope, and a later capture of the scope gets it once the work before its free is done. A block
-/// that is freed on a stream that captures for another scope, or for none, stays with that graph: nobody gets
-/// it before the scope ends.
+/// that is freed on a stream that captures for another scope, or for none, stays with that graph: it is
+/// withheld until the scope ends.
 ///
 /// # Its end
 /// Clones share a scope, and streams that are open hold it: it ends with the last of them. Its end waits for
@@ -109,8 +109,8 @@ impl CaptureScope {
     /// nothing that is freed meanwhile. The stream must be alive until the returned value is dropped.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the stream is open in a scope of this layer already,
-    /// and [`Poisoned`](ErrorKind::Poisoned) if the device is lost.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the stream is open in a scope of this layer, and
+    /// [`Poisoned`](ErrorKind::Poisoned) if the device is lost.
     pub fn begin(&self, stream: StreamRef) -> Result<ScopedStream> {
         let since = self.0.host.open(&self.0.scope, stream)?;
         Ok(ScopedStream { owner: Arc::clone(&self.0), stream: stream.id(), since })
