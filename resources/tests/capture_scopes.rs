@@ -227,6 +227,32 @@ fn a_block_that_is_freed_in_another_graph_waits_for_the_end() {
     assert_eq!(stack.statistics().unwrap().bytes_in_use, 0);
 }
 
+/// Of such streams nothing can be recorded: their frees count when the device was waited for.
+#[test]
+fn blocks_of_streams_that_are_gone_or_legacy_come_back() {
+    let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
+    let stack = stack_on(&device, STACKS[1]);
+    let s = stream(&device);
+    let scope = CaptureScope::of(&stack).unwrap();
+    let _opened = scope.begin(s).unwrap();
+    let gone = stream(&device);
+    let block = take(&stack, 40 * MIB, s);
+    device.launch_for(gone, &[Access::read(block, 40 * MIB)], 1_000_000);
+    // SAFETY: the stream is this test's; naming it afterwards is the mistake that is tested.
+    unsafe { device.stream_destroy(gone) }.unwrap();
+    give(&stack, block, 40 * MIB, gone);
+    assert_eq!(take(&stack, 40 * MIB, s), block);
+    device.take_violations(); // the stream that was named is gone
+
+    let blocking = device.stream_create(StreamFlags::BLOCKING).unwrap();
+    device.launch_for(StreamRef::LEGACY, &[Access::read(block, 40 * MIB)], 1_000_000);
+    device.begin_capture(blocking, CaptureMode::Global).unwrap();
+    give(&stack, block, 40 * MIB, StreamRef::LEGACY);
+    device.end_capture(blocking).unwrap();
+    assert_eq!(take(&stack, 40 * MIB, s), block);
+    assert_eq!(device.take_violations(), []);
+}
+
 #[test]
 fn a_stream_that_is_forked_into_the_capture_is_served() {
     let device = device();

@@ -175,8 +175,12 @@ impl GraphExec {
 
 impl Drop for GraphExec {
     fn drop(&mut self) {
-        // SAFETY: the executable graph is this value's own.
-        if let Err(error) = unsafe { self.driver.functions().graph_exec_destroy(self.handle) } {
+        let destroy = || -> DriverResult<()> {
+            let _context = self.driver.enter()?;
+            // SAFETY: the executable graph is this value's own.
+            unsafe { self.driver.functions().graph_exec_destroy(self.handle) }
+        };
+        if let Err(error) = destroy() {
             tracing::debug!(target: "millpond::driver", %error, "an executable graph could not be destroyed");
         }
     }

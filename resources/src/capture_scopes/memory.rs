@@ -37,7 +37,7 @@ pub(super) enum Order {
     Stream(StreamRef),
     /// In a graph that is not the scope's: it is withheld until the scope ends.
     OtherGraph,
-    /// On a stream that cannot be asked, as one that is gone: a wait for the device is enough.
+    /// On a stream that cannot be asked, as one that is gone: the scope waits for the device first.
     Unknown,
 }
 

@@ -137,13 +137,15 @@ impl<R: DeviceMemoryResource> Inner<R> {
 
     /// The order in which a block of a scope comes back on a stream.
     fn order_of(&self, scope: &Arc<Scope>, stream: StreamRef) -> Order {
-        match self.ask(|driver| is_capturing(driver, stream)) {
+        match self.ask(|driver| driver.stream_is_capturing(stream)) {
             Ok(false) => Order::Stream(stream),
+            Err(error) if error.is_unsupported() => Order::Stream(stream),
             Ok(true) if self.open.load(Ordering::Relaxed) > 0 => match self.scope_of(stream) {
                 Ok(Some(its)) if Arc::ptr_eq(&its, scope) => Order::Captured(stream.id()),
                 _ => Order::OtherGraph,
             },
             Ok(true) => Order::OtherGraph,
+            // The stream is gone, or it is the legacy one while a blocking stream captures.
             Err(_) => Order::Unknown,
         }
     }
