@@ -9,8 +9,8 @@ use millpond_core::{
     AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverError, DriverHandle,
     ErrorKind, Layout, StreamRef, find_trait,
 };
-use millpond_driver::CountingDriver;
 use millpond_driver::sim::{Access, FaultPlan, SimConfig, SimDevice};
+use millpond_driver::{CallKind, CountingDriver};
 use millpond_resources::{CaptureScope, CaptureScopes};
 use millpond_testkit::misuse_recorder;
 
@@ -215,7 +215,7 @@ fn a_block_that_is_freed_in_another_graph_waits_for_the_end() {
         device.end_capture(other).unwrap();
         drop(opened);
         device.synchronize().unwrap();
-        for scope in [&scope, &theirs] {
+        for scope in [&scope, &theirs, &scope] {
             capture(&device, scope, s, || {
                 let blocks = [(); 4].map(|()| take(&stack, 2 * MIB, s));
                 assert!(!blocks.contains(&output));
@@ -339,7 +339,35 @@ fn the_end_waits_for_work_and_keeps_what_is_handed_out() {
     }
 }
 
-/// Memory of an ended scope that could not go back yet does before memory is out.
+/// Where the device cannot be waited for at the end, the memory goes back later.
+#[test]
+fn memory_that_could_not_go_back_goes_back_later() {
+    for by_trim in [true, false] {
+        let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
+        let stack = stack_on(&device, STACKS[1]);
+        let s = stream(&device);
+        let scope = CaptureScope::of(&stack).unwrap();
+        capture(&device, &scope, s, || {
+            let scratch = take(&stack, 40 * MIB, s);
+            give(&stack, scratch, 40 * MIB, s);
+        });
+        let code = DriverError::STREAM_CAPTURE_UNSUPPORTED;
+        device.set_faults(FaultPlan::nth_of(CallKind::Synchronize, 0, code));
+        drop(scope);
+        assert_eq!(stack.statistics().unwrap().bytes_in_use, 40 * MIB);
+        let scopes = find_trait::<dyn CaptureScopes>(&stack).unwrap();
+        assert!(scopes.scopes()[0].has_ended);
+        if by_trim {
+            assert_eq!(stack.trim(0).unwrap(), 40 * MIB);
+        } else {
+            let ptr = take(&stack, 40 * MIB, s);
+            give(&stack, ptr, 40 * MIB, s);
+        }
+        assert_eq!((scopes.scopes(), stack.statistics().unwrap().bytes_in_use), (vec![], 0));
+        assert_eq!(device.take_violations(), []);
+    }
+}
+
 #[test]
 fn a_scope_outlives_its_resource_and_its_open_streams_hold_it() {
     let device = device();
