@@ -47,6 +47,9 @@ const LARGEST_SPARE: u64 = 64 << 20;
 /// look through the open streams and ask the driver whether they belong to a capture
 /// (`cuStreamGetCaptureInfo`).
 ///
+/// Put it above pools and bins: one on top of it would take its own memory from a scope, and hand that to
+/// others.
+///
 /// See [`CaptureScope`] for an example.
 ///
 #[doc = include_str!("../../layers/capture_scopes.md")]
