@@ -270,8 +270,10 @@ fn add_notes(notes: &mut Vec<String>, spec: &str, figures: &StackFigures) {
 }
 
 /// The stacks with the least memory and the least time; all that share a first place, times within noise. A
-/// stack that failed to serve the log does not count.
+/// stack that failed to serve the log does not count, nor one that took no memory of the device, for its
+/// blocks are the host's.
 fn winners(ran: &Ran<'_>) -> Option<String> {
+    let ran: Vec<_> = ran.iter().filter(|(_, figures)| figures.is_of_device()).collect();
     let served: Vec<_> = ran.iter().filter(|(_, figures)| figures.failures_all_passes == 0).collect();
     if ran.len() < 2 || served.is_empty() {
         return None;
