@@ -112,9 +112,9 @@ impl StackFigures {
         again || self.failures_all_passes > 0
     }
 
-    /// Whether the stack took memory of the device, if the log has blocks. Those of the host take none.
+    /// Whether the stack's memory is the device's: a stack of the host's serves blocks and takes none.
     pub fn is_of_device(&self) -> bool {
-        self.peak_reserved_bytes_first > 0 || self.peak_live_bytes == 0
+        self.peak_reserved_bytes_first > 0 || self.peak_live_bytes == 0 || self.failures_all_passes > 0
     }
 }
 
