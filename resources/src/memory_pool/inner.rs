@@ -373,9 +373,14 @@ impl Inner {
             let error = DriverError::new(DriverError::STREAM_CAPTURE_UNSUPPORTED, "cuCtxSynchronize");
             return Err(error.into());
         }
-        let aside = self.ask(|_| self.aside())?;
-        self.free_imported(ptr, aside)?;
-        self.call(|driver| driver.stream_synchronize(aside))
+        let aside = self.ask(|_| self.aside()).map_err(Error::from);
+        match aside.and_then(|aside| self.free_imported(ptr, aside).map(|()| aside)) {
+            Ok(aside) => self.call(|driver| driver.stream_synchronize(aside)),
+            Err(error) if error.is_sticky() => Err(error),
+            // The exporter cannot free the block before, so it is freed without a stream.
+            // SAFETY: the caller owns the pointer, and all work on it is done.
+            Err(_) => self.call(|driver| unsafe { driver.mem_free(ptr) }),
+        }
     }
 }
 
