@@ -16,7 +16,7 @@ use millpond::{DeviceMemoryResourceExt, Driver, Error, Layout, Result, StreamRef
 use millpond_core::driver::{EventFlags, StreamFlags, call};
 use millpond_testkit::faults::{Act, Operation, Stage};
 
-use super::{act, on_stage};
+use super::support::{act, on_stage};
 
 type Pool = Arc<PoolMemoryResource<CudaMemoryResource>>;
 
@@ -90,7 +90,7 @@ fn changes(
     change(buffer).inspect_err(|_| assert_eq!((buffer.len(), buffer.capacity()), before))
 }
 
-pub(super) const OPERATIONS: &[Operation] = &[
+pub(crate) const OPERATIONS: &[Operation] = &[
     Operation::new("DeviceBuffer::new", |stage| {
         on_stage(stage, |stage| DeviceBuffer::new(1000, stage.a(), cuda(stage)).map(drop))
     }),

@@ -14,7 +14,7 @@ use millpond_core::driver::{
 use millpond_testkit::faults::{Act, Operation, Stage};
 use millpond_testkit::hooked::HookedDriver;
 
-use super::{act, on_stage, use_of};
+use super::support::{act, on_stage, use_of};
 
 fn pool(stage: &Stage) -> Result<MemoryPool> {
     MemoryPool::new(stage.driver(), MemoryPoolOptions::new().release_threshold(u64::MAX))
@@ -81,7 +81,7 @@ impl Drop for Current {
     }
 }
 
-pub(super) const OPERATIONS: &[Operation] = &[
+pub(crate) const OPERATIONS: &[Operation] = &[
     Operation::new("MemoryPool::new", |stage| {
         on_stage(stage, |stage| {
             let options = MemoryPoolOptions::new().release_threshold(5).reuse(PoolReuse::OWN_STREAM);

@@ -14,7 +14,7 @@ use millpond_replay::log::LogReader;
 use millpond_replay::program::{Limits, Program};
 use millpond_testkit::faults::{Act, Operation, Stage};
 
-use super::{act, on_stage};
+use super::support::{act, on_stage};
 
 const MAPPED: HostAllocFlags = HostAllocFlags { mapped: true, portable: false, write_combined: false };
 
@@ -99,7 +99,7 @@ fn replayed(stage: &Stage, text: &str) -> Result<()> {
     }
 }
 
-pub(super) const OPERATIONS: &[Operation] = &[
+pub(crate) const OPERATIONS: &[Operation] = &[
     Operation::new("MemoryManager::memalloc", |stage| {
         on_managers(stage, |manager, stage| {
             let memory = manager.memalloc(1 << 20)?;

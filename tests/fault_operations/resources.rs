@@ -21,7 +21,7 @@ use millpond::{
 };
 use millpond_testkit::faults::{Operation, Stage};
 
-use super::{act, on_stage, use_of};
+use super::support::{act, on_stage, use_of};
 
 const MIB: u64 = 1 << 20;
 
@@ -46,7 +46,7 @@ macro_rules! stack {
     };
 }
 
-pub(super) const OPERATIONS: &[Operation] = &[
+pub(crate) const OPERATIONS: &[Operation] = &[
     Operation::new("PoolMemoryResource::new", |stage| {
         on_stage(stage, |stage| {
             let options = PoolOptions {

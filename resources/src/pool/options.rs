@@ -139,7 +139,9 @@ impl PoolOptions {
         }
         let driver = upstream.driver();
         let refuse = |reason: &str| match self.pages {
-            PagesMode::On => Err(Error::invalid_argument(format!("the pool cannot map pages: {reason}"))),
+            PagesMode::On => Err(Error::invalid_argument(format!(
+                "the pool cannot map pages: {reason}; leave pages=on out"
+            ))),
             _ => Ok(None),
         };
         if downcast::<CudaMemoryResource>(upstream).is_none() {

@@ -44,7 +44,7 @@ impl PeerList {
         let mut list = Self { count: ordinals.len(), ..Self::default() };
         match list.ordinals.get_mut(..ordinals.len()) {
             Some(places) => places.copy_from_slice(ordinals),
-            None => return Err(Error::invalid_argument("a pool has at most 16 peers")),
+            None => return Err(Error::invalid_argument("a pool has at most 16 peers; name fewer")),
         }
         Ok(list)
     }

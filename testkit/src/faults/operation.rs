@@ -389,7 +389,7 @@ mod tests {
         call(&**driver, |driver| unsafe { driver.mem_free(ptr) })
     }
 
-    /// Two blocks, with this done to the first one if the second cannot be had.
+    /// Two blocks, with this done to the first one if there is no memory for the second.
     fn two_blocks(stage: &Stage, give_up: fn(&DriverHandle, DevicePtr)) -> Result<Act> {
         let driver = stage.driver();
         Ok(Box::new(move || {
