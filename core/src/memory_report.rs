@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::driver::call;
 use crate::{
     DeviceMemoryResource, DevicePtr, FreeMemory, Holder, MemoryInfo, ResourceStatistics, as_trait,
     find::stack_of, format_bytes, holder::write_holders,
@@ -121,7 +122,7 @@ impl MemoryReport {
             stack: resource.to_string(),
             device: driver.device().to_string(),
             layers: layers.collect(),
-            device_memory: if driver.health().is_lost() { None } else { driver.mem_get_info().ok() },
+            device_memory: call(&**driver, |driver| driver.mem_get_info()).ok(),
         }
     }
 

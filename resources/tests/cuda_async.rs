@@ -285,16 +285,16 @@ fn refusal(call: impl FnOnce()) -> String {
     misuse.to_string()
 }
 
+const NOT_IN_USE: &str = "in `cuda_async`: no block in use starts there: it is another resource's, or it was \
+    freed before; give each block back once, to the resource that allocated it";
+
 #[test]
 fn a_foreign_pointer() {
     let device = device();
     let (resource, other) = (resource(&device), resource(&device));
     let ptr = other.allocate_bytes(1000, StreamRef::LEGACY).unwrap();
     for foreign in [ptr, DevicePtr::new(0x100), ptr.offset(256)] {
-        let text = format!(
-            "refused to deallocate {foreign} (1000 bytes, stream 0) in `cuda_async`: no block that this \
-             resource handed out starts there; pass a pointer back to the resource that allocated it"
-        );
+        let text = format!("refused to deallocate {foreign} (1000 bytes, stream 0) {NOT_IN_USE}");
         assert_eq!(refusal(|| put(&resource, foreign, 1000, StreamRef::LEGACY)), text);
     }
     assert_eq!(resource.statistics().unwrap().misuses, 3);
@@ -309,10 +309,7 @@ fn a_double_free() {
     let resource = resource(&device);
     let ptr = resource.allocate_bytes(1000, StreamRef::LEGACY).unwrap();
     put(&resource, ptr, 1000, StreamRef::LEGACY);
-    let text = format!(
-        "refused to deallocate {ptr} (1000 bytes, stream 0) in `cuda_async`: no block that this resource \
-         handed out starts there; pass a pointer back to the resource that allocated it"
-    );
+    let text = format!("refused to deallocate {ptr} (1000 bytes, stream 0) {NOT_IN_USE}");
     assert_eq!(refusal(|| put(&resource, ptr, 1000, StreamRef::LEGACY)), text);
     assert_eq!(device.take_violations(), [], "the driver was not asked");
 }
@@ -363,7 +360,8 @@ fn a_request_on_a_dead_stream() {
     // SAFETY: the stream is this test's; naming it afterwards is the mistake that is tested.
     unsafe { device.stream_destroy(dead) }.unwrap();
     let text = format!(
-        "driver error for 100B on stream {dead} of DEVICE in `cuda_async`: cuStreamIsCapturing: \
+        "driver error for 100B on stream {dead} of DEVICE in `cuda_async`: a stream, an event or a pool \
+         that the call names is gone; keep it until its last use: cuStreamIsCapturing: \
          CUDA_ERROR_INVALID_HANDLE (400): stream {dead} does not exist"
     );
     assert_eq!(said(resource.allocate_bytes(100, dead)), (ErrorKind::Driver, text));
@@ -405,8 +403,9 @@ fn more_than_the_maximum_is_out_of_memory() {
     let options = CudaAsyncOptions { maximum_bytes: Some(2 * MIB), ..defaults() };
     let device = device();
     let resource = CudaAsyncMemoryResource::new(device.clone(), options).unwrap();
-    let text = "out of memory for 3MiB on stream 0 of DEVICE in `cuda_async:max=2MiB`: \
-                cuMemAllocFromPoolAsync: CUDA_ERROR_OUT_OF_MEMORY (2): the pool holds at most 2097152 bytes";
+    let text = "out of memory for 3MiB on stream 0 of DEVICE in `cuda_async:max=2MiB`: the pool may never \
+                hold that many bytes; raise its maximum: cuMemAllocFromPoolAsync: CUDA_ERROR_OUT_OF_MEMORY \
+                (2): the pool holds at most 2097152 bytes";
     let refused = resource.allocate_bytes(3 * MIB, StreamRef::LEGACY);
     assert_eq!(said(refused), (ErrorKind::OutOfMemory, text.to_owned()));
     // What is free in other sizes makes room.
@@ -434,7 +433,10 @@ fn mistakes_in_a_stacks_text() {
             "`pool=other` of `cuda_async_view`: write default or current; a program passes any \
              other pool to CudaAsyncViewMemoryResource::new",
         ),
-        ("cuda_async_managed:max=1GiB", "`cuda_async_managed` takes no parameters, so not `max`"),
+        (
+            "cuda_async_managed:max=1GiB",
+            "`cuda_async_managed` takes no parameters, so not `max`; leave it out",
+        ),
     ] {
         let within = if text.ends_with("=1GiB") { String::new() } else { format!(" in `{text}`") };
         let expected = format!("invalid stack{within}: {expected}");

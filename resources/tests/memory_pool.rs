@@ -280,6 +280,20 @@ mod shared {
     }
 
     #[test]
+    fn a_dropped_block_is_freed_where_its_stream_cannot_be_made() {
+        let device = device();
+        let (pool, s) = (exportable(&device), stream(&device));
+        let resource = view(&pool);
+        let ptr = resource.allocate_bytes(MIB, s).unwrap();
+        device.stream_synchronize(s).unwrap();
+        let block = import(&device, &pool).import_pointer(&pool.export_pointer(ptr).unwrap()).unwrap();
+        device.set_faults(FaultPlan::nth_of(CallKind::StreamCreate, 0, DriverError::OUT_OF_MEMORY));
+        drop(block);
+        put(&resource, ptr, MIB, s);
+        assert_eq!(device.take_violations(), [], "it was freed before the exporter's");
+    }
+
+    #[test]
     fn an_exporter_waits_for_every_copy_of_the_token() {
         let (importers, token) = handshake().unwrap();
         let copy = ImporterToken::from(token.as_fd().try_clone_to_owned().unwrap());

@@ -104,7 +104,7 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         if !bytes.is_multiple_of(Self::SIZE) || buffer.alignment() < alignment {
             return Err(Error::invalid_argument(format!(
                 "{bytes} bytes aligned to {} are not a whole number of values of {} bytes aligned to \
-                 {alignment}",
+                 {alignment}; make the buffer with that size and alignment",
                 buffer.alignment(),
                 Self::SIZE,
             )));
