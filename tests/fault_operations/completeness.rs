@@ -14,6 +14,12 @@ const SOURCES: [&str; 3] = ["containers/src", "resources/src", "plugin/src"];
 /// Functions that return a result and call no driver, or that only pass on to one of the table.
 const WITHOUT_CALLS: &[(&str, &str)] = &[
     ("CudaBuffer::", "cudarc's streams are real ones: containers/tests/cuda_buffer.rs"),
+    ("DeviceBuffer::cuda_view", "cudarc's streams are real ones: containers/tests/cuda_buffer.rs"),
+    ("DeviceScalar::cuda_view", "as above"),
+    ("DeviceVec::cuda_view", "as above"),
+    ("DeviceScalar::from_vec", "it moves a value"),
+    ("CaptureScope::of", "it looks for a layer"),
+    ("MillpondMemoryManager::driver", "HostOnlyMemoryManager::driver"),
     ("DeviceVec::element_ptr", "it computes an address"),
     ("CallbackMemoryResource::new", "it takes a function that returns a result"),
     ("PeerList::new", "it makes a list"),

@@ -8,10 +8,10 @@ use millpond::adaptors::{
 };
 use millpond::resources::share::ImportedBlock;
 use millpond::resources::{
-    ArenaMemoryResource, ArenaOptions, BinningLayer, CudaMemoryResource, Decay, FixedSizeMemoryResource,
-    FixedSizeOptions, HostMemoryResource, HostResource, ManagedMemoryResource, PageableHostMemoryResource,
-    PagesMode, PinnedHostMemoryResource, PoolLayer, PoolMemoryResource, PoolOptions,
-    SamHeadroomMemoryResource, Share, SystemMemoryResource, get_current_device_resource,
+    ArenaMemoryResource, ArenaOptions, BinningLayer, CaptureScope, CudaMemoryResource, Decay,
+    FixedSizeMemoryResource, FixedSizeOptions, HostMemoryResource, HostResource, ManagedMemoryResource,
+    PageableHostMemoryResource, PagesMode, PinnedHostMemoryResource, PoolLayer, PoolMemoryResource,
+    PoolOptions, SamHeadroomMemoryResource, Share, SystemMemoryResource, get_current_device_resource,
     get_per_device_resource, reset_current_device_resource, reset_per_device_resource,
     set_current_device_resource, set_per_device_resource,
 };
@@ -255,6 +255,17 @@ pub(crate) const OPERATIONS: &[Operation] = &[
         let layer = RetryLayer::new().timeout(Duration::from_micros(1));
         let resource = Arc::new(pool(stage, PoolLayer::new())?.layer(layer)?);
         on_stage(stage, move |stage| use_of(&resource, stage))
+    }),
+    // --- Captures ---
+    Operation::new("CaptureScope::begin", |stage| {
+        let stack = build(stage, "cuda+pool+capture_scopes")?;
+        on_stage(stage, move |stage| {
+            let scope = CaptureScope::of(&stack)?;
+            let opened = scope.begin(stage.a())?;
+            let used = use_of(&stack, stage);
+            drop(opened.end());
+            used
+        })
     }),
     // --- Stacks as text ---
     Operation::new("ByteSize::resolve", |stage| {
