@@ -17,9 +17,9 @@ ns/op: the stack's own time and the driver's; calls: of the driver; failures: al
 const ASKED_AGAIN_LEGEND: &str =
     "failed then, served now: rows `allocate failure` of the log, asked for at their place";
 
-/// The simulated device's model of a driver's pool is plain; see docs/BENCHMARKS.md for what CUDA's take.
+/// CUDA does not say how its pools divide memory; see docs/BENCHMARKS.md for what they take.
 const DRIVER_POOL_LEGEND: &str =
-    "cuda_async: a simulated driver never splits what its pools hold, so CUDA's take less than shown";
+    "cuda_async: the simulated driver's pools are a model; what CUDA's take may differ by a few tenths";
 
 const DETAILS_HEADER: [&str; 5] =
     ["stack", "largest\nfree", "own ns/op\nfirst pass", "driver time\nfirst pass", "reuse in\nfirst pass*"];
