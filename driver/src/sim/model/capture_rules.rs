@@ -114,7 +114,7 @@ pub(crate) const RULES: &[(&str, Rule)] = &[
     ("cuStreamQuery", ASKS),
     ("cuStreamWaitEvent", SUBMITS),
     ("cuStreamIsCapturing", LOOKS),
-    ("cuStreamGetCaptureInfo", LOOKS), // not measured: as cuStreamIsCapturing
+    ("cuStreamGetCaptureInfo", LOOKS),
     ("cuEventCreate", SAFE),
     ("cuEventDestroy", SAFE),
     ("cuEventRecord", SUBMITS),
