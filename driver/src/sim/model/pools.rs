@@ -1,10 +1,10 @@
 //! Stream-ordered memory and its pools.
 //!
 //! A plain model of CUDA's: a pool takes its memory in chunks, hands out pieces of them, best fit, and keeps
-//! what comes back. Neighbours in a chunk become one piece where they were freed on the same stream or are done
-//! both. A chunk goes back to the device when it is one piece. CUDA does not say how its pools divide memory;
-//! on the logs of docs/BENCHMARKS.md this model takes about what they take on an H200. A request is served, in
-//! this order, by
+//! what comes back. Neighbours in a chunk become one piece where they were freed on the same stream or are
+//! done both. A chunk goes back to the device when it is one piece. CUDA does not say how its pools divide
+//! memory; on the logs of docs/BENCHMARKS.md this model takes about what they take on an H200. A request is
+//! served, in this order, by
 //! 1. pieces whose free the asking stream is ordered after (`ReuseFollowEventDependencies`; without it, only
 //!    blocks freed on that very stream);
 //! 2. pieces whose work is done already (`ReuseAllowOpportunistic`);
