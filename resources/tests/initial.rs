@@ -1,10 +1,9 @@
 //! Tests the memory that a pool takes when it is made, and how it reaches its maximum.
 
 use millpond_core::StreamRef;
-use millpond_core::driver::StreamFlags;
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{
-    AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, Driver, DriverHandle, Layout, Result,
+    AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, Driver, DriverHandle, Result,
 };
 use millpond_driver::sim::{SimConfig, SimDevice};
 
@@ -110,22 +109,4 @@ fn a_pool_over_a_limit_takes_what_requests_need() {
         let error = pool.allocate_bytes(2000 * MIB, StreamRef::LEGACY).expect_err("the limit is 6000 MiB");
         assert!(error.is_out_of_memory(), "{error}");
     }
-}
-
-/// A region may be aligned by chance, so a request may be served although the maximum has no room for the
-/// padding that new memory would need. Here its blocks must become unowned and join first.
-#[test]
-fn a_large_alignment_is_served_from_memory_that_has_it() {
-    let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
-    let driver: DriverHandle = device.clone();
-    let pool = build("cuda+pool:initial=20MiB,max=20MiB,pages=off", &driver).expect("there is room");
-    let streams = [(); 2].map(|()| device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream"));
-    let blocks = streams.map(|stream| pool.allocate_bytes(10 * MIB, stream).expect("there is room"));
-    assert!(blocks[0].is_aligned_to(4 * MIB), "the test needs a region that is aligned");
-    for (ptr, stream) in blocks.into_iter().zip(streams) {
-        // SAFETY: the block came from this pool with this size and is given back once.
-        unsafe { pool.deallocate_bytes(ptr, 10 * MIB, stream) };
-    }
-    let layout = Layout::with_alignment(18 * MIB, 4 * MIB).expect("a power of two");
-    assert_eq!(pool.allocate(layout, streams[0]).expect("the region has room"), blocks[0]);
 }

@@ -20,7 +20,7 @@ use crate::pool::slack::Slack;
 use crate::stream_order::streams::StreamCell;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::sync::spin_lock::SpinGuard;
-use crate::tuning::{LARGE_FITS_COMPARED, Policy, REGION_SHARE, REGION_UNIT};
+use crate::tuning::{DEVICE_PAGE, LARGE_FITS_COMPARED, Policy, REGION_SHARE, REGION_UNIT};
 
 /// The number of the heap of large blocks in the block map.
 pub(super) const LARGE: HeapId = 0;
@@ -207,8 +207,9 @@ impl Heaps {
 
     /// Returns whether the request fits the device and the pool's maximum.
     pub(crate) fn can_ever_serve(&self, request: &Request) -> bool {
-        // Without padding for the alignment: the pool may hold memory that is aligned by chance.
-        request.bytes <= self.most_bytes
+        // The driver aligns to pages only: for a larger alignment the pool needs padding.
+        let needed = if request.alignment > DEVICE_PAGE { request.padded_bytes() } else { request.bytes };
+        needed <= self.most_bytes
     }
 
     /// Returns whether devices with an active context get access without being named.

@@ -507,7 +507,7 @@ fn the_users_of_an_arena_are_the_threads_that_have_not_ended() {
     assert_eq!(counted(), users(&[0, 0, 1]));
 }
 
-/// Over pages, blocks of more than 128 KiB are stitched, and not cut from spans, while threads do not contend.
+/// Over pages, blocks of more than 128 KiB do not come from spans while threads do not contend.
 #[test]
 fn a_pool_over_pages_saves_memory_until_threads_contend() {
     for (pages, alone) in [(PagesMode::On, LARGEST_SMALL_OVER_PAGES), (PagesMode::Off, LARGEST_SMALL)] {

@@ -467,7 +467,7 @@ fn where_memory_is_short_handles_are_smaller() {
     bench.end();
 }
 
-/// Blocks are stitched from small handles with less waste, but each costs driver calls, which operations earn.
+/// Blocks are stitched from small handles with less waste, but each costs driver calls.
 #[test]
 fn handles_are_smaller_where_operations_have_earned_the_calls() {
     for (operations, handles) in [(0, 3), (1000, 4), (100_000, 6)] {
