@@ -242,3 +242,28 @@ impl fmt::Display for PoolOptions {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use millpond_driver::sim::{SimConfig, SimDevice};
+
+    use super::*;
+
+    #[test]
+    fn a_maximum_of_few_pages_is_no_maximum_for_pages() {
+        const PAGE: u64 = 2 << 20;
+        let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+        let pages_with = |pages, maximum_bytes| {
+            let maximum_bytes = Some(maximum_bytes);
+            PoolOptions { pages, maximum_bytes, ..PoolOptions::default() }.pages_over(&cuda)
+        };
+        for (mode, maximum, pages) in [
+            (PagesMode::Auto, LEAST_PAGES * PAGE, Some(PAGE)),
+            (PagesMode::Auto, LEAST_PAGES * PAGE - 256, None),
+            (PagesMode::On, PAGE, Some(PAGE)),
+        ] {
+            assert_eq!(pages_with(mode, maximum).expect("it is possible"), pages, "{mode}, {maximum}");
+        }
+        assert!(pages_with(PagesMode::On, PAGE - 256).is_err());
+    }
+}
