@@ -631,8 +631,10 @@ void millpond_free(void *ptr,
 // Announces that work on `stream` uses a block, which then goes back only after that work.
 //
 // # Safety
-// The stream is alive, and of the block's device, until the block is freed.
-millpond_status millpond_record_stream(void *ptr, void *stream);
+// The stream is alive, and of the block's device, until the block is freed; if it captures a graph then, it
+// lives on.
+millpond_status millpond_record_stream(void *ptr,
+                                       void *stream);
 
 // The block of `millpond_malloc` in which an address lies is found by its start: `bytes` is its size.
 //

@@ -8,10 +8,12 @@ use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use dashmap::mapref::entry::Entry;
 use dashmap::{DashMap, DashSet};
 use millpond_core::driver::{CaptureModeGuard, Event, EventFlags, call};
 use millpond_core::{
-    AnyResource, DeviceId, DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamRef,
+    AnyResource, DeviceId, DeviceMemoryResource, DevicePtr, Error, ErrorKind, Layout, Result, StreamId,
+    StreamRef,
 };
 use millpond_resources::registry::get_per_device_resource;
 use parking_lot::Mutex;
@@ -19,14 +21,34 @@ use parking_lot::Mutex;
 use crate::device::device_ptr;
 use crate::status::{Status, guarded, put, stream_on};
 
+/// A stream that uses a block, with its identity at the time: the name of the per-thread stream is another
+/// stream's on another thread.
+#[derive(Clone, Copy)]
+struct Use {
+    stream: StreamRef,
+    id: StreamId,
+}
+
+impl Use {
+    fn of(stream: StreamRef) -> Self {
+        Self { stream, id: stream.id() }
+    }
+
+    /// A stream that comes after this use, as the present thread names it. Per-thread streams are blocking:
+    /// the legacy default stream comes after those of all threads.
+    fn here(self) -> StreamRef {
+        if self.stream.id() == self.id { self.stream } else { StreamRef::LEGACY }
+    }
+}
+
 /// A block that is handed out.
 struct Block {
     ptr: DevicePtr,
     resource: AnyResource,
     layout: Layout,
-    stream: StreamRef,
+    stream: Use,
     /// Other streams that use it.
-    used_on: Vec<StreamRef>,
+    used_on: Vec<Use>,
 }
 
 /// A block that came back while other streams may still use it.
@@ -53,10 +75,21 @@ fn device_id(number: i32) -> Result<DeviceId> {
 impl Block {
     /// Gives the block back, in the order of the stream that it was allocated on.
     fn give_back(self) {
+        let stream = self.stream.here();
         // SAFETY: the block came from this resource with this layout, and was taken out of the table, where
-        // it was once. By the rules of `millpond_free` its stream is after all of its uses that were not
-        // recorded, and the device has passed those that were.
-        unsafe { self.resource.deallocate(self.ptr, self.layout, self.stream) };
+        // it was once. By the rules of `millpond_free` the stream is alive, and after all uses: none other
+        // was recorded.
+        unsafe { self.resource.deallocate(self.ptr, self.layout, stream) };
+    }
+
+    /// Gives a block back that the device has passed. Its stream may have ended since it was freed, which is
+    /// not known of those that were made elsewhere.
+    fn give_back_passed(self) {
+        let own = self.stream.here();
+        let may_be_gone = own.is_foreign() || self.resource.driver().stream_is_gone(own);
+        let stream = if may_be_gone { StreamRef::LEGACY } else { own };
+        // SAFETY: as above, and the device has passed all uses: any stream is after them.
+        unsafe { self.resource.deallocate(self.ptr, self.layout, stream) };
     }
 }
 
@@ -67,13 +100,18 @@ impl Parked {
         let _captures = CaptureModeGuard::relaxed(&**driver);
         let mut failure = Ok(());
         let events = &mut self.events;
-        self.block.used_on.retain(|stream| {
+        self.block.used_on.retain(|used| {
+            let stream = used.here();
             let marked = call(&**driver, |driver| {
-                if driver.stream_is_capturing(*stream)? {
-                    return Ok(None);
+                match driver.stream_is_capturing(stream) {
+                    // The legacy default stream, while a blocking one captures.
+                    Err(error) if error.is_capture_refusal() => return Ok(None),
+                    Ok(true) => return Ok(None),
+                    Err(error) if !error.is_unsupported() => return Err(error),
+                    Ok(false) | Err(_) => {}
                 }
                 let event = driver.event_create(EventFlags::default())?;
-                let recorded = driver.event_record(event, *stream);
+                let recorded = driver.event_record(event, stream);
                 // SAFETY: the event is this function's own, and nothing waits for it.
                 recorded.inspect_err(|_| drop(unsafe { driver.event_destroy(event) })).map(|()| Some(event))
             });
@@ -113,12 +151,17 @@ impl Parked {
         true
     }
 
-    /// Waits for all uses that are marked.
+    /// Waits for all uses that are marked, and for those on streams that ended before they were.
     fn wait(&mut self) {
         let driver = self.block.resource.driver();
         let _captures = CaptureModeGuard::relaxed(&**driver);
         for event in &self.events {
             let _ = call(&**driver, |driver| driver.event_synchronize(*event));
+        }
+        let is_gone = |used: &Use| driver.stream_is_gone(used.stream);
+        let waits = self.block.used_on.iter().any(is_gone);
+        if waits && matches!(call(&**driver, |driver| driver.synchronize_beside_captures()), Ok(true)) {
+            self.block.used_on.retain(|used| !is_gone(used));
         }
     }
 }
@@ -138,7 +181,7 @@ fn give_back_parked(is_waiting: bool) -> usize {
         passed
     };
     let count = passed.len();
-    passed.into_iter().for_each(|parked| parked.block.give_back());
+    passed.into_iter().for_each(|parked| parked.block.give_back_passed());
     count
 }
 
@@ -155,9 +198,37 @@ pub(crate) fn allocate(bytes: u64, device: i32, stream: *mut c_void) -> Result<*
         outcome = resource.allocate(layout, stream);
     }
     let ptr = outcome?;
-    DEVICES.insert(id);
-    LIVE.insert(ptr, Block { ptr, resource, layout, stream, used_on: Vec::new() });
+    // A set that is only read takes no thread's time.
+    if !DEVICES.contains(&id) {
+        DEVICES.insert(id);
+    }
+    note(Block { ptr, resource, layout, stream: Use::of(stream), used_on: Vec::new() })?;
     Ok(without_provenance_mut(ptr.address() as usize))
+}
+
+/// Enters a block in the table. One that is there already was lost in a reset of its device, or is of another
+/// simulated device: a free could not tell the two apart.
+fn note(block: Block) -> Result<()> {
+    match LIVE.entry(block.ptr) {
+        Entry::Vacant(place) => drop(place.insert(block)),
+        Entry::Occupied(known) if is_of_another_device(known.get(), &block) => {
+            drop(known);
+            block.give_back();
+            let why = "simulated devices have the same addresses; use the blocks of one at a time here";
+            return Err(Error::new(ErrorKind::Unsupported, why));
+        }
+        Entry::Occupied(mut known) => {
+            let lost = known.insert(block);
+            drop(known);
+            drop(lost);
+        }
+    }
+    Ok(())
+}
+
+fn is_of_another_device(known: &Block, block: &Block) -> bool {
+    let [known, new] = [known, block].map(|block| block.resource.driver());
+    known.device() != new.device() && !known.health().is_lost()
 }
 
 pub(crate) fn free(ptr: *mut c_void) -> Result<()> {
@@ -174,6 +245,7 @@ pub(crate) fn free(ptr: *mut c_void) -> Result<()> {
         return Ok(());
     }
     let mut parked = Parked { block, events: Vec::new() };
+    parked.block.used_on.push(parked.block.stream);
     let marked = parked.mark();
     let mut all = PARKED.lock();
     all.push(parked);
@@ -214,7 +286,8 @@ pub unsafe extern "C" fn millpond_free(ptr: *mut c_void, bytes: usize, device: i
 /// Announces that work on `stream` uses a block, which then goes back only after that work.
 ///
 /// # Safety
-/// The stream is alive, and of the block's device, until the block is freed.
+/// The stream is alive, and of the block's device, until the block is freed; if it captures a graph then, it
+/// lives on.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_record_stream(ptr: *mut c_void, stream: *mut c_void) -> Status {
     guarded(|| {
@@ -223,9 +296,9 @@ pub unsafe extern "C" fn millpond_record_stream(ptr: *mut c_void, stream: *mut c
                 "{ptr:p} is no block of millpond_malloc that is in use"
             )));
         };
-        let stream = stream_on(&*block.resource, stream)?;
-        if stream != block.stream && !block.used_on.contains(&stream) {
-            block.used_on.push(stream);
+        let used = Use::of(stream_on(&*block.resource, stream)?);
+        if block.stream.id != used.id && block.used_on.iter().all(|known| known.id != used.id) {
+            block.used_on.push(used);
         }
         Ok(())
     })
