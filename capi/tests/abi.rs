@@ -309,22 +309,48 @@ fn functions_of_the_program_are_resources_and_make_room() {
     let (mut made, mut block) = (null_mut(), null_mut());
     // SAFETY: all arguments are as asked for.
     unsafe {
-        let outcome =
-            millpond_resource_callback(bench.device, refuse, keep, null_mut(), Some(end), &raw mut made);
+        let outcome = millpond_resource_callback(
+            bench.device,
+            Some(refuse),
+            Some(keep),
+            null_mut(),
+            Some(end),
+            &raw mut made,
+        );
         assert_eq!(outcome, Status::Ok);
         assert_eq!(millpond_allocate(made, 8, 0, null_mut(), &raw mut block), Status::OutOfMemory);
         assert!(message().contains("the callback returned no block"), "{}", message());
         millpond_resource_free(made);
         assert_eq!(ENDED.load(Ordering::Relaxed), 1);
-        let refused = millpond_resource_callback(null(), refuse, keep, null_mut(), Some(end), &raw mut made);
+        let refused = millpond_resource_callback(
+            null(),
+            Some(refuse),
+            Some(keep),
+            null_mut(),
+            Some(end),
+            &raw mut made,
+        );
         assert_eq!((refused, ENDED.load(Ordering::Relaxed)), (Status::InvalidArgument, 2));
+        // A pointer to no function is refused, and the context ends all the same.
+        for (allocate, deallocate) in [(None, Some(keep as _)), (Some(refuse as _), None)] {
+            let (device, made) = (bench.device, &raw mut made);
+            let refused =
+                millpond_resource_callback(device, allocate, deallocate, null_mut(), Some(end), made);
+            assert_eq!(refused, Status::InvalidArgument);
+        }
+        let on = bench.resource("cuda");
+        let refused = millpond_resource_failure_callback(on, None, null_mut(), Some(end), &raw mut made);
+        assert_eq!((refused, ENDED.load(Ordering::Relaxed)), (Status::InvalidArgument, 5));
+        assert_eq!(message(), "invalid argument: the function that handles failures is a null pointer");
+        millpond_resource_free(on);
 
         let pool = bench.resource("cuda+pool");
         assert_eq!(millpond_allocate(pool, 40 * MIB, 0, null_mut(), &raw mut block), Status::Ok);
         let mut context = [pool.cast::<c_void>(), block];
         let mut patient = null_mut();
         let context = (&raw mut context).cast();
-        let layered = millpond_resource_failure_callback(pool, make_room, context, None, &raw mut patient);
+        let layered =
+            millpond_resource_failure_callback(pool, Some(make_room), context, None, &raw mut patient);
         assert_eq!(layered, Status::Ok);
         assert_eq!(millpond_allocate(patient, 40 * MIB, 0, null_mut(), &raw mut block), Status::Ok);
         assert_eq!(millpond_deallocate(patient, block, 40 * MIB, 0, null_mut()), Status::Ok);
