@@ -60,7 +60,11 @@ struct Parked {
 
 static LIVE: LazyLock<DashMap<DevicePtr, Block>> = LazyLock::new(DashMap::new);
 static PARKED: Mutex<Vec<Parked>> = Mutex::new(Vec::new());
+/// The blocks that are parked, and those that are on their way back.
 static PARKED_COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Held by the thread that looks through the parked blocks. The driver is called under this lock, so no call
+/// waits for it that may do without.
+static LOOKING: Mutex<()> = Mutex::new(());
 /// The devices that were asked for memory.
 static DEVICES: LazyLock<DashSet<DeviceId>> = LazyLock::new(DashSet::new);
 
@@ -166,23 +170,26 @@ impl Parked {
     }
 }
 
-/// Gives back the parked blocks that the device has passed; if `is_waiting`, after a wait. Returns how many.
-fn give_back_parked(is_waiting: bool) -> usize {
+/// Gives back the parked blocks that the device has passed; if `is_waiting`, after a wait. Returns whether any
+/// were parked, of which another thread may have given some back.
+fn give_back_parked(is_waiting: bool) -> bool {
     if PARKED_COUNT.load(Ordering::Relaxed) == 0 {
-        return 0;
+        return false;
     }
-    let passed: Vec<Parked> = {
-        let mut parked = PARKED.lock();
-        if is_waiting {
-            parked.iter_mut().for_each(Parked::wait);
-        }
-        let passed = parked.extract_if(.., Parked::is_passed).collect();
-        PARKED_COUNT.store(parked.len(), Ordering::Relaxed);
-        passed
-    };
-    let count = passed.len();
-    passed.into_iter().for_each(|parked| parked.block.give_back_passed());
-    count
+    let looking = if is_waiting { Some(LOOKING.lock()) } else { LOOKING.try_lock() };
+    let Some(looking) = looking else { return true };
+    let mut parked = std::mem::take(&mut *PARKED.lock());
+    if is_waiting {
+        parked.iter_mut().for_each(Parked::wait);
+    }
+    let passed: Vec<Parked> = parked.extract_if(.., Parked::is_passed).collect();
+    PARKED.lock().append(&mut parked);
+    drop(looking);
+    for parked in passed {
+        parked.block.give_back_passed();
+        PARKED_COUNT.fetch_sub(1, Ordering::Relaxed);
+    }
+    true
 }
 
 pub(crate) fn allocate(bytes: u64, device: i32, stream: *mut c_void) -> Result<*mut c_void> {
@@ -194,7 +201,7 @@ pub(crate) fn allocate(bytes: u64, device: i32, stream: *mut c_void) -> Result<*
     let (layout, stream) = (Layout::new(bytes), stream_on(&*resource, stream)?);
     give_back_parked(false);
     let mut outcome = resource.allocate(layout, stream);
-    if outcome.as_ref().is_err_and(Error::is_out_of_memory) && give_back_parked(true) > 0 {
+    if outcome.as_ref().is_err_and(Error::is_out_of_memory) && give_back_parked(true) {
         outcome = resource.allocate(layout, stream);
     }
     let ptr = outcome?;
@@ -247,9 +254,8 @@ pub(crate) fn free(ptr: *mut c_void) -> Result<()> {
     let mut parked = Parked { block, events: Vec::new() };
     parked.block.used_on.push(parked.block.stream);
     let marked = parked.mark();
-    let mut all = PARKED.lock();
-    all.push(parked);
-    PARKED_COUNT.store(all.len(), Ordering::Relaxed);
+    PARKED_COUNT.fetch_add(1, Ordering::Relaxed);
+    PARKED.lock().push(parked);
     marked
 }
 
@@ -291,12 +297,12 @@ pub unsafe extern "C" fn millpond_free(ptr: *mut c_void, bytes: usize, device: i
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_record_stream(ptr: *mut c_void, stream: *mut c_void) -> Status {
     guarded(|| {
-        let Some(mut block) = LIVE.get_mut(&device_ptr(ptr)) else {
-            return Err(Error::invalid_argument(format!(
-                "{ptr:p} is no block of millpond_malloc that is in use"
-            )));
-        };
-        let used = Use::of(stream_on(&*block.resource, stream)?);
+        let unknown =
+            || Error::invalid_argument(format!("{ptr:p} is no block of millpond_malloc that is in use"));
+        // The driver is called without the lock of the table.
+        let resource = LIVE.get(&device_ptr(ptr)).map(|block| AnyResource::clone(&block.resource));
+        let used = Use::of(stream_on(&*resource.ok_or_else(unknown)?, stream)?);
+        let mut block = LIVE.get_mut(&device_ptr(ptr)).ok_or_else(unknown)?;
         if block.stream.id != used.id && block.used_on.iter().all(|known| known.id != used.id) {
             block.used_on.push(used);
         }

@@ -13,8 +13,10 @@ use millpond_c::registry::*;
 use millpond_c::resource::*;
 use millpond_c::status::*;
 use millpond_core::driver::{CaptureMode, EventFlags};
-use millpond_core::{DeviceId, DevicePtr, Driver, StreamRef};
+use millpond_core::{DeviceId, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, StreamRef};
 use millpond_driver::sim::{Access, SimDevice};
+use millpond_resources::{CudaMemoryResource, PoolLayer, registry};
+use millpond_testkit::hooked::HookedDriver;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -547,5 +549,31 @@ fn blocks_of_two_simulated_devices_are_not_confused() {
         let block = millpond_malloc(MIB as usize, two.number(), null_mut());
         assert!(!block.is_null());
         millpond_free(block, 0, 0, null_mut());
+    }
+}
+
+/// Another thread, or what a driver call leads to, may use the library meanwhile.
+#[test]
+fn blocks_are_handed_out_while_another_call_asks_the_driver_about_those_that_wait() {
+    let _alone = alone();
+    let bench = Bench::new();
+    let driver = HookedDriver::new(bench.sim.clone());
+    let pool = CudaMemoryResource::new(driver.clone()).layer(PoolLayer::new()).expect("a pool").into_any();
+    registry::set_per_device_resource(pool.driver().device(), pool).expect("it is of the device");
+    let (own, other, number) = (bench.stream(), bench.stream(), bench.number());
+    // SAFETY: all arguments are as asked for.
+    unsafe {
+        let block = millpond_malloc(MIB as usize, number, own);
+        assert_eq!(millpond_record_stream(block, other), Status::Ok);
+        millpond_free(block, 0, 0, null_mut());
+        driver.before_query(move || {
+            let meanwhile = millpond_malloc(KIB as usize, number, null_mut());
+            assert!(!meanwhile.is_null(), "{}", message());
+            millpond_free(meanwhile, 0, 0, null_mut());
+        });
+        let again = millpond_malloc(MIB as usize, number, own);
+        assert_eq!((again, driver.hooks_left()), (block, 0));
+        millpond_free(again, 0, 0, null_mut());
+        assert_eq!(millpond_reset_per_device_resource(bench.device), Status::Ok);
     }
 }
