@@ -617,7 +617,7 @@ void *millpond_malloc(size_t bytes,
                       void *stream);
 
 // Frees a block, in the order of the stream that it was allocated on, and after all work on the streams that
-// `millpond_record_stream` named. A null pointer is ignored. What `bytes`, `device` and `stream` say is not
+// `millpond_record_stream` named. A null pointer is ignored, and so is all in a forked copy of the process. What `bytes`, `device` and `stream` say is not
 // looked at: the block knows it.
 //
 // # Safety

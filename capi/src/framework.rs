@@ -6,7 +6,9 @@
 use std::ffi::c_void;
 use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+#[cfg(unix)]
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use dashmap::mapref::entry::Entry;
 use dashmap::{DashMap, DashSet};
@@ -67,6 +69,34 @@ static PARKED_COUNT: AtomicUsize = AtomicUsize::new(0);
 static LOOKING: Mutex<()> = Mutex::new(());
 /// The devices that were asked for memory.
 static DEVICES: LazyLock<DashSet<DeviceId>> = LazyLock::new(DashSet::new);
+
+/// Whether this process is a copy of one that has blocks here. It must leave them alone: the device's memory
+/// is the other's, and of the locks that other threads held at the fork, none is ever released.
+static IS_COPY: AtomicBool = AtomicBool::new(false);
+
+/// Notices forks from now on.
+fn notice_forks() {
+    #[cfg(unix)]
+    {
+        static ONCE: Once = Once::new();
+        extern "C" fn note() {
+            IS_COPY.store(true, Ordering::Relaxed);
+        }
+        ONCE.call_once(|| {
+            // SAFETY: the function stores a flag, which any process may do after a fork.
+            let _ = unsafe { libc::pthread_atfork(None, None, Some(note)) };
+        });
+    }
+}
+
+/// Refuses the call in a copy of the process.
+fn check_process() -> Result<()> {
+    if IS_COPY.load(Ordering::Relaxed) {
+        let why = "this process was forked from one that uses the device; start it anew (spawn) instead";
+        return Err(Error::new(ErrorKind::Unsupported, why));
+    }
+    Ok(())
+}
 
 /// The device with this number: CUDA's, or where CUDA cannot be used, a simulated one.
 fn device_id(number: i32) -> Result<DeviceId> {
@@ -196,6 +226,7 @@ pub(crate) fn allocate(bytes: u64, device: i32, stream: *mut c_void) -> Result<*
     if bytes == 0 {
         return Ok(null_mut());
     }
+    check_process()?;
     let id = device_id(device)?;
     let resource = get_per_device_resource(id)?;
     let (layout, stream) = (Layout::new(bytes), stream_on(&*resource, stream)?);
@@ -207,6 +238,7 @@ pub(crate) fn allocate(bytes: u64, device: i32, stream: *mut c_void) -> Result<*
     let ptr = outcome?;
     // A set that is only read takes no thread's time.
     if !DEVICES.contains(&id) {
+        notice_forks();
         DEVICES.insert(id);
     }
     note(Block { ptr, resource, layout, stream: Use::of(stream), used_on: Vec::new() })?;
@@ -239,7 +271,7 @@ fn is_of_another_device(known: &Block, block: &Block) -> bool {
 }
 
 pub(crate) fn free(ptr: *mut c_void) -> Result<()> {
-    if ptr.is_null() {
+    if ptr.is_null() || IS_COPY.load(Ordering::Relaxed) {
         return Ok(());
     }
     let Some((_, block)) = LIVE.remove(&device_ptr(ptr)) else {
@@ -275,7 +307,7 @@ pub unsafe extern "C" fn millpond_malloc(bytes: usize, device: i32, stream: *mut
 }
 
 /// Frees a block, in the order of the stream that it was allocated on, and after all work on the streams that
-/// `millpond_record_stream` named. A null pointer is ignored. What `bytes`, `device` and `stream` say is not
+/// `millpond_record_stream` named. A null pointer is ignored, and so is all in a forked copy of the process. What `bytes`, `device` and `stream` say is not
 /// looked at: the block knows it.
 ///
 /// # Safety
@@ -297,6 +329,7 @@ pub unsafe extern "C" fn millpond_free(ptr: *mut c_void, bytes: usize, device: i
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_record_stream(ptr: *mut c_void, stream: *mut c_void) -> Status {
     guarded(|| {
+        check_process()?;
         let unknown =
             || Error::invalid_argument(format!("{ptr:p} is no block of millpond_malloc that is in use"));
         // The driver is called without the lock of the table.
@@ -317,6 +350,7 @@ pub unsafe extern "C" fn millpond_record_stream(ptr: *mut c_void, stream: *mut c
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_block_size(ptr: *mut c_void, bytes: *mut u64) -> Status {
     guarded(|| {
+        check_process()?;
         let block = LIVE.get(&device_ptr(ptr)).map(|block| block.layout.bytes());
         let size = block.ok_or_else(|| Error::invalid_argument(format!("{ptr:p} is no block in use")))?;
         // SAFETY: the caller's promise.
@@ -329,6 +363,7 @@ pub unsafe extern "C" fn millpond_block_size(ptr: *mut c_void, bytes: *mut u64) 
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_empty_cache() -> Status {
     guarded(|| {
+        check_process()?;
         give_back_parked(true);
         let devices: Vec<DeviceId> = DEVICES.iter().map(|id| *id).collect();
         devices.into_iter().try_for_each(|id| get_per_device_resource(id)?.trim(0).map(drop))
