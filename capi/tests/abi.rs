@@ -13,8 +13,10 @@ use millpond_c::registry::*;
 use millpond_c::resource::*;
 use millpond_c::status::*;
 use millpond_core::driver::{CaptureMode, EventFlags};
-use millpond_core::{DeviceId, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, StreamRef};
-use millpond_driver::sim::{Access, SimDevice};
+use millpond_core::{
+    DeviceId, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, DriverError, StreamRef,
+};
+use millpond_driver::sim::{Access, FaultPlan, SimDevice};
 use millpond_resources::{CudaMemoryResource, PoolLayer, registry};
 use millpond_testkit::hooked::HookedDriver;
 
@@ -575,5 +577,23 @@ fn blocks_are_handed_out_while_another_call_asks_the_driver_about_those_that_wai
         assert_eq!((again, driver.hooks_left()), (block, 0));
         millpond_free(again, 0, 0, null_mut());
         assert_eq!(millpond_reset_per_device_resource(bench.device), Status::Ok);
+    }
+}
+
+#[test]
+fn a_block_of_a_lost_device_is_taken_back_whatever_its_stream() {
+    let bench = Bench::new();
+    let tracked = bench.resource("cuda+pool+tracking");
+    let own = bench.stream();
+    let (mut block, mut bytes, mut text) = (null_mut(), 1, null_mut());
+    // SAFETY: all arguments are as asked for.
+    unsafe {
+        assert_eq!(millpond_allocate(tracked, KIB, 0, own, &raw mut block), Status::Ok);
+        bench.sim.set_faults(FaultPlan::nth_call(0, DriverError::ILLEGAL_ADDRESS));
+        assert_eq!(millpond_device_synchronize(bench.device), Status::Poisoned);
+        assert_eq!(millpond_deallocate(tracked, block, KIB, 0, own), Status::Ok);
+        assert_eq!(millpond_tracking_outstanding(tracked, &raw mut bytes, &raw mut text), Status::Ok);
+        assert_eq!((bytes, string(text)), (0, String::new()));
+        millpond_resource_free(tracked);
     }
 }
