@@ -617,8 +617,8 @@ void *millpond_malloc(size_t bytes,
                       void *stream);
 
 // Frees a block, in the order of the stream that it was allocated on, and after all work on the streams that
-// `millpond_record_stream` named. A null pointer is ignored, and so is all in a forked copy of the process. What `bytes`, `device` and `stream` say is not
-// looked at: the block knows it.
+// `millpond_record_stream` named. A null pointer is ignored, and so is every block in a forked copy of the
+// process. What `bytes`, `device` and `stream` say is not looked at: the block knows it.
 //
 // # Safety
 // The block is from `millpond_malloc`; all work that uses it, on other streams than those recorded, is

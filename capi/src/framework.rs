@@ -200,8 +200,8 @@ impl Parked {
     }
 }
 
-/// Gives back the parked blocks that the device has passed; if `is_waiting`, after a wait. Returns whether any
-/// were parked, of which another thread may have given some back.
+/// Gives back the parked blocks that the device has passed; if `is_waiting`, after a wait. Returns whether
+/// any were parked, of which another thread may have given some back.
 fn give_back_parked(is_waiting: bool) -> bool {
     if PARKED_COUNT.load(Ordering::Relaxed) == 0 {
         return false;
@@ -307,8 +307,8 @@ pub unsafe extern "C" fn millpond_malloc(bytes: usize, device: i32, stream: *mut
 }
 
 /// Frees a block, in the order of the stream that it was allocated on, and after all work on the streams that
-/// `millpond_record_stream` named. A null pointer is ignored, and so is all in a forked copy of the process. What `bytes`, `device` and `stream` say is not
-/// looked at: the block knows it.
+/// `millpond_record_stream` named. A null pointer is ignored, and so is every block in a forked copy of the
+/// process. What `bytes`, `device` and `stream` say is not looked at: the block knows it.
 ///
 /// # Safety
 /// The block is from `millpond_malloc`; all work that uses it, on other streams than those recorded, is

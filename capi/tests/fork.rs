@@ -16,6 +16,7 @@ fn a_forked_child_frees_copies_of_objects() {
     // SAFETY: all arguments are as asked for. The child makes the calls that are tested, and ends; the alarm
     // ends it where it would wait for ever.
     unsafe {
+        std::env::set_var("CUDA_VISIBLE_DEVICES", ""); // nothing reads it meanwhile
         let mut device = null_mut();
         assert_eq!(millpond_device_open(c"sim:64MiB".as_ptr(), &raw mut device), Status::Ok);
         let number = millpond_device_ordinal(device);

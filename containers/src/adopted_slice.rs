@@ -125,8 +125,9 @@ impl<T> AdoptedSlice<T> {
         health.is_lost() || !is_same()
     }
 
-    /// Drops the slice after the work that `ordered` puts before the next work of its stream, whatever context
-    /// is current. If it cannot be ordered the memory is leaked: its next owner would get it too early.
+    /// Drops the slice after the work that `ordered` puts before the next work of its stream, whatever
+    /// context is current. If it cannot be ordered the memory is leaked: its next owner would get it too
+    /// early.
     fn free(&self, slice: CudaSlice<T>, ordered: impl FnOnce() -> Result<()>) {
         if self.is_lost() {
             return mem::forget(slice);
