@@ -122,7 +122,8 @@ impl Block {
         let own = self.stream.here();
         let may_be_gone = own.is_foreign() || self.resource.driver().stream_is_gone(own);
         let stream = if may_be_gone { StreamRef::LEGACY } else { own };
-        // SAFETY: as above, and the device has passed all uses: any stream is after them.
+        // SAFETY: as above, and the device has passed the uses that were recorded. Those of its own stream
+        // are before the stream: that is a default stream's, or they were recorded as well.
         unsafe { self.resource.deallocate(self.ptr, self.layout, stream) };
     }
 }
@@ -284,7 +285,11 @@ pub(crate) fn free(ptr: *mut c_void) -> Result<()> {
         return Ok(());
     }
     let mut parked = Parked { block, events: Vec::new() };
-    parked.block.used_on.push(parked.block.stream);
+    let own = parked.block.stream;
+    // A default stream never ends: the block goes back in its order, and need not wait for its work.
+    if !own.stream.is_legacy() && !own.stream.is_per_thread() {
+        parked.block.used_on.push(own);
+    }
     let marked = parked.mark();
     PARKED_COUNT.fetch_add(1, Ordering::Relaxed);
     PARKED.lock().push(parked);

@@ -277,3 +277,33 @@ fn blocks_are_handed_out_while_another_call_asks_the_driver_about_those_that_wai
         assert_eq!(millpond_reset_per_device_resource(bench.device), Status::Ok);
     }
 }
+
+/// The user of a default stream need not wait for it: it is there as long as the process.
+#[test]
+fn a_block_of_a_default_stream_waits_for_the_recorded_streams_alone() {
+    let _alone = alone();
+    let bench = Bench::new();
+    let pool = bench.resource("cuda+pool");
+    let other = bench.stream();
+    // SAFETY: all arguments are as asked for.
+    unsafe {
+        assert_eq!(millpond_set_per_device_resource(pool, null_mut()), Status::Ok);
+        for own in [null_mut(), per_thread()] {
+            let block = millpond_malloc(MIB as usize, bench.number(), own);
+            let own_ref = bench.stream_ref(own);
+            bench.sim.lend(ptr_of(block), MIB, own_ref);
+            bench.sim.launch_for(own_ref, &[Access::write(ptr_of(block), MIB, 1)], 1_000_000);
+            assert_eq!(millpond_record_stream(block, other), Status::Ok);
+            bench.sim.give_back(ptr_of(block), MIB, own_ref);
+            millpond_free(block, 0, 0, null_mut());
+            let again = millpond_malloc(MIB as usize, bench.number(), own);
+            assert_eq!(again, block, "no stream uses it but its own");
+            bench.sim.lend(ptr_of(again), MIB, own_ref);
+            bench.sim.give_back(ptr_of(again), MIB, own_ref);
+            millpond_free(again, 0, 0, null_mut());
+        }
+        assert_eq!(bench.sim.take_violations(), []);
+        assert_eq!(millpond_reset_per_device_resource(bench.device), Status::Ok);
+        millpond_resource_free(pool);
+    }
+}
