@@ -6,7 +6,7 @@ use std::mem;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, CudaStream};
-use millpond_core::driver::call;
+use millpond_core::driver::{CaptureModeGuard, DriverError, call};
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::{
     Accessibility, DeviceMemoryResource, DevicePtr, Driver, DriverHandle, Error, Layout, MemoryInfo,
@@ -125,17 +125,15 @@ impl<T> AdoptedSlice<T> {
         health.is_lost() || !is_same()
     }
 
-    /// Drops the slice after the work of `last`, whatever context is current. If it cannot be ordered the
-    /// memory is leaked: its next owner would get it too early.
-    fn free(&self, slice: CudaSlice<T>, last: StreamRef) {
+    /// Drops the slice after the work that `ordered` puts before the next work of its stream, whatever
+    /// context is current. If it cannot be ordered the memory is leaked: its next owner would get it too
+    /// early.
+    fn free(&self, slice: CudaSlice<T>, ordered: impl FnOnce() -> Result<()>) {
         if self.is_lost() {
             return mem::forget(slice);
         }
-        let ordered = CurrentDeviceGuard::new(self.driver.device()).and_then(|current| {
-            order(&self.driver, last, self.home)
-                .or_else(|_| call(&*self.driver, |driver| driver.stream_synchronize(last)))?;
-            Ok(current)
-        });
+        let current = CurrentDeviceGuard::new(self.driver.device());
+        let ordered = current.and_then(|current| ordered().map(|()| current));
         match ordered {
             Ok(_current) => drop(slice),
             Err(error) => {
@@ -150,11 +148,19 @@ fn gone() -> Error {
     Error::invalid_argument("the slice was freed or given back already")
 }
 
+/// The memory is left here by a container that was taken apart, or that could not be ordered when it was
+/// dropped: which stream used it last is not known.
 impl<T> Drop for AdoptedSlice<T> {
     fn drop(&mut self) {
-        if let Some(slice) = self.slice.get_mut().take() {
-            self.free(slice, self.home);
-        }
+        let Some(slice) = self.slice.get_mut().take() else { return };
+        self.free(slice, || {
+            let _captures = CaptureModeGuard::relaxed(&*self.driver);
+            if self.layout.bytes() == 0 || call(&*self.driver, |driver| driver.synchronize_beside_captures())?
+            {
+                return Ok(());
+            }
+            Err(DriverError::new(DriverError::STREAM_CAPTURE_UNSUPPORTED, "cuCtxSynchronize").into())
+        });
     }
 }
 
@@ -193,7 +199,10 @@ unsafe impl<T: Any> DeviceMemoryResource for AdoptedSlice<T> {
         }
         let slice = if ptr == self.ptr { self.slice.lock().take() } else { None };
         match slice {
-            Some(slice) => self.free(slice, stream),
+            Some(slice) => self.free(slice, || {
+                order(&self.driver, stream, self.home)
+                    .or_else(|_| call(&*self.driver, |driver| driver.stream_synchronize(stream)))
+            }),
             None => misuse::report(&Misuse {
                 kind: MisuseKind::ForeignPointer,
                 ptr,

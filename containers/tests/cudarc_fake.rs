@@ -297,6 +297,18 @@ fn an_adopted_slice_is_freed_once_and_in_order() {
     });
 }
 
+/// Taken apart, it forgets which stream used it last.
+#[test]
+fn an_adopted_slice_that_was_taken_apart_is_freed_after_all_work() {
+    with_fake("an_adopted_slice_that_was_taken_apart_is_freed_after_all_work", |bench| {
+        let slice = bench.stream.clone_htod(&[1.0_f32, 2.0]).unwrap();
+        let mut values = CudaBuffer::adopt(slice).unwrap().into_vec(bench.own.as_ref()).unwrap();
+        values.set_to_zero_async(0).unwrap();
+        drop(values.into_buffer().into_raw_parts());
+        assert_eq!(bench.frees(), 1);
+    });
+}
+
 #[test]
 fn an_adopted_slice_is_given_back() {
     with_fake("an_adopted_slice_is_given_back", |bench| {
