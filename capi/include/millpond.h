@@ -289,6 +289,17 @@ millpond_status millpond_fill(const struct millpond_device *device,
                               uint64_t bytes,
                               void *stream);
 
+// Moves managed memory to the device, or to the host, in the order of the stream. Memory that is not managed
+// is refused.
+//
+// # Safety
+// `device` is a handle of this library's; the stream is alive; the range holds `bytes` bytes.
+millpond_status millpond_prefetch(const struct millpond_device *device,
+                                  void *target,
+                                  uint64_t bytes,
+                                  bool to_host,
+                                  void *stream);
+
 // Builds a stack from text, as `cuda+pool:initial=1GiB+statistics`, on a device; null is the default device,
 // as in `millpond_device_open`.
 //
@@ -471,6 +482,42 @@ millpond_status millpond_tracking_outstanding(const struct millpond_resource *re
 // `resource` is a handle of this library's.
 millpond_status millpond_logging_flush(const struct millpond_resource *resource);
 
+// The bytes that the adaptor `limiting` has handed out, and its limit in bytes.
+//
+// # Safety
+// `resource` is a handle of this library's; both numbers may be written.
+millpond_status millpond_limiting_counts(const struct millpond_resource *resource,
+                                         uint64_t *allocated_bytes,
+                                         uint64_t *limit_bytes);
+
+// Puts bins on a resource: requests up to `sizes[i]` bytes, beyond the next smaller bin, go to
+// `resources[i]`, or to fixed-size blocks from `upstream` where that is null. All handles stay the caller's.
+//
+// # Safety
+// `upstream` is a handle of this library's; `sizes` and `resources` hold `count` values, and the latter are
+// null or handles of this library's; `resource` may be written.
+millpond_status millpond_resource_binning(const struct millpond_resource *upstream,
+                                          const uint64_t *sizes,
+                                          const struct millpond_resource *const *resources,
+                                          size_t count,
+                                          struct millpond_resource **resource);
+
+// The driver's pool (`CUmemoryPool`) of the base `cuda_async`, `cuda_async_view` or `cuda_async_managed`.
+//
+// # Safety
+// `resource` is a handle of this library's; `pool` may be written.
+millpond_status millpond_async_pool(const struct millpond_resource *resource,
+                                    void **pool);
+
+// Makes a resource over a pool of the driver's (`CUmemoryPool`) that stays the caller's.
+//
+// # Safety
+// `device` is a handle of this library's; the pool is of this device's context and lives as long as the
+// resource and its blocks; `resource` may be written.
+millpond_status millpond_resource_async_view(const struct millpond_device *device,
+                                             void *pool,
+                                             struct millpond_resource **resource);
+
 // The default resource of a device: the one that was set, or else the stack of the environment variable
 // `MILLPOND_STACK`, or else plain CUDA.
 //
@@ -478,6 +525,12 @@ millpond_status millpond_logging_flush(const struct millpond_resource *resource)
 // `device` is a handle of this library's; `resource` may be written.
 millpond_status millpond_get_per_device_resource(const struct millpond_device *device,
                                                  struct millpond_resource **resource);
+
+// The default resource of the calling thread's current device, as of `millpond_device_current`.
+//
+// # Safety
+// `resource` may be written.
+millpond_status millpond_get_current_device_resource(struct millpond_resource **resource);
 
 // Makes a resource the default of its device. The one before goes to `previous`, unless that is null. Blocks
 // still go back to the resource that they came from.

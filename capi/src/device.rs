@@ -311,6 +311,27 @@ pub unsafe extern "C" fn millpond_fill(
     })
 }
 
+/// Moves managed memory to the device, or to the host, in the order of the stream. Memory that is not managed
+/// is refused.
+///
+/// # Safety
+/// `device` is a handle of this library's; the stream is alive; the range holds `bytes` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_prefetch(
+    device: *const Device,
+    target: *mut c_void,
+    bytes: u64,
+    to_host: bool,
+    stream: *mut c_void,
+) -> Status {
+    with_device(device, |driver| {
+        let stream = stream_of(driver, stream)?;
+        let target = device_ptr(target);
+        // SAFETY: the caller's promise.
+        call(&**driver, |driver| unsafe { driver.mem_prefetch_async(target, bytes, to_host, stream) })
+    })
+}
+
 pub(crate) fn device_ptr(ptr: *mut c_void) -> DevicePtr {
     DevicePtr::new(ptr.addr() as u64)
 }

@@ -5,6 +5,7 @@
 //! | `status` | errors of the last call |
 //! | `device` | devices, their streams, copies |
 //! | `resource` | stacks of resources: build, allocate, give back, ask |
+//! | `layers` | what single layers offer beyond their text |
 //! | `registry` | the default resource of each device |
 //! | `callback` | resources and failure handlers that are functions of the program |
 //! | `manager` | the memory-manager plug-in interface (NBEP 7) |
@@ -23,6 +24,7 @@
 pub mod callback;
 pub mod device;
 pub mod framework;
+pub mod layers;
 pub mod manager;
 pub mod registry;
 pub mod resource;

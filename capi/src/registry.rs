@@ -24,6 +24,16 @@ pub unsafe extern "C" fn millpond_get_per_device_resource(
     })
 }
 
+/// The default resource of the calling thread's current device, as of `millpond_device_current`.
+///
+/// # Safety
+/// `resource` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_get_current_device_resource(resource: *mut *mut Resource) -> Status {
+    // SAFETY: the caller's promise.
+    guarded(|| unsafe { put_handle(resource, Resource(registry::get_current_device_resource()?)) })
+}
+
 /// Makes a resource the default of its device. The one before goes to `previous`, unless that is null. Blocks
 /// still go back to the resource that they came from.
 ///

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use bench::{Bench, KIB, MIB, message};
 use millpond_c::callback::{millpond_resource_callback, millpond_resource_failure_callback};
 use millpond_c::device::*;
+use millpond_c::layers::*;
 use millpond_c::manager::*;
 use millpond_c::registry::*;
 use millpond_c::resource::*;
@@ -277,5 +278,55 @@ fn a_block_of_a_lost_device_is_taken_back_whatever_its_stream() {
         assert_eq!(millpond_tracking_outstanding(tracked, &raw mut bytes, &raw mut text), Status::Ok);
         assert_eq!((bytes, string(text)), (0, String::new()));
         millpond_resource_free(tracked);
+    }
+}
+
+#[test]
+fn single_layers_say_more_than_their_text() {
+    let bench = Bench::new();
+    let limited = bench.resource("cuda+limiting:limit=8MiB");
+    let small = bench.resource("cuda+pool");
+    let (mut allocated, mut limit, mut block) = (0, 0, null_mut());
+    let (mut bins, mut text, mut pool, mut view) = (null_mut(), null_mut(), null_mut(), null_mut());
+    // SAFETY: all arguments are as asked for.
+    unsafe {
+        assert_eq!(millpond_allocate(limited, MIB, 0, null_mut(), &raw mut block), Status::Ok);
+        assert_eq!(millpond_limiting_counts(limited, &raw mut allocated, &raw mut limit), Status::Ok);
+        assert_eq!((allocated, limit), (MIB, 8 * MIB));
+        assert_eq!(millpond_limiting_counts(small, &raw mut allocated, &raw mut limit), Status::Unsupported);
+        assert_eq!(millpond_deallocate(limited, block, MIB, 0, null_mut()), Status::Ok);
+
+        let (sizes, of_bins) = ([4 * KIB, MIB], [null(), small.cast_const()]);
+        let made = millpond_resource_binning(limited, sizes.as_ptr(), of_bins.as_ptr(), 2, &raw mut bins);
+        assert_eq!(made, Status::Ok, "{}", message());
+        assert_eq!(millpond_resource_text(bins, &raw mut text), Status::Ok);
+        assert!(string(text).contains("1MiB(cuda+pool)"));
+        assert_eq!(
+            millpond_resource_binning(limited, null(), null(), 1, &raw mut bins),
+            Status::InvalidArgument
+        );
+        millpond_resource_free(bins);
+
+        let driver_pool = bench.resource("cuda_async");
+        assert_eq!(millpond_async_pool(driver_pool, &raw mut pool), Status::Ok);
+        assert_eq!(millpond_async_pool(small, &raw mut pool), Status::Unsupported);
+        assert_eq!(millpond_resource_async_view(bench.device, pool, &raw mut view), Status::Ok);
+        assert_eq!(millpond_allocate(view, KIB, 0, null_mut(), &raw mut block), Status::Ok);
+        assert_eq!(millpond_deallocate(view, block, KIB, 0, null_mut()), Status::Ok);
+        assert_eq!(
+            millpond_resource_async_view(bench.device, null_mut(), &raw mut view),
+            Status::InvalidArgument
+        );
+        millpond_resource_free(view);
+        millpond_resource_free(driver_pool);
+
+        let managed = bench.resource("managed");
+        assert_eq!(millpond_allocate(managed, KIB, 0, null_mut(), &raw mut block), Status::Ok);
+        assert_eq!(millpond_prefetch(bench.device, block, KIB, false, null_mut()), Status::Ok);
+        assert!(bench.sim.last_prefetch().is_some());
+        assert_eq!(millpond_deallocate(managed, block, KIB, 0, null_mut()), Status::Ok);
+        millpond_resource_free(managed);
+        millpond_resource_free(small);
+        millpond_resource_free(limited);
     }
 }

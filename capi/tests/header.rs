@@ -7,12 +7,21 @@ fn the_header_is_that_of_the_sources() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = cbindgen::Config::from_file(root.join("cbindgen.toml")).expect("the configuration is right");
     let bindings = cbindgen::Builder::new().with_config(config);
-    let bindings =
-        ["status", "device", "resource", "registry", "callback", "manager", "framework", "throwing"]
-            .into_iter()
-            .fold(bindings, |bindings, module| bindings.with_src(root.join(format!("src/{module}.rs"))))
-            .generate()
-            .expect("the sources can be read");
+    let bindings = [
+        "status",
+        "device",
+        "resource",
+        "layers",
+        "registry",
+        "callback",
+        "manager",
+        "framework",
+        "throwing",
+    ]
+    .into_iter()
+    .fold(bindings, |bindings, module| bindings.with_src(root.join(format!("src/{module}.rs"))))
+    .generate()
+    .expect("the sources can be read");
     let mut made = Vec::new();
     bindings.write(&mut made);
     let made = String::from_utf8(made).expect("a header is text");

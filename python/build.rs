@@ -1,0 +1,42 @@
+//! Builds libmillpond and the replay binary into the package, when the package is what is being built.
+//!
+//! maturin and pip set `PYO3_BUILD_EXTENSION_MODULE`. A plain `cargo build` makes the extension module alone.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn main() {
+    println!("cargo::rerun-if-env-changed=PYO3_BUILD_EXTENSION_MODULE");
+    println!("cargo::rerun-if-changed=build.rs");
+    if std::env::var_os("PYO3_BUILD_EXTENSION_MODULE").is_none() {
+        return;
+    }
+    for member in ["adaptors", "capi", "core", "driver", "plugin", "replay", "resources"] {
+        println!("cargo::rerun-if-changed=../{member}/src");
+    }
+    let of_cargo = |name: &str| PathBuf::from(std::env::var_os(name).expect("Cargo sets it"));
+    let (root, target) = (of_cargo("CARGO_MANIFEST_DIR"), of_cargo("TARGET"));
+    // A lock of its own: the outer Cargo holds that of the workspace's folder.
+    let built = of_cargo("OUT_DIR").join("package");
+    let status = Command::new(of_cargo("CARGO"))
+        .current_dir(root.join(".."))
+        .args(["build", "--release", "--locked", "-p", "millpond-capi", "-p", "millpond-replay", "--target"])
+        .arg(&target)
+        .arg("--target-dir")
+        .arg(&built)
+        .env_remove("PYO3_BUILD_EXTENSION_MODULE")
+        .status();
+    let status = status.expect("Cargo can be run");
+    assert!(status.success(), "libmillpond cannot be built");
+    let built = built.join(target).join("release");
+    copy(&built.join("libmillpond_c.so"), &root.join("millpond/libmillpond.so"));
+    copy(&built.join("millpond-replay"), &root.join("millpond/millpond-replay"));
+}
+
+/// Replaces a file: a process that has it loaded keeps the old one.
+fn copy(from: &Path, to: &Path) {
+    let _ = std::fs::remove_file(to);
+    if let Err(error) = std::fs::copy(from, to) {
+        panic!("{} cannot be copied to {}: {error}", from.display(), to.display());
+    }
+}

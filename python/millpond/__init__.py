@@ -1,0 +1,99 @@
+"""Composable, stream-ordered memory resources for GPUs.
+
+>>> import millpond
+>>> millpond.mr.set_current_device_resource(millpond.stack("cuda+pool+statistics"))
+>>> buffer = millpond.DeviceBuffer(size=1000)
+
+`millpond.mr` holds the resources under RMM's names, `millpond.statistics` the counters and the profiler.
+"""
+
+import os as _os
+from pathlib import Path as _Path
+
+from . import _native
+
+
+def _load():
+    named = _os.environ.get("MILLPOND_LIBRARY")
+    path = _Path(named) if named else _Path(__file__).with_name("libmillpond.so")
+    _native.load(path)
+    return path
+
+
+_LIBRARY = _load()
+__version__ = _native.version()
+
+from ._errors import (  # noqa: E402
+    DriverError,
+    InvalidArgumentError,
+    LogFileError,
+    MillpondError,
+    NoDeviceError,
+    OutOfMemoryError,
+    PoisonedError,
+    StackError,
+    UnsupportedError,
+)
+from ._native import Device, DeviceBuffer, Stream, from_dlpack, to_device  # noqa: E402
+from . import mr, statistics  # noqa: E402
+from .mr import (  # noqa: E402
+    disable_logging,
+    enable_logging,
+    flush_logger,
+    get_log_filenames,
+    is_initialized,
+    register_reinitialize_hook,
+    reinitialize,
+    stack,
+    unregister_reinitialize_hook,
+)
+from .report import MemoryReport, memory_report  # noqa: E402
+from .stream import (  # noqa: E402
+    DEFAULT_STREAM,
+    LEGACY_DEFAULT_STREAM,
+    PER_THREAD_DEFAULT_STREAM,
+    CudaStreamFlags,
+    StreamPool,
+)
+
+
+def library_path():
+    """Return the path of the libmillpond that was loaded, for what loads it by itself (PyTorch, C)."""
+    return str(_LIBRARY)
+
+
+__all__ = [
+    "DEFAULT_STREAM",
+    "LEGACY_DEFAULT_STREAM",
+    "PER_THREAD_DEFAULT_STREAM",
+    "CudaStreamFlags",
+    "Device",
+    "DeviceBuffer",
+    "DriverError",
+    "InvalidArgumentError",
+    "LogFileError",
+    "MemoryReport",
+    "MillpondError",
+    "NoDeviceError",
+    "OutOfMemoryError",
+    "PoisonedError",
+    "StackError",
+    "Stream",
+    "StreamPool",
+    "UnsupportedError",
+    "disable_logging",
+    "enable_logging",
+    "flush_logger",
+    "from_dlpack",
+    "get_log_filenames",
+    "is_initialized",
+    "library_path",
+    "memory_report",
+    "mr",
+    "register_reinitialize_hook",
+    "reinitialize",
+    "stack",
+    "statistics",
+    "to_device",
+    "unregister_reinitialize_hook",
+]

@@ -1,0 +1,608 @@
+"""Memory resources and adaptors under RMM's names, and the default resource of each device.
+
+A class here is a layer of a stack. `millpond.stack(text)` builds any stack, also what has no class.
+"""
+
+import os
+import re
+import threading
+
+from ._errors import InvalidArgumentError
+from ._native import Device, Resource, default_resource, reset_default_resource
+
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgtp", start=1):
+    _UNITS[f"{_letter}b"] = 1000**_power
+    _UNITS[f"{_letter}ib"] = 1024**_power
+
+
+def parse_bytes(size):
+    """Return a size in bytes: an int, or a text as "4GiB" or "1.5 MB"."""
+    if not isinstance(size, str):
+        return int(size)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([a-z]*)\s*", size, re.IGNORECASE)
+    if match is None or match[2].lower() not in _UNITS:
+        raise ValueError(f"{size!r} is no size; write for example 4GiB")
+    return (
+        int(float(match[1]) * _UNITS[match[2].lower()])
+        if "." in match[1]
+        else (int(match[1]) * _UNITS[match[2].lower()])
+    )
+
+
+def _options(**options):
+    """Return the options of a layer as text."""
+    given = [f"{name}={_option(value)}" for name, value in options.items() if value is not None]
+    return ":" + ",".join(given) if given else ""
+
+
+def _option(value):
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value}B" if isinstance(value, int) else str(value)
+
+
+class DeviceMemoryResource(Resource):
+    """The base class of all resources: allocate and deallocate, in stream order."""
+
+    def pool_size(self):
+        """Return the bytes that are held from below."""
+        return self.counts()["bytes_reserved"]
+
+
+class _Stack(DeviceMemoryResource):
+    """A stack from text."""
+
+    def __init__(self, text, device=None):
+        self._build(text, device)
+
+
+def stack(text, device=None):
+    """Build a stack from text, base first, as "cuda+pool:initial=1GiB+statistics"."""
+    resource = _Stack(text, device)
+    top = _layers(resource.text)[-1].split(":")[0]
+    return _wrap(resource, _BY_LAYER.get(top, _Stack))
+
+
+def _layers(text):
+    """Return the texts of the layers of a stack."""
+    layers, depth, start = [], 0, 0
+    for at, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if letter == "+" and depth == 0:
+            layers.append(text[start:at])
+            start = at + 1
+    return layers + [text[start:]]
+
+
+def _wrap(resource, kind):
+    wrapped = kind.__new__(kind)
+    wrapped._share(resource)
+    return wrapped
+
+
+# --- Bases ---
+
+
+class _Base(DeviceMemoryResource):
+    _layer_name = ""
+
+    def __init__(self, *, device=None):
+        self._build(self._layer_name, device)
+
+
+class CudaMemoryResource(_Base):
+    """Plain device memory (cudaMalloc, cudaFree)."""
+
+    _layer_name = "cuda"
+
+
+class ManagedMemoryResource(_Base):
+    """Memory that host and device share (cudaMallocManaged)."""
+
+    _layer_name = "managed"
+
+
+class PinnedHostMemoryResource(_Base):
+    """Pinned memory of the host, which the device reaches, too."""
+
+    _layer_name = "pinned_host"
+
+
+class SystemMemoryResource(_Base):
+    """Memory of the system's allocator, where the device reaches it."""
+
+    _layer_name = "system"
+
+
+class SamHeadroomMemoryResource(DeviceMemoryResource):
+    """Memory of the system's allocator that leaves `headroom` bytes of the device free."""
+
+    def __init__(self, headroom, *, device=None):
+        self._build("sam_headroom" + _options(headroom=parse_bytes(headroom)), device)
+
+
+class CudaAsyncMemoryResource(DeviceMemoryResource):
+    """A pool of CUDA's stream-ordered allocator."""
+
+    def __init__(
+        self,
+        initial_pool_size=None,
+        release_threshold=None,
+        enable_ipc=False,
+        enable_fabric=False,
+        *,
+        device=None,
+    ):
+        handles = [name for name, wanted in (("fd", enable_ipc), ("fabric", enable_fabric)) if wanted]
+        options = _options(
+            initial=None if initial_pool_size is None else parse_bytes(initial_pool_size),
+            release_threshold=None if release_threshold is None else parse_bytes(release_threshold),
+            handles="/".join(handles) or None,
+        )
+        self._build("cuda_async" + options, device)
+
+    def pool_handle(self):
+        """Return the driver's pool (`cudaMemPool_t`) as a number."""
+        return self._async_pool()
+
+
+class CudaAsyncManagedMemoryResource(_Base):
+    """The driver's default pool of memory that host and device share (CUDA 13.0)."""
+
+    _layer_name = "cuda_async_managed"
+    pool_handle = CudaAsyncMemoryResource.pool_handle
+
+
+class CudaAsyncViewMemoryResource(DeviceMemoryResource):
+    """A pool of the driver's (`cudaMemPool_t`) that stays the caller's; else the device's default pool."""
+
+    def __init__(self, pool_handle=None, *, device=None):
+        if pool_handle is None:
+            self._build("cuda_async_view", device)
+        else:
+            self._view(int(pool_handle), device)
+
+    pool_handle = CudaAsyncMemoryResource.pool_handle
+
+
+class CallbackMemoryResource(DeviceMemoryResource):
+    """Two functions: `allocate(size, stream)` returns an address, `deallocate(ptr, size, stream)` ends it."""
+
+    def __init__(self, allocate_func, deallocate_func, *, device=None):
+        self._callback(allocate_func, deallocate_func, device)
+
+
+# --- Layers ---
+
+
+class UpstreamResourceAdaptor(DeviceMemoryResource):
+    """The base class of the resources over another one."""
+
+    _upstream = None
+
+    def _on(self, upstream_mr, text):
+        if upstream_mr is None:
+            raise TypeError("Argument `upstream_mr` must not be None")
+        self._upstream = upstream_mr
+        self._layer(upstream_mr, text)
+
+    @property
+    def upstream_mr(self):
+        """The resource below; None if this one was built from text."""
+        return self._upstream
+
+    def get_upstream(self):
+        """Return the resource below."""
+        return self._upstream
+
+
+class _Adaptor(UpstreamResourceAdaptor):
+    _layer_name = ""
+
+    def __init__(self, upstream_mr):
+        self._on(upstream_mr, self._layer_name)
+
+
+class PoolMemoryResource(UpstreamResourceAdaptor):
+    """A growing best-fit pool. It takes half of the free memory at once, as RMM's, unless told otherwise."""
+
+    def __init__(self, upstream_mr, initial_pool_size=None, maximum_pool_size=None):
+        initial = "50%" if initial_pool_size is None else parse_bytes(initial_pool_size)
+        maximum = None if maximum_pool_size is None else parse_bytes(maximum_pool_size)
+        self._on(upstream_mr, "pool" + _options(initial=initial, max=maximum))
+
+
+class ArenaMemoryResource(UpstreamResourceAdaptor):
+    """A pool that takes half of the free memory at once, and grows beyond it."""
+
+    def __init__(self, upstream_mr, arena_size=None, dump_log_on_failure=False):
+        self._on(
+            upstream_mr,
+            "arena"
+            + _options(
+                size=None if arena_size is None else parse_bytes(arena_size),
+                dump_log_on_failure="millpond_arena.log"
+                if dump_log_on_failure is True
+                else dump_log_on_failure or None,
+            ),
+        )
+
+
+class FixedSizeMemoryResource(UpstreamResourceAdaptor):
+    """Blocks of one size. Larger requests fail."""
+
+    def __init__(self, upstream_mr, block_size=1 << 20, blocks_to_preallocate=128):
+        self._on(
+            upstream_mr,
+            f"fixed_size:block_size={int(block_size)}B,preallocate={int(blocks_to_preallocate)}",
+        )
+
+
+class BinningMemoryResource(UpstreamResourceAdaptor):
+    """Fixed-size blocks for some sizes, and the upstream resource for the rest.
+
+    Blocks of before an `add_bin` go back to the bins that they came from, through a `DeviceBuffer`.
+    """
+
+    def __init__(self, upstream_mr, min_size_exponent=-1, max_size_exponent=-1):
+        if upstream_mr is None:
+            raise TypeError("Argument `upstream_mr` must not be None")
+        self._upstream = upstream_mr
+        exponents = min_size_exponent, max_size_exponent
+        if (exponents[0] < 0) != (exponents[1] < 0):
+            raise ValueError("both exponents have to be given, or none")
+        self._automatic = (
+            [] if exponents[0] < 0 else [1 << at for at in range(exponents[0], exponents[1] + 1)]
+        )
+        self._explicit = []
+        self._rebuild()
+
+    def _rebuild(self):
+        explicit = {size for size, _ in self._explicit}
+        bins = [(size, None) for size in self._automatic if size not in explicit]
+        self._binning(self._upstream, bins + self._explicit)
+
+    def add_bin(self, allocation_size, bin_resource=None):
+        """Serve requests up to `allocation_size` bytes, beyond the next smaller bin, from a resource."""
+        self._explicit.append((int(allocation_size), bin_resource))
+        self._rebuild()
+
+    @property
+    def bin_mrs(self):
+        """The resources that were added."""
+        return [resource for _, resource in self._explicit if resource is not None]
+
+
+class LimitingResourceAdaptor(UpstreamResourceAdaptor):
+    """Limits the bytes that are handed out."""
+
+    def __init__(self, upstream_mr, allocation_limit):
+        self._on(upstream_mr, "limiting" + _options(limit=parse_bytes(allocation_limit)))
+
+    def get_allocated_bytes(self):
+        """Return the bytes that are handed out."""
+        return self._limits()[0]
+
+    def get_allocation_limit(self):
+        """Return the limit in bytes."""
+        return self._limits()[1]
+
+
+def _device_file(name, device):
+    base, extension = os.path.splitext(os.path.abspath(name))
+    return f"{base}.dev{device.ordinal}{extension}"
+
+
+class LoggingResourceAdaptor(UpstreamResourceAdaptor):
+    """Writes a row for every call to a file, whose name gets the device's number, as `log.dev0.csv`."""
+
+    def __init__(self, upstream_mr, log_file_name=None):
+        name = log_file_name or os.environ.get("MILLPOND_LOG_FILE") or os.environ.get("RMM_LOG_FILE")
+        if not name:
+            raise ValueError("a log needs `log_file_name`, or RMM_LOG_FILE in the environment")
+        self._file = _device_file(os.fspath(name), upstream_mr.device)
+        self._on(upstream_mr, f"logging:file={self._file}")
+
+    def flush(self):
+        """Write the rows that are held."""
+        self._flush()
+
+    def get_file_name(self):
+        """Return the path of the file."""
+        return self._file
+
+
+class StatisticsResourceAdaptor(_Adaptor):
+    """Counts bytes and allocations, by level."""
+
+    _layer_name = "statistics"
+
+    def _level(self, step):
+        from .statistics import Statistics
+
+        return Statistics(*self._counters(step))
+
+    @property
+    def allocation_counts(self):
+        """The counters of the present level."""
+        return self._level(0)
+
+    def push_counters(self):
+        """Start a level, and return the counters of the one below."""
+        return self._level(1)
+
+    def pop_counters(self):
+        """End a level, and return its counters."""
+        try:
+            return self._level(-1)
+        except InvalidArgumentError as error:
+            raise IndexError(str(error)) from None
+
+
+class TrackingResourceAdaptor(UpstreamResourceAdaptor):
+    """Records every allocation that was not given back."""
+
+    def __init__(self, upstream_mr, capture_stacks=False):
+        self._on(upstream_mr, "tracking" + _options(stacks=bool(capture_stacks)))
+
+    def get_allocated_bytes(self):
+        """Return the bytes that were not given back."""
+        return self._outstanding()[0]
+
+    def get_outstanding_allocations_str(self):
+        """Return the allocations that were not given back; an empty text if there are none."""
+        count, text = self._outstanding()
+        return text if count else ""
+
+    def log_outstanding_allocations(self):
+        """Log them with Python's logger `millpond`."""
+        import logging
+
+        logging.getLogger("millpond").warning(self._outstanding()[1])
+
+
+class FailureCallbackResourceAdaptor(UpstreamResourceAdaptor):
+    """Asks `callback(nbytes)` to free memory when it is out; True tries again."""
+
+    def __init__(self, upstream_mr, callback):
+        if upstream_mr is None:
+            raise TypeError("Argument `upstream_mr` must not be None")
+        self._upstream = upstream_mr
+        self._failure_callback(upstream_mr, callback)
+
+
+class PrefetchResourceAdaptor(_Adaptor):
+    """Moves managed memory to the device when it is allocated."""
+
+    _layer_name = "prefetch"
+
+
+class ThreadSafeResourceAdaptor(_Adaptor):
+    """Lets one thread at a time use the resource below."""
+
+    _layer_name = "thread_safe"
+
+
+class AlignedResourceAdaptor(UpstreamResourceAdaptor):
+    """Aligns blocks of at least `alignment_threshold` bytes to `alignment`."""
+
+    def __init__(self, upstream_mr, alignment=256, alignment_threshold=0):
+        self._on(
+            upstream_mr,
+            "aligned"
+            + _options(alignment=parse_bytes(alignment), threshold=parse_bytes(alignment_threshold)),
+        )
+
+
+class RetryResourceAdaptor(UpstreamResourceAdaptor):
+    """Waits for other threads' frees, `timeout` seconds at most, before memory is out."""
+
+    def __init__(self, upstream_mr, timeout=0.1):
+        self._on(upstream_mr, f"retry:timeout={round(timeout * 1e6)}us")
+
+
+class FallbackResourceAdaptor(UpstreamResourceAdaptor):
+    """Takes memory from the stack of the text `to` where the resource below is out of memory."""
+
+    def __init__(self, upstream_mr, to="managed"):
+        self._on(upstream_mr, f"fallback:to=({to})")
+
+
+_BY_LAYER = {
+    "cuda": CudaMemoryResource,
+    "managed": ManagedMemoryResource,
+    "pinned_host": PinnedHostMemoryResource,
+    "system": SystemMemoryResource,
+    "sam_headroom": SamHeadroomMemoryResource,
+    "cuda_async": CudaAsyncMemoryResource,
+    "cuda_async_managed": CudaAsyncManagedMemoryResource,
+    "cuda_async_view": CudaAsyncViewMemoryResource,
+    "pool": PoolMemoryResource,
+    "arena": ArenaMemoryResource,
+    "fixed_size": FixedSizeMemoryResource,
+    "limiting": LimitingResourceAdaptor,
+    "statistics": StatisticsResourceAdaptor,
+    "tracking": TrackingResourceAdaptor,
+    "prefetch": PrefetchResourceAdaptor,
+    "thread_safe": ThreadSafeResourceAdaptor,
+    "aligned": AlignedResourceAdaptor,
+    "retry": RetryResourceAdaptor,
+    "fallback": FallbackResourceAdaptor,
+}
+
+# --- The default resource of each device ---
+
+_lock = threading.RLock()
+_objects = {}
+_hooks = []
+
+
+def _device(device):
+    if device is None:
+        return Device()
+    return device if isinstance(device, Device) else Device.find(device)
+
+
+def _known(resource):
+    """Return the Python object of a resource: the one that was made the default, else a new one."""
+    with _lock:
+        known = _objects.get(resource.device)
+    if known is not None and known.is_equal(resource) and known.text == resource.text:
+        return known
+    return _wrap(resource, _BY_LAYER.get(_layers(resource.text)[-1].split(":")[0], _Stack))
+
+
+def get_per_device_resource(device):
+    """Return the default resource of a device: a number, or a Device."""
+    with _lock:
+        device = _device(device)
+        found = _known(default_resource(device))
+        return (
+            _objects.setdefault(device, found) if _objects.get(device) is None else _remember(device, found)
+        )
+
+
+def _remember(device, resource):
+    _objects[device] = resource
+    return resource
+
+
+def set_per_device_resource(device, mr):
+    """Make a resource of a device its default, for all that use libmillpond in this process."""
+    device = _device(device)
+    if mr.device != device:
+        raise InvalidArgumentError(f"{mr!r} is of {mr.device}, and cannot be the default of {device}")
+    with _lock:
+        mr._make_default()
+        _objects[device] = mr
+
+
+def get_current_device_resource():
+    """Return the default resource of the thread's current device."""
+    return get_per_device_resource(None)
+
+
+def set_current_device_resource(mr):
+    """Make a resource the default of the thread's current device."""
+    set_per_device_resource(None, mr)
+
+
+def get_per_device_resource_type(device):
+    """Return the class of the default resource of a device."""
+    return type(get_per_device_resource(device))
+
+
+def get_current_device_resource_type():
+    """Return the class of the default resource of the thread's current device."""
+    return type(get_current_device_resource())
+
+
+def reset_per_device_resource(device):
+    """Restore the initial default of a device: what MILLPOND_STACK names, else plain CUDA."""
+    with _lock:
+        device = _device(device)
+        reset_default_resource(device)
+        _objects.pop(device, None)
+
+
+def is_initialized():
+    """Return whether the current device has a default resource; it always has, once there is a device."""
+    return get_current_device_resource() is not None
+
+
+def available_device_memory():
+    """Return the free and total bytes of the current device."""
+    return Device().memory_info()
+
+
+def register_reinitialize_hook(func, *args, **kwargs):
+    """Call a function before each `reinitialize`; the last one registered is called first."""
+    _hooks.append((func, args, kwargs))
+
+
+def unregister_reinitialize_hook(func):
+    """Remove all registrations of a function."""
+    _hooks[:] = [hook for hook in _hooks if hook[0] is not func]
+
+
+def reinitialize(
+    pool_allocator=False,
+    managed_memory=False,
+    initial_pool_size=None,
+    maximum_pool_size=None,
+    devices=0,
+    logging=False,
+    log_file_name=None,
+    *,
+    stack=None,
+):
+    """Set a new default resource for each of `devices`; `stack` is any other stack, as text.
+
+    Buffers of before keep their resources.
+    """
+    for func, args, kwargs in reversed(_hooks):
+        func(*args, **kwargs)
+    with _lock:
+        _logs.clear()
+        numbers = [devices] if isinstance(devices, (int, Device)) else list(devices)
+        for device in map(_device, numbers):
+            if stack is not None:
+                resource = globals()["stack"](stack, device)
+            else:
+                base = ManagedMemoryResource if managed_memory else CudaMemoryResource
+                resource = base(device=device)
+                if pool_allocator:
+                    resource = PoolMemoryResource(resource, initial_pool_size, maximum_pool_size)
+            set_per_device_resource(device, resource)
+            if logging:
+                _log(device, log_file_name)
+
+
+# --- Logging ---
+
+_logs = {}
+
+
+def _log(device, log_file_name):
+    before = get_per_device_resource(device)
+    resource = LoggingResourceAdaptor(before, log_file_name)
+    set_per_device_resource(device, resource)
+    _logs[device] = resource
+
+
+def enable_logging(log_file_name=None):
+    """Log the calls of every device with a default resource, in a file of its own (`log.dev0.csv`)."""
+    with _lock:
+        get_current_device_resource()
+        for device in list(_objects):
+            if device not in _logs:
+                _log(device, log_file_name)
+
+
+def disable_logging():
+    """End the logs, and put the resources below back as defaults."""
+    with _lock:
+        for device, resource in list(_logs.items()):
+            resource.flush()
+            if _objects.get(device) is resource:
+                set_per_device_resource(device, resource.upstream_mr)
+        _logs.clear()
+
+
+def get_log_filenames():
+    """Return the file of each device's log by the device's number, or None."""
+    with _lock:
+        get_current_device_resource()
+        return {
+            device.ordinal: _logs[device].get_file_name() if device in _logs else None for device in _objects
+        }
+
+
+def flush_logger():
+    """Write the rows that the logs hold."""
+    for resource in list(_logs.values()):
+        resource.flush()
+
+
+_flush_logs = flush_logger

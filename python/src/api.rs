@@ -1,0 +1,210 @@
+//! The functions of libmillpond, loaded once.
+//!
+//! The library owns all pools of the process, so that what else loads it (PyTorch, CuPy, a program in C)
+//! shares them. It stays loaded to the end of the process.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::path::Path;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The version of the interface that this module was written for.
+pub(crate) const ABI: u32 = 0;
+
+/// What a resource counts, as `millpond_statistics`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Statistics {
+    pub(crate) bytes_in_use: u64,
+    pub(crate) bytes_requested: u64,
+    pub(crate) peak_bytes_in_use: u64,
+    pub(crate) bytes_reserved: u64,
+    pub(crate) peak_bytes_reserved: u64,
+    pub(crate) largest_free_block: u64,
+    pub(crate) blocks_in_use: u64,
+    pub(crate) blocks_free: u64,
+    pub(crate) allocations: u64,
+    pub(crate) deallocations: u64,
+    pub(crate) misuses: u64,
+}
+
+/// The counters of a level, as `millpond_level_counters`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) current_bytes: i64,
+    pub(crate) peak_bytes: i64,
+    pub(crate) total_bytes: i64,
+    pub(crate) current_count: i64,
+    pub(crate) peak_count: i64,
+    pub(crate) total_count: i64,
+}
+
+/// A handle of the library's: a device or a resource.
+pub(crate) type Raw = *mut c_void;
+/// What `millpond_resource_callback` calls for a block.
+pub(crate) type AllocateFunction = extern "C" fn(Raw, u64, u64, Raw) -> Raw;
+/// What it calls for a block that comes back.
+pub(crate) type DeallocateFunction = extern "C" fn(Raw, Raw, u64, u64, Raw);
+/// What `millpond_resource_failure_callback` calls.
+pub(crate) type FailureFunction = extern "C" fn(Raw, u64) -> bool;
+/// What ends a context of these.
+pub(crate) type EndFunction = extern "C" fn(Raw);
+
+macro_rules! functions {
+    ($($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
+        /// The functions that this module calls; `millpond.h` says what each asks of its caller.
+        #[derive(Debug)]
+        pub(crate) struct Api {
+            $(pub(crate) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+        }
+
+        impl Api {
+            /// Takes the functions from a library.
+            ///
+            /// # Safety
+            /// The library's functions have these types.
+            unsafe fn of(library: &libloading::Library) -> Result<Self, libloading::Error> {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    Ok(Self {
+                        $($name: *library.get(concat!("millpond_", stringify!($name)).as_bytes())?,)*
+                    })
+                }
+            }
+        }
+    };
+}
+
+functions! {
+    string_free: fn(*mut c_char);
+    version: fn() -> *const c_char;
+    error_message: fn() -> *const c_char;
+    error_driver_code: fn() -> i32;
+    error_report: fn() -> *const c_char;
+    error_report_json: fn() -> *const c_char;
+    device_open: fn(*const c_char, *mut Raw) -> i32;
+    device_find: fn(u32, bool, *mut Raw) -> i32;
+    device_current: fn(*mut Raw) -> i32;
+    device_free: fn(Raw);
+    device_ordinal: fn(Raw) -> i32;
+    device_is_simulated: fn(Raw) -> bool;
+    device_name: fn(Raw, *mut *mut c_char) -> i32;
+    device_memory_info: fn(Raw, *mut u64, *mut u64) -> i32;
+    device_synchronize: fn(Raw) -> i32;
+    stream_create: fn(Raw, bool, *mut Raw) -> i32;
+    stream_destroy: fn(Raw, Raw) -> i32;
+    stream_synchronize: fn(Raw, Raw) -> i32;
+    stream_query: fn(Raw, Raw, *mut bool) -> i32;
+    stream_wait: fn(Raw, Raw, Raw) -> i32;
+    copy_to_device: fn(Raw, Raw, Raw, u64, Raw) -> i32;
+    copy_to_host: fn(Raw, Raw, Raw, u64, Raw) -> i32;
+    copy_on_device: fn(Raw, Raw, Raw, u64, Raw) -> i32;
+    fill: fn(Raw, Raw, u8, u64, Raw) -> i32;
+    prefetch: fn(Raw, Raw, u64, bool, Raw) -> i32;
+    resource_new: fn(Raw, *const c_char, *mut Raw) -> i32;
+    resource_layer: fn(Raw, *const c_char, *mut Raw) -> i32;
+    resource_free: fn(Raw);
+    resource_text: fn(Raw, *mut *mut c_char) -> i32;
+    resource_device: fn(Raw, *mut Raw) -> i32;
+    resource_is_equal: fn(Raw, Raw) -> bool;
+    resource_accessibility: fn(Raw, *mut bool, *mut bool) -> i32;
+    resource_memory_info: fn(Raw, *mut u64, *mut u64) -> i32;
+    resource_trim: fn(Raw, u64, *mut u64) -> i32;
+    resource_statistics: fn(Raw, *mut Statistics) -> i32;
+    resource_memory_report: fn(Raw, bool, *mut *mut c_char) -> i32;
+    resource_block_at: fn(Raw, Raw, *mut *mut c_char) -> i32;
+    resource_clear_counters: fn(Raw) -> i32;
+    resource_callback: fn(Raw, AllocateFunction, DeallocateFunction, Raw, EndFunction, *mut Raw) -> i32;
+    resource_failure_callback: fn(Raw, FailureFunction, Raw, EndFunction, *mut Raw) -> i32;
+    resource_binning: fn(Raw, *const u64, *const Raw, usize, *mut Raw) -> i32;
+    resource_async_view: fn(Raw, Raw, *mut Raw) -> i32;
+    async_pool: fn(Raw, *mut Raw) -> i32;
+    limiting_counts: fn(Raw, *mut u64, *mut u64) -> i32;
+    statistics_counters: fn(Raw, *mut Counters) -> i32;
+    statistics_push: fn(Raw, *mut Counters) -> i32;
+    statistics_pop: fn(Raw, *mut Counters) -> i32;
+    tracking_outstanding: fn(Raw, *mut u64, *mut *mut c_char) -> i32;
+    logging_flush: fn(Raw) -> i32;
+    allocate: fn(Raw, u64, u64, Raw, *mut Raw) -> i32;
+    deallocate: fn(Raw, Raw, u64, u64, Raw) -> i32;
+    get_per_device_resource: fn(Raw, *mut Raw) -> i32;
+    get_current_device_resource: fn(*mut Raw) -> i32;
+    set_per_device_resource: fn(Raw, *mut Raw) -> i32;
+    reset_per_device_resource: fn(Raw) -> i32;
+}
+
+static API: OnceLock<Api> = OnceLock::new();
+
+/// Loads the library. A second call keeps the first one's.
+///
+/// # Errors
+/// Says why the library cannot be used.
+pub(crate) fn load(path: &Path) -> Result<(), String> {
+    if API.get().is_some() {
+        return Ok(());
+    }
+    let explain = |error| format!("{} cannot be loaded: {error}", path.display());
+    // SAFETY: libmillpond's initialisers do nothing of note; the caller names that library.
+    let library = unsafe { libloading::Library::new(path) }.map_err(explain)?;
+    // SAFETY: the function has had this type in all versions.
+    let version = unsafe {
+        let ask = library.get::<unsafe extern "C" fn() -> u32>(b"millpond_abi_version").map_err(explain)?;
+        ask()
+    };
+    if version != ABI {
+        return Err(format!(
+            "{} has version {version} of the interface, and this package wants {ABI}: use the library of the \
+             package's own version",
+            path.display()
+        ));
+    }
+    // SAFETY: by its version the library has this interface.
+    let api = unsafe { Api::of(&library) }.map_err(explain)?;
+    let _ = API.set(api);
+    // Blocks may come back at any time until the process ends.
+    std::mem::forget(library);
+    forks();
+    Ok(())
+}
+
+/// The loaded library.
+#[inline]
+pub(crate) fn api() -> &'static Api {
+    API.get().expect("importing the module has loaded the library")
+}
+
+/// How many forks lie between this process and the one that first loaded the library.
+static GENERATION: AtomicUsize = AtomicUsize::new(0);
+
+fn forks() {
+    extern "C" fn in_child() {
+        GENERATION.fetch_add(1, Ordering::Relaxed);
+    }
+    // SAFETY: the handler only counts.
+    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+}
+
+/// The generation of this process: a forked child has another than its parent, whose memory is not its own.
+#[inline]
+pub(crate) fn generation() -> usize {
+    GENERATION.load(Ordering::Relaxed)
+}
+
+/// A text of the library's, which ends it.
+pub(crate) fn take_text(text: *mut c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: every caller has the text from the library, and passes it on once.
+    unsafe {
+        let copy = CStr::from_ptr(text).to_string_lossy().into_owned();
+        (api().string_free)(text);
+        copy
+    }
+}
+
+/// A text as C reads it.
+pub(crate) fn c_text(text: &str) -> CString {
+    CString::new(text.replace('\0', " ")).unwrap_or_default()
+}

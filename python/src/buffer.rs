@@ -1,0 +1,507 @@
+//! `DeviceBuffer`: bytes of a resource, which go back when the last view of them ends.
+
+use std::ptr::without_provenance_mut;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use pyo3::exceptions::{PyBufferError, PyIndexError, PyTypeError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PySlice, PyTuple};
+
+use crate::api::api;
+use crate::block::{Block, Source, View};
+use crate::device::{DeviceHandle, Stream, StreamArgument, StreamHandle};
+use crate::dlpack::{self, Foreign};
+use crate::error::{Failure, check};
+use crate::host::HostBytes;
+use crate::resource::{Resource, ResourceHandle};
+
+/// Bytes of a memory resource, in the order of a stream.
+///
+/// The memory goes back when the buffer, all slices of it, and all that other libraries got of it by DLPack
+/// or the buffer protocol have ended.
+#[pyclass(frozen, weakref, subclass, module = "millpond")]
+#[derive(Debug)]
+pub(crate) struct DeviceBuffer {
+    view: Mutex<View>,
+    /// The Python object of the resource, if one was given.
+    mr: Option<Py<PyAny>>,
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        let block = &self.view.get_mut().block;
+        if Arc::strong_count(block) > 1 {
+            return;
+        }
+        // The driver may be reached, so other threads of Python go on meanwhile.
+        if Python::try_attach(|py| py.detach(|| block.release())).is_none() {
+            block.release();
+        }
+    }
+}
+
+impl DeviceBuffer {
+    /// The buffer's stream.
+    pub(crate) fn own_stream(&self) -> Arc<StreamHandle> {
+        self.view.lock().stream.clone()
+    }
+
+    pub(crate) fn view(&self) -> View {
+        self.view.lock().clone()
+    }
+
+    fn of(view: View, mr: Option<Py<PyAny>>) -> Self {
+        Self { view: Mutex::new(view), mr }
+    }
+
+    /// A buffer over memory of another library.
+    pub(crate) fn foreign(foreign: Foreign, device: Arc<DeviceHandle>, stream: Arc<StreamHandle>) -> Self {
+        let bytes = foreign.bytes();
+        let block = Block::foreign(foreign, device, stream.clone());
+        Self::of(View { block, offset: 0, size: bytes, stream }, None)
+    }
+
+    fn grown(&self, py: Python<'_>, size: u64, capacity: u64, stream: &Arc<StreamHandle>) -> PyResult<()> {
+        let view = self.view();
+        let Source::Resource(resource) = &view.block.source else {
+            return Err(PyBufferError::new_err("memory of another library has a fixed size"));
+        };
+        let made = py.detach(|| {
+            let block = Block::new(resource.clone(), capacity, stream.clone())?;
+            let made = View { block, offset: 0, size, stream: stream.clone() };
+            if view.stream.raw != stream.raw && view.size > 0 {
+                // SAFETY: the device's handle is live, and so are both streams.
+                check(unsafe { (api().stream_wait)(view.device()?.0, stream.ptr(), view.stream.ptr()) })?;
+            }
+            made.copy_from(view.address(), view.size.min(size), stream)?;
+            if view.stream.raw != stream.raw && view.size > 0 {
+                // The old block goes back in the order of its own stream: that is after the copy.
+                // SAFETY: as above.
+                check(unsafe { (api().stream_wait)(view.device()?.0, view.stream.ptr(), stream.ptr()) })?;
+            }
+            Ok::<_, Failure>(made)
+        })?;
+        let old = std::mem::replace(&mut *self.view.lock(), made);
+        py.detach(|| drop((old, view)));
+        Ok(())
+    }
+}
+
+fn numpy_empty(py: Python<'_>, size: u64) -> PyResult<Bound<'_, PyAny>> {
+    match py.import("numpy") {
+        Ok(numpy) => numpy.call_method1("empty", (size, "u1")),
+        Err(_) => Ok(PyByteArray::new_with(py, size as usize, |_| Ok(()))?.into_any()),
+    }
+}
+
+#[pymethods]
+impl DeviceBuffer {
+    #[new]
+    #[pyo3(signature = (*, ptr=0, size=0, stream=StreamArgument(None), mr=None))]
+    fn new(
+        py: Python<'_>,
+        ptr: usize,
+        size: u64,
+        stream: StreamArgument<'_>,
+        mr: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let stream = stream.resolve()?;
+        let given = match &mr {
+            Some(mr) => Some(
+                mr.cast::<Resource>()
+                    .map_err(|_| PyTypeError::new_err("mr has to be a memory resource"))?
+                    .get()
+                    .handle()?,
+            ),
+            None => None,
+        };
+        let view = py.detach(|| {
+            let resource = given.map_or_else(ResourceHandle::current, Ok)?;
+            let block = Block::new(resource, size, stream.clone())?;
+            let view = View { block, offset: 0, size, stream };
+            if ptr != 0 {
+                view.copy_from(ptr, size, &view.stream)?;
+                if view.stream.raw <= 2 {
+                    view.synchronize(&view.stream)?;
+                }
+            }
+            Ok::<_, Failure>(view)
+        })?;
+        Ok(Self::of(view, mr.map(Bound::unbind)))
+    }
+
+    /// The address of the bytes.
+    #[getter]
+    fn ptr(&self) -> usize {
+        self.view.lock().address()
+    }
+
+    /// The size in bytes.
+    #[getter]
+    fn size(&self) -> u64 {
+        self.view.lock().size
+    }
+
+    /// The size in bytes.
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.size()
+    }
+
+    fn __len__(&self) -> usize {
+        self.size() as usize
+    }
+
+    fn __sizeof__(&self) -> u64 {
+        self.size()
+    }
+
+    /// The bytes that `resize` may use without an allocation.
+    fn capacity(&self) -> u64 {
+        let view = self.view.lock();
+        view.block.bytes - view.offset
+    }
+
+    /// The stream in whose order the bytes are used.
+    #[getter]
+    fn stream(&self) -> Stream {
+        Stream(self.view.lock().stream.clone())
+    }
+
+    /// The resource that the memory is from; None for memory of another library.
+    #[getter]
+    fn mr(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        if let Some(mr) = &self.mr {
+            return Ok(Some(mr.clone_ref(py)));
+        }
+        match &self.view().block.source {
+            Source::Resource(resource) => {
+                let wrapped = Bound::new(py, Resource::of(resource.clone()))?;
+                Ok(Some(py.import("millpond.mr")?.getattr("_known")?.call1((wrapped,))?.unbind()))
+            }
+            Source::Foreign(..) => Ok(None),
+        }
+    }
+
+    /// The bytes on the host, as `bytes`. Waits for the stream.
+    #[pyo3(signature = (stream=StreamArgument(None)))]
+    fn tobytes<'py>(&self, py: Python<'py>, stream: StreamArgument<'_>) -> PyResult<Bound<'py, PyBytes>> {
+        let (view, stream) = (self.view(), stream.resolve_or(self)?);
+        PyBytes::new_with(py, view.size as usize, |target| {
+            let target = target.as_mut_ptr().addr();
+            // SAFETY: the new bytes are this function's own, and hold as many.
+            Ok(py.detach(|| unsafe { view.read(std::ptr::with_exposed_provenance_mut(target), &stream) })?)
+        })
+    }
+
+    fn __bytes__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        self.tobytes(py, StreamArgument(None))
+    }
+
+    /// Copies to `ary`, or to a new array of NumPy's (without it, a bytearray), and waits for it.
+    #[pyo3(signature = (ary=None, stream=StreamArgument(None)))]
+    fn copy_to_host<'py>(
+        &self,
+        py: Python<'py>,
+        ary: Option<Bound<'py, PyAny>>,
+        stream: StreamArgument<'_>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (view, stream) = (self.view(), stream.resolve_or(self)?);
+        let ary = ary.map_or_else(|| numpy_empty(py, view.size), Ok)?;
+        let host = HostBytes::writable(&ary)?;
+        if (host.bytes as u64) < view.size {
+            return Err(PyValueError::new_err(format!(
+                "the array holds {} bytes, and the buffer {}",
+                host.bytes, view.size
+            )));
+        }
+        // SAFETY: the array is held by `host`, and holds as many.
+        py.detach(|| unsafe { view.read(host.address(), &stream) })?;
+        Ok(ary)
+    }
+
+    /// Copies from `ary`, an array of contiguous bytes, and waits for it.
+    #[pyo3(signature = (ary, stream=StreamArgument(None)))]
+    fn copy_from_host(
+        &self,
+        py: Python<'_>,
+        ary: &Bound<'_, PyAny>,
+        stream: StreamArgument<'_>,
+    ) -> PyResult<()> {
+        let (view, stream) = (self.view(), stream.resolve_or(self)?);
+        let host = HostBytes::readable(ary)?;
+        fits(host.bytes as u64, &view)?;
+        // SAFETY: the array is held by `host`, and holds as many.
+        Ok(py.detach(|| unsafe { view.write(host.address(), host.bytes as u64, &stream) })?)
+    }
+
+    /// Copies from an object with `__cuda_array_interface__`, one-dimensional and contiguous. The stream
+    /// waits for the one that the object names.
+    #[pyo3(signature = (cuda_ary, stream=StreamArgument(None)))]
+    fn copy_from_device(
+        &self,
+        py: Python<'_>,
+        cuda_ary: &Bound<'_, PyAny>,
+        stream: StreamArgument<'_>,
+    ) -> PyResult<()> {
+        let (view, stream) = (self.view(), stream.resolve_or(self)?);
+        let interface = cuda_ary
+            .getattr("__cuda_array_interface__")
+            .map_err(|_| PyValueError::new_err("the source needs a `__cuda_array_interface__`"))?;
+        let shape: Vec<u64> = interface.get_item("shape")?.extract()?;
+        let kind: String = interface.get_item("typestr")?.extract()?;
+        let item: u64 = kind
+            .get(2..)
+            .and_then(|bytes| bytes.parse().ok())
+            .ok_or_else(|| PyValueError::new_err(format!("the type `{kind}` is not known")))?;
+        let [length] = shape[..] else {
+            return Err(PyValueError::new_err("only one-dimensional contiguous memory can be copied"));
+        };
+        let get = |name| -> PyResult<Option<Bound<'_, PyAny>>> {
+            Ok(interface.cast::<PyDict>()?.get_item(name)?.filter(|value| !value.is_none()))
+        };
+        if let Some(strides) = get("strides")?
+            && strides.extract::<Vec<i64>>()? != [item as i64]
+        {
+            return Err(PyValueError::new_err("only one-dimensional contiguous memory can be copied"));
+        }
+        let (source, _): (usize, bool) = interface.get_item("data")?.extract()?;
+        let of_source = get("stream")?.map(|stream| stream.extract::<usize>()).transpose()?;
+        let bytes = length * item;
+        fits(bytes, &view)?;
+        Ok(py.detach(|| {
+            if let Some(of_source) = of_source.filter(|of_source| *of_source != stream.raw) {
+                let of_source = without_provenance_mut(of_source);
+                // SAFETY: the device's handle is live, and so are both streams.
+                check(unsafe { (api().stream_wait)(view.device()?.0, stream.ptr(), of_source) })?;
+            }
+            view.copy_from(source, bytes, &stream)?;
+            if stream.raw <= 2 { view.synchronize(&stream) } else { Ok(()) }
+        })?)
+    }
+
+    /// Sets each byte.
+    #[pyo3(signature = (value, stream=StreamArgument(None)))]
+    fn fill(&self, py: Python<'_>, value: u8, stream: StreamArgument<'_>) -> PyResult<()> {
+        let (view, stream) = (self.view(), stream.resolve_or(self)?);
+        if view.size == 0 {
+            return Ok(());
+        }
+        Ok(py.detach(|| {
+            let target = without_provenance_mut(view.address());
+            // SAFETY: the device's handle is live, and so are the stream and the block.
+            check(unsafe { (api().fill)(view.device()?.0, target, value, view.size, stream.ptr()) })
+        })?)
+    }
+
+    /// Copies to new memory of the same resource.
+    fn copy(&self, py: Python<'_>) -> PyResult<Self> {
+        let view = self.view();
+        let copy = py.detach(|| view.duplicate(&view.stream))?;
+        Ok(Self::of(copy, self.mr.as_ref().map(|mr| mr.clone_ref(py))))
+    }
+
+    fn __copy__(&self, py: Python<'_>) -> PyResult<Self> {
+        self.copy(py)
+    }
+
+    fn __deepcopy__(&self, py: Python<'_>, _memo: &Bound<'_, PyAny>) -> PyResult<Self> {
+        self.copy(py)
+    }
+
+    /// Makes room for `new_capacity` bytes. Slices and exports keep the memory that they had.
+    #[pyo3(signature = (new_capacity, stream=StreamArgument(None)))]
+    fn reserve(&self, py: Python<'_>, new_capacity: u64, stream: StreamArgument<'_>) -> PyResult<()> {
+        if new_capacity <= self.capacity() {
+            return Ok(());
+        }
+        let size = self.size();
+        self.grown(py, size, new_capacity, &stream.resolve_or(self)?)
+    }
+
+    /// Makes the buffer `new_size` bytes long. Slices and exports keep the memory that they had.
+    #[pyo3(signature = (new_size, stream=StreamArgument(None)))]
+    fn resize(&self, py: Python<'_>, new_size: u64, stream: StreamArgument<'_>) -> PyResult<()> {
+        let stream = stream.resolve_or(self)?;
+        if new_size > self.capacity() {
+            return self.grown(py, new_size, new_size, &stream);
+        }
+        self.view.lock().size = new_size;
+        Ok(())
+    }
+
+    /// Gives the memory beyond the size back.
+    #[pyo3(signature = (stream=StreamArgument(None)))]
+    fn shrink_to_fit(&self, py: Python<'_>, stream: StreamArgument<'_>) -> PyResult<()> {
+        let (size, stream) = (self.size(), stream.resolve_or(self)?);
+        if size == self.capacity() { Ok(()) } else { self.grown(py, size, size, &stream) }
+    }
+
+    /// Moves managed memory to the device; `device=-1` is the host. Other memory stays where it is.
+    #[pyo3(signature = (device=None, stream=StreamArgument(None)))]
+    fn prefetch(&self, py: Python<'_>, device: Option<i32>, stream: StreamArgument<'_>) -> PyResult<()> {
+        let (view, stream) = (self.view(), stream.resolve_or(self)?);
+        Ok(py.detach(|| {
+            if view.size == 0 || view.block.accessibility()? != (true, true) {
+                return Ok(());
+            }
+            let (target, to_host) = (without_provenance_mut(view.address()), device == Some(-1));
+            // SAFETY: the device's handle is live, and so are the stream and the block.
+            let moved =
+                unsafe { (api().prefetch)(view.device()?.0, target, view.size, to_host, stream.ptr()) };
+            // Pinned memory, and devices without page migration, cannot; that is no error, as in RMM.
+            match check(moved) {
+                Err(failure) if !failure.is_refusal() => Err(failure),
+                _ => Ok(()),
+            }
+        })?)
+    }
+
+    fn __getitem__<'py>(&self, py: Python<'py>, index: &Bound<'py, PyAny>) -> PyResult<Py<PyAny>> {
+        let mut view = self.view();
+        if let Ok(slice) = index.cast::<PySlice>() {
+            let range = slice.indices(view.size as isize)?;
+            if range.step != 1 {
+                return Err(PyValueError::new_err("a slice of a buffer has step 1"));
+            }
+            view.offset += range.start as u64;
+            view.size = range.slicelength as u64;
+            let part = Self::of(view, self.mr.as_ref().map(|mr| mr.clone_ref(py)));
+            return Ok(Bound::new(py, part)?.into_any().unbind());
+        }
+        let index: i64 = index.extract()?;
+        let index = if index < 0 { index + view.size as i64 } else { index };
+        if index < 0 || index >= view.size as i64 {
+            return Err(PyIndexError::new_err("the index is outside of the buffer"));
+        }
+        view.offset += index as u64;
+        view.size = 1;
+        let mut byte = [0_u8];
+        // SAFETY: one byte may be written.
+        py.detach(|| unsafe { view.read(byte.as_mut_ptr(), &view.stream) })?;
+        Ok(byte[0].into_pyobject(py)?.into_any().unbind())
+    }
+
+    /// Version 3 of the CUDA array interface, with the stream that a consumer waits for.
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let view = self.view();
+        let interface = PyDict::new(py);
+        interface.set_item("shape", (view.size,))?;
+        interface.set_item("strides", py.None())?;
+        interface.set_item("typestr", "|u1")?;
+        interface.set_item("data", (view.address(), false))?;
+        interface.set_item("version", 3)?;
+        interface.set_item("stream", view.stream.raw.max(1))?;
+        Ok(interface)
+    }
+
+    /// DLPack's name of the device: the kind of memory, and the number.
+    fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
+        Ok(dlpack::device_of(&self.view())?)
+    }
+
+    /// A capsule of DLPack; its deleter needs no GIL. `stream` waits for the buffer's (-1: no waiting).
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<i64>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        dlpack::export(py, self.view(), stream, max_version, dl_device, copy)
+    }
+
+    fn __reduce_ex__<'py>(&self, py: Python<'py>, protocol: i32) -> PyResult<Bound<'py, PyTuple>> {
+        let to_device = py.import("millpond")?.getattr("to_device")?;
+        let bytes = self.tobytes(py, StreamArgument(None))?.into_any();
+        let host = if protocol >= 5 {
+            py.import("pickle")?.getattr("PickleBuffer")?.call1((bytes,))?
+        } else {
+            bytes
+        };
+        (to_device, (host,)).into_pyobject(py)
+    }
+
+    fn __repr__(&self) -> PyResult<String> {
+        let view = self.view();
+        Ok(format!("<DeviceBuffer of {} bytes at {:#x}>", view.size, view.address()))
+    }
+
+    /// The bytes for the host: in place where it reaches them, else a copy that cannot be written.
+    ///
+    /// # Safety
+    /// Python calls it with a buffer to fill.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, buffer: *mut ffi::Py_buffer, flags: i32) -> PyResult<()> {
+        let (py, view) = (slf.py(), slf.get().view());
+        let (in_place, copy) = py.detach(|| {
+            let reached = view.block.accessibility()?.1 && !view.device()?.is_simulated();
+            if reached {
+                view.synchronize(&view.stream)?;
+                return Ok((true, Vec::new()));
+            }
+            let mut copy = vec![0_u8; view.size.max(1) as usize];
+            // SAFETY: the copy holds as many.
+            unsafe { view.read(copy.as_mut_ptr(), &view.stream) }?;
+            Ok::<_, Failure>((false, copy))
+        })?;
+        if !in_place && flags & ffi::PyBUF_WRITABLE != 0 {
+            return Err(PyBufferError::new_err(
+                "the host does not reach the buffer's memory, and sees a copy: use copy_from_host to write",
+            ));
+        }
+        // What the view needs until Python releases it.
+        let address = view.address();
+        let size = view.size as isize;
+        let kept = Box::new((view, copy));
+        let start = if in_place { without_provenance_mut(address) } else { kept.1.as_ptr().cast_mut() };
+        // SAFETY: Python's buffer may be filled; the memory lives as long as `kept`.
+        unsafe {
+            let filled =
+                ffi::PyBuffer_FillInfo(buffer, slf.as_ptr(), start.cast(), size, i32::from(!in_place), flags);
+            if filled != 0 {
+                return Err(PyErr::fetch(py));
+            }
+            (*buffer).internal = Box::into_raw(kept).cast();
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// Python calls it with a buffer of `__getbuffer__`.
+    unsafe fn __releasebuffer__(&self, buffer: *mut ffi::Py_buffer) {
+        // SAFETY: the value is that of `__getbuffer__`, and ends here.
+        drop(unsafe { Box::from_raw((*buffer).internal.cast::<(View, Vec<u8>)>()) });
+    }
+}
+
+fn fits(bytes: u64, view: &View) -> PyResult<()> {
+    if bytes > view.size {
+        return Err(PyValueError::new_err(format!(
+            "{bytes} bytes do not fit into the buffer's {}",
+            view.size
+        )));
+    }
+    Ok(())
+}
+
+/// Copies host bytes to a new buffer of the current resource, and waits for it.
+#[pyfunction]
+#[pyo3(signature = (b, stream=StreamArgument(None), *, mr=None))]
+pub(crate) fn to_device(
+    py: Python<'_>,
+    b: &Bound<'_, PyAny>,
+    stream: StreamArgument<'_>,
+    mr: Option<Bound<'_, PyAny>>,
+) -> PyResult<DeviceBuffer> {
+    let host = HostBytes::readable(b)?;
+    let made = DeviceBuffer::new(py, 0, host.bytes as u64, stream, mr)?;
+    let view = made.view();
+    // SAFETY: the bytes are held by `host`.
+    py.detach(|| unsafe { view.write(host.address(), host.bytes as u64, &view.stream) })?;
+    Ok(made)
+}

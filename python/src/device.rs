@@ -1,0 +1,360 @@
+//! Devices and streams.
+
+use std::ffi::c_void;
+use std::ptr::{null, null_mut};
+use std::sync::{Arc, OnceLock};
+
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+
+use crate::api::{Raw, api, c_text, generation, take_text};
+use crate::buffer::DeviceBuffer;
+use crate::error::{Failure, check};
+
+/// The library's handle of a device.
+#[derive(Debug)]
+pub(crate) struct DeviceHandle(pub(crate) Raw);
+
+// SAFETY: the library's functions may be called on any thread.
+unsafe impl Send for DeviceHandle {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceHandle {}
+
+impl Drop for DeviceHandle {
+    fn drop(&mut self) {
+        // SAFETY: the handle is this value's own.
+        unsafe { (api().device_free)(self.0) }
+    }
+}
+
+impl DeviceHandle {
+    /// The device that `open` writes.
+    pub(crate) fn from_call(open: impl FnOnce(*mut Raw) -> i32) -> Result<Arc<Self>, Failure> {
+        let mut device = null_mut();
+        check(open(&raw mut device))?;
+        Ok(Arc::new(Self(device)))
+    }
+
+    /// The calling thread's current device; without CUDA, a simulated one that lives as long as the process.
+    pub(crate) fn current() -> Result<Arc<Self>, Failure> {
+        ensure_device();
+        // SAFETY: the result may be written.
+        Self::from_call(|device| unsafe { (api().device_current)(device) })
+    }
+
+    pub(crate) fn ordinal(&self) -> i32 {
+        // SAFETY: the handle is live.
+        unsafe { (api().device_ordinal)(self.0) }
+    }
+
+    pub(crate) fn is_simulated(&self) -> bool {
+        // SAFETY: the handle is live.
+        unsafe { (api().device_is_simulated)(self.0) }
+    }
+}
+
+/// Makes sure that there is a current device: where CUDA cannot be used, that is a simulated one.
+pub(crate) fn ensure_device() {
+    static SIMULATED: OnceLock<Option<Arc<DeviceHandle>>> = OnceLock::new();
+    SIMULATED.get_or_init(|| {
+        // SAFETY: the result may be written.
+        let known = DeviceHandle::from_call(|device| unsafe { (api().device_current)(device) });
+        if known.is_ok() {
+            return None;
+        }
+        let name = std::env::var("MILLPOND_DEVICE").ok().map(|name| c_text(&name));
+        let name = name.as_ref().map_or(null(), |name| name.as_ptr());
+        // SAFETY: the name is null or a string, and the result may be written.
+        DeviceHandle::from_call(|device| unsafe { (api().device_open)(name, device) }).ok()
+    });
+}
+
+/// A device: CUDA's, or a simulated one.
+///
+/// `Device()` is the calling thread's current device (without CUDA, a simulated H200, or what
+/// MILLPOND_DEVICE names). `Device("cuda:1")` opens another, `Device("sim:8GiB")` makes a simulated one.
+#[pyclass(frozen, module = "millpond")]
+#[derive(Debug)]
+pub(crate) struct Device(pub(crate) Arc<DeviceHandle>);
+
+#[pymethods]
+impl Device {
+    #[new]
+    #[pyo3(signature = (name=None))]
+    fn new(py: Python<'_>, name: Option<&str>) -> PyResult<Self> {
+        py.detach(|| {
+            let Some(name) = name else { return DeviceHandle::current() };
+            let name = c_text(name);
+            // SAFETY: the name is a string, and the result may be written.
+            DeviceHandle::from_call(|device| unsafe { (api().device_open)(name.as_ptr(), device) })
+        })
+        .map(Self)
+        .map_err(PyErr::from)
+    }
+
+    /// The device with this number: CUDA's, or without CUDA, a simulated one that is open.
+    #[staticmethod]
+    fn find(py: Python<'_>, ordinal: u32) -> PyResult<Self> {
+        py.detach(|| {
+            let is_simulated = DeviceHandle::current()?.is_simulated();
+            // SAFETY: the result may be written.
+            DeviceHandle::from_call(|device| unsafe { (api().device_find)(ordinal, is_simulated, device) })
+        })
+        .map(Self)
+        .map_err(PyErr::from)
+    }
+
+    /// The device's number.
+    #[getter]
+    fn ordinal(&self) -> i32 {
+        self.0.ordinal()
+    }
+
+    /// Whether the device is simulated.
+    #[getter]
+    fn is_simulated(&self) -> bool {
+        self.0.is_simulated()
+    }
+
+    /// The device's name, as `NVIDIA H200`.
+    #[getter]
+    fn name(&self) -> PyResult<String> {
+        let mut name = null_mut();
+        // SAFETY: the handle is live, and the result may be written.
+        check(unsafe { (api().device_name)(self.0.0, &raw mut name) })?;
+        Ok(take_text(name))
+    }
+
+    /// The device's free and total bytes.
+    fn memory_info(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the handle is live, and the results may be written.
+        check(py.detach(|| unsafe { (api().device_memory_info)(self.0.0, &raw mut free, &raw mut total) }))?;
+        Ok((free, total))
+    }
+
+    /// Waits for all work on the device.
+    fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
+        // SAFETY: the handle is live.
+        Ok(check(py.detach(|| unsafe { (api().device_synchronize)(self.0.0) }))?)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<Device {}:{}>", if self.is_simulated() { "sim" } else { "cuda" }, self.ordinal())
+    }
+
+    fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
+        other.cast::<Self>().is_ok_and(|other| {
+            let other = other.get();
+            (self.ordinal(), self.is_simulated()) == (other.ordinal(), other.is_simulated())
+        })
+    }
+
+    fn __hash__(&self) -> u64 {
+        self.ordinal() as u64 * 2 + u64::from(self.is_simulated())
+    }
+}
+
+/// A stream, and what keeps it alive.
+#[derive(Debug)]
+pub(crate) struct StreamHandle {
+    pub(crate) raw: usize,
+    /// The device that made it, if this value ends it.
+    made_on: Option<(Arc<DeviceHandle>, usize)>,
+    /// The object of another library that it came with.
+    _owner: Option<Py<PyAny>>,
+}
+
+impl StreamHandle {
+    pub(crate) fn foreign(raw: usize, owner: Option<Py<PyAny>>) -> Arc<Self> {
+        Arc::new(Self { raw, made_on: None, _owner: owner })
+    }
+
+    pub(crate) fn ptr(&self) -> *mut c_void {
+        std::ptr::without_provenance_mut(self.raw)
+    }
+}
+
+impl Drop for StreamHandle {
+    fn drop(&mut self) {
+        if let Some((device, made_in)) = &self.made_on
+            && *made_in == generation()
+        {
+            // SAFETY: the stream was made on this device, and ends here.
+            unsafe { (api().stream_destroy)(device.0, self.ptr()) };
+        }
+    }
+}
+
+/// A stream of a device, in whose order memory is handed out, used and given back.
+///
+/// `Stream()` makes one on the current device. `Stream(obj)` takes one of another library: an object with
+/// `__cuda_stream__`, a stream of CuPy, PyTorch or Numba, or a handle as a number.
+#[pyclass(frozen, module = "millpond", weakref)]
+#[derive(Debug)]
+pub(crate) struct Stream(pub(crate) Arc<StreamHandle>);
+
+/// The stream of an argument.
+pub(crate) fn stream_of(argument: &Bound<'_, PyAny>) -> PyResult<Arc<StreamHandle>> {
+    if let Ok(stream) = argument.cast::<Stream>() {
+        return Ok(stream.get().0.clone());
+    }
+    let owner = || Some(argument.clone().unbind());
+    if argument.is_none() {
+        return Err(PyTypeError::new_err("a stream is wanted, not None; DEFAULT_STREAM is the default one"));
+    }
+    if let Ok(raw) = argument.extract::<usize>() {
+        return Ok(StreamHandle::foreign(raw, None));
+    }
+    if let Ok(protocol) = argument.getattr("__cuda_stream__") {
+        let answer = if protocol.is_callable() { protocol.call0()? } else { protocol };
+        let (version, raw): (u32, usize) = answer.extract()?;
+        if version != 0 {
+            return Err(PyValueError::new_err(format!("version {version} of __cuda_stream__ is not known")));
+        }
+        return Ok(StreamHandle::foreign(raw, owner()));
+    }
+    // CuPy, PyTorch, Numba.
+    for name in ["ptr", "cuda_stream", "handle"] {
+        let Ok(handle) = argument.getattr(name) else { continue };
+        let handle = handle.getattr("value").unwrap_or(handle);
+        if handle.is_none() {
+            return Ok(StreamHandle::foreign(0, owner()));
+        }
+        if let Ok(raw) = handle.extract::<usize>() {
+            return Ok(StreamHandle::foreign(raw, owner()));
+        }
+    }
+    let kind = argument.get_type().name()?;
+    Err(PyTypeError::new_err(format!("{kind} is no stream: it has no `__cuda_stream__`")))
+}
+
+/// A stream argument. Left out it is the default stream, or a buffer's own; None is refused.
+pub(crate) struct StreamArgument<'py>(pub(crate) Option<Bound<'py, PyAny>>);
+
+impl<'a, 'py> FromPyObject<'a, 'py> for StreamArgument<'py> {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        Ok(Self(Some(object.to_owned())))
+    }
+}
+
+impl StreamArgument<'_> {
+    /// The stream; left out, the default one.
+    pub(crate) fn resolve(self) -> PyResult<Arc<StreamHandle>> {
+        static DEFAULT: OnceLock<Arc<StreamHandle>> = OnceLock::new();
+        match self.0 {
+            Some(argument) => stream_of(&argument),
+            None => Ok(DEFAULT.get_or_init(|| StreamHandle::foreign(0, None)).clone()),
+        }
+    }
+
+    /// The stream; left out, the buffer's own.
+    pub(crate) fn resolve_or(self, buffer: &DeviceBuffer) -> PyResult<Arc<StreamHandle>> {
+        self.0.map_or_else(|| Ok(buffer.own_stream()), |argument| stream_of(&argument))
+    }
+}
+
+#[pymethods]
+impl Stream {
+    #[new]
+    #[pyo3(signature = (obj=None, flags=None, *, device=None))]
+    fn new(
+        py: Python<'_>,
+        obj: Option<&Bound<'_, PyAny>>,
+        flags: Option<u32>,
+        device: Option<&Device>,
+    ) -> PyResult<Self> {
+        if let Some(obj) = obj {
+            if flags.is_some() || device.is_some() {
+                return Err(PyValueError::new_err("flags and a device are for a new stream, not for `obj`"));
+            }
+            return Ok(Self(stream_of(obj)?));
+        }
+        let is_non_blocking = match flags.unwrap_or(0) {
+            0 => false,
+            1 => true,
+            other => return Err(PyValueError::new_err(format!("{other} is no flag of a stream"))),
+        };
+        let device = device.map(|device| device.0.clone());
+        let made = py.detach(|| {
+            let device = device.map_or_else(DeviceHandle::current, Ok)?;
+            let mut stream = null_mut();
+            // SAFETY: the handle is live, and the result may be written.
+            check(unsafe { (api().stream_create)(device.0, is_non_blocking, &raw mut stream) })?;
+            let raw = stream.addr();
+            Ok::<_, Failure>(StreamHandle { raw, made_on: Some((device, generation())), _owner: None })
+        })?;
+        Ok(Self(Arc::new(made)))
+    }
+
+    /// Version 0 of CUDA's protocol for streams: the version, and the handle.
+    fn __cuda_stream__(&self) -> (u32, usize) {
+        (0, self.0.raw)
+    }
+
+    /// The handle (`cudaStream_t`) as a number.
+    #[getter]
+    fn ptr(&self) -> usize {
+        self.0.raw
+    }
+
+    /// Waits for the stream's work.
+    fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(py.detach(|| {
+            let device = self.device()?;
+            // SAFETY: the device's handle is live, and so is the stream.
+            check(unsafe { (api().stream_synchronize)(device.0, self.0.ptr()) })
+        })?)
+    }
+
+    /// Whether the stream's work is done.
+    fn query(&self, py: Python<'_>) -> PyResult<bool> {
+        let mut is_done = false;
+        py.detach(|| {
+            let device = self.device()?;
+            // SAFETY: as above, and the result may be written.
+            check(unsafe { (api().stream_query)(device.0, self.0.ptr(), &raw mut is_done) })
+        })?;
+        Ok(is_done)
+    }
+
+    /// Makes the later work of this stream wait for what was submitted to `other`; no host thread waits.
+    fn wait(&self, py: Python<'_>, other: &Bound<'_, PyAny>) -> PyResult<()> {
+        let other = stream_of(other)?;
+        Ok(py.detach(|| {
+            let device = self.device()?;
+            // SAFETY: the device's handle is live, and so are the streams.
+            check(unsafe { (api().stream_wait)(device.0, self.0.ptr(), other.ptr()) })
+        })?)
+    }
+
+    /// Whether this is the legacy default stream.
+    fn is_default(&self) -> bool {
+        self.0.raw <= 1
+    }
+
+    fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
+        other.cast::<Self>().is_ok_and(|other| self.__hash__() == other.get().__hash__())
+    }
+
+    fn __hash__(&self) -> usize {
+        // 0 and 1 are both the legacy default stream.
+        self.0.raw.max(1)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<Stream {:#x}>", self.0.raw)
+    }
+}
+
+impl Stream {
+    /// The device that made the stream, else the current one.
+    fn device(&self) -> Result<Arc<DeviceHandle>, Failure> {
+        match &self.0.made_on {
+            Some((device, _)) => Ok(device.clone()),
+            None => DeviceHandle::current(),
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Contiguous memory of the host that an object of Python's offers.
+
+use std::mem::MaybeUninit;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+/// The bytes of an object that has the buffer protocol, held until this ends.
+pub(crate) struct HostBytes<'py> {
+    buffer: Box<ffi::Py_buffer>,
+    pub(crate) bytes: usize,
+    /// Ended while Python's lock is held.
+    _py: Python<'py>,
+}
+
+// SAFETY: only the address and the size are used without the GIL; the buffer ends where `_py` is.
+unsafe impl Sync for HostBytes<'_> {}
+// SAFETY: as above.
+unsafe impl Send for HostBytes<'_> {}
+
+impl<'py> HostBytes<'py> {
+    /// The bytes to read.
+    pub(crate) fn readable(object: &Bound<'py, PyAny>) -> PyResult<Self> {
+        Self::with(object, ffi::PyBUF_SIMPLE)
+    }
+
+    /// The bytes to write.
+    pub(crate) fn writable(object: &Bound<'py, PyAny>) -> PyResult<Self> {
+        Self::with(object, ffi::PyBUF_WRITABLE)
+    }
+
+    fn with(object: &Bound<'py, PyAny>, flags: i32) -> PyResult<Self> {
+        let mut buffer = Box::new(MaybeUninit::<ffi::Py_buffer>::zeroed());
+        // SAFETY: the object is live, and the buffer may be filled.
+        if unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), buffer.as_mut_ptr(), flags) } != 0 {
+            return Err(PyErr::fetch(object.py()));
+        }
+        // SAFETY: all bits zero are a buffer, and Python has filled it.
+        let buffer = unsafe { Box::from_raw(Box::into_raw(buffer).cast::<ffi::Py_buffer>()) };
+        let bytes = usize::try_from(buffer.len).unwrap_or_default();
+        Ok(Self { buffer, bytes, _py: object.py() })
+    }
+
+    pub(crate) fn address(&self) -> *mut u8 {
+        self.buffer.buf.cast()
+    }
+}
+
+impl Drop for HostBytes<'_> {
+    fn drop(&mut self) {
+        // SAFETY: Python has filled the buffer, and it is released once.
+        unsafe { ffi::PyBuffer_Release(&raw mut *self.buffer) };
+    }
+}

@@ -1,0 +1,47 @@
+//! The extension module `millpond._native`: Python's classes over libmillpond's functions.
+//!
+//! It holds no pool: the library, loaded at import, is the owner of all pools of the process. The GIL is
+//! released around every call that may reach the driver, and no state relies on it.
+
+mod api;
+mod block;
+mod buffer;
+mod device;
+mod dlpack;
+mod error;
+mod host;
+mod resource;
+
+use std::ffi::CStr;
+use std::path::PathBuf;
+
+use pyo3::exceptions::PyImportError;
+use pyo3::prelude::*;
+
+/// Loads libmillpond from a file. The package does it at import.
+#[pyfunction]
+fn load(path: PathBuf) -> PyResult<()> {
+    api::load(&path).map_err(PyImportError::new_err)
+}
+
+/// The version of the library.
+#[pyfunction]
+fn version() -> String {
+    // SAFETY: the text lives as long as the library.
+    unsafe { CStr::from_ptr((api::api().version)()) }.to_string_lossy().into_owned()
+}
+
+#[pymodule(gil_used = false)]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(load, module)?)?;
+    module.add_function(wrap_pyfunction!(version, module)?)?;
+    module.add_function(wrap_pyfunction!(buffer::to_device, module)?)?;
+    module.add_function(wrap_pyfunction!(dlpack::from_dlpack, module)?)?;
+    module.add_function(wrap_pyfunction!(resource::default_resource, module)?)?;
+    module.add_function(wrap_pyfunction!(resource::reset_default_resource, module)?)?;
+    module.add_class::<device::Device>()?;
+    module.add_class::<device::Stream>()?;
+    module.add_class::<resource::Resource>()?;
+    module.add_class::<buffer::DeviceBuffer>()?;
+    Ok(())
+}

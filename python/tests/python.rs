@@ -1,0 +1,91 @@
+//! Runs the tests of the Python package, in an environment of its own below `target/`.
+//!
+//! The package is put together from what Cargo built for this run. MILLPOND_PYTHON names the Python to use;
+//! without Python 3.11 or later the test is skipped, and says so, or fails if MILLPOND_REQUIRE_PYTHON is set.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn run(command: &mut Command) {
+    let status = command.status();
+    let status = status.unwrap_or_else(|error| panic!("{command:?} cannot be run: {error}"));
+    assert!(status.success(), "{command:?} failed");
+}
+
+/// The Python to use, if there is one.
+fn python() -> Option<PathBuf> {
+    let named = std::env::var_os("MILLPOND_PYTHON").map(PathBuf::from);
+    let candidates = named.into_iter().chain(["python3", "python"].map(PathBuf::from));
+    candidates.into_iter().find(|python| {
+        let asked = Command::new(python)
+            .args(["-c", "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))"])
+            .output();
+        asked.is_ok_and(|answer| answer.status.success())
+    })
+}
+
+/// The environment with pytest, made once.
+fn environment(target: &Path) -> Option<PathBuf> {
+    let folder = target.join("python/env");
+    let python_of = folder.join("bin/python");
+    let is_ready = Command::new(&python_of).args(["-c", "import pytest, numpy, hypothesis"]).output();
+    if !is_ready.is_ok_and(|answer| answer.status.success()) {
+        run(Command::new(python()?).args(["-m", "venv", "--clear"]).arg(&folder));
+        run(Command::new(&python_of).args([
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "pytest",
+            "numpy",
+            "hypothesis",
+        ]));
+    }
+    Some(python_of)
+}
+
+/// The library that Cargo built for a crate, beside this test: `deps/` holds what is not asked for by name.
+fn built(deps: &Path, name: &str) -> PathBuf {
+    let plain = deps.join(format!("lib{name}.so"));
+    assert!(
+        plain.exists(),
+        "{} was not built: cargo build -p millpond-capi -p millpond-python",
+        plain.display()
+    );
+    plain
+}
+
+#[test]
+fn the_tests_of_the_package_pass() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let this = std::env::current_exe().expect("the test has a path");
+    let deps = this.parent().expect("the test is in a folder");
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("it is below `target`");
+    let Some(python) = environment(target) else {
+        assert!(std::env::var_os("MILLPOND_REQUIRE_PYTHON").is_none(), "there is no Python 3.11 or later");
+        // The harness hides what a test that passes prints.
+        let _ = std::fs::write("/dev/stderr", "SKIPPED: no Python 3.11 or later to test the package with\n");
+        return;
+    };
+    let site = target.join("python/site");
+    let package = site.join("millpond");
+    let _ = std::fs::remove_dir_all(&site);
+    std::fs::create_dir_all(&package).expect("the folder can be made");
+    for file in std::fs::read_dir(root.join("millpond")).expect("the package is there") {
+        let path = file.expect("the package can be read").path();
+        if path.extension().is_some_and(|extension| extension == "py" || extension == "pyi") {
+            let name = path.file_name().expect("a file has a name");
+            std::fs::copy(&path, package.join(name)).expect("the file can be copied");
+        }
+    }
+    std::fs::copy(built(deps, "_native"), package.join("_native.abi3.so")).expect("it can be copied");
+    run(Command::new(python)
+        .args(["-m", "pytest", "--quiet", "-p", "no:cacheprovider"])
+        .arg(root.join("tests"))
+        // `-m` puts the working folder first on the path: not the sources, which lack the libraries.
+        .current_dir(&site)
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("PYTHONPATH", &site)
+        .env("MILLPOND_LIBRARY", built(deps, "millpond_c"))
+        .env_remove("MILLPOND_STACK"));
+}

@@ -1,0 +1,297 @@
+"""Streams, the defaults of the devices, `reinitialize`, logs, statistics and the profiler."""
+
+import csv
+import gc
+import os
+
+import pytest
+
+import millpond
+from millpond import mr, statistics
+
+HEADER = ["Thread", "Time", "Action", "Pointer", "Size", "Stream"]
+
+
+class Cuda:
+    def __init__(self, version, handle):
+        self.answer = version, handle
+
+    def __cuda_stream__(self):
+        return self.answer
+
+
+class Named:
+    def __init__(self, **names):
+        self.__dict__.update(names)
+
+
+def test_default_streams():
+    assert millpond.DEFAULT_STREAM.is_default() and millpond.LEGACY_DEFAULT_STREAM.is_default()
+    assert not millpond.PER_THREAD_DEFAULT_STREAM.is_default() and not millpond.Stream().is_default()
+    assert millpond.DEFAULT_STREAM == millpond.LEGACY_DEFAULT_STREAM
+    assert millpond.DEFAULT_STREAM != millpond.PER_THREAD_DEFAULT_STREAM
+
+
+def test_a_stream_is_its_handle():
+    stream = millpond.Stream()
+    assert stream.__cuda_stream__() == (0, stream.ptr) and stream.ptr > 2
+    twin = millpond.Stream(stream)
+    assert twin == stream and hash(twin) == hash(stream) and twin != millpond.Stream() and twin != "twin"
+    assert {stream: 1}[twin] == 1
+    stream.synchronize()
+    assert stream.query()
+    stream.wait(millpond.Stream())
+
+
+@pytest.mark.parametrize("flags", list(millpond.CudaStreamFlags))
+def test_flags_are_for_new_streams(flags):
+    assert millpond.Stream(flags=flags).query()
+    with pytest.raises(ValueError):
+        millpond.Stream(millpond.DEFAULT_STREAM, flags=flags)
+    with pytest.raises(ValueError):
+        millpond.Stream(flags=17)
+
+
+def test_streams_of_other_libraries():
+    own = millpond.Stream()
+    others = [Cuda(0, own.ptr), Named(ptr=own.ptr), Named(cuda_stream=own.ptr), own.ptr]
+    others += [Named(handle=own.ptr), Named(handle=Named(value=own.ptr))]
+    for other in others:
+        stream = millpond.Stream(other)
+        assert stream == own
+        assert millpond.to_device(b"abc", other).tobytes() == b"abc"
+    assert millpond.Stream(Named(handle=Named(value=None))).is_default()
+    with pytest.raises(ValueError):
+        millpond.Stream(Cuda(1, own.ptr))
+    for no_stream in ("stream", object(), 1.5):
+        with pytest.raises(TypeError):
+            millpond.Stream(no_stream)
+
+
+def test_a_buffer_keeps_its_stream():
+    buffer = millpond.to_device(b"abc", millpond.Stream())
+    gc.collect()
+    assert buffer.tobytes() == b"abc" and buffer.stream.query()
+
+
+@pytest.mark.parametrize("flags", list(millpond.CudaStreamFlags))
+def test_a_pool_of_streams(flags):
+    pool = millpond.StreamPool(3, flags)
+    assert pool.get_pool_size() == 3
+    streams = [pool.get_stream() for _ in range(6)]
+    assert streams[:3] == streams[3:] and len(set(streams)) == 3
+    assert pool.get_stream(4) == pool.get_stream(1) == streams[1]
+    with pytest.raises(ValueError):
+        millpond.StreamPool(0)
+    with pytest.raises(ValueError):
+        pool.get_stream(-1)
+
+
+def test_devices():
+    device = millpond.Device()
+    assert device == millpond.Device.find(device.ordinal) and hash(device) == hash(millpond.Device())
+    free, total = mr.available_device_memory()
+    assert 0 < free <= total and device.name
+    other = millpond.Device("sim:8GiB")
+    assert other != device and other.memory_info()[1] == 8 << 30 and other.is_simulated
+    device.synchronize()
+    with pytest.raises(millpond.MillpondError):
+        millpond.Device("cuda:x")
+
+
+def test_defaults_of_devices():
+    device = millpond.Device("sim:8GiB")
+    first = mr.get_per_device_resource(device)
+    assert isinstance(first, mr.CudaMemoryResource) and mr.get_per_device_resource(device) is first
+    pool = mr.PoolMemoryResource(mr.CudaMemoryResource(device=device), "1MiB")
+    mr.set_per_device_resource(device, pool)
+    assert mr.get_per_device_resource(device) is pool
+    assert mr.get_per_device_resource_type(device) is mr.PoolMemoryResource
+    assert mr.get_current_device_resource() is not pool
+    with pytest.raises(ValueError):
+        mr.set_current_device_resource(pool)
+    mr.reset_per_device_resource(device)
+    assert mr.get_per_device_resource_type(device) is mr.CudaMemoryResource
+    assert millpond.is_initialized() and mr.is_initialized()
+
+
+@pytest.mark.parametrize("logging", [False, True])
+def test_reinitialize_over_devices(logging, tmp_path):
+    devices = [millpond.Device("sim:8GiB") for _ in range(2)]
+    numbers = [device.ordinal for device in devices]
+    if not millpond.Device().is_simulated:
+        numbers = devices
+    millpond.reinitialize(
+        pool_allocator=True,
+        initial_pool_size="1MiB",
+        maximum_pool_size="4MiB",
+        devices=numbers,
+        logging=logging,
+        log_file_name=tmp_path / "log.csv",
+    )
+    for device in devices:
+        resource = mr.get_per_device_resource(device)
+        assert isinstance(resource, mr.LoggingResourceAdaptor if logging else mr.PoolMemoryResource)
+        assert resource.device == device
+        with pytest.raises(MemoryError):
+            millpond.DeviceBuffer(size=5 << 20, mr=resource)
+        if logging:
+            assert millpond.get_log_filenames()[device.ordinal] == str(
+                tmp_path / f"log.dev{device.ordinal}.csv"
+            )
+    millpond.disable_logging()
+
+
+def test_reinitialize_checks_sizes():
+    with pytest.raises(ValueError):
+        millpond.reinitialize(pool_allocator=True, initial_pool_size=1 << 22, maximum_pool_size=1 << 20)
+    millpond.reinitialize(pool_allocator=True, initial_pool_size="1.5MiB", maximum_pool_size="1GiB")
+    with pytest.raises(ValueError):
+        millpond.reinitialize(pool_allocator=True, initial_pool_size="1 apple")
+    millpond.reinitialize(stack="cuda+pool+statistics")
+    assert mr.get_current_device_resource_type() is mr.StatisticsResourceAdaptor
+
+
+def test_hooks_run_in_reverse_order():
+    calls = []
+
+    def first(*args, **kwargs):
+        calls.append(("first", args, kwargs))
+
+    def second():
+        calls.append("second")
+
+    millpond.register_reinitialize_hook(first, 1, key=2)
+    millpond.register_reinitialize_hook(second)
+    millpond.register_reinitialize_hook(first)
+    try:
+        millpond.reinitialize()
+        assert calls == [("first", (), {}), "second", ("first", (1,), {"key": 2})]
+        millpond.unregister_reinitialize_hook(first)
+        calls.clear()
+        millpond.reinitialize()
+        assert calls == ["second"]
+    finally:
+        millpond.unregister_reinitialize_hook(first)
+        millpond.unregister_reinitialize_hook(second)
+
+
+# --- Logs ---
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.txt", "log"])
+def test_a_log_is_enabled_and_disabled(tmp_path, name):
+    upstream = mr.get_current_device_resource()
+    number = millpond.Device().ordinal
+    assert millpond.get_log_filenames()[number] is None
+    millpond.enable_logging(tmp_path / name)
+    base, extension = os.path.splitext(name)
+    file = tmp_path / f"{base}.dev{number}{extension}"
+    assert millpond.get_log_filenames()[number] == str(file)
+    millpond.DeviceBuffer(size=10)
+    millpond.flush_logger()
+    millpond.disable_logging()
+    assert millpond.get_log_filenames()[number] is None
+    assert mr.get_current_device_resource() is upstream
+    rows = list(csv.reader(file.open()))
+    assert rows[0] == HEADER
+    assert [row[2] for row in rows[1:]] == ["allocate", "free"] and {row[4] for row in rows[1:]} == {"10"}
+
+
+def test_a_log_by_the_environment(tmp_path, monkeypatch):
+    monkeypatch.delenv("RMM_LOG_FILE", raising=False)
+    with pytest.raises(ValueError):
+        mr.LoggingResourceAdaptor(mr.CudaMemoryResource())
+    monkeypatch.setenv("RMM_LOG_FILE", str(tmp_path / "rmm.csv"))
+    resource = mr.LoggingResourceAdaptor(mr.CudaMemoryResource())
+    assert resource.get_file_name() == str(tmp_path / f"rmm.dev{resource.device.ordinal}.csv")
+    millpond.DeviceBuffer(size=100, mr=resource)
+    resource.flush()
+    assert len(open(resource.get_file_name()).readlines()) == 3
+
+
+# --- Statistics ---
+
+
+def test_statistics_are_none_until_enabled():
+    assert statistics.get_statistics() is None
+    assert statistics.push_statistics() is None and statistics.pop_statistics() is None
+    statistics.enable_statistics()
+    first = mr.get_current_device_resource()
+    statistics.enable_statistics()
+    assert mr.get_current_device_resource() is first
+    assert statistics.get_statistics() == statistics.Statistics(0, 0, 0, 0, 0, 0)
+
+
+def test_the_context_notices_another_resource():
+    with statistics.statistics():
+        buffer = millpond.DeviceBuffer(size=100)
+        assert statistics.get_statistics().current_bytes == 100
+    with pytest.raises(ValueError, match="changed"):
+        with statistics.statistics():
+            mr.set_current_device_resource(mr.CudaMemoryResource())
+    assert len(buffer) == 100
+
+
+def test_levels():
+    counted = mr.StatisticsResourceAdaptor(mr.CudaMemoryResource())
+    first = [millpond.DeviceBuffer(size=10, mr=counted) for _ in range(9)]
+    assert counted.push_counters() == statistics.Statistics(90, 90, 90, 9, 9, 9)
+    second = [millpond.DeviceBuffer(size=10, mr=counted) for _ in range(2)]
+    del first[:4]
+    assert counted.allocation_counts == statistics.Statistics(-20, 20, 20, -2, 2, 2)
+    assert counted.pop_counters() == statistics.Statistics(-20, 20, 20, -2, 2, 2)
+    assert counted.allocation_counts == statistics.Statistics(70, 110, 110, 7, 11, 11)
+    with pytest.raises(IndexError):
+        counted.pop_counters()
+    assert len(second) == 2
+
+
+def test_two_counting_resources_are_apart():
+    base = mr.CudaMemoryResource()
+    one, two = mr.StatisticsResourceAdaptor(base), mr.StatisticsResourceAdaptor(base)
+    mr.set_current_device_resource(one)
+    first = millpond.DeviceBuffer(size=100)
+    mr.set_current_device_resource(two)
+    second = millpond.DeviceBuffer(size=10)
+    del first
+    assert one.allocation_counts == statistics.Statistics(0, 100, 100, 0, 1, 1)
+    assert two.allocation_counts == statistics.Statistics(10, 10, 10, 1, 1, 1)
+    assert second.mr is two
+
+
+def test_the_profiler():
+    records = statistics.ProfilerRecords()
+
+    @statistics.profiler(records=records)
+    def inner():
+        return millpond.DeviceBuffer(size=100)
+
+    @statistics.profiler(records=records, name="outer")
+    def outer():
+        return [inner(), inner()]
+
+    outer()
+    assert records.records == {}, "without statistics nothing is recorded"
+    with statistics.statistics():
+        outer()
+        with statistics.profiler(records=records, name="block"):
+            inner()
+    name = next(name for name in records.records if "inner" in name)
+    assert __file__ in name
+    assert records.records[name] == statistics.ProfilerRecords.MemoryRecord(3, 300, 100)
+    assert records.records["outer"] == statistics.ProfilerRecords.MemoryRecord(1, 200, 200)
+    assert records.records["block"].memory_peak == 100
+    report = records.report()
+    assert report.index("outer") < report.index("block") and "200" in report
+    by_calls = records.report(ordered_by="num_calls")
+    assert by_calls.index("inner") < by_calls.index("outer")
+    with pytest.raises(ValueError):
+        records.report(ordered_by="name")
+    with pytest.raises(ValueError):
+        with statistics.profiler(records=records):
+            pass
+
+
+def test_version():
+    assert millpond.__version__.count(".") == 2 and os.path.exists(millpond.library_path())
