@@ -23,8 +23,10 @@ def parse_bytes(size):
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([a-z]*)\s*", size, re.IGNORECASE)
     if match is None or match[2].lower() not in _UNITS:
         raise ValueError(f"{size!r} is no size; write for example 4GiB")
-    return int(float(match[1]) * _UNITS[match[2].lower()]) if "." in match[1] else (
-        int(match[1]) * _UNITS[match[2].lower()]
+    return (
+        int(float(match[1]) * _UNITS[match[2].lower()])
+        if "." in match[1]
+        else (int(match[1]) * _UNITS[match[2].lower()])
     )
 
 
@@ -165,7 +167,7 @@ class CudaAsyncViewMemoryResource(DeviceMemoryResource):
 
 
 class CallbackMemoryResource(DeviceMemoryResource):
-    """Two functions of the program: `allocate(size, stream)` returns an address, `deallocate(ptr, size, stream)`."""
+    """Two functions: `allocate(size, stream)` returns an address, `deallocate(ptr, size, stream)` ends it."""
 
     def __init__(self, allocate_func, deallocate_func, *, device=None):
         self._callback(allocate_func, deallocate_func, device)
@@ -181,7 +183,7 @@ class UpstreamResourceAdaptor(DeviceMemoryResource):
 
     def _on(self, upstream_mr, text):
         if upstream_mr is None:
-            raise Exception("Argument `upstream_mr` must not be None")
+            raise TypeError("Argument `upstream_mr` must not be None")
         self._upstream = upstream_mr
         self._layer(upstream_mr, text)
 
@@ -220,7 +222,8 @@ class ArenaMemoryResource(UpstreamResourceAdaptor):
             "arena"
             + _options(
                 size=None if arena_size is None else parse_bytes(arena_size),
-                dump_log_on_failure="millpond_arena.log" if dump_log_on_failure is True
+                dump_log_on_failure="millpond_arena.log"
+                if dump_log_on_failure is True
                 else dump_log_on_failure or None,
             ),
         )
@@ -244,12 +247,14 @@ class BinningMemoryResource(UpstreamResourceAdaptor):
 
     def __init__(self, upstream_mr, min_size_exponent=-1, max_size_exponent=-1):
         if upstream_mr is None:
-            raise Exception("Argument `upstream_mr` must not be None")
+            raise TypeError("Argument `upstream_mr` must not be None")
         self._upstream = upstream_mr
         exponents = min_size_exponent, max_size_exponent
         if (exponents[0] < 0) != (exponents[1] < 0):
             raise ValueError("both exponents have to be given, or none")
-        self._automatic = [] if exponents[0] < 0 else [1 << at for at in range(exponents[0], exponents[1] + 1)]
+        self._automatic = (
+            [] if exponents[0] < 0 else [1 << at for at in range(exponents[0], exponents[1] + 1)]
+        )
         self._explicit = []
         self._rebuild()
 
@@ -362,7 +367,7 @@ class FailureCallbackResourceAdaptor(UpstreamResourceAdaptor):
 
     def __init__(self, upstream_mr, callback):
         if upstream_mr is None:
-            raise Exception("Argument `upstream_mr` must not be None")
+            raise TypeError("Argument `upstream_mr` must not be None")
         self._upstream = upstream_mr
         self._failure_callback(upstream_mr, callback)
 
@@ -385,7 +390,8 @@ class AlignedResourceAdaptor(UpstreamResourceAdaptor):
     def __init__(self, upstream_mr, alignment=256, alignment_threshold=0):
         self._on(
             upstream_mr,
-            "aligned" + _options(alignment=parse_bytes(alignment), threshold=parse_bytes(alignment_threshold)),
+            "aligned"
+            + _options(alignment=parse_bytes(alignment), threshold=parse_bytes(alignment_threshold)),
         )
 
 
@@ -452,7 +458,9 @@ def get_per_device_resource(device):
     with _lock:
         device = _device(device)
         found = _known(default_resource(device))
-        return _objects.setdefault(device, found) if _objects.get(device) is None else _remember(device, found)
+        return (
+            _objects.setdefault(device, found) if _objects.get(device) is None else _remember(device, found)
+        )
 
 
 def _remember(device, resource):

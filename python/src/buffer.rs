@@ -2,7 +2,6 @@
 
 use std::ptr::without_provenance_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyBufferError, PyIndexError, PyTypeError, PyValueError};
@@ -10,176 +9,13 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PySlice, PyTuple};
 
-use crate::api::{api, generation};
+use crate::api::api;
+use crate::block::{Block, Source, View};
 use crate::device::{DeviceHandle, Stream, StreamArgument, StreamHandle};
 use crate::dlpack::{self, Foreign};
 use crate::error::{Failure, check};
 use crate::host::HostBytes;
 use crate::resource::{Resource, ResourceHandle};
-
-/// Where the memory of a block is from.
-#[derive(Debug)]
-enum Source {
-    /// A resource, which gets it back.
-    Resource(Arc<ResourceHandle>),
-    /// Another library, by DLPack.
-    Foreign(Foreign, Arc<DeviceHandle>),
-}
-
-/// Memory that one or more buffers and exports use.
-#[derive(Debug)]
-pub(crate) struct Block {
-    pub(crate) address: usize,
-    bytes: u64,
-    source: Source,
-    /// The stream that it was allocated on, and in whose order it goes back.
-    stream: Arc<StreamHandle>,
-    made_in: usize,
-    is_live: AtomicBool,
-}
-
-impl Block {
-    fn new(
-        resource: Arc<ResourceHandle>,
-        bytes: u64,
-        stream: Arc<StreamHandle>,
-    ) -> Result<Arc<Self>, Failure> {
-        let mut ptr = std::ptr::null_mut();
-        // SAFETY: the handle is live, and so is the stream; the result may be written.
-        check(unsafe { (api().allocate)(resource.raw, bytes, 0, stream.ptr(), &raw mut ptr) })?;
-        let source = Source::Resource(resource);
-        let (address, made_in) = (ptr.addr(), generation());
-        Ok(Arc::new(Self { address, bytes, source, stream, made_in, is_live: AtomicBool::new(true) }))
-    }
-
-    fn device(&self) -> Result<&Arc<DeviceHandle>, Failure> {
-        match &self.source {
-            Source::Resource(resource) => resource.device(),
-            Source::Foreign(_, device) => Ok(device),
-        }
-    }
-
-    /// What reaches the memory at its address: the device, and the host.
-    pub(crate) fn accessibility(&self) -> Result<(bool, bool), Failure> {
-        match &self.source {
-            Source::Resource(resource) => resource.accessibility(),
-            Source::Foreign(foreign, _) => Ok((true, foreign.device_type() != dlpack::CUDA)),
-        }
-    }
-
-    /// Whether it is pinned memory of the host.
-    pub(crate) fn is_pinned(&self) -> Result<bool, Failure> {
-        match &self.source {
-            Source::Resource(resource) => Ok(resource.text()?.starts_with("pinned_host")),
-            Source::Foreign(foreign, _) => Ok(foreign.device_type() == dlpack::CUDA_HOST),
-        }
-    }
-
-    /// Gives the memory back, once. It needs no GIL. A forked child leaves its parent's memory alone.
-    fn release(&self) {
-        if !self.is_live.swap(false, Ordering::Relaxed) || self.made_in != generation() {
-            return;
-        }
-        if let Source::Resource(resource) = &self.source
-            && self.address != 0
-        {
-            let ptr = without_provenance_mut(self.address);
-            // SAFETY: the block is from this resource, with these bytes, and goes back once; its stream lives
-            // as long as it. A refusal is counted by the resource.
-            unsafe { (api().deallocate)(resource.raw, ptr, self.bytes, 0, self.stream.ptr()) };
-        }
-    }
-}
-
-impl Drop for Block {
-    fn drop(&mut self) {
-        self.release();
-    }
-}
-
-/// What a buffer is at one time.
-#[derive(Clone, Debug)]
-pub(crate) struct View {
-    pub(crate) block: Arc<Block>,
-    pub(crate) offset: u64,
-    pub(crate) size: u64,
-    pub(crate) stream: Arc<StreamHandle>,
-}
-
-impl View {
-    pub(crate) fn address(&self) -> usize {
-        if self.block.address == 0 { 0 } else { self.block.address + self.offset as usize }
-    }
-
-    pub(crate) fn device(&self) -> Result<&Arc<DeviceHandle>, Failure> {
-        self.block.device()
-    }
-
-    fn synchronize(&self, stream: &StreamHandle) -> Result<(), Failure> {
-        // SAFETY: the device's handle is live, and so is the stream.
-        check(unsafe { (api().stream_synchronize)(self.device()?.0, stream.ptr()) })
-    }
-
-    /// Copies to the host, and waits for it.
-    ///
-    /// # Safety
-    /// `self.size` bytes may be written at `target`.
-    unsafe fn read(&self, target: *mut u8, stream: &StreamHandle) -> Result<(), Failure> {
-        if self.size == 0 {
-            return Ok(());
-        }
-        let source = without_provenance_mut(self.address());
-        // SAFETY: the device's handle is live, and so are the stream and the block; the target may be written.
-        check(unsafe {
-            (api().copy_to_host)(self.device()?.0, target.cast(), source, self.size, stream.ptr())
-        })?;
-        self.synchronize(stream)
-    }
-
-    /// Copies from the host, and waits for it, as the host's memory is the caller's.
-    ///
-    /// # Safety
-    /// `bytes` bytes may be read at `source`, and are at most the view's.
-    unsafe fn write(&self, source: *const u8, bytes: u64, stream: &StreamHandle) -> Result<(), Failure> {
-        if bytes == 0 {
-            return Ok(());
-        }
-        let target = without_provenance_mut(self.address());
-        // SAFETY: the device's handle is live, and so are the stream and the block; the source may be read.
-        check(unsafe {
-            let source = source.cast_mut().cast();
-            (api().copy_to_device)(self.device()?.0, target, source, bytes, stream.ptr())
-        })?;
-        self.synchronize(stream)
-    }
-
-    /// Copies on the device, in the order of `stream`.
-    fn copy_from(&self, source: usize, bytes: u64, stream: &StreamHandle) -> Result<(), Failure> {
-        if bytes == 0 {
-            return Ok(());
-        }
-        let (target, source) = (without_provenance_mut(self.address()), without_provenance_mut(source));
-        // SAFETY: the device's handle is live, and so are the stream and the block, which holds as many; the
-        // source is the caller's promise.
-        check(unsafe { (api().copy_on_device)(self.device()?.0, target, source, bytes, stream.ptr()) })
-    }
-
-    /// The same bytes in memory of their own, from the same resource.
-    pub(crate) fn duplicate(&self, stream: &Arc<StreamHandle>) -> Result<Self, Failure> {
-        let resource = match &self.block.source {
-            Source::Resource(resource) => resource.clone(),
-            Source::Foreign(..) => ResourceHandle::current()?,
-        };
-        let block = Block::new(resource, self.size, stream.clone())?;
-        let copy = Self { block, offset: 0, size: self.size, stream: stream.clone() };
-        if stream.raw != self.stream.raw && self.size > 0 {
-            // SAFETY: the device's handle is live, and so are both streams.
-            check(unsafe { (api().stream_wait)(self.device()?.0, stream.ptr(), self.stream.ptr()) })?;
-        }
-        copy.copy_from(self.address(), self.size, stream)?;
-        Ok(copy)
-    }
-}
 
 /// Bytes of a memory resource, in the order of a stream.
 ///
@@ -222,15 +58,8 @@ impl DeviceBuffer {
 
     /// A buffer over memory of another library.
     pub(crate) fn foreign(foreign: Foreign, device: Arc<DeviceHandle>, stream: Arc<StreamHandle>) -> Self {
-        let (address, bytes) = (foreign.address(), foreign.bytes());
-        let block = Arc::new(Block {
-            address,
-            bytes,
-            source: Source::Foreign(foreign, device),
-            stream: stream.clone(),
-            made_in: generation(),
-            is_live: AtomicBool::new(true),
-        });
+        let bytes = foreign.bytes();
+        let block = Block::foreign(foreign, device, stream.clone());
         Self::of(View { block, offset: 0, size: bytes, stream }, None)
     }
 
@@ -408,8 +237,8 @@ impl DeviceBuffer {
         Ok(py.detach(|| unsafe { view.write(host.address(), host.bytes as u64, &stream) })?)
     }
 
-    /// Copies from an object with `__cuda_array_interface__`, one-dimensional and contiguous. The stream waits
-    /// for the one that the object names.
+    /// Copies from an object with `__cuda_array_interface__`, one-dimensional and contiguous. The stream
+    /// waits for the one that the object names.
     #[pyo3(signature = (cuda_ary, stream=StreamArgument(None)))]
     fn copy_from_device(
         &self,

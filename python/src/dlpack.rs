@@ -9,7 +9,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::api::api;
-use crate::buffer::{DeviceBuffer, View};
+use crate::block::View;
+use crate::buffer::DeviceBuffer;
 use crate::device::{DeviceHandle, StreamArgument};
 use crate::error::{Failure, check};
 

@@ -4,6 +4,7 @@
 //! released around every call that may reach the driver, and no state relies on it.
 
 mod api;
+mod block;
 mod buffer;
 mod device;
 mod dlpack;

@@ -60,7 +60,8 @@ def test_threads_with_callbacks():
             return base.allocate(size, stream)
 
     pool = mr.PoolMemoryResource(
-        mr.CallbackMemoryResource(allocate, lambda ptr, size, stream: base.deallocate(ptr, size, stream)), "1MiB"
+        mr.CallbackMemoryResource(allocate, lambda ptr, size, stream: base.deallocate(ptr, size, stream)),
+        "1MiB",
     )
 
     def work():
@@ -77,66 +78,83 @@ def test_threads_with_callbacks():
 
 
 def test_the_end_of_the_interpreter():
-    for keep in ["buffer = make()", "import builtins; builtins.kept = make()", "cycle = [make()]; cycle.append(cycle)"]:
-        assert script(
-            "import millpond, sys\n"
-            "millpond.reinitialize(stack='cuda+pool+statistics')\n"
-            "def make():\n"
-            "    stream = millpond.Stream()\n"
-            "    return [millpond.to_device(b'abc', stream), millpond.from_dlpack(millpond.to_device(b'd'))]\n"
-            f"{keep}\n"
-            "print('end')"
-        ) == "end"
+    for keep in [
+        "buffer = make()",
+        "import builtins; builtins.kept = make()",
+        "cycle = [make()]; cycle.append(cycle)",
+    ]:
+        assert (
+            script(
+                "import millpond, sys\n"
+                "millpond.reinitialize(stack='cuda+pool+statistics')\n"
+                "def make():\n"
+                "    stream = millpond.Stream()\n"
+                "    other = millpond.from_dlpack(millpond.to_device(b'd'))\n"
+                "    return [millpond.to_device(b'abc', stream), other]\n"
+                f"{keep}\n"
+                "print('end')"
+            )
+            == "end"
+        )
 
 
 def test_the_end_with_callbacks_and_threads():
-    assert script(
-        "import millpond, threading, time\n"
-        "mr = millpond.mr\n"
-        "base = mr.CudaMemoryResource()\n"
-        "own = mr.CallbackMemoryResource(base.allocate, base.deallocate)\n"
-        "mr.set_current_device_resource(mr.FailureCallbackResourceAdaptor(own, lambda n: False))\n"
-        "kept = [millpond.DeviceBuffer(size=100) for _ in range(10)]\n"
-        "def work():\n"
-        "    while True: millpond.DeviceBuffer(size=100)\n"
-        "for _ in range(4): threading.Thread(target=work, daemon=True).start()\n"
-        "time.sleep(0.2)\n"
-        "print('end')"
-    ) == "end"
+    assert (
+        script(
+            "import millpond, threading, time\n"
+            "mr = millpond.mr\n"
+            "base = mr.CudaMemoryResource()\n"
+            "own = mr.CallbackMemoryResource(base.allocate, base.deallocate)\n"
+            "mr.set_current_device_resource(mr.FailureCallbackResourceAdaptor(own, lambda n: False))\n"
+            "kept = [millpond.DeviceBuffer(size=100) for _ in range(10)]\n"
+            "def work():\n"
+            "    while True: millpond.DeviceBuffer(size=100)\n"
+            "for _ in range(4): threading.Thread(target=work, daemon=True).start()\n"
+            "time.sleep(0.2)\n"
+            "print('end')"
+        )
+        == "end"
+    )
 
 
 def test_a_forked_child_leaves_the_parents_memory_alone():
-    assert script(
-        "import millpond, os, sys\n"
-        "millpond.reinitialize(stack='cuda+pool+statistics')\n"
-        "buffers = [millpond.to_device(bytes([i]) * 100, millpond.Stream()) for i in range(20)]\n"
-        "capsule = buffers[0].__dlpack__()\n"
-        "child = os.fork()\n"
-        "if child == 0:\n"
-        "    del buffers, capsule\n"
-        "    millpond.mr.reset_per_device_resource(None)\n"
-        "    sys.exit(0)\n"
-        "assert os.waitpid(child, 0)[1] == 0\n"
-        "assert all(b.tobytes() == bytes([i]) * 100 for i, b in enumerate(buffers))\n"
-        "counts = millpond.mr.get_current_device_resource().allocation_counts\n"
-        "assert counts.current_count == 20, counts\n"
-        "print('end')"
-    ) == "end"
+    assert (
+        script(
+            "import millpond, os, sys\n"
+            "millpond.reinitialize(stack='cuda+pool+statistics')\n"
+            "buffers = [millpond.to_device(bytes([i]) * 100, millpond.Stream()) for i in range(20)]\n"
+            "capsule = buffers[0].__dlpack__()\n"
+            "child = os.fork()\n"
+            "if child == 0:\n"
+            "    del buffers, capsule\n"
+            "    millpond.mr.reset_per_device_resource(None)\n"
+            "    sys.exit(0)\n"
+            "assert os.waitpid(child, 0)[1] == 0\n"
+            "assert all(b.tobytes() == bytes([i]) * 100 for i, b in enumerate(buffers))\n"
+            "counts = millpond.mr.get_current_device_resource().allocation_counts\n"
+            "assert counts.current_count == 20, counts\n"
+            "print('end')"
+        )
+        == "end"
+    )
 
 
 def test_the_stack_of_the_environment():
-    assert script(
-        "import millpond; print(millpond.mr.get_current_device_resource().text)",
-        MILLPOND_STACK="cuda+pool:initial=1MiB+statistics",
-    ) == "cuda+pool:initial=1MiB+statistics"
+    assert (
+        script(
+            "import millpond; print(millpond.mr.get_current_device_resource().text)",
+            MILLPOND_STACK="cuda+pool:initial=1MiB+statistics",
+        )
+        == "cuda+pool:initial=1MiB+statistics"
+    )
 
 
 def test_a_device_of_the_environment():
     if not millpond.Device().is_simulated:
         pytest.skip("MILLPOND_DEVICE is for machines without CUDA")
-    assert script("import millpond; print(millpond.Device().memory_info()[1])", MILLPOND_DEVICE="sim:8GiB") == str(
-        8 << 30
-    )
+    assert script(
+        "import millpond; print(millpond.Device().memory_info()[1])", MILLPOND_DEVICE="sim:8GiB"
+    ) == str(8 << 30)
 
 
 def test_a_library_that_is_not_there_is_named():
