@@ -8,6 +8,7 @@ or at a worker's start, before anything else sets a resource: `dask worker --pre
 """
 
 import importlib
+import threading
 
 from . import _library
 from . import mr as _mr
@@ -16,6 +17,8 @@ from ._errors import UnsupportedError
 _distributed = _library.framework("distributed", "'dask[distributed]'")
 _click = _library.framework("click", "'dask[distributed]'")
 _FRAMEWORKS = ("numba", "cupy", "torch", "rmm", "cuda_core")
+_lock = threading.Lock()
+_prepared = set()
 
 
 def memory_metric(worker=None):
@@ -37,9 +40,12 @@ def configure(worker, stack=None, frameworks=()):
         raise ValueError(f"{sorted(unknown)} is not served; known are {', '.join(_FRAMEWORKS)}")
     if "millpond" in worker.metrics:
         return
-    _library.prepare(stack, 0)
-    for name in frameworks:
-        importlib.import_module(f"millpond.{name}").use()
+    with _lock:
+        if stack not in _prepared:  # workers of one process share one stack
+            _library.prepare(stack, 0)
+            _prepared.add(stack)
+        for name in frameworks:
+            importlib.import_module(f"millpond.{name}").use()
     worker.metrics["millpond"] = memory_metric
 
 

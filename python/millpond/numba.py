@@ -159,7 +159,7 @@ def manager_class(driver):
                 _library.manager_ipc_handle(self._handle(), handle, data, ctypes.byref(offset))
             )
             ipc = driver.binding.CUipcMemHandle()
-            ipc.reserved = bytes(data)
+            ctypes.memmove(ipc.getPtr(), data, len(data))  # not all bindings have its field `reserved`
             inside = int(memory.handle) - int(pointer.handle)
             identity = self.context.device.get_device_identity()
             return driver.IpcHandle(memory, ipc, memory.size, identity, offset=offset.value + inside)
