@@ -1,4 +1,4 @@
-//! What single layers offer beyond their text: a limit's counts, bins of other resources, pools of the driver.
+//! What single layers offer beyond their text: a limit's counts, bins of other resources, the driver's pools.
 
 use std::ffi::c_void;
 use std::ptr::without_provenance_mut;

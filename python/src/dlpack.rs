@@ -166,7 +166,7 @@ pub(crate) fn export<'py>(
 }
 
 /// # Safety
-/// `value` is what the name says, and nobody's.
+/// `value` is what the name says, and has no other owner.
 unsafe fn capsule<'py>(
     py: Python<'py>,
     value: *mut c_void,
@@ -189,7 +189,7 @@ unsafe extern "C" fn end_versioned(managed: *mut ManagedVersioned) {
     drop(unsafe { Box::from_raw((*managed).context.cast::<Export<ManagedVersioned>>()) });
 }
 
-/// Ends what is in a capsule that nobody consumed.
+/// Ends what is in a capsule without a consumer.
 unsafe extern "C" fn drop_plain(capsule: *mut ffi::PyObject) {
     // SAFETY: Python calls this with a capsule of ours; a consumer has changed its name.
     unsafe {

@@ -1,7 +1,7 @@
 //! Runs the tests of the Python package, in an environment of its own below `target/`.
 //!
 //! The package is put together from what Cargo built for this run. MILLPOND_PYTHON names the Python to use;
-//! without Python 3.11 or later the test is skipped, and says so.
+//! without Python 3.11 or later the test is skipped, and says so, or fails if MILLPOND_REQUIRE_PYTHON is set.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -68,6 +68,7 @@ fn the_tests_of_the_package_pass() {
     let deps = this.parent().expect("the test is in a folder");
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("it is below `target`");
     let Some(python) = environment(target) else {
+        assert!(std::env::var_os("MILLPOND_REQUIRE_PYTHON").is_none(), "there is no Python 3.11 or later");
         // The harness hides what a test that passes prints.
         let _ = std::fs::write("/dev/stderr", "SKIPPED: no Python 3.11 or later to test the package with\n");
         return;
