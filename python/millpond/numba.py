@@ -18,6 +18,7 @@ import threading
 import weakref
 
 from . import _errors, _library
+from ._native import Resource
 
 #: The stack for a device whose default is plain CUDA: memory of it can be shared by CUDA's legacy IPC.
 DEFAULT_STACK = "cuda+pool:pages=off"
@@ -33,12 +34,12 @@ def memalloc_calls():
 
 
 def stream(stream):
-    """Return a context in which this thread's allocations are for use on `stream`, and go back in its order."""
+    """Return a context in which this thread allocates for `stream`, in whose order the memory goes back."""
     return _scope.use(stream)
 
 
 def _ending(end, handle):
-    """Return a finalizer: for any thread, also at exit and after a reset; in a forked child it does nothing."""
+    """Return a finalizer for any thread, also at exit and after a reset. A forked child does nothing."""
     return functools.partial(_end_in, _library.generation[0], _library.generation, end, handle)
 
 
@@ -59,6 +60,17 @@ def _memory_of(pointer):
             below = getattr(seen, "owner", None)
         seen = below if below is not seen else None
     return None, None
+
+
+def _stack():
+    """Return the stack to use: of a resource that was lost with its context, the text."""
+    stack = _state["stack"]
+    if isinstance(stack, Resource):
+        try:
+            stack.memory_info()
+        except _errors.PoisonedError:
+            _state["stack"] = stack = stack.text
+    return stack
 
 
 def record_stream(array, stream):
@@ -107,7 +119,7 @@ def manager_class(driver):
 
         def initialize(self):
             if not self._is_prepared:
-                _library.prepare(_state["stack"], self.context.device.id, DEFAULT_STACK)
+                _library.prepare(_stack(), self.context.device.id, DEFAULT_STACK)
                 self._is_prepared = True
             _library.check(_library.manager_initialize(self._handle()))
 

@@ -3,9 +3,9 @@
 >>> import millpond.rmm
 >>> millpond.rmm.use("cuda+pool")
 
-It goes through `rmm.mr.CallbackMemoryResource`: each allocation and each free of RAPIDS calls Python, with the
-GIL taken, which costs some microseconds, and threads in C++ wait for one another there. Programs in C++ use
-`millpond/memory_resource.hpp` instead, which costs nothing of that.
+It goes through `rmm.mr.CallbackMemoryResource`: each allocation and each free of RAPIDS takes the GIL and
+calls Python. That costs some microseconds, and threads in C++ wait for one another there. Programs in C++
+use `millpond/memory_resource.hpp`, without that cost.
 """
 
 from . import _library

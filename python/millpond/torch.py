@@ -1,7 +1,8 @@
 """PyTorch's device memory from millpond, in one of two ways.
 
-`with millpond.torch.use_mem_pool():` serves what is allocated inside through a `torch.cuda.MemPool`: PyTorch's
-own allocator stands above and asks millpond for segments, so its statistics, snapshots and graphs stay.
+`with millpond.torch.use_mem_pool():` serves what is allocated inside through a `torch.cuda.MemPool`.
+PyTorch's own allocator stands above and asks millpond for segments, so its statistics, snapshots and graphs
+stay.
 
 `millpond.torch.use()`, before PyTorch first uses a device, serves all allocations of the process directly.
 docs/PYTHON.md says what PyTorch cannot do then.
@@ -99,17 +100,17 @@ def use(stack=None, device=None):
     """Serve all device memory of PyTorch in this process. Call it before PyTorch first uses a device.
 
     The current device, or `device`, gets `stack` as in `mem_pool`; other devices keep their defaults. Memory
-    that is out raises `RuntimeError`, as PyTorch keeps its own class for its own allocator. PyTorch's functions
-    for statistics answer for millpond's memory; `restore_statistics` takes that back, nothing takes the
-    allocator back.
+    that is out raises `RuntimeError`, as PyTorch keeps its own class for its own allocator. PyTorch's
+    functions for statistics answer for millpond's memory; `restore_statistics` takes that back, nothing takes
+    the allocator back.
     """
     torch = _torch()
     if _state["is_process_wide"]:
         return
     if torch.cuda.is_initialized():
         raise RuntimeError(
-            "PyTorch has used a device already: call millpond.torch.use() before that, or serve a part of the "
-            "program with millpond.torch.use_mem_pool()"
+            "PyTorch has used a device already: call millpond.torch.use() before that, or serve a part of "
+            "the program with millpond.torch.use_mem_pool()"
         )
     _library.prepare(stack, _ordinal(device))
     made = _allocator("millpond_malloc_or_throw")
@@ -206,7 +207,7 @@ def serve_statistics():
     torch = _torch()
     if any(name == "memory_stats" for _, name, _ in _patched):
         return
-    snapshot = _refuser("snapshots and histories of PyTorch's own allocator; see millpond.torch.memory_report()")
+    snapshot = _refuser("snapshots of PyTorch's own allocator; see millpond.torch.memory_report()")
     fraction = _refuser("its memory fraction; put a limit on the stack, as cuda+pool+limiting:limit=8GiB")
     functions = {
         "memory_stats": memory_stats,

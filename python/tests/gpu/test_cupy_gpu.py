@@ -47,7 +47,8 @@ def record_stream():
 
     millpond.cupy.use()
     busy = cp.RawKernel(
-        'extern "C" __global__ void busy(long long n) { long long s = clock64(); while (clock64() - s < n); }',
+        'extern "C" __global__ void busy(long long n)'
+        "{ long long start = clock64(); while (clock64() - start < n); }",
         "busy",
     )
     outcomes = {}

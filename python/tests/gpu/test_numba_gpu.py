@@ -77,7 +77,22 @@ def reset():
     print("same address again:", address in [array.device_ctypes_pointer.value for array in fresh])
 
 
+def reset_of_a_resource():
+    import numpy as np
+    from numba import cuda
+
+    import millpond
+    import millpond.numba
+
+    millpond.numba.use(millpond.stack("cuda+pool:pages=off+statistics"))
+    cuda.to_device(np.ones(10))
+    cuda.close()
+    assert cuda.to_device(np.ones(10)).copy_to_host().sum() == 10
+    assert millpond.mr.get_current_device_resource().text == "cuda+pool:pages=off+statistics"
+
+
 def ipc():
+    import ctypes
     import multiprocessing
 
     import numpy as np
@@ -89,8 +104,6 @@ def ipc():
     first = cuda.to_device(np.zeros(1000, np.float32))  # so that the next one has an offset
     array = cuda.to_device(np.arange(1000, dtype=np.float32))
     handle = cuda.current_context().get_ipc_handle(array.gpu_data)
-    import ctypes
-
     data = ctypes.string_at(handle.handle.getPtr(), 64)
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
@@ -117,9 +130,10 @@ def _open(data, offset, queue):
     made.close()
 
 
-@pytest.mark.parametrize("name", ["arrays", "reset", "ipc"])
+@pytest.mark.parametrize("name", ["arrays", "reset", "reset_of_a_resource", "ipc"])
 def test_program(name):
-    done = harness.run(__file__, name)
+    quiet = {"NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS": "0"}
+    done = harness.run(__file__, name, environment=quiet)
     assert done.stderr == ""
 
 

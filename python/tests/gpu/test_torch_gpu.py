@@ -57,7 +57,8 @@ def steps(torch, kind):
     else:
         model = nn.Sequential(
             nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(),
-            nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten(2), nn.Linear(1024, 10),
+            nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(),
+            nn.Flatten(2), nn.Linear(1024, 10),
         )
         shapes = [(4 + 4 * i, 3, 32, 32) for i in range(5)]
     model = model.cuda()
