@@ -54,9 +54,12 @@ def mem_pool(stack=None, device=None):
     torch = _torch()
     if _state["is_process_wide"]:
         raise UnsupportedError("millpond.torch.use() serves the whole process already, without a MemPool")
-    _library.prepare(stack, _ordinal(device))
-    # A null pointer is what PyTorch's allocator makes its out-of-memory error of.
-    return torch.cuda.MemPool(_allocator("millpond_malloc").allocator())
+    torch.cuda.init()
+    ordinal = _ordinal(device)
+    _library.prepare(stack, ordinal)
+    with torch.cuda.device(ordinal):  # a pool is the current device's
+        # A null pointer is what PyTorch's allocator makes its out-of-memory error of.
+        return torch.cuda.MemPool(_allocator("millpond_malloc").allocator())
 
 
 _default_pools = {}

@@ -341,6 +341,7 @@ def torch(monkeypatch):
         memory_stats=None, mem_get_info=None, memory_snapshot=None, set_per_process_memory_fraction=None,
     )
     torch.cuda = types.SimpleNamespace(
+        init=lambda: None, device=lambda ordinal: contextlib.nullcontext(),
         memory=memory, is_initialized=lambda: False, MemPool=lambda allocator: ("pool", allocator),
         CUDAGraph=type("CUDAGraph", (), {"capture_begin": None}),
         use_mem_pool=lambda pool, device=None: contextlib.nullcontext(given.update(pool=pool)),

@@ -39,6 +39,11 @@ def run(file, name, *arguments, environment=None):
 
 def main(programs):
     """Run the program that the command line names."""
+    import numpy
+
+    # numba-cuda 0.30 compiles no kernel without it, and NumPy 2.5 lacks it.
+    if not hasattr(numpy, "row_stack"):
+        numpy.row_stack = numpy.vstack
     programs[sys.argv[1]](*sys.argv[2:])
 
 
