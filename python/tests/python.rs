@@ -44,7 +44,7 @@ fn environment(target: &Path) -> Option<PathBuf> {
             "dask[distributed]",
             "cuda-core",
             "numba-cuda",
-            "nvidia-cuda-runtime",
+            "nvidia-cuda-runtime<14",
         ]));
     }
     Some(python_of)

@@ -503,14 +503,14 @@ def test_dask_configures_all_workers_also_a_late_one():
         assert all(m["allocations"] > 0 and 0 < m["free"] <= m["total"] for m in seen)
 
 
-def test_a_dask_worker_is_configured_by_a_preload():
+def test_a_dask_worker_is_configured_by_a_preload(numba_driver):
     distributed = pytest.importorskip("distributed", reason="SKIPPED: distributed is not installed")
     options = {
         "n_workers": 1,
         "threads_per_worker": 1,
         "dashboard_address": None,
         "preload": ["millpond.dask"],
-        "preload_argv": [["--millpond-stack", "cuda+pool"]],
+        "preload_argv": [["--millpond-stack", "cuda+pool", "--millpond-frameworks", "numba"]],
     }
     with (
         distributed.LocalCluster(**options) as cluster,
@@ -519,6 +519,13 @@ def test_a_dask_worker_is_configured_by_a_preload():
         client.wait_for_workers(1)
         texts = client.run(lambda: millpond.mr.get_current_device_resource().text)
         assert list(texts.values()) == ["cuda+pool"]
+
+        def numbas_manager():
+            from numba.cuda.cudadrv import driver
+
+            return driver._memory_manager.__name__
+
+        assert list(client.run(numbas_manager).values()) == ["MillpondMemoryManager"]
 
 
 def test_dask_refuses_a_framework_that_it_does_not_know():
