@@ -28,7 +28,7 @@ fn python() -> Option<PathBuf> {
 fn environment(target: &Path) -> Option<PathBuf> {
     let folder = target.join("python/env");
     let python_of = folder.join("bin/python");
-    let wanted = "import pytest, numpy, hypothesis, distributed, cuda.core, numba.cuda";
+    let wanted = "import pytest, numpy, hypothesis, distributed, cuda.core, numba.cuda, rmm";
     let is_ready = Command::new(&python_of).args(["-c", wanted]).output();
     if !is_ready.is_ok_and(|answer| answer.status.success()) {
         run(Command::new(python()?).args(["-m", "venv", "--clear"]).arg(&folder));
@@ -45,6 +45,7 @@ fn environment(target: &Path) -> Option<PathBuf> {
             "cuda-core",
             "numba-cuda",
             "nvidia-cuda-runtime<14",
+            "rmm-cu13",
         ]));
     }
     Some(python_of)
