@@ -1,14 +1,16 @@
-//! millpond beside cudarc: memory from a pool of millpond's, a kernel that cudarc launches on a stream of
-//! millpond's, and cudarc's own copies. On a GPU only: elsewhere it says why not.
+//! millpond beside cudarc: a kernel that cudarc launches and a matrix product of cuBLAS, on blocks of a pool
+//! and on memory that cudarc allocated, on a stream of millpond's. On a GPU only: elsewhere it says why not.
 
 use std::error::Error;
 
-use millpond::containers::{CudaBuffer, Stream};
+use millpond::containers::{CudaBuffer, DeviceVec, Stream};
 use millpond::core::driver::StreamFlags;
 use millpond::driver::cuda::{self, CudaDriver};
 use millpond::resources::{CudaMemoryResource, PoolLayer};
 use millpond::{AnyResource, DeviceMemoryResourceExt};
 
+use cudarc::cublas::sys::cublasOperation_t::CUBLAS_OP_N;
+use cudarc::cublas::{CudaBlas, Gemm, GemmConfig};
 use cudarc::driver::{CudaContext, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
 
@@ -44,6 +46,22 @@ done:
 }
 ";
 
+/// A matrix of `rows` × `columns` values, column by column, as cuBLAS has them: small whole numbers, so that
+/// sums are exact.
+fn matrix(rows: usize, columns: usize) -> Vec<f32> {
+    (0..rows * columns).map(|at| (at * 7 % 23) as f32 - 11.0).collect()
+}
+
+/// The product of an `M` × `K` and a `K` × `N` matrix, on the host.
+fn product(a: &[f32], b: &[f32]) -> Vec<f32> {
+    let value = |at: usize| (0..K).map(|i| a[i * M + at % M] * b[at / M * K + i]).sum();
+    (0..M * N).map(value).collect()
+}
+
+const M: usize = 96;
+const N: usize = 64;
+const K: usize = 128;
+
 fn main() -> Result<(), Box<dyn Error>> {
     if let Err(error) = cuda::availability() {
         println!("this example needs a GPU: {error}");
@@ -60,18 +78,40 @@ fn main() -> Result<(), Box<dyn Error>> {
     // SAFETY: `owner` lives until the end, longer than everything that uses the stream.
     let stream = unsafe { cuda::cudarc_stream_of(owner.as_ref(), &*driver, &context) }?;
 
-    let numbers: Vec<f32> = (0..50_000_u16).map(f32::from).collect();
-    let mut values = CudaBuffer::from_host(&numbers, &stream, pool)?;
-    let count = u32::try_from(values.len())?;
-    // SAFETY: the kernel takes an address and a count, stays inside of the buffer, and runs on its stream.
+    // A kernel takes a container of millpond's as it is.
+    let numbers = matrix(M, K);
+    let mut a = DeviceVec::from_host(&numbers, owner.as_ref(), pool.clone())?;
+    let count = u32::try_from(a.len())?;
+    // SAFETY: the kernel takes an address and a count, stays inside of the vector, and runs on its stream.
     unsafe {
-        stream.launch_builder(&kernel).arg(&mut values).arg(&count).launch(LaunchConfig::for_num_elems(count))
+        stream.launch_builder(&kernel).arg(&mut a).arg(&count).launch(LaunchConfig::for_num_elems(count))
     }?;
-    let doubled = stream.clone_dtoh(&values)?;
-    stream.synchronize()?;
+    let doubled = a.to_host()?;
     assert!(doubled.iter().zip(&numbers).all(|(twice, once)| *twice == once + once));
-    // SAFETY: the stream lives as long as the buffer, in the same tuple.
-    let (buffer, _stream) = unsafe { values.into_buffer() };
-    println!("doubled {count} numbers in memory of `{}`", buffer.resource());
+    println!("doubled {count} numbers in memory of `{}`", a.resource());
+
+    // Memory that cudarc allocated becomes a buffer, and a slice again in the end.
+    let b = CudaBuffer::adopt(stream.clone_htod(&matrix(K, N))?)?;
+    let mut c = CudaBuffer::<f32>::zeros(M * N, &stream, pool)?;
+    // cudarc panics where the library is missing.
+    // SAFETY: loading it runs only its own initialisers.
+    if !unsafe { cudarc::cublas::sys::is_culib_present() } {
+        println!(
+            "no matrix product: there is no libcublas; install it, or name its folder in LD_LIBRARY_PATH"
+        );
+        return Ok(());
+    }
+    let blas = CudaBlas::new(stream.clone())?;
+    let [m, n, k] = [M, N, K].map(|size| size as i32);
+    let (transa, transb) = (CUBLAS_OP_N, CUBLAS_OP_N);
+    let config = GemmConfig { transa, transb, m, n, k, alpha: 1.0, lda: m, ldb: k, beta: 0.0, ldc: m };
+    // SAFETY: the matrices have these sizes, and are on the stream of `blas`.
+    unsafe { blas.gemm(config, &a.cuda_view(&stream)?, &b, &mut c) }?;
+    let b = stream.clone_dtoh(&b.give_back()?)?;
+    // Code that asks for a `CudaSlice` borrows one.
+    let c = c.lend_as_cuda_slice(|slice| slice.stream().clone_dtoh(slice))??;
+    stream.synchronize()?;
+    assert_eq!(c, product(&doubled, &b));
+    println!("multiplied {M} × {K} by {K} × {N} numbers, as the host does");
     Ok(())
 }

@@ -13,12 +13,14 @@ folder=$repository/target/consumers
 export CARGO_TARGET_DIR=$folder/target CARGO_PROFILE_DEV_DEBUG=0 CARGO_TERM_COLOR=never
 cudarc=$(sed -n '/^\[workspace.dependencies.cudarc\]$/,/^$/s/^version = "\(.*\)"$/\1/p' Cargo.toml)
 
-# What a program with cudarc does: streams, buffers and launches.
+# What a program with cudarc does: streams, buffers and launches; slices that are taken over and lent.
 with_cudarc='
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
-use millpond::containers::CudaBuffer;
+use cudarc::driver::{
+    CudaContext, CudaFunction, CudaSlice, CudaStream, DriverError, LaunchConfig, PushKernelArg,
+};
+use millpond::containers::{CudaBuffer, DeviceVec};
 use millpond::driver::cuda;
 use millpond::{AnyResource, DeviceMemoryResource, Result, StreamRef};
 
@@ -37,8 +39,20 @@ fn both_ways(stream: &CudaStream, context: &Arc<CudaContext>, pool: &AnyResource
     Ok(stream)
 }
 
+fn slices(slice: CudaSlice<f32>, vec: &mut DeviceVec<f32>, kernel: &CudaFunction) -> Result<CudaSlice<f32>> {
+    let mut adopted = CudaBuffer::adopt(slice)?;
+    let stream = adopted.stream().clone();
+    stream.memcpy_dtod(&adopted, &mut vec.cuda_view_mut(&stream)?).unwrap();
+    // SAFETY: this program is never run.
+    unsafe { stream.launch_builder(kernel).arg(&mut *vec).launch(LaunchConfig::for_num_elems(9)) }.unwrap();
+    let copied: Result<_, DriverError> = adopted.lend_as_cuda_slice(|slice| stream.clone_dtod(slice))?;
+    adopted.lend_as_cuda_view_mut(|mut view| stream.memcpy_dtod(&copied.unwrap(), &mut view))?.unwrap();
+    Ok(adopted.give_back()?)
+}
+
 fn main() {
     println!("{:?} {:?}", run as fn(_, _, _) -> _, both_ways as fn(_, _, _) -> _);
+    println!("{:?}", slices as fn(_, _, _) -> _);
 }
 '
 # What every program does.

@@ -670,8 +670,8 @@ void *millpond_malloc(size_t bytes,
                       void *stream);
 
 // Frees a block, in the order of the stream that it was allocated on, and after all work on the streams that
-// `millpond_record_stream` named. A null pointer is ignored. What `bytes`, `device` and `stream` say is not
-// looked at: the block knows it.
+// `millpond_record_stream` named. A null pointer is ignored, and so is every block in a forked copy of the
+// process. What `bytes`, `device` and `stream` say is not looked at: the block knows it.
 //
 // # Safety
 // The block is from `millpond_malloc`; all work that uses it, on other streams than those recorded, is
@@ -684,8 +684,10 @@ void millpond_free(void *ptr,
 // Announces that work on `stream` uses a block, which then goes back only after that work.
 //
 // # Safety
-// The stream is alive, and of the block's device, until the block is freed.
-millpond_status millpond_record_stream(void *ptr, void *stream);
+// The stream is alive, and of the block's device, until the block is freed; if it captures a graph then, it
+// lives on.
+millpond_status millpond_record_stream(void *ptr,
+                                       void *stream);
 
 // The block of `millpond_malloc` in which an address lies is found by its start: `bytes` is its size.
 //

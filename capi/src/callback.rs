@@ -8,18 +8,20 @@ use millpond_resources::CallbackMemoryResource;
 
 use crate::device::Device;
 use crate::resource::{Resource, with_resource};
-use crate::status::{Status, borrowed, guarded, put_handle};
+use crate::status::{Status, borrowed, guarded, missing, put_handle};
 
 /// Hands out a block, or null if memory is out.
-pub type AllocateFunction =
-    extern "C" fn(context: *mut c_void, bytes: u64, alignment: u64, stream: *mut c_void) -> *mut c_void;
+pub type AllocateFunction = Option<
+    extern "C" fn(context: *mut c_void, bytes: u64, alignment: u64, stream: *mut c_void) -> *mut c_void,
+>;
 
 /// Takes a block back.
-pub type DeallocateFunction =
-    extern "C" fn(context: *mut c_void, ptr: *mut c_void, bytes: u64, alignment: u64, stream: *mut c_void);
+pub type DeallocateFunction = Option<
+    extern "C" fn(context: *mut c_void, ptr: *mut c_void, bytes: u64, alignment: u64, stream: *mut c_void),
+>;
 
 /// Frees memory that the program can spare for a request of `bytes`; whether to try the request again.
-pub type FailureFunction = extern "C" fn(context: *mut c_void, bytes: u64) -> bool;
+pub type FailureFunction = Option<extern "C" fn(context: *mut c_void, bytes: u64) -> bool>;
 
 /// Ends a context. May be null.
 pub type EndFunction = Option<extern "C" fn(context: *mut c_void)>;
@@ -73,6 +75,8 @@ pub unsafe extern "C" fn millpond_resource_callback(
     guarded(|| {
         // SAFETY: the caller's promise.
         let device = unsafe { borrowed(device, "the device") }?;
+        let allocate = allocate.ok_or_else(|| missing("the function that allocates"))?;
+        let deallocate = deallocate.ok_or_else(|| missing("the function that deallocates"))?;
         let of_free = context.clone();
         // SAFETY: the caller's promise.
         let made = unsafe {
@@ -114,6 +118,7 @@ pub unsafe extern "C" fn millpond_resource_failure_callback(
 ) -> Status {
     let context = Context { value: context, end };
     with_resource(upstream, |upstream| {
+        let handle = handle.ok_or_else(|| missing("the function that handles failures"))?;
         let layer = FailureCallbackLayer::new(move |failed: &millpond_adaptors::FailedRequest<'_>| {
             handle(context.value(), failed.layout.bytes())
         });

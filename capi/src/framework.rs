@@ -6,12 +6,16 @@
 use std::ffi::c_void;
 use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+#[cfg(unix)]
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use dashmap::mapref::entry::Entry;
 use dashmap::{DashMap, DashSet};
 use millpond_core::driver::{CaptureModeGuard, Event, EventFlags, call};
 use millpond_core::{
-    AnyResource, DeviceId, DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamRef,
+    AnyResource, DeviceId, DeviceMemoryResource, DevicePtr, Error, ErrorKind, Layout, Result, StreamId,
+    StreamRef,
 };
 use millpond_resources::registry::get_per_device_resource;
 use parking_lot::Mutex;
@@ -19,14 +23,34 @@ use parking_lot::Mutex;
 use crate::device::device_ptr;
 use crate::status::{Status, guarded, put, stream_on};
 
+/// A stream that uses a block, with its identity at the time: the name of the per-thread stream is another
+/// stream's on another thread.
+#[derive(Clone, Copy)]
+struct Use {
+    stream: StreamRef,
+    id: StreamId,
+}
+
+impl Use {
+    fn of(stream: StreamRef) -> Self {
+        Self { stream, id: stream.id() }
+    }
+
+    /// A stream that comes after this use, as the present thread names it. Per-thread streams are blocking:
+    /// the legacy default stream comes after those of all threads.
+    fn here(self) -> StreamRef {
+        if self.stream.id() == self.id { self.stream } else { StreamRef::LEGACY }
+    }
+}
+
 /// A block that is handed out.
 struct Block {
     ptr: DevicePtr,
     resource: AnyResource,
     layout: Layout,
-    stream: StreamRef,
+    stream: Use,
     /// Other streams that use it.
-    used_on: Vec<StreamRef>,
+    used_on: Vec<Use>,
 }
 
 /// A block that came back while other streams may still use it.
@@ -38,9 +62,41 @@ struct Parked {
 
 static LIVE: LazyLock<DashMap<DevicePtr, Block>> = LazyLock::new(DashMap::new);
 static PARKED: Mutex<Vec<Parked>> = Mutex::new(Vec::new());
+/// The blocks that are parked, and those that are on their way back.
 static PARKED_COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Held by the thread that looks through the parked blocks. The driver is called under this lock, so no call
+/// waits for it that may do without.
+static LOOKING: Mutex<()> = Mutex::new(());
 /// The devices that were asked for memory.
 static DEVICES: LazyLock<DashSet<DeviceId>> = LazyLock::new(DashSet::new);
+
+/// Whether this process is a copy of one that has blocks here. It must leave them alone: the device's memory
+/// is the other's, and of the locks that other threads held at the fork, none is ever released.
+static IS_COPY: AtomicBool = AtomicBool::new(false);
+
+/// Notices forks from now on.
+fn notice_forks() {
+    #[cfg(unix)]
+    {
+        static ONCE: Once = Once::new();
+        extern "C" fn note() {
+            IS_COPY.store(true, Ordering::Relaxed);
+        }
+        ONCE.call_once(|| {
+            // SAFETY: the function stores a flag, which any process may do after a fork.
+            let _ = unsafe { libc::pthread_atfork(None, None, Some(note)) };
+        });
+    }
+}
+
+/// Refuses the call in a copy of the process.
+fn check_process() -> Result<()> {
+    if IS_COPY.load(Ordering::Relaxed) {
+        let why = "this process was forked from one that uses the device; start it anew (spawn) instead";
+        return Err(Error::new(ErrorKind::Unsupported, why));
+    }
+    Ok(())
+}
 
 /// The device with this number: CUDA's, or where CUDA cannot be used, a simulated one.
 fn device_id(number: i32) -> Result<DeviceId> {
@@ -53,10 +109,22 @@ fn device_id(number: i32) -> Result<DeviceId> {
 impl Block {
     /// Gives the block back, in the order of the stream that it was allocated on.
     fn give_back(self) {
+        let stream = self.stream.here();
         // SAFETY: the block came from this resource with this layout, and was taken out of the table, where
-        // it was once. By the rules of `millpond_free` its stream is after all of its uses that were not
-        // recorded, and the device has passed those that were.
-        unsafe { self.resource.deallocate(self.ptr, self.layout, self.stream) };
+        // it was once. By the rules of `millpond_free` the stream is alive, and after all uses: none other
+        // was recorded.
+        unsafe { self.resource.deallocate(self.ptr, self.layout, stream) };
+    }
+
+    /// Gives a block back that the device has passed. Its stream may have ended since it was freed, which is
+    /// not known of those that were made elsewhere.
+    fn give_back_passed(self) {
+        let own = self.stream.here();
+        let may_be_gone = own.is_foreign() || self.resource.driver().stream_is_gone(own);
+        let stream = if may_be_gone { StreamRef::LEGACY } else { own };
+        // SAFETY: as above, and the device has passed the uses that were recorded. Those of its own stream
+        // are before the stream: that is a default stream's, or they were recorded as well.
+        unsafe { self.resource.deallocate(self.ptr, self.layout, stream) };
     }
 }
 
@@ -67,13 +135,18 @@ impl Parked {
         let _captures = CaptureModeGuard::relaxed(&**driver);
         let mut failure = Ok(());
         let events = &mut self.events;
-        self.block.used_on.retain(|stream| {
+        self.block.used_on.retain(|used| {
+            let stream = used.here();
             let marked = call(&**driver, |driver| {
-                if driver.stream_is_capturing(*stream)? {
-                    return Ok(None);
+                match driver.stream_is_capturing(stream) {
+                    // The legacy default stream, while a blocking one captures.
+                    Err(error) if error.is_capture_refusal() => return Ok(None),
+                    Ok(true) => return Ok(None),
+                    Err(error) if !error.is_unsupported() => return Err(error),
+                    Ok(false) | Err(_) => {}
                 }
                 let event = driver.event_create(EventFlags::default())?;
-                let recorded = driver.event_record(event, *stream);
+                let recorded = driver.event_record(event, stream);
                 // SAFETY: the event is this function's own, and nothing waits for it.
                 recorded.inspect_err(|_| drop(unsafe { driver.event_destroy(event) })).map(|()| Some(event))
             });
@@ -113,55 +186,93 @@ impl Parked {
         true
     }
 
-    /// Waits for all uses that are marked.
+    /// Waits for all uses that are marked, and for those on streams that ended before they were.
     fn wait(&mut self) {
         let driver = self.block.resource.driver();
         let _captures = CaptureModeGuard::relaxed(&**driver);
         for event in &self.events {
             let _ = call(&**driver, |driver| driver.event_synchronize(*event));
         }
+        let is_gone = |used: &Use| driver.stream_is_gone(used.stream);
+        let waits = self.block.used_on.iter().any(is_gone);
+        if waits && matches!(call(&**driver, |driver| driver.synchronize_beside_captures()), Ok(true)) {
+            self.block.used_on.retain(|used| !is_gone(used));
+        }
     }
 }
 
-/// Gives back the parked blocks that the device has passed; if `is_waiting`, after a wait. Returns how many.
-fn give_back_parked(is_waiting: bool) -> usize {
+/// Gives back the parked blocks that the device has passed; if `is_waiting`, after a wait. Returns whether
+/// any were parked, of which another thread may have given some back.
+fn give_back_parked(is_waiting: bool) -> bool {
     if PARKED_COUNT.load(Ordering::Relaxed) == 0 {
-        return 0;
+        return false;
     }
-    let passed: Vec<Parked> = {
-        let mut parked = PARKED.lock();
-        if is_waiting {
-            parked.iter_mut().for_each(Parked::wait);
-        }
-        let passed = parked.extract_if(.., Parked::is_passed).collect();
-        PARKED_COUNT.store(parked.len(), Ordering::Relaxed);
-        passed
-    };
-    let count = passed.len();
-    passed.into_iter().for_each(|parked| parked.block.give_back());
-    count
+    let looking = if is_waiting { Some(LOOKING.lock()) } else { LOOKING.try_lock() };
+    let Some(looking) = looking else { return true };
+    let mut parked = std::mem::take(&mut *PARKED.lock());
+    if is_waiting {
+        parked.iter_mut().for_each(Parked::wait);
+    }
+    let passed: Vec<Parked> = parked.extract_if(.., Parked::is_passed).collect();
+    PARKED.lock().append(&mut parked);
+    drop(looking);
+    for parked in passed {
+        parked.block.give_back_passed();
+        PARKED_COUNT.fetch_sub(1, Ordering::Relaxed);
+    }
+    true
 }
 
 pub(crate) fn allocate(bytes: u64, device: i32, stream: *mut c_void) -> Result<*mut c_void> {
     if bytes == 0 {
         return Ok(null_mut());
     }
+    check_process()?;
     let id = device_id(device)?;
     let resource = get_per_device_resource(id)?;
     let (layout, stream) = (Layout::new(bytes), stream_on(&*resource, stream)?);
     give_back_parked(false);
     let mut outcome = resource.allocate(layout, stream);
-    if outcome.as_ref().is_err_and(Error::is_out_of_memory) && give_back_parked(true) > 0 {
+    if outcome.as_ref().is_err_and(Error::is_out_of_memory) && give_back_parked(true) {
         outcome = resource.allocate(layout, stream);
     }
     let ptr = outcome?;
-    DEVICES.insert(id);
-    LIVE.insert(ptr, Block { ptr, resource, layout, stream, used_on: Vec::new() });
+    // A set that is only read takes no thread's time.
+    if !DEVICES.contains(&id) {
+        notice_forks();
+        DEVICES.insert(id);
+    }
+    note(Block { ptr, resource, layout, stream: Use::of(stream), used_on: Vec::new() })?;
     Ok(without_provenance_mut(ptr.address() as usize))
 }
 
+/// Enters a block in the table. One that is there already was lost in a reset of its device, or is of another
+/// simulated device: a free could not tell the two apart.
+fn note(block: Block) -> Result<()> {
+    match LIVE.entry(block.ptr) {
+        Entry::Vacant(place) => drop(place.insert(block)),
+        Entry::Occupied(known) if is_of_another_device(known.get(), &block) => {
+            drop(known);
+            block.give_back();
+            let why = "simulated devices have the same addresses; use the blocks of one at a time here";
+            return Err(Error::new(ErrorKind::Unsupported, why));
+        }
+        Entry::Occupied(mut known) => {
+            let lost = known.insert(block);
+            drop(known);
+            drop(lost);
+        }
+    }
+    Ok(())
+}
+
+fn is_of_another_device(known: &Block, block: &Block) -> bool {
+    let [known, new] = [known, block].map(|block| block.resource.driver());
+    known.device() != new.device() && !known.health().is_lost()
+}
+
 pub(crate) fn free(ptr: *mut c_void) -> Result<()> {
-    if ptr.is_null() {
+    if ptr.is_null() || IS_COPY.load(Ordering::Relaxed) {
         return Ok(());
     }
     let Some((_, block)) = LIVE.remove(&device_ptr(ptr)) else {
@@ -174,10 +285,14 @@ pub(crate) fn free(ptr: *mut c_void) -> Result<()> {
         return Ok(());
     }
     let mut parked = Parked { block, events: Vec::new() };
+    let own = parked.block.stream;
+    // A default stream never ends: the block goes back in its order, and need not wait for its work.
+    if !own.stream.is_legacy() && !own.stream.is_per_thread() {
+        parked.block.used_on.push(own);
+    }
     let marked = parked.mark();
-    let mut all = PARKED.lock();
-    all.push(parked);
-    PARKED_COUNT.store(all.len(), Ordering::Relaxed);
+    PARKED_COUNT.fetch_add(1, Ordering::Relaxed);
+    PARKED.lock().push(parked);
     marked
 }
 
@@ -197,8 +312,8 @@ pub unsafe extern "C" fn millpond_malloc(bytes: usize, device: i32, stream: *mut
 }
 
 /// Frees a block, in the order of the stream that it was allocated on, and after all work on the streams that
-/// `millpond_record_stream` named. A null pointer is ignored. What `bytes`, `device` and `stream` say is not
-/// looked at: the block knows it.
+/// `millpond_record_stream` named. A null pointer is ignored, and so is every block in a forked copy of the
+/// process. What `bytes`, `device` and `stream` say is not looked at: the block knows it.
 ///
 /// # Safety
 /// The block is from `millpond_malloc`; all work that uses it, on other streams than those recorded, is
@@ -214,18 +329,20 @@ pub unsafe extern "C" fn millpond_free(ptr: *mut c_void, bytes: usize, device: i
 /// Announces that work on `stream` uses a block, which then goes back only after that work.
 ///
 /// # Safety
-/// The stream is alive, and of the block's device, until the block is freed.
+/// The stream is alive, and of the block's device, until the block is freed; if it captures a graph then, it
+/// lives on.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_record_stream(ptr: *mut c_void, stream: *mut c_void) -> Status {
     guarded(|| {
-        let Some(mut block) = LIVE.get_mut(&device_ptr(ptr)) else {
-            return Err(Error::invalid_argument(format!(
-                "{ptr:p} is no block of millpond_malloc that is in use"
-            )));
-        };
-        let stream = stream_on(&*block.resource, stream)?;
-        if stream != block.stream && !block.used_on.contains(&stream) {
-            block.used_on.push(stream);
+        check_process()?;
+        let unknown =
+            || Error::invalid_argument(format!("{ptr:p} is no block of millpond_malloc that is in use"));
+        // The driver is called without the lock of the table.
+        let resource = LIVE.get(&device_ptr(ptr)).map(|block| AnyResource::clone(&block.resource));
+        let used = Use::of(stream_on(&*resource.ok_or_else(unknown)?, stream)?);
+        let mut block = LIVE.get_mut(&device_ptr(ptr)).ok_or_else(unknown)?;
+        if block.stream.id != used.id && block.used_on.iter().all(|known| known.id != used.id) {
+            block.used_on.push(used);
         }
         Ok(())
     })
@@ -238,6 +355,7 @@ pub unsafe extern "C" fn millpond_record_stream(ptr: *mut c_void, stream: *mut c
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_block_size(ptr: *mut c_void, bytes: *mut u64) -> Status {
     guarded(|| {
+        check_process()?;
         let block = LIVE.get(&device_ptr(ptr)).map(|block| block.layout.bytes());
         let size = block.ok_or_else(|| Error::invalid_argument(format!("{ptr:p} is no block in use")))?;
         // SAFETY: the caller's promise.
@@ -250,6 +368,7 @@ pub unsafe extern "C" fn millpond_block_size(ptr: *mut c_void, bytes: *mut u64) 
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_empty_cache() -> Status {
     guarded(|| {
+        check_process()?;
         give_back_parked(true);
         let devices: Vec<DeviceId> = DEVICES.iter().map(|id| *id).collect();
         devices.into_iter().try_for_each(|id| get_per_device_resource(id)?.trim(0).map(drop))

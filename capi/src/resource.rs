@@ -6,7 +6,7 @@ use millpond_adaptors::statistics::Counters;
 use millpond_adaptors::{LoggingResourceAdaptor, StatisticsResourceAdaptor, TrackingResourceAdaptor};
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{
-    AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, Error, Layout, Result, find,
+    AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, Error, Layout, Result, StreamRef, find,
 };
 use millpond_driver::DeviceSpec;
 
@@ -176,7 +176,12 @@ pub unsafe extern "C" fn millpond_deallocate(
     stream: *mut c_void,
 ) -> Status {
     with_resource(resource, |resource| {
-        let (layout, stream) = (layout_of(bytes, alignment)?, stream_on(&**resource, stream)?);
+        let layout = layout_of(bytes, alignment)?;
+        let stream = match stream_on(&**resource, stream) {
+            // The layers learn that the block is gone; no work is left to be ordered.
+            Err(_) if resource.driver().health().is_lost() => StreamRef::LEGACY,
+            named => named?,
+        };
         // SAFETY: the caller's promise.
         unsafe { resource.deallocate(device_ptr(ptr), layout, stream) };
         Ok(())

@@ -105,7 +105,7 @@ pub(crate) fn guarded_or<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
     })
 }
 
-fn missing(what: &str) -> Error {
+pub(crate) fn missing(what: &str) -> Error {
     Error::invalid_argument(format!("{what} is a null pointer"))
 }
 

@@ -1,28 +1,21 @@
 //! The functions of the ABI, as C calls them: null handles, errors, streams, and whose a block is.
 
-use std::ffi::{CStr, CString, c_char, c_void};
+mod bench;
+
+use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{null, null_mut};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use bench::{Bench, KIB, MIB, message};
 use millpond_c::callback::{millpond_resource_callback, millpond_resource_failure_callback};
 use millpond_c::device::*;
-use millpond_c::framework::*;
 use millpond_c::layers::*;
 use millpond_c::manager::*;
 use millpond_c::registry::*;
 use millpond_c::resource::*;
 use millpond_c::status::*;
-use millpond_core::{DeviceId, DevicePtr, StreamRef};
-use millpond_driver::sim::{Access, SimDevice};
-
-const KIB: u64 = 1 << 10;
-const MIB: u64 = 1 << 20;
-
-fn message() -> String {
-    // SAFETY: the text is the thread's, and is copied at once.
-    unsafe { CStr::from_ptr(millpond_error_message()) }.to_string_lossy().into_owned()
-}
+use millpond_core::DriverError;
+use millpond_driver::sim::FaultPlan;
 
 fn string(text: *mut c_char) -> String {
     // SAFETY: every caller has the text from the library, and ends it here.
@@ -31,64 +24,6 @@ fn string(text: *mut c_char) -> String {
         millpond_string_free(text);
         copy
     }
-}
-
-/// A simulated device of its own, with what looks at it.
-struct Bench {
-    device: *mut Device,
-    sim: Arc<SimDevice>,
-}
-
-impl Bench {
-    fn new() -> Self {
-        let mut device = null_mut();
-        // SAFETY: the name is a string, and the result may be written.
-        let opened = unsafe { millpond_device_open(c"sim:64MiB".as_ptr(), &raw mut device) };
-        assert_eq!(opened, Status::Ok);
-        // SAFETY: the handle is new.
-        let ordinal = unsafe { millpond_device_ordinal(device) };
-        let sim = SimDevice::find(DeviceId::sim(ordinal as u32)).expect("the device is open");
-        Self { device, sim }
-    }
-
-    fn number(&self) -> i32 {
-        self.sim_number() as i32
-    }
-
-    fn sim_number(&self) -> u32 {
-        millpond_core::Driver::device(&*self.sim).ordinal()
-    }
-
-    fn resource(&self, stack: &str) -> *mut Resource {
-        let (mut resource, stack) = (null_mut(), CString::new(stack).unwrap());
-        // SAFETY: all arguments are as asked for.
-        let made = unsafe { millpond_resource_new(self.device, stack.as_ptr(), &raw mut resource) };
-        assert_eq!(made, Status::Ok, "{}", message());
-        resource
-    }
-
-    fn stream(&self) -> *mut c_void {
-        let mut stream = null_mut();
-        // SAFETY: all arguments are as asked for.
-        assert_eq!(unsafe { millpond_stream_create(self.device, true, &raw mut stream) }, Status::Ok);
-        stream
-    }
-
-    fn stream_ref(&self, stream: *mut c_void) -> StreamRef {
-        // SAFETY: the stream is alive.
-        unsafe { millpond_core::Driver::stream_ref(&*self.sim, stream.addr() as u64) }.expect("it is alive")
-    }
-}
-
-impl Drop for Bench {
-    fn drop(&mut self) {
-        // SAFETY: the handle ends here.
-        unsafe { millpond_device_free(self.device) };
-    }
-}
-
-fn ptr_of(block: *mut c_void) -> DevicePtr {
-    DevicePtr::new(block.addr() as u64)
 }
 
 #[test]
@@ -206,70 +141,6 @@ fn a_stack_is_built_asked_and_layered() {
     }
 }
 
-/// What `record_stream` is for: without it, the block below goes to another user while a kernel writes to it.
-#[test]
-fn a_block_goes_back_after_the_streams_that_were_recorded() {
-    for is_recorded in [true, false] {
-        let bench = Bench::new();
-        let pool = bench.resource("cuda+pool");
-        let (own, other) = (bench.stream(), bench.stream());
-        let [own_ref, other_ref] = [own, other].map(|stream| bench.stream_ref(stream));
-        // SAFETY: all arguments are as asked for, but for the use that is not recorded, which the device
-        // finds.
-        unsafe {
-            assert_eq!(millpond_set_per_device_resource(pool, null_mut()), Status::Ok);
-            let block = millpond_malloc(MIB as usize, bench.number(), own);
-            bench.sim.lend(ptr_of(block), MIB, own_ref);
-            assert_eq!(millpond_stream_wait(bench.device, other, own), Status::Ok);
-            bench.sim.launch_for(other_ref, &[Access::write(ptr_of(block), MIB, 1)], 1_000_000);
-            if is_recorded {
-                assert_eq!(millpond_record_stream(block, other), Status::Ok);
-            }
-            bench.sim.give_back(ptr_of(block), MIB, own_ref);
-            millpond_free(block, 0, 0, null_mut());
-            let again = millpond_malloc(MIB as usize, bench.number(), own);
-            assert_eq!(again == block, !is_recorded);
-            bench.sim.lend(ptr_of(again), MIB, own_ref);
-            bench.sim.launch(own_ref, &[Access::write(ptr_of(again), MIB, 2)]);
-            let found = bench.sim.take_violations();
-            assert_eq!(found.is_empty(), is_recorded, "{found:?}");
-            millpond_free(again, 0, 0, null_mut());
-            // Once the device has passed the use, the block is handed out again.
-            assert_eq!(millpond_device_synchronize(bench.device), Status::Ok);
-            let blocks = [(); 2].map(|()| millpond_malloc(MIB as usize, bench.number(), own));
-            assert!(blocks.contains(&block));
-            blocks.into_iter().for_each(|block| millpond_free(block, 0, 0, null_mut()));
-            assert_eq!(millpond_empty_cache(), Status::Ok);
-            assert_eq!(millpond_reset_per_device_resource(bench.device), Status::Ok);
-            millpond_resource_free(pool);
-        }
-    }
-}
-
-#[test]
-fn memory_that_waits_for_a_stream_is_waited_for_before_memory_is_out() {
-    let bench = Bench::new();
-    let pool = bench.resource("cuda+pool");
-    let (own, other) = (bench.stream(), bench.stream());
-    let bytes = 40 * MIB as usize;
-    // SAFETY: all arguments are as asked for.
-    unsafe {
-        assert_eq!(millpond_set_per_device_resource(pool, null_mut()), Status::Ok);
-        let block = millpond_malloc(bytes, bench.number(), own);
-        bench.sim.launch_for(bench.stream_ref(other), &[], 1_000_000);
-        assert_eq!(millpond_record_stream(block, other), Status::Ok);
-        millpond_free(block, bytes, 0, own);
-        let again = millpond_malloc(bytes, bench.number(), own);
-        assert!(!again.is_null(), "{}", message());
-        millpond_free(again, bytes, 0, own);
-        assert!(millpond_malloc(1 << 40, bench.number(), own).is_null());
-        assert!(message().starts_with("out of memory for 1TiB"), "{}", message());
-        assert_eq!(millpond_record_stream(again, other), Status::InvalidArgument);
-        assert_eq!(millpond_reset_per_device_resource(bench.device), Status::Ok);
-        millpond_resource_free(pool);
-    }
-}
-
 static ENDED: AtomicUsize = AtomicUsize::new(0);
 
 extern "C" fn refuse(_: *mut c_void, _: u64, _: u64, _: *mut c_void) -> *mut c_void {
@@ -301,22 +172,48 @@ fn functions_of_the_program_are_resources_and_make_room() {
     let (mut made, mut block) = (null_mut(), null_mut());
     // SAFETY: all arguments are as asked for.
     unsafe {
-        let outcome =
-            millpond_resource_callback(bench.device, refuse, keep, null_mut(), Some(end), &raw mut made);
+        let outcome = millpond_resource_callback(
+            bench.device,
+            Some(refuse),
+            Some(keep),
+            null_mut(),
+            Some(end),
+            &raw mut made,
+        );
         assert_eq!(outcome, Status::Ok);
         assert_eq!(millpond_allocate(made, 8, 0, null_mut(), &raw mut block), Status::OutOfMemory);
         assert!(message().contains("the callback returned no block"), "{}", message());
         millpond_resource_free(made);
         assert_eq!(ENDED.load(Ordering::Relaxed), 1);
-        let refused = millpond_resource_callback(null(), refuse, keep, null_mut(), Some(end), &raw mut made);
+        let refused = millpond_resource_callback(
+            null(),
+            Some(refuse),
+            Some(keep),
+            null_mut(),
+            Some(end),
+            &raw mut made,
+        );
         assert_eq!((refused, ENDED.load(Ordering::Relaxed)), (Status::InvalidArgument, 2));
+        // A pointer to no function is refused, and the context ends all the same.
+        for (allocate, deallocate) in [(None, Some(keep as _)), (Some(refuse as _), None)] {
+            let (device, made) = (bench.device, &raw mut made);
+            let refused =
+                millpond_resource_callback(device, allocate, deallocate, null_mut(), Some(end), made);
+            assert_eq!(refused, Status::InvalidArgument);
+        }
+        let on = bench.resource("cuda");
+        let refused = millpond_resource_failure_callback(on, None, null_mut(), Some(end), &raw mut made);
+        assert_eq!((refused, ENDED.load(Ordering::Relaxed)), (Status::InvalidArgument, 5));
+        assert_eq!(message(), "invalid argument: the function that handles failures is a null pointer");
+        millpond_resource_free(on);
 
         let pool = bench.resource("cuda+pool");
         assert_eq!(millpond_allocate(pool, 40 * MIB, 0, null_mut(), &raw mut block), Status::Ok);
         let mut context = [pool.cast::<c_void>(), block];
         let mut patient = null_mut();
         let context = (&raw mut context).cast();
-        let layered = millpond_resource_failure_callback(pool, make_room, context, None, &raw mut patient);
+        let layered =
+            millpond_resource_failure_callback(pool, Some(make_room), context, None, &raw mut patient);
         assert_eq!(layered, Status::Ok);
         assert_eq!(millpond_allocate(patient, 40 * MIB, 0, null_mut(), &raw mut block), Status::Ok);
         assert_eq!(millpond_deallocate(patient, block, 40 * MIB, 0, null_mut()), Status::Ok);
@@ -363,6 +260,24 @@ fn a_manager_serves_the_default_resource_and_survives_a_reset() {
         millpond_manager_free(manager);
         assert_eq!(millpond_reset_per_device_resource(bench.device), Status::Ok);
         millpond_resource_free(pool);
+    }
+}
+
+#[test]
+fn a_block_of_a_lost_device_is_taken_back_whatever_its_stream() {
+    let bench = Bench::new();
+    let tracked = bench.resource("cuda+pool+tracking");
+    let own = bench.stream();
+    let (mut block, mut bytes, mut text) = (null_mut(), 1, null_mut());
+    // SAFETY: all arguments are as asked for.
+    unsafe {
+        assert_eq!(millpond_allocate(tracked, KIB, 0, own, &raw mut block), Status::Ok);
+        bench.sim.set_faults(FaultPlan::nth_call(0, DriverError::ILLEGAL_ADDRESS));
+        assert_eq!(millpond_device_synchronize(bench.device), Status::Poisoned);
+        assert_eq!(millpond_deallocate(tracked, block, KIB, 0, own), Status::Ok);
+        assert_eq!(millpond_tracking_outstanding(tracked, &raw mut bytes, &raw mut text), Status::Ok);
+        assert_eq!((bytes, string(text)), (0, String::new()));
+        millpond_resource_free(tracked);
     }
 }
 

@@ -71,7 +71,8 @@ pub unsafe fn prefetch(
     });
     let is_refusal = |error: &Error| {
         let invalid = error.driver_error().is_some_and(|error| error.code() == DriverError::INVALID_VALUE);
-        invalid && !matches!(driver.pointer_kind(ptr), Ok(MemoryKind::Managed))
+        let kind = || call(driver, |driver| driver.pointer_kind(ptr));
+        invalid && !matches!(kind(), Ok(MemoryKind::Managed))
     };
     match submitted {
         Ok(()) => Ok(true),

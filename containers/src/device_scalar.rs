@@ -1,7 +1,7 @@
 //! One value in device memory.
 
 use bytemuck::{Pod, Zeroable};
-use millpond_core::{AnyResource, DeviceId, DeviceMemoryResource, DevicePtr, Result, StreamRef};
+use millpond_core::{AnyResource, DeviceId, DeviceMemoryResource, DevicePtr, Error, Result, StreamRef};
 
 use crate::{DeviceVec, HostStaging, PrefetchTo};
 
@@ -96,6 +96,23 @@ impl<T, R: DeviceMemoryResource> DeviceScalar<T, R> {
     /// Those of the method.
     pub fn prefetch(&mut self, to: PrefetchTo) -> Result<bool> {
         self.vec.prefetch(to)
+    }
+
+    /// The value of a vector that has no other, which is not copied.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the vector has another number of
+    /// values than 1; the vector is dropped.
+    pub fn from_vec(vec: DeviceVec<T, R>) -> Result<Self> {
+        match vec.len() {
+            1 => Ok(Self { vec }),
+            len => Err(Error::invalid_argument(format!("a scalar is made of one value, not of {len}"))),
+        }
+    }
+
+    /// The value, as a vector.
+    pub fn as_vec(&self) -> &DeviceVec<T, R> {
+        &self.vec
     }
 
     /// The vector of this one value.

@@ -15,11 +15,21 @@
 //! | [`StreamAllocator`] | a resource together with the stream that it is used on |
 //! | `HostAllocator` | with the feature `allocator-api2`: collections of the host in memory of a resource |
 //! | `CudaBuffer` | with the feature `cudarc`: values in device memory that go where a `CudaSlice` goes |
+//! | `CudaBufferView`, `CudaBufferViewMut` | with the feature `cudarc`: a part of one, for such calls |
+//! | `AdoptedSlice` | with the feature `cudarc`: memory of a `CudaSlice` that a container took over |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(feature = "cudarc")]
+mod adopted_slice;
 mod borrowed_stream;
 #[cfg(feature = "cudarc")]
+mod conversion_error;
+#[cfg(feature = "cudarc")]
 mod cuda_buffer;
+#[cfg(feature = "cudarc")]
+mod cuda_stream;
+#[cfg(feature = "cudarc")]
+mod cuda_view;
 mod device_buffer;
 mod device_memory;
 mod device_scalar;
@@ -27,6 +37,8 @@ mod device_vec;
 mod event;
 #[cfg(feature = "allocator-api2")]
 mod host_allocator;
+#[cfg(feature = "cudarc")]
+mod kernel_argument;
 mod staging;
 mod stream;
 mod stream_allocator;
@@ -36,9 +48,15 @@ mod tests;
 
 pub use millpond_driver::CurrentDeviceGuard as DeviceGuard;
 
+#[cfg(feature = "cudarc")]
+pub use adopted_slice::AdoptedSlice;
 pub use borrowed_stream::BorrowedStream;
 #[cfg(feature = "cudarc")]
+pub use conversion_error::ConversionError;
+#[cfg(feature = "cudarc")]
 pub use cuda_buffer::CudaBuffer;
+#[cfg(feature = "cudarc")]
+pub use cuda_view::{CudaBufferView, CudaBufferViewMut};
 pub use device_buffer::{DeviceBuffer, RawParts};
 pub use device_memory::{PrefetchTo, available_device_memory, percent_of_free_device_memory, prefetch};
 pub use device_scalar::DeviceScalar;

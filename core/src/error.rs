@@ -332,7 +332,12 @@ impl From<DriverError> for Error {
         } else {
             ErrorKind::Driver
         };
-        let advice = if error.is_capture_refusal() { CAPTURE_ADVICE } else { "" };
+        let advice = match error.code() {
+            DriverError::INVALID_HANDLE => HANDLE_ADVICE,
+            _ if error.is_sticky() => "the device is lost for this process; restart the process",
+            _ if error.is_capture_refusal() => CAPTURE_ADVICE,
+            _ => "",
+        };
         Self::new(kind, advice).caused_by(error)
     }
 }
@@ -340,6 +345,10 @@ impl From<DriverError> for Error {
 /// The remedy when the driver refuses a call because of a capture.
 const CAPTURE_ADVICE: &str = "not while a graph is being captured; do it before the capture begins, or after \
     its end (memory that the graph needs can be reserved before: pool:initial=…)";
+
+/// The remedy when the driver does not know a stream or an event.
+const HANDLE_ADVICE: &str =
+    "a stream, an event or a pool that the call names is gone; keep it until its last use";
 
 impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Self {

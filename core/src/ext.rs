@@ -79,6 +79,7 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
             stream: above.stream.or(below.stream),
             tag: above.tag.or(below.tag),
             backtrace: above.backtrace.or(below.backtrace),
+            scope: above.scope.or(below.scope),
         })
     }
 

@@ -51,7 +51,7 @@ pub use handles::{downcast, is_same};
 pub use holder::Holder;
 pub use layer::{Identity, Layer, LayerFn, OptionLayer, layer_fn, option_layer};
 pub use layout::{ALLOCATION_ALIGNMENT, Layout, align_up};
-pub use memory_report::{BlockInfo, LayerMemory, MemoryReport, ReportsMemory};
+pub use memory_report::{BlockInfo, LayerMemory, MemoryReport, ReportsMemory, ScopeMemory};
 pub use provide::{as_trait, find_trait};
 pub use ptr::DevicePtr;
 pub use resource::{AnyResource, DeviceMemoryResource, Traits};

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::driver::call;
 use crate::{
     DeviceMemoryResource, DevicePtr, FreeMemory, Holder, MemoryInfo, ResourceStatistics, as_trait,
     find::stack_of, format_bytes, holder::write_holders,
@@ -50,6 +51,27 @@ pub struct LayerMemory {
     pub free: Vec<FreeMemory>,
     /// The blocks in use, by the parts of the program that allocated them, those with most bytes first.
     pub holders: Vec<Holder>,
+    /// The memory that belongs to captured graphs, by scope.
+    pub scopes: Vec<ScopeMemory>,
+}
+
+/// The memory of one scope for captured graphs. Sizes are in bytes.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct ScopeMemory {
+    /// The scope's number.
+    pub id: u64,
+    /// The number of streams that are open in it.
+    pub open_streams: usize,
+    /// The blocks that are handed out.
+    pub blocks: u64,
+    /// The bytes of these, as asked for.
+    pub bytes_in_use: u64,
+    /// The bytes that it holds from upstream, which no other part of the program gets before its end.
+    pub bytes_held: u64,
+    /// Whether its owner has dropped it: it holds what is still handed out.
+    pub has_ended: bool,
 }
 
 /// A block in use.
@@ -69,6 +91,8 @@ pub struct BlockInfo {
     pub tag: Option<String>,
     /// The backtrace of the allocation.
     pub backtrace: Option<String>,
+    /// The number of the scope for captured graphs that it belongs to.
+    pub scope: Option<u64>,
 }
 
 /// A layer that can say what it knows about its memory. It names the trait in
@@ -98,7 +122,7 @@ impl MemoryReport {
             stack: resource.to_string(),
             device: driver.device().to_string(),
             layers: layers.collect(),
-            device_memory: if driver.health().is_lost() { None } else { driver.mem_get_info().ok() },
+            device_memory: call(&**driver, |driver| driver.mem_get_info()).ok(),
         }
     }
 
@@ -177,6 +201,15 @@ impl fmt::Display for LayerMemory {
                 None => f.write_str("\n  free for any stream")?,
             }
             write!(f, ": {bytes} in {} blocks, the largest {largest}", free.blocks)?;
+        }
+        for scope in &self.scopes {
+            let (in_use, held) = (format_bytes(scope.bytes_in_use), format_bytes(scope.bytes_held));
+            write!(f, "\n  scope {}: {in_use} in use in {} blocks, {held} held", scope.id, scope.blocks)?;
+            match (scope.has_ended, scope.open_streams) {
+                (true, _) => f.write_str("; it has ended")?,
+                (false, 0) => {}
+                (false, streams) => write!(f, "; open on {streams} streams")?,
+            }
         }
         write_holders(f, &self.holders)
     }

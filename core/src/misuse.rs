@@ -28,8 +28,6 @@ pub enum MisuseKind {
     WrongDevice,
     /// The stream was destroyed before. The block is taken back all the same, after all work of the device.
     DeadStream,
-    /// A container or a memory pointer outlived what it points into and tried to free it.
-    StaleHandle,
 }
 
 /// One refused call, or one that was a mistake.
@@ -58,16 +56,17 @@ impl fmt::Display for Misuse {
                  living stream that comes after the block's uses",
             ),
             MisuseKind::ForeignPointer => f.write_str(
-                "no block that this resource handed out starts there; pass a pointer back to the resource \
-                 that allocated it",
+                "no block in use starts there: it is another resource's, or it was freed before; give each \
+                 block back once, to the resource that allocated it",
             ),
             MisuseKind::DoubleFree => f.write_str("the block is free already; deallocate each block once"),
             MisuseKind::WrongSize { allocated_bytes } => write!(
                 f,
                 "the block was allocated with {allocated_bytes} bytes; pass the same layout to both calls"
             ),
-            MisuseKind::WrongDevice => f.write_str("the block belongs to another device"),
-            MisuseKind::StaleHandle => f.write_str("the memory behind it is gone (the context was reset)"),
+            MisuseKind::WrongDevice => f.write_str(
+                "the block belongs to another device; give it back to the resource that allocated it",
+            ),
         }
     }
 }

@@ -61,7 +61,7 @@ pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
 /// A block that is given back on a capturing stream is free again when the *capture* has passed that point,
 /// as if its work ran then: the resource may hand it to other callers, and return its memory to the driver.
 /// Each launch of the graph uses the same addresses again. So keep blocks that a graph uses until the graph
-/// has run for the last time.
+/// has run for the last time. A layer may do that for its callers, as millpond's `capture_scopes` does.
 ///
 /// # Threads
 /// `Send` and `Sync` are not part of the trait. A resource for one thread is not `Sync`, and the

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::driver::Driver;
+use crate::driver::{Driver, call};
 use crate::format::UNITS;
 use crate::{Error, Result};
 
@@ -93,7 +93,7 @@ impl ByteSize {
         match self {
             Self::Bytes(bytes) => Ok(bytes),
             Self::PercentOfFree(percent) => {
-                let free = driver.mem_get_info()?.free;
+                let free = call(driver, |driver| driver.mem_get_info())?.free;
                 Ok((free as f64 * percent / 100.0) as u64 & !(crate::ALLOCATION_ALIGNMENT - 1))
             }
         }

@@ -319,3 +319,53 @@ fn a_gpu_answers_as_in_the_table_beside_captures() {
     let (different, cells) = compare(|| rig.clone());
     assert_eq!(different, [""; 0], "{} of {cells} cells", different.len());
 }
+
+/// A stream that was forked into a capture belongs to it; the question ends no capture, on any thread.
+fn check_ids(rig: &Rig) {
+    let driver = rig.driver();
+    let stream = |flags| driver.stream_create(flags).expect("a stream");
+    let fork = driver.event_create(EventFlags::default()).expect("an event");
+    let mut seen = Vec::new();
+    for mode in [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed] {
+        for flags in [NONE, StreamFlags::BLOCKING] {
+            let [origin, forked, other] = [(); 3].map(|()| stream(flags));
+            assert_eq!(driver.stream_capture_id(origin), Ok(None));
+            rig.begin(origin, mode).expect("nothing is captured yet");
+            driver.event_record(fork, origin).expect("it is captured");
+            driver.stream_wait_event(forked, fork).expect("it joins the capture");
+            let ask = || [origin, forked, other].map(|stream| driver.stream_capture_id(stream));
+            let own = ask();
+            let elsewhere = std::thread::scope(|scope| scope.spawn(ask).join()).expect("no panic");
+            assert_eq!(own, elsewhere);
+            let [Ok(Some(id)), Ok(forked_id), Ok(None)] = own else { panic!("{mode:?}: {own:?}") };
+            assert_eq!(forked_id, Some(id));
+            assert!(!seen.contains(&id), "a capture has an id of its own");
+            seen.push(id);
+            let of_legacy = driver.stream_capture_id(StreamRef::LEGACY);
+            match flags == NONE {
+                true => assert_eq!(of_legacy, Ok(None)),
+                false => assert_eq!(code(&of_legacy.map(drop)), DriverError::STREAM_CAPTURE_IMPLICIT),
+            }
+            driver.event_record(fork, forked).expect("it is captured");
+            driver.stream_wait_event(origin, fork).expect("it joins again");
+            rig.end(origin).unwrap_or_else(|error| panic!("{mode:?}: {error}"));
+            assert_eq!(ask(), [Ok(None), Ok(None), Ok(None)]);
+            for stream in [origin, forked, other] {
+                // SAFETY: the stream is this test's, and nothing uses it any more.
+                unsafe { driver.stream_destroy(stream) }.expect("the stream is alive");
+            }
+        }
+    }
+}
+
+#[test]
+fn captures_have_ids() {
+    check_ids(&Rig::Sim(SimDevice::new(SimConfig::with_capacity(256 << 20))));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+#[ignore = "needs a CUDA GPU; run by the GPU lane"]
+fn captures_of_a_gpu_have_ids() {
+    check_ids(&Rig::Cuda(gpu::device()));
+}

@@ -265,6 +265,7 @@ fn a_stream_is_told_from_a_later_one_with_its_handle() {
         let driver = CudaDriver::open(0).unwrap();
         let event = driver.event_create(EventFlags::default()).unwrap();
         let first = driver.stream_create(StreamFlags::NON_BLOCKING).unwrap();
+        assert_ne!(first, StreamRef::LEGACY, "the first number is no default stream's");
         // SAFETY: the stream is alive.
         let found = unsafe { driver.stream_ref(first.handle()) }.unwrap();
         assert_eq!((found, found.is_foreign()), (first, false), "the same stream, the same identity");

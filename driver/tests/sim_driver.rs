@@ -252,29 +252,34 @@ fn default_streams_exist_and_stay() {
 
 #[test]
 fn pools_keep_memory_in_stream_order() {
+    /// What a pool of this device takes at once.
+    const CHUNK: u64 = 32 * MIB;
     let device = device();
     let [s, t] = [0, 1].map(|_| stream(&device));
     let pool = device.device_get_default_mem_pool().unwrap();
     let get = |attribute| device.mem_pool_get_attribute(pool, attribute).unwrap();
     device.mem_pool_set_attribute(pool, MemPoolAttribute::ReleaseThreshold, u64::MAX).unwrap();
     device.mem_pool_set_attribute(pool, MemPoolAttribute::ReuseAllowInternalDependencies, 0).unwrap();
-    let a = device.mem_alloc_async(MIB, s).unwrap();
-    device.launch(s, &[Access::write(a, MIB, 1)]);
+    let a = device.mem_alloc_async(CHUNK, s).unwrap();
+    device.launch(s, &[Access::write(a, CHUNK, 1)]);
     // SAFETY: live, and not used again under this name.
     // SAFETY: as above.
     unsafe { device.mem_free_async(a, s) }.unwrap();
-    assert_eq!((get(MemPoolAttribute::UsedMemCurrent), get(MemPoolAttribute::ReservedMemCurrent)), (0, MIB));
-    assert_eq!(device.mem_alloc_async(MIB, s).unwrap(), a, "the same stream has it again");
+    assert_eq!(
+        (get(MemPoolAttribute::UsedMemCurrent), get(MemPoolAttribute::ReservedMemCurrent)),
+        (0, CHUNK)
+    );
+    assert_eq!(device.mem_alloc_async(CHUNK, s).unwrap(), a, "the same stream has it again");
     device.launch(s, &[]);
     // SAFETY: as above.
     unsafe { device.mem_free_async(a, s) }.unwrap();
-    let b = device.mem_alloc_async(MIB, t).unwrap();
+    let b = device.mem_alloc_async(CHUNK, t).unwrap();
     assert_ne!(a, b, "another stream does not, while it is in use");
     device.advance(1_000_000);
-    assert_eq!(device.mem_alloc_async(MIB, t).unwrap(), a, "now it is done");
+    assert_eq!(device.mem_alloc_async(CHUNK, t).unwrap(), a, "now it is done");
     assert_eq!(
         (get(MemPoolAttribute::UsedMemCurrent), get(MemPoolAttribute::UsedMemHigh)),
-        (2 * MIB, 2 * MIB)
+        (2 * CHUNK, 2 * CHUNK)
     );
     assert_eq!(get(MemPoolAttribute::ReleaseThreshold), u64::MAX);
     // SAFETY: as above; plain free takes pooled memory too, and synchronises.
@@ -282,9 +287,9 @@ fn pools_keep_memory_in_stream_order() {
         device.mem_free_async(a, t).unwrap();
         device.mem_free(b).unwrap();
     }
-    assert_eq!((device.live_bytes(), device.live_allocations()), (2 * MIB, 0));
-    device.mem_pool_trim_to(pool, MIB).unwrap();
-    assert_eq!(device.live_bytes(), MIB);
+    assert_eq!((device.live_bytes(), device.live_allocations()), (2 * CHUNK, 0));
+    device.mem_pool_trim_to(pool, CHUNK).unwrap();
+    assert_eq!(device.live_bytes(), CHUNK);
     device.mem_pool_set_attribute(pool, MemPoolAttribute::ReleaseThreshold, 0).unwrap();
     device.mem_pool_set_attribute(pool, MemPoolAttribute::UsedMemHigh, 0).unwrap();
     device.synchronize().unwrap();

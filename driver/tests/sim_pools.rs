@@ -11,6 +11,8 @@ use millpond_core::{DevicePtr, Driver, StreamRef};
 use millpond_driver::sim::{Access, SimConfig, SimDevice, SimMachine, ViolationKind};
 
 const MIB: u64 = 1 << 20;
+/// What a pool of a large device takes at once.
+const CHUNK: u64 = 32 * MIB;
 const MANAGED: MemPoolProps = MemPoolProps { kind: MemAllocationType::Managed, ..DEVICE };
 const HOST: MemPoolProps = MemPoolProps { location: MemLocation::Host, ..DEVICE };
 const SHARED: MemPoolProps = MemPoolProps { handles: HandleTypes::POSIX_FD, ..DEVICE };
@@ -136,6 +138,30 @@ fn a_pool_of_another_device_is_none_of_this_one() {
     assert!(b.device_get_default_mem_pool() != a.device_get_default_mem_pool());
 }
 
+/// A pool divides what it takes, and neighbours that came back are one piece again.
+#[test]
+fn pools_hand_out_pieces_of_chunks() {
+    let device = device();
+    let (s, other) = (stream(&device), stream(&device));
+    let pool = device.mem_pool_create(DEVICE).unwrap();
+    device.mem_pool_set_attribute(pool, MemPoolAttribute::ReleaseThreshold, u64::MAX).unwrap();
+    let take = |bytes, stream| device.mem_alloc_from_pool_async(bytes, pool, stream).unwrap();
+    let reserved = || get(&device, pool, MemPoolAttribute::ReservedMemCurrent);
+    let blocks = [(); 4].map(|()| take(MIB, s));
+    assert_eq!((reserved(), blocks[3].address() - blocks[0].address()), (CHUNK, 3 * MIB));
+    free(&device, blocks[1], s);
+    free(&device, blocks[2], s);
+    assert_eq!(take(2 * MIB, s), blocks[1], "the two are one");
+    free(&device, blocks[1], s);
+    assert_eq!(take(CHUNK + 1, s).address() % (2 * MIB), 0);
+    assert_eq!(reserved(), 2 * CHUNK + 2 * MIB, "more than a chunk comes by itself");
+    // Neighbours of two streams are one piece when both are done, and nothing else fits.
+    take(CHUNK - 4 * MIB, s);
+    free(&device, blocks[0], other);
+    device.synchronize().unwrap();
+    assert_eq!(take(3 * MIB, other), blocks[0]);
+}
+
 #[test]
 fn managed_pools_have_real_memory_that_the_host_sees() {
     let device = device();
@@ -143,7 +169,7 @@ fn managed_pools_have_real_memory_that_the_host_sees() {
     let pool = device.mem_pool_create(MANAGED).unwrap();
     let ptr = device.mem_alloc_from_pool_async(MIB, pool, s).unwrap();
     assert_eq!(device.pointer_kind(ptr), Ok(MemoryKind::Managed));
-    assert_eq!((device.live_bytes(), device.used_bytes()), (MIB, 0));
+    assert_eq!((device.live_bytes(), device.used_bytes()), (CHUNK, 0));
     // SAFETY: live memory of this size; the stream is waited for before the host reads it.
     unsafe { device.memset_d8_async(ptr, 7, MIB, s) }.unwrap();
     device.stream_synchronize(s).unwrap();
@@ -308,7 +334,7 @@ mod shared {
         free(&device, device.mem_alloc_from_pool_async(MIB, pool, s).unwrap(), s);
         device.synchronize().unwrap();
         device.mem_pool_trim_to(pool, 0).unwrap();
-        assert_eq!(get(&device, pool, MemPoolAttribute::ReservedMemCurrent), MIB);
+        assert_eq!(get(&device, pool, MemPoolAttribute::ReservedMemCurrent), CHUNK);
         for pool in [pool, imported] {
             destroy(&device, pool);
         }

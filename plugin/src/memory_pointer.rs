@@ -252,7 +252,8 @@ impl MemoryPointer {
         Error::new(
             ErrorKind::InvalidArgument,
             format!(
-                "cannot {what} the memory at {}: it was freed, or its manager was reset; allocate it again",
+                "cannot {what} the memory at {}: it was freed before, or its manager was reset; use each \
+                 allocation before its end",
                 self.device_pointer
             ),
         )

@@ -171,7 +171,10 @@ impl MillpondMemoryManager {
     /// this manager's.
     pub fn record_stream(&self, memory: &MemoryPointer, stream: StreamRef) -> Result<()> {
         let device = self.device()?;
-        let mut block = device.live.get_mut(&memory.token()).ok_or_else(|| memory.gone("record a use of"))?;
+        let mut block = device
+            .live
+            .get_mut(&memory.token())
+            .ok_or_else(|| memory.gone("record a use of").context("it must be this manager's, and in use"))?;
         block.uses.add(stream);
         Ok(())
     }

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::api::{api, generation};
 use crate::device::{DeviceHandle, StreamHandle};
-use crate::dlpack::{self, Foreign};
 use crate::error::{Failure, check};
 use crate::resource::ResourceHandle;
+use crate::tensor::{self, Foreign};
 
 /// Where the memory of a block is from.
 #[derive(Debug)]
@@ -72,7 +72,7 @@ impl Block {
     pub(crate) fn accessibility(&self) -> Result<(bool, bool), Failure> {
         match &self.source {
             Source::Resource(resource) => resource.accessibility(),
-            Source::Foreign(foreign, _) => Ok((true, foreign.device_type() != dlpack::CUDA)),
+            Source::Foreign(foreign, _) => Ok((true, foreign.device_type() != tensor::CUDA)),
         }
     }
 
@@ -80,7 +80,7 @@ impl Block {
     pub(crate) fn is_pinned(&self) -> Result<bool, Failure> {
         match &self.source {
             Source::Resource(resource) => Ok(resource.text()?.starts_with("pinned_host")),
-            Source::Foreign(foreign, _) => Ok(foreign.device_type() == dlpack::CUDA_HOST),
+            Source::Foreign(foreign, _) => Ok(foreign.device_type() == tensor::CUDA_HOST),
         }
     }
 

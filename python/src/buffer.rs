@@ -12,10 +12,11 @@ use pyo3::types::{PyByteArray, PyBytes, PyDict, PySlice, PyTuple};
 use crate::api::api;
 use crate::block::{Block, Source, View};
 use crate::device::{DeviceHandle, Stream, StreamArgument, StreamHandle};
-use crate::dlpack::{self, Foreign};
+use crate::dlpack;
 use crate::error::{Failure, check};
 use crate::host::HostBytes;
 use crate::resource::{Resource, ResourceHandle};
+use crate::tensor::Foreign;
 
 /// Bytes of a memory resource, in the order of a stream.
 ///
@@ -188,7 +189,7 @@ impl DeviceBuffer {
     /// The bytes on the host, as `bytes`. Waits for the stream.
     #[pyo3(signature = (stream=StreamArgument(None)))]
     fn tobytes<'py>(&self, py: Python<'py>, stream: StreamArgument<'_>) -> PyResult<Bound<'py, PyBytes>> {
-        let (view, stream) = (self.view(), stream.resolve_or(self)?);
+        let (view, stream) = (self.view(), stream.resolve_or(|| self.own_stream())?);
         PyBytes::new_with(py, view.size as usize, |target| {
             let target = target.as_mut_ptr().addr();
             // SAFETY: the new bytes are this function's own, and hold as many.
@@ -208,7 +209,7 @@ impl DeviceBuffer {
         ary: Option<Bound<'py, PyAny>>,
         stream: StreamArgument<'_>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (view, stream) = (self.view(), stream.resolve_or(self)?);
+        let (view, stream) = (self.view(), stream.resolve_or(|| self.own_stream())?);
         let ary = ary.map_or_else(|| numpy_empty(py, view.size), Ok)?;
         let host = HostBytes::writable(&ary)?;
         if (host.bytes as u64) < view.size {
@@ -230,7 +231,7 @@ impl DeviceBuffer {
         ary: &Bound<'_, PyAny>,
         stream: StreamArgument<'_>,
     ) -> PyResult<()> {
-        let (view, stream) = (self.view(), stream.resolve_or(self)?);
+        let (view, stream) = (self.view(), stream.resolve_or(|| self.own_stream())?);
         let host = HostBytes::readable(ary)?;
         fits(host.bytes as u64, &view)?;
         // SAFETY: the array is held by `host`, and holds as many.
@@ -246,7 +247,7 @@ impl DeviceBuffer {
         cuda_ary: &Bound<'_, PyAny>,
         stream: StreamArgument<'_>,
     ) -> PyResult<()> {
-        let (view, stream) = (self.view(), stream.resolve_or(self)?);
+        let (view, stream) = (self.view(), stream.resolve_or(|| self.own_stream())?);
         let interface = cuda_ary
             .getattr("__cuda_array_interface__")
             .map_err(|_| PyValueError::new_err("the source needs a `__cuda_array_interface__`"))?;
@@ -285,7 +286,7 @@ impl DeviceBuffer {
     /// Sets each byte.
     #[pyo3(signature = (value, stream=StreamArgument(None)))]
     fn fill(&self, py: Python<'_>, value: u8, stream: StreamArgument<'_>) -> PyResult<()> {
-        let (view, stream) = (self.view(), stream.resolve_or(self)?);
+        let (view, stream) = (self.view(), stream.resolve_or(|| self.own_stream())?);
         if view.size == 0 {
             return Ok(());
         }
@@ -318,13 +319,13 @@ impl DeviceBuffer {
             return Ok(());
         }
         let size = self.size();
-        self.grown(py, size, new_capacity, &stream.resolve_or(self)?)
+        self.grown(py, size, new_capacity, &stream.resolve_or(|| self.own_stream())?)
     }
 
     /// Makes the buffer `new_size` bytes long. Slices and exports keep the memory that they had.
     #[pyo3(signature = (new_size, stream=StreamArgument(None)))]
     fn resize(&self, py: Python<'_>, new_size: u64, stream: StreamArgument<'_>) -> PyResult<()> {
-        let stream = stream.resolve_or(self)?;
+        let stream = stream.resolve_or(|| self.own_stream())?;
         if new_size > self.capacity() {
             return self.grown(py, new_size, new_size, &stream);
         }
@@ -335,14 +336,14 @@ impl DeviceBuffer {
     /// Gives the memory beyond the size back.
     #[pyo3(signature = (stream=StreamArgument(None)))]
     fn shrink_to_fit(&self, py: Python<'_>, stream: StreamArgument<'_>) -> PyResult<()> {
-        let (size, stream) = (self.size(), stream.resolve_or(self)?);
+        let (size, stream) = (self.size(), stream.resolve_or(|| self.own_stream())?);
         if size == self.capacity() { Ok(()) } else { self.grown(py, size, size, &stream) }
     }
 
     /// Moves managed memory to the device; `device=-1` is the host. Other memory stays where it is.
     #[pyo3(signature = (device=None, stream=StreamArgument(None)))]
     fn prefetch(&self, py: Python<'_>, device: Option<i32>, stream: StreamArgument<'_>) -> PyResult<()> {
-        let (view, stream) = (self.view(), stream.resolve_or(self)?);
+        let (view, stream) = (self.view(), stream.resolve_or(|| self.own_stream())?);
         Ok(py.detach(|| {
             if view.size == 0 || view.block.accessibility()? != (true, true) {
                 return Ok(());

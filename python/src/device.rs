@@ -8,7 +8,6 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::api::{Raw, api, c_text, generation, take_text};
-use crate::buffer::DeviceBuffer;
 use crate::error::{Failure, check};
 
 /// The library's handle of a device.
@@ -250,9 +249,12 @@ impl StreamArgument<'_> {
         }
     }
 
-    /// The stream; left out, the buffer's own.
-    pub(crate) fn resolve_or(self, buffer: &DeviceBuffer) -> PyResult<Arc<StreamHandle>> {
-        self.0.map_or_else(|| Ok(buffer.own_stream()), |argument| stream_of(&argument))
+    /// The stream; left out, what `otherwise` says.
+    pub(crate) fn resolve_or(
+        self,
+        otherwise: impl FnOnce() -> Arc<StreamHandle>,
+    ) -> PyResult<Arc<StreamHandle>> {
+        self.0.map_or_else(|| Ok(otherwise()), |argument| stream_of(&argument))
     }
 }
 

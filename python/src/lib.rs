@@ -9,8 +9,10 @@ mod buffer;
 mod device;
 mod dlpack;
 mod error;
+mod from_dlpack;
 mod host;
 mod resource;
+mod tensor;
 
 use std::ffi::CStr;
 use std::path::PathBuf;
@@ -36,7 +38,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(load, module)?)?;
     module.add_function(wrap_pyfunction!(version, module)?)?;
     module.add_function(wrap_pyfunction!(buffer::to_device, module)?)?;
-    module.add_function(wrap_pyfunction!(dlpack::from_dlpack, module)?)?;
+    module.add_function(wrap_pyfunction!(from_dlpack::from_dlpack, module)?)?;
     module.add_function(wrap_pyfunction!(resource::default_resource, module)?)?;
     module.add_function(wrap_pyfunction!(resource::reset_default_resource, module)?)?;
     module.add_class::<device::Device>()?;

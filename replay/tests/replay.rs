@@ -88,7 +88,7 @@ fn a_pool_of_the_driver_counts_with_what_it_holds() {
         let [held, used] = [pool, blocks].map(|pass| pass["peak_taken_bytes"].as_u64().unwrap());
         assert!(held > used, "{held} held, {used} used");
     }
-    let note = "a simulated driver never splits what its pools hold";
+    let note = "the simulated driver's pools are a model";
     assert!(Run::of(&log, &["--stack", "cuda_async"]).stdout.contains(note));
     assert!(!Run::of(&log, &["--stack", "cuda+pool"]).stdout.contains(note));
 }

@@ -131,7 +131,10 @@ impl BinningLayer {
         }
         self.bins.sort_by_key(|(bytes, _)| *bytes);
         match self.bins.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-            Some(pair) => Err(Error::invalid_argument(format!("there are two bins of {} bytes", pair[0].0))),
+            Some(pair) => Err(Error::invalid_argument(format!(
+                "there are two bins of {} bytes; leave one out",
+                pair[0].0
+            ))),
             None => Ok(self.bins),
         }
     }
@@ -146,7 +149,8 @@ impl<R: DeviceMemoryResource> Layer<R> for BinningLayer {
             let source = match resource {
                 Some(other) if other.device() != upstream.device() => {
                     return Err(Error::invalid_argument(format!(
-                        "the bin of {bytes} bytes allocates on {}, the rest on {}",
+                        "the bin of {bytes} bytes allocates on {}, the rest on {}; use resources of one \
+                         device",
                         other.device(),
                         upstream.device()
                     )));

@@ -192,7 +192,11 @@ impl DriverMemory {
         let before = own.len();
         let is_refused = |Refused { base, calls, .. }: &Refused| {
             // SAFETY: the caller freed the block, and the driver refused it.
-            unsafe { (calls.free)(&*self.driver, *base) }.is_err_and(|error| error.is_capture_refusal())
+            let freed = unsafe { (calls.free)(&*self.driver, *base) };
+            freed.is_err_and(|error| {
+                self.driver.health().note(&error);
+                error.is_capture_refusal()
+            })
         };
         let refused: Vec<_> = own.into_iter().filter(is_refused).collect();
         let has_freed = refused.len() < before;

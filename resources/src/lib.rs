@@ -16,6 +16,7 @@
 //! | [`ArenaMemoryResource`] | `arena` | a pool that takes a large part of the device at once |
 //! | [`FixedSizeMemoryResource`] | `fixed_size` | blocks of one size, in stream order |
 //! | [`BinningMemoryResource`] | `binning` | a resource per range of sizes |
+//! | [`CaptureScopesMemoryResource`] | `capture_scopes` | memory that stays with captured graphs, by scope |
 //!
 //! [`registry`] holds the default resource of each device; [`memory_pool`] has the driver's pools as a type.
 //!
@@ -35,6 +36,7 @@ mod backing;
 pub mod binning;
 mod block_map;
 mod callback; // no text: its calls are functions
+pub mod capture_scopes;
 mod cuda_async;
 mod driver_memory;
 pub mod fixed_size;
@@ -53,6 +55,9 @@ mod tuning;
 pub use arena::{ArenaLayer, ArenaMemoryResource, ArenaOptions};
 pub use binning::{BinningLayer, BinningMemoryResource};
 pub use callback::CallbackMemoryResource;
+pub use capture_scopes::{
+    CaptureScope, CaptureScopes, CaptureScopesLayer, CaptureScopesMemoryResource, ScopedStream,
+};
 pub use cuda_async::{
     CudaAsyncManagedMemoryResource, CudaAsyncMemoryResource, CudaAsyncOptions, CudaAsyncViewMemoryResource,
     HwDecompress,
@@ -89,4 +94,5 @@ pub const LAYERS: &[LayerEntry] = &[
     fixed_size::ENTRY,
     binning::ENTRY,
     arena::ENTRY,
+    capture_scopes::ENTRY,
 ];

@@ -86,7 +86,7 @@ pub fn get_per_device_resource(device: DeviceId) -> Result<AnyResource> {
 pub fn set_per_device_resource(device: DeviceId, resource: AnyResource) -> Result<AnyResource> {
     if resource.device() != device {
         return Err(Error::invalid_argument(format!(
-            "`{resource}` allocates on {} and cannot be the default of {device}",
+            "`{resource}` allocates on {} and cannot be the default of {device}; build it on that device",
             resource.device()
         )));
     }

@@ -184,6 +184,9 @@ impl Drop for ImportedBlock {
     fn drop(&mut self) {
         // The mappings belong to this block, also after a reset of the context.
         let driver = &self.driver;
+        if driver.health().is_lost() && !driver.was_reset() {
+            return;
+        }
         let unmap = || {
             for (at, bytes) in &self.mapped {
                 // SAFETY: the mapping is this block's, and its user's work on it is done.
@@ -193,6 +196,7 @@ impl Drop for ImportedBlock {
             unsafe { driver.mem_address_free(self.reserved.0, self.reserved.1) }
         };
         if let Err(error) = unmap() {
+            driver.health().note(&error);
             tracing::warn!(target: "millpond::share", %error, "a shared block is left to the driver");
         }
     }

@@ -89,7 +89,7 @@ fn default_release_threshold_is_the_largest_number() {
 #[test]
 fn explicit_release_threshold_is_applied() {
     let device = device();
-    for (release_threshold, kept) in [(None, 8 * MIB), (Some(0), 0)] {
+    for (release_threshold, kept) in [(None, 32 * MIB), (Some(0), 0)] {
         let options = CudaAsyncOptions { release_threshold, ..defaults() };
         let resource = CudaAsyncMemoryResource::new(device.clone(), options).unwrap();
         let s = stream(&device);
@@ -218,7 +218,7 @@ fn issue_2510_managed_memory_stays_at_a_synchronisation() {
     let ptr = resource.allocate_bytes(MIB, s).unwrap();
     put(&resource, ptr, MIB, s);
     device.synchronize().unwrap();
-    assert_eq!(resource.pool().reserved_bytes().unwrap(), MIB);
+    assert_eq!(resource.pool().reserved_bytes().unwrap(), 32 * MIB);
     // What a program has set stays.
     resource.pool().set_release_threshold(5).unwrap();
     let later = CudaAsyncManagedMemoryResource::new(device).unwrap();
@@ -285,16 +285,16 @@ fn refusal(call: impl FnOnce()) -> String {
     misuse.to_string()
 }
 
+const NOT_IN_USE: &str = "in `cuda_async`: no block in use starts there: it is another resource's, or it was \
+    freed before; give each block back once, to the resource that allocated it";
+
 #[test]
 fn a_foreign_pointer() {
     let device = device();
     let (resource, other) = (resource(&device), resource(&device));
     let ptr = other.allocate_bytes(1000, StreamRef::LEGACY).unwrap();
     for foreign in [ptr, DevicePtr::new(0x100), ptr.offset(256)] {
-        let text = format!(
-            "refused to deallocate {foreign} (1000 bytes, stream 0) in `cuda_async`: no block that this \
-             resource handed out starts there; pass a pointer back to the resource that allocated it"
-        );
+        let text = format!("refused to deallocate {foreign} (1000 bytes, stream 0) {NOT_IN_USE}");
         assert_eq!(refusal(|| put(&resource, foreign, 1000, StreamRef::LEGACY)), text);
     }
     assert_eq!(resource.statistics().unwrap().misuses, 3);
@@ -309,10 +309,7 @@ fn a_double_free() {
     let resource = resource(&device);
     let ptr = resource.allocate_bytes(1000, StreamRef::LEGACY).unwrap();
     put(&resource, ptr, 1000, StreamRef::LEGACY);
-    let text = format!(
-        "refused to deallocate {ptr} (1000 bytes, stream 0) in `cuda_async`: no block that this resource \
-         handed out starts there; pass a pointer back to the resource that allocated it"
-    );
+    let text = format!("refused to deallocate {ptr} (1000 bytes, stream 0) {NOT_IN_USE}");
     assert_eq!(refusal(|| put(&resource, ptr, 1000, StreamRef::LEGACY)), text);
     assert_eq!(device.take_violations(), [], "the driver was not asked");
 }
@@ -363,7 +360,8 @@ fn a_request_on_a_dead_stream() {
     // SAFETY: the stream is this test's; naming it afterwards is the mistake that is tested.
     unsafe { device.stream_destroy(dead) }.unwrap();
     let text = format!(
-        "driver error for 100B on stream {dead} of DEVICE in `cuda_async`: cuStreamIsCapturing: \
+        "driver error for 100B on stream {dead} of DEVICE in `cuda_async`: a stream, an event or a pool \
+         that the call names is gone; keep it until its last use: cuStreamIsCapturing: \
          CUDA_ERROR_INVALID_HANDLE (400): stream {dead} does not exist"
     );
     assert_eq!(said(resource.allocate_bytes(100, dead)), (ErrorKind::Driver, text));
@@ -390,14 +388,13 @@ fn managed_memory_on_a_driver_before_cuda_13() {
 
 #[test]
 fn an_initial_size_above_the_maximum_or_the_device() {
-    let options = CudaAsyncOptions { initial_bytes: 1 << 60, ..defaults() };
-    let error = CudaAsyncMemoryResource::new(device(), options).unwrap_err();
-    assert!(error.is_out_of_memory() && error.to_string().contains("1EiB are more than the device has"));
+    let refused = |options| said(CudaAsyncMemoryResource::new(device(), options));
+    let above = "invalid argument of DEVICE in `cuda_async:initial=2MiB,max=1MiB`: the initial 2MiB are more \
+                 than the most, 1MiB; raise max";
     let options = CudaAsyncOptions { initial_bytes: 2 * MIB, maximum_bytes: Some(MIB), ..defaults() };
-    let text = "invalid argument of DEVICE in `cuda_async:initial=2MiB,max=1MiB`: the initial 2MiB are more \
-                than the most, 1MiB; raise max";
-    let refused = CudaAsyncMemoryResource::new(device(), options);
-    assert_eq!(said(refused), (ErrorKind::InvalidArgument, text.to_owned()));
+    assert_eq!(refused(options), (ErrorKind::InvalidArgument, above.to_owned()));
+    let (kind, text) = refused(CudaAsyncOptions { initial_bytes: 1 << 60, ..defaults() });
+    assert!(kind == ErrorKind::OutOfMemory && text.contains("1EiB are more than the device has"), "{text}");
 }
 
 #[test]
@@ -405,8 +402,9 @@ fn more_than_the_maximum_is_out_of_memory() {
     let options = CudaAsyncOptions { maximum_bytes: Some(2 * MIB), ..defaults() };
     let device = device();
     let resource = CudaAsyncMemoryResource::new(device.clone(), options).unwrap();
-    let text = "out of memory for 3MiB on stream 0 of DEVICE in `cuda_async:max=2MiB`: \
-                cuMemAllocFromPoolAsync: CUDA_ERROR_OUT_OF_MEMORY (2): the pool holds at most 2097152 bytes";
+    let text = "out of memory for 3MiB on stream 0 of DEVICE in `cuda_async:max=2MiB`: the pool may never \
+                hold that many bytes; raise its maximum: cuMemAllocFromPoolAsync: CUDA_ERROR_OUT_OF_MEMORY \
+                (2): the pool holds at most 2097152 bytes";
     let refused = resource.allocate_bytes(3 * MIB, StreamRef::LEGACY);
     assert_eq!(said(refused), (ErrorKind::OutOfMemory, text.to_owned()));
     // What is free in other sizes makes room.
@@ -434,7 +432,10 @@ fn mistakes_in_a_stacks_text() {
             "`pool=other` of `cuda_async_view`: write default or current; a program passes any \
              other pool to CudaAsyncViewMemoryResource::new",
         ),
-        ("cuda_async_managed:max=1GiB", "`cuda_async_managed` takes no parameters, so not `max`"),
+        (
+            "cuda_async_managed:max=1GiB",
+            "`cuda_async_managed` takes no parameters, so not `max`; leave it out",
+        ),
     ] {
         let within = if text.ends_with("=1GiB") { String::new() } else { format!(" in `{text}`") };
         let expected = format!("invalid stack{within}: {expected}");
@@ -515,7 +516,7 @@ fn memory_info_counts_what_the_pool_could_hand_out_again() {
     let ptr = resource.allocate_bytes(8 * MIB, s).unwrap();
     assert_eq!(free(), total - 8 * MIB);
     put(&resource, ptr, 8 * MIB, s);
-    assert_eq!((free(), device.used_bytes()), (total, 8 * MIB));
+    assert_eq!((free(), device.used_bytes()), (total, 32 * MIB));
 }
 
 // --- Captures ---

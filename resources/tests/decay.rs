@@ -96,10 +96,10 @@ fn what_an_idle_thread_keeps_goes_back() {
     let setup = Setup::new(256 * MIB);
     let pool = setup.pool(PoolLayer::new());
     let stream = setup.stream();
-    let (done, wait) = mpsc::channel();
-    let (end, ended) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
         let pool = &pool;
+        let (done, wait) = mpsc::channel();
+        let (end, ended) = mpsc::channel::<()>();
         scope.spawn(move || {
             let blocks: Vec<DevicePtr> = (0..100).map(|_| take(pool, 1000, stream)).collect();
             blocks.into_iter().for_each(|ptr| give(pool, ptr, 1000, stream));
@@ -217,27 +217,33 @@ fn an_allocation_that_hits_never_waits_for_the_driver() {
         sizes.iter().map(|bytes| (0..8).map(|_| take(&pool, *bytes, stream)).collect()).collect();
     let idle = take(&pool, 64 * MIB, stream);
     give(&pool, idle, 64 * MIB, stream);
-    let (in_driver, out_of_driver) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
-    let (entered, leave) = (Arc::clone(&in_driver), Arc::clone(&out_of_driver));
+    let (enter, entered) = mpsc::channel();
+    let out_of_driver = Arc::new(Barrier::new(2));
+    let (end, leave) = (enter.clone(), Arc::clone(&out_of_driver));
     setup.hooks.before_unmap(move || {
-        entered.wait();
+        enter.send(()).expect("the test waits");
         leave.wait();
     });
     std::thread::scope(|scope| {
-        let decaying = scope.spawn(|| {
-            (0..30).map(|second| pool.inner().decay_step(second * SECOND).expect("no error")).sum::<u64>()
+        let pool = &pool;
+        let decaying = scope.spawn(move || {
+            let step = |second| pool.inner().decay_step(second * SECOND).expect("no error");
+            let released: u64 = (0..30).map(step).sum();
+            // Where no step unmaps memory, the test fails.
+            _ = end.send(());
+            released
         });
-        in_driver.wait();
+        entered.recv().expect("the thread has an end of the channel");
         // Every way of a call that needs no new memory: fronts, arenas, the large heap; another thread's,
         // too.
         for (bytes, blocks) in sizes.iter().zip(&blocks) {
             for ptr in blocks {
-                give(&pool, *ptr, *bytes, stream);
-                assert!(take(&pool, *bytes, stream).address() != 0);
+                give(pool, *ptr, *bytes, stream);
+                assert!(take(pool, *bytes, stream).address() != 0);
             }
-            let fresh = scope.spawn(|| {
-                let ptr = take(&pool, 300, stream);
-                give(&pool, ptr, 300, stream);
+            let fresh = scope.spawn(move || {
+                let ptr = take(pool, 300, stream);
+                give(pool, ptr, 300, stream);
             });
             fresh.join().expect("it does not fail");
         }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use millpond_core::{
-    DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle, ErrorKind, Layout, Result,
-    StreamRef,
+    DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle, ErrorKind, Layout, RemedyAction,
+    Result, StreamRef,
 };
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_resources::{BinningLayer, CudaMemoryResource, FixedSizeLayer, PoolLayer};
@@ -152,4 +152,29 @@ fn bins_take_nothing_until_they_are_used_and_serve_up_to_their_size() {
     let large = cuda().layer(BinningLayer::new().exponents(30, 33)).expect("bins");
     large.allocate_bytes(1 << 33, S).expect("the last bin serves it");
     assert_eq!(large.bins().last().and_then(|(_, bin)| bin.statistics()).map(|s| s.allocations), Some(1));
+}
+
+/// What the bins hold is missing to a larger request: while callers use it, the error names their blocks, and
+/// once it is free, the bins return it.
+#[test]
+fn bins_give_way_to_larger_requests() {
+    const MIB: u64 = 1 << 20;
+    let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::with_capacity(32 * MIB)));
+    let pool = cuda.layer(PoolLayer::new()).expect("an empty pool");
+    let bins = pool.layer(BinningLayer::new().add_bin(MIB)).expect("bins");
+    let small: Vec<DevicePtr> = std::iter::from_fn(|| bins.allocate_bytes(MIB, S).ok()).collect();
+    let error = bins.allocate_bytes(16 * MIB, S).expect_err("all is in use");
+    let remedies = &error.out_of_memory_report().expect("a pool reports").remedies;
+    let named = remedies.iter().find_map(|remedy| match &remedy.action {
+        RemedyAction::FreeBlocks { blocks, .. } => Some(blocks),
+        _ => None,
+    });
+    let named = named.unwrap_or_else(|| panic!("no block is named: {error}"));
+    let is_callers = |address| small.contains(&DevicePtr::new(address));
+    assert!(named.iter().all(|block| block.bytes == MIB && is_callers(block.address)), "{error}");
+    for ptr in &small {
+        // SAFETY: the block came from the bins with this size, and nothing uses it.
+        unsafe { bins.deallocate_bytes(*ptr, MIB, S) };
+    }
+    bins.allocate_bytes(16 * MIB, S).expect("the bins return what is free");
 }

@@ -254,8 +254,9 @@ fn wrong_frees_of_host_memory_are_refused() {
     let texts: Vec<String> = misuses.iter().map(ToString::to_string).collect();
     let foreign = |ptr: DevicePtr, bytes: u64| {
         format!(
-            "refused to deallocate {ptr} ({bytes} bytes, stream 0) in `host`: no block that this resource \
-             handed out starts there; pass a pointer back to the resource that allocated it"
+            "refused to deallocate {ptr} ({bytes} bytes, stream 0) in `host`: no block in use starts \
+             there: it is another resource's, or it was freed before; give each block back once, to the \
+             resource that allocated it"
         )
     };
     assert_eq!(
@@ -268,7 +269,7 @@ fn wrong_frees_of_host_memory_are_refused() {
             ),
             format!(
                 "refused to deallocate {block} (1000 bytes, stream 0) in `host`: the block belongs to \
-                 another device"
+                 another device; give it back to the resource that allocated it"
             ),
             foreign(block, 1000),
         ]
@@ -285,8 +286,9 @@ fn pinned_memory_refuses_pointers_that_the_driver_does_not_know() {
     });
     assert_eq!(
         misuses[0].to_string(),
-        "refused to deallocate 0x1000 (10 bytes, stream 0) in `pinned_host`: no block that this resource \
-         handed out starts there; pass a pointer back to the resource that allocated it"
+        "refused to deallocate 0x1000 (10 bytes, stream 0) in `pinned_host`: no block in use starts \
+             there: it is another resource's, or it was freed before; give each block back once, to the \
+             resource that allocated it"
     );
 }
 

@@ -18,6 +18,8 @@ use millpond_resources::memory_pool::{MemoryPool, MemoryPoolOptions, PoolReuse};
 use millpond_testkit::hooked::HookedDriver;
 
 const MIB: u64 = 1 << 20;
+/// What a pool of the simulated device takes at once.
+const CHUNK: u64 = 32 * MIB;
 
 fn device() -> Arc<SimDevice> {
     SimDevice::new(SimConfig::with_capacity(1 << 30))
@@ -82,24 +84,24 @@ fn marks_and_bytes_are_counted_and_start_again() {
     let device = device();
     let pool = pool(&device, options().release_threshold(u64::MAX));
     let (resource, s) = (view(&pool), stream(&device));
-    let ptr = resource.allocate_bytes(2 * MIB, s).unwrap();
-    put(&resource, ptr, 2 * MIB, s);
     let ptr = resource.allocate_bytes(MIB, s).unwrap();
-    assert_eq!((pool.used_bytes().unwrap(), pool.used_high().unwrap()), (MIB, 2 * MIB));
-    assert_eq!((pool.reserved_bytes().unwrap(), pool.reserved_high().unwrap()), (3 * MIB, 3 * MIB));
+    let large = resource.allocate_bytes(2 * CHUNK, s).unwrap();
+    put(&resource, large, 2 * CHUNK, s);
+    assert_eq!((pool.used_bytes().unwrap(), pool.used_high().unwrap()), (MIB, 2 * CHUNK + MIB));
+    assert_eq!((pool.reserved_bytes().unwrap(), pool.reserved_high().unwrap()), (3 * CHUNK, 3 * CHUNK));
     device.stream_synchronize(s).unwrap();
-    assert_eq!(pool.trim(0).unwrap(), 2 * MIB);
+    assert_eq!(pool.trim(0).unwrap(), 2 * CHUNK, "the other chunk has a block in use");
     pool.reset_used_high().unwrap();
     pool.reset_reserved_high().unwrap();
-    assert_eq!((pool.used_high().unwrap(), pool.reserved_high().unwrap()), (MIB, MIB));
-    assert_eq!(pool.trim(MIB).unwrap(), 0);
+    assert_eq!((pool.used_high().unwrap(), pool.reserved_high().unwrap()), (MIB, CHUNK));
+    assert_eq!(pool.trim(CHUNK).unwrap(), 0);
     put(&resource, ptr, MIB, s);
 }
 
 #[test]
 fn a_threshold_of_0_gives_back_at_a_synchronisation_and_a_high_one_keeps() {
     let device = device();
-    for (threshold, kept) in [(0, 0), (u64::MAX, MIB)] {
+    for (threshold, kept) in [(0, 0), (u64::MAX, CHUNK)] {
         let pool = pool(&device, options().release_threshold(threshold));
         let (resource, s) = (view(&pool), stream(&device));
         let ptr = resource.allocate_bytes(MIB, s).unwrap();
@@ -131,7 +133,7 @@ fn a_dropped_pool_stays_with_the_driver_until_its_last_block_is_freed() {
     let (pool, s) = (pool(&device, options()), stream(&device));
     let ptr = view(&pool).allocate_bytes(MIB, s).unwrap();
     drop(pool);
-    assert_eq!(device.live_bytes(), MIB);
+    assert_eq!(device.live_bytes(), CHUNK);
     device.launch(s, &[Access::write(ptr, MIB, 1), Access::check(ptr, MIB, 1)]);
     // SAFETY: the block is handed out, and its pool can take it back no more.
     unsafe { device.mem_free_async(ptr, s) }.unwrap();
@@ -277,6 +279,20 @@ mod shared {
         drop(block);
         put(&resource, ptr, MIB, s);
         assert_eq!(device.take_violations(), []);
+    }
+
+    #[test]
+    fn a_dropped_block_is_freed_where_its_stream_cannot_be_made() {
+        let device = device();
+        let (pool, s) = (exportable(&device), stream(&device));
+        let resource = view(&pool);
+        let ptr = resource.allocate_bytes(MIB, s).unwrap();
+        device.stream_synchronize(s).unwrap();
+        let block = import(&device, &pool).import_pointer(&pool.export_pointer(ptr).unwrap()).unwrap();
+        device.set_faults(FaultPlan::nth_of(CallKind::StreamCreate, 0, DriverError::OUT_OF_MEMORY));
+        drop(block);
+        put(&resource, ptr, MIB, s);
+        assert_eq!(device.take_violations(), [], "it was freed before the exporter's");
     }
 
     #[test]
@@ -471,7 +487,7 @@ fn a_free_that_the_driver_refused_is_made_later() {
     device.set_faults(FaultPlan::none());
     assert_eq!(pool.used_bytes().unwrap(), MIB);
     assert_eq!(resource.memory_info().unwrap().free, 1 << 30, "it counts as free");
-    assert_eq!(pool.trim(0).unwrap(), MIB);
+    assert_eq!(pool.trim(0).unwrap(), CHUNK);
     assert_eq!(device.take_violations(), []);
 }
 

@@ -64,7 +64,12 @@ attempt() {
 }
 
 tests() {
-    local binary
+    local binary blas
+    # cuBLAS of Python's packages, for the matrix product of one test; without any, the log says so.
+    blas=$(python3 -c 'import glob, nvidia
+found = [lib for path in nvidia.__path__ for lib in glob.glob(path + "/*/lib/libcublas.so.*")]
+print(*{lib.rsplit("/", 1)[0] for lib in found}, sep=":")' 2>/dev/null)
+    [[ -z $blas ]] || local -x LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$blas
     for binary in tests/*; do
         [[ $binary == tests/millpond.soak ]] && continue
         attempt "${binary#tests/}" "$binary" --ignored --test-threads=1

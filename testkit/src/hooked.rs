@@ -480,6 +480,7 @@ impl Driver for HookedDriver {
         fn stream_synchronize(stream: StreamRef) -> DriverResult<()>;
         fn stream_query(stream: StreamRef) -> DriverResult<bool>;
         fn stream_is_capturing(stream: StreamRef) -> DriverResult<bool>;
+        fn stream_capture_id(stream: StreamRef) -> DriverResult<Option<u64>>;
         fn event_create(flags: EventFlags) -> DriverResult<Event>;
         fn event_synchronize(event: Event) -> DriverResult<()>;
         fn ipc_get_mem_handle(ptr: DevicePtr) -> DriverResult<IpcMemHandle>;

@@ -1,5 +1,7 @@
 //! The stacks that `contract`, `faults` and `order` run over. A new resource or adaptor adds its line here.
 
+mod scoped;
+
 use std::time::Duration;
 
 use millpond::resources::PoolMemoryResource;
@@ -53,6 +55,7 @@ const RESOURCES: &[(&str, Knows)] = &[
     ("system+prefetch", Knows::its_blocks(None).handing_on()),
     ("pinned_host+prefetch", Knows::nothing()),
     ("cuda+pool:max=25%+fallback:to=(cuda+pool)", Knows::its_blocks(Exact)),
+    ("cuda_async+capture_scopes", Knows::its_blocks(None)),
 ];
 
 /// Adaptors that keep accounts. Each is put on plain CUDA, on the pool, and, on the pool, on every other one.
@@ -65,10 +68,15 @@ const ADAPTORS: &[&str] = &[
     "tracking",
 ];
 
+/// Stacks all of whose memory is that of a scope for captured graphs.
+const SCOPED: &[&str] =
+    &["cuda_async+capture_scopes", "cuda+pool+capture_scopes", "cuda+pool:pages=off+capture_scopes"];
+
 /// The other adaptors, which are put on plain CUDA and on the pool. Their pairs are in the tests of the
 /// crate.
 const SIMPLE_ADAPTORS: &[&str] = &[
     "aligned:alignment=4KiB,threshold=64KiB",
+    "capture_scopes",
     "prefetch",
     // The programs of one thread would wait in vain.
     "retry:timeout=1us",
@@ -155,6 +163,12 @@ pub(crate) fn all() -> Vec<Subject> {
             all.push(subject(&format!("{POOL}+{first}+{second}"), Knows::its_blocks(Exact)));
         }
     }
+    all.extend(SCOPED.iter().map(|text| {
+        Subject::new(format!("{text} (in a scope)"), |driver| scoped::build(text, driver))
+            .refuses(Refusals::ALL)
+            .inspected_by(validate_pools)
+            .decayed_by(decay_pools)
+    }));
     all
 }
 

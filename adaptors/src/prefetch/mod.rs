@@ -85,7 +85,8 @@ impl<R: DeviceMemoryResource> PrefetchResourceAdaptor<R> {
     /// Whether the driver cannot prefetch such memory at all.
     fn is_refusal(&self, ptr: DevicePtr, error: &Error) -> bool {
         let Some(code) = error.driver_error() else { return false };
-        let is_managed = || matches!(self.driver().pointer_kind(ptr), Ok(MemoryKind::Managed));
+        let kind = || call(&**self.driver(), |driver| driver.pointer_kind(ptr));
+        let is_managed = || matches!(kind(), Ok(MemoryKind::Managed));
         code.is_unsupported() || code.code() == DriverError::INVALID_VALUE && !is_managed()
     }
 }

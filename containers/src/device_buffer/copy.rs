@@ -230,9 +230,13 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
 
     fn checked_len<T>(&self) -> Result<usize> {
         let size = size_of::<T>() as u64;
-        if size == 0 || !self.len.is_multiple_of(size) {
+        if size == 0 {
+            return Err(Error::invalid_argument("values without a size cannot be copied; read another type"));
+        }
+        if !self.len.is_multiple_of(size) {
             return Err(Error::invalid_argument(format!(
-                "{} bytes are not a whole number of values of {size} bytes",
+                "{} bytes are not a whole number of values of {size} bytes; resize the buffer, or read \
+                 values of another type",
                 self.len
             )));
         }

@@ -8,8 +8,8 @@ use std::ptr;
 use bytemuck::Pod;
 use millpond_core::driver::{CaptureModeGuard, DriverResult};
 use millpond_core::{
-    AnyResource, DeviceId, DeviceMemoryResource, DevicePtr, Driver, DriverHandle, Error, Layout, Result,
-    StreamId, StreamRef,
+    AnyResource, DeviceId, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, DriverHandle,
+    Error, Layout, Result, StreamId, StreamRef,
 };
 use millpond_resources::get_current_device_resource;
 
@@ -255,6 +255,16 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         }
     }
 
+    /// The buffer over the erased handle of its resource, as functions take it that do not care which.
+    pub fn into_any(self) -> DeviceBuffer
+    where
+        R: Send + Sync,
+    {
+        let stream_id = self.stream_id;
+        let RawParts { ptr, len, layout, stream, resource } = self.into_raw_parts();
+        DeviceBuffer { ptr, len, layout, stream, stream_id, resource: resource.into_any() }
+    }
+
     /// Makes a buffer of parts.
     ///
     /// # Safety
@@ -269,6 +279,18 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// Whether the stored stream is the per-thread one of another thread.
     pub(crate) fn left_its_thread(&self) -> bool {
         self.stream.is_per_thread() && self.stream.id() != self.stream_id
+    }
+
+    /// The per-thread default stream that was stored, if it was one.
+    #[cfg(feature = "cudarc")]
+    pub(crate) fn thread(&self) -> Option<StreamId> {
+        self.stream.is_per_thread().then_some(self.stream_id)
+    }
+
+    /// The address, as a place in the host's memory.
+    #[cfg(feature = "cudarc")]
+    pub(crate) fn ptr_ref(&self) -> &DevicePtr {
+        &self.ptr
     }
 
     fn synchronize_device(&self) -> Result<()> {

@@ -33,7 +33,7 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
             return Ok(index as u64 * Self::SIZE);
         }
         Err(Error::invalid_argument(format!(
-            "there is no value {index} in a vector of {}; the first is value 0",
+            "there is no value {index} in a vector of {} values, which are counted from 0; resize it first",
             self.len()
         )))
     }

@@ -104,7 +104,7 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         if !bytes.is_multiple_of(Self::SIZE) || buffer.alignment() < alignment {
             return Err(Error::invalid_argument(format!(
                 "{bytes} bytes aligned to {} are not a whole number of values of {} bytes aligned to \
-                 {alignment}",
+                 {alignment}; make the buffer with that size and alignment",
                 buffer.alignment(),
                 Self::SIZE,
             )));
@@ -122,7 +122,16 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         &self.buffer
     }
 
-    fn of(buffer: DeviceBuffer<R>) -> Self {
+    /// The vector over the erased handle of its resource, as functions take it that do not care which.
+    pub fn into_any(self) -> DeviceVec<T>
+    where
+        R: Send + Sync,
+    {
+        DeviceVec::of(self.buffer.into_any())
+    }
+
+    /// The size of the buffer is a whole number of values.
+    pub(crate) fn of(buffer: DeviceBuffer<R>) -> Self {
         Self { buffer, values: PhantomData }
     }
 

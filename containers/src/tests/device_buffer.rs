@@ -174,3 +174,23 @@ fn an_error_of_a_prefetch_is_not_hidden() {
     let error = buffer.prefetch(PrefetchTo::Device).unwrap_err();
     assert_eq!((error.kind(), error.stack()), (ErrorKind::Driver, Some("managed")), "the memory is managed");
 }
+
+/// The erased buffer frees the same block, and knows of which thread its stream was.
+#[test]
+fn a_buffer_is_erased_in_place() {
+    let device = SimDevice::new(SimConfig::h200());
+    let buffer = std::thread::scope(|scope| {
+        let make = || {
+            let resource = CudaMemoryResource::new(device.clone());
+            DeviceBuffer::from_host(&[1_u32, 2], StreamRef::PER_THREAD, resource).unwrap()
+        };
+        scope.spawn(make).join().unwrap()
+    });
+    let (ptr, resource) = (buffer.as_ptr(), buffer.resource().to_string());
+    let erased: DeviceBuffer = buffer.into_any();
+    assert!(erased.left_its_thread());
+    assert_eq!((erased.as_ptr(), erased.resource().to_string()), (ptr, resource));
+    assert_eq!(erased.to_host::<u32>().unwrap(), [1, 2]);
+    drop(erased);
+    assert_eq!((device.live_allocations(), device.violations()), (0, vec![]));
+}

@@ -150,13 +150,16 @@ fn elements<T: Pod + PartialEq + Debug>(setting: &Setting, values: [T; 3]) {
         vec.element_ptr(5).map(drop).unwrap_err(),
     ];
     for error in errors {
-        let message = "there is no value 5 in a vector of 5; the first is value 0";
+        let message =
+            "there is no value 5 in a vector of 5 values, which are counted from 0; resize it first";
         assert_eq!((error.kind(), error.message()), (ErrorKind::InvalidArgument, message));
     }
     assert_eq!(vec.to_host().unwrap(), before);
     vec.resize(0, setting.stream()).unwrap();
     for error in [vec.first().map(drop).unwrap_err(), vec.last().map(drop).unwrap_err()] {
-        assert_eq!(error.message(), "there is no value 0 in a vector of 0; the first is value 0");
+        let message =
+            "there is no value 0 in a vector of 0 values, which are counted from 0; resize it first";
+        assert_eq!(error.message(), message);
     }
 }
 
@@ -172,7 +175,8 @@ fn buffers<T: Pod + PartialEq + Debug>(setting: &Setting, values: [T; 3]) {
     let error = DeviceVec::<[T; 3]>::from_buffer(odd).map(drop).unwrap_err();
     let (size, alignment) = (3 * size_of::<T>(), align_of::<T>());
     let message = format!(
-        "7 bytes aligned to 256 are not a whole number of values of {size} bytes aligned to {alignment}"
+        "7 bytes aligned to 256 are not a whole number of values of {size} bytes aligned to {alignment}; \
+         make the buffer with that size and alignment"
     );
     assert_eq!((error.kind(), error.message()), (ErrorKind::InvalidArgument, message.as_str()));
 }
@@ -252,7 +256,10 @@ fn sizes_that_overflow_are_refused_and_change_nothing() {
         vec.reserve(too_many, StreamRef::LEGACY).unwrap_err(),
     ];
     for error in errors {
-        let message = format!("{too_many} elements of 8 bytes are more than an address space holds");
+        let message = format!(
+            "{too_many} elements of 8 bytes are more than an address space holds; check the number for an \
+             overflow"
+        );
         assert_eq!((error.kind(), error.message()), (ErrorKind::InvalidArgument, message.as_str()));
     }
     assert_eq!((vec.len(), vec.capacity(), vec.stream()), (2, 2, stream));
@@ -276,4 +283,16 @@ fn values_are_aligned() {
     let bytes = DeviceVec::<u8>::uninit(1, setting.stream(), setting.resource.clone()).unwrap();
     assert!(bytes.as_ptr().is_aligned_to(256));
     assert!(format!("{bytes:?}").contains("len: 1"));
+}
+
+#[test]
+fn a_scalar_is_made_of_a_vector_of_one() {
+    let setting = Setting::new(false);
+    let vec = |data: &[u32]| DeviceVec::from_host(data, setting.stream(), setting.resource.clone()).unwrap();
+    let scalar = DeviceScalar::from_vec(vec(&[7])).unwrap();
+    assert_eq!((scalar.value().unwrap(), scalar.as_vec().len()), (7, 1));
+    for wrong in [vec(&[]), vec(&[7, 8])] {
+        let error = DeviceScalar::from_vec(wrong.into_any()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    }
 }

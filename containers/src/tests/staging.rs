@@ -108,7 +108,9 @@ fn a_copy_says_when_it_is_done_and_how_long_it_is() {
         "3 values were copied from the device, but there is room for 2; pass a slice of that length";
     assert_eq!((error.kind(), error.message()), (ErrorKind::InvalidArgument, message));
     let odd = buffer.copy_to_host_async::<[u8; 5]>(&staging).map(drop).unwrap_err();
-    assert_eq!(odd.message(), "12 bytes are not a whole number of values of 5 bytes");
+    let message = "12 bytes are not a whole number of values of 5 bytes; resize the buffer, or read values \
+                   of another type";
+    assert_eq!(odd.message(), message);
     let empty = DeviceBuffer::new(0, stream.as_ref(), bench.pool.clone()).unwrap();
     let nothing = empty.copy_to_host_async::<u32>(&staging).unwrap();
     assert!(nothing.is_empty() && nothing.is_done().unwrap());

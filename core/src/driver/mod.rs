@@ -286,6 +286,10 @@ pub trait Driver: Debug + Send + Sync + 'static {
     /// Whether the stream is capturing a graph (`cuStreamIsCapturing`). Of the legacy default stream it asks
     /// whether a blocking stream captures: then the answer is the error 906. It ends no capture.
     fn stream_is_capturing(&self, stream: StreamRef) -> DriverResult<bool>;
+    /// The id of the capture that the stream belongs to, which no other capture of the process has; `None` if
+    /// it captures nothing (`cuStreamGetCaptureInfo`). A stream that was forked into a capture belongs to it.
+    /// Of the legacy default stream it answers as [`stream_is_capturing`](Self::stream_is_capturing).
+    fn stream_capture_id(&self, stream: StreamRef) -> DriverResult<Option<u64>>;
 
     // --- Events ---
 

@@ -25,7 +25,8 @@ impl Layout {
     pub fn array<T>(count: u64) -> Result<Self> {
         let bytes = (size_of::<T>() as u64).checked_mul(count).ok_or_else(|| {
             Error::invalid_argument(format!(
-                "{count} elements of {} bytes are more than an address space holds",
+                "{count} elements of {} bytes are more than an address space holds; check the number for an \
+                 overflow",
                 size_of::<T>()
             ))
         })?;

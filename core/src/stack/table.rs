@@ -87,13 +87,14 @@ impl<'a> Params<'a> {
             if !entry.params.iter().any(|(known, _)| known == key) {
                 let known: Vec<&str> = entry.params.iter().map(|(name, _)| *name).collect();
                 return Err(Error::invalid_stack(if known.is_empty() {
-                    format!("`{}` takes no parameters, so not `{key}`", entry.name)
+                    format!("`{}` takes no parameters, so not `{key}`; leave it out", entry.name)
                 } else {
                     format!("`{}` has no parameter `{key}`; it knows {}", entry.name, known.join(", "))
                 }));
             }
             if values[..index].iter().any(|(earlier, _)| earlier == key) {
-                return Err(Error::invalid_stack(format!("`{key}` of `{}` is given twice", entry.name)));
+                let twice = format!("`{key}` of `{}` is given twice; leave one out", entry.name);
+                return Err(Error::invalid_stack(twice));
             }
         }
         Ok(Self { entry, values, table })

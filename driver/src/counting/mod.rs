@@ -493,6 +493,10 @@ impl Driver for CountingDriver {
         self.counted(CallKind::StreamIsCapturing, |driver| driver.stream_is_capturing(stream))
     }
 
+    fn stream_capture_id(&self, stream: StreamRef) -> DriverResult<Option<u64>> {
+        self.counted(CallKind::StreamIsCapturing, |driver| driver.stream_capture_id(stream))
+    }
+
     fn event_create(&self, flags: EventFlags) -> DriverResult<Event> {
         self.counted(CallKind::EventCreate, |driver| driver.event_create(flags))
     }

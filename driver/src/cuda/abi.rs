@@ -205,6 +205,9 @@ pub(super) const fn access_flags_from(number: u32) -> AccessFlags {
     }
 }
 
+/// The `CUgraphNodeType`s of nodes that allocate and that free memory.
+pub(super) const GRAPH_NODES_OF_MEMORY: [u32; 2] = [10, 11];
+
 /// `CUstreamCaptureMode`.
 pub(super) const fn capture_mode(mode: CaptureMode) -> u32 {
     match mode {
@@ -381,6 +384,13 @@ mod tests {
         ] {
             assert_eq!((capture_mode(ours), capture_mode_from(theirs as u32)), (theirs as u32, ours));
         }
+        assert_eq!(
+            GRAPH_NODES_OF_MEMORY,
+            [
+                sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC as u32,
+                sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_FREE as u32
+            ]
+        );
         assert_eq!(CU_JIT_ERROR_LOG_BUFFER, sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER as u32);
         assert_eq!(
             CU_POINTER_ATTRIBUTE_IS_MANAGED,

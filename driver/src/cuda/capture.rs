@@ -1,6 +1,7 @@
 //! Begins and ends captures of graphs, and detects them.
 
 use std::fmt;
+use std::ptr;
 use std::sync::Arc;
 
 use millpond_core::StreamRef;
@@ -30,6 +31,25 @@ impl CudaDriver {
         // SAFETY: the stream is alive (`StreamRef`); `handle` takes the result.
         unsafe { self.functions().stream_end_capture(stream.handle(), &raw mut handle) }?;
         Ok(Graph { driver: Arc::clone(self), handle })
+    }
+
+    /// [`Driver::stream_capture_id`](millpond_core::Driver::stream_capture_id) for a living stream.
+    pub(super) fn capture_id(&self, stream: StreamRef) -> DriverResult<Option<u64>> {
+        let _context = self.enter()?;
+        let (mut status, mut id) = (0, 0);
+        let none = ptr::null_mut();
+        // SAFETY: the stream is alive; `status` and `id` take the results, and the others may be null.
+        unsafe {
+            self.functions().stream_get_capture_info(
+                stream.handle(),
+                &raw mut status,
+                &raw mut id,
+                none,
+                none.cast(),
+                none,
+            )
+        }?;
+        Ok((status != 0).then_some(id)) // a capture that was invalidated still has to be ended
     }
 
     /// Whether the stream captures, or belongs to the legacy default stream while a blocking one does.
@@ -77,7 +97,9 @@ impl CudaDriver {
     }
 }
 
-/// A captured graph, for inspection through its handle. It is destroyed when dropped.
+/// A captured graph. It is destroyed when dropped.
+///
+/// For tests, tools and examples that launch what they captured.
 pub struct Graph {
     driver: Arc<CudaDriver>,
     handle: u64,
@@ -87,6 +109,87 @@ impl Graph {
     /// The raw handle (`CUgraph` as a number).
     pub fn handle(&self) -> u64 {
         self.handle
+    }
+
+    /// The number of nodes (`cuGraphGetNodes`), and how many of them allocate or free memory in stream order
+    /// (`cuGraphNodeGetType`).
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn node_counts(&self) -> DriverResult<(usize, usize)> {
+        let _context = self.driver.enter()?;
+        let functions = self.driver.functions();
+        let mut count = 0;
+        // SAFETY: the graph is alive; `count` takes the result.
+        unsafe { functions.graph_get_nodes(self.handle, ptr::null_mut(), &raw mut count) }?;
+        let mut nodes = vec![0; count as usize];
+        if count > 0 {
+            // SAFETY: as above, and there is room for `count` nodes.
+            unsafe { functions.graph_get_nodes(self.handle, nodes.as_mut_ptr(), &raw mut count) }?;
+        }
+        let mut of_memory = 0;
+        for node in &nodes {
+            let mut kind = 0;
+            // SAFETY: the node is one of the living graph's; `kind` takes the result.
+            unsafe { functions.graph_node_get_type(*node, &raw mut kind) }?;
+            of_memory += usize::from(abi::GRAPH_NODES_OF_MEMORY.contains(&kind));
+        }
+        Ok((nodes.len(), of_memory))
+    }
+
+    /// Makes the graph executable (`cuGraphInstantiateWithFlags`, CUDA 11.4).
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn instantiate(&self) -> DriverResult<GraphExec> {
+        let _context = self.driver.enter()?;
+        let mut handle = 0;
+        // SAFETY: the graph is alive; `handle` takes the result.
+        unsafe { self.driver.functions().graph_instantiate(&raw mut handle, self.handle, 0) }?;
+        Ok(GraphExec { driver: Arc::clone(&self.driver), handle })
+    }
+}
+
+/// An executable graph. It is destroyed when dropped; a launch that is under way goes on to its end.
+pub struct GraphExec {
+    driver: Arc<CudaDriver>,
+    handle: u64,
+}
+
+impl GraphExec {
+    /// Submits the graph's work to the stream (`cuGraphLaunch`).
+    ///
+    /// # Errors
+    /// Those of the driver.
+    ///
+    /// # Safety
+    /// The memory that the graph uses is still there, and its work is ordered after and before all other uses
+    /// of that memory.
+    pub unsafe fn launch(&self, stream: StreamRef) -> DriverResult<()> {
+        self.driver.check_alive(stream)?;
+        let _context = self.driver.enter()?;
+        // SAFETY: the graph and the stream are alive; the caller vouches for the memory.
+        unsafe { self.driver.functions().graph_launch(self.handle, stream.handle()) }
+    }
+}
+
+impl Drop for GraphExec {
+    fn drop(&mut self) {
+        let destroy = || -> DriverResult<()> {
+            let _context = self.driver.enter()?;
+            // SAFETY: the executable graph is this value's own.
+            unsafe { self.driver.functions().graph_exec_destroy(self.handle) }
+        };
+        if let Err(error) = destroy() {
+            tracing::debug!(target: "millpond::driver", %error, "an executable graph could not be destroyed");
+        }
+    }
+}
+
+impl fmt::Debug for GraphExec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let handle = format_args!("{:#x}", self.handle);
+        f.debug_struct("GraphExec").field("handle", &handle).finish_non_exhaustive()
     }
 }
 

@@ -136,9 +136,10 @@ impl CudaDriver {
     }
 
     /// The identity of a new stream. Drivers before CUDA 12.0 do not number streams; millpond does so then,
-    /// with a high bit that distinguishes these numbers from handles.
+    /// with a high bit that distinguishes these numbers from handles. A `StreamRef` uses the two bits above
+    /// it for itself.
     pub(super) fn identify_new_stream(&self, handle: u64) -> DriverResult<u64> {
-        static NEXT: AtomicU64 = AtomicU64::new(1 << 62);
+        static NEXT: AtomicU64 = AtomicU64::new(1 << 61);
         let mut id = 0;
         // SAFETY: the caller has just created the stream; `id` takes the result.
         match unsafe { self.functions().stream_get_id(handle, &raw mut id) } {

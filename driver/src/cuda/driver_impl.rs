@@ -457,6 +457,11 @@ impl Driver for CudaDriver {
         self.living_stream_is_capturing(stream)
     }
 
+    fn stream_capture_id(&self, stream: StreamRef) -> DriverResult<Option<u64>> {
+        self.check_alive(stream)?;
+        self.capture_id(stream)
+    }
+
     fn thread_exchange_stream_capture_mode(&self, mode: CaptureMode) -> DriverResult<CaptureMode> {
         exchange_mode(self.functions(), mode)
     }

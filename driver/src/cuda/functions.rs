@@ -129,9 +129,22 @@ functions! {
     stream_is_capturing(stream: u64, status: *mut u32) = "cuStreamIsCapturing";
     launch_host_func(stream: u64, function: extern "C" fn(*mut c_void), data: *mut c_void)
         = "cuLaunchHostFunc";
+    stream_get_capture_info(
+        stream: u64,
+        status: *mut u32,
+        id: *mut u64,
+        graph: *mut u64,
+        dependencies: *mut *const u64,
+        count: *mut u64
+    ) = "cuStreamGetCaptureInfo" "_v2";
     stream_begin_capture(stream: u64, mode: u32) = "cuStreamBeginCapture" "_v2";
     stream_end_capture(stream: u64, graph: *mut u64) = "cuStreamEndCapture";
     graph_destroy(graph: u64) = "cuGraphDestroy";
+    graph_get_nodes(graph: u64, nodes: *mut u64, count: *mut u64) = "cuGraphGetNodes";
+    graph_node_get_type(node: u64, kind: *mut u32) = "cuGraphNodeGetType";
+    graph_instantiate(exec: *mut u64, graph: u64, flags: u64) = "cuGraphInstantiateWithFlags";
+    graph_launch(exec: u64, stream: u64) = "cuGraphLaunch";
+    graph_exec_destroy(exec: u64) = "cuGraphExecDestroy";
     thread_exchange_stream_capture_mode(mode: *mut u32) = "cuThreadExchangeStreamCaptureMode";
 
     event_create(event: *mut u64, flags: u32) = "cuEventCreate";

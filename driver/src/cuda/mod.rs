@@ -53,7 +53,7 @@ use millpond_core::{Error, ErrorKind, Result};
 
 #[cfg(feature = "cudarc")]
 pub use beside_cudarc::{cudarc_stream_of, stream_ref_of};
-pub use capture::Graph;
+pub use capture::{Graph, GraphExec};
 pub(crate) use context::ContextGuard;
 /// The crate whose streams and buffers are meant.
 #[cfg(feature = "cudarc")]

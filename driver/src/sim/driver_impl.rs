@@ -394,6 +394,11 @@ impl Driver for SimDevice {
         })
     }
 
+    fn stream_capture_id(&self, stream: StreamRef) -> DriverResult<Option<u64>> {
+        let (about, name) = (About::Stream(stream), "cuStreamGetCaptureInfo");
+        self.call_about(about, CallKind::StreamIsCapturing, name, |state| state.stream_capture_id(stream))
+    }
+
     // --- Events ---
 
     fn event_create(&self, _flags: EventFlags) -> DriverResult<Event> {

@@ -7,6 +7,7 @@ use super::device::SimDevice;
 use super::model::access::Access;
 use super::model::fault::{FaultPlan, Faults};
 use super::model::violation::Violation;
+use crate::CallKind;
 
 /// Operations for the test around a device. Unlike the calls of [`Driver`](millpond_core::Driver), these cost
 /// no virtual time, are not counted as calls and never fail.
@@ -147,7 +148,7 @@ impl SimDevice {
 
     /// The virtual nanoseconds that the driver calls of each kind have cost, without waiting, in the order of
     /// [`CallKind::ALL`](crate::CallKind::ALL).
-    pub fn call_costs(&self) -> Vec<(crate::CallKind, u64)> {
+    pub fn call_costs(&self) -> Vec<(CallKind, u64)> {
         self.lock().call_costs()
     }
 
@@ -159,6 +160,11 @@ impl SimDevice {
     /// Replaces the fault plan. Its calls count from now, and a lost context is restored.
     pub fn set_faults(&self, faults: FaultPlan) {
         self.lock().faults = Faults::new(faults);
+    }
+
+    /// The calls of a kind that the fault plan made fail since it was set.
+    pub fn failed_calls(&self, kind: CallKind) -> u64 {
+        self.lock().faults.failed(kind)
     }
 
     /// Whether a call failed with a sticky code, so that every later one fails.

@@ -163,10 +163,15 @@ fn settings(cli: &Cli, table: &LayerTable) -> Result<Settings, Failure> {
 }
 
 fn list_layers(table: &LayerTable, out: &mut impl Write) -> io::Result<()> {
+    let names = table.entries().iter().flat_map(|layer| {
+        let params = layer.params.iter().map(|(name, _)| name.len());
+        params.chain([layer.name.len()])
+    });
+    let width = names.max().unwrap_or_default() + 1;
     for layer in table.entries() {
-        writeln!(out, "{:<14}{}", layer.name, layer.about)?;
+        writeln!(out, "{:<width$}{}", layer.name, layer.about)?;
         for (name, about) in layer.params {
-            writeln!(out, "    {name:<14}{about}")?;
+            writeln!(out, "    {name:<width$}{about}")?;
         }
     }
     Ok(())

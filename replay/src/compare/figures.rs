@@ -111,6 +111,11 @@ impl StackFigures {
         let again = self.asked_again.as_ref().is_some_and(|asked| asked.served < asked.requests);
         again || self.failures_all_passes > 0
     }
+
+    /// Whether the stack's memory is the device's: a stack of the host's serves blocks and takes none.
+    pub fn is_of_device(&self) -> bool {
+        self.peak_reserved_bytes_first > 0 || self.peak_live_bytes == 0 || self.failures_all_passes > 0
+    }
 }
 
 /// The driver calls of a stack.

@@ -27,6 +27,7 @@ mod runner;
 mod streams;
 mod work;
 
+use millpond_core::driver::call;
 use millpond_core::{AnyResource, DriverHandle};
 
 pub use again::{AskedAgain, Unserved};
@@ -112,7 +113,7 @@ fn drive(
             return Ok(done); // after a sticky error there is nothing to give back to
         }
         program.leaks().iter().for_each(|op| work.execute(op));
-        driver.synchronize().map_err(|error| Error::Stack(error.into()))?;
+        call(&**driver, |driver| driver.synchronize()).map_err(Error::Stack)?;
     }
     Ok(done)
 }

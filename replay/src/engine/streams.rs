@@ -1,6 +1,6 @@
 //! The streams of a replay.
 
-use millpond_core::driver::StreamFlags;
+use millpond_core::driver::{StreamFlags, call};
 use millpond_core::{DriverHandle, StreamRef};
 
 use crate::Result;
@@ -25,9 +25,8 @@ impl<'a> Streams<'a> {
             if stream.is_none() {
                 *stream = Some(match lane.key {
                     StreamKey::Legacy => StreamRef::LEGACY,
-                    _ => driver.stream_create(StreamFlags::NON_BLOCKING).map_err(|error| {
-                        millpond_core::Error::from(error).context("making the log's streams")
-                    })?,
+                    _ => call(&**driver, |driver| driver.stream_create(StreamFlags::NON_BLOCKING))
+                        .map_err(|error| error.context("making the log's streams"))?,
                 });
             }
         }
@@ -43,7 +42,7 @@ impl Drop for Streams<'_> {
     fn drop(&mut self) {
         for stream in self.streams.drain(..).flatten().filter(|stream| !stream.is_legacy()) {
             // SAFETY: the stream is ours, and no call names it after the replay.
-            if let Err(error) = unsafe { self.driver.stream_destroy(stream) } {
+            if let Err(error) = call(&**self.driver, |driver| unsafe { driver.stream_destroy(stream) }) {
                 tracing::warn!(target: "millpond::replay", %error, "a stream could not be destroyed");
             }
         }

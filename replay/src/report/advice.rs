@@ -24,7 +24,7 @@ type Ran<'a> = (&'a str, &'a StackFigures);
 
 /// One thing to do, in one line; none if no stack ran.
 pub(super) fn of(comparison: &Comparison) -> Option<String> {
-    let ran = comparison.stacks.iter().filter_map(figures);
+    let ran = comparison.stacks.iter().filter_map(figures).filter(|(_, figures)| figures.is_of_device());
     let ran: Vec<Ran<'_>> = ran.map(|(stack, figures)| (stack.spec.as_str(), figures)).collect();
     let served: Vec<Ran<'_>> = ran.iter().copied().filter(|(_, f)| f.failures_all_passes == 0).collect();
     let most_served_again = served.iter().map(|(_, figures)| served_again(figures)).max();

@@ -17,9 +17,9 @@ ns/op: the stack's own time and the driver's; calls: of the driver; failures: al
 const ASKED_AGAIN_LEGEND: &str =
     "failed then, served now: rows `allocate failure` of the log, asked for at their place";
 
-/// The simulated device's model of a driver's pool is plain; see docs/BENCHMARKS.md for what CUDA's take.
+/// CUDA does not say how its pools divide memory; see docs/BENCHMARKS.md for what they take.
 const DRIVER_POOL_LEGEND: &str =
-    "cuda_async: a simulated driver never splits what its pools hold, so CUDA's take less than shown";
+    "cuda_async: the simulated driver's pools are a model; what CUDA's take may differ by a few tenths";
 
 const DETAILS_HEADER: [&str; 5] =
     ["stack", "largest\nfree", "own ns/op\nfirst pass", "driver time\nfirst pass", "reuse in\nfirst pass*"];
@@ -270,8 +270,10 @@ fn add_notes(notes: &mut Vec<String>, spec: &str, figures: &StackFigures) {
 }
 
 /// The stacks with the least memory and the least time; all that share a first place, times within noise. A
-/// stack that failed to serve the log does not count.
+/// stack that failed to serve the log does not count, nor one that took no memory of the device, for its
+/// blocks are the host's.
 fn winners(ran: &Ran<'_>) -> Option<String> {
+    let ran: Vec<_> = ran.iter().filter(|(_, figures)| figures.is_of_device()).collect();
     let served: Vec<_> = ran.iter().filter(|(_, figures)| figures.failures_all_passes == 0).collect();
     if ran.len() < 2 || served.is_empty() {
         return None;

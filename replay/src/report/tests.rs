@@ -172,6 +172,7 @@ fn the_stacks_that_took_least_are_named_and_failing_ones_do_not_count() {
         ("near", figures(0, 121, Some(76.0))),
         ("unknown", figures(0, 122, None)),
         ("c", figures(1, 50, Some(9.0))),
+        ("of the host", figures(0, 0, Some(9.0))),
     ];
     comparison.stacks = ran
         .map(|(spec, figures)| StackReport {

@@ -11,7 +11,7 @@ mod validate;
 
 use std::sync::Arc;
 
-use millpond_core::align_up;
+use millpond_core::{ALLOCATION_ALIGNMENT, align_up};
 
 pub(crate) use crate::heap::incremental::next_size;
 
@@ -120,7 +120,7 @@ impl Heap {
     /// Splits a chunk, in no bin, in two, and returns the second: a free chunk of the same owner, in no bin.
     fn cut(&mut self, id: ChunkId, at: u64) -> ChunkId {
         let Chunk { addr, bytes, next, .. } = self.chunks[id];
-        debug_assert!(0 < at && at < bytes);
+        debug_assert!(0 < at && at < bytes && at.is_multiple_of(ALLOCATION_ALIGNMENT), "I7");
         let (owner, epoch) = (self.chunks[id].owner(), self.chunks[id].epoch());
         let region = self.chunks[id].region;
         let rest = Chunk::free(addr + at, bytes - at, id, next, owner, epoch).in_region(region);

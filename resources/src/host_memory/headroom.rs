@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use millpond_core::driver::{CaptureModeGuard, MemAdvice};
+use millpond_core::driver::{CaptureModeGuard, MemAdvice, call};
 use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_core::{
     ALLOCATION_ALIGNMENT, Accessibility, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error,
@@ -70,7 +70,7 @@ impl SamHeadroomMemoryResource {
     fn advise(&self, ptr: DevicePtr, bytes: u64) {
         let driver = &self.memory.driver;
         let _captures = CaptureModeGuard::relaxed(&**driver);
-        let free = driver.mem_get_info().map_or(0, |info| info.free);
+        let free = call(&**driver, |driver| driver.mem_get_info()).map_or(0, |info| info.free);
         let on_device = free.saturating_sub(self.headroom_bytes).min(bytes) & !(ALLOCATION_ALIGNMENT - 1);
         let parts = [
             (ptr, on_device, MemAdvice::PreferDevice),

@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock, Weak};
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
-use millpond_core::driver::{CaptureModeGuard, DeviceAttribute, Health, HostPtr};
+use millpond_core::driver::{CaptureModeGuard, DeviceAttribute, Health, HostPtr, call};
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_core::{
@@ -65,7 +65,7 @@ impl Pageable {
 
     /// For host and device.
     pub(super) fn for_device(driver: DriverHandle) -> Result<Self> {
-        if driver.attribute(DeviceAttribute::PageableMemoryAccess)? != 1 {
+        if call(&*driver, |driver| driver.attribute(DeviceAttribute::PageableMemoryAccess))? != 1 {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 format!(
@@ -171,11 +171,7 @@ impl Pageable {
     }
 
     pub(super) fn memory_info(&self, name: &str) -> Result<MemoryInfo> {
-        let health = self.driver.health();
-        if health.is_lost() {
-            return Err(health.error().in_stack(name));
-        }
-        self.driver.host_memory_info().map_err(|error| Error::from(error).in_stack(name))
+        call(&*self.driver, |driver| driver.host_memory_info()).map_err(|error| error.in_stack(name))
     }
 
     pub(super) fn is_equal(&self, other: &Self) -> bool {

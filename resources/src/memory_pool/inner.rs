@@ -144,7 +144,11 @@ impl Inner {
             })?
         } else {
             self.free_deferred_of(stream);
-            self.allocate_on(bytes, stream)?
+            self.allocate_on(bytes, stream).map_err(|error| {
+                let is_too_much = error.is_out_of_memory() && self.exceeds_most(bytes);
+                let advice = "the pool may never hold that many bytes; raise its maximum";
+                if is_too_much { Error::from(error).context(advice) } else { error.into() }
+            })?
         };
         let mask = over.max(1) - 1;
         let ptr = DevicePtr::new((base.address() + mask) & !mask);
@@ -326,12 +330,17 @@ impl Inner {
         blocks.into_iter().for_each(|block| self.defer(block.base, block.bytes, block.stream));
     }
 
+    /// Whether a request of this size is larger than the pool may become.
+    fn exceeds_most(&self, bytes: u64) -> bool {
+        matches!(self.origin, Origin::Made { props, .. } if props.max_bytes > 0 && bytes > props.max_bytes)
+    }
+
     /// Whether a request of this size can be served if nothing else is handed out. Of pools that were not
     /// made here, nothing is known.
     fn can_hold(&self, bytes: u64) -> bool {
         let Origin::Made { props, .. } = self.origin else { return true };
-        let MemPoolProps { location, kind, max_bytes, .. } = props;
-        if max_bytes > 0 && bytes > max_bytes {
+        let MemPoolProps { location, kind, .. } = props;
+        if self.exceeds_most(bytes) {
             return false;
         }
         let is_on_device = !location.is_host() && kind == MemAllocationType::Pinned;
@@ -373,9 +382,14 @@ impl Inner {
             let error = DriverError::new(DriverError::STREAM_CAPTURE_UNSUPPORTED, "cuCtxSynchronize");
             return Err(error.into());
         }
-        let aside = self.ask(|_| self.aside())?;
-        self.free_imported(ptr, aside)?;
-        self.call(|driver| driver.stream_synchronize(aside))
+        let aside = self.ask(|_| self.aside()).map_err(Error::from);
+        match aside.and_then(|aside| self.free_imported(ptr, aside).map(|()| aside)) {
+            Ok(aside) => self.call(|driver| driver.stream_synchronize(aside)),
+            Err(error) if error.is_sticky() => Err(error),
+            // The exporter cannot free the block before, so it is freed without a stream.
+            // SAFETY: the caller owns the pointer, and all work on it is done.
+            Err(_) => self.call(|driver| unsafe { driver.mem_free(ptr) }),
+        }
     }
 }
 

@@ -37,7 +37,7 @@ use millpond_core::driver::{
     AccessFlags, Driver, DriverResult, MemAllocationType, MemLocation, MemPool, MemPoolAttribute,
     MemPoolProps, call,
 };
-use millpond_core::{DeviceId, DriverHandle, Error, ErrorKind, MemoryInfo, Result};
+use millpond_core::{DeviceId, DriverError, DriverHandle, Error, ErrorKind, MemoryInfo, Result};
 use parking_lot::Mutex;
 
 pub(crate) use inner::Freed;
@@ -348,9 +348,20 @@ impl MemoryPool {
     /// Sets how other devices may use the pool's memory, that of now and of later.
     ///
     /// # Errors
-    /// The driver's error, for instance for a device that cannot use this one's memory.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a device that cannot use this one's memory, and
+    /// the driver's error.
     pub fn set_access(&self, access: AccessFlags, devices: &[DeviceId]) -> Result<()> {
-        self.call(|driver| driver.mem_pool_set_access(self.raw(), access, devices))
+        self.call(|driver| driver.mem_pool_set_access(self.raw(), access, devices)).map_err(|error| {
+            if error.driver_error().is_none_or(|error| error.code() != DriverError::INVALID_DEVICE) {
+                return error;
+            }
+            let own = self.0.driver.device();
+            Error::invalid_argument(format!(
+                "one of the devices cannot use memory of {own}; name those that cuDeviceCanAccessPeer allows"
+            ))
+            .on_device(own)
+            .caused_by(error)
+        })
     }
 
     // --- For the resources ---

@@ -89,9 +89,11 @@ impl MemoryPool {
         }
         let opened = self.call(|driver| driver.mem_pool_import_pointer(self.raw(), data));
         let ptr = opened.map_err(|error| match error.kind() {
-            ErrorKind::Driver => {
-                refused("it describes no living block of the pool that was imported").caused_by(error)
-            }
+            ErrorKind::Driver => refused(
+                "it describes no living block of the pool that was imported; export the block again, from \
+                     that pool",
+            )
+            .caused_by(error),
             _ => error,
         })?;
         Ok(ImportedAllocation { pool: self.clone(), ptr: Some(ptr) })

@@ -33,12 +33,28 @@ fn picture(heaps: &[Heap], width: usize) -> String {
 
 /// Adds the range of `bytes` from `at` on to the cells that it covers.
 fn spread(cells: &mut [u64], at: u64, bytes: u64, total: u64) {
-    let cell = total.div_ceil(cells.len() as u64);
-    let (mut at, end) = (at, at + bytes);
-    while at < end {
-        let index = ((at / cell) as usize).min(cells.len() - 1);
-        let upto = ((index as u64 + 1) * cell).min(end).max(at + 1);
-        cells[index] += upto - at;
-        at = upto;
+    let (cell, end) = (total.div_ceil(cells.len() as u64), at + bytes);
+    for index in at / cell..end.div_ceil(cell) {
+        let start = index * cell;
+        cells[index as usize] += end.min(start + cell) - at.max(start);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stream_order::ANY_STREAM;
+
+    #[test]
+    fn each_cell_shows_how_much_of_it_is_in_use() {
+        let mut heap = Heap::new(1);
+        let mut chunk = heap.add_region(1 << 40, 2500 << 8, ANY_STREAM, 0);
+        assert_eq!(picture(std::slice::from_ref(&heap), 10), "..........");
+        // Of cells of 250 units each: 240 to 250, 500 to 1120, 1374 to 1375, and 1500 to 1725.
+        for (from, to) in [(240, 250), (500, 1120), (1374, 1375), (1500, 1725)] {
+            let found = heap.chunk_from(chunk, (1 << 40) + (from << 8));
+            chunk = heap.take_at(found, (1 << 40) + (from << 8), (to - from) << 8);
+        }
+        assert_eq!(picture(&[heap], 10), "+.##++#...");
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use millpond_core::driver::{DeviceAttribute, PhysicalProps};
+use millpond_core::driver::{DeviceAttribute, PhysicalProps, call};
 use millpond_core::{
     ALLOCATION_ALIGNMENT, ByteSize, DeviceMemoryResource, Driver, Error, ErrorKind, Result, downcast,
     format_bytes,
@@ -98,14 +98,13 @@ impl PoolOptions {
         if !has_pages {
             return Ok(Backing::default());
         }
-        let has = |attribute| matches!(driver.attribute(attribute), Ok(1));
-        if share_fd && !has(DeviceAttribute::PosixFdHandlesSupported) {
+        if share_fd && !has(driver, DeviceAttribute::PosixFdHandlesSupported)? {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 "this device's memory cannot be shared through file descriptors; leave share=fd out",
             ));
         }
-        let rdma = has(DeviceAttribute::RdmaOfPhysicalMemorySupported);
+        let rdma = has(driver, DeviceAttribute::RdmaOfPhysicalMemorySupported)?;
         let props = PhysicalProps { share_fd, rdma };
         Ok(Backing::new(props, self.peers.named(driver)?, self.peers == Peers::Auto))
     }
@@ -128,7 +127,7 @@ impl PoolOptions {
     /// Returns the device's total bytes, if all of the pool's memory comes from there.
     pub(super) fn device_total(upstream: &dyn DeviceMemoryResource) -> Result<Option<u64>> {
         match downcast::<CudaMemoryResource>(upstream) {
-            Some(cuda) => Ok(Some(cuda.driver().mem_get_info()?.total)),
+            Some(cuda) => Ok(Some(call(&**cuda.driver(), |driver| driver.mem_get_info())?.total)),
             None => Ok(None),
         }
     }
@@ -140,18 +139,19 @@ impl PoolOptions {
         }
         let driver = upstream.driver();
         let refuse = |reason: &str| match self.pages {
-            PagesMode::On => Err(Error::invalid_argument(format!("the pool cannot map pages: {reason}"))),
+            PagesMode::On => Err(Error::invalid_argument(format!(
+                "the pool cannot map pages: {reason}; leave pages=on out"
+            ))),
             _ => Ok(None),
         };
         if downcast::<CudaMemoryResource>(upstream).is_none() {
             self.warn_that_pages_are_off(upstream);
             return refuse("its upstream must be cuda, from whose driver they come");
         }
-        let has_pages = driver.attribute(DeviceAttribute::VirtualMemoryManagementSupported);
-        if !matches!(has_pages, Ok(1)) {
+        if !has(&**driver, DeviceAttribute::VirtualMemoryManagementSupported)? {
             return refuse("the device has no virtual memory management");
         }
-        let granularity = driver.mem_get_allocation_granularity()?;
+        let granularity = call(&**driver, |driver| driver.mem_get_allocation_granularity())?;
         if !granularity.is_power_of_two() {
             return refuse("the driver's granularity is no power of two");
         }
@@ -180,7 +180,7 @@ impl PoolOptions {
                 )));
             }
             let driver = upstream.driver();
-            let total = driver.mem_get_info()?.total;
+            let total = call(&**driver, |driver| driver.mem_get_info())?.total;
             // Memory that the host reaches may exceed the device's.
             if maximum > total && !upstream.accessibility().host {
                 return Err(Error::invalid_argument(format!(
@@ -192,6 +192,15 @@ impl PoolOptions {
             }
         }
         Ok(Self { initial_bytes, maximum_bytes, decay: self.decay.in_milliseconds(), ..self })
+    }
+}
+
+/// Returns whether the device has what an attribute names. A driver that cannot say so has it not; one that
+/// lost the device is an error.
+fn has(driver: &dyn Driver, attribute: DeviceAttribute) -> Result<bool> {
+    match call(driver, |driver| driver.attribute(attribute)) {
+        Err(error) if error.is_sticky() => Err(error),
+        answer => Ok(matches!(answer, Ok(1))),
     }
 }
 
@@ -231,5 +240,30 @@ impl fmt::Display for PoolOptions {
             write!(f, "{separator}reuse={}", self.reuse)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millpond_driver::sim::{SimConfig, SimDevice};
+
+    use super::*;
+
+    #[test]
+    fn a_maximum_of_few_pages_is_no_maximum_for_pages() {
+        const PAGE: u64 = 2 << 20;
+        let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+        let pages_with = |pages, maximum_bytes| {
+            let maximum_bytes = Some(maximum_bytes);
+            PoolOptions { pages, maximum_bytes, ..PoolOptions::default() }.pages_over(&cuda)
+        };
+        for (mode, maximum, pages) in [
+            (PagesMode::Auto, LEAST_PAGES * PAGE, Some(PAGE)),
+            (PagesMode::Auto, LEAST_PAGES * PAGE - 256, None),
+            (PagesMode::On, PAGE, Some(PAGE)),
+        ] {
+            assert_eq!(pages_with(mode, maximum).expect("it is possible"), pages, "{mode}, {maximum}");
+        }
+        assert!(pages_with(PagesMode::On, PAGE - 256).is_err());
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use millpond_core::driver::call;
 use millpond_core::{DeviceId, Driver, Error, Result};
 
 /// Which other devices of the machine may use a pool's memory, if the pool maps pages itself.
@@ -43,7 +44,7 @@ impl PeerList {
         let mut list = Self { count: ordinals.len(), ..Self::default() };
         match list.ordinals.get_mut(..ordinals.len()) {
             Some(places) => places.copy_from_slice(ordinals),
-            None => return Err(Error::invalid_argument("a pool has at most 16 peers")),
+            None => return Err(Error::invalid_argument("a pool has at most 16 peers; name fewer")),
         }
         Ok(list)
     }
@@ -71,7 +72,7 @@ impl Peers {
 
 /// Fails unless another device can use memory of the driver's device.
 pub(super) fn check(device: DeviceId, driver: &dyn Driver) -> Result<()> {
-    if driver.can_be_accessed_by(device)? {
+    if call(driver, |driver| driver.can_be_accessed_by(device))? {
         return Ok(());
     }
     Err(Error::invalid_argument(format!(

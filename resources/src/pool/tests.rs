@@ -1,27 +1,31 @@
 //! Tests of the heaps and arenas that need no public call, or look below one.
 
 use std::collections::BTreeMap;
-use std::sync::Barrier;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::channel;
 use std::thread;
 
 use millpond_core::driver::StreamFlags;
 use millpond_core::{
-    DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, Layer, Layout, StreamRef,
+    DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, Error, ErrorKind, Layer, Layout,
+    MemoryInfo, StreamRef, find_trait,
 };
 use millpond_driver::sim::{SimConfig, SimDevice};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 
-use crate::CudaMemoryResource;
+use crate::backing::{Large, NewSpan};
 use crate::heap::Heap;
 use crate::heap::chunk::Chunk;
 use crate::heap::request::Request;
+use crate::heap::size_class::LARGEST_SMALL;
 use crate::pool::arena::Arenas;
 use crate::pool::protocol::Reclaim;
-use crate::pool::{PagesMode, PoolLayer};
+use crate::pool::{PagesMode, Pool, PoolLayer, PoolMemoryResource};
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
-use crate::tuning::ARENAS;
+use crate::tuning::{ARENAS, LARGEST_SMALL_OVER_PAGES, STACK_BLOCKS};
+use crate::{CallbackMemoryResource, CudaMemoryResource, Reuse};
 
 const OWNERS: Owner = 4;
 
@@ -290,20 +294,25 @@ fn reserved_by_threads_apart(pages: PagesMode) -> u64 {
     let pool = CudaMemoryResource::new(device).layer(PoolLayer::new().pages(pages)).expect("a pool");
     // Makes a second arena, as if two threads had contended.
     pool.shared.arenas.next(0, &users(&[2]));
-    let turn = Mutex::new(());
-    // A new thread takes over the arena of one that has ended, so no thread ends before the last has begun.
-    let all_have_run = Barrier::new(THREADS);
+    let (turn, end) = (Mutex::new(()), Mutex::new(()));
     let live = AtomicU64::new(0);
+    // A new thread takes over the arena of one that has ended, so no thread ends before the last has run.
+    let hold = end.lock();
     thread::scope(|scope| {
+        let (running, none_runs) = channel::<()>();
         for (seed, stream) in (1..).zip(&streams) {
-            let (pool, turn, all_have_run, live) = (&pool, &turn, &all_have_run, &live);
+            let (pool, turn, end, live, running) = (&pool, &turn, &end, &live, running.clone());
             scope.spawn(move || {
                 let own_turn = turn.lock();
                 live.fetch_add(replace_blocks(pool, *stream, seed), Ordering::Relaxed);
-                drop(own_turn);
-                all_have_run.wait();
+                drop((own_turn, running));
+                drop(end.lock());
             });
         }
+        drop(running);
+        // A thread that panics also drops its sender, so this returns in any case.
+        assert!(none_runs.recv().is_err());
+        drop(hold);
     });
     pool.validate();
     let totals = pool.statistics().expect("a pool counts");
@@ -385,5 +394,201 @@ fn choices_do_not_depend_on_addresses() {
         assert_eq!(heap.chunk(found).addr, bases[0]);
         let (region, ..) = heap.remove_free_region(|_| true).expect("both are free");
         assert_eq!(region.base, bases[0]);
+    }
+}
+
+/// Blocks of a region that is larger than any device are found, too: managed memory may be.
+#[test]
+fn a_free_block_of_any_size_is_found() {
+    let (mut heap, shifts) = (heap(), 8..55);
+    for shift in shifts.clone() {
+        heap.add_region(shift << 57, 1 << shift, ANY_STREAM, 0);
+    }
+    heap.validate();
+    for shift in shifts {
+        let found = heap.find(ANY_STREAM, 0, &request(1 << shift)).expect("there is one of that size");
+        assert_eq!(heap.chunk(found).bytes, 1 << shift);
+    }
+    assert_eq!(heap.largest_free_block(), 1 << 54);
+}
+
+#[test]
+#[should_panic(expected = "I7: size of chunk")]
+fn validate_finds_a_size_that_is_no_multiple_of_256() {
+    let mut heap = heap();
+    heap.add_region(1 << 40, 1000, ANY_STREAM, 0);
+    heap.validate();
+}
+
+/// A span is not cut from the smallest block that the request fits, which would make many small spans.
+#[test]
+fn a_span_has_the_bytes_wanted_while_a_block_has_them() {
+    const MIB: u64 = 1 << 20;
+    let mut heap = heap();
+    heap.add_region(1 << 40, MIB / 16, ANY_STREAM, 0);
+    heap.add_region(2 << 40, 4 * MIB, ANY_STREAM, 0);
+    let mut large = Large::Regions(heap);
+    let spans = std::iter::from_fn(|| large.take_span(ANY_STREAM, 0, MIB, &request(1000), false));
+    let bytes: Vec<u64> = spans.map(|span| span.bytes).collect();
+    // A rest of at most 1 MiB would be too small for a large block.
+    assert_eq!(bytes, [MIB, MIB, 2 * MIB, MIB / 16]);
+}
+
+#[test]
+fn an_arena_returns_spans_if_several_are_free_and_more_than_half_of_it_is() {
+    const SPAN: u64 = 1 << 20;
+    let arenas = Arenas::with_limit(1);
+    let mut arena = arenas.lock(0);
+    let mut has_excess = Vec::new();
+    for chunk in 0..4 {
+        let span = NewSpan { chunk, base: u64::from(chunk + 1) << 40, bytes: SPAN, epoch: 0 };
+        arena.add_span(&span, ANY_STREAM);
+        has_excess.push(arena.has_excess());
+    }
+    for _ in 0..4 {
+        let found = arena.heap.find(ANY_STREAM, 0, &request(SPAN)).expect("a span is free");
+        arena.heap.take(found, SPAN, 256);
+        has_excess.push(arena.has_excess());
+    }
+    // With 1, 2, 3, 4 free spans of as many; then with 3, 2, 1, 0 of four.
+    assert_eq!(has_excess, [false, true, true, true, true, false, false, false]);
+}
+
+fn pool_over_cuda(pages: PagesMode) -> PoolMemoryResource<CudaMemoryResource> {
+    let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+    cuda.layer(PoolLayer::new().pages(pages)).expect("an empty pool")
+}
+
+/// A thread that frees more blocks of one size than it caches frees half of them at once: under one lock, so
+/// that neighbours join.
+#[test]
+fn a_full_stack_is_freed_by_half() {
+    const BYTES: u64 = 1024;
+    let pool = pool_over_cuda(PagesMode::Off);
+    let blocks = (0..2 * STACK_BLOCKS).map(|_| pool.allocate_bytes(BYTES, StreamRef::LEGACY).expect("room"));
+    let mut held = 0;
+    for ptr in blocks.collect::<Vec<_>>() {
+        // SAFETY: the block came from the pool with this size and is freed once.
+        unsafe { pool.deallocate_bytes(ptr, BYTES, StreamRef::LEGACY) };
+        held = if held == STACK_BLOCKS { STACK_BLOCKS / 2 } else { held + 1 };
+        let totals = pool.shared.thread_caches.my_cache(pool.id).counts.totals();
+        assert_eq!(totals.blocks_held, held as u64);
+    }
+    pool.validate();
+}
+
+/// Before the pool grows, it looks for a large block only in the caches of threads that have one.
+#[test]
+fn a_thread_has_a_large_block_between_its_free_and_the_next_allocation() {
+    const BYTES: u64 = 3 << 20;
+    let pool = pool_over_cuda(PagesMode::Off);
+    let may_have_large = || pool.shared.thread_caches.my_cache(pool.id).counts.may_have_large();
+    // The first calls are served without a cache.
+    for has_cache in [false, false, true, true] {
+        let ptr = pool.allocate_bytes(BYTES, StreamRef::LEGACY).expect("there is room");
+        assert!(!may_have_large());
+        // SAFETY: the block came from the pool with this size and is freed once.
+        unsafe { pool.deallocate_bytes(ptr, BYTES, StreamRef::LEGACY) };
+        assert_eq!(may_have_large(), has_cache);
+    }
+}
+
+#[test]
+fn the_users_of_an_arena_are_the_threads_that_have_not_ended() {
+    let pool = pool_over_cuda(PagesMode::On);
+    let counted = || {
+        pool.allocate_bytes(1000, StreamRef::LEGACY).expect("there is room");
+        pool.shared.thread_caches.users_of_arenas()
+    };
+    assert_eq!(counted(), users(&[1]));
+    let of_two = thread::scope(|scope| scope.spawn(counted).join().expect("it counted"));
+    assert_eq!(of_two, users(&[2]));
+    pool.shared.thread_caches.my_cache(pool.id).counts.shard.store(2, Ordering::Relaxed);
+    assert_eq!(counted(), users(&[0, 0, 1]));
+}
+
+/// Over pages, blocks of more than 128 KiB do not come from spans while threads do not contend.
+#[test]
+fn a_pool_over_pages_saves_memory_until_threads_contend() {
+    for (pages, alone) in [(PagesMode::On, LARGEST_SMALL_OVER_PAGES), (PagesMode::Off, LARGEST_SMALL)] {
+        let pool = pool_over_cuda(pages);
+        let largest_of_arenas = || {
+            pool.central.with_heaps(|heaps| heaps.set_cache_limits());
+            pool.shared.max_arena_block()
+        };
+        assert_eq!((largest_of_arenas(), pool.shared.saves_memory()), (alone, pages == PagesMode::On));
+        // Makes a second arena, as if two threads had contended.
+        pool.shared.arenas.next(0, &users(&[2]));
+        assert_eq!((largest_of_arenas(), pool.shared.saves_memory()), (LARGEST_SMALL, false));
+    }
+}
+
+/// An upstream may report an invalid argument for a region beyond what it hands out. The pool then tries
+/// smaller ones, and passes the error on only if the request itself is refused.
+#[test]
+fn a_region_that_upstream_calls_invalid_is_tried_in_smaller_sizes() {
+    const MOST: u64 = 1 << 20;
+    let device = SimDevice::new(SimConfig::h200());
+    let cuda = CudaMemoryResource::new(device.clone()).into_any();
+    let upstream = Arc::clone(&cuda);
+    let allocate = move |layout: Layout, stream| match layout.bytes() {
+        0..=MOST => cuda.allocate(layout, stream),
+        _ => Err(Error::invalid_argument("at most 1 MiB")),
+    };
+    // SAFETY: both functions pass the call to a resource that keeps the contract.
+    let deallocate = move |ptr, layout, stream| unsafe { upstream.deallocate(ptr, layout, stream) };
+    // SAFETY: as above.
+    let bounded = unsafe { CallbackMemoryResource::new(device, allocate, deallocate) };
+    let pool = bounded.layer(PoolLayer::new()).expect("an empty pool");
+    pool.allocate_bytes(1000, StreamRef::LEGACY).expect("upstream has regions of 1 MiB");
+    let error = pool.allocate_bytes(2 * MOST, StreamRef::LEGACY).expect_err("upstream has no such region");
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+}
+
+/// What the pool holds and no caller uses is free.
+#[test]
+fn memory_info_counts_what_the_pool_holds_as_free() {
+    const MIB: u64 = 1 << 20;
+    let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
+    let MemoryInfo { free, total } = device.mem_get_info().expect("the device is there");
+    let layer = PoolLayer::new().initial_bytes(32 * MIB);
+    let pool = CudaMemoryResource::new(device).layer(layer).expect("the device has room");
+    let answer = || pool.memory_info().expect("the device is there");
+    assert_eq!(answer(), MemoryInfo { free, total });
+    pool.allocate_bytes(20 * MIB, StreamRef::LEGACY).expect("there is room");
+    assert_eq!(answer(), MemoryInfo { free: free - 20 * MIB, total });
+}
+
+#[test]
+fn a_pool_found_by_its_trait_answers_as_the_pool_itself() {
+    let pool = pool_over_cuda(PagesMode::On);
+    let streams = [(); 2].map(|()| pool.driver().stream_create(StreamFlags::NON_BLOCKING).expect("a stream"));
+    for stream in streams {
+        pool.allocate_bytes(1000, stream).expect("there is room");
+    }
+    let found = find_trait::<dyn Pool>(&pool).expect("a pool is one");
+    assert_eq!((found.known_streams(), found.maps_pages()), (2, true));
+    assert_eq!((found.pool_bytes(), found.options()), (pool.pool_bytes(), pool.options()));
+}
+
+/// The pool makes a stream wait for another one only where `waited` is one of its steps; otherwise the host
+/// waits, once memory is out.
+#[test]
+fn a_stream_waits_for_another_one_only_if_it_may() {
+    const MIB: u64 = 1 << 20;
+    let two_steps = Reuse { waited: false, ..Reuse::ALL };
+    for (reuse, waited) in [(Reuse::ALL, 1), (two_steps, 0), (Reuse::OWN_STREAM, 0)] {
+        let device = SimDevice::new(SimConfig::h200());
+        let layer = PoolLayer::new().maximum_bytes(32 * MIB).reuse(reuse);
+        let pool = CudaMemoryResource::new(device.clone()).layer(layer).expect("an empty pool");
+        let stream = |()| device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream");
+        let [donor, taker] = [(); 2].map(stream);
+        let ptr = pool.allocate_bytes(24 * MIB, donor).expect("there is room");
+        device.launch_for(donor, &[], 1_000_000_000);
+        // SAFETY: the block came from the pool with this size; the work does not use it.
+        unsafe { pool.deallocate_bytes(ptr, 24 * MIB, donor) };
+        assert_eq!(pool.allocate_bytes(20 * MIB, taker).expect("the donor's block serves it"), ptr);
+        let ladder = pool.statistics().expect("a pool counts").ladder;
+        assert_eq!((ladder.waited, ladder.reclaim), (waited, 1 - waited), "{reuse}");
     }
 }

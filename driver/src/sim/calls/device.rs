@@ -42,6 +42,11 @@ impl State {
         Ok(self.captures.of(slot).is_some())
     }
 
+    pub(crate) fn stream_capture_id(&mut self, stream: StreamRef) -> Answer<Option<u64>> {
+        let slot = self.stream_slot(stream, "cuStreamGetCaptureInfo")?;
+        Ok(self.captures.of(slot))
+    }
+
     pub(crate) fn stream_ref(&mut self, handle: u64) -> Answer<StreamRef> {
         if let Some(stream) = self.names.stream(handle) {
             return Ok(stream);

@@ -5,8 +5,8 @@ use millpond_core::{DeviceId, DevicePtr, DriverError, StreamRef};
 
 use crate::sim::model::answer::{Answer, Refusal, not_empty};
 use crate::sim::model::clock::{Epoch, Slot};
-use crate::sim::model::pools::{Cached, Pool, UNIT, check_place};
-use crate::sim::model::space::{Mapping, Purpose, Space};
+use crate::sim::model::pools::{Chunk, Piece, Pool, UNIT, check_place};
+use crate::sim::model::space::{Purpose, Space};
 use crate::sim::model::violation::ViolationKind;
 use crate::sim::model::work::Operation;
 use crate::sim::state::State;
@@ -147,10 +147,10 @@ impl State {
         let (epoch, mut waits) = self.place(slot);
         waits.extend(wait);
         self.submit((epoch, waits), Operation::Nothing, 0);
-        let Cached { start, bytes: size, physical, host, .. } = memory;
+        let (start, physical, host) = (memory.start, memory.physical(), memory.host());
         self.oracle.begin(physical..physical + size, epoch);
         self.space.map(start, bytes, physical, host, Purpose::Pool(pool));
-        self.pools.sizes.insert(start, size);
+        self.pools.blocks.insert(start, memory);
         let me = self.openings.device;
         let pool = self.pools.get(pool)?;
         if pool.is_on_host()
@@ -166,53 +166,69 @@ impl State {
         Ok(DevicePtr::new(start))
     }
 
-    /// Takes one of the pool's cached blocks, as its reuse attributes allow.
-    fn reuse(&mut self, pool: MemPool, size: u64, slot: Slot) -> Answer<Option<Cached>> {
+    /// Takes a piece that the pool keeps, as its reuse attributes allow.
+    fn reuse(&mut self, pool: MemPool, size: u64, slot: Slot) -> Answer<Option<Piece>> {
         let Self { pools, order, work, .. } = self;
         let pool = pools.get(pool)?;
-        let ordered = |cached: &Cached| match pool.follow_events {
-            true => order.covers(slot, cached.freed),
-            false => cached.freed.slot() == slot,
+        let (follow_events, opportunistic) = (pool.follow_events, pool.opportunistic);
+        let is_done = |epoch| opportunistic && work.is_done(epoch);
+        let ordered = |piece: &Piece| match follow_events {
+            true => order.covers(slot, piece.freed),
+            false => piece.freed.slot() == slot || piece.is_fresh(),
         };
-        let done = |cached: &Cached| pool.opportunistic && work.is_done(cached.freed);
-        let found = pool.best(size, ordered).or_else(|| pool.best(size, done));
-        Ok(found.map(|index| pool.cached.swap_remove(index)))
+        loop {
+            let found = pool.best(size, ordered).or_else(|| pool.best(size, |piece| is_done(piece.freed)));
+            if let Some(index) = found {
+                return Ok(Some(pool.take(index, size)));
+            }
+            if !pool.join(is_done) {
+                return Ok(None);
+            }
+        }
     }
 
-    /// Takes a cached block whose work is not done, if the pool may insert a wait for it.
-    fn reuse_by_waiting(&mut self, pool: MemPool, size: u64) -> Answer<Option<Cached>> {
+    /// Takes a piece whose work is not done, if the pool may insert a wait for it.
+    fn reuse_by_waiting(&mut self, pool: MemPool, size: u64) -> Answer<Option<Piece>> {
         let pool = self.pools.get(pool)?;
         let found = pool.best(size, |_| pool.internal);
-        Ok(found.map(|index| pool.cached.swap_remove(index)))
+        Ok(found.map(|index| pool.take(index, size)))
     }
 
-    fn grow(&mut self, pool: MemPool, size: u64) -> Answer<Cached> {
-        let Pool { reserved, props, .. } = self.pools.get(pool)?;
-        if props.max_bytes > 0 && reserved.saturating_add(size) > props.max_bytes {
-            let text = format!("the pool holds at most {} bytes", props.max_bytes);
+    /// Takes a chunk, and of it the piece that was asked for. Where there is no room for a whole chunk, it is
+    /// as large as the piece.
+    fn grow(&mut self, pool: MemPool, size: u64) -> Answer<Piece> {
+        let bytes = Chunk::bytes_for(size, self.space.capacity());
+        let chunk = self.take_chunk(pool, bytes).or_else(|_| self.take_chunk(pool, size))?;
+        let pool = self.pools.get(pool)?;
+        pool.reserved += chunk.bytes;
+        pool.reserved_high = pool.reserved_high.max(pool.reserved);
+        pool.cached.push(chunk.piece());
+        Ok(pool.take(pool.cached.len() - 1, size))
+    }
+
+    fn take_chunk(&mut self, pool: MemPool, bytes: u64) -> Answer<Chunk> {
+        let found = self.pools.get(pool)?;
+        let (reserved, most) = (found.reserved, found.props.max_bytes);
+        if most > 0 && reserved.saturating_add(bytes) > most {
+            let text = format!("the pool holds at most {most} bytes");
             return Err(Refusal::new(DriverError::OUT_OF_MEMORY, text));
         }
-        let found = self.pools.get(pool)?;
         let (start, host) = match (found.is_managed(), found.is_on_host()) {
             (true, _) => {
-                let host = self.host.allocate_managed(size)?;
-                self.space.add_live(size);
+                let host = self.host.allocate_managed(bytes)?;
+                self.space.add_live(bytes);
                 (host as u64, host)
             }
             (false, true) => {
-                let host = self.host.allocate_pinned(size)?;
+                let host = self.host.allocate_pinned(bytes)?;
                 (host as u64, host)
             }
             (false, false) => {
-                self.charge(size)?;
-                (self.space.reserve(size, 0).inspect_err(|_| self.space.credit(size))?, 0)
+                self.charge(bytes)?;
+                (self.space.reserve(bytes, 0).inspect_err(|_| self.space.credit(bytes))?, 0)
             }
         };
-        let physical = self.space.new_physical(size);
-        let pool = self.pools.get(pool)?;
-        pool.reserved += size;
-        pool.reserved_high = pool.reserved_high.max(pool.reserved);
-        Ok(Cached { start, bytes: size, physical, host, freed: Epoch::new(0, 0) })
+        Ok(Chunk { start, bytes, physical: self.space.new_physical(bytes), host })
     }
 
     pub(crate) fn mem_free_async(&mut self, ptr: DevicePtr, stream: StreamRef) -> Answer<()> {
@@ -236,10 +252,9 @@ impl State {
             None => Epoch::new(0, 0),
         };
         let Some(mapping) = self.space.unmap(ptr.address()) else { return Ok(()) };
-        let (Purpose::Pool(pool), Some(bytes)) = (mapping.purpose, self.pools.sizes.remove(&ptr.address()))
-        else {
-            return Ok(());
-        };
+        let block = self.pools.blocks.remove(&ptr.address());
+        let (Purpose::Pool(pool), Some(block)) = (mapping.purpose, block) else { return Ok(()) };
+        let bytes = block.bytes;
         let call = if slot.is_some() { "cuMemFreeAsync" } else { "cuMemFree" };
         if self.pools.imports.values().any(|generation| *generation == mapping.generation) {
             self.violation(ViolationKind::EarlyReturn, || {
@@ -252,10 +267,11 @@ impl State {
             None => self.order.host_knows(epoch),
         });
         self.report_return(kind, ptr, bytes, call);
-        let found = self.pools.get(pool)?;
+        let Self { pools, work, .. } = self;
+        let found = pools.get(pool)?;
         found.used -= bytes;
-        let Mapping { physical, host, .. } = mapping;
-        found.cached.push(Cached { start: ptr.address(), bytes, physical, host, freed });
+        let opportunistic = found.opportunistic;
+        found.put(Piece { freed, ..block }, |epoch| opportunistic && work.is_done(epoch));
         if found.ended {
             self.shrink(pool, 0, true);
         }
@@ -305,24 +321,26 @@ impl State {
             // The memory is real: no work may touch it any more, in whatever order it was submitted.
             work.finish_all(effects);
         }
+        if wait {
+            found.cached.iter().for_each(|piece| work.finish(piece.freed, effects));
+        }
+        found.join(|epoch| work.is_done(epoch));
         let Pool { cached, reserved, .. } = found;
-        cached.retain(|memory| {
-            if wait {
-                work.finish(memory.freed, effects);
-            }
-            if *reserved <= keep || !work.is_done(memory.freed) {
+        cached.retain(|piece| {
+            if *reserved <= keep || !piece.is_whole_chunk() || !work.is_done(piece.freed) {
                 return true;
             }
-            *reserved -= memory.bytes;
-            effects.contents.forget(memory.physical..memory.physical + memory.bytes);
-            if memory.host == 0 {
-                space.credit(memory.bytes);
-                space.unreserve(memory.start, memory.bytes);
+            let Chunk { start, bytes, physical, host: address } = piece.chunk;
+            *reserved -= bytes;
+            effects.contents.forget(physical..physical + bytes);
+            if address == 0 {
+                space.credit(bytes);
+                space.unreserve(start, bytes);
                 return false;
             }
-            host.free(memory.host);
+            host.free(address);
             if is_managed {
-                space.remove_live(memory.bytes);
+                space.remove_live(bytes);
             }
             false
         });

@@ -114,6 +114,7 @@ pub(crate) const RULES: &[(&str, Rule)] = &[
     ("cuStreamQuery", ASKS),
     ("cuStreamWaitEvent", SUBMITS),
     ("cuStreamIsCapturing", LOOKS),
+    ("cuStreamGetCaptureInfo", LOOKS),
     ("cuEventCreate", SAFE),
     ("cuEventDestroy", SAFE),
     ("cuEventRecord", SUBMITS),

@@ -21,7 +21,8 @@ pub struct Fault {
 /// Which driver calls fail. A call that is made to fail does nothing else.
 ///
 /// After a [sticky](DriverError::is_sticky) code every later call fails with that code, planned or not,
-/// except those of [`CallKind::Other`], which query versions and attributes.
+/// except those of [`CallKind::Other`], which query versions and attributes; if the fault is
+/// [persistent](Self::persistent), those as well.
 ///
 /// Every method of the driver that can fail counts as one call of its [`CallKind`], the same kind under which
 /// [`CountingDriver`](crate::CountingDriver) counts it.
@@ -85,12 +86,19 @@ pub(crate) struct Faults {
     plan: FaultPlan,
     calls: u64,
     of_kind: [u64; CallKind::ALL.len()],
+    failed: [u64; CallKind::ALL.len()],
     sticky: Option<i32>,
 }
 
 impl Faults {
     pub(crate) fn new(plan: FaultPlan) -> Self {
-        Self { plan, calls: 0, of_kind: [0; CallKind::ALL.len()], sticky: None }
+        const NONE: [u64; CallKind::ALL.len()] = [0; CallKind::ALL.len()];
+        Self { plan, calls: 0, of_kind: NONE, failed: NONE, sticky: None }
+    }
+
+    /// The calls of a kind that were made to fail.
+    pub(crate) const fn failed(&self, kind: CallKind) -> u64 {
+        self.failed[kind as usize]
     }
 
     pub(crate) const fn is_lost(&self) -> bool {
@@ -106,6 +114,7 @@ impl Faults {
             return Ok(());
         }
         if let Some(code) = self.sticky.filter(|_| kind != CallKind::Other) {
+            self.failed[kind as usize] += 1;
             return Err(Refusal::new(code, "an earlier call lost the context"));
         }
         let hit = self.plan.faults.iter().find(|fault| {
@@ -116,6 +125,7 @@ impl Faults {
         if DriverError::new(fault.code, "").is_sticky() {
             self.sticky = Some(fault.code);
         }
+        self.failed[kind as usize] += 1;
         Err(Refusal::new(fault.code, "as the fault plan asks for"))
     }
 }
@@ -152,5 +162,13 @@ mod tests {
     fn a_sticky_code_stays_for_all_but_versions_and_attributes() {
         let plan = FaultPlan::nth_call(1, DriverError::ILLEGAL_ADDRESS);
         assert_eq!(failing(plan, &CALLS), [None, Some(700), Some(700), None, Some(700)]);
+    }
+
+    #[test]
+    fn a_persistent_sticky_code_fails_versions_and_attributes_too() {
+        let mut faults = Faults::new(FaultPlan::nth_call(1, DriverError::ECC_UNCORRECTABLE).persistent());
+        let codes = CALLS.map(|kind| faults.call(kind).err().map(|refusal| refusal.named("").code()));
+        assert_eq!(codes, [None, Some(214), Some(214), Some(214), Some(214)]);
+        assert_eq!((faults.failed(CallKind::MemFree), faults.failed(CallKind::MemAlloc)), (2, 1));
     }
 }

@@ -84,3 +84,26 @@ pub(crate) struct Part {
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
 }
+
+#[cfg(test)]
+mod tests {
+    use millpond_core::Driver;
+    use millpond_driver::sim::{SimConfig, SimDevice};
+
+    use super::*;
+    use crate::tuning::Policy;
+
+    #[test]
+    fn handles_that_lie_side_by_side_get_access_by_one_call() {
+        const BYTES: u64 = 64 << 20;
+        let device = SimDevice::new(SimConfig::h200());
+        let mut pages = Pages::new(2 << 20, 1 << 30, u64::MAX, Policy::default());
+        let mut plan = pages.plan_reserve(BYTES, u64::MAX).expect("no maximum");
+        plan.run(&*device).expect("the device has room");
+        pages.commit_reserve(plan);
+        assert!(pages.handles.iter().count() > 1);
+        let admission = pages.plan_admission(&[device.device()], true).expect("there is mapped memory");
+        let bytes: Vec<u64> = admission.ranges.iter().map(|(_, bytes)| *bytes).collect();
+        assert_eq!(bytes, [BYTES]);
+    }
+}

@@ -71,10 +71,6 @@ impl Aliases {
         (0..).zip(&self.table).filter_map(|(id, alias)| Some((id, alias.as_ref()?)))
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.table.len() - self.vacant.len()
-    }
-
     /// Adds an alias in which nothing is mapped.
     pub(super) fn add(&mut self, base: u64, slot: u64) -> AliasId {
         let alias = Alias { base, slot, bytes: 0, maps: Vec::new(), busy: 0, is_closed: false, used: 0 };

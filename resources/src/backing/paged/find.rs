@@ -198,3 +198,26 @@ impl Pages {
         Some((pack(AddressRange::Large, id), addr))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tuning::Policy;
+
+    /// A span is not cut from the smallest free extent that the request fits, except in the large range:
+    /// small blocks live long, and would break up a larger extent.
+    #[test]
+    fn a_span_comes_from_an_extent_with_the_bytes_wanted() {
+        const MIB: u64 = 1 << 20;
+        let mut pages = Pages::new(2 * MIB, 1 << 30, u64::MAX, Policy::default());
+        let request = Request::new(millpond_core::Layout::new(1000)).expect("not too large");
+        for (range, found) in [(AddressRange::Small, 2 * MIB), (AddressRange::Large, MIB / 16)] {
+            for (base, bytes) in [(1 << 40, MIB / 16), (2 << 40, 2 * MIB)] {
+                pages.heap_mut(range).add_region(base, bytes, ANY_STREAM, 0);
+            }
+            let chunk = pages.find_span(range, ANY_STREAM, Epoch::MAX, MIB, &request);
+            let chunk = chunk.expect("both extents serve the request");
+            assert_eq!(pages.heap(range).chunk(chunk).bytes, found, "{range:?}");
+        }
+    }
+}

@@ -67,7 +67,6 @@ pub(crate) struct Totals {
     pub(crate) blocks_free: u64,
     pub(crate) blocks_in_use: u64,
     pub(crate) handles: usize,
-    pub(crate) aliases: usize,
     /// Mappings in aliases.
     pub(crate) mappings: usize,
     /// Bytes taken so far because stitching would have cost more driver calls than the pool had earned.
@@ -238,7 +237,6 @@ impl Pages {
             blocks_free: sum(|heap| heap.blocks_free),
             blocks_in_use: sum(|heap| heap.blocks_in_use) - self.extra_pieces,
             handles: self.handles.len(),
-            aliases: self.aliases.len(),
             mappings: self.aliases.mappings,
             beyond_slack: self.beyond_slack,
         }

@@ -87,3 +87,23 @@ impl Policy {
         (mean / self.handle_share).max(self.handle_bytes).max(granularity) / granularity * granularity
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_earn_calls_and_only_so_many_may_be_owed() {
+        let policy = Policy::default();
+        let (first, early) = (policy.first_calls, policy.early_calls);
+        let tenth = 10 * policy.operations_for_early_call;
+        let later = 1000 * policy.calls_per_thousand;
+        for (operations, earned) in [(0, first), (tenth, first + 10), (1_000_000, first + early + later)] {
+            assert_eq!(policy.earned(operations), earned, "after {operations} operations");
+        }
+        let mut budget = CallBudget::default();
+        budget.spend(1_000_000);
+        budget.note_operations(&policy, 0);
+        assert_eq!(budget.overdrawn(&policy), policy.calls_for_slack * policy.most_slack);
+    }
+}

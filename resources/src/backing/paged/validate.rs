@@ -78,3 +78,19 @@ impl Pages {
         assert!(links <= self.extra_pieces, "pieces beyond the first are not all counted"); // 5
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stream_order::ANY_STREAM;
+    use crate::tuning::Policy;
+
+    #[test]
+    #[should_panic(expected = "bytes of an address range")]
+    fn a_region_without_handles_is_found() {
+        let mut pages = Pages::new(2 << 20, 1 << 30, u64::MAX, Policy::default());
+        pages.validate();
+        pages.heap_mut(AddressRange::Large).add_region(1 << 40, 2 << 20, ANY_STREAM, 0);
+        pages.validate();
+    }
+}

@@ -73,3 +73,27 @@ impl Heaps {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use millpond_core::driver::{Driver, StreamFlags};
+    use millpond_core::{DeviceMemoryResourceExt, StreamRef};
+    use millpond_driver::sim::{SimConfig, SimDevice};
+
+    use super::*;
+    use crate::{CudaMemoryResource, PoolLayer};
+
+    #[test]
+    fn a_thread_caches_a_block_of_any_size_only_while_there_is_one_stream() {
+        let device = SimDevice::new(SimConfig::h200());
+        let pool = CudaMemoryResource::new(device.clone()).layer(PoolLayer::new()).expect("an empty pool");
+        let largest_after_use_on = |stream| {
+            pool.allocate_bytes(3 << 20, stream).expect("there is room");
+            pool.central.with_heaps(|heaps| heaps.set_cache_limits());
+            pool.shared.limits.max_large_block.load(Ordering::Relaxed)
+        };
+        assert_eq!(largest_after_use_on(StreamRef::LEGACY), u64::MAX);
+        let other = device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream");
+        assert!(largest_after_use_on(other) < 1 << 20);
+    }
+}

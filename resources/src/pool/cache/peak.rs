@@ -159,3 +159,31 @@ impl ThreadCounts {
         self.add_quota(wanted - too_much);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_exceeds_its_quota_by_what_it_has_and_was_not_given() {
+        let counts = ThreadCounts::default();
+        assert!(!counts.exceeds_quota());
+        counts.begin_allocation(256);
+        assert!(counts.exceeds_quota());
+        counts.add_quota(256);
+        assert!(!counts.exceeds_quota());
+    }
+
+    /// The peak rises for the reserve after searches in a row that found other threads busy, and not before:
+    /// it would be too high for nothing.
+    #[test]
+    fn only_busy_searches_in_a_row_count() {
+        let peak = Peak::default();
+        let times_for_long = |searches| (0..searches).filter(|_| peak.is_busy_for_long(true)).count();
+        assert_eq!(times_for_long(BUSY_SCANS - 1), 0);
+        assert!(!peak.is_busy_for_long(false));
+        assert_eq!(times_for_long(BUSY_SCANS - 1), 0);
+        assert_eq!(times_for_long(1), 1);
+        assert_eq!(times_for_long(2 * BUSY_SCANS), 2);
+    }
+}

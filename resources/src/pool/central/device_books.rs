@@ -14,7 +14,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use millpond_core::driver::{DeviceAttribute, Driver, DriverResult, MemPoolAttribute};
+use millpond_core::driver::{DeviceAttribute, Driver, DriverResult, MemPoolAttribute, call};
 use millpond_core::{DeviceId, MemoryInfo};
 use parking_lot::{Condvar, Mutex};
 
@@ -127,7 +127,8 @@ impl Device {
             return device;
         }
         // Windows pages device memory out to the host.
-        let is_a_hint = cfg!(windows) || !matches!(driver.attribute(DeviceAttribute::Integrated), Ok(0));
+        let integrated = call(driver, |driver| driver.attribute(DeviceAttribute::Integrated));
+        let is_a_hint = cfg!(windows) || !matches!(integrated, Ok(0));
         let device = Arc::new(Self {
             is_a_hint,
             books: Mutex::default(),

@@ -3,7 +3,7 @@
 //! The report is computed from the state after all steps failed. It advises nothing that the slow path does
 //! itself: outside a capture that has waited, synchronised and released memory by then.
 
-use millpond_core::driver::DeviceAttribute;
+use millpond_core::driver::{DeviceAttribute, call};
 use millpond_core::{
     DeviceMemoryResource, Error, Layout, MemoryInfo, OutOfMemoryReport, Remedy, RemedyAction, StreamRef,
     downcast,
@@ -68,10 +68,11 @@ impl<R: DeviceMemoryResource> Central<R> {
 
     /// Returns the size of the pages that the resource could map, if it maps none.
     fn page_bytes(&self) -> Option<u64> {
-        let has_pages = || self.driver.attribute(DeviceAttribute::VirtualMemoryManagementSupported);
+        let attribute = DeviceAttribute::VirtualMemoryManagementSupported;
+        let has_pages = || call(&*self.driver, |driver| driver.attribute(attribute));
         let could = !self.maps_pages && downcast::<CudaMemoryResource>(&self.upstream).is_some();
         (could && matches!(has_pages(), Ok(1)))
-            .then(|| self.driver.mem_get_allocation_granularity().ok())
+            .then(|| call(&*self.driver, |driver| driver.mem_get_allocation_granularity()).ok())
             .flatten()
     }
 

@@ -315,9 +315,9 @@ impl<R: DeviceMemoryResource> Central<R> {
         })
     }
 
-    /// Takes a block of one other stream that is completed, or that `stream` is made to wait for.
+    /// Takes a block of one other stream that `stream` is made to wait for, unless it is completed by now.
     fn take_from_best_donor(&self, request: &Request, stream: StreamRef) -> Result<Option<DevicePtr>> {
-        if !self.reuse.completed && !self.reuse.waited {
+        if !self.reuse.waited {
             return Ok(None);
         }
         for donor in self.donors_with_fit(request, stream) {
@@ -326,9 +326,7 @@ impl<R: DeviceMemoryResource> Central<R> {
                 if let Some(ptr) = self.try_take(request, stream) {
                     return Ok(Some(ptr));
                 }
-            } else if self.reuse.waited
-                && let Some(ptr) = self.wait_and_take(&recorded_event, request, stream)?
-            {
+            } else if let Some(ptr) = self.wait_and_take(&recorded_event, request, stream)? {
                 return Ok(Some(ptr));
             }
         }

@@ -565,3 +565,18 @@ fn a_report_says_it_in_a_few_lines() {
     assert!(ranges[0].ends_with(" in `cuda+pool`: it was 12MiB short"), "{text}");
     assert_eq!(ranges[1], "  this would have helped:");
 }
+
+#[test]
+fn the_free_memory_of_all_owners_is_what_statistics_say() {
+    let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+    let pool = PoolMemoryResource::new(cuda, PoolOptions::default()).unwrap();
+    for bytes in [256, 1000, 300_000, 3 * MIB, 5 * MIB] {
+        pool.allocate(Layout::new(bytes), StreamRef::LEGACY).unwrap();
+    }
+    let of_owners = pool.central.inspect(super::free_by_owner);
+    let said = pool.statistics().unwrap();
+    assert!(said.blocks_free > 0);
+    assert_eq!(of_owners.iter().map(|free| free.blocks).sum::<u64>(), said.blocks_free);
+    assert_eq!(of_owners.iter().map(|free| free.bytes).sum::<u64>(), said.bytes_free());
+    assert_eq!(of_owners.iter().map(|free| free.largest).max(), Some(said.largest_free_block));
+}

@@ -1,82 +1,34 @@
 //! One scenario, run once for every driver call in it, with that call failing.
 //!
 //! The scenario allocates and frees on two streams, steals, aligns, grows, runs out of memory, trims and
-//! drops. It is run once to count the driver calls, and then again for each call, each of three errors, and
-//! both for that call alone and for all calls from it on. In every case there is no panic, no block is freed
-//! twice or too early, no memory is left but that of a failed free (or a failed wait when dropping), and
-//! afterwards the resource works again, or is poisoned after a sticky error.
-//!
-//! ```
-//! use millpond_testkit::canary::CanaryPool;
-//! use millpond_testkit::conformance::Subject;
-//! use millpond_testkit::faults;
-//!
-//! let subject = Subject::new("canary", |driver| CanaryPool::build(driver, None));
-//! let calls = faults::count_calls(&subject).unwrap();
-//! assert!(calls > 5);
-//! ```
+//! drops. It is run once to count the driver calls, and then again for each call and each of [`KINDS`]. In
+//! every case there is no panic, no block is freed twice or too early, no memory is left but that of a failed
+//! free (or a failed wait when dropping), and afterwards the resource works again, or is poisoned after a
+//! sticky error.
 
-use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use millpond_core::driver::StreamFlags;
 use millpond_core::{
-    AnyResource, DeviceMemoryResource, DevicePtr, Driver, DriverError, DriverHandle, Error, Layout, Result,
-    StreamRef,
+    AnyResource, DeviceMemoryResource, DevicePtr, Driver, DriverHandle, Error, Layout, Result, StreamRef,
 };
 use millpond_driver::sim::{Access, FaultPlan, Schedule, SimConfig, SimDevice};
 use millpond_driver::{CallKind, CountingDriver};
 
+use super::failure::Failure;
+use super::kind::{FaultKind, KINDS};
 use crate::conformance::Subject;
 use crate::{Checked, misuse_recorder, text_of};
 
-/// The errors that each call fails with.
-pub const CODES: [i32; 3] =
-    [DriverError::OUT_OF_MEMORY, DriverError::INVALID_VALUE, DriverError::ILLEGAL_ADDRESS];
-
 const CAPACITY: u64 = 64 << 20;
-
-/// A call that failed, and the error that followed.
-#[derive(Clone, Debug)]
-pub struct Failure {
-    /// The subject's name.
-    pub subject: String,
-    /// The number of the driver call that failed, from 0; `None` in the run without a failing call.
-    pub call: Option<u64>,
-    /// The code that it failed with.
-    pub code: i32,
-    /// Whether all later calls failed too.
-    pub persistent: bool,
-    /// The message.
-    pub message: String,
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { subject, call, code, persistent, message } = self;
-        write!(f, "`{subject}`, ")?;
-        match call {
-            None => f.write_str("no driver call failing")?,
-            Some(call) => write!(
-                f,
-                "driver call {call}{} failing with {}",
-                if *persistent { " and all later ones" } else { "" },
-                DriverError::new(*code, "").name(),
-            )?,
-        }
-        write!(f, ": {message}")
-    }
-}
-
-impl std::error::Error for Failure {}
 
 /// Returns the number of driver calls that the scenario makes without faults.
 ///
 /// # Errors
 /// The failure of a run without faults.
 pub fn count_calls(subject: &Subject) -> Result<u64, Box<Failure>> {
-    run(subject, None, 0, false)
+    run(subject, None, KINDS[0])
 }
 
 /// Runs the scenario with every driver call failing in every way, and returns the number of runs.
@@ -87,20 +39,17 @@ pub fn exhaust(subject: &Subject) -> Result<u64, Box<Failure>> {
     let calls = count_calls(subject)?;
     let mut runs = 1;
     for call in 0..calls {
-        for code in CODES {
-            for persistent in [false, true] {
-                run(subject, Some(call), code, persistent)?;
-                runs += 1;
-            }
+        for kind in KINDS {
+            run(subject, Some(call), kind)?;
+            runs += 1;
         }
     }
     Ok(runs)
 }
 
-fn run(subject: &Subject, call: Option<u64>, code: i32, persistent: bool) -> Result<u64, Box<Failure>> {
-    let scenario = Scenario::new(subject, call, code);
-    let faults = call.map_or_else(FaultPlan::none, |call| FaultPlan::nth_call(call, code));
-    scenario.device.set_faults(if persistent { faults.persistent() } else { faults });
+fn run(subject: &Subject, call: Option<u64>, kind: FaultKind) -> Result<u64, Box<Failure>> {
+    let scenario = Scenario::new(subject, call, kind);
+    scenario.device.set_faults(call.map_or_else(FaultPlan::none, |call| kind.plan(call)));
     // To the resource, a driver that refuses to free a live block looks like a caller's mistake.
     let (result, _misuses) = misuse_recorder::record(|| catch_unwind(AssertUnwindSafe(|| scenario.run())));
     result.map_err(|panic| {
@@ -108,7 +57,7 @@ fn run(subject: &Subject, call: Option<u64>, code: i32, persistent: bool) -> Res
         let failed = failed.iter().filter(|(_, counts)| counts.failures > 0);
         let kinds: Vec<&str> = failed.map(|(kind, _)| kind.name()).collect();
         let message = format!("{} (failed: {})", text_of(&*panic), kinds.join(", "));
-        Box::new(Failure { subject: subject.name().to_owned(), call, code, persistent, message })
+        Box::new(Failure { subject: subject.name().to_owned(), call, kind, message })
     })
 }
 
@@ -133,7 +82,7 @@ struct Block {
 type Tested = Checked<AnyResource>;
 
 impl<'a> Scenario<'a> {
-    fn new(subject: &'a Subject, call: Option<u64>, code: i32) -> Self {
+    fn new(subject: &'a Subject, call: Option<u64>, kind: FaultKind) -> Self {
         let device = SimDevice::new(SimConfig::with_capacity(CAPACITY).schedule(Schedule::Seeded(7)));
         let stream = || match device.stream_create(StreamFlags::NON_BLOCKING) {
             Ok(stream) => stream,
@@ -141,7 +90,7 @@ impl<'a> Scenario<'a> {
         };
         let streams = [stream(), stream()];
         let counting = CountingDriver::new(Arc::clone(&device) as DriverHandle);
-        let sticky = call.is_some() && DriverError::new(code, "").is_sticky();
+        let sticky = call.is_some() && kind.is_sticky();
         let first_call = device.driver_calls();
         Self { subject, call, sticky, device, counting, streams, first_call }
     }

@@ -1,5 +1,8 @@
 //! Memory of any resource that cudarc's functions take as a `CudaSlice`.
 
+mod adopt;
+mod lend;
+
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -7,14 +10,12 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{
-    self as theirs, CudaStream, DeviceRepr, DeviceSlice, LaunchArgs, PushKernelArg, SyncOnDrop,
-    ValidAsZeroBits,
+    CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, SyncOnDrop, ValidAsZeroBits,
 };
-use millpond_core::driver::DriverError;
 use millpond_core::{AnyResource, DeviceMemoryResource, Error, Layout, Result, StreamRef};
-use millpond_driver::cuda::stream_ref_of;
 
-use crate::DeviceBuffer;
+use crate::cuda_stream::{checked_stream, failed, ordered};
+use crate::{ConversionError, CudaBufferView, CudaBufferViewMut, DeviceBuffer, DeviceVec};
 
 /// `len` values of `T` in device memory, for programs that use cudarc: it can be passed as a `CudaSlice`, but
 /// its memory comes from a resource and goes back to it.
@@ -25,6 +26,14 @@ use crate::DeviceBuffer;
 /// on another stream is ordered, too: that stream waits first, and the host waits for it afterwards.
 ///
 /// A kernel launch (which is unsafe in cudarc) orders nothing: launch on the buffer's own stream.
+///
+/// - To pass a part of it, there are [`as_view`](Self::as_view) and [`as_view_mut`](Self::as_view_mut); to
+///   code that asks for a `CudaSlice`, [`lend_as_cuda_slice`](Self::lend_as_cuda_slice) and two more.
+/// - It is made of a vector, and becomes one, without a copy: [`from_vec`](Self::from_vec),
+///   [`into_vec`](Self::into_vec). The same goes for a `CudaSlice`: [`adopt`](CudaBuffer::adopt),
+///   [`give_back`](CudaBuffer::give_back).
+/// - A container need not become one to be passed: [`DeviceVec::cuda_view`], and a launch takes the container
+///   itself.
 ///
 /// ```no_run
 /// use millpond_containers::CudaBuffer;
@@ -45,8 +54,6 @@ pub struct CudaBuffer<T, R: DeviceMemoryResource = AnyResource> {
     buffer: DeviceBuffer<R>,
     stream: Arc<CudaStream>,
     len: usize,
-    /// The buffer's address, where a kernel's arguments can point to it.
-    address: CUdeviceptr,
     values: PhantomData<T>,
 }
 
@@ -60,7 +67,8 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
     /// # Safety
     /// Values are written before they are read.
     pub unsafe fn uninit(len: usize, stream: &Arc<CudaStream>, resource: R) -> Result<Self> {
-        let stream_ref = checked_stream(stream, &resource)?;
+        // SAFETY: the result holds the stream that it is on.
+        let stream_ref = unsafe { checked_stream(stream, &resource) }?;
         let buffer = DeviceBuffer::with_layout(Layout::array::<T>(len as u64)?, stream_ref, resource)?;
         Ok(Self::from_parts(buffer, Arc::clone(stream), len))
     }
@@ -100,26 +108,76 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
     /// Converts a buffer of bytes to values. Its memory moves to `stream`, in order.
     ///
     /// # Errors
-    /// Those of [`uninit`](Self::uninit), and [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument)
-    /// if the buffer holds no whole number of values or not at their alignment; the buffer is dropped.
-    pub fn from_buffer(mut buffer: DeviceBuffer<R>, stream: &Arc<CudaStream>) -> Result<Self>
+    /// Those of [`set_stream`](Self::set_stream), and
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the buffer holds no whole number of
+    /// values or not at their alignment. The error returns the buffer.
+    pub fn from_buffer(
+        buffer: DeviceBuffer<R>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<Self, ConversionError<DeviceBuffer<R>>>
     where
         T: Pod,
     {
         let (bytes, size) = (buffer.len(), size_of::<T>() as u64);
         if size == 0 || !bytes.is_multiple_of(size) || buffer.alignment() < align_of::<T>() as u64 {
-            return Err(Error::invalid_argument(format!(
+            let error = Error::invalid_argument(format!(
                 "{bytes} bytes aligned to {} are not a whole number of values of {size} bytes aligned to {}",
                 buffer.alignment(),
                 align_of::<T>()
-            )));
+            ));
+            return Err(ConversionError::new(error, buffer));
         }
-        buffer.set_stream(checked_stream(stream, buffer.resource())?)?;
-        Ok(Self::from_parts(buffer, Arc::clone(stream), (bytes / size) as usize))
+        Self::moved(buffer, (bytes / size) as usize, stream)
+    }
+
+    /// Converts a vector, which is not copied. Its memory moves to `stream`, in order. Any bytes are a value,
+    /// since the vector's memory may not have been written.
+    ///
+    /// To pass a vector to cudarc and keep it, there are [views](DeviceVec::cuda_view).
+    ///
+    /// # Errors
+    /// Those of [`set_stream`](Self::set_stream). The error returns the vector.
+    pub fn from_vec(
+        vec: DeviceVec<T, R>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<Self, ConversionError<DeviceVec<T, R>>>
+    where
+        T: Pod,
+    {
+        let len = vec.len();
+        Self::moved(vec.into_buffer(), len, stream).map_err(|refused| {
+            let (error, buffer) = refused.into_parts();
+            ConversionError::new(error, DeviceVec::of(buffer))
+        })
+    }
+
+    fn moved(
+        mut buffer: DeviceBuffer<R>,
+        len: usize,
+        stream: &Arc<CudaStream>,
+    ) -> Result<Self, ConversionError<DeviceBuffer<R>>> {
+        // SAFETY: the result holds the stream that it is on.
+        let named = unsafe { checked_stream(stream, buffer.resource()) };
+        match named.and_then(|named| buffer.set_stream(named)) {
+            Ok(()) => Ok(Self::from_parts(buffer, Arc::clone(stream), len)),
+            Err(error) => Err(ConversionError::new(error, buffer)),
+        }
+    }
+
+    /// Converts the buffer to a vector, which is not copied. Its memory moves to `stream`, in order; the
+    /// buffer's own stream may go.
+    ///
+    /// # Errors
+    /// Those of the driver. The error returns the buffer.
+    pub fn into_vec(mut self, stream: StreamRef) -> Result<DeviceVec<T, R>, ConversionError<Self>> {
+        match self.buffer.set_stream(stream) {
+            Ok(()) => Ok(DeviceVec::of(self.buffer)),
+            Err(error) => Err(ConversionError::new(error, self)),
+        }
     }
 
     fn from_parts(buffer: DeviceBuffer<R>, stream: Arc<CudaStream>, len: usize) -> Self {
-        Self { address: buffer.as_ptr().address(), buffer, stream, len, values: PhantomData }
+        Self { buffer, stream, len, values: PhantomData }
     }
 
     /// The memory, and the stream in whose order it is used and freed.
@@ -134,9 +192,13 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
     /// stopping the host.
     ///
     /// # Errors
-    /// Those of [`uninit`](Self::uninit), and those of the driver; the buffer keeps its stream.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the stream is not of the memory's
+    /// device, or of a context that is not the device's primary one; those of the driver. The buffer keeps
+    /// its stream.
     pub fn set_stream(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
-        self.buffer.set_stream(checked_stream(stream, self.buffer.resource())?)?;
+        // SAFETY: the buffer holds the stream from here on.
+        let named = unsafe { checked_stream(stream, self.buffer.resource()) }?;
+        self.buffer.set_stream(named)?;
         self.stream = Arc::clone(stream);
         Ok(())
     }
@@ -151,47 +213,30 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         self.len == 0
     }
 
+    /// The values, or a part of them, as cudarc reads them.
+    pub fn as_view(&self) -> CudaBufferView<'_, T> {
+        CudaBufferView::of(&self.buffer, self.len, &self.stream)
+    }
+
+    /// The values, or a part of them, as cudarc reads and writes them.
+    pub fn as_view_mut(&mut self) -> CudaBufferViewMut<'_, T> {
+        CudaBufferViewMut::of(self.as_view())
+    }
+
+    /// The resource that the memory came from.
+    pub fn resource(&self) -> &R {
+        self.buffer.resource()
+    }
+
+    /// The memory. It is not public, since it names the stream without keeping it.
+    pub(crate) fn as_buffer(&self) -> &DeviceBuffer<R> {
+        &self.buffer
+    }
+
     /// The stream of the buffer.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
-
-    /// Orders `stream` for a use of the memory; the result orders the buffer's stream after that use when it
-    /// is dropped.
-    fn ordered<'a>(&self, stream: &'a CudaStream) -> SyncOnDrop<'a> {
-        let left_its_thread = self.buffer.left_its_thread();
-        let is_own =
-            stream.cu_stream() == self.stream.cu_stream() && stream.context() == self.stream.context();
-        if is_own && !left_its_thread {
-            return SyncOnDrop::Record(None);
-        }
-        let context = stream.context();
-        let waited = if left_its_thread {
-            self.stream.context().synchronize()
-        } else {
-            stream.join(&self.stream).or_else(|_| self.stream.synchronize())
-        };
-        // cudarc has no other place for the error: the next call of this context returns it.
-        context.record_err(waited);
-        SyncOnDrop::sync_stream(stream)
-    }
-}
-
-fn checked_stream(stream: &CudaStream, resource: &impl DeviceMemoryResource) -> Result<StreamRef> {
-    let (device, ordinal) = (resource.driver().device(), stream.context().ordinal());
-    if device.is_sim() || device.ordinal() as usize != ordinal {
-        return Err(Error::invalid_argument(format!(
-            "the stream is of CUDA's device {ordinal}, but the memory would be of {device}"
-        )));
-    }
-    // SAFETY: the buffer holds the stream that it is on, and `into_buffer` hands that out together with the
-    // buffer that names it.
-    unsafe { stream_ref_of(stream) }
-}
-
-/// Converts the code alone: cudarc's text queries the driver, and panics without one.
-fn failed(error: &theirs::DriverError, call: &'static str) -> Error {
-    DriverError::new(error.0 as i32, call).into()
 }
 
 impl<T, R: DeviceMemoryResource> DeviceSlice<T> for CudaBuffer<T, R> {
@@ -204,33 +249,15 @@ impl<T, R: DeviceMemoryResource> DeviceSlice<T> for CudaBuffer<T, R> {
     }
 }
 
-impl<T, R: DeviceMemoryResource> theirs::DevicePtr<T> for CudaBuffer<T, R> {
+impl<T, R: DeviceMemoryResource> DevicePtr<T> for CudaBuffer<T, R> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        (self.address, self.ordered(stream))
+        (self.buffer.as_ptr().address(), ordered(&self.stream, self.buffer.thread(), stream))
     }
 }
 
-impl<T, R: DeviceMemoryResource> theirs::DevicePtrMut<T> for CudaBuffer<T, R> {
+impl<T, R: DeviceMemoryResource> DevicePtrMut<T> for CudaBuffer<T, R> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        (self.address, self.ordered(stream))
-    }
-}
-
-// SAFETY: the argument is an address, which lives as long as the launch refers to it.
-unsafe impl<'a, 'b: 'a, T, R: DeviceMemoryResource> PushKernelArg<&'b CudaBuffer<T, R>> for LaunchArgs<'a> {
-    #[inline(always)]
-    fn arg(&mut self, arg: &'b CudaBuffer<T, R>) -> &mut Self {
-        self.arg(&arg.address)
-    }
-}
-
-// SAFETY: as above.
-unsafe impl<'a, 'b: 'a, T, R: DeviceMemoryResource> PushKernelArg<&'b mut CudaBuffer<T, R>>
-    for LaunchArgs<'a>
-{
-    #[inline(always)]
-    fn arg(&mut self, arg: &'b mut CudaBuffer<T, R>) -> &mut Self {
-        self.arg(&arg.address)
+        (self.buffer.as_ptr().address(), ordered(&self.stream, self.buffer.thread(), stream))
     }
 }
 

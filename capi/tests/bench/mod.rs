@@ -1,0 +1,63 @@
+//! A simulated device for the tests of the ABI.
+
+use std::ffi::{CStr, CString, c_void};
+use std::ptr::null_mut;
+use std::sync::{Arc, Once};
+
+use millpond_c::device::*;
+use millpond_c::resource::*;
+use millpond_c::status::*;
+use millpond_core::DeviceId;
+use millpond_driver::sim::SimDevice;
+
+pub(crate) const KIB: u64 = 1 << 10;
+pub(crate) const MIB: u64 = 1 << 20;
+
+pub(crate) fn message() -> String {
+    // SAFETY: the text is the thread's, and is copied at once.
+    unsafe { CStr::from_ptr(millpond_error_message()) }.to_string_lossy().into_owned()
+}
+
+/// A simulated device of its own, with what looks at it.
+pub(crate) struct Bench {
+    pub(crate) device: *mut Device,
+    pub(crate) sim: Arc<SimDevice>,
+}
+
+impl Bench {
+    pub(crate) fn new() -> Self {
+        static HIDE_CUDA: Once = Once::new();
+        // SAFETY: no other code of these tests writes variables, and CUDA reads them later.
+        HIDE_CUDA.call_once(|| unsafe { std::env::set_var("CUDA_VISIBLE_DEVICES", "") });
+        let mut device = null_mut();
+        // SAFETY: the name is a string, and the result may be written.
+        let opened = unsafe { millpond_device_open(c"sim:64MiB".as_ptr(), &raw mut device) };
+        assert_eq!(opened, Status::Ok);
+        // SAFETY: the handle is new.
+        let ordinal = unsafe { millpond_device_ordinal(device) };
+        let sim = SimDevice::find(DeviceId::sim(ordinal as u32)).expect("the device is open");
+        Self { device, sim }
+    }
+
+    pub(crate) fn resource(&self, stack: &str) -> *mut Resource {
+        let (mut resource, stack) = (null_mut(), CString::new(stack).unwrap());
+        // SAFETY: all arguments are as asked for.
+        let made = unsafe { millpond_resource_new(self.device, stack.as_ptr(), &raw mut resource) };
+        assert_eq!(made, Status::Ok, "{}", message());
+        resource
+    }
+
+    pub(crate) fn stream(&self) -> *mut c_void {
+        let mut stream = null_mut();
+        // SAFETY: all arguments are as asked for.
+        assert_eq!(unsafe { millpond_stream_create(self.device, true, &raw mut stream) }, Status::Ok);
+        stream
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        // SAFETY: the handle ends here.
+        unsafe { millpond_device_free(self.device) };
+    }
+}

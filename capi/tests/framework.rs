@@ -1,0 +1,309 @@
+//! `malloc`, `free` and `record_stream` for frameworks: when a block goes back, and to whom.
+
+mod bench;
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use bench::{Bench, KIB, MIB, message};
+use millpond_c::device::*;
+use millpond_c::framework::*;
+use millpond_c::registry::*;
+use millpond_c::resource::*;
+use millpond_c::status::*;
+use millpond_core::driver::{CaptureMode, EventFlags};
+use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, StreamRef};
+use millpond_driver::sim::Access;
+use millpond_resources::{CudaMemoryResource, PoolLayer, registry};
+use millpond_testkit::hooked::HookedDriver;
+
+impl Bench {
+    fn number(&self) -> i32 {
+        self.sim.device().ordinal() as i32
+    }
+
+    fn stream_ref(&self, stream: *mut c_void) -> StreamRef {
+        // SAFETY: the stream is alive.
+        unsafe { self.sim.stream_ref(stream.addr() as u64) }.expect("it is alive")
+    }
+}
+
+fn ptr_of(block: *mut c_void) -> DevicePtr {
+    DevicePtr::new(block.addr() as u64)
+}
+
+/// Blocks of `millpond_malloc` are known by their address, which simulated devices have in common.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What `record_stream` is for: without it, the block below goes to another user while a kernel writes to it.
+#[test]
+fn a_block_goes_back_after_the_streams_that_were_recorded() {
+    let _alone = alone();
+    for is_recorded in [true, false] {
+        let bench = Bench::new();
+        let pool = bench.resource("cuda+pool");
+        let (own, other) = (bench.stream(), bench.stream());
+        let [own_ref, other_ref] = [own, other].map(|stream| bench.stream_ref(stream));
+        // SAFETY: all arguments are as asked for, but for the use that is not recorded, which the device
+        // finds.
+        unsafe {
+            assert_eq!(millpond_set_per_device_resource(pool, null_mut()), Status::Ok);
+            let block = millpond_malloc(MIB as usize, bench.number(), own);
+            bench.sim.lend(ptr_of(block), MIB, own_ref);
+            assert_eq!(millpond_stream_wait(bench.device, other, own), Status::Ok);
+            bench.sim.launch_for(other_ref, &[Access::write(ptr_of(block), MIB, 1)], 1_000_000);
+            if is_recorded {
+                assert_eq!(millpond_record_stream(block, other), Status::Ok);
+            }
+            bench.sim.give_back(ptr_of(block), MIB, own_ref);
+            millpond_free(block, 0, 0, null_mut());
+            let again = millpond_malloc(MIB as usize, bench.number(), own);
+            assert_eq!(again == block, !is_recorded);
+            bench.sim.lend(ptr_of(again), MIB, own_ref);
+            bench.sim.launch(own_ref, &[Access::write(ptr_of(again), MIB, 2)]);
+            let found = bench.sim.take_violations();
+            assert_eq!(found.is_empty(), is_recorded, "{found:?}");
+            millpond_free(again, 0, 0, null_mut());
+            // Once the device has passed the use, the block is handed out again.
+            assert_eq!(millpond_device_synchronize(bench.device), Status::Ok);
+            let blocks = [(); 2].map(|()| millpond_malloc(MIB as usize, bench.number(), own));
+            assert!(blocks.contains(&block));
+            blocks.into_iter().for_each(|block| millpond_free(block, 0, 0, null_mut()));
+            assert_eq!(millpond_empty_cache(), Status::Ok);
+            assert_eq!(millpond_reset_per_device_resource(bench.device), Status::Ok);
+            millpond_resource_free(pool);
+        }
+    }
+}
+
+#[test]
+fn memory_that_waits_for_a_stream_is_waited_for_before_memory_is_out() {
+    let _alone = alone();
+    let bench = Bench::new();
+    let pool = bench.resource("cuda+pool");
+    let (own, other) = (bench.stream(), bench.stream());
+    let bytes = 40 * MIB as usize;
+    // SAFETY: all arguments are as asked for.
+    unsafe {
+        assert_eq!(millpond_set_per_device_resource(pool, null_mut()), Status::Ok);
+        let block = millpond_malloc(bytes, bench.number(), own);
+        bench.sim.launch_for(bench.stream_ref(other), &[], 1_000_000);
+        assert_eq!(millpond_record_stream(block, other), Status::Ok);
+        millpond_free(block, bytes, 0, own);
+        let again = millpond_malloc(bytes, bench.number(), own);
+        assert!(!again.is_null(), "{}", message());
+        millpond_free(again, bytes, 0, own);
+        assert!(millpond_malloc(1 << 40, bench.number(), own).is_null());
+        assert!(message().starts_with("out of memory for 1TiB"), "{}", message());
+        assert_eq!(millpond_record_stream(again, other), Status::InvalidArgument);
+        assert_eq!(millpond_reset_per_device_resource(bench.device), Status::Ok);
+        millpond_resource_free(pool);
+    }
+}
+
+/// The per-thread default stream, as C passes it, which has one name for the streams of all threads.
+fn per_thread() -> *mut c_void {
+    std::ptr::without_provenance_mut(2)
+}
+
+/// It goes back after the work of the thread that allocated it, and of those that recorded a use.
+#[test]
+fn a_block_of_a_per_thread_stream_is_freed_on_another_thread() {
+    let _alone = alone();
+    for frees_elsewhere in [true, false] {
+        let bench = Bench::new();
+        let pool = bench.resource("cuda+pool");
+        let number = bench.number();
+        // SAFETY: all arguments are as asked for.
+        unsafe {
+            assert_eq!(millpond_set_per_device_resource(pool, null_mut()), Status::Ok);
+            let block = millpond_malloc(MIB as usize, number, per_thread()).addr();
+            let of = |block: usize| std::ptr::without_provenance_mut::<c_void>(block);
+            let lend = |block| bench.sim.lend(ptr_of(of(block)), MIB, StreamRef::PER_THREAD);
+            let write = |block, tag| [Access::write(ptr_of(of(block)), MIB, tag)];
+            lend(block);
+            bench.sim.launch_for(StreamRef::PER_THREAD, &write(block, 1), 1_000_000);
+            let elsewhere = |body: &(dyn Fn() + Sync)| std::thread::scope(|scope| scope.spawn(body).join());
+            if frees_elsewhere {
+                bench.sim.give_back(ptr_of(of(block)), MIB, StreamRef::PER_THREAD);
+                let free_and_reuse = || {
+                    millpond_free(of(block), 0, 0, null_mut());
+                    let again = millpond_malloc(MIB as usize, number, per_thread()).addr();
+                    lend(again);
+                    bench.sim.launch(StreamRef::PER_THREAD, &write(again, 2));
+                    bench.sim.give_back(ptr_of(of(again)), MIB, StreamRef::PER_THREAD);
+                    millpond_free(of(again), 0, 0, null_mut());
+                };
+                elsewhere(&free_and_reuse).expect("the thread ends");
+            } else {
+                let event = bench.sim.event_create(EventFlags::default()).expect("an event");
+                bench.sim.event_record(event, StreamRef::PER_THREAD).expect("a record");
+                let use_and_record = || {
+                    bench.sim.stream_wait_event(StreamRef::PER_THREAD, event).expect("a wait");
+                    bench.sim.launch_for(StreamRef::PER_THREAD, &write(block, 2), 1_000_000);
+                    assert_eq!(millpond_record_stream(of(block), per_thread()), Status::Ok);
+                };
+                elsewhere(&use_and_record).expect("the thread ends");
+                bench.sim.give_back(ptr_of(of(block)), MIB, StreamRef::PER_THREAD);
+                millpond_free(of(block), 0, 0, null_mut());
+                let again = millpond_malloc(MIB as usize, number, per_thread()).addr();
+                assert_ne!(again, block, "another thread's stream still uses it");
+                lend(again);
+                bench.sim.launch(StreamRef::PER_THREAD, &write(again, 3));
+                bench.sim.give_back(ptr_of(of(again)), MIB, StreamRef::PER_THREAD);
+                millpond_free(of(again), 0, 0, null_mut());
+                bench.sim.event_destroy(event).expect("it is alive");
+            }
+            let found = bench.sim.take_violations();
+            assert!(found.is_empty(), "elsewhere: {frees_elsewhere}: {found:?}");
+            assert_eq!(millpond_empty_cache(), Status::Ok);
+            let mut statistics = Statistics::default();
+            assert_eq!(millpond_resource_statistics(pool, &raw mut statistics), Status::Ok);
+            assert_eq!((statistics.blocks_in_use, statistics.misuses), (0, 0), "it all went back");
+            assert_eq!(millpond_reset_per_device_resource(bench.device), Status::Ok);
+            millpond_resource_free(pool);
+        }
+    }
+}
+
+/// A block that waits for another stream names no stream that may have ended since it was freed.
+#[test]
+fn the_stream_of_a_freed_block_may_end_while_the_block_waits() {
+    let _alone = alone();
+    let bench = Bench::new();
+    for stack in ["cuda+pool", "cuda_async"] {
+        let resource = bench.resource(stack);
+        let (own, other) = (bench.stream(), bench.stream());
+        // SAFETY: all arguments are as asked for.
+        unsafe {
+            assert_eq!(millpond_set_per_device_resource(resource, null_mut()), Status::Ok);
+            let block = millpond_malloc(MIB as usize, bench.number(), own);
+            let [own_ref, other_ref] = [own, other].map(|stream| bench.stream_ref(stream));
+            bench.sim.lend(ptr_of(block), MIB, own_ref);
+            bench.sim.launch_for(other_ref, &[], 1_000_000);
+            bench.sim.launch_for(own_ref, &[Access::write(ptr_of(block), MIB, 1)], 2_000_000);
+            assert_eq!(millpond_record_stream(block, other), Status::Ok);
+            bench.sim.give_back(ptr_of(block), MIB, own_ref);
+            millpond_free(block, 0, 0, null_mut());
+            assert_eq!(millpond_stream_destroy(bench.device, own), Status::Ok);
+            assert_eq!(millpond_stream_synchronize(bench.device, other), Status::Ok);
+            let again = millpond_malloc(MIB as usize, bench.number(), other);
+            bench.sim.lend(ptr_of(again), MIB, other_ref);
+            bench.sim.launch(other_ref, &[Access::write(ptr_of(again), MIB, 2)]);
+            bench.sim.give_back(ptr_of(again), MIB, other_ref);
+            millpond_free(again, 0, 0, null_mut());
+            assert_eq!(millpond_empty_cache(), Status::Ok);
+            assert_eq!(bench.sim.take_violations(), []);
+            let mut statistics = Statistics::default();
+            if millpond_resource_statistics(resource, &raw mut statistics) == Status::Ok {
+                assert_eq!((statistics.blocks_in_use, statistics.misuses), (0, 0), "{stack}");
+            }
+            assert_eq!(millpond_reset_per_device_resource(bench.device), Status::Ok);
+            millpond_resource_free(resource);
+        }
+    }
+}
+
+/// A stream that captured a graph when the block was freed, and ended before an event could mark its work.
+#[test]
+fn a_block_goes_back_although_a_captured_stream_has_ended() {
+    let _alone = alone();
+    let bench = Bench::new();
+    let pool = bench.resource("cuda+pool");
+    let (own, other) = (bench.stream(), bench.stream());
+    let mut statistics = Statistics::default();
+    // SAFETY: all arguments are as asked for.
+    unsafe {
+        assert_eq!(millpond_set_per_device_resource(pool, null_mut()), Status::Ok);
+        let block = millpond_malloc(MIB as usize, bench.number(), own);
+        assert_eq!(millpond_record_stream(block, other), Status::Ok);
+        bench.sim.begin_capture(bench.stream_ref(other), CaptureMode::Global).expect("a capture begins");
+        millpond_free(block, 0, 0, null_mut());
+        bench.sim.end_capture(bench.stream_ref(other)).expect("a capture ends");
+        assert_eq!(millpond_resource_statistics(pool, &raw mut statistics), Status::Ok);
+        assert_eq!(statistics.blocks_in_use, 1, "it waits");
+        assert_eq!(millpond_stream_destroy(bench.device, other), Status::Ok);
+        assert_eq!(millpond_empty_cache(), Status::Ok);
+        assert_eq!(millpond_resource_statistics(pool, &raw mut statistics), Status::Ok);
+        assert_eq!((statistics.blocks_in_use, statistics.misuses), (0, 0));
+        assert_eq!(millpond_reset_per_device_resource(bench.device), Status::Ok);
+        millpond_resource_free(pool);
+    }
+}
+
+/// Simulated devices have the same addresses, and a free names only an address.
+#[test]
+fn blocks_of_two_simulated_devices_are_not_confused() {
+    let _alone = alone();
+    let (one, two) = (Bench::new(), Bench::new());
+    // SAFETY: all arguments are as asked for.
+    unsafe {
+        let block = millpond_malloc(MIB as usize, one.number(), null_mut());
+        assert!(millpond_malloc(MIB as usize, two.number(), null_mut()).is_null());
+        assert!(message().contains("simulated devices have the same addresses"), "{}", message());
+        millpond_free(block, 0, 0, null_mut());
+        let block = millpond_malloc(MIB as usize, two.number(), null_mut());
+        assert!(!block.is_null());
+        millpond_free(block, 0, 0, null_mut());
+    }
+}
+
+/// Another thread, or what a driver call leads to, may use the library meanwhile.
+#[test]
+fn blocks_are_handed_out_while_another_call_asks_the_driver_about_those_that_wait() {
+    let _alone = alone();
+    let bench = Bench::new();
+    let driver = HookedDriver::new(bench.sim.clone());
+    let pool = CudaMemoryResource::new(driver.clone()).layer(PoolLayer::new()).expect("a pool").into_any();
+    registry::set_per_device_resource(pool.driver().device(), pool).expect("it is of the device");
+    let (own, other, number) = (bench.stream(), bench.stream(), bench.number());
+    // SAFETY: all arguments are as asked for.
+    unsafe {
+        let block = millpond_malloc(MIB as usize, number, own);
+        assert_eq!(millpond_record_stream(block, other), Status::Ok);
+        millpond_free(block, 0, 0, null_mut());
+        driver.before_query(move || {
+            let meanwhile = millpond_malloc(KIB as usize, number, null_mut());
+            assert!(!meanwhile.is_null(), "{}", message());
+            millpond_free(meanwhile, 0, 0, null_mut());
+        });
+        let again = millpond_malloc(MIB as usize, number, own);
+        assert_eq!((again, driver.hooks_left()), (block, 0));
+        millpond_free(again, 0, 0, null_mut());
+        assert_eq!(millpond_reset_per_device_resource(bench.device), Status::Ok);
+    }
+}
+
+/// The user of a default stream need not wait for it: it is there as long as the process.
+#[test]
+fn a_block_of_a_default_stream_waits_for_the_recorded_streams_alone() {
+    let _alone = alone();
+    let bench = Bench::new();
+    let pool = bench.resource("cuda+pool");
+    let other = bench.stream();
+    // SAFETY: all arguments are as asked for.
+    unsafe {
+        assert_eq!(millpond_set_per_device_resource(pool, null_mut()), Status::Ok);
+        for own in [null_mut(), per_thread()] {
+            let block = millpond_malloc(MIB as usize, bench.number(), own);
+            let own_ref = bench.stream_ref(own);
+            bench.sim.lend(ptr_of(block), MIB, own_ref);
+            bench.sim.launch_for(own_ref, &[Access::write(ptr_of(block), MIB, 1)], 1_000_000);
+            assert_eq!(millpond_record_stream(block, other), Status::Ok);
+            bench.sim.give_back(ptr_of(block), MIB, own_ref);
+            millpond_free(block, 0, 0, null_mut());
+            let again = millpond_malloc(MIB as usize, bench.number(), own);
+            assert_eq!(again, block, "no stream uses it but its own");
+            bench.sim.lend(ptr_of(again), MIB, own_ref);
+            bench.sim.give_back(ptr_of(again), MIB, own_ref);
+            millpond_free(again, 0, 0, null_mut());
+        }
+        assert_eq!(bench.sim.take_violations(), []);
+        assert_eq!(millpond_reset_per_device_resource(bench.device), Status::Ok);
+        millpond_resource_free(pool);
+    }
+}

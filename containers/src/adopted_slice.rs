@@ -1,0 +1,249 @@
+//! The resource behind memory that was taken over from cudarc.
+
+use std::any::Any;
+use std::fmt;
+use std::mem;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaSlice, CudaStream};
+use millpond_core::driver::{CaptureModeGuard, DriverError, call};
+use millpond_core::misuse::{self, Misuse, MisuseKind};
+use millpond_core::{
+    Accessibility, DeviceMemoryResource, DevicePtr, Driver, DriverHandle, Error, Layout, MemoryInfo,
+    ResourceStatistics, Result, StreamRef, Traits, is_same,
+};
+use millpond_driver::CurrentDeviceGuard;
+use millpond_driver::cuda::{CudaDriver, stream_ref_of};
+use parking_lot::Mutex;
+
+use crate::ConversionError;
+use crate::cuda_stream::{failed, order_tracked_uses};
+use crate::event::order;
+
+/// The memory of one `CudaSlice` that a container took over: the resource of what
+/// [`CudaBuffer::adopt`](crate::CudaBuffer::adopt) returns.
+///
+/// It holds the slice, so cudarc frees the memory in the end, on the slice's stream and after all that
+/// millpond did with it. It has that one block and hands out no others: a container over it can shrink and
+/// grow again up to its capacity, but not beyond.
+///
+/// ```no_run
+/// use millpond_containers::{AdoptedSlice, CudaBuffer};
+/// use millpond_driver::cuda::cudarc::driver::CudaContext;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let stream = CudaContext::new(0)?.new_stream()?;
+/// let buffer: CudaBuffer<f32, AdoptedSlice<f32>> = CudaBuffer::adopt(stream.alloc_zeros(100)?)?;
+/// assert_eq!(buffer.resource().to_string(), "cuda_slice");
+/// # Ok(())
+/// # }
+/// ```
+pub struct AdoptedSlice<T> {
+    driver: DriverHandle,
+    ptr: DevicePtr,
+    layout: Layout,
+    /// The slice's stream, which the slice keeps alive.
+    home: StreamRef,
+    /// `None` once the memory was freed or given back.
+    slice: Mutex<Option<CudaSlice<T>>>,
+}
+
+impl<T> AdoptedSlice<T> {
+    /// Takes the slice, after ordering its stream after all uses that cudarc has tracked.
+    pub(crate) fn new(mut slice: CudaSlice<T>) -> Result<Self, ConversionError<CudaSlice<T>>> {
+        match Self::prepare(&mut slice) {
+            Ok((driver, home, ptr, layout)) => {
+                Ok(Self { driver, ptr, layout, home, slice: Mutex::new(Some(slice)) })
+            }
+            Err(error) => Err(ConversionError::new(error, slice)),
+        }
+    }
+
+    fn prepare(slice: &mut CudaSlice<T>) -> Result<(DriverHandle, StreamRef, DevicePtr, Layout)> {
+        let layout = Layout::array::<T>(slice.len() as u64)?;
+        // SAFETY: the slice keeps its stream, and the resource keeps the slice.
+        let home = unsafe { stream_ref_of(slice.stream()) }?;
+        // The ordinal is that of a primary context, or the line above had failed.
+        let driver: DriverHandle = CudaDriver::open(slice.context().ordinal() as u32)?;
+        let _current = CurrentDeviceGuard::new(driver.device())?;
+        let address = order_tracked_uses(slice)?;
+        if home.is_per_thread() {
+            // cudarc does not remember of which thread.
+            slice.context().synchronize().map_err(|error| failed(&error, "cuCtxSynchronize"))?;
+        }
+        let ptr = if layout.bytes() == 0 { DevicePtr::NULL } else { DevicePtr::new(address) };
+        if !ptr.is_aligned_to(layout.alignment()) {
+            return Err(Error::invalid_argument(format!(
+                "the slice is at {ptr}, which is not aligned to {} bytes; is it a part of an allocation?",
+                layout.alignment()
+            )));
+        }
+        Ok((driver, home, ptr, layout))
+    }
+
+    /// The block, its layout, and the stream in whose order it may be used first.
+    pub(crate) fn block(&self) -> (DevicePtr, Layout, StreamRef) {
+        (self.ptr, self.layout, self.home)
+    }
+
+    /// The stream of the slice.
+    pub(crate) fn stream(&self) -> Result<Arc<CudaStream>> {
+        self.slice.lock().as_ref().map(|slice| Arc::clone(slice.stream())).ok_or_else(gone)
+    }
+
+    /// The slice. All uses of its memory happen before the next work of its stream, where uses that cudarc
+    /// tracks will find them.
+    pub(crate) fn take(&self) -> Result<CudaSlice<T>> {
+        if self.is_lost() {
+            return Err(self.driver.health().error());
+        }
+        let mut held = self.slice.lock();
+        let mut slice = held.take().ok_or_else(gone)?;
+        let marked = CurrentDeviceGuard::new(self.driver.device()).and_then(|_current| {
+            let earlier = slice.context().check_err();
+            let marked = order_tracked_uses(&mut slice);
+            // What was stored before is cudarc's to report.
+            slice.context().record_err(earlier);
+            marked
+        });
+        match marked {
+            Ok(_address) => Ok(slice),
+            Err(error) => {
+                *held = Some(slice);
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether the memory is gone: after an error that nothing mends, or a reset of the context, by which the
+    /// address may have become another allocation's.
+    fn is_lost(&self) -> bool {
+        let health = self.driver.health();
+        let is_same = || {
+            let opened = CudaDriver::open(self.driver.device().ordinal());
+            opened.is_ok_and(|driver| Arc::ptr_eq(driver.health(), health))
+        };
+        health.is_lost() || !is_same()
+    }
+
+    /// Drops the slice after the work that `ordered` puts before the next work of its stream, whatever
+    /// context is current. If it cannot be ordered the memory is leaked: its next owner would get it too
+    /// early.
+    fn free(&self, slice: CudaSlice<T>, ordered: impl FnOnce() -> Result<()>) {
+        if self.is_lost() {
+            return mem::forget(slice);
+        }
+        let current = CurrentDeviceGuard::new(self.driver.device());
+        let ordered = current.and_then(|current| ordered().map(|()| current));
+        match ordered {
+            Ok(_current) => drop(slice),
+            Err(error) => {
+                tracing::error!(target: "millpond::containers", %error, "an adopted slice was leaked");
+                mem::forget(slice);
+            }
+        }
+    }
+}
+
+fn gone() -> Error {
+    Error::invalid_argument("the slice was freed or given back already")
+}
+
+/// The memory is left here by a container that was taken apart, or that could not be ordered when it was
+/// dropped: which stream used it last is not known.
+impl<T> Drop for AdoptedSlice<T> {
+    fn drop(&mut self) {
+        let Some(slice) = self.slice.get_mut().take() else { return };
+        self.free(slice, || {
+            let _captures = CaptureModeGuard::relaxed(&*self.driver);
+            if self.layout.bytes() == 0 || call(&*self.driver, |driver| driver.synchronize_beside_captures())?
+            {
+                return Ok(());
+            }
+            Err(DriverError::new(DriverError::STREAM_CAPTURE_UNSUPPORTED, "cuCtxSynchronize").into())
+        });
+    }
+}
+
+impl<T> fmt::Debug for AdoptedSlice<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AdoptedSlice")
+            .field("ptr", &self.ptr)
+            .field("layout", &self.layout)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T> fmt::Display for AdoptedSlice<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("cuda_slice")
+    }
+}
+
+// SAFETY: it hands out no block. That of the slice is disjoint from all others, since the slice owned it, and
+// is freed after its last use.
+#[deny(clippy::missing_trait_methods)]
+unsafe impl<T: Any> DeviceMemoryResource for AdoptedSlice<T> {
+    fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        if layout.bytes() == 0 {
+            return Ok(DevicePtr::NULL);
+        }
+        let message = "memory that was taken over from cudarc does not grow; copy it into a container over \
+                       another resource (copy_of)";
+        let error = Error::invalid_argument(message).for_request(layout, stream);
+        Err(error.on_device(self.driver.device()).in_stack(self))
+    }
+
+    unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
+        if ptr.is_null() {
+            return;
+        }
+        let slice = if ptr == self.ptr { self.slice.lock().take() } else { None };
+        match slice {
+            Some(slice) => self.free(slice, || {
+                order(&self.driver, stream, self.home)
+                    .or_else(|_| call(&*self.driver, |driver| driver.stream_synchronize(stream)))
+            }),
+            None => misuse::report(&Misuse {
+                kind: MisuseKind::ForeignPointer,
+                ptr,
+                bytes: layout.bytes(),
+                stream,
+                resource: self.to_string(),
+            }),
+        }
+    }
+
+    fn driver(&self) -> &DriverHandle {
+        &self.driver
+    }
+
+    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
+        None
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        call(&*self.driver, |driver| driver.mem_get_info()).map_err(|error| error.in_stack(self))
+    }
+
+    fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
+        is_same(self, other)
+    }
+
+    fn is_stream_ordered(&self) -> bool {
+        true
+    }
+
+    fn accessibility(&self) -> Accessibility {
+        Accessibility::DEVICE
+    }
+
+    fn statistics(&self) -> Option<ResourceStatistics> {
+        None
+    }
+
+    fn trim(&self, _keep_bytes: u64) -> Result<u64> {
+        Ok(0)
+    }
+
+    fn provide(&self, _traits: &mut Traits) {}
+}

@@ -1,0 +1,286 @@
+//! Borrowed values that cudarc's functions take as a `CudaView`.
+
+use std::marker::PhantomData;
+use std::ops::{Bound, RangeBounds};
+use std::sync::Arc;
+
+use bytemuck::Pod;
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{
+    CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, LaunchArgs, PushKernelArg, SyncOnDrop,
+};
+use millpond_core::{DeviceMemoryResource, Error, Result, StreamId};
+
+use crate::cuda_stream::{checked_stream, ordered};
+use crate::{DeviceBuffer, DeviceScalar, DeviceVec};
+
+/// Borrowed values in device memory, for reading: cudarc's copies, kernel launches and libraries take it as a
+/// `CudaView`.
+///
+/// It comes from [`CudaBuffer::as_view`](crate::CudaBuffer::as_view), or from a container with the
+/// `CudaStream` that the container is on ([`DeviceVec::cuda_view`], and so on). A use on that stream costs
+/// nothing; on another it is ordered as for a [`CudaBuffer`](crate::CudaBuffer).
+///
+/// ```no_run
+/// use millpond_containers::DeviceVec;
+/// use millpond_driver::cuda::{cudarc::driver::CudaContext, stream_ref_of};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let stream = CudaContext::new(0)?.new_stream()?;
+/// let pool = millpond_resources::get_current_device_resource()?;
+/// // SAFETY: `stream` outlives the vector.
+/// let on = unsafe { stream_ref_of(&stream) }?;
+/// let numbers = DeviceVec::from_host(&[1_u32, 2, 3], on, pool)?;
+/// let view = numbers.cuda_view(&stream)?;
+/// assert_eq!(stream.clone_dtoh(&view)?, [1, 2, 3]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct CudaBufferView<'a, T> {
+    /// Where a kernel's arguments can point to it.
+    address: CUdeviceptr,
+    len: usize,
+    stream: &'a Arc<CudaStream>,
+    thread: Option<StreamId>,
+    values: PhantomData<&'a [T]>,
+}
+
+impl<T> Clone for CudaBufferView<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for CudaBufferView<'_, T> {}
+
+impl<'a, T> CudaBufferView<'a, T> {
+    /// The first `len` values of a buffer that is on this stream.
+    pub(crate) fn of<R: DeviceMemoryResource>(
+        buffer: &'a DeviceBuffer<R>,
+        len: usize,
+        stream: &'a Arc<CudaStream>,
+    ) -> Self {
+        let thread = buffer.thread();
+        Self { address: buffer.as_ptr().address(), len, stream, thread, values: PhantomData }
+    }
+
+    fn checked<R: DeviceMemoryResource>(
+        buffer: &'a DeviceBuffer<R>,
+        len: usize,
+        stream: &'a Arc<CudaStream>,
+    ) -> Result<Self> {
+        // SAFETY: the stream is borrowed, and the name of it is compared and dropped.
+        let named = unsafe { checked_stream(stream, buffer.resource()) }?;
+        if named != buffer.stream() {
+            return Err(Error::invalid_argument(format!(
+                "the memory is on the stream {}, not on {named}; move it with set_stream first",
+                buffer.stream()
+            )));
+        }
+        Ok(Self::of(buffer, len, stream))
+    }
+
+    /// The number of values.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no values.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The values in this range; `None` if it reaches beyond them.
+    pub fn try_slice(&self, range: impl RangeBounds<usize>) -> Option<Self> {
+        let start = match range.start_bound() {
+            Bound::Included(&start) => start,
+            Bound::Excluded(&before) => before.checked_add(1)?,
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(&last) => last.checked_add(1)?,
+            Bound::Excluded(&end) => end,
+            Bound::Unbounded => self.len,
+        };
+        (start <= end && end <= self.len).then(|| {
+            let address = self.address + (start * size_of::<T>()) as u64;
+            Self { address, len: end - start, ..*self }
+        })
+    }
+}
+
+/// Borrowed values in device memory, for reading and writing: cudarc takes it as a `CudaViewMut`. See
+/// [`CudaBufferView`].
+///
+/// ```no_run
+/// use millpond_containers::CudaBuffer;
+/// use millpond_driver::cuda::cudarc::driver::CudaContext;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let stream = CudaContext::new(0)?.new_stream()?;
+/// let pool = millpond_resources::get_current_device_resource()?;
+/// let mut numbers = CudaBuffer::<u32>::zeros(4, &stream, pool)?;
+/// let mut whole = numbers.as_view_mut();
+/// if let Some((_, mut second)) = whole.try_split_at_mut(2) {
+///     stream.memcpy_htod(&[7, 8], &mut second)?;
+/// }
+/// assert_eq!(stream.clone_dtoh(&numbers)?, [0, 0, 7, 8]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct CudaBufferViewMut<'a, T> {
+    view: CudaBufferView<'a, T>,
+    values: PhantomData<&'a mut [T]>,
+}
+
+impl<'a, T> CudaBufferViewMut<'a, T> {
+    /// What is viewed is borrowed for writing.
+    pub(crate) fn of(view: CudaBufferView<'a, T>) -> Self {
+        Self { view, values: PhantomData }
+    }
+
+    /// The number of values.
+    pub fn len(&self) -> usize {
+        self.view.len
+    }
+
+    /// Whether there are no values.
+    pub fn is_empty(&self) -> bool {
+        self.view.is_empty()
+    }
+
+    /// The values, for reading.
+    pub fn as_view(&self) -> CudaBufferView<'_, T> {
+        self.view
+    }
+
+    /// The values in this range; `None` if it reaches beyond them.
+    pub fn try_slice_mut(&mut self, range: impl RangeBounds<usize>) -> Option<CudaBufferViewMut<'_, T>> {
+        self.view.try_slice(range).map(CudaBufferViewMut::of)
+    }
+
+    /// The first `middle` values, and the others; `None` if there are fewer.
+    pub fn try_split_at_mut(
+        &mut self,
+        middle: usize,
+    ) -> Option<(CudaBufferViewMut<'_, T>, CudaBufferViewMut<'_, T>)> {
+        let (first, second) = (self.view.try_slice(..middle)?, self.view.try_slice(middle..)?);
+        Some((CudaBufferViewMut::of(first), CudaBufferViewMut::of(second)))
+    }
+}
+
+/// For calls of cudarc. A kernel launch takes the vector itself, as `arg(&vec)` or `arg(&mut vec)`; it orders
+/// nothing, so it is made on the vector's stream. All other calls take a view. There any bytes have to be a
+/// value, since memory may not have been written.
+impl<T: Pod, R: DeviceMemoryResource> DeviceVec<T, R> {
+    /// The values, as cudarc reads them. `stream` is the one that the vector is on, as cudarc names it; if it
+    /// is another, [`set_stream`](Self::set_stream) comes first.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the vector is not on that stream;
+    /// those of the driver.
+    pub fn cuda_view<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Result<CudaBufferView<'a, T>> {
+        CudaBufferView::checked(self.as_buffer(), self.len(), stream)
+    }
+
+    /// The values, as cudarc reads and writes them; see [`cuda_view`](Self::cuda_view).
+    ///
+    /// # Errors
+    /// Those of [`cuda_view`](Self::cuda_view).
+    pub fn cuda_view_mut<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Result<CudaBufferViewMut<'a, T>> {
+        self.cuda_view(stream).map(CudaBufferViewMut::of)
+    }
+}
+
+/// For calls of cudarc; see [`DeviceVec::cuda_view`].
+impl<T: Pod, R: DeviceMemoryResource> DeviceScalar<T, R> {
+    /// The value, as cudarc reads it.
+    ///
+    /// # Errors
+    /// Those of [`DeviceVec::cuda_view`].
+    pub fn cuda_view<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Result<CudaBufferView<'a, T>> {
+        self.as_vec().cuda_view(stream)
+    }
+
+    /// The value, as cudarc reads and writes it.
+    ///
+    /// # Errors
+    /// Those of [`DeviceVec::cuda_view`].
+    pub fn cuda_view_mut<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Result<CudaBufferViewMut<'a, T>> {
+        self.cuda_view(stream).map(CudaBufferViewMut::of)
+    }
+}
+
+/// For calls of cudarc; see [`DeviceVec::cuda_view`].
+impl<R: DeviceMemoryResource> DeviceBuffer<R> {
+    /// The bytes, as cudarc reads them.
+    ///
+    /// # Errors
+    /// Those of [`DeviceVec::cuda_view`].
+    pub fn cuda_view<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Result<CudaBufferView<'a, u8>> {
+        let len = usize::try_from(self.len()).map_err(|_| Error::invalid_argument("too many bytes"))?;
+        CudaBufferView::checked(self, len, stream)
+    }
+
+    /// The bytes, as cudarc reads and writes them.
+    ///
+    /// # Errors
+    /// Those of [`DeviceVec::cuda_view`].
+    pub fn cuda_view_mut<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Result<CudaBufferViewMut<'a, u8>> {
+        self.cuda_view(stream).map(CudaBufferViewMut::of)
+    }
+}
+
+impl<T> DeviceSlice<T> for CudaBufferView<'_, T> {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn stream(&self) -> &Arc<CudaStream> {
+        self.stream
+    }
+}
+
+impl<T> DevicePtr<T> for CudaBufferView<'_, T> {
+    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        (self.address, ordered(self.stream, self.thread, stream))
+    }
+}
+
+impl<T> DeviceSlice<T> for CudaBufferViewMut<'_, T> {
+    fn len(&self) -> usize {
+        self.view.len
+    }
+
+    fn stream(&self) -> &Arc<CudaStream> {
+        self.view.stream
+    }
+}
+
+impl<T> DevicePtr<T> for CudaBufferViewMut<'_, T> {
+    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        self.view.device_ptr(stream)
+    }
+}
+
+impl<T> DevicePtrMut<T> for CudaBufferViewMut<'_, T> {
+    fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        self.view.device_ptr(stream)
+    }
+}
+
+// SAFETY: the argument is an address, which lives as long as the launch refers to it.
+unsafe impl<'a, 'b: 'a, 'c: 'b, T> PushKernelArg<&'b CudaBufferView<'c, T>> for LaunchArgs<'a> {
+    #[inline(always)]
+    fn arg(&mut self, arg: &'b CudaBufferView<'c, T>) -> &mut Self {
+        self.arg(&arg.address)
+    }
+}
+
+// SAFETY: as above.
+unsafe impl<'a, 'b: 'a, 'c: 'b, T> PushKernelArg<&'b mut CudaBufferViewMut<'c, T>> for LaunchArgs<'a> {
+    #[inline(always)]
+    fn arg(&mut self, arg: &'b mut CudaBufferViewMut<'c, T>) -> &mut Self {
+        self.arg(&arg.view.address)
+    }
+}

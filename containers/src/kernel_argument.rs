@@ -1,0 +1,49 @@
+//! Containers as arguments of the kernels that cudarc launches.
+
+use cudarc::driver::{LaunchArgs, PushKernelArg};
+use millpond_core::{DeviceMemoryResource, DevicePtr};
+
+use crate::{CudaBuffer, DeviceBuffer, DeviceScalar, DeviceVec};
+
+/// The address, where a kernel's arguments can point to it.
+fn address_of<R: DeviceMemoryResource>(buffer: &DeviceBuffer<R>) -> &u64 {
+    let address: *const DevicePtr = buffer.ptr_ref();
+    // SAFETY: a `DevicePtr` is a transparent `u64`, and is borrowed as long as the buffer.
+    unsafe { &*address.cast() }
+}
+
+/// Implements the argument for shared and for unique borrows of a container. A launch is unsafe, and orders
+/// nothing: the container has to be on the stream of the launch.
+macro_rules! kernel_argument {
+    ($container:ident [$($parameter:ident),*], $buffer:expr) => {
+        // SAFETY: the argument is the address of the container's memory, which lies in the container and is
+        // borrowed as long as the launch refers to it.
+        unsafe impl<'a, 'b: 'a, $($parameter,)* R: DeviceMemoryResource>
+            PushKernelArg<&'b $container<$($parameter,)* R>> for LaunchArgs<'a>
+        {
+            #[inline(always)]
+            fn arg(&mut self, arg: &'b $container<$($parameter,)* R>) -> &mut Self {
+                self.arg(address_of($buffer(&*arg)))
+            }
+        }
+
+        // SAFETY: as above.
+        unsafe impl<'a, 'b: 'a, $($parameter,)* R: DeviceMemoryResource>
+            PushKernelArg<&'b mut $container<$($parameter,)* R>> for LaunchArgs<'a>
+        {
+            #[inline(always)]
+            fn arg(&mut self, arg: &'b mut $container<$($parameter,)* R>) -> &mut Self {
+                self.arg(address_of($buffer(&*arg)))
+            }
+        }
+    };
+}
+
+fn of_scalar<T, R: DeviceMemoryResource>(scalar: &DeviceScalar<T, R>) -> &DeviceBuffer<R> {
+    scalar.as_vec().as_buffer()
+}
+
+kernel_argument!(DeviceBuffer [], std::convert::identity);
+kernel_argument!(DeviceVec[T], DeviceVec::as_buffer);
+kernel_argument!(DeviceScalar[T], of_scalar);
+kernel_argument!(CudaBuffer[T], CudaBuffer::as_buffer);

@@ -1,0 +1,87 @@
+//! Buffers over the memory of other libraries, by DLPack.
+
+use std::ptr::NonNull;
+
+use pyo3::exceptions::{PyBufferError, PyTypeError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::api::api;
+use crate::buffer::DeviceBuffer;
+use crate::device::{DeviceHandle, StreamArgument};
+use crate::dlpack::{MAJOR, MINOR, PLAIN, VERSIONED};
+use crate::tensor::{CUDA, CUDA_HOST, CUDA_MANAGED, EXTENSION, Foreign, ManagedVersioned};
+
+/// A buffer over the memory of an object with `__dlpack__`, without a copy. The object has to be contiguous,
+/// on a device of this process; its memory lives as long as the buffer.
+#[pyfunction]
+#[pyo3(signature = (obj, stream=StreamArgument(None)))]
+pub(crate) fn from_dlpack(
+    py: Python<'_>,
+    obj: &Bound<'_, PyAny>,
+    stream: StreamArgument<'_>,
+) -> PyResult<DeviceBuffer> {
+    let stream = stream.resolve()?;
+    let (kind, number): (i32, i32) = obj.call_method0("__dlpack_device__")?.extract()?;
+    if !matches!(kind, CUDA | CUDA_HOST | CUDA_MANAGED | EXTENSION) {
+        return Err(PyBufferError::new_err(format!(
+            "memory of DLPack's device ({kind}, {number}) is not CUDA's; to_device copies the host's"
+        )));
+    }
+    let arguments = PyDict::new(py);
+    arguments.set_item("stream", stream.raw.max(1))?;
+    arguments.set_item("max_version", (MAJOR, MINOR))?;
+    let capsule = match obj.call_method("__dlpack__", (), Some(&arguments)) {
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => {
+            // A producer of before version 1.
+            arguments.del_item("max_version")?;
+            obj.call_method("__dlpack__", (), Some(&arguments))?
+        }
+        answer => answer?,
+    };
+    let foreign = consume(&capsule)?;
+    if !foreign.is_contiguous() {
+        return Err(PyBufferError::new_err("only contiguous memory can be a buffer"));
+    }
+    if foreign.is_versioned {
+        // SAFETY: the tensor is live.
+        let managed = unsafe { &*foreign.managed.cast::<ManagedVersioned>().as_ptr() };
+        if managed.major != MAJOR {
+            return Err(PyBufferError::new_err(format!("version {} of DLPack is not known", managed.major)));
+        }
+        if managed.flags & 1 != 0 {
+            return Err(PyBufferError::new_err("the memory is read-only, and a buffer can be written"));
+        }
+    }
+    let device = py.detach(|| {
+        if kind == CUDA_HOST {
+            return DeviceHandle::current();
+        }
+        let (number, is_simulated) = (number as u32, kind == EXTENSION);
+        // SAFETY: the result may be written.
+        DeviceHandle::from_call(|device| unsafe { (api().device_find)(number, is_simulated, device) })
+    })?;
+    Ok(DeviceBuffer::foreign(foreign, device, stream))
+}
+
+/// Takes the tensor out of a capsule.
+fn consume(capsule: &Bound<'_, PyAny>) -> PyResult<Foreign> {
+    for (name, used, is_versioned) in
+        [(VERSIONED, c"used_dltensor_versioned", true), (PLAIN, c"used_dltensor", false)]
+    {
+        // SAFETY: the capsule is live; its pointer is what its name says; the new name marks it as consumed.
+        unsafe {
+            if ffi::PyCapsule_IsValid(capsule.as_ptr(), name.as_ptr()) == 0 {
+                continue;
+            }
+            let managed = ffi::PyCapsule_GetPointer(capsule.as_ptr(), name.as_ptr());
+            let managed = NonNull::new(managed).ok_or_else(|| PyErr::fetch(capsule.py()))?;
+            if ffi::PyCapsule_SetName(capsule.as_ptr(), used.as_ptr()) != 0 {
+                return Err(PyErr::fetch(capsule.py()));
+            }
+            return Ok(Foreign { managed, is_versioned });
+        }
+    }
+    Err(PyBufferError::new_err("`__dlpack__` returned no capsule of DLPack, or one that was consumed"))
+}

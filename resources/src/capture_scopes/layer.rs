@@ -1,0 +1,30 @@
+//! The layer that adds scopes for captured graphs.
+
+use std::sync::Arc;
+
+use millpond_core::stack::{LayerEntry, LayerKind};
+use millpond_core::{DeviceMemoryResource, Layer, Result};
+
+use super::CaptureScopesMemoryResource;
+
+/// Puts a [`CaptureScopesMemoryResource`] on top of a resource.
+///
+#[doc = include_str!("../../layers/capture_scopes.md")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CaptureScopesLayer;
+
+impl<R: DeviceMemoryResource + Send + Sync> Layer<R> for CaptureScopesLayer {
+    type Resource = CaptureScopesMemoryResource<R>;
+
+    fn layer(self, upstream: R) -> Result<Self::Resource> {
+        Ok(CaptureScopesMemoryResource::new(upstream))
+    }
+}
+
+/// Builds `capture_scopes` from text.
+pub(crate) const ENTRY: LayerEntry = LayerEntry {
+    name: "capture_scopes",
+    about: "scopes whose memory stays with the graphs that were captured in them",
+    params: &[],
+    kind: LayerKind::Layer(|_, upstream| Ok(Arc::new(CaptureScopesMemoryResource::new(upstream)))),
+};

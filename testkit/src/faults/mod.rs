@@ -1,0 +1,25 @@
+//! Makes every driver call of a program fail in turn, in every way of [`KINDS`].
+//!
+//! - [`exhaust`] does so to one scenario over a stack: it allocates, frees, runs out of memory, trims and
+//!   drops.
+//! - [`exhaust_operation`] does so to one [`Operation`]: a closure that calls one public function.
+//!
+//! ```
+//! use millpond_testkit::canary::CanaryPool;
+//! use millpond_testkit::conformance::Subject;
+//! use millpond_testkit::faults;
+//!
+//! let subject = Subject::new("canary", |driver| CanaryPool::build(driver, None));
+//! let calls = faults::count_calls(&subject).unwrap();
+//! assert!(calls > 5);
+//! ```
+
+mod failure;
+mod kind;
+mod operation;
+mod stack;
+
+pub use failure::Failure;
+pub use kind::{FaultKind, KINDS};
+pub use operation::{Act, Operation, Prepare, Stage, exhaust_operation};
+pub use stack::{count_calls, exhaust};

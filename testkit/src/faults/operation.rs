@@ -1,0 +1,471 @@
+//! One operation, run again for every driver call in it, with that call failing.
+//!
+//! An operation is prepared on fresh simulated devices without faults. Then it acts with one of its driver
+//! calls failing, and either acts again without faults and ends, or ends at once, with later calls failing as
+//! planned. In every case
+//! - nothing panics, the devices find no violation, and no `deallocate` is refused;
+//! - no memory, event or stream is left but what a failed free, destruction or wait explains;
+//! - the same operation works without faults on the same devices; or, after a sticky error, it says that the
+//!   device is lost, and neither it nor its end calls the driver any more.
+
+use std::fmt;
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use millpond_core::driver::StreamFlags;
+use millpond_core::{Driver, DriverHandle, Result, StreamRef};
+use millpond_driver::CallKind;
+use millpond_driver::sim::{FaultPlan, Schedule, SimConfig, SimDevice, SimMachine, Violation, ViolationKind};
+
+use super::failure::Failure;
+use super::kind::{FaultKind, KINDS};
+use crate::{misuse_recorder, text_of};
+
+const CAPACITY: u64 = 256 << 20;
+
+/// What an operation does each time; it owns what was prepared.
+pub type Act = Box<dyn FnMut() -> Result<()>>;
+
+/// Prepares an operation on fresh devices.
+pub type Prepare = fn(&Stage) -> Result<Act>;
+
+/// A public operation that calls the driver.
+///
+/// ```
+/// use millpond_core::Driver;
+/// use millpond_core::driver::{EventFlags, call};
+/// use millpond_testkit::faults::{Operation, exhaust_operation};
+///
+/// let operation = Operation::new("an event", |stage| {
+///     let driver = stage.driver();
+///     Ok(Box::new(move || {
+///         let event = call(&*driver, |driver| driver.event_create(Default::default()))?;
+///         // SAFETY: the event is new, and nothing waits for it.
+///         call(&*driver, |driver| unsafe { driver.event_destroy(event) })
+///     }))
+/// });
+/// // Two calls fail in seven ways each, and the operation acts again or ends.
+/// assert!(exhaust_operation(&operation).unwrap() > 28);
+/// ```
+#[derive(Clone, Copy)]
+pub struct Operation {
+    name: &'static str,
+    prepare: Prepare,
+}
+
+impl Operation {
+    /// An operation of this name.
+    pub const fn new(name: &'static str, prepare: Prepare) -> Self {
+        Self { name, prepare }
+    }
+
+    /// The name.
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+}
+
+impl fmt::Debug for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Operation").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// Two fresh simulated devices of one machine, which reach each other's memory, and streams of them.
+#[derive(Clone, Debug)]
+pub struct Stage {
+    devices: [Arc<SimDevice>; 2],
+    streams: [StreamRef; 3],
+}
+
+impl Stage {
+    fn new() -> Self {
+        let machine = SimMachine::new();
+        let config = || SimConfig::with_capacity(CAPACITY).schedule(Schedule::Seeded(7));
+        let devices = [(); 2].map(|()| machine.add_device(config()));
+        let stream = |device: &Arc<SimDevice>| match device.stream_create(StreamFlags::NON_BLOCKING) {
+            Ok(stream) => stream,
+            Err(error) => panic!("no stream can be created: {error}"),
+        };
+        let [first, second] = &devices;
+        Self { streams: [stream(first), stream(first), stream(second)], devices }
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<SimDevice> {
+        &self.devices[0]
+    }
+
+    /// The driver of the device.
+    pub fn driver(&self) -> DriverHandle {
+        Arc::<SimDevice>::clone(&self.devices[0])
+    }
+
+    /// The driver of the other device.
+    pub fn peer(&self) -> DriverHandle {
+        Arc::<SimDevice>::clone(&self.devices[1])
+    }
+
+    /// A stream of the device.
+    pub fn a(&self) -> StreamRef {
+        self.streams[0]
+    }
+
+    /// Another stream of the device.
+    pub fn b(&self) -> StreamRef {
+        self.streams[1]
+    }
+
+    /// A stream of the other device.
+    pub fn on_peer(&self) -> StreamRef {
+        self.streams[2]
+    }
+
+    fn calls(&self) -> [u64; 2] {
+        [&self.devices[0], &self.devices[1]].map(|device| device.driver_calls())
+    }
+
+    fn failed(&self, kinds: &[CallKind]) -> u64 {
+        self.devices.iter().flat_map(|device| kinds.iter().map(|kind| device.failed_calls(*kind))).sum()
+    }
+}
+
+/// Where a fault is.
+#[derive(Clone, Copy)]
+struct Fault {
+    device: usize,
+    call: u64,
+    kind: FaultKind,
+}
+
+/// What follows the act with the fault.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Then {
+    /// It acts again without faults, and ends.
+    Again,
+    /// It ends, with the faults as they are.
+    End,
+}
+
+/// The driver calls of both devices until the end of the act, and of all.
+struct Calls {
+    act: [u64; 2],
+    all: [u64; 2],
+}
+
+/// Runs the operation with every driver call failing in every way of [`KINDS`], and returns the number of
+/// runs.
+///
+/// # Errors
+/// The first run with an error.
+pub fn exhaust_operation(operation: &Operation) -> Result<u64, Box<Failure>> {
+    run(operation, None, Then::Again)?;
+    let calls = run(operation, None, Then::End)?;
+    let mut runs = 2;
+    let mut each = |fault: Fault| -> Result<(), Box<Failure>> {
+        if fault.call < calls.act[fault.device] {
+            run(operation, Some(fault), Then::Again)?;
+            runs += 1;
+        }
+        run(operation, Some(fault), Then::End)?;
+        runs += 1;
+        Ok(())
+    };
+    for device in 0..2 {
+        for call in 0..calls.all[device] {
+            for kind in KINDS {
+                each(Fault { device, call, kind })?;
+            }
+        }
+    }
+    Ok(runs)
+}
+
+fn run(operation: &Operation, fault: Option<Fault>, then: Then) -> Result<Calls, Box<Failure>> {
+    let run = Run { stage: Stage::new(), prepare: operation.prepare, fault, then };
+    let (result, misuses) = misuse_recorder::record(|| catch_unwind(AssertUnwindSafe(|| run.run())));
+    let result = result.map_err(|panic| text_of(&*panic)).and_then(|(calls, frees_failed)| {
+        // To a resource, a driver that refuses to free a live block looks like a caller's mistake.
+        let refused = misuses.first().filter(|_| frees_failed == 0);
+        refused.map_or(Ok(calls), |misuse| Err(misuse.to_string()))
+    });
+    result.map_err(|message| {
+        let (call, kind) = (fault.map(|fault| fault.call), fault.map_or(KINDS[0], |fault| fault.kind));
+        let of_peer =
+            if fault.is_some_and(|fault| fault.device == 1) { " (of the other device)" } else { "" };
+        let message = format!("then {then:?}{of_peer}: {message}");
+        Box::new(Failure { subject: operation.name.to_owned(), call, kind, message })
+    })
+}
+
+struct Run {
+    stage: Stage,
+    prepare: Prepare,
+    fault: Option<Fault>,
+    then: Then,
+}
+
+/// The calls that failed before the fault plan was cleared.
+#[derive(Clone, Copy, Default)]
+struct Failed {
+    frees: u64,
+    pages: u64,
+    /// Waits for a stream or an event.
+    waits: u64,
+    /// Waits for the device.
+    device_waits: u64,
+    events: u64,
+    streams: u64,
+}
+
+impl Run {
+    /// Runs it; returns the calls, and how many frees failed.
+    fn run(&self) -> (Calls, u64) {
+        let mut act = (self.prepare)(&self.stage)
+            .unwrap_or_else(|error| panic!("it cannot be prepared without faults: {error}"));
+        let start = self.stage.calls();
+        if let Some(Fault { device, call, kind }) = self.fault {
+            self.stage.devices[device].set_faults(kind.plan(call));
+        }
+        let since = |calls: [u64; 2]| [calls[0] - start[0], calls[1] - start[1]];
+        let answer = act();
+        let acted = since(self.stage.calls());
+        self.check_answer(&answer);
+        let mut failed = Failed::default();
+        if self.then == Then::Again && self.check_lost().is_continue() {
+            failed = self.failed();
+            self.clear();
+            act().unwrap_or_else(|error| panic!("it does not work afterwards: {error}"));
+        }
+        let calls = self.stage.calls();
+        let was_lost = self.is_lost();
+        if was_lost && let Err(error) = act() {
+            assert!(error.is_sticky(), "the device is lost, but it says: {error}");
+        }
+        drop(act);
+        let all = since(self.stage.calls());
+        if was_lost {
+            let lost = self.fault.map_or(0, |fault| fault.device);
+            assert_eq!(self.stage.calls()[lost], calls[lost], "driver calls although the device is lost");
+        }
+        failed = failed.and(self.failed());
+        self.check_next();
+        self.check_devices(failed);
+        (Calls { act: acted, all }, failed.frees + failed.waits)
+    }
+
+    /// Removes the fault plans.
+    fn clear(&self) {
+        self.stage.devices.iter().for_each(|device| device.set_faults(FaultPlan::none()));
+    }
+
+    /// Whether the planned call failed, and lost its device.
+    fn is_lost(&self) -> bool {
+        self.fault.is_some_and(|fault| self.stage.devices[fault.device].is_lost())
+    }
+
+    fn check_answer(&self, answer: &Result<()>) {
+        match answer {
+            Err(error) if self.fault.is_none() => panic!("without faults: {error}"),
+            Err(error) if self.is_lost() => {
+                assert!(error.is_sticky(), "the device was lost, but it says: {error}");
+            }
+            _ => {}
+        }
+    }
+
+    /// Ends with a break if the device is lost; then all that calls it must know.
+    fn check_lost(&self) -> ControlFlow<()> {
+        match self.fault {
+            Some(fault) if self.is_lost() => {
+                let health = self.stage.devices[fault.device].health();
+                assert!(health.is_lost(), "a call lost the device, and its health was not told");
+                ControlFlow::Break(())
+            }
+            _ => ControlFlow::Continue(()),
+        }
+    }
+
+    fn failed(&self) -> Failed {
+        let failed = |kinds: &[CallKind]| self.stage.failed(kinds);
+        let is_persistent = self.fault.is_some_and(|fault| fault.kind.persistent);
+        Failed {
+            // A pool of the driver is destroyed at the second try.
+            frees: failed(&FREES) + if is_persistent { failed(&[CallKind::MemPool]) } else { 0 },
+            pages: failed(&[CallKind::MemUnmap, CallKind::MemRelease]),
+            waits: failed(&[CallKind::StreamSynchronize, CallKind::EventSynchronize]),
+            device_waits: failed(&[CallKind::Synchronize]),
+            events: failed(&[CallKind::EventDestroy]),
+            streams: failed(&[CallKind::StreamDestroy]),
+        }
+    }
+
+    /// The same operation on the same devices.
+    fn check_next(&self) {
+        let lost = self.is_lost();
+        if !lost {
+            self.clear();
+        }
+        let again = (self.prepare)(&self.stage).and_then(|mut act| act());
+        match again {
+            Err(error) if !lost => panic!("the next one does not work: {error}"),
+            Err(error) => assert!(error.is_sticky(), "the device is lost, but the next one says: {error}"),
+            Ok(()) => {}
+        }
+    }
+
+    /// Looks at what is left. What could not wait for the device at its end rightly leaves all.
+    fn check_devices(&self, failed: Failed) {
+        let lost = self.is_lost();
+        self.clear();
+        for (index, device) in self.stage.devices.iter().enumerate() {
+            // What another process could not close stays open when its owner frees it.
+            let may_be_open = failed.frees + failed.waits + failed.device_waits > 0;
+            let is_left_open =
+                |violation: &Violation| may_be_open && violation.kind == ViolationKind::EarlyReturn;
+            if let Some(violation) = device.take_violations().iter().find(|found| !is_left_open(found)) {
+                panic!("{violation}");
+            }
+            if lost || failed.device_waits > 0 {
+                continue;
+            }
+            // Where pages do not go back, their addresses stay, too.
+            let kept = failed.frees + failed.waits + if failed.pages > 0 { RESERVATIONS } else { 0 };
+            let own = self.stage.streams.len() - 1 - index;
+            at_most("allocations", device.live_allocations(), kept);
+            at_most("events", device.live_events(), failed.events);
+            at_most("streams", device.live_streams() - own, failed.streams);
+        }
+    }
+}
+
+impl Failed {
+    fn and(self, later: Self) -> Self {
+        Self {
+            frees: self.frees + later.frees,
+            pages: self.pages + later.pages,
+            waits: self.waits + later.waits,
+            device_waits: self.device_waits + later.device_waits,
+            events: self.events + later.events,
+            streams: self.streams + later.streams,
+        }
+    }
+}
+
+fn at_most(what: &str, left: usize, explained: u64) {
+    assert!(left as u64 <= explained, "{left} {what} are left, and failed calls explain {explained}");
+}
+
+/// How many ranges of addresses a pool reserves.
+const RESERVATIONS: u64 = 3;
+
+/// The calls after whose failure memory may be left.
+const FREES: [CallKind; 8] = [
+    CallKind::MemFree,
+    CallKind::MemFreeAsync,
+    CallKind::MemFreeHost,
+    CallKind::MemRelease,
+    CallKind::MemUnmap,
+    CallKind::MemAddressFree,
+    CallKind::MemHostRegister,
+    CallKind::Ipc,
+];
+
+/// That [`exhaust_operation`] finds what it is to find.
+#[cfg(test)]
+mod tests {
+    use millpond_core::driver::call;
+    use millpond_core::{DevicePtr, Error};
+
+    use super::*;
+
+    fn alloc(driver: &DriverHandle) -> Result<DevicePtr> {
+        call(&**driver, |driver| driver.mem_alloc(1000))
+    }
+
+    fn free(driver: &DriverHandle, ptr: DevicePtr) -> Result<()> {
+        // SAFETY: the block is live, or the test is about that mistake.
+        call(&**driver, |driver| unsafe { driver.mem_free(ptr) })
+    }
+
+    /// Two blocks, with this done to the first one if there is no memory for the second.
+    fn two_blocks(stage: &Stage, give_up: fn(&DriverHandle, DevicePtr)) -> Result<Act> {
+        let driver = stage.driver();
+        Ok(Box::new(move || {
+            let first = alloc(&driver)?;
+            let second = alloc(&driver).inspect_err(|_| give_up(&driver, first))?;
+            let freed = free(&driver, first);
+            free(&driver, second).and(freed)
+        }))
+    }
+
+    fn message_of(prepare: Prepare) -> String {
+        exhaust_operation(&Operation::new("canary", prepare)).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn an_operation_without_mistakes_passes() {
+        let right = |stage: &Stage| two_blocks(stage, |driver, first| drop(free(driver, first)));
+        // Four calls, seven kinds, and both ends.
+        assert_eq!(exhaust_operation(&Operation::new("right", right)).unwrap(), 2 + 4 * 7 * 2);
+    }
+
+    #[test]
+    fn a_leak_on_a_failing_path_is_found() {
+        let message = message_of(|stage| two_blocks(stage, |_, _| {}));
+        let expected = "`canary`, driver call 1 failing: out of memory once: then Again: 1 allocations are \
+                        left, and failed calls explain 0";
+        assert_eq!(message, expected);
+    }
+
+    #[test]
+    fn a_second_free_on_a_failing_path_is_found() {
+        let message = message_of(|stage| {
+            two_blocks(stage, |driver, first| {
+                drop(free(driver, first));
+                drop(free(driver, first));
+            })
+        });
+        assert!(message.contains("driver call 1 failing: out of memory once"), "{message}");
+        assert!(message.contains("cuMemFree"), "{message}");
+    }
+
+    #[test]
+    fn a_panic_on_a_failing_path_is_found() {
+        let message = message_of(|stage| {
+            let driver = stage.driver();
+            Ok(Box::new(move || {
+                let ptr = alloc(&driver).unwrap();
+                free(&driver, ptr)
+            }))
+        });
+        assert!(message.contains("driver call 0 failing: out of memory once"), "{message}");
+        assert!(message.contains("called `Result::unwrap()` on an `Err` value"), "{message}");
+    }
+
+    #[test]
+    fn an_operation_that_does_not_work_afterwards_is_found() {
+        let message = message_of(|stage| {
+            let (driver, mut is_spoilt) = (stage.driver(), false);
+            Ok(Box::new(move || {
+                if is_spoilt {
+                    return Err(Error::invalid_argument("it stays as it is"));
+                }
+                let ptr = alloc(&driver).inspect_err(|_| is_spoilt = true)?;
+                free(&driver, ptr)
+            }))
+        });
+        assert!(message.contains("it does not work afterwards: invalid argument"), "{message}");
+    }
+
+    #[test]
+    fn calls_of_a_lost_device_are_found() {
+        let message = message_of(|stage| {
+            let driver = stage.driver();
+            Ok(Box::new(move || driver.mem_get_info().map(drop).map_err(Error::from)))
+        });
+        assert!(message.contains("sticky illegal address: then Again"), "{message}");
+        assert!(message.contains("its health was not told"), "{message}");
+    }
+}

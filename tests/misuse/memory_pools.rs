@@ -1,0 +1,178 @@
+//! Pools of the driver, and blocks of other processes.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use millpond::resources::memory_pool::{MemoryPool, MemoryPoolOptions, PoolReuse};
+use millpond::resources::share::ImportedBlock;
+use millpond::resources::{
+    CudaAsyncMemoryResource, CudaAsyncOptions, CudaAsyncViewMemoryResource, CudaMemoryResource, PoolLayer,
+    Share,
+};
+use millpond::{DeviceId, DeviceMemoryResourceExt, Driver};
+use millpond_core::driver::{AccessFlags, CaptureMode, HandleTypes};
+use millpond_testkit::hooked::HookedDriver;
+
+use super::bench::{Bench, MIB, Program, error, program};
+
+fn exportable(bench: &Bench) -> MemoryPool {
+    MemoryPool::new(bench.driver(), MemoryPoolOptions::new().handles(HandleTypes::POSIX_FD)).unwrap()
+}
+
+/// The pool as another process has it.
+fn imported(bench: &Bench, pool: &MemoryPool) -> MemoryPool {
+    bench.call(DeviceId::sim(9_999), "DEVICE");
+    let driver = HookedDriver::in_another_process(bench.driver(), DeviceId::sim(9_999));
+    // SAFETY: the programs free imported blocks first, or refuse to.
+    unsafe { MemoryPool::import_fd(driver, pool.export_fd().unwrap().as_fd()) }.unwrap()
+}
+
+fn of_another_process(bench: &Bench, body: impl FnOnce(&MemoryPool) -> String) -> String {
+    let pool = exportable(bench);
+    body(&imported(bench, &pool))
+}
+
+pub(crate) const PROGRAMS: &[Program] = &[
+    program(
+        "a pool without handles is exported",
+        |bench| error(MemoryPool::new(bench.driver(), MemoryPoolOptions::new()).unwrap().export_fd()),
+        "invalid argument of DEVICE: the pool was made without file descriptors for other processes; make \
+         it with MemoryPoolOptions::handles(HandleTypes::POSIX_FD)",
+    ),
+    program(
+        "a descriptor that names no pool is imported",
+        |bench| {
+            let (reader, _writer) = std::io::pipe().unwrap();
+            // SAFETY: nothing is imported.
+            error(unsafe { MemoryPool::import_fd(bench.driver(), reader.as_fd()) })
+        },
+        "invalid argument of DEVICE: the descriptor names no pool of this device; pass on what \
+         MemoryPool::export_fd returned: driver error of DEVICE: cuMemPoolImportFromShareableHandle: \
+         CUDA_ERROR_INVALID_VALUE (1): Illegal seek (os error 29)",
+    ),
+    program(
+        "a block of another pool is exported",
+        |bench| {
+            let ptr = bench.block(&bench.stack("cuda"), 1000);
+            error(exportable(bench).export_pointer(ptr))
+        },
+        "invalid argument of DEVICE: P is in no block of this pool; export it from the pool that it is of",
+    ),
+    program(
+        "a block is imported into the pool that it is of",
+        |bench| {
+            let pool = exportable(bench);
+            let resource = CudaAsyncViewMemoryResource::new(pool.clone()).unwrap();
+            let ptr = resource.allocate_bytes(1000, bench.a).unwrap();
+            error(pool.import_pointer(&pool.export_pointer(ptr).unwrap()))
+        },
+        "invalid argument of DEVICE: this pool was made here; import blocks into the pool that import_fd \
+         returned",
+    ),
+    program(
+        "a block is imported after it was freed",
+        |bench| {
+            let pool = exportable(bench);
+            let resource = CudaAsyncViewMemoryResource::new(pool.clone()).unwrap();
+            let ptr = resource.allocate_bytes(1000, bench.a).unwrap();
+            let data = pool.export_pointer(ptr).unwrap();
+            assert_eq!(bench.free(&resource, ptr, 1000), "");
+            error(imported(bench, &pool).import_pointer(&data))
+        },
+        "invalid argument of DEVICE: it describes no living block of the pool that was imported; export the \
+         block again, from that pool: driver error of DEVICE: cuMemPoolImportPointer: \
+         CUDA_ERROR_INVALID_VALUE (1): the allocation was freed",
+    ),
+    program(
+        "an imported pool is to hand out blocks",
+        |bench| of_another_process(bench, |pool| error(CudaAsyncViewMemoryResource::new(pool.clone()))),
+        "not supported of DEVICE: an imported pool cannot allocate; it has only what the process that made \
+         it exports, so do it there",
+    ),
+    program(
+        "an imported pool is trimmed",
+        |bench| of_another_process(bench, |pool| error(pool.trim(0))),
+        "not supported of DEVICE: an imported pool cannot be trimmed; it has only what the process that \
+         made it exports, so do it there",
+    ),
+    program(
+        "an imported pool is to be the device's current one",
+        |bench| of_another_process(bench, |pool| error(pool.set_current())),
+        "not supported of DEVICE: an imported pool cannot be a device's current pool; it has only what the \
+         process that made it exports, so do it there",
+    ),
+    program(
+        "an imported block is freed by a graph",
+        |bench| {
+            let pool = exportable(bench);
+            let resource = CudaAsyncViewMemoryResource::new(pool.clone()).unwrap();
+            let ptr = resource.allocate_bytes(1000, bench.a).unwrap();
+            bench.device.stream_synchronize(bench.a).unwrap();
+            let block = imported(bench, &pool).import_pointer(&pool.export_pointer(ptr).unwrap()).unwrap();
+            bench.device.begin_capture(bench.a, CaptureMode::Global).unwrap();
+            error(block.free_on(bench.a))
+        },
+        "invalid argument of DEVICE: a block of another process cannot be freed by a graph; free it outside \
+         the capture",
+    ),
+    program(
+        "a pool of managed memory with handles",
+        |bench| {
+            let options = MemoryPoolOptions::new().managed().handles(HandleTypes::POSIX_FD);
+            error(MemoryPool::new(bench.driver(), options))
+        },
+        "not supported of DEVICE: pools of managed memory cannot be exported; leave out either",
+    ),
+    program(
+        "a pool with handles that the device has not",
+        |bench| {
+            let options = MemoryPoolOptions::new().handles(HandleTypes::FABRIC);
+            error(MemoryPool::new(bench.driver(), options))
+        },
+        "not supported of DEVICE: the device has no pools with such handles; ask for another kind, or for \
+         none",
+    ),
+    program(
+        "access for a device that is not there",
+        |bench| error(exportable(bench).set_access(AccessFlags::ReadWrite, &[DeviceId::cuda(77)])),
+        "invalid argument of DEVICE: one of the devices cannot use memory of DEVICE; name those that \
+         cuDeviceCanAccessPeer allows: no device of DEVICE: cuMemPoolSetAccess: CUDA_ERROR_INVALID_DEVICE \
+         (101): cuda:77 cannot use memory of DEVICE",
+    ),
+    program(
+        "a step of reuse that there is not",
+        |_| error("follow/all".parse::<PoolReuse>()),
+        "invalid argument: `all` is none of follow, opportunistic and internal; write for example \
+         follow/opportunistic, or own",
+    ),
+    program(
+        "initial bytes beyond the most of cuda_async",
+        |bench| {
+            let options = CudaAsyncOptions {
+                initial_bytes: 2 * MIB,
+                maximum_bytes: Some(MIB),
+                ..CudaAsyncOptions::default()
+            };
+            error(CudaAsyncMemoryResource::new(bench.driver(), options))
+        },
+        "invalid argument of DEVICE in `cuda_async:initial=2MiB,max=1MiB`: the initial 2MiB are more than \
+         the most, 1MiB; raise max",
+    ),
+    program(
+        "half a description of a shared block",
+        |bench| error(ImportedBlock::open(&bench.driver(), b"half", Vec::new())),
+        "invalid argument: this does not describe a shared block: its first bytes are wrong; pass on what \
+         ExportedBlock::into_parts returned, whole",
+    ),
+    program(
+        "a shared block without its descriptors",
+        |bench| {
+            let layer = PoolLayer::new().share(Share::Fd);
+            let pool = CudaMemoryResource::new(bench.driver()).layer(layer).unwrap();
+            let ptr = pool.allocate_bytes(MIB, bench.a).unwrap();
+            let (description, _) = pool.export_block(ptr, MIB).unwrap().into_parts();
+            error(ImportedBlock::open(&bench.driver(), &description, Vec::<OwnedFd>::new()))
+        },
+        "invalid argument: this does not describe a shared block: it belongs to another number of \
+         descriptors; pass on what ExportedBlock::into_parts returned, whole",
+    ),
+];

@@ -1,0 +1,355 @@
+//! Stacks as text that cannot be read or built, and devices and defaults that do not fit.
+
+use millpond::driver::DeviceSpec;
+use millpond::resources::{
+    BinningLayer, CudaMemoryResource, get_per_device_resource, set_per_device_resource,
+};
+use millpond::{DeviceId, DeviceMemoryResourceExt, Driver};
+
+use super::bench::{Bench, Program, error, program};
+
+/// A stack as text, and what its builder is told.
+macro_rules! text {
+    ($mistake:literal, $text:expr, $says:expr $(,)?) => {
+        program($mistake, |bench| error(bench.build($text)), $says)
+    };
+}
+
+fn deep() -> String {
+    let open = "cuda+fallback:to=(".repeat(40);
+    format!("{open}cuda{}", ")".repeat(40))
+}
+
+pub(crate) const STACKS: &[Program] = &[
+    text!(
+        "an empty text",
+        "",
+        "invalid stack: ``: a layer's name is missing; write for example `cuda+pool:initial=1GiB,max=8GiB`"
+    ),
+    text!(
+        "two plus signs",
+        "cuda++pool",
+        "invalid stack: `cuda++pool`: a layer's name is missing; write for example \
+         `cuda+pool:initial=1GiB,max=8GiB`"
+    ),
+    text!(
+        "a layer that there is not",
+        "cuda+pol",
+        "invalid stack: there is no layer `pol`; there are cuda, managed, cuda_async, cuda_async_view, \
+         cuda_async_managed, pinned_host, host, system, sam_headroom, pool, fixed_size, binning, arena, \
+         aligned, fallback, limiting, logging, prefetch, retry, statistics, thread_safe, tracking"
+    ),
+    text!(
+        "a parameter that there is not",
+        "cuda+pool:size=1GiB",
+        "invalid stack: `pool` has no parameter `size`; it knows initial, max, pages, decay, peers, share, \
+         slack, reuse"
+    ),
+    text!(
+        "a parameter of a layer that takes none",
+        "cuda:size=1GiB+pool",
+        "invalid stack: `cuda` takes no parameters, so not `size`; leave it out"
+    ),
+    text!(
+        "a parameter that is given twice",
+        "cuda+pool:max=1GiB,max=2GiB",
+        "invalid stack: `max` of `pool` is given twice; leave one out"
+    ),
+    text!(
+        "a parameter without a value",
+        "cuda+pool:initial",
+        "invalid stack: `cuda+pool:initial`: `initial` of `pool` is not of the form key=value; write for \
+         example `cuda+pool:initial=1GiB,max=8GiB`"
+    ),
+    text!(
+        "a resource of the driver above another",
+        "cuda+managed",
+        "invalid stack in `cuda+managed`: `managed` takes its memory from the driver and cannot stand on \
+         `cuda`; put it first"
+    ),
+    text!(
+        "a pool on nothing",
+        "pool",
+        "invalid stack in `pool`: `pool` needs something below it; write for example `cuda+pool`"
+    ),
+    text!(
+        "a parenthesis without its end",
+        "cuda+fallback:to=(managed",
+        "invalid stack: `cuda+fallback:to=(managed`: a `(` has no `)`; a value with `+` or `,` needs \
+         quotes; write for example `cuda+pool:initial=1GiB,max=8GiB`"
+    ),
+    text!(
+        "a quote without its end",
+        "cuda+logging:file=\"log.csv",
+        "invalid stack: `cuda+logging:file=\"log.csv`: a quote has no end; a quote inside quotes is written \
+         twice; write for example `cuda+pool:initial=1GiB,max=8GiB`"
+    ),
+    program(
+        "stacks inside of each other without end",
+        |bench| {
+            bench.call(deep(), "TEXT");
+            error(bench.build(&deep()))
+        },
+        "invalid stack: `TEXT`: there are too many stacks inside each other; write for example \
+         `cuda+pool:initial=1GiB,max=8GiB`",
+    ),
+    text!(
+        "a size without a unit that is known",
+        "cuda+pool:initial=1GB2",
+        "invalid stack in `cuda+pool:initial=1GB2`: `initial=1GB2` of `pool`: invalid argument: `1GB2` is \
+         not a size: the unit is unknown; write for example 4096, 1GiB or 0.5GB"
+    ),
+    text!(
+        "a negative size",
+        "cuda+pool:initial=-1",
+        "invalid stack in `cuda+pool:initial=-1`: `initial=-1` of `pool`: invalid argument: `-1` is not a \
+         size: a size cannot be negative; write for example 4096, 1GiB or 0.5GB"
+    ),
+    text!(
+        "more than all of the free memory",
+        "cuda+pool:initial=110%",
+        "invalid stack in `cuda+pool:initial=110%`: `initial=110%` of `pool`: invalid argument: `110%` is \
+         not a percentage of free memory; write one from 0% to 100%"
+    ),
+    text!(
+        "an initial size above the maximum",
+        "cuda+pool:initial=64MiB,max=32MiB",
+        "invalid argument in `cuda+pool:initial=64MiB,max=32MiB`: the pool's initial size of 64MiB exceeds \
+         its maximum of 32MiB; lower `initial` or raise `max`"
+    ),
+    text!(
+        "a maximum beyond the device",
+        "cuda+pool:max=1TiB",
+        "invalid argument in `cuda+pool:max=1TiB`: the pool's maximum of 1TiB exceeds the 256MiB that \
+         DEVICE has; lower `max`, or leave it out"
+    ),
+    text!(
+        "an initial size that the device has not",
+        "cuda+pool:initial=200GiB",
+        "out of memory for 200GiB on stream 0 of DEVICE in `cuda+pool:initial=200GiB`: taking the pool's \
+         initial size: it was 199.75GiB short\n\
+         \x20 the device has 256MiB in all: ask for less at a time, or use managed memory\n\
+         \x20 it holds 0B: 0B in use in 0 blocks, 0B free, at most 0B in a row; the device has 256MiB \
+         free of \
+         256MiB"
+    ),
+    text!(
+        "pages that are perhaps on",
+        "cuda+pool:pages=maybe",
+        "invalid stack in `cuda+pool:pages=maybe`: `pages=maybe` of `pool`: invalid argument: pages are \
+         auto, on or off, not `maybe`"
+    ),
+    text!(
+        "pages over managed memory",
+        "managed+pool:pages=on",
+        "invalid argument in `managed+pool:pages=on`: the pool cannot map pages: its upstream must be cuda, \
+         from whose driver they come; leave pages=on out"
+    ),
+    text!(
+        "pages with a tiny maximum",
+        "cuda+pool:pages=on,max=1MiB",
+        "invalid argument in `cuda+pool:pages=on,max=1MiB`: the pool cannot map pages: its maximum is too \
+         small; leave pages=on out"
+    ),
+    text!(
+        "descriptors without pages",
+        "cuda+pool:pages=off,share=fd",
+        "invalid argument in `cuda+pool:pages=off,share=fd`: share=fd needs a pool that maps pages: \
+         directly over `cuda`, without pages=off; for CUDA's legacy IPC handles use pages=off without share"
+    ),
+    text!(
+        "a way to share that there is not",
+        "cuda+pool:share=ipc",
+        "invalid stack in `cuda+pool:share=ipc`: `share=ipc` of `pool`: invalid argument: share is none or \
+         fd, not `ipc`"
+    ),
+    text!(
+        "a peer that is no number",
+        "cuda+pool:peers=all",
+        "invalid stack in `cuda+pool:peers=all`: `peers=all` of `pool`: invalid argument: peers are auto, \
+         none, or numbers of devices as 0/1, not `all`"
+    ),
+    text!(
+        "a decay in no time",
+        "cuda+pool:decay=soon",
+        "invalid stack in `cuda+pool:decay=soon`: `decay=soon` of `pool`: invalid argument: a decay is off, \
+         or a time such as 500ms, 10s or 2min, not `soon`"
+    ),
+    text!(
+        "a decay over a month",
+        "cuda+pool:decay=720h",
+        "invalid stack in `cuda+pool:decay=720h`: `decay=720h` of `pool`: invalid argument: a decay is off, \
+         or a time such as 500ms, 10s or 2min, not `720h`"
+    ),
+    text!(
+        "a slack of half of a thousandth",
+        "cuda+pool:slack=0.05%",
+        "invalid stack in `cuda+pool:slack=0.05%`: `slack=0.05%` of `pool`: invalid argument: a slack is a \
+         percentage from 0% to 100% with at most one decimal place, such as 0.5%, not `0.05%`"
+    ),
+    text!(
+        "a step of reuse between streams that there is not",
+        "cuda+pool:reuse=always",
+        "invalid stack in `cuda+pool:reuse=always`: `reuse=always` of `pool`: invalid argument: there is no \
+         step `always`; write own, or some of ordered/completed/waited"
+    ),
+    text!(
+        "blocks of no bytes",
+        "cuda+fixed_size:block_size=0",
+        "invalid argument in `cuda+fixed_size:block_size=0`: 128 blocks of 0 bytes are not possible; write \
+         for example block_size=1MiB,blocks=128"
+    ),
+    text!(
+        "an arena of some bytes",
+        "cuda+arena:size=4KiB",
+        "invalid argument in `cuda+arena:size=4KiB`: an arena of 4096 bytes is smaller than its smallest \
+         part, 1MiB; raise `size`"
+    ),
+    text!(
+        "bins and their exponents",
+        "cuda+binning:bins=4KiB,min=18",
+        "invalid stack in `cuda+binning:bins=4KiB,min=18`: `binning` takes either bins, or min and max; \
+         leave one out"
+    ),
+    text!(
+        "bins from large to small",
+        "cuda+binning:min=22,max=18",
+        "invalid argument in `cuda+binning:min=22,max=18`: there are no bins from 2^22 to 2^18 bytes; write \
+         for example min=18,max=22"
+    ),
+    text!(
+        "a bin that is there twice",
+        "cuda+binning:bins=4KiB/4KiB",
+        "invalid argument in `cuda+binning:bins=4KiB/4KiB`: there are two bins of 4096 bytes; leave one out"
+    ),
+    text!(
+        "a limit that is not given",
+        "cuda+limiting",
+        "invalid stack in `cuda+limiting`: `limiting` needs a limit; write for example \
+         `limiting:limit=8GiB` or `limit=50%`"
+    ),
+    text!(
+        "a fallback to nothing",
+        "cuda+fallback",
+        "invalid stack in `cuda+fallback`: `fallback` needs another stack in parentheses; write for example \
+         `fallback:to=(managed)`"
+    ),
+    text!(
+        "a fallback without parentheses",
+        "cuda+fallback:to=managed",
+        "invalid stack in `cuda+fallback:to=managed`: `to=managed` of `fallback` is not a stack in \
+         parentheses; write for example `to=(cuda+pool)`"
+    ),
+    text!(
+        "headroom that is not given",
+        "sam_headroom",
+        "invalid stack in `sam_headroom`: `sam_headroom` needs the bytes to leave free; write for example \
+         headroom=1GiB"
+    ),
+    text!(
+        "a log with columns that there are not",
+        "cuda+logging:file=/dev/null,columns=all",
+        "invalid stack in `cuda+logging:file=/dev/null,columns=all`: `columns=all` of `logging`: invalid \
+         argument: write rmm or extended"
+    ),
+    text!(
+        "a log that is flushed never",
+        "cuda+logging:file=/dev/null,flush=never",
+        "invalid stack in `cuda+logging:file=/dev/null,flush=never`: `flush=never` of `logging`: invalid \
+         argument: write row, buffered or async"
+    ),
+    text!(
+        "a log in a folder that is not there",
+        "cuda+logging:file=/no/such/folder/log.csv",
+        "input/output error in `cuda+logging:file=/no/such/folder/log.csv`: the allocation log cannot be \
+         written to `/no/such/folder/log.csv`; choose another file: No such file or directory (os error 2)"
+    ),
+    text!(
+        "backtraces perhaps",
+        "cuda+tracking:stacks=some",
+        "invalid stack in `cuda+tracking:stacks=some`: `stacks=some` of `tracking`: invalid argument: write \
+         on or off"
+    ),
+    text!(
+        "an alignment that is no power of two",
+        "cuda+aligned:alignment=3KiB",
+        "invalid argument in `cuda+aligned:alignment=3KiB`: alignment 3072 is not a power of two; use 256, \
+         512, 1024, …"
+    ),
+    text!(
+        "a request that waits for a day",
+        "cuda+retry:timeout=24h",
+        "invalid stack in `cuda+retry:timeout=24h`: `timeout=24h` of `retry`: invalid argument: `24h` is \
+         not a time; write for example 100ms, 2s or 50us"
+    ),
+    text!(
+        "a time without a unit",
+        "cuda+retry:timeout=5",
+        "invalid stack in `cuda+retry:timeout=5`: `timeout=5` of `retry`: invalid argument: `5` is not a \
+         time; write for example 100ms, 2s or 50us"
+    ),
+    text!(
+        "handles of pools that there are not",
+        "cuda_async:handles=pipe",
+        "invalid stack in `cuda_async:handles=pipe`: `handles=pipe` of `cuda_async`: `pipe` is no kind of \
+         handle; write none, fd, fabric or fd/fabric"
+    ),
+    text!(
+        "a pool of the driver that is neither",
+        "cuda_async_view:pool=mine",
+        "invalid stack in `cuda_async_view:pool=mine`: `pool=mine` of `cuda_async_view`: write default or \
+         current; a program passes any other pool to CudaAsyncViewMemoryResource::new"
+    ),
+    text!(
+        "a decompression engine perhaps",
+        "cuda_async:hw_decompress=some",
+        "invalid stack in `cuda_async:hw_decompress=some`: `hw_decompress=some` of `cuda_async`: invalid \
+         argument: write auto, on or off"
+    ),
+];
+
+fn cuda_on_peer(bench: &Bench) -> CudaMemoryResource {
+    CudaMemoryResource::new(bench.peer.clone())
+}
+
+pub(crate) const REGISTRY: &[Program] = &[
+    program(
+        "a default resource of another device",
+        |bench| error(set_per_device_resource(bench.device.device(), cuda_on_peer(bench).into_any())),
+        "invalid argument: `cuda` allocates on PEER and cannot be the default of DEVICE; build it on that \
+         device",
+    ),
+    program(
+        "the default resource of a device that is gone",
+        |_| error(get_per_device_resource(DeviceId::sim(1_000_000))),
+        "no device of sim:1000000: this process has no such simulated device; keep the Arc that \
+         SimDevice::new returned alive",
+    ),
+    program(
+        "a bin on another device",
+        |bench| {
+            let layer = BinningLayer::new().add_bin_with(4096, cuda_on_peer(bench).into_any());
+            error(CudaMemoryResource::new(bench.driver()).layer(layer))
+        },
+        "invalid argument: the bin of 4096 bytes allocates on PEER, the rest on DEVICE; use resources of \
+         one device",
+    ),
+    program(
+        "a device that there is not",
+        |_| error("gpu:0".parse::<DeviceSpec>()),
+        "invalid argument: `gpu:0` is not a device: the kind before the colon is neither `cuda` nor `sim`; \
+         write cuda:0, sim:h200, sim:a100, a size such as sim:8GiB, or sim:FILE.toml with a profile",
+    ),
+    program(
+        "a simulated device of an unknown kind",
+        |_| error("sim:h300".parse::<DeviceSpec>()),
+        "invalid argument: `sim:h300` is not a device: there is no simulated device of that name or size; \
+         write cuda:0, sim:h200, sim:a100, a size such as sim:8GiB, or sim:FILE.toml with a profile",
+    ),
+    program(
+        "a profile that is not there",
+        |_| error("sim:no-such-profile.toml".parse::<DeviceSpec>().and_then(|spec| spec.profile())),
+        "invalid argument: the profile no-such-profile.toml cannot be read: No such file or directory (os \
+         error 2); check the path",
+    ),
+];
