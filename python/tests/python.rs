@@ -28,7 +28,8 @@ fn python() -> Option<PathBuf> {
 fn environment(target: &Path) -> Option<PathBuf> {
     let folder = target.join("python/env");
     let python_of = folder.join("bin/python");
-    let is_ready = Command::new(&python_of).args(["-c", "import pytest, numpy, hypothesis"]).output();
+    let wanted = "import pytest, numpy, hypothesis, distributed, cuda.core, numba.cuda, rmm";
+    let is_ready = Command::new(&python_of).args(["-c", wanted]).output();
     if !is_ready.is_ok_and(|answer| answer.status.success()) {
         run(Command::new(python()?).args(["-m", "venv", "--clear"]).arg(&folder));
         run(Command::new(&python_of).args([
@@ -39,6 +40,12 @@ fn environment(target: &Path) -> Option<PathBuf> {
             "pytest",
             "numpy",
             "hypothesis",
+            // Frameworks whose classes can be made without a GPU.
+            "dask[distributed]",
+            "cuda-core",
+            "numba-cuda",
+            "nvidia-cuda-runtime<14",
+            "rmm-cu13",
         ]));
     }
     Some(python_of)

@@ -1,0 +1,151 @@
+"""libmillpond's functions for the frameworks' modules: its manager, `malloc` and `free`, through ctypes.
+
+ctypes releases the GIL around each call. The library is the one that `_native` has loaded, so that all share
+its pools.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import os
+import threading
+
+from . import _LIBRARY, _errors
+from . import mr as _mr
+from ._native import Device, Resource
+
+_P, _U64 = ctypes.c_void_p, ctypes.c_uint64
+_SIGNATURES = {
+    "error_message": (ctypes.c_char_p,),
+    "error_driver_code": (ctypes.c_int32,),
+    "error_report": (ctypes.c_char_p,),
+    "error_report_json": (ctypes.c_char_p,),
+    "device_find": (ctypes.c_int32, ctypes.c_uint32, ctypes.c_bool, _P),
+    "device_free": (None, _P),
+    "manager_new": (ctypes.c_int32, _P, _P),
+    "manager_free": (None, _P),
+    "manager_initialize": (ctypes.c_int32, _P),
+    "manager_allocate": (ctypes.c_int32, _P, _U64, _P, _P, _P),
+    "manager_record_stream": (ctypes.c_int32, _P, _P, _P),
+    "manager_memory_info": (ctypes.c_int32, _P, _P, _P),
+    "manager_ipc_handle": (ctypes.c_int32, _P, _P, _P, _P),
+    "manager_reset": (ctypes.c_int32, _P),
+    "manager_defer": (ctypes.c_int32, _P, _P),
+    "memory_free": (None, _P),
+    "deferral_free": (None, _P),
+    "malloc": (_P, ctypes.c_size_t, ctypes.c_int32, _P),
+    "free": (None, _P, ctypes.c_size_t, ctypes.c_int32, _P),
+    "record_stream": (ctypes.c_int32, _P, _P),
+    "empty_cache": (ctypes.c_int32,),
+}
+
+
+def _load():
+    library = ctypes.CDLL(str(_LIBRARY))
+    functions = {}
+    for name, (result, *arguments) in _SIGNATURES.items():
+        function = getattr(library, f"millpond_{name}")
+        function.restype, function.argtypes = result, arguments
+        functions[name] = function
+    return library, functions
+
+
+library, _functions = _load()
+#: How often the process was forked: a child leaves the memory of its parent alone.
+generation = [0]
+os.register_at_fork(after_in_child=lambda: generation.__setitem__(0, generation[0] + 1))
+globals().update(_functions)  # `_library.malloc(...)`
+
+_OUT_OF_MEMORY = 1
+
+
+def last_error(status):
+    """Return the exception of this thread's last failing call."""
+    text = [_functions[name]() for name in ("error_message", "error_report", "error_report_json")]
+    message, report, report_json = (part.decode() if part is not None else None for part in text)
+    code = _functions["error_driver_code"]()
+    return _errors.from_status(status, message or "libmillpond gave no reason", code, report, report_json)
+
+
+def check(status):
+    """Raise the exception of a status."""
+    if status:
+        raise last_error(status)
+
+
+def malloc_error():
+    """Return the exception of a `malloc` that returned null, whose status is not known."""
+    return last_error(_OUT_OF_MEMORY if _functions["error_report"]() is not None else 6)
+
+
+def find_device(ordinal):
+    """Return libmillpond's handle of a device; `device_free` ends it."""
+    handle = ctypes.c_void_p()
+    is_simulated = Device().is_simulated
+    check(_functions["device_find"](ordinal, is_simulated, ctypes.byref(handle)))
+    return handle.value
+
+
+def address_of(name):
+    """Return the address of a function of the library's, for what takes plain addresses."""
+    return ctypes.cast(getattr(library, f"millpond_{name}"), ctypes.c_void_p).value
+
+
+def framework(name, install):
+    """Import a framework, or say what to install."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        module = name.split(".")[0]
+        raise ImportError(f"{module} cannot be imported ({error}): pip install {install}") from error
+
+
+def prepare(stack, ordinal, fallback="cuda+pool"):
+    """Give a device the stack that a framework is to use, and return it.
+
+    `stack` is a text, a resource, or None: then what is the device's default stays, unless that is plain CUDA
+    memory that nobody asked for, which `fallback` replaces.
+    """
+    device = Device.find(ordinal)
+    if stack is None:
+        known = _mr.get_per_device_resource(device)
+        if known.text != "cuda" or os.environ.get("MILLPOND_STACK"):
+            return known
+        stack = fallback
+    resource = stack if isinstance(stack, Resource) else _mr.stack(stack, device)
+    _mr.set_per_device_resource(device, resource)
+    return resource
+
+
+def stream_pointer(stream):
+    """Return the handle of a stream of any library as a number; None is the default stream."""
+    if stream is None:
+        return 0
+    if isinstance(stream, int):
+        return stream
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        return int((protocol() if callable(protocol) else protocol)[1])
+    for name in ("ptr", "cuda_stream", "handle"):
+        if hasattr(stream, name):
+            handle = getattr(stream, name)
+            handle = getattr(handle, "value", handle)
+            return int(handle) if handle is not None else 0
+    raise TypeError(f"{type(stream).__name__} is no stream: it has no `__cuda_stream__`")
+
+
+class StreamScope(threading.local):
+    """The stream of the innermost `with` of each thread, as a number, or None."""
+
+    def __init__(self):
+        self.current = None
+        self.owner = None
+
+    @contextlib.contextmanager
+    def use(self, stream):
+        before = self.current, self.owner
+        self.current, self.owner = stream_pointer(stream), stream
+        try:
+            yield
+        finally:
+            self.current, self.owner = before

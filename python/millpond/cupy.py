@@ -1,0 +1,185 @@
+"""CuPy's device memory from millpond: `millpond.cupy.use()`.
+
+Each array is for use on CuPy's current stream, and its memory goes back in the order of that stream.
+"""
+
+import threading
+
+from . import _errors, _library
+from . import mr as _mr
+from ._native import Device
+
+_state = {"stack": None, "prepared": set(), "before": None, "limits": {}}
+_lock = threading.RLock()
+
+
+class _Block:
+    """Owns a block, and keeps the stream that it goes back on."""
+
+    __slots__ = ("made_in", "ptr", "stream")
+
+    def __init__(self, ptr, stream):
+        self.ptr, self.stream, self.made_in = ptr, stream, _library.generation[0]
+
+    def __del__(self, free=_library.free, generation=_library.generation):
+        if self.made_in == generation[0]:
+            free(self.ptr, 0, 0, None)
+
+
+def _make_allocator(cupy):
+    memory = cupy.cuda.memory
+    current_stream, get_device = cupy.cuda.get_current_stream, cupy.cuda.runtime.getDevice
+    pointer, unowned, malloc = memory.MemoryPointer, memory.UnownedMemory, _library.malloc
+    prepared, limits = _state["prepared"], _state["limits"]
+
+    def allocate(size):
+        # The number of the device is given, as CuPy asks the driver for each address otherwise.
+        device = get_device()
+        if size == 0:
+            return pointer(unowned(0, 0, None, device), 0)
+        if device not in prepared:
+            _prepare(device)
+        if device in limits:
+            with _lock:
+                return allocate_on(device, size, _check_limit)
+        return allocate_on(device, size, None)
+
+    def allocate_on(device, size, check_limit):
+        if check_limit is not None:
+            check_limit(memory, device, size)
+        # The handle 2 is CuPy's per-thread default stream, of which the library keeps one for each thread.
+        stream = current_stream()
+        ptr = malloc(size, device, stream.ptr)
+        if not ptr:
+            raise _error(memory, device, size)
+        return pointer(unowned(ptr, size, _Block(ptr, stream), device), 0)
+
+    return allocate
+
+
+def _counts(device):
+    try:
+        return _mr.get_per_device_resource(device).counts()
+    except _errors.UnsupportedError:
+        return {"bytes_in_use": 0, "bytes_reserved": 0, "blocks_free": 0}
+
+
+def _check_limit(memory, device, size):
+    limit, used = _state["limits"][device], _counts(device)["bytes_in_use"]
+    if used + size > limit:
+        raise memory.OutOfMemoryError(size, used, limit)
+
+
+def _error(memory, device, size):
+    error = _library.malloc_error()
+    if not isinstance(error, _errors.OutOfMemoryError):
+        return error
+    raised = memory.OutOfMemoryError(size, _counts(device)["bytes_in_use"], _state["limits"].get(device, 0))
+    raised.__cause__ = error  # with the report
+    return raised
+
+
+def _prepare(device):
+    with _lock:
+        if device not in _state["prepared"]:
+            _library.prepare(_state["stack"], device)
+            _state["prepared"].add(device)
+
+
+class _Pool:
+    """What CuPy's default memory pool answers, for millpond's memory on the current device."""
+
+    def malloc(self, size):
+        return allocator(size)
+
+    def used_bytes(self):
+        return _counts(_current())["bytes_in_use"]
+
+    def total_bytes(self):
+        return _counts(_current())["bytes_reserved"]
+
+    def free_bytes(self):
+        return self.total_bytes() - self.used_bytes()
+
+    def n_free_blocks(self):
+        return _counts(_current())["blocks_free"]
+
+    def free_all_blocks(self, stream=None):
+        _library.check(_library.empty_cache())
+
+    def free_all_free(self):
+        self.free_all_blocks()
+
+    def set_limit(self, size=None, fraction=None):
+        if (size is None) == (fraction is None):
+            raise ValueError("either a size or a fraction is wanted")
+        device = _current()
+        if size is None:
+            if not 0 <= fraction <= 1:
+                raise ValueError("the fraction is from 0 to 1")
+            size = int(Device.find(device).memory_info()[1] * fraction)
+        if size < 0:
+            raise ValueError("the limit is not negative")
+        with _lock:
+            if size:
+                _state["limits"][device] = size
+            else:
+                _state["limits"].pop(device, None)
+
+    def get_limit(self):
+        return _state["limits"].get(_current(), 0)
+
+
+def _current():
+    return _cupy().cuda.runtime.getDevice()
+
+
+def _cupy():
+    return _library.framework("cupy", "cupy-cuda13x (or cupy-cuda12x)")
+
+
+_made = []
+
+
+def allocator(size):
+    """Allocate `size` bytes on the current device and stream, as a `cupy.cuda.MemoryPointer`."""
+    with _lock:
+        if not _made:
+            _made.append(_make_allocator(_cupy()))
+    return _made[0](size)
+
+
+def use(stack=None):
+    """Make millpond CuPy's allocator, on each device when it first allocates there.
+
+    `stack` is a text, or a resource of the only device used; left out, it is the device's default, or where
+    that is plain CUDA, `cuda+pool`. `cupy.get_default_memory_pool()` then answers for millpond's memory.
+    """
+    cupy = _cupy()
+    with _lock:
+        _state["stack"] = stack
+        _state["prepared"].clear()
+        if not _made:
+            _made.append(_make_allocator(cupy))
+        if _state["before"] is None:
+            before = cupy.cuda.memory.get_allocator()
+            _state["before"] = (before, getattr(cupy, "_default_memory_pool", None))
+        cupy.cuda.set_allocator(_made[0])
+        cupy._default_memory_pool = _Pool()
+
+
+def disable():
+    """Give CuPy its allocator of before back. Arrays of millpond's memory stay as they are."""
+    with _lock:
+        if _state["before"] is not None:
+            cupy = _cupy()
+            before, pool = _state["before"]
+            cupy.cuda.set_allocator(before)
+            cupy._default_memory_pool = pool
+            _state["before"] = None
+            _state["limits"].clear()
+
+
+def record_stream(array, stream):
+    """Announce that work on `stream` uses an array's memory, so that it goes back only after that work."""
+    _library.check(_library.record_stream(array.data.mem.ptr, _library.stream_pointer(stream)))

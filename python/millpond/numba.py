@@ -1,0 +1,222 @@
+"""Numba's device memory from millpond, by Numba's interface for memory managers (NBEP 7).
+
+>>> import millpond.numba
+>>> millpond.numba.use()
+
+or, without a change of the program, `NUMBA_CUDA_MEMORY_MANAGER=millpond.numba`. Both numba-cuda and
+numba-cuda-mlir are served. Host memory and managed memory stay with Numba. Numba names no stream when it
+allocates: memory goes back after the work of all its blocking streams. For memory of another stream, allocate
+in `with millpond.numba.stream(s):`; for memory that non-blocking streams use, call `record_stream`.
+"""
+
+import contextlib
+import ctypes
+import functools
+import importlib
+import sys
+import threading
+import weakref
+
+from . import _errors, _library
+from ._native import Resource
+
+#: The stack for a device whose default is plain CUDA: memory of it can be shared by CUDA's legacy IPC.
+DEFAULT_STACK = "cuda+pool:pages=off"
+_DRIVERS = ("numba.cuda.cudadrv.driver", "numba_cuda_mlir.numba_cuda.cudadrv.driver")
+_scope = _library.StreamScope()
+_lock = threading.Lock()
+_state = {"calls": 0, "stack": None}
+
+
+def memalloc_calls():
+    """Return how many allocations of Numba's were served in this process."""
+    return _state["calls"]
+
+
+def stream(stream):
+    """Return a context in which this thread allocates for `stream`, in whose order the memory goes back."""
+    return _scope.use(stream)
+
+
+def _ending(end, handle):
+    """Return a finalizer for any thread, also at exit and after a reset. A forked child does nothing."""
+    return functools.partial(_end_in, _library.generation[0], _library.generation, end, handle)
+
+
+def _end_in(made_in, generation, end, handle):
+    if generation[0] == made_in:
+        end(handle)
+
+
+def _memory_of(pointer):
+    """Return libmillpond's handle of a pointer, or of the pointer that it is a view of."""
+    seen = pointer
+    while seen is not None:
+        handle = getattr(seen, "_millpond_memory", None)
+        if handle is not None:
+            return handle, seen
+        below = getattr(seen, "_mem", None)
+        if below is None:
+            below = getattr(seen, "owner", None)
+        seen = below if below is not seen else None
+    return None, None
+
+
+def _stack():
+    """Return the stack to use: of a resource that was lost with its context, the text."""
+    stack = _state["stack"]
+    if isinstance(stack, Resource):
+        try:
+            stack.memory_info()
+        except _errors.PoisonedError:
+            _state["stack"] = stack = stack.text
+    return stack
+
+
+def record_stream(array, stream):
+    """Announce that work on `stream` uses an array's memory, so that it goes back only after that work."""
+    memory, pointer = _memory_of(array.gpu_data)
+    if memory is None:
+        raise ValueError("the array's memory is not from millpond.numba")
+    manager = pointer._millpond_manager
+    _library.check(_library.manager_record_stream(manager._handle(), memory, _library.stream_pointer(stream)))
+
+
+@functools.cache
+def manager_class(driver):
+    """Return the memory manager's class for a driver module: numba-cuda's or numba-cuda-mlir's."""
+
+    class MillpondOutOfMemoryError(driver.CudaAPIError, _errors.OutOfMemoryError):
+        """Numba's own error of memory that is out, with millpond's report."""
+
+        def __str__(self):
+            return self.report or str(self.msg)
+
+    class MillpondMemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
+        """Device memory from the default resource of the context's device."""
+
+        interface_version = 1
+
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self._manager = None
+            self._is_prepared = False
+
+        def _handle(self):
+            if self._manager is None:
+                with _lock:
+                    if self._manager is None:
+                        device = _library.find_device(self.context.device.id)
+                        made = ctypes.c_void_p()
+                        try:
+                            _library.check(_library.manager_new(device, ctypes.byref(made)))
+                        finally:
+                            _library.device_free(device)
+                        end = _ending(_library.manager_free, made.value)
+                        weakref.finalize(self, end).atexit = False
+                        self._manager = made.value
+            return self._manager
+
+        def initialize(self):
+            if not self._is_prepared:
+                _library.prepare(_stack(), self.context.device.id, DEFAULT_STACK)
+                self._is_prepared = True
+            _library.check(_library.manager_initialize(self._handle()))
+
+        def memalloc(self, size):
+            manager, used_on = self._handle(), _scope.current
+            if used_on is None:
+                # 2 is the per-thread default stream, of which the library keeps one for each thread.
+                used_on = 2 if getattr(driver.config, "CUDA_PER_THREAD_DEFAULT_STREAM", 0) else 0
+            address, memory = ctypes.c_uint64(), ctypes.c_void_p()
+            places = ctypes.byref(address), ctypes.byref(memory)
+
+            def attempt():
+                status = _library.manager_allocate(manager, size, used_on, *places)
+                if status:
+                    raise self._error(_library.last_error(status))
+
+            self._attempt_allocation(attempt)
+            end = _ending(_library.memory_free, memory.value)
+            pointer = driver.MemoryPointer(
+                weakref.proxy(self.context), ctypes.c_void_p(address.value), size, finalizer=end
+            )
+            pointer._millpond_memory, pointer._millpond_manager = memory.value, self
+            pointer._millpond_stream = _scope.owner  # a stream lives as long as its memory
+            with _lock:
+                _state["calls"] += 1
+            return pointer
+
+        @staticmethod
+        def _error(error):
+            if not isinstance(error, _errors.OutOfMemoryError):
+                return error
+            code = driver.binding.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+            raised = MillpondOutOfMemoryError(code, str(error))
+            raised.report, raised.data = error.report, error.data
+            return raised
+
+        def get_memory_info(self):
+            free, total = ctypes.c_uint64(), ctypes.c_uint64()
+            places = ctypes.byref(free), ctypes.byref(total)
+            _library.check(_library.manager_memory_info(self._handle(), *places))
+            return driver.MemoryInfo(free=free.value, total=total.value)
+
+        def get_ipc_handle(self, memory):
+            handle, pointer = _memory_of(memory)
+            if handle is None:
+                return super().get_ipc_handle(memory)
+            data, offset = (ctypes.c_uint8 * 64)(), ctypes.c_uint64()
+            _library.check(
+                _library.manager_ipc_handle(self._handle(), handle, data, ctypes.byref(offset))
+            )
+            ipc = driver.binding.CUipcMemHandle()
+            ctypes.memmove(ipc.getPtr(), data, len(data))  # not all bindings have its field `reserved`
+            inside = int(memory.handle) - int(pointer.handle)
+            identity = self.context.device.get_device_identity()
+            return driver.IpcHandle(memory, ipc, memory.size, identity, offset=offset.value + inside)
+
+        def reset(self):
+            super().reset()
+            self._is_prepared = False
+            if self._manager is not None:
+                _library.check(_library.manager_reset(self._manager))
+
+        @contextlib.contextmanager
+        def defer_cleanup(self):
+            with super().defer_cleanup():
+                deferral = ctypes.c_void_p()
+                _library.check(_library.manager_defer(self._handle(), ctypes.byref(deferral)))
+                try:
+                    yield
+                finally:
+                    _library.deferral_free(deferral)
+
+    return MillpondMemoryManager
+
+
+def use(stack=None, driver=None):
+    """Make millpond Numba's memory manager. Call it before Numba first uses a device.
+
+    `stack` is a text or a resource; left out, it is the default of each device, or where that is plain CUDA,
+    `DEFAULT_STACK`. `driver` is the driver module of the Numba to serve; left out, each that is loaded, else
+    numba-cuda's.
+    """
+    _state["stack"] = stack
+    if driver is None:
+        loaded = [sys.modules[name] for name in _DRIVERS if name in sys.modules]
+        drivers = loaded or [_library.framework(_DRIVERS[0], "numba-cuda")]
+    else:
+        drivers = [driver]
+    for module in drivers:
+        module.set_memory_manager(manager_class(module))
+
+
+def __getattr__(name):
+    # Numba reads this for NUMBA_CUDA_MEMORY_MANAGER=millpond.numba; the one that asks is the one to serve.
+    if name != "_numba_memory_manager":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    asking = sys._getframe(1).f_globals.get("__name__")
+    if asking in _DRIVERS:
+        return manager_class(importlib.import_module(asking))
+    return manager_class(_library.framework(_DRIVERS[0], "numba-cuda"))

@@ -1,0 +1,239 @@
+"""PyTorch's device memory from millpond, in one of two ways.
+
+`with millpond.torch.use_mem_pool():` serves what is allocated inside through a `torch.cuda.MemPool`.
+PyTorch's own allocator stands above and asks millpond for segments, so its statistics, snapshots and graphs
+stay.
+
+`millpond.torch.use()`, before PyTorch first uses a device, serves all allocations of the process directly.
+docs/PYTHON.md says what PyTorch cannot do then.
+"""
+
+import contextlib
+import ctypes
+
+from . import _library
+from . import mr as _mr
+from ._errors import UnsupportedError
+from ._native import Device
+
+# PyTorch keeps the addresses of an allocator's functions as long as its memory lives: these stay.
+_kept = []
+_patched = []
+_state = {"is_process_wide": False}
+
+
+def _torch():
+    return _library.framework("torch", "torch")
+
+
+def _ordinal(device):
+    if device is None:
+        return _torch().cuda.current_device() if _torch().cuda.is_initialized() else Device().ordinal
+    if isinstance(device, int):
+        return device
+    index = _torch().device(device).index
+    return _ordinal(None) if index is None else index
+
+
+def _allocator(allocate):
+    torch = _torch()
+    made = torch.cuda.memory.CUDAPluggableAllocator(str(_library.library._name), allocate, "millpond_free")
+    _kept.append(made)
+    return made
+
+
+# --- As the allocator of a `torch.cuda.MemPool` ---
+
+
+def mem_pool(stack=None, device=None):
+    """Return a `torch.cuda.MemPool` whose segments are blocks of a device's default resource.
+
+    `stack` is a text or a resource that becomes the default first; left out, the default stays, or where that
+    is plain CUDA, it becomes `cuda+pool`. Without memory PyTorch raises its own `torch.OutOfMemoryError`.
+    """
+    torch = _torch()
+    if _state["is_process_wide"]:
+        raise UnsupportedError("millpond.torch.use() serves the whole process already, without a MemPool")
+    torch.cuda.init()
+    ordinal = _ordinal(device)
+    _library.prepare(stack, ordinal)
+    with torch.cuda.device(ordinal):  # a pool is the current device's
+        # A null pointer is what PyTorch's allocator makes its out-of-memory error of.
+        return torch.cuda.MemPool(_allocator("millpond_malloc").allocator())
+
+
+_default_pools = {}
+
+
+@contextlib.contextmanager
+def use_mem_pool(pool=None, device=None, *, single_threaded_backward=True):
+    """Serve this thread's allocations inside from a pool of `mem_pool`'s; left out, one for each device.
+
+    PyTorch routes allocations by thread. The backward pass runs on threads of autograd's, and would not be
+    served, so it runs on the calling thread unless `single_threaded_backward` is False.
+    """
+    torch = _torch()
+    if pool is None:
+        ordinal = _ordinal(device)
+        if ordinal not in _default_pools:
+            _default_pools[ordinal] = mem_pool(device=ordinal)
+        pool = _default_pools[ordinal]
+    with contextlib.ExitStack() as scopes:
+        if single_threaded_backward:
+            scopes.enter_context(torch.autograd.set_multithreading_enabled(False))
+        scopes.enter_context(torch.cuda.use_mem_pool(pool, device))
+        yield pool
+
+
+# --- As the allocator of the process ---
+
+_BASE_ALLOCATION = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t))
+
+
+@_BASE_ALLOCATION
+def _base_allocation(ptr, size):
+    # A block is an allocation of its own.
+    number = ctypes.c_uint64()
+    if size and not _library.library.millpond_block_size(ctypes.c_void_p(ptr), ctypes.byref(number)):
+        size[0] = number.value
+    return ptr
+
+
+def use(stack=None, device=None):
+    """Serve all device memory of PyTorch in this process. Call it before PyTorch first uses a device.
+
+    The current device, or `device`, gets `stack` as in `mem_pool`; other devices keep their defaults. Memory
+    that is out raises `RuntimeError`, as PyTorch keeps its own class for its own allocator. PyTorch's
+    functions for statistics answer for millpond's memory; `restore_statistics` takes that back, nothing takes
+    the allocator back.
+    """
+    torch = _torch()
+    if _state["is_process_wide"]:
+        return
+    if torch.cuda.is_initialized():
+        raise RuntimeError(
+            "PyTorch has used a device already: call millpond.torch.use() before that, or serve a part of "
+            "the program with millpond.torch.use_mem_pool()"
+        )
+    _library.prepare(stack, _ordinal(device))
+    made = _allocator("millpond_malloc_or_throw")
+    hooks = made.allocator()
+    hooks.set_record_stream_fn(_library.address_of("record_stream"))
+    hooks.set_reset_fn(_library.address_of("empty_cache"))
+    hooks.set_base_alloc_fn(ctypes.cast(_base_allocation, ctypes.c_void_p).value)
+    torch.cuda.memory.change_current_allocator(made)
+    _state["is_process_wide"] = True
+    serve_statistics()
+    _patch(torch.cuda.CUDAGraph, "capture_begin", _refuser(
+        "torch.cuda.graph in the process-wide mode: memory that is freed while a graph is captured would be "
+        "handed out again, and the graph writes to it; capture it in millpond.torch.use_mem_pool() instead"
+    ))
+
+
+# --- Statistics of the process-wide mode ---
+
+
+def _counts(device):
+    counted = dict.fromkeys(
+        ("bytes_in_use", "bytes_requested", "peak_bytes_in_use", "bytes_reserved", "peak_bytes_reserved",
+         "blocks_in_use", "blocks_free", "allocations", "deallocations"), 0)
+    with contextlib.suppress(UnsupportedError):  # plain memory keeps no counts
+        counted.update(_mr.get_per_device_resource(_ordinal(device)).counts())
+    return counted
+
+
+def memory_stats(device=None):
+    """Return millpond's counts under the names of `torch.cuda.memory_stats`. What it does not count is 0."""
+    c = _counts(device)
+    known = {
+        "allocated_bytes": (c["bytes_in_use"], c["peak_bytes_in_use"]),
+        "active_bytes": (c["bytes_in_use"], c["peak_bytes_in_use"]),
+        "requested_bytes": (c["bytes_requested"], c["bytes_requested"]),
+        "reserved_bytes": (c["bytes_reserved"], c["peak_bytes_reserved"]),
+        "inactive_split_bytes": (c["bytes_reserved"] - c["bytes_in_use"],) * 2,
+        "allocation": (c["blocks_in_use"], c["blocks_in_use"]),
+        "active": (c["blocks_in_use"], c["blocks_in_use"]),
+        "inactive_split": (c["blocks_free"], c["blocks_free"]),
+    }
+    counts = {"allocation": (c["allocations"], c["deallocations"])}
+    stats = {"num_alloc_retries": 0, "num_ooms": 0, "num_sync_all_streams": 0, "num_device_alloc": 0,
+             "num_device_free": 0, "max_split_size": -1}
+    names = [*known, "segment", "oversize_allocations", "oversize_segments"]
+    for name in names:
+        pools = [""] if name.startswith("oversize") else ["all.", "large_pool.", "small_pool."]
+        for pool in pools:
+            is_counted = pool in ("", "all.")
+            current, peak = known.get(name, (0, 0)) if is_counted else (0, 0)
+            made, ended = counts.get(name, (0, 0)) if is_counted else (0, 0)
+            values = {"current": current, "peak": peak, "allocated": made, "freed": ended}
+            stats.update((f"{name}.{pool}{key}", value) for key, value in values.items())
+    return dict(sorted(stats.items()))
+
+
+def mem_get_info(device=None):
+    """Return the free bytes, with what millpond could hand out again, and the total bytes."""
+    return _mr.get_per_device_resource(_ordinal(device)).memory_info()
+
+
+def reset_peak_memory_stats(device=None):
+    """Begin the peaks, and the totals with them, anew."""
+    _mr.get_per_device_resource(_ordinal(device)).clear_counters()
+
+
+def empty_cache():
+    """Give the free memory of all devices back to the driver."""
+    _library.check(_library.empty_cache())
+
+
+def memory_report(device=None):
+    """Return what millpond knows of a device's memory: its own kind of a snapshot."""
+    from .report import memory_report as report
+
+    return report(_mr.get_per_device_resource(_ordinal(device)))
+
+
+def _refuser(what):
+    def refuse(*args, **kwargs):
+        raise UnsupportedError(f"not with PyTorch's memory from millpond: {what}")
+
+    return refuse
+
+
+def _patch(owner, name, function):
+    if hasattr(owner, name):
+        _patched.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, function)
+
+
+def serve_statistics():
+    """Let PyTorch's functions for statistics answer for millpond's memory; those that cannot, say so."""
+    torch = _torch()
+    if any(name == "memory_stats" for _, name, _ in _patched):
+        return
+    snapshot = _refuser("snapshots of PyTorch's own allocator; see millpond.torch.memory_report()")
+    fraction = _refuser("its memory fraction; put a limit on the stack, as cuda+pool+limiting:limit=8GiB")
+    functions = {
+        "memory_stats": memory_stats,
+        "mem_get_info": mem_get_info,
+        "reset_peak_memory_stats": reset_peak_memory_stats,
+        "reset_accumulated_memory_stats": reset_peak_memory_stats,
+        "empty_cache": empty_cache,
+        "memory_snapshot": snapshot,
+        "_snapshot": snapshot,
+        "_record_memory_history": snapshot,
+        "set_per_process_memory_fraction": fraction,
+        "get_per_process_memory_fraction": fraction,
+    }
+    # PyTorch's other functions (memory_allocated, memory_summary) call these in their module.
+    for name, function in functions.items():
+        _patch(torch.cuda.memory, name, function)
+        _patch(torch.cuda, name, function)
+
+
+def restore_statistics():
+    """Give PyTorch its own functions back, which refuse to answer in the process-wide mode."""
+    kept = [patch for patch in _patched if patch[1] == "capture_begin"]
+    for owner, name, function in reversed(_patched):
+        if name != "capture_begin":
+            setattr(owner, name, function)
+    _patched[:] = kept

@@ -1,0 +1,54 @@
+"""Runs each program of a file in a process of its own: a framework takes its allocator once."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def has_gpu():
+    """Return whether CUDA can be used, asked in another process."""
+    program = "import millpond, sys; sys.exit(millpond.Device().is_simulated)"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0
+
+
+def needs(*modules):
+    """Skip a file, and say why, where there is no GPU or a framework is not installed."""
+    if not has_gpu():
+        pytest.skip("SKIPPED: no GPU", allow_module_level=True)
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"SKIPPED: {module} is not installed", allow_module_level=True)
+
+
+def run(file, name, *arguments, environment=None):
+    """Run a program of a file; return what it printed."""
+    done = subprocess.run(
+        [sys.executable, file, name, *arguments],
+        env=os.environ | (environment or {}),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, f"{name}: {done.stdout}\n{done.stderr}"
+    sys.stdout.write(done.stdout)
+    return done
+
+
+def main(programs):
+    """Run the program that the command line names."""
+    import numpy
+
+    # numba-cuda 0.30 compiles no kernel without it, and NumPy 2.5 lacks it.
+    if not hasattr(numpy, "row_stack"):
+        numpy.row_stack = numpy.vstack
+    programs[sys.argv[1]](*sys.argv[2:])
+
+
+def in_use(ordinal=0):
+    """Return the bytes in use of a device's default resource."""
+    import millpond
+
+    return millpond.mr.get_per_device_resource(ordinal).counts()["bytes_in_use"]

@@ -1,0 +1,210 @@
+"""millpond.torch with the real PyTorch on a GPU, each mode in a process of its own."""
+
+import contextlib
+
+import harness
+import pytest
+
+if __name__ != "__main__":
+    harness.needs("torch")
+
+MODES = ["none", "pool", "process"]
+
+
+def scope(mode):
+    """Turn a mode on; return the context that its allocations stand in."""
+    import millpond.torch
+
+    if mode == "process":
+        millpond.torch.use()
+    return millpond.torch.use_mem_pool() if mode == "pool" else contextlib.nullcontext()
+
+
+def train(mode):
+    import torch
+
+    entered = scope(mode)
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    for kind in ("transformer", "convolutions"):
+        with entered if kind == "transformer" else scope_again(mode):
+            torch.manual_seed(1)
+            print(kind, steps(torch, kind))
+            torch.cuda.synchronize()
+    if mode != "none":
+        import millpond
+
+        served = millpond.mr.get_current_device_resource().counts()
+        peak = torch.cuda.max_memory_allocated()
+        import sys
+
+        print(f"peak of PyTorch {peak}, of millpond {served['peak_bytes_in_use']}", file=sys.stderr)
+        assert served["peak_bytes_in_use"] >= 0.95 * peak > 0
+
+
+def scope_again(mode):
+    import millpond.torch
+
+    return millpond.torch.use_mem_pool() if mode == "pool" else contextlib.nullcontext()
+
+
+def steps(torch, kind):
+    nn = torch.nn
+    if kind == "transformer":
+        layer = nn.TransformerEncoderLayer(256, 4, 512, dropout=0.0, batch_first=True)
+        model = nn.Sequential(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(256, 10))
+        shapes = [(8, 32 + 16 * i, 256) for i in range(5)]
+    else:
+        model = nn.Sequential(
+            nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(),
+            nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(),
+            nn.Flatten(2), nn.Linear(1024, 10),
+        )
+        shapes = [(4 + 4 * i, 3, 32, 32) for i in range(5)]
+    model = model.cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for shape in shapes:
+        data = torch.randn(shape, device="cuda")
+        loss = model(data).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def record_stream(mode):
+    """What another stream reads is not written before; without the call it is."""
+    import torch
+
+    outcomes = {}
+    with scope(mode):
+        for is_recorded in (True, False):
+            main, side = torch.cuda.Stream(), torch.cuda.Stream()
+            with torch.cuda.stream(main):
+                source = torch.ones(4 << 20, dtype=torch.uint8, device="cuda")
+                target = torch.zeros(4 << 20, dtype=torch.uint8, device="cuda")
+            main.synchronize()
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(200_000_000)
+                target.copy_(source, non_blocking=True)
+            if is_recorded:
+                source.record_stream(side)
+            address = source.data_ptr()
+            with torch.cuda.stream(main):
+                del source
+                later = torch.full((4 << 20,), 2, dtype=torch.uint8, device="cuda")
+            torch.cuda.synchronize()
+            outcomes[is_recorded] = (bool((target == 1).all()), later.data_ptr() == address)
+            del target, later
+    assert outcomes[True] == (True, False), outcomes
+    assert outcomes[False] == (False, True), f"the test cannot fail: {outcomes}"
+
+
+def graph(mode):
+    import threading
+
+    import torch
+
+    import millpond
+    import millpond.torch
+
+    if mode == "process":
+        millpond.torch.use()
+        value = torch.ones(1000, device="cuda")
+        with pytest.raises(millpond.UnsupportedError, match="use_mem_pool"):
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                value * 2
+        return
+    pool = millpond.torch.mem_pool()
+    static = torch.ones(1 << 20, device="cuda")
+    (static * 2 + 1).sum()  # loads the kernels
+    torch.cuda.synchronize()
+    stop = threading.Event()
+
+    def load():
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            while not stop.is_set():
+                torch.ones(1 << 16, device="cuda").add_(1)
+
+    loader = threading.Thread(target=load)
+    loader.start()
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured, pool=pool.id, capture_error_mode="thread_local"):
+        result = (static * 2 + 1).sum()
+    for value in (1.0, 3.0):
+        static.fill_(value)
+        captured.replay()
+        torch.cuda.synchronize()
+        assert result.item() == (2 * value + 1) * (1 << 20)
+    stop.set()
+    loader.join()
+    assert harness.in_use() > 0
+    del captured, result
+
+
+def statistics(mode):
+    import torch
+
+    import millpond
+    import millpond.torch
+
+    assert mode == "process"
+    millpond.torch.use("cuda+pool")
+    tensor = torch.empty(10 << 20, dtype=torch.uint8, device="cuda")
+    torch.empty(0, device="cuda")
+    assert torch.cuda.memory_allocated() >= 10 << 20
+    assert torch.cuda.max_memory_allocated() >= torch.cuda.memory_allocated()
+    assert torch.cuda.memory_reserved() >= torch.cuda.memory_allocated()
+    assert "Allocated memory" in torch.cuda.memory_summary()
+    free, total = torch.cuda.mem_get_info()
+    assert 0 < free <= total
+    del tensor
+    torch.cuda.reset_peak_memory_stats()
+    assert torch.cuda.memory_allocated() == 0
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == 0
+    with pytest.raises(RuntimeError, match="memory"):
+        torch.empty(1 << 47, dtype=torch.uint8, device="cuda")
+    for refused in (torch.cuda.memory_snapshot, lambda: torch.cuda.set_per_process_memory_fraction(0.5)):
+        with pytest.raises(millpond.UnsupportedError):
+            refused()
+
+
+def out_of_memory(mode):
+    import torch
+
+    import millpond.torch
+
+    assert mode == "pool"
+    with millpond.torch.use_mem_pool(), pytest.raises(torch.OutOfMemoryError):
+        torch.empty(1 << 47, dtype=torch.uint8, device="cuda")
+
+
+def test_the_loss_is_the_same_in_all_modes():
+    environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    losses = {mode: harness.run(__file__, "train", mode, environment=environment).stdout for mode in MODES}
+    assert losses["none"].count("[") == 2
+    assert losses["pool"] == losses["none"]
+    assert losses["process"] == losses["none"]
+
+
+@pytest.mark.parametrize("mode", ["pool", "process"])
+@pytest.mark.parametrize("name", ["record_stream", "graph"])
+def test_program(name, mode):
+    harness.run(__file__, name, mode)
+
+
+def test_statistics():
+    harness.run(__file__, "statistics", "process")
+
+
+def test_out_of_memory_in_a_pool():
+    harness.run(__file__, "out_of_memory", "pool")
+
+
+if __name__ == "__main__":
+    harness.main(globals())
