@@ -106,7 +106,7 @@ def manager_class(driver):
             if self._manager is None:
                 with _lock:
                     if self._manager is None:
-                        device = _library.find_device(self.context.device.id)
+                        device = _library.find_device(self._ordinal())
                         made = ctypes.c_void_p()
                         try:
                             _library.check(_library.manager_new(device, ctypes.byref(made)))
@@ -117,9 +117,14 @@ def manager_class(driver):
                         self._manager = made.value
             return self._manager
 
+        def _ordinal(self):
+            # A context that was attached has CUDA's bare device, which is its number.
+            device = self.context.device
+            return device.id if hasattr(device, "id") else int(device)
+
         def initialize(self):
             if not self._is_prepared:
-                _library.prepare(_stack(), self.context.device.id, DEFAULT_STACK)
+                _library.prepare(_stack(), self._ordinal(), DEFAULT_STACK)
                 self._is_prepared = True
             _library.check(_library.manager_initialize(self._handle()))
 

@@ -35,8 +35,8 @@ def served():
     pool.free_all_blocks()
     assert pool.total_bytes() == 0
     millpond.cupy.disable()
-    cp.ones(10)
-    assert harness.in_use() == 0 and cp.get_default_memory_pool().used_bytes() > 0
+    kept = cp.ones(10)
+    assert harness.in_use() == 0 and kept.size == 10 and cp.get_default_memory_pool().used_bytes() > 0
 
 
 def record_stream():
