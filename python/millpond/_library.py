@@ -104,7 +104,7 @@ def prepare(stack, ordinal, fallback="cuda+pool"):
     """Give a device the stack that a framework is to use, and return it.
 
     `stack` is a text, a resource, or None: then what is the device's default stays, unless that is plain CUDA
-    memory that nobody asked for, which `fallback` replaces.
+    memory that no program asked for, which `fallback` replaces.
     """
     device = Device.find(ordinal)
     if stack is None:
