@@ -38,6 +38,7 @@ mod block_map;
 mod callback; // no text: its calls are functions
 pub mod capture_scopes;
 mod cuda_async;
+mod driver_calls;
 mod driver_memory;
 pub mod fixed_size;
 mod heap;

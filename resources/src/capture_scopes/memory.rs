@@ -6,6 +6,7 @@ use millpond_core::{BlockInfo, DevicePtr, ScopeMemory, StreamId, StreamRef};
 use rustc_hash::FxHashMap;
 
 use crate::block_map::ChunkId;
+use crate::driver_calls::{ask, is_capturing};
 use crate::heap::Heap;
 use crate::heap::request::Request;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
@@ -187,7 +188,7 @@ impl Memory {
         for index in 0..self.places.len() {
             let place = &self.places[index];
             let Some(event) = place.event.filter(|_| place.is_recorded) else { continue };
-            let is_done = driver.event_query(event).inspect_err(|error| driver.health().note(error));
+            let is_done = ask(driver, |driver| driver.event_query(event));
             if is_done == Ok(true) {
                 self.vacate(index);
             }
@@ -196,8 +197,7 @@ impl Memory {
 
     /// Does the same for all work of the device, which is waited for.
     pub(super) fn wait_and_collect(&mut self, driver: &dyn Driver) {
-        let waited = driver.synchronize_beside_captures();
-        if waited.inspect_err(|error| driver.health().note(error)) != Ok(true) {
+        if ask(driver, |driver| driver.synchronize_beside_captures()) != Ok(true) {
             return;
         }
         for index in 0..self.places.len() {
@@ -303,13 +303,4 @@ fn info(ptr: DevicePtr, held: &Held, scope: u64) -> BlockInfo {
 /// The owner of the free blocks of a place.
 fn owner_of(place: usize) -> Owner {
     place as Owner + 1
-}
-
-/// Whether work that is submitted to the stream now would be a part of a graph, or end its capture.
-pub(super) fn is_capturing(driver: &dyn Driver, stream: StreamRef) -> DriverResult<bool> {
-    match driver.stream_is_capturing(stream) {
-        Err(error) if error.is_capture_refusal() => Ok(true),
-        Err(error) if error.is_unsupported() => Ok(false),
-        answer => answer,
-    }
 }

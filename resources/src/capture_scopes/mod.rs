@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use dashmap::DashMap;
-use millpond_core::driver::{CaptureModeGuard, Driver, DriverResult, Event, StreamFlags};
+use millpond_core::driver::{CaptureModeGuard, Driver, DriverResult, Event};
 use millpond_core::misuse::{self, Misuse};
 use millpond_core::{
     Accessibility, BlockInfo, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, LayerMemory,
@@ -23,6 +23,7 @@ use millpond_core::{
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxBuildHasher;
 
+use crate::driver_calls::{OwnStream, ask, is_capturing};
 use crate::heap::request::Request;
 use crate::process;
 
@@ -30,7 +31,7 @@ pub use layer::CaptureScopesLayer;
 pub(crate) use layer::ENTRY;
 pub use scope::{CaptureScope, CaptureScopes, ScopedStream};
 
-use memory::{Memory, Order, is_capturing};
+use memory::{Memory, Order};
 use scope::{Host, Scope};
 
 /// The unit of a span in bytes, and its least size: a page of the device.
@@ -78,8 +79,8 @@ struct Inner<R: DeviceMemoryResource> {
     place_count: AtomicUsize,
     /// The scopes that live, and those that ended and still have memory.
     scopes: Mutex<BTreeMap<u64, Arc<Scope>>>,
-    /// A stream of the layer's own, on which spans are taken and given back; made when it is needed.
-    aside: Mutex<Option<StreamRef>>,
+    /// The stream on which spans are taken and given back.
+    aside: OwnStream,
     misuses: AtomicU64,
 }
 
@@ -94,7 +95,7 @@ impl<R: DeviceMemoryResource> CaptureScopesMemoryResource<R> {
             places: DashMap::default(),
             place_count: AtomicUsize::new(0),
             scopes: Mutex::default(),
-            aside: Mutex::default(),
+            aside: OwnStream::default(),
             misuses: AtomicU64::new(0),
         }))
     }
@@ -105,9 +106,8 @@ impl<R: DeviceMemoryResource> Inner<R> {
         &**self.upstream.driver()
     }
 
-    /// Makes a call whose error the caller handles; notes in the device's health that it is lost.
     fn ask<T>(&self, body: impl FnOnce(&dyn Driver) -> DriverResult<T>) -> DriverResult<T> {
-        body(self.driver()).inspect_err(|error| self.driver().health().note(error))
+        ask(self.driver(), body)
     }
 
     // --- The scope of a call ---
@@ -216,7 +216,7 @@ impl<R: DeviceMemoryResource> Inner<R> {
     /// Takes a span that serves the request, on a stream of the layer's own, outside of all captures. Any
     /// stream may use it. It is larger than needed if there is memory.
     fn take_span(&self, request: &Request, held: u64) -> Result<(DevicePtr, u64)> {
-        let aside = self.ask(|_| self.aside())?;
+        let aside = self.aside.get(self.driver())?;
         let exact = request.padded_bytes();
         let spare = (held / SPAN_SHARE).min(LARGEST_SPARE);
         let in_units = |bytes| align_up(bytes, SPAN_UNIT).unwrap_or(exact);
@@ -234,16 +234,6 @@ impl<R: DeviceMemoryResource> Inner<R> {
             return Err(error.into());
         }
         Ok((span, bytes))
-    }
-
-    /// The stream of the layer's own. It is never captured, and no default stream waits for it.
-    fn aside(&self) -> DriverResult<StreamRef> {
-        let mut aside = self.aside.lock();
-        if let Some(stream) = *aside {
-            return Ok(stream);
-        }
-        let stream = self.driver().stream_create(StreamFlags::NON_BLOCKING)?;
-        Ok(*aside.insert(stream))
     }
 
     /// Notes whose a block or a span is; its scope is locked.
@@ -322,7 +312,7 @@ impl<R: DeviceMemoryResource> Inner<R> {
             spans.iter().for_each(|(span, _)| self.forget(*span));
             spans
         };
-        let aside = if spans.is_empty() { None } else { self.ask(|_| self.aside()).ok() };
+        let aside = if spans.is_empty() { None } else { self.aside.get(self.driver()).ok() };
         if !spans.is_empty() && (aside.is_none() || !self.has_waited()) {
             let mut memory = scope.memory.lock();
             for (span, bytes) in spans {
@@ -456,10 +446,8 @@ impl<R: DeviceMemoryResource> Drop for Inner<R> {
             // SAFETY: the span came from upstream with this layout, once, and all work of the device is done.
             unsafe { self.upstream.deallocate(span, Layout::new(bytes), StreamRef::LEGACY) };
         }
-        if let Some(aside) = self.aside.get_mut().take() {
-            // SAFETY: the stream is this layer's own; its work goes on to its end.
-            let _ = self.ask(|driver| unsafe { driver.stream_destroy(aside) });
-        }
+        let driver = DriverHandle::clone(self.upstream.driver());
+        let _ = self.aside.destroy(&*driver);
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock, Weak};
 use dashmap::DashMap;
 use millpond_core::driver::{
     CaptureModeGuard, Driver, DriverResult, EventFlags, Health, MemAllocationType, MemPool, MemPoolAttribute,
-    MemPoolProps, StreamFlags, call,
+    MemPoolProps, call,
 };
 use millpond_core::misuse::MisuseKind;
 use millpond_core::{
@@ -15,6 +15,7 @@ use millpond_core::{
 use parking_lot::Mutex;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
+use crate::driver_calls::{OwnStream, ask, is_capturing};
 use crate::process;
 
 /// The pools that live, by the opening of their device and their handle: all that ask for the same pool get
@@ -94,8 +95,7 @@ pub(crate) struct Inner {
     last_freed_on: AtomicU64,
     /// How many are deferred, readable without the lock.
     deferred_count: AtomicUsize,
-    /// A stream of the pool's own, made when it is needed.
-    aside: Mutex<Option<StreamRef>>,
+    aside: OwnStream,
 }
 
 impl Inner {
@@ -110,7 +110,7 @@ impl Inner {
             freed_on: Mutex::default(),
             last_freed_on: AtomicU64::new(NO_STREAM),
             deferred_count: AtomicUsize::new(0),
-            aside: Mutex::default(),
+            aside: OwnStream::default(),
         }
     }
 
@@ -119,9 +119,8 @@ impl Inner {
         call(&*self.driver, body)
     }
 
-    /// Makes a call whose error the caller handles; notes in the device's health that it is lost.
     fn ask<T>(&self, body: impl FnOnce(&dyn Driver) -> DriverResult<T>) -> DriverResult<T> {
-        body(&*self.driver).inspect_err(|error| self.driver.health().note(error))
+        ask(&*self.driver, body)
     }
 
     // --- Allocation ---
@@ -136,7 +135,7 @@ impl Inner {
             return Err(self.driver.health().error());
         }
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
-        let base = if self.is_captured(stream)? {
+        let base = if is_capturing(&*self.driver, stream)? {
             self.allocate_aside(bytes).map_err(|error| {
                 let advice = "a stream that captures a graph waits for no other; ask outside the capture";
                 let is_out = error.is_out_of_memory();
@@ -166,7 +165,7 @@ impl Inner {
 
     /// Allocates on the pool's own stream, for use on any: the memory is ready when this returns.
     fn allocate_aside(&self, bytes: u64) -> DriverResult<DevicePtr> {
-        let aside = self.ask(|_| self.aside())?;
+        let aside = self.aside.get(&*self.driver)?;
         let base = self.ask(|driver| driver.mem_alloc_from_pool_async(bytes, self.raw, aside))?;
         if let Err(error) = self.ask(|driver| driver.stream_synchronize(aside)) {
             self.free_on(base, bytes, aside);
@@ -175,30 +174,11 @@ impl Inner {
         Ok(base)
     }
 
-    /// Whether work that is submitted to the stream now would be a part of a graph, or end its capture.
-    fn is_captured(&self, stream: StreamRef) -> DriverResult<bool> {
-        match self.ask(|driver| driver.stream_is_capturing(stream)) {
-            Err(error) if error.is_capture_refusal() => Ok(true),
-            Err(error) if error.is_unsupported() => Ok(false),
-            answer => answer,
-        }
-    }
-
-    /// The stream of the pool's own. It is never captured, and no default stream waits for it.
-    fn aside(&self) -> DriverResult<StreamRef> {
-        let mut aside = self.aside.lock();
-        if let Some(stream) = *aside {
-            return Ok(stream);
-        }
-        let stream = self.driver.stream_create(StreamFlags::NON_BLOCKING)?;
-        Ok(*aside.insert(stream))
-    }
-
     /// Takes `bytes` once and gives them back, so that the pool holds them.
     pub(crate) fn prime(&self, bytes: u64) -> Result<()> {
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
         let base = self.allocate_aside(bytes)?;
-        self.free_on(base, bytes, self.ask(|_| self.aside())?);
+        self.free_on(base, bytes, self.aside.get(&*self.driver)?);
         Ok(())
     }
 
@@ -224,7 +204,7 @@ impl Inner {
             let is_lost = self.driver.health().is_lost();
             return if is_lost { Freed::Taken } else { Freed::TakenDespite(MisuseKind::DeadStream) };
         }
-        match self.is_captured(stream) {
+        match is_capturing(&*self.driver, stream) {
             Ok(false) => {
                 self.free_deferred_of(stream);
                 self.free_on(block.base, block.bytes, stream);
@@ -315,7 +295,7 @@ impl Inner {
             return false;
         };
         if !deferred.is_empty() {
-            match self.ask(|_| self.aside()) {
+            match self.aside.get(&*self.driver) {
                 Ok(aside) => {
                     deferred.into_iter().for_each(|block| self.free_on(block.base, block.bytes, aside))
                 }
@@ -382,7 +362,7 @@ impl Inner {
             let error = DriverError::new(DriverError::STREAM_CAPTURE_UNSUPPORTED, "cuCtxSynchronize");
             return Err(error.into());
         }
-        let aside = self.ask(|_| self.aside()).map_err(Error::from);
+        let aside = self.aside.get(&*self.driver).map_err(Error::from);
         match aside.and_then(|aside| self.free_imported(ptr, aside).map(|()| aside)) {
             Ok(aside) => self.call(|driver| driver.stream_synchronize(aside)),
             Err(error) if error.is_sticky() => Err(error),
@@ -414,14 +394,7 @@ impl Drop for Inner {
         if self.deferred_count.load(Ordering::Relaxed) > 0 && !self.free_deferred() {
             tracing::warn!(target: "millpond::driver", "blocks of a pool are left to the driver");
         }
-        let mut end = || {
-            if let Some(aside) = self.aside.get_mut().take() {
-                // SAFETY: the stream is this pool's own; its work goes on to its end.
-                self.ask(|driver| unsafe { driver.stream_destroy(aside) })?;
-            }
-            Ok(())
-        };
-        let stream: DriverResult<()> = end();
+        let stream = self.aside.destroy(&*driver);
         let mut pool = Ok(());
         if self.origin != Origin::Elsewhere {
             // SAFETY: no value names the pool any more.

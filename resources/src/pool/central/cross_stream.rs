@@ -8,6 +8,7 @@ use std::cmp::Reverse;
 use millpond_core::driver::{DriverResult, Event, EventFlags};
 use millpond_core::{DriverError, Error, Result, StreamId, StreamRef};
 
+use crate::driver_calls::is_capturing;
 use crate::heap::request::Request;
 use crate::pool::central::trace::event;
 use crate::pool::central::{CentralCore, State};
@@ -219,12 +220,12 @@ impl CentralCore {
     /// # Errors
     /// What the driver reports; [`DriverError::CAPTURED_EVENT`] if a capture began during the call.
     pub(crate) fn record(&self, event: Event, stream: StreamRef) -> DriverResult<bool> {
-        if self.captures(stream)? {
+        if is_capturing(&*self.driver, stream)? {
             return Ok(false);
         }
         self.driver.event_record(event, stream)?;
         // If a capture began before the record, the record is a part of it.
-        if self.captures(stream)? {
+        if is_capturing(&*self.driver, stream)? {
             return Err(DriverError::new(DriverError::CAPTURED_EVENT, "cuEventRecord"));
         }
         Ok(true)
@@ -303,19 +304,11 @@ impl CentralCore {
 
     /// Returns whether the stream captures a graph, or work on it would disturb a capture elsewhere.
     pub(crate) fn is_capturing(&self, stream: StreamRef) -> Result<bool> {
-        self.captures(stream).or_else(|error| match error.is_sticky() {
+        is_capturing(&*self.driver, stream).or_else(|error| match error.is_sticky() {
             true => Err(self.driver_error(error)),
             // After any other error, treat the stream as if it captures.
             false => Ok(true),
         })
-    }
-
-    fn captures(&self, stream: StreamRef) -> DriverResult<bool> {
-        match self.driver.stream_is_capturing(stream) {
-            Err(error) if error.is_capture_refusal() => Ok(true),
-            Err(error) if error.is_unsupported() => Ok(false),
-            answer => answer,
-        }
     }
 }
 

@@ -1,0 +1,45 @@
+//! Calls to the driver whose errors the caller handles, and a stream of a resource's own.
+
+use millpond_core::StreamRef;
+use millpond_core::driver::{Driver, DriverResult, StreamFlags};
+use parking_lot::Mutex;
+
+/// Makes a call whose error the caller handles; notes in the device's health if it is lost.
+pub(crate) fn ask<T>(
+    driver: &dyn Driver,
+    body: impl FnOnce(&dyn Driver) -> DriverResult<T>,
+) -> DriverResult<T> {
+    body(driver).inspect_err(|error| driver.health().note(error))
+}
+
+/// Whether work that is submitted to the stream now would be a part of a graph, or end its capture.
+pub(crate) fn is_capturing(driver: &dyn Driver, stream: StreamRef) -> DriverResult<bool> {
+    match ask(driver, |driver| driver.stream_is_capturing(stream)) {
+        Err(error) if error.is_capture_refusal() => Ok(true),
+        Err(error) if error.is_unsupported() => Ok(false),
+        answer => answer,
+    }
+}
+
+/// A stream of a resource's own, created when it is first needed. It is never captured, and no default
+/// stream waits for it.
+#[derive(Debug, Default)]
+pub(crate) struct OwnStream(Mutex<Option<StreamRef>>);
+
+impl OwnStream {
+    pub(crate) fn get(&self, driver: &dyn Driver) -> DriverResult<StreamRef> {
+        let mut created = self.0.lock();
+        if let Some(stream) = *created {
+            return Ok(stream);
+        }
+        let stream = ask(driver, |driver| driver.stream_create(StreamFlags::NON_BLOCKING))?;
+        Ok(*created.insert(stream))
+    }
+
+    /// Destroys the stream, if it was created. Its work goes on to its end.
+    pub(crate) fn destroy(&mut self, driver: &dyn Driver) -> DriverResult<()> {
+        let Some(stream) = self.0.get_mut().take() else { return Ok(()) };
+        // SAFETY: nothing else has the stream, since its resource ends.
+        ask(driver, |driver| unsafe { driver.stream_destroy(stream) })
+    }
+}
