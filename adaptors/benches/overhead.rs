@@ -46,6 +46,7 @@ const ROWS: &[(&str, usize, usize, usize)] = &[
     ("aligned:alignment=4KiB,threshold=1MiB", 1000, 1, 1_000_000),
     ("aligned:alignment=4KiB", 1000, 1, 1_000_000),
     ("prefetch", 1000, 1, 1_000_000),
+    ("capture_scopes", 1000, 1, 1_000_000),
     ("tracking", 1000, 1, 1_000_000),
     ("tracking", 10_000, 1, 1_000_000),
     ("tracking", 100_000, 1, 1_000_000),
@@ -95,7 +96,8 @@ fn added(adaptor: &str, live: usize, threads: usize, steps: usize) -> [f64; 3] {
 
 fn stack(text: &str) -> AnyResource {
     let driver: DriverHandle = SimDevice::new(SimConfig::h200());
-    let table = LayerTable::new(millpond_adaptors::LAYERS.iter().copied()).with([NOTHING, FAILURE_CALLBACK]);
+    let layers = millpond_adaptors::LAYERS.iter().chain(millpond_resources::LAYERS).copied();
+    let table = LayerTable::new(layers).with([NOTHING, FAILURE_CALLBACK]);
     text.parse::<StackSpec>().and_then(|spec| spec.build(&table, &driver)).unwrap_or_else(|e| panic!("{e}"))
 }
 

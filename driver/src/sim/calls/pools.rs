@@ -5,7 +5,8 @@ use millpond_core::{DeviceId, DevicePtr, DriverError, StreamRef};
 
 use crate::sim::model::answer::{Answer, Refusal, not_empty};
 use crate::sim::model::clock::{Epoch, Slot};
-use crate::sim::model::pools::{Chunk, Piece, Pool, UNIT, check_place};
+use crate::sim::model::pieces::{Chunk, Piece, UNIT};
+use crate::sim::model::pools::{Pool, check_place};
 use crate::sim::model::space::{Purpose, Space};
 use crate::sim::model::violation::ViolationKind;
 use crate::sim::model::work::Operation;
@@ -172,17 +173,14 @@ impl State {
         let pool = pools.get(pool)?;
         let (follow_events, opportunistic) = (pool.follow_events, pool.opportunistic);
         let is_done = |epoch| opportunistic && work.is_done(epoch);
-        let ordered = |piece: &Piece| match follow_events {
+        let is_ordered = |piece: &Piece| match follow_events {
             true => order.covers(slot, piece.freed),
             false => piece.freed.slot() == slot || piece.is_fresh(),
         };
         loop {
-            let found = pool.best(size, ordered).or_else(|| pool.best(size, |piece| is_done(piece.freed)));
-            if let Some(index) = found {
-                return Ok(Some(pool.take(index, size)));
-            }
-            if !pool.join(is_done) {
-                return Ok(None);
+            let found = pool.cached.take(size, |piece| is_done(piece.freed) || is_ordered(piece));
+            if found.is_some() || !pool.cached.join(is_done) {
+                return Ok(found);
             }
         }
     }
@@ -190,8 +188,7 @@ impl State {
     /// Takes a piece whose work is not done, if the pool may insert a wait for it.
     fn reuse_by_waiting(&mut self, pool: MemPool, size: u64) -> Answer<Option<Piece>> {
         let pool = self.pools.get(pool)?;
-        let found = pool.best(size, |_| pool.internal);
-        Ok(found.map(|index| pool.take(index, size)))
+        Ok(if pool.internal { pool.cached.take(size, |_| true) } else { None })
     }
 
     /// Takes a chunk, and of it the piece that was asked for. Where there is no room for a whole chunk, it is
@@ -202,8 +199,11 @@ impl State {
         let pool = self.pools.get(pool)?;
         pool.reserved += chunk.bytes;
         pool.reserved_high = pool.reserved_high.max(pool.reserved);
-        pool.cached.push(chunk.piece());
-        Ok(pool.take(pool.cached.len() - 1, size))
+        let whole = chunk.piece();
+        if size < whole.bytes {
+            pool.cached.insert(Piece { start: whole.start + size, bytes: whole.bytes - size, ..whole });
+        }
+        Ok(Piece { bytes: size, ..whole })
     }
 
     fn take_chunk(&mut self, pool: MemPool, bytes: u64) -> Answer<Chunk> {
@@ -271,7 +271,7 @@ impl State {
         let found = pools.get(pool)?;
         found.used -= bytes;
         let opportunistic = found.opportunistic;
-        found.put(Piece { freed, ..block }, |epoch| opportunistic && work.is_done(epoch));
+        found.cached.put(Piece { freed, ..block }, |epoch| opportunistic && work.is_done(epoch));
         if found.ended {
             self.shrink(pool, 0, true);
         }
@@ -324,7 +324,7 @@ impl State {
         if wait {
             found.cached.iter().for_each(|piece| work.finish(piece.freed, effects));
         }
-        found.join(|epoch| work.is_done(epoch));
+        found.cached.join(|epoch| work.is_done(epoch));
         let Pool { cached, reserved, .. } = found;
         cached.retain(|piece| {
             if *reserved <= keep || !piece.is_whole_chunk() || !work.is_done(piece.freed) {

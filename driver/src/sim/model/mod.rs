@@ -13,6 +13,7 @@ pub(crate) mod memory;
 pub(crate) mod oracle;
 pub(crate) mod order;
 pub(crate) mod pages;
+pub(crate) mod pieces;
 pub(crate) mod pools;
 pub(crate) mod rng;
 pub(crate) mod runs;

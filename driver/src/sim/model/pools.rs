@@ -3,14 +3,14 @@
 //! A plain model of CUDA's: a pool takes its memory in chunks, hands out pieces of them, best fit, and keeps
 //! what comes back. Neighbours in a chunk become one piece where they were freed on the same stream or are
 //! done both. A chunk goes back to the device when it is one piece. CUDA does not say how its pools divide
-//! memory; on the logs of docs/BENCHMARKS.md this model takes 1.4 to 2.9 times what is live, and CUDA's pools
+//! memory; on the logs of docs/BENCHMARKS.md this model takes 1.4 to 3.0 times what is live, and CUDA's pools
 //! on an H200 take 1.0 to 1.3 times. A request is served, in this order, by
-//! 1. pieces whose free the asking stream is ordered after (`ReuseFollowEventDependencies`; without it, only
-//!    pieces freed on that very stream);
-//! 2. pieces whose work is done already (`ReuseAllowOpportunistic`);
-//! 3. new memory; if the device has none left, all pools first give back, once, the chunks that are free and
+//! 1. the smallest piece that fits, of those whose free the asking stream is ordered after
+//!    (`ReuseFollowEventDependencies`; without it, only pieces freed on that very stream) and those whose
+//!    work is done (`ReuseAllowOpportunistic`);
+//! 2. new memory; if the device has none left, all pools first give back, once, the chunks that are free and
 //!    whose work is done;
-//! 4. pieces that a wait on the device makes available (`ReuseAllowInternalDependencies`): only if there is
+//! 3. pieces that a wait on the device makes available (`ReuseAllowInternalDependencies`): only if there is
 //!    no new memory, as CUDA documents it.
 
 use millpond_core::DeviceId;
@@ -21,87 +21,9 @@ use rustc_hash::FxHashMap;
 
 use super::answer::{Answer, Refusal};
 use super::clock::Epoch;
+use super::pieces::{FreePieces, Piece};
 
 pub(crate) const FIRST_POOL: u64 = 0x53_0000_0000;
-
-/// The unit in bytes that pooled memory is rounded up to.
-pub(crate) const UNIT: u64 = 512;
-
-/// The least bytes that a pool takes from a large device at once, as CUDA's do on an H200.
-const CHUNK: u64 = 32 << 20;
-/// A pool takes no more than this share of a small device at once.
-const CHUNK_SHARE: u64 = 32;
-/// What larger chunks are a multiple of, in bytes: the driver's page.
-const PAGE: u64 = 2 << 20;
-
-/// What a pool took from the device or the host at once.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Chunk {
-    pub(crate) start: u64,
-    pub(crate) bytes: u64,
-    pub(crate) physical: u64,
-    /// The real address behind it, for memory that the host can see; otherwise 0.
-    pub(crate) host: usize,
-}
-
-/// A free piece of a chunk: where it starts, its size, and the epoch at which it is free.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Piece {
-    pub(crate) chunk: Chunk,
-    pub(crate) start: u64,
-    pub(crate) bytes: u64,
-    pub(crate) freed: Epoch,
-}
-
-impl Chunk {
-    /// The whole chunk, free from the beginning.
-    pub(crate) fn piece(self) -> Piece {
-        Piece { chunk: self, start: self.start, bytes: self.bytes, freed: Epoch::new(0, 0) }
-    }
-
-    /// The size of a chunk for a request.
-    pub(crate) fn bytes_for(size: u64, capacity: u64) -> u64 {
-        let least = CHUNK.min(capacity / CHUNK_SHARE);
-        if size < least {
-            least
-        } else {
-            size.checked_next_multiple_of(PAGE.min(least.max(UNIT))).unwrap_or(size)
-        }
-    }
-}
-
-impl Piece {
-    pub(crate) const fn physical(&self) -> u64 {
-        self.chunk.physical + (self.start - self.chunk.start)
-    }
-
-    /// The real address behind it; 0 where there is none.
-    pub(crate) const fn host(&self) -> usize {
-        if self.chunk.host == 0 { 0 } else { self.chunk.host + (self.start - self.chunk.start) as usize }
-    }
-
-    /// Whether it was never handed out, or any stream may have it since.
-    pub(crate) fn is_fresh(&self) -> bool {
-        self.freed.tick() == 0
-    }
-
-    pub(crate) const fn is_whole_chunk(&self) -> bool {
-        self.bytes == self.chunk.bytes
-    }
-
-    const fn is_before(&self, other: &Self) -> bool {
-        self.chunk.start == other.chunk.start && self.start + self.bytes == other.start
-    }
-
-    /// When both are free.
-    fn joined_epoch(&self, other: &Self, is_done: &impl Fn(Epoch) -> bool) -> Option<Epoch> {
-        if is_done(self.freed) && is_done(other.freed) {
-            return Some(Epoch::new(0, 0));
-        }
-        let is_same = self.freed.slot() == other.freed.slot();
-        is_same.then(|| if self.freed.tick() > other.freed.tick() { self.freed } else { other.freed })
-    }
-}
 
 /// A location and a kind of memory, which have a default pool and a current one.
 pub(crate) type Place = (MemLocation, MemAllocationType);
@@ -132,7 +54,7 @@ pub(crate) struct Pool {
     pub(crate) reserved_high: u64,
     pub(crate) used: u64,
     pub(crate) used_high: u64,
-    pub(crate) cached: Vec<Piece>,
+    pub(crate) cached: FreePieces,
 }
 
 /// The pools, by number; the first is the device's default.
@@ -150,7 +72,7 @@ pub(crate) struct Pools {
 }
 
 impl Pool {
-    pub(crate) const fn new(props: MemPoolProps) -> Self {
+    pub(crate) fn new(props: MemPoolProps) -> Self {
         Self {
             ended: false,
             is_of_old_context: false,
@@ -166,7 +88,7 @@ impl Pool {
             reserved_high: 0,
             used: 0,
             used_high: 0,
-            cached: Vec::new(),
+            cached: FreePieces::default(),
         }
     }
 
@@ -230,53 +152,6 @@ impl Pool {
             MemPoolAttribute::ReuseAllowInternalDependencies => Some(&mut self.internal),
             _ => None,
         }
-    }
-
-    /// The smallest piece that fits and may be used; of equal ones the one freed last.
-    pub(crate) fn best(&self, bytes: u64, may: impl Fn(&Piece) -> bool) -> Option<usize> {
-        let fits = |piece: &Piece| piece.bytes >= bytes && may(piece);
-        let candidates = self.cached.iter().enumerate().rev().filter(|(_, piece)| fits(piece));
-        candidates.min_by_key(|(_, piece)| piece.bytes).map(|(index, _)| index)
-    }
-
-    /// Takes the first bytes of a piece; the rest stays.
-    pub(crate) fn take(&mut self, index: usize, bytes: u64) -> Piece {
-        let piece = self.cached[index];
-        if piece.bytes == bytes {
-            return self.cached.swap_remove(index);
-        }
-        self.cached[index] = Piece { start: piece.start + bytes, bytes: piece.bytes - bytes, ..piece };
-        Piece { bytes, ..piece }
-    }
-
-    /// Keeps a piece that came back, joined with its neighbours.
-    pub(crate) fn put(&mut self, mut piece: Piece, is_done: impl Fn(Epoch) -> bool) {
-        self.cached.retain(|other| {
-            let Some(freed) = piece.joined_epoch(other, &is_done) else { return true };
-            if other.is_before(&piece) {
-                piece = Piece { start: other.start, bytes: other.bytes + piece.bytes, freed, ..piece };
-            } else if piece.is_before(other) {
-                piece = Piece { bytes: piece.bytes + other.bytes, freed, ..piece };
-            } else {
-                return true;
-            }
-            false
-        });
-        self.cached.push(piece);
-    }
-
-    /// Joins all neighbours that are done by now; returns whether there were any.
-    pub(crate) fn join(&mut self, is_done: impl Fn(Epoch) -> bool) -> bool {
-        let before = self.cached.len();
-        self.cached.sort_unstable_by_key(|piece| (piece.chunk.start, piece.start));
-        self.cached.dedup_by(|next, piece| {
-            let joined = piece.is_before(next).then(|| piece.joined_epoch(next, &is_done)).flatten();
-            if let Some(freed) = joined {
-                *piece = Piece { bytes: piece.bytes + next.bytes, freed, ..*piece };
-            }
-            joined.is_some()
-        });
-        self.cached.len() < before
     }
 }
 
@@ -392,7 +267,7 @@ impl Pools {
     }
 
     pub(crate) fn for_each_epoch(&self, mut each: impl FnMut(Epoch)) {
-        self.pools.iter().flatten().flat_map(|pool| &pool.cached).for_each(|cached| each(cached.freed));
+        self.pools.iter().flatten().flat_map(|pool| pool.cached.iter()).for_each(|cached| each(cached.freed));
     }
 
     /// The number of pools that were created and not destroyed, without the default pools.
