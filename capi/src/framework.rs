@@ -19,8 +19,10 @@ use millpond_core::{
 };
 use millpond_resources::registry::get_per_device_resource;
 use parking_lot::Mutex;
+use rustc_hash::FxBuildHasher;
 
 use crate::device::device_ptr;
+use crate::graph_pools;
 use crate::status::{Status, guarded, put, stream_on};
 
 /// A stream that uses a block, with its identity at the time: the name of the per-thread stream is another
@@ -60,7 +62,7 @@ struct Parked {
     events: Vec<Event>,
 }
 
-static LIVE: LazyLock<DashMap<DevicePtr, Block>> = LazyLock::new(DashMap::new);
+static LIVE: LazyLock<DashMap<DevicePtr, Block, FxBuildHasher>> = LazyLock::new(DashMap::default);
 static PARKED: Mutex<Vec<Parked>> = Mutex::new(Vec::new());
 /// The blocks that are parked, and those that are on their way back.
 static PARKED_COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -68,7 +70,7 @@ static PARKED_COUNT: AtomicUsize = AtomicUsize::new(0);
 /// waits for it that may do without.
 static LOOKING: Mutex<()> = Mutex::new(());
 /// The devices that were asked for memory.
-static DEVICES: LazyLock<DashSet<DeviceId>> = LazyLock::new(DashSet::new);
+static DEVICES: LazyLock<DashSet<DeviceId, FxBuildHasher>> = LazyLock::new(DashSet::default);
 
 /// Whether this process is a copy of one that has blocks here. It must leave them alone: the device's memory
 /// is the other's, and of the locks that other threads held at the fork, none is ever released.
@@ -89,9 +91,14 @@ fn notice_forks() {
     }
 }
 
+/// Whether this process is a copy that leaves the blocks alone.
+pub(crate) fn is_copy() -> bool {
+    IS_COPY.load(Ordering::Relaxed)
+}
+
 /// Refuses the call in a copy of the process.
-fn check_process() -> Result<()> {
-    if IS_COPY.load(Ordering::Relaxed) {
+pub(crate) fn check_process() -> Result<()> {
+    if is_copy() {
         let why = "this process was forked from one that uses the device; start it anew (spawn) instead";
         return Err(Error::new(ErrorKind::Unsupported, why));
     }
@@ -99,7 +106,7 @@ fn check_process() -> Result<()> {
 }
 
 /// The device with this number: CUDA's, or where CUDA cannot be used, a simulated one.
-fn device_id(number: i32) -> Result<DeviceId> {
+pub(crate) fn device_id(number: i32) -> Result<DeviceId> {
     let ordinal = u32::try_from(number);
     let ordinal = ordinal.map_err(|_| Error::invalid_argument(format!("there is no device {number}")))?;
     let is_cuda = millpond_driver::cuda::availability().is_ok();
@@ -232,8 +239,11 @@ pub(crate) fn allocate(bytes: u64, device: i32, stream: *mut c_void) -> Result<*
     let resource = get_per_device_resource(id)?;
     let (layout, stream) = (Layout::new(bytes), stream_on(&*resource, stream)?);
     give_back_parked(false);
+    let resource = graph_pools::resource_for(id, stream, resource.driver())?.unwrap_or(resource);
     let mut outcome = resource.allocate(layout, stream);
-    if outcome.as_ref().is_err_and(Error::is_out_of_memory) && give_back_parked(true) {
+    if outcome.as_ref().is_err_and(Error::is_out_of_memory)
+        && (give_back_parked(true) | graph_pools::release_ended())
+    {
         outcome = resource.allocate(layout, stream);
     }
     let ptr = outcome?;
@@ -272,7 +282,7 @@ fn is_of_another_device(known: &Block, block: &Block) -> bool {
 }
 
 pub(crate) fn free(ptr: *mut c_void) -> Result<()> {
-    if ptr.is_null() || IS_COPY.load(Ordering::Relaxed) {
+    if ptr.is_null() || is_copy() {
         return Ok(());
     }
     let Some((_, block)) = LIVE.remove(&device_ptr(ptr)) else {
@@ -370,6 +380,7 @@ pub extern "C" fn millpond_empty_cache() -> Status {
     guarded(|| {
         check_process()?;
         give_back_parked(true);
+        graph_pools::release_ended();
         let devices: Vec<DeviceId> = DEVICES.iter().map(|id| *id).collect();
         devices.into_iter().try_for_each(|id| get_per_device_resource(id)?.trim(0).map(drop))
     })

@@ -10,6 +10,7 @@ use millpond_core::{
 };
 use millpond_driver::DeviceSpec;
 
+use crate::cached::OutermostPool;
 use crate::device::{Device, device_ptr};
 use crate::status::{
     Status, borrowed, end, guarded, guarded_or, put, put_handle, put_text, stream_on, text_of,
@@ -17,7 +18,14 @@ use crate::status::{
 
 /// A resource, with all that stands below it. It lives as long as one of its handles, or a resource on it.
 #[derive(Debug)]
-pub struct Resource(pub(crate) AnyResource);
+pub struct Resource(pub(crate) AnyResource, pub(crate) OutermostPool);
+
+impl Resource {
+    pub(crate) fn new(resource: AnyResource) -> Self {
+        let pool = OutermostPool::of(&resource);
+        Self(resource, pool)
+    }
+}
 
 /// What a resource counts. All sizes are in bytes.
 #[repr(C)]
@@ -91,7 +99,7 @@ pub unsafe extern "C" fn millpond_resource_new(
             None => DeviceSpec::default_device().open()?,
         };
         // SAFETY: the caller's promise.
-        unsafe { put_handle(resource, Resource(spec.build(&layers(), &driver)?)) }
+        unsafe { put_handle(resource, Resource::new(spec.build(&layers(), &driver)?)) }
     })
 }
 
@@ -109,7 +117,7 @@ pub unsafe extern "C" fn millpond_resource_layer(
         // SAFETY: the caller's promise.
         let spec: StackSpec = unsafe { text_of(layer, "the text of the layer") }?.parse()?;
         // SAFETY: the caller's promise.
-        unsafe { put_handle(resource, Resource(spec.build_on(upstream.clone(), &layers())?)) }
+        unsafe { put_handle(resource, Resource::new(spec.build_on(upstream.clone(), &layers())?)) }
     })
 }
 
@@ -123,7 +131,7 @@ pub unsafe extern "C" fn millpond_resource_clone(
     clone: *mut *mut Resource,
 ) -> Status {
     // SAFETY: the caller's promise.
-    with_resource(resource, |resource| unsafe { put_handle(clone, Resource(resource.clone())) })
+    with_resource(resource, |resource| unsafe { put_handle(clone, Resource::new(resource.clone())) })
 }
 
 /// Ends a handle; the resource ends with its last one. Does nothing for null.

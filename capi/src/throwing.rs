@@ -99,7 +99,7 @@ fn throwers() -> Option<&'static Throwers> {
 
 // An exception leaves these frames, and those of the callers, without dropping anything: they hold nothing.
 
-fn throw_runtime_error() {
+pub(crate) fn throw_runtime_error() {
     if let Some(throwers) = throwers() {
         // SAFETY: the text is the thread's own, and the exception copies it.
         unsafe { (throwers.runtime_error)(millpond_error_message()) }

@@ -128,6 +128,10 @@ functions! {
     logging_flush: fn(Raw) -> i32;
     allocate: fn(Raw, u64, u64, Raw, *mut Raw) -> i32;
     deallocate: fn(Raw, Raw, u64, u64, Raw) -> i32;
+    allocate_cached: fn(Raw, bool, u64, Raw, *mut Raw) -> bool;
+    deallocate_cached: fn(Raw, Raw, u64, Raw) -> bool;
+    malloc: fn(usize, i32, Raw) -> Raw;
+    free: fn(Raw, usize, i32, Raw);
     get_per_device_resource: fn(Raw, *mut Raw) -> i32;
     get_current_device_resource: fn(*mut Raw) -> i32;
     set_per_device_resource: fn(Raw, *mut Raw) -> i32;

@@ -343,7 +343,6 @@ def torch(monkeypatch):
     torch.cuda = types.SimpleNamespace(
         init=lambda: None, device=lambda ordinal: contextlib.nullcontext(),
         memory=memory, is_initialized=lambda: False, MemPool=lambda allocator: ("pool", allocator),
-        CUDAGraph=type("CUDAGraph", (), {"capture_begin": None}),
         use_mem_pool=lambda pool, device=None: contextlib.nullcontext(given.update(pool=pool)),
         memory_stats=None, mem_get_info=None,
     )
@@ -375,7 +374,10 @@ def test_the_process_wide_mode_sets_hooks_and_statistics(torch):
     ours.use("cuda+pool")
     ours.use()  # nothing more
     assert torch.given["allocate"] == "millpond_malloc_or_throw" and torch.given["current"]
-    assert set(torch.hooks) == {"set_record_stream_fn", "set_reset_fn", "set_base_alloc_fn"}
+    assert set(torch.hooks) == {
+        "set_record_stream_fn", "set_reset_fn", "set_base_alloc_fn",
+        "set_begin_allocate_to_pool", "set_end_allocate_to_pool_fn", "set_release_pool",
+    }
     ptr = _library.malloc(3000, 0, None)
     size = ctypes.c_size_t()
     pointer = ctypes.c_void_p
@@ -396,8 +398,6 @@ def test_the_process_wide_mode_sets_hooks_and_statistics(torch):
         torch.cuda.memory.set_per_process_memory_fraction(0.5)
     with pytest.raises(millpond.UnsupportedError, match="memory_report"):
         torch.cuda.memory.memory_snapshot()
-    with pytest.raises(millpond.UnsupportedError, match="use_mem_pool"):
-        torch.cuda.CUDAGraph().capture_begin()
     with pytest.raises(millpond.UnsupportedError, match="whole process"):
         ours.mem_pool()
     ours.restore_statistics()

@@ -1,0 +1,105 @@
+//! Blocks from the calling thread's cache alone, for callers that hold a lock such as Python's.
+//!
+//! These calls neither wait for others nor call the driver for more than the current context, so that they
+//! may be made under a lock that a driver call, a function of the program's, or another thread needs. A call
+//! that returns `false` has done nothing: release that lock and make the ordinary call.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::ptr::NonNull;
+
+use millpond_core::{AnyResource, Layout, StreamRef, as_trait};
+use millpond_resources::{Pool, registry};
+
+use crate::device::device_ptr;
+use crate::resource::Resource;
+use crate::status::guarded_or;
+
+/// The outermost layer of a resource, if it is a pool. It points into the resource, beside which it is kept.
+#[derive(Clone, Copy)]
+pub(crate) struct OutermostPool(Option<NonNull<dyn Pool>>);
+
+// SAFETY: the pool is a part of an `AnyResource`, which may be used on any thread.
+unsafe impl Send for OutermostPool {}
+// SAFETY: as above.
+unsafe impl Sync for OutermostPool {}
+
+impl OutermostPool {
+    pub(crate) fn of(resource: &AnyResource) -> Self {
+        Self(as_trait::<dyn Pool>(resource).map(NonNull::from))
+    }
+}
+
+impl fmt::Debug for OutermostPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("OutermostPool").field(&self.0.is_some()).finish()
+    }
+}
+
+impl Resource {
+    fn pool(&self) -> Option<&dyn Pool> {
+        // SAFETY: the pool lives as long as the resource that this value holds.
+        self.1.0.map(|pool| unsafe { pool.as_ref() })
+    }
+}
+
+/// A default stream: others are identified by the driver.
+fn default_stream(stream: *mut c_void) -> Option<StreamRef> {
+    let handle = stream.addr() as u64;
+    (handle <= StreamRef::PER_THREAD.handle()).then(|| StreamRef::from_raw_parts(handle, 0))
+}
+
+/// Hands out a block that the calling thread has cached for a default stream (0, 1 or 2). `false` if it has
+/// none, if the outermost layer is no pool, or if `if_default` is set and the resource is not (or no longer)
+/// the default of the thread's current device.
+///
+/// # Safety
+/// `resource` is a handle of this library's; `ptr` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_allocate_cached(
+    resource: *const Resource,
+    if_default: bool,
+    bytes: u64,
+    stream: *mut c_void,
+    ptr: *mut *mut c_void,
+) -> bool {
+    guarded_or(false, || {
+        // SAFETY: the caller's promise.
+        let Some(resource) = (unsafe { resource.as_ref() }) else { return false };
+        let (Some(pool), Some(stream), false) = (resource.pool(), default_stream(stream), ptr.is_null())
+        else {
+            return false;
+        };
+        if if_default
+            && !millpond_driver::current_device()
+                .is_ok_and(|device| registry::is_per_device_resource(device, &resource.0))
+        {
+            return false;
+        }
+        let block = pool.allocate_cached(Layout::new(bytes), stream);
+        // SAFETY: the caller's promise.
+        block.inspect(|block| unsafe { ptr.write(std::ptr::without_provenance_mut(block.address() as usize)) })
+            .is_some()
+    })
+}
+
+/// Takes a block back into the calling thread's cache for a default stream (0, 1 or 2). `false` if the cache
+/// does not take it: the block is still handed out then.
+///
+/// # Safety
+/// As for `millpond_deallocate`, with no alignment; if it returns `false`, the block has not come back.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_deallocate_cached(
+    resource: *const Resource,
+    ptr: *mut c_void,
+    bytes: u64,
+    stream: *mut c_void,
+) -> bool {
+    guarded_or(false, || {
+        // SAFETY: the caller's promise.
+        let Some(resource) = (unsafe { resource.as_ref() }) else { return false };
+        let Some((pool, stream)) = resource.pool().zip(default_stream(stream)) else { return false };
+        // SAFETY: the caller's promise.
+        unsafe { pool.deallocate_cached(device_ptr(ptr), Layout::new(bytes), stream) }
+    })
+}
