@@ -121,7 +121,10 @@ extern "C" fn free(_functions: *mut c_void, ptr: *mut c_void, device: i32) {
     let stream = take_stream(ptr.addr());
     // SAFETY: CuPy holds the GIL, and gives each block back once; its stream lives on.
     unsafe { released(|| (api().free)(ptr, 0, device, std::ptr::null_mut())) };
-    drop(stream);
+    if let Some(stream) = stream {
+        // The last block of a stream may end it.
+        Python::try_attach(|_| drop(stream));
+    }
 }
 
 /// The two functions for CuPy's `CFunctionAllocator`, and what it passes to them.
