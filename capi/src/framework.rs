@@ -8,10 +8,10 @@ use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::LazyLock;
 #[cfg(unix)]
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
+use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
-use dashmap::{DashMap, DashSet};
 use millpond_core::driver::{CaptureModeGuard, Event, EventFlags, call};
 use millpond_core::{
     AnyResource, DeviceId, DeviceMemoryResource, DevicePtr, Error, ErrorKind, Layout, Result, StreamId,
@@ -70,7 +70,10 @@ static PARKED_COUNT: AtomicUsize = AtomicUsize::new(0);
 /// waits for it that may do without.
 static LOOKING: Mutex<()> = Mutex::new(());
 /// The devices that were asked for memory.
-static DEVICES: LazyLock<DashSet<DeviceId, FxBuildHasher>> = LazyLock::new(DashSet::default);
+static DEVICES: Mutex<Vec<DeviceId>> = Mutex::new(Vec::new());
+/// A bit for each of them, by whether it is simulated and by its number, readable without the lock. Those
+/// with numbers from 64 on have none.
+static KNOWN_DEVICES: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
 /// Whether this process is a copy of one that has blocks here. It must leave them alone: the device's memory
 /// is the other's, and of the locks that other threads held at the fork, none is ever released.
@@ -247,13 +250,24 @@ pub(crate) fn allocate(bytes: u64, device: i32, stream: *mut c_void) -> Result<*
         outcome = resource.allocate(layout, stream);
     }
     let ptr = outcome?;
-    // A set that is only read takes no thread's time.
-    if !DEVICES.contains(&id) {
-        notice_forks();
-        DEVICES.insert(id);
-    }
+    note_device(id);
     note(Block { ptr, resource, layout, stream: Use::of(stream), used_on: Vec::new() })?;
     Ok(without_provenance_mut(ptr.address() as usize))
+}
+
+/// Notes that a device was asked for memory.
+fn note_device(id: DeviceId) {
+    let bit = 1_u64.checked_shl(id.ordinal()).unwrap_or_default();
+    let known = &KNOWN_DEVICES[usize::from(id.is_sim())];
+    if known.load(Ordering::Relaxed) & bit != 0 {
+        return;
+    }
+    notice_forks();
+    let mut devices = DEVICES.lock();
+    if !devices.contains(&id) {
+        devices.push(id);
+    }
+    known.fetch_or(bit, Ordering::Relaxed);
 }
 
 /// Enters a block in the table. One that is there already was lost in a reset of its device, or is of another
@@ -381,7 +395,7 @@ pub extern "C" fn millpond_empty_cache() -> Status {
         check_process()?;
         give_back_parked(true);
         graph_pools::release_ended();
-        let devices: Vec<DeviceId> = DEVICES.iter().map(|id| *id).collect();
+        let devices = DEVICES.lock().clone();
         devices.into_iter().try_for_each(|id| get_per_device_resource(id)?.trim(0).map(drop))
     })
 }
