@@ -66,7 +66,9 @@ fn main() {
                 of_pool(null_mut());
             }
         };
-        for (name, pair) in [("millpond_malloc", &pair as &dyn Fn(*mut c_void)), ("millpond_allocate", &of_pool)] {
+        for (name, pair) in
+            [("millpond_malloc", &pair as &dyn Fn(*mut c_void)), ("millpond_allocate", &of_pool)]
+        {
             let [default, own] = [null_mut(), own].map(|stream| nanoseconds(|| pair(stream)));
             println!("{:>9} {name:<17}{default:>12.1}{own:>14.1}", bytes);
         }

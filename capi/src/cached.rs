@@ -78,7 +78,8 @@ pub unsafe extern "C" fn millpond_allocate_cached(
         }
         let block = pool.allocate_cached(Layout::new(bytes), stream);
         // SAFETY: the caller's promise.
-        block.inspect(|block| unsafe { ptr.write(std::ptr::without_provenance_mut(block.address() as usize)) })
+        block
+            .inspect(|block| unsafe { ptr.write(std::ptr::without_provenance_mut(block.address() as usize)) })
             .is_some()
     })
 }

@@ -104,13 +104,15 @@ fn capture_of(driver: &DriverHandle, stream: StreamRef) -> Result<Option<u64>> {
         Ok(number) => Ok(number),
         // The legacy default stream, while a blocking one captures.
         Err(error) if error.is_capture_refusal() => Ok(None),
-        Err(error) if error.is_unsupported() => match call(driver, |driver| driver.stream_is_capturing(stream))? {
-            false => Ok(None),
-            true => {
-                let why = "memory of captured graphs needs CUDA 11.3, which numbers captures";
-                Err(Error::new(ErrorKind::Unsupported, why))
+        Err(error) if error.is_unsupported() => {
+            match call(driver, |driver| driver.stream_is_capturing(stream))? {
+                false => Ok(None),
+                true => {
+                    let why = "memory of captured graphs needs CUDA 11.3, which numbers captures";
+                    Err(Error::new(ErrorKind::Unsupported, why))
+                }
             }
-        },
+        }
         Err(error) => call(driver, |_| Err(error)),
     }
 }

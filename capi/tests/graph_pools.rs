@@ -110,7 +110,11 @@ fn memory_of_a_capture_stays_with_its_graph() {
         // Neither what is in use nor what was freed in the capture is anyone else's.
         for stream in [own, other] {
             let others = bench.rest(stream);
-            assert!(others.len() * SIZE >= 50 * MIB as usize && !others.contains(&block) && !others.contains(&kept));
+            assert!(
+                others.len() * SIZE >= 50 * MIB as usize
+                    && !others.contains(&block)
+                    && !others.contains(&kept)
+            );
             assert!(others.contains(&before), "what was freed meanwhile is handed out again");
             others.into_iter().for_each(free);
         }
@@ -177,7 +181,8 @@ fn a_stream_of_one_of_two_new_captures_is_refused_on_another_thread() {
         let [number, stream] = [bench.number() as usize, own.addr()];
         let refused = std::thread::spawn(move || {
             // SAFETY: the stream is alive.
-            let ptr = unsafe { millpond_malloc(SIZE, number as i32, std::ptr::without_provenance_mut(stream)) };
+            let ptr =
+                unsafe { millpond_malloc(SIZE, number as i32, std::ptr::without_provenance_mut(stream)) };
             (ptr.is_null(), message())
         });
         let (is_null, why) = refused.join().expect("the thread ends");

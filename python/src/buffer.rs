@@ -130,7 +130,9 @@ impl DeviceBuffer {
             && let Some(resource) = known.take()
         {
             match Block::new_cached(resource, is_default, size, &stream) {
-                Ok(block) => return Ok(Self::of(View { block, offset: 0, size, stream }, mr.map(Bound::unbind))),
+                Ok(block) => {
+                    return Ok(Self::of(View { block, offset: 0, size, stream }, mr.map(Bound::unbind)));
+                }
                 Err(resource) => known = Some(resource),
             }
         }

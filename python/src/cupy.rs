@@ -140,8 +140,9 @@ impl CupyFunctions {
             return Err(pyo3::exceptions::PyValueError::new_err("the function's address is 0"));
         }
         // SAFETY: the caller has the address from CuPy, which says that it is of this type.
-        let current_stream =
-            unsafe { std::mem::transmute::<*const (), extern "C" fn() -> isize>(current_stream as *const ()) };
+        let current_stream = unsafe {
+            std::mem::transmute::<*const (), extern "C" fn() -> isize>(current_stream as *const ())
+        };
         let plain_devices = AtomicU64::new(0);
         let functions = Functions { current_stream, stream_object, otherwise, plain_devices };
         Ok(Self(Box::leak(Box::new(functions))))

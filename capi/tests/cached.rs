@@ -1,0 +1,139 @@
+//! Blocks from the calling thread's cache alone: served, or refused without a change.
+
+mod bench;
+
+use std::ffi::c_void;
+use std::ptr::{null, null_mut, without_provenance_mut};
+
+use bench::{Bench, KIB, MIB, message};
+use millpond_c::cached::*;
+use millpond_c::registry::*;
+use millpond_c::resource::*;
+use millpond_c::status::*;
+
+fn allocate(resource: *const Resource, bytes: u64) -> *mut c_void {
+    let mut ptr = null_mut();
+    // SAFETY: the handle is live, and the result may be written.
+    let status = unsafe { millpond_allocate(resource, bytes, 0, null_mut(), &raw mut ptr) };
+    assert_eq!(status, Status::Ok, "{}", message());
+    ptr
+}
+
+fn deallocate(resource: *const Resource, ptr: *mut c_void, bytes: u64) {
+    // SAFETY: the block is the resource's, with this size.
+    assert_eq!(unsafe { millpond_deallocate(resource, ptr, bytes, 0, null_mut()) }, Status::Ok);
+}
+
+fn cached(resource: *const Resource, bytes: u64, stream: usize) -> Option<*mut c_void> {
+    let mut ptr = null_mut();
+    // SAFETY: the handle is live or null, and the result may be written.
+    let is_served = unsafe {
+        millpond_allocate_cached(resource, false, bytes, without_provenance_mut(stream), &raw mut ptr)
+    };
+    is_served.then_some(ptr)
+}
+
+fn is_cached_again(resource: *const Resource, ptr: *mut c_void, bytes: u64) -> bool {
+    // SAFETY: the block is the resource's; wrong sizes are there to be refused.
+    unsafe { millpond_deallocate_cached(resource, ptr, bytes, null_mut()) }
+}
+
+/// The blocks in use, and the frees that were refused.
+fn counts(resource: *const Resource) -> (u64, u64) {
+    let mut counted = Statistics::default();
+    // SAFETY: the handle is live, and the result may be written.
+    assert_eq!(unsafe { millpond_resource_statistics(resource, &raw mut counted) }, Status::Ok);
+    (counted.blocks_in_use, counted.misuses)
+}
+
+/// A thread has a cache for a stream that it uses often.
+fn warm_up(resource: *const Resource, bytes: u64) {
+    for _ in 0..16 {
+        let ptr = allocate(resource, bytes);
+        deallocate(resource, ptr, bytes);
+    }
+}
+
+#[test]
+fn a_block_that_was_freed_comes_from_the_cache_and_goes_back() {
+    let bench = Bench::new();
+    let pool = bench.resource("cuda+pool");
+    assert_eq!(cached(pool, KIB, 0), None, "the thread has no cache yet");
+    for bytes in [KIB, 100 * KIB, 8 * MIB] {
+        warm_up(pool, bytes);
+        let block = allocate(pool, bytes);
+        assert!(is_cached_again(pool, block, bytes), "{bytes}");
+        let same = cached(pool, bytes, 0);
+        assert_eq!((same, counts(pool)), (Some(block), (1, 0)), "{bytes}");
+        assert!(is_cached_again(pool, block, bytes));
+        assert_eq!(counts(pool), (0, 0));
+    }
+    // Of large blocks a thread keeps one.
+    let two = [(); 2].map(|()| allocate(pool, 8 * MIB));
+    assert_eq!(two.map(|block| is_cached_again(pool, block, 8 * MIB)), [true, false]);
+    deallocate(pool, two[1], 8 * MIB);
+    assert_eq!(counts(pool), (0, 0));
+    // SAFETY: the handle ends here.
+    unsafe { millpond_resource_free(pool) };
+    assert_eq!(bench.sim.live_bytes(), 0);
+}
+
+#[test]
+fn what_is_refused_changes_nothing() {
+    let bench = Bench::new();
+    let [pool, counting, plain] = ["cuda+pool", "cuda+pool+statistics", "cuda"].map(|it| bench.resource(it));
+    for resource in [pool, counting, plain] {
+        warm_up(resource, KIB);
+    }
+    let block = allocate(pool, KIB);
+    assert!(!is_cached_again(pool, block, 3 * KIB), "a wrong size");
+    assert!(!is_cached_again(pool, without_provenance_mut(block.addr() + 8), KIB), "no block's start");
+    assert!(!is_cached_again(pool, null_mut(), KIB));
+    assert_eq!(counts(pool), (1, 0), "the ordinary call reports what is wrong");
+    assert!(is_cached_again(pool, block, KIB));
+    assert!(!is_cached_again(pool, block, KIB), "it is free");
+    let own = bench.stream();
+    assert_eq!([cached(pool, KIB, own.addr()), cached(pool, 0, 0), cached(null(), KIB, 0)], [None; 3]);
+    assert_eq!([counting, plain].map(|resource| cached(resource, KIB, 0)), [None; 2], "no pool on top");
+    assert!(cached(pool, KIB, 1).is_some_and(|same| same == block));
+    deallocate(pool, block, KIB);
+    // SAFETY: the handles end here, and a null place for the result is refused.
+    unsafe {
+        assert!(!millpond_allocate_cached(pool, false, KIB, null_mut(), null_mut()));
+        for resource in [pool, counting, plain] {
+            millpond_resource_free(resource);
+        }
+    }
+}
+
+#[test]
+fn the_default_is_asked_for_each_time() {
+    let bench = Bench::new();
+    let [pool, other] = ["cuda+pool"; 2].map(|it| bench.resource(it));
+    bench.sim.make_current();
+    warm_up(pool, KIB);
+    let serve = || {
+        let mut ptr = null_mut();
+        // SAFETY: the handle is live, and the result may be written.
+        let is_served = unsafe { millpond_allocate_cached(pool, true, KIB, null_mut(), &raw mut ptr) };
+        if is_served {
+            deallocate(pool, ptr, KIB);
+        }
+        is_served
+    };
+    // SAFETY: the handles are live.
+    unsafe {
+        assert!(!serve(), "another is the default");
+        assert_eq!(millpond_set_per_device_resource(pool, null_mut()), Status::Ok);
+        assert!(serve());
+        assert_eq!(millpond_set_per_device_resource(other, null_mut()), Status::Ok);
+        assert!(!serve());
+        assert_eq!(millpond_set_per_device_resource(pool, null_mut()), Status::Ok);
+        assert!(serve());
+        bench.sim.reset_context();
+        assert!(!serve(), "it was lost");
+        for resource in [pool, other] {
+            millpond_resource_free(resource);
+        }
+    }
+}
