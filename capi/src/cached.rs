@@ -5,43 +5,13 @@
 //! that returns `false` has done nothing: release that lock and make the ordinary call.
 
 use std::ffi::c_void;
-use std::fmt;
-use std::ptr::NonNull;
 
-use millpond_core::{AnyResource, Layout, StreamRef, as_trait};
-use millpond_resources::{Pool, registry};
+use millpond_core::{Layout, StreamRef};
+use millpond_resources::registry;
 
 use crate::device::device_ptr;
 use crate::resource::Resource;
 use crate::status::guarded_or;
-
-/// The outermost layer of a resource, if it is a pool. It points into the resource, beside which it is kept.
-#[derive(Clone, Copy)]
-pub(crate) struct OutermostPool(Option<NonNull<dyn Pool>>);
-
-// SAFETY: the pool is a part of an `AnyResource`, which may be used on any thread.
-unsafe impl Send for OutermostPool {}
-// SAFETY: as above.
-unsafe impl Sync for OutermostPool {}
-
-impl OutermostPool {
-    pub(crate) fn of(resource: &AnyResource) -> Self {
-        Self(as_trait::<dyn Pool>(resource).map(NonNull::from))
-    }
-}
-
-impl fmt::Debug for OutermostPool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("OutermostPool").field(&self.0.is_some()).finish()
-    }
-}
-
-impl Resource {
-    fn pool(&self) -> Option<&dyn Pool> {
-        // SAFETY: the pool lives as long as the resource that this value holds.
-        self.1.0.map(|pool| unsafe { pool.as_ref() })
-    }
-}
 
 /// A default stream: others are identified by the driver.
 fn default_stream(stream: *mut c_void) -> Option<StreamRef> {

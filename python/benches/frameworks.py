@@ -84,7 +84,8 @@ def buffer(options):
         if millpond.Device().is_simulated:
             print("there is no GPU: RMM is not measured", file=sys.stderr)
         else:
-            rmm.mr.set_current_device_resource(rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), 1 << 30))
+            pool = rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), 1 << 30)
+            rmm.mr.set_current_device_resource(pool)
             candidates["rmm"] = lambda size: lambda: rmm.DeviceBuffer(size=size)
     times = in_turns(options, candidates)
     assert stack.counts()["allocations"] >= options.calls * options.rounds

@@ -230,7 +230,7 @@ def served(torch, options, pool):
 def compare(options):
     """Run all combinations, each in a process of its own, and print a table in Markdown."""
     gib = float(1 << 30)
-    print("| model | shapes | allocator | loss | step, ms | device peak, GiB | in tensors, GiB | millpond's |")
+    print("| model | shapes | allocator | loss | step, ms | device, GiB | tensors, GiB | millpond's |")
     print("|---|---|---|---|---|---|---|---|")
     is_same = True
     for model, shapes in itertools.product(MODELS, SHAPES):
@@ -248,7 +248,8 @@ def compare(options):
             is_equal = run["losses"] == first
             is_same &= is_equal
             print(
-                f"| {model} | {shapes} | {allocator} | {run['losses'][-1]:.6f}{'' if is_equal else ' DIFFERS'} "
+                f"| {model} | {shapes} | {allocator} "
+                f"| {run['losses'][-1]:.6f}{'' if is_equal else ' DIFFERS'} "
                 f"| {run['step_ms']:.1f} | {run['device_peak'] / gib:.2f} "
                 f"| {run['allocated_peak'] / gib:.2f} | {run['served']:.1%} |",
                 flush=True,
