@@ -1,9 +1,9 @@
 //! The pools of PyTorch's captured graphs, as the hooks of its `CUDAPluggableAllocator` announce them.
 //!
 //! A graph uses the same addresses at each launch. So what a capture allocates comes from a scope, which
-//! keeps it as long as the graphs of its pool. PyTorch passes a filter that says which streams belong to a capture.
-//! It is not called, since that needs the layout of a C++ object: the driver numbers captures, and says to
-//! which one a stream belongs.
+//! keeps it as long as the graphs of its pool. PyTorch passes a filter that says which streams belong to a
+//! capture. It is not called, since that needs the layout of a C++ object: the driver numbers captures, and
+//! says to which one a stream belongs.
 
 use std::ffi::c_void;
 use std::sync::Arc;
