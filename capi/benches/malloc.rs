@@ -6,7 +6,9 @@ use std::ffi::{CString, c_void};
 use std::ptr::{null, null_mut};
 use std::time::Instant;
 
-use millpond_c::cached::{millpond_allocate_cached, millpond_deallocate_cached};
+use millpond_c::cached::{
+    millpond_allocate_cached, millpond_deallocate_cached, millpond_free_unlocked, millpond_malloc_unlocked,
+};
 use millpond_c::device::{millpond_device_open, millpond_device_ordinal, millpond_stream_create};
 use millpond_c::framework::{millpond_free, millpond_malloc};
 use millpond_c::registry::millpond_set_per_device_resource;
@@ -27,6 +29,13 @@ fn nanoseconds(mut call: impl FnMut()) -> f64 {
     rounds.sort_by(f64::total_cmp);
     rounds[ROUNDS / 2]
 }
+
+/// There is no lock to release.
+extern "C" fn leave() -> *mut c_void {
+    null_mut()
+}
+
+extern "C" fn enter(_: *mut c_void) {}
 
 fn main() {
     let name = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
@@ -50,6 +59,11 @@ fn main() {
             millpond_free(ptr, bytes, ordinal, stream);
         };
         // SAFETY: as above.
+        let unlocked = |stream: *mut c_void| unsafe {
+            let ptr = millpond_malloc_unlocked(bytes, ordinal, stream, leave, enter);
+            millpond_free_unlocked(ptr, leave, enter);
+        };
+        // SAFETY: as above.
         let of_pool = |stream: *mut c_void| unsafe {
             let mut ptr = null_mut();
             let _ = millpond_allocate(pool, size, 0, stream, &raw mut ptr);
@@ -66,9 +80,9 @@ fn main() {
                 of_pool(null_mut());
             }
         };
-        for (name, pair) in
-            [("millpond_malloc", &pair as &dyn Fn(*mut c_void)), ("millpond_allocate", &of_pool)]
-        {
+        let pairs: [(&str, &dyn Fn(*mut c_void)); 3] =
+            [("millpond_malloc", &pair), ("unlocked", &unlocked), ("millpond_allocate", &of_pool)];
+        for (name, pair) in pairs {
             let [default, own] = [null_mut(), own].map(|stream| nanoseconds(|| pair(stream)));
             println!("{:>9} {name:<17}{default:>12.1}{own:>14.1}", bytes);
         }

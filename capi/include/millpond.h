@@ -126,6 +126,13 @@ typedef struct millpond_graph_pool_id {
   uint64_t second;
 } millpond_graph_pool_id;
 
+// Releases a lock of the caller's before a call that may wait; returns what the caller needs to take it
+// again, as `PyEval_SaveThread`.
+typedef void *(*millpond_leave_function)(void);
+
+// Takes that lock again after the call, as `PyEval_RestoreThread`.
+typedef void (*millpond_enter_function)(void*);
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -725,6 +732,25 @@ void millpond_end_allocate_to_pool(int32_t device, struct millpond_graph_pool_id
 // passed all work. For PyTorch's `set_release_pool`.
 void millpond_release_pool(int32_t device,
                            struct millpond_graph_pool_id pool);
+
+// `millpond_malloc` for a caller that holds a lock: a block that the thread has cached is handed out at once,
+// and for all else the lock is released meanwhile.
+//
+// # Safety
+// As for `millpond_malloc`; both functions may be called, and do not unwind.
+void *millpond_malloc_unlocked(size_t bytes,
+                               int32_t device,
+                               void *stream,
+                               millpond_leave_function leave,
+                               millpond_enter_function enter);
+
+// `millpond_free` for a caller that holds a lock, in the same way.
+//
+// # Safety
+// As for `millpond_free`; both functions may be called, and do not unwind.
+void millpond_free_unlocked(void *ptr,
+                            millpond_leave_function leave,
+                            millpond_enter_function enter);
 
 // Hands out a block that the calling thread has cached for a default stream (0, 1 or 2). `false` if it has
 // none, if the outermost layer is no pool, or if `if_default` is set and the resource is not (or no longer)

@@ -6,17 +6,61 @@
 
 use std::ffi::c_void;
 
-use millpond_core::{Layout, StreamRef};
+use millpond_core::Layout;
 use millpond_resources::registry;
 
 use crate::device::device_ptr;
+use crate::framework;
 use crate::resource::Resource;
-use crate::status::guarded_or;
+use crate::status::{Status, default_stream, guarded, guarded_or};
 
-/// A default stream: others are identified by the driver.
-fn default_stream(stream: *mut c_void) -> Option<StreamRef> {
-    let handle = stream.addr() as u64;
-    (handle <= StreamRef::PER_THREAD.handle()).then(|| StreamRef::from_raw_parts(handle, 0))
+/// Releases a lock of the caller's before a call that may wait; returns what the caller needs to take it
+/// again, as `PyEval_SaveThread`.
+pub type LeaveFunction = extern "C" fn() -> *mut c_void;
+/// Takes that lock again after the call, as `PyEval_RestoreThread`.
+pub type EnterFunction = extern "C" fn(*mut c_void);
+
+/// `millpond_malloc` for a caller that holds a lock: a block that the thread has cached is handed out at once,
+/// and for all else the lock is released meanwhile.
+///
+/// # Safety
+/// As for `millpond_malloc`; both functions may be called, and do not unwind.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_malloc_unlocked(
+    bytes: usize,
+    device: i32,
+    stream: *mut c_void,
+    leave: LeaveFunction,
+    enter: EnterFunction,
+) -> *mut c_void {
+    if let Some(ptr) = guarded_or(None, || framework::allocate_cached(bytes as u64, device, stream)) {
+        return ptr;
+    }
+    let state = leave();
+    // SAFETY: the caller's promise.
+    let ptr = unsafe { framework::millpond_malloc(bytes, device, stream) };
+    enter(state);
+    ptr
+}
+
+/// `millpond_free` for a caller that holds a lock, in the same way.
+///
+/// # Safety
+/// As for `millpond_free`; both functions may be called, and do not unwind.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_free_unlocked(
+    ptr: *mut c_void,
+    leave: LeaveFunction,
+    enter: EnterFunction,
+) {
+    let unlocked = |wait: &mut dyn FnMut()| {
+        let state = leave();
+        guarded_or((), wait);
+        enter(state);
+    };
+    if guarded(|| framework::free_unlocked(ptr, unlocked)) != Status::Ok {
+        tracing::warn!(target: "millpond::misuse", ?ptr, "a free was refused");
+    }
 }
 
 /// Hands out a block that the calling thread has cached for a default stream (0, 1 or 2). `false` if it has

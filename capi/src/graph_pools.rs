@@ -19,7 +19,8 @@ use millpond_resources::registry::get_per_device_resource;
 use millpond_resources::{CaptureScope, CaptureScopes, CaptureScopesLayer, ScopedStream};
 use parking_lot::Mutex;
 
-use crate::framework::{check_process, device_id, is_copy};
+use crate::device::device_id;
+use crate::process::{check_process, is_copy};
 use crate::status::{Status, guarded};
 use crate::throwing::throw_runtime_error;
 
@@ -117,13 +118,18 @@ fn capture_of(driver: &DriverHandle, stream: StreamRef) -> Result<Option<u64>> {
     }
 }
 
+/// Whether a capture has begun.
+pub(crate) fn are_open() -> bool {
+    OPEN.load(Ordering::Relaxed) > 0
+}
+
 /// The resource that serves a stream, if it belongs to a capture that has begun.
 pub(crate) fn resource_for(
     device: DeviceId,
     stream: StreamRef,
     driver: &DriverHandle,
 ) -> Result<Option<AnyResource>> {
-    if OPEN.load(Ordering::Relaxed) == 0 {
+    if !are_open() {
         return Ok(None);
     }
     let Some(number) = capture_of(driver, stream)? else { return Ok(None) };

@@ -30,6 +30,7 @@ pub mod framework;
 pub mod graph_pools;
 pub mod layers;
 pub mod manager;
+mod process;
 pub mod registry;
 pub mod resource;
 pub mod status;

@@ -3,6 +3,7 @@
 use millpond_resources::registry;
 
 use crate::device::Device;
+use crate::framework::forget_served;
 use crate::resource::Resource;
 use crate::status::{Status, borrowed, guarded, put_handle};
 
@@ -49,6 +50,7 @@ pub unsafe extern "C" fn millpond_set_per_device_resource(
         let resource = unsafe { borrowed(resource, "the resource") }?;
         let device = resource.0.driver().device();
         let before = registry::set_per_device_resource(device, resource.0.clone())?;
+        forget_served(device);
         // SAFETY: the caller's promise.
         if previous.is_null() { Ok(()) } else { unsafe { put_handle(previous, Resource::new(before)) } }
     })
@@ -63,6 +65,9 @@ pub unsafe extern "C" fn millpond_reset_per_device_resource(device: *const Devic
     guarded(|| {
         // SAFETY: the caller's promise.
         let device = unsafe { borrowed(device, "the device") }?;
-        registry::reset_per_device_resource(device.0.device()).map(drop)
+        let before = registry::reset_per_device_resource(device.0.device())?;
+        forget_served(device.0.device());
+        drop(before);
+        Ok(())
     })
 }

@@ -4,12 +4,15 @@ mod bench;
 
 use std::ffi::c_void;
 use std::ptr::{null, null_mut, without_provenance_mut};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bench::{Bench, KIB, MIB, message};
 use millpond_c::cached::*;
+use millpond_c::framework::*;
 use millpond_c::registry::*;
 use millpond_c::resource::*;
 use millpond_c::status::*;
+use millpond_core::Driver;
 
 fn allocate(resource: *const Resource, bytes: u64) -> *mut c_void {
     let mut ptr = null_mut();
@@ -135,5 +138,68 @@ fn the_default_is_asked_for_each_time() {
         for resource in [pool, other] {
             millpond_resource_free(resource);
         }
+    }
+}
+
+/// How often the lock was released, and taken again, on this thread.
+static LEFT: AtomicUsize = AtomicUsize::new(0);
+static ENTERED: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn leave() -> *mut c_void {
+    without_provenance_mut(LEFT.fetch_add(1, Ordering::Relaxed) + 1)
+}
+
+extern "C" fn enter(state: *mut c_void) {
+    assert_eq!(ENTERED.fetch_add(1, Ordering::Relaxed) + 1, state.addr());
+}
+
+#[test]
+fn a_lock_is_released_for_all_but_the_threads_own_blocks() {
+    let bench = Bench::new();
+    let [pool, other] = ["cuda+pool"; 2].map(|it| bench.resource(it));
+    let number = bench.sim.device().ordinal() as i32;
+    let times = || {
+        let left = LEFT.load(Ordering::Relaxed);
+        assert_eq!(left, ENTERED.load(Ordering::Relaxed));
+        left
+    };
+    // SAFETY: all arguments are as asked for.
+    let malloc =
+        |bytes: u64| unsafe { millpond_malloc_unlocked(bytes as usize, number, null_mut(), leave, enter) };
+    // SAFETY: each block is freed once, when nothing uses it.
+    let free = |ptr| unsafe { millpond_free_unlocked(ptr, leave, enter) };
+    // SAFETY: all arguments are as asked for.
+    unsafe {
+        assert_eq!(millpond_set_per_device_resource(pool, null_mut()), Status::Ok);
+        for _ in 0..16 {
+            free(malloc(KIB));
+        }
+        let before = times();
+        let block = malloc(KIB);
+        free(block);
+        assert_eq!((malloc(KIB), times()), (block, before), "it is the thread's");
+        let large = malloc(20 * MIB);
+        assert_eq!(times(), before + 1);
+        assert!(malloc(1 << 40).is_null() && message().starts_with("out of memory for 1TiB"));
+        assert_eq!(times(), before + 2);
+        free(null_mut());
+        free(without_provenance_mut(0x123));
+        assert_eq!((times(), counts(pool)), (before + 2, (2, 0)), "no block of it");
+        // A use on another stream is waited for without the lock.
+        let stream = bench.stream();
+        assert_eq!(millpond_record_stream(block, stream), Status::Ok);
+        free(block);
+        assert_eq!(times(), before + 3);
+        assert_eq!(millpond_empty_cache(), Status::Ok);
+        // A resource that was replaced ends with its last block, without the lock.
+        assert_eq!(millpond_set_per_device_resource(other, null_mut()), Status::Ok);
+        let left = times();
+        millpond_resource_free(pool);
+        let held = bench.sim.live_bytes();
+        assert!(held > 0);
+        free(large);
+        assert!(times() > left && bench.sim.live_bytes() < held, "the pool has ended");
+        assert_eq!(millpond_reset_per_device_resource(bench.device), Status::Ok);
+        millpond_resource_free(other);
     }
 }

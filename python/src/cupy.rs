@@ -1,7 +1,7 @@
 //! `malloc` and `free` for CuPy's `CFunctionAllocator`, which calls them with the GIL held.
 //!
-//! They release it before they call the library, so that no call waits for the device, or for a thread that
-//! waits for the GIL, while it is held.
+//! The library releases it unless the thread has the block in its cache, so that no call waits for the device,
+//! or for a thread that waits for the GIL, while it is held.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -56,18 +56,16 @@ fn take_stream(address: usize) -> Option<Py<PyAny>> {
     kept
 }
 
-/// Runs a call of the library's with the GIL released.
-///
-/// # Safety
-/// The calling thread has the GIL.
-unsafe fn released<T>(call: impl FnOnce() -> T) -> T {
-    // SAFETY: the caller's promise; the call cannot unwind, as it is one of C.
-    unsafe {
-        let state = ffi::PyEval_SaveThread();
-        let answer = call();
-        ffi::PyEval_RestoreThread(state);
-        answer
-    }
+/// Releases the GIL.
+extern "C" fn leave() -> *mut c_void {
+    // SAFETY: CuPy holds the GIL when it calls the functions below.
+    unsafe { ffi::PyEval_SaveThread() }.cast()
+}
+
+/// Takes the GIL again.
+extern "C" fn enter(state: *mut c_void) {
+    // SAFETY: the state is that of `leave`, on the same thread.
+    unsafe { ffi::PyEval_RestoreThread(state.cast()) }
 }
 
 /// `void *(*)(void *, size_t, int)`
@@ -85,7 +83,7 @@ extern "C" fn allocate(functions: *mut c_void, bytes: usize, device: i32) -> *mu
     if is_plain && (0..=PER_THREAD).contains(&stream) {
         let stream = without_provenance_mut(stream.cast_unsigned());
         // SAFETY: CuPy holds the GIL; a default stream is always alive.
-        let ptr = unsafe { released(|| (api().malloc)(bytes, device, stream)) };
+        let ptr = unsafe { (api().malloc_unlocked)(bytes, device, stream, leave, enter) };
         if !ptr.is_null() {
             return ptr;
         }
@@ -105,9 +103,9 @@ extern "C" fn allocate(functions: *mut c_void, bytes: usize, device: i32) -> *mu
 fn allocate_on(functions: &Functions, bytes: usize, device: i32, stream: isize) -> Option<*mut c_void> {
     Python::attach(|py| {
         let object = functions.stream_object.call0(py).ok()?;
-        let stream = without_provenance_mut::<c_void>(stream.cast_unsigned()).addr();
+        let stream = without_provenance_mut(stream.cast_unsigned());
         // SAFETY: CuPy holds the GIL; the object keeps the stream alive.
-        let ptr = unsafe { released(|| (api().malloc)(bytes, device, without_provenance_mut(stream))) };
+        let ptr = unsafe { (api().malloc_unlocked)(bytes, device, stream, leave, enter) };
         if ptr.is_null() {
             return None;
         }
@@ -117,10 +115,10 @@ fn allocate_on(functions: &Functions, bytes: usize, device: i32, stream: isize) 
 }
 
 /// `void (*)(void *, void *, int)`
-extern "C" fn free(_functions: *mut c_void, ptr: *mut c_void, device: i32) {
+extern "C" fn free(_functions: *mut c_void, ptr: *mut c_void, _device: i32) {
     let stream = take_stream(ptr.addr());
     // SAFETY: CuPy holds the GIL, and gives each block back once; its stream lives on.
-    unsafe { released(|| (api().free)(ptr, 0, device, std::ptr::null_mut())) };
+    unsafe { (api().free_unlocked)(ptr, leave, enter) };
     if let Some(stream) = stream {
         // The last block of a stream may end it.
         Python::try_attach(|_| drop(stream));
