@@ -340,6 +340,5 @@ pub(crate) fn device_ptr(ptr: *mut c_void) -> DevicePtr {
 pub(crate) fn device_id(number: i32) -> Result<DeviceId> {
     let ordinal = u32::try_from(number);
     let ordinal = ordinal.map_err(|_| Error::invalid_argument(format!("there is no device {number}")))?;
-    let is_cuda = millpond_driver::cuda::availability().is_ok();
-    Ok(if is_cuda { DeviceId::cuda(ordinal) } else { DeviceId::sim(ordinal) })
+    Ok(if millpond_driver::cuda::is_available() { DeviceId::cuda(ordinal) } else { DeviceId::sim(ordinal) })
 }

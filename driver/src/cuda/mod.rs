@@ -74,6 +74,11 @@ pub fn availability() -> Result<()> {
     library::cuda().map(drop).map_err(unavailable)
 }
 
+/// Whether CUDA can be used: [`availability`] without the reason.
+pub fn is_available() -> bool {
+    library::cuda().is_ok()
+}
+
 /// The ordinal of the device whose context is current on this thread; 0 where there is none.
 pub fn current_ordinal() -> u32 {
     let Ok(cuda) = library::cuda() else { return 0 };
