@@ -9,6 +9,7 @@ if __name__ != "__main__":
     harness.needs("torch")
 
 MODES = ["none", "pool", "process"]
+KEPT = []
 
 
 def scope(mode):
@@ -117,7 +118,8 @@ def graph_scope(mode):
     if mode != "pool":
         millpond.torch.use("cuda+pool")
         return {}
-    return {"pool": millpond.torch.mem_pool("cuda+pool").id}
+    KEPT.append(millpond.torch.mem_pool("cuda+pool"))  # it ends with this object
+    return {"pool": KEPT[0].id}
 
 
 @contextlib.contextmanager
@@ -177,6 +179,7 @@ def graph(mode):
                 torch.cuda.synchronize()
                 assert abs(result.item() / ((2 * value + 1) * (1 << 20)) - 1) < 1e-3
     is_intact = all(bool((other == 7).all()) for other in others)
+    assert harness.in_use() > 0
     assert is_intact == (mode != "without_hooks"), "the test cannot fail"
     if mode == "process":
         held = harness.in_use()
