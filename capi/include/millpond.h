@@ -733,8 +733,8 @@ void millpond_end_allocate_to_pool(int32_t device, struct millpond_graph_pool_id
 void millpond_release_pool(int32_t device,
                            struct millpond_graph_pool_id pool);
 
-// `millpond_malloc` for a caller that holds a lock: a block that the thread has cached is handed out at once,
-// and for all else the lock is released meanwhile.
+// `millpond_malloc` for a caller that holds a lock: a block that the thread has cached is handed out at
+// once, and for all else the lock is released meanwhile.
 //
 // # Safety
 // As for `millpond_malloc`; both functions may be called, and do not unwind.

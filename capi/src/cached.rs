@@ -20,8 +20,8 @@ pub type LeaveFunction = extern "C" fn() -> *mut c_void;
 /// Takes that lock again after the call, as `PyEval_RestoreThread`.
 pub type EnterFunction = extern "C" fn(*mut c_void);
 
-/// `millpond_malloc` for a caller that holds a lock: a block that the thread has cached is handed out at once,
-/// and for all else the lock is released meanwhile.
+/// `millpond_malloc` for a caller that holds a lock: a block that the thread has cached is handed out at
+/// once, and for all else the lock is released meanwhile.
 ///
 /// # Safety
 /// As for `millpond_malloc`; both functions may be called, and do not unwind.

@@ -240,8 +240,8 @@ pub(crate) fn allocate(bytes: u64, device: i32, stream: *mut c_void) -> Result<*
     Ok(without_provenance_mut(ptr.address() as usize))
 }
 
-/// The same from the calling thread's cache alone, on a default stream; it waits for nobody. `None` if that
-/// is not enough.
+/// The same from the calling thread's cache alone, on a default stream, without a wait. `None` if that is not
+/// enough.
 pub(crate) fn allocate_cached(bytes: u64, device: i32, stream: *mut c_void) -> Option<*mut c_void> {
     let stream = default_stream(stream)?;
     let is_first = KNOWN_DEVICES.iter().all(|known| known.load(Ordering::Relaxed) == 0);

@@ -20,9 +20,9 @@ use millpond_resources::{CaptureScope, CaptureScopes, CaptureScopesLayer, Scoped
 use parking_lot::Mutex;
 
 use crate::device::device_id;
+use crate::exception::throw_runtime_error;
 use crate::process::{check_process, is_copy};
 use crate::status::{Status, guarded};
-use crate::throwing::throw_runtime_error;
 
 /// PyTorch's name of a pool (`c10::MempoolId_t`, a `std::pair` of these numbers, which is passed like this).
 #[repr(C)]

@@ -26,6 +26,7 @@
 pub mod cached;
 pub mod callback;
 pub mod device;
+mod exception;
 pub mod framework;
 pub mod graph_pools;
 pub mod layers;

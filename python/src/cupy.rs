@@ -1,7 +1,7 @@
 //! `malloc` and `free` for CuPy's `CFunctionAllocator`, which calls them with the GIL held.
 //!
-//! The library releases it unless the thread has the block in its cache, so that no call waits for the device,
-//! or for a thread that waits for the GIL, while it is held.
+//! The library releases it unless the thread has the block in its cache, so that no call waits for the
+//! device, or for a thread that waits for the GIL, while it is held.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
