@@ -118,6 +118,21 @@ typedef void (*millpond_end_function)(void *context);
 // Frees memory that the program can spare for a request of `bytes`; whether to try the request again.
 typedef bool (*millpond_failure_function)(void *context, uint64_t bytes);
 
+// PyTorch's name of a pool (`c10::MempoolId_t`, a `std::pair` of these numbers, which is passed like this).
+typedef struct millpond_graph_pool_id {
+  // Not 0 for a pool that a graph made for itself.
+  uint64_t first;
+  // Not 0 for a pool that the program named.
+  uint64_t second;
+} millpond_graph_pool_id;
+
+// Releases a lock of the caller's before a call that may wait; returns what the caller needs to take it
+// again, as `PyEval_SaveThread`.
+typedef void *(*millpond_leave_function)(void);
+
+// Takes that lock again after the call, as `PyEval_RestoreThread`.
+typedef void (*millpond_enter_function)(void*);
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -699,6 +714,65 @@ millpond_status millpond_block_size(void *ptr,
 // Gives the free memory of the default resources of all devices that were asked for memory back to the
 // driver.
 millpond_status millpond_empty_cache(void);
+
+// Begins to serve the streams of the next capture on the device from a pool: the capture that the calling
+// thread begins after this call. For PyTorch's `set_begin_allocate_to_pool`; throws `std::runtime_error`.
+//
+// # Safety
+// The caller is C++, or lets its exceptions pass. `filter` is not used.
+void millpond_begin_allocate_to_pool(int32_t device,
+                                     struct millpond_graph_pool_id pool,
+                                     const void *filter);
+
+// Ends that, once the capture has ended. What was allocated stays with the pool. For PyTorch's
+// `set_end_allocate_to_pool_fn`.
+void millpond_end_allocate_to_pool(int32_t device, struct millpond_graph_pool_id pool);
+
+// Releases a graph's use of a pool. With the last one the pool's memory goes back, once the device has
+// passed all work. For PyTorch's `set_release_pool`.
+void millpond_release_pool(int32_t device,
+                           struct millpond_graph_pool_id pool);
+
+// `millpond_malloc` for a caller that holds a lock: a block that the thread has cached is handed out at
+// once, and for all else the lock is released meanwhile.
+//
+// # Safety
+// As for `millpond_malloc`; both functions may be called, and do not unwind.
+void *millpond_malloc_unlocked(size_t bytes,
+                               int32_t device,
+                               void *stream,
+                               millpond_leave_function leave,
+                               millpond_enter_function enter);
+
+// `millpond_free` for a caller that holds a lock, in the same way.
+//
+// # Safety
+// As for `millpond_free`; both functions may be called, and do not unwind.
+void millpond_free_unlocked(void *ptr,
+                            millpond_leave_function leave,
+                            millpond_enter_function enter);
+
+// Hands out a block that the calling thread has cached for a default stream (0, 1 or 2). `false` if it has
+// none, if the outermost layer is no pool, or if `if_default` is set and the resource is not (or no longer)
+// the default of the thread's current device.
+//
+// # Safety
+// `resource` is a handle of this library's; `ptr` may be written.
+bool millpond_allocate_cached(const struct millpond_resource *resource,
+                              bool if_default,
+                              uint64_t bytes,
+                              void *stream,
+                              void **ptr);
+
+// Takes a block back into the calling thread's cache for a default stream (0, 1 or 2). `false` if the cache
+// does not take it: the block is still handed out then.
+//
+// # Safety
+// As for `millpond_deallocate`, with no alignment; if it returns `false`, the block has not come back.
+bool millpond_deallocate_cached(const struct millpond_resource *resource,
+                                void *ptr,
+                                uint64_t bytes,
+                                void *stream);
 
 // `millpond_malloc`, but throws `std::runtime_error` with the text of the error.
 //

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_void};
 
 use millpond_core::driver::{EventFlags, StreamFlags, call};
-use millpond_core::{DeviceId, DevicePtr, DriverHandle, Result};
+use millpond_core::{DeviceId, DevicePtr, DriverHandle, Error, Result};
 use millpond_driver::DeviceSpec;
 
 use crate::status::{
@@ -334,4 +334,11 @@ pub unsafe extern "C" fn millpond_prefetch(
 
 pub(crate) fn device_ptr(ptr: *mut c_void) -> DevicePtr {
     DevicePtr::new(ptr.addr() as u64)
+}
+
+/// The device with this number: CUDA's, or where CUDA cannot be used, a simulated one.
+pub(crate) fn device_id(number: i32) -> Result<DeviceId> {
+    let ordinal = u32::try_from(number);
+    let ordinal = ordinal.map_err(|_| Error::invalid_argument(format!("there is no device {number}")))?;
+    Ok(if millpond_driver::cuda::is_available() { DeviceId::cuda(ordinal) } else { DeviceId::sim(ordinal) })
 }

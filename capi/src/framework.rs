@@ -5,23 +5,24 @@
 
 use std::ffi::c_void;
 use std::ptr::{null_mut, without_provenance_mut};
-use std::sync::LazyLock;
-#[cfg(unix)]
-use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
 
+use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
-use dashmap::{DashMap, DashSet};
 use millpond_core::driver::{CaptureModeGuard, Event, EventFlags, call};
 use millpond_core::{
-    AnyResource, DeviceId, DeviceMemoryResource, DevicePtr, Error, ErrorKind, Layout, Result, StreamId,
-    StreamRef,
+    DeviceId, DeviceMemoryResource, DevicePtr, Error, ErrorKind, Layout, Result, StreamId, StreamRef,
 };
-use millpond_resources::registry::get_per_device_resource;
+use millpond_resources::registry::{get_per_device_resource, is_per_device_resource};
 use parking_lot::Mutex;
+use rustc_hash::FxBuildHasher;
 
-use crate::device::device_ptr;
-use crate::status::{Status, guarded, put, stream_on};
+use crate::device::{device_id, device_ptr};
+use crate::graph_pools;
+use crate::process::{check_process, is_copy, notice_forks};
+use crate::resource::Resource;
+use crate::status::{Status, default_stream, guarded, put, stream_on};
 
 /// A stream that uses a block, with its identity at the time: the name of the per-thread stream is another
 /// stream's on another thread.
@@ -43,10 +44,13 @@ impl Use {
     }
 }
 
+/// A resource that serves a device, with its outermost pool, to which blocks go back.
+pub(crate) struct Served(Resource);
+
 /// A block that is handed out.
-struct Block {
+pub(crate) struct Block {
     ptr: DevicePtr,
-    resource: AnyResource,
+    served: Arc<Served>,
     layout: Layout,
     stream: Use,
     /// Other streams that use it.
@@ -60,51 +64,20 @@ struct Parked {
     events: Vec<Event>,
 }
 
-static LIVE: LazyLock<DashMap<DevicePtr, Block>> = LazyLock::new(DashMap::new);
+static LIVE: LazyLock<DashMap<DevicePtr, Block, FxBuildHasher>> = LazyLock::new(DashMap::default);
 static PARKED: Mutex<Vec<Parked>> = Mutex::new(Vec::new());
 /// The blocks that are parked, and those that are on their way back.
 static PARKED_COUNT: AtomicUsize = AtomicUsize::new(0);
 /// Held by the thread that looks through the parked blocks. The driver is called under this lock, so no call
 /// waits for it that may do without.
 static LOOKING: Mutex<()> = Mutex::new(());
+/// What served each device last, until its default is replaced.
+static SERVED: LazyLock<DashMap<DeviceId, Arc<Served>, FxBuildHasher>> = LazyLock::new(DashMap::default);
 /// The devices that were asked for memory.
-static DEVICES: LazyLock<DashSet<DeviceId>> = LazyLock::new(DashSet::new);
-
-/// Whether this process is a copy of one that has blocks here. It must leave them alone: the device's memory
-/// is the other's, and of the locks that other threads held at the fork, none is ever released.
-static IS_COPY: AtomicBool = AtomicBool::new(false);
-
-/// Notices forks from now on.
-fn notice_forks() {
-    #[cfg(unix)]
-    {
-        static ONCE: Once = Once::new();
-        extern "C" fn note() {
-            IS_COPY.store(true, Ordering::Relaxed);
-        }
-        ONCE.call_once(|| {
-            // SAFETY: the function stores a flag, which any process may do after a fork.
-            let _ = unsafe { libc::pthread_atfork(None, None, Some(note)) };
-        });
-    }
-}
-
-/// Refuses the call in a copy of the process.
-fn check_process() -> Result<()> {
-    if IS_COPY.load(Ordering::Relaxed) {
-        let why = "this process was forked from one that uses the device; start it anew (spawn) instead";
-        return Err(Error::new(ErrorKind::Unsupported, why));
-    }
-    Ok(())
-}
-
-/// The device with this number: CUDA's, or where CUDA cannot be used, a simulated one.
-fn device_id(number: i32) -> Result<DeviceId> {
-    let ordinal = u32::try_from(number);
-    let ordinal = ordinal.map_err(|_| Error::invalid_argument(format!("there is no device {number}")))?;
-    let is_cuda = millpond_driver::cuda::availability().is_ok();
-    Ok(if is_cuda { DeviceId::cuda(ordinal) } else { DeviceId::sim(ordinal) })
-}
+static DEVICES: Mutex<Vec<DeviceId>> = Mutex::new(Vec::new());
+/// A bit for each of them, by whether it is simulated and by its number, readable without the lock. Those
+/// with numbers from 64 on have none.
+static KNOWN_DEVICES: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
 impl Block {
     /// Gives the block back, in the order of the stream that it was allocated on.
@@ -113,25 +86,25 @@ impl Block {
         // SAFETY: the block came from this resource with this layout, and was taken out of the table, where
         // it was once. By the rules of `millpond_free` the stream is alive, and after all uses: none other
         // was recorded.
-        unsafe { self.resource.deallocate(self.ptr, self.layout, stream) };
+        unsafe { self.served.0.0.deallocate(self.ptr, self.layout, stream) };
     }
 
     /// Gives a block back that the device has passed. Its stream may have ended since it was freed, which is
     /// not known of those that were made elsewhere.
     fn give_back_passed(self) {
         let own = self.stream.here();
-        let may_be_gone = own.is_foreign() || self.resource.driver().stream_is_gone(own);
+        let may_be_gone = own.is_foreign() || self.served.0.0.driver().stream_is_gone(own);
         let stream = if may_be_gone { StreamRef::LEGACY } else { own };
         // SAFETY: as above, and the device has passed the uses that were recorded. Those of its own stream
         // are before the stream: that is a default stream's, or they were recorded as well.
-        unsafe { self.resource.deallocate(self.ptr, self.layout, stream) };
+        unsafe { self.served.0.0.deallocate(self.ptr, self.layout, stream) };
     }
 }
 
 impl Parked {
     /// Marks where the streams are that are not marked yet. One that captures a graph is marked afterwards.
     fn mark(&mut self) -> Result<()> {
-        let driver = self.block.resource.driver();
+        let driver = self.block.served.0.0.driver();
         let _captures = CaptureModeGuard::relaxed(&**driver);
         let mut failure = Ok(());
         let events = &mut self.events;
@@ -167,13 +140,13 @@ impl Parked {
 
     /// Whether the device has passed all uses.
     fn is_passed(&mut self) -> bool {
-        if self.block.resource.driver().health().is_lost() {
+        if self.block.served.0.0.driver().health().is_lost() {
             return true;
         }
         if self.mark().is_err() || !self.block.used_on.is_empty() {
             return false;
         }
-        let driver = self.block.resource.driver();
+        let driver = self.block.served.0.0.driver();
         let _captures = CaptureModeGuard::relaxed(&**driver);
         while let Some(event) = self.events.last() {
             if !call(&**driver, |driver| driver.event_query(*event)).unwrap_or(false) {
@@ -188,7 +161,7 @@ impl Parked {
 
     /// Waits for all uses that are marked, and for those on streams that ended before they were.
     fn wait(&mut self) {
-        let driver = self.block.resource.driver();
+        let driver = self.block.served.0.0.driver();
         let _captures = CaptureModeGuard::relaxed(&**driver);
         for event in &self.events {
             let _ = call(&**driver, |driver| driver.event_synchronize(*event));
@@ -223,27 +196,80 @@ fn give_back_parked(is_waiting: bool) -> bool {
     true
 }
 
+/// What serves a device now.
+fn served(id: DeviceId) -> Result<Arc<Served>> {
+    if let Some(known) = SERVED.get(&id).filter(|known| is_per_device_resource(id, &known.0.0)) {
+        return Ok(Arc::clone(&known));
+    }
+    let fresh = Arc::new(Served(Resource::new(get_per_device_resource(id)?)));
+    let before = SERVED.insert(id, Arc::clone(&fresh));
+    drop(before);
+    Ok(fresh)
+}
+
+/// Forgets what served a device, whose default changes: the resource may end then.
+pub(crate) fn forget_served(id: DeviceId) {
+    let before = SERVED.remove(&id);
+    drop(before);
+}
+
 pub(crate) fn allocate(bytes: u64, device: i32, stream: *mut c_void) -> Result<*mut c_void> {
     if bytes == 0 {
         return Ok(null_mut());
     }
     check_process()?;
     let id = device_id(device)?;
-    let resource = get_per_device_resource(id)?;
-    let (layout, stream) = (Layout::new(bytes), stream_on(&*resource, stream)?);
+    let served = served(id)?;
+    let resource = &served.0.0;
+    let (layout, stream) = (Layout::new(bytes), stream_on(&**resource, stream)?);
     give_back_parked(false);
+    let served = match graph_pools::resource_for(id, stream, resource.driver())? {
+        Some(of_graph) => Arc::new(Served(Resource::new(of_graph))),
+        None => served,
+    };
+    let resource = &served.0.0;
     let mut outcome = resource.allocate(layout, stream);
-    if outcome.as_ref().is_err_and(Error::is_out_of_memory) && give_back_parked(true) {
+    if outcome.as_ref().is_err_and(Error::is_out_of_memory)
+        && (give_back_parked(true) | graph_pools::release_ended())
+    {
         outcome = resource.allocate(layout, stream);
     }
     let ptr = outcome?;
-    // A set that is only read takes no thread's time.
-    if !DEVICES.contains(&id) {
-        notice_forks();
-        DEVICES.insert(id);
-    }
-    note(Block { ptr, resource, layout, stream: Use::of(stream), used_on: Vec::new() })?;
+    note_device(id);
+    note(Block { ptr, served, layout, stream: Use::of(stream), used_on: Vec::new() })?;
     Ok(without_provenance_mut(ptr.address() as usize))
+}
+
+/// The same from the calling thread's cache alone, on a default stream, without a wait. `None` if that is not
+/// enough.
+pub(crate) fn allocate_cached(bytes: u64, device: i32, stream: *mut c_void) -> Option<*mut c_void> {
+    let stream = default_stream(stream)?;
+    let is_first = KNOWN_DEVICES.iter().all(|known| known.load(Ordering::Relaxed) == 0);
+    if is_first || is_copy() || PARKED_COUNT.load(Ordering::Relaxed) > 0 || graph_pools::are_open() {
+        return None;
+    }
+    let id = device_id(device).ok()?;
+    let known = SERVED.get(&id).filter(|known| is_per_device_resource(id, &known.0.0))?;
+    let layout = Layout::new(bytes);
+    let ptr = known.0.pool()?.allocate_cached(layout, stream)?;
+    let served = Arc::clone(&known);
+    note(Block { ptr, served, layout, stream: Use::of(stream), used_on: Vec::new() }).ok()?;
+    Some(without_provenance_mut(ptr.address() as usize))
+}
+
+/// Notes that a device was asked for memory.
+fn note_device(id: DeviceId) {
+    let bit = 1_u64.checked_shl(id.ordinal()).unwrap_or_default();
+    let known = &KNOWN_DEVICES[usize::from(id.is_sim())];
+    if known.load(Ordering::Relaxed) & bit != 0 {
+        return;
+    }
+    notice_forks();
+    let mut devices = DEVICES.lock();
+    if !devices.contains(&id) {
+        devices.push(id);
+    }
+    known.fetch_or(bit, Ordering::Relaxed);
 }
 
 /// Enters a block in the table. One that is there already was lost in a reset of its device, or is of another
@@ -267,20 +293,28 @@ fn note(block: Block) -> Result<()> {
 }
 
 fn is_of_another_device(known: &Block, block: &Block) -> bool {
-    let [known, new] = [known, block].map(|block| block.resource.driver());
+    let [known, new] = [known, block].map(|block| block.served.0.0.driver());
     known.device() != new.device() && !known.health().is_lost()
 }
 
-pub(crate) fn free(ptr: *mut c_void) -> Result<()> {
-    if ptr.is_null() || IS_COPY.load(Ordering::Relaxed) {
-        return Ok(());
+/// Takes a block out of the table, to be given back; `None` if there is nothing to do.
+fn take(ptr: *mut c_void) -> Result<Option<Block>> {
+    if ptr.is_null() || is_copy() {
+        return Ok(None);
     }
-    let Some((_, block)) = LIVE.remove(&device_ptr(ptr)) else {
-        return Err(Error::invalid_argument(format!(
-            "{ptr:p} is no block of millpond_malloc that is in use"
-        )));
-    };
-    if block.used_on.is_empty() || block.resource.driver().health().is_lost() {
+    let block = LIVE.remove(&device_ptr(ptr)).map(|(_, block)| block);
+    let unknown =
+        || Error::invalid_argument(format!("{ptr:p} is no block of millpond_malloc that is in use"));
+    block.map(Some).ok_or_else(unknown)
+}
+
+pub(crate) fn free(ptr: *mut c_void) -> Result<()> {
+    take(ptr)?.map_or(Ok(()), give_back)
+}
+
+/// Gives a block back once the streams that were recorded have passed.
+fn give_back(block: Block) -> Result<()> {
+    if block.used_on.is_empty() || block.served.0.0.driver().health().is_lost() {
         block.give_back();
         return Ok(());
     }
@@ -294,6 +328,25 @@ pub(crate) fn free(ptr: *mut c_void) -> Result<()> {
     PARKED_COUNT.fetch_add(1, Ordering::Relaxed);
     PARKED.lock().push(parked);
     marked
+}
+
+/// Frees a block into the calling thread's cache, where that is enough; else `unlocked` runs what may wait.
+pub(crate) fn free_unlocked(ptr: *mut c_void, unlocked: impl FnOnce(&mut dyn FnMut())) -> Result<()> {
+    let Some(block) = take(ptr)? else { return Ok(()) };
+    let pool = if block.used_on.is_empty() { block.served.0.pool() } else { None };
+    // SAFETY: as in `Block::give_back`; a block that is not taken is given back below.
+    let is_back = pool
+        .is_some_and(|pool| unsafe { pool.deallocate_cached(block.ptr, block.layout, block.stream.here()) });
+    let mut outcome = Ok(());
+    if !is_back {
+        let mut block = Some(block);
+        unlocked(&mut || outcome = block.take().map_or(Ok(()), give_back));
+    } else if let Some(last) = Arc::into_inner(block.served) {
+        // A resource that was replaced ends with its last block.
+        let mut last = Some(last);
+        unlocked(&mut || drop(last.take()));
+    }
+    outcome
 }
 
 /// Allocates `bytes` for use on `stream` from the default resource of the device with this number. Null if
@@ -338,8 +391,8 @@ pub unsafe extern "C" fn millpond_record_stream(ptr: *mut c_void, stream: *mut c
         let unknown =
             || Error::invalid_argument(format!("{ptr:p} is no block of millpond_malloc that is in use"));
         // The driver is called without the lock of the table.
-        let resource = LIVE.get(&device_ptr(ptr)).map(|block| AnyResource::clone(&block.resource));
-        let used = Use::of(stream_on(&*resource.ok_or_else(unknown)?, stream)?);
+        let served = LIVE.get(&device_ptr(ptr)).map(|block| Arc::clone(&block.served));
+        let used = Use::of(stream_on(&*served.ok_or_else(unknown)?.0.0, stream)?);
         let mut block = LIVE.get_mut(&device_ptr(ptr)).ok_or_else(unknown)?;
         if block.stream.id != used.id && block.used_on.iter().all(|known| known.id != used.id) {
             block.used_on.push(used);
@@ -370,7 +423,8 @@ pub extern "C" fn millpond_empty_cache() -> Status {
     guarded(|| {
         check_process()?;
         give_back_parked(true);
-        let devices: Vec<DeviceId> = DEVICES.iter().map(|id| *id).collect();
+        graph_pools::release_ended();
+        let devices = DEVICES.lock().clone();
         devices.into_iter().try_for_each(|id| get_per_device_resource(id)?.trim(0).map(drop))
     })
 }

@@ -65,7 +65,7 @@ pub unsafe extern "C" fn millpond_resource_binning(
         }
         let made = upstream.clone().layer(layer)?;
         // SAFETY: the caller's promise.
-        unsafe { put_handle(resource, Resource(made.into_any())) }
+        unsafe { put_handle(resource, Resource::new(made.into_any())) }
     })
 }
 
@@ -108,7 +108,7 @@ pub unsafe extern "C" fn millpond_resource_async_view(
         // SAFETY: the caller's promise.
         let pool = unsafe { MemoryPool::from_raw(device.0.clone(), MemPool(pool.addr() as u64)) };
         // SAFETY: the caller's promise.
-        unsafe { put_handle(resource, Resource(CudaAsyncViewMemoryResource::new(pool)?.into_any())) }
+        unsafe { put_handle(resource, Resource::new(CudaAsyncViewMemoryResource::new(pool)?.into_any())) }
     })
 }
 

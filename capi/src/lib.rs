@@ -10,6 +10,8 @@
 //! | `callback` | resources and failure handlers that are functions of the program |
 //! | `manager` | the memory-manager plug-in interface (NBEP 7) |
 //! | `framework` | `malloc` and `free` as PyTorch and CuPy call them, over the defaults |
+//! | `graph_pools` | the pools of PyTorch's captured graphs |
+//! | `cached` | blocks from the calling thread's cache alone, for callers that hold a lock |
 //! | `throwing` | the same two, with C++ exceptions for errors |
 //!
 //! # Rules
@@ -19,13 +21,17 @@
 //!   `_free` function of its type; a null handle is refused, and `_free` ignores it.
 //! - A `stream` is a `cudaStream_t` or `CUstream`; null is the legacy default stream. It is alive during the
 //!   call, and belongs to the device.
-//! - All functions may be called on any thread. None unwinds, but the two that say so.
+//! - All functions may be called on any thread. None unwinds, but those that say so.
 
+pub mod cached;
 pub mod callback;
 pub mod device;
+mod exception;
 pub mod framework;
+pub mod graph_pools;
 pub mod layers;
 pub mod manager;
+mod process;
 pub mod registry;
 pub mod resource;
 pub mod status;

@@ -3,6 +3,7 @@
 use millpond_resources::registry;
 
 use crate::device::Device;
+use crate::framework::forget_served;
 use crate::resource::Resource;
 use crate::status::{Status, borrowed, guarded, put_handle};
 
@@ -20,7 +21,7 @@ pub unsafe extern "C" fn millpond_get_per_device_resource(
         // SAFETY: the caller's promise.
         let device = unsafe { borrowed(device, "the device") }?;
         // SAFETY: the caller's promise.
-        unsafe { put_handle(resource, Resource(registry::get_per_device_resource(device.0.device())?)) }
+        unsafe { put_handle(resource, Resource::new(registry::get_per_device_resource(device.0.device())?)) }
     })
 }
 
@@ -31,7 +32,7 @@ pub unsafe extern "C" fn millpond_get_per_device_resource(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_get_current_device_resource(resource: *mut *mut Resource) -> Status {
     // SAFETY: the caller's promise.
-    guarded(|| unsafe { put_handle(resource, Resource(registry::get_current_device_resource()?)) })
+    guarded(|| unsafe { put_handle(resource, Resource::new(registry::get_current_device_resource()?)) })
 }
 
 /// Makes a resource the default of its device. The one before goes to `previous`, unless that is null. Blocks
@@ -49,8 +50,9 @@ pub unsafe extern "C" fn millpond_set_per_device_resource(
         let resource = unsafe { borrowed(resource, "the resource") }?;
         let device = resource.0.driver().device();
         let before = registry::set_per_device_resource(device, resource.0.clone())?;
+        forget_served(device);
         // SAFETY: the caller's promise.
-        if previous.is_null() { Ok(()) } else { unsafe { put_handle(previous, Resource(before)) } }
+        if previous.is_null() { Ok(()) } else { unsafe { put_handle(previous, Resource::new(before)) } }
     })
 }
 
@@ -63,6 +65,9 @@ pub unsafe extern "C" fn millpond_reset_per_device_resource(device: *const Devic
     guarded(|| {
         // SAFETY: the caller's promise.
         let device = unsafe { borrowed(device, "the device") }?;
-        registry::reset_per_device_resource(device.0.device()).map(drop)
+        let before = registry::reset_per_device_resource(device.0.device())?;
+        forget_served(device.0.device());
+        drop(before);
+        Ok(())
     })
 }

@@ -1,14 +1,18 @@
 //! Stacks of resources: build them, allocate, give back, ask.
 
 use std::ffi::{c_char, c_void};
+use std::fmt;
+use std::ptr::NonNull;
 
 use millpond_adaptors::statistics::Counters;
 use millpond_adaptors::{LoggingResourceAdaptor, StatisticsResourceAdaptor, TrackingResourceAdaptor};
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{
-    AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, Error, Layout, Result, StreamRef, find,
+    AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, Error, Layout, Result, StreamRef, as_trait,
+    find,
 };
 use millpond_driver::DeviceSpec;
+use millpond_resources::Pool;
 
 use crate::device::{Device, device_ptr};
 use crate::status::{
@@ -17,7 +21,34 @@ use crate::status::{
 
 /// A resource, with all that stands below it. It lives as long as one of its handles, or a resource on it.
 #[derive(Debug)]
-pub struct Resource(pub(crate) AnyResource);
+pub struct Resource(pub(crate) AnyResource, OutermostPool);
+
+/// The outermost layer of the resource beside it, if that is a pool.
+struct OutermostPool(Option<NonNull<dyn Pool>>);
+
+// SAFETY: the pool is a part of an `AnyResource`, which may be used on any thread.
+unsafe impl Send for OutermostPool {}
+// SAFETY: as above.
+unsafe impl Sync for OutermostPool {}
+
+impl fmt::Debug for OutermostPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("OutermostPool").field(&self.0.is_some()).finish()
+    }
+}
+
+impl Resource {
+    pub(crate) fn new(resource: AnyResource) -> Self {
+        let pool = OutermostPool(as_trait::<dyn Pool>(&resource).map(NonNull::from));
+        Self(resource, pool)
+    }
+
+    /// The outermost layer, if it is a pool.
+    pub(crate) fn pool(&self) -> Option<&dyn Pool> {
+        // SAFETY: the pool is a part of the resource that this value holds, and moves with nothing.
+        self.1.0.map(|pool| unsafe { pool.as_ref() })
+    }
+}
 
 /// What a resource counts. All sizes are in bytes.
 #[repr(C)]
@@ -91,7 +122,7 @@ pub unsafe extern "C" fn millpond_resource_new(
             None => DeviceSpec::default_device().open()?,
         };
         // SAFETY: the caller's promise.
-        unsafe { put_handle(resource, Resource(spec.build(&layers(), &driver)?)) }
+        unsafe { put_handle(resource, Resource::new(spec.build(&layers(), &driver)?)) }
     })
 }
 
@@ -109,7 +140,7 @@ pub unsafe extern "C" fn millpond_resource_layer(
         // SAFETY: the caller's promise.
         let spec: StackSpec = unsafe { text_of(layer, "the text of the layer") }?.parse()?;
         // SAFETY: the caller's promise.
-        unsafe { put_handle(resource, Resource(spec.build_on(upstream.clone(), &layers())?)) }
+        unsafe { put_handle(resource, Resource::new(spec.build_on(upstream.clone(), &layers())?)) }
     })
 }
 
@@ -123,7 +154,7 @@ pub unsafe extern "C" fn millpond_resource_clone(
     clone: *mut *mut Resource,
 ) -> Status {
     // SAFETY: the caller's promise.
-    with_resource(resource, |resource| unsafe { put_handle(clone, Resource(resource.clone())) })
+    with_resource(resource, |resource| unsafe { put_handle(clone, Resource::new(resource.clone())) })
 }
 
 /// Ends a handle; the resource ends with its last one. Does nothing for null.

@@ -179,6 +179,12 @@ pub(crate) fn stream_of(driver: &DriverHandle, stream: *mut c_void) -> Result<St
     call(&**driver, |driver| unsafe { driver.stream_ref(handle) })
 }
 
+/// A default stream as C passes it; others are identified by the driver.
+pub(crate) fn default_stream(stream: *mut c_void) -> Option<StreamRef> {
+    let handle = stream.addr() as u64;
+    (handle <= StreamRef::PER_THREAD.handle()).then(|| StreamRef::from_raw_parts(handle, 0))
+}
+
 /// The same on the device of a resource.
 pub(crate) fn stream_on(resource: &dyn DeviceMemoryResource, stream: *mut c_void) -> Result<StreamRef> {
     stream_of(resource.driver(), stream)

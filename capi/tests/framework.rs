@@ -7,6 +7,7 @@ use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bench::{Bench, KIB, MIB, message};
+use millpond_c::cached::millpond_malloc_unlocked;
 use millpond_c::device::*;
 use millpond_c::framework::*;
 use millpond_c::registry::*;
@@ -303,6 +304,40 @@ fn a_block_of_a_default_stream_waits_for_the_recorded_streams_alone() {
             millpond_free(again, 0, 0, null_mut());
         }
         assert_eq!(bench.sim.take_violations(), []);
+        assert_eq!(millpond_reset_per_device_resource(bench.device), Status::Ok);
+        millpond_resource_free(pool);
+    }
+}
+
+/// The first request after a reset is served by a new resource; blocks of before go nowhere.
+#[test]
+fn a_reset_of_the_context_is_noticed_by_the_next_request() {
+    let _alone = alone();
+    let bench = Bench::new();
+    let pool = bench.resource("cuda+pool");
+    extern "C" fn leave() -> *mut c_void {
+        null_mut()
+    }
+    extern "C" fn enter(_: *mut c_void) {}
+    // SAFETY: all arguments are as asked for.
+    unsafe {
+        assert_eq!(millpond_set_per_device_resource(pool, null_mut()), Status::Ok);
+        let malloc = || millpond_malloc_unlocked(KIB as usize, bench.number(), null_mut(), leave, enter);
+        for _ in 0..16 {
+            millpond_free(malloc(), 0, 0, null_mut());
+        }
+        let old = malloc();
+        bench.sim.reset_context();
+        let fresh = malloc();
+        assert!(!fresh.is_null(), "{}", message());
+        let now = bench.sim.open_again();
+        assert!(now.live_bytes() > 0, "it is memory of the new context");
+        if old != fresh {
+            millpond_free(old, 0, 0, null_mut());
+        }
+        millpond_free(fresh, 0, 0, null_mut());
+        assert_eq!(millpond_empty_cache(), Status::Ok);
+        assert_eq!(now.take_violations(), []);
         assert_eq!(millpond_reset_per_device_resource(bench.device), Status::Ok);
         millpond_resource_free(pool);
     }

@@ -16,6 +16,8 @@ fn the_header_is_that_of_the_sources() {
         "callback",
         "manager",
         "framework",
+        "graph_pools",
+        "cached",
         "throwing",
     ]
     .into_iter()

@@ -47,10 +47,10 @@ pub fn current_device() -> Result<DeviceId> {
     if let Some(device) = thread_device::get() {
         return Ok(device);
     }
-    match cuda::availability() {
-        Ok(()) => Ok(DeviceId::cuda(cuda::current_ordinal())),
-        Err(unavailable) => sim::first().ok_or(unavailable),
+    if cuda::is_available() {
+        return Ok(DeviceId::cuda(cuda::current_ordinal()));
     }
+    sim::first().map_or_else(|| cuda::availability().map(|()| DeviceId::cuda(0)), Ok)
 }
 
 /// The driver of the calling thread's [current device](current_device).

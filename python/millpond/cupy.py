@@ -3,13 +3,14 @@
 Each array is for use on CuPy's current stream, and its memory goes back in the order of that stream.
 """
 
+import ctypes
 import threading
 
 from . import _errors, _library
 from . import mr as _mr
-from ._native import Device
+from ._native import CupyFunctions, Device
 
-_state = {"stack": None, "prepared": set(), "before": None, "limits": {}}
+_state = {"stack": None, "prepared": set(), "before": None, "limits": {}, "functions": None}
 _lock = threading.RLock()
 
 
@@ -26,35 +27,80 @@ class _Block:
             free(self.ptr, 0, 0, None)
 
 
+def _allocate(cupy, size, device):
+    """Return the address of a new block, and the stream that it is for."""
+    if device not in _state["prepared"]:
+        _prepare(device)
+    # The handle 2 is CuPy's per-thread default stream, of which the library keeps one for each thread.
+    stream = cupy.cuda.get_current_stream()
+    if device in _state["limits"]:
+        with _lock:
+            _check_limit(cupy.cuda.memory, device, size)
+            return _malloc(cupy, size, device, stream), stream
+    return _malloc(cupy, size, device, stream), stream
+
+
+def _malloc(cupy, size, device, stream):
+    ptr = _library.malloc(size, device, stream.ptr)
+    if not ptr:
+        raise _error(cupy.cuda.memory, device, size)
+    return ptr
+
+
+def _current_stream_function():
+    """Return the address of CuPy's C function for the handle of its current stream, or None."""
+    import cupy_backends.cuda.stream as module
+
+    name, capsule = b"intptr_t (void)", module.__pyx_capi__["get_current_stream_ptr"]
+    api = ctypes.pythonapi
+    api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    api.PyCapsule_GetPointer.argtypes = ctypes.py_object, ctypes.c_char_p
+    return api.PyCapsule_GetPointer(capsule, name)
+
+
 def _make_allocator(cupy):
-    memory = cupy.cuda.memory
-    current_stream, get_device = cupy.cuda.get_current_stream, cupy.cuda.runtime.getDevice
-    pointer, unowned, malloc = memory.MemoryPointer, memory.UnownedMemory, _library.malloc
-    prepared, limits = _state["prepared"], _state["limits"]
+    try:
+        # Before version 14 CuPy does not look whether a function of C has failed.
+        if int(cupy.__version__.split(".")[0]) < 14:
+            return _make_python_allocator(cupy)
+        function = _current_stream_function()
+    except (AttributeError, ImportError, KeyError, ValueError):
+        return _make_python_allocator(cupy)
+
+    def otherwise(size, device):
+        ptr, stream = _allocate(cupy, size, device)
+        if stream.ptr > 2:  # a default stream never ends
+            CupyFunctions.keep(ptr, stream)
+        return ptr
+
+    functions = _state["functions"] = CupyFunctions(function, cupy.cuda.get_current_stream, otherwise)
+    for device in _state["prepared"]:
+        _note_plain(device)
+    made = cupy.cuda.memory.CFunctionAllocator(
+        functions.parameter, functions.malloc, functions.free, functions
+    )
+    return made.malloc
+
+
+def _make_python_allocator(cupy):
+    memory, get_device = cupy.cuda.memory, cupy.cuda.runtime.getDevice
 
     def allocate(size):
         # The number of the device is given, as CuPy asks the driver for each address otherwise.
         device = get_device()
         if size == 0:
-            return pointer(unowned(0, 0, None, device), 0)
-        if device not in prepared:
-            _prepare(device)
-        if device in limits:
-            with _lock:
-                return allocate_on(device, size, _check_limit)
-        return allocate_on(device, size, None)
-
-    def allocate_on(device, size, check_limit):
-        if check_limit is not None:
-            check_limit(memory, device, size)
-        # The handle 2 is CuPy's per-thread default stream, of which the library keeps one for each thread.
-        stream = current_stream()
-        ptr = malloc(size, device, stream.ptr)
-        if not ptr:
-            raise _error(memory, device, size)
-        return pointer(unowned(ptr, size, _Block(ptr, stream), device), 0)
+            return memory.MemoryPointer(memory.UnownedMemory(0, 0, None, device), 0)
+        ptr, stream = _allocate(cupy, size, device)
+        return memory.MemoryPointer(memory.UnownedMemory(ptr, size, _Block(ptr, stream), device), 0)
 
     return allocate
+
+
+def _note_plain(device):
+    """Say whether the functions in C serve a device without the one in Python."""
+    if _state["functions"] is not None:
+        is_plain = device in _state["prepared"] and device not in _state["limits"]
+        _state["functions"].set_plain(device, is_plain)
 
 
 def _counts(device):
@@ -79,11 +125,19 @@ def _error(memory, device, size):
     return raised
 
 
+def _forget(what):
+    devices = list(_state[what])
+    _state[what].clear()
+    for device in devices:
+        _note_plain(device)
+
+
 def _prepare(device):
     with _lock:
         if device not in _state["prepared"]:
             _library.prepare(_state["stack"], device)
             _state["prepared"].add(device)
+            _note_plain(device)
 
 
 class _Pool:
@@ -125,6 +179,7 @@ class _Pool:
                 _state["limits"][device] = size
             else:
                 _state["limits"].pop(device, None)
+            _note_plain(device)
 
     def get_limit(self):
         return _state["limits"].get(_current(), 0)
@@ -158,7 +213,7 @@ def use(stack=None):
     cupy = _cupy()
     with _lock:
         _state["stack"] = stack
-        _state["prepared"].clear()
+        _forget("prepared")
         if not _made:
             _made.append(_make_allocator(cupy))
         if _state["before"] is None:
@@ -177,7 +232,7 @@ def disable():
             cupy.cuda.set_allocator(before)
             cupy._default_memory_pool = pool
             _state["before"] = None
-            _state["limits"].clear()
+            _forget("limits")
 
 
 def record_stream(array, stream):

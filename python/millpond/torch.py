@@ -121,13 +121,13 @@ def use(stack=None, device=None):
     hooks.set_record_stream_fn(_library.address_of("record_stream"))
     hooks.set_reset_fn(_library.address_of("empty_cache"))
     hooks.set_base_alloc_fn(ctypes.cast(_base_allocation, ctypes.c_void_p).value)
+    # What a graph allocates while it is captured stays with it.
+    hooks.set_begin_allocate_to_pool(_library.address_of("begin_allocate_to_pool"))
+    hooks.set_end_allocate_to_pool_fn(_library.address_of("end_allocate_to_pool"))
+    hooks.set_release_pool(_library.address_of("release_pool"))
     torch.cuda.memory.change_current_allocator(made)
     _state["is_process_wide"] = True
     serve_statistics()
-    _patch(torch.cuda.CUDAGraph, "capture_begin", _refuser(
-        "torch.cuda.graph in the process-wide mode: memory that is freed while a graph is captured would be "
-        "handed out again, and the graph writes to it; capture it in millpond.torch.use_mem_pool() instead"
-    ))
 
 
 # --- Statistics of the process-wide mode ---
@@ -232,8 +232,6 @@ def serve_statistics():
 
 def restore_statistics():
     """Give PyTorch its own functions back, which refuse to answer in the process-wide mode."""
-    kept = [patch for patch in _patched if patch[1] == "capture_begin"]
     for owner, name, function in reversed(_patched):
-        if name != "capture_begin":
-            setattr(owner, name, function)
-    _patched[:] = kept
+        setattr(owner, name, function)
+    _patched.clear()

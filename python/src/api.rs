@@ -48,6 +48,10 @@ pub(crate) type AllocateFunction = extern "C" fn(Raw, u64, u64, Raw) -> Raw;
 pub(crate) type DeallocateFunction = extern "C" fn(Raw, Raw, u64, u64, Raw);
 /// What `millpond_resource_failure_callback` calls.
 pub(crate) type FailureFunction = extern "C" fn(Raw, u64) -> bool;
+/// What `millpond_malloc_unlocked` calls before it may wait.
+pub(crate) type LeaveFunction = extern "C" fn() -> Raw;
+/// What it calls after that.
+pub(crate) type EnterFunction = extern "C" fn(Raw);
 /// What ends a context of these.
 pub(crate) type EndFunction = extern "C" fn(Raw);
 
@@ -128,6 +132,10 @@ functions! {
     logging_flush: fn(Raw) -> i32;
     allocate: fn(Raw, u64, u64, Raw, *mut Raw) -> i32;
     deallocate: fn(Raw, Raw, u64, u64, Raw) -> i32;
+    allocate_cached: fn(Raw, bool, u64, Raw, *mut Raw) -> bool;
+    deallocate_cached: fn(Raw, Raw, u64, Raw) -> bool;
+    malloc_unlocked: fn(usize, i32, Raw, LeaveFunction, EnterFunction) -> Raw;
+    free_unlocked: fn(Raw, LeaveFunction, EnterFunction);
     get_per_device_resource: fn(Raw, *mut Raw) -> i32;
     get_current_device_resource: fn(*mut Raw) -> i32;
     set_per_device_resource: fn(Raw, *mut Raw) -> i32;

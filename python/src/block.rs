@@ -1,8 +1,10 @@
 //! Blocks of memory that buffers share, and views of them.
 
+use std::mem::ManuallyDrop;
 use std::ptr::without_provenance_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+
+use pyo3::prelude::*;
 
 use crate::api::{api, generation};
 use crate::device::{DeviceHandle, StreamHandle};
@@ -24,11 +26,11 @@ pub(crate) enum Source {
 pub(crate) struct Block {
     pub(crate) address: usize,
     pub(crate) bytes: u64,
-    pub(crate) source: Source,
-    /// The stream that it was allocated on, and in whose order it goes back.
-    stream: Arc<StreamHandle>,
+    /// Dropped with the block, or taken out of it by [`end`](Self::end).
+    pub(crate) source: ManuallyDrop<Source>,
+    /// The stream that it was allocated on, and in whose order it goes back. As the source.
+    stream: ManuallyDrop<Arc<StreamHandle>>,
     made_in: usize,
-    is_live: AtomicBool,
 }
 
 impl Block {
@@ -40,9 +42,31 @@ impl Block {
         let mut ptr = std::ptr::null_mut();
         // SAFETY: the handle is live, and so is the stream; the result may be written.
         check(unsafe { (api().allocate)(resource.raw, bytes, 0, stream.ptr(), &raw mut ptr) })?;
-        let source = Source::Resource(resource);
-        let (address, made_in) = (ptr.addr(), generation());
-        Ok(Arc::new(Self { address, bytes, source, stream, made_in, is_live: AtomicBool::new(true) }))
+        Ok(Self::of(ptr.addr(), bytes, Source::Resource(resource), stream))
+    }
+
+    /// A block that the calling thread has cached; with `if_default`, only if the resource is still the
+    /// default of the current device. Such a call never waits for a thread that waits for the GIL, nor for
+    /// the device, and may be made with the GIL held.
+    pub(crate) fn new_cached(
+        resource: Arc<ResourceHandle>,
+        if_default: bool,
+        bytes: u64,
+        stream: &Arc<StreamHandle>,
+    ) -> Result<Arc<Self>, Arc<ResourceHandle>> {
+        let mut ptr = std::ptr::null_mut();
+        let place = &raw mut ptr;
+        // SAFETY: the handle is live; the result may be written.
+        if unsafe { (api().allocate_cached)(resource.raw, if_default, bytes, stream.ptr(), place) } {
+            Ok(Self::of(ptr.addr(), bytes, Source::Resource(resource), stream.clone()))
+        } else {
+            Err(resource)
+        }
+    }
+
+    fn of(address: usize, bytes: u64, source: Source, stream: Arc<StreamHandle>) -> Arc<Self> {
+        let (source, stream) = (ManuallyDrop::new(source), ManuallyDrop::new(stream));
+        Arc::new(Self { address, bytes, source, stream, made_in: generation() })
     }
 
     /// Memory of another library.
@@ -51,18 +75,11 @@ impl Block {
         device: Arc<DeviceHandle>,
         stream: Arc<StreamHandle>,
     ) -> Arc<Self> {
-        Arc::new(Self {
-            address: foreign.address(),
-            bytes: foreign.bytes(),
-            source: Source::Foreign(foreign, device),
-            stream,
-            made_in: generation(),
-            is_live: AtomicBool::new(true),
-        })
+        Self::of(foreign.address(), foreign.bytes(), Source::Foreign(foreign, device), stream)
     }
 
     fn device(&self) -> Result<&Arc<DeviceHandle>, Failure> {
-        match &self.source {
+        match &*self.source {
             Source::Resource(resource) => resource.device(),
             Source::Foreign(_, device) => Ok(device),
         }
@@ -70,7 +87,7 @@ impl Block {
 
     /// What reaches the memory at its address: the device, and the host.
     pub(crate) fn accessibility(&self) -> Result<(bool, bool), Failure> {
-        match &self.source {
+        match &*self.source {
             Source::Resource(resource) => resource.accessibility(),
             Source::Foreign(foreign, _) => Ok((true, foreign.device_type() != tensor::CUDA)),
         }
@@ -78,18 +95,18 @@ impl Block {
 
     /// Whether it is pinned memory of the host.
     pub(crate) fn is_pinned(&self) -> Result<bool, Failure> {
-        match &self.source {
+        match &*self.source {
             Source::Resource(resource) => Ok(resource.text()?.starts_with("pinned_host")),
             Source::Foreign(foreign, _) => Ok(foreign.device_type() == tensor::CUDA_HOST),
         }
     }
 
-    /// Gives the memory back, once. It needs no GIL. A forked child leaves its parent's memory alone.
-    pub(crate) fn release(&self) {
-        if !self.is_live.swap(false, Ordering::Relaxed) || self.made_in != generation() {
+    /// Gives the memory back. It needs no GIL. A forked child leaves its parent's memory alone.
+    fn release(&self) {
+        if self.made_in != generation() {
             return;
         }
-        if let Source::Resource(resource) = &self.source
+        if let Source::Resource(resource) = &*self.source
             && self.address != 0
         {
             let ptr = without_provenance_mut(self.address);
@@ -100,9 +117,44 @@ impl Block {
     }
 }
 
+impl Block {
+    /// Ends a block that nothing else uses, with the GIL held, which is released before anything may wait.
+    pub(crate) fn end(self, py: Python<'_>) {
+        let is_back = match &*self.source {
+            Source::Resource(resource) if self.address != 0 && self.made_in == generation() => {
+                let ptr = without_provenance_mut(self.address);
+                // SAFETY: as in `release`; if it is not back, `release` follows.
+                unsafe { (api().deallocate_cached)(resource.raw, ptr, self.bytes, self.stream.ptr()) }
+            }
+            _ => false,
+        };
+        if !is_back {
+            return py.detach(|| drop(self));
+        }
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: both are taken once, and the block is not dropped.
+        let (source, stream) =
+            unsafe { (ManuallyDrop::take(&mut this.source), ManuallyDrop::take(&mut this.stream)) };
+        // The last user of a resource or a stream ends it, which may take long.
+        if let Source::Resource(resource) = source
+            && let Some(last) = Arc::into_inner(resource)
+        {
+            py.detach(|| drop(last));
+        }
+        if let Some(last) = Arc::into_inner(stream) {
+            py.detach(|| drop(last));
+        }
+    }
+}
+
 impl Drop for Block {
     fn drop(&mut self) {
         self.release();
+        // SAFETY: `end` takes them out of blocks that are not dropped.
+        unsafe {
+            ManuallyDrop::drop(&mut self.source);
+            ManuallyDrop::drop(&mut self.stream);
+        }
     }
 }
 
@@ -180,7 +232,7 @@ impl View {
 
     /// The same bytes in memory of their own, from the same resource.
     pub(crate) fn duplicate(&self, stream: &Arc<StreamHandle>) -> Result<Self, Failure> {
-        let resource = match &self.block.source {
+        let resource = match &*self.block.source {
             Source::Resource(resource) => resource.clone(),
             Source::Foreign(..) => ResourceHandle::current()?,
         };

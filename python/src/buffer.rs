@@ -1,5 +1,6 @@
 //! `DeviceBuffer`: bytes of a resource, which go back when the last view of them ends.
 
+use std::mem::ManuallyDrop;
 use std::ptr::without_provenance_mut;
 use std::sync::Arc;
 
@@ -22,24 +23,28 @@ use crate::tensor::Foreign;
 ///
 /// The memory goes back when the buffer, all slices of it, and all that other libraries got of it by DLPack
 /// or the buffer protocol have ended.
-#[pyclass(frozen, weakref, subclass, module = "millpond")]
+#[pyclass(frozen, weakref, subclass, freelist = 64, module = "millpond")]
 #[derive(Debug)]
 pub(crate) struct DeviceBuffer {
-    view: Mutex<View>,
+    /// Taken out when the buffer is dropped.
+    view: Mutex<ManuallyDrop<View>>,
     /// The Python object of the resource, if one was given.
     mr: Option<Py<PyAny>>,
 }
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        let block = &self.view.get_mut().block;
-        if Arc::strong_count(block) > 1 {
-            return;
-        }
-        // The driver may be reached, so other threads of Python go on meanwhile.
-        if Python::try_attach(|py| py.detach(|| block.release())).is_none() {
-            block.release();
-        }
+        // SAFETY: it is taken once, here.
+        let View { block, stream, .. } = unsafe { ManuallyDrop::take(self.view.get_mut()) };
+        let mut last = Arc::into_inner(block);
+        Python::try_attach(|py| {
+            drop(stream); // not the last use of it: the block has it, or another
+            if let Some(block) = last.take() {
+                block.end(py);
+            }
+        });
+        // Else the interpreter is at its end, and the block goes back without it.
+        drop(last);
     }
 }
 
@@ -50,11 +55,11 @@ impl DeviceBuffer {
     }
 
     pub(crate) fn view(&self) -> View {
-        self.view.lock().clone()
+        View::clone(&self.view.lock())
     }
 
     fn of(view: View, mr: Option<Py<PyAny>>) -> Self {
-        Self { view: Mutex::new(view), mr }
+        Self { view: Mutex::new(ManuallyDrop::new(view)), mr }
     }
 
     /// A buffer over memory of another library.
@@ -66,7 +71,7 @@ impl DeviceBuffer {
 
     fn grown(&self, py: Python<'_>, size: u64, capacity: u64, stream: &Arc<StreamHandle>) -> PyResult<()> {
         let view = self.view();
-        let Source::Resource(resource) = &view.block.source else {
+        let Source::Resource(resource) = &*view.block.source else {
             return Err(PyBufferError::new_err("memory of another library has a fixed size"));
         };
         let made = py.detach(|| {
@@ -84,7 +89,7 @@ impl DeviceBuffer {
             }
             Ok::<_, Failure>(made)
         })?;
-        let old = std::mem::replace(&mut *self.view.lock(), made);
+        let old = std::mem::replace(&mut **self.view.lock(), made);
         py.detach(|| drop((old, view)));
         Ok(())
     }
@@ -118,8 +123,24 @@ impl DeviceBuffer {
             ),
             None => None,
         };
+        let is_default = given.is_none();
+        let mut known = given.or_else(ResourceHandle::recent_default);
+        if ptr == 0
+            && size != 0
+            && let Some(resource) = known.take()
+        {
+            match Block::new_cached(resource, is_default, size, &stream) {
+                Ok(block) => {
+                    return Ok(Self::of(View { block, offset: 0, size, stream }, mr.map(Bound::unbind)));
+                }
+                Err(resource) => known = Some(resource),
+            }
+        }
         let view = py.detach(|| {
-            let resource = given.map_or_else(ResourceHandle::current, Ok)?;
+            let resource = match known {
+                Some(given) if !is_default => given,
+                _ => ResourceHandle::current()?,
+            };
             let block = Block::new(resource, size, stream.clone())?;
             let view = View { block, offset: 0, size, stream };
             if ptr != 0 {
@@ -177,7 +198,7 @@ impl DeviceBuffer {
         if let Some(mr) = &self.mr {
             return Ok(Some(mr.clone_ref(py)));
         }
-        match &self.view().block.source {
+        match &*self.view().block.source {
             Source::Resource(resource) => {
                 let wrapped = Bound::new(py, Resource::of(resource.clone()))?;
                 Ok(Some(py.import("millpond.mr")?.getattr("_known")?.call1((wrapped,))?.unbind()))

@@ -6,6 +6,7 @@
 mod api;
 mod block;
 mod buffer;
+mod cupy;
 mod device;
 mod dlpack;
 mod error;
@@ -45,5 +46,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<device::Stream>()?;
     module.add_class::<resource::Resource>()?;
     module.add_class::<buffer::DeviceBuffer>()?;
+    module.add_class::<cupy::CupyFunctions>()?;
     Ok(())
 }

@@ -43,11 +43,19 @@ impl ResourceHandle {
         Ok(Arc::new(Self { raw, made_in: generation(), device: OnceLock::new() }))
     }
 
-    /// The default resource of the current device.
+    /// The default resource of the current device. Called without the GIL, as it may end the one that was
+    /// the default before.
     pub(crate) fn current() -> Result<Arc<Self>, Failure> {
         ensure_device();
         // SAFETY: the result may be written.
-        Self::from_call(|resource| unsafe { (api().get_current_device_resource)(resource) })
+        let current = Self::from_call(|resource| unsafe { (api().get_current_device_resource)(resource) })?;
+        drop(RECENT_DEFAULT.lock().replace(current.clone()));
+        Ok(current)
+    }
+
+    /// What was last found to be a default resource; it may be none any more.
+    pub(crate) fn recent_default() -> Option<Arc<Self>> {
+        RECENT_DEFAULT.lock().as_ref().filter(|recent| recent.made_in == generation()).cloned()
     }
 
     /// The resource's device.
@@ -75,6 +83,15 @@ impl ResourceHandle {
         check(unsafe { (api().resource_text)(self.raw, &raw mut text) })?;
         Ok(take_text(text))
     }
+}
+
+/// The last default resource that [`ResourceHandle::current`] found; none after a default was set here.
+static RECENT_DEFAULT: Mutex<Option<Arc<ResourceHandle>>> = Mutex::new(None);
+
+/// Lets a default resource that was replaced end with its last buffer.
+fn forget_recent_default() {
+    let recent = RECENT_DEFAULT.lock().take();
+    drop(recent);
 }
 
 /// A memory resource: a stack of layers over one device's memory.
@@ -441,7 +458,11 @@ impl Resource {
     /// Makes this the default resource of its device.
     fn _make_default(&self, py: Python<'_>) -> PyResult<()> {
         // SAFETY: the handle is live; the resource before is not wanted.
-        self.call(py, |handle| unsafe { (api().set_per_device_resource)(handle.raw, null_mut()) })
+        self.call(py, |handle| unsafe {
+            let set = (api().set_per_device_resource)(handle.raw, null_mut());
+            forget_recent_default();
+            set
+        })
     }
 
     /// Whether blocks of one may be given back to the other.
@@ -477,8 +498,13 @@ pub(crate) fn default_resource(py: Python<'_>, device: Option<&Device>) -> PyRes
 /// Restores the initial default of a device.
 #[pyfunction]
 pub(crate) fn reset_default_resource(py: Python<'_>, device: &Device) -> PyResult<()> {
-    // SAFETY: the device's handle is live.
-    Ok(py.detach(|| check(unsafe { (api().reset_per_device_resource)(device.0.0) }))?)
+    let reset = py.detach(|| {
+        // SAFETY: the device's handle is live.
+        let reset = check(unsafe { (api().reset_per_device_resource)(device.0.0) });
+        forget_recent_default();
+        reset
+    });
+    Ok(reset?)
 }
 
 // --- Functions of the program ---

@@ -1,13 +1,16 @@
 """Streams, the defaults of the devices, `reinitialize`, logs, statistics and the profiler."""
 
 import csv
+import ctypes
 import gc
 import os
+import queue
+import threading
 
 import pytest
 
 import millpond
-from millpond import mr, statistics
+from millpond import _library, mr, statistics
 
 HEADER = ["Thread", "Time", "Action", "Pointer", "Size", "Stream"]
 
@@ -113,6 +116,66 @@ def test_defaults_of_devices():
     mr.reset_per_device_resource(device)
     assert mr.get_per_device_resource_type(device) is mr.CudaMemoryResource
     assert millpond.is_initialized() and mr.is_initialized()
+
+
+def _warm(size=1000):
+    """Make and drop buffers, until they come from what the thread has cached."""
+    for _ in range(32):
+        millpond.DeviceBuffer(size=size)
+
+
+def test_a_buffer_is_of_the_default_of_its_time():
+    first, second = millpond.stack("cuda+pool"), millpond.stack("cuda+pool")
+    for stack in (first, second, first):
+        mr.set_current_device_resource(stack)
+        before = stack.counts()["allocations"]
+        _warm()
+        buffer = millpond.DeviceBuffer(size=1000)
+        assert stack.counts()["allocations"] == before + 33
+        assert stack.counts()["blocks_in_use"] == 1 and buffer.mr.text == stack.text
+        del buffer
+    # Another user of the library, which this package does not see, sets the default.
+    program = _library.library.millpond_reset_per_device_resource
+    program.argtypes = (ctypes.c_void_p,)
+    device = _library.find_device(millpond.Device().ordinal)
+    assert program(device) == 0
+    _library.device_free(device)
+    before = first.counts()["allocations"]
+    assert millpond.DeviceBuffer(size=1000).mr.text == "cuda"
+    assert first.counts()["allocations"] == before
+
+
+def test_a_default_that_was_replaced_ends_with_its_last_buffer():
+    if not millpond.Device().is_simulated:
+        pytest.skip("SKIPPED: others use the device's memory")
+    mr.set_current_device_resource(millpond.stack("cuda+pool:initial=32MiB"))
+    _warm()
+    kept = millpond.DeviceBuffer(size=1000)
+    mr.set_current_device_resource(millpond.stack("cuda"))
+    held = millpond.Device().memory_info()[0]
+    del kept
+    assert millpond.Device().memory_info()[0] >= held + (32 << 20)
+
+
+def test_a_buffer_of_the_cache_goes_back_on_any_thread():
+    stack = millpond.stack("cuda+pool")
+    mr.set_current_device_resource(stack)
+    _warm()
+    buffers = queue.SimpleQueue()
+
+    def end():
+        for _ in range(500):
+            buffers.get(timeout=60)
+
+    threads = [threading.Thread(target=end) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(2000):
+        buffers.put(millpond.DeviceBuffer(size=1000))
+    for thread in threads:
+        thread.join()
+    counts = stack.counts()
+    assert (counts["blocks_in_use"], counts["misuses"]) == (0, 0)
 
 
 @pytest.mark.parametrize("logging", [False, True])

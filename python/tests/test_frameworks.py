@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import types
+import weakref
 
 import pytest
 
@@ -219,9 +220,17 @@ def test_numbas_finalizers_are_silent_at_exit(numba_driver):
 # --- CuPy: stand-ins with the shape of its classes ---
 
 
-@pytest.fixture
-def cupy(monkeypatch):
+def _capsule(function, name):
+    """Return a capsule as Cython exports a function; it ends with `function`."""
+    make = ctypes.pythonapi.PyCapsule_New
+    make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    return make(ctypes.cast(function, ctypes.c_void_p), name, None)
+
+
+@pytest.fixture(params=["13.6.0", "14.2.0"])
+def cupy(monkeypatch, request):
     module, cuda, memory = (types.ModuleType(n) for n in ("cupy", "cupy.cuda", "cupy.cuda.memory"))
+    module.__version__ = request.param
 
     class OutOfMemoryError(MemoryError):
         def __init__(self, size, total, limit=0):
@@ -232,12 +241,34 @@ def cupy(monkeypatch):
             assert device_id >= 0, "CuPy asks the driver for each address"
             self.ptr, self.size, self.owner, self.device_id = ptr, size, owner, device_id
 
+    class CFunctionAllocator:
+        """Calls functions with the GIL held, and raises what they set, as CuPy's."""
+
+        def __init__(self, param, malloc, free, owner):
+            pointer = ctypes.c_void_p
+            self.param, self.owner = param, owner
+            self.allocate = ctypes.PYFUNCTYPE(pointer, pointer, ctypes.c_size_t, ctypes.c_int)(malloc)
+            self.free = ctypes.PYFUNCTYPE(None, pointer, pointer, ctypes.c_int)(free)
+
+        def malloc(self, size):
+            return MemoryPointer(CFunctionAllocatorMemory(self, size), 0)
+
+    class CFunctionAllocatorMemory:
+        def __init__(self, allocator, size):
+            self.allocator, self.size, self.device_id, self.ptr = allocator, size, 0, 0
+            if size:
+                self.ptr = self.allocated = allocator.allocate(allocator.param, size, 0)
+
+        def __del__(self):
+            if self.ptr:
+                self.allocator.free(self.allocator.param, self.allocated, 0)
+
     class MemoryPointer:
         def __init__(self, mem, offset):
             self.mem, self.ptr = mem, mem.ptr + offset
 
     memory.OutOfMemoryError, memory.UnownedMemory = OutOfMemoryError, UnownedMemory
-    memory.MemoryPointer = MemoryPointer
+    memory.MemoryPointer, memory.CFunctionAllocator = MemoryPointer, CFunctionAllocator
     state = types.SimpleNamespace(allocator="cupy's own", stream=millpond.Stream(0))
     memory.get_allocator = lambda: state.allocator
     cuda.set_allocator = lambda function: setattr(state, "allocator", function)
@@ -245,12 +276,18 @@ def cupy(monkeypatch):
     cuda.runtime = types.SimpleNamespace(getDevice=lambda: 0)
     cuda.memory, module.cuda, module._default_memory_pool = memory, cuda, "cupy's pool"
     module.state = state
-    for name, value in (("cupy", module), ("cupy.cuda", cuda), ("cupy.cuda.memory", memory)):
-        monkeypatch.setitem(sys.modules, name, value)
+    current = ctypes.PYFUNCTYPE(ctypes.c_ssize_t)(lambda: state.stream.ptr)
+    backend = types.ModuleType("cupy_backends.cuda.stream")
+    backend.__pyx_capi__ = {"get_current_stream_ptr": _capsule(current, b"intptr_t (void)")}
+    names = types.ModuleType("cupy_backends"), types.ModuleType("cupy_backends.cuda")
+    names[0].cuda, names[1].stream = names[1], backend
+    for value in (module, cuda, memory, *names, backend):
+        monkeypatch.setitem(sys.modules, value.__name__, value)
     monkeypatch.delitem(sys.modules, "millpond.cupy", raising=False)
     import millpond.cupy as ours
 
     ours.use()
+    assert (ours._state["functions"] is not None) == (request.param == "14.2.0")
     yield module
     ours.disable()
     assert (state.allocator, module._default_memory_pool) == ("cupy's own", "cupy's pool")
@@ -258,12 +295,18 @@ def cupy(monkeypatch):
 
 
 def test_cupy_gets_memory_of_the_current_stream(cupy):
-    cupy.state.stream = stream = millpond.Stream()
+    cupy.state.stream = millpond.Stream()
+    alive = weakref.ref(cupy.state.stream)
+    first = cupy.state.allocator(1000)  # asks for the device's stack
     pointer = cupy.state.allocator(1000)
-    assert pointer.ptr % 256 == 0 and pointer.mem.size == 1000 and pointer.mem.owner.stream is stream
+    assert pointer.ptr % 256 == 0 and pointer.mem.size == 1000
+    cupy.state.stream = millpond.Stream(0)
+    del first
+    assert alive() is not None, "the block goes back in its order"
     pool = cupy._default_memory_pool
     assert 1000 <= pool.used_bytes() <= pool.total_bytes()
     del pointer
+    assert alive() is None
     assert pool.used_bytes() == 0 and pool.n_free_blocks() > 0
     assert pool.free_bytes() == pool.total_bytes() > 0
     pool.free_all_blocks()
@@ -272,7 +315,7 @@ def test_cupy_gets_memory_of_the_current_stream(cupy):
 
 def test_no_bytes_are_no_block_of_cupys(cupy):
     pointer = cupy.state.allocator(0)
-    assert (pointer.ptr, pointer.mem.device_id, pointer.mem.owner) == (0, 0, None)
+    assert (pointer.ptr, pointer.mem.device_id) == (0, 0)
 
 
 def test_cupy_raises_its_own_error_with_the_report(cupy):
@@ -343,7 +386,6 @@ def torch(monkeypatch):
     torch.cuda = types.SimpleNamespace(
         init=lambda: None, device=lambda ordinal: contextlib.nullcontext(),
         memory=memory, is_initialized=lambda: False, MemPool=lambda allocator: ("pool", allocator),
-        CUDAGraph=type("CUDAGraph", (), {"capture_begin": None}),
         use_mem_pool=lambda pool, device=None: contextlib.nullcontext(given.update(pool=pool)),
         memory_stats=None, mem_get_info=None,
     )
@@ -375,7 +417,10 @@ def test_the_process_wide_mode_sets_hooks_and_statistics(torch):
     ours.use("cuda+pool")
     ours.use()  # nothing more
     assert torch.given["allocate"] == "millpond_malloc_or_throw" and torch.given["current"]
-    assert set(torch.hooks) == {"set_record_stream_fn", "set_reset_fn", "set_base_alloc_fn"}
+    assert set(torch.hooks) == {
+        "set_record_stream_fn", "set_reset_fn", "set_base_alloc_fn",
+        "set_begin_allocate_to_pool", "set_end_allocate_to_pool_fn", "set_release_pool",
+    }
     ptr = _library.malloc(3000, 0, None)
     size = ctypes.c_size_t()
     pointer = ctypes.c_void_p
@@ -396,8 +441,6 @@ def test_the_process_wide_mode_sets_hooks_and_statistics(torch):
         torch.cuda.memory.set_per_process_memory_fraction(0.5)
     with pytest.raises(millpond.UnsupportedError, match="memory_report"):
         torch.cuda.memory.memory_snapshot()
-    with pytest.raises(millpond.UnsupportedError, match="use_mem_pool"):
-        torch.cuda.CUDAGraph().capture_begin()
     with pytest.raises(millpond.UnsupportedError, match="whole process"):
         ours.mem_pool()
     ours.restore_statistics()

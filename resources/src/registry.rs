@@ -13,10 +13,11 @@ use std::sync::{Arc, LazyLock};
 use dashmap::DashMap;
 use millpond_core::stack::{LayerTable, STACK_VARIABLE, StackSpec};
 use millpond_core::{AnyResource, DeviceId, DeviceMemoryResourceExt, DriverHandle, Error, Result};
+use rustc_hash::FxBuildHasher;
 
 use crate::CudaMemoryResource;
 
-static DEFAULTS: LazyLock<DashMap<DeviceId, AnyResource>> = LazyLock::new(DashMap::new);
+static DEFAULTS: LazyLock<DashMap<DeviceId, AnyResource, FxBuildHasher>> = LazyLock::new(DashMap::default);
 
 /// Builds the resource that the environment names, or the plain one.
 fn initial(device: DeviceId) -> Result<AnyResource> {
@@ -61,6 +62,12 @@ pub fn get_per_device_resource(device: DeviceId) -> Result<AnyResource> {
         return Ok(now);
     }
     Ok(Arc::clone(&slot))
+}
+
+/// Returns whether `resource` is the default of `device` now, and not lost. It builds none, drops none, and
+/// asks the driver at most for the context.
+pub fn is_per_device_resource(device: DeviceId, resource: &AnyResource) -> bool {
+    DEFAULTS.get(&device).is_some_and(|known| Arc::ptr_eq(&known, resource)) && !resource.driver().was_reset()
 }
 
 /// Makes `resource` the default of `device` and returns the one before.

@@ -51,6 +51,9 @@ impl PrimaryContext {
     /// Whether the context was reset since it was retained. A driver that does not number contexts shows a
     /// reset only until the context is retained again.
     pub(super) fn was_reset(self) -> bool {
+        if self.is_current_with_its_id() {
+            return false;
+        }
         let (mut flags, mut active) = (0, 1);
         // SAFETY: both take results, and the driver gave `device`.
         let state = unsafe {
@@ -58,6 +61,19 @@ impl PrimaryContext {
         };
         let is_inactive = state.is_ok() && active == 0;
         is_inactive || (self.id.is_some() && id_of(self.functions, self.handle).ok().flatten() != self.id)
+    }
+
+    /// Whether the context is the calling thread's current one, and was not reset since it was retained: two
+    /// queries of the thread's own state.
+    fn is_current_with_its_id(self) -> bool {
+        let mut current = 0;
+        // SAFETY: `current` takes the result.
+        let known = unsafe { self.functions.ctx_get_current(&raw mut current) };
+        // The id of the current context is queried only if there is one: without one, that takes 1.5 µs.
+        known.is_ok()
+            && current == self.handle
+            && self.id.is_some()
+            && matches!(id_of(self.functions, 0), Ok(id) if id == self.id)
     }
 
     /// Makes the context current until the guard is dropped. It queries the current context each time, since

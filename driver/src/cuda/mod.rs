@@ -74,10 +74,20 @@ pub fn availability() -> Result<()> {
     library::cuda().map(drop).map_err(unavailable)
 }
 
+/// Whether CUDA can be used: [`availability`] without the reason.
+pub fn is_available() -> bool {
+    library::cuda().is_ok()
+}
+
 /// The ordinal of the device whose context is current on this thread; 0 where there is none.
 pub fn current_ordinal() -> u32 {
     let Ok(cuda) = library::cuda() else { return 0 };
-    let mut device = 0;
+    let (mut context, mut device) = (0, 0);
+    // Without a context, only this call is quick.
+    // SAFETY: `context` takes the result.
+    if unsafe { cuda.functions.ctx_get_current(&raw mut context) }.is_err() || context == 0 {
+        return 0;
+    }
     // SAFETY: `device` takes the result; the call has no other argument.
     match unsafe { cuda.functions.ctx_get_device(&raw mut device) } {
         Ok(()) => u32::try_from(device).unwrap_or(0),

@@ -74,7 +74,39 @@ def record_stream():
     assert outcomes[False] == (False, True), f"the test cannot fail: {outcomes}"
 
 
-@pytest.mark.parametrize("name", ["served", "record_stream"])
+def threads():
+    """Threads on streams of their own, and on the default stream, find their arrays as they left them."""
+    import contextlib
+    import threading
+
+    import cupy as cp
+
+    import millpond.cupy
+
+    millpond.cupy.use("cuda+pool")
+    wrong, rounds = [], [0] * 8
+
+    def work(number):
+        for round_ in range(200):
+            own = cp.cuda.Stream(non_blocking=True) if number % 2 else contextlib.nullcontext()
+            with own:
+                arrays = [cp.full(1 << 10 << i % 8, number, cp.int32) for i in range(12)]
+                cp.cuda.get_current_stream().synchronize()
+                wrong.extend((number, round_) for array in arrays if not bool((array == number).all()))
+            rounds[number] += 1
+            # The arrays of a stream that goes now go back in its order.
+
+    running = [threading.Thread(target=work, args=(number,)) for number in range(len(rounds))]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    assert not wrong and rounds == [200] * 8
+    assert millpond.cupy._state["functions"] is not None, "CuPy 14 allocates through C"
+    assert harness.in_use() == 0
+
+
+@pytest.mark.parametrize("name", ["served", "record_stream", "threads"])
 def test_program(name):
     harness.run(__file__, name)
 

@@ -9,6 +9,7 @@ if __name__ != "__main__":
     harness.needs("torch")
 
 MODES = ["none", "pool", "process"]
+KEPT = []
 
 
 def scope(mode):
@@ -102,47 +103,143 @@ def record_stream(mode):
     assert outcomes[False] == (False, True), f"the test cannot fail: {outcomes}"
 
 
-def graph(mode):
+def graph_scope(mode):
+    """Turn a mode on; return what `torch.cuda.graph` gets for it."""
+    import ctypes
+
+    import millpond.torch
+    from millpond import _library
+
+    if mode == "without_hooks":
+        # What PyTorch says of captures is not heard.
+        nothing = ctypes.cast(_library.library.millpond_abi_version, ctypes.c_void_p).value
+        address_of = _library.address_of
+        _library.address_of = lambda name: nothing if "pool" in name else address_of(name)
+    if mode != "pool":
+        millpond.torch.use("cuda+pool")
+        return {}
+    KEPT.append(millpond.torch.mem_pool("cuda+pool"))  # it ends with this object
+    return {"pool": KEPT[0].id}
+
+
+@contextlib.contextmanager
+def loader(torch):
+    """A thread that allocates on a stream of its own meanwhile, and finds its tensors as it left them."""
     import threading
 
-    import torch
-
-    import millpond
-    import millpond.torch
-
-    if mode == "process":
-        millpond.torch.use()
-        value = torch.ones(1000, device="cuda")
-        with pytest.raises(millpond.UnsupportedError, match="use_mem_pool"):
-            with torch.cuda.graph(torch.cuda.CUDAGraph()):
-                value * 2
-        return
-    pool = millpond.torch.mem_pool()
-    static = torch.ones(1 << 20, device="cuda")
-    (static * 2 + 1).sum()  # loads the kernels
-    torch.cuda.synchronize()
-    stop = threading.Event()
+    stop, wrong, rounds = threading.Event(), [], [0]
 
     def load():
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             while not stop.is_set():
-                torch.ones(1 << 16, device="cuda").add_(1)
+                tensors = [torch.full((1 << 14 << i % 7,), i, device="cuda") for i in range(16)]
+                stream.synchronize()
+                wrong.extend(i for i, tensor in enumerate(tensors) if not bool((tensor == i).all()))
+                rounds[0] += 1
 
-    loader = threading.Thread(target=load)
-    loader.start()
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured, pool=pool.id, capture_error_mode="thread_local"):
-        result = (static * 2 + 1).sum()
-    for value in (1.0, 3.0):
-        static.fill_(value)
-        captured.replay()
+    thread = threading.Thread(target=load)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    assert not wrong and rounds[0] > 0, (wrong, rounds)
+
+
+def graph(mode):
+    """What a graph uses is used by nothing else; without PyTorch's hooks it is."""
+    import torch
+
+    arguments = graph_scope(mode)
+    static, stream = torch.ones(1 << 20, device="cuda"), torch.cuda.Stream()
+
+    def work():
+        return (static * 2 + 1).sqrt().square().sum()
+
+    work()  # loads the kernels
+    torch.cuda.synchronize()
+    before = harness.in_use()
+    captured = [torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()]
+    results = []
+    with loader(torch) if mode != "without_hooks" else contextlib.nullcontext():
+        for graph in captured:  # the second shares the first one's memory
+            kind = {"stream": stream, "capture_error_mode": "thread_local"}
+            with torch.cuda.graph(graph, **kind, **arguments):
+                results.append(work())
+            arguments = {"pool": graph.pool()}
+        with torch.cuda.stream(stream):
+            others = [torch.full((1 << 20,), 7.0, device="cuda") for _ in range(16)]
         torch.cuda.synchronize()
-        assert result.item() == (2 * value + 1) * (1 << 20)
-    stop.set()
-    loader.join()
+        for value in [1.0, 3.0] * 20:
+            static.fill_(value)
+            for graph, result in zip(captured, results, strict=True):
+                graph.replay()
+                torch.cuda.synchronize()
+                assert abs(result.item() / ((2 * value + 1) * (1 << 20)) - 1) < 1e-3
+    is_intact = all(bool((other == 7).all()) for other in others)
     assert harness.in_use() > 0
-    del captured, result
+    assert is_intact == (mode != "without_hooks"), "the test cannot fail"
+    if mode == "process":
+        held = harness.in_use()
+        del others, other
+        del captured, graph
+        torch.cuda.synchronize()
+        assert harness.in_use() < held - 16 * (1 << 22)
+        del result, results
+        assert harness.in_use() <= before, "all that the graphs used went back"
+
+
+def graph_training(mode):
+    """Whole steps of training, captured with their backward pass: the losses are those without a graph."""
+    import torch
+
+    arguments = graph_scope(mode)
+    torch.use_deterministic_algorithms(True)
+
+    def train(is_captured):
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(512, 2048), torch.nn.GELU(), torch.nn.Linear(2048, 512)
+        ).cuda()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=True)
+        data, losses = torch.zeros(256, 512, device="cuda"), []
+
+        def step():
+            optimizer.zero_grad(set_to_none=True)
+            loss = (model(data) - data).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        def fill(number):
+            data.copy_(torch.full((256, 512), 1.0 / (1 + number)))
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for number in range(3):
+                fill(number)
+                losses.append(step().item())
+        torch.cuda.current_stream().wait_stream(side)
+        if is_captured:
+            captured = torch.cuda.CUDAGraph()
+            optimizer.zero_grad(set_to_none=True)
+            with torch.cuda.graph(captured, capture_error_mode="thread_local", **arguments):
+                loss = step()
+        for number in range(20):
+            fill(number)
+            if is_captured:
+                captured.replay()
+            else:
+                loss = step()
+            losses.append(loss.item())
+        return losses
+
+    with loader(torch):
+        plain, captured = train(False), train(True)
+    assert plain == captured, (plain, captured)
 
 
 def statistics(mode):
@@ -193,9 +290,13 @@ def test_the_loss_is_the_same_in_all_modes():
 
 
 @pytest.mark.parametrize("mode", ["pool", "process"])
-@pytest.mark.parametrize("name", ["record_stream", "graph"])
+@pytest.mark.parametrize("name", ["record_stream", "graph", "graph_training"])
 def test_program(name, mode):
-    harness.run(__file__, name, mode)
+    harness.run(__file__, name, mode, environment={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
+
+
+def test_the_test_of_graphs_finds_a_mode_that_hears_no_hooks():
+    harness.run(__file__, "graph", "without_hooks")
 
 
 def test_statistics():

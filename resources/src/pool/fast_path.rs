@@ -61,6 +61,25 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         }
     }
 
+    /// Allocates from the calling thread's stream cache alone.
+    #[inline]
+    pub(crate) fn allocate_from_cache(&self, layout: Layout, stream: StreamRef) -> Option<DevicePtr> {
+        self.pop(self.stream_cache(stream)?, layout, BlockSize::of(layout.bytes()))
+    }
+
+    /// Frees to the calling thread's stream cache, if it takes the block and evicts none; returns whether it
+    /// did.
+    #[inline]
+    pub(crate) fn deallocate_to_cache(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) -> bool {
+        let Some(stream_cache) = self.stream_cache(stream) else { return false };
+        let Some(entry) = self.shared.block_map.find(ptr.address()) else { return false };
+        let bytes = layout.bytes();
+        self.push(stream_cache, ptr, entry, bytes, BlockSize::of(bytes))
+            || (!stream_cache.has_large()
+                && !stream_cache.thread.frees_for_limits().1
+                && self.push_large(stream_cache, ptr, entry, bytes))
+    }
+
     /// Allocates a block from the stream cache.
     #[inline(always)]
     fn pop(&self, stream_cache: &StreamCache, layout: Layout, size: BlockSize) -> Option<DevicePtr> {

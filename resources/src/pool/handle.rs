@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millpond_core::{DeviceId, DevicePtr, Result};
+use millpond_core::{DeviceId, DevicePtr, Layout, Result, StreamRef};
 
 use crate::pool::options::PoolOptions;
 
@@ -63,4 +63,16 @@ pub trait Pool {
     /// # Errors
     /// As there.
     fn decay_step(&self, now: Duration) -> Result<u64>;
+
+    /// Allocates a block that the calling thread has cached for the stream; `None` if it has none.
+    ///
+    /// It calls neither the driver nor upstream, and waits for no lock under which others do. So a caller may
+    /// hold a lock of its own that those calls need, as Python's.
+    fn allocate_cached(&self, layout: Layout, stream: StreamRef) -> Option<DevicePtr>;
+
+    /// Frees a block into the calling thread's cache for the stream, in the same way; returns whether it did.
+    ///
+    /// # Safety
+    /// As for [`DeviceMemoryResource::deallocate`](millpond_core::DeviceMemoryResource::deallocate).
+    unsafe fn deallocate_cached(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) -> bool;
 }

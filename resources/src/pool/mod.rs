@@ -382,4 +382,12 @@ impl<R: DeviceMemoryResource> Pool for PoolMemoryResource<R> {
     fn decay_step(&self, now: Duration) -> Result<u64> {
         self.decay_step(now)
     }
+
+    fn allocate_cached(&self, layout: Layout, stream: StreamRef) -> Option<DevicePtr> {
+        self.allocate_from_cache(layout, stream)
+    }
+
+    unsafe fn deallocate_cached(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) -> bool {
+        self.deallocate_to_cache(ptr, layout, stream)
+    }
 }

@@ -209,6 +209,12 @@ impl StreamCache {
         taken
     }
 
+    /// Returns whether the last large block is there, or was until another thread flushed it. Only the
+    /// cache's thread may call it.
+    pub(crate) fn has_large(&self) -> bool {
+        self.large.bytes.load(Ordering::Relaxed) != 0
+    }
+
     /// Takes out the last large block, to be freed; returns its entry.
     pub(crate) fn evict_large(&self) -> Option<&BlockEntry> {
         let bytes = self.large.bytes.load(Ordering::Relaxed);

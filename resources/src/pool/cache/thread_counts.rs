@@ -116,12 +116,17 @@ impl ThreadCounts {
     /// Returns whether the cache limits should be updated, since the thread freed enough blocks past its
     /// stream caches.
     pub(crate) fn are_limits_due(&self) -> bool {
-        let freed = self.deallocations.load(Ordering::Relaxed) + self.evicted_blocks.load(Ordering::Relaxed);
-        let are_due = freed >= self.limits_set_at.load(Ordering::Relaxed) + FREES_PER_LIMITS;
+        let (freed, are_due) = self.frees_for_limits();
         if are_due {
             self.limits_set_at.store(freed, Ordering::Relaxed);
         }
         are_due
+    }
+
+    /// Returns the frees so far, and whether [`are_limits_due`](Self::are_limits_due) will say yes.
+    pub(crate) fn frees_for_limits(&self) -> (u64, bool) {
+        let freed = self.deallocations.load(Ordering::Relaxed) + self.evicted_blocks.load(Ordering::Relaxed);
+        (freed, freed >= self.limits_set_at.load(Ordering::Relaxed) + FREES_PER_LIMITS)
     }
 
     /// Returns counters of which at least one changes with each call of the thread: two equal results mean

@@ -1,0 +1,303 @@
+//! The pools of PyTorch's captured graphs, as the hooks of its `CUDAPluggableAllocator` announce them.
+//!
+//! A graph uses the same addresses at each launch. So what a capture allocates comes from a scope, which
+//! keeps it as long as the graphs of its pool. PyTorch passes a filter that says which streams belong to a
+//! capture. It is not called, since that needs the layout of a C++ object: the driver numbers captures, and
+//! says to which one a stream belongs.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{self, ThreadId};
+
+use millpond_core::driver::call;
+use millpond_core::{
+    AnyResource, DeviceId, DeviceMemoryResource, DeviceMemoryResourceExt, DriverHandle, Error, ErrorKind,
+    Result, StreamRef, as_trait,
+};
+use millpond_resources::registry::get_per_device_resource;
+use millpond_resources::{CaptureScope, CaptureScopes, CaptureScopesLayer, ScopedStream};
+use parking_lot::Mutex;
+
+use crate::device::device_id;
+use crate::exception::throw_runtime_error;
+use crate::process::{check_process, is_copy};
+use crate::status::{Status, guarded};
+
+/// PyTorch's name of a pool (`c10::MempoolId_t`, a `std::pair` of these numbers, which is passed like this).
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GraphPoolId {
+    /// Not 0 for a pool that a graph made for itself.
+    pub first: u64,
+    /// Not 0 for a pool that the program named.
+    pub second: u64,
+}
+
+/// A pool of PyTorch's on one device.
+struct GraphPool {
+    device: DeviceId,
+    id: GraphPoolId,
+    /// How many graphs were or are captured for it, and not released.
+    graphs: usize,
+    scope: CaptureScope,
+    /// The layer that serves the scope, over what was the device's default resource when the pool began.
+    layer: AnyResource,
+}
+
+/// A capture that has begun.
+struct Capture {
+    device: DeviceId,
+    id: GraphPoolId,
+    /// The thread that began it.
+    thread: ThreadId,
+    /// The driver's number of it, known once one of its streams has allocated.
+    number: Option<u64>,
+    /// Its streams that have allocated; the scope is open for them.
+    streams: Vec<(StreamRef, ScopedStream)>,
+}
+
+/// The layer of the scopes over a resource.
+struct Scoped {
+    base: AnyResource,
+    layer: AnyResource,
+}
+
+/// No memory is asked for or given back under the lock of this.
+struct State {
+    pools: Vec<GraphPool>,
+    captures: Vec<Capture>,
+    /// The layers of all scopes that may have memory.
+    layers: Vec<Scoped>,
+}
+
+static STATE: Mutex<State> =
+    Mutex::new(State { pools: Vec::new(), captures: Vec::new(), layers: Vec::new() });
+/// The captures that have begun.
+static OPEN: AtomicUsize = AtomicUsize::new(0);
+
+impl State {
+    fn pool(&mut self, device: DeviceId, id: GraphPoolId) -> Option<&mut GraphPool> {
+        self.pools.iter_mut().find(|pool| pool.device == device && pool.id == id)
+    }
+
+    /// Ends a capture; what is returned is dropped without the lock.
+    fn end(&mut self, index: usize) -> Capture {
+        let capture = self.captures.remove(index);
+        OPEN.store(self.captures.len(), Ordering::Relaxed);
+        capture
+    }
+
+    /// Releases one graph of a pool; what is returned is dropped without the lock.
+    fn release(&mut self, device: DeviceId, id: GraphPoolId) -> Option<GraphPool> {
+        let pool = self.pool(device, id)?;
+        pool.graphs -= 1;
+        let is_unused = pool.graphs == 0;
+        let index = self.pools.iter().position(|pool| pool.device == device && pool.id == id)?;
+        is_unused.then(|| self.pools.swap_remove(index))
+    }
+}
+
+/// The number of the capture that a stream belongs to.
+fn capture_of(driver: &DriverHandle, stream: StreamRef) -> Result<Option<u64>> {
+    let driver = &**driver;
+    match driver.stream_capture_id(stream) {
+        Ok(number) => Ok(number),
+        // The legacy default stream, while a blocking one captures.
+        Err(error) if error.is_capture_refusal() => Ok(None),
+        Err(error) if error.is_unsupported() => {
+            match call(driver, |driver| driver.stream_is_capturing(stream))? {
+                false => Ok(None),
+                true => {
+                    let why = "memory of captured graphs needs CUDA 11.3, which numbers captures";
+                    Err(Error::new(ErrorKind::Unsupported, why))
+                }
+            }
+        }
+        Err(error) => call(driver, |_| Err(error)),
+    }
+}
+
+/// Whether a capture has begun.
+pub(crate) fn are_open() -> bool {
+    OPEN.load(Ordering::Relaxed) > 0
+}
+
+/// The resource that serves a stream, if it belongs to a capture that has begun.
+pub(crate) fn resource_for(
+    device: DeviceId,
+    stream: StreamRef,
+    driver: &DriverHandle,
+) -> Result<Option<AnyResource>> {
+    if !are_open() {
+        return Ok(None);
+    }
+    let Some(number) = capture_of(driver, stream)? else { return Ok(None) };
+    let here = thread::current().id();
+    let mut state = STATE.lock();
+    let captures = state.captures.iter().enumerate();
+    let on_device: Vec<(usize, &Capture)> = captures.filter(|(_, it)| it.device == device).collect();
+    let known = on_device.iter().find(|(_, it)| it.number == Some(number)).map(|(index, _)| *index);
+    let index = known.or_else(|| {
+        // A capture that is new to the driver was begun last on this thread, or is the only new one.
+        let mut new = on_device.iter().filter(|(_, it)| it.number.is_none());
+        let begun_here = new.clone().rfind(|(_, it)| it.thread == here);
+        begun_here.or_else(|| new.next().filter(|_| new.next().is_none())).map(|(index, _)| *index)
+    });
+    // A capture that began elsewhere, with another library, is none of these.
+    let Some(index) = index else {
+        if on_device.iter().all(|(_, it)| it.number.is_some()) {
+            return Ok(None);
+        }
+        let why = "several threads began to capture graphs at once, and to which of them this stream belongs \
+                   is not known; let the thread that begins a capture allocate first";
+        return Err(Error::new(ErrorKind::Unsupported, why).on_device(device));
+    };
+    let id = state.captures[index].id;
+    let Some(pool) = state.pool(device, id) else { return Ok(None) };
+    let (scope, layer) = (pool.scope.clone(), Arc::clone(&pool.layer));
+    let capture = &mut state.captures[index];
+    capture.number = Some(number);
+    if capture.streams.iter().all(|(known, _)| known.id() != stream.id()) {
+        capture.streams.push((stream, scope.begin(stream)?));
+    }
+    Ok(Some(layer))
+}
+
+/// Gives back what the scopes of graphs that are gone still have. Returns whether there were any.
+pub(crate) fn release_ended() -> bool {
+    let layers: Vec<AnyResource> = {
+        let state = STATE.lock();
+        if state.layers.is_empty() {
+            return false;
+        }
+        state.layers.iter().map(|it| Arc::clone(&it.layer)).collect()
+    };
+    for layer in &layers {
+        // It first asks ended scopes for their memory; below them nothing is released.
+        if let Err(error) = layer.trim(u64::MAX) {
+            tracing::debug!(target: "millpond::resources", %error, "memory of captured graphs is kept");
+        }
+    }
+    let is_empty = |layer: &AnyResource| {
+        as_trait::<dyn CaptureScopes>(layer).is_none_or(|scopes| scopes.scopes().is_empty())
+    };
+    let mut state = STATE.lock();
+    let State { pools, layers: all, .. } = &mut *state;
+    let is_unused = |it: &mut Scoped| {
+        !pools.iter().any(|pool| Arc::ptr_eq(&pool.layer, &it.layer)) && is_empty(&it.layer)
+    };
+    let unused: Vec<Scoped> = all.extract_if(.., is_unused).collect();
+    drop(state);
+    drop((unused, layers));
+    true
+}
+
+/// The captures that ended without saying so, as one that failed: their streams capture something else, or
+/// nothing.
+fn end_failed() {
+    let begun: Vec<(DeviceId, u64, StreamRef)> = {
+        let state = STATE.lock();
+        let known = state.captures.iter().filter_map(|capture| {
+            let (stream, _) = capture.streams.first()?;
+            Some((capture.device, capture.number?, *stream))
+        });
+        known.collect()
+    };
+    for (device, number, stream) in begun {
+        let Ok(resource) = get_per_device_resource(device) else { continue };
+        if capture_of(resource.driver(), stream).is_ok_and(|now| now == Some(number)) {
+            continue;
+        }
+        let mut state = STATE.lock();
+        let index = state.captures.iter().position(|capture| capture.number == Some(number));
+        let ended = index.map(|index| state.end(index));
+        let released = ended.as_ref().and_then(|capture| state.release(device, capture.id));
+        drop(state);
+        drop((ended, released));
+    }
+}
+
+fn begin(device: i32, id: GraphPoolId) -> Result<()> {
+    check_process()?;
+    end_failed();
+    let device = device_id(device)?;
+    let default = get_per_device_resource(device)?;
+    let mut state = STATE.lock();
+    match state.pool(device, id) {
+        Some(pool) => pool.graphs += 1,
+        None => {
+            let layer = match state.layers.iter().find(|it| Arc::ptr_eq(&it.base, &default)) {
+                Some(known) => Arc::clone(&known.layer),
+                None => {
+                    let layer = Arc::clone(&default).layer(CaptureScopesLayer)?.into_any();
+                    state.layers.push(Scoped { base: default, layer: Arc::clone(&layer) });
+                    layer
+                }
+            };
+            let scope = CaptureScope::of(&layer)?;
+            state.pools.push(GraphPool { device, id, graphs: 1, scope, layer });
+        }
+    }
+    let thread = thread::current().id();
+    state.captures.push(Capture { device, id, thread, number: None, streams: Vec::new() });
+    OPEN.store(state.captures.len(), Ordering::Relaxed);
+    Ok(())
+}
+
+/// Begins to serve the streams of the next capture on the device from a pool: the capture that the calling
+/// thread begins after this call. For PyTorch's `set_begin_allocate_to_pool`; throws `std::runtime_error`.
+///
+/// # Safety
+/// The caller is C++, or lets its exceptions pass. `filter` is not used.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn millpond_begin_allocate_to_pool(
+    device: i32,
+    pool: GraphPoolId,
+    filter: *const c_void,
+) {
+    let _ = filter;
+    if guarded(|| begin(device, pool)) != Status::Ok {
+        throw_runtime_error();
+    }
+}
+
+/// Ends that, once the capture has ended. What was allocated stays with the pool. For PyTorch's
+/// `set_end_allocate_to_pool_fn`.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_end_allocate_to_pool(device: i32, pool: GraphPoolId) {
+    guarded(|| {
+        if is_copy() {
+            return Ok(());
+        }
+        let (device, here) = (device_id(device)?, thread::current().id());
+        let mut state = STATE.lock();
+        let is_its = |capture: &&Capture| capture.device == device && capture.id == pool;
+        let captures = || state.captures.iter().enumerate();
+        let begun_here = captures().rfind(|(_, it)| is_its(it) && it.thread == here);
+        let found = begun_here.or_else(|| captures().rfind(|(_, it)| is_its(it)));
+        let index = found.map(|(index, _)| index);
+        let ended = index.map(|index| state.end(index));
+        drop(state);
+        drop(ended);
+        Ok(())
+    });
+}
+
+/// Releases a graph's use of a pool. With the last one the pool's memory goes back, once the device has
+/// passed all work. For PyTorch's `set_release_pool`.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_release_pool(device: i32, pool: GraphPoolId) {
+    guarded(|| {
+        if is_copy() {
+            return Ok(());
+        }
+        let device = device_id(device)?;
+        let released = STATE.lock().release(device, pool);
+        if released.is_some() {
+            drop(released);
+            release_ended();
+        }
+        Ok(())
+    });
+}

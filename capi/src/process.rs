@@ -1,0 +1,40 @@
+//! Notices that the process is a copy of one that has blocks.
+
+#[cfg(unix)]
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use millpond_core::{Error, ErrorKind, Result};
+
+/// Whether this process is a copy of one that has blocks here. It must leave them alone: the device's memory
+/// is the other's, and of the locks that other threads held at the fork, none is ever released.
+static IS_COPY: AtomicBool = AtomicBool::new(false);
+
+/// Notices forks from now on.
+pub(crate) fn notice_forks() {
+    #[cfg(unix)]
+    {
+        static ONCE: Once = Once::new();
+        extern "C" fn note() {
+            IS_COPY.store(true, Ordering::Relaxed);
+        }
+        ONCE.call_once(|| {
+            // SAFETY: the function stores a flag, which any process may do after a fork.
+            let _ = unsafe { libc::pthread_atfork(None, None, Some(note)) };
+        });
+    }
+}
+
+/// Whether this process is a copy that leaves the blocks alone.
+pub(crate) fn is_copy() -> bool {
+    IS_COPY.load(Ordering::Relaxed)
+}
+
+/// Refuses the call in a copy of the process.
+pub(crate) fn check_process() -> Result<()> {
+    if is_copy() {
+        let why = "this process was forked from one that uses the device; start it anew (spawn) instead";
+        return Err(Error::new(ErrorKind::Unsupported, why));
+    }
+    Ok(())
+}

@@ -1,0 +1,205 @@
+//! Blocks from the calling thread's cache alone: served, or refused without a change.
+
+mod bench;
+
+use std::ffi::c_void;
+use std::ptr::{null, null_mut, without_provenance_mut};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bench::{Bench, KIB, MIB, message};
+use millpond_c::cached::*;
+use millpond_c::framework::*;
+use millpond_c::registry::*;
+use millpond_c::resource::*;
+use millpond_c::status::*;
+use millpond_core::Driver;
+
+fn allocate(resource: *const Resource, bytes: u64) -> *mut c_void {
+    let mut ptr = null_mut();
+    // SAFETY: the handle is live, and the result may be written.
+    let status = unsafe { millpond_allocate(resource, bytes, 0, null_mut(), &raw mut ptr) };
+    assert_eq!(status, Status::Ok, "{}", message());
+    ptr
+}
+
+fn deallocate(resource: *const Resource, ptr: *mut c_void, bytes: u64) {
+    // SAFETY: the block is the resource's, with this size.
+    assert_eq!(unsafe { millpond_deallocate(resource, ptr, bytes, 0, null_mut()) }, Status::Ok);
+}
+
+fn cached(resource: *const Resource, bytes: u64, stream: usize) -> Option<*mut c_void> {
+    let mut ptr = null_mut();
+    // SAFETY: the handle is live or null, and the result may be written.
+    let is_served = unsafe {
+        millpond_allocate_cached(resource, false, bytes, without_provenance_mut(stream), &raw mut ptr)
+    };
+    is_served.then_some(ptr)
+}
+
+fn is_cached_again(resource: *const Resource, ptr: *mut c_void, bytes: u64) -> bool {
+    // SAFETY: the block is the resource's; wrong sizes are there to be refused.
+    unsafe { millpond_deallocate_cached(resource, ptr, bytes, null_mut()) }
+}
+
+/// The blocks in use, and the frees that were refused.
+fn counts(resource: *const Resource) -> (u64, u64) {
+    let mut counted = Statistics::default();
+    // SAFETY: the handle is live, and the result may be written.
+    assert_eq!(unsafe { millpond_resource_statistics(resource, &raw mut counted) }, Status::Ok);
+    (counted.blocks_in_use, counted.misuses)
+}
+
+/// A thread has a cache for a stream that it uses often.
+fn warm_up(resource: *const Resource, bytes: u64) {
+    for _ in 0..16 {
+        let ptr = allocate(resource, bytes);
+        deallocate(resource, ptr, bytes);
+    }
+}
+
+#[test]
+fn a_block_that_was_freed_comes_from_the_cache_and_goes_back() {
+    let bench = Bench::new();
+    let pool = bench.resource("cuda+pool");
+    assert_eq!(cached(pool, KIB, 0), None, "the thread has no cache yet");
+    for bytes in [KIB, 100 * KIB, 8 * MIB] {
+        warm_up(pool, bytes);
+        let block = allocate(pool, bytes);
+        assert!(is_cached_again(pool, block, bytes), "{bytes}");
+        let same = cached(pool, bytes, 0);
+        assert_eq!((same, counts(pool)), (Some(block), (1, 0)), "{bytes}");
+        assert!(is_cached_again(pool, block, bytes));
+        assert_eq!(counts(pool), (0, 0));
+    }
+    // Of large blocks a thread keeps one.
+    let two = [(); 2].map(|()| allocate(pool, 8 * MIB));
+    assert_eq!(two.map(|block| is_cached_again(pool, block, 8 * MIB)), [true, false]);
+    deallocate(pool, two[1], 8 * MIB);
+    assert_eq!(counts(pool), (0, 0));
+    // SAFETY: the handle ends here.
+    unsafe { millpond_resource_free(pool) };
+    assert_eq!(bench.sim.live_bytes(), 0);
+}
+
+#[test]
+fn what_is_refused_changes_nothing() {
+    let bench = Bench::new();
+    let [pool, counting, plain] = ["cuda+pool", "cuda+pool+statistics", "cuda"].map(|it| bench.resource(it));
+    for resource in [pool, counting, plain] {
+        warm_up(resource, KIB);
+    }
+    let block = allocate(pool, KIB);
+    assert!(!is_cached_again(pool, block, 3 * KIB), "a wrong size");
+    assert!(!is_cached_again(pool, without_provenance_mut(block.addr() + 8), KIB), "no block's start");
+    assert!(!is_cached_again(pool, null_mut(), KIB));
+    assert_eq!(counts(pool), (1, 0), "the ordinary call reports what is wrong");
+    assert!(is_cached_again(pool, block, KIB));
+    assert!(!is_cached_again(pool, block, KIB), "it is free");
+    let own = bench.stream();
+    assert_eq!([cached(pool, KIB, own.addr()), cached(pool, 0, 0), cached(null(), KIB, 0)], [None; 3]);
+    assert_eq!([counting, plain].map(|resource| cached(resource, KIB, 0)), [None; 2], "no pool on top");
+    assert!(cached(pool, KIB, 1).is_some_and(|same| same == block));
+    deallocate(pool, block, KIB);
+    // SAFETY: the handles end here, and a null place for the result is refused.
+    unsafe {
+        assert!(!millpond_allocate_cached(pool, false, KIB, null_mut(), null_mut()));
+        for resource in [pool, counting, plain] {
+            millpond_resource_free(resource);
+        }
+    }
+}
+
+#[test]
+fn the_default_is_asked_for_each_time() {
+    let bench = Bench::new();
+    let [pool, other] = ["cuda+pool"; 2].map(|it| bench.resource(it));
+    bench.sim.make_current();
+    warm_up(pool, KIB);
+    let serve = || {
+        let mut ptr = null_mut();
+        // SAFETY: the handle is live, and the result may be written.
+        let is_served = unsafe { millpond_allocate_cached(pool, true, KIB, null_mut(), &raw mut ptr) };
+        if is_served {
+            deallocate(pool, ptr, KIB);
+        }
+        is_served
+    };
+    // SAFETY: the handles are live.
+    unsafe {
+        assert!(!serve(), "another is the default");
+        assert_eq!(millpond_set_per_device_resource(pool, null_mut()), Status::Ok);
+        assert!(serve());
+        assert_eq!(millpond_set_per_device_resource(other, null_mut()), Status::Ok);
+        assert!(!serve());
+        assert_eq!(millpond_set_per_device_resource(pool, null_mut()), Status::Ok);
+        assert!(serve());
+        bench.sim.reset_context();
+        assert!(!serve(), "it was lost");
+        for resource in [pool, other] {
+            millpond_resource_free(resource);
+        }
+    }
+}
+
+/// How often the lock was released, and taken again, on this thread.
+static LEFT: AtomicUsize = AtomicUsize::new(0);
+static ENTERED: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn leave() -> *mut c_void {
+    without_provenance_mut(LEFT.fetch_add(1, Ordering::Relaxed) + 1)
+}
+
+extern "C" fn enter(state: *mut c_void) {
+    assert_eq!(ENTERED.fetch_add(1, Ordering::Relaxed) + 1, state.addr());
+}
+
+#[test]
+fn a_lock_is_released_for_all_but_the_threads_own_blocks() {
+    let bench = Bench::new();
+    let [pool, other] = ["cuda+pool"; 2].map(|it| bench.resource(it));
+    let number = bench.sim.device().ordinal() as i32;
+    let times = || {
+        let left = LEFT.load(Ordering::Relaxed);
+        assert_eq!(left, ENTERED.load(Ordering::Relaxed));
+        left
+    };
+    // SAFETY: all arguments are as asked for.
+    let malloc =
+        |bytes: u64| unsafe { millpond_malloc_unlocked(bytes as usize, number, null_mut(), leave, enter) };
+    // SAFETY: each block is freed once, when nothing uses it.
+    let free = |ptr| unsafe { millpond_free_unlocked(ptr, leave, enter) };
+    // SAFETY: all arguments are as asked for.
+    unsafe {
+        assert_eq!(millpond_set_per_device_resource(pool, null_mut()), Status::Ok);
+        for _ in 0..16 {
+            free(malloc(KIB));
+        }
+        let before = times();
+        let block = malloc(KIB);
+        free(block);
+        assert_eq!((malloc(KIB), times()), (block, before), "it is the thread's");
+        let large = malloc(20 * MIB);
+        assert_eq!(times(), before + 1);
+        assert!(malloc(1 << 40).is_null() && message().starts_with("out of memory for 1TiB"));
+        assert_eq!(times(), before + 2);
+        free(null_mut());
+        free(without_provenance_mut(0x123));
+        assert_eq!((times(), counts(pool)), (before + 2, (2, 0)), "no block of it");
+        // A use on another stream is waited for without the lock.
+        let stream = bench.stream();
+        assert_eq!(millpond_record_stream(block, stream), Status::Ok);
+        free(block);
+        assert_eq!(times(), before + 3);
+        assert_eq!(millpond_empty_cache(), Status::Ok);
+        // A resource that was replaced ends with its last block, without the lock.
+        assert_eq!(millpond_set_per_device_resource(other, null_mut()), Status::Ok);
+        let left = times();
+        millpond_resource_free(pool);
+        let held = bench.sim.live_bytes();
+        assert!(held > 0);
+        free(large);
+        assert!(times() > left && bench.sim.live_bytes() < held, "the pool has ended");
+        assert_eq!(millpond_reset_per_device_resource(bench.device), Status::Ok);
+        millpond_resource_free(other);
+    }
+}

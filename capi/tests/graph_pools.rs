@@ -1,0 +1,232 @@
+//! The hooks for PyTorch's graph pools: whose memory a capture gets, and when it goes back.
+
+mod bench;
+
+use std::ffi::c_void;
+use std::ptr::{null, null_mut};
+use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
+
+use bench::{Bench, KIB, MIB, message};
+use millpond_c::framework::*;
+use millpond_c::graph_pools::*;
+use millpond_c::registry::*;
+use millpond_c::resource::*;
+use millpond_c::status::*;
+use millpond_core::driver::CaptureMode;
+use millpond_core::{Driver, StreamRef};
+
+/// Captures and blocks are known to the process, and simulated devices have the same addresses.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+const POOL: GraphPoolId = GraphPoolId { first: 7, second: 0 };
+const OTHER: GraphPoolId = GraphPoolId { first: 0, second: 7 };
+const SIZE: usize = 512 * KIB as usize;
+
+// SAFETY: the library's functions may be called on any thread.
+unsafe impl Sync for Bench {}
+
+impl Bench {
+    fn number(&self) -> i32 {
+        self.sim.device().ordinal() as i32
+    }
+
+    fn stream_ref(&self, stream: *mut c_void) -> StreamRef {
+        // SAFETY: the stream is alive.
+        unsafe { self.sim.stream_ref(stream.addr() as u64) }.expect("it is alive")
+    }
+
+    fn begin(&self, pool: GraphPoolId, stream: *mut c_void) {
+        // SAFETY: Rust lets exceptions pass, and none is thrown here.
+        unsafe { millpond_begin_allocate_to_pool(self.number(), pool, null()) };
+        self.sim.begin_capture(self.stream_ref(stream), CaptureMode::Relaxed).expect("a capture begins");
+    }
+
+    fn end(&self, pool: GraphPoolId, stream: *mut c_void) {
+        self.sim.end_capture(self.stream_ref(stream)).expect("a capture ends");
+        millpond_end_allocate_to_pool(self.number(), pool);
+    }
+
+    fn malloc(&self, stream: *mut c_void) -> *mut c_void {
+        // SAFETY: the stream is alive.
+        let ptr = unsafe { millpond_malloc(SIZE, self.number(), stream) };
+        assert!(!ptr.is_null(), "{}", message());
+        ptr
+    }
+
+    /// All that is left, so that a block that could be handed out again is.
+    fn rest(&self, stream: *mut c_void) -> Vec<*mut c_void> {
+        // SAFETY: the stream is alive.
+        let next = || Some(unsafe { millpond_malloc(SIZE, self.number(), stream) });
+        std::iter::from_fn(next).take_while(|ptr| !ptr.is_null()).collect()
+    }
+}
+
+fn free(ptr: *mut c_void) {
+    // SAFETY: each test frees a block once, when nothing uses it.
+    unsafe { millpond_free(ptr, SIZE, 0, null_mut()) }
+}
+
+fn blocks_in_use(resource: *const Resource) -> u64 {
+    let mut counted = Statistics::default();
+    // SAFETY: the resource is live, and the result may be written.
+    assert_eq!(unsafe { millpond_resource_statistics(resource, &raw mut counted) }, Status::Ok);
+    assert_eq!(counted.misuses, 0);
+    counted.blocks_in_use
+}
+
+/// A device whose default is a pool, with two streams; ends with nothing in use.
+fn with_pool(body: impl FnOnce(&Bench, *mut Resource, [*mut c_void; 2])) {
+    let _alone = alone();
+    let bench = Bench::new();
+    let pool = bench.resource("cuda+pool");
+    // SAFETY: all arguments are as asked for.
+    unsafe {
+        assert_eq!(millpond_set_per_device_resource(pool, null_mut()), Status::Ok);
+        body(&bench, pool, [bench.stream(), bench.stream()]);
+        assert_eq!(blocks_in_use(pool), 0);
+        assert_eq!(bench.sim.take_violations(), []);
+        assert_eq!(millpond_reset_per_device_resource(bench.device), Status::Ok);
+        millpond_resource_free(pool);
+    }
+}
+
+#[test]
+fn memory_of_a_capture_stays_with_its_graph() {
+    with_pool(|bench, pool, [own, other]| {
+        let before = bench.malloc(own);
+        bench.begin(POOL, own);
+        let block = bench.malloc(own);
+        free(block);
+        assert_eq!(bench.malloc(own), block, "the capture reuses it");
+        let kept = bench.malloc(own);
+        let outside = bench.malloc(other);
+        free(block);
+        free(before);
+        free(outside);
+        bench.end(POOL, own);
+        // Neither what is in use nor what was freed in the capture is anyone else's.
+        for stream in [own, other] {
+            let others = bench.rest(stream);
+            assert!(
+                others.len() * SIZE >= 50 * MIB as usize
+                    && !others.contains(&block)
+                    && !others.contains(&kept)
+            );
+            assert!(others.contains(&before), "what was freed meanwhile is handed out again");
+            others.into_iter().for_each(free);
+        }
+        millpond_release_pool(bench.number(), POOL);
+        assert!(blocks_in_use(pool) > 0, "a block of it is in use");
+        free(kept);
+    });
+}
+
+#[test]
+fn graphs_share_a_pool_until_the_last_is_released() {
+    with_pool(|bench, pool, [own, other]| {
+        bench.begin(OTHER, own);
+        let block = bench.malloc(own);
+        free(block);
+        bench.end(OTHER, own);
+        bench.begin(OTHER, other);
+        assert_eq!(bench.malloc(other), block, "what the first has freed is the second's");
+        free(block);
+        bench.end(OTHER, other);
+        millpond_release_pool(bench.number(), OTHER);
+        assert_eq!(blocks_in_use(pool), 1, "the second graph may be launched");
+        millpond_release_pool(bench.number(), OTHER);
+        // One release too many changes nothing.
+        millpond_release_pool(bench.number(), OTHER);
+    });
+}
+
+#[test]
+fn captures_of_two_threads_have_pools_of_their_own() {
+    with_pool(|bench, _, streams| {
+        let barrier = Barrier::new(2);
+        let [one, two] = streams.map(|stream| stream.addr());
+        let capture = |pool: GraphPoolId, stream: usize| {
+            let stream: *mut c_void = std::ptr::without_provenance_mut(stream);
+            bench.begin(pool, stream);
+            barrier.wait(); // both have begun, and neither has allocated
+            let block = bench.malloc(stream);
+            free(block);
+            barrier.wait();
+            let again = bench.malloc(stream);
+            free(again);
+            bench.end(pool, stream);
+            millpond_release_pool(bench.number(), pool);
+            (block.addr(), again.addr())
+        };
+        let found = std::thread::scope(|scope| {
+            let capture = &capture;
+            let first = scope.spawn(move || capture(POOL, one));
+            let second = scope.spawn(move || capture(OTHER, two));
+            [first, second].map(|thread| thread.join().expect("the thread ends"))
+        });
+        assert!(found.iter().all(|(block, again)| block == again), "{found:x?}");
+        assert_ne!(found[0].0, found[1].0);
+    });
+}
+
+/// A thread that began no capture allocates first, while two are new: the driver's number says nothing yet.
+#[test]
+fn a_stream_of_one_of_two_new_captures_is_refused_on_another_thread() {
+    with_pool(|bench, _, [own, other]| {
+        bench.begin(POOL, own);
+        bench.begin(OTHER, other);
+        let [number, stream] = [bench.number() as usize, own.addr()];
+        let refused = std::thread::spawn(move || {
+            // SAFETY: the stream is alive.
+            let ptr =
+                unsafe { millpond_malloc(SIZE, number as i32, std::ptr::without_provenance_mut(stream)) };
+            (ptr.is_null(), message())
+        });
+        let (is_null, why) = refused.join().expect("the thread ends");
+        assert!(is_null && why.contains("several threads began to capture"), "{why}");
+        let block = bench.malloc(other); // begun last here
+        free(block);
+        bench.end(OTHER, other);
+        let block = bench.malloc(own); // the only new one
+        free(block);
+        bench.end(POOL, own);
+        [POOL, OTHER].into_iter().for_each(|pool| millpond_release_pool(bench.number(), pool));
+    });
+}
+
+/// PyTorch says nothing of a capture that failed.
+#[test]
+fn a_capture_that_failed_ends_with_the_next_one() {
+    with_pool(|bench, pool, [own, other]| {
+        bench.begin(POOL, own);
+        let block = bench.malloc(own);
+        free(block);
+        bench.sim.end_capture(bench.stream_ref(own)).expect("a capture ends");
+        assert_eq!(blocks_in_use(pool), 1);
+        bench.begin(OTHER, other);
+        assert_eq!(blocks_in_use(pool), 0, "the failed one's memory went back");
+        let block = bench.malloc(other);
+        free(block);
+        bench.end(OTHER, other);
+        millpond_release_pool(bench.number(), OTHER);
+    });
+}
+
+#[test]
+fn a_graph_that_is_released_while_another_is_captured_gives_its_memory_back_later() {
+    with_pool(|bench, pool, [own, other]| {
+        bench.begin(POOL, own);
+        free(bench.malloc(own));
+        bench.end(POOL, own);
+        bench.begin(OTHER, other);
+        free(bench.malloc(other));
+        millpond_release_pool(bench.number(), POOL);
+        bench.end(OTHER, other);
+        assert_eq!(millpond_empty_cache(), Status::Ok);
+        assert_eq!(blocks_in_use(pool), 1, "the second graph's");
+        millpond_release_pool(bench.number(), OTHER);
+    });
+}

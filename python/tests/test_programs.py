@@ -1,0 +1,23 @@
+"""The programs beside the package, as far as they need no GPU."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import millpond
+
+BENCH = pathlib.Path(__file__).parents[1] / "benches" / "frameworks.py"
+
+
+def test_the_benchmark_measures_buffers_and_says_what_it_skips(tmp_path):
+    figures = tmp_path / "figures.json"
+    command = [sys.executable, str(BENCH), "--calls", "100", "--rounds", "1", "--json", str(figures)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    known = json.loads(figures.read_text())
+    assert known["device"] == millpond.Device().name
+    assert set(known["nanoseconds"]) == {"buffer", "cupy", "torch"}
+    assert all(time > 0 for time in known["nanoseconds"]["buffer"]["millpond"].values())
+    for part in ("cupy", "torch"):
+        assert known["nanoseconds"][part] or "SKIPPED: " + part in done.stdout
