@@ -99,6 +99,8 @@ fn what_could_go_back_goes_back() {
         let (now, after_sync) = (pool.reclaimable_bytes.unwrap(), pool.reclaimable_after_sync_bytes.unwrap());
         assert!(now < after_sync, "{text}: the stream still works: {now} now, {after_sync} after");
         assert!(after_sync >= 64 * MIB, "{text}: {after_sync}");
+        let reserved = stack.statistics().unwrap().bytes_reserved;
+        assert!(after_sync <= reserved - 3 * MIB, "{text}: {after_sync} of {reserved} with a block in use");
         let trimmed = stack.trim(0).unwrap();
         assert!(trimmed >= after_sync, "{text}: {after_sync} promised, {trimmed} went back");
         let left = stack.memory_report().layers.into_iter().next().unwrap();

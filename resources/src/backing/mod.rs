@@ -246,13 +246,6 @@ impl Large {
         }
     }
 
-    pub(crate) fn remove_owner(&mut self, owner: Owner) {
-        match self {
-            Self::Regions(heap) => heap.remove_owner(owner),
-            Self::Pages(pages) => pages.remove_owner(owner),
-        }
-    }
-
     pub(crate) fn largest_free_block(&self) -> u64 {
         match self {
             Self::Regions(heap) => heap.largest_free_block(),

@@ -347,14 +347,6 @@ impl Heap {
         self.bins(owner).map_or(0, |bins| bins.bytes)
     }
 
-    /// Forgets an owner that has no free chunks.
-    pub(crate) fn remove_owner(&mut self, owner: Owner) {
-        debug_assert_eq!(self.free_bytes(owner), 0);
-        if let Some(bins) = self.bins.get_mut(owner as usize) {
-            *bins = None;
-        }
-    }
-
     pub(crate) fn largest_free_block(&self) -> u64 {
         self.all_bins().map(|bins| bins.largest(&self.chunks)).max().unwrap_or(0)
     }

@@ -231,12 +231,6 @@ impl Heaps {
         }
     }
 
-    /// Forgets an owner without free blocks.
-    pub(crate) fn remove_owner(&mut self, owner: Owner) {
-        self.large.remove_owner(owner);
-        self.shared.arenas.each().for_each(|(_, mut arena)| arena.heap.remove_owner(owner));
-    }
-
     /// Finds the best fit among the blocks that `owner` freed in epoch `upto` or before.
     pub(crate) fn find(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<Fit> {
         let fit = |heap: &Heap, chunk| {

@@ -183,14 +183,14 @@ impl Streams {
         owner
     }
 
-    /// Forgets the streams that own no free block, once there are many, and returns their owner numbers. Only
-    /// their order after other streams is lost. The caller uses no stream's event meanwhile, since the event
-    /// of a forgotten stream passes to another.
-    pub(crate) fn sweep(&mut self, free_bytes: impl Fn(Owner) -> u64) -> Vec<Owner> {
+    /// Forgets the streams that own no free block, once there are many. Only their order after other streams
+    /// is lost. The caller uses no stream's event meanwhile, since the event of a forgotten stream passes to
+    /// another.
+    pub(crate) fn sweep(&mut self, free_bytes: impl Fn(Owner) -> u64) {
         // A pending record names owners, whose numbers a sweep would give to other streams.
         let is_pending = |slot: &Slot| slot.pending_records > 0;
         if self.by_id.len() < self.sweep_at || self.slots.iter().flatten().any(is_pending) {
-            return Vec::new();
+            return;
         }
         self.last = None;
         let mut gone = Vec::new();
@@ -208,7 +208,6 @@ impl Streams {
             slot.recorded_seen.retain(|(owner, _)| !gone.contains(owner));
         }
         self.sweep_at = FIRST_SWEEP.max(self.by_id.len() * 2);
-        gone
     }
 
     pub(crate) fn slot(&self, owner: Owner) -> &Slot {

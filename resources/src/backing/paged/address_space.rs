@@ -71,8 +71,13 @@ impl Space {
         self.free.insert(base, bytes);
     }
 
-    /// Panics if free ranges and those of `taken` share an address. Plans under way may have taken more.
+    /// Panics if free neighbours are apart, or free ranges and those of `taken` share an address. Plans under
+    /// way may have taken more.
     pub(super) fn validate(&self, mut taken: Vec<(u64, u64)>) {
+        for ((base, bytes), next) in self.free.iter().zip(self.free.keys().skip(1)) {
+            let is_one = base + bytes == *next && self.reservation_of(*base) == self.reservation_of(*next);
+            assert!(!is_one, "free ranges before and after {next:#x} are apart");
+        }
         taken.extend(self.free.iter().map(|(base, bytes)| (*base, *bytes)));
         taken.sort_unstable();
         for pair in taken.windows(2) {
@@ -105,6 +110,10 @@ mod tests {
         assert!(!space.take_at(100, 1));
         space.free(140, 60);
         space.free(100, 40);
+        space.validate(Vec::new());
+        assert!(space.take_at(100, 40) && space.take_at(140, 60));
+        space.free(100, 40);
+        space.free(140, 60);
         space.validate(Vec::new());
         assert_eq!(space.free, BTreeMap::from([(100, 100), (210, 50)]));
     }

@@ -252,3 +252,45 @@ impl FreeEnds {
         (pieces, alias.addr(run.first) + first.bytes - of_first)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backing::paged::aliases::Map;
+
+    const UNIT: u64 = 2 << 20;
+
+    fn alias(handles: &[HandleId]) -> Alias {
+        let maps = (0..).zip(handles);
+        let map = |(place, handle): (u64, &HandleId)| Map {
+            handle: *handle,
+            offset: place * UNIT,
+            bytes: UNIT,
+            number: place,
+        };
+        let bytes = handles.len() as u64 * UNIT;
+        let maps = maps.map(map).collect();
+        Alias { base: 0, slot: bytes, bytes, maps, busy: 0, is_closed: false, used: 0 }
+    }
+
+    /// Handle 0 is in use, the last half of handle 1 is free, and all of the others.
+    fn ends() -> FreeEnds {
+        let mut ends = FreeEnds { index: vec![0; 4], entries: Vec::new() };
+        ends.entry(1).suffix = Part { bytes: UNIT / 2, ..Part::default() };
+        for handle in [2, 3] {
+            let whole = Part { bytes: UNIT, ..Part::default() };
+            *ends.entry(handle) = Ends { prefix: whole, suffix: whole };
+        }
+        ends
+    }
+
+    #[test]
+    fn the_free_end_of_an_alias_has_each_handle_once() {
+        let free_end = |handles: &[HandleId]| ends().free_end(&alias(handles));
+        assert_eq!(free_end(&[0, 1, 2, 3]), Some((1, 2 * UNIT + UNIT / 2)));
+        assert_eq!(free_end(&[2, 0, 3]), Some((2, UNIT)));
+        assert_eq!(free_end(&[2, 3, 2]), Some((1, 2 * UNIT)));
+        assert_eq!(free_end(&[3, NONE]), None);
+        assert_eq!(free_end(&[3, 0]), None);
+    }
+}

@@ -207,11 +207,6 @@ impl Pages {
         self.heaps.iter().map(|heap| heap.free_bytes(owner)).sum()
     }
 
-    /// Forgets an owner that has no free chunks.
-    pub(crate) fn remove_owner(&mut self, owner: Owner) {
-        self.heaps.iter_mut().for_each(|heap| heap.remove_owner(owner));
-    }
-
     /// Returns the bytes of the largest free extent in the primary mapping.
     pub(crate) fn largest_free_block(&self) -> u64 {
         self.heaps.iter().map(Heap::largest_free_block).max().unwrap_or(0)

@@ -216,3 +216,25 @@ impl ThreadCounts {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_due_after_enough_frees_of_both_kinds() {
+        let counts = ThreadCounts::default();
+        for _ in 0..2 {
+            for _ in 0..FREES_PER_LIMITS / 2 {
+                assert!(!counts.are_limits_due());
+                counts.count_deallocation(256, 256);
+            }
+            for _ in 0..FREES_PER_LIMITS / 2 {
+                assert!(!counts.are_limits_due());
+                counts.count_eviction(256);
+            }
+            assert!(counts.are_limits_due());
+        }
+        assert!(!counts.are_limits_due());
+    }
+}

@@ -118,8 +118,7 @@ impl<R: DeviceMemoryResource> Central<R> {
             // No thread uses the events of the forgotten streams: that takes this lock or a pending record.
             let mut state = self.state.lock();
             let State { heaps, streams, .. } = &mut *state;
-            let gone = streams.sweep(|owner| heaps.free_bytes(owner));
-            gone.into_iter().for_each(|owner| heaps.remove_owner(owner));
+            streams.sweep(|owner| heaps.free_bytes(owner));
             heaps.set_streams(streams.len());
         }
         // A wait would end the capture of a graph, and a record would become a part of it. So memory for a

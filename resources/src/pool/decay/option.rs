@@ -108,6 +108,8 @@ mod tests {
             assert_eq!(decay.to_string().parse::<Decay>().unwrap(), decay);
         }
         assert_eq!("off".parse::<Decay>().unwrap(), Decay::Off);
+        let finer = Decay::Over(Duration::from_micros(2_345_678)).in_milliseconds();
+        assert_eq!(finer, Decay::Over(Duration::from_millis(2345)));
         for text in ["", "10", "s", "-1s", "0s", "1.5s", "2days", "1441min", "99999999999999999999s", "never"]
         {
             let error = text.parse::<Decay>().unwrap_err().to_string();
