@@ -3,10 +3,11 @@
 //! A free names no resource, so a table remembers each block. A block that other streams used goes back once
 //! the device has passed their work: no stream waits for another.
 
+use std::cell::RefCell;
 use std::ffi::c_void;
 use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Weak};
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
@@ -14,7 +15,7 @@ use millpond_core::driver::{CaptureModeGuard, Event, EventFlags, call};
 use millpond_core::{
     DeviceId, DeviceMemoryResource, DevicePtr, Error, ErrorKind, Layout, Result, StreamId, StreamRef,
 };
-use millpond_resources::registry::{get_per_device_resource, is_per_device_resource};
+use millpond_resources::registry::{changes, get_per_device_resource, is_per_device_resource};
 use parking_lot::Mutex;
 use rustc_hash::FxBuildHasher;
 
@@ -51,7 +52,7 @@ pub(crate) struct Served(Resource);
 pub(crate) struct Block {
     ptr: DevicePtr,
     served: Arc<Served>,
-    layout: Layout,
+    bytes: u64,
     stream: Use,
     /// Other streams that use it.
     used_on: Vec<Use>,
@@ -86,7 +87,7 @@ impl Block {
         // SAFETY: the block came from this resource with this layout, and was taken out of the table, where
         // it was once. By the rules of `millpond_free` the stream is alive, and after all uses: none other
         // was recorded.
-        unsafe { self.served.0.0.deallocate(self.ptr, self.layout, stream) };
+        unsafe { self.served.0.0.deallocate(self.ptr, Layout::new(self.bytes), stream) };
     }
 
     /// Gives a block back that the device has passed. Its stream may have ended since it was freed, which is
@@ -97,7 +98,7 @@ impl Block {
         let stream = if may_be_gone { StreamRef::LEGACY } else { own };
         // SAFETY: as above, and the device has passed the uses that were recorded. Those of its own stream
         // are before the stream: that is a default stream's, or they were recorded as well.
-        unsafe { self.served.0.0.deallocate(self.ptr, self.layout, stream) };
+        unsafe { self.served.0.0.deallocate(self.ptr, Layout::new(self.bytes), stream) };
     }
 }
 
@@ -196,15 +197,45 @@ fn give_back_parked(is_waiting: bool) -> bool {
     true
 }
 
+/// What served the calling thread's last request: the device, how often defaults had changed, and what it
+/// was, which the thread does not keep.
+type Last = (DeviceId, u64, Weak<Served>);
+
+thread_local! {
+    static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
+}
+
+/// What served the calling thread's last request, if it serves this device now.
+fn served_again(id: DeviceId, changes: u64) -> Option<Arc<Served>> {
+    let find = |last: &RefCell<Option<Last>>| match &*last.borrow() {
+        Some((device, at, served)) if (*device, *at) == (id, changes) => served.upgrade(),
+        _ => None,
+    };
+    // At the end of a thread it may be gone.
+    let known = LAST.try_with(find).ok().flatten()?;
+    (!known.0.0.driver().was_reset()).then_some(known)
+}
+
 /// What serves a device now.
 fn served(id: DeviceId) -> Result<Arc<Served>> {
-    if let Some(known) = SERVED.get(&id).filter(|known| is_per_device_resource(id, &known.0.0)) {
-        return Ok(Arc::clone(&known));
+    let changes = changes();
+    if let Some(known) = served_again(id, changes) {
+        return Ok(known);
     }
-    let fresh = Arc::new(Served(Resource::new(get_per_device_resource(id)?)));
-    let before = SERVED.insert(id, Arc::clone(&fresh));
-    drop(before);
-    Ok(fresh)
+    let known = SERVED.get(&id).filter(|known| is_per_device_resource(id, &known.0.0));
+    let known = known.map(|known| Arc::clone(&known));
+    let served = match known {
+        Some(known) => known,
+        None => {
+            let fresh = Arc::new(Served(Resource::new(get_per_device_resource(id)?)));
+            let before = SERVED.insert(id, Arc::clone(&fresh));
+            drop(before);
+            fresh
+        }
+    };
+    let last = (id, changes, Arc::downgrade(&served));
+    let _ = LAST.try_with(|slot| slot.replace(Some(last)));
+    Ok(served)
 }
 
 /// Forgets what served a device, whose default changes: the resource may end then.
@@ -236,7 +267,7 @@ pub(crate) fn allocate(bytes: u64, device: i32, stream: *mut c_void) -> Result<*
     }
     let ptr = outcome?;
     note_device(id);
-    note(Block { ptr, served, layout, stream: Use::of(stream), used_on: Vec::new() })?;
+    note(Block { ptr, served, bytes, stream: Use::of(stream), used_on: Vec::new() })?;
     Ok(without_provenance_mut(ptr.address() as usize))
 }
 
@@ -253,7 +284,7 @@ pub(crate) fn allocate_cached(bytes: u64, device: i32, stream: *mut c_void) -> O
     let layout = Layout::new(bytes);
     let ptr = known.0.pool()?.allocate_cached(layout, stream)?;
     let served = Arc::clone(&known);
-    note(Block { ptr, served, layout, stream: Use::of(stream), used_on: Vec::new() }).ok()?;
+    note(Block { ptr, served, bytes, stream: Use::of(stream), used_on: Vec::new() }).ok()?;
     Some(without_provenance_mut(ptr.address() as usize))
 }
 
@@ -335,8 +366,9 @@ pub(crate) fn free_unlocked(ptr: *mut c_void, unlocked: impl FnOnce(&mut dyn FnM
     let Some(block) = take(ptr)? else { return Ok(()) };
     let pool = if block.used_on.is_empty() { block.served.0.pool() } else { None };
     // SAFETY: as in `Block::give_back`; a block that is not taken is given back below.
-    let is_back = pool
-        .is_some_and(|pool| unsafe { pool.deallocate_cached(block.ptr, block.layout, block.stream.here()) });
+    let is_back = pool.is_some_and(|pool| unsafe {
+        pool.deallocate_cached(block.ptr, Layout::new(block.bytes), block.stream.here())
+    });
     let mut outcome = Ok(());
     if !is_back {
         let mut block = Some(block);
@@ -409,7 +441,7 @@ pub unsafe extern "C" fn millpond_record_stream(ptr: *mut c_void, stream: *mut c
 pub unsafe extern "C" fn millpond_block_size(ptr: *mut c_void, bytes: *mut u64) -> Status {
     guarded(|| {
         check_process()?;
-        let block = LIVE.get(&device_ptr(ptr)).map(|block| block.layout.bytes());
+        let block = LIVE.get(&device_ptr(ptr)).map(|block| block.bytes);
         let size = block.ok_or_else(|| Error::invalid_argument(format!("{ptr:p} is no block in use")))?;
         // SAFETY: the caller's promise.
         unsafe { put(bytes, size) }

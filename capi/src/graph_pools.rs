@@ -13,7 +13,7 @@ use std::thread::{self, ThreadId};
 use millpond_core::driver::call;
 use millpond_core::{
     AnyResource, DeviceId, DeviceMemoryResource, DeviceMemoryResourceExt, DriverHandle, Error, ErrorKind,
-    Result, StreamRef, as_trait,
+    Result, StreamId, StreamRef, as_trait,
 };
 use millpond_resources::registry::get_per_device_resource;
 use millpond_resources::{CaptureScope, CaptureScopes, CaptureScopesLayer, ScopedStream};
@@ -54,7 +54,7 @@ struct Capture {
     /// The driver's number of it, known once one of its streams has allocated.
     number: Option<u64>,
     /// Its streams that have allocated; the scope is open for them.
-    streams: Vec<(StreamRef, ScopedStream)>,
+    streams: Vec<(StreamRef, StreamId, ScopedStream)>,
 }
 
 /// The layer of the scopes over a resource.
@@ -158,8 +158,9 @@ pub(crate) fn resource_for(
     let (scope, layer) = (pool.scope.clone(), Arc::clone(&pool.layer));
     let capture = &mut state.captures[index];
     capture.number = Some(number);
-    if capture.streams.iter().all(|(known, _)| known.id() != stream.id()) {
-        capture.streams.push((stream, scope.begin(stream)?));
+    let its_id = stream.id();
+    if capture.streams.iter().all(|(_, known, _)| *known != its_id) {
+        capture.streams.push((stream, its_id, scope.begin(stream)?));
     }
     Ok(Some(layer))
 }
@@ -193,13 +194,15 @@ pub(crate) fn release_ended() -> bool {
     true
 }
 
-/// The captures that ended without saying so, as one that failed: their streams capture something else, or
-/// nothing.
+/// Ends the captures of the calling thread that ended without saying so, as one that failed: their streams
+/// capture something else, or nothing. Of other threads' captures it is not known whether they are just about
+/// to say so.
 fn end_failed() {
+    let here = thread::current().id();
     let begun: Vec<(DeviceId, u64, StreamRef)> = {
         let state = STATE.lock();
-        let known = state.captures.iter().filter_map(|capture| {
-            let (stream, _) = capture.streams.first()?;
+        let known = state.captures.iter().filter(|capture| capture.thread == here).filter_map(|capture| {
+            let (stream, ..) = capture.streams.first()?;
             Some((capture.device, capture.number?, *stream))
         });
         known.collect()

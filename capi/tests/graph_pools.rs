@@ -206,12 +206,24 @@ fn a_capture_that_failed_ends_with_the_next_one() {
         free(block);
         bench.sim.end_capture(bench.stream_ref(own)).expect("a capture ends");
         assert_eq!(blocks_in_use(pool), 1);
+        // Another thread cannot know whether the first is about to say that its capture has ended.
+        std::thread::scope(|scope| {
+            let stream = other.addr();
+            let capture = move || {
+                let stream: *mut c_void = std::ptr::without_provenance_mut(stream);
+                bench.begin(GraphPoolId { first: 8, second: 0 }, stream);
+                bench.end(GraphPoolId { first: 8, second: 0 }, stream);
+            };
+            scope.spawn(capture).join().expect("the thread ends");
+        });
+        assert_eq!(blocks_in_use(pool), 1);
         bench.begin(OTHER, other);
         assert_eq!(blocks_in_use(pool), 0, "the failed one's memory went back");
         let block = bench.malloc(other);
         free(block);
         bench.end(OTHER, other);
         millpond_release_pool(bench.number(), OTHER);
+        millpond_release_pool(bench.number(), GraphPoolId { first: 8, second: 0 });
     });
 }
 

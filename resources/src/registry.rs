@@ -8,6 +8,7 @@
 //! A default whose device's context was reset (`cuDevicePrimaryCtxReset`) is lost with it; the initial
 //! default takes its place.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use dashmap::DashMap;
@@ -18,6 +19,9 @@ use rustc_hash::FxBuildHasher;
 use crate::CudaMemoryResource;
 
 static DEFAULTS: LazyLock<DashMap<DeviceId, AnyResource, FxBuildHasher>> = LazyLock::new(DashMap::default);
+
+/// Counts the changes of defaults.
+static CHANGES: AtomicU64 = AtomicU64::new(0);
 
 /// Builds the resource that the environment names, or the plain one.
 fn initial(device: DeviceId) -> Result<AnyResource> {
@@ -52,6 +56,7 @@ pub fn get_per_device_resource(device: DeviceId) -> Result<AnyResource> {
     let mut slot = DEFAULTS.entry(device).or_insert_with(|| Arc::clone(&fresh));
     if let Some(lost) = lost.filter(|lost| Arc::ptr_eq(lost, &slot)) {
         *slot = Arc::clone(&fresh);
+        CHANGES.fetch_add(1, Ordering::Release);
         let now = Arc::clone(&slot);
         drop(slot);
         tracing::warn!(
@@ -68,6 +73,12 @@ pub fn get_per_device_resource(device: DeviceId) -> Result<AnyResource> {
 /// asks the driver at most for the context.
 pub fn is_per_device_resource(device: DeviceId, resource: &AnyResource) -> bool {
     DEFAULTS.get(&device).is_some_and(|known| Arc::ptr_eq(&known, resource)) && !resource.driver().was_reset()
+}
+
+/// Returns how often the default of a device was replaced. While the number stays, what was a device's
+/// default still is.
+pub fn changes() -> u64 {
+    CHANGES.load(Ordering::Acquire)
 }
 
 /// Makes `resource` the default of `device` and returns the one before.
@@ -98,7 +109,9 @@ pub fn set_per_device_resource(device: DeviceId, resource: AnyResource) -> Resul
         )));
     }
     if let Some(mut slot) = DEFAULTS.get_mut(&device) {
-        return Ok(std::mem::replace(&mut *slot, resource));
+        let before = std::mem::replace(&mut *slot, resource);
+        CHANGES.fetch_add(1, Ordering::Release);
+        return Ok(before);
     }
     // Setting a resource must not fail because the initial default cannot be built.
     let fresh = initial(device).or_else(|error| {
@@ -107,7 +120,9 @@ pub fn set_per_device_resource(device: DeviceId, resource: AnyResource) -> Resul
         plain
     })?;
     let mut slot = DEFAULTS.entry(device).or_insert(fresh);
-    Ok(std::mem::replace(&mut *slot, resource))
+    let before = std::mem::replace(&mut *slot, resource);
+    CHANGES.fetch_add(1, Ordering::Release);
+    Ok(before)
 }
 
 /// Restores the initial default of `device` (see the [module](self)), and returns the one before.

@@ -1,5 +1,6 @@
 //! The primary context of a device, and the guard that makes it current.
 
+use std::cell::Cell;
 use std::marker::PhantomData;
 
 use millpond_core::driver::{DriverError, DriverResult};
@@ -21,6 +22,11 @@ pub(super) struct PrimaryContext {
     handle: u64,
     /// `None` for a driver before CUDA 12.0, which does not number contexts.
     id: Option<u64>,
+}
+
+thread_local! {
+    /// Whether a device's primary context was current at the thread's last query.
+    static HAD_CONTEXT: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The id of a context; `None` if the driver does not number contexts. A handle of 0 names the current one.
@@ -63,17 +69,24 @@ impl PrimaryContext {
         is_inactive || (self.id.is_some() && id_of(self.functions, self.handle).ok().flatten() != self.id)
     }
 
-    /// Whether the context is the calling thread's current one, and was not reset since it was retained: two
+    /// Whether the context is the calling thread's current one, and was not reset since it was retained; by
     /// queries of the thread's own state.
     fn is_current_with_its_id(self) -> bool {
+        if self.id.is_none() {
+            return false;
+        }
+        let has_its_id = || matches!(id_of(self.functions, 0), Ok(id) if id == self.id);
+        // No two contexts have an id in common, so that of the current one says all. It is queried only if
+        // there is a current one, or was at the last call: without one, that takes 1.5 µs.
+        if HAD_CONTEXT.get() && has_its_id() {
+            return true;
+        }
         let mut current = 0;
         // SAFETY: `current` takes the result.
         let known = unsafe { self.functions.ctx_get_current(&raw mut current) };
-        // The id of the current context is queried only if there is one: without one, that takes 1.5 µs.
-        known.is_ok()
-            && current == self.handle
-            && self.id.is_some()
-            && matches!(id_of(self.functions, 0), Ok(id) if id == self.id)
+        let is_current = known.is_ok() && current == self.handle && has_its_id();
+        HAD_CONTEXT.set(is_current);
+        is_current
     }
 
     /// Makes the context current until the guard is dropped. It queries the current context each time, since

@@ -10,6 +10,7 @@ use dashmap::DashMap;
 use millpond_core::driver::{CaptureMode, Driver, DriverError, DriverResult, Event, Health};
 use millpond_core::{DeviceId, DevicePtr, Error, ErrorKind, Result, StreamId, StreamRef};
 use parking_lot::Mutex;
+use rustc_hash::FxBuildHasher;
 
 use super::capture_mode::exchange_mode;
 use super::context::{ContextGuard, PrimaryContext};
@@ -41,7 +42,7 @@ pub struct CudaDriver {
     pub(super) context: PrimaryContext,
     pub(super) health: Arc<Health>,
     /// The living streams that were made here, by handle.
-    pub(super) streams: DashMap<u64, StreamId>,
+    pub(super) streams: DashMap<u64, StreamId, FxBuildHasher>,
     /// The other devices that can use this one's memory, once they were queried.
     pub(super) reachable_by: OnceLock<Vec<(DeviceId, i32)>>,
     /// Whether freeing pinned memory was observed to wait for the device.
@@ -99,7 +100,7 @@ impl CudaDriver {
             name,
             context,
             health: Arc::default(),
-            streams: DashMap::new(),
+            streams: DashMap::default(),
             reachable_by: OnceLock::new(),
             frees_wait: OnceLock::new(),
         })

@@ -271,6 +271,36 @@ def statistics(mode):
             refused()
 
 
+def compiled(mode):
+    """`torch.compile` in the process-wide mode: without graphs, with them, and why not with graph trees."""
+    import torch
+
+    import millpond.torch
+
+    assert mode == "process"
+    millpond.torch.use("cuda+pool")
+    torch.manual_seed(1)
+    layers = torch.nn.Linear(256, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 256)
+    model = torch.nn.Sequential(*layers).cuda()
+    data = [torch.randn(64, 256, device="cuda") for _ in range(4)]
+
+    def run(function):
+        with torch.no_grad():
+            return [function(batch).clone() for batch in data]
+
+    def is_close(results):
+        return all(torch.allclose(*pair, atol=1e-4) for pair in zip(results, run(model), strict=True))
+
+    assert is_close(run(torch.compile(model)))
+    torch._dynamo.reset()
+    # PyTorch keeps its trees of graphs by checkpoints of its own allocator.
+    with pytest.raises(RuntimeError, match="does not yet support|CheckpointState"):
+        run(torch.compile(model, mode="reduce-overhead"))
+    torch._dynamo.reset()
+    torch._inductor.config.triton.cudagraph_trees = False
+    assert is_close(run(torch.compile(model, mode="reduce-overhead")))
+
+
 def out_of_memory(mode):
     import torch
 
@@ -301,6 +331,10 @@ def test_the_test_of_graphs_finds_a_mode_that_hears_no_hooks():
 
 def test_statistics():
     harness.run(__file__, "statistics", "process")
+
+
+def test_compiled():
+    harness.run(__file__, "compiled", "process")
 
 
 def test_out_of_memory_in_a_pool():
