@@ -38,4 +38,6 @@ mod reader;
 
 pub use error::LogError;
 pub use event::{Action, Event, StreamKey};
+pub(crate) use field::stream_key;
+pub(crate) use input::{MAX_LINE_BYTES, unpack_bytes};
 pub use reader::{LogReader, open_file};

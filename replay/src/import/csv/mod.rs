@@ -1,0 +1,170 @@
+//! Logs of RMM's columns, with or without those of a recording.
+
+mod notes;
+
+use std::io::Read;
+
+use super::Options;
+use super::refusal::Refusal;
+use crate::budget::Budget;
+use crate::log::{Action, LogError, LogReader};
+use crate::recording::{Clock, Event, EventKind, Recording, column, note_text};
+
+use notes::Notes;
+
+/// Reads a log.
+///
+/// # Errors
+/// A row cannot be read, or the log needs too much memory.
+pub(super) fn import(
+    name: &str,
+    text: impl Read + Send,
+    options: &Options,
+    budget: &mut Budget,
+) -> Result<Recording, Refusal> {
+    let mut reader = LogReader::from_reader(name, text).map_err(refusal)?;
+    let mut recording = Recording::new(name, "RMM log");
+    let is_recording = reader.has_column(column::NOTES);
+    recording.clock = match () {
+        () if reader.has_column(column::STEP) => Clock::Steps,
+        () if reader.has_column(column::UNIX) => Clock::Unix,
+        () => Clock::Monotonic,
+    };
+    let clock = match recording.clock {
+        Clock::Unix => column::UNIX,
+        Clock::Monotonic => column::MONOTONIC,
+        Clock::Steps => column::STEP,
+    };
+    let mut notes = Notes::default();
+    let mut devices = Devices { wanted: options.device, left_out: 0 };
+    while let Some(row) = reader.next_row() {
+        let row = row.map_err(refusal)?;
+        let fail = |why: String| Refusal::at_line(row.line, why);
+        let cell = |name| std::str::from_utf8(reader.cell(name)).map_err(|_| fail(not_utf8(name)));
+        let carried = cell(column::NOTES)?;
+        if !carried.is_empty() {
+            notes
+                .read(carried, &mut recording, budget)
+                .map_err(|error| Refusal { line: row.line, ..error })?;
+        }
+        if reader.is_carrier() || !devices.takes(&mut recording, row.device.map(|device| device.ordinal())) {
+            continue;
+        }
+        let kind = match row.action {
+            Action::Allocate => EventKind::Allocate,
+            Action::Free => EventKind::Free,
+            Action::AllocateFailure => EventKind::AllocateFailure,
+        };
+        let number = |name| {
+            let cell = cell(name)?;
+            let number = (!cell.is_empty()).then(|| cell.parse::<u64>());
+            number
+                .transpose()
+                .map_err(|_| fail(format!("column {name}: `{}` is not a number", cell.escape_debug())))
+        };
+        let time = if clock == column::MONOTONIC { row.monotonic_ns } else { number(clock)? };
+        let stack =
+            match number(column::STACK)? {
+                Some(id) => {
+                    let known = notes.stack(id);
+                    Some(known.ok_or_else(|| {
+                        fail(format!("column {}: no stack {id} was defined", column::STACK))
+                    })?)
+                }
+                None => None,
+            };
+        let tag = match cell(column::TAG)? {
+            "" => None,
+            word => {
+                let text =
+                    note_text(word).ok_or_else(|| fail(format!("column {}: not a word", column::TAG)))?;
+                Some(recording.add_tag(&text, budget)?)
+            }
+        };
+        let pool = match cell(column::POOL)? {
+            "" => None,
+            text => {
+                let pool = notes::pool(text);
+                let pool = pool.ok_or_else(|| fail(format!("column {}: write 0:0", column::POOL)))?;
+                Some(recording.add_pool(pool, budget)?)
+            }
+        };
+        let event = Event {
+            is_before: cell(column::BEFORE)? == "1",
+            alignment_log2: row.alignment.trailing_zeros() as u8,
+            lane: recording.add_lane(row.thread, row.stream, budget)?,
+            address: row.pointer.address(),
+            bytes: row.bytes,
+            rounded_bytes: number(column::ROUNDED)?.unwrap_or(0),
+            raw_time: time.unwrap_or(Event::NO_TIME),
+            stack,
+            tag,
+            pool,
+            ..Event::new(kind)
+        };
+        recording.push(event, budget)?;
+    }
+    if recording.is_empty() {
+        return Err(Refusal::new("has a header and no rows"));
+    }
+    if !is_recording {
+        unknowns(&mut recording);
+    }
+    devices.tell(&mut recording);
+    Ok(recording)
+}
+
+/// What RMM's logs never say.
+fn unknowns(recording: &mut Recording) {
+    recording.unknown(
+        "other_allocators",
+        "memory that the program took past the logged resource is not in the log, nor what the resource took \
+         from the driver",
+    );
+    recording.unknown("stacks", "the log does not say which code asked for a block");
+    if recording.lane_count() > 1 {
+        recording.unknown("stream_order", "the log does not say what orders the streams");
+    }
+    if recording.clock() == Clock::Monotonic && recording.events().all(|event| event.time().is_none()) {
+        recording.unknown("times", "the log's times of day are not read: events have an order and no time");
+    }
+}
+
+/// The device whose rows are read.
+struct Devices {
+    wanted: Option<u32>,
+    left_out: u64,
+}
+
+impl Devices {
+    /// Whether a row is read: it is of the device that was asked for, or else of the first row's.
+    fn takes(&mut self, recording: &mut Recording, device: Option<u32>) -> bool {
+        let Some(device) = device else { return true };
+        let wanted = *self.wanted.get_or_insert(device);
+        if device == wanted {
+            recording.device = Some(device);
+            return true;
+        }
+        self.left_out += 1;
+        false
+    }
+
+    fn tell(&self, recording: &mut Recording) {
+        if self.left_out > 0 {
+            let text = format!("rows of other devices were left out: {}", self.left_out);
+            recording.unknown("other_device", text);
+        }
+    }
+}
+
+fn not_utf8(column: &str) -> String {
+    format!("column {column} is not UTF-8 text")
+}
+
+fn refusal(error: LogError) -> Refusal {
+    let text = match error.column {
+        Some(column) => format!("column {column}: {}", error.reason),
+        None => error.reason,
+    };
+    Refusal::at_line(error.line, text)
+}

@@ -1,0 +1,336 @@
+//! The values of a pickle, without the copies and the recursion that its references would ask for.
+//!
+//! A value is a number of 32 bits. Lists, dictionaries and tuples are chains of slices; equal slices are
+//! stored once, so that a file whose events repeat their stacks takes little memory. Nothing here follows
+//! references, so it does not matter how deeply or in which circles a file nests them.
+
+use std::hash::{Hash, Hasher};
+
+use rustc_hash::{FxHashMap, FxHasher};
+
+use crate::blocks::Blocks;
+use crate::budget::{Budget, Exceeded};
+
+/// A value, or the place where it is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Value(u32);
+
+/// What a value is, with its number where it has one.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Kind {
+    None,
+    Bool(bool),
+    /// A whole number of up to 64 bits, with or without sign.
+    Int(i128),
+    Float(f64),
+    Text(u32),
+    List(u32),
+    Dict(u32),
+}
+
+const NONE: u32 = 0;
+const BOOL: u32 = 1;
+const SMALL: u32 = 2;
+const SIGNED: u32 = 3;
+const UNSIGNED: u32 = 4;
+const FLOAT: u32 = 5;
+const TEXT: u32 = 6;
+const LIST: u32 = 7;
+const DICT: u32 = 8;
+
+/// The bits of a value below its tag.
+const BITS: u32 = 28;
+
+/// A map's entry with its share of free room, also while the map grows.
+const MAP_ENTRY_BYTES: usize = 64;
+
+/// A slice of a list or a dictionary, and the next one.
+#[derive(Clone, Copy, Debug)]
+struct Chunk {
+    /// Of a dictionary: the first of its keys.
+    keys: u32,
+    /// The first of its values.
+    first: u32,
+    len: u32,
+    /// The next chunk, or [`NOTHING`].
+    next: u32,
+    /// The last chunk of the chain, for its first one.
+    last: u32,
+}
+
+const NOTHING: u32 = u32::MAX;
+
+/// The values that a file has made so far.
+#[derive(Debug)]
+pub(crate) struct Values {
+    slots: Blocks<Value>,
+    chunks: Blocks<Chunk>,
+    numbers: Blocks<u64>,
+    texts: Blocks<Box<str>>,
+    text_by_hash: FxHashMap<u64, u32>,
+    /// The first slot and the length of a slice with this hash.
+    slice_by_hash: FxHashMap<u64, (u32, u32)>,
+}
+
+impl Value {
+    pub(crate) const NONE: Self = Self::new(NONE, 0);
+
+    /// Not a value: a number of the memo that has none.
+    pub(crate) const ABSENT: Self = Self(u32::MAX);
+
+    const fn new(tag: u32, payload: u32) -> Self {
+        Self(tag << BITS | payload)
+    }
+
+    pub(crate) const fn bool(value: bool) -> Self {
+        Self::new(BOOL, value as u32)
+    }
+
+    fn tag(self) -> u32 {
+        self.0 >> BITS
+    }
+
+    fn payload(self) -> u32 {
+        self.0 & ((1 << BITS) - 1)
+    }
+
+    pub(crate) fn is_list(self) -> bool {
+        self.tag() == LIST
+    }
+
+    pub(crate) fn is_dict(self) -> bool {
+        self.tag() == DICT
+    }
+}
+
+impl Values {
+    pub(crate) fn new() -> Self {
+        Self {
+            slots: Blocks::new(),
+            chunks: Blocks::new(),
+            numbers: Blocks::new(),
+            texts: Blocks::new(),
+            text_by_hash: FxHashMap::default(),
+            slice_by_hash: FxHashMap::default(),
+        }
+    }
+
+    pub(crate) fn int(&mut self, value: i64, budget: &mut Budget) -> Result<Value, Exceeded> {
+        if (0..1 << BITS).contains(&value) {
+            return Ok(Value::new(SMALL, value as u32));
+        }
+        Ok(Value::new(SIGNED, self.numbers.push(value as u64, budget)?))
+    }
+
+    pub(crate) fn unsigned(&mut self, value: u64, budget: &mut Budget) -> Result<Value, Exceeded> {
+        Ok(Value::new(UNSIGNED, self.numbers.push(value, budget)?))
+    }
+
+    pub(crate) fn float(&mut self, value: f64, budget: &mut Budget) -> Result<Value, Exceeded> {
+        Ok(Value::new(FLOAT, self.numbers.push(value.to_bits(), budget)?))
+    }
+
+    /// A text; equal texts are one value.
+    pub(crate) fn text(&mut self, text: &str, budget: &mut Budget) -> Result<Value, Exceeded> {
+        let hash = hash(text);
+        if let Some(&known) = self.text_by_hash.get(&hash)
+            && **self.texts.of(known as usize) == *text
+        {
+            return Ok(Value::new(TEXT, known));
+        }
+        budget.take(text.len() + 16 + MAP_ENTRY_BYTES)?;
+        let number = self.texts.push(text.into(), budget)?;
+        self.text_by_hash.entry(hash).or_insert(number);
+        Ok(Value::new(TEXT, number))
+    }
+
+    pub(crate) fn empty_list(&mut self, budget: &mut Budget) -> Result<Value, Exceeded> {
+        Ok(Value::new(LIST, self.empty(budget)?))
+    }
+
+    pub(crate) fn empty_dict(&mut self, budget: &mut Budget) -> Result<Value, Exceeded> {
+        Ok(Value::new(DICT, self.empty(budget)?))
+    }
+
+    fn empty(&mut self, budget: &mut Budget) -> Result<u32, Exceeded> {
+        let number = self.chunks.len() as u32;
+        self.chunks.push(Chunk { keys: 0, first: 0, len: 0, next: NOTHING, last: number }, budget)
+    }
+
+    /// Adds the values from number `from` of `stack` on to a list.
+    pub(crate) fn extend_list(
+        &mut self,
+        list: Value,
+        stack: &Blocks<Value>,
+        from: usize,
+        budget: &mut Budget,
+    ) -> Result<(), Exceeded> {
+        let (first, len) = self.shared((from..stack.len()).map(|at| stack.at(at)), budget)?;
+        self.append(list.payload(), 0, first, len, budget)
+    }
+
+    /// Adds the pairs of a key and a value from number `from` of `stack` on to a dictionary.
+    pub(crate) fn extend_dict(
+        &mut self,
+        dict: Value,
+        stack: &Blocks<Value>,
+        from: usize,
+        budget: &mut Budget,
+    ) -> Result<(), Exceeded> {
+        let pairs = (from..stack.len()).step_by(2);
+        let (keys, _) = self.shared(pairs.clone().map(|at| stack.at(at)), budget)?;
+        let (first, len) = self.slice(pairs.map(|at| stack.at(at + 1)), budget)?;
+        self.append(dict.payload(), keys, first, len, budget)
+    }
+
+    /// Stores a slice of values.
+    fn slice(
+        &mut self,
+        values: impl Iterator<Item = Value>,
+        budget: &mut Budget,
+    ) -> Result<(u32, u32), Exceeded> {
+        let first = self.slots.len() as u32;
+        for value in values {
+            self.slots.push(value, budget)?;
+        }
+        Ok((first, self.slots.len() as u32 - first))
+    }
+
+    /// Stores a slice of values, or finds the same one. The values of dictionaries are seldom the same.
+    fn shared(
+        &mut self,
+        values: impl Iterator<Item = Value> + Clone,
+        budget: &mut Budget,
+    ) -> Result<(u32, u32), Exceeded> {
+        let mut hasher = FxHasher::default();
+        values.clone().for_each(|value| value.hash(&mut hasher));
+        let hash = hasher.finish();
+        if let Some(&(first, len)) = self.slice_by_hash.get(&hash)
+            && values.clone().eq((first..first + len).map(|at| self.slots.at(at as usize)))
+        {
+            return Ok((first, len));
+        }
+        let slice = self.slice(values, budget)?;
+        if !self.slice_by_hash.contains_key(&hash) {
+            budget.take(MAP_ENTRY_BYTES)?;
+            self.slice_by_hash.insert(hash, slice);
+        }
+        Ok(slice)
+    }
+
+    fn append(
+        &mut self,
+        container: u32,
+        keys: u32,
+        first: u32,
+        len: u32,
+        budget: &mut Budget,
+    ) -> Result<(), Exceeded> {
+        let head = self.chunks.at(container as usize);
+        if head.len == 0 {
+            *self.chunks.of_mut(container as usize) = Chunk { keys, first, len, ..head };
+            return Ok(());
+        }
+        let chunk = Chunk { keys, first, len, next: NOTHING, last: 0 };
+        let number = self.chunks.push(chunk, budget)?;
+        self.chunks.of_mut(head.last as usize).next = number;
+        self.chunks.of_mut(container as usize).last = number;
+        Ok(())
+    }
+
+    pub(crate) fn kind(&self, value: Value) -> Kind {
+        let payload = value.payload();
+        let number = |payload: u32| self.numbers.at(payload as usize);
+        match value.tag() {
+            NONE => Kind::None,
+            BOOL => Kind::Bool(payload != 0),
+            SMALL => Kind::Int(payload.into()),
+            SIGNED => Kind::Int((number(payload) as i64).into()),
+            UNSIGNED => Kind::Int(number(payload).into()),
+            FLOAT => Kind::Float(f64::from_bits(number(payload))),
+            TEXT => Kind::Text(payload),
+            LIST => Kind::List(payload),
+            _ => Kind::Dict(payload),
+        }
+    }
+
+    /// The text, if the value is one.
+    pub(crate) fn as_text(&self, value: Value) -> Option<&str> {
+        match self.kind(value) {
+            Kind::Text(number) => Some(self.texts.of(number as usize)),
+            _ => None,
+        }
+    }
+
+    /// The number, if the value is a whole one that fits into 64 bits without sign.
+    pub(crate) fn as_u64(&self, value: Value) -> Option<u64> {
+        match self.kind(value) {
+            Kind::Int(number) => u64::try_from(number).ok(),
+            _ => None,
+        }
+    }
+
+    /// The values of a list or tuple, in order; nothing for other values.
+    pub(crate) fn items(&self, list: Value) -> impl Iterator<Item = Value> + '_ {
+        let chunks = self.chunks_of(if list.is_list() { list.payload() } else { NOTHING });
+        chunks.flat_map(|chunk| (chunk.first..chunk.first + chunk.len).map(|at| self.slots.at(at as usize)))
+    }
+
+    /// The number of values of a list or tuple; 0 for other values.
+    pub(crate) fn len(&self, list: Value) -> u64 {
+        let chunks = self.chunks_of(if list.is_list() { list.payload() } else { NOTHING });
+        chunks.map(|chunk| u64::from(chunk.len)).sum()
+    }
+
+    /// The pairs of a dictionary, in order; nothing for other values.
+    pub(crate) fn pairs(&self, dict: Value) -> impl Iterator<Item = (Value, Value)> + '_ {
+        let chunks = self.chunks_of(if dict.is_dict() { dict.payload() } else { NOTHING });
+        chunks.flat_map(move |chunk| {
+            (0..chunk.len).map(move |at| {
+                (self.slots.at((chunk.keys + at) as usize), self.slots.at((chunk.first + at) as usize))
+            })
+        })
+    }
+
+    /// The value of a key, if the value is a dictionary that has it.
+    pub(crate) fn get(&self, dict: Value, key: &str) -> Option<Value> {
+        // The last one counts, as in Python.
+        self.pairs(dict).filter(|&(name, _)| self.as_text(name) == Some(key)).last().map(|(_, value)| value)
+    }
+
+    /// A number for what a list holds: equal numbers mean equal lists. `None` for other values.
+    pub(crate) fn content(&self, list: Value) -> Option<u64> {
+        let chunk = list.is_list().then(|| self.chunks.at(list.payload() as usize))?;
+        Some(match chunk.next {
+            NOTHING => u64::from(chunk.first) << 32 | u64::from(chunk.len),
+            // Numbers of slots have 28 bits, so the highest bit tells lists in parts.
+            _ => 1 << 63 | u64::from(list.payload()),
+        })
+    }
+
+    /// Tells dictionaries with the same keys in the same order apart from others, and from those in parts.
+    pub(crate) fn shape(&self, dict: Value) -> Option<u64> {
+        let chunk = dict.is_dict().then(|| self.chunks.at(dict.payload() as usize))?;
+        (chunk.next == NOTHING).then_some(u64::from(chunk.keys) << 32 | u64::from(chunk.len))
+    }
+
+    /// The value at a place of a dictionary that has a [`shape`](Self::shape).
+    pub(crate) fn at(&self, dict: Value, place: u32) -> Value {
+        self.slots.at((self.chunks.at(dict.payload() as usize).first + place) as usize)
+    }
+
+    fn chunks_of(&self, first: u32) -> impl Iterator<Item = Chunk> + '_ {
+        let mut next = first;
+        std::iter::from_fn(move || {
+            let chunk = self.chunks.get(next as usize)?;
+            next = chunk.next;
+            Some(chunk)
+        })
+    }
+}
+
+fn hash(text: &str) -> u64 {
+    let mut hasher = FxHasher::default();
+    text.hash(&mut hasher);
+    hasher.finish()
+}
