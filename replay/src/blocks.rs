@@ -36,13 +36,22 @@ impl<T> Blocks<T> {
         Ok(number as u32)
     }
 
+    /// Frees the list, and gives its memory back to the budget.
+    pub(crate) fn free(self, budget: &mut Budget) {
+        let bytes = self.blocks.len() * Self::BLOCK_BYTES;
+        drop(self);
+        budget.give_back(bytes);
+    }
+
+    const BLOCK_BYTES: usize = PER_BLOCK * size_of::<T>() + size_of::<Vec<T>>() * 2;
+
     #[cold]
     fn add_block(&mut self, budget: &mut Budget) -> Result<(), Exceeded> {
         // Numbers have 28 bits elsewhere.
         if self.len >= 1 << 28 {
             budget.take(usize::MAX)?;
         }
-        budget.take(PER_BLOCK * size_of::<T>() + size_of::<Vec<T>>() * 2)?;
+        budget.take(Self::BLOCK_BYTES)?;
         self.blocks.push(Vec::with_capacity(PER_BLOCK));
         Ok(())
     }

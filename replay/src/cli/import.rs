@@ -179,7 +179,7 @@ fn text(recording: &Recording, output: Option<&Path>, out: &mut impl Write) -> i
     if sums.held_blocks > 0 {
         line("held", format!("{} frees waited for other streams", sums.held_blocks))?;
     }
-    line("streams", sums.lanes.to_string())?;
+    line("streams", sums.streams.to_string())?;
     let (stacks, frames) = recording.stack_counts();
     line(
         "stacks",

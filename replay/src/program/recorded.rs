@@ -5,7 +5,7 @@ use millpond_core::{DeviceId, DevicePtr};
 use super::{Limits, Program, ProgramBuilder};
 use crate::Result;
 use crate::log::{Action, Event, LogError};
-use crate::recording::{EventKind, Recording};
+use crate::recording::{EventKind, Lane, Recording};
 
 impl Program {
     /// Makes a program of the allocations, the frees and the failed requests of a recording. What was live
@@ -22,7 +22,7 @@ impl Program {
                 EventKind::AllocateFailure => Action::AllocateFailure,
                 _ => continue,
             };
-            let (thread, stream) = recording.lane(event);
+            let Lane { thread, stream, .. } = recording.lane(event);
             builder.push(&Event {
                 line: number as u64 + 1,
                 thread,

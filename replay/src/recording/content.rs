@@ -1,18 +1,21 @@
 //! A recording: the events of one device, and all that they refer to.
 
+use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
 use super::texts::{RawFrame, Table};
-use super::{Event, Frame, Id, StateCheck};
+use super::{Event, Frame, Id, Lane, StateCheck};
 use crate::blocks::Blocks;
 use crate::budget::{Budget, Exceeded};
-use crate::log::StreamKey;
 
 /// The longest name of a function or a file that is kept, in bytes.
 const MAX_NAME_BYTES: usize = 2048;
 
 /// The most frames of a stack that are kept, innermost first.
 const MAX_FRAMES: usize = 2048;
+
+/// An entry of the map of rounded sizes with its share of free room.
+const ROUNDED_BYTES: usize = 32;
 
 /// The unit of times.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
@@ -65,8 +68,9 @@ pub struct Recording {
     pub(crate) unknowns: Vec<Unknown>,
     pub(crate) check: Option<StateCheck>,
     events: Blocks<Event>,
-    lanes: Table<(u64, StreamKey)>,
-    pools: Table<(u64, u64)>,
+    /// What allocators rounded blocks to, where a source says so, by the number of the event.
+    rounded: FxHashMap<u32, u64>,
+    lanes: Table<Lane>,
     tags: Table<Box<str>>,
     names: Table<Box<str>>,
     frames: Table<RawFrame>,
@@ -85,8 +89,8 @@ impl Recording {
             unknowns: Vec::new(),
             check: None,
             events: Blocks::new(),
+            rounded: FxHashMap::default(),
             lanes: Table::default(),
-            pools: Table::default(),
             tags: Table::default(),
             names: Table::default(),
             frames: Table::default(),
@@ -150,14 +154,15 @@ impl Recording {
         (number < self.len()).then(|| self.events.of(number))
     }
 
-    /// The thread and the stream of an event. A source without threads has thread 0.
-    pub fn lane(&self, event: &Event) -> (u64, StreamKey) {
-        self.lanes.values().get(event.lane as usize).copied().unwrap_or((0, StreamKey::Legacy))
+    /// Where an event happened.
+    pub fn lane(&self, event: &Event) -> Lane {
+        self.lanes.values().get(event.lane as usize).copied().unwrap_or_default()
     }
 
-    /// The two numbers of a pool, as PyTorch counts its private ones.
-    pub fn pool(&self, pool: Id) -> Option<(u64, u64)> {
-        self.pools.get(pool).copied()
+    /// The bytes that the allocator set aside for the block that the event with this number allocated, if the
+    /// source says so.
+    pub fn rounded_bytes(&self, number: usize) -> Option<u64> {
+        self.rounded.get(&u32::try_from(number).ok()?).copied()
     }
 
     /// A tag.
@@ -176,9 +181,14 @@ impl Recording {
         (self.stacks.values().len(), self.frames.values().len())
     }
 
-    /// The number of different pairs of thread and stream.
-    pub fn lane_count(&self) -> usize {
-        self.lanes.values().len()
+    /// The places where events happened.
+    pub fn lanes(&self) -> &[Lane] {
+        self.lanes.values()
+    }
+
+    /// The number of different streams.
+    pub fn stream_count(&self) -> usize {
+        self.lanes().iter().map(Lane::own_stream).collect::<FxHashSet<_>>().len()
     }
 
     pub(super) fn frame(&self, frame: Id) -> Option<Frame<'_>> {
@@ -205,21 +215,19 @@ impl Recording {
     }
 
     /// Notes what the allocator set aside for the block of an event.
-    pub(crate) fn set_rounded_bytes(&mut self, event: usize, rounded_bytes: u64) {
-        self.events.of_mut(event).rounded_bytes = rounded_bytes;
-    }
-
-    pub(crate) fn add_lane(
+    pub(crate) fn set_rounded_bytes(
         &mut self,
-        thread: u64,
-        stream: StreamKey,
+        event: usize,
+        rounded_bytes: u64,
         budget: &mut Budget,
-    ) -> Result<u32, Exceeded> {
-        Ok(self.lanes.number((thread, stream), 0, budget)?.get() - 1)
+    ) -> Result<(), Exceeded> {
+        budget.take(ROUNDED_BYTES)?;
+        self.rounded.insert(event as u32, rounded_bytes);
+        Ok(())
     }
 
-    pub(crate) fn add_pool(&mut self, pool: (u64, u64), budget: &mut Budget) -> Result<Id, Exceeded> {
-        self.pools.number(pool, 0, budget)
+    pub(crate) fn add_lane(&mut self, lane: Lane, budget: &mut Budget) -> Result<u32, Exceeded> {
+        Ok(self.lanes.number(lane, 0, budget)?.get() - 1)
     }
 
     pub(crate) fn add_tag(&mut self, tag: &str, budget: &mut Budget) -> Result<Id, Exceeded> {
@@ -253,13 +261,13 @@ impl PartialEq for Recording {
                 frames.map(|frame| (frame.function.to_owned(), frame.file.to_owned(), frame.line)).collect()
             });
             let tag = event.tag.map(|id| recording.tag(id).to_owned());
-            let pool = event.pool.and_then(|id| recording.pool(id));
-            let plain = Event { lane: 0, stack: None, tag: None, pool: None, ..*event };
-            (plain, recording.lane(event), frames, tag, pool)
+            let plain = Event { lane: 0, stack: None, tag: None, ..*event };
+            (plain, recording.lane(event), frames, tag)
         };
         let heads = |recording: &Self| {
             let Self { source, device, clock, settings, unknowns, check, .. } = recording;
-            (source.clone(), *device, *clock, settings.clone(), unknowns.clone(), check.clone())
+            let rounded = recording.rounded.clone();
+            (source.clone(), *device, *clock, settings.clone(), unknowns.clone(), check.clone(), rounded)
         };
         heads(self) == heads(other)
             && self.len() == other.len()

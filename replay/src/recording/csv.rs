@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use super::notes::{column, push_word, word};
-use super::{Clock, Event, EventKind, Id, Recording};
+use super::{Clock, Event, EventKind, Id, Lane, Recording};
 
 /// The length of the notes in bytes from which on they get a row of their own.
 const NOTES_BYTES: usize = 16 << 10;
@@ -37,8 +37,8 @@ impl Recording {
         };
         writer.header()?;
         writer.about()?;
-        for event in self.events() {
-            writer.event(event)?;
+        for (number, event) in self.events().enumerate() {
+            writer.event(number, event)?;
         }
         writer.flush_notes()?;
         writer.out.flush()
@@ -123,16 +123,16 @@ impl<W: Write> Writer<'_, W> {
         Ok(())
     }
 
-    fn event(&mut self, event: &Event) -> io::Result<()> {
+    fn event(&mut self, number: usize, event: &Event) -> io::Result<()> {
         if let Some(stack) = event.stack {
             self.define_stack(stack)?;
         }
-        if event.kind.is_row() { self.row(event) } else { self.event_note(event) }
+        if event.kind.is_row() { self.row(number, event) } else { self.event_note(event) }
     }
 
-    fn row(&mut self, event: &Event) -> io::Result<()> {
+    fn row(&mut self, number: usize, event: &Event) -> io::Result<()> {
         let recording = self.recording;
-        let (thread, stream) = recording.lane(event);
+        let Lane { thread, stream, pool } = recording.lane(event);
         let action = match event.kind {
             EventKind::Allocate => "allocate",
             EventKind::Free => "free",
@@ -160,7 +160,7 @@ impl<W: Write> Writer<'_, W> {
             write!(self.out, "{stack}")?;
         }
         self.out.write_all(b",")?;
-        if let Some((first, second)) = event.pool.and_then(|pool| recording.pool(pool)) {
+        if let Some((first, second)) = pool {
             write!(self.out, "{first}:{second}")?;
         }
         self.out.write_all(b",")?;
@@ -170,8 +170,8 @@ impl<W: Write> Writer<'_, W> {
             self.out.write_all(text.as_bytes())?;
         }
         self.out.write_all(b",")?;
-        if event.rounded_bytes > 0 {
-            write!(self.out, "{}", event.rounded_bytes)?;
+        if let Some(rounded) = recording.rounded_bytes(number) {
+            write!(self.out, "{rounded}")?;
         }
         let before = if event.is_before { "1" } else { "" };
         let notes = std::mem::take(&mut self.notes);
@@ -185,7 +185,7 @@ impl<W: Write> Writer<'_, W> {
             self.define_tag(tag)?;
         }
         self.start_note()?;
-        let (thread, stream) = recording.lane(event);
+        let Lane { thread, stream, pool } = recording.lane(event);
         let Event { address, bytes, .. } = event;
         let notes = &mut self.notes;
         // Writing to a string cannot fail.
@@ -198,7 +198,7 @@ impl<W: Write> Writer<'_, W> {
             Some(stack) => write!(notes, "{stack} "),
             None => write!(notes, "- "),
         };
-        let _ = match event.pool.and_then(|pool| recording.pool(pool)) {
+        let _ = match pool {
             Some((first, second)) => write!(notes, "{first}:{second} "),
             None => write!(notes, "- "),
         };

@@ -86,7 +86,7 @@ impl EventKind {
     }
 }
 
-/// A number of a stack, a tag or a pool, counted from 1.
+/// A number of a stack or a tag, counted from 1.
 pub type Id = NonZeroU32;
 
 /// One event of a [`Recording`](super::Recording), without its texts: stacks, tags and streams are numbers
@@ -105,26 +105,22 @@ pub struct Event {
     pub is_before: bool,
     /// The binary logarithm of the requested alignment in bytes; 8 where the source has none.
     pub alignment_log2: u8,
-    /// The number of the pair of thread and stream; see [`Recording::lane`](super::Recording::lane).
-    pub lane: u32,
     /// The address of the block or the segment.
     pub address: u64,
     /// The size in bytes; of a block, as requested.
     pub bytes: u64,
-    /// The bytes that the allocator set aside for the block; 0 where the source does not say.
-    pub rounded_bytes: u64,
     /// The time in the unit of the recording's [`Clock`](super::Clock), or [`NO_TIME`](Self::NO_TIME).
     pub raw_time: u64,
+    /// The number of the thread, the stream and the pool; see [`Recording::lane`](super::Recording::lane).
+    pub lane: u32,
     /// The stack; see [`Recording::stack`](super::Recording::stack).
     pub stack: Option<Id>,
     /// The tag; see [`Recording::tag`](super::Recording::tag).
     pub tag: Option<Id>,
-    /// The pool; see [`Recording::pool`](super::Recording::pool).
-    pub pool: Option<Id>,
 }
 
 /// Recordings have millions of events.
-const _: () = assert!(size_of::<Event>() == 56);
+const _: () = assert!(size_of::<Event>() == 40);
 
 impl Event {
     /// The time of an event whose time is not known.
@@ -139,11 +135,9 @@ impl Event {
             lane: 0,
             address: 0,
             bytes: 0,
-            rounded_bytes: 0,
             raw_time: Self::NO_TIME,
             stack: None,
             tag: None,
-            pool: None,
         }
     }
 

@@ -13,6 +13,7 @@ mod check;
 mod content;
 mod csv;
 mod event;
+mod lane;
 mod notes;
 mod sums;
 mod texts;
@@ -20,6 +21,7 @@ mod texts;
 pub use check::StateCheck;
 pub use content::{Clock, Recording, Source, Unknown};
 pub use event::{Event, EventKind, Id};
+pub use lane::Lane;
 pub use sums::Sums;
 pub use texts::Frame;
 

@@ -38,14 +38,15 @@ pub struct Sums {
     pub with_stack: u64,
     /// The different stacks.
     pub stacks: u64,
-    /// The different pairs of thread and stream.
-    pub lanes: u64,
+    /// The different streams.
+    pub streams: u64,
 }
 
 impl Recording {
     /// Sums the events up.
     pub fn sums(&self) -> Sums {
-        let mut sums = Sums { events: self.len() as u64, lanes: self.lane_count() as u64, ..Sums::default() };
+        let streams = self.stream_count() as u64;
+        let mut sums = Sums { events: self.len() as u64, streams, ..Sums::default() };
         sums.stacks = self.stack_counts().0 as u64;
         let mut live: FxHashMap<u64, u64> = FxHashMap::default();
         let (mut reserved, mut has_segments, mut peak_reserved) = (0_u64, false, 0);

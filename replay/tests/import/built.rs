@@ -213,7 +213,7 @@ fn each_version_of_pytorch_is_read_in_each_protocol() {
             "2.10" => assert!(tags.len() == 4 && tags[0] == "weights; of, \"x\"\n", "{tags:?}"),
             "2.15" => {
                 assert_eq!(tags[0], "grads | compile 1/0");
-                assert_eq!(first.pool(first.event(3).unwrap().pool.unwrap()), Some((0, 3)));
+                assert_eq!(first.lane(first.event(3).unwrap()).pool, Some((0, 3)));
             }
             _ => assert!(tags.is_empty()),
         }

@@ -73,7 +73,7 @@ fn events_are_sorted_and_kinds_are_known_by_their_labels() {
             (Free, 0x7000, 4096, Some(30), false),
         ]
     );
-    assert_eq!(recording.lane_count(), 2);
+    assert_eq!(recording.stream_count(), 2);
     assert_eq!(recording.tag(recording.event(0).unwrap().tag.unwrap()), "Device");
     assert_eq!(unknowns(&recording), ["other_device", "host_memory", "pools", "stacks"]);
     let details = &recording.source().details;

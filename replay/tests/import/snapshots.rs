@@ -114,7 +114,7 @@ fn frees_in_two_phases_phases_pools_settings_tags_and_failures_are_kept() {
 
     let graph = snapshot("graph");
     let pools: std::collections::BTreeSet<_> =
-        graph.events().filter_map(|event| graph.pool(event.pool?)).collect();
+        graph.events().filter_map(|event| graph.lane(event).pool).collect();
     assert!(pools.len() > 1 && pools.contains(&(0, 0)), "{pools:?}");
 
     let metadata = snapshot("metadata");
@@ -137,9 +137,13 @@ fn frees_in_two_phases_phases_pools_settings_tags_and_failures_are_kept() {
 #[test]
 fn blocks_that_are_live_at_the_end_have_the_size_that_the_allocator_rounded_to() {
     let recording = snapshot("small");
-    let known: Vec<_> = recording.events().filter(|event| event.rounded_bytes > 0).collect();
+    let known: Vec<(u64, u64)> = recording
+        .events()
+        .enumerate()
+        .filter_map(|(number, event)| Some((event.bytes, recording.rounded_bytes(number)?)))
+        .collect();
     assert_eq!(known.len() as u64, recording.check().unwrap().state_blocks);
-    assert!(known.iter().all(|event| event.rounded_bytes == event.bytes.next_multiple_of(512)));
+    assert!(known.iter().all(|(bytes, rounded)| *rounded == bytes.next_multiple_of(512)), "{known:?}");
 }
 
 #[test]

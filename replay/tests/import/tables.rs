@@ -66,7 +66,7 @@ fn a_log_of_rmm_is_a_recording_that_lacks_the_rest() {
     assert_eq!(recording.source().format, "RMM log");
     assert_eq!(unknowns(&recording), ["other_allocators", "stacks", "stream_order", "times"]);
     let sums = recording.sums();
-    assert_eq!((sums.allocations, sums.frees, sums.failures, sums.lanes), (1, 1, 1, 3));
+    assert_eq!((sums.allocations, sums.frees, sums.failures, sums.streams), (1, 1, 1, 3));
     assert_eq!(recording.check(), None);
     let error = read(format!("{HEADER}7,0,allocate,0x100,-1,0\n").as_bytes()).unwrap_err();
     assert_eq!(error, "file:2: column Size: `-1` is negative; a size in bytes is 0 or more");

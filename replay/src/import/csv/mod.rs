@@ -8,7 +8,7 @@ use super::Options;
 use super::refusal::Refusal;
 use crate::budget::Budget;
 use crate::log::{Action, LogError, LogReader};
-use crate::recording::{Clock, Event, EventKind, Recording, column, note_text};
+use crate::recording::{Clock, Event, EventKind, Lane, Recording, column, note_text};
 
 use notes::Notes;
 
@@ -86,22 +86,23 @@ pub(super) fn import(
             text => {
                 let pool = notes::pool(text);
                 let pool = pool.ok_or_else(|| fail(format!("column {}: write 0:0", column::POOL)))?;
-                Some(recording.add_pool(pool, budget)?)
+                Some(pool)
             }
         };
         let event = Event {
             is_before: cell(column::BEFORE)? == "1",
             alignment_log2: row.alignment.trailing_zeros() as u8,
-            lane: recording.add_lane(row.thread, row.stream, budget)?,
+            lane: recording.add_lane(Lane { thread: row.thread, stream: row.stream, pool }, budget)?,
             address: row.pointer.address(),
             bytes: row.bytes,
-            rounded_bytes: number(column::ROUNDED)?.unwrap_or(0),
             raw_time: time.unwrap_or(Event::NO_TIME),
             stack,
             tag,
-            pool,
             ..Event::new(kind)
         };
+        if let Some(rounded) = number(column::ROUNDED)? {
+            recording.set_rounded_bytes(recording.len(), rounded, budget)?;
+        }
         recording.push(event, budget)?;
     }
     if recording.is_empty() {
@@ -122,7 +123,7 @@ fn unknowns(recording: &mut Recording) {
          from the driver",
     );
     recording.unknown("stacks", "the log does not say which code asked for a block");
-    if recording.lane_count() > 1 {
+    if recording.stream_count() > 1 {
         recording.unknown("stream_order", "the log does not say what orders the streams");
     }
     if recording.clock() == Clock::Monotonic && recording.events().all(|event| event.time().is_none()) {

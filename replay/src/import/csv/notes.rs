@@ -5,7 +5,7 @@ use rustc_hash::FxHashMap;
 use crate::budget::Budget;
 use crate::import::refusal::Refusal;
 use crate::log::{StreamKey, stream_key};
-use crate::recording::{Event, EventKind, Frame, Id, Recording, StateCheck, note_text, word};
+use crate::recording::{Event, EventKind, Frame, Id, Lane, Recording, StateCheck, note_text, word};
 
 /// An entry of the map of a file's numbers to ours, with its share of free room.
 const MAP_ENTRY_BYTES: usize = 32;
@@ -139,8 +139,8 @@ impl Notes {
             Some((event, thread, stream, pair))
         };
         let Some((event, thread, stream, pair)) = parsed() else { return Ok(None) };
-        let pool = pair.map(|pair| recording.add_pool(pair, budget)).transpose()?;
-        Ok(Some(Event { lane: recording.add_lane(thread, stream, budget)?, pool, ..event }))
+        let lane = recording.add_lane(Lane { thread, stream, pool: pair }, budget)?;
+        Ok(Some(Event { lane, ..event }))
     }
 }
 

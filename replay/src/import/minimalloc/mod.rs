@@ -7,8 +7,8 @@ use std::io::{BufRead, BufReader, Read};
 
 use crate::budget::Budget;
 use crate::import::refusal::Refusal;
-use crate::log::{MAX_LINE_BYTES, StreamKey};
-use crate::recording::{Clock, Event, EventKind, Recording};
+use crate::log::MAX_LINE_BYTES;
+use crate::recording::{Clock, Event, EventKind, Lane, Recording};
 
 /// The first address that is given to buffers, since the file has offsets at most.
 const BASE: u64 = 1 << 32;
@@ -65,7 +65,7 @@ pub(super) fn import(name: &str, text: impl Read, budget: &mut Budget) -> Result
     let mut line = Vec::new();
     let mut recording = Recording::new(name, "minimalloc CSV");
     recording.clock = Clock::Steps;
-    let lane = recording.add_lane(0, StreamKey::Legacy, budget)?;
+    let lane = recording.add_lane(Lane::default(), budget)?;
     let mut header = None;
     let mut buffers: Vec<Buffer> = Vec::new();
     let (mut number, mut next_address, mut gaps) = (0, BASE, 0_u64);

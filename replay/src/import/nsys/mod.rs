@@ -14,7 +14,7 @@ use super::Options;
 use super::refusal::Refusal;
 use crate::budget::Budget;
 use crate::log::StreamKey;
-use crate::recording::{Clock, Event, EventKind, Recording};
+use crate::recording::{Clock, Event, EventKind, Lane, Recording};
 
 use table::{Database, Row};
 
@@ -144,7 +144,7 @@ fn events(
         let kind = kinds.get(&row.kind);
         let event = Event {
             address: row.address,
-            lane: recording.add_lane(row.context, stream, budget)?,
+            lane: recording.add_lane(Lane { thread: row.context, stream, pool: None }, budget)?,
             tag: kind.map(|kind| recording.add_tag(kind, budget)).transpose()?,
             ..event
         };

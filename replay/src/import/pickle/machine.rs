@@ -58,7 +58,10 @@ pub(super) fn run(input: &mut Bytes<'_>, budget: &mut Budget) -> Result<(Values,
     };
     machine.header()?;
     let value = machine.body()?;
-    Ok((machine.values, value))
+    let Machine { budget, values, stack, memo, .. } = machine;
+    stack.free(budget);
+    memo.free(budget);
+    Ok((values, value))
 }
 
 impl Machine<'_, '_> {

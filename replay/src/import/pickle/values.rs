@@ -44,27 +44,29 @@ const BITS: u32 = 28;
 /// A map's entry with its share of free room, also while the map grows.
 const MAP_ENTRY_BYTES: usize = 64;
 
-/// A slice of a list or a dictionary, and the next one.
+/// A slice of a list or a dictionary.
 #[derive(Clone, Copy, Debug)]
-struct Chunk {
-    /// Of a dictionary: the first of its keys.
-    keys: u32,
-    /// The first of its values.
+struct Part {
+    /// Of a list: its length. Of a dictionary: the slot that holds its length, before those with its keys.
+    about: u32,
+    /// The first of its values; and whether more parts follow, see [`MORE`].
     first: u32,
-    len: u32,
-    /// The next chunk, or [`NOTHING`].
-    next: u32,
-    /// The last chunk of the chain, for its first one.
-    last: u32,
 }
 
-const NOTHING: u32 = u32::MAX;
+/// Marks the first part of a list or dictionary that has more. Slots have numbers of 28 bits.
+const MORE: u32 = 1 << 31;
+
+/// A part of a dictionary that is empty.
+const NO_KEYS: u32 = u32::MAX;
 
 /// The values that a file has made so far.
 #[derive(Debug)]
 pub(crate) struct Values {
     slots: Blocks<Value>,
-    chunks: Blocks<Chunk>,
+    /// The first part of each list and dictionary.
+    heads: Blocks<Part>,
+    /// The other parts of those that have more, by the number of the first.
+    more: FxHashMap<u32, Vec<Part>>,
     numbers: Blocks<u64>,
     texts: Blocks<Box<str>>,
     text_by_hash: FxHashMap<u64, u32>,
@@ -107,7 +109,8 @@ impl Values {
     pub(crate) fn new() -> Self {
         Self {
             slots: Blocks::new(),
-            chunks: Blocks::new(),
+            heads: Blocks::new(),
+            more: FxHashMap::default(),
             numbers: Blocks::new(),
             texts: Blocks::new(),
             text_by_hash: FxHashMap::default(),
@@ -145,16 +148,11 @@ impl Values {
     }
 
     pub(crate) fn empty_list(&mut self, budget: &mut Budget) -> Result<Value, Exceeded> {
-        Ok(Value::new(LIST, self.empty(budget)?))
+        Ok(Value::new(LIST, self.heads.push(Part { about: 0, first: 0 }, budget)?))
     }
 
     pub(crate) fn empty_dict(&mut self, budget: &mut Budget) -> Result<Value, Exceeded> {
-        Ok(Value::new(DICT, self.empty(budget)?))
-    }
-
-    fn empty(&mut self, budget: &mut Budget) -> Result<u32, Exceeded> {
-        let number = self.chunks.len() as u32;
-        self.chunks.push(Chunk { keys: 0, first: 0, len: 0, next: NOTHING, last: number }, budget)
+        Ok(Value::new(DICT, self.heads.push(Part { about: NO_KEYS, first: 0 }, budget)?))
     }
 
     /// Adds the values from number `from` of `stack` on to a list.
@@ -165,8 +163,13 @@ impl Values {
         from: usize,
         budget: &mut Budget,
     ) -> Result<(), Exceeded> {
-        let (first, len) = self.shared((from..stack.len()).map(|at| stack.at(at)), budget)?;
-        self.append(list.payload(), 0, first, len, budget)
+        if from == stack.len() {
+            return Ok(());
+        }
+        let len = (stack.len() - from) as u32;
+        let first = self.shared((from..stack.len()).map(|at| stack.at(at)), budget)?;
+        let is_empty = self.heads.at(list.payload() as usize).about == 0;
+        self.append(list.payload(), is_empty, Part { about: len, first }, budget)
     }
 
     /// Adds the pairs of a key and a value from number `from` of `stack` on to a dictionary.
@@ -177,23 +180,25 @@ impl Values {
         from: usize,
         budget: &mut Budget,
     ) -> Result<(), Exceeded> {
+        if from == stack.len() {
+            return Ok(());
+        }
         let pairs = (from..stack.len()).step_by(2);
-        let (keys, _) = self.shared(pairs.clone().map(|at| stack.at(at)), budget)?;
-        let (first, len) = self.slice(pairs.map(|at| stack.at(at + 1)), budget)?;
-        self.append(dict.payload(), keys, first, len, budget)
+        let len = Value::new(SMALL, pairs.len() as u32);
+        let keys = std::iter::once(len).chain(pairs.clone().map(|at| stack.at(at)));
+        let about = self.shared(keys, budget)?;
+        let first = self.slice(pairs.map(|at| stack.at(at + 1)), budget)?;
+        let is_empty = self.heads.at(dict.payload() as usize).about == NO_KEYS;
+        self.append(dict.payload(), is_empty, Part { about, first }, budget)
     }
 
-    /// Stores a slice of values.
-    fn slice(
-        &mut self,
-        values: impl Iterator<Item = Value>,
-        budget: &mut Budget,
-    ) -> Result<(u32, u32), Exceeded> {
+    /// Stores a slice of values and returns its first slot.
+    fn slice(&mut self, values: impl Iterator<Item = Value>, budget: &mut Budget) -> Result<u32, Exceeded> {
         let first = self.slots.len() as u32;
         for value in values {
             self.slots.push(value, budget)?;
         }
-        Ok((first, self.slots.len() as u32 - first))
+        Ok(first)
     }
 
     /// Stores a slice of values, or finds the same one. The values of dictionaries are seldom the same.
@@ -201,40 +206,36 @@ impl Values {
         &mut self,
         values: impl Iterator<Item = Value> + Clone,
         budget: &mut Budget,
-    ) -> Result<(u32, u32), Exceeded> {
+    ) -> Result<u32, Exceeded> {
         let mut hasher = FxHasher::default();
         values.clone().for_each(|value| value.hash(&mut hasher));
         let hash = hasher.finish();
         if let Some(&(first, len)) = self.slice_by_hash.get(&hash)
             && values.clone().eq((first..first + len).map(|at| self.slots.at(at as usize)))
         {
-            return Ok((first, len));
+            return Ok(first);
         }
-        let slice = self.slice(values, budget)?;
+        let first = self.slice(values, budget)?;
+        let len = self.slots.len() as u32 - first;
         if !self.slice_by_hash.contains_key(&hash) {
             budget.take(MAP_ENTRY_BYTES)?;
-            self.slice_by_hash.insert(hash, slice);
+            self.slice_by_hash.insert(hash, (first, len));
         }
-        Ok(slice)
+        Ok(first)
     }
 
-    fn append(
-        &mut self,
-        container: u32,
-        keys: u32,
-        first: u32,
-        len: u32,
-        budget: &mut Budget,
-    ) -> Result<(), Exceeded> {
-        let head = self.chunks.at(container as usize);
-        if head.len == 0 {
-            *self.chunks.of_mut(container as usize) = Chunk { keys, first, len, ..head };
+    fn append(&mut self, head: u32, is_empty: bool, part: Part, budget: &mut Budget) -> Result<(), Exceeded> {
+        let first = self.heads.of_mut(head as usize);
+        if is_empty {
+            *first = part;
             return Ok(());
         }
-        let chunk = Chunk { keys, first, len, next: NOTHING, last: 0 };
-        let number = self.chunks.push(chunk, budget)?;
-        self.chunks.of_mut(head.last as usize).next = number;
-        self.chunks.of_mut(container as usize).last = number;
+        if first.first & MORE == 0 {
+            first.first |= MORE;
+            budget.take(MAP_ENTRY_BYTES)?;
+        }
+        budget.take(3 * size_of::<Part>())?;
+        self.more.entry(head).or_default().push(part);
         Ok(())
     }
 
@@ -272,22 +273,24 @@ impl Values {
 
     /// The values of a list or tuple, in order; nothing for other values.
     pub(crate) fn items(&self, list: Value) -> impl Iterator<Item = Value> + '_ {
-        let chunks = self.chunks_of(if list.is_list() { list.payload() } else { NOTHING });
-        chunks.flat_map(|chunk| (chunk.first..chunk.first + chunk.len).map(|at| self.slots.at(at as usize)))
+        let parts = list.is_list().then(|| self.parts(list)).into_iter().flatten();
+        parts.flat_map(|part| (part.first..part.first + part.about).map(|at| self.slots.at(at as usize)))
     }
 
     /// The number of values of a list or tuple; 0 for other values.
     pub(crate) fn len(&self, list: Value) -> u64 {
-        let chunks = self.chunks_of(if list.is_list() { list.payload() } else { NOTHING });
-        chunks.map(|chunk| u64::from(chunk.len)).sum()
+        let parts = list.is_list().then(|| self.parts(list)).into_iter().flatten();
+        parts.map(|part| u64::from(part.about)).sum()
     }
 
     /// The pairs of a dictionary, in order; nothing for other values.
     pub(crate) fn pairs(&self, dict: Value) -> impl Iterator<Item = (Value, Value)> + '_ {
-        let chunks = self.chunks_of(if dict.is_dict() { dict.payload() } else { NOTHING });
-        chunks.flat_map(move |chunk| {
-            (0..chunk.len).map(move |at| {
-                (self.slots.at((chunk.keys + at) as usize), self.slots.at((chunk.first + at) as usize))
+        let parts = dict.is_dict().then(|| self.parts(dict)).into_iter().flatten();
+        parts.filter(|part| part.about != NO_KEYS).flat_map(move |part| {
+            let len = self.slots.at(part.about as usize).payload();
+            (0..len).map(move |at| {
+                let slot = |number: u32| self.slots.at(number as usize);
+                (slot(part.about + 1 + at), slot(part.first + at))
             })
         })
     }
@@ -300,32 +303,32 @@ impl Values {
 
     /// A number for what a list holds: equal numbers mean equal lists. `None` for other values.
     pub(crate) fn content(&self, list: Value) -> Option<u64> {
-        let chunk = list.is_list().then(|| self.chunks.at(list.payload() as usize))?;
-        Some(match chunk.next {
-            NOTHING => u64::from(chunk.first) << 32 | u64::from(chunk.len),
-            // Numbers of slots have 28 bits, so the highest bit tells lists in parts.
-            _ => 1 << 63 | u64::from(list.payload()),
+        let head = list.is_list().then(|| self.heads.at(list.payload() as usize))?;
+        Some(if head.first & MORE == 0 {
+            u64::from(head.first) << 32 | u64::from(head.about)
+        } else {
+            // The highest bit tells lists in parts.
+            1 << 63 | u64::from(list.payload())
         })
     }
 
     /// Tells dictionaries with the same keys in the same order apart from others, and from those in parts.
-    pub(crate) fn shape(&self, dict: Value) -> Option<u64> {
-        let chunk = dict.is_dict().then(|| self.chunks.at(dict.payload() as usize))?;
-        (chunk.next == NOTHING).then_some(u64::from(chunk.keys) << 32 | u64::from(chunk.len))
+    pub(crate) fn shape(&self, dict: Value) -> Option<u32> {
+        let head = dict.is_dict().then(|| self.heads.at(dict.payload() as usize))?;
+        (head.first & MORE == 0).then_some(head.about)
     }
 
     /// The value at a place of a dictionary that has a [`shape`](Self::shape).
     pub(crate) fn at(&self, dict: Value, place: u32) -> Value {
-        self.slots.at((self.chunks.at(dict.payload() as usize).first + place) as usize)
+        self.slots.at((self.heads.at(dict.payload() as usize).first + place) as usize)
     }
 
-    fn chunks_of(&self, first: u32) -> impl Iterator<Item = Chunk> + '_ {
-        let mut next = first;
-        std::iter::from_fn(move || {
-            let chunk = self.chunks.get(next as usize)?;
-            next = chunk.next;
-            Some(chunk)
-        })
+    /// The parts of a list or dictionary.
+    fn parts(&self, container: Value) -> impl Iterator<Item = Part> + '_ {
+        let head = self.heads.at(container.payload() as usize);
+        let more = if head.first & MORE == 0 { None } else { self.more.get(&container.payload()) };
+        let first = Part { first: head.first & !MORE, ..head };
+        std::iter::once(first).chain(more.into_iter().flatten().copied())
     }
 }
 

@@ -75,7 +75,7 @@ pub(super) fn describe(
          that allocate themselves, cudaMallocAsync, other processes",
     );
     recording.unknown("threads", "a snapshot does not say which thread made a call");
-    if recording.lane_count() > 1 {
+    if recording.stream_count() > 1 {
         recording.unknown(
             "stream_order",
             "a snapshot does not say which streams used a block beside its own, nor what orders the streams: a \

@@ -9,7 +9,7 @@ const MAX_KEYS: usize = 64;
 pub(super) struct Row<const N: usize> {
     keys: [&'static str; N],
     /// The shape of the last dictionary that had one.
-    shape: Option<u64>,
+    shape: Option<u32>,
     places: [Option<u32>; N],
 }
 

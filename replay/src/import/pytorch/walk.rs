@@ -9,7 +9,7 @@ use super::state::{Block, State};
 use crate::budget::{Budget, Exceeded};
 use crate::import::pickle::{Value, Values};
 use crate::log::StreamKey;
-use crate::recording::{Event, EventKind, Id, Recording, StateCheck};
+use crate::recording::{Event, EventKind, Id, Lane, Recording, StateCheck};
 
 /// An entry of the map of live blocks, with its share of free room.
 const LIVE_BYTES: usize = 64;
@@ -172,11 +172,8 @@ impl<'a> Walk<'a> {
             None if event.address != 0 => self.state.pool(event.address),
             None => None,
         };
-        let event = Event {
-            lane: self.recording.add_lane(0, stream_key(stream), self.budget)?,
-            pool: pool.map(|pool| self.recording.add_pool(pool, self.budget)).transpose()?,
-            ..event
-        };
+        let lane = Lane { thread: 0, stream: stream_key(stream), pool };
+        let event = Event { lane: self.recording.add_lane(lane, self.budget)?, ..event };
         match event.kind {
             EventKind::Allocate => self.allocate(&event)?,
             EventKind::FreeRequested => {
@@ -229,7 +226,7 @@ impl<'a> Walk<'a> {
         self.phases.rest(&mut self.recording, self.budget)?;
         let state = self.state;
         for block in &state.blocks {
-            self.compare(block);
+            self.compare(block)?;
         }
         self.check.extra_blocks = self.live.len() as u64;
         if let Some(address) = self.live.keys().next().copied() {
@@ -240,15 +237,15 @@ impl<'a> Walk<'a> {
         Ok(self)
     }
 
-    fn compare(&mut self, block: &Block) {
+    fn compare(&mut self, block: &Block) -> Result<(), Exceeded> {
         let Block { address, bytes, rounded_bytes, is_pending, has_request, .. } = *block;
         let live = self.live.remove(&address);
         if let Some(live) = live {
-            self.recording.set_rounded_bytes(live.event as usize, rounded_bytes);
+            self.recording.set_rounded_bytes(live.event as usize, rounded_bytes, self.budget)?;
         }
         // Without completions in the trace, a free counts when the program asks for it.
         if is_pending && live.is_none() && !self.knows_completions {
-            return;
+            return Ok(());
         }
         self.check.state_blocks += 1;
         self.check.state_bytes += bytes;
@@ -271,6 +268,7 @@ impl<'a> Walk<'a> {
                 self.first(|| format!("the block at {address:#x} is in the state, and not live at the end"));
             }
         }
+        Ok(())
     }
 }
 
