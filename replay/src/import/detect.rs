@@ -93,6 +93,15 @@ pub(super) fn found(head: &[u8]) -> Found {
     if head.get(8..10) == Some(b"{\"") && head[4..8] == [0; 4] {
         return Found::Other("is a file of weights (safetensors), which holds no memory events");
     }
+    // A log whose rows are damaged is still one: its reader says which row.
+    if matches!(head.first(), Some(0xef | b'A'..=b'Z' | b'a'..=b'z')) {
+        let header = head.split(|byte| *byte == b'\n').next().unwrap_or(head);
+        let header = String::from_utf8_lossy(header);
+        let kind = table(header.trim_start_matches('\u{feff}'));
+        if !matches!(kind, Found::Other(_)) {
+            return kind;
+        }
+    }
     let is_report = [&b"NVIDIA Nsight"[..], b"QdstrmHeader", b"qdrep", b"nsys-rep"];
     if head.contains(&0) {
         let is_report = is_report.iter().any(|name| head.windows(name.len()).any(|at| at == *name));

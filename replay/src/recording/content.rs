@@ -193,7 +193,7 @@ impl Recording {
 
     pub(super) fn frame(&self, frame: Id) -> Option<Frame<'_>> {
         let raw = self.frames.get(frame)?;
-        let name = |id| self.names.get(id).map_or("", |text: &Box<str>| text);
+        let name = |id| self.names.get(id).map_or("", Box::as_ref);
         Some(Frame { function: name(raw.function), file: name(raw.file), line: raw.line })
     }
 

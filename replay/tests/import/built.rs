@@ -141,12 +141,15 @@ fn each_version_of_pytorch_is_read_in_each_protocol() {
         ("1.13", Py::List(vec![old_segment.clone()])),
         ("2.0", snapshot(vec![old_segment], vec![events(&with(&[]))], vec![])),
         ("2.1", snapshot(segments(), vec![events(&[])], vec![])),
-        ("2.2", snapshot(segments(), vec![vec![], events(&with(&[time.clone()])), vec![]], vec![])),
+        (
+            "2.2",
+            snapshot(segments(), vec![vec![], events(&with(std::slice::from_ref(&time))), vec![]], vec![]),
+        ),
         (
             "2.4",
             snapshot(
                 segments(),
-                vec![events(&with(&[time.clone()]))],
+                vec![events(&with(std::slice::from_ref(&time)))],
                 vec![("allocator_settings", settings), ("external_annotations", annotations)],
             ),
         ),

@@ -4,6 +4,7 @@
 //! stored once, so that a file whose events repeat their stacks takes little memory. Nothing here follows
 //! references, so it does not matter how deeply or in which circles a file nests them.
 
+use std::collections::hash_map::Entry;
 use std::hash::{Hash, Hasher};
 
 use rustc_hash::{FxHashMap, FxHasher};
@@ -217,9 +218,9 @@ impl Values {
         }
         let first = self.slice(values, budget)?;
         let len = self.slots.len() as u32 - first;
-        if !self.slice_by_hash.contains_key(&hash) {
+        if let Entry::Vacant(entry) = self.slice_by_hash.entry(hash) {
             budget.take(MAP_ENTRY_BYTES)?;
-            self.slice_by_hash.insert(hash, (first, len));
+            entry.insert((first, len));
         }
         Ok(first)
     }
