@@ -7,6 +7,7 @@
 //! | [`log`] | reads rows: RMM's CSV, plain, gzip or zstd |
 //! | [`import`] | reads what other programs recorded: PyTorch's snapshots, minimalloc's CSV, Nsight Systems |
 //! | [`recording`] | the one model of all of them, with stacks, pools, segments and what is not known |
+//! | [`explain`] | says where memory is in a recording, and what would help |
 //! | [`program`] | turns rows into a compact program of operations, in bounded memory |
 //! | [`engine`] | replays the program through a stack, on one thread or on many |
 //! | [`compare`] | replays through several stacks and collects the figures |
@@ -51,6 +52,7 @@ pub mod compare;
 mod device_figures;
 pub mod engine;
 mod error;
+pub mod explain;
 pub mod import;
 pub mod lineup;
 pub mod log;

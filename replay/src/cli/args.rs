@@ -12,6 +12,7 @@ use millpond_driver::DeviceSpec;
 use super::bench::BenchArgs;
 use super::busy::BusyArgs;
 use super::calibrate::CalibrateArgs;
+use super::explain::ExplainArgs;
 use super::format::FormatArg;
 use super::import::ImportArgs;
 
@@ -88,6 +89,7 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     Busy(BusyArgs),
     Calibrate(CalibrateArgs),
+    Explain(ExplainArgs),
     Import(ImportArgs),
 }
 
@@ -108,6 +110,8 @@ Examples:
       measure the GPU for `--device sim:my.toml`, and compare a log on both
   millpond-replay import snapshot.pickle --output log.csv.gz
       what a memory snapshot of PyTorch holds and what it cannot say, and the same as a log
+  millpond-replay explain snapshot.pickle
+      where its memory is, why a request failed, and what would help
   millpond-replay ./bench
       a log whose name is that of a command
 

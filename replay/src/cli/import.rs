@@ -10,14 +10,16 @@ use serde::Serialize;
 
 use super::overwrite;
 use super::verdict::{Failure, Verdict};
+use crate::explain::plain;
 use crate::import::{self, Options};
 use crate::recording::{Recording, Source, StateCheck, Sums, Unknown};
 
 /// Imports what another program recorded, and writes it as a log
 ///
-/// Reads memory snapshots of PyTorch (since 2.0, also the pages of its viewer), minimalloc's CSV, SQLite exports
-/// of Nsight Systems, and logs, plain or packed with gzip or zstd. A file is recognised by its content. Nothing
-/// in a snapshot is run, so that a stranger's is safe to read. Says what the file holds and what it cannot say.
+/// Reads memory snapshots of PyTorch (since 2.0, also the pages of its viewer), minimalloc's CSV, SQLite
+/// exports of Nsight Systems, and logs, plain or packed with gzip or zstd. A file is recognised by its
+/// content. Nothing in a snapshot is run, so that a stranger's is safe to read. Says what the file holds and
+/// what it cannot say.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ImportArgs {
     /// The file to import; `-` is the standard input
@@ -81,11 +83,7 @@ pub(super) fn run(args: &ImportArgs, mut out: impl Write) -> Result<Verdict, Fai
     if let Some(output) = output {
         overwrite::refuse_import(output, &args.file)?;
     }
-    let recording = if args.file == Path::new("-") {
-        import::read("standard input", io::stdin(), &args.options())?
-    } else {
-        import::open(&args.file, &args.options())?
-    };
+    let recording = import(&args.file, &args.options())?;
     match output {
         Some(path) if path == Path::new("-") => {
             recording.write_csv(&mut out)?;
@@ -99,6 +97,14 @@ pub(super) fn run(args: &ImportArgs, mut out: impl Write) -> Result<Verdict, Fai
         ReportFormat::Text => text(&recording, output, &mut out)?,
     }
     Ok(Verdict::Fine)
+}
+
+/// Imports a file; `-` is the standard input.
+pub(super) fn import(file: &Path, options: &Options) -> crate::Result<Recording> {
+    if file == Path::new("-") {
+        return import::read("standard input", io::stdin(), options);
+    }
+    import::open(file, options)
 }
 
 /// Writes the log, packed as its name says.
@@ -201,9 +207,4 @@ fn text(recording: &Recording, output: Option<&Path>, out: &mut impl Write) -> i
         writeln!(out, "  {}", plain(&unknown.text))?;
     }
     Ok(())
-}
-
-/// A text from a file without characters that a terminal would obey.
-fn plain(text: &str) -> String {
-    text.chars().map(|char| if char.is_control() { '\u{fffd}' } else { char }).collect()
 }

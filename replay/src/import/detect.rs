@@ -28,12 +28,14 @@ const SQLITE: &[u8] = b"SQLite format 3\0";
 const OTHERS: &[(&[u8], &str)] = &[
     (
         b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.",
-        "is a checkpoint of an old torch.save, which holds weights and no memory events; write a snapshot with \
+        "is a checkpoint of an old torch.save, which holds weights and no memory events; write a snapshot \
+         with \
          torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")",
     ),
     (
         b"PK\x03\x04",
-        "is a zip file, as torch.save writes checkpoints: weights, and no memory events; if a snapshot is in it, \
+        "is a zip file, as torch.save writes checkpoints: weights, and no memory events; if a snapshot is \
+         in it, \
          unpack that; else write one with torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")",
     ),
     (b"\x7fELF", "is a program or a library (ELF); name the file that it wrote"),
@@ -56,11 +58,13 @@ const OTHERS: &[(&[u8], &str)] = &[
     (b"\xff\xd8\xff", "is a picture, which holds no memory events; name the file that the viewer showed"),
 ];
 
-const CHROME_TRACE: &str = "is a trace for Chrome or Perfetto, as torch.profiler writes it: it has no address and \
+const CHROME_TRACE: &str = "is a trace for Chrome or Perfetto, as torch.profiler writes it: it has no \
+                            address and \
                             no stream of each block; write a snapshot with \
                             torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")";
 
-const JSON: &str = "is JSON, of which no kind is read: a PyTorch snapshot is a pickle (`_dump_snapshot`), an export \
+const JSON: &str = "is JSON, of which no kind is read: a PyTorch snapshot is a pickle (`_dump_snapshot`), \
+                    an export \
                     of Nsight Systems is SQLite (`nsys export --type sqlite`), a log is CSV";
 
 const NSYS_REPORT: &str = "is a report of Nsight Systems, which only its own tools read: export it with \
@@ -71,8 +75,10 @@ const EMPTY: &str = "is empty";
 const UNKNOWN_TEXT: &str = "is text, and none that is read: a log has the columns \
                             Thread,Time,Action,Pointer,Size,Stream, minimalloc's CSV id,lower,upper,size";
 
-const UNKNOWN: &str = "is of no kind that is read: PyTorch's memory snapshots, logs with RMM's columns, minimalloc's \
-                       CSV, SQLite exports of Nsight Systems, plain or packed with gzip or zstd; a report of Nsight \
+const UNKNOWN: &str = "is of no kind that is read: PyTorch's memory snapshots, logs with RMM's columns, \
+                       minimalloc's \
+                       CSV, SQLite exports of Nsight Systems, plain or packed with gzip or zstd; a report \
+                       of Nsight \
                        Systems (.nsys-rep, .qdrep) is exported with `nsys export --type sqlite`";
 
 /// Recognises a file by its first bytes, which may be all of it.

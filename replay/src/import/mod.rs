@@ -20,6 +20,7 @@ mod html;
 mod minimalloc;
 #[cfg(feature = "nsys")]
 mod nsys;
+mod options;
 mod packed;
 mod pickle;
 mod pytorch;
@@ -38,30 +39,10 @@ use detect::{Found, HEAD_BYTES};
 use packed::Unpacked;
 use refusal::Refusal;
 
+pub use options::Options;
+
 /// The memory in bytes that reading needs beside what grows with a file: buffers, and zstd's window.
 const OVERHEAD: u64 = 12 << 20;
-
-/// How a file is imported.
-///
-/// ```
-/// use millpond_replay::import::Options;
-/// let options = Options { device: Some(1), ..Options::default() };
-/// assert_eq!(options.memory, 64 << 20);
-/// ```
-#[derive(Clone, Copy, Debug)]
-pub struct Options {
-    /// The device whose events are imported; without one, the busiest of a snapshot, the first one of a log.
-    pub device: Option<u32>,
-    /// The most memory in bytes that importing takes above the size of the file. A file that needs more is
-    /// refused.
-    pub memory: u64,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self { device: None, memory: 64 << 20 }
-    }
-}
 
 /// Imports the file at `path`.
 ///

@@ -22,8 +22,8 @@ pub(super) fn unpack<'a>(raw: impl Read + Send + 'a) -> io::Result<Box<dyn Read 
     Ok(Box::new(Lines { text, open_bytes: 0, at_line_end: true }))
 }
 
-/// The bytes of a file, unpacked according to the first ones. A file packed by zstd with a window of more than
-/// 2^`zstd_window_log` bytes is refused.
+/// The bytes of a file, unpacked according to the first ones. A file packed by zstd with a window of more
+/// than 2^`zstd_window_log` bytes is refused.
 pub(crate) fn unpack_bytes<'a>(
     raw: impl Read + Send + 'a,
     zstd_window_log: u32,

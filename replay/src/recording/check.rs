@@ -9,7 +9,8 @@ pub struct StateCheck {
     pub state_blocks: u64,
     /// Their bytes, as requested.
     pub state_bytes: u64,
-    /// The blocks that are live after the last event and in the state, at the same address with the same size.
+    /// The blocks that are live after the last event and in the state, at the same address with the same
+    /// size.
     pub equal_blocks: u64,
     /// The blocks of the state that are not live after the last event.
     pub missing_blocks: u64,

@@ -1,6 +1,7 @@
 //! A recording: the events of one device, and all that they refer to.
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::{HashMap, HashSet};
+
 use serde::Serialize;
 
 use super::texts::{RawFrame, Table};
@@ -69,7 +70,7 @@ pub struct Recording {
     pub(crate) check: Option<StateCheck>,
     events: Blocks<Event>,
     /// What allocators rounded blocks to, where a source says so, by the number of the event.
-    rounded: FxHashMap<u32, u64>,
+    rounded: HashMap<u32, u64>,
     lanes: Table<Lane>,
     tags: Table<Box<str>>,
     names: Table<Box<str>>,
@@ -89,7 +90,7 @@ impl Recording {
             unknowns: Vec::new(),
             check: None,
             events: Blocks::new(),
-            rounded: FxHashMap::default(),
+            rounded: HashMap::default(),
             lanes: Table::default(),
             tags: Table::default(),
             names: Table::default(),
@@ -188,7 +189,7 @@ impl Recording {
 
     /// The number of different streams.
     pub fn stream_count(&self) -> usize {
-        self.lanes().iter().map(Lane::own_stream).collect::<FxHashSet<_>>().len()
+        self.lanes().iter().map(Lane::own_stream).collect::<HashSet<_>>().len()
     }
 
     pub(super) fn frame(&self, frame: Id) -> Option<Frame<'_>> {

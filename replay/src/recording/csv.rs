@@ -113,8 +113,8 @@ impl<W: Write> Writer<'_, W> {
         Ok(())
     }
 
-    /// Writes the notes that wait with a row of their own, which RMM's readers pass over: a failed request for
-    /// nothing.
+    /// Writes the notes that wait with a row of their own, which RMM's readers pass over: a failed request
+    /// for nothing.
     fn flush_notes(&mut self) -> io::Result<()> {
         if !self.notes.is_empty() {
             let notes = std::mem::take(&mut self.notes);

@@ -14,6 +14,8 @@ mod content;
 mod csv;
 mod event;
 mod lane;
+mod ledger;
+mod moment;
 mod notes;
 mod sums;
 mod texts;
@@ -22,6 +24,8 @@ pub use check::StateCheck;
 pub use content::{Clock, Recording, Source, Unknown};
 pub use event::{Event, EventKind, Id};
 pub use lane::Lane;
+pub use ledger::Ledger;
+pub use moment::{LiveBlock, Moment, Segment};
 pub use sums::Sums;
 pub use texts::Frame;
 

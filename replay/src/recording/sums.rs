@@ -1,6 +1,7 @@
 //! The sums over a recording: what people look at first.
 
-use rustc_hash::FxHashMap;
+use std::collections::HashMap;
+
 use serde::Serialize;
 
 use super::{EventKind, Recording};
@@ -48,7 +49,7 @@ impl Recording {
         let streams = self.stream_count() as u64;
         let mut sums = Sums { events: self.len() as u64, streams, ..Sums::default() };
         sums.stacks = self.stack_counts().0 as u64;
-        let mut live: FxHashMap<u64, u64> = FxHashMap::default();
+        let mut live: HashMap<u64, u64> = HashMap::default();
         let (mut reserved, mut has_segments, mut peak_reserved) = (0_u64, false, 0);
         for (number, event) in self.events().enumerate() {
             sums.with_stack += u64::from(event.stack.is_some());

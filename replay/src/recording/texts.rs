@@ -1,9 +1,8 @@
 //! Texts, frames and stacks, each stored once.
 
+use std::collections::HashMap;
 use std::hash::Hash;
 use std::num::NonZeroU32;
-
-use rustc_hash::FxHashMap;
 
 use super::Id;
 use crate::budget::{Budget, Exceeded};
@@ -15,12 +14,12 @@ const ENTRY_BYTES: usize = 64;
 #[derive(Clone, Debug)]
 pub(super) struct Table<T: Hash + Eq> {
     values: Vec<T>,
-    numbers: FxHashMap<T, Id>,
+    numbers: HashMap<T, Id>,
 }
 
 impl<T: Hash + Eq> Default for Table<T> {
     fn default() -> Self {
-        Self { values: Vec::new(), numbers: FxHashMap::default() }
+        Self { values: Vec::new(), numbers: HashMap::default() }
     }
 }
 

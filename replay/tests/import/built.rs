@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use millpond_replay::import::{self, Options};
-use millpond_replay::recording::EventKind;
+use millpond_replay::recording::{EventKind, Recording};
 use proptest::prelude::*;
 
 use super::pickle::{Py, pickle};
@@ -86,8 +86,8 @@ fn blocks() -> Vec<Py> {
     ]
 }
 
-#[test]
-fn each_version_of_pytorch_is_read_in_each_protocol() {
+/// A segment as PyTorch 2.0 and before wrote it: blocks have no address, and a history.
+fn old_segment() -> Py {
     let old_block = |size: u64, state: &str, history: Vec<(u64, u64)>| {
         let history = history.into_iter().map(|(address, size)| {
             dict([("addr", address.into()), ("real_size", size.into()), ("frames", frames(3))])
@@ -95,7 +95,7 @@ fn each_version_of_pytorch_is_read_in_each_protocol() {
         let history = Py::List(history.collect());
         dict([("size", size.into()), ("state", state.into()), ("history", history)])
     };
-    let old_segment = dict([
+    dict([
         ("device", 0.into()),
         ("address", BASE.into()),
         ("total_size", (2 << 20).into()),
@@ -110,7 +110,12 @@ fn each_version_of_pytorch_is_read_in_each_protocol() {
                 old_block((2 << 20) - 2048, "inactive", vec![(BASE + 2048, 700)]),
             ]),
         ),
-    ]);
+    ])
+}
+
+/// Snapshots in the form of each version, of one program.
+fn versions() -> Vec<(&'static str, Py)> {
+    let old_segment = old_segment();
     let segments = || vec![segment(0, BASE, 2 << 20, blocks())];
     let stacks = Rc::new(frames(9));
     let with = |more: &[(&'static str, Py)]| {
@@ -137,7 +142,7 @@ fn each_version_of_pytorch_is_read_in_each_protocol() {
         ("max_split_size", Py::Int(-1)),
         ("roundup_power2_divisions", dict([("1", 0.into()), ("2", 4.into())])),
     ]);
-    let versions = [
+    vec![
         ("1.13", Py::List(vec![old_segment.clone()])),
         ("2.0", snapshot(vec![old_segment], vec![events(&with(&[]))], vec![])),
         ("2.1", snapshot(segments(), vec![events(&[])], vec![])),
@@ -179,8 +184,12 @@ fn each_version_of_pytorch_is_read_in_each_protocol() {
                 vec![("host_segments", Py::List(vec![Py::None])), ("host_traces", Py::List(vec![]))],
             ),
         ),
-    ];
-    for (version, snapshot) in versions {
+    ]
+}
+
+#[test]
+fn each_version_of_pytorch_is_read_in_each_protocol() {
+    for (version, snapshot) in versions() {
         // In one of them, the second device has the events.
         let snapshot = match version {
             "2.2" => on_device_1(snapshot),
@@ -202,24 +211,30 @@ fn each_version_of_pytorch_is_read_in_each_protocol() {
         assert_eq!(unknowns(&first).contains(&"no_times"), ["2.0", "2.1"].contains(&version), "{version}");
         assert_eq!(unknowns(&first).contains(&"no_stacks"), version == "2.1", "{version}");
         assert_eq!(unknowns(&first).contains(&"host_memory"), version == "2.15");
-        let tags: Vec<&str> = first.events().filter_map(|event| Some(first.tag(event.tag?))).collect();
-        match version {
-            "2.4" => {
-                let kinds: Vec<EventKind> = first.events().map(|event| event.kind).collect();
-                assert_eq!(tags, ["step, 1", "step, 1"]);
-                assert_eq!((kinds[3], kinds.last()), (EventKind::PhaseStart, Some(&EventKind::PhaseEnd)));
-                let settings = first.settings().iter().map(|(name, value)| format!("{name}={value}"));
-                let expected = "PYTORCH_CUDA_ALLOC_CONF=a:1 garbage_collection_threshold=0.6 max_split_size=-1 \
+        check_texts(version, &first);
+    }
+}
+
+/// What only some of the versions say.
+fn check_texts(version: &str, first: &Recording) {
+    let tags: Vec<&str> = first.events().filter_map(|event| Some(first.tag(event.tag?))).collect();
+    match version {
+        "2.4" => {
+            let kinds: Vec<EventKind> = first.events().map(|event| event.kind).collect();
+            assert_eq!(tags, ["step, 1", "step, 1"]);
+            assert_eq!((kinds[3], kinds.last()), (EventKind::PhaseStart, Some(&EventKind::PhaseEnd)));
+            let settings = first.settings().iter().map(|(name, value)| format!("{name}={value}"));
+            let expected = "PYTORCH_CUDA_ALLOC_CONF=a:1 garbage_collection_threshold=0.6 \
+                                max_split_size=-1 \
                                 roundup_power2_divisions=1:0,2:4";
-                assert_eq!(settings.collect::<Vec<_>>().join(" "), expected);
-            }
-            "2.10" => assert!(tags.len() == 4 && tags[0] == "weights; of, \"x\"\n", "{tags:?}"),
-            "2.15" => {
-                assert_eq!(tags[0], "grads | compile 1/0");
-                assert_eq!(first.lane(first.event(3).unwrap()).pool, Some((0, 3)));
-            }
-            _ => assert!(tags.is_empty()),
+            assert_eq!(settings.collect::<Vec<_>>().join(" "), expected);
         }
+        "2.10" => assert!(tags.len() == 4 && tags[0] == "weights; of, \"x\"\n", "{tags:?}"),
+        "2.15" => {
+            assert_eq!(tags[0], "grads | compile 1/0");
+            assert_eq!(first.lane(first.event(3).unwrap()).pool, Some((0, 3)));
+        }
+        _ => assert!(tags.is_empty()),
     }
 }
 
@@ -296,7 +311,10 @@ fn an_end_that_is_not_the_state_is_said_and_no_panic() {
 #[test]
 fn actions_that_were_skipped_or_are_not_known_are_counted() {
     let state = || vec![segment(0, BASE, 2 << 20, blocks())];
-    let is = |entry: &Py, wanted: &str| matches!(entry, Py::Dict(fields) if matches!(&fields[0].1, Py::Str(action) if action == wanted));
+    let is = |entry: &Py, wanted: &str| {
+        let Py::Dict(fields) = entry else { panic!("a dictionary") };
+        matches!(&fields[0].1, Py::Str(action) if action == wanted)
+    };
     for (skipped, code) in [("free_completed", "no_completions"), ("free_requested", "no_requests")] {
         let trace = events(&[]).into_iter().filter(|entry| !is(entry, skipped)).collect();
         let recording = imported(&pickle(&snapshot(state(), vec![trace], vec![]), 4));
@@ -419,6 +437,9 @@ fn snapshot_of(steps: &[(u8, u16)], lost: usize) -> (Py, BTreeMap<u64, (u64, boo
     (snapshot(segments, vec![trace], vec![]), live)
 }
 
+/// Opcodes that make plain data, and numbers for those that take one.
+const PLAIN: &[u8] = b"(.N\x88\x89K\x01])}\x85\x86\x87tldaesu\x94q\x00h\x00";
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -464,7 +485,7 @@ proptest! {
     /// Opcodes that make plain data, in any order.
     #[test]
     fn any_plain_opcodes_never_panic(
-        codes in prop::collection::vec(prop::sample::select(&b"(.N\x88\x89K\x01])}\x85\x86\x87tldaesu\x94q\x00h\x00"[..]), 0..300),
+        codes in prop::collection::vec(prop::sample::select(PLAIN), 0..300),
     ) {
         let _ = read(&[&[0x80, 4], codes.as_slice()].concat());
     }

@@ -5,6 +5,7 @@
 mod support;
 
 mod built;
+mod explain;
 mod hostile;
 #[cfg(feature = "nsys")]
 mod nsys;

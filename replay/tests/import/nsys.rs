@@ -89,10 +89,12 @@ fn events_are_sorted_and_kinds_are_known_by_their_labels() {
 #[test]
 fn older_exports_lack_columns_and_labels() {
     let folder = Folder::new();
-    let sql = "CREATE TABLE CUDA_GPU_MEMORY_USAGE_EVENTS (start INTEGER, globalPid INTEGER, deviceId INTEGER, \
+    let sql = "CREATE TABLE CUDA_GPU_MEMORY_USAGE_EVENTS (start INTEGER, globalPid INTEGER, deviceId \
+               INTEGER, \
                contextId INTEGER, address INTEGER, bytes INTEGER, memKind INTEGER, \
                memoryOperationType INTEGER);
-               INSERT INTO CUDA_GPU_MEMORY_USAGE_EVENTS VALUES (1, 0, 0, 1, 99, 7, 2, 0), (2, 0, 0, 1, 99, 7, 2, 1)";
+               INSERT INTO CUDA_GPU_MEMORY_USAGE_EVENTS VALUES (1, 0, 0, 1, 99, 7, 2, 0), \
+                (2, 0, 0, 1, 99, 7, 2, 1)";
     let recording = read(&folder, sql, &[]).unwrap();
     let sums = recording.sums();
     assert_eq!((sums.allocations, sums.frees, sums.live_blocks), (1, 1, 0));
@@ -119,7 +121,8 @@ fn what_is_missing_is_said_with_the_command_that_records_it() {
 fn a_view_and_a_damaged_database_are_refused() {
     let folder = Folder::new();
     let endless = "CREATE VIEW CUDA_GPU_MEMORY_USAGE_EVENTS AS WITH RECURSIVE n(start, address, \
-                   memoryOperationType) AS (SELECT 1, 1, 0 UNION ALL SELECT start + 1, 1, 0 FROM n) SELECT * FROM n";
+                   memoryOperationType) AS (SELECT 1, 1, 0 UNION ALL SELECT start + 1, 1, 0 FROM n) SELECT \
+                   * FROM n";
     assert!(read(&folder, endless, &[]).unwrap_err().contains("something else than a table"));
 
     let path = folder.path("export.sqlite");

@@ -10,16 +10,16 @@ use serde_json::Value;
 use super::support::Run;
 use super::{imported, read, unknowns};
 
-fn folder() -> PathBuf {
+pub(crate) fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots")
 }
 
-fn snapshot(name: &str) -> Recording {
+pub(crate) fn snapshot(name: &str) -> Recording {
     imported(&std::fs::read(folder().join(format!("{name}.pickle.gz"))).unwrap())
 }
 
 /// What PyTorch itself counted, for each snapshot.
-fn facts() -> serde_json::Map<String, Value> {
+pub(crate) fn facts() -> serde_json::Map<String, Value> {
     let text = std::fs::read_to_string(folder().join("facts.json")).unwrap();
     let Value::Object(mut facts) = serde_json::from_str(&text).unwrap() else { panic!("no object") };
     facts.retain(|name, _| folder().join(format!("{name}.pickle.gz")).exists());

@@ -2,10 +2,10 @@
 
     python make.py FOLDER [NAME ...]
 
-Needs a CUDA device and PyTorch 2.11 or later. Each program runs in a process of its own, since PyTorch reads its
-allocator's settings once. FOLDER gets one `NAME.pickle.gz` for each program and `facts.json`, which holds what
-PyTorch itself counted. Names of files in stacks are cut to the part below `site-packages`, so that the snapshots
-name no machine.
+Needs a CUDA device and PyTorch 2.11 or later. Each program runs in a process of its own, since PyTorch reads
+its allocator's settings once. FOLDER gets one `NAME.pickle.gz` for each program and `facts.json`, which holds
+what PyTorch itself counted. Names of files in stacks are cut to the part below `site-packages`, so that the
+snapshots name no machine.
 """
 
 import gc

@@ -4,10 +4,10 @@ mod notes;
 
 use std::io::Read;
 
-use super::Options;
+use super::options::Options;
 use super::refusal::Refusal;
 use crate::budget::Budget;
-use crate::log::{Action, LogError, LogReader};
+use crate::log::{self, Action, LogError, LogReader};
 use crate::recording::{Clock, Event, EventKind, Lane, Recording, column, note_text};
 
 use notes::Notes;
@@ -30,80 +30,19 @@ pub(super) fn import(
         () if reader.has_column(column::UNIX) => Clock::Unix,
         () => Clock::Monotonic,
     };
-    let clock = match recording.clock {
-        Clock::Unix => column::UNIX,
-        Clock::Monotonic => column::MONOTONIC,
-        Clock::Steps => column::STEP,
-    };
     let mut notes = Notes::default();
     let mut devices = Devices { wanted: options.device, left_out: 0 };
     while let Some(row) = reader.next_row() {
         let row = row.map_err(refusal)?;
-        let fail = |why: String| Refusal::at_line(row.line, why);
-        let cell = |name| std::str::from_utf8(reader.cell(name)).map_err(|_| fail(not_utf8(name)));
-        let carried = cell(column::NOTES)?;
+        let at_row = |error: Refusal| Refusal { line: row.line, ..error };
+        let carried = cell(&reader, column::NOTES).map_err(at_row)?;
         if !carried.is_empty() {
-            notes
-                .read(carried, &mut recording, budget)
-                .map_err(|error| Refusal { line: row.line, ..error })?;
+            notes.read(carried, &mut recording, budget).map_err(at_row)?;
         }
-        if reader.is_carrier() || !devices.takes(&mut recording, row.device.map(|device| device.ordinal())) {
-            continue;
+        let device = row.device.map(|device| device.ordinal());
+        if !reader.is_carrier() && devices.takes(&mut recording, device) {
+            event(&reader, &row, &notes, &mut recording, budget).map_err(at_row)?;
         }
-        let kind = match row.action {
-            Action::Allocate => EventKind::Allocate,
-            Action::Free => EventKind::Free,
-            Action::AllocateFailure => EventKind::AllocateFailure,
-        };
-        let number = |name| {
-            let cell = cell(name)?;
-            let number = (!cell.is_empty()).then(|| cell.parse::<u64>());
-            number
-                .transpose()
-                .map_err(|_| fail(format!("column {name}: `{}` is not a number", cell.escape_debug())))
-        };
-        let time = if clock == column::MONOTONIC { row.monotonic_ns } else { number(clock)? };
-        let stack =
-            match number(column::STACK)? {
-                Some(id) => {
-                    let known = notes.stack(id);
-                    Some(known.ok_or_else(|| {
-                        fail(format!("column {}: no stack {id} was defined", column::STACK))
-                    })?)
-                }
-                None => None,
-            };
-        let tag = match cell(column::TAG)? {
-            "" => None,
-            word => {
-                let text =
-                    note_text(word).ok_or_else(|| fail(format!("column {}: not a word", column::TAG)))?;
-                Some(recording.add_tag(&text, budget)?)
-            }
-        };
-        let pool = match cell(column::POOL)? {
-            "" => None,
-            text => {
-                let pool = notes::pool(text);
-                let pool = pool.ok_or_else(|| fail(format!("column {}: write 0:0", column::POOL)))?;
-                Some(pool)
-            }
-        };
-        let event = Event {
-            is_before: cell(column::BEFORE)? == "1",
-            alignment_log2: row.alignment.trailing_zeros() as u8,
-            lane: recording.add_lane(Lane { thread: row.thread, stream: row.stream, pool }, budget)?,
-            address: row.pointer.address(),
-            bytes: row.bytes,
-            raw_time: time.unwrap_or(Event::NO_TIME),
-            stack,
-            tag,
-            ..Event::new(kind)
-        };
-        if let Some(rounded) = number(column::ROUNDED)? {
-            recording.set_rounded_bytes(recording.len(), rounded, budget)?;
-        }
-        recording.push(event, budget)?;
     }
     if recording.is_empty() {
         return Err(Refusal::new("has a header and no rows"));
@@ -113,6 +52,76 @@ pub(super) fn import(
     }
     devices.tell(&mut recording);
     Ok(recording)
+}
+
+/// Adds the event of a row.
+fn event(
+    reader: &LogReader<'_>,
+    row: &log::Event,
+    notes: &Notes,
+    recording: &mut Recording,
+    budget: &mut Budget,
+) -> Result<(), Refusal> {
+    let wrong = |name: &str, why: String| Refusal::new(format!("column {name}: {why}"));
+    let number = |name| {
+        let cell = cell(reader, name)?;
+        let number = (!cell.is_empty()).then(|| cell.parse::<u64>());
+        let number = number.transpose();
+        number.map_err(|_| wrong(name, format!("`{}` is not a number", cell.escape_debug())))
+    };
+    let time = match recording.clock {
+        Clock::Unix => number(column::UNIX)?,
+        Clock::Monotonic => row.monotonic_ns,
+        Clock::Steps => number(column::STEP)?,
+    };
+    let stack = match number(column::STACK)? {
+        Some(id) => {
+            let known = notes.stack(id);
+            Some(known.ok_or_else(|| wrong(column::STACK, format!("no stack {id} was defined")))?)
+        }
+        None => None,
+    };
+    let tag = match cell(reader, column::TAG)? {
+        "" => None,
+        word => {
+            let text = note_text(word).ok_or_else(|| wrong(column::TAG, "it is not a word".to_owned()))?;
+            Some(recording.add_tag(&text, budget)?)
+        }
+    };
+    let pool = match cell(reader, column::POOL)? {
+        "" => None,
+        text => {
+            let pool = notes::pool(text);
+            Some(pool.ok_or_else(|| wrong(column::POOL, "a pool is written as 0:0".to_owned()))?)
+        }
+    };
+    let kind = match row.action {
+        Action::Allocate => EventKind::Allocate,
+        Action::Free => EventKind::Free,
+        Action::AllocateFailure => EventKind::AllocateFailure,
+    };
+    let event = Event {
+        is_before: cell(reader, column::BEFORE)? == "1",
+        alignment_log2: row.alignment.trailing_zeros() as u8,
+        lane: recording.add_lane(Lane { thread: row.thread, stream: row.stream, pool }, budget)?,
+        address: row.pointer.address(),
+        bytes: row.bytes,
+        raw_time: time.unwrap_or(Event::NO_TIME),
+        stack,
+        tag,
+        ..Event::new(kind)
+    };
+    if let Some(rounded) = number(column::ROUNDED)? {
+        recording.set_rounded_bytes(recording.len(), rounded, budget)?;
+    }
+    recording.push(event, budget)?;
+    Ok(())
+}
+
+/// A cell of the last row that only recordings have.
+fn cell<'a>(reader: &'a LogReader<'_>, name: &str) -> Result<&'a str, Refusal> {
+    let cell = std::str::from_utf8(reader.cell(name));
+    cell.map_err(|_| Refusal::new(format!("column {name} is not UTF-8 text")))
 }
 
 /// What RMM's logs never say.
@@ -156,10 +165,6 @@ impl Devices {
             recording.unknown("other_device", text);
         }
     }
-}
-
-fn not_utf8(column: &str) -> String {
-    format!("column {column} is not UTF-8 text")
 }
 
 fn refusal(error: LogError) -> Refusal {

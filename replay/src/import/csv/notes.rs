@@ -1,6 +1,6 @@
 //! Reads the notes of a recording that was written as a log.
 
-use rustc_hash::FxHashMap;
+use std::collections::HashMap;
 
 use crate::budget::Budget;
 use crate::import::refusal::Refusal;
@@ -13,9 +13,9 @@ const MAP_ENTRY_BYTES: usize = 32;
 /// The frames, stacks and tags that the file has defined, by its own numbers.
 #[derive(Default, Debug)]
 pub(super) struct Notes {
-    frames: FxHashMap<u64, Id>,
-    stacks: FxHashMap<u64, Id>,
-    tags: FxHashMap<u64, Id>,
+    frames: HashMap<u64, Id>,
+    stacks: HashMap<u64, Id>,
+    tags: HashMap<u64, Id>,
 }
 
 impl Notes {
@@ -155,12 +155,7 @@ fn optional<T>(word: &str, read: impl Fn(&str) -> Option<T>) -> Option<Option<T>
     if word == "-" { Some(None) } else { read(word).map(Some) }
 }
 
-fn define(
-    map: &mut FxHashMap<u64, Id>,
-    id: u64,
-    ours: Id,
-    budget: &mut Budget,
-) -> Result<Option<()>, Refusal> {
+fn define(map: &mut HashMap<u64, Id>, id: u64, ours: Id, budget: &mut Budget) -> Result<Option<()>, Refusal> {
     budget.take(MAP_ENTRY_BYTES)?;
     map.insert(id, ours);
     Ok(Some(()))

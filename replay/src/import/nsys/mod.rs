@@ -6,23 +6,19 @@
 
 mod table;
 
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-use rustc_hash::{FxHashMap, FxHashSet};
-
-use super::Options;
+use super::options::Options;
 use super::refusal::Refusal;
 use crate::budget::Budget;
 use crate::log::StreamKey;
 use crate::recording::{Clock, Event, EventKind, Lane, Recording};
 
-use table::{Database, Row};
+use table::{Database, PROFILE_AGAIN, Row};
 
 /// A map's entry with its share of free room, also while the map grows.
 const MAP_ENTRY_BYTES: usize = 64;
-
-const PROFILE_AGAIN: &str =
-    "run `nsys profile --cuda-memory-usage=true PROGRAM` and `nsys export --type sqlite`";
 
 /// Reads the export at `path`.
 ///
@@ -44,7 +40,8 @@ pub(super) fn import(
     let frees = rows.iter().filter(|row| !row.is_allocation).count();
     if rows.len() > 1 && rows.iter().all(|row| row.start == 0) {
         return Err(Refusal::new(
-            "is an export of Nsight Systems whose memory events all have the time 0, as under WSL: their order is \
+            "is an export of Nsight Systems whose memory events all have the time 0, as under WSL: their \
+             order is \
              not known; profile on Linux",
         ));
     }
@@ -74,7 +71,8 @@ pub(super) fn import(
     }
     recording.unknown(
         "pools",
-        "only what the process took from the driver is seen: blocks inside the pools of PyTorch, RMM or CuPy are \
+        "only what the process took from the driver is seen: blocks inside the pools of PyTorch, RMM or \
+         CuPy are \
          not",
     );
     recording.unknown("stacks", "call chains of the export are not read");
@@ -83,9 +81,9 @@ pub(super) fn import(
 
 /// Keeps the rows of one device and one process, the busiest ones unless a device was asked for.
 fn choose(recording: &mut Recording, rows: &mut Vec<Row>, wanted: Option<u32>) -> Result<u64, Refusal> {
-    let mut devices: FxHashMap<u64, u64> = FxHashMap::default();
+    let mut devices: HashMap<u64, u64> = HashMap::default();
     rows.iter().for_each(|row| *devices.entry(row.device).or_default() += 1);
-    let busiest = |counts: &FxHashMap<u64, u64>| {
+    let busiest = |counts: &HashMap<u64, u64>| {
         counts.iter().max_by_key(|&(id, count)| (*count, std::cmp::Reverse(*id))).map_or(0, |(id, _)| *id)
     };
     let device = wanted.map_or_else(|| busiest(&devices), u64::from);
@@ -105,7 +103,7 @@ fn choose(recording: &mut Recording, rows: &mut Vec<Row>, wanted: Option<u32>) -
         );
         recording.unknown("other_device", text);
     }
-    let mut processes: FxHashMap<u64, u64> = FxHashMap::default();
+    let mut processes: HashMap<u64, u64> = HashMap::default();
     rows.iter().for_each(|row| *processes.entry(row.process).or_default() += 1);
     let process = busiest(&processes);
     let of_device = rows.len();
@@ -123,11 +121,11 @@ fn choose(recording: &mut Recording, rows: &mut Vec<Row>, wanted: Option<u32>) -
 fn events(
     recording: &mut Recording,
     rows: &[Row],
-    kinds: &FxHashMap<i64, String>,
+    kinds: &HashMap<i64, String>,
     budget: &mut Budget,
 ) -> Result<(), Refusal> {
-    let mut live: FxHashMap<(u64, u64), u64> = FxHashMap::default();
-    let mut before: FxHashSet<(u64, u64)> = FxHashSet::default();
+    let mut live: HashMap<(u64, u64), u64> = HashMap::default();
+    let mut before: HashSet<(u64, u64)> = HashSet::default();
     let mut early = Vec::new();
     for row in rows {
         let key = (row.context, row.address);

@@ -1,14 +1,17 @@
 //! The tables of an export, as SQLite gives them.
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OpenFlags};
-use rustc_hash::FxHashMap;
 
-use super::PROFILE_AGAIN;
 use crate::budget::Budget;
 use crate::import::refusal::Refusal;
+
+/// The commands that record memory.
+pub(super) const PROFILE_AGAIN: &str =
+    "run `nsys profile --cuda-memory-usage=true PROGRAM` and `nsys export --type sqlite`";
 
 const EVENTS: &str = "CUDA_GPU_MEMORY_USAGE_EVENTS";
 
@@ -35,7 +38,7 @@ pub(super) struct Row {
 pub(super) struct Table {
     pub(super) rows: Vec<Row>,
     /// The labels of the kinds of memory.
-    pub(super) kinds: FxHashMap<i64, String>,
+    pub(super) kinds: HashMap<i64, String>,
     pub(super) has_streams: bool,
 }
 
@@ -84,7 +87,8 @@ impl Database {
         let has = |name: &str| columns.iter().any(|column| column == name);
         if let Some(missing) = ["start", "address", "memoryOperationType"].iter().find(|name| !has(name)) {
             return Err(Refusal::new(format!(
-                "is an export of Nsight Systems whose {EVENTS} lacks the column {missing}; export again with a \
+                "is an export of Nsight Systems whose {EVENTS} lacks the column {missing}; export again \
+                 with a \
                  newer version"
             )));
         }
@@ -145,10 +149,10 @@ impl Database {
     }
 
     /// The labels of an enumeration; none if the export lacks it.
-    fn labels(&self, table: &str) -> Result<FxHashMap<i64, String>, Refusal> {
+    fn labels(&self, table: &str) -> Result<HashMap<i64, String>, Refusal> {
         let is_table = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?1";
         let count: i64 = self.0.query_row(is_table, [table], |row| row.get(0)).map_err(refusal)?;
-        let mut labels = FxHashMap::default();
+        let mut labels = HashMap::default();
         if count == 0 {
             return Ok(labels);
         }
@@ -173,7 +177,7 @@ pub(super) fn is_of_host(kind: &str) -> bool {
     kind.contains("pinned") || kind.contains("pageable")
 }
 
-fn is_allocation(operation: i64, labels: &FxHashMap<i64, String>) -> bool {
+fn is_allocation(operation: i64, labels: &HashMap<i64, String>) -> bool {
     match labels.get(&operation) {
         Some(label) => !label.to_ascii_lowercase().contains("dealloc"),
         None => operation == 0,

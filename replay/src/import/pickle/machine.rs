@@ -85,99 +85,131 @@ impl Machine<'_, '_> {
                 b'(' => self.mark()?,
                 0x80 => drop(self.u8()?),
                 0x95 => drop(self.u64()?),
-                b'N' => self.push(Value::NONE)?,
-                0x88 => self.push(Value::bool(true))?,
-                0x89 => self.push(Value::bool(false))?,
-                b'K' => self.whole(1)?,
-                b'M' => self.whole(2)?,
-                b'J' => {
-                    let bytes = self.array()?;
-                    self.int(i32::from_le_bytes(bytes).into())?;
+                _ => {
+                    let is_known = self.scalar()? || self.text_or_memo()? || self.collection()?;
+                    if !is_known {
+                        return Err(self.other());
+                    }
                 }
-                0x8a => {
-                    let len = self.u8()?;
-                    self.long(len.into())?;
-                }
-                0x8b => {
-                    let len = self.u32()?;
-                    self.long(u64::from(len))?;
-                }
-                b'G' => {
-                    let bytes = self.array()?;
-                    let value = self.values.float(f64::from_be_bytes(bytes), self.budget)?;
-                    self.push(value)?;
-                }
-                // Texts, and bytes, which PyTorch does not write.
-                0x8c | b'C' => {
-                    let len = self.u8()?;
-                    self.text(len.into())?;
-                }
-                b'X' | b'B' => {
-                    let len = self.u32()?;
-                    self.text(len.into())?;
-                }
-                0x8d | 0x8e | 0x96 => {
-                    let len = self.u64()?;
-                    self.text(len)?;
-                }
-                b']' => {
-                    let list = self.values.empty_list(self.budget)?;
-                    self.push(list)?;
-                }
-                b')' => self.collect(0)?,
-                0x85 => self.collect(1)?,
-                0x86 => self.collect(2)?,
-                0x87 => self.collect(3)?,
-                b't' | b'l' => {
-                    let len = self.stack.len() - self.close()?;
-                    self.collect(len)?;
-                }
-                b'}' => {
-                    let dict = self.values.empty_dict(self.budget)?;
-                    self.push(dict)?;
-                }
-                b'd' => {
-                    let from = self.close()?;
-                    let dict = self.values.empty_dict(self.budget)?;
-                    self.set_items(dict, from)?;
-                    self.push(dict)?;
-                }
-                b'a' => {
-                    let from = self.below(1)?;
-                    self.append(from)?;
-                }
-                b'e' => {
-                    let from = self.close()?;
-                    self.append(from)?;
-                }
-                b's' => {
-                    let from = self.below(2)?;
-                    self.set(from)?;
-                }
-                b'u' => {
-                    let from = self.close()?;
-                    self.set(from)?;
-                }
-                0x94 => self.remember(self.memo.len())?,
-                b'q' => {
-                    let number = self.u8()?;
-                    self.remember(number.into())?;
-                }
-                b'r' => {
-                    let number = self.u32()?;
-                    self.remember(number as usize)?;
-                }
-                b'h' => {
-                    let number = self.u8()?;
-                    self.recall(number.into())?;
-                }
-                b'j' => {
-                    let number = self.u32()?;
-                    self.recall(number as usize)?;
-                }
-                _ => return Err(self.other()),
             }
         }
+    }
+
+    /// Runs an opcode for a number, a truth value or nothing. Returns whether it is one.
+    #[inline]
+    fn scalar(&mut self) -> Done<bool> {
+        match self.opcode {
+            b'N' => self.push(Value::NONE)?,
+            0x88 => self.push(Value::bool(true))?,
+            0x89 => self.push(Value::bool(false))?,
+            b'K' => self.whole(1)?,
+            b'M' => self.whole(2)?,
+            b'J' => {
+                let bytes = self.array()?;
+                self.int(i32::from_le_bytes(bytes).into())?;
+            }
+            0x8a => {
+                let len = self.u8()?;
+                self.long(len.into())?;
+            }
+            0x8b => {
+                let len = self.u32()?;
+                self.long(u64::from(len))?;
+            }
+            b'G' => {
+                let bytes = self.array()?;
+                let value = self.values.float(f64::from_be_bytes(bytes), self.budget)?;
+                self.push(value)?;
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Runs an opcode for a text, or for the memo. Returns whether it is one.
+    #[inline]
+    fn text_or_memo(&mut self) -> Done<bool> {
+        match self.opcode {
+            // Texts, and bytes, which PyTorch does not write.
+            0x8c | b'C' => {
+                let len = self.u8()?;
+                self.text(len.into())?;
+            }
+            b'X' | b'B' => {
+                let len = self.u32()?;
+                self.text(len.into())?;
+            }
+            0x8d | 0x8e | 0x96 => {
+                let len = self.u64()?;
+                self.text(len)?;
+            }
+            0x94 => self.remember(self.memo.len())?,
+            b'q' => {
+                let number = self.u8()?;
+                self.remember(number.into())?;
+            }
+            b'r' => {
+                let number = self.u32()?;
+                self.remember(number as usize)?;
+            }
+            b'h' => {
+                let number = self.u8()?;
+                self.recall(number.into())?;
+            }
+            b'j' => {
+                let number = self.u32()?;
+                self.recall(number as usize)?;
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Runs an opcode for a list, a tuple or a dictionary. Returns whether it is one.
+    #[inline]
+    fn collection(&mut self) -> Done<bool> {
+        match self.opcode {
+            b']' => {
+                let list = self.values.empty_list(self.budget)?;
+                self.push(list)?;
+            }
+            b')' => self.collect(0)?,
+            0x85 => self.collect(1)?,
+            0x86 => self.collect(2)?,
+            0x87 => self.collect(3)?,
+            b't' | b'l' => {
+                let len = self.stack.len() - self.close()?;
+                self.collect(len)?;
+            }
+            b'}' => {
+                let dict = self.values.empty_dict(self.budget)?;
+                self.push(dict)?;
+            }
+            b'd' => {
+                let from = self.close()?;
+                let dict = self.values.empty_dict(self.budget)?;
+                self.set_items(dict, from)?;
+                self.push(dict)?;
+            }
+            b'a' => {
+                let from = self.below(1)?;
+                self.append(from)?;
+            }
+            b'e' => {
+                let from = self.close()?;
+                self.append(from)?;
+            }
+            b's' => {
+                let from = self.below(2)?;
+                self.set(from)?;
+            }
+            b'u' => {
+                let from = self.close()?;
+                self.set(from)?;
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
     }
 
     fn start_opcode(&mut self) -> Done {

@@ -5,8 +5,6 @@
 
 mod machine;
 mod refused;
-#[cfg(test)]
-mod tests;
 mod values;
 
 pub(crate) use values::{Kind, Value, Values};

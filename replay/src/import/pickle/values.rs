@@ -4,10 +4,9 @@
 //! stored once, so that a file whose events repeat their stacks takes little memory. Nothing here follows
 //! references, so it does not matter how deeply or in which circles a file nests them.
 
-use std::collections::hash_map::Entry;
-use std::hash::{Hash, Hasher};
-
-use rustc_hash::{FxHashMap, FxHasher};
+use std::collections::HashMap;
+use std::collections::hash_map::{Entry, RandomState};
+use std::hash::{BuildHasher, Hash, Hasher};
 
 use crate::blocks::Blocks;
 use crate::budget::{Budget, Exceeded};
@@ -67,12 +66,14 @@ pub(crate) struct Values {
     /// The first part of each list and dictionary.
     heads: Blocks<Part>,
     /// The other parts of those that have more, by the number of the first.
-    more: FxHashMap<u32, Vec<Part>>,
+    more: HashMap<u32, Vec<Part>>,
     numbers: Blocks<u64>,
     texts: Blocks<Box<str>>,
-    text_by_hash: FxHashMap<u64, u32>,
+    /// Keyed anew for each file, so that no file can choose texts and slices of equal hashes.
+    hasher: RandomState,
+    text_by_hash: HashMap<u64, u32>,
     /// The first slot and the length of a slice with this hash.
-    slice_by_hash: FxHashMap<u64, (u32, u32)>,
+    slice_by_hash: HashMap<u64, (u32, u32)>,
 }
 
 impl Value {
@@ -111,11 +112,12 @@ impl Values {
         Self {
             slots: Blocks::new(),
             heads: Blocks::new(),
-            more: FxHashMap::default(),
+            more: HashMap::default(),
             numbers: Blocks::new(),
             texts: Blocks::new(),
-            text_by_hash: FxHashMap::default(),
-            slice_by_hash: FxHashMap::default(),
+            hasher: RandomState::new(),
+            text_by_hash: HashMap::default(),
+            slice_by_hash: HashMap::default(),
         }
     }
 
@@ -136,7 +138,7 @@ impl Values {
 
     /// A text; equal texts are one value.
     pub(crate) fn text(&mut self, text: &str, budget: &mut Budget) -> Result<Value, Exceeded> {
-        let hash = hash(text);
+        let hash = self.hasher.hash_one(text);
         if let Some(&known) = self.text_by_hash.get(&hash)
             && **self.texts.of(known as usize) == *text
         {
@@ -208,7 +210,7 @@ impl Values {
         values: impl Iterator<Item = Value> + Clone,
         budget: &mut Budget,
     ) -> Result<u32, Exceeded> {
-        let mut hasher = FxHasher::default();
+        let mut hasher = self.hasher.build_hasher();
         values.clone().for_each(|value| value.hash(&mut hasher));
         let hash = hasher.finish();
         if let Some(&(first, len)) = self.slice_by_hash.get(&hash)
@@ -331,10 +333,4 @@ impl Values {
         let first = Part { first: head.first & !MORE, ..head };
         std::iter::once(first).chain(more.into_iter().flatten().copied())
     }
-}
-
-fn hash(text: &str) -> u64 {
-    let mut hasher = FxHasher::default();
-    text.hash(&mut hasher);
-    hasher.finish()
 }

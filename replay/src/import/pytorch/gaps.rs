@@ -2,14 +2,15 @@
 
 use millpond_core::format_bytes;
 
-use super::Device;
+use super::device::Device;
 use super::start::Start;
 use super::state::State;
 use crate::recording::Recording;
 
 /// The two lines that make PyTorch record.
 const HOW_TO_RECORD: &str = "to record, run torch.cuda.memory._record_memory_history(max_entries=1000000) \
-                             before the model is made, and torch.cuda.memory._dump_snapshot(\"snapshot.pickle\") \
+                             before the model is made, and \
+                             torch.cuda.memory._dump_snapshot(\"snapshot.pickle\") \
                              at the end";
 
 /// What the importer knows beside the trace and the state.
@@ -78,7 +79,8 @@ pub(super) fn describe(
     if recording.stream_count() > 1 {
         recording.unknown(
             "stream_order",
-            "a snapshot does not say which streams used a block beside its own, nor what orders the streams: a \
+            "a snapshot does not say which streams used a block beside its own, nor what orders the \
+             streams: a \
              free is on the stream of its allocation",
         );
     }

@@ -4,6 +4,7 @@
 //! What was live before the trace began is found in both: a block whose first event is a free, and a block of
 //! the state without an event. The blocks that are live after the last event must be those of the state.
 
+mod device;
 mod entry;
 mod gaps;
 mod phases;
@@ -13,12 +14,13 @@ mod start;
 mod state;
 mod walk;
 
-use super::Options;
+use super::options::Options;
 use super::pickle::{Kind, Value, Values};
 use super::refusal::Refusal;
 use crate::budget::Budget;
 use crate::recording::{Event, EventKind, Recording};
 
+use device::Device;
 use gaps::Facts;
 use phases::Phases;
 use stacks::Stacks;
@@ -36,14 +38,6 @@ struct Parts {
     annotations: Option<Value>,
     settings: Option<Value>,
     has_host: bool,
-}
-
-/// What a file holds of one device.
-#[derive(Clone, Copy, Default, Debug)]
-struct Device {
-    ordinal: u64,
-    entries: u64,
-    segment_bytes: u64,
 }
 
 /// Reads a snapshot from the values of a pickle.

@@ -1,6 +1,6 @@
 //! Interns the stacks of a snapshot: by the value that a file shares, then by content.
 
-use rustc_hash::FxHashMap;
+use std::collections::HashMap;
 
 use super::row::Row;
 use crate::budget::{Budget, Exceeded};
@@ -16,9 +16,9 @@ const MAP_ENTRY_BYTES: usize = 64;
 /// The stacks and frames of a snapshot that were met so far.
 pub(super) struct Stacks {
     row: Row<3>,
-    frames: FxHashMap<Value, Option<Id>>,
+    frames: HashMap<Value, Option<Id>>,
     /// By what a list holds, so that equal lists have one entry.
-    stacks: FxHashMap<u64, Option<Id>>,
+    stacks: HashMap<u64, Option<Id>>,
     open: Vec<Id>,
 }
 
@@ -26,8 +26,8 @@ impl Stacks {
     pub(super) fn new() -> Self {
         Self {
             row: Row::new(["name", "filename", "line"]),
-            frames: FxHashMap::default(),
-            stacks: FxHashMap::default(),
+            frames: HashMap::default(),
+            stacks: HashMap::default(),
             open: Vec::new(),
         }
     }

@@ -1,8 +1,6 @@
 //! What the program had before its trace began, found in the trace and in the state.
 
-use std::collections::BTreeMap;
-
-use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::entry::{Action, Entry};
 use super::state::{Segment, State};
@@ -15,7 +13,7 @@ const MAP_ENTRY_BYTES: usize = 64;
 #[derive(Default, Debug)]
 pub(super) struct Start {
     /// The first event at each address: the block that a free as the first event shows.
-    first: FxHashMap<u64, Option<Early>>,
+    first: HashMap<u64, Option<Early>>,
     /// The events of segments, in order.
     segments: Vec<Entry>,
     pub(super) entries: u64,

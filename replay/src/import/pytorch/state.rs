@@ -2,7 +2,7 @@
 
 use super::row::Row;
 use super::stacks::Stacks;
-use crate::budget::Budget;
+use crate::budget::{Budget, Exceeded};
 use crate::import::pickle::{Value, Values};
 use crate::import::refusal::Refusal;
 use crate::recording::{Id, Recording};
@@ -59,6 +59,17 @@ pub(super) fn devices(values: &Values, segments: Value) -> impl Iterator<Item = 
     })
 }
 
+/// Reads segments and blocks into a state.
+struct Reader<'a> {
+    values: &'a Values,
+    stacks: &'a mut Stacks,
+    recording: &'a mut Recording,
+    budget: &'a mut Budget,
+    segments: Row<8>,
+    blocks: Row<6>,
+    state: State,
+}
+
 /// Reads the segments of a device and the blocks in them.
 ///
 /// # Errors
@@ -71,73 +82,95 @@ pub(super) fn read(
     recording: &mut Recording,
     budget: &mut Budget,
 ) -> Result<State, Refusal> {
-    let mut state = State::default();
-    let (mut segment_row, mut block_row) = (Row::new(SEGMENT), Row::new(BLOCK));
-    let number = |value: Option<Value>| value.and_then(|value| values.as_u64(value));
-    for value in values.items(segments) {
-        let Some([owner, address, bytes, stream, pool, expandable, frames, blocks]) =
-            segment_row.of(values, value)
-        else {
-            state.malformed += 1;
-            continue;
-        };
-        let (Some(address), Some(bytes)) = (number(address), number(bytes)) else {
-            state.malformed += 1;
-            continue;
-        };
-        if number(owner).unwrap_or(0) != device {
-            continue;
-        }
-        let stream = number(stream).unwrap_or(0);
-        budget.take(2 * size_of::<Segment>())?;
-        state.segments.push(Segment {
-            address,
-            bytes,
-            stream,
-            pool: pool.and_then(|pool| pair(values, pool)),
-            is_expandable: expandable == Some(Value::bool(true)),
-            stack: stacks.stack(values, frames, recording, budget)?,
-        });
-        let mut next = address;
-        for value in blocks.into_iter().flat_map(|blocks| values.items(blocks)) {
-            let Some([address, size, requested, kind, frames, history]) = block_row.of(values, value) else {
-                state.malformed += 1;
-                continue;
-            };
-            let Some(size) = number(size) else {
-                state.malformed += 1;
-                continue;
-            };
-            let address = number(address).unwrap_or(next);
-            next = address.saturating_add(size);
-            let is_pending = match kind.and_then(|kind| values.as_text(kind)) {
-                Some("active_allocated") => false,
-                Some("active_pending_free" | "active_awaiting_free") => true,
-                Some("inactive") => continue,
-                _ => {
-                    state.unknown_states += 1;
-                    continue;
-                }
-            };
-            let old = history.and_then(|history| values.items(history).next());
-            let old = |key| old.and_then(|old| values.get(old, key));
-            let requested = number(requested).or_else(|| number(old("real_size")));
-            let frames = frames.or_else(|| old("frames"));
-            budget.take(2 * size_of::<Block>())?;
-            state.blocks.push(Block {
-                address,
-                bytes: requested.unwrap_or(size),
-                rounded_bytes: size,
-                stream,
-                is_pending,
-                has_request: requested.is_some(),
-                stack: stacks.stack(values, frames, recording, budget)?,
-            });
-        }
+    let (rows, blocks, state) = (Row::new(SEGMENT), Row::new(BLOCK), State::default());
+    let mut reader = Reader { values, stacks, recording, budget, segments: rows, blocks, state };
+    for segment in values.items(segments) {
+        reader.segment(segment, device)?;
     }
+    let mut state = reader.state;
     state.segments.sort_unstable_by_key(|segment| segment.address);
     state.blocks.sort_unstable_by_key(|block| block.address);
     Ok(state)
+}
+
+impl Reader<'_> {
+    fn number(&self, value: Option<Value>) -> Option<u64> {
+        value.and_then(|value| self.values.as_u64(value))
+    }
+
+    /// Reads a segment with its blocks, if it is of the device.
+    fn segment(&mut self, value: Value, device: u64) -> Result<(), Exceeded> {
+        let Some([owner, address, bytes, stream, pool, expandable, frames, blocks]) =
+            self.segments.of(self.values, value)
+        else {
+            self.state.malformed += 1;
+            return Ok(());
+        };
+        let (Some(address), Some(bytes)) = (self.number(address), self.number(bytes)) else {
+            self.state.malformed += 1;
+            return Ok(());
+        };
+        if self.number(owner).unwrap_or(0) != device {
+            return Ok(());
+        }
+        let stream = self.number(stream).unwrap_or(0);
+        self.budget.take(2 * size_of::<Segment>())?;
+        let stack = self.stacks.stack(self.values, frames, self.recording, self.budget)?;
+        self.state.segments.push(Segment {
+            address,
+            bytes,
+            stream,
+            pool: pool.and_then(|pool| pair(self.values, pool)),
+            is_expandable: expandable == Some(Value::bool(true)),
+            stack,
+        });
+        let (values, mut next) = (self.values, address);
+        for block in blocks.into_iter().flat_map(|blocks| values.items(blocks)) {
+            self.block(block, stream, &mut next)?;
+        }
+        Ok(())
+    }
+
+    /// Reads a block, if it is in use or waits. `next` is the address behind the block before.
+    fn block(&mut self, value: Value, stream: u64, next: &mut u64) -> Result<(), Exceeded> {
+        let values = self.values;
+        let fields = self.blocks.of(values, value);
+        let Some([address, size, requested, kind, frames, history]) = fields else {
+            self.state.malformed += 1;
+            return Ok(());
+        };
+        let Some(size) = self.number(size) else {
+            self.state.malformed += 1;
+            return Ok(());
+        };
+        let address = self.number(address).unwrap_or(*next);
+        *next = address.saturating_add(size);
+        let is_pending = match kind.and_then(|kind| values.as_text(kind)) {
+            Some("active_allocated") => false,
+            Some("active_pending_free" | "active_awaiting_free") => true,
+            Some("inactive") => return Ok(()),
+            _ => {
+                self.state.unknown_states += 1;
+                return Ok(());
+            }
+        };
+        let old = history.and_then(|history| values.items(history).next());
+        let old = |key| old.and_then(|old| values.get(old, key));
+        let requested = self.number(requested).or_else(|| self.number(old("real_size")));
+        let frames = frames.or_else(|| old("frames"));
+        self.budget.take(2 * size_of::<Block>())?;
+        let stack = self.stacks.stack(values, frames, self.recording, self.budget)?;
+        self.state.blocks.push(Block {
+            address,
+            bytes: requested.unwrap_or(size),
+            rounded_bytes: size,
+            stream,
+            is_pending,
+            has_request: requested.is_some(),
+            stack,
+        });
+        Ok(())
+    }
 }
 
 /// A pair of numbers, as the name of a pool is.
