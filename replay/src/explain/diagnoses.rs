@@ -66,20 +66,7 @@ fn failure(recording: &Recording, explained: &Explained, moment: &Moment) -> Opt
         ));
     }
     if wanted <= largest {
-        let lanes = pools(moment, wanted);
-        evidence.extend(lanes);
-        return Some(Diagnosis {
-            code: "other_pool",
-            what: format!("{} were free in one piece, in memory of another pool or stream", bytes(largest)),
-            evidence,
-            holders: Vec::new(),
-            fixes: vec![
-                "share one graph pool among graphs that never run at once: torch.cuda.graph(graph, \
-                 pool=other.pool())"
-                    .to_owned(),
-                "call torch.cuda.empty_cache() where a stream is no longer used".to_owned(),
-            ],
-        });
+        return Some(other_pool(explained, moment, wanted, evidence));
     }
     if wanted <= unused {
         return Some(fragmentation(recording, explained, moment, evidence));
@@ -118,6 +105,22 @@ fn failure(recording: &Recording, explained: &Explained, moment: &Moment) -> Opt
                 .to_owned(),
         ],
     })
+}
+
+/// A free piece was large enough, and not for this request.
+fn other_pool(explained: &Explained, moment: &Moment, wanted: u64, mut evidence: Vec<String>) -> Diagnosis {
+    evidence.extend(pools(moment, wanted));
+    let largest = format_bytes(explained.ledger.largest_free_bytes);
+    let share = "share one graph pool among graphs that never run at once: \
+                 torch.cuda.graph(graph, pool=other.pool())";
+    let flush = "call torch.cuda.empty_cache() where a stream is no longer used";
+    Diagnosis {
+        code: "other_pool",
+        what: format!("{largest} were free in one piece, in memory of another pool or stream"),
+        evidence,
+        holders: Vec::new(),
+        fixes: vec![share.to_owned(), flush.to_owned()],
+    }
 }
 
 /// What is free would have sufficed in one piece.

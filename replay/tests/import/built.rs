@@ -113,6 +113,15 @@ fn old_segment() -> Py {
     ])
 }
 
+fn settings() -> Py {
+    dict([
+        ("PYTORCH_CUDA_ALLOC_CONF", "a:1".into()),
+        ("garbage_collection_threshold", Py::Float(0.6)),
+        ("max_split_size", Py::Int(-1)),
+        ("roundup_power2_divisions", dict([("1", 0.into()), ("2", 4.into())])),
+    ])
+}
+
 /// Snapshots in the form of each version, of one program.
 fn versions() -> Vec<(&'static str, Py)> {
     let old_segment = old_segment();
@@ -136,12 +145,6 @@ fn versions() -> Vec<(&'static str, Py)> {
         annotation("END", 1_700_000_000_000_001),
         dict([("stage", Py::None)]),
     ]);
-    let settings = dict([
-        ("PYTORCH_CUDA_ALLOC_CONF", "a:1".into()),
-        ("garbage_collection_threshold", Py::Float(0.6)),
-        ("max_split_size", Py::Int(-1)),
-        ("roundup_power2_divisions", dict([("1", 0.into()), ("2", 4.into())])),
-    ]);
     vec![
         ("1.13", Py::List(vec![old_segment.clone()])),
         ("2.0", snapshot(vec![old_segment], vec![events(&with(&[]))], vec![])),
@@ -155,7 +158,7 @@ fn versions() -> Vec<(&'static str, Py)> {
             snapshot(
                 segments(),
                 vec![events(&with(std::slice::from_ref(&time)))],
-                vec![("allocator_settings", settings), ("external_annotations", annotations)],
+                vec![("allocator_settings", settings()), ("external_annotations", annotations)],
             ),
         ),
         (
