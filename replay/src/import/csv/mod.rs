@@ -44,7 +44,7 @@ pub(super) fn import(
             event(&reader, &row, &notes, &mut recording, budget).map_err(at_row)?;
         }
     }
-    if recording.is_empty() {
+    if recording.is_empty() && !is_recording {
         return Err(Refusal::new("has a header and no rows"));
     }
     if !is_recording {
