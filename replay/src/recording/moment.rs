@@ -99,9 +99,18 @@ impl Recording {
                 _ => {}
             }
         }
-        let segments: Vec<Segment> = segments.into_values().collect();
+        let mut segments: Vec<Segment> = segments.into_values().collect();
         let mut blocks: Vec<LiveBlock> = blocks.into_values().collect();
+        // Overlaps, which no allocator has, are cut off.
+        for at in 1..segments.len() {
+            let room = segments[at].address - segments[at - 1].address;
+            segments[at - 1].bytes = segments[at - 1].bytes.min(room);
+        }
         round(&segments, &mut blocks);
+        for at in 1..blocks.len() {
+            let room = blocks[at].address - blocks[at - 1].address;
+            blocks[at - 1].rounded_bytes = blocks[at - 1].rounded_bytes.min(room);
+        }
         Moment { event: number.min(self.len().saturating_sub(1)), segments, blocks }
     }
 }

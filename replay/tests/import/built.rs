@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use millpond_replay::explain::explain;
 use millpond_replay::import::{self, Options};
+use millpond_replay::program::{Limits, Program};
 use millpond_replay::recording::{EventKind, Recording};
 use proptest::prelude::*;
 
@@ -333,6 +335,7 @@ fn actions_that_were_skipped_or_are_not_known_are_counted() {
         dict([("action", "alloc".into())]),
         Py::None,
         dict([("size", 1.into())]),
+        entry("alloc", 0, 512, &[]),
         entry("segment_free", BASE + (1 << 30), 4096, &[]),
         dict([
             ("action", "oom".into()),
@@ -346,7 +349,7 @@ fn actions_that_were_skipped_or_are_not_known_are_counted() {
     assert!(recording.check().unwrap().is_equal(), "{:?}", recording.check());
     let texts: Vec<&str> = recording.unknowns().iter().map(|unknown| unknown.text.as_str()).collect();
     assert!(texts.iter().any(|text| text.ends_with("`teleport\\u{1b}[2J` were left out: 2")), "{texts:?}");
-    assert!(texts.iter().any(|text| text.ends_with("does not write were left out: 3")), "{texts:?}");
+    assert!(texts.iter().any(|text| text.ends_with("does not write were left out: 4")), "{texts:?}");
     // A segment that was there before, and given back.
     assert_eq!(recording.sums().peak_reserved_bytes, Some((2 << 20) + 4096));
     assert_eq!(recording.sums().failures, 1);
@@ -374,6 +377,31 @@ fn phases_of_2024_and_numbers_of_64_bits_are_read() {
     let event = recording.event(2).unwrap();
     assert_eq!(recording.stack(event.stack.unwrap()).next().unwrap().line, u64::MAX);
     assert_eq!(recording.tag(recording.event(3).unwrap().tag.unwrap()), "epoch");
+}
+
+#[test]
+fn sizes_that_no_device_has_overflow_nothing() {
+    let huge = u64::MAX - 7;
+    let blocks = vec![
+        block(BASE, huge, huge, "active_allocated"),
+        block(BASE + 512, huge, huge, "active_pending_free"),
+        block(BASE + 1024, huge, huge, "active_allocated"),
+    ];
+    let trace = vec![
+        entry("free_requested", 5, huge, &[]),
+        entry("free_completed", 5, huge, &[]),
+        entry("alloc", 9, huge, &[("time_us", Py::Int(u64::MAX.into()))]),
+        entry("segment_alloc", 1, huge, &[]),
+        entry("segment_unmap", 1000, huge, &[]),
+        dict([("action", "oom".into()), ("size", huge.into()), ("device_free", huge.into())]),
+    ];
+    let segments = vec![segment(0, BASE, huge, blocks), segment(0, BASE + 4096, huge, vec![])];
+    let recording = imported(&pickle(&snapshot(segments, vec![trace], vec![]), 4));
+    assert!(!recording.check().unwrap().is_equal());
+    assert_eq!(recording.sums().peak_live_bytes, u64::MAX);
+    let explanation = explain(&recording, Some(u64::MAX));
+    assert_eq!(explanation.sums.failures, 1);
+    Program::of(&recording, Limits::default()).unwrap();
 }
 
 #[test]

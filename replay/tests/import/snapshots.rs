@@ -91,6 +91,8 @@ fn what_a_snapshot_cannot_say_is_said() {
         assert!(unknowns(&recording).contains(&code), "{name}: {:?}", unknowns(&recording));
     }
     assert_eq!(unknowns(&snapshot("small")), ["other_allocators", "threads"]);
+    let lost = |name| snapshot(name).events().filter(|event| event.kind == EventKind::Lost).count();
+    assert_eq!((lost("ring"), lost("late"), lost("plain")), (1, 0, 0));
 }
 
 #[test]

@@ -105,6 +105,9 @@ impl Database {
             };
             // Addresses and numbers of processes are stored as 64 bits with a sign.
             let bits = |at: usize| number(at).unwrap_or(0).cast_unsigned();
+            if bits(4) == 0 {
+                continue; // nothing is at address 0
+            }
             budget.take(3 * size_of::<Row>())?;
             rows.push(Row {
                 start: bits(0),

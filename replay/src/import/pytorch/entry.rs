@@ -83,7 +83,8 @@ fn read(values: &Values, fields: [Option<Value>; KEYS.len()]) -> Option<Entry> {
         Action::Snapshot | Action::Oom | Action::Annotate | Action::UserDefined | Action::Unknown(_)
     );
     let (address, bytes) = (address.and_then(|address| bits(values, address)), number(size));
-    if places && (address.is_none() || bytes.is_none()) {
+    // Nothing is at address 0.
+    if places && (address.unwrap_or(0) == 0 || bytes.is_none()) {
         return None;
     }
     Some(Entry {

@@ -88,7 +88,7 @@ pub(super) fn describe(
 
 /// Says what the trace lacks.
 fn trace(recording: &mut Recording, start: &Start, facts: &Facts) {
-    let &Facts { early_blocks, early_bytes, freed_blocks, .. } = facts;
+    let &Facts { early_blocks, early_bytes, .. } = facts;
     let early = format!("{early_blocks} blocks ({})", format_bytes(early_bytes));
     let entries = start.entries;
     if entries == 0 {
@@ -105,7 +105,7 @@ fn trace(recording: &mut Recording, start: &Start, facts: &Facts) {
              history is not known; {HOW_TO_RECORD}"
         );
         recording.unknown("no_trace", text);
-    } else if freed_blocks > 0 && is_round(entries) {
+    } else if has_wrapped(start, facts) {
         let text = format!(
             "the trace begins with {early} live, and has exactly {entries} entries, so that its ring was \
              probably full and the events before are lost; record with a larger max_entries"
@@ -143,6 +143,11 @@ fn trace(recording: &mut Recording, start: &Start, facts: &Facts) {
     if facts.out_of_memory > 0 {
         recording.detail("requests that failed", facts.out_of_memory);
     }
+}
+
+/// Whether the trace's ring was probably full, so that earlier events are lost.
+pub(super) fn has_wrapped(start: &Start, facts: &Facts) -> bool {
+    facts.freed_blocks > 0 && is_round(start.entries)
 }
 
 /// Whether people would choose a number as a limit: two digits and zeros, or a power of two.

@@ -76,7 +76,7 @@ pub(super) fn import(
         has_phases: !phases.is_empty(),
         has_host: parts.has_host,
         early_blocks: blocks.len() as u64,
-        early_bytes: blocks.iter().map(|block| block.event.bytes).sum(),
+        early_bytes: blocks.iter().fold(0, |sum, block| sum.saturating_add(block.event.bytes)),
         freed_blocks: start.freed_blocks().count() as u64,
         knows_completions,
         ..Facts::default()
@@ -92,6 +92,9 @@ pub(super) fn import(
     }
     for block in blocks.iter().filter(|block| block.is_pending) {
         walk.before(Event { kind: EventKind::FreeRequested, ..block.event }, block.stream)?;
+    }
+    if gaps::has_wrapped(&start, &facts) {
+        walk.before(Event::new(EventKind::Lost), 0)?;
     }
     for entry in trace.into_iter().flat_map(|trace| entry::entries(values, trace)).flatten() {
         walk.entry(entry)?;

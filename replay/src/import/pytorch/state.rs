@@ -106,7 +106,8 @@ impl Reader<'_> {
             self.state.malformed += 1;
             return Ok(());
         };
-        let (Some(address), Some(bytes)) = (self.number(address), self.number(bytes)) else {
+        let address = self.number(address).filter(|&address| address > 0);
+        let (Some(address), Some(bytes)) = (address, self.number(bytes)) else {
             self.state.malformed += 1;
             return Ok(());
         };
@@ -145,6 +146,10 @@ impl Reader<'_> {
         };
         let address = self.number(address).unwrap_or(*next);
         *next = address.saturating_add(size);
+        if address == 0 {
+            self.state.malformed += 1;
+            return Ok(());
+        }
         let is_pending = match kind.and_then(|kind| values.as_text(kind)) {
             Some("active_allocated") => false,
             Some("active_pending_free" | "active_awaiting_free") => true,

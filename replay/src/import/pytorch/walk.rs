@@ -248,7 +248,7 @@ impl<'a> Walk<'a> {
             return Ok(());
         }
         self.check.state_blocks += 1;
-        self.check.state_bytes += bytes;
+        self.check.state_bytes = self.check.state_bytes.saturating_add(bytes);
         match live {
             Some(live) if live.bytes == bytes || !has_request => {
                 if live.is_pending == is_pending {
