@@ -11,8 +11,8 @@ use crate::log::{self, LogReader};
 use crate::program::{Limits, Program};
 use crate::progress::Progress;
 
-/// The bytes of a file's start that show whether it is a log.
-const HEAD_BYTES: u64 = 4096;
+/// The bytes of a file's start that show whether it is a log: more than a block of zstd has.
+const HEAD_BYTES: u64 = 256 << 10;
 
 /// Checks that all layers and parameters exist, before anything is measured.
 pub(super) fn check(stacks: &[StackSpec], table: &LayerTable) -> Result<(), Failure> {

@@ -73,7 +73,7 @@ pub fn read(name: impl Into<String>, raw: impl Read + Send, options: &Options) -
 
 /// Whether a file that starts like this is for the reader of logs: it has RMM's columns, is text of no kind
 /// that is known, or cannot be unpacked, which that reader says best.
-pub(crate) fn is_for_log_reader(head: &[u8]) -> bool {
+pub fn is_for_log_reader(head: &[u8]) -> bool {
     let unpacked = Unpacked::new(head).and_then(|mut unpacked| unpacked.start(HEAD_BYTES));
     unpacked.map_or(true, |start| detect::is_for_log_reader(&start))
 }

@@ -189,6 +189,27 @@ fn the_command_replays_a_snapshot_and_imports_it() {
 }
 
 #[test]
+fn a_snapshot_packed_with_zstd_is_replayed_too_also_from_a_pipe() {
+    let mut whole = Vec::new();
+    let file = std::fs::File::open(folder().join("shapes.pickle.gz")).unwrap();
+    std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(file), &mut whole).unwrap();
+    let folder = super::support::Folder::new();
+    let packed = folder.write("shapes", zstd::encode_all(whole.as_slice(), 1).unwrap());
+    let flags = ["--stack", "cuda+pool"];
+    let report = Run::json(&packed, &flags);
+    assert_eq!(report["log"]["peak_live_bytes"], facts()["shapes"]["requested_bytes.all.peak"]);
+    let piped: Run = super::support::program()
+        .args(["-", "--device", "sim:h200", "--format", "json"])
+        .args(flags)
+        .stdin(std::fs::File::open(&packed).unwrap())
+        .output()
+        .unwrap()
+        .into();
+    let piped: Value = serde_json::from_str(&piped.stdout).unwrap();
+    assert_eq!(piped["log"]["operations"], report["log"]["operations"]);
+}
+
+#[test]
 fn a_snapshot_that_is_cut_off_anywhere_is_refused_with_a_sentence() {
     let name = folder().join("protocol_5.pickle.gz");
     let mut whole = Vec::new();
