@@ -1,8 +1,8 @@
 //! Explains where the memory of a recorded program is: at its peak, at each failed request, and at its end.
 //!
-//! An [`Explanation`] has a [`Ledger`] and the stacks that hold the most for each of these moments, and the
-//! [`Diagnosis`]es that the evidence supports, each with the lines that help. What the recording cannot say
-//! stands beside them.
+//! An [`Explanation`] has a [`Ledger`](crate::recording::Ledger) and the stacks that hold the most for each
+//! of these moments, and the [`Diagnosis`]es that the evidence supports, each with the lines that help. What
+//! the recording cannot say stands beside them.
 
 mod diagnoses;
 mod explanation;
