@@ -5,6 +5,9 @@
 //! | module | does |
 //! |---|---|
 //! | [`log`] | reads rows: RMM's CSV, plain, gzip or zstd |
+//! | [`import`] | reads what other programs recorded: PyTorch's snapshots, minimalloc's CSV, Nsight Systems |
+//! | [`recording`] | the one model of all of them, with stacks, pools, segments and what is not known |
+//! | [`explain`] | says where memory is in a recording, and what would help |
 //! | [`program`] | turns rows into a compact program of operations, in bounded memory |
 //! | [`engine`] | replays the program through a stack, on one thread or on many |
 //! | [`compare`] | replays through several stacks and collects the figures |
@@ -39,6 +42,8 @@
 //! ```
 
 pub mod bench;
+mod blocks;
+mod budget;
 pub mod busy;
 pub mod calibrate;
 #[cfg(feature = "cli")]
@@ -47,10 +52,13 @@ pub mod compare;
 mod device_figures;
 pub mod engine;
 mod error;
+pub mod explain;
+pub mod import;
 pub mod lineup;
 pub mod log;
 pub mod program;
 pub mod progress;
+pub mod recording;
 pub mod report;
 
 pub use error::{Error, Result};

@@ -12,13 +12,16 @@ use millpond_driver::DeviceSpec;
 use super::bench::BenchArgs;
 use super::busy::BusyArgs;
 use super::calibrate::CalibrateArgs;
+use super::explain::ExplainArgs;
 use super::format::FormatArg;
+use super::import::ImportArgs;
 
 /// Replays allocation logs through stacks of GPU memory resources, and compares the stacks.
 ///
 /// A log is what RMM's logging adaptor writes, or millpond's: CSV with the columns
-/// Thread,Time,Action,Pointer,Size,Stream, plain or packed with gzip or zstd. No GPU is needed: without
-/// one, logs are replayed on a simulated NVIDIA H200.
+/// Thread,Time,Action,Pointer,Size,Stream, plain or packed with gzip or zstd; or a memory snapshot of
+/// PyTorch, minimalloc's CSV, or a SQLite export of Nsight Systems. No GPU is needed: without one, logs are
+/// replayed on a simulated NVIDIA H200.
 #[derive(Clone, Debug, Parser)]
 #[command(
     name = "millpond-replay",
@@ -86,6 +89,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     Busy(BusyArgs),
     Calibrate(CalibrateArgs),
+    Explain(ExplainArgs),
+    Import(ImportArgs),
 }
 
 const AFTER_HELP: &str = "\
@@ -103,6 +108,10 @@ Examples:
       with a kernel behind each allocation: the costs of reuse between streams
   millpond-replay calibrate --out my.toml --check app.csv.gz
       measure the GPU for `--device sim:my.toml`, and compare a log on both
+  millpond-replay import snapshot.pickle --output log.csv.gz
+      what a memory snapshot of PyTorch holds and what it cannot say, and the same as a log
+  millpond-replay explain snapshot.pickle
+      where its memory is, why a request failed, and what would help
   millpond-replay ./bench
       a log whose name is that of a command
 

@@ -1,14 +1,18 @@
 //! Checks stacks and reads logs.
 
-use std::io;
+use std::io::{self, Cursor, Read};
 use std::path::Path;
 
 use millpond_core::stack::{LayerTable, StackSpec};
 
 use super::verdict::Failure;
+use crate::import::{self, Options};
 use crate::log::{self, LogReader};
 use crate::program::{Limits, Program};
 use crate::progress::Progress;
+
+/// The bytes of a file's start that show whether it is a log: more than a block of zstd has.
+const HEAD_BYTES: u64 = 256 << 10;
 
 /// Checks that all layers and parameters exist, before anything is measured.
 pub(super) fn check(stacks: &[StackSpec], table: &LayerTable) -> Result<(), Failure> {
@@ -16,16 +20,40 @@ pub(super) fn check(stacks: &[StackSpec], table: &LayerTable) -> Result<(), Fail
     Ok(())
 }
 
-/// Reads a log; `-` is the standard input.
+/// Reads a log, or imports another file; `-` is the standard input.
 pub(super) fn read(path: &Path, limits: Limits, progress: Progress) -> crate::Result<Program> {
     if path == Path::new("-") {
-        let reader = LogReader::from_reader("standard input", io::stdin())?;
-        return Program::read(reader, limits);
+        return program("standard input", io::stdin(), limits);
     }
     let name = path.display().to_string();
     let file = log::open_file(path)?;
     let bar = progress.reading(&name, file.metadata().map_or(0, |data| data.len()));
-    let program = Program::read(LogReader::from_reader(name, bar.wrap_read(file))?, limits);
+    let program = if is_import(path)? {
+        import::open(path, &Options::default()).and_then(|recording| Program::of(&recording, limits))
+    } else {
+        LogReader::from_reader(name, bar.wrap_read(file))
+            .map_err(crate::Error::from)
+            .and_then(|reader| Program::read(reader, limits))
+    };
     bar.finish_and_clear();
     program
+}
+
+/// Reads what comes from a pipe.
+fn program(name: &str, mut source: impl Read + Send, limits: Limits) -> crate::Result<Program> {
+    let mut head = Vec::new();
+    let read = (&mut source).take(HEAD_BYTES).read_to_end(&mut head);
+    let whole = Cursor::new(head.clone()).chain(source);
+    // The reader of logs meets an error of the source again, and names it.
+    if read.is_err() || import::is_for_log_reader(&head) {
+        return Program::read(LogReader::from_reader(name, whole)?, limits);
+    }
+    Program::of(&import::read(name, whole, &Options::default())?, limits)
+}
+
+/// Whether a file is imported rather than read as a log row by row.
+fn is_import(path: &Path) -> crate::Result<bool> {
+    let mut head = Vec::new();
+    let read = log::open_file(path)?.take(HEAD_BYTES).read_to_end(&mut head);
+    Ok(read.is_ok() && !import::is_for_log_reader(&head))
 }

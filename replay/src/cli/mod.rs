@@ -27,7 +27,9 @@ mod args;
 mod bench;
 mod busy;
 mod calibrate;
+mod explain;
 mod format;
+mod import;
 mod input;
 mod overwrite;
 mod verdict;
@@ -83,6 +85,8 @@ fn dispatch(cli: &Cli, table: &LayerTable, out: impl Write) -> Result<Verdict, F
         Some(Command::Bench(args)) => bench(args, table, out),
         Some(Command::Busy(args)) => busy(args, table, out),
         Some(Command::Calibrate(args)) => calibrate::run(args, table, out),
+        Some(Command::Explain(args)) => explain::run(args, out),
+        Some(Command::Import(args)) => import::run(args, out),
         None => replay(cli, table, out),
     }
 }

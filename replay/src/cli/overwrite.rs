@@ -57,11 +57,7 @@ pub(crate) fn refuse_output(
     stacks: &[StackSpec],
 ) -> Result<(), Error> {
     let shown = file.display();
-    let fail = |what: &str| {
-        Err(Error::invalid_argument(format!(
-            "the profile would be written to {shown}, which is {what}, and destroy it; choose another file"
-        )))
-    };
+    let fail = |what: &str| Err(destroys("the profile", file, what));
     if logs.iter().any(|log| is_same(input(log), file)) {
         return fail("a log to check");
     }
@@ -74,6 +70,24 @@ pub(crate) fn refuse_output(
         ))),
         None => Ok(()),
     }
+}
+
+/// Refuses a file for an imported log that is the file to import.
+///
+/// # Errors
+/// The file.
+pub(crate) fn refuse_import(output: &Path, file: &Path) -> Result<(), Error> {
+    if is_same(input(file), output) {
+        return Err(destroys("the log", output, "the file to import"));
+    }
+    Ok(())
+}
+
+fn destroys(written: &str, file: &Path, what: &str) -> Error {
+    let shown = file.display();
+    Error::invalid_argument(format!(
+        "{written} would be written to {shown}, which is {what}, and destroy it; choose another file"
+    ))
 }
 
 /// The file that a simulated device's profile is read from.

@@ -5,6 +5,7 @@ use millpond_core::ALLOCATION_ALIGNMENT;
 
 use super::field::{self, Field};
 use super::{Action, Event};
+use crate::recording::column;
 
 /// The columns that a log must have: RMM's.
 const REQUIRED: [&str; 6] = ["Thread", "Time", "Action", "Pointer", "Size", "Stream"];
@@ -12,12 +13,25 @@ const REQUIRED: [&str; 6] = ["Thread", "Time", "Action", "Pointer", "Size", "Str
 /// The columns that RMM lacks.
 const FURTHER: [&str; 5] = ["Device", "Alignment", "Sequence", "MonotonicNs", "DurationNs"];
 
+/// The columns of recordings that were written as a log; [`super::event::Event`] has none of them.
+const OF_RECORDINGS: [&str; 8] = [
+    column::UNIX,
+    column::STEP,
+    column::STACK,
+    column::POOL,
+    column::TAG,
+    column::ROUNDED,
+    column::BEFORE,
+    column::NOTES,
+];
+
 /// The places of the columns in one log.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Columns {
     count: usize,
     required: [usize; REQUIRED.len()],
     further: [Option<usize>; FURTHER.len()],
+    of_recordings: [Option<usize>; OF_RECORDINGS.len()],
 }
 
 /// The column's name, if the error is about one, and the reason.
@@ -35,7 +49,32 @@ impl Columns {
                 (Some(name), reason.to_owned())
             })?;
         }
-        Ok(Self { count: header.len(), required, further: FURTHER.map(position) })
+        let of_recordings = OF_RECORDINGS.map(position);
+        Ok(Self { count: header.len(), required, further: FURTHER.map(position), of_recordings })
+    }
+
+    /// Whether the log has a column.
+    pub(super) fn has(&self, name: &str) -> bool {
+        let names = OF_RECORDINGS.iter().zip(&self.of_recordings);
+        let mut names = names.chain(FURTHER.iter().zip(&self.further));
+        names.any(|(known, place)| *known == name && place.is_some())
+    }
+
+    /// A cell of a column that only recordings have; empty if the log has no such column.
+    pub(super) fn of_recording<'a>(&self, row: &'a ByteRecord, name: &str) -> &'a [u8] {
+        let column = OF_RECORDINGS.iter().position(|known| *known == name);
+        let place = column.and_then(|column| self.of_recordings[column]);
+        place.and_then(|place| row.get(place)).unwrap_or(b"")
+    }
+
+    /// Whether a row only carries notes: it is a failed request for nothing.
+    pub(super) fn is_carrier(&self, row: &ByteRecord) -> bool {
+        let alignment = self.further[1].and_then(|place| row.get(place)).unwrap_or(b"");
+        let [_, _, action, pointer, size, _] = self.required.map(|place| row.get(place).unwrap_or(b""));
+        let notes = self.of_recording(row, column::NOTES);
+        (action, pointer, size) == (b"allocate failure", b"(nil)", b"0")
+            && alignment.is_empty()
+            && !notes.is_empty()
     }
 
     /// Reads one row.

@@ -125,6 +125,11 @@ pub(super) fn stream(text: &[u8]) -> Field<StreamKey> {
     }))
 }
 
+/// Reads a stream as [`StreamKey`] prints it; `None` for anything else.
+pub(crate) fn stream_key(text: &[u8]) -> Option<StreamKey> {
+    stream(text).ok()
+}
+
 /// Times are not used, but a field with other characters than a time's shows that the file is not a log.
 pub(super) fn time(text: &[u8]) -> Field<()> {
     let plausible =

@@ -9,22 +9,36 @@ const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 
 /// The longest line of a log in bytes. Without the bound, binary noise or a bomb of one long compressed line
 /// would fill memory.
-pub(super) const MAX_LINE_BYTES: usize = 64 << 10;
+pub(crate) const MAX_LINE_BYTES: usize = 64 << 10;
 
 const BUFFER_BYTES: usize = 128 << 10;
 
+/// The binary logarithm of the most memory in bytes that unpacking zstd takes: zstd's own limit.
+const ZSTD_WINDOW_LOG: u32 = 27;
+
 /// The text of a log, unpacked according to its first bytes.
 pub(super) fn unpack<'a>(raw: impl Read + Send + 'a) -> io::Result<Box<dyn Read + Send + 'a>> {
+    let text = unpack_bytes(raw, ZSTD_WINDOW_LOG)?;
+    Ok(Box::new(Lines { text, open_bytes: 0, at_line_end: true }))
+}
+
+/// The bytes of a file, unpacked according to the first ones. A file packed by zstd with a window of more
+/// than 2^`zstd_window_log` bytes is refused.
+pub(crate) fn unpack_bytes<'a>(
+    raw: impl Read + Send + 'a,
+    zstd_window_log: u32,
+) -> io::Result<Box<dyn Read + Send + 'a>> {
     let mut raw = BufReader::with_capacity(BUFFER_BYTES, raw);
     let start = raw.fill_buf()?;
-    let text: Box<dyn Read + Send + 'a> = if start.starts_with(GZIP) {
+    Ok(if start.starts_with(GZIP) {
         Box::new(MultiGzDecoder::new(raw))
     } else if start.starts_with(ZSTD) {
-        Box::new(zstd::Decoder::with_buffer(raw)?)
+        let mut decoder = zstd::Decoder::with_buffer(raw)?;
+        decoder.window_log_max(zstd_window_log)?;
+        Box::new(decoder)
     } else {
         Box::new(raw)
-    };
-    Ok(Box::new(Lines { text, open_bytes: 0, at_line_end: true }))
+    })
 }
 
 /// Refuses lines of more than [`MAX_LINE_BYTES`], and adds a line end to the last one if it has none.

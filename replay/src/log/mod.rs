@@ -17,6 +17,9 @@
 //! | `MonotonicNs` (optional) | the time, in nanoseconds of a monotonic clock |
 //! | `DurationNs` (optional) | the duration of the call, in nanoseconds |
 //!
+//! The columns that [`Recording::write_csv`](crate::recording::Recording::write_csv) adds are read by
+//! [`import`](crate::import); here, rows that only carry its notes are passed over.
+//!
 //! gzip and zstd are recognised by their first bytes, not by the file's name. Memory is bounded: a
 //! [`LogReader`] holds one row, and a line of more than 64 KiB is refused as not being a log.
 //!
@@ -38,4 +41,6 @@ mod reader;
 
 pub use error::LogError;
 pub use event::{Action, Event, StreamKey};
+pub(crate) use field::stream_key;
+pub(crate) use input::{MAX_LINE_BYTES, unpack_bytes};
 pub use reader::{LogReader, open_file};

@@ -142,15 +142,42 @@ impl<'a> LogReader<'a> {
     }
 }
 
-impl Iterator for LogReader<'_> {
-    type Item = Result<Event, LogError>;
+impl LogReader<'_> {
+    /// Whether the log has a column that RMM's lack.
+    pub(crate) fn has_column(&self, name: &str) -> bool {
+        self.columns.has(name)
+    }
 
-    fn next(&mut self) -> Option<Self::Item> {
+    /// A cell of the last row, in a column that only recordings have; empty if there is none.
+    pub(crate) fn cell(&self, name: &str) -> &[u8] {
+        self.columns.of_recording(&self.row, name)
+    }
+
+    /// Whether the last row only carries notes.
+    pub(crate) fn is_carrier(&self) -> bool {
+        self.columns.is_carrier(&self.row)
+    }
+
+    /// The next row, also one that only carries notes.
+    pub(crate) fn next_row(&mut self) -> Option<Result<Event, LogError>> {
         let line = match self.read_row()? {
             Ok(line) => line,
             Err(error) => return Some(Err(error)),
         };
         Some(self.columns.event(&self.row, line).map_err(|error| self.row_error(line, error)))
+    }
+}
+
+impl Iterator for LogReader<'_> {
+    type Item = Result<Event, LogError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let row = self.next_row()?;
+            if row.is_err() || !self.is_carrier() {
+                return Some(row);
+            }
+        }
     }
 }
 

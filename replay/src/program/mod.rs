@@ -26,6 +26,7 @@ mod lanes;
 mod limits;
 mod op;
 mod read;
+mod recorded;
 mod rows;
 mod store;
 mod summary;

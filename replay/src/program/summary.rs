@@ -7,6 +7,10 @@ use serde::Serialize;
 pub struct LogSummary {
     /// The name of the log.
     pub file: String,
+    /// What the file is, if it was imported: `PyTorch memory snapshot`, for instance.
+    pub imported_from: Option<String>,
+    /// What the importer could not know, one sentence each.
+    pub not_known: Vec<String>,
     /// The number of rows, without the header and without skipped ones.
     pub events: u64,
     /// The number of operations of a replay: rows that allocate, or free a known block.
@@ -102,6 +106,7 @@ impl LogSummary {
         let lines = lines.map(|(count, what, more)| format!("{what}: {count}{more}"));
         let missing =
             self.rest_missing.iter().map(|why| format!("the rest of the file is missing, left out: {why}"));
-        missing.chain(lines).collect()
+        let not_known = self.not_known.iter().map(|text| format!("not known: {text}"));
+        missing.chain(lines).chain(not_known).collect()
     }
 }

@@ -4,7 +4,8 @@
 //! version                       2; grows when a field is renamed, removed or means something else
 //! device                        spec, name, simulated, total_bytes, free_bytes
 //! log                           file, events, operations, streams, threads, peak_live_bytes,
-//!                               leaked_blocks, unknown_frees, skipped_rows, rest_missing, and more
+//!                               leaked_blocks, unknown_frees, skipped_rows, rest_missing, and more;
+//!                               imported_from and not_known[] if the file was imported
 //! thread_order, passes          how it was replayed
 //! stacks[]                      one for each stack, in the order asked for
 //!   spec                        the stack as text

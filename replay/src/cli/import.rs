@@ -1,0 +1,210 @@
+//! The command line of `import`.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use millpond_core::{format_bytes, parse_bytes};
+use serde::Serialize;
+
+use super::overwrite;
+use super::verdict::{Failure, Verdict};
+use crate::explain::plain;
+use crate::import::{self, Options};
+use crate::recording::{Recording, Source, StateCheck, Sums, Unknown};
+
+/// Imports what another program recorded, and writes it as a log
+///
+/// Reads memory snapshots of PyTorch (since 2.0, also the pages of its viewer), minimalloc's CSV, SQLite
+/// exports of Nsight Systems, and logs, plain or packed with gzip or zstd. A file is recognised by its
+/// content. Nothing in a snapshot is run, so that a stranger's is safe to read. Says what the file holds and
+/// what it cannot say.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ImportArgs {
+    /// The file to import; `-` is the standard input
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+
+    /// Write a log: RMM's columns first, then the others; packed if the name ends in .gz or .zst; `-` is the
+    /// standard output
+    #[arg(long, short = 'o', value_name = "LOG.csv")]
+    output: Option<PathBuf>,
+
+    /// The device whose events are imported [default: the busiest of a snapshot, the first one of a log]
+    #[arg(long, value_name = "N")]
+    device: Option<u32>,
+
+    /// The most memory that importing takes above the size of the file
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_bytes)]
+    memory: u64,
+
+    /// How the report is printed
+    #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
+    format: ReportFormat,
+}
+
+/// The forms of a report about a recording.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, ValueEnum)]
+pub(crate) enum ReportFormat {
+    /// For people
+    #[default]
+    Text,
+    /// One object on a line
+    Json,
+}
+
+/// What `import` prints as JSON.
+#[derive(Serialize)]
+struct Report<'a> {
+    version: u32,
+    file: &'a str,
+    #[serde(flatten)]
+    source: &'a Source,
+    device: Option<u32>,
+    settings: &'a [(String, String)],
+    #[serde(flatten)]
+    sums: &'a Sums,
+    state_check: Option<&'a StateCheck>,
+    /// Whether the events lead to the state in the file; null if it holds none.
+    is_equal_to_state: Option<bool>,
+    not_known: &'a [Unknown],
+}
+
+impl ImportArgs {
+    fn options(&self) -> Options {
+        Options { device: self.device, memory: self.memory }
+    }
+}
+
+/// Imports a file, prints what it holds, and writes the log.
+pub(super) fn run(args: &ImportArgs, mut out: impl Write) -> Result<Verdict, Failure> {
+    let output = args.output.as_deref();
+    if let Some(output) = output {
+        overwrite::refuse_import(output, &args.file)?;
+    }
+    let recording = import(&args.file, &args.options())?;
+    match output {
+        Some(path) if path == Path::new("-") => {
+            recording.write_csv(&mut out)?;
+            return Ok(Verdict::Fine);
+        }
+        Some(path) => write(&recording, path)?,
+        None => {}
+    }
+    match args.format {
+        ReportFormat::Json => json(&recording, &mut out)?,
+        ReportFormat::Text => text(&recording, output, &mut out)?,
+    }
+    Ok(Verdict::Fine)
+}
+
+/// Imports a file; `-` is the standard input.
+pub(super) fn import(file: &Path, options: &Options) -> crate::Result<Recording> {
+    if file == Path::new("-") {
+        return import::read("standard input", io::stdin(), options);
+    }
+    import::open(file, options)
+}
+
+/// Writes the log, packed as its name says.
+fn write(recording: &Recording, path: &Path) -> Result<(), Failure> {
+    let written = || {
+        let file = BufWriter::new(File::create(path)?);
+        match path.extension().and_then(|ending| ending.to_str()) {
+            Some("gz") => {
+                let mut packed = flate2::write::GzEncoder::new(file, flate2::Compression::default());
+                recording.write_csv(&mut packed)?;
+                packed.finish()?.flush()
+            }
+            Some("zst") => {
+                let mut packed = zstd::Encoder::new(file, 0)?;
+                recording.write_csv(&mut packed)?;
+                packed.finish()?.flush()
+            }
+            _ => recording.write_csv(file),
+        }
+    };
+    written().map_err(|error| {
+        let shown = path.display();
+        Failure::Output(io::Error::new(error.kind(), format!("{shown}: {error}")))
+    })
+}
+
+fn json(recording: &Recording, out: &mut impl Write) -> io::Result<()> {
+    let report = Report {
+        version: 1,
+        file: recording.file(),
+        source: recording.source(),
+        device: recording.device(),
+        settings: recording.settings(),
+        sums: &recording.sums(),
+        state_check: recording.check(),
+        is_equal_to_state: recording.check().map(StateCheck::is_equal),
+        not_known: recording.unknowns(),
+    };
+    serde_json::to_writer(&mut *out, &report)?;
+    writeln!(out)
+}
+
+fn text(recording: &Recording, output: Option<&Path>, out: &mut impl Write) -> io::Result<()> {
+    let sums = recording.sums();
+    let device = recording.device().map_or(String::new(), |device| format!(", device {device}"));
+    writeln!(out, "{}: {}{device}", recording.file(), recording.source().format)?;
+    let mut line = |name: &str, text: String| writeln!(out, "  {name:<12}{text}");
+    line(
+        "events",
+        format!(
+            "{}: {} allocations, {} frees, {} failed requests",
+            sums.events, sums.allocations, sums.frees, sums.failures
+        ),
+    )?;
+    if sums.blocks_before > 0 {
+        let bytes = format_bytes(sums.bytes_before);
+        line("before", format!("{} blocks ({bytes}) live when recording began", sums.blocks_before))?;
+    }
+    let peak = format_bytes(sums.peak_live_bytes);
+    line("peak", format!("{peak} live at event {}", sums.peak_event + 1))?;
+    if let (Some(end), Some(peak)) = (sums.reserved_bytes, sums.peak_reserved_bytes) {
+        line("reserved", format!("{} at most, {} at the end", format_bytes(peak), format_bytes(end)))?;
+    }
+    line("at the end", format!("{} blocks ({}) live", sums.live_blocks, format_bytes(sums.live_bytes)))?;
+    match recording.check() {
+        Some(check) if check.is_equal() => {
+            line(
+                "check",
+                "the live blocks at the end are those of the file's state, each of them".to_owned(),
+            )?;
+        }
+        Some(check) => {
+            let first = check.first.as_deref().unwrap_or("counts differ");
+            line("check", format!("THE EVENTS DO NOT LEAD TO THE STATE IN THE FILE; first: {first}"))?;
+        }
+        None => {}
+    }
+    if sums.held_blocks > 0 {
+        line("held", format!("{} frees waited for other streams", sums.held_blocks))?;
+    }
+    line("streams", sums.streams.to_string())?;
+    let (stacks, frames) = recording.stack_counts();
+    line(
+        "stacks",
+        format!("{} events have one: {stacks} different ones of {frames} frames", sums.with_stack),
+    )?;
+    for (name, value) in &recording.source().details {
+        line("file", format!("{name}: {value}"))?;
+    }
+    for (name, value) in recording.settings().iter().filter(|(_, value)| !value.is_empty()) {
+        line("setting", format!("{name} = {}", plain(value)))?;
+    }
+    if let Some(output) = output {
+        line("written", output.display().to_string())?;
+    }
+    if !recording.unknowns().is_empty() {
+        writeln!(out, "not known:")?;
+    }
+    for unknown in recording.unknowns() {
+        writeln!(out, "  {}", plain(&unknown.text))?;
+    }
+    Ok(())
+}

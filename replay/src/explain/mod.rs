@@ -1,0 +1,69 @@
+//! Explains where the memory of a recorded program is: at its peak, at each failed request, and at its end.
+//!
+//! An [`Explanation`] has a [`Ledger`](crate::recording::Ledger) and the stacks that hold the most for each
+//! of these moments, and the [`Diagnosis`]es that the evidence supports, each with the lines that help. What
+//! the recording cannot say stands beside them.
+
+mod diagnoses;
+mod explanation;
+mod holders;
+mod text;
+
+use crate::recording::{Event, EventKind, Moment, Recording};
+
+pub use explanation::{Diagnosis, Explained, Explanation, Occasion};
+pub use holders::Holder;
+#[cfg(feature = "cli")]
+pub(crate) use text::plain;
+pub use text::print;
+
+use holders::HOLDERS;
+
+/// The most failed requests that are explained, the first ones.
+const MAX_FAILURES: usize = 10;
+
+/// Explains a recording. `device_bytes` is the size of the device, if it is known.
+pub fn explain(recording: &Recording, device_bytes: Option<u64>) -> Explanation {
+    let sums = recording.sums();
+    let failures: Vec<(usize, &Event)> = recording
+        .events()
+        .enumerate()
+        .filter(|(_, event)| event.kind == EventKind::AllocateFailure)
+        .take(MAX_FAILURES)
+        .collect();
+    let mut moments: Vec<(Explained, Moment)> = Vec::new();
+    let mut add = |occasion, number: usize, wanted: Option<u64>| {
+        let moment = recording.moment(number);
+        let ledger = moment.ledger();
+        let next = recording.event(number + 1).filter(|_| wanted.is_some());
+        let free = next.filter(|event| event.kind == EventKind::DeviceFree).map(|event| event.bytes);
+        let known = device_bytes.zip(free).zip(ledger.reserved_bytes);
+        let explained = Explained {
+            occasion,
+            ledger,
+            wanted_bytes: wanted,
+            device_free_bytes: free,
+            outside_bytes: known
+                .map(|((total, free), reserved)| total.saturating_sub(free).saturating_sub(reserved)),
+            holders: holders::by_stack(recording, moment.blocks(), HOLDERS),
+        };
+        moments.push((explained, moment));
+    };
+    add(Occasion::Peak, sums.peak_event as usize, None);
+    for (number, event) in failures {
+        add(Occasion::Failure, number, Some(event.bytes));
+    }
+    add(Occasion::End, recording.len().saturating_sub(1), None);
+    let diagnoses = diagnoses::all(recording, &sums, &moments);
+    Explanation {
+        version: 1,
+        file: recording.file().to_owned(),
+        source: recording.source().clone(),
+        device: recording.device(),
+        sums,
+        state_check: recording.check().cloned(),
+        moments: moments.into_iter().map(|(explained, _)| explained).collect(),
+        diagnoses,
+        not_known: recording.unknowns().to_vec(),
+    }
+}

@@ -1,0 +1,76 @@
+//! Reads a file byte by byte, and counts the bytes.
+
+use std::io::{self, Read};
+
+/// The bytes that are read ahead.
+const BUFFER_BYTES: usize = 64 << 10;
+
+/// A reader that knows its place.
+pub(crate) struct Bytes<'a> {
+    source: Box<dyn Read + 'a>,
+    buffer: Vec<u8>,
+    at: usize,
+    /// The bytes before the buffer.
+    before: u64,
+}
+
+impl<'a> Bytes<'a> {
+    pub(crate) fn new(source: Box<dyn Read + 'a>) -> Self {
+        Self { source, buffer: Vec::new(), at: 0, before: 0 }
+    }
+
+    /// The bytes that were taken.
+    pub(crate) fn offset(&self) -> u64 {
+        self.before + self.at as u64
+    }
+
+    /// The next byte; `None` at the end.
+    ///
+    /// # Errors
+    /// The source cannot be read.
+    #[inline]
+    pub(crate) fn next(&mut self) -> io::Result<Option<u8>> {
+        if self.at == self.buffer.len() && self.fill()? == 0 {
+            return Ok(None);
+        }
+        self.at += 1;
+        Ok(Some(self.buffer[self.at - 1]))
+    }
+
+    /// Fills `into`; the number of bytes is less only at the end.
+    ///
+    /// # Errors
+    /// The source cannot be read.
+    pub(crate) fn take(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let mut taken = 0;
+        while taken < into.len() {
+            if self.at == self.buffer.len() && self.fill()? == 0 {
+                break;
+            }
+            let count = (self.buffer.len() - self.at).min(into.len() - taken);
+            into[taken..taken + count].copy_from_slice(&self.buffer[self.at..self.at + count]);
+            (self.at, taken) = (self.at + count, taken + count);
+        }
+        Ok(taken)
+    }
+
+    fn fill(&mut self) -> io::Result<usize> {
+        self.before += self.buffer.len() as u64;
+        self.at = 0;
+        self.buffer.resize(BUFFER_BYTES, 0);
+        let read = loop {
+            match self.source.read(&mut self.buffer) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                other => break other,
+            }
+        };
+        self.buffer.truncate(*read.as_ref().unwrap_or(&0));
+        read
+    }
+}
+
+impl Read for Bytes<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.take(into)
+    }
+}

@@ -1,0 +1,194 @@
+//! Recognises a file by its content, never by its name.
+
+use super::minimalloc;
+
+/// The bytes of a file's start that are looked at.
+pub(super) const HEAD_BYTES: usize = 4096;
+
+/// What a file is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Found {
+    /// A pickle of protocol 2 to 5.
+    Pickle,
+    /// A web page, which may hold a snapshot.
+    Html,
+    /// A log with RMM's columns.
+    Rmm,
+    /// minimalloc's CSV.
+    Minimalloc,
+    /// A database of SQLite.
+    Sqlite,
+    /// Something that is not read: what it is, and what to do.
+    Other(&'static str),
+}
+
+const SQLITE: &[u8] = b"SQLite format 3\0";
+
+/// The start of files that are not read, what they are, and what to do.
+const OTHERS: &[(&[u8], &str)] = &[
+    (
+        b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.",
+        "is a checkpoint of an old torch.save, which holds weights and no memory events; write a snapshot \
+         with \
+         torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")",
+    ),
+    (
+        b"PK\x03\x04",
+        "is a zip file, as torch.save writes checkpoints: weights, and no memory events; if a snapshot is \
+         in it, \
+         unpack that; else write one with torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")",
+    ),
+    (b"\x7fELF", "is a program or a library (ELF); name the file that it wrote"),
+    (b"MZ", "is a program of Windows; name the file that it wrote"),
+    (
+        b"PAR1",
+        "is a Parquet file; if it is an export of Nsight Systems, export again with \
+         `nsys export --type sqlite`",
+    ),
+    (b"ARROW1", "is an Arrow file; export a CSV with RMM's columns in its place"),
+    (b"\x89HDF\r\n", "is an HDF5 file, which holds no memory events"),
+    (b"\x93NUMPY", "is an array of NumPy, which holds no memory events"),
+    (b"GGUF", "is a model (GGUF), which holds no memory events"),
+    (b"BZh", "is packed with bzip2; unpack it first (`bunzip2`), or pack it with gzip or zstd"),
+    (b"\xfd7zXZ\0", "is packed with xz; unpack it first (`unxz`), or pack it with gzip or zstd"),
+    (b"7z\xbc\xaf\x27\x1c", "is packed with 7-Zip; unpack it first"),
+    (b"Rar!", "is packed with RAR; unpack it first"),
+    (b"%PDF", "is a PDF, which holds no memory events"),
+    (b"\x89PNG", "is a picture, which holds no memory events; name the file that the viewer showed"),
+    (b"\xff\xd8\xff", "is a picture, which holds no memory events; name the file that the viewer showed"),
+];
+
+const CHROME_TRACE: &str = "is a trace for Chrome or Perfetto, as torch.profiler writes it: it has no \
+                            address and \
+                            no stream of each block; write a snapshot with \
+                            torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")";
+
+const JSON: &str = "is JSON, of which no kind is read: a PyTorch snapshot is a pickle (`_dump_snapshot`), \
+                    an export \
+                    of Nsight Systems is SQLite (`nsys export --type sqlite`), a log is CSV";
+
+const NSYS_REPORT: &str = "is a report of Nsight Systems, which only its own tools read: export it with \
+                           `nsys export --type sqlite`";
+
+const EMPTY: &str = "is empty";
+
+const UNKNOWN_TEXT: &str = "is text, and none that is read: a log has the columns \
+                            Thread,Time,Action,Pointer,Size,Stream, minimalloc's CSV id,lower,upper,size";
+
+const UNKNOWN: &str = "is of no kind that is read: PyTorch's memory snapshots, logs with RMM's columns, \
+                       minimalloc's \
+                       CSV, SQLite exports of Nsight Systems, plain or packed with gzip or zstd; a report \
+                       of Nsight \
+                       Systems (.nsys-rep, .qdrep) is exported with `nsys export --type sqlite`";
+
+/// Recognises a file by its first bytes, which may be all of it.
+pub(super) fn found(head: &[u8]) -> Found {
+    if let Some((_, what)) = OTHERS.iter().find(|(start, _)| head.starts_with(start)) {
+        return Found::Other(what);
+    }
+    if head.starts_with(SQLITE) {
+        return Found::Sqlite;
+    }
+    if matches!(head, [0x80, 0..=8, ..]) {
+        return Found::Pickle;
+    }
+    if head.get(257..262) == Some(b"ustar") {
+        return Found::Other("is a tar file; unpack it first");
+    }
+    // The length of a JSON header, and that.
+    if head.get(8..10) == Some(b"{\"") && head[4..8] == [0; 4] {
+        return Found::Other("is a file of weights (safetensors), which holds no memory events");
+    }
+    // A log whose rows are damaged is still one: its reader says which row.
+    if matches!(head.first(), Some(0xef | b'A'..=b'Z' | b'a'..=b'z')) {
+        let header = head.split(|byte| *byte == b'\n').next().unwrap_or(head);
+        let header = String::from_utf8_lossy(header);
+        let kind = table(header.trim_start_matches('\u{feff}'));
+        if !matches!(kind, Found::Other(_)) {
+            return kind;
+        }
+    }
+    let is_report = [&b"NVIDIA Nsight"[..], b"QdstrmHeader", b"qdrep", b"nsys-rep"];
+    if head.contains(&0) {
+        let is_report = is_report.iter().any(|name| head.windows(name.len()).any(|at| at == *name));
+        return Found::Other(if is_report { NSYS_REPORT } else { UNKNOWN });
+    }
+    let text = String::from_utf8_lossy(head);
+    let text = text.trim_start_matches('\u{feff}').trim_start();
+    match text.as_bytes().first() {
+        None => Found::Other(EMPTY),
+        Some(b'<') => Found::Html,
+        Some(b'{' | b'[') if text.contains("\"traceEvents\"") || text.contains("\"ph\":") => {
+            Found::Other(CHROME_TRACE)
+        }
+        Some(b'{' | b'[') => Found::Other(JSON),
+        Some(_) => table(text.lines().next().unwrap_or("")),
+    }
+}
+
+/// Whether the reader of logs says best what is wrong with a file: an empty one, a log, or other text.
+pub(super) fn is_for_log_reader(head: &[u8]) -> bool {
+    match found(head) {
+        Found::Rmm => true,
+        Found::Other(what) => [EMPTY, UNKNOWN_TEXT].contains(&what),
+        _ => false,
+    }
+}
+
+/// Recognises a table by the names of its columns.
+fn table(header: &str) -> Found {
+    let has = |wanted: &str| header.split(',').any(|name| name.trim() == wanted);
+    match () {
+        () if ["Thread", "Action", "Pointer"].iter().any(|name| has(name)) => Found::Rmm,
+        () if minimalloc::is_header(header) => Found::Minimalloc,
+        () if header.chars().any(|char| char.is_control() && char != '\t') || header.contains('\u{fffd}') => {
+            Found::Other(UNKNOWN)
+        }
+        () => Found::Other(UNKNOWN_TEXT),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_known_by_their_content() {
+        let cases: [(&[u8], Found); 9] = [
+            (b"\x80\x04\x95", Found::Pickle),
+            (b"\x80\x02}q\x00", Found::Pickle),
+            (b"\n<!DOCTYPE html>", Found::Html),
+            (b"Thread,Time,Action,Pointer,Size,Stream\n", Found::Rmm),
+            (b"\xef\xbb\xbfThread,Time,Action,Pointer,Size,Stream\r\n", Found::Rmm),
+            (b"id,lower,upper,size\n", Found::Minimalloc),
+            (b"buffer_id,start,end,size,offset\n", Found::Minimalloc),
+            (b"SQLite format 3\0\x10\0", Found::Sqlite),
+            (b"", Found::Other("is empty")),
+        ];
+        for (head, expected) in cases {
+            assert_eq!(found(head), expected, "{}", head.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn what_is_not_read_is_named_with_what_to_do() {
+        let cases: [(&[u8], &str); 12] = [
+            (b"PK\x03\x04\x14\0", "zip"),
+            (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80", "torch.save"),
+            (b"\x7fELF\x02", "ELF"),
+            (b"PAR1\x15", "Parquet"),
+            (b"{\"traceEvents\": [", "Chrome"),
+            (b"{\"schemaVersion\": 1}", "JSON"),
+            (b"\0\0\0\x01NVIDIA Nsight Systems", "nsys export"),
+            (b"BZh91AY", "bzip2"),
+            (b"\x40\0\0\0\0\0\0\0{\"a\":", "safetensors"),
+            (b"a,b,c\n1,2,3\n", "Thread,Time"),
+            (b"\x01\x02\0\x03", "nsys export"),
+            (b"hello\x01", "no kind"),
+        ];
+        for (head, expected) in cases {
+            let Found::Other(text) = found(head) else { panic!("{}", head.escape_ascii()) };
+            assert!(text.contains(expected), "{}: {text}", head.escape_ascii());
+        }
+    }
+}

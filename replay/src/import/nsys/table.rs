@@ -1,0 +1,192 @@
+//! The tables of an export, as SQLite gives them.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use rusqlite::types::ValueRef;
+use rusqlite::{Connection, OpenFlags};
+
+use crate::budget::Budget;
+use crate::import::refusal::Refusal;
+
+/// The commands that record memory.
+pub(super) const PROFILE_AGAIN: &str =
+    "run `nsys profile --cuda-memory-usage=true PROGRAM` and `nsys export --type sqlite`";
+
+const EVENTS: &str = "CUDA_GPU_MEMORY_USAGE_EVENTS";
+
+/// The most labels of a kind that are read; CUPTI has nine kinds of memory.
+const MAX_LABELS: usize = 64;
+
+/// One event of the table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Row {
+    /// Nanoseconds since the profile began.
+    pub(super) start: u64,
+    pub(super) process: u64,
+    pub(super) device: u64,
+    pub(super) context: u64,
+    pub(super) address: u64,
+    pub(super) bytes: Option<u64>,
+    pub(super) stream: u64,
+    pub(super) kind: i64,
+    pub(super) is_allocation: bool,
+}
+
+/// What an export has of the GPU's memory.
+#[derive(Debug)]
+pub(super) struct Table {
+    pub(super) rows: Vec<Row>,
+    /// The labels of the kinds of memory.
+    pub(super) kinds: HashMap<i64, String>,
+    pub(super) has_streams: bool,
+}
+
+/// An export that is open for reading.
+pub(super) struct Database(Connection);
+
+impl Database {
+    /// Opens a database, trusting nothing in it.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub(super) fn open(path: &Path) -> Result<Self, Refusal> {
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let connection = Connection::open_with_flags(path, flags).map_err(refusal)?;
+        let careful = "PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON; PRAGMA mmap_size = 0; \
+                       PRAGMA cache_size = -2000; PRAGMA hard_heap_limit = 8388608;";
+        connection.execute_batch(careful).map_err(refusal)?;
+        // SQLite reads the missing part of a page as zeros.
+        let page: u32 = connection.query_row("PRAGMA page_size", [], |row| row.get(0)).map_err(refusal)?;
+        if !std::fs::metadata(path)?.len().is_multiple_of(page.max(1).into()) {
+            return Err(Refusal::new(
+                "is a database of SQLite that ends early: it is cut off; copy it again",
+            ));
+        }
+        Ok(Self(connection))
+    }
+
+    /// Reads the events.
+    ///
+    /// # Errors
+    /// The database is no export of Nsight Systems, has no such events, or needs too much memory.
+    pub(super) fn rows(&self, budget: &mut Budget) -> Result<Table, Refusal> {
+        self.check()?;
+        let columns = self.columns()?;
+        let wanted = [
+            "start",
+            "globalPid",
+            "deviceId",
+            "contextId",
+            "address",
+            "bytes",
+            "memKind",
+            "memoryOperationType",
+            "streamId",
+        ];
+        let has = |name: &str| columns.iter().any(|column| column == name);
+        if let Some(missing) = ["start", "address", "memoryOperationType"].iter().find(|name| !has(name)) {
+            return Err(Refusal::new(format!(
+                "is an export of Nsight Systems whose {EVENTS} lacks the column {missing}; export again \
+                 with a \
+                 newer version"
+            )));
+        }
+        let kinds = self.labels("ENUM_CUDA_MEM_KIND")?;
+        let operations = self.labels("ENUM_CUDA_DEV_MEM_EVENT_OPER")?;
+        let list = wanted.map(|name| if has(name) { name } else { "NULL" }).join(", ");
+        let mut statement = self.0.prepare(&format!("SELECT {list} FROM {EVENTS}")).map_err(refusal)?;
+        let mut cursor = statement.query([]).map_err(refusal)?;
+        let mut rows = Vec::new();
+        while let Some(row) = cursor.next().map_err(refusal)? {
+            let number = |at: usize| match row.get_ref(at) {
+                Ok(ValueRef::Integer(number)) => Some(number),
+                _ => None,
+            };
+            // Addresses and numbers of processes are stored as 64 bits with a sign.
+            let bits = |at: usize| number(at).unwrap_or(0).cast_unsigned();
+            if bits(4) == 0 {
+                continue; // nothing is at address 0
+            }
+            budget.take(3 * size_of::<Row>())?;
+            rows.push(Row {
+                start: bits(0),
+                process: bits(1),
+                device: bits(2),
+                context: bits(3),
+                address: bits(4),
+                bytes: number(5).and_then(|bytes| u64::try_from(bytes).ok()),
+                kind: number(6).unwrap_or(-1),
+                is_allocation: is_allocation(number(7).unwrap_or(0), &operations),
+                stream: bits(8),
+            });
+        }
+        Ok(Table { rows, kinds, has_streams: has("streamId") })
+    }
+
+    /// Checks that the events are in a table, not a view that would run what the file says.
+    fn check(&self) -> Result<(), Refusal> {
+        let sql = "SELECT type FROM sqlite_master WHERE name = ?1";
+        let mut statement = self.0.prepare(sql).map_err(refusal)?;
+        let kind: Option<String> = statement.query_row([EVENTS], |row| row.get(0)).ok();
+        match kind.as_deref() {
+            Some("table") => Ok(()),
+            Some(_) => Err(Refusal::new(format!("has {EVENTS} as something else than a table: refused"))),
+            None => {
+                let sql = "SELECT count(*) FROM sqlite_master WHERE name IN ('StringIds', 'TARGET_INFO_GPU', \
+                           'META_DATA_CAPTURE', 'ANALYSIS_DETAILS')";
+                let parts: i64 = self.0.query_row(sql, [], |row| row.get(0)).map_err(refusal)?;
+                Err(Refusal::new(if parts > 0 {
+                    format!("is an export of Nsight Systems without {EVENTS}; {PROFILE_AGAIN}")
+                } else {
+                    "is a database of SQLite, but no export of Nsight Systems".to_owned()
+                }))
+            }
+        }
+    }
+
+    fn columns(&self) -> Result<Vec<String>, Refusal> {
+        let mut statement = self.0.prepare(&format!("PRAGMA table_info({EVENTS})")).map_err(refusal)?;
+        let names = statement.query_map([], |row| row.get::<_, String>(1)).map_err(refusal)?;
+        names.collect::<Result<_, _>>().map_err(refusal)
+    }
+
+    /// The labels of an enumeration; none if the export lacks it.
+    fn labels(&self, table: &str) -> Result<HashMap<i64, String>, Refusal> {
+        let is_table = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?1";
+        let count: i64 = self.0.query_row(is_table, [table], |row| row.get(0)).map_err(refusal)?;
+        let mut labels = HashMap::default();
+        if count == 0 {
+            return Ok(labels);
+        }
+        let Ok(mut statement) = self.0.prepare(&format!("SELECT id, label FROM {table}")) else {
+            return Ok(labels);
+        };
+        let mut cursor = statement.query([]).map_err(refusal)?;
+        while labels.len() < MAX_LABELS
+            && let Some(row) = cursor.next().map_err(refusal)?
+        {
+            if let (Ok(id), Ok(label)) = (row.get::<_, i64>(0), row.get::<_, String>(1)) {
+                labels.insert(id, label.chars().take(60).collect());
+            }
+        }
+        Ok(labels)
+    }
+}
+
+/// Whether a kind of memory is the host's.
+pub(super) fn is_of_host(kind: &str) -> bool {
+    let kind = kind.to_ascii_lowercase();
+    kind.contains("pinned") || kind.contains("pageable")
+}
+
+fn is_allocation(operation: i64, labels: &HashMap<i64, String>) -> bool {
+    match labels.get(&operation) {
+        Some(label) => !label.to_ascii_lowercase().contains("dealloc"),
+        None => operation == 0,
+    }
+}
+
+fn refusal(error: rusqlite::Error) -> Refusal {
+    Refusal::new(format!("is a database of SQLite that cannot be read ({error}); is it whole?"))
+}

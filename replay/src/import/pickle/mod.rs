@@ -1,0 +1,22 @@
+//! Reads pickles of plain data, and refuses those that ask for anything else.
+//!
+//! Python's own reader runs what a pickle tells it to run. This one knows numbers, texts, lists, tuples and
+//! dictionaries, of protocols 2 to 5; it imports nothing, calls nothing, and its memory is bounded.
+
+mod machine;
+mod refused;
+mod values;
+
+pub(crate) use values::{Kind, Value, Values};
+
+use super::bytes::Bytes;
+use super::refusal::Refusal;
+use crate::budget::Budget;
+
+/// Reads a pickle.
+///
+/// # Errors
+/// A sentence with the opcode and its place.
+pub(crate) fn read(input: &mut Bytes<'_>, budget: &mut Budget) -> Result<(Values, Value), Refusal> {
+    machine::run(input, budget)
+}

@@ -1,0 +1,9 @@
+//! The devices of a snapshot.
+
+/// What a file holds of one device.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Device {
+    pub(super) ordinal: u64,
+    pub(super) entries: u64,
+    pub(super) segment_bytes: u64,
+}

@@ -1,0 +1,46 @@
+//! Reads the wanted keys of many dictionaries of the same shape, and looks the places up once.
+
+use crate::import::pickle::{Value, Values};
+
+/// The most keys of a dictionary that is read; a trace entry of PyTorch has about ten.
+const MAX_KEYS: usize = 64;
+
+/// The places of `N` keys in dictionaries.
+pub(super) struct Row<const N: usize> {
+    keys: [&'static str; N],
+    /// The shape of the last dictionary that had one.
+    shape: Option<u32>,
+    places: [Option<u32>; N],
+}
+
+impl<const N: usize> Row<N> {
+    pub(super) fn new(keys: [&'static str; N]) -> Self {
+        Self { keys, shape: None, places: [None; N] }
+    }
+
+    /// The values of the keys; `None` if the value is not a dictionary, or has more than 64 keys.
+    pub(super) fn of(&mut self, values: &Values, dict: Value) -> Option<[Option<Value>; N]> {
+        if !dict.is_dict() {
+            return None;
+        }
+        let shape = values.shape(dict);
+        if shape.is_none() || shape != self.shape {
+            let pairs = values.pairs(dict).enumerate().take(MAX_KEYS + 1);
+            let mut found = [None; N];
+            for (place, (name, value)) in pairs {
+                if place == MAX_KEYS {
+                    return None;
+                }
+                let Some(name) = values.as_text(name) else { continue };
+                if let Some(key) = self.keys.iter().position(|key| *key == name) {
+                    found[key] = Some((place as u32, value));
+                }
+            }
+            if shape.is_some() {
+                (self.shape, self.places) = (shape, found.map(|found| found.map(|(place, _)| place)));
+            }
+            return Some(found.map(|found| found.map(|(_, value)| value)));
+        }
+        Some(self.places.map(|place| place.map(|place| values.at(dict, place))))
+    }
+}

@@ -1,0 +1,212 @@
+//! What is in memory after one event of a recording.
+
+use std::collections::BTreeMap;
+
+use super::{Event, EventKind, Id, Lane, Recording};
+
+/// What PyTorch rounds sizes to, in bytes.
+const ROUNDED_TO: u64 = 512;
+
+/// The size in bytes of PyTorch's segments for small blocks; larger segments hold large ones.
+const SMALL_SEGMENT: u64 = 2 << 20;
+
+/// The most bytes that PyTorch leaves at the end of a large block rather than split them off.
+const UNSPLIT: u64 = 1 << 20;
+
+/// Memory that the allocator had from the driver.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Segment {
+    /// The address.
+    pub address: u64,
+    /// The size in bytes.
+    pub bytes: u64,
+    /// Whether it is a mapped range of an expandable segment.
+    pub is_expandable: bool,
+    /// The stream and the pool.
+    pub lane: Lane,
+}
+
+/// A block that was in use, or waited for other streams.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LiveBlock {
+    /// The address.
+    pub address: u64,
+    /// The size in bytes, as requested.
+    pub bytes: u64,
+    /// The bytes that the allocator set aside: as the source says, or else as PyTorch's rules say.
+    pub rounded_bytes: u64,
+    /// Whether the program had freed it, and it waited for other streams.
+    pub is_held: bool,
+    /// The stack of its allocation.
+    pub stack: Option<Id>,
+    /// The number of the event that allocated it.
+    pub event: usize,
+    /// The stream and the pool.
+    pub lane: Lane,
+}
+
+/// What is in memory after one event.
+///
+/// ```
+/// use millpond_replay::import::{self, Options};
+/// let csv = "id,lower,upper,size\na,0,10,4096\nb,5,20,1024\n";
+/// let recording = import::read("example", csv.as_bytes(), &Options::default())?;
+/// let moment = recording.moment(1);
+/// assert_eq!(moment.blocks().len(), 2);
+/// assert_eq!(moment.ledger().requested_bytes, 5120);
+/// # Ok::<(), millpond_replay::Error>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Moment {
+    event: usize,
+    segments: Vec<Segment>,
+    blocks: Vec<LiveBlock>,
+}
+
+impl Recording {
+    /// What is in memory after the event with this number, counted from 0; after the last one if there are
+    /// fewer.
+    pub fn moment(&self, number: usize) -> Moment {
+        let mut segments: BTreeMap<u64, Segment> = BTreeMap::new();
+        let mut blocks: BTreeMap<u64, LiveBlock> = BTreeMap::new();
+        for (at, event) in self.events().enumerate().take(number.saturating_add(1)) {
+            let Event { address, bytes, .. } = *event;
+            match event.kind {
+                EventKind::Allocate => {
+                    let block = LiveBlock {
+                        address,
+                        bytes,
+                        rounded_bytes: self.rounded_bytes(at).unwrap_or(0),
+                        is_held: false,
+                        stack: event.stack,
+                        event: at,
+                        lane: self.lane(event),
+                    };
+                    blocks.insert(address, block);
+                }
+                EventKind::FreeRequested => {
+                    if let Some(block) = blocks.get_mut(&address) {
+                        block.is_held = true;
+                    }
+                }
+                EventKind::Free => drop(blocks.remove(&address)),
+                EventKind::SegmentAllocate | EventKind::SegmentMap => {
+                    let is_expandable = event.kind == EventKind::SegmentMap;
+                    let segment = Segment { address, bytes, is_expandable, lane: self.lane(event) };
+                    segments.insert(address, segment);
+                }
+                EventKind::SegmentFree | EventKind::SegmentUnmap => cut(&mut segments, address, bytes),
+                _ => {}
+            }
+        }
+        let mut segments: Vec<Segment> = segments.into_values().collect();
+        let mut blocks: Vec<LiveBlock> = blocks.into_values().collect();
+        // Overlaps, which no allocator has, are cut off.
+        for at in 1..segments.len() {
+            let room = segments[at].address - segments[at - 1].address;
+            segments[at - 1].bytes = segments[at - 1].bytes.min(room);
+        }
+        round(&segments, &mut blocks);
+        for at in 1..blocks.len() {
+            let room = blocks[at].address - blocks[at - 1].address;
+            blocks[at - 1].rounded_bytes = blocks[at - 1].rounded_bytes.min(room);
+        }
+        Moment { event: number.min(self.len().saturating_sub(1)), segments, blocks }
+    }
+}
+
+impl Moment {
+    /// The number of the event.
+    pub fn event(&self) -> usize {
+        self.event
+    }
+
+    /// The segments, in the order of addresses; mapped ranges of expandable segments each for itself.
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    /// The blocks, in the order of addresses.
+    pub fn blocks(&self) -> &[LiveBlock] {
+        &self.blocks
+    }
+
+    /// The blocks that lie in a segment, at least in part.
+    pub fn blocks_in(&self, segment: &Segment) -> &[LiveBlock] {
+        let end = segment.address.saturating_add(segment.bytes);
+        let first = self.blocks.partition_point(|block| block.end() <= segment.address);
+        let last = self.blocks.partition_point(|block| block.address < end);
+        &self.blocks[first..last.max(first)]
+    }
+}
+
+impl LiveBlock {
+    /// The address behind the block.
+    pub fn end(&self) -> u64 {
+        self.address.saturating_add(self.rounded_bytes.max(1))
+    }
+}
+
+/// Fills in what a source does not say about the sizes that its allocator set aside.
+fn round(segments: &[Segment], blocks: &mut [LiveBlock]) {
+    for at in 0..blocks.len() {
+        let LiveBlock { address, bytes, rounded_bytes, .. } = blocks[at];
+        let next = blocks.get(at + 1).map_or(u64::MAX, |next| next.address);
+        let room = (next - address).min(room_in_segments(segments, address));
+        if rounded_bytes > 0 {
+            continue;
+        }
+        let Some((room, is_large)) = (room < u64::MAX).then(|| (room, is_large(segments, address))) else {
+            blocks[at].rounded_bytes = bytes; // no segments: nothing is known
+            continue;
+        };
+        let rounded = bytes.max(1).checked_next_multiple_of(ROUNDED_TO).unwrap_or(bytes);
+        let tail = room.saturating_sub(rounded);
+        // What PyTorch would not split off belongs to the block.
+        let is_unsplit = if is_large { tail <= UNSPLIT } else { tail < ROUNDED_TO };
+        blocks[at].rounded_bytes = if is_unsplit { room.max(rounded) } else { rounded };
+    }
+}
+
+/// The bytes from an address to the end of the segment that holds it, and of those that adjoin it if it is
+/// expandable; 2^64 - 1 if none does.
+fn room_in_segments(segments: &[Segment], address: u64) -> u64 {
+    let Some(mut at) = segments.partition_point(|segment| segment.address <= address).checked_sub(1) else {
+        return u64::MAX;
+    };
+    let mut end = segments[at].address.saturating_add(segments[at].bytes);
+    if end <= address {
+        return u64::MAX;
+    }
+    while segments[at].is_expandable
+        && segments.get(at + 1).is_some_and(|next| next.is_expandable && next.address == end)
+    {
+        at += 1;
+        end = end.saturating_add(segments[at].bytes);
+    }
+    end - address
+}
+
+fn is_large(segments: &[Segment], address: u64) -> bool {
+    let at = segments.partition_point(|segment| segment.address <= address).checked_sub(1);
+    at.is_some_and(|at| segments[at].bytes > SMALL_SEGMENT)
+}
+
+/// Removes a range from the segments that hold it.
+fn cut(segments: &mut BTreeMap<u64, Segment>, address: u64, bytes: u64) {
+    let end = address.saturating_add(bytes);
+    while let Some((&start, &segment)) = segments.range(..end).next_back() {
+        let segment_end = start.saturating_add(segment.bytes);
+        if segment_end <= address {
+            return;
+        }
+        segments.remove(&start);
+        if segment_end > end {
+            segments.insert(end, Segment { address: end, bytes: segment_end - end, ..segment });
+        }
+        if start < address {
+            segments.insert(start, Segment { bytes: address - start, ..segment });
+            return;
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! How a log of RMM's columns carries what RMM has no column for: as notes at the row that comes next.
+//!
+//! A note is words with a space between them; notes are separated by `;`. What a word cannot hold is written
+//! as `%` and two hexadecimal digits, an empty word as `~`, an absent one as `-`.
+
+use std::fmt::Write;
+
+/// The columns of a log that RMM's lack, in the order in which they are written, without the time.
+pub(crate) mod column {
+    pub(crate) const UNIX: &str = "UnixNs";
+    pub(crate) const MONOTONIC: &str = "MonotonicNs";
+    pub(crate) const STEP: &str = "Step";
+    pub(crate) const STACK: &str = "Stack";
+    pub(crate) const POOL: &str = "Pool";
+    pub(crate) const TAG: &str = "Tag";
+    pub(crate) const ROUNDED: &str = "RoundedSize";
+    pub(crate) const BEFORE: &str = "Before";
+    pub(crate) const NOTES: &str = "Notes";
+}
+
+/// The first words of notes that are not events.
+pub(crate) mod word {
+    pub(crate) const SOURCE: &str = "source";
+    pub(crate) const DETAIL: &str = "detail";
+    pub(crate) const DEVICE: &str = "device";
+    pub(crate) const SETTING: &str = "setting";
+    pub(crate) const UNKNOWN: &str = "unknown";
+    pub(crate) const CHECK: &str = "check";
+    pub(crate) const FRAME: &str = "frame";
+    pub(crate) const STACK: &str = "stack";
+    pub(crate) const TAG: &str = "tag";
+}
+
+/// Adds a text as one word.
+pub(crate) fn push_word(notes: &mut String, text: &str) {
+    if text.is_empty() {
+        notes.push('~');
+    }
+    let is_alone = matches!(text, "~" | "-");
+    for char in text.chars() {
+        let is_special = matches!(char, ' ' | ';' | ',' | '"' | '%' | '\u{7f}') || char < ' ';
+        if is_special || is_alone {
+            // All of them are ASCII, and writing to a string cannot fail.
+            let _ = write!(notes, "%{:02X}", u32::from(char));
+        } else {
+            notes.push(char);
+        }
+    }
+}
+
+/// The text of a word; `None` if it is not one that [`push_word`] writes.
+pub(crate) fn text(word: &str) -> Option<String> {
+    if word == "~" {
+        return Some(String::new());
+    }
+    let mut text = String::with_capacity(word.len());
+    let mut rest = word;
+    while let Some((plain, escaped)) = rest.split_once('%') {
+        text.push_str(plain);
+        let code = u8::from_str_radix(escaped.get(..2)?, 16).ok()?;
+        text.push(char::from(code));
+        rest = &escaped[2..];
+    }
+    text.push_str(rest);
+    Some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_text_comes_back() {
+        for written in ["", "~", "-", "a b", "a,\"b\";%~-", "line\nend\r", "é–😀", "%20", "\u{7f}\0"] {
+            let mut notes = String::new();
+            push_word(&mut notes, written);
+            assert!(!notes.contains([' ', ',', '"', '\n', ';']) && !notes.is_empty(), "{notes}");
+            assert_eq!(text(&notes).as_deref(), Some(written));
+        }
+        assert_eq!(text("%2"), None);
+        assert_eq!(text("%é"), None);
+    }
+}

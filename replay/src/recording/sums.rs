@@ -1,0 +1,92 @@
+//! The sums over a recording: what people look at first.
+
+use std::collections::HashMap;
+
+use serde::Serialize;
+
+use super::{EventKind, Recording};
+
+/// Counts and sums of a recording. Sizes in bytes, of blocks as requested.
+#[derive(Clone, Default, PartialEq, Eq, Debug, Serialize)]
+pub struct Sums {
+    /// The events, with those from before the recording.
+    pub events: u64,
+    /// The allocations in the recording.
+    pub allocations: u64,
+    /// The frees.
+    pub frees: u64,
+    /// The requests that failed.
+    pub failures: u64,
+    /// The blocks that were live when recording began.
+    pub blocks_before: u64,
+    /// Their bytes.
+    pub bytes_before: u64,
+    /// The blocks that are live at the end.
+    pub live_blocks: u64,
+    /// Their bytes.
+    pub live_bytes: u64,
+    /// The most bytes that were live at one time.
+    pub peak_live_bytes: u64,
+    /// The number of the event that reached it.
+    pub peak_event: u64,
+    /// The bytes that the allocator had from the driver at the end; `None` if the source does not say.
+    pub reserved_bytes: Option<u64>,
+    /// The most of them at one time.
+    pub peak_reserved_bytes: Option<u64>,
+    /// The frees that waited for other streams.
+    pub held_blocks: u64,
+    /// The events that have a stack.
+    pub with_stack: u64,
+    /// The different stacks.
+    pub stacks: u64,
+    /// The different streams.
+    pub streams: u64,
+}
+
+impl Recording {
+    /// Sums the events up.
+    pub fn sums(&self) -> Sums {
+        let streams = self.stream_count() as u64;
+        let mut sums = Sums { events: self.len() as u64, streams, ..Sums::default() };
+        sums.stacks = self.stack_counts().0 as u64;
+        let mut live: HashMap<u64, u64> = HashMap::default();
+        let (mut reserved, mut has_segments, mut peak_reserved) = (0_u64, false, 0);
+        for (number, event) in self.events().enumerate() {
+            sums.with_stack += u64::from(event.stack.is_some());
+            match event.kind {
+                EventKind::Allocate => {
+                    sums.allocations += u64::from(!event.is_before);
+                    sums.blocks_before += u64::from(event.is_before);
+                    if event.is_before {
+                        sums.bytes_before = sums.bytes_before.saturating_add(event.bytes);
+                    }
+                    let older = live.insert(event.address, event.bytes).unwrap_or(0);
+                    sums.live_bytes = sums.live_bytes.saturating_sub(older).saturating_add(event.bytes);
+                    if sums.live_bytes > sums.peak_live_bytes {
+                        (sums.peak_live_bytes, sums.peak_event) = (sums.live_bytes, number as u64);
+                    }
+                }
+                EventKind::Free => {
+                    sums.frees += 1;
+                    let bytes = live.remove(&event.address).unwrap_or(0);
+                    sums.live_bytes = sums.live_bytes.saturating_sub(bytes);
+                }
+                EventKind::FreeRequested => sums.held_blocks += 1,
+                EventKind::AllocateFailure => sums.failures += 1,
+                EventKind::SegmentAllocate | EventKind::SegmentMap => {
+                    has_segments = true;
+                    reserved = reserved.saturating_add(event.bytes);
+                    peak_reserved = peak_reserved.max(reserved);
+                }
+                EventKind::SegmentFree | EventKind::SegmentUnmap => {
+                    reserved = reserved.saturating_sub(event.bytes);
+                }
+                _ => {}
+            }
+        }
+        sums.live_blocks = live.len() as u64;
+        sums.reserved_bytes = has_segments.then_some(reserved);
+        sums.peak_reserved_bytes = has_segments.then_some(peak_reserved);
+        sums
+    }
+}

@@ -1,0 +1,72 @@
+//! Texts, frames and stacks, each stored once.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::num::NonZeroU32;
+
+use super::Id;
+use crate::budget::{Budget, Exceeded};
+
+/// An entry of a table beside its value: the map's, with free room, also while it grows.
+const ENTRY_BYTES: usize = 64;
+
+/// Different values in the order in which they first came, with numbers from 1 on.
+#[derive(Clone, Debug)]
+pub(super) struct Table<T: Hash + Eq> {
+    values: Vec<T>,
+    numbers: HashMap<T, Id>,
+}
+
+impl<T: Hash + Eq> Default for Table<T> {
+    fn default() -> Self {
+        Self { values: Vec::new(), numbers: HashMap::default() }
+    }
+}
+
+impl<T: Hash + Eq> PartialEq for Table<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.values == other.values
+    }
+}
+
+impl<T: Hash + Eq + Clone> Table<T> {
+    /// The number of a value, which is added if it is new. `bytes` is what it has on the heap.
+    pub(super) fn number(&mut self, value: T, bytes: usize, budget: &mut Budget) -> Result<Id, Exceeded> {
+        if let Some(&number) = self.numbers.get(&value) {
+            return Ok(number);
+        }
+        budget.take(ENTRY_BYTES + 4 * size_of::<T>() + 2 * bytes)?;
+        self.values.push(value.clone());
+        // The budget ends before 2^32 entries.
+        let number = NonZeroU32::new(self.values.len() as u32).unwrap_or(NonZeroU32::MAX);
+        self.numbers.insert(value, number);
+        Ok(number)
+    }
+
+    pub(super) fn get(&self, number: Id) -> Option<&T> {
+        self.values.get(number.get() as usize - 1)
+    }
+
+    pub(super) fn values(&self) -> &[T] {
+        &self.values
+    }
+}
+
+/// A frame of a stack.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Frame<'a> {
+    /// The function.
+    pub function: &'a str,
+    /// The file.
+    pub file: &'a str,
+    /// The line, counted from 1; 0 if it is not known.
+    pub line: u64,
+}
+
+/// A frame whose texts are numbers.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct RawFrame {
+    pub(super) function: Id,
+    pub(super) file: Id,
+    pub(super) line: u64,
+}
