@@ -159,7 +159,7 @@ fn snapshots_of_a_gpu_are_explained() {
     assert!(codes("streams").contains(&"held_by_streams"));
     assert_eq!(codes("held"), ["reserved_beyond_need", "held_by_streams"]);
     assert!(codes("max_split").contains(&"reserved_beyond_need"));
-    assert_eq!(codes("fragmented"), [""; 0]);
+    assert_eq!(codes("fragmented"), ["fragmentation"]);
     let held = explain(&snapshot("held"), None);
     assert_eq!(held.moments.last().unwrap().ledger.held_bytes, 6 * MIB);
 }

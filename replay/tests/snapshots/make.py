@@ -80,15 +80,18 @@ def shapes():
     return train(torch, CHANGING)
 
 
-def churn(torch, rounds=600, seed=7, live=48):
-    """Blocks of many sizes that live for times of many lengths."""
+def churn(torch, rounds=600, seed=7, live=48, catch=()):
+    """Blocks of many sizes that live for times of many lengths. After an error of `catch` half of them go."""
     import random
 
     draw = random.Random(seed)
     kept = []
     for _ in range(rounds):
         size = int(2 ** draw.uniform(8, 25.5))
-        kept.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+        try:
+            kept.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+        except catch:
+            del kept[::2]
         while len(kept) > live or (kept and draw.random() < 0.35):
             kept.pop(draw.randrange(len(kept)))
     return kept
@@ -178,7 +181,7 @@ def fragmented():
 def retries():
     torch = start()
     limit(torch, 450 * MIB)
-    return churn(torch, 1500)
+    return churn(torch, 1500, seed=11, catch=torch.cuda.OutOfMemoryError)
 
 
 def graph():
