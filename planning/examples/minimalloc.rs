@@ -1,36 +1,45 @@
-//! x
-use std::collections::HashMap;
-use millpond_planning::*;
-use std::time::*;
-fn rmm(f:&str)->Problem{
- let out=std::process::Command::new("zcat").arg(f).output().unwrap().stdout;
- let text=String::from_utf8(out).unwrap();
- let mut live:HashMap<String,usize>=HashMap::new(); let mut blocks:Vec<Block>=vec![]; let mut n=0;
- for (i,l) in text.lines().skip(1).enumerate(){
-  let v:Vec<&str>=l.split(',').collect(); n=i as u64;
-  let s=u64::from_str_radix(v[5].trim_start_matches("0x"),16).unwrap();
-  if v[2]=="allocate"{ live.insert(v[3].into(),blocks.len()); blocks.push(Block{birth:n,death:u64::MAX,size:v[4].parse().unwrap(),stream:s}); }
-  else if v[2]=="free" { if let Some(b)=live.remove(v[3]){blocks[b].death=n;} }
- }
- for b in &mut blocks{ if b.death==u64::MAX{b.death=n+1;} }
- if std::env::var("SAFE").is_ok(){return Problem::stream_safe(blocks,512,vec![]).unwrap();}
- Problem::new(blocks,512).unwrap()
-}
-fn main(){
- let secs:u64=std::env::args().nth(1).unwrap().parse().unwrap();
- let mut o=Options{time:Duration::from_secs(secs),..Options::default()};
- for f in std::env::args().skip(2){
-  if f.starts_with("seed="){o.seed=f[5..].parse().unwrap();continue;}
-  let p=if f.ends_with("gz"){ rmm(&f)} else{
-  let csv=millpond_planning::MinimallocCsv::parse(&std::fs::read_to_string(&f).unwrap()).unwrap();csv.problem().unwrap()};
-  let t=Instant::now();
-  let r=plan(&p,&o);
-  let dt=t.elapsed().as_secs_f64();
-  println!("{f} n {} bound {} height {} ratio {:.5} {dt:.2}s {:?} hard {:.3}",p.blocks().len(),r.bound,r.height,r.ratio(),validate(&p,&r.offsets),r.bounds.hardness());
-  if f.contains("mm_"){
-  let t=Instant::now();
-  let r=fits(&p,1048576,&o);
-  let dt=t.elapsed().as_secs_f64();
-  println!("   fits {dt:.2}s {}",match r{Fit::Fits(_)=>"fits",Fit::Unknown(_)=>"unknown",_=>"impossible"});}
- }
+//! Asks whether each of minimalloc's problems fits, and prints the answer beside the best plan.
+//!
+//! ```text
+//! minimalloc CAPACITY SECONDS FILE...
+//! ```
+
+use std::error::Error;
+use std::time::{Duration, Instant};
+
+use millpond_planning::{Fit, MinimallocCsv, Options, bounds, fits, plan, validate};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [capacity, seconds, files @ ..] = &arguments[..] else {
+        return Err("usage: minimalloc CAPACITY SECONDS FILE...".into());
+    };
+    let capacity = capacity.parse()?;
+    let options = Options { time: Duration::from_secs_f64(seconds.parse()?), ..Options::default() };
+    println!("| problem | buffers | load | fits {capacity} | s | planned | ratio | s |");
+    println!("|---|---|---|---|---|---|---|---|");
+    for file in files {
+        let problem = MinimallocCsv::parse(&std::fs::read_to_string(file)?)?.problem()?;
+        let start = Instant::now();
+        let answer = match fits(&problem, capacity, &options) {
+            Fit::Fits(plan) => {
+                assert!(validate(&problem, &plan.offsets)? <= capacity, "the validator found it higher");
+                "yes"
+            }
+            Fit::Impossible { .. } => "no",
+            Fit::Unknown(_) => "unknown",
+        };
+        let answered = start.elapsed().as_secs_f64();
+        let start = Instant::now();
+        let plan = plan(&problem, &options);
+        let planned = start.elapsed().as_secs_f64();
+        let height = validate(&problem, &plan.offsets)?;
+        let name = file.rsplit('/').next().unwrap_or(file);
+        let (buffers, load) = (problem.blocks().len(), bounds(&problem).bytes);
+        let ratio = plan.ratio();
+        println!(
+            "| {name} | {buffers} | {load} | {answer} | {answered:.2} | {height} | {ratio:.5} | {planned:.2} |"
+        );
+    }
+    Ok(())
 }

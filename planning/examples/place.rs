@@ -1,2 +1,96 @@
-//! Plans a log and prints the number of blocks, bound, height, ratio, hardness and seconds.
-fn main(){}
+//! Plans logs, and prints blocks, bound, height, ratio, hardness and seconds of each.
+//!
+//! ```text
+//! place [seconds=N] [seed=N] [threads=N] [streams] FILE...
+//! ```
+//!
+//! A file is a CSV log of RMM, unpacked; minimalloc's CSV; `-` for one of them on the standard input; or
+//! `training:N` for a made-up program of N blocks. With `streams`, streams share no address.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::io::Read;
+use std::time::{Duration, Instant};
+
+use millpond_planning::{Block, MinimallocCsv, Options, Problem, plan, synthetic, validate};
+
+/// The alignment of blocks of a log, in bytes: PyTorch's and CUDA's.
+const ALIGNMENT: u64 = 512;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut options = Options::default();
+    let mut is_stream_safe = false;
+    println!("| log | blocks | bound | height | ratio | hardness | s |");
+    println!("|---|---|---|---|---|---|---|");
+    for argument in std::env::args().skip(1) {
+        match argument.split_once('=') {
+            Some(("seconds", seconds)) => options.time = Duration::from_secs_f64(seconds.parse()?),
+            Some(("seed", seed)) => options.seed = seed.parse()?,
+            Some(("threads", threads)) => options.threads = threads.parse()?,
+            _ if argument == "streams" => is_stream_safe = true,
+            _ => {
+                let problem = read(&argument, is_stream_safe)?;
+                let start = Instant::now();
+                let plan = plan(&problem, &options);
+                let seconds = start.elapsed().as_secs_f64();
+                let height = validate(&problem, &plan.offsets)?;
+                assert_eq!(height, plan.height, "the validator measured another height");
+                let name = argument.rsplit('/').next().unwrap_or(&argument);
+                let (blocks, bound, ratio) = (problem.blocks().len(), plan.bound, plan.ratio());
+                let hardness = plan.bounds.hardness();
+                println!("| {name} | {blocks} | {bound} | {height} | {ratio:.5} | {hardness:.3} | {seconds:.2} |");
+            }
+        }
+    }
+    Ok(())
+}
+
+fn read(name: &str, is_stream_safe: bool) -> Result<Problem, Box<dyn Error>> {
+    let blocks = if let Some(count) = name.strip_prefix("training:") {
+        synthetic::training(count.parse()?, 1)
+    } else {
+        let mut text = String::new();
+        if name == "-" {
+            std::io::stdin().read_to_string(&mut text)?;
+        } else {
+            text = std::fs::read_to_string(name)?;
+        }
+        if !text.starts_with("Thread,") {
+            return Ok(MinimallocCsv::parse(&text)?.problem()?);
+        }
+        rmm(&text)?
+    };
+    Ok(if is_stream_safe {
+        Problem::stream_safe(blocks, ALIGNMENT, Vec::new())?
+    } else {
+        Problem::new(blocks, ALIGNMENT)?
+    })
+}
+
+/// The blocks of RMM's columns Thread, Time, Action, Pointer, Size and Stream. Positions are lines.
+fn rmm(text: &str) -> Result<Vec<Block>, Box<dyn Error>> {
+    let mut live: HashMap<&str, usize> = HashMap::new();
+    let mut blocks: Vec<Block> = Vec::new();
+    let end = text.lines().count() as u64;
+    for (line, row) in text.lines().enumerate().skip(1) {
+        let fields: Vec<&str> = row.split(',').collect();
+        let [_, _, action, pointer, size, stream] = fields[..] else {
+            return Err(format!("line {}: not six fields", line + 1).into());
+        };
+        let birth = line as u64;
+        match action {
+            "allocate" => {
+                let stream = u64::from_str_radix(stream.trim_start_matches("0x"), 16)?;
+                live.insert(pointer, blocks.len());
+                blocks.push(Block { birth, death: end, size: size.parse()?, stream });
+            }
+            "free" => {
+                if let Some(block) = live.remove(pointer) {
+                    blocks[block].death = birth;
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(blocks)
+}

@@ -42,11 +42,11 @@ impl Bounds {
 #[must_use]
 pub fn bounds(problem: &Problem) -> Bounds {
     let all = Instance::one_lane(problem, 0..problem.blocks().len() as u32);
-    let host_order = all.load() * problem.alignment();
-    let largest = all.size.iter().max().copied().unwrap_or(0) * problem.alignment();
+    let host_order = all.load() * problem.unit();
+    let largest = all.size.iter().max().copied().unwrap_or(0) * problem.unit();
     let bytes = match problem.orders() {
         None => host_order,
-        Some(_) => host_order.max(streams::bound(problem) * problem.alignment()),
+        Some(_) => host_order.max(streams::bound(problem) * problem.unit()),
     };
     Bounds { bytes, host_order, largest }
 }

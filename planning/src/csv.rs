@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use crate::problem::greatest_common_divisor;
 use crate::{Block, Problem, ProblemError};
 
 /// The rows of a CSV file in the format of minimalloc.
@@ -206,10 +207,6 @@ impl Problem {
         }
         text
     }
-}
-
-fn greatest_common_divisor(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 fn columns(number: usize, header: &str) -> Result<Vec<Column>, CsvError> {

@@ -40,7 +40,8 @@ enum Ended {
 /// A failed state, for the set of blocks that were left: any state as high is in vain as well.
 struct Failure {
     floors: Vec<u64>,
-    after: (u64, u32),
+    /// Offsets at or above this one were tried; ranks change, so equal offsets tell nothing.
+    after: u64,
 }
 
 pub(crate) struct Exact<'a> {
@@ -52,6 +53,8 @@ pub(crate) struct Exact<'a> {
     members: Vec<Vec<u32>>,
     /// By block, its place in the order of preference.
     rank: Vec<u32>,
+    order: usize,
+    shake: Vec<(f64, f64)>,
     /// By block, a number whose sum over a set names the set.
     name: Vec<u64>,
     offsets: Vec<u64>,
@@ -92,6 +95,8 @@ impl<'a> Exact<'a> {
             conflicts,
             members,
             rank: vec![0; blocks],
+            order: 0,
+            shake: Vec::new(),
             name: (0..blocks).map(|_| random.next()).collect(),
             offsets: vec![UNPLACED; blocks],
             lowest: vec![0; blocks],
@@ -115,7 +120,8 @@ impl<'a> Exact<'a> {
         if self.rest.iter().any(|&load| load > self.capacity) {
             return Outcome::Impossible;
         }
-        self.rank = self.ranks(order, seed);
+        self.order = order;
+        self.shake = Self::shakes(order, seed, self.instance.len());
         self.offsets.fill(UNPLACED);
         self.lowest.fill(0);
         self.floor.fill(0);
@@ -125,7 +131,8 @@ impl<'a> Exact<'a> {
         self.failures.clear();
         self.failures_left = FAILURES / (self.floor.len() + 8);
         self.nodes = nodes;
-        let all = (0..self.instance.len() as u32).collect();
+        let all: Vec<u32> = (0..self.instance.len() as u32).collect();
+        self.rank(&all);
         match self.parts(all, (0, 0)) {
             Ended::Found => Outcome::Found(self.offsets.clone()),
             Ended::Failed => Outcome::Impossible,
@@ -133,17 +140,16 @@ impl<'a> Exact<'a> {
         }
     }
 
-    fn ranks(&self, order: usize, seed: u64) -> Vec<u32> {
+    /// Ranks the blocks of a part by the order of preference, with what is left to place in their sections.
+    fn rank(&mut self, part: &[u32]) {
         let instance = self.instance;
-        let mut random = Random::new(seed ^ order as u64);
-        let noise = if order < ORDERS { 0.0 } else { 0.15 + 0.2 * ((order / ORDERS) % 5) as f64 };
-        let key = |index: usize, random: &mut Random| {
+        let key = |index: usize| {
             let sections = instance.birth[index] as usize..instance.death[index] as usize;
-            let total = self.rest[sections.clone()].iter().max().copied().unwrap_or(0) as f64;
             let width = sections.len() as f64;
+            let total = self.rest[sections].iter().max().copied().unwrap_or(0) as f64;
             let life = instance.life[index] as f64;
             let size = instance.size[index] as f64;
-            let (first, second, third) = match order % ORDERS {
+            let (first, second, third) = match self.order % ORDERS {
                 0 => (total, size * life, life),
                 1 => (total, life, size * life),
                 2 => (life, size * life, total),
@@ -151,20 +157,24 @@ impl<'a> Exact<'a> {
                 4 => (size * width, total, width),
                 _ => (width, size, total),
             };
-            let mut shake = || 1.0 + noise * (random.below(1 << 20) as f64 / f64::from(1 << 19) - 1.0);
-            (first * shake(), second * shake(), third)
+            let shake = self.shake[index];
+            (first * shake.0, second * shake.1, third)
         };
-        let keys: Vec<_> = (0..instance.len()).map(|index| key(index, &mut random)).collect();
-        let mut sorted: Vec<u32> = (0..instance.len() as u32).collect();
-        sorted.sort_by(|&a, &b| {
-            let (a, b) = (keys[a as usize], keys[b as usize]);
-            b.partial_cmp(&a).unwrap_or(std::cmp::Ordering::Equal)
+        let mut sorted: Vec<_> = part.iter().map(|&index| (key(index as usize), index)).collect();
+        sorted.sort_by(|(a, first), (b, second)| {
+            b.partial_cmp(a).unwrap_or(std::cmp::Ordering::Equal).then(first.cmp(second))
         });
-        let mut ranks = vec![0; instance.len()];
-        for (rank, &index) in sorted.iter().enumerate() {
-            ranks[index as usize] = rank as u32;
+        for (rank, &(_, index)) in sorted.iter().enumerate() {
+            self.rank[index as usize] = rank as u32;
         }
-        ranks
+    }
+
+    /// By block, factors near 1 that change the order of preference by chance.
+    fn shakes(order: usize, seed: u64, blocks: usize) -> Vec<(f64, f64)> {
+        let mut random = Random::new(seed ^ order as u64);
+        let noise = [0.0, 0.1, 0.3, 0.6][(order / ORDERS) % 4];
+        let mut shake = || 1.0 + noise * (random.below(1 << 20) as f64 / f64::from(1 << 19) - 1.0);
+        (0..blocks).map(|_| (shake(), shake())).collect()
     }
 
     /// Searches each part apart: between two parts, no block that is left crosses. The blocks are in the order
@@ -181,13 +191,20 @@ impl<'a> Exact<'a> {
                 part.push(index);
             }
         }
-        if parts.len() > 1 {
-            // The tightest part first: it fails soonest.
-            parts.sort_by_cached_key(|part| part.iter().map(|&index| self.slack(index)).min());
+        if parts.len() == 1 {
+            return self.remembered(&blocks, after);
         }
+        // The tightest part first: it fails soonest.
+        parts.sort_by_cached_key(|part| part.iter().map(|&index| self.slack(index)).min());
         for part in parts {
-            let ended = self.remembered(&part, after);
+            // What is left decides the order of preference anew, and offsets begin anew.
+            let ranks: Vec<u32> = part.iter().map(|&index| self.rank[index as usize]).collect();
+            self.rank(&part);
+            let ended = self.remembered(&part, (0, 0));
             if ended != Ended::Found {
+                for (&index, rank) in part.iter().zip(ranks) {
+                    self.rank[index as usize] = rank;
+                }
                 return ended;
             }
         }
@@ -206,16 +223,21 @@ impl<'a> Exact<'a> {
 
     /// Searches a part unless a state that was no worse has failed.
     fn remembered(&mut self, part: &[u32], after: (u64, u32)) -> Ended {
-        if part.len() < 4 {
-            return self.drop_one(part, after);
+        if let [index] = *part {
+            // Nothing is left that it could hinder, so it needs no turn in the order of offsets.
+            self.offsets[index as usize] = self.lowest[index as usize];
+            return Ended::Found;
         }
+        let turn = |&index: &u32| (self.lowest[index as usize], self.rank[index as usize]) >= after;
+        // An offset that keeps no block out does not narrow the search, now or later.
+        let after = if part.iter().all(turn) { (0, 0) } else { after };
         let first = self.instance.birth[part[0] as usize] as usize;
         let end = part.iter().map(|&index| self.span(index as usize).1).max().unwrap_or(first);
         let name = part.iter().fold(0u64, |sum, &index| sum.wrapping_add(self.name[index as usize]));
         if let Some(failures) = self.failures.get(&name) {
             let floors = &self.floor[first..end];
             let as_high = |failure: &Failure| {
-                failure.after <= after && failure.floors.iter().zip(floors).all(|(failed, now)| failed <= now)
+                failure.after <= after.0 && failure.floors.iter().zip(floors).all(|(failed, now)| failed <= now)
             };
             if failures.iter().any(as_high) {
                 return Ended::Failed;
@@ -226,6 +248,7 @@ impl<'a> Exact<'a> {
             let failures = self.failures.entry(name).or_default();
             if failures.len() < SAME {
                 self.failures_left -= 1;
+                let after = after.0 + u64::from(after.1 > 0);
                 failures.push(Failure { floors: self.floor[first..end].to_vec(), after });
             }
         }
@@ -252,15 +275,18 @@ impl<'a> Exact<'a> {
             self.nodes -= 1;
             let marks = (self.lowest_trail.len(), self.floor_trail.len());
             let mut ended = Ended::Failed;
+            let mut hinders = true;
             if self.place(index as usize, offset, part) {
                 let left = part.iter().copied().filter(|&other| other != index).collect();
+                hinders = self.lowest_trail.len() > marks.0;
                 ended = self.parts(left, (offset, rank));
             }
             if ended == Ended::Found {
                 return ended;
             }
             self.undo(index as usize, marks);
-            if ended == Ended::Stopped {
+            // A block that raised no other is never in the way: what failed with it fails without.
+            if ended == Ended::Stopped || !hinders {
                 return ended;
             }
         }

@@ -1,9 +1,9 @@
-//! What the searches work on: sizes in units of the alignment, and which blocks conflict.
+//! What the searches work on: sizes in units of the problem, and which blocks conflict.
 
 use crate::clocks::{Clocks, number_streams};
 use crate::{Block, Problem};
 
-/// The height at which a block lies, in units of the alignment; this one means that it is not placed.
+/// The height at which a block lies, in units of the problem; this one means that it is not placed.
 pub(crate) const UNPLACED: u64 = u64::MAX;
 
 /// The nonempty blocks of a problem, sorted by stream and birth.
@@ -11,7 +11,7 @@ pub(crate) const UNPLACED: u64 = u64::MAX;
 pub(crate) struct Instance {
     /// The block's place in the problem.
     pub(crate) ids: Vec<u32>,
-    /// The size in units of the alignment.
+    /// The size in units of the problem.
     pub(crate) size: Vec<u64>,
     pub(crate) birth: Vec<u64>,
     pub(crate) death: Vec<u64>,
@@ -97,7 +97,7 @@ impl Instance {
 
     fn with(problem: &Problem, ids: Vec<u32>, spans: impl Iterator<Item = (u64, u64)>) -> Self {
         let (birth, death) = spans.unzip();
-        let size = ids.iter().map(|&id| problem.blocks()[id as usize].size.div_ceil(problem.alignment()));
+        let size = ids.iter().map(|&id| problem.blocks()[id as usize].size.div_ceil(problem.unit()));
         let size = size.collect();
         let life = |&id: &u32| problem.blocks()[id as usize].death - problem.blocks()[id as usize].birth;
         let life = ids.iter().map(life).collect();

@@ -13,6 +13,7 @@ mod repair;
 mod search;
 mod skyline;
 mod streams;
+pub mod synthetic;
 mod validate;
 
 pub use bounds::{Bounds, bounds};

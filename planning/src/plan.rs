@@ -125,7 +125,7 @@ pub fn fits(problem: &Problem, capacity: u64, options: &Options) -> Fit {
 fn place(problem: &Problem, capacity: Option<u64>, options: &Options) -> Plan {
     let search = Search::new(options);
     let bounds = bounds(problem);
-    let unit = problem.alignment();
+    let unit = problem.unit();
     let capacity = capacity.map(|bytes| bytes / unit);
     let placed = match problem.orders() {
         None => search.one_lane(problem, (0..problem.blocks().len() as u32).collect(), capacity),
@@ -176,7 +176,7 @@ impl Search {
     /// Places blocks as if they were of one stream. A capacity, in units, is the goal of the search.
     pub(crate) fn one_lane(&self, problem: &Problem, ids: Vec<u32>, capacity: Option<u64>) -> Placed {
         let (placed, parts) = pieces::divide(problem, ids, 0);
-        let unit = problem.alignment();
+        let unit = problem.unit();
         let mut offsets = vec![0; problem.blocks().len()];
         let (mut height, mut bound) = (0, 0);
         for (id, offset) in placed {

@@ -92,6 +92,7 @@ impl Order {
 pub struct Problem {
     blocks: Vec<Block>,
     alignment: u64,
+    unit: u64,
     orders: Option<Vec<Order>>,
 }
 
@@ -137,16 +138,17 @@ impl Problem {
         if u32::try_from(blocks.len()).is_err() {
             return Err(ProblemError::TooLarge);
         }
-        let mut total = 0u64;
+        let (mut total, mut unit) = (0u64, 0);
         for (index, block) in blocks.iter().enumerate() {
             if block.death <= block.birth {
                 let Block { birth, death, .. } = *block;
                 return Err(ProblemError::NeverLive { index, birth, death });
             }
-            let rounded = block.size.checked_next_multiple_of(alignment);
-            total = rounded.and_then(|size| total.checked_add(size)).ok_or(ProblemError::TooLarge)?;
+            let rounded = block.size.checked_next_multiple_of(alignment).ok_or(ProblemError::TooLarge)?;
+            total = total.checked_add(rounded).ok_or(ProblemError::TooLarge)?;
+            unit = greatest_common_divisor(unit, rounded);
         }
-        Ok(Self { blocks, alignment, orders })
+        Ok(Self { blocks, alignment, unit: unit.max(alignment), orders })
     }
 
     /// The blocks, in the order of [`Plan::offsets`](crate::Plan::offsets).
@@ -161,11 +163,24 @@ impl Problem {
         self.alignment
     }
 
+    /// The greatest common divisor of all sizes, rounded up to the alignment. No placement is lower than the
+    /// lowest one whose offsets are all multiples of it: blocks that drop as low as they can lie at sums of sizes.
+    pub(crate) fn unit(&self) -> u64 {
+        self.unit
+    }
+
     /// The orders between streams, by position; `None` in host order.
     #[must_use]
     pub fn orders(&self) -> Option<&[Order]> {
         self.orders.as_deref()
     }
+}
+
+pub(crate) fn greatest_common_divisor(mut a: u64, mut b: u64) -> u64 {
+    while b > 0 {
+        (a, b) = (b, a % b);
+    }
+    a
 }
 
 /// The reason why blocks are no problem to place.

@@ -18,28 +18,20 @@ const FIRST_WORK: u64 = 1 << 16;
 /// The work doubles every second round, this often.
 const DOUBLINGS: u32 = 8;
 /// A drop of the exact search takes about as long as this many conflicts of a repair.
-const WORK_PER_DROP: u64 = 4;
+const WORK_PER_DROP: u64 = 12;
 /// A repair begins anew from the best placement after this many rounds without success.
 const PATIENCE: u32 = 6;
 
-/// Each worker's kind where both kinds are useful, and how far above the goal it aims, as a share of the
-/// distance between the goal and the best placement: of the first number in 16.
-const WORKERS: [(Kind, u64); 8] = [
-    (Kind::Exact, 0),
-    (Kind::Repair, 4),
-    (Kind::Repair, 0),
-    (Kind::Exact, 4),
-    (Kind::Exact, 0),
-    (Kind::Repair, 8),
-    (Kind::Exact, 8),
-    (Kind::Repair, 1),
-];
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Exact,
-    Repair,
-}
+const WORKERS: usize = 8;
+/// How far above the goal each worker aims, in 16ths of the distance between the goal and the best placement:
+/// what is too hard at the goal may still be lower than the best.
+const SHARES: [u64; WORKERS] = [0, 8, 0, 12, 0, 4, 1, 0];
+/// The workers that search exactly where a piece is small enough.
+const EXACT: [usize; 6] = [0, 1, 2, 4, 5, 6];
+/// How far above the goal all of these aim in a round that does not aim at it, one round after the other.
+const EXACT_SHARES: [u64; 5] = [14, 8, 12, 16, 4];
+/// The first rounds, of which every second one aims at the goal; later ones do in every fourth round.
+const HALF_ROUNDS: u32 = 12;
 
 #[derive(Default)]
 struct Worker {
@@ -83,7 +75,7 @@ impl Piece {
             all_or_nothing,
             best: Vec::new(),
             height: u64::MAX,
-            workers: WORKERS.iter().map(|_| Mutex::default()).collect(),
+            workers: (0..WORKERS).map(|_| Mutex::default()).collect(),
             round: 0,
         }
     }
@@ -120,18 +112,49 @@ impl Piece {
         offsets.iter().zip(&self.instance.size).all(|(offset, size)| offset + size <= self.goal)
     }
 
-    /// The heights that workers aim at, by number.
-    fn target(&self, number: usize) -> u64 {
+    /// The height at this number of 16ths of the distance between the goal and the best placement.
+    fn target(&self, share: u64) -> u64 {
         let goal = self.goal.max(self.bound);
         let room = self.height.saturating_sub(goal + 1);
-        let share = if self.all_or_nothing { 0 } else { WORKERS[number].1 };
+        let share = if self.all_or_nothing { 0 } else { share };
         goal + (u128::from(room) * u128::from(share) / 16) as u64
+    }
+
+    /// The number of the exact search that a worker makes in this round, and its share; `None` if it repairs.
+    fn exact(&self, worker: usize) -> Option<(usize, u64)> {
+        if !self.is_small() {
+            return None;
+        }
+        let place = EXACT.iter().position(|&exact| exact == worker)?;
+        let (turn, aims_at_goal) = self.turn();
+        let share = if aims_at_goal { 0 } else { EXACT_SHARES[turn as usize % EXACT_SHARES.len()] };
+        Some((turn as usize * EXACT.len() + place, share))
+    }
+
+    /// The rounds with the same aim before this one, and whether exact searches aim at the goal in this one.
+    fn turn(&self) -> (u32, bool) {
+        if self.all_or_nothing || !self.is_small() {
+            return (self.round, true);
+        }
+        // Every second round at first, later every fourth.
+        let early = self.round.min(HALF_ROUNDS);
+        let late = self.round - early;
+        let at_goal = early.div_ceil(2) + late.div_ceil(4);
+        let aims_at_goal = if late == 0 { early % 2 == 0 } else { late % 4 == 0 };
+        (if aims_at_goal { at_goal } else { self.round - at_goal }, aims_at_goal)
+    }
+
+    fn is_small(&self) -> bool {
+        self.instance.len() <= EXACT_BLOCKS && self.instance.is_one_lane()
     }
 
     /// One round of all workers. Some placement must have been offered before.
     pub(crate) fn search(&mut self, threads: usize, seed: u64, stop: &(dyn Fn() -> bool + Sync)) {
         let race = Race::new();
-        let work = FIRST_WORK << (self.round / 2).min(DOUBLINGS);
+        let (turn, aims_at_goal) = self.turn();
+        // What is not aimed at the goal is easier: more short searches find more there.
+        let slowly = if aims_at_goal { 2 } else { 4 };
+        let work = FIRST_WORK << (turn / slowly).min(DOUBLINGS);
         let found = parallel::run(threads, self.workers.len(), |number| {
             let stop = || stop() || race.is_over_for(number);
             if stop() {
@@ -139,14 +162,19 @@ impl Piece {
             }
             let found = self.work(number, work, seed, &stop);
             if let Found::Placement(offsets) = &found {
-                if self.is_reached_by(offsets) {
+                if self.is_small() || self.is_reached_by(offsets) {
                     race.reached(number);
                 }
             }
             found
         });
         self.round += 1;
-        for found in found {
+        for (number, found) in found.into_iter().enumerate() {
+            // What others did after the race was over depends on the clock.
+            if race.is_over_for(number) {
+                self.workers[number] = Mutex::default();
+                continue;
+            }
             match found {
                 Found::Placement(offsets) => self.offer(offsets),
                 Found::Impossible(capacity) => self.bound = self.bound.max(capacity + 1),
@@ -156,17 +184,16 @@ impl Piece {
     }
 
     fn work(&self, number: usize, work: u64, seed: u64, stop: &dyn Fn() -> bool) -> Found {
-        let target = self.target(number);
-        let is_small = self.instance.len() <= EXACT_BLOCKS && self.instance.is_one_lane();
-        if WORKERS[number].0 == Kind::Exact && is_small {
+        if let Some((exact_number, share)) = self.exact(number) {
+            let target = self.target(share);
             let mut exact = Exact::new(&self.instance, target, stop);
-            let order = self.round as usize * WORKERS.len() + number;
-            return match exact.search(order, seed, work / WORK_PER_DROP) {
+            return match exact.search(exact_number, seed, work / WORK_PER_DROP) {
                 Outcome::Found(offsets) => Found::Placement(offsets),
                 Outcome::Impossible => Found::Impossible(target),
                 Outcome::Unknown => Found::Nothing,
             };
         }
+        let target = self.target(SHARES[number]);
         let mut worker = self.workers[number].lock().unwrap_or_else(PoisonError::into_inner);
         if worker.rounds >= PATIENCE {
             *worker = Worker::default();
