@@ -38,7 +38,9 @@ fn main() -> Result<(), Box<dyn Error>> {
                 let name = argument.rsplit('/').next().unwrap_or(&argument);
                 let (blocks, bound, ratio) = (problem.blocks().len(), plan.bound, plan.ratio());
                 let hardness = plan.bounds.hardness();
-                println!("| {name} | {blocks} | {bound} | {height} | {ratio:.5} | {hardness:.3} | {seconds:.2} |");
+                println!(
+                    "| {name} | {blocks} | {bound} | {height} | {ratio:.5} | {hardness:.3} | {seconds:.2} |"
+                );
             }
         }
     }

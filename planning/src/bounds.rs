@@ -1,7 +1,7 @@
 //! Lower bounds: the least that any placement of a problem takes.
 
 use crate::instance::Instance;
-use crate::{Problem, streams};
+use crate::{Problem, cuts};
 
 /// A lower bound on the height of every placement of a problem.
 ///
@@ -46,7 +46,7 @@ pub fn bounds(problem: &Problem) -> Bounds {
     let largest = all.size.iter().max().copied().unwrap_or(0) * problem.unit();
     let bytes = match problem.orders() {
         None => host_order,
-        Some(_) => host_order.max(streams::bound(problem) * problem.unit()),
+        Some(_) => host_order.max(cuts::heaviest(problem) * problem.unit()),
     };
     Bounds { bytes, host_order, largest }
 }

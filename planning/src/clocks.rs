@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::cuts::Told;
 use crate::{Block, Order};
 
 /// For each pair of streams, up to which position one stream's frees are ordered before the other's work.
@@ -76,6 +77,17 @@ impl Clocks {
             }
         }
         sweep.clocks
+    }
+
+    /// All that streams are told of each other, by the position from which they know.
+    pub(crate) fn told(&self) -> Vec<Told> {
+        let mut all = Vec::new();
+        for (pair, known) in self.known.iter().enumerate() {
+            let (seer, seen) = (pair / self.streams, pair % self.streams);
+            all.extend(known.iter().map(|&(from, up_to)| Told { from, seer, seen, up_to }));
+        }
+        all.sort_unstable_by_key(|told| (told.from, told.seer, told.seen));
+        all
     }
 
     /// Frees of `seen` up to this position are ordered before an allocation of `seer` at `at`.

@@ -219,12 +219,8 @@ fn columns(number: usize, header: &str) -> Result<Vec<Column>, CsvError> {
         }
         columns.push(column);
     }
-    let needed = [
-        (Column::Id, "id"),
-        (Column::Lower, "lower"),
-        (Column::Upper, "upper"),
-        (Column::Size, "size"),
-    ];
+    let needed =
+        [(Column::Id, "id"), (Column::Lower, "lower"), (Column::Upper, "upper"), (Column::Size, "size")];
     for (column, name) in needed {
         if !columns.iter().any(|other| other.is_same(column)) {
             return Err(CsvError::new(number, format!("the column `{name}` is missing")));

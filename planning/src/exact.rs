@@ -237,7 +237,8 @@ impl<'a> Exact<'a> {
         if let Some(failures) = self.failures.get(&name) {
             let floors = &self.floor[first..end];
             let as_high = |failure: &Failure| {
-                failure.after <= after.0 && failure.floors.iter().zip(floors).all(|(failed, now)| failed <= now)
+                failure.after <= after.0
+                    && failure.floors.iter().zip(floors).all(|(failed, now)| failed <= now)
             };
             if failures.iter().any(as_high) {
                 return Ended::Failed;
@@ -312,7 +313,8 @@ impl<'a> Exact<'a> {
         self.raise(index, top);
         for touched in 0..self.touched.len() {
             let section = self.touched[touched] as usize;
-            let left = self.members[section].iter().filter(|&&other| self.offsets[other as usize] == UNPLACED);
+            let left =
+                self.members[section].iter().filter(|&&other| self.offsets[other as usize] == UNPLACED);
             let lowest = left.map(|&other| self.lowest[other as usize]).min().unwrap_or(0);
             if lowest > self.floor[section] {
                 self.floor_trail.push((section as u32, self.floor[section]));
@@ -326,7 +328,8 @@ impl<'a> Exact<'a> {
         part.iter().all(|&other| {
             let (birth, death) = self.span(other as usize);
             let rest = &self.rest[birth..death];
-            self.offsets[other as usize] != UNPLACED || rest.iter().all(|&rest| offset + rest <= self.capacity)
+            self.offsets[other as usize] != UNPLACED
+                || rest.iter().all(|&rest| offset + rest <= self.capacity)
         })
     }
 

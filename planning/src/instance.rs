@@ -72,7 +72,8 @@ impl Instance {
         let lane_of = |id: u32| numbers[&blocks[id as usize].stream];
         let mut ids: Vec<u32> = (0..blocks.len() as u32).filter(|&id| blocks[id as usize].size > 0).collect();
         ids.sort_by_key(|&id| (lane_of(id), blocks[id as usize].birth));
-        let spans: Vec<_> = ids.iter().map(|&id| (blocks[id as usize].birth, blocks[id as usize].death)).collect();
+        let spans: Vec<_> =
+            ids.iter().map(|&id| (blocks[id as usize].birth, blocks[id as usize].death)).collect();
         let mut instance = Self::with(problem, ids, spans.into_iter());
         let clocks = Clocks::new(blocks, problem.orders().unwrap_or_default());
         let mut start = 0;

@@ -2,6 +2,7 @@
 mod bounds;
 mod clocks;
 mod csv;
+mod cuts;
 mod exact;
 mod instance;
 mod parallel;

@@ -211,7 +211,9 @@ impl Search {
         let mut rounds = vec![0; pieces.len()];
         loop {
             let top = |at: &usize| pieces[*at].base + pieces[*at].height();
-            let Some(highest) = (0..pieces.len()).max_by_key(|at| (top(at), std::cmp::Reverse(*at))) else { return };
+            let Some(highest) = (0..pieces.len()).max_by_key(|at| (top(at), std::cmp::Reverse(*at))) else {
+                return;
+            };
             if pieces[highest].is_done() || rounds[highest] >= self.rounds || self.is_late() {
                 return;
             }

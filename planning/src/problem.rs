@@ -127,11 +127,7 @@ impl Problem {
         Self::checked(blocks, alignment, Some(orders))
     }
 
-    fn checked(
-        blocks: Vec<Block>,
-        alignment: u64,
-        orders: Option<Vec<Order>>,
-    ) -> Result<Self, ProblemError> {
+    fn checked(blocks: Vec<Block>, alignment: u64, orders: Option<Vec<Order>>) -> Result<Self, ProblemError> {
         if alignment == 0 {
             return Err(ProblemError::ZeroAlignment);
         }

@@ -92,8 +92,7 @@ struct Skyline {
 
 impl Skyline {
     fn new(sections: u64) -> Self {
-        let ground =
-            Stretch { from: 0, to: sections, height: 0, before: NONE, after: NONE, is_live: true };
+        let ground = Stretch { from: 0, to: sections, height: 0, before: NONE, after: NONE, is_live: true };
         let lowest = BinaryHeap::from([Reverse((0, 0, 0))]);
         Self { stretches: vec![ground], free: Vec::new(), lowest }
     }

@@ -1,18 +1,10 @@
-//! Stream-safe bounds and placements.
+//! Stream-safe placements.
 
+use crate::Problem;
 use crate::clocks::number_streams;
 use crate::instance::Instance;
 use crate::plan::{Placed, Search};
 use crate::search::Piece;
-use crate::Problem;
-
-/// The stream-safe lower bound, in units: see [`bounds`](crate::bounds).
-pub(crate) fn bound(problem: &Problem) -> u64 {
-    if problem.orders().is_some_and(<[_]>::is_empty) {
-        return lanes(problem).into_iter().map(|ids| Instance::one_lane(problem, ids.into_iter()).load()).sum();
-    }
-    0
-}
 
 /// The blocks of each stream.
 fn lanes(problem: &Problem) -> Vec<Vec<u32>> {

@@ -133,7 +133,13 @@ impl Sweep<'_> {
             Step::Dies(index) => {
                 self.live.remove(&self.offsets[index]);
                 if let Some(streams) = &mut self.streams {
-                    streams.freed(self.blocks[index].stream, self.offsets[index], self.ends[index], at, index);
+                    streams.freed(
+                        self.blocks[index].stream,
+                        self.offsets[index],
+                        self.ends[index],
+                        at,
+                        index,
+                    );
                 }
                 Ok(())
             }
