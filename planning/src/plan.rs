@@ -42,7 +42,7 @@ impl Default for Options {
 /// let block = |birth, death, size| Block { birth, death, size, stream: 0 };
 /// let problem = Problem::new(vec![block(0, 2, 64), block(1, 3, 64), block(2, 4, 64)], 1)?;
 /// let plan = plan(&problem, &Options::default());
-/// assert_eq!(plan.offsets, [0, 64, 0]);
+/// assert_eq!(plan.height, 128);
 /// assert!(plan.is_optimal());
 /// # Ok::<(), millpond_planning::ProblemError>(())
 /// ```
@@ -167,6 +167,14 @@ impl Search {
             rounds: options.rounds,
             seed: options.seed,
         }
+    }
+
+    /// The same search with its share of the time that is left: one part of this number of parts.
+    pub(crate) fn part_of(&self, parts: usize) -> Self {
+        let parts = u32::try_from(parts).unwrap_or(u32::MAX).max(1);
+        let now = Instant::now();
+        let end = self.end.map(|end| now + end.saturating_duration_since(now) / parts);
+        Self { end, ..*self }
     }
 
     pub(crate) fn is_late(&self) -> bool {

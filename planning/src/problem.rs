@@ -117,10 +117,10 @@ impl Problem {
         mut orders: Vec<Order>,
     ) -> Result<Self, ProblemError> {
         for (index, order) in orders.iter().enumerate() {
-            if let Order::Event { recorded, waited, .. } = *order {
-                if waited < recorded {
-                    return Err(ProblemError::WaitBeforeRecord { index, recorded, waited });
-                }
+            if let Order::Event { recorded, waited, .. } = *order
+                && waited < recorded
+            {
+                return Err(ProblemError::WaitBeforeRecord { index, recorded, waited });
             }
         }
         orders.sort_by_key(Order::at);

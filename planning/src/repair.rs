@@ -23,9 +23,9 @@ impl Repair {
     /// Begins with the placed blocks of `offsets` that end at `capacity` or below; the others wait.
     pub(crate) fn new(instance: &Instance, capacity: u64, mut offsets: Vec<u64>, seed: u64) -> Self {
         let mut waiting = Vec::new();
-        for index in 0..instance.len() {
-            if offsets[index] == UNPLACED || offsets[index] + instance.size[index] > capacity {
-                offsets[index] = UNPLACED;
+        for (index, offset) in offsets.iter_mut().enumerate() {
+            if *offset == UNPLACED || *offset + instance.size[index] > capacity {
+                *offset = UNPLACED;
                 waiting.push(index as u32);
             }
         }

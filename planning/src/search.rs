@@ -140,7 +140,7 @@ impl Piece {
         let early = self.round.min(HALF_ROUNDS);
         let late = self.round - early;
         let at_goal = early.div_ceil(2) + late.div_ceil(4);
-        let aims_at_goal = if late == 0 { early % 2 == 0 } else { late % 4 == 0 };
+        let aims_at_goal = if late == 0 { early.is_multiple_of(2) } else { late.is_multiple_of(4) };
         (if aims_at_goal { at_goal } else { self.round - at_goal }, aims_at_goal)
     }
 
@@ -161,10 +161,10 @@ impl Piece {
                 return Found::Nothing;
             }
             let found = self.work(number, work, seed, &stop);
-            if let Found::Placement(offsets) = &found {
-                if self.is_small() || self.is_reached_by(offsets) {
-                    race.reached(number);
-                }
+            if let Found::Placement(offsets) = &found
+                && (self.is_small() || self.is_reached_by(offsets))
+            {
+                race.reached(number);
             }
             found
         });

@@ -22,8 +22,11 @@ fn lanes(problem: &Problem) -> Vec<Vec<u32>> {
 /// begins from there.
 pub(crate) fn place(search: &Search, problem: &Problem, bound: u64, capacity: Option<u64>) -> Placed {
     let mut all = Placed { offsets: vec![0; problem.blocks().len()], height: 0, bound: 0, goal: 0 };
-    for ids in lanes(problem) {
-        let lane = search.one_lane(problem, ids.clone(), None);
+    let lanes = lanes(problem);
+    // With orders, the repair has a share of the time, too.
+    let parts = lanes.len() + usize::from(problem.orders().is_some_and(|orders| !orders.is_empty()));
+    for (number, ids) in lanes.into_iter().enumerate() {
+        let lane = search.part_of(parts - number).one_lane(problem, ids.clone(), None);
         for id in ids {
             all.offsets[id as usize] = all.height + lane.offsets[id as usize];
         }

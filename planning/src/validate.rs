@@ -155,15 +155,14 @@ impl Sweep<'_> {
 
     fn born(&mut self, index: usize) -> Result<(), Invalid> {
         let (offset, end) = (self.offsets[index], self.ends[index]);
-        if let Some((_, &below)) = self.live.range(..end).next_back() {
-            if self.ends[below] > offset {
-                return Err(Invalid::Overlap { first: below, second: index });
-            }
+        let below = self.live.range(..end).next_back().map(|(_, &below)| below);
+        if let Some(first) = below.filter(|&below| self.ends[below] > offset) {
+            return Err(Invalid::Overlap { first, second: index });
         }
-        if let Some(streams) = &self.streams {
-            if let Some(first) = streams.unordered(self.blocks[index].stream, offset, end) {
-                return Err(Invalid::Unordered { first, second: index });
-            }
+        let stream = self.blocks[index].stream;
+        let streams = self.streams.as_ref();
+        if let Some(first) = streams.and_then(|streams| streams.unordered(stream, offset, end)) {
+            return Err(Invalid::Unordered { first, second: index });
         }
         self.live.insert(offset, index);
         Ok(())
