@@ -36,10 +36,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         let height = validate(&problem, &plan.offsets)?;
         let name = file.rsplit('/').next().unwrap_or(file);
         let (buffers, load) = (problem.blocks().len(), bounds(&problem).bytes);
-        let ratio = plan.ratio();
-        println!(
-            "| {name} | {buffers} | {load} | {answer} | {answered:.2} | {height} | {ratio:.5} | {planned:.2} |"
-        );
+        let fit = format!("{answer} | {answered:.2}");
+        let best = format!("{height} | {:.5} | {planned:.2}", plan.ratio());
+        println!("| {name} | {buffers} | {load} | {fit} | {best} |");
     }
     Ok(())
 }

@@ -35,10 +35,10 @@ impl Bounds {
 
 /// The lower bounds of a problem; sizes are rounded up to the alignment.
 ///
-/// In host order the bound is the largest sum of sizes that are live at one position. In a stream-safe problem
-/// it is the largest sum over streams of what each has live at a position of its own, where the orders leave
-/// these positions concurrent: no order leads from a later position of one stream to an earlier one of
-/// another. Without any order that is the sum of the streams' own peaks.
+/// In host order the bound is the largest sum of sizes that are live at one position. In a stream-safe
+/// problem it is the largest sum over streams of what each has live at a position of its own, where the
+/// orders leave these positions concurrent: no order leads from a later position of one stream to an earlier
+/// one of another. Without any order that is the sum of the streams' own peaks.
 #[must_use]
 pub fn bounds(problem: &Problem) -> Bounds {
     let all = Instance::one_lane(problem, 0..problem.blocks().len() as u32);

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use crate::cuts::Told;
 use crate::{Block, Order};
 
 /// For each pair of streams, up to which position one stream's frees are ordered before the other's work.
@@ -11,6 +10,15 @@ pub(crate) struct Clocks {
     streams: usize,
     /// By `seer * streams + seen`: from this position on, frees up to that one are ordered. Both rise.
     known: Vec<Vec<(u64, u64)>>,
+}
+
+/// From this position on, `seer` is ordered after what `seen` did up to that one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Told {
+    pub(crate) from: u64,
+    pub(crate) seer: usize,
+    pub(crate) seen: usize,
+    pub(crate) up_to: u64,
 }
 
 /// Numbers the streams of blocks from 0, in the order of their ids.

@@ -7,9 +7,9 @@ use crate::{Block, Problem, ProblemError};
 
 /// The rows of a CSV file in the format of minimalloc.
 ///
-/// The header names the columns, in any order. `id` (or `buffer`, `buffer_id`), `lower` (or `begin`, `start`),
-/// `upper` and `size` are required. A column `end` takes the place of `upper` and is inclusive. `alignment`,
-/// `hint`, `gaps`, `offset` and `stream` are optional; other columns are refused.
+/// The header names the columns, in any order. `id` (or `buffer`, `buffer_id`), `lower` (or `begin`,
+/// `start`), `upper` and `size` are required. A column `end` takes the place of `upper` and is inclusive.
+/// `alignment`, `hint`, `gaps`, `offset` and `stream` are optional; other columns are refused.
 ///
 /// ```
 /// use millpond_planning::{MinimallocCsv, Options, plan};
@@ -179,7 +179,8 @@ impl MinimallocCsv {
         Problem::new(self.rows.iter().map(block).collect(), alignment)
     }
 
-    /// The rows as they were, with the column `offset` last. Rows without an offset in `offsets` are left out.
+    /// The rows as they were, with the column `offset` last. Rows without an offset in `offsets` are left
+    /// out.
     #[must_use]
     pub fn with_offsets(&self, offsets: &[u64]) -> String {
         let mut text = format!("{},offset\n", self.header);

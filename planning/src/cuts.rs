@@ -1,11 +1,12 @@
 //! The stream-safe lower bound: the heaviest cut through the streams that the orders leave concurrent.
 //!
-//! A cut takes one position of each stream. If no order leads from a later position of one stream to an earlier
-//! one of another, then all blocks that are live at the cut's positions conflict, so their sizes together are a
-//! lower bound. The heaviest such cut is a closure of greatest weight, which a minimum cut of a network finds.
+//! A cut takes one position of each stream. If no order leads from a later position of one stream to an
+//! earlier one of another, then all blocks that are live at the cut's positions conflict, so their sizes
+//! together are a lower bound. The heaviest such cut is a closure of greatest weight, which a minimum cut of
+//! a network finds.
 
-use crate::Problem;
-use crate::clocks::{Clocks, number_streams};
+use crate::clocks::{Clocks, Told, number_streams};
+use crate::{Order, Problem};
 
 /// Each network has at most this number of nodes; beyond it, only cuts within a shorter stretch are compared.
 const NODES: usize = 2000;
@@ -20,7 +21,7 @@ pub(crate) fn heaviest(problem: &Problem) -> u64 {
     // No cut lies on both sides of a wait for the whole device, so windows lose nothing there.
     let mut windows: Vec<u64> = thresholds.chunks(NODES / 2).skip(1).map(|chunk| chunk[0]).collect();
     windows.extend(orders.iter().filter_map(|order| match *order {
-        crate::Order::Device { at } => Some(at),
+        Order::Device { at } => Some(at),
         _ => None,
     }));
     windows.push(0);
@@ -38,15 +39,6 @@ pub(crate) fn heaviest(problem: &Problem) -> u64 {
         best = best.max(window(&lanes, start, end, &inside));
     }
     best
-}
-
-/// From this position on, `seer` is ordered after what `seen` did up to that one.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Told {
-    pub(crate) from: u64,
-    pub(crate) seer: usize,
-    pub(crate) seen: usize,
-    pub(crate) up_to: u64,
 }
 
 /// The stretches of one stream in which its place in a cut makes no difference to the others.

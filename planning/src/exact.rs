@@ -1,9 +1,10 @@
 //! Exact search: does a placement of at most this height exist?
 //!
-//! A placement can be built block by block in the order of offsets, each block dropped onto those below it. The
-//! search goes depth first over these orders. It skips orders that differ only in the sequence of equal choices,
-//! drops of a block onto a gap in which another block fits whole, and states in which some section has more
-//! left to place than room. Where no block that is left crosses a section, both sides are searched apart.
+//! A placement can be built block by block in the order of offsets, each block dropped onto those below it.
+//! The search goes depth first over these orders. It skips orders that differ only in the sequence of equal
+//! choices, drops of a block onto a gap in which another block fits whole, and states in which some section
+//! has more left to place than room. Where no block that is left crosses a section, both sides are searched
+//! apart.
 
 use std::collections::HashMap;
 
@@ -177,8 +178,8 @@ impl<'a> Exact<'a> {
         (0..blocks).map(|_| (shake(), shake())).collect()
     }
 
-    /// Searches each part apart: between two parts, no block that is left crosses. The blocks are in the order
-    /// of births.
+    /// Searches each part apart: between two parts, no block that is left crosses. The blocks are in the
+    /// order of births.
     fn parts(&mut self, blocks: Vec<u32>, after: (u64, u32)) -> Ended {
         let mut parts: Vec<Vec<u32>> = Vec::new();
         let mut end = 0;

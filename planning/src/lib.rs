@@ -1,14 +1,14 @@
-//! Offline placement of memory blocks: how much memory a program needs at least, and which address each of its
-//! blocks would take.
+//! Offline placement of memory blocks: how much memory a program needs at least, and which address each of
+//! its blocks would take.
 //!
 //! This crate has no device, no driver, and no dependency on others of millpond.
 //!
 //! | here | what it is |
 //! |---|---|
-//! | [`Block`], [`Problem`], [`Order`] | blocks with births, deaths, sizes and streams, and where the log orders streams |
+//! | [`Block`], [`Problem`], [`Order`] | blocks, and where the log orders streams |
 //! | [`bounds`] | the least that any placement takes, in host order and stream-safe |
-//! | [`plan`] | a placement, its height beside the bound, and whether it is proved to be the least |
-//! | [`fits`] | whether the blocks fit into a capacity: with a placement, with a proof that they do not, or unknown |
+//! | [`plan`] | a placement, and its height beside the bound |
+//! | [`fits`] | whether the blocks fit into a capacity: yes, proved not to, or unknown |
 //! | [`validate`] | checks a placement; shares no code with the planner |
 //! | [`MinimallocCsv`] | minimalloc's CSV in and out |
 //! | [`synthetic`] | made-up training loops |
@@ -27,13 +27,13 @@
 //! ```
 //!
 //! # How it plans
-//! 1. Blocks that live through a whole piece of the log lie below it, and what is left falls into pieces between
-//!    which no block is live, and so on.
+//! 1. Blocks that live through a whole piece of the log lie below it, and what is left falls into pieces
+//!    between which no block is live, and so on.
 //! 2. Each piece is placed by a skyline from the bottom up, with five keys at once. For training and decoding
 //!    loops that usually reaches the bound.
-//! 3. The highest piece is searched in rounds until it reaches its bound: repair takes blocks out and puts them
-//!    elsewhere below a lower capacity; pieces of up to 1500 blocks are searched exactly as well, which can prove
-//!    that no lower placement exists.
+//! 3. The highest piece is searched in rounds until it reaches its bound: repair takes blocks out and puts
+//!    them elsewhere below a lower capacity; pieces of up to 1500 blocks are searched exactly as well, which
+//!    can prove that no lower placement exists.
 //!
 //! A round gives each of its workers a fixed amount of work, whatever the number of cores. So the seed alone
 //! decides the result, unless [`Options::time`] ends the search first; [`Plan::timed_out`] says so.
@@ -44,12 +44,14 @@ mod csv;
 mod cuts;
 mod exact;
 mod instance;
+mod options;
 mod parallel;
 mod pieces;
 mod plan;
 mod problem;
 mod random;
 mod repair;
+mod run;
 mod search;
 mod skyline;
 mod streams;
@@ -58,6 +60,7 @@ mod validate;
 
 pub use bounds::{Bounds, bounds};
 pub use csv::{CsvError, Gap, MinimallocCsv, MinimallocRow};
-pub use plan::{Fit, Options, Plan, fits, plan};
+pub use options::Options;
+pub use plan::{Fit, Plan, fits, plan};
 pub use problem::{Block, Order, Problem, ProblemError};
 pub use validate::{Invalid, validate};

@@ -41,8 +41,8 @@ pub(crate) fn run<T: Send>(threads: usize, tasks: usize, task: impl Fn(usize) ->
     results.into_iter().map(|(_, result)| result).collect()
 }
 
-/// Lets a task that reached the goal end the tasks with higher numbers. Those with lower numbers go on, so the
-/// result does not depend on which task was faster.
+/// Lets a task that reached the goal end the tasks with higher numbers. Those with lower numbers go on, so
+/// the result does not depend on which task was faster.
 #[derive(Debug)]
 pub(crate) struct Race(AtomicUsize);
 

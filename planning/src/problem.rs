@@ -160,7 +160,8 @@ impl Problem {
     }
 
     /// The greatest common divisor of all sizes, rounded up to the alignment. No placement is lower than the
-    /// lowest one whose offsets are all multiples of it: blocks that drop as low as they can lie at sums of sizes.
+    /// lowest one whose offsets are all multiples of it: blocks that drop as low as they can lie at sums of
+    /// sizes.
     pub(crate) fn unit(&self) -> u64 {
         self.unit
     }

@@ -136,7 +136,8 @@ impl Repair {
         self.ends.clear();
         self.ends.extend(self.around.iter().map(|&(_, end, block)| (end, weight(block))));
         self.ends.sort_unstable();
-        // The sum of weights of all blocks that end at or below a position, and of those that begin below one.
+        // The sum of weights of all blocks that end at or below a position, and of those that begin below
+        // one.
         let mut offsets = Vec::with_capacity(2 * self.around.len() + 2);
         let last = self.capacity - size;
         offsets.push(0);

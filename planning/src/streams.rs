@@ -3,7 +3,7 @@
 use crate::Problem;
 use crate::clocks::number_streams;
 use crate::instance::Instance;
-use crate::plan::{Placed, Search};
+use crate::run::{Placed, Search};
 use crate::search::Piece;
 
 /// The blocks of each stream.

@@ -6,8 +6,8 @@ use crate::random::Random;
 /// The blocks of a training loop: weights and optimiser states that stay, and in each step activations that
 /// live from the forward to the backward pass, gradients, and temporaries of each layer.
 ///
-/// Sizes are multiples of 512 bytes and change from step to step by the batch's length. The result has `blocks`
-/// blocks, in the order of births; all are of stream 0.
+/// Sizes are multiples of 512 bytes and change from step to step by the batch's length. The result has
+/// `blocks` blocks, in the order of births; all are of stream 0.
 ///
 /// ```
 /// let blocks = millpond_planning::synthetic::training(10_000, 1);

@@ -54,7 +54,8 @@ fn stream_safe() -> impl Strategy<Value = Problem> {
     })
 }
 
-/// The first position from which each stream is ordered after a free, by trying all orders until none tells more.
+/// The first position from which each stream is ordered after a free, by trying all orders until none tells
+/// more.
 fn ready(problem: &Problem, freed: &Block, stream: u64) -> u64 {
     let streams = 8;
     let mut ready = vec![u64::MAX; streams];
