@@ -1,25 +1,26 @@
 //! Plans logs, and prints blocks, bound, height, ratio, hardness and seconds of each.
 //!
 //! ```text
-//! place [seconds=N] [seed=N] [threads=N] [streams] FILE...
+//! place [seconds=N] [seed=N] [threads=N] [streams | syncs=N] FILE...
 //! ```
 //!
 //! A file is a CSV log of RMM, unpacked; minimalloc's CSV; `-` for one of them on the standard input; or
-//! `training:N` for a made-up program of N blocks. With `streams`, streams share no address.
+//! `training:N` for a made-up program of N blocks. With `streams`, streams share no address; with `syncs=N`,
+//! they share one only after a wait for the device, as if the host waited every N lines.
 
 use std::collections::HashMap;
 use std::error::Error;
 use std::io::Read;
 use std::time::{Duration, Instant};
 
-use millpond_planning::{Block, MinimallocCsv, Options, Problem, plan, synthetic, validate};
+use millpond_planning::{Block, MinimallocCsv, Options, Order, Problem, plan, synthetic, validate};
 
 /// The alignment of blocks of a log, in bytes: PyTorch's and CUDA's.
 const ALIGNMENT: u64 = 512;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut options = Options::default();
-    let mut is_stream_safe = false;
+    let mut syncs = None;
     println!("| log | blocks | bound | height | ratio | hardness | s |");
     println!("|---|---|---|---|---|---|---|");
     for argument in std::env::args().skip(1) {
@@ -27,9 +28,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             Some(("seconds", seconds)) => options.time = Duration::from_secs_f64(seconds.parse()?),
             Some(("seed", seed)) => options.seed = seed.parse()?,
             Some(("threads", threads)) => options.threads = threads.parse()?,
-            _ if argument == "streams" => is_stream_safe = true,
+            Some(("syncs", lines)) => syncs = Some(lines.parse()?),
+            _ if argument == "streams" => syncs = Some(u64::MAX),
             _ => {
-                let problem = read(&argument, is_stream_safe)?;
+                let problem = read(&argument, syncs)?;
                 let start = Instant::now();
                 let plan = plan(&problem, &options);
                 let seconds = start.elapsed().as_secs_f64();
@@ -47,7 +49,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn read(name: &str, is_stream_safe: bool) -> Result<Problem, Box<dyn Error>> {
+fn read(name: &str, syncs: Option<u64>) -> Result<Problem, Box<dyn Error>> {
     let blocks = if let Some(count) = name.strip_prefix("training:") {
         synthetic::training(count.parse()?, 1)
     } else {
@@ -62,11 +64,10 @@ fn read(name: &str, is_stream_safe: bool) -> Result<Problem, Box<dyn Error>> {
         }
         rmm(&text)?
     };
-    Ok(if is_stream_safe {
-        Problem::stream_safe(blocks, ALIGNMENT, Vec::new())?
-    } else {
-        Problem::new(blocks, ALIGNMENT)?
-    })
+    let Some(lines) = syncs else { return Ok(Problem::new(blocks, ALIGNMENT)?) };
+    let end = blocks.iter().map(|block| block.death).max().unwrap_or(0);
+    let waits = (1..=end / lines.max(1)).map(|wait| Order::Device { at: wait * lines });
+    Ok(Problem::stream_safe(blocks, ALIGNMENT, waits.collect())?)
 }
 
 /// The blocks of RMM's columns Thread, Time, Action, Pointer, Size and Stream. Positions are lines.

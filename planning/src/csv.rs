@@ -49,7 +49,7 @@ pub struct MinimallocRow {
     pub stream: u64,
     /// An offset to try first. Read and not used.
     pub hint: Option<u64>,
-    /// The offset in the file, for example of another solver.
+    /// The offset in the file, for example of another solver. Placement does not keep it.
     pub offset: Option<u64>,
     /// The times in which the buffer is not used. Placement does not use them: the buffer stays live.
     pub gaps: Vec<Gap>,

@@ -43,6 +43,7 @@ mod clocks;
 mod csv;
 mod cuts;
 mod exact;
+mod first_fit;
 mod instance;
 mod options;
 mod parallel;

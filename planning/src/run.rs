@@ -2,8 +2,10 @@
 
 use std::time::Instant;
 
+use crate::first_fit::first_fit;
+use crate::instance::Instance;
 use crate::search::{self, Piece};
-use crate::{Options, Problem, parallel, pieces};
+use crate::{Options, Problem, parallel, pieces, skyline};
 
 /// A placement in units, by id in the problem.
 pub(crate) struct Placed {
@@ -97,6 +99,11 @@ impl Search {
 
     pub(crate) fn round(&self, piece: &mut Piece) {
         piece.search(self.threads, self.seed, &|| self.is_late());
+    }
+
+    /// First fit with each key.
+    pub(crate) fn first_fits(&self, instance: &Instance) -> Vec<Option<Vec<u64>>> {
+        parallel::run(self.threads, skyline::KEYS, |key| first_fit(instance, key, &|| self.is_late()))
     }
 
     pub(crate) fn rounds(&self) -> u32 {

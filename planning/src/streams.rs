@@ -18,13 +18,14 @@ fn lanes(problem: &Problem) -> Vec<Vec<u32>> {
 
 /// Places blocks so that streams share addresses only where orders allow it.
 ///
-/// Streams one above the other are always safe, and without an order nothing is better. With orders, a repair
-/// begins from there.
+/// Streams one above the other are always safe, and without an order nothing is better. With orders, first
+/// fit may be lower, and a repair begins from the lowest.
 pub(crate) fn place(search: &Search, problem: &Problem, bound: u64, capacity: Option<u64>) -> Placed {
     let mut all = Placed { offsets: vec![0; problem.blocks().len()], height: 0, bound: 0, goal: 0 };
     let lanes = lanes(problem);
-    // With orders, the repair has a share of the time, too.
-    let parts = lanes.len() + usize::from(problem.orders().is_some_and(|orders| !orders.is_empty()));
+    // With orders, what follows is worth more of the time.
+    let has_orders = problem.orders().is_some_and(|orders| !orders.is_empty());
+    let parts = if has_orders { 4 * lanes.len() } else { lanes.len() };
     for (number, ids) in lanes.into_iter().enumerate() {
         let lane = search.part_of(parts - number).one_lane(problem, ids.clone(), None);
         for id in ids {
@@ -41,6 +42,11 @@ pub(crate) fn place(search: &Search, problem: &Problem, bound: u64, capacity: Op
     let offsets = instance.ids.iter().map(|&id| all.offsets[id as usize]).collect();
     let mut piece = Piece::new(instance, 0, all.goal, bound, capacity.is_some());
     piece.offer(offsets);
+    if !piece.is_done() {
+        for offsets in search.part_of(2).first_fits(&piece.instance).into_iter().flatten() {
+            piece.offer(offsets);
+        }
+    }
     let mut rounds = 0;
     while !piece.is_done() && rounds < search.rounds() && !search.is_late() {
         search.round(&mut piece);
