@@ -1,0 +1,52 @@
+//! Lower bounds: the least that any placement of a problem takes.
+
+use crate::instance::Instance;
+use crate::{Problem, cuts};
+
+/// A lower bound on the height of every placement of a problem.
+///
+/// ```
+/// use millpond_planning::{Block, Problem, bounds};
+///
+/// let block = |birth, death, size| Block { birth, death, size, stream: 0 };
+/// let problem = Problem::new(vec![block(0, 4, 100), block(1, 2, 300), block(3, 5, 200)], 1)?;
+/// let bound = bounds(&problem);
+/// assert_eq!((bound.bytes, bound.host_order, bound.largest), (400, 400, 300));
+/// # Ok::<(), millpond_planning::ProblemError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// No placement of the problem is lower, in bytes.
+    pub bytes: u64,
+    /// The largest sum of sizes that are live at one position, streams ignored, in bytes.
+    pub host_order: u64,
+    /// The largest block, in bytes.
+    pub largest: u64,
+}
+
+impl Bounds {
+    /// The largest block as a share of the bound: near 0, any method reaches the bound; from about 0.2 on,
+    /// problems are hard. 0 without blocks.
+    #[must_use]
+    pub fn hardness(&self) -> f64 {
+        if self.bytes == 0 { 0.0 } else { self.largest as f64 / self.bytes as f64 }
+    }
+}
+
+/// The lower bounds of a problem; sizes are rounded up to the alignment.
+///
+/// In host order the bound is the largest sum of sizes that are live at one position. In a stream-safe
+/// problem it is the largest sum over streams of what each has live at a position of its own, where the
+/// orders leave these positions concurrent: no order leads from a later position of one stream to an earlier
+/// one of another. Without any order that is the sum of the streams' own peaks.
+#[must_use]
+pub fn bounds(problem: &Problem) -> Bounds {
+    let all = Instance::one_lane(problem, 0..problem.blocks().len() as u32);
+    let host_order = all.load() * problem.unit();
+    let largest = all.size.iter().max().copied().unwrap_or(0) * problem.unit();
+    let bytes = match problem.orders() {
+        None => host_order,
+        Some(_) => host_order.max(cuts::heaviest(problem) * problem.unit()),
+    };
+    Bounds { bytes, host_order, largest }
+}

@@ -1,0 +1,314 @@
+//! minimalloc's CSV: buffers in, and the same rows with offsets out.
+
+use std::fmt::Write;
+
+use crate::problem::greatest_common_divisor;
+use crate::{Block, Problem, ProblemError};
+
+/// The rows of a CSV file in the format of minimalloc.
+///
+/// The header names the columns, in any order. `id` (or `buffer`, `buffer_id`), `lower` (or `begin`,
+/// `start`), `upper` and `size` are required. A column `end` takes the place of `upper` and is inclusive.
+/// `alignment`, `hint`, `gaps`, `offset` and `stream` are optional; other columns are refused.
+///
+/// ```
+/// use millpond_planning::{MinimallocCsv, Options, plan};
+///
+/// let csv = MinimallocCsv::parse("id,lower,upper,size\na,0,4,100\nb,1,2,300\n")?;
+/// let plan = plan(&csv.problem()?, &Options::default());
+/// assert_eq!(csv.with_offsets(&plan.offsets), "id,lower,upper,size,offset\na,0,4,100,0\nb,1,2,300,100\n");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MinimallocCsv {
+    header: String,
+    rows: Vec<MinimallocRow>,
+}
+
+/// One buffer of a [`MinimallocCsv`].
+///
+/// ```
+/// let csv = millpond_planning::MinimallocCsv::parse("id,start,end,size,gaps\nx,3,4,64,3-4\n")?;
+/// let row = &csv.rows()[0];
+/// assert_eq!((row.lower, row.upper, row.gaps[0].lower), (3, 5, 3));
+/// # Ok::<(), millpond_planning::CsvError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MinimallocRow {
+    /// The name of the buffer.
+    pub id: String,
+    /// The first position at which it is live.
+    pub lower: u64,
+    /// The first position at which it is not live any more; one more than the file's `end`.
+    pub upper: u64,
+    /// The size in bytes.
+    pub size: u64,
+    /// The alignment of its offset in bytes; 1 where the file has none.
+    pub alignment: u64,
+    /// The stream; 0 where the file has none. This column is ours.
+    pub stream: u64,
+    /// An offset to try first. Read and not used.
+    pub hint: Option<u64>,
+    /// The offset in the file, for example of another solver. Placement does not keep it.
+    pub offset: Option<u64>,
+    /// The times in which the buffer is not used. Placement does not use them: the buffer stays live.
+    pub gaps: Vec<Gap>,
+    /// The line as it stands in the file, without its offset.
+    text: String,
+}
+
+/// A time in which a buffer, or a part of it, is not used.
+///
+/// ```
+/// let csv = millpond_planning::MinimallocCsv::parse("id,lower,upper,size,gaps\nx,0,9,64,3-4 5-7@0:32\n")?;
+/// let gaps = &csv.rows()[0].gaps;
+/// assert_eq!(gaps[0].window, None);
+/// assert_eq!((gaps[1].lower, gaps[1].upper, gaps[1].window), (5, 7, Some((0, 32))));
+/// # Ok::<(), millpond_planning::CsvError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gap {
+    /// The first position of the gap.
+    pub lower: u64,
+    /// The first position after the gap.
+    pub upper: u64,
+    /// The bytes `low..high` of the buffer that stay in use during the gap; `None` if none do.
+    pub window: Option<(u64, u64)>,
+}
+
+/// The reason why a CSV file was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {what}")]
+pub struct CsvError {
+    /// The number of the line, from 1.
+    pub line: usize,
+    what: String,
+}
+
+impl CsvError {
+    fn new(line: usize, what: impl Into<String>) -> Self {
+        Self { line, what: what.into() }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Column {
+    Id,
+    Lower,
+    Upper,
+    End,
+    Size,
+    Alignment,
+    Hint,
+    Gaps,
+    Offset,
+    Stream,
+}
+
+impl Column {
+    fn named(name: &str) -> Option<Self> {
+        Some(match name {
+            "id" | "buffer" | "buffer_id" => Self::Id,
+            "lower" | "begin" | "start" => Self::Lower,
+            "upper" => Self::Upper,
+            "end" => Self::End,
+            "size" => Self::Size,
+            "alignment" => Self::Alignment,
+            "hint" => Self::Hint,
+            "gaps" => Self::Gaps,
+            "offset" => Self::Offset,
+            "stream" => Self::Stream,
+            _ => return None,
+        })
+    }
+
+    fn is_same(self, other: Self) -> bool {
+        let whole = |column| if column == Self::End { Self::Upper } else { column };
+        whole(self) == whole(other)
+    }
+}
+
+impl MinimallocCsv {
+    /// Reads the text of a file.
+    ///
+    /// # Errors
+    /// The first line that is wrong, with the reason: a column that is unknown, missing or there twice, a
+    /// field that is no number, a buffer that does not end after its start, a gap outside of its buffer.
+    pub fn parse(text: &str) -> Result<Self, CsvError> {
+        let mut lines = text.lines().enumerate().map(|(index, line)| (index + 1, line));
+        let mut lines = lines.by_ref().filter(|(_, line)| !line.trim().is_empty());
+        let Some((number, header)) = lines.next() else {
+            return Err(CsvError::new(1, "the file is empty; its first line names the columns"));
+        };
+        let columns = columns(number, header)?;
+        let kept = |line: &str| {
+            let fields = line.split(',').zip(&columns);
+            let fields = fields.filter(|(_, column)| **column != Column::Offset);
+            fields.map(|(field, _)| field.trim()).collect::<Vec<_>>().join(",")
+        };
+        let mut rows = Vec::new();
+        for (number, line) in lines {
+            rows.push(MinimallocRow { text: kept(line), ..row(number, line, &columns)? });
+        }
+        Ok(Self { header: kept(header), rows })
+    }
+
+    /// The buffers, in the order of the file.
+    #[must_use]
+    pub fn rows(&self) -> &[MinimallocRow] {
+        &self.rows
+    }
+
+    /// The problem in host order, with the least common multiple of all alignments for every buffer.
+    ///
+    /// Gaps are not used: each buffer is live from `lower` to `upper`.
+    ///
+    /// # Errors
+    /// Those of [`Problem::new`], for example if the least common multiple exceeds 64 bits.
+    pub fn problem(&self) -> Result<Problem, ProblemError> {
+        let alignment = self.rows.iter().try_fold(1u64, |all, row| {
+            let common = greatest_common_divisor(all, row.alignment);
+            (all / common).checked_mul(row.alignment).ok_or(ProblemError::TooLarge)
+        })?;
+        let block = |row: &MinimallocRow| Block {
+            birth: row.lower,
+            death: row.upper,
+            size: row.size,
+            stream: row.stream,
+        };
+        Problem::new(self.rows.iter().map(block).collect(), alignment)
+    }
+
+    /// The rows as they were, with the column `offset` last. Rows without an offset in `offsets` are left
+    /// out.
+    #[must_use]
+    pub fn with_offsets(&self, offsets: &[u64]) -> String {
+        let mut text = format!("{},offset\n", self.header);
+        for (row, offset) in self.rows.iter().zip(offsets) {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "{},{offset}", row.text);
+        }
+        text
+    }
+}
+
+impl Problem {
+    /// The blocks as minimalloc's CSV, with their places in the problem as ids, and offsets where given.
+    #[must_use]
+    pub fn to_minimalloc_csv(&self, offsets: Option<&[u64]>) -> String {
+        let mut text = String::from("id,lower,upper,size,alignment,stream");
+        text.push_str(if offsets.is_some() { ",offset\n" } else { "\n" });
+        for (id, Block { birth, death, size, stream }) in self.blocks().iter().enumerate() {
+            // Writing to a string cannot fail.
+            let _ = write!(text, "{id},{birth},{death},{size},{},{stream}", self.alignment());
+            if let Some(offset) = offsets.and_then(|offsets| offsets.get(id)) {
+                let _ = write!(text, ",{offset}");
+            }
+            text.push('\n');
+        }
+        text
+    }
+}
+
+fn columns(number: usize, header: &str) -> Result<Vec<Column>, CsvError> {
+    let mut columns: Vec<Column> = Vec::new();
+    for name in header.split(',').map(str::trim) {
+        let column = Column::named(name)
+            .ok_or_else(|| CsvError::new(number, format!("the column `{name}` is not known")))?;
+        if columns.iter().any(|other| other.is_same(column)) {
+            return Err(CsvError::new(number, format!("the column `{name}` is there twice")));
+        }
+        columns.push(column);
+    }
+    let needed =
+        [(Column::Id, "id"), (Column::Lower, "lower"), (Column::Upper, "upper"), (Column::Size, "size")];
+    for (column, name) in needed {
+        if !columns.iter().any(|other| other.is_same(column)) {
+            return Err(CsvError::new(number, format!("the column `{name}` is missing")));
+        }
+    }
+    Ok(columns)
+}
+
+fn row(line: usize, text: &str, columns: &[Column]) -> Result<MinimallocRow, CsvError> {
+    let mut row = MinimallocRow {
+        id: String::new(),
+        lower: 0,
+        upper: 0,
+        size: 0,
+        alignment: 1,
+        stream: 0,
+        hint: None,
+        offset: None,
+        gaps: Vec::new(),
+        text: String::new(),
+    };
+    let fields: Vec<&str> = text.split(',').map(str::trim).collect();
+    if fields.len() != columns.len() {
+        let what = format!("{} fields for {} columns", fields.len(), columns.len());
+        return Err(CsvError::new(line, what));
+    }
+    for (&field, &column) in fields.iter().zip(columns) {
+        match column {
+            Column::Id => row.id = field.to_owned(),
+            Column::Lower => row.lower = number(line, "lower", field)?,
+            Column::Upper => row.upper = number(line, "upper", field)?,
+            Column::End => {
+                let last = number(line, "end", field)?;
+                let upper = last.checked_add(1);
+                row.upper = upper.ok_or_else(|| CsvError::new(line, "`end` exceeds 64 bits"))?;
+            }
+            Column::Size => row.size = number(line, "size", field)?,
+            Column::Alignment => row.alignment = number(line, "alignment", field)?,
+            Column::Stream => row.stream = number(line, "stream", field)?,
+            Column::Hint => row.hint = optional(line, "hint", field)?,
+            Column::Offset => row.offset = optional(line, "offset", field)?,
+            Column::Gaps => row.gaps = gaps(line, field)?,
+        }
+    }
+    if row.upper <= row.lower {
+        let what = format!("the buffer begins at {} and ends at {}, not later", row.lower, row.upper);
+        return Err(CsvError::new(line, what));
+    }
+    if row.alignment == 0 {
+        return Err(CsvError::new(line, "the alignment is 0; use 1 for none"));
+    }
+    if let Some(gap) = row.gaps.iter().find(|gap| gap.lower < row.lower || gap.upper > row.upper) {
+        let what = format!("the gap {}-{} is not within the buffer's life", gap.lower, gap.upper);
+        return Err(CsvError::new(line, what));
+    }
+    Ok(row)
+}
+
+fn number(line: usize, column: &str, field: &str) -> Result<u64, CsvError> {
+    field.parse().map_err(|_| {
+        CsvError::new(line, format!("`{field}` in column `{column}` is no whole number of 64 bits"))
+    })
+}
+
+/// A field that may be empty; minimalloc writes -1 for none.
+fn optional(line: usize, column: &str, field: &str) -> Result<Option<u64>, CsvError> {
+    if field.is_empty() || field == "-1" { Ok(None) } else { number(line, column, field).map(Some) }
+}
+
+fn gaps(line: usize, field: &str) -> Result<Vec<Gap>, CsvError> {
+    let wrong = |gap: &str| {
+        CsvError::new(line, format!("`{gap}` in column `gaps` is not of the form 3-5 or 3-5@0:64"))
+    };
+    let pair = |text: &str, mark| {
+        let (low, high) = text.split_once(mark)?;
+        let (low, high): (u64, u64) = (low.parse().ok()?, high.parse().ok()?);
+        (low < high).then_some((low, high))
+    };
+    let mut gaps = Vec::new();
+    for gap in field.split_whitespace() {
+        let (time, window) = gap.split_once('@').map_or((gap, None), |(time, part)| (time, Some(part)));
+        let (lower, upper) = pair(time, '-').ok_or_else(|| wrong(gap))?;
+        let window = match window {
+            None => None,
+            Some(part) => Some(pair(part, ':').ok_or_else(|| wrong(gap))?),
+        };
+        gaps.push(Gap { lower, upper, window });
+    }
+    Ok(gaps)
+}

@@ -1,0 +1,110 @@
+//! The public planner: a plan, and whether a capacity suffices.
+
+use crate::run::Search;
+use crate::{Bounds, Options, Problem, bounds, streams};
+
+/// A placement and what is proved about it.
+///
+/// ```
+/// use millpond_planning::{Block, Options, Problem, plan};
+///
+/// let block = |birth, death, size| Block { birth, death, size, stream: 0 };
+/// let problem = Problem::new(vec![block(0, 2, 64), block(1, 3, 64), block(2, 4, 64)], 1)?;
+/// let plan = plan(&problem, &Options::default());
+/// assert_eq!(plan.height, 128);
+/// assert!(plan.is_optimal());
+/// # Ok::<(), millpond_planning::ProblemError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The offset of each block in bytes, in the order of [`Problem::blocks`]; 0 for a block of 0 bytes.
+    pub offsets: Vec<u64>,
+    /// The end of the highest block in bytes, its size rounded up to the alignment.
+    pub height: u64,
+    /// No placement is lower, in bytes: [`Bounds::bytes`], or more where an exact search proved more.
+    pub bound: u64,
+    /// The bounds that were computed before the search.
+    pub bounds: Bounds,
+    /// Whether the time ran out, so that another run may find another placement.
+    pub timed_out: bool,
+}
+
+impl Plan {
+    /// The height over the bound: 1 is proved to be the least. 1 without blocks.
+    #[must_use]
+    pub fn ratio(&self) -> f64 {
+        if self.bound == 0 { 1.0 } else { self.height as f64 / self.bound as f64 }
+    }
+
+    /// Whether the height equals the bound. A plan that is not may be the least as well, without proof.
+    #[must_use]
+    pub fn is_optimal(&self) -> bool {
+        self.height == self.bound
+    }
+}
+
+/// The answer of [`fits`].
+///
+/// ```
+/// use millpond_planning::{Block, Fit, Options, Problem, fits};
+///
+/// let problem = Problem::new(vec![Block { birth: 0, death: 1, size: 64, stream: 0 }; 2], 1)?;
+/// assert!(matches!(fits(&problem, 128, &Options::default()), Fit::Fits(_)));
+/// assert_eq!(fits(&problem, 127, &Options::default()), Fit::Impossible { bound: 128 });
+/// # Ok::<(), millpond_planning::ProblemError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fit {
+    /// This plan's height is at most the capacity.
+    Fits(Plan),
+    /// No placement fits: each takes at least `bound` bytes.
+    Impossible {
+        /// The bound, in bytes, above the capacity.
+        bound: u64,
+    },
+    /// Neither a placement nor a proof was found. This is the lowest plan, which does not fit.
+    Unknown(Plan),
+}
+
+/// Places the blocks of a problem as low as it can.
+///
+/// It searches until the height equals the bound, or `options` end the search.
+#[must_use]
+pub fn plan(problem: &Problem, options: &Options) -> Plan {
+    place(problem, None, options)
+}
+
+/// Whether the blocks fit into `capacity` bytes.
+#[must_use]
+pub fn fits(problem: &Problem, capacity: u64, options: &Options) -> Fit {
+    let bound = bounds(problem).bytes;
+    if bound > capacity {
+        return Fit::Impossible { bound };
+    }
+    let plan = place(problem, Some(capacity), options);
+    if plan.height <= capacity {
+        Fit::Fits(plan)
+    } else if plan.bound > capacity {
+        Fit::Impossible { bound: plan.bound }
+    } else {
+        Fit::Unknown(plan)
+    }
+}
+
+fn place(problem: &Problem, capacity: Option<u64>, options: &Options) -> Plan {
+    let search = Search::new(options);
+    let bounds = bounds(problem);
+    let unit = problem.unit();
+    let capacity = capacity.map(|bytes| bytes / unit);
+    let placed = match problem.orders() {
+        None => search.one_lane(problem, (0..problem.blocks().len() as u32).collect(), capacity),
+        Some(_) => streams::place(&search, problem, bounds.bytes / unit, capacity),
+    };
+    Plan {
+        offsets: placed.offsets.iter().map(|offset| offset * unit).collect(),
+        height: placed.height * unit,
+        bound: bounds.bytes.max(placed.bound * unit),
+        bounds,
+        timed_out: search.is_late() && placed.height > placed.goal,
+    }
+}

@@ -1,0 +1,241 @@
+//! The search for one piece of a problem: skylines first, then rounds of repair and exact search.
+//!
+//! A round gives each of a fixed number of workers an amount of work that does not depend on the clock or on
+//! the number of cores, so a search that is not stopped early finds the same placement everywhere.
+
+use std::sync::{Mutex, PoisonError};
+
+use crate::exact::{Exact, Outcome};
+use crate::instance::Instance;
+use crate::parallel::{self, Race};
+use crate::repair::Repair;
+use crate::skyline;
+
+/// Pieces of more blocks are not searched exactly: a search nests once for each block, and seldom ends.
+const EXACT_BLOCKS: usize = 1500;
+/// The work of a worker in the first round: conflicts that a repair looks at.
+const FIRST_WORK: u64 = 1 << 16;
+/// The work doubles every second round, this often.
+const DOUBLINGS: u32 = 8;
+/// A drop of the exact search takes about as long as this many conflicts of a repair.
+const WORK_PER_DROP: u64 = 12;
+/// A repair begins anew from the best placement after this many rounds without success.
+const PATIENCE: u32 = 6;
+
+const WORKERS: usize = 8;
+/// How far above the goal each worker aims, in 16ths of the distance between the goal and the best placement:
+/// what is too hard at the goal may still be lower than the best.
+const SHARES: [u64; WORKERS] = [0, 8, 0, 12, 0, 4, 1, 0];
+/// The workers that search exactly where a piece is small enough.
+const EXACT: [usize; 6] = [0, 1, 2, 4, 5, 6];
+/// How far above the goal all of these aim in a round that does not aim at it, one round after the other.
+const EXACT_SHARES: [u64; 5] = [14, 8, 12, 16, 4];
+/// The first rounds, of which every second one aims at the goal; later ones do in every fourth round.
+const HALF_ROUNDS: u32 = 12;
+
+#[derive(Default)]
+struct Worker {
+    repair: Option<Repair>,
+    /// Rounds since the repair began.
+    rounds: u32,
+}
+
+/// One piece: blocks that share no position with other pieces' blocks.
+pub(crate) struct Piece {
+    pub(crate) instance: Instance,
+    /// Where the piece begins, in units: below lie blocks that live longer than the piece.
+    pub(crate) base: u64,
+    /// No lower placement is needed, in units above the base.
+    goal: u64,
+    /// No lower placement exists, in units above the base.
+    bound: u64,
+    /// Whether workers aim only at the goal.
+    all_or_nothing: bool,
+    best: Vec<u64>,
+    height: u64,
+    workers: Vec<Mutex<Worker>>,
+    round: u32,
+}
+
+enum Found {
+    Placement(Vec<u64>),
+    /// No placement is at most this high.
+    Impossible(u64),
+    Nothing,
+}
+
+impl Piece {
+    /// A piece without a placement yet. `goal` is in units above the base; `None` asks for the bound.
+    pub(crate) fn new(instance: Instance, base: u64, goal: u64, bound: u64, all_or_nothing: bool) -> Self {
+        Self {
+            instance,
+            base,
+            goal: goal.max(bound),
+            bound,
+            all_or_nothing,
+            best: Vec::new(),
+            height: u64::MAX,
+            workers: (0..WORKERS).map(|_| Mutex::default()).collect(),
+            round: 0,
+        }
+    }
+
+    pub(crate) fn height(&self) -> u64 {
+        self.height
+    }
+
+    pub(crate) fn offsets(&self) -> &[u64] {
+        &self.best
+    }
+
+    pub(crate) fn bound(&self) -> u64 {
+        self.bound
+    }
+
+    /// Whether more search is of no use.
+    pub(crate) fn is_done(&self) -> bool {
+        self.height <= self.goal.max(self.bound)
+    }
+
+    /// Takes a placement if it is lower than the best.
+    pub(crate) fn offer(&mut self, offsets: Vec<u64>) {
+        let tops = offsets.iter().zip(&self.instance.size).map(|(offset, size)| offset + size);
+        let height = tops.max().unwrap_or(0);
+        if height < self.height {
+            self.height = height;
+            self.best = offsets;
+        }
+    }
+
+    /// Whether a placement reaches the goal.
+    pub(crate) fn is_reached_by(&self, offsets: &[u64]) -> bool {
+        offsets.iter().zip(&self.instance.size).all(|(offset, size)| offset + size <= self.goal)
+    }
+
+    /// The height at this number of 16ths of the distance between the goal and the best placement.
+    fn target(&self, share: u64) -> u64 {
+        let goal = self.goal.max(self.bound);
+        let room = self.height.saturating_sub(goal + 1);
+        let share = if self.all_or_nothing { 0 } else { share };
+        goal + (u128::from(room) * u128::from(share) / 16) as u64
+    }
+
+    /// The number of the exact search that a worker makes in this round, and its share; `None` if it repairs.
+    fn exact(&self, worker: usize) -> Option<(usize, u64)> {
+        if !self.is_small() {
+            return None;
+        }
+        let place = EXACT.iter().position(|&exact| exact == worker)?;
+        let (turn, aims_at_goal) = self.turn();
+        let share = if aims_at_goal { 0 } else { EXACT_SHARES[turn as usize % EXACT_SHARES.len()] };
+        Some((turn as usize * EXACT.len() + place, share))
+    }
+
+    /// The rounds with the same aim before this one, and whether exact searches aim at the goal in this one.
+    fn turn(&self) -> (u32, bool) {
+        if self.all_or_nothing || !self.is_small() {
+            return (self.round, true);
+        }
+        // Every second round at first, later every fourth.
+        let early = self.round.min(HALF_ROUNDS);
+        let late = self.round - early;
+        let at_goal = early.div_ceil(2) + late.div_ceil(4);
+        let aims_at_goal = if late == 0 { early.is_multiple_of(2) } else { late.is_multiple_of(4) };
+        (if aims_at_goal { at_goal } else { self.round - at_goal }, aims_at_goal)
+    }
+
+    fn is_small(&self) -> bool {
+        self.instance.len() <= EXACT_BLOCKS && self.instance.is_one_lane()
+    }
+
+    /// One round of all workers. Some placement must have been offered before.
+    pub(crate) fn search(&mut self, threads: usize, seed: u64, stop: &(dyn Fn() -> bool + Sync)) {
+        let race = Race::new();
+        let (turn, aims_at_goal) = self.turn();
+        // What is not aimed at the goal is easier: more short searches find more there.
+        let slowly = if aims_at_goal { 2 } else { 4 };
+        let work = FIRST_WORK << (turn / slowly).min(DOUBLINGS);
+        let found = parallel::run(threads, self.workers.len(), |number| {
+            let stop = || stop() || race.is_over_for(number);
+            if stop() {
+                return Found::Nothing;
+            }
+            let found = self.work(number, work, seed, &stop);
+            if let Found::Placement(offsets) = &found
+                && (self.is_small() || self.is_reached_by(offsets))
+            {
+                race.reached(number);
+            }
+            found
+        });
+        self.round += 1;
+        for (number, found) in found.into_iter().enumerate() {
+            // What others did after the race was over depends on the clock.
+            if race.is_over_for(number) {
+                self.workers[number] = Mutex::default();
+                continue;
+            }
+            match found {
+                Found::Placement(offsets) => self.offer(offsets),
+                Found::Impossible(capacity) => self.bound = self.bound.max(capacity + 1),
+                Found::Nothing => {}
+            }
+        }
+    }
+
+    fn work(&self, number: usize, work: u64, seed: u64, stop: &dyn Fn() -> bool) -> Found {
+        if let Some((exact_number, share)) = self.exact(number) {
+            let target = self.target(share);
+            let mut exact = Exact::new(&self.instance, target, stop);
+            return match exact.search(exact_number, seed, work / WORK_PER_DROP) {
+                Outcome::Found(offsets) => Found::Placement(offsets),
+                Outcome::Impossible => Found::Impossible(target),
+                Outcome::Unknown => Found::Nothing,
+            };
+        }
+        let target = self.target(SHARES[number]);
+        let mut worker = self.workers[number].lock().unwrap_or_else(PoisonError::into_inner);
+        if worker.rounds >= PATIENCE {
+            *worker = Worker::default();
+        }
+        let instance = &self.instance;
+        let own_seed = seed.wrapping_mul(31).wrapping_add(u64::from(self.round) * 64 + number as u64);
+        let begin = || Repair::new(instance, target, self.best.clone(), own_seed);
+        let mut repair = worker.repair.take().unwrap_or_else(begin);
+        if target < repair.capacity() {
+            repair.lower(instance, target);
+        }
+        let mut left = work;
+        if repair.run(instance, &mut left, stop) {
+            let offsets = repair.offsets().to_vec();
+            *worker = Worker { repair: Some(repair), rounds: 0 };
+            return Found::Placement(offsets);
+        }
+        *worker = Worker { repair: Some(repair), rounds: worker.rounds + 1 };
+        Found::Nothing
+    }
+}
+
+/// The skylines of all pieces.
+pub(crate) fn skylines(pieces: &mut [Piece], threads: usize, stop: &(dyn Fn() -> bool + Sync)) {
+    let races: Vec<Race> = pieces.iter().map(|_| Race::new()).collect();
+    let found = parallel::run(threads, pieces.len() * skyline::KEYS, |number| {
+        let (at, key) = (number / skyline::KEYS, number % skyline::KEYS);
+        let (piece, race) = (&pieces[at], &races[at]);
+        // The first key is never stopped: without it there would be no placement at all.
+        let stop = || key > 0 && (stop() || race.is_over_for(key));
+        if stop() {
+            return None;
+        }
+        let offsets = skyline::skyline(&piece.instance, &skyline::keys(&piece.instance, key), &stop)?;
+        if piece.is_reached_by(&offsets) {
+            race.reached(key);
+        }
+        Some(offsets)
+    });
+    for (number, offsets) in found.into_iter().enumerate() {
+        if let Some(offsets) = offsets {
+            pieces[number / skyline::KEYS].offer(offsets);
+        }
+    }
+}

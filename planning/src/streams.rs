@@ -1,0 +1,59 @@
+//! Stream-safe placements.
+
+use crate::Problem;
+use crate::clocks::number_streams;
+use crate::instance::Instance;
+use crate::run::{Placed, Search};
+use crate::search::Piece;
+
+/// The blocks of each stream.
+fn lanes(problem: &Problem) -> Vec<Vec<u32>> {
+    let numbers = number_streams(problem.blocks());
+    let mut lanes = vec![Vec::new(); numbers.len()];
+    for (id, block) in problem.blocks().iter().enumerate() {
+        lanes[numbers[&block.stream]].push(id as u32);
+    }
+    lanes
+}
+
+/// Places blocks so that streams share addresses only where orders allow it.
+///
+/// Streams one above the other are always safe, and without an order nothing is better. With orders, first
+/// fit may be lower, and a repair begins from the lowest.
+pub(crate) fn place(search: &Search, problem: &Problem, bound: u64, capacity: Option<u64>) -> Placed {
+    let mut all = Placed { offsets: vec![0; problem.blocks().len()], height: 0, bound: 0, goal: 0 };
+    let lanes = lanes(problem);
+    // With orders, what follows is worth more of the time.
+    let has_orders = problem.orders().is_some_and(|orders| !orders.is_empty());
+    let parts = if has_orders { 4 * lanes.len() } else { lanes.len() };
+    for (number, ids) in lanes.into_iter().enumerate() {
+        let lane = search.part_of(parts - number).one_lane(problem, ids.clone(), None);
+        for id in ids {
+            all.offsets[id as usize] = all.height + lane.offsets[id as usize];
+        }
+        all.height += lane.height;
+        all.bound += lane.bound;
+    }
+    all.goal = capacity.unwrap_or(bound).max(bound);
+    if problem.orders().is_some_and(<[_]>::is_empty) {
+        return all;
+    }
+    let instance = Instance::by_stream(problem);
+    let offsets = instance.ids.iter().map(|&id| all.offsets[id as usize]).collect();
+    let mut piece = Piece::new(instance, 0, all.goal, bound, capacity.is_some());
+    piece.offer(offsets);
+    if !piece.is_done() {
+        for offsets in search.part_of(2).first_fits(&piece.instance).into_iter().flatten() {
+            piece.offer(offsets);
+        }
+    }
+    let mut rounds = 0;
+    while !piece.is_done() && rounds < search.rounds() && !search.is_late() {
+        search.round(&mut piece);
+        rounds += 1;
+    }
+    for (&id, &offset) in piece.instance.ids.iter().zip(piece.offsets()) {
+        all.offsets[id as usize] = offset;
+    }
+    Placed { height: piece.height().min(all.height), bound: piece.bound(), ..all }
+}

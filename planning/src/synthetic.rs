@@ -1,0 +1,91 @@
+//! Made-up programs, the same for the same seed on every machine, to test and measure planners with.
+
+use crate::Block;
+use crate::random::Random;
+
+/// The blocks of a training loop: weights and optimiser states that stay, and in each step activations that
+/// live from the forward to the backward pass, gradients, and temporaries of each layer.
+///
+/// Sizes are multiples of 512 bytes and change from step to step by the batch's length. The result has
+/// `blocks` blocks, in the order of births; all are of stream 0.
+///
+/// ```
+/// let blocks = millpond_planning::synthetic::training(10_000, 1);
+/// assert_eq!(blocks.len(), 10_000);
+/// assert!(blocks.iter().all(|block| block.birth < block.death && block.size > 0));
+/// ```
+#[must_use]
+pub fn training(blocks: usize, seed: u64) -> Vec<Block> {
+    let mut program = Program { now: 0, blocks: Vec::with_capacity(blocks), random: Random::new(seed) };
+    let layers = 24;
+    let widths: Vec<u64> = (0..layers).map(|_| 8 << program.random.below(4)).collect();
+    for &width in &widths {
+        // Weight, gradient, and two states of the optimiser.
+        for _ in 0..4 {
+            program.allocate(width * width * 512);
+        }
+    }
+    while program.blocks.len() < blocks {
+        let length = 16 + program.random.below(112) as u64;
+        program.step(&widths, length);
+    }
+    program.blocks.truncate(blocks);
+    let end = program.now + 1;
+    for block in &mut program.blocks {
+        // What the loop did not free lives to the end.
+        block.death = if block.death == 0 { end } else { block.death };
+    }
+    program.blocks
+}
+
+struct Program {
+    now: u64,
+    blocks: Vec<Block>,
+    random: Random,
+}
+
+impl Program {
+    fn allocate(&mut self, size: u64) -> usize {
+        self.blocks.push(Block { birth: self.now, death: 0, size, stream: 0 });
+        self.now += 1;
+        self.blocks.len() - 1
+    }
+
+    fn free(&mut self, index: usize) {
+        self.blocks[index].death = self.now;
+        self.now += 1;
+    }
+
+    fn temporaries(&mut self, size: u64) {
+        for _ in 0..2 + self.random.below(4) {
+            let part = 512 * (1 + self.random.below((size / 512) as usize) as u64);
+            let temporary = self.allocate(part);
+            self.free(temporary);
+        }
+    }
+
+    /// A forward pass, and a backward pass that frees the activations in reverse order.
+    fn step(&mut self, widths: &[u64], length: u64) {
+        let mut saved = Vec::new();
+        for &width in widths {
+            let size = width * length * 512;
+            let workspace = self.allocate(2 * size);
+            saved.push((self.allocate(size), size));
+            self.temporaries(size);
+            saved.push((self.allocate(size / 2 + 512 - size / 2 % 512), size));
+            self.free(workspace);
+        }
+        let mut gradient: Option<usize> = None;
+        for (activation, size) in saved.into_iter().rev() {
+            let next = self.allocate(size);
+            self.temporaries(size);
+            if let Some(last) = gradient.replace(next) {
+                self.free(last);
+            }
+            self.free(activation);
+        }
+        if let Some(last) = gradient {
+            self.free(last);
+        }
+    }
+}

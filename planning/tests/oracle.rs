@@ -1,0 +1,285 @@
+//! Random problems against oracles that try everything, and against each other.
+
+use std::time::Duration;
+
+use millpond_planning::{Block, Fit, Invalid, Options, Order, Problem, bounds, fits, plan, validate};
+use proptest::prelude::*;
+
+/// Enough for tiny problems, and the same on every machine.
+fn options() -> Options {
+    Options { time: Duration::from_secs(600), rounds: 4, seed: 1, threads: 2 }
+}
+
+fn block(positions: u64, streams: u64) -> impl Strategy<Value = Block> {
+    (0..positions, 1..=positions, 0..40u64, 0..streams).prop_map(|(birth, life, size, stream)| Block {
+        birth,
+        death: birth + life,
+        size,
+        stream,
+    })
+}
+
+fn blocks(count: usize, positions: u64, streams: u64) -> impl Strategy<Value = Vec<Block>> {
+    prop::collection::vec(block(positions, streams), 0..=count)
+}
+
+fn orders(count: usize, positions: u64, streams: u64) -> impl Strategy<Value = Vec<Order>> {
+    let order = (0..positions, 0..positions, 0..streams, 0..streams, 0..4u8);
+    prop::collection::vec(order, 0..=count).prop_map(|orders| {
+        let of = |(index, (first, second, from, to, kind)): (usize, (u64, u64, u64, u64, u8))| {
+            // Positions of orders differ: the sequence of equal ones would decide.
+            let at = |position: u64| position * 64 + 2 * index as u64;
+            match kind {
+                0 => Order::Device { at: at(first) },
+                1 => Order::Stream { at: at(first), stream: from },
+                _ => Order::Event {
+                    recorded: at(first.min(second)),
+                    waited: at(first.max(second)) + 1,
+                    from,
+                    to,
+                },
+            }
+        };
+        orders.into_iter().enumerate().map(of).collect()
+    })
+}
+
+fn stream_safe() -> impl Strategy<Value = Problem> {
+    (blocks(6, 8, 3), orders(4, 8, 4), 1..20u64).prop_map(|(mut blocks, orders, alignment)| {
+        for block in &mut blocks {
+            block.birth *= 64;
+            block.death *= 64;
+        }
+        Problem::stream_safe(blocks, alignment, orders).unwrap()
+    })
+}
+
+/// The first position from which each stream is ordered after a free, by trying all orders until none tells
+/// more.
+fn ready(problem: &Problem, freed: &Block, stream: u64) -> u64 {
+    let streams = 8;
+    let mut ready = vec![u64::MAX; streams];
+    let knows = |ready: &[u64], of: u64, at: u64| {
+        (of == freed.stream && freed.death <= at) || ready[of as usize] <= at
+    };
+    for _ in 0..streams {
+        for order in problem.orders().unwrap() {
+            let (told, at) = match *order {
+                Order::Device { at } if at >= freed.death => (0..streams, at),
+                Order::Stream { at, stream } if knows(&ready, stream, at) => (0..streams, at),
+                Order::Event { recorded, waited, from, to } if knows(&ready, from, recorded) => {
+                    (to as usize..to as usize + 1, waited)
+                }
+                _ => continue,
+            };
+            for stream in told {
+                ready[stream] = ready[stream].min(at);
+            }
+        }
+    }
+    ready[stream as usize]
+}
+
+fn conflict(problem: &Problem, a: &Block, b: &Block) -> bool {
+    let (first, second) = if a.birth <= b.birth { (a, b) } else { (b, a) };
+    let is_ordered = || {
+        problem.orders().is_none()
+            || first.stream == second.stream
+            || ready(problem, first, second.stream) <= second.birth
+    };
+    a.size > 0 && b.size > 0 && (second.birth < first.death || !is_ordered())
+}
+
+fn taken(problem: &Problem, block: &Block) -> u64 {
+    block.size.next_multiple_of(problem.alignment())
+}
+
+/// The least height of all: each order of dropping blocks onto each other is tried.
+fn least(problem: &Problem, placed: &mut Vec<(usize, u64)>, height: u64, best: &mut u64) {
+    if height >= *best {
+        return;
+    }
+    let blocks = problem.blocks();
+    if placed.len() == blocks.len() {
+        *best = height;
+        return;
+    }
+    for index in 0..blocks.len() {
+        if placed.iter().any(|&(other, _)| other == index) {
+            continue;
+        }
+        let below = placed.iter().filter(|&&(other, _)| conflict(problem, &blocks[other], &blocks[index]));
+        let offset = below.map(|&(_, top)| top).max().unwrap_or(0);
+        let top = offset + taken(problem, &blocks[index]);
+        placed.push((index, top));
+        least(problem, placed, height.max(top), best);
+        placed.pop();
+    }
+}
+
+/// Each pair of blocks, one by one.
+fn is_placement(problem: &Problem, offsets: &[u64]) -> bool {
+    let blocks = problem.blocks();
+    let shares = |a: usize, b: usize| {
+        offsets[a] < offsets[b] + taken(problem, &blocks[b])
+            && offsets[b] < offsets[a] + taken(problem, &blocks[a])
+    };
+    (0..blocks.len()).all(|a| (0..a).all(|b| !shares(a, b) || !conflict(problem, &blocks[a], &blocks[b])))
+}
+
+proptest! {
+    #[test]
+    fn small_problems_are_placed_at_the_least_height(blocks in blocks(7, 6, 1), alignment in 1..20u64) {
+        let problem = Problem::new(blocks, alignment).unwrap();
+        let mut best = u64::MAX;
+        least(&problem, &mut Vec::new(), 0, &mut best);
+        let plan = plan(&problem, &options());
+        prop_assert_eq!(validate(&problem, &plan.offsets), Ok(plan.height));
+        prop_assert_eq!(plan.height, best);
+        prop_assert!(plan.is_optimal(), "{:?}", plan);
+        prop_assert!(plan.bounds.bytes <= best);
+        prop_assert!(matches!(fits(&problem, best, &options()), Fit::Fits(_)));
+        if best > 0 {
+            let answer = fits(&problem, best - 1, &options());
+            prop_assert!(matches!(answer, Fit::Impossible { bound } if bound <= best), "{:?}", answer);
+        }
+    }
+
+    #[test]
+    fn stream_safe_problems_are_bounded_by_the_least_height(problem in stream_safe()) {
+        let mut best = u64::MAX;
+        least(&problem, &mut Vec::new(), 0, &mut best);
+        let plan = plan(&problem, &options());
+        prop_assert_eq!(validate(&problem, &plan.offsets), Ok(plan.height));
+        prop_assert!(is_placement(&problem, &plan.offsets));
+        prop_assert!(plan.bound <= best, "bound {} above the least height {}", plan.bound, best);
+        prop_assert!(plan.bounds.host_order <= plan.bounds.bytes);
+        prop_assert!(plan.height >= best);
+    }
+
+    #[test]
+    fn the_validator_agrees_with_each_pair(
+        (problem, places) in stream_safe().prop_flat_map(|problem| {
+            let count = problem.blocks().len();
+            (Just(problem), prop::collection::vec(0..12u64, count))
+        }),
+    ) {
+        let offsets: Vec<u64> = places.iter().map(|place| place * problem.alignment()).collect();
+        let validated = validate(&problem, &offsets);
+        prop_assert_eq!(validated.is_ok(), is_placement(&problem, &offsets), "{:?}", validated);
+    }
+
+    #[test]
+    fn larger_problems_are_placed_and_bounded(
+        blocks in blocks(200, 60, 4),
+        orders in orders(6, 60, 4),
+        is_stream_safe: bool,
+    ) {
+        let problem = if is_stream_safe {
+            Problem::stream_safe(blocks, 8, orders).unwrap()
+        } else {
+            Problem::new(blocks, 8).unwrap()
+        };
+        let plan = plan(&problem, &Options { rounds: 1, ..options() });
+        prop_assert_eq!(validate(&problem, &plan.offsets), Ok(plan.height));
+        prop_assert!(plan.bound <= plan.height);
+        prop_assert_eq!(bounds(&problem), plan.bounds);
+    }
+
+    #[test]
+    fn the_number_of_threads_does_not_change_a_plan(blocks in blocks(80, 30, 1)) {
+        let problem = Problem::new(blocks, 1).unwrap();
+        let with = |threads| plan(&problem, &Options { threads, ..options() });
+        prop_assert_eq!(with(1), with(3));
+    }
+
+    // The canary: a placement that is wrong by one byte is refused.
+    #[test]
+    fn a_placement_that_overlaps_by_a_byte_is_caught(blocks in blocks(40, 20, 1), pick: prop::sample::Index) {
+        let problem = Problem::new(blocks, 1).unwrap();
+        let mut plan = plan(&problem, &options());
+        // A block that lies right on top of one that is live with it.
+        let lies_on_another = |&index: &usize| {
+            let block = &problem.blocks()[index];
+            problem.blocks().iter().zip(&plan.offsets).any(|(below, offset)| {
+                offset + below.size == plan.offsets[index] && conflict(&problem, below, block)
+            })
+        };
+        let on_others: Vec<usize> = (0..problem.blocks().len()).filter(lies_on_another).collect();
+        prop_assume!(!on_others.is_empty());
+        let index = on_others[pick.index(on_others.len())];
+        plan.offsets[index] -= 1;
+        let refused = validate(&problem, &plan.offsets);
+        prop_assert!(matches!(refused, Err(Invalid::Overlap { .. })), "{:?}", refused);
+    }
+}
+
+/// A rectangle cut into blocks: its height is reached by the cut itself, and no less is possible.
+fn cut(random: &mut impl FnMut(u64) -> u64, area: [u64; 4], pieces: usize, blocks: &mut Vec<Block>) {
+    let [birth, death, low, high] = area;
+    if pieces == 1 || death - birth < 2 || high - low < 2 {
+        blocks.push(Block { birth, death, size: high - low, stream: 0 });
+        return;
+    }
+    let first = 1 + random(pieces as u64 - 1) as usize;
+    if random(2) == 0 {
+        let at = birth + 1 + random(death - birth - 1);
+        cut(random, [birth, at, low, high], first, blocks);
+        cut(random, [at, death, low, high], pieces - first, blocks);
+    } else {
+        let at = low + 1 + random(high - low - 1);
+        cut(random, [birth, death, low, at], first, blocks);
+        cut(random, [birth, death, at, high], pieces - first, blocks);
+    }
+}
+
+#[test]
+fn cut_rectangles_are_put_together_again() {
+    for seed in 0..20u64 {
+        let mut state = seed;
+        let mut random = |end: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % end
+        };
+        let mut blocks = Vec::new();
+        cut(&mut random, [0, 400, 0, 1000], 60, &mut blocks);
+        let problem = Problem::new(blocks, 1).unwrap();
+        let plan = plan(&problem, &Options { rounds: 40, ..options() });
+        assert_eq!(validate(&problem, &plan.offsets), Ok(plan.height));
+        assert_eq!((plan.bound, plan.height), (1000, 1000), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_bound_that_is_too_high_would_be_caught() {
+    // Blocks 0 and 2 never meet: a bound that added all three would exceed the least height.
+    let of = |birth, death| Block { birth, death, size: 10, stream: 0 };
+    let problem = Problem::new(vec![of(0, 2), of(1, 3), of(2, 4)], 1).unwrap();
+    let mut best = u64::MAX;
+    least(&problem, &mut Vec::new(), 0, &mut best);
+    let wrong: u64 = problem.blocks().iter().map(|block| block.size).sum();
+    assert!(bounds(&problem).bytes <= best && wrong > best);
+}
+
+#[test]
+fn streams_without_orders_lie_one_above_the_other() {
+    let of = |birth, death, size, stream| Block { birth, death, size, stream };
+    let blocks = vec![of(0, 2, 100, 1), of(2, 4, 60, 1), of(4, 6, 30, 2), of(5, 6, 50, 2)];
+    let plan = plan(&Problem::stream_safe(blocks.clone(), 1, Vec::new()).unwrap(), &options());
+    assert_eq!((plan.height, plan.bound, plan.bounds.host_order), (180, 180, 100));
+    // The second stream waits for what the first one did before 3: it may take what was freed at 2.
+    let event = Order::Event { recorded: 3, waited: 3, from: 1, to: 2 };
+    let problem = Problem::stream_safe(blocks, 1, vec![event]).unwrap();
+    let plan = millpond_planning::plan(&problem, &options());
+    assert_eq!(validate(&problem, &plan.offsets), Ok(plan.height));
+    assert_eq!((plan.height, plan.bound), (140, 140));
+}
+
+#[test]
+fn a_million_blocks_of_a_training_loop_reach_the_bound() {
+    let blocks = millpond_planning::synthetic::training(1_000_000, 7);
+    let problem = Problem::new(blocks, 512).unwrap();
+    let plan = plan(&problem, &options());
+    assert_eq!(validate(&problem, &plan.offsets), Ok(plan.height));
+    assert!(plan.is_optimal(), "{}", plan.ratio());
+}
