@@ -17,6 +17,9 @@ pub enum Error {
     /// A stack or a device is wrong, or failed.
     #[error(transparent)]
     Stack(#[from] millpond_core::Error),
+    /// The blocks of a recording cannot be placed.
+    #[error(transparent)]
+    Placement(#[from] millpond_planning::ProblemError),
     /// The temporary file or a thread of the replay could not be created.
     #[error("{what}: {source}")]
     Io {

@@ -8,6 +8,7 @@
 //! | [`import`] | reads what other programs recorded: PyTorch's snapshots, minimalloc's CSV, Nsight Systems |
 //! | [`recording`] | the one model of all of them, with stacks, pools, segments and what is not known |
 //! | [`explain`] | says where memory is in a recording, and what would help |
+//! | [`placement`] | says how little memory a recording needs, and places its blocks |
 //! | [`program`] | turns rows into a compact program of operations, in bounded memory |
 //! | [`engine`] | replays the program through a stack, on one thread or on many |
 //! | [`compare`] | replays through several stacks and collects the figures |
@@ -56,6 +57,7 @@ pub mod explain;
 pub mod import;
 pub mod lineup;
 pub mod log;
+pub mod placement;
 pub mod program;
 pub mod progress;
 pub mod recording;

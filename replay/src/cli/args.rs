@@ -15,6 +15,7 @@ use super::calibrate::CalibrateArgs;
 use super::explain::ExplainArgs;
 use super::format::FormatArg;
 use super::import::ImportArgs;
+use super::plan::PlanArgs;
 
 /// Replays allocation logs through stacks of GPU memory resources, and compares the stacks.
 ///
@@ -91,6 +92,7 @@ pub(crate) enum Command {
     Calibrate(CalibrateArgs),
     Explain(ExplainArgs),
     Import(ImportArgs),
+    Plan(PlanArgs),
 }
 
 const AFTER_HELP: &str = "\

@@ -32,6 +32,7 @@ mod format;
 mod import;
 mod input;
 mod overwrite;
+mod plan;
 mod verdict;
 
 use std::ffi::OsString;
@@ -87,6 +88,7 @@ fn dispatch(cli: &Cli, table: &LayerTable, out: impl Write) -> Result<Verdict, F
         Some(Command::Calibrate(args)) => calibrate::run(args, table, out),
         Some(Command::Explain(args)) => explain::run(args, out),
         Some(Command::Import(args)) => import::run(args, out),
+        Some(Command::Plan(args)) => plan::run(args, out),
         None => replay(cli, table, out),
     }
 }

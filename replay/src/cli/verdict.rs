@@ -12,7 +12,7 @@ use crate::compare::{StackReport, StackResult};
 pub(crate) enum Verdict {
     /// Every stack replayed every log without a failure.
     Fine = 0,
-    /// A stack had failures or could not be built.
+    /// A stack had failures or could not be built, or a plan does not fit.
     StackFailed = 1,
     /// A log, a stack's text or the device is wrong.
     BadInput = 2,

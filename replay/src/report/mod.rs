@@ -4,7 +4,7 @@ mod advice;
 pub mod csv;
 pub mod json;
 mod reporter;
-mod table;
+pub(crate) mod table;
 mod text;
 
 use std::io::Write;

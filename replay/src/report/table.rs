@@ -303,7 +303,7 @@ fn ns_per_op(ns: Option<f64>) -> String {
     ns.map_or("-".to_owned(), |ns| format!("{ns:.0}"))
 }
 
-fn counted(count: u64, noun: &str) -> String {
+pub(crate) fn counted(count: u64, noun: &str) -> String {
     format!("{} {noun}{}", thousands(count), if count == 1 { "" } else { "s" })
 }
 

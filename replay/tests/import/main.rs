@@ -10,6 +10,7 @@ mod hostile;
 #[cfg(feature = "nsys")]
 mod nsys;
 mod pickle;
+mod plan;
 mod snapshots;
 mod tables;
 

@@ -1,0 +1,119 @@
+//! The command line of `plan`.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use millpond_core::parse_bytes;
+
+use super::import::{ReportFormat, import};
+use super::overwrite;
+use super::verdict::{Failure, Verdict};
+use crate::import::Options;
+use crate::placement::{self, Answer, Placement, Request, Sharing};
+
+/// Computes the least memory that any allocator needs for a file, and places its blocks
+///
+/// Reads what `import` reads. Prints the least in host order and with streams apart, a placement with its
+/// ratio to the least, and whether a capacity suffices: yes with the placement as proof, no for any
+/// allocator, or unknown. The exit status is 1 unless it does.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct PlanArgs {
+    /// The file; `-` is the standard input
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+
+    /// Whether all blocks fit into this many bytes, as in 40GiB
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    capacity: Option<u64>,
+
+    /// Whether a stream may take what another one used
+    #[arg(long, value_enum, default_value_t, value_name = "RULE")]
+    streams: StreamRule,
+
+    /// The alignment of each block
+    #[arg(long, value_name = "SIZE", default_value = "256", value_parser = alignment)]
+    alignment: u64,
+
+    /// The seconds after which the search ends with its best placement
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    time: u64,
+
+    /// The seed of the search, of which another may find a lower placement
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+
+    /// Write the placement: minimalloc's CSV, the position of each block's allocation and free, its size and
+    /// its offset
+    #[arg(long, short = 'o', value_name = "PLAN.csv")]
+    output: Option<PathBuf>,
+
+    /// The device whose events are placed [default: the busiest of a snapshot, the first one of a log]
+    #[arg(long, value_name = "N")]
+    device: Option<u32>,
+
+    /// The most memory that importing takes above the size of the file
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_bytes)]
+    memory: u64,
+
+    /// How the result is printed
+    #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
+    format: ReportFormat,
+}
+
+/// Whether streams share addresses.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, ValueEnum)]
+enum StreamRule {
+    /// Never, since a file does not say where the program orders its streams
+    #[default]
+    Apart,
+    /// In the order of the host's calls: right for a program that orders streams before each reuse
+    HostOrder,
+}
+
+fn alignment(text: &str) -> Result<u64, String> {
+    match parse_bytes(text) {
+        Ok(0) => Err("an alignment is at least 1".to_owned()),
+        Ok(bytes) => Ok(bytes),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Imports a file, places its blocks, and prints or writes the placement.
+pub(super) fn run(args: &PlanArgs, mut out: impl Write) -> Result<Verdict, Failure> {
+    if let Some(output) = &args.output {
+        overwrite::refuse_import(output, &args.file)?;
+    }
+    let recording = import(&args.file, &Options { device: args.device, memory: args.memory })?;
+    let request = Request {
+        sharing: match args.streams {
+            StreamRule::Apart => Sharing::StreamSafe,
+            StreamRule::HostOrder => Sharing::HostOrder,
+        },
+        alignment: args.alignment,
+        capacity: args.capacity,
+        options: millpond_planning::Options {
+            time: Duration::from_secs(args.time),
+            seed: args.seed,
+            ..millpond_planning::Options::default()
+        },
+    };
+    let placed = Placement::of(&recording, &request).map_err(crate::Error::from)?;
+    if let (Some(output), Some(csv)) = (&args.output, placed.csv()) {
+        std::fs::write(output, csv).map_err(|error| {
+            Failure::Output(io::Error::new(error.kind(), format!("{}: {error}", output.display())))
+        })?;
+    }
+    match args.format {
+        ReportFormat::Text => placement::print(&placed, &mut out)?,
+        ReportFormat::Json => {
+            serde_json::to_writer(&mut out, &placed).map_err(io::Error::from)?;
+            writeln!(out)?;
+        }
+    }
+    Ok(match placed.answer {
+        Some(Answer::Impossible | Answer::Unknown) => Verdict::StackFailed,
+        Some(Answer::Fits) | None => Verdict::Fine,
+    })
+}
