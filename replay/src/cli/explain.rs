@@ -1,15 +1,13 @@
 //! The command line of `explain`.
 
 use std::io::Write;
-use std::path::PathBuf;
 
 use clap::Args;
 use millpond_core::parse_bytes;
 
-use super::import::{ReportFormat, import};
+use super::import::{ReportFormat, SourceArgs};
 use super::verdict::{Failure, Verdict};
 use crate::explain;
-use crate::import::Options;
 
 /// Explains where memory is, and what would help: at the peak, at failed requests, at the end
 ///
@@ -17,21 +15,12 @@ use crate::import::Options;
 /// (in use, held for streams, rounded away, free, pinned by live blocks), and which stacks hold it.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ExplainArgs {
-    /// The file; `-` is the standard input
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
+    #[command(flatten)]
+    source: SourceArgs,
 
     /// The size of the device, to say what is outside of the allocator, as in 80GiB
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     device_memory: Option<u64>,
-
-    /// The device whose events are explained [default: the busiest of a snapshot, the first one of a log]
-    #[arg(long, value_name = "N")]
-    device: Option<u32>,
-
-    /// The most memory that importing takes above the size of the file
-    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_bytes)]
-    memory: u64,
 
     /// How the explanation is printed
     #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
@@ -40,8 +29,7 @@ pub(crate) struct ExplainArgs {
 
 /// Imports a file and explains it.
 pub(super) fn run(args: &ExplainArgs, mut out: impl Write) -> Result<Verdict, Failure> {
-    let options = Options { device: args.device, memory: args.memory };
-    let recording = import(&args.file, &options)?;
+    let recording = args.source.import()?;
     let explanation = explain::explain(&recording, args.device_memory);
     match args.format {
         ReportFormat::Text => explain::print(&explanation, &mut out)?,

@@ -22,26 +22,49 @@ use crate::recording::{Recording, Source, StateCheck, Sums, Unknown};
 /// what it cannot say.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ImportArgs {
-    /// The file to import; `-` is the standard input
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
+    #[command(flatten)]
+    source: SourceArgs,
 
     /// Write a log: RMM's columns first, then the others; packed if the name ends in .gz or .zst; `-` is the
     /// standard output
     #[arg(long, short = 'o', value_name = "LOG.csv")]
     output: Option<PathBuf>,
 
-    /// The device whose events are imported [default: the busiest of a snapshot, the first one of a log]
+    /// How the report is printed
+    #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
+    format: ReportFormat,
+}
+
+/// The file that a command imports.
+#[derive(Clone, Debug, Args)]
+pub(super) struct SourceArgs {
+    /// The file; `-` is the standard input
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+
+    /// The device whose events are read [default: the busiest of a snapshot, the first one of a log]
     #[arg(long, value_name = "N")]
     device: Option<u32>,
 
     /// The most memory that importing takes above the size of the file
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_bytes)]
     memory: u64,
+}
 
-    /// How the report is printed
-    #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
-    format: ReportFormat,
+impl SourceArgs {
+    /// Imports the file.
+    pub(super) fn import(&self) -> crate::Result<Recording> {
+        let options = Options { device: self.device, memory: self.memory };
+        if self.file == Path::new("-") {
+            return import::read("standard input", io::stdin(), &options);
+        }
+        import::open(&self.file, &options)
+    }
+
+    /// Refuses to write to the file that is read.
+    pub(super) fn refuse_overwrite(&self, output: Option<&Path>) -> Result<(), Failure> {
+        Ok(output.map_or(Ok(()), |output| overwrite::refuse_import(output, &self.file))?)
+    }
 }
 
 /// The forms of a report about a recording.
@@ -71,19 +94,11 @@ struct Report<'a> {
     not_known: &'a [Unknown],
 }
 
-impl ImportArgs {
-    fn options(&self) -> Options {
-        Options { device: self.device, memory: self.memory }
-    }
-}
-
 /// Imports a file, prints what it holds, and writes the log.
 pub(super) fn run(args: &ImportArgs, mut out: impl Write) -> Result<Verdict, Failure> {
     let output = args.output.as_deref();
-    if let Some(output) = output {
-        overwrite::refuse_import(output, &args.file)?;
-    }
-    let recording = import(&args.file, &args.options())?;
+    args.source.refuse_overwrite(output)?;
+    let recording = args.source.import()?;
     match output {
         Some(path) if path == Path::new("-") => {
             recording.write_csv(&mut out)?;
@@ -97,14 +112,6 @@ pub(super) fn run(args: &ImportArgs, mut out: impl Write) -> Result<Verdict, Fai
         ReportFormat::Text => text(&recording, output, &mut out)?,
     }
     Ok(Verdict::Fine)
-}
-
-/// Imports a file; `-` is the standard input.
-pub(super) fn import(file: &Path, options: &Options) -> crate::Result<Recording> {
-    if file == Path::new("-") {
-        return import::read("standard input", io::stdin(), options);
-    }
-    import::open(file, options)
 }
 
 /// Writes the log, packed as its name says.

@@ -7,10 +7,8 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use millpond_core::parse_bytes;
 
-use super::import::{ReportFormat, import};
-use super::overwrite;
+use super::import::{ReportFormat, SourceArgs};
 use super::verdict::{Failure, Verdict};
-use crate::import::Options;
 use crate::placement::{self, Answer, Placement, Request, Sharing};
 
 /// Computes the least memory that any allocator needs for a file, and places its blocks
@@ -20,9 +18,8 @@ use crate::placement::{self, Answer, Placement, Request, Sharing};
 /// allocator, or unknown. The exit status is 1 unless it does.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PlanArgs {
-    /// The file; `-` is the standard input
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
+    #[command(flatten)]
+    source: SourceArgs,
 
     /// Whether all blocks fit into this many bytes, as in 40GiB
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
@@ -49,14 +46,6 @@ pub(crate) struct PlanArgs {
     #[arg(long, short = 'o', value_name = "PLAN.csv")]
     output: Option<PathBuf>,
 
-    /// The device whose events are placed [default: the busiest of a snapshot, the first one of a log]
-    #[arg(long, value_name = "N")]
-    device: Option<u32>,
-
-    /// The most memory that importing takes above the size of the file
-    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_bytes)]
-    memory: u64,
-
     /// How the result is printed
     #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
     format: ReportFormat,
@@ -82,10 +71,8 @@ fn alignment(text: &str) -> Result<u64, String> {
 
 /// Imports a file, places its blocks, and prints or writes the placement.
 pub(super) fn run(args: &PlanArgs, mut out: impl Write) -> Result<Verdict, Failure> {
-    if let Some(output) = &args.output {
-        overwrite::refuse_import(output, &args.file)?;
-    }
-    let recording = import(&args.file, &Options { device: args.device, memory: args.memory })?;
+    args.source.refuse_overwrite(args.output.as_deref())?;
+    let recording = args.source.import()?;
     let request = Request {
         sharing: match args.streams {
             StreamRule::Apart => Sharing::StreamSafe,
