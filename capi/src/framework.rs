@@ -218,8 +218,8 @@ fn served_again(id: DeviceId, changes: u64) -> Option<Arc<Served>> {
 
 /// What serves a device now.
 fn served(id: DeviceId) -> Result<Arc<Served>> {
-    let changes = changes();
-    if let Some(known) = served_again(id, changes) {
+    let seen = changes();
+    if let Some(known) = served_again(id, seen) {
         return Ok(known);
     }
     let known = SERVED.get(&id).filter(|known| is_per_device_resource(id, &known.0.0));
@@ -230,10 +230,15 @@ fn served(id: DeviceId) -> Result<Arc<Served>> {
             let fresh = Arc::new(Served(Resource::new(get_per_device_resource(id)?)));
             let before = SERVED.insert(id, Arc::clone(&fresh));
             drop(before);
+            if changes() != seen {
+                // The default may have been replaced meanwhile, and would be kept from ending here.
+                let replaced = SERVED.remove_if(&id, |_, known| Arc::ptr_eq(known, &fresh));
+                drop(replaced);
+            }
             fresh
         }
     };
-    let last = (id, changes, Arc::downgrade(&served));
+    let last = (id, seen, Arc::downgrade(&served));
     let _ = LAST.try_with(|slot| slot.replace(Some(last)));
     Ok(served)
 }
@@ -280,10 +285,9 @@ pub(crate) fn allocate_cached(bytes: u64, device: i32, stream: *mut c_void) -> O
         return None;
     }
     let id = device_id(device).ok()?;
-    let known = SERVED.get(&id).filter(|known| is_per_device_resource(id, &known.0.0))?;
-    let layout = Layout::new(bytes);
-    let ptr = known.0.pool()?.allocate_cached(layout, stream)?;
-    let served = Arc::clone(&known);
+    let known = SERVED.get(&id).filter(|known| is_per_device_resource(id, &known.0.0));
+    let served = known.map(|known| Arc::clone(&known))?;
+    let ptr = served.0.pool()?.allocate_cached(Layout::new(bytes), stream)?;
     note(Block { ptr, served, bytes, stream: Use::of(stream), used_on: Vec::new() }).ok()?;
     Some(without_provenance_mut(ptr.address() as usize))
 }

@@ -146,7 +146,8 @@ pub(crate) fn resource_for(
     });
     // A capture that began elsewhere, with another library, is none of these.
     let Some(index) = index else {
-        if on_device.iter().all(|(_, it)| it.number.is_some()) {
+        // Unless this thread has begun one, which that other capture may have been taken for.
+        if on_device.iter().all(|(_, it)| it.number.is_some() && it.thread != here) {
             return Ok(None);
         }
         let why = "several threads began to capture graphs at once, and to which of them this stream belongs \
@@ -156,9 +157,15 @@ pub(crate) fn resource_for(
     let id = state.captures[index].id;
     let Some(pool) = state.pool(device, id) else { return Ok(None) };
     let (scope, layer) = (pool.scope.clone(), Arc::clone(&pool.layer));
+    let its_id = stream.id();
+    // A stream belongs to one capture at a time, so an earlier one is over there, on whatever thread it was.
+    for (other, capture) in state.captures.iter_mut().enumerate() {
+        if other != index && capture.device == device && capture.number != Some(number) {
+            capture.streams.retain(|(_, known, _)| *known != its_id);
+        }
+    }
     let capture = &mut state.captures[index];
     capture.number = Some(number);
-    let its_id = stream.id();
     if capture.streams.iter().all(|(_, known, _)| *known != its_id) {
         capture.streams.push((stream, its_id, scope.begin(stream)?));
     }

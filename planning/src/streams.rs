@@ -25,7 +25,9 @@ pub(crate) fn place(search: &Search, problem: &Problem, bound: u64, capacity: Op
     let lanes = lanes(problem);
     // With orders, what follows is worth more of the time.
     let has_orders = problem.orders().is_some_and(|orders| !orders.is_empty());
-    let parts = if has_orders { 4 * lanes.len() } else { lanes.len() };
+    // One stream needs no order with itself.
+    let is_done = !has_orders || lanes.len() < 2;
+    let parts = if is_done { lanes.len() } else { 4 * lanes.len() };
     for (number, ids) in lanes.into_iter().enumerate() {
         let lane = search.part_of(parts - number).one_lane(problem, ids.clone(), None);
         for id in ids {
@@ -35,7 +37,7 @@ pub(crate) fn place(search: &Search, problem: &Problem, bound: u64, capacity: Op
         all.bound += lane.bound;
     }
     all.goal = capacity.unwrap_or(bound).max(bound);
-    if problem.orders().is_some_and(<[_]>::is_empty) {
+    if is_done {
         return all;
     }
     let instance = Instance::by_stream(problem);

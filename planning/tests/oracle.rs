@@ -283,3 +283,22 @@ fn a_million_blocks_of_a_training_loop_reach_the_bound() {
     assert_eq!(validate(&problem, &plan.offsets), Ok(plan.height));
     assert!(plan.is_optimal(), "{}", plan.ratio());
 }
+
+/// Positions are any 64 bits, whatever the search counts by them.
+#[test]
+fn one_stream_with_orders_is_placed_at_any_positions() {
+    let rows = [(5, 8, 4), (3, 7, 1), (4, 7, 2), (3, 5, 3), (0, 3, 4), (7, 8, 4), (2, 4, 4)];
+    let block = |&(birth, death, size): &(u64, u64, u64)| Block {
+        birth: birth << 50,
+        death: death << 50,
+        size,
+        stream: 0,
+    };
+    let blocks: Vec<Block> = rows.iter().map(block).collect();
+    let ordered = Problem::stream_safe(blocks.clone(), 1, vec![Order::Device { at: 0 }]).unwrap();
+    let plain = Problem::new(blocks, 1).unwrap();
+    let (ordered, plain) = (plan(&ordered, &options()), plan(&plain, &options()));
+    assert_eq!((ordered.height, ordered.bound), (plain.height, plain.bound));
+    // The load is 8, and no placement of 8 exists.
+    assert_eq!((ordered.height, ordered.is_optimal()), (9, true));
+}

@@ -1,8 +1,10 @@
 //! Blocks of memory that buffers share, and views of them.
 
+use std::ffi::c_void;
 use std::mem::ManuallyDrop;
-use std::ptr::without_provenance_mut;
+use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::Arc;
+use std::thread::{self, ThreadId};
 
 use pyo3::prelude::*;
 
@@ -11,6 +13,9 @@ use crate::device::{DeviceHandle, StreamHandle};
 use crate::error::{Failure, check};
 use crate::resource::ResourceHandle;
 use crate::tensor::{self, Foreign};
+
+/// The handle of the calling thread's per-thread default stream.
+const PER_THREAD: usize = 2;
 
 /// Where the memory of a block is from.
 #[derive(Debug)]
@@ -30,6 +35,8 @@ pub(crate) struct Block {
     pub(crate) source: ManuallyDrop<Source>,
     /// The stream that it was allocated on, and in whose order it goes back. As the source.
     stream: ManuallyDrop<Arc<StreamHandle>>,
+    /// The thread whose per-thread default stream that is.
+    thread: Option<ThreadId>,
     made_in: usize,
 }
 
@@ -65,8 +72,10 @@ impl Block {
     }
 
     fn of(address: usize, bytes: u64, source: Source, stream: Arc<StreamHandle>) -> Arc<Self> {
+        let is_per_thread = stream.ptr().addr() == PER_THREAD;
+        let thread = is_per_thread.then(|| thread::current().id());
         let (source, stream) = (ManuallyDrop::new(source), ManuallyDrop::new(stream));
-        Arc::new(Self { address, bytes, source, stream, made_in: generation() })
+        Arc::new(Self { address, bytes, source, stream, thread, made_in: generation() })
     }
 
     /// Memory of another library.
@@ -101,6 +110,15 @@ impl Block {
         }
     }
 
+    /// The stream that the block goes back on. On another thread the handle of a per-thread default stream
+    /// names another stream; the legacy default stream waits for those of all threads.
+    fn last_stream(&self) -> *mut c_void {
+        match self.thread {
+            Some(thread) if thread != thread::current().id() => null_mut(),
+            _ => self.stream.ptr(),
+        }
+    }
+
     /// Gives the memory back. It needs no GIL. A forked child leaves its parent's memory alone.
     fn release(&self) {
         if self.made_in != generation() {
@@ -112,7 +130,7 @@ impl Block {
             let ptr = without_provenance_mut(self.address);
             // SAFETY: the block is from this resource, with these bytes, and goes back once; its stream lives
             // as long as it. A refusal is counted by the resource.
-            unsafe { (api().deallocate)(resource.raw, ptr, self.bytes, 0, self.stream.ptr()) };
+            unsafe { (api().deallocate)(resource.raw, ptr, self.bytes, 0, self.last_stream()) };
         }
     }
 }
@@ -124,7 +142,7 @@ impl Block {
             Source::Resource(resource) if self.address != 0 && self.made_in == generation() => {
                 let ptr = without_provenance_mut(self.address);
                 // SAFETY: as in `release`; if it is not back, `release` follows.
-                unsafe { (api().deallocate_cached)(resource.raw, ptr, self.bytes, self.stream.ptr()) }
+                unsafe { (api().deallocate_cached)(resource.raw, ptr, self.bytes, self.last_stream()) }
             }
             _ => false,
         };

@@ -49,7 +49,9 @@ impl ResourceHandle {
         ensure_device();
         // SAFETY: the result may be written.
         let current = Self::from_call(|resource| unsafe { (api().get_current_device_resource)(resource) })?;
-        drop(RECENT_DEFAULT.lock().replace(current.clone()));
+        let before = RECENT_DEFAULT.lock().replace(current.clone());
+        // Not under the lock: its end may wait for the GIL, whose holder may wait for the lock.
+        drop(before);
         Ok(current)
     }
 

@@ -273,6 +273,22 @@ def test_a_log_by_the_environment(tmp_path, monkeypatch):
     assert len(open(resource.get_file_name()).readlines()) == 3
 
 
+def test_a_buffer_of_a_per_thread_stream_that_another_thread_ends(tmp_path):
+    log = tmp_path / "log.csv"
+    resource = mr.LoggingResourceAdaptor(mr.PoolMemoryResource(mr.CudaMemoryResource()), str(log))
+    kept = [millpond.DeviceBuffer(size=size, mr=resource, stream=millpond.PER_THREAD_DEFAULT_STREAM)
+            for size in (1000, 2000)]
+    del kept[0]
+    thread = threading.Thread(target=kept.clear)
+    thread.start()
+    thread.join()
+    resource.flush()
+    rows = [line.split(",") for line in open(resource.get_file_name()).read().splitlines()[1:]]
+    frees = {int(row[4]): int(row[5], 0) for row in rows if row[2] == "free"}
+    # On the other thread the handle 2 would name its own stream: the legacy one waits for both.
+    assert frees == {1000: 2, 2000: 0}
+
+
 # --- Statistics ---
 
 

@@ -54,7 +54,7 @@ pub fn get_per_device_resource(device: DeviceId) -> Result<AnyResource> {
     };
     let fresh = initial(device)?;
     let mut slot = DEFAULTS.entry(device).or_insert_with(|| Arc::clone(&fresh));
-    if let Some(lost) = lost.filter(|lost| Arc::ptr_eq(lost, &slot)) {
+    if let Some(lost) = lost.as_ref().filter(|lost| Arc::ptr_eq(lost, &slot)) {
         *slot = Arc::clone(&fresh);
         CHANGES.fetch_add(1, Ordering::Release);
         let now = Arc::clone(&slot);

@@ -158,7 +158,7 @@ fn text(recording: &Recording, output: Option<&Path>, out: &mut impl Write) -> i
     let sums = recording.sums();
     let device = recording.device().map_or(String::new(), |device| format!(", device {device}"));
     writeln!(out, "{}: {}{device}", recording.file(), recording.source().format)?;
-    let mut line = |name: &str, text: String| writeln!(out, "  {name:<12}{text}");
+    let mut line = |name: &str, text: String| writeln!(out, "  {name:<12}{}", plain(&text));
     line(
         "events",
         format!(
@@ -202,7 +202,7 @@ fn text(recording: &Recording, output: Option<&Path>, out: &mut impl Write) -> i
         line("file", format!("{name}: {value}"))?;
     }
     for (name, value) in recording.settings().iter().filter(|(_, value)| !value.is_empty()) {
-        line("setting", format!("{name} = {}", plain(value)))?;
+        line("setting", format!("{name} = {value}"))?;
     }
     if let Some(output) = output {
         line("written", output.display().to_string())?;

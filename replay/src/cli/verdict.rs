@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use crate::bench::{Report, Status};
 use crate::busy::{self, SubjectResult};
 use crate::compare::{StackReport, StackResult};
+use crate::explain::plain;
 
 /// The exit status, mildest first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -122,5 +123,8 @@ impl From<io::Error> for Failure {
 
 /// Like `eprintln!`, which panics if the standard error is closed.
 pub(super) fn report(message: &str) {
-    let _ = io::Write::write_all(&mut io::stderr().lock(), format!("error: {message}\n").as_bytes());
+    // A message may quote a file. Its lines stay, and nothing else that a terminal would obey.
+    let shown: Vec<String> = message.split('\n').map(plain).collect();
+    let text = format!("error: {}\n", shown.join("\n"));
+    let _ = io::Write::write_all(&mut io::stderr().lock(), text.as_bytes());
 }

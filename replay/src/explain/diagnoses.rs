@@ -1,12 +1,15 @@
 //! What is wrong with the memory of a program, each with its evidence and the lines that help.
 
+use std::borrow::Borrow;
 use std::collections::HashMap;
 
 use millpond_core::format_bytes;
 
 use super::explanation::{Diagnosis, Explained, Occasion};
 use super::holders::{self, HOLDERS};
-use crate::recording::{EventKind, Id, LiveBlock, Moment, Recording, Sums};
+use crate::recording::{EventKind, Id, LiveBlock, Moment, Recording, Sums, Unknown};
+
+const MIB: u64 = 1 << 20;
 
 /// The share of the active bytes from which on rounding is worth a word.
 const MUCH_ROUNDING: f64 = 0.05;
@@ -16,6 +19,9 @@ const MUCH_HELD: f64 = 0.05;
 
 /// The ratio of reserved to active bytes from which on growth by changing sizes is worth a word.
 const MUCH_RESERVED: f64 = 1.2;
+
+/// Below this many bytes beyond the active ones a ratio says nothing: segments of a small program.
+const LEAST_BEYOND: u64 = 64 * MIB;
 
 /// The ends of a phase that show a leak, and those before them that do not count.
 const PHASES: usize = 4;
@@ -69,9 +75,15 @@ fn failure(recording: &Recording, explained: &Explained, moment: &Moment) -> Opt
         return Some(other_pool(explained, moment, wanted, evidence));
     }
     if wanted <= unused {
-        return Some(fragmentation(recording, explained, moment, evidence));
+        // An allocator gives whole segments back before it fails, but for those of private pools.
+        let is_pinned = ledger.pinned_bytes > 0;
+        return Some(match is_pinned {
+            true => fragmentation(recording, explained, moment, evidence),
+            false => other_pool(explained, moment, 1, evidence),
+        });
     }
-    if wanted <= free {
+    let asked = from_the_driver(wanted);
+    if asked <= free {
         return Some(Diagnosis {
             code: "limit",
             what: format!(
@@ -87,7 +99,7 @@ fn failure(recording: &Recording, explained: &Explained, moment: &Moment) -> Opt
             .concat(),
         });
     }
-    if wanted <= unused.saturating_add(free) {
+    if ledger.pinned_bytes > 0 && asked <= unused.saturating_add(free) {
         return Some(fragmentation(recording, explained, moment, evidence));
     }
     Some(Diagnosis {
@@ -107,16 +119,35 @@ fn failure(recording: &Recording, explained: &Explained, moment: &Moment) -> Opt
     })
 }
 
-/// A free piece was large enough, and not for this request.
+/// What PyTorch asks the driver for at a request: a segment of 2 MiB or 20 MiB, or its own in pages of 2 MiB.
+fn from_the_driver(wanted: u64) -> u64 {
+    match wanted {
+        ..=MIB => 2 * MIB,
+        _ if wanted < 10 * MIB => 20 * MIB,
+        _ => wanted.checked_next_multiple_of(2 * MIB).unwrap_or(u64::MAX),
+    }
+}
+
+/// Free memory was enough, and not for this request.
 fn other_pool(explained: &Explained, moment: &Moment, wanted: u64, mut evidence: Vec<String>) -> Diagnosis {
     evidence.extend(pools(moment, wanted));
-    let largest = format_bytes(explained.ledger.largest_free_bytes);
+    let ledger = &explained.ledger;
+    let largest = format_bytes(ledger.largest_free_bytes);
+    let what = if wanted <= ledger.largest_free_bytes && wanted > 1 {
+        format!(
+            "{largest} were free in one piece, which this request could not have: it is of another pool or \
+             stream, or max_split_size keeps it whole"
+        )
+    } else {
+        let free = format_bytes(ledger.wholly_free_bytes);
+        format!("{free} were free in whole segments, which are of other pools or streams")
+    };
     let share = "share one graph pool among graphs that never run at once: \
                  torch.cuda.graph(graph, pool=other.pool())";
     let flush = "call torch.cuda.empty_cache() where a stream is no longer used";
     Diagnosis {
         code: "other_pool",
-        what: format!("{largest} were free in one piece, in memory of another pool or stream"),
+        what,
         evidence,
         holders: Vec::new(),
         fixes: vec![share.to_owned(), flush.to_owned()],
@@ -131,7 +162,7 @@ fn fragmentation(
     mut evidence: Vec<String>,
 ) -> Diagnosis {
     let (blocks, segments) = pinning(moment);
-    let pinning: u64 = blocks.iter().map(|block| block.rounded_bytes).sum();
+    let pinning = sum_of(&blocks);
     evidence.push(format!(
         "{} blocks of {} together keep {} in {segments} segments from being given back",
         blocks.len(),
@@ -165,14 +196,18 @@ fn pools(moment: &Moment, wanted: u64) -> Vec<String> {
     lines
 }
 
+/// The bytes of blocks; a file may say anything.
+fn sum_of<'a>(blocks: impl IntoIterator<Item = &'a (impl Borrow<LiveBlock> + 'a)>) -> u64 {
+    blocks.into_iter().fold(0, |sum, block| sum.saturating_add(block.borrow().rounded_bytes))
+}
+
 /// The blocks in segments that are partly free, and the number of these segments.
 fn pinning(moment: &Moment) -> (Vec<&LiveBlock>, usize) {
     let mut pinning: Vec<&LiveBlock> = Vec::new();
     let mut segments = 0;
     for segment in moment.segments() {
         let blocks = moment.blocks_in(segment);
-        let used: u64 = blocks.iter().map(|block| block.rounded_bytes).sum();
-        if !blocks.is_empty() && used < segment.bytes {
+        if !blocks.is_empty() && sum_of(blocks) < segment.bytes {
             segments += 1;
             pinning.extend(blocks);
         }
@@ -199,8 +234,14 @@ fn expandable(recording: &Recording) -> Vec<String> {
 
 /// Much more reserved than was ever active.
 fn growth(recording: &Recording, sums: &Sums, peak: &Explained) -> Option<Diagnosis> {
+    // Where the begin is missing, the peak may have been there.
+    let is_late = |unknown: &Unknown| ["no_trace", "ring_wrapped", "began_late"].contains(&&*unknown.code);
+    if recording.unknowns().iter().any(is_late) {
+        return None;
+    }
     let (reserved, active) = (sums.peak_reserved_bytes?, peak.ledger.active_bytes);
-    if (reserved as f64) < MUCH_RESERVED * active as f64 || active == 0 {
+    let beyond = reserved.saturating_sub(active);
+    if (reserved as f64) < MUCH_RESERVED * active as f64 || active == 0 || beyond < LEAST_BEYOND {
         return None;
     }
     let mut sizes: Vec<u64> = Vec::new();

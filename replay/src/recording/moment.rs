@@ -149,13 +149,14 @@ impl LiveBlock {
 
 /// Fills in what a source does not say about the sizes that its allocator set aside.
 fn round(segments: &[Segment], blocks: &mut [LiveBlock]) {
+    let ends = ends_of_runs(segments);
     for at in 0..blocks.len() {
         let LiveBlock { address, bytes, rounded_bytes, .. } = blocks[at];
-        let next = blocks.get(at + 1).map_or(u64::MAX, |next| next.address);
-        let room = (next - address).min(room_in_segments(segments, address));
         if rounded_bytes > 0 {
             continue;
         }
+        let next = blocks.get(at + 1).map_or(u64::MAX, |next| next.address);
+        let room = (next - address).min(room_in_segments(segments, &ends, address));
         let Some((room, is_large)) = (room < u64::MAX).then(|| (room, is_large(segments, address))) else {
             blocks[at].rounded_bytes = bytes; // no segments: nothing is known
             continue;
@@ -168,23 +169,24 @@ fn round(segments: &[Segment], blocks: &mut [LiveBlock]) {
     }
 }
 
-/// The bytes from an address to the end of the segment that holds it, and of those that adjoin it if it is
-/// expandable; 2^64 - 1 if none does.
-fn room_in_segments(segments: &[Segment], address: u64) -> u64 {
-    let Some(mut at) = segments.partition_point(|segment| segment.address <= address).checked_sub(1) else {
-        return u64::MAX;
-    };
-    let mut end = segments[at].address.saturating_add(segments[at].bytes);
-    if end <= address {
-        return u64::MAX;
+/// For each segment where it ends, or the last one of those that adjoin it if it is expandable.
+fn ends_of_runs(segments: &[Segment]) -> Vec<u64> {
+    let mut ends: Vec<u64> =
+        segments.iter().map(|segment| segment.address.saturating_add(segment.bytes)).collect();
+    for at in (1..segments.len()).rev() {
+        let (before, segment) = (&segments[at - 1], &segments[at]);
+        if before.is_expandable && segment.is_expandable && segment.address == ends[at - 1] {
+            ends[at - 1] = ends[at];
+        }
     }
-    while segments[at].is_expandable
-        && segments.get(at + 1).is_some_and(|next| next.is_expandable && next.address == end)
-    {
-        at += 1;
-        end = end.saturating_add(segments[at].bytes);
-    }
-    end - address
+    ends
+}
+
+/// The bytes from an address to the end of its run of segments; 2^64 - 1 if no segment holds it.
+fn room_in_segments(segments: &[Segment], ends: &[u64], address: u64) -> u64 {
+    let at = segments.partition_point(|segment| segment.address <= address).checked_sub(1);
+    let held = at.filter(|at| segments[*at].address.saturating_add(segments[*at].bytes) > address);
+    held.map_or(u64::MAX, |at| ends[at] - address)
 }
 
 fn is_large(segments: &[Segment], address: u64) -> bool {

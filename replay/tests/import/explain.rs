@@ -120,6 +120,10 @@ fn a_failed_request_has_the_cause_that_the_ledger_shows() {
     assert_eq!(only_failure(&explanation).code, "fragmentation");
     let explanation = case(&[&segments, &pinned, &[("allocate failure", 80, 40)]]);
     assert_eq!(only_failure(&explanation).code, "limit");
+    // 2 MiB were wanted, for which PyTorch asks the driver for 20 MiB: the device has 14, and nothing is unused.
+    let full = [("segment_alloc", 3000, 30), ("allocate", 3000, 30)];
+    let explanation = case(&[&full, &[("allocate failure", 14, 2)]]);
+    assert_eq!(only_failure(&explanation).code, "does_not_fit");
     let private = [("segment_alloc", 2000, 50)];
     let explanation = case(&[&segments, &pinned, &private, &[("allocate failure", 1, 40)]]);
     let diagnosis = only_failure(&explanation);
@@ -157,7 +161,11 @@ fn snapshots_of_a_gpu_are_explained() {
     };
     assert_eq!(codes("out_of_memory"), ["limit"]);
     assert!(codes("streams").contains(&"held_by_streams"));
-    assert_eq!(codes("held"), ["reserved_beyond_need", "held_by_streams"]);
+    assert_eq!(codes("held"), ["held_by_streams"]);
+    // Their peak may have been before the trace.
+    for name in ["state_only", "ring"] {
+        assert!(!codes(name).contains(&"reserved_beyond_need"), "{name}");
+    }
     assert!(codes("max_split").contains(&"reserved_beyond_need"));
     assert_eq!(codes("fragmented"), ["fragmentation"]);
     let held = explain(&snapshot("held"), None);
