@@ -56,8 +56,7 @@ fn failure(recording: &Recording, explained: &Explained, moment: &Moment) -> Opt
     let bytes = format_bytes;
     let mut evidence = vec![format!(
         "at event {at}, {} were wanted; {} of {} reserved were active, {} wholly free, {} pinned by live \
-         blocks; \
-         the largest free piece had {}",
+         blocks; the largest free piece had {}",
         bytes(wanted),
         bytes(ledger.active_bytes),
         bytes(reserved),
@@ -76,10 +75,9 @@ fn failure(recording: &Recording, explained: &Explained, moment: &Moment) -> Opt
     }
     if wanted <= unused {
         // An allocator gives whole segments back before it fails, but for those of private pools.
-        let is_pinned = ledger.pinned_bytes > 0;
-        return Some(match is_pinned {
-            true => fragmentation(recording, explained, moment, evidence),
-            false => other_pool(explained, moment, 1, evidence),
+        return Some(match ledger.pinned_bytes {
+            0 => other_pool(explained, moment, 1, evidence),
+            _ => fragmentation(recording, explained, moment, evidence),
         });
     }
     let asked = from_the_driver(wanted);

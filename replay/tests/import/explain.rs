@@ -120,7 +120,7 @@ fn a_failed_request_has_the_cause_that_the_ledger_shows() {
     assert_eq!(only_failure(&explanation).code, "fragmentation");
     let explanation = case(&[&segments, &pinned, &[("allocate failure", 80, 40)]]);
     assert_eq!(only_failure(&explanation).code, "limit");
-    // 2 MiB were wanted, for which PyTorch asks the driver for 20 MiB: the device has 14, and nothing is unused.
+    // 2 MiB were wanted, for which PyTorch asks the driver for 20 MiB: the device has 14, none is unused.
     let full = [("segment_alloc", 3000, 30), ("allocate", 3000, 30)];
     let explanation = case(&[&full, &[("allocate failure", 14, 2)]]);
     assert_eq!(only_failure(&explanation).code, "does_not_fit");
