@@ -90,18 +90,20 @@ extern "C" fn allocate(functions: *mut c_void, bytes: usize, device: i32) -> *mu
     } else if is_plain && let Some(ptr) = allocate_on(functions, bytes, device, stream) {
         return ptr;
     }
-    Python::attach(|py| {
+    // The interpreter that ends takes no thread any more.
+    let answer = Python::try_attach(|py| {
         let answer = functions.otherwise.call1(py, (bytes, device)).and_then(|answer| answer.extract(py));
         answer.map(without_provenance_mut).unwrap_or_else(|error: PyErr| {
             error.restore(py);
             FAILED
         })
-    })
+    });
+    answer.unwrap_or(FAILED)
 }
 
 /// The same for a stream that may end: the block keeps it. `None` if that fails, or there is no memory.
 fn allocate_on(functions: &Functions, bytes: usize, device: i32, stream: isize) -> Option<*mut c_void> {
-    Python::attach(|py| {
+    Python::try_attach(|py| {
         let object = functions.stream_object.call0(py).ok()?;
         let stream = without_provenance_mut(stream.cast_unsigned());
         // SAFETY: CuPy holds the GIL; the object keeps the stream alive.
@@ -111,7 +113,7 @@ fn allocate_on(functions: &Functions, bytes: usize, device: i32, stream: isize) 
         }
         keep_stream(ptr.addr(), object);
         Some(ptr)
-    })
+    })?
 }
 
 /// `void (*)(void *, void *, int)`

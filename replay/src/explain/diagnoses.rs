@@ -76,7 +76,7 @@ fn failure(recording: &Recording, explained: &Explained, moment: &Moment) -> Opt
     if wanted <= unused {
         // An allocator gives whole segments back before it fails, but for those of private pools.
         return Some(match ledger.pinned_bytes {
-            0 => other_pool(explained, moment, 1, evidence),
+            0 => other_pool(explained, moment, wanted, evidence),
             _ => fragmentation(recording, explained, moment, evidence),
         });
     }
@@ -128,10 +128,11 @@ fn from_the_driver(wanted: u64) -> u64 {
 
 /// Free memory was enough, and not for this request.
 fn other_pool(explained: &Explained, moment: &Moment, wanted: u64, mut evidence: Vec<String>) -> Diagnosis {
-    evidence.extend(pools(moment, wanted));
     let ledger = &explained.ledger;
+    let is_one_piece = wanted <= ledger.largest_free_bytes;
+    evidence.extend(pools(moment, if is_one_piece { wanted } else { 1 }));
     let largest = format_bytes(ledger.largest_free_bytes);
-    let what = if wanted <= ledger.largest_free_bytes && wanted > 1 {
+    let what = if is_one_piece {
         format!(
             "{largest} were free in one piece, which this request could not have: it is of another pool or \
              stream, or max_split_size keeps it whole"
