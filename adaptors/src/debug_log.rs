@@ -39,8 +39,8 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::logging::thread_and_time;
 
-/// The variable that names the file, as RMM's.
-const FILE_VARIABLE: &str = "RMM_DEBUG_LOG_FILE";
+/// The environment variable that names the file, as RMM's.
+pub const FILE_VARIABLE: &str = "RMM_DEBUG_LOG_FILE";
 
 /// The log of the process.
 static LOG: OnceLock<DebugLog> = OnceLock::new();

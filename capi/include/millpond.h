@@ -774,6 +774,20 @@ bool millpond_deallocate_cached(const struct millpond_resource *resource,
                                 uint64_t bytes,
                                 void *stream);
 
+// Sets the least grave level of lines that are written: 0 is `trace`, then `debug`, `info`, `warn`, `error`,
+// `critical`, and 6 is `off`.
+millpond_status millpond_set_logging_level(int32_t level);
+
+// The least grave level of lines that are written, as a number of `millpond_set_logging_level`.
+//
+// # Safety
+// `level` may be written.
+millpond_status millpond_logging_level(int32_t *level);
+
+// Writes the lines that wait. Each line is handed to the system at once, so this is for files whose system
+// keeps lines back.
+millpond_status millpond_flush_logger(void);
+
 // `millpond_malloc`, but throws `std::runtime_error` with the text of the error.
 //
 // # Safety

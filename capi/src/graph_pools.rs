@@ -88,13 +88,19 @@ impl State {
         capture
     }
 
-    /// Releases one graph of a pool; what is returned is dropped without the lock.
-    fn release(&mut self, device: DeviceId, id: GraphPoolId) -> Option<GraphPool> {
+    /// Releases one graph of a pool; what is returned is dropped without the lock. With the last one also
+    /// captures end that failed, and never said so.
+    fn release(&mut self, device: DeviceId, id: GraphPoolId) -> Option<(GraphPool, Vec<Capture>)> {
         let pool = self.pool(device, id)?;
         pool.graphs -= 1;
-        let is_unused = pool.graphs == 0;
+        if pool.graphs > 0 {
+            return None;
+        }
         let index = self.pools.iter().position(|pool| pool.device == device && pool.id == id)?;
-        is_unused.then(|| self.pools.swap_remove(index))
+        let is_its = |capture: &mut Capture| capture.device == device && capture.id == id;
+        let failed = self.captures.extract_if(.., is_its).collect();
+        OPEN.store(self.captures.len(), Ordering::Relaxed);
+        Some((self.pools.swap_remove(index), failed))
     }
 }
 

@@ -12,6 +12,7 @@
 //! | `framework` | `malloc` and `free` as PyTorch and CuPy call them, over the defaults |
 //! | `graph_pools` | the pools of PyTorch's captured graphs |
 //! | `cached` | blocks from the calling thread's cache alone, for callers that hold a lock |
+//! | `debug_log` | lines of text about the library's work |
 //! | `throwing` | the same two, with C++ exceptions for errors |
 //!
 //! # Rules
@@ -25,8 +26,10 @@
 
 pub mod cached;
 pub mod callback;
+pub mod debug_log;
 pub mod device;
 mod exception;
+mod first_call;
 pub mod framework;
 pub mod graph_pools;
 pub mod layers;

@@ -8,6 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use millpond_core::driver::call;
 use millpond_core::{DeviceMemoryResource, DriverHandle, Error, ErrorKind, Result, StreamRef};
 
+use crate::first_call::start_log;
+
 /// The outcome of a call.
 #[repr(i32)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,6 +86,7 @@ fn remember_panic(panic: &(dyn Any + Send)) {
 
 /// Runs the body of a call of the ABI: remembers its error, and lets no panic out.
 pub(crate) fn guarded(body: impl FnOnce() -> Result<()>) -> Status {
+    start_log();
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => Status::Ok,
         Ok(Err(error)) => {

@@ -242,3 +242,25 @@ fn a_graph_that_is_released_while_another_is_captured_gives_its_memory_back_late
         millpond_release_pool(bench.number(), OTHER);
     });
 }
+
+/// A capture that never began in the driver is no other thread's capture.
+#[test]
+fn a_capture_that_failed_before_it_allocated_ends_with_its_graph() {
+    with_pool(|bench, _, [own, other]| {
+        // SAFETY: Rust lets exceptions pass, and none is thrown here.
+        unsafe { millpond_begin_allocate_to_pool(bench.number(), POOL, null()) };
+        millpond_release_pool(bench.number(), POOL);
+        let stream = other.addr();
+        std::thread::scope(|scope| {
+            let begin = move || bench.begin(OTHER, std::ptr::without_provenance_mut(stream));
+            scope.spawn(begin).join().expect("the thread ends");
+        });
+        let block = bench.malloc(other);
+        free(block);
+        bench.end(OTHER, other);
+        let others = bench.rest(own);
+        assert!(!others.contains(&block), "it stays with its graph");
+        others.into_iter().for_each(free);
+        millpond_release_pool(bench.number(), OTHER);
+    });
+}

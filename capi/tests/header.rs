@@ -18,6 +18,7 @@ fn the_header_is_that_of_the_sources() {
         "framework",
         "graph_pools",
         "cached",
+        "debug_log",
         "throwing",
     ]
     .into_iter()

@@ -11,7 +11,9 @@ use millpond_core::{
     AnyResource, DeviceId, DeviceMemoryResource, DeviceMemoryResourceExt, DriverHandle, ErrorKind, StreamRef,
 };
 use millpond_driver::cuda::{self, CudaDriver};
-use millpond_resources::{CudaMemoryResource, ManagedMemoryResource, PoolLayer};
+use millpond_resources::{
+    CudaAsyncMemoryResource, CudaAsyncOptions, CudaMemoryResource, ManagedMemoryResource, PoolLayer,
+};
 
 const LEN: usize = 8 << 20;
 
@@ -152,10 +154,43 @@ fn contents_are_copied_between_two_gpus() {
             assert!(copy.to_host().unwrap() == numbers(round), "`{from}` to `{to}`, round {round}");
         }
     }
-    let _elsewhere = DeviceGuard::new(DeviceId::cuda(1)).unwrap();
-    let first = pool(0);
-    let mut buffer = DeviceBuffer::new(100, StreamRef::LEGACY, first.clone()).unwrap();
-    buffer.resize(1000, StreamRef::PER_THREAD).unwrap();
-    drop(buffer);
-    assert_eq!(first.statistics().unwrap().blocks_in_use, 0);
+}
+
+/// Containers of one GPU are made, grown, copied and dropped while the other one is current.
+#[test]
+#[ignore = "needs a CUDA GPU; run by the GPU lane"]
+fn containers_end_on_their_own_gpu_whichever_is_current() {
+    if cuda::device_count() < 2 {
+        return;
+    }
+    for device in [0, 1] {
+        let own = || DeviceGuard::new(DeviceId::cuda(device)).unwrap();
+        let other = || DeviceGuard::new(DeviceId::cuda(1 - device)).unwrap();
+        let driver = CudaDriver::open(device).unwrap();
+        let cuda_async = CudaAsyncMemoryResource::new(driver, CudaAsyncOptions::default()).unwrap();
+        let driver_pool = cuda_async.pool().clone();
+        for resource in [pool(device), cuda_async.into_any()] {
+            let _outer = other();
+            let stream = stream(&resource);
+            let (mut buffer, vec, mut scalar) = {
+                let _inner = own();
+                (
+                    DeviceBuffer::new(100, StreamRef::LEGACY, resource.clone()).unwrap(),
+                    DeviceVec::from_host(&numbers(device), stream.as_ref(), resource.clone()).unwrap(),
+                    DeviceScalar::from_value(5_u32, stream.as_ref(), resource.clone()).unwrap(),
+                )
+            };
+            buffer.resize(1 << 20, StreamRef::PER_THREAD).unwrap();
+            scalar.set_value_async(&(7 + device), &HostStaging::new(resource.driver().clone())).unwrap();
+            let copy = DeviceVec::copy_of(&vec, stream.as_ref(), resource.clone()).unwrap();
+            assert!(copy.to_host().unwrap() == numbers(device), "`{resource}`");
+            assert_eq!(scalar.value().unwrap(), 7 + device);
+            drop((buffer, vec, scalar, copy));
+            if let Some(statistics) = resource.statistics() {
+                assert_eq!(statistics.blocks_in_use, 0, "`{resource}`");
+            }
+            resource.driver().synchronize().unwrap();
+        }
+        assert_eq!(driver_pool.used_bytes().unwrap(), 0);
+    }
 }

@@ -163,6 +163,8 @@ fn ask(name: &str, driver: &dyn Driver, scene: &Scene) -> Option<DriverResult<()
         }
         // SAFETY: the stream is alive.
         "stream_get_id(other)" => unsafe { driver.stream_ref(scene.other.handle()) }.map(drop),
+        // SAFETY: as above.
+        "stream_ref(capturing)" => unsafe { driver.stream_ref(scene.capturing.handle()) }.map(drop),
         "stream_is_capturing(other)" => driver.stream_is_capturing(scene.other).map(drop),
         "stream_is_capturing(legacy)" => driver.stream_is_capturing(StreamRef::LEGACY).map(drop),
         "stream_is_capturing(capturing)" => driver.stream_is_capturing(scene.capturing).map(drop),

@@ -42,6 +42,7 @@ fn the_device_describes_itself() {
         DeviceAttribute::ConcurrentManagedAccess,
         DeviceAttribute::PageableMemoryAccess,
         DeviceAttribute::Integrated,
+        DeviceAttribute::CanMapHostMemory,
         DeviceAttribute::IpcEventSupported,
     ] {
         assert!((0..10).contains(&driver.attribute(attribute).unwrap()), "{attribute:?}");

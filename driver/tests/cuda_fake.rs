@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 
 use libloading::Library;
 use millpond_core::driver::{
-    AccessFlags, DriverError, EventFlags, HandleTypes, MemAllocationType, MemLocation, MemPool,
+    AccessFlags, CaptureMode, DriverError, EventFlags, HandleTypes, MemAllocationType, MemLocation, MemPool,
     MemPoolAttribute, MemPoolProps, MemPoolPtrData, MemoryKind, StreamFlags,
 };
 use millpond_core::{DeviceId, DevicePtr, Driver, ErrorKind, StreamRef};
@@ -307,6 +307,34 @@ fn a_stream_is_told_from_a_later_one_with_its_handle() {
             assert_eq!(unsafe { driver.stream_ref(default.handle()) }, Ok(default));
             // SAFETY: it is refused.
             assert!(unsafe { driver.stream_destroy(default) }.is_err());
+        }
+    });
+}
+
+/// CUDA refuses to tell the id of a stream that captures, and ends the capture that was asked for it.
+#[test]
+fn the_stream_of_a_capture_is_found_and_the_capture_goes_on() {
+    with_pools("the_stream_of_a_capture_is_found_and_the_capture_goes_on", || {
+        let driver = CudaDriver::open(0).unwrap();
+        let own = driver.stream_create(StreamFlags::NON_BLOCKING).unwrap();
+        // SAFETY: the calls below are made while the streams are alive; the stand-in has this one, too.
+        let find = |handle| unsafe { driver.stream_ref(handle) }.unwrap();
+        let [theirs, another] = [find(7 << 20), find(8 << 20)];
+        assert!(theirs.is_foreign() && theirs.id() != another.id());
+        let mut seen = vec![theirs.id(), own.id()];
+        for stream in [theirs, theirs, own] {
+            driver.begin_capture(stream, CaptureMode::Global).unwrap();
+            let found = find(stream.handle());
+            assert_eq!((found.id(), found.is_foreign()), (find(stream.handle()).id(), stream != own));
+            assert_eq!(find(another.handle()), another, "beside a capture");
+            driver.end_capture(stream).expect("the capture went on");
+            if stream == own {
+                assert_eq!(found, own);
+            } else {
+                assert!(!seen.contains(&found.id()), "no other stream's, nor that of another capture");
+                seen.push(found.id());
+            }
+            assert_eq!(find(stream.handle()), stream);
         }
     });
 }

@@ -56,6 +56,7 @@ fn a_device_says_what_it_is() {
         (DeviceAttribute::IpcEventSupported, 1),
         (DeviceAttribute::PageableMemoryAccess, 1),
         (DeviceAttribute::Integrated, 0),
+        (DeviceAttribute::CanMapHostMemory, 1),
     ];
     for (attribute, value) in attributes {
         assert_eq!(device.attribute(attribute).unwrap(), value, "{attribute:?}");

@@ -111,6 +111,7 @@ impl HostOnlyMemoryManager {
             return Err(Error::invalid_argument("zero bytes cannot be pinned; ask for at least one"));
         }
         let driver = self.driver()?;
+        check_mapping(&*driver, flags.mapped)?;
         let _gate = self.shared.gate.read_recursive();
         let ptr = self.attempt("pinned host memory", bytes, |driver| driver.mem_host_alloc(bytes, flags))?;
         let counted = if flags.mapped { bytes } else { 0 };
@@ -131,6 +132,7 @@ impl HostOnlyMemoryManager {
             return Err(Error::invalid_argument("zero bytes cannot be pinned; pin at least one"));
         }
         let driver = self.driver()?;
+        check_mapping(&*driver, mapped)?;
         let _gate = self.shared.gate.read_recursive();
         let flags = HostAllocFlags { mapped, ..HostAllocFlags::default() };
         // SAFETY: the caller vouches for the range, which `owner` keeps until the pin is lifted.
@@ -272,6 +274,16 @@ fn explain_pin(error: Error) -> Error {
     } else {
         error
     }
+}
+
+/// Refuses mapped memory where the device cannot map it, as NBEP 7's own manager does.
+fn check_mapping(driver: &dyn Driver, is_mapped: bool) -> Result<()> {
+    if !is_mapped || call(driver, |driver| driver.attribute(DeviceAttribute::CanMapHostMemory))? != 0 {
+        return Ok(());
+    }
+    let why = "the device cannot map memory of the host (CAN_MAP_HOST_MEMORY is 0); ask for memory that is \
+               not mapped, and copy";
+    Err(Error::new(ErrorKind::Unsupported, why).on_device(driver.device()))
 }
 
 impl Shared {

@@ -20,11 +20,10 @@
 //! ```
 //! All numbers are little endian.
 
-use millpond_core::driver::{CaptureModeGuard, Driver, IpcMemHandle};
+use millpond_core::driver::{CaptureModeGuard, Driver, IpcMemHandle, call};
 use millpond_core::{DeviceId, DriverError, DriverHandle, Error, ErrorKind, Result};
 
 use crate::MemoryPointer;
-use millpond_core::driver::call;
 
 const MAGIC: [u8; 8] = *b"MPIPC\r\n\x1a";
 const VERSION: u16 = 1;

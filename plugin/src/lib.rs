@@ -54,6 +54,7 @@ mod memory_pointer;
 mod millpond_manager;
 mod registry;
 mod release_order;
+mod staged;
 mod stream_scope;
 
 pub use cuda_manager::CudaMemoryManager;

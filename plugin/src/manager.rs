@@ -31,7 +31,9 @@ pub trait MemoryManager: fmt::Debug + Send + Sync + 'static {
     /// Pinned host memory, mapped into the device's addresses if the flags ask for it.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for zero bytes, or those of the driver.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for zero bytes,
+    /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) for mapped memory where the device cannot map
+    /// it, or those of the driver.
     fn memhostalloc(&self, bytes: u64, flags: HostAllocFlags) -> Result<HostMemory>;
 
     /// Managed memory: one address for host and device. With `attach_global`, any stream of any device may
@@ -46,7 +48,8 @@ pub trait MemoryManager: fmt::Debug + Send + Sync + 'static {
     /// when the last reference is dropped, at once and never deferred, so that it can be pinned again.
     ///
     /// # Errors
-    /// Those of the driver, for instance that a part of the range is pinned already.
+    /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) for a mapped pin where the device cannot map
+    /// it, and those of the driver, for instance that a part of the range is pinned already.
     ///
     /// # Safety
     /// `bytes` bytes at `ptr` are host memory that stays allocated as long as `owner` lives.

@@ -5,9 +5,11 @@ mod common;
 use std::sync::Arc;
 
 use common::{Bench, MIB, pattern, read, write};
-use millpond_core::{Driver, DriverHandle, ErrorKind};
-use millpond_driver::sim::{SimConfig, SimDevice};
-use millpond_plugin::IpcHandle;
+use millpond_core::{Driver, DriverError, DriverHandle, ErrorKind};
+use millpond_driver::CallKind;
+use millpond_driver::sim::{FaultPlan, SimConfig, SimDevice, SimMachine};
+use millpond_plugin::{HostAllocFlags, IpcHandle};
+use millpond_testkit::hooked::HookedDriver;
 
 /// Runs every clause on a device of its own and checks that nothing is left on it.
 fn check(bench: impl FnOnce(DriverHandle) -> Bench) {
@@ -80,6 +82,60 @@ fn shared_memory_is_opened_at_its_offset_and_closed_once() {
     assert_eq!(device.violations(), []);
     assert_eq!(device.live_allocations(), 0);
     assert!(IpcHandle::from_bytes(&bytes).unwrap().open(&driver).is_err(), "the memory is gone");
+}
+
+/// A device that cannot use the memory where it is gets a copy in its own manager's memory.
+#[test]
+fn shared_memory_is_copied_to_another_device_and_the_mapping_ends() {
+    let machine = SimMachine::new();
+    let config = || SimConfig::with_capacity(256 * MIB);
+    let first = machine.add_device(config().without_peer_access());
+    let second = machine.add_device(config());
+    let [driver, other]: [DriverHandle; 2] = [first.clone(), second.clone()];
+    let bench = Bench::stack(Arc::clone(&driver), "cuda+pool:pages=off");
+    let theirs = Bench::stack(Arc::clone(&other), "cuda+pool");
+    let (manager, copies) = (bench.manager(), theirs.manager());
+    let memory = manager.memalloc(MIB).unwrap().view(1000..5000).unwrap();
+    write(&driver, memory.device_pointer(), &pattern(4000, 1));
+    let bytes = manager.get_ipc_handle(&memory).unwrap().to_bytes();
+    let open = || IpcHandle::from_bytes(&bytes).unwrap();
+
+    assert!(IpcHandle::can_access_peer(&driver, &driver).unwrap());
+    assert!(!IpcHandle::can_access_peer(&driver, &other).unwrap());
+    for (to, manager) in [(&other, &copies), (&driver, &manager)] {
+        let before = first.live_allocations();
+        let mut handle = open();
+        let copy = handle.open_staged(&driver, &**manager, to).unwrap();
+        assert_eq!((copy.device(), copy.bytes()), (to.device(), 4000));
+        assert_eq!(read(to, copy.device_pointer(), 4000), pattern(4000, 1));
+        assert!(handle.close().is_err(), "it is closed");
+        write(to, copy.device_pointer(), &pattern(4000, 2));
+        assert_eq!(read(&driver, memory.device_pointer(), 4000), pattern(4000, 1), "a copy");
+        drop((copy, handle));
+        assert_eq!(first.live_allocations(), before);
+    }
+
+    // Where the copy cannot be made, nothing stays open.
+    let mut handle = IpcHandle::new(None, *open().handle(), 4000, None, 1000);
+    second.set_faults(FaultPlan::nth_of(CallKind::Copy, 0, DriverError::NOT_PERMITTED));
+    assert!(handle.open_staged(&driver, &*copies, &other).is_err());
+    assert!(handle.close().is_err());
+    drop((handle, memory, manager, copies, theirs, bench));
+    assert_eq!((first.violations(), second.violations()), (vec![], vec![]));
+    assert_eq!((first.live_allocations(), second.live_allocations()), (0, 0));
+}
+
+#[test]
+fn mapped_memory_is_refused_where_the_device_cannot_map_it() {
+    let driver = HookedDriver::new(SimDevice::new(SimConfig::with_capacity(256 * MIB)));
+    let bench = Bench::cuda(driver.clone());
+    let mapped = HostAllocFlags { mapped: true, ..HostAllocFlags::default() };
+    drop(bench.manager().memhostalloc(4096, mapped).unwrap());
+    driver.map_no_host_memory();
+    let error = bench.manager().memhostalloc(4096, mapped).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("CAN_MAP_HOST_MEMORY"), "{error}");
+    drop(bench.manager().memhostalloc(4096, HostAllocFlags::default()).unwrap());
 }
 
 #[test]

@@ -163,7 +163,7 @@ fn host_memory_that_cannot_be_mapped_is_ended() {
     let device = device();
     let manager = manager(&device, DeferredOptions::default());
     let mapped = HostAllocFlags { mapped: true, ..HostAllocFlags::default() };
-    let fail = || device.set_faults(FaultPlan::nth_call(1, DriverError::INVALID_VALUE));
+    let fail = || device.set_faults(FaultPlan::nth_of(CallKind::PointerQuery, 0, DriverError::INVALID_VALUE));
 
     fail();
     assert!(manager.memhostalloc(4096, mapped).is_err());

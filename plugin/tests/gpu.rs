@@ -3,6 +3,7 @@
 mod common;
 
 use std::process::Command;
+use std::sync::Arc;
 
 use common::{Bench, MIB, pattern, read, write};
 use millpond_core::{DeviceId, Driver, DriverHandle, StreamRef};
@@ -119,6 +120,15 @@ fn ipc_child() {
     let again = handle.open(&driver).unwrap();
     assert_eq!(read(&driver, again.device_pointer(), 16), [ANSWER; 16]);
     drop((again, handle));
+
+    if millpond_driver::cuda::device_count() > 1 {
+        let second = millpond_driver::open(DeviceId::cuda(1)).unwrap();
+        let theirs = Bench::cuda(Arc::clone(&second));
+        let mut handle = IpcHandle::from_bytes(&bytes).unwrap();
+        let copy = handle.open_staged(&driver, &*theirs.manager(), &second).unwrap();
+        assert_eq!(read(&second, copy.device_pointer(), 10_000), [ANSWER; 10_000]);
+        assert!(handle.close().is_err(), "it is closed");
+    }
 }
 
 #[test]

@@ -39,13 +39,21 @@ from . import mr, statistics  # noqa: E402
 from .mr import (  # noqa: E402
     disable_logging,
     enable_logging,
-    flush_logger,
     get_log_filenames,
     is_initialized,
     register_reinitialize_hook,
     reinitialize,
     stack,
     unregister_reinitialize_hook,
+)
+from .logger import (  # noqa: E402
+    flush_logger,
+    get_flush_level,
+    get_logging_level,
+    level_enum,
+    set_flush_level,
+    set_logging_level,
+    should_log,
 )
 from .report import MemoryReport, memory_report  # noqa: E402
 from .stream import (  # noqa: E402
@@ -85,13 +93,19 @@ __all__ = [
     "enable_logging",
     "flush_logger",
     "from_dlpack",
+    "get_flush_level",
     "get_log_filenames",
+    "get_logging_level",
     "is_initialized",
+    "level_enum",
     "library_path",
     "memory_report",
     "mr",
     "register_reinitialize_hook",
     "reinitialize",
+    "set_flush_level",
+    "set_logging_level",
+    "should_log",
     "stack",
     "statistics",
     "to_device",

@@ -16,6 +16,9 @@ from ._native import Device, Resource
 
 _P, _U64 = ctypes.c_void_p, ctypes.c_uint64
 _SIGNATURES = {
+    "set_logging_level": (ctypes.c_int32, ctypes.c_int32),
+    "logging_level": (ctypes.c_int32, _P),
+    "flush_logger": (ctypes.c_int32,),
     "error_message": (ctypes.c_char_p,),
     "error_driver_code": (ctypes.c_int32,),
     "error_report": (ctypes.c_char_p,),

@@ -594,15 +594,12 @@ def get_log_filenames():
     """Return the file of each device's log by the device's number, or None."""
     with _lock:
         get_current_device_resource()
-        return {
-            device.ordinal: _logs[device].get_file_name() if device in _logs else None for device in _objects
-        }
+        names = {device.ordinal: None for device in _objects}
+        # A simulated device may have the number of a real one.
+        return names | {device.ordinal: log.get_file_name() for device, log in _logs.items()}
 
 
-def flush_logger():
+def _flush_logs():
     """Write the rows that the logs hold."""
     for resource in list(_logs.values()):
         resource.flush()
-
-
-_flush_logs = flush_logger

@@ -47,8 +47,11 @@ impl Block {
         stream: Arc<StreamHandle>,
     ) -> Result<Arc<Self>, Failure> {
         let mut ptr = std::ptr::null_mut();
-        // SAFETY: the handle is live, and so is the stream; the result may be written.
-        check(unsafe { (api().allocate)(resource.raw, bytes, 0, stream.ptr(), &raw mut ptr) })?;
+        // No bytes take no memory, as in RMM: adaptors count neither a request nor a free.
+        if bytes > 0 {
+            // SAFETY: the handle is live, and so is the stream; the result may be written.
+            check(unsafe { (api().allocate)(resource.raw, bytes, 0, stream.ptr(), &raw mut ptr) })?;
+        }
         Ok(Self::of(ptr.addr(), bytes, Source::Resource(resource), stream))
     }
 

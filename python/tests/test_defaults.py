@@ -5,6 +5,9 @@ import ctypes
 import gc
 import os
 import queue
+import re
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -374,3 +377,66 @@ def test_the_profiler():
 
 def test_version():
     assert millpond.__version__.count(".") == 2 and os.path.exists(millpond.library_path())
+
+
+# --- RMM's logger ---
+
+
+def reported(tmp_path, program, **environment):
+    """Run a program that frees a block twice; return what went to the standard error and to the file."""
+    twice = (
+        "import millpond\n"
+        f"{program}\n"
+        "pool = millpond.stack('cuda+pool')\n"
+        "block = pool.allocate(1000)\n"
+        "for _ in range(2):\n"
+        "    try: pool.deallocate(block, 1000)\n"
+        "    except millpond.MillpondError: pass\n"
+        "millpond.flush_logger()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", twice], capture_output=True, text=True, env=os.environ | environment
+    )
+    assert done.returncode == 0, done.stderr
+    file = tmp_path / "debug.txt"
+    return done.stderr, file.read_text() if file.exists() else ""
+
+
+def test_errors_are_heard(tmp_path):
+    file = str(tmp_path / "debug.txt")
+    line = re.compile(r"^\[ *\d+\]\[\d\d:\d\d:\d\d:\d{6}\]\[ERROR \] .*free already", re.MULTILINE)
+    assert line.search(reported(tmp_path, "")[0])
+    to_stderr, to_file = reported(tmp_path, "", RMM_DEBUG_LOG_FILE=file)
+    assert line.search(to_file) and "ERROR " not in to_stderr
+    off = "millpond.set_logging_level(millpond.level_enum.off)"
+    assert "ERROR " not in reported(tmp_path, off)[0]
+    assert reported(tmp_path, off, RMM_DEBUG_LOG_FILE=file)[1] == ""
+
+
+def test_a_log_file_that_cannot_be_written_is_named(tmp_path):
+    missing = str(tmp_path / "nowhere" / "log.txt")
+    program = "import millpond; millpond.DeviceBuffer(size=1)"
+    environment = os.environ | {"RMM_DEBUG_LOG_FILE": missing}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0 and f"RMM_DEBUG_LOG_FILE: {missing} cannot be written" in done.stderr
+
+
+def test_levels():
+    level = millpond.level_enum
+    before = millpond.get_logging_level()
+    try:
+        for chosen in (level.trace, level.debug, level.info, level.warn, level.error, level.off):
+            millpond.set_logging_level(chosen)
+            assert millpond.get_logging_level() is chosen
+            for asked in (level.trace, level.debug, level.info, level.warn, level.error, level.critical):
+                assert millpond.should_log(asked) == (asked >= chosen)
+            assert not millpond.should_log(level.off)
+        millpond.set_flush_level(level.warn)
+        assert millpond.get_flush_level() is level.warn
+        for function in (millpond.set_logging_level, millpond.should_log, millpond.set_flush_level):
+            for wrong, error in ((1, TypeError), ("info", TypeError), (level.n_levels, ValueError)):
+                with pytest.raises(error):
+                    function(wrong)
+    finally:
+        millpond.set_logging_level(before)
+        millpond.set_flush_level(level.trace)

@@ -277,3 +277,15 @@ def test_dlpack_arguments():
         millpond.from_dlpack(np.zeros(3))
     with pytest.raises(AttributeError):
         millpond.from_dlpack(b"abc")
+
+
+def test_a_buffer_without_bytes_takes_nothing():
+    resource = millpond.stack("cuda+pool+statistics")
+    for _ in range(3):
+        buffer = millpond.DeviceBuffer(size=0, mr=resource)
+        assert (buffer.size, buffer.ptr, buffer.tobytes()) == (0, 0, b"")
+    assert (resource.allocation_counts.current_count, resource.allocation_counts.total_count) == (0, 0)
+    grown = millpond.DeviceBuffer(size=0, mr=resource)
+    grown.resize(10)
+    del grown, buffer
+    assert (resource.allocation_counts.current_count, resource.allocation_counts.total_count) == (0, 1)

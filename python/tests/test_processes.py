@@ -1,10 +1,12 @@
 """Threads, forked children, and the end of the interpreter: no deadlock, no message, nothing leaked."""
 
+import itertools
 import os
 import random
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -25,20 +27,26 @@ def script(text, **environment):
     return answer.stdout.strip()
 
 
+#: How long the threads of `test_threads` go on; without it each takes 600 steps.
+SECONDS = float(os.environ.get("MILLPOND_THREAD_SECONDS", "0"))
+
+
 @pytest.mark.parametrize("stack", ["cuda+pool+statistics", "cuda_async+statistics"])
 def test_threads(stack):
     resource = millpond.stack(stack)
     mr.set_current_device_resource(resource)
-    failures = []
+    failures, end = [], time.monotonic() + SECONDS
 
     def work(seed):
         choose, kept, stream = random.Random(seed), [], millpond.Stream()
         try:
-            for _ in range(600):
+            steps = itertools.count()
+            while next(steps) < 600 or time.monotonic() < end:
                 if kept and choose.random() < 0.5:
                     kept.pop(choose.randrange(len(kept)))
                 else:
                     kept.append(millpond.DeviceBuffer(size=choose.randrange(1 << 16), stream=stream))
+                    del kept[:-1000]
         except BaseException as error:
             failures.append(error)
 
@@ -120,7 +128,9 @@ def test_the_end_with_callbacks_and_threads():
 def test_a_forked_child_leaves_the_parents_memory_alone():
     assert (
         script(
-            "import millpond, os, sys\n"
+            "import millpond, os, sys, warnings\n"
+            # CUDA has threads of its own, of which Python 3.12 and later warn at a fork.
+            "warnings.filterwarnings('ignore', '.*multi-threaded', DeprecationWarning)\n"
             "millpond.reinitialize(stack='cuda+pool+statistics')\n"
             "buffers = [millpond.to_device(bytes([i]) * 100, millpond.Stream()) for i in range(20)]\n"
             "capsule = buffers[0].__dlpack__()\n"

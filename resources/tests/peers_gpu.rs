@@ -1,11 +1,20 @@
 //! Tests two GPUs that use each other's memory. With one GPU the tests print that, and do nothing.
 #![cfg(target_os = "linux")]
 
+use std::ptr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use libloading::Library;
-use millpond_core::{DeviceId, DeviceMemoryResourceExt, DevicePtr, DriverHandle, StreamRef};
-use millpond_resources::{CudaMemoryResource, PagesMode, Peers, PoolLayer, PoolMemoryResource};
+use millpond_core::driver::{AccessFlags, EventFlags, StreamFlags};
+use millpond_core::{
+    AnyResource, DeviceId, DeviceMemoryResourceExt, DevicePtr, Driver, DriverHandle, StreamRef,
+};
+use millpond_driver::cuda::{CudaDriver, Function};
+use millpond_resources::{
+    CudaAsyncMemoryResource, CudaAsyncOptions, CudaMemoryResource, PagesMode, Peers, PoolLayer,
+    PoolMemoryResource,
+};
 
 const MIB: u64 = 1 << 20;
 const LEGACY: StreamRef = StreamRef::LEGACY;
@@ -149,6 +158,128 @@ fn issue_9_the_cost_of_1_and_2_gpus() {
             }
             let each = start.elapsed().as_nanos() / 2000;
             println!("round {round}, {label}: {each} ns for each new block of 10 MiB");
+        }
+    }
+}
+
+/// A kernel that adds a number to each word of a block.
+const ADD: &str = "
+.version 6.0
+.target sm_52
+.address_size 64
+.visible .entry add_to_words(
+    .param .u64 block, .param .u32 words, .param .u32 value
+)
+{
+    .reg .pred %outside;
+    .reg .b32 %thread, %size, %lane, %words, %value, %word;
+    .reg .b64 %block, %offset;
+    ld.param.u64 %block, [block];
+    ld.param.u32 %words, [words];
+    ld.param.u32 %value, [value];
+    mov.u32 %thread, %ctaid.x;
+    mov.u32 %size, %ntid.x;
+    mov.u32 %lane, %tid.x;
+    mad.lo.u32 %thread, %thread, %size, %lane;
+    setp.ge.u32 %outside, %thread, %words;
+    @%outside bra DONE;
+    mul.wide.u32 %offset, %thread, 4;
+    cvta.to.global.u64 %block, %block;
+    add.s64 %block, %block, %offset;
+    ld.global.u32 %word, [%block];
+    add.u32 %word, %word, %value;
+    st.global.u32 [%block], %word;
+DONE:
+    ret;
+}
+";
+
+/// One of two GPUs, with a stream and the kernel.
+struct Gpu {
+    driver: Arc<CudaDriver>,
+    stream: StreamRef,
+    add: Function,
+}
+
+impl Gpu {
+    fn new(ordinal: u32) -> Self {
+        let driver = CudaDriver::open(ordinal).unwrap();
+        let add = driver.load_ptx(ADD).unwrap().function("add_to_words").unwrap();
+        Self { stream: driver.stream_create(StreamFlags::NON_BLOCKING).unwrap(), driver, add }
+    }
+
+    fn add(&self, block: DevicePtr, bytes: u64, mut value: u32) {
+        let (mut address, mut words) = (block.address(), (bytes / 4) as u32);
+        let mut args = [
+            ptr::from_mut(&mut address).cast(),
+            ptr::from_mut(&mut words).cast(),
+            ptr::from_mut(&mut value).cast(),
+        ];
+        // SAFETY: one argument for each parameter, of its type; the block has that many words, and the
+        // callers order its uses.
+        unsafe { self.add.launch([words.div_ceil(256), 1, 1], [256, 1, 1], 0, self.stream, &mut args) }
+            .unwrap();
+    }
+
+    /// Lets what this GPU does from now on come after what `other` was given so far.
+    fn after(&self, other: &Self) {
+        let event = other.driver.event_create(EventFlags::default()).unwrap();
+        // SAFETY: both streams and the event are alive; a destroyed event ends when its work is done.
+        unsafe {
+            other.driver.event_record(event, other.stream).unwrap();
+            self.driver.stream_wait_event(self.stream, event).unwrap();
+            other.driver.event_destroy(event).unwrap();
+        }
+    }
+
+    fn words(&self, block: DevicePtr, bytes: u64) -> Vec<u32> {
+        let mut found = vec![0_u32; (bytes / 4) as usize];
+        // SAFETY: the block has that many bytes, and the copy is done before the vector is read.
+        unsafe { self.driver.memcpy_dtoh_async(found.as_mut_ptr().cast(), block, bytes, self.stream) }
+            .unwrap();
+        self.driver.stream_synchronize(self.stream).unwrap();
+        found
+    }
+}
+
+/// What can be below a block that another GPU uses.
+fn stacks(own: &Gpu, other: &Gpu) -> [AnyResource; 3] {
+    let driver: DriverHandle = own.driver.clone();
+    let pages = pool(&driver, PoolLayer::new());
+    let regions = pool(&driver, PoolLayer::new().pages(PagesMode::Off));
+    let cuda_async = CudaAsyncMemoryResource::new(driver, CudaAsyncOptions::default()).unwrap();
+    cuda_async.pool().set_access(AccessFlags::ReadWrite, &[other.driver.device()]).unwrap();
+    [pages.into_any(), regions.into_any(), cuda_async.into_any()]
+}
+
+/// Each block is written by its own GPU, changed by a kernel of the other, and handed out again.
+#[test]
+#[ignore = "needs a CUDA GPU; run by the GPU lane"]
+fn kernels_of_one_gpu_change_blocks_of_the_other() {
+    if two().is_none() {
+        return;
+    }
+    let cuda = Cuda::new();
+    let gpus = [Gpu::new(0), Gpu::new(1)];
+    for (own, other) in [(&gpus[0], &gpus[1]), (&gpus[1], &gpus[0])] {
+        let ordinal = |gpu: &Gpu| gpu.driver.device().ordinal() as i32;
+        cuda.enable_peer_access(ordinal(other), ordinal(own)); // for regions, which are plain memory
+        for resource in stacks(own, other) {
+            for round in 0..50_u32 {
+                let bytes = [4096, 5 * MIB, 64 * MIB][round as usize % 3];
+                let block = resource.allocate_bytes(bytes, own.stream).unwrap();
+                // SAFETY: the block is ours.
+                unsafe { own.driver.memset_d8_async(block, 1, bytes, own.stream) }.unwrap();
+                other.after(own);
+                other.add(block, bytes, round);
+                own.after(other);
+                own.add(block, bytes, 1);
+                let expected = 0x0101_0101 + round + 1;
+                let found = own.words(block, bytes);
+                assert!(found.iter().all(|word| *word == expected), "`{resource}`, round {round}");
+                // SAFETY: all its uses are before this in the stream.
+                unsafe { resource.deallocate_bytes(block, bytes, own.stream) };
+            }
         }
     }
 }

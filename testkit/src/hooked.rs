@@ -55,6 +55,7 @@ pub struct HookedDriver {
     says_free: AtomicU64,
     says_version: AtomicI32,
     is_integrated: AtomicBool,
+    maps_no_host_memory: AtomicBool,
     other_name: Option<DeviceId>,
     is_timeless: AtomicBool,
     is_quiet: AtomicBool,
@@ -176,6 +177,7 @@ impl HookedDriver {
             says_free: AtomicU64::new(u64::MAX),
             says_version: AtomicI32::new(0),
             is_integrated: AtomicBool::new(false),
+            maps_no_host_memory: AtomicBool::new(false),
             is_timeless: AtomicBool::new(false),
             is_quiet: AtomicBool::new(false),
             is_late: AtomicBool::new(false),
@@ -194,6 +196,11 @@ impl HookedDriver {
     /// device's time, so that threads come in between.
     pub fn take_time(&self) {
         self.takes_time.store(true, Ordering::Relaxed);
+    }
+
+    /// From now on the device cannot map the host's memory, as it says.
+    pub fn map_no_host_memory(&self) {
+        self.maps_no_host_memory.store(true, Ordering::Relaxed);
     }
 
     /// From now on the device shares its memory with the host, and [reports](Driver::mem_get_info) at most
@@ -341,6 +348,7 @@ impl Driver for HookedDriver {
     fn attribute(&self, attribute: DeviceAttribute) -> DriverResult<i64> {
         match attribute {
             DeviceAttribute::Integrated if self.is_integrated.load(Ordering::Relaxed) => Ok(1),
+            DeviceAttribute::CanMapHostMemory if self.maps_no_host_memory.load(Ordering::Relaxed) => Ok(0),
             _ => self.inner.attribute(attribute),
         }
     }

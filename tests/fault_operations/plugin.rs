@@ -154,6 +154,13 @@ pub(crate) const OPERATIONS: &[Operation] = &[
             IpcHandle::from_bytes(&bytes)?.open(&stage.driver()).map(drop)
         })
     }),
+    Operation::new("IpcHandle::open_staged", |stage| {
+        on_managers(stage, |manager, stage| {
+            let memory = manager.memalloc(1 << 20)?;
+            let mut handle = IpcHandle::from_bytes(&manager.get_ipc_handle(&memory)?.to_bytes())?;
+            handle.open_staged(&stage.driver(), manager, &stage.driver()).map(drop)
+        })
+    }),
     Operation::new("IpcHandle::close", |stage| {
         on_plain(stage, |manager, stage| {
             let memory = manager.memalloc(1 << 20)?;

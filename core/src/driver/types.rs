@@ -30,6 +30,8 @@ pub enum DeviceAttribute {
     PageableMemoryAccess,
     /// Whether the device shares its memory with the host (0 or 1).
     Integrated,
+    /// Whether the host's memory can be mapped into the device's addresses (0 or 1).
+    CanMapHostMemory,
     /// Whether legacy IPC of memory and events is there (0 or 1).
     IpcEventSupported,
     /// Whether physical memory can be shared through POSIX file descriptors (0 or 1).

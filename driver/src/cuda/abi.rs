@@ -148,6 +148,7 @@ pub(super) const fn device_attribute(attribute: DeviceAttribute) -> Option<u32> 
     Some(match attribute {
         DeviceAttribute::MultiprocessorCount => 16,
         DeviceAttribute::Integrated => 18,
+        DeviceAttribute::CanMapHostMemory => 19,
         DeviceAttribute::ComputeCapabilityMajor => 75,
         DeviceAttribute::ComputeCapabilityMinor => 76,
         DeviceAttribute::PageableMemoryAccess => 88,
@@ -321,6 +322,7 @@ mod tests {
             DeviceAttribute::ConcurrentManagedAccess => Theirs::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS,
             DeviceAttribute::PageableMemoryAccess => Theirs::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS,
             DeviceAttribute::Integrated => Theirs::CU_DEVICE_ATTRIBUTE_INTEGRATED,
+            DeviceAttribute::CanMapHostMemory => Theirs::CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY,
             DeviceAttribute::IpcEventSupported => Theirs::CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED,
             DeviceAttribute::PosixFdHandlesSupported => {
                 Theirs::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
@@ -339,6 +341,7 @@ mod tests {
             DeviceAttribute::ConcurrentManagedAccess,
             DeviceAttribute::PageableMemoryAccess,
             DeviceAttribute::Integrated,
+            DeviceAttribute::CanMapHostMemory,
             DeviceAttribute::IpcEventSupported,
             DeviceAttribute::PosixFdHandlesSupported,
             DeviceAttribute::RdmaOfPhysicalMemorySupported,

@@ -33,15 +33,15 @@ impl CudaDriver {
         Ok(Graph { driver: Arc::clone(self), handle })
     }
 
-    /// [`Driver::stream_capture_id`](millpond_core::Driver::stream_capture_id) for a living stream.
-    pub(super) fn capture_id(&self, stream: StreamRef) -> DriverResult<Option<u64>> {
+    /// [`Driver::stream_capture_id`](millpond_core::Driver::stream_capture_id) for a living stream's handle.
+    pub(super) fn capture_id(&self, stream: u64) -> DriverResult<Option<u64>> {
         let _context = self.enter()?;
         let (mut status, mut id) = (0, 0);
         let none = ptr::null_mut();
         // SAFETY: the stream is alive; `status` and `id` take the results, and the others may be null.
         unsafe {
             self.functions().stream_get_capture_info(
-                stream.handle(),
+                stream,
                 &raw mut status,
                 &raw mut id,
                 none,
@@ -50,6 +50,23 @@ impl CudaDriver {
             )
         }?;
         Ok((status != 0).then_some(id)) // a capture that was invalidated still has to be ended
+    }
+
+    /// The living stream with this handle, if it captures. `cuStreamGetId` is refused for it then, and ends
+    /// its capture, so where millpond has not made it, its identity is that of the stream in this capture.
+    ///
+    /// # Safety
+    /// That of [`StreamRef::foreign`].
+    pub(super) unsafe fn capturing_stream(&self, handle: u64) -> DriverResult<Option<StreamRef>> {
+        let capture = match self.capture_id(handle) {
+            Ok(capture) => capture,
+            Err(error) if error.is_unsupported() => None,
+            Err(error) => return Err(error),
+        };
+        let Some(capture) = capture else { return Ok(None) };
+        let own = self.streams.get(&handle).map(|alive| alive.get());
+        // SAFETY: the caller vouches for what was not made here.
+        Ok(Some(unsafe { self.named(handle, own.unwrap_or_else(|| id_in_capture(handle, capture))) }))
     }
 
     /// Whether the stream captures, or belongs to the legacy default stream while a blocking one does.
@@ -206,4 +223,12 @@ impl fmt::Debug for Graph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Graph").field("handle", &format_args!("{:#x}", self.handle)).finish_non_exhaustive()
     }
+}
+
+/// Tells a stream in a capture from all others: the two high bits set it apart from the numbers of CUDA,
+/// which are small, and of [`CudaDriver::identify_new_stream`].
+fn id_in_capture(handle: u64, capture: u64) -> u64 {
+    const HIGH: u64 = 3 << 60;
+    // The factor of Fibonacci hashing (Knuth, The Art of Computer Programming, volume 3, 6.4).
+    HIGH | (capture.rotate_left(40) ^ handle).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 4
 }

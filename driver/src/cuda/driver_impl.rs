@@ -414,6 +414,10 @@ impl Driver for CudaDriver {
             return Ok(StreamRef::from_raw_parts(handle, 0));
         }
         let _context = self.enter()?;
+        // SAFETY: Vouched.
+        if let Some(capturing) = unsafe { self.capturing_stream(handle) }? {
+            return Ok(capturing);
+        }
         let mut id = 0;
         // SAFETY: Results; the caller names a living stream.
         match unsafe { self.functions().stream_get_id(handle, &raw mut id) } {
@@ -459,7 +463,7 @@ impl Driver for CudaDriver {
 
     fn stream_capture_id(&self, stream: StreamRef) -> DriverResult<Option<u64>> {
         self.check_alive(stream)?;
-        self.capture_id(stream)
+        self.capture_id(stream.handle())
     }
 
     fn thread_exchange_stream_capture_mode(&self, mode: CaptureMode) -> DriverResult<CaptureMode> {

@@ -183,7 +183,7 @@ def graph(mode):
     assert is_intact == (mode != "without_hooks"), "the test cannot fail"
     if mode == "process":
         held = harness.in_use()
-        del others, other
+        del others
         del captured, graph
         torch.cuda.synchronize()
         assert harness.in_use() < held - 16 * (1 << 22)

@@ -17,6 +17,7 @@ impl State {
             DeviceAttribute::MemoryPoolsSupported
             | DeviceAttribute::VirtualMemoryManagementSupported
             | DeviceAttribute::ConcurrentManagedAccess
+            | DeviceAttribute::CanMapHostMemory
             | DeviceAttribute::RdmaOfPhysicalMemorySupported
             | DeviceAttribute::IpcEventSupported => 1,
             DeviceAttribute::PosixFdHandlesSupported | DeviceAttribute::MemPoolSupportedHandleTypes => {

@@ -1,0 +1,57 @@
+//! What the library reports of its work, as lines of text.
+//!
+//! The library shares no `tracing` subscriber with its program, so it has one of its own: the lines go to the
+//! file that the environment variable `RMM_DEBUG_LOG_FILE` names, from information on, else errors alone go
+//! to the standard error. Without it a program would not hear of a block that it freed twice.
+
+use millpond_adaptors::debug_log::{self, Level};
+use millpond_core::Error;
+
+use crate::status::{Status, guarded, put};
+
+/// RMM's numbers of the levels, the least grave first. 5 is RMM's `critical`, which nothing here uses.
+const LEVELS: [Option<Level>; 7] = [
+    Some(Level::TRACE),
+    Some(Level::DEBUG),
+    Some(Level::INFO),
+    Some(Level::WARN),
+    Some(Level::ERROR),
+    None,
+    None,
+];
+const OFF: i32 = 6;
+
+/// Sets the least grave level of lines that are written: 0 is `trace`, then `debug`, `info`, `warn`, `error`,
+/// `critical`, and 6 is `off`.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_set_logging_level(level: i32) -> Status {
+    guarded(|| {
+        let known = usize::try_from(level).ok().and_then(|level| LEVELS.get(level));
+        let level = known.ok_or_else(|| Error::invalid_argument("a level is a number from 0 to 6"))?;
+        debug_log::set_level(*level)
+    })
+}
+
+/// The least grave level of lines that are written, as a number of `millpond_set_logging_level`.
+///
+/// # Safety
+/// `level` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_logging_level(level: *mut i32) -> Status {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        unsafe { put(level, number_of(debug_log::level()?)) }
+    })
+}
+
+/// Writes the lines that wait. Each line is handed to the system at once, so this is for files whose system
+/// keeps lines back.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_flush_logger() -> Status {
+    guarded(debug_log::flush)
+}
+
+fn number_of(level: Option<Level>) -> i32 {
+    let found = LEVELS.iter().position(|known| level.is_some() && *known == level);
+    found.map_or(OFF, |number| number as i32)
+}

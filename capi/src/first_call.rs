@@ -1,0 +1,26 @@
+//! What the library does at its first call: it starts its log.
+
+use std::env;
+use std::io::{self, Write};
+use std::sync::Once;
+
+use millpond_adaptors::debug_log::{self, FILE_VARIABLE, Level};
+use millpond_core::ErrorKind;
+
+/// Starts the log, once.
+pub(crate) fn start_log() {
+    static FIRST: Once = Once::new();
+    FIRST.call_once(|| {
+        let has_file = env::var_os(FILE_VARIABLE).is_some_and(|name| !name.is_empty());
+        let started = debug_log::init().and_then(|()| match has_file {
+            true => Ok(()),
+            false => debug_log::set_level(Some(Level::ERROR)),
+        });
+        if let Err(error) = started
+            && error.kind() == ErrorKind::Io
+        {
+            // There is no other way to say it: the call that comes first has nothing to do with the log.
+            let _ = writeln!(io::stderr(), "{error}");
+        }
+    });
+}
