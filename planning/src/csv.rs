@@ -1,6 +1,7 @@
 //! minimalloc's CSV: buffers in, and the same rows with offsets out.
 
-use std::fmt::Write;
+use std::error::Error;
+use std::fmt::{self, Write};
 
 use crate::problem::greatest_common_divisor;
 use crate::{Block, Problem, ProblemError};
@@ -77,13 +78,20 @@ pub struct Gap {
 }
 
 /// The reason why a CSV file was refused.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("line {line}: {what}")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CsvError {
     /// The number of the line, from 1.
     pub line: usize,
     what: String,
 }
+
+impl fmt::Display for CsvError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}: {}", self.line, self.what)
+    }
+}
+
+impl Error for CsvError {}
 
 impl CsvError {
     fn new(line: usize, what: impl Into<String>) -> Self {

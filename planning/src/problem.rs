@@ -1,5 +1,8 @@
 //! The input: blocks, their alignment, and how the log orders streams.
 
+use std::error::Error;
+use std::fmt;
+
 /// A block of memory that a program used.
 ///
 /// ```
@@ -181,14 +184,12 @@ pub(crate) fn greatest_common_divisor(mut a: u64, mut b: u64) -> u64 {
 }
 
 /// The reason why blocks are no problem to place.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProblemError {
     /// Offsets cannot be multiples of 0.
-    #[error("the alignment is 0; use 1 for none")]
     ZeroAlignment,
     /// A block is never live.
-    #[error("block {index} is born at {birth} and dies at {death}; a death is after its birth")]
     NeverLive {
         /// The block's place in the list.
         index: usize,
@@ -198,7 +199,6 @@ pub enum ProblemError {
         death: u64,
     },
     /// An event was waited for before it was recorded.
-    #[error("order {index} waits at {waited} for an event that is recorded later, at {recorded}")]
     WaitBeforeRecord {
         /// The order's place in the list.
         index: usize,
@@ -208,6 +208,23 @@ pub enum ProblemError {
         waited: u64,
     },
     /// More than 2^32 - 1 blocks, or more than 2^64 - 1 bytes in all blocks together.
-    #[error("too many blocks, or their sizes together exceed 64 bits")]
     TooLarge,
 }
+
+impl fmt::Display for ProblemError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ZeroAlignment => f.write_str("the alignment is 0; use 1 for none"),
+            Self::NeverLive { index, birth, death } => {
+                write!(f, "block {index} is born at {birth} and dies at {death}; a death is after its birth")
+            }
+            Self::WaitBeforeRecord { index, recorded, waited } => write!(
+                f,
+                "order {index} waits at {waited} for an event that is recorded later, at {recorded}"
+            ),
+            Self::TooLarge => f.write_str("too many blocks, or their sizes together exceed 64 bits"),
+        }
+    }
+}
+
+impl Error for ProblemError {}

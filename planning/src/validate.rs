@@ -1,15 +1,16 @@
 //! Checks a placement, with no code of the planner: one sweep over the log with maps of addresses.
 
 use std::collections::{BTreeMap, HashMap};
+use std::error::Error;
+use std::fmt;
 
 use crate::{Block, Order, Problem};
 
 /// The reason why offsets are no placement of a problem.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Invalid {
     /// One offset is needed for each block.
-    #[error("{offsets} offsets for {blocks} blocks")]
     Count {
         /// The number of blocks.
         blocks: usize,
@@ -17,7 +18,6 @@ pub enum Invalid {
         offsets: usize,
     },
     /// An offset is not a multiple of the alignment.
-    #[error("block {block} lies at {offset}, which is not a multiple of {alignment}")]
     Misaligned {
         /// The block's place in the problem.
         block: usize,
@@ -27,7 +27,6 @@ pub enum Invalid {
         alignment: u64,
     },
     /// A block ends above 2^64 - 1.
-    #[error("block {block} at {offset} ends above 64 bits")]
     TooHigh {
         /// The block's place in the problem.
         block: usize,
@@ -35,7 +34,6 @@ pub enum Invalid {
         offset: u64,
     },
     /// Two blocks are live together and share an address.
-    #[error("blocks {first} and {second} share an address while both are live")]
     Overlap {
         /// The block that is born first.
         first: usize,
@@ -43,7 +41,6 @@ pub enum Invalid {
         second: usize,
     },
     /// A block takes an address that another stream freed, and nothing orders the streams.
-    #[error("block {second} takes an address of block {first}, whose stream nothing orders before it")]
     Unordered {
         /// The block that was freed.
         first: usize,
@@ -51,6 +48,33 @@ pub enum Invalid {
         second: usize,
     },
 }
+
+impl fmt::Display for Invalid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Count { blocks, offsets } => {
+                write!(f, "{offsets} offsets for {blocks} blocks")
+            }
+            Self::Misaligned { block, offset, alignment } => {
+                write!(f, "block {block} lies at {offset}, which is not a multiple of {alignment}")
+            }
+            Self::TooHigh { block, offset } => {
+                write!(f, "block {block} at {offset} ends above 64 bits")
+            }
+            Self::Overlap { first, second } => {
+                write!(f, "blocks {first} and {second} share an address while both are live")
+            }
+            Self::Unordered { first, second } => {
+                write!(
+                    f,
+                    "block {second} takes an address of block {first}, whose stream nothing orders before it"
+                )
+            }
+        }
+    }
+}
+
+impl Error for Invalid {}
 
 /// Checks that no two conflicting blocks share an address, and returns the height in bytes: the end of the
 /// highest block, its size rounded up to the alignment.

@@ -17,6 +17,7 @@
 //! | [`FixedSizeMemoryResource`] | `fixed_size` | blocks of one size, in stream order |
 //! | [`BinningMemoryResource`] | `binning` | a resource per range of sizes |
 //! | [`CaptureScopesMemoryResource`] | `capture_scopes` | memory that stays with captured graphs, by scope |
+//! | [`PlanMemoryResource`] | `plan` | a plan for the part of a program that repeats, over any resource |
 //!
 //! [`registry`] holds the default resource of each device; [`memory_pool`] has the driver's pools as a type.
 //!
@@ -44,6 +45,7 @@ pub mod fixed_size;
 mod heap;
 pub mod host_memory;
 pub mod memory_pool;
+pub mod plan;
 pub mod pool;
 mod process;
 pub mod registry;
@@ -69,6 +71,7 @@ pub use host_memory::{
     AnyHostResource, HostMemoryResource, HostResource, PageableHostMemoryResource, SamHeadroomMemoryResource,
     SystemMemoryResource,
 };
+pub use plan::{PlanLayer, PlanMemoryResource, PlanOptions, PlanStatistics};
 pub use pool::{
     Decay, PagesMode, PeerList, Peers, Pool, PoolLayer, PoolMemoryResource, PoolOptions, Share, Slack,
 };
@@ -96,4 +99,5 @@ pub const LAYERS: &[LayerEntry] = &[
     binning::ENTRY,
     arena::ENTRY,
     capture_scopes::ENTRY,
+    plan::ENTRY,
 ];

@@ -37,8 +37,8 @@ pub(crate) const STACKS: &[Program] = &[
         "cuda+pol",
         "invalid stack: there is no layer `pol`; there are cuda, managed, cuda_async, cuda_async_view, \
          cuda_async_managed, pinned_host, host, system, sam_headroom, pool, fixed_size, binning, arena, \
-         capture_scopes, aligned, fallback, limiting, logging, prefetch, retry, statistics, thread_safe, \
-         tracking"
+         capture_scopes, plan, aligned, fallback, limiting, logging, prefetch, retry, statistics, \
+         thread_safe, tracking"
     ),
     text!(
         "a parameter that there is not",

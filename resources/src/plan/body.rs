@@ -1,0 +1,289 @@
+//! The plan of one body: a slot for each allocation, and the slots that had its addresses before it.
+
+use std::collections::BTreeMap;
+
+use millpond_core::{ALLOCATION_ALIGNMENT, StreamId};
+use millpond_planning::{Block, Options, Problem, plan};
+use rustc_hash::FxHashMap;
+
+use crate::plan::history::{Step, key};
+
+/// The number of allocations in a row by which a place of the body is known.
+pub(crate) const GRAM: usize = 4;
+
+/// No lane, or no slot.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// Marks a predecessor that has the address in the body before.
+const EARLIER_BODY: u32 = 1 << 31;
+
+/// The place of one allocation of the body.
+///
+/// Every byte of a lane passes from slot to slot in the order of the body, and from the last one to the first
+/// one of the next body. A slot has a byte from the time when its predecessor is free of it until it is free
+/// itself. So two blocks never share a byte, whatever the program does, and whatever the planner did.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slot {
+    /// The size in bytes.
+    pub(crate) bytes: u64,
+    /// The stream of the allocation.
+    pub(crate) stream: StreamId,
+    /// The lane; [`NONE`] for an allocation that the plan leaves to upstream.
+    pub(crate) lane: u32,
+    /// The distance from the start of the lane, in bytes.
+    pub(crate) offset: u64,
+    /// The number of the pair of lane and offset.
+    pub(crate) place: u32,
+    /// The end of the slot's part of the predecessors; it begins where that of the slot before ends.
+    predecessors_end: u32,
+    /// How often the slot was used or left out.
+    turns: u64,
+    /// Whether it holds a block.
+    is_live: bool,
+}
+
+/// The memory of one stream.
+#[derive(Debug)]
+pub(crate) struct LanePlan {
+    pub(crate) stream: StreamId,
+    /// The size in bytes.
+    pub(crate) bytes: u64,
+    /// The place of each offset.
+    pub(crate) places: FxHashMap<u64, u32>,
+}
+
+/// A body with its slots.
+#[derive(Debug)]
+pub(crate) struct Body {
+    pub(crate) slots: Vec<Slot>,
+    pub(crate) lanes: Vec<LanePlan>,
+    /// The number of places.
+    pub(crate) places: u32,
+    predecessors: Vec<u32>,
+    /// The hash of each [`GRAM`] allocations in a row and the position of the last one, sorted.
+    grams: Vec<(u64, u32)>,
+}
+
+impl Body {
+    /// Plans a body, in which each stream has memory of its own. It begins where the fewest bytes are in use,
+    /// so that as few blocks as possible live across its end.
+    pub(crate) fn plan(mut steps: Vec<Step>, options: &Options) -> Option<Self> {
+        let start = quietest(&steps);
+        steps.rotate_left(start);
+        let mut lanes: Vec<LanePlan> = Vec::new();
+        let mut slots: Vec<Slot> = Vec::with_capacity(steps.len());
+        for step in &steps {
+            let known = lanes.iter().position(|lane| lane.stream == step.stream);
+            let lane = match (step.life, known) {
+                (None, _) => NONE,
+                (Some(_), Some(lane)) => lane as u32,
+                (Some(_), None) => {
+                    lanes.push(LanePlan { stream: step.stream, bytes: 0, places: FxHashMap::default() });
+                    lanes.len() as u32 - 1
+                }
+            };
+            let Step { bytes, stream, .. } = *step;
+            let unplaced = Slot {
+                bytes,
+                stream,
+                lane,
+                offset: 0,
+                place: NONE,
+                predecessors_end: 0,
+                turns: 0,
+                is_live: false,
+            };
+            slots.push(unplaced);
+        }
+        let mut body = Self { slots, lanes, places: 0, predecessors: Vec::new(), grams: Vec::new() };
+        for lane in 0..body.lanes.len() as u32 {
+            body.place(lane, &steps, options)?;
+        }
+        body.link();
+        body.grams = body.all_grams();
+        Some(body)
+    }
+
+    /// Places the blocks of one lane; `None` if they are no problem for the planner.
+    fn place(&mut self, lane: u32, steps: &[Step], options: &Options) -> Option<()> {
+        let length = steps.len() as u64;
+        let of_lane = |index: &u32| self.slots[*index as usize].lane == lane;
+        let indices: Vec<u32> = (0..self.slots.len() as u32).filter(of_lane).collect();
+        let blocks = indices.iter().map(|&index| {
+            let step = &steps[index as usize];
+            let (birth, death) = (u64::from(index), u64::from(index) + u64::from(step.life.unwrap_or(1)));
+            // A block that lives across the end of the body keeps its address for the whole of it.
+            let (birth, death) = if death > length { (0, length) } else { (birth, death) };
+            Block { birth, death, size: step.bytes, stream: 0 }
+        });
+        let problem = Problem::new(blocks.collect(), ALLOCATION_ALIGNMENT).ok()?;
+        let found = plan(&problem, options);
+        self.lanes[lane as usize].bytes = found.height;
+        for (&index, &offset) in indices.iter().zip(&found.offsets) {
+            let place = *self.lanes[lane as usize].places.entry(offset).or_insert_with(|| {
+                self.places += 1;
+                self.places - 1
+            });
+            let slot = &mut self.slots[index as usize];
+            (slot.offset, slot.place) = (offset, place);
+        }
+        Some(())
+    }
+
+    /// Finds the slots that have each slot's addresses before it. Two neighbours touch each other like
+    /// rectangles in a plane, so there are at most three times as many predecessors as slots.
+    fn link(&mut self) {
+        let mut owners: Vec<BTreeMap<u64, (u64, u32)>> = vec![BTreeMap::new(); self.lanes.len()];
+        // The first body only says what the second one follows.
+        for is_second in [false, true] {
+            for index in 0..self.slots.len() as u32 {
+                let slot = self.slots[index as usize];
+                let first = self.predecessors.len();
+                if slot.lane != NONE {
+                    let found = &mut self.predecessors;
+                    let owners = &mut owners[slot.lane as usize];
+                    occupy(owners, slot.offset, slot.offset + slot.bytes, index, |before| {
+                        if is_second {
+                            found.push(if before >= index { before | EARLIER_BODY } else { before });
+                        }
+                    });
+                    self.predecessors[first..].sort_unstable();
+                    let mut distinct = self.predecessors.split_off(first);
+                    distinct.dedup();
+                    self.predecessors.append(&mut distinct);
+                }
+                self.slots[index as usize].predecessors_end = self.predecessors.len() as u32;
+            }
+        }
+    }
+
+    fn all_grams(&self) -> Vec<(u64, u32)> {
+        let keys: Vec<u64> = self.slots.iter().map(|slot| key(slot.bytes, slot.stream)).collect();
+        let before = |at: usize, back: usize| keys[(at + GRAM * keys.len() - back) % keys.len()];
+        let gram = |at: usize| gram_of(std::array::from_fn(|index| before(at, GRAM - 1 - index)));
+        let mut grams: Vec<(u64, u32)> = (0..keys.len()).map(|at| (gram(at), at as u32)).collect();
+        grams.sort_unstable();
+        grams
+    }
+
+    /// Returns the position of the last of these allocations, the nearest one at or after `from`.
+    pub(crate) fn find(&self, keys: [u64; GRAM], from: u32) -> Option<u32> {
+        let gram = gram_of(keys);
+        let next = |from| {
+            let index = self.grams.partition_point(|entry| *entry < (gram, from));
+            self.grams.get(index).filter(|(found, _)| *found == gram).map(|(_, at)| *at)
+        };
+        next(from).or_else(|| next(0))
+    }
+
+    /// Returns the bytes of all lanes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.lanes.iter().map(|lane| lane.bytes).sum()
+    }
+
+    fn predecessors(&self, index: u32) -> std::ops::Range<usize> {
+        let start = index.checked_sub(1).map_or(0, |before| self.slots[before as usize].predecessors_end);
+        start as usize..self.slots[index as usize].predecessors_end as usize
+    }
+
+    /// Returns whether a predecessor has passed its bytes on to the slot's next turn.
+    #[inline]
+    fn has_passed(&self, predecessor: u32, turns: u64) -> bool {
+        let before = &self.slots[(predecessor & !EARLIER_BODY) as usize];
+        let passed = before.turns - u64::from(before.is_live) + u64::from(predecessor >= EARLIER_BODY);
+        passed > turns
+    }
+
+    /// Gives the slot to a block, if no block has any of its bytes.
+    pub(crate) fn claim(&mut self, index: u32) -> bool {
+        // A request pays for the slots that were left out before it, but not for many at once.
+        let mut budget = 64;
+        let is_free = self.take_turn(index, &mut budget);
+        self.slots[index as usize].is_live |= is_free;
+        is_free
+    }
+
+    /// Begins the slot's next turn, after the turns of idle predecessors that were left out.
+    fn take_turn(&mut self, index: u32, budget: &mut u32) -> bool {
+        let turns = self.slots[index as usize].turns;
+        for at in self.predecessors(index) {
+            let predecessor = self.predecessors[at];
+            if self.has_passed(predecessor, turns) {
+                continue;
+            }
+            let before = predecessor & !EARLIER_BODY;
+            if self.slots[before as usize].is_live || *budget == 0 {
+                return false;
+            }
+            *budget -= 1;
+            if before == index || !self.take_turn(before, budget) || !self.has_passed(predecessor, turns) {
+                return false;
+            }
+        }
+        // A slot never waits for itself through others: one of any circle of slots has passed its bytes on.
+        debug_assert_eq!(self.slots[index as usize].turns, turns, "slots wait for each other");
+        self.slots[index as usize].turns = turns + 1;
+        true
+    }
+
+    /// Ends a block's use of the slot.
+    pub(crate) fn release(&mut self, index: u32) {
+        self.slots[index as usize].is_live = false;
+    }
+}
+
+fn gram_of(keys: [u64; GRAM]) -> u64 {
+    keys.into_iter().fold(0, |hash: u64, key| (hash.rotate_left(5) ^ key).wrapping_mul(0x9E37_79B9_7F4A_7C15))
+}
+
+/// Returns the position before which the fewest bytes of planned blocks are in use.
+fn quietest(steps: &[Step]) -> usize {
+    let length = steps.len();
+    let mut changes = vec![0i128; length + 1];
+    for (at, step) in steps.iter().enumerate() {
+        let crossed = step.life.map_or(0, |life| life as usize - 1);
+        let (start, bytes) = (at + 1, i128::from(step.bytes));
+        // The boundaries from `start` on, of which those at or after the end are at the body's start.
+        let mut add = |from: usize, to: usize| {
+            if from < to {
+                changes[from] += bytes;
+                changes[to] -= bytes;
+            }
+        };
+        add(start, (start + crossed).min(length));
+        add(0, (start + crossed).saturating_sub(length).min(length));
+    }
+    let mut in_use = 0;
+    let totals = changes[..length].iter().map(|change| {
+        in_use += change;
+        in_use
+    });
+    totals.enumerate().min_by_key(|(at, bytes)| (*bytes, *at)).map_or(0, |(at, _)| at)
+}
+
+/// Gives a range of addresses to `owner`, and names those who had parts of it.
+fn occupy(
+    owners: &mut BTreeMap<u64, (u64, u32)>,
+    start: u64,
+    end: u64,
+    owner: u32,
+    mut had: impl FnMut(u32),
+) {
+    if let Some((&first, &(last, before))) = owners.range(..start).next_back()
+        && last > start
+    {
+        had(before);
+        owners.insert(first, (start, before));
+        if last > end {
+            owners.insert(end, (last, before));
+        }
+    }
+    while let Some((&first, &(last, before))) = owners.range(start..end).next() {
+        had(before);
+        owners.remove(&first);
+        if last > end {
+            owners.insert(end, (last, before));
+        }
+    }
+    owners.insert(start, (end, owner));
+}
