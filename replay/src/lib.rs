@@ -8,11 +8,17 @@
 //! | [`import`] | reads what other programs recorded: PyTorch's snapshots, minimalloc's CSV, Nsight Systems |
 //! | [`recording`] | the one model of all of them, with stacks, pools, segments and what is not known |
 //! | [`explain`] | says where memory is in a recording, and what would help |
+//! | [`fidelity`] | says how well the model of PyTorch's allocator predicts a recording |
+//! | [`export`] | writes a recording in the formats of other tools |
+//! | [`gate`] | compares the memory of a recording with a budget |
+//! | [`record`] | has the lines that make programs write such files |
 //! | [`placement`] | says how little memory a recording needs, and places its blocks |
+//! | [`tune`] | finds the settings with which a recording needs the least memory |
 //! | [`program`] | turns rows into a compact program of operations, in bounded memory |
 //! | [`engine`] | replays the program through a stack, on one thread or on many |
 //! | [`compare`] | replays through several stacks and collects the figures |
 //! | [`lineup`] | the stacks that are compared unless others are named |
+//! | [`peers`] | models of PyTorch's allocator, RMM's and others, as layers to compare with |
 //! | [`report`] | prints the figures as a table, JSON or CSV |
 //! | [`cli`] | the whole command line, for programs with layers of their own |
 //!
@@ -54,13 +60,19 @@ mod device_figures;
 pub mod engine;
 mod error;
 pub mod explain;
+pub mod export;
+pub mod fidelity;
+pub mod gate;
 pub mod import;
 pub mod lineup;
 pub mod log;
+pub mod peers;
 pub mod placement;
 pub mod program;
 pub mod progress;
+pub mod record;
 pub mod recording;
 pub mod report;
+pub mod tune;
 
 pub use error::{Error, Result};

@@ -100,7 +100,7 @@ fn a_log_is_never_overwritten() {
     }
     for name in &names {
         let run = calibrate(&["--out", text(name), "--check", text(&log)]);
-        run.fails_with(2, &["which is a log to check"]);
+        run.fails_with(2, &["which is a log to read"]);
         let stack = format!("cuda+logging:file={}", text(name));
         let out = folder.path("out.toml");
         let run = calibrate(&["--out", text(&out), "--check", text(&log), "--stack", &stack]);

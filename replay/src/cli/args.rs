@@ -13,9 +13,16 @@ use super::bench::BenchArgs;
 use super::busy::BusyArgs;
 use super::calibrate::CalibrateArgs;
 use super::explain::ExplainArgs;
+use super::export::ExportArgs;
+use super::fidelity::FidelityArgs;
 use super::format::FormatArg;
+use super::gate::GateArgs;
 use super::import::ImportArgs;
 use super::plan::PlanArgs;
+use super::record::RecordArgs;
+use super::report::ReportArgs;
+use super::shell::CompletionsArgs;
+use super::tune::TuneArgs;
 
 /// Replays allocation logs through stacks of GPU memory resources, and compares the stacks.
 ///
@@ -90,9 +97,18 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     Busy(BusyArgs),
     Calibrate(CalibrateArgs),
+    Completions(CompletionsArgs),
     Explain(ExplainArgs),
+    Fidelity(FidelityArgs),
+    Export(ExportArgs),
+    Gate(GateArgs),
     Import(ImportArgs),
+    /// Prints the man page, as for `millpond-replay man | man -l -`
+    Man,
     Plan(PlanArgs),
+    Tune(TuneArgs),
+    Record(RecordArgs),
+    Report(ReportArgs),
 }
 
 const AFTER_HELP: &str = "\
@@ -114,13 +130,23 @@ Examples:
       what a memory snapshot of PyTorch holds and what it cannot say, and the same as a log
   millpond-replay explain snapshot.pickle
       where its memory is, why a request failed, and what would help
+  millpond-replay tune snapshot.pickle
+      the settings of PyTorch's allocator that need the least memory, as a line to paste
+  millpond-replay report snapshot.pickle -o report.html
+      the same to look at, in one page of HTML
+  millpond-replay gate snapshot.pickle --budget budget.toml
+      fail a build whose memory grew; --write makes the budget
+  millpond-replay record pytorch
+      the lines that make a program write such a file
   millpond-replay ./bench
       a log whose name is that of a command
 
 Figures:
   peak taken    the most bytes that a stack held from the driver at one time; with --repeat, in the first
                 pass (the stack grows) and in the last one
-  taken / live  that, divided by the most bytes that the log had live at one time; 1 is ideal
+  taken / live  that, divided by the most bytes that the log had live at one time; 1 is ideal: no allocator
+                needs less
+  taken / apart with several streams: that, divided by the least for an allocator whose streams share nothing
   ns/op         time per operation of the log: the stack's own, and the driver's, which is virtual on a
                 simulated device; with --repeat, in the first pass and in the fastest one
   calls         calls of the driver, in the same passes
@@ -129,7 +155,8 @@ Figures:
 Exit status:
   0  every stack named by --stack, or at least one of the standard line-up, served every row
   1  a stack did not, or could not be built; a row that failed when the log was written counts, too;
-     `calibrate --check` found the simulated device too far from the measured one
+     `calibrate --check` found the simulated device too far from the measured one; `gate` found the memory
+     over its budget
   2  a log, a stack's text, the device or the command line is wrong, or a stack would overwrite a log
 
 Environment:

@@ -66,7 +66,7 @@ pub(crate) fn run(args: &CalibrateArgs, table: &LayerTable, mut out: impl Write)
     let profiles: Vec<&Path> = of_device.into_iter().chain(args.profile.as_deref()).collect();
     overwrite::refuse(&args.check, &profiles, &args.stacks)?;
     if let Some(file) = args.file() {
-        overwrite::refuse_output(file, &args.check, &profiles, &args.stacks)?;
+        overwrite::refuse_output("the profile", file, &args.check, &profiles, &args.stacks)?;
     }
     let spec = args.device.clone().unwrap_or_else(DeviceSpec::default_device);
     let device = spec.open()?;

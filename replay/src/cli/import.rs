@@ -54,11 +54,21 @@ pub(super) struct SourceArgs {
 impl SourceArgs {
     /// Imports the file.
     pub(super) fn import(&self) -> crate::Result<Recording> {
+        self.import_also(&self.file)
+    }
+
+    /// Imports another file with the same options.
+    pub(super) fn import_also(&self, file: &Path) -> crate::Result<Recording> {
         let options = Options { device: self.device, memory: self.memory };
-        if self.file == Path::new("-") {
+        if file == Path::new("-") {
             return import::read("standard input", io::stdin(), &options);
         }
-        import::open(&self.file, &options)
+        import::open(file, &options)
+    }
+
+    /// The file's path.
+    pub(super) fn file(&self) -> &Path {
+        &self.file
     }
 
     /// Refuses to write to the file that is read.

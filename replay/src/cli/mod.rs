@@ -28,11 +28,19 @@ mod bench;
 mod busy;
 mod calibrate;
 mod explain;
+mod export;
+mod fidelity;
 mod format;
+mod gate;
 mod import;
 mod input;
+mod output;
 mod overwrite;
 mod plan;
+mod record;
+mod report;
+mod shell;
+mod tune;
 mod verdict;
 
 use std::ffi::OsString;
@@ -44,7 +52,7 @@ use crate::busy as in_flight;
 use crate::compare::{self, Settings};
 use crate::progress::Progress;
 use crate::report::Format;
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use millpond_core::Error;
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_driver::DeviceSpec;
@@ -86,9 +94,17 @@ fn dispatch(cli: &Cli, table: &LayerTable, out: impl Write) -> Result<Verdict, F
         Some(Command::Bench(args)) => bench(args, table, out),
         Some(Command::Busy(args)) => busy(args, table, out),
         Some(Command::Calibrate(args)) => calibrate::run(args, table, out),
+        Some(Command::Completions(args)) => shell::completions(args, Cli::command(), out),
         Some(Command::Explain(args)) => explain::run(args, out),
+        Some(Command::Fidelity(args)) => fidelity::run(args, out),
+        Some(Command::Export(args)) => export::run(args, out),
+        Some(Command::Gate(args)) => gate::run(args, out),
         Some(Command::Import(args)) => import::run(args, out),
+        Some(Command::Man) => shell::man(Cli::command(), out),
         Some(Command::Plan(args)) => plan::run(args, out),
+        Some(Command::Tune(args)) => tune::run(args, table, out),
+        Some(Command::Record(args)) => record::run(args, out),
+        Some(Command::Report(args)) => report::run(args, table, out),
         None => replay(cli, table, out),
     }
 }

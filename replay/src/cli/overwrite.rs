@@ -46,27 +46,29 @@ pub(crate) fn refuse(logs: &[PathBuf], profiles: &[&Path], stacks: &[StackSpec])
     Ok(())
 }
 
-/// Refuses a file for the results that is a log or a profile to read, or that a stack's `logging` writes.
+/// Refuses a file for `written`, as in `the profile`, that is a log or a profile to read, or that a stack's
+/// `logging` writes.
 ///
 /// # Errors
 /// The file.
 pub(crate) fn refuse_output(
+    written: &str,
     file: &Path,
     logs: &[PathBuf],
     profiles: &[&Path],
     stacks: &[StackSpec],
 ) -> Result<(), Error> {
     let shown = file.display();
-    let fail = |what: &str| Err(destroys("the profile", file, what));
+    let fail = |what: &str| Err(destroys(written, file, what));
     if logs.iter().any(|log| is_same(input(log), file)) {
-        return fail("a log to check");
+        return fail("a log to read");
     }
     if profiles.iter().any(|profile| is_same(profile, file)) {
-        return fail("the profile of the device to measure");
+        return fail("the profile of the device");
     }
     match stacks.iter().find(|stack| outputs(stack).any(|log| is_same(&log, file))) {
         Some(stack) => Err(Error::invalid_argument(format!(
-            "the profile would be written to {shown}, where {stack} writes its log; choose another file"
+            "{written} would be written to {shown}, where {stack} writes its log; choose another file"
         ))),
         None => Ok(()),
     }
@@ -79,6 +81,21 @@ pub(crate) fn refuse_output(
 pub(crate) fn refuse_import(output: &Path, file: &Path) -> Result<(), Error> {
     if is_same(input(file), output) {
         return Err(destroys("the log", output, "the file to import"));
+    }
+    Ok(())
+}
+
+/// Refuses two outputs of one run that are one file.
+///
+/// # Errors
+/// The file.
+pub(crate) fn refuse_twice(files: &[&Path]) -> Result<(), Error> {
+    for (index, file) in files.iter().enumerate() {
+        if files[..index].iter().any(|other| is_same(file, other)) {
+            let shown = file.display();
+            let why = format!("{shown} is named twice; give each output a file of its own");
+            return Err(Error::invalid_argument(why));
+        }
     }
     Ok(())
 }

@@ -64,6 +64,9 @@ pub struct StackFigures {
     pub reserved_over_live_first: Option<f64>,
     /// The same for the last pass.
     pub reserved_over_live_last: Option<f64>,
+    /// The peak up to the end of the first pass over the least that any allocator needs whose streams take
+    /// nothing that another one used; `None` if nothing is live.
+    pub reserved_over_apart_first: Option<f64>,
     /// The largest free block in bytes after the last operation of the last pass, if the stack keeps
     /// statistics.
     pub largest_free_block_bytes: Option<u64>,

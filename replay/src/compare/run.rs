@@ -201,8 +201,8 @@ impl<'a> StackWatch<'a> {
         let log = program.summary();
         let operations = log.operations;
         let per_op = |ns: u64| ns as f64 / operations.max(1) as f64;
-        let over_live =
-            |bytes: u64| (log.peak_live_bytes > 0).then(|| bytes as f64 / log.peak_live_bytes as f64);
+        let over = |least: u64, bytes: u64| (least > 0).then(|| bytes as f64 / least as f64);
+        let over_live = |bytes: u64| over(log.peak_live_bytes, bytes);
         let best = self.passes.iter().min_by_key(|pass| pass.total_ns).cloned().unwrap_or_default();
         let first = self.passes.first().cloned().unwrap_or_default();
         let last = self.passes.last().cloned().unwrap_or_default();
@@ -225,6 +225,7 @@ impl<'a> StackWatch<'a> {
             peak_live_bytes: log.peak_live_bytes,
             reserved_over_live_first: over_live(first.peak_bytes),
             reserved_over_live_last: over_live(last.peak_bytes),
+            reserved_over_apart_first: over(log.peak_live_bytes_apart, first.peak_bytes),
             largest_free_block_bytes: self.statistics.map(|statistics| statistics.largest_free_block),
             bytes_beyond_slack: self.statistics.map(|statistics| statistics.bytes_beyond_slack),
             ns_per_op_first: Some(per_op(first.total_ns)),

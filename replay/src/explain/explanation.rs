@@ -36,6 +36,8 @@ pub struct Explanation {
     pub diagnoses: Vec<Diagnosis>,
     /// What the recording cannot say.
     pub not_known: Vec<Unknown>,
+    /// The lines that make the program record what is missing; `None` if they would bring nothing.
+    pub lines_to_record: Option<&'static str>,
 }
 
 /// A moment that is explained.

@@ -7,13 +7,14 @@
 mod diagnoses;
 mod explanation;
 mod holders;
+mod settings;
 mod text;
 
+use crate::record::Framework;
 use crate::recording::{Event, EventKind, Moment, Recording};
 
 pub use explanation::{Diagnosis, Explained, Explanation, Occasion};
 pub use holders::Holder;
-#[cfg(feature = "cli")]
 pub(crate) use text::plain;
 pub use text::print;
 
@@ -54,7 +55,8 @@ pub fn explain(recording: &Recording, device_bytes: Option<u64>) -> Explanation 
         add(Occasion::Failure, number, Some(event.bytes));
     }
     add(Occasion::End, recording.len().saturating_sub(1), None);
-    let diagnoses = diagnoses::all(recording, &sums, &moments);
+    let mut diagnoses = diagnoses::all(recording, &sums, &moments);
+    diagnoses.extend(settings::without_effect(recording));
     Explanation {
         version: 1,
         file: recording.file().to_owned(),
@@ -65,5 +67,6 @@ pub fn explain(recording: &Recording, device_bytes: Option<u64>) -> Explanation 
         moments: moments.into_iter().map(|(explained, _)| explained).collect(),
         diagnoses,
         not_known: recording.unknowns().to_vec(),
+        lines_to_record: Framework::to_record_again(recording).map(Framework::lines),
     }
 }

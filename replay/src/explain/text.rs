@@ -46,6 +46,10 @@ pub fn print(explanation: &Explanation, out: &mut impl Write) -> io::Result<()> 
     for unknown in &explanation.not_known {
         writeln!(out, "  {}", plain(&unknown.text))?;
     }
+    if let Some(lines) = explanation.lines_to_record {
+        writeln!(out, "to record what is missing:")?;
+        lines.lines().try_for_each(|line| writeln!(out, "  {line}"))?;
+    }
     Ok(())
 }
 

@@ -106,6 +106,9 @@ pub struct Placement {
     /// The blocks as minimalloc's CSV, with their offsets.
     #[serde(skip)]
     csv: Option<String>,
+    /// The blocks with their offsets.
+    #[serde(skip)]
+    placed: Option<Vec<(Block, u64)>>,
 }
 
 impl Placement {
@@ -140,6 +143,10 @@ impl Placement {
             timed_out: plan.as_ref().is_some_and(|plan| plan.timed_out),
             capacity: request.capacity,
             answer,
+            placed: plan.as_ref().map(|plan| {
+                let blocks = problem.blocks().iter().copied();
+                blocks.zip(plan.offsets.iter().copied()).collect()
+            }),
             csv: plan.map(|plan| problem.to_minimalloc_csv(Some(&plan.offsets))),
         })
     }
@@ -149,6 +156,13 @@ impl Placement {
     #[must_use]
     pub fn csv(&self) -> Option<&str> {
         self.csv.as_deref()
+    }
+
+    /// The blocks with their offsets; their births and deaths are numbers of events. `None` where no
+    /// placement can fit into the capacity.
+    #[must_use]
+    pub fn placed(&self) -> Option<&[(Block, u64)]> {
+        self.placed.as_deref()
     }
 
     /// The largest block over the bound: close to 1, few blocks decide, and a low placement is hard to find.
@@ -171,6 +185,26 @@ fn search(problem: &Problem, request: &Request) -> (Option<Plan>, Option<Answer>
     };
     let bound = plan.bound;
     (Some(plan), Some(answer), bound)
+}
+
+/// The least bytes for a recording's blocks, whatever the allocator.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Bounds {
+    /// If streams share addresses in the order of the host's calls.
+    pub(crate) host_order: u64,
+    /// If they never share.
+    pub(crate) stream_safe: u64,
+}
+
+/// Computes the bounds without a placement.
+///
+/// # Errors
+/// All sizes together exceed 64 bits.
+pub(crate) fn bounds_of(recording: &Recording, alignment: u64) -> Result<Bounds, ProblemError> {
+    let (blocks, _) = blocks_of(recording);
+    let problem = Problem::stream_safe(blocks, alignment, Vec::new())?;
+    let bounds = millpond_planning::bounds(&problem);
+    Ok(Bounds { host_order: bounds.host_order, stream_safe: bounds.bytes })
 }
 
 /// The blocks of a recording with the numbers of their events, and how many of them are failed requests. A

@@ -26,6 +26,8 @@ pub struct ProgramBuilder {
     failed: FailedRequests,
     live_bytes: u128,
     peak_live_bytes: u128,
+    /// The live bytes of each stream, and the most of them so far.
+    stream_bytes: Vec<(u128, u128)>,
     /// The blocks whose address was allocated again without a free.
     lost: Vec<Live>,
     /// The number of operations on each slot.
@@ -60,6 +62,7 @@ impl ProgramBuilder {
             failed: FailedRequests::default(),
             live_bytes: 0,
             peak_live_bytes: 0,
+            stream_bytes: Vec::new(),
             lost: Vec::new(),
             tickets: Vec::new(),
             free_slots: VecDeque::new(),
@@ -118,6 +121,14 @@ impl ProgramBuilder {
         }
         self.live_bytes += u128::from(event.bytes);
         self.peak_live_bytes = self.peak_live_bytes.max(self.live_bytes);
+        self.summary.live.push(self.live_bytes);
+        let stream = self.lanes.stream(lane);
+        if stream >= self.stream_bytes.len() {
+            self.stream_bytes.resize(stream + 1, (0, 0));
+        }
+        let (of_stream, most) = &mut self.stream_bytes[stream];
+        *of_stream += u128::from(event.bytes);
+        *most = (*most).max(*of_stream);
         let blocks = (self.live.len() + self.lost.len()) as u64;
         self.summary.peak_live_blocks = self.summary.peak_live_blocks.max(blocks);
         self.emit(OpKind::Allocate, live, lane, line)
@@ -139,6 +150,8 @@ impl ProgramBuilder {
             self.summary.first_size_mismatch_line.get_or_insert(event.line);
         }
         self.live_bytes -= u128::from(live.bytes);
+        self.summary.live.push(self.live_bytes);
+        self.stream_bytes[self.lanes.stream(live.lane)].0 -= u128::from(live.bytes);
         self.free_slots.push_back(live.slot);
         self.emit(OpKind::Free, live, lane, line)
     }
@@ -200,6 +213,7 @@ impl ProgramBuilder {
         summary.threads = lanes.thread_count();
         summary.devices = self.devices.len();
         summary.peak_live_bytes = saturated(self.peak_live_bytes);
+        summary.peak_live_bytes_apart = saturated(self.stream_bytes.iter().map(|(_, most)| most).sum());
         summary.leaked_blocks = leaked.len() as u64;
         summary.leaked_bytes = saturated(self.live_bytes);
         summary.logged_ns_per_op =
@@ -338,6 +352,24 @@ mod tests {
         let summary = program.summary();
         assert_eq!((summary.duplicate_allocations, summary.size_mismatches), (0, 0));
         assert_eq!((summary.unknown_frees, summary.leaked_blocks, summary.peak_live_bytes), (0, 0, 16));
+    }
+
+    #[test]
+    fn streams_apart_need_their_own_peaks_together() {
+        let row = |action: &str, address: u32, bytes: u32, stream: u32| {
+            format!("1,00:00:00.0,{action},{address:#x},{bytes},{stream}\n")
+        };
+        let rows = [
+            row("allocate", 1, 10, 3),
+            row("allocate", 2, 5, 4),
+            row("free", 1, 10, 4),
+            row("allocate", 3, 12, 4),
+            row("allocate", 4, 4, 3),
+        ];
+        let program = program(&rows.concat());
+        let summary = program.summary();
+        // A block is of the stream that allocated it, whichever frees it: 10 and 17, of which 21 at once.
+        assert_eq!((summary.peak_live_bytes, summary.peak_live_bytes_apart), (21, 27));
     }
 
     #[test]

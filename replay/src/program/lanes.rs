@@ -57,6 +57,12 @@ impl Lanes {
         lane
     }
 
+    /// The number of the stream of a lane.
+    #[inline]
+    pub(super) fn stream(&self, lane: u32) -> usize {
+        self.lanes[lane as usize].stream as usize
+    }
+
     pub(super) fn thread_count(&self) -> usize {
         self.threads.len()
     }

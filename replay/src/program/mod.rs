@@ -28,6 +28,7 @@ mod op;
 mod read;
 mod recorded;
 mod rows;
+mod sparkline;
 mod store;
 mod summary;
 
@@ -36,4 +37,5 @@ pub use content::Program;
 pub use lanes::Lane;
 pub use limits::Limits;
 pub use op::{Op, OpKind};
+pub use sparkline::Sparkline;
 pub use summary::LogSummary;

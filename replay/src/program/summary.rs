@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use super::sparkline::Sparkline;
+
 /// The contents of a log. Sizes in bytes, as requested.
 #[derive(Clone, Default, PartialEq, Debug, Serialize)]
 pub struct LogSummary {
@@ -23,6 +25,12 @@ pub struct LogSummary {
     pub devices: usize,
     /// The highest sum of the sizes of live blocks, in bytes.
     pub peak_live_bytes: u64,
+    /// The course of that sum.
+    #[serde(skip)]
+    pub live: Sparkline,
+    /// The sum of the streams' own highest sums of live bytes: no allocator needs less whose streams take
+    /// nothing that another one used. A block is of the stream that it was allocated on.
+    pub peak_live_bytes_apart: u64,
     /// The highest number of live blocks.
     pub peak_live_blocks: u64,
     /// The largest request in bytes.

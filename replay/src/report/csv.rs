@@ -35,6 +35,7 @@ struct Row<'a> {
     streams: usize,
     threads: usize,
     peak_live_bytes: u64,
+    peak_live_bytes_apart: u64,
     device: &'a str,
     simulated: bool,
     thread_order: &'a str,
@@ -56,6 +57,7 @@ struct Row<'a> {
     peak_reserved_bytes_last: Option<u64>,
     reserved_over_live_first: Option<f64>,
     reserved_over_live_last: Option<f64>,
+    reserved_over_apart_first: Option<f64>,
     largest_free_block_bytes: Option<u64>,
     bytes_beyond_slack: Option<u64>,
     ns_per_op_first: Option<f64>,
@@ -90,6 +92,7 @@ impl<'a> Row<'a> {
             streams: log.streams,
             threads: log.threads,
             peak_live_bytes: log.peak_live_bytes,
+            peak_live_bytes_apart: log.peak_live_bytes_apart,
             device: &comparison.device.spec,
             simulated: comparison.device.simulated,
             thread_order: &comparison.thread_order,
@@ -128,6 +131,7 @@ impl<'a> Row<'a> {
         self.peak_reserved_bytes_last = Some(figures.peak_reserved_bytes_last);
         self.reserved_over_live_first = figures.reserved_over_live_first;
         self.reserved_over_live_last = figures.reserved_over_live_last;
+        self.reserved_over_apart_first = figures.reserved_over_apart_first;
         self.largest_free_block_bytes = figures.largest_free_block_bytes;
         self.bytes_beyond_slack = figures.bytes_beyond_slack;
         self.ns_per_op_first = figures.ns_per_op_first;

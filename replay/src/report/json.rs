@@ -4,6 +4,7 @@
 //! version                       2; grows when a field is renamed, removed or means something else
 //! device                        spec, name, simulated, total_bytes, free_bytes
 //! log                           file, events, operations, streams, threads, peak_live_bytes,
+//!                               peak_live_bytes_apart (the sum of the streams' own peaks),
 //!                               leaked_blocks, unknown_frees, skipped_rows, rest_missing, and more;
 //!                               imported_from and not_known[] if the file was imported
 //! thread_order, passes          how it was replayed
@@ -23,6 +24,7 @@
 //!   peak_reserved_bytes_last    the same in the last pass
 //!   peak_live_bytes             of the log
 //!   reserved_over_live_first, _last  the ratios of these; null if nothing is live
+//!   reserved_over_apart_first   the first pass's peak over the least if streams share no memory
 //!   largest_free_block_bytes    after the last pass; null if the stack keeps no statistics
 //!   bytes_beyond_slack          taken in all passes beyond the slack of pools, since to save them would have
 //!                               cost too many driver calls; null if the stack keeps no statistics

@@ -2,6 +2,7 @@
 
 mod advice;
 pub mod csv;
+pub mod html;
 pub mod json;
 mod reporter;
 pub(crate) mod table;

@@ -14,6 +14,8 @@ const LEGEND: &str = "\
 peak taken: most bytes held from the driver at a time; taken / live: that / the log's peak live
 ns/op: the stack's own time and the driver's; calls: of the driver; failures: allocations that failed";
 
+const APART_LEGEND: &str = "taken / apart: that / the least for any allocator whose streams share no memory";
+
 const ASKED_AGAIN_LEGEND: &str =
     "failed then, served now: rows `allocate failure` of the log, asked for at their place";
 
@@ -55,7 +57,15 @@ impl<W: Write> Reporter for TableReporter<W> {
         writeln!(out, "{}", headline(comparison))?;
         let ran: Vec<(&StackReport, &StackFigures)> = comparison.stacks.iter().filter_map(figures).collect();
         if !ran.is_empty() {
-            writeln!(out, "{}\n\n{}\n{LEGEND}", how_replayed(comparison), table(comparison, &ran))?;
+            writeln!(out, "{}", how_replayed(comparison))?;
+            let live = comparison.log.live.text(LINE_WIDTH - "live bytes ".len());
+            if !live.is_empty() {
+                writeln!(out, "live bytes {live}")?;
+            }
+            writeln!(out, "\n{}\n{LEGEND}", table(comparison, &ran))?;
+            if comparison.log.streams > 1 {
+                writeln!(out, "{APART_LEGEND}")?;
+            }
             if comparison.log.failed_requests > 0 {
                 writeln!(out, "{ASKED_AGAIN_LEGEND}")?;
             }
@@ -137,6 +147,9 @@ const REPEATED: [Column; 9] = [
     ("failures\nfirst pass", |figures| thousands(figures.failures)),
 ];
 
+/// The column for logs of several streams.
+const APART: Column = ("taken\n/ apart", |figures| ratio(figures.reserved_over_apart_first));
+
 /// The column for logs in which requests failed.
 const ASKED_AGAIN: Column = ("failed then,\nserved now", |figures| {
     figures.asked_again.as_ref().map_or("-".to_owned(), |asked| {
@@ -146,6 +159,9 @@ const ASKED_AGAIN: Column = ("failed then,\nserved now", |figures| {
 
 fn table(comparison: &Comparison, ran: &Ran<'_>) -> Table {
     let mut columns = if comparison.passes > 1 { REPEATED.to_vec() } else { ONCE.to_vec() };
+    if comparison.log.streams > 1 {
+        columns.insert(2, APART);
+    }
     if comparison.log.failed_requests > 0 {
         columns.push(ASKED_AGAIN);
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use millpond_replay::explain::explain;
+use millpond_replay::fidelity::Fidelity;
 use millpond_replay::import::{self, Options};
 use millpond_replay::program::{Limits, Program};
 use millpond_replay::recording::{EventKind, Recording};
@@ -402,6 +403,32 @@ fn sizes_that_no_device_has_overflow_nothing() {
     let explanation = explain(&recording, Some(u64::MAX));
     assert_eq!(explanation.sums.failures, 1);
     Program::of(&recording, Limits::default()).unwrap();
+}
+
+#[test]
+fn the_model_of_pytorch_overflows_nothing_where_a_snapshot_is_of_no_device() {
+    let fidelity = |trace: Vec<Py>, segments: Vec<Py>| {
+        let recording = imported(&pickle(&snapshot(segments, vec![trace], vec![]), 4));
+        explain(&recording, None);
+        Fidelity::of(&recording, None)
+    };
+    let whole = || entry("segment_alloc", 2 << 20, 2 << 20, &[]);
+    // More than there are addresses: refused by the driver, and the model says that it differs.
+    for bytes in [u64::MAX, 1 << 63, 1 << 62] {
+        let trace = vec![whole(), entry("alloc", 2 << 20, 512, &[]), entry("alloc", 1 << 40, bytes, &[])];
+        let found = fidelity(trace, vec![]).unwrap();
+        assert_eq!((found.allocations, found.same_address), (2, 1));
+        assert!(found.first.is_some());
+    }
+    let end = u64::MAX - 4095;
+    for (action, address, bytes) in
+        [("segment_alloc", end, 1 << 63), ("segment_map", 1 << 20, 1 << 63), ("segment_unmap", end, 1 << 30)]
+    {
+        let error = fidelity(vec![whole(), entry(action, address, bytes, &[])], vec![]).unwrap_err();
+        assert!(error.contains("which no device has"), "{error}");
+    }
+    let error = fidelity(vec![whole()], vec![segment(0, end, 1 << 63, vec![])]).unwrap_err();
+    assert!(error.contains("which no device has"), "{error}");
 }
 
 #[test]

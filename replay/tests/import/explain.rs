@@ -155,6 +155,47 @@ fn a_leak_is_memory_that_grows_with_each_step() {
 }
 
 #[test]
+fn settings_that_the_allocator_did_not_take_or_that_change_nothing_are_named() {
+    let explained = |asked: &str, taken: &[(&str, &str)], more: &str| {
+        let mut notes = format!("source test;setting PYTORCH_CUDA_ALLOC_CONF {}", asked.replace(',', "%2C"));
+        for (name, value) in taken {
+            write!(notes, ";setting {name} {value}").unwrap();
+        }
+        let head = "Thread,Time,Action,Pointer,Size,Stream,Alignment,Notes";
+        let segment = "segment_alloc 0x10000000000 20971520 0 0 - - 0:0 0 -";
+        let row = format!("0,0,allocate,0x10000000000,3145728,0,256,{notes};{segment}");
+        explain(&imported(format!("{head}\n{row}\n{more}").as_bytes()), None)
+    };
+    let is_named = |explanation: &Explanation, text: &str| {
+        let of_settings = |diagnosis: &&Diagnosis| diagnosis.code == "settings_without_effect";
+        let found = explanation.diagnoses.iter().find(of_settings);
+        found.is_some_and(|diagnosis| diagnosis.evidence.iter().any(|line| line.contains(text)))
+    };
+    let none = [("max_split_size", "-1"), ("expandable_segments", "False")];
+    let late = explained("max_split_size_mb:128,expandable_segments:True", &none, "");
+    assert!(is_named(&late, "`max_split_size_mb:128` was in the environment"), "{:?}", late.diagnoses);
+    assert!(is_named(&late, "`expandable_segments:True` was in the environment"));
+    let large = explained("max_split_size_mb:128", &[("max_split_size", "134217728")], "");
+    assert!(is_named(&large, "no segment is larger than 20MiB"), "{:?}", large.diagnoses);
+    let fixed = explained("expandable_segments:True", &[("expandable_segments", "True")], "");
+    assert!(is_named(&fixed, "all segments have a fixed size"));
+    let four = [("roundup_power2_divisions", "1:4%2C2:4%2C4:4%2C8:4")];
+    assert!(!is_named(&explained("roundup_power2_divisions:4", &four, ""), "each request is rounded"));
+    let row = "0,0,allocate,0x20000000000,2621441,0,256,\n";
+    let list = "roundup_power2_divisions:[1:4,2:1,4:1,8:1]";
+    let table = [("roundup_power2_divisions", "1:4%2C2:1%2C4:1%2C8:1")];
+    assert!(is_named(&explained(list, &table, row), "each request is rounded as without it"));
+    // What the snapshots of a GPU were made with did change them, but for sizes that no block has.
+    for (name, facts) in facts() {
+        let has_idle = explain(&snapshot(&name), None)
+            .diagnoses
+            .iter()
+            .any(|diagnosis| diagnosis.code == "settings_without_effect");
+        assert_eq!(has_idle, name == "roundup_list", "{name}: {}", facts["conf"]);
+    }
+}
+
+#[test]
 fn snapshots_of_a_gpu_are_explained() {
     let codes = |name: &str| -> Vec<&str> {
         explain(&snapshot(name), None).diagnoses.iter().map(|diagnosis| diagnosis.code).collect()

@@ -13,6 +13,7 @@ mod pickle;
 mod plan;
 mod snapshots;
 mod tables;
+mod tune;
 
 use millpond_replay::import::{self, Options};
 use millpond_replay::recording::Recording;

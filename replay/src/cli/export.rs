@@ -1,0 +1,67 @@
+//! The command line of `export`.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use super::import::SourceArgs;
+use super::output;
+use super::verdict::{Failure, Verdict};
+use crate::export::Format;
+
+/// Writes a file for other tools: speedscope, flame graphs, Perfetto, spreadsheets
+///
+/// Reads what `import` reads.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ExportArgs {
+    #[command(flatten)]
+    source: SourceArgs,
+
+    /// The format
+    #[arg(long, short = 'f', value_enum, value_name = "FORMAT")]
+    format: ExportFormat,
+
+    /// The event whose instant is written, counted from 1, for `speedscope` and `folded` [default: the one
+    /// that reached the peak]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    event: Option<u64>,
+
+    /// The file to write; `-` is the standard output, which is the default
+    #[arg(long, short = 'o', value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// The formats of other tools.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum ExportFormat {
+    /// JSON of speedscope: which stacks hold how many bytes at an instant
+    Speedscope,
+    /// The same as lines for flamegraph.pl and inferno
+    Folded,
+    /// JSON for Perfetto and chrome://tracing: live and reserved bytes, failed requests, phases
+    Perfetto,
+    /// CSV with live and reserved bytes after each event
+    Series,
+}
+
+impl From<ExportFormat> for Format {
+    fn from(format: ExportFormat) -> Self {
+        match format {
+            ExportFormat::Speedscope => Self::Speedscope,
+            ExportFormat::Folded => Self::Folded,
+            ExportFormat::Perfetto => Self::Perfetto,
+            ExportFormat::Series => Self::Series,
+        }
+    }
+}
+
+/// Imports a file and writes it.
+pub(super) fn run(args: &ExportArgs, out: impl Write) -> Result<Verdict, Failure> {
+    args.source.refuse_overwrite(args.output.as_deref())?;
+    let recording = args.source.import()?;
+    let event = args.event.map(|event| usize::try_from(event - 1).unwrap_or(usize::MAX));
+    let format = Format::from(args.format);
+    output::write(args.output.as_deref(), out, |mut out| format.write(&recording, event, &mut out))?;
+    Ok(Verdict::Fine)
+}

@@ -1,0 +1,87 @@
+//! The command line of `gate`.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use millpond_core::{Error, ErrorKind};
+
+use super::import::{ReportFormat, SourceArgs};
+use super::overwrite;
+use super::verdict::{Failure, Verdict};
+use crate::gate::{self, Budget};
+
+/// Compares a file with a budget of memory, to fail a build whose memory grows
+///
+/// Reads what `import` reads. The exit status is 0 within the budget, 1 over it, and 2 if the file or the
+/// budget cannot be read, or a result cannot be written. In a step of GitHub's actions, --markdown
+/// "$GITHUB_STEP_SUMMARY" shows the table in the summary of the run.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct GateArgs {
+    #[command(flatten)]
+    source: SourceArgs,
+
+    /// The budget
+    #[arg(long, short = 'b', value_name = "BUDGET.toml")]
+    budget: PathBuf,
+
+    /// Write the budget that the file is exactly within, rather than compare
+    #[arg(long)]
+    write: bool,
+
+    /// Add a table of markdown to this file
+    #[arg(long, value_name = "FILE.md", conflicts_with = "write")]
+    markdown: Option<PathBuf>,
+
+    /// Write JUnit's XML to this file
+    #[arg(long, value_name = "FILE.xml", conflicts_with = "write")]
+    junit: Option<PathBuf>,
+
+    /// How the result is printed
+    #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
+    format: ReportFormat,
+}
+
+/// Imports a file and compares it, or writes its budget.
+pub(super) fn run(args: &GateArgs, mut out: impl Write) -> Result<Verdict, Failure> {
+    for output in [&args.markdown, &args.junit].into_iter().flatten().chain([&args.budget]) {
+        args.source.refuse_overwrite(Some(output))?;
+    }
+    let path = args.budget.as_path();
+    let outputs = [args.markdown.as_deref(), args.junit.as_deref()].into_iter().flatten();
+    overwrite::refuse_twice(&[path].into_iter().chain(outputs).collect::<Vec<_>>())?;
+    if args.write {
+        let budget = Budget::of(&args.source.import()?);
+        fs::write(path, budget.to_string()).map_err(|error| not_written(path, &error))?;
+        writeln!(out, "{}", path.display())?;
+        return Ok(Verdict::Fine);
+    }
+    let bad = |error: &dyn std::fmt::Display| Error::invalid_argument(format!("{}: {error}", path.display()));
+    let text = fs::read_to_string(path).map_err(|error| bad(&error))?;
+    let budget: Budget = text.parse().map_err(|error| bad(&error))?;
+    let gate = gate::compare(&args.source.import()?, &budget);
+    if let Some(path) = &args.markdown {
+        let file = OpenOptions::new().append(true).create(true).open(path);
+        file.and_then(|mut file| gate::markdown(&gate, &mut file))
+            .map_err(|error| not_written(path, &error))?;
+    }
+    if let Some(path) = &args.junit {
+        let mut xml = Vec::new();
+        gate::junit(&gate, &mut xml)?;
+        fs::write(path, xml).map_err(|error| not_written(path, &error))?;
+    }
+    match args.format {
+        ReportFormat::Text => gate::text(&gate, &mut out)?,
+        ReportFormat::Json => {
+            serde_json::to_writer(&mut out, &gate).map_err(io::Error::from)?;
+            writeln!(out)?;
+        }
+    }
+    Ok(if gate.is_within { Verdict::Fine } else { Verdict::StackFailed })
+}
+
+/// Not the status of a file over its budget.
+fn not_written(path: &Path, error: &io::Error) -> Error {
+    Error::new(ErrorKind::Io, format!("{} cannot be written: {error}", path.display()))
+}

@@ -1,0 +1,96 @@
+//! The command line of `report`.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use millpond_core::stack::{LayerTable, StackSpec};
+use millpond_driver::DeviceSpec;
+
+use super::import::SourceArgs;
+use super::input::check;
+use super::verdict::{Failure, Verdict};
+use super::{output, overwrite};
+use crate::explain;
+use crate::placement::{Placement, Request, Sharing};
+use crate::recording::Recording;
+use crate::report::html::{Curve, Page};
+
+/// Writes one page of HTML about a file: what is live over time, where, and held by which stacks
+///
+/// Reads what `import` reads. The page needs no other file and no network: live and reserved bytes over
+/// events or time, failed requests, blocks by address, bytes by stack, the flame graph of each instant, sizes
+/// by lifetimes, the ledger and the diagnoses of `explain`, and a placement of `plan`. Its summary is JSON
+/// inside of the page, in the element `summary`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ReportArgs {
+    #[command(flatten)]
+    source: SourceArgs,
+
+    /// Another run, to compare with
+    #[arg(value_name = "FILE2")]
+    other: Option<PathBuf>,
+
+    /// The page to write; `-` is the standard output
+    #[arg(long, short = 'o', value_name = "PAGE.html")]
+    output: PathBuf,
+
+    /// A stack of resources whose reserved bytes are drawn beside the others', on a simulated device; may be
+    /// given several times
+    #[arg(long = "stack", short = 's', value_name = "SPEC")]
+    stacks: Vec<StackSpec>,
+
+    /// Where the stacks are replayed, as in sim:24GiB
+    #[arg(long, value_name = "DEVICE", default_value = "sim:h200", requires = "stacks")]
+    on: DeviceSpec,
+
+    /// The seconds after which the search for a placement ends with its best one; 0 for no placement
+    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
+    plan_time: u64,
+}
+
+/// Imports a file, or two, and writes the page.
+pub(super) fn run(args: &ReportArgs, table: &LayerTable, mut out: impl Write) -> Result<Verdict, Failure> {
+    check(&args.stacks, table)?;
+    let profile: Vec<&Path> = overwrite::profile(Some(&args.on)).into_iter().collect();
+    for file in [Some(args.source.file()), args.other.as_deref()].into_iter().flatten() {
+        let files = [file.to_owned()];
+        overwrite::refuse(&files, &profile, &args.stacks)?;
+        overwrite::refuse_output("the page", &args.output, &files, &profile, &args.stacks)?;
+    }
+    let recording = args.source.import()?;
+    let other = args.other.as_deref().map(|path| args.source.import_also(path)).transpose()?;
+    let explanation = explain::explain(&recording, None);
+    let placement = placement(&recording, args.plan_time)?;
+    let curves = args.stacks.iter().map(|stack| Curve::of(&recording, stack, table, &args.on));
+    let curves: Vec<Curve> = curves.collect::<crate::Result<_>>()?;
+    let page = Page {
+        recording: &recording,
+        explanation: &explanation,
+        other: other.as_ref(),
+        placement: placement.as_ref(),
+        curves: &curves,
+    };
+    output::write(Some(&args.output), &mut out, |mut out| page.write(&mut out))?;
+    if args.output != Path::new("-") {
+        writeln!(out, "{}", args.output.display())?;
+    }
+    Ok(Verdict::Fine)
+}
+
+fn placement(recording: &Recording, seconds: u64) -> crate::Result<Option<Placement>> {
+    if seconds == 0 {
+        return Ok(None);
+    }
+    let request = Request {
+        sharing: Sharing::StreamSafe,
+        alignment: 256,
+        capacity: None,
+        options: millpond_planning::Options {
+            time: Duration::from_secs(seconds),
+            ..millpond_planning::Options::default()
+        },
+    };
+    Ok(Some(Placement::of(recording, &request)?))
+}

@@ -1,0 +1,111 @@
+//! Settings of PyTorch's allocator that have no effect: the allocator did not take them, or nothing in the
+//! recording is as they expect.
+
+use millpond_core::format_bytes;
+
+use super::explanation::Diagnosis;
+use crate::peers::torch::settings::Settings;
+use crate::recording::{EventKind, Recording};
+
+/// The names under which a snapshot has the text of the variable.
+const VARIABLES: [&str; 2] = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
+
+/// Settings that are without an effect, each with why.
+pub(super) fn without_effect(recording: &Recording) -> Option<Diagnosis> {
+    let has = |name: &str| recording.settings().iter().find(|(known, _)| known == name);
+    let (_, text) = VARIABLES.iter().find_map(|name| has(name)).filter(|(_, text)| !text.is_empty())?;
+    let taken = Settings::of(recording).ok()?;
+    let mut evidence = Vec::new();
+    for (name, value) in pairs(text) {
+        let mut asked = Settings::default();
+        let known = has(effective(name)).is_some();
+        if asked.set(name, value).is_err() || !known {
+            continue; // a setting that this reader does not know, or that a snapshot does not hold
+        }
+        if !is_taken(name, &asked, &taken) {
+            evidence.push(format!(
+                "`{name}:{value}` was in the environment, and the allocator has another value"
+            ));
+        } else if let Some(why) = idle(recording, name, &taken) {
+            evidence.push(format!("`{name}:{value}` changed nothing: {why}"));
+        }
+    }
+    (!evidence.is_empty()).then(|| Diagnosis {
+        code: "settings_without_effect",
+        what: "settings of the allocator have no effect".to_owned(),
+        evidence,
+        holders: Vec::new(),
+        fixes: vec![
+            "set the variable before Python starts: PyTorch reads it once, when it is imported".to_owned(),
+            "millpond-replay tune says which settings would help".to_owned(),
+        ],
+    })
+}
+
+/// The settings in the text of the variable.
+fn pairs(text: &str) -> Vec<(&str, &str)> {
+    let mut depth = 0_i32;
+    let parts = text.split(|char| {
+        depth += i32::from(char == '[') - i32::from(char == ']');
+        char == ',' && depth <= 0
+    });
+    parts.filter_map(|part| part.split_once(':')).map(|(name, value)| (name.trim(), value.trim())).collect()
+}
+
+/// The name of a setting among the values that the allocator has.
+fn effective(name: &str) -> &str {
+    if name == "max_split_size_mb" { "max_split_size" } else { name }
+}
+
+fn is_taken(name: &str, asked: &Settings, taken: &Settings) -> bool {
+    match name {
+        "max_split_size_mb" => asked.max_split == taken.max_split,
+        "garbage_collection_threshold" => (asked.garbage_collection - taken.garbage_collection).abs() < 1e-6,
+        "expandable_segments" => asked.is_expandable == taken.is_expandable,
+        "roundup_power2_divisions" => {
+            (0..asked.divisions.len()).all(|at| asked.divisions[at].max(1) == taken.divisions[at].max(1))
+        }
+        _ => true,
+    }
+}
+
+/// Why a setting that the allocator took changed nothing in the recording.
+fn idle(recording: &Recording, name: &str, taken: &Settings) -> Option<String> {
+    let requests = || recording.events().filter(|event| event.kind == EventKind::Allocate);
+    match name {
+        "max_split_size_mb" => {
+            let segments = recording.events().filter(|event| event.kind == EventKind::SegmentAllocate);
+            let largest = segments.map(|event| event.bytes).max()?;
+            let bytes = format_bytes;
+            (largest < taken.max_split).then(|| {
+                format!("no segment is larger than {}, below {}", bytes(largest), bytes(taken.max_split))
+            })
+        }
+        "roundup_power2_divisions" => {
+            let usual = Settings::default();
+            let is_idle = requests().all(|event| usual.rounded(event.bytes) == taken.rounded(event.bytes));
+            is_idle.then(|| "each request is rounded as without it".to_owned())
+        }
+        "expandable_segments" => {
+            let mut kinds = recording.events().map(|event| event.kind);
+            let is_idle = taken.is_expandable && kinds.any(|kind| kind == EventKind::SegmentAllocate);
+            let grows = recording.events().any(|event| event.kind == EventKind::SegmentMap);
+            (is_idle && !grows).then(|| "all segments have a fixed size".to_owned())
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_of_the_variable_is_taken_apart() {
+        assert_eq!(
+            pairs("a:1, roundup_power2_divisions:[256:1,>:8],b:2"),
+            [("a", "1"), ("roundup_power2_divisions", "[256:1,>:8]"), ("b", "2")]
+        );
+        assert!(pairs("nothing").is_empty());
+    }
+}

@@ -1,0 +1,64 @@
+//! Chrome's trace events, which Perfetto reads: counters, failed requests as instants, phases as slices.
+
+use std::io::{self, Write};
+
+use serde_json::{Value, json};
+
+use super::curve::points;
+use crate::recording::{Clock, EventKind, Recording};
+
+/// Writes the JSON of a trace. Times are microseconds since the first event; without a clock, an event or a
+/// step takes one.
+pub(super) fn write(recording: &Recording, out: &mut impl Write) -> io::Result<()> {
+    let first = recording.events().find_map(|event| event.time());
+    let per_microsecond = if recording.clock() == Clock::Steps { 1.0 } else { 1000.0 };
+    let mut now = 0.0;
+    write!(out, "{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
+    let name = json!({"name": "process_name", "ph": "M", "pid": 1, "args": {"name": recording.file()}});
+    serde_json::to_writer(&mut *out, &name)?;
+    let mut open: Vec<&str> = Vec::new();
+    for (number, point) in points(recording).enumerate() {
+        now = match (first, point.event.time()) {
+            (None, _) => number as f64,
+            (Some(first), Some(time)) => (time.saturating_sub(first) as f64 / per_microsecond).max(now),
+            (Some(_), None) => now,
+        };
+        let tag = point.event.tag.map_or("", |tag| recording.tag(tag));
+        let event: Value = match point.event.kind {
+            EventKind::Allocate | EventKind::Free => counter("live", point.live, now),
+            EventKind::SegmentAllocate
+            | EventKind::SegmentFree
+            | EventKind::SegmentMap
+            | EventKind::SegmentUnmap => counter("reserved", point.reserved.unwrap_or(0), now),
+            EventKind::AllocateFailure => json!({
+                "name": "out of memory", "ph": "i", "s": "g", "ts": now, "pid": 1, "tid": 1,
+                "args": {"wanted_bytes": point.event.bytes},
+            }),
+            EventKind::PhaseStart => {
+                open.push(tag);
+                slice("B", tag, now)
+            }
+            // Slices of one track end in the opposite order of their begins.
+            EventKind::PhaseEnd if open.last() == Some(&tag) => {
+                open.pop();
+                slice("E", tag, now)
+            }
+            _ => continue,
+        };
+        writeln!(out, ",")?;
+        serde_json::to_writer(&mut *out, &event)?;
+    }
+    for tag in open.into_iter().rev() {
+        writeln!(out, ",")?;
+        serde_json::to_writer(&mut *out, &slice("E", tag, now))?;
+    }
+    writeln!(out, "]}}")
+}
+
+fn counter(name: &str, bytes: u64, now: f64) -> Value {
+    json!({"name": name, "ph": "C", "ts": now, "pid": 1, "args": {"bytes": bytes}})
+}
+
+fn slice(phase: &str, name: &str, now: f64) -> Value {
+    json!({"name": name, "ph": phase, "ts": now, "pid": 1, "tid": 1})
+}

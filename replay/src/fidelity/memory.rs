@@ -1,0 +1,122 @@
+//! The segments of a recording, as the driver of the model.
+
+use std::collections::VecDeque;
+
+use crate::peers::torch::model::Memory;
+use crate::recording::EventKind;
+
+/// Where segments get addresses that the record has none for, behind the addresses of all devices.
+pub(super) const ELSEWHERE: u64 = 1 << 56;
+
+/// Whether the driver gets memory back.
+pub(super) fn is_given_back(kind: EventKind) -> bool {
+    matches!(kind, EventKind::SegmentFree | EventKind::SegmentUnmap)
+}
+
+/// How far a growing segment reaches, in bytes.
+pub(super) const RESERVATION: u64 = 1 << 40;
+
+/// The segments that the record has next.
+#[derive(Debug)]
+pub(super) struct Recorded {
+    /// Kind, address and bytes, since the request before.
+    pub(super) pending: VecDeque<(EventKind, u64, u64)>,
+    /// Whether a request fails in the record.
+    pub(super) refuses: bool,
+    /// Whether the record says when the driver refuses; otherwise a limit of the model does.
+    says_when_full: bool,
+    pub(super) same_segment: u64,
+    pub(super) same_given_back: u64,
+    elsewhere: u64,
+}
+
+impl Recorded {
+    pub(super) fn new(says_when_full: bool) -> Self {
+        Self {
+            pending: VecDeque::new(),
+            refuses: false,
+            says_when_full,
+            same_segment: 0,
+            same_given_back: 0,
+            elsewhere: ELSEWHERE,
+        }
+    }
+
+    /// Whether the record has a segment given back next.
+    pub(super) fn gives_back_next(&self) -> bool {
+        let kind = self.pending.front().map(|(kind, ..)| *kind);
+        kind.is_some_and(is_given_back)
+    }
+
+    /// Whether the driver refuses: the recorded request failed, or gave back segments first.
+    fn is_full(&self) -> bool {
+        self.says_when_full && (self.gives_back_next() || (self.refuses && self.pending.is_empty()))
+    }
+
+    /// The address of the next segment in the record, if it is of this kind and size.
+    fn next(&mut self, wanted: EventKind, bytes: u64) -> Option<u64> {
+        let &(_, address, _) =
+            self.pending.front().filter(|(kind, _, size)| (*kind, *size) == (wanted, bytes))?;
+        self.pending.pop_front();
+        self.same_segment += 1;
+        Some(address)
+    }
+
+    fn give_back(&mut self, address: u64, bytes: u64) {
+        let is_it = |(kind, at, size): &(EventKind, u64, u64)| {
+            is_given_back(*kind) && (*at, *size) == (address, bytes)
+        };
+        if let Some(at) = self.pending.iter().position(is_it) {
+            self.pending.remove(at);
+            self.same_given_back += 1;
+        }
+    }
+
+    /// An address behind the others; `None` for more than there are.
+    fn elsewhere(&mut self, bytes: u64) -> Option<u64> {
+        let address = self.elsewhere;
+        self.elsewhere = address.checked_add(bytes.checked_next_multiple_of(2 << 20)?)?;
+        Some(address)
+    }
+}
+
+impl Memory for Recorded {
+    fn allocate(&mut self, bytes: u64) -> Option<u64> {
+        if self.is_full() {
+            return None;
+        }
+        self.next(EventKind::SegmentAllocate, bytes).or_else(|| self.elsewhere(bytes))
+    }
+
+    fn free(&mut self, address: u64, bytes: u64) {
+        self.give_back(address, bytes);
+    }
+
+    fn reserve(&mut self, _page: u64) -> Option<(u64, u64)> {
+        let next = self.pending.iter().find(|(kind, ..)| *kind == EventKind::SegmentMap);
+        let address = next.map(|(_, address, _)| *address);
+        Some((address.or_else(|| self.elsewhere(RESERVATION))?, RESERVATION))
+    }
+
+    fn map(&mut self, address: u64, bytes: u64, _page: u64) -> bool {
+        if self.is_full() {
+            return false;
+        }
+        let is_next = self.pending.front() == Some(&(EventKind::SegmentMap, address, bytes));
+        if is_next {
+            self.next(EventKind::SegmentMap, bytes);
+        }
+        true
+    }
+
+    fn unmap(&mut self, address: u64, bytes: u64, _page: u64) {
+        self.give_back(address, bytes);
+    }
+
+    fn unreserve(&mut self, _address: u64, _bytes: u64) {}
+
+    /// Blocks become free where the record says it.
+    fn wait(&mut self) -> Vec<u64> {
+        Vec::new()
+    }
+}

@@ -1,0 +1,541 @@
+//! The rules of PyTorch's native caching allocator, apart from any driver.
+//!
+//! Each pool has small blocks, up to 1 MiB, and large ones, in segments of their own. Free blocks are kept by
+//! stream, size and address, and a request takes the first that is large enough: the best fit. What a block
+//! has beyond the request is split off if it is large enough, and free neighbours of a segment are merged.
+
+mod growing;
+
+use std::collections::BTreeSet;
+
+use rustc_hash::FxHashMap;
+
+use super::settings::Settings;
+
+const MIB: u64 = 1 << 20;
+
+/// The largest request that small segments serve, in bytes, after rounding.
+const SMALL: u64 = MIB;
+
+/// The smallest block in bytes.
+const SMALLEST: u64 = 512;
+
+/// No block.
+const NONE: u32 = u32::MAX;
+
+/// PyTorch's pool for everything that is of no private pool.
+pub(crate) const DEFAULT_POOL: (u64, u64) = (0, 0);
+
+/// Where segments come from: a driver, or the segments of a recording. Sizes in bytes.
+pub(crate) trait Memory {
+    /// A segment; `None` if it is refused.
+    fn allocate(&mut self, bytes: u64) -> Option<u64>;
+    /// Ends a segment.
+    fn free(&mut self, address: u64, bytes: u64);
+    /// Addresses for a segment that grows, and how many bytes.
+    fn reserve(&mut self, page: u64) -> Option<(u64, u64)>;
+    /// Puts memory behind reserved addresses, in pages of `page` bytes; `false` if it is refused.
+    fn map(&mut self, address: u64, bytes: u64, page: u64) -> bool;
+    /// Takes memory from reserved addresses.
+    fn unmap(&mut self, address: u64, bytes: u64, page: u64);
+    /// Ends a reservation that has no memory.
+    fn unreserve(&mut self, address: u64, bytes: u64);
+    /// Waits for the blocks that are held; the caller completes those that it returns.
+    fn wait(&mut self) -> Vec<u64>;
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Free,
+    Used,
+    /// Freed by the program, while another stream uses it.
+    Held,
+}
+
+/// A block, or a range of a growing segment that has no memory.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    address: u64,
+    bytes: u64,
+    stream: u64,
+    pool: u32,
+    prev: u32,
+    next: u32,
+    state: State,
+    is_mapped: bool,
+    /// The address of its growing segment.
+    growing: Option<u64>,
+    /// The number of searches of its pool when it became free.
+    free_since: u64,
+}
+
+impl Block {
+    fn is_split(&self) -> bool {
+        self.prev != NONE || self.next != NONE
+    }
+}
+
+/// The free blocks of small or large requests of one pool.
+#[derive(Debug)]
+struct Pool {
+    id: (u64, u64),
+    is_small: bool,
+    /// By stream, size and address.
+    free: BTreeSet<(u64, u64, u64, u32)>,
+    /// Ranges without memory, by stream and address.
+    unmapped: BTreeSet<(u64, u64, u32)>,
+    /// How often it was searched, which is the time by which unused segments age.
+    searches: u64,
+}
+
+impl Pool {
+    fn page(&self, settings: &Settings) -> u64 {
+        if self.is_small { 2 * MIB } else { settings.large_segment }
+    }
+}
+
+/// A request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    /// Its size as requested.
+    pub(crate) bytes: u64,
+    pub(crate) stream: u64,
+    pub(crate) pool: (u64, u64),
+}
+
+/// PyTorch's allocator for one device.
+#[derive(Debug)]
+pub(crate) struct Torch {
+    settings: Settings,
+    blocks: Vec<Block>,
+    unused: Vec<u32>,
+    pools: Vec<Pool>,
+    live: FxHashMap<u64, u32>,
+    /// All free blocks by address.
+    free_at: BTreeSet<(u64, u32)>,
+    reserved: u64,
+}
+
+impl Torch {
+    pub(crate) fn new(settings: Settings) -> Self {
+        Self {
+            settings,
+            blocks: Vec::new(),
+            unused: Vec::new(),
+            pools: Vec::new(),
+            live: FxHashMap::default(),
+            free_at: BTreeSet::new(),
+            reserved: 0,
+        }
+    }
+
+    pub(crate) fn reserved_bytes(&self) -> u64 {
+        self.reserved
+    }
+
+    /// The stream of a live block.
+    pub(crate) fn stream_of(&self, address: u64) -> Option<u64> {
+        self.live.get(&address).map(|&at| self.blocks[at as usize].stream)
+    }
+
+    /// Serves a request; `None` if there is no memory.
+    pub(crate) fn allocate(&mut self, memory: &mut impl Memory, request: Request) -> Option<u64> {
+        let rounded = self.settings.rounded(request.bytes);
+        let pool = self.pool(request.pool, rounded <= SMALL);
+        if self.collects() {
+            self.pools[pool as usize].searches += 1;
+        }
+        let found = self.find(pool, request.stream, rounded);
+        let block = match found {
+            Some(block) => {
+                self.remove_free(block);
+                block
+            }
+            None => self.grow(memory, pool, request.stream, rounded)?,
+        };
+        let rest = self.blocks[block as usize].bytes - rounded;
+        if self.splits(pool, rounded, rest) {
+            self.split(block, rounded);
+        }
+        let found = &mut self.blocks[block as usize];
+        found.state = State::Used;
+        let address = found.address;
+        self.live.insert(address, block);
+        Some(address)
+    }
+
+    /// Whether a request would be served from free blocks.
+    pub(crate) fn has_free(&mut self, request: Request) -> bool {
+        let rounded = self.settings.rounded(request.bytes);
+        let pool = self.pool(request.pool, rounded <= SMALL);
+        self.find(pool, request.stream, rounded).is_some()
+    }
+
+    /// Marks a live block as freed by the program, while other streams use it.
+    pub(crate) fn hold(&mut self, address: u64) {
+        if let Some(&at) = self.live.get(&address) {
+            self.blocks[at as usize].state = State::Held;
+        }
+    }
+
+    /// Frees a live block; returns whether there is one.
+    pub(crate) fn free(&mut self, address: u64) -> bool {
+        let Some(block) = self.live.remove(&address) else { return false };
+        self.blocks[block as usize].state = State::Free;
+        self.merge_with_neighbours(block);
+        self.insert_free(block);
+        true
+    }
+
+    /// Gives back every segment without a block, also of private pools.
+    pub(crate) fn empty_cache(&mut self, memory: &mut impl Memory) {
+        (0..self.pools.len()).for_each(|pool| self.release_pool(memory, pool));
+    }
+
+    /// Gives back the segment at this address, or the memory of this range of a growing one, if it is free.
+    /// Returns whether it was.
+    pub(crate) fn release_at(&mut self, memory: &mut impl Memory, address: u64) -> bool {
+        let Some(&(_, at)) = self.free_at.range(..=(address, NONE)).next_back() else { return false };
+        let block = &self.blocks[at as usize];
+        let is_it = match block.growing {
+            Some(_) => address - block.address < block.bytes,
+            None => block.address == address && !block.is_split(),
+        };
+        if !is_it {
+            return false;
+        }
+        match block.growing {
+            Some(_) => self.unmap(memory, at),
+            None => self.release(memory, at),
+        }
+        true
+    }
+
+    /// Adds a segment as it is: its live blocks in the order of addresses, each with its bytes and whether it
+    /// is held. What lies between them is free.
+    pub(crate) fn adopt(
+        &mut self,
+        range: (u64, u64),
+        stream: u64,
+        pool: (u64, u64),
+        grows_to: Option<u64>,
+        live: &[(u64, u64, bool)],
+    ) {
+        let (start, bytes) = range;
+        let is_small = match grows_to {
+            // A growing segment does not tell; small blocks alone are in one of small blocks.
+            Some(_) => !live.is_empty() && live.iter().all(|(_, bytes, _)| *bytes <= SMALL),
+            None => bytes <= 2 * MIB,
+        };
+        let pool = self.pool(pool, is_small);
+        let end = start + bytes;
+        let mut pieces: Vec<(u64, u64, State)> = Vec::new();
+        let mut at = start;
+        for &(address, bytes, is_held) in live {
+            let (from, to) = (address.clamp(at, end), address.saturating_add(bytes).clamp(at, end));
+            if to == from {
+                continue;
+            }
+            if from > at {
+                pieces.push((at, from - at, State::Free));
+            }
+            pieces.push((from, to - from, if is_held { State::Held } else { State::Used }));
+            at = to;
+        }
+        if at < end {
+            pieces.push((at, end - at, State::Free));
+        }
+        let mut prev = NONE;
+        for (address, bytes, state) in pieces {
+            let growing = grows_to.map(|_| start);
+            let block = self.add_block(Block { prev, state, growing, ..plain(address, bytes, stream, pool) });
+            self.link(prev, block);
+            match state {
+                State::Free => self.insert_free(block),
+                _ => drop(self.live.insert(address, block)),
+            }
+            prev = block;
+        }
+        if let Some(to) = grows_to.filter(|to| *to > end) {
+            let tail =
+                Block { prev, growing: Some(start), is_mapped: false, ..plain(end, to - end, stream, pool) };
+            let tail = self.add_block(tail);
+            self.link(prev, tail);
+            self.pools[pool as usize].unmapped.insert((stream, end, tail));
+        }
+        self.reserved = self.reserved.saturating_add(bytes);
+    }
+
+    fn collects(&self) -> bool {
+        self.settings.garbage_collection > 0.0 && self.settings.limit != u64::MAX
+    }
+
+    fn pool(&mut self, id: (u64, u64), is_small: bool) -> u32 {
+        let known = self.pools.iter().position(|pool| (pool.id, pool.is_small) == (id, is_small));
+        known.unwrap_or_else(|| {
+            let (free, unmapped) = (BTreeSet::new(), BTreeSet::new());
+            self.pools.push(Pool { id, is_small, free, unmapped, searches: 0 });
+            self.pools.len() - 1
+        }) as u32
+    }
+
+    fn add_block(&mut self, block: Block) -> u32 {
+        if let Some(at) = self.unused.pop() {
+            self.blocks[at as usize] = block;
+            return at;
+        }
+        self.blocks.push(block);
+        self.blocks.len() as u32 - 1
+    }
+
+    fn link(&mut self, prev: u32, next: u32) {
+        if prev != NONE {
+            self.blocks[prev as usize].next = next;
+        }
+        if next != NONE {
+            self.blocks[next as usize].prev = prev;
+        }
+    }
+
+    fn insert_free(&mut self, at: u32) {
+        let block = &mut self.blocks[at as usize];
+        let pool = &mut self.pools[block.pool as usize];
+        block.free_since = pool.searches;
+        pool.free.insert((block.stream, block.bytes, block.address, at));
+        self.free_at.insert((block.address, at));
+    }
+
+    fn remove_free(&mut self, at: u32) {
+        let block = &self.blocks[at as usize];
+        self.pools[block.pool as usize].free.remove(&(block.stream, block.bytes, block.address, at));
+        self.free_at.remove(&(block.address, at));
+    }
+
+    /// The free block that a request takes.
+    fn find(&self, pool: u32, stream: u64, bytes: u64) -> Option<u32> {
+        let range = (stream, bytes, 0, 0)..=(stream, u64::MAX, u64::MAX, NONE);
+        let mut candidates = self.pools[pool as usize].free.range(range).map(|entry| entry.3).peekable();
+        let mut found = candidates.next()?;
+        if self.blocks[found as usize].growing.is_some() && self.settings.is_expandable {
+            // A block at the end of a growing segment counts with what it can grow by.
+            while let Some(&next) = candidates.peek()
+                && self.blocks[found as usize].growing.is_some()
+                && self.room(next) < self.room(found)
+            {
+                found = next;
+                candidates.next();
+            }
+        }
+        let (has, max_split) = (self.blocks[found as usize].bytes, self.settings.max_split);
+        if bytes < max_split {
+            return (has < max_split).then_some(found);
+        }
+        (has < bytes.saturating_add(self.settings.max_non_split_rounding)).then_some(found)
+    }
+
+    /// A block's bytes with those that its segment can grow by behind it.
+    fn room(&self, at: u32) -> u64 {
+        let block = &self.blocks[at as usize];
+        let next = (block.next != NONE).then(|| &self.blocks[block.next as usize]);
+        block.bytes + next.filter(|next| !next.is_mapped).map_or(0, |next| next.bytes)
+    }
+
+    fn splits(&self, pool: u32, bytes: u64, rest: u64) -> bool {
+        if self.pools[pool as usize].is_small || self.settings.is_expandable {
+            return rest >= SMALLEST;
+        }
+        bytes < self.settings.max_split && rest > self.settings.unsplit
+    }
+
+    /// Splits the end off a block that is in no list; the end becomes free.
+    fn split(&mut self, at: u32, bytes: u64) {
+        let block = self.blocks[at as usize];
+        let (address, rest) = (block.address + bytes, block.bytes - bytes);
+        let end = self.add_block(Block { address, bytes: rest, prev: at, state: State::Free, ..block });
+        self.blocks[at as usize].bytes = bytes;
+        self.link(end, block.next);
+        self.link(at, end);
+        self.insert_free(end);
+    }
+
+    /// Merges a free block that is in no list with its neighbours.
+    fn merge_with_neighbours(&mut self, at: u32) {
+        for other in [self.blocks[at as usize].prev, self.blocks[at as usize].next] {
+            self.merge(at, other);
+        }
+    }
+
+    /// Merges a neighbour into a block, if it is free, and has memory just as the block.
+    fn merge(&mut self, at: u32, other: u32) {
+        if other == NONE {
+            return;
+        }
+        let (block, source) = (self.blocks[at as usize], self.blocks[other as usize]);
+        if source.state != State::Free || source.is_mapped != block.is_mapped {
+            return;
+        }
+        if source.is_mapped {
+            self.remove_free(other);
+        } else {
+            self.pools[source.pool as usize].unmapped.remove(&(source.stream, source.address, other));
+        }
+        let merged = &mut self.blocks[at as usize];
+        merged.address = block.address.min(source.address);
+        merged.bytes += source.bytes;
+        if block.prev == other {
+            self.link(source.prev, at);
+        } else {
+            self.link(at, source.next);
+        }
+        self.unused.push(other);
+    }
+
+    /// Takes memory for a request that no free block serves; the block is in no list.
+    fn grow(&mut self, memory: &mut impl Memory, pool: u32, stream: u64, bytes: u64) -> Option<u32> {
+        if self.collects() {
+            self.collect(memory);
+        }
+        if let Some(block) = self.take(memory, pool, stream, bytes) {
+            return Some(block);
+        }
+        if self.release_oversize(memory, pool, stream, bytes)
+            && let Some(block) = self.take(memory, pool, stream, bytes)
+        {
+            return Some(block);
+        }
+        for address in memory.wait() {
+            self.free(address);
+        }
+        for pool in 0..self.pools.len() {
+            if self.pools[pool].id == DEFAULT_POOL {
+                self.release_pool(memory, pool);
+            }
+        }
+        self.take(memory, pool, stream, bytes)
+    }
+
+    fn take(&mut self, memory: &mut impl Memory, pool: u32, stream: u64, bytes: u64) -> Option<u32> {
+        let segment = self.settings.segment(bytes);
+        let reserved = self.reserved.checked_add(segment)?;
+        if reserved > self.settings.limit {
+            return None;
+        }
+        if self.settings.is_expandable {
+            return self.expand(memory, pool, stream, bytes);
+        }
+        let address = memory.allocate(segment)?;
+        self.reserved = reserved;
+        Some(self.add_block(plain(address, segment, stream, pool)))
+    }
+
+    /// Gives back oversize blocks until there is room for a request, if there are enough.
+    fn release_oversize(&mut self, memory: &mut impl Memory, pool: u32, stream: u64, bytes: u64) -> bool {
+        let max_split = self.settings.max_split;
+        if max_split == u64::MAX {
+            return false;
+        }
+        let wanted = bytes.max(max_split);
+        let free = &self.pools[pool as usize].free;
+        // A part of a growing segment, or of a split one, is no segment to give back.
+        let is_whole = |at: u32| {
+            let block = &self.blocks[at as usize];
+            block.growing.is_none() && !block.is_split()
+        };
+        let large = free.range((stream, wanted, 0, 0)..=(stream, u64::MAX, u64::MAX, NONE)).next();
+        if let Some(block) = large.map(|entry| entry.3).filter(|block| is_whole(*block)) {
+            self.release(memory, block);
+            return true;
+        }
+        let smaller = free.range((stream, max_split, 0, 0)..(stream, wanted, 0, 0)).rev();
+        let oversize: Vec<u32> = smaller.map(|entry| entry.3).filter(|block| is_whole(*block)).collect();
+        let mut released = 0;
+        for block in oversize {
+            if released >= wanted {
+                break;
+            }
+            released += self.blocks[block as usize].bytes;
+            self.release(memory, block);
+        }
+        released >= wanted
+    }
+
+    /// Gives back what no block is in.
+    fn release_pool(&mut self, memory: &mut impl Memory, pool: usize) {
+        let free: Vec<u32> = self.pools[pool].free.iter().map(|entry| entry.3).collect();
+        let (growing, whole): (Vec<u32>, Vec<u32>) =
+            free.into_iter().partition(|block| self.blocks[*block as usize].growing.is_some());
+        for block in whole {
+            if !self.blocks[block as usize].is_split() {
+                self.release(memory, block);
+            }
+        }
+        growing.into_iter().for_each(|block| self.unmap(memory, block));
+    }
+
+    /// Gives a segment back; its only block is free.
+    fn release(&mut self, memory: &mut impl Memory, at: u32) {
+        let Block { address, bytes, .. } = self.blocks[at as usize];
+        self.remove_free(at);
+        memory.free(address, bytes);
+        self.reserved = self.reserved.saturating_sub(bytes);
+        self.unused.push(at);
+    }
+
+    /// Gives back segments that are unused for longer than others, until what is taken is below the
+    /// threshold.
+    fn collect(&mut self, memory: &mut impl Memory) {
+        let threshold = (self.settings.garbage_collection * self.settings.limit as f64) as u64;
+        if self.reserved <= threshold {
+            return;
+        }
+        let target = self.reserved - threshold;
+        let large = self.pool(DEFAULT_POOL, false) as usize;
+        let whole = |this: &Self| -> Vec<u32> {
+            let free = this.pools[large].free.iter().map(|entry| entry.3);
+            free.filter(|block| !this.blocks[*block as usize].is_split()).collect()
+        };
+        let age = |this: &Self, block: u32| {
+            (this.pools[large].searches - this.blocks[block as usize].free_since) as f64
+        };
+        let mut candidates = whole(self);
+        let mut total: f64 = candidates.iter().map(|block| age(self, *block)).sum();
+        let (mut reclaimed, mut has_freed) = (0, true);
+        while reclaimed < target && has_freed && !candidates.is_empty() {
+            let oldest = total / candidates.len() as f64;
+            has_freed = false;
+            for block in std::mem::take(&mut candidates) {
+                let is_growing = self.blocks[block as usize].growing.is_some();
+                if is_growing || age(self, block) < oldest {
+                    candidates.push(block);
+                    continue;
+                }
+                has_freed = true;
+                reclaimed += self.blocks[block as usize].bytes;
+                total -= age(self, block);
+                self.release(memory, block);
+            }
+        }
+    }
+
+    /// The largest free block in bytes, and the number of free blocks.
+    pub(crate) fn free_blocks(&self) -> (u64, u64) {
+        let sizes = self.pools.iter().flat_map(|pool| &pool.free).map(|entry| entry.1);
+        sizes.fold((0, 0), |(largest, count), bytes| (largest.max(bytes), count + 1))
+    }
+}
+
+/// A free block with memory and without neighbours.
+fn plain(address: u64, bytes: u64, stream: u64, pool: u32) -> Block {
+    Block {
+        address,
+        bytes,
+        stream,
+        pool,
+        prev: NONE,
+        next: NONE,
+        state: State::Free,
+        is_mapped: true,
+        growing: None,
+        free_since: 0,
+    }
+}

@@ -1,0 +1,347 @@
+//! The settings of PyTorch's caching allocator.
+
+use std::fmt;
+
+use millpond_core::stack::Params;
+use millpond_core::{Driver, Error, Result};
+
+use crate::recording::Recording;
+
+const MIB: u64 = 1 << 20;
+
+/// The number of ranges of sizes with divisions of their own: below 2 MiB, below 4 MiB, …, from 32 GiB.
+const INTERVALS: usize = 16;
+
+/// The most divisions between two powers of two.
+const MOST_DIVISIONS: u64 = 64;
+
+/// What `PYTORCH_CUDA_ALLOC_CONF` says, and the limit of the process. Sizes in bytes.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Settings {
+    /// Blocks of this size and larger are not split; `u64::MAX` for no such size.
+    pub(crate) max_split: u64,
+    /// How much larger than the request a block that is not split may be.
+    pub(crate) max_non_split_rounding: u64,
+    /// The divisions between two powers of two that sizes are rounded up to, by the request's range of
+    /// sizes; 0 and 1 for multiples of 512.
+    pub(crate) divisions: [u64; INTERVALS],
+    /// The share of the limit from which on unused segments are given back; 0 for never.
+    pub(crate) garbage_collection: f64,
+    /// Whether segments grow.
+    pub(crate) is_expandable: bool,
+    /// The segment that a request between 1 MiB and half of this gets.
+    pub(crate) large_segment: u64,
+    /// What all segments together may take; `u64::MAX` without a limit.
+    pub(crate) limit: u64,
+    /// The largest rest of a large block that stays with the block.
+    pub(crate) unsplit: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            max_split: u64::MAX,
+            max_non_split_rounding: 20 * MIB,
+            divisions: [0; INTERVALS],
+            garbage_collection: 0.0,
+            is_expandable: false,
+            large_segment: 20 * MIB,
+            limit: u64::MAX,
+            unsplit: MIB,
+        }
+    }
+}
+
+impl Settings {
+    /// The parameters of the layer `torch`, as PyTorch names its settings.
+    pub(crate) const PARAMS: &[(&'static str, &'static str)] = &[
+        ("max_split_size_mb", "blocks from this many MiB on are not split (default: all are)"),
+        ("max_non_split_rounding_mb", "how many MiB such a block may exceed a request (default 20)"),
+        (
+            "roundup_power2_divisions",
+            "steps between powers of two that sizes are rounded to: a number, or \
+             \"[256:1,512:2,>:8]\" by MiB (default: multiples of 512 bytes)",
+        ),
+        (
+            "garbage_collection_threshold",
+            "the share of `limit` from which unused segments go (default: never)",
+        ),
+        ("expandable_segments", "True: segments grow (default False)"),
+        ("large_segment_size_mb", "the segment of requests from 1 MiB up to half of it (default 20)"),
+        ("limit", "the most bytes of all segments, as set_per_process_memory_fraction says (default: none)"),
+    ];
+
+    /// Reads the parameters of the layer.
+    pub(crate) fn read(params: &Params<'_>, driver: &dyn Driver) -> Result<Self> {
+        let mut settings = Self::default();
+        for (name, _) in Self::PARAMS.iter().filter(|(name, _)| *name != "limit") {
+            if let Some(text) = params.text(name)? {
+                settings
+                    .set(name, text)
+                    .map_err(|why| Error::invalid_stack(format!("`{name}={text}` of `torch`: {why}")))?;
+            }
+        }
+        if settings.max_split <= settings.large_segment {
+            let (split, segment) = (settings.max_split / MIB, settings.large_segment / MIB);
+            return Err(Error::invalid_stack(format!(
+                "`max_split_size_mb={split}` of `torch` is not above `large_segment_size_mb={segment}`"
+            )));
+        }
+        if let Some(limit) = params.bytes("limit", driver)? {
+            settings.limit = limit;
+        }
+        if settings.garbage_collection > 0.0 && settings.limit == u64::MAX {
+            return Err(Error::invalid_stack(
+                "`garbage_collection_threshold` of `torch` is a share of `limit`, which is not given: \
+                 write for example limit=80%",
+            ));
+        }
+        Ok(settings)
+    }
+
+    /// The settings that a recording of PyTorch names; those that it does not name are PyTorch's own.
+    ///
+    /// # Errors
+    /// A sentence about a value that cannot be read.
+    pub(crate) fn of(recording: &Recording) -> std::result::Result<Self, String> {
+        let mut settings = Self::default();
+        for (name, value) in recording.settings() {
+            let number = || value.parse::<i64>().map_err(|_| format!("`{name}` is `{value}`"));
+            match name.as_str() {
+                "max_split_size" => {
+                    settings.max_split = u64::try_from(number()?).unwrap_or(u64::MAX);
+                }
+                "expandable_segments" => settings.is_expandable = value == "True",
+                "garbage_collection_threshold" => settings.set(name, value)?,
+                "roundup_power2_divisions" => settings.set_table(value)?,
+                _ => {}
+            }
+        }
+        Ok(settings)
+    }
+
+    /// The table that a snapshot holds: `1:0,2:4,…`, a size in MiB with its divisions.
+    fn set_table(&mut self, text: &str) -> std::result::Result<(), String> {
+        for pair in text.split(',').filter(|pair| !pair.is_empty()) {
+            let wrong = || format!("`roundup_power2_divisions` has `{pair}`");
+            let (size, divisions) = pair.split_once(':').ok_or_else(wrong)?;
+            let size: u64 = size.parse().map_err(|_| wrong())?;
+            let at = size.checked_ilog2().ok_or_else(wrong)? as usize;
+            let divisions: u64 = divisions.parse().map_err(|_| wrong())?;
+            if divisions != 0 && !are_divisions(divisions) {
+                return Err(wrong());
+            }
+            *self.divisions.get_mut(at).ok_or_else(wrong)? = divisions;
+        }
+        Ok(())
+    }
+
+    /// Sets what PyTorch's variable names.
+    pub(crate) fn set(&mut self, name: &str, text: &str) -> std::result::Result<(), String> {
+        let number = || text.parse::<u64>().map_err(|_| "it is a whole number".to_owned());
+        let mib = || number()?.checked_mul(MIB).ok_or_else(|| "no device has as much".to_owned());
+        match name {
+            "max_split_size_mb" => {
+                self.max_split = mib()?;
+                if self.max_split <= 20 * MIB {
+                    return Err("PyTorch takes more than 20 only".to_owned());
+                }
+            }
+            "max_non_split_rounding_mb" => self.max_non_split_rounding = mib()?,
+            "large_segment_size_mb" => {
+                self.large_segment = mib()?;
+                if self.large_segment < 4 * MIB {
+                    return Err("it is 4 at least".to_owned());
+                }
+            }
+            "garbage_collection_threshold" => {
+                let share: f64 = text.parse().map_err(|_| "it is a share of 1".to_owned())?;
+                if !(0.0..1.0).contains(&share) {
+                    return Err("it is a share between 0 and 1".to_owned());
+                }
+                self.garbage_collection = share;
+            }
+            "expandable_segments" => {
+                self.is_expandable = match text {
+                    "True" => true,
+                    "False" => false,
+                    _ => return Err("it is True or False".to_owned()),
+                }
+            }
+            _ => self.set_divisions(text)?,
+        }
+        Ok(())
+    }
+
+    /// Reads `4` for all sizes, or `[256:1,512:2,>:8]`: up to 256 MiB 1, …, beyond the last 8.
+    fn set_divisions(&mut self, text: &str) -> std::result::Result<(), String> {
+        let wrong = || {
+            format!(
+                "`{text}` is neither a power of two up to {MOST_DIVISIONS} nor a list as [256:1,512:2,>:8]"
+            )
+        };
+        let power = |text: &str| {
+            text.trim().parse::<u64>().ok().filter(|number| number.is_power_of_two()).ok_or_else(wrong)
+        };
+        let divisions_of =
+            |text: &str| power(text).ok().filter(|number| are_divisions(*number)).ok_or_else(wrong);
+        let Some(list) = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')) else {
+            self.divisions = [divisions_of(text)?; INTERVALS];
+            return Ok(());
+        };
+        let mut last = None;
+        for pair in list.split(',') {
+            let (size, divisions) = pair.split_once(':').ok_or_else(wrong)?;
+            let divisions = divisions_of(divisions)?;
+            if size.trim() == ">" {
+                self.divisions[last.map_or(0, |at: usize| at + 1)..].fill(divisions);
+                continue;
+            }
+            let at = (power(size)?.ilog2() as usize).min(INTERVALS - 1);
+            match last {
+                None => self.divisions[..=at].fill(divisions),
+                Some(_) => self.divisions[at] = divisions,
+            }
+            last = Some(at);
+        }
+        Ok(())
+    }
+
+    /// The bytes that are set aside for a request.
+    pub(crate) fn rounded(&self, bytes: u64) -> u64 {
+        let bytes = bytes.max(1);
+        let interval = bytes.ilog2().saturating_sub(20).min(INTERVALS as u32 - 1);
+        let divisions = self.divisions[interval as usize];
+        if divisions > 1 && bytes > 512 * divisions {
+            if bytes.is_power_of_two() {
+                return bytes;
+            }
+            let floor = 1_u64 << bytes.ilog2();
+            return match floor >> divisions.ilog2() {
+                0 => floor << 1,
+                step => bytes.checked_next_multiple_of(step).unwrap_or(u64::MAX),
+            };
+        }
+        bytes.checked_next_multiple_of(512).unwrap_or(u64::MAX)
+    }
+
+    /// The segment that is taken for a rounded request.
+    pub(crate) fn segment(&self, rounded: u64) -> u64 {
+        match rounded {
+            ..=MIB => 2 * MIB,
+            _ if rounded < self.large_segment / 2 => self.large_segment,
+            _ => rounded.checked_next_multiple_of(2 * MIB).unwrap_or(u64::MAX),
+        }
+    }
+}
+
+fn are_divisions(number: u64) -> bool {
+    number.is_power_of_two() && number <= MOST_DIVISIONS
+}
+
+/// Prints the parameters of the layer that differ from PyTorch's own.
+impl fmt::Display for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let usual = Self::default();
+        let mut separator = ':';
+        let mut param = |f: &mut fmt::Formatter<'_>, name: &str, value: &dyn fmt::Display| {
+            write!(f, "{separator}{name}={value}")?;
+            separator = ',';
+            Ok(())
+        };
+        f.write_str("torch")?;
+        if self.is_expandable {
+            param(f, "expandable_segments", &"True")?;
+        }
+        if self.max_split != usual.max_split {
+            param(f, "max_split_size_mb", &(self.max_split / MIB))?;
+        }
+        if self.max_non_split_rounding != usual.max_non_split_rounding {
+            param(f, "max_non_split_rounding_mb", &(self.max_non_split_rounding / MIB))?;
+        }
+        if self.divisions.iter().all(|divisions| *divisions == self.divisions[0]) {
+            if self.divisions[0] > 0 {
+                param(f, "roundup_power2_divisions", &self.divisions[0])?;
+            }
+        } else {
+            let sizes = (0..INTERVALS).map(|at| format!("{}:{}", 1 << at, self.divisions[at].max(1)));
+            let list = sizes.collect::<Vec<_>>().join(",");
+            param(f, "roundup_power2_divisions", &format_args!("\"[{list}]\""))?;
+        }
+        if self.garbage_collection > 0.0 {
+            param(f, "garbage_collection_threshold", &self.garbage_collection)?;
+        }
+        if self.large_segment != usual.large_segment {
+            param(f, "large_segment_size_mb", &(self.large_segment / MIB))?;
+        }
+        if self.limit != usual.limit {
+            param(f, "limit", &self.limit)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(name: &str, text: &str) -> Settings {
+        let mut settings = Settings::default();
+        settings.set(name, text).unwrap();
+        settings
+    }
+
+    #[test]
+    fn sizes_are_rounded_as_pytorch_rounds_them() {
+        let usual = Settings::default();
+        assert_eq!([0, 1, 512, 513, 1000].map(|bytes| usual.rounded(bytes)), [512, 512, 512, 1024, 1024]);
+        // 1200 KiB lies between 1 and 2 MiB, where four divisions are steps of 256 KiB.
+        let four = with("roundup_power2_divisions", "4");
+        assert_eq!(four.rounded(1200 << 10), 1280 << 10);
+        assert_eq!(four.rounded(1 << 20), 1 << 20);
+        assert_eq!(four.rounded(2000), 2048);
+        assert_eq!(four.rounded(2049), 2560);
+        let list = with("roundup_power2_divisions", "[256:1,512:2,1024:4,>:8]");
+        assert_eq!(list.divisions[..12], [1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 4, 8]);
+        assert_eq!(list.rounded((300 << 20) + 1), (300 << 20) + 512);
+        assert_eq!(list.rounded(600 << 20), 768 << 20);
+    }
+
+    #[test]
+    fn segments_are_of_two_or_twenty_mib_or_as_large_as_the_request() {
+        let usual = Settings::default();
+        let mib = |tenths: u64| tenths * MIB / 10;
+        assert_eq!(
+            [10, 11, 99, 100, 205].map(|tenths| usual.segment(mib(tenths)) / MIB),
+            [2, 20, 20, 10, 22]
+        );
+    }
+
+    #[test]
+    fn settings_are_printed_as_the_layer_reads_them() {
+        assert_eq!(Settings::default().to_string(), "torch");
+        assert_eq!(with("max_split_size_mb", "128").to_string(), "torch:max_split_size_mb=128");
+        let mut list = with("roundup_power2_divisions", "[256:1,512:2,>:8]");
+        let text = list.to_string();
+        let again = text.split_once('"').unwrap().1.trim_end_matches('"');
+        list.set_divisions("1").unwrap();
+        list.set_divisions(again).unwrap();
+        assert_eq!(list.to_string(), text);
+        for (name, text) in [
+            ("max_split_size_mb", "20"),
+            ("max_split_size_mb", "x"),
+            ("garbage_collection_threshold", "1"),
+            ("expandable_segments", "true"),
+            ("roundup_power2_divisions", "3"),
+            ("roundup_power2_divisions", "128"),
+            ("roundup_power2_divisions", "1152921504606846976"),
+            ("roundup_power2_divisions", "[256:1152921504606846976,>:1]"),
+            ("roundup_power2_divisions", "[256]"),
+        ] {
+            assert!(Settings::default().set(name, text).is_err(), "{name}={text}");
+        }
+        for (table, is_read) in [("1:0,2:64", true), ("1:1152921504606846976", false), ("1:3", false)] {
+            assert_eq!(Settings::default().set_table(table).is_ok(), is_read, "{table}");
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! The lines that make a program write a file which [`import`](crate::import) reads.
+
+use std::io::{self, Write};
+
+use crate::recording::Recording;
+
+/// What a program allocates its memory with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Framework {
+    /// PyTorch with its own allocator.
+    PyTorch,
+    /// RAPIDS and other programs that allocate with RMM.
+    Rmm,
+    /// CuPy.
+    CuPy,
+    /// Any program, under Nsight Systems.
+    Nsys,
+    /// A program that allocates with millpond.
+    Millpond,
+}
+
+impl Framework {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::PyTorch, Self::Rmm, Self::CuPy, Self::Nsys, Self::Millpond];
+
+    /// What the lines record, as a sentence.
+    pub fn about(self) -> &'static str {
+        match self {
+            Self::PyTorch => {
+                "PyTorch: blocks, stacks, streams, segments and failed requests of its allocator"
+            }
+            Self::Rmm => "RMM: blocks, threads and streams, of each device in a file of its own",
+            Self::CuPy => "CuPy: blocks and streams, through RMM",
+            Self::Nsys => "any program: what the process takes from the driver, libraries included",
+            Self::Millpond => "millpond: blocks, threads, streams and times of its default resource",
+        }
+    }
+
+    /// The lines to add to a program, or to run.
+    pub fn lines(self) -> &'static str {
+        match self {
+            Self::PyTorch => {
+                "\
+import torch
+torch.cuda.memory._record_memory_history(max_entries=1000000)  # before the model is made
+try:
+    main()  # your program
+finally:
+    torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")
+"
+            }
+            Self::Rmm => {
+                "\
+import rmm
+rmm.reinitialize(logging=True, log_file_name=\"rmm.csv\")  # first of all; writes rmm.dev0.csv
+"
+            }
+            Self::CuPy => {
+                "\
+import cupy, rmm
+from rmm.allocators.cupy import rmm_cupy_allocator
+rmm.reinitialize(logging=True, log_file_name=\"cupy.csv\")  # first of all; writes cupy.dev0.csv
+cupy.cuda.set_allocator(rmm_cupy_allocator)
+"
+            }
+            Self::Nsys => {
+                "\
+nsys profile --cuda-memory-usage=true --output profile PROGRAM
+nsys export --type sqlite --output profile.sqlite profile.nsys-rep
+"
+            }
+            Self::Millpond => {
+                "MILLPOND_STACK='cuda+pool+logging:file=millpond.csv,columns=extended' PROGRAM\n"
+            }
+        }
+    }
+
+    /// The file that the lines write.
+    pub fn file(self) -> &'static str {
+        match self {
+            Self::PyTorch => "snapshot.pickle",
+            Self::Rmm => "rmm.dev0.csv",
+            Self::CuPy => "cupy.dev0.csv",
+            Self::Nsys => "profile.sqlite",
+            Self::Millpond => "millpond.csv",
+        }
+    }
+
+    /// The framework that wrote a recording whose file lacks what another run would record; `None` if
+    /// nothing is missing that the lines would bring.
+    pub fn to_record_again(recording: &Recording) -> Option<Self> {
+        let framework = match recording.source().format.as_str() {
+            "PyTorch memory snapshot" => Self::PyTorch,
+            "RMM log" => Self::Rmm,
+            "Nsight Systems export" => Self::Nsys,
+            _ => return None,
+        };
+        let missing = [
+            "no_trace",
+            "began_late",
+            "ring_wrapped",
+            "no_completions",
+            "no_requests",
+            "no_stacks",
+            "no_times",
+            "no_sizes",
+            "no_frees",
+        ];
+        let is_missing = recording.unknowns().iter().any(|unknown| missing.contains(&unknown.code.as_str()));
+        is_missing.then_some(framework)
+    }
+
+    /// Prints the lines with what they record, and what to do with the file.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn print(self, out: &mut impl Write) -> io::Result<()> {
+        writeln!(out, "# {}", self.about())?;
+        write!(out, "{}", self.lines())?;
+        writeln!(out, "# then: millpond-replay explain {}", self.file())
+    }
+}

@@ -1,0 +1,191 @@
+// The charts over the axis: live and reserved bytes, bytes by stack, and replayed stacks.
+"use strict";
+
+/** Live and reserved bytes, of one run or of two. */
+class Timeline extends Chart {
+  constructor(id, view, other) {
+    super(id, view);
+    this.other = other;
+  }
+
+  draw() {
+    const context = this.begin();
+    const colours = theme();
+    const { run } = this.view;
+    const { width, height } = this.canvas;
+    const edges = this.view.edges(width);
+    const first = edges[0], last = edges[width] + 1;
+    let most = Math.max(run.livePyramid.range(first, last)[1], 1);
+    if (run.reserved) most = Math.max(most, run.reservedPyramid.range(first, last)[1]);
+    const ratio = this.other ? this.other.events / run.events : 1;
+    const otherEdge = (at) => Math.min(Math.floor(edges[at] * ratio), (this.other?.events ?? 1) - 1);
+    if (this.other) {
+      most = Math.max(most, this.other.livePyramid.range(otherEdge(0), otherEdge(width) + 1)[1]);
+    }
+    most *= 1.05;
+    const y = (bytes) => height * (1 - bytes / most);
+    const ranges = (pyramid) => (at) => pyramid.range(edges[at], edges[at + 1] + 1);
+    if (run.reserved) this.area(context, ranges(run.reservedPyramid), y, colours.reserved, 0.45);
+    this.area(context, ranges(run.livePyramid), y, colours.live, 0.85);
+    if (this.other) {
+      const range = (at) => this.other.livePyramid.range(otherEdge(at), otherEdge(at + 1) + 1);
+      context.fillStyle = colours.other;
+      for (let at = 0; at < width; at++) {
+        const [low, high] = range(at);
+        context.fillRect(at, y(high) - this.scale, 1, y(low) - y(high) + 2 * this.scale);
+      }
+    }
+    this.scaleOfBytes(context, most, colours);
+    this.marks(context, colours);
+  }
+
+  /** Fills below the largest value of each column; between the least and the largest, lighter. */
+  area(context, range, y, colour, opacity) {
+    const { width, height } = this.canvas;
+    context.fillStyle = colour;
+    for (let at = 0; at < width; at++) {
+      const [low, high] = range(at);
+      context.globalAlpha = opacity;
+      context.fillRect(at, y(low), 1, height - y(low));
+      context.globalAlpha = opacity * 0.6;
+      context.fillRect(at, y(high), 1, y(low) - y(high));
+    }
+    context.globalAlpha = 1;
+  }
+}
+
+/** The live bytes of the stacks that hold the most at the peak, stacked. */
+class Holders extends Chart {
+  constructor(id, view) {
+    super(id, view);
+    this.checkpoints();
+  }
+
+  /** Notes what each stack holds at every 2^16th event, so that any range is drawn from near its start. */
+  checkpoints() {
+    const { run } = this.view;
+    this.every = 1 << 16;
+    this.noted = [];
+    const sums = new Float64Array(COLOURS);
+    let next = 0;
+    for (let event = 0; event < run.events; event++) {
+      if (event % this.every === 0) this.noted.push({ sums: sums.slice(), next });
+      next = this.step(event, next, sums);
+    }
+  }
+
+  /** Adds what one event changes; `next` is the first block that has not begun. */
+  step(event, next, sums) {
+    const { blocks, ending, colour } = this.view.run;
+    const ends = ending[event];
+    if (ends) sums[colour[ends - 1]] -= blocks.bytes[ends - 1];
+    while (next < blocks.count && blocks.start[next] === event) {
+      sums[colour[next]] += blocks.bytes[next];
+      next++;
+    }
+    return next;
+  }
+
+  /** What each stack holds at the fullest event of each column. */
+  columns(edges) {
+    const { live } = this.view.run;
+    const count = edges.length - 1;
+    const columns = new Float64Array(count * COLOURS);
+    const noted = this.noted[Math.floor(edges[0] / this.every)];
+    const sums = noted.sums.slice();
+    let event = Math.floor(edges[0] / this.every) * this.every;
+    let next = noted.next;
+    for (let at = 0; at < count; at++) {
+      let fullest = edges[at];
+      for (let other = edges[at]; other < edges[at + 1]; other++) {
+        if (live[other] > live[fullest]) fullest = other;
+      }
+      while (event <= fullest) next = this.step(event++, next, sums);
+      columns.set(sums, at * COLOURS);
+    }
+    return columns;
+  }
+
+  draw() {
+    const context = this.begin();
+    const colours = theme();
+    const { width, height } = this.canvas;
+    const { run } = this.view;
+    const edges = this.view.edges(width);
+    const columns = this.columns(edges);
+    const most = Math.max(run.livePyramid.range(edges[0], edges[width] + 1)[1], 1) * 1.05;
+    for (let at = 0; at < width; at++) {
+      let below = height;
+      for (let rank = 0; rank <= run.holders.length; rank++) {
+        const part = (columns[at * COLOURS + rank] / most) * height;
+        if (part <= 0) continue;
+        context.fillStyle = css(paletteOf(run, rank));
+        context.fillRect(at, below - part, 1, part);
+        below -= part;
+      }
+    }
+    this.scaleOfBytes(context, most, colours);
+    this.marks(context, colours);
+  }
+
+  legend() {
+    const { run } = this.view;
+    const entries = run.holders.map((stack, rank) => {
+      return [css(paletteOf(run, rank)), run.stackName(stack), run.stackText(stack)];
+    });
+    if (run.colour.includes(run.holders.length)) {
+      entries.push([css(PALETTE.at(-1)), "all others", "the stacks that hold less at the peak"]);
+    }
+    legend("holders-legend", entries);
+  }
+}
+
+/** The bytes that each replayed stack of resources reserved, on one axis. */
+class Curves extends Chart {
+  draw() {
+    const context = this.begin();
+    const colours = theme();
+    const { width, height } = this.canvas;
+    const { run } = this.view;
+    const curves = run.curveColumns;
+    // A curve has a point for each equal part of the events.
+    const points = (curve, edge) => {
+      return Math.min(Math.floor((edge / run.events) * curve.length), curve.length - 1);
+    };
+    let most = Math.max(...run.live.length ? [run.live[run.peak]] : [1], 1);
+    for (const { bytes } of curves) for (const value of bytes) most = Math.max(most, value);
+    most *= 1.05;
+    const edges = this.view.edges(width);
+    const y = (bytes) => height * (1 - bytes / most);
+    context.fillStyle = colours.live;
+    context.globalAlpha = 0.25;
+    for (let at = 0; at < width; at++) {
+      const high = run.livePyramid.range(edges[at], edges[at + 1] + 1)[1];
+      context.fillRect(at, y(high), 1, height - y(high));
+    }
+    context.globalAlpha = 1;
+    context.lineWidth = 2 * this.scale;
+    curves.forEach(({ bytes }, rank) => {
+      context.strokeStyle = css(PALETTE[rank % PALETTE.length]);
+      context.beginPath();
+      for (let at = 0; at < width; at++) {
+        const [from, to] = [points(bytes, edges[at]), points(bytes, edges[at + 1])];
+        let high = bytes[from];
+        for (let point = from; point < to; point++) high = Math.max(high, bytes[point]);
+        context.lineTo(at, y(high));
+      }
+      context.stroke();
+    });
+    this.scaleOfBytes(context, most, colours);
+    this.marks(context, colours);
+  }
+
+  legend() {
+    const { run } = this.view;
+    const entries = run.curveColumns.map(({ name, bytes }, rank) => {
+      const peak = bytes.reduce((most, value) => Math.max(most, value), 0);
+      return [css(PALETTE[rank % PALETTE.length]), `${name}: ${inBytes(peak)} at most`];
+    });
+    legend("curves-legend", [[theme().live, "live"], ...entries]);
+  }
+}

@@ -1,0 +1,80 @@
+// The flame graph of an instant: which stacks hold how much of what is live.
+"use strict";
+
+/** The frames below which nothing is drawn: narrower than this share, or deeper. */
+const NARROW = 0.002;
+const DEEP = 200;
+
+class Flame {
+  constructor(run) {
+    this.run = run;
+    this.element = document.getElementById("flame");
+    this.title = document.getElementById("flame-title");
+  }
+
+  /** Shows what is live after an event. */
+  show(event) {
+    this.event = event;
+    const root = { name: "all", bytes: 0, blocks: 0, children: new Map() };
+    for (const [stack, { bytes, blocks }] of this.run.held(event)) {
+      let node = root;
+      node.bytes += bytes;
+      node.blocks += blocks;
+      const frames = this.run.stacks[stack];
+      const names = frames.length ? frames.map((frame) => this.run.frames[frame]) : ["(no stack)"];
+      for (const name of names.slice(0, DEEP)) {
+        let child = node.children.get(name);
+        if (!child) {
+          child = { name, bytes: 0, blocks: 0, children: new Map() };
+          node.children.set(name, child);
+        }
+        child.bytes += bytes;
+        child.blocks += blocks;
+        node = child;
+      }
+    }
+    this.title.textContent = `Stacks of event ${event + 1}: ${inBytes(root.bytes)} in ${root.blocks} blocks`;
+    this.draw([root]);
+  }
+
+  /** Draws from a node on; `path` leads to it from the root. */
+  draw(path) {
+    const boxes = [];
+    const add = (node, left, width, depth, onPath) => {
+      const box = document.createElement("button");
+      box.setAttribute("role", "treeitem");
+      box.textContent = node.name;
+      box.title = `${node.name}\n${inBytes(node.bytes)} in ${node.blocks} blocks`;
+      box.style.left = `${left * 100}%`;
+      box.style.width = `${width * 100}%`;
+      box.style.top = `${depth * 18}px`;
+      box.style.background = css(tint(node.name));
+      box.addEventListener("click", () => this.draw(onPath));
+      boxes.push(box);
+    };
+    path.slice(0, -1).forEach((node, depth) => add(node, 0, 1, depth, path.slice(0, depth + 1)));
+    let deepest = path.length;
+    const below = [[path.at(-1), 0, 1, path.length - 1, path]];
+    while (below.length) {
+      const [node, left, width, depth, way] = below.pop();
+      add(node, left, width, depth, way);
+      deepest = Math.max(deepest, depth + 1);
+      let at = left;
+      const children = [...node.children.values()].sort((a, b) => b.bytes - a.bytes);
+      for (const child of children) {
+        const wide = node.bytes ? (width * child.bytes) / node.bytes : 0;
+        if (wide >= NARROW) below.push([child, at, wide, depth + 1, [...way, child]]);
+        at += wide;
+      }
+    }
+    this.element.replaceChildren(...boxes);
+    this.element.style.height = `${Math.min(deepest * 18 + 2, 480)}px`;
+  }
+}
+
+/** A colour that depends on the name alone. */
+function tint(name) {
+  let hash = 7;
+  for (let at = 0; at < name.length; at++) hash = (hash * 31 + name.charCodeAt(at)) >>> 0;
+  return [222 + (hash % 33), 140 + ((hash >> 8) % 80), 80 + ((hash >> 16) % 60)];
+}

@@ -1,0 +1,181 @@
+// Reads what the file carries: packed columns of each run, and the texts beside them.
+"use strict";
+
+/** The bytes of a text of base64. */
+function bytesOf(text) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
+  const binary = atob(text);
+  const bytes = new Uint8Array(binary.length);
+  for (let at = 0; at < binary.length; at++) bytes[at] = binary.charCodeAt(at);
+  return bytes;
+}
+
+/** The unpacked columns as one buffer. */
+async function unpack(text) {
+  const packed = new Blob([bytesOf(text.trim())]).stream();
+  return new Response(packed.pipeThrough(new DecompressionStream("deflate"))).arrayBuffer();
+}
+
+/** The columns of the layout, as typed arrays over the buffer, by name. */
+function columnsOf(layout, buffer) {
+  const columns = {};
+  for (const { name, type, offset, length } of layout) {
+    columns[name] = new (type === "u32" ? Uint32Array : Float64Array)(buffer, offset, length);
+  }
+  return columns;
+}
+
+/** Turns differences into sums, in place. */
+function summed(column) {
+  for (let at = 1; at < column.length; at++) column[at] += column[at - 1];
+  return column;
+}
+
+/** The smallest and the largest value of groups of 8, 64, 512, … events, to draw any range quickly. */
+class Pyramid {
+  constructor(values) {
+    this.levels = [{ least: values, most: values }];
+    while (this.levels.at(-1).least.length > 16) {
+      const below = this.levels.at(-1);
+      const length = Math.ceil(below.least.length / 8);
+      const least = new Float64Array(length).fill(Infinity);
+      const most = new Float64Array(length).fill(-Infinity);
+      for (let at = 0; at < below.least.length; at++) {
+        const group = at >> 3;
+        if (below.least[at] < least[group]) least[group] = below.least[at];
+        if (below.most[at] > most[group]) most[group] = below.most[at];
+      }
+      this.levels.push({ least, most });
+    }
+  }
+
+  /** The smallest and the largest value of the events from `from` up to `to`, without it. */
+  range(from, to) {
+    let low = Infinity, high = -Infinity, level = 0;
+    const take = (at) => {
+      const { least, most } = this.levels[level];
+      if (least[at] < low) low = least[at];
+      if (most[at] > high) high = most[at];
+    };
+    while (from < to) {
+      const isTop = level + 1 === this.levels.length;
+      while (from < to && (isTop || from & 7)) take(from++);
+      while (from < to && to & 7) take(--to);
+      if (from >= to) break;
+      from >>= 3;
+      to >>= 3;
+      level++;
+    }
+    return [low, high];
+  }
+}
+
+/** Rectangles in the order of their first events: those that meet a range of events are found quickly. */
+class Spans {
+  constructor(start, life, bytes, y) {
+    this.start = start;
+    this.end = life;
+    for (let at = 0; at < start.length; at++) this.end[at] += start[at];
+    this.bytes = bytes;
+    this.y = y;
+    this.count = start.length;
+    // The last end in each group of 256.
+    this.groups = new Uint32Array(Math.ceil(this.count / 256));
+    for (let at = 0; at < this.count; at++) {
+      if (this.end[at] > this.groups[at >> 8]) this.groups[at >> 8] = this.end[at];
+    }
+  }
+
+  /** Calls `visit` with the number of each rectangle that meets the events from `from` to `to`. */
+  each(from, to, visit) {
+    let at = 0;
+    while (at < this.count && this.start[at] <= to) {
+      if ((at & 255) === 0 && this.groups[at >> 8] < from) {
+        at += 256;
+        continue;
+      }
+      if (this.end[at] >= from) visit(at);
+      at++;
+    }
+  }
+
+  /** The sum of the bytes after each event. */
+  sums(events) {
+    const sums = new Float64Array(events);
+    for (let at = 0; at < this.count; at++) {
+      sums[this.start[at]] += this.bytes[at];
+      if (this.end[at] < events) sums[this.end[at]] -= this.bytes[at];
+    }
+    return summed(sums);
+  }
+}
+
+/** The number of colours for stacks; those that hold less at the peak share the last one. */
+const COLOURS = 12;
+
+/** One recording. */
+class Run {
+  constructor(layout, buffer) {
+    const columns = columnsOf(layout.columns, buffer);
+    Object.assign(this, layout);
+    this.time = columns.time && summed(columns.time);
+    this.stack = columns.stack;
+    this.blocks = new Spans(summed(columns.start), columns.life, columns.bytes, columns.y);
+    this.live = this.blocks.sums(this.events);
+    this.livePyramid = new Pyramid(this.live);
+    if (columns.segment_start) {
+      const { segment_start, segment_life, segment_bytes, segment_y } = columns;
+      this.segments = new Spans(summed(segment_start), segment_life, segment_bytes, segment_y);
+      this.reserved = this.segments.sums(this.events);
+      this.reservedPyramid = new Pyramid(this.reserved);
+    }
+    if (columns.plan_y) {
+      const { plan_start, plan_life, plan_bytes, plan_y } = columns;
+      this.planned = new Spans(summed(plan_start), plan_life, plan_bytes, plan_y);
+    }
+    this.curveColumns = layout.curves.map((curve, at) => ({ name: curve, bytes: columns["curve_" + at] }));
+    this.peak = 0;
+    for (let at = 0; at < this.events; at++) if (this.live[at] > this.live[this.peak]) this.peak = at;
+    this.rank();
+  }
+
+  /** Gives a colour to the stacks that hold the most at the peak. */
+  rank() {
+    const held = this.held(this.peak);
+    const largest = [...held.keys()].sort((a, b) => held.get(b).bytes - held.get(a).bytes || a - b);
+    this.holders = largest.slice(0, COLOURS - 1);
+    const colour = new Uint8Array(this.stacks.length).fill(this.holders.length);
+    this.holders.forEach((stack, at) => { colour[stack] = at; });
+    this.colour = new Uint8Array(this.blocks.count);
+    // The block that ends with an event, counted from 1; at most one does.
+    this.ending = new Uint32Array(this.events);
+    for (let at = 0; at < this.blocks.count; at++) {
+      this.colour[at] = colour[this.stack[at]];
+      if (this.blocks.end[at] < this.events) this.ending[this.blocks.end[at]] = at + 1;
+    }
+  }
+
+  /** The bytes and the number of blocks of each stack after an event. */
+  held(event) {
+    const held = new Map();
+    this.blocks.each(event, event, (at) => {
+      if (this.blocks.end[at] === event) return;
+      const stack = this.stack[at];
+      const sum = held.get(stack) ?? held.set(stack, { bytes: 0, blocks: 0 }).get(stack);
+      sum.bytes += this.blocks.bytes[at];
+      sum.blocks++;
+    });
+    return held;
+  }
+
+  /** The name of a stack: its innermost frame, or its number. */
+  stackName(stack) {
+    const frames = this.stacks[stack];
+    return frames && frames.length ? this.frames[frames.at(-1)] : "(no stack)";
+  }
+
+  /** The frames of a stack as one text, to compare stacks of two runs. */
+  stackText(stack) {
+    return this.stacks[stack].map((frame) => this.frames[frame]).join("\n");
+  }
+}

@@ -1,0 +1,215 @@
+//! What the page knows about one recording: columns of its blocks, and its stacks.
+
+use std::collections::HashMap;
+use std::io;
+
+use millpond_planning::Block;
+use serde::Serialize;
+
+use super::Curve;
+use super::pack::{Column, Pack};
+use crate::placement::Placement;
+use crate::recording::{Clock, EventKind, Id, Life, Recording};
+
+/// One recording, as the script reads it.
+#[derive(Debug, Serialize)]
+pub(super) struct Run {
+    file: String,
+    events: usize,
+    clock: Clock,
+    columns: Vec<Column>,
+    /// The bytes of addresses that were ever used.
+    height: f64,
+    frames: Vec<String>,
+    /// The frames of each stack, outermost first; the first stack has none.
+    stacks: Vec<Vec<usize>>,
+    failures: Vec<Failure>,
+    /// The names of the curves.
+    curves: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Failure {
+    event: usize,
+    bytes: u64,
+}
+
+impl Run {
+    /// Packs a recording.
+    pub(super) fn new(
+        recording: &Recording,
+        placement: Option<&Placement>,
+        curves: &[Curve],
+        pack: &mut Pack,
+    ) -> io::Result<Self> {
+        let blocks = recording.block_lives();
+        let segments = recording.segment_lives();
+        let mut texts = Texts::default();
+        let mut columns = lives("", &blocks, pack)?;
+        let stacks = blocks.iter().map(|life| texts.stack(recording, life.stack));
+        columns.push(pack.u32s("stack", stacks)?);
+        if !segments.is_empty() {
+            columns.extend(lives("segment_", &segments, pack)?);
+        }
+        let mut height = 0.0;
+        if has_addresses(recording) {
+            let places = Places::of(blocks.iter().chain(&segments));
+            height = places.height as f64;
+            let y = |life: &Life| places.of_address(life.address);
+            columns.push(pack.f64s("y", blocks.iter().map(y))?);
+            if !segments.is_empty() {
+                columns.push(pack.f64s("segment_y", segments.iter().map(y))?);
+            }
+        }
+        if let Some(times) = times(recording) {
+            columns.push(pack.f64s("time", times.into_iter())?);
+        }
+        if let Some(planned) = placement.and_then(planned) {
+            columns.extend(lives("plan_", &planned, pack)?);
+            columns.push(pack.f64s("plan_y", planned.iter().map(|life| life.address as f64))?);
+        }
+        for (at, curve) in curves.iter().enumerate() {
+            let bytes = curve.bytes.iter().map(|&bytes| bytes as f64);
+            columns.push(pack.f64s(&format!("curve_{at}"), bytes)?);
+        }
+        let failed =
+            |(_, event): &(usize, &crate::recording::Event)| event.kind == EventKind::AllocateFailure;
+        let failures = recording.events().enumerate().filter(failed);
+        Ok(Self {
+            file: recording.file().to_owned(),
+            events: recording.len().max(1),
+            clock: recording.clock(),
+            columns,
+            height,
+            frames: texts.frames,
+            stacks: texts.stacks,
+            failures: failures.map(|(event, failed)| Failure { event, bytes: failed.bytes }).collect(),
+            curves: curves.iter().map(|curve| curve.name.clone()).collect(),
+        })
+    }
+}
+
+/// The lives of blocks at their planned offsets.
+fn planned(placement: &Placement) -> Option<Vec<Life>> {
+    let place = |&(block, offset): &(Block, u64)| Life {
+        start: block.birth as usize,
+        end: block.death as usize,
+        address: offset,
+        bytes: block.size,
+        stack: None,
+    };
+    let mut lives: Vec<Life> = placement.placed()?.iter().map(place).collect();
+    lives.sort_by_key(|life| life.start);
+    Some(lives)
+}
+
+/// The columns of lives: starts as differences, durations in events, bytes.
+fn lives(prefix: &str, lives: &[Life], pack: &mut Pack) -> io::Result<Vec<Column>> {
+    let mut last = 0;
+    let starts = lives.iter().map(|life| {
+        let step = life.start - last;
+        last = life.start;
+        step as u32
+    });
+    Ok(vec![
+        pack.u32s(&format!("{prefix}start"), starts)?,
+        pack.u32s(&format!("{prefix}life"), lives.iter().map(|life| (life.end - life.start) as u32))?,
+        pack.f64s(&format!("{prefix}bytes"), lives.iter().map(|life| life.bytes as f64))?,
+    ])
+}
+
+fn has_addresses(recording: &Recording) -> bool {
+    !recording.unknowns().iter().any(|unknown| unknown.code == "addresses")
+}
+
+/// The times of all events since the first one, as differences; `None` if there are none, or no other than
+/// the number of events. An event without a time has that of the one before.
+fn times(recording: &Recording) -> Option<Vec<f64>> {
+    let first = recording.events().find_map(|event| event.time())?;
+    let mut latest = first;
+    let times = recording.events().map(|event| {
+        let before = latest;
+        latest = event.time().unwrap_or(latest).max(latest);
+        (latest - before) as f64
+    });
+    let times: Vec<f64> = times.collect();
+    (latest > first).then_some(times)
+}
+
+/// Where addresses are drawn: those that were never used are left out.
+struct Places {
+    /// The used ranges: address, and the bytes of those before.
+    ranges: Vec<(u64, u64)>,
+    height: u64,
+}
+
+impl Places {
+    fn of<'a>(lives: impl Iterator<Item = &'a Life>) -> Self {
+        let mut used: Vec<(u64, u64)> =
+            lives.map(|life| (life.address, life.address.saturating_add(life.bytes))).collect();
+        used.sort_unstable();
+        let (mut ranges, mut height, mut covered) = (Vec::new(), 0_u64, None);
+        for (from, to) in used {
+            match covered {
+                Some(end) if from <= end => {
+                    height = height.saturating_add(to.saturating_sub(end));
+                    covered = Some(end.max(to));
+                }
+                _ => {
+                    ranges.push((from, height));
+                    height = height.saturating_add(to - from);
+                    covered = Some(to);
+                }
+            }
+        }
+        Self { ranges, height }
+    }
+
+    fn of_address(&self, address: u64) -> f64 {
+        let at = self.ranges.partition_point(|&(from, _)| from <= address).checked_sub(1);
+        at.map_or(0.0, |at| (self.ranges[at].1 + (address - self.ranges[at].0)) as f64)
+    }
+}
+
+/// The stacks that blocks have, and their frames, each once.
+struct Texts {
+    frames: Vec<String>,
+    stacks: Vec<Vec<usize>>,
+    frame_numbers: HashMap<String, usize>,
+    stack_numbers: HashMap<Id, u32>,
+}
+
+impl Default for Texts {
+    fn default() -> Self {
+        Self {
+            frames: Vec::new(),
+            stacks: vec![Vec::new()],
+            frame_numbers: HashMap::new(),
+            stack_numbers: HashMap::new(),
+        }
+    }
+}
+
+impl Texts {
+    fn stack(&mut self, recording: &Recording, stack: Option<Id>) -> u32 {
+        let Some(stack) = stack else { return 0 };
+        if let Some(&number) = self.stack_numbers.get(&stack) {
+            return number;
+        }
+        let mut frames: Vec<usize> = Vec::new();
+        for frame in recording.stack(stack) {
+            let text = format!("{} ({}:{})", frame.function, frame.file, frame.line);
+            let next = self.frames.len();
+            let number = *self.frame_numbers.entry(text).or_insert_with_key(|text| {
+                self.frames.push(text.clone());
+                next
+            });
+            frames.push(number);
+        }
+        frames.reverse();
+        let number = self.stacks.len() as u32;
+        self.stacks.push(frames);
+        self.stack_numbers.insert(stack, number);
+        number
+    }
+}

@@ -1,0 +1,186 @@
+//! What `tune` tries, by what the file is of.
+
+use serde::Serialize;
+
+use crate::peers::torch::settings::Settings;
+use crate::recording::{EventKind, Recording};
+
+const MIB: u64 = 1 << 20;
+
+/// Whose settings a candidate is made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Family {
+    /// PyTorch's native allocator.
+    Torch,
+    /// A memory resource of RMM.
+    Rmm,
+    /// A stack of millpond.
+    Millpond,
+}
+
+/// One allocator with its settings.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Candidate {
+    /// The stack that stands for it.
+    pub stack: String,
+    /// Whose settings these are.
+    pub family: Family,
+    /// Whether the file was recorded with these settings.
+    pub is_recorded: bool,
+    /// The stacks of its settings one at a time, of a pair.
+    #[serde(skip)]
+    pub(super) parts: Vec<String>,
+    /// The line that selects it; `{bytes}` stands for the capacity in bytes.
+    #[serde(skip)]
+    line: String,
+    /// What keeps it from being used, as far as that is known.
+    pub constraints: Vec<String>,
+}
+
+impl Candidate {
+    fn torch(settings: &Settings) -> Self {
+        let mut stack = settings.to_string();
+        let conf = stack.strip_prefix("torch:").unwrap_or("").replace('=', ":").replace('"', "");
+        let conf = conf.split(",limit:").next().unwrap_or("");
+        let mut line = match conf {
+            "" => "unset PYTORCH_CUDA_ALLOC_CONF".to_owned(),
+            conf => format!("PYTORCH_CUDA_ALLOC_CONF={conf}"),
+        };
+        let mut constraints: Vec<&str> = Vec::new();
+        if settings.is_expandable {
+            constraints.extend([
+                "not with vLLM's sleep mode, torch_memory_saver, or another library that replaces PyTorch's \
+                 allocator or makes its own memory pools",
+                "tensors that are shared with other processes (CUDA IPC) need a version of PyTorch that \
+                 exports such segments",
+            ]);
+        }
+        if settings.max_split != u64::MAX {
+            constraints.push("each stall waits for all work of the GPU: compare the stalls");
+        }
+        if settings.garbage_collection > 0.0 {
+            constraints.push("has an effect only with the limit in the second part of the line");
+            // A share of the limit, which a file does not say.
+            stack += ",limit=100%";
+            let limit = "set_per_process_memory_fraction({bytes} / torch.cuda.mem_get_info()[1])";
+            line = format!("{line}  # and torch.cuda.{limit}");
+        }
+        let constraints = constraints.into_iter().map(str::to_owned).collect();
+        Self { stack, family: Family::Torch, is_recorded: false, parts: Vec::new(), line, constraints }
+    }
+
+    fn plain(stack: &str, family: Family, line: &str, constraint: Option<&str>) -> Self {
+        let constraints = constraint.into_iter().map(str::to_owned).collect();
+        let (stack, line, parts) = (stack.to_owned(), line.to_owned(), Vec::new());
+        Self { stack, family, is_recorded: false, parts, line, constraints }
+    }
+
+    /// The line that selects it where this many bytes are available.
+    pub fn line(&self, capacity: u64) -> String {
+        self.line.replace("{bytes}", &capacity.to_string())
+    }
+
+    /// Whether it takes a share of the device at once, so that its peak says nothing.
+    pub(super) fn takes_all(&self) -> bool {
+        self.stack.contains('%')
+    }
+}
+
+/// The candidates for a file, the most usual first, and pairs of settings last: where time ends the search,
+/// they are what is left out.
+pub(super) fn of(recording: &Recording) -> Result<Vec<Candidate>, String> {
+    let is_torch = recording.source().format.starts_with("PyTorch");
+    let mut all = if is_torch { torch(recording)? } else { rmm() };
+    let pairs = all.iter().position(|candidate| !candidate.parts.is_empty()).unwrap_or(all.len());
+    let pairs = all.split_off(pairs);
+    let pool = match is_torch {
+        true => "import millpond.torch; millpond.torch.use()  # before the first tensor",
+        false => "import millpond.rmm; millpond.rmm.use()",
+    };
+    let wait = "takes millpond's package below the framework: docs/PYTHON.md";
+    all.push(Candidate::plain("cuda+pool", Family::Millpond, pool, Some(wait)));
+    let regions = "MILLPOND_STACK=cuda+pool:pages=off  # with millpond's package below the framework";
+    all.push(Candidate::plain("cuda+pool:pages=off", Family::Millpond, regions, Some(wait)));
+    all.extend(pairs);
+    Ok(all)
+}
+
+/// The settings of PyTorch's allocator, the recorded ones first, one at a time, and then pairs.
+fn torch(recording: &Recording) -> Result<Vec<Candidate>, String> {
+    let recorded = Settings::of(recording)?;
+    let usual = Settings::default();
+    let largest =
+        recording.events().filter(|event| event.kind == EventKind::Allocate).map(|event| event.bytes);
+    let largest = largest.max().unwrap_or(0);
+    let mut all = vec![recorded.clone(), usual.clone()];
+    all.push(Settings { is_expandable: true, ..usual.clone() });
+    // A size that no block reaches changes nothing.
+    let sizes = [32, 64, 128, 256, 512, 1024].map(|size| size * MIB);
+    let splits: Vec<u64> = sizes.into_iter().filter(|size| *size < largest.saturating_mul(2)).collect();
+    all.extend(splits.iter().map(|&max_split| Settings { max_split, ..usual.clone() }));
+    let divisions = [4, 8, 16].map(|divisions| [divisions; 16]);
+    all.extend(divisions.map(|divisions| Settings { divisions, ..usual.clone() }));
+    let mut candidates: Vec<Candidate> = Vec::new();
+    all.extend([0.6, 0.8].map(|share| Settings { garbage_collection: share, ..usual.clone() }));
+    for settings in &all {
+        let candidate = Candidate::torch(settings);
+        if candidates.iter().all(|known| known.stack != candidate.stack) {
+            candidates.push(candidate);
+        }
+    }
+    if let Some(first) = candidates.first_mut() {
+        first.is_recorded = true;
+    }
+    let expandable = Settings { is_expandable: true, ..usual.clone() };
+    let splitting = splits.iter().map(|&max_split| Settings { max_split, ..usual.clone() });
+    for base in std::iter::once(expandable).chain(splitting) {
+        for divisions in divisions {
+            let single = Settings { divisions, ..usual.clone() };
+            let pair = Candidate::torch(&Settings { divisions, ..base.clone() });
+            if candidates.iter().all(|known| known.stack != pair.stack) {
+                candidates.push(Candidate { parts: vec![base.to_string(), single.to_string()], ..pair });
+            }
+        }
+    }
+    Ok(candidates)
+}
+
+/// RMM's resources.
+fn rmm() -> Vec<Candidate> {
+    let resource = |stack, code: &str, constraint| {
+        let line = format!("rmm.mr.set_current_device_resource(rmm.mr.{code})");
+        Candidate::plain(stack, Family::Rmm, &line, constraint)
+    };
+    let cuda = "rmm.mr.CudaMemoryResource()";
+    let all = "takes this much at once, from all other users of the GPU";
+    vec![
+        resource(
+            "rmm_pool",
+            &format!("PoolMemoryResource({cuda}, initial_pool_size=1 << 20)"),
+            Some("never gives memory back"),
+        ),
+        resource(
+            "rmm_pool:initial=100%",
+            &format!("PoolMemoryResource({cuda}, initial_pool_size={{bytes}})"),
+            Some(all),
+        ),
+        resource(
+            "rmm_pool:initial=50%,max=100%",
+            &format!(
+                "PoolMemoryResource({cuda}, initial_pool_size={{bytes}} // 2, maximum_pool_size={{bytes}})"
+            ),
+            Some("never gives memory back"),
+        ),
+        resource(
+            "rmm_arena:size=100%",
+            &format!("ArenaMemoryResource({cuda}, arena_size={{bytes}})"),
+            Some(all),
+        ),
+        resource(
+            "cuda_async",
+            "CudaAsyncMemoryResource()",
+            Some("the driver's pool, which is modelled more roughly than the others"),
+        ),
+    ]
+}
