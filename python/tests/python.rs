@@ -28,7 +28,7 @@ fn python() -> Option<PathBuf> {
 fn environment(target: &Path) -> Option<PathBuf> {
     let folder = target.join("python/env");
     let python_of = folder.join("bin/python");
-    let wanted = "import pytest, numpy, hypothesis, distributed, cuda.core, numba.cuda, rmm";
+    let wanted = "import pytest, xdist, numpy, hypothesis, distributed, cuda.core, numba.cuda, rmm";
     let is_ready = Command::new(&python_of).args(["-c", wanted]).output();
     if !is_ready.is_ok_and(|answer| answer.status.success()) {
         run(Command::new(python()?).args(["-m", "venv", "--clear"]).arg(&folder));
@@ -38,6 +38,7 @@ fn environment(target: &Path) -> Option<PathBuf> {
             "install",
             "--quiet",
             "pytest",
+            "pytest-xdist",
             "numpy",
             "hypothesis",
             // Frameworks whose classes can be made without a GPU.
@@ -87,7 +88,9 @@ fn the_tests_of_the_package_pass() {
     }
     std::fs::copy(built(deps, "_native"), package.join("_native.abi3.so")).expect("it can be copied");
     run(Command::new(python)
-        .args(["-m", "pytest", "--quiet", "-p", "no:cacheprovider"])
+        .args(["-m", "pytest", "--quiet", "-p", "no:cacheprovider", "--durations=10"])
+        // On as many processes as there are cores.
+        .args(["--numprocesses", "auto"])
         .arg(root.join("tests"))
         // `-m` puts the working folder first on the path: not the sources, which lack the libraries.
         .current_dir(&site)
