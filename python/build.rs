@@ -1,5 +1,5 @@
-//! Builds libmillpond and the replay binary into the package, when the package is what is being built, and puts
-//! the headers beside them, against which the bridge to RMM is compiled.
+//! Builds libmillpond and the replay binary into the package, when the package is what is being built, and
+//! puts the headers beside them, against which the bridge to RMM is compiled.
 //!
 //! maturin and pip set `PYO3_BUILD_EXTENSION_MODULE`. A plain `cargo build` makes the extension module alone.
 

@@ -32,7 +32,8 @@ cdef extern from *:
         return as_rmm([&] { return memory_resource::allocate_sync(bytes, alignment); });
       }
 
-      friend constexpr void get_property(const millpond_rmm_resource&, cuda::mr::device_accessible) noexcept {}
+      friend constexpr void get_property(const millpond_rmm_resource&,
+                                         cuda::mr::device_accessible) noexcept {}
 
      private:
       template <typename Call>

@@ -3,10 +3,10 @@
 >>> import millpond.rmm
 >>> millpond.rmm.use("cuda+pool")
 
-Where `python -m millpond.rmm_bridge build` has compiled the bridge, allocations of RAPIDS call libmillpond from
-C++. Else they go through `rmm.mr.CallbackMemoryResource`: each allocation and each free takes the GIL and calls
-Python, which costs some microseconds, and threads in C++ wait for one another there. Programs in C++ use
-`millpond/memory_resource.hpp`, which needs neither.
+Where `python -m millpond.rmm_bridge build` has compiled the bridge, allocations of RAPIDS call libmillpond
+from C++. Else they go through `rmm.mr.CallbackMemoryResource`: each allocation and each free takes the GIL
+and calls Python, which costs some microseconds, and threads in C++ wait for one another there. Programs in
+C++ use `millpond/memory_resource.hpp`, which needs neither.
 """
 
 import ctypes

@@ -1,8 +1,8 @@
 """The bridge between RMM and millpond in C++, compiled against the RMM that is installed.
 
-`python -m millpond.rmm_bridge build` compiles it, and `millpond.rmm.use()` takes it then: allocations of RAPIDS
-call libmillpond without the GIL, and call no Python. It needs a C++20 compiler (`CXX`), Cython, and the headers
-of RMM and of CUDA's runtime. It lies in the folder that MILLPOND_RMM_BRIDGE names, else in the user's cache.
+`python -m millpond.rmm_bridge build` compiles it, and `millpond.rmm.use()` takes it then: allocations of
+RAPIDS call libmillpond without the GIL, and call no Python. It needs a C++20 compiler (`CXX`), Cython, and
+the headers of RMM and of CUDA's runtime. It lies below MILLPOND_RMM_BRIDGE, else in the user's cache.
 """
 
 import functools
@@ -50,7 +50,7 @@ def _librmm():
 def path():
     """Return where the bridge for the installed RMM lies, or would lie.
 
-    Its name changes with RMM, Python, millpond and this file, so that a bridge for another one is never loaded.
+    Its name changes with RMM, Python, millpond and this file: a bridge for another one is never loaded.
     """
     rmm = _library.framework("rmm", "rmm-cu13 (or rmm-cu12)")
     headers = sorted((_HERE / "include").rglob("*.h*"))
@@ -102,7 +102,7 @@ def _run(command, what):
 def _limits():
     """Return what makes our class as RMM's is made, from which it inherits how objects end.
 
-    With the limited interface of Python classes are objects whose instances count as users, else they are not.
+    With the limited interface of Python each object counts as a user of its class, else it does not.
     """
     base = importlib.util.find_spec("rmm.pylibrmm.memory_resource._memory_resource")
     is_limited = base is not None and str(base.origin).endswith(".abi3.so")
@@ -139,7 +139,7 @@ def _import(file):
 
 
 def load():
-    """Return the module of the bridge; None if it was not compiled, or cannot be loaded, which is warned of."""
+    """Return the module of the bridge; None if it was not compiled, or, with a warning, cannot be loaded."""
     try:
         file = path()
     except (RuntimeError, OSError):  # RMM's library is not where a bridge could be compiled against it

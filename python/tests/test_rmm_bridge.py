@@ -1,4 +1,4 @@
-"""RMM's resource over the bridge that is compiled against the RMM that is installed, on the simulated device."""
+"""RMM's resource over the bridge, which is compiled against the installed RMM, on the simulated device."""
 
 import gc
 import shutil
