@@ -1,4 +1,5 @@
-//! Builds libmillpond and the replay binary into the package, when the package is what is being built.
+//! Builds libmillpond and the replay binary into the package, when the package is what is being built, and
+//! puts the headers beside them, against which the bridge to RMM is compiled.
 //!
 //! maturin and pip set `PYO3_BUILD_EXTENSION_MODULE`. A plain `cargo build` makes the extension module alone.
 
@@ -16,6 +17,7 @@ fn main() {
     }
     let of_cargo = |name: &str| PathBuf::from(std::env::var_os(name).expect("Cargo sets it"));
     let (root, target) = (of_cargo("CARGO_MANIFEST_DIR"), of_cargo("TARGET"));
+    println!("cargo::rerun-if-changed=../capi/include");
     // A lock of its own: the outer Cargo holds that of the workspace's folder.
     let built = of_cargo("OUT_DIR").join("package");
     let status = Command::new(of_cargo("CARGO"))
@@ -31,6 +33,11 @@ fn main() {
     let built = built.join(target).join("release");
     copy(&built.join("libmillpond_c.so"), &root.join("millpond/libmillpond.so"));
     copy(&built.join("millpond-replay"), &root.join("millpond/millpond-replay"));
+    for header in ["millpond.h", "millpond/memory_resource.hpp"] {
+        let to = root.join("millpond/include").join(header);
+        std::fs::create_dir_all(to.parent().expect("a folder")).expect("the folder can be made");
+        copy(&root.join("../capi/include").join(header), &to);
+    }
 }
 
 /// Replaces a file: a process that has it loaded keeps the old one.

@@ -19,9 +19,9 @@
 //! ```
 
 use std::fmt;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use millpond_core::{Error, ErrorKind, Result};
@@ -61,23 +61,35 @@ struct Output(Arc<Mutex<Box<dyn Write + Send>>>);
 /// [`Io`](ErrorKind::Io) if the file cannot be created, and
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the program has another subscriber.
 pub fn init() -> Result<()> {
+    install(|| match std::env::var_os(FILE_VARIABLE).filter(|name| !name.is_empty()) {
+        Some(name) => {
+            let file = PathBuf::from(name);
+            let opened = empty_file(&file).map_err(|error| {
+                let text = format!("{FILE_VARIABLE}: {} cannot be written: {error}", file.display());
+                Error::new(ErrorKind::Io, text)
+            })?;
+            Ok(Box::new(opened))
+        }
+        None => Ok(Box::new(io::stderr())),
+    })
+}
+
+/// The same to the standard error, whatever `RMM_DEBUG_LOG_FILE` names: for a program whose file cannot be
+/// written, and that is to hear of errors.
+///
+/// # Errors
+/// [`InvalidArgument`](ErrorKind::InvalidArgument) if the program has another subscriber.
+pub fn init_to_stderr() -> Result<()> {
+    install(|| Ok(Box::new(io::stderr())))
+}
+
+fn install(open: impl FnOnce() -> Result<Box<dyn Write + Send>>) -> Result<()> {
     static FIRST: Mutex<()> = Mutex::new(());
     let _first = FIRST.lock();
     if LOG.get().is_some() {
         return Ok(());
     }
-    let output: Box<dyn Write + Send> = match std::env::var_os(FILE_VARIABLE).filter(|name| !name.is_empty())
-    {
-        Some(name) => {
-            let file = PathBuf::from(name);
-            Box::new(File::create(&file).map_err(|error| {
-                let text = format!("{FILE_VARIABLE}: {} cannot be written: {error}", file.display());
-                Error::new(ErrorKind::Io, text)
-            })?)
-        }
-        None => Box::new(io::stderr()),
-    };
-    let output = Output(Arc::new(Mutex::new(output)));
+    let output = Output(Arc::new(Mutex::new(open()?)));
     let (filter, level) = reload::Layer::new(LevelFilter::INFO);
     let lines =
         tracing_subscriber::fmt::layer().event_format(Lines).with_writer(output.clone()).with_ansi(false);
@@ -90,6 +102,13 @@ pub fn init() -> Result<()> {
     // The lock keeps others out.
     let _ = LOG.set(DebugLog { level, output });
     Ok(())
+}
+
+/// Empties a file, or makes it, and opens it for lines at its end: processes that inherit the variable write
+/// to the same file, and none overwrites another's lines.
+fn empty_file(file: &Path) -> io::Result<File> {
+    File::create(file)?;
+    OpenOptions::new().append(true).open(file)
 }
 
 /// Sets the least grave level that is written; `None` writes nothing.

@@ -696,6 +696,10 @@ void millpond_free(void *ptr,
                    int32_t device,
                    void *stream);
 
+// How many frees were ignored since their blocks had been lost in a reset of the device's context, and
+// another block had their address.
+uint64_t millpond_stale_frees(void);
+
 // Announces that work on `stream` uses a block, which then goes back only after that work.
 //
 // # Safety

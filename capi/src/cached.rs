@@ -5,6 +5,7 @@
 //! that returns `false` has done nothing: release that lock and make the ordinary call.
 
 use std::ffi::c_void;
+use std::ptr::null_mut;
 
 use millpond_core::Layout;
 use millpond_resources::registry;
@@ -12,7 +13,7 @@ use millpond_resources::registry;
 use crate::device::device_ptr;
 use crate::framework;
 use crate::resource::Resource;
-use crate::status::{Status, default_stream, guarded, guarded_or};
+use crate::status::{default_stream, guarded, guarded_or};
 
 /// Releases a lock of the caller's before a call that may wait; returns what the caller needs to take it
 /// again, as `PyEval_SaveThread`.
@@ -33,7 +34,20 @@ pub unsafe extern "C" fn millpond_malloc_unlocked(
     leave: LeaveFunction,
     enter: EnterFunction,
 ) -> *mut c_void {
-    if let Some(ptr) = guarded_or(None, || framework::allocate_cached(bytes as u64, device, stream)) {
+    let unlocked = |wait: &mut dyn FnMut()| {
+        let state = leave();
+        wait();
+        enter(state);
+    };
+    let (mut ptr, mut is_done) = (null_mut(), false);
+    guarded(|| match framework::allocate_cached(bytes as u64, device, stream, unlocked) {
+        Some(outcome) => {
+            is_done = true;
+            outcome.map(|block| ptr = block)
+        }
+        None => Ok(()),
+    });
+    if is_done {
         return ptr;
     }
     let state = leave();
@@ -58,9 +72,7 @@ pub unsafe extern "C" fn millpond_free_unlocked(
         guarded_or((), wait);
         enter(state);
     };
-    if guarded(|| framework::free_unlocked(ptr, unlocked)) != Status::Ok {
-        tracing::warn!(target: "millpond::misuse", ?ptr, "a free was refused");
-    }
+    guarded(|| framework::free_unlocked(ptr, unlocked).inspect_err(framework::refused));
 }
 
 /// Hands out a block that the calling thread has cached for a default stream (0, 1 or 2). `false` if it has

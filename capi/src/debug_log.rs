@@ -4,6 +4,8 @@
 //! file that the environment variable `RMM_DEBUG_LOG_FILE` names, from information on, else errors alone go
 //! to the standard error. Without it a program would not hear of a block that it freed twice.
 
+use std::sync::atomic::{AtomicI32, Ordering};
+
 use millpond_adaptors::debug_log::{self, Level};
 use millpond_core::Error;
 
@@ -20,6 +22,8 @@ const LEVELS: [Option<Level>; 7] = [
     None,
 ];
 const OFF: i32 = 6;
+/// The number that was set last: two of them write nothing.
+static CHOSEN: AtomicI32 = AtomicI32::new(OFF);
 
 /// Sets the least grave level of lines that are written: 0 is `trace`, then `debug`, `info`, `warn`, `error`,
 /// `critical`, and 6 is `off`.
@@ -27,8 +31,10 @@ const OFF: i32 = 6;
 pub extern "C" fn millpond_set_logging_level(level: i32) -> Status {
     guarded(|| {
         let known = usize::try_from(level).ok().and_then(|level| LEVELS.get(level));
-        let level = known.ok_or_else(|| Error::invalid_argument("a level is a number from 0 to 6"))?;
-        debug_log::set_level(*level)
+        let known = known.ok_or_else(|| Error::invalid_argument("a level is a number from 0 to 6"))?;
+        debug_log::set_level(*known)?;
+        CHOSEN.store(level, Ordering::Relaxed);
+        Ok(())
     })
 }
 
@@ -53,5 +59,5 @@ pub extern "C" fn millpond_flush_logger() -> Status {
 
 fn number_of(level: Option<Level>) -> i32 {
     let found = LEVELS.iter().position(|known| level.is_some() && *known == level);
-    found.map_or(OFF, |number| number as i32)
+    found.map_or_else(|| CHOSEN.load(Ordering::Relaxed), |number| number as i32)
 }

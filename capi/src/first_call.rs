@@ -12,15 +12,16 @@ pub(crate) fn start_log() {
     static FIRST: Once = Once::new();
     FIRST.call_once(|| {
         let has_file = env::var_os(FILE_VARIABLE).is_some_and(|name| !name.is_empty());
-        let started = debug_log::init().and_then(|()| match has_file {
-            true => Ok(()),
-            false => debug_log::set_level(Some(Level::ERROR)),
-        });
-        if let Err(error) = started
+        let started = debug_log::init();
+        if let Err(error) = &started
             && error.kind() == ErrorKind::Io
         {
             // There is no other way to say it: the call that comes first has nothing to do with the log.
             let _ = writeln!(io::stderr(), "{error}");
+        }
+        if !has_file || (started.is_err() && debug_log::init_to_stderr().is_ok()) {
+            // It fails only where the program has a subscriber of its own.
+            let _ = debug_log::set_level(Some(Level::ERROR));
         }
     });
 }

@@ -56,6 +56,17 @@ pub(crate) struct Block {
     stream: Use,
     /// Other streams that use it.
     used_on: Vec<Use>,
+    /// How many blocks at this address were lost in resets of the device, and may yet be freed: a free says
+    /// nothing but the address, so as many are ignored.
+    stale: u32,
+}
+
+/// What is left to do for a block that was entered in the table. It may wait for others.
+enum Unsettled {
+    /// An earlier block at the address, which was lost in a reset of its device.
+    Lost(Block),
+    /// The block itself, which was not entered.
+    Refused(Block),
 }
 
 /// A block that came back while other streams may still use it.
@@ -74,6 +85,8 @@ static PARKED_COUNT: AtomicUsize = AtomicUsize::new(0);
 static LOOKING: Mutex<()> = Mutex::new(());
 /// What served each device last, until its default is replaced.
 static SERVED: LazyLock<DashMap<DeviceId, Arc<Served>, FxBuildHasher>> = LazyLock::new(DashMap::default);
+/// The frees that were ignored, since their blocks had been lost in a reset.
+static STALE_FREES: AtomicU64 = AtomicU64::new(0);
 /// The devices that were asked for memory.
 static DEVICES: Mutex<Vec<DeviceId>> = Mutex::new(Vec::new());
 /// A bit for each of them, by whether it is simulated and by its number, readable without the lock. Those
@@ -272,13 +285,18 @@ pub(crate) fn allocate(bytes: u64, device: i32, stream: *mut c_void) -> Result<*
     }
     let ptr = outcome?;
     note_device(id);
-    note(Block { ptr, served, bytes, stream: Use::of(stream), used_on: Vec::new() })?;
+    settle(note(Block { ptr, served, bytes, stream: Use::of(stream), used_on: Vec::new(), stale: 0 }))?;
     Ok(without_provenance_mut(ptr.address() as usize))
 }
 
 /// The same from the calling thread's cache alone, on a default stream, without a wait. `None` if that is not
-/// enough.
-pub(crate) fn allocate_cached(bytes: u64, device: i32, stream: *mut c_void) -> Option<*mut c_void> {
+/// enough. `unlocked` runs what may wait.
+pub(crate) fn allocate_cached(
+    bytes: u64,
+    device: i32,
+    stream: *mut c_void,
+    unlocked: impl FnOnce(&mut dyn FnMut()),
+) -> Option<Result<*mut c_void>> {
     let stream = default_stream(stream)?;
     let is_first = KNOWN_DEVICES.iter().all(|known| known.load(Ordering::Relaxed) == 0);
     if is_first || is_copy() || PARKED_COUNT.load(Ordering::Relaxed) > 0 || graph_pools::are_open() {
@@ -287,9 +305,26 @@ pub(crate) fn allocate_cached(bytes: u64, device: i32, stream: *mut c_void) -> O
     let id = device_id(device).ok()?;
     let known = SERVED.get(&id).filter(|known| is_per_device_resource(id, &known.0.0));
     let served = known.map(|known| Arc::clone(&known))?;
-    let ptr = served.0.pool()?.allocate_cached(Layout::new(bytes), stream)?;
-    note(Block { ptr, served, bytes, stream: Use::of(stream), used_on: Vec::new() }).ok()?;
-    Some(without_provenance_mut(ptr.address() as usize))
+    let cached = served.0.pool().and_then(|pool| pool.allocate_cached(Layout::new(bytes), stream));
+    let Some(ptr) = cached else {
+        end_unlocked(served, unlocked);
+        return None;
+    };
+    let noted = note(Block { ptr, served, bytes, stream: Use::of(stream), used_on: Vec::new(), stale: 0 });
+    let mut outcome = Ok(());
+    if noted.is_some() {
+        let mut noted = Some(noted);
+        unlocked(&mut || outcome = settle(noted.take().flatten()));
+    }
+    Some(outcome.map(|()| without_provenance_mut(ptr.address() as usize)))
+}
+
+/// Drops a use of what serves a device. A resource that was replaced ends with the last one, which may wait.
+fn end_unlocked(served: Arc<Served>, unlocked: impl FnOnce(&mut dyn FnMut())) {
+    if let Some(last) = Arc::into_inner(served) {
+        let mut last = Some(last);
+        unlocked(&mut || drop(last.take()));
+    }
 }
 
 /// Notes that a device was asked for memory.
@@ -309,22 +344,38 @@ fn note_device(id: DeviceId) {
 
 /// Enters a block in the table. One that is there already was lost in a reset of its device, or is of another
 /// simulated device: a free could not tell the two apart.
-fn note(block: Block) -> Result<()> {
+fn note(mut block: Block) -> Option<Unsettled> {
     match LIVE.entry(block.ptr) {
-        Entry::Vacant(place) => drop(place.insert(block)),
+        Entry::Vacant(place) => {
+            drop(place.insert(block));
+            None
+        }
         Entry::Occupied(known) if is_of_another_device(known.get(), &block) => {
-            drop(known);
-            block.give_back();
-            let why = "simulated devices have the same addresses; use the blocks of one at a time here";
-            return Err(Error::new(ErrorKind::Unsupported, why));
+            Some(Unsettled::Refused(block))
         }
         Entry::Occupied(mut known) => {
-            let lost = known.insert(block);
-            drop(known);
-            drop(lost);
+            if known.get().served.0.0.driver().health().is_lost() {
+                block.stale = known.get().stale.saturating_add(1);
+            }
+            Some(Unsettled::Lost(known.insert(block)))
         }
     }
-    Ok(())
+}
+
+/// Does what `note` left.
+fn settle(unsettled: Option<Unsettled>) -> Result<()> {
+    match unsettled {
+        None => Ok(()),
+        Some(Unsettled::Lost(lost)) => {
+            drop(lost);
+            Ok(())
+        }
+        Some(Unsettled::Refused(block)) => {
+            block.give_back();
+            let why = "simulated devices have the same addresses; use the blocks of one at a time here";
+            Err(Error::new(ErrorKind::Unsupported, why))
+        }
+    }
 }
 
 fn is_of_another_device(known: &Block, block: &Block) -> bool {
@@ -332,15 +383,24 @@ fn is_of_another_device(known: &Block, block: &Block) -> bool {
     known.device() != new.device() && !known.health().is_lost()
 }
 
-/// Takes a block out of the table, to be given back; `None` if there is nothing to do.
+/// Takes a block out of the table, to be given back; `None` if there is nothing to do. Where blocks at this
+/// address were lost in resets, as many frees are ignored: in whatever order the owners free, none frees
+/// memory that another one has.
 fn take(ptr: *mut c_void) -> Result<Option<Block>> {
     if ptr.is_null() || is_copy() {
         return Ok(None);
     }
-    let block = LIVE.remove(&device_ptr(ptr)).map(|(_, block)| block);
     let unknown =
         || Error::invalid_argument(format!("{ptr:p} is no block of millpond_malloc that is in use"));
-    block.map(Some).ok_or_else(unknown)
+    let Entry::Occupied(mut known) = LIVE.entry(device_ptr(ptr)) else { return Err(unknown()) };
+    if known.get().stale == 0 {
+        return Ok(Some(known.remove()));
+    }
+    known.get_mut().stale -= 1;
+    drop(known);
+    STALE_FREES.fetch_add(1, Ordering::Relaxed);
+    tracing::debug!(target: "millpond::misuse", ?ptr, "a free of a block that a reset ended was ignored");
+    Ok(None)
 }
 
 pub(crate) fn free(ptr: *mut c_void) -> Result<()> {
@@ -377,10 +437,8 @@ pub(crate) fn free_unlocked(ptr: *mut c_void, unlocked: impl FnOnce(&mut dyn FnM
     if !is_back {
         let mut block = Some(block);
         unlocked(&mut || outcome = block.take().map_or(Ok(()), give_back));
-    } else if let Some(last) = Arc::into_inner(block.served) {
-        // A resource that was replaced ends with its last block.
-        let mut last = Some(last);
-        unlocked(&mut || drop(last.take()));
+    } else {
+        end_unlocked(block.served, unlocked);
     }
     outcome
 }
@@ -410,9 +468,19 @@ pub unsafe extern "C" fn millpond_malloc(bytes: usize, device: i32, stream: *mut
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_free(ptr: *mut c_void, bytes: usize, device: i32, stream: *mut c_void) {
     let _ = (bytes, device, stream);
-    if guarded(|| free(ptr)) != Status::Ok {
-        tracing::warn!(target: "millpond::misuse", ?ptr, "a free was refused");
-    }
+    guarded(|| free(ptr).inspect_err(refused));
+}
+
+/// Reports a free that was refused: its caller gets no status.
+pub(crate) fn refused(error: &Error) {
+    tracing::error!(target: "millpond::misuse", %error, "a free was refused");
+}
+
+/// How many frees were ignored since their blocks had been lost in a reset of the device's context, and
+/// another block had their address.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_stale_frees() -> u64 {
+    STALE_FREES.load(Ordering::Relaxed)
 }
 
 /// Announces that work on `stream` uses a block, which then goes back only after that work.

@@ -6,8 +6,8 @@
 //! says to which one a stream belongs.
 
 use std::ffi::c_void;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread::{self, ThreadId};
 
 use millpond_core::driver::call;
@@ -49,12 +49,37 @@ struct GraphPool {
 struct Capture {
     device: DeviceId,
     id: GraphPoolId,
-    /// The thread that began it.
+    /// The thread that began it, and what lives as long as that thread.
     thread: ThreadId,
+    is_thread_alive: Weak<()>,
     /// The driver's number of it, known once one of its streams has allocated.
     number: Option<u64>,
     /// Its streams that have allocated; the scope is open for them.
     streams: Vec<(StreamRef, StreamId, ScopedStream)>,
+    /// Whether one of its streams was seen to capture something else, or nothing.
+    is_over: bool,
+    /// Whether its thread has begun another capture since.
+    is_followed: bool,
+}
+
+impl Capture {
+    /// Whether it failed, and nothing will say so: it is over, or never allocated, and its thread has gone on
+    /// without announcing its end. A thread captures one graph at a time.
+    fn has_failed(&self) -> bool {
+        let has_gone_on = self.is_followed || self.is_thread_alive.strong_count() == 0;
+        has_gone_on && (self.is_over || self.number.is_none())
+    }
+}
+
+thread_local! {
+    /// What tells that the thread is alive.
+    static ALIVE: Arc<()> = Arc::default();
+}
+
+/// Whether both are one stream that is alive. The handles of the default streams name one for each thread.
+fn is_same_stream((stream, id): (StreamRef, StreamId), other: StreamRef) -> bool {
+    let is_default = stream.is_legacy() || stream.is_per_thread();
+    if is_default { id == other.id() } else { stream.handle() == other.handle() }
 }
 
 /// The layer of the scopes over a resource.
@@ -81,11 +106,45 @@ impl State {
         self.pools.iter_mut().find(|pool| pool.device == device && pool.id == id)
     }
 
+    /// Counts the captures that may need memory.
+    fn count(&self) {
+        OPEN.store(self.captures.iter().filter(|capture| !capture.is_over).count(), Ordering::Relaxed);
+    }
+
     /// Ends a capture; what is returned is dropped without the lock.
     fn end(&mut self, index: usize) -> Capture {
         let capture = self.captures.remove(index);
-        OPEN.store(self.captures.len(), Ordering::Relaxed);
+        self.count();
         capture
+    }
+
+    /// Notes what a stream that is alive captures now: an earlier capture of it is over. What is returned is
+    /// dropped without the lock.
+    fn note_capture_of(&mut self, device: DeviceId, stream: StreamRef, number: Option<u64>) -> Ended {
+        let mut ended = Ended::default();
+        for capture in &mut self.captures {
+            let is_another = capture.device == device && capture.number != number;
+            let has_it =
+                || capture.streams.iter().any(|(known, id, _)| is_same_stream((*known, *id), stream));
+            if is_another && has_it() {
+                capture.is_over = true;
+                ended.streams.append(&mut capture.streams);
+            }
+        }
+        if !ended.streams.is_empty() {
+            self.end_failed(&mut ended);
+        }
+        ended
+    }
+
+    /// Ends the captures that failed, and their graphs.
+    fn end_failed(&mut self, ended: &mut Ended) {
+        let failed: Vec<Capture> = self.captures.extract_if(.., |capture| capture.has_failed()).collect();
+        for capture in &failed {
+            ended.pools.extend(self.release(capture.device, capture.id));
+        }
+        ended.captures.extend(failed);
+        self.count();
     }
 
     /// Releases one graph of a pool; what is returned is dropped without the lock. With the last one also
@@ -99,9 +158,17 @@ impl State {
         let index = self.pools.iter().position(|pool| pool.device == device && pool.id == id)?;
         let is_its = |capture: &mut Capture| capture.device == device && capture.id == id;
         let failed = self.captures.extract_if(.., is_its).collect();
-        OPEN.store(self.captures.len(), Ordering::Relaxed);
+        self.count();
         Some((self.pools.swap_remove(index), failed))
     }
+}
+
+/// What has ended: its memory goes back when this is dropped, without the lock of the state.
+#[derive(Default)]
+struct Ended {
+    streams: Vec<(StreamRef, StreamId, ScopedStream)>,
+    captures: Vec<Capture>,
+    pools: Vec<(GraphPool, Vec<Capture>)>,
 }
 
 /// The number of the capture that a stream belongs to.
@@ -109,8 +176,13 @@ fn capture_of(driver: &DriverHandle, stream: StreamRef) -> Result<Option<u64>> {
     let driver = &**driver;
     match driver.stream_capture_id(stream) {
         Ok(number) => Ok(number),
-        // The legacy default stream, while a blocking one captures.
-        Err(error) if error.is_capture_refusal() => Ok(None),
+        // While a blocking one captures.
+        Err(error) if error.is_capture_refusal() && stream.is_legacy() => Ok(None),
+        Err(error) if error.is_capture_refusal() => {
+            let why = "a call that cannot be captured has ended the capture that this stream belongs to; end \
+                       it, and capture again without that call";
+            call(driver, |_| Err(error)).map_err(|error| error.context(why))
+        }
         Err(error) if error.is_unsupported() => {
             match call(driver, |driver| driver.stream_is_capturing(stream))? {
                 false => Ok(None),
@@ -138,11 +210,23 @@ pub(crate) fn resource_for(
     if !are_open() {
         return Ok(None);
     }
-    let Some(number) = capture_of(driver, stream)? else { return Ok(None) };
+    let number = capture_of(driver, stream)?;
+    let ended = STATE.lock().note_capture_of(device, stream, number);
+    drop(ended);
+    number.map_or(Ok(None), |number| served_by(&mut STATE.lock(), device, stream, number))
+}
+
+/// The resource of the pool of the capture with this number, to which the stream belongs.
+fn served_by(
+    state: &mut State,
+    device: DeviceId,
+    stream: StreamRef,
+    number: u64,
+) -> Result<Option<AnyResource>> {
     let here = thread::current().id();
-    let mut state = STATE.lock();
     let captures = state.captures.iter().enumerate();
-    let on_device: Vec<(usize, &Capture)> = captures.filter(|(_, it)| it.device == device).collect();
+    let is_open = |it: &Capture| it.device == device && !it.is_over;
+    let on_device: Vec<(usize, &Capture)> = captures.filter(|(_, it)| is_open(it)).collect();
     let known = on_device.iter().find(|(_, it)| it.number == Some(number)).map(|(index, _)| *index);
     let index = known.or_else(|| {
         // A capture that is new to the driver was begun last on this thread, or is the only new one.
@@ -164,12 +248,6 @@ pub(crate) fn resource_for(
     let Some(pool) = state.pool(device, id) else { return Ok(None) };
     let (scope, layer) = (pool.scope.clone(), Arc::clone(&pool.layer));
     let its_id = stream.id();
-    // A stream belongs to one capture at a time, so an earlier one is over there, on whatever thread it was.
-    for (other, capture) in state.captures.iter_mut().enumerate() {
-        if other != index && capture.device == device && capture.number != Some(number) {
-            capture.streams.retain(|(_, known, _)| *known != its_id);
-        }
-    }
     let capture = &mut state.captures[index];
     capture.number = Some(number);
     if capture.streams.iter().all(|(_, known, _)| *known != its_id) {
@@ -207,39 +285,37 @@ pub(crate) fn release_ended() -> bool {
     true
 }
 
-/// Ends the captures of the calling thread that ended without saying so, as one that failed: their streams
-/// capture something else, or nothing. Of other threads' captures it is not known whether they are just about
-/// to say so.
-fn end_failed() {
-    let here = thread::current().id();
-    let begun: Vec<(DeviceId, u64, StreamRef)> = {
-        let state = STATE.lock();
-        let known = state.captures.iter().filter(|capture| capture.thread == here).filter_map(|capture| {
-            let (stream, ..) = capture.streams.first()?;
-            Some((capture.device, capture.number?, *stream))
-        });
-        known.collect()
-    };
-    for (device, number, stream) in begun {
-        let Ok(resource) = get_per_device_resource(device) else { continue };
-        if capture_of(resource.driver(), stream).is_ok_and(|now| now == Some(number)) {
-            continue;
-        }
-        let mut state = STATE.lock();
-        let index = state.captures.iter().position(|capture| capture.number == Some(number));
-        let ended = index.map(|index| state.end(index));
-        let released = ended.as_ref().and_then(|capture| state.release(device, capture.id));
-        drop(state);
-        drop((ended, released));
-    }
-}
-
 fn begin(device: i32, id: GraphPoolId) -> Result<()> {
     check_process()?;
-    end_failed();
     let device = device_id(device)?;
     let default = get_per_device_resource(device)?;
-    let mut state = STATE.lock();
+    let (thread, alive) = (thread::current().id(), ALIVE.try_with(Arc::downgrade).unwrap_or_default());
+    let (mut state, mut ended) = (STATE.lock(), Ended::default());
+    for capture in state.captures.iter_mut().filter(|capture| capture.thread == thread) {
+        capture.is_followed = true;
+    }
+    state.end_failed(&mut ended);
+    let begun = begin_in(&mut state, device, id, default);
+    if begun.is_ok() {
+        state.captures.push(Capture {
+            device,
+            id,
+            thread,
+            is_thread_alive: alive,
+            number: None,
+            streams: Vec::new(),
+            is_over: false,
+            is_followed: false,
+        });
+        state.count();
+    }
+    drop(state);
+    drop(ended);
+    begun
+}
+
+/// Counts a graph of a pool, which is made for the first one.
+fn begin_in(state: &mut State, device: DeviceId, id: GraphPoolId, default: AnyResource) -> Result<()> {
     match state.pool(device, id) {
         Some(pool) => pool.graphs += 1,
         None => {
@@ -255,9 +331,6 @@ fn begin(device: i32, id: GraphPoolId) -> Result<()> {
             state.pools.push(GraphPool { device, id, graphs: 1, scope, layer });
         }
     }
-    let thread = thread::current().id();
-    state.captures.push(Capture { device, id, thread, number: None, streams: Vec::new() });
-    OPEN.store(state.captures.len(), Ordering::Relaxed);
     Ok(())
 }
 

@@ -86,8 +86,11 @@ fn remember_panic(panic: &(dyn Any + Send)) {
 
 /// Runs the body of a call of the ABI: remembers its error, and lets no panic out.
 pub(crate) fn guarded(body: impl FnOnce() -> Result<()>) -> Status {
-    start_log();
-    match catch_unwind(AssertUnwindSafe(body)) {
+    let with_log = || {
+        start_log();
+        body()
+    };
+    match catch_unwind(AssertUnwindSafe(with_log)) {
         Ok(Ok(())) => Status::Ok,
         Ok(Err(error)) => {
             remember(&error);

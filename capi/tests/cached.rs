@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bench::{Bench, KIB, MIB, message};
 use millpond_c::cached::*;
+use millpond_c::device::*;
 use millpond_c::framework::*;
 use millpond_c::registry::*;
 use millpond_c::resource::*;
@@ -201,5 +202,64 @@ fn a_lock_is_released_for_all_but_the_threads_own_blocks() {
         assert!(times() > left && bench.sim.live_bytes() < held, "the pool has ended");
         assert_eq!(millpond_reset_per_device_resource(bench.device), Status::Ok);
         millpond_resource_free(other);
+    }
+}
+
+/// How often the lock of the test below was released.
+static RELEASES: AtomicUsize = AtomicUsize::new(0);
+
+/// A block of before a reset may be the last that keeps its pool. It is found where another block has its
+/// address, in a call that the thread's cache serves.
+#[test]
+fn a_pool_that_was_lost_ends_without_the_lock() {
+    extern "C" fn release() -> *mut c_void {
+        RELEASES.fetch_add(1, Ordering::Relaxed);
+        null_mut()
+    }
+    extern "C" fn take_again(_: *mut c_void) {}
+    let bench = Bench::new();
+    let number = bench.sim.device().ordinal();
+    let lost = bench.resource("cuda+pool:pages=off");
+    // SAFETY: all arguments are as asked for, and each block is freed once.
+    unsafe {
+        let malloc =
+            || millpond_malloc_unlocked(KIB as usize, number as i32, null_mut(), release, take_again);
+        let free = |block| millpond_free_unlocked(block, release, take_again);
+        assert_eq!(millpond_set_per_device_resource(lost, null_mut()), Status::Ok);
+        for _ in 0..16 {
+            free(malloc());
+        }
+        let of_before: Vec<_> = [(); 8].map(|()| malloc()).into();
+        let last = of_before[7];
+        of_before[..7].iter().for_each(|block| free(*block));
+        millpond_resource_free(lost);
+        bench.sim.reset_context();
+
+        let mut device = null_mut();
+        assert_eq!(millpond_device_find(number, true, &raw mut device), Status::Ok);
+        let mut fresh = null_mut();
+        let text = c"cuda+pool:pages=off";
+        assert_eq!(millpond_resource_new(device, text.as_ptr(), &raw mut fresh), Status::Ok);
+        assert_eq!(millpond_set_per_device_resource(fresh, null_mut()), Status::Ok);
+        for _ in 0..16 {
+            free(malloc());
+        }
+        let mut blocks = Vec::new();
+        loop {
+            let before = RELEASES.load(Ordering::Relaxed);
+            blocks.push(malloc());
+            let released = RELEASES.load(Ordering::Relaxed) - before;
+            if blocks.last() == Some(&last) {
+                assert_eq!(released, 1, "the lost pool ends in this call");
+                break;
+            }
+            assert!(released == 0 && blocks.len() < 64, "the cache serves {} blocks", blocks.len());
+        }
+        free(last); // of before
+        blocks.into_iter().for_each(free);
+        assert_eq!(counts(fresh), (0, 0));
+        assert_eq!(millpond_reset_per_device_resource(device), Status::Ok);
+        millpond_resource_free(fresh);
+        millpond_device_free(device);
     }
 }

@@ -342,3 +342,36 @@ fn a_reset_of_the_context_is_noticed_by_the_next_request() {
         millpond_resource_free(pool);
     }
 }
+
+/// Plain memory of the new context has the addresses of the old one's, and a free names no more than that.
+#[test]
+fn a_late_free_of_before_a_reset_frees_nothing_of_after() {
+    let _alone = alone();
+    let bench = Bench::new();
+    // SAFETY: all arguments are as asked for.
+    unsafe {
+        let malloc = || millpond_malloc(MIB as usize, bench.number(), null_mut());
+        let free = |block| millpond_free(block, 0, 0, null_mut());
+        let in_use = |block| {
+            let mut bytes = 0;
+            millpond_block_size(block, &raw mut bytes) == Status::Ok
+        };
+        let old = malloc();
+        bench.sim.reset_context();
+        let middle = malloc();
+        bench.sim.open_again().reset_context();
+        let fresh = malloc();
+        assert_eq!([old, middle], [fresh; 2]);
+        let (now, before) = (bench.sim.open_again(), millpond_stale_frees());
+        let held = now.live_bytes();
+        for late in 1..=2 {
+            free(old);
+            assert!(in_use(fresh) && now.live_bytes() == held, "the {late}. late free");
+            assert_eq!(millpond_stale_frees(), before + late);
+        }
+        free(fresh);
+        assert!(!in_use(fresh) && now.live_bytes() < held);
+        assert_eq!(millpond_stale_frees(), before + 2);
+        assert_eq!(now.take_violations(), []);
+    }
+}

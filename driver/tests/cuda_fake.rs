@@ -311,6 +311,20 @@ fn a_stream_is_told_from_a_later_one_with_its_handle() {
     });
 }
 
+/// Ends the capture of a stream by a call that is refused for it.
+fn invalidate(stream: u64) {
+    let mut id = 0_u64;
+    // SAFETY: the stand-in's initialisers do nothing; the type is the function's, and `id` takes the result.
+    let answer = unsafe {
+        let library = Library::new("libcuda.so.1").unwrap();
+        library.get::<unsafe extern "C" fn(u64, *mut u64) -> i32>("cuStreamGetId").unwrap()(
+            stream,
+            &raw mut id,
+        )
+    };
+    assert_ne!(answer, 0);
+}
+
 /// CUDA refuses to tell the id of a stream that captures, and ends the capture that was asked for it.
 #[test]
 fn the_stream_of_a_capture_is_found_and_the_capture_goes_on() {
@@ -336,6 +350,16 @@ fn the_stream_of_a_capture_is_found_and_the_capture_goes_on() {
             }
             assert_eq!(find(stream.handle()), stream);
         }
+        // CUDA tells no number of a capture that an illegal call ended.
+        driver.begin_capture(theirs, CaptureMode::Global).unwrap();
+        invalidate(theirs.handle());
+        let invalid = [(); 2].map(|()| find(theirs.handle()).id());
+        assert!(invalid[0] != invalid[1] && invalid.iter().all(|id| !seen.contains(id)));
+        let error = driver.stream_capture_id(theirs).unwrap_err();
+        assert_eq!(error.code(), DriverError::STREAM_CAPTURE_INVALIDATED);
+        assert!(driver.end_capture(theirs).is_err());
+        assert_eq!(driver.stream_capture_id(theirs), Ok(None));
+        assert_eq!(find(theirs.handle()), theirs);
     });
 }
 

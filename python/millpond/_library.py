@@ -25,6 +25,7 @@ _SIGNATURES = {
     "error_report_json": (ctypes.c_char_p,),
     "device_find": (ctypes.c_int32, ctypes.c_uint32, ctypes.c_bool, _P),
     "device_free": (None, _P),
+    "get_per_device_resource": (ctypes.c_int32, _P, _P),
     "manager_new": (ctypes.c_int32, _P, _P),
     "manager_free": (None, _P),
     "manager_initialize": (ctypes.c_int32, _P),

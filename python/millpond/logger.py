@@ -65,5 +65,7 @@ def get_flush_level():
 
 def flush_logger():
     """Write the lines that wait, and the rows that the logs of the devices hold."""
-    _library.check(_library.flush_logger())
-    _mr._flush_logs()
+    try:
+        _mr._flush_logs()
+    finally:
+        _library.check(_library.flush_logger())

@@ -28,7 +28,7 @@ fn python() -> Option<PathBuf> {
 fn environment(target: &Path) -> Option<PathBuf> {
     let folder = target.join("python/env");
     let python_of = folder.join("bin/python");
-    let wanted = "import pytest, xdist, numpy, hypothesis, distributed, cuda.core, numba.cuda, rmm";
+    let wanted = "import pytest, xdist, numpy, hypothesis, distributed, cuda.core, numba.cuda, rmm, Cython";
     let is_ready = Command::new(&python_of).args(["-c", wanted]).output();
     if !is_ready.is_ok_and(|answer| answer.status.success()) {
         run(Command::new(python()?).args(["-m", "venv", "--clear"]).arg(&folder));
@@ -47,6 +47,9 @@ fn environment(target: &Path) -> Option<PathBuf> {
             "numba-cuda",
             "nvidia-cuda-runtime<14",
             "rmm-cu13",
+            // For the bridge to RMM, which a test compiles.
+            "cython",
+            "nvidia-cuda-crt<14",
         ]));
     }
     Some(python_of)
@@ -81,10 +84,16 @@ fn the_tests_of_the_package_pass() {
     std::fs::create_dir_all(&package).expect("the folder can be made");
     for file in std::fs::read_dir(root.join("millpond")).expect("the package is there") {
         let path = file.expect("the package can be read").path();
-        if path.extension().is_some_and(|extension| extension == "py" || extension == "pyi") {
+        if path.extension().is_some_and(|extension| ["py", "pyi", "pyx"].iter().any(|it| extension == *it)) {
             let name = path.file_name().expect("a file has a name");
             std::fs::copy(&path, package.join(name)).expect("the file can be copied");
         }
+    }
+    // As build.rs puts them into a wheel.
+    for header in ["millpond.h", "millpond/memory_resource.hpp"] {
+        let copy = package.join("include").join(header);
+        std::fs::create_dir_all(copy.parent().expect("a folder")).expect("the folder can be made");
+        std::fs::copy(root.join("../capi/include").join(header), copy).expect("the header can be copied");
     }
     std::fs::copy(built(deps, "_native"), package.join("_native.abi3.so")).expect("it can be copied");
     run(Command::new(python)
@@ -97,5 +106,7 @@ fn the_tests_of_the_package_pass() {
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("PYTHONPATH", &site)
         .env("MILLPOND_LIBRARY", built(deps, "millpond_c"))
+        // A bridge that was compiled for the same files is kept.
+        .env("MILLPOND_RMM_BRIDGE", target.join("python/bridge"))
         .env_remove("MILLPOND_STACK"));
 }

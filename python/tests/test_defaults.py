@@ -413,6 +413,152 @@ def test_errors_are_heard(tmp_path):
     assert reported(tmp_path, off, RMM_DEBUG_LOG_FILE=file)[1] == ""
 
 
+TWICE_BY_POINTER = (
+    "import millpond\n"
+    "from millpond import _library\n"
+    "held = millpond.DeviceBuffer(size=1)  # opens the device\n"
+    "block = _library.malloc(1000, 0, None)\n"
+    "_library.free(block, 1000, 0, None)\n"
+    "_library.free(block, 1000, 0, None)\n"
+)
+
+
+def run(program, **environment):
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
+
+
+def test_a_block_that_a_framework_frees_twice_is_heard_of():
+    done = run(TWICE_BY_POINTER, RMM_DEBUG_LOG_FILE="")
+    assert done.returncode == 0
+    assert re.search(r"ERROR .*a free was refused.*is no block of millpond_malloc", done.stderr)
+
+
+def test_a_log_file_that_cannot_be_written_is_named(tmp_path):
+    missing, rows = str(tmp_path / "nowhere" / "log.txt"), str(tmp_path / "rows.csv")
+    program = (
+        f"import millpond; millpond.enable_logging({rows!r}); millpond.DeviceBuffer(size=777)\n"
+        "millpond.flush_logger()\n" + TWICE_BY_POINTER
+    )
+    done = run(program, RMM_DEBUG_LOG_FILE=missing)
+    assert done.returncode == 0 and f"RMM_DEBUG_LOG_FILE: {missing} cannot be written" in done.stderr
+    assert "a free was refused" in done.stderr, "errors go to the standard error then"
+    [log] = tmp_path.glob("rows*")
+    assert ",777," in log.read_text()
+
+
+def test_processes_that_share_a_log_file_leave_each_others_lines(tmp_path):
+    file = tmp_path / "shared.txt"
+    # The second process empties the file, as RMM's does, while the first goes on.
+    program = TWICE_BY_POINTER + (
+        "import subprocess, sys\n"
+        f"subprocess.run([sys.executable, '-c', {TWICE_BY_POINTER!r}], check=True)\n"
+        "_library.free(block, 1000, 0, None)\n"
+    )
+    done = run(program, RMM_DEBUG_LOG_FILE=str(file))
+    assert done.returncode == 0, done.stderr
+    text = file.read_bytes()
+    assert text.count(b"a free was refused") == 2 and b"\0" not in text
+
+
+def test_levels():
+    counted = mr.StatisticsResourceAdaptor(mr.CudaMemoryResource())
+    first = [millpond.DeviceBuffer(size=10, mr=counted) for _ in range(9)]
+    assert counted.push_counters() == statistics.Statistics(90, 90, 90, 9, 9, 9)
+    second = [millpond.DeviceBuffer(size=10, mr=counted) for _ in range(2)]
+    del first[:4]
+    assert counted.allocation_counts == statistics.Statistics(-20, 20, 20, -2, 2, 2)
+    assert counted.pop_counters() == statistics.Statistics(-20, 20, 20, -2, 2, 2)
+    assert counted.allocation_counts == statistics.Statistics(70, 110, 110, 7, 11, 11)
+    with pytest.raises(IndexError):
+        counted.pop_counters()
+    assert len(second) == 2
+
+
+def test_two_counting_resources_are_apart():
+    base = mr.CudaMemoryResource()
+    one, two = mr.StatisticsResourceAdaptor(base), mr.StatisticsResourceAdaptor(base)
+    mr.set_current_device_resource(one)
+    first = millpond.DeviceBuffer(size=100)
+    mr.set_current_device_resource(two)
+    second = millpond.DeviceBuffer(size=10)
+    del first
+    assert one.allocation_counts == statistics.Statistics(0, 100, 100, 0, 1, 1)
+    assert two.allocation_counts == statistics.Statistics(10, 10, 10, 1, 1, 1)
+    assert second.mr is two
+
+
+def test_the_profiler():
+    records = statistics.ProfilerRecords()
+
+    @statistics.profiler(records=records)
+    def inner():
+        return millpond.DeviceBuffer(size=100)
+
+    @statistics.profiler(records=records, name="outer")
+    def outer():
+        return [inner(), inner()]
+
+    outer()
+    assert records.records == {}, "without statistics nothing is recorded"
+    with statistics.statistics():
+        outer()
+        with statistics.profiler(records=records, name="block"):
+            inner()
+    name = next(name for name in records.records if "inner" in name)
+    assert __file__ in name
+    assert records.records[name] == statistics.ProfilerRecords.MemoryRecord(3, 300, 100)
+    assert records.records["outer"] == statistics.ProfilerRecords.MemoryRecord(1, 200, 200)
+    assert records.records["block"].memory_peak == 100
+    report = records.report()
+    assert report.index("outer") < report.index("block") and "200" in report
+    by_calls = records.report(ordered_by="num_calls")
+    assert by_calls.index("inner") < by_calls.index("outer")
+    with pytest.raises(ValueError):
+        records.report(ordered_by="name")
+    with pytest.raises(ValueError):
+        with statistics.profiler(records=records):
+            pass
+
+
+def test_version():
+    assert millpond.__version__.count(".") == 2 and os.path.exists(millpond.library_path())
+
+
+# --- RMM's logger ---
+
+
+def reported(tmp_path, program, **environment):
+    """Run a program that frees a block twice; return what went to the standard error and to the file."""
+    twice = (
+        "import millpond\n"
+        f"{program}\n"
+        "pool = millpond.stack('cuda+pool')\n"
+        "block = pool.allocate(1000)\n"
+        "for _ in range(2):\n"
+        "    try: pool.deallocate(block, 1000)\n"
+        "    except millpond.MillpondError: pass\n"
+        "millpond.flush_logger()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", twice], capture_output=True, text=True, env=os.environ | environment
+    )
+    assert done.returncode == 0, done.stderr
+    file = tmp_path / "debug.txt"
+    return done.stderr, file.read_text() if file.exists() else ""
+
+
+def test_errors_are_heard(tmp_path):
+    file = str(tmp_path / "debug.txt")
+    line = re.compile(r"^\[ *\d+\]\[\d\d:\d\d:\d\d:\d{6}\]\[ERROR \] .*free already", re.MULTILINE)
+    assert line.search(reported(tmp_path, "")[0])
+    to_stderr, to_file = reported(tmp_path, "", RMM_DEBUG_LOG_FILE=file)
+    assert line.search(to_file) and "ERROR " not in to_stderr
+    off = "millpond.set_logging_level(millpond.level_enum.off)"
+    assert "ERROR " not in reported(tmp_path, off)[0]
+    assert reported(tmp_path, off, RMM_DEBUG_LOG_FILE=file)[1] == ""
+
+
 def test_a_log_file_that_cannot_be_written_is_named(tmp_path):
     missing = str(tmp_path / "nowhere" / "log.txt")
     program = "import millpond; millpond.DeviceBuffer(size=1)"
@@ -425,7 +571,7 @@ def test_levels():
     level = millpond.level_enum
     before = millpond.get_logging_level()
     try:
-        for chosen in (level.trace, level.debug, level.info, level.warn, level.error, level.off):
+        for chosen in [known for known in level if known is not level.n_levels]:
             millpond.set_logging_level(chosen)
             assert millpond.get_logging_level() is chosen
             for asked in (level.trace, level.debug, level.info, level.warn, level.error, level.critical):

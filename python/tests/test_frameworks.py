@@ -579,17 +579,3 @@ def test_dask_refuses_a_framework_that_it_does_not_know():
 
     with pytest.raises(ValueError, match="jax"):
         millpond.dask.configure(types.SimpleNamespace(metrics={}), None, ["jax"])
-
-
-def test_rmms_real_callback_takes_our_memory():
-    theirs = pytest.importorskip("rmm", reason="SKIPPED: rmm is not installed")
-    import millpond.rmm
-
-    made = millpond.rmm.resource("cuda+pool")
-    assert isinstance(made, theirs.mr.CallbackMemoryResource)
-    ptr = made.allocate(1000)
-    assert in_use() >= 1000
-    made.deallocate(ptr, 1000)
-    assert in_use() == 0
-    with pytest.raises(MemoryError, match="out of memory"):
-        made.allocate(1 << 50)

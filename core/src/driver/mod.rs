@@ -289,7 +289,8 @@ pub trait Driver: Debug + Send + Sync + 'static {
     fn stream_is_capturing(&self, stream: StreamRef) -> DriverResult<bool>;
     /// The id of the capture that the stream belongs to, which no other capture of the process has; `None` if
     /// it captures nothing (`cuStreamGetCaptureInfo`). A stream that was forked into a capture belongs to it.
-    /// Of the legacy default stream it answers as [`stream_is_capturing`](Self::stream_is_capturing).
+    /// Of the legacy default stream it answers as [`stream_is_capturing`](Self::stream_is_capturing). A
+    /// capture that was invalidated may have no id: then the answer is the error 901.
     fn stream_capture_id(&self, stream: StreamRef) -> DriverResult<Option<u64>>;
 
     // --- Events ---

@@ -3,11 +3,21 @@
 use std::fmt;
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use millpond_core::StreamRef;
 use millpond_core::driver::{CaptureMode, DriverError, DriverResult, Event};
 
 use super::{CudaDriver, abi};
+
+/// The capture that a stream belongs to.
+enum CaptureOf {
+    None,
+    /// The capture with this number.
+    Active(u64),
+    /// One that an illegal call ended, before `cuStreamEndCapture`. CUDA tells no number of it.
+    Invalid,
+}
 
 impl CudaDriver {
     /// Begins to capture the work that is submitted to the stream (`cuStreamBeginCapture`).
@@ -35,6 +45,18 @@ impl CudaDriver {
 
     /// [`Driver::stream_capture_id`](millpond_core::Driver::stream_capture_id) for a living stream's handle.
     pub(super) fn capture_id(&self, stream: u64) -> DriverResult<Option<u64>> {
+        match self.capture_of(stream)? {
+            CaptureOf::None => Ok(None),
+            CaptureOf::Active(id) => Ok(Some(id)),
+            CaptureOf::Invalid => {
+                let why = "the stream's capture was ended by a call that cannot be captured";
+                let code = DriverError::STREAM_CAPTURE_INVALIDATED;
+                Err(DriverError::new(code, "cuStreamGetCaptureInfo").with_detail(why))
+            }
+        }
+    }
+
+    fn capture_of(&self, stream: u64) -> DriverResult<CaptureOf> {
         let _context = self.enter()?;
         let (mut status, mut id) = (0, 0);
         let none = ptr::null_mut();
@@ -49,21 +71,29 @@ impl CudaDriver {
                 none,
             )
         }?;
-        Ok((status != 0).then_some(id)) // a capture that was invalidated still has to be ended
+        Ok(match status {
+            0 => CaptureOf::None,
+            1 => CaptureOf::Active(id),
+            _ => CaptureOf::Invalid,
+        })
     }
 
     /// The living stream with this handle, if it captures. `cuStreamGetId` is refused for it then, and ends
-    /// its capture, so where millpond has not made it, its identity is that of the stream in this capture.
+    /// its capture, so where millpond has not made it, its identity is that of the stream in this capture; if
+    /// the capture is invalid, one that no other call gets.
     ///
     /// # Safety
     /// That of [`StreamRef::foreign`].
     pub(super) unsafe fn capturing_stream(&self, handle: u64) -> DriverResult<Option<StreamRef>> {
-        let capture = match self.capture_id(handle) {
-            Ok(capture) => capture,
-            Err(error) if error.is_unsupported() => None,
+        static INVALID: AtomicU64 = AtomicU64::new(0);
+        let capture = match self.capture_of(handle) {
+            Ok(CaptureOf::None) => return Ok(None),
+            Ok(CaptureOf::Active(id)) => id,
+            // CUDA numbers captures from 1.
+            Ok(CaptureOf::Invalid) => u64::MAX - INVALID.fetch_add(1, Ordering::Relaxed),
+            Err(error) if error.is_unsupported() => return Ok(None),
             Err(error) => return Err(error),
         };
-        let Some(capture) = capture else { return Ok(None) };
         let own = self.streams.get(&handle).map(|alive| alive.get());
         // SAFETY: the caller vouches for what was not made here.
         Ok(Some(unsafe { self.named(handle, own.unwrap_or_else(|| id_in_capture(handle, capture))) }))

@@ -199,7 +199,10 @@ pub unsafe extern "C" fn cuStreamGetCaptureInfo_v2(
 ) -> i32 {
     unsafe {
         *status = if captures(stream) { CAPTURE.1.load(SeqCst) } else { 0 };
-        *id = CAPTURES.load(SeqCst);
+        // As on CUDA only of a capture that is active: of an invalid one it is not written.
+        if *status == 1 {
+            *id = CAPTURES.load(SeqCst);
+        }
     }
     0
 }

@@ -1,0 +1,168 @@
+"""The bridge between RMM and millpond in C++, compiled against the RMM that is installed.
+
+`python -m millpond.rmm_bridge build` compiles it, and `millpond.rmm.use()` takes it then: allocations of
+RAPIDS call libmillpond without the GIL, and call no Python. It needs a C++20 compiler (`CXX`), Cython, and
+the headers of RMM and of CUDA's runtime. It lies below MILLPOND_RMM_BRIDGE, else in the user's cache.
+"""
+
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import warnings
+from pathlib import Path
+
+from . import __version__, _library, library_path
+
+_HERE = Path(__file__).parent
+_SOURCE = _HERE / "_rmm_resource.pyx"
+_MODULE = "_rmm_resource"
+#: One header of each package that is needed.
+_HEADERS = ("cuda_runtime_api.h", "crt/host_defines.h", "cuda/memory_resource", "rmm/resource_ref.hpp")
+
+
+def folder():
+    """Return the folder that holds compiled bridges."""
+    named = os.environ.get("MILLPOND_RMM_BRIDGE")
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "millpond"
+
+
+def _librmm():
+    """Return RMM's library: of its wheel, else of the environment (conda)."""
+    spec = importlib.util.find_spec("librmm")
+    roots = [] if spec is None else [Path(root) for root in spec.submodule_search_locations or ()]
+    places = [root / "lib64" for root in roots] + [Path(sys.prefix) / "lib"]
+    for place in places:
+        if (place / "librmm.so").exists():
+            return place / "librmm.so"
+    searched = ", ".join(map(str, places))
+    raise RuntimeError(f"librmm.so is not there (looked in {searched}): pip install rmm-cu13 (or rmm-cu12)")
+
+
+def path():
+    """Return where the bridge for the installed RMM lies, or would lie.
+
+    Its name changes with RMM, Python, millpond and this file: a bridge for another one is never loaded.
+    """
+    rmm = _library.framework("rmm", "rmm-cu13 (or rmm-cu12)")
+    headers = sorted((_HERE / "include").rglob("*.h*"))
+    content = hashlib.sha256()
+    for file in (_librmm(), _SOURCE, Path(__file__), *headers):
+        content.update(file.read_bytes())
+    content.update(f"{__version__} {sysconfig.get_config_var('SOABI')}".encode())
+    return folder() / f"rmm-{getattr(rmm, '__version__', '')}-{content.hexdigest()[:16]}" / f"{_MODULE}.so"
+
+
+def _include_folders():
+    """Return the folders of all headers, of which each wheel has its own."""
+    prefix = Path(sys.prefix)
+    sites = [Path(site) for site in dict.fromkeys(sysconfig.get_path(key) for key in ("platlib", "purelib"))]
+    folders = [_HERE / "include", Path(sysconfig.get_path("include"))]
+    librmm = _librmm().parent.parent
+    folders += [librmm / "include", librmm / "include/rapids"]
+    for site in sites:
+        folders.append(site / "rapids_logger/include")
+        folders += sorted(site.glob("nvidia/cu*/include"))  # of CUDA 13, and `cuda_*` of CUDA 12
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(variable):
+            folders.append(Path(os.environ[variable]) / "include")
+    folders += [prefix / "targets/x86_64-linux/include", Path("/usr/local/cuda/include")]
+    found = [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
+    missing = [name for name in _HEADERS if not any((folder / name).exists() for folder in found)]
+    if missing:
+        raise RuntimeError(f"the headers {', '.join(missing)} are not there: {_advice()}, or set CUDA_HOME")
+    return found
+
+
+def _advice():
+    names = {name.lower() for name in importlib.metadata.packages_distributions().get("rmm", ())}
+    if "rmm-cu12" in names:
+        return "pip install nvidia-cuda-runtime-cu12 nvidia-cuda-nvcc-cu12"
+    return "pip install 'nvidia-cuda-runtime<14' 'nvidia-cuda-crt<14'"
+
+
+def _run(command, what):
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        raise RuntimeError(f"{what} cannot be run ({error}); CXX names the C++ compiler") from error
+    if done.returncode:
+        said = (done.stderr or done.stdout)[-4000:]
+        raise RuntimeError(f"{what} failed: {shlex.join(command)}\n{said}")
+
+
+def _limits():
+    """Return what makes our class as RMM's is made, from which it inherits how objects end.
+
+    With the limited interface of Python each object counts as a user of its class, else it does not.
+    """
+    base = importlib.util.find_spec("rmm.pylibrmm.memory_resource._memory_resource")
+    is_limited = base is not None and str(base.origin).endswith(".abi3.so")
+    return ["-DPy_LIMITED_API=0x030B0000"] if is_limited else []
+
+
+def build():
+    """Compile the bridge for the installed RMM, and return its path. One that is there is kept."""
+    made = path()
+    if made.exists():
+        return made
+    if importlib.util.find_spec("Cython") is None:
+        raise RuntimeError("Cython is not installed: pip install cython")
+    includes = [f"-I{folder}" for folder in _include_folders()]
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=made.parent) as work:
+        code, library = Path(work) / f"{_MODULE}.cpp", Path(work) / f"{_MODULE}.so"
+        _run([sys.executable, "-m", "cython", "-3", "--cplus", str(_SOURCE), "-o", str(code)], "Cython")
+        compiler = shlex.split(os.environ.get("CXX") or "c++")
+        options = ["-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", *_limits(), *includes]
+        # By their names for the linker, the bridge finds the two that the process has loaded.
+        libraries = [str(_librmm()), library_path()]
+        _run([*compiler, *options, str(code), *libraries, "-o", str(library)], "the C++ compiler")
+        library.replace(made)
+    return made
+
+
+@functools.cache
+def _import(file):
+    spec = importlib.util.spec_from_file_location(f"millpond.{_MODULE}", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def load():
+    """Return the module of the bridge; None if it was not compiled, or, with a warning, cannot be loaded."""
+    try:
+        file = path()
+    except (RuntimeError, OSError):  # RMM's library is not where a bridge could be compiled against it
+        return None
+    if not file.exists():
+        return None
+    try:
+        return _import(file)
+    except ImportError as error:
+        warnings.warn(f"RMM's bridge cannot be loaded ({error}); delete {file.parent}", stacklevel=3)
+        return None
+
+
+def main(arguments):
+    """Compile the bridge (`build`), or say where it is (`show`)."""
+    if arguments not in (["build"], ["show"]):
+        sys.exit("usage: python -m millpond.rmm_bridge build|show")
+    try:
+        made = build() if arguments == ["build"] else path()
+    except (RuntimeError, ImportError, OSError) as error:
+        sys.exit(str(error))
+    print(made if made.exists() else f"not compiled: {made}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
