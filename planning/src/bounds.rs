@@ -1,5 +1,7 @@
 //! Lower bounds: the least that any placement of a problem takes.
 
+use std::time::Instant;
+
 use crate::instance::Instance;
 use crate::{Problem, cuts};
 
@@ -39,14 +41,37 @@ impl Bounds {
 /// problem it is the largest sum over streams of what each has live at a position of its own, where the
 /// orders leave these positions concurrent: no order leads from a later position of one stream to an earlier
 /// one of another. Without any order that is the sum of the streams' own peaks.
+///
+/// [`bounds_until`] ends early.
 #[must_use]
 pub fn bounds(problem: &Problem) -> Bounds {
+    within(problem, &|| false)
+}
+
+/// The lower bounds of a problem as [`bounds`] finds them until `end`; after that, those that it has. Each is
+/// a bound, and one with more time may be higher. The bounds in host order are always found.
+///
+/// ```
+/// use std::time::Instant;
+/// use millpond_planning::{Block, Problem, bounds_until};
+///
+/// let blocks = vec![Block { birth: 0, death: 1, size: 64, stream: 7 }];
+/// let problem = Problem::stream_safe(blocks, 1, Vec::new())?;
+/// assert_eq!(bounds_until(&problem, Instant::now()).host_order, 64);
+/// # Ok::<(), millpond_planning::ProblemError>(())
+/// ```
+#[must_use]
+pub fn bounds_until(problem: &Problem, end: Instant) -> Bounds {
+    within(problem, &|| Instant::now() >= end)
+}
+
+pub(crate) fn within(problem: &Problem, is_late: &dyn Fn() -> bool) -> Bounds {
     let all = Instance::one_lane(problem, 0..problem.blocks().len() as u32);
     let host_order = all.load() * problem.unit();
     let largest = all.size.iter().max().copied().unwrap_or(0) * problem.unit();
     let bytes = match problem.orders() {
         None => host_order,
-        Some(_) => host_order.max(cuts::heaviest(problem) * problem.unit()),
+        Some(_) => host_order.max(cuts::heaviest(problem, is_late) * problem.unit()),
     };
     Bounds { bytes, host_order, largest }
 }

@@ -5,28 +5,32 @@
 //! together are a lower bound. The heaviest such cut is a closure of greatest weight, which a minimum cut of
 //! a network finds.
 
+use crate::Problem;
 use crate::clocks::{Clocks, Told, number_streams};
-use crate::{Order, Problem};
 
 /// Each network has at most this number of nodes; beyond it, only cuts within a shorter stretch are compared.
 const NODES: usize = 2000;
 
-/// The heaviest cut's sum of sizes, in units of the problem.
-pub(crate) fn heaviest(problem: &Problem) -> u64 {
+/// The most pairs of a stream and a window that are compared; more take gigabytes.
+const PAIRS: usize = 1 << 24;
+
+/// The heaviest cut's sum of sizes, in units of the problem, or that of the heaviest one that was found before
+/// it was late. 0, which is always a bound, where the orders are too many.
+pub(crate) fn heaviest(problem: &Problem, is_late: &dyn Fn() -> bool) -> u64 {
     let orders = problem.orders().unwrap_or_default();
     let clocks = Clocks::new(problem.blocks(), orders);
-    let told = clocks.told();
+    let Some(told) = clocks.told() else { return 0 };
     let mut thresholds: Vec<u64> = told.iter().flat_map(|told| [told.from, told.up_to]).collect();
     thresholds.sort_unstable();
     // No cut lies on both sides of a wait for the whole device, so windows lose nothing there.
     let mut windows: Vec<u64> = thresholds.chunks(NODES / 2).skip(1).map(|chunk| chunk[0]).collect();
-    windows.extend(orders.iter().filter_map(|order| match *order {
-        Order::Device { at } => Some(at),
-        _ => None,
-    }));
+    windows.extend(clocks.device_waits());
     windows.push(0);
     windows.sort_unstable();
     windows.dedup();
+    if number_streams(problem.blocks()).len().saturating_mul(windows.len()) > PAIRS {
+        return 0;
+    }
     let lanes: Vec<Lane> = lanes(problem, &told, &windows);
     let mut best = 0;
     let mut first = 0;
@@ -36,7 +40,10 @@ pub(crate) fn heaviest(problem: &Problem) -> u64 {
         let inside: Vec<Told> =
             told[first..until].iter().copied().filter(|told| told.up_to > start).collect();
         first = until;
-        best = best.max(window(&lanes, start, end, &inside));
+        match window(&lanes, start, end, &inside, is_late) {
+            Some(weight) => best = best.max(weight),
+            None => return best,
+        }
     }
     best
 }
@@ -86,8 +93,11 @@ fn lanes(problem: &Problem, told: &[Told], windows: &[u64]) -> Vec<Lane> {
     starts.into_iter().zip(events).map(lane).collect()
 }
 
-/// The heaviest cut whose positions all lie in `start..end`.
-fn window(lanes: &[Lane], start: u64, end: u64, told: &[Told]) -> u64 {
+/// The heaviest cut whose positions all lie in `start..end`; `None` if it was late before it was found.
+fn window(lanes: &[Lane], start: u64, end: u64, told: &[Told], is_late: &dyn Fn() -> bool) -> Option<u64> {
+    if is_late() {
+        return None;
+    }
     let ranges: Vec<_> = lanes
         .iter()
         .map(|lane| {
@@ -97,7 +107,7 @@ fn window(lanes: &[Lane], start: u64, end: u64, told: &[Told]) -> u64 {
         .collect();
     let peaks = |lane: usize| &lanes[lane].peaks[ranges[lane].clone()];
     if told.is_empty() {
-        return (0..lanes.len()).map(|lane| peaks(lane).iter().max().copied().unwrap_or(0)).sum();
+        return Some((0..lanes.len()).map(|lane| peaks(lane).iter().max().copied().unwrap_or(0)).sum());
     }
     // The node of a lane's stretch stands for "the cut is in this stretch or a later one".
     let mut network = Network::default();
@@ -130,7 +140,7 @@ fn window(lanes: &[Lane], start: u64, end: u64, told: &[Told]) -> u64 {
             network.arc(later, needed, u64::MAX);
         }
     }
-    base + (gain - network.flow(source, sink))
+    Some(base + (gain - network.flow(source, sink, is_late)?))
 }
 
 /// A network whose greatest flow is found by shortest augmenting paths in layers.
@@ -161,19 +171,23 @@ impl Network {
         self.arcs.push((from, 0));
     }
 
-    fn flow(&mut self, source: usize, sink: usize) -> u64 {
+    /// The greatest flow; `None` if it was late before it was found.
+    fn flow(&mut self, source: usize, sink: usize, is_late: &dyn Fn() -> bool) -> Option<u64> {
         let mut total = 0;
         while self.make_layers(source, sink) {
             self.next = vec![0; self.nodes()];
             loop {
-                let sent = self.send(source, sink, u64::MAX);
+                if is_late() {
+                    return None;
+                }
+                let sent = self.send(source, sink);
                 if sent == 0 {
                     break;
                 }
                 total += sent;
             }
         }
-        total
+        Some(total)
     }
 
     fn make_layers(&mut self, source: usize, sink: usize) -> bool {
@@ -194,24 +208,33 @@ impl Network {
         self.layer[sink] != usize::MAX
     }
 
-    /// Sends what it can along one path to the next layers.
-    fn send(&mut self, node: usize, sink: usize, room: u64) -> u64 {
-        if node == sink {
-            return room;
-        }
-        while let Some(&arc) = self.arcs_of[node].get(self.next[node]) {
+    /// Sends what it can along one path to the next layers; 0 if there is none. A path may have as many arcs
+    /// as there are nodes, so that it is kept in memory and not on the thread's stack.
+    fn send(&mut self, source: usize, sink: usize) -> u64 {
+        let mut path: Vec<(usize, usize)> = Vec::new();
+        let mut node = source;
+        while node != sink {
+            let Some(&arc) = self.arcs_of[node].get(self.next[node]) else {
+                // Nothing leads on from here: go back, and past the arc that led here.
+                let Some((before, _)) = path.pop() else { return 0 };
+                self.next[before] += 1;
+                node = before;
+                continue;
+            };
             let (to, left) = self.arcs[arc];
             if left > 0 && self.layer[to] == self.layer[node] + 1 {
-                let sent = self.send(to, sink, room.min(left));
-                if sent > 0 {
-                    self.arcs[arc].1 -= sent;
-                    // An arc without a limit stays without one.
-                    self.arcs[arc ^ 1].1 = self.arcs[arc ^ 1].1.saturating_add(sent);
-                    return sent;
-                }
+                path.push((node, arc));
+                node = to;
+            } else {
+                self.next[node] += 1;
             }
-            self.next[node] += 1;
         }
-        0
+        let sent = path.iter().map(|&(_, arc)| self.arcs[arc].1).min().unwrap_or(0);
+        for (_, arc) in path {
+            self.arcs[arc].1 -= sent;
+            // An arc without a limit stays without one.
+            self.arcs[arc ^ 1].1 = self.arcs[arc ^ 1].1.saturating_add(sent);
+        }
+        sent
     }
 }

@@ -59,7 +59,7 @@ mod streams;
 pub mod synthetic;
 mod validate;
 
-pub use bounds::{Bounds, bounds};
+pub use bounds::{Bounds, bounds, bounds_until};
 pub use csv::{CsvError, Gap, MinimallocCsv, MinimallocRow};
 pub use options::Options;
 pub use plan::{Fit, Plan, fits, plan};

@@ -71,17 +71,20 @@ pub enum Fit {
 /// It searches until the height equals the bound, or `options` end the search.
 #[must_use]
 pub fn plan(problem: &Problem, options: &Options) -> Plan {
-    place(problem, None, options)
+    let search = Search::new(options);
+    let bounds = bounds::within(problem, &|| search.is_late());
+    place(problem, None, &search, bounds)
 }
 
 /// Whether the blocks fit into `capacity` bytes.
 #[must_use]
 pub fn fits(problem: &Problem, capacity: u64, options: &Options) -> Fit {
-    let bound = bounds(problem).bytes;
-    if bound > capacity {
-        return Fit::Impossible { bound };
+    let search = Search::new(options);
+    let bounds = bounds::within(problem, &|| search.is_late());
+    if bounds.bytes > capacity {
+        return Fit::Impossible { bound: bounds.bytes };
     }
-    let plan = place(problem, Some(capacity), options);
+    let plan = place(problem, Some(capacity), &search, bounds);
     if plan.height <= capacity {
         Fit::Fits(plan)
     } else if plan.bound > capacity {
@@ -91,14 +94,12 @@ pub fn fits(problem: &Problem, capacity: u64, options: &Options) -> Fit {
     }
 }
 
-fn place(problem: &Problem, capacity: Option<u64>, options: &Options) -> Plan {
-    let search = Search::new(options);
-    let bounds = bounds(problem);
+fn place(problem: &Problem, capacity: Option<u64>, search: &Search, bounds: Bounds) -> Plan {
     let unit = problem.unit();
     let capacity = capacity.map(|bytes| bytes / unit);
     let placed = match problem.orders() {
         None => search.one_lane(problem, (0..problem.blocks().len() as u32).collect(), capacity),
-        Some(_) => streams::place(&search, problem, bounds.bytes / unit, capacity),
+        Some(_) => streams::place(search, problem, bounds.bytes / unit, capacity),
     };
     Plan {
         offsets: placed.offsets.iter().map(|offset| offset * unit).collect(),

@@ -6,6 +6,10 @@ use crate::instance::Instance;
 use crate::run::{Placed, Search};
 use crate::search::Piece;
 
+/// The most pairs of a block and a stream for which orders are looked at; each takes 16 bytes. Beyond it,
+/// streams lie one above the other.
+const CONFLICTS: usize = 1 << 25;
+
 /// The blocks of each stream.
 fn lanes(problem: &Problem) -> Vec<Vec<u32>> {
     let numbers = number_streams(problem.blocks());
@@ -26,7 +30,8 @@ pub(crate) fn place(search: &Search, problem: &Problem, bound: u64, capacity: Op
     // With orders, what follows is worth more of the time.
     let has_orders = problem.orders().is_some_and(|orders| !orders.is_empty());
     // One stream needs no order with itself.
-    let is_done = !has_orders || lanes.len() < 2;
+    let is_many = problem.blocks().len().saturating_mul(lanes.len()) > CONFLICTS;
+    let is_done = !has_orders || lanes.len() < 2 || is_many;
     let parts = if is_done { lanes.len() } else { 4 * lanes.len() };
     for (number, ids) in lanes.into_iter().enumerate() {
         let lane = search.part_of(parts - number).one_lane(problem, ids.clone(), None);

@@ -267,3 +267,24 @@ fn bad_devices() {
     Run::of(&log, &["--device", "sim:1"]).fails_with(2, &["at least"]);
     Run::of(&log, &["--device", "cuda:4000"]).fails_with(2, &["error: no device"]);
 }
+
+#[test]
+fn names_that_are_nearly_right_come_with_the_right_one() {
+    let folder = Folder::new();
+    let log = folder.log("1,00:00:00.0,allocate,0x100,7,0\n");
+    for (flags, meant) in [
+        (["--stack", "cuda+pol"], "did you mean `pool`?"),
+        (["--stack", "cuda+pool:maxx=1GiB"], "did you mean `max`?"),
+        (["--stack", "fallback:upstreams=(cuda+poool)"], "did you mean `pool`?"),
+        (["--device", "sim:h20"], "did you mean `sim:h200`?"),
+    ] {
+        Run::of(&log, &flags).fails_with(2, &[meant]);
+    }
+    let run: Run =
+        program().args(["explian", "log.csv"]).current_dir(folder.path("")).output().unwrap().into();
+    run.fails_with(2, &["explian: there is no such file", "did you mean `explain`?"]);
+    // A file of that name is a file.
+    folder.write("explian", format!("{HEADER}1,00:00:00.0,allocate,0x100,7,0\n"));
+    let run: Run = program().arg("explian").current_dir(folder.path("")).output().unwrap().into();
+    assert_eq!(run.status, 0, "{}", run.stderr);
+}

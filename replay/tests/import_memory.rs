@@ -1,9 +1,11 @@
-//! Tests that importing takes 64 MiB above the file's size at most, also where the file wants more.
+//! Tests that importing takes 64 MiB above the file's size at most, also where the file wants more, and that
+//! an explanation has one moment of a recording in memory at a time.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use millpond_replay::explain::explain;
 use millpond_replay::import::{self, Options};
 use millpond_replay::recording::Recording;
 
@@ -93,6 +95,24 @@ fn snapshot(events: u32) -> Vec<u8> {
     bytes
 }
 
+/// Explains a recording of many live blocks and ten failed requests, and returns the most bytes that were
+/// allocated meanwhile, beside those of one of its moments.
+fn explained(blocks: u64) -> (usize, usize) {
+    let rows = (0..blocks)
+        .map(|number| format!("1,00:00:00.000000,allocate,{:#x},512,0\n", 0x7f00_0000_0000 + number * 512));
+    let failed = "1,00:00:00.000000,allocate failure,(nil),512,0\n".repeat(10);
+    let log = format!("Thread,Time,Action,Pointer,Size,Stream\n{}{failed}", rows.collect::<String>());
+    let recording = import(log.as_bytes()).0.unwrap();
+    let most = |work: &dyn Fn() -> usize| {
+        let before = NOW.load(Ordering::Relaxed);
+        PEAK.store(before, Ordering::Relaxed);
+        assert!(work() > 0);
+        PEAK.load(Ordering::Relaxed) - before
+    };
+    let one = most(&|| recording.moment(recording.len()).blocks().len());
+    (most(&|| explain(&recording, None).moments.len()), one)
+}
+
 /// One test, since others beside it would allocate, too.
 #[test]
 fn importing_takes_64_mib_above_the_files_size_at_most() {
@@ -108,6 +128,10 @@ fn importing_takes_64_mib_above_the_files_size_at_most() {
         let above = peak.saturating_sub(file.len());
         assert!(above < MOST_BYTES, "{events} events: {} MiB above {}", above >> 20, file.len() >> 20);
     }
+
+    // An explanation of twelve moments has one of them in memory at a time.
+    let (most, one) = explained(30_000);
+    assert!(most < one + one / 2, "{most} bytes for an explanation, {one} for one moment");
 
     let many = |code: &[u8], count: usize| [&b"\x80\x04("[..], &code.repeat(count), b"l."].concat();
     let rows = "1,00:00:00.000000,allocate,0x100,1,0\n".repeat(3_000_000);

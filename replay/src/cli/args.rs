@@ -22,6 +22,7 @@ use super::plan::PlanArgs;
 use super::record::RecordArgs;
 use super::report::ReportArgs;
 use super::shell::CompletionsArgs;
+use super::suggest;
 use super::tune::TuneArgs;
 
 /// Replays allocation logs through stacks of GPU memory resources, and compares the stacks.
@@ -57,7 +58,7 @@ pub(crate) struct Cli {
 
     /// Where to replay: cuda:N, sim:h200, sim:a100, sim:SIZE such as sim:8GiB, or sim:FILE.toml with a
     /// profile that `calibrate` wrote [default: cuda:0 if there is a GPU, else sim:h200]
-    #[arg(long, short = 'd', value_name = "DEVICE")]
+    #[arg(long, short = 'd', value_name = "DEVICE", value_parser = suggest::device)]
     pub(crate) device: Option<DeviceSpec>,
 
     /// How results are printed

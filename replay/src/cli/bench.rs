@@ -5,6 +5,8 @@ use clap::{Args, ValueEnum};
 use millpond_core::stack::StackSpec;
 use millpond_driver::DeviceSpec;
 
+use super::suggest;
+
 /// Measures the costs of allocations on neutral workloads, with mimalloc beside the stacks
 ///
 /// A step is one allocation and one free. mimalloc, an allocator of CPU memory, does the same steps: the
@@ -22,7 +24,7 @@ pub(crate) struct BenchArgs {
     ///
     /// A simulated device gets as much memory as a workload needs; on a GPU a workload that does not fit is
     /// left out.
-    #[arg(long, short = 'd', value_name = "DEVICE")]
+    #[arg(long, short = 'd', value_name = "DEVICE", value_parser = suggest::device)]
     pub(crate) device: Option<DeviceSpec>,
 
     /// Numbers of threads, for the workloads that have several [default: 1,2,4,8,16, with --quick 2]

@@ -8,6 +8,7 @@ use clap::Args;
 use millpond_driver::DeviceSpec;
 
 use super::format::FormatArg;
+use super::suggest;
 
 /// Replays logs with work in flight: a kernel behind each allocation
 ///
@@ -28,7 +29,7 @@ pub(crate) struct BusyArgs {
 
     /// Where to run: cuda:N, sim:h200, sim:a100, sim:SIZE, or sim:FILE.toml with a profile that `calibrate`
     /// wrote [default: cuda:0 if there is a GPU, else sim:h200]
-    #[arg(long, short = 'd', value_name = "DEVICE")]
+    #[arg(long, short = 'd', value_name = "DEVICE", value_parser = suggest::device)]
     pub(crate) device: Option<DeviceSpec>,
 
     /// The ranges that the durations of kernels are drawn from, in microseconds [default: 5..25,10..100]

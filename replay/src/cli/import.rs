@@ -95,6 +95,7 @@ struct Report<'a> {
     #[serde(flatten)]
     source: &'a Source,
     device: Option<u32>,
+    is_simulated: bool,
     settings: &'a [(String, String)],
     #[serde(flatten)]
     sums: &'a Sums,
@@ -154,6 +155,7 @@ fn json(recording: &Recording, out: &mut impl Write) -> io::Result<()> {
         file: recording.file(),
         source: recording.source(),
         device: recording.device(),
+        is_simulated: recording.is_simulated(),
         settings: recording.settings(),
         sums: &recording.sums(),
         state_check: recording.check(),
@@ -166,7 +168,7 @@ fn json(recording: &Recording, out: &mut impl Write) -> io::Result<()> {
 
 fn text(recording: &Recording, output: Option<&Path>, out: &mut impl Write) -> io::Result<()> {
     let sums = recording.sums();
-    let device = recording.device().map_or(String::new(), |device| format!(", device {device}"));
+    let device = recording.device_name().map_or(String::new(), |device| format!(", device {device}"));
     writeln!(out, "{}: {}{device}", recording.file(), recording.source().format)?;
     let mut line = |name: &str, text: String| writeln!(out, "  {name:<12}{}", plain(&text));
     line(

@@ -3,8 +3,10 @@
 use std::io::{self, Cursor, Read};
 use std::path::Path;
 
+use millpond_core::Error;
 use millpond_core::stack::{LayerTable, StackSpec};
 
+use super::suggest;
 use super::verdict::Failure;
 use crate::import::{self, Options};
 use crate::log::{self, LogReader};
@@ -16,7 +18,12 @@ const HEAD_BYTES: u64 = 256 << 10;
 
 /// Checks that all layers and parameters exist, before anything is measured.
 pub(super) fn check(stacks: &[StackSpec], table: &LayerTable) -> Result<(), Failure> {
-    stacks.iter().try_for_each(|stack| stack.check(table))?;
+    for stack in stacks {
+        stack.check(table).map_err(|error| match suggest::of_stack(stack, table) {
+            Some(meant) => Error::invalid_stack(format!("{}: {meant}", error.message())),
+            None => error,
+        })?;
+    }
     Ok(())
 }
 

@@ -40,6 +40,7 @@ mod plan;
 mod record;
 mod report;
 mod shell;
+mod suggest;
 mod tune;
 mod verdict;
 
@@ -120,6 +121,11 @@ fn replay(cli: &Cli, table: &LayerTable, mut out: impl Write) -> Result<Verdict,
     let mut reporter = Format::from(cli.format).reporter(out);
     let mut verdict = Verdict::Fine;
     for path in &cli.logs {
+        if let Some(meant) = suggest::of_file(path, &Cli::command()) {
+            let error = Error::invalid_argument(format!("{}: {meant}", path.display()));
+            verdict = verdict.max(Verdict::of(Err(error.into())));
+            continue;
+        }
         let comparison = read(path, cli.limits(), progress)
             .and_then(|program| compare::compare(&program, &settings, table, &progress));
         match comparison {

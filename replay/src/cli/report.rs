@@ -11,7 +11,7 @@ use millpond_driver::DeviceSpec;
 use super::import::SourceArgs;
 use super::input::check;
 use super::verdict::{Failure, Verdict};
-use super::{output, overwrite};
+use super::{output, overwrite, suggest};
 use crate::explain;
 use crate::placement::{Placement, Request, Sharing};
 use crate::recording::Recording;
@@ -42,7 +42,8 @@ pub(crate) struct ReportArgs {
     stacks: Vec<StackSpec>,
 
     /// Where the stacks are replayed, as in sim:24GiB
-    #[arg(long, value_name = "DEVICE", default_value = "sim:h200", requires = "stacks")]
+    #[arg(long, value_name = "DEVICE", default_value = "sim:h200", requires = "stacks",
+          value_parser = suggest::device)]
     on: DeviceSpec,
 
     /// The seconds after which the search for a placement ends with its best one; 0 for no placement
@@ -92,5 +93,9 @@ fn placement(recording: &Recording, seconds: u64) -> crate::Result<Option<Placem
             ..millpond_planning::Options::default()
         },
     };
-    Ok(Some(Placement::of(recording, &request)?))
+    let placed = Placement::of(recording, &request);
+    placed.map(Some).map_err(|why| {
+        let text = format!("{}: {why}", recording.file());
+        millpond_core::Error::invalid_argument(text).into()
+    })
 }

@@ -11,6 +11,9 @@ use crate::recording::{EventKind, Id, LiveBlock, Moment, Recording, Sums, Unknow
 
 const MIB: u64 = 1 << 20;
 
+/// The name of the diagnosis of the peak.
+const ROUNDING: &str = "rounding";
+
 /// The share of the active bytes from which on rounding is worth a word.
 const MUCH_ROUNDING: f64 = 0.05;
 
@@ -30,17 +33,29 @@ const WARM_UP: usize = 2;
 /// The share of the live bytes that a leak grows by at least, over all phases.
 const MUCH_GROWTH: f64 = 0.01;
 
-/// All diagnoses, the failed requests first.
-pub(super) fn all(recording: &Recording, sums: &Sums, moments: &[(Explained, Moment)]) -> Vec<Diagnosis> {
-    let failures = moments.iter().filter(|(explained, _)| explained.occasion == Occasion::Failure);
-    let mut diagnoses: Vec<Diagnosis> =
-        failures.filter_map(|(explained, moment)| failure(recording, explained, moment)).collect();
-    let peak = moments.iter().find(|(explained, _)| explained.occasion == Occasion::Peak);
-    if let Some((explained, moment)) = peak {
-        diagnoses.extend(growth(recording, sums, explained));
-        diagnoses.extend(held(recording, sums, moments));
-        diagnoses.extend(rounding(recording, explained, moment));
+/// What is wrong at one moment: why a request failed, or what rounding takes at the peak.
+pub(super) fn of_moment(recording: &Recording, explained: &Explained, moment: &Moment) -> Option<Diagnosis> {
+    match explained.occasion {
+        Occasion::Failure => failure(recording, explained, moment),
+        Occasion::Peak => rounding(recording, explained, moment),
+        Occasion::End => None,
     }
+}
+
+/// All diagnoses, the failed requests first. `found` are those of the moments.
+pub(super) fn all(
+    recording: &Recording,
+    sums: &Sums,
+    moments: &[Explained],
+    found: Vec<Diagnosis>,
+) -> Vec<Diagnosis> {
+    let (rounding, mut diagnoses): (Vec<Diagnosis>, Vec<Diagnosis>) =
+        found.into_iter().partition(|diagnosis| diagnosis.code == ROUNDING);
+    if let Some(peak) = moments.iter().find(|explained| explained.occasion == Occasion::Peak) {
+        diagnoses.extend(growth(recording, sums, peak));
+        diagnoses.extend(held(recording, sums, moments));
+    }
+    diagnoses.extend(rounding);
     diagnoses.extend(leak(recording));
     diagnoses
 }
@@ -271,7 +286,7 @@ fn growth(recording: &Recording, sums: &Sums, peak: &Explained) -> Option<Diagno
 }
 
 /// Blocks that wait for other streams, at the moment that has the most of them.
-fn held(recording: &Recording, sums: &Sums, moments: &[(Explained, Moment)]) -> Option<Diagnosis> {
+fn held(recording: &Recording, sums: &Sums, moments: &[Explained]) -> Option<Diagnosis> {
     let mut held_since: HashMap<u64, (u64, Option<u64>, Option<Id>)> = HashMap::new();
     let (mut bytes_now, mut most, mut most_at) = (0_u64, 0, 0);
     let mut byte_seconds = 0.0;
@@ -296,7 +311,7 @@ fn held(recording: &Recording, sums: &Sums, moments: &[(Explained, Moment)]) -> 
             _ => {}
         }
     }
-    let active = moments.iter().map(|(explained, _)| explained.ledger.active_bytes).max().unwrap_or(0);
+    let active = moments.iter().map(|explained| explained.ledger.active_bytes).max().unwrap_or(0);
     if most == 0 || (most as f64) < MUCH_HELD * active as f64 {
         return None;
     }
@@ -328,7 +343,7 @@ fn rounding(recording: &Recording, peak: &Explained, moment: &Moment) -> Option<
     }
     let rounded = moment.blocks().iter().filter(|block| block.rounded_bytes > block.bytes);
     Some(Diagnosis {
-        code: "rounding",
+        code: ROUNDING,
         what: format!("rounding takes {:.0} % of the active bytes at the peak", 100.0 * share),
         evidence: vec![format!(
             "{} were requested, {} set aside",

@@ -26,6 +26,8 @@ pub struct Explanation {
     pub source: Source,
     /// The device.
     pub device: Option<u32>,
+    /// Whether the device is a simulated one.
+    pub is_simulated: bool,
     /// The counts and sums.
     pub sums: Sums,
     /// How the end compares with the state in the file, if it holds one.

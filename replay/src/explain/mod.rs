@@ -11,7 +11,7 @@ mod settings;
 mod text;
 
 use crate::record::Framework;
-use crate::recording::{Event, EventKind, Moment, Recording};
+use crate::recording::{Event, EventKind, Recording};
 
 pub use explanation::{Diagnosis, Explained, Explanation, Occasion};
 pub use holders::Holder;
@@ -32,7 +32,9 @@ pub fn explain(recording: &Recording, device_bytes: Option<u64>) -> Explanation 
         .filter(|(_, event)| event.kind == EventKind::AllocateFailure)
         .take(MAX_FAILURES)
         .collect();
-    let mut moments: Vec<(Explained, Moment)> = Vec::new();
+    let mut moments: Vec<Explained> = Vec::new();
+    let mut found: Vec<Diagnosis> = Vec::new();
+    // One moment at a time is in memory: it has all live blocks.
     let mut add = |occasion, number: usize, wanted: Option<u64>| {
         let moment = recording.moment(number);
         let ledger = moment.ledger();
@@ -48,23 +50,25 @@ pub fn explain(recording: &Recording, device_bytes: Option<u64>) -> Explanation 
                 .map(|((total, free), reserved)| total.saturating_sub(free).saturating_sub(reserved)),
             holders: holders::by_stack(recording, moment.blocks(), HOLDERS),
         };
-        moments.push((explained, moment));
+        found.extend(diagnoses::of_moment(recording, &explained, &moment));
+        moments.push(explained);
     };
     add(Occasion::Peak, sums.peak_event as usize, None);
     for (number, event) in failures {
         add(Occasion::Failure, number, Some(event.bytes));
     }
     add(Occasion::End, recording.len().saturating_sub(1), None);
-    let mut diagnoses = diagnoses::all(recording, &sums, &moments);
+    let mut diagnoses = diagnoses::all(recording, &sums, &moments, found);
     diagnoses.extend(settings::without_effect(recording));
     Explanation {
         version: 1,
         file: recording.file().to_owned(),
         source: recording.source().clone(),
         device: recording.device(),
+        is_simulated: recording.is_simulated(),
         sums,
         state_check: recording.check().cloned(),
-        moments: moments.into_iter().map(|(explained, _)| explained).collect(),
+        moments,
         diagnoses,
         not_known: recording.unknowns().to_vec(),
         lines_to_record: Framework::to_record_again(recording).map(Framework::lines),

@@ -16,7 +16,8 @@ const FRAMES: usize = 3;
 /// Those of `out`.
 pub fn print(explanation: &Explanation, out: &mut impl Write) -> io::Result<()> {
     let Explanation { file, source, device, sums, .. } = explanation;
-    let device = device.map_or(String::new(), |device| format!(", device {device}"));
+    let kind = if explanation.is_simulated { "simulated device" } else { "device" };
+    let device = device.map_or(String::new(), |device| format!(", {kind} {device}"));
     writeln!(out, "{}: {}{device}, {} events", plain(file), plain(&source.format), sums.events)?;
     if let Some(check) = explanation.state_check.as_ref().filter(|check| !check.is_equal()) {
         let first = check.first.as_deref().unwrap_or("counts differ");

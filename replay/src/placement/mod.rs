@@ -2,6 +2,8 @@
 
 mod text;
 
+use std::time::Instant;
+
 use millpond_planning::{Block, Fit, Options, Plan, Problem, ProblemError};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
@@ -120,12 +122,19 @@ impl Placement {
         let (blocks, failed_requests) = blocks_of(recording);
         let in_host_order = Problem::new(blocks.clone(), request.alignment)?;
         let stream_safe = Problem::stream_safe(blocks, request.alignment, Vec::new())?;
-        let bounds = millpond_planning::bounds(&stream_safe);
+        // What the bounds take is not left for the search.
+        let began = Instant::now();
+        let bounds = match began.checked_add(request.options.time) {
+            Some(end) => millpond_planning::bounds_until(&stream_safe, end),
+            None => millpond_planning::bounds(&stream_safe),
+        };
+        let time = request.options.time.saturating_sub(began.elapsed());
+        let options = Options { time, ..request.options.clone() };
         let problem = match request.sharing {
             Sharing::HostOrder => &in_host_order,
             Sharing::StreamSafe => &stream_safe,
         };
-        let (plan, answer, bound) = search(problem, request);
+        let (plan, answer, bound) = search(problem, request.capacity, &options);
         Ok(Self {
             version: 1,
             file: recording.file().to_owned(),
@@ -172,13 +181,17 @@ impl Placement {
     }
 }
 
-fn search(problem: &Problem, request: &Request) -> (Option<Plan>, Option<Answer>, u64) {
-    let Some(capacity) = request.capacity else {
-        let plan = millpond_planning::plan(problem, &request.options);
+fn search(
+    problem: &Problem,
+    capacity: Option<u64>,
+    options: &Options,
+) -> (Option<Plan>, Option<Answer>, u64) {
+    let Some(capacity) = capacity else {
+        let plan = millpond_planning::plan(problem, options);
         let bound = plan.bound;
         return (Some(plan), None, bound);
     };
-    let (plan, answer) = match millpond_planning::fits(problem, capacity, &request.options) {
+    let (plan, answer) = match millpond_planning::fits(problem, capacity, options) {
         Fit::Impossible { bound } => return (None, Some(Answer::Impossible), bound),
         Fit::Fits(plan) => (plan, Answer::Fits),
         Fit::Unknown(plan) => (plan, Answer::Unknown),

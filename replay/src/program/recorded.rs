@@ -15,6 +15,7 @@ impl Program {
     /// The recording has none of these, or the temporary file cannot be written.
     pub fn of(recording: &Recording, limits: Limits) -> Result<Self> {
         let mut builder = ProgramBuilder::new(limits);
+        let device = if recording.is_simulated() { DeviceId::sim } else { DeviceId::cuda };
         for (number, event) in recording.events().enumerate() {
             let action = match event.kind {
                 EventKind::Allocate => Action::Allocate,
@@ -31,7 +32,7 @@ impl Program {
                 bytes: event.bytes,
                 stream,
                 alignment: 1 << event.alignment_log2.min(63),
-                device: recording.device().map(DeviceId::cuda),
+                device: recording.device().map(device),
                 sequence: None,
                 monotonic_ns: None,
                 duration_ns: None,

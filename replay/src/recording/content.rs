@@ -9,8 +9,9 @@ use super::{Event, Frame, Id, Lane, StateCheck};
 use crate::blocks::Blocks;
 use crate::budget::{Budget, Exceeded};
 
-/// The longest name of a function or a file that is kept, in bytes.
-const MAX_NAME_BYTES: usize = 2048;
+/// The longest text that is kept, in bytes: a name, a tag, a setting. A line of a log holds several of them,
+/// each character of them written as three.
+const MAX_TEXT_BYTES: usize = 2048;
 
 /// The most frames of a stack that are kept, innermost first.
 const MAX_FRAMES: usize = 2048;
@@ -64,6 +65,7 @@ pub struct Recording {
     pub(crate) file: String,
     pub(crate) source: Source,
     pub(crate) device: Option<u32>,
+    pub(crate) is_simulated: bool,
     pub(crate) clock: Clock,
     pub(crate) settings: Vec<(String, String)>,
     pub(crate) unknowns: Vec<Unknown>,
@@ -85,6 +87,7 @@ impl Recording {
             file: file.into(),
             source: Source { format: format.to_owned(), details: Vec::new() },
             device: None,
+            is_simulated: false,
             clock: Clock::default(),
             settings: Vec::new(),
             unknowns: Vec::new(),
@@ -112,6 +115,17 @@ impl Recording {
     /// The ordinal of the device, if the source names one.
     pub fn device(&self) -> Option<u32> {
         self.device
+    }
+
+    /// Whether the device is a simulated one, whose numbers are counted apart.
+    pub fn is_simulated(&self) -> bool {
+        self.is_simulated
+    }
+
+    /// The device as people name it: `3`, or `sim:3` if it is a simulated one.
+    pub(crate) fn device_name(&self) -> Option<String> {
+        let kind = if self.is_simulated { "sim:" } else { "" };
+        self.device.map(|ordinal| format!("{kind}{ordinal}"))
     }
 
     /// The unit of times.
@@ -203,12 +217,16 @@ impl Recording {
         self.stacks.get(stack).map_or(&[], |frames| frames)
     }
 
-    pub(crate) fn unknown(&mut self, code: &str, text: impl Into<String>) {
-        self.unknowns.push(Unknown { code: code.to_owned(), text: text.into() });
+    pub(crate) fn unknown(&mut self, code: &str, text: impl AsRef<str>) {
+        self.unknowns.push(Unknown { code: cut(code).to_owned(), text: cut(text.as_ref()).to_owned() });
     }
 
     pub(crate) fn detail(&mut self, name: &str, value: impl ToString) {
-        self.source.details.push((name.to_owned(), value.to_string()));
+        self.source.details.push((cut(name).to_owned(), cut(&value.to_string()).to_owned()));
+    }
+
+    pub(crate) fn setting(&mut self, name: &str, value: &str) {
+        self.settings.push((cut(name).to_owned(), cut(value).to_owned()));
     }
 
     pub(crate) fn push(&mut self, event: Event, budget: &mut Budget) -> Result<(), Exceeded> {
@@ -266,9 +284,17 @@ impl PartialEq for Recording {
             (plain, recording.lane(event), frames, tag)
         };
         let heads = |recording: &Self| {
-            let Self { source, device, clock, settings, unknowns, check, .. } = recording;
+            let Self { source, clock, settings, unknowns, check, .. } = recording;
             let rounded = recording.rounded.clone();
-            (source.clone(), *device, *clock, settings.clone(), unknowns.clone(), check.clone(), rounded)
+            (
+                source.clone(),
+                recording.device_name(),
+                *clock,
+                settings.clone(),
+                unknowns.clone(),
+                check.clone(),
+                rounded,
+            )
         };
         heads(self) == heads(other)
             && self.len() == other.len()
@@ -277,8 +303,8 @@ impl PartialEq for Recording {
 }
 
 /// The start of a text that is kept.
-fn cut(text: &str) -> &str {
-    let mut end = text.len().min(MAX_NAME_BYTES);
+pub(crate) fn cut(text: &str) -> &str {
+    let mut end = text.len().min(MAX_TEXT_BYTES);
     while !text.is_char_boundary(end) {
         end -= 1;
     }

@@ -73,8 +73,8 @@ impl<W: Write> Writer<'_, W> {
         for (name, value) in &recording.source.details {
             self.note(&[word::DETAIL, name, value])?;
         }
-        if let Some(device) = recording.device {
-            self.note(&[word::DEVICE, &device.to_string()])?;
+        if let Some(device) = recording.device_name() {
+            self.note(&[word::DEVICE, &device])?;
         }
         for (name, value) in &recording.settings {
             self.note(&[word::SETTING, name, value])?;
@@ -149,7 +149,7 @@ impl<W: Write> Writer<'_, W> {
         }
         write!(self.out, ",{},{stream},", event.bytes)?;
         if let Some(device) = recording.device {
-            write!(self.out, "cuda:{device}")?;
+            write!(self.out, "{}:{device}", if recording.is_simulated { "sim" } else { "cuda" })?;
         }
         write!(self.out, ",{},", 1_u64 << event.alignment_log2.min(63))?;
         if let Some(time) = time {

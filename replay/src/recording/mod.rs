@@ -31,4 +31,5 @@ pub use moment::{LiveBlock, Moment, Segment};
 pub use sums::Sums;
 pub use texts::Frame;
 
+pub(crate) use content::cut;
 pub(crate) use notes::{column, text as note_text, word};

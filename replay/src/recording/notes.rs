@@ -31,15 +31,21 @@ pub(crate) mod word {
     pub(crate) const TAG: &str = "tag";
 }
 
-/// Adds a text as one word.
+/// Characters with which a formula begins in spreadsheets, where a cell begins with one of them. Those that
+/// the list of OWASP has beside them, tab and carriage return, are no part of any word.
+const FORMULA: [char; 4] = ['=', '+', '-', '@'];
+
+/// Adds a text as one word. Where it begins as a formula of a spreadsheet would, that character is written as
+/// `%` and its number, so that no spreadsheet that opens the log runs what a stranger's file says.
 pub(crate) fn push_word(notes: &mut String, text: &str) {
     if text.is_empty() {
         notes.push('~');
     }
-    let is_alone = matches!(text, "~" | "-");
-    for char in text.chars() {
+    let is_alone = text == "~";
+    for (at, char) in text.chars().enumerate() {
         let is_special = matches!(char, ' ' | ';' | ',' | '"' | '%' | '\u{7f}') || char < ' ';
-        if is_special || is_alone {
+        let is_formula = at == 0 && FORMULA.contains(&char);
+        if is_special || is_alone || is_formula {
             // All of them are ASCII, and writing to a string cannot fail.
             let _ = write!(notes, "%{:02X}", u32::from(char));
         } else {
@@ -71,10 +77,13 @@ mod tests {
 
     #[test]
     fn any_text_comes_back() {
-        for written in ["", "~", "-", "a b", "a,\"b\";%~-", "line\nend\r", "é–😀", "%20", "\u{7f}\0"] {
+        let formulas = ["=1+1", "+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1", "=cmd|' /C calc'!A0"];
+        let texts = ["", "~", "-", "a b", "a,\"b\";%~-", "line\nend\r", "é–😀", "%20", "\u{7f}\0", "a=b"];
+        for written in texts.into_iter().chain(formulas) {
             let mut notes = String::new();
             push_word(&mut notes, written);
             assert!(!notes.contains([' ', ',', '"', '\n', ';']) && !notes.is_empty(), "{notes}");
+            assert!(!notes.starts_with(['=', '+', '-', '@', '\t', '\r']), "{notes}");
             assert_eq!(text(&notes).as_deref(), Some(written));
         }
         assert_eq!(text("%2"), None);

@@ -220,7 +220,8 @@ fn bounds_on_a_device(recording: &Recording, request: &Request) -> Result<Bounds
         // What `--device` refuses is refused here.
         format!("sim:{capacity}").parse::<DeviceSpec>().map_err(Error::Stack)?;
     }
-    let bounds = placement::bounds_of(recording, ALIGNMENT).map_err(Error::from)?;
+    let bounds =
+        placement::bounds_of(recording, ALIGNMENT).map_err(|why| wrong(recording, &why.to_string()))?;
     if bounds.host_order > MOST {
         let (needs, most) = (format_bytes(bounds.host_order), format_bytes(MOST));
         let why = format!("any allocator needs {needs}, and a simulated device has at most {most}");

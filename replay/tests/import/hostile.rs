@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use super::pickle::{Py, pickle};
-use super::read;
+use super::{imported, read};
 
 #[track_caller]
 fn refused(bytes: &[u8], texts: &[&str]) {
@@ -96,6 +96,131 @@ fn a_memo_bomb_takes_no_memory_and_is_not_a_snapshot() {
     };
     refused(&doubled(b"]"), &["without memory"]);
     refused(&doubled(b"h\x3b"), &["without memory"]);
+}
+
+fn text(name: &str) -> Vec<u8> {
+    [&[b'X'][..], &(name.len() as u32).to_le_bytes(), name.as_bytes()].concat()
+}
+
+/// A list of the value that the memo has under a number, this many times.
+fn repeated(number: u8, count: usize) -> Vec<u8> {
+    [&b"]("[..], &[b'h', number].repeat(count), b"e"].concat()
+}
+
+/// 20,000 times one segment with 20,000 times one block: 4 * 10^8 visits for 80 KB.
+#[test]
+fn segments_that_share_one_list_of_blocks_are_refused() {
+    for state in ["inactive", "active_allocated", "of a later version"] {
+        let block = [
+            b"}q\x01(",
+            &*text("address"),
+            b"K\x01",
+            &text("size"),
+            b"K\x01",
+            &text("state"),
+            &text(state),
+            b"u",
+        ]
+        .concat();
+        let segment = [
+            b"}q\x02(",
+            &*text("address"),
+            b"K\x01",
+            &text("total_size"),
+            b"K\x09",
+            &text("blocks"),
+            &repeated(1, 20_000),
+            b"u",
+        ]
+        .concat();
+        let file = [
+            b"\x80\x02}(",
+            &*text("other"),
+            &[&b"]("[..], &block, &segment, b"e"].concat(),
+            &text("segments"),
+            &repeated(2, 20_000),
+            b"u.",
+        ]
+        .concat();
+        refused(&file, &["share one list of blocks many times over"]);
+    }
+}
+
+/// 100,000 events that have one text of 1 MiB: 100 GB for a reader that copies it.
+#[test]
+fn a_long_text_that_each_event_has_is_cut_before_it_is_copied() {
+    let long = "x".repeat(1 << 20);
+    let event = [
+        b"}q\x01(",
+        &*text("action"),
+        &text("snapshot"),
+        &text("user_metadata"),
+        &text(&long),
+        &text("compile_context"),
+        &text("N/A"),
+        b"u",
+    ]
+    .concat();
+    let traces = [&b"](]("[..], &event, &[b'h', 1].repeat(100_000), b"ee"].concat();
+    let file = [b"\x80\x02}(", &*text("segments"), b"]", &text("device_traces"), &traces, b"u."].concat();
+    let recording = read(&file).unwrap();
+    assert_eq!(recording.len(), 100_001);
+    let tags: Vec<usize> =
+        recording.events().filter_map(|event| event.tag).map(|tag| recording.tag(tag).len()).collect();
+    assert!(tags.len() == 100_001 && tags.iter().all(|len| *len == 2048), "{:?}", tags.first());
+}
+
+/// A frame of 20,000 names, which each of 20,000 phases has.
+#[test]
+fn a_phase_whose_frame_has_no_end_is_left_out() {
+    let names = b"NN".repeat(20_000);
+    let frame = [&b"]}("[..], &names, b"ua"].concat();
+    let event = [b"}q\x01(", &*text("action"), &text("user_defined"), &text("frames"), &frame, b"u"].concat();
+    let traces = [&b"](]("[..], &event, &[b'h', 1].repeat(20_000), b"ee"].concat();
+    let file = [b"\x80\x02}(", &*text("segments"), b"]", &text("device_traces"), &traces, b"u."].concat();
+    assert_eq!(read(&file).unwrap().len(), 0);
+}
+
+/// What a log says of itself is as long as a line may be, and longer where it is written with escapes.
+#[test]
+fn long_texts_and_settings_come_back_from_the_log() {
+    let pairs: Vec<(String, Py)> =
+        (0..64).map(|number| (format!("{number}{}", " ".repeat(990)), Py::Str(" ".repeat(1000)))).collect();
+    let settings = |pairs: &[(String, Py)]| {
+        let values =
+            pairs.iter().map(|(key, value)| [text(key), pickled(value)].concat()).collect::<Vec<_>>();
+        [b"}(", &*values.concat(), b"u"].concat()
+    };
+    let file = [
+        b"\x80\x02}(",
+        &*text("segments"),
+        b"]",
+        &text("device_traces"),
+        b"]]a",
+        &text("allocator_settings"),
+        b"}(",
+        &text("roundup_power2_divisions"),
+        &settings(&pairs),
+        b"uu.",
+    ]
+    .concat();
+    // Without an event and a segment there is no snapshot, so that one event is added.
+    let event = [b"]]}(", &*text("action"), &text("snapshot"), b"uaa"].concat();
+    let at = file.windows(3).position(|part| part == b"]]a").unwrap();
+    let file = [&file[..at], &event, &file[at + 3..]].concat();
+    let recording = imported(&file);
+    assert_eq!(recording.settings()[0].1.len(), 2048);
+
+    let header = "Thread,Time,Action,Pointer,Size,Stream,Notes\n";
+    for kind in ["detail a", "setting a", "unknown a", "check 0 0 0 0 0 0 0 0 0 0", "source"] {
+        let log = format!("{header}1,0,allocate,0x100,7,0,{kind} {}\n", "\"".repeat(60_000));
+        imported(log.as_bytes());
+    }
+}
+
+fn pickled(value: &Py) -> Vec<u8> {
+    let whole = pickle(value, 2);
+    whole[2..whole.len() - 1].to_vec()
 }
 
 #[test]

@@ -117,6 +117,82 @@ fn what_is_missing_is_said_with_the_command_that_records_it() {
     assert!(error(&format!("{TABLE}{ENUMS}"), &pinned).contains("the host's memory only"));
 }
 
+/// An inner page of a table with the same child many times over.
+fn inner_page(child: u32) -> Vec<u8> {
+    const CHILDREN: u16 = 600;
+    const CELL: u16 = 4096 - 5;
+    let mut page = vec![5, 0, 0];
+    page.extend(CHILDREN.to_be_bytes());
+    page.extend(CELL.to_be_bytes());
+    page.push(0);
+    page.extend(child.to_be_bytes());
+    (0..CHILDREN).for_each(|_| page.extend(CELL.to_be_bytes()));
+    page.resize(usize::from(CELL), 0);
+    page.extend(child.to_be_bytes());
+    page.push(1);
+    page
+}
+
+/// 2 * 10^8 rows in five pages of 4 KiB.
+#[test]
+fn pages_that_name_one_page_many_times_are_refused_after_steps_as_the_size_grants() {
+    let folder = Folder::new();
+    let path = folder.path("export.sqlite");
+    for address in [0, 0x7000] {
+        let _ = std::fs::remove_file(&path);
+        let filler = "CREATE TABLE a (x); CREATE TABLE b (x); CREATE TABLE c (x);";
+        export(&path, &format!("{TABLE}{filler}"), &[(1, 0, address, Some(1), 0, 0, 0)]);
+        let root = |name: &str| {
+            let database = Connection::open(&path).unwrap();
+            let sql = "SELECT rootpage FROM sqlite_master WHERE name = ?1";
+            database.query_row(sql, [name], |row| row.get::<_, u32>(0)).unwrap() as usize
+        };
+        let [events, a, b, c] = ["CUDA_GPU_MEMORY_USAGE_EVENTS", "a", "b", "c"].map(root);
+        let mut bytes = std::fs::read(&path).unwrap();
+        let place = |number: usize| (number - 1) * 4096..number * 4096;
+        bytes.copy_within(place(events), place(c).start);
+        for (page, child) in [(events, a), (a, b), (b, c)] {
+            bytes[place(page)].copy_from_slice(&inner_page(child as u32));
+        }
+        std::fs::write(&path, &bytes).unwrap();
+        let error = import::open(&path, &Options::default()).unwrap_err().to_string();
+        let expected =
+            if address == 0 { "more steps to read than its size grants" } else { "needs more than" };
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn schemas_that_would_run_something_are_refused_or_run_nothing() {
+    let folder = Folder::new();
+    let error = |sql: &str| read(&folder, sql, &[]).unwrap_err();
+    let text = error("CREATE VIRTUAL TABLE CUDA_GPU_MEMORY_USAGE_EVENTS USING rtree(start, address, bytes)");
+    assert!(text.contains("something else than a table"), "{text}");
+    // A column that is computed from others is none of the table.
+    let text = error(
+        "CREATE TABLE CUDA_GPU_MEMORY_USAGE_EVENTS (start, memoryOperationType, \
+         address AS (length(zeroblob(1000000000))))",
+    );
+    assert!(text.contains("lacks the column address"), "{text}");
+    // A trigger on the table, a view beside it, and one that stands for the labels are not run.
+    let rows = [(1, 0, 0x7000, Some(64), 2, 0, 0)];
+    let endless = "WITH RECURSIVE n(id, label) AS (SELECT 0, 'x' UNION ALL SELECT id + 1, label FROM n) SELECT * \
+                   FROM n";
+    let sql = format!(
+        "{TABLE} CREATE VIEW ENUM_CUDA_MEM_KIND AS {endless}; CREATE VIEW other AS {endless};
+         CREATE TRIGGER t AFTER DELETE ON CUDA_GPU_MEMORY_USAGE_EVENTS BEGIN DELETE FROM \
+         CUDA_GPU_MEMORY_USAGE_EVENTS; END;"
+    );
+    assert_eq!(read(&folder, &sql, &rows).unwrap().sums().live_bytes, 64);
+    // Labels without end are cut, and a value longer than any label is an error.
+    let long = format!(
+        "{TABLE} CREATE TABLE ENUM_CUDA_MEM_KIND (id, label); \
+                        INSERT INTO ENUM_CUDA_MEM_KIND VALUES (2, zeroblob(2000000));"
+    );
+    let text = read(&folder, &long, &rows).unwrap_err();
+    assert!(text.contains("cannot be read"), "{text}");
+}
+
 #[test]
 fn a_view_and_a_damaged_database_are_refused() {
     let folder = Folder::new();

@@ -85,6 +85,22 @@ fn of_a_log_of_several_devices_one_is_imported() {
 }
 
 #[test]
+fn a_simulated_device_is_none_of_the_same_number() {
+    let header = HEADER.replace('\n', ",Device\n");
+    let log = format!("{header}1,0,allocate,0x100,7,0,sim:3\n1,0,allocate,0x100,9,0,cuda:3\n");
+    let recording = imported(log.as_bytes());
+    assert_eq!((recording.device(), recording.is_simulated(), recording.len()), (Some(3), true, 1));
+    assert!(unknowns(&recording).contains(&"other_device"));
+    let mut written = Vec::new();
+    recording.write_csv(&mut written).unwrap();
+    assert!(String::from_utf8(written).unwrap().contains(",sim:3,"));
+    let folder = Folder::new();
+    let file = folder.write("log.csv", log);
+    let explained: Run = program().arg("explain").arg(file).output().unwrap().into();
+    assert!(explained.stdout.contains("RMM log, simulated device 3, 1 events"), "{}", explained.stdout);
+}
+
+#[test]
 fn notes_that_no_recording_writes_are_refused_with_their_line() {
     let header = HEADER.replace('\n', ",Stack,Pool,Tag,Notes\n");
     for (cells, expected) in [

@@ -1,7 +1,7 @@
 //! The commands `fidelity` and `tune`.
 
 use super::snapshots::folder;
-use super::support::{Run, program};
+use super::support::{Folder, Run, program};
 
 fn run(words: &[&str], file: &str) -> Run {
     let file = folder().join(format!("{file}.pickle.gz"));
@@ -30,6 +30,44 @@ fn a_file_without_segments_has_no_fidelity() {
     let run: Run = program().arg("fidelity").arg(log).output().unwrap().into();
     assert_eq!(run.status, 2);
     assert!(run.stderr.contains("only a memory snapshot of PyTorch does"), "{}", run.stderr);
+}
+
+/// PyTorch takes a `max_split_size` above 20 MiB only, and the layer that replays it, too.
+#[test]
+fn a_setting_that_pytorch_does_not_take_is_an_error_with_the_name_of_the_file() {
+    let folder = Folder::new();
+    let header = "Thread,Time,Action,Pointer,Size,Stream,Notes";
+    for (bytes, is_read) in [("1048", false), ("20971520", false), ("20971521", true), ("-1", true)] {
+        let notes = format!(
+            "source PyTorch%20memory%20snapshot;setting max_split_size {}",
+            bytes.replace('-', "%2D")
+        );
+        let rows = format!("{header}\n1,00:00:00.0,allocate,0x7f00,30000000,0,{notes}\n");
+        let file = folder.write("odd.csv", rows);
+        let tuned: Run = program().arg("tune").arg(&file).args(["--time", "5"]).output().unwrap().into();
+        if is_read {
+            assert_eq!(tuned.status, 0, "{}", tuned.stderr);
+        } else {
+            tuned.fails_with(2, &["odd.csv", "`max_split_size` is", "more than 20 MiB only"]);
+        }
+    }
+}
+
+#[test]
+fn an_error_of_the_bound_has_the_name_of_the_file() {
+    let folder = Folder::new();
+    let row = |at: u64| format!("1,00:00:00.0,allocate,{at:#x},18446744073709551615,0\n");
+    let file = folder.log(&(1..4).map(|at| row(at << 8)).collect::<String>());
+    for command in ["tune", "report"] {
+        let output = folder.path("page.html");
+        let mut program = program();
+        program.arg(command).arg(&file);
+        if command == "report" {
+            program.arg("--output").arg(output);
+        }
+        let run: Run = program.output().unwrap().into();
+        run.fails_with(2, &["log.csv", "their sizes together exceed 64 bits"]);
+    }
 }
 
 #[test]

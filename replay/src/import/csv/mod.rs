@@ -4,6 +4,8 @@ mod notes;
 
 use std::io::Read;
 
+use millpond_core::DeviceId;
+
 use super::options::Options;
 use super::refusal::Refusal;
 use crate::budget::Budget;
@@ -31,7 +33,7 @@ pub(super) fn import(
         () => Clock::Monotonic,
     };
     let mut notes = Notes::default();
-    let mut devices = Devices { wanted: options.device, left_out: 0 };
+    let mut devices = Devices { wanted: options.device, first: None, left_out: 0 };
     while let Some(row) = reader.next_row() {
         let row = row.map_err(refusal)?;
         let at_row = |error: Refusal| Refusal { line: row.line, ..error };
@@ -39,8 +41,7 @@ pub(super) fn import(
         if !carried.is_empty() {
             notes.read(carried, &mut recording, budget).map_err(at_row)?;
         }
-        let device = row.device.map(|device| device.ordinal());
-        if !reader.is_carrier() && devices.takes(&mut recording, device) {
+        if !reader.is_carrier() && devices.takes(&mut recording, row.device) {
             event(&reader, &row, &notes, &mut recording, budget).map_err(at_row)?;
         }
     }
@@ -142,17 +143,21 @@ fn unknowns(recording: &mut Recording) {
 
 /// The device whose rows are read.
 struct Devices {
+    /// The ordinal that was asked for.
     wanted: Option<u32>,
+    /// The device whose rows are read: a simulated one and another have ordinals of their own.
+    first: Option<DeviceId>,
     left_out: u64,
 }
 
 impl Devices {
     /// Whether a row is read: it is of the device that was asked for, or else of the first row's.
-    fn takes(&mut self, recording: &mut Recording, device: Option<u32>) -> bool {
+    fn takes(&mut self, recording: &mut Recording, device: Option<DeviceId>) -> bool {
         let Some(device) = device else { return true };
-        let wanted = *self.wanted.get_or_insert(device);
-        if device == wanted {
-            recording.device = Some(device);
+        let is_wanted = self.wanted.is_none_or(|wanted| device.ordinal() == wanted);
+        if is_wanted && *self.first.get_or_insert(device) == device {
+            recording.device = Some(device.ordinal());
+            recording.is_simulated = device.is_sim();
             return true;
         }
         self.left_out += 1;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crate::budget::Budget;
 use crate::import::refusal::Refusal;
 use crate::log::{StreamKey, stream_key};
-use crate::recording::{Event, EventKind, Frame, Id, Lane, Recording, StateCheck, note_text, word};
+use crate::recording::{Event, EventKind, Frame, Id, Lane, Recording, StateCheck, cut, note_text, word};
 
 /// An entry of the map of a file's numbers to ours, with its share of free room.
 const MAP_ENTRY_BYTES: usize = 32;
@@ -60,16 +60,20 @@ impl Notes {
         let Some(words) = words else { return Ok(None) };
         Ok(match (kind, words.as_slice()) {
             (word::SOURCE, [format]) => {
-                recording.source.format.clone_from(format);
+                recording.source.format = cut(format).to_owned();
                 Some(())
             }
             (word::DETAIL, [name, value]) => {
                 recording.detail(name, value);
                 Some(())
             }
-            (word::DEVICE, [device]) => device.parse().ok().map(|device| recording.device = Some(device)),
+            (word::DEVICE, [device]) => {
+                let number = device.strip_prefix("sim:");
+                recording.is_simulated = number.is_some();
+                number.unwrap_or(device).parse().ok().map(|number| recording.device = Some(number))
+            }
             (word::SETTING, [name, value]) => {
-                recording.settings.push((name.clone(), value.clone()));
+                recording.setting(name, value);
                 Some(())
             }
             (word::UNKNOWN, [code, text]) => {
@@ -167,7 +171,7 @@ fn check(words: &[String]) -> Option<StateCheck> {
     let counts = <[u64; 10]>::try_from(counts?).ok()?;
     match first {
         [] => Some(StateCheck::from_counts(counts, None)),
-        [first] => Some(StateCheck::from_counts(counts, Some(first.clone()))),
+        [first] => Some(StateCheck::from_counts(counts, Some(cut(first).to_owned()))),
         _ => None,
     }
 }

@@ -3,8 +3,10 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use rusqlite::config::DbConfig;
+use rusqlite::limits::Limit;
 use rusqlite::types::ValueRef;
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension};
 
 use crate::budget::Budget;
 use crate::import::refusal::Refusal;
@@ -17,6 +19,28 @@ const EVENTS: &str = "CUDA_GPU_MEMORY_USAGE_EVENTS";
 
 /// The most labels of a kind that are read; CUPTI has nine kinds of memory.
 const MAX_LABELS: usize = 64;
+
+/// The steps of SQLite's machine between two looks at how many there were.
+const STEPS_BETWEEN: u32 = 1000;
+
+/// The steps that any export may take, and those for each byte of it. A row has 16 bytes or more and takes
+/// about 15 steps; a file whose pages name each other in circles has rows without end.
+const STEPS: u64 = 10_000_000;
+const STEPS_PER_BYTE: u64 = 8;
+
+/// What an export needs less of: bytes of a value or a statement, columns, and depths of what a schema says.
+const LIMITS: [(Limit, i32); 10] = [
+    (Limit::SQLITE_LIMIT_LENGTH, 1 << 20),
+    (Limit::SQLITE_LIMIT_SQL_LENGTH, 1 << 18),
+    (Limit::SQLITE_LIMIT_COLUMN, 500),
+    (Limit::SQLITE_LIMIT_EXPR_DEPTH, 50),
+    (Limit::SQLITE_LIMIT_COMPOUND_SELECT, 3),
+    (Limit::SQLITE_LIMIT_VDBE_OP, 25_000),
+    (Limit::SQLITE_LIMIT_ATTACHED, 0),
+    (Limit::SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 50),
+    (Limit::SQLITE_LIMIT_TRIGGER_DEPTH, 0),
+    (Limit::SQLITE_LIMIT_WORKER_THREADS, 0),
+];
 
 /// One event of the table.
 #[derive(Clone, Copy, Debug)]
@@ -53,12 +77,29 @@ impl Database {
     pub(super) fn open(path: &Path) -> Result<Self, Refusal> {
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connection = Connection::open_with_flags(path, flags).map_err(refusal)?;
+        for (limit, most) in LIMITS {
+            connection.set_limit(limit, most).map_err(refusal)?;
+        }
+        for (config, value) in [
+            (DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true),
+            (DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, false),
+            (DbConfig::SQLITE_DBCONFIG_ENABLE_VIEW, false),
+        ] {
+            connection.set_db_config(config, value).map_err(refusal)?;
+        }
+        let bytes = std::fs::metadata(path)?.len();
+        let mut left = (STEPS + bytes.saturating_mul(STEPS_PER_BYTE)) / u64::from(STEPS_BETWEEN);
+        let is_too_much = move || {
+            left = left.saturating_sub(1);
+            left == 0
+        };
+        connection.progress_handler(STEPS_BETWEEN as i32, Some(is_too_much)).map_err(refusal)?;
         let careful = "PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON; PRAGMA mmap_size = 0; \
                        PRAGMA cache_size = -2000; PRAGMA hard_heap_limit = 8388608;";
         connection.execute_batch(careful).map_err(refusal)?;
         // SQLite reads the missing part of a page as zeros.
         let page: u32 = connection.query_row("PRAGMA page_size", [], |row| row.get(0)).map_err(refusal)?;
-        if !std::fs::metadata(path)?.len().is_multiple_of(page.max(1).into()) {
+        if !bytes.is_multiple_of(page.max(1).into()) {
             return Err(Refusal::new(
                 "is a database of SQLite that ends early: it is cut off; copy it again",
             ));
@@ -124,14 +165,15 @@ impl Database {
         Ok(Table { rows, kinds, has_streams: has("streamId") })
     }
 
-    /// Checks that the events are in a table, not a view that would run what the file says.
+    /// Checks that the events are in a table, not a view or a virtual table that would run what the file says.
     fn check(&self) -> Result<(), Refusal> {
-        let sql = "SELECT type FROM sqlite_master WHERE name = ?1";
+        let sql = "SELECT type = 'table' AND rootpage > 0 FROM sqlite_master WHERE name = ?1";
         let mut statement = self.0.prepare(sql).map_err(refusal)?;
-        let kind: Option<String> = statement.query_row([EVENTS], |row| row.get(0)).ok();
-        match kind.as_deref() {
-            Some("table") => Ok(()),
-            Some(_) => Err(Refusal::new(format!("has {EVENTS} as something else than a table: refused"))),
+        let is_table: Option<bool> =
+            statement.query_row([EVENTS], |row| row.get(0)).optional().map_err(refusal)?;
+        match is_table {
+            Some(true) => Ok(()),
+            Some(false) => Err(Refusal::new(format!("has {EVENTS} as something else than a table: refused"))),
             None => {
                 let sql = "SELECT count(*) FROM sqlite_master WHERE name IN ('StringIds', 'TARGET_INFO_GPU', \
                            'META_DATA_CAPTURE', 'ANALYSIS_DETAILS')";
@@ -153,7 +195,8 @@ impl Database {
 
     /// The labels of an enumeration; none if the export lacks it.
     fn labels(&self, table: &str) -> Result<HashMap<i64, String>, Refusal> {
-        let is_table = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?1";
+        let is_table = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND rootpage > 0 AND \
+                        name = ?1";
         let count: i64 = self.0.query_row(is_table, [table], |row| row.get(0)).map_err(refusal)?;
         let mut labels = HashMap::default();
         if count == 0 {
@@ -188,5 +231,11 @@ fn is_allocation(operation: i64, labels: &HashMap<i64, String>) -> bool {
 }
 
 fn refusal(error: rusqlite::Error) -> Refusal {
+    if error.sqlite_error_code() == Some(ErrorCode::OperationInterrupted) {
+        return Refusal::new(
+            "is a database of SQLite that takes more steps to read than its size grants: its pages name each \
+             other in circles, or it is damaged; export it again",
+        );
+    }
     Refusal::new(format!("is a database of SQLite that cannot be read ({error}); is it whole?"))
 }

@@ -274,6 +274,11 @@ impl Values {
         }
     }
 
+    /// The number of slots that all lists and dictionaries take; equal slices are stored once.
+    pub(crate) fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
     /// The values of a list or tuple, in order; nothing for other values.
     pub(crate) fn items(&self, list: Value) -> impl Iterator<Item = Value> + '_ {
         let parts = list.is_list().then(|| self.parts(list)).into_iter().flatten();

@@ -248,6 +248,6 @@ fn settings(values: &Values, settings: Option<Value>, recording: &mut Recording)
         } else {
             text(value)
         };
-        recording.settings.push((key.chars().take(100).collect(), value));
+        recording.setting(&key.chars().take(100).collect::<String>(), &value);
     }
 }

@@ -59,6 +59,10 @@ pub(super) fn devices(values: &Values, segments: Value) -> impl Iterator<Item = 
     })
 }
 
+/// How often blocks may be visited for each slot that the values of the file take. A snapshot of PyTorch has
+/// each block in one list, which takes a slot; a file that names one long list many times has few slots.
+const VISITS: usize = 4;
+
 /// Reads segments and blocks into a state.
 struct Reader<'a> {
     values: &'a Values,
@@ -67,7 +71,10 @@ struct Reader<'a> {
     budget: &'a mut Budget,
     segments: Row<8>,
     blocks: Row<6>,
+    old: Row<2>,
     state: State,
+    /// How many blocks may still be visited.
+    visits: usize,
 }
 
 /// Reads the segments of a device and the blocks in them.
@@ -83,7 +90,9 @@ pub(super) fn read(
     budget: &mut Budget,
 ) -> Result<State, Refusal> {
     let (rows, blocks, state) = (Row::new(SEGMENT), Row::new(BLOCK), State::default());
-    let mut reader = Reader { values, stacks, recording, budget, segments: rows, blocks, state };
+    let old = Row::new(["real_size", "frames"]);
+    let visits = values.slots().saturating_mul(VISITS);
+    let mut reader = Reader { values, stacks, recording, budget, segments: rows, blocks, old, state, visits };
     for segment in values.items(segments) {
         reader.segment(segment, device)?;
     }
@@ -99,7 +108,7 @@ impl Reader<'_> {
     }
 
     /// Reads a segment with its blocks, if it is of the device.
-    fn segment(&mut self, value: Value, device: u64) -> Result<(), Exceeded> {
+    fn segment(&mut self, value: Value, device: u64) -> Result<(), Refusal> {
         let Some([owner, address, bytes, stream, pool, expandable, frames, blocks]) =
             self.segments.of(self.values, value)
         else {
@@ -127,6 +136,12 @@ impl Reader<'_> {
         });
         let (values, mut next) = (self.values, address);
         for block in blocks.into_iter().flat_map(|blocks| values.items(blocks)) {
+            self.visits = self.visits.checked_sub(1).ok_or_else(|| {
+                Refusal::new(
+                    "is a snapshot whose segments share one list of blocks many times over, as PyTorch never \
+                     writes it: refused",
+                )
+            })?;
             self.block(block, stream, &mut next)?;
         }
         Ok(())
@@ -160,9 +175,9 @@ impl Reader<'_> {
             }
         };
         let old = history.and_then(|history| values.items(history).next());
-        let old = |key| old.and_then(|old| values.get(old, key));
-        let requested = self.number(requested).or_else(|| self.number(old("real_size")));
-        let frames = frames.or_else(|| old("frames"));
+        let [old_size, old_frames] = old.and_then(|old| self.old.of(values, old)).unwrap_or_default();
+        let requested = self.number(requested).or_else(|| self.number(old_size));
+        let frames = frames.or(old_frames);
         self.budget.take(2 * size_of::<Block>())?;
         let stack = self.stacks.stack(values, frames, self.recording, self.budget)?;
         self.state.blocks.push(Block {

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 
 use super::entry::{Action, Entry};
 use super::phases::Phases;
+use super::row::Row;
 use super::stacks::Stacks;
 use super::state::{Block, State};
 use crate::budget::{Budget, Exceeded};
 use crate::import::pickle::{Value, Values};
 use crate::log::StreamKey;
-use crate::recording::{Event, EventKind, Id, Lane, Recording, StateCheck};
+use crate::recording::{Event, EventKind, Id, Lane, Recording, StateCheck, cut};
 
 /// An entry of the map of live blocks, with its share of free room.
 const LIVE_BYTES: usize = 64;
@@ -37,6 +38,8 @@ pub(super) struct Walk<'a> {
     pub(super) budget: &'a mut Budget,
     knows_completions: bool,
     live: BTreeMap<u64, Live>,
+    /// Reads the frame of a phase.
+    phase: Row<2>,
     /// A `free_requested` whose `free_completed` may come next.
     requested: Option<Entry>,
     check: StateCheck,
@@ -64,6 +67,7 @@ impl<'a> Walk<'a> {
             budget,
             knows_completions,
             live: BTreeMap::new(),
+            phase: Row::new(["name", "filename"]),
             requested: None,
             check: StateCheck::default(),
             unknown: Vec::new(),
@@ -127,8 +131,11 @@ impl<'a> Walk<'a> {
     /// A phase in the form of some weeks of 2024: a frame whose function is START or END.
     fn user_defined(&mut self, entry: Entry) -> Result<(), Exceeded> {
         let frame = entry.frames.and_then(|frames| self.values.items(frames).next());
-        let text = |key| frame.and_then(|frame| self.values.as_text(self.values.get(frame, key)?));
-        let (Some(stage), Some(name)) = (text("name"), text("filename")) else { return Ok(()) };
+        let Some([stage, name]) = frame.and_then(|frame| self.phase.of(self.values, frame)) else {
+            return Ok(());
+        };
+        let text = |value: Option<Value>| value.and_then(|value| self.values.as_text(value));
+        let (Some(stage), Some(name)) = (text(stage), text(name)) else { return Ok(()) };
         let kind = if stage == "END" { EventKind::PhaseEnd } else { EventKind::PhaseStart };
         let tag = Some(self.recording.add_tag(name, self.budget)?);
         let event = Event { tag, raw_time: entry.time.unwrap_or(Event::NO_TIME), ..Event::new(kind) };
@@ -149,8 +156,9 @@ impl<'a> Walk<'a> {
 
     /// The texts that an entry has, as one tag.
     fn tag(&mut self, texts: [Option<Value>; 3]) -> Result<Option<Id>, Exceeded> {
+        // A file may name one long text at each entry.
         let text = |value: Option<Value>| {
-            let text = value.and_then(|value| self.values.as_text(value))?;
+            let text = value.and_then(|value| self.values.as_text(value)).map(cut)?;
             (!text.is_empty() && text != "N/A").then_some(text)
         };
         let [metadata, category, compile] = texts.map(text);

@@ -12,6 +12,9 @@ const MIB: u64 = 1 << 20;
 /// The number of ranges of sizes with divisions of their own: below 2 MiB, below 4 MiB, …, from 32 GiB.
 const INTERVALS: usize = 16;
 
+/// PyTorch takes a `max_split_size` above this one only, in bytes.
+const LEAST_SPLIT: u64 = 20 * MIB;
+
 /// The most divisions between two powers of two.
 const MOST_DIVISIONS: u64 = 64;
 
@@ -110,6 +113,11 @@ impl Settings {
             match name.as_str() {
                 "max_split_size" => {
                     settings.max_split = u64::try_from(number()?).unwrap_or(u64::MAX);
+                    if settings.max_split <= LEAST_SPLIT {
+                        return Err(format!(
+                            "`{name}` is {value} bytes, and PyTorch takes more than 20 MiB only: correct the file"
+                        ));
+                    }
                 }
                 "expandable_segments" => settings.is_expandable = value == "True",
                 "garbage_collection_threshold" => settings.set(name, value)?,
@@ -143,7 +151,7 @@ impl Settings {
         match name {
             "max_split_size_mb" => {
                 self.max_split = mib()?;
-                if self.max_split <= 20 * MIB {
+                if self.max_split <= LEAST_SPLIT {
                     return Err("PyTorch takes more than 20 only".to_owned());
                 }
             }
