@@ -14,8 +14,8 @@ const NODES: usize = 2000;
 /// The most pairs of a stream and a window that are compared; more take gigabytes.
 const PAIRS: usize = 1 << 24;
 
-/// The heaviest cut's sum of sizes, in units of the problem, or that of the heaviest one that was found before
-/// it was late. 0, which is always a bound, where the orders are too many.
+/// The heaviest cut's sum of sizes, in units of the problem, or that of the heaviest one that was found
+/// before it was late. 0, which is always a bound, where the orders are too many.
 pub(crate) fn heaviest(problem: &Problem, is_late: &dyn Fn() -> bool) -> u64 {
     let orders = problem.orders().unwrap_or_default();
     let clocks = Clocks::new(problem.blocks(), orders);

@@ -1,6 +1,6 @@
 //! Progress bars on the standard error.
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,22 +12,26 @@ use crate::program::Program;
 /// The duration of a run below which no bar is drawn.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Makes the progress bars; none are drawn unless asked for, or if the standard error is not a terminal.
+/// Makes the progress bars. Where they are asked for and the standard error is not a terminal, each step is a
+/// plain line in place of a bar; where they are not asked for, there is nothing.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Progress {
     /// The time after which bars are drawn; `None` for never.
     from: Option<Instant>,
+    /// Whether each step is a plain line in place of a bar.
+    is_plain: bool,
 }
 
 impl Progress {
     /// With `shown`, bars are drawn.
     pub fn new(shown: bool) -> Self {
-        Self { from: shown.then(Instant::now) }
+        Self { from: shown.then(Instant::now), is_plain: shown && !io::stderr().is_terminal() }
     }
 
     /// Bars are drawn once two seconds have passed.
     pub fn when_slow() -> Self {
-        Self { from: io::stderr().is_terminal().then(|| Instant::now() + PATIENCE) }
+        let from = io::stderr().is_terminal().then(|| Instant::now() + PATIENCE);
+        Self { from, is_plain: false }
     }
 
     /// A bar for reading a file of `bytes` bytes.
@@ -40,18 +44,33 @@ impl Progress {
         let operations = program.summary().operations * u64::from(passes);
         self.bar(
             operations,
-            spec.to_string(),
+            format!("replaying {spec}"),
             "{msg} [{bar:30}] {human_pos}/{human_len} operations, {eta} left",
         )
     }
 
-    /// A bar for work of unknown length; its message names the current step.
+    /// A bar for work of unknown length; [`step`](Self::step) names the current step.
     pub fn waiting(self) -> ProgressBar {
         self.bar(0, String::new(), "{spinner} {msg}, {elapsed} in all")
     }
 
+    /// Names the current step of a bar that waits.
+    pub fn step(self, bar: &ProgressBar, step: &str) {
+        self.line(step);
+        bar.set_message(step.to_owned());
+    }
+
+    /// A step as a line, if there are no bars. A standard error that is closed loses it.
+    fn line(self, step: &str) {
+        if self.is_plain && !step.is_empty() {
+            let plain: String = step.chars().filter(|char| !char.is_control()).collect();
+            let _ = io::stderr().lock().write_all(format!("{plain}\n").as_bytes());
+        }
+    }
+
     fn bar(self, length: u64, message: String, template: &str) -> ProgressBar {
-        let Some(from) = self.from else { return ProgressBar::hidden() };
+        self.line(&message);
+        let Some(from) = self.from.filter(|_| !self.is_plain) else { return ProgressBar::hidden() };
         let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
         let target = ProgressDrawTarget::hidden();
         let bar = ProgressBar::with_draw_target(Some(length), target);

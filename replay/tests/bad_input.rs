@@ -288,3 +288,37 @@ fn names_that_are_nearly_right_come_with_the_right_one() {
     let run: Run = program().arg("explian").current_dir(folder.path("")).output().unwrap().into();
     assert_eq!(run.status, 0, "{}", run.stderr);
 }
+
+#[test]
+fn colours_are_shown_where_they_are_asked_for() {
+    let folder = Folder::new();
+    let missing = folder.path("missing.csv");
+    let stderr = |flags: &[&str], variable: Option<(&str, &str)>| {
+        let mut program = program();
+        program.env_remove("NO_COLOR").env_remove("CLICOLOR_FORCE").envs(variable).arg(&missing).args(flags);
+        String::from_utf8(program.output().unwrap().stderr).unwrap()
+    };
+    let has_colours = |text: &str| text.contains("\u{1b}[31m") || text.contains("\u{1b}[1m");
+    assert!(!has_colours(&stderr(&[], None)), "the standard error is no terminal");
+    assert!(has_colours(&stderr(&["--color", "always"], None)));
+    assert!(has_colours(&stderr(&[], Some(("CLICOLOR_FORCE", "1")))));
+    assert!(!has_colours(&stderr(&["--color", "never"], Some(("CLICOLOR_FORCE", "1")))));
+    assert!(!has_colours(&stderr(&[], Some(("NO_COLOR", "1")))));
+    assert!(stderr(&[], None).starts_with("error: "));
+    let explained: Run =
+        program().args(["explain", "--color", "always"]).arg(&missing).output().unwrap().into();
+    assert!(has_colours(&explained.stderr), "{}", explained.stderr);
+}
+
+#[test]
+fn progress_is_plain_lines_where_no_terminal_is() {
+    let folder = Folder::new();
+    let log = folder.log("1,00:00:00.0,allocate,0x100,7,0\n");
+    let run = Run::of(&log, &["--progress", "--stack", "cuda", "--stack", "cuda+pool"]);
+    let lines: Vec<&str> = run.stderr.lines().collect();
+    assert_eq!(lines.len(), 3, "{}", run.stderr);
+    assert!(lines[0].starts_with("reading ") && lines[0].ends_with("log.csv"), "{}", run.stderr);
+    assert_eq!(lines[1..], ["replaying cuda", "replaying cuda+pool"]);
+    assert_eq!(Run::of(&log, &["--stack", "cuda"]).stderr, "");
+    assert_eq!(Run::of(&log, &["--stack", "cuda", "--progress", "--no-progress"]).stderr, "");
+}

@@ -12,6 +12,7 @@ use millpond_driver::DeviceSpec;
 use super::bench::BenchArgs;
 use super::busy::BusyArgs;
 use super::calibrate::CalibrateArgs;
+use super::color::ColorArg;
 use super::explain::ExplainArgs;
 use super::export::ExportArgs;
 use super::fidelity::FidelityArgs;
@@ -79,13 +80,18 @@ pub(crate) struct Cli {
     #[arg(long)]
     pub(crate) skip_bad_rows: bool,
 
-    /// Show progress on the standard error from the start [default: after 2 s, if it is a terminal]
+    /// Show progress on the standard error from the start, as plain lines if it is not a terminal [default:
+    /// after 2 s, if it is a terminal]
     #[arg(long, overrides_with = "no_progress")]
     pub(crate) progress: bool,
 
     /// Never show progress
     #[arg(long)]
     pub(crate) no_progress: bool,
+
+    /// Where colours are shown; NO_COLOR is honoured, too
+    #[arg(long, value_enum, default_value_t, value_name = "WHEN", global = true)]
+    pub(crate) color: ColorArg,
 
     /// Print the layers that a stack can be made of, and their parameters
     #[arg(long)]
@@ -161,7 +167,8 @@ Exit status:
   2  a log, a stack's text, the device or the command line is wrong, or a stack would overwrite a log
 
 Environment:
-  MILLPOND_LOG  the diagnostics on the standard error, as in `debug` or `millpond=trace`";
+  MILLPOND_LOG  the diagnostics on the standard error, as in `debug` or `millpond=trace`
+  NO_COLOR      no colours, if it is not empty; CLICOLOR_FORCE=1 shows them where no terminal is";
 
 /// The values of `--threads`.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, ValueEnum)]

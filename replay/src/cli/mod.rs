@@ -27,6 +27,7 @@ mod args;
 mod bench;
 mod busy;
 mod calibrate;
+mod color;
 mod explain;
 mod export;
 mod fidelity;
@@ -45,7 +46,7 @@ mod tune;
 mod verdict;
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use crate::bench as workloads;
@@ -72,6 +73,7 @@ use verdict::{Failure, Verdict};
 pub fn main(table: &LayerTable) -> ExitCode {
     let out = io::stdout().lock();
     let cli = Cli::parse();
+    cli.color.choose();
     let result = show_diagnostics().and_then(|()| dispatch(&cli, table, out));
     Verdict::of(result).into()
 }
@@ -144,8 +146,9 @@ fn replay(cli: &Cli, table: &LayerTable, mut out: impl Write) -> Result<Verdict,
 fn bench(args: &BenchArgs, table: &LayerTable, out: impl Write) -> Result<Verdict, Failure> {
     check(&args.stacks, table)?;
     overwrite::refuse(&[], overwrite::profile(args.device.as_ref()).as_slice(), &args.stacks)?;
-    let bar = Progress::new(args.progress).waiting();
-    let report = workloads::bench(&args.settings(), table, &mut |case| bar.set_message(case.to_owned()))?;
+    let progress = Progress::new(args.progress);
+    let bar = progress.waiting();
+    let report = workloads::bench(&args.settings(), table, &mut |case| progress.step(&bar, case))?;
     bar.finish_and_clear();
     workloads::print(&report, args.format.into(), out)?;
     Ok(Verdict::of_bench(&report))
@@ -165,7 +168,7 @@ fn busy(args: &BusyArgs, table: &LayerTable, out: impl Write) -> Result<Verdict,
     for path in &args.logs {
         let report = read(path, args.limits(), progress).and_then(|program| {
             let bar = progress.waiting();
-            let mut watch = |case: &str| bar.set_message(case.to_owned());
+            let mut watch = |case: &str| progress.step(&bar, case);
             let report = in_flight::run(&program, &settings, table, &mut watch);
             bar.finish_and_clear();
             report
@@ -216,8 +219,7 @@ fn show_diagnostics() -> Result<(), Failure> {
         let advice = "write for example MILLPOND_LOG=debug or MILLPOND_LOG=millpond=trace";
         Error::invalid_argument(format!("MILLPOND_LOG=`{text}`: {error}; {advice}"))
     })?;
-    let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    let ansi = io::stderr().is_terminal() && !plain;
+    let ansi = anstream::AutoStream::choice(&io::stderr()) != anstream::ColorChoice::Never;
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(ansi).init();
     Ok(())
 }

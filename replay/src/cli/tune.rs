@@ -41,8 +41,9 @@ pub(crate) struct TuneArgs {
 pub(super) fn run(args: &TuneArgs, table: &LayerTable, mut out: impl Write) -> Result<Verdict, Failure> {
     let recording = args.source.import()?;
     let request = Request { capacity: args.capacity, time: Duration::from_secs(args.time) };
-    let bar = Progress::when_slow().waiting();
-    let tuned = tune::tune(&recording, &request, table, &mut |stack| bar.set_message(stack.to_owned()));
+    let progress = Progress::when_slow();
+    let bar = progress.waiting();
+    let tuned = tune::tune(&recording, &request, table, &mut |stack| progress.step(&bar, stack));
     bar.finish_and_clear();
     let tuned = tuned?;
     match args.format {

@@ -3,10 +3,15 @@
 use std::io;
 use std::process::ExitCode;
 
+use anstyle::{AnsiColor, Effects, Style};
+
 use crate::bench::{Report, Status};
 use crate::busy::{self, SubjectResult};
 use crate::compare::{StackReport, StackResult};
 use crate::explain::plain;
+
+/// How the word `error` looks where colours are shown, as clap shows it.
+const ERROR: Style = AnsiColor::Red.on_default().effects(Effects::BOLD);
 
 /// The exit status, mildest first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -125,6 +130,7 @@ impl From<io::Error> for Failure {
 pub(super) fn report(message: &str) {
     // A message may quote a file. Its lines stay, and nothing else that a terminal would obey.
     let shown: Vec<String> = message.split('\n').map(plain).collect();
-    let text = format!("error: {}\n", shown.join("\n"));
-    let _ = io::Write::write_all(&mut io::stderr().lock(), text.as_bytes());
+    let text = format!("{ERROR}error:{ERROR:#} {}\n", shown.join("\n"));
+    // Without colours where the standard error is not a terminal, or `--color` or NO_COLOR says so.
+    let _ = io::Write::write_all(&mut anstream::stderr().lock(), text.as_bytes());
 }

@@ -176,8 +176,8 @@ fn schemas_that_would_run_something_are_refused_or_run_nothing() {
     assert!(text.contains("lacks the column address"), "{text}");
     // A trigger on the table, a view beside it, and one that stands for the labels are not run.
     let rows = [(1, 0, 0x7000, Some(64), 2, 0, 0)];
-    let endless = "WITH RECURSIVE n(id, label) AS (SELECT 0, 'x' UNION ALL SELECT id + 1, label FROM n) SELECT * \
-                   FROM n";
+    let endless = "WITH RECURSIVE n(id, label) AS (SELECT 0, 'x' UNION ALL SELECT id + 1, label FROM n) \
+                   SELECT * FROM n";
     let sql = format!(
         "{TABLE} CREATE VIEW ENUM_CUDA_MEM_KIND AS {endless}; CREATE VIEW other AS {endless};
          CREATE TRIGGER t AFTER DELETE ON CUDA_GPU_MEMORY_USAGE_EVENTS BEGIN DELETE FROM \

@@ -165,7 +165,8 @@ impl Database {
         Ok(Table { rows, kinds, has_streams: has("streamId") })
     }
 
-    /// Checks that the events are in a table, not a view or a virtual table that would run what the file says.
+    /// Checks that the events are in a table, not a view or a virtual table that would run what the file
+    /// says.
     fn check(&self) -> Result<(), Refusal> {
         let sql = "SELECT type = 'table' AND rootpage > 0 FROM sqlite_master WHERE name = ?1";
         let mut statement = self.0.prepare(sql).map_err(refusal)?;

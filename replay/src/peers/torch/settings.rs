@@ -115,7 +115,7 @@ impl Settings {
                     settings.max_split = u64::try_from(number()?).unwrap_or(u64::MAX);
                     if settings.max_split <= LEAST_SPLIT {
                         return Err(format!(
-                            "`{name}` is {value} bytes, and PyTorch takes more than 20 MiB only: correct the file"
+                            "`{name}` is {value} bytes, and PyTorch takes more than 20 MiB only; correct it"
                         ));
                     }
                 }
