@@ -10,7 +10,7 @@ use millpond_core::driver::{CaptureModeGuard, HostPtr};
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{AnyResource, DevicePtr, DriverHandle, Error, Layout, MemoryInfo, Result, StreamRef};
 use millpond_resources::get_per_device_resource;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, ReentrantMutex, RwLock};
 
 use crate::host_only::no_device;
 use crate::memory_pointer::{Finalizer, Token};
@@ -37,7 +37,8 @@ use millpond_core::driver::call;
 /// - After the device's context was reset (Numba's `cuda.close()`), a stack that the manager built is built
 ///   again in the new context; one that was passed in is lost, and so is the manager.
 ///
-/// `reset` must not be called from inside the stack, for instance from a callback of a resource.
+/// `reset` must not be called from inside the stack, for instance from a callback of a resource. It holds no
+/// lock while it calls the stack, so such callbacks may drop pointers, as finalizers that run there do.
 ///
 /// ```
 /// use millpond_core::DriverHandle;
@@ -79,10 +80,14 @@ struct DeviceHalf {
     driver: DriverHandle,
     source: Source,
     /// Users of the stack hold this shared, recursively, as a resource may call back; `reset` holds it
-    /// exclusively, so that no operation from before a reset reaches the stack after it.
+    /// exclusively while it takes the stack and all blocks out, so that no operation from before a reset
+    /// reaches the stack after it.
     stack: RwLock<Option<AnyResource>>,
     /// Held while the stack is built: two at a time would reserve memory twice.
     building: Mutex<()>,
+    /// Held during a reset: a new stack is built once the memory of the one before has gone back. A callback
+    /// of the stack may need it on the thread that resets.
+    resetting: ReentrantMutex<()>,
     live: DashMap<Token, Block>,
     parked: DeferredQueue<Block>,
     order: ReleaseOrder,
@@ -293,6 +298,7 @@ impl DeviceHalf {
             source,
             stack: RwLock::new(None),
             building: Mutex::new(()),
+            resetting: ReentrantMutex::new(()),
             live: DashMap::new(),
             parked: DeferredQueue::new(DeferredOptions::IMMEDIATE),
             is_lost: AtomicBool::new(false),
@@ -307,17 +313,15 @@ impl DeviceHalf {
         self.is_lost.store(true, Ordering::SeqCst);
         self.live.clear();
         drop(self.parked.take_all());
-        if let Some(mut stack) = self.stack.try_write_for(PATIENCE) {
-            *stack = None;
-        }
+        let lost = self.stack.try_write_for(PATIENCE).and_then(|mut stack| stack.take());
+        drop(lost); // without the lock: what the stack calls may drop pointers
     }
 
     /// Drops the stack after a call that kept [`forget`](Self::forget) from it.
     fn end_if_lost(&self) {
-        if self.is_lost.load(Ordering::SeqCst)
-            && let Some(mut stack) = self.stack.try_write()
-        {
-            *stack = None;
+        if self.is_lost.load(Ordering::SeqCst) {
+            let lost = self.stack.try_write().and_then(|mut stack| stack.take());
+            drop(lost);
         }
     }
 
@@ -332,6 +336,7 @@ impl DeviceHalf {
                 return answer;
             }
             drop(stack);
+            drop(self.resetting.lock()); // waits for a reset
             let _building = self.building.lock();
             if self.is_lost.load(Ordering::SeqCst) {
                 return Err(self.driver.health().error());
@@ -368,29 +373,41 @@ impl DeviceHalf {
         Ok((ptr, token))
     }
 
-    /// Frees blocks to the stack; returns their number.
+    /// Frees blocks to the stack, and parks those that cannot be ordered now; returns how many it freed.
     fn give_back_all(&self, resource: &AnyResource, blocks: Vec<Block>) -> usize {
-        blocks.into_iter().filter_map(|block| self.give_back(resource, block)).count()
+        let count = blocks.len();
+        let left: Vec<Block> = self.give_back(resource, blocks).collect();
+        let freed = count - left.len();
+        self.park(left);
+        freed
     }
 
-    fn give_back(&self, resource: &AnyResource, block: Block) -> Option<()> {
-        // A stack that is not stream-ordered waits for the device anyway.
-        let order =
-            if resource.is_stream_ordered() { self.order.after(&block.uses) } else { Ok(StreamRef::LEGACY) };
-        let stream = match order {
-            Ok(stream) => stream,
-            Err(error) if error.is_sticky() => StreamRef::LEGACY, // the device runs nothing any more
-            Err(error) => {
-                tracing::debug!(target: "millpond::plugin", %error, ?block, "cannot be ordered now; parked");
-                let bytes = block.layout.bytes();
-                self.parked.park(block, bytes);
-                return None;
-            }
-        };
-        // SAFETY: pointer and layout come from `allocate` on this stack and were taken out of `live`, where
-        // each is once. `stream` comes after every use that we were told of.
-        unsafe { resource.deallocate(block.ptr, block.layout, stream) };
-        Some(())
+    fn park(&self, blocks: Vec<Block>) {
+        for block in blocks {
+            let bytes = block.layout.bytes();
+            self.parked.park(block, bytes);
+        }
+    }
+
+    /// Frees blocks to the stack, each after its uses; returns those that cannot be ordered now.
+    fn give_back(&self, resource: &AnyResource, blocks: Vec<Block>) -> impl Iterator<Item = Block> {
+        blocks.into_iter().filter_map(|block| {
+            // A stack that is not stream-ordered waits for the device anyway.
+            let is_ordered = resource.is_stream_ordered();
+            let order = if is_ordered { self.order.after(&block.uses) } else { Ok(StreamRef::LEGACY) };
+            let stream = match order {
+                Ok(stream) => stream,
+                Err(error) if error.is_sticky() => StreamRef::LEGACY, // the device runs nothing any more
+                Err(error) => {
+                    tracing::debug!(target: "millpond::plugin", %error, ?block, "cannot be ordered now");
+                    return Some(block);
+                }
+            };
+            // SAFETY: pointer and layout come from `allocate` on this stack and were taken out of `live`,
+            // where each is once. `stream` comes after every use that was announced.
+            unsafe { resource.deallocate(block.ptr, block.layout, stream) };
+            None
+        })
     }
 
     fn resume(&self) {
@@ -403,14 +420,18 @@ impl DeviceHalf {
         self.end_if_lost();
     }
 
-    /// Gives all parked and live blocks back to the stack, after waiting for the device. If that fails, each
-    /// block goes back after its own uses; returns whether none had to stay parked.
-    fn give_back_at_once(&self, resource: &AnyResource) -> bool {
+    /// Takes all live and parked blocks, which no finalizer finds then.
+    fn take_blocks(&self) -> Vec<Block> {
         let tokens: Vec<Token> = self.live.iter().map(|entry| *entry.key()).collect();
         let live = tokens.iter().filter_map(|token| self.live.remove(token)).map(|(_, block)| block);
-        let blocks: Vec<Block> = self.parked.take_all().into_iter().chain(live).collect();
+        self.parked.take_all().into_iter().chain(live).collect()
+    }
+
+    /// Gives blocks back to the stack, after waiting for the device. If that fails, each block goes back
+    /// after its own uses; returns those that cannot be ordered.
+    fn give_back_at_once(&self, resource: &AnyResource, blocks: Vec<Block>) -> Vec<Block> {
         if blocks.is_empty() {
-            return true;
+            return blocks;
         }
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
         match call(&*self.driver, |driver| driver.synchronize_beside_captures()) {
@@ -418,8 +439,7 @@ impl DeviceHalf {
             Err(error) if error.is_sticky() => {}
             waited => {
                 tracing::debug!(target: "millpond::plugin", ?waited, "could not wait for the device");
-                let count = blocks.len();
-                return self.give_back_all(resource, blocks) == count;
+                return self.give_back(resource, blocks).collect();
             }
         }
         for Block { ptr, layout, .. } in blocks {
@@ -427,18 +447,22 @@ impl DeviceHalf {
             // device was waited for, or it is lost and runs none any more.
             unsafe { resource.deallocate(ptr, layout, StreamRef::LEGACY) };
         }
-        true
+        Vec::new()
     }
 
     fn reset(&self) {
-        let mut stack = self.stack.write();
-        let Some(resource) = &*stack else { return };
-        let all = self.give_back_at_once(resource);
+        let _resetting = self.resetting.lock();
+        let (resource, blocks) = {
+            let mut stack = self.stack.write();
+            let Some(resource) = stack.take() else { return };
+            (resource, self.take_blocks())
+        };
+        let left = self.give_back_at_once(&resource, blocks);
         self.order.clear();
-        if !all {
+        if !left.is_empty() {
             tracing::warn!(
                 target: "millpond::plugin",
-                blocks = self.parked.len(),
+                blocks = left.len(),
                 "a reset could not wait for all work on the device, and keeps the memory that may be in use; \
                  reset again when no stream captures a graph"
             );
@@ -447,9 +471,36 @@ impl DeviceHalf {
         if let Err(error) = resource.trim(0) {
             tracing::debug!(target: "millpond::plugin", %error, "could not trim the stack");
         }
-        if all && matches!(self.source, Source::Built(_)) {
-            *stack = None;
+        if !left.is_empty() || matches!(self.source, Source::Given(_)) {
+            self.put_back(resource, left);
         }
+        self.end_if_lost();
+    }
+
+    /// Goes on with the stack of before a reset, and with the blocks that it could not take.
+    fn put_back(&self, resource: AnyResource, left: Vec<Block>) {
+        let mut stack = self.stack.write();
+        let now = stack.get_or_insert_with(|| Arc::clone(&resource));
+        if Arc::ptr_eq(now, &resource) {
+            self.park(left);
+            return;
+        }
+        drop(stack);
+        // A callback of the stack allocated meanwhile, which built another one.
+        leak(resource, left.len());
+    }
+}
+
+/// Leaks a stack that could not take all of its blocks: dropping it would free the memory under them.
+fn leak(resource: AnyResource, blocks: usize) {
+    if blocks > 0 {
+        tracing::warn!(
+            target: "millpond::plugin",
+            blocks,
+            "a memory manager went while work on the device could not be waited for; the memory that may \
+             be in use is lost until the process ends"
+        );
+        std::mem::forget(resource);
     }
 }
 
@@ -457,17 +508,9 @@ impl Drop for DeviceHalf {
     fn drop(&mut self) {
         // Every pointer keeps this alive, so only blocks that could not be ordered when they were dropped are
         // left.
-        if let Some(resource) = self.stack.get_mut().take()
-            && !self.give_back_at_once(&resource)
-        {
-            tracing::warn!(
-                target: "millpond::plugin",
-                blocks = self.parked.len(),
-                "a memory manager went while work on the device could not be waited for; the memory that may \
-                 be in use is lost until the process ends"
-            );
-            // The stack is leaked too: dropping it would free the memory under these blocks.
-            std::mem::forget(resource);
+        if let Some(resource) = self.stack.get_mut().take() {
+            let left = self.give_back_at_once(&resource, self.take_blocks());
+            leak(resource, left.len());
         }
     }
 }

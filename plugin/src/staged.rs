@@ -1,9 +1,9 @@
 //! Shared memory for a device that cannot use it where it is: a copy.
 
-use millpond_core::driver::{CaptureModeGuard, call};
-use millpond_core::{DeviceId, DriverHandle, Result, StreamRef};
+use millpond_core::driver::{CaptureModeGuard, Event, EventFlags, StreamFlags, call};
+use millpond_core::{DeviceId, DriverHandle, Error, Result, StreamRef};
 
-use crate::{IpcHandle, MemoryManager, MemoryPointer};
+use crate::{IpcHandle, MemoryManager, MemoryPointer, current_stream, with_stream};
 
 impl IpcHandle {
     /// Whether `driver`'s device can use the memory where it is, which [`open`](Self::open) needs: `source`
@@ -48,24 +48,94 @@ fn copy_to(
     from: DeviceId,
     memory: &MemoryPointer,
 ) -> Result<MemoryPointer> {
-    let copy = manager.memalloc(memory.bytes())?;
-    if copy.bytes() == 0 {
-        return Ok(copy);
+    if memory.bytes() == 0 {
+        return manager.memalloc(0);
     }
     let _captures = CaptureModeGuard::relaxed(&**driver);
-    let (to, source, bytes, stream) =
-        (copy.device_pointer(), memory.device_pointer(), memory.bytes(), StreamRef::LEGACY);
-    call(&**driver, |driver| {
-        // SAFETY: both blocks have that many bytes and live until the copy is done, just below; the contents
-        // are complete, as the other process vouches. The copy's memory is for the legacy default stream.
-        unsafe {
-            if from == driver.device() {
-                driver.memcpy_dtod_async(to, source, bytes, stream)?;
-            } else {
-                driver.memcpy_peer_async(to, source, from, bytes, stream)?;
+    let mut copying = Copying::new(driver)?;
+    let owner = current_stream();
+    // A record on a stream that captures would end the capture, or become a part of it.
+    let is_captured = match call(&**driver, |driver| Ok(driver.stream_is_capturing(owner)))? {
+        Ok(is_captured) => is_captured,
+        Err(error) if error.is_unsupported() => false,
+        Err(error) if error.is_capture_refusal() => true,
+        Err(error) => return call(&**driver, |_| Err(error)),
+    };
+    let copy = if is_captured {
+        // It goes back after all work of the device, since this stream ends.
+        with_stream(copying.stream, || manager.memalloc(memory.bytes()))
+    } else {
+        manager.memalloc(memory.bytes())
+    }?;
+    if copy.device() != driver.device() {
+        let why = format!("the manager is of {}, and the driver of {}", copy.device(), driver.device());
+        return Err(Error::invalid_argument(why));
+    }
+    let outcome = if is_captured { Ok(()) } else { copying.after(owner) };
+    let outcome = outcome.and_then(|()| copying.run(from, memory, &copy));
+    drop(copying); // both blocks live until the copy is done
+    outcome.map(|()| copy)
+}
+
+/// A copy between devices on a stream of its own: the legacy default stream would end captures of blocking
+/// streams, and the block may be for another stream. Waits for the copy when dropped.
+struct Copying<'a> {
+    driver: &'a DriverHandle,
+    stream: StreamRef,
+    event: Option<Event>,
+    is_running: bool,
+}
+
+impl<'a> Copying<'a> {
+    fn new(driver: &'a DriverHandle) -> Result<Self> {
+        let stream = call(&**driver, |driver| driver.stream_create(StreamFlags::NON_BLOCKING))?;
+        Ok(Self { driver, stream, event: None, is_running: false })
+    }
+
+    /// Comes after the work of the stream that the block is for, which may have used it.
+    fn after(&mut self, owner: StreamRef) -> Result<()> {
+        let event = call(&**self.driver, |driver| driver.event_create(EventFlags::default()))?;
+        self.event = Some(event);
+        call(&**self.driver, |driver| {
+            driver.event_record(event, owner)?;
+            driver.stream_wait_event(self.stream, event)
+        })
+    }
+
+    fn run(&mut self, from: DeviceId, memory: &MemoryPointer, copy: &MemoryPointer) -> Result<()> {
+        let (to, source, bytes) = (copy.device_pointer(), memory.device_pointer(), memory.bytes());
+        self.is_running = true;
+        call(&**self.driver, |driver| {
+            // SAFETY: both blocks have that many bytes and live until this value is dropped, which waits; the
+            // contents are complete, as the other process vouches. The block is for this stream, or the
+            // stream comes after the work of the one that it is for.
+            unsafe {
+                if from == driver.device() {
+                    driver.memcpy_dtod_async(to, source, bytes, self.stream)?;
+                } else {
+                    driver.memcpy_peer_async(to, source, from, bytes, self.stream)?;
+                }
             }
+            driver.stream_synchronize(self.stream)
+        })?;
+        self.is_running = false;
+        Ok(())
+    }
+}
+
+impl Drop for Copying<'_> {
+    fn drop(&mut self) {
+        let driver = &**self.driver;
+        if self.is_running
+            && let Err(error) = call(driver, |driver| driver.stream_synchronize(self.stream))
+        {
+            tracing::warn!(target: "millpond::plugin", %error, "a copy of shared memory was not waited for");
         }
-        driver.stream_synchronize(stream)
-    })?;
-    Ok(copy)
+        if let Some(event) = self.event {
+            // SAFETY: the event is this value's own.
+            let _ = call(driver, |driver| unsafe { driver.event_destroy(event) });
+        }
+        // SAFETY: the stream is this value's own.
+        let _ = call(driver, |driver| unsafe { driver.stream_destroy(self.stream) });
+    }
 }

@@ -5,9 +5,10 @@ mod common;
 use std::sync::Arc;
 
 use common::{Bench, MIB, pattern, read, write};
+use millpond_core::driver::{CaptureMode, StreamFlags};
 use millpond_core::{Driver, DriverError, DriverHandle, ErrorKind};
 use millpond_driver::CallKind;
-use millpond_driver::sim::{FaultPlan, SimConfig, SimDevice, SimMachine};
+use millpond_driver::sim::{Access, FaultPlan, SimConfig, SimDevice, SimMachine};
 use millpond_plugin::{HostAllocFlags, IpcHandle};
 use millpond_testkit::hooked::HookedDriver;
 
@@ -123,6 +124,56 @@ fn shared_memory_is_copied_to_another_device_and_the_mapping_ends() {
     drop((handle, memory, manager, copies, theirs, bench));
     assert_eq!((first.violations(), second.violations()), (vec![], vec![]));
     assert_eq!((first.live_allocations(), second.live_allocations()), (0, 0));
+}
+
+/// In `with_stream` the copy gets a block that the stream may still write to, in the stream's order.
+#[test]
+fn a_staged_copy_comes_after_the_work_of_the_stream_that_it_is_for() {
+    let machine = SimMachine::new();
+    let [first, second] = [(); 2].map(|()| machine.add_device(SimConfig::with_capacity(256 * MIB)));
+    let [driver, other]: [DriverHandle; 2] = [first.clone(), second.clone()];
+    let bench = Bench::stack(Arc::clone(&driver), "cuda+pool:pages=off");
+    let theirs = Bench::stack(Arc::clone(&other), "cuda+pool");
+    let (manager, copies) = (bench.manager(), theirs.manager());
+    let memory = manager.memalloc(MIB).unwrap();
+    write(&driver, memory.device_pointer(), &pattern(MIB as usize, 1));
+    let bytes = manager.get_ipc_handle(&memory).unwrap().to_bytes();
+    let stream = other.stream_create(StreamFlags::NON_BLOCKING).unwrap();
+    millpond_plugin::with_stream(stream, || {
+        let used = copies.memalloc(MIB).unwrap();
+        let at = used.device_pointer();
+        second.launch_for(stream, &[Access::write(at, MIB, 9)], 1_000_000);
+        drop(used);
+        let mut handle = IpcHandle::from_bytes(&bytes).unwrap();
+        assert!(!other.stream_query(stream).unwrap(), "the work runs");
+        let copy = handle.open_staged(&driver, &*copies, &other).unwrap();
+        assert_eq!(copy.device_pointer(), at, "the stream's own block");
+        assert!(other.stream_query(stream).unwrap(), "the copy came after it");
+        assert_eq!(read(&other, at, MIB as usize), pattern(MIB as usize, 1));
+    });
+    assert_eq!(second.violations(), []);
+}
+
+/// Work on the legacy default stream would end the capture of a blocking stream.
+#[test]
+fn a_staged_copy_leaves_captures_alone() {
+    for flags in [StreamFlags::default(), StreamFlags::NON_BLOCKING] {
+        let device = SimDevice::new(SimConfig::with_capacity(256 * MIB));
+        let driver: DriverHandle = device.clone();
+        let bench = Bench::stack(Arc::clone(&driver), "cuda+pool:pages=off");
+        let manager = bench.manager();
+        let memory = manager.memalloc(4000).unwrap();
+        write(&driver, memory.device_pointer(), &pattern(4000, 1));
+        let bytes = manager.get_ipc_handle(&memory).unwrap().to_bytes();
+        let stream = driver.stream_create(flags).unwrap();
+        device.begin_capture(stream, CaptureMode::Global).unwrap();
+        let mut handle = IpcHandle::from_bytes(&bytes).unwrap();
+        let copy = handle.open_staged(&driver, &*manager, &driver).unwrap();
+        device.end_capture(stream).expect("the capture went on");
+        assert_eq!(read(&driver, copy.device_pointer(), 4000), pattern(4000, 1));
+        drop((copy, memory));
+        assert_eq!(device.violations(), []);
+    }
 }
 
 #[test]

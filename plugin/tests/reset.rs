@@ -1,16 +1,19 @@
 //! What managers do when the device's context is reset, as Numba's `cuda.close()` does it, with and without
 //! telling them first.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, mpsc};
+use std::time::Duration;
 
 use millpond_core::driver::HostPtr;
 use millpond_core::stack::{LayerTable, StackSpec};
-use millpond_core::{Driver, DriverHandle};
+use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, Driver, DriverHandle};
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_plugin::{
-    CudaMemoryManager, HostAllocFlags, ManagerRegistry, MemoryManager, MillpondMemoryManager,
+    CudaMemoryManager, HostAllocFlags, ManagerRegistry, MemoryManager, MemoryPointer, MillpondMemoryManager,
 };
+use millpond_resources::{CallbackMemoryResource, CudaMemoryResource, PoolLayer};
 use millpond_testkit::hooked::HookedDriver;
+use parking_lot::Mutex;
 
 const MIB: u64 = 1 << 20;
 
@@ -142,4 +145,49 @@ fn issue_9_a_reset_is_found_out_inside_a_call_of_the_stack() {
     assert!(manager.memalloc(700 * MIB).unwrap().is_live(), "the old pool's pages went back");
     drop(old);
     assert_eq!(device.open_again().violations(), []);
+}
+
+/// What a resource calls may end pointers of the manager, as Python does when it collects garbage there.
+#[test]
+fn a_reset_and_the_end_of_a_lost_stack_let_callbacks_drop_pointers() {
+    for is_lost in [false, true] {
+        let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
+        let driver: DriverHandle = device.clone();
+        let garbage: Arc<Mutex<Vec<MemoryPointer>>> = Arc::default();
+        let found = Arc::clone(&garbage);
+        let builder = Arc::new(move |driver: &DriverHandle| {
+            let plain = [(); 2].map(|()| CudaMemoryResource::new(driver.clone()));
+            let [for_allocate, for_deallocate] = plain;
+            let found = Arc::clone(&found);
+            let allocate = move |layout, stream| for_allocate.allocate(layout, stream);
+            let deallocate = move |ptr, layout, stream| {
+                let garbage = std::mem::take(&mut *found.lock());
+                drop(garbage);
+                // SAFETY: the block is of such a resource, and comes back once.
+                unsafe { for_deallocate.deallocate(ptr, layout, stream) }
+            };
+            // SAFETY: both keep the contract of plain CUDA memory.
+            let made = unsafe { CallbackMemoryResource::new(driver.clone(), allocate, deallocate) };
+            made.layer(PoolLayer::new()).map(DeviceMemoryResourceExt::into_any)
+        });
+        let manager = MillpondMemoryManager::with_builder(Some(driver), builder);
+        garbage.lock().extend([(); 2].map(|()| manager.memalloc(MIB).unwrap()));
+        let (done, ended) = mpsc::channel();
+        let resets = Arc::clone(&device);
+        std::thread::spawn(move || {
+            if is_lost {
+                resets.reset_context();
+                assert!(manager.memalloc(MIB).unwrap().is_live());
+            } else {
+                manager.reset();
+            }
+            assert_eq!(manager.live(), 0);
+            let _ = done.send(());
+        });
+        // A thread that waits for itself would never end.
+        let outcome = ended.recv_timeout(Duration::from_secs(60));
+        assert!(outcome.is_ok(), "lost {is_lost}: {outcome:?}");
+        assert!(garbage.lock().is_empty(), "the callback ran");
+        assert_eq!(device.open_again().violations(), []);
+    }
 }
