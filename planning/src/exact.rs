@@ -197,15 +197,17 @@ impl<'a> Exact<'a> {
         }
         // The tightest part first: it fails soonest.
         parts.sort_by_cached_key(|part| part.iter().map(|&index| self.slack(index)).min());
-        for part in parts {
+        for (number, part) in parts.iter().enumerate() {
             // What is left decides the order of preference anew, and offsets begin anew.
             let ranks: Vec<u32> = part.iter().map(|&index| self.rank[index as usize]).collect();
-            self.rank(&part);
-            let ended = self.remembered(&part, (0, 0));
+            self.rank(part);
+            let ended = self.remembered(part, (0, 0));
             if ended != Ended::Found {
                 for (&index, rank) in part.iter().zip(ranks) {
                     self.rank[index as usize] = rank;
                 }
+                // The parts before it were placed.
+                parts[..number].iter().flatten().for_each(|&index| self.unplace(index as usize));
                 return ended;
             }
         }
@@ -226,7 +228,10 @@ impl<'a> Exact<'a> {
     fn remembered(&mut self, part: &[u32], after: (u64, u32)) -> Ended {
         if let [index] = *part {
             // Nothing is left that it could hinder, so it needs no turn in the order of offsets.
-            self.offsets[index as usize] = self.lowest[index as usize];
+            let index = index as usize;
+            self.offsets[index] = self.lowest[index];
+            let (birth, death) = self.span(index);
+            self.rest[birth..death].iter_mut().for_each(|rest| *rest -= self.instance.size[index]);
             return Ended::Found;
         }
         let turn = |&index: &u32| (self.lowest[index as usize], self.rank[index as usize]) >= after;
@@ -366,6 +371,11 @@ impl<'a> Exact<'a> {
                 self.floor[section as usize] = old;
             }
         }
+        self.unplace(index);
+    }
+
+    /// Takes a block out that is placed.
+    fn unplace(&mut self, index: usize) {
         let (birth, death) = self.span(index);
         let size = self.instance.size[index];
         for rest in &mut self.rest[birth..death] {

@@ -1,5 +1,7 @@
 //! Tests the copies of logs and the passes of examples/long_run.
 
+#[path = "../examples/long_run/beside.rs"]
+mod beside;
 #[path = "../examples/long_run/copy.rs"]
 mod copy;
 #[path = "../examples/long_run/random.rs"]
@@ -11,6 +13,7 @@ mod run;
 
 use std::collections::{HashMap, HashSet};
 
+use beside::Beside;
 use copy::Log;
 use millpond_core::stack::StackSpec;
 use millpond_replay::compare::{self, Settings, StackResult};
@@ -147,6 +150,57 @@ fn passes_drift_or_alternate() {
 }
 
 #[test]
+fn passes_resize_or_skip_or_take_one_of_two_logs() {
+    let log = log(1);
+    let kinds = |log: &Log, kind| log.steps.iter().filter(|step| step.kind == kind).count();
+    let resized = log.resized(0.01, &mut Random::new(3, 0));
+    assert_eq!(resized.steps.len(), log.steps.len());
+    let changed = resized.sizes.len() - log.sizes.len();
+    let share = changed as f64 / kinds(&log, OpKind::Allocate) as f64;
+    assert!((0.002..0.03).contains(&share), "{share}");
+    let cut = log.without_stretch(0.02, &mut Random::new(3, 0));
+    assert!(cut.steps.len() < log.steps.len() && cut.steps.len() > log.steps.len() * 9 / 10);
+    for copy in [&resized, &cut] {
+        let mut live = HashMap::new();
+        for step in &copy.steps {
+            match step.kind {
+                OpKind::Allocate => assert_eq!(live.insert(step.slot, step.size), None),
+                OpKind::Free => assert_eq!(live.remove(&step.slot), Some(step.size)),
+                _ => {}
+            }
+        }
+    }
+    let counts = |mode, logs| {
+        let passes = replay(logs, "cuda+pool+plan", mode, 12);
+        assert!(passes.iter().all(|pass| pass.failures == 0));
+        passes.iter().map(|pass| pass.operations).collect::<HashSet<_>>().len()
+    };
+    assert_eq!(counts(Mode::Resize, vec![log.clone()]), 1);
+    assert!(counts(Mode::Skip, vec![log.clone()]) > 2, "passes leave out other stretches, or none");
+    assert_eq!(counts(Mode::Random, vec![log, cut]), 2);
+}
+
+#[test]
+fn a_stack_is_compared_with_the_first_one() {
+    let pass = |taken, own_ns| Pass {
+        peak_taken: taken,
+        peak_live: 100,
+        calls: 4,
+        operations: 100,
+        failures: 0,
+        ns: own_ns,
+        own_ns,
+    };
+    let first = vec![vec![vec![pass(100, 1000)]], vec![vec![pass(100, 1000)]]];
+    let other = vec![vec![vec![pass(110, 3000)]], vec![vec![pass(440, 1000)]]];
+    let names = ["one", "other"].map(str::to_owned);
+    let [one, _, all] = Beside::rows(&names, "stack", &other, &first).try_into().unwrap();
+    assert!((one.taken_over_first - 1.1).abs() < 1e-9 && (one.own_ns_over_first - 20.0).abs() < 1e-9);
+    assert!((all.taken_over_first - 2.2).abs() < 1e-9 && (all.most_taken_over_first - 4.4).abs() < 1e-9);
+    assert!((all.ns_over_first - 10.0).abs() < 1e-9 && all.calls_per_1000_over_first == 0.0);
+}
+
+#[test]
 fn rows_are_means_over_copies_and_geometric_ones_over_logs() {
     let pass = |taken, calls| Pass {
         peak_taken: taken,
@@ -155,6 +209,7 @@ fn rows_are_means_over_copies_and_geometric_ones_over_logs() {
         operations: 1000,
         failures: 1,
         ns: 5000,
+        own_ns: 4000,
     };
     let one = vec![vec![pass(100, 9), pass(110, 3)], vec![pass(120, 9), pass(130, 5)]];
     let other = vec![vec![pass(400, 2), pass(440, 1)], vec![pass(480, 2), pass(520, 3)]];
@@ -173,7 +228,7 @@ fn rows_are_means_over_copies_and_geometric_ones_over_logs() {
 
     let printed = |row: &Row, format| {
         let mut text = Vec::new();
-        report::print(std::slice::from_ref(row), format, &mut text).unwrap();
+        report::print(std::slice::from_ref(row), &[], format, &mut text).unwrap();
         String::from_utf8(text).unwrap()
     };
     assert!(printed(&row, Format::Table).contains("1.2000 (1.1000..1.3000, ±0.1414)"));

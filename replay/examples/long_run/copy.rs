@@ -84,6 +84,48 @@ impl Log {
         }
     }
 
+    /// A copy in which a share of the allocations, and their frees, have a size of their own: the log's
+    /// multiplied by a factor from half to one and a half.
+    pub(crate) fn resized(&self, share: f64, random: &mut Random) -> Self {
+        let mut copy = self.clone();
+        let mut own = vec![None; self.slots];
+        for step in &mut copy.steps {
+            let bytes = self.sizes[step.size as usize];
+            match step.kind {
+                OpKind::Allocate if bytes > 0 && random.unit() < share => {
+                    copy.sizes.push(((bytes as f64 * random.factor(0.5)).round() as u64).max(1));
+                    step.size = copy.sizes.len() as u32 - 1;
+                    own[step.slot as usize] = Some(step.size);
+                }
+                OpKind::Free => step.size = own[step.slot as usize].take().unwrap_or(step.size),
+                _ => {}
+            }
+        }
+        copy
+    }
+
+    /// A copy without the allocations of one stretch of the log, and without their frees. Blocks from before
+    /// the stretch are freed where the log frees them.
+    pub(crate) fn without_stretch(&self, share: f64, random: &mut Random) -> Self {
+        let length = (self.steps.len() as f64 * share) as usize;
+        let start = ((self.steps.len() - length) as f64 * random.unit()) as usize;
+        let mut left_out = vec![false; self.slots];
+        let mut copy = Self { steps: Vec::with_capacity(self.steps.len()), ..self.clone() };
+        for (at, step) in self.steps.iter().enumerate() {
+            let is_in_stretch = (start..start + length).contains(&at);
+            let is_kept = match step.kind {
+                OpKind::Allocate => {
+                    left_out[step.slot as usize] = is_in_stretch;
+                    !is_in_stretch
+                }
+                OpKind::Free => !std::mem::take(&mut left_out[step.slot as usize]),
+                _ => !is_in_stretch,
+            };
+            copy.steps.extend(is_kept.then_some(*step));
+        }
+        copy
+    }
+
     #[inline]
     pub(crate) fn layout(&self, step: &Step) -> Layout {
         let plain = Layout::new(self.sizes[step.size as usize]);

@@ -23,8 +23,11 @@
 //! Bytes taken are those that the stack held from the driver, and bytes live those that the copy asked for;
 //! each is the most at one time in all passes so far. Time per operation is the stack's own on this machine
 //! and the driver's virtual one. Of driver calls, the best pass is the one with the fewest. With
-//! `--mode alternate` the last log's next is the first, and logs share streams: the same job goes on.
+//! `--mode alternate` and `--mode random` the last log's next is the first, and logs share streams: the same
+//! job goes on. With several stacks, a second table has what each takes beside the first one, on the same
+//! copies and passes.
 
+mod beside;
 mod copy;
 mod random;
 mod report;
@@ -43,6 +46,7 @@ use millpond_driver::DeviceSpec;
 use millpond_replay::compare;
 use millpond_replay::program::{Limits, Program};
 
+use beside::Beside;
 use copy::Log;
 use random::Random;
 use report::{Format, Row};
@@ -104,6 +108,11 @@ struct Args {
     format: Format,
 }
 
+/// Whether passes replay two logs.
+fn has_two_logs(mode: Mode) -> bool {
+    matches!(mode, Mode::Alternate | Mode::Random)
+}
+
 /// A number from 0 to below 1.
 fn share(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
@@ -128,8 +137,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     if !args.device.open()?.device().is_sim() {
         return Err("--device: a simulated device is needed, as copies run at the same time".into());
     }
-    if args.mode == Mode::Alternate && args.logs.len() < 2 {
-        return Err("--mode alternate needs at least two logs".into());
+    if has_two_logs(args.mode) && args.logs.len() < 2 {
+        return Err("--mode alternate and --mode random need at least two logs".into());
     }
     let logs = args.logs.iter().map(|path| Log::new(&Program::open(path, Limits::default())?));
     let logs = logs.collect::<millpond_replay::Result<Vec<Log>>>()?;
@@ -145,7 +154,12 @@ fn main() -> Result<(), Box<dyn Error>> {
             rows.push(Row::new("all", &stack, &all, args.curve));
         }
     }
-    report::print(&rows, args.format, io::stdout().lock())?;
+    let mut beside = Vec::new();
+    for (stack, of_stack) in args.stacks.iter().zip(&runs).skip(1) {
+        let names: Vec<String> = (0..args.logs.len()).map(|index| name(&args, index)).collect();
+        beside.extend(Beside::rows(&names, &stack.to_string(), of_stack, &runs[0]));
+    }
+    report::print(&rows, &beside, args.format, io::stdout().lock())?;
     Ok(())
 }
 
@@ -157,7 +171,7 @@ fn name(args: &Args, index: usize) -> String {
         name.split('.').next().unwrap_or_default().to_owned()
     };
     match args.mode {
-        Mode::Alternate => format!("{} and {}", name(index), name(index + 1)),
+        Mode::Alternate | Mode::Random => format!("{} and {}", name(index), name(index + 1)),
         _ => name(index),
     }
 }
@@ -200,7 +214,7 @@ fn run_one(args: &Args, logs: &[Log], task: Task) -> millpond_replay::Result<All
         }
     };
     let mut copies = vec![copy_of(task.log)];
-    if args.mode == Mode::Alternate {
+    if has_two_logs(args.mode) {
         copies.push(copy_of((task.log + 1) % logs.len()));
     }
     let passes = Passes { mode: args.mode, count: args.passes, drift: args.drift };

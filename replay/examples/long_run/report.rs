@@ -6,6 +6,7 @@ use clap::ValueEnum;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde::Serialize;
 
+use crate::beside::Beside;
 use crate::run::Pass;
 
 /// After which passes the memory is reported, and after the last one.
@@ -126,16 +127,23 @@ pub(crate) enum Format {
     Csv,
 }
 
-pub(crate) fn print(rows: &[Row], format: Format, mut out: impl Write) -> io::Result<()> {
+pub(crate) fn print(rows: &[Row], beside: &[Beside], format: Format, mut out: impl Write) -> io::Result<()> {
     match format {
         Format::Table => {
             writeln!(out, "{}", summary(rows))?;
+            if !beside.is_empty() {
+                writeln!(out, "\n{}", beside_table(beside))?;
+            }
             if rows.iter().any(|row| !row.curve.is_empty()) {
                 writeln!(out, "\n{}", curves(rows))?;
             }
         }
         Format::Json => {
             for row in rows {
+                serde_json::to_writer(&mut out, row)?;
+                writeln!(out)?;
+            }
+            for row in beside {
                 serde_json::to_writer(&mut out, row)?;
                 writeln!(out)?;
             }
@@ -175,6 +183,31 @@ fn curves(rows: &[Row]) -> Table {
         })
     });
     table(header.to_vec(), cells)
+}
+
+/// What each stack takes beside the first one.
+fn beside_table(rows: &[Beside]) -> Table {
+    let header = [
+        "log",
+        "stack",
+        "taken / first stack's, mean",
+        "most",
+        "own ns / op - first's",
+        "with the driver's",
+        "calls / 1000 - first's",
+    ];
+    let cells = rows.iter().map(|row| {
+        vec![
+            row.log.clone(),
+            row.stack.clone(),
+            format!("{:.4}", row.taken_over_first),
+            format!("{:.4}", row.most_taken_over_first),
+            format!("{:+.1}", row.own_ns_over_first),
+            format!("{:+.1}", row.ns_over_first),
+            format!("{:+.1}", row.calls_per_1000_over_first),
+        ]
+    });
+    table(header.map(str::to_owned).to_vec(), cells)
 }
 
 fn table(header: Vec<String>, rows: impl Iterator<Item = Vec<String>>) -> Table {

@@ -24,7 +24,19 @@ pub(crate) enum Mode {
     Alternate,
     /// Each pass ends at a point drawn from the middle 80 % of the log
     Cut,
+    /// Each pass changes the sizes of one in a hundred allocations, each by a factor of its own
+    Resize,
+    /// Every other pass, at random, leaves out a stretch of a fiftieth of the log
+    Skip,
+    /// Each pass replays the log or the next log of the command line, at random
+    Random,
 }
+
+/// The share of allocations that [`Mode::Resize`] changes.
+const RESIZED: f64 = 0.01;
+
+/// The share of the log that [`Mode::Skip`] leaves out.
+const SKIPPED: f64 = 0.02;
 
 /// How passes are replayed.
 #[derive(Clone, Debug)]
@@ -47,6 +59,8 @@ pub(crate) struct Pass {
     pub(crate) failures: u64,
     /// The stack's own time on this machine and the driver's virtual time.
     pub(crate) ns: u64,
+    /// The stack's own time.
+    pub(crate) own_ns: u64,
 }
 
 impl Pass {
@@ -80,16 +94,24 @@ pub(crate) fn run(
     let resource = stack.build(table, &(counting.clone() as DriverHandle))?;
     let (mut done, mut so_far) = (Vec::new(), Pass::default());
     for number in 0..passes.count as usize {
-        let which = number % logs.len();
+        let which = match passes.mode {
+            Mode::Random => usize::from(random.unit() < 0.5),
+            _ => number % logs.len(),
+        };
         let log = &mut logs[which];
         if passes.mode == Mode::Drift && number > 0 {
             log.change_sizes(passes.drift, random);
         }
+        let changed = match passes.mode {
+            Mode::Resize => Some(log.resized(RESIZED, random)),
+            Mode::Skip if random.unit() < 0.5 => Some(log.without_stretch(SKIPPED, random)),
+            _ => None,
+        };
+        let log = changed.as_ref().unwrap_or(log);
         let end = match passes.mode {
             Mode::Cut => (log.steps.len() as f64 * (0.1 + 0.8 * random.unit())) as usize,
             _ => log.steps.len(),
         };
-        let log = &*log;
         let lanes: Vec<StreamRef> = log.streams.iter().map(|stream| of(&streams, *stream)).collect();
         let mut replay =
             Replay { log, resource: &resource, lanes, blocks: vec![None; log.slots], failures: 0 };
@@ -100,13 +122,15 @@ pub(crate) fn run(
         let wall_ns = clock.elapsed().as_nanos() as u64;
         let counts = counting.counts().since(&before);
         let virtual_ns = counting.virtual_time_ns().zip(virtual_before).map_or(0, |(now, then)| now - then);
+        let own_ns = wall_ns.saturating_sub(counts.total_wall_ns());
         so_far = Pass {
             peak_taken: so_far.peak_taken.max(counting.peak_bytes_taken()),
             peak_live: so_far.peak_live.max(log.peak_live(end)),
             calls: counts.total_calls(),
             operations: end as u64,
             failures: replay.failures,
-            ns: wall_ns.saturating_sub(counts.total_wall_ns()) + virtual_ns,
+            ns: own_ns + virtual_ns,
+            own_ns,
         };
         done.push(so_far);
         replay.free_the_rest(end);

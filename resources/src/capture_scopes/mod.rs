@@ -423,6 +423,10 @@ impl<R: DeviceMemoryResource + Send + Sync> CaptureScopes for CaptureScopesMemor
     fn scopes(&self) -> Vec<ScopeMemory> {
         self.0.reports()
     }
+
+    fn open_streams(&self) -> usize {
+        self.0.open.load(Ordering::Relaxed)
+    }
 }
 
 /// By now all scopes have ended. What they still have are blocks that were not given back.

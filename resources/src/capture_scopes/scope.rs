@@ -179,6 +179,9 @@ pub trait CaptureScopes {
 
     /// The memory of the scopes that have some or may still get some, in the order of their ids.
     fn scopes(&self) -> Vec<ScopeMemory>;
+
+    /// The number of streams that are open in a scope.
+    fn open_streams(&self) -> usize;
 }
 
 /// A scope's memory, under its lock. Upstream is not called under it.

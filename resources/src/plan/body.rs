@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use millpond_core::{ALLOCATION_ALIGNMENT, StreamId};
-use millpond_planning::{Block, Options, Problem, plan};
+use millpond_planning::{Block, Fit, Options, Problem, bounds, fits, plan};
 use rustc_hash::FxHashMap;
 
 use crate::plan::history::{Step, key};
 
 /// The number of allocations in a row by which a place of the body is known.
-pub(crate) const GRAM: usize = 4;
+pub(crate) const GRAM: usize = 6;
 
 /// No lane, or no slot.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -42,6 +42,13 @@ pub(crate) struct Slot {
     is_live: bool,
 }
 
+impl Slot {
+    /// Whether it holds a block, or one that was freed on another stream.
+    pub(crate) fn is_live(&self) -> bool {
+        self.is_live
+    }
+}
+
 /// The memory of one stream.
 #[derive(Debug)]
 pub(crate) struct LanePlan {
@@ -51,6 +58,18 @@ pub(crate) struct LanePlan {
     /// The place of each offset.
     pub(crate) places: FxHashMap<u64, u32>,
 }
+
+/// The reason why a body has no plan.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Unplanned {
+    /// Its sizes together exceed 64 bits.
+    NoProblem,
+    /// The streams need more memory than there was.
+    TooLarge,
+}
+
+/// A search is content with this part of the bound above the bound.
+const SLACK: u64 = 200;
 
 /// A body with its slots.
 #[derive(Debug)]
@@ -65,9 +84,13 @@ pub(crate) struct Body {
 }
 
 impl Body {
-    /// Plans a body, in which each stream has memory of its own. It begins where the fewest bytes are in use,
-    /// so that as few blocks as possible live across its end.
-    pub(crate) fn plan(mut steps: Vec<Step>, options: &Options) -> Option<Self> {
+    /// Plans a body, in which each stream has memory of its own, of `most` bytes together. It begins where
+    /// the fewest bytes are in use, so that as few blocks as possible live across its end.
+    pub(crate) fn plan(
+        mut steps: Vec<Step>,
+        most: Option<u64>,
+        options: &Options,
+    ) -> Result<Self, Unplanned> {
         let start = quietest(&steps);
         steps.rotate_left(start);
         let mut lanes: Vec<LanePlan> = Vec::new();
@@ -96,16 +119,22 @@ impl Body {
             slots.push(unplaced);
         }
         let mut body = Self { slots, lanes, places: 0, predecessors: Vec::new(), grams: Vec::new() };
-        for lane in 0..body.lanes.len() as u32 {
-            body.place(lane, &steps, options)?;
+        let lanes = (0..body.lanes.len() as u32).map(|lane| body.problem(lane, &steps));
+        let lanes: Vec<_> = lanes.collect::<Option<_>>().ok_or(Unplanned::NoProblem)?;
+        let least = lanes.iter().fold(0, |sum: u64, (_, lane)| sum.saturating_add(bounds(lane).bytes));
+        if most.is_some_and(|most| least > most) {
+            return Err(Unplanned::TooLarge);
+        }
+        for (lane, (indices, problem)) in lanes.iter().enumerate() {
+            body.place(lane, indices, problem, options);
         }
         body.link();
         body.grams = body.all_grams();
-        Some(body)
+        Ok(body)
     }
 
-    /// Places the blocks of one lane; `None` if they are no problem for the planner.
-    fn place(&mut self, lane: u32, steps: &[Step], options: &Options) -> Option<()> {
+    /// Returns the allocations of one lane and their blocks; `None` if they are no problem for the planner.
+    fn problem(&self, lane: u32, steps: &[Step]) -> Option<(Vec<u32>, Problem)> {
         let length = steps.len() as u64;
         let of_lane = |index: &u32| self.slots[*index as usize].lane == lane;
         let indices: Vec<u32> = (0..self.slots.len() as u32).filter(of_lane).collect();
@@ -117,17 +146,26 @@ impl Body {
             Block { birth, death, size: step.bytes, stream: 0 }
         });
         let problem = Problem::new(blocks.collect(), ALLOCATION_ALIGNMENT).ok()?;
-        let found = plan(&problem, options);
-        self.lanes[lane as usize].bytes = found.height;
+        Some((indices, problem))
+    }
+
+    /// Places the blocks of one lane.
+    fn place(&mut self, lane: usize, indices: &[u32], problem: &Problem, options: &Options) {
+        let bound = bounds(problem).bytes;
+        let found = match fits(problem, bound.saturating_add(bound / SLACK), options) {
+            Fit::Fits(found) | Fit::Unknown(found) => found,
+            // It was proved that no placement is this low.
+            Fit::Impossible { .. } => plan(problem, options),
+        };
+        self.lanes[lane].bytes = found.height;
         for (&index, &offset) in indices.iter().zip(&found.offsets) {
-            let place = *self.lanes[lane as usize].places.entry(offset).or_insert_with(|| {
+            let place = *self.lanes[lane].places.entry(offset).or_insert_with(|| {
                 self.places += 1;
                 self.places - 1
             });
             let slot = &mut self.slots[index as usize];
             (slot.offset, slot.place) = (offset, place);
         }
-        Some(())
     }
 
     /// Finds the slots that have each slot's addresses before it. Two neighbours touch each other like
@@ -201,6 +239,30 @@ impl Body {
         let is_free = self.take_turn(index, &mut budget);
         self.slots[index as usize].is_live |= is_free;
         is_free
+    }
+
+    /// Leaves a slot out, if no block has any of its bytes: they pass on.
+    pub(crate) fn pass_over(&mut self, index: u32) {
+        let is_placed = self.slots[index as usize].lane != NONE;
+        if is_placed && !self.slots[index as usize].is_live {
+            self.take_turn(index, &mut 4);
+        }
+    }
+
+    /// Lets the slots before `index` in the body have passed their bytes on, as far as no block has them: the
+    /// program left them out, or was served otherwise.
+    pub(crate) fn catch_up(&mut self, index: u32) {
+        let turns = self.slots[index as usize].turns;
+        // The first round ends the body before.
+        for _round in 0..2 {
+            for at in 0..self.slots.len() as u32 {
+                let slot = &self.slots[at as usize];
+                let due = turns + u64::from(at < index);
+                if slot.lane != NONE && !slot.is_live && slot.turns < due {
+                    self.take_turn(at, &mut 0);
+                }
+            }
+        }
     }
 
     /// Begins the slot's next turn, after the turns of idle predecessors that were left out.

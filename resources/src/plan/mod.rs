@@ -4,12 +4,16 @@
 //! free; `running` follows the program through the body. `docs/plan.md` says when the layer is worth it.
 
 mod body;
+mod gaps;
 mod history;
 mod layer;
 mod options;
 mod running;
+mod state;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod upstream_tests;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,7 +23,8 @@ use millpond_core::driver::CaptureModeGuard;
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::{
     ALLOCATION_ALIGNMENT, Accessibility, BlockInfo, DeviceMemoryResource, DevicePtr, DriverHandle,
-    LayerMemory, Layout, MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, is_same,
+    LayerMemory, Layout, MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits,
+    find_trait, is_same,
 };
 use millpond_planning::Options;
 use parking_lot::Mutex;
@@ -27,58 +32,39 @@ use parking_lot::Mutex;
 pub(crate) use crate::plan::layer::ENTRY;
 pub use crate::plan::layer::PlanLayer;
 pub use crate::plan::options::PlanOptions;
+pub use crate::plan::state::PlanStatistics;
 
+use crate::capture_scopes::CaptureScopes;
 use crate::driver_calls::ask;
 use crate::plan::body::Body;
-use crate::plan::history::{History, MOST_EVENTS};
+use crate::plan::history::{MOST_EVENTS, Step};
 use crate::plan::running::{Running, Verdict};
+use crate::plan::state::{State, locked};
 use crate::process::Origin;
 
 /// The plans that may be dropped before the layer gives up. Each one asks for a repetition twice as long.
 const MOST_DROPPED: u32 = 12;
 
+/// A part that repeats and has no plan has to repeat over this many times as many allocations.
+const UNPLANNED_FACTOR: usize = 8;
+
 /// The rounds of search for one plan, which are always the same where they need less than the time.
 const ROUNDS: u32 = 8;
 
-/// Counts of a [`PlanMemoryResource`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub struct PlanStatistics {
-    /// The requests that got a slot of the plan.
-    pub served: u64,
-    /// The requests that upstream served while a plan was in use.
-    pub missed: u64,
-    /// The plans that were made.
-    pub plans: u64,
-    /// The plans that were dropped, because the program did not follow them or memory was short.
-    pub dropped: u64,
-    /// The allocations of the present plan's body; 0 without a plan.
-    pub body_allocations: u64,
-    /// The bytes that the present plan needs; 0 without a plan.
-    pub plan_bytes: u64,
-    /// The bytes that the layer holds from upstream for plans.
-    pub held_bytes: u64,
-    /// Whether the layer gave up: upstream serves all requests.
-    pub has_given_up: bool,
+/// What becomes of a request.
+enum Answer {
+    Block(DevicePtr),
+    /// Its lane has to be taken from upstream first.
+    Take(Taking),
+    Upstream,
 }
 
-#[derive(Debug)]
-struct State {
-    history: History,
-    running: Option<Running>,
-    /// The allocations over which a part has to repeat.
-    least_span: usize,
-    /// The length of the history at which it is searched next.
-    search_at: usize,
-    has_given_up: bool,
-    counts: PlanStatistics,
-}
-
-impl State {
-    /// Whether the program is watched, and no plan serves it.
-    fn is_learning(&self) -> bool {
-        !self.has_given_up && self.running.as_ref().is_none_or(|running| running.is_retired)
-    }
+/// A lane that a request takes from upstream, while the lock is free.
+struct Taking {
+    plan: u64,
+    lane: usize,
+    slot: u32,
+    bytes: u64,
 }
 
 /// Learns the part of a program that repeats, and places its blocks as a plan says.
@@ -125,6 +111,8 @@ pub struct PlanMemoryResource<R: DeviceMemoryResource> {
     state: Mutex<State>,
     /// Whether the layer gave up and holds nothing: no call needs its lock.
     is_bypassed: AtomicBool,
+    /// Whether a layer below serves captures from scopes of its own.
+    has_scopes: bool,
     misuses: AtomicU64,
     process: Origin,
 }
@@ -137,19 +125,12 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     /// for a repetition over no or more than 262144 allocations.
     pub fn new(upstream: R, options: PlanOptions) -> Result<Self> {
         let options = options.checked()?;
-        let least_span = options.repeat as usize;
-        let state = State {
-            history: History::default(),
-            running: None,
-            least_span,
-            search_at: 2 * least_span,
-            has_given_up: false,
-            counts: PlanStatistics::default(),
-        };
+        let has_scopes = find_trait::<dyn CaptureScopes>(&upstream).is_some();
         Ok(Self {
+            has_scopes,
             upstream,
             options,
-            state: Mutex::new(state),
+            state: Mutex::new(State::new(options.repeat as usize)),
             is_bypassed: AtomicBool::new(false),
             misuses: AtomicU64::new(0),
             process: Origin::here(),
@@ -170,47 +151,128 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         counts
     }
 
-    /// Serves a request from the plan; `None` if upstream serves it.
-    fn serve(&self, state: &mut State, layout: Layout, bytes: u64, stream: StreamRef) -> Option<DevicePtr> {
-        let id = stream.id();
-        let running = state.running.as_mut().filter(|running| !running.is_retired)?;
-        let at = running.locate(bytes, id);
-        let lane = at.and_then(|at| running.lane_of(at));
-        if let Some(lane) = lane
+    /// Says how a request is served.
+    fn answer(&self, state: &mut State, layout: Layout, bytes: u64, stream: StreamRef) -> Answer {
+        let Some(running) = state.running.as_mut() else { return Answer::Upstream };
+        if running.is_retired {
+            let beside = self.serve_beside(state, None, layout, bytes, stream);
+            self.release_retired(state, stream);
+            return beside.map_or(Answer::Upstream, Answer::Block);
+        }
+        let at = running.locate(bytes, stream.id());
+        let lane = at.and_then(|at| running.lane_of(at)).filter(|_| running.is_begun());
+        if let Some((slot, lane)) = at.zip(lane)
             && running.lanes[lane].base.is_none()
+            && !running.lanes[lane].is_awaited
         {
-            match self.take(running, lane, stream) {
-                Ok(base) => running.lanes[lane].base = Some(base),
-                Err(why) => {
-                    self.drop_plan(state, why);
-                    return None;
-                }
+            let missing = running.body.bytes() - running.bytes().0;
+            if self.would_exceed(running.limit_bytes, missing) {
+                // The next body tries again.
+                running.postpone();
+            } else {
+                running.lanes[lane].is_awaited = true;
+                let (plan, bytes) = (running.number, running.body.lanes[lane].bytes);
+                return Answer::Take(Taking { plan, lane, slot, bytes });
             }
         }
-        let is_planned = lane.is_some();
-        let served = at.filter(|_| is_planned).and_then(|at| running.claim(at, layout.bytes()));
-        // Requests that the plan leaves to upstream are no misses.
-        let is_miss = at.is_none() || is_planned && served.is_none();
-        match served {
-            Some(_) => state.counts.served += 1,
-            None => state.counts.missed += 1,
-        }
-        if running.judge(is_miss) == Verdict::Dropped {
-            self.drop_plan(state, "the program does not follow it");
+        self.serve(state, at, layout, bytes, stream).map_or(Answer::Upstream, Answer::Block)
+    }
+
+    /// Takes a lane from upstream, and serves the request from it; `None` if upstream serves the request.
+    fn take(&self, taking: &Taking, layout: Layout, bytes: u64, stream: StreamRef) -> Option<DevicePtr> {
+        let lane = Layout::new(taking.bytes);
+        let taken = self.upstream.allocate(lane, stream);
+        let (served, unused) = self.locked(|state| {
+            let running = state.running.as_mut().filter(|running| running.number == taking.plan);
+            let Some(running) = running else { return (None, taken.ok()) };
+            running.lanes[taking.lane].is_awaited = false;
+            match taken {
+                Ok(base) if !running.is_retired => running.lanes[taking.lane].base = Some(base),
+                Ok(base) => return (None, Some(base)),
+                Err(_) => {
+                    self.drop_plan(state, "there is no memory for it");
+                    return (None, None);
+                }
+            }
+            (self.serve(state, Some(taking.slot), layout, bytes, stream), None)
+        });
+        if let Some(base) = unused {
+            // SAFETY: the block came from upstream with this layout, and nothing used it.
+            unsafe { self.upstream.deallocate(base, lane, stream) };
         }
         served
     }
 
-    /// Takes the memory of a lane from upstream, if the whole plan fits into what upstream held before it.
-    fn take(&self, running: &Running, lane: usize, stream: StreamRef) -> Result<DevicePtr, &'static str> {
-        if let (Some(limit), Some(known)) = (running.limit_bytes, self.upstream.statistics()) {
-            let missing = running.body.bytes() - running.bytes().0;
-            if known.bytes_in_use.saturating_add(missing) > limit {
-                return Err("it needs more memory than upstream did");
-            }
+    /// Serves a request, which the plan knows as the slot `at`, from the slot or beside it; `None` if
+    /// upstream serves it.
+    fn serve(
+        &self,
+        state: &mut State,
+        at: Option<u32>,
+        layout: Layout,
+        bytes: u64,
+        stream: StreamRef,
+    ) -> Option<DevicePtr> {
+        let running = state.running.as_mut()?;
+        let is_planned = at.is_some_and(|at| running.lane_of(at).is_some());
+        let served = at.filter(|_| is_planned && running.is_begun());
+        let served = served.and_then(|at| running.claim(at, layout.bytes()));
+        // Requests that the plan leaves to upstream are no misses.
+        let is_miss = at.is_none() || is_planned && running.is_due() && served.is_none();
+        if running.judge(is_miss) == Verdict::Dropped {
+            self.drop_plan(state, "the program does not follow it");
         }
-        let layout = Layout::new(running.body.lanes[lane].bytes);
-        self.upstream.allocate(layout, stream).map_err(|_| "there is no memory for it")
+        if served.is_some() {
+            state.counts.served += 1;
+            return served;
+        }
+        state.counts.missed += 1;
+        self.serve_beside(state, at, layout, bytes, stream)
+    }
+
+    /// Whether upstream would have more bytes in use than it held before the plan, as far as it counts them.
+    fn would_exceed(&self, limit_bytes: Option<u64>, more: u64) -> bool {
+        let Some((limit, known)) = limit_bytes.zip(self.upstream.statistics()) else { return false };
+        known.bytes_in_use.saturating_add(more) > limit
+    }
+
+    /// Serves a request without a slot from the lane of its stream, if upstream would have to grow for it.
+    /// A lane without blocks goes back instead, and upstream serves the request; so it does when the program
+    /// left the plan.
+    fn serve_beside(
+        &self,
+        state: &mut State,
+        at: Option<u32>,
+        layout: Layout,
+        bytes: u64,
+        stream: StreamRef,
+    ) -> Option<DevicePtr> {
+        let running = state.running.as_mut()?;
+        let is_wanted = running.is_lost() || self.would_exceed(running.limit_bytes, bytes);
+        if running.bytes().0 == 0 || !is_wanted {
+            return None;
+        }
+        let Some(lane) = running.lane_for(stream.id()) else {
+            if self.would_exceed(running.limit_bytes, bytes) && running.is_crowding(bytes) {
+                self.drop_plan(state, "other streams need its memory");
+                self.release_idle(state);
+            }
+            return None;
+        };
+        if running.is_retired && running.is_crowding(0) {
+            // Nothing new keeps the lane from going back.
+            return None;
+        }
+        let is_exceeded = self.would_exceed(running.limit_bytes, bytes);
+        if state.release(lane, stream, false).is_some() || !is_exceeded {
+            return None;
+        }
+        let ptr = state.running.as_mut()?.claim_gap(lane, at, layout.bytes(), bytes)?;
+        state.counts.served_beside += 1;
+        if state.is_learning() {
+            state.history.allocated(ptr, bytes, stream.id());
+        }
+        Some(ptr)
     }
 
     /// Ends a plan: the program is watched again from now on, or not any more.
@@ -220,15 +282,10 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         state.counts.dropped += 1;
         state.least_span *= 2;
         tracing::info!(target: "millpond::plan", stack = %self, why, "dropped a plan");
-        self.learn_anew(state);
+        state.learn_anew();
         if state.counts.dropped >= u64::from(MOST_DROPPED) {
             self.give_up(state, "too many plans were dropped");
         }
-    }
-
-    fn learn_anew(&self, state: &mut State) {
-        state.history.clear();
-        state.search_at = 2 * state.least_span;
     }
 
     fn give_up(&self, state: &mut State, why: &str) {
@@ -250,20 +307,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         if state.running.is_none()
             && let Some(steps) = state.history.body(state.least_span)
         {
-            let started = Instant::now();
-            let options = Options { time: self.options.time, rounds: ROUNDS, seed: 0, threads: 1 };
-            if let Some(body) = Body::plan(steps, &options) {
-                let (allocations, bytes) = (body.slots.len(), body.bytes());
-                let duration = started.elapsed();
-                tracing::info!(
-                    target: "millpond::plan", stack = %self, allocations, bytes, ?duration, "made a plan"
-                );
-                state.counts.plans += 1;
-                let known = self.upstream.statistics().map(|known| known.peak_bytes_reserved);
-                state.running = Some(Running::new(body, known.filter(|bytes| *bytes > 0)));
-                state.history.clear();
-                return;
-            }
+            return self.plan(state, steps);
         }
         if length >= MOST_EVENTS {
             self.give_up(state, "no part repeats");
@@ -271,16 +315,60 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         }
     }
 
+    fn plan(&self, state: &mut State, steps: Vec<Step>) {
+        let started = Instant::now();
+        let options = Options { time: self.options.time, rounds: ROUNDS, seed: 0, threads: 1 };
+        let known = self.upstream.statistics().map(|known| known.peak_bytes_reserved);
+        let limit = known.filter(|bytes| *bytes > 0);
+        match Body::plan(steps, limit, &options) {
+            Ok(body) => {
+                let (allocations, bytes) = (body.slots.len(), body.bytes());
+                let duration = started.elapsed();
+                tracing::info!(
+                    target: "millpond::plan", stack = %self, allocations, bytes, ?duration, "made a plan"
+                );
+                state.counts.plans += 1;
+                state.running = Some(Running::new(state.counts.plans, body, limit));
+                state.history.clear();
+            }
+            Err(why) => {
+                tracing::info!(target: "millpond::plan", stack = %self, ?why, "made no plan");
+                // The same part is not worth another look soon.
+                state.least_span *= UNPLANNED_FACTOR;
+                state.learn_anew();
+            }
+        }
+    }
+
+    /// Takes a block of a lane back; `None` if it is upstream's.
+    fn free(
+        &self,
+        state: &mut State,
+        ptr: DevicePtr,
+        layout: Layout,
+        stream: StreamRef,
+    ) -> Option<Result<(), MisuseKind>> {
+        let lane = state.running.as_mut().and_then(|running| Some((running.lane_at(ptr)?, running)));
+        let freed = lane.map(|(lane, running)| {
+            let freed = running.free(lane, ptr, layout.bytes(), stream.id());
+            (freed, running.is_retired)
+        });
+        if state.is_learning() && freed.is_none_or(|(freed, _)| freed.is_ok()) {
+            state.history.freed(ptr, stream.id());
+        }
+        let (freed, is_retired) = freed?;
+        if is_retired && !self.driver().health().is_lost() {
+            self.release_retired(state, stream);
+        }
+        Some(freed)
+    }
+
     /// Gives back the memory of lanes without blocks that belongs to the caller's stream, once the plan is
     /// dropped.
     fn release_retired(&self, state: &mut State, stream: StreamRef) {
-        let Some(running) = state.running.as_mut().filter(|running| running.is_retired) else { return };
-        for lane in 0..running.lanes.len() {
-            if let Some((base, bytes)) = running.take_idle(lane, Some(stream.id())) {
-                // SAFETY: the lane came from upstream with this layout, once. Its blocks were freed on this
-                // stream.
-                unsafe { self.upstream.deallocate(base, Layout::new(bytes), stream) };
-            }
+        let lanes = state.running.as_ref().filter(|running| running.is_retired);
+        for lane in 0..lanes.map_or(0, |running| running.lanes.len()) {
+            state.release(lane, stream, false);
         }
         self.note_end(state);
     }
@@ -298,18 +386,12 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     /// nothing where the device cannot be waited for.
     fn release_idle(&self, state: &mut State) -> u64 {
         let mut released = 0;
-        if let Some(running) = &mut state.running
+        if let Some(running) = &state.running
             && running.bytes().1 > 0
             && self.has_waited()
         {
-            for lane in 0..running.lanes.len() {
-                if let Some((base, bytes)) = running.take_idle(lane, None) {
-                    // SAFETY: the lane came from upstream with this layout, once, no block of it is in use,
-                    // and all work of the device is done.
-                    unsafe { self.upstream.deallocate(base, Layout::new(bytes), StreamRef::LEGACY) };
-                    released += bytes;
-                }
-            }
+            let lanes = 0..running.lanes.len();
+            released = lanes.filter_map(|lane| state.release(lane, StreamRef::LEGACY, true)).sum();
         }
         self.note_end(state);
         released
@@ -331,19 +413,30 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     fn allocate_upstream(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
         match self.upstream.allocate(layout, stream) {
             Err(error) if error.is_out_of_memory() => {
-                let released = {
-                    let mut state = self.state.lock();
-                    let released = self.release_idle(&mut state);
+                let released = self.locked(|state| {
+                    let released = self.release_idle(state);
                     if released > 0 {
-                        self.drop_plan(&mut state, "upstream is out of memory");
+                        self.drop_plan(state, "upstream is out of memory");
                     }
-                    self.note_end(&mut state);
+                    self.note_end(state);
                     released
-                };
+                });
                 if released == 0 { Err(error) } else { self.upstream.allocate(layout, stream) }
             }
             other => other,
         }
+    }
+
+    /// Whether a stream is open in a scope below: its requests, and those of streams that join its capture,
+    /// are the scope's, so the plan serves none.
+    fn is_beside_captures(&self) -> bool {
+        self.has_scopes
+            && find_trait::<dyn CaptureScopes>(&self.upstream).is_some_and(|scopes| scopes.open_streams() > 0)
+    }
+
+    /// Runs `body` under the lock.
+    fn locked<T>(&self, body: impl FnOnce(&mut State) -> T) -> T {
+        locked(&self.state, &self.upstream, body)
     }
 
     fn refuse(&self, kind: MisuseKind, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
@@ -371,23 +464,26 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
         }
         let bytes = layout.rounded_bytes().filter(|_| layout.alignment() <= ALLOCATION_ALIGNMENT);
         let is_watched = !self.is_bypassed.load(Ordering::Acquire) && !self.driver().health().is_lost();
-        let Some(bytes) = bytes.filter(|_| is_watched) else {
+        let Some(bytes) = bytes.filter(|_| is_watched && !self.is_beside_captures()) else {
             return self.allocate_upstream(layout, stream).map_err(|error| error.in_stack(self));
         };
-        let mut state = self.state.lock();
-        if let Some(ptr) = self.serve(&mut state, layout, bytes, stream) {
+        let served = match self.locked(|state| self.answer(state, layout, bytes, stream)) {
+            Answer::Block(ptr) => Some(ptr),
+            Answer::Take(taking) => self.take(&taking, layout, bytes, stream),
+            Answer::Upstream => None,
+        };
+        if let Some(ptr) = served {
             return Ok(ptr);
         }
-        self.release_retired(&mut state, stream);
-        drop(state);
         let ptr = self.allocate_upstream(layout, stream).map_err(|error| error.in_stack(self))?;
-        let mut state = self.state.lock();
-        if state.is_learning() {
-            state.history.allocated(ptr, bytes, stream.id());
-            if state.history.len() >= state.search_at.min(MOST_EVENTS) {
-                self.search(&mut state);
+        self.locked(|state| {
+            if state.is_learning() {
+                state.history.allocated(ptr, bytes, stream.id());
+                if state.history.len() >= state.search_at.min(MOST_EVENTS) {
+                    self.search(state);
+                }
             }
-        }
+        });
         Ok(ptr)
     }
 
@@ -396,21 +492,11 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
             return;
         }
         if !self.is_bypassed.load(Ordering::Acquire) {
-            let mut state = self.state.lock();
-            if let Some(running) = &mut state.running
-                && let Some(lane) = running.lane_at(ptr)
-            {
-                if let Err(kind) = running.free(lane, ptr, layout.bytes(), stream.id()) {
-                    drop(state);
-                    return self.refuse(kind, ptr, layout, stream);
-                }
-                if running.is_retired && !self.driver().health().is_lost() {
-                    self.release_retired(&mut state, stream);
-                }
-                return;
-            }
-            if state.is_learning() {
-                state.history.freed(ptr, stream.id());
+            let answer = self.locked(|state| self.free(state, ptr, layout, stream));
+            match answer {
+                Some(Ok(())) => return,
+                Some(Err(kind)) => return self.refuse(kind, ptr, layout, stream),
+                None => {}
             }
         }
         // SAFETY: the caller's promises; the block is none of a lane, so it came from upstream.
@@ -460,7 +546,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
 
     /// Gives idle lanes back first. The plan takes them again when a request needs them.
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        let to_upstream = self.release_idle(&mut self.state.lock());
+        let to_upstream = self.locked(|state| self.release_idle(state));
         // An upstream in stream order keeps the lanes until it is trimmed itself.
         let released = if self.upstream.is_stream_ordered() { 0 } else { to_upstream };
         Ok(released + self.upstream.trim(keep_bytes).map_err(|error| error.in_stack(self))?)

@@ -3,11 +3,20 @@
 use millpond_core::misuse::MisuseKind;
 use millpond_core::{DevicePtr, StreamId};
 
+use rustc_hash::FxHashMap;
+
 use crate::plan::body::{Body, GRAM, NONE};
+use crate::plan::gaps::Gaps;
 use crate::plan::history::key;
 
 /// How far ahead of its place a request is looked for after the program left something out.
 const WINDOW: u32 = 8;
+
+/// A plan ends when it keeps more than this part of its bytes from other streams.
+const CROWDED_SHARE: u64 = 16;
+
+/// Slots catch up once in this part of a body at most, as that looks at all of them.
+const CATCH_UP_SHARE: u32 = 4;
 
 /// The fewest requests over which a plan is judged.
 const LEAST_WINDOW: u32 = 64;
@@ -21,6 +30,21 @@ pub(crate) struct Lane {
     /// The slots of blocks that were freed on another stream. Nothing uses them until the lane has been given
     /// back after a wait for the device.
     pub(crate) foreign: Vec<u32>,
+    /// The blocks that lie in gaps of the plan, since there were some.
+    guests: Option<Guests>,
+    /// Whether a request is taking the lane's memory from upstream.
+    pub(crate) is_awaited: bool,
+}
+
+/// The blocks of a lane that lie beside the plan. A slot is then free only if none of them has its bytes.
+#[derive(Debug)]
+struct Guests {
+    /// What neither slots nor guests use.
+    gaps: Gaps,
+    /// The bytes that each guest was asked for, and those that it has, by its offset.
+    blocks: FxHashMap<u64, (u64, u64)>,
+    /// Whether one was freed on another stream. Its bytes stay used until the lane goes back.
+    has_foreign: bool,
 }
 
 /// What became of a plan at the end of a window of requests.
@@ -39,11 +63,15 @@ pub(crate) enum Mistake {
     Unchecked,
     /// A slot is free for its stream as soon as its block was freed on any stream.
     TooEarly,
+    /// Slots are handed out whatever guests lie there.
+    OverGuests,
 }
 
 /// A plan in use.
 #[derive(Debug)]
 pub(crate) struct Running {
+    /// The number of the plan.
+    pub(crate) number: u64,
     pub(crate) body: Body,
     pub(crate) lanes: Vec<Lane>,
     /// The most bytes that upstream held before the plan, if it counts them.
@@ -54,16 +82,24 @@ pub(crate) struct Running {
     requested: Vec<u64>,
     /// The position of the next expected request, once it is known.
     cursor: Option<u32>,
-    /// Whether a body has begun since the plan was made.
+    /// Whether a body has begun since the plan was made, or since it was postponed.
     is_begun: bool,
-    /// The last keys that did not fit.
+    /// Whether the plan's memory did not fit when the last body began.
+    is_postponed: bool,
+    /// The keys of the last requests, up to the last one that did not fit.
     recent: [u64; GRAM],
+    /// The requests since then, each of which fitted.
+    fits: u32,
     /// The requests in a row that did not fit.
     slips: u32,
     /// The requests of the present window, and those of them that found no slot.
     window: (u32, u32),
     /// The windows in a row with too many misses.
     bad: u32,
+    /// The bytes of this window's requests on streams without a lane for which upstream had no room.
+    crowded_bytes: u64,
+    /// The requests since slots caught up.
+    since_catching_up: u32,
     /// No more requests are served, and the lanes go back as soon as they can.
     pub(crate) is_retired: bool,
     /// The mistake that tests must find.
@@ -72,18 +108,23 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    pub(crate) fn new(body: Body, limit_bytes: Option<u64>) -> Self {
+    pub(crate) fn new(number: u64, body: Body, limit_bytes: Option<u64>) -> Self {
         Self {
+            number,
             limit_bytes,
             lanes: body.lanes.iter().map(|_| Lane::default()).collect(),
             holders: vec![NONE; body.places as usize],
             requested: vec![0; body.slots.len()],
             cursor: None,
             is_begun: false,
+            is_postponed: false,
             recent: [0; GRAM],
+            fits: 0,
             slips: 0,
             window: (0, 0),
             bad: 0,
+            crowded_bytes: 0,
+            since_catching_up: u32::MAX,
             is_retired: false,
             body,
             #[cfg(test)]
@@ -95,14 +136,18 @@ impl Running {
         self.body.slots.len() as u32
     }
 
-    fn fits(&self, at: u32, bytes: u64, stream: StreamId) -> bool {
+    fn has(&self, at: u32, bytes: u64, stream: StreamId) -> bool {
         let slot = &self.body.slots[at as usize];
         slot.bytes == bytes && slot.stream == stream
     }
 
     /// Moves to the position after `at`.
     fn advance(&mut self, at: u32) -> u32 {
-        self.is_begun |= at == 0;
+        if at == 0 {
+            self.is_begun = true;
+            self.is_postponed = false;
+            self.forget_gaps();
+        }
         self.cursor = Some((at + 1) % self.length());
         at
     }
@@ -111,67 +156,167 @@ impl Running {
     /// request that the plan does not know.
     pub(crate) fn locate(&mut self, bytes: u64, stream: StreamId) -> Option<u32> {
         if let Some(at) = self.cursor
-            && self.fits(at, bytes, stream)
+            && self.has(at, bytes, stream)
         {
             self.slips = 0;
+            self.fits = self.fits.saturating_add(1);
             return Some(self.advance(at));
         }
         self.locate_anew(bytes, stream)
     }
 
+    /// Adds a request that does not fit to the recent ones, after those before it that did.
+    fn note_misfit(&mut self, misfit: u64) {
+        let (cursor, length) = (self.cursor.unwrap_or(0) as usize, self.body.slots.len());
+        let fitted = (self.fits as usize).min(GRAM);
+        for back in (1..=fitted).rev() {
+            let slot = &self.body.slots[(cursor + GRAM * length - back) % length];
+            self.recent.rotate_left(1);
+            self.recent[GRAM - 1] = key(slot.bytes, slot.stream);
+        }
+        self.fits = 0;
+        self.recent.rotate_left(1);
+        self.recent[GRAM - 1] = misfit;
+    }
+
+    /// Moves to a position further on. The slots in between pass their bytes on where they can.
+    fn skip_to(&mut self, found: u32) -> u32 {
+        self.slips = 0;
+        let length = self.length();
+        if let Some(cursor) = self.cursor {
+            let left_out = (found + length - cursor) % length;
+            // A position that is rather behind than ahead leaves nothing out.
+            if self.is_begun && left_out <= length / 2 {
+                (0..left_out).for_each(|step| self.body.pass_over((cursor + step) % length));
+            }
+        }
+        self.advance(found)
+    }
+
     #[cold]
     fn locate_anew(&mut self, bytes: u64, stream: StreamId) -> Option<u32> {
         self.slips = self.slips.saturating_add(1);
-        self.recent.rotate_left(1);
-        self.recent[GRAM - 1] = key(bytes, stream);
+        self.note_misfit(key(bytes, stream));
+        if let Some(found) = self.body.find(self.recent, self.cursor.unwrap_or(0)) {
+            return Some(self.skip_to(found));
+        }
         if let Some(at) = self.cursor {
             let slot = &self.body.slots[at as usize];
-            // A smaller request in the place of the expected one.
-            if slot.stream == stream && bytes < slot.bytes && bytes >= slot.bytes / 2 {
+            // A smaller request in the place of the expected one, after one that fitted. The first one of
+            // another program would keep the lane for as long as its block lives.
+            let may_differ = self.slips == 1 && at != 0;
+            if may_differ && slot.stream == stream && bytes < slot.bytes && bytes >= slot.bytes / 2 {
                 return Some(self.advance(at));
             }
-            // After one that was in the place of the expected one, or after some that were left out.
+            // After some that were left out.
             let ahead = |step| (u64::from(at) + u64::from(step)) % u64::from(self.length());
             let found = (1..=WINDOW).map(|step| ahead(step) as u32);
-            let found = if self.slips < 2 {
-                None
-            } else {
-                found.into_iter().find(|at| self.fits(*at, bytes, stream))
-            };
-            if let Some(found) = found {
-                self.slips = 0;
-                return Some(self.advance(found));
-            }
+            let found =
+                if self.slips < 2 { None } else { found.into_iter().find(|at| self.has(*at, bytes, stream)) };
+            return found.map(|found| self.skip_to(found));
         }
-        if self.slips < GRAM as u32 {
-            return None;
-        }
-        let found = self.body.find(self.recent, self.cursor.unwrap_or(0))?;
-        self.slips = 0;
-        Some(self.advance(found))
+        None
     }
 
-    /// Returns whether a request for a slot may be served from it: whether the plan has begun and knows the
-    /// life of the block.
+    /// Returns the lane of a slot; `None` if the plan leaves the allocation to upstream.
     pub(crate) fn lane_of(&self, slot: u32) -> Option<usize> {
         let lane = self.body.slots[slot as usize].lane;
-        (lane != NONE && self.is_begun && !self.is_retired).then_some(lane as usize)
+        (lane != NONE).then_some(lane as usize)
+    }
+
+    /// Whether slots are handed out: a body has begun since the plan was made.
+    pub(crate) fn is_begun(&self) -> bool {
+        self.is_begun && !self.is_retired
+    }
+
+    /// Whether the last requests have no place in the plan: the program may be in another part.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.slips as usize >= GRAM
+    }
+
+    /// Hands out no slot until the next body begins.
+    pub(crate) fn postpone(&mut self) {
+        self.is_begun = false;
+        self.is_postponed = true;
+    }
+
+    /// Whether a request that has a slot and is not served from it counts against the plan.
+    pub(crate) fn is_due(&self) -> bool {
+        self.is_begun || self.is_postponed
     }
 
     /// Hands out a slot, unless a block has some of its bytes, or its lane has no memory.
     pub(crate) fn claim(&mut self, at: u32, bytes: u64) -> Option<DevicePtr> {
         let slot = self.body.slots[at as usize];
-        let base = self.lanes[slot.lane as usize].base?;
-        let is_free = self.body.claim(at);
+        let lane = &mut self.lanes[slot.lane as usize];
+        let base = lane.base?;
+        let is_taken = lane.guests.as_ref().is_some_and(|it| !it.gaps.has(slot.offset, slot.bytes));
+        #[cfg(test)]
+        let is_taken = is_taken && self.mistake != Some(Mistake::OverGuests);
+        let mut is_free = !is_taken && self.body.claim(at);
+        if !is_free && !is_taken && self.since_catching_up > self.body.slots.len() as u32 / CATCH_UP_SHARE {
+            self.since_catching_up = 0;
+            self.body.catch_up(at);
+            is_free = self.body.claim(at);
+        }
         #[cfg(test)]
         let is_free = is_free || self.mistake == Some(Mistake::Unchecked);
         if !is_free {
+            self.body.pass_over(at);
             return None;
         }
+        if let Some(guests) = &mut lane.guests {
+            guests.gaps.take_at(slot.offset, slot.bytes);
+        }
+        lane.live += 1;
         self.holders[slot.place as usize] = at;
         self.requested[at as usize] = bytes;
-        self.lanes[slot.lane as usize].live += 1;
         Some(base.offset(slot.offset))
+    }
+
+    /// Returns the lane of a stream that has memory.
+    pub(crate) fn lane_for(&self, stream: StreamId) -> Option<usize> {
+        let lanes = self.lanes.iter().zip(&self.body.lanes);
+        lanes.into_iter().position(|(lane, plan)| plan.stream == stream && lane.base.is_some())
+    }
+
+    /// Serves a request that has no slot from a gap of the lane of its stream: from the bytes of the slot
+    /// that it would have (`at`), if they are free. `bytes` is the request, `rounded` a multiple of 256.
+    pub(crate) fn claim_gap(
+        &mut self,
+        lane: usize,
+        at: Option<u32>,
+        bytes: u64,
+        rounded: u64,
+    ) -> Option<DevicePtr> {
+        let base = self.lanes[lane].base?;
+        if self.lanes[lane].guests.is_none() {
+            let gaps = self.gaps(lane);
+            self.lanes[lane].guests = Some(Guests { gaps, blocks: FxHashMap::default(), has_foreign: false });
+        }
+        let slot = at.map(|at| self.body.slots[at as usize]).filter(|slot| slot.lane as usize == lane);
+        let lane = &mut self.lanes[lane];
+        let guests = lane.guests.as_mut()?;
+        let own = slot.filter(|slot| guests.gaps.take_at(slot.offset, rounded));
+        let offset = own.map(|slot| slot.offset).or_else(|| guests.gaps.take(rounded))?;
+        guests.blocks.insert(offset, (bytes, rounded));
+        lane.live += 1;
+        Some(base.offset(offset))
+    }
+
+    /// What no slot of the lane uses.
+    fn gaps(&self, lane: usize) -> Gaps {
+        let live = self.body.slots.iter().filter(|slot| slot.lane as usize == lane && slot.is_live());
+        let mut used: Vec<_> = live.map(|slot| (slot.offset, slot.offset + slot.bytes)).collect();
+        used.sort_unstable();
+        Gaps::between(used, self.body.lanes[lane].bytes)
+    }
+
+    /// Goes back to the counters of slots alone where no guest is left. A body begins.
+    fn forget_gaps(&mut self) {
+        for lane in &mut self.lanes {
+            lane.guests.take_if(|guests| guests.blocks.is_empty() && !guests.has_foreign);
+        }
     }
 
     /// Returns the lane that an address lies in.
@@ -183,11 +328,22 @@ impl Running {
     }
 
     /// Returns the slot whose block starts at an address of the lane, and the bytes that were asked for.
+    /// A guest has no slot ([`NONE`]).
     pub(crate) fn block_at(&self, lane: usize, ptr: DevicePtr) -> Option<(u32, u64)> {
         let offset = ptr.address() - self.lanes[lane].base?.address();
+        let guests = self.lanes[lane].guests.as_ref();
+        if let Some((requested, _)) = guests.and_then(|guests| guests.blocks.get(&offset)) {
+            return Some((NONE, *requested));
+        }
         let place = *self.body.lanes[lane].places.get(&offset)?;
         let at = self.holders[place as usize];
         (at != NONE).then(|| (at, self.requested[at as usize]))
+    }
+
+    /// Whether a slot starts at an address of the lane.
+    fn is_start(&self, lane: usize, ptr: DevicePtr) -> bool {
+        let offset = self.lanes[lane].base.map(|base| ptr.address() - base.address());
+        offset.is_some_and(|offset| self.body.lanes[lane].places.contains_key(&offset))
     }
 
     /// Takes a block of the lane back, in the order of `stream`.
@@ -198,19 +354,39 @@ impl Running {
         bytes: u64,
         stream: StreamId,
     ) -> Result<(), MisuseKind> {
-        let (at, requested) = self.block_at(lane, ptr).ok_or(MisuseKind::ForeignPointer)?;
+        let Some((at, requested)) = self.block_at(lane, ptr) else {
+            let is_start = self.is_start(lane, ptr);
+            return Err(if is_start { MisuseKind::DoubleFree } else { MisuseKind::ForeignPointer });
+        };
         if bytes != requested {
             return Err(MisuseKind::WrongSize { allocated_bytes: requested });
         }
-        self.holders[self.body.slots[at as usize].place as usize] = NONE;
-        self.lanes[lane].live -= 1;
         let is_own = stream == self.body.lanes[lane].stream;
         #[cfg(test)]
         let is_own = is_own || self.mistake == Some(Mistake::TooEarly);
-        if is_own {
-            self.body.release(at);
-        } else {
-            self.lanes[lane].foreign.push(at);
+        let lane = &mut self.lanes[lane];
+        lane.live -= 1;
+        if at == NONE {
+            let offset = ptr.address() - lane.base.map_or(0, |base| base.address());
+            if let Some(guests) = &mut lane.guests
+                && let Some((_, rounded)) = guests.blocks.remove(&offset)
+            {
+                guests.has_foreign |= !is_own;
+                if is_own {
+                    guests.gaps.give(offset, rounded);
+                }
+            }
+            return Ok(());
+        }
+        let slot = self.body.slots[at as usize];
+        self.holders[slot.place as usize] = NONE;
+        if !is_own {
+            lane.foreign.push(at);
+            return Ok(());
+        }
+        self.body.release(at);
+        if let Some(guests) = &mut lane.guests {
+            guests.gaps.give(slot.offset, slot.bytes);
         }
         Ok(())
     }
@@ -219,12 +395,13 @@ impl Running {
     /// waited for the device (`None`). The caller gives it back to upstream.
     pub(crate) fn take_idle(&mut self, lane: usize, stream: Option<StreamId>) -> Option<(DevicePtr, u64)> {
         let idle = &mut self.lanes[lane];
-        let is_ordered =
-            stream.is_none_or(|id| id == self.body.lanes[lane].stream && idle.foreign.is_empty());
+        let has_foreign = !idle.foreign.is_empty() || idle.guests.as_ref().is_some_and(|it| it.has_foreign);
+        let is_ordered = stream.is_none_or(|id| id == self.body.lanes[lane].stream && !has_foreign);
         if idle.live > 0 || !is_ordered {
             return None;
         }
         let base = idle.base.take()?;
+        idle.guests = None;
         for at in std::mem::take(&mut idle.foreign) {
             self.body.release(at);
         }
@@ -239,17 +416,26 @@ impl Running {
         })
     }
 
+    /// Counts a request on a stream without a lane for which upstream has no room. Returns whether the plan
+    /// keeps so much memory from other streams in one window that it should end.
+    pub(crate) fn is_crowding(&mut self, bytes: u64) -> bool {
+        self.crowded_bytes = self.crowded_bytes.saturating_add(bytes);
+        self.crowded_bytes > self.body.bytes() / CROWDED_SHARE
+    }
+
     /// Counts a request, and says at the end of a window whether the plan is worth keeping: it is dropped
     /// after two windows in a row in which more than a quarter of the requests found no slot.
     pub(crate) fn judge(&mut self, is_miss: bool) -> Verdict {
         let (requests, misses) = &mut self.window;
         *requests += 1;
         *misses += u32::from(is_miss);
+        self.since_catching_up = self.since_catching_up.saturating_add(1);
         if *requests < (self.body.slots.len() as u32).max(LEAST_WINDOW) {
             return Verdict::Good;
         }
         let is_bad = u64::from(*misses) * 4 > u64::from(*requests);
         self.window = (0, 0);
+        self.crowded_bytes = 0;
         self.bad = if is_bad { self.bad + 1 } else { 0 };
         if self.bad < 2 { Verdict::Good } else { Verdict::Dropped }
     }

@@ -1,0 +1,154 @@
+//! Tests the plan over layers that call back, wait for other threads, or serve captures themselves.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::thread;
+use std::time::Duration;
+
+use millpond_adaptors::{FailedRequest, FailureCallbackLayer, LimitingLayer, RetryLayer};
+use millpond_core::driver::{CaptureMode, Driver, StreamFlags};
+use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, StreamRef};
+use millpond_driver::sim::{SimConfig, SimDevice};
+
+use crate::plan::{PlanLayer, PlanMemoryResource};
+use crate::{CaptureScope, CaptureScopesLayer, CudaMemoryResource, Decay, PoolLayer};
+
+const MIB: u64 = 1 << 20;
+const BODY: [u64; 3] = [8 * MIB, 4 * MIB, 3 * MIB];
+const SPARE: u64 = 30 * MIB;
+
+type Freeing = Arc<dyn DeviceMemoryResource + Send + Sync>;
+
+fn give(stack: &dyn DeviceMemoryResource, ptr: DevicePtr, bytes: u64) {
+    // SAFETY: the block came from the stack with this size, and nothing uses it.
+    unsafe { stack.deallocate_bytes(ptr, bytes, StreamRef::LEGACY) };
+}
+
+fn body(stack: &dyn DeviceMemoryResource) {
+    let held = BODY.map(|bytes| (stack.allocate_bytes(bytes, StreamRef::LEGACY).unwrap(), bytes));
+    held.into_iter().for_each(|(ptr, bytes)| give(stack, ptr, bytes));
+}
+
+/// Repeats a body. Once it is planned, and before the plan has its memory, a block that the program can spare
+/// leaves no room for it.
+fn repeat_with_a_spare_block<R: DeviceMemoryResource>(
+    stack: &PlanMemoryResource<R>,
+    spare: &Mutex<Option<DevicePtr>>,
+) {
+    let mut is_taken = false;
+    for _ in 0..60 {
+        let counts = stack.plan_statistics();
+        if counts.plans == 1 && counts.held_bytes == 0 && !is_taken {
+            *spare.lock().unwrap() = Some(stack.allocate_bytes(SPARE, StreamRef::LEGACY).unwrap());
+            is_taken = true;
+        }
+        body(stack);
+    }
+    assert!(is_taken, "the plan had its memory at once");
+}
+
+/// The part of a stack that frees the spare block.
+#[derive(Default)]
+struct Spare {
+    top: OnceLock<Weak<dyn DeviceMemoryResource + Send + Sync>>,
+    block: Mutex<Option<DevicePtr>>,
+}
+
+impl Spare {
+    fn free(&self) -> bool {
+        let top: Option<Freeing> = self.top.get().and_then(Weak::upgrade);
+        let block = self.block.lock().unwrap().take();
+        let Some((top, block)) = top.zip(block) else { return false };
+        give(&*top, block, SPARE);
+        true
+    }
+}
+
+#[test]
+fn a_callback_below_the_plan_may_free_through_the_stack() {
+    let spare = Arc::new(Spare::default());
+    let calls = Arc::new(AtomicU64::new(0));
+    let (of_callback, counted) = (Arc::clone(&spare), Arc::clone(&calls));
+    let free = move |_: &FailedRequest<'_>| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        of_callback.free()
+    };
+    let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
+    let limited = CudaMemoryResource::new(device).layer(LimitingLayer::new(40 * MIB)).unwrap();
+    let below = limited.layer(FailureCallbackLayer::new(free)).unwrap();
+    let stack = Arc::new(below.layer(PlanLayer::new().repeat(32)).unwrap());
+    let top: Freeing = Arc::clone(&stack) as _;
+    assert!(spare.top.set(Arc::downgrade(&top)).is_ok());
+    repeat_with_a_spare_block(&stack, &spare.block);
+    let counts = stack.plan_statistics();
+    assert_eq!((counts.dropped, counts.held_bytes), (0, BODY.iter().sum()));
+    assert_eq!(calls.load(Ordering::Relaxed), 1, "the lane was out of memory once");
+}
+
+#[test]
+fn the_plans_lock_is_free_while_a_retry_waits_for_another_thread() {
+    let spare = Arc::new(Spare::default());
+    let (tell, asked) = channel::<()>();
+    let tell: Mutex<Sender<()>> = Mutex::new(tell);
+    let say = move |_: &FailedRequest<'_>| {
+        // The other thread ends after its first free.
+        let _ = tell.lock().unwrap().send(());
+        false
+    };
+    let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
+    let limited = CudaMemoryResource::new(device).layer(LimitingLayer::new(40 * MIB)).unwrap();
+    let told = limited.layer(FailureCallbackLayer::new(say)).unwrap();
+    let waiting = told.layer(RetryLayer::new().timeout(Duration::from_secs(20))).unwrap();
+    let stack = Arc::new(waiting.layer(PlanLayer::new().repeat(32)).unwrap());
+    let top: Freeing = Arc::clone(&stack) as _;
+    assert!(spare.top.set(Arc::downgrade(&top)).is_ok());
+    let of_thread = Arc::clone(&spare);
+    let other = thread::spawn(move || asked.recv().is_ok() && of_thread.free());
+    repeat_with_a_spare_block(&stack, &spare.block);
+    assert!(other.join().unwrap(), "the lane was out of memory");
+    let counts = stack.plan_statistics();
+    assert_eq!((counts.dropped, counts.held_bytes), (0, BODY.iter().sum()));
+}
+
+/// Runs a body in a scope below the plan; returns whether all of its blocks are the scope's.
+fn body_in_a_scope(is_asked: bool) -> bool {
+    let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
+    let pool = CudaMemoryResource::new(Arc::clone(&device) as _).layer(PoolLayer::new().decay(Decay::Off));
+    let scopes = pool.unwrap().layer(CaptureScopesLayer).unwrap();
+    let mut stack = scopes.layer(PlanLayer::new().repeat(32)).unwrap();
+    stack.has_scopes &= is_asked;
+    let stream = device.stream_create(StreamFlags::NON_BLOCKING).unwrap();
+    let run = |stack: &dyn DeviceMemoryResource| {
+        BODY.map(|bytes| (stack.allocate_bytes(bytes, stream).unwrap(), bytes))
+    };
+    let end = |held: [(DevicePtr, u64); 3]| {
+        // SAFETY: the blocks came from the stack with these sizes, and nothing uses them.
+        held.into_iter().for_each(|(ptr, bytes)| unsafe { stack.deallocate_bytes(ptr, bytes, stream) });
+    };
+    (0..60).for_each(|_| end(run(&stack)));
+    let before = stack.plan_statistics().served;
+    end(run(&stack));
+    assert_eq!(stack.plan_statistics().served - before, 3, "the plan serves the stream");
+
+    let scope = CaptureScope::of(&stack).unwrap();
+    let opened = scope.begin(stream).unwrap();
+    device.begin_capture(stream, CaptureMode::Global).unwrap();
+    let held = run(&stack);
+    device.end_capture(stream).unwrap();
+    let blocks = opened.end();
+    let is_in_scope = |ptr: DevicePtr| blocks.iter().any(|block| block.address == ptr.address());
+    let is_all = held.iter().all(|(ptr, _)| is_in_scope(*ptr));
+    end(held);
+    // The plan goes on after the scope is closed.
+    let before = stack.plan_statistics().served;
+    (0..4).for_each(|_| end(run(&stack)));
+    assert!(stack.plan_statistics().served > before);
+    is_all
+}
+
+#[test]
+fn a_request_in_a_capture_scope_below_gets_no_slot() {
+    assert!(body_in_a_scope(true));
+    assert!(!body_in_a_scope(false), "the test notices a plan that does not ask for scopes");
+}
