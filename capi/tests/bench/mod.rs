@@ -9,6 +9,7 @@ use millpond_c::resource::*;
 use millpond_c::status::*;
 use millpond_core::DeviceId;
 use millpond_driver::sim::SimDevice;
+use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
 
 pub(crate) const KIB: u64 = 1 << 10;
 pub(crate) const MIB: u64 = 1 << 20;
@@ -18,14 +19,19 @@ pub(crate) fn message() -> String {
     unsafe { CStr::from_ptr(millpond_error_message()) }.to_string_lossy().into_owned()
 }
 
-/// A simulated device of its own, with what looks at it.
+/// The tables behind `millpond_malloc` are the process's: what one test parks there is seen by all others.
+static ALONE: ReentrantMutex<()> = ReentrantMutex::new(());
+
+/// A simulated device of its own, with what looks at it. The tests that have one run one at a time.
 pub(crate) struct Bench {
     pub(crate) device: *mut Device,
     pub(crate) sim: Arc<SimDevice>,
+    _alone: ReentrantMutexGuard<'static, ()>,
 }
 
 impl Bench {
     pub(crate) fn new() -> Self {
+        let _alone = ALONE.lock();
         static HIDE_CUDA: Once = Once::new();
         // SAFETY: no other code of these tests writes variables, and CUDA reads them later.
         HIDE_CUDA.call_once(|| unsafe { std::env::set_var("CUDA_VISIBLE_DEVICES", "") });
@@ -36,7 +42,7 @@ impl Bench {
         // SAFETY: the handle is new.
         let ordinal = unsafe { millpond_device_ordinal(device) };
         let sim = SimDevice::find(DeviceId::sim(ordinal as u32)).expect("the device is open");
-        Self { device, sim }
+        Self { device, sim, _alone }
     }
 
     pub(crate) fn resource(&self, stack: &str) -> *mut Resource {
