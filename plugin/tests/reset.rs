@@ -147,22 +147,36 @@ fn issue_9_a_reset_is_found_out_inside_a_call_of_the_stack() {
     assert_eq!(device.open_again().violations(), []);
 }
 
-/// What a resource calls may end pointers of the manager, as Python does when it collects garbage there.
+/// Pointers that a resource's call or its end drops, as Python does when it collects garbage there.
+struct Garbage(Arc<Mutex<Vec<MemoryPointer>>>);
+
+impl Garbage {
+    fn collect(&self) {
+        let found = std::mem::take(&mut *self.0.lock());
+        drop(found);
+    }
+}
+
+impl Drop for Garbage {
+    fn drop(&mut self) {
+        self.collect();
+    }
+}
+
 #[test]
 fn a_reset_and_the_end_of_a_lost_stack_let_callbacks_drop_pointers() {
     for is_lost in [false, true] {
         let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
         let driver: DriverHandle = device.clone();
         let garbage: Arc<Mutex<Vec<MemoryPointer>>> = Arc::default();
-        let found = Arc::clone(&garbage);
+        let of_stack = Arc::clone(&garbage);
         let builder = Arc::new(move |driver: &DriverHandle| {
             let plain = [(); 2].map(|()| CudaMemoryResource::new(driver.clone()));
             let [for_allocate, for_deallocate] = plain;
-            let found = Arc::clone(&found);
+            let garbage = Garbage(Arc::clone(&of_stack));
             let allocate = move |layout, stream| for_allocate.allocate(layout, stream);
             let deallocate = move |ptr, layout, stream| {
-                let garbage = std::mem::take(&mut *found.lock());
-                drop(garbage);
+                garbage.collect();
                 // SAFETY: the block is of such a resource, and comes back once.
                 unsafe { for_deallocate.deallocate(ptr, layout, stream) }
             };
@@ -182,12 +196,13 @@ fn a_reset_and_the_end_of_a_lost_stack_let_callbacks_drop_pointers() {
                 manager.reset();
             }
             assert_eq!(manager.live(), 0);
+            assert!(garbage.lock().is_empty(), "lost {is_lost}: the stack's memory went back, or it ended");
+            drop(manager);
             let _ = done.send(());
         });
         // A thread that waits for itself would never end.
         let outcome = ended.recv_timeout(Duration::from_secs(60));
         assert!(outcome.is_ok(), "lost {is_lost}: {outcome:?}");
-        assert!(garbage.lock().is_empty(), "the callback ran");
         assert_eq!(device.open_again().violations(), []);
     }
 }
