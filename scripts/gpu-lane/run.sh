@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
 # Runs on a GPU what build.sh gathered beside this file.
 #
-#   ./run.sh [tests|soak|sanitizer|replay|numba|all]...
+#   ./run.sh [tests|soak|sanitizer|replay|plan|numba|all]...
 #
 #   tests      every test that needs a GPU, but for the soak
 #   soak       tags written and checked by kernels, 10^6 operations on each stack, and its canary
 #   sanitizer  compute-sanitizer's memcheck over a short soak
 #   replay     the logs through the standard stacks, on the GPU and, to compare, on the simulated device
+#   plan       the logs through the pool with and without the layer `plan`: 20 passes, and with kernels in flight
 #   numba      those of numba-cuda's own tests that have to do with memory, over millpond's plug-in
 #
 # A step that fails or hangs does not stop the others; the exit code is 0 if none did. Output goes to the
 # folder $OUT (gpu-out by default): gpu.log, summary.tsv and the replays' tables and JSON. Environment:
 # STEP_SECONDS is the longest that one command may take (240), REPEAT the passes of a replay on the GPU (3),
-# SANITIZER_OPS the operations under the sanitizer (20000), and MILLPOND_SOAK_* what the soak reads.
+# SANITIZER_OPS the operations under the sanitizer (20000), BUSY_FIRST those of each log with kernels in flight
+# (16000), and MILLPOND_SOAK_* what the soak reads.
 set -uo pipefail
 
 out=${OUT:-gpu-out}
@@ -124,13 +126,26 @@ numba() {
     sed 's/^/   /' "$one"
 }
 
+# The tables of each log go to plan.txt.
+plan() {
+    local path name stacks=(--stack cuda+pool --stack cuda+pool+plan)
+    for path in logs/*; do
+        name=$(basename "$path" | cut -d . -f 1)
+        attempt "plan $name" ./millpond-replay --device cuda:0 -n 20 "${stacks[@]}" "$path"
+        cat "$one" >>"$out/plan.txt"
+        attempt "plan $name, busy" ./millpond-replay busy --device cuda:0 -n 6 --first "${BUSY_FIRST:-16000}" \
+            --host ahead,sync --kernels 10..100 "${stacks[@]}" "$path"
+        cat "$one" >>"$out/plan.txt"
+    done
+}
+
 say "$({ nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap --format=csv,noheader; } 2>&1)"
 say "$(head -n 3 MANIFEST)"
 for step in "${@:-all}"; do
     case $step in
-        tests | soak | sanitizer | replay | numba) "$step" ;;
+        tests | soak | sanitizer | replay | plan | numba) "$step" ;;
         all) tests; soak; sanitizer; replay ;;
-        *) echo "no step '$step'; there are tests, soak, sanitizer, replay, numba, all" >&2; exit 2 ;;
+        *) echo "no step '$step'; there are tests, soak, sanitizer, replay, plan, numba, all" >&2; exit 2 ;;
     esac
 done
 

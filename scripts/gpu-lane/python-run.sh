@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Runs on a GPU what python.sh gathered beside this file.
+#
+#   ./run.sh [tests|gpu|threads|training|predictions|costs]...
+#
+#   gpu          the tests of python/tests/gpu: PyTorch, CuPy, Numba, cuda.core (the default)
+#   tests        the package's own tests on the GPU, with the bridge to RMM compiled there
+#   threads      16 threads that allocate and drop at random for a minute
+#   training     python/examples/training.py with each allocator, 200 steps (STEPS)
+#   predictions  programs that fail at a capacity run there with the line that `tune` prints
+#   costs        what an allocation costs, through millpond and beside the libraries' own
+#
+# A step that fails does not stop the others. Output goes to the folder $OUT (gpu-out by default).
+set -uo pipefail
+out=${OUT:-gpu-out}
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+cd "$(dirname "$0")" || exit 2
+here=$PWD
+export PYTHONPATH=$here/site${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS=0
+export LD_LIBRARY_PATH=$here/site/librmm/lib64:$here/site/rapids_logger/lib64:${LD_LIBRARY_PATH:-}
+export MILLPOND_RMM_BRIDGE=$out/bridge
+pytest=(python3 -m pytest -p no:cacheprovider -q -rs --tb=short)
+failures=0
+
+# attempt NAME COMMAND...: runs it, and keeps what it printed.
+attempt() {
+    local name=$1 start=$SECONDS code
+    shift
+    "$@" >"$out/$name.txt" 2>&1 </dev/null
+    code=$?
+    echo "== $name: exit code $code, $((SECONDS - start)) s"
+    tail -n 15 "$out/$name.txt" | sed 's/^/   /'
+    ((code == 0)) || failures=$((failures + 1))
+}
+
+gpu() { attempt gpu "${pytest[@]}" python/tests/gpu; }
+
+tests() {
+    attempt bridge python3 -m millpond.rmm_bridge build
+    attempt tests "${pytest[@]}" python/tests --ignore python/tests/gpu
+}
+
+threads() {
+    attempt threads env MILLPOND_THREAD_SECONDS=60 "${pytest[@]}" python/tests/test_processes.py -k test_threads
+}
+
+training() {
+    attempt training python3 python/examples/training.py --compare --steps "${STEPS:-200}"
+}
+
+predictions() { (cd replay/tests/snapshots && attempt predictions python3 confirm.py); }
+
+costs() { attempt costs python3 python/benches/frameworks.py --json "$out/costs.json"; }
+
+cat COMMIT
+for step in "${@:-gpu}"; do
+    case $step in
+        gpu | tests | threads | training | predictions | costs) "$step" ;;
+        *) echo "no step '$step'; the head of this file names them" >&2; exit 2 ;;
+    esac
+done
+echo "$failures of the commands failed, $SECONDS s"
+exit $((failures > 0))

