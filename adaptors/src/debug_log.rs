@@ -104,8 +104,8 @@ fn install(open: impl FnOnce() -> Result<Box<dyn Write + Send>>) -> Result<()> {
     Ok(())
 }
 
-/// Empties a file, or makes it, and opens it for lines at its end: processes that inherit the variable write
-/// to the same file, and none overwrites another's lines.
+/// Empties a file, or makes it, and opens it for lines at its end. Processes that inherit the variable write
+/// to the same file: each empties it once, when it begins, and overwrites no line that comes later.
 fn empty_file(file: &Path) -> io::Result<File> {
     File::create(file)?;
     OpenOptions::new().append(true).open(file)

@@ -7,7 +7,7 @@
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
-use millpond_core::Layout;
+use millpond_core::{Error, Layout};
 use millpond_resources::registry;
 
 use crate::device::device_ptr;
@@ -20,6 +20,13 @@ use crate::status::{default_stream, guarded, guarded_or};
 pub type LeaveFunction = extern "C" fn() -> *mut c_void;
 /// Takes that lock again after the call, as `PyEval_RestoreThread`.
 pub type EnterFunction = extern "C" fn(*mut c_void);
+
+/// Runs what may wait without the caller's lock, which is taken again also after a panic.
+fn without_lock(leave: LeaveFunction, enter: EnterFunction, wait: impl FnOnce()) {
+    let state = leave();
+    guarded_or((), wait);
+    enter(state);
+}
 
 /// `millpond_malloc` for a caller that holds a lock: a block that the thread has cached is handed out at
 /// once, and for all else the lock is released meanwhile.
@@ -34,11 +41,7 @@ pub unsafe extern "C" fn millpond_malloc_unlocked(
     leave: LeaveFunction,
     enter: EnterFunction,
 ) -> *mut c_void {
-    let unlocked = |wait: &mut dyn FnMut()| {
-        let state = leave();
-        wait();
-        enter(state);
-    };
+    let unlocked = |wait: &mut dyn FnMut()| without_lock(leave, enter, wait);
     let (mut ptr, mut is_done) = (null_mut(), false);
     guarded(|| match framework::allocate_cached(bytes as u64, device, stream, unlocked) {
         Some(outcome) => {
@@ -67,12 +70,10 @@ pub unsafe extern "C" fn millpond_free_unlocked(
     leave: LeaveFunction,
     enter: EnterFunction,
 ) {
-    let unlocked = |wait: &mut dyn FnMut()| {
-        let state = leave();
-        guarded_or((), wait);
-        enter(state);
-    };
-    guarded(|| framework::free_unlocked(ptr, unlocked).inspect_err(framework::refused));
+    let unlocked = |wait: &mut dyn FnMut()| without_lock(leave, enter, wait);
+    // The log may be a pipe that is read under the caller's lock.
+    let refused = |error: &Error| without_lock(leave, enter, || framework::refused(error));
+    guarded(|| framework::free_unlocked(ptr, unlocked).inspect_err(refused));
 }
 
 /// Hands out a block that the calling thread has cached for a default stream (0, 1 or 2). `false` if it has

@@ -59,6 +59,8 @@ pub(crate) struct Block {
     /// How many blocks at this address were lost in resets of the device, and may yet be freed: a free says
     /// nothing but the address, so as many are ignored.
     stale: u32,
+    /// Whether one was ignored. It may have been this block's own: then its streams may have ended since.
+    may_be_free: bool,
 }
 
 /// What is left to do for a block that was entered in the table. It may wait for others.
@@ -94,6 +96,17 @@ static DEVICES: Mutex<Vec<DeviceId>> = Mutex::new(Vec::new());
 static KNOWN_DEVICES: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
 impl Block {
+    fn new(ptr: DevicePtr, served: Arc<Served>, bytes: u64, stream: StreamRef) -> Self {
+        let (stream, used_on) = (Use::of(stream), Vec::new());
+        Self { ptr, served, bytes, stream, used_on, stale: 0, may_be_free: false }
+    }
+
+    /// Whether a stream that it names may have ended.
+    fn names_ended(&self) -> bool {
+        let may_end = |stream: StreamRef| !stream.is_legacy() && !stream.is_per_thread();
+        self.may_be_free && (may_end(self.stream.stream) || !self.used_on.is_empty())
+    }
+
     /// Gives the block back, in the order of the stream that it was allocated on.
     fn give_back(self) {
         let stream = self.stream.here();
@@ -157,6 +170,9 @@ impl Parked {
         if self.block.served.0.0.driver().health().is_lost() {
             return true;
         }
+        if self.block.may_be_free {
+            return self.wait_for_device();
+        }
         if self.mark().is_err() || !self.block.used_on.is_empty() {
             return false;
         }
@@ -173,6 +189,13 @@ impl Parked {
         true
     }
 
+    /// Waits for all work of the device, which names no stream; not while that would end a capture.
+    fn wait_for_device(&self) -> bool {
+        let driver = self.block.served.0.0.driver();
+        let _captures = CaptureModeGuard::relaxed(&**driver);
+        matches!(call(&**driver, |driver| driver.synchronize_beside_captures()), Ok(true))
+    }
+
     /// Waits for all uses that are marked, and for those on streams that ended before they were.
     fn wait(&mut self) {
         let driver = self.block.served.0.0.driver();
@@ -182,7 +205,7 @@ impl Parked {
         }
         let is_gone = |used: &Use| driver.stream_is_gone(used.stream);
         let waits = self.block.used_on.iter().any(is_gone);
-        if waits && matches!(call(&**driver, |driver| driver.synchronize_beside_captures()), Ok(true)) {
+        if waits && self.wait_for_device() {
             self.block.used_on.retain(|used| !is_gone(used));
         }
     }
@@ -285,7 +308,7 @@ pub(crate) fn allocate(bytes: u64, device: i32, stream: *mut c_void) -> Result<*
     }
     let ptr = outcome?;
     note_device(id);
-    settle(note(Block { ptr, served, bytes, stream: Use::of(stream), used_on: Vec::new(), stale: 0 }))?;
+    settle(note(Block::new(ptr, served, bytes, stream)))?;
     Ok(without_provenance_mut(ptr.address() as usize))
 }
 
@@ -310,7 +333,7 @@ pub(crate) fn allocate_cached(
         end_unlocked(served, unlocked);
         return None;
     };
-    let noted = note(Block { ptr, served, bytes, stream: Use::of(stream), used_on: Vec::new(), stale: 0 });
+    let noted = note(Block::new(ptr, served, bytes, stream));
     let mut outcome = Ok(());
     if noted.is_some() {
         let mut noted = Some(noted);
@@ -345,6 +368,10 @@ fn note_device(id: DeviceId) {
 /// Enters a block in the table. One that is there already was lost in a reset of its device, or is of another
 /// simulated device: a free could not tell the two apart.
 fn note(mut block: Block) -> Option<Unsettled> {
+    let is_lost = |known: &Block| {
+        let driver = known.served.0.0.driver();
+        driver.was_reset() || driver.health().is_lost() // nobody may have noticed the reset yet
+    };
     match LIVE.entry(block.ptr) {
         Entry::Vacant(place) => {
             drop(place.insert(block));
@@ -354,7 +381,7 @@ fn note(mut block: Block) -> Option<Unsettled> {
             Some(Unsettled::Refused(block))
         }
         Entry::Occupied(mut known) => {
-            if known.get().served.0.0.driver().health().is_lost() {
+            if is_lost(known.get()) {
                 block.stale = known.get().stale.saturating_add(1);
             }
             Some(Unsettled::Lost(known.insert(block)))
@@ -380,7 +407,7 @@ fn settle(unsettled: Option<Unsettled>) -> Result<()> {
 
 fn is_of_another_device(known: &Block, block: &Block) -> bool {
     let [known, new] = [known, block].map(|block| block.served.0.0.driver());
-    known.device() != new.device() && !known.health().is_lost()
+    known.device() != new.device() && !known.was_reset() && !known.health().is_lost()
 }
 
 /// Takes a block out of the table, to be given back; `None` if there is nothing to do. Where blocks at this
@@ -397,6 +424,7 @@ fn take(ptr: *mut c_void) -> Result<Option<Block>> {
         return Ok(Some(known.remove()));
     }
     known.get_mut().stale -= 1;
+    known.get_mut().may_be_free = true;
     drop(known);
     STALE_FREES.fetch_add(1, Ordering::Relaxed);
     tracing::debug!(target: "millpond::misuse", ?ptr, "a free of a block that a reset ended was ignored");
@@ -409,8 +437,13 @@ pub(crate) fn free(ptr: *mut c_void) -> Result<()> {
 
 /// Gives a block back once the streams that were recorded have passed.
 fn give_back(block: Block) -> Result<()> {
-    if block.used_on.is_empty() || block.served.0.0.driver().health().is_lost() {
+    let is_passed = block.used_on.is_empty() && !block.names_ended();
+    if is_passed || block.served.0.0.driver().health().is_lost() {
         block.give_back();
+        return Ok(());
+    }
+    if block.names_ended() {
+        park(Parked { block, events: Vec::new() });
         return Ok(());
     }
     let mut parked = Parked { block, events: Vec::new() };
@@ -420,15 +453,20 @@ fn give_back(block: Block) -> Result<()> {
         parked.block.used_on.push(own);
     }
     let marked = parked.mark();
+    park(parked);
+    marked
+}
+
+fn park(parked: Parked) {
     PARKED_COUNT.fetch_add(1, Ordering::Relaxed);
     PARKED.lock().push(parked);
-    marked
 }
 
 /// Frees a block into the calling thread's cache, where that is enough; else `unlocked` runs what may wait.
 pub(crate) fn free_unlocked(ptr: *mut c_void, unlocked: impl FnOnce(&mut dyn FnMut())) -> Result<()> {
     let Some(block) = take(ptr)? else { return Ok(()) };
-    let pool = if block.used_on.is_empty() { block.served.0.pool() } else { None };
+    let is_plain = block.used_on.is_empty() && !block.names_ended();
+    let pool = if is_plain { block.served.0.pool() } else { None };
     // SAFETY: as in `Block::give_back`; a block that is not taken is given back below.
     let is_back = pool.is_some_and(|pool| unsafe {
         pool.deallocate_cached(block.ptr, Layout::new(block.bytes), block.stream.here())

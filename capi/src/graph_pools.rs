@@ -58,13 +58,13 @@ struct Capture {
     streams: Vec<(StreamRef, StreamId, ScopedStream)>,
     /// Whether one of its streams was seen to capture something else, or nothing.
     is_over: bool,
-    /// Whether its thread has begun another capture since.
+    /// Whether its thread has begun another capture on the device since.
     is_followed: bool,
 }
 
 impl Capture {
     /// Whether it failed, and nothing will say so: it is over, or never allocated, and its thread has gone on
-    /// without announcing its end. A thread captures one graph at a time.
+    /// without announcing its end. A thread captures one graph of a device at a time.
     fn has_failed(&self) -> bool {
         let has_gone_on = self.is_followed || self.is_thread_alive.strong_count() == 0;
         has_gone_on && (self.is_over || self.number.is_none())
@@ -291,9 +291,9 @@ fn begin(device: i32, id: GraphPoolId) -> Result<()> {
     let default = get_per_device_resource(device)?;
     let (thread, alive) = (thread::current().id(), ALIVE.try_with(Arc::downgrade).unwrap_or_default());
     let (mut state, mut ended) = (STATE.lock(), Ended::default());
-    for capture in state.captures.iter_mut().filter(|capture| capture.thread == thread) {
-        capture.is_followed = true;
-    }
+    // On another device the thread may capture at once.
+    let is_followed = |capture: &&mut Capture| capture.thread == thread && capture.device == device;
+    state.captures.iter_mut().filter(is_followed).for_each(|capture| capture.is_followed = true);
     state.end_failed(&mut ended);
     let begun = begin_in(&mut state, device, id, default);
     if begun.is_ok() {

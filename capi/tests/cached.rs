@@ -185,12 +185,13 @@ fn a_lock_is_released_for_all_but_the_threads_own_blocks() {
         assert_eq!(times(), before + 2);
         free(null_mut());
         free(without_provenance_mut(0x123));
-        assert_eq!((times(), counts(pool)), (before + 2, (2, 0)), "no block of it");
+        // The report of the second is written without the lock: what it is written to may need it.
+        assert_eq!((times(), counts(pool)), (before + 3, (2, 0)), "no block of it");
         // A use on another stream is waited for without the lock.
         let stream = bench.stream();
         assert_eq!(millpond_record_stream(block, stream), Status::Ok);
         free(block);
-        assert_eq!(times(), before + 3);
+        assert_eq!(times(), before + 4);
         assert_eq!(millpond_empty_cache(), Status::Ok);
         // A resource that was replaced ends with its last block, without the lock.
         assert_eq!(millpond_set_per_device_resource(other, null_mut()), Status::Ok);

@@ -2,7 +2,7 @@
 
 mod bench;
 
-use std::ffi::c_void;
+use std::ffi::{CString, c_void};
 use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -373,5 +373,62 @@ fn a_late_free_of_before_a_reset_frees_nothing_of_after() {
         assert!(!in_use(fresh) && now.live_bytes() < held);
         assert_eq!(millpond_stale_frees(), before + 2);
         assert_eq!(now.take_violations(), []);
+    }
+}
+
+/// A framework keeps a stream until it frees the block. Of two frees that name the same address, which was
+/// the block's own is not known, so its streams may end after the first one.
+#[test]
+fn a_block_at_the_address_of_a_lost_one_goes_back_without_its_streams() {
+    let _alone = alone();
+    for (stack, is_recorded) in [("cuda_async", false), ("cuda_async", true), ("cuda+pool:pages=off", false)]
+    {
+        let bench = Bench::new();
+        let (number, text) = (bench.number(), CString::new(stack).expect("a text"));
+        let (mut device, mut fresh, mut streams) = (null_mut(), null_mut(), [null_mut(); 2]);
+        // SAFETY: all arguments are as asked for, but for the streams that have ended.
+        unsafe {
+            let free = |block: *mut c_void| millpond_free(block, 0, 0, null_mut());
+            let lost = bench.resource("cuda");
+            assert_eq!(millpond_set_per_device_resource(lost, null_mut()), Status::Ok);
+            let old = [(); 8].map(|()| millpond_malloc(MIB as usize, number, null_mut()));
+            bench.sim.reset_context();
+            assert_eq!(millpond_device_find(number as u32, true, &raw mut device), Status::Ok);
+            assert_eq!(millpond_resource_new(device, text.as_ptr(), &raw mut fresh), Status::Ok);
+            assert_eq!(millpond_set_per_device_resource(fresh, null_mut()), Status::Ok);
+            for stream in &mut streams {
+                assert_eq!(millpond_stream_create(device, true, stream), Status::Ok);
+            }
+            let now = bench.sim.open_again();
+            let block = millpond_malloc(MIB as usize, number, streams[0]);
+            assert!(old.contains(&block), "{stack}: {block:?} and {old:?}");
+            old.into_iter().filter(|lost| *lost != block).for_each(free);
+            let [own, other] = streams.map(|stream| now.stream_ref(stream.addr() as u64).expect("a stream"));
+            now.lend(ptr_of(block), MIB, own);
+            now.launch_for(own, &[Access::write(ptr_of(block), MIB, 1)], 1_000_000);
+            if is_recorded {
+                now.launch_for(other, &[], 1_000_000);
+                assert_eq!(millpond_record_stream(block, streams[1]), Status::Ok);
+            }
+            now.give_back(ptr_of(block), MIB, own);
+            let before = millpond_stale_frees();
+            free(block);
+            assert_eq!(millpond_stale_frees(), before + 1, "{stack}");
+            for stream in streams {
+                assert_eq!(millpond_stream_destroy(device, stream), Status::Ok);
+            }
+            free(block);
+            assert!(now.live_bytes() > 0, "{stack}");
+            assert_eq!(millpond_empty_cache(), Status::Ok);
+            assert_eq!(now.live_bytes(), 0, "{stack}: it went back");
+            let mut counted = Statistics::default();
+            if millpond_resource_statistics(fresh, &raw mut counted) == Status::Ok {
+                assert_eq!((counted.blocks_in_use, counted.misuses), (0, 0), "{stack}");
+            }
+            assert_eq!(now.take_violations(), []);
+            assert_eq!(millpond_reset_per_device_resource(device), Status::Ok);
+            [lost, fresh].into_iter().for_each(|resource| millpond_resource_free(resource));
+            millpond_device_free(device);
+        }
     }
 }

@@ -355,3 +355,31 @@ fn a_capture_that_never_began_ends_with_its_graph() {
         millpond_release_pool(bench.number(), OTHER);
     });
 }
+
+/// A thread may capture on two devices at once.
+#[test]
+fn a_capture_on_another_device_ends_none() {
+    with_pool(|bench, _, [own, _]| {
+        let second = Bench::new();
+        let pool = second.resource("cuda+pool");
+        // SAFETY: the resource is live.
+        assert_eq!(unsafe { millpond_set_per_device_resource(pool, null_mut()) }, Status::Ok);
+        let there = second.stream();
+        bench.begin(POOL, own);
+        second.begin(OTHER, there);
+        second.end(OTHER, there);
+        let block = bench.malloc(own);
+        free(block);
+        bench.end(POOL, own);
+        let others = bench.rest(own);
+        assert!(!others.contains(&block), "it stays with its graph");
+        others.into_iter().for_each(free);
+        millpond_release_pool(bench.number(), POOL);
+        millpond_release_pool(second.number(), OTHER);
+        // SAFETY: the resource ends here.
+        unsafe {
+            assert_eq!(millpond_reset_per_device_resource(second.device), Status::Ok);
+            millpond_resource_free(pool);
+        }
+    });
+}
