@@ -295,7 +295,7 @@ fn begin(device: i32, id: GraphPoolId) -> Result<()> {
     let is_followed = |capture: &&mut Capture| capture.thread == thread && capture.device == device;
     state.captures.iter_mut().filter(is_followed).for_each(|capture| capture.is_followed = true);
     state.end_failed(&mut ended);
-    let begun = begin_in(&mut state, device, id, default);
+    let begun = begin_in(&mut state, device, id, &default);
     if begun.is_ok() {
         state.captures.push(Capture {
             device,
@@ -314,16 +314,17 @@ fn begin(device: i32, id: GraphPoolId) -> Result<()> {
     begun
 }
 
-/// Counts a graph of a pool, which is made for the first one.
-fn begin_in(state: &mut State, device: DeviceId, id: GraphPoolId, default: AnyResource) -> Result<()> {
+/// Counts a graph of a pool, which is made for the first one. The default is not dropped here: it may be the
+/// last use of it, and its end may wait.
+fn begin_in(state: &mut State, device: DeviceId, id: GraphPoolId, default: &AnyResource) -> Result<()> {
     match state.pool(device, id) {
         Some(pool) => pool.graphs += 1,
         None => {
-            let layer = match state.layers.iter().find(|it| Arc::ptr_eq(&it.base, &default)) {
+            let layer = match state.layers.iter().find(|it| Arc::ptr_eq(&it.base, default)) {
                 Some(known) => Arc::clone(&known.layer),
                 None => {
-                    let layer = Arc::clone(&default).layer(CaptureScopesLayer)?.into_any();
-                    state.layers.push(Scoped { base: default, layer: Arc::clone(&layer) });
+                    let layer = Arc::clone(default).layer(CaptureScopesLayer)?.into_any();
+                    state.layers.push(Scoped { base: Arc::clone(default), layer: Arc::clone(&layer) });
                     layer
                 }
             };

@@ -37,8 +37,9 @@ use millpond_core::driver::call;
 /// - After the device's context was reset (Numba's `cuda.close()`), a stack that the manager built is built
 ///   again in the new context; one that was passed in is lost, and so is the manager.
 ///
-/// `reset` must not be called from inside the stack, for instance from a callback of a resource. It holds no
-/// lock while it calls the stack, so such callbacks may drop pointers, as finalizers that run there do.
+/// `reset` must not be called from inside the stack, for instance from a callback of a resource. Callbacks that
+/// it leads to may drop pointers, as finalizers that run there do, and allocate. They must not wait for
+/// another thread that allocates, since that one waits for the reset.
 ///
 /// ```
 /// use millpond_core::DriverHandle;
@@ -213,7 +214,7 @@ impl MillpondMemoryManager {
         let driver = self.host.driver()?;
         let fresh = Arc::new(DeviceHalf::new(driver, lost.source.clone()));
         // Other threads build the new stack once the lost one has given back its memory.
-        let building = fresh.building.lock();
+        let resetting = fresh.resetting.lock();
         {
             let mut device = self.device.write();
             match &*device {
@@ -222,7 +223,7 @@ impl MillpondMemoryManager {
             }
         }
         lost.forget();
-        drop(building);
+        drop(resetting);
         Ok(fresh)
     }
 }

@@ -1,7 +1,7 @@
 //! What managers do when the device's context is reset, as Numba's `cuda.close()` does it, with and without
 //! telling them first.
 
-use std::sync::{Arc, OnceLock, mpsc};
+use std::sync::{Arc, OnceLock, Weak, mpsc};
 use std::time::Duration;
 
 use millpond_core::driver::HostPtr;
@@ -148,12 +148,21 @@ fn issue_9_a_reset_is_found_out_inside_a_call_of_the_stack() {
 }
 
 /// Pointers that a resource's call or its end drops, as Python does when it collects garbage there.
-struct Garbage(Arc<Mutex<Vec<MemoryPointer>>>);
+struct Garbage {
+    found: Arc<Mutex<Vec<MemoryPointer>>>,
+    manager: Arc<OnceLock<Weak<MillpondMemoryManager>>>,
+}
 
 impl Garbage {
     fn collect(&self) {
-        let found = std::mem::take(&mut *self.0.lock());
-        drop(found);
+        let found = std::mem::take(&mut *self.found.lock());
+        let manager = self.manager.get().and_then(Weak::upgrade);
+        if !found.is_empty()
+            && let Some(manager) = manager
+        {
+            drop(found);
+            assert!(manager.memalloc(MIB).unwrap().is_live(), "it may allocate as well");
+        }
     }
 }
 
@@ -169,11 +178,12 @@ fn a_reset_and_the_end_of_a_lost_stack_let_callbacks_drop_pointers() {
         let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
         let driver: DriverHandle = device.clone();
         let garbage: Arc<Mutex<Vec<MemoryPointer>>> = Arc::default();
-        let of_stack = Arc::clone(&garbage);
+        let (of_stack, known) = (Arc::clone(&garbage), Arc::<OnceLock<_>>::default());
+        let of_builder = Arc::clone(&known);
         let builder = Arc::new(move |driver: &DriverHandle| {
             let plain = [(); 2].map(|()| CudaMemoryResource::new(driver.clone()));
             let [for_allocate, for_deallocate] = plain;
-            let garbage = Garbage(Arc::clone(&of_stack));
+            let garbage = Garbage { found: Arc::clone(&of_stack), manager: Arc::clone(&of_builder) };
             let allocate = move |layout, stream| for_allocate.allocate(layout, stream);
             let deallocate = move |ptr, layout, stream| {
                 garbage.collect();
@@ -184,7 +194,8 @@ fn a_reset_and_the_end_of_a_lost_stack_let_callbacks_drop_pointers() {
             let made = unsafe { CallbackMemoryResource::new(driver.clone(), allocate, deallocate) };
             made.layer(PoolLayer::new()).map(DeviceMemoryResourceExt::into_any)
         });
-        let manager = MillpondMemoryManager::with_builder(Some(driver), builder);
+        let manager = Arc::new(MillpondMemoryManager::with_builder(Some(driver), builder));
+        known.set(Arc::downgrade(&manager)).expect("it is set once");
         garbage.lock().extend([(); 2].map(|()| manager.memalloc(MIB).unwrap()));
         let (done, ended) = mpsc::channel();
         let resets = Arc::clone(&device);

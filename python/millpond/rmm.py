@@ -32,9 +32,7 @@ def resource(stack=None, device=None):
     ordinal = _current() if device is None else device
     ours = _library.prepare(stack, ordinal)
     compiled = rmm_bridge.load()
-    made = _over_callbacks(rmm, ours) if compiled is None else _over_bridge(compiled, ordinal)
-    _kept.append((made, ours))
-    return made
+    return _over_callbacks(rmm, ours) if compiled is None else _over_bridge(compiled, ordinal)
 
 
 def _over_bridge(compiled, ordinal):
@@ -70,6 +68,7 @@ def use(stack=None, device=None):
     rmm = _library.framework("rmm", "rmm-cu13 (or rmm-cu12)")
     ordinal = _current() if device is None else device
     made = resource(stack, ordinal)
+    _kept.append(made)
     _before.setdefault(ordinal, rmm.mr.get_per_device_resource(ordinal))
     rmm.mr.set_per_device_resource(ordinal, made)
     return made

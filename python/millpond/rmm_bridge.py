@@ -142,13 +142,13 @@ def load():
     """Return the module of the bridge; None if it was not compiled, or, with a warning, cannot be loaded."""
     try:
         file = path()
+        if not file.exists():
+            return None
     except (RuntimeError, OSError):  # RMM's library is not where a bridge could be compiled against it
-        return None
-    if not file.exists():
         return None
     try:
         return _import(file)
-    except ImportError as error:
+    except (ImportError, OSError, TypeError, ValueError) as error:  # Cython's, where RMM's classes differ
         warnings.warn(f"RMM's bridge cannot be loaded ({error}); delete {file.parent}", stacklevel=3)
         return None
 

@@ -270,7 +270,8 @@ pub trait Driver: Debug + Send + Sync + 'static {
     fn stream_create(&self, flags: StreamFlags) -> DriverResult<StreamRef>;
     /// Ends a stream; its work goes on to its end (`cuStreamDestroy`).
     unsafe fn stream_destroy(&self, stream: StreamRef) -> DriverResult<()>;
-    /// The stream behind a raw handle, with its unique id (`cuStreamGetId`, about 33 ns). While a stream
+    /// The stream behind a raw handle, with its unique id (`cuStreamGetId`, about 33 ns; for a
+    /// stream that this driver did not make, it asks first whether it captures). While a stream
     /// captures that was not made by this driver, its id is that of the capture, since CUDA does not tell the
     /// stream's. The caller vouches that the handle is that of a living stream; and, if it was not made by
     /// this driver, that it lives as long as what is returned is [used](StreamRef::foreign).

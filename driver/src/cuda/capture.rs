@@ -255,7 +255,7 @@ impl fmt::Debug for Graph {
     }
 }
 
-/// Tells a stream in a capture from all others: the two high bits set it apart from the numbers of CUDA,
+/// Tells a stream in a capture from all others: bits 60 and 61 set it apart from the numbers of CUDA,
 /// which are small, and of [`CudaDriver::identify_new_stream`].
 fn id_in_capture(handle: u64, capture: u64) -> u64 {
     const HIGH: u64 = 3 << 60;
