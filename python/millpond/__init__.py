@@ -7,6 +7,7 @@
 `millpond.mr` holds the resources under RMM's names, `millpond.statistics` the counters and the profiler.
 """
 
+import importlib as _importlib
 import os as _os
 from pathlib import Path as _Path
 
@@ -63,6 +64,20 @@ from .stream import (  # noqa: E402
     CudaStreamFlags,
     StreamPool,
 )
+
+
+#: Modules that are imported when they are first used, as `millpond.cupy.use()` does.
+_ON_DEMAND = frozenset({"cuda_core", "cupy", "dask", "numba", "replay", "rmm", "rmm_bridge", "torch"})
+
+
+def __getattr__(name):
+    if name in _ON_DEMAND:
+        return _importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted(globals().keys() | _ON_DEMAND)
 
 
 def library_path():

@@ -470,6 +470,8 @@ def _remember(device, resource):
 
 def set_per_device_resource(device, mr):
     """Make a resource of a device its default, for all that use libmillpond in this process."""
+    if not isinstance(mr, Resource):
+        raise TypeError(f"{mr!r} is no resource of millpond's; millpond.stack(text) makes one")
     device = _device(device)
     if mr.device != device:
         raise InvalidArgumentError(f"{mr!r} is of {mr.device}, and cannot be the default of {device}")

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::ptr::{null, null_mut};
 use std::sync::{Arc, OnceLock};
 
+use parking_lot::Mutex;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
@@ -36,7 +37,7 @@ impl DeviceHandle {
 
     /// The calling thread's current device; without CUDA, a simulated one that lives as long as the process.
     pub(crate) fn current() -> Result<Arc<Self>, Failure> {
-        ensure_device();
+        ensure_device()?;
         // SAFETY: the result may be written.
         Self::from_call(|device| unsafe { (api().device_current)(device) })
     }
@@ -53,19 +54,37 @@ impl DeviceHandle {
 }
 
 /// Makes sure that there is a current device: where CUDA cannot be used, that is a simulated one.
-pub(crate) fn ensure_device() {
+pub(crate) fn ensure_device() -> Result<(), Failure> {
     static SIMULATED: OnceLock<Option<Arc<DeviceHandle>>> = OnceLock::new();
-    SIMULATED.get_or_init(|| {
-        // SAFETY: the result may be written.
-        let known = DeviceHandle::from_call(|device| unsafe { (api().device_current)(device) });
-        if known.is_ok() {
-            return None;
-        }
-        let name = std::env::var("MILLPOND_DEVICE").ok().map(|name| c_text(&name));
-        let name = name.as_ref().map_or(null(), |name| name.as_ptr());
-        // SAFETY: the name is null or a string, and the result may be written.
-        DeviceHandle::from_call(|device| unsafe { (api().device_open)(name, device) }).ok()
-    });
+    static OPENING: Mutex<()> = Mutex::new(());
+    if SIMULATED.get().is_some() {
+        return Ok(());
+    }
+    let _opening = OPENING.lock();
+    if SIMULATED.get().is_some() {
+        return Ok(());
+    }
+    // SAFETY: the result may be written.
+    let known = DeviceHandle::from_call(|device| unsafe { (api().device_current)(device) });
+    let opened = match known {
+        Ok(_) => None,
+        Err(_) => Some(open_simulated()?),
+    };
+    SIMULATED.get_or_init(|| opened);
+    Ok(())
+}
+
+/// Opens the device that MILLPOND_DEVICE names, else a simulated H200.
+fn open_simulated() -> Result<Arc<DeviceHandle>, Failure> {
+    let named = std::env::var("MILLPOND_DEVICE").ok().filter(|name| !name.is_empty());
+    let name = named.as_ref().map(|name| c_text(name));
+    let name = name.as_ref().map_or(null(), |name| name.as_ptr());
+    // SAFETY: the name is null or a string, and the result may be written.
+    let opened = DeviceHandle::from_call(|device| unsafe { (api().device_open)(name, device) });
+    opened.map_err(|failure| match named {
+        Some(_) => failure.context("MILLPOND_DEVICE"),
+        None => failure,
+    })
 }
 
 /// A device: CUDA's, or a simulated one.

@@ -19,6 +19,11 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
+    /// Says what the failure is about.
+    pub(crate) fn context(self, what: &str) -> Self {
+        Self { message: format!("{what}: {}", self.message), ..self }
+    }
+
     /// Whether the driver or the library refused the request itself, whatever the state of memory.
     pub(crate) fn is_refusal(&self) -> bool {
         // Invalid argument, unsupported, and CUDA's invalid value, device, and not supported.

@@ -46,7 +46,7 @@ impl ResourceHandle {
     /// The default resource of the current device. Called without the GIL, as it may end the one that was
     /// the default before.
     pub(crate) fn current() -> Result<Arc<Self>, Failure> {
-        ensure_device();
+        ensure_device()?;
         // SAFETY: the result may be written.
         let current = Self::from_call(|resource| unsafe { (api().get_current_device_resource)(resource) })?;
         let before = RECENT_DEFAULT.lock().replace(current.clone());

@@ -586,3 +586,9 @@ def test_levels():
     finally:
         millpond.set_logging_level(before)
         millpond.set_flush_level(level.trace)
+
+
+@pytest.mark.parametrize("wrong", ["cuda+pool", None, millpond.mr.CudaMemoryResource])
+def test_what_is_no_resource_is_refused_by_name(wrong):
+    with pytest.raises(TypeError, match="is no resource of millpond's; millpond.stack"):
+        mr.set_current_device_resource(wrong)

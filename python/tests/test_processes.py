@@ -168,6 +168,30 @@ def test_a_device_of_the_environment():
     ) == str(8 << 30)
 
 
+def test_a_device_of_the_environment_that_cannot_be_made_is_named():
+    if not millpond.Device().is_simulated:
+        pytest.skip("MILLPOND_DEVICE is for machines without CUDA")
+    program = (
+        "import millpond\n"
+        "try: millpond.Device()\n"
+        "except millpond.InvalidArgumentError as error: print(error)\n"
+    )
+    assert script(program, MILLPOND_DEVICE="sim:foo").startswith("MILLPOND_DEVICE: ")
+    assert script("import millpond; print(millpond.Device().is_simulated)", MILLPOND_DEVICE="") == "True"
+
+
+def test_frameworks_are_imported_when_they_are_used():
+    program = (
+        "import millpond, sys\n"
+        "assert not any(name in sys.modules for name in ('millpond.cupy', 'millpond.torch'))\n"
+        "print(millpond.torch.__name__, callable(millpond.cupy.use), 'numba' in dir(millpond))\n"
+        "try: millpond.no_such\n"
+        "except AttributeError as error: print(error)\n"
+    )
+    said = "millpond.torch True True\nmodule 'millpond' has no attribute 'no_such'"
+    assert script(program) == said
+
+
 def test_a_library_that_is_not_there_is_named():
     answer = subprocess.run(
         [sys.executable, "-c", "import millpond"],

@@ -84,6 +84,33 @@ fn issue_9_where_nothing_serves_the_log_a_larger_device_is_advised_which_does() 
 }
 
 #[test]
+fn a_limit_of_the_stacks_own_is_told_from_a_small_device() {
+    let text =
+        run(&example_log(), "sim:h200", &["-s", "cuda+pool:max=300MiB", "-s", "cuda+limiting:limit=300MiB"]);
+    let line = last_line(&text);
+    assert!(
+        line.starts_with("what to do: raise the maximum of the stack, or leave it out: sim:h200"),
+        "{line}"
+    );
+}
+
+#[test]
+fn models_are_never_advised() {
+    let models = ["-s", "torch", "-s", "rmm_pool:initial=1GiB,max=20GiB"];
+    let text = run(&example_log(), "sim:24GiB", &models);
+    assert!(!text.contains("what to do"), "{text}");
+    let text = run(&example_log(), "sim:24GiB", &[&models[..], &["-s", "cuda+pool"]].concat());
+    assert_eq!(advised(last_line(&text)), "cuda+pool", "{text}");
+}
+
+#[test]
+fn memory_of_the_host_is_named_where_managed_memory_alone_served_the_log() {
+    let text = run(&example_log(), "sim:500MiB", &[]);
+    let line = last_line(&text);
+    assert!(line.starts_with("what to do: look for a larger device") && line.contains("`managed`"), "{line}");
+}
+
+#[test]
 fn issue_9_a_short_log_is_told_so_and_a_request_of_no_device_too() {
     let folder = Folder::new();
     let log = folder.log("1,0,allocate,0x100,512,0\n1,0,free,0x100,512,0\n");

@@ -242,7 +242,9 @@ fn expandable(recording: &Recording) -> Vec<String> {
     }
     vec![
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".to_owned(),
-        "(not with vLLM's sleep mode, nor where a library replaces PyTorch's allocator)".to_owned(),
+        "ask `millpond-replay tune FILE` whether that needs less here: with this setting a program can also \
+         need more, and it does not work with vLLM's sleep mode or where a library replaces PyTorch's allocator"
+            .to_owned(),
     ]
 }
 

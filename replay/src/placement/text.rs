@@ -48,6 +48,10 @@ pub fn print(placement: &Placement, out: &mut impl Write) -> io::Result<()> {
         "capacity",
         match answer {
             Answer::Fits => format!("{capacity} suffices: the plan is the proof"),
+            Answer::Impossible if streams > 1 && placement.sharing == Sharing::StreamSafe => format!(
+                "{capacity} is too little while no stream takes what another one used: {least} are needed; \
+                 `--streams host-order` lets them"
+            ),
             Answer::Impossible => format!("{capacity} is too little for any allocator: {least} are needed"),
             Answer::Unknown => format!("{capacity}: no plan that fits was found, and none is excluded"),
         },

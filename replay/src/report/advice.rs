@@ -7,6 +7,7 @@ use millpond_core::{ByteSize, format_bytes};
 
 use super::text::{figures, thousands};
 use crate::compare::{Comparison, StackFigures};
+use crate::peers;
 
 /// A stack spares driver calls if it makes fewer than one for this many operations of the log.
 const OPERATIONS_A_CALL: u64 = 2;
@@ -22,10 +23,11 @@ const LARGEST_DEVICE: u64 = 16 << 40;
 
 type Ran<'a> = (&'a str, &'a StackFigures);
 
-/// One thing to do, in one line; none if no stack ran.
+/// One thing to do, in one line; none if no stack ran that a program can have.
 pub(super) fn of(comparison: &Comparison) -> Option<String> {
     let ran = comparison.stacks.iter().filter_map(figures).filter(|(_, figures)| figures.is_of_device());
-    let ran: Vec<Ran<'_>> = ran.map(|(stack, figures)| (stack.spec.as_str(), figures)).collect();
+    let ran = ran.map(|(stack, figures)| (stack.spec.as_str(), figures));
+    let ran: Vec<Ran<'_>> = ran.filter(|(spec, _)| !has_model(spec)).collect();
     let served: Vec<Ran<'_>> = ran.iter().copied().filter(|(_, f)| f.failures_all_passes == 0).collect();
     let most_served_again = served.iter().map(|(_, figures)| served_again(figures)).max();
     let best: Vec<Ran<'_>> =
@@ -43,11 +45,25 @@ pub(super) fn of(comparison: &Comparison) -> Option<String> {
     } else {
         let (spec, figures) = smallest(&best)?;
         let taken = format_bytes(peak(figures));
-        format!(
-            "stay with `{spec}`, which took {taken}: no stack here spared this log half of its driver calls"
-        )
+        match peak(figures).checked_sub(comparison.device.total_bytes) {
+            Some(beyond) if beyond > 0 => format!(
+                "look for a larger device, or for less to keep: of the {taken} that `{spec}` took, {} did not \
+                 fit into the device's memory and lay in the host's, which is much slower; nothing else served \
+                 the log",
+                format_bytes(beyond)
+            ),
+            _ => format!(
+                "stay with `{spec}`, which took {taken}: no stack here spared this log half of its driver calls"
+            ),
+        }
     };
     Some(format!("what to do: {to_do}."))
+}
+
+/// Whether a stack has a model of another library's allocator, which no program can be built with.
+fn has_model(spec: &str) -> bool {
+    let layers = spec.split('+').map(|layer| layer.split(':').next().unwrap_or_default().trim());
+    layers.into_iter().any(|layer| peers::LAYERS.iter().any(|model| model.name == layer))
 }
 
 fn use_stack(comparison: &Comparison, spec: &str, figures: &StackFigures, plain: Option<Ran<'_>>) -> String {
@@ -85,6 +101,14 @@ fn larger_device(comparison: &Comparison, ran: &[Ran<'_>]) -> String {
         return format!("look at the log: it asks for {largest} at once, more than any device has");
     }
     let needed = log.peak_live_bytes.saturating_mul(2).max(comparison.device.total_bytes);
+    if log.peak_live_bytes.saturating_mul(2) <= comparison.device.total_bytes {
+        return format!(
+            "raise the maximum of the stack, or leave it out: {} has room for the log, of which {} are live at \
+             once, and no stack here was allowed to use it",
+            comparison.device.spec,
+            format_bytes(log.peak_live_bytes),
+        );
+    }
     let size = needed.checked_next_power_of_two().unwrap_or(LARGEST_DEVICE).min(LARGEST_DEVICE);
     let closest = ran.iter().min_by_key(|(_, figures)| figures.failures);
     let closest = closest.map_or(String::new(), |(spec, figures)| {
