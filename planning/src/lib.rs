@@ -11,6 +11,7 @@
 //! | [`fits`] | whether the blocks fit into a capacity: yes, proved not to, or unknown |
 //! | [`validate`] | checks a placement; shares no code with the planner |
 //! | [`MinimallocCsv`] | minimalloc's CSV in and out |
+//! | [`ProgramPlan`] | the plan of a whole program, as text in and out |
 //! | [`synthetic`] | made-up training loops |
 //!
 //! ```
@@ -43,6 +44,7 @@ mod clocks;
 mod csv;
 mod cuts;
 mod exact;
+mod file;
 mod first_fit;
 mod instance;
 mod options;
@@ -50,6 +52,7 @@ mod parallel;
 mod pieces;
 mod plan;
 mod problem;
+mod program;
 mod random;
 mod repair;
 mod run;
@@ -64,4 +67,8 @@ pub use csv::{CsvError, Gap, MinimallocCsv, MinimallocRow};
 pub use options::Options;
 pub use plan::{Fit, Plan, fits, plan};
 pub use problem::{Block, Order, Problem, ProblemError};
+pub use program::{
+    LogHash, MOST_ALLOCATIONS, MOST_STREAMS, PlanParts, PlannedAllocation, PlannedSlot, ProgramPlan,
+    ProgramPlanError,
+};
 pub use validate::{Invalid, validate};

@@ -20,6 +20,9 @@ pub enum Error {
     /// The blocks of a recording cannot be placed.
     #[error(transparent)]
     Placement(#[from] millpond_planning::ProblemError),
+    /// A recording cannot be made a plan of the layer `plan`.
+    #[error("no plan can be written: {0}")]
+    Plan(#[from] millpond_planning::ProgramPlanError),
     /// The temporary file or a thread of the replay could not be created.
     #[error("{what}: {source}")]
     Io {

@@ -71,6 +71,7 @@ pub use host_memory::{
     AnyHostResource, HostMemoryResource, HostResource, PageableHostMemoryResource, SamHeadroomMemoryResource,
     SystemMemoryResource,
 };
+pub use millpond_planning::ProgramPlan;
 pub use plan::{PlanLayer, PlanMemoryResource, PlanOptions, PlanStatistics};
 pub use pool::{
     Decay, PagesMode, PeerList, Peers, Pool, PoolLayer, PoolMemoryResource, PoolOptions, Share, Slack,

@@ -1,11 +1,14 @@
 //! The command line of `plan`.
 
-use std::io::{self, Write};
-use std::path::PathBuf;
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use millpond_core::parse_bytes;
+use millpond_core::{ALLOCATION_ALIGNMENT, parse_bytes};
 
 use super::import::{ReportFormat, SourceArgs};
 use super::verdict::{Failure, Verdict};
@@ -41,9 +44,10 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
 
-    /// Write the placement: minimalloc's CSV, the position of each block's allocation and free, its size and
-    /// its offset
-    #[arg(long, short = 'o', value_name = "PLAN.csv")]
+    /// Write the placement. A name that ends in .plan: a plan for the layer `plan`
+    /// (cuda+pool+plan:file=FILE.plan). Else minimalloc's CSV: the position of each block's allocation and
+    /// free, its size and its offset
+    #[arg(long, short = 'o', value_name = "FILE")]
     output: Option<PathBuf>,
 
     /// How the result is printed
@@ -69,6 +73,26 @@ fn alignment(text: &str) -> Result<u64, String> {
     }
 }
 
+/// Refuses rules that a plan of the layer cannot have.
+fn refuse_other_rules(args: &PlanArgs, output: &Path) -> Result<(), millpond_core::Error> {
+    let shown = output.display();
+    let refuse =
+        |what| Err(millpond_core::Error::invalid_argument(format!("{shown} would be a plan {what}")));
+    if args.streams == StreamRule::HostOrder {
+        return refuse("of the layer `plan`, whose streams are always apart; leave --streams out");
+    }
+    if args.alignment != ALLOCATION_ALIGNMENT {
+        return refuse("of the layer `plan`, whose alignment is 256; leave --alignment out");
+    }
+    Ok(())
+}
+
+fn write(output: &Path, content: &impl fmt::Display) -> io::Result<()> {
+    let mut file = BufWriter::new(File::create(output)?);
+    write!(file, "{content}")?;
+    file.flush()
+}
+
 /// Imports a file, places its blocks, and prints or writes the placement.
 pub(super) fn run(args: &PlanArgs, mut out: impl Write) -> Result<Verdict, Failure> {
     args.source.refuse_overwrite(args.output.as_deref())?;
@@ -86,14 +110,31 @@ pub(super) fn run(args: &PlanArgs, mut out: impl Write) -> Result<Verdict, Failu
             ..millpond_planning::Options::default()
         },
     };
-    let placed = Placement::of(&recording, &request).map_err(crate::Error::from)?;
-    if let (Some(output), Some(csv)) = (&args.output, placed.csv()) {
-        std::fs::write(output, csv).map_err(|error| {
+    let as_plan = args.output.as_deref().filter(|output| output.extension() == Some(OsStr::new("plan")));
+    let (placed, plan) = match as_plan {
+        Some(output) => {
+            refuse_other_rules(args, output)?;
+            placement::for_layer(&recording, &request)?
+        }
+        None => (Placement::of(&recording, &request).map_err(crate::Error::from)?, None),
+    };
+    if let Some(output) = &args.output {
+        let written = match (&plan, placed.csv()) {
+            (Some(plan), _) => write(output, plan),
+            (None, Some(csv)) if as_plan.is_none() => write(output, &csv),
+            _ => Ok(()),
+        };
+        written.map_err(|error| {
             Failure::Output(io::Error::new(error.kind(), format!("{}: {error}", output.display())))
         })?;
     }
     match args.format {
-        ReportFormat::Text => placement::print(&placed, &mut out)?,
+        ReportFormat::Text => {
+            placement::print(&placed, &mut out)?;
+            if let Some(plan) = &plan {
+                placement::print_plan(plan, &mut out)?;
+            }
+        }
         ReportFormat::Json => {
             serde_json::to_writer(&mut out, &placed).map_err(io::Error::from)?;
             writeln!(out)?;

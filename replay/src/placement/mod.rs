@@ -1,5 +1,6 @@
 //! The least memory that a recording needs, and a placement of its blocks that reaches or nears it.
 
+mod program;
 mod text;
 
 use std::time::Instant;
@@ -10,6 +11,7 @@ use serde::Serialize;
 
 use crate::recording::{EventKind, Recording};
 
+pub use program::{for_layer, print_plan};
 pub use text::print;
 
 /// Whether blocks of different streams may share an address.
@@ -120,6 +122,15 @@ impl Placement {
     /// If the alignment is 0, or all sizes together exceed 64 bits.
     pub fn of(recording: &Recording, request: &Request) -> Result<Self, ProblemError> {
         let (blocks, failed_requests) = blocks_of(recording);
+        Self::of_blocks(recording, blocks, failed_requests, request)
+    }
+
+    fn of_blocks(
+        recording: &Recording,
+        blocks: Vec<Block>,
+        failed_requests: usize,
+        request: &Request,
+    ) -> Result<Self, ProblemError> {
         let in_host_order = Problem::new(blocks.clone(), request.alignment)?;
         let stream_safe = Problem::stream_safe(blocks, request.alignment, Vec::new())?;
         // What the bounds take is not left for the search.

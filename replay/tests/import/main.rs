@@ -7,6 +7,7 @@ mod support;
 mod built;
 mod explain;
 mod hostile;
+mod layer_plan;
 #[cfg(feature = "nsys")]
 mod nsys;
 mod pickle;

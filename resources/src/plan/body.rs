@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use millpond_core::{ALLOCATION_ALIGNMENT, StreamId};
-use millpond_planning::{Block, Fit, Options, Problem, bounds, fits, plan};
+use millpond_planning::{Block, Fit, Options, Problem, ProgramPlan, bounds, fits, plan};
 use rustc_hash::FxHashMap;
 
 use crate::plan::history::{Step, key};
@@ -43,6 +43,11 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
+    /// A slot that has no place yet.
+    fn new(bytes: u64, stream: StreamId, lane: u32) -> Self {
+        Self { bytes, stream, lane, offset: 0, place: NONE, predecessors_end: 0, turns: 0, is_live: false }
+    }
+
     /// Whether it holds a block, or one that was freed on another stream.
     pub(crate) fn is_live(&self) -> bool {
         self.is_live
@@ -59,6 +64,27 @@ pub(crate) struct LanePlan {
     pub(crate) places: FxHashMap<u64, u32>,
 }
 
+impl LanePlan {
+    fn new(stream: StreamId, bytes: u64) -> Self {
+        Self { stream, bytes, places: FxHashMap::default() }
+    }
+}
+
+/// Where a plan from a file comes from.
+#[derive(Debug)]
+pub(crate) struct Origin {
+    /// The hash of its log.
+    pub(crate) log: String,
+    /// The bytes that allocations without a slot have in use at a time, at most.
+    pub(crate) beside: u64,
+    /// The number of allocations before the first one that has a slot.
+    pub(crate) lead: u32,
+    /// The number of its streams.
+    streams: usize,
+    /// Those of them that a request has named.
+    named: Vec<StreamId>,
+}
+
 /// The reason why a body has no plan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Unplanned {
@@ -72,14 +98,17 @@ pub(crate) enum Unplanned {
 const SLACK: u64 = 200;
 
 /// A body with its slots.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Body {
     pub(crate) slots: Vec<Slot>,
     pub(crate) lanes: Vec<LanePlan>,
+    /// `None` for one that the layer planned.
+    pub(crate) origin: Option<Origin>,
     /// The number of places.
     pub(crate) places: u32,
     predecessors: Vec<u32>,
-    /// The hash of each [`GRAM`] allocations in a row and the position of the last one, sorted.
+    /// The hash of each [`GRAM`] allocations in a row and the position of the last one, sorted; none until
+    /// they are needed.
     grams: Vec<(u64, u32)>,
 }
 
@@ -101,24 +130,13 @@ impl Body {
                 (None, _) => NONE,
                 (Some(_), Some(lane)) => lane as u32,
                 (Some(_), None) => {
-                    lanes.push(LanePlan { stream: step.stream, bytes: 0, places: FxHashMap::default() });
+                    lanes.push(LanePlan::new(step.stream, 0));
                     lanes.len() as u32 - 1
                 }
             };
-            let Step { bytes, stream, .. } = *step;
-            let unplaced = Slot {
-                bytes,
-                stream,
-                lane,
-                offset: 0,
-                place: NONE,
-                predecessors_end: 0,
-                turns: 0,
-                is_live: false,
-            };
-            slots.push(unplaced);
+            slots.push(Slot::new(step.bytes, step.stream, lane));
         }
-        let mut body = Self { slots, lanes, places: 0, predecessors: Vec::new(), grams: Vec::new() };
+        let mut body = Self { slots, lanes, ..Self::default() };
         let lanes = (0..body.lanes.len() as u32).map(|lane| body.problem(lane, &steps));
         let lanes: Vec<_> = lanes.collect::<Option<_>>().ok_or(Unplanned::NoProblem)?;
         let least = lanes.iter().fold(0, |sum: u64, (_, lane)| sum.saturating_add(bounds(lane).bytes));
@@ -131,6 +149,60 @@ impl Body {
         body.link();
         body.grams = body.all_grams();
         Ok(body)
+    }
+
+    /// The body of a plan that was made before. Its streams are placeholders until requests name them.
+    pub(crate) fn of_plan(plan: &ProgramPlan) -> Self {
+        let parts = plan.parts();
+        let mut body = Self::default();
+        let mut lanes = Vec::new();
+        for (number, &bytes) in (0..).zip(&parts.lanes) {
+            lanes.push(if bytes > 0 { body.lanes.len() as u32 } else { NONE });
+            if bytes > 0 {
+                body.lanes.push(LanePlan::new(StreamId::placeholder(number), bytes));
+            }
+        }
+        for allocation in &parts.allocations {
+            let stream = StreamId::placeholder(allocation.stream);
+            let lane = allocation.slot.map_or(NONE, |_| lanes[allocation.stream as usize]);
+            let mut slot = Slot::new(allocation.bytes, stream, lane);
+            if let Some(placed) = allocation.slot {
+                (slot.offset, slot.place) = (placed.offset, body.place_at(lane as usize, placed.offset));
+            }
+            body.slots.push(slot);
+        }
+        body.link();
+        body.origin = Some(Origin {
+            log: parts.log.to_string(),
+            beside: parts.beside,
+            lead: body.slots.iter().take_while(|slot| slot.lane == NONE).count() as u32,
+            streams: parts.lanes.len(),
+            named: Vec::new(),
+        });
+        body
+    }
+
+    /// The hash of the log that the plan was made from, if it is from a file.
+    pub(crate) fn log(&self) -> Option<&str> {
+        self.origin.as_ref().map(|origin| &*origin.log)
+    }
+
+    /// Takes the stream of a request for the one of the slot `at`, if the slot's is not known yet, and this
+    /// one is not known as another.
+    pub(crate) fn name_stream(&mut self, at: u32, bytes: u64, stream: StreamId) -> bool {
+        let Some(origin) = self.origin.as_mut().filter(|origin| origin.named.len() < origin.streams) else {
+            return false;
+        };
+        let Slot { bytes: expected, stream: unknown, .. } = self.slots[at as usize];
+        if expected != bytes || !unknown.is_placeholder() || origin.named.contains(&stream) {
+            return false;
+        }
+        origin.named.push(stream);
+        let streams = self.slots.iter_mut().map(|slot| &mut slot.stream);
+        let streams = streams.chain(self.lanes.iter_mut().map(|lane| &mut lane.stream));
+        streams.filter(|known| **known == unknown).for_each(|known| *known = stream);
+        self.grams.clear();
+        true
     }
 
     /// Returns the allocations of one lane and their blocks; `None` if they are no problem for the planner.
@@ -159,13 +231,18 @@ impl Body {
         };
         self.lanes[lane].bytes = found.height;
         for (&index, &offset) in indices.iter().zip(&found.offsets) {
-            let place = *self.lanes[lane].places.entry(offset).or_insert_with(|| {
-                self.places += 1;
-                self.places - 1
-            });
+            let place = self.place_at(lane, offset);
             let slot = &mut self.slots[index as usize];
             (slot.offset, slot.place) = (offset, place);
         }
+    }
+
+    /// Returns the number of the place at an offset of a lane.
+    fn place_at(&mut self, lane: usize, offset: u64) -> u32 {
+        *self.lanes[lane].places.entry(offset).or_insert_with(|| {
+            self.places += 1;
+            self.places - 1
+        })
     }
 
     /// Finds the slots that have each slot's addresses before it. Two neighbours touch each other like
@@ -205,7 +282,10 @@ impl Body {
     }
 
     /// Returns the position of the last of these allocations, the nearest one at or after `from`.
-    pub(crate) fn find(&self, keys: [u64; GRAM], from: u32) -> Option<u32> {
+    pub(crate) fn find(&mut self, keys: [u64; GRAM], from: u32) -> Option<u32> {
+        if self.grams.is_empty() {
+            self.grams = self.all_grams();
+        }
         let gram = gram_of(keys);
         let next = |from| {
             let index = self.grams.partition_point(|entry| *entry < (gram, from));

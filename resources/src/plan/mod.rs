@@ -4,6 +4,9 @@
 //! free; `running` follows the program through the body. `docs/plan.md` says when the layer is worth it.
 
 mod body;
+mod file;
+#[cfg(test)]
+mod file_tests;
 mod gaps;
 mod history;
 mod layer;
@@ -81,8 +84,7 @@ struct Taking {
 /// the plan's memory goes back. The calls of all threads together are one program: where threads race,
 /// nothing repeats, and the layer gives up.
 ///
-/// The layer is for a pool that grows: it takes a plan's memory only if that fits into what the pool held
-/// before, as far as the pool has statistics.
+/// It is for a pool that grows: what it learns has to fit into what the pool held before, if that counts it.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResourceExt, StreamRef};
@@ -121,16 +123,14 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     /// Puts the layer on `upstream`.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for a time of more than an hour, and
-    /// for a repetition over no or more than 262144 allocations.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for a time of more than an hour, for a
+    /// repetition over no or more than 262144 allocations, and for a file that holds no plan.
     pub fn new(upstream: R, options: PlanOptions) -> Result<Self> {
-        let options = options.checked()?;
-        let has_scopes = find_trait::<dyn CaptureScopes>(&upstream).is_some();
         Ok(Self {
-            has_scopes,
+            has_scopes: find_trait::<dyn CaptureScopes>(&upstream).is_some(),
+            state: Mutex::new(file::begin(&upstream, &options)?),
             upstream,
             options,
-            state: Mutex::new(State::new(options.repeat as usize)),
             is_bypassed: AtomicBool::new(false),
             misuses: AtomicU64::new(0),
             process: Origin::here(),
@@ -166,6 +166,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             && !running.lanes[lane].is_awaited
         {
             let missing = running.body.bytes() - running.bytes().0;
+            running.set_limit(missing, self.upstream.statistics());
             if self.would_exceed(running.limit_bytes, missing) {
                 // The next body tries again.
                 running.postpone();
@@ -279,9 +280,10 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     fn drop_plan(&self, state: &mut State, why: &str) {
         let Some(running) = state.running.as_mut().filter(|running| !running.is_retired) else { return };
         running.is_retired = true;
+        let log = running.body.log();
+        tracing::info!(target: "millpond::plan", stack = %self, why, log, "dropped a plan");
+        state.least_span *= if log.is_some() { 1 } else { 2 };
         state.counts.dropped += 1;
-        state.least_span *= 2;
-        tracing::info!(target: "millpond::plan", stack = %self, why, "dropped a plan");
         state.learn_anew();
         if state.counts.dropped >= u64::from(MOST_DROPPED) {
             self.give_up(state, "too many plans were dropped");
@@ -447,7 +449,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
 
 impl<R: DeviceMemoryResource> fmt::Display for PlanMemoryResource<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}+plan{}", self.upstream, self.options)
+        write!(f, "{}+{}", self.upstream, self.options)
     }
 }
 

@@ -1,8 +1,10 @@
 //! The options of the layer `plan`.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
+use millpond_core::stack::LayerSpec;
 use millpond_core::{Error, Result};
 
 /// The time in milliseconds that planning takes at most by default.
@@ -16,7 +18,7 @@ pub(crate) const DEFAULT_REPEAT: u32 = 512;
 const MOST_REPEAT: u32 = 1 << 18;
 
 /// Options of a [`PlanMemoryResource`](crate::PlanMemoryResource).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PlanOptions {
     /// The allocations over which a part of the program has to repeat before it is planned (default 512, at
     /// most 262144).
@@ -24,16 +26,19 @@ pub struct PlanOptions {
     /// The time of search for each plan (default 2 s, at most an hour). The first placement is always
     /// finished.
     pub time: Duration,
+    /// A plan that `millpond-replay plan LOG -o FILE.plan` wrote, with which the program begins (default
+    /// none: it begins with what it learns).
+    pub file: Option<PathBuf>,
 }
 
 impl Default for PlanOptions {
     fn default() -> Self {
-        Self { repeat: DEFAULT_REPEAT, time: Duration::from_millis(DEFAULT_MS) }
+        Self { repeat: DEFAULT_REPEAT, time: Duration::from_millis(DEFAULT_MS), file: None }
     }
 }
 
 impl PlanOptions {
-    pub(crate) fn checked(self) -> Result<Self> {
+    pub(crate) fn check(&self) -> Result<()> {
         if self.time > Duration::from_secs(3600) {
             return Err(Error::invalid_argument(
                 "a plan may take an hour at most; write for example plan:time=2000 (milliseconds)",
@@ -45,21 +50,29 @@ impl PlanOptions {
                 self.repeat
             )));
         }
-        Ok(self)
+        if let Some(path) = self.file.as_deref().filter(|path| path.to_str().is_none()) {
+            return Err(Error::invalid_argument(format!(
+                "the path of the plan {} is not UTF-8, which the text of a stack cannot hold; choose another",
+                path.display()
+            )));
+        }
+        Ok(())
     }
 }
 
-/// Writes the options as parameters of a stack's text; empty for the defaults.
+/// Writes the layer with its options, as in a stack's text.
 impl fmt::Display for PlanOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut separator = ':';
+        let mut layer = LayerSpec::new("plan");
+        if let Some(path) = &self.file {
+            layer = layer.with("file", path.display().to_string());
+        }
         if self.repeat != Self::default().repeat {
-            write!(f, "{separator}repeat={}", self.repeat)?;
-            separator = ',';
+            layer = layer.with("repeat", self.repeat.to_string());
         }
         if self.time != Self::default().time {
-            write!(f, "{separator}time={}", self.time.as_millis())?;
+            layer = layer.with("time", self.time.as_millis().to_string());
         }
-        Ok(())
+        layer.fmt(f)
     }
 }

@@ -1,7 +1,7 @@
 //! A plan in use: where in the body the program is, and the memory of each stream.
 
 use millpond_core::misuse::MisuseKind;
-use millpond_core::{DevicePtr, StreamId};
+use millpond_core::{DevicePtr, ResourceStatistics, StreamId};
 
 use rustc_hash::FxHashMap;
 
@@ -20,6 +20,16 @@ const CATCH_UP_SHARE: u32 = 4;
 
 /// The fewest requests over which a plan is judged.
 const LEAST_WINDOW: u32 = 64;
+
+/// The most requests over which a plan from a file is judged before it begins: its body may be a whole log.
+const AWAITED_WINDOW: u32 = 1024;
+
+/// The requests in a row after which a plan from a file begins although those before did not fit. Fewer may
+/// fit by chance, and its memory is much.
+const LATE_FITS: u32 = 64;
+
+/// A plan from a file has this part of its bytes above them, for what the program does beside it.
+const SPARE_SHARE: u64 = 16;
 
 /// The memory of one stream that the layer took from upstream.
 #[derive(Debug, Default)]
@@ -86,6 +96,8 @@ pub(crate) struct Running {
     is_begun: bool,
     /// Whether the plan's memory did not fit when the last body began.
     is_postponed: bool,
+    /// The requests in a row that must fit before a plan from a file begins; 0 once it has.
+    awaited_fits: u32,
     /// The keys of the last requests, up to the last one that did not fit.
     recent: [u64; GRAM],
     /// The requests since then, each of which fitted.
@@ -115,9 +127,10 @@ impl Running {
             lanes: body.lanes.iter().map(|_| Lane::default()).collect(),
             holders: vec![NONE; body.places as usize],
             requested: vec![0; body.slots.len()],
-            cursor: None,
+            cursor: body.origin.as_ref().map(|_| 0),
             is_begun: false,
             is_postponed: false,
+            awaited_fits: body.origin.as_ref().map_or(0, |origin| (origin.lead + 1).min(GRAM as u32)),
             recent: [0; GRAM],
             fits: 0,
             slips: 0,
@@ -143,7 +156,9 @@ impl Running {
 
     /// Moves to the position after `at`.
     fn advance(&mut self, at: u32) -> u32 {
-        if at == 0 {
+        let is_begin = if self.awaited_fits > 0 { self.fits >= self.awaited_fits } else { at == 0 };
+        if is_begin {
+            self.awaited_fits = 0;
             self.is_begun = true;
             self.is_postponed = false;
             self.forget_gaps();
@@ -167,6 +182,9 @@ impl Running {
 
     /// Adds a request that does not fit to the recent ones, after those before it that did.
     fn note_misfit(&mut self, misfit: u64) {
+        if self.awaited_fits > 0 {
+            self.awaited_fits = LATE_FITS;
+        }
         let (cursor, length) = (self.cursor.unwrap_or(0) as usize, self.body.slots.len());
         let fitted = (self.fits as usize).min(GRAM);
         for back in (1..=fitted).rev() {
@@ -195,6 +213,11 @@ impl Running {
 
     #[cold]
     fn locate_anew(&mut self, bytes: u64, stream: StreamId) -> Option<u32> {
+        if let Some(at) = self.cursor
+            && self.body.name_stream(at, bytes, stream)
+        {
+            return self.locate(bytes, stream);
+        }
         self.slips = self.slips.saturating_add(1);
         self.note_misfit(key(bytes, stream));
         if let Some(found) = self.body.find(self.recent, self.cursor.unwrap_or(0)) {
@@ -209,11 +232,13 @@ impl Running {
                 return Some(self.advance(at));
             }
             // After some that were left out.
-            let ahead = |step| (u64::from(at) + u64::from(step)) % u64::from(self.length());
-            let found = (1..=WINDOW).map(|step| ahead(step) as u32);
-            let found =
-                if self.slips < 2 { None } else { found.into_iter().find(|at| self.has(*at, bytes, stream)) };
-            return found.map(|found| self.skip_to(found));
+            if self.slips < 2 {
+                return None;
+            }
+            let length = u64::from(self.length());
+            let mut ahead = (1..=WINDOW).map(|step| ((u64::from(at) + u64::from(step)) % length) as u32);
+            let is_it = |at: &u32| self.has(*at, bytes, stream) || self.body.name_stream(*at, bytes, stream);
+            return ahead.find(is_it).map(|found| self.skip_to(found));
         }
         None
     }
@@ -234,10 +259,21 @@ impl Running {
         self.slips as usize >= GRAM
     }
 
-    /// Hands out no slot until the next body begins.
+    /// Hands out no slot until the next body begins. A plan from a file goes on with its other lanes: its
+    /// body may be all that the program does.
     pub(crate) fn postpone(&mut self) {
-        self.is_begun = false;
-        self.is_postponed = true;
+        self.is_postponed = self.body.origin.is_none();
+        self.is_begun &= !self.is_postponed;
+    }
+
+    /// Sets the limit of a plan from a file when its first lane is taken, where `missing` bytes are not taken
+    /// yet: no one knows what the program takes without the plan, but the log says what it takes with it.
+    pub(crate) fn set_limit(&mut self, missing: u64, upstream: Option<ResourceStatistics>) {
+        if let Some(origin) = self.body.origin.as_ref().filter(|_| self.limit_bytes.is_none()) {
+            let spare = origin.beside.saturating_add(self.body.bytes() / SPARE_SHARE);
+            let limit = |known: ResourceStatistics| known.bytes_in_use.saturating_add(missing);
+            self.limit_bytes = upstream.map(|known| limit(known).saturating_add(spare));
+        }
     }
 
     /// Whether a request that has a slot and is not served from it counts against the plan.
@@ -430,7 +466,8 @@ impl Running {
         *requests += 1;
         *misses += u32::from(is_miss);
         self.since_catching_up = self.since_catching_up.saturating_add(1);
-        if *requests < (self.body.slots.len() as u32).max(LEAST_WINDOW) {
+        let most = if self.awaited_fits > 0 { AWAITED_WINDOW } else { u32::MAX };
+        if *requests < (self.body.slots.len() as u32).clamp(LEAST_WINDOW, most) {
             return Verdict::Good;
         }
         let is_bad = u64::from(*misses) * 4 > u64::from(*requests);

@@ -16,13 +16,13 @@ use crate::plan::running::Mistake;
 use crate::plan::{PlanLayer, PlanMemoryResource};
 use crate::{CudaMemoryResource, Decay, PoolLayer, PoolMemoryResource};
 
-type Stack = PlanMemoryResource<PoolMemoryResource<CudaMemoryResource>>;
+pub(super) type Stack = PlanMemoryResource<PoolMemoryResource<CudaMemoryResource>>;
 
 const STREAMS: u64 = 3;
 
 /// One call of a program; blocks are numbered.
 #[derive(Clone, Copy, Debug)]
-enum Call {
+pub(super) enum Call {
     Allocate { block: usize, bytes: u64, stream: usize },
     Free { block: usize, stream: usize },
 }
@@ -36,9 +36,9 @@ struct Held {
 }
 
 /// A program that runs over the layer, and the checks below and above it.
-struct World {
-    device: Arc<SimDevice>,
-    stack: Checked<Stack>,
+pub(super) struct World {
+    pub(super) device: Arc<SimDevice>,
+    pub(super) stack: Checked<Stack>,
     streams: Vec<StreamRef>,
     held: Vec<Option<Held>>,
     strays: Vec<Held>,
@@ -47,10 +47,14 @@ struct World {
 
 impl World {
     fn new(schedule: Schedule) -> Self {
+        Self::over(schedule, PlanLayer::new())
+    }
+
+    pub(super) fn over(schedule: Schedule, layer: PlanLayer) -> Self {
         let device = SimDevice::new(SimConfig::with_capacity(4 << 30).schedule(schedule));
         let pool =
             CudaMemoryResource::new(Arc::clone(&device) as _).layer(PoolLayer::new().decay(Decay::Off));
-        let stack = pool.unwrap().layer(PlanLayer::new().repeat(32)).unwrap();
+        let stack = pool.unwrap().layer(layer.repeat(32)).unwrap();
         let streams = (0..STREAMS).map(|_| device.stream_create(StreamFlags::NON_BLOCKING).unwrap());
         let streams = streams.collect();
         let stack = Checked::new(stack, Some(Arc::clone(&device)));
@@ -82,7 +86,7 @@ impl World {
         unsafe { self.stack.deallocate(held.ptr, Layout::new(held.bytes), self.streams[stream]) };
     }
 
-    fn run(&mut self, calls: &[Call]) {
+    pub(super) fn run(&mut self, calls: &[Call]) {
         for call in calls {
             match *call {
                 Call::Allocate { block, bytes, stream } => {
@@ -100,7 +104,7 @@ impl World {
     }
 
     /// Frees everything, as a program does whose step failed.
-    fn unwind(&mut self) {
+    pub(super) fn unwind(&mut self) {
         let held: Vec<_> = self.held.iter_mut().rev().filter_map(Option::take).collect();
         for held in held.into_iter().chain(std::mem::take(&mut self.strays)) {
             self.free(held, held.stream);
@@ -108,7 +112,7 @@ impl World {
     }
 
     /// Whether the oracles found nothing wrong.
-    fn is_right(&self) -> bool {
+    pub(super) fn is_right(&self) -> bool {
         self.device.synchronize().unwrap();
         self.device.take_violations().is_empty() && self.stack.take_faults().is_empty()
     }
@@ -120,7 +124,7 @@ impl World {
 }
 
 /// A random body: blocks of several streams, of which some live until the next body.
-fn random_body(rng: &mut Rng) -> Vec<Call> {
+pub(super) fn random_body(rng: &mut Rng) -> Vec<Call> {
     let (streams, blocks) = (rng.between(1, STREAMS), rng.between(8, 60) as usize);
     let mut calls = Vec::new();
     let mut live = Vec::new();
@@ -189,19 +193,28 @@ fn disturb(world: &mut World, body: &[Call], rng: &mut Rng) {
 }
 
 /// The requests that got a slot, and those that got a gap.
-type Served = (u64, u64);
+pub(super) type Served = (u64, u64);
 
 /// Runs a program and returns whether the oracles found nothing, and how many requests the plan served.
 fn program(seed: u64, mistake: Option<Mistake>) -> (bool, Served) {
-    let ((is_right, served), refused) = misuse_recorder::record(|| program_of(seed, mistake));
+    program_over(seed, mistake, |_| PlanLayer::new())
+}
+
+/// The same over the layer that is made for the body of the program.
+pub(super) fn program_over(
+    seed: u64,
+    mistake: Option<Mistake>,
+    layer: impl Fn(&[Call]) -> PlanLayer,
+) -> (bool, Served) {
+    let ((is_right, served), refused) = misuse_recorder::record(|| program_of(seed, mistake, layer));
     (is_right && refused.is_empty(), served)
 }
 
-fn program_of(seed: u64, mistake: Option<Mistake>) -> (bool, Served) {
+fn program_of(seed: u64, mistake: Option<Mistake>, layer: impl Fn(&[Call]) -> PlanLayer) -> (bool, Served) {
     let mut rng = Rng::new(seed);
     let schedule = if seed.is_multiple_of(2) { Schedule::Timed } else { Schedule::Seeded(seed) };
-    let mut world = World::new(schedule);
     let body = random_body(&mut rng);
+    let mut world = World::over(schedule, layer(&body));
     for _ in 0..10 {
         world.run(&body);
     }
@@ -235,7 +248,7 @@ fn program_of(seed: u64, mistake: Option<Mistake>) -> (bool, Served) {
     (is_right && device.live_allocations() == 0, served)
 }
 
-const PROGRAMS: u64 = if cfg!(miri) { 2 } else { 600 };
+pub(super) const PROGRAMS: u64 = if cfg!(miri) { 2 } else { 600 };
 
 #[test]
 fn programs_that_repeat_keep_the_order_whatever_goes_wrong() {

@@ -1,0 +1,245 @@
+//! The plan of a program: what it allocates, in its order, and where each block lies.
+
+use std::error::Error;
+use std::fmt;
+use std::num::NonZeroU32;
+
+use crate::{Block, Invalid, Problem, validate};
+
+/// The most allocations of a [`ProgramPlan`].
+pub const MOST_ALLOCATIONS: usize = 1 << 20;
+
+/// The most streams of a [`ProgramPlan`].
+pub const MOST_STREAMS: usize = 256;
+
+/// The SHA-256 of a log, by which a plan says which log it was made from.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct LogHash(pub [u8; 32]);
+
+/// Writes `sha256:` and 64 hexadecimal digits.
+impl fmt::Display for LogHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("sha256:")?;
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// One allocation of a [`ProgramPlan`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PlannedAllocation {
+    /// The size in bytes, a multiple of the plan's alignment.
+    pub bytes: u64,
+    /// The number of the stream. Streams are numbered by their first allocation, from 0.
+    pub stream: u32,
+    /// Where the block lies in the memory of its stream; `None` if the plan leaves it to others.
+    pub slot: Option<PlannedSlot>,
+}
+
+/// Where a block of a [`ProgramPlan`] lies, and how long.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PlannedSlot {
+    /// The number of allocations until the deallocation, itself included. A block that lives beyond the last
+    /// allocation, into the next pass, has its bytes for the whole of a pass.
+    pub life: NonZeroU32,
+    /// The distance from the start of the stream's memory, in bytes.
+    pub offset: u64,
+}
+
+/// What a [`ProgramPlan`] says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PlanParts {
+    /// The log that it was made from.
+    pub log: LogHash,
+    /// All sizes and offsets are multiples of this, in bytes.
+    pub alignment: u64,
+    /// The bytes of each stream's memory, which no other stream uses.
+    pub lanes: Vec<u64>,
+    /// No placement of the same blocks, with each stream in memory of its own, takes fewer bytes.
+    pub bound: u64,
+    /// The bytes that blocks without a slot have in use at a time, at most.
+    pub beside: u64,
+    /// The allocations, in the order of the program.
+    pub allocations: Vec<PlannedAllocation>,
+}
+
+impl PlanParts {
+    /// The bytes of all lanes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.lanes.iter().fold(0, |sum, lane| sum.saturating_add(*lane))
+    }
+
+    /// The bytes of all lanes over the bound: 1 is proved to be the least. 1 without blocks.
+    #[must_use]
+    pub fn ratio(&self) -> f64 {
+        if self.bound == 0 { 1.0 } else { self.bytes() as f64 / self.bound as f64 }
+    }
+}
+
+/// A plan for a program that makes the same allocations in each run.
+///
+/// A plan is consistent in itself: no two of its blocks share bytes while both are in use, as far as their
+/// lives are those of the program. It is written as text ([`Display`](fmt::Display)), and read by
+/// [`read`](Self::read).
+///
+/// ```
+/// use millpond_planning::{LogHash, PlanParts, PlannedAllocation, PlannedSlot, ProgramPlan};
+///
+/// let block = |bytes, life: u32, offset| {
+///     let slot = life.try_into().ok().map(|life| PlannedSlot { life, offset });
+///     PlannedAllocation { bytes, stream: 0, slot }
+/// };
+/// let plan = ProgramPlan::new(PlanParts {
+///     log: LogHash([7; 32]),
+///     alignment: 256,
+///     lanes: vec![1536],
+///     bound: 1536,
+///     beside: 0,
+///     allocations: vec![block(1024, 2, 0), block(512, 1, 1024), block(256, 1, 0)],
+/// })?;
+/// assert_eq!(ProgramPlan::read(plan.to_string().as_bytes())?, plan);
+/// # Ok::<(), millpond_planning::ProgramPlanError>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ProgramPlan(pub(crate) PlanParts);
+
+impl ProgramPlan {
+    /// Checks what a plan says.
+    ///
+    /// # Errors
+    /// The first allocation that is wrong, with the reason: a size or an offset that is no multiple of the
+    /// alignment, a block that ends outside of its lane or shares bytes with another one, streams that are
+    /// not numbered by their first allocation. Or that there are no allocations with a slot, or more than
+    /// [`MOST_ALLOCATIONS`], or more than [`MOST_STREAMS`] streams.
+    pub fn new(parts: PlanParts) -> Result<Self, ProgramPlanError> {
+        let checked = check(&parts);
+        checked.map(|()| Self(parts)).map_err(|Defect { allocation, what }| {
+            ProgramPlanError(match allocation {
+                Some(index) => format!("allocation {}: {what}", index + 1),
+                None => what,
+            })
+        })
+    }
+
+    /// What the plan says.
+    #[must_use]
+    pub fn parts(&self) -> &PlanParts {
+        &self.0
+    }
+}
+
+/// The reason why a [`ProgramPlan`] was refused.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ProgramPlanError(pub(crate) String);
+
+impl fmt::Display for ProgramPlanError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Error for ProgramPlanError {}
+
+/// What is wrong with a plan, and at which allocation.
+pub(crate) struct Defect {
+    pub(crate) allocation: Option<usize>,
+    pub(crate) what: String,
+}
+
+impl Defect {
+    fn of_all(what: impl Into<String>) -> Self {
+        Self { allocation: None, what: what.into() }
+    }
+
+    fn at(allocation: usize, what: impl Into<String>) -> Self {
+        Self { allocation: Some(allocation), what: what.into() }
+    }
+}
+
+/// Checks what a plan says.
+pub(crate) fn check(parts: &PlanParts) -> Result<(), Defect> {
+    let PlanParts { alignment, lanes, bound, allocations, .. } = parts;
+    if *alignment == 0 {
+        return Err(Defect::of_all("the alignment is 0; use 1 for none"));
+    }
+    if lanes.len() > MOST_STREAMS {
+        return Err(Defect::of_all(format!("{} streams, over {MOST_STREAMS}", lanes.len())));
+    }
+    if allocations.len() > MOST_ALLOCATIONS {
+        return Err(Defect::of_all(format!("{} allocations, over {MOST_ALLOCATIONS}", allocations.len())));
+    }
+    if lanes.iter().try_fold(0u64, |sum, lane| sum.checked_add(*lane)).is_none() {
+        return Err(Defect::of_all("the lanes together exceed 64 bits"));
+    }
+    if *bound > parts.bytes() {
+        return Err(Defect::of_all(format!("the lanes have {} bytes, below the bound", parts.bytes())));
+    }
+    let mut streams = 0;
+    for (index, allocation) in allocations.iter().enumerate() {
+        one(parts, allocation, &mut streams).map_err(|what| Defect::at(index, what))?;
+    }
+    if streams < lanes.len() {
+        return Err(Defect::of_all(format!("stream {streams} has no allocation")));
+    }
+    if !allocations.iter().any(|allocation| allocation.slot.is_some()) {
+        return Err(Defect::of_all("no allocation has a slot"));
+    }
+    overlaps(parts)
+}
+
+/// Checks one allocation, after those of this many streams.
+fn one(parts: &PlanParts, allocation: &PlannedAllocation, streams: &mut usize) -> Result<(), String> {
+    let PlannedAllocation { bytes, stream, slot } = *allocation;
+    let alignment = parts.alignment;
+    if bytes == 0 || !bytes.is_multiple_of(alignment) {
+        return Err(format!("{bytes} bytes are no multiple of the alignment {alignment}, or none"));
+    }
+    let Some(&lane) = parts.lanes.get(stream as usize) else {
+        return Err(format!("there is no stream {stream}, but {} from 0 on", parts.lanes.len()));
+    };
+    if stream as usize > *streams {
+        return Err(format!("stream {stream} comes before stream {streams}; they are numbered as they come"));
+    }
+    *streams = (*streams).max(stream as usize + 1);
+    let Some(PlannedSlot { life, offset }) = slot else { return Ok(()) };
+    if life.get() as usize > parts.allocations.len() {
+        return Err(format!("it lives for {life} allocations, more than there are"));
+    }
+    if !offset.is_multiple_of(alignment) {
+        return Err(format!("the offset {offset} is no multiple of the alignment {alignment}"));
+    }
+    if offset.checked_add(bytes).is_none_or(|end| end > lane) {
+        return Err(format!("{bytes} bytes at {offset} end outside of its lane of {lane} bytes"));
+    }
+    Ok(())
+}
+
+/// Finds blocks of one stream that share bytes while both are in use.
+fn overlaps(parts: &PlanParts) -> Result<(), Defect> {
+    let length = parts.allocations.len() as u64;
+    let mut lanes: Vec<(Vec<usize>, Vec<Block>, Vec<u64>)> = vec![Default::default(); parts.lanes.len()];
+    for (index, allocation) in parts.allocations.iter().enumerate() {
+        let Some(PlannedSlot { life, offset }) = allocation.slot else { continue };
+        let (indices, blocks, offsets) = &mut lanes[allocation.stream as usize];
+        let (birth, death) = (index as u64, index as u64 + u64::from(life.get()));
+        // What lives on in the next pass.
+        let (birth, death) = if death > length { (0, length) } else { (birth, death) };
+        indices.push(index);
+        blocks.push(Block { birth, death, size: allocation.bytes, stream: 0 });
+        offsets.push(offset);
+    }
+    for (indices, blocks, offsets) in lanes {
+        let problem = Problem::new(blocks, parts.alignment);
+        let problem = problem.map_err(|error| Defect::of_all(error.to_string()))?;
+        validate(&problem, &offsets).map_err(|invalid| match invalid {
+            Invalid::Overlap { first, second } => {
+                let (first, second) = (indices[first], indices[second]);
+                let (first, second) = (first.min(second), first.max(second));
+                let other = first + 1;
+                Defect::at(second, format!("it shares bytes with allocation {other}, which is in use then"))
+            }
+            other => Defect::of_all(other.to_string()),
+        })?;
+    }
+    Ok(())
+}
