@@ -6,9 +6,15 @@
 mod body;
 mod gaps;
 mod history;
+mod lane;
 mod layer;
 mod learning;
+mod marks;
 mod options;
+#[cfg(test)]
+mod order_tests;
+#[cfg(test)]
+mod recovery_tests;
 mod returning;
 mod running;
 mod serving;
@@ -35,7 +41,8 @@ pub use crate::plan::options::PlanOptions;
 pub use crate::plan::state::PlanStatistics;
 
 use crate::capture_scopes::CaptureScopes;
-use crate::plan::state::{State, locked};
+use crate::plan::state::State;
+use crate::pool::Pool;
 use crate::process::Origin;
 
 /// Learns the part of a program that repeats, and places its blocks as a plan says.
@@ -84,6 +91,12 @@ pub struct PlanMemoryResource<R: DeviceMemoryResource> {
     is_bypassed: AtomicBool,
     /// Whether a layer below serves captures from scopes of its own.
     has_scopes: bool,
+    /// Whether a pool below makes blocks of free bytes that are not in one piece.
+    maps_pages: bool,
+    /// How often lanes were given back.
+    given_back: AtomicU64,
+    /// Held by a request that gives memory back because upstream has none.
+    recovery: Mutex<()>,
     misuses: AtomicU64,
     process: Origin,
 }
@@ -97,8 +110,12 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     pub fn new(upstream: R, options: PlanOptions) -> Result<Self> {
         let options = options.checked()?;
         let has_scopes = find_trait::<dyn CaptureScopes>(&upstream).is_some();
+        let maps_pages = find_trait::<dyn Pool>(&upstream).is_some_and(Pool::maps_pages);
         Ok(Self {
             has_scopes,
+            maps_pages,
+            given_back: AtomicU64::new(0),
+            recovery: Mutex::new(()),
             upstream,
             options,
             state: Mutex::new(State::new(options.repeat as usize)),
@@ -110,16 +127,16 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
 
     /// Returns the counts so far.
     pub fn plan_statistics(&self) -> PlanStatistics {
-        let state = self.state.lock();
-        let mut counts = PlanStatistics { has_given_up: state.has_given_up, ..state.counts };
-        if let Some(running) = &state.running {
-            counts.held_bytes = running.bytes().0;
-            if !running.is_retired {
+        let counts = self.locked(|state| {
+            let mut counts = PlanStatistics { has_given_up: state.has_given_up, ..state.counts };
+            counts.held_bytes = state.bytes().0;
+            if let Some(running) = &state.running {
                 counts.body_allocations = running.body.slots.len() as u64;
                 counts.plan_bytes = running.body.bytes();
             }
-        }
-        counts
+            counts
+        });
+        counts.unwrap_or_default()
     }
 
     /// Whether a stream is open in a scope below: its requests, and those of streams that join its capture,
@@ -127,11 +144,6 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     fn is_beside_captures(&self) -> bool {
         self.has_scopes
             && find_trait::<dyn CaptureScopes>(&self.upstream).is_some_and(|scopes| scopes.open_streams() > 0)
-    }
-
-    /// Runs `body` under the lock.
-    fn locked<T>(&self, body: impl FnOnce(&mut State) -> T) -> T {
-        locked(&self.state, &self.upstream, body)
     }
 
     fn refuse(&self, kind: MisuseKind, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
@@ -159,13 +171,16 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
         }
         let bytes = layout.rounded_bytes().filter(|_| layout.alignment() <= ALLOCATION_ALIGNMENT);
         let is_watched = !self.is_bypassed.load(Ordering::Acquire) && !self.driver().health().is_lost();
-        let Some(bytes) = bytes.filter(|_| is_watched && !self.is_beside_captures()) else {
-            return self.allocate_upstream(layout, stream).map_err(|error| error.in_stack(self));
+        let is_open = !self.is_beside_captures();
+        let Some(bytes) = bytes.filter(|_| is_watched && is_open) else {
+            let served = self.allocate_upstream(layout, stream, is_open);
+            return served.map_err(|error| error.in_stack(self));
         };
         if let Some(ptr) = self.serve_planned(layout, bytes, stream) {
             return Ok(ptr);
         }
-        let ptr = self.allocate_upstream(layout, stream).map_err(|error| error.in_stack(self))?;
+        let served = self.allocate_upstream(layout, stream, is_open);
+        let ptr = served.map_err(|error| error.in_stack(self))?;
         self.watch(ptr, bytes, stream);
         Ok(ptr)
     }
@@ -175,8 +190,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
             return;
         }
         if !self.is_bypassed.load(Ordering::Acquire) {
-            let answer = self.locked(|state| self.free(state, ptr, layout, stream));
-            match answer {
+            match self.free_planned(ptr, layout, stream) {
                 Some(Ok(())) => return,
                 Some(Err(kind)) => return self.refuse(kind, ptr, layout, stream),
                 None => {}
@@ -197,7 +211,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
     /// Counts the memory of idle lanes as free: trimming returns it.
     fn memory_info(&self) -> Result<MemoryInfo> {
         let info = self.upstream.memory_info().map_err(|error| error.in_stack(self))?;
-        let idle = self.state.lock().running.as_ref().map_or(0, |running| running.bytes().1);
+        let idle = self.locked(|state| state.bytes().1).unwrap_or(0);
         Ok(MemoryInfo { free: (info.free + idle).min(info.total), ..info })
     }
 
@@ -227,12 +241,18 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
         }
     }
 
-    /// Gives idle lanes back first. The plan takes them again when a request needs them.
+    /// Gives lanes without blocks back if that is needed beside what upstream can give. The plan takes them
+    /// again when a request needs them.
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        let to_upstream = self.locked(|state| self.release_idle(state));
+        let trim = || self.upstream.trim(keep_bytes).map_err(|error| error.in_stack(self));
+        let released = trim()?;
+        let to_upstream = self.trim_lanes(keep_bytes);
+        if to_upstream == 0 {
+            return Ok(released);
+        }
         // An upstream in stream order keeps the lanes until it is trimmed itself.
-        let released = if self.upstream.is_stream_ordered() { 0 } else { to_upstream };
-        Ok(released + self.upstream.trim(keep_bytes).map_err(|error| error.in_stack(self))?)
+        let of_lanes = if self.upstream.is_stream_ordered() { 0 } else { to_upstream };
+        Ok(released + of_lanes + trim()?)
     }
 
     fn provide(&self, traits: &mut Traits) {
@@ -243,15 +263,14 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
 impl<R: DeviceMemoryResource> ReportsMemory for PlanMemoryResource<R> {
     fn layer_memory(&self) -> LayerMemory {
         let mut memory = LayerMemory::default();
-        memory.reclaimable_after_sync_bytes =
-            self.state.lock().running.as_ref().map(|running| running.bytes().1);
+        memory.reclaimable_after_sync_bytes = self.locked(|state| state.bytes().1).filter(|bytes| *bytes > 0);
         memory
     }
 
     fn block_at(&self, ptr: DevicePtr) -> Option<BlockInfo> {
-        let state = self.state.lock();
-        let running = state.running.as_ref()?;
-        let (_, bytes) = running.block_at(running.lane_at(ptr)?, ptr)?;
+        let bytes = self.locked(|state| {
+            state.plans().find_map(|plan| Some(plan.block_at(plan.lane_at(ptr)?, ptr)?.1))
+        })??;
         let mut block = BlockInfo::default();
         (block.address, block.bytes) = (ptr.address(), bytes);
         Some(block)
@@ -260,22 +279,6 @@ impl<R: DeviceMemoryResource> ReportsMemory for PlanMemoryResource<R> {
 
 impl<R: DeviceMemoryResource> Drop for PlanMemoryResource<R> {
     fn drop(&mut self) {
-        if self.process.is_elsewhere() {
-            return;
-        }
-        let Some(running) = self.state.get_mut().running.take() else { return };
-        let lanes = running.lanes.iter().zip(&running.body.lanes);
-        let held: Vec<_> = lanes.filter_map(|(lane, plan)| Some((lane.base?, plan.bytes))).collect();
-        if held.is_empty() || self.driver().health().is_lost() {
-            return;
-        }
-        if !self.has_waited() {
-            tracing::warn!(target: "millpond::driver", "the memory of a plan is left to upstream");
-            return;
-        }
-        for (base, bytes) in held {
-            // SAFETY: the lane came from upstream with this layout, once, and all work of the device is done.
-            unsafe { self.upstream.deallocate(base, Layout::new(bytes), StreamRef::LEGACY) };
-        }
+        self.end();
     }
 }
