@@ -56,7 +56,8 @@ use crate::process::Origin;
 /// if nothing repeats.
 ///
 /// Slots never change their stream. A block that is freed on another stream than its own keeps its slot until
-/// the plan's memory goes back. The calls of all threads together are one program: where threads race,
+/// an event that is recorded there has passed. The layer waits for the device only before memory is out, in
+/// `trim` and when it is dropped. The calls of all threads together are one program: where threads race,
 /// nothing repeats, and the layer gives up.
 ///
 /// The layer is for a pool that grows: it takes a plan's memory only if that fits into what the pool held
@@ -161,8 +162,9 @@ impl<R: DeviceMemoryResource> fmt::Display for PlanMemoryResource<R> {
 // SAFETY: blocks are those of upstream, or slots of lanes that came from upstream. Slots whose blocks are in
 // use do not overlap (`Body::claim`), are as large as their requests, and start at multiples of 256. A lane
 // belongs to the stream it was allocated on, and a slot is free again only after a deallocation on that
-// stream, so a request on the stream is ordered after all earlier uses. A lane goes back on its stream with
-// all blocks freed on it, or after a wait for the device.
+// stream, or when an event that was recorded behind one on another stream has passed (`Lane::end_waits`), so
+// a request on the stream is ordered after all earlier uses. A lane goes back on its stream with all other
+// streams' work done, or on any stream when its own stream's work is done, too (`Lane::may_leave`).
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource<R> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {

@@ -258,17 +258,18 @@ fn a_plan_takes_no_more_than_a_pool_of_regions_held() {
         let pool = pool.layer(PoolLayer::new().pages(PagesMode::Off).decay(Decay::Off)).unwrap();
         let repeat = if has_plan { 32 } else { 1 << 18 };
         let stack = pool.layer(PlanLayer::new().repeat(repeat)).unwrap();
-        // A block in each region lives on.
-        let mut kept = Vec::new();
+        let take = |bytes| (stack.allocate_bytes(bytes, StreamRef::LEGACY).unwrap(), bytes);
+        // A small block in each region lives on.
+        let mut regions = Vec::new();
         for _ in 0..8 {
-            let held = [24 * MIB, MIB].map(|bytes| (stack.allocate_bytes(bytes, StreamRef::LEGACY), bytes));
-            let [large, small] = held.map(|(ptr, bytes)| (ptr.unwrap(), bytes));
-            kept.push((small, large));
+            give(&stack, take(24 * MIB), StreamRef::LEGACY);
+            regions.push((take(2 * MIB), take(22 * MIB)));
         }
-        kept.iter().for_each(|(_, large)| give(&stack, *large, StreamRef::LEGACY));
-        let blocks = on_legacy((0..7).map(|size| (24 - size) * MIB));
+        regions.iter().for_each(|(_, large)| give(&stack, *large, StreamRef::LEGACY));
+        let blocks = on_legacy((0..7).map(|size| 22 * MIB - (size << 12)));
         (0..40).for_each(|_| body(&stack, &blocks));
-        kept.iter().for_each(|(small, _)| give(&stack, *small, StreamRef::LEGACY));
+        assert_eq!(stack.plan_statistics().plans > 0, has_plan);
+        regions.iter().for_each(|(small, _)| give(&stack, *small, StreamRef::LEGACY));
         device.peak_bytes()
     };
     assert!(peak(true) <= peak(false), "{} {}", peak(true), peak(false));

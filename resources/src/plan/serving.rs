@@ -4,7 +4,7 @@ use millpond_core::misuse::MisuseKind;
 use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Layout, Result, StreamRef};
 
 use crate::plan::PlanMemoryResource;
-use crate::plan::running::Verdict;
+use crate::plan::running::{Running, Verdict};
 use crate::plan::state::State;
 
 /// What becomes of a request.
@@ -257,11 +257,12 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         stream: StreamRef,
     ) -> Option<Result<Option<u64>, MisuseKind>> {
         let State { running, draining, marks, .. } = state;
-        let mut plans = running.iter_mut().chain(draining);
-        let freed = plans.find_map(|plan| {
+        let mut free = |plan: &mut Running| {
             let lane = plan.lane_at(ptr)?;
             Some(plan.free(lane, ptr, layout.bytes(), stream, marks))
-        });
+        };
+        let freed = running.as_mut().and_then(&mut free);
+        let freed = freed.or_else(|| draining.iter_mut().find_map(free));
         if state.is_learning() && freed.is_none_or(|freed| freed.is_ok()) {
             state.history.freed(ptr, stream.id());
         }

@@ -31,8 +31,8 @@ pub struct PlanStatistics {
     pub has_given_up: bool,
 }
 
-/// The calls from one question to the driver to the next, while a dropped plan has memory. A query of an event
-/// takes about 520 ns on an H200, so this is 33 ns a call for each stream.
+/// The calls from one question to the driver to the next, while a dropped plan has memory. A query of an
+/// event takes about 520 ns on an H200, so this is 33 ns a call for each stream.
 const CALLS_BETWEEN_QUERIES: u32 = 16;
 
 #[derive(Debug)]
@@ -78,7 +78,7 @@ impl State {
 
     /// Whether the program is watched, and no plan serves it.
     pub(crate) fn is_learning(&self) -> bool {
-        !self.has_given_up && !self.is_planning && self.running.is_none()
+        self.running.is_none() && !self.has_given_up && !self.is_planning
     }
 
     pub(crate) fn learn_anew(&mut self) {
