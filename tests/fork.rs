@@ -97,6 +97,11 @@ fn issue_9_a_forked_child_drops_what_stands_on_a_pool() {
 }
 
 #[test]
+fn a_forked_child_drops_a_plan() {
+    forks_of("cuda+pool:decay=20ms+plan:repeat=16");
+}
+
+#[test]
 fn issue_9_a_forked_child_drops_a_log() {
     for flush in ["row", "buffered", "async"] {
         let file = format!("{}/fork_{flush}.csv", env!("CARGO_TARGET_TMPDIR"));

@@ -1,7 +1,7 @@
 //! Calls to the driver whose errors the caller handles, and a stream of a resource's own.
 
 use millpond_core::StreamRef;
-use millpond_core::driver::{Driver, DriverResult, StreamFlags};
+use millpond_core::driver::{Driver, DriverError, DriverResult, Event, StreamFlags};
 use parking_lot::Mutex;
 
 /// Makes a call whose error the caller handles; notes in the device's health if it is lost.
@@ -19,6 +19,26 @@ pub(crate) fn is_capturing(driver: &dyn Driver, stream: StreamRef) -> DriverResu
         Err(error) if error.is_unsupported() => Ok(false),
         answer => answer,
     }
+}
+
+/// Records the event on a stream that is certainly alive, unless the stream captures a graph.
+///
+/// # Errors
+/// What the driver reports; [`DriverError::CAPTURED_EVENT`] if a capture began during the call.
+pub(crate) fn record_unless_capturing(
+    driver: &dyn Driver,
+    event: Event,
+    stream: StreamRef,
+) -> DriverResult<bool> {
+    if is_capturing(driver, stream)? {
+        return Ok(false);
+    }
+    driver.event_record(event, stream)?;
+    // If a capture began before the record, the record is a part of it.
+    if is_capturing(driver, stream)? {
+        return Err(DriverError::new(DriverError::CAPTURED_EVENT, "cuEventRecord"));
+    }
+    Ok(true)
 }
 
 /// A stream of a resource's own, created when it is first needed. It is never captured, and no default

@@ -43,8 +43,9 @@ pub(crate) struct Step {
     pub(crate) bytes: u64,
     /// The stream of the allocation.
     pub(crate) stream: StreamId,
-    /// The number of allocations until the deallocation, itself included; `None` if the block is freed on
-    /// another stream, or lives until its own place in the next body.
+    /// The number of allocations until the deallocation, itself included; `None` if the block lives until its
+    /// own place in the next body. A block that is freed on another stream has its slot for a whole body, as
+    /// that stream may do its work late.
     pub(crate) life: Option<u32>,
 }
 
@@ -62,6 +63,9 @@ pub(crate) fn key(bytes: u64, stream: StreamId) -> u64 {
 pub(crate) struct History {
     events: Vec<Event>,
     in_use: FxHashMap<DevicePtr, u32>,
+    /// The bytes of the blocks in use, and their peak.
+    bytes: u64,
+    peak_bytes: u64,
 }
 
 impl History {
@@ -76,6 +80,8 @@ impl History {
 
     pub(crate) fn allocated(&mut self, ptr: DevicePtr, bytes: u64, stream: StreamId) {
         self.in_use.insert(ptr, self.events.len() as u32);
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.peak_bytes = self.peak_bytes.max(self.bytes);
         self.events.push(Event { bytes, stream, end: IN_USE, is_foreign: false });
     }
 
@@ -85,7 +91,13 @@ impl History {
             let event = &mut self.events[index as usize];
             event.end = count;
             event.is_foreign = event.stream != stream;
+            self.bytes = self.bytes.saturating_sub(event.bytes);
         }
+    }
+
+    /// Returns the peak of the bytes in use.
+    pub(crate) fn peak_bytes(&self) -> u64 {
+        self.peak_bytes
     }
 
     /// Returns the shortest part that the newest allocations have repeated over at least `least` allocations
@@ -110,7 +122,8 @@ impl History {
                 Some(life) => known == Some(life),
                 None => known.is_none_or(|life| life as usize > self.events.len() - 1 - (index + period)),
             });
-            let life = known.filter(|life| *life as usize <= period && !old.is_foreign);
+            let life = known.filter(|life| *life as usize <= period);
+            let life = life.map(|life| if old.is_foreign { period as u32 } else { life });
             steps.push(Step { bytes: old.bytes, stream: old.stream, life });
         }
         let total: u128 = steps.iter().map(|step| u128::from(step.bytes)).sum();
@@ -176,14 +189,14 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_live_for_a_body_or_die_on_another_stream_are_not_planned() {
+    fn blocks_that_live_for_a_body_are_not_planned_and_those_that_die_on_another_stream_for_all_of_it() {
         let sizes = [256, 512].repeat(2);
         assert!(history(&sizes, 3).body(2).is_none(), "each lives longer than the body");
         let sizes = [256, 512].repeat(4);
         let mut one = history(&sizes, 1);
         one.events[4].is_foreign = true;
         let found = one.body(2).unwrap();
-        assert_eq!((found[0].life, found[1].life), (None, Some(1)));
+        assert_eq!((found[0].life, found[1].life), (Some(2), Some(1)));
     }
 
     #[test]

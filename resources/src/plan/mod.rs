@@ -9,9 +9,18 @@ mod file;
 mod file_tests;
 mod gaps;
 mod history;
+mod lane;
 mod layer;
+mod learning;
+mod marks;
 mod options;
+#[cfg(test)]
+mod order_tests;
+#[cfg(test)]
+mod recovery_tests;
+mod returning;
 mod running;
+mod serving;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -20,16 +29,13 @@ mod upstream_tests;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
 
-use millpond_core::driver::CaptureModeGuard;
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::{
     ALLOCATION_ALIGNMENT, Accessibility, BlockInfo, DeviceMemoryResource, DevicePtr, DriverHandle,
     LayerMemory, Layout, MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits,
     find_trait, is_same,
 };
-use millpond_planning::Options;
 use parking_lot::Mutex;
 
 pub(crate) use crate::plan::layer::ENTRY;
@@ -38,37 +44,9 @@ pub use crate::plan::options::PlanOptions;
 pub use crate::plan::state::PlanStatistics;
 
 use crate::capture_scopes::CaptureScopes;
-use crate::driver_calls::ask;
-use crate::plan::body::Body;
-use crate::plan::history::{MOST_EVENTS, Step};
-use crate::plan::running::{Running, Verdict};
-use crate::plan::state::{State, locked};
+use crate::plan::state::State;
+use crate::pool::Pool;
 use crate::process::Origin;
-
-/// The plans that may be dropped before the layer gives up. Each one asks for a repetition twice as long.
-const MOST_DROPPED: u32 = 12;
-
-/// A part that repeats and has no plan has to repeat over this many times as many allocations.
-const UNPLANNED_FACTOR: usize = 8;
-
-/// The rounds of search for one plan, which are always the same where they need less than the time.
-const ROUNDS: u32 = 8;
-
-/// What becomes of a request.
-enum Answer {
-    Block(DevicePtr),
-    /// Its lane has to be taken from upstream first.
-    Take(Taking),
-    Upstream,
-}
-
-/// A lane that a request takes from upstream, while the lock is free.
-struct Taking {
-    plan: u64,
-    lane: usize,
-    slot: u32,
-    bytes: u64,
-}
 
 /// Learns the part of a program that repeats, and places its blocks as a plan says.
 ///
@@ -81,7 +59,8 @@ struct Taking {
 /// if nothing repeats.
 ///
 /// Slots never change their stream. A block that is freed on another stream than its own keeps its slot until
-/// the plan's memory goes back. The calls of all threads together are one program: where threads race,
+/// an event that is recorded there has passed. The layer waits for the device only before memory is out, in
+/// `trim` and when it is dropped. The calls of all threads together are one program: where threads race,
 /// nothing repeats, and the layer gives up.
 ///
 /// It is for a pool that grows: what it learns has to fit into what the pool held before, if that counts it.
@@ -115,6 +94,12 @@ pub struct PlanMemoryResource<R: DeviceMemoryResource> {
     is_bypassed: AtomicBool,
     /// Whether a layer below serves captures from scopes of its own.
     has_scopes: bool,
+    /// Whether a pool below makes blocks of free bytes that are not in one piece.
+    maps_pages: bool,
+    /// How often lanes were given back.
+    given_back: AtomicU64,
+    /// Held by a request that gives memory back because upstream has none.
+    recovery: Mutex<()>,
     misuses: AtomicU64,
     process: Origin,
 }
@@ -126,11 +111,17 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for a time of more than an hour, for a
     /// repetition over no or more than 262144 allocations, and for a file that holds no plan.
     pub fn new(upstream: R, options: PlanOptions) -> Result<Self> {
+        let state = file::begin(&upstream, &options)?;
+        let has_scopes = find_trait::<dyn CaptureScopes>(&upstream).is_some();
+        let maps_pages = find_trait::<dyn Pool>(&upstream).is_some_and(Pool::maps_pages);
         Ok(Self {
-            has_scopes: find_trait::<dyn CaptureScopes>(&upstream).is_some(),
-            state: Mutex::new(file::begin(&upstream, &options)?),
+            has_scopes,
+            maps_pages,
+            given_back: AtomicU64::new(0),
+            recovery: Mutex::new(()),
             upstream,
             options,
+            state: Mutex::new(state),
             is_bypassed: AtomicBool::new(false),
             misuses: AtomicU64::new(0),
             process: Origin::here(),
@@ -139,294 +130,16 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
 
     /// Returns the counts so far.
     pub fn plan_statistics(&self) -> PlanStatistics {
-        let state = self.state.lock();
-        let mut counts = PlanStatistics { has_given_up: state.has_given_up, ..state.counts };
-        if let Some(running) = &state.running {
-            counts.held_bytes = running.bytes().0;
-            if !running.is_retired {
+        let counts = self.locked(|state| {
+            let mut counts = PlanStatistics { has_given_up: state.has_given_up, ..state.counts };
+            counts.held_bytes = state.bytes().0;
+            if let Some(running) = &state.running {
                 counts.body_allocations = running.body.slots.len() as u64;
                 counts.plan_bytes = running.body.bytes();
             }
-        }
-        counts
-    }
-
-    /// Says how a request is served.
-    fn answer(&self, state: &mut State, layout: Layout, bytes: u64, stream: StreamRef) -> Answer {
-        let Some(running) = state.running.as_mut() else { return Answer::Upstream };
-        if running.is_retired {
-            let beside = self.serve_beside(state, None, layout, bytes, stream);
-            self.release_retired(state, stream);
-            return beside.map_or(Answer::Upstream, Answer::Block);
-        }
-        let at = running.locate(bytes, stream.id());
-        let lane = at.and_then(|at| running.lane_of(at)).filter(|_| running.is_begun());
-        if let Some((slot, lane)) = at.zip(lane)
-            && running.lanes[lane].base.is_none()
-            && !running.lanes[lane].is_awaited
-        {
-            let missing = running.body.bytes() - running.bytes().0;
-            running.set_limit(missing, self.upstream.statistics());
-            if self.would_exceed(running.limit_bytes, missing) {
-                // The next body tries again.
-                running.postpone();
-            } else {
-                running.lanes[lane].is_awaited = true;
-                let (plan, bytes) = (running.number, running.body.lanes[lane].bytes);
-                return Answer::Take(Taking { plan, lane, slot, bytes });
-            }
-        }
-        self.serve(state, at, layout, bytes, stream).map_or(Answer::Upstream, Answer::Block)
-    }
-
-    /// Takes a lane from upstream, and serves the request from it; `None` if upstream serves the request.
-    fn take(&self, taking: &Taking, layout: Layout, bytes: u64, stream: StreamRef) -> Option<DevicePtr> {
-        let lane = Layout::new(taking.bytes);
-        let taken = self.upstream.allocate(lane, stream);
-        let (served, unused) = self.locked(|state| {
-            let running = state.running.as_mut().filter(|running| running.number == taking.plan);
-            let Some(running) = running else { return (None, taken.ok()) };
-            running.lanes[taking.lane].is_awaited = false;
-            match taken {
-                Ok(base) if !running.is_retired => running.lanes[taking.lane].base = Some(base),
-                Ok(base) => return (None, Some(base)),
-                Err(_) => {
-                    self.drop_plan(state, "there is no memory for it");
-                    return (None, None);
-                }
-            }
-            (self.serve(state, Some(taking.slot), layout, bytes, stream), None)
+            counts
         });
-        if let Some(base) = unused {
-            // SAFETY: the block came from upstream with this layout, and nothing used it.
-            unsafe { self.upstream.deallocate(base, lane, stream) };
-        }
-        served
-    }
-
-    /// Serves a request, which the plan knows as the slot `at`, from the slot or beside it; `None` if
-    /// upstream serves it.
-    fn serve(
-        &self,
-        state: &mut State,
-        at: Option<u32>,
-        layout: Layout,
-        bytes: u64,
-        stream: StreamRef,
-    ) -> Option<DevicePtr> {
-        let running = state.running.as_mut()?;
-        let is_planned = at.is_some_and(|at| running.lane_of(at).is_some());
-        let served = at.filter(|_| is_planned && running.is_begun());
-        let served = served.and_then(|at| running.claim(at, layout.bytes()));
-        // Requests that the plan leaves to upstream are no misses.
-        let is_miss = at.is_none() || is_planned && running.is_due() && served.is_none();
-        if running.judge(is_miss) == Verdict::Dropped {
-            self.drop_plan(state, "the program does not follow it");
-        }
-        if served.is_some() {
-            state.counts.served += 1;
-            return served;
-        }
-        state.counts.missed += 1;
-        self.serve_beside(state, at, layout, bytes, stream)
-    }
-
-    /// Whether upstream would have more bytes in use than it held before the plan, as far as it counts them.
-    fn would_exceed(&self, limit_bytes: Option<u64>, more: u64) -> bool {
-        let Some((limit, known)) = limit_bytes.zip(self.upstream.statistics()) else { return false };
-        known.bytes_in_use.saturating_add(more) > limit
-    }
-
-    /// Serves a request without a slot from the lane of its stream, if upstream would have to grow for it.
-    /// A lane without blocks goes back instead, and upstream serves the request; so it does when the program
-    /// left the plan.
-    fn serve_beside(
-        &self,
-        state: &mut State,
-        at: Option<u32>,
-        layout: Layout,
-        bytes: u64,
-        stream: StreamRef,
-    ) -> Option<DevicePtr> {
-        let running = state.running.as_mut()?;
-        let is_wanted = running.is_lost() || self.would_exceed(running.limit_bytes, bytes);
-        if running.bytes().0 == 0 || !is_wanted {
-            return None;
-        }
-        let Some(lane) = running.lane_for(stream.id()) else {
-            if self.would_exceed(running.limit_bytes, bytes) && running.is_crowding(bytes) {
-                self.drop_plan(state, "other streams need its memory");
-                self.release_idle(state);
-            }
-            return None;
-        };
-        if running.is_retired && running.is_crowding(0) {
-            // Nothing new keeps the lane from going back.
-            return None;
-        }
-        let is_exceeded = self.would_exceed(running.limit_bytes, bytes);
-        if state.release(lane, stream, false).is_some() || !is_exceeded {
-            return None;
-        }
-        let ptr = state.running.as_mut()?.claim_gap(lane, at, layout.bytes(), bytes)?;
-        state.counts.served_beside += 1;
-        if state.is_learning() {
-            state.history.allocated(ptr, bytes, stream.id());
-        }
-        Some(ptr)
-    }
-
-    /// Ends a plan: the program is watched again from now on, or not any more.
-    fn drop_plan(&self, state: &mut State, why: &str) {
-        let Some(running) = state.running.as_mut().filter(|running| !running.is_retired) else { return };
-        running.is_retired = true;
-        let log = running.body.log();
-        tracing::info!(target: "millpond::plan", stack = %self, why, log, "dropped a plan");
-        state.least_span *= if log.is_some() { 1 } else { 2 };
-        state.counts.dropped += 1;
-        state.learn_anew();
-        if state.counts.dropped >= u64::from(MOST_DROPPED) {
-            self.give_up(state, "too many plans were dropped");
-        }
-    }
-
-    fn give_up(&self, state: &mut State, why: &str) {
-        state.history.clear();
-        state.has_given_up = true;
-        tracing::warn!(
-            target: "millpond::plan", stack = %self, why, "the program does not repeat; upstream serves it"
-        );
-    }
-
-    /// Searches the history for what repeats, and plans it.
-    fn search(&self, state: &mut State) {
-        let length = state.history.len();
-        state.search_at = length + length / 4;
-        if state.running.is_some() {
-            // The memory of the last plan goes back first.
-            self.release_idle(state);
-        }
-        if state.running.is_none()
-            && let Some(steps) = state.history.body(state.least_span)
-        {
-            return self.plan(state, steps);
-        }
-        if length >= MOST_EVENTS {
-            self.give_up(state, "no part repeats");
-            self.note_end(state);
-        }
-    }
-
-    fn plan(&self, state: &mut State, steps: Vec<Step>) {
-        let started = Instant::now();
-        let options = Options { time: self.options.time, rounds: ROUNDS, seed: 0, threads: 1 };
-        let known = self.upstream.statistics().map(|known| known.peak_bytes_reserved);
-        let limit = known.filter(|bytes| *bytes > 0);
-        match Body::plan(steps, limit, &options) {
-            Ok(body) => {
-                let (allocations, bytes) = (body.slots.len(), body.bytes());
-                let duration = started.elapsed();
-                tracing::info!(
-                    target: "millpond::plan", stack = %self, allocations, bytes, ?duration, "made a plan"
-                );
-                state.counts.plans += 1;
-                state.running = Some(Running::new(state.counts.plans, body, limit));
-                state.history.clear();
-            }
-            Err(why) => {
-                tracing::info!(target: "millpond::plan", stack = %self, ?why, "made no plan");
-                // The same part is not worth another look soon.
-                state.least_span *= UNPLANNED_FACTOR;
-                state.learn_anew();
-            }
-        }
-    }
-
-    /// Takes a block of a lane back; `None` if it is upstream's.
-    fn free(
-        &self,
-        state: &mut State,
-        ptr: DevicePtr,
-        layout: Layout,
-        stream: StreamRef,
-    ) -> Option<Result<(), MisuseKind>> {
-        let lane = state.running.as_mut().and_then(|running| Some((running.lane_at(ptr)?, running)));
-        let freed = lane.map(|(lane, running)| {
-            let freed = running.free(lane, ptr, layout.bytes(), stream.id());
-            (freed, running.is_retired)
-        });
-        if state.is_learning() && freed.is_none_or(|(freed, _)| freed.is_ok()) {
-            state.history.freed(ptr, stream.id());
-        }
-        let (freed, is_retired) = freed?;
-        if is_retired && !self.driver().health().is_lost() {
-            self.release_retired(state, stream);
-        }
-        Some(freed)
-    }
-
-    /// Gives back the memory of lanes without blocks that belongs to the caller's stream, once the plan is
-    /// dropped.
-    fn release_retired(&self, state: &mut State, stream: StreamRef) {
-        let lanes = state.running.as_ref().filter(|running| running.is_retired);
-        for lane in 0..lanes.map_or(0, |running| running.lanes.len()) {
-            state.release(lane, stream, false);
-        }
-        self.note_end(state);
-    }
-
-    fn note_end(&self, state: &mut State) {
-        if state.running.as_ref().is_some_and(|running| running.is_retired && running.bytes().0 == 0) {
-            state.running = None;
-        }
-        if state.has_given_up && state.running.is_none() {
-            self.is_bypassed.store(true, Ordering::Release);
-        }
-    }
-
-    /// Waits for the device and gives back the memory of all lanes without blocks; returns its bytes. Does
-    /// nothing where the device cannot be waited for.
-    fn release_idle(&self, state: &mut State) -> u64 {
-        let mut released = 0;
-        if let Some(running) = &state.running
-            && running.bytes().1 > 0
-            && self.has_waited()
-        {
-            let lanes = 0..running.lanes.len();
-            released = lanes.filter_map(|lane| state.release(lane, StreamRef::LEGACY, true)).sum();
-        }
-        self.note_end(state);
-        released
-    }
-
-    /// Waits for all work of the device; returns whether memory may go back. Plain memory may in any case, as
-    /// its free waits by itself.
-    fn has_waited(&self) -> bool {
-        let driver = &**self.upstream.driver();
-        if driver.health().is_lost() {
-            return false;
-        }
-        let _captures = CaptureModeGuard::relaxed(driver);
-        ask(driver, |driver| driver.synchronize_beside_captures()) == Ok(true)
-            || !(self.upstream.is_stream_ordered() || driver.health().is_lost())
-    }
-
-    /// Asks upstream. If memory is out, the plan's goes back and the plan ends.
-    fn allocate_upstream(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
-        match self.upstream.allocate(layout, stream) {
-            Err(error) if error.is_out_of_memory() => {
-                let released = self.locked(|state| {
-                    let released = self.release_idle(state);
-                    if released > 0 {
-                        self.drop_plan(state, "upstream is out of memory");
-                    }
-                    self.note_end(state);
-                    released
-                });
-                if released == 0 { Err(error) } else { self.upstream.allocate(layout, stream) }
-            }
-            other => other,
-        }
+        counts.unwrap_or_default()
     }
 
     /// Whether a stream is open in a scope below: its requests, and those of streams that join its capture,
@@ -434,11 +147,6 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     fn is_beside_captures(&self) -> bool {
         self.has_scopes
             && find_trait::<dyn CaptureScopes>(&self.upstream).is_some_and(|scopes| scopes.open_streams() > 0)
-    }
-
-    /// Runs `body` under the lock.
-    fn locked<T>(&self, body: impl FnOnce(&mut State) -> T) -> T {
-        locked(&self.state, &self.upstream, body)
     }
 
     fn refuse(&self, kind: MisuseKind, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
@@ -456,8 +164,9 @@ impl<R: DeviceMemoryResource> fmt::Display for PlanMemoryResource<R> {
 // SAFETY: blocks are those of upstream, or slots of lanes that came from upstream. Slots whose blocks are in
 // use do not overlap (`Body::claim`), are as large as their requests, and start at multiples of 256. A lane
 // belongs to the stream it was allocated on, and a slot is free again only after a deallocation on that
-// stream, so a request on the stream is ordered after all earlier uses. A lane goes back on its stream with
-// all blocks freed on it, or after a wait for the device.
+// stream, or when an event that was recorded behind one on another stream has passed (`Lane::end_waits`), so
+// a request on the stream is ordered after all earlier uses. A lane goes back on its stream with all other
+// streams' work done, or on any stream when its own stream's work is done, too (`Lane::may_leave`).
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource<R> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
@@ -466,26 +175,17 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
         }
         let bytes = layout.rounded_bytes().filter(|_| layout.alignment() <= ALLOCATION_ALIGNMENT);
         let is_watched = !self.is_bypassed.load(Ordering::Acquire) && !self.driver().health().is_lost();
-        let Some(bytes) = bytes.filter(|_| is_watched && !self.is_beside_captures()) else {
-            return self.allocate_upstream(layout, stream).map_err(|error| error.in_stack(self));
+        let is_open = !self.is_beside_captures();
+        let Some(bytes) = bytes.filter(|_| is_watched && is_open) else {
+            let served = self.allocate_upstream(layout, stream, is_open);
+            return served.map_err(|error| error.in_stack(self));
         };
-        let served = match self.locked(|state| self.answer(state, layout, bytes, stream)) {
-            Answer::Block(ptr) => Some(ptr),
-            Answer::Take(taking) => self.take(&taking, layout, bytes, stream),
-            Answer::Upstream => None,
-        };
-        if let Some(ptr) = served {
+        if let Some(ptr) = self.serve_planned(layout, bytes, stream) {
             return Ok(ptr);
         }
-        let ptr = self.allocate_upstream(layout, stream).map_err(|error| error.in_stack(self))?;
-        self.locked(|state| {
-            if state.is_learning() {
-                state.history.allocated(ptr, bytes, stream.id());
-                if state.history.len() >= state.search_at.min(MOST_EVENTS) {
-                    self.search(state);
-                }
-            }
-        });
+        let served = self.allocate_upstream(layout, stream, is_open);
+        let ptr = served.map_err(|error| error.in_stack(self))?;
+        self.watch(ptr, bytes, stream);
         Ok(ptr)
     }
 
@@ -494,8 +194,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
             return;
         }
         if !self.is_bypassed.load(Ordering::Acquire) {
-            let answer = self.locked(|state| self.free(state, ptr, layout, stream));
-            match answer {
+            match self.free_planned(ptr, layout, stream) {
                 Some(Ok(())) => return,
                 Some(Err(kind)) => return self.refuse(kind, ptr, layout, stream),
                 None => {}
@@ -516,7 +215,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
     /// Counts the memory of idle lanes as free: trimming returns it.
     fn memory_info(&self) -> Result<MemoryInfo> {
         let info = self.upstream.memory_info().map_err(|error| error.in_stack(self))?;
-        let idle = self.state.lock().running.as_ref().map_or(0, |running| running.bytes().1);
+        let idle = self.locked(|state| state.bytes().1).unwrap_or(0);
         Ok(MemoryInfo { free: (info.free + idle).min(info.total), ..info })
     }
 
@@ -546,12 +245,18 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
         }
     }
 
-    /// Gives idle lanes back first. The plan takes them again when a request needs them.
+    /// Gives lanes without blocks back if that is needed beside what upstream can give. The plan takes them
+    /// again when a request needs them.
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        let to_upstream = self.locked(|state| self.release_idle(state));
+        let trim = || self.upstream.trim(keep_bytes).map_err(|error| error.in_stack(self));
+        let released = trim()?;
+        let to_upstream = self.trim_lanes(keep_bytes);
+        if to_upstream == 0 {
+            return Ok(released);
+        }
         // An upstream in stream order keeps the lanes until it is trimmed itself.
-        let released = if self.upstream.is_stream_ordered() { 0 } else { to_upstream };
-        Ok(released + self.upstream.trim(keep_bytes).map_err(|error| error.in_stack(self))?)
+        let of_lanes = if self.upstream.is_stream_ordered() { 0 } else { to_upstream };
+        Ok(released + of_lanes + trim()?)
     }
 
     fn provide(&self, traits: &mut Traits) {
@@ -562,15 +267,14 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
 impl<R: DeviceMemoryResource> ReportsMemory for PlanMemoryResource<R> {
     fn layer_memory(&self) -> LayerMemory {
         let mut memory = LayerMemory::default();
-        memory.reclaimable_after_sync_bytes =
-            self.state.lock().running.as_ref().map(|running| running.bytes().1);
+        memory.reclaimable_after_sync_bytes = self.locked(|state| state.bytes().1).filter(|bytes| *bytes > 0);
         memory
     }
 
     fn block_at(&self, ptr: DevicePtr) -> Option<BlockInfo> {
-        let state = self.state.lock();
-        let running = state.running.as_ref()?;
-        let (_, bytes) = running.block_at(running.lane_at(ptr)?, ptr)?;
+        let bytes = self.locked(|state| {
+            state.plans().find_map(|plan| Some(plan.block_at(plan.lane_at(ptr)?, ptr)?.1))
+        })??;
         let mut block = BlockInfo::default();
         (block.address, block.bytes) = (ptr.address(), bytes);
         Some(block)
@@ -579,22 +283,6 @@ impl<R: DeviceMemoryResource> ReportsMemory for PlanMemoryResource<R> {
 
 impl<R: DeviceMemoryResource> Drop for PlanMemoryResource<R> {
     fn drop(&mut self) {
-        if self.process.is_elsewhere() {
-            return;
-        }
-        let Some(running) = self.state.get_mut().running.take() else { return };
-        let lanes = running.lanes.iter().zip(&running.body.lanes);
-        let held: Vec<_> = lanes.filter_map(|(lane, plan)| Some((lane.base?, plan.bytes))).collect();
-        if held.is_empty() || self.driver().health().is_lost() {
-            return;
-        }
-        if !self.has_waited() {
-            tracing::warn!(target: "millpond::driver", "the memory of a plan is left to upstream");
-            return;
-        }
-        for (base, bytes) in held {
-            // SAFETY: the lane came from upstream with this layout, once, and all work of the device is done.
-            unsafe { self.upstream.deallocate(base, Layout::new(bytes), StreamRef::LEGACY) };
-        }
+        self.end();
     }
 }

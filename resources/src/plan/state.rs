@@ -1,9 +1,10 @@
 //! What the layer's lock guards, and the memory that goes back to upstream after it is released.
 
-use millpond_core::{DeviceMemoryResource, DevicePtr, Layout, StreamRef};
-use parking_lot::Mutex;
+use millpond_core::driver::Event;
+use millpond_core::{DevicePtr, StreamId, StreamRef};
 
 use crate::plan::history::History;
+use crate::plan::marks::{Marks, Question};
 use crate::plan::running::Running;
 
 /// Counts of a [`PlanMemoryResource`](crate::PlanMemoryResource).
@@ -30,18 +31,31 @@ pub struct PlanStatistics {
     pub has_given_up: bool,
 }
 
+/// The calls from one question to the driver to the next, while a dropped plan has memory. A query of an
+/// event takes about 520 ns on an H200, so this is 33 ns a call for each stream.
+const CALLS_BETWEEN_QUERIES: u32 = 16;
+
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) history: History,
     pub(crate) running: Option<Running>,
+    /// Dropped plans that still have memory.
+    pub(crate) draining: Vec<Running>,
+    pub(crate) marks: Marks,
+    /// Whether a thread plans what the history had.
+    pub(crate) is_planning: bool,
     /// The allocations over which a part has to repeat.
     pub(crate) least_span: usize,
     /// The length of the history at which it is searched next.
     pub(crate) search_at: usize,
+    /// The plans that were dropped since one was worth its cost.
+    pub(crate) strikes: u32,
     pub(crate) has_given_up: bool,
     pub(crate) counts: PlanStatistics,
     /// Lanes that go back to upstream on these streams once the lock is released.
     leaving: Vec<(DevicePtr, u64, StreamRef)>,
+    /// The calls until the driver is asked about dropped plans.
+    calls_to_query: u32,
 }
 
 impl State {
@@ -49,52 +63,182 @@ impl State {
         Self {
             history: History::default(),
             running: None,
+            draining: Vec::new(),
+            marks: Marks::default(),
+            is_planning: false,
             least_span,
             search_at: 2 * least_span,
+            strikes: 0,
             has_given_up: false,
             counts: PlanStatistics::default(),
             leaving: Vec::new(),
+            calls_to_query: 0,
         }
     }
 
     /// Whether the program is watched, and no plan serves it.
     pub(crate) fn is_learning(&self) -> bool {
-        !self.has_given_up && self.running.as_ref().is_none_or(|running| running.is_retired)
-    }
-
-    /// Takes a lane without blocks out of the plan; it goes back once the lock is released. The caller's
-    /// stream is `stream`; with `has_waited` all work of the device is done. Returns its bytes.
-    pub(crate) fn release(&mut self, lane: usize, stream: StreamRef, has_waited: bool) -> Option<u64> {
-        let id = (!has_waited).then(|| stream.id());
-        let (base, bytes) = self.running.as_mut()?.take_idle(lane, id)?;
-        self.leaving.push((base, bytes, stream));
-        Some(bytes)
+        self.running.is_none() && !self.has_given_up && !self.is_planning
     }
 
     pub(crate) fn learn_anew(&mut self) {
         self.history.clear();
         self.search_at = 2 * self.least_span;
     }
-}
 
-/// Runs `body` under the lock, and gives lanes back after it is released: an upstream may call back into the
-/// stack, or wait for threads that need the lock.
-pub(crate) fn locked<R: DeviceMemoryResource, T>(
-    state: &Mutex<State>,
-    upstream: &R,
-    body: impl FnOnce(&mut State) -> T,
-) -> T {
-    let mut guard = state.lock();
-    let result = body(&mut guard);
-    if guard.leaving.is_empty() {
-        return result;
+    /// Forgets dropped plans, since the plan in use was worth its cost.
+    pub(crate) fn forgive(&mut self, least_span: usize) {
+        self.strikes = 0;
+        self.least_span = least_span;
     }
-    let leaving = std::mem::take(&mut guard.leaving);
-    drop(guard);
-    for (base, bytes, stream) in leaving {
-        // SAFETY: the lane came from upstream with this layout, once (`State::release`). Its blocks were
-        // freed on this stream, or all work of the device is done.
-        unsafe { upstream.deallocate(base, Layout::new(bytes), stream) };
+
+    /// Counts a request that a gap served, and watches its block.
+    pub(crate) fn note_beside(&mut self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
+        self.counts.served_beside += 1;
+        if self.is_learning() {
+            self.history.allocated(ptr, bytes, stream.id());
+        }
     }
-    result
+
+    /// Whether lanes without blocks, or bytes of others, may become free by a wait.
+    pub(crate) fn has_waits(&self) -> bool {
+        self.plans().any(|plan| plan.bytes().1 > 0 || plan.lanes.iter().any(|lane| !lane.foreign.is_empty()))
+    }
+
+    /// Takes all lanes and all events, at the end.
+    pub(crate) fn take_everything(&mut self) -> (Vec<(DevicePtr, u64)>, Vec<Event>) {
+        let Self { running, draining, marks, .. } = self;
+        let mut lanes = Vec::new();
+        for mut plan in running.take().into_iter().chain(draining.drain(..)) {
+            plan.end_waits(marks, |_| true);
+            for (lane, of_plan) in plan.lanes.iter_mut().zip(&plan.body.lanes) {
+                lanes.extend(lane.take_base(marks).map(|base| (base, of_plan.bytes)));
+            }
+        }
+        (lanes, marks.take_spare())
+    }
+
+    /// Ends the plan in use. Its memory goes back when that is free.
+    pub(crate) fn retire(&mut self) {
+        self.draining.extend(self.running.take().filter(|running| running.bytes().0 > 0));
+        self.calls_to_query = 0;
+    }
+
+    /// The plan in use, and dropped plans.
+    pub(crate) fn plans(&self) -> impl Iterator<Item = &Running> {
+        self.running.iter().chain(&self.draining)
+    }
+
+    /// Returns the bytes that all plans have taken from upstream, and those of them in lanes without blocks.
+    pub(crate) fn bytes(&self) -> (u64, u64) {
+        let bytes = self.plans().map(Running::bytes);
+        bytes.fold((0, 0), |(all, idle), plan| (all + plan.0, idle + plan.1))
+    }
+
+    /// Whether this call should ask the driver which memory of dropped plans may go back.
+    pub(crate) fn is_query_due(&mut self) -> bool {
+        if self.draining.is_empty() {
+            return false;
+        }
+        let is_due = self.calls_to_query == 0;
+        self.calls_to_query = if is_due { CALLS_BETWEEN_QUERIES } else { self.calls_to_query - 1 };
+        is_due
+    }
+
+    /// Takes a lane without blocks out of the plan in use, for a caller whose stream is `stream`. It goes
+    /// back once the lock is released. Returns its bytes.
+    pub(crate) fn release(&mut self, lane: usize, stream: StreamRef) -> Option<u64> {
+        let (base, bytes) = self.running.as_mut()?.take_idle(lane, stream.id(), &mut self.marks)?;
+        self.leaving.push((base, bytes, stream));
+        Some(bytes)
+    }
+
+    /// Does the same with lanes of dropped plans, and with all lanes of the plan in use if `with_running`,
+    /// until `most` bytes are released. Returns their bytes.
+    pub(crate) fn release_all(&mut self, stream: StreamRef, with_running: bool, most: u64) -> u64 {
+        let Self { running, draining, marks, leaving, .. } = self;
+        let running = running.iter_mut().filter(|_| with_running);
+        let mut released = 0;
+        for plan in draining.iter_mut().chain(running) {
+            for lane in 0..plan.lanes.len() {
+                if released < most
+                    && let Some((base, bytes)) = plan.take_idle(lane, stream.id(), marks)
+                {
+                    released += bytes;
+                    leaving.push((base, bytes, stream));
+                }
+            }
+        }
+        draining.retain(|plan| plan.bytes().0 > 0);
+        released
+    }
+
+    /// The questions about the blocks of the stream's lane that were freed on other streams.
+    pub(crate) fn ask_foreign(&mut self, stream: StreamId) -> Vec<Question> {
+        let mut questions = Vec::new();
+        for plan in self.running.iter().chain(&self.draining) {
+            plan.ask_foreign(stream, &mut self.marks, &mut questions);
+        }
+        questions
+    }
+
+    /// The questions about the work that lanes without blocks wait for: those of dropped plans, and with
+    /// `with_running` also those of the plan in use.
+    pub(crate) fn ask_idle(&mut self, with_running: bool) -> Vec<Question> {
+        let mut questions = Vec::new();
+        let running = self.running.iter_mut().filter(|_| with_running);
+        for plan in self.draining.iter_mut().chain(running) {
+            plan.ask_idle(&mut self.marks, &mut questions);
+        }
+        questions
+    }
+
+    /// The question about one mark.
+    pub(crate) fn ask_one(&mut self, number: u64) -> Option<Question> {
+        let mark =
+            self.running.iter_mut().chain(&mut self.draining).find_map(|plan| plan.find_mark(number))?;
+        Some(self.marks.ask(mark))
+    }
+
+    /// Notes the driver's answers.
+    pub(crate) fn note_answers(&mut self, questions: Vec<Question>) {
+        let mut done = Vec::new();
+        for question in questions {
+            let number = question.number();
+            let mut plans = self.running.iter_mut().chain(&mut self.draining);
+            let mark = plans.find_map(|plan| plan.find_mark(number));
+            if self.marks.answer(question, mark) {
+                done.push(number);
+            }
+        }
+        if !done.is_empty() {
+            done.sort_unstable();
+            self.end_waits(|number| done.binary_search(&number).is_ok());
+        }
+    }
+
+    /// Marks the work of lanes without blocks, for a caller who then waits for the device. Returns the number
+    /// of the last mark.
+    pub(crate) fn mark_idle(&mut self) -> u64 {
+        for plan in self.running.iter_mut().chain(&mut self.draining) {
+            plan.mark_idle(&mut self.marks);
+        }
+        self.marks.last()
+    }
+
+    /// Ends the waits for all work whose marks `is_done` names.
+    pub(crate) fn end_waits(&mut self, is_done: impl Fn(u64) -> bool) {
+        for plan in self.running.iter_mut().chain(&mut self.draining) {
+            plan.end_waits(&mut self.marks, &is_done);
+        }
+    }
+
+    /// Takes the lanes that go back.
+    pub(crate) fn take_leaving(&mut self) -> Vec<(DevicePtr, u64, StreamRef)> {
+        std::mem::take(&mut self.leaving)
+    }
+
+    pub(crate) fn has_leaving(&self) -> bool {
+        !self.leaving.is_empty()
+    }
 }

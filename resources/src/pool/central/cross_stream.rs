@@ -5,10 +5,10 @@
 
 use std::cmp::Reverse;
 
-use millpond_core::driver::{DriverResult, Event, EventFlags};
+use millpond_core::driver::{Event, EventFlags};
 use millpond_core::{DriverError, Error, Result, StreamId, StreamRef};
 
-use crate::driver_calls::is_capturing;
+use crate::driver_calls::{is_capturing, record_unless_capturing};
 use crate::heap::request::Request;
 use crate::pool::central::trace::event;
 use crate::pool::central::{CentralCore, State};
@@ -181,7 +181,9 @@ impl CentralCore {
         let (epoch, seen) = (pending_record.epoch, pending_record.seen.clone());
         let recorded = self.event_of(donor.id).and_then(|event| {
             let done = match stream {
-                Some(stream) if stream.id() == donor.id => self.record(event, stream),
+                Some(stream) if stream.id() == donor.id => {
+                    record_unless_capturing(&*self.driver, event, stream)
+                }
                 _ => self.driver.event_record_if_alive(event, donors_stream),
             };
             Ok(done?.then_some(event))
@@ -213,22 +215,6 @@ impl CentralCore {
             return Ok(Some(recorded_event));
         }
         Ok(self.last_record(donor).map(|(recorded_event, _)| recorded_event))
-    }
-
-    /// Records the event on a stream that is certainly alive, unless the stream captures a graph.
-    ///
-    /// # Errors
-    /// What the driver reports; [`DriverError::CAPTURED_EVENT`] if a capture began during the call.
-    pub(crate) fn record(&self, event: Event, stream: StreamRef) -> DriverResult<bool> {
-        if is_capturing(&*self.driver, stream)? {
-            return Ok(false);
-        }
-        self.driver.event_record(event, stream)?;
-        // If a capture began before the record, the record is a part of it.
-        if is_capturing(&*self.driver, stream)? {
-            return Err(DriverError::new(DriverError::CAPTURED_EVENT, "cuEventRecord"));
-        }
-        Ok(true)
     }
 
     /// Returns the event of a stream that has a pending record; creates it if needed.

@@ -66,6 +66,7 @@ use millpond_core::{
 };
 use parking_lot::Mutex;
 
+use crate::driver_calls::record_unless_capturing;
 use crate::driver_memory::CudaMemoryResource;
 use crate::heap::request::Request;
 use crate::pool::central::device_books::Device;
@@ -353,7 +354,10 @@ impl<R: DeviceMemoryResource> Central<R> {
     #[cold]
     fn record_for_others(&self, pending_record: PendingRecord, stream: StreamRef) {
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
-        let record = || self.event_of(pending_record.id).and_then(|event| self.record(event, stream));
+        let record = || {
+            let event = self.event_of(pending_record.id)?;
+            record_unless_capturing(&*self.driver, event, stream)
+        };
         let recorded = if self.health.is_lost() { Ok(false) } else { record() };
         let id = pending_record.id;
         let now_ns = self.now_ns();

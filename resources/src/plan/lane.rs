@@ -1,0 +1,138 @@
+//! The memory of one stream of a plan: its blocks, and the work that it waits for.
+
+use millpond_core::{DevicePtr, StreamId, StreamRef};
+use rustc_hash::FxHashMap;
+
+use crate::plan::gaps::Gaps;
+use crate::plan::marks::{Mark, Marks, Question};
+
+/// The blocks about which the driver is asked in one call, the oldest first.
+const MOST_ASKED: usize = 64;
+
+/// The memory of one stream that the layer took from upstream.
+#[derive(Debug, Default)]
+pub(crate) struct Lane {
+    pub(crate) base: Option<DevicePtr>,
+    /// The stream that it was taken on.
+    pub(crate) stream: Option<StreamRef>,
+    /// Whether a request is taking the lane's memory from upstream.
+    pub(crate) is_awaited: bool,
+    /// The blocks that were handed out so far.
+    pub(crate) claims: u64,
+    /// Those of them that were freed.
+    pub(crate) frees: u64,
+    /// The blocks that were freed on other streams. Nothing uses their bytes before that work is done.
+    pub(crate) foreign: Vec<Foreign>,
+    /// The blocks that lie in gaps of the plan, since there were some.
+    pub(crate) guests: Option<Guests>,
+    /// The work of the lane's own stream, and the blocks that had been handed out when it was marked.
+    own: Option<(u64, Mark)>,
+    /// The number of blocks that had been handed out when all work of the own stream was known to be done.
+    done_claims: Option<u64>,
+}
+
+/// A block that was freed on another stream.
+#[derive(Debug)]
+pub(crate) struct Foreign {
+    pub(crate) what: Bytes,
+    mark: Mark,
+}
+
+/// Bytes of a lane.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Bytes {
+    Slot(u32),
+    Guest { offset: u64, bytes: u64 },
+}
+
+/// The blocks of a lane that lie beside the plan. A slot is then free only if none of them has its bytes.
+#[derive(Debug)]
+pub(crate) struct Guests {
+    /// What neither slots nor guests use.
+    pub(crate) gaps: Gaps,
+    /// The bytes that each guest was asked for, and those that it has, by its offset.
+    pub(crate) blocks: FxHashMap<u64, (u64, u64)>,
+}
+
+impl Lane {
+    /// Whether none of its blocks is in use.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.claims == self.frees
+    }
+
+    /// Whether it has guests, or bytes of guests that were freed on other streams.
+    pub(crate) fn has_guests(&self) -> bool {
+        let is_guest = |foreign: &Foreign| matches!(foreign.what, Bytes::Guest { .. });
+        self.guests.as_ref().is_some_and(|guests| !guests.blocks.is_empty())
+            || self.foreign.iter().any(is_guest)
+    }
+
+    /// Keeps bytes until the work that a stream has now is done; returns the number of the mark.
+    pub(crate) fn keep_until(&mut self, what: Bytes, mark: Mark) -> u64 {
+        let number = mark.number();
+        self.foreign.push(Foreign { what, mark });
+        number
+    }
+
+    /// Whether all of its memory may pass to the stream, in whose order the lane's `own` blocks were freed,
+    /// or whatever stream it is.
+    pub(crate) fn may_leave(&self, stream: StreamId, own: StreamId) -> bool {
+        let is_done = self.done_claims == Some(self.claims);
+        self.is_idle() && self.foreign.is_empty() && (stream == own || is_done)
+    }
+
+    /// Marks the present work of an idle lane's own stream, unless that has been done.
+    pub(crate) fn mark_own(&mut self, id: StreamId, marks: &mut Marks) {
+        let is_marked = self.own.as_ref().is_some_and(|(claims, _)| *claims == self.claims);
+        let Some(stream) = self.stream.filter(|_| self.is_idle() && !is_marked) else { return };
+        if self.done_claims != Some(self.claims) {
+            let stale = self.own.replace((self.claims, marks.mark(id, stream)));
+            stale.into_iter().for_each(|(_, mark)| marks.forget(mark));
+        }
+    }
+
+    /// The questions about blocks that were freed on other streams.
+    pub(crate) fn ask_foreign(&self, marks: &mut Marks, questions: &mut Vec<Question>) {
+        let oldest = self.foreign.iter().take(MOST_ASKED);
+        questions.extend(oldest.map(|foreign| marks.ask(&foreign.mark)));
+    }
+
+    /// The questions about all work that the lane waits for.
+    pub(crate) fn ask_all(&self, marks: &mut Marks, questions: &mut Vec<Question>) {
+        self.ask_foreign(marks, questions);
+        questions.extend(self.own.as_ref().map(|(_, mark)| marks.ask(mark)));
+    }
+
+    pub(crate) fn find_mark(&mut self, number: u64) -> Option<&mut Mark> {
+        let own = self.own.iter_mut().map(|(_, mark)| mark);
+        self.foreign.iter_mut().map(|foreign| &mut foreign.mark).chain(own).find(|it| it.number() == number)
+    }
+
+    /// Ends the waits for all work whose marks `is_done` names; returns the bytes that become free.
+    pub(crate) fn end_waits(&mut self, marks: &mut Marks, is_done: impl Fn(u64) -> bool) -> Vec<Bytes> {
+        if let Some((claims, mark)) = self.own.take_if(|(_, mark)| is_done(mark.number())) {
+            self.done_claims = Some(claims);
+            marks.forget(mark);
+        }
+        let done = self.foreign.extract_if(.., |foreign| is_done(foreign.mark.number()));
+        let done: Vec<_> = done.collect();
+        done.into_iter()
+            .map(|foreign| {
+                marks.forget(foreign.mark);
+                foreign.what
+            })
+            .collect()
+    }
+
+    /// Takes the memory out of the lane.
+    pub(crate) fn take_base(&mut self, marks: &mut Marks) -> Option<DevicePtr> {
+        let base = self.base.take()?;
+        self.guests = None;
+        // What is taken next may have work of its stream.
+        self.done_claims = None;
+        let foreign = self.foreign.drain(..).map(|foreign| foreign.mark);
+        let own = self.own.take().map(|(_, mark)| mark);
+        foreign.chain(own).for_each(|mark| marks.forget(mark));
+        Some(base)
+    }
+}

@@ -1,0 +1,129 @@
+//! Finds the part of a program that repeats, plans it, and drops plans.
+
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use millpond_core::{DeviceMemoryResource, DevicePtr, StreamRef};
+use millpond_planning::Options;
+
+use crate::plan::PlanMemoryResource;
+use crate::plan::body::{Body, Unplanned};
+use crate::plan::history::{MOST_EVENTS, Step};
+use crate::plan::running::Running;
+use crate::plan::state::State;
+
+/// The plans that may be dropped before the layer gives up, unless one of them served well for long. Each one
+/// asks for a repetition twice as long.
+const MOST_DROPPED: u32 = 12;
+
+/// A part that repeats and has no plan has to repeat over this many times as many allocations.
+const UNPLANNED_FACTOR: usize = 8;
+
+/// The rounds of search for one plan, which are always the same where they need less than the time.
+const ROUNDS: u32 = 8;
+
+/// Plans a body; without the blocks that keep their slots for all of it, if it has no room for them.
+fn plan_of(mut steps: Vec<Step>, limit: Option<u64>, options: &Options) -> Result<Body, Unplanned> {
+    let planned = Body::plan(steps.clone(), limit, options);
+    if !matches!(planned, Err(Unplanned::TooLarge)) {
+        return planned;
+    }
+    let length = steps.len() as u32;
+    steps.iter_mut().filter(|step| step.life == Some(length)).for_each(|step| step.life = None);
+    Body::plan(steps, limit, options)
+}
+
+impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
+    /// Notes an allocation that upstream served, and searches for what repeats when it is time.
+    pub(crate) fn watch(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
+        let found = self.locked(|state| {
+            if !state.is_learning() {
+                return None;
+            }
+            state.history.allocated(ptr, bytes, stream.id());
+            let is_time = state.history.len() >= state.search_at.min(MOST_EVENTS);
+            if is_time { self.search(state) } else { None }
+        });
+        if let Some((steps, peak_bytes)) = found.flatten() {
+            self.plan(steps, peak_bytes);
+        }
+    }
+
+    /// Ends a plan: the program is watched again from now on, or not any more.
+    pub(crate) fn drop_plan(&self, state: &mut State, why: &str) {
+        let Some(running) = &state.running else { return };
+        let log = running.body.log();
+        tracing::info!(target: "millpond::plan", stack = %self, why, log, "dropped a plan");
+        state.least_span *= if log.is_some() { 1 } else { 2 };
+        state.retire();
+        state.counts.dropped += 1;
+        state.strikes += 1;
+        state.learn_anew();
+        if state.strikes >= MOST_DROPPED {
+            self.give_up(state, "too many plans were dropped");
+            self.note_end(state);
+        }
+    }
+
+    pub(crate) fn give_up(&self, state: &mut State, why: &str) {
+        state.history.clear();
+        state.has_given_up = true;
+        tracing::warn!(
+            target: "millpond::plan", stack = %self, why, "the program does not repeat; upstream serves it"
+        );
+    }
+
+    /// Notes that the layer gave up and holds nothing, once that is so.
+    pub(crate) fn note_end(&self, state: &State) {
+        if state.has_given_up && state.plans().next().is_none() {
+            self.is_bypassed.store(true, Ordering::Release);
+        }
+    }
+
+    /// Searches the history for what repeats. Returns it, with the peak of the bytes that were in use.
+    fn search(&self, state: &mut State) -> Option<(Vec<Step>, u64)> {
+        let length = state.history.len();
+        state.search_at = length + length / 4;
+        if let Some(steps) = state.history.body(state.least_span) {
+            let peak_bytes = state.history.peak_bytes();
+            state.is_planning = true;
+            state.history.clear();
+            return Some((steps, peak_bytes));
+        }
+        if length >= MOST_EVENTS {
+            self.give_up(state, "no part repeats");
+            self.note_end(state);
+        }
+        None
+    }
+
+    /// Plans what repeats, while the lock is free. The plan may take as much as upstream held before, or as
+    /// the blocks took together, rounded up to 256: an upstream need not round.
+    fn plan(&self, steps: Vec<Step>, peak_bytes: u64) {
+        let started = Instant::now();
+        let options = Options { time: self.options.time, rounds: ROUNDS, seed: 0, threads: 1 };
+        let known = self.upstream.statistics().map(|known| known.peak_bytes_reserved);
+        let limit = known.filter(|bytes| *bytes > 0).map(|bytes| bytes.max(peak_bytes));
+        let planned = plan_of(steps, limit, &options);
+        self.locked(|state| {
+            state.is_planning = false;
+            match planned {
+                Ok(body) => {
+                    let (allocations, bytes) = (body.slots.len(), body.bytes());
+                    let duration = started.elapsed();
+                    tracing::info!(
+                        target: "millpond::plan", stack = %self, allocations, bytes, ?duration, "made a plan"
+                    );
+                    state.counts.plans += 1;
+                    state.running = Some(Running::new(state.counts.plans, body, limit));
+                }
+                Err(why) => {
+                    tracing::info!(target: "millpond::plan", stack = %self, ?why, "made no plan");
+                    // The same part is not worth another look soon.
+                    state.least_span *= UNPLANNED_FACTOR;
+                    state.learn_anew();
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,276 @@
+//! Tests what the plan does where memory is out, and what counts for a plan and against it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+use millpond_adaptors::{FailedRequest, FailureCallbackLayer, StatisticsLayer};
+use millpond_core::driver::{CaptureMode, Driver, StreamFlags};
+use millpond_core::{
+    DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Layout, ReportsMemory, StreamRef,
+};
+use millpond_driver::sim::{SimConfig, SimDevice};
+
+use crate::plan::{PlanLayer, PlanMemoryResource};
+use crate::pool::PagesMode;
+use crate::{CudaMemoryResource, Decay, PoolLayer, PoolMemoryResource};
+
+type Stack = PlanMemoryResource<PoolMemoryResource<CudaMemoryResource>>;
+
+const MIB: u64 = 1 << 20;
+const BLOCKED_NS: u64 = 1 << 50;
+
+fn give(stack: &dyn DeviceMemoryResource, (ptr, bytes): (DevicePtr, u64), stream: StreamRef) {
+    // SAFETY: the block came from the stack with this size, and nothing uses it.
+    unsafe { stack.deallocate_bytes(ptr, bytes, stream) };
+}
+
+/// Runs a body of blocks, each on a stream.
+fn body(stack: &dyn DeviceMemoryResource, blocks: &[(u64, StreamRef)]) {
+    let take = |&(bytes, stream): &(u64, StreamRef)| (stack.allocate_bytes(bytes, stream).unwrap(), bytes);
+    let held: Vec<_> = blocks.iter().map(take).collect();
+    held.into_iter().zip(blocks).for_each(|(held, (_, stream))| give(stack, held, *stream));
+}
+
+fn on_legacy(sizes: impl IntoIterator<Item = u64>) -> Vec<(u64, StreamRef)> {
+    sizes.into_iter().map(|bytes| (bytes, StreamRef::LEGACY)).collect()
+}
+
+/// A plan over a pool of 64 MiB, with 20 MiB for one stream and 24 MiB for another. It does not know the
+/// limit, so that upstream is asked first.
+fn of_two_streams(device: &Arc<SimDevice>) -> (Stack, StreamRef, StreamRef) {
+    let pool = CudaMemoryResource::new(Arc::clone(device) as _);
+    let pool =
+        pool.layer(PoolLayer::new().pages(PagesMode::On).maximum_bytes(64 * MIB).decay(Decay::Off)).unwrap();
+    let stack = pool.layer(PlanLayer::new().repeat(32)).unwrap();
+    let [one, other] = [0; 2].map(|_| device.stream_create(StreamFlags::NON_BLOCKING).unwrap());
+    let blocks = [(12 * MIB, one), (24 * MIB, other), (8 * MIB, one)];
+    (0..40).for_each(|_| body(&stack, &blocks));
+    assert_eq!(stack.plan_statistics().held_bytes, 44 * MIB);
+    stack.state.lock().running.as_mut().unwrap().limit_bytes = None;
+    (stack, one, other)
+}
+
+#[test]
+fn a_request_beside_a_live_block_gets_the_rest_of_the_lane_where_memory_is_out() {
+    for is_captured in [false, true] {
+        let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
+        let (stack, one, other) = of_two_streams(&device);
+        device.launch_for(other, &[], BLOCKED_NS);
+        let rest = stack.allocate_bytes(20 * MIB, StreamRef::LEGACY).unwrap();
+        if is_captured {
+            device.begin_capture(one, CaptureMode::Global).unwrap();
+        }
+        let live = stack.allocate_bytes(8 * MIB, one).unwrap();
+        let gap = stack.allocate_bytes(11 * MIB, one).expect("the lane has 12 MiB");
+        if is_captured {
+            device.end_capture(one).expect("the capture is valid");
+        }
+        let counts = stack.plan_statistics();
+        assert_eq!((counts.held_bytes, counts.dropped), (44 * MIB, 0), "{counts:?}");
+        assert!(device.virtual_time_ns() < BLOCKED_NS, "nothing waits");
+        give(&stack, (rest, 20 * MIB), StreamRef::LEGACY);
+        give(&stack, (live, 8 * MIB), one);
+        give(&stack, (gap, 11 * MIB), one);
+    }
+}
+
+#[test]
+fn a_request_of_a_capture_waits_for_nothing_where_memory_is_out() {
+    let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
+    let (stack, one, other) = of_two_streams(&device);
+    device.launch_for(other, &[], BLOCKED_NS);
+    device.begin_capture(one, CaptureMode::Global).unwrap();
+    assert!(stack.allocate_bytes(50 * MIB, one).unwrap_err().is_out_of_memory());
+    assert!(device.virtual_time_ns() < BLOCKED_NS, "a request of a capture waited");
+    // The memory of its own stream is the capture's.
+    let ptr = stack.allocate_bytes(38 * MIB, one).expect("20 MiB of the lane and 20 MiB of the device");
+    device.end_capture(one).expect("the capture is valid");
+    give(&stack, (ptr, 38 * MIB), one);
+    let ptr = stack.allocate_bytes(60 * MIB, one).expect("now the stack may wait");
+    give(&stack, (ptr, 60 * MIB), one);
+}
+
+#[test]
+fn what_no_memory_could_serve_drops_no_plan() {
+    let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
+    let (stack, one, _) = of_two_streams(&device);
+    for bytes in [2 << 30, u64::MAX / 2] {
+        assert!(stack.allocate_bytes(bytes, one).is_err());
+    }
+    assert!(stack.allocate(Layout::with_alignment(MIB, 1 << 40).unwrap(), one).is_err());
+    assert_eq!(stack.plan_statistics().dropped, 0);
+    assert!(stack.allocate_bytes(65 * MIB, one).is_err());
+    assert_eq!(stack.plan_statistics().dropped, 0, "the pool may have no more than 64 MiB");
+    let held = stack.allocate_bytes(8 * MIB, one).unwrap();
+    assert!(stack.allocate_bytes(62 * MIB, one).is_err());
+    let counts = stack.plan_statistics();
+    assert_eq!(counts.dropped, 1, "its memory goes back as its blocks are freed");
+    give(&stack, (held, 8 * MIB), one);
+    give(&stack, (stack.allocate_bytes(62 * MIB, one).unwrap(), 62 * MIB), one);
+}
+
+/// A callback below the plan stands for another thread, which gives lanes back while upstream refuses.
+#[test]
+fn a_request_is_tried_again_if_memory_was_given_back_since_it_began() {
+    type Top = Weak<dyn DeviceMemoryResource + Send + Sync>;
+    let top: Arc<OnceLock<Top>> = Arc::default();
+    let (of_callback, calls) = (Arc::clone(&top), Arc::new(AtomicU64::new(0)));
+    let counted = Arc::clone(&calls);
+    let give_back = move |_: &FailedRequest<'_>| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        let top = of_callback.get().and_then(Weak::upgrade);
+        top.is_some_and(|top| top.trim(0).is_err())
+    };
+    let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
+    let pool = CudaMemoryResource::new(device)
+        .layer(PoolLayer::new().pages(PagesMode::On).maximum_bytes(64 * MIB))
+        .unwrap();
+    let stack = pool.layer(FailureCallbackLayer::new(give_back)).unwrap();
+    let stack = Arc::new(stack.layer(PlanLayer::new().repeat(32)).unwrap());
+    let weak: Top = Arc::downgrade(&(Arc::clone(&stack) as Arc<dyn DeviceMemoryResource + Send + Sync>));
+    assert!(top.set(weak).is_ok());
+    let blocks = on_legacy([20 * MIB, 24 * MIB]);
+    (0..40).for_each(|_| body(&*stack, &blocks));
+    stack.state.lock().running.as_mut().unwrap().limit_bytes = None;
+    let ptr = stack.allocate_bytes(60 * MIB, StreamRef::LEGACY).expect("memory was given back");
+    assert_eq!((calls.load(Ordering::Relaxed), stack.plan_statistics().dropped), (1, 0));
+    give(&*stack, (ptr, 60 * MIB), StreamRef::LEGACY);
+}
+
+fn over_a_pool(device: &Arc<SimDevice>) -> Stack {
+    let pool = CudaMemoryResource::new(Arc::clone(device) as _).layer(PoolLayer::new().decay(Decay::Off));
+    pool.unwrap().layer(PlanLayer::new().repeat(32)).unwrap()
+}
+
+#[test]
+fn dropped_plans_are_forgiven_once_a_plan_was_worth_its_cost() {
+    let stack = over_a_pool(&SimDevice::new(SimConfig::with_capacity(1 << 30)));
+    let blocks = on_legacy((1..80).map(|size| size << 12));
+    (0..4).for_each(|_| body(&stack, &blocks));
+    stack.state.lock().strikes = 11;
+    (0..120).for_each(|_| body(&stack, &blocks));
+    assert_eq!(stack.state.lock().strikes, 11);
+    (0..20).for_each(|_| body(&stack, &blocks));
+    assert_eq!(stack.state.lock().strikes, 0);
+    let other = on_legacy((1..80).map(|size| size << 10));
+    (0..10).for_each(|_| body(&stack, &other));
+    let counts = stack.plan_statistics();
+    assert_eq!((counts.dropped, counts.has_given_up), (1, false));
+}
+
+#[test]
+fn a_plan_that_misses_most_bytes_is_dropped() {
+    for (last, is_dropped) in [(MIB / 4, false), (8 * MIB, true)] {
+        let stack = over_a_pool(&SimDevice::new(SimConfig::with_capacity(1 << 30)));
+        let sizes = |last| on_legacy((1..40).map(|size| size << 12).chain([last]));
+        (0..10).for_each(|_| body(&stack, &sizes(last)));
+        assert!(stack.plan_statistics().held_bytes > 0);
+        // One request in forty misses.
+        (1..20).for_each(|round| body(&stack, &sizes(last + (round << 8))));
+        assert_eq!(stack.plan_statistics().dropped > 0, is_dropped, "a last block of {last} bytes");
+    }
+}
+
+#[test]
+fn a_plan_that_never_begins_is_dropped() {
+    let stack = over_a_pool(&SimDevice::new(SimConfig::with_capacity(1 << 30)));
+    let [one, other] = [1, 40].map(|from| on_legacy((from..from + 30).map(|size| size << 12)));
+    for _ in 0..20 {
+        if stack.plan_statistics().plans == 0 {
+            body(&stack, &one);
+        }
+        if stack.plan_statistics().plans == 0 {
+            body(&stack, &other);
+        }
+    }
+    let first = stack.state.lock().running.as_ref().expect("both together repeat").body.slots[0].bytes;
+    let rest = if one.iter().any(|(bytes, _)| *bytes == first) { other } else { one };
+    (0..8).for_each(|_| body(&stack, &rest));
+    assert_eq!(stack.plan_statistics().dropped, 1);
+}
+
+#[test]
+fn a_layer_that_gave_up_gives_its_memory_back() {
+    let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
+    let stack = over_a_pool(&device);
+    let stream = device.stream_create(StreamFlags::NON_BLOCKING).unwrap();
+    let blocks: Vec<_> = (1..40).map(|size| (size << 12, stream)).collect();
+    (0..10).for_each(|_| body(&stack, &blocks));
+    // One block is freed on a stream that is busy.
+    let other = device.stream_create(StreamFlags::NON_BLOCKING).unwrap();
+    device.launch_for(other, &[], 1 << 30);
+    give(&stack, (stack.allocate_bytes(1 << 12, stream).unwrap(), 1 << 12), other);
+    stack.state.lock().strikes = 11;
+    let random = on_legacy((1..200).map(|size| size << 8));
+    body(&stack, &random);
+    let counts = stack.plan_statistics();
+    assert!(counts.has_given_up && counts.held_bytes > 0, "{counts:?}");
+    device.advance(1 << 31);
+    body(&stack, &random);
+    assert_eq!(stack.plan_statistics().held_bytes, 0);
+    assert!(stack.is_bypassed.load(Ordering::Relaxed));
+}
+
+#[test]
+fn trimming_keeps_what_it_is_asked_to_keep() {
+    let stack = over_a_pool(&SimDevice::new(SimConfig::with_capacity(1 << 30)));
+    let blocks = on_legacy([20 * MIB, 24 * MIB]);
+    (0..40).for_each(|_| body(&stack, &blocks));
+    let reserved = stack.statistics().unwrap().bytes_reserved;
+    stack.trim(reserved).unwrap();
+    stack.trim(44 * MIB).unwrap();
+    assert_eq!(stack.plan_statistics().held_bytes, 44 * MIB);
+    assert!(stack.trim(20 * MIB).unwrap() > 0);
+    assert_eq!(stack.plan_statistics().held_bytes, 0);
+}
+
+#[test]
+fn a_block_of_a_plan_is_known_by_the_bytes_that_were_asked_for() {
+    let stack = over_a_pool(&SimDevice::new(SimConfig::with_capacity(1 << 30)));
+    let blocks = on_legacy([4000, 9000]);
+    (0..60).for_each(|_| body(&stack, &blocks));
+    let slot = stack.allocate_bytes(4000, StreamRef::LEGACY).unwrap();
+    let gap = stack.serve_from_gap(Layout::new(700), StreamRef::LEGACY).unwrap();
+    let bytes_at = |ptr| ReportsMemory::block_at(&stack, ptr).map(|block| block.bytes);
+    assert_eq!((bytes_at(slot), bytes_at(gap)), (Some(4000), Some(700)));
+    assert_eq!((bytes_at(slot.offset(256)), bytes_at(gap.offset(256))), (None, None), "inside of blocks");
+    give(&stack, (slot, 4000), StreamRef::LEGACY);
+    give(&stack, (gap, 700), StreamRef::LEGACY);
+}
+
+/// Sizes whose sum, rounded up to 256 each, is more than their sum.
+#[test]
+fn rounding_does_not_keep_a_plan_from_its_memory() {
+    let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
+    let counted = CudaMemoryResource::new(device).layer(StatisticsLayer).unwrap();
+    let stack = counted.layer(PlanLayer::new().repeat(32)).unwrap();
+    let blocks = on_legacy((1..40).map(|size| size * 1000 + 1));
+    (0..10).for_each(|_| body(&stack, &blocks));
+    assert!(stack.plan_statistics().served > 0, "{:?}", stack.plan_statistics());
+}
+
+/// A pool of regions cannot make one block of free memory that is in pieces.
+#[test]
+fn a_plan_takes_no_more_than_a_pool_of_regions_held() {
+    let peak = |has_plan: bool| {
+        let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
+        let pool = CudaMemoryResource::new(Arc::clone(&device) as _);
+        let pool = pool.layer(PoolLayer::new().pages(PagesMode::Off).decay(Decay::Off)).unwrap();
+        let repeat = if has_plan { 32 } else { 1 << 18 };
+        let stack = pool.layer(PlanLayer::new().repeat(repeat)).unwrap();
+        let take = |bytes| (stack.allocate_bytes(bytes, StreamRef::LEGACY).unwrap(), bytes);
+        // A small block in each region lives on.
+        let mut regions = Vec::new();
+        for _ in 0..8 {
+            give(&stack, take(24 * MIB), StreamRef::LEGACY);
+            regions.push((take(2 * MIB), take(22 * MIB)));
+        }
+        regions.iter().for_each(|(_, large)| give(&stack, *large, StreamRef::LEGACY));
+        let blocks = on_legacy((0..7).map(|size| 22 * MIB - (size << 12)));
+        (0..40).for_each(|_| body(&stack, &blocks));
+        assert_eq!(stack.plan_statistics().plans > 0, has_plan);
+        regions.iter().for_each(|(small, _)| give(&stack, *small, StreamRef::LEGACY));
+        device.peak_bytes()
+    };
+    assert!(peak(true) <= peak(false), "{} {}", peak(true), peak(false));
+}

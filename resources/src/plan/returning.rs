@@ -1,0 +1,291 @@
+//! Gives the memory of plans back to upstream: of dropped plans, and of all before memory is out.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use millpond_core::driver::{CaptureModeGuard, EventFlags};
+use millpond_core::{
+    ALLOCATION_ALIGNMENT, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Error, Layout, Result,
+    StreamRef, find_trait,
+};
+use parking_lot::MutexGuard;
+
+use crate::driver_calls::{ask, is_capturing, record_unless_capturing};
+use crate::plan::PlanMemoryResource;
+use crate::plan::marks::Question;
+use crate::plan::state::State;
+use crate::pool::Pool;
+
+impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
+    /// Runs `body` under the lock; `None` in a forked child, where a thread that is not there may have it.
+    ///
+    /// Gives lanes back after the lock is released: an upstream may call back into the stack, or wait for
+    /// threads that need the lock.
+    #[inline]
+    pub(crate) fn locked<T>(&self, body: impl FnOnce(&mut State) -> T) -> Option<T> {
+        let mut state = self.state.try_lock().or_else(|| self.wait_for_lock())?;
+        let result = body(&mut state);
+        if state.has_leaving() {
+            self.give_leaving(state);
+        }
+        Some(result)
+    }
+
+    #[cold]
+    fn wait_for_lock(&self) -> Option<MutexGuard<'_, State>> {
+        if self.process.is_elsewhere() { None } else { Some(self.state.lock()) }
+    }
+
+    #[cold]
+    fn give_leaving(&self, mut state: MutexGuard<'_, State>) {
+        let leaving = state.take_leaving();
+        drop(state);
+        if self.process.is_elsewhere() {
+            return;
+        }
+        for (base, bytes, stream) in leaving {
+            // SAFETY: the lane came from upstream with this layout, once (`Lane::take_base`). Its blocks were
+            // freed on this stream, or the work on them is done (`Lane::may_leave`).
+            unsafe { self.upstream.deallocate(base, Layout::new(bytes), stream) };
+        }
+        self.given_back.fetch_add(1, Ordering::Release);
+    }
+
+    /// Whether the driver may be asked.
+    fn has_driver(&self) -> bool {
+        !self.process.is_elsewhere() && !self.driver().health().is_lost()
+    }
+
+    /// Records the event behind a block that was just freed on `stream`.
+    #[cold]
+    pub(crate) fn record_behind(&self, number: u64, stream: StreamRef) {
+        if !self.has_driver() {
+            return;
+        }
+        let question = self.locked(|state| state.ask_one(number)).flatten();
+        let Some(mut question) = question else { return };
+        let _captures = CaptureModeGuard::relaxed(&**self.driver());
+        self.record(&mut question, stream);
+        self.locked(|state| state.note_answers(vec![question]));
+    }
+
+    /// Records the event of a mark, for a caller whose stream is `stream`, unless the mark's stream captures
+    /// or may have ended.
+    fn record(&self, question: &mut Question, stream: StreamRef) {
+        let driver = &**self.driver();
+        if question.event.is_none() {
+            question.event = ask(driver, |driver| driver.event_create(EventFlags::default())).ok();
+        }
+        let Some(event) = question.event else { return };
+        let recorded = ask(driver, |driver| match question.id == stream.id() {
+            true => record_unless_capturing(driver, event, stream),
+            false => driver.event_record_if_alive(event, question.stream),
+        });
+        question.is_recorded = recorded == Ok(true);
+    }
+
+    /// Asks the driver whether work is done, and records events behind it where there are none. The caller's
+    /// stream is `stream`. Waits for nothing, and makes no call to the driver under the lock.
+    pub(crate) fn ask_driver(&self, stream: StreamRef, questions: impl FnOnce(&mut State) -> Vec<Question>) {
+        if !self.has_driver() {
+            return;
+        }
+        let Some(mut questions) = self.locked(questions).filter(|questions| !questions.is_empty()) else {
+            return;
+        };
+        let driver = &**self.driver();
+        let _captures = CaptureModeGuard::relaxed(driver);
+        // The marks of a stream are in its order.
+        let mut busy = Vec::new();
+        for question in &mut questions {
+            if !question.is_recorded {
+                self.record(question, stream);
+            }
+            if busy.contains(&question.id) {
+                continue;
+            }
+            let event = question.event.filter(|_| question.is_recorded);
+            question.is_done =
+                event.is_some_and(|event| ask(driver, |driver| driver.event_query(event)) == Ok(true));
+            if !question.is_done {
+                busy.push(question.id);
+            }
+        }
+        self.locked(|state| state.note_answers(questions));
+    }
+
+    /// Gives back the lanes of dropped plans whose work is done, as far as the driver says so without a wait.
+    #[cold]
+    pub(crate) fn query_dropped(&self, stream: StreamRef) {
+        self.ask_driver(stream, |state| state.ask_idle(false));
+        self.locked(|state| {
+            state.release_all(stream, false, u64::MAX);
+            self.note_end(state);
+        });
+    }
+
+    /// Waits for all work of the device, which lanes without blocks have then done; returns whether that was
+    /// possible. The lock is free meanwhile.
+    fn wait(&self) -> bool {
+        let Some(last) = self.locked(State::mark_idle).filter(|_| self.has_driver()) else { return false };
+        let driver = &**self.driver();
+        let _captures = CaptureModeGuard::relaxed(driver);
+        let has_waited = ask(driver, |driver| driver.synchronize_beside_captures()) == Ok(true);
+        if has_waited {
+            self.locked(|state| state.end_waits(|number| number <= last));
+        }
+        has_waited
+    }
+
+    /// Gives lanes without blocks back, of the plan in use, too, until `most` bytes are given back; returns
+    /// their bytes. Waits for the device if it `may_wait`.
+    fn release_idle(&self, stream: StreamRef, may_wait: bool, most: u64) -> u64 {
+        if self.locked(|state| state.has_waits()) != Some(true) {
+            return 0;
+        }
+        if may_wait {
+            self.wait();
+        } else {
+            self.ask_driver(stream, |state| state.ask_idle(true));
+        }
+        let released = self.locked(|state| {
+            let released = state.release_all(stream, true, most);
+            self.note_end(state);
+            released
+        });
+        released.unwrap_or(0)
+    }
+
+    /// Asks upstream. Where memory is out, the plan's free memory serves the request, or goes back. `is_open`
+    /// says whether the request may have memory of the plan.
+    #[inline]
+    pub(crate) fn allocate_upstream(
+        &self,
+        layout: Layout,
+        stream: StreamRef,
+        is_open: bool,
+    ) -> Result<DevicePtr> {
+        let given_back = self.given_back.load(Ordering::Acquire);
+        match self.upstream.allocate(layout, stream) {
+            Err(error) if error.is_out_of_memory() && !self.is_bypassed.load(Ordering::Acquire) => {
+                self.recover(layout, stream, is_open, given_back, error)
+            }
+            other => other,
+        }
+    }
+
+    /// Serves a request that upstream refused for lack of memory, if the plan's memory allows it: from a gap,
+    /// or from upstream after lanes went back there. `given_back` is the count of that when upstream was
+    /// asked.
+    #[cold]
+    fn recover(
+        &self,
+        layout: Layout,
+        stream: StreamRef,
+        is_open: bool,
+        given_back: u64,
+        mut error: Error,
+    ) -> Result<DevicePtr> {
+        if !self.has_driver() {
+            return Err(error);
+        }
+        let is_open = is_open && layout.alignment() <= ALLOCATION_ALIGNMENT;
+        let from_gap = || if is_open { self.serve_from_gap(layout, stream) } else { None };
+        if let Some(ptr) = from_gap() {
+            return Ok(ptr);
+        }
+        let mut known = given_back;
+        for step in [Recovery::OfOthers, Recovery::WithoutWait, Recovery::WithWait] {
+            if self.has_more(step, layout, stream, &mut known) {
+                match self.upstream.allocate(layout, stream) {
+                    Err(again) if again.is_out_of_memory() => error = again,
+                    other => return other,
+                }
+            }
+        }
+        // What other streams freed may be free by now.
+        from_gap().ok_or(error)
+    }
+
+    /// Takes a step to give upstream more memory, and returns whether it has more since `known` give-backs.
+    fn has_more(&self, step: Recovery, layout: Layout, stream: StreamRef, known: &mut u64) -> bool {
+        // Another thread may be giving memory back for its own request.
+        let _one = self.recovery.lock();
+        let before = *known;
+        let count = || self.given_back.load(Ordering::Acquire);
+        if count() == before && step != Recovery::OfOthers && self.could_serve(layout) {
+            self.locked(|state| self.drop_plan(state, "upstream is out of memory"));
+            let driver = &**self.driver();
+            // A capture waits for nothing.
+            let may_wait = step == Recovery::WithWait && {
+                let _captures = CaptureModeGuard::relaxed(driver);
+                is_capturing(driver, stream) == Ok(false)
+            };
+            self.release_idle(stream, may_wait, u64::MAX);
+        }
+        *known = count();
+        *known != before
+    }
+
+    /// Whether a request could be served if all memory of plans were free.
+    fn could_serve(&self, layout: Layout) -> bool {
+        let held = self.locked(|state| state.bytes().0).unwrap_or(0);
+        let of_layers = self.upstream.memory_report().layers;
+        let of_pool = find_trait::<dyn Pool>(&self.upstream).and_then(|pool| pool.options().maximum_bytes);
+        let most = of_layers.iter().filter_map(|layer| layer.limit_bytes).chain(of_pool).min();
+        let free = self.upstream.memory_info().map(|info| info.free.saturating_add(held));
+        let bytes = layout.bytes().saturating_add(layout.alignment() - 1);
+        most.is_none_or(|most| layout.bytes() <= most) && free.map_or(true, |free| bytes <= free)
+    }
+
+    /// Gives lanes without blocks back until upstream holds at most `keep_bytes`; returns their bytes.
+    pub(crate) fn trim_lanes(&self, keep_bytes: u64) -> u64 {
+        let held = self.locked(|state| state.bytes().0).unwrap_or(0);
+        let known = self.upstream.statistics().filter(|known| !known.knows_only_misuses());
+        let holds = known.map_or(held, |known| known.bytes_reserved);
+        match holds.saturating_sub(keep_bytes) {
+            0 => 0,
+            most => self.release_idle(StreamRef::LEGACY, true, most),
+        }
+    }
+
+    /// Gives all lanes back when the layer ends. Nothing has the lock.
+    pub(crate) fn end(&mut self) {
+        if self.process.is_elsewhere() {
+            // Another thread may have changed the state in the middle of the fork.
+            return std::mem::forget(std::mem::replace(self.state.get_mut(), State::new(1)));
+        }
+        if self.driver().health().is_lost() {
+            return;
+        }
+        let has_waited = self.state.get_mut().bytes().0 == 0 || self.wait();
+        let driver = Arc::clone(self.driver());
+        let _captures = CaptureModeGuard::relaxed(&*driver);
+        let state = self.state.get_mut();
+        let (lanes, events) = state.take_everything();
+        for event in events {
+            // SAFETY: the event is the layer's own, and nothing waits for it.
+            let _ = ask(&*driver, |driver| unsafe { driver.event_destroy(event) });
+        }
+        // Plain memory goes back in any case, as its free waits by itself.
+        if !has_waited && self.upstream.is_stream_ordered() {
+            tracing::warn!(target: "millpond::driver", "the memory of a plan is left to upstream");
+            return;
+        }
+        for (base, bytes) in lanes {
+            // SAFETY: the lane came from upstream with this layout, once, and all work of the device is done.
+            unsafe { self.upstream.deallocate(base, Layout::new(bytes), StreamRef::LEGACY) };
+        }
+    }
+}
+
+/// A step to get memory for a request that upstream refused.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Recovery {
+    /// Other threads may have given memory back.
+    OfOthers,
+    /// Lanes whose work is done go back.
+    WithoutWait,
+    /// All lanes without blocks go back, after a wait for the device.
+    WithWait,
+}

@@ -1,0 +1,295 @@
+//! Serves requests and frees of a program that has a plan.
+
+use millpond_core::misuse::MisuseKind;
+use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Layout, Result, StreamRef};
+
+use crate::plan::PlanMemoryResource;
+use crate::plan::running::{Running, Verdict};
+use crate::plan::state::State;
+
+/// What becomes of a request.
+enum Answer {
+    Block(DevicePtr),
+    /// Its lane has to be taken from upstream first.
+    Take(Taking),
+    /// Bytes of its lane may be free by now, if the driver says that other streams have done their work.
+    Ask {
+        plan: u64,
+        slot: Option<u32>,
+    },
+    Upstream,
+}
+
+/// A lane that a request takes from upstream, while the lock is free.
+struct Taking {
+    plan: u64,
+    lane: usize,
+    slot: u32,
+    bytes: u64,
+    limit_bytes: Option<u64>,
+}
+
+/// A request. `bytes` are those of the layout, rounded up to 256.
+#[derive(Clone, Copy)]
+struct Request {
+    layout: Layout,
+    bytes: u64,
+    stream: StreamRef,
+}
+
+impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
+    /// Serves a request from the plan; `None` if upstream serves it. `bytes` are those of the layout, rounded
+    /// up to 256.
+    #[inline]
+    pub(crate) fn serve_planned(&self, layout: Layout, bytes: u64, stream: StreamRef) -> Option<DevicePtr> {
+        let request = Request { layout, bytes, stream };
+        let (answer, is_due) = self.locked(|state| (self.answer(state, &request), state.is_query_due()))?;
+        let served = match answer {
+            Answer::Block(ptr) => Some(ptr),
+            Answer::Take(taking) => self.take(&taking, &request),
+            Answer::Ask { plan, slot } => self.ask_and_serve(plan, slot, &request),
+            Answer::Upstream => None,
+        };
+        if is_due {
+            self.query_dropped(stream);
+        }
+        served
+    }
+
+    /// Says how a request is served.
+    #[inline]
+    fn answer(&self, state: &mut State, request: &Request) -> Answer {
+        let Request { bytes, stream, .. } = *request;
+        let Some(running) = state.running.as_mut() else {
+            return self.serve_dropped(state, request).map_or(Answer::Upstream, Answer::Block);
+        };
+        let at = running.locate(bytes, stream.id());
+        let lane = at.and_then(|at| running.lane_of(at)).filter(|_| running.is_begun());
+        if let Some((slot, lane)) = at.zip(lane)
+            && running.lanes[lane].base.is_none()
+            && !running.lanes[lane].is_awaited
+        {
+            let missing = running.body.bytes() - running.bytes().0;
+            running.set_limit(missing, self.upstream.statistics());
+            if self.would_exceed(running.limit_bytes, missing) {
+                // The next body tries again.
+                running.postpone();
+            } else {
+                running.lanes[lane].is_awaited = true;
+                let (plan, bytes) = (running.number, running.body.lanes[lane].bytes);
+                // What a pool of regions will hold beside a plan from a file is not known yet.
+                let limit_bytes = running.limit_bytes.filter(|_| running.body.log().is_none());
+                return Answer::Take(Taking { plan, lane, slot, bytes, limit_bytes });
+            }
+        }
+        self.serve(state, at, request, true)
+    }
+
+    /// Takes a lane from upstream, and serves the request from it; `None` if upstream serves the request.
+    #[cold]
+    fn take(&self, taking: &Taking, request: &Request) -> Option<DevicePtr> {
+        let lane = Layout::new(taking.bytes);
+        let may_take = !self.would_hold_more(taking.limit_bytes, taking.bytes);
+        let taken = may_take.then(|| self.upstream.allocate(lane, request.stream));
+        let (served, unused) = self.locked(|state| {
+            let running = state.running.as_mut().filter(|running| running.number == taking.plan);
+            let Some(running) = running else { return (None, taken.and_then(Result::ok)) };
+            let awaited = &mut running.lanes[taking.lane];
+            awaited.is_awaited = false;
+            match taken {
+                Some(Ok(base)) => (awaited.base, awaited.stream) = (Some(base), Some(request.stream)),
+                // The next body tries again.
+                None => running.postpone(),
+                Some(Err(_)) => {
+                    self.drop_plan(state, "there is no memory for it");
+                    return (None, None);
+                }
+            }
+            match self.serve(state, Some(taking.slot), request, false) {
+                Answer::Block(ptr) => (Some(ptr), None),
+                _ => (None, None),
+            }
+        })?;
+        if let Some(base) = unused {
+            // SAFETY: the block came from upstream with this layout, and nothing used it.
+            unsafe { self.upstream.deallocate(base, lane, request.stream) };
+        }
+        served
+    }
+
+    /// Asks the driver about blocks of the request's lane that were freed on other streams, and serves the
+    /// request then.
+    #[cold]
+    fn ask_and_serve(&self, plan: u64, slot: Option<u32>, request: &Request) -> Option<DevicePtr> {
+        self.ask_driver(request.stream, |state| state.ask_foreign(request.stream.id()));
+        let answer = self.locked(|state| {
+            let is_same = state.running.as_ref().is_some_and(|running| running.number == plan);
+            if is_same { self.serve(state, slot, request, false) } else { Answer::Upstream }
+        })?;
+        if let Answer::Block(ptr) = answer { Some(ptr) } else { None }
+    }
+
+    /// Serves a request, which the plan knows as the slot `at`, from the slot or beside it. `may_ask` says
+    /// whether the answer may be [`Answer::Ask`].
+    #[inline]
+    fn serve(&self, state: &mut State, at: Option<u32>, request: &Request, may_ask: bool) -> Answer {
+        let Some(running) = state.running.as_mut() else { return Answer::Upstream };
+        let is_planned = at.is_some_and(|at| running.lane_of(at).is_some());
+        let served = at.filter(|_| is_planned && running.is_begun());
+        let served = served.and_then(|at| running.claim(at, request.layout.bytes()));
+        if served.is_none() && may_ask && running.waits_for_others(request.stream.id()) {
+            return Answer::Ask { plan: running.number, slot: at };
+        }
+        // Requests that the plan leaves to upstream are no misses.
+        let is_miss = at.is_none() || is_planned && running.is_due() && served.is_none();
+        let verdict = running.judge(is_miss, request.bytes);
+        if let Some(ptr) = served {
+            if verdict == Verdict::Proven {
+                state.forgive(self.options.repeat as usize);
+            }
+            state.counts.served += 1;
+            return Answer::Block(ptr);
+        }
+        self.serve_miss(state, at, request, verdict)
+    }
+
+    #[cold]
+    fn serve_miss(&self, state: &mut State, at: Option<u32>, request: &Request, verdict: Verdict) -> Answer {
+        if let Some((running, at)) = state.running.as_mut().zip(at) {
+            running.leave_out(at);
+        }
+        match verdict {
+            Verdict::Good => {}
+            Verdict::Proven => state.forgive(self.options.repeat as usize),
+            Verdict::Dropped => self.drop_plan(state, "the program does not follow it"),
+        }
+        state.counts.missed += 1;
+        let beside = self.serve_beside(state, at, request);
+        let served = beside.or_else(|| self.serve_dropped(state, request));
+        served.map_or(Answer::Upstream, Answer::Block)
+    }
+
+    /// Whether upstream would have more bytes in use than it held before the plan, as far as it counts them.
+    fn would_exceed(&self, limit_bytes: Option<u64>, more: u64) -> bool {
+        let Some((limit, known)) = limit_bytes.zip(self.upstream.statistics()) else { return false };
+        known.bytes_in_use.saturating_add(more) > limit
+    }
+
+    /// Whether upstream would hold more for a lane than it held before the plan. A pool of regions has no use
+    /// for free bytes that are not in one piece, unless they are whole regions, which it gives back first.
+    fn would_hold_more(&self, limit_bytes: Option<u64>, lane_bytes: u64) -> bool {
+        let Some((limit, known)) = limit_bytes.zip(self.upstream.statistics()) else { return false };
+        let grown = known.bytes_reserved.saturating_add(lane_bytes);
+        if self.maps_pages || known.largest_free_block >= lane_bytes || grown <= limit {
+            return false;
+        }
+        let layers = self.upstream.memory_report().layers;
+        let known = |bytes: Option<u64>| bytes.unwrap_or(0);
+        let whole =
+            layers.iter().map(|it| known(it.reclaimable_after_sync_bytes) + known(it.cached_bytes)).max();
+        grown.saturating_sub(known(whole)) > limit
+    }
+
+    /// Serves a request without a slot from the lane of its stream, if upstream would have to grow for it.
+    /// A lane without blocks goes back instead, and upstream serves the request; so it does when the program
+    /// left the plan.
+    fn serve_beside(&self, state: &mut State, at: Option<u32>, request: &Request) -> Option<DevicePtr> {
+        let Request { layout, bytes, stream } = *request;
+        let running = state.running.as_mut()?;
+        let is_wanted = running.is_lost() || self.would_exceed(running.limit_bytes, bytes);
+        if running.bytes().0 == 0 || !is_wanted {
+            return None;
+        }
+        let Some(lane) = running.lane_for(stream.id()) else {
+            if self.would_exceed(running.limit_bytes, bytes) && running.is_crowding(bytes) {
+                self.drop_plan(state, "other streams need its memory");
+            }
+            return None;
+        };
+        let is_exceeded = self.would_exceed(running.limit_bytes, bytes);
+        if state.release(lane, stream).is_some() || !is_exceeded {
+            return None;
+        }
+        let ptr = state.running.as_mut()?.claim_gap(lane, at, layout.bytes(), bytes)?;
+        state.counts.served_beside += 1;
+        Some(ptr)
+    }
+
+    /// Gives lanes of dropped plans back whose blocks are all freed on the caller's stream. Serves the
+    /// request from another lane of that stream, if upstream would have to grow for it.
+    fn serve_dropped(&self, state: &mut State, request: &Request) -> Option<DevicePtr> {
+        let Request { layout, bytes, stream } = *request;
+        if state.draining.is_empty() {
+            return None;
+        }
+        state.release_all(stream, false, u64::MAX);
+        self.note_end(state);
+        let served = state.draining.iter_mut().find_map(|plan| {
+            let lane = plan.lane_for(stream.id()).filter(|lane| !plan.lanes[*lane].is_idle())?;
+            // Nothing new keeps a lane from going back that other streams need.
+            let may_serve = !plan.is_crowding(0) && self.would_exceed(plan.limit_bytes, bytes);
+            if may_serve { plan.claim_gap(lane, None, layout.bytes(), bytes) } else { None }
+        })?;
+        state.note_beside(served, bytes, stream);
+        Some(served)
+    }
+
+    /// Serves a request for which upstream has no memory from a gap of any lane of its stream.
+    pub(crate) fn serve_from_gap(&self, layout: Layout, stream: StreamRef) -> Option<DevicePtr> {
+        let bytes = layout.rounded_bytes()?;
+        self.locked(|state| {
+            let mut plans = state.running.iter_mut().chain(&mut state.draining);
+            let served = plans.find_map(|plan| {
+                let lane = plan.lane_for(stream.id())?;
+                plan.claim_gap(lane, None, layout.bytes(), bytes)
+            });
+            state.counts.served_beside += u64::from(served.is_some());
+            served
+        })?
+    }
+
+    /// Takes a block of a lane back; `None` if it is upstream's. Returns the number of the mark behind which
+    /// its bytes are free, if that is another stream's than the lane's.
+    #[inline]
+    fn free_under_lock(
+        &self,
+        state: &mut State,
+        ptr: DevicePtr,
+        layout: Layout,
+        stream: StreamRef,
+    ) -> Option<Result<Option<u64>, MisuseKind>> {
+        let State { running, draining, marks, .. } = state;
+        let mut free = |plan: &mut Running| {
+            let lane = plan.lane_at(ptr)?;
+            Some(plan.free(lane, ptr, layout.bytes(), stream, marks))
+        };
+        let freed = running.as_mut().and_then(&mut free);
+        let freed = freed.or_else(|| draining.iter_mut().find_map(free));
+        if state.is_learning() && freed.is_none_or(|freed| freed.is_ok()) {
+            state.history.freed(ptr, stream.id());
+        }
+        if freed.is_some() && !state.draining.is_empty() && !self.driver().health().is_lost() {
+            state.release_all(stream, false, u64::MAX);
+            self.note_end(state);
+        }
+        freed
+    }
+
+    /// Takes a block of a lane back; `None` if it is upstream's.
+    #[inline]
+    pub(crate) fn free_planned(
+        &self,
+        ptr: DevicePtr,
+        layout: Layout,
+        stream: StreamRef,
+    ) -> Option<Result<(), MisuseKind>> {
+        let freed = self.locked(|state| self.free_under_lock(state, ptr, layout, stream));
+        // A forked child cannot say whose the block is, and leaves it.
+        let Some(freed) = freed else { return Some(Ok(())) };
+        Some(freed?.map(|number| {
+            if let Some(number) = number {
+                self.record_behind(number, stream);
+            }
+        }))
+    }
+}
