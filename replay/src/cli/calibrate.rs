@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use super::input::{check, read};
-use super::overwrite;
 use super::verdict::{self, Failure, Verdict};
+use super::{overwrite, suggest};
 use crate::calibrate::check::{Check, MEMORY_TOLERANCE, Outcome, TIME_TOLERANCE};
 use crate::calibrate::{self, Calibration};
 use crate::program::{Limits, Program};
@@ -25,7 +25,7 @@ use millpond_driver::sim::Profile;
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CalibrateArgs {
     /// The device to measure [default: cuda:0 if there is a GPU, else sim:h200]
-    #[arg(long, short = 'd', value_name = "DEVICE")]
+    #[arg(long, short = 'd', value_name = "DEVICE", value_parser = suggest::device)]
     pub(crate) device: Option<DeviceSpec>,
 
     /// Write the profile to this file; `-` is the standard output, and a check is printed to the standard

@@ -8,8 +8,8 @@ use clap::Args;
 use millpond_core::{Error, ErrorKind};
 
 use super::import::{ReportFormat, SourceArgs};
-use super::overwrite;
 use super::verdict::{Failure, Verdict};
+use super::{overwrite, suggest};
 use crate::gate::{self, Budget};
 
 /// Compares a file with a budget of memory, to fail a build whose memory grows
@@ -58,6 +58,7 @@ pub(super) fn run(args: &GateArgs, mut out: impl Write) -> Result<Verdict, Failu
         return Ok(Verdict::Fine);
     }
     let bad = |error: &dyn std::fmt::Display| Error::invalid_argument(format!("{}: {error}", path.display()));
+    suggest::existing(path)?;
     let text = fs::read_to_string(path).map_err(|error| bad(&error))?;
     let budget: Budget = text.parse().map_err(|error| bad(&error))?;
     let gate = gate::compare(&args.source.import()?, &budget);

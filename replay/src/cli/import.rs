@@ -8,10 +8,12 @@ use clap::{Args, ValueEnum};
 use millpond_core::{format_bytes, parse_bytes};
 use serde::Serialize;
 
-use super::overwrite;
+use super::progress::ProgressArgs;
 use super::verdict::{Failure, Verdict};
-use crate::explain::plain;
+use super::{overwrite, suggest};
 use crate::import::{self, Options};
+use crate::plain::plain;
+use crate::progress::Progress;
 use crate::recording::{Recording, Source, StateCheck, Sums, Unknown};
 
 /// Imports what another program recorded, and writes it as a log
@@ -49,6 +51,9 @@ pub(super) struct SourceArgs {
     /// The most memory that importing takes above the size of the file
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_bytes)]
     memory: u64,
+
+    #[command(flatten)]
+    progress: ProgressArgs,
 }
 
 impl SourceArgs {
@@ -60,10 +65,23 @@ impl SourceArgs {
     /// Imports another file with the same options.
     pub(super) fn import_also(&self, file: &Path) -> crate::Result<Recording> {
         let options = Options { device: self.device, memory: self.memory };
-        if file == Path::new("-") {
-            return import::read("standard input", io::stdin(), &options);
-        }
-        import::open(file, &options)
+        let is_input = file == Path::new("-");
+        let name = if is_input { "standard input".to_owned() } else { file.display().to_string() };
+        let progress = self.progress();
+        let bar = progress.waiting();
+        progress.step(&bar, &format!("reading {name}"));
+        let recording = if is_input {
+            import::read(&name, io::stdin(), &options)
+        } else {
+            suggest::existing(file).map_err(crate::Error::from).and_then(|()| import::open(file, &options))
+        };
+        bar.finish_and_clear();
+        recording
+    }
+
+    /// The progress of the command.
+    pub(super) fn progress(&self) -> Progress {
+        self.progress.usual()
     }
 
     /// The file's path.

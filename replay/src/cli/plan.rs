@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use millpond_core::parse_bytes;
+use millpond_core::{Error, parse_bytes};
 
 use super::import::{ReportFormat, SourceArgs};
 use super::verdict::{Failure, Verdict};
@@ -86,7 +86,8 @@ pub(super) fn run(args: &PlanArgs, mut out: impl Write) -> Result<Verdict, Failu
             ..millpond_planning::Options::default()
         },
     };
-    let placed = Placement::of(&recording, &request).map_err(crate::Error::from)?;
+    let placed = Placement::of(&recording, &request)
+        .map_err(|why| Error::invalid_argument(format!("{}: {why}", recording.file())))?;
     if let (Some(output), Some(csv)) = (&args.output, placed.csv()) {
         std::fs::write(output, csv).map_err(|error| {
             Failure::Output(io::Error::new(error.kind(), format!("{}: {error}", output.display())))
