@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Fuzzes each target for some seconds: replay/fuzz/run.sh [SECONDS [TARGET...]]
-# Needs cargo-fuzz and a nightly; MILLPOND_NIGHTLY names another one:
-#   rustup toolchain install nightly-2026-05-20; cargo install --locked cargo-fuzz
+# Needs cargo-fuzz and any nightly; MILLPOND_NIGHTLY names another one than the installed `nightly`:
+#   rustup toolchain install nightly; cargo install --locked cargo-fuzz
 set -euo pipefail
 cd "$(dirname "$0")"
-toolchain=${MILLPOND_NIGHTLY:-nightly-2026-05-20}
+toolchain=${MILLPOND_NIGHTLY:-nightly}
 seconds=${1:-60}
 targets=("${@:2}")
 if [[ ${#targets[@]} -eq 0 ]]; then

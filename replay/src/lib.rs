@@ -68,6 +68,7 @@ pub mod lineup;
 pub mod log;
 pub mod peers;
 pub mod placement;
+mod plain;
 pub mod program;
 pub mod progress;
 pub mod record;

@@ -272,17 +272,31 @@ fn bad_devices() {
 fn names_that_are_nearly_right_come_with_the_right_one() {
     let folder = Folder::new();
     let log = folder.log("1,00:00:00.0,allocate,0x100,7,0\n");
+    folder.write("card.toml", "");
+    let profile = format!("sim:{}", folder.path("crad.toml").display());
     for (flags, meant) in [
         (["--stack", "cuda+pol"], "did you mean `pool`?"),
         (["--stack", "cuda+pool:maxx=1GiB"], "did you mean `max`?"),
         (["--stack", "fallback:upstreams=(cuda+poool)"], "did you mean `pool`?"),
         (["--device", "sim:h20"], "did you mean `sim:h200`?"),
+        (["--device", profile.as_str()], "card.toml`?"),
     ] {
         Run::of(&log, &flags).fails_with(2, &[meant]);
     }
     let run: Run =
         program().args(["explian", "log.csv"]).current_dir(folder.path("")).output().unwrap().into();
     run.fails_with(2, &["explian: there is no such file", "did you mean `explain`?"]);
+    for (words, meant) in [
+        (&["explian", "log.csv", "--device-memory", "8GiB"][..], "did you mean `explain`?"),
+        (&["explain", "lgo.csv"], "lgo.csv: there is no such file; did you mean `log.csv`?"),
+        (&["lgo.csv"], "lgo.csv: there is no such file; did you mean `log.csv`?"),
+        (&["gate", "log.csv", "--budget", "crad.toml"], "did you mean `card.toml`?"),
+        (&["bench", "--workload", "pairs"], "did you mean `pair`?"),
+        (&["calibrate", "--device", "sim:h20", "--out", "-"], "did you mean `sim:h200`?"),
+    ] {
+        let run: Run = program().args(words).current_dir(folder.path("")).output().unwrap().into();
+        run.fails_with(2, &[meant]);
+    }
     // A file of that name is a file.
     folder.write("explian", format!("{HEADER}1,00:00:00.0,allocate,0x100,7,0\n"));
     let run: Run = program().arg("explian").current_dir(folder.path("")).output().unwrap().into();
@@ -311,6 +325,40 @@ fn colours_are_shown_where_they_are_asked_for() {
 }
 
 #[test]
+fn an_explanation_has_colours_where_they_are_asked_for_and_the_same_text_elsewhere() {
+    let snapshot = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/snapshots/out_of_memory.pickle.gz");
+    let explained = |flags: &[&str]| {
+        let mut program = program();
+        program.env_remove("NO_COLOR").env_remove("CLICOLOR_FORCE");
+        let run = Run::from(program.args(flags).args(["explain", snapshot]).output().unwrap());
+        assert_eq!(run.status, 0, "{}", run.stderr);
+        run.stdout
+    };
+    let (plain, coloured) = (explained(&[]), explained(&["--color", "always"]));
+    assert!(!plain.contains('\u{1b}') && plain == explained(&["--color=never"]));
+    assert!(coloured.contains("\u{1b}[1;31m") && coloured.contains("try: \u{1b}[32m"), "{coloured}");
+    let without = ["\u{1b}[1;31m", "\u{1b}[32m", "\u{1b}[1m", "\u{1b}[0m"]
+        .iter()
+        .fold(coloured, |text, sequence| text.replace(sequence, ""));
+    assert_eq!(without, plain);
+}
+
+#[test]
+fn an_error_of_a_placement_names_the_file() {
+    let folder = Folder::new();
+    let log = folder.log(
+        "1,00:00:00.0,allocate,0x100,9223372036854775808,0\n\
+         1,00:00:00.1,allocate,0x200,9223372036854775808,0\n",
+    );
+    for command in ["plan", "report"] {
+        let page = folder.path("page.html");
+        let flags: &[&str] = if command == "report" { &["-o", page.to_str().unwrap()] } else { &[] };
+        let run: Run = program().arg(command).arg(&log).args(flags).output().unwrap().into();
+        run.fails_with(2, &["log.csv: ", "64 bits"]);
+    }
+}
+
+#[test]
 fn progress_is_plain_lines_where_no_terminal_is() {
     let folder = Folder::new();
     let log = folder.log("1,00:00:00.0,allocate,0x100,7,0\n");
@@ -321,4 +369,8 @@ fn progress_is_plain_lines_where_no_terminal_is() {
     assert_eq!(lines[1..], ["replaying cuda", "replaying cuda+pool"]);
     assert_eq!(Run::of(&log, &["--stack", "cuda"]).stderr, "");
     assert_eq!(Run::of(&log, &["--stack", "cuda", "--progress", "--no-progress"]).stderr, "");
+    for words in [["--progress", "import"], ["import", "--progress"]] {
+        let run = Run::from(program().args(words).arg(&log).output().unwrap());
+        assert!(run.stderr.starts_with("reading ") && run.stderr.ends_with("log.csv\n"), "{}", run.stderr);
+    }
 }

@@ -196,6 +196,10 @@ fn completions_and_the_man_page_name_the_commands() {
         let completions = run(&["completions", shell]);
         assert!(completions.status == 0 && completions.stdout.contains("explain"), "{shell}");
     }
+    let of_plan = run(&["man", "plan"]);
+    assert!(of_plan.status == 0 && of_plan.stdout.contains("millpond\\-replay\\-plan"), "{}", of_plan.stdout);
+    assert!(of_plan.stdout.contains("\\-\\-capacity") && of_plan.stdout.contains("\\-\\-color"));
+    run(&["man", "paln"]).fails_with(2, &["no command `paln`", "did you mean `plan`?"]);
     let man = run(&["man"]);
     assert!(man.status == 0 && man.stdout.contains(".TH millpond-replay 1"), "{}", man.stdout);
     let wrong = program().arg("completions").arg("bsh").output().unwrap();

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use crate::engine::{Options, Threads};
 use crate::program::Limits;
-use crate::progress::Progress;
 use clap::{Parser, Subcommand, ValueEnum};
 use millpond_core::stack::StackSpec;
 use millpond_driver::DeviceSpec;
@@ -20,9 +19,10 @@ use super::format::FormatArg;
 use super::gate::GateArgs;
 use super::import::ImportArgs;
 use super::plan::PlanArgs;
+use super::progress::ProgressArgs;
 use super::record::RecordArgs;
 use super::report::ReportArgs;
-use super::shell::CompletionsArgs;
+use super::shell::{CompletionsArgs, ManArgs};
 use super::suggest;
 use super::tune::TuneArgs;
 
@@ -80,14 +80,8 @@ pub(crate) struct Cli {
     #[arg(long)]
     pub(crate) skip_bad_rows: bool,
 
-    /// Show progress on the standard error from the start, as plain lines if it is not a terminal [default:
-    /// after 2 s, if it is a terminal]
-    #[arg(long, overrides_with = "no_progress")]
-    pub(crate) progress: bool,
-
-    /// Never show progress
-    #[arg(long)]
-    pub(crate) no_progress: bool,
+    #[command(flatten)]
+    pub(super) progress: ProgressArgs,
 
     /// Where colours are shown; NO_COLOR is honoured, too
     #[arg(long, value_enum, default_value_t, value_name = "WHEN", global = true)]
@@ -110,8 +104,7 @@ pub(crate) enum Command {
     Export(ExportArgs),
     Gate(GateArgs),
     Import(ImportArgs),
-    /// Prints the man page, as for `millpond-replay man | man -l -`
-    Man,
+    Man(ManArgs),
     Plan(PlanArgs),
     Tune(TuneArgs),
     Record(RecordArgs),
@@ -199,15 +192,6 @@ impl Cli {
         Limits { skip_bad_rows: self.skip_bad_rows, ..Limits::default() }
     }
 
-    /// The progress bars.
-    pub(crate) fn progress(&self) -> Progress {
-        match (self.progress, self.no_progress) {
-            (true, _) => Progress::new(true),
-            (false, true) => Progress::new(false),
-            (false, false) => Progress::when_slow(),
-        }
-    }
-
     /// The options of the replay.
     pub(crate) fn options(&self) -> Options {
         Options { threads: self.threads.into(), passes: self.repeat, ask_again: false }
@@ -270,14 +254,6 @@ mod tests {
         assert_eq!(Format::from(parse("a").unwrap().format), Format::Table);
         assert_eq!(Format::from(parse("a --format json").unwrap().format), Format::Json);
         assert_eq!(Format::from(parse("a -f csv").unwrap().format), Format::Csv);
-    }
-
-    #[test]
-    fn the_last_word_on_progress_counts() {
-        let flags = |line: &str| parse(line).map(|cli| (cli.progress, cli.no_progress));
-        assert_eq!(flags("a --no-progress --progress"), Ok((true, false)));
-        assert_eq!(flags("a --progress --no-progress"), Ok((false, true)));
-        assert_eq!(flags("a"), Ok((false, false)));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use clap::{Args, ValueEnum};
 use millpond_core::stack::StackSpec;
 use millpond_driver::DeviceSpec;
 
+use super::progress::ProgressArgs;
 use super::suggest;
 
 /// Measures the costs of allocations on neutral workloads, with mimalloc beside the stacks
@@ -33,7 +34,8 @@ pub(crate) struct BenchArgs {
 
     /// The workloads to run: pair, churn, churn_large, streams, fragmented, threads_own_stream,
     /// threads_one_stream, cross_thread_free [default: all]
-    #[arg(long = "workload", short = 'w', value_name = "NAME", num_args = 1.., value_delimiter = ',')]
+    #[arg(long = "workload", short = 'w', value_name = "NAME", num_args = 1.., value_delimiter = ',',
+          value_parser = suggest::workload)]
     pub(crate) workloads: Vec<Workload>,
 
     /// How results are printed
@@ -48,9 +50,8 @@ pub(crate) struct BenchArgs {
     #[arg(long, default_value_t = 42, value_name = "N")]
     pub(crate) seed: u64,
 
-    /// Show on the standard error what is being measured
-    #[arg(long)]
-    pub(crate) progress: bool,
+    #[command(flatten)]
+    pub(super) progress: ProgressArgs,
 }
 
 /// The values of `bench --format`.

@@ -8,6 +8,7 @@ use clap::Args;
 use millpond_driver::DeviceSpec;
 
 use super::format::FormatArg;
+use super::progress::ProgressArgs;
 use super::suggest;
 
 /// Replays logs with work in flight: a kernel behind each allocation
@@ -71,9 +72,8 @@ pub(crate) struct BusyArgs {
     #[arg(long)]
     pub(crate) skip_bad_rows: bool,
 
-    /// Show on the standard error what is being run
-    #[arg(long)]
-    pub(crate) progress: bool,
+    #[command(flatten)]
+    pub(super) progress: ProgressArgs,
 }
 
 impl BusyArgs {

@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use super::input::{check, read};
-use super::overwrite;
 use super::verdict::{self, Failure, Verdict};
+use super::{output, overwrite, suggest};
 use crate::calibrate::check::{Check, MEMORY_TOLERANCE, Outcome, TIME_TOLERANCE};
 use crate::calibrate::{self, Calibration};
 use crate::program::{Limits, Program};
@@ -25,7 +25,7 @@ use millpond_driver::sim::Profile;
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CalibrateArgs {
     /// The device to measure [default: cuda:0 if there is a GPU, else sim:h200]
-    #[arg(long, short = 'd', value_name = "DEVICE")]
+    #[arg(long, short = 'd', value_name = "DEVICE", value_parser = suggest::device)]
     pub(crate) device: Option<DeviceSpec>,
 
     /// Write the profile to this file; `-` is the standard output, and a check is printed to the standard
@@ -135,7 +135,8 @@ fn compare(
 fn write(calibration: &Calibration, file: Option<&Path>, out: &mut impl Write) -> Result<(), Failure> {
     let text = calibration.to_toml();
     let Some(path) = file else { return Ok(out.write_all(text.as_bytes())?) };
-    fs::write(path, text).map_err(|error| unwritable(path, &error).into())
+    output::replace(path, |file| file.write_all(text.as_bytes()))
+        .map_err(|error| unwritable(path, &error).into())
 }
 
 /// Leaves what is in the file.

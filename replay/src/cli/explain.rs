@@ -27,12 +27,12 @@ pub(crate) struct ExplainArgs {
     format: ReportFormat,
 }
 
-/// Imports a file and explains it.
-pub(super) fn run(args: &ExplainArgs, mut out: impl Write) -> Result<Verdict, Failure> {
+/// Imports a file and explains it; a text is in colours if `is_coloured`.
+pub(super) fn run(args: &ExplainArgs, is_coloured: bool, mut out: impl Write) -> Result<Verdict, Failure> {
     let recording = args.source.import()?;
     let explanation = explain::explain(&recording, args.device_memory);
     match args.format {
-        ReportFormat::Text => explain::print(&explanation, &mut out)?,
+        ReportFormat::Text => explain::print(&explanation, is_coloured, &mut out)?,
         ReportFormat::Json => {
             serde_json::to_writer(&mut out, &explanation).map_err(std::io::Error::from)?;
             writeln!(out)?;

@@ -8,8 +8,8 @@ use clap::Args;
 use millpond_core::{Error, ErrorKind};
 
 use super::import::{ReportFormat, SourceArgs};
-use super::overwrite;
 use super::verdict::{Failure, Verdict};
+use super::{output, overwrite, suggest};
 use crate::gate::{self, Budget};
 
 /// Compares a file with a budget of memory, to fail a build whose memory grows
@@ -53,11 +53,12 @@ pub(super) fn run(args: &GateArgs, mut out: impl Write) -> Result<Verdict, Failu
     overwrite::refuse_twice(&[path].into_iter().chain(outputs).collect::<Vec<_>>())?;
     if args.write {
         let budget = Budget::of(&args.source.import()?);
-        fs::write(path, budget.to_string()).map_err(|error| not_written(path, &error))?;
+        output::replace(path, |file| write!(file, "{budget}")).map_err(|error| not_written(path, &error))?;
         writeln!(out, "{}", path.display())?;
         return Ok(Verdict::Fine);
     }
     let bad = |error: &dyn std::fmt::Display| Error::invalid_argument(format!("{}: {error}", path.display()));
+    suggest::existing(path)?;
     let text = fs::read_to_string(path).map_err(|error| bad(&error))?;
     let budget: Budget = text.parse().map_err(|error| bad(&error))?;
     let gate = gate::compare(&args.source.import()?, &budget);
@@ -67,9 +68,7 @@ pub(super) fn run(args: &GateArgs, mut out: impl Write) -> Result<Verdict, Failu
             .map_err(|error| not_written(path, &error))?;
     }
     if let Some(path) = &args.junit {
-        let mut xml = Vec::new();
-        gate::junit(&gate, &mut xml)?;
-        fs::write(path, xml).map_err(|error| not_written(path, &error))?;
+        output::replace(path, |mut file| gate::junit(&gate, &mut file)).map_err(|error| not_written(path, &error))?;
     }
     match args.format {
         ReportFormat::Text => gate::text(&gate, &mut out)?,

@@ -1,17 +1,18 @@
 //! The command line of `import`.
 
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use millpond_core::{format_bytes, parse_bytes};
 use serde::Serialize;
 
-use super::overwrite;
+use super::progress::ProgressArgs;
 use super::verdict::{Failure, Verdict};
-use crate::explain::plain;
+use super::{output, overwrite, suggest};
 use crate::import::{self, Options};
+use crate::plain::plain;
+use crate::progress::Progress;
 use crate::recording::{Recording, Source, StateCheck, Sums, Unknown};
 
 /// Imports what another program recorded, and writes it as a log
@@ -49,6 +50,9 @@ pub(super) struct SourceArgs {
     /// The most memory that importing takes above the size of the file
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_bytes)]
     memory: u64,
+
+    #[command(flatten)]
+    progress: ProgressArgs,
 }
 
 impl SourceArgs {
@@ -60,10 +64,23 @@ impl SourceArgs {
     /// Imports another file with the same options.
     pub(super) fn import_also(&self, file: &Path) -> crate::Result<Recording> {
         let options = Options { device: self.device, memory: self.memory };
-        if file == Path::new("-") {
-            return import::read("standard input", io::stdin(), &options);
-        }
-        import::open(file, &options)
+        let is_input = file == Path::new("-");
+        let name = if is_input { "standard input".to_owned() } else { file.display().to_string() };
+        let progress = self.progress();
+        let bar = progress.waiting();
+        progress.step(&bar, &format!("reading {name}"));
+        let recording = if is_input {
+            import::read(&name, io::stdin(), &options)
+        } else {
+            suggest::existing(file).map_err(crate::Error::from).and_then(|()| import::open(file, &options))
+        };
+        bar.finish_and_clear();
+        recording
+    }
+
+    /// The progress of the command.
+    pub(super) fn progress(&self) -> Progress {
+        self.progress.usual()
     }
 
     /// The file's path.
@@ -127,25 +144,18 @@ pub(super) fn run(args: &ImportArgs, mut out: impl Write) -> Result<Verdict, Fai
 
 /// Writes the log, packed as its name says.
 fn write(recording: &Recording, path: &Path) -> Result<(), Failure> {
-    let written = || {
-        let file = BufWriter::new(File::create(path)?);
-        match path.extension().and_then(|ending| ending.to_str()) {
-            Some("gz") => {
-                let mut packed = flate2::write::GzEncoder::new(file, flate2::Compression::default());
-                recording.write_csv(&mut packed)?;
-                packed.finish()?.flush()
-            }
-            Some("zst") => {
-                let mut packed = zstd::Encoder::new(file, 0)?;
-                recording.write_csv(&mut packed)?;
-                packed.finish()?.flush()
-            }
-            _ => recording.write_csv(file),
+    output::write(Some(path), io::sink(), |file| match path.extension().and_then(|ending| ending.to_str()) {
+        Some("gz") => {
+            let mut packed = flate2::write::GzEncoder::new(file, flate2::Compression::default());
+            recording.write_csv(&mut packed)?;
+            packed.finish()?.flush()
         }
-    };
-    written().map_err(|error| {
-        let shown = path.display();
-        Failure::Output(io::Error::new(error.kind(), format!("{shown}: {error}")))
+        Some("zst") => {
+            let mut packed = zstd::Encoder::new(file, 0)?;
+            recording.write_csv(&mut packed)?;
+            packed.finish()?.flush()
+        }
+        _ => recording.write_csv(file),
     })
 }
 

@@ -32,6 +32,7 @@ pub(super) fn read(path: &Path, limits: Limits, progress: Progress) -> crate::Re
     if path == Path::new("-") {
         return program("standard input", io::stdin(), limits);
     }
+    suggest::existing(path)?;
     let name = path.display().to_string();
     let file = log::open_file(path)?;
     let bar = progress.reading(&name, file.metadata().map_or(0, |data| data.len()));

@@ -38,12 +38,14 @@ mod input;
 mod output;
 mod overwrite;
 mod plan;
+mod progress;
 mod record;
 mod report;
 mod shell;
 mod suggest;
 mod tune;
 mod verdict;
+mod words;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -52,9 +54,8 @@ use std::process::ExitCode;
 use crate::bench as workloads;
 use crate::busy as in_flight;
 use crate::compare::{self, Settings};
-use crate::progress::Progress;
 use crate::report::Format;
-use clap::{CommandFactory, Parser};
+use clap::CommandFactory;
 use millpond_core::Error;
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_driver::DeviceSpec;
@@ -63,6 +64,7 @@ use tracing_subscriber::EnvFilter;
 use args::{Cli, Command};
 use bench::BenchArgs;
 use busy::BusyArgs;
+use color::ColorArg;
 use input::{check, read};
 use verdict::{Failure, Verdict};
 
@@ -72,9 +74,10 @@ use verdict::{Failure, Verdict};
 /// Ends the process if the arguments ask for help or are wrong.
 pub fn main(table: &LayerTable) -> ExitCode {
     let out = io::stdout().lock();
-    let cli = Cli::parse();
+    let cli = words::parse(std::env::args_os()).unwrap_or_else(|error| error.exit());
     cli.color.choose();
-    let result = show_diagnostics().and_then(|()| dispatch(&cli, table, out));
+    let is_coloured = anstream::AutoStream::choice(&out) != anstream::ColorChoice::Never;
+    let result = show_diagnostics().and_then(|()| dispatch(&cli, table, is_coloured, out));
     Verdict::of(result).into()
 }
 
@@ -88,22 +91,24 @@ pub fn run(
     table: &LayerTable,
     out: impl Write,
 ) -> Result<ExitCode, String> {
-    let cli = Cli::try_parse_from(arguments).map_err(|error| error.to_string())?;
-    Ok(Verdict::of(dispatch(&cli, table, out)).into())
+    let cli = words::parse(arguments).map_err(|error| error.to_string())?;
+    let is_coloured = cli.color == ColorArg::Always;
+    Ok(Verdict::of(dispatch(&cli, table, is_coloured, out)).into())
 }
 
-fn dispatch(cli: &Cli, table: &LayerTable, out: impl Write) -> Result<Verdict, Failure> {
+/// Runs the command; what is for people is in colours if `is_coloured`.
+fn dispatch(cli: &Cli, table: &LayerTable, is_coloured: bool, out: impl Write) -> Result<Verdict, Failure> {
     match &cli.command {
         Some(Command::Bench(args)) => bench(args, table, out),
         Some(Command::Busy(args)) => busy(args, table, out),
         Some(Command::Calibrate(args)) => calibrate::run(args, table, out),
         Some(Command::Completions(args)) => shell::completions(args, Cli::command(), out),
-        Some(Command::Explain(args)) => explain::run(args, out),
+        Some(Command::Explain(args)) => explain::run(args, is_coloured, out),
         Some(Command::Fidelity(args)) => fidelity::run(args, out),
         Some(Command::Export(args)) => export::run(args, out),
         Some(Command::Gate(args)) => gate::run(args, out),
         Some(Command::Import(args)) => import::run(args, out),
-        Some(Command::Man) => shell::man(Cli::command(), out),
+        Some(Command::Man(args)) => shell::man(args, Cli::command(), out),
         Some(Command::Plan(args)) => plan::run(args, out),
         Some(Command::Tune(args)) => tune::run(args, table, out),
         Some(Command::Record(args)) => record::run(args, out),
@@ -119,7 +124,7 @@ fn replay(cli: &Cli, table: &LayerTable, mut out: impl Write) -> Result<Verdict,
         return Ok(Verdict::Fine);
     }
     let settings = settings(cli, table)?;
-    let progress = cli.progress();
+    let progress = cli.progress.usual();
     let mut reporter = Format::from(cli.format).reporter(out);
     let mut verdict = Verdict::Fine;
     for path in &cli.logs {
@@ -146,7 +151,7 @@ fn replay(cli: &Cli, table: &LayerTable, mut out: impl Write) -> Result<Verdict,
 fn bench(args: &BenchArgs, table: &LayerTable, out: impl Write) -> Result<Verdict, Failure> {
     check(&args.stacks, table)?;
     overwrite::refuse(&[], overwrite::profile(args.device.as_ref()).as_slice(), &args.stacks)?;
-    let progress = Progress::new(args.progress);
+    let progress = args.progress.if_asked();
     let bar = progress.waiting();
     let report = workloads::bench(&args.settings(), table, &mut |case| progress.step(&bar, case))?;
     bar.finish_and_clear();
@@ -162,7 +167,7 @@ fn busy(args: &BusyArgs, table: &LayerTable, out: impl Write) -> Result<Verdict,
     check(&stacks, table)?;
     overwrite::refuse(&args.logs, overwrite::profile(args.device.as_ref()).as_slice(), &stacks)?;
     settings.device.open()?; // a device that is not there is said before logs are read
-    let progress = Progress::new(args.progress);
+    let progress = args.progress.if_asked();
     let mut print = in_flight::reporter(args.format.into(), out);
     let mut verdict = Verdict::Fine;
     for path in &args.logs {

@@ -1,16 +1,15 @@
 //! The command line of `plan`.
 
 use std::ffi::OsStr;
-use std::fmt;
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use millpond_core::{ALLOCATION_ALIGNMENT, parse_bytes};
+use millpond_core::{ALLOCATION_ALIGNMENT, Error, parse_bytes};
 
 use super::import::{ReportFormat, SourceArgs};
+use super::output;
 use super::verdict::{Failure, Verdict};
 use crate::placement::{self, Answer, Placement, Request, Sharing};
 
@@ -87,12 +86,6 @@ fn refuse_other_rules(args: &PlanArgs, output: &Path) -> Result<(), millpond_cor
     Ok(())
 }
 
-fn write(output: &Path, content: &impl fmt::Display) -> io::Result<()> {
-    let mut file = BufWriter::new(File::create(output)?);
-    write!(file, "{content}")?;
-    file.flush()
-}
-
 /// Imports a file, places its blocks, and prints or writes the placement.
 pub(super) fn run(args: &PlanArgs, mut out: impl Write) -> Result<Verdict, Failure> {
     args.source.refuse_overwrite(args.output.as_deref())?;
@@ -116,17 +109,17 @@ pub(super) fn run(args: &PlanArgs, mut out: impl Write) -> Result<Verdict, Failu
             refuse_other_rules(args, output)?;
             placement::for_layer(&recording, &request)?
         }
-        None => (Placement::of(&recording, &request).map_err(crate::Error::from)?, None),
+        None => {
+            let named = |why| Error::invalid_argument(format!("{}: {why}", recording.file()));
+            (Placement::of(&recording, &request).map_err(named)?, None)
+        }
     };
     if let Some(output) = &args.output {
-        let written = match (&plan, placed.csv()) {
-            (Some(plan), _) => write(output, plan),
-            (None, Some(csv)) if as_plan.is_none() => write(output, &csv),
-            _ => Ok(()),
-        };
-        written.map_err(|error| {
-            Failure::Output(io::Error::new(error.kind(), format!("{}: {error}", output.display())))
-        })?;
+        let csv = if as_plan.is_none() { placed.csv().map(str::to_owned) } else { None };
+        let content = plan.as_ref().map(ToString::to_string).or(csv);
+        if let Some(content) = content {
+            output::write(Some(output), io::sink(), |file| file.write_all(content.as_bytes()))?;
+        }
     }
     match args.format {
         ReportFormat::Text => {

@@ -5,6 +5,7 @@ use std::io::Write;
 use clap::{Args, Command};
 use clap_complete::Shell;
 
+use super::suggest;
 use super::verdict::{Failure, Verdict};
 
 /// Prints the completions of a shell
@@ -30,8 +31,24 @@ pub(super) fn completions(
     Ok(Verdict::Fine)
 }
 
-/// Prints the man page of a command line.
-pub(super) fn man(command: Command, mut out: impl Write) -> Result<Verdict, Failure> {
-    clap_mangen::Man::new(command).render(&mut out)?;
+/// Prints a man page, as for `millpond-replay man | man -l -`
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ManArgs {
+    /// The command that the page is about [default: all, with those of replaying logs in full]
+    #[arg(value_name = "COMMAND")]
+    command: Option<String>,
+}
+
+/// Prints the man page of a command line, or of one of its commands.
+pub(super) fn man(args: &ManArgs, mut whole: Command, mut out: impl Write) -> Result<Verdict, Failure> {
+    whole.build(); // so that a command has the flags of all commands
+    let page = match &args.command {
+        None => whole,
+        Some(name) => {
+            let found = whole.find_subcommand(name).cloned();
+            found.ok_or_else(|| suggest::no_command(name, &whole))?
+        }
+    };
+    clap_mangen::Man::new(page).render(&mut out)?;
     Ok(Verdict::Fine)
 }

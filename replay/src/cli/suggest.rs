@@ -1,21 +1,33 @@
 //! What a name that does not exist was probably meant to be.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use millpond_core::Error;
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_driver::DeviceSpec;
 
+use crate::bench::Workload;
+
 /// How alike two names are at least, from 0 to 1: clap's own share.
 const ALIKE: f64 = 0.7;
+
+/// How alike two names of files are at least, which often share their ending.
+const ALIKE_FILES: f64 = 0.9;
+
+/// The most files of a folder that are compared with a name.
+const MOST_NEIGHBOURS: usize = 10_000;
 
 /// The simulated devices that have a name.
 const DEVICES: [&str; 3] = ["cuda:0", "sim:h200", "sim:a100"];
 
 /// The known name that is most like another one, if any is much like it.
 fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    nearest_above(ALIKE, name, known)
+}
+
+fn nearest_above<'a>(least: f64, name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let shares = known.into_iter().map(|known| (strsim::jaro(name, known), known));
-    let near = shares.filter(|(share, known)| *share > ALIKE && *known != name);
+    let near = shares.filter(|(share, known)| *share > least && *known != name);
     near.max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, known)| known)
 }
 
@@ -43,15 +55,58 @@ pub(super) fn of_file(path: &Path, command: &clap::Command) -> Option<String> {
         return None;
     }
     let known: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
+    if known.contains(&name) {
+        return Some(format!("there is no such file; the command `{name}` stands before logs and flags"));
+    }
     nearest(name, known.iter().copied()).map(|name| {
         format!("there is no such file, and a command of nearly that name: did you mean `{name}`?")
     })
 }
 
+/// Refuses a name that is none of a command's subcommands.
+pub(super) fn no_command(name: &str, command: &clap::Command) -> Error {
+    let known: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
+    let meant = nearest(name, known.iter().copied());
+    let meant = meant.map_or(String::new(), |meant| format!("; did you mean `{meant}`?"));
+    Error::invalid_argument(format!("there is no command `{name}`, but {}{meant}", known.join(", ")))
+}
+
+/// Refuses a path where nothing is, if a file of nearly that name lies beside it: says which. Without such a
+/// neighbour, opening the file fails with an error of its own.
+pub(super) fn existing(path: &Path) -> Result<(), Error> {
+    let meant = if path.exists() { None } else { neighbour(path) };
+    meant.map_or(Ok(()), |meant| {
+        let (path, meant) = (path.display(), meant.display());
+        Err(Error::invalid_argument(format!("{path}: there is no such file; did you mean `{meant}`?")))
+    })
+}
+
+/// The path beside `path` whose name is most like its own.
+fn neighbour(path: &Path) -> Option<PathBuf> {
+    let name = path.file_name()?.to_str()?;
+    let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    let entries = std::fs::read_dir(folder).ok()?.take(MOST_NEIGHBOURS).flatten();
+    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort_unstable(); // of names that are equally like it, always the same
+    nearest_above(ALIKE_FILES, name, names.iter().map(String::as_str)).map(|meant| path.with_file_name(meant))
+}
+
 /// Reads a device, and says which one a text that is none probably means.
 pub(super) fn device(text: &str) -> Result<DeviceSpec, Error> {
-    text.parse().map_err(|error: Error| match nearest(&text.to_ascii_lowercase(), DEVICES) {
+    let device = text.parse().map_err(|error: Error| match nearest(&text.to_ascii_lowercase(), DEVICES) {
         Some(name) => Error::invalid_argument(format!("did you mean `{name}`? {error}")),
+        None => error,
+    })?;
+    if let DeviceSpec::SimProfile(path) = &device {
+        existing(path)?;
+    }
+    Ok(device)
+}
+
+/// Reads a workload, and says which one a text that is none probably means.
+pub(super) fn workload(text: &str) -> Result<Workload, String> {
+    text.parse().map_err(|error: String| match nearest(text, Workload::ALL.map(Workload::name)) {
+        Some(name) => format!("did you mean `{name}`? {error}"),
         None => error,
     })
 }
@@ -71,10 +126,21 @@ mod tests {
     }
 
     #[test]
+    fn a_missing_file_is_told_with_its_neighbour_of_nearly_that_name() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("snapshot.pickle"), "").unwrap();
+        let of = |name: &str| existing(&folder.path().join(name)).map_err(|error| error.to_string());
+        assert!(of("snapshto.pickle").unwrap_err().contains("snapshot.pickle`?"));
+        assert_eq!((of("snapshot.pickle"), of("log.csv")), (Ok(()), Ok(())));
+        assert_eq!((of("none/snapshto.pickle"), of("..")), (Ok(()), Ok(())));
+    }
+
+    #[test]
     fn a_path_is_no_mistaken_command() {
         let command = clap::Command::new("program").subcommand(clap::Command::new("explain"));
         let of = |name: &str| of_file(Path::new(name), &command);
         assert_eq!((of("./explian"), of("explian.csv"), of("log")), (None, None, None));
         assert!(of("explian").unwrap().contains("did you mean `explain`?"));
+        assert!(of("explain").unwrap().contains("stands before logs and flags"));
     }
 }

@@ -9,7 +9,6 @@ use millpond_core::stack::LayerTable;
 
 use super::import::{ReportFormat, SourceArgs};
 use super::verdict::{Failure, Verdict};
-use crate::progress::Progress;
 use crate::tune::{self, Request};
 
 /// Finds the settings with which a file needs the least memory, and the line that selects them
@@ -41,7 +40,7 @@ pub(crate) struct TuneArgs {
 pub(super) fn run(args: &TuneArgs, table: &LayerTable, mut out: impl Write) -> Result<Verdict, Failure> {
     let recording = args.source.import()?;
     let request = Request { capacity: args.capacity, time: Duration::from_secs(args.time) };
-    let progress = Progress::when_slow();
+    let progress = args.source.progress();
     let bar = progress.waiting();
     let tuned = tune::tune(&recording, &request, table, &mut |stack| progress.step(&bar, stack));
     bar.finish_and_clear();

@@ -8,7 +8,7 @@ use anstyle::{AnsiColor, Effects, Style};
 use crate::bench::{Report, Status};
 use crate::busy::{self, SubjectResult};
 use crate::compare::{StackReport, StackResult};
-use crate::explain::plain;
+use crate::plain::plain;
 
 /// How the word `error` looks where colours are shown, as clap shows it.
 const ERROR: Style = AnsiColor::Red.on_default().effects(Effects::BOLD);

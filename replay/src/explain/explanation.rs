@@ -30,6 +30,11 @@ pub struct Explanation {
     pub is_simulated: bool,
     /// The counts and sums.
     pub sums: Sums,
+    /// The least bytes that any allocator needs for the blocks and the failed requests, if streams take each
+    /// other's memory in the order of the host's calls. `None` if all sizes together exceed 64 bits.
+    pub bound_host_order: Option<u64>,
+    /// The same if no stream takes what another one used.
+    pub bound_stream_safe: Option<u64>,
     /// How the end compares with the state in the file, if it holds one.
     pub state_check: Option<StateCheck>,
     /// The peak, the failed requests (the first ten), and the end.

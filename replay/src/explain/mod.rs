@@ -10,18 +10,21 @@ mod holders;
 mod settings;
 mod text;
 
+use crate::placement;
 use crate::record::Framework;
 use crate::recording::{Event, EventKind, Recording};
 
 pub use explanation::{Diagnosis, Explained, Explanation, Occasion};
 pub use holders::Holder;
-pub(crate) use text::plain;
 pub use text::print;
 
 use holders::HOLDERS;
 
 /// The most failed requests that are explained, the first ones.
 const MAX_FAILURES: usize = 10;
+
+/// The alignment of blocks in the bounds: that of CUDA's own allocations.
+const ALIGNMENT: u64 = 256;
 
 /// Explains a recording. `device_bytes` is the size of the device, if it is known.
 pub fn explain(recording: &Recording, device_bytes: Option<u64>) -> Explanation {
@@ -60,6 +63,7 @@ pub fn explain(recording: &Recording, device_bytes: Option<u64>) -> Explanation 
     add(Occasion::End, recording.len().saturating_sub(1), None);
     let mut diagnoses = diagnoses::all(recording, &sums, &moments, found);
     diagnoses.extend(settings::without_effect(recording));
+    let bounds = placement::bounds_of(recording, ALIGNMENT).ok();
     Explanation {
         version: 1,
         file: recording.file().to_owned(),
@@ -67,6 +71,8 @@ pub fn explain(recording: &Recording, device_bytes: Option<u64>) -> Explanation 
         device: recording.device(),
         is_simulated: recording.is_simulated(),
         sums,
+        bound_host_order: bounds.map(|bounds| bounds.host_order),
+        bound_stream_safe: bounds.map(|bounds| bounds.stream_safe),
         state_check: recording.check().cloned(),
         moments,
         diagnoses,

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use millpond_core::format_bytes;
 
 use super::Fidelity;
-use crate::explain::plain;
+use crate::plain::plain;
 
 /// Why a model with garbage collection differs where it has no limit.
 pub(crate) const LACKS_LIMIT: &str = "garbage_collection_threshold is a share of the process's limit, \

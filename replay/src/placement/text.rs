@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use millpond_core::format_bytes;
 
 use super::{Answer, Placement, Sharing};
-use crate::explain::plain;
+use crate::plain::plain;
 use crate::report::table::counted;
 
 /// Prints a placement for people.

@@ -6,8 +6,8 @@ use millpond_core::format_bytes;
 
 use super::attempt::PAGE;
 use super::{Tried, Tuned};
-use crate::explain::plain;
 use crate::fidelity::LACKS_LIMIT;
+use crate::plain::plain;
 
 /// Prints it for people.
 ///

@@ -222,16 +222,25 @@ fn the_command_prints_text_and_json() {
         run
     };
     let text = run(&[]).stdout;
-    for part in
-        ["limit: the device had", "at the failed request, event 145:", "  wanted", "  pinned", "not known:"]
-    {
+    for part in [
+        "any allocator needs at least 600MiB with streams apart, 600MiB in the order of the host's calls; \
+         reserved at most 560MiB",
+        "limit: the device had",
+        "at the failed request, event 145:",
+        "  wanted",
+        "  pinned",
+        "not known:",
+    ] {
         assert!(text.contains(part), "no `{part}` in: {text}");
     }
     let report: serde_json::Value =
         serde_json::from_str(&run(&["--format", "json", "--device-memory", "150109880320B"]).stdout).unwrap();
+    let least = serde_json::Value::from(600 * MIB);
     let failure = &report["moments"][1];
     assert_eq!((&failure["occasion"], &failure["wanted_bytes"]), (&"failure".into(), &(300 * MIB).into()));
     assert!(failure["outside_bytes"].as_u64() > Some(0), "{failure}");
     assert_eq!(report["diagnoses"][0]["code"], "limit");
+    // What `plan` proves of this file: its blocks and the failed request fit into exactly that.
+    assert_eq!((&report["bound_host_order"], &report["bound_stream_safe"]), (&least, &least));
     assert_eq!(report["not_known"][0]["code"], "other_allocators");
 }

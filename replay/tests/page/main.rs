@@ -133,6 +133,38 @@ fn the_page_zooms_pans_and_switches_its_axis() {
 }
 
 #[test]
+fn a_column_has_what_each_stack_holds_at_its_fullest_event() {
+    let folder = Folder::new();
+    let page = page(&folder, &[&snapshot("plain")], &["--plan-time", "0"]);
+    let Some(mut browser) = Browser::start() else { return };
+    browser.open(&page);
+    // Each event that is searched for and summed up from a note must be the one that a plain search finds.
+    let compare = "(() => {
+      const { run, view } = millpond, sums = new Float64Array(COLOURS), wrong = [];
+      const holders = view.charts.find((chart) => chart.canvas.id === 'holders');
+      let ranges = 0;
+      for (let width = 0; width < 300; width += 7) {
+        for (let from = 0; from + width < run.events; from += 97) {
+          let high = from;
+          for (let at = from; at < from + width; at++) if (run.live[at] > run.live[high]) high = at;
+          const found = run.livePyramid.fullest(from, from + width);
+          const isIn = found === from || (from < found && found < from + width);
+          holders.heldAt(found, sums);
+          const held = run.held(found);
+          const isHeld = run.holders.every((of, at) => sums[at] === (held.get(of)?.bytes ?? 0));
+          if (!isIn || run.live[found] !== run.live[high] || !isHeld) wrong.push([from, width, found]);
+          ranges++;
+        }
+      }
+      return { ranges, wrong: wrong.slice(0, 3), stacks: run.holders.length };
+    })()";
+    let compared = browser.evaluate(compare);
+    assert!(compared["ranges"].as_u64() > Some(500) && compared["stacks"].as_u64() > Some(1), "{compared}");
+    assert_eq!(compared["wrong"], json!([]));
+    is_silent(&browser);
+}
+
+#[test]
 fn a_click_shows_the_stacks_of_that_instant() {
     let folder = Folder::new();
     let page = page(&folder, &[&snapshot("out_of_memory")], &[]);

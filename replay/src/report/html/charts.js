@@ -54,6 +54,9 @@ class Timeline extends Chart {
   }
 }
 
+/** The number of events between two notes of what each stack holds. */
+const EVERY = 64;
+
 /** The live bytes of the stacks that hold the most at the peak, stacked. */
 class Holders extends Chart {
   constructor(id, view) {
@@ -61,15 +64,18 @@ class Holders extends Chart {
     this.checkpoints();
   }
 
-  /** Notes what each stack holds at every 2^16th event, so that any range is drawn from near its start. */
+  /** Notes what each stack holds before every 64th event, so that any event is computed from near it. */
   checkpoints() {
     const { run } = this.view;
-    this.every = 1 << 16;
-    this.noted = [];
+    const count = Math.ceil(run.events / EVERY);
+    this.noted = { sums: new Float64Array(count * COLOURS), next: new Uint32Array(count) };
     const sums = new Float64Array(COLOURS);
     let next = 0;
     for (let event = 0; event < run.events; event++) {
-      if (event % this.every === 0) this.noted.push({ sums: sums.slice(), next });
+      if (event % EVERY === 0) {
+        this.noted.sums.set(sums, (event / EVERY) * COLOURS);
+        this.noted.next[event / EVERY] = next;
+      }
       next = this.step(event, next, sums);
     }
   }
@@ -86,24 +92,12 @@ class Holders extends Chart {
     return next;
   }
 
-  /** What each stack holds at the fullest event of each column. */
-  columns(edges) {
-    const { live } = this.view.run;
-    const count = edges.length - 1;
-    const columns = new Float64Array(count * COLOURS);
-    const noted = this.noted[Math.floor(edges[0] / this.every)];
-    const sums = noted.sums.slice();
-    let event = Math.floor(edges[0] / this.every) * this.every;
-    let next = noted.next;
-    for (let at = 0; at < count; at++) {
-      let fullest = edges[at];
-      for (let other = edges[at]; other < edges[at + 1]; other++) {
-        if (live[other] > live[fullest]) fullest = other;
-      }
-      while (event <= fullest) next = this.step(event++, next, sums);
-      columns.set(sums, at * COLOURS);
-    }
-    return columns;
+  /** Computes what each stack holds after an event, into `sums`. */
+  heldAt(event, sums) {
+    const from = Math.floor(event / EVERY);
+    for (let rank = 0; rank < COLOURS; rank++) sums[rank] = this.noted.sums[from * COLOURS + rank];
+    let next = this.noted.next[from];
+    for (let at = from * EVERY; at <= event; at++) next = this.step(at, next, sums);
   }
 
   draw() {
@@ -112,14 +106,17 @@ class Holders extends Chart {
     const { width, height } = this.canvas;
     const { run } = this.view;
     const edges = this.view.edges(width);
-    const columns = this.columns(edges);
     const most = Math.max(run.livePyramid.range(edges[0], edges[width] + 1)[1], 1) * 1.05;
+    const styles = Array.from({ length: COLOURS }, (_, rank) => css(paletteOf(run, rank)));
+    const sums = new Float64Array(COLOURS);
     for (let at = 0; at < width; at++) {
+      // What each stack holds at the fullest event of the column.
+      this.heldAt(run.livePyramid.fullest(edges[at], edges[at + 1]), sums);
       let below = height;
       for (let rank = 0; rank <= run.holders.length; rank++) {
-        const part = (columns[at * COLOURS + rank] / most) * height;
+        const part = (sums[rank] / most) * height;
         if (part <= 0) continue;
-        context.fillStyle = css(paletteOf(run, rank));
+        context.fillStyle = styles[rank];
         context.fillRect(at, below - part, 1, part);
         below -= part;
       }

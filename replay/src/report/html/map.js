@@ -129,6 +129,8 @@ class AddressMap extends Chart {
       if (isWhole) this.overview = this.picture;
       else if (this.overview?.axis !== this.view.axis) this.overview = undefined;
     }
+    // A canvas without a GPU takes long over pixels in between, which a moving picture does not need.
+    context.imageSmoothingEnabled = isSettled;
     for (const picture of new Set([this.overview, this.picture])) {
       if (picture?.axis === this.view.axis) this.shift(context, picture);
     }

@@ -49,24 +49,42 @@ class Pyramid {
     }
   }
 
-  /** The smallest and the largest value of the events from `from` up to `to`, without it. */
+  /** Calls `visit` with each group of those that make up the events from `from` up to `to`, without it. */
+  groups(from, to, visit) {
+    for (let level = 0; from < to; level++) {
+      const isTop = level + 1 === this.levels.length;
+      while (from < to && (isTop || from & 7)) visit(level, from++);
+      while (from < to && to & 7) visit(level, --to);
+      from >>= 3;
+      to >>= 3;
+    }
+  }
+
+  /** The smallest and the largest value of these events. */
   range(from, to) {
-    let low = Infinity, high = -Infinity, level = 0;
-    const take = (at) => {
+    let low = Infinity, high = -Infinity;
+    this.groups(from, to, (level, at) => {
       const { least, most } = this.levels[level];
       if (least[at] < low) low = least[at];
       if (most[at] > high) high = most[at];
-    };
-    while (from < to) {
-      const isTop = level + 1 === this.levels.length;
-      while (from < to && (isTop || from & 7)) take(from++);
-      while (from < to && to & 7) take(--to);
-      if (from >= to) break;
-      from >>= 3;
-      to >>= 3;
-      level++;
-    }
+    });
     return [low, high];
+  }
+
+  /** An event with the largest value of these events; `from` if there are none. */
+  fullest(from, to) {
+    let high = -Infinity, best = from, level = 0;
+    this.groups(from, to, (of, at) => {
+      const value = this.levels[of].most[at];
+      if (value <= high) return;
+      [high, best, level] = [value, at, of];
+    });
+    while (level > 0) {
+      const { most } = this.levels[--level];
+      best *= 8;
+      while (most[best] !== high) best++;
+    }
+    return best;
   }
 }
 

@@ -50,6 +50,12 @@ function ledger(explanation, parent) {
   table(parent, head, rows.filter(isKnown).map(([name, key]) => {
     return [name, ...moments.map((moment) => cell(moment[key]))];
   }));
+  const { bound_host_order: shared, bound_stream_safe: apart } = explanation;
+  if (apart !== null) {
+    const text = `Any allocator needs at least ${inBytes(apart)} with streams apart, ${inBytes(shared)} in ` +
+      "the order of the host's calls.";
+    element("p", text, parent);
+  }
   for (const { text } of explanation.not_known) element("p", `Not known: ${text}`, parent).className = "hint";
 }
 
