@@ -370,7 +370,7 @@ fn note_device(id: DeviceId) {
 fn note(mut block: Block) -> Option<Unsettled> {
     let is_lost = |known: &Block| {
         let driver = known.served.0.0.driver();
-        driver.was_reset() || driver.health().is_lost() // nobody may have noticed the reset yet
+        driver.was_reset() || driver.health().is_lost() // which may not be noticed yet
     };
     match LIVE.entry(block.ptr) {
         Entry::Vacant(place) => {

@@ -37,8 +37,8 @@ use millpond_core::driver::call;
 /// - After the device's context was reset (Numba's `cuda.close()`), a stack that the manager built is built
 ///   again in the new context; one that was passed in is lost, and so is the manager.
 ///
-/// `reset` must not be called from inside the stack, for instance from a callback of a resource. Callbacks that
-/// it leads to may drop pointers, as finalizers that run there do, and allocate. They must not wait for
+/// `reset` must not be called from inside the stack, for instance from a callback of a resource. Callbacks
+/// that it leads to may drop pointers, as finalizers that run there do, and allocate. They must not wait for
 /// another thread that allocates, since that one waits for the reset.
 ///
 /// ```

@@ -42,7 +42,8 @@ tests() {
 }
 
 threads() {
-    attempt threads env MILLPOND_THREAD_SECONDS=60 "${pytest[@]}" python/tests/test_processes.py -k test_threads
+    local -x MILLPOND_THREAD_SECONDS=60
+    attempt threads "${pytest[@]}" python/tests/test_processes.py -k test_threads
 }
 
 training() {

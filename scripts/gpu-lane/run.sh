@@ -7,14 +7,14 @@
 #   soak       tags written and checked by kernels, 10^6 operations on each stack, and its canary
 #   sanitizer  compute-sanitizer's memcheck over a short soak
 #   replay     the logs through the standard stacks, on the GPU and, to compare, on the simulated device
-#   plan       the logs through the pool with and without the layer `plan`: 20 passes, and with kernels in flight
+#   plan       the logs through the pool with and without the layer `plan`, 20 passes, and beside kernels
 #   numba      those of numba-cuda's own tests that have to do with memory, over millpond's plug-in
 #
 # A step that fails or hangs does not stop the others; the exit code is 0 if none did. Output goes to the
 # folder $OUT (gpu-out by default): gpu.log, summary.tsv and the replays' tables and JSON. Environment:
 # STEP_SECONDS is the longest that one command may take (240), REPEAT the passes of a replay on the GPU (3),
-# SANITIZER_OPS the operations under the sanitizer (20000), BUSY_FIRST those of each log with kernels in flight
-# (16000), and MILLPOND_SOAK_* what the soak reads.
+# SANITIZER_OPS the operations under the sanitizer (20000), BUSY_FIRST those of each log beside kernels (16000),
+# and MILLPOND_SOAK_* what the soak reads.
 set -uo pipefail
 
 out=${OUT:-gpu-out}
@@ -133,8 +133,8 @@ plan() {
         name=$(basename "$path" | cut -d . -f 1)
         attempt "plan $name" ./millpond-replay --device cuda:0 -n 20 "${stacks[@]}" "$path"
         cat "$one" >>"$out/plan.txt"
-        attempt "plan $name, busy" ./millpond-replay busy --device cuda:0 -n 6 --first "${BUSY_FIRST:-16000}" \
-            --host ahead,sync --kernels 10..100 "${stacks[@]}" "$path"
+        attempt "plan $name, busy" ./millpond-replay busy --device cuda:0 -n 6 \
+            --first "${BUSY_FIRST:-16000}" --host ahead,sync --kernels 10..100 "${stacks[@]}" "$path"
         cat "$one" >>"$out/plan.txt"
     done
 }

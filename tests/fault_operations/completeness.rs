@@ -68,7 +68,7 @@ fn owner_of(line: &str) -> Option<String> {
 
 /// `Type::function` of each public function of a source that returns a result.
 fn fallible(source: &str, found: &mut BTreeSet<String>) {
-    let source = source.split("#[cfg(test)]\nmod").next().unwrap_or_default();
+    let source = source.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
     let mut owner = None;
     for (at, line) in source.lines().scan(0, |at, line| {
         *at += line.len() + 1;

@@ -10,10 +10,11 @@ use millpond::resources::share::ImportedBlock;
 use millpond::resources::{
     ArenaMemoryResource, ArenaOptions, BinningLayer, CaptureScope, CudaMemoryResource, Decay,
     FixedSizeMemoryResource, FixedSizeOptions, HostMemoryResource, HostResource, ManagedMemoryResource,
-    PageableHostMemoryResource, PagesMode, PinnedHostMemoryResource, PoolLayer, PoolMemoryResource,
-    PoolOptions, SamHeadroomMemoryResource, Share, SystemMemoryResource, get_current_device_resource,
-    get_per_device_resource, reset_current_device_resource, reset_per_device_resource,
-    set_current_device_resource, set_per_device_resource,
+    PageableHostMemoryResource, PagesMode, PinnedHostMemoryResource, PlanLayer, PlanMemoryResource,
+    PlanOptions, PoolLayer, PoolMemoryResource, PoolOptions, ProgramPlan, SamHeadroomMemoryResource, Share,
+    SystemMemoryResource, get_current_device_resource, get_per_device_resource,
+    reset_current_device_resource, reset_per_device_resource, set_current_device_resource,
+    set_per_device_resource,
 };
 use millpond::stack::StackSpec;
 use millpond::{
@@ -35,6 +36,18 @@ fn pool(stage: &Stage, layer: PoolLayer) -> Result<PoolMemoryResource<CudaMemory
 
 fn build(stage: &Stage, text: &str) -> Result<AnyResource> {
     text.parse::<StackSpec>()?.build(&millpond::layers(), &stage.driver())
+}
+
+/// A plan of what `use_of` does.
+fn plan() -> ProgramPlan {
+    let lines = [
+        "millpond plan 1\nlog sha256:",
+        "0000000000000000000000000000000000000000000000000000000000000000\n",
+        "alignment 256\nstreams 2\nlane 1049600\nlane 1049600\nbound 2099200\nratio 1.00000\nbeside 0\n",
+        "allocations 4\nbytes stream life offset\n",
+        "1024 0 2 0\n1048576 0 1 1024\n1024 1 2 0\n1048576 1 1 1024\n",
+    ];
+    ProgramPlan::read(lines.concat().as_bytes()).expect("it is a plan")
 }
 
 /// Builds a stack from its text, and uses it.
@@ -130,6 +143,19 @@ pub(crate) const OPERATIONS: &[Operation] = &[
         on_stage(stage, |stage| {
             let options = FixedSizeOptions { preallocated_blocks: 2, ..FixedSizeOptions::default() };
             use_of(&FixedSizeMemoryResource::new(cuda(stage), options)?, stage)
+        })
+    }),
+    Operation::new("PlanMemoryResource::new", |stage| {
+        on_stage(stage, |stage| {
+            let stack = pool(stage, PoolLayer::new())?.layer(PlanLayer::new().repeat(8))?;
+            (0..12).try_for_each(|_| use_of(&stack, stage))
+        })
+    }),
+    Operation::new("PlanMemoryResource::with_plan", |stage| {
+        on_stage(stage, |stage| {
+            let pool = pool(stage, PoolLayer::new())?;
+            let stack = PlanMemoryResource::with_plan(pool, PlanOptions::default(), &plan())?;
+            (0..4).try_for_each(|_| use_of(&stack, stage))
         })
     }),
     Operation::new("BinningLayer (as a layer)", |stage| {

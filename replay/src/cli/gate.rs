@@ -68,7 +68,8 @@ pub(super) fn run(args: &GateArgs, mut out: impl Write) -> Result<Verdict, Failu
             .map_err(|error| not_written(path, &error))?;
     }
     if let Some(path) = &args.junit {
-        output::replace(path, |mut file| gate::junit(&gate, &mut file)).map_err(|error| not_written(path, &error))?;
+        let written = output::replace(path, |mut file| gate::junit(&gate, &mut file));
+        written.map_err(|error| not_written(path, &error))?;
     }
     match args.format {
         ReportFormat::Text => gate::text(&gate, &mut out)?,

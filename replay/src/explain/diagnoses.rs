@@ -242,8 +242,8 @@ fn expandable(recording: &Recording) -> Vec<String> {
     }
     vec![
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".to_owned(),
-        "ask `millpond-replay tune FILE` whether that needs less here: with this setting a program can also \
-         need more, and it does not work with vLLM's sleep mode or where a library replaces PyTorch's allocator"
+        "ask `millpond-replay tune FILE` whether that needs less here: a program can also need more with it, \
+         and it works neither with vLLM's sleep mode nor where a library replaces PyTorch's allocator"
             .to_owned(),
     ]
 }

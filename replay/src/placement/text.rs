@@ -42,13 +42,16 @@ pub fn print(placement: &Placement, out: &mut impl Write) -> io::Result<()> {
     }
     line("hardness", format!("{:.3}: the largest block over the least", placement.hardness()))?;
     let (Some(capacity), Some(answer)) = (placement.capacity, placement.answer) else { return Ok(()) };
+    // Another rule may let the streams share it.
+    let is_by_rule =
+        streams > 1 && placement.sharing == Sharing::StreamSafe && capacity >= placement.bound_host_order;
     let capacity = format_bytes(capacity);
     let least = format_bytes(placement.bound);
     line(
         "capacity",
         match answer {
             Answer::Fits => format!("{capacity} suffices: the plan is the proof"),
-            Answer::Impossible if streams > 1 && placement.sharing == Sharing::StreamSafe => format!(
+            Answer::Impossible if is_by_rule => format!(
                 "{capacity} is too little while no stream takes what another one used: {least} are needed; \
                  `--streams host-order` lets them"
             ),

@@ -44,16 +44,12 @@ pub(super) fn of(comparison: &Comparison) -> Option<String> {
         format!("record a longer log: this one has {count} operations, too few to tell stacks apart")
     } else {
         let (spec, figures) = smallest(&best)?;
-        let taken = format_bytes(peak(figures));
-        match peak(figures).checked_sub(comparison.device.total_bytes) {
-            Some(beyond) if beyond > 0 => format!(
-                "look for a larger device, or for less to keep: of the {taken} that `{spec}` took, {} did not \
-                 fit into the device's memory and lay in the host's, which is much slower; nothing else served \
-                 the log",
-                format_bytes(beyond)
-            ),
+        let (taken, total) = (peak(figures), comparison.device.total_bytes);
+        match taken.checked_sub(total) {
+            Some(beyond) if beyond > 0 => larger_for_managed(spec, taken, beyond),
             _ => format!(
-                "stay with `{spec}`, which took {taken}: no stack here spared this log half of its driver calls"
+                "stay with `{spec}`, which took {}: no stack here spared this log half of its driver calls",
+                format_bytes(taken)
             ),
         }
     };
@@ -64,6 +60,16 @@ pub(super) fn of(comparison: &Comparison) -> Option<String> {
 fn has_model(spec: &str) -> bool {
     let layers = spec.split('+').map(|layer| layer.split(':').next().unwrap_or_default().trim());
     layers.into_iter().any(|layer| peers::LAYERS.iter().any(|model| model.name == layer))
+}
+
+/// The advice if managed memory alone served the log, since it overflows to the host's.
+fn larger_for_managed(spec: &str, taken: u64, beyond: u64) -> String {
+    format!(
+        "look for a larger device, or for less to keep: of the {} that `{spec}` took, {} did not fit into \
+         the device's memory and lay in the host's, which is much slower; nothing else served the log",
+        format_bytes(taken),
+        format_bytes(beyond)
+    )
 }
 
 fn use_stack(comparison: &Comparison, spec: &str, figures: &StackFigures, plain: Option<Ran<'_>>) -> String {
@@ -103,8 +109,8 @@ fn larger_device(comparison: &Comparison, ran: &[Ran<'_>]) -> String {
     let needed = log.peak_live_bytes.saturating_mul(2).max(comparison.device.total_bytes);
     if log.peak_live_bytes.saturating_mul(2) <= comparison.device.total_bytes {
         return format!(
-            "raise the maximum of the stack, or leave it out: {} has room for the log, of which {} are live at \
-             once, and no stack here was allowed to use it",
+            "raise the maximum of the stack, or leave it out: {} has room for the log, of which {} are live \
+             at once, and no stack here was allowed to use it",
             comparison.device.spec,
             format_bytes(log.peak_live_bytes),
         );
