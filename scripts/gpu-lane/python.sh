@@ -30,7 +30,8 @@ chmod +x "$target_dir/site/millpond/millpond-replay"
 # Of RMM and what it needs, for the Python of the other machine.
 platforms=(manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_24_x86_64 manylinux_2_17_x86_64)
 "$work/tools/bin/pip" install --quiet --no-deps --only-binary=:all: --implementation cp \
-    --python-version 3.12 "${platforms[@]/#/--platform=}" --target "$target_dir/site" rmm-cu13 librmm-cu13 rapids-logger
+    --python-version 3.12 \
+    "${platforms[@]/#/--platform=}" --target "$target_dir/site" rmm-cu13 librmm-cu13 rapids-logger
 
 mkdir "$target_dir/python" "$target_dir/replay"
 cp -r python/{tests,benches,examples} "$target_dir/python/"

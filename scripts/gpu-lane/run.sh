@@ -13,8 +13,8 @@
 # A step that fails or hangs does not stop the others; the exit code is 0 if none did. Output goes to the
 # folder $OUT (gpu-out by default): gpu.log, summary.tsv and the replays' tables and JSON. Environment:
 # STEP_SECONDS is the longest that one command may take (240), REPEAT the passes of a replay on the GPU (3),
-# SANITIZER_OPS the operations under the sanitizer (20000), BUSY_FIRST those of each log beside kernels (16000),
-# and MILLPOND_SOAK_* what the soak reads.
+# SANITIZER_OPS the operations under the sanitizer (20000), BUSY_FIRST those of each log beside kernels
+# (16000), and MILLPOND_SOAK_* what the soak reads.
 set -uo pipefail
 
 out=${OUT:-gpu-out}
