@@ -41,8 +41,8 @@ const AFTER_LANES: usize = 5;
 impl ProgramPlan {
     /// Reads a plan that was written as text.
     ///
-    /// A wrong text takes no more time than a right one, and at most 32 bytes of memory for each line; no
-    /// more than [`MOST_ALLOCATIONS`] rows are read.
+    /// A wrong text takes no more time than a right one, and some 200 bytes of memory for each line at most;
+    /// no more than [`MOST_ALLOCATIONS`] rows are read.
     ///
     /// # Errors
     /// The first line that is wrong, with the reason.

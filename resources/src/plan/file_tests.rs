@@ -356,3 +356,26 @@ fn a_path_that_text_cannot_hold_is_refused() {
     let error = PlanMemoryResource::new(CudaMemoryResource::new(device), options).unwrap_err();
     assert!(error.to_string().contains("is not UTF-8"), "{error}");
 }
+
+/// Six requests in a row whose hash is that of six other rows, for which the plan has 256 bytes.
+#[test]
+fn a_request_with_the_hash_of_another_gets_no_slot_of_it() {
+    let sizes = [256, 512, 768, 1024, 1280, 1 << 20];
+    let text = "millpond plan 1\n\
+        log sha256:0000000000000000000000000000000000000000000000000000000000000000\n\
+        alignment 256\nstreams 1\nlane 4096\nbound 4096\nratio 1.00000\nbeside 0\nallocations 12\n\
+        bytes stream life offset\n\
+        256 0 1 0\n512 0 1 256\n768 0 1 768\n1024 0 1 1536\n1280 0 1 2560\n2048 0 - -\n\
+        32768 0 - -\n512 0 - -\n512 0 - -\n512 0 - -\n14158023121532705280 0 - -\n256 0 1 3840\n";
+    let plan = ProgramPlan::read(text.as_bytes()).unwrap();
+    let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
+    let pool = CudaMemoryResource::new(device).layer(PoolLayer::new()).unwrap();
+    let stack = pool.layer(PlanLayer::from_plan(plan)).unwrap();
+    let blocks = sizes.map(|bytes| stack.allocate_bytes(bytes, StreamRef::LEGACY).unwrap());
+    let counts = stack.plan_statistics();
+    assert_eq!((counts.served, counts.missed), (5, 1), "the last one is larger than the slot");
+    for (ptr, bytes) in blocks.into_iter().zip(sizes) {
+        // SAFETY: the block came from this resource with this size, and nothing uses it.
+        unsafe { stack.deallocate_bytes(ptr, bytes, StreamRef::LEGACY) };
+    }
+}

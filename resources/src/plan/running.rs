@@ -205,7 +205,9 @@ impl Running {
         }
         self.slips = self.slips.saturating_add(1);
         self.note_misfit(key(bytes, stream));
-        if let Some(found) = self.body.find(self.recent, self.cursor.unwrap_or(0)) {
+        // Other requests may have the same hash.
+        let found = self.body.find(self.recent, self.cursor.unwrap_or(0));
+        if let Some(found) = found.filter(|found| self.has(*found, bytes, stream)) {
             return Some(self.skip_to(found));
         }
         if let Some(at) = self.cursor {
@@ -253,11 +255,11 @@ impl Running {
 
     /// Sets the limit of a plan from a file when its first lane is taken, where `missing` bytes are not taken
     /// yet: no one knows what the program takes without the plan, but the log says what it takes with it.
-    pub(crate) fn set_limit(&mut self, missing: u64, upstream: Option<ResourceStatistics>) {
+    pub(crate) fn set_limit(&mut self, missing: u64, upstream: impl FnOnce() -> Option<ResourceStatistics>) {
         if let Some(origin) = self.body.origin.as_ref().filter(|_| self.limit_bytes.is_none()) {
             let spare = origin.beside.saturating_add(self.body.bytes() / SPARE_SHARE);
             let limit = |known: ResourceStatistics| known.bytes_in_use.saturating_add(missing);
-            self.limit_bytes = upstream.map(|known| limit(known).saturating_add(spare));
+            self.limit_bytes = upstream().map(|known| limit(known).saturating_add(spare));
         }
     }
 
@@ -270,7 +272,7 @@ impl Running {
     pub(crate) fn claim(&mut self, at: u32, bytes: u64) -> Option<DevicePtr> {
         let slot = self.body.slots[at as usize];
         let lane = &mut self.lanes[slot.lane as usize];
-        let base = lane.base?;
+        let base = lane.base.filter(|_| bytes <= slot.bytes)?;
         let is_taken = lane.guests.as_ref().is_some_and(|it| !it.gaps.has(slot.offset, slot.bytes));
         #[cfg(test)]
         let is_taken = is_taken && self.mistake != Some(Mistake::OverGuests);
@@ -515,7 +517,7 @@ impl Running {
         }
         self.since_catching_up = self.since_catching_up.saturating_add(1);
         let most = if self.awaited_fits > 0 { AWAITED_WINDOW } else { u32::MAX };
-        if self.window.0 < (self.body.slots.len() as u32).clamp(LEAST_WINDOW, most) {
+        if self.window.0 < self.length().clamp(LEAST_WINDOW, most) {
             return Verdict::Good;
         }
         self.end_window()

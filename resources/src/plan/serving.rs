@@ -70,7 +70,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             && !running.lanes[lane].is_awaited
         {
             let missing = running.body.bytes() - running.bytes().0;
-            running.set_limit(missing, self.upstream.statistics());
+            running.set_limit(missing, || self.upstream.statistics());
             if self.would_exceed(running.limit_bytes, missing) {
                 // The next body tries again.
                 running.postpone();
@@ -137,7 +137,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         let is_planned = at.is_some_and(|at| running.lane_of(at).is_some());
         let served = at.filter(|_| is_planned && running.is_begun());
         let served = served.and_then(|at| running.claim(at, request.layout.bytes()));
-        if served.is_none() && may_ask && running.waits_for_others(request.stream.id()) {
+        if served.is_none() && may_ask && is_planned && running.waits_for_others(request.stream.id()) {
             return Answer::Ask { plan: running.number, slot: at };
         }
         // Requests that the plan leaves to upstream are no misses.
