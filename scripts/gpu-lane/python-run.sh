@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs on a GPU what python.sh gathered beside this file.
 #
-#   ./run.sh [tests|gpu|threads|training|predictions|costs]...
+#   ./run.sh [gpu|tests|threads|training|predictions|costs]...
 #
 #   gpu          the tests of python/tests/gpu: PyTorch, CuPy, Numba, cuda.core (the default)
 #   tests        the package's own tests on the GPU, with the bridge to RMM compiled there
@@ -10,7 +10,8 @@
 #   predictions  programs that fail at a capacity run there with the line that `tune` prints
 #   costs        what an allocation costs, through millpond and beside the libraries' own
 #
-# A step that fails does not stop the others. Output goes to the folder $OUT (gpu-out by default).
+# A step that fails does not stop the others. Output goes to the folder $OUT (gpu-out by default). WORKERS is
+# the number of processes that run the package's own tests, with pytest-xdist; without it, it is one.
 set -uo pipefail
 out=${OUT:-gpu-out}
 mkdir -p "$out"
@@ -38,7 +39,7 @@ gpu() { attempt gpu "${pytest[@]}" python/tests/gpu; }
 
 tests() {
     attempt bridge python3 -m millpond.rmm_bridge build
-    attempt tests "${pytest[@]}" python/tests --ignore python/tests/gpu
+    attempt tests "${pytest[@]}" ${WORKERS:+--numprocesses "$WORKERS"} python/tests --ignore python/tests/gpu
 }
 
 threads() {
