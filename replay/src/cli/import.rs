@@ -144,7 +144,7 @@ pub(super) fn run(args: &ImportArgs, mut out: impl Write) -> Result<Verdict, Fai
 
 /// Writes the log, packed as its name says.
 fn write(recording: &Recording, path: &Path) -> Result<(), Failure> {
-    output::write(Some(path), io::sink(), |file| match path.extension().and_then(|ending| ending.to_str()) {
+    output::to_file(path, |file| match path.extension().and_then(|ending| ending.to_str()) {
         Some("gz") => {
             let mut packed = flate2::write::GzEncoder::new(file, flate2::Compression::default());
             recording.write_csv(&mut packed)?;

@@ -8,7 +8,7 @@ use tempfile::NamedTempFile;
 
 use super::verdict::Failure;
 
-/// Writes what `body` writes to a file, as [`replace`] does; to `out` without one, or if its name is `-`.
+/// Writes what `body` writes to a file, as [`to_file`] does; to `out` without one, or if its name is `-`.
 ///
 /// # Errors
 /// Those of `body`, and of the file, which is named.
@@ -19,10 +19,21 @@ pub(super) fn write(
 ) -> Result<(), Failure> {
     match path.filter(|path| *path != Path::new("-")) {
         None => Ok(whole(out, body)?),
-        Some(path) => replace(path, body).map_err(|error| {
-            Failure::Output(io::Error::new(error.kind(), format!("{}: {error}", path.display())))
-        }),
+        Some(path) => to_file(path, body),
     }
+}
+
+/// Writes what `body` writes to a file, as [`replace`] does.
+///
+/// # Errors
+/// Those of `body`, and of the file, which is named.
+pub(super) fn to_file(
+    path: &Path,
+    body: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<(), Failure> {
+    replace(path, body).map_err(|error| {
+        Failure::Output(io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+    })
 }
 
 /// Writes what `body` writes to a file, which is as it was before until everything is written: to another

@@ -118,7 +118,7 @@ pub(super) fn run(args: &PlanArgs, mut out: impl Write) -> Result<Verdict, Failu
         let csv = if as_plan.is_none() { placed.csv().map(str::to_owned) } else { None };
         let content = plan.as_ref().map(ToString::to_string).or(csv);
         if let Some(content) = content {
-            output::write(Some(output), io::sink(), |file| file.write_all(content.as_bytes()))?;
+            output::to_file(output, |file| file.write_all(content.as_bytes()))?;
         }
     }
     match args.format {

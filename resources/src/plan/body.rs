@@ -1,6 +1,7 @@
 //! The plan of one body: a slot for each allocation, and the slots that had its addresses before it.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use millpond_core::{ALLOCATION_ALIGNMENT, StreamId};
 use millpond_planning::{Block, Fit, Options, Problem, ProgramPlan, bounds, fits, plan};
@@ -72,7 +73,7 @@ impl LanePlan {
 
 /// Where a plan from a file comes from.
 #[derive(Debug)]
-pub(crate) struct Origin {
+pub(crate) struct FileOrigin {
     /// The hash of its log.
     pub(crate) log: String,
     /// The bytes that allocations without a slot have in use at a time, at most.
@@ -103,7 +104,7 @@ pub(crate) struct Body {
     pub(crate) slots: Vec<Slot>,
     pub(crate) lanes: Vec<LanePlan>,
     /// `None` for one that the layer planned.
-    pub(crate) origin: Option<Origin>,
+    pub(crate) origin: Option<FileOrigin>,
     /// The number of places.
     pub(crate) places: u32,
     predecessors: Vec<u32>,
@@ -143,8 +144,9 @@ impl Body {
         if most.is_some_and(|most| least > most) {
             return Err(Unplanned::TooLarge);
         }
+        let end = Instant::now() + options.time; // of the search for all lanes
         for (lane, (indices, problem)) in lanes.iter().enumerate() {
-            body.place(lane, indices, problem, options);
+            body.place(lane, indices, problem, options, end);
         }
         body.link();
         body.grams = body.all_grams();
@@ -172,7 +174,7 @@ impl Body {
             body.slots.push(slot);
         }
         body.link();
-        body.origin = Some(Origin {
+        body.origin = Some(FileOrigin {
             log: parts.log.to_string(),
             beside: parts.beside,
             lead: body.slots.iter().take_while(|slot| slot.lane == NONE).count() as u32,
@@ -221,13 +223,14 @@ impl Body {
         Some((indices, problem))
     }
 
-    /// Places the blocks of one lane.
-    fn place(&mut self, lane: usize, indices: &[u32], problem: &Problem, options: &Options) {
+    /// Places the blocks of one lane, in the time that is left until `end`.
+    fn place(&mut self, lane: usize, indices: &[u32], problem: &Problem, options: &Options, end: Instant) {
         let bound = bounds(problem).bytes;
-        let found = match fits(problem, bound.saturating_add(bound / SLACK), options) {
+        let left = || Options { time: end.saturating_duration_since(Instant::now()), ..options.clone() };
+        let found = match fits(problem, bound.saturating_add(bound / SLACK), &left()) {
             Fit::Fits(found) | Fit::Unknown(found) => found,
             // It was proved that no placement is this low.
-            Fit::Impossible { .. } => plan(problem, options),
+            Fit::Impossible { .. } => plan(problem, &left()),
         };
         self.lanes[lane].bytes = found.height;
         for (&index, &offset) in indices.iter().zip(&found.offsets) {

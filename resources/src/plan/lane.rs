@@ -105,7 +105,9 @@ impl Lane {
 
     pub(crate) fn find_mark(&mut self, number: u64) -> Option<&mut Mark> {
         let own = self.own.iter_mut().map(|(_, mark)| mark);
-        self.foreign.iter_mut().map(|foreign| &mut foreign.mark).chain(own).find(|it| it.number() == number)
+        // A free asks for the newest at once.
+        let newest_first = self.foreign.iter_mut().rev().map(|foreign| &mut foreign.mark);
+        newest_first.chain(own).find(|it| it.number() == number)
     }
 
     /// Ends the waits for all work whose marks `is_done` names; returns the bytes that become free.
