@@ -64,11 +64,12 @@ def path():
 def _include_folders():
     """Return the folders of all headers, of which each wheel has its own."""
     prefix = Path(sys.prefix)
-    sites = [Path(site) for site in dict.fromkeys(sysconfig.get_path(key) for key in ("platlib", "purelib"))]
-    folders = [_HERE / "include", Path(sysconfig.get_path("include"))]
     librmm = _librmm().parent.parent
+    folders = [_HERE / "include", Path(sysconfig.get_path("include"))]
     folders += [librmm / "include", librmm / "include/rapids"]
-    for site in sites:
+    # The folder of librmm comes first: `pip install --user` and `--target` put packages elsewhere.
+    sites = [librmm.parent, *(Path(sysconfig.get_path(key)) for key in ("platlib", "purelib"))]
+    for site in dict.fromkeys(sites):
         folders.append(site / "rapids_logger/include")
         folders += sorted(site.glob("nvidia/cu*/include"))  # of CUDA 13, and `cuda_*` of CUDA 12
     for variable in ("CUDA_HOME", "CUDA_PATH"):
