@@ -147,7 +147,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
     }),
     Operation::new("PlanMemoryResource::new", |stage| {
         on_stage(stage, |stage| {
-            let stack = pool(stage, PoolLayer::new())?.layer(PlanLayer::new().repeat(8))?;
+            let stack = pool(stage, PoolLayer::new())?.layer(PlanLayer::new().repeat(8).background(false))?;
             (0..12).try_for_each(|_| use_of(&stack, stage))
         })
     }),

@@ -56,8 +56,8 @@ const RESOURCES: &[(&str, Knows)] = &[
     ("pinned_host+prefetch", Knows::nothing()),
     ("cuda+pool:max=25%+fallback:to=(cuda+pool)", Knows::its_blocks(Exact)),
     ("cuda_async+capture_scopes", Knows::its_blocks(None)),
-    ("cuda+pool+plan:repeat=8", Knows::its_blocks(None)),
-    ("cuda+pool:pages=off,max=50%+plan:repeat=8", Knows::its_blocks(None)),
+    ("cuda+pool+plan:repeat=8,background=off", Knows::its_blocks(None)),
+    ("cuda+pool:pages=off,max=50%+plan:repeat=8,background=off", Knows::its_blocks(None)),
 ];
 
 /// Adaptors that keep accounts. Each is put on plain CUDA, on the pool, and, on the pool, on every other one.

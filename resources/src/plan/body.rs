@@ -1,7 +1,7 @@
 //! The plan of one body: a slot for each allocation, and the slots that had its addresses before it.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use millpond_core::{ALLOCATION_ALIGNMENT, StreamId};
 use millpond_planning::{Block, Fit, Options, Problem, ProgramPlan, bounds, fits, plan};
@@ -93,6 +93,15 @@ pub(crate) enum Unplanned {
     NoProblem,
     /// The streams need more memory than there was.
     TooLarge,
+}
+
+/// What came of planning.
+#[derive(Debug)]
+pub(crate) struct Planned {
+    pub(crate) body: Result<Body, Unplanned>,
+    /// The bytes that the plan may take.
+    pub(crate) limit: Option<u64>,
+    pub(crate) duration: Duration,
 }
 
 /// A search is content with this part of the bound above the bound.

@@ -19,12 +19,21 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
         ("file", "a plan to begin with, from `millpond-replay plan LOG -o FILE.plan` (default: none)"),
         ("repeat", "allocations over which a part has to repeat before it is planned (default 512)"),
         ("time", "milliseconds of search for each plan, at most (default 2000)"),
+        (
+            "background",
+            "on: a thread of its own plans (default); off: the request that ends the repetition does",
+        ),
     ],
     kind: LayerKind::Layer(|params, upstream| {
         let milliseconds = params.get("time")?.unwrap_or(DEFAULT_MS);
         let repeat = params.get("repeat")?.unwrap_or(DEFAULT_REPEAT);
         let file = params.text("file")?.map(PathBuf::from);
-        let options = PlanOptions { repeat, time: Duration::from_millis(milliseconds), file };
+        let background = match params.text("background")?.unwrap_or("on") {
+            "on" => true,
+            "off" => false,
+            _ => return Err(Error::invalid_argument("write on or off")),
+        };
+        let options = PlanOptions { repeat, time: Duration::from_millis(milliseconds), background, file };
         Ok(Arc::new(PlanMemoryResource::new(upstream, options)?))
     }),
 };
@@ -101,6 +110,12 @@ impl PlanLayer {
     /// Sets the time of search for each plan.
     pub fn time(mut self, time: Duration) -> Self {
         self.options.time = time;
+        self
+    }
+
+    /// Sets whether a thread of its own plans.
+    pub fn background(mut self, is_on: bool) -> Self {
+        self.options.background = is_on;
         self
     }
 }

@@ -1,13 +1,14 @@
 //! Finds the part of a program that repeats, plans it, and drops plans.
 
 use std::sync::atomic::Ordering;
+use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use millpond_core::{DeviceMemoryResource, DevicePtr, StreamRef};
 use millpond_planning::Options;
 
 use crate::plan::PlanMemoryResource;
-use crate::plan::body::{Body, Unplanned};
+use crate::plan::body::{Body, Planned, Unplanned};
 use crate::plan::history::{MOST_EVENTS, Step};
 use crate::plan::running::Running;
 use crate::plan::state::State;
@@ -37,6 +38,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     /// Notes an allocation that upstream served, and searches for what repeats when it is time.
     pub(crate) fn watch(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         let found = self.locked(|state| {
+            self.take_up_finished(state);
             if !state.is_learning() {
                 return None;
             }
@@ -100,30 +102,55 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     /// Plans what repeats, while the lock is free. The plan may take as much as upstream held before, or as
     /// the blocks took together, rounded up to 256: an upstream need not round.
     fn plan(&self, steps: Vec<Step>, peak_bytes: u64) {
-        let started = Instant::now();
         let options = Options { time: self.options.time, rounds: ROUNDS, seed: 0, threads: 1 };
         let known = self.upstream.statistics().map(|known| known.peak_bytes_reserved);
         let limit = known.filter(|bytes| *bytes > 0).map(|bytes| bytes.max(peak_bytes));
-        let planned = plan_of(steps, limit, &options);
-        self.locked(|state| {
-            state.is_planning = false;
-            match planned {
-                Ok(body) => {
-                    let (allocations, bytes) = (body.slots.len(), body.bytes());
-                    let duration = started.elapsed();
-                    tracing::info!(
-                        target: "millpond::plan", stack = %self, allocations, bytes, ?duration, "made a plan"
-                    );
-                    state.counts.plans += 1;
-                    state.running = Some(Running::new(state.counts.plans, body, limit));
-                }
-                Err(why) => {
-                    tracing::info!(target: "millpond::plan", stack = %self, ?why, "made no plan");
-                    // The same part is not worth another look soon.
-                    state.least_span *= UNPLANNED_FACTOR;
-                    state.learn_anew();
-                }
-            }
+        let work = move || {
+            let started = Instant::now();
+            let body = plan_of(steps, limit, &options);
+            Planned { body, limit, duration: started.elapsed() }
+        };
+        if !self.options.background {
+            let planned = work();
+            self.locked(|state| self.take_up(state, planned));
+            return;
+        }
+        let planner = thread::Builder::new().name("millpond-plan".to_owned()).spawn(work);
+        self.locked(|state| match planner {
+            Ok(planner) => state.planner = Some(planner),
+            Err(error) => self.note_unplanned(state, &format!("no thread for it could be started: {error}")),
         });
+    }
+
+    /// Takes up what the thread of its own has planned, if it is done.
+    fn take_up_finished(&self, state: &mut State) {
+        if !state.planner.as_ref().is_some_and(JoinHandle::is_finished) {
+            return;
+        }
+        match state.planner.take().map(JoinHandle::join) {
+            Some(Ok(planned)) => self.take_up(state, planned),
+            Some(Err(_)) => self.note_unplanned(state, "the planner panicked"),
+            None => {}
+        }
+    }
+
+    fn take_up(&self, state: &mut State, planned: Planned) {
+        let body = match planned.body {
+            Ok(body) => body,
+            Err(why) => return self.note_unplanned(state, &format!("{why:?}")),
+        };
+        let (allocations, bytes, duration) = (body.slots.len(), body.bytes(), planned.duration);
+        tracing::info!(target: "millpond::plan", stack = %self, allocations, bytes, ?duration, "made a plan");
+        state.is_planning = false;
+        state.counts.plans += 1;
+        state.running = Some(Running::new(state.counts.plans, body, planned.limit));
+    }
+
+    /// Notes that what repeats has no plan. The same part is not worth another look soon.
+    fn note_unplanned(&self, state: &mut State, why: &str) {
+        tracing::info!(target: "millpond::plan", stack = %self, why, "made no plan");
+        state.is_planning = false;
+        state.least_span *= UNPLANNED_FACTOR;
+        state.learn_anew();
     }
 }

@@ -3,6 +3,8 @@
 //! `history` finds what repeats; `body` has a slot for each of its allocations, and checks that slots are
 //! free; `running` follows the program through the body. `docs/plan.md` says when the layer is worth it.
 
+#[cfg(test)]
+mod background_tests;
 mod body;
 mod file;
 #[cfg(test)]
@@ -56,7 +58,7 @@ use crate::process::Origin;
 /// slot is handed out only if no block has any of its bytes, whatever the program does. A request that
 /// differs goes upstream, and the layer finds its place again. If more than a quarter of the requests miss in
 /// two bodies in a row, the plan is dropped, and the layer learns anew. It gives up if that happens often, or
-/// if nothing repeats.
+/// if nothing repeats. A thread of its own makes the plans, and upstream serves meanwhile.
 ///
 /// Slots never change their stream. A block that is freed on another stream than its own keeps its slot until
 /// an event that is recorded there has passed. The layer waits for the device only before memory is out, in
@@ -72,7 +74,7 @@ use crate::process::Origin;
 ///
 /// let device = SimDevice::new(SimConfig::h200());
 /// let stack = CudaMemoryResource::new(device).layer(PoolLayer::new())?.layer(PlanLayer::new())?;
-/// for _step in 0..100 {
+/// while stack.plan_statistics().served == 0 {
 ///     let blocks: Vec<_> = (1..20)
 ///         .map(|size| stack.allocate_bytes(size << 20, StreamRef::LEGACY).map(|ptr| (ptr, size << 20)))
 ///         .collect::<Result<_, _>>()?;

@@ -26,6 +26,10 @@ pub struct PlanOptions {
     /// The time of search for each plan (default 2 s, at most an hour). The first placement is always
     /// finished.
     pub time: Duration,
+    /// Whether a thread of its own plans, so that no request waits for it (the default). Else the request
+    /// that completes the repetition does: the plan then comes at the same request in each run, as replays
+    /// want, in which a pass takes less time than planning.
+    pub background: bool,
     /// A plan that `millpond-replay plan LOG -o FILE.plan` wrote, with which the program begins (default
     /// none: it begins with what it learns).
     pub file: Option<PathBuf>,
@@ -33,7 +37,8 @@ pub struct PlanOptions {
 
 impl Default for PlanOptions {
     fn default() -> Self {
-        Self { repeat: DEFAULT_REPEAT, time: Duration::from_millis(DEFAULT_MS), file: None }
+        let time = Duration::from_millis(DEFAULT_MS);
+        Self { repeat: DEFAULT_REPEAT, time, background: true, file: None }
     }
 }
 
@@ -72,6 +77,9 @@ impl fmt::Display for PlanOptions {
         }
         if self.time != Self::default().time {
             layer = layer.with("time", self.time.as_millis().to_string());
+        }
+        if !self.background {
+            layer = layer.with("background", "off");
         }
         layer.fmt(f)
     }

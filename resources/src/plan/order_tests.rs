@@ -27,7 +27,7 @@ impl World {
         let device = SimDevice::new(SimConfig::with_capacity(4 << 30));
         let pool =
             CudaMemoryResource::new(Arc::clone(&device) as _).layer(PoolLayer::new().decay(Decay::Off));
-        let stack = pool.unwrap().layer(PlanLayer::new().repeat(32)).unwrap();
+        let stack = pool.unwrap().layer(PlanLayer::new().repeat(32).background(false)).unwrap();
         Self { stack: Checked::new(stack, Some(Arc::clone(&device))), device }
     }
 

@@ -41,7 +41,7 @@ fn of_two_streams(device: &Arc<SimDevice>) -> (Stack, StreamRef, StreamRef) {
     let pool = CudaMemoryResource::new(Arc::clone(device) as _);
     let pool =
         pool.layer(PoolLayer::new().pages(PagesMode::On).maximum_bytes(64 * MIB).decay(Decay::Off)).unwrap();
-    let stack = pool.layer(PlanLayer::new().repeat(32)).unwrap();
+    let stack = pool.layer(PlanLayer::new().repeat(32).background(false)).unwrap();
     let [one, other] = [0; 2].map(|_| device.stream_create(StreamFlags::NON_BLOCKING).unwrap());
     let blocks = [(12 * MIB, one), (24 * MIB, other), (8 * MIB, one)];
     (0..40).for_each(|_| body(&stack, &blocks));
@@ -126,7 +126,7 @@ fn a_request_is_tried_again_if_memory_was_given_back_since_it_began() {
         .layer(PoolLayer::new().pages(PagesMode::On).maximum_bytes(64 * MIB))
         .unwrap();
     let stack = pool.layer(FailureCallbackLayer::new(give_back)).unwrap();
-    let stack = Arc::new(stack.layer(PlanLayer::new().repeat(32)).unwrap());
+    let stack = Arc::new(stack.layer(PlanLayer::new().repeat(32).background(false)).unwrap());
     let weak: Top = Arc::downgrade(&(Arc::clone(&stack) as Arc<dyn DeviceMemoryResource + Send + Sync>));
     assert!(top.set(weak).is_ok());
     let blocks = on_legacy([20 * MIB, 24 * MIB]);
@@ -139,7 +139,7 @@ fn a_request_is_tried_again_if_memory_was_given_back_since_it_began() {
 
 fn over_a_pool(device: &Arc<SimDevice>) -> Stack {
     let pool = CudaMemoryResource::new(Arc::clone(device) as _).layer(PoolLayer::new().decay(Decay::Off));
-    pool.unwrap().layer(PlanLayer::new().repeat(32)).unwrap()
+    pool.unwrap().layer(PlanLayer::new().repeat(32).background(false)).unwrap()
 }
 
 #[test]
@@ -243,7 +243,7 @@ fn a_block_of_a_plan_is_known_by_the_bytes_that_were_asked_for() {
 fn rounding_does_not_keep_a_plan_from_its_memory() {
     let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
     let counted = CudaMemoryResource::new(device).layer(StatisticsLayer).unwrap();
-    let stack = counted.layer(PlanLayer::new().repeat(32)).unwrap();
+    let stack = counted.layer(PlanLayer::new().repeat(32).background(false)).unwrap();
     let blocks = on_legacy((1..40).map(|size| size * 1000 + 1));
     (0..10).for_each(|_| body(&stack, &blocks));
     assert!(stack.plan_statistics().served > 0, "{:?}", stack.plan_statistics());
@@ -257,7 +257,7 @@ fn a_plan_takes_no_more_than_a_pool_of_regions_held() {
         let pool = CudaMemoryResource::new(Arc::clone(&device) as _);
         let pool = pool.layer(PoolLayer::new().pages(PagesMode::Off).decay(Decay::Off)).unwrap();
         let repeat = if has_plan { 32 } else { 1 << 18 };
-        let stack = pool.layer(PlanLayer::new().repeat(repeat)).unwrap();
+        let stack = pool.layer(PlanLayer::new().repeat(repeat).background(false)).unwrap();
         let take = |bytes| (stack.allocate_bytes(bytes, StreamRef::LEGACY).unwrap(), bytes);
         // A small block in each region lives on.
         let mut regions = Vec::new();

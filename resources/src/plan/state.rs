@@ -1,8 +1,11 @@
 //! What the layer's lock guards, and the memory that goes back to upstream after it is released.
 
+use std::thread::JoinHandle;
+
 use millpond_core::driver::Event;
 use millpond_core::{DevicePtr, StreamId, StreamRef};
 
+use crate::plan::body::Planned;
 use crate::plan::history::History;
 use crate::plan::marks::{Marks, Question};
 use crate::plan::running::Running;
@@ -44,6 +47,8 @@ pub(crate) struct State {
     pub(crate) marks: Marks,
     /// Whether a thread plans what the history had.
     pub(crate) is_planning: bool,
+    /// That thread, if it does nothing else.
+    pub(crate) planner: Option<JoinHandle<Planned>>,
     /// The allocations over which a part has to repeat.
     pub(crate) least_span: usize,
     /// The length of the history at which it is searched next.
@@ -66,6 +71,7 @@ impl State {
             draining: Vec::new(),
             marks: Marks::default(),
             is_planning: false,
+            planner: None,
             least_span,
             search_at: 2 * least_span,
             strikes: 0,

@@ -50,7 +50,12 @@ impl World {
         Self::over(schedule, PlanLayer::new())
     }
 
+    /// Plans come at a certain request, so that a seed says what happens.
     pub(super) fn over(schedule: Schedule, layer: PlanLayer) -> Self {
+        Self::over_as_it_is(schedule, layer.background(false))
+    }
+
+    pub(super) fn over_as_it_is(schedule: Schedule, layer: PlanLayer) -> Self {
         let device = SimDevice::new(SimConfig::with_capacity(4 << 30).schedule(schedule));
         let pool =
             CudaMemoryResource::new(Arc::clone(&device) as _).layer(PoolLayer::new().decay(Decay::Off));
@@ -398,7 +403,7 @@ fn a_program_that_does_not_repeat_is_left_to_upstream() {
 fn memory_that_upstream_lacks_comes_from_the_plan_between_bodies() {
     let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
     let pool = CudaMemoryResource::new(device).layer(PoolLayer::new().maximum_bytes(64 << 20)).unwrap();
-    let stack = pool.layer(PlanLayer::new().repeat(32)).unwrap();
+    let stack = pool.layer(PlanLayer::new().repeat(32).background(false)).unwrap();
     let stream = StreamRef::LEGACY;
     for _ in 0..40 {
         let held = [20u64 << 20, 24 << 20].map(|bytes| (stack.allocate_bytes(bytes, stream).unwrap(), bytes));
@@ -451,10 +456,16 @@ fn options_come_from_text_and_are_checked() {
             .build(&table, &device)
             .map(|it| it.to_string())
     };
-    for text in ["cuda+pool+plan", "cuda+plan:repeat=9", "cuda+plan:repeat=16,time=5"] {
+    for text in ["cuda+pool+plan", "cuda+plan:repeat=9", "cuda+plan:repeat=16,time=5,background=off"] {
         assert_eq!(build(text).unwrap(), text);
     }
-    for (text, why) in [("cuda+plan:repeat=0", "repeat"), ("cuda+plan:time=99999999", "an hour")] {
+    assert_eq!(build("cuda+plan:background=on").unwrap(), "cuda+plan");
+    let wrong = [
+        ("cuda+plan:repeat=0", "repeat"),
+        ("cuda+plan:time=99999999", "an hour"),
+        ("cuda+plan:background=maybe", "on or off"),
+    ];
+    for (text, why) in wrong {
         let error = build(text).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
     }

@@ -77,7 +77,7 @@ fn a_callback_below_the_plan_may_free_through_the_stack() {
     let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
     let limited = CudaMemoryResource::new(device).layer(LimitingLayer::new(40 * MIB)).unwrap();
     let below = limited.layer(FailureCallbackLayer::new(free)).unwrap();
-    let stack = Arc::new(below.layer(PlanLayer::new().repeat(32)).unwrap());
+    let stack = Arc::new(below.layer(PlanLayer::new().repeat(32).background(false)).unwrap());
     let top: Freeing = Arc::clone(&stack) as _;
     assert!(spare.top.set(Arc::downgrade(&top)).is_ok());
     repeat_with_a_spare_block(&stack, &spare.block);
@@ -100,7 +100,7 @@ fn the_plans_lock_is_free_while_a_retry_waits_for_another_thread() {
     let limited = CudaMemoryResource::new(device).layer(LimitingLayer::new(40 * MIB)).unwrap();
     let told = limited.layer(FailureCallbackLayer::new(say)).unwrap();
     let waiting = told.layer(RetryLayer::new().timeout(Duration::from_secs(20))).unwrap();
-    let stack = Arc::new(waiting.layer(PlanLayer::new().repeat(32)).unwrap());
+    let stack = Arc::new(waiting.layer(PlanLayer::new().repeat(32).background(false)).unwrap());
     let top: Freeing = Arc::clone(&stack) as _;
     assert!(spare.top.set(Arc::downgrade(&top)).is_ok());
     let of_thread = Arc::clone(&spare);
@@ -116,7 +116,7 @@ fn body_in_a_scope(is_asked: bool) -> bool {
     let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
     let pool = CudaMemoryResource::new(Arc::clone(&device) as _).layer(PoolLayer::new().decay(Decay::Off));
     let scopes = pool.unwrap().layer(CaptureScopesLayer).unwrap();
-    let mut stack = scopes.layer(PlanLayer::new().repeat(32)).unwrap();
+    let mut stack = scopes.layer(PlanLayer::new().repeat(32).background(false)).unwrap();
     stack.has_scopes &= is_asked;
     let stream = device.stream_create(StreamFlags::NON_BLOCKING).unwrap();
     let run = |stack: &dyn DeviceMemoryResource| {
