@@ -3,13 +3,8 @@
 import gc
 
 import pytest
-from hypothesis import settings
 
 import millpond
-
-# The first call on a device takes as long as it takes; no test here fails because of time.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
 
 
 @pytest.fixture(autouse=True)

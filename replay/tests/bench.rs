@@ -92,5 +92,5 @@ fn mistakes_end_with_status_2_and_failures_with_1() {
     bench(&["-s", "cuda+pond"]).fails_with(2, &["pond"]);
     bench(&["-w", "pears"]).fails_with(2, &["pears", "cross_thread_free"]);
     let flags = ["-q", "-d", "sim:h200", "-w", "pair", "-s", "cuda+pool:initial=1TiB"];
-    bench(&flags).fails_with(1, &["error: pair with 1 threads", "on cuda+pool:initial=1TiB"]);
+    bench(&flags).fails_with(1, &["error: pair with 1 thread,", "on cuda+pool:initial=1TiB"]);
 }

@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use millpond_driver::DeviceSpec;
 use millpond_driver::sim::Profile;
 use support::{Folder, Run, program, rows};
 
@@ -144,6 +145,22 @@ fn a_file_that_cannot_be_written_is_refused_before_the_device_is_measured() {
     let arguments = ["calibrate", "--device", "sim:512MiB", "--out", text(&out)];
     let run: Run = program().args(arguments).output().unwrap().into();
     run.fails_with(2, &["the profile cannot be written to"]);
+}
+
+/// The simulated device would be measured as its own profile says.
+#[test]
+fn without_a_gpu_nothing_is_measured_unless_a_simulated_device_is_named() {
+    if !DeviceSpec::default_device().is_sim() {
+        return; // a GPU is measured
+    }
+    let folder = Folder::new();
+    let (out, own) = (folder.path("out.toml"), own_profile(&folder));
+    let log = log(&folder);
+    for arguments in [&["--out", text(&out)][..], &["--profile", text(&own), "--check", text(&log)]] {
+        let run: Run = program().arg("calibrate").args(arguments).output().unwrap().into();
+        run.fails_with(2, &["cuda:0 cannot be measured", "--device sim:h200"]);
+    }
+    assert!(!out.exists());
 }
 
 #[test]

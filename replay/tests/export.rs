@@ -173,3 +173,36 @@ fn blocks_beyond_64_bits_are_exported() {
         assert_eq!(run.status, 0, "{format}: {}", run.stderr);
     }
 }
+
+/// The status 1 is that of a comparison that failed.
+#[test]
+fn an_output_that_cannot_be_written_has_the_same_status_with_each_command() {
+    let (folder, file) = (Folder::new(), snapshot("small"));
+    let missing = |name: &str| folder.path("nowhere").join(name).to_str().unwrap().to_owned();
+    let budget = folder.write("budget.toml", "failures = 0").to_str().unwrap().to_owned();
+    let (csv, xml, page) = (missing("out.csv"), missing("out.xml"), missing("out.html"));
+    let stack = format!("cuda+logging:file={csv}");
+    let file = file.to_str().unwrap();
+    for words in [
+        vec!["export", file, "--format", "series", "--output", &csv],
+        vec!["import", file, "--output", &csv],
+        vec!["plan", file, "--output", &csv],
+        vec!["report", file, "--plan-time", "0", "--output", &page],
+        vec!["gate", file, "--budget", &budget, "--junit", &xml],
+        vec!["gate", file, "--budget", &csv, "--write"],
+        vec!["calibrate", "--device", "sim:h200", "--out", &csv],
+        vec![file, "--device", "sim:h200", "--stack", &stack],
+    ] {
+        let run = Run::from(program().args(&words).output().unwrap());
+        run.fails_with(2, &["nowhere"]);
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_standard_output_has_that_status_too() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut command = program();
+    command.arg("export").arg(snapshot("plain")).args(["--format", "series"]).stdout(full);
+    Run::from(command.output().unwrap()).fails_with(2, &["cannot be written"]);
+}

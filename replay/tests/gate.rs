@@ -73,6 +73,11 @@ fn what_a_file_does_not_say_is_within_no_budget() {
     let run = gate(&log, &budget, &[]);
     assert_eq!(run.status, 1);
     assert!(run.stdout.contains("does not say"), "{}", run.stdout);
+    assert!(
+        run.stdout.contains("needs at least 512B with streams apart, 512B in the order"),
+        "{}",
+        run.stdout
+    );
 }
 
 #[test]
@@ -88,7 +93,7 @@ fn budgets_that_cannot_be_read_are_bad_input() {
         let budget = folder.write("budget.toml", text);
         gate(&snapshot("small"), &budget, &[]).fails_with(2, &["budget.toml", says]);
     }
-    gate(&snapshot("small"), &folder.path("none.toml"), &[]).fails_with(2, &["none.toml"]);
+    gate(&snapshot("small"), &folder.path("none.toml"), &[]).fails_with(2, &["none.toml", "--write makes"]);
     let log = folder.log("1,00:00:00.000001,allocate,0x10,512,0\n");
     gate(&log, &log, &["--write"]).fails_with(2, &["destroy it"]);
 }

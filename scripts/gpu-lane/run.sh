@@ -128,7 +128,7 @@ numba() {
 
 # The tables of each log go to plan.txt.
 plan() {
-    local path name stacks=(--stack cuda+pool --stack cuda+pool+plan)
+    local path name stacks=(--stack cuda+pool --stack cuda+pool+plan:background=off --stack cuda+pool+plan)
     for path in logs/*; do
         name=$(basename "$path" | cut -d . -f 1)
         attempt "plan $name" ./millpond-replay --device cuda:0 -n 20 "${stacks[@]}" "$path"

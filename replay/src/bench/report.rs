@@ -7,6 +7,7 @@ use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use millpond_core::format_bytes;
 
 use super::{Figures, MIMALLOC, NotRun, Report, Status, Subjected};
+use crate::plain::number_of;
 
 /// How a report is printed.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -113,7 +114,7 @@ fn notes(report: &Report) -> Vec<String> {
     }
     let busy = report.results.iter().map(|figures| figures.of.threads).max().unwrap_or(0);
     if busy > report.cpus {
-        notes.push(format!("{busy} threads shared {} CPUs", report.cpus));
+        notes.push(format!("{busy} threads shared {}", number_of(report.cpus as u64, "CPU")));
     }
     if report.quick {
         notes.push("few steps were done (--quick): figures are rough".to_owned());
@@ -133,6 +134,8 @@ fn notes(report: &Report) -> Vec<String> {
 impl fmt::Display for Subjected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { workload, stack, threads, streams, live, sizes, .. } = self;
-        write!(f, "{workload} with {threads} threads, {streams} streams, {live} live, {sizes}, on {stack}")
+        let threads = number_of(*threads as u64, "thread");
+        let streams = number_of(*streams as u64, "stream");
+        write!(f, "{workload} with {threads}, {streams}, {live} live, {sizes}, on {stack}")
     }
 }

@@ -154,7 +154,7 @@ fn a_simulated_device_that_is_too_small_grows_and_a_note_says_so() {
     assert!(
         seen.last()
             .unwrap()
-            .contains("churn_large with 1 threads, 1 streams, 2000 live, 1MiB..64MiB, on cuda+pool")
+            .contains("churn_large with 1 thread, 1 stream, 2000 live, 1MiB..64MiB, on cuda+pool")
     );
 }
 

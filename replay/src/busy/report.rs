@@ -7,6 +7,7 @@ use millpond_core::format_bytes;
 use serde::Serialize;
 
 use super::{CaseFigures, PassFigures, Report, SubjectReport, SubjectResult};
+use crate::plain::number_of;
 use crate::report::Format;
 
 /// Prints one report after the other; the error is that of writing.
@@ -65,8 +66,9 @@ fn tables(report: &Report, is_first: bool, out: &mut impl Write) -> io::Result<(
         writeln!(out)?;
     }
     let live = format_bytes(report.peak_live_bytes);
-    let (file, streams, operations) = (&report.log.file, report.log.streams, report.operations);
-    writeln!(out, "{file}: {operations} operations, {streams} streams, peak live {live}")?;
+    let operations = number_of(report.operations, "operation");
+    let (file, streams) = (&report.log.file, number_of(report.log.streams as u64, "stream"));
+    writeln!(out, "{file}: {operations}, {streams}, peak live {live}")?;
     let (spec, name, seed) = (&report.device.spec, &report.device.name, report.seed);
     writeln!(out, "with work in flight on {spec} ({name}), seed {seed}")?;
     if let Some(bytes) = report.capacity_bytes {

@@ -11,6 +11,7 @@ use millpond_driver::{CallCounts, CallKind, CountingDriver};
 
 use crate::Result;
 use crate::engine::{self, Options, Watch};
+use crate::plain::number_of;
 use crate::program::Program;
 
 /// The stacks whose driver time is compared unless others are named: a pool over pages, and one over regions.
@@ -121,7 +122,8 @@ impl Check<'_> {
             let (sim_calls, sim_ns) = there.map_or((0, 0), |(_, calls, ns)| (*calls, *ns));
             let each = |ns: u64, calls: u64| ns / calls.max(1);
             text += &format!(
-                "    {kind}: {calls} calls, {}, {} ns each; simulated {sim_calls}, {}, {}\n",
+                "    {kind}: {}, {}, {} ns each; simulated {sim_calls}, {}, {}\n",
+                number_of(calls, "call"),
                 ms(ns),
                 each(ns, calls),
                 ms(sim_ns),
@@ -226,8 +228,8 @@ fn replay(
     if let Some(failure) = outcome.first_failure {
         let device = if simulated.is_some() { "the simulated device" } else { "the device" };
         let text = format!(
-            "{} rows failed on {device}, the first at line {}: {}",
-            outcome.failures,
+            "{} failed on {device}, the first at line {}: {}",
+            number_of(outcome.failures, "row"),
             failure.line,
             failure.first_line()
         );

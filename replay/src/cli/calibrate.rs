@@ -24,7 +24,7 @@ use millpond_driver::sim::Profile;
 /// more than 1 % off, or if a stack fails.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CalibrateArgs {
-    /// The device to measure [default: cuda:0 if there is a GPU, else sim:h200]
+    /// The device to measure, a simulated one only if it is named [default: cuda:0]
     #[arg(long, short = 'd', value_name = "DEVICE", value_parser = suggest::device)]
     pub(crate) device: Option<DeviceSpec>,
 
@@ -68,8 +68,9 @@ pub(crate) fn run(args: &CalibrateArgs, table: &LayerTable, mut out: impl Write)
     if let Some(file) = args.file() {
         overwrite::refuse_output("the profile", file, &args.check, &profiles, &args.stacks)?;
     }
-    let spec = args.device.clone().unwrap_or_else(DeviceSpec::default_device);
-    let device = spec.open()?;
+    let spec = args.device.clone().unwrap_or(DeviceSpec::Cuda(0));
+    let device =
+        spec.open().map_err(|error| if args.device.is_none() { without_gpu(&error) } else { error })?;
     let known = args.profile.as_deref().map(Profile::from_file).transpose()?;
     let (mut programs, mut verdict) = (Vec::new(), Verdict::Fine);
     for log in &args.check {
@@ -101,6 +102,17 @@ pub(crate) fn run(args: &CalibrateArgs, table: &LayerTable, mut out: impl Write)
         compare(&check, &programs, &spec, &mut out)?
     };
     Ok(verdict.max(checked))
+}
+
+/// A simulated device has the costs of its profile: they are no news to one who did not ask for it.
+fn without_gpu(error: &Error) -> Error {
+    Error::new(
+        error.kind(),
+        format!(
+            "cuda:0 cannot be measured, and a simulated device only if it is named, as in --device \
+             sim:h200 ({error})"
+        ),
+    )
 }
 
 /// Compares the logs, and prints the deviations of the profile.

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use clap::Args;
-use millpond_core::parse_bytes;
+use millpond_core::{Error, format_bytes, parse_bytes};
 
 use super::import::{ReportFormat, SourceArgs};
 use super::verdict::{Failure, Verdict};
@@ -19,12 +19,25 @@ pub(crate) struct ExplainArgs {
     source: SourceArgs,
 
     /// The size of the device, to say what is outside of the allocator, as in 80GiB
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = device_memory)]
     device_memory: Option<u64>,
 
     /// How the explanation is printed
     #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
     format: ReportFormat,
+}
+
+/// Below this there is no device: a forgotten unit, most likely.
+const SMALLEST_DEVICE: u64 = 1 << 20;
+
+fn device_memory(text: &str) -> Result<u64, Error> {
+    let bytes = parse_bytes(text)?;
+    if bytes < SMALLEST_DEVICE {
+        let size = format_bytes(bytes);
+        let why = format!("`{text}` is {size}, less than any device has; write the unit, as in 80GiB");
+        return Err(Error::invalid_argument(why));
+    }
+    Ok(bytes)
 }
 
 /// Imports a file and explains it; a text is in colours if `is_coloured`.

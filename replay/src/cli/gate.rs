@@ -15,14 +15,14 @@ use crate::gate::{self, Budget};
 /// Compares a file with a budget of memory, to fail a build whose memory grows
 ///
 /// Reads what `import` reads. The exit status is 0 within the budget, 1 over it, and 2 if the file or the
-/// budget cannot be read, or a result cannot be written. In a step of GitHub's actions, --markdown
+/// budget cannot be read, or an output cannot be written. In a step of GitHub's actions, --markdown
 /// "$GITHUB_STEP_SUMMARY" shows the table in the summary of the run.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct GateArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// The budget
+    /// The budget, a file that --write makes
     #[arg(long, short = 'b', value_name = "BUDGET.toml")]
     budget: PathBuf,
 
@@ -58,7 +58,7 @@ pub(super) fn run(args: &GateArgs, mut out: impl Write) -> Result<Verdict, Failu
         return Ok(Verdict::Fine);
     }
     let bad = |error: &dyn std::fmt::Display| Error::invalid_argument(format!("{}: {error}", path.display()));
-    suggest::existing(path)?;
+    exists(path)?;
     let text = fs::read_to_string(path).map_err(|error| bad(&error))?;
     let budget: Budget = text.parse().map_err(|error| bad(&error))?;
     let gate = gate::compare(&args.source.import()?, &budget);
@@ -79,6 +79,19 @@ pub(super) fn run(args: &GateArgs, mut out: impl Write) -> Result<Verdict, Failu
         }
     }
     Ok(if gate.is_within { Verdict::Fine } else { Verdict::StackFailed })
+}
+
+/// Says how a budget is made, where there is none yet.
+fn exists(path: &Path) -> Result<(), Error> {
+    suggest::existing(path)?;
+    if path.exists() {
+        return Ok(());
+    }
+    let shown = path.display();
+    Err(Error::invalid_argument(format!(
+        "{shown}: there is no such file; the same command with --write makes the budget, from a file whose \
+         memory is right"
+    )))
 }
 
 /// Not the status of a file over its budget.

@@ -11,7 +11,8 @@ use super::progress::ProgressArgs;
 use super::verdict::{Failure, Verdict};
 use super::{output, overwrite, suggest};
 use crate::import::{self, Options};
-use crate::plain::plain;
+use crate::placement;
+use crate::plain::{number_of, plain};
 use crate::progress::Progress;
 use crate::recording::{Recording, Source, StateCheck, Sums, Unknown};
 
@@ -119,6 +120,10 @@ struct Report<'a> {
     state_check: Option<&'a StateCheck>,
     /// Whether the events lead to the state in the file; null if it holds none.
     is_equal_to_state: Option<bool>,
+    /// The least bytes that any allocator needs, streams ordered by the host; null if it exceeds 64 bits.
+    bound_host_order: Option<u64>,
+    /// The same with streams apart.
+    bound_stream_safe: Option<u64>,
     not_known: &'a [Unknown],
 }
 
@@ -160,6 +165,7 @@ fn write(recording: &Recording, path: &Path) -> Result<(), Failure> {
 }
 
 fn json(recording: &Recording, out: &mut impl Write) -> io::Result<()> {
+    let bounds = placement::bounds(recording);
     let report = Report {
         version: 1,
         file: recording.file(),
@@ -170,34 +176,53 @@ fn json(recording: &Recording, out: &mut impl Write) -> io::Result<()> {
         sums: &recording.sums(),
         state_check: recording.check(),
         is_equal_to_state: recording.check().map(StateCheck::is_equal),
+        bound_host_order: bounds.map(|bounds| bounds.host_order),
+        bound_stream_safe: bounds.map(|bounds| bounds.stream_safe),
         not_known: recording.unknowns(),
     };
     serde_json::to_writer(&mut *out, &report)?;
     writeln!(out)
 }
 
+/// The stacks of `events` events.
+fn stacks(recording: &Recording, events: u64) -> String {
+    let (stacks, frames) = recording.stack_counts();
+    let (events, frames) = (number_of(events, "event"), number_of(frames as u64, "frame"));
+    format!("{events} with one: {stacks} different, of {frames}")
+}
+
 fn text(recording: &Recording, output: Option<&Path>, out: &mut impl Write) -> io::Result<()> {
-    let sums = recording.sums();
+    let (sums, bounds) = (recording.sums(), placement::bounds(recording));
     let device = recording.device_name().map_or(String::new(), |device| format!(", device {device}"));
     writeln!(out, "{}: {}{device}", recording.file(), recording.source().format)?;
     let mut line = |name: &str, text: String| writeln!(out, "  {name:<12}{}", plain(&text));
     line(
         "events",
         format!(
-            "{}: {} allocations, {} frees, {} failed requests",
-            sums.events, sums.allocations, sums.frees, sums.failures
+            "{}: {}, {}, {}",
+            sums.events,
+            number_of(sums.allocations, "allocation"),
+            number_of(sums.frees, "free"),
+            number_of(sums.failures, "failed request")
         ),
     )?;
     if sums.blocks_before > 0 {
         let bytes = format_bytes(sums.bytes_before);
-        line("before", format!("{} blocks ({bytes}) live when recording began", sums.blocks_before))?;
+        let blocks = number_of(sums.blocks_before, "block");
+        line("before", format!("{blocks} ({bytes}) live when recording began"))?;
     }
     let peak = format_bytes(sums.peak_live_bytes);
     line("peak", format!("{peak} live at event {}", sums.peak_event + 1))?;
     if let (Some(end), Some(peak)) = (sums.reserved_bytes, sums.peak_reserved_bytes) {
         line("reserved", format!("{} at most, {} at the end", format_bytes(peak), format_bytes(end)))?;
     }
-    line("at the end", format!("{} blocks ({}) live", sums.live_blocks, format_bytes(sums.live_bytes)))?;
+    let blocks = number_of(sums.live_blocks, "block");
+    if let Some(bounds) = bounds {
+        let (apart, host_order) = (format_bytes(bounds.stream_safe), format_bytes(bounds.host_order));
+        let text = format!("{apart} with streams apart, {host_order} in the order of the host's calls");
+        line("least", format!("{text}: what any allocator needs"))?;
+    }
+    line("at the end", format!("{blocks} ({}) live", format_bytes(sums.live_bytes)))?;
     match recording.check() {
         Some(check) if check.is_equal() => {
             line(
@@ -212,14 +237,10 @@ fn text(recording: &Recording, output: Option<&Path>, out: &mut impl Write) -> i
         None => {}
     }
     if sums.held_blocks > 0 {
-        line("held", format!("{} frees waited for other streams", sums.held_blocks))?;
+        line("held", format!("{} waited for other streams", number_of(sums.held_blocks, "free")))?;
     }
     line("streams", sums.streams.to_string())?;
-    let (stacks, frames) = recording.stack_counts();
-    line(
-        "stacks",
-        format!("{} events have one: {stacks} different ones of {frames} frames", sums.with_stack),
-    )?;
+    line("stacks", stacks(recording, sums.with_stack))?;
     for (name, value) in &recording.source().details {
         line("file", format!("{name}: {value}"))?;
     }

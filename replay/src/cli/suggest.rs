@@ -17,7 +17,7 @@ const ALIKE_FILES: f64 = 0.9;
 /// The most files of a folder that are compared with a name.
 const MOST_NEIGHBOURS: usize = 10_000;
 
-/// The simulated devices that have a name.
+/// The devices that have a name.
 const DEVICES: [&str; 3] = ["cuda:0", "sim:h200", "sim:a100"];
 
 /// The known name that is most like another one, if any is much like it.
@@ -93,14 +93,32 @@ fn neighbour(path: &Path) -> Option<PathBuf> {
 
 /// Reads a device, and says which one a text that is none probably means.
 pub(super) fn device(text: &str) -> Result<DeviceSpec, Error> {
-    let device = text.parse().map_err(|error: Error| match nearest(&text.to_ascii_lowercase(), DEVICES) {
-        Some(name) => Error::invalid_argument(format!("did you mean `{name}`? {error}")),
+    let device = text.parse().map_err(|error: Error| match meant_device(text.trim()) {
+        Some(name) => Error::invalid_argument(format!("did you mean `{name}`? {}", error.message())),
         None => error,
     })?;
     if let DeviceSpec::SimProfile(path) = &device {
         existing(path)?;
     }
     Ok(device)
+}
+
+/// The device that a text which is none probably means.
+fn meant_device(text: &str) -> Option<String> {
+    let lower = text.to_ascii_lowercase();
+    let likely = [
+        format!("sim:{text}"),  // h200, 8GiB, a profile
+        format!("cuda:{text}"), // 0
+        format!("{text}GiB"),   // sim:8
+    ];
+    // Logs have the ordinal of a simulated device.
+    let likely = if lower == "sim:0" {
+        Some(DeviceSpec::SimH200)
+    } else {
+        likely.iter().find_map(|text| text.parse().ok())
+    };
+    let likely = likely.map(|device| device.to_string());
+    likely.or_else(|| nearest(&lower, DEVICES).map(str::to_owned))
 }
 
 /// Reads a workload, and says which one a text that is none probably means.
@@ -133,6 +151,27 @@ mod tests {
         assert!(of("snapshto.pickle").unwrap_err().contains("snapshot.pickle`?"));
         assert_eq!((of("snapshot.pickle"), of("log.csv")), (Ok(()), Ok(())));
         assert_eq!((of("none/snapshto.pickle"), of("..")), (Ok(()), Ok(())));
+    }
+
+    #[test]
+    fn a_device_that_does_not_exist_is_told_with_the_one_that_it_probably_means() {
+        for (wrong, right) in [
+            ("sim:0", "sim:h200"),
+            ("h200", "sim:h200"),
+            ("H200", "sim:h200"),
+            ("a100", "sim:a100"),
+            ("sim:h20", "sim:h200"),
+            ("sim:80", "sim:80GiB"),
+            ("80GiB", "sim:80GiB"),
+            ("My/H100.toml", "sim:My/H100.toml"),
+            ("1", "cuda:1"),
+            ("gpu:0", "cuda:0"),
+        ] {
+            let error = device(wrong).unwrap_err().to_string();
+            assert!(error.contains(&format!("did you mean `{right}`?")), "{wrong}: {error}");
+            assert!(error.contains("write cuda:0, sim:h200, sim:a100"), "{error}");
+        }
+        assert!(!device("quantum").unwrap_err().to_string().contains("did you mean"));
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub(crate) enum Verdict {
     Fine = 0,
     /// A stack had failures or could not be built, or a plan does not fit.
     StackFailed = 1,
-    /// A log, a stack's text or the device is wrong.
+    /// A log, a stack's text or the device is wrong, or an output cannot be written.
     BadInput = 2,
 }
 
@@ -39,8 +39,9 @@ impl Verdict {
             // The reader has closed the output.
             Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Self::Fine,
             Err(Failure::Output(error)) => {
+                // Not the status of a comparison that failed.
                 report(&format!("the results cannot be written: {error}"));
-                Self::StackFailed
+                Self::BadInput
             }
             Err(Failure::Replay(error)) => {
                 report(&error.to_string());

@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory, Parser};
 
 use super::args::Cli;
@@ -17,8 +17,18 @@ pub(super) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Cli, cl
     name_first(&mut words, &command);
     Cli::try_parse_from(&words).map_err(|error| match misspelt(&words, &error, &command) {
         Some(meant) => command.error(ErrorKind::InvalidSubcommand, meant),
-        None => error,
+        None => with_tip(&words, error),
     })
+}
+
+/// Says how a budget is made where `gate` is given none.
+fn with_tip(words: &[OsString], mut error: clap::Error) -> clap::Error {
+    let is_missing = error.kind() == ErrorKind::MissingRequiredArgument;
+    if is_missing && words.get(1).is_some_and(|word| word == "gate") {
+        let tip = "`gate FILE --budget budget.toml --write` makes a budget".to_owned();
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
+    error
 }
 
 /// Moves the name of a command before the flags in front of it: clap takes what follows a flag for a log.
@@ -83,6 +93,12 @@ mod tests {
         // A command that shows no progress says so.
         assert!(of("--progress man").unwrap_err().contains("--progress"));
         assert!(of("--color").unwrap_err().contains("--color"));
+    }
+
+    #[test]
+    fn without_a_budget_the_error_says_how_one_is_made() {
+        let error = of("gate a.pickle").unwrap_err();
+        assert!(error.contains("--budget <BUDGET.toml>") && error.contains("--write` makes"), "{error}");
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub(super) fn stack(
 
 fn is_bad_input(error: &Error) -> bool {
     let kind = if let Error::Stack(error) = error { Some(error.kind()) } else { None };
-    matches!(kind, Some(ErrorKind::InvalidStack | ErrorKind::InvalidArgument))
+    matches!(kind, Some(ErrorKind::InvalidStack | ErrorKind::InvalidArgument | ErrorKind::Io))
 }
 
 fn build_and_replay(

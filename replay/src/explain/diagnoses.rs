@@ -7,6 +7,7 @@ use millpond_core::format_bytes;
 
 use super::explanation::{Diagnosis, Explained, Occasion};
 use super::holders::{self, HOLDERS};
+use crate::plain::number_of;
 use crate::recording::{EventKind, Id, LiveBlock, Moment, Recording, Sums, Unknown};
 
 const MIB: u64 = 1 << 20;
@@ -178,10 +179,12 @@ fn fragmentation(
     let (blocks, segments) = pinning(moment);
     let pinning = sum_of(&blocks);
     evidence.push(format!(
-        "{} blocks of {} together keep {} in {segments} segments from being given back",
-        blocks.len(),
+        "{} of {} together {} {} in {} from being given back",
+        number_of(blocks.len() as u64, "block"),
         format_bytes(pinning),
+        if blocks.len() == 1 { "keeps" } else { "keep" },
         format_bytes(explained.ledger.pinned_bytes),
+        number_of(segments, "segment"),
     ));
     let unused = format_bytes(explained.ledger.unused_bytes());
     Diagnosis {
@@ -216,7 +219,7 @@ fn sum_of<'a>(blocks: impl IntoIterator<Item = &'a (impl Borrow<LiveBlock> + 'a)
 }
 
 /// The blocks in segments that are partly free, and the number of these segments.
-fn pinning(moment: &Moment) -> (Vec<&LiveBlock>, usize) {
+fn pinning(moment: &Moment) -> (Vec<&LiveBlock>, u64) {
     let mut pinning: Vec<&LiveBlock> = Vec::new();
     let mut segments = 0;
     for segment in moment.segments() {
@@ -274,7 +277,11 @@ fn growth(recording: &Recording, sums: &Sums, peak: &Explained) -> Option<Diagno
             format_bytes(reserved),
             format_bytes(active)
         ),
-        format!("{allocations} allocations have {} different sizes", sizes.len()),
+        format!(
+            "{} of {}",
+            number_of(allocations as u64, "allocation"),
+            number_of(sizes.len() as u64, "different size")
+        ),
     ];
     let mut fixes = expandable(recording);
     fixes.push("or, if few sizes repeat: PYTORCH_CUDA_ALLOC_CONF=roundup_power2_divisions:8".to_owned());
@@ -323,7 +330,7 @@ fn held(recording: &Recording, sums: &Sums, moments: &[Explained]) -> Option<Dia
         code: "held_by_streams",
         what: format!("up to {} were freed and waited for other streams (record_stream)", format_bytes(most)),
         evidence: vec![
-            format!("{} frees waited; the most at event {}", sums.held_blocks, most_at + 1),
+            format!("{} waited; the most at event {}", number_of(sums.held_blocks, "free"), most_at + 1),
             format!("together they held {:.3} GiB for a second", byte_seconds / f64::from(1 << 30)),
         ],
         holders: holders::by_stack(recording, waiting, HOLDERS),

@@ -23,9 +23,6 @@ use holders::HOLDERS;
 /// The most failed requests that are explained, the first ones.
 const MAX_FAILURES: usize = 10;
 
-/// The alignment of blocks in the bounds: that of CUDA's own allocations.
-const ALIGNMENT: u64 = 256;
-
 /// Explains a recording. `device_bytes` is the size of the device, if it is known.
 pub fn explain(recording: &Recording, device_bytes: Option<u64>) -> Explanation {
     let sums = recording.sums();
@@ -63,7 +60,7 @@ pub fn explain(recording: &Recording, device_bytes: Option<u64>) -> Explanation 
     add(Occasion::End, recording.len().saturating_sub(1), None);
     let mut diagnoses = diagnoses::all(recording, &sums, &moments, found);
     diagnoses.extend(settings::without_effect(recording));
-    let bounds = placement::bounds_of(recording, ALIGNMENT).ok();
+    let bounds = placement::bounds(recording);
     Explanation {
         version: 1,
         file: recording.file().to_owned(),

@@ -6,7 +6,7 @@ use millpond_core::format_bytes;
 
 use super::explanation::{Diagnosis, Explained, Explanation, Occasion};
 use super::holders::Holder;
-use crate::plain::plain;
+use crate::plain::{number_of, plain};
 
 /// The frames of a stack that are printed; JSON has more.
 const FRAMES: usize = 3;
@@ -41,7 +41,8 @@ pub fn print(explanation: &Explanation, is_coloured: bool, out: &mut impl Write)
     let Explanation { file, source, device, sums, .. } = explanation;
     let kind = if explanation.is_simulated { "simulated device" } else { "device" };
     let device = device.map_or(String::new(), |device| format!(", {kind} {device}"));
-    writeln!(out, "{}: {}{device}, {} events", plain(file), plain(&source.format), sums.events)?;
+    let events = number_of(sums.events, "event");
+    writeln!(out, "{}: {}{device}, {events}", plain(file), plain(&source.format))?;
     if let Some(check) = explanation.state_check.as_ref().filter(|check| !check.is_equal()) {
         let first = check.first.as_deref().unwrap_or("counts differ");
         let first = plain(first);
@@ -111,7 +112,7 @@ fn ledger(moment: &Explained, looks: Looks, out: &mut impl Write) -> io::Result<
     if let Some(reserved) = ledger.reserved_bytes {
         line("reserved", reserved, "from the driver; the sum of the next three")?;
     }
-    line("active", ledger.active_bytes, &format!("{} blocks", ledger.live_blocks))?;
+    line("active", ledger.active_bytes, &number_of(ledger.live_blocks, "block"))?;
     if ledger.reserved_bytes.is_some() {
         line("wholly free", ledger.wholly_free_bytes, "in segments without a block")?;
         line("pinned", ledger.pinned_bytes, "free beside live blocks: fragmentation")?;
@@ -133,7 +134,8 @@ fn holders(holders: &[Holder], out: &mut impl Write) -> io::Result<()> {
     for holder in holders {
         let mut frames = holder.stack.iter().map(String::as_str);
         let first = frames.next().unwrap_or("(no stack)");
-        writeln!(out, "  {:>10} in {} blocks: {}", format_bytes(holder.bytes), holder.blocks, plain(first))?;
+        let (bytes, blocks) = (format_bytes(holder.bytes), number_of(holder.blocks, "block"));
+        writeln!(out, "  {bytes:>10} in {blocks}: {}", plain(first))?;
         for frame in frames.take(FRAMES - 1) {
             writeln!(out, "      from {}", plain(frame))?;
         }

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use millpond_core::format_bytes;
 
 use super::Fidelity;
-use crate::plain::plain;
+use crate::plain::{number_of, plain};
 
 /// Why a model with garbage collection differs where it has no limit.
 pub(crate) const LACKS_LIMIT: &str = "garbage_collection_threshold is a share of the process's limit, \
@@ -23,16 +23,19 @@ pub fn print(fidelity: &Fidelity, mut out: impl Write) -> io::Result<()> {
         let tenths = (share * 1000.0).floor() / 10.0;
         format!("{tenths:.1} %")
     };
+    let (allocations, segments) = (number_of(*allocations, "allocation"), number_of(*segments, "segment"));
     let address = percent(fidelity.address_share());
-    writeln!(out, "  {same_address} of {allocations} allocations at the recorded address ({address})")?;
+    writeln!(out, "  {same_address} of {allocations} at the recorded address ({address})")?;
     let taken = percent(fidelity.segment_share());
-    writeln!(out, "  {same_segment} of {segments} segments taken with the recorded size ({taken})")?;
+    writeln!(out, "  {same_segment} of {segments} taken with the recorded size ({taken})")?;
     let Fidelity { given_back, same_given_back, failures, same_failure, .. } = fidelity;
     if *given_back > 0 {
-        writeln!(out, "  {same_given_back} of {given_back} segments given back as recorded")?;
+        let given_back = number_of(*given_back, "segment");
+        writeln!(out, "  {same_given_back} of {given_back} given back as recorded")?;
     }
     if *failures > 0 {
-        writeln!(out, "  {same_failure} of {failures} failed requests failed in the model, too")?;
+        let failures = number_of(*failures, "failed request");
+        writeln!(out, "  {same_failure} of {failures} failed in the model, too")?;
     }
     writeln!(
         out,

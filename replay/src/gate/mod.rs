@@ -9,6 +9,7 @@ mod print;
 
 use serde::Serialize;
 
+use crate::placement;
 use crate::recording::Recording;
 
 pub use budget::{Budget, BudgetError};
@@ -65,6 +66,11 @@ pub struct Gate {
     pub is_within: bool,
     /// Each quantity that the budget names.
     pub checks: Vec<Check>,
+    /// The least bytes that any allocator needs for the blocks and the failed requests, in host order; `None`
+    /// if all sizes together exceed 64 bits.
+    pub bound_host_order: Option<u64>,
+    /// The same if no stream takes what another one used.
+    pub bound_stream_safe: Option<u64>,
 }
 
 /// Compares a recording with a budget.
@@ -107,10 +113,13 @@ pub fn compare(recording: &Recording, budget: &Budget) -> Gate {
                 && !(quantity == Quantity::PeakAllocated && is_exactly_over),
         })
         .collect();
+    let bounds = placement::bounds(recording);
     Gate {
         version: 1,
         file: recording.file().to_owned(),
         is_within: checks.iter().all(|check| check.is_within),
         checks,
+        bound_host_order: bounds.map(|bounds| bounds.host_order),
+        bound_stream_safe: bounds.map(|bounds| bounds.stream_safe),
     }
 }

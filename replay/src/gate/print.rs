@@ -43,7 +43,15 @@ pub fn text(gate: &Gate, out: &mut impl Write) -> io::Result<()> {
         let name = check.quantity.name();
         writeln!(out, "  {:<22}{:<8}{}", name, check.verdict(), check.sentence())?;
     }
-    Ok(())
+    let (Some(apart), Some(host_order)) = (gate.bound_stream_safe, gate.bound_host_order) else {
+        return Ok(());
+    };
+    let (apart, host_order) = (format_bytes(apart), format_bytes(host_order));
+    writeln!(
+        out,
+        "any allocator needs at least {apart} with streams apart, {host_order} in the order of the host's \
+         calls"
+    )
 }
 
 /// Prints a table of markdown, as for `GITHUB_STEP_SUMMARY`.

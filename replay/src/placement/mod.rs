@@ -5,6 +5,7 @@ mod text;
 
 use std::time::Instant;
 
+use millpond_core::ALLOCATION_ALIGNMENT;
 use millpond_planning::{Block, Fit, Options, Plan, Problem, ProblemError};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
@@ -229,6 +230,11 @@ pub(crate) fn bounds_of(recording: &Recording, alignment: u64) -> Result<Bounds,
     let problem = Problem::stream_safe(blocks, alignment, Vec::new())?;
     let bounds = millpond_planning::bounds(&problem);
     Ok(Bounds { host_order: bounds.host_order, stream_safe: bounds.bytes })
+}
+
+/// The bounds at CUDA's own alignment; `None` if all sizes together exceed 64 bits.
+pub(crate) fn bounds(recording: &Recording) -> Option<Bounds> {
+    bounds_of(recording, ALLOCATION_ALIGNMENT).ok()
 }
 
 /// The blocks of a recording with the numbers of their events, and how many of them are failed requests. A

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use super::{Placement, Request};
 use crate::log::StreamKey;
 use crate::recording::{Event, EventKind, Recording};
-use crate::report::table::counted;
+use crate::report::text::counted;
 
 /// The most allocations at the begin of a program by which the layer recognises it before it takes memory.
 /// They get no slot.

@@ -6,7 +6,7 @@ use millpond_core::format_bytes;
 
 use super::{Answer, Placement, Sharing};
 use crate::plain::plain;
-use crate::report::table::counted;
+use crate::report::text::counted;
 
 /// Prints a placement for people.
 ///

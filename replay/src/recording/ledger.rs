@@ -8,7 +8,8 @@ use super::Moment;
 /// three: `reserved = active + wholly free + pinned`; rounding and held blocks are parts of what is active.
 ///
 /// A block's rounding is exact where the source says it, as PyTorch's state does for the blocks that are live
-/// at its end, and otherwise follows PyTorch's default rules.
+/// at its end, and otherwise follows PyTorch's default rules for blocks in segments. Blocks outside of
+/// segments, as all of RMM's log are, have none.
 ///
 /// ```
 /// use millpond_replay::recording::Ledger;

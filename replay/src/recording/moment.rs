@@ -33,7 +33,8 @@ pub struct LiveBlock {
     pub address: u64,
     /// The size in bytes, as requested.
     pub bytes: u64,
-    /// The bytes that the allocator set aside: as the source says, or else as PyTorch's rules say.
+    /// The bytes that the allocator set aside: as the source says; or else, in a segment, as PyTorch's rules
+    /// say; or else as requested, since the allocator is not known.
     pub rounded_bytes: u64,
     /// Whether the program had freed it, and it waited for other streams.
     pub is_held: bool,
@@ -155,12 +156,13 @@ fn round(segments: &[Segment], blocks: &mut [LiveBlock]) {
         if rounded_bytes > 0 {
             continue;
         }
-        let next = blocks.get(at + 1).map_or(u64::MAX, |next| next.address);
-        let room = (next - address).min(room_in_segments(segments, &ends, address));
-        let Some((room, is_large)) = (room < u64::MAX).then(|| (room, is_large(segments, address))) else {
-            blocks[at].rounded_bytes = bytes; // no segments: nothing is known
+        let Some((end, is_large)) = segment_of(segments, &ends, address) else {
+            // Only PyTorch's files have segments: another allocator need not round as PyTorch's does.
+            blocks[at].rounded_bytes = bytes;
             continue;
         };
+        let next = blocks.get(at + 1).map_or(u64::MAX, |next| next.address);
+        let room = next.min(end) - address;
         let rounded = bytes.max(1).checked_next_multiple_of(ROUNDED_TO).unwrap_or(bytes);
         let tail = room.saturating_sub(rounded);
         // What PyTorch would not split off belongs to the block.
@@ -182,16 +184,11 @@ fn ends_of_runs(segments: &[Segment]) -> Vec<u64> {
     ends
 }
 
-/// The bytes from an address to the end of its run of segments; 2^64 - 1 if no segment holds it.
-fn room_in_segments(segments: &[Segment], ends: &[u64], address: u64) -> u64 {
-    let at = segments.partition_point(|segment| segment.address <= address).checked_sub(1);
-    let held = at.filter(|at| segments[*at].address.saturating_add(segments[*at].bytes) > address);
-    held.map_or(u64::MAX, |at| ends[at] - address)
-}
-
-fn is_large(segments: &[Segment], address: u64) -> bool {
-    let at = segments.partition_point(|segment| segment.address <= address).checked_sub(1);
-    at.is_some_and(|at| segments[at].bytes > SMALL_SEGMENT)
+/// Where the run of the segment that holds an address ends, and whether the segment is for large blocks.
+fn segment_of(segments: &[Segment], ends: &[u64], address: u64) -> Option<(u64, bool)> {
+    let at = segments.partition_point(|segment| segment.address <= address).checked_sub(1)?;
+    let Segment { address: start, bytes, .. } = segments[at];
+    (start.saturating_add(bytes) > address).then(|| (ends[at], bytes > SMALL_SEGMENT))
 }
 
 /// Removes a range from the segments that hold it.

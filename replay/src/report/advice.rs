@@ -5,7 +5,7 @@
 
 use millpond_core::{ByteSize, format_bytes};
 
-use super::text::{figures, thousands};
+use super::text::{counted, figures, thousands};
 use crate::compare::{Comparison, StackFigures};
 use crate::peers;
 
@@ -40,8 +40,8 @@ pub(super) fn of(comparison: &Comparison) -> Option<String> {
     } else if let Some((spec, figures)) = smallest(&sparing) {
         use_stack(comparison, spec, figures, plain(&ran))
     } else if comparison.log.operations < SHORT_LOG {
-        let count = thousands(comparison.log.operations);
-        format!("record a longer log: this one has {count} operations, too few to tell stacks apart")
+        let count = counted(comparison.log.operations, "operation");
+        format!("record a longer log: this one has {count}, too few to tell stacks apart")
     } else {
         let (spec, figures) = smallest(&best)?;
         let (taken, total) = (peak(figures), comparison.device.total_bytes);
@@ -73,16 +73,16 @@ fn larger_for_managed(spec: &str, taken: u64, beyond: u64) -> String {
 }
 
 fn use_stack(comparison: &Comparison, spec: &str, figures: &StackFigures, plain: Option<Ran<'_>>) -> String {
-    let calls = thousands(figures.driver.calls_first_pass);
+    let calls = counted(figures.driver.calls_first_pass, "driver call");
     let calls = match plain {
         Some((plain, other)) if plain != spec => {
-            format!("{calls} driver calls where `{plain}` made {}", thousands(other.driver.calls_first_pass))
+            format!("{calls} where `{plain}` made {}", thousands(other.driver.calls_first_pass))
         }
-        _ => format!("{calls} driver calls for {} operations", thousands(figures.operations)),
+        _ => format!("{calls} for {}", counted(figures.operations, "operation")),
     };
     let again = figures.asked_again.as_ref().map_or(String::new(), |asked| {
-        let (served, requests) = (thousands(asked.served), thousands(asked.requests));
-        format!(", and served {served} of {requests} requests that failed when the log was written")
+        let (served, requests) = (thousands(asked.served), counted(asked.requests, "request"));
+        format!(", and served {served} of {requests} that failed when the log was written")
     });
     let (table, whose) = if comparison.has_own_layers {
         ("&table", ", where `table` has the layers that this program replays with")
@@ -122,8 +122,8 @@ fn larger_device(comparison: &Comparison, ran: &[Ran<'_>]) -> String {
             let short = failure.report.as_ref()?.short_bytes?;
             Some(format!(", first at line {}, {} short", failure.line, format_bytes(short)))
         });
-        let failures = thousands(figures.failures);
-        format!("; `{spec}` came closest, with {failures} failed allocations{}", short.unwrap_or_default())
+        let failures = counted(figures.failures, "failed allocation");
+        format!("; `{spec}` came closest, with {failures}{}", short.unwrap_or_default())
     });
     format!(
         "replay the log with `--device sim:{}` to see what it needs: no stack served it on {}{closest}",

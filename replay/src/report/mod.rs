@@ -5,8 +5,8 @@ pub mod csv;
 pub mod html;
 pub mod json;
 mod reporter;
-pub(crate) mod table;
-mod text;
+mod table;
+pub(crate) mod text;
 
 use std::io::Write;
 

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use millpond_core::{LadderCounts, format_bytes};
 
-use super::text::{figures, thousands};
+use super::text::{counted, figures, thousands};
 use super::{Reporter, advice};
 use crate::compare::{Comparison, StackFigures, StackReport, StackResult};
 
@@ -317,10 +317,6 @@ fn ratio(ratio: Option<f64>) -> String {
 
 fn ns_per_op(ns: Option<f64>) -> String {
     ns.map_or("-".to_owned(), |ns| format!("{ns:.0}"))
-}
-
-pub(crate) fn counted(count: u64, noun: &str) -> String {
-    format!("{} {noun}{}", thousands(count), if count == 1 { "" } else { "s" })
 }
 
 fn ladder(counts: LadderCounts) -> String {

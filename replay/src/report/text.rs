@@ -10,6 +10,11 @@ pub(super) fn figures(stack: &StackReport) -> Option<(&StackReport, &StackFigure
     }
 }
 
+/// A number of things, as in `1 event` and `1,234 events`.
+pub(crate) fn counted(count: u64, noun: &str) -> String {
+    format!("{} {noun}{}", thousands(count), if count == 1 { "" } else { "s" })
+}
+
 /// `1234567` as `1,234,567`.
 pub(super) fn thousands(number: u64) -> String {
     let digits = number.to_string();

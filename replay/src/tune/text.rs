@@ -7,7 +7,7 @@ use millpond_core::format_bytes;
 use super::attempt::PAGE;
 use super::{Tried, Tuned};
 use crate::fidelity::LACKS_LIMIT;
-use crate::plain::plain;
+use crate::plain::{number_of, plain};
 
 /// Prints it for people.
 ///
@@ -15,7 +15,9 @@ use crate::plain::plain;
 /// Those of `out`.
 pub fn print(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
     let Tuned { file, format, allocations, streams, .. } = tuned;
-    writeln!(out, "{}: {}, {allocations} allocations, {streams} streams", plain(file), plain(format))?;
+    let (allocations, streams) =
+        (number_of(*allocations, "allocation"), number_of(*streams as u64, "stream"));
+    writeln!(out, "{}: {}, {allocations}, {streams}", plain(file), plain(format))?;
     writeln!(
         out,
         "any allocator needs at least {} with streams apart, {} in the order of the host's calls",
@@ -24,7 +26,7 @@ pub fn print(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
     )?;
     if let Some(fidelity) = &tuned.fidelity {
         let (same, all) = (fidelity.same_address, fidelity.allocations);
-        writeln!(out, "the model puts {same} of {all} blocks where PyTorch put them")?;
+        writeln!(out, "the model puts {same} of {} where PyTorch put them", number_of(all, "block"))?;
         if fidelity.lacks_limit && same < all {
             writeln!(out, "  {LACKS_LIMIT}")?;
         }
@@ -33,11 +35,8 @@ pub fn print(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
     table(tuned, out)?;
     best(tuned, out)?;
     if tuned.pruned > 0 {
-        let pruned = tuned.pruned;
-        writeln!(
-            out,
-            "not tried: {pruned} pairs of settings of which one alone needs more than PyTorch's own"
-        )?;
+        let pruned = number_of(tuned.pruned as u64, "pair");
+        writeln!(out, "not tried: {pruned} of settings of which one alone needs more than PyTorch's own")?;
     }
     if tuned.timed_out {
         let untried = tuned.tried.iter().filter(|tried| is_untried(tried));

@@ -56,6 +56,29 @@ fn the_most_that_is_active_at_any_moment_is_what_pytorch_counted() {
     }
 }
 
+#[test]
+fn an_allocator_that_is_not_pytorchs_rounds_nothing_that_is_known() {
+    let text = "Thread,Time,Action,Pointer,Size,Stream\n\
+                1,0,allocate,0x1000,100,0\n1,0,allocate,0x1100,300,0\n1,0,allocate,0x1300,1,0\n";
+    let ledger = imported(text.as_bytes()).moment(usize::MAX).ledger();
+    assert_eq!((ledger.active_bytes, ledger.requested_bytes, ledger.rounding_bytes), (401, 401, 0));
+    assert_eq!(ledger.reserved_bytes, None);
+}
+
+#[test]
+fn a_device_of_some_bytes_is_a_forgotten_unit() {
+    let explain = |size: &str| -> Run {
+        let log = folder().join("small.pickle.gz");
+        program().arg("explain").arg(log).args(["--device-memory", size]).output().unwrap().into()
+    };
+    for size in ["80", "0", "1048575", "80kB"] {
+        explain(size).fails_with(2, &["less than any device has", "80GiB"]);
+    }
+    for size in ["1048576", "80GiB"] {
+        assert_eq!(explain(size).status, 0);
+    }
+}
+
 /// A log with segments: each event is an action, a block's number of MiB, and its size in MiB.
 fn log(events: &[(&str, u64, u64)]) -> Recording {
     let mut text = "Thread,Time,Action,Pointer,Size,Stream,Alignment,Stack,Notes\n".to_owned();

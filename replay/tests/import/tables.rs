@@ -97,7 +97,7 @@ fn a_simulated_device_is_none_of_the_same_number() {
     let folder = Folder::new();
     let file = folder.write("log.csv", log);
     let explained: Run = program().arg("explain").arg(file).output().unwrap().into();
-    assert!(explained.stdout.contains("RMM log, simulated device 3, 1 events"), "{}", explained.stdout);
+    assert!(explained.stdout.contains("RMM log, simulated device 3, 1 event\n"), "{}", explained.stdout);
 }
 
 #[test]
@@ -152,11 +152,18 @@ fn the_report_is_text_or_json_and_the_log_may_go_to_the_output() {
         run
     };
     let text = run(&[]).stdout;
-    for part in ["minimalloc CSV", "2: 1 allocations, 1 frees", "4KiB live at event 1", "not known:\n"] {
+    for part in [
+        "minimalloc CSV",
+        "2: 1 allocation, 1 free, 0 failed requests",
+        "4KiB live at event 1",
+        "4KiB with streams apart, 4KiB in the order of the host's calls",
+        "not known:\n",
+    ] {
         assert!(text.contains(part), "no `{part}` in: {text}");
     }
     let report: serde_json::Value = serde_json::from_str(&run(&["--format", "json"]).stdout).unwrap();
     assert_eq!((&report["format"], &report["peak_live_bytes"]), (&"minimalloc CSV".into(), &4096.into()));
+    assert_eq!((&report["bound_host_order"], &report["bound_stream_safe"]), (&4096.into(), &4096.into()));
     assert_eq!(report["not_known"][0]["code"], "addresses");
     assert!(report["is_equal_to_state"].is_null());
     let log = run(&["--output", "-"]).stdout;

@@ -167,7 +167,8 @@ impl Rows<'_> {
             return Err(Refusal::new("has a header and no buffer"));
         }
         if gaps > 0 {
-            let text = format!("gaps, in which a buffer is not used, are not read: {gaps} buffers have some");
+            let text =
+                format!("gaps, in which a buffer is not used, are not read; buffers with gaps: {gaps}");
             recording.unknown("gaps", text);
         }
         if header.is_some_and(|columns| columns.offset.is_none()) {

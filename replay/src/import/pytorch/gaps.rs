@@ -5,6 +5,7 @@ use millpond_core::format_bytes;
 use super::device::Device;
 use super::start::Start;
 use super::state::State;
+use crate::plain::number_of;
 use crate::recording::Recording;
 
 /// The two lines that make PyTorch record.
@@ -61,8 +62,9 @@ pub(super) fn describe(
     let others = devices.iter().filter(|device| device.ordinal != chosen);
     for Device { ordinal, entries, segment_bytes } in others {
         let bytes = format_bytes(*segment_bytes);
+        let noun = if *entries == 1 { "entry" } else { "entries" };
         let text = format!(
-            "device {ordinal} is in the file, too ({entries} entries, {bytes} reserved), and not imported: \
+            "device {ordinal} is in the file, too ({entries} {noun}, {bytes} reserved), and not imported: \
              `import --device {ordinal}` does"
         );
         recording.unknown("other_device", text);
@@ -89,12 +91,12 @@ pub(super) fn describe(
 /// Says what the trace lacks.
 fn trace(recording: &mut Recording, start: &Start, facts: &Facts) {
     let &Facts { early_blocks, early_bytes, .. } = facts;
-    let early = format!("{early_blocks} blocks ({})", format_bytes(early_bytes));
+    let early = format!("{} ({})", number_of(early_blocks, "block"), format_bytes(early_bytes));
     let entries = start.entries;
     if entries == 0 {
         let text = format!(
-            "the file has no trace, only the state: {early} are live, and neither the order of their \
-             allocations nor any freed block is known; {HOW_TO_RECORD}"
+            "the file has no trace, only the state with {early} live: neither the order of allocations nor \
+             any freed block is known; {HOW_TO_RECORD}"
         );
         recording.unknown("no_trace", text);
         return;

@@ -33,7 +33,7 @@ class Flame {
         node = child;
       }
     }
-    this.title.textContent = `Stacks of event ${event + 1}: ${inBytes(root.bytes)} in ${root.blocks} blocks`;
+    this.title.textContent = `Stacks of event ${event + 1}: ${inBytes(root.bytes)} in ${numberOf(root.blocks, "block")}`;
     this.draw([root]);
   }
 
@@ -44,7 +44,7 @@ class Flame {
       const box = document.createElement("button");
       box.setAttribute("role", "treeitem");
       box.textContent = node.name;
-      box.title = `${node.name}\n${inBytes(node.bytes)} in ${node.blocks} blocks`;
+      box.title = `${node.name}\n${inBytes(node.bytes)} in ${numberOf(node.blocks, "block")}`;
       box.style.left = `${left * 100}%`;
       box.style.width = `${width * 100}%`;
       box.style.top = `${depth * 18}px`;

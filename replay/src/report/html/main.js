@@ -40,7 +40,7 @@ async function main() {
   if (other) comparison(run, other, tables);
   controls(view);
   flame.show(run.peak);
-  say(`${run.events.toLocaleString("en")} events, ${run.blocks.count.toLocaleString("en")} blocks`);
+  say(`${numberOf(run.events, "event")}, ${numberOf(run.blocks.count, "block")}`);
   view.isSettled = true;
   view.drawAll();
   window.millpond = { run, other, view, flame, drawn_ms: performance.now() - began };

@@ -226,7 +226,7 @@ class Sizes extends Chart {
     const bin = this.bins.get(y * 64 + x);
     if (!bin || x < 0) return say("no block of this size and lifetime");
     const kept = bin.kept ? `, ${bin.kept} of them never freed` : "";
-    say(`${bin.count} blocks of ${inBytes(2 ** y)} to ${inBytes(2 ** (y + 1))} that lived ` +
+    say(`${numberOf(bin.count, "block")} of ${inBytes(2 ** y)} to ${inBytes(2 ** (y + 1))} that lived ` +
       `${2 ** x} to ${2 ** (x + 1)} events: ${inBytes(bin.bytes)} in all${kept}`);
   }
 }

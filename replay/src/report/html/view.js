@@ -12,6 +12,11 @@ function inBytes(bytes) {
   return `${unit ? value.toFixed(value < 10 ? 2 : 1) : value} ${units[unit]}`;
 }
 
+/** A number of things as people read it: 1 block, 2 blocks. */
+function numberOf(count, noun) {
+  return `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+}
+
 /** Nanoseconds as people read them. */
 function inTime(ns) {
   const units = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
