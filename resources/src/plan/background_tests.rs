@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::channel;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use millpond_core::DeviceMemoryResource;
 use millpond_driver::sim::Schedule;
@@ -12,8 +12,8 @@ use crate::plan::body::{Planned, Unplanned};
 use crate::plan::tests::{Call, World, random_body};
 use crate::plan::{PlanLayer, PlanStatistics};
 
-/// More bodies than the planner needs for 60 blocks.
-const MOST_BODIES: u32 = if cfg!(miri) { 10_000 } else { 1_000_000 };
+/// Longer than the planner needs for 60 blocks, so that a planner that never ends fails its test.
+const LONGEST: Duration = Duration::from_secs(60);
 
 const PROGRAMS: u64 = if cfg!(miri) { 1 } else { 60 };
 
@@ -23,16 +23,20 @@ fn counts(world: &World) -> PlanStatistics {
 
 /// Runs the body until `is_enough`; returns whether that came.
 fn run_until(world: &mut World, body: &[Call], is_enough: impl Fn(&World) -> bool) -> bool {
-    (0..MOST_BODIES).any(|_| {
+    let started = Instant::now();
+    while started.elapsed() < LONGEST {
         world.run(body);
+        if is_enough(world) {
+            return true;
+        }
         thread::yield_now();
-        is_enough(world)
-    })
+    }
+    false
 }
 
 /// A layer that believes that `planner` plans for it.
 fn planned_by(planner: JoinHandle<Planned>) -> World {
-    let world = World::over(Schedule::Timed, PlanLayer::new());
+    let world = World::over_as_it_is(Schedule::Timed, PlanLayer::new());
     let mut state = world.stack.inner().state.lock();
     state.is_planning = true;
     state.planner = Some(planner);
@@ -81,13 +85,14 @@ fn no_call_waits_for_the_planner() {
     let body = random_body(&mut Rng::new(1));
     let (done, is_done) = channel::<()>();
     let mut world = planned_by(thread::spawn(move || {
-        let _ = is_done.recv();
+        let _ = is_done.recv_timeout(LONGEST);
         no_plan()
     }));
     for _ in 0..20 {
         world.run(&body);
     }
     world.stack.trim(0).unwrap();
+    assert!(world.stack.inner().state.lock().planner.as_ref().is_some_and(|planner| !planner.is_finished()));
     assert_eq!((counts(&world).plans, counts(&world).served), (0, 0));
     // It is done, without a plan: the layer learns anew, and plans.
     drop(done);
@@ -101,12 +106,13 @@ fn a_layer_ends_while_its_planner_works() {
     let (done, is_done) = channel::<()>();
     let (said, is_said) = channel::<()>();
     let world = planned_by(thread::spawn(move || {
-        let _ = is_done.recv();
+        let _ = is_done.recv_timeout(LONGEST);
         let _ = said.send(());
         no_plan()
     }));
     let World { device, stack, .. } = world;
     drop(stack);
+    assert!(is_said.try_recv().is_err(), "the layer waited for its planner");
     assert_eq!(device.live_allocations(), 0);
     drop(done);
     is_said.recv().expect("the planner goes on to its end");

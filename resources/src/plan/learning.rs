@@ -20,6 +20,10 @@ const MOST_DROPPED: u32 = 12;
 /// A part that repeats and has no plan has to repeat over this many times as many allocations.
 const UNPLANNED_FACTOR: usize = 8;
 
+/// The stack of the thread that plans. The exact search nests once for each block, of which it takes up to
+/// 1500; the planner gives its own threads as much.
+const STACK_BYTES: usize = 64 << 20;
+
 /// The rounds of search for one plan, which are always the same where they need less than the time.
 const ROUNDS: u32 = 8;
 
@@ -115,10 +119,16 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             self.locked(|state| self.take_up(state, planned));
             return;
         }
-        let planner = thread::Builder::new().name("millpond-plan".to_owned()).spawn(work);
+        let planner = thread::Builder::new().name("millpond-plan".to_owned()).stack_size(STACK_BYTES);
+        let planner = planner.spawn(work);
         self.locked(|state| match planner {
             Ok(planner) => state.planner = Some(planner),
-            Err(error) => self.note_unplanned(state, &format!("no thread for it could be started: {error}")),
+            Err(error) => {
+                // The next search tries it again: this says nothing about the program.
+                state.is_planning = false;
+                state.learn_anew();
+                tracing::warn!(target: "millpond::plan", stack = %self, %error, "no thread to plan in");
+            }
         });
     }
 
@@ -140,17 +150,17 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             Err(why) => return self.note_unplanned(state, &format!("{why:?}")),
         };
         let (allocations, bytes, duration) = (body.slots.len(), body.bytes(), planned.duration);
-        tracing::info!(target: "millpond::plan", stack = %self, allocations, bytes, ?duration, "made a plan");
         state.is_planning = false;
         state.counts.plans += 1;
         state.running = Some(Running::new(state.counts.plans, body, planned.limit));
+        tracing::info!(target: "millpond::plan", stack = %self, allocations, bytes, ?duration, "made a plan");
     }
 
     /// Notes that what repeats has no plan. The same part is not worth another look soon.
     fn note_unplanned(&self, state: &mut State, why: &str) {
-        tracing::info!(target: "millpond::plan", stack = %self, why, "made no plan");
         state.is_planning = false;
         state.least_span *= UNPLANNED_FACTOR;
         state.learn_anew();
+        tracing::info!(target: "millpond::plan", stack = %self, why, "made no plan");
     }
 }

@@ -73,8 +73,10 @@ use crate::process::Origin;
 /// use millpond_resources::{CudaMemoryResource, PlanLayer, PoolLayer};
 ///
 /// let device = SimDevice::new(SimConfig::h200());
-/// let stack = CudaMemoryResource::new(device).layer(PoolLayer::new())?.layer(PlanLayer::new())?;
-/// while stack.plan_statistics().served == 0 {
+/// let pool = CudaMemoryResource::new(device).layer(PoolLayer::new())?;
+/// // A step of a real program takes longer than planning it; this one ends before.
+/// let stack = pool.layer(PlanLayer::new().background(false))?;
+/// for _step in 0..100 {
 ///     let blocks: Vec<_> = (1..20)
 ///         .map(|size| stack.allocate_bytes(size << 20, StreamRef::LEGACY).map(|ptr| (ptr, size << 20)))
 ///         .collect::<Result<_, _>>()?;
@@ -84,7 +86,7 @@ use crate::process::Origin;
 ///     }
 /// }
 /// assert_eq!(stack.plan_statistics().body_allocations, 19);
-/// assert_eq!(stack.to_string(), "cuda+pool+plan");
+/// assert_eq!(stack.to_string(), "cuda+pool+plan:background=off");
 /// # Ok::<(), millpond_core::Error>(())
 /// ```
 #[derive(Debug)]
