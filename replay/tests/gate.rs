@@ -94,6 +94,9 @@ fn budgets_that_cannot_be_read_are_bad_input() {
         gate(&snapshot("small"), &budget, &[]).fails_with(2, &["budget.toml", says]);
     }
     gate(&snapshot("small"), &folder.path("none.toml"), &[]).fails_with(2, &["none.toml", "--write makes"]);
+    // What is wrong with another path is not that there is no budget yet.
+    std::fs::write(folder.path("file"), "").unwrap();
+    gate(&snapshot("small"), &folder.path("file/b.toml"), &[]).fails_with(2, &["Not a directory"]);
     let log = folder.log("1,00:00:00.000001,allocate,0x10,512,0\n");
     gate(&log, &log, &["--write"]).fails_with(2, &["destroy it"]);
 }

@@ -157,8 +157,8 @@ Exit status:
   1  a stack did not, or could not be built; a row that failed when the log was written counts, too;
      `calibrate --check` found the simulated device too far from the measured one; `gate` found the memory
      over its budget
-  2  a log, a stack's text, the device or the command line is wrong, a stack would overwrite a log, or an
-     output cannot be written
+  2  a log, a stack's text, the device or the command line is wrong, a stack would overwrite a log, or a
+     report, an export or a budget cannot be written
 
 Environment:
   MILLPOND_LOG  the diagnostics on the standard error, as in `debug` or `millpond=trace`

@@ -114,6 +114,8 @@ fn meant_device(text: &str) -> Option<String> {
     // Logs have the ordinal of a simulated device.
     let likely = if lower == "sim:0" {
         Some(DeviceSpec::SimH200)
+    } else if text.contains('/') && !lower.ends_with(".toml") {
+        None // a file of the system, not a profile
     } else {
         likely.iter().find_map(|text| text.parse().ok())
     };
@@ -171,7 +173,9 @@ mod tests {
             assert!(error.contains(&format!("did you mean `{right}`?")), "{wrong}: {error}");
             assert!(error.contains("write cuda:0, sim:h200, sim:a100"), "{error}");
         }
-        assert!(!device("quantum").unwrap_err().to_string().contains("did you mean"));
+        for unknown in ["quantum", "/dev/nvidia0"] {
+            assert!(!device(unknown).unwrap_err().to_string().contains("did you mean"));
+        }
     }
 
     #[test]

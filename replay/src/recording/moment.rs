@@ -107,7 +107,9 @@ impl Recording {
             let room = segments[at].address - segments[at - 1].address;
             segments[at - 1].bytes = segments[at - 1].bytes.min(room);
         }
-        round(&segments, &mut blocks);
+        // Another allocator need not round as PyTorch's does.
+        let is_rounded = self.source().format == "PyTorch memory snapshot";
+        round(&segments, &mut blocks, is_rounded);
         for at in 1..blocks.len() {
             let room = blocks[at].address - blocks[at - 1].address;
             blocks[at - 1].rounded_bytes = blocks[at - 1].rounded_bytes.min(room);
@@ -148,22 +150,22 @@ impl LiveBlock {
     }
 }
 
-/// Fills in what a source does not say about the sizes that its allocator set aside.
-fn round(segments: &[Segment], blocks: &mut [LiveBlock]) {
+/// Fills in what a source does not say about the sizes that its allocator set aside. `is_rounded` says that
+/// blocks outside of all known segments are rounded as PyTorch's are.
+fn round(segments: &[Segment], blocks: &mut [LiveBlock], is_rounded: bool) {
     let ends = ends_of_runs(segments);
     for at in 0..blocks.len() {
         let LiveBlock { address, bytes, rounded_bytes, .. } = blocks[at];
         if rounded_bytes > 0 {
             continue;
         }
+        let rounded = bytes.max(1).checked_next_multiple_of(ROUNDED_TO).unwrap_or(bytes);
         let Some((end, is_large)) = segment_of(segments, &ends, address) else {
-            // Only PyTorch's files have segments: another allocator need not round as PyTorch's does.
-            blocks[at].rounded_bytes = bytes;
+            blocks[at].rounded_bytes = if is_rounded { rounded } else { bytes };
             continue;
         };
         let next = blocks.get(at + 1).map_or(u64::MAX, |next| next.address);
         let room = next.min(end) - address;
-        let rounded = bytes.max(1).checked_next_multiple_of(ROUNDED_TO).unwrap_or(bytes);
         let tail = room.saturating_sub(rounded);
         // What PyTorch would not split off belongs to the block.
         let is_unsplit = if is_large { tail <= UNSPLIT } else { tail < ROUNDED_TO };

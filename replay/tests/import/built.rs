@@ -406,6 +406,14 @@ fn sizes_that_no_device_has_overflow_nothing() {
 }
 
 #[test]
+fn a_trace_of_pytorch_without_segments_is_rounded_as_pytorch_rounds() {
+    let trace = vec![entry("alloc", BASE, 100, &[]), entry("alloc", BASE + 1024, 700, &[])];
+    let recording = imported(&pickle(&snapshot(vec![], vec![trace], vec![]), 4));
+    let ledger = recording.moment(usize::MAX).ledger();
+    assert_eq!((ledger.requested_bytes, ledger.active_bytes, ledger.rounding_bytes), (800, 1536, 736));
+}
+
+#[test]
 fn the_model_of_pytorch_overflows_nothing_where_a_snapshot_is_of_no_device() {
     let fidelity = |trace: Vec<Py>, segments: Vec<Py>| {
         let recording = imported(&pickle(&snapshot(segments, vec![trace], vec![]), 4));
