@@ -7,7 +7,12 @@ pub(crate) fn plain(text: &str) -> String {
 
 /// A number of things, as in `1 block` and `2 blocks`.
 pub(crate) fn number_of(count: u64, noun: &str) -> String {
-    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+    format!("{count} {}", plural(count, noun))
+}
+
+/// The noun of so many things.
+pub(crate) fn plural(count: u64, noun: &str) -> String {
+    format!("{noun}{}", if count == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use crate::recording::Recording;
+use crate::recording::{Recording, Source};
 
 /// What a program allocates its memory with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -90,7 +90,7 @@ nsys export --type sqlite --output profile.sqlite profile.nsys-rep
     /// nothing is missing that the lines would bring.
     pub fn to_record_again(recording: &Recording) -> Option<Self> {
         let framework = match recording.source().format.as_str() {
-            "PyTorch memory snapshot" => Self::PyTorch,
+            Source::PYTORCH => Self::PyTorch,
             "RMM log" => Self::Rmm,
             "Nsight Systems export" => Self::Nsys,
             _ => return None,

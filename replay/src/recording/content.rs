@@ -80,6 +80,11 @@ pub struct Recording {
     stacks: Table<Box<[Id]>>,
 }
 
+impl Source {
+    /// The format of PyTorch's memory snapshots.
+    pub(crate) const PYTORCH: &'static str = "PyTorch memory snapshot";
+}
+
 impl Recording {
     /// An empty recording.
     pub(crate) fn new(file: impl Into<String>, format: &str) -> Self {

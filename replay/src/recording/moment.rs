@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Event, EventKind, Id, Lane, Recording};
+use super::{Event, EventKind, Id, Lane, Recording, Source};
 
 /// What PyTorch rounds sizes to, in bytes.
 const ROUNDED_TO: u64 = 512;
@@ -108,7 +108,7 @@ impl Recording {
             segments[at - 1].bytes = segments[at - 1].bytes.min(room);
         }
         // Another allocator need not round as PyTorch's does.
-        let is_rounded = self.source().format == "PyTorch memory snapshot";
+        let is_rounded = self.source().format == Source::PYTORCH;
         round(&segments, &mut blocks, is_rounded);
         for at in 1..blocks.len() {
             let room = blocks[at].address - blocks[at - 1].address;

@@ -1,6 +1,7 @@
 //! Helpers of the table and the advice.
 
 use crate::compare::{StackFigures, StackReport, StackResult};
+use crate::plain::plural;
 
 /// The figures of a stack that ran.
 pub(super) fn figures(stack: &StackReport) -> Option<(&StackReport, &StackFigures)> {
@@ -12,7 +13,7 @@ pub(super) fn figures(stack: &StackReport) -> Option<(&StackReport, &StackFigure
 
 /// A number of things, as in `1 event` and `1,234 events`.
 pub(crate) fn counted(count: u64, noun: &str) -> String {
-    format!("{} {noun}{}", thousands(count), if count == 1 { "" } else { "s" })
+    format!("{} {}", thousands(count), plural(count, noun))
 }
 
 /// `1234567` as `1,234,567`.

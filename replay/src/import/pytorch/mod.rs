@@ -18,7 +18,7 @@ use super::options::Options;
 use super::pickle::{Kind, Value, Values};
 use super::refusal::Refusal;
 use crate::budget::Budget;
-use crate::recording::{Event, EventKind, Recording};
+use crate::recording::{Event, EventKind, Recording, Source};
 
 use device::Device;
 use gaps::Facts;
@@ -54,7 +54,7 @@ pub(super) fn import(
     let parts = parts(values, root)?;
     let devices = devices(values, &parts);
     let device = choose(&devices, options.device)?;
-    let mut recording = Recording::new(name, "PyTorch memory snapshot");
+    let mut recording = Recording::new(name, Source::PYTORCH);
     recording.device = u32::try_from(device.ordinal).ok();
     settings(values, parts.settings, &mut recording);
 
