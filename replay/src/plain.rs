@@ -10,7 +10,7 @@ pub(crate) fn number_of(count: u64, noun: &str) -> String {
     format!("{count} {}", plural(count, noun))
 }
 
-/// The noun of so many things.
+/// The noun, in the singular for one thing.
 pub(crate) fn plural(count: u64, noun: &str) -> String {
     format!("{noun}{}", if count == 1 { "" } else { "s" })
 }

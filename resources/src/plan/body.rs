@@ -8,9 +8,7 @@ use millpond_planning::{Block, Fit, Options, Problem, ProgramPlan, bounds, fits,
 use rustc_hash::FxHashMap;
 
 use crate::plan::history::{Step, key};
-
-/// The number of allocations in a row by which a place of the body is known.
-pub(crate) const GRAM: usize = 6;
+use crate::plan::repetition::{GRAM, gram_of};
 
 /// No lane, or no slot.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -116,6 +114,19 @@ pub(crate) struct Body {
     pub(crate) origin: Option<FileOrigin>,
     /// The number of places.
     pub(crate) places: u32,
+    /// The slot whose block has a place; [`NONE`] if none has.
+    pub(crate) holders: Vec<u32>,
+    /// The bytes that each slot's block was asked for.
+    pub(crate) requested: Vec<u64>,
+    /// The position of the request after those that the body was learnt from.
+    pub(crate) next: u32,
+    /// Where the program came to this body from another one, and where it left, when it last did so.
+    pub(crate) entry: u32,
+    pub(crate) exit: u32,
+    /// Whether the program has come to it from another body.
+    pub(crate) is_revisited: bool,
+    /// Whether the program has followed it from its begin to its end.
+    pub(crate) is_followed: bool,
     predecessors: Vec<u32>,
     /// The hash of each [`GRAM`] allocations in a row and the position of the last one, sorted; none until
     /// they are needed.
@@ -146,7 +157,8 @@ impl Body {
             };
             slots.push(Slot::new(step.bytes, step.stream, lane));
         }
-        let mut body = Self { slots, lanes, ..Self::default() };
+        let next = ((steps.len() - start) % steps.len().max(1)) as u32;
+        let mut body = Self { slots, lanes, next, ..Self::default() };
         let lanes = (0..body.lanes.len() as u32).map(|lane| body.problem(lane, &steps));
         let lanes: Vec<_> = lanes.collect::<Option<_>>().ok_or(Unplanned::NoProblem)?;
         let least = lanes.iter().fold(0, |sum: u64, (_, lane)| sum.saturating_add(bounds(lane).bytes));
@@ -260,6 +272,8 @@ impl Body {
     /// Finds the slots that have each slot's addresses before it. Two neighbours touch each other like
     /// rectangles in a plane, so there are at most three times as many predecessors as slots.
     fn link(&mut self) {
+        self.holders = vec![NONE; self.places as usize];
+        self.requested = vec![0; self.slots.len()];
         let mut owners: Vec<BTreeMap<u64, (u64, u32)>> = vec![BTreeMap::new(); self.lanes.len()];
         // The first body only says what the second one follows.
         for is_second in [false, true] {
@@ -304,6 +318,58 @@ impl Body {
             self.grams.get(index).filter(|(found, _)| *found == gram).map(|(_, at)| *at)
         };
         next(from).or_else(|| next(0))
+    }
+
+    pub(crate) fn length(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
+    /// Whether the allocation at a position is of this size and stream.
+    pub(crate) fn has(&self, at: u32, bytes: u64, stream: StreamId) -> bool {
+        let slot = &self.slots[at as usize];
+        slot.bytes == bytes && slot.stream == stream
+    }
+
+    /// Has a lane for each of these streams, the first of which are its own.
+    pub(crate) fn pad_lanes(&mut self, streams: &[StreamId]) {
+        self.lanes.extend(streams[self.lanes.len()..].iter().map(|stream| LanePlan::new(*stream, 0)));
+    }
+
+    /// Numbers the lanes as in `streams`, which has all of their streams.
+    pub(crate) fn renumber_lanes(&mut self, streams: &[StreamId]) {
+        let mut lanes: Vec<LanePlan> = streams.iter().map(|stream| LanePlan::new(*stream, 0)).collect();
+        let mut numbers = Vec::with_capacity(self.lanes.len());
+        for lane in self.lanes.drain(..) {
+            let number = streams.iter().position(|stream| *stream == lane.stream);
+            debug_assert!(number.is_some(), "a stream has no lane");
+            numbers.push(number.map_or(NONE, |number| number as u32));
+            if let Some(number) = number {
+                lanes[number] = lane;
+            }
+        }
+        self.lanes = lanes;
+        for slot in self.slots.iter_mut().filter(|slot| slot.lane != NONE) {
+            slot.lane = numbers[slot.lane as usize];
+        }
+    }
+
+    /// Takes all blocks out of the slots of a lane. Returns the position of each slot that had one, and what
+    /// was asked for it if it is in use and not only kept for another stream.
+    pub(crate) fn evict(&mut self, lane: usize) -> Vec<(u32, Option<u64>)> {
+        let mut evicted = Vec::new();
+        for at in 0..self.length() {
+            let slot = &mut self.slots[at as usize];
+            if slot.is_live && slot.lane as usize == lane {
+                slot.is_live = false;
+                let holder = &mut self.holders[slot.place as usize];
+                let is_in_use = *holder == at;
+                if is_in_use {
+                    *holder = NONE;
+                }
+                evicted.push((at, is_in_use.then(|| self.requested[at as usize])));
+            }
+        }
+        evicted
     }
 
     /// Returns the bytes of all lanes.
@@ -384,10 +450,6 @@ impl Body {
     pub(crate) fn release(&mut self, index: u32) {
         self.slots[index as usize].is_live = false;
     }
-}
-
-fn gram_of(keys: [u64; GRAM]) -> u64 {
-    keys.into_iter().fold(0, |hash: u64, key| (hash.rotate_left(5) ^ key).wrapping_mul(0x9E37_79B9_7F4A_7C15))
 }
 
 /// Returns the position before which the fewest bytes of planned blocks are in use.

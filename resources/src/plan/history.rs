@@ -1,19 +1,17 @@
-//! The allocations that a program made lately, and the period with which they repeat.
+//! The allocations that a program made lately, and the part of them that repeats.
 
 use std::hash::Hasher;
 
 use millpond_core::{DevicePtr, StreamId};
 use rustc_hash::{FxHashMap, FxHasher};
 
+use crate::plan::repetition::Repetition;
+
 /// The end of a block that is still in use.
 const IN_USE: u32 = u32::MAX;
 
 /// The most allocations that are remembered. A program whose period is more than half of it gets no plan.
 pub(crate) const MOST_EVENTS: usize = 1 << 20;
-
-/// The number of periods that are looked at before the next search. Where more repeat by chance, the program
-/// is a loop of equal requests.
-const CANDIDATES: usize = 16;
 
 /// One allocation.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +60,7 @@ pub(crate) fn key(bytes: u64, stream: StreamId) -> u64 {
 #[derive(Debug, Default)]
 pub(crate) struct History {
     events: Vec<Event>,
+    repetition: Repetition,
     in_use: FxHashMap<DevicePtr, u32>,
     /// The bytes of the blocks in use, and their peak.
     bytes: u64,
@@ -83,6 +82,7 @@ impl History {
         self.bytes = self.bytes.saturating_add(bytes);
         self.peak_bytes = self.peak_bytes.max(self.bytes);
         self.events.push(Event { bytes, stream, end: IN_USE, is_foreign: false });
+        self.repetition.push(key(bytes, stream));
     }
 
     pub(crate) fn freed(&mut self, ptr: DevicePtr, stream: StreamId) {
@@ -102,53 +102,33 @@ impl History {
 
     /// Returns the shortest part that the newest allocations have repeated over at least `least` allocations
     /// and at least once, with the same lives; the last of it is the newest allocation.
-    pub(crate) fn body(&self, least: usize) -> Option<Vec<Step>> {
-        let keys: Vec<u64> = self.events.iter().rev().map(|event| key(event.bytes, event.stream)).collect();
-        let repeated = common_prefixes(&keys);
-        let long_enough = |period: &usize| repeated[*period] as usize >= least.max(*period);
-        (1..=keys.len() / 2).filter(long_enough).take(CANDIDATES).find_map(|period| self.body_of(period))
-    }
-
-    /// Returns the last allocations but `period`, so that most of their lives are known; `None` if the lives
-    /// of the newest ones differ, or too few blocks could be in a plan.
-    fn body_of(&self, period: usize) -> Option<Vec<Step>> {
-        let start = self.events.len() - 2 * period;
-        let (older, newer) = self.events[start..].split_at(period);
-        let mut alike = 0;
-        let mut steps = Vec::with_capacity(period);
-        for (index, (old, new)) in (start..).zip(older.iter().zip(newer)) {
-            let known = old.life(index);
-            alike += usize::from(match new.life(index + period) {
-                Some(life) => known == Some(life),
-                None => known.is_none_or(|life| life as usize > self.events.len() - 1 - (index + period)),
-            });
-            let life = known.filter(|life| *life as usize <= period);
-            let life = life.map(|life| if old.is_foreign { period as u32 } else { life });
-            steps.push(Step { bytes: old.bytes, stream: old.stream, life });
-        }
-        let total: u128 = steps.iter().map(|step| u128::from(step.bytes)).sum();
-        let planned = steps.iter().filter(|step| step.life.is_some());
-        let planned: u128 = planned.map(|step| u128::from(step.bytes)).sum();
-        (alike * 20 >= period * 19 && planned * 2 >= total).then_some(steps)
+    pub(crate) fn body(&mut self, least: usize) -> Option<Vec<Step>> {
+        let events = &self.events;
+        self.repetition.period(least, |period| body_of(events, period))
     }
 }
 
-/// Returns for each position how many values from it on equal those from the start on (the Z function;
-/// Gusfield, Algorithms on Strings, Trees and Sequences, 1997).
-fn common_prefixes(values: &[u64]) -> Vec<u32> {
-    let mut lengths = vec![0u32; values.len()];
-    let (mut left, mut right) = (0, 0);
-    for at in 1..values.len() {
-        let mut length = if at < right { (lengths[at - left] as usize).min(right - at) } else { 0 };
-        while at + length < values.len() && values[length] == values[at + length] {
-            length += 1;
-        }
-        if at + length > right {
-            (left, right) = (at, at + length);
-        }
-        lengths[at] = length as u32;
+/// Returns the last allocations but `period`, so that most of their lives are known; `None` if the lives
+/// of the newest ones differ, or too few blocks could be in a plan.
+fn body_of(events: &[Event], period: usize) -> Option<Vec<Step>> {
+    let start = events.len() - 2 * period;
+    let (older, newer) = events[start..].split_at(period);
+    let mut alike = 0;
+    let mut steps = Vec::with_capacity(period);
+    for (index, (old, new)) in (start..).zip(older.iter().zip(newer)) {
+        let known = old.life(index);
+        alike += usize::from(match new.life(index + period) {
+            Some(life) => known == Some(life),
+            None => known.is_none_or(|life| life as usize > events.len() - 1 - (index + period)),
+        });
+        let life = known.filter(|life| *life as usize <= period);
+        let life = life.map(|life| if old.is_foreign { period as u32 } else { life });
+        steps.push(Step { bytes: old.bytes, stream: old.stream, life });
     }
-    lengths
+    let total: u128 = steps.iter().map(|step| u128::from(step.bytes)).sum();
+    let planned = steps.iter().filter(|step| step.life.is_some());
+    let planned: u128 = planned.map(|step| u128::from(step.bytes)).sum();
+    (alike * 20 >= period * 19 && planned * 2 >= total).then_some(steps)
 }
 
 #[cfg(test)]
@@ -169,43 +149,38 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_are_as_long_as_they_are() {
-        assert_eq!(common_prefixes(&[1, 2, 1, 2, 1, 3, 1]), [0, 0, 3, 0, 1, 0, 1]);
-        assert_eq!(common_prefixes(&[7, 7, 7, 7]), [0, 3, 2, 1]);
-    }
-
-    #[test]
     fn a_body_is_found_after_a_prefix_and_one_repetition() {
-        let body = [256, 512, 256, 1024];
+        let body = [256, 512, 256, 1024, 256, 768];
         let mut sizes = vec![4096, 512, 8192];
-        assert!(history(&sizes, 2).body(4).is_none());
+        assert!(history(&sizes, 2).body(6).is_none());
         sizes.extend(body);
-        assert!(history(&sizes, 2).body(4).is_none());
+        assert!(history(&sizes, 2).body(6).is_none());
         sizes.extend(body);
-        let found = history(&sizes, 2).body(4).unwrap();
+        let found = history(&sizes, 2).body(6).unwrap();
         assert_eq!(found.iter().map(|step| step.bytes).collect::<Vec<_>>(), body);
         assert!(found.iter().all(|step| step.life == Some(2)), "{found:?}");
-        assert!(history(&sizes, 2).body(5).is_none(), "it repeated over 4 allocations, not 5");
+        assert!(history(&sizes, 2).body(7).is_none(), "it repeated over 6 allocations, not 7");
     }
 
     #[test]
     fn blocks_that_live_for_a_body_are_not_planned_and_those_that_die_on_another_stream_for_all_of_it() {
-        let sizes = [256, 512].repeat(2);
-        assert!(history(&sizes, 3).body(2).is_none(), "each lives longer than the body");
         let sizes = [256, 512].repeat(4);
+        assert!(history(&sizes, 3).body(2).is_none(), "each lives longer than the body");
+        let sizes = [256, 512].repeat(5);
         let mut one = history(&sizes, 1);
-        one.events[4].is_foreign = true;
+        one.events[6].is_foreign = true;
         let found = one.body(2).unwrap();
         assert_eq!((found[0].life, found[1].life), (Some(2), Some(1)));
     }
 
     #[test]
     fn equal_sizes_with_other_lives_are_no_repetition() {
-        let mut other = history(&[256, 512, 768, 1024].repeat(2), 2);
-        assert!(other.body(4).is_some());
+        let sizes = [256, 512, 768, 1024, 1280, 1536].repeat(2);
+        assert!(history(&sizes, 2).body(6).is_some());
+        let mut other = history(&sizes, 2);
         for index in 0..2 {
             other.events[index].end += 1;
         }
-        assert!(other.body(4).is_none());
+        assert!(other.body(6).is_none());
     }
 }

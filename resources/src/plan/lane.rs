@@ -13,6 +13,8 @@ const MOST_ASKED: usize = 64;
 #[derive(Debug, Default)]
 pub(crate) struct Lane {
     pub(crate) base: Option<DevicePtr>,
+    /// The bytes that were taken; 0 without memory.
+    pub(crate) bytes: u64,
     /// The stream that it was taken on.
     pub(crate) stream: Option<StreamRef>,
     /// Whether a request is taking the lane's memory from upstream.
@@ -41,8 +43,12 @@ pub(crate) struct Foreign {
 /// Bytes of a lane.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Bytes {
+    /// Those of the slot at this position of the body in use.
     Slot(u32),
-    Guest { offset: u64, bytes: u64 },
+    Guest {
+        offset: u64,
+        bytes: u64,
+    },
 }
 
 /// The blocks of a lane that lie beside the plan. A slot is then free only if none of them has its bytes.
@@ -55,6 +61,11 @@ pub(crate) struct Guests {
 }
 
 impl Lane {
+    /// Gives the lane memory that was taken on a stream.
+    pub(crate) fn put(&mut self, base: DevicePtr, bytes: u64, stream: StreamRef) {
+        (self.base, self.bytes, self.stream) = (Some(base), bytes, Some(stream));
+    }
+
     /// Whether none of its blocks is in use.
     pub(crate) fn is_idle(&self) -> bool {
         self.claims == self.frees
@@ -126,15 +137,16 @@ impl Lane {
             .collect()
     }
 
-    /// Takes the memory out of the lane.
-    pub(crate) fn take_base(&mut self, marks: &mut Marks) -> Option<DevicePtr> {
+    /// Takes the memory out of the lane. Returns its start and its bytes.
+    pub(crate) fn take_base(&mut self, marks: &mut Marks) -> Option<(DevicePtr, u64)> {
         let base = self.base.take()?;
+        let bytes = std::mem::take(&mut self.bytes);
         self.guests = None;
         // What is taken next may have work of its stream.
         self.done_claims = None;
         let foreign = self.foreign.drain(..).map(|foreign| foreign.mark);
         let own = self.own.take().map(|(_, mark)| mark);
         foreign.chain(own).for_each(|mark| marks.forget(mark));
-        Some(base)
+        Some((base, bytes))
     }
 }

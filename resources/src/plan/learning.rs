@@ -42,13 +42,9 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     /// Notes an allocation that upstream served, and searches for what repeats when it is time.
     pub(crate) fn watch(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         let found = self.locked(|state| {
+            state.watch(ptr, bytes, stream);
             self.take_up_finished(state);
-            if !state.is_learning() {
-                return None;
-            }
-            state.history.allocated(ptr, bytes, stream.id());
-            let is_time = state.history.len() >= state.search_at.min(MOST_EVENTS);
-            if is_time { self.search(state) } else { None }
+            if state.is_learning() { self.search(state) } else { None }
         });
         if let Some((steps, peak_bytes)) = found.flatten() {
             self.plan(steps, peak_bytes);
@@ -60,12 +56,34 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         let Some(running) = &state.running else { return };
         let log = running.body.log();
         tracing::info!(target: "millpond::plan", stack = %self, why, log, "dropped a plan");
-        state.least_span *= if log.is_some() { 1 } else { 2 };
+        let is_learnt = log.is_none();
         state.retire();
         state.counts.dropped += 1;
-        state.strikes += 1;
-        state.learn_anew();
+        state.strikes += u32::from(!is_learnt);
+        state.history.clear();
+        self.note_wasted(state, is_learnt);
+    }
+
+    /// Sets aside a plan that the program does not follow any more, and drops one from a file. The program is
+    /// watched from now on.
+    pub(crate) fn leave_plan(&self, state: &mut State) {
+        let Some(running) = state.running.as_mut().filter(|running| !running.is_aside()) else { return };
+        if !running.may_grow() {
+            return self.drop_plan(state, "the program does not follow it");
+        }
+        let is_wasted = !running.set_aside();
+        state.counts.left += 1;
+        state.history.clear();
+        tracing::info!(target: "millpond::plan", stack = %self, "the program has left the plan");
+        self.note_wasted(state, is_wasted);
+    }
+
+    /// Counts a plan that was of no use.
+    fn note_wasted(&self, state: &mut State, is_wasted: bool) {
+        state.strikes += u32::from(is_wasted);
+        state.least_span <<= u32::from(is_wasted);
         if state.strikes >= MOST_DROPPED {
+            state.retire();
             self.give_up(state, "too many plans were dropped");
             self.note_end(state);
         }
@@ -88,15 +106,15 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
 
     /// Searches the history for what repeats. Returns it, with the peak of the bytes that were in use.
     fn search(&self, state: &mut State) -> Option<(Vec<Step>, u64)> {
-        let length = state.history.len();
-        state.search_at = length + length / 4;
-        if let Some(steps) = state.history.body(state.least_span) {
+        let least = state.running.as_ref().map_or(0, Running::least_span).max(state.least_span);
+        if let Some(steps) = state.history.body(least) {
             let peak_bytes = state.history.peak_bytes();
-            state.is_planning = true;
+            (state.is_planning, state.since_found) = (true, 0);
             state.history.clear();
             return Some((steps, peak_bytes));
         }
-        if length >= MOST_EVENTS {
+        if state.history.len() >= MOST_EVENTS {
+            state.retire();
             self.give_up(state, "no part repeats");
             self.note_end(state);
         }
@@ -126,7 +144,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             Err(error) => {
                 // The next search tries it again: this says nothing about the program.
                 state.is_planning = false;
-                state.learn_anew();
+                state.history.clear();
                 tracing::warn!(target: "millpond::plan", stack = %self, %error, "no thread to plan in");
             }
         });
@@ -145,14 +163,24 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     }
 
     fn take_up(&self, state: &mut State, planned: Planned) {
-        let body = match planned.body {
+        let mut body = match planned.body {
             Ok(body) => body,
             Err(why) => return self.note_unplanned(state, &format!("{why:?}")),
         };
         let (allocations, bytes, duration) = (body.slots.len(), body.bytes(), planned.duration);
         state.is_planning = false;
         state.counts.plans += 1;
-        state.running = Some(Running::new(state.counts.plans, body, planned.limit));
+        match &mut state.running {
+            Some(running) => {
+                let is_wasted = running.add(body, planned.limit);
+                self.note_wasted(state, is_wasted);
+            }
+            None => {
+                let next = u64::from(body.next) + state.since_found;
+                body.next = (next % u64::from(body.length())) as u32;
+                state.running = Some(Running::new(state.counts.plans, body, planned.limit));
+            }
+        }
         tracing::info!(target: "millpond::plan", stack = %self, allocations, bytes, ?duration, "made a plan");
     }
 
@@ -160,7 +188,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     fn note_unplanned(&self, state: &mut State, why: &str) {
         state.is_planning = false;
         state.least_span *= UNPLANNED_FACTOR;
-        state.learn_anew();
+        state.history.clear();
         tracing::info!(target: "millpond::plan", stack = %self, why, "made no plan");
     }
 }

@@ -1,10 +1,13 @@
 //! A layer that learns the part of a program that repeats, and places its blocks as a plan says.
 //!
-//! `history` finds what repeats; `body` has a slot for each of its allocations, and checks that slots are
-//! free; `running` follows the program through the body. `docs/plan.md` says when the layer is worth it.
+//! `history` watches the program, and `repetition` finds what repeats; `body` has a slot for each of its
+//! allocations, and checks that slots are free; `running` follows the program through one or more bodies.
+//! `docs/plan.md` says when the layer is worth it.
 
 #[cfg(test)]
 mod background_tests;
+#[cfg(test)]
+mod bodies_tests;
 mod body;
 mod file;
 #[cfg(test)]
@@ -20,6 +23,7 @@ mod options;
 mod order_tests;
 #[cfg(test)]
 mod recovery_tests;
+mod repetition;
 mod returning;
 mod running;
 mod serving;
@@ -56,9 +60,11 @@ use crate::process::Origin;
 /// lives of their blocks with them, the layer plans the part that repeats ([`millpond_planning`]), takes the
 /// memory for it from upstream, once for each stream, and serves each request from its slot of the plan. A
 /// slot is handed out only if no block has any of its bytes, whatever the program does. A request that
-/// differs goes upstream, and the layer finds its place again. If more than a quarter of the requests miss in
-/// two bodies in a row, the plan is dropped, and the layer learns anew. It gives up if that happens often, or
-/// if nothing repeats. A thread of its own makes the plans, and upstream serves meanwhile.
+/// differs goes upstream, and the layer finds its place again. While the program does something else, the
+/// layer learns that, too, and serves up to eight such bodies from the same memory, in any order. If more than
+/// a quarter of the requests miss in two bodies in a row, the plan is set aside and its memory goes back. The
+/// layer gives up if its plans are often of no use, or if nothing repeats. A thread of its own makes the
+/// plans, and upstream serves meanwhile.
 ///
 /// Slots never change their stream. A block that is freed on another stream than its own keeps its slot until
 /// an event that is recorded there has passed. The layer waits for the device only before memory is out, in

@@ -66,23 +66,34 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         let at = running.locate(bytes, stream.id());
         let lane = at.and_then(|at| running.lane_of(at)).filter(|_| running.is_begun());
         if let Some((slot, lane)) = at.zip(lane)
-            && running.lanes[lane].base.is_none()
-            && !running.lanes[lane].is_awaited
+            && running.is_short(lane)
+            && let Some(taking) = self.taking(state, slot, lane, stream)
         {
-            let missing = running.body.bytes() - running.bytes().0;
-            running.set_limit(missing, || self.upstream.statistics());
-            if self.would_exceed(running.limit_bytes, missing) {
-                // The next body tries again.
-                running.postpone();
-            } else {
-                running.lanes[lane].is_awaited = true;
-                let (plan, bytes) = (running.number, running.body.lanes[lane].bytes);
-                // What a pool of regions will hold beside a plan from a file is not known yet.
-                let limit_bytes = running.limit_bytes.filter(|_| running.body.log().is_none());
-                return Answer::Take(Taking { plan, lane, slot, bytes, limit_bytes });
-            }
+            return Answer::Take(taking);
         }
         self.serve(state, at, request, true)
+    }
+
+    /// Says what a lane without enough memory is taken with; `None` if upstream has no room for the plan.
+    #[cold]
+    fn taking(&self, state: &mut State, slot: u32, lane: usize, stream: StreamRef) -> Option<Taking> {
+        let running = state.running.as_mut()?;
+        running.set_limit(running.missing(false), || self.upstream.statistics());
+        let fits = |with_others| !self.would_exceed(running.limit_bytes, running.missing(with_others));
+        let Some(with_others) = [true, false].into_iter().find(|with_others| fits(*with_others)) else {
+            // The next body tries again.
+            running.postpone();
+            return None;
+        };
+        let (plan, bytes) = (running.number, running.lane_bytes(lane, with_others));
+        // What a pool of regions will hold beside a plan from a file is not known yet.
+        let limit_bytes = running.limit_bytes.filter(|_| running.body.log().is_none());
+        if running.lanes[lane].base.is_some() {
+            // It goes back before the larger one is taken.
+            state.release(lane, stream)?;
+        }
+        state.running.as_mut()?.lanes[lane].is_awaited = true;
+        Some(Taking { plan, lane, slot, bytes, limit_bytes })
     }
 
     /// Takes a lane from upstream, and serves the request from it; `None` if upstream serves the request.
@@ -97,7 +108,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             let awaited = &mut running.lanes[taking.lane];
             awaited.is_awaited = false;
             match taken {
-                Some(Ok(base)) => (awaited.base, awaited.stream) = (Some(base), Some(request.stream)),
+                Some(Ok(base)) => awaited.put(base, taking.bytes, request.stream),
                 // The next body tries again.
                 None => running.postpone(),
                 Some(Err(_)) => {
@@ -161,7 +172,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         match verdict {
             Verdict::Good => {}
             Verdict::Proven => state.forgive(self.options.repeat as usize),
-            Verdict::Dropped => self.drop_plan(state, "the program does not follow it"),
+            Verdict::Left => self.leave_plan(state),
         }
         state.counts.missed += 1;
         let beside = self.serve_beside(state, at, request);
@@ -202,12 +213,14 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         }
         let Some(lane) = running.lane_for(stream.id()) else {
             if self.would_exceed(running.limit_bytes, bytes) && running.is_crowding(bytes) {
-                self.drop_plan(state, "other streams need its memory");
+                self.leave_plan(state);
             }
             return None;
         };
         let is_exceeded = self.would_exceed(running.limit_bytes, bytes);
-        if state.release(lane, stream).is_some() || !is_exceeded {
+        // Nothing new keeps a lane from going back that only waits for other streams.
+        let may_serve = is_exceeded && !(running.is_lost() && running.lanes[lane].is_idle());
+        if state.release(lane, stream).is_some() || !may_serve {
             return None;
         }
         let ptr = state.running.as_mut()?.claim_gap(lane, at, layout.bytes(), bytes)?;
@@ -219,7 +232,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     /// request from another lane of that stream, if upstream would have to grow for it.
     fn serve_dropped(&self, state: &mut State, request: &Request) -> Option<DevicePtr> {
         let Request { layout, bytes, stream } = *request;
-        if state.draining.is_empty() {
+        if !state.is_draining() {
             return None;
         }
         state.release_all(stream, false, u64::MAX);
@@ -268,7 +281,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         if state.is_learning() && freed.is_none_or(|freed| freed.is_ok()) {
             state.history.freed(ptr, stream.id());
         }
-        if freed.is_some() && !state.draining.is_empty() && !self.driver().health().is_lost() {
+        if freed.is_some() && state.is_draining() && !self.driver().health().is_lost() {
             state.release_all(stream, false, u64::MAX);
             self.note_end(state);
         }

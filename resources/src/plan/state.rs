@@ -22,7 +22,9 @@ pub struct PlanStatistics {
     pub served_beside: u64,
     /// The plans that were made.
     pub plans: u64,
-    /// The plans that were dropped, because the program did not follow them or memory was short.
+    /// How often a plan was set aside, because the program did not follow it.
+    pub left: u64,
+    /// The plans that were dropped: the program did not follow one from a file, or memory was short.
     pub dropped: u64,
     /// The allocations of the present plan's body; 0 without a plan.
     pub body_allocations: u64,
@@ -41,18 +43,20 @@ const CALLS_BETWEEN_QUERIES: u32 = 16;
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) history: History,
+    /// How often the program had come back to the plan when the history began.
+    watched_since: u64,
     pub(crate) running: Option<Running>,
     /// Dropped plans that still have memory.
     pub(crate) draining: Vec<Running>,
     pub(crate) marks: Marks,
     /// Whether a thread plans what the history had.
     pub(crate) is_planning: bool,
+    /// The requests since it was found what repeats.
+    pub(crate) since_found: u64,
     /// That thread, if it does nothing else.
     pub(crate) planner: Option<JoinHandle<Planned>>,
     /// The allocations over which a part has to repeat.
     pub(crate) least_span: usize,
-    /// The length of the history at which it is searched next.
-    pub(crate) search_at: usize,
     /// The plans that were dropped since one was worth its cost.
     pub(crate) strikes: u32,
     pub(crate) has_given_up: bool,
@@ -71,9 +75,10 @@ impl State {
             draining: Vec::new(),
             marks: Marks::default(),
             is_planning: false,
+            since_found: 0,
+            watched_since: 0,
             planner: None,
             least_span,
-            search_at: 2 * least_span,
             strikes: 0,
             has_given_up: false,
             counts: PlanStatistics::default(),
@@ -82,14 +87,26 @@ impl State {
         }
     }
 
-    /// Whether the program is watched, and no plan serves it.
+    /// Whether the program is watched: no plan serves it, or it is elsewhere than in the plan.
     pub(crate) fn is_learning(&self) -> bool {
-        self.running.is_none() && !self.has_given_up && !self.is_planning
+        let is_elsewhere =
+            self.running.as_ref().is_none_or(|running| running.is_lost() && running.may_grow());
+        is_elsewhere && !self.has_given_up && !self.is_planning
     }
 
-    pub(crate) fn learn_anew(&mut self) {
-        self.history.clear();
-        self.search_at = 2 * self.least_span;
+    /// Watches a request that the plan did not serve.
+    pub(crate) fn watch(&mut self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
+        self.since_found += u64::from(self.is_planning);
+        if !self.is_learning() {
+            return;
+        }
+        let times_found = self.running.as_ref().map_or(0, |running| running.times_found);
+        if times_found != self.watched_since {
+            // What was watched ended where the plan served the program.
+            self.history.clear();
+            self.watched_since = times_found;
+        }
+        self.history.allocated(ptr, bytes, stream.id());
     }
 
     /// Forgets dropped plans, since the plan in use was worth its cost.
@@ -101,9 +118,7 @@ impl State {
     /// Counts a request that a gap served, and watches its block.
     pub(crate) fn note_beside(&mut self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         self.counts.served_beside += 1;
-        if self.is_learning() {
-            self.history.allocated(ptr, bytes, stream.id());
-        }
+        self.watch(ptr, bytes, stream);
     }
 
     /// Whether lanes without blocks, or bytes of others, may become free by a wait.
@@ -117,9 +132,7 @@ impl State {
         let mut lanes = Vec::new();
         for mut plan in running.take().into_iter().chain(draining.drain(..)) {
             plan.end_waits(marks, |_| true);
-            for (lane, of_plan) in plan.lanes.iter_mut().zip(&plan.body.lanes) {
-                lanes.extend(lane.take_base(marks).map(|base| (base, of_plan.bytes)));
-            }
+            lanes.extend(plan.lanes.iter_mut().filter_map(|lane| lane.take_base(marks)));
         }
         (lanes, marks.take_spare())
     }
@@ -141,9 +154,15 @@ impl State {
         bytes.fold((0, 0), |(all, idle), plan| (all + plan.0, idle + plan.1))
     }
 
-    /// Whether this call should ask the driver which memory of dropped plans may go back.
+    /// Whether memory of plans that do not serve the program has yet to go back.
+    pub(crate) fn is_draining(&self) -> bool {
+        !self.draining.is_empty() || self.running.as_ref().is_some_and(Running::is_draining)
+    }
+
+    /// Whether this call should ask the driver which of that memory may go back.
+    #[inline]
     pub(crate) fn is_query_due(&mut self) -> bool {
-        if self.draining.is_empty() {
+        if !self.is_draining() {
             return false;
         }
         let is_due = self.calls_to_query == 0;
@@ -159,15 +178,16 @@ impl State {
         Some(bytes)
     }
 
-    /// Does the same with lanes of dropped plans, and with all lanes of the plan in use if `with_running`,
-    /// until `most` bytes are released. Returns their bytes.
+    /// Does the same with lanes of dropped plans, with those that the plan in use has no need of, and with all
+    /// of its lanes if `with_running`, until `most` bytes are released. Returns their bytes.
     pub(crate) fn release_all(&mut self, stream: StreamRef, with_running: bool, most: u64) -> u64 {
         let Self { running, draining, marks, leaving, .. } = self;
-        let running = running.iter_mut().filter(|_| with_running);
+        let of_draining = draining.iter_mut().map(|plan| (true, plan));
         let mut released = 0;
-        for plan in draining.iter_mut().chain(running) {
+        for (all, plan) in of_draining.chain(running.iter_mut().map(|plan| (with_running, plan))) {
             for lane in 0..plan.lanes.len() {
                 if released < most
+                    && (all || plan.is_unneeded(lane))
                     && let Some((base, bytes)) = plan.take_idle(lane, stream.id(), marks)
                 {
                     released += bytes;
@@ -188,11 +208,11 @@ impl State {
         questions
     }
 
-    /// The questions about the work that lanes without blocks wait for: those of dropped plans, and with
-    /// `with_running` also those of the plan in use.
+    /// The questions about the work that lanes without blocks wait for: those of plans that were dropped or
+    /// set aside, and with `with_running` also those of the plan in use.
     pub(crate) fn ask_idle(&mut self, with_running: bool) -> Vec<Question> {
         let mut questions = Vec::new();
-        let running = self.running.iter_mut().filter(|_| with_running);
+        let running = self.running.iter_mut().filter(|plan| with_running || plan.is_draining());
         for plan in self.draining.iter_mut().chain(running) {
             plan.ask_idle(&mut self.marks, &mut questions);
         }

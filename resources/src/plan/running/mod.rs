@@ -1,50 +1,24 @@
-//! A plan in use: where in the body the program is, and the memory of each stream.
+//! A plan in use: where in its bodies the program is, and the memory of each stream.
+
+mod bodies;
+mod judge;
+mod locate;
 
 use millpond_core::misuse::MisuseKind;
 use millpond_core::{DevicePtr, ResourceStatistics, StreamId, StreamRef};
-use rustc_hash::FxHashMap;
 
-use crate::plan::body::{Body, GRAM, LanePlan, NONE};
-use crate::plan::gaps::Gaps;
-use crate::plan::history::key;
-use crate::plan::lane::{Bytes, Guests, Lane};
+use crate::plan::body::{Body, NONE};
+use crate::plan::lane::{Bytes, Lane};
 use crate::plan::marks::{Mark, Marks, Question};
+use crate::plan::repetition::GRAM;
 
-/// How far ahead of its place a request is looked for after the program left something out.
-const WINDOW: u32 = 8;
-
-/// A plan ends when it keeps more than this part of its bytes from other streams.
-const CROWDED_SHARE: u64 = 16;
+pub(crate) use crate::plan::running::judge::Verdict;
 
 /// Slots catch up once in this part of a body at most, as that looks at all of them.
 const CATCH_UP_SHARE: u32 = 4;
 
-/// The fewest requests over which a plan is judged.
-const LEAST_WINDOW: u32 = 64;
-
-/// The most requests over which a plan from a file is judged before it begins: its body may be a whole log.
-const AWAITED_WINDOW: u32 = 1024;
-
-/// The requests in a row after which a plan from a file begins although those before did not fit. Fewer may
-/// fit by chance, and its memory is much.
-const LATE_FITS: u32 = 64;
-
 /// A plan from a file has this part of its bytes above them, for what the program does beside it.
 const SPARE_SHARE: u64 = 16;
-
-/// What became of a plan at the end of a window of requests.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Verdict {
-    Good,
-    /// The last [`PROVEN`] windows were good: the plan has saved more than planning cost.
-    Proven,
-    /// The program does not follow the plan.
-    Dropped,
-}
-
-/// The good windows in a row after which a plan has saved more than planning cost: that takes about 8 µs an
-/// allocation, and a served allocation and its free take 70 to 130 ns less than the pool's (docs/plan.md).
-const PROVEN: u32 = 128;
 
 /// A mistake that tests must find.
 #[cfg(test)]
@@ -58,6 +32,23 @@ pub(crate) enum Mistake {
     OverGuests,
     /// A lane without blocks goes back on any stream, whatever work it has.
     LeavesEarly,
+    /// The slots of one body do not know of the blocks in those of another.
+    ForgetsGuests,
+}
+
+/// How the program follows a plan.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    /// No body has begun since the plan was made.
+    Made,
+    /// Slots are handed out.
+    Begun,
+    /// The plan's memory did not fit when the last body began.
+    Postponed,
+    /// Some requests in a row had no place in the plan, and not as many in a row have had one since.
+    Elsewhere,
+    /// The program came back in the middle of a body. The next one begins.
+    Found,
 }
 
 /// A plan in use.
@@ -65,20 +56,18 @@ pub(crate) enum Mistake {
 pub(crate) struct Running {
     /// The number of the plan.
     pub(crate) number: u64,
+    /// The body in which the program is.
     pub(crate) body: Body,
+    /// The other bodies; those that were left last come first.
+    others: Vec<Body>,
     pub(crate) lanes: Vec<Lane>,
     /// The most bytes that upstream held before the plan, if it counts them.
     pub(crate) limit_bytes: Option<u64>,
-    /// The slot whose block has a place; [`NONE`] if none has.
-    holders: Vec<u32>,
-    /// The bytes that each slot's block was asked for.
-    requested: Vec<u64>,
     /// The position of the next expected request, once it is known.
     cursor: Option<u32>,
-    /// Whether a body has begun since the plan was made, or since it was postponed.
-    is_begun: bool,
-    /// Whether the plan's memory did not fit when the last body began.
-    is_postponed: bool,
+    stage: Stage,
+    /// Whether the program has left the plan: it holds no memory without blocks until a body begins.
+    is_aside: bool,
     /// The requests in a row that must fit before a plan from a file begins; 0 once it has.
     awaited_fits: u32,
     /// The keys of the last requests, up to the last one that did not fit.
@@ -87,6 +76,10 @@ pub(crate) struct Running {
     fits: u32,
     /// The requests in a row that did not fit.
     slips: u32,
+    /// The position that was expected at the first of them.
+    left_at: Option<u32>,
+    /// How often it came back from elsewhere.
+    pub(crate) times_found: u64,
     /// The requests of the present window, and those of them that found no slot.
     window: (u32, u32),
     /// The bytes of these.
@@ -108,16 +101,17 @@ impl Running {
         Self {
             number,
             limit_bytes,
+            others: Vec::new(),
             lanes: body.lanes.iter().map(|_| Lane::default()).collect(),
-            holders: vec![NONE; body.places as usize],
-            requested: vec![0; body.slots.len()],
-            cursor: body.origin.as_ref().map(|_| 0),
-            is_begun: false,
-            is_postponed: false,
+            cursor: Some(body.next),
+            stage: Stage::Made,
+            is_aside: false,
             awaited_fits: body.origin.as_ref().map_or(0, |origin| (origin.lead + 1).min(GRAM as u32)),
             recent: [0; GRAM],
             fits: 0,
             slips: 0,
+            left_at: None,
+            times_found: 0,
             window: (0, 0),
             window_bytes: (0, 0),
             bad: 0,
@@ -130,106 +124,6 @@ impl Running {
         }
     }
 
-    fn length(&self) -> u32 {
-        self.body.slots.len() as u32
-    }
-
-    fn has(&self, at: u32, bytes: u64, stream: StreamId) -> bool {
-        let slot = &self.body.slots[at as usize];
-        slot.bytes == bytes && slot.stream == stream
-    }
-
-    /// Moves to the position after `at`.
-    fn advance(&mut self, at: u32) -> u32 {
-        let is_begin = if self.awaited_fits > 0 { self.fits >= self.awaited_fits } else { at == 0 };
-        if is_begin {
-            self.awaited_fits = 0;
-            self.is_begun = true;
-            self.is_postponed = false;
-            self.forget_gaps();
-        }
-        self.cursor = Some((at + 1) % self.length());
-        at
-    }
-
-    /// Returns the slot for a request, which the program may have reached in another order; `None` for a
-    /// request that the plan does not know.
-    pub(crate) fn locate(&mut self, bytes: u64, stream: StreamId) -> Option<u32> {
-        if let Some(at) = self.cursor
-            && self.has(at, bytes, stream)
-        {
-            self.slips = 0;
-            self.fits = self.fits.saturating_add(1);
-            return Some(self.advance(at));
-        }
-        self.locate_anew(bytes, stream)
-    }
-
-    /// Adds a request that does not fit to the recent ones, after those before it that did.
-    fn note_misfit(&mut self, misfit: u64) {
-        if self.awaited_fits > 0 {
-            self.awaited_fits = LATE_FITS;
-        }
-        let (cursor, length) = (self.cursor.unwrap_or(0) as usize, self.body.slots.len());
-        let fitted = (self.fits as usize).min(GRAM);
-        for back in (1..=fitted).rev() {
-            let slot = &self.body.slots[(cursor + GRAM * length - back) % length];
-            self.recent.rotate_left(1);
-            self.recent[GRAM - 1] = key(slot.bytes, slot.stream);
-        }
-        self.fits = 0;
-        self.recent.rotate_left(1);
-        self.recent[GRAM - 1] = misfit;
-    }
-
-    /// Moves to a position further on. The slots in between pass their bytes on where they can.
-    fn skip_to(&mut self, found: u32) -> u32 {
-        self.slips = 0;
-        let length = self.length();
-        if let Some(cursor) = self.cursor {
-            let left_out = (found + length - cursor) % length;
-            // A position that is rather behind than ahead leaves nothing out.
-            if self.is_begun && left_out <= length / 2 {
-                (0..left_out).for_each(|step| self.body.pass_over((cursor + step) % length));
-            }
-        }
-        self.advance(found)
-    }
-
-    #[cold]
-    fn locate_anew(&mut self, bytes: u64, stream: StreamId) -> Option<u32> {
-        if let Some(at) = self.cursor
-            && self.body.name_stream(at, bytes, stream)
-        {
-            return self.locate(bytes, stream);
-        }
-        self.slips = self.slips.saturating_add(1);
-        self.note_misfit(key(bytes, stream));
-        // Other requests may have the same hash.
-        let found = self.body.find(self.recent, self.cursor.unwrap_or(0));
-        if let Some(found) = found.filter(|found| self.has(*found, bytes, stream)) {
-            return Some(self.skip_to(found));
-        }
-        if let Some(at) = self.cursor {
-            let slot = &self.body.slots[at as usize];
-            // A smaller request in the place of the expected one, after one that fitted. The first one of
-            // another program would keep the lane for as long as its block lives.
-            let may_differ = self.slips == 1 && at != 0;
-            if may_differ && slot.stream == stream && bytes < slot.bytes && bytes >= slot.bytes / 2 {
-                return Some(self.advance(at));
-            }
-            // After some that were left out.
-            if self.slips < 2 {
-                return None;
-            }
-            let length = u64::from(self.length());
-            let mut ahead = (1..=WINDOW).map(|step| ((u64::from(at) + u64::from(step)) % length) as u32);
-            let is_it = |at: &u32| self.has(*at, bytes, stream) || self.body.name_stream(*at, bytes, stream);
-            return ahead.find(is_it).map(|found| self.skip_to(found));
-        }
-        None
-    }
-
     /// Returns the lane of a slot; `None` if the plan leaves the allocation to upstream.
     pub(crate) fn lane_of(&self, slot: u32) -> Option<usize> {
         let lane = self.body.slots[slot as usize].lane;
@@ -238,19 +132,15 @@ impl Running {
 
     /// Whether slots are handed out: a body has begun since the plan was made.
     pub(crate) fn is_begun(&self) -> bool {
-        self.is_begun
-    }
-
-    /// Whether the last requests have no place in the plan: the program may be in another part.
-    pub(crate) fn is_lost(&self) -> bool {
-        self.slips as usize >= GRAM
+        self.stage == Stage::Begun
     }
 
     /// Hands out no slot until the next body begins. A plan from a file goes on with its other lanes: its
     /// body may be all that the program does.
     pub(crate) fn postpone(&mut self) {
-        self.is_postponed = self.body.origin.is_none();
-        self.is_begun &= !self.is_postponed;
+        if self.may_grow() {
+            self.stage = Stage::Postponed;
+        }
     }
 
     /// Sets the limit of a plan from a file when its first lane is taken, where `missing` bytes are not taken
@@ -265,19 +155,21 @@ impl Running {
 
     /// Whether a request that has a slot and is not served from it counts against the plan.
     pub(crate) fn is_due(&self) -> bool {
-        self.is_begun || self.is_postponed
+        matches!(self.stage, Stage::Begun | Stage::Postponed)
     }
 
     /// Hands out a slot, unless a block has some of its bytes, or its lane has no memory.
     pub(crate) fn claim(&mut self, at: u32, bytes: u64) -> Option<DevicePtr> {
         let slot = self.body.slots[at as usize];
         let lane = &mut self.lanes[slot.lane as usize];
-        let base = lane.base.filter(|_| bytes <= slot.bytes)?;
+        // The lane may be that of another body, and smaller.
+        let has_room = bytes <= slot.bytes && slot.offset + slot.bytes <= lane.bytes;
+        let base = lane.base.filter(|_| has_room)?;
         let is_taken = lane.guests.as_ref().is_some_and(|it| !it.gaps.has(slot.offset, slot.bytes));
         #[cfg(test)]
         let is_taken = is_taken && self.mistake != Some(Mistake::OverGuests);
         let mut is_free = !is_taken && self.body.claim(at);
-        if !is_free && !is_taken && self.since_catching_up > self.body.slots.len() as u32 / CATCH_UP_SHARE {
+        if !is_free && !is_taken && self.since_catching_up > self.body.length() / CATCH_UP_SHARE {
             self.since_catching_up = 0;
             self.body.catch_up(at);
             is_free = self.body.claim(at);
@@ -291,8 +183,8 @@ impl Running {
             guests.gaps.take_at(slot.offset, slot.bytes);
         }
         lane.claims += 1;
-        self.holders[slot.place as usize] = at;
-        self.requested[at as usize] = bytes;
+        self.body.holders[slot.place as usize] = at;
+        self.body.requested[at as usize] = bytes;
         Some(base.offset(slot.offset))
     }
 
@@ -320,10 +212,7 @@ impl Running {
         rounded: u64,
     ) -> Option<DevicePtr> {
         let base = self.lanes[lane].base?;
-        if self.lanes[lane].guests.is_none() {
-            let gaps = self.gaps(lane);
-            self.lanes[lane].guests = Some(Guests { gaps, blocks: FxHashMap::default() });
-        }
+        self.open_gaps(lane);
         let slot = at.map(|at| self.body.slots[at as usize]).filter(|slot| slot.lane as usize == lane);
         let lane = &mut self.lanes[lane];
         let guests = lane.guests.as_mut()?;
@@ -332,14 +221,6 @@ impl Running {
         guests.blocks.insert(offset, (bytes, rounded));
         lane.claims += 1;
         Some(base.offset(offset))
-    }
-
-    /// What no slot of the lane uses.
-    fn gaps(&self, lane: usize) -> Gaps {
-        let live = self.body.slots.iter().filter(|slot| slot.lane as usize == lane && slot.is_live());
-        let mut used: Vec<_> = live.map(|slot| (slot.offset, slot.offset + slot.bytes)).collect();
-        used.sort_unstable();
-        Gaps::between(used, self.body.lanes[lane].bytes)
     }
 
     /// Goes back to the counters of slots alone where no guest is left. A body begins.
@@ -353,10 +234,8 @@ impl Running {
 
     /// Returns the lane that an address lies in.
     pub(crate) fn lane_at(&self, ptr: DevicePtr) -> Option<usize> {
-        let holds = |(lane, plan): (&Lane, &LanePlan)| {
-            lane.base.is_some_and(|base| ptr.address().wrapping_sub(base.address()) < plan.bytes)
-        };
-        self.lanes.iter().zip(&self.body.lanes).position(holds)
+        let holds = |base: DevicePtr, bytes| ptr.address().wrapping_sub(base.address()) < bytes;
+        self.lanes.iter().position(|lane| lane.base.is_some_and(|base| holds(base, lane.bytes)))
     }
 
     /// Returns the slot whose block starts at an address of the lane, and the bytes that were asked for.
@@ -368,8 +247,8 @@ impl Running {
             return Some((NONE, *requested));
         }
         let place = *self.body.lanes[lane].places.get(&offset)?;
-        let at = self.holders[place as usize];
-        (at != NONE).then(|| (at, self.requested[at as usize]))
+        let at = self.body.holders[place as usize];
+        (at != NONE).then(|| (at, self.body.requested[at as usize]))
     }
 
     /// Whether a slot starts at an address of the lane.
@@ -406,7 +285,7 @@ impl Running {
             let guest = freed.guests.as_mut().and_then(|guests| guests.blocks.remove(&offset));
             Bytes::Guest { offset, bytes: guest.map_or(0, |(_, rounded)| rounded) }
         } else {
-            self.holders[self.body.slots[at as usize].place as usize] = NONE;
+            self.body.holders[self.body.slots[at as usize].place as usize] = NONE;
             Bytes::Slot(at)
         };
         if !is_own {
@@ -486,56 +365,13 @@ impl Running {
         if !may_leave {
             return None;
         }
-        Some((self.lanes[lane].take_base(marks)?, self.body.lanes[lane].bytes))
+        self.lanes[lane].take_base(marks)
     }
 
     /// Returns the bytes taken from upstream, and those of them in lanes without blocks.
     pub(crate) fn bytes(&self) -> (u64, u64) {
-        let taken = self.lanes.iter().zip(&self.body.lanes).filter(|(lane, _)| lane.base.is_some());
-        taken.fold((0, 0), |(all, idle), (lane, plan)| {
-            (all + plan.bytes, idle + if lane.is_idle() { plan.bytes } else { 0 })
+        self.lanes.iter().fold((0, 0), |(all, idle), lane| {
+            (all + lane.bytes, idle + if lane.is_idle() { lane.bytes } else { 0 })
         })
-    }
-
-    /// Counts a request on a stream without a lane for which upstream has no room. Returns whether the plan
-    /// keeps so much memory from other streams in one window that it should end.
-    pub(crate) fn is_crowding(&mut self, bytes: u64) -> bool {
-        self.crowded_bytes = self.crowded_bytes.saturating_add(bytes);
-        self.crowded_bytes > self.body.bytes() / CROWDED_SHARE
-    }
-
-    /// Counts a request, and says at the end of a window whether the plan is worth keeping: it is dropped
-    /// after two windows in a row in which more than a quarter of the requests, or of their bytes, found no
-    /// slot, or in which no body began.
-    #[inline]
-    pub(crate) fn judge(&mut self, is_miss: bool, bytes: u64) -> Verdict {
-        self.window.0 += 1;
-        self.window_bytes.0 = self.window_bytes.0.saturating_add(bytes);
-        if is_miss {
-            self.window.1 += 1;
-            self.window_bytes.1 = self.window_bytes.1.saturating_add(bytes);
-        }
-        self.since_catching_up = self.since_catching_up.saturating_add(1);
-        let most = if self.awaited_fits > 0 { AWAITED_WINDOW } else { u32::MAX };
-        if self.window.0 < self.length().clamp(LEAST_WINDOW, most) {
-            return Verdict::Good;
-        }
-        self.end_window()
-    }
-
-    fn end_window(&mut self) -> Verdict {
-        let (requests, misses) = std::mem::take(&mut self.window);
-        let (bytes, missed_bytes) = std::mem::take(&mut self.window_bytes);
-        let are_many = |misses: u64, all: u64| misses > all / 4;
-        let is_bad = are_many(u64::from(misses), u64::from(requests))
-            || are_many(missed_bytes, bytes)
-            || !self.is_due();
-        self.crowded_bytes = 0;
-        (self.bad, self.good) = if is_bad { (self.bad + 1, 0) } else { (0, self.good + 1) };
-        match (self.bad, self.good) {
-            (2.., _) => Verdict::Dropped,
-            (_, PROVEN) => Verdict::Proven,
-            _ => Verdict::Good,
-        }
     }
 }
