@@ -61,10 +61,10 @@ use crate::process::Origin;
 /// memory for it from upstream, once for each stream, and serves each request from its slot of the plan. A
 /// slot is handed out only if no block has any of its bytes, whatever the program does. A request that
 /// differs goes upstream, and the layer finds its place again. While the program does something else, the
-/// layer learns that, too, and serves up to eight such bodies from the same memory, in any order. If more than
-/// a quarter of the requests miss in two bodies in a row, the plan is set aside and its memory goes back. The
-/// layer gives up if its plans are often of no use, or if nothing repeats. A thread of its own makes the
-/// plans, and upstream serves meanwhile.
+/// layer learns that, too, and serves up to eight such bodies from the same memory, in any order. If more
+/// than a quarter of the requests miss in two bodies in a row, the plan is set aside and its memory goes
+/// back. The layer gives up if its plans are often of no use, or if nothing repeats. A thread of its own makes
+/// the plans, and upstream serves meanwhile.
 ///
 /// Slots never change their stream. A block that is freed on another stream than its own keeps its slot until
 /// an event that is recorded there has passed. The layer waits for the device only before memory is out, in

@@ -4,7 +4,7 @@ use millpond_core::misuse::MisuseKind;
 use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Layout, Result, StreamRef};
 
 use crate::plan::PlanMemoryResource;
-use crate::plan::running::{Running, Verdict};
+use crate::plan::running::{Place, Running, Verdict};
 use crate::plan::state::State;
 
 /// What becomes of a request.
@@ -14,7 +14,7 @@ enum Answer {
     Take(Taking),
     /// Bytes of its lane may be free by now, if the driver says that other streams have done their work.
     Ask {
-        plan: u64,
+        place: Place,
         slot: Option<u32>,
     },
     Upstream,
@@ -22,7 +22,7 @@ enum Answer {
 
 /// A lane that a request takes from upstream, while the lock is free.
 struct Taking {
-    plan: u64,
+    place: Place,
     lane: usize,
     slot: u32,
     bytes: u64,
@@ -47,7 +47,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         let served = match answer {
             Answer::Block(ptr) => Some(ptr),
             Answer::Take(taking) => self.take(&taking, &request),
-            Answer::Ask { plan, slot } => self.ask_and_serve(plan, slot, &request),
+            Answer::Ask { place, slot } => self.ask_and_serve(place, slot, &request),
             Answer::Upstream => None,
         };
         if is_due {
@@ -85,7 +85,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             running.postpone();
             return None;
         };
-        let (plan, bytes) = (running.number, running.lane_bytes(lane, with_others));
+        let (place, bytes) = (running.place(), running.lane_bytes(lane, with_others));
         // What a pool of regions will hold beside a plan from a file is not known yet.
         let limit_bytes = running.limit_bytes.filter(|_| running.body.log().is_none());
         if running.lanes[lane].base.is_some() {
@@ -93,7 +93,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             state.release(lane, stream)?;
         }
         state.running.as_mut()?.lanes[lane].is_awaited = true;
-        Some(Taking { plan, lane, slot, bytes, limit_bytes })
+        Some(Taking { place, lane, slot, bytes, limit_bytes })
     }
 
     /// Takes a lane from upstream, and serves the request from it; `None` if upstream serves the request.
@@ -103,7 +103,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         let may_take = !self.would_hold_more(taking.limit_bytes, taking.bytes);
         let taken = may_take.then(|| self.upstream.allocate(lane, request.stream));
         let (served, unused) = self.locked(|state| {
-            let running = state.running.as_mut().filter(|running| running.number == taking.plan);
+            let is_same = |running: &&mut Running| running.place().plan == taking.place.plan;
+            let running = state.running.as_mut().filter(is_same);
             let Some(running) = running else { return (None, taken.and_then(Result::ok)) };
             let awaited = &mut running.lanes[taking.lane];
             awaited.is_awaited = false;
@@ -116,7 +117,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
                     return (None, None);
                 }
             }
-            match self.serve(state, Some(taking.slot), request, false) {
+            let is_there = running.place() == taking.place;
+            match self.serve(state, Some(taking.slot).filter(|_| is_there), request, false) {
                 Answer::Block(ptr) => (Some(ptr), None),
                 _ => (None, None),
             }
@@ -131,10 +133,10 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     /// Asks the driver about blocks of the request's lane that were freed on other streams, and serves the
     /// request then.
     #[cold]
-    fn ask_and_serve(&self, plan: u64, slot: Option<u32>, request: &Request) -> Option<DevicePtr> {
+    fn ask_and_serve(&self, place: Place, slot: Option<u32>, request: &Request) -> Option<DevicePtr> {
         self.ask_driver(request.stream, |state| state.ask_foreign(request.stream.id()));
         let answer = self.locked(|state| {
-            let is_same = state.running.as_ref().is_some_and(|running| running.number == plan);
+            let is_same = state.running.as_ref().is_some_and(|running| running.place() == place);
             if is_same { self.serve(state, slot, request, false) } else { Answer::Upstream }
         })?;
         if let Answer::Block(ptr) = answer { Some(ptr) } else { None }
@@ -149,7 +151,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         let served = at.filter(|_| is_planned && running.is_begun());
         let served = served.and_then(|at| running.claim(at, request.layout.bytes()));
         if served.is_none() && may_ask && is_planned && running.waits_for_others(request.stream.id()) {
-            return Answer::Ask { plan: running.number, slot: at };
+            return Answer::Ask { place: running.place(), slot: at };
         }
         // Requests that the plan leaves to upstream are no misses.
         let is_miss = at.is_none() || is_planned && running.is_due() && served.is_none();

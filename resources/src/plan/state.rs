@@ -178,7 +178,7 @@ impl State {
         Some(bytes)
     }
 
-    /// Does the same with lanes of dropped plans, with those that the plan in use has no need of, and with all
+    /// Does the same with lanes of dropped plans, with those that the plan in use does not need, and with all
     /// of its lanes if `with_running`, until `most` bytes are released. Returns their bytes.
     pub(crate) fn release_all(&mut self, stream: StreamRef, with_running: bool, most: u64) -> u64 {
         let Self { running, draining, marks, leaving, .. } = self;

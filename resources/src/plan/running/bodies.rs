@@ -120,6 +120,7 @@ impl Running {
         self.body.exit = self.left_at.unwrap_or(0);
         std::mem::swap(&mut self.body, &mut self.others[other]);
         self.body.is_revisited = true;
+        self.place.changes += 1;
         // Those that were left last are the first.
         self.others[..=other].rotate_right(1);
         self.slips = 0;

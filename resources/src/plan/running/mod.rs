@@ -51,11 +51,19 @@ enum Stage {
     Found,
 }
 
+/// A body of a plan in use, to tell whether the program is still there after the lock was free.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Place {
+    /// The number of the plan.
+    pub(crate) plan: u64,
+    /// How often the program went from one body to another.
+    changes: u64,
+}
+
 /// A plan in use.
 #[derive(Debug)]
 pub(crate) struct Running {
-    /// The number of the plan.
-    pub(crate) number: u64,
+    place: Place,
     /// The body in which the program is.
     pub(crate) body: Body,
     /// The other bodies; those that were left last come first.
@@ -99,7 +107,7 @@ pub(crate) struct Running {
 impl Running {
     pub(crate) fn new(number: u64, body: Body, limit_bytes: Option<u64>) -> Self {
         Self {
-            number,
+            place: Place { plan: number, changes: 0 },
             limit_bytes,
             others: Vec::new(),
             lanes: body.lanes.iter().map(|_| Lane::default()).collect(),
@@ -122,6 +130,10 @@ impl Running {
             #[cfg(test)]
             mistake: None,
         }
+    }
+
+    pub(crate) fn place(&self) -> Place {
+        self.place
     }
 
     /// Returns the lane of a slot; `None` if the plan leaves the allocation to upstream.
