@@ -123,10 +123,11 @@ pub(crate) struct Body {
     /// Where the program came to this body from another one, and where it left, when it last did so.
     pub(crate) entry: u32,
     pub(crate) exit: u32,
+    /// Whether it may be served. One that is short beside what was watched may be a loop inside a larger
+    /// body, and has to settle first.
+    pub(crate) is_trusted: bool,
     /// Whether the program has come to it from another body.
     pub(crate) is_revisited: bool,
-    /// Whether the program has followed it from its begin to its end.
-    pub(crate) is_followed: bool,
     predecessors: Vec<u32>,
     /// The hash of each [`GRAM`] allocations in a row and the position of the last one, sorted; none until
     /// they are needed.
@@ -143,6 +144,7 @@ impl Body {
     ) -> Result<Self, Unplanned> {
         let start = quietest(&steps);
         steps.rotate_left(start);
+        leave_carried(&mut steps);
         let mut lanes: Vec<LanePlan> = Vec::new();
         let mut slots: Vec<Slot> = Vec::with_capacity(steps.len());
         for step in &steps {
@@ -195,6 +197,7 @@ impl Body {
             body.slots.push(slot);
         }
         body.link();
+        body.is_trusted = true;
         body.origin = Some(FileOrigin {
             log: parts.log.to_string(),
             beside: parts.beside,
@@ -335,13 +338,13 @@ impl Body {
         self.lanes.extend(streams[self.lanes.len()..].iter().map(|stream| LanePlan::new(*stream, 0)));
     }
 
-    /// Numbers the lanes as in `streams`, which has all of their streams.
+    /// Numbers the lanes as in `streams`, which has the streams of all those that need memory.
     pub(crate) fn renumber_lanes(&mut self, streams: &[StreamId]) {
         let mut lanes: Vec<LanePlan> = streams.iter().map(|stream| LanePlan::new(*stream, 0)).collect();
         let mut numbers = Vec::with_capacity(self.lanes.len());
         for lane in self.lanes.drain(..) {
             let number = streams.iter().position(|stream| *stream == lane.stream);
-            debug_assert!(number.is_some(), "a stream has no lane");
+            debug_assert!(number.is_some() || lane.bytes == 0, "a stream has no lane");
             numbers.push(number.map_or(NONE, |number| number as u32));
             if let Some(number) = number {
                 lanes[number] = lane;
@@ -370,6 +373,32 @@ impl Body {
             }
         }
         evicted
+    }
+
+    /// Whether these are the keys of the body, from any of its positions on.
+    pub(crate) fn is_turned(&mut self, keys: &[u64]) -> bool {
+        let length = keys.len();
+        if length != self.slots.len() {
+            return false;
+        }
+        let Some(last) = self.find(std::array::from_fn(|index| keys[index % length]), 0) else {
+            return false;
+        };
+        let first = last as usize + GRAM * length - (GRAM - 1);
+        let own = self.keys();
+        keys.iter().zip(first..).all(|(key, at)| *key == own[at % length])
+    }
+
+    pub(crate) fn keys(&self) -> Vec<u64> {
+        self.slots.iter().map(|slot| key(slot.bytes, slot.stream)).collect()
+    }
+
+    /// Whether nearly all of what is in a shorter body with these keys is in this one, too: that one is a
+    /// loop inside it.
+    pub(crate) fn has_parts_of(&mut self, keys: &[u64]) -> bool {
+        let gram = |at: usize| std::array::from_fn(|index| keys[(at + index) % keys.len()]);
+        let found = (0..keys.len()).filter(|at| self.find(gram(*at), 0).is_some()).count();
+        keys.len() < self.slots.len() && found * 20 >= keys.len() * 19
     }
 
     /// Returns the bytes of all lanes.
@@ -449,6 +478,25 @@ impl Body {
     /// Ends a block's use of the slot.
     pub(crate) fn release(&mut self, index: u32) {
         self.slots[index as usize].is_live = false;
+    }
+}
+
+/// Leaves blocks that live across the end of the body to upstream, unless these are most of it. In a plan
+/// they would have their addresses for the whole body. A plan that begins would need them twice, and when the
+/// program goes to another body, they would lie in its slots.
+fn leave_carried(steps: &mut [Step]) {
+    let length = steps.len();
+    let is_carried = |(at, step): (usize, &Step)| {
+        step.life.is_some_and(|life| (life as usize) < length && at + life as usize > length)
+    };
+    let carried: Vec<bool> = steps.iter().enumerate().map(is_carried).collect();
+    let bytes = |is: bool| -> u128 {
+        let planned =
+            steps.iter().zip(&carried).filter(|(step, carried)| step.life.is_some() && **carried == is);
+        planned.map(|(step, _)| u128::from(step.bytes)).sum()
+    };
+    if bytes(true) <= bytes(false) {
+        steps.iter_mut().zip(carried).filter(|(_, carried)| *carried).for_each(|(step, _)| step.life = None);
     }
 }
 

@@ -101,10 +101,15 @@ impl History {
     }
 
     /// Returns the shortest part that the newest allocations have repeated over at least `least` allocations
-    /// and at least once, with the same lives; the last of it is the newest allocation.
-    pub(crate) fn body(&mut self, least: usize) -> Option<Vec<Step>> {
+    /// and at least once, with the same lives, and for which `is_new` is true; the last of it is the newest
+    /// allocation.
+    pub(crate) fn body(
+        &mut self,
+        least: usize,
+        mut is_new: impl FnMut(&[Step]) -> bool,
+    ) -> Option<Vec<Step>> {
         let events = &self.events;
-        self.repetition.period(least, |period| body_of(events, period))
+        self.repetition.period(least, |period| body_of(events, period).filter(|steps| is_new(steps)))
     }
 }
 
@@ -152,35 +157,35 @@ mod tests {
     fn a_body_is_found_after_a_prefix_and_one_repetition() {
         let body = [256, 512, 256, 1024, 256, 768];
         let mut sizes = vec![4096, 512, 8192];
-        assert!(history(&sizes, 2).body(6).is_none());
+        assert!(history(&sizes, 2).body(6, |_| true).is_none());
         sizes.extend(body);
-        assert!(history(&sizes, 2).body(6).is_none());
+        assert!(history(&sizes, 2).body(6, |_| true).is_none());
         sizes.extend(body);
-        let found = history(&sizes, 2).body(6).unwrap();
+        let found = history(&sizes, 2).body(6, |_| true).unwrap();
         assert_eq!(found.iter().map(|step| step.bytes).collect::<Vec<_>>(), body);
         assert!(found.iter().all(|step| step.life == Some(2)), "{found:?}");
-        assert!(history(&sizes, 2).body(7).is_none(), "it repeated over 6 allocations, not 7");
+        assert!(history(&sizes, 2).body(7, |_| true).is_none(), "it repeated over 6 allocations, not 7");
     }
 
     #[test]
     fn blocks_that_live_for_a_body_are_not_planned_and_those_that_die_on_another_stream_for_all_of_it() {
         let sizes = [256, 512].repeat(4);
-        assert!(history(&sizes, 3).body(2).is_none(), "each lives longer than the body");
+        assert!(history(&sizes, 3).body(2, |_| true).is_none(), "each lives longer than the body");
         let sizes = [256, 512].repeat(5);
         let mut one = history(&sizes, 1);
         one.events[6].is_foreign = true;
-        let found = one.body(2).unwrap();
+        let found = one.body(2, |_| true).unwrap();
         assert_eq!((found[0].life, found[1].life), (Some(2), Some(1)));
     }
 
     #[test]
     fn equal_sizes_with_other_lives_are_no_repetition() {
         let sizes = [256, 512, 768, 1024, 1280, 1536].repeat(2);
-        assert!(history(&sizes, 2).body(6).is_some());
+        assert!(history(&sizes, 2).body(6, |_| true).is_some());
         let mut other = history(&sizes, 2);
         for index in 0..2 {
             other.events[index].end += 1;
         }
-        assert!(other.body(6).is_none());
+        assert!(other.body(6, |_| true).is_none());
     }
 }

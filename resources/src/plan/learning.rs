@@ -17,6 +17,14 @@ use crate::plan::state::State;
 /// asks for a repetition twice as long.
 const MOST_DROPPED: u32 = 12;
 
+/// A body is served at once if it has this part of the requests in which it was found. One that is found when
+/// it has repeated has a half of them, and less if other work came before.
+const TRUSTED_SHARE: usize = 4;
+
+/// The plan of a further body may exceed the peak of its blocks by this part: what a pool takes of memory in
+/// which streams follow each other.
+const FURTHER_SHARE: u64 = 8;
+
 /// A part that repeats and has no plan has to repeat over this many times as many allocations.
 const UNPLANNED_FACTOR: usize = 8;
 
@@ -26,6 +34,15 @@ const STACK_BYTES: usize = 64 << 20;
 
 /// The rounds of search for one plan, which are always the same where they need less than the time.
 const ROUNDS: u32 = 8;
+
+/// A part that repeats.
+struct Found {
+    steps: Vec<Step>,
+    /// The most bytes that its blocks, and those before them, had in use.
+    peak_bytes: u64,
+    /// Whether there is a plan for other work.
+    is_further: bool,
+}
 
 /// Plans a body; without the blocks that keep their slots for all of it, if it has no room for them.
 fn plan_of(mut steps: Vec<Step>, limit: Option<u64>, options: &Options) -> Result<Body, Unplanned> {
@@ -46,8 +63,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             self.take_up_finished(state);
             if state.is_learning() { self.search(state) } else { None }
         });
-        if let Some((steps, peak_bytes)) = found.flatten() {
-            self.plan(steps, peak_bytes);
+        if let Some(found) = found.flatten() {
+            self.plan(found);
         }
     }
 
@@ -73,7 +90,6 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         }
         let is_wasted = !running.set_aside();
         state.counts.left += 1;
-        state.history.clear();
         tracing::info!(target: "millpond::plan", stack = %self, "the program has left the plan");
         self.note_wasted(state, is_wasted);
     }
@@ -104,32 +120,51 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         }
     }
 
-    /// Searches the history for what repeats. Returns it, with the peak of the bytes that were in use.
-    fn search(&self, state: &mut State) -> Option<(Vec<Step>, u64)> {
+    /// Searches the history for what repeats.
+    fn search(&self, state: &mut State) -> Option<Found> {
         let least = state.running.as_ref().map_or(0, Running::least_span).max(state.least_span);
-        if let Some(steps) = state.history.body(least) {
+        let State { history, running, .. } = &mut *state;
+        // A loop that is known may be inside a larger body.
+        let is_new = |steps: &[Step]| !running.as_mut().is_some_and(|running| running.knows(steps));
+        if let Some(steps) = history.body(least, is_new) {
             let peak_bytes = state.history.peak_bytes();
+            state.watched_for_it = state.history.len();
             (state.is_planning, state.since_found) = (true, 0);
             state.history.clear();
-            return Some((steps, peak_bytes));
+            return Some(Found { steps, peak_bytes, is_further: state.running.is_some() });
         }
         if state.history.len() >= MOST_EVENTS {
-            state.retire();
-            self.give_up(state, "no part repeats");
-            self.note_end(state);
+            return self.end_search(state);
+        }
+        None
+    }
+
+    /// Nothing new repeats. A plan that serves the program goes on without being watched.
+    #[cold]
+    fn end_search<T>(&self, state: &mut State) -> Option<T> {
+        state.history.clear();
+        match &mut state.running {
+            Some(running) if !running.is_aside() => running.is_settled = true,
+            _ => {
+                state.retire();
+                self.give_up(state, "no part repeats");
+                self.note_end(state);
+            }
         }
         None
     }
 
     /// Plans what repeats, while the lock is free. The plan may take as much as upstream held before, or as
-    /// the blocks took together, rounded up to 256: an upstream need not round.
-    fn plan(&self, steps: Vec<Step>, peak_bytes: u64) {
+    /// the blocks took together, rounded up to 256: an upstream need not round. A further body may not take
+    /// much more than its own blocks: what upstream held before was for other work.
+    fn plan(&self, Found { steps, peak_bytes, is_further }: Found) {
         let options = Options { time: self.options.time, rounds: ROUNDS, seed: 0, threads: 1 };
         let known = self.upstream.statistics().map(|known| known.peak_bytes_reserved);
         let limit = known.filter(|bytes| *bytes > 0).map(|bytes| bytes.max(peak_bytes));
+        let most = if is_further { Some(peak_bytes + peak_bytes / FURTHER_SHARE).min(limit) } else { limit };
         let work = move || {
             let started = Instant::now();
-            let body = plan_of(steps, limit, &options);
+            let body = plan_of(steps, most, &options);
             Planned { body, limit, duration: started.elapsed() }
         };
         if !self.options.background {
@@ -163,21 +198,24 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     }
 
     fn take_up(&self, state: &mut State, planned: Planned) {
+        if state.has_given_up {
+            state.is_planning = false;
+            return;
+        }
         let mut body = match planned.body {
             Ok(body) => body,
             Err(why) => return self.note_unplanned(state, &format!("{why:?}")),
         };
         let (allocations, bytes, duration) = (body.slots.len(), body.bytes(), planned.duration);
-        state.is_planning = false;
-        state.counts.plans += 1;
+        state.note_planned();
+        let next = u64::from(body.next) + state.since_found;
+        body.next = (next % u64::from(body.length())) as u32;
+        body.is_trusted = body.slots.len() >= state.watched_for_it / TRUSTED_SHARE;
         match &mut state.running {
             Some(running) => {
-                let is_wasted = running.add(body, planned.limit);
-                self.note_wasted(state, is_wasted);
+                running.add(body, planned.limit);
             }
             None => {
-                let next = u64::from(body.next) + state.since_found;
-                body.next = (next % u64::from(body.length())) as u32;
                 state.running = Some(Running::new(state.counts.plans, body, planned.limit));
             }
         }
@@ -187,7 +225,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     /// Notes that what repeats has no plan. The same part is not worth another look soon.
     fn note_unplanned(&self, state: &mut State, why: &str) {
         state.is_planning = false;
-        state.least_span *= UNPLANNED_FACTOR;
+        // What else the program does may have one.
+        state.least_span *= if state.running.is_some() { 2 } else { UNPLANNED_FACTOR };
         state.history.clear();
         tracing::info!(target: "millpond::plan", stack = %self, why, "made no plan");
     }

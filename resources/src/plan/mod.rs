@@ -9,6 +9,8 @@ mod background_tests;
 #[cfg(test)]
 mod bodies_tests;
 mod body;
+#[cfg(test)]
+mod changes_tests;
 mod file;
 #[cfg(test)]
 mod file_tests;
@@ -63,8 +65,8 @@ use crate::process::Origin;
 /// differs goes upstream, and the layer finds its place again. While the program does something else, the
 /// layer learns that, too, and serves up to eight such bodies from the same memory, in any order. If more
 /// than a quarter of the requests miss in two bodies in a row, the plan is set aside and its memory goes
-/// back. The layer gives up if its plans are often of no use, or if nothing repeats. A thread of its own makes
-/// the plans, and upstream serves meanwhile.
+/// back. The layer gives up if its plans are often of no use, or if nothing repeats. A thread of its own
+/// makes the plans, and upstream serves meanwhile.
 ///
 /// Slots never change their stream. A block that is freed on another stream than its own keeps its slot until
 /// an event that is recorded there has passed. The layer waits for the device only before memory is out, in

@@ -14,24 +14,24 @@ use crate::plan::{PlanLayer, PlanMemoryResource};
 use crate::pool::PagesMode;
 use crate::{CudaMemoryResource, Decay, PoolLayer, PoolMemoryResource};
 
-type Stack = PlanMemoryResource<PoolMemoryResource<CudaMemoryResource>>;
+pub(super) type Stack = PlanMemoryResource<PoolMemoryResource<CudaMemoryResource>>;
 
 const MIB: u64 = 1 << 20;
 const BLOCKED_NS: u64 = 1 << 50;
 
-fn give(stack: &dyn DeviceMemoryResource, (ptr, bytes): (DevicePtr, u64), stream: StreamRef) {
+pub(super) fn give(stack: &dyn DeviceMemoryResource, (ptr, bytes): (DevicePtr, u64), stream: StreamRef) {
     // SAFETY: the block came from the stack with this size, and nothing uses it.
     unsafe { stack.deallocate_bytes(ptr, bytes, stream) };
 }
 
 /// Runs a body of blocks, each on a stream.
-fn body(stack: &dyn DeviceMemoryResource, blocks: &[(u64, StreamRef)]) {
+pub(super) fn body(stack: &dyn DeviceMemoryResource, blocks: &[(u64, StreamRef)]) {
     let take = |&(bytes, stream): &(u64, StreamRef)| (stack.allocate_bytes(bytes, stream).unwrap(), bytes);
     let held: Vec<_> = blocks.iter().map(take).collect();
     held.into_iter().zip(blocks).for_each(|(held, (_, stream))| give(stack, held, *stream));
 }
 
-fn on_legacy(sizes: impl IntoIterator<Item = u64>) -> Vec<(u64, StreamRef)> {
+pub(super) fn on_legacy(sizes: impl IntoIterator<Item = u64>) -> Vec<(u64, StreamRef)> {
     sizes.into_iter().map(|bytes| (bytes, StreamRef::LEGACY)).collect()
 }
 
@@ -137,7 +137,7 @@ fn a_request_is_tried_again_if_memory_was_given_back_since_it_began() {
     give(&*stack, (ptr, 60 * MIB), StreamRef::LEGACY);
 }
 
-fn over_a_pool(device: &Arc<SimDevice>) -> Stack {
+pub(super) fn over_a_pool(device: &Arc<SimDevice>) -> Stack {
     let pool = CudaMemoryResource::new(Arc::clone(device) as _).layer(PoolLayer::new().decay(Decay::Off));
     pool.unwrap().layer(PlanLayer::new().repeat(32).background(false)).unwrap()
 }
@@ -172,7 +172,7 @@ fn a_plan_that_misses_most_bytes_is_set_aside() {
 }
 
 #[test]
-fn a_plan_that_never_begins_is_set_aside() {
+fn a_plan_that_never_begins_gives_way_to_what_the_program_does() {
     let stack = over_a_pool(&SimDevice::new(SimConfig::with_capacity(1 << 30)));
     let [one, other] = [1, 40].map(|from| on_legacy((from..from + 30).map(|size| size << 12)));
     for _ in 0..20 {
@@ -186,7 +186,8 @@ fn a_plan_that_never_begins_is_set_aside() {
     let first = stack.state.lock().running.as_ref().expect("both together repeat").body.slots[0].bytes;
     let rest = if one.iter().any(|(bytes, _)| *bytes == first) { other } else { one };
     (0..12).for_each(|_| body(&stack, &rest));
-    assert_eq!(stack.plan_statistics().left, 1);
+    let counts = stack.plan_statistics();
+    assert_eq!((counts.plans, counts.body_allocations), (2, 30), "{counts:?}");
 }
 
 #[test]

@@ -79,7 +79,11 @@ impl Repetition {
 
     /// Returns the shortest distance that `is_right` accepts, of those that have held over as many keys, over
     /// `least`, and over a part of all keys. One that it refuses is tried again after as many more keys.
-    pub(crate) fn period<T>(&mut self, least: usize, is_right: impl Fn(usize) -> Option<T>) -> Option<T> {
+    pub(crate) fn period<T>(
+        &mut self,
+        least: usize,
+        mut is_right: impl FnMut(usize) -> Option<T>,
+    ) -> Option<T> {
         let least = least.max(self.keys.len() / WATCHED_SHARE);
         if self.followed.iter().all(|it| it.run < it.try_at.max(least)) {
             return None;

@@ -214,7 +214,11 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         let before = *known;
         let count = || self.given_back.load(Ordering::Acquire);
         if count() == before && step != Recovery::OfOthers && self.could_serve(layout) {
-            self.locked(|state| self.drop_plan(state, "upstream is out of memory"));
+            self.locked(|state| {
+                if state.running.as_ref().is_some_and(|running| running.bytes().0 > 0) {
+                    self.drop_plan(state, "upstream is out of memory");
+                }
+            });
             let driver = &**self.driver();
             // A capture waits for nothing.
             let may_wait = step == Recovery::WithWait && {

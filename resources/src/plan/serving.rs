@@ -7,6 +7,10 @@ use crate::plan::PlanMemoryResource;
 use crate::plan::running::{Place, Running, Verdict};
 use crate::plan::state::State;
 
+/// What a pool of pages may hold for a lane above what it held before, as it rounds to its handles. That is
+/// 1 % of the smallest of the logs in docs/plan.md for which it matters.
+const SPARE_BYTES: u64 = 32 << 20;
+
 /// What becomes of a request.
 enum Answer {
     Block(DevicePtr),
@@ -81,8 +85,10 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         running.set_limit(running.missing(false), || self.upstream.statistics());
         let fits = |with_others| !self.would_exceed(running.limit_bytes, running.missing(with_others));
         let Some(with_others) = [true, false].into_iter().find(|with_others| fits(*with_others)) else {
-            // The next body tries again.
-            running.postpone();
+            // The next body tries again. Until then a lane of another body serves what fits.
+            if running.lanes[lane].bytes == 0 {
+                running.postpone();
+            }
             return None;
         };
         let (place, bytes) = (running.place(), running.lane_bytes(lane, with_others));
@@ -157,10 +163,14 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         let is_miss = at.is_none() || is_planned && running.is_due() && served.is_none();
         let verdict = running.judge(is_miss, request.bytes);
         if let Some(ptr) = served {
+            let is_settled = running.is_settled;
             if verdict == Verdict::Proven {
                 state.forgive(self.options.repeat as usize);
             }
             state.counts.served += 1;
+            if !is_settled {
+                state.watch(ptr, request.bytes, request.stream);
+            }
             return Answer::Block(ptr);
         }
         self.serve_miss(state, at, request, verdict)
@@ -188,12 +198,13 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         known.bytes_in_use.saturating_add(more) > limit
     }
 
-    /// Whether upstream would hold more for a lane than it held before the plan. A pool of regions has no use
-    /// for free bytes that are not in one piece, unless they are whole regions, which it gives back first.
+    /// Whether upstream would hold more for a lane than it held before the plan, and a little. A pool has no
+    /// use for free bytes that are not in one piece, unless they are whole regions or handles.
     fn would_hold_more(&self, limit_bytes: Option<u64>, lane_bytes: u64) -> bool {
         let Some((limit, known)) = limit_bytes.zip(self.upstream.statistics()) else { return false };
         let grown = known.bytes_reserved.saturating_add(lane_bytes);
-        if self.maps_pages || known.largest_free_block >= lane_bytes || grown <= limit {
+        let limit = limit.saturating_add(if self.maps_pages { SPARE_BYTES } else { 0 });
+        if !self.maps_pages && known.largest_free_block >= lane_bytes || grown <= limit {
             return false;
         }
         let layers = self.upstream.memory_report().layers;
@@ -226,7 +237,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             return None;
         }
         let ptr = state.running.as_mut()?.claim_gap(lane, at, layout.bytes(), bytes)?;
-        state.counts.served_beside += 1;
+        state.note_beside(ptr, bytes, stream);
         Some(ptr)
     }
 

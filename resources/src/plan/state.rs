@@ -45,6 +45,11 @@ pub(crate) struct State {
     pub(crate) history: History,
     /// How often the program had come back to the plan when the history began.
     watched_since: u64,
+    /// The requests that were watched, and those before the last plan was made.
+    watched: usize,
+    watched_before: usize,
+    /// Those among which the last part that repeats was found.
+    pub(crate) watched_for_it: usize,
     pub(crate) running: Option<Running>,
     /// Dropped plans that still have memory.
     pub(crate) draining: Vec<Running>,
@@ -77,6 +82,9 @@ impl State {
             is_planning: false,
             since_found: 0,
             watched_since: 0,
+            watched: 0,
+            watched_before: 0,
+            watched_for_it: 0,
             planner: None,
             least_span,
             strikes: 0,
@@ -87,26 +95,37 @@ impl State {
         }
     }
 
-    /// Whether the program is watched: no plan serves it, or it is elsewhere than in the plan.
+    /// Whether the program is watched: it has no plan, is elsewhere than in the plan, or the plan is new.
+    #[inline]
     pub(crate) fn is_learning(&self) -> bool {
-        let is_elsewhere =
-            self.running.as_ref().is_none_or(|running| running.is_lost() && running.may_grow());
-        is_elsewhere && !self.has_given_up && !self.is_planning
+        self.running.as_ref().is_none_or(Running::is_watched) && !self.has_given_up && !self.is_planning
     }
 
-    /// Watches a request that the plan did not serve.
+    /// Watches a request.
     pub(crate) fn watch(&mut self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         self.since_found += u64::from(self.is_planning);
         if !self.is_learning() {
             return;
         }
-        let times_found = self.running.as_ref().map_or(0, |running| running.times_found);
-        if times_found != self.watched_since {
-            // What was watched ended where the plan served the program.
-            self.history.clear();
-            self.watched_since = times_found;
+        self.watched += 1;
+        if let Some(running) = &mut self.running {
+            if running.settle(self.watched_before) {
+                return self.history.clear();
+            }
+            if running.is_settled && running.times_found != self.watched_since {
+                // What was watched ended where the plan served the program.
+                self.history.clear();
+                self.watched_since = running.times_found;
+            }
         }
         self.history.allocated(ptr, bytes, stream.id());
+    }
+
+    /// A plan was made.
+    pub(crate) fn note_planned(&mut self) {
+        self.is_planning = false;
+        self.counts.plans += 1;
+        self.watched_before = self.watched;
     }
 
     /// Forgets dropped plans, since the plan in use was worth its cost.

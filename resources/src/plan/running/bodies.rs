@@ -7,10 +7,10 @@ use millpond_core::StreamId;
 
 use crate::plan::body::{Body, NONE};
 use crate::plan::gaps::Gaps;
-use crate::plan::history::MOST_EVENTS;
+use crate::plan::history::{MOST_EVENTS, Step, key};
 use crate::plan::lane::{Bytes, Guests, Lane};
 use crate::plan::repetition::GRAM;
-use crate::plan::running::Running;
+use crate::plan::running::{Running, Stage};
 
 /// What repeats while the program is elsewhere than in a plan has to do so over this part of its body: a loop
 /// inside another body is none.
@@ -30,12 +30,18 @@ impl Running {
         (self.body.length() / BODY_SHARE) as usize
     }
 
-    /// Adds a body, in place of those that were left longest ago if there are too many. With them, the plan
-    /// may take `limit_bytes`. Returns whether one of those before has been of no use.
-    pub(crate) fn add(&mut self, mut body: Body, limit_bytes: Option<u64>) -> bool {
+    /// Whether these steps are one of the bodies, or a loop inside one.
+    pub(crate) fn knows(&mut self, steps: &[Step]) -> bool {
+        let keys: Vec<u64> = steps.iter().map(|step| key(step.bytes, step.stream)).collect();
+        let mut bodies = std::iter::once(&mut self.body).chain(&mut self.others);
+        bodies.any(|body| body.is_turned(&keys) || body.has_parts_of(&keys))
+    }
+
+    /// Adds a body, in place of those that are loops inside it, and of those that were left longest ago if
+    /// there are too many. With it, the plan may take `limit_bytes`. A program that is elsewhere is believed
+    /// to be in it.
+    pub(crate) fn add(&mut self, mut body: Body, limit_bytes: Option<u64>) {
         self.limit_bytes = self.limit_bytes.max(limit_bytes);
-        let mut bodies = std::iter::once(&self.body).chain(&self.others);
-        let is_wasted = bodies.any(|body| !body.is_followed);
         let mut streams: Vec<StreamId> = self.body.lanes.iter().map(|lane| lane.stream).collect();
         for lane in &body.lanes {
             if !streams.contains(&lane.stream) {
@@ -47,12 +53,38 @@ impl Running {
         self.others.iter_mut().for_each(|other| other.pad_lanes(&streams));
         body.renumber_lanes(&streams);
         self.others.insert(0, body);
+        if self.is_lost() {
+            let next = self.others[0].next;
+            self.change_to(0);
+            (self.cursor, self.fits, self.slips) = (Some(next), 0, 0);
+            (self.stage, self.is_aside, self.bad) = (Stage::Made, false, 0);
+            let newest = &mut self.body;
+            self.others.retain(|other| !newest.has_parts_of(&other.keys()));
+        }
         self.others.truncate(MOST_BODIES - 1);
         let slots = |bodies: &[Body]| bodies.iter().map(|body| body.slots.len()).sum::<usize>();
         while self.others.len() > 1 && self.body.slots.len() + slots(&self.others) > MOST_EVENTS {
             self.others.pop();
         }
-        is_wasted
+        self.forget_streams();
+    }
+
+    /// Forgets streams of which neither a body nor a lane has memory any more.
+    fn forget_streams(&mut self) {
+        let bodies = || std::iter::once(&self.body).chain(&self.others);
+        let is_used = |lane: &usize| {
+            self.lanes[*lane].base.is_some() || bodies().any(|body| body.lanes[*lane].bytes > 0)
+        };
+        let used: Vec<usize> = (0..self.lanes.len()).filter(is_used).collect();
+        // A request that takes a lane knows it by its number.
+        if used.len() == self.lanes.len() || self.lanes.iter().any(|lane| lane.is_awaited) {
+            return;
+        }
+        let streams: Vec<StreamId> = used.iter().map(|lane| self.body.lanes[*lane].stream).collect();
+        let mut lane = 0..;
+        self.lanes.retain(|_| lane.next().is_some_and(|lane| used.binary_search(&lane).is_ok()));
+        self.body.renumber_lanes(&streams);
+        self.others.iter_mut().for_each(|body| body.renumber_lanes(&streams));
     }
 
     /// Whether a lane has too little memory for the body in use. One that has some can only be taken anew
@@ -107,6 +139,15 @@ impl Running {
 
     /// Goes to a position of another body.
     fn go_to(&mut self, other: usize, at: u32) -> u32 {
+        self.body.exit = self.left_at.unwrap_or(0);
+        self.change_to(other);
+        self.body.is_revisited = true;
+        self.slips = 0;
+        self.advance(at)
+    }
+
+    /// Puts another body into use.
+    fn change_to(&mut self, other: usize) {
         for lane in 0..self.lanes.len() {
             self.keep_as_guests(lane);
         }
@@ -117,15 +158,10 @@ impl Running {
                 lane.guests.iter_mut().for_each(|guests| guests.gaps = Gaps::between([], bytes));
             }
         }
-        self.body.exit = self.left_at.unwrap_or(0);
         std::mem::swap(&mut self.body, &mut self.others[other]);
-        self.body.is_revisited = true;
         self.place.changes += 1;
         // Those that were left last are the first.
         self.others[..=other].rotate_right(1);
-        self.slips = 0;
-        self.since_catching_up = u32::MAX;
-        self.advance(at)
     }
 
     /// Makes guests of the blocks in the slots of a lane, so that the slots of another body are free only

@@ -1,5 +1,6 @@
 //! Whether a plan is worth keeping.
 
+use crate::plan::history::MOST_EVENTS;
 use crate::plan::running::{Running, Stage};
 
 /// A plan ends when it keeps more than this part of its bytes from other streams.
@@ -38,6 +39,7 @@ impl Running {
     /// slot, or in which no body began.
     #[inline]
     pub(crate) fn judge(&mut self, is_miss: bool, bytes: u64) -> Verdict {
+        self.stretch += 1;
         self.window.0 += 1;
         self.window_bytes.0 = self.window_bytes.0.saturating_add(bytes);
         if is_miss {
@@ -52,11 +54,36 @@ impl Running {
         self.end_window()
     }
 
-    /// Keeps the plan for the case that the program comes back, without its memory. Returns whether the
-    /// program has ever followed it.
+    /// Keeps the plan for the case that the program comes back, without its memory. Returns whether it has
+    /// served a window well since it was made or last set aside.
     pub(crate) fn set_aside(&mut self) -> bool {
         (self.stage, self.is_aside, self.bad, self.fits) = (Stage::Elsewhere, true, 0, 0);
-        self.body.is_followed || self.others.iter().any(|other| other.is_followed)
+        std::mem::take(&mut self.has_served)
+    }
+
+    /// Notes that the program is elsewhere. What it does is watched from then on, with what the plan serves:
+    /// that may be a loop inside a larger body.
+    pub(super) fn end_stretch(&mut self) {
+        self.longest_stretch = self.longest_stretch.max(std::mem::take(&mut self.stretch));
+        self.is_settled &= self.is_proven;
+    }
+
+    /// Whether requests are watched: the program is elsewhere, or what the plan serves may be a loop inside a
+    /// larger body.
+    #[inline]
+    pub(crate) fn is_watched(&self) -> bool {
+        (!self.is_settled || self.is_lost() || self.stage == Stage::Found) && self.may_grow()
+    }
+
+    /// Settles the plan once the program has followed it for half as long as it was `watched`, and for twice
+    /// as long as ever before: it is no loop inside a larger body. Returns whether it settled now.
+    pub(crate) fn settle(&mut self, watched: usize) -> bool {
+        let half = watched.min(MOST_EVENTS) as u64 / 2;
+        let is_long = self.stretch >= half.max(2 * self.longest_stretch);
+        let settles = !self.is_settled && self.stage != Stage::Elsewhere && is_long;
+        self.is_settled |= settles;
+        self.body.is_trusted |= settles;
+        settles
     }
 
     /// Whether the plan was set aside, and no body has begun since.
@@ -64,10 +91,11 @@ impl Running {
         self.is_aside
     }
 
-    /// Whether a lane should go back once it has no blocks: the program is elsewhere, or the lane is another
-    /// body's, and upstream has no room for those of this one.
+    /// Whether a lane should go back once it has no blocks: the program is elsewhere, or the lane has more
+    /// than this body needs, and upstream has no room for the others.
     pub(crate) fn is_unneeded(&self, lane: usize) -> bool {
-        self.is_aside || self.stage == Stage::Postponed && self.body.lanes[lane].bytes == 0
+        let has_more = || self.lanes[lane].bytes > self.body.lanes[lane].bytes;
+        self.is_aside || self.stage == Stage::Postponed && has_more()
     }
 
     /// Whether some lane should go back.
@@ -83,12 +111,16 @@ impl Running {
         let are_many = |misses: u64, all: u64| misses > all / 4;
         let is_bad = are_many(u64::from(misses), u64::from(requests))
             || are_many(missed_bytes, bytes)
-            || !self.is_due();
+            || self.body.is_trusted && !self.is_due();
         self.crowded_bytes = 0;
+        self.has_served |= !is_bad && self.is_begun();
         (self.bad, self.good) = if is_bad { (self.bad + 1, 0) } else { (0, self.good + 1) };
         match (self.bad, self.good) {
             (2.., _) => Verdict::Left,
-            (_, PROVEN) => Verdict::Proven,
+            (_, PROVEN) => {
+                (self.is_proven, self.is_settled) = (true, true);
+                Verdict::Proven
+            }
             _ => Verdict::Good,
         }
     }

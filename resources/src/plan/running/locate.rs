@@ -23,7 +23,6 @@ impl Running {
             self.enter(at);
         }
         let length = self.body.length();
-        self.body.is_followed |= at + 1 == length && self.fits >= length / 2;
         self.cursor = Some((at + 1) % length);
         at
     }
@@ -36,7 +35,6 @@ impl Running {
             if self.fits < needed.max(LOST) {
                 return;
             }
-            self.times_found += 1;
             self.stage = Stage::Found;
         }
         let is_time = match self.awaited_fits {
@@ -44,9 +42,13 @@ impl Running {
             0 => at == 0 || self.stage == Stage::Found && self.bytes().0 > 0,
             awaited => self.fits >= awaited,
         };
-        if is_time {
+        if is_time && self.body.is_trusted {
             self.awaited_fits = 0;
-            (self.stage, self.is_aside) = (Stage::Begun, false);
+            self.times_found += u64::from(self.stage == Stage::Found);
+            if std::mem::take(&mut self.is_aside) {
+                self.bad = 0;
+            }
+            self.stage = Stage::Begun;
             self.forget_gaps();
         }
     }
@@ -110,7 +112,10 @@ impl Running {
         self.slips = self.slips.saturating_add(1);
         match self.slips {
             1 => self.left_at = self.cursor,
-            LOST if self.may_grow() => self.stage = Stage::Elsewhere,
+            LOST if self.may_grow() => {
+                self.stage = Stage::Elsewhere;
+                self.end_stretch();
+            }
             _ => {}
         }
         self.note_misfit(key(bytes, stream));

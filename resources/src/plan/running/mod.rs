@@ -86,7 +86,16 @@ pub(crate) struct Running {
     slips: u32,
     /// The position that was expected at the first of them.
     left_at: Option<u32>,
-    /// How often it came back from elsewhere.
+    /// The requests since the program was last elsewhere, and the most before it was.
+    stretch: u64,
+    longest_stretch: u64,
+    /// Whether what the plan serves is watched no more: it is no loop inside a larger body.
+    pub(crate) is_settled: bool,
+    /// Whether a window was good, with slots, since the plan was made or last set aside.
+    has_served: bool,
+    /// Whether it has saved more than planning cost.
+    is_proven: bool,
+    /// How often the program came back from elsewhere.
     pub(crate) times_found: u64,
     /// The requests of the present window, and those of them that found no slot.
     window: (u32, u32),
@@ -119,6 +128,11 @@ impl Running {
             fits: 0,
             slips: 0,
             left_at: None,
+            stretch: 0,
+            longest_stretch: 0,
+            is_settled: false,
+            has_served: false,
+            is_proven: false,
             times_found: 0,
             window: (0, 0),
             window_bytes: (0, 0),
