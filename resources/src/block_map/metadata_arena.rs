@@ -79,21 +79,36 @@ impl Drop for MetadataArena {
 pub(crate) fn advise_huge_pages(start: *mut u8, bytes: usize) {
     #[cfg(all(target_os = "linux", not(miri)))]
     {
-        let first = start.align_offset(HUGE_PAGE);
-        if first < bytes && bytes - first >= HUGE_PAGE {
-            let whole = (bytes - first) / HUGE_PAGE * HUGE_PAGE;
-            // SAFETY: the bytes are the caller's, and the advice does not change them. A system that does not
-            // know the advice returns an error, which changes nothing.
-            unsafe { libc::madvise(start.add(first).cast(), whole, libc::MADV_HUGEPAGE) };
-        }
+        let (first, whole) = huge_pages_in(start.addr(), bytes);
+        // SAFETY: the bytes, which may be none, are the caller's, and the advice does not change them. A
+        // system that does not know the advice returns an error, which changes nothing.
+        unsafe { libc::madvise(start.wrapping_add(first).cast(), whole, libc::MADV_HUGEPAGE) };
     }
     #[cfg(not(all(target_os = "linux", not(miri))))]
     let _ = (start, bytes);
 }
 
+/// Returns where the first huge page starts, in bytes from the start, and the bytes of all that fit.
+#[cfg(any(test, all(target_os = "linux", not(miri))))]
+fn huge_pages_in(start: usize, bytes: usize) -> (usize, usize) {
+    let first = start.next_multiple_of(HUGE_PAGE) - start;
+    (first, bytes.saturating_sub(first) / HUGE_PAGE * HUGE_PAGE)
+}
+
 #[cfg(all(test, not(millpond_loom)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_whole_huge_pages_are_asked_for() {
+        const START: usize = 7 * HUGE_PAGE;
+        assert_eq!(huge_pages_in(START, HUGE_PAGE - 1).1, 0);
+        assert_eq!(huge_pages_in(START, HUGE_PAGE), (0, HUGE_PAGE));
+        assert_eq!(huge_pages_in(START, 4 * HUGE_PAGE - 1), (0, 3 * HUGE_PAGE));
+        assert_eq!(huge_pages_in(START + 4096, 4096).1, 0);
+        assert_eq!(huge_pages_in(START + 4096, 2 * HUGE_PAGE - 4097).1, 0);
+        assert_eq!(huge_pages_in(START + 4096, 3 * HUGE_PAGE), (HUGE_PAGE - 4096, 2 * HUGE_PAGE));
+    }
 
     #[test]
     fn allocations_are_disjoint_and_aligned() {

@@ -90,7 +90,7 @@ impl Heap {
     /// Returns the free chunks of an owner with at least `bytes`, and a few smaller ones; by bins, the
     /// smallest first.
     pub(crate) fn free_from(&self, owner: Owner, bytes: u64) -> impl Iterator<Item = (ChunkId, &Chunk)> {
-        let bins = self.bins(owner).filter(|bins| bins.blocks > 0).into_iter();
+        let bins = self.bins(owner).into_iter();
         bins.flat_map(move |bins| bins.iter_from(&self.chunks, bytes)).map(|id| (id, &self.chunks[id]))
     }
 

@@ -32,3 +32,62 @@ impl Heap {
         has_more.then_some(next)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use crate::stream_order::ANY_STREAM;
+
+    const OWNER: Owner = 1;
+
+    /// Free chunks of an owner, freed in the epochs from 1 on, which blocks in use keep apart.
+    fn apart(chunks: usize, bytes: impl Fn(usize) -> u64) -> Heap {
+        let mut heap = Heap::new(32);
+        for index in 0..chunks {
+            let first = heap.add_region((index as u64 + 1) << 32, bytes(index) + 256, ANY_STREAM, 0);
+            let free = heap.take(first, bytes(index), 256);
+            heap.take_at(heap.chunk(free).next, heap.chunk(free).addr + bytes(index), 256);
+            heap.free(free, OWNER, 1 + index as Epoch);
+        }
+        heap
+    }
+
+    fn free_chunks(heap: &Heap, owner: Owner) -> usize {
+        heap.free_from(owner, 0).count()
+    }
+
+    /// Runs all steps, and returns their number.
+    fn migrate(heap: &mut Heap, upto: Epoch) -> usize {
+        let (mut at, mut steps) = (Some(0), 0);
+        while let Some(bytes) = at {
+            let before = free_chunks(heap, OWNER);
+            at = heap.migrate_step(OWNER, upto, ANY_STREAM, 0, bytes);
+            assert!(before - free_chunks(heap, OWNER) <= CHUNKS_PER_STEP, "a step is short");
+            steps += 1;
+        }
+        heap.validate();
+        steps
+    }
+
+    #[test]
+    fn steps_migrate_all_chunks_of_the_epochs() {
+        for chunks in [0, 1, CHUNKS_PER_STEP - 1, CHUNKS_PER_STEP, 3 * CHUNKS_PER_STEP + 1] {
+            for upto in [0, chunks / 2, chunks] {
+                let mut heap = apart(chunks, |index| 4096 * (1 + index as u64));
+                let steps = migrate(&mut heap, upto as Epoch);
+                let moved = free_chunks(&heap, ANY_STREAM);
+                assert_eq!((moved, free_chunks(&heap, OWNER)), (upto, chunks - upto), "{upto} of {chunks}");
+                assert!(steps <= 2 + chunks / CHUNKS_PER_STEP, "{steps} steps for {chunks} chunks");
+            }
+        }
+    }
+
+    /// Chunks of one size are in one bin, which the next step looks at again only while some of it move.
+    #[test]
+    fn steps_end_where_no_chunk_of_a_bin_may_move() {
+        let mut heap = apart(2 * CHUNKS_PER_STEP, |_| 4096);
+        assert_eq!(migrate(&mut heap, 0), 2);
+        assert_eq!(free_chunks(&heap, ANY_STREAM), 0);
+    }
+}

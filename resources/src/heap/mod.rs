@@ -306,7 +306,7 @@ impl Heap {
 
     /// Moves free chunks freed in epoch `upto` or before to another owner, as freed in `epoch`.
     pub(crate) fn migrate(&mut self, from: Owner, upto: Epoch, to: Owner, epoch: Epoch) {
-        let Some(bins) = self.bins(from).filter(|bins| bins.blocks > 0) else { return };
+        let Some(bins) = self.bins(from) else { return };
         let moving: Vec<u32> =
             bins.iter(&self.chunks).filter(|id| self.chunks[*id].epoch() <= upto).collect();
         self.hand_over(&moving, from, to, epoch);

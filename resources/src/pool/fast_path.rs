@@ -354,3 +354,37 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         Some(stream_cache)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use millpond_core::DeviceMemoryResourceExt;
+    use millpond_driver::sim::{SimConfig, SimDevice};
+
+    use super::*;
+    use crate::{CudaMemoryResource, PagesMode, PoolLayer};
+
+    /// The largest block of an arena comes from there without the pool's lock, and a larger one does not.
+    #[test]
+    fn blocks_up_to_the_largest_come_from_the_arena() {
+        let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+        let pool = cuda.layer(PoolLayer::new().pages(PagesMode::Off)).expect("an empty pool");
+        let most = pool.shared.max_arena_block();
+        let blocks = [(); 6].map(|()| pool.allocate_bytes(most, StreamRef::LEGACY).expect("there is room"));
+        // Two are in a span, which the other one keeps.
+        for ptr in blocks.into_iter().step_by(2) {
+            // SAFETY: the block came from the pool with this size and is freed once.
+            unsafe { pool.deallocate_bytes(ptr, most, StreamRef::LEGACY) };
+        }
+        pool.central.with_heaps(|heaps| _ = heaps.reclaim(Reclaim::Everything));
+        let stream_cache = pool.stream_cache(StreamRef::LEGACY).expect("the stream is used often");
+        let from_arena = |bytes, alignment| {
+            let layout = Layout::with_alignment(bytes, alignment).expect("a power of two");
+            pool.take_in_arena(stream_cache, layout).is_some()
+        };
+        let free: u64 = pool.shared.arenas.each().map(|(_, arena)| arena.heap.bytes_free).sum();
+        assert!(free >= 2 * most, "only {free} bytes are free in arenas");
+        assert!(from_arena(most, 256) && from_arena(most - 256, 256) && from_arena(1, 256));
+        assert!(!from_arena(most + 1, 256) && !from_arena(1, 512) && !from_arena(0, 256));
+        pool.validate();
+    }
+}

@@ -433,3 +433,61 @@ impl Heaps {
         self.large.bytes_free() >= bytes || self.idle_bytes() >= bytes
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use millpond_core::{DeviceMemoryResourceExt, DriverError, StreamRef};
+    use millpond_driver::CallKind;
+    use millpond_driver::sim::{FaultPlan, SimConfig, SimDevice};
+
+    use crate::{CudaMemoryResource, PagesMode, PoolLayer};
+
+    /// A block in a stream cache is free in the figures, and not in use.
+    #[test]
+    fn totals_count_a_cached_block_as_free() {
+        const BYTES: u64 = 1000;
+        let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+        let pool = cuda.layer(PoolLayer::new()).expect("an empty pool");
+        let totals = || pool.central.with_heaps(|heaps| heaps.totals());
+        let free = |ptr| {
+            // SAFETY: the block came from the pool with this size and is freed once.
+            unsafe { pool.deallocate_bytes(ptr, BYTES, StreamRef::LEGACY) };
+        };
+        let blocks = [(); 8].map(|()| pool.allocate_bytes(BYTES, StreamRef::LEGACY).expect("there is room"));
+        let all = totals();
+        assert_eq!((all.blocks_in_use, all.bytes_in_use, all.bytes_requested), (8, 8 * 1024, 8 * BYTES));
+        for (freed, ptr) in (1..).zip(blocks) {
+            free(ptr);
+            let now = totals();
+            assert_eq!(now.blocks_in_use, 8 - freed);
+            assert_eq!((now.bytes_in_use, now.bytes_requested), ((8 - freed) * 1024, (8 - freed) * BYTES));
+            assert_eq!((now.blocks_free, now.deallocations), (all.blocks_free + freed, freed));
+            assert_eq!(now.peak_bytes_in_use, 8 * 1024);
+        }
+        let held = pool.shared.thread_caches.my_cache(pool.id).counts.totals().blocks_held;
+        assert_eq!(held, 8, "all are in the stream cache");
+    }
+
+    /// What other threads cache may serve a request, so the device is not asked what it has.
+    #[test]
+    fn a_block_that_another_thread_caches_is_found_before_the_device_is_asked() {
+        const BYTES: u64 = 8 << 20;
+        let device = SimDevice::new(SimConfig::h200());
+        let cuda = CudaMemoryResource::new(device.clone());
+        let pool = cuda.layer(PoolLayer::new().pages(PagesMode::On)).expect("an empty pool");
+        let allocate = || pool.allocate_bytes(BYTES, StreamRef::LEGACY).expect("there is room");
+        let free = |ptr| {
+            // SAFETY: the block came from the pool with this size and is freed once.
+            unsafe { pool.deallocate_bytes(ptr, BYTES, StreamRef::LEGACY) };
+        };
+        // The first calls are served without a cache.
+        let first = allocate();
+        (0..3).for_each(|_| free(allocate()));
+        assert!(pool.shared.thread_caches.my_cache(pool.id).counts.may_have_large());
+        device.set_faults(FaultPlan::nth_of(CallKind::MemGetInfo, 0, DriverError::NOT_SUPPORTED));
+        let taken = std::thread::scope(|scope| scope.spawn(allocate).join().expect("there is room"));
+        assert_eq!(device.failed_calls(CallKind::MemGetInfo), 0);
+        [first, taken].into_iter().for_each(free);
+        pool.validate();
+    }
+}

@@ -245,7 +245,9 @@ impl fmt::Display for PoolOptions {
 
 #[cfg(test)]
 mod tests {
-    use millpond_driver::sim::{SimConfig, SimDevice};
+    use millpond_core::DriverError;
+    use millpond_driver::CallKind;
+    use millpond_driver::sim::{FaultPlan, SimConfig, SimDevice};
 
     use super::*;
 
@@ -265,5 +267,23 @@ mod tests {
             assert_eq!(pages_with(mode, maximum).expect("it is possible"), pages, "{mode}, {maximum}");
         }
         assert!(pages_with(PagesMode::On, PAGE - 256).is_err());
+    }
+
+    /// A device is asked what it has; one that cannot say has it not.
+    #[test]
+    fn a_device_without_virtual_memory_has_no_pages() {
+        let device = SimDevice::new(SimConfig::h200());
+        let cuda = CudaMemoryResource::new(device.clone());
+        let pages_with = |pages| {
+            device.set_faults(FaultPlan::nth_of(CallKind::Other, 0, DriverError::NOT_SUPPORTED));
+            let answer = PoolOptions { pages, ..PoolOptions::default() }.pages_over(&cuda);
+            device.set_faults(FaultPlan::none());
+            answer
+        };
+        assert_eq!(pages_with(PagesMode::Auto).expect("the pool does without"), None);
+        let error = pages_with(PagesMode::On).expect_err("there are none");
+        assert!(error.to_string().contains("no virtual memory management"), "{error}");
+        assert!(has(&*device, DeviceAttribute::VirtualMemoryManagementSupported).expect("it answers"));
+        assert!(!has(&*device, DeviceAttribute::Integrated).expect("it answers"));
     }
 }

@@ -176,3 +176,67 @@ fn validate_counters(heaps: &Heaps, listed: &Listed) {
     assert_eq!(saved, listed.saved, "I23: bytes saved by blocks of exact sizes");
     assert_eq!(counted, listed.in_use, "I23: the threads' counters, and the blocks in use");
 }
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Arc;
+
+    use millpond_core::{DeviceMemoryResourceExt, StreamRef};
+    use millpond_driver::sim::{SimConfig, SimDevice};
+
+    use super::*;
+    use crate::block_map::Block;
+    use crate::{CudaMemoryResource, PoolLayer, PoolMemoryResource};
+
+    type TestPool = PoolMemoryResource<CudaMemoryResource>;
+
+    /// Returns what [`validate`](Heaps::validate) says of a pool with three blocks in use, of which the first
+    /// is at the address, after `change`.
+    fn complaint(change: impl FnOnce(&TestPool, u64)) -> String {
+        let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+        let pool = cuda.layer(PoolLayer::new()).expect("an empty pool");
+        let [first, ..] = [(); 3].map(|()| pool.allocate_bytes(1000, StreamRef::LEGACY).expect("room"));
+        pool.validate();
+        change(&pool, first.address());
+        let said = catch_unwind(AssertUnwindSafe(|| pool.validate())).expect_err("the pool is broken");
+        // Its own check at its end would fail, too.
+        std::mem::forget(pool);
+        said.downcast_ref::<String>().expect("an assertion with figures").clone()
+    }
+
+    fn entry(pool: &TestPool, addr: u64) -> &BlockEntry {
+        pool.shared.block_map.find(addr).expect("the block is there")
+    }
+
+    #[test]
+    fn an_entry_must_name_a_block_that_starts_there() {
+        let said = complaint(|pool, addr| {
+            let (heap, chunk) = entry(pool, addr).block();
+            let block = Block { heap, chunk, requested: 0, is_exact_size: false, is_in_alias: false };
+            pool.shared.block_map.insert(addr + 256, block);
+        });
+        assert!(said.contains("I17") && said.contains("starts there"), "{said}");
+    }
+
+    #[test]
+    fn blocks_must_be_as_large_as_the_requests_and_all_be_counted() {
+        let said = complaint(|pool, addr| entry(pool, addr).set_requested(1025));
+        assert!(said.contains("I18"), "{said}");
+        let said = complaint(|pool, addr| entry(pool, addr).set_requested(0));
+        assert!(said.contains("I19"), "{said}");
+        let said = complaint(|pool, addr| entry(pool, addr).set_requested(999));
+        assert!(said.contains("I23"), "{said}");
+    }
+
+    #[test]
+    fn the_counters_must_match() {
+        let counts = |pool: &TestPool| Arc::clone(&pool.shared.thread_caches.my_cache(pool.id).counts);
+        let said = complaint(|pool, _| counts(pool).count_deallocation(0, 0));
+        assert!(said.contains("I23"), "{said}");
+        let said = complaint(|pool, _| counts(pool).count_push(256, 256));
+        assert!(said.contains("I24"), "{said}");
+        let said = complaint(|pool, _| _ = pool.shared.saved_by_exact_size.fetch_add(1, Ordering::Relaxed));
+        assert!(said.contains("I23"), "{said}");
+    }
+}

@@ -316,5 +316,35 @@ pub(crate) fn stream_cell_for_models(stream: StreamRef, owner: Owner) -> Arc<Str
     Slot::new(stream, owner).cell
 }
 
+#[cfg(all(test, not(millpond_loom)))]
+mod tests {
+    use super::*;
+
+    /// Two threads record a stream's event, and the one that began last may settle first. The event covers
+    /// what the later record did.
+    #[test]
+    fn the_latest_record_counts() {
+        for first_settles_last in [false, true] {
+            let mut streams = Streams::new();
+            let owner = streams.owner_of(StreamRef::LEGACY);
+            let mut records = [(); 2].map(|()| streams.slot_mut(owner).pending_record());
+            let [first, latest] = [records[0].epoch, records[1].epoch];
+            assert!(first < latest);
+            if first_settles_last {
+                records.reverse();
+            }
+            for (ns, record) in (1..).zip(records) {
+                streams.settle(record, true, ns);
+            }
+            let slot = streams.slot(owner);
+            assert_eq!(slot.recorded_epoch, Some(latest));
+            assert_eq!(slot.recorded_ns, if first_settles_last { 1 } else { 2 });
+            let failed = streams.slot_mut(owner).pending_record();
+            streams.settle(failed, false, 9);
+            assert_eq!(streams.slot(owner).recorded_epoch, Some(latest));
+        }
+    }
+}
+
 #[cfg(all(test, millpond_loom))]
 mod models;

@@ -151,3 +151,32 @@ impl Pages {
         bytes.next_multiple_of(self.granularity)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PART: HandleId = 1;
+    const OTHER: HandleId = 2;
+
+    fn candidates(firsts: &[Candidate], lasts: &[Candidate]) -> Candidates {
+        Candidates { firsts: firsts.to_vec(), lasts: lasts.to_vec(), wholes: Vec::new() }
+    }
+
+    /// A handle cannot serve at both ends: its end counts together with the start of another one.
+    #[test]
+    fn the_best_end_has_the_most_together_with_the_start_of_another_handle() {
+        let lasts = [(1, PART), (50, OTHER)];
+        assert_eq!(candidates(&[(20, PART), (100, OTHER)], &lasts).best_first(), Some((100, OTHER)));
+        assert_eq!(candidates(&[(60, PART), (100, OTHER)], &lasts).best_first(), Some((60, PART)));
+    }
+
+    #[test]
+    fn there_is_no_best_end_where_a_start_alone_has_more() {
+        let lasts = [(3, PART), (50, OTHER)];
+        assert_eq!(candidates(&[(46, OTHER)], &lasts).best_first(), None);
+        assert_eq!(candidates(&[(47, OTHER)], &lasts).best_first(), Some((47, OTHER)));
+        assert_eq!(candidates(&[], &lasts).best_first(), None);
+        assert_eq!(candidates(&[(1, PART)], &[]).best_first(), Some((1, PART)));
+    }
+}

@@ -571,6 +571,16 @@ fn addresses_and_mappings_stay_bounded() {
     bench.end();
 }
 
+/// A release may take what is left of the driver calls, or half of those that may be saved.
+#[test]
+fn calls_may_be_spent_while_more_are_left() {
+    let policy = Policy { first_calls: 0, most_saved_calls: 10, ..POLICY };
+    for (calls, operations, may) in [(2, 1000, true), (3, 1000, false), (9, 1999, false), (9, 2000, true)] {
+        let mut pages = Pages::new(2 * MIB, 16 << 30, u64::MAX, policy);
+        assert_eq!(pages.may_spend(calls, operations), may, "{calls} calls after {operations} operations");
+    }
+}
+
 /// Returns pseudorandom bits.
 fn mix(number: u64) -> u64 {
     let bits = (number ^ 0x9e37_79b9).wrapping_mul(0xbf58_476d_1ce4_e5b9);

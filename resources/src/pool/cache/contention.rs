@@ -48,3 +48,42 @@ impl Contention {
         should_move
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A thread whose arena was locked while it ran moves once others took enough of the blocks before its
+    /// own, and not where they took turns.
+    #[test]
+    fn a_thread_moves_if_others_take_blocks_while_it_runs() {
+        let contention = Contention::default();
+        assert!((0..1000).all(|_| !contention.should_move(true)), "it found no lock taken");
+        contention.found_locked();
+        let needed = usize::from(CONTENTION_AFTER.div_ceil(CONTENTION_PER_BLOCK));
+        let moves: Vec<usize> = (1..=3 * needed).filter(|_| contention.should_move(true)).collect();
+        assert_eq!(moves, [needed, 2 * needed, 3 * needed]);
+        contention.found_locked();
+        let own = usize::from(CONTENTION_PER_BLOCK);
+        let mut blocks = (0..usize::from(CONTENTION_WINDOW)).map(|block| block % (own + 1) == 0);
+        assert!(blocks.all(|was_others| !contention.should_move(was_others)), "its own blocks count less");
+    }
+
+    #[test]
+    fn a_lock_that_was_taken_is_forgotten_after_some_blocks() {
+        let contention = Contention::default();
+        let needed = CONTENTION_AFTER.div_ceil(CONTENTION_PER_BLOCK);
+        for (own, moves) in [(CONTENTION_WINDOW - needed, true), (CONTENTION_WINDOW - needed + 1, false)] {
+            contention.found_locked();
+            assert!((0..own).all(|_| !contention.should_move(false)));
+            assert_eq!((0..needed).any(|_| contention.should_move(true)), moves, "after {own} of its own");
+            assert!((0..1000).all(|_| !contention.should_move(true)));
+        }
+    }
+
+    #[test]
+    fn only_one_block_is_the_first() {
+        let contention = Contention::default();
+        assert_eq!([(); 3].map(|()| contention.is_first()), [true, false, false]);
+    }
+}

@@ -96,4 +96,22 @@ mod tests {
         let other = device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream");
         assert!(largest_after_use_on(other) < 1 << 20);
     }
+
+    #[test]
+    fn operations_and_live_bytes_are_those_of_all_threads() {
+        let device = SimDevice::new(SimConfig::h200());
+        let pool = CudaMemoryResource::new(device).layer(PoolLayer::new()).expect("an empty pool");
+        let allocate = |bytes| pool.allocate_bytes(bytes, StreamRef::LEGACY).expect("there is room");
+        let counted = || pool.central.with_heaps(|heaps| heaps.live_bytes_and_operations());
+        assert_eq!(counted(), (0, 0));
+        let blocks = [256, 512, 1024, 3 << 20].map(|bytes| (allocate(bytes), bytes));
+        assert_eq!(counted(), ((3 << 20) + 1792, 4));
+        // SAFETY: the block came from the pool with this size and is freed once.
+        let free = |(ptr, bytes)| unsafe { pool.deallocate_bytes(ptr, bytes, StreamRef::LEGACY) };
+        std::thread::scope(|scope| scope.spawn(|| free(blocks[1])).join().expect("it frees"));
+        free(blocks[3]);
+        assert_eq!(counted(), (1280, 6));
+        [blocks[0], blocks[2]].into_iter().for_each(free);
+        assert_eq!(counted(), (0, 8));
+    }
 }

@@ -115,9 +115,7 @@ impl Peak {
         let missing = (-counts.quota_left()).max(0);
         self.bytes.fetch_add(missing + more, Ordering::Relaxed);
         counts.add_quota(missing);
-        if more > 0 {
-            self.reserve.0.fetch_add(more, Ordering::AcqRel);
-        }
+        self.reserve.0.fetch_add(more, Ordering::AcqRel);
     }
 }
 
@@ -185,5 +183,38 @@ mod tests {
         assert_eq!(times_for_long(BUSY_SCANS - 1), 0);
         assert_eq!(times_for_long(1), 1);
         assert_eq!(times_for_long(2 * BUSY_SCANS), 2);
+    }
+
+    /// The peak is what all threads may have and the reserve, also where it rises for the reserve.
+    #[test]
+    fn the_peak_rises_by_what_is_missing_and_for_the_reserve() {
+        let (peak, counts) = (Peak::default(), ThreadCounts::default());
+        counts.begin_allocation(256);
+        for (more, bytes, reserve) in [(0, 256, 0), (100, 356, 100), (0, 356, 100)] {
+            peak.rise(&counts, more);
+            assert_eq!(counts.quota_left(), 0);
+            assert_eq!(peak.bytes.load(Ordering::Relaxed), bytes);
+            assert_eq!(peak.reserve.0.load(Ordering::Relaxed), reserve);
+        }
+    }
+
+    /// A thread takes what it needs and a quantum more, or all that there is.
+    #[test]
+    fn a_thread_takes_no_more_from_the_reserve_than_it_needs_and_a_quantum() {
+        let (peak, counts) = (Peak::default(), ThreadCounts::default());
+        peak.quantum.store(10, Ordering::Relaxed);
+        peak.reserve.0.store(100, Ordering::Relaxed);
+        counts.begin_allocation(30);
+        assert!(!peak.take_from_reserve(&counts, 101), "the reserve has less than the least");
+        assert!(peak.take_from_reserve(&counts, 100));
+        assert_eq!((counts.quota_left(), peak.reserve.0.load(Ordering::Relaxed)), (10, 60));
+        counts.begin_allocation(100);
+        assert!(!peak.take_from_reserve(&counts, 1), "90 bytes are missing");
+        assert_eq!((counts.quota_left(), peak.reserve.0.load(Ordering::Relaxed)), (-30, 0));
+        counts.count_deallocation(130, 130);
+        assert!(peak.has_surplus(&counts));
+        peak.add_to_reserve(&counts);
+        assert_eq!((counts.quota_left(), peak.reserve.0.load(Ordering::Relaxed)), (10, 90));
+        assert!(!peak.has_surplus(&counts));
     }
 }

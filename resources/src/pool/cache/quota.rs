@@ -46,13 +46,12 @@ impl ThreadCaches {
             {
                 break;
             }
-            // Two equal readings: at one moment no quota was unused, so the live bytes exceeded the peak.
-            let now = Some((activity(&all, counts), peak.reserve.0.load(Ordering::Relaxed)));
-            if all.len() == 1 || now == last || scan >= PEAK_SCANS {
+            let now = (activity(&all, counts), peak.reserve.0.load(Ordering::Relaxed));
+            if may_rise(scan, last, now) {
                 peak.rise(counts, 0);
                 break;
             }
-            last = now;
+            last = Some(now);
         }
         if all.len() > 1 && peak.is_busy_for_long(activity(&all, counts) != first) {
             peak.rise(counts, peak.bytes.load(Ordering::Relaxed) / PEAK_RISE_SHARE);
@@ -88,6 +87,12 @@ impl ThreadCaches {
     }
 }
 
+/// Returns whether the peak may rise after a search without success: two readings of what other threads did
+/// and of the reserve are equal, so at one moment no quota was unused, or enough searches were tried.
+fn may_rise(scan: usize, last: Option<(u64, i64)>, now: (u64, i64)) -> bool {
+    last == Some(now) || scan >= PEAK_SCANS
+}
+
 /// Returns a hash of the other threads' [activity](ThreadCounts::activity).
 fn activity(all: &[Arc<ThreadCache>], counts: &ThreadCounts) -> u64 {
     let mut hasher = FxHasher::default();
@@ -100,6 +105,54 @@ fn others<'a>(
     counts: &'a ThreadCounts,
 ) -> impl Iterator<Item = &'a ThreadCounts> {
     all.iter().map(|thread_cache| &*thread_cache.counts).filter(|other| !std::ptr::eq(*other, counts))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One search that finds nothing proves nothing: a block may pass from thread to thread meanwhile.
+    #[test]
+    fn the_peak_rises_if_nothing_happened_between_two_searches_or_after_many() {
+        for scan in 0..PEAK_SCANS {
+            assert!(!may_rise(scan, None, (1, 2)));
+            assert!(may_rise(scan, Some((1, 2)), (1, 2)));
+            assert!(!may_rise(scan, Some((1, 2)), (3, 2)), "another thread was active");
+            assert!(!may_rise(scan, Some((1, 2)), (1, 3)), "the reserve changed");
+        }
+        assert!(may_rise(PEAK_SCANS, Some((1, 2)), (3, 4)));
+    }
+
+    /// Of three threads, one frees what it had, and another one then has as much: the peak stays.
+    #[test]
+    fn a_thread_has_the_quota_that_another_one_no_longer_needs() {
+        let caches = ThreadCaches::default();
+        let [first, second, third] = [(); 3].map(|()| caches.unused_cache());
+        caches.count_allocation(&first.counts, 1 << 20, 1 << 20);
+        caches.count_allocation(&second.counts, 256, 256);
+        assert_eq!(caches.peak_bytes(), (1 << 20) + 256);
+        caches.count_free(&first.counts, 1 << 20, 1 << 20);
+        for bytes in [256, (1 << 20) - 256] {
+            caches.count_allocation(&third.counts, bytes, bytes);
+            assert_eq!(caches.peak_bytes(), (1 << 20) + 256);
+            caches.validate_peak();
+        }
+        caches.count_allocation(&first.counts, 512, 512);
+        assert_eq!(caches.peak_bytes(), (1 << 20) + 768);
+        caches.validate_peak();
+    }
+
+    /// What the calling thread does itself says nothing about the others.
+    #[test]
+    fn the_activity_is_that_of_the_other_threads() {
+        let caches = ThreadCaches::default();
+        let [first, second] = [(); 2].map(|()| caches.unused_cache());
+        let before = activity(&caches.lock(), &first.counts);
+        caches.count_allocation(&first.counts, 256, 256);
+        assert_eq!(activity(&caches.lock(), &first.counts), before);
+        caches.count_allocation(&second.counts, 256, 256);
+        assert_ne!(activity(&caches.lock(), &first.counts), before);
+    }
 }
 
 #[cfg(all(test, millpond_loom))]

@@ -260,5 +260,34 @@ impl ThreadCache {
     }
 }
 
+#[cfg(all(test, not(millpond_loom)))]
+mod tests {
+    use millpond_core::StreamRef;
+
+    use super::*;
+
+    /// The pools and the streams of a program are spread over the table, where two in one place push each
+    /// other out.
+    #[test]
+    fn pools_and_streams_have_places_of_their_own() {
+        const ADDR: u64 = 0x7f12_3456_7800;
+        let places = |indexes: Vec<usize>| {
+            assert!(indexes.iter().all(|index| *index < TABLE_SIZE));
+            rustc_hash::FxHashSet::from_iter(indexes).len()
+        };
+        let index = |pool, id| recent_index(pool, StreamRef::from_raw_parts(ADDR, id).id());
+        let count = TABLE_SIZE / 16;
+        let numbers = 1..=count as u64;
+        for id in [1, ADDR] {
+            let of_pools = places(numbers.clone().map(|pool| index(pool, id)).collect());
+            assert!(of_pools > count / 2, "{count} pools and stream {id} have {of_pools} places");
+        }
+        for (first, step) in [(1, 1), (ADDR, 256)] {
+            let of_streams = places(numbers.clone().map(|n| index(7, first + n * step)).collect());
+            assert!(of_streams > count / 2, "{count} streams from {first} have {of_streams} places");
+        }
+    }
+}
+
 #[cfg(all(test, millpond_loom))]
 mod models;

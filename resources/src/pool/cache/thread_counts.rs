@@ -237,4 +237,24 @@ mod tests {
         }
         assert!(!counts.are_limits_due());
     }
+
+    /// A search for quota takes two equal readings for proof that the thread did nothing in between, also
+    /// where a call undoes what the one before it did.
+    #[test]
+    fn the_activity_is_never_the_same_again() {
+        let counts = ThreadCounts::default();
+        let calls: [fn(&ThreadCounts); 5] = [
+            |counts| (counts.begin_allocation(256), counts.end_allocation(256, 256)).1,
+            |counts| counts.count_push(256, 256),
+            |counts| (counts.begin_pop(256), counts.end_pop(256)).1,
+            |counts| counts.count_eviction(256),
+            |counts| counts.count_deallocation(256, 256),
+        ];
+        let mut seen = vec![counts.activity()];
+        for call in calls.into_iter().cycle().take(4 * calls.len()) {
+            call(&counts);
+            assert!(!seen.contains(&counts.activity()), "call {}", seen.len());
+            seen.push(counts.activity());
+        }
+    }
 }
