@@ -52,7 +52,8 @@ pub(crate) struct Heap {
     tail: ChunkId,
     /// The number of chunks of a bin that a search compares.
     scan: usize,
-    /// Whether large requests take the lowest of the chunks compared, not the smallest.
+    /// Whether large requests take the lowest of the chunks compared, not the smallest, while one stream
+    /// alone uses the pool.
     pub(crate) by_address: bool,
     /// Whether one stream alone uses the pool: its chunks and unowned ones then join.
     pub(crate) has_one_stream: bool,
@@ -239,7 +240,7 @@ impl Heap {
     pub(crate) fn find(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<ChunkId> {
         let wanted = Wanted { bytes: request.bytes, alignment: request.alignment, upto };
         let bins = self.bins(owner)?;
-        let is_by_address = self.by_address && request.bytes >= LEAST_BY_ADDRESS;
+        let is_by_address = self.by_address && self.has_one_stream && request.bytes >= LEAST_BY_ADDRESS;
         let lowest = if is_by_address { bins.find_lowest(&self.chunks, wanted, self.scan) } else { None };
         lowest.or_else(|| bins.find(&self.chunks, wanted, self.scan))
     }
