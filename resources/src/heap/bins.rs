@@ -141,6 +141,17 @@ impl Bins {
         None
     }
 
+    /// Finds the chunk at the lowest [place](crate::heap::chunk::Chunk::place) among the first `scan` chunks,
+    /// smallest bins first; `None` if none of them is accepted.
+    pub(crate) fn find_lowest(&self, chunks: &Chunks, wanted: Wanted, scan: usize) -> Option<u32> {
+        let compared = self.iter_from(chunks, wanted.bytes).take(scan);
+        let accepted = compared.filter(|id| {
+            let chunk = &chunks[*id];
+            wanted.accepts(chunk.addr, chunk.bytes, chunk.epoch())
+        });
+        accepted.min_by_key(|id| chunks[*id].place())
+    }
+
     fn scan(
         &self,
         chunks: &Chunks,

@@ -21,7 +21,7 @@ use crate::heap::chunk::{Chunk, Chunks};
 use crate::heap::owner_bits::OwnerBits;
 use crate::heap::request::Request;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
-use crate::tuning::JOIN_SCAN_LIMIT;
+use crate::tuning::{JOIN_SCAN_LIMIT, LEAST_BY_ADDRESS};
 
 /// Contiguous memory, divided into chunks.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +52,9 @@ pub(crate) struct Heap {
     tail: ChunkId,
     /// The number of chunks of a bin that a search compares.
     scan: usize,
+    /// Whether large requests take the lowest of the chunks compared, not the smallest, while one stream
+    /// alone uses the pool.
+    pub(crate) by_address: bool,
     /// Whether one stream alone uses the pool: its chunks and unowned ones then join.
     pub(crate) has_one_stream: bool,
     pub(crate) bytes_reserved: u64,
@@ -73,6 +76,7 @@ impl Heap {
             regions: Vec::new(),
             tail: NIL,
             scan,
+            by_address: false,
             has_one_stream: true,
             bytes_reserved: 0,
             bytes_free: 0,
@@ -235,7 +239,10 @@ impl Heap {
     /// Finds the best free chunk of `owner` for the request, among those freed in epoch `upto` or before.
     pub(crate) fn find(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<ChunkId> {
         let wanted = Wanted { bytes: request.bytes, alignment: request.alignment, upto };
-        self.bins(owner)?.find(&self.chunks, wanted, self.scan)
+        let bins = self.bins(owner)?;
+        let is_by_address = self.by_address && self.has_one_stream && request.bytes >= LEAST_BY_ADDRESS;
+        let lowest = if is_by_address { bins.find_lowest(&self.chunks, wanted, self.scan) } else { None };
+        lowest.or_else(|| bins.find(&self.chunks, wanted, self.scan))
     }
 
     /// Finds the best free chunk among the owner's and the unowned ones; with `is_own_first`, among the

@@ -110,8 +110,13 @@ impl Pages {
 
     /// Notes the number of allocations and deallocations so far: each earns a part of a driver call that the
     /// pool may spend to hold less memory.
+    ///
+    /// If none is left, large blocks are placed by address until the next growth that finds some: a program
+    /// that repeats its requests then comes to the same places again, and needs no driver call.
     pub(crate) fn note_operations(&mut self, operations: u64) {
         self.budget.note_operations(&self.policy, operations);
+        let is_spent = self.budget.available(&self.policy) == 0;
+        self.heap_mut(AddressRange::Large).by_address = is_spent;
     }
 
     /// Plans a block for which `find_for` found nothing. A span for small blocks (`is_span`) comes from the
