@@ -61,6 +61,7 @@ struct Memory {
 
 /// A region or a handle.
 struct Part {
+    base: u64,
     bytes: u64,
     /// What is in use in it.
     what: Vec<What>,
@@ -262,7 +263,7 @@ impl Memory {
             Large::Regions(_) => {
                 let needed = request.padded_bytes();
                 let short = needed.next_multiple_of(DEVICE_PAGE).saturating_sub(device);
-                return emptied(&parts, short.max(needed.saturating_sub(limit)));
+                return emptied_regions(parts, short, needed.saturating_sub(limit));
             }
             Large::Pages(pages) => pages,
         };
@@ -293,7 +294,7 @@ impl Memory {
             let cost = what.iter().map(|what| self.cost(*what)).sum();
             let has_ends = has_ends && !what.is_empty();
             let (free_start, free_end) = if has_ends { (first - base, end - last) } else { (0, 0) };
-            Part { bytes, cost, what, free_start, free_end }
+            Part { base, bytes, cost, what, free_start, free_end }
         };
         match &heaps.large {
             Large::Regions(heap) => {
@@ -319,6 +320,43 @@ fn take_ends(parts: &mut Vec<Part>, least: u64) -> u64 {
         parts.swap_remove(first.min(last));
     }
     bytes
+}
+
+/// Returns the regions to empty so that the device has `short` more free bytes, and the pool `over` fewer.
+///
+/// A region counts as its own bytes, as others may share its last page. Only if all regions are too few that
+/// way, they count as whole pages.
+fn emptied_regions(regions: Vec<Part>, short: u64, over: u64) -> Option<Choice> {
+    let choice = emptied(&regions, short.max(over));
+    if choice.is_some() || short <= over {
+        return choice;
+    }
+    let sum = |parts: &[Part]| parts.iter().map(|part| part.bytes).sum::<u64>();
+    let of_regions = sum(&regions);
+    let pages = whole_pages(regions);
+    // The pool counts the regions' own bytes, which are at most `rounding` fewer.
+    let rounding = sum(&pages) - of_regions;
+    emptied(&pages, short.max(over + rounding))
+}
+
+/// Joins the regions that share a page, which returns to the device with the last of them, and counts them as
+/// their whole pages.
+fn whole_pages(mut regions: Vec<Part>) -> Vec<Part> {
+    regions.sort_unstable_by_key(|region| region.base);
+    let mut joined: Vec<Part> = Vec::new();
+    for region in regions {
+        let start = region.base - region.base % DEVICE_PAGE;
+        let end = (region.base + region.bytes).next_multiple_of(DEVICE_PAGE);
+        match joined.last_mut().filter(|last| start < last.base + last.bytes) {
+            Some(last) => {
+                last.bytes = end - last.base;
+                last.cost += region.cost;
+                last.what.extend(region.what);
+            }
+            None => joined.push(Part { base: start, bytes: end - start, ..region }),
+        }
+    }
+    joined
 }
 
 /// Returns the parts with the fewest bytes in use per byte that have at least `missing` bytes together.

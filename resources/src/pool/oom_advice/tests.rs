@@ -515,6 +515,21 @@ fn small_blocks_that_keep_a_span_are_named() {
     }
 }
 
+/// A region below a page counts as the page that returns with it, and two regions in one page count once.
+#[test]
+fn regions_below_a_page_count_as_the_page_that_returns_with_them() {
+    let setup = Setup { elsewhere: PAGE, maximum: Some(22 * MIB - 2816), ..regions() };
+    let setup = Setup { capacity: 22 * MIB, ..setup };
+    let filled = [17_760_257, 1_113_857, 1_113_856, 981_760, 1024].map(|bytes| take(bytes, 0));
+    for (blocks, then, named_blocks) in [(2, 18 * MIB + 1, 2), (5, 18 * MIB + 1, 5), (5, 20 * MIB + 1, 0)] {
+        let short = story(setup, &[&filled[..blocks], &[take(then, 0)]].concat());
+        let report = short.report();
+        assert!(report.held_bytes < 20 * MIB && named(&report).len() == named_blocks, "{report}");
+        short.check(&report).unwrap();
+        check_failure(&short).unwrap();
+    }
+}
+
 /// The test finds wrong reports.
 #[test]
 fn wrong_reports_are_found_out() {
