@@ -21,7 +21,7 @@ use crate::heap::chunk::{Chunk, Chunks};
 use crate::heap::owner_bits::OwnerBits;
 use crate::heap::request::Request;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
-use crate::tuning::{JOIN_SCAN_LIMIT, LEAST_BY_ADDRESS};
+use crate::tuning::{BY_ADDRESS_SHARE, JOIN_SCAN_LIMIT, LEAST_BY_ADDRESS};
 
 /// Contiguous memory, divided into chunks.
 #[derive(Clone, Copy, Debug)]
@@ -240,7 +240,8 @@ impl Heap {
     pub(crate) fn find(&self, owner: Owner, upto: Epoch, request: &Request) -> Option<ChunkId> {
         let wanted = Wanted { bytes: request.bytes, alignment: request.alignment, upto };
         let bins = self.bins(owner)?;
-        let is_by_address = self.by_address && self.has_one_stream && request.bytes >= LEAST_BY_ADDRESS;
+        let is_large = request.bytes >= LEAST_BY_ADDRESS.max(self.bytes_reserved / BY_ADDRESS_SHARE);
+        let is_by_address = self.by_address && self.has_one_stream && is_large;
         let lowest = if is_by_address { bins.find_lowest(&self.chunks, wanted, self.scan) } else { None };
         lowest.or_else(|| bins.find(&self.chunks, wanted, self.scan))
     }
