@@ -8,7 +8,7 @@ use millpond_core::DeviceMemoryResource;
 use millpond_driver::sim::Schedule;
 use millpond_testkit::Rng;
 
-use crate::plan::body::{Planned, Unplanned};
+use crate::plan::draft::{Planned, Unplanned};
 use crate::plan::tests::{Call, World, random_body};
 use crate::plan::{PlanLayer, PlanStatistics};
 

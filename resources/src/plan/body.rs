@@ -1,14 +1,14 @@
 //! The plan of one body: a slot for each allocation, and the slots that had its addresses before it.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
 
-use millpond_core::{ALLOCATION_ALIGNMENT, StreamId};
-use millpond_planning::{Block, Fit, Options, Problem, ProgramPlan, bounds, fits, plan};
+use millpond_core::StreamId;
+use millpond_planning::ProgramPlan;
 use rustc_hash::FxHashMap;
 
-use crate::plan::history::{Step, key};
+use crate::plan::history::key;
 use crate::plan::repetition::{GRAM, gram_of};
+use crate::plan::sharing::Freed;
 
 /// No lane, or no slot.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -43,7 +43,7 @@ pub(crate) struct Slot {
 
 impl Slot {
     /// A slot that has no place yet.
-    fn new(bytes: u64, stream: StreamId, lane: u32) -> Self {
+    pub(super) fn new(bytes: u64, stream: StreamId, lane: u32) -> Self {
         Self { bytes, stream, lane, offset: 0, place: NONE, predecessors_end: 0, turns: 0, is_live: false }
     }
 
@@ -53,9 +53,10 @@ impl Slot {
     }
 }
 
-/// The memory of one stream.
+/// The memory of one stream, or what streams share.
 #[derive(Debug)]
 pub(crate) struct LanePlan {
+    /// [`SHARED`] for what streams share.
     pub(crate) stream: StreamId,
     /// The size in bytes.
     pub(crate) bytes: u64,
@@ -64,7 +65,7 @@ pub(crate) struct LanePlan {
 }
 
 impl LanePlan {
-    fn new(stream: StreamId, bytes: u64) -> Self {
+    pub(super) fn new(stream: StreamId, bytes: u64) -> Self {
         Self { stream, bytes, places: FxHashMap::default() }
     }
 }
@@ -84,26 +85,15 @@ pub(crate) struct FileOrigin {
     named: Vec<StreamId>,
 }
 
-/// The reason why a body has no plan.
+/// Whether a slot was handed out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Unplanned {
-    /// Its sizes together exceed 64 bits.
-    NoProblem,
-    /// The streams need more memory than there was.
-    TooLarge,
+pub(crate) enum Claim {
+    Yes,
+    /// A block has some of its bytes.
+    Taken,
+    /// Some of its bytes are free for another stream alone.
+    Waits,
 }
-
-/// What came of planning.
-#[derive(Debug)]
-pub(crate) struct Planned {
-    pub(crate) body: Result<Body, Unplanned>,
-    /// The bytes that the plan may take.
-    pub(crate) limit: Option<u64>,
-    pub(crate) duration: Duration,
-}
-
-/// A search is content with this part of the bound above the bound.
-const SLACK: u64 = 200;
 
 /// A body with its slots.
 #[derive(Debug, Default)]
@@ -129,53 +119,14 @@ pub(crate) struct Body {
     /// Whether the program has come to it from another body.
     pub(crate) is_revisited: bool,
     predecessors: Vec<u32>,
+    /// Behind which frees the bytes of each slot are free, if streams share a lane.
+    pub(super) freed: Vec<Freed>,
     /// The hash of each [`GRAM`] allocations in a row and the position of the last one, sorted; none until
     /// they are needed.
-    grams: Vec<(u64, u32)>,
+    pub(super) grams: Vec<(u64, u32)>,
 }
 
 impl Body {
-    /// Plans a body, in which each stream has memory of its own, of `most` bytes together. It begins where
-    /// the fewest bytes are in use, so that as few blocks as possible live across its end.
-    pub(crate) fn plan(
-        mut steps: Vec<Step>,
-        most: Option<u64>,
-        options: &Options,
-    ) -> Result<Self, Unplanned> {
-        let start = quietest(&steps);
-        steps.rotate_left(start);
-        leave_carried(&mut steps);
-        let mut lanes: Vec<LanePlan> = Vec::new();
-        let mut slots: Vec<Slot> = Vec::with_capacity(steps.len());
-        for step in &steps {
-            let known = lanes.iter().position(|lane| lane.stream == step.stream);
-            let lane = match (step.life, known) {
-                (None, _) => NONE,
-                (Some(_), Some(lane)) => lane as u32,
-                (Some(_), None) => {
-                    lanes.push(LanePlan::new(step.stream, 0));
-                    lanes.len() as u32 - 1
-                }
-            };
-            slots.push(Slot::new(step.bytes, step.stream, lane));
-        }
-        let next = ((steps.len() - start) % steps.len().max(1)) as u32;
-        let mut body = Self { slots, lanes, next, ..Self::default() };
-        let lanes = (0..body.lanes.len() as u32).map(|lane| body.problem(lane, &steps));
-        let lanes: Vec<_> = lanes.collect::<Option<_>>().ok_or(Unplanned::NoProblem)?;
-        let least = lanes.iter().fold(0, |sum: u64, (_, lane)| sum.saturating_add(bounds(lane).bytes));
-        if most.is_some_and(|most| least > most) {
-            return Err(Unplanned::TooLarge);
-        }
-        let end = Instant::now() + options.time; // of the search for all lanes
-        for (lane, (indices, problem)) in lanes.iter().enumerate() {
-            body.place(lane, indices, problem, options, end);
-        }
-        body.link();
-        body.grams = body.all_grams();
-        Ok(body)
-    }
-
     /// The body of a plan that was made before. Its streams are placeholders until requests name them.
     pub(crate) fn of_plan(plan: &ProgramPlan) -> Self {
         let parts = plan.parts();
@@ -231,41 +182,8 @@ impl Body {
         true
     }
 
-    /// Returns the allocations of one lane and their blocks; `None` if they are no problem for the planner.
-    fn problem(&self, lane: u32, steps: &[Step]) -> Option<(Vec<u32>, Problem)> {
-        let length = steps.len() as u64;
-        let of_lane = |index: &u32| self.slots[*index as usize].lane == lane;
-        let indices: Vec<u32> = (0..self.slots.len() as u32).filter(of_lane).collect();
-        let blocks = indices.iter().map(|&index| {
-            let step = &steps[index as usize];
-            let (birth, death) = (u64::from(index), u64::from(index) + u64::from(step.life.unwrap_or(1)));
-            // A block that lives across the end of the body keeps its address for the whole of it.
-            let (birth, death) = if death > length { (0, length) } else { (birth, death) };
-            Block { birth, death, size: step.bytes, stream: 0 }
-        });
-        let problem = Problem::new(blocks.collect(), ALLOCATION_ALIGNMENT).ok()?;
-        Some((indices, problem))
-    }
-
-    /// Places the blocks of one lane, in the time that is left until `end`.
-    fn place(&mut self, lane: usize, indices: &[u32], problem: &Problem, options: &Options, end: Instant) {
-        let bound = bounds(problem).bytes;
-        let left = || Options { time: end.saturating_duration_since(Instant::now()), ..options.clone() };
-        let found = match fits(problem, bound.saturating_add(bound / SLACK), &left()) {
-            Fit::Fits(found) | Fit::Unknown(found) => found,
-            // It was proved that no placement is this low.
-            Fit::Impossible { .. } => plan(problem, &left()),
-        };
-        self.lanes[lane].bytes = found.height;
-        for (&index, &offset) in indices.iter().zip(&found.offsets) {
-            let place = self.place_at(lane, offset);
-            let slot = &mut self.slots[index as usize];
-            (slot.offset, slot.place) = (offset, place);
-        }
-    }
-
     /// Returns the number of the place at an offset of a lane.
-    fn place_at(&mut self, lane: usize, offset: u64) -> u32 {
+    pub(super) fn place_at(&mut self, lane: usize, offset: u64) -> u32 {
         *self.lanes[lane].places.entry(offset).or_insert_with(|| {
             self.places += 1;
             self.places - 1
@@ -274,7 +192,7 @@ impl Body {
 
     /// Finds the slots that have each slot's addresses before it. Two neighbours touch each other like
     /// rectangles in a plane, so there are at most three times as many predecessors as slots.
-    fn link(&mut self) {
+    pub(super) fn link(&mut self) {
         self.holders = vec![NONE; self.places as usize];
         self.requested = vec![0; self.slots.len()];
         let mut owners: Vec<BTreeMap<u64, (u64, u32)>> = vec![BTreeMap::new(); self.lanes.len()];
@@ -301,7 +219,7 @@ impl Body {
         }
     }
 
-    fn all_grams(&self) -> Vec<(u64, u32)> {
+    pub(super) fn all_grams(&self) -> Vec<(u64, u32)> {
         let keys: Vec<u64> = self.slots.iter().map(|slot| key(slot.bytes, slot.stream)).collect();
         let before = |at: usize, back: usize| keys[(at + GRAM * keys.len() - back) % keys.len()];
         let gram = |at: usize| gram_of(std::array::from_fn(|index| before(at, GRAM - 1 - index)));
@@ -419,13 +337,34 @@ impl Body {
         passed > turns
     }
 
-    /// Gives the slot to a block, if no block has any of its bytes.
-    pub(crate) fn claim(&mut self, index: u32) -> bool {
+    /// Gives the slot to a block, if no block has any of its bytes, and `is_done` all that they wait for.
+    pub(crate) fn claim(&mut self, index: u32, mut is_done: impl FnMut(Freed) -> bool) -> Claim {
         // A request pays for the slots that were left out before it, but not for many at once.
         let mut budget = 64;
-        let is_free = self.take_turn(index, &mut budget);
-        self.slots[index as usize].is_live |= is_free;
-        is_free
+        if !self.has_bytes(index, &mut budget) {
+            return Claim::Taken;
+        }
+        if self.is_shared() {
+            // Each of them is asked about, as the answer notes what is waited for.
+            let freed = self.predecessors(index).map(|at| self.freed_by(at));
+            if !freed.fold(true, |all, freed| is_done(freed) && all) {
+                return Claim::Waits;
+            }
+        }
+        let slot = &mut self.slots[index as usize];
+        slot.turns += 1;
+        slot.is_live = true;
+        Claim::Yes
+    }
+
+    /// Behind which frees the bytes of a predecessor are free.
+    fn freed_by(&self, predecessor: usize) -> Freed {
+        self.freed[(self.predecessors[predecessor] & !EARLIER_BODY) as usize]
+    }
+
+    /// Whether streams share a lane.
+    pub(crate) fn is_shared(&self) -> bool {
+        !self.freed.is_empty()
     }
 
     /// Leaves a slot out, if no block has any of its bytes: they pass on.
@@ -452,8 +391,21 @@ impl Body {
         }
     }
 
-    /// Begins the slot's next turn, after the turns of idle predecessors that were left out.
+    /// Leaves the slot's next turn out, after the turns of idle predecessors that were left out.
     fn take_turn(&mut self, index: u32, budget: &mut u32) -> bool {
+        if !self.has_bytes(index, budget) {
+            return false;
+        }
+        self.slots[index as usize].turns += 1;
+        if self.is_shared() {
+            let freed = self.predecessors(index).map(|at| self.freed_by(at));
+            self.freed[index as usize] = freed.reduce(Freed::and).unwrap_or_default();
+        }
+        true
+    }
+
+    /// Whether all predecessors have passed their bytes on. Leaves out the turns of idle ones.
+    fn has_bytes(&mut self, index: u32, budget: &mut u32) -> bool {
         let turns = self.slots[index as usize].turns;
         for at in self.predecessors(index) {
             let predecessor = self.predecessors[at];
@@ -471,7 +423,6 @@ impl Body {
         }
         // A slot never waits for itself through others: one of any circle of slots has passed its bytes on.
         debug_assert_eq!(self.slots[index as usize].turns, turns, "slots wait for each other");
-        self.slots[index as usize].turns = turns + 1;
         true
     }
 
@@ -479,50 +430,11 @@ impl Body {
     pub(crate) fn release(&mut self, index: u32) {
         self.slots[index as usize].is_live = false;
     }
-}
 
-/// Leaves blocks that live across the end of the body to upstream, unless these are most of it. In a plan
-/// they would have their addresses for the whole body. A plan that begins would need them twice, and when the
-/// program goes to another body, they would lie in its slots.
-fn leave_carried(steps: &mut [Step]) {
-    let length = steps.len();
-    let is_carried = |(at, step): (usize, &Step)| {
-        step.life.is_some_and(|life| (life as usize) < length && at + life as usize > length)
-    };
-    let carried: Vec<bool> = steps.iter().enumerate().map(is_carried).collect();
-    let bytes = |is: bool| -> u128 {
-        let planned =
-            steps.iter().zip(&carried).filter(|(step, carried)| step.life.is_some() && **carried == is);
-        planned.map(|(step, _)| u128::from(step.bytes)).sum()
-    };
-    if bytes(true) <= bytes(false) {
-        steps.iter_mut().zip(carried).filter(|(_, carried)| *carried).for_each(|(step, _)| step.life = None);
+    /// Notes behind which frees the bytes of a slot that streams share are free.
+    pub(crate) fn note_freed(&mut self, index: u32, freed: Freed) {
+        self.freed[index as usize] = freed;
     }
-}
-
-/// Returns the position before which the fewest bytes of planned blocks are in use.
-fn quietest(steps: &[Step]) -> usize {
-    let length = steps.len();
-    let mut changes = vec![0i128; length + 1];
-    for (at, step) in steps.iter().enumerate() {
-        let crossed = step.life.map_or(0, |life| life as usize - 1);
-        let (start, bytes) = (at + 1, i128::from(step.bytes));
-        // The boundaries from `start` on, of which those at or after the end are at the body's start.
-        let mut add = |from: usize, to: usize| {
-            if from < to {
-                changes[from] += bytes;
-                changes[to] -= bytes;
-            }
-        };
-        add(start, (start + crossed).min(length));
-        add(0, (start + crossed).saturating_sub(length).min(length));
-    }
-    let mut in_use = 0;
-    let totals = changes[..length].iter().map(|change| {
-        in_use += change;
-        in_use
-    });
-    totals.enumerate().min_by_key(|(at, bytes)| (*bytes, *at)).map_or(0, |(at, _)| at)
 }
 
 /// Gives a range of addresses to `owner`, and names those who had parts of it.

@@ -42,9 +42,10 @@ pub(crate) struct Step {
     /// The stream of the allocation.
     pub(crate) stream: StreamId,
     /// The number of allocations until the deallocation, itself included; `None` if the block lives until its
-    /// own place in the next body. A block that is freed on another stream has its slot for a whole body, as
-    /// that stream may do its work late.
+    /// own place in the next body.
     pub(crate) life: Option<u32>,
+    /// Whether it is freed on another stream.
+    pub(crate) is_foreign: bool,
 }
 
 /// Returns what identifies an allocation among others. Two that differ may have the same key by chance, which
@@ -127,8 +128,8 @@ fn body_of(events: &[Event], period: usize) -> Option<Vec<Step>> {
             None => known.is_none_or(|life| life as usize > events.len() - 1 - (index + period)),
         });
         let life = known.filter(|life| *life as usize <= period);
-        let life = life.map(|life| if old.is_foreign { period as u32 } else { life });
-        steps.push(Step { bytes: old.bytes, stream: old.stream, life });
+        let is_foreign = old.is_foreign && life.is_some();
+        steps.push(Step { bytes: old.bytes, stream: old.stream, life, is_foreign });
     }
     let total: u128 = steps.iter().map(|step| u128::from(step.bytes)).sum();
     let planned = steps.iter().filter(|step| step.life.is_some());
@@ -168,14 +169,15 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_live_for_a_body_are_not_planned_and_those_that_die_on_another_stream_for_all_of_it() {
+    fn blocks_that_live_for_a_body_are_not_planned_and_those_that_die_on_another_stream_are_named() {
         let sizes = [256, 512].repeat(4);
         assert!(history(&sizes, 3).body(2, |_| true).is_none(), "each lives longer than the body");
         let sizes = [256, 512].repeat(5);
         let mut one = history(&sizes, 1);
         one.events[6].is_foreign = true;
         let found = one.body(2, |_| true).unwrap();
-        assert_eq!((found[0].life, found[1].life), (Some(2), Some(1)));
+        assert_eq!((found[0].is_foreign, found[1].is_foreign), (true, false));
+        assert_eq!((found[0].life, found[1].life), (Some(1), Some(1)));
     }
 
     #[test]

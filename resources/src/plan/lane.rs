@@ -1,15 +1,17 @@
-//! The memory of one stream of a plan: its blocks, and the work that it waits for.
+//! The memory of one stream of a plan, or of all: its blocks, and the work that it waits for.
 
 use millpond_core::{DevicePtr, StreamId, StreamRef};
 use rustc_hash::FxHashMap;
 
+use crate::plan::body::LanePlan;
 use crate::plan::gaps::Gaps;
 use crate::plan::marks::{Mark, Marks, Question};
+use crate::plan::sharing::{SHARED, Sharing};
 
 /// The blocks about which the driver is asked in one call, the oldest first.
 const MOST_ASKED: usize = 64;
 
-/// The memory of one stream that the layer took from upstream.
+/// Memory that the layer took from upstream, for one stream or for all.
 #[derive(Debug, Default)]
 pub(crate) struct Lane {
     pub(crate) base: Option<DevicePtr>,
@@ -23,8 +25,11 @@ pub(crate) struct Lane {
     pub(crate) claims: u64,
     /// Those of them that were freed.
     pub(crate) frees: u64,
-    /// The blocks that were freed on other streams. Nothing uses their bytes before that work is done.
+    /// The blocks that were freed on other streams than the lane's. Nothing uses their bytes before that work
+    /// is done.
     pub(crate) foreign: Vec<Foreign>,
+    /// The order of the streams, if they share the lane.
+    pub(crate) sharing: Option<Sharing>,
     /// The blocks that lie in gaps of the plan, since there were some.
     pub(crate) guests: Option<Guests>,
     /// The work of the lane's own stream, and the blocks that had been handed out when it was marked.
@@ -61,9 +66,18 @@ pub(crate) struct Guests {
 }
 
 impl Lane {
+    /// A lane without memory.
+    pub(crate) fn new(plan: &LanePlan) -> Self {
+        Self { sharing: (plan.stream == SHARED).then(Sharing::default), ..Self::default() }
+    }
+
     /// Gives the lane memory that was taken on a stream.
     pub(crate) fn put(&mut self, base: DevicePtr, bytes: u64, stream: StreamRef) {
         (self.base, self.bytes, self.stream) = (Some(base), bytes, Some(stream));
+        if let Some(sharing) = &mut self.sharing {
+            let taken = sharing.freed(stream);
+            sharing.wait_for(taken);
+        }
     }
 
     /// Whether none of its blocks is in use.
@@ -87,13 +101,19 @@ impl Lane {
 
     /// Whether all of its memory may pass to the stream, in whose order the lane's `own` blocks were freed,
     /// or whatever stream it is.
-    pub(crate) fn may_leave(&self, stream: StreamId, own: StreamId) -> bool {
+    pub(crate) fn may_leave(&mut self, stream: StreamId, own: StreamId) -> bool {
+        if let Some(sharing) = &mut self.sharing {
+            return self.claims == self.frees && sharing.is_all_free_for(stream);
+        }
         let is_done = self.done_claims == Some(self.claims);
         self.is_idle() && self.foreign.is_empty() && (stream == own || is_done)
     }
 
-    /// Marks the present work of an idle lane's own stream, unless that has been done.
+    /// Marks the present work of an idle lane's own stream, or of all that share it, unless that has been done.
     pub(crate) fn mark_own(&mut self, id: StreamId, marks: &mut Marks) {
+        if let Some(sharing) = &mut self.sharing {
+            return sharing.mark_all(marks);
+        }
         let is_marked = self.own.as_ref().is_some_and(|(claims, _)| *claims == self.claims);
         let Some(stream) = self.stream.filter(|_| self.is_idle() && !is_marked) else { return };
         if self.done_claims != Some(self.claims) {
@@ -111,6 +131,7 @@ impl Lane {
     /// The questions about all work that the lane waits for.
     pub(crate) fn ask_all(&self, marks: &mut Marks, questions: &mut Vec<Question>) {
         self.ask_foreign(marks, questions);
+        self.sharing.iter().for_each(|sharing| sharing.ask_all(marks, questions));
         questions.extend(self.own.as_ref().map(|(_, mark)| marks.ask(mark)));
     }
 
@@ -118,7 +139,9 @@ impl Lane {
         let own = self.own.iter_mut().map(|(_, mark)| mark);
         // A free asks for the newest at once.
         let newest_first = self.foreign.iter_mut().rev().map(|foreign| &mut foreign.mark);
-        newest_first.chain(own).find(|it| it.number() == number)
+        let mut known = newest_first.chain(own);
+        let shared = self.sharing.as_mut().and_then(|sharing| sharing.find_mark(number));
+        shared.or_else(|| known.find(|it| it.number() == number))
     }
 
     /// Ends the waits for all work whose marks `is_done` names; returns the bytes that become free.
@@ -126,6 +149,9 @@ impl Lane {
         if let Some((claims, mark)) = self.own.take_if(|(_, mark)| is_done(mark.number())) {
             self.done_claims = Some(claims);
             marks.forget(mark);
+        }
+        if let Some(sharing) = &mut self.sharing {
+            sharing.end_waits(marks, &is_done);
         }
         let done = self.foreign.extract_if(.., |foreign| is_done(foreign.mark.number()));
         let done: Vec<_> = done.collect();
@@ -147,6 +173,9 @@ impl Lane {
         let foreign = self.foreign.drain(..).map(|foreign| foreign.mark);
         let own = self.own.take().map(|(_, mark)| mark);
         foreign.chain(own).for_each(|mark| marks.forget(mark));
+        if let Some(sharing) = &mut self.sharing {
+            sharing.forget_marks(marks);
+        }
         Some((base, bytes))
     }
 }

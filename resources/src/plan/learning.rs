@@ -8,7 +8,7 @@ use millpond_core::{DeviceMemoryResource, DevicePtr, StreamRef};
 use millpond_planning::Options;
 
 use crate::plan::PlanMemoryResource;
-use crate::plan::body::{Body, Planned, Unplanned};
+use crate::plan::draft::{Planned, plan_body};
 use crate::plan::history::{MOST_EVENTS, Step};
 use crate::plan::running::Running;
 use crate::plan::state::State;
@@ -42,17 +42,24 @@ struct Found {
     peak_bytes: u64,
     /// Whether there is a plan for other work.
     is_further: bool,
+    /// Whether streams may share memory.
+    may_share: bool,
 }
 
-/// Plans a body; without the blocks that keep their slots for all of it, if it has no room for them.
-fn plan_of(mut steps: Vec<Step>, limit: Option<u64>, options: &Options) -> Result<Body, Unplanned> {
-    let planned = Body::plan(steps.clone(), limit, options);
-    if !matches!(planned, Err(Unplanned::TooLarge)) {
-        return planned;
-    }
-    let length = steps.len() as u32;
-    steps.iter_mut().filter(|step| step.life == Some(length)).for_each(|step| step.life = None);
-    Body::plan(steps, limit, options)
+/// What tests say of the trial of streams that share memory.
+#[cfg(test)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Trial {
+    /// It is made.
+    Made,
+    /// The streams keep up, whatever they do.
+    Passed,
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Whether plans of this thread may take no more than the blocks in use, so that streams share memory.
+    pub(crate) static SHARING: std::cell::Cell<Option<Trial>> = const { std::cell::Cell::new(None) };
 }
 
 impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
@@ -131,7 +138,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             state.watched_for_it = state.history.len();
             (state.is_planning, state.since_found) = (true, 0);
             state.history.clear();
-            return Some(Found { steps, peak_bytes, is_further: state.running.is_some() });
+            let (is_further, may_share) = (state.running.is_some(), state.may_share);
+            return Some(Found { steps, peak_bytes, is_further, may_share });
         }
         if state.history.len() >= MOST_EVENTS {
             return self.end_search(state);
@@ -157,14 +165,16 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     /// Plans what repeats, while the lock is free. The plan may take as much as upstream held before, or as
     /// the blocks took together, rounded up to 256: an upstream need not round. A further body may not take
     /// much more than its own blocks: what upstream held before was for other work.
-    fn plan(&self, Found { steps, peak_bytes, is_further }: Found) {
+    fn plan(&self, Found { steps, peak_bytes, is_further, may_share }: Found) {
         let options = Options { time: self.options.time, rounds: ROUNDS, seed: 0, threads: 1 };
         let known = self.upstream.statistics().map(|known| known.peak_bytes_reserved);
+        #[cfg(test)]
+        let known = if SHARING.get().is_some() { Some(1) } else { known };
         let limit = known.filter(|bytes| *bytes > 0).map(|bytes| bytes.max(peak_bytes));
         let most = if is_further { Some(peak_bytes + peak_bytes / FURTHER_SHARE).min(limit) } else { limit };
         let work = move || {
             let started = Instant::now();
-            let body = plan_of(steps, most, &options);
+            let body = plan_body(&steps, most, may_share, &options);
             Planned { body, limit, duration: started.elapsed() }
         };
         if !self.options.background {

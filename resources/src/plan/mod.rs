@@ -11,6 +11,7 @@ mod bodies_tests;
 mod body;
 #[cfg(test)]
 mod changes_tests;
+mod draft;
 mod file;
 #[cfg(test)]
 mod file_tests;
@@ -29,6 +30,9 @@ mod repetition;
 mod returning;
 mod running;
 mod serving;
+mod sharing;
+#[cfg(test)]
+mod sharing_tests;
 mod state;
 #[cfg(test)]
 mod tests;

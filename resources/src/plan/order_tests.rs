@@ -14,16 +14,16 @@ use millpond_core::DeviceMemoryResourceExt;
 type Stack = PlanMemoryResource<PoolMemoryResource<CudaMemoryResource>>;
 
 /// Longer than any test takes: a kernel that waits for something that the program has yet to do.
-const BLOCKED_NS: u64 = 1 << 50;
+pub(super) const BLOCKED_NS: u64 = 1 << 50;
 const BODY: [u64; 5] = [8 << 20, 5 << 20, 1 << 20, 6 << 20, 2 << 20];
 
-struct World {
-    device: Arc<SimDevice>,
-    stack: Checked<Stack>,
+pub(super) struct World {
+    pub(super) device: Arc<SimDevice>,
+    pub(super) stack: Checked<Stack>,
 }
 
 impl World {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let device = SimDevice::new(SimConfig::with_capacity(4 << 30));
         let pool =
             CudaMemoryResource::new(Arc::clone(&device) as _).layer(PoolLayer::new().decay(Decay::Off));
@@ -31,28 +31,28 @@ impl World {
         Self { stack: Checked::new(stack, Some(Arc::clone(&device))), device }
     }
 
-    fn stream(&self) -> StreamRef {
+    pub(super) fn stream(&self) -> StreamRef {
         self.device.stream_create(StreamFlags::NON_BLOCKING).unwrap()
     }
 
-    fn counts(&self) -> PlanStatistics {
+    pub(super) fn counts(&self) -> PlanStatistics {
         self.stack.inner().plan_statistics()
     }
 
-    fn allocate(&self, bytes: u64, stream: StreamRef) -> (DevicePtr, u64) {
+    pub(super) fn allocate(&self, bytes: u64, stream: StreamRef) -> (DevicePtr, u64) {
         let ptr = self.stack.allocate(Layout::new(bytes), stream).unwrap();
         self.device.launch(stream, &[Access::write(ptr, bytes, bytes)]);
         (ptr, bytes)
     }
 
-    fn free(&self, (ptr, bytes): (DevicePtr, u64), stream: StreamRef) {
+    pub(super) fn free(&self, (ptr, bytes): (DevicePtr, u64), stream: StreamRef) {
         // SAFETY: the block came from the stack with this size, and its uses are before the stream's next
         // work.
         unsafe { self.stack.deallocate(ptr, Layout::new(bytes), stream) };
     }
 
     /// Makes a stream come after another.
-    fn join(&self, later: StreamRef, earlier: StreamRef) {
+    pub(super) fn join(&self, later: StreamRef, earlier: StreamRef) {
         let event = self.device.event_create(EventFlags::default()).unwrap();
         self.device.event_record(event, earlier).unwrap();
         self.device.stream_wait_event(later, event).unwrap();
@@ -60,7 +60,7 @@ impl World {
         unsafe { self.device.event_destroy(event).unwrap() };
     }
 
-    fn body(&self, sizes: &[u64], stream: StreamRef) {
+    pub(super) fn body(&self, sizes: &[u64], stream: StreamRef) {
         let held: Vec<_> = sizes.iter().map(|bytes| self.allocate(*bytes, stream)).collect();
         held.into_iter().for_each(|held| self.free(held, stream));
     }
@@ -84,11 +84,11 @@ impl World {
         (world, stream, other)
     }
 
-    fn has_waited(&self) -> bool {
+    pub(super) fn has_waited(&self) -> bool {
         self.device.virtual_time_ns() >= BLOCKED_NS
     }
 
-    fn check(self) {
+    pub(super) fn check(self) {
         let found = self.device.take_violations();
         assert!(found.is_empty(), "{found:?}");
         assert!(self.stack.take_faults().is_empty());

@@ -16,6 +16,9 @@ use crate::plan::marks::Question;
 use crate::plan::state::State;
 use crate::pool::Pool;
 
+/// A pool below gives memory back if it holds more than this part above what is in use.
+const EXCESS_SHARE: u64 = 128;
+
 impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     /// Runs `body` under the lock; `None` in a forked child, where a thread that is not there may have it.
     ///
@@ -122,6 +125,20 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             state.release_all(stream, false, u64::MAX);
             self.note_end(state);
         });
+    }
+
+    /// Has a pool below give back what the program does not need beside the plan, without a wait.
+    #[cold]
+    pub(crate) fn release_excess(&self, stream: StreamRef) {
+        let pool = find_trait::<dyn Pool>(&self.upstream).filter(|_| self.has_driver());
+        let Some((pool, known)) = pool.zip(self.upstream.statistics()) else { return };
+        let keep = known.bytes_in_use.max(pool.options().initial_bytes);
+        if known.bytes_reserved <= keep.saturating_add(keep / EXCESS_SHARE) {
+            return;
+        }
+        if let Err(error) = pool.release_unused(keep, stream) {
+            tracing::warn!(target: "millpond::plan", stack = %self, %error, "memory could not be released");
+        }
     }
 
     /// Waits for all work of the device, which lanes without blocks have then done; returns whether that was

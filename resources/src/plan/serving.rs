@@ -5,6 +5,7 @@ use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, La
 
 use crate::plan::PlanMemoryResource;
 use crate::plan::running::{Place, Running, Verdict};
+use crate::plan::sharing::{SHARED, Trust};
 use crate::plan::state::State;
 
 /// What a pool of pages may hold for a lane above what it held before, as it rounds to its handles. That is
@@ -21,6 +22,8 @@ enum Answer {
         place: Place,
         slot: Option<u32>,
     },
+    /// Upstream serves it, and the driver is asked whether another stream has done its work.
+    Try,
     Upstream,
 }
 
@@ -47,15 +50,22 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     #[inline]
     pub(crate) fn serve_planned(&self, layout: Layout, bytes: u64, stream: StreamRef) -> Option<DevicePtr> {
         let request = Request { layout, bytes, stream };
-        let (answer, is_due) = self.locked(|state| (self.answer(state, &request), state.is_query_due()))?;
+        let (answer, is_due, is_excess_due) = self.locked(|state| {
+            let answer = self.answer(state, &request);
+            (answer, state.is_query_due(), std::mem::take(&mut state.is_excess_due))
+        })?;
         let served = match answer {
             Answer::Block(ptr) => Some(ptr),
             Answer::Take(taking) => self.take(&taking, &request),
             Answer::Ask { place, slot } => self.ask_and_serve(place, slot, &request),
+            Answer::Try => self.ask_and_try(stream),
             Answer::Upstream => None,
         };
         if is_due {
             self.query_dropped(stream);
+        }
+        if is_excess_due {
+            self.release_excess(stream);
         }
         served
     }
@@ -68,6 +78,14 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             return self.serve_dropped(state, request).map_or(Answer::Upstream, Answer::Block);
         };
         let at = running.locate(bytes, stream.id());
+        if running.is_on_trial() && at.is_some() {
+            match running.try_order(stream) {
+                Trust::Ask => return Answer::Try,
+                Trust::Behind => self.end_sharing(state),
+                Trust::KeepUp | Trust::Open => {}
+            }
+            return self.serve(state, at, request, false);
+        }
         let lane = at.and_then(|at| running.lane_of(at)).filter(|_| running.is_begun());
         if let Some((slot, lane)) = at.zip(lane)
             && running.is_short(lane)
@@ -137,15 +155,41 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     }
 
     /// Asks the driver about blocks of the request's lane that were freed on other streams, and serves the
-    /// request then.
+    /// request then. Where work that is done now was marked too early, it asks a second time.
     #[cold]
     fn ask_and_serve(&self, place: Place, slot: Option<u32>, request: &Request) -> Option<DevicePtr> {
-        self.ask_driver(request.stream, |state| state.ask_foreign(request.stream.id()));
-        let answer = self.locked(|state| {
-            let is_same = state.running.as_ref().is_some_and(|running| running.place() == place);
-            if is_same { self.serve(state, slot, request, false) } else { Answer::Upstream }
-        })?;
-        if let Answer::Block(ptr) = answer { Some(ptr) } else { None }
+        for may_ask in [true, false] {
+            self.ask_driver(request.stream, |state| state.ask_foreign(request.stream.id()));
+            let answer = self.locked(|state| {
+                let is_same = state.running.as_ref().is_some_and(|running| running.place() == place);
+                if is_same { self.serve(state, slot, request, may_ask) } else { Answer::Upstream }
+            })?;
+            match answer {
+                Answer::Ask { .. } => {}
+                Answer::Block(ptr) => return Some(ptr),
+                _ => return None,
+            }
+        }
+        None
+    }
+
+    /// Asks the driver whether another stream has done its work, for the trial. Upstream serves the request.
+    #[cold]
+    fn ask_and_try(&self, stream: StreamRef) -> Option<DevicePtr> {
+        self.ask_driver(stream, |state| state.ask_foreign(stream.id()));
+        self.locked(|state| {
+            if let Some(running) = &mut state.running {
+                running.end_try();
+            }
+        });
+        None
+    }
+
+    /// Drops a plan whose streams are too far apart for the memory that they share. None share any more.
+    #[cold]
+    fn end_sharing(&self, state: &mut State) {
+        state.may_share = false;
+        self.drop_plan(state, "its streams do not keep up with the host, and share memory");
     }
 
     /// Serves a request, which the plan knows as the slot `at`, from the slot or beside it. `may_ask` says
@@ -156,16 +200,21 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         let is_planned = at.is_some_and(|at| running.lane_of(at).is_some());
         let served = at.filter(|_| is_planned && running.is_begun());
         let served = served.and_then(|at| running.claim(at, request.layout.bytes()));
-        if served.is_none() && may_ask && is_planned && running.waits_for_others(request.stream.id()) {
-            return Answer::Ask { place: running.place(), slot: at };
+        if let Some(at) = at.filter(|_| served.is_none() && may_ask && is_planned)
+            && running.waits_for_others(at, request.stream.id())
+        {
+            return Answer::Ask { place: running.place(), slot: Some(at) };
         }
         // Requests that the plan leaves to upstream are no misses.
         let is_miss = at.is_none() || is_planned && running.is_due() && served.is_none();
         let verdict = running.judge(is_miss, request.bytes);
         if let Some(ptr) = served {
             let is_settled = running.is_settled;
-            if verdict == Verdict::Proven {
-                state.forgive(self.options.repeat as usize);
+            match verdict {
+                Verdict::Proven => state.forgive(self.options.repeat as usize),
+                Verdict::TooFar => self.end_sharing(state),
+                Verdict::Steady => state.is_excess_due = true,
+                Verdict::Good | Verdict::Left => {}
             }
             state.counts.served += 1;
             if !is_settled {
@@ -183,8 +232,10 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         }
         match verdict {
             Verdict::Good => {}
+            Verdict::Steady => state.is_excess_due = true,
             Verdict::Proven => state.forgive(self.options.repeat as usize),
             Verdict::Left => self.leave_plan(state),
+            Verdict::TooFar => self.end_sharing(state),
         }
         state.counts.missed += 1;
         let beside = self.serve_beside(state, at, request);
@@ -224,21 +275,33 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         if running.bytes().0 == 0 || !is_wanted {
             return None;
         }
-        let Some(lane) = running.lane_for(stream.id()) else {
-            if self.would_exceed(running.limit_bytes, bytes) && running.is_crowding(bytes) {
+        let is_exceeded = self.would_exceed(running.limit_bytes, bytes);
+        let mut lanes = running.lanes_for(stream.id()).peekable();
+        let is_alone = lanes.peek().is_none();
+        for lane in lanes {
+            let running = state.running.as_mut()?;
+            // Nothing new keeps a lane from going back that only waits for other streams.
+            let may_serve = is_exceeded && !(running.is_lost() && running.lanes[lane].is_idle());
+            if state.release(lane, stream).is_some() {
+                return None;
+            }
+            let running = state.running.as_mut()?;
+            let gap = || running.claim_gap(lane, at, layout.bytes(), bytes, stream.id());
+            if let Some(ptr) = may_serve.then(gap).flatten() {
+                state.note_beside(ptr, bytes, stream);
+                return Some(ptr);
+            }
+        }
+        let running = state.running.as_mut()?;
+        let is_shared = running.lane_for(SHARED).is_some();
+        if is_exceeded && (is_alone || is_shared) && running.is_crowding(bytes) {
+            // Until its end, the body has blocks in the memory that streams share.
+            running.is_too_far |= is_shared;
+            if !is_shared {
                 self.leave_plan(state);
             }
-            return None;
-        };
-        let is_exceeded = self.would_exceed(running.limit_bytes, bytes);
-        // Nothing new keeps a lane from going back that only waits for other streams.
-        let may_serve = is_exceeded && !(running.is_lost() && running.lanes[lane].is_idle());
-        if state.release(lane, stream).is_some() || !may_serve {
-            return None;
         }
-        let ptr = state.running.as_mut()?.claim_gap(lane, at, layout.bytes(), bytes)?;
-        state.note_beside(ptr, bytes, stream);
-        Some(ptr)
+        None
     }
 
     /// Gives lanes of dropped plans back whose blocks are all freed on the caller's stream. Serves the
@@ -251,10 +314,11 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         state.release_all(stream, false, u64::MAX);
         self.note_end(state);
         let served = state.draining.iter_mut().find_map(|plan| {
-            let lane = plan.lane_for(stream.id()).filter(|lane| !plan.lanes[*lane].is_idle())?;
+            let mut lanes = plan.lanes_for(stream.id());
+            let lane = lanes.find(|lane| !plan.lanes[*lane].is_idle())?;
             // Nothing new keeps a lane from going back that other streams need.
             let may_serve = !plan.is_crowding(0) && self.would_exceed(plan.limit_bytes, bytes);
-            if may_serve { plan.claim_gap(lane, None, layout.bytes(), bytes) } else { None }
+            if may_serve { plan.claim_gap(lane, None, layout.bytes(), bytes, stream.id()) } else { None }
         })?;
         state.note_beside(served, bytes, stream);
         Some(served)
@@ -266,8 +330,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         self.locked(|state| {
             let mut plans = state.running.iter_mut().chain(&mut state.draining);
             let served = plans.find_map(|plan| {
-                let lane = plan.lane_for(stream.id())?;
-                plan.claim_gap(lane, None, layout.bytes(), bytes)
+                let mut lanes = plan.lanes_for(stream.id());
+                lanes.find_map(|lane| plan.claim_gap(lane, None, layout.bytes(), bytes, stream.id()))
             });
             state.counts.served_beside += u64::from(served.is_some());
             served

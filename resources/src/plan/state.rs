@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 use millpond_core::driver::Event;
 use millpond_core::{DevicePtr, StreamId, StreamRef};
 
-use crate::plan::body::Planned;
+use crate::plan::draft::Planned;
 use crate::plan::history::History;
 use crate::plan::marks::{Marks, Question};
 use crate::plan::running::Running;
@@ -62,6 +62,8 @@ pub(crate) struct State {
     pub(crate) planner: Option<JoinHandle<Planned>>,
     /// The allocations over which a part has to repeat.
     pub(crate) least_span: usize,
+    /// Whether streams may share memory: not after they were too far apart for that.
+    pub(crate) may_share: bool,
     /// The plans that were dropped since one was worth its cost.
     pub(crate) strikes: u32,
     pub(crate) has_given_up: bool,
@@ -70,6 +72,8 @@ pub(crate) struct State {
     leaving: Vec<(DevicePtr, u64, StreamRef)>,
     /// The calls until the driver is asked about dropped plans.
     calls_to_query: u32,
+    /// Whether upstream should give back what it does not use.
+    pub(crate) is_excess_due: bool,
 }
 
 impl State {
@@ -87,11 +91,13 @@ impl State {
             watched_for_it: 0,
             planner: None,
             least_span,
+            may_share: true,
             strikes: 0,
             has_given_up: false,
             counts: PlanStatistics::default(),
             leaving: Vec::new(),
             calls_to_query: 0,
+            is_excess_due: false,
         }
     }
 
@@ -158,7 +164,10 @@ impl State {
 
     /// Ends the plan in use. Its memory goes back when that is free.
     pub(crate) fn retire(&mut self) {
-        self.draining.extend(self.running.take().filter(|running| running.bytes().0 > 0));
+        if let Some(mut plan) = self.running.take() {
+            plan.forget_untaken(&mut self.marks);
+            self.draining.extend(Some(plan).filter(|plan| plan.bytes().0 > 0));
+        }
         self.calls_to_query = 0;
     }
 
@@ -221,7 +230,7 @@ impl State {
     /// The questions about the blocks of the stream's lane that were freed on other streams.
     pub(crate) fn ask_foreign(&mut self, stream: StreamId) -> Vec<Question> {
         let mut questions = Vec::new();
-        for plan in self.running.iter().chain(&self.draining) {
+        for plan in self.running.iter_mut().chain(&mut self.draining) {
             plan.ask_foreign(stream, &mut self.marks, &mut questions);
         }
         questions

@@ -64,6 +64,12 @@ pub trait Pool {
     /// As there.
     fn decay_step(&self, now: Duration) -> Result<u64>;
 
+    /// See [`PoolMemoryResource::release_unused`](crate::PoolMemoryResource::release_unused).
+    ///
+    /// # Errors
+    /// As there.
+    fn release_unused(&self, keep_bytes: u64, stream: StreamRef) -> Result<u64>;
+
     /// Allocates a block that the calling thread has cached for the stream; `None` if it has none.
     ///
     /// It calls neither the driver nor upstream, and waits for no lock under which others do. So a caller may

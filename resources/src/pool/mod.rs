@@ -272,6 +272,30 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         self.decay.as_ref().map_or(Ok(0), step)
     }
 
+    /// Returns memory that no block uses until the pool holds at most `keep_bytes`, as far as the work on it
+    /// is done; returns the bytes. Unlike [`trim`](DeviceMemoryResource::trim) it does not wait for the
+    /// device, and does nothing if the pool is busy with another request, or while `stream` captures a graph.
+    ///
+    /// ```
+    /// use millpond_core::{DeviceMemoryResourceExt, StreamRef};
+    /// use millpond_driver::sim::{SimConfig, SimDevice};
+    /// use millpond_resources::{CudaMemoryResource, PoolLayer};
+    ///
+    /// let device = SimDevice::new(SimConfig::h200());
+    /// let pool = CudaMemoryResource::new(device).layer(PoolLayer::new())?;
+    /// let block = pool.allocate_bytes(64 << 20, StreamRef::LEGACY)?;
+    /// // SAFETY: the block came from this pool with this size, and nothing uses it.
+    /// unsafe { pool.deallocate_bytes(block, 64 << 20, StreamRef::LEGACY) };
+    /// assert!(pool.release_unused(0, StreamRef::LEGACY)? >= 64 << 20);
+    /// # Ok::<(), millpond_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn release_unused(&self, keep_bytes: u64, stream: StreamRef) -> Result<u64> {
+        self.central.release_unused(keep_bytes, stream).map_err(|error| error.in_stack(self))
+    }
+
     /// Checks the invariants of docs/INVARIANTS.md, in time proportional to the number of blocks. No other
     /// thread may be in a call of the pool: changes that threads make without a lock would look like errors.
     ///
@@ -381,6 +405,10 @@ impl<R: DeviceMemoryResource> Pool for PoolMemoryResource<R> {
 
     fn decay_step(&self, now: Duration) -> Result<u64> {
         self.decay_step(now)
+    }
+
+    fn release_unused(&self, keep_bytes: u64, stream: StreamRef) -> Result<u64> {
+        self.release_unused(keep_bytes, stream)
     }
 
     fn allocate_cached(&self, layout: Layout, stream: StreamRef) -> Option<DevicePtr> {

@@ -48,8 +48,9 @@ impl Running {
                 streams.push(lane.stream);
             }
         }
-        self.lanes.resize_with(streams.len(), Lane::default);
         self.body.pad_lanes(&streams);
+        let new = &self.body.lanes[self.lanes.len()..];
+        self.lanes.extend(new.iter().map(Lane::new));
         self.others.iter_mut().for_each(|other| other.pad_lanes(&streams));
         body.renumber_lanes(&streams);
         self.others.insert(0, body);
@@ -73,7 +74,9 @@ impl Running {
     fn forget_streams(&mut self) {
         let bodies = || std::iter::once(&self.body).chain(&self.others);
         let is_used = |lane: &usize| {
-            self.lanes[*lane].base.is_some() || bodies().any(|body| body.lanes[*lane].bytes > 0)
+            // A shared one may have marks of a trial.
+            let held = &self.lanes[*lane];
+            held.base.is_some() || held.sharing.is_some() || bodies().any(|body| body.lanes[*lane].bytes > 0)
         };
         let used: Vec<usize> = (0..self.lanes.len()).filter(is_used).collect();
         // A request that takes a lane knows it by its number.
@@ -167,6 +170,10 @@ impl Running {
     /// Makes guests of the blocks in the slots of a lane, so that the slots of another body are free only
     /// where these are not.
     fn keep_as_guests(&mut self, lane: usize) {
+        if let Some(sharing) = &mut self.lanes[lane].sharing {
+            // The slots of another body do not know behind which frees these are free.
+            sharing.wait_for_all();
+        }
         let of_lane = &self.lanes[lane];
         if of_lane.is_idle() && of_lane.foreign.is_empty() {
             return;

@@ -16,11 +16,19 @@ const AWAITED_WINDOW: u32 = 1024;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
     Good,
+    /// The last windows were good, so that upstream needs what it has in use and no more.
+    Steady,
     /// The last [`PROVEN`] windows were good: the plan has saved more than planning cost.
     Proven,
     /// The program does not follow the plan.
     Left,
+    /// The streams are too far apart for memory that they share.
+    TooFar,
 }
+
+/// The good windows in a row after which upstream gives back what it does not use, without a wait. It is asked
+/// again after twice as many, since the device may have work yet.
+const STEADY: u32 = 1;
 
 /// The good windows in a row after which a plan has saved more than planning cost: that takes about 8 µs an
 /// allocation, and a served allocation and its free take 70 to 130 ns less than the pool's (docs/plan.md).
@@ -116,11 +124,13 @@ impl Running {
         self.has_served |= !is_bad && self.is_begun();
         (self.bad, self.good) = if is_bad { (self.bad + 1, 0) } else { (0, self.good + 1) };
         match (self.bad, self.good) {
+            _ if self.is_too_far => Verdict::TooFar,
             (2.., _) => Verdict::Left,
             (_, PROVEN) => {
                 (self.is_proven, self.is_settled) = (true, true);
                 Verdict::Proven
             }
+            (_, good) if good >= STEADY && good.is_power_of_two() => Verdict::Steady,
             _ => Verdict::Good,
         }
     }

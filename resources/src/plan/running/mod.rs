@@ -7,12 +7,18 @@ mod locate;
 use millpond_core::misuse::MisuseKind;
 use millpond_core::{DevicePtr, ResourceStatistics, StreamId, StreamRef};
 
-use crate::plan::body::{Body, NONE};
+use crate::plan::body::{Body, Claim, NONE};
 use crate::plan::lane::{Bytes, Lane};
+#[cfg(test)]
+use crate::plan::learning::{SHARING, Trial};
 use crate::plan::marks::{Mark, Marks, Question};
 use crate::plan::repetition::GRAM;
+use crate::plan::sharing::{SHARED, Sharing, Trust};
 
 pub(crate) use crate::plan::running::judge::Verdict;
+
+/// A trial has one try in this part of a body, so that it is over when the body has been there twice.
+const TRIED_SHARE: u32 = 128;
 
 /// Slots catch up once in this part of a body at most, as that looks at all of them.
 const CATCH_UP_SHARE: u32 = 4;
@@ -30,6 +36,8 @@ pub(crate) enum Mistake {
     TooEarly,
     /// Slots are handed out whatever guests lie there.
     OverGuests,
+    /// Slots that streams share are handed out whatever streams had their bytes.
+    Unordered,
     /// A lane without blocks goes back on any stream, whatever work it has.
     LeavesEarly,
     /// The slots of one body do not know of the blocks in those of another.
@@ -74,6 +82,10 @@ pub(crate) struct Running {
     /// The position of the next expected request, once it is known.
     cursor: Option<u32>,
     stage: Stage,
+    /// Whether the streams are known to keep up with the host.
+    is_tried: bool,
+    /// Whether upstream had no room for requests that streams which are behind kept from their slots.
+    pub(crate) is_too_far: bool,
     /// Whether the program has left the plan: it holds no memory without blocks until a body begins.
     is_aside: bool,
     /// The requests in a row that must fit before a plan from a file begins; 0 once it has.
@@ -119,9 +131,14 @@ impl Running {
             place: Place { plan: number, changes: 0 },
             limit_bytes,
             others: Vec::new(),
-            lanes: body.lanes.iter().map(|_| Lane::default()).collect(),
+            lanes: body.lanes.iter().map(Lane::new).collect(),
             cursor: Some(body.next),
             stage: Stage::Made,
+            #[cfg(test)]
+            is_tried: SHARING.get() == Some(Trial::Passed),
+            #[cfg(not(test))]
+            is_tried: false,
+            is_too_far: false,
             is_aside: false,
             awaited_fits: body.origin.as_ref().map_or(0, |origin| (origin.lead + 1).min(GRAM as u32)),
             recent: [0; GRAM],
@@ -158,7 +175,31 @@ impl Running {
 
     /// Whether slots are handed out: a body has begun since the plan was made.
     pub(crate) fn is_begun(&self) -> bool {
-        self.stage == Stage::Begun
+        self.stage == Stage::Begun && !self.is_on_trial()
+    }
+
+    /// Whether it is tried if the streams keep up with the host, as they share memory in the body in use. No
+    /// slot is handed out meanwhile.
+    pub(crate) fn is_on_trial(&self) -> bool {
+        !self.is_tried && self.body.is_shared()
+    }
+
+    /// Goes on with the trial of a body whose streams share memory, at a request in it.
+    pub(crate) fn try_order(&mut self, stream: StreamRef) -> Trust {
+        let every = self.body.length() / TRIED_SHARE;
+        let sharing = self.lanes.iter_mut().find_map(|lane| lane.sharing.as_mut());
+        let trust = sharing.map_or(Trust::KeepUp, |sharing| sharing.try_order(stream, every));
+        if trust == Trust::KeepUp {
+            // The next body begins with all of its blocks in the plan.
+            self.is_tried = true;
+            self.postpone();
+        }
+        trust
+    }
+
+    /// Counts a try of the trial, after the driver was asked.
+    pub(crate) fn end_try(&mut self) {
+        self.lanes.iter_mut().filter_map(|lane| lane.sharing.as_mut()).for_each(|sharing| sharing.end_try());
     }
 
     /// Hands out no slot until the next body begins. A plan from a file goes on with its other lanes: its
@@ -181,28 +222,36 @@ impl Running {
 
     /// Whether a request that has a slot and is not served from it counts against the plan.
     pub(crate) fn is_due(&self) -> bool {
-        matches!(self.stage, Stage::Begun | Stage::Postponed)
+        matches!(self.stage, Stage::Begun | Stage::Postponed) && !self.is_on_trial()
     }
 
-    /// Hands out a slot, unless a block has some of its bytes, or its lane has no memory.
+    /// Hands out a slot, unless a block has some of its bytes, or its lane has no memory. A lane that streams
+    /// share notes the work that some of the bytes wait for.
     pub(crate) fn claim(&mut self, at: u32, bytes: u64) -> Option<DevicePtr> {
         let slot = self.body.slots[at as usize];
         let lane = &mut self.lanes[slot.lane as usize];
+        let mut sharing = lane.sharing.as_mut();
+        sharing.iter_mut().for_each(|sharing| sharing.forget_awaited());
         // The lane may be that of another body, and smaller.
         let has_room = bytes <= slot.bytes && slot.offset + slot.bytes <= lane.bytes;
         let base = lane.base.filter(|_| has_room)?;
         let is_taken = lane.guests.as_ref().is_some_and(|it| !it.gaps.has(slot.offset, slot.bytes));
         #[cfg(test)]
         let is_taken = is_taken && self.mistake != Some(Mistake::OverGuests);
-        let mut is_free = !is_taken && self.body.claim(at);
-        if !is_free && !is_taken && self.since_catching_up > self.body.length() / CATCH_UP_SHARE {
+        let mut is_done =
+            |freed| sharing.as_mut().is_none_or(|sharing| sharing.is_free_for(freed, slot.stream));
+        #[cfg(test)]
+        let mut is_done = |freed| self.mistake == Some(Mistake::Unordered) || is_done(freed);
+        let mut claim = if is_taken { Claim::Taken } else { self.body.claim(at, &mut is_done) };
+        if claim == Claim::Taken && !is_taken && self.since_catching_up > self.body.length() / CATCH_UP_SHARE
+        {
             self.since_catching_up = 0;
             self.body.catch_up(at);
-            is_free = self.body.claim(at);
+            claim = self.body.claim(at, &mut is_done);
         }
         #[cfg(test)]
-        let is_free = is_free || self.mistake == Some(Mistake::Unchecked);
-        if !is_free {
+        let claim = if self.mistake == Some(Mistake::Unchecked) { Claim::Yes } else { claim };
+        if claim != Claim::Yes {
             return None;
         }
         if let Some(guests) = &mut lane.guests {
@@ -222,13 +271,18 @@ impl Running {
         }
     }
 
-    /// Returns the lane of a stream that has memory.
+    /// Returns the lane of a stream, if it has memory.
     pub(crate) fn lane_for(&self, stream: StreamId) -> Option<usize> {
         let lanes = self.lanes.iter().zip(&self.body.lanes);
         lanes.into_iter().position(|(lane, plan)| plan.stream == stream && lane.base.is_some())
     }
 
-    /// Serves a request that has no slot from a gap of the lane of its stream: from the bytes of the slot
+    /// Returns the lanes that have memory for a stream: its own, and the one that streams share.
+    pub(crate) fn lanes_for(&self, stream: StreamId) -> impl Iterator<Item = usize> + use<> {
+        [self.lane_for(stream), self.lane_for(SHARED)].into_iter().flatten()
+    }
+
+    /// Serves a request that has no slot from a gap of a lane for its stream: from the bytes of the slot
     /// that it would have (`at`), if they are free. `bytes` is the request, `rounded` a multiple of 256.
     pub(crate) fn claim_gap(
         &mut self,
@@ -236,8 +290,15 @@ impl Running {
         at: Option<u32>,
         bytes: u64,
         rounded: u64,
+        stream: StreamId,
     ) -> Option<DevicePtr> {
         let base = self.lanes[lane].base?;
+        // Which stream had the bytes of a gap is not known.
+        if let Some(sharing) = &mut self.lanes[lane].sharing
+            && !sharing.is_all_free_for(stream)
+        {
+            return None;
+        }
         self.open_gaps(lane);
         let slot = at.map(|at| self.body.slots[at as usize]).filter(|slot| slot.lane as usize == lane);
         let lane = &mut self.lanes[lane];
@@ -283,8 +344,8 @@ impl Running {
         offset.is_some_and(|offset| self.body.lanes[lane].places.contains_key(&offset))
     }
 
-    /// Takes a block of the lane back, in the order of `stream`. Returns the number of the mark behind which
-    /// its bytes are free, if that is another stream's.
+    /// Takes a block of the lane back, in the order of `stream`. Returns the number of the mark of that stream
+    /// for which no event is recorded: behind it the bytes are free, if the lane is another stream's.
     pub(crate) fn free(
         &mut self,
         lane: usize,
@@ -314,6 +375,16 @@ impl Running {
             self.body.holders[self.body.slots[at as usize].place as usize] = NONE;
             Bytes::Slot(at)
         };
+        if let Some(sharing) = &mut freed.sharing {
+            let behind = sharing.freed(stream);
+            match what {
+                Bytes::Slot(at) => self.body.note_freed(at, behind),
+                Bytes::Guest { .. } => sharing.wait_for(behind),
+            }
+            let unrecorded = sharing.unrecorded(id);
+            self.give(lane, what);
+            return Ok(unrecorded);
+        }
         if !is_own {
             return Ok(Some(freed.keep_until(what, marks.mark(id, stream))));
         }
@@ -336,16 +407,23 @@ impl Running {
         }
     }
 
-    /// Whether blocks of the stream's lane were freed on other streams, whose work may be done by now.
-    pub(crate) fn waits_for_others(&self, stream: StreamId) -> bool {
-        self.lane_for(stream).is_some_and(|lane| !self.lanes[lane].foreign.is_empty())
+    /// Whether blocks of the stream's lane were freed on other streams, or the slot `at` waits for them. Their
+    /// work may be done by now.
+    pub(crate) fn waits_for_others(&self, at: u32, stream: StreamId) -> bool {
+        let waits = |sharing: &Sharing| sharing.is_awaited();
+        let lane_of = self.lane_of(at);
+        lane_of.is_some_and(|lane| self.lanes[lane].sharing.as_ref().is_some_and(waits))
+            || self.lane_for(stream).is_some_and(|lane| !self.lanes[lane].foreign.is_empty())
     }
 
-    /// The questions about the blocks of the stream's lane that were freed on other streams.
-    pub(crate) fn ask_foreign(&self, stream: StreamId, marks: &mut Marks, questions: &mut Vec<Question>) {
+    /// The questions about the blocks of the stream's lane that were freed on other streams, and about the
+    /// work for which the last request waits.
+    pub(crate) fn ask_foreign(&mut self, stream: StreamId, marks: &mut Marks, questions: &mut Vec<Question>) {
         if let Some(lane) = self.lane_for(stream) {
             self.lanes[lane].ask_foreign(marks, questions);
         }
+        let sharings = self.lanes.iter_mut().filter_map(|lane| lane.sharing.as_mut());
+        sharings.for_each(|sharing| sharing.ask_awaited(marks, questions));
     }
 
     /// Marks the work of the own streams of lanes without blocks.
@@ -375,6 +453,12 @@ impl Running {
                 self.give(lane, what);
             }
         }
+    }
+
+    /// Forgets the marks of lanes without memory, which are those of a trial.
+    pub(crate) fn forget_untaken(&mut self, marks: &mut Marks) {
+        let untaken = self.lanes.iter_mut().filter(|lane| lane.base.is_none());
+        untaken.filter_map(|lane| lane.sharing.as_mut()).for_each(|sharing| sharing.forget_marks(marks));
     }
 
     /// Takes the memory of a lane without blocks out of it, for a caller whose stream is `stream`. The caller

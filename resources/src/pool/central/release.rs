@@ -188,6 +188,20 @@ impl<R: DeviceMemoryResource> Central<R> {
         }
     }
 
+    /// Releases unowned memory until the pool holds at most `keep_bytes`, without waiting for the device;
+    /// returns the bytes released. Does nothing if another thread is on the slow path, or if the stream
+    /// captures a graph.
+    pub(crate) fn release_unused(&self, keep_bytes: u64, stream: StreamRef) -> Result<u64> {
+        let Some(_slow) = self.slow.try_lock() else { return Ok(0) };
+        let _captures = CaptureModeGuard::relaxed(&*self.driver);
+        if self.health.is_lost() || !matches!(self.is_capturing(stream), Ok(false)) {
+            return Ok(0);
+        }
+        self.state.lock().heaps.reclaim(Reclaim::Everything);
+        self.collect_completed(None, Some(stream), true)?;
+        Ok(self.release_free_regions(keep_bytes, stream))
+    }
+
     /// Returns memory until the pool holds at most `keep_bytes`; returns the bytes that reached the device.
     pub(crate) fn trim(&self, keep_bytes: u64) -> Result<u64> {
         let released = self.release_regions(keep_bytes, true)?;

@@ -1,0 +1,282 @@
+//! The order of streams in a lane that they share: behind which frees its bytes are free.
+//!
+//! A free on a stream makes bytes free for that stream at once, and for the others when its work up to there
+//! is done. No event is recorded at the free: a request of another stream that needs such bytes has one
+//! recorded, which covers all that was freed on that stream before. A request waits for no event; while one
+//! has not passed, the bytes count as used.
+
+use std::collections::VecDeque;
+
+use millpond_core::{StreamId, StreamRef};
+use rustc_hash::FxHashMap;
+
+use crate::plan::marks::{Mark, Marks, Question};
+
+/// The id under which plans know the lane that streams share.
+pub(crate) const SHARED: StreamId = StreamId::placeholder(u32::MAX);
+
+/// The streams that a lane remembers before it forgets those whose work is done.
+const MANY_STREAMS: usize = 64;
+
+/// The requests of the trial: whether the work of a stream is done when the next request comes on another.
+const TRIED: u32 = 64;
+
+/// The streams keep up with the host if at most this part of the tried work was not done.
+const BEHIND_SHARE: u32 = 16;
+
+/// The events that a stream has in flight at a time; the oldest is forgotten first.
+const MOST_EVENTS: usize = 4;
+
+/// The frees behind which bytes are free: those on one stream, or on all streams, up to a number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Freed {
+    /// `None`: all streams.
+    on: Option<StreamId>,
+    /// The number of the last of the frees; 0 if there is none.
+    number: u64,
+}
+
+impl Freed {
+    /// What bytes wait for of which some wait for this and some for the other.
+    pub(crate) fn and(self, other: Self) -> Self {
+        match (self.number, other.number) {
+            (0, _) => other,
+            (_, 0) => self,
+            (one, two) => Self { on: self.on.filter(|_| self.on == other.on), number: one.max(two) },
+        }
+    }
+}
+
+/// A stream on which blocks of a shared lane were freed.
+#[derive(Debug)]
+struct Sharer {
+    stream: StreamRef,
+    /// The number of the last free on it.
+    freed: u64,
+    /// The number of the last free on it whose work is known to be done.
+    done: u64,
+    /// Work that may be done by now, the oldest first, and the number of the last free before it.
+    marks: VecDeque<(u64, Mark)>,
+}
+
+impl Sharer {
+    fn has_done(&self, number: u64) -> bool {
+        self.done >= number.min(self.freed)
+    }
+
+    /// Marks the present work, unless that is marked.
+    fn mark(&mut self, id: StreamId, marks: &mut Marks) {
+        if self.marks.back().is_some_and(|(freed, _)| *freed == self.freed) {
+            return;
+        }
+        if self.marks.len() == MOST_EVENTS {
+            self.marks.pop_front().into_iter().for_each(|(_, mark)| marks.forget(mark));
+        }
+        self.marks.push_back((self.freed, marks.mark(id, self.stream)));
+    }
+}
+
+/// The streams of a lane that they share.
+#[derive(Debug, Default)]
+pub(crate) struct Sharing {
+    streams: FxHashMap<StreamId, Sharer>,
+    /// The number of frees so far.
+    frees: u64,
+    /// What all bytes wait for besides what their slots say: where the lane's memory comes from, blocks that
+    /// had no slot, and those of another body.
+    rest: Freed,
+    /// The streams whose work a refused request waits for, and the number of the last free of each.
+    awaited: Vec<(StreamId, u64)>,
+    trial: Trial,
+}
+
+/// Tries before the lane is taken whether the streams keep up with the host. Where they do not, most bytes
+/// that pass between streams would not be free in time, and upstream would serve these requests beside the
+/// lane.
+#[derive(Debug, Default)]
+struct Trial {
+    tried: u32,
+    behind: u32,
+    /// The requests until the next try.
+    pause: u32,
+    /// Behind which work the next request of another stream would be.
+    freed: Option<Freed>,
+}
+
+/// What the trial says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Trust {
+    /// The streams keep up with the host.
+    KeepUp,
+    /// They do not.
+    Behind,
+    /// It is not known yet.
+    Open,
+    /// The driver has to be asked.
+    Ask,
+}
+
+impl Sharing {
+    /// Counts a free on a stream, behind which the bytes are free.
+    pub(crate) fn freed(&mut self, stream: StreamRef) -> Freed {
+        self.frees += 1;
+        if self.streams.len() >= MANY_STREAMS {
+            self.streams.retain(|_, it| it.done < it.freed || !it.marks.is_empty());
+        }
+        let new = || Sharer { stream, freed: 0, done: 0, marks: VecDeque::new() };
+        self.streams.entry(stream.id()).or_insert_with(new).freed = self.frees;
+        Freed { on: Some(stream.id()), number: self.frees }
+    }
+
+    /// The number of a mark of a stream whose event could not be recorded from elsewhere.
+    pub(crate) fn unrecorded(&self, stream: StreamId) -> Option<u64> {
+        let (_, oldest) = self.streams.get(&stream)?.marks.front()?;
+        (!oldest.is_recorded()).then(|| oldest.number())
+    }
+
+    /// Goes on with the trial at a request, one in `every`.
+    pub(crate) fn try_order(&mut self, stream: StreamRef, every: u32) -> Trust {
+        if let Some(freed) = self.trial.freed {
+            self.awaited.clear();
+            match freed.on != Some(stream.id()) {
+                true if self.is_done_for(freed, stream.id()) => self.end_try(),
+                true => return Trust::Ask,
+                false => {}
+            }
+        } else if self.trial.pause == 0 {
+            let freed = self.freed(stream);
+            (self.trial.freed, self.trial.pause) = (Some(freed), every);
+        } else {
+            self.trial.pause -= 1;
+        }
+        self.trust()
+    }
+
+    /// Counts a try, after the driver was asked.
+    pub(crate) fn end_try(&mut self) {
+        if let Some(freed) = self.trial.freed.take() {
+            self.trial.tried += 1;
+            let on = freed.on.and_then(|id| self.streams.get(&id));
+            self.trial.behind += u32::from(on.is_some_and(|sharer| !sharer.has_done(freed.number)));
+        }
+    }
+
+    pub(crate) fn trust(&self) -> Trust {
+        let Trial { tried, behind, .. } = self.trial;
+        match tried >= TRIED {
+            true if behind > tried / BEHIND_SHARE => Trust::Behind,
+            true => Trust::KeepUp,
+            false => Trust::Open,
+        }
+    }
+
+    /// Has all bytes wait for a free, too.
+    pub(crate) fn wait_for(&mut self, freed: Freed) {
+        self.rest = self.rest.and(freed);
+    }
+
+    /// Has all bytes wait for all frees so far: which bytes they freed is forgotten.
+    pub(crate) fn wait_for_all(&mut self) {
+        self.rest = Freed { on: None, number: self.frees };
+    }
+
+    /// Whether bytes that wait for `freed`, beside what all bytes wait for, are free for a stream. Notes the
+    /// streams whose work they wait for.
+    pub(crate) fn is_free_for(&mut self, freed: Freed, stream: StreamId) -> bool {
+        self.is_done_for(self.rest, stream) && self.is_done_for(freed, stream)
+    }
+
+    /// Whether all bytes that no block has are free for a stream.
+    pub(crate) fn is_all_free_for(&mut self, stream: StreamId) -> bool {
+        self.is_done_for(Freed { on: None, number: self.frees }, stream)
+    }
+
+    fn is_done_for(&mut self, freed: Freed, stream: StreamId) -> bool {
+        let Freed { on, number } = freed;
+        if number == 0 || on == Some(stream) {
+            return true;
+        }
+        let awaited = &mut self.awaited;
+        let mut is_done = |id: StreamId, sharer: &Sharer| {
+            let is_done = id == stream || sharer.has_done(number);
+            if !is_done {
+                let number = number.min(sharer.freed);
+                match awaited.iter_mut().find(|it| it.0 == id) {
+                    Some(known) => known.1 = known.1.max(number),
+                    None => awaited.push((id, number)),
+                }
+            }
+            is_done
+        };
+        match on {
+            // One that was forgotten has done all its work.
+            Some(id) => self.streams.get(&id).is_none_or(|sharer| is_done(id, sharer)),
+            None => self.streams.iter().fold(true, |all, (id, sharer)| is_done(*id, sharer) && all),
+        }
+    }
+
+    /// Forgets what the last refused request waits for.
+    pub(crate) fn forget_awaited(&mut self) {
+        self.awaited.clear();
+    }
+
+    /// Whether a refused request waits for work of other streams.
+    pub(crate) fn is_awaited(&self) -> bool {
+        !self.awaited.is_empty()
+    }
+
+    /// The questions about the work that the last refused request waits for: of each stream, about the oldest
+    /// event behind it.
+    pub(crate) fn ask_awaited(&mut self, marks: &mut Marks, questions: &mut Vec<Question>) {
+        for (id, number) in self.awaited.drain(..) {
+            let Some(sharer) = self.streams.get_mut(&id) else { continue };
+            if sharer.marks.back().is_none_or(|(freed, _)| *freed < number) {
+                sharer.mark(id, marks);
+            }
+            let behind = sharer.marks.iter().find(|(freed, _)| *freed >= number);
+            questions.extend(behind.map(|(_, mark)| marks.ask(mark)));
+        }
+    }
+
+    /// Marks the present work of all streams that is not known to be done.
+    pub(crate) fn mark_all(&mut self, marks: &mut Marks) {
+        for (id, sharer) in self.streams.iter_mut().filter(|(_, sharer)| sharer.done < sharer.freed) {
+            sharer.mark(*id, marks);
+        }
+    }
+
+    /// The questions about the newest marks of all streams.
+    pub(crate) fn ask_all(&self, marks: &mut Marks, questions: &mut Vec<Question>) {
+        let newest = self.streams.values().filter_map(|sharer| sharer.marks.back());
+        questions.extend(newest.map(|(_, mark)| marks.ask(mark)));
+    }
+
+    pub(crate) fn find_mark(&mut self, number: u64) -> Option<&mut Mark> {
+        let marks = self.streams.values_mut().flat_map(|sharer| &mut sharer.marks);
+        marks.map(|(_, mark)| mark).find(|mark| mark.number() == number)
+    }
+
+    /// Ends the waits for all work whose marks `is_done` names, and for what comes before it on its stream.
+    pub(crate) fn end_waits(&mut self, marks: &mut Marks, is_done: impl Fn(u64) -> bool) {
+        for sharer in self.streams.values_mut() {
+            let Some(last) = sharer.marks.iter().rposition(|(_, mark)| is_done(mark.number())) else {
+                continue;
+            };
+            for (freed, mark) in sharer.marks.drain(..=last) {
+                sharer.done = freed;
+                marks.forget(mark);
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn known_streams(&self) -> usize {
+        self.streams.len()
+    }
+
+    /// Forgets all marks, as the lane's memory goes back.
+    pub(crate) fn forget_marks(&mut self, marks: &mut Marks) {
+        let all = self.streams.values_mut().flat_map(|sharer| sharer.marks.drain(..));
+        all.for_each(|(_, mark)| marks.forget(mark));
+    }
+}
