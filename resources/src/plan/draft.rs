@@ -27,6 +27,10 @@ pub(crate) struct Planned {
     pub(crate) duration: Duration,
 }
 
+/// The plan of a further body may exceed the peak of its blocks by this part: what a pool takes of memory in
+/// which streams follow each other.
+const FURTHER_SHARE: u64 = 8;
+
 /// A search is content with this part of the bound above the bound.
 const SLACK: u64 = 200;
 
@@ -41,24 +45,44 @@ const APART_SHARE: u64 = 64;
 /// Above this many bytes are the blocks that streams share memory for where they share none.
 pub(crate) const NOT_SHARED: u64 = u64::MAX;
 
-/// Plans a body of `most` bytes. Each stream gets memory of its own, if there is room for that, or else shares
-/// some with the others if it `may_share`.
-pub(crate) fn plan_body(
-    steps: &[Step],
-    most: Option<u64>,
-    may_share: bool,
-    options: &Options,
-) -> Result<Body, Unplanned> {
-    let most = most.unwrap_or(u64::MAX);
+/// What a body may take, and how.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Allowed {
+    /// The most bytes; `None` if there is no limit.
+    pub(crate) most: Option<u64>,
+    /// Whether it comes beside others. It may then take little more than its blocks in use, as what upstream
+    /// held before was for other work.
+    pub(crate) is_further: bool,
+    /// Whether its streams may share memory.
+    pub(crate) may_share: bool,
+}
+
+/// Plans a body. Each stream gets memory of its own, if there is room for that, or else shares some with the
+/// others.
+pub(crate) fn plan_body(steps: &[Step], allowed: Allowed, options: &Options) -> Result<Body, Unplanned> {
+    let Allowed { most, is_further, may_share } = allowed;
+    let mut most = most.unwrap_or(u64::MAX);
     let apart = Draft::new(steps, NOT_SHARED)?;
-    let has_several = steps.iter().any(|step| step.stream != steps[0].stream || step.is_foreign);
-    if apart.least <= most || !has_several || !may_share {
+    if is_further {
+        let in_use = Draft::new(steps, 0)?.least;
+        most = most.min(in_use.saturating_add(in_use / FURTHER_SHARE));
+    }
+    if apart.least <= most {
         return apart.place(most, options);
     }
-    let shared = Draft::new(steps, 0)?;
-    let room = most.min(shared.least.saturating_add(shared.least / APART_SHARE));
-    let mut partly = SHARED_ABOVE.iter().filter_map(|above| Draft::new(steps, *above).ok());
-    partly.find(|draft| draft.least <= room).unwrap_or(shared).place(most, options)
+    let has_several = steps.iter().any(|step| step.stream != steps[0].stream);
+    let shared = if has_several && may_share { Draft::new(steps, 0).ok() } else { None };
+    if let Some(shared) = shared.filter(|shared| shared.least <= most) {
+        let room = most.min(shared.least.saturating_add(shared.least / APART_SHARE));
+        let mut partly = SHARED_ABOVE.iter().filter_map(|above| Draft::new(steps, *above).ok());
+        return partly.find(|draft| draft.least <= room).unwrap_or(shared).place(most, options);
+    }
+    // Without the blocks that keep their slots for all of the body.
+    let mut steps = steps.to_vec();
+    let length = steps.len() as u32;
+    let long = steps.iter_mut().filter(|step| step.is_foreign || step.life == Some(length));
+    long.for_each(|step| (step.life, step.is_foreign) = (None, false));
+    Draft::new(&steps, NOT_SHARED)?.place(most, options)
 }
 
 /// A body whose slots have lanes, and no offsets yet.

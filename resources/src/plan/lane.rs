@@ -85,6 +85,11 @@ impl Lane {
         self.claims == self.frees
     }
 
+    /// Whether bytes wait for work of streams that one of them may ask about.
+    pub(crate) fn has_waits(&self) -> bool {
+        !self.foreign.is_empty() || self.sharing.as_ref().is_some_and(Sharing::has_waits)
+    }
+
     /// Whether it has guests, or bytes of guests that were freed on other streams.
     pub(crate) fn has_guests(&self) -> bool {
         let is_guest = |foreign: &Foreign| matches!(foreign.what, Bytes::Guest { .. });
@@ -101,8 +106,8 @@ impl Lane {
 
     /// Whether all of its memory may pass to the stream, in whose order the lane's `own` blocks were freed,
     /// or whatever stream it is.
-    pub(crate) fn may_leave(&mut self, stream: StreamId, own: StreamId) -> bool {
-        if let Some(sharing) = &mut self.sharing {
+    pub(crate) fn may_leave(&self, stream: StreamId, own: StreamId) -> bool {
+        if let Some(sharing) = &self.sharing {
             return self.claims == self.frees && sharing.is_all_free_for(stream);
         }
         let is_done = self.done_claims == Some(self.claims);
@@ -174,7 +179,7 @@ impl Lane {
         let own = self.own.take().map(|(_, mark)| mark);
         foreign.chain(own).for_each(|mark| marks.forget(mark));
         if let Some(sharing) = &mut self.sharing {
-            sharing.forget_marks(marks);
+            sharing.forget(marks);
         }
         Some((base, bytes))
     }

@@ -8,7 +8,7 @@ use millpond_core::{DeviceMemoryResource, DevicePtr, StreamRef};
 use millpond_planning::Options;
 
 use crate::plan::PlanMemoryResource;
-use crate::plan::draft::{Planned, plan_body};
+use crate::plan::draft::{Allowed, Planned, plan_body};
 use crate::plan::history::{MOST_EVENTS, Step};
 use crate::plan::running::Running;
 use crate::plan::state::State;
@@ -20,10 +20,6 @@ const MOST_DROPPED: u32 = 12;
 /// A body is served at once if it has this part of the requests in which it was found. One that is found when
 /// it has repeated has a half of them, and less if other work came before.
 const TRUSTED_SHARE: usize = 4;
-
-/// The plan of a further body may exceed the peak of its blocks by this part: what a pool takes of memory in
-/// which streams follow each other.
-const FURTHER_SHARE: u64 = 8;
 
 /// A part that repeats and has no plan has to repeat over this many times as many allocations.
 const UNPLANNED_FACTOR: usize = 8;
@@ -138,7 +134,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             state.watched_for_it = state.history.len();
             (state.is_planning, state.since_found) = (true, 0);
             state.history.clear();
-            let (is_further, may_share) = (state.running.is_some(), state.may_share);
+            let is_further = state.running.is_some();
+            let may_share = state.may_share && !is_further;
             return Some(Found { steps, peak_bytes, is_further, may_share });
         }
         if state.history.len() >= MOST_EVENTS {
@@ -171,10 +168,10 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         #[cfg(test)]
         let known = if SHARING.get().is_some() { Some(1) } else { known };
         let limit = known.filter(|bytes| *bytes > 0).map(|bytes| bytes.max(peak_bytes));
-        let most = if is_further { Some(peak_bytes + peak_bytes / FURTHER_SHARE).min(limit) } else { limit };
+        let allowed = Allowed { most: limit, is_further, may_share };
         let work = move || {
             let started = Instant::now();
-            let body = plan_body(&steps, most, may_share, &options);
+            let body = plan_body(&steps, allowed, &options);
             Planned { body, limit, duration: started.elapsed() }
         };
         if !self.options.background {

@@ -17,10 +17,6 @@ impl Mark {
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
-
-    pub(crate) fn is_recorded(&self) -> bool {
-        self.event.is_some()
-    }
 }
 
 /// What the driver is asked about a mark while the layer's lock is free.

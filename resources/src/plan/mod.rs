@@ -32,6 +32,8 @@ mod running;
 mod serving;
 mod sharing;
 #[cfg(test)]
+mod sharing_limits_tests;
+#[cfg(test)]
 mod sharing_tests;
 mod state;
 #[cfg(test)]
@@ -72,8 +74,8 @@ use crate::process::Origin;
 /// back. The layer gives up if its plans are often of no use, or if nothing repeats. A thread of its own
 /// makes the plans, and upstream serves meanwhile.
 ///
-/// Slots never change their stream. A block that is freed on another stream than its own keeps its slot until
-/// an event that is recorded there has passed. The layer waits for the device only before memory is out, in
+/// Each stream has memory of its own, or shares some with the others if the pool held less than that. Bytes
+/// pass to another stream when an event behind their last free has passed: nothing waits for it. The layer waits for the device only before memory is out, in
 /// `trim` and when it is dropped. The calls of all threads together are one program: where threads race,
 /// nothing repeats, and the layer gives up.
 ///
@@ -181,7 +183,8 @@ impl<R: DeviceMemoryResource> fmt::Display for PlanMemoryResource<R> {
 // use do not overlap (`Body::claim`), are as large as their requests, and start at multiples of 256. A lane
 // belongs to the stream it was allocated on, and a slot is free again only after a deallocation on that
 // stream, or when an event that was recorded behind one on another stream has passed (`Lane::end_waits`), so
-// a request on the stream is ordered after all earlier uses. A lane goes back on its stream with all other
+// a request on the stream is ordered after all earlier uses. In a lane that streams share a slot is handed to
+// a stream only if its bytes were last freed there, or behind such an event (`Sharing::is_free_for`). A lane goes back on its stream with all other
 // streams' work done, or on any stream when its own stream's work is done, too (`Lane::may_leave`).
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource<R> {
@@ -239,7 +242,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
         is_same(self, other)
     }
 
-    /// `true`: a slot is free for its stream alone.
+    /// `true`: a slot is free for its stream alone, or behind work that is done.
     fn is_stream_ordered(&self) -> bool {
         true
     }

@@ -13,6 +13,7 @@ use parking_lot::MutexGuard;
 use crate::driver_calls::{ask, is_capturing, record_unless_capturing};
 use crate::plan::PlanMemoryResource;
 use crate::plan::marks::Question;
+use crate::plan::running::Running;
 use crate::plan::state::State;
 use crate::pool::Pool;
 
@@ -132,12 +133,19 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     pub(crate) fn release_excess(&self, stream: StreamRef) {
         let pool = find_trait::<dyn Pool>(&self.upstream).filter(|_| self.has_driver());
         let Some((pool, known)) = pool.zip(self.upstream.statistics()) else { return };
-        let keep = known.bytes_in_use.max(pool.options().initial_bytes);
+        let beside = self.locked(|state| state.running.as_ref().map(Running::most_beside));
+        let Some(beside) = beside.flatten() else { return };
+        let keep = known.bytes_in_use.saturating_add(beside).max(pool.options().initial_bytes);
         if known.bytes_reserved <= keep.saturating_add(keep / EXCESS_SHARE) {
             return;
         }
-        if let Err(error) = pool.release_unused(keep, stream) {
-            tracing::warn!(target: "millpond::plan", stack = %self, %error, "memory could not be released");
+        match pool.release_unused(keep, stream) {
+            Ok(0) => {}
+            // Each request gives a part of it back.
+            Ok(_) => _ = self.locked(|state| state.is_excess_due = true),
+            Err(error) => {
+                tracing::warn!(target: "millpond::plan", stack = %self, %error, "memory could not be released");
+            }
         }
     }
 

@@ -5,7 +5,7 @@ use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, La
 
 use crate::plan::PlanMemoryResource;
 use crate::plan::running::{Place, Running, Verdict};
-use crate::plan::sharing::{SHARED, Trust};
+use crate::plan::sharing::{Freed, Trust};
 use crate::plan::state::State;
 
 /// What a pool of pages may hold for a lane above what it held before, as it rounds to its handles. That is
@@ -23,7 +23,7 @@ enum Answer {
         slot: Option<u32>,
     },
     /// Upstream serves it, and the driver is asked whether another stream has done its work.
-    Try,
+    Try(Freed),
     Upstream,
 }
 
@@ -52,13 +52,16 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         let request = Request { layout, bytes, stream };
         let (answer, is_due, is_excess_due) = self.locked(|state| {
             let answer = self.answer(state, &request);
+            if let Some(running) = state.running.as_mut().filter(|_| matches!(answer, Answer::Upstream)) {
+                running.count_beside(bytes as i64);
+            }
             (answer, state.is_query_due(), std::mem::take(&mut state.is_excess_due))
         })?;
         let served = match answer {
             Answer::Block(ptr) => Some(ptr),
             Answer::Take(taking) => self.take(&taking, &request),
             Answer::Ask { place, slot } => self.ask_and_serve(place, slot, &request),
-            Answer::Try => self.ask_and_try(stream),
+            Answer::Try(freed) => self.ask_and_try(freed, stream),
             Answer::Upstream => None,
         };
         if is_due {
@@ -80,7 +83,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         let at = running.locate(bytes, stream.id());
         if running.is_on_trial() && at.is_some() {
             match running.try_order(stream) {
-                Trust::Ask => return Answer::Try,
+                Trust::Ask(freed) => return Answer::Try(freed),
                 Trust::Behind => self.end_sharing(state),
                 Trust::KeepUp | Trust::Open => {}
             }
@@ -175,12 +178,15 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
 
     /// Asks the driver whether another stream has done its work, for the trial. Upstream serves the request.
     #[cold]
-    fn ask_and_try(&self, stream: StreamRef) -> Option<DevicePtr> {
-        self.ask_driver(stream, |state| state.ask_foreign(stream.id()));
+    fn ask_and_try(&self, freed: Freed, stream: StreamRef) -> Option<DevicePtr> {
+        self.ask_driver(stream, |state| {
+            let State { running, marks, .. } = state;
+            let sharing = running.as_mut().and_then(Running::sharing);
+            sharing.and_then(|sharing| sharing.ask_about(freed, marks)).into_iter().collect()
+        });
         self.locked(|state| {
-            if let Some(running) = &mut state.running {
-                running.end_try();
-            }
+            let sharing = state.running.as_mut().and_then(Running::sharing);
+            sharing.into_iter().for_each(|sharing| sharing.end_try(freed));
         });
         None
     }
@@ -200,10 +206,10 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         let is_planned = at.is_some_and(|at| running.lane_of(at).is_some());
         let served = at.filter(|_| is_planned && running.is_begun());
         let served = served.and_then(|at| running.claim(at, request.layout.bytes()));
-        if let Some(at) = at.filter(|_| served.is_none() && may_ask && is_planned)
-            && running.waits_for_others(at, request.stream.id())
-        {
-            return Answer::Ask { place: running.place(), slot: Some(at) };
+        let refused = at.filter(|_| served.is_none() && is_planned);
+        let waits = refused.is_some_and(|at| running.waits_for_order(at));
+        if refused.is_some() && may_ask && (waits || running.waits_for_others(request.stream.id())) {
+            return Answer::Ask { place: running.place(), slot: at };
         }
         // Requests that the plan leaves to upstream are no misses.
         let is_miss = at.is_none() || is_planned && running.is_due() && served.is_none();
@@ -212,7 +218,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             let is_settled = running.is_settled;
             match verdict {
                 Verdict::Proven => state.forgive(self.options.repeat as usize),
-                Verdict::TooFar => self.end_sharing(state),
+                Verdict::Behind => self.end_sharing(state),
                 Verdict::Steady => state.is_excess_due = true,
                 Verdict::Good | Verdict::Left => {}
             }
@@ -222,11 +228,18 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             }
             return Answer::Block(ptr);
         }
-        self.serve_miss(state, at, request, verdict)
+        self.serve_miss(state, at, request, verdict, waits)
     }
 
     #[cold]
-    fn serve_miss(&self, state: &mut State, at: Option<u32>, request: &Request, verdict: Verdict) -> Answer {
+    fn serve_miss(
+        &self,
+        state: &mut State,
+        at: Option<u32>,
+        request: &Request,
+        verdict: Verdict,
+        waits: bool,
+    ) -> Answer {
         if let Some((running, at)) = state.running.as_mut().zip(at) {
             running.leave_out(at);
         }
@@ -235,10 +248,10 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             Verdict::Steady => state.is_excess_due = true,
             Verdict::Proven => state.forgive(self.options.repeat as usize),
             Verdict::Left => self.leave_plan(state),
-            Verdict::TooFar => self.end_sharing(state),
+            Verdict::Behind => self.end_sharing(state),
         }
         state.counts.missed += 1;
-        let beside = self.serve_beside(state, at, request);
+        let beside = self.serve_beside(state, at, request, waits);
         let served = beside.or_else(|| self.serve_dropped(state, request));
         served.map_or(Answer::Upstream, Answer::Block)
     }
@@ -268,7 +281,13 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     /// Serves a request without a slot from the lane of its stream, if upstream would have to grow for it.
     /// A lane without blocks goes back instead, and upstream serves the request; so it does when the program
     /// left the plan.
-    fn serve_beside(&self, state: &mut State, at: Option<u32>, request: &Request) -> Option<DevicePtr> {
+    fn serve_beside(
+        &self,
+        state: &mut State,
+        at: Option<u32>,
+        request: &Request,
+        waits: bool,
+    ) -> Option<DevicePtr> {
         let Request { layout, bytes, stream } = *request;
         let running = state.running.as_mut()?;
         let is_wanted = running.is_lost() || self.would_exceed(running.limit_bytes, bytes);
@@ -293,11 +312,10 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             }
         }
         let running = state.running.as_mut()?;
-        let is_shared = running.lane_for(SHARED).is_some();
-        if is_exceeded && (is_alone || is_shared) && running.is_crowding(bytes) {
+        if is_exceeded && (is_alone || waits) && running.is_crowding(bytes) {
             // Until its end, the body has blocks in the memory that streams share.
-            running.is_too_far |= is_shared;
-            if !is_shared {
+            running.is_behind |= waits;
+            if !waits {
                 self.leave_plan(state);
             }
         }
@@ -355,6 +373,9 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         };
         let freed = running.as_mut().and_then(&mut free);
         let freed = freed.or_else(|| draining.iter_mut().find_map(free));
+        if let Some(running) = running.as_mut().filter(|_| freed.is_none()) {
+            running.count_beside(-(layout.rounded_bytes().unwrap_or(0) as i64));
+        }
         if state.is_learning() && freed.is_none_or(|freed| freed.is_ok()) {
             state.history.freed(ptr, stream.id());
         }

@@ -15,17 +15,27 @@ use crate::plan::marks::{Mark, Marks, Question};
 /// The id under which plans know the lane that streams share.
 pub(crate) const SHARED: StreamId = StreamId::placeholder(u32::MAX);
 
-/// The streams that a lane remembers before it forgets those whose work is done.
-const MANY_STREAMS: usize = 64;
+/// The trial is over after this many tries: is the work of a stream done when the next request comes on
+/// another?
+const MOST_TRIED: u32 = 64;
 
-/// The requests of the trial: whether the work of a stream is done when the next request comes on another.
-const TRIED: u32 = 64;
+/// It is over after this many bodies, too, with a few tries: long phases of one stream have few.
+const TRIED_BODIES: u32 = 4;
+
+/// The fewest tries of a trial.
+const LEAST_TRIED: u32 = 8;
+
+/// After this many bodies without enough tries nothing is shared.
+const MOST_BODIES: u32 = 16;
 
 /// The streams keep up with the host if at most this part of the tried work was not done.
 const BEHIND_SHARE: u32 = 16;
 
-/// The events that a stream has in flight at a time; the oldest is forgotten first.
+/// The events that a stream has in flight at a time. While it has more to wait for, the oldest is asked about.
 const MOST_EVENTS: usize = 4;
+
+/// The streams that a lane remembers before it forgets those whose work is done.
+const MANY_STREAMS: usize = 64;
 
 /// The frees behind which bytes are free: those on one stream, or on all streams, up to a number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -64,15 +74,21 @@ impl Sharer {
         self.done >= number.min(self.freed)
     }
 
-    /// Marks the present work, unless that is marked.
+    /// Marks the present work, unless that is marked, or there are many marks.
     fn mark(&mut self, id: StreamId, marks: &mut Marks) {
-        if self.marks.back().is_some_and(|(freed, _)| *freed == self.freed) {
-            return;
+        let is_marked = self.marks.back().is_some_and(|(freed, _)| *freed == self.freed);
+        if !is_marked && self.marks.len() < MOST_EVENTS {
+            self.marks.push_back((self.freed, marks.mark(id, self.stream)));
         }
-        if self.marks.len() == MOST_EVENTS {
-            self.marks.pop_front().into_iter().for_each(|(_, mark)| marks.forget(mark));
+    }
+
+    /// The question about the oldest mark behind a free; about the oldest of all if there is none.
+    fn ask(&mut self, id: StreamId, number: u64, marks: &mut Marks) -> Option<Question> {
+        if self.marks.back().is_none_or(|(freed, _)| *freed < number) {
+            self.mark(id, marks);
         }
-        self.marks.push_back((self.freed, marks.mark(id, self.stream)));
+        let behind = self.marks.iter().find(|(freed, _)| *freed >= number);
+        behind.or_else(|| self.marks.front()).map(|(_, mark)| marks.ask(mark))
     }
 }
 
@@ -97,6 +113,7 @@ pub(crate) struct Sharing {
 struct Trial {
     tried: u32,
     behind: u32,
+    bodies: u32,
     /// The requests until the next try.
     pause: u32,
     /// Behind which work the next request of another stream would be.
@@ -112,60 +129,67 @@ pub(crate) enum Trust {
     Behind,
     /// It is not known yet.
     Open,
-    /// The driver has to be asked.
-    Ask,
+    /// The driver has to be asked about this.
+    Ask(Freed),
 }
 
 impl Sharing {
     /// Counts a free on a stream, behind which the bytes are free.
     pub(crate) fn freed(&mut self, stream: StreamRef) -> Freed {
+        let id = stream.id();
         self.frees += 1;
         if self.streams.len() >= MANY_STREAMS {
             self.streams.retain(|_, it| it.done < it.freed || !it.marks.is_empty());
         }
         let new = || Sharer { stream, freed: 0, done: 0, marks: VecDeque::new() };
-        self.streams.entry(stream.id()).or_insert_with(new).freed = self.frees;
-        Freed { on: Some(stream.id()), number: self.frees }
+        self.streams.entry(id).or_insert_with(new).freed = self.frees;
+        Freed { on: Some(id), number: self.frees }
     }
 
-    /// The number of a mark of a stream whose event could not be recorded from elsewhere.
-    pub(crate) fn unrecorded(&self, stream: StreamId) -> Option<u64> {
-        let (_, oldest) = self.streams.get(&stream)?.marks.front()?;
-        (!oldest.is_recorded()).then(|| oldest.number())
+    /// Marks the work of a stream, which may end soon. Returns the number of the mark, for the stream to
+    /// record its event.
+    pub(crate) fn mark(&mut self, stream: StreamId, marks: &mut Marks) -> Option<u64> {
+        let sharer = self.streams.get_mut(&stream)?;
+        sharer.mark(stream, marks);
+        sharer.marks.back().filter(|(freed, _)| *freed == sharer.freed).map(|(_, mark)| mark.number())
     }
 
     /// Goes on with the trial at a request, one in `every`.
     pub(crate) fn try_order(&mut self, stream: StreamRef, every: u32) -> Trust {
-        if let Some(freed) = self.trial.freed {
-            self.awaited.clear();
-            match freed.on != Some(stream.id()) {
-                true if self.is_done_for(freed, stream.id()) => self.end_try(),
-                true => return Trust::Ask,
-                false => {}
+        match self.trial.freed {
+            Some(freed) if freed.on == Some(stream.id()) => {}
+            Some(freed) if !self.is_done_for(freed, stream.id()) => return Trust::Ask(freed),
+            Some(freed) => self.end_try(freed),
+            None if self.trial.pause > 0 => self.trial.pause -= 1,
+            None => {
+                let freed = self.freed(stream);
+                (self.trial.freed, self.trial.pause) = (Some(freed), every);
             }
-        } else if self.trial.pause == 0 {
-            let freed = self.freed(stream);
-            (self.trial.freed, self.trial.pause) = (Some(freed), every);
-        } else {
-            self.trial.pause -= 1;
         }
         self.trust()
     }
 
-    /// Counts a try, after the driver was asked.
-    pub(crate) fn end_try(&mut self) {
-        if let Some(freed) = self.trial.freed.take() {
-            self.trial.tried += 1;
+    /// Counts a try, after the driver was asked about it.
+    pub(crate) fn end_try(&mut self, freed: Freed) {
+        if self.trial.freed.take_if(|tried| *tried == freed).is_some() {
             let on = freed.on.and_then(|id| self.streams.get(&id));
+            self.trial.tried += 1;
             self.trial.behind += u32::from(on.is_some_and(|sharer| !sharer.has_done(freed.number)));
         }
     }
 
+    /// Counts a body that went by during the trial.
+    pub(crate) fn end_tried_body(&mut self) {
+        self.trial.bodies += 1;
+    }
+
     pub(crate) fn trust(&self) -> Trust {
-        let Trial { tried, behind, .. } = self.trial;
-        match tried >= TRIED {
+        let Trial { tried, behind, bodies, .. } = self.trial;
+        let is_over = tried >= MOST_TRIED || bodies >= TRIED_BODIES && tried >= LEAST_TRIED;
+        match is_over {
             true if behind > tried / BEHIND_SHARE => Trust::Behind,
             true => Trust::KeepUp,
+            false if bodies >= MOST_BODIES => Trust::Behind,
             false => Trust::Open,
         }
     }
@@ -183,35 +207,46 @@ impl Sharing {
     /// Whether bytes that wait for `freed`, beside what all bytes wait for, are free for a stream. Notes the
     /// streams whose work they wait for.
     pub(crate) fn is_free_for(&mut self, freed: Freed, stream: StreamId) -> bool {
-        self.is_done_for(self.rest, stream) && self.is_done_for(freed, stream)
+        let is_free = self.is_done_for(self.rest, stream) && self.is_done_for(freed, stream);
+        if !is_free {
+            self.note_awaited(self.rest, stream);
+            self.note_awaited(freed, stream);
+        }
+        is_free
     }
 
     /// Whether all bytes that no block has are free for a stream.
-    pub(crate) fn is_all_free_for(&mut self, stream: StreamId) -> bool {
+    pub(crate) fn is_all_free_for(&self, stream: StreamId) -> bool {
         self.is_done_for(Freed { on: None, number: self.frees }, stream)
     }
 
-    fn is_done_for(&mut self, freed: Freed, stream: StreamId) -> bool {
+    /// Whether work is waited for, or would be if it were asked about.
+    pub(crate) fn has_waits(&self) -> bool {
+        self.streams.values().any(|sharer| sharer.done < sharer.freed)
+    }
+
+    fn is_done_for(&self, freed: Freed, stream: StreamId) -> bool {
         let Freed { on, number } = freed;
         if number == 0 || on == Some(stream) {
             return true;
         }
-        let awaited = &mut self.awaited;
-        let mut is_done = |id: StreamId, sharer: &Sharer| {
-            let is_done = id == stream || sharer.has_done(number);
-            if !is_done {
-                let number = number.min(sharer.freed);
-                match awaited.iter_mut().find(|it| it.0 == id) {
-                    Some(known) => known.1 = known.1.max(number),
-                    None => awaited.push((id, number)),
-                }
-            }
-            is_done
-        };
         match on {
             // One that was forgotten has done all its work.
-            Some(id) => self.streams.get(&id).is_none_or(|sharer| is_done(id, sharer)),
-            None => self.streams.iter().fold(true, |all, (id, sharer)| is_done(*id, sharer) && all),
+            Some(id) => self.streams.get(&id).is_none_or(|sharer| sharer.has_done(number)),
+            None => self.streams.iter().all(|(id, sharer)| *id == stream || sharer.has_done(number)),
+        }
+    }
+
+    fn note_awaited(&mut self, freed: Freed, stream: StreamId) {
+        for (id, sharer) in &self.streams {
+            let is_meant = *id != stream && freed.on.is_none_or(|on| on == *id);
+            if is_meant && !sharer.has_done(freed.number) {
+                let number = freed.number.min(sharer.freed);
+                match self.awaited.iter_mut().find(|it| it.0 == *id) {
+                    Some(known) => known.1 = known.1.max(number),
+                    None => self.awaited.push((*id, number)),
+                }
+            }
         }
     }
 
@@ -225,22 +260,27 @@ impl Sharing {
         !self.awaited.is_empty()
     }
 
-    /// The questions about the work that the last refused request waits for: of each stream, about the oldest
-    /// event behind it.
+    /// The questions about the work that the last refused request waits for.
     pub(crate) fn ask_awaited(&mut self, marks: &mut Marks, questions: &mut Vec<Question>) {
         for (id, number) in self.awaited.drain(..) {
-            let Some(sharer) = self.streams.get_mut(&id) else { continue };
-            if sharer.marks.back().is_none_or(|(freed, _)| *freed < number) {
-                sharer.mark(id, marks);
-            }
-            let behind = sharer.marks.iter().find(|(freed, _)| *freed >= number);
-            questions.extend(behind.map(|(_, mark)| marks.ask(mark)));
+            let sharer = self.streams.get_mut(&id);
+            questions.extend(sharer.and_then(|sharer| sharer.ask(id, number, marks)));
         }
+    }
+
+    /// The question about the work behind which some bytes are free.
+    pub(crate) fn ask_about(&mut self, freed: Freed, marks: &mut Marks) -> Option<Question> {
+        let id = freed.on?;
+        self.streams.get_mut(&id)?.ask(id, freed.number, marks)
     }
 
     /// Marks the present work of all streams that is not known to be done.
     pub(crate) fn mark_all(&mut self, marks: &mut Marks) {
         for (id, sharer) in self.streams.iter_mut().filter(|(_, sharer)| sharer.done < sharer.freed) {
+            if sharer.marks.len() == MOST_EVENTS {
+                let newest = sharer.marks.pop_back_if(|(freed, _)| *freed < sharer.freed);
+                newest.into_iter().for_each(|(_, mark)| marks.forget(mark));
+            }
             sharer.mark(*id, marks);
         }
     }
@@ -267,6 +307,11 @@ impl Sharing {
                 marks.forget(mark);
             }
         }
+        let Freed { on, number } = self.rest;
+        let mut meant = self.streams.iter().filter(|(id, _)| on.is_none_or(|on| on == **id));
+        if meant.all(|(_, sharer)| sharer.has_done(number)) {
+            self.rest = Freed::default();
+        }
     }
 
     #[cfg(test)]
@@ -274,9 +319,12 @@ impl Sharing {
         self.streams.len()
     }
 
-    /// Forgets all marks, as the lane's memory goes back.
-    pub(crate) fn forget_marks(&mut self, marks: &mut Marks) {
+    /// Forgets all frees and marks, as the lane's memory goes back: what is taken next is other memory.
+    pub(crate) fn forget(&mut self, marks: &mut Marks) {
         let all = self.streams.values_mut().flat_map(|sharer| sharer.marks.drain(..));
         all.for_each(|(_, mark)| marks.forget(mark));
+        self.streams.clear();
+        self.awaited.clear();
+        (self.rest, self.trial.freed) = (Freed::default(), None);
     }
 }

@@ -4,7 +4,7 @@ use millpond_core::{StreamId, StreamRef};
 use millpond_planning::Options;
 
 use crate::plan::PlanLayer;
-use crate::plan::draft::plan_body;
+use crate::plan::draft::{Allowed, plan_body};
 use crate::plan::history::Step;
 use crate::plan::learning::{SHARING, Trial};
 use crate::plan::marks::Marks;
@@ -14,7 +14,7 @@ use crate::plan::sharing::{SHARED, Sharing, Trust};
 use crate::plan::tests::{PROGRAMS, program_over};
 
 /// Runs `body` with plans that may take no more than the blocks in use.
-fn sharing<T>(trial: Trial, body: impl FnOnce() -> T) -> T {
+pub(super) fn sharing<T>(trial: Trial, body: impl FnOnce() -> T) -> T {
     SHARING.set(Some(trial));
     let result = body();
     SHARING.set(None);
@@ -52,11 +52,11 @@ fn the_oracles_find_a_shared_lane_that_goes_back_too_early() {
 }
 
 /// A body in which one stream after the other needs most of the memory.
-const ONE: [u64; 6] = [24 << 20, 9 << 20, 1 << 20, 7 << 20, 2 << 20, 5 << 20];
-const OTHER: [u64; 4] = [30 << 20, 2 << 20, 11 << 20, 4 << 20];
+pub(super) const ONE: [u64; 6] = [24 << 20, 9 << 20, 1 << 20, 7 << 20, 2 << 20, 5 << 20];
+pub(super) const OTHER: [u64; 4] = [30 << 20, 2 << 20, 11 << 20, 4 << 20];
 
 impl World {
-    fn turns(&self, streams: [StreamRef; 2], bodies: usize) {
+    pub(super) fn turns(&self, streams: [StreamRef; 2], bodies: usize) {
         for _ in 0..bodies {
             self.body(&ONE, streams[0]);
             self.device.advance(1 << 20);
@@ -180,7 +180,8 @@ fn small_blocks_of_each_stream_lie_apart_where_that_takes_little() {
     }
     let options = Options { threads: 1, ..Options::default() };
     let lanes = |most: u64, may_share| {
-        let body = plan_body(&steps, Some(most), may_share, &options).ok()?;
+        let body =
+            plan_body(&steps, Allowed { most: Some(most), is_further: false, may_share }, &options).ok()?;
         let lanes = body.lanes.iter().map(|lane| (lane.stream, lane.bytes));
         Some(lanes.collect::<std::collections::BTreeMap<_, _>>())
     };
@@ -238,12 +239,13 @@ fn a_trial_says_whether_streams_keep_up() {
         let mut asked = 0;
         while sharing.trust() == Trust::Open {
             for stream in [one, other] {
-                if sharing.try_order(stream, 0) == Trust::Ask {
+                if let Trust::Ask(freed) = sharing.try_order(stream, 0) {
                     asked += 1;
-                    let mut questions = Vec::new();
-                    sharing.ask_awaited(&mut marks, &mut questions);
+                    assert!(sharing.ask_about(freed, &mut marks).is_some());
                     sharing.end_waits(&mut marks, |_| !is_behind);
-                    sharing.end_try();
+                    sharing.end_try(freed);
+                    // Another thread that asked about the same has no part in the next try.
+                    sharing.end_try(freed);
                 }
             }
         }

@@ -7,6 +7,7 @@ use millpond_core::{DevicePtr, StreamId, StreamRef};
 
 use crate::plan::draft::Planned;
 use crate::plan::history::History;
+use crate::plan::lane::Lane;
 use crate::plan::marks::{Marks, Question};
 use crate::plan::running::Running;
 
@@ -136,7 +137,7 @@ impl State {
 
     /// Forgets dropped plans, since the plan in use was worth its cost.
     pub(crate) fn forgive(&mut self, least_span: usize) {
-        self.strikes = 0;
+        (self.strikes, self.may_share) = (0, true);
         self.least_span = least_span;
     }
 
@@ -148,7 +149,7 @@ impl State {
 
     /// Whether lanes without blocks, or bytes of others, may become free by a wait.
     pub(crate) fn has_waits(&self) -> bool {
-        self.plans().any(|plan| plan.bytes().1 > 0 || plan.lanes.iter().any(|lane| !lane.foreign.is_empty()))
+        self.plans().any(|plan| plan.bytes().1 > 0 || plan.lanes.iter().any(Lane::has_waits))
     }
 
     /// Takes all lanes and all events, at the end.
@@ -223,6 +224,7 @@ impl State {
                 }
             }
         }
+        draining.iter_mut().for_each(|plan| plan.forget_untaken(marks));
         draining.retain(|plan| plan.bytes().0 > 0);
         released
     }

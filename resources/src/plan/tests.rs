@@ -12,7 +12,7 @@ use millpond_testkit::Checked;
 use millpond_testkit::{Rng, misuse_recorder};
 
 use crate::plan::body::{Body, Claim};
-use crate::plan::draft::plan_body;
+use crate::plan::draft::{Allowed, plan_body};
 use crate::plan::learning::{SHARING, Trial};
 use crate::plan::running::Mistake;
 use crate::plan::{PlanLayer, PlanMemoryResource};
@@ -336,7 +336,8 @@ fn a_wrong_plan_is_no_danger() {
     // The lives are shorter than those of the program will be.
     let steps = vec![step(1024, 1), step(1024, 1), step(512, 1), step(1024, 1)];
     let options = Options { rounds: 1, threads: 1, ..Options::default() };
-    let mut body = plan_body(&steps, None, true, &options).unwrap();
+    let mut body =
+        plan_body(&steps, Allowed { most: None, is_further: false, may_share: true }, &options).unwrap();
     assert_eq!(body.bytes(), 1024);
     let claim = |body: &mut Body, at| body.claim(at, |_| true) == Claim::Yes;
     assert!(claim(&mut body, 0));

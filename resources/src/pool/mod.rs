@@ -272,9 +272,11 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         self.decay.as_ref().map_or(Ok(0), step)
     }
 
-    /// Returns memory that no block uses until the pool holds at most `keep_bytes`, as far as the work on it
-    /// is done; returns the bytes. Unlike [`trim`](DeviceMemoryResource::trim) it does not wait for the
-    /// device, and does nothing if the pool is busy with another request, or while `stream` captures a graph.
+    /// Returns a part of the memory that the pool holds beyond `keep_bytes` and that no block uses, as far as
+    /// the work on it is done; returns the bytes, 0 if there is no more. Unlike
+    /// [`trim`](DeviceMemoryResource::trim) it does not wait for the device, and makes a bounded number of
+    /// driver calls. It does nothing over regions, whose return waits, while the pool is busy with another
+    /// request, and while `stream` captures a graph.
     ///
     /// ```
     /// use millpond_core::{DeviceMemoryResourceExt, StreamRef};

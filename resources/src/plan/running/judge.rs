@@ -1,7 +1,8 @@
 //! Whether a plan is worth keeping.
 
 use crate::plan::history::MOST_EVENTS;
-use crate::plan::running::{Running, Stage};
+use crate::plan::running::{Beside, Running, Stage};
+use crate::plan::sharing::Sharing;
 
 /// A plan ends when it keeps more than this part of its bytes from other streams.
 const CROWDED_SHARE: u64 = 16;
@@ -16,19 +17,16 @@ const AWAITED_WINDOW: u32 = 1024;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
     Good,
-    /// The last windows were good, so that upstream needs what it has in use and no more.
+    /// The plan serves, so that upstream needs no more than in this window. Said after 1, 2, 4 and so on good
+    /// windows, since the device may have work yet.
     Steady,
     /// The last [`PROVEN`] windows were good: the plan has saved more than planning cost.
     Proven,
     /// The program does not follow the plan.
     Left,
-    /// The streams are too far apart for memory that they share.
-    TooFar,
+    /// The streams do not keep up with the host any more, and share memory.
+    Behind,
 }
-
-/// The good windows in a row after which upstream gives back what it does not use, without a wait. It is asked
-/// again after twice as many, since the device may have work yet.
-const STEADY: u32 = 1;
 
 /// The good windows in a row after which a plan has saved more than planning cost: that takes about 8 µs an
 /// allocation, and a served allocation and its free take 70 to 130 ns less than the pool's (docs/plan.md).
@@ -113,24 +111,42 @@ impl Running {
             && (0..self.lanes.len()).any(|lane| self.lanes[lane].bytes > 0 && self.is_unneeded(lane))
     }
 
+    /// Counts bytes that upstream serves, or gets back.
+    #[inline]
+    pub(crate) fn count_beside(&mut self, bytes: i64) {
+        self.beside.now += bytes;
+        self.beside.most = self.beside.most.max(self.beside.now);
+    }
+
+    /// How much more upstream served at most in this window and the one before than now, in bytes.
+    pub(crate) fn most_beside(&self) -> u64 {
+        let Beside { now, most, most_before } = self.beside;
+        (most.max(most_before) - now).max(0) as u64
+    }
+
     fn end_window(&mut self) -> Verdict {
         let (requests, misses) = std::mem::take(&mut self.window);
         let (bytes, missed_bytes) = std::mem::take(&mut self.window_bytes);
         let are_many = |misses: u64, all: u64| misses > all / 4;
         let is_bad = are_many(u64::from(misses), u64::from(requests))
             || are_many(missed_bytes, bytes)
-            || self.body.is_trusted && !self.is_due();
+            || self.body.is_trusted && !self.is_due() && !self.is_on_trial();
+        if self.is_on_trial() {
+            self.sharing().into_iter().for_each(Sharing::end_tried_body);
+        }
+        (self.beside.most_before, self.beside.most) = (self.beside.most, self.beside.now);
+        self.good_windows += u32::from(!is_bad && self.is_begun());
         self.crowded_bytes = 0;
         self.has_served |= !is_bad && self.is_begun();
         (self.bad, self.good) = if is_bad { (self.bad + 1, 0) } else { (0, self.good + 1) };
         match (self.bad, self.good) {
-            _ if self.is_too_far => Verdict::TooFar,
+            _ if self.is_behind => Verdict::Behind,
             (2.., _) => Verdict::Left,
             (_, PROVEN) => {
                 (self.is_proven, self.is_settled) = (true, true);
                 Verdict::Proven
             }
-            (_, good) if good >= STEADY && good.is_power_of_two() => Verdict::Steady,
+            (0, _) if self.is_begun() && self.good_windows.is_power_of_two() => Verdict::Steady,
             _ => Verdict::Good,
         }
     }

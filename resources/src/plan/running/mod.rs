@@ -17,7 +17,7 @@ use crate::plan::sharing::{SHARED, Sharing, Trust};
 
 pub(crate) use crate::plan::running::judge::Verdict;
 
-/// A trial has one try in this part of a body, so that it is over when the body has been there twice.
+/// A trial has at most one try in this part of a body, so that it sees all of the body.
 const TRIED_SHARE: u32 = 128;
 
 /// Slots catch up once in this part of a body at most, as that looks at all of them.
@@ -68,6 +68,15 @@ pub(crate) struct Place {
     changes: u64,
 }
 
+/// The bytes that upstream serves beside a plan, over those when the plan was made.
+#[derive(Clone, Copy, Debug, Default)]
+struct Beside {
+    now: i64,
+    /// The most in the present window, and in the one before.
+    most: i64,
+    most_before: i64,
+}
+
 /// A plan in use.
 #[derive(Debug)]
 pub(crate) struct Running {
@@ -84,8 +93,11 @@ pub(crate) struct Running {
     stage: Stage,
     /// Whether the streams are known to keep up with the host.
     is_tried: bool,
-    /// Whether upstream had no room for requests that streams which are behind kept from their slots.
-    pub(crate) is_too_far: bool,
+    /// Whether upstream had no room for requests whose slots had bytes of streams that are behind.
+    pub(crate) is_behind: bool,
+    beside: Beside,
+    /// The good windows so far.
+    good_windows: u32,
     /// Whether the program has left the plan: it holds no memory without blocks until a body begins.
     is_aside: bool,
     /// The requests in a row that must fit before a plan from a file begins; 0 once it has.
@@ -138,7 +150,9 @@ impl Running {
             is_tried: SHARING.get() == Some(Trial::Passed),
             #[cfg(not(test))]
             is_tried: false,
-            is_too_far: false,
+            is_behind: false,
+            beside: Beside::default(),
+            good_windows: 0,
             is_aside: false,
             awaited_fits: body.origin.as_ref().map_or(0, |origin| (origin.lead + 1).min(GRAM as u32)),
             recent: [0; GRAM],
@@ -184,22 +198,22 @@ impl Running {
         !self.is_tried && self.body.is_shared()
     }
 
+    pub(crate) fn sharing(&mut self) -> Option<&mut Sharing> {
+        self.lanes.iter_mut().find_map(|lane| lane.sharing.as_mut())
+    }
+
     /// Goes on with the trial of a body whose streams share memory, at a request in it.
     pub(crate) fn try_order(&mut self, stream: StreamRef) -> Trust {
         let every = self.body.length() / TRIED_SHARE;
-        let sharing = self.lanes.iter_mut().find_map(|lane| lane.sharing.as_mut());
-        let trust = sharing.map_or(Trust::KeepUp, |sharing| sharing.try_order(stream, every));
+        let trust = self.sharing().map_or(Trust::KeepUp, |sharing| sharing.try_order(stream, every));
         if trust == Trust::KeepUp {
-            // The next body begins with all of its blocks in the plan.
             self.is_tried = true;
-            self.postpone();
+            if self.stage == Stage::Begun {
+                // The next body begins with all of its blocks in the plan.
+                self.postpone();
+            }
         }
         trust
-    }
-
-    /// Counts a try of the trial, after the driver was asked.
-    pub(crate) fn end_try(&mut self) {
-        self.lanes.iter_mut().filter_map(|lane| lane.sharing.as_mut()).for_each(|sharing| sharing.end_try());
     }
 
     /// Hands out no slot until the next body begins. A plan from a file goes on with its other lanes: its
@@ -345,7 +359,7 @@ impl Running {
     }
 
     /// Takes a block of the lane back, in the order of `stream`. Returns the number of the mark of that stream
-    /// for which no event is recorded: behind it the bytes are free, if the lane is another stream's.
+    /// behind which the bytes are free, if they are another stream's.
     pub(crate) fn free(
         &mut self,
         lane: usize,
@@ -377,13 +391,20 @@ impl Running {
         };
         if let Some(sharing) = &mut freed.sharing {
             let behind = sharing.freed(stream);
-            match what {
-                Bytes::Slot(at) => self.body.note_freed(at, behind),
-                Bytes::Guest { .. } => sharing.wait_for(behind),
-            }
-            let unrecorded = sharing.unrecorded(id);
+            let is_foreign = match what {
+                Bytes::Slot(at) => {
+                    self.body.note_freed(at, behind);
+                    self.body.slots[at as usize].stream != id
+                }
+                Bytes::Guest { .. } => {
+                    sharing.wait_for(behind);
+                    false
+                }
+            };
+            // The stream may be one that only frees, and that ends before its work is asked about.
+            let to_record = if is_foreign { sharing.mark(id, marks) } else { None };
             self.give(lane, what);
-            return Ok(unrecorded);
+            return Ok(to_record);
         }
         if !is_own {
             return Ok(Some(freed.keep_until(what, marks.mark(id, stream))));
@@ -407,13 +428,15 @@ impl Running {
         }
     }
 
-    /// Whether blocks of the stream's lane were freed on other streams, or the slot `at` waits for them. Their
-    /// work may be done by now.
-    pub(crate) fn waits_for_others(&self, at: u32, stream: StreamId) -> bool {
-        let waits = |sharing: &Sharing| sharing.is_awaited();
-        let lane_of = self.lane_of(at);
-        lane_of.is_some_and(|lane| self.lanes[lane].sharing.as_ref().is_some_and(waits))
-            || self.lane_for(stream).is_some_and(|lane| !self.lanes[lane].foreign.is_empty())
+    /// Whether the slot `at` was refused as other streams have its bytes, whose work may be done by now.
+    pub(crate) fn waits_for_order(&self, at: u32) -> bool {
+        let sharing = self.lane_of(at).and_then(|lane| self.lanes[lane].sharing.as_ref());
+        self.is_begun() && sharing.is_some_and(Sharing::is_awaited)
+    }
+
+    /// Whether blocks of the stream's lane were freed on other streams, whose work may be done by now.
+    pub(crate) fn waits_for_others(&self, stream: StreamId) -> bool {
+        self.lane_for(stream).is_some_and(|lane| !self.lanes[lane].foreign.is_empty())
     }
 
     /// The questions about the blocks of the stream's lane that were freed on other streams, and about the
@@ -426,10 +449,10 @@ impl Running {
         sharings.for_each(|sharing| sharing.ask_awaited(marks, questions));
     }
 
-    /// Marks the work of the own streams of lanes without blocks.
+    /// Marks the work of the own streams of lanes without blocks, and of streams that share one.
     pub(crate) fn mark_idle(&mut self, marks: &mut Marks) {
         for (lane, plan) in self.lanes.iter_mut().zip(&self.body.lanes) {
-            if lane.base.is_some() && lane.is_idle() {
+            if lane.base.is_some() && (lane.is_idle() || lane.sharing.is_some()) {
                 lane.mark_own(plan.stream, marks);
             }
         }
@@ -438,8 +461,9 @@ impl Running {
     /// The questions about all work that lanes without blocks wait for.
     pub(crate) fn ask_idle(&mut self, marks: &mut Marks, questions: &mut Vec<Question>) {
         self.mark_idle(marks);
-        let idle = self.lanes.iter().filter(|lane| lane.base.is_some() && lane.is_idle());
-        idle.for_each(|lane| lane.ask_all(marks, questions));
+        let waiting = |lane: &&Lane| lane.is_idle() || lane.sharing.is_some();
+        let held = self.lanes.iter().filter(|lane| lane.base.is_some());
+        held.filter(waiting).for_each(|lane| lane.ask_all(marks, questions));
     }
 
     pub(crate) fn find_mark(&mut self, number: u64) -> Option<&mut Mark> {
@@ -458,7 +482,7 @@ impl Running {
     /// Forgets the marks of lanes without memory, which are those of a trial.
     pub(crate) fn forget_untaken(&mut self, marks: &mut Marks) {
         let untaken = self.lanes.iter_mut().filter(|lane| lane.base.is_none());
-        untaken.filter_map(|lane| lane.sharing.as_mut()).for_each(|sharing| sharing.forget_marks(marks));
+        untaken.filter_map(|lane| lane.sharing.as_mut()).for_each(|sharing| sharing.forget(marks));
     }
 
     /// Takes the memory of a lane without blocks out of it, for a caller whose stream is `stream`. The caller

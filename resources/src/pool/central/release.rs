@@ -188,18 +188,19 @@ impl<R: DeviceMemoryResource> Central<R> {
         }
     }
 
-    /// Releases unowned memory until the pool holds at most `keep_bytes`, without waiting for the device;
-    /// returns the bytes released. Does nothing if another thread is on the slow path, or if the stream
-    /// captures a graph.
+    /// Releases a part of the unowned memory that the pool holds beyond `keep_bytes`, without waiting for the
+    /// device; returns the bytes released. Does nothing over regions, whose return waits, if another thread is
+    /// on the slow path, or if the stream captures a graph.
     pub(crate) fn release_unused(&self, keep_bytes: u64, stream: StreamRef) -> Result<u64> {
         let Some(_slow) = self.slow.try_lock() else { return Ok(0) };
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
-        if self.health.is_lost() || !matches!(self.is_capturing(stream), Ok(false)) {
+        let may_release = self.maps_pages && !self.health.is_lost();
+        if !may_release || !matches!(self.is_capturing(stream), Ok(false)) {
             return Ok(0);
         }
         self.state.lock().heaps.reclaim(Reclaim::Everything);
         self.collect_completed(None, Some(stream), true)?;
-        Ok(self.release_free_regions(keep_bytes, stream))
+        Ok(self.release_some(keep_bytes, &self.upstream, stream).unwrap_or(0))
     }
 
     /// Returns memory until the pool holds at most `keep_bytes`; returns the bytes that reached the device.
