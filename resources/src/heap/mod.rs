@@ -518,4 +518,27 @@ mod tests {
             }
         }
     }
+
+    /// A range joins the region that ends where it begins, whether that is the last one or not.
+    #[test]
+    fn a_range_extends_the_region_before_it() {
+        let mut heap = Heap::new(LARGE_FITS_COMPARED);
+        let (low, high) = (1 << 32, 2 << 32);
+        heap.extend(low, 4096, ANY_STREAM, 0);
+        heap.extend(high, 4096, ANY_STREAM, 0);
+        let used = heap.extend(low + 4096, 4096, OWNER, 3);
+        assert_eq!((heap.chunk(used).addr, heap.chunk(used).bytes), (low, 8192));
+        let block = heap.take_at(used, low + 4096, 4096);
+        heap.extend(low + 8192, 1024, ANY_STREAM, 0);
+        let apart = heap.extend(low + 16_384, 1024, ANY_STREAM, 0);
+        assert_eq!(heap.tail(), Some(apart));
+        let regions: Vec<(u64, u64)> =
+            heap.regions().iter().map(|region| (region.base, region.bytes)).collect();
+        assert_eq!(regions, [(low, 9216), (low + 16_384, 1024), (high, 4096)]);
+        heap.validate();
+        heap.free(block, ANY_STREAM, 0);
+        heap.validate();
+        assert_eq!(heap.chunk_at(low + 9215).map(|chunk| chunk.addr), Some(low + 4096));
+        assert!(heap.chunk_at(low + 9216).is_none() && heap.chunk_at(low - 1).is_none());
+    }
 }

@@ -178,5 +178,7 @@ mod tests {
         let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
         let pool = CudaMemoryResource::new(device).layer(layer).expect("a pool");
         assert_eq!(pool.to_string(), text);
+        let options = PoolOptions { initial_bytes: 4 << 20, maximum_bytes: Some(64 << 20), ..layer.options };
+        assert_eq!(pool.options(), options);
     }
 }

@@ -341,4 +341,26 @@ mod tests {
         drop(returns);
         assert_eq!(first.returning_bytes(), 0);
     }
+
+    /// What the driver's default pool keeps counts as free only where the device alone has too little.
+    #[test]
+    fn free_memory_of_the_default_pool_counts_if_it_is_needed() {
+        let driver = SimDevice::new(SimConfig::with_capacity(CAPACITY));
+        let device = Device::of(&*driver);
+        let stream = millpond_core::StreamRef::LEGACY;
+        let pool = driver.device_get_default_mem_pool().expect("a device has one");
+        driver
+            .mem_pool_set_attribute(pool, MemPoolAttribute::ReleaseThreshold, u64::MAX)
+            .expect("it has one");
+        let ptr = driver.mem_alloc_async(CAPACITY / 2, stream).expect("there is room");
+        // SAFETY: the block came from the device and is freed once.
+        unsafe { driver.mem_free_async(ptr, stream) }.expect("it is there");
+        let kept = free_in_default_pool(&*driver);
+        assert!(kept >= CAPACITY / 2, "{kept}");
+        let available = |wanted| device.read(&*driver, wanted).expect("the device is there").available;
+        let free = available(0);
+        assert!(free <= CAPACITY / 2, "{free}");
+        assert_eq!(available(free), free);
+        assert_eq!(available(free + 1), free + kept);
+    }
 }

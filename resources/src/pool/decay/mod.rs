@@ -228,11 +228,13 @@ mod tests {
     fn an_idle_pool_keeps_no_blocks_in_caches() {
         for (calls_between, is_flushed) in [(false, true), (true, false)] {
             let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
-            let pool = cuda.layer(PoolLayer::new().pages(PagesMode::On)).expect("an empty pool");
+            let layer = PoolLayer::new().initial_bytes(16 << 20).pages(PagesMode::On);
+            let pool = cuda.layer(layer).expect("there is room");
             let allocate = || pool.allocate_bytes(1000, StreamRef::LEGACY).expect("there is room");
             // SAFETY: the block came from the pool with this size and is freed once.
             let free = |ptr| unsafe { pool.deallocate_bytes(ptr, 1000, StreamRef::LEGACY) };
             let blocks = [(); 10].map(|()| allocate());
+            pool.central.with_heaps(|heaps| heaps.set_cache_limits());
             blocks.into_iter().for_each(free);
             let held = || pool.shared.thread_caches.my_cache(pool.id).counts.totals().blocks_held;
             assert_eq!(held(), 10);
