@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millpond_core::{DeviceMemoryResourceExt, DevicePtr, Driver, ErrorKind, StreamRef};
+use millpond_core::{DeviceMemoryResourceExt, DevicePtr, Driver, ErrorKind, StreamRef, find_trait};
 use millpond_driver::sim::{Fault, FaultPlan, SimConfig, SimDevice, SimMachine};
 use millpond_driver::{CallKind, CountingDriver};
 use millpond_resources::{CudaMemoryResource, PagesMode, PeerList, Peers, PoolLayer, PoolMemoryResource};
@@ -46,6 +46,8 @@ fn issue_9_devices_with_an_active_context_use_a_pools_memory_by_default() {
         second.copy_peer(b, a, bytes.min(MIB), LEGACY).unwrap();
     }
     assert_eq!(p.peers(), [second.device(), third.device()]);
+    let found = find_trait::<dyn millpond_resources::Pool>(&p).expect("a pool is one");
+    assert_eq!(found.peers(), p.peers());
     assert_eq!(first.violations(), []);
 }
 

@@ -348,3 +348,64 @@ impl Large {
         Some((region.base, region.bytes))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use millpond_core::Layout;
+
+    use super::*;
+    use crate::tuning::{CHUNKS_COMPARED, Policy};
+
+    const MIB: u64 = 1 << 20;
+
+    fn regions() -> Large {
+        let mut heap = Heap::new(CHUNKS_COMPARED);
+        heap.add_region(1 << 40, 64 * MIB, ANY_STREAM, 0);
+        Large::Regions(heap)
+    }
+
+    /// A span over pages is one handle, which can be released alone, unless threads contend: then growth
+    /// costs more than the memory.
+    #[test]
+    fn spans_over_pages_are_small_while_threads_do_not_contend() {
+        let pages = Large::Pages(Box::new(Pages::new(2 * MIB, 1 << 30, u64::MAX, Policy::default())));
+        assert_eq!((pages.largest_span(false), pages.largest_span(true)), (PAGED_SPAN_BYTES, SPAN_BYTES));
+        assert_eq!((regions().largest_span(false), regions().largest_span(true)), (SPAN_BYTES, SPAN_BYTES));
+    }
+
+    /// `validate()` finds a span that has another address or size than its block.
+    #[test]
+    fn a_block_has_one_base_and_one_size() {
+        let Large::Regions(mut heap) = regions() else { unreachable!("regions were made") };
+        let free = heap.find(ANY_STREAM, Epoch::MAX, &request(MIB)).expect("there is room");
+        let block = heap.take(free, 4 * MIB, ALLOCATION_ALIGNMENT);
+        let base = heap.chunk(block).addr;
+        let large = Large::Regions(heap);
+        assert!(large.has_block(block, base, 4 * MIB));
+        assert!(!large.has_block(block, base + 256, 4 * MIB) && !large.has_block(block, base, 4 * MIB - 256));
+    }
+
+    fn request(bytes: u64) -> Request {
+        Request::new(Layout::new(bytes)).expect("not too large")
+    }
+
+    /// A span has the bytes wanted, or all of a free block whose rest would serve no large request.
+    #[test]
+    fn a_span_takes_a_rest_that_would_serve_no_request() {
+        for (free, wanted, taken) in [
+            (16 * MIB, 4 * MIB, 4 * MIB),
+            (5 * MIB, 4 * MIB, 5 * MIB),
+            (5 * MIB + 256, 4 * MIB, 4 * MIB),
+            (3 * MIB, 4 * MIB, 3 * MIB),
+        ] {
+            let mut heap = Heap::new(CHUNKS_COMPARED);
+            heap.add_region(1 << 40, free, ANY_STREAM, 7);
+            let mut large = Large::Regions(heap);
+            let span = large.take_span(ANY_STREAM, 7, wanted, &request(4096), false).expect("there is room");
+            assert_eq!((span.base, span.bytes, span.epoch), (1 << 40, taken, 7), "{wanted} of {free}");
+            assert_eq!(large.free_bytes(ANY_STREAM), free - taken);
+            large.validate();
+        }
+        assert!(regions().take_span(ANY_STREAM, 0, 65 * MIB, &request(65 * MIB), false).is_none());
+    }
+}

@@ -505,4 +505,59 @@ mod tests {
             assert_eq!(block_map.find(start << 8).map(BlockEntry::block), Some((0, start as u32)));
         }
     }
+
+    /// A thread caches a block only if it is handed out, for these bytes, and not of the exact size of a
+    /// request.
+    #[test]
+    fn a_block_is_cacheable_for_the_bytes_asked_for() {
+        let block_map = BlockMap::new();
+        let entry = block_map.insert(1 << 32, block(3, 5, 77));
+        assert!(entry.is_cacheable(77) && !entry.is_cacheable(76) && !entry.is_cacheable(0));
+        entry.renew(Block { is_exact_size: true, ..block(3, 5, 77) });
+        assert!(!entry.is_cacheable(77) && !entry.is_cacheable(76));
+        assert!(entry.is_exact_size() && !entry.is_in_alias());
+    }
+
+    /// The bytes asked for say whether a block is handed out: it is claimed once, for those bytes.
+    #[test]
+    fn a_block_is_claimed_once() {
+        let block_map = BlockMap::new();
+        let entry = block_map.insert(1 << 32, block(3, 5, 77));
+        assert!(!entry.claim(76) && entry.claim(77) && !entry.claim(77));
+        assert_eq!(entry.requested(), 0);
+    }
+
+    /// An address in an alias belongs to one block. A heap's own addresses stay, for the next block there.
+    #[test]
+    fn the_entry_of_a_block_in_an_alias_ends_with_it() {
+        let block_map = BlockMap::new();
+        for is_in_alias in [false, true] {
+            let entry = block_map.insert(1 << 32, Block { is_in_alias, ..block(3, 5, 77) });
+            assert_eq!(entry.is_in_alias(), is_in_alias);
+            entry.end();
+            assert_eq!(block_map.find(1 << 32).is_none(), is_in_alias);
+            entry.remove();
+        }
+    }
+
+    #[test]
+    fn an_entry_that_is_renewed_names_the_new_block_at_the_same_address() {
+        let block_map = BlockMap::new();
+        let addr = (1 << 32) + 256 * 8191;
+        block_map.insert(addr, block(3, 5, 77)).renew(block(4, u32::MAX, 78));
+        let entry = block_map.find(addr).expect("the block starts there");
+        assert_eq!((entry.block(), entry.requested()), ((4, u32::MAX), 78));
+    }
+
+    /// Neighbouring gibibytes are found at once, each from a root of its own.
+    #[test]
+    fn gibibytes_that_lie_side_by_side_have_roots_of_their_own() {
+        let block_map = BlockMap::new();
+        let roots: std::collections::BTreeSet<usize> = (0..ROOTS as u64)
+            .map(|gibibyte| ptr::from_ref(block_map.root(gibibyte << LEAF_BITS)).addr())
+            .collect();
+        assert_eq!(roots.len(), ROOTS);
+        assert!(ptr::eq(block_map.root(0), block_map.root((ROOTS as u64) << LEAF_BITS)));
+        assert_eq!(format!("{block_map:?}"), "BlockMap { .. }");
+    }
 }

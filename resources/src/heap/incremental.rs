@@ -90,4 +90,16 @@ mod tests {
         assert_eq!(migrate(&mut heap, 0), 2);
         assert_eq!(free_chunks(&heap, ANY_STREAM), 0);
     }
+
+    /// The next size lies in the next bin, not beyond one.
+    #[test]
+    fn no_size_is_passed_over() {
+        for (bytes, next) in [(0, 256), (256, 512), (8192, 8448), (64 << 10, 66 << 10), (1 << 20, 33 << 15)] {
+            assert_eq!(next_size(bytes), next);
+        }
+        // Of the smaller chunks none may move, and they fill a step.
+        let mut heap = apart(CHUNKS_PER_STEP + 3, |index| if index < 3 { 4608 } else { 4096 });
+        migrate(&mut heap, 3);
+        assert_eq!(free_chunks(&heap, ANY_STREAM), 3);
+    }
 }

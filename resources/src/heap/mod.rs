@@ -430,3 +430,115 @@ impl Heap {
             .map(|(owner, bins)| (owner, bins.blocks, bins.bytes, bins.largest(&self.chunks)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tuning::LARGE_FITS_COMPARED;
+    use millpond_core::Layout;
+
+    const OWNER: Owner = 1;
+
+    fn request(bytes: u64) -> Request {
+        Request::new(Layout::new(bytes)).expect("not too large")
+    }
+
+    /// A heap of free chunks that lie apart, each with its owner and bytes.
+    fn apart(chunks: &[(Owner, u64)]) -> Heap {
+        let mut heap = Heap::new(LARGE_FITS_COMPARED);
+        for ((owner, bytes), base) in chunks.iter().zip(1..) {
+            heap.add_region(base << 32, *bytes, *owner, 0);
+        }
+        heap
+    }
+
+    /// Free neighbours, each with its owner and bytes.
+    fn row(chunks: &[(Owner, u64)]) -> Heap {
+        let mut heap = Heap::new(LARGE_FITS_COMPARED);
+        heap.has_one_stream = false;
+        let mut rest = heap.add_region(1 << 32, chunks.iter().map(|(_, bytes)| bytes).sum(), ANY_STREAM, 0);
+        let mut taken = Vec::new();
+        for (index, (_, bytes)) in chunks.iter().enumerate() {
+            taken.push(heap.take(rest, *bytes, ALLOCATION_ALIGNMENT));
+            if index + 1 < chunks.len() {
+                rest = heap.chunk(taken[index]).next;
+            }
+        }
+        for (id, (owner, _)) in taken.into_iter().zip(chunks) {
+            heap.free(id, *owner, 0);
+        }
+        heap
+    }
+
+    #[test]
+    fn the_smaller_of_an_own_and_an_unowned_block_serves() {
+        for (own, unowned, is_own_first, expected) in [
+            (2048, 4096, false, OWNER),
+            (4096, 2048, false, ANY_STREAM),
+            (4096, 2048, true, OWNER),
+            (4096, 4096, false, OWNER),
+            (1024, 1024, false, OWNER),
+            (512, 4096, false, ANY_STREAM),
+            (512, 4096, true, ANY_STREAM),
+            (4096, 512, false, OWNER),
+        ] {
+            let heap = apart(&[(OWNER, own), (ANY_STREAM, unowned)]);
+            let found = heap.find_for(OWNER, &request(1024), is_own_first).expect("one serves");
+            assert_eq!(heap.chunk(found).owner(), expected, "own {own}, unowned {unowned}, {is_own_first}");
+        }
+        assert_eq!(
+            apart(&[(OWNER, 512), (ANY_STREAM, 512), (2, 4096)]).find_for(OWNER, &request(1024), false),
+            None
+        );
+    }
+
+    /// Own and unowned neighbours serve together, and so does what the owner has alone.
+    #[test]
+    fn a_run_has_own_and_unowned_chunks_of_any_number() {
+        for (chunks, bytes, start) in [
+            (&[(OWNER, 4096)][..], 4096, Some(0)),
+            (&[(OWNER, 4096), (ANY_STREAM, 1024)], 5120, Some(0)),
+            (&[(ANY_STREAM, 1024), (OWNER, 4096)], 5120, Some(0)),
+            (&[(ANY_STREAM, 1024), (OWNER, 4096), (ANY_STREAM, 2048)], 7168, Some(0)),
+            // From the owner's chunk on, if that is enough.
+            (&[(ANY_STREAM, 4096), (OWNER, 4096), (ANY_STREAM, 4096)], 8192, Some(4096)),
+            (&[(ANY_STREAM, 4096), (OWNER, 4096), (ANY_STREAM, 1024)], 8192, Some(1024)),
+            (&[(2, 1024), (OWNER, 4096), (2, 1024)], 4352, None),
+            (&[(ANY_STREAM, 1024), (2, 1024), (OWNER, 4096)], 4352, None),
+            (&[(OWNER, 4096), (ANY_STREAM, 1024)], 5376, None),
+            (&[(ANY_STREAM, 8192)], 4096, None),
+        ] {
+            let mut heap = row(chunks);
+            let found = heap.find_run(OWNER, &request(bytes));
+            assert_eq!(found.map(|(_, addr)| addr - (1 << 32)), start, "{bytes} of {chunks:?}");
+            if let Some((first, addr)) = found {
+                let block = heap.take_run(first, addr, bytes);
+                assert_eq!((heap.chunk(block).addr, heap.chunk(block).bytes), (addr, bytes));
+                heap.validate();
+            }
+        }
+    }
+
+    /// A range joins the region that ends where it begins, whether that is the last one or not.
+    #[test]
+    fn a_range_extends_the_region_before_it() {
+        let mut heap = Heap::new(LARGE_FITS_COMPARED);
+        let (low, high) = (1 << 32, 2 << 32);
+        heap.extend(low, 4096, ANY_STREAM, 0);
+        heap.extend(high, 4096, ANY_STREAM, 0);
+        let used = heap.extend(low + 4096, 4096, OWNER, 3);
+        assert_eq!((heap.chunk(used).addr, heap.chunk(used).bytes), (low, 8192));
+        let block = heap.take_at(used, low + 4096, 4096);
+        heap.extend(low + 8192, 1024, ANY_STREAM, 0);
+        let apart = heap.extend(low + 16_384, 1024, ANY_STREAM, 0);
+        assert_eq!(heap.tail(), Some(apart));
+        let regions: Vec<(u64, u64)> =
+            heap.regions().iter().map(|region| (region.base, region.bytes)).collect();
+        assert_eq!(regions, [(low, 9216), (low + 16_384, 1024), (high, 4096)]);
+        heap.validate();
+        heap.free(block, ANY_STREAM, 0);
+        heap.validate();
+        assert_eq!(heap.chunk_at(low + 9215).map(|chunk| chunk.addr), Some(low + 4096));
+        assert!(heap.chunk_at(low + 9216).is_none() && heap.chunk_at(low - 1).is_none());
+    }
+}

@@ -32,3 +32,33 @@ impl OwnerBits {
         self.0.load(Ordering::Relaxed) >> (owner as usize % Self::BITS) & 1 == 1
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owner_may_have_blocks_from_its_first_to_its_last() {
+        let owners = OwnerBits::default();
+        let of = |owners: &OwnerBits| (0..64).filter(|owner| owners.may_have(*owner)).collect::<Vec<_>>();
+        [3, 0, 63, 3].into_iter().for_each(|owner| owners.add(owner));
+        assert_eq!(of(&owners), [0, 3, 63]);
+        owners.remove(3, 64);
+        owners.remove(5, 64);
+        assert_eq!(of(&owners), [0, 63]);
+        owners.remove(0, 64);
+        owners.remove(63, 64);
+        assert_eq!(of(&owners), []);
+    }
+
+    /// Where owners share bits, a bit stays: the other owner may still have blocks.
+    #[test]
+    fn owners_that_share_a_bit_keep_it() {
+        let owners = OwnerBits::default();
+        owners.add(65);
+        assert!(owners.may_have(65) && owners.may_have(1) && !owners.may_have(2));
+        owners.add(1);
+        owners.remove(1, 66);
+        assert!(owners.may_have(65));
+    }
+}

@@ -387,4 +387,84 @@ mod tests {
         assert!(!from_arena(most + 1, 256) && !from_arena(1, 512) && !from_arena(0, 256));
         pool.validate();
     }
+
+    fn pool(pages: PagesMode) -> PoolMemoryResource<CudaMemoryResource> {
+        let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+        cuda.layer(PoolLayer::new().pages(pages)).expect("an empty pool")
+    }
+
+    /// Blocks of this size, after enough calls for the stream to have a cache.
+    fn blocks<const N: usize>(pool: &PoolMemoryResource<CudaMemoryResource>, bytes: u64) -> [DevicePtr; N] {
+        let warm = [(); 8].map(|()| pool.allocate_bytes(256, StreamRef::LEGACY).expect("there is room"));
+        // SAFETY: the blocks came from the pool with this size and are freed once.
+        warm.into_iter().for_each(|ptr| unsafe { pool.deallocate_bytes(ptr, 256, StreamRef::LEGACY) });
+        [(); N].map(|()| pool.allocate_bytes(bytes, StreamRef::LEGACY).expect("there is room"))
+    }
+
+    /// A free to the cache alone evicts no block: the caller holds what an eviction would need.
+    #[test]
+    fn a_free_to_the_cache_takes_a_large_block_only_into_an_empty_place() {
+        const BYTES: u64 = 3 << 20;
+        let pool = pool(PagesMode::On);
+        let [first, second] = blocks(&pool, BYTES);
+        let layout = Layout::new(BYTES);
+        assert!(pool.deallocate_to_cache(first, layout, StreamRef::LEGACY));
+        assert!(!pool.deallocate_to_cache(second, layout, StreamRef::LEGACY), "the first is there");
+        assert_eq!(pool.allocate_from_cache(layout, StreamRef::LEGACY), Some(first));
+        assert_eq!(pool.allocate_from_cache(layout, StreamRef::LEGACY), None);
+        assert!(pool.deallocate_to_cache(second, layout, StreamRef::LEGACY));
+        assert_eq!(pool.allocate_from_cache(layout, StreamRef::LEGACY), Some(second));
+        pool.validate();
+    }
+
+    /// A block that is larger than the limit, or that is not of the size that is freed, is not cached.
+    #[test]
+    fn only_a_block_within_the_limit_becomes_the_last_large_one() {
+        const BYTES: u64 = 3 << 20;
+        let pool = pool(PagesMode::On);
+        let [ptr] = blocks(&pool, BYTES);
+        let stream_cache = pool.stream_cache(StreamRef::LEGACY).expect("the stream is used often");
+        let entry = pool.shared.block_map.find(ptr.address()).expect("the block is there");
+        let is_cached = |most, bytes| {
+            pool.shared.limits.max_large_block.store(most, Ordering::Relaxed);
+            pool.push_large(stream_cache, ptr, entry, bytes)
+        };
+        assert!(!is_cached(BYTES - 1, BYTES), "it is larger than the limit");
+        assert!(!is_cached(u64::MAX, BYTES + 1) && !is_cached(u64::MAX, 0) && !is_cached(u64::MAX, 256));
+        assert!(!stream_cache.has_large());
+        assert!(is_cached(BYTES, BYTES));
+        pool.validate();
+    }
+
+    /// An arena's block counts as the stream's own if the stream freed it, and as completed if it is unowned.
+    #[test]
+    fn blocks_from_arenas_count_by_their_owner() {
+        const BYTES: u64 = 64 << 10;
+        let pool = pool(PagesMode::Off);
+        for ptr in blocks::<4>(&pool, BYTES).into_iter().step_by(2) {
+            // SAFETY: the block came from the pool with this size and is freed once.
+            unsafe { pool.deallocate_bytes(ptr, BYTES, StreamRef::LEGACY) };
+        }
+        let stream_cache = pool.stream_cache(StreamRef::LEGACY).expect("the stream is used often");
+        let owner = stream_cache.stream.owner;
+        let counted = || {
+            let totals = pool.central.with_heaps(|heaps| heaps.totals());
+            (totals.own_stream, totals.completed)
+        };
+        let (own_stream, completed) = counted();
+        let of_owner = |owner| {
+            pool.central.with_heaps(|heaps| {
+                _ = heaps.reclaim(Reclaim::Everything);
+                for from in [stream_cache.stream.owner, ANY_STREAM] {
+                    heaps.migrate(from, u64::MAX, owner, 0);
+                }
+            });
+            assert!(pool.take_in_arena(stream_cache, Layout::new(BYTES)).is_some());
+        };
+        of_owner(owner);
+        assert_eq!(counted(), (own_stream + 1, completed));
+        of_owner(ANY_STREAM);
+        assert_eq!(counted(), (own_stream + 1, completed + 1));
+        pool.validate();
+    }
 }

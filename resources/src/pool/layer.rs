@@ -152,3 +152,33 @@ impl<R: DeviceMemoryResource> Layer<R> for PoolLayer {
         PoolMemoryResource::new(upstream, options)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use millpond_core::DeviceMemoryResourceExt;
+    use millpond_driver::sim::{SimConfig, SimDevice};
+
+    use super::*;
+    use crate::CudaMemoryResource;
+
+    /// Each method sets its option and keeps the others.
+    #[test]
+    fn all_options_of_a_layer_reach_its_pool() {
+        let layer = PoolLayer::new()
+            .initial_bytes(4 << 20)
+            .maximum_bytes(64 << 20)
+            .pages(PagesMode::On)
+            .decay(Decay::Off)
+            .peers(Peers::None)
+            .share(Share::Fd)
+            .slack(Slack::from_thousandths(50).expect("it is below 100 %"))
+            .reuse(Reuse::OWN_STREAM);
+        let text =
+            "cuda+pool:initial=4MiB,max=64MiB,pages=on,decay=off,peers=none,share=fd,slack=5%,reuse=own";
+        let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
+        let pool = CudaMemoryResource::new(device).layer(layer).expect("a pool");
+        assert_eq!(pool.to_string(), text);
+        let options = PoolOptions { initial_bytes: 4 << 20, maximum_bytes: Some(64 << 20), ..layer.options };
+        assert_eq!(pool.options(), options);
+    }
+}

@@ -457,4 +457,6 @@ fn pages_needed(heaps: &Heaps, request: &Request, room: &Room) -> Option<u64> {
 }
 
 #[cfg(test)]
+mod choice_tests;
+#[cfg(test)]
 mod tests;

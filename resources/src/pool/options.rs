@@ -286,4 +286,30 @@ mod tests {
         assert!(has(&*device, DeviceAttribute::VirtualMemoryManagementSupported).expect("it answers"));
         assert!(!has(&*device, DeviceAttribute::Integrated).expect("it answers"));
     }
+
+    /// Sizes count in blocks of 256 bytes: the initial one is rounded up, the maximum down.
+    #[test]
+    fn sizes_are_rounded_to_what_the_pool_can_hold() {
+        let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::with_capacity(1 << 30)));
+        let checked = |initial_bytes, maximum_bytes| {
+            PoolOptions { initial_bytes, maximum_bytes, ..PoolOptions::default() }.checked(&cuda)
+        };
+        for (initial, maximum, rounded) in [
+            (0, None, (0, None)),
+            (1000, None, (1024, None)),
+            (1024, Some(1025), (1024, Some(1024))),
+            (1025, Some(1535), (1280, Some(1280))),
+            (256, Some(1 << 30), (256, Some(1 << 30))),
+        ] {
+            let options = checked(initial, maximum).expect("the device has room");
+            assert_eq!((options.initial_bytes, options.maximum_bytes), rounded);
+        }
+        for (initial, maximum) in
+            [(1025, Some(1279)), (0, Some((1 << 30) + 256)), (LARGEST_REQUEST + 1, None), (u64::MAX, None)]
+        {
+            assert!(checked(initial, maximum).is_err(), "{initial}, {maximum:?}");
+        }
+        let all = PoolOptions { slack: "5%".parse().expect("a slack"), ..PoolOptions::default() };
+        assert_eq!(all.checked(&cuda).expect("the device has room").slack, all.slack);
+    }
 }

@@ -149,3 +149,21 @@ impl Try {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// After each refusal a region is tried in half its size, down to the least and no further.
+    #[test]
+    fn refused_sizes_become_smaller_down_to_the_least() {
+        let sizes = |preferred, least, unit| {
+            let growth = Growth { preferred, least, unit };
+            std::iter::successors(Some(preferred), |bytes| growth.after_refusal(*bytes)).collect::<Vec<u64>>()
+        };
+        assert_eq!(sizes(64, 10, 8), [64, 32, 16, 10]);
+        assert_eq!(sizes(24, 3, 8), [24, 16, 8, 3], "half of one unit is a unit again");
+        assert_eq!(sizes(8, 8, 8), [8]);
+        assert_eq!(sizes(20, 20, 8), [20]);
+    }
+}

@@ -344,6 +344,96 @@ mod tests {
             assert_eq!(streams.slot(owner).recorded_epoch, Some(latest));
         }
     }
+
+    const STREAMS: u64 = 3;
+
+    fn streams() -> (Streams, Vec<Owner>) {
+        let mut streams = Streams::new();
+        let stream = |number| StreamRef::from_raw_parts(number << 8, number);
+        let owners = (1..=STREAMS).map(|number| streams.owner_of(stream(number))).collect();
+        (streams, owners)
+    }
+
+    fn seen(streams: &Streams, owner: Owner) -> Vec<(Owner, Epoch)> {
+        let mut seen: Vec<(Owner, Epoch)> = streams.slot(owner).seen().collect();
+        seen.sort_unstable();
+        seen
+    }
+
+    /// A stream that waits for another one inherits what that one was ordered after, except itself and what
+    /// is done in any case, and keeps the latest epoch of each.
+    #[test]
+    fn a_wait_inherits_the_order_of_others() {
+        let (mut streams, owners) = streams();
+        let [first, second, third] = owners[..] else { panic!("there are three") };
+        streams.waited(first, second, 5, &[(first, 7), (ANY_STREAM, 3), (third, 2)]);
+        assert_eq!(seen(&streams, first), [(second, 5), (third, 2)]);
+        streams.waited(first, second, 4, &[(third, 6)]);
+        assert_eq!(seen(&streams, first), [(second, 5), (third, 6)]);
+        streams.waited(third, first, 1, &seen(&streams, first));
+        assert_eq!(seen(&streams, third), [(first, 1), (second, 5)]);
+        assert_eq!(seen(&streams, second), []);
+    }
+
+    /// A record notes what the stream was ordered after when the record began.
+    #[test]
+    fn a_record_has_the_order_of_its_moment() {
+        let (mut streams, owners) = streams();
+        let [first, second, third] = owners[..] else { panic!("there are three") };
+        streams.waited(first, second, 5, &[]);
+        let pending = streams.slot_mut(first).pending_record();
+        streams.waited(first, third, 6, &[]);
+        streams.settle(pending, true, 1);
+        assert_eq!(streams.slot(first).recorded_seen, [(second, 5)]);
+    }
+
+    /// A record that another stream requested is made once, by the stream's own next call.
+    #[test]
+    fn a_requested_record_is_taken_once() {
+        let (mut streams, owners) = streams();
+        let slot = streams.slot_mut(owners[0]);
+        assert!(slot.take_requested_record().is_none() && !slot.cell.is_record_requested());
+        slot.set_record_requested(true);
+        assert!(slot.cell.is_record_requested());
+        let epoch = slot.epoch();
+        let pending = slot.take_requested_record().expect("it was requested");
+        assert_eq!((pending.epoch, slot.epoch()), (epoch, epoch + 1));
+        assert!(slot.take_requested_record().is_none() && !slot.cell.is_record_requested());
+        streams.settle(pending, true, 1);
+        assert_eq!(streams.slot(owners[0]).recorded_epoch, Some(epoch));
+        streams.slot_mut(owners[0]).event = Some(Event(1));
+        streams.validate(|_| 0);
+    }
+
+    /// With many streams those are forgotten that own nothing, that no thread uses, and of which no record is
+    /// pending. Their numbers and events pass to other streams.
+    #[test]
+    fn idle_streams_are_forgotten_once_there_are_many() {
+        let (mut streams, owners) = streams();
+        let [owns, used, idle] = owners[..] else { panic!("there are three") };
+        let cell = Arc::clone(&streams.slot(used).cell);
+        let sweep = |streams: &mut Streams| streams.sweep(|owner| u64::from(owner == owns));
+        let event = Event(1);
+        streams.slot_mut(idle).event = Some(event);
+        streams.waited(owns, idle, 0, &[]);
+        sweep(&mut streams);
+        assert_eq!(streams.len(), 3, "three are few");
+        streams.sweep_at = 3;
+        let pending = streams.slot_mut(owns).pending_record();
+        sweep(&mut streams);
+        assert_eq!(streams.len(), 3, "a record is pending");
+        streams.settle(pending, false, 0);
+        sweep(&mut streams);
+        let left: Vec<Owner> = streams.iter().map(|(owner, _)| owner).collect();
+        assert_eq!((left, streams.len()), (vec![owns, used], 2));
+        assert_eq!(seen(&streams, owns), []);
+        streams.validate(|owner| u64::from(owner == owns));
+        assert_eq!(streams.owner_of(StreamRef::LEGACY), idle, "the number is given again");
+        assert_eq!((streams.take_spare_event(), streams.take_spare_event()), (Some(event), None));
+        streams.keep_event(event);
+        assert_eq!(streams.drain_events(), [event]);
+        assert!(cell.owner == used && streams.drain_events().is_empty());
+    }
 }
 
 #[cfg(all(test, millpond_loom))]

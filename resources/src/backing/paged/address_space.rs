@@ -117,4 +117,60 @@ mod tests {
         space.validate(Vec::new());
         assert_eq!(space.free, BTreeMap::from([(100, 100), (210, 50)]));
     }
+
+    /// The roomiest range leaves the most addresses behind what is taken; the lowest keeps them together.
+    #[test]
+    fn ranges_are_taken_from_the_largest_or_the_lowest() {
+        let mut space = Space::default();
+        space.add(1000, 50, 0);
+        space.add(2000, 90, 0);
+        space.add(3000, 70, 0);
+        assert_eq!(space.take_roomiest(91), None);
+        assert_eq!((space.take_roomiest(30), space.take_roomiest(10)), (Some(2000), Some(3000)));
+        assert_eq!((space.take_lowest(50), space.take_lowest(60)), (Some(1000), Some(2030)));
+        assert_eq!(space.take_lowest(61), None);
+        assert_eq!(space.free, BTreeMap::from([(3010, 60)]));
+        space.validate(vec![(1000, 50), (2000, 90), (3000, 10)]);
+    }
+
+    /// Free ranges join with both neighbours of their own reservation, and with no other range.
+    #[test]
+    fn neighbours_of_two_reservations_stay_apart() {
+        let mut space = Space::default();
+        space.add(100, 100, 0);
+        space.add(200, 100, 0);
+        for base in [100, 150, 200, 250] {
+            assert_eq!(space.take_lowest(50), Some(base));
+        }
+        for base in [150, 200, 100, 250] {
+            space.free(base, 50);
+        }
+        assert_eq!(space.free, BTreeMap::from([(100, 100), (200, 100)]));
+        space.validate(Vec::new());
+    }
+
+    #[test]
+    #[should_panic(expected = "are apart")]
+    fn validate_finds_free_neighbours_of_one_reservation() {
+        let mut space = Space::default();
+        space.add(100, 100, 50);
+        space.free.insert(150, 50);
+        space.validate(Vec::new());
+    }
+
+    #[test]
+    #[should_panic(expected = "address ranges overlap")]
+    fn validate_finds_a_range_that_is_free_and_taken() {
+        let mut space = Space::default();
+        space.add(100, 100, 0);
+        space.validate(vec![(150, 10)]);
+    }
+
+    #[test]
+    #[should_panic(expected = "exceeds its reservation")]
+    fn validate_finds_a_range_beyond_its_reservation() {
+        let mut space = Space::default();
+        space.add(100, 100, 50);
+        space.validate(vec![(150, 51)]);
+    }
 }

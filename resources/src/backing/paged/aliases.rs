@@ -178,3 +178,26 @@ impl Aliases {
         self.space.validate(self.iter().map(|(_, alias)| (alias.base, alias.slot)).collect());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// While a plan or a release is under way, or after a handle stayed mapped, nothing is mapped behind the
+    /// end.
+    #[test]
+    fn an_alias_is_extended_only_while_nothing_is_under_way_and_all_went_well() {
+        let mut aliases = Aliases::default();
+        let id = aliases.add(1 << 40, 64 << 20);
+        let map = Map { handle: 0, offset: 0, bytes: 2 << 20, number: 0 };
+        aliases.get_mut(id).maps.push(map);
+        assert!(aliases.get(id).may_extend());
+        for (is_clean, may_extend) in [(true, true), (false, false), (true, false)] {
+            aliases.get_mut(id).busy += 2;
+            aliases.end_work(id, is_clean);
+            assert!(!aliases.get(id).may_extend(), "one of two is still under way");
+            aliases.end_work(id, true);
+            assert_eq!(aliases.get(id).may_extend(), may_extend);
+        }
+    }
+}

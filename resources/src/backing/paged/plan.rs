@@ -380,3 +380,32 @@ impl Pages {
         InAlias { alias: None, offset, slot }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use millpond_core::Layout;
+    use millpond_driver::sim::{SimConfig, SimDevice};
+
+    use super::*;
+    use crate::tuning::Policy;
+
+    const MIB: u64 = 1 << 20;
+
+    /// A block begins in the free end of the address range, and only the rest of it is new memory.
+    #[test]
+    fn a_growth_continues_what_is_free_at_the_end() {
+        let device = SimDevice::new(SimConfig::h200());
+        let mut pages = Pages::new(2 * MIB, 1 << 30, u64::MAX, Policy::default());
+        let mut reserve = pages.plan_reserve(4 * MIB, u64::MAX).expect("no maximum");
+        reserve.run(&*device).expect("the device has room");
+        pages.commit_reserve(reserve);
+        let request = Request::new(Layout::new(10 * MIB)).expect("not too large");
+        let mut plan = pages.plan(1, &request, false, 0, u64::MAX).expect("no maximum");
+        assert_eq!(plan.new_bytes(), 6 * MIB);
+        plan.run(&*device).expect("the device has room");
+        let (block, _) = pages.commit(plan);
+        assert_eq!((pages.bytes_of(block), pages.totals().bytes_reserved), (10 * MIB, 10 * MIB));
+        assert_eq!(pages.totals().mappings, 0, "nothing is stitched");
+        pages.validate();
+    }
+}

@@ -106,4 +106,60 @@ mod tests {
         budget.note_operations(&policy, 0);
         assert_eq!(budget.overdrawn(&policy), policy.calls_for_slack * policy.most_slack);
     }
+
+    #[test]
+    fn calls_are_saved_up_to_the_most() {
+        let policy = Policy { most_saved_calls: 100, first_calls: 30, early_calls: 0, ..Policy::default() };
+        let mut budget = CallBudget::default();
+        assert_eq!((budget.available(&policy), budget.available_later(&policy)), (30, 0));
+        for (operations, steady) in [(10_000, 30), (20_000, 60), (100_000, 300)] {
+            budget.note_operations(&policy, operations);
+            let available = (30 + steady).min(100);
+            assert_eq!(budget.available(&policy), available, "after {operations} operations");
+            assert_eq!(budget.available_later(&policy), available.min(steady));
+        }
+        budget.spend(60);
+        assert_eq!((budget.available(&policy), budget.overdrawn(&policy)), (40, 0));
+        budget.spend(45);
+        assert_eq!((budget.available(&policy), budget.overdrawn(&policy)), (0, 5));
+    }
+
+    #[test]
+    fn overdrawn_calls_give_slack_up_to_the_most() {
+        let policy = Policy { slack: 10, calls_for_slack: 8, most_slack: 100, ..Policy::default() };
+        for (overdrawn, thousandths) in
+            [(0, 10), (7, 10), (8, 11), (80, 20), (719, 99), (720, 100), (800, 100)]
+        {
+            let budget = CallBudget { operations: 0, spent: policy.earned(0) + overdrawn };
+            let allowed = policy.allowed(1_000_000, &budget);
+            assert_eq!(allowed, 1_000_000 + 1000 * thousandths, "{overdrawn} calls overdrawn");
+        }
+        assert_eq!((policy.target(1_000_000), policy.most(1_000_000)), (1_010_000, 1_100_000));
+        let wide = Policy { slack: 200, ..policy };
+        assert_eq!((wide.target(1_000_000), wide.most(1_000_000)), (1_200_000, 1_200_000));
+    }
+
+    #[test]
+    fn sizes_are_multiples_of_the_granularity_within_their_limits() {
+        const MIB: u64 = 1 << 20;
+        let policy = Policy::default();
+        for (range, granularity, bytes) in [
+            (0, 2, 2),
+            (384, 2, 6),
+            (448, 2, 6),
+            (512, 2, 8),
+            (1 << 20, 2, 32),
+            (384, 64, 64),
+            (1 << 20, 64, 64),
+        ] {
+            let grown = policy.spans_at_once(range * MIB, granularity * MIB);
+            assert_eq!(grown, bytes * MIB, "a range of {range} MiB, granules of {granularity} MiB");
+        }
+        for (request, peak, granularity, bytes) in
+            [(4, 8, 2, 6), (1024, 1024, 2, 60), (4, 65_536, 2, 30), (4, 8, 64, 64), (1024, 1024, 64, 64)]
+        {
+            let handle = policy.largest_handle(request * MIB, peak * MIB, granularity * MIB);
+            assert_eq!(handle, bytes * MIB, "{request} of {peak} MiB, granules of {granularity} MiB");
+        }
+    }
 }

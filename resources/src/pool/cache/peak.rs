@@ -217,4 +217,32 @@ mod tests {
         assert_eq!((counts.quota_left(), peak.reserve.0.load(Ordering::Relaxed)), (10, 90));
         assert!(!peak.has_surplus(&counts));
     }
+
+    /// Threads share a part of the peak as quota; one thread alone takes all that there is.
+    #[test]
+    fn the_quantum_is_a_part_of_the_peak_for_each_of_several_threads() {
+        let peak = Peak::default();
+        let quantum = || peak.quantum.load(Ordering::Relaxed);
+        peak.bytes.store(RESERVE_SHARE * 6000, Ordering::Relaxed);
+        let alone = quantum();
+        peak.note_threads(1);
+        assert_eq!(quantum(), alone);
+        for (threads, bytes) in [(2, 3000), (3, 2000), (4, 1500)] {
+            peak.note_threads(threads);
+            assert_eq!(quantum(), bytes);
+        }
+    }
+
+    /// A thread borrows what it needs or half of what is left, and no more than is left.
+    #[test]
+    fn a_thread_borrows_at_least_half_of_what_is_left() {
+        for (left, most, borrowed) in
+            [(100, 10, 50), (101, 10, 51), (100, 70, 70), (100, 200, 100), (0, 10, 0)]
+        {
+            let (borrower, other) = (ThreadCounts::default(), ThreadCounts::default());
+            other.add_quota(left);
+            borrower.borrow_from(&other, most);
+            assert_eq!((borrower.quota_left(), other.quota_left()), (borrowed, left - borrowed));
+        }
+    }
 }

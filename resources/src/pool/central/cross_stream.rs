@@ -302,8 +302,30 @@ impl CentralCore {
 mod tests {
     use millpond_driver::sim::{SimConfig, SimDevice};
 
+    use super::*;
     use crate::CudaMemoryResource;
     use crate::{PoolMemoryResource, PoolOptions};
+
+    /// Of many streams, those are asked first that own most of the bytes together.
+    #[test]
+    fn streams_with_most_bytes_are_asked_first() {
+        let sorted = |bytes: &[u64]| {
+            let donor = |bytes: &u64| (*bytes, Donor { id: StreamRef::LEGACY.id(), epoch: 0 });
+            let mut donors: Vec<(u64, Donor)> = bytes.iter().map(donor).collect();
+            let first = sort_largest_first(&mut donors);
+            (first, donors.into_iter().map(|(bytes, _)| bytes).collect::<Vec<u64>>())
+        };
+        let few: Vec<u64> = (1..=STREAMS_ASKED_AT_LEAST as u64).collect();
+        assert_eq!(sorted(&few), (few.len(), few.clone()), "all of a few, in any order");
+        let rising: Vec<u64> = (1..=100).collect();
+        // The largest 45 own 3510 of 5050 bytes, which is less than 70 %.
+        assert_eq!(sorted(&rising), (46, rising.iter().rev().copied().collect()));
+        assert_eq!(sorted(&[10; 40]).0, 28);
+        let mut one = vec![1; 40];
+        one[30] = 1000;
+        let (first, donors) = sorted(&one);
+        assert_eq!((first, donors[0]), (STREAMS_ASKED_AT_LEAST, 1000));
+    }
 
     #[test]
     fn one_collection_counts_once_for_the_backlog() {

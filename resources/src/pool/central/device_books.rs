@@ -237,3 +237,130 @@ fn free_in_default_pool(driver: &dyn Driver) -> u64 {
     };
     kept().unwrap_or(0)
 }
+
+#[cfg(test)]
+mod tests {
+    use millpond_core::DriverError;
+    use millpond_driver::CallKind;
+    use millpond_driver::sim::{FaultPlan, SimConfig, SimDevice};
+
+    use super::*;
+
+    const CAPACITY: u64 = 1 << 30;
+
+    /// A growth waits for the end of each promise that its reading counted, and not for ever.
+    #[test]
+    fn a_growth_waits_for_others_a_number_of_times() {
+        let driver = SimDevice::new(SimConfig::with_capacity(CAPACITY));
+        let device = Device::of(&*driver);
+        let read = || device.read(&*driver, 0).expect("the device is there");
+        let waits_of = |reading: &Reading| {
+            let mut waits = 0;
+            (0..2 * PROMISE_WAITS).filter(|_| device.wait_for_rivals(reading, &mut waits)).count()
+        };
+        let before = read();
+        assert_eq!(waits_of(&before), 0, "nothing is promised");
+        let promise = device.promise(1 << 20, &before);
+        let during = read();
+        drop(promise);
+        assert_eq!(waits_of(&during), PROMISE_WAITS as usize);
+        assert_eq!(waits_of(&read()), 0, "the promise has ended");
+    }
+
+    /// Of two growths that read the same, one gets a promise, and the other one reads again.
+    #[test]
+    fn promised_memory_is_not_promised_again() {
+        let driver = SimDevice::new(SimConfig::with_capacity(CAPACITY));
+        let device = Device::of(&*driver);
+        let read = || device.read(&*driver, CAPACITY).expect("the device is there");
+        let before = read();
+        let free = before.available;
+        let first = device.promise(300, &before).expect("no other promise was made");
+        assert!(device.promise(300, &before).is_none(), "another promise was made since");
+        let second = device.promise(500, &read()).expect("no other promise was made");
+        assert_eq!(read().most_new(), free - 800);
+        assert_eq!(read().free_at_most(), Some(free), "promised bytes are still free");
+        drop(first);
+        assert_eq!(read().most_new(), free - 500);
+        drop(second);
+        assert_eq!(read().most_new(), free);
+        assert!(device.promise(300, &read()).is_some());
+    }
+
+    /// Where the driver's answer is missing or says too little, an allocation may succeed beyond it.
+    #[test]
+    fn a_reading_bounds_a_growth_only_if_the_driver_answers_for_all_memory() {
+        let driver = SimDevice::new(SimConfig::with_capacity(CAPACITY));
+        let device = Device::of(&*driver);
+        let mut reading = device.read(&*driver, 0).expect("the device is there");
+        assert!(reading.most_new() <= CAPACITY && reading.free_at_most() == Some(reading.available));
+        driver.set_faults(FaultPlan::nth_of(CallKind::MemGetInfo, 0, DriverError::NOT_SUPPORTED));
+        reading = device.read(&*driver, 0).expect("the device is there");
+        assert_eq!((reading.most_new(), reading.free_at_most()), (u64::MAX, None));
+        driver.set_faults(FaultPlan::none());
+        let shares = Device {
+            is_a_hint: true,
+            books: Mutex::default(),
+            ended: Condvar::new(),
+            returned: AtomicU64::new(0),
+            returning: AtomicU64::new(0),
+            peer_pools: Mutex::default(),
+        };
+        reading = shares.read(&*driver, 0).expect("the device is there");
+        assert_eq!((reading.most_new(), reading.free_at_most()), (u64::MAX, None));
+    }
+
+    /// Only what others returned since is a reason to try again.
+    #[test]
+    fn own_returns_are_not_those_of_others() {
+        let returns = |all, own| Returns { all, own };
+        assert!(!returns(5, 2).others_until(returns(5, 2)));
+        assert!(!returns(5, 2).others_until(returns(7, 4)));
+        assert!(returns(5, 2).others_until(returns(8, 4)));
+    }
+
+    /// All resources on a device share its books, from the first that uses it to the last.
+    #[test]
+    fn a_device_has_one_set_of_books() {
+        let driver = SimDevice::new(SimConfig::with_capacity(CAPACITY));
+        let other = SimDevice::new(SimConfig::with_capacity(CAPACITY));
+        for _ in 0..2 {
+            let first = Device::of(&*driver);
+            assert!(Arc::ptr_eq(&first, &Device::of(&*driver)));
+            assert!(!Arc::ptr_eq(&first, &Device::of(&*other)));
+        }
+        let known = |driver: &SimDevice| {
+            let devices = DEVICES.lock();
+            devices.iter().filter(|(id, _)| *id == driver.device()).count()
+        };
+        let first = Device::of(&*driver);
+        assert_eq!((known(&driver), known(&other)), (1, 0), "the books of the other device are gone");
+        assert_eq!(first.returning_bytes(), 0);
+        let returns = [first.begin_return(300), first.begin_return(500)];
+        assert_eq!(first.returning_bytes(), 800);
+        drop(returns);
+        assert_eq!(first.returning_bytes(), 0);
+    }
+
+    /// What the driver's default pool keeps counts as free only where the device alone has too little.
+    #[test]
+    fn free_memory_of_the_default_pool_counts_if_it_is_needed() {
+        let driver = SimDevice::new(SimConfig::with_capacity(CAPACITY));
+        let device = Device::of(&*driver);
+        let stream = millpond_core::StreamRef::LEGACY;
+        let pool = driver.device_get_default_mem_pool().expect("a device has one");
+        driver
+            .mem_pool_set_attribute(pool, MemPoolAttribute::ReleaseThreshold, u64::MAX)
+            .expect("it has one");
+        let ptr = driver.mem_alloc_async(CAPACITY / 2, stream).expect("there is room");
+        // SAFETY: the block came from the device and is freed once.
+        unsafe { driver.mem_free_async(ptr, stream) }.expect("it is there");
+        let kept = free_in_default_pool(&*driver);
+        assert!(kept >= CAPACITY / 2, "{kept}");
+        let available = |wanted| device.read(&*driver, wanted).expect("the device is there").available;
+        let free = available(0);
+        assert!(free <= CAPACITY / 2, "{free}");
+        assert_eq!(available(free), free);
+        assert_eq!(available(free + 1), free + kept);
+    }
+}

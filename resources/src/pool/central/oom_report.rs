@@ -168,3 +168,113 @@ fn advise_on_limit(report: &mut OutOfMemoryReport, shortage: &Shortage) {
         report.remedies.push(Remedy::raise_maximum(short, false));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use millpond_core::driver::{CaptureMode, Driver, StreamFlags};
+    use millpond_core::{DeviceMemoryResourceExt, LiveBlock};
+    use millpond_driver::sim::{SimConfig, SimDevice};
+
+    use super::*;
+    use crate::pool::{PagesMode, PoolLayer, PoolMemoryResource};
+
+    const MIB: u64 = 1 << 20;
+
+    type Pool = PoolMemoryResource<CudaMemoryResource>;
+
+    fn pool(device: &Arc<SimDevice>, layer: PoolLayer) -> Pool {
+        CudaMemoryResource::new(device.clone()).layer(layer).expect("an empty pool")
+    }
+
+    fn free(pool: &impl DeviceMemoryResource, ptr: millpond_core::DevicePtr, bytes: u64, stream: StreamRef) {
+        // SAFETY: the block came from the pool with this size and is freed once.
+        unsafe { pool.deallocate(ptr, Layout::new(bytes), stream) };
+    }
+
+    fn report_of(error: Error) -> OutOfMemoryReport {
+        error.out_of_memory_report().expect("a pool reports").clone()
+    }
+
+    /// The stream's own free blocks and unowned ones join during a capture, too: the report names only what
+    /// lies between them.
+    #[test]
+    fn during_a_capture_unowned_blocks_count_for_the_stream() {
+        for pages in [PagesMode::On, PagesMode::Off] {
+            let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
+            let pool = pool(&device, PoolLayer::new().pages(pages));
+            let stream = |()| device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream");
+            let [capturing, other] = [(); 2].map(stream);
+            let all = pool.allocate_bytes(64 * MIB, other).expect("there is room");
+            free(&pool, all, 64 * MIB, other);
+            // The other stream's work is done, so what these two leave is unowned.
+            let blocks = [(); 2].map(|()| pool.allocate_bytes(8 * MIB, capturing).expect("there is room"));
+            device.begin_capture(capturing, CaptureMode::Global).expect("no capture is under way");
+            let request = 52 * MIB;
+            let report = report_of(pool.allocate_bytes(request, capturing).expect_err("48 MiB are free"));
+            assert!(report.is_capturing);
+            let [RemedyAction::FreeBlocks { blocks: named, .. }] =
+                &report.remedies.iter().map(|remedy| remedy.action.clone()).collect::<Vec<_>>()[..]
+            else {
+                panic!("it names one choice of blocks with {pages}: {report}");
+            };
+            assert_eq!(named[..], [LiveBlock { address: blocks[1].address(), bytes: 8 * MIB }], "{report}");
+            free(&pool, blocks[1], 8 * MIB, capturing);
+            pool.allocate_bytes(request, capturing).expect("the advice is true");
+            pool.validate();
+        }
+    }
+
+    /// A block that a thread caches is in use for the heap, and no caller can free it.
+    #[test]
+    fn cached_blocks_are_not_named() {
+        const BYTES: u64 = 64 << 10;
+        let device = SimDevice::new(SimConfig::with_capacity(16 * MIB));
+        let pool = pool(&device, PoolLayer::new().initial_bytes(8 * MIB).pages(PagesMode::Off));
+        let blocks = [(); 40].map(|()| pool.allocate_bytes(BYTES, StreamRef::LEGACY).expect("there is room"));
+        for ptr in blocks.into_iter().step_by(2) {
+            free(&pool, ptr, BYTES, StreamRef::LEGACY);
+        }
+        let held = pool.shared.thread_caches.my_cache(pool.id).counts.totals().blocks_held;
+        assert!(held > 0, "blocks are cached");
+        let request = Request::new(Layout::new(8 * MIB)).expect("not too large");
+        let room = Room { owner: 0, is_capturing: false, device_free: Some(0), page_bytes: None };
+        let named = pool.central.with_heaps(|heaps| heaps.shortage(&request, &room)).in_the_way;
+        assert!(named.iter().all(|block| block.bytes == BYTES), "{named:?}");
+        assert_eq!(named.len(), 20);
+    }
+
+    /// What the device has is told only where it is what was missing: not if a pool below was at its maximum.
+    #[test]
+    fn the_device_is_named_only_if_it_refused() {
+        let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
+        let below = pool(&device, PoolLayer::new().maximum_bytes(32 * MIB));
+        let above = below.layer(PoolLayer::new()).expect("an empty pool");
+        let report =
+            report_of(above.allocate_bytes(40 * MIB, StreamRef::LEGACY).expect_err("it is too much"));
+        assert!(report.device.is_none(), "{report}");
+        let upstream = report.upstream.expect("the pool below reports, too");
+        assert_eq!(upstream.maximum_bytes, Some(32 * MIB));
+        let below = pool(&device, PoolLayer::new());
+        let above = below.layer(PoolLayer::new().maximum_bytes(32 * MIB)).expect("an empty pool");
+        let report =
+            report_of(above.allocate_bytes(40 * MIB, StreamRef::LEGACY).expect_err("it is too much"));
+        assert!(report.device.is_none() && report.upstream.is_none(), "{report}");
+        assert_eq!(report.maximum_bytes, Some(32 * MIB));
+        let direct = pool(&device, PoolLayer::new());
+        let report =
+            report_of(direct.allocate_bytes(80 * MIB, StreamRef::LEGACY).expect_err("it is too much"));
+        assert_eq!(report.device.expect("the device was asked").total, 64 * MIB);
+    }
+
+    /// Only a pool that takes regions from the device, and could map pages of it, has pages to gain.
+    #[test]
+    fn pages_are_for_pools_that_map_none_and_could() {
+        let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
+        let page_bytes = |pages| pool(&device, PoolLayer::new().pages(pages)).central.page_bytes();
+        assert_eq!((page_bytes(PagesMode::Off), page_bytes(PagesMode::On)), (Some(2 * MIB), None));
+        let above = pool(&device, PoolLayer::new()).layer(PoolLayer::new()).expect("an empty pool");
+        assert_eq!(above.central.page_bytes(), None);
+    }
+}

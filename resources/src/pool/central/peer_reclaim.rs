@@ -121,3 +121,55 @@ impl<R: DeviceMemoryResource> Central<R> {
         Ok(released.bytes > 0 || returns.others_until(self.returns()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use millpond_core::DeviceMemoryResourceExt;
+    use millpond_driver::sim::{SimConfig, SimDevice};
+
+    use super::*;
+    use crate::{CudaMemoryResource, PoolLayer};
+
+    const MIB: u64 = 1 << 20;
+
+    /// A request asks the other pools [`PEER_ROUNDS`] times, each of which may serve it, and then no more.
+    #[test]
+    fn other_pools_are_asked_in_a_number_of_rounds() {
+        let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
+        let pool = || CudaMemoryResource::new(device.clone()).layer(PoolLayer::new()).expect("an empty pool");
+        let (asks, has_idle) = (pool(), pool());
+        let request = Request::new(millpond_core::Layout::new(8 * MIB)).expect("not too large");
+        for (rounds, asked) in [(0, true), (PEER_ROUNDS - 1, true), (PEER_ROUNDS, false)] {
+            let ptr = has_idle.allocate_bytes(8 * MIB, StreamRef::LEGACY).expect("there is room");
+            // SAFETY: the block came from the pool with this size and is freed once.
+            unsafe { has_idle.deallocate_bytes(ptr, 8 * MIB, StreamRef::LEGACY) };
+            let mut peer_reclaim = PeerReclaim { rounds, has_waited: false };
+            let returns = asks.central.returns();
+            let again = asks.central.ask_peer_pools(&mut peer_reclaim, returns, &request, StreamRef::LEGACY);
+            assert_eq!(again.expect("the device is there"), asked, "after {rounds} rounds");
+            assert_eq!(has_idle.pool_bytes() == 0, asked, "after {rounds} rounds");
+        }
+    }
+
+    /// Where other pools have nothing free, and returned nothing meanwhile, it is no use to try again.
+    #[test]
+    fn a_request_is_tried_again_only_if_memory_came_back() {
+        let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
+        let pool = || CudaMemoryResource::new(device.clone()).layer(PoolLayer::new()).expect("an empty pool");
+        let (asks, other) = (pool(), pool());
+        let ptr = other.allocate_bytes(8 * MIB, StreamRef::LEGACY).expect("there is room");
+        let request = Request::new(millpond_core::Layout::new(8 * MIB)).expect("not too large");
+        let ask = |returns| {
+            let mut peer_reclaim = PeerReclaim::default();
+            let again = asks.central.ask_peer_pools(&mut peer_reclaim, returns, &request, StreamRef::LEGACY);
+            again.expect("the device is there")
+        };
+        let returns = asks.central.returns();
+        assert!(!ask(returns), "all is in use");
+        // SAFETY: the block came from the pool with this size and is freed once.
+        unsafe { other.deallocate_bytes(ptr, 8 * MIB, StreamRef::LEGACY) };
+        other.trim(0).expect("the device is there");
+        assert!(ask(returns), "memory came back since");
+        assert!(!ask(asks.central.returns()), "none came back since");
+    }
+}

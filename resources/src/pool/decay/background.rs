@@ -281,3 +281,38 @@ mod forks {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A thread that waits for the lock gives up after its patience, and not before the lock may be free.
+    #[test]
+    fn a_lock_is_waited_for_with_patience() {
+        let lock = ForkLock(AtomicBool::new(false));
+        assert!(lock.lock(Duration::ZERO));
+        assert!(!lock.lock(Duration::from_micros(1)));
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| lock.lock(Duration::MAX));
+            lock.unlock();
+            assert!(waits.join().expect("it does not panic"));
+        });
+        lock.unlock();
+        assert!(!lock.with(|| lock.lock(Duration::ZERO)));
+        assert!(lock.lock(Duration::ZERO), "it is free after the work");
+    }
+
+    /// A new pool wakes the thread once; the end stays.
+    #[test]
+    fn a_signal_wakes_the_thread() {
+        let wake_up = WakeUp::default();
+        assert!(!wake_up.wait(Duration::ZERO) && !wake_up.is_end());
+        wake_up.wake(Signal::PoolAdded);
+        assert!(!wake_up.is_end());
+        assert!(!wake_up.wait(Duration::MAX), "it returns at once");
+        assert!(*wake_up.signal.lock() == Signal::No);
+        wake_up.wake(Signal::End);
+        assert!(wake_up.is_end());
+        assert!(wake_up.wait(Duration::MAX) && wake_up.wait(Duration::MAX));
+    }
+}

@@ -213,3 +213,39 @@ impl Heaps {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use millpond_core::{DeviceMemoryResourceExt, StreamRef};
+    use millpond_driver::sim::{SimConfig, SimDevice};
+
+    use super::*;
+    use crate::{CudaMemoryResource, PagesMode, PoolLayer};
+
+    /// A pool that holds no more than it keeps still takes back what an idle thread caches, and leaves the
+    /// caches of a thread that makes calls.
+    #[test]
+    fn an_idle_pool_keeps_no_blocks_in_caches() {
+        for (calls_between, is_flushed) in [(false, true), (true, false)] {
+            let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+            let layer = PoolLayer::new().initial_bytes(16 << 20).pages(PagesMode::On);
+            let pool = cuda.layer(layer).expect("there is room");
+            let allocate = || pool.allocate_bytes(1000, StreamRef::LEGACY).expect("there is room");
+            // SAFETY: the block came from the pool with this size and is freed once.
+            let free = |ptr| unsafe { pool.deallocate_bytes(ptr, 1000, StreamRef::LEGACY) };
+            let blocks = [(); 10].map(|()| allocate());
+            pool.central.with_heaps(|heaps| heaps.set_cache_limits());
+            blocks.into_iter().for_each(free);
+            let held = || pool.shared.thread_caches.my_cache(pool.id).counts.totals().blocks_held;
+            assert_eq!(held(), 10);
+            for seconds in [0, 1] {
+                pool.decay_step(Duration::from_secs(seconds)).expect("the device is there");
+                assert_eq!(held() == 0, is_flushed && seconds == 1, "after {seconds} seconds");
+                if calls_between {
+                    free(allocate());
+                }
+            }
+            pool.validate();
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Tests which blocks a report names: the cheapest neighbours of a row, and the cheapest regions or handles.
+
+use super::*;
+
+const KIB: u64 = 1 << 10;
+const PAGE: u64 = DEVICE_PAGE;
+
+fn part(base: u64, bytes: u64, cost: u64, what: &[What]) -> Part {
+    Part { base, bytes, cost, what: what.to_vec(), free_start: 0, free_end: 0 }
+}
+
+fn request(bytes: u64, alignment: u64) -> Request {
+    let layout = Layout::with_alignment(bytes, alignment).expect("a power of two");
+    Request::new(layout).expect("not too large")
+}
+
+/// The blocks and the bytes of a choice.
+fn blocks(choice: Option<Choice>) -> Option<(Vec<usize>, u64)> {
+    let block = |what: &What| match what {
+        What::Block(block) => *block,
+        other => panic!("{other:?} is no block"),
+    };
+    choice.map(|choice| (choice.what.iter().map(block).collect(), choice.bytes))
+}
+
+/// Regions that share a page return with the last of them, and cost what all of them do.
+#[test]
+fn regions_in_one_page_count_as_that_page_once() {
+    let [a, b, c, d, e] = [0, 1, 2, 3, 4].map(What::Block);
+    let regions = vec![
+        part(3 * PAGE + PAGE / 2, PAGE / 4, 20, &[b]),
+        part(8 * PAGE, PAGE, 9, &[e]),
+        part(3 * PAGE, PAGE / 2, 10, &[a]),
+        part(5 * PAGE + 256, 2 * PAGE, 7, &[c]),
+        part(7 * PAGE + 512, 256, 5, &[d]),
+    ];
+    let pages: Vec<(u64, u64, u64, Vec<What>)> = whole_pages(regions)
+        .into_iter()
+        .map(|part| (part.base / PAGE, part.bytes / PAGE, part.cost, part.what))
+        .collect();
+    assert_eq!(pages, [(3, 1, 30, vec![a, b]), (5, 3, 12, vec![c, d]), (8, 1, 9, vec![e])]);
+}
+
+/// The parts with the fewest bytes in use per byte are emptied, and none that the others make needless.
+#[test]
+fn the_cheapest_parts_that_suffice_are_emptied() {
+    let [cheap, large, dear] = [0, 1, 2].map(What::Block);
+    let parts = [
+        part(0, 4, 4, &[dear]),
+        part(100, 4, 1, &[cheap]),
+        part(200, 8, 6, &[large]),
+        part(300, 100, 0, &[What::Fixed]),
+    ];
+    for (missing, choice) in [
+        (0, None),
+        (4, Some((vec![0], 1))),
+        // The large one alone has as much as it has together with the cheap one, which went first.
+        (5, Some((vec![1], 6))),
+        (8, Some((vec![1], 6))),
+        (9, Some((vec![1, 0], 7))),
+        (13, Some((vec![1, 2, 0], 11))),
+        (16, Some((vec![1, 2, 0], 11))),
+        (17, None),
+    ] {
+        assert_eq!(blocks(emptied(&parts, missing)), choice, "{missing} bytes are missing");
+    }
+}
+
+/// A region counts as its own bytes while that suffices, and as whole pages otherwise.
+#[test]
+fn regions_count_as_whole_pages_only_if_they_must() {
+    let regions =
+        || vec![part(4 * PAGE, PAGE - 512, 3, &[What::Block(0)]), part(6 * PAGE, PAGE, 5, &[What::Block(1)])];
+    for (short, over, choice) in [
+        (PAGE - 512, 0, Some((vec![0], 3))),
+        (PAGE, 0, Some((vec![1], 5))),
+        (0, PAGE, Some((vec![1], 5))),
+        (2 * PAGE - 512, 0, Some((vec![1, 0], 8))),
+        (2 * PAGE, 0, Some((vec![1, 0], 8))),
+        // The pool's maximum counts the regions' own bytes.
+        (0, 2 * PAGE, None),
+        (2 * PAGE, 2 * PAGE - 512, Some((vec![1, 0], 8))),
+        (2 * PAGE, 2 * PAGE - 256, None),
+        (2 * PAGE + 256, 0, None),
+    ] {
+        assert_eq!(blocks(emptied_regions(regions(), short, over)), choice, "short {short}, over {over}");
+    }
+}
+
+/// A stitched block may begin at the end of one handle and end at the start of another, not of the same.
+#[test]
+fn the_largest_free_ends_of_two_handles_are_taken() {
+    let parts = |ends: &[(u64, u64)]| -> Vec<Part> {
+        let part = |(base, (free_start, free_end)): (u64, &(u64, u64))| Part {
+            free_start: *free_start,
+            free_end: *free_end,
+            ..part(base, 100, 0, &[])
+        };
+        (0..).zip(ends).map(part).collect()
+    };
+    for (ends, least, bytes, left) in [
+        (&[(5, 9), (8, 2), (3, 1)][..], 2, 17, &[2][..]),
+        // The handle with the largest start has the largest end, too.
+        (&[(9, 9), (4, 1), (3, 6)], 2, 15, &[1]),
+        (&[(8, 9), (7, 1), (3, 6)], 2, 16, &[2]),
+        (&[(9, 1), (3, 9)], 2, 18, &[]),
+        // Pieces below the least count nothing.
+        (&[(1, 9), (8, 1)], 2, 17, &[]),
+        (&[(5, 9)], 2, 9, &[]),
+        (&[], 2, 0, &[]),
+    ] {
+        let mut parts = parts(ends);
+        assert_eq!(take_ends(&mut parts, least), bytes, "{ends:?}, at least {least}");
+        let bases: Vec<u64> = parts.iter().map(|part| part.base).collect();
+        assert_eq!(bases, left, "{ends:?}, at least {least}");
+    }
+}
+
+/// Of the neighbours that are large enough together, those with the fewest bytes in use are named.
+#[test]
+fn the_cheapest_neighbours_of_a_row_are_named() {
+    let whole = [8 * KIB, 2 * KIB, 12 * KIB];
+    let live = LiveBlock { address: 0, bytes: 1 };
+    let memory = Memory {
+        rows: Vec::new(),
+        large_rows: 0,
+        blocks: whole.map(|whole| Block { live, whole }).to_vec(),
+        spans: FxHashMap::default(),
+    };
+    let pieces = [
+        (4, What::Free),
+        (8, What::Block(0)),
+        (4, What::Free),
+        (4, What::Fixed),
+        (2, What::Block(1)),
+        (8, What::Free),
+        (12, What::Block(2)),
+    ];
+    let mut addr = 1 << 40;
+    let row: Row = pieces
+        .map(|(kib, what)| {
+            addr += kib * KIB;
+            Piece { addr: addr - kib * KIB, bytes: kib * KIB, what }
+        })
+        .to_vec();
+    for (kib, alignment, choice) in [
+        (4, 256, Some((vec![], 0))),
+        (8, 256, Some((vec![], 0))),
+        (9, 256, Some((vec![1], 2))),
+        (10, 256, Some((vec![1], 2))),
+        (11, 256, Some((vec![0], 8))),
+        (16, 256, Some((vec![0], 8))),
+        (17, 256, Some((vec![2], 12))),
+        (22, 256, Some((vec![1, 2], 14))),
+        (23, 256, None),
+        // The free chunk of 8 KiB starts at 22 KiB, and the next multiple of 16 KiB is 32.
+        (4, 16 * KIB, Some((vec![], 0))),
+        (12, 16 * KIB, Some((vec![0], 8))),
+        (13, 32 * KIB, Some((vec![0], 8))),
+        (10, 32 * KIB, Some((vec![0], 8))),
+    ] {
+        let named = blocks(memory.cheapest_in(&row, &request(kib * KIB, alignment)));
+        let choice = choice.map(|(blocks, cost)| (blocks, cost * KIB));
+        assert_eq!(named, choice, "{kib} KiB aligned to {alignment}");
+    }
+}
