@@ -124,7 +124,7 @@ impl Bench {
                 assert!(found.bytes >= request.bytes);
                 Some(self.pages.take(found, request))
             }
-            None => self.pages.take_with_unowned(owner, request),
+            None => self.pages.take_with_unowned(owner, request).map(|(block, addr, _)| (block, addr)),
         };
         if let Some(block) = block {
             self.lend(owner, block, request);
