@@ -93,6 +93,7 @@ impl Heaps {
         Shortage {
             needed,
             maximum_bytes: Some(heaps.maximum_bytes).filter(|bytes| *bytes != u64::MAX),
+            device_pages: heaps.device_pages(),
             free: free_by_owner(heaps),
             merging_suffices,
             in_the_way,
@@ -108,6 +109,20 @@ impl Heaps {
     pub(crate) fn serves_if_merged(&self, request: &Request) -> bool {
         let memory = Memory::of(self, None);
         memory.rows.iter().filter_map(|row| memory.cheapest_in(row, request)).any(|choice| choice.bytes == 0)
+    }
+
+    /// Returns the bytes of the device's pages that hold the pool's memory: all of a page counts if a region
+    /// ends in it.
+    fn device_pages(&self) -> u64 {
+        let Large::Regions(heap) = &self.large else { return self.large.bytes_reserved() };
+        let mut end = 0;
+        let pages = heap.regions().iter().map(|region| {
+            // Regions are sorted by address, and may share a page.
+            let start = (region.base - region.base % DEVICE_PAGE).max(end);
+            end = (region.base + region.bytes).next_multiple_of(DEVICE_PAGE);
+            end - start
+        });
+        pages.sum()
     }
 
     /// Returns the bytes of whole regions or handles that are free: of those that are free for any stream,

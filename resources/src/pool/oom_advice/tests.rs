@@ -2,6 +2,7 @@
 //! request must succeed. Wrong reports must fail that test.
 
 mod merged;
+mod others;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -319,7 +320,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         5 => (any::<usize>(), 0..STREAMS).prop_map(|(number, stream)| Step::Free { number, stream }),
         1 => (0..STREAMS, any::<bool>()).prop_map(|(stream, capturing)| Step::Capture { stream, capturing }),
     ];
-    prop::collection::vec(step, 20..if cfg!(miri) { 40 } else { 200 })
+    prop::collection::vec(step, 20..if cfg!(miri) { 30 } else { 200 })
 }
 
 /// On small devices, with random steps: each request that fails had to, and all advice is true.
@@ -327,9 +328,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 fn all_advice_is_true() {
     let cases = std::env::var("MILLPOND_SHORTAGES").ok().and_then(|cases| cases.parse().ok());
     let config = ProptestConfig {
-        cases: cases.unwrap_or(if cfg!(miri) { 2 } else { 300 }),
-        // The seeds of earlier failures would take hours.
-        source_file: (!cfg!(miri)).then_some(file!()),
+        cases: cases.unwrap_or(if cfg!(miri) { 1 } else { 300 }),
+        source_file: (!cfg!(miri)).then_some(file!()), // earlier failures take Miri hours
         ..ProptestConfig::default()
     };
     let seen: RefCell<BTreeMap<&str, u32>> = RefCell::default();
