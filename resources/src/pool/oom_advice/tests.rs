@@ -243,10 +243,8 @@ impl Story {
     fn try_out(&self, remedies: &[Remedy]) -> Result<(), String> {
         let (mut world, failed, _) = self.tell().expect("it failed before");
         remedies.iter().for_each(|remedy| world.follow(&remedy.action, failed));
-        match world.take(failed) {
-            Ok(_) => Ok(()),
-            Err(error) => Err(format!("followed {remedies:?} in vain: {error}")),
-        }
+        let outcome = world.take(failed).map(|_| world.pool.validate());
+        outcome.map_err(|error| format!("followed {remedies:?} in vain: {error}"))
     }
 }
 

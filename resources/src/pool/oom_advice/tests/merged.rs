@@ -4,8 +4,8 @@ use super::*;
 
 const ALIGNED: u64 = 4 * MIB;
 
-/// Asks for 10 MiB at a multiple of 4 MiB. A pool of at most 12 MiB has no room for the padding of new memory:
-/// only what it holds already can serve this, if it starts at such a multiple by chance.
+/// Asks for 10 MiB at a multiple of 4 MiB. A pool of at most 12 MiB has no room for the padding of new
+/// memory: only what it holds already can serve this, if it starts at such a multiple by chance.
 const TAKE_ALIGNED: Step = Step::Take { bytes: 10 * MIB, alignment: ALIGNED, stream: 2 };
 
 /// Returns steps after which a pool of at most 12 MiB holds all of it in one free piece, followed by `then`.
