@@ -135,8 +135,8 @@ fn issue_9_failing_requests_do_not_disturb_other_resources() {
     }
 }
 
-/// A block at a multiple of more than the device's size exists only by chance: that is not tried, however
-/// small the block.
+/// A block at a multiple of more than the device's size exists only by chance, in memory that the pool holds:
+/// no more is tried, however small the block.
 #[test]
 fn issue_9_a_huge_alignment_is_refused_early() {
     for (pages, integrated) in [(PagesMode::On, false), (PagesMode::On, true), (PagesMode::Off, false)] {

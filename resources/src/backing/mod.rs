@@ -227,16 +227,32 @@ impl Large {
     ) -> Option<u64> {
         match self {
             Self::Regions(heap) => {
-                let (first, addr) = heap.find_run(owner, request)?;
-                let chunk = heap.take_run(first, addr, request.bytes);
+                let (chunk, ..) = heap.take_with_unowned(owner, request)?;
                 Some(heap.insert_block(to, Block { chunk, ..block() }))
             }
             Self::Pages(pages) => {
-                let (chunk, addr) = pages.take_with_unowned(owner, request)?;
+                let (chunk, addr, _) = pages.take_with_unowned(owner, request)?;
                 pages.insert_block(to, Block { chunk, ..block() }, addr);
                 Some(addr)
             }
         }
+    }
+
+    /// Takes a span as large as the request, of which the owner owns a part and the rest is unowned.
+    pub(crate) fn take_span_with_unowned(&mut self, owner: Owner, request: &Request) -> Option<NewSpan> {
+        let (chunk, base, epoch) = match self {
+            Self::Regions(heap) => {
+                let taken = heap.take_with_unowned(owner, request)?;
+                heap.remove_block(taken.0);
+                taken
+            }
+            Self::Pages(pages) => {
+                let taken = pages.take_with_unowned(owner, request)?;
+                pages.remove_block(taken.0);
+                taken
+            }
+        };
+        Some(NewSpan { chunk, base, bytes: request.bytes, epoch })
     }
 
     pub(crate) fn free_bytes(&self, owner: Owner) -> u64 {

@@ -37,9 +37,10 @@ use crate::sync::{AtomicPtr, AtomicU64, Mutex, Ordering, bounded};
 
 const START_BITS: u32 = PAGE_BITS - ALLOCATION_ALIGNMENT.ilog2();
 const PAGE_BITS: u32 = bounded(21, 10) as u32;
-const LEAF_BITS: u32 = bounded(30, 11) as u32;
+// Under Miri, which takes a second for some thousand entries, leaves and the table of roots are small.
+const LEAF_BITS: u32 = bounded(if cfg!(miri) { 24 } else { 30 }, 11) as u32;
 const PAGES: usize = 1 << (LEAF_BITS - PAGE_BITS);
-const ROOTS: usize = bounded(1024, 1);
+const ROOTS: usize = bounded(if cfg!(miri) { 64 } else { 1024 }, 1);
 /// Entries of a page beside its tables.
 const INLINE: usize = bounded(3, 1);
 const BUCKET: usize = bounded(8, 1);

@@ -350,6 +350,18 @@ impl Heap {
         })
     }
 
+    /// Hands out free neighbours, of `owner` and unowned, that serve the request together. Returns the block,
+    /// its address, and the latest epoch in which any of the neighbours was freed.
+    pub(crate) fn take_with_unowned(
+        &mut self,
+        owner: Owner,
+        request: &Request,
+    ) -> Option<(ChunkId, u64, Epoch)> {
+        let (first, addr) = self.find_run(owner, request)?;
+        let epoch = self.run(first, owner).map(Chunk::epoch).max()?;
+        Some((self.take_run(first, addr, request.bytes), addr, epoch))
+    }
+
     /// Returns the bytes in the free chunks of an owner.
     pub(crate) fn free_bytes(&self, owner: Owner) -> u64 {
         self.bins(owner).map_or(0, |bins| bins.bytes)

@@ -7,14 +7,14 @@ use millpond_core::misuse::MisuseKind;
 use millpond_core::{ALLOCATION_ALIGNMENT, DevicePtr, Layout, LiveBlock};
 
 use crate::backing::paged::Pages;
-use crate::backing::{Found, Large};
+use crate::backing::{Found, Large, NewSpan};
 use crate::block_map::{BlockEntry, BlockMap, ChunkId, HeapId, NIL};
 use crate::heap::Heap;
 use crate::heap::chunk::Chunk;
 use crate::heap::request::{Fit, Request};
 use crate::pool::arena::{Arena, Arenas, Shard};
 use crate::pool::cache::thread_cache::ThreadCaches;
-use crate::pool::protocol::{Growth, PoolTotals, Ready};
+use crate::pool::protocol::{Growth, PoolTotals, Ready, Reclaim};
 use crate::pool::shared::{CacheLimits, FixedBlocks, Shared};
 use crate::pool::slack::Slack;
 use crate::stream_order::streams::StreamCell;
@@ -108,15 +108,26 @@ impl Heaps {
     }
 
     /// Adds a span to an arena and takes a small block from it.
-    fn take_in_new_span(&mut self, shard: Shard, from: From, request: &Request) -> Option<DevicePtr> {
+    fn take_in_new_span(&mut self, from: From, request: &Request) -> Option<DevicePtr> {
         let shared = Arc::clone(&self.shared);
-        let mut arena = shared.arenas.lock(shard);
+        let mut arena = shared.arenas.lock(request.shard);
         let wanted = self.span_wanted(&arena, request);
         let span = self.large.take_span(from.owner, from.upto, wanted, request, self.is_short)?;
-        arena.heap.next_number = self.large.region_of(&span);
-        arena.add_span(&span, from.owner);
+        self.take_in_span(&mut arena, &span, from, request)
+    }
+
+    /// Adds a span, free for the owner of `from`, to the request's arena and takes a small block from it.
+    fn take_in_span(
+        &self,
+        arena: &mut Arena,
+        span: &NewSpan,
+        from: From,
+        request: &Request,
+    ) -> Option<DevicePtr> {
+        arena.heap.next_number = self.large.region_of(span);
+        arena.add_span(span, from.owner);
         let chunk = arena.heap.find(from.owner, from.upto, request)?;
-        Some(shared.take(shard, &mut arena, chunk, request))
+        Some(self.shared.take(request.shard, arena, chunk, request))
     }
 
     /// Returns the bytes that a new span for a small request should have.
@@ -157,7 +168,7 @@ impl Heaps {
             return own;
         }
         for from in from {
-            if let Some(ptr) = self.take_in_new_span(request.shard, *from, request) {
+            if let Some(ptr) = self.take_in_new_span(*from, request) {
                 return Some(if from.owner == ANY_STREAM { Ready::Unowned(ptr) } else { Ready::Own(ptr) });
             }
         }
@@ -205,11 +216,17 @@ impl Heaps {
         matches!(self.large, Large::Pages(_))
     }
 
-    /// Returns whether the request fits the device and the pool's maximum.
-    pub(crate) fn can_ever_serve(&self, request: &Request) -> bool {
-        // The driver aligns to pages only: for a larger alignment the pool needs padding.
+    /// Returns whether the request fits the device and the pool's maximum, or free memory of the pool. To
+    /// find that out, it may reclaim the threads' caches.
+    pub(crate) fn can_ever_serve(&mut self, request: &Request) -> bool {
+        // The driver aligns to pages only: for a larger alignment, new memory needs padding.
         let needed = if request.alignment > DEVICE_PAGE { request.padded_bytes() } else { request.bytes };
-        needed <= self.most_bytes
+        if needed <= self.most_bytes || request.bytes > self.most_bytes {
+            return needed <= self.most_bytes;
+        }
+        // The pool's memory may be aligned by chance, and then needs none.
+        self.reclaim(Reclaim::Everything);
+        self.serves_if_merged(request)
     }
 
     /// Returns whether devices with an active context get access without being named.
@@ -310,18 +327,27 @@ impl Heaps {
     /// Allocates neighbouring free blocks that are partly the owner's and partly unowned.
     pub(crate) fn take_with_unowned(&mut self, owner: Owner, request: &Request) -> Option<DevicePtr> {
         let shared = Arc::clone(&self.shared);
-        if self.is_small(request) {
-            for (shard, mut arena) in shared.arenas.each_of(owner, self.only_arena(request)) {
-                if let Some((first, addr)) = arena.heap.find_run(owner, request) {
-                    let chunk = arena.heap.take_run(first, addr, request.bytes);
-                    let block = shared.block_for(Arenas::heap_id(shard), chunk, request);
-                    return Some(DevicePtr::new(arena.heap.insert_block(&shared.block_map, block)));
-                }
+        let is_small = self.is_small(request);
+        if !is_small {
+            let block = || shared.block_for(LARGE, NIL, request);
+            let taken = self.large.take_with_unowned(owner, request, block, &shared.block_map);
+            if taken.is_some() {
+                return taken.map(DevicePtr::new);
             }
+        }
+        for (shard, mut arena) in shared.arenas.each_of(owner, self.only_arena(request)) {
+            if let Some((chunk, ..)) = arena.heap.take_with_unowned(owner, request) {
+                let block = shared.block_for(Arenas::heap_id(shard), chunk, request);
+                return Some(DevicePtr::new(arena.heap.insert_block(&shared.block_map, block)));
+            }
+        }
+        // Such a span serves few requests, so it is taken only before an out-of-memory error.
+        if !is_small || !self.is_short {
             return None;
         }
-        let block = || shared.block_for(LARGE, NIL, request);
-        self.large.take_with_unowned(owner, request, block, &shared.block_map).map(DevicePtr::new)
+        let span = self.large.take_span_with_unowned(owner, request)?;
+        let mut arena = shared.arenas.lock(request.shard);
+        self.take_in_span(&mut arena, &span, From { owner, upto: Epoch::MAX }, request)
     }
 
     pub(crate) fn largest_free_block(&self) -> u64 {

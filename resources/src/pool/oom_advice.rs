@@ -1,10 +1,11 @@
 //! Finds out what would have helped a request that failed: which blocks to free, and how much new memory.
 //!
-//! Only failing requests come here, so it walks all of the pool.
+//! Only failing requests come here, and large alignments for which the pool has no room to grow, so it walks
+//! all of the pool.
 
 use std::collections::BTreeMap;
 
-use millpond_core::{Layout, LiveBlock, align_up};
+use millpond_core::{LiveBlock, align_up};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::backing::Large;
@@ -92,6 +93,7 @@ impl Heaps {
         Shortage {
             needed,
             maximum_bytes: Some(heaps.maximum_bytes).filter(|bytes| *bytes != u64::MAX),
+            device_pages: heaps.device_pages(),
             free: free_by_owner(heaps),
             merging_suffices,
             in_the_way,
@@ -102,12 +104,32 @@ impl Heaps {
 }
 
 impl Heaps {
+    /// Returns whether free neighbours would serve the request if all free blocks were unowned. Blocks that
+    /// threads cache count as in use.
+    pub(crate) fn serves_if_merged(&self, request: &Request) -> bool {
+        let memory = Memory::of(self, None);
+        memory.rows.iter().filter_map(|row| memory.cheapest_in(row, request)).any(|choice| choice.bytes == 0)
+    }
+
+    /// Returns the bytes of the device's pages that hold the pool's memory: all of a page counts if a region
+    /// ends in it.
+    fn device_pages(&self) -> u64 {
+        let Large::Regions(heap) = &self.large else { return self.large.bytes_reserved() };
+        let mut end = 0;
+        let pages = heap.regions().iter().map(|region| {
+            // Regions are sorted by address, and may share a page.
+            let start = (region.base - region.base % DEVICE_PAGE).max(end);
+            end = (region.base + region.bytes).next_multiple_of(DEVICE_PAGE);
+            end - start
+        });
+        pages.sum()
+    }
+
     /// Returns the bytes of whole regions or handles that are free: of those that are free for any stream,
     /// and of all. Blocks that threads cache count as in use.
     pub(crate) fn reclaimable_bytes(&self) -> (u64, u64) {
-        let Some(large) = Request::new(Layout::new(self.large.bytes_reserved())) else { return (0, 0) };
         let free_parts = |only| {
-            let memory = Memory::of(self, &large, only);
+            let memory = Memory::of(self, only);
             let is_free = |part: &&Part| part.cost == 0 && !part.what.contains(&What::Fixed);
             memory.parts(self).iter().filter(is_free).map(|part| part.bytes).sum()
         };
@@ -133,7 +155,7 @@ fn needed(heaps: &mut Heaps, request: &Request, owner: Owner) -> u64 {
 ///
 /// While a stream captures, only its own and unowned blocks are free, and no memory returns to the device.
 fn choose(heaps: &Heaps, request: &Request, room: &Room, is_capturing: bool) -> Option<(Memory, Choice)> {
-    let memory = Memory::of(heaps, request, is_capturing.then_some(room.owner));
+    let memory = Memory::of(heaps, is_capturing.then_some(room.owner));
     let in_row =
         memory.rows.iter().filter_map(|row| memory.cheapest_in(row, request)).min_by_key(|it| it.bytes);
     let anew = (!is_capturing).then(|| memory.cheapest_anew(heaps, request, room)).flatten();
@@ -144,7 +166,7 @@ fn choose(heaps: &Heaps, request: &Request, room: &Room, is_capturing: bool) -> 
 impl Memory {
     /// Lists the memory. With `only`, the blocks of that owner and unowned blocks are free; otherwise all
     /// blocks that are not in use are free.
-    fn of(heaps: &Heaps, request: &Request, only: Option<Owner>) -> Self {
+    fn of(heaps: &Heaps, only: Option<Owner>) -> Self {
         let (mut blocks, mut by_address) = (Vec::new(), FxHashMap::default());
         heaps.shared.block_map.each(|address, entry| {
             let (heap, chunk) = entry.block();
@@ -180,9 +202,7 @@ impl Memory {
             });
         }
         memory.large_rows = memory.rows.len();
-        if heaps.is_small(request) {
-            memory.add_arenas(heaps, only);
-        }
+        memory.add_arenas(heaps, only);
         memory
     }
 
@@ -200,7 +220,7 @@ impl Memory {
         }
     }
 
-    /// Adds the chunks of the spans, for a request that is served from one.
+    /// Adds the chunks of the spans: a request that is not small is served from one, too, if it fits.
     fn add_arenas(&mut self, heaps: &Heaps, only: Option<Owner>) {
         for (_, arena) in heaps.shared.arenas.each() {
             let mut small = FxHashMap::default();

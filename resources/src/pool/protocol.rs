@@ -102,6 +102,8 @@ pub(crate) struct Shortage {
     pub(crate) needed: u64,
     /// The most bytes that the pool may hold.
     pub(crate) maximum_bytes: Option<u64>,
+    /// The bytes of the device's pages that hold the pool's memory.
+    pub(crate) device_pages: u64,
     pub(crate) free: Vec<FreeOf>,
     /// Whether the free blocks would serve the request if all were unowned.
     pub(crate) merging_suffices: bool,

@@ -194,7 +194,7 @@ fn neighbours_of_different_streams_join_once_both_are_unowned() {
 /// Before memory is out, a request takes free blocks of other arenas, caches and streams.
 #[test]
 fn blocks_of_other_arenas_are_reclaimed_before_memory_is_out() {
-    const MOST: u64 = 128 << 20;
+    const MOST: u64 = if cfg!(miri) { 16 << 20 } else { 128 << 20 };
     for pages in [PagesMode::On, PagesMode::Off] {
         let device = SimDevice::new(SimConfig::h200());
         let layer = PoolLayer::new().maximum_bytes(MOST).pages(pages);
@@ -236,6 +236,7 @@ fn blocks_of_other_arenas_are_reclaimed_before_memory_is_out() {
 #[test]
 fn a_completed_event_serves_all_arenas() {
     const BYTES: u64 = 100_000;
+    const BLOCKS: usize = if cfg!(miri) { 16 } else { 64 };
     let device = SimDevice::new(SimConfig::h200());
     let layer = PoolLayer::new().pages(PagesMode::Off);
     let pool = layer.layer(CudaMemoryResource::new(device.clone())).expect("the device has room");
@@ -250,7 +251,7 @@ fn a_completed_event_serves_all_arenas() {
     // In each arena the donor frees every second block, so that no span is free.
     let free_in = |shard| {
         use_arena(shard);
-        let blocks = (0..).zip(allocate(64, donor));
+        let blocks = (0..).zip(allocate(BLOCKS, donor));
         let freed: Vec<(u32, DevicePtr)> = blocks.filter(|(number, _)| number % 2 == 1).collect();
         // SAFETY: they came from this pool with this size, and nothing uses them.
         freed.iter().for_each(|(_, ptr)| unsafe { pool.deallocate_bytes(*ptr, BYTES, donor) });
@@ -260,7 +261,7 @@ fn a_completed_event_serves_all_arenas() {
     let free: [Vec<DevicePtr>; 2] = [free_in(0), free_in(second)];
     for (shard, free) in [0, second].into_iter().zip(free) {
         use_arena(shard);
-        let taken = allocate(256, taker);
+        let taken = allocate(BLOCKS * 4, taker);
         assert!(free.iter().all(|ptr| taken.contains(ptr)), "arena {shard}: completed blocks were not taken");
         assert_eq!(pool.statistics().expect("a pool counts").ladder.waited, 0, "arena {shard}");
         device.launch(donor, &[]);

@@ -185,17 +185,20 @@ impl Pages {
     }
 
     /// Takes contiguous bytes of the large address range of which the owner owns a part and the rest is
-    /// unowned.
-    pub(crate) fn take_with_unowned(&mut self, owner: Owner, request: &Request) -> Option<(ChunkId, u64)> {
+    /// unowned. Returns the block, its address, and the latest epoch in which any of the bytes was freed.
+    pub(crate) fn take_with_unowned(
+        &mut self,
+        owner: Owner,
+        request: &Request,
+    ) -> Option<(ChunkId, u64, Epoch)> {
         if self.range_of(request) == AddressRange::Small && self.may_grow() && !self.is_short {
             return None;
         }
         let heap = self.heap_mut(AddressRange::Large);
-        let (first, addr) = heap.find_run(owner, request)?;
-        let id = heap.take_run(first, addr, request.bytes);
+        let (id, addr, epoch) = heap.take_with_unowned(owner, request)?;
         heap.set_link(id, NIL);
         self.note_use();
-        Some((pack(AddressRange::Large, id), addr))
+        Some((pack(AddressRange::Large, id), addr, epoch))
     }
 }
 

@@ -21,8 +21,9 @@ use crate::tuning::{ARENAS, LIVE_READINGS, MAX_STREAM_CACHES, RECENT_BITS};
 /// A pool's number, given once in the life of the process.
 pub(crate) type PoolId = u64;
 
-/// The binary logarithm of the size of a thread's table of recently used stream caches.
-const TABLE_BITS: u32 = bounded(RECENT_BITS, 6) as u32;
+/// The binary logarithm of the size of a thread's table of recently used stream caches, which is small under
+/// Miri: each pool that ends clears it.
+const TABLE_BITS: u32 = bounded(if cfg!(miri) { 6 } else { RECENT_BITS }, 6) as u32;
 const TABLE_SIZE: usize = 1 << TABLE_BITS;
 
 /// An entry of that table.

@@ -118,7 +118,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         let from_device =
             if self.maps_pages { shortage.needed } else { shortage.needed.next_multiple_of(DEVICE_PAGE) };
         let short = from_device.saturating_sub(free);
-        let others = (total - free).saturating_sub(report.held_bytes);
+        let others = (total - free).saturating_sub(shortage.device_pages);
         // Not rounded up to a page, unlike `short`.
         let missing = shortage.needed.saturating_sub(free).max(limit);
         report.short_bytes = Some(missing).filter(|bytes| *bytes > 0);

@@ -62,7 +62,7 @@ impl<R: DeviceMemoryResource> Central<R> {
     /// The only driver call is the query of the device's free memory.
     fn is_impossible(&self, request: &Request, reading: &mut Option<Reading>) -> Result<bool> {
         let (can_ever, has_idle) = {
-            let state = self.state.lock();
+            let mut state = self.state.lock();
             (state.heaps.can_ever_serve(request), state.heaps.has_idle(request.bytes))
         };
         let is_impossible = !can_ever || (!has_idle && self.exceeds_device(request, reading)?);
