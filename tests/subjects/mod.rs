@@ -57,6 +57,7 @@ const RESOURCES: &[(&str, Knows)] = &[
     ("cuda+pool:max=25%+fallback:to=(cuda+pool)", Knows::its_blocks(Exact)),
     ("cuda_async+capture_scopes", Knows::its_blocks(None)),
     ("cuda+pool+plan:repeat=8,background=off", Knows::its_blocks(None)),
+    ("cuda+pool+plan:repeat=8,background=off,share=on", Knows::its_blocks(None)),
     ("cuda+pool:pages=off,max=50%+plan:repeat=8,background=off", Knows::its_blocks(None)),
 ];
 

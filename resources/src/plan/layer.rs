@@ -23,17 +23,20 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
             "background",
             "on: a thread of its own plans (default); off: the request that ends the repetition does",
         ),
+        ("share", "on: streams that keep up with the host share memory; off: they do not (default)"),
     ],
     kind: LayerKind::Layer(|params, upstream| {
         let milliseconds = params.get("time")?.unwrap_or(DEFAULT_MS);
         let repeat = params.get("repeat")?.unwrap_or(DEFAULT_REPEAT);
         let file = params.text("file")?.map(PathBuf::from);
-        let background = match params.text("background")?.unwrap_or("on") {
-            "on" => true,
-            "off" => false,
-            _ => return Err(Error::invalid_argument("write on or off")),
+        let is_on = |name, default| match params.text(name)?.unwrap_or(default) {
+            "on" => Ok(true),
+            "off" => Ok(false),
+            _ => Err(Error::invalid_argument("write on or off")),
         };
-        let options = PlanOptions { repeat, time: Duration::from_millis(milliseconds), background, file };
+        let (background, share) = (is_on("background", "on")?, is_on("share", "off")?);
+        let time = Duration::from_millis(milliseconds);
+        let options = PlanOptions { repeat, time, background, share, file };
         Ok(Arc::new(PlanMemoryResource::new(upstream, options)?))
     }),
 };
@@ -110,6 +113,12 @@ impl PlanLayer {
     /// Sets the time of search for each plan.
     pub fn time(mut self, time: Duration) -> Self {
         self.options.time = time;
+        self
+    }
+
+    /// Sets whether streams share memory ([`PlanOptions::share`]).
+    pub fn share(mut self, is_on: bool) -> Self {
+        self.options.share = is_on;
         self
     }
 

@@ -135,7 +135,10 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             (state.is_planning, state.since_found) = (true, 0);
             state.history.clear();
             let is_further = state.running.is_some();
-            let may_share = state.may_share && !is_further;
+            let may_share = self.options.share;
+            #[cfg(test)]
+            let may_share = may_share || SHARING.get().is_some();
+            let may_share = may_share && state.may_share && !is_further;
             return Some(Found { steps, peak_bytes, is_further, may_share });
         }
         if state.history.len() >= MOST_EVENTS {

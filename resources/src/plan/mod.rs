@@ -74,8 +74,8 @@ use crate::process::Origin;
 /// back. The layer gives up if its plans are often of no use, or if nothing repeats. A thread of its own
 /// makes the plans, and upstream serves meanwhile.
 ///
-/// Each stream has memory of its own, or shares some with the others if the pool held less than that. Bytes
-/// pass to another stream when an event behind their last free has passed: nothing waits for it. The layer waits for the device only before memory is out, in
+/// Each stream has memory of its own, or with [`PlanOptions::share`] shares some with the others if the pool held
+/// less than that. Bytes pass to another stream when an event behind their last free has passed. The layer waits for the device only before memory is out, in
 /// `trim` and when it is dropped. The calls of all threads together are one program: where threads race,
 /// nothing repeats, and the layer gives up.
 ///

@@ -211,6 +211,15 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         if refused.is_some() && may_ask && (waits || running.waits_for_others(request.stream.id())) {
             return Answer::Ask { place: running.place(), slot: at };
         }
+        // Which streams had the bytes of gaps is not known, so all work has to be done.
+        let wants_gap = served.is_none()
+            && may_ask
+            && running.has_waiting_gaps(request.stream.id())
+            && self.would_exceed(running.limit_bytes, request.bytes);
+        if wants_gap {
+            running.sharing().into_iter().for_each(|sharing| sharing.await_all(request.stream.id()));
+            return Answer::Ask { place: running.place(), slot: at };
+        }
         // Requests that the plan leaves to upstream are no misses.
         let is_miss = at.is_none() || is_planned && running.is_due() && served.is_none();
         let verdict = running.judge(is_miss, request.bytes);

@@ -250,6 +250,11 @@ impl Sharing {
         }
     }
 
+    /// Notes that a request of a stream waits for the work of all others.
+    pub(crate) fn await_all(&mut self, stream: StreamId) {
+        self.note_awaited(Freed { on: None, number: self.frees }, stream);
+    }
+
     /// Forgets what the last refused request waits for.
     pub(crate) fn forget_awaited(&mut self) {
         self.awaited.clear();

@@ -3,9 +3,13 @@
 use std::sync::Arc;
 
 use millpond_core::driver::{Driver, StreamFlags};
-use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, Layout};
+use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, Layout, StreamId};
 use millpond_driver::sim::{SimConfig, SimDevice};
+use millpond_planning::Options;
 
+use crate::plan::body::NONE;
+use crate::plan::draft::{Allowed, plan_body};
+use crate::plan::history::Step;
 use crate::plan::learning::Trial;
 use crate::plan::order_tests::{BLOCKED_NS, World};
 use crate::plan::sharing_tests::{ONE, OTHER, sharing};
@@ -31,21 +35,16 @@ fn long_phases_of_one_stream_after_the_other_share_memory() {
 }
 
 #[test]
-fn a_program_in_which_one_stream_asks_and_others_free_is_planned_without_what_they_free() {
-    let world = World::new();
-    let [one, other] = [world.stream(), world.stream()];
-    for _ in 0..80 {
-        for sizes in [&ONE[..], &OTHER[..]] {
-            let mut held: Vec<_> = sizes.iter().map(|bytes| world.allocate(*bytes, one)).collect();
-            world.join(other, one);
-            world.free(held.remove(0), other);
-            held.into_iter().for_each(|held| world.free(held, one));
-            world.device.advance(1 << 20);
-        }
+fn blocks_for_which_there_is_no_room_as_another_stream_frees_them_are_left_out() {
+    let step = |bytes, is_foreign| Step { bytes, stream: StreamId::LEGACY, life: Some(1), is_foreign };
+    let steps: Vec<_> = (0..8).map(|at| step(1 << 20, at % 2 == 0)).collect();
+    let options = Options { threads: 1, ..Options::default() };
+    for (most, planned) in [(5 << 20, Some(8)), (4 << 20, Some(4)), (0, None)] {
+        let allowed = Allowed { most: Some(most), is_further: false, may_share: true };
+        let body = plan_body(&steps, allowed, &options).ok();
+        let slots = body.map(|body| body.slots.iter().filter(|slot| slot.lane != NONE).count());
+        assert_eq!(slots, planned, "{most} bytes");
     }
-    let counts = world.counts();
-    assert!(counts.served > 200 && !counts.has_given_up, "{counts:?}");
-    world.check();
 }
 
 #[test]

@@ -462,7 +462,8 @@ fn options_come_from_text_and_are_checked() {
             .build(&table, &device)
             .map(|it| it.to_string())
     };
-    for text in ["cuda+pool+plan", "cuda+plan:repeat=9", "cuda+plan:repeat=16,time=5,background=off"] {
+    for text in ["cuda+pool+plan", "cuda+plan:repeat=9", "cuda+plan:repeat=16,time=5,background=off,share=on"]
+    {
         assert_eq!(build(text).unwrap(), text);
     }
     assert_eq!(build("cuda+plan:background=on").unwrap(), "cuda+plan");
@@ -470,6 +471,7 @@ fn options_come_from_text_and_are_checked() {
         ("cuda+plan:repeat=0", "repeat"),
         ("cuda+plan:time=99999999", "an hour"),
         ("cuda+plan:background=maybe", "on or off"),
+        ("cuda+plan:share=1", "on or off"),
     ];
     for (text, why) in wrong {
         let error = build(text).unwrap_err().to_string();

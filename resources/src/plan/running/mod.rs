@@ -434,6 +434,13 @@ impl Running {
         self.is_begun() && sharing.is_some_and(Sharing::is_awaited)
     }
 
+    /// Whether gaps of the lane that streams share may be free for a stream, if others have done their work.
+    pub(crate) fn has_waiting_gaps(&self, stream: StreamId) -> bool {
+        let lane = self.lane_for(SHARED).map(|lane| &self.lanes[lane]);
+        let sharing = lane.filter(|_| self.is_begun()).and_then(|lane| lane.sharing.as_ref());
+        sharing.is_some_and(|sharing| !sharing.is_all_free_for(stream))
+    }
+
     /// Whether blocks of the stream's lane were freed on other streams, whose work may be done by now.
     pub(crate) fn waits_for_others(&self, stream: StreamId) -> bool {
         self.lane_for(stream).is_some_and(|lane| !self.lanes[lane].foreign.is_empty())
