@@ -416,6 +416,11 @@ impl<R: DeviceMemoryResource> Central<R> {
         Ok(MemoryInfo { free: (upstream.free + here).min(upstream.total), total: upstream.total })
     }
 
+    #[cfg(test)]
+    pub(crate) fn can_ever_serve(&self, request: &Request) -> bool {
+        self.state.lock().heaps.can_ever_serve(request)
+    }
+
     /// Runs `read` under the lock.
     pub(crate) fn inspect<T>(&self, read: impl FnOnce(&Heaps) -> T) -> T {
         read(&self.state.lock().heaps)

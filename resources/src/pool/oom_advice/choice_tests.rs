@@ -1,5 +1,7 @@
 //! Tests which blocks a report names: the cheapest neighbours of a row, and the cheapest regions or handles.
 
+use millpond_core::Layout;
+
 use super::*;
 
 const KIB: u64 = 1 << 10;
