@@ -347,7 +347,8 @@ impl Body {
         if self.is_shared() {
             // Each of them is asked about, as the answer notes what is waited for.
             let freed = self.predecessors(index).map(|at| self.freed_by(at));
-            if !freed.fold(true, |all, freed| is_done(freed) && all) {
+            let waiting = freed.filter(|freed| !is_done(*freed)).count();
+            if waiting > 0 {
                 return Claim::Waits;
             }
         }

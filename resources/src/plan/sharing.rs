@@ -282,9 +282,9 @@ impl Sharing {
     /// Marks the present work of all streams that is not known to be done.
     pub(crate) fn mark_all(&mut self, marks: &mut Marks) {
         for (id, sharer) in self.streams.iter_mut().filter(|(_, sharer)| sharer.done < sharer.freed) {
-            if sharer.marks.len() == MOST_EVENTS {
-                let newest = sharer.marks.pop_back_if(|(freed, _)| *freed < sharer.freed);
-                newest.into_iter().for_each(|(_, mark)| marks.forget(mark));
+            let is_covered = sharer.marks.back().is_some_and(|(freed, _)| *freed == sharer.freed);
+            if sharer.marks.len() == MOST_EVENTS && !is_covered {
+                sharer.marks.pop_back().into_iter().for_each(|(_, mark)| marks.forget(mark));
             }
             sharer.mark(*id, marks);
         }
