@@ -92,6 +92,13 @@ pub(crate) const OPERATIONS: &[Operation] = &[
             Ok(())
         })
     }),
+    Operation::new("PoolMemoryResource::release_unused", |stage| {
+        let pool = pool(stage, PoolLayer::new())?;
+        on_stage(stage, move |stage| {
+            use_of(&pool, stage)?;
+            pool.release_unused(0, stage.a()).map(drop)
+        })
+    }),
     Operation::new("PoolMemoryResource::export_block", |stage| {
         let pool = pool(stage, PoolLayer::new().share(Share::Fd))?;
         let ptr = pool.allocate_bytes(3 * MIB, stage.a())?;
