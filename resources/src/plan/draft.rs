@@ -32,8 +32,8 @@ pub(crate) struct Planned {
 const FURTHER_SHARE: u64 = 8;
 
 /// Streams share memory only if the plan leaves at most this part of the allocations to upstream: beside
-/// shared memory these take more than without a plan. With a fiftieth of `multistream` left out in every other
-/// pass, most were left, and the pool came to 1.8 of what is live.
+/// shared memory these take more than without a plan. With a fiftieth of `multistream` left out in every
+/// other pass, most were left, and the pool came to 1.8 of what is live.
 const LEFT_SHARE: usize = 16;
 
 /// A search is content with this part of the bound above the bound.

@@ -114,7 +114,8 @@ impl Lane {
         self.is_idle() && self.foreign.is_empty() && (stream == own || is_done)
     }
 
-    /// Marks the present work of an idle lane's own stream, or of all that share it, unless that has been done.
+    /// Marks the present work of an idle lane's own stream, or of all that share it, unless that has been
+    /// done.
     pub(crate) fn mark_own(&mut self, id: StreamId, marks: &mut Marks) {
         if let Some(sharing) = &mut self.sharing {
             return sharing.mark_all(marks);

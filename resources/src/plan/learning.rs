@@ -11,6 +11,8 @@ use crate::plan::PlanMemoryResource;
 use crate::plan::draft::{Allowed, Planned, plan_body};
 use crate::plan::history::{MOST_EVENTS, Step};
 use crate::plan::running::Running;
+#[cfg(test)]
+use crate::plan::sharing::SHARING;
 use crate::plan::state::State;
 
 /// The plans that may be dropped before the layer gives up, unless one of them served well for long. Each one
@@ -40,22 +42,6 @@ struct Found {
     is_further: bool,
     /// Whether streams may share memory.
     may_share: bool,
-}
-
-/// What tests say of the trial of streams that share memory.
-#[cfg(test)]
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Trial {
-    /// It is made.
-    Made,
-    /// The streams keep up, whatever they do.
-    Passed,
-}
-
-#[cfg(test)]
-thread_local! {
-    /// Whether plans of this thread may take no more than the blocks in use, so that streams share memory.
-    pub(crate) static SHARING: std::cell::Cell<Option<Trial>> = const { std::cell::Cell::new(None) };
 }
 
 impl<R: DeviceMemoryResource> PlanMemoryResource<R> {

@@ -74,10 +74,10 @@ use crate::process::Origin;
 /// back. The layer gives up if its plans are often of no use, or if nothing repeats. A thread of its own
 /// makes the plans, and upstream serves meanwhile.
 ///
-/// Each stream has memory of its own, or with [`PlanOptions::share`] shares some with the others if the pool held
-/// less than that. Bytes pass to another stream when an event behind their last free has passed. The layer waits for the device only before memory is out, in
-/// `trim` and when it is dropped. The calls of all threads together are one program: where threads race,
-/// nothing repeats, and the layer gives up.
+/// Each stream has memory of its own, or with [`PlanOptions::share`] shares some with the others if the pool
+/// held less than that. Bytes pass to another stream when an event behind their last free has passed. The
+/// layer waits for the device only before memory is out, in `trim` and when it is dropped. The calls of all
+/// threads together are one program: where threads race, nothing repeats, and the layer gives up.
 ///
 /// It is for a pool that grows: what it learns has to fit into what the pool held before, if that counts it.
 ///
@@ -184,8 +184,9 @@ impl<R: DeviceMemoryResource> fmt::Display for PlanMemoryResource<R> {
 // belongs to the stream it was allocated on, and a slot is free again only after a deallocation on that
 // stream, or when an event that was recorded behind one on another stream has passed (`Lane::end_waits`), so
 // a request on the stream is ordered after all earlier uses. In a lane that streams share a slot is handed to
-// a stream only if its bytes were last freed there, or behind such an event (`Sharing::is_free_for`). A lane goes back on its stream with all other
-// streams' work done, or on any stream when its own stream's work is done, too (`Lane::may_leave`).
+// a stream only if its bytes were last freed there, or behind such an event (`Sharing::is_free_for`). A lane
+// goes back on its stream with all other streams' work done, or on any stream when its own stream's work is
+// done, too (`Lane::may_leave`).
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource<R> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {

@@ -30,9 +30,9 @@ pub struct PlanOptions {
     /// that completes the repetition does: the plan then comes at the same request in each run, as replays
     /// want, in which a pass takes less time than planning.
     pub background: bool,
-    /// Whether streams share memory of the plan where memory of their own for each of them has no room and they
-    /// keep up with the host (default `false`). For programs that repeat exactly: where some steps are left
-    /// out now and then, plan and pool together took up to 1.9 times what the pool took alone.
+    /// Whether streams share memory of the plan where memory of their own for each of them has no room and
+    /// they keep up with the host (default `false`). For programs that repeat exactly: where some steps are
+    /// left out now and then, plan and pool together took up to 1.9 times what the pool took alone.
     pub share: bool,
     /// A plan that `millpond-replay plan LOG -o FILE.plan` wrote, with which the program begins (default
     /// none: it begins with what it learns).

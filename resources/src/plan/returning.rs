@@ -20,6 +20,9 @@ use crate::pool::Pool;
 /// A pool below gives memory back if it holds more than this part above what is in use.
 const EXCESS_SHARE: u64 = 128;
 
+/// It gives none back below this many bytes, which are a few handles.
+const LEAST_EXCESS: u64 = 8 << 20;
+
 impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     /// Runs `body` under the lock; `None` in a forked child, where a thread that is not there may have it.
     ///
@@ -136,7 +139,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         let beside = self.locked(|state| state.running.as_ref().map(Running::most_beside));
         let Some(beside) = beside.flatten() else { return };
         let keep = known.bytes_in_use.saturating_add(beside).max(pool.options().initial_bytes);
-        if known.bytes_reserved <= keep.saturating_add(keep / EXCESS_SHARE) {
+        if known.bytes_reserved <= keep.saturating_add(LEAST_EXCESS.max(keep / EXCESS_SHARE)) {
             return;
         }
         match pool.release_unused(keep, stream) {
@@ -144,7 +147,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             // Each request gives a part of it back.
             Ok(_) => _ = self.locked(|state| state.is_excess_due = true),
             Err(error) => {
-                tracing::warn!(target: "millpond::plan", stack = %self, %error, "memory could not be released");
+                let why = "memory could not be released";
+                tracing::warn!(target: "millpond::plan", stack = %self, %error, why);
             }
         }
     }

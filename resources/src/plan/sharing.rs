@@ -31,7 +31,8 @@ const MOST_BODIES: u32 = 16;
 /// The streams keep up with the host if at most this part of the tried work was not done.
 const BEHIND_SHARE: u32 = 16;
 
-/// The events that a stream has in flight at a time. While it has more to wait for, the oldest is asked about.
+/// The events that a stream has in flight at a time. While it has more to wait for, the oldest is asked
+/// about.
 const MOST_EVENTS: usize = 4;
 
 /// The streams that a lane remembers before it forgets those whose work is done.
@@ -332,4 +333,20 @@ impl Sharing {
         self.awaited.clear();
         (self.rest, self.trial.freed) = (Freed::default(), None);
     }
+}
+
+/// What tests say of the trial of streams that share memory.
+#[cfg(test)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Tried {
+    /// It is made.
+    Made,
+    /// The streams keep up, whatever they do.
+    Passed,
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Whether plans of this thread may take no more than the blocks in use, so that streams share memory.
+    pub(crate) static SHARING: std::cell::Cell<Option<Tried>> = const { std::cell::Cell::new(None) };
 }

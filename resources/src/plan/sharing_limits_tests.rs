@@ -10,14 +10,14 @@ use millpond_planning::Options;
 use crate::plan::body::NONE;
 use crate::plan::draft::{Allowed, plan_body};
 use crate::plan::history::Step;
-use crate::plan::learning::Trial;
 use crate::plan::order_tests::{BLOCKED_NS, World};
+use crate::plan::sharing::Tried;
 use crate::plan::sharing_tests::{ONE, OTHER, sharing};
 use crate::{CudaMemoryResource, Decay, PagesMode, PoolLayer};
 
 #[test]
 fn long_phases_of_one_stream_after_the_other_share_memory() {
-    sharing(Trial::Made, || {
+    sharing(Tried::Made, || {
         let world = World::new();
         let streams = [world.stream(), world.stream()];
         let sizes = [0u64, 256].map(|more| (1..200).map(|size| size * 4096 + more).collect::<Vec<_>>());
@@ -49,7 +49,7 @@ fn blocks_for_which_there_is_no_room_as_another_stream_frees_them_are_left_out()
 
 #[test]
 fn other_work_in_between_is_no_stream_that_is_behind() {
-    sharing(Trial::Made, || {
+    sharing(Tried::Made, || {
         let world = World::new();
         let streams = [world.stream(), world.stream()];
         world.turns(streams, 60);
@@ -68,7 +68,7 @@ fn other_work_in_between_is_no_stream_that_is_behind() {
 
 #[test]
 fn bytes_that_another_stream_freed_are_waited_for_before_memory_is_out() {
-    sharing(Trial::Made, || {
+    sharing(Tried::Made, || {
         let world = World::new();
         let streams = [world.stream(), world.stream()];
         world.turns(streams, 60);
@@ -96,7 +96,7 @@ fn bytes_that_another_stream_freed_are_waited_for_before_memory_is_out() {
 
 #[test]
 fn streams_that_end_after_their_frees_leave_the_plan_as_it_is() {
-    sharing(Trial::Made, || {
+    sharing(Tried::Made, || {
         let world = World::new();
         let streams = [world.stream(), world.stream()];
         world.turns(streams, 60);

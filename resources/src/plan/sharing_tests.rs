@@ -6,15 +6,15 @@ use millpond_planning::Options;
 use crate::plan::PlanLayer;
 use crate::plan::draft::{Allowed, plan_body};
 use crate::plan::history::Step;
-use crate::plan::learning::{SHARING, Trial};
 use crate::plan::marks::Marks;
 use crate::plan::order_tests::{BLOCKED_NS, World};
 use crate::plan::running::Mistake;
 use crate::plan::sharing::{SHARED, Sharing, Trust};
+use crate::plan::sharing::{SHARING, Tried};
 use crate::plan::tests::{PROGRAMS, program_over};
 
 /// Runs `body` with plans that may take no more than the blocks in use.
-pub(super) fn sharing<T>(trial: Trial, body: impl FnOnce() -> T) -> T {
+pub(super) fn sharing<T>(trial: Tried, body: impl FnOnce() -> T) -> T {
     SHARING.set(Some(trial));
     let result = body();
     SHARING.set(None);
@@ -23,7 +23,7 @@ pub(super) fn sharing<T>(trial: Trial, body: impl FnOnce() -> T) -> T {
 
 /// Runs a program whose streams share memory, however far they are apart.
 fn program(seed: u64, mistake: Option<Mistake>) -> (bool, (u64, u64)) {
-    sharing(Trial::Passed, || program_over(seed, mistake, |_| PlanLayer::new()))
+    sharing(Tried::Passed, || program_over(seed, mistake, |_| PlanLayer::new()))
 }
 
 #[test]
@@ -73,7 +73,7 @@ impl World {
 
 #[test]
 fn streams_that_keep_up_with_the_host_share_what_they_need_in_turn() {
-    sharing(Trial::Made, || {
+    sharing(Tried::Made, || {
         let world = World::new();
         let streams = [world.stream(), world.stream()];
         world.turns(streams, 60);
@@ -90,7 +90,7 @@ fn streams_that_keep_up_with_the_host_share_what_they_need_in_turn() {
 
 #[test]
 fn streams_that_are_behind_share_nothing() {
-    sharing(Trial::Made, || {
+    sharing(Tried::Made, || {
         let world = World::new();
         let streams = [world.stream(), world.stream()];
         world.device.launch_for(streams[0], &[], BLOCKED_NS);
@@ -105,7 +105,7 @@ fn streams_that_are_behind_share_nothing() {
 
 #[test]
 fn a_stream_that_falls_behind_gets_its_bytes_back_and_keeps_others_waiting_for_none() {
-    sharing(Trial::Made, || {
+    sharing(Tried::Made, || {
         let world = World::new();
         let streams = [world.stream(), world.stream()];
         world.turns(streams, 60);
@@ -124,7 +124,7 @@ fn a_stream_that_falls_behind_gets_its_bytes_back_and_keeps_others_waiting_for_n
 
 #[test]
 fn blocks_that_another_stream_frees_take_the_memory_of_the_next_ones_there() {
-    sharing(Trial::Made, || {
+    sharing(Tried::Made, || {
         let world = World::new();
         let [one, other] = [world.stream(), world.stream()];
         let step = || {
@@ -148,7 +148,7 @@ fn blocks_that_another_stream_frees_take_the_memory_of_the_next_ones_there() {
 
 #[test]
 fn the_memory_of_a_shared_plan_goes_back_when_all_its_streams_have_done_their_work() {
-    sharing(Trial::Made, || {
+    sharing(Tried::Made, || {
         let world = World::new();
         let streams = [world.stream(), world.stream()];
         world.turns(streams, 60);

@@ -13,8 +13,8 @@ use millpond_testkit::{Rng, misuse_recorder};
 
 use crate::plan::body::{Body, Claim};
 use crate::plan::draft::{Allowed, plan_body};
-use crate::plan::learning::{SHARING, Trial};
 use crate::plan::running::Mistake;
+use crate::plan::sharing::{SHARING, Tried};
 use crate::plan::{PlanLayer, PlanMemoryResource};
 use crate::{CudaMemoryResource, Decay, PoolLayer, PoolMemoryResource};
 
@@ -232,7 +232,7 @@ fn program_of(seed: u64, mistake: Option<Mistake>, layer: impl Fn(&[Call]) -> Pl
     if let Some(mistake) = mistake.filter(|_| is_planned) {
         world.set_mistake(mistake);
     }
-    if is_planned && (seed.is_multiple_of(3) || SHARING.get() == Some(Trial::Passed)) {
+    if is_planned && (seed.is_multiple_of(3) || SHARING.get() == Some(Tried::Passed)) {
         // Upstream must not grow: what the plan does not know lies in its gaps.
         let mut state = world.stack.inner().state.lock();
         let running = state.running.as_mut().expect("a plan is in use");

@@ -9,11 +9,11 @@ use millpond_core::{DevicePtr, ResourceStatistics, StreamId, StreamRef};
 
 use crate::plan::body::{Body, Claim, NONE};
 use crate::plan::lane::{Bytes, Lane};
-#[cfg(test)]
-use crate::plan::learning::{SHARING, Trial};
 use crate::plan::marks::{Mark, Marks, Question};
 use crate::plan::repetition::GRAM;
 use crate::plan::sharing::{SHARED, Sharing, Trust};
+#[cfg(test)]
+use crate::plan::sharing::{SHARING, Tried};
 
 pub(crate) use crate::plan::running::judge::Verdict;
 
@@ -147,7 +147,7 @@ impl Running {
             cursor: Some(body.next),
             stage: Stage::Made,
             #[cfg(test)]
-            is_tried: SHARING.get() == Some(Trial::Passed),
+            is_tried: SHARING.get() == Some(Tried::Passed),
             #[cfg(not(test))]
             is_tried: false,
             is_behind: false,
@@ -358,8 +358,8 @@ impl Running {
         offset.is_some_and(|offset| self.body.lanes[lane].places.contains_key(&offset))
     }
 
-    /// Takes a block of the lane back, in the order of `stream`. Returns the number of the mark of that stream
-    /// behind which the bytes are free, if they are another stream's.
+    /// Takes a block of the lane back, in the order of `stream`. Returns the number of the mark of that
+    /// stream behind which the bytes are free, if they are another stream's.
     pub(crate) fn free(
         &mut self,
         lane: usize,

@@ -189,8 +189,8 @@ impl<R: DeviceMemoryResource> Central<R> {
     }
 
     /// Releases a part of the unowned memory that the pool holds beyond `keep_bytes`, without waiting for the
-    /// device; returns the bytes released. Does nothing over regions, whose return waits, if another thread is
-    /// on the slow path, or if the stream captures a graph.
+    /// device; returns the bytes released. Does nothing over regions, whose return waits, if another thread
+    /// is on the slow path, or if the stream captures a graph.
     pub(crate) fn release_unused(&self, keep_bytes: u64, stream: StreamRef) -> Result<u64> {
         let Some(_slow) = self.slow.try_lock() else { return Ok(0) };
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
