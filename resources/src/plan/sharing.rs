@@ -2,8 +2,8 @@
 //!
 //! A free on a stream makes bytes free for that stream at once, and for the others when its work up to there
 //! is done. A request of another stream that needs such bytes has an event recorded, which covers all that
-//! was freed on that stream before; a free on another stream than the block's own records it at once. A request waits for no event; while one
-//! has not passed, the bytes count as used.
+//! was freed on that stream before; a free on another stream than the block's own records it at once. A
+//! request waits for no event; while one has not passed, the bytes count as used.
 
 use std::collections::VecDeque;
 
