@@ -31,11 +31,6 @@ pub(crate) struct Planned {
 /// which streams follow each other.
 const FURTHER_SHARE: u64 = 8;
 
-/// Streams share memory only if the plan leaves at most this part of the allocations to upstream: beside
-/// shared memory these take more than without a plan. With a fiftieth of `multistream` left out in every
-/// other pass, most were left, and the pool came to 1.8 of what is live.
-const LEFT_SHARE: usize = 16;
-
 /// A search is content with this part of the bound above the bound.
 const SLACK: u64 = 200;
 
@@ -77,7 +72,7 @@ pub(crate) fn plan_body(steps: &[Step], allowed: Allowed, options: &Options) -> 
     }
     let has_several = steps.iter().any(|step| step.stream != steps[0].stream);
     let shared = if has_several && may_share { Draft::new(steps, 0).ok() } else { None };
-    if let Some(shared) = shared.filter(|shared| shared.least <= most && shared.has_nearly_all()) {
+    if let Some(shared) = shared.filter(|shared| shared.least <= most) {
         let room = most.min(shared.least.saturating_add(shared.least / APART_SHARE));
         let mut partly = SHARED_ABOVE.iter().filter_map(|above| Draft::new(steps, *above).ok());
         return partly.find(|draft| draft.least <= room).unwrap_or(shared).place(most, options);
@@ -135,13 +130,6 @@ impl Draft {
         let lanes: Vec<_> = lanes.collect::<Option<_>>().ok_or(Unplanned::NoProblem)?;
         let least = lanes.iter().fold(0, |sum: u64, (_, lane)| sum.saturating_add(bounds(lane).bytes));
         Ok(Self { body, lanes, least })
-    }
-
-    /// Whether it leaves few allocations to upstream.
-    fn has_nearly_all(&self) -> bool {
-        let slots = &self.body.slots;
-        let left = slots.iter().filter(|slot| slot.lane == NONE).count();
-        left * LEFT_SHARE <= slots.len()
     }
 
     /// Gives each slot its offset.
