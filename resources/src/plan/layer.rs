@@ -50,9 +50,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     /// 256.
     pub fn with_plan(upstream: R, options: PlanOptions, plan: &ProgramPlan) -> Result<Self> {
         let this = Self::new(upstream, PlanOptions { file: None, ..options })?;
-        let mut state = this.state.lock();
-        file::follow(&this.upstream, &mut state, plan).map_err(Error::invalid_argument)?;
-        drop(state);
+        let followed = this.locked(|state| file::follow(&this.upstream, state, plan));
+        followed.unwrap_or(Ok(())).map_err(Error::invalid_argument)?;
         Ok(this)
     }
 }

@@ -9,7 +9,7 @@ use millpond_planning::Options;
 
 use crate::plan::PlanMemoryResource;
 use crate::plan::draft::{Allowed, Planned, plan_body};
-use crate::plan::history::{MOST_EVENTS, Step};
+use crate::plan::history::Step;
 use crate::plan::running::Running;
 #[cfg(test)]
 use crate::plan::sharing::SHARING;
@@ -25,6 +25,10 @@ const TRUSTED_SHARE: usize = 4;
 
 /// A part that repeats and has no plan has to repeat over this many times as many allocations.
 const UNPLANNED_FACTOR: usize = 8;
+
+/// The requests for which the layer leaves a program alone in which nothing repeated: four times as many as it
+/// watched before.
+pub(crate) const REST_REQUESTS: u32 = 1 << 20;
 
 /// The stack of the thread that plans. The exact search nests once for each block, of which it takes up to
 /// 1500; the planner gives its own threads as much.
@@ -48,6 +52,9 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     /// Notes an allocation that upstream served, and searches for what repeats when it is time.
     pub(crate) fn watch(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         let found = self.locked(|state| {
+            if state.is_resting && self.ends_rest() {
+                state.is_resting = false;
+            }
             state.watch(ptr, bytes, stream);
             self.take_up_finished(state);
             if state.is_learning() { self.search(state) } else { None }
@@ -102,9 +109,9 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         );
     }
 
-    /// Notes that the layer gave up and holds nothing, once that is so.
+    /// Notes that the layer gave up or rests, and holds nothing, once that is so.
     pub(crate) fn note_end(&self, state: &State) {
-        if state.has_given_up && state.plans().next().is_none() {
+        if (state.has_given_up || state.is_resting) && state.plans().next().is_none() {
             self.is_bypassed.store(true, Ordering::Release);
         }
     }
@@ -127,7 +134,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             let may_share = may_share && state.may_share && !is_further;
             return Some(Found { steps, peak_bytes, is_further, may_share });
         }
-        if state.history.len() >= MOST_EVENTS {
+        if state.history.len() >= state.most_events() {
             return self.end_search(state);
         }
         None
@@ -141,11 +148,44 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             Some(running) if !running.is_aside() => running.is_settled = true,
             _ => {
                 state.retire();
-                self.give_up(state, "no part repeats");
+                if state.has_rested {
+                    self.give_up(state, "no part repeats");
+                } else {
+                    self.rest(state);
+                }
                 self.note_end(state);
             }
         }
         None
+    }
+
+    /// Leaves the program alone for a while.
+    fn rest(&self, state: &mut State) {
+        (state.is_resting, state.has_rested) = (true, true);
+        self.rest.store(REST_REQUESTS, Ordering::Relaxed);
+        tracing::info!(target: "millpond::plan", stack = %self, "no part repeats; the program is not watched for a while");
+    }
+
+    /// Counts a request of a program that is left alone; returns whether it is watched again from now on.
+    #[inline]
+    pub(crate) fn ends_rest(&self) -> bool {
+        let left = self.rest.load(Ordering::Relaxed);
+        if left > 0 {
+            // What threads that race do not count makes the rest longer.
+            self.rest.store(left - 1, Ordering::Relaxed);
+        }
+        left == 1
+    }
+
+    /// Watches the program again.
+    #[cold]
+    pub(crate) fn wake(&self) -> bool {
+        let is_awake = self.locked(|state| {
+            state.is_resting = false;
+            self.is_bypassed.store(state.has_given_up, Ordering::Release);
+            !state.has_given_up
+        });
+        is_awake == Some(true)
     }
 
     /// Plans what repeats, while the lock is free. The plan may take as much as upstream held before, or as

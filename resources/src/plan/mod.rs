@@ -27,6 +27,8 @@ mod order_tests;
 #[cfg(test)]
 mod recovery_tests;
 mod repetition;
+#[cfg(test)]
+mod resting_tests;
 mod returning;
 mod running;
 mod serving;
@@ -42,7 +44,7 @@ mod tests;
 mod upstream_tests;
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::{
@@ -108,8 +110,12 @@ pub struct PlanMemoryResource<R: DeviceMemoryResource> {
     upstream: R,
     options: PlanOptions,
     state: Mutex<State>,
-    /// Whether the layer gave up and holds nothing: no call needs its lock.
+    /// Whether the layer gave up or rests, and holds nothing: no call needs its lock.
     is_bypassed: AtomicBool,
+    /// The requests for which it still rests; 0 if it does not.
+    rest: AtomicU32,
+    /// Whether there are plans that requests may be served from.
+    has_plans: AtomicBool,
     /// Whether a layer below serves captures from scopes of its own.
     has_scopes: bool,
     /// Whether a pool below makes blocks of free bytes that are not in one piece.
@@ -139,8 +145,10 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             recovery: Mutex::new(()),
             upstream,
             options,
-            state: Mutex::new(state),
             is_bypassed: AtomicBool::new(false),
+            rest: AtomicU32::new(0),
+            has_plans: AtomicBool::new(state.running.is_some()),
+            state: Mutex::new(state),
             misuses: AtomicU64::new(0),
             process: Origin::here(),
         })
@@ -194,13 +202,16 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
             return Ok(DevicePtr::NULL);
         }
         let bytes = layout.rounded_bytes().filter(|_| layout.alignment() <= ALLOCATION_ALIGNMENT);
-        let is_watched = !self.is_bypassed.load(Ordering::Acquire) && !self.driver().health().is_lost();
+        let is_awake = !self.is_bypassed.load(Ordering::Acquire) || self.ends_rest() && self.wake();
+        let is_watched = is_awake && !self.driver().health().is_lost();
         let is_open = !self.is_beside_captures();
         let Some(bytes) = bytes.filter(|_| is_watched && is_open) else {
             let served = self.allocate_upstream(layout, stream, is_open);
             return served.map_err(|error| error.in_stack(self));
         };
-        if let Some(ptr) = self.serve_planned(layout, bytes, stream) {
+        if self.has_plans.load(Ordering::Acquire)
+            && let Some(ptr) = self.serve_planned(layout, bytes, stream)
+        {
             return Ok(ptr);
         }
         let served = self.allocate_upstream(layout, stream, is_open);

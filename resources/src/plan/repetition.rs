@@ -33,9 +33,10 @@ struct Followed {
 pub(crate) struct Repetition {
     keys: Vec<u64>,
     followed: Vec<Followed>,
-    /// By a part of its hash, the place after the last [`GRAM`] keys in a row that have it, as far as `keys`
-    /// has them.
-    places: Vec<u32>,
+    /// By the first bits of its hash, the other half of the hash and the place after the last [`GRAM`] keys in
+    /// a row that have them. Without that half, each key was compared with keys far before, which takes
+    /// a cache miss.
+    places: Vec<(u32, u32)>,
 }
 
 impl Repetition {
@@ -49,11 +50,14 @@ impl Repetition {
             keys[at - it.distance] == key
         });
         if let Some(&newest) = keys.last_chunk::<GRAM>() {
-            self.places.resize(PLACES, 0);
+            self.places.resize(PLACES, (0, 0));
             // The highest bits are the best of a product.
-            let place = &mut self.places[(gram_of(newest) >> (u64::BITS - PLACES.ilog2())) as usize];
-            let before = std::mem::replace(place, at as u32 + 1) as usize;
-            if (GRAM..=at).contains(&before) && keys[before - GRAM..before] == newest {
+            let hash = gram_of(newest);
+            let place = &mut self.places[(hash >> (u64::BITS - PLACES.ilog2())) as usize];
+            let half = (hash >> 16) as u32;
+            let (known, before) = std::mem::replace(place, (half, at as u32 + 1));
+            let before = before as usize;
+            if known == half && (GRAM..=at).contains(&before) && keys[before - GRAM..before] == newest {
                 self.follow(at + 1 - before);
             }
         }

@@ -32,6 +32,10 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     pub(crate) fn locked<T>(&self, body: impl FnOnce(&mut State) -> T) -> Option<T> {
         let mut state = self.state.try_lock().or_else(|| self.wait_for_lock())?;
         let result = body(&mut state);
+        let has_plans = state.running.is_some() || !state.draining.is_empty();
+        if has_plans != self.has_plans.load(Ordering::Relaxed) {
+            self.has_plans.store(has_plans, Ordering::Release);
+        }
         if state.has_leaving() {
             self.give_leaving(state);
         }

@@ -6,7 +6,7 @@ use millpond_core::driver::Event;
 use millpond_core::{DevicePtr, StreamId, StreamRef};
 
 use crate::plan::draft::Planned;
-use crate::plan::history::History;
+use crate::plan::history::{FIRST_EVENTS, History, MOST_EVENTS};
 use crate::plan::lane::Lane;
 use crate::plan::marks::{Marks, Question};
 use crate::plan::running::Running;
@@ -67,6 +67,9 @@ pub(crate) struct State {
     pub(crate) may_share: bool,
     /// The plans that were dropped since one was worth its cost.
     pub(crate) strikes: u32,
+    /// Whether the program is left alone for a while, as nothing repeated; and whether it was before.
+    pub(crate) is_resting: bool,
+    pub(crate) has_rested: bool,
     pub(crate) has_given_up: bool,
     pub(crate) counts: PlanStatistics,
     /// Lanes that go back to upstream on these streams once the lock is released.
@@ -94,6 +97,8 @@ impl State {
             least_span,
             may_share: true,
             strikes: 0,
+            is_resting: false,
+            has_rested: false,
             has_given_up: false,
             counts: PlanStatistics::default(),
             leaving: Vec::new(),
@@ -105,7 +110,13 @@ impl State {
     /// Whether the program is watched: it has no plan, is elsewhere than in the plan, or the plan is new.
     #[inline]
     pub(crate) fn is_learning(&self) -> bool {
-        self.running.as_ref().is_none_or(Running::is_watched) && !self.has_given_up && !self.is_planning
+        let is_watched = self.running.as_ref().is_none_or(Running::is_watched);
+        is_watched && !self.has_given_up && !self.is_planning && !self.is_resting
+    }
+
+    /// The most allocations that are watched before the layer ends its search for what repeats.
+    pub(crate) fn most_events(&self) -> usize {
+        if self.has_rested { MOST_EVENTS } else { FIRST_EVENTS }
     }
 
     /// Watches a request.
