@@ -267,7 +267,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         let of_pool = find_trait::<dyn Pool>(&self.upstream).and_then(|pool| pool.options().maximum_bytes);
         let most = of_layers.iter().filter_map(|layer| layer.limit_bytes).chain(of_pool).min();
         let free = self.upstream.memory_info().map(|info| info.free.saturating_add(held));
-        let bytes = layout.bytes().saturating_add(layout.alignment() - 1);
+        // Blocks of upstream are aligned to 256 as they are.
+        let bytes = layout.bytes().saturating_add(layout.alignment() - ALLOCATION_ALIGNMENT);
         most.is_none_or(|most| layout.bytes() <= most) && free.map_or(true, |free| bytes <= free)
     }
 
