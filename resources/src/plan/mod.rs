@@ -108,7 +108,7 @@ pub struct PlanMemoryResource<R: DeviceMemoryResource> {
     upstream: R,
     options: PlanOptions,
     state: Mutex<State>,
-    /// Whether the layer gave up and holds nothing: no call needs its lock.
+    /// Whether the layer gave up and holds nothing: no call needs its lock, unless upstream is out of memory.
     is_bypassed: AtomicBool,
     /// Whether a layer below serves captures from scopes of its own.
     has_scopes: bool,

@@ -196,7 +196,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     ) -> Result<DevicePtr> {
         let given_back = self.given_back.load(Ordering::Acquire);
         match self.upstream.allocate(layout, stream) {
-            Err(error) if error.is_out_of_memory() && !self.is_bypassed.load(Ordering::Acquire) => {
+            // Also of a layer that gave up: its last lane may have gone back meanwhile.
+            Err(error) if error.is_out_of_memory() => {
                 self.recover(layout, stream, is_open, given_back, error)
             }
             other => other,
