@@ -1,6 +1,5 @@
 //! Finds the part of a program that repeats, plans it, and drops plans.
 
-use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
@@ -14,6 +13,7 @@ use crate::plan::running::Running;
 #[cfg(test)]
 use crate::plan::sharing::SHARING;
 use crate::plan::state::State;
+use crate::sync::Ordering;
 
 /// The plans that may be dropped before the layer gives up, unless one of them served well for long. Each one
 /// asks for a repetition twice as long.

@@ -21,6 +21,8 @@ mod lane;
 mod layer;
 mod learning;
 mod marks;
+#[cfg(all(test, millpond_loom))]
+mod models;
 mod options;
 #[cfg(test)]
 mod order_tests;
@@ -42,7 +44,6 @@ mod tests;
 mod upstream_tests;
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::{
@@ -50,7 +51,6 @@ use millpond_core::{
     LayerMemory, Layout, MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits,
     find_trait, is_same,
 };
-use parking_lot::Mutex;
 
 pub(crate) use crate::plan::layer::ENTRY;
 pub use crate::plan::layer::PlanLayer;
@@ -61,6 +61,7 @@ use crate::capture_scopes::CaptureScopes;
 use crate::plan::state::State;
 use crate::pool::Pool;
 use crate::process::Origin;
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 
 /// Learns the part of a program that repeats, and places its blocks as a plan says.
 ///

@@ -1,14 +1,12 @@
 //! Gives the memory of plans back to upstream: of dropped plans, and of all before memory is out.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use millpond_core::driver::{CaptureModeGuard, EventFlags};
 use millpond_core::{
     ALLOCATION_ALIGNMENT, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Error, Layout, Result,
     StreamRef, find_trait,
 };
-use parking_lot::MutexGuard;
 
 use crate::driver_calls::{ask, is_capturing, record_unless_capturing};
 use crate::plan::PlanMemoryResource;
@@ -16,6 +14,7 @@ use crate::plan::marks::Question;
 use crate::plan::running::Running;
 use crate::plan::state::State;
 use crate::pool::Pool;
+use crate::sync::{MutexGuard, Ordering};
 
 /// A pool below gives memory back if it holds more than this part above what is in use.
 const EXCESS_SHARE: u64 = 128;
@@ -208,7 +207,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     /// or from upstream after lanes went back there. `given_back` is the count of that when upstream was
     /// asked.
     #[cold]
-    fn recover(
+    pub(super) fn recover(
         &self,
         layout: Layout,
         stream: StreamRef,
