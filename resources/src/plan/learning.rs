@@ -1,6 +1,5 @@
 //! Finds the part of a program that repeats, plans it, and drops plans.
 
-use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
@@ -14,6 +13,7 @@ use crate::plan::running::Running;
 #[cfg(test)]
 use crate::plan::sharing::SHARING;
 use crate::plan::state::State;
+use crate::sync::Ordering;
 
 /// The plans that may be dropped before the layer gives up, unless one of them served well for long. Each one
 /// asks for a repetition twice as long.
@@ -53,7 +53,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     pub(crate) fn watch(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         let found = self.locked(|state| {
             if state.is_resting && self.ends_rest() {
-                state.is_resting = false;
+                self.end_rest(state);
             }
             state.watch(ptr, bytes, stream);
             self.take_up_finished(state);
@@ -160,7 +160,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     }
 
     /// Leaves the program alone for a while.
-    fn rest(&self, state: &mut State) {
+    pub(crate) fn rest(&self, state: &mut State) {
         (state.is_resting, state.has_rested) = (true, true);
         self.rest.store(REST_REQUESTS, Ordering::Relaxed);
         tracing::info!(target: "millpond::plan", stack = %self, "no part repeats; the program is not watched for a while");
@@ -181,11 +181,17 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     #[cold]
     pub(crate) fn wake(&self) -> bool {
         let is_awake = self.locked(|state| {
-            state.is_resting = false;
-            self.is_bypassed.store(state.has_given_up, Ordering::Release);
+            self.end_rest(state);
             !state.has_given_up
         });
         is_awake == Some(true)
+    }
+
+    /// A lane may have gone back in another thread since the caller saw that the layer is not bypassed.
+    fn end_rest(&self, state: &mut State) {
+        state.is_resting = false;
+        let is_over = state.has_given_up && state.plans().next().is_none();
+        self.is_bypassed.store(is_over, Ordering::Release);
     }
 
     /// Plans what repeats, while the lock is free. The plan may take as much as upstream held before, or as

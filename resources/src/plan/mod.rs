@@ -21,6 +21,8 @@ mod lane;
 mod layer;
 mod learning;
 mod marks;
+#[cfg(all(test, millpond_loom))]
+mod models;
 mod options;
 #[cfg(test)]
 mod order_tests;
@@ -44,7 +46,6 @@ mod tests;
 mod upstream_tests;
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::{
@@ -52,7 +53,6 @@ use millpond_core::{
     LayerMemory, Layout, MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits,
     find_trait, is_same,
 };
-use parking_lot::Mutex;
 
 pub(crate) use crate::plan::layer::ENTRY;
 pub use crate::plan::layer::PlanLayer;
@@ -63,6 +63,7 @@ use crate::capture_scopes::CaptureScopes;
 use crate::plan::state::State;
 use crate::pool::Pool;
 use crate::process::Origin;
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering};
 
 /// Learns the part of a program that repeats, and places its blocks as a plan says.
 ///
@@ -110,7 +111,8 @@ pub struct PlanMemoryResource<R: DeviceMemoryResource> {
     upstream: R,
     options: PlanOptions,
     state: Mutex<State>,
-    /// Whether the layer gave up or rests, and holds nothing: no call needs its lock.
+    /// Whether the layer gave up or rests, and holds nothing: no call needs its lock, unless upstream is out
+    /// of memory.
     is_bypassed: AtomicBool,
     /// The requests for which it still rests; 0 if it does not.
     rest: AtomicU32,

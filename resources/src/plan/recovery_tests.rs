@@ -109,6 +109,16 @@ fn what_no_memory_could_serve_drops_no_plan() {
     give(&stack, (stack.allocate_bytes(62 * MIB, one).unwrap(), 62 * MIB), one);
 }
 
+#[test]
+fn a_request_for_all_of_the_memory_gets_that_of_the_plan() {
+    let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::with_capacity(64 * MIB)));
+    let stack = cuda.layer(PlanLayer::new().repeat(32).background(false)).unwrap();
+    (0..40).for_each(|_| body(&stack, &on_legacy([20 * MIB, 24 * MIB])));
+    assert_eq!(stack.plan_statistics().held_bytes, 44 * MIB);
+    let all = stack.allocate_bytes(64 * MIB, StreamRef::LEGACY).expect("the plan has what is missing");
+    give(&stack, (all, 64 * MIB), StreamRef::LEGACY);
+}
+
 /// A callback below the plan stands for another thread, which gives lanes back while upstream refuses.
 #[test]
 fn a_request_is_tried_again_if_memory_was_given_back_since_it_began() {

@@ -1,7 +1,5 @@
 //! Programs in which nothing repeats for a while: the layer leaves them alone, and watches them once more.
 
-use std::sync::atomic::Ordering;
-
 use millpond_core::{DeviceMemoryResourceExt, DevicePtr, StreamRef};
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_testkit::Rng;
@@ -9,6 +7,7 @@ use millpond_testkit::Rng;
 use crate::plan::history::{FIRST_EVENTS, MOST_EVENTS};
 use crate::plan::learning::REST_REQUESTS;
 use crate::plan::recovery_tests::{Stack, body, give, on_legacy, over_a_pool};
+use crate::sync::Ordering;
 
 fn stack() -> Stack {
     over_a_pool(&SimDevice::new(SimConfig::with_capacity(1 << 30)))

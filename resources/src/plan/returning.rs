@@ -1,14 +1,12 @@
 //! Gives the memory of plans back to upstream: of dropped plans, and of all before memory is out.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use millpond_core::driver::{CaptureModeGuard, EventFlags};
 use millpond_core::{
     ALLOCATION_ALIGNMENT, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Error, Layout, Result,
     StreamRef, find_trait,
 };
-use parking_lot::MutexGuard;
 
 use crate::driver_calls::{ask, is_capturing, record_unless_capturing};
 use crate::plan::PlanMemoryResource;
@@ -16,6 +14,7 @@ use crate::plan::marks::Question;
 use crate::plan::running::Running;
 use crate::plan::state::State;
 use crate::pool::Pool;
+use crate::sync::{MutexGuard, Ordering};
 
 /// A pool below gives memory back if it holds more than this part above what is in use.
 const EXCESS_SHARE: u64 = 128;
@@ -200,7 +199,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     ) -> Result<DevicePtr> {
         let given_back = self.given_back.load(Ordering::Acquire);
         match self.upstream.allocate(layout, stream) {
-            Err(error) if error.is_out_of_memory() && !self.is_bypassed.load(Ordering::Acquire) => {
+            // Also of a layer that gave up: its last lane may have gone back meanwhile.
+            Err(error) if error.is_out_of_memory() => {
                 self.recover(layout, stream, is_open, given_back, error)
             }
             other => other,
@@ -211,7 +211,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     /// or from upstream after lanes went back there. `given_back` is the count of that when upstream was
     /// asked.
     #[cold]
-    fn recover(
+    pub(super) fn recover(
         &self,
         layout: Layout,
         stream: StreamRef,
@@ -271,7 +271,9 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         let of_pool = find_trait::<dyn Pool>(&self.upstream).and_then(|pool| pool.options().maximum_bytes);
         let most = of_layers.iter().filter_map(|layer| layer.limit_bytes).chain(of_pool).min();
         let free = self.upstream.memory_info().map(|info| info.free.saturating_add(held));
-        let bytes = layout.bytes().saturating_add(layout.alignment() - 1);
+        // Blocks of upstream are aligned to 256 as they are.
+        let to_align = layout.alignment().saturating_sub(ALLOCATION_ALIGNMENT);
+        let bytes = layout.bytes().saturating_add(to_align);
         most.is_none_or(|most| layout.bytes() <= most) && free.map_or(true, |free| bytes <= free)
     }
 
