@@ -56,6 +56,7 @@ mod tests {
         let text = |part: &dyn std::fmt::Debug| format!("{part:?}");
         let empty = text(&pool.central);
         assert!(empty.contains("CudaMemoryResource") && empty.contains("reuse"), "{empty}");
+        assert!(text(&**pool.central.core()).contains("reuse"));
         pool.allocate_bytes(1000, StreamRef::LEGACY).expect("there is room");
         assert_eq!(text(&pool.central), empty);
     }

@@ -335,4 +335,17 @@ mod tests {
             assert_eq!(outcome.ok().map(|()| &sizes[..]), created, "{capacity} MiB, call {refused} refused");
         }
     }
+
+    /// Each handle is mapped by a call, and one more makes all accessible; without an alias there is none.
+    #[test]
+    fn an_alias_takes_a_call_for_each_handle_and_one_more() {
+        const UNIT: u64 = 2 << 20;
+        let backing = Arc::<Backing>::default();
+        let old = Source::Old { id: 0, physical: PhysicalHandle(0), bytes: UNIT };
+        for (sources, calls) in [(vec![], 0), (vec![old; 2], 3), (vec![old, Source::New], 5)] {
+            let mut work = Work::new(&backing, UNIT, vec![UNIT; 3], Addresses::At(1 << 40));
+            work.sources = sources;
+            assert_eq!(work.alias_calls(), calls);
+        }
+    }
 }

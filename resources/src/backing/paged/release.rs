@@ -404,4 +404,47 @@ mod tests {
             assert_eq!(primaries.collect::<Vec<_>>(), expected, "{small} chunks are smaller");
         }
     }
+
+    /// A release takes handles as long as their calls suffice, and one in any case.
+    #[test]
+    fn a_release_takes_as_many_handles_as_its_calls_allow() {
+        for (most_calls, taken) in [(0, 1), (1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 3), (7, 3), (99, 6)] {
+            let (mut pages, ids) = with_handles(6, 100);
+            let base = pages.handles.get(ids[0]).primary;
+            pages.heap_mut(AddressRange::Large).add_region(base, 12 * UNIT, ANY_STREAM, 0);
+            let release = pages.plan_release(0, most_calls).expect("all is free");
+            assert_eq!(release.retired.len(), taken, "{most_calls} calls");
+        }
+    }
+
+    /// A pool has excess while it holds more than its target and a granule, and nearly all of it is free.
+    #[test]
+    fn excess_is_what_is_free_beyond_the_target_while_little_is_used() {
+        let bytes = |handles: u64| handles * 2 * UNIT;
+        // Of 100 handles, with a target of `peak` of them.
+        for (peak, free, has_excess) in [
+            (10, 100, true),
+            (10, 94, true),
+            (10, 93, false),
+            (10, 0, false),
+            (99, 100, true),
+            (100, 100, false),
+            (200, 100, false),
+        ] {
+            let (mut pages, ids) = with_handles(100, 100);
+            pages.policy.slack = 0;
+            let base = pages.handles.get(ids[0]).primary;
+            if free > 0 {
+                pages.heap_mut(AddressRange::Large).add_region(base, bytes(free), ANY_STREAM, 0);
+            }
+            pages.note_live(bytes(peak));
+            assert_eq!(pages.has_excess(), has_excess, "a peak of {peak}, and {free} are free");
+        }
+        let (mut pages, ids) = with_handles(100, 100);
+        pages.policy.slack = 0;
+        let base = pages.handles.get(ids[0]).primary;
+        pages.heap_mut(AddressRange::Large).add_region(base, bytes(100), ANY_STREAM, 0);
+        pages.note_live(bytes(100) - UNIT);
+        assert!(!pages.has_excess(), "it is one granule");
+    }
 }

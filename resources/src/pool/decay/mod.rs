@@ -269,7 +269,7 @@ mod tests {
         let step = |seconds| {
             // More calls than the stream needs to have a cache.
             (0..4).for_each(|_| give(take(1000), 1000));
-            pool.decay_step(Duration::from_secs(seconds)).expect("the device is there")
+            crate::pool::Pool::decay_step(&pool, Duration::from_secs(seconds)).expect("the device is there")
         };
         step(0);
         pool.central.with_heaps(|heaps| heaps.set_cache_limits());

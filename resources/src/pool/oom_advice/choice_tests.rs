@@ -245,3 +245,27 @@ fn a_small_request_needs_a_span() {
         }
     }
 }
+
+/// What is free at both ends of a handle counts for a stitched block, of a handle that is in use in part.
+#[test]
+fn the_free_ends_of_handles_are_what_no_block_covers() {
+    const MIB: u64 = 1 << 20;
+    let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+    let pool = cuda.layer(PoolLayer::new().pages(PagesMode::On)).expect("an empty pool");
+    let ptr = pool.allocate_bytes(5 * MIB, StreamRef::LEGACY).expect("there is room");
+    let held = pool.pool_bytes();
+    let ends = || {
+        pool.central.with_heaps(|heaps| {
+            _ = heaps.reclaim(Reclaim::Everything);
+            let parts = Memory::of(heaps, None).parts(heaps);
+            assert_eq!(parts.iter().map(|part| part.bytes).sum::<u64>(), held);
+            let sum = |of: fn(&Part) -> u64| parts.iter().map(of).sum::<u64>();
+            (sum(|part| part.free_start), sum(|part| part.free_end), sum(|part| part.cost) > 0)
+        })
+    };
+    assert!(held > 5 * MIB && held < 8 * MIB);
+    assert_eq!(ends(), (0, held - 5 * MIB, true));
+    // SAFETY: the block came from the pool with this size and is freed once.
+    unsafe { pool.deallocate_bytes(ptr, 5 * MIB, StreamRef::LEGACY) };
+    assert_eq!(ends(), (0, 0, false), "the handle is free as a whole");
+}

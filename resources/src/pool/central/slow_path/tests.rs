@@ -10,7 +10,7 @@ use millpond_driver::sim::{FaultPlan, SimConfig, SimDevice};
 
 use super::*;
 use crate::stream_order::Owner;
-use crate::{CudaMemoryResource, PagesMode, PoolLayer, PoolMemoryResource};
+use crate::{CudaMemoryResource, PagesMode, PoolLayer, PoolMemoryResource, Reuse};
 
 const MIB: u64 = 1 << 20;
 
@@ -168,4 +168,29 @@ fn the_time_is_the_devices() {
         assert_eq!(now(), setup.device.virtual_time_ns());
     }
     assert!(now() >= 1_000_005);
+}
+
+/// A stream takes what another one freed before it was made to wait for it, of any number of streams, if that
+/// is one of the pool's steps.
+#[test]
+fn a_stream_takes_what_it_has_waited_for() {
+    for more_streams in 0..3 {
+        let setup = Setup::new(PagesMode::Off);
+        let [donor, taker] = setup.streams;
+        let ptr = setup.take(64 * MIB, donor);
+        for number in 0..more_streams {
+            let stream = setup.device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream");
+            setup.take(1000 + number, stream);
+        }
+        setup.give(ptr, 64 * MIB, donor);
+        let mut state = setup.pool.central.state.lock();
+        let [donor, taker] = [donor, taker].map(|stream| state.owner_of(stream));
+        let request = request(64 * MIB);
+        let find = |state: &State, reuse| state.find_ordered(taker, &request, reuse);
+        assert_eq!(find(&state, Reuse::ALL), None, "it did not wait");
+        let epoch = state.streams.slot(donor).epoch();
+        state.streams.waited(taker, donor, epoch, &[]);
+        assert_eq!(find(&state, Reuse::ALL), Some((donor, epoch)), "{more_streams} more streams");
+        assert_eq!(find(&state, Reuse { ordered: false, ..Reuse::ALL }), None);
+    }
 }
