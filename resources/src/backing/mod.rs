@@ -424,4 +424,19 @@ mod tests {
         }
         assert!(regions().take_span(ANY_STREAM, 0, 65 * MIB, &request(65 * MIB), false).is_none());
     }
+
+    /// `validate()` looks at the heaps, over regions and over pages.
+    #[test]
+    fn validate_looks_at_all_heaps() {
+        let pages = Large::Pages(Box::new(Pages::new(2 * MIB, 1 << 30, u64::MAX, Policy::default())));
+        for mut large in [regions(), pages] {
+            large.validate();
+            match &mut large {
+                Large::Regions(heap) => heap.bytes_free += 256,
+                Large::Pages(pages) => pages.heaps_mut()[0].bytes_free += 256,
+            }
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| large.validate()));
+            assert!(outcome.is_err(), "the sum of free bytes is wrong");
+        }
+    }
 }

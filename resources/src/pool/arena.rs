@@ -232,3 +232,40 @@ impl<'a> BatchFree<'a> {
         self.has_excess
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use millpond_core::{DeviceMemoryResourceExt, StreamRef};
+    use millpond_driver::sim::{SimConfig, SimDevice};
+
+    use super::*;
+    use crate::{CudaMemoryResource, PagesMode, PoolLayer};
+
+    /// A batch of frees returns spans if the arena had excess after any of its blocks.
+    #[test]
+    fn a_batch_has_excess_once_an_arena_had_it() {
+        const BYTES: u64 = 64 << 10;
+        let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+        let pool = cuda.layer(PoolLayer::new().pages(PagesMode::Off)).expect("an empty pool");
+        let blocks = [(); 64].map(|()| pool.allocate_bytes(BYTES, StreamRef::LEGACY).expect("there is room"));
+        let mut batch = BatchFree::new(&pool.shared.arenas);
+        let mut had_excess = false;
+        for ptr in blocks {
+            let entry = pool.shared.block_map.find(ptr.address()).expect("it is in use");
+            assert!(batch.free(entry, 1, 0).is_none(), "it is no large block");
+            had_excess |= batch.at.as_ref().is_some_and(|(_, arena)| arena.has_excess());
+            assert_eq!(batch.has_excess(), had_excess);
+        }
+        assert!(had_excess);
+        // All is taken again but one block.
+        let (_, arena) = batch.at.as_mut().expect("an arena is locked");
+        let mut last = None;
+        loop {
+            let free = arena.heap.all_chunks().find(|(_, chunk)| chunk.is_free());
+            let Some((id, bytes)) = free.map(|(id, chunk)| (id, chunk.bytes)) else { break };
+            last = Some(arena.heap.take(id, bytes, 256));
+        }
+        arena.heap.free(last.expect("there were free chunks"), 1, 0);
+        assert!(!arena.has_excess() && batch.has_excess());
+    }
+}

@@ -358,9 +358,11 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
 #[cfg(test)]
 mod tests {
     use millpond_core::DeviceMemoryResourceExt;
+    use millpond_core::driver::StreamFlags;
     use millpond_driver::sim::{SimConfig, SimDevice};
 
     use super::*;
+    use crate::tuning::MAX_STREAM_CACHES;
     use crate::{CudaMemoryResource, PagesMode, PoolLayer};
 
     /// The largest block of an arena comes from there without the pool's lock, and a larger one does not.
@@ -465,6 +467,90 @@ mod tests {
         assert_eq!(counted(), (own_stream + 1, completed));
         of_owner(ANY_STREAM);
         assert_eq!(counted(), (own_stream + 1, completed + 1));
+        pool.validate();
+    }
+
+    /// A thread that moves uses the arena it moved to from then on.
+    #[test]
+    fn a_thread_that_moves_takes_from_another_arena() {
+        const BYTES: u64 = 64 << 10;
+        let pool = pool(PagesMode::Off);
+        let [_] = blocks(&pool, BYTES);
+        let stream_cache = pool.stream_cache(StreamRef::LEGACY).expect("the stream is used often");
+        let shard = || stream_cache.thread.shard.load(Ordering::Relaxed);
+        assert_eq!((pool.move_from(0, stream_cache), shard()), (0, 0), "the thread is alone");
+        let _other = pool.shared.thread_caches.unused_cache();
+        assert_eq!((pool.move_from(0, stream_cache), shard()), (1, 1));
+        let reserved = |shard| pool.shared.arenas.lock(shard).heap.bytes_reserved;
+        let (first, second) = (reserved(0), reserved(1));
+        for _ in 0..64 {
+            pool.allocate_bytes(BYTES, StreamRef::LEGACY).expect("there is room");
+        }
+        assert_eq!((reserved(0), second), (first, 0));
+        assert!(reserved(1) >= 64 * BYTES);
+        pool.validate();
+    }
+
+    /// Blocks that are freed past the cache leave no free spans in an arena of which half is free.
+    #[test]
+    fn frees_past_the_cache_return_free_spans() {
+        const BYTES: u64 = 64 << 10;
+        let pool = pool(PagesMode::Off);
+        let blocks: [DevicePtr; 256] = blocks(&pool, BYTES);
+        let arena = || pool.shared.arenas.lock(0);
+        let before = arena().heap.bytes_reserved;
+        pool.shared.limits.max_cached_bytes.store(0, Ordering::Relaxed);
+        for ptr in blocks {
+            // SAFETY: the block came from the pool with this size and is freed once.
+            unsafe { pool.deallocate_bytes(ptr, BYTES, StreamRef::LEGACY) };
+            assert!(!arena().has_excess());
+        }
+        assert!(arena().heap.bytes_reserved < before / 2);
+        pool.validate();
+    }
+
+    /// A size class is not looked at any more once a request has found it empty; others stay.
+    #[test]
+    fn a_size_class_is_forgotten_once_it_was_found_empty() {
+        const SIZES: [u64; 3] = [1024, 4096, 16384];
+        let pool = pool(PagesMode::Off);
+        let of_size = SIZES.map(|bytes| blocks::<2>(&pool, bytes));
+        let stream_cache = pool.stream_cache(StreamRef::LEGACY).expect("the stream is used often");
+        let filled =
+            || SIZES.map(|bytes| stream_cache.filled_classes().contains(&BlockSize::of(bytes).class()));
+        assert_eq!(filled(), [false; 3]);
+        for (ptr, bytes) in of_size.iter().zip(SIZES).flat_map(|(ptrs, bytes)| ptrs.map(|ptr| (ptr, bytes))) {
+            assert!(pool.deallocate_to_cache(ptr, Layout::new(bytes), StreamRef::LEGACY));
+        }
+        let all = stream_cache.filled_classes().len();
+        assert_eq!(filled(), [true; 3]);
+        let take = || pool.allocate_from_cache(Layout::new(SIZES[1]), StreamRef::LEGACY);
+        for left in [1, 0] {
+            assert!(take().is_some(), "{left} are left");
+            assert_eq!(filled(), [true; 3]);
+        }
+        assert!(take().is_none());
+        assert_eq!((filled(), stream_cache.filled_classes().len()), ([true, false, true], all - 1));
+        assert!(take().is_none());
+        pool.validate();
+    }
+
+    /// A thread that needs more stream caches than it may have finds none of those that it gave up.
+    #[test]
+    fn stream_caches_that_are_given_up_are_not_found() {
+        let pool = pool(PagesMode::Off);
+        let flags = StreamFlags::NON_BLOCKING;
+        let stream = |_| pool.driver().stream_create(flags).expect("a stream");
+        let streams: Vec<StreamRef> = (0..=MAX_STREAM_CACHES).map(stream).collect();
+        let lease = pool.shared.thread_caches.my_cache(pool.id);
+        let found = || streams.iter().filter(|stream| pool.stream_cache(**stream).is_some()).count();
+        for stream in &streams[..MAX_STREAM_CACHES] {
+            let made = (0..8).find_map(|_| pool.stream_cache_of(&lease, *stream));
+            assert!(made.is_some(), "the stream is used often");
+        }
+        assert!(found() > MAX_STREAM_CACHES / 2, "most are found without a lock");
+        assert!((0..8).find_map(|_| pool.stream_cache_of(&lease, streams[MAX_STREAM_CACHES])).is_some());
+        assert_eq!((found(), lease.stream_cache_count()), (1, 1));
         pool.validate();
     }
 }

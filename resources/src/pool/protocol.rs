@@ -168,4 +168,23 @@ mod tests {
         assert_eq!(sizes(8, 8, 8), [8]);
         assert_eq!(sizes(20, 20, 8), [20]);
     }
+
+    /// Pages are tried at once after a refusal, twice, and then free ones alone; a region in smaller sizes,
+    /// as long as there are any.
+    #[test]
+    fn a_refused_growth_is_tried_again_in_other_ways() {
+        let tries = |smaller: fn(Try) -> Option<Option<u64>>| {
+            let next = |this: &Try| this.after(smaller(*this));
+            std::iter::successors(Some(Try::Preferred), next).take(9).collect::<Vec<Try>>()
+        };
+        let pages = [Try::Preferred, Try::AtOnce(1), Try::AtOnce(0), Try::FreeOnly];
+        assert_eq!(tries(|_| None), pages);
+        let regions = tries(|this| match this {
+            Try::AtMost(4) => Some(None),
+            Try::AtMost(bytes) => Some(Some(bytes / 2)),
+            _ => Some(Some(16)),
+        });
+        assert_eq!(regions, [Try::Preferred, Try::AtMost(16), Try::AtMost(8), Try::AtMost(4)]);
+        assert_eq!(Try::AtMost(8).after(None), None, "the pool no longer plans a region");
+    }
 }

@@ -143,3 +143,6 @@ impl Heaps {
         arenas.map(|(_, arena)| arena.heap.free_bytes(owner)).sum::<u64>() + self.large.free_bytes(owner)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -320,6 +320,17 @@ pub(crate) fn stream_cell_for_models(stream: StreamRef, owner: Owner) -> Arc<Str
 mod tests {
     use super::*;
 
+    /// `validate()` finds a record that no one settled.
+    #[test]
+    #[should_panic(expected = "I6: a record of 1 is pending")]
+    fn validate_finds_a_pending_record() {
+        let mut streams = Streams::new();
+        let owner = streams.owner_of(StreamRef::LEGACY);
+        streams.validate(|_| 0);
+        _ = streams.slot_mut(owner).pending_record();
+        streams.validate(|_| 0);
+    }
+
     /// Two threads record a stream's event, and the one that began last may settle first. The event covers
     /// what the later record did.
     #[test]

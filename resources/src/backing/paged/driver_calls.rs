@@ -306,3 +306,46 @@ impl Work {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use millpond_core::driver::DriverError;
+    use millpond_driver::CallKind;
+    use millpond_driver::sim::{FaultPlan, SimConfig, SimDevice};
+
+    use super::*;
+
+    /// A handle that the driver refuses is made as two halves while the device has all that is still missing,
+    /// and no longer.
+    #[test]
+    fn a_refused_handle_is_halved_while_the_device_has_enough() {
+        const MIB: u64 = 1 << 20;
+        for (capacity, refused, created) in [
+            (16, 0, Some(&[4, 4, 8][..])),
+            (16, 1, Some(&[8, 4, 4])),
+            // The device has too little from the start, and the last handle is refused for that.
+            (14, 2, None),
+        ] {
+            let device = SimDevice::new(SimConfig::with_capacity(capacity * MIB));
+            let backing = Arc::<Backing>::default();
+            let mut work = Work::new(&backing, 2 * MIB, vec![8 * MIB; 2], Addresses::At(1 << 40));
+            device.set_faults(FaultPlan::nth_of(CallKind::MemCreate, refused, DriverError::OUT_OF_MEMORY));
+            let outcome = work.create(&*device);
+            let sizes: Vec<u64> = work.created.iter().map(|it| it.bytes / MIB).collect();
+            assert_eq!(outcome.ok().map(|()| &sizes[..]), created, "{capacity} MiB, call {refused} refused");
+        }
+    }
+
+    /// Each handle is mapped by a call, and one more makes all accessible; without an alias there is none.
+    #[test]
+    fn an_alias_takes_a_call_for_each_handle_and_one_more() {
+        const UNIT: u64 = 2 << 20;
+        let backing = Arc::<Backing>::default();
+        let old = Source::Old { id: 0, physical: PhysicalHandle(0), bytes: UNIT };
+        for (sources, calls) in [(vec![], 0), (vec![old; 2], 3), (vec![old, Source::New], 5)] {
+            let mut work = Work::new(&backing, UNIT, vec![UNIT; 3], Addresses::At(1 << 40));
+            work.sources = sources;
+            assert_eq!(work.alias_calls(), calls);
+        }
+    }
+}

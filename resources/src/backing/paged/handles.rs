@@ -187,3 +187,51 @@ impl Handles {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UNIT: u64 = 2 << 20;
+
+    /// Each address of a primary mapping has its handle, and no other address has one: before and behind it,
+    /// and beyond what was used of the reservation.
+    #[test]
+    fn an_address_has_the_handle_that_is_mapped_there() {
+        let mut handles = Handles::new(UNIT);
+        let (first, second) = (1 << 40, (1 << 40) + 16 * UNIT);
+        for base in [second, first] {
+            handles.add_reservation(AddressRange::Large, base, 16 * UNIT);
+        }
+        let handle = |primary, units| Handle {
+            physical: PhysicalHandle(primary),
+            primary,
+            bytes: units * UNIT,
+            range: AddressRange::Large,
+            aliases: Vec::new(),
+        };
+        let [a, b, c] = [(first + UNIT, 2), (first + 3 * UNIT, 1), (second, 1)]
+            .map(|(primary, units)| handles.add(handle(primary, units)));
+        for (addr, id) in [
+            (first - 1, None),
+            (first, None),
+            (first + UNIT - 1, None),
+            (first + UNIT, Some(a)),
+            (first + 3 * UNIT - 1, Some(a)),
+            (first + 3 * UNIT, Some(b)),
+            (first + 4 * UNIT - 1, Some(b)),
+            (first + 4 * UNIT, None),
+            (second - 1, None),
+            (second, Some(c)),
+            (second + UNIT, None),
+            (second + 16 * UNIT, None),
+        ] {
+            assert_eq!(handles.at(addr), id, "{addr:#x}");
+        }
+        let within = |start, end| handles.within(start, end).map(|(id, _)| id).collect::<Vec<_>>();
+        assert_eq!(within(first + UNIT, first + 3 * UNIT), [a]);
+        assert_eq!(within(first + 2 * UNIT, first + 3 * UNIT + 1), [a, b]);
+        assert_eq!(within(first + UNIT, second + 16 * UNIT), [a, b]);
+        assert_eq!(within(first, second), []);
+    }
+}

@@ -53,3 +53,30 @@ impl Pages {
         self.maximum_bytes += bytes;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use millpond_core::Layout;
+
+    use super::*;
+    use crate::tuning::Policy;
+
+    /// Large requests are stitched, unless their alignment is larger than a block's.
+    #[test]
+    fn a_large_request_begins_or_ends_with_a_piece() {
+        const MIB: u64 = 1 << 20;
+        let policy = Policy::default();
+        let pages = Pages::new(2 * MIB, 1 << 30, u64::MAX, policy);
+        for (bytes, alignment, is_stitched) in [
+            (policy.small_bytes - 256, 256, false),
+            (policy.small_bytes, 256, true),
+            (8 * MIB, 256, true),
+            (8 * MIB, 512, false),
+            (1000, 512, false),
+        ] {
+            let layout = Layout::with_alignment(bytes, alignment).expect("a power of two");
+            let least = pages.least_piece(&Request::new(layout).expect("not too large"));
+            assert_eq!(least, is_stitched.then_some(policy.least_piece), "{bytes}, aligned to {alignment}");
+        }
+    }
+}

@@ -408,4 +408,27 @@ mod tests {
         assert_eq!(pages.totals().mappings, 0, "nothing is stitched");
         pages.validate();
     }
+
+    /// Large blocks are placed by address from when the driver calls are spent until more are earned.
+    #[test]
+    fn blocks_are_placed_by_address_while_no_call_is_left() {
+        let policy = Policy { first_calls: 10, early_calls: 0, calls_per_thousand: 3, ..Policy::default() };
+        let mut pages = Pages::new(2 * MIB, 1 << 30, u64::MAX, policy);
+        let mut by_address = |spent, operations| {
+            pages.budget.spend(spent);
+            pages.note_operations(operations);
+            AddressRange::ALL.map(|range| pages.heap(range).by_address)
+        };
+        let large = AddressRange::ALL.map(|range| range == AddressRange::Large);
+        for (spent, operations, expected) in [
+            (0, 0, [false; 2]),
+            (9, 0, [false; 2]),
+            (1, 333, large),
+            (0, 334, [false; 2]),
+            (1, 335, large),
+            (0, 667, [false; 2]),
+        ] {
+            assert_eq!(by_address(spent, operations), expected, "after {operations} operations");
+        }
+    }
 }

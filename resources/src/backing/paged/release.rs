@@ -327,3 +327,124 @@ impl Pages {
         Release { retired, aliases: Vec::new(), reservations }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use millpond_core::driver::PhysicalHandle;
+
+    use super::*;
+    use crate::backing::paged::handles::NONE;
+    use crate::tuning::Policy;
+
+    const UNIT: u64 = 2 << 20;
+
+    /// Handles side by side in the tables, none of which the driver has.
+    fn with_handles(count: u64, mappings: usize) -> (Pages, Vec<HandleId>) {
+        let policy = Policy { mappings, ..Policy::default() };
+        let mut pages = Pages::new(UNIT, 1 << 30, u64::MAX, policy);
+        let (base, range) = (1 << 40, AddressRange::Large);
+        pages.handles.add_reservation(range, base, 1 << 30);
+        let handle = |number| Handle {
+            physical: PhysicalHandle(number),
+            primary: base + number * 2 * UNIT,
+            bytes: 2 * UNIT,
+            range,
+            aliases: Vec::new(),
+        };
+        let ids = (0..count).map(|number| pages.handles.add(handle(number))).collect();
+        (pages, ids)
+    }
+
+    /// Free handles leave the aliases that were used least recently, until three quarters of the mappings
+    /// kept are left or the calls are spent.
+    #[test]
+    fn aliases_lose_the_mappings_beyond_three_quarters_of_those_kept() {
+        for (most_calls, removed) in [(usize::MAX, 7), (7, 7), (3, 3), (0, 0)] {
+            // 4 and 4 for each handle are kept: 16, so that 12 of 19 stay.
+            let (mut pages, ids) = with_handles(3, 4);
+            let aliases = [0, 1].map(|number| pages.aliases.add((2 << 40) + number * (1 << 30), 1 << 30));
+            for (alias, count) in aliases.into_iter().zip([9, 10]) {
+                for at in 0..count {
+                    pages.aliases.push(&mut pages.handles, alias, ids[at % ids.len()]);
+                }
+            }
+            pages.aliases.note_block(aliases[0]);
+            assert!(pages.has_too_many_mappings());
+            // The last handle is in use.
+            let free = FxHashSet::from_iter(ids[..2].iter().copied());
+            let mut release = Release { retired: Vec::new(), aliases: Vec::new(), reservations: Vec::new() };
+            pages.thin_aliases(&free, most_calls, &mut release);
+            assert_eq!(pages.aliases.mappings, 19 - removed);
+            let unmapped: usize = release.retired.iter().map(|it| it.mappings.len()).sum();
+            assert_eq!(unmapped, removed);
+            let left = |alias| pages.aliases.get(alias).maps.iter().filter(|map| map.handle != NONE).count();
+            // Of the second alias, which was not used last, 7 of 10 may go.
+            assert_eq!(aliases.map(left), [9, 10 - removed], "{most_calls} calls");
+            assert_eq!(pages.handles.get(ids[2]).aliases.len(), 6, "it is in use");
+        }
+    }
+
+    /// A walk in steps passes all free chunks that have no whole handle.
+    #[test]
+    fn a_release_in_steps_passes_chunks_without_a_whole_handle() {
+        for small in [0, 1, CHUNKS_PER_STEP as u64 - 1, CHUNKS_PER_STEP as u64, 3 * CHUNKS_PER_STEP as u64] {
+            let (mut pages, ids) = with_handles(1, 4);
+            let handle = pages.handles.get(ids[0]).primary;
+            let heap = pages.heap_mut(AddressRange::Large);
+            heap.add_region(handle, 2 * UNIT, ANY_STREAM, 0);
+            for number in 0..small {
+                heap.add_region((2 << 40) + number * (1 << 30), UNIT + number * 256, ANY_STREAM, 0);
+            }
+            let (mut at, mut released) = (Cursor::default(), Vec::new());
+            while !at.is_at_end {
+                released.extend(pages.plan_release_step(0, &mut at));
+            }
+            let primaries = released.iter().flat_map(|it| &it.retired).map(|it| it.primary);
+            let expected = [Some((AddressRange::Large, handle))];
+            assert_eq!(primaries.collect::<Vec<_>>(), expected, "{small} chunks are smaller");
+        }
+    }
+
+    /// A release takes handles as long as their calls suffice, and one in any case.
+    #[test]
+    fn a_release_takes_as_many_handles_as_its_calls_allow() {
+        for (most_calls, taken) in [(0, 1), (1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 3), (7, 3), (99, 6)] {
+            let (mut pages, ids) = with_handles(6, 100);
+            let base = pages.handles.get(ids[0]).primary;
+            pages.heap_mut(AddressRange::Large).add_region(base, 12 * UNIT, ANY_STREAM, 0);
+            let release = pages.plan_release(0, most_calls).expect("all is free");
+            assert_eq!(release.retired.len(), taken, "{most_calls} calls");
+        }
+    }
+
+    /// A pool has excess while it holds more than its target and a granule, and nearly all of it is free.
+    #[test]
+    fn excess_is_what_is_free_beyond_the_target_while_little_is_used() {
+        let bytes = |handles: u64| handles * 2 * UNIT;
+        // Of 100 handles, with a target of `peak` of them.
+        for (peak, free, has_excess) in [
+            (10, 100, true),
+            (10, 94, true),
+            (10, 93, false),
+            (10, 0, false),
+            (99, 100, true),
+            (100, 100, false),
+            (200, 100, false),
+        ] {
+            let (mut pages, ids) = with_handles(100, 100);
+            pages.policy.slack = 0;
+            let base = pages.handles.get(ids[0]).primary;
+            if free > 0 {
+                pages.heap_mut(AddressRange::Large).add_region(base, bytes(free), ANY_STREAM, 0);
+            }
+            pages.note_live(bytes(peak));
+            assert_eq!(pages.has_excess(), has_excess, "a peak of {peak}, and {free} are free");
+        }
+        let (mut pages, ids) = with_handles(100, 100);
+        pages.policy.slack = 0;
+        let base = pages.handles.get(ids[0]).primary;
+        pages.heap_mut(AddressRange::Large).add_region(base, bytes(100), ANY_STREAM, 0);
+        pages.note_live(bytes(100) - UNIT);
+        assert!(!pages.has_excess(), "it is one granule");
+    }
+}

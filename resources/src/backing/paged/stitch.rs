@@ -154,7 +154,15 @@ impl Pages {
 
 #[cfg(test)]
 mod tests {
+    use millpond_core::Layout;
+    use millpond_driver::sim::{SimConfig, SimDevice};
+
     use super::*;
+    use crate::backing::paged::free_ends::OwnerFilter;
+    use crate::block_map::ChunkId;
+    use crate::heap::request::Request;
+    use crate::stream_order::ANY_STREAM;
+    use crate::tuning::Policy;
 
     const PART: HandleId = 1;
     const OTHER: HandleId = 2;
@@ -178,5 +186,85 @@ mod tests {
         assert_eq!(candidates(&[(47, OTHER)], &lasts).best_first(), Some((47, OTHER)));
         assert_eq!(candidates(&[], &lasts).best_first(), None);
         assert_eq!(candidates(&[(1, PART)], &[]).best_first(), Some((1, PART)));
+    }
+
+    const MIB: u64 = 1 << 20;
+
+    /// Takes a block for the first stream: new memory, or stitched if there may be none.
+    fn take(pages: &mut Pages, device: &SimDevice, mib: u64, may_grow: bool) -> ChunkId {
+        let request = Request::new(Layout::new(mib * MIB)).expect("not too large");
+        let most_new = if may_grow { u64::MAX } else { 0 };
+        let mut plan = pages.plan(1, &request, false, 0, most_new).expect("there is room");
+        plan.run(device).expect("the device has room");
+        let (block, _) = pages.commit(plan);
+        pages.validate();
+        block
+    }
+
+    /// The free end of an alias that has the most bytes is extended, if the block is larger than that.
+    #[test]
+    fn the_alias_with_the_largest_free_end_that_is_too_small_is_extended() {
+        let device = SimDevice::new(SimConfig::h200());
+        let policy = Policy { handle_bytes: 4 * MIB, handle_share: u64::MAX, ..Policy::default() };
+        let mut pages = Pages::new(2 * MIB, 1 << 30, u64::MAX, policy);
+        let blocks: Vec<ChunkId> = (0..6).map(|_| take(&mut pages, &device, 8, true)).collect();
+        // Three holes of 8 MiB, two handles each.
+        blocks.iter().step_by(2).for_each(|block| pages.free(*block, 1, 1));
+        let stitched = [12, 10].map(|mib| take(&mut pages, &device, mib, false));
+        let best = |pages: &Pages, bytes| {
+            let ends = FreeEnds::of(pages, OwnerFilter::With(1));
+            let best = pages.best_free_end(&ends, bytes);
+            best.map(|(id, alias, (place, free))| {
+                assert_eq!(ends.free_end(alias), Some((place, free)));
+                assert_eq!(pages.aliases.get(id).base, alias.base);
+                free / MIB
+            })
+        };
+        assert_eq!(best(&pages, u64::MAX), Some(2), "the rest of the last handle");
+        assert_eq!((best(&pages, 2 * MIB), best(&pages, 2 * MIB + 1)), (None, Some(2)));
+        stitched.iter().for_each(|block| pages.free(*block, 1, 2));
+        let ends = FreeEnds::of(&pages, OwnerFilter::With(1));
+        let mut free: Vec<u64> =
+            pages.aliases.iter().filter_map(|(_, alias)| Some(ends.free_end(alias)?.1)).collect();
+        free.sort_unstable();
+        assert_eq!(free.len(), 2, "two aliases have free ends");
+        for bytes in free.iter().flat_map(|free| [*free, free + 1, free + MIB]) {
+            let expected = free.iter().rfind(|free| **free < bytes).map(|free| free / MIB);
+            assert_eq!(best(&pages, bytes), expected, "{bytes} bytes, free are {free:?}");
+        }
+        let aliases = pages.aliases.iter().count();
+        let more = free[1] / MIB + 4;
+        take(&mut pages, &device, more, false);
+        assert_eq!(pages.aliases.iter().count(), aliases, "no new alias");
+    }
+
+    /// Where a block was stitched, other streams find one as large of the stream that freed it, up to the
+    /// epoch in which it did.
+    #[test]
+    fn a_stitched_block_is_found_for_its_owner() {
+        let device = SimDevice::new(SimConfig::h200());
+        let policy = Policy { handle_bytes: 4 * MIB, handle_share: u64::MAX, ..Policy::default() };
+        let mut pages = Pages::new(2 * MIB, 1 << 30, u64::MAX, policy);
+        let blocks: Vec<ChunkId> = (0..4).map(|_| take(&mut pages, &device, 8, true)).collect();
+        blocks.iter().step_by(2).for_each(|block| pages.free(*block, 1, 1));
+        let stitched = take(&mut pages, &device, 12, false);
+        pages.free(stitched, 1, 5);
+        let request = |mib| Request::new(Layout::new(mib * MIB)).expect("not too large");
+        for (owner, upto, mib, is_found) in [
+            (1, 5, 12, true),
+            (1, u64::MAX, 9, true),
+            (1, 4, 12, false),
+            (2, 5, 12, false),
+            (ANY_STREAM, 5, 12, false),
+            (1, 5, 13, false),
+        ] {
+            let found = pages.find(owner, upto, &request(mib));
+            let found = found.map(|found| (found.owner, found.epoch, found.bytes >= mib * MIB));
+            assert_eq!(found, is_found.then_some((1, 5, true)), "{mib} MiB of {owner}, up to {upto}");
+        }
+        let found = pages.find(1, 5, &request(12)).expect("as before");
+        let (block, _) = pages.take(found, &request(12));
+        assert_eq!(pages.bytes_of(block), 12 * MIB);
+        pages.validate();
     }
 }

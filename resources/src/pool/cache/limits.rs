@@ -95,6 +95,9 @@ mod tests {
         assert_eq!(largest_after_use_on(StreamRef::LEGACY), u64::MAX);
         let other = device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream");
         assert!(largest_after_use_on(other) < 1 << 20);
+        pool.allocate_bytes(4 << 30, other).expect("there is room");
+        let largest = largest_after_use_on(other) * CACHED_BLOCK_SHARE;
+        assert!((4 << 30..5 << 30).contains(&largest), "{largest} bytes are in use");
     }
 
     #[test]

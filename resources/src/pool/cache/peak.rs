@@ -218,6 +218,17 @@ mod tests {
         assert!(!peak.has_surplus(&counts));
     }
 
+    /// A thread has a surplus if half of what it has left is more than a quantum.
+    #[test]
+    fn a_surplus_is_more_than_two_quanta() {
+        let (peak, counts) = (Peak::default(), ThreadCounts::default());
+        peak.quantum.store(10, Ordering::Relaxed);
+        for (more, has_surplus) in [(0, false), (20, false), (1, false), (1, true)] {
+            counts.add_quota(more);
+            assert_eq!(peak.has_surplus(&counts), has_surplus, "{} are left", counts.quota_left());
+        }
+    }
+
     /// Threads share a part of the peak as quota; one thread alone takes all that there is.
     #[test]
     fn the_quantum_is_a_part_of_the_peak_for_each_of_several_threads() {

@@ -111,6 +111,18 @@ fn others<'a>(
 mod tests {
     use super::*;
 
+    /// `validate()` finds quota that came from nowhere.
+    #[test]
+    #[should_panic(expected = "I32: the quotas and the reserve add up to the peak")]
+    fn validate_finds_quota_beyond_the_peak() {
+        let caches = ThreadCaches::default();
+        let first = caches.unused_cache();
+        caches.count_allocation(&first.counts, 512, 512);
+        caches.validate_peak();
+        first.counts.add_quota(256);
+        caches.validate_peak();
+    }
+
     /// One search that finds nothing proves nothing: a block may pass from thread to thread meanwhile.
     #[test]
     fn the_peak_rises_if_nothing_happened_between_two_searches_or_after_many() {

@@ -267,6 +267,21 @@ mod tests {
 
     use super::*;
 
+    /// A pool that is dropped says so to its threads, which drop their caches of it later.
+    #[test]
+    fn a_dropped_pool_closes_the_caches_of_its_threads() {
+        use crate::{CudaMemoryResource, PoolLayer};
+        use millpond_core::DeviceMemoryResourceExt;
+        use millpond_driver::sim::{SimConfig, SimDevice};
+
+        let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+        let pool = cuda.layer(PoolLayer::new()).expect("an empty pool");
+        let counts = Arc::clone(&pool.shared.thread_caches.my_cache(pool.id).counts);
+        assert!(!counts.is_closed.load(Ordering::Relaxed));
+        drop(pool);
+        assert!(counts.is_closed.load(Ordering::Relaxed));
+    }
+
     /// The pools and the streams of a program are spread over the table, where two in one place push each
     /// other out.
     #[test]

@@ -86,3 +86,28 @@ impl CentralCore {
         Ok(released)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use millpond_core::{DeviceMemoryResourceExt, DriverError};
+    use millpond_driver::sim::{SimConfig, SimDevice};
+
+    use crate::{CudaMemoryResource, PoolLayer};
+
+    /// Incremental work ends with the pool, and with the device.
+    #[test]
+    fn a_pool_is_over_once_it_is_dropped_or_its_device_is_lost() {
+        let pool = || {
+            let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+            cuda.layer(PoolLayer::new()).expect("an empty pool")
+        };
+        let [dropped, lost] = [pool(), pool()];
+        let cores = [&dropped, &lost].map(|pool| Arc::clone(pool.central.core()));
+        assert!(cores.iter().all(|core| !core.is_closed_or_lost()));
+        drop(dropped);
+        cores[1].health.note(&DriverError::new(DriverError::ECC_UNCORRECTABLE, "cuCtxSynchronize"));
+        assert!(cores.iter().all(|core| core.is_closed_or_lost()));
+    }
+}

@@ -124,7 +124,7 @@ impl<R: DeviceMemoryResource> Central<R> {
 
 #[cfg(test)]
 mod tests {
-    use millpond_core::DeviceMemoryResourceExt;
+    use millpond_core::{DeviceMemoryResourceExt, DriverError};
     use millpond_driver::sim::{SimConfig, SimDevice};
 
     use super::*;
@@ -171,5 +171,34 @@ mod tests {
         other.trim(0).expect("the device is there");
         assert!(ask(returns), "memory came back since");
         assert!(!ask(asks.central.returns()), "none came back since");
+    }
+
+    /// A pool whose device is lost releases nothing for another one, and makes no driver call for it; nor
+    /// does one that was dropped.
+    #[test]
+    fn a_lost_pool_and_a_dropped_one_release_nothing() {
+        for is_dropped in [false, true] {
+            let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
+            let cuda = CudaMemoryResource::new(device.clone());
+            let pool = cuda.layer(PoolLayer::new()).expect("an empty pool");
+            let ptr = pool.allocate_bytes(8 * MIB, StreamRef::LEGACY).expect("there is room");
+            // SAFETY: the block came from the pool with this size and is freed once.
+            unsafe { pool.deallocate_bytes(ptr, 8 * MIB, StreamRef::LEGACY) };
+            let core = std::sync::Arc::clone(pool.central.core());
+            let kept = if is_dropped {
+                drop(pool);
+                None
+            } else {
+                core.health.note(&DriverError::new(DriverError::ECC_UNCORRECTABLE, "cuCtxSynchronize"));
+                Some(pool)
+            };
+            let calls = device.driver_calls();
+            for how in [CompletionCheck::No, CompletionCheck::Ask, CompletionCheck::Wait] {
+                let released = core.release(u64::MAX, how);
+                assert_eq!((released.bytes, released.has_pending), (0, false), "dropped: {is_dropped}");
+            }
+            assert_eq!(device.driver_calls(), calls, "dropped: {is_dropped}");
+            assert!(kept.is_none_or(|pool| pool.pool_bytes() >= 8 * MIB));
+        }
     }
 }

@@ -238,3 +238,44 @@ impl<R: DeviceMemoryResource> Central<R> {
         Ok(released)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use millpond_core::DeviceMemoryResourceExt;
+    use millpond_core::driver::{Driver, StreamFlags};
+    use millpond_driver::sim::{SimConfig, SimDevice};
+
+    use crate::{CudaMemoryResource, PagesMode, PoolLayer};
+
+    /// Free memory goes back in parts, without a wait, down to the bytes to keep; over regions, nothing does.
+    #[test]
+    fn unused_memory_is_released_as_far_as_its_work_is_done() {
+        const BYTES: u64 = 64 << 20;
+        for (pages, may_release) in [(PagesMode::On, true), (PagesMode::Off, false)] {
+            let device = SimDevice::new(SimConfig::h200());
+            let pool = CudaMemoryResource::new(device.clone()).layer(PoolLayer::new().pages(pages));
+            let pool = pool.expect("an empty pool");
+            let stream = device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream");
+            let release = |keep| pool.release_unused(keep, stream).expect("the device is there");
+            let ptr = pool.allocate_bytes(BYTES, stream).expect("there is room");
+            assert_eq!(release(0), 0, "all is in use");
+            device.launch_for(stream, &[], 1_000_000_000);
+            // SAFETY: the block came from the pool with this size; the work does not use it.
+            unsafe { pool.deallocate_bytes(ptr, BYTES, stream) };
+            assert_eq!((release(0), pool.pool_bytes()), (0, BYTES), "the work is under way");
+            device.stream_synchronize(stream).expect("the device is there");
+            assert_eq!(release(BYTES), 0, "all is kept");
+            let (mut held, keep) = (BYTES, BYTES / 4);
+            loop {
+                let released = release(keep);
+                held -= released;
+                assert_eq!(pool.pool_bytes(), held);
+                if released == 0 {
+                    break;
+                }
+            }
+            assert!(held >= keep && (held < BYTES / 2) == may_release, "{pages}: {held}");
+            pool.validate();
+        }
+    }
+}

@@ -407,40 +407,4 @@ impl<R: DeviceMemoryResource> Central<R> {
 }
 
 #[cfg(test)]
-mod tests {
-    use millpond_core::DeviceMemoryResourceExt;
-    use millpond_core::driver::{Driver, StreamFlags};
-    use millpond_driver::sim::{SimConfig, SimDevice};
-
-    use super::*;
-    use crate::{CudaMemoryResource, PagesMode, PoolLayer};
-
-    /// A completed block of another stream serves before all small blocks leave the threads' caches, which
-    /// would cost more.
-    #[test]
-    fn another_streams_block_serves_before_the_caches_are_flushed() {
-        const LARGE: u64 = 8 << 20;
-        for pages in [PagesMode::On, PagesMode::Off] {
-            let device = SimDevice::new(SimConfig::h200());
-            let cuda = CudaMemoryResource::new(device.clone());
-            let pool = cuda.layer(PoolLayer::new().pages(pages)).expect("an empty pool");
-            let stream = |()| device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream");
-            let [first, second] = [(); 2].map(stream);
-            let allocate = |bytes, stream| pool.allocate_bytes(bytes, stream).expect("there is room");
-            // SAFETY: each block came from the pool with this size and is freed once.
-            let free = |ptr, bytes, stream| unsafe { pool.deallocate_bytes(ptr, bytes, stream) };
-            let large = allocate(LARGE, first);
-            for ptr in [(); 42].map(|()| allocate(64 << 10, first)) {
-                free(ptr, 64 << 10, first);
-            }
-            free(large, LARGE, first);
-            pool.central.with_heaps(|heaps| _ = heaps.reclaim(Reclaim::Large));
-            let held = || pool.shared.thread_caches.my_cache(pool.id).counts.totals().blocks_held;
-            let before = held();
-            assert!(before > 0, "small blocks are cached");
-            assert_eq!(allocate(LARGE, second), large, "{pages}");
-            assert_eq!(held(), before, "{pages}");
-            pool.validate();
-        }
-    }
-}
+mod tests;

@@ -315,4 +315,29 @@ mod tests {
         assert!(wake_up.is_end());
         assert!(wake_up.wait(Duration::MAX) && wake_up.wait(Duration::MAX));
     }
+
+    /// A pool whose step panicked makes no more steps; other pools do.
+    #[test]
+    fn a_pool_is_forgotten_and_others_are_not() {
+        use crate::{CudaMemoryResource, PoolLayer};
+        use millpond_core::DeviceMemoryResourceExt;
+        use millpond_driver::sim::{SimConfig, SimDevice};
+
+        let pool = || {
+            let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+            cuda.layer(PoolLayer::new()).expect("an empty pool")
+        };
+        let pools = [pool(), pool()];
+        let decays = pools.each_ref().map(|pool| &pool.decay.as_ref().expect("pools decay").decay);
+        POOLS.lock().all.extend(decays.iter().map(|decay| Arc::downgrade(decay)));
+        let are_known = || {
+            let all = &POOLS.lock().all;
+            decays.map(|decay| all.iter().any(|other| std::ptr::eq(other.as_ptr(), Arc::as_ptr(decay))))
+        };
+        assert_eq!(are_known(), [true, true]);
+        forget(decays[0]);
+        assert_eq!(are_known(), [false, true]);
+        forget(decays[1]);
+        assert_eq!(are_known(), [false, false]);
+    }
 }

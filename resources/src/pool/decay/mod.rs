@@ -248,4 +248,53 @@ mod tests {
             pool.validate();
         }
     }
+
+    /// A pool that makes calls all the time releases what it does not need, and nothing else: while it holds
+    /// no more than that, the caches of other threads stay, too.
+    #[test]
+    fn a_busy_pool_releases_only_what_it_does_not_need() {
+        const MIB: u64 = 1 << 20;
+        let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+        let layer = PoolLayer::new().initial_bytes(16 * MIB).pages(PagesMode::On);
+        let pool = cuda.layer(layer).expect("there is room");
+        let take = |bytes| pool.allocate_bytes(bytes, StreamRef::LEGACY).expect("there is room");
+        // SAFETY: each block came from the pool with this size and is freed once.
+        let give = |ptr, bytes| unsafe { pool.deallocate_bytes(ptr, bytes, StreamRef::LEGACY) };
+        let held_by_others = || {
+            let own = pool.shared.thread_caches.my_cache(pool.id).counts.totals().blocks_held;
+            let mut held = 0;
+            pool.shared.thread_caches.each(|it| held += it.counts.totals().blocks_held);
+            held - own
+        };
+        let step = |seconds| {
+            // More calls than the stream needs to have a cache.
+            (0..4).for_each(|_| give(take(1000), 1000));
+            crate::pool::Pool::decay_step(&pool, Duration::from_secs(seconds)).expect("the device is there")
+        };
+        step(0);
+        pool.central.with_heaps(|heaps| heaps.set_cache_limits());
+        std::thread::scope(|scope| {
+            let (end, ended) = std::sync::mpsc::channel::<()>();
+            let (ready, is_ready) = std::sync::mpsc::channel();
+            scope.spawn(move || {
+                (0..4).for_each(|_| give(take(1000), 1000));
+                ready.send(()).expect("the other thread waits");
+                _ = ended.recv();
+            });
+            is_ready.recv().expect("the thread has a cache");
+            let held = held_by_others();
+            assert!(held > 0);
+            for seconds in 1..5 {
+                assert_eq!((step(seconds), held_by_others()), (0, held), "after {seconds} seconds");
+            }
+            drop(end);
+        });
+        give(take(64 * MIB), 64 * MIB);
+        let most = pool.pool_bytes();
+        assert!(most >= 64 * MIB);
+        let released: u64 = (5..60).map(step).sum();
+        assert_eq!(pool.pool_bytes(), most - released);
+        assert!((16 * MIB..20 * MIB).contains(&pool.pool_bytes()), "{} bytes are kept", pool.pool_bytes());
+        pool.validate();
+    }
 }

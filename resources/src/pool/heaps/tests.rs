@@ -6,6 +6,7 @@ use millpond_driver::CallKind;
 use millpond_driver::sim::{FaultPlan, SimConfig, SimDevice};
 
 use crate::heap::request::Request;
+use crate::pool::protocol::Reclaim;
 use crate::{CudaMemoryResource, PagesMode, PoolLayer};
 
 /// A request that exceeds the maximum is refused at once; one of a large alignment needs padding, which
@@ -73,6 +74,10 @@ fn totals_count_what_the_pool_holds() {
         // SAFETY: the block came from the pool with this size and is freed once.
         let free = |ptr| unsafe { pool.deallocate_bytes(ptr, 30 * MIB, StreamRef::LEGACY) };
         free(blocks[0]);
+        pool.central.with_heaps(|heaps| {
+            _ = heaps.reclaim(Reclaim::Everything);
+            assert!((30 * MIB..60 * MIB).contains(&heaps.large.bytes_free()), "{pages}");
+        });
         let released = pool.trim(0).expect("the device is there");
         let now = totals();
         assert_eq!(released, most.bytes_reserved - now.bytes_reserved, "{pages}");

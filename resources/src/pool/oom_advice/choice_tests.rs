@@ -1,8 +1,11 @@
 //! Tests which blocks a report names: the cheapest neighbours of a row, and the cheapest regions or handles.
 
-use millpond_core::Layout;
+use millpond_core::{DeviceMemoryResourceExt, DevicePtr, Layout, StreamRef};
+use millpond_driver::sim::{SimConfig, SimDevice};
 
 use super::*;
+use crate::pool::protocol::Reclaim;
+use crate::{CudaMemoryResource, PagesMode, PoolLayer};
 
 const KIB: u64 = 1 << 10;
 const PAGE: u64 = DEVICE_PAGE;
@@ -165,4 +168,104 @@ fn the_cheapest_neighbours_of_a_row_are_named() {
         let choice = choice.map(|(blocks, cost)| (blocks, cost * KIB));
         assert_eq!(named, choice, "{kib} KiB aligned to {alignment}");
     }
+}
+
+/// Of neighbours that cost the same, those with the lowest addresses are named: reports repeat.
+#[test]
+fn of_equal_neighbours_the_first_are_named() {
+    let live = LiveBlock { address: 0, bytes: 1 };
+    let blocks_of = [8, 8, 8].map(|kib| Block { live, whole: kib * KIB }).to_vec();
+    let memory = Memory { rows: Vec::new(), large_rows: 0, blocks: blocks_of, spans: FxHashMap::default() };
+    let whats = [What::Block(0), What::Fixed, What::Free, What::Block(1), What::Fixed, What::Block(2)];
+    let row: Row =
+        (0..).zip(whats).map(|(at, what)| Piece { addr: at * 8 * KIB, bytes: 8 * KIB, what }).collect();
+    for (kib, choice) in [(8, (vec![], 0)), (16, (vec![1], 8))] {
+        let named = blocks(memory.cheapest_in(&row, &request(kib * KIB, 256)));
+        assert_eq!(named, Some((choice.0, choice.1 * KIB)), "{kib} KiB");
+    }
+    let used: Row = row.iter().filter(|piece| piece.what != What::Free).copied().collect();
+    let named = blocks(memory.cheapest_in(&used, &request(8 * KIB, 256)));
+    assert_eq!(named, Some((vec![0], 8 * KIB)));
+}
+
+/// The pages of a region count as free if they lie between its blocks in use as a whole.
+#[test]
+fn whole_pages_between_blocks_in_use_are_free() {
+    const MIB: u64 = 1 << 20;
+    let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::with_capacity(32 * MIB)));
+    let layer = PoolLayer::new().initial_bytes(16 * MIB).pages(PagesMode::Off);
+    let pool = cuda.layer(layer).expect("there is room");
+    let blocks: Vec<DevicePtr> =
+        (0..16).map(|_| pool.allocate_bytes(MIB, StreamRef::LEGACY).expect("there is room")).collect();
+    let base = blocks.iter().map(|ptr| ptr.address()).min().expect("there are blocks");
+    assert_eq!(pool.pool_bytes(), 16 * MIB);
+    let room = Room { owner: 0, is_capturing: false, device_free: Some(0), page_bytes: Some(2 * MIB) };
+    let needed = |mib: u64, room: &Room| {
+        pool.central.with_heaps(|heaps| pages_needed(heaps, &request(mib * MIB, 256), room))
+    };
+    assert_eq!(needed(1, &room), None, "all is in use");
+    // These stay: pages 0, 2 and 5 of 8 are in use in part.
+    for ptr in blocks {
+        if ![0, 4, 10].contains(&((ptr.address() - base) / MIB)) {
+            // SAFETY: the block came from the pool with this size and is freed once.
+            unsafe { pool.deallocate_bytes(ptr, MIB, StreamRef::LEGACY) };
+        }
+    }
+    pool.central.with_heaps(|heaps| _ = heaps.reclaim(Reclaim::Everything));
+    for (mib, pages) in [(1, Some(1)), (2, Some(1)), (3, Some(2)), (10, Some(5)), (11, None)] {
+        assert_eq!(needed(mib, &room), pages, "{mib} MiB");
+    }
+    let more = Room { device_free: Some(5 * MIB), ..room };
+    for (mib, pages) in [(4, Some(0)), (6, Some(1)), (14, Some(5)), (15, None)] {
+        assert_eq!(needed(mib, &more), pages, "{mib} MiB, with two pages of the device");
+    }
+    assert_eq!(needed(1, &Room { is_capturing: true, ..room }), None);
+    assert_eq!(needed(1, &Room { page_bytes: None, ..room }), None);
+}
+
+/// What a small request needs of new memory is what the pool then takes for it: a span.
+#[test]
+fn a_small_request_needs_a_span() {
+    for (pages, is_contended) in
+        [PagesMode::On, PagesMode::Off].map(|pages| [(pages, false), (pages, true)]).concat()
+    {
+        let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+        let pool = cuda.layer(PoolLayer::new().pages(pages)).expect("an empty pool");
+        if is_contended {
+            let mut users = [0; crate::tuning::ARENAS];
+            users[0] = 2;
+            assert_eq!(pool.shared.arenas.next(0, &users), 1);
+        }
+        let needs = pool.central.with_heaps(|heaps| needed(heaps, &request(1000, 256), 1));
+        pool.allocate_bytes(1000, StreamRef::LEGACY).expect("there is room");
+        if pages == PagesMode::On {
+            assert_eq!(needs, pool.pool_bytes(), "contended: {is_contended}");
+        } else {
+            assert_eq!(needs, 1024, "a region may be as small");
+        }
+    }
+}
+
+/// What is free at both ends of a handle counts for a stitched block, of a handle that is in use in part.
+#[test]
+fn the_free_ends_of_handles_are_what_no_block_covers() {
+    const MIB: u64 = 1 << 20;
+    let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+    let pool = cuda.layer(PoolLayer::new().pages(PagesMode::On)).expect("an empty pool");
+    let ptr = pool.allocate_bytes(5 * MIB, StreamRef::LEGACY).expect("there is room");
+    let held = pool.pool_bytes();
+    let ends = || {
+        pool.central.with_heaps(|heaps| {
+            _ = heaps.reclaim(Reclaim::Everything);
+            let parts = Memory::of(heaps, None).parts(heaps);
+            assert_eq!(parts.iter().map(|part| part.bytes).sum::<u64>(), held);
+            let sum = |of: fn(&Part) -> u64| parts.iter().map(of).sum::<u64>();
+            (sum(|part| part.free_start), sum(|part| part.free_end), sum(|part| part.cost) > 0)
+        })
+    };
+    assert!(held > 5 * MIB && held < 8 * MIB);
+    assert_eq!(ends(), (0, held - 5 * MIB, true));
+    // SAFETY: the block came from the pool with this size and is freed once.
+    unsafe { pool.deallocate_bytes(ptr, 5 * MIB, StreamRef::LEGACY) };
+    assert_eq!(ends(), (0, 0, false), "the handle is free as a whole");
 }
