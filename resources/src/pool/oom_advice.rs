@@ -17,7 +17,7 @@ use crate::pool::heaps::{Heaps, LARGE};
 use crate::pool::oom_map;
 use crate::pool::protocol::{FreeOf, Room, Shortage};
 use crate::stream_order::{ANY_STREAM, Owner};
-use crate::tuning::DEVICE_PAGE;
+use crate::tuning::{DEVICE_PAGE, PAGED_SPAN_BYTES};
 
 /// The neighbouring chunks of a region, in address order.
 type Row = Vec<Piece>;
@@ -141,7 +141,8 @@ impl Heaps {
 fn needed(heaps: &mut Heaps, request: &Request, owner: Owner) -> u64 {
     let span = heaps.is_small(request).then(|| {
         let arena = heaps.shared.arenas.lock(request.shard);
-        Request { bytes: heaps.span_wanted(&arena, request), ..*request }
+        // A growth takes a larger span where it fits.
+        Request { bytes: heaps.span_wanted(&arena, request).min(PAGED_SPAN_BYTES), ..*request }
     });
     match (&mut heaps.large, span) {
         (Large::Regions(_), _) => request.padded_bytes(),

@@ -14,7 +14,7 @@ use crate::heap::request::Request;
 use crate::pool::heaps::{Heaps, LARGE};
 use crate::pool::protocol::{Growth, Purpose, Reclaim, Try};
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
-use crate::tuning::{ALLOCATIONS_PER_RELEASE, DEVICE_PAGE};
+use crate::tuning::{ALLOCATIONS_PER_RELEASE, DEVICE_PAGE, PAGED_SPAN_BYTES};
 
 /// A change of the pool's memory that needs calls of the driver or upstream.
 #[derive(Debug)]
@@ -111,9 +111,13 @@ impl Heaps {
                 plan.map(|plan| Task::Block { plan, request })
             }
             Some(bytes) => {
-                let span = Request { bytes, ..request };
-                let plan = pages.plan(ANY_STREAM, &span, true, live, most_new);
-                plan.map(|plan| Task::Span { plan, request, bytes })
+                let mut span_of = |bytes| {
+                    let plan = pages.plan(ANY_STREAM, &Request { bytes, ..request }, true, live, most_new);
+                    plan.map(|plan| Task::Span { plan, request, bytes })
+                };
+                let span = span_of(bytes);
+                // Contending threads want larger ones, which need not fit.
+                if bytes > PAGED_SPAN_BYTES { span.or_else(|_| span_of(PAGED_SPAN_BYTES)) } else { span }
             }
         }
         .map_err(|refused| pages.lack(&refused))

@@ -223,26 +223,35 @@ fn whole_pages_between_blocks_in_use_are_free() {
     assert_eq!(needed(1, &Room { page_bytes: None, ..room }), None);
 }
 
-/// What a small request needs of new memory is what the pool then takes for it: a span.
+/// What a small request needs of new memory is what the pool then takes for it, if it has no more: a span.
+/// Contending threads want larger ones.
 #[test]
 fn a_small_request_needs_a_span() {
     for (pages, is_contended) in
         [PagesMode::On, PagesMode::Off].map(|pages| [(pages, false), (pages, true)]).concat()
     {
-        let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
-        let pool = cuda.layer(PoolLayer::new().pages(pages)).expect("an empty pool");
-        if is_contended {
-            let mut users = [0; crate::tuning::ARENAS];
-            users[0] = 2;
-            assert_eq!(pool.shared.arenas.next(0, &users), 1);
-        }
+        let pool_of = |layer: PoolLayer| {
+            let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+            let pool = cuda.layer(layer.pages(pages)).expect("an empty pool");
+            if is_contended {
+                let mut users = [0; crate::tuning::ARENAS];
+                users[0] = 2;
+                assert_eq!(pool.shared.arenas.next(0, &users), 1);
+            }
+            pool
+        };
+        let pool = pool_of(PoolLayer::new());
         let needs = pool.central.with_heaps(|heaps| needed(heaps, &request(1000, 256), 1));
-        pool.allocate_bytes(1000, StreamRef::LEGACY).expect("there is room");
-        if pages == PagesMode::On {
-            assert_eq!(needs, pool.pool_bytes(), "contended: {is_contended}");
-        } else {
+        if pages == PagesMode::Off {
             assert_eq!(needs, 1024, "a region may be as small");
+            continue;
         }
+        pool.allocate_bytes(1000, StreamRef::LEGACY).expect("there is room");
+        let wanted = if is_contended { 2 * needs } else { needs };
+        assert_eq!(pool.pool_bytes(), wanted, "contended: {is_contended}");
+        let pool = pool_of(PoolLayer::new().maximum_bytes(needs));
+        pool.allocate_bytes(1000, StreamRef::LEGACY).expect("the pool may have as much");
+        assert_eq!(pool.pool_bytes(), needs, "contended: {is_contended}");
     }
 }
 
