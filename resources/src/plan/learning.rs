@@ -26,8 +26,8 @@ const TRUSTED_SHARE: usize = 4;
 /// A part that repeats and has no plan has to repeat over this many times as many allocations.
 const UNPLANNED_FACTOR: usize = 8;
 
-/// The requests for which the layer leaves a program alone in which nothing repeated: four times as many as it
-/// watched before.
+/// The requests for which the layer leaves a program alone in which nothing repeated: four times as many as
+/// it watched before.
 pub(crate) const REST_REQUESTS: u32 = 1 << 20;
 
 /// The stack of the thread that plans. The exact search nests once for each block, of which it takes up to
@@ -163,7 +163,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     pub(crate) fn rest(&self, state: &mut State) {
         (state.is_resting, state.has_rested) = (true, true);
         self.rest.store(REST_REQUESTS, Ordering::Relaxed);
-        tracing::info!(target: "millpond::plan", stack = %self, "no part repeats; the program is not watched for a while");
+        let why = "no part repeats; the program is not watched for a while";
+        tracing::info!(target: "millpond::plan", stack = %self, why);
     }
 
     /// Counts a request of a program that is left alone; returns whether it is watched again from now on.

@@ -33,9 +33,9 @@ struct Followed {
 pub(crate) struct Repetition {
     keys: Vec<u64>,
     followed: Vec<Followed>,
-    /// By the first bits of its hash, the other half of the hash and the place after the last [`GRAM`] keys in
-    /// a row that have them. Without that half, each key was compared with keys far before, which takes
-    /// a cache miss.
+    /// By the first bits of a hash of [`GRAM`] keys in a row: a half of that hash, and the place after the
+    /// last keys that have it. Without that half, each key was compared with keys far before, which takes a
+    /// cache miss.
     places: Vec<(u32, u32)>,
 }
 
