@@ -145,7 +145,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     fn end_search<T>(&self, state: &mut State) -> Option<T> {
         state.history.clear();
         match &mut state.running {
-            Some(running) if !running.is_aside() => running.is_settled = true,
+            Some(running) if !running.is_aside() => running.settle_now(),
             _ => {
                 state.retire();
                 if state.has_rested {
@@ -161,7 +161,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
 
     /// Leaves the program alone for a while.
     pub(crate) fn rest(&self, state: &mut State) {
-        (state.is_resting, state.has_rested) = (true, true);
+        state.begin_rest();
         self.rest.store(REST_REQUESTS, Ordering::Relaxed);
         let why = "no part repeats; the program is not watched for a while";
         tracing::info!(target: "millpond::plan", stack = %self, why);
@@ -189,7 +189,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     }
 
     /// A lane may have gone back in another thread since the caller saw that the layer is not bypassed.
-    fn end_rest(&self, state: &mut State) {
+    pub(crate) fn end_rest(&self, state: &mut State) {
         state.is_resting = false;
         let is_over = state.has_given_up && state.plans().next().is_none();
         self.is_bypassed.store(is_over, Ordering::Release);

@@ -74,8 +74,9 @@ use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering};
 /// differs goes upstream, and the layer finds its place again. While the program does something else, the
 /// layer learns that, too, and serves up to eight such bodies from the same memory, in any order. If more
 /// than a quarter of the requests miss in two bodies in a row, the plan is set aside and its memory goes
-/// back. The layer gives up if its plans are often of no use, or if nothing repeats. A thread of its own
-/// makes the plans, and upstream serves meanwhile.
+/// back. Where nothing repeats, the layer leaves the program alone for a while. It gives up if that is so
+/// again, or if its plans are often of no use. A thread of its own makes the plans, and upstream serves
+/// meanwhile.
 ///
 /// Each stream has memory of its own, or with [`PlanOptions::share`] shares some with the others if the pool
 /// held less than that. Bytes pass to another stream when an event behind their last free has passed. The

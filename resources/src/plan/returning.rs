@@ -148,7 +148,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         match pool.release_unused(keep, stream) {
             Ok(0) => {}
             // Each request gives a part of it back.
-            Ok(_) => _ = self.locked(|state| state.is_excess_due = true),
+            Ok(_) => _ = self.locked(|state| state.is_excess_due = state.running.is_some()),
             Err(error) => {
                 let why = "memory could not be released";
                 tracing::warn!(target: "millpond::plan", stack = %self, %error, why);

@@ -52,6 +52,10 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         let request = Request { layout, bytes, stream };
         let (answer, is_due, is_excess_due) = self.locked(|state| {
             let answer = self.answer(state, &request);
+            // What upstream serves is counted when it is watched.
+            if state.is_resting && matches!(answer, Answer::Block(_)) && self.ends_rest() {
+                self.end_rest(state);
+            }
             if let Some(running) = state.running.as_mut().filter(|_| matches!(answer, Answer::Upstream)) {
                 running.count_beside(bytes as i64);
             }

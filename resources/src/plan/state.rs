@@ -114,9 +114,16 @@ impl State {
         is_watched && !self.has_given_up && !self.is_planning && !self.is_resting
     }
 
-    /// The most allocations that are watched before the layer ends its search for what repeats.
+    /// The most allocations that are watched before the layer ends its search for what repeats. The first
+    /// search is short, unless there is a plan, to which the program may come back.
     pub(crate) fn most_events(&self) -> usize {
-        if self.has_rested { MOST_EVENTS } else { FIRST_EVENTS }
+        let is_first = !self.has_rested && self.running.is_none();
+        if is_first && self.least_span <= FIRST_EVENTS / 4 { FIRST_EVENTS } else { MOST_EVENTS }
+    }
+
+    /// Leaves the program alone for a while. What was watched before says nothing about what comes then.
+    pub(crate) fn begin_rest(&mut self) {
+        (self.is_resting, self.has_rested, self.watched) = (true, true, 0);
     }
 
     /// Watches a request.
@@ -148,7 +155,7 @@ impl State {
 
     /// Forgets dropped plans, since the plan in use was worth its cost.
     pub(crate) fn forgive(&mut self, least_span: usize) {
-        (self.strikes, self.may_share) = (0, true);
+        (self.strikes, self.may_share, self.has_rested) = (0, true, false);
         self.least_span = least_span;
     }
 
@@ -180,7 +187,7 @@ impl State {
             plan.forget_untaken(&mut self.marks);
             self.draining.extend(Some(plan).filter(|plan| plan.bytes().0 > 0));
         }
-        self.calls_to_query = 0;
+        (self.calls_to_query, self.is_excess_due) = (0, false);
     }
 
     /// The plan in use, and dropped plans.

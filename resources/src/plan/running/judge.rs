@@ -92,6 +92,11 @@ impl Running {
         settles
     }
 
+    /// Settles the plan, as nothing larger repeats.
+    pub(crate) fn settle_now(&mut self) {
+        (self.is_settled, self.body.is_trusted) = (true, true);
+    }
+
     /// Whether the plan was set aside, and no body has begun since.
     pub(crate) fn is_aside(&self) -> bool {
         self.is_aside
@@ -142,9 +147,14 @@ impl Running {
         match (self.bad, self.good) {
             _ if self.is_behind => Verdict::Behind,
             (2.., _) => Verdict::Left,
-            (_, PROVEN) => {
+            (_, PROVEN) if self.body.is_trusted => {
                 (self.is_proven, self.is_settled) = (true, true);
                 Verdict::Proven
+            }
+            (_, PROVEN) => {
+                // It has saved nothing yet.
+                self.good = 0;
+                Verdict::Good
             }
             (0, _) if self.is_begun() && self.good_windows.is_power_of_two() => Verdict::Steady,
             _ => Verdict::Good,
