@@ -13,8 +13,8 @@ const IN_USE: u32 = u32::MAX;
 /// The most allocations that are remembered. A program whose period is more than half of it gets no plan.
 pub(crate) const MOST_EVENTS: usize = 1 << 20;
 
-/// The most that are remembered at first. To watch an allocation and its free takes about a fifth of what
-/// they take, so a program in which nothing repeats is left alone for most of the time.
+/// The most that are remembered at first. To watch takes 54 to 69 ns an operation (docs/plan.md), so a
+/// program in which nothing repeats is left alone for most of the time.
 pub(crate) const FIRST_EVENTS: usize = 1 << 18;
 
 /// One allocation.
