@@ -39,6 +39,7 @@ pub mod statistics;
 pub mod thread_safe;
 pub mod tracking;
 mod traits;
+mod waiting;
 
 use millpond_core::stack::LayerEntry;
 

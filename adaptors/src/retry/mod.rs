@@ -6,20 +6,15 @@ mod tests;
 mod timeout;
 
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use millpond_core::{DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamRef, downcast};
-use parking_lot::{Condvar, Mutex};
 
 pub use layer::RetryLayer;
 
 use crate::forward::forward_to_upstream;
+use crate::waiting::{Frees, leaves_to_above};
 use timeout::Timeout;
-
-/// How long a thread waits without an attempt. A free that does not see that a thread waits costs that thread
-/// this much.
-const LONGEST_NAP: Duration = Duration::from_millis(10);
 
 /// When the upstream is out of memory, waits for a free by another thread and tries again, for a bounded
 /// time.
@@ -29,8 +24,9 @@ const LONGEST_NAP: Duration = Duration::from_millis(10);
 /// device has. A single thread waits in vain: no other thread frees meanwhile.
 ///
 /// A deallocation costs one load more as long as no thread waits. No lock is held while a thread waits or
-/// tries again, but one of the layers above may hold its own: put `retry` above `thread_safe`, not below.
-/// Waiting is the host's alone, so it does a graph that is being captured no harm.
+/// tries again: below [`thread_safe`](crate::ThreadSafeResourceAdaptor), whose lock the waiting thread has,
+/// this layer leaves the wait to that one, which gives the lock back first. Waiting is the host's alone, so it
+/// does a graph that is being captured no harm.
 ///
 /// ```
 /// use std::time::Duration;
@@ -58,33 +54,12 @@ const LONGEST_NAP: Duration = Duration::from_millis(10);
 pub struct RetryResourceAdaptor<R> {
     upstream: R,
     timeout: Timeout,
-    /// The number of threads that wait.
-    waiting: AtomicUsize,
-    /// The number of frees while a thread waited.
-    frees: Mutex<u64>,
-    freed: Condvar,
-}
-
-/// Counts a thread that waits, while it lives.
-struct Waiting<'a>(&'a AtomicUsize);
-
-impl<'a> Waiting<'a> {
-    fn begin(waiting: &'a AtomicUsize) -> Self {
-        waiting.fetch_add(1, Ordering::SeqCst);
-        Self(waiting)
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
+    frees: Frees,
 }
 
 impl<R: DeviceMemoryResource> RetryResourceAdaptor<R> {
     fn new(upstream: R, timeout: Timeout) -> Self {
-        let (frees, freed) = (Mutex::new(0), Condvar::new());
-        Self { upstream, timeout, waiting: AtomicUsize::new(0), frees, freed }
+        Self { upstream, timeout, frees: Frees::default() }
     }
 
     /// How long a request waits at most.
@@ -94,30 +69,12 @@ impl<R: DeviceMemoryResource> RetryResourceAdaptor<R> {
 
     #[cold]
     fn retry(&self, first: Error, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
-        let begin = Instant::now();
-        let left = || self.timeout.0.checked_sub(begin.elapsed()).filter(|left| !left.is_zero());
+        let (begin, timeout) = (Instant::now(), self.timeout.0);
         let never_fits = || self.upstream.memory_info().is_ok_and(|info| layout.bytes() > info.total);
-        if left().is_none() || never_fits() {
+        if timeout.is_zero() || never_fits() || leaves_to_above(timeout) {
             return Err(first);
         }
-        let _waiting = Waiting::begin(&self.waiting);
-        loop {
-            // Read before the attempt: a free that comes after it ends the nap at once.
-            let seen = *self.frees.lock();
-            let error = match self.upstream.allocate(layout, stream) {
-                Err(error) if error.is_out_of_memory() => error,
-                other => return other,
-            };
-            if left().is_none() {
-                return Err(error);
-            }
-            let mut frees = self.frees.lock();
-            while let (true, Some(left)) = (*frees == seen, left()) {
-                if self.freed.wait_for(&mut frees, left.min(LONGEST_NAP)).timed_out() {
-                    break;
-                }
-            }
-        }
+        self.frees.wait_for(begin, timeout, || self.upstream.allocate(layout, stream))
     }
 }
 
@@ -135,10 +92,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for RetryResourceAdapt
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         // SAFETY: the caller's promises hold for the upstream, where the block came from.
         unsafe { self.upstream.deallocate(ptr, layout, stream) }
-        if self.waiting.load(Ordering::Relaxed) > 0 {
-            *self.frees.lock() += 1;
-            self.freed.notify_all();
-        }
+        self.frees.note();
     }
 
     /// To an adaptor on top of an equal upstream. A free through another one wakes no thread that waits here.

@@ -1,7 +1,7 @@
 //! Tests waiting: what ends it, and what is never waited for.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
 use millpond_core::stack::{LayerTable, StackSpec};
@@ -14,10 +14,12 @@ use millpond_testkit::mock::{self, Call, MockResource};
 
 use super::{RetryLayer, RetryResourceAdaptor};
 use crate::probe::Probe;
-use crate::{LimitingLayer, LimitingResourceAdaptor};
+use crate::{LimitingLayer, LimitingResourceAdaptor, ThreadSafeLayer};
 
 const S: StreamRef = StreamRef::LEGACY;
 const LONG: Duration = Duration::from_secs(3600);
+/// After this time a call hangs.
+const WATCHDOG: Duration = Duration::from_secs(60);
 
 type Limited = RetryResourceAdaptor<LimitingResourceAdaptor<MockResource>>;
 
@@ -37,7 +39,7 @@ fn free(resource: &impl DeviceMemoryResource, ptr: DevicePtr, bytes: u64) {
 }
 
 fn waits(resource: &Limited) -> bool {
-    resource.waiting.load(Ordering::SeqCst) > 0
+    resource.frees.are_awaited()
 }
 
 #[test]
@@ -53,10 +55,66 @@ fn a_request_waits_for_another_threads_free() {
         second.join().unwrap()
     });
     assert!(!waits(&resource));
-    assert_eq!(*resource.frees.lock(), 1, "the free was told to the thread that waited");
+    assert_eq!(resource.frees.counted(), 1, "the free was told to the thread that waited");
     free(&resource, second.unwrap(), 200);
-    assert_eq!(*resource.frees.lock(), 1, "no thread waits any more");
+    assert_eq!(resource.frees.counted(), 1, "no thread waits any more");
     assert_eq!(handle.live(), []);
+}
+
+/// The request leaves the lock before it waits, so that the free that serves it gets through. Layers between
+/// the two, and a second lock, change nothing.
+#[test]
+fn a_request_below_a_lock_waits_without_the_lock() {
+    let table =
+        LayerTable::new(millpond_resources::LAYERS.iter().copied()).with(crate::LAYERS.iter().copied());
+    for text in [
+        "cuda+limiting:limit=20MiB+retry:timeout=3600s+thread_safe",
+        "cuda+limiting:limit=20MiB+retry:timeout=3600s+tracking+thread_safe",
+        "cuda+limiting:limit=20MiB+retry:timeout=3600s+thread_safe+statistics+thread_safe",
+        "cuda+limiting:limit=20MiB+thread_safe+retry:timeout=3600s+thread_safe",
+        "cuda+limiting:limit=20MiB+thread_safe+retry:timeout=3600s",
+    ] {
+        let device = SimDevice::new(SimConfig::with_capacity(1 << 30)) as _;
+        let spec: StackSpec = text.parse().unwrap();
+        let resource = spec.build(&table, &device).unwrap();
+        let first = resource.allocate_bytes(16 << 20, S).unwrap();
+        let (begun, begins) = mpsc::channel();
+        let (served, serves) = mpsc::channel();
+        let shared = Arc::clone(&resource);
+        std::thread::spawn(move || {
+            begun.send(()).unwrap();
+            served.send(shared.allocate_bytes(16 << 20, S))
+        });
+        begins.recv().unwrap();
+        // By then it waits, most of the time; if not, it is served at once.
+        std::thread::sleep(Duration::from_millis(20));
+        let (freed, frees) = mpsc::channel();
+        let shared = Arc::clone(&resource);
+        std::thread::spawn(move || {
+            free(&shared, first, 16 << 20);
+            freed.send(())
+        });
+        frees.recv_timeout(WATCHDOG).unwrap_or_else(|_| panic!("{text}: the free waits for the request"));
+        let second = serves.recv_timeout(WATCHDOG).unwrap_or_else(|_| panic!("{text}: hangs"));
+        free(&resource, second.unwrap(), 16 << 20);
+    }
+}
+
+/// The thread that has the lock would wait for itself.
+#[test]
+fn a_request_from_inside_a_lock_does_not_wait() {
+    static STACK: OnceLock<AnyResource> = OnceLock::new();
+    let (upstream, handle) = mock();
+    let before = |call: &str| {
+        if call == "trim" {
+            let inside = STACK.get().unwrap().allocate_bytes(100, S);
+            assert!(inside.unwrap_err().is_out_of_memory());
+        }
+    };
+    let below = Probe { upstream, before }.layer(RetryLayer::new().timeout(LONG)).unwrap();
+    let stack = STACK.get_or_init(|| below.layer(ThreadSafeLayer).unwrap().into_any());
+    handle.fail_next(ErrorKind::OutOfMemory);
+    assert_eq!(stack.trim(0).unwrap(), 0);
 }
 
 /// Each thread needs the whole limit, so that all but one wait.
@@ -97,7 +155,7 @@ fn the_error_is_returned_after_the_time() {
     assert!(error.stack().unwrap().ends_with("limiting:limit=1MiB"), "{error}");
     assert_eq!(attempts.load(Ordering::Relaxed), 1, "the limit refused every attempt");
     free(&resource, block, 1 << 20);
-    assert_eq!((resource.waiting.load(Ordering::SeqCst), handle.live()), (0, vec![]));
+    assert_eq!((resource.frees.are_awaited(), handle.live()), (false, vec![]));
 }
 
 #[test]
@@ -127,7 +185,7 @@ fn what_waiting_cannot_help_fails_at_once() {
     handle.fail_next(ErrorKind::OutOfMemory);
     handle.fail_next(ErrorKind::Driver);
     assert_eq!(resource.allocate_bytes(5000, S).unwrap_err().kind(), ErrorKind::Driver);
-    assert_eq!(resource.waiting.load(Ordering::SeqCst), 0);
+    assert!(!resource.frees.are_awaited());
 
     let (resource, handle) = limited(256, Duration::ZERO);
     assert!(resource.allocate_bytes(257, S).unwrap_err().is_out_of_memory());

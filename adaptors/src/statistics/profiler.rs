@@ -118,8 +118,9 @@ impl ProfilerRecords {
     /// Adds a run that counted this.
     pub fn add(&self, name: impl Into<Cow<'static, str>>, counted: &Counters) {
         let bytes = |value: i64| u64::try_from(value).unwrap_or(0);
+        let name = name.into(); // the caller's code, so without the lock
         let mut records = self.records.lock();
-        let record = records.entry(name.into()).or_default();
+        let record = records.entry(name).or_default();
         record.calls += 1;
         record.peak_bytes = record.peak_bytes.max(bytes(counted.bytes.peak));
         record.total_bytes = record.total_bytes.saturating_add(bytes(counted.bytes.total));

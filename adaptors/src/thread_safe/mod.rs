@@ -7,14 +7,17 @@ mod tests;
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Instant;
 
 use millpond_core::{
     Accessibility, AnyResource, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo,
     ResourceStatistics, Result, StreamRef, Traits, downcast, is_same,
 };
-use parking_lot::ReentrantMutex;
+use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
 
 pub use layer::ThreadSafeLayer;
+
+use crate::waiting::{Exclusive, Frees};
 
 /// Lets one thread at a time into a resource, so that `R: Send` is enough to share it.
 ///
@@ -22,8 +25,11 @@ pub use layer::ThreadSafeLayer;
 /// threads may share are faster without it; use it for your own, and for those that give up sharing for
 /// speed.
 ///
-/// The lock is reentrant: a resource below may call back into the whole stack, for instance to free memory
-/// when an allocation fails, without a deadlock.
+/// The lock is reentrant: code below may call back into the whole stack on the same thread, for instance a
+/// failure callback that frees memory. It must not wait for another thread that uses the stack: that thread
+/// waits for the lock. A layer below that waits for other threads' frees, such as
+/// [`retry`](crate::RetryResourceAdaptor), leaves the wait to this adaptor, which gives the lock back first.
+/// Printing the resource takes no lock.
 ///
 /// [`upstream`](DeviceMemoryResource::upstream) cannot lend a value that only the holder of the lock may use,
 /// so [`find`](millpond_core::find) does not look below this adaptor, unless the upstream is an
@@ -51,13 +57,36 @@ pub use layer::ThreadSafeLayer;
 pub struct ThreadSafeResourceAdaptor<R> {
     /// Read once: a reference into the upstream could not outlive the lock.
     driver: DriverHandle,
+    /// What the upstream says of itself, read once: whoever asks needs no lock.
+    stack: String,
+    accessibility: Accessibility,
+    is_stream_ordered: bool,
     upstream: ReentrantMutex<R>,
+    /// Wakes the requests that wait for other threads' frees, without the lock.
+    frees: Frees,
+}
+
+/// The upstream of the thread that has the lock.
+struct Locked<'a, R> {
+    upstream: ReentrantMutexGuard<'a, R>,
+    exclusive: Exclusive,
 }
 
 impl<R: DeviceMemoryResource> ThreadSafeResourceAdaptor<R> {
     /// Puts `upstream` behind a lock.
     pub fn new(upstream: R) -> Self {
-        Self { driver: Arc::clone(upstream.driver()), upstream: ReentrantMutex::new(upstream) }
+        Self {
+            driver: Arc::clone(upstream.driver()),
+            stack: upstream.to_string(),
+            accessibility: upstream.accessibility(),
+            is_stream_ordered: upstream.is_stream_ordered(),
+            upstream: ReentrantMutex::new(upstream),
+            frees: Frees::default(),
+        }
+    }
+
+    fn lock(&self) -> Locked<'_, R> {
+        Locked { upstream: self.upstream.lock(), exclusive: Exclusive::begin() }
     }
 
     /// The upstream, if it is a handle that may be used without the lock.
@@ -74,12 +103,24 @@ impl<R: DeviceMemoryResource> ThreadSafeResourceAdaptor<R> {
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for ThreadSafeResourceAdaptor<R> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
-        self.upstream.lock().allocate(layout, stream).map_err(|error| error.in_stack(self))
+        let (allocated, wanted) = {
+            let locked = self.lock();
+            let allocated = locked.upstream.allocate(layout, stream);
+            (allocated, locked.exclusive.wanted())
+        };
+        let allocated = match (allocated, wanted) {
+            (Err(error), Some(timeout)) if error.is_out_of_memory() => {
+                self.frees.wait_for(Instant::now(), timeout, || self.lock().upstream.allocate(layout, stream))
+            }
+            (allocated, _) => allocated,
+        };
+        allocated.map_err(|error| error.in_stack(self))
     }
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         // SAFETY: the caller's promises hold for the upstream, where the block came from.
-        unsafe { self.upstream.lock().deallocate(ptr, layout, stream) }
+        unsafe { self.lock().upstream.deallocate(ptr, layout, stream) }
+        self.frees.note();
     }
 
     fn driver(&self) -> &DriverHandle {
@@ -91,7 +132,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for ThreadSafeResource
     }
 
     fn memory_info(&self) -> Result<MemoryInfo> {
-        self.upstream.lock().memory_info().map_err(|error| error.in_stack(self))
+        self.lock().upstream.memory_info().map_err(|error| error.in_stack(self))
     }
 
     /// Two adaptors are equal over equal upstreams that may be shared; otherwise each equals only itself.
@@ -102,32 +143,38 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for ThreadSafeResource
     }
 
     fn is_stream_ordered(&self) -> bool {
-        self.upstream.lock().is_stream_ordered()
+        self.is_stream_ordered
     }
 
     fn accessibility(&self) -> Accessibility {
-        self.upstream.lock().accessibility()
+        self.accessibility
     }
 
     fn statistics(&self) -> Option<ResourceStatistics> {
-        self.upstream.lock().statistics()
+        self.lock().upstream.statistics()
     }
 
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
-        self.upstream.lock().trim(keep_bytes).map_err(|error| error.in_stack(self))
+        self.lock().upstream.trim(keep_bytes).map_err(|error| error.in_stack(self))
     }
 
     fn provide(&self, _traits: &mut Traits) {}
 }
 
-impl<R: fmt::Display> fmt::Display for ThreadSafeResourceAdaptor<R> {
+impl<R> fmt::Display for ThreadSafeResourceAdaptor<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}+thread_safe", *self.upstream.lock())
+        write!(f, "{}+thread_safe", self.stack)
     }
 }
 
+/// Prints the upstream in full unless another thread has the lock.
 impl<R: fmt::Debug> fmt::Debug for ThreadSafeResourceAdaptor<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ThreadSafeResourceAdaptor").field("upstream", &*self.upstream.lock()).finish()
+        let mut all = f.debug_struct("ThreadSafeResourceAdaptor");
+        match self.upstream.try_lock() {
+            Some(upstream) => all.field("upstream", &*upstream),
+            None => all.field("upstream", &format_args!("{} (in use)", self.stack)),
+        };
+        all.finish()
     }
 }

@@ -1,0 +1,164 @@
+//! Waits for other threads' frees, without a lock that those frees need.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use millpond_core::{DevicePtr, Result};
+use parking_lot::{Condvar, Mutex};
+
+/// How long a thread waits without an attempt. A free that does not see that a thread waits costs that thread
+/// this much.
+const LONGEST_NAP: Duration = Duration::from_millis(10);
+
+/// Wakes the threads that wait for memory when another thread frees a block.
+#[derive(Debug, Default)]
+pub(crate) struct Frees {
+    /// The number of threads that wait.
+    waiting: AtomicUsize,
+    /// The number of frees while a thread waited.
+    count: Mutex<u64>,
+    freed: Condvar,
+}
+
+/// Counts a thread that waits, while it lives.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl<'a> Waiting<'a> {
+    fn begin(waiting: &'a AtomicUsize) -> Self {
+        waiting.fetch_add(1, Ordering::SeqCst);
+        Self(waiting)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Frees {
+    /// Says that a block was freed.
+    #[inline]
+    pub(crate) fn note(&self) {
+        if self.waiting.load(Ordering::Relaxed) > 0 {
+            *self.count.lock() += 1;
+            self.freed.notify_all();
+        }
+    }
+
+    /// Calls `attempt` until it serves the request, fails for another reason than a lack of memory, or
+    /// `timeout` is over since `begin`. Waits for frees between two attempts, and holds no lock during one.
+    #[cold]
+    pub(crate) fn wait_for(
+        &self,
+        begin: Instant,
+        timeout: Duration,
+        mut attempt: impl FnMut() -> Result<DevicePtr>,
+    ) -> Result<DevicePtr> {
+        let left = || timeout.checked_sub(begin.elapsed()).filter(|left| !left.is_zero());
+        let _waiting = Waiting::begin(&self.waiting);
+        loop {
+            // Read before the attempt: a free that comes after it ends the nap at once.
+            let seen = *self.count.lock();
+            let error = match attempt() {
+                Err(error) if error.is_out_of_memory() => error,
+                other => return other,
+            };
+            if left().is_none() {
+                return Err(error);
+            }
+            let mut count = self.count.lock();
+            while let (true, Some(left)) = (*count == seen, left()) {
+                if self.freed.wait_for(&mut count, left.min(LONGEST_NAP)).timed_out() {
+                    break;
+                }
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn are_awaited(&self) -> bool {
+        self.waiting.load(Ordering::SeqCst) > 0
+    }
+
+    #[cfg(test)]
+    pub(crate) fn counted(&self) -> u64 {
+        *self.count.lock()
+    }
+}
+
+/// What a thread holds that other threads' frees need.
+#[derive(Clone, Copy)]
+struct Held {
+    locks: u32,
+    /// How long a layer below the locks would have waited for a free.
+    wanted: Option<Duration>,
+}
+
+thread_local! {
+    static HELD: Cell<Held> = const { Cell::new(Held { locks: 0, wanted: None }) };
+}
+
+/// Says that the calling thread holds a lock that other threads' frees need, while it lives. Layers below do
+/// not wait for frees then, and leave that to the layer that has the outermost lock.
+pub(crate) struct Exclusive {
+    /// The lock is the thread's.
+    not_send: std::marker::PhantomData<*const ()>,
+}
+
+impl Exclusive {
+    pub(crate) fn begin() -> Self {
+        let _ = HELD.try_with(|held| {
+            let Held { locks, wanted } = held.get();
+            held.set(Held { locks: locks + 1, wanted: wanted.filter(|_| locks > 0) });
+        });
+        Self { not_send: std::marker::PhantomData }
+    }
+
+    /// How long a layer below would have waited, if this is the outermost lock of the thread.
+    pub(crate) fn wanted(&self) -> Option<Duration> {
+        let held = HELD.try_with(Cell::get).ok()?;
+        held.wanted.filter(|_| held.locks == 1)
+    }
+}
+
+impl Drop for Exclusive {
+    fn drop(&mut self) {
+        let _ = HELD.try_with(|held| held.set(Held { locks: held.get().locks - 1, ..held.get() }));
+    }
+}
+
+/// Whether a layer that wants to wait for frees leaves that to a layer above, whose lock the thread holds.
+pub(crate) fn leaves_to_above(timeout: Duration) -> bool {
+    let leaves = HELD.try_with(|held| {
+        let Held { locks, wanted } = held.get();
+        if locks > 0 {
+            held.set(Held { locks, wanted: wanted.max(Some(timeout)) });
+        }
+        locks > 0
+    });
+    leaves.unwrap_or(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_is_left_to_the_outermost_lock_alone() {
+        let time = Duration::from_secs(1);
+        assert!(!leaves_to_above(time), "no lock is held");
+        let outer = Exclusive::begin();
+        assert_eq!(outer.wanted(), None);
+        {
+            let inner = Exclusive::begin();
+            assert!(leaves_to_above(time) && leaves_to_above(time / 2));
+            assert_eq!(inner.wanted(), None, "another lock is held");
+        }
+        assert_eq!(outer.wanted(), Some(time), "the longest of both");
+        drop(outer);
+        assert_eq!(Exclusive::begin().wanted(), None, "what was wanted under the last lock is forgotten");
+        assert!(!leaves_to_above(time));
+    }
+}
